@@ -1,0 +1,92 @@
+"""Arithmetic whose bits must be the same on every target.
+
+Kernel integers are Python ints, 64 bits wide on the device; s32 and u32 wrap. Floats are float32. The compiler may fuse
+`a * b + c` into one rounding; f32_mul_rn and f32_add_rn are never fused.
+"""
+
+import math
+
+import numpy as np
+
+from ..jit import primitive
+
+
+@primitive("", "s32", "s32", emit=lambda builder, x: x, effect="pure")
+def s32(x):
+    """Wrap to -2**31 .. 2**31 - 1."""
+    return ((int(x) + 0x80000000) & 0xFFFFFFFF) - 0x80000000
+
+
+@primitive("", "u32", "u32", emit=lambda builder, x: x, effect="pure")
+def u32(x):
+    """Wrap to 0 .. 2**32 - 1."""
+    return int(x) & 0xFFFFFFFF
+
+
+@primitive("", "s64", "s64", emit=lambda builder, x: x, effect="pure")
+def s64(x):
+    """Wrap to -2**63 .. 2**63 - 1."""
+    return ((int(x) + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63)
+
+
+@primitive("", "f32", "any", emit=lambda builder, x: x, effect="pure")
+def f32(x):
+    """An int or float as float32, rounded to nearest even."""
+    return np.float32(x)
+
+
+@primitive("", "u32", ("u32", "u32"), emit=lambda builder, a, b: builder.udiv(a, b), effect="pure")
+def u32_div(a, b):
+    """a // b for 0 <= a, b < 2**32 and b > 0: one third of the instructions of a 64-bit division."""
+    return a // b
+
+
+@primitive("", "u32", ("u32", "u32"), emit=lambda builder, a, b: builder.urem(a, b), effect="pure")
+def u32_mod(a, b):
+    """a % b for 0 <= a, b < 2**32 and b > 0."""
+    return a % b
+
+
+@primitive("popc.b32 $0, $1;", "u32", "u32", effect="pure")
+def popc_u32(x):
+    """How many bits of a u32 are set."""
+    return (x & 0xFFFFFFFF).bit_count()
+
+
+@primitive("{ .reg .b32 t; brev.b32 t, $1; bfind.shiftamt.u32 t, t; add.s32 $0, t, 1; }", "u32", "u32", effect="pure")
+def ffs_u32(x):
+    """One plus the position of the lowest set bit of a u32; 0 if none is set."""
+    x &= 0xFFFFFFFF
+    return (x & -x).bit_length()
+
+
+@primitive("add.rn.f32 $0, $1, $2;", "f32", ("f32", "f32"), effect="pure")
+def f32_add_rn(a, b):
+    """a + b, rounded to nearest even, never fused."""
+    return a + b
+
+
+@primitive("mul.rn.f32 $0, $1, $2;", "f32", ("f32", "f32"), effect="pure")
+def f32_mul_rn(a, b):
+    """a * b, rounded to nearest even, never fused."""
+    return a * b
+
+
+@primitive("div.rn.f32 $0, $1, $2;", "f32", ("f32", "f32"), effect="pure")
+def f32_div_rn(a, b):
+    """a / b, rounded to nearest even."""
+    return a / b
+
+
+@primitive("max.f32 $0, $1, $2;", "f32", ("f32", "f32"), effect="pure")
+def f32_max(a, b):
+    """The larger one; the other one if one is NaN; +0 of two zeros."""
+    if a == b:
+        return b if math.copysign(1.0, a) < 0 else a
+    return a if a > b or b != b else b
+
+
+@primitive("abs.f32 $0, $1;", "f32", "f32", effect="pure")
+def f32_abs(x):
+    """x without its sign."""
+    return abs(x)

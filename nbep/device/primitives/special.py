@@ -1,0 +1,87 @@
+"""Who this thread is, what time it is, and giving up.
+
+Grids and blocks have one dimension.
+"""
+
+from nbep.emulator import current_thread
+
+from ..jit import device_function, primitive
+
+
+@primitive("mov.u32 $0, %tid.x;", "u32", effect="pure")
+def thread_idx():
+    """This thread's number in its block."""
+    return current_thread().thread_idx
+
+
+@primitive("mov.u32 $0, %ctaid.x;", "u32", effect="pure")
+def block_idx():
+    """This block's number in the grid."""
+    return current_thread().block_idx
+
+
+@primitive("mov.u32 $0, %nctaid.x;", "u32", effect="pure")
+def grid_dim():
+    """Blocks in the grid."""
+    return current_thread().grid_dim
+
+
+@primitive("mov.u32 $0, %ntid.x;", "u32", effect="pure")
+def block_dim():
+    """Threads in the block."""
+    return current_thread().block_dim
+
+
+@primitive("mov.u32 $0, %laneid;", "u32", effect="pure")
+def lane_id():
+    """This thread's number in its warp, 0 to 31."""
+    return current_thread().lane
+
+
+@primitive("mov.u64 $0, %globaltimer;", "s64")
+def globaltimer():
+    """Nanoseconds. On the emulator in one process: a virtual clock that advances with the work done."""
+    return current_thread().globaltimer()
+
+
+@primitive("mov.u64 $0, %clock64;", "s64")
+def clock64():
+    """Cycles of this SM. On the emulator: the clock of `globaltimer`."""
+    return current_thread().globaltimer()
+
+
+@primitive("trap;", effect="converge")
+def trap():
+    """Stop the whole launch with an error."""
+    current_thread().trap("the kernel called trap()")
+
+
+@device_function
+def deadline_after(timeout_ns):
+    """The time `timeout_ns` nanoseconds from now, for `wait_expired`."""
+    return globaltimer() + timeout_ns
+
+
+@primitive(
+    "{ .reg .s64 t; .reg .pred p; mov.u64 t, %globaltimer; setp.gt.s64 p, t, $1; selp.s32 $0, 1, 0, p; }",
+    "pred",
+    "s64",
+)
+def wait_expired(deadline_ns):
+    """Whether the deadline has passed; the last call in every turn of a polling loop.
+
+    The emulator parks the thread here until a cell that it polled since the last call changes.
+    """
+    return current_thread().spin(deadline_ns)
+
+
+def _emit_smem_base(builder, *_):
+    from ..lowering import dynamic_shared_address
+
+    return dynamic_shared_address(builder)
+
+
+@primitive("", "u32", emit=_emit_smem_base, effect="pure")
+def smem_base():
+    """Address of the block's dynamic shared memory, 1024-byte aligned."""
+    return current_thread().smem_base
