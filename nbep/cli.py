@@ -1,0 +1,44 @@
+"""The `nbep` command: `nbep demo`, `nbep bench <name>`, `nbep compile`.
+
+Each subcommand is a module with `main(argv) -> int | None`; it is imported only when it is asked for, so that
+`nbep demo` does not load Numba.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module, metadata
+
+BENCHMARKS = ("emulator", "launch", "intranode")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="nbep", description="Expert-parallel dispatch and combine in Numba.")
+    parser.add_argument("--version", action="version", version=f"nbep {metadata.version('nbep')}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    # add_help=False: `nbep demo --help` is answered by the subcommand's own parser.
+    commands.add_parser("demo", add_help=False, help="run a small MoE layer on emulated ranks and check it")
+    bench = commands.add_parser("bench", help="measure the emulator, launches or the intranode kernels")
+    names = bench.add_subparsers(dest="benchmark", required=True, metavar="NAME")
+    for name in BENCHMARKS:
+        names.add_parser(name, add_help=False, help=f"see `nbep bench {name} --help`")
+    commands.add_parser("compile", add_help=False, help="compile kernels to PTX and cubin; needs no GPU")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand and return its exit status.
+
+    Args:     argv without the program's name; None takes sys.argv
+    Raises:   SystemExit as argparse does, for bad arguments and for --help
+    """
+    arguments, rest = _parser().parse_known_args(argv)
+    if arguments.command == "bench":
+        module = f"nbep.bench.{arguments.benchmark}"
+    else:
+        module = {"demo": "nbep.demo", "compile": "nbep.device.compile"}[arguments.command]
+    return import_module(module).main(rest) or 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
