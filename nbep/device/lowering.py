@@ -203,3 +203,15 @@ def register(compute_capability: ComputeCapability) -> None:
         if spec.function not in _registered:
             _register_primitive(spec, compute_capability)
             _registered.add(spec.function)
+
+
+def mark_convergent(modules) -> None:
+    """Tell LLVM that any function may hold a barrier or a shuffle.
+
+    Numba does not, and until such a function is inlined LLVM may duplicate or move calls of it, as if lanes could
+    arrive one by one. LLVM drops the mark by itself from functions without such instructions.
+    """
+    for module in modules:
+        for function in module.functions:
+            if not function.name.startswith("llvm."):
+                function.attributes.add("convergent")

@@ -105,8 +105,8 @@ from .stores import (
     st_weak_f32,
     st_weak_s32,
     st_weak_s64,
-    st_weak_u32,
     st_weak_u8,
+    st_weak_u32,
     st_weak_v2,
 )
 from .sync import (
@@ -120,6 +120,7 @@ from .sync import (
 )
 from .tma import (
     fence_mbarrier_init,
+    fence_proxy_async_global,
     fence_proxy_async_shared,
     has_tma,
     mbarrier_arrive,
@@ -186,6 +187,7 @@ __all__ = [
     "fence_acq_rel_gpu",
     "fence_acq_rel_sys",
     "fence_mbarrier_init",
+    "fence_proxy_async_global",
     "fence_proxy_async_shared",
     "ffs_u32",
     "globaltimer",

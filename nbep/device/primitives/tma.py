@@ -5,8 +5,8 @@ compiles away. Addresses and sizes of copies are multiples of 16 bytes; an mbarr
 to 8.
 
  load    mbarrier_arrive_expect_tx(m, n); tma_load_1d(smem, gmem, n, m); poll mbarrier_try_wait_parity(m, phase)
- store   st_shared_*; fence_proxy_async_shared(); a barrier; one thread: tma_store_1d(gmem, smem, n); tma_store_commit();
-         before smem is written again: tma_store_wait_read_*(); before others are told: tma_store_wait_all()
+ store   st_shared_*; fence_proxy_async_shared(); a barrier; one thread: tma_store_1d(gmem, smem, n) and
+         tma_store_commit(); before smem is written again: tma_store_wait_read_*(); before others are told: tma_store_wait_all()
 
 Source: PTX ISA "Asynchronous copy", DeepEP csrc/kernels/utils.cuh.
 """
@@ -68,6 +68,12 @@ def fence_mbarrier_init():
 @primitive("fence.proxy.async.shared::cta;", since=SM90)
 def fence_proxy_async_shared():
     """Order this thread's plain accesses to shared memory before the bulk copies that follow."""
+    current_thread().fence_proxy_async()
+
+
+@primitive("fence.proxy.async.global;", since=SM90)
+def fence_proxy_async_global():
+    """Order plain accesses to global memory that this thread has seen before the bulk copies that follow."""
     current_thread().fence_proxy_async()
 
 

@@ -1,0 +1,284 @@
+"""Compile kernels to PTX and machine code, with or without a GPU.
+
+    python -m nbep.device.compile --arch sm_90 [--kernel NAME ...] [--json] [--ptx DIR]
+
+Numba and NVVM make the PTX, nvJitLink assembles it and reports registers, spills and stack frame. Neither needs a card
+or a driver. One process compiles for one compute capability.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import pkgutil
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from .jit import KERNELS, ComputeCapability, KernelSpec
+from .types import Param, param_type, parameter_hints
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the assembler says about one kernel. Sizes are in bytes, a thread; smem is the static part, a block."""
+
+    registers: int
+    spill_stores: int
+    spill_loads: int
+    stack_frame: int
+    smem: int
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """One kernel for one compute capability. `params` are the leaves of its parameter block, in order."""
+
+    name: str
+    compute_capability: ComputeCapability
+    ptx: str
+    cubin: bytes
+    report: Report
+    entry_name: str
+    params: tuple[Param, ...]
+
+
+class CompileError(RuntimeError):
+    """The assembler refused the PTX of a kernel."""
+
+
+def load_kernels() -> dict[str, KernelSpec]:
+    """Import every module of nbep.device.kernels, so that KERNELS is complete."""
+    package = importlib.import_module("nbep.device.kernels")
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        importlib.import_module(module.name)
+    return KERNELS
+
+
+def find_kernel(kernel: str | Callable | KernelSpec) -> KernelSpec:
+    """Raises: KeyError for a name or function that is no kernel."""
+    if isinstance(kernel, KernelSpec):
+        return kernel
+    if isinstance(kernel, str):
+        if kernel not in KERNELS:
+            load_kernels()
+        if kernel not in KERNELS:
+            raise KeyError(f"no kernel {kernel!r}; there are {', '.join(sorted(KERNELS))}")
+        return KERNELS[kernel]
+    spec = KERNELS.get(kernel.__name__)
+    if spec is None or spec.function is not kernel:
+        raise KeyError(f"{kernel.__name__} is not decorated with @kernel")
+    return spec
+
+
+def compile_kernel(
+    kernel: str | Callable | KernelSpec, cc: ComputeCapability = (9, 0), *, lineinfo: bool = False
+) -> CompiledKernel:
+    """Compile one kernel.
+
+    Args:    kernel    its name, its function or its spec
+             lineinfo  keep source lines for profilers
+    Raises:  KeyError if there is no such kernel; numba's TypingError for code that does not type;
+             RuntimeError if this process has compiled for another compute capability
+    """
+    spec = find_kernel(kernel)
+    ptx = compile_to_ptx(spec, cc, lineinfo=lineinfo)
+    cubin, report = assemble(ptx, cc, spec.name)
+    return CompiledKernel(spec.name, cc, ptx, cubin, report, spec.name, spec.params)
+
+
+def compile_to_ptx(spec: KernelSpec, cc: ComputeCapability, *, lineinfo: bool = False) -> str:
+    """The PTX of one kernel; its entry has the kernel's own name."""
+    from numba.cuda import compiler, types
+
+    from .lowering import mark_convergent, register
+
+    register(cc)
+    signature = types.void(*(_numba_type(hint) for hint in parameter_hints(spec.function).values()))
+    with compiler.global_compiler_lock, _stand_in_device(cc):
+        library, _ = compiler._compile_pyfunc_with_fixup(
+            spec.function,
+            signature,
+            device=False,
+            cc=cc,
+            abi="numba",
+            lineinfo=lineinfo,
+            launch_bounds=(spec.max_threads, spec.min_blocks),
+        )
+        mark_convergent(library.modules)
+        (ptx,) = library.get_asm_strs(cc=cc)
+    ptx = ptx.replace(library._entry_name, spec.name)
+    # Numba declares one environment pointer for each function for the sake of its CPU target; no instruction uses them.
+    return re.sub(r"^\.common \.global \S+ \d+ \.u64 _ZN08NumbaEnv\w+;\n", "", ptx, flags=re.MULTILINE)
+
+
+def assemble(ptx: str, cc: ComputeCapability, name: str) -> tuple[bytes, Report]:
+    """The machine code of PTX text, and the assembler's report on its entry `name`.
+
+    Raises: CompileError with the assembler's messages
+    """
+    from cuda.bindings import nvjitlink
+
+    def log(size: Callable, get: Callable) -> str:
+        text = bytearray(size(linker))
+        if text:
+            get(linker, text)
+        return text.decode(errors="replace").rstrip("\0 \n")
+
+    options = [f"-arch={arch_name(cc)}", "-verbose", "-Xptxas=-v"]
+    linker = nvjitlink.create(len(options), options)
+    try:
+        data = ptx.encode()
+        try:
+            nvjitlink.add_data(linker, nvjitlink.InputType.PTX, data, len(data), f"{name}.ptx")
+            nvjitlink.complete(linker)
+        except nvjitlink.nvJitLinkError as error:
+            messages = log(nvjitlink.get_error_log_size, nvjitlink.get_error_log)
+            raise CompileError(f"{name} for {arch_name(cc)}: {error}\n{messages}") from error
+        cubin = bytearray(nvjitlink.get_linked_cubin_size(linker))
+        nvjitlink.get_linked_cubin(linker, cubin)
+        return bytes(cubin), parse_report(log(nvjitlink.get_info_log_size, nvjitlink.get_info_log), name)
+    finally:
+        nvjitlink.destroy(linker)
+
+
+def parse_report(text: str, name: str) -> Report:
+    """The report on entry `name` in nvJitLink's verbose output.
+
+    Raises: CompileError if there is none
+    """
+
+    def number(pattern: str) -> int:
+        found = re.search(pattern, text)
+        if found is None:
+            raise CompileError(f"{name}: no {pattern!r} in the assembler's report:\n{text}")
+        return int(found.group(1))
+
+    properties = rf"Function properties for {name}\n.*?"
+    linked = rf"Function properties for '{name}':\n.*?"
+    return Report(
+        registers=number(rf"{linked}\bused (\d+) registers"),
+        spill_stores=number(rf"{properties}(\d+) bytes spill stores"),
+        spill_loads=number(rf"{properties}(\d+) bytes spill loads"),
+        stack_frame=number(rf"{properties}(\d+) bytes stack frame"),
+        smem=number(rf"{linked}(\d+) bytes smem"),
+    )
+
+
+def arch_name(cc: ComputeCapability) -> str:
+    return f"sm_{cc[0]}{cc[1]}"
+
+
+def parse_arch(text: str) -> ComputeCapability:
+    found = re.fullmatch(r"sm_(\d+)(\d)", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an architecture such as sm_90")
+    return int(found.group(1)), int(found.group(2))
+
+
+def _numba_type(hint: Any):
+    from numba.cuda import types
+
+    leaf = param_type(hint)
+    if leaf is not None:
+        return {"q": types.int64, "i": types.int32, "f": types.float32}[leaf.code]
+    fields = get_type_hints(hint, include_extras=True)
+    return types.BaseTuple.from_types([_numba_type(field) for field in fields.values()], hint)
+
+
+@contextmanager
+def _stand_in_device(cc: ComputeCapability) -> Iterator[None]:
+    """While a kernel compiles, Numba takes `cc` for the current device's, whether or not there is one."""
+    from numba.cuda import dispatcher
+
+    class Device:
+        compute_capability = cc
+
+    real = dispatcher.get_current_device
+    dispatcher.get_current_device = Device
+    try:
+        yield
+    finally:
+        dispatcher.get_current_device = real
+
+
+ORDERED = re.compile(
+    r"(?:^|[;{])\s*((?:ld|st|atom|red)\.(?:acquire|release|acq_rel|relaxed|volatile)[\w.:]*"
+    r"|fence\.[\w.:]+|bar\.[\w.]+|mbarrier\.[\w.:]+|cp\.async\.bulk[\w.:]*)",
+    re.MULTILINE,
+)
+
+
+def count_instructions(ptx: str) -> dict[str, Any]:
+    """How often a kernel's PTX has 16-byte accesses, ordered memory instructions, local memory and calls."""
+    return {
+        "loads_16_bytes": len(re.findall(r"^\s*ld\.(?:global|shared)[\w.:]*\.v4\.[ubsf]32", ptx, re.MULTILINE)),
+        "stores_16_bytes": len(re.findall(r"^\s*st\.(?:global|shared)[\w.:]*\.v4\.[ubsf]32", ptx, re.MULTILINE)),
+        "ordered": dict(sorted(Counter(ORDERED.findall(ptx)).items())),
+        "local_bytes": sum(map(int, re.findall(r"\.local\s.*\[(\d+)\]", ptx))),
+        "calls": len(re.findall(r"^\s*call", ptx, re.MULTILINE)),
+    }
+
+
+def describe(spec: KernelSpec, cc: ComputeCapability, ptx_dir: Path | None) -> dict[str, Any]:
+    """One kernel's row of the command's output."""
+    start = time.perf_counter()
+    compiled = compile_kernel(spec, cc)
+    seconds = round(time.perf_counter() - start, 2)
+    if ptx_dir is not None:
+        ptx_dir.mkdir(parents=True, exist_ok=True)
+        (ptx_dir / f"{spec.name}.{arch_name(cc)}.ptx").write_text(compiled.ptx)
+        (ptx_dir / f"{spec.name}.{arch_name(cc)}.cubin").write_bytes(compiled.cubin)
+    return {
+        "kernel": spec.name,
+        "arch": arch_name(cc),
+        "max_threads": spec.max_threads,
+        **asdict(compiled.report),
+        **count_instructions(compiled.ptx),
+        "cubin_bytes": len(compiled.cubin),
+        "seconds": seconds,
+    }
+
+
+COLUMNS = ("registers", "spill_stores", "spill_loads", "stack_frame", "smem", "loads_16_bytes", "stores_16_bytes")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m nbep.device.compile", description="Compile kernels; no GPU needed."
+    )
+    parser.add_argument("--arch", type=parse_arch, default=(9, 0), help="sm_80, sm_90, sm_100, ...")
+    parser.add_argument("--kernel", action="append", metavar="NAME", help="only this kernel; may be repeated")
+    parser.add_argument("--json", action="store_true", help="one JSON array, with all counts")
+    parser.add_argument("--ptx", type=Path, metavar="DIR", help="keep the PTX and the machine code there")
+    options = parser.parse_args(argv)
+
+    load_kernels()
+    try:
+        specs = [find_kernel(name) for name in options.kernel or sorted(KERNELS)]
+    except KeyError as error:
+        parser.error(error.args[0])
+    rows = []
+    for spec in specs:
+        row = describe(spec, options.arch, options.ptx)
+        rows.append(row)
+        if not options.json:
+            cells = ", ".join(f"{row[column]} {column.replace('_', ' ')}" for column in COLUMNS)
+            print(f"{row['kernel']} {row['arch']}: {cells}, {row['seconds']} s")
+            for instruction, count in row["ordered"].items():
+                print(f"    {count:3} {instruction}")
+    if options.json:
+        json.dump(rows, sys.stdout, indent=1)
+        print()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
