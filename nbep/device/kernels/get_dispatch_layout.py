@@ -1,0 +1,143 @@
+"""Dispatch layout: count how many tokens go to each rank and expert, and mark which rank needs which token.
+
+ block b: topk_idx[tokens of b] --> shared counts --> partial_counts[b]
+ last block: sum over b of partial_counts[b] --> num_tokens_per_rank, num_tokens_per_rdma_rank, num_tokens_per_expert
+
+ cell                written by        with                        read by      with
+ topk_idx            nobody            -                           all          ld_nc
+ shared count[i]     all of a block    atom_add_shared             all          ld_shared, after syncthreads
+ partial_counts[b]   block b           st_weak                     last block   ld_weak, after arrivals
+ arrivals            thread 0 of b     atom_add_acq_rel_gpu        same         its return value
+ is_token_in_rank    block b           st_weak                     -            (the next kernel)
+
+The block whose arrival is the last knows that all partial counts are there: its atomic acquires what the others released.
+It leaves arrivals at 0 for the next launch. DeepEP scans all tokens once for every four experts; here each token is read once.
+
+Source: DeepEP csrc/kernels/layout.cu. Break it: notebooks/02_layout.ipynb
+"""
+
+from typing import NamedTuple
+
+from nbep.device.jit import device_function, kernel
+from nbep.device.primitives import (
+    atom_add_acq_rel_gpu_s32,
+    atom_add_shared_s32,
+    block_dim,
+    block_idx,
+    grid_dim,
+    ld_nc_s64,
+    ld_shared_s32,
+    ld_weak_s32,
+    smem_base,
+    st_shared_s32,
+    st_weak_s32,
+    st_weak_u8,
+    syncthreads,
+    thread_idx,
+    u32_div,
+)
+from nbep.device.protocols.channels import channel_task_range
+from nbep.device.types import I32, In, Out, Sym
+
+RANKS_PER_PASS = 32  # ranks whose membership one 64-bit mask holds with room to spare
+
+
+class LayoutOutputs(NamedTuple):
+    """num_tokens_per_rdma_rank is 0 (absent) inside a node."""
+
+    num_tokens_per_rank: Out  # [num_ranks] s32
+    num_tokens_per_rdma_rank: Out  # [num_ranks / num_nvl_peers] s32
+    num_tokens_per_expert: Out  # [num_experts] s32
+    is_token_in_rank: Out  # [num_tokens, num_ranks] u8
+
+
+class LayoutWorkspace(NamedTuple):
+    partial_counts: Sym  # [grid, num_ranks + num_rdma_ranks + num_experts] s32
+    arrivals: Sym  # s32, 0 between launches
+
+
+class LayoutSizes(NamedTuple):
+    num_tokens: I32
+    num_topk: I32
+    num_ranks: I32
+    num_nvl_peers: I32
+    num_experts: I32
+
+
+@device_function
+def num_counters(sizes):
+    """Counters of a launch: ranks first, then nodes, then experts. Shared memory holds one s32 each, plus one flag."""
+    return sizes.num_ranks + u32_div(sizes.num_ranks, sizes.num_nvl_peers) + sizes.num_experts
+
+
+@device_function
+def count_token(out, counts, topk_row, token, sizes):
+    """Count one token once for each rank, node and expert that it goes to."""
+    experts_per_rank = u32_div(sizes.num_experts, sizes.num_ranks)
+    rdma_counts = counts + 4 * sizes.num_ranks
+    expert_counts = rdma_counts + 4 * (u32_div(sizes.num_ranks, sizes.num_nvl_peers))
+    last_node = -1
+    for first_rank in range(0, sizes.num_ranks, RANKS_PER_PASS):
+        ranks = 0
+        for k in range(sizes.num_topk):
+            expert = ld_nc_s64(topk_row + 8 * k)
+            if 0 <= expert < sizes.num_experts:
+                rank = u32_div(expert, experts_per_rank) - first_rank
+                if 0 <= rank < RANKS_PER_PASS:
+                    ranks |= 1 << rank
+                    atom_add_shared_s32(expert_counts + 4 * expert, 1)
+        for rank in range(first_rank, min(first_rank + RANKS_PER_PASS, sizes.num_ranks)):
+            chosen = (ranks >> (rank - first_rank)) & 1
+            st_weak_u8(out.is_token_in_rank + token * sizes.num_ranks + rank, chosen)
+            if chosen != 0:
+                atom_add_shared_s32(counts + 4 * rank, 1)
+                node = u32_div(rank, sizes.num_nvl_peers)
+                if node != last_node:
+                    last_node = node
+                    atom_add_shared_s32(rdma_counts + 4 * node, 1)
+
+
+@device_function
+def store_total(out, index, total, sizes):
+    """Write one counter's total to the output that it belongs to."""
+    num_rdma_ranks = u32_div(sizes.num_ranks, sizes.num_nvl_peers)
+    if index < sizes.num_ranks:
+        st_weak_s32(out.num_tokens_per_rank + 4 * index, total)
+    elif index < sizes.num_ranks + num_rdma_ranks:
+        if out.num_tokens_per_rdma_rank != 0:
+            st_weak_s32(out.num_tokens_per_rdma_rank + 4 * (index - sizes.num_ranks), total)
+    else:
+        st_weak_s32(out.num_tokens_per_expert + 4 * (index - sizes.num_ranks - num_rdma_ranks), total)
+
+
+@kernel(max_threads=1024)
+def get_dispatch_layout(out: LayoutOutputs, topk_idx: In, workspace: LayoutWorkspace, sizes: LayoutSizes):
+    """Grid: any. Block: any multiple of 32. Dynamic shared memory: 4 * (num_counters + 1) bytes."""
+    counters = num_counters(sizes)
+    counts = smem_base()
+    is_last = counts + 4 * counters
+    for i in range(thread_idx(), counters, block_dim()):
+        st_shared_s32(counts + 4 * i, 0)
+    syncthreads()
+
+    begin, end = channel_task_range(sizes.num_tokens, grid_dim(), block_idx())
+    for token in range(begin + thread_idx(), end, block_dim()):
+        count_token(out, counts, topk_idx + 8 * token * sizes.num_topk, token, sizes)
+    syncthreads()
+
+    partial = workspace.partial_counts + 4 * counters * block_idx()
+    for i in range(thread_idx(), counters, block_dim()):
+        st_weak_s32(partial + 4 * i, ld_shared_s32(counts + 4 * i))
+    syncthreads()
+    if thread_idx() == 0:
+        arrived = atom_add_acq_rel_gpu_s32(workspace.arrivals, 1)  # PAIR layout-arrivals (both ends)
+        st_shared_s32(is_last, 1 if arrived == grid_dim() - 1 else 0)
+    syncthreads()
+    if ld_shared_s32(is_last) != 0:
+        for i in range(thread_idx(), counters, block_dim()):
+            total = 0
+            for block in range(grid_dim()):
+                total += ld_weak_s32(workspace.partial_counts + 4 * (counters * block + i))
+            store_total(out, i, total, sizes)
+        if thread_idx() == 0:
+            st_weak_s32(workspace.arrivals, 0)

@@ -1,0 +1,1 @@
+"""Kernels that move tokens between the ranks of one node over NVLink."""

@@ -1,0 +1,62 @@
+"""Cached notify combine: reset the rings, and tell combine's receivers how far they may move a head past absent tokens.
+
+ block 0:         barrier; ring cells = 0; barrier
+ block 1 + c:     send_head of the tokens of channel c, from the last to the first; warp r looks at rank r
+
+ A token that did not go to rank r has send_head -1. It becomes -h - 1, where h is the ring index of the next token of the
+ channel that did go there: when the receiver passes the absent token, all slots below h are done. Behind the last such token
+ h is NO_MORE. Present entries keep their index, so running the kernel on its own output changes nothing.
+
+ cell                     written by   with                 read by      with
+ start, end, head, tail   the owner    st_weak 0, barrier   (combine)    -
+ send_head[t, r]          one warp     st_weak              same warp    ld_weak, before it writes
+
+Source: DeepEP csrc/kernels/intranode.cu, cached_notify_combine
+"""
+
+from nbep.device.jit import device_function, kernel
+from nbep.device.kernels.intranode.notify_dispatch import reset_ring_cells
+from nbep.device.primitives import FULL_MASK, block_idx, ld_weak_s32, shfl_idx_s32, st_weak_s32, thread_idx
+from nbep.device.protocols.barrier import barrier_block
+from nbep.device.protocols.channels import channel_task_range
+from nbep.device.protocols.peers import Bounds, Peers, buffer_of
+from nbep.device.types import I32, InOut
+
+NO_MORE = 1 << 25  # larger than any ring index
+
+
+@device_function
+def encode_absent_tokens(send_head, begin, end, rank, num_ranks, lane):
+    """Rewrite the entries of one rank for tokens [begin, end), 32 at a time from the end; one warp."""
+    next_head = NO_MORE
+    last = end - 1
+    while last >= begin:
+        token = last - lane
+        entry = send_head + 4 * (token * num_ranks + rank)
+        current = ld_weak_s32(entry) if token >= begin else -1
+        encoded = 0
+        for i in range(min(32, last - begin + 1)):
+            head = shfl_idx_s32(FULL_MASK, current, i)
+            if head >= 0:
+                next_head = head
+            elif lane == i:
+                encoded = -next_head - 1
+        if current < 0 and token >= begin:
+            st_weak_s32(entry, encoded)
+        last -= 32
+
+
+@kernel(max_threads=256)
+def cached_notify_combine(
+    send_head: InOut, num_tokens: I32, num_channels: I32, num_ring_cell_words: I32, peers: Peers, bounds: Bounds
+):
+    """Grid: 1 + num_channels blocks. Block: a multiple of 32, at least 32 * num_ranks. send_head is [num_tokens, num_ranks]."""
+    if block_idx() == 0:
+        barrier_block(peers, bounds)
+        reset_ring_cells(buffer_of(peers, peers.rank), num_ring_cell_words)
+        barrier_block(peers, bounds)
+    else:
+        rank = thread_idx() // 32
+        if rank < peers.num_ranks:
+            begin, end = channel_task_range(num_tokens, num_channels, block_idx() - 1)
+            encode_absent_tokens(send_head, begin, end, rank, peers.num_ranks, thread_idx() % 32)

@@ -1,0 +1,329 @@
+"""Intranode combine: ranks send the tokens they got back to where they came from; the source rank adds them up.
+
+ rank s: x[i] --sender--> NVLink --> ring[channel c, source s] of rank r --receiver: sum over s--> combined_x[t] : rank r
+                                          head, tail <--coordinator (warp 0 of a receiving block)--> shared memory
+
+ cell                  written by       with                   read by           with
+ tail                  sender(s)        st_release_sys         coordinator(r)    ld_acquire_sys
+ head                  coordinator(r)   st_relaxed_sys (1)     sender(s)         ld_relaxed_sys
+ slot[k]               sender(s)        st_na                  receivers(r)      ld_na, after shared tail (2)
+ shared tail[s]        coordinator      st_release_cta         receivers         ld_acquire_cta
+ shared head[w, s]     receiver w       st_volatile (1)        coordinator       ld_volatile
+ shared retired[w]     receiver w       st_volatile            coordinator       ld_volatile
+ shared rows[w]        receiver w       st_shared              same warp         ld_shared, after syncwarp
+
+ (1) Heads publish nothing. All lanes have used what they loaded from the slot before the syncwarp that stands before the
+     store; the sender overwrites the slot only after it has seen the head.
+ (2) tail -> coordinator -> shared tail is a chain of two release-acquire pairs. DeepEP's shared tail is volatile, and its
+     receivers read the array of num_ranks tails at every lane, past its end; here only lanes below num_ranks wait.
+
+Blocks come in pairs: block 2c sends and block 2c + 1 receives channel c. Tokens were dispatched in channels of the source
+rank, so a sender's channel is found in recv_channel_prefix_matrix and a receiver's tokens are its own channel's.
+
+Source: DeepEP csrc/kernels/intranode.cu, combine. Break it: notebooks/05_combine.ipynb
+"""
+
+from typing import NamedTuple
+
+from nbep.device.jit import device_function, kernel
+from nbep.device.layout.intranode import RingShape, locate_ring
+from nbep.device.primitives import (
+    FULL_MASK,
+    bar_sync,
+    block_dim,
+    block_idx,
+    f32,
+    ld_acquire_sys_s32,
+    ld_na_f32,
+    ld_na_v4,
+    ld_nc_f32,
+    ld_nc_s32,
+    ld_nc_v4,
+    ld_shared_s32,
+    ld_volatile_shared_s32,
+    popc_u32,
+    smem_base,
+    st_na_f32,
+    st_na_v4,
+    st_relaxed_sys_s32,
+    st_release_cta_shared_s32,
+    st_release_sys_s32,
+    st_shared_s32,
+    st_volatile_shared_s32,
+    st_weak_f32,
+    syncthreads,
+    syncwarp,
+    thread_idx,
+    u32_div,
+    u32_mod,
+    vote_ballot,
+    wait_expired,
+)
+from nbep.device.protocols.channels import channel_task_range
+from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES, send_row
+from nbep.device.protocols.peers import Bounds, Peers, buffer_of
+from nbep.device.protocols.reduce import add_bf16x8, to_bf16x8, zero_f32x8
+from nbep.device.protocols.waits import (
+    COMBINE_COORDINATOR,
+    COMBINE_RECEIVER_TAIL,
+    COMBINE_SENDER_HEAD,
+    report_fault,
+    start_wait,
+    wait_free_slots,
+    wait_shared_tail_past,
+)
+from nbep.device.types import I32, In, Out
+
+MAX_RANKS = 8
+ALL_DONE = 1 << 30  # the minimum over no heads
+
+
+class CombineOutputs(NamedTuple):
+    """combined_topk_weights may be absent (0)."""
+
+    combined_x: Out  # [num_combined_tokens, hidden_bytes] bf16
+    combined_topk_weights: Out  # [num_combined_tokens, num_topk] f32
+
+
+class CombineInputs(NamedTuple):
+    """topk_weights, bias_0 and bias_1 may be absent (0)."""
+
+    x: In  # [num_tokens, hidden_bytes] bf16
+    topk_weights: In  # [num_tokens, num_topk] f32
+    bias_0: In  # [num_combined_tokens, hidden_bytes] bf16
+    bias_1: In  # [num_combined_tokens, hidden_bytes] bf16
+    rank_prefix_matrix: In  # [num_ranks, num_ranks] s32, inclusive over the source rank
+    channel_prefix_matrix: In  # [num_ranks, num_channels] s32: the handle's recv_channel_prefix_matrix, exclusive
+    send_head: In  # [num_combined_tokens, num_ranks] s32, as cached_notify_combine leaves it
+
+
+class CombineSizes(NamedTuple):
+    num_tokens: I32  # rows of x
+    num_combined_tokens: I32
+    num_max_send_tokens: I32
+
+
+class Board(NamedTuple):
+    """What a receiving block shares: the addresses in its shared memory."""
+
+    tails: int  # [MAX_RANKS] s32
+    heads: int  # [num_warps, MAX_RANKS] s32
+    retired: int  # [num_warps] s32
+    rows: int  # [num_warps, 2 * MAX_RANKS] s32: rank and slot of each row to add
+
+
+def combine_smem_bytes(num_threads: int) -> int:
+    """Dynamic shared memory of a combine block."""
+    return 4 * (MAX_RANKS + num_threads // 32 * (MAX_RANKS + 1 + 2 * MAX_RANKS))
+
+
+@device_function
+def open_board(num_warps):
+    tails = smem_base()
+    heads = tails + 4 * MAX_RANKS
+    retired = heads + 4 * MAX_RANKS * num_warps
+    return Board(tails, heads, retired, retired + 4 * num_warps)
+
+
+@device_function
+def token_range_to_send(inputs, peers, shape, dst_rank, channel):
+    """Rows of x that came from one channel of dst_rank."""
+    rank_begin = 0
+    if dst_rank > 0:
+        rank_begin = ld_nc_s32(inputs.rank_prefix_matrix + 4 * ((dst_rank - 1) * shape.num_ranks + peers.rank))
+    prefix = inputs.channel_prefix_matrix + 4 * (dst_rank * shape.num_channels + channel)
+    begin = rank_begin + ld_nc_s32(prefix)
+    if channel == shape.num_channels - 1:
+        return begin, ld_nc_s32(inputs.rank_prefix_matrix + 4 * (dst_rank * shape.num_ranks + peers.rank))
+    return begin, rank_begin + ld_nc_s32(prefix + 4)
+
+
+@device_function
+def send_tokens(inputs, peers, bounds, shape, sizes):
+    """Sender: push one channel's rows back to one peer, num_max_send_tokens a chunk.
+
+    The warps of a block take the peers in turn, starting with another one in each channel.
+    """
+    channel = block_idx() // 2
+    warp = thread_idx() // 32
+    lane = thread_idx() % 32
+    peer = u32_mod(channel + warp, shape.num_ranks)
+    num_warps = u32_div(block_dim() // 32, shape.num_ranks)
+    warp_in_rank = u32_div(warp, shape.num_ranks)
+    ring = locate_ring(buffer_of(peers, peer), shape, channel, peers.rank)
+    token, end = token_range_to_send(inputs, peers, shape, peer, channel)
+    tail = 0
+    while token < end:
+        num_round = min(sizes.num_max_send_tokens, end - token)
+        if lane == 0:
+            wait_free_slots(ring.head, tail, shape.num_slots, num_round, bounds, COMBINE_SENDER_HEAD, peer, channel)
+        syncwarp(FULL_MASK)
+        for i in range(warp_in_rank, num_round, num_warps):
+            slot = u32_mod(tail + i, shape.num_slots)
+            row = token + i
+            send_row(ring.x + slot * shape.hidden_bytes, inputs.x + row * shape.hidden_bytes, shape.hidden_bytes, lane)
+            if lane < shape.num_topk:
+                weight = ld_nc_f32(inputs.topk_weights + 4 * (row * shape.num_topk + lane))
+                st_na_f32(ring.topk_weights + 4 * (slot * shape.num_topk + lane), weight)
+        token += num_round
+        tail += num_round
+        bar_sync(1 + peer, 32 * num_warps)
+        if warp_in_rank == 0 and lane == 0:
+            st_release_sys_s32(ring.tail, tail)  # PAIR combine-tail: the chunk's slots
+
+
+@device_function
+def minimum_head(board, num_warps, peer):
+    """The head that all receiving warps have passed, ALL_DONE if they have all retired."""
+    head = ALL_DONE
+    for warp in range(1, num_warps):
+        if ld_volatile_shared_s32(board.retired + 4 * warp) == 0:
+            head = min(head, ld_volatile_shared_s32(board.heads + 4 * (MAX_RANKS * warp + peer)))
+    return head
+
+
+@device_function
+def coordinate(board, num_warps, peers, bounds, shape, channel, peer):
+    """Coordinator: lane `peer` takes the tail of one ring to the block and the block's head to the ring's sender."""
+    ring = locate_ring(buffer_of(peers, peers.rank), shape, channel, peer)
+    last_tail = 0
+    last_head = 0
+    deadline = 0
+    while True:
+        head = minimum_head(board, num_warps, peer)
+        if head == ALL_DONE:
+            return
+        tail = ld_acquire_sys_s32(ring.tail)  # PAIR combine-tail
+        moved = tail != last_tail or head > last_head
+        if tail != last_tail:
+            last_tail = tail
+            st_release_cta_shared_s32(board.tails + 4 * peer, tail)  # PAIR combine-shared-tail
+        if head > last_head:
+            last_head = head
+            st_relaxed_sys_s32(ring.head, head)
+        if moved:
+            deadline = 0
+        elif deadline == 0:
+            # The receivers bound their own waits; this one only ends if they never retire.
+            deadline = start_wait(bounds) + bounds.timeout_ns
+        elif wait_expired(deadline):
+            report_fault(bounds, COMBINE_COORDINATOR, peers.rank, channel, ALL_DONE, head)
+            return
+
+
+@device_function
+def list_rows(board, warp, lane, expected, shape):
+    """Write down which rings hold this token, ranks ascending, and in which slot. Returns how many; the whole warp."""
+    present = vote_ballot(FULL_MASK, expected >= 0)
+    if expected >= 0:
+        row = board.rows + 8 * (MAX_RANKS * warp + popc_u32(present & ((1 << lane) - 1)))
+        st_shared_s32(row, lane)
+        st_shared_s32(row + 4, u32_mod(expected, shape.num_slots))
+    syncwarp(FULL_MASK)
+    return popc_u32(present)
+
+
+@device_function
+def row_address(board, warp, index, ring_of_rank_0, shape):
+    """Address of the x row that list_rows put down at index. The rings of a channel lie one after the other."""
+    row = board.rows + 8 * (MAX_RANKS * warp + index)
+    slot = ld_shared_s32(row) * shape.num_slots + ld_shared_s32(row + 4)
+    return ring_of_rank_0.x + slot * shape.hidden_bytes
+
+
+@device_function
+def add_rows(total, board, warp, num_rows, offset, ring_of_rank_0, shape):
+    """Add the 16 bytes at offset of each listed row, in order; up to four loads are in flight."""
+    for first in range(0, num_rows, 4):
+        a = ld_na_v4(row_address(board, warp, first, ring_of_rank_0, shape) + offset)
+        b, c, d = a, a, a
+        if first + 1 < num_rows:
+            b = ld_na_v4(row_address(board, warp, first + 1, ring_of_rank_0, shape) + offset)
+        if first + 2 < num_rows:
+            c = ld_na_v4(row_address(board, warp, first + 2, ring_of_rank_0, shape) + offset)
+        if first + 3 < num_rows:
+            d = ld_na_v4(row_address(board, warp, first + 3, ring_of_rank_0, shape) + offset)
+        total = add_bf16x8(total, a)
+        if first + 1 < num_rows:
+            total = add_bf16x8(total, b)
+        if first + 2 < num_rows:
+            total = add_bf16x8(total, c)
+        if first + 3 < num_rows:
+            total = add_bf16x8(total, d)
+    return total
+
+
+@device_function
+def combine_row(out, inputs, board, warp, lane, num_rows, token, ring_of_rank_0, shape):
+    """Add the biases and the listed rows of one token in float32 and round once; the whole warp."""
+    row = token * shape.hidden_bytes
+    for offset in range(lane * VEC_BYTES, shape.hidden_bytes, WARP_BYTES):
+        total = zero_f32x8()
+        if inputs.bias_0 != 0:
+            total = add_bf16x8(total, ld_nc_v4(inputs.bias_0 + row + offset))
+        if inputs.bias_1 != 0:
+            total = add_bf16x8(total, ld_nc_v4(inputs.bias_1 + row + offset))
+        total = add_rows(total, board, warp, num_rows, offset, ring_of_rank_0, shape)
+        st_na_v4(out.combined_x + row + offset, to_bf16x8(total))
+
+
+@device_function
+def combine_topk_weights(out, board, warp, lane, num_rows, token, ring_of_rank_0, shape):
+    """Add the listed top-k weights of one token, lane k those of choice k."""
+    if lane < shape.num_topk:
+        total = f32(0)
+        for i in range(num_rows):
+            row = board.rows + 8 * (MAX_RANKS * warp + i)
+            slot = ld_shared_s32(row) * shape.num_slots + ld_shared_s32(row + 4)
+            total += ld_na_f32(ring_of_rank_0.topk_weights + 4 * (slot * shape.num_topk + lane))
+        st_weak_f32(out.combined_topk_weights + 4 * (token * shape.num_topk + lane), total)
+
+
+@device_function
+def receive_tokens(out, inputs, board, num_warps, warp, lane, peers, bounds, shape, sizes, channel):
+    """Receiver: sum up the tokens of one channel; each warp takes every (num_warps - 1)-th."""
+    ring_of_rank_0 = locate_ring(buffer_of(peers, peers.rank), shape, channel, 0)
+    begin, end = channel_task_range(sizes.num_combined_tokens, shape.num_channels, channel)
+    for token in range(begin + warp - 1, end, num_warps - 1):
+        expected = -1
+        if lane < shape.num_ranks:
+            expected = ld_nc_s32(inputs.send_head + 4 * (token * shape.num_ranks + lane))
+            if expected >= 0:
+                wait_shared_tail_past(board.tails + 4 * lane, expected, bounds, lane, channel)
+        syncwarp(FULL_MASK)
+        num_rows = list_rows(board, warp, lane, expected, shape)
+        combine_row(out, inputs, board, warp, lane, num_rows, token, ring_of_rank_0, shape)
+        combine_topk_weights(out, board, warp, lane, num_rows, token, ring_of_rank_0, shape)
+        syncwarp(FULL_MASK)
+        if lane < shape.num_ranks:
+            head = expected + 1 if expected >= 0 else -expected - 1
+            st_volatile_shared_s32(board.heads + 4 * (MAX_RANKS * warp + lane), head)
+    syncwarp(FULL_MASK)
+    if lane == 0:
+        st_volatile_shared_s32(board.retired + 4 * warp, 1)
+
+
+@kernel(max_threads=768)
+def combine(
+    out: CombineOutputs, inputs: CombineInputs, peers: Peers, bounds: Bounds, shape: RingShape, sizes: CombineSizes
+):
+    """Grid: 2 * num_channels blocks. Block: a multiple of 32 * num_ranks, at least 64. Shared: `combine_smem_bytes`."""
+    if block_idx() % 2 == 0:
+        send_tokens(inputs, peers, bounds, shape, sizes)
+    else:
+        num_warps = u32_div(block_dim(), 32)
+        warp = thread_idx() // 32
+        lane = thread_idx() % 32
+        board = open_board(num_warps)
+        if lane < MAX_RANKS:
+            st_shared_s32(board.heads + 4 * (MAX_RANKS * warp + lane), 0)
+            st_shared_s32(board.tails + 4 * lane, 0)
+        if lane == 0:
+            st_shared_s32(board.retired + 4 * warp, 0)
+        syncthreads()
+        if warp > 0:
+            receive_tokens(
+                out, inputs, board, num_warps, warp, lane, peers, bounds, shape, sizes, block_idx() // 2
+            )
+        elif lane < shape.num_ranks:
+            coordinate(board, num_warps, peers, bounds, shape, block_idx() // 2, lane)

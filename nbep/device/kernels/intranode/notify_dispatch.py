@@ -1,0 +1,147 @@
+"""Notify dispatch: ranks tell each other how many tokens are coming, and reset their rings.
+
+ block 0, rank s: num_tokens_per_rank[d] ------> rank_prefix_matrix[s, d] of every peer d
+                  num_tokens_per_expert[d, e] -> expert_counts[s, e] of peer d
+         barrier; prefix sums over s --> counters for the CPU, rank_prefix_matrix of the handle; ring cells = 0; barrier
+ block 1 + d:     tokens of each channel that go to rank d --> channel_prefix_matrix[d, channel]
+
+ cell                        written by               with                   read by           with
+ rank_prefix_matrix[s, d]    block 0 of rank s        st_weak, barrier       block 0 of d      ld_weak
+ expert_counts[s, e]         block 0 of rank s        st_weak, barrier       block 0           ld_weak
+ start, end, head, tail      block 0 of the owner     st_weak 0, barrier     (dispatch)        -
+ moe_recv_counter            block 0                  st_release_sys         the CPU           polls until >= 0
+ moe_recv_expert_counter[e]  block 0                  st_release_sys         the CPU           polls until >= 0
+ channel_prefix_matrix       block 1 + d              st_weak                (dispatch)        -
+
+The first barrier holds the peers' counts back until this rank has left its previous kernels; the second makes the counts
+visible; the third keeps peers from filling rings that are not reset yet.
+
+Every rank writes every row: after the exchange rank r holds the whole matrix, each rank the same one.
+
+Source: DeepEP csrc/kernels/intranode.cu, notify_dispatch. Break it: notebooks/03_notify.ipynb
+"""
+
+from typing import NamedTuple
+
+from nbep.device.jit import device_function, kernel
+from nbep.device.layout.intranode import EXPERT_COUNTS, RINGS
+from nbep.device.primitives import (
+    FULL_MASK,
+    block_dim,
+    block_idx,
+    ld_nc_s32,
+    ld_nc_u8,
+    ld_weak_s32,
+    st_release_sys_s32,
+    st_weak_s32,
+    syncthreads,
+    thread_idx,
+    u32_div,
+)
+from nbep.device.protocols.barrier import barrier_block
+from nbep.device.protocols.channels import channel_task_range
+from nbep.device.protocols.peers import Bounds, Peers, buffer_of
+from nbep.device.protocols.reduce import warp_sum_s32
+from nbep.device.types import I32, In, Out, Sym
+
+
+class NotifyOutputs(NamedTuple):
+    rank_prefix_matrix: Out  # [num_ranks, num_ranks] s32, inclusive over the source rank
+    channel_prefix_matrix: Out  # [num_ranks, num_channels] s32, inclusive over the channel
+    moe_recv_counter: Sym  # s32 that the CPU polls
+    moe_recv_expert_counter: Sym  # [num_local_experts] s32 that the CPU polls
+
+
+class NotifyInputs(NamedTuple):
+    num_tokens_per_rank: In  # [num_ranks] s32
+    num_tokens_per_expert: In  # [num_experts] s32
+    is_token_in_rank: In  # [num_tokens, num_ranks] u8
+
+
+class NotifySizes(NamedTuple):
+    num_tokens: I32
+    num_experts: I32
+    num_channels: I32
+    num_ring_cell_words: I32
+    expert_alignment: I32
+
+
+@device_function
+def send_counts(inputs, peers, num_local_experts):
+    """Thread d writes this rank's row of every peer's matrix, and its counts of peer d's experts."""
+    peer = thread_idx()
+    if peer < peers.num_ranks:
+        buffer = buffer_of(peers, peer)
+        row = buffer + 4 * peers.rank * peers.num_ranks
+        for dst in range(peers.num_ranks):
+            st_weak_s32(row + 4 * dst, ld_nc_s32(inputs.num_tokens_per_rank + 4 * dst))
+        experts = buffer + EXPERT_COUNTS + 4 * peers.rank * num_local_experts
+        for e in range(num_local_experts):
+            count = ld_nc_s32(inputs.num_tokens_per_expert + 4 * (peer * num_local_experts + e))
+            st_weak_s32(experts + 4 * e, count)
+
+
+@device_function
+def sum_counts(out, buffer, peers, num_local_experts, expert_alignment):
+    """Turn counts into prefix sums and totals, and give the totals to the CPU."""
+    dst = thread_idx()
+    if dst < peers.num_ranks:
+        total = 0
+        for src in range(peers.num_ranks):
+            cell = 4 * (src * peers.num_ranks + dst)
+            total += ld_weak_s32(buffer + cell)
+            st_weak_s32(buffer + cell, total)
+            st_weak_s32(out.rank_prefix_matrix + cell, total)
+        if dst == peers.rank:
+            st_release_sys_s32(out.moe_recv_counter, total)
+    for e in range(thread_idx(), num_local_experts, block_dim()):
+        total = 0
+        for src in range(peers.num_ranks):
+            total += ld_weak_s32(buffer + EXPERT_COUNTS + 4 * (src * num_local_experts + e))
+        total = u32_div(total + expert_alignment - 1, expert_alignment) * expert_alignment
+        st_release_sys_s32(out.moe_recv_expert_counter + 4 * e, total)
+
+
+@device_function
+def reset_ring_cells(buffer, num_words):
+    """Set start, end, head and tail of all rings to 0. A barrier with the peers follows."""
+    for i in range(thread_idx(), num_words, block_dim()):
+        st_weak_s32(buffer + RINGS + 4 * i, 0)
+
+
+@device_function
+def count_channel_tokens(channel_prefix, is_token_in_rank, dst_rank, num_ranks, sizes):
+    """Prefix sums over channels of the tokens that go to dst_rank; one warp counts one channel at a time."""
+    lane = thread_idx() % 32
+    for channel in range(thread_idx() // 32, sizes.num_channels, block_dim() // 32):
+        begin, end = channel_task_range(sizes.num_tokens, sizes.num_channels, channel)
+        count = 0
+        for token in range(begin + lane, end, 32):
+            count += ld_nc_u8(is_token_in_rank + token * num_ranks + dst_rank)
+        count = warp_sum_s32(FULL_MASK, count)
+        if lane == 0:
+            st_weak_s32(channel_prefix + 4 * channel, count)
+    syncthreads()
+    if thread_idx() == 0:
+        total = 0
+        for channel in range(sizes.num_channels):
+            total += ld_weak_s32(channel_prefix + 4 * channel)
+            st_weak_s32(channel_prefix + 4 * channel, total)
+
+
+@kernel(max_threads=128)
+def notify_dispatch(out: NotifyOutputs, inputs: NotifyInputs, peers: Peers, bounds: Bounds, sizes: NotifySizes):
+    """Grid: 1 + num_ranks blocks. Block: 128 threads, or any multiple of 32 that is at least num_ranks."""
+    if block_idx() == 0:
+        buffer = buffer_of(peers, peers.rank)
+        num_local_experts = u32_div(sizes.num_experts, peers.num_ranks)
+        barrier_block(peers, bounds)
+        send_counts(inputs, peers, num_local_experts)
+        barrier_block(peers, bounds)
+        sum_counts(out, buffer, peers, num_local_experts, sizes.expert_alignment)
+        reset_ring_cells(buffer, sizes.num_ring_cell_words)
+        barrier_block(peers, bounds)
+    else:
+        dst_rank = block_idx() - 1
+        channel_prefix = out.channel_prefix_matrix + 4 * dst_rank * sizes.num_channels
+        count_channel_tokens(channel_prefix, inputs.is_token_in_rank, dst_rank, peers.num_ranks, sizes)

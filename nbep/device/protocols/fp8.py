@@ -1,0 +1,52 @@
+"""FP8 (e4m3) scaling of 128 columns by one warp, four columns a lane.
+
+ amax = max |x|, at least MARGIN        scale_inv = amax / 448 (what travels)        x_fp8 = round(x * scale)
+
+With round_scale, scale_inv is the next power of two, so that its exponent byte (UE8M0) says it all.
+
+Source: DeepEP csrc/kernels/utils.cuh, calculate_fp8_scales
+"""
+
+from nbep.device.jit import device_function
+from nbep.device.primitives import f32, f32_abs, f32_bits_u32, f32_div_rn, f32_max, f32_mul_rn, u32_bits_f32
+
+COLUMNS = 128  # that share a scale
+E4M3_MAX = 448
+MARGIN = 1e-4  # floor of amax: zeros must not divide by zero
+
+
+@device_function
+def log2_ceil(x):
+    """Smallest n with 2**n >= x, for a positive normal float32."""
+    bits = f32_bits_u32(x)
+    exponent = ((bits >> 23) & 0xFF) - 127
+    return exponent + 1 if (bits & 0x7FFFFF) != 0 else exponent
+
+
+@device_function
+def pow2(n):
+    """2.0 ** n as a float32, for -126 <= n <= 127."""
+    return u32_bits_f32((n + 127) << 23)
+
+
+@device_function
+def fp8_scales(amax, round_scale):
+    """(scale, scale_inv) for values of at most amax."""
+    amax = f32_max(amax, f32(MARGIN))
+    scale_inv = f32_div_rn(amax, f32(E4M3_MAX))
+    scale = f32_div_rn(f32(E4M3_MAX), amax)
+    if round_scale != 0:
+        exponent = log2_ceil(scale_inv)
+        scale = pow2(-exponent)
+        scale_inv = pow2(exponent)
+    return scale, scale_inv
+
+
+@device_function
+def abs_max4(a, b, c, d):
+    return f32_max(f32_max(f32_abs(a), f32_abs(b)), f32_max(f32_abs(c), f32_abs(d)))
+
+
+@device_function
+def scale4(a, b, c, d, scale):
+    return f32_mul_rn(a, scale), f32_mul_rn(b, scale), f32_mul_rn(c, scale), f32_mul_rn(d, scale)

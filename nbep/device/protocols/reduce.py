@@ -1,0 +1,64 @@
+"""Reductions: over the lanes of a warp, and over rows of bf16.
+
+Source: DeepEP csrc/kernels/utils.cuh, warp_reduce; csrc/kernels/intranode.cu, combine ("Reduce bias", "Reduce all-to-all results")
+"""
+
+from nbep.device.jit import device_function
+from nbep.device.primitives import bf16x2_to_f32x2, f32, f32_max, f32x2_to_bf16x2, shfl_xor_f32, shfl_xor_s32
+
+
+@device_function
+def warp_sum_s32(mask, value):
+    """Sum over the 32 lanes of a warp; every lane gets it."""
+    value += shfl_xor_s32(mask, value, 16)
+    value += shfl_xor_s32(mask, value, 8)
+    value += shfl_xor_s32(mask, value, 4)
+    value += shfl_xor_s32(mask, value, 2)
+    return value + shfl_xor_s32(mask, value, 1)
+
+
+@device_function
+def warp_max_f32(mask, value):
+    """Maximum over the 32 lanes of a warp; every lane gets it."""
+    value = f32_max(value, shfl_xor_f32(mask, value, 16))
+    value = f32_max(value, shfl_xor_f32(mask, value, 8))
+    value = f32_max(value, shfl_xor_f32(mask, value, 4))
+    value = f32_max(value, shfl_xor_f32(mask, value, 2))
+    return f32_max(value, shfl_xor_f32(mask, value, 1))
+
+
+@device_function
+def zero_f32x8():
+    """The sum of no rows: eight zeros."""
+    zero = f32(0)
+    return zero, zero, zero, zero, zero, zero, zero, zero
+
+
+@device_function
+def add_bf16x8(total, row):
+    """Add eight bf16 values, packed in four words, to eight float32 sums."""
+    a0, a1 = bf16x2_to_f32x2(row[0])
+    a2, a3 = bf16x2_to_f32x2(row[1])
+    a4, a5 = bf16x2_to_f32x2(row[2])
+    a6, a7 = bf16x2_to_f32x2(row[3])
+    return (
+        total[0] + a0,
+        total[1] + a1,
+        total[2] + a2,
+        total[3] + a3,
+        total[4] + a4,
+        total[5] + a5,
+        total[6] + a6,
+        total[7] + a7,
+    )
+
+
+@device_function
+def to_bf16x8(total):
+    """Round eight float32 sums to bf16, packed in four words."""
+    return (
+        f32x2_to_bf16x2(total[0], total[1]),
+        f32x2_to_bf16x2(total[2], total[3]),
+        f32x2_to_bf16x2(total[4], total[5]),
+        f32x2_to_bf16x2(total[6], total[7]),
+    )

@@ -1,0 +1,170 @@
+"""Bounded waits. A wait that is over time reports who waited for whom and lets its kernel run to its end.
+
+ cell      written by                     with                 read by     with
+ claim     first wait of a rank to fail   atom_cas acq_rel     any wait    ld_relaxed_gpu (start_wait)
+ report    the one that got the claim     st_relaxed_sys,      the host    plain, after status is not 0
+                                          status st_release_sys
+
+A failed wait does not trap: a trap takes the CUDA context with it, and with the context the chance to destroy the buffer.
+Instead the caller goes on as if the condition held, every later wait of the rank ends at once (`start_wait` sees the claim),
+the outputs are garbage, and the host raises from the report. So the caller of a wait only has to keep its addresses in range.
+
+Source: DeepEP csrc/kernels/intranode.cu, the `NUM_TIMEOUT_CYCLES` checks (which print and trap)
+"""
+
+from typing import NamedTuple
+
+from nbep.device.jit import device_function
+from nbep.device.primitives import (
+    atom_cas_acq_rel_sys_s32,
+    block_idx,
+    deadline_after,
+    ld_acquire_cta_shared_s32,
+    ld_acquire_sys_s32,
+    ld_relaxed_gpu_s32,
+    ld_relaxed_sys_s32,
+    st_relaxed_sys_s32,
+    st_release_sys_s32,
+    thread_idx,
+    wait_expired,
+)
+
+# Sites: which role waits for which cell. The host turns them into words with SITES.
+BARRIER = 1
+DISPATCH_SENDER_HEAD = 2
+DISPATCH_RECEIVER_OFFSETS = 3
+DISPATCH_RECEIVER_TAIL = 4
+COMBINE_SENDER_HEAD = 5
+COMBINE_RECEIVER_TAIL = 6
+COMBINE_COORDINATOR = 7
+DISPATCH_RECEIVER_ROWS = 8
+
+SITES = {
+    BARRIER: ("notify", "barrier_signal", "the peer's arrival at the barrier"),
+    DISPATCH_SENDER_HEAD: ("dispatch sender", "head", "free slots in the peer's ring"),
+    DISPATCH_RECEIVER_OFFSETS: ("dispatch receiver", "start/end", "the peer's announcement of its tokens"),
+    DISPATCH_RECEIVER_TAIL: ("dispatch receiver", "tail", "the peer's next chunk of tokens"),
+    COMBINE_SENDER_HEAD: ("combine sender", "head", "free slots in the peer's ring"),
+    COMBINE_RECEIVER_TAIL: ("combine receiver", "tail", "the peer's next chunk of tokens"),
+    COMBINE_COORDINATOR: ("combine coordinator", "retired", "the receivers of its own block"),
+    DISPATCH_RECEIVER_ROWS: ("dispatch receiver", "recv_x", "rows for all tokens: num_worst_tokens is too small"),
+}
+
+REPORT_WORDS = 8
+REPORT_BYTES = 4 * REPORT_WORDS
+
+
+class FaultReport(NamedTuple):
+    """The words of `Bounds.report`, s32 each, in this order. status is written last; 0 means that nothing failed."""
+
+    status: int
+    site: int
+    peer: int
+    expected: int
+    seen: int
+    block: int
+    thread: int
+    channel: int
+
+
+@device_function
+def start_wait(bounds):
+    """Deadline of a wait that did not succeed at once: now + timeout, or long past if a wait of this rank failed before."""
+    if ld_relaxed_gpu_s32(bounds.claim) != 0:
+        return deadline_after(0) - 1
+    return deadline_after(bounds.timeout_ns)
+
+
+@device_function
+def report_fault(bounds, site, peer, channel, expected, seen):
+    """Tell the host which wait was over time. Only the first one of a rank is told."""
+    if atom_cas_acq_rel_sys_s32(bounds.claim, 0, 1) == 0:
+        st_relaxed_sys_s32(bounds.report + 4, site)
+        st_relaxed_sys_s32(bounds.report + 8, peer)
+        st_relaxed_sys_s32(bounds.report + 12, expected)
+        st_relaxed_sys_s32(bounds.report + 16, seen)
+        st_relaxed_sys_s32(bounds.report + 20, block_idx())
+        st_relaxed_sys_s32(bounds.report + 24, thread_idx())
+        st_relaxed_sys_s32(bounds.report + 28, channel)
+        st_release_sys_s32(bounds.report, 1)  # the host polls it
+
+
+@device_function
+def wait_signal_not_positive(signal, bounds, peer):
+    """Wait until a barrier signal is 0 or less: the peer has arrived at least as often as this rank."""
+    deadline = 0
+    while True:
+        value = ld_acquire_sys_s32(signal)  # PAIR barrier-signal
+        if value <= 0:
+            return
+        if deadline == 0:
+            deadline = start_wait(bounds)
+        elif wait_expired(deadline):
+            report_fault(bounds, BARRIER, peer, -1, 0, value)
+            return
+
+
+@device_function
+def wait_free_slots(head, tail, num_slots, num_wanted, bounds, site, peer, channel):
+    """Wait until a ring whose sender has filled tail slots so far has num_wanted free ones.
+
+    The head is read relaxed: the slots' old bytes were consumed before the receiver moved it, and no data is read after it.
+    """
+    deadline = 0
+    while True:
+        seen = ld_relaxed_sys_s32(head)
+        if num_slots - (tail - seen) >= num_wanted:
+            return
+        if deadline == 0:
+            deadline = start_wait(bounds)
+        elif wait_expired(deadline):
+            report_fault(bounds, site, peer, channel, tail + num_wanted - num_slots, seen)
+            return
+
+
+@device_function
+def wait_announced(cell, bounds, peer, channel):
+    """Wait for a count that travels as -n - 1, so that 0 means "not here yet". Returns n; 0 if it never came."""
+    deadline = 0
+    while True:
+        value = ld_relaxed_sys_s32(cell)  # the count is the message itself: nothing else is published by it
+        if value != 0:
+            return -value - 1
+        if deadline == 0:
+            deadline = start_wait(bounds)
+        elif wait_expired(deadline):
+            report_fault(bounds, DISPATCH_RECEIVER_OFFSETS, peer, channel, -1, value)
+            return 0
+
+
+@device_function
+def wait_tail_past(tail, head, last, bounds, peer, channel):
+    """Wait until a ring's tail is past head; returns the tail. The slots below it are then readable.
+
+    A failed wait returns last, the tail that the ring has when all is sent, so that the receiver's loop ends.
+    """
+    deadline = 0
+    while True:
+        seen = ld_acquire_sys_s32(tail)  # PAIR dispatch-tail
+        if seen > head:
+            return seen
+        if deadline == 0:
+            deadline = start_wait(bounds)
+        elif wait_expired(deadline):
+            report_fault(bounds, DISPATCH_RECEIVER_TAIL, peer, channel, head + 1, seen)
+            return last
+
+
+@device_function
+def wait_shared_tail_past(tail, index, bounds, peer, channel):
+    """Wait until the tail that the block's coordinator keeps in shared memory is past index."""
+    deadline = 0
+    while True:
+        seen = ld_acquire_cta_shared_s32(tail)  # PAIR combine-shared-tail
+        if seen > index:
+            return
+        if deadline == 0:
+            deadline = start_wait(bounds)
+        elif wait_expired(deadline):
+            report_fault(bounds, COMBINE_RECEIVER_TAIL, peer, channel, index + 1, seen)
+            return
