@@ -1,0 +1,53 @@
+"""A seeded emulator of GPU threads: all threads of all blocks of all ranks, interleaved at every primitive.
+
+It knows nothing of expert parallelism.  Read in this order:
+
+    kinds, memory   bytes at addresses, one address space per rank
+    access, thread  what one thread can do; `faults` explains what it must not
+    block, warp     where threads meet
+    scheduler       who runs next, and what a deadlock is; `report` tells it
+    stream, world   launches, events, ranks
+"""
+
+from .errors import (
+    DeadlockError,
+    Divergence,
+    EmulatorError,
+    Misaligned,
+    OutOfBounds,
+    ProxyFence,
+    ReadOnly,
+    Trap,
+    Uninitialized,
+    Unmapped,
+    UseAfterFree,
+)
+from .memory import AddressSpace, Allocation, Mapping
+from .stream import Event, Launch, Stream
+from .thread import FULL_MASK, Thread, current_thread
+from .world import RankContext, World
+
+__all__ = [
+    "FULL_MASK",
+    "AddressSpace",
+    "Allocation",
+    "DeadlockError",
+    "Divergence",
+    "EmulatorError",
+    "Event",
+    "Launch",
+    "Mapping",
+    "Misaligned",
+    "OutOfBounds",
+    "ProxyFence",
+    "RankContext",
+    "ReadOnly",
+    "Stream",
+    "Thread",
+    "Trap",
+    "Uninitialized",
+    "Unmapped",
+    "UseAfterFree",
+    "World",
+    "current_thread",
+]

@@ -1,0 +1,314 @@
+"""Loads, stores and atomics of one GPU thread, and waiting by polling.
+
+Each method is one primitive call, and so a point where the scheduler may let another thread go first.  `left` counts
+how many calls remain before it does.  All checks of an access are on its only path: a missing segment, a bad offset
+or a read-only array shows as a Python exception there, and `faults` explains it.
+"""
+
+from __future__ import annotations
+
+import sys
+from struct import error as StructError
+from typing import TYPE_CHECKING, Any
+
+from greenlet import greenlet
+
+from . import errors
+from .faults import error_at, explain
+from .kinds import KINDS, wrap
+from .memory import Allocation
+from .source import site_of
+
+if TYPE_CHECKING:
+    from .block import Block
+    from .warp import Warp
+
+POLLED = frozenset(("volatile", "relaxed", "acquire"))
+FAULTS = (KeyError, IndexError, TypeError, ValueError, OverflowError, StructError)
+OPS = {
+    "add": lambda old, operand, _: old + operand,
+    "exch": lambda old, operand, _: operand,
+    "cas": lambda old, operand, compare: operand if old == compare else old,
+    "max": lambda old, operand, _: max(old, operand),
+    "min": lambda old, operand, _: min(old, operand),
+    "or": lambda old, operand, _: old | operand,
+    "and": lambda old, operand, _: old & operand,
+}
+MAX_EMPTY_SPINS = 100_000
+
+# What a thread polled: the allocation, the offset, the kind and the value seen.
+Cell = tuple[Allocation, int, str, Any]
+
+
+class AccessingThread(greenlet):
+    """A greenlet with an address space.  Its memory model is "sc": every store is visible to all at once.
+
+    Attributes:
+        rank, block_idx, thread_idx, lane, warp, grid_dim, block_dim: who it is (1-D)
+        waits_for: while parked, what for: a list of cells, a barrier, a collective or a text
+    """
+
+    __slots__ = (
+        "rank", "block_idx", "thread_idx", "lane", "warp", "grid_dim", "block_dim",
+        "world", "block", "warp_state", "segments", "shared", "runnable", "park",
+        "left", "polled", "waits_for", "result", "deadline", "expired", "exited", "empty_spins", "bulk",
+    )  # fmt: skip
+
+    def __init__(self, block: Block, thread_idx: int, warp: Warp, hub: greenlet):
+        greenlet.__init__(self, parent=hub)
+        launch = block.launch
+        self.world = launch.world
+        self.block = block
+        self.rank = launch.rank
+        self.block_idx = block.index
+        self.thread_idx = thread_idx
+        self.lane = thread_idx & 31
+        self.warp = thread_idx >> 5
+        self.grid_dim = launch.grid
+        self.block_dim = launch.block
+        self.warp_state = warp
+        self.segments = launch.space.segments
+        self.shared = block.shared
+        self.runnable = launch.world.runnable
+        self.park = hub.switch
+        self.left = 0
+        self.polled: dict[tuple[Allocation, int], Cell] = {}
+        self.waits_for: Any = None
+        self.deadline = 0
+        self.expired = False
+        self.exited = False
+        self.empty_spins = 0
+        self.bulk: Any = None
+
+    def describe(self) -> str:
+        return (
+            f"rank {self.rank}, kernel `{self.block.launch.name}`, block {self.block_idx}, warp {self.warp}, "
+            f"lane {self.lane} (thread {self.thread_idx})"
+        )
+
+    def run(self) -> None:
+        """The greenlet's life: the kernel, then the bookkeeping of leaving."""
+        launch = self.block.launch
+        launch.function(*launch.args)
+        self.leave()
+
+    def leave(self) -> None:
+        self.exited = True
+        self.polled.clear()
+        self.block.thread_left(self)
+
+    def pause(self) -> None:
+        """Let another thread go first."""
+        self.runnable.append(self)
+        self.park()
+
+    def load(self, address: int, kind: str, order: str, scope: str) -> Any:
+        """The value at a global address; an int, an np.float32 or a tuple of u32, by kind."""
+        self.left -= 1
+        if self.left < 0:
+            self.pause()
+        try:
+            allocation = self.segments[address >> 32]
+            offset = address & 0xFFFFFFFF
+            view, shift, misfit, convert, shadow, written = allocation.loads[kind]
+            if offset & misfit:
+                raise IndexError
+            if convert is None:
+                value = view[offset >> shift]
+                if shadow is not None and shadow[offset >> shift] != written:
+                    raise IndexError
+            else:
+                value = convert(view, offset)
+                if shadow is not None and shadow.find(0, offset, offset + misfit + 1) >= 0:
+                    raise IndexError
+        except FAULTS as fault:
+            raise explain(self, address, kind, False, False, fault) from None
+        if order in POLLED:
+            self.polled[allocation, offset] = (allocation, offset, kind, value)
+        return value
+
+    def store(self, address: int, kind: str, value: Any, order: str, scope: str) -> None:
+        """Write `value` at a global address; integers wrap."""
+        self.left -= 1
+        if self.left < 0:
+            self.pause()
+        try:
+            allocation = self.segments[address >> 32]
+            offset = address & 0xFFFFFFFF
+        except FAULTS as fault:
+            raise explain(self, address, kind, True, False, fault) from None
+        self.write(allocation, offset, kind, value, address)
+        if order != "weak":
+            allocation.writers[offset] = (self.block, self.thread_idx, site_of(sys._getframe(1)))
+        if allocation.watchers:
+            self.notify(allocation, offset, KINDS[kind].size)
+
+    def write(self, allocation: Allocation, offset: int, kind: str, value: Any, address: int) -> None:
+        """The bytes of a store, checked."""
+        try:
+            view, shift, misfit, convert, shadow, written = allocation.stores[kind]
+            if offset & misfit or offset < 0:
+                raise IndexError
+            if convert is None:
+                index = offset >> shift
+                try:
+                    view[index] = value
+                except (ValueError, OverflowError):
+                    view[index] = wrap(value, kind)
+                if shadow is not None:
+                    shadow[index] = written
+            else:
+                convert(view, offset, value)
+                if shadow is not None:
+                    shadow[offset : offset + misfit + 1] = written
+        except FAULTS as fault:
+            raise explain(self, address, kind, True, allocation is self.shared, fault) from None
+
+    def atomic(
+        self, op: str, address: int, kind: str, operand: Any, order: str, scope: str, compare: Any = None
+    ) -> Any:
+        """Replace the value at a global address in one step; the old value."""
+        self.left -= 1
+        if self.left < 0:
+            self.pause()
+        try:
+            allocation = self.segments[address >> 32]
+        except FAULTS as fault:
+            raise explain(self, address, kind, False, False, fault) from None
+        return self.modify(op, allocation, address & 0xFFFFFFFF, kind, operand, compare, address)
+
+    def modify(
+        self, op: str, allocation: Allocation, offset: int, kind: str, operand: Any, compare: Any, address: int
+    ) -> Any:
+        """The read, the arithmetic and the write of an atomic."""
+        lock = self.world.lock if allocation.shared else None
+        if lock is not None:
+            lock.acquire()
+        try:
+            view, shift, misfit, convert, shadow, written = allocation.loads[kind]
+            if offset & misfit or offset < 0 or allocation.first_unwritten(offset, misfit + 1) >= 0:
+                raise IndexError
+            old = view[offset >> shift] if convert is None else convert(view, offset)
+            self.write(allocation, offset, kind, OPS[op](old, operand, compare), address)
+        except FAULTS as fault:
+            raise explain(self, address, kind, False, allocation is self.shared, fault) from None
+        finally:
+            if lock is not None:
+                lock.release()
+        if allocation.read(offset, kind) == old:
+            self.polled[allocation, offset] = (allocation, offset, kind, old)  # a failed compare-and-swap is a poll
+        else:
+            allocation.writers[offset] = (self.block, self.thread_idx, site_of(sys._getframe(1)))
+            if allocation.watchers:
+                self.notify(allocation, offset, misfit + 1)
+        return old
+
+    def load_shared(self, address: int, kind: str, order: str) -> Any:
+        """`load` from the block's shared memory, whose addresses start at 0."""
+        self.left -= 1
+        if self.left < 0:
+            self.pause()
+        allocation = self.shared
+        try:
+            view, shift, misfit, convert, shadow, written = allocation.loads[kind]
+            if address & misfit or address < 0:
+                raise IndexError
+            if convert is None:
+                value = view[address >> shift]
+                if shadow is not None and shadow[address >> shift] != written:
+                    raise IndexError
+            else:
+                value = convert(view, address)
+                if shadow is not None and shadow.find(0, address, address + misfit + 1) >= 0:
+                    raise IndexError
+        except FAULTS as fault:
+            raise explain(self, address, kind, False, True, fault) from None
+        if order in POLLED:
+            self.polled[allocation, address] = (allocation, address, kind, value)
+        return value
+
+    def store_shared(self, address: int, kind: str, value: Any, order: str) -> None:
+        """`store` to the block's shared memory."""
+        self.left -= 1
+        if self.left < 0:
+            self.pause()
+        allocation = self.shared
+        self.write(allocation, address, kind, value, address)
+        if order != "weak":
+            allocation.writers[address] = (self.block, self.thread_idx, site_of(sys._getframe(1)))
+        if allocation.unfenced is not None:
+            allocation.unfenced[address] = site_of(sys._getframe(1))
+        if allocation.watchers:
+            self.notify(allocation, address, KINDS[kind].size)
+
+    def atomic_shared(self, op: str, address: int, kind: str, operand: Any, order: str, compare: Any = None) -> Any:
+        """`atomic` on the block's shared memory."""
+        self.left -= 1
+        if self.left < 0:
+            self.pause()
+        return self.modify(op, self.shared, address, kind, operand, compare, address)
+
+    def notify(self, allocation: Allocation, offset: int, nbytes: int) -> None:
+        """Bytes have changed: note who did it and wake those who poll them."""
+        watchers = allocation.watchers
+        for granule in range(offset >> 3, (offset + nbytes + 7) >> 3):
+            if granule in watchers:
+                allocation.writers[offset] = (self.block, self.thread_idx, site_of(sys._getframe(1)))
+                wake_watchers(allocation, granule)
+
+    def spin(self, deadline_ns: int) -> bool:
+        """One turn of a polling loop.  True: the wait is over time.
+
+        Parks until a cell polled since the last spin() holds another value; if one does already, only yields.
+        """
+        polled = self.polled
+        self.left -= 1
+        if not polled:  # another lane polls for this one
+            self.empty_spins += 1
+            if self.empty_spins > MAX_EMPTY_SPINS:
+                message = "a loop waits without polling: only volatile, relaxed and acquire loads count"
+                raise error_at(self, errors.EmulatorError, message)
+            self.pause()
+            return self.world.overdue(deadline_ns)
+        self.empty_spins = 0
+        cells = list(polled.values())
+        polled.clear()
+        if changed(cells):
+            self.pause()
+            return self.world.overdue(deadline_ns)
+        for allocation, offset, _, _ in cells:
+            allocation.watchers.setdefault(offset >> 3, {})[self] = None
+        self.waits_for = cells
+        self.deadline = deadline_ns
+        self.expired = False
+        self.world.parks += 1
+        self.park()
+        return self.expired
+
+    def unwatch(self) -> None:
+        """Leave the watch lists and become runnable."""
+        for allocation, offset, _, _ in self.waits_for:
+            watchers = allocation.watchers
+            there = watchers.get(offset >> 3)
+            if there is not None:
+                there.pop(self, None)
+                if not there:
+                    del watchers[offset >> 3]
+        self.runnable.append(self)
+
+
+def changed(cells: list[Cell]) -> bool:
+    """Whether a polled cell holds another value than the thread saw (or is freed: looking again reports that)."""
+    for allocation, offset, kind, value in cells:
+        if allocation.freed or allocation.read(offset, kind) != value:
+            return True
+    return False
+
+
+def wake_watchers(allocation: Allocation, granule: int) -> None:
+    """Wake the threads that poll a cell of an 8-byte granule and have not seen its present value."""
+    threads = allocation.watchers.get(granule)
+    if threads:
+        for thread in list(threads):
+            if changed(thread.waits_for):
+                thread.unwatch()

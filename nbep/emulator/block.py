@@ -1,0 +1,116 @@
+"""Thread blocks: named barriers, shared memory, and what happens when a thread leaves.
+
+A barrier releases all its waiters at once when the last expected thread arrives.  A barrier that can no longer fill,
+because too many threads have left the kernel, is reported at once instead of hanging.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from . import errors
+from .faults import error_at
+from .memory import Allocation
+from .source import describe_site, site_of
+
+if TYPE_CHECKING:
+    from .stream import Launch
+    from .thread import Thread
+    from .warp import Warp
+
+WARP_SIZE = 32
+NUM_BARRIERS = 16
+
+
+class NamedBarrier:
+    """One phase of `bar.sync id, expected`."""
+
+    __slots__ = ("number", "expected", "arrived", "waiting")
+
+    def __init__(self, number: int, expected: int):
+        self.number = number
+        self.expected = expected
+        self.arrived: list[int] = []  # thread indices, with those of bar.arrive
+        self.waiting: list[Thread] = []
+
+
+class Block:
+    """The threads that share a barrier set and a shared memory."""
+
+    __slots__ = ("launch", "index", "shared", "threads", "warps", "live", "barriers")
+
+    def __init__(self, launch: Launch, index: int, shared: Allocation):
+        self.launch = launch
+        self.index = index
+        self.shared = shared
+        self.threads: list[Thread] = []
+        self.warps: list[Warp] = []
+        self.live = launch.block
+        self.barriers: dict[int, NamedBarrier] = {}
+
+    def arrive(self, thread: Thread, number: int, expected: int, wait: bool) -> NamedBarrier | None:
+        """Count `thread` in; the barrier it must wait for, or None when it may go on."""
+        barrier = self.barriers.get(number)
+        if barrier is None:
+            if not 0 <= number < NUM_BARRIERS:
+                raise error_at(thread, errors.EmulatorError, f"barrier {number}: there are {NUM_BARRIERS}")
+            if expected != self.launch.block and not (expected < self.launch.block and expected % WARP_SIZE == 0):
+                rule = f"a multiple of {WARP_SIZE}, at most the block's {self.launch.block}"
+                raise error_at(thread, errors.EmulatorError, f"barrier {number} for {expected} threads: must be {rule}")
+            barrier = self.barriers[number] = NamedBarrier(number, expected)
+        elif barrier.expected != expected:
+            raise error_at(
+                thread,
+                errors.Divergence,
+                f"barrier {number}: this thread says {expected} threads, threads {ranges(barrier.arrived)} said "
+                f"{barrier.expected}",
+            )
+        barrier.arrived.append(thread.thread_idx)
+        if len(barrier.arrived) == expected:
+            del self.barriers[number]
+            thread.runnable.extend(barrier.waiting)
+            return None
+        if wait:
+            barrier.waiting.append(thread)
+        if self.live < self.launch.block:
+            self.check_barrier(barrier)
+        return barrier if wait else None
+
+    def check_barrier(self, barrier: NamedBarrier) -> None:
+        """Stop the run when the threads still alive cannot fill `barrier`."""
+        if len(barrier.arrived) + self.live - len(barrier.waiting) >= barrier.expected:
+            return
+        gone = [t.thread_idx for t in self.threads if t.exited]
+        here = barrier.waiting[0] if barrier.waiting else None
+        raise errors.DeadlockError(
+            f"barrier {barrier.number} of {self.describe()} can never fill: threads {ranges(barrier.arrived)} of "
+            f"{barrier.expected} arrived, threads {ranges(gone)} have left the kernel",
+            here.describe() if here else None,
+            describe_site(site_of(here.gr_frame)) if here and here.gr_frame else None,
+        )
+
+    def thread_left(self, thread: Thread) -> None:
+        """A thread has returned from the kernel."""
+        self.live -= 1
+        if thread.warp_state.pending:
+            thread.warp_state.lane_left(thread)
+        if self.barriers:
+            for barrier in self.barriers.values():
+                self.check_barrier(barrier)
+        if not self.live:
+            self.launch.block_left()
+
+    def describe(self) -> str:
+        return f"rank {self.launch.rank}, kernel `{self.launch.name}`, block {self.index}"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """`0-31, 64` for a set of integers."""
+    parts: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if parts and parts[-1][1] == number - 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in parts) or "none"

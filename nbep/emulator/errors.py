@@ -1,0 +1,64 @@
+"""What stops an emulated run.
+
+Every error is an `EmulatorError`.  One raised by a thread's own act says what happened, which thread did it
+(rank, kernel, block, warp, lane) and at which line of the kernel; the same facts are attributes, for tests and tools.
+"""
+
+
+class EmulatorError(RuntimeError):
+    """A fault in the emulated program.
+
+    Attributes:
+        thread: text naming rank, kernel, block, warp and lane, or None when no single thread is at fault
+        source: `file:line` of the kernel code, or None
+    """
+
+    def __init__(self, message: str, thread: str | None = None, source: str | None = None):
+        self.thread = thread
+        self.source = source
+        lines = [message]
+        if thread:
+            lines.append(f"  by {thread}")
+        if source:
+            lines.append(f"  at {source}")
+        super().__init__("\n".join(lines))
+
+
+class OutOfBounds(EmulatorError):
+    """An access reaches past the end of an allocation."""
+
+
+class UseAfterFree(EmulatorError):
+    """An access to an allocation or mapping that has been given back."""
+
+
+class Unmapped(EmulatorError):
+    """An address that means nothing in this rank's address space: null, invented, or another rank's."""
+
+
+class Misaligned(EmulatorError):
+    """An address that is no multiple of the access size."""
+
+
+class Uninitialized(EmulatorError):
+    """A read of bytes that nobody has written."""
+
+
+class ReadOnly(EmulatorError):
+    """A write to an array that the host passed as input."""
+
+
+class Divergence(EmulatorError):
+    """Threads that should execute one collective together do not."""
+
+
+class ProxyFence(EmulatorError):
+    """A bulk copy reads shared memory whose last ordinary store no `fence.proxy.async` has published."""
+
+
+class DeadlockError(EmulatorError):
+    """Nothing can run any more; the message lists who waits for what."""
+
+
+class Trap(EmulatorError):
+    """A kernel executed `trap`."""

@@ -1,0 +1,93 @@
+"""Turns a failed access into the error that explains it.
+
+The fast path of an access checks nothing twice: a missing segment, view or element shows as a Python exception, and
+only then does the code here find out why.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from greenlet import getcurrent
+
+from . import errors
+from .kinds import KINDS
+from .memory import NUMBER_BITS, OFFSET_BITS, OFFSET_MASK, Allocation
+from .source import describe_site, site_of
+
+if TYPE_CHECKING:
+    from .thread import Thread
+
+
+def error_at(thread: Thread, kind: type[errors.EmulatorError], message: str) -> errors.EmulatorError:
+    """An error of class `kind` blamed on `thread` at the line of kernel code that it executes."""
+    frame = sys._getframe(1) if thread is getcurrent() else thread.gr_frame
+    return kind(message, thread.describe(), describe_site(site_of(frame)))
+
+
+def explain(thread: Thread, address: int, kind: str, storing: bool, shared: bool, cause: Exception) -> Exception:
+    """Why an access by `thread` failed.
+
+    Args:
+        shared: the access was made through a shared-memory primitive
+        cause: the Python exception that the fast path met
+    """
+    verb = "store" if storing else "load"
+    if kind not in KINDS:
+        return error_at(thread, errors.EmulatorError, f"{verb} of the unknown kind {kind!r}")
+    try:
+        address = address.__index__()
+    except AttributeError:
+        return error_at(thread, errors.EmulatorError, f"{verb} at {address!r}, which is not an integer address")
+    size = KINDS[kind].size
+    access = f"{verb} of {size} bytes ({kind}) at {address:#x}"
+    if shared:
+        return _explain_inside(thread, thread.shared, address, size, access, storing, cause)
+    allocation = thread.segments.get(address >> OFFSET_BITS)
+    if allocation is None:
+        return _explain_unmapped(thread, address, access)
+    return _explain_inside(thread, allocation, address & OFFSET_MASK, size, access, storing, cause)
+
+
+def _explain_inside(
+    thread: Thread, allocation: Allocation, offset: int, size: int, access: str, storing: bool, cause: Exception
+) -> Exception:
+    if allocation.freed:
+        return error_at(
+            thread, errors.UseAfterFree, f"{access}: `{allocation.name}` of rank {allocation.rank} is freed"
+        )
+    cell = allocation.cell(offset)
+    if offset % size:
+        return error_at(thread, errors.Misaligned, f"{access}: not a multiple of {size}\n  in {cell}")
+    if not 0 <= offset <= allocation.nbytes - size:
+        beyond = f"out of bounds, the allocation has {allocation.nbytes} bytes"
+        return error_at(thread, errors.OutOfBounds, f"{access}: {beyond}\n  in {cell}")
+    if storing and not allocation.writable:
+        return error_at(thread, errors.ReadOnly, f"{access}: the host passed this array as input only\n  in {cell}")
+    if not storing:
+        unwritten = allocation.first_unwritten(offset, size)
+        if unwritten >= 0:
+            which = "" if unwritten == offset else f" (byte {unwritten})"
+            return error_at(thread, errors.Uninitialized, f"{access}: never written{which}\n  in {cell}")
+    return error_at(thread, errors.EmulatorError, f"{access}: {cause}\n  in {cell}")
+
+
+def _explain_unmapped(thread: Thread, address: int, access: str) -> Exception:
+    number = address >> OFFSET_BITS
+    if number == 0:
+        null = "the null address" if address == 0 else "a shared-memory or null address used as a global one"
+        return error_at(thread, errors.Unmapped, f"{access}: {null}")
+    owner = (number >> NUMBER_BITS) - 1
+    spaces = thread.block.launch.world.spaces
+    if owner not in spaces:
+        return error_at(thread, errors.Unmapped, f"{access}: no rank has such an address")
+    what = spaces[owner].retired.get(number)
+    if what is not None:
+        return error_at(thread, errors.UseAfterFree, f"{access}: {what}, is freed or closed")
+    theirs = spaces[owner].segments.get(number)
+    if theirs is not None:
+        cell = theirs.cell(address & OFFSET_MASK)
+        message = f"{access}: an address of rank {owner} used by rank {thread.rank}, which has not mapped it there"
+        return error_at(thread, errors.Unmapped, f"{message}\n  in {cell}")
+    return error_at(thread, errors.Unmapped, f"{access}: no segment has this number")

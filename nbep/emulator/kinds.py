@@ -1,0 +1,99 @@
+"""The kinds of access a primitive makes: their size, their meaning in Python, and how they touch bytes fast.
+
+A segment keeps one typed view of its memory per kind, so that an aligned access is one index into a `memoryview`.
+Integers wrap on a store as they do on the device; vectors are tuples of unsigned 32-bit integers.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+_V2 = struct.Struct("2I")
+_V4 = struct.Struct("4I")
+_U32 = 0xFFFFFFFF
+
+
+class Kind(NamedTuple):
+    """One kind: `size` bytes, `code` as `memoryview.cast` spells it; `get`/`put` where indexing is not enough."""
+
+    size: int
+    code: str
+    signed: bool
+    get: Callable[[Any, int], Any] | None = None
+    put: Callable[[Any, int, Any], None] | None = None
+
+
+def _get_f32(view: memoryview, offset: int) -> np.float32:
+    return np.float32(view[offset >> 2])
+
+
+def _put_f32(view: memoryview, offset: int, value: Any) -> None:
+    view[offset >> 2] = np.float32(value)
+
+
+def _put_v2(view: memoryview, offset: int, value: tuple[int, int]) -> None:
+    x, y = value
+    _V2.pack_into(view, offset, x & _U32, y & _U32)
+
+
+def _put_v4(view: memoryview, offset: int, value: tuple[int, int, int, int]) -> None:
+    x, y, z, w = value
+    _V4.pack_into(view, offset, x & _U32, y & _U32, z & _U32, w & _U32)
+
+
+KINDS: dict[str, Kind] = {
+    "u8": Kind(1, "B", False),
+    "s8": Kind(1, "b", True),
+    "u16": Kind(2, "H", False),
+    "s16": Kind(2, "h", True),
+    "u32": Kind(4, "I", False),
+    "s32": Kind(4, "i", True),
+    "u64": Kind(8, "Q", False),
+    "s64": Kind(8, "q", True),
+    "f32": Kind(4, "f", True, _get_f32, _put_f32),
+    "v2": Kind(8, "B", False, _V2.unpack_from, _put_v2),
+    "v4": Kind(16, "B", False, _V4.unpack_from, _put_v4),
+}
+
+
+def wrap(value: int, kind: str) -> int:
+    """`value` reduced to the integer `kind`, as a store on the device reduces it."""
+    size, _, signed, _, _ = KINDS[kind]
+    bits = 8 * size
+    value = int(value) & ((1 << bits) - 1)
+    return value - (1 << bits) if signed and value >> (bits - 1) else value
+
+
+class Views(dict):
+    """kind -> (view, shift, misfit, convert, shadow, written), made at the first access of that kind.
+
+    `offset & misfit` is non-zero for a misaligned access.  `convert` is None when `view[offset >> shift]` is the access.
+    `shadow` is None when all bytes are initialised; else a view of one flag byte per byte, compared with `written`
+    (indexed by `offset >> shift` like `view` when `convert` is None, the plain bytearray otherwise).
+    """
+
+    __slots__ = ("memory", "shadow", "storing")
+
+    def __init__(self, memory: memoryview, shadow: bytearray | None, storing: bool):
+        super().__init__()
+        self.memory = memory
+        self.shadow = shadow
+        self.storing = storing
+
+    def __missing__(self, name: str) -> tuple:
+        kind = KINDS[name]
+        size = kind.size
+        whole = len(self.memory) // size * size  # casting needs a multiple; an index past it is out of bounds anyway
+        shadow: Any = self.shadow
+        convert = kind.put if self.storing else kind.get
+        written: Any = b"\1" * size
+        if shadow is not None and convert is None:
+            shadow = memoryview(shadow)[:whole].cast("BHIQ"[size.bit_length() - 1])
+            written = int.from_bytes(written, "little")
+        view = self.memory[:whole].cast(kind.code) if kind.code != "B" else self.memory
+        entry = self[name] = (view, size.bit_length() - 1, size - 1, convert, shadow, written)
+        return entry

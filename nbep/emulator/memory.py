@@ -1,0 +1,305 @@
+"""Memory as the kernels see it: bytes at addresses, one address space per rank.
+
+An address is a number: the high 32 bits name a segment, the low 32 bits are a byte offset.  Segment numbers are never
+reused and never shared by two ranks, so a stale address or another rank's address is always found out.  A peer's
+allocation has a different address in every rank that opens it, as with CUDA IPC.
+
+    rank 0's space              rank 1's space
+      0x400001 -> `buffer` <------ 0x800002 (opened by its handle)
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .errors import EmulatorError
+from .kinds import Views
+from .source import Site
+
+if TYPE_CHECKING:
+    from .block import Block
+    from .thread import Thread
+
+OFFSET_BITS = 32
+OFFSET_MASK = (1 << OFFSET_BITS) - 1
+NUMBER_BITS = 22  # segments a rank may ever have: 4 million
+_POISON = 0xCB  # what never-written bytes look like to the host
+
+Writer = tuple["Block", int, Site | None]  # block, thread index, line: who stored
+Describe = Callable[[int], str]
+
+
+class Allocation:
+    """A run of bytes that several address spaces may map.
+
+    Attributes:
+        rank: the owner; name: for reports; nbytes: size; memory: the bytes
+        address: of byte `base` in the owner's space
+        loads, stores: typed views by access kind; empty once freed, `stores` empty when read-only
+        watchers: 8-byte granule -> parked threads that poll a cell in it (a dict as an ordered set)
+        writers: offset -> who stored last and where, for cells written with more than weak order
+        shared: other processes write here too
+    """
+
+    __slots__ = (
+        "rank", "name", "nbytes", "memory", "number", "base", "describe", "loads", "stores", "writable",
+        "watchers", "writers", "shared", "freed", "shadow", "unfenced", "__weakref__",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        rank: int,
+        name: str,
+        memory: memoryview,
+        number: int = 0,
+        *,
+        base: int = 0,
+        writable: bool = True,
+        initialized: bool = True,
+        describe: Describe | None = None,
+        shared: bool = False,
+    ):
+        self.rank = rank
+        self.name = name
+        self.nbytes = len(memory)
+        self.memory = memory
+        self.number = number
+        self.base = base
+        self.describe = describe
+        self.writable = writable
+        self.shared = shared
+        self.freed = False
+        self.shadow = None if initialized else bytearray(self.nbytes)
+        self.loads: dict[str, tuple] = Views(memory, self.shadow, storing=False)
+        self.stores: dict[str, tuple] = Views(memory, self.shadow, storing=True) if writable else {}
+        self.watchers: dict[int, dict[Thread, None]] = {}
+        self.writers: dict[int, Writer] = {}
+        self.unfenced: dict[int, Site | None] | None = None
+
+    @classmethod
+    def scratch(cls, rank: int, name: str, nbytes: int) -> Allocation:
+        """Memory outside every address space, as a block's shared memory is."""
+        return cls(rank, name, _new_memory(nbytes, False), initialized=False)
+
+    @property
+    def address(self) -> int:
+        return self.number << OFFSET_BITS | self.base
+
+    @property
+    def handle(self) -> Allocation:
+        """What another rank of this process passes to `AddressSpace.open`."""
+        return self
+
+    def array(self, dtype: Any, offset: int = 0, count: int = -1, *, writable: bool = True) -> np.ndarray:
+        """A 1-D NumPy view of `count` elements at byte `offset` (-1: as many as fit).
+
+        The host may write a writable view at any time, so its bytes count as initialised from here on.
+        """
+        if self.freed:
+            raise EmulatorError(f"`{self.name}` of rank {self.rank} is freed")
+        dtype = np.dtype(dtype)
+        if count < 0:
+            count = (self.nbytes - offset) // dtype.itemsize
+        view = np.ndarray((count,), dtype, buffer=self.memory, offset=offset)
+        if writable:
+            self.mark_written(offset, count * dtype.itemsize)
+        else:
+            view.flags.writeable = False
+        return view
+
+    def mark_written(self, offset: int = 0, nbytes: int | None = None) -> None:
+        """Count bytes as initialised."""
+        if self.shadow is None:
+            return
+        end = self.nbytes if nbytes is None else offset + nbytes
+        if offset == 0 and end >= self.nbytes:
+            self.shadow = None
+            self.loads = Views(self.memory, None, storing=False)
+            self.stores = Views(self.memory, None, storing=True) if self.writable else {}
+        else:
+            self.shadow[offset:end] = b"\1" * (end - offset)
+
+    def first_unwritten(self, offset: int, nbytes: int) -> int:
+        """Offset of the first byte never written in a range, or -1."""
+        return -1 if self.shadow is None else self.shadow.find(0, offset, offset + nbytes)
+
+    def read(self, offset: int, kind: str) -> Any:
+        """The value in memory now, unchecked: for reports and for comparing polled cells."""
+        view, shift, _, convert, _, _ = self.loads[kind]
+        return view[offset >> shift] if convert is None else convert(view, offset)
+
+    def cell(self, offset: int) -> str:
+        """Names a byte for people: owner, allocation, the owner's own name for the cell, and the offset."""
+        owner = f"`{self.name}`" if self.number == 0 else f"`{self.name}` of rank {self.rank}"
+        if self.describe is not None and 0 <= offset < self.nbytes:
+            return f"{owner}: {self.describe(offset)} (byte {offset})"
+        return f"{owner}: byte {offset}" + (f" (element 0 is byte {self.base})" if self.base else "")
+
+    def release(self) -> None:
+        """Forget the bytes; every later access through any mapping is a fault."""
+        self.freed = True
+        self.loads = {}
+        self.stores = {}
+        self.memory = memoryview(b"")
+        self.shadow = None
+
+
+class Mapping:
+    """An address range that one rank has for an array of the host or for a peer's allocation."""
+
+    __slots__ = ("address", "number", "allocation", "uses", "keep")
+
+    def __init__(self, address: int, number: int, allocation: Allocation, keep: Any = None):
+        self.address = address
+        self.number = number  # -1: the array lies in an allocation of this space, which is mapped anyway
+        self.allocation = allocation
+        self.uses = 1
+        self.keep = keep
+
+
+class AddressSpace:
+    """What the addresses of one rank mean."""
+
+    def __init__(self, rank: int):
+        self.rank = rank
+        self.segments: dict[int, Allocation] = {}
+        self.retired: dict[int, str] = {}  # number -> what was there
+        self._next = 0
+        self._arrays: dict[tuple, Mapping] = {}
+        self._by_buffer: dict[int, tuple[Allocation, int]] = {}  # id of an allocation's buffer -> it, machine address
+
+    def _number(self) -> int:
+        self._next += 1
+        if self._next >> NUMBER_BITS:
+            raise EmulatorError(f"rank {self.rank} has used up its {1 << NUMBER_BITS} segments")
+        return (self.rank + 1) << NUMBER_BITS | self._next
+
+    def allocate(self, nbytes: int, name: str, *, zero: bool = False, describe: Describe | None = None) -> Allocation:
+        """`nbytes` of this rank's memory; unless `zero`, a kernel must write a byte before any kernel reads it."""
+        if not 0 <= nbytes <= OFFSET_MASK:
+            raise ValueError(f"nbytes: {nbytes} is outside 0 .. {OFFSET_MASK}")
+        memory = _new_memory(nbytes, zero)
+        allocation = Allocation(self.rank, name, memory, self._number(), initialized=zero, describe=describe)
+        self._enter(allocation)
+        return allocation
+
+    def adopt(
+        self, memory: memoryview, name: str, *, shared: bool = True, describe: Describe | None = None
+    ) -> Allocation:
+        """An allocation over bytes that exist already; `shared`: other processes read and write them too."""
+        memory = memory.cast("B") if memory.nbytes else memoryview(bytearray())
+        allocation = Allocation(self.rank, name, memory, self._number(), describe=describe, shared=shared)
+        self._enter(allocation)
+        return allocation
+
+    def _enter(self, allocation: Allocation) -> None:
+        self.segments[allocation.number] = allocation
+        if allocation.nbytes:
+            start = _address_of(np.ndarray((1,), np.uint8, buffer=allocation.memory))
+            self._by_buffer[id(allocation.memory.obj)] = allocation, start
+
+    def free(self, allocation: Allocation) -> None:
+        """Give an allocation back; accesses through any rank's mapping fail from now on."""
+        self._retire(allocation.number, f"`{allocation.name}` of rank {allocation.rank}, {allocation.nbytes} bytes")
+        if allocation.nbytes:
+            self._by_buffer.pop(id(allocation.memory.obj), None)
+        allocation.release()
+
+    def open(self, handle: Allocation) -> Mapping:
+        """Map a peer's allocation; its address here differs from its owner's."""
+        if handle.freed:
+            raise EmulatorError(f"`{handle.name}` of rank {handle.rank} is freed: rank {self.rank} cannot open it")
+        number = self._number()
+        self.segments[number] = handle
+        return Mapping(number << OFFSET_BITS | handle.base, number, handle)
+
+    def close(self, mapping: Mapping) -> None:
+        """Undo `open`."""
+        allocation = mapping.allocation
+        self._retire(mapping.number, f"the mapping of `{allocation.name}` of rank {allocation.rank}")
+
+    def map_array(self, array: np.ndarray, name: str, writable: bool) -> Mapping:
+        """Give a NumPy array an address: that of its element 0; strides may be any.
+
+        The segment is the span the elements cover.  Its address has the alignment that the array has within the
+        memory it is a view of (modulo 256), so that a misaligned view is found out here as on the device.
+        """
+        inside = self._inside(array)
+        if inside is not None:
+            return inside
+        span, base = _span(array)
+        key = (_address_of(array), len(span), base, writable)
+        mapping = self._arrays.get(key)
+        if mapping is not None:
+            mapping.uses += 1
+            return mapping
+        number = self._number()
+        allocation = Allocation(self.rank, name, span, number, base=base, writable=writable)
+        self.segments[number] = allocation
+        mapping = self._arrays[key] = Mapping(allocation.address, number, allocation, (key, array))
+        return mapping
+
+    def _inside(self, array: np.ndarray) -> Mapping | None:
+        """The address that an array has already, when it is a view of one of this space's allocations."""
+        owner = _owner(array)
+        root = owner if owner.base is None else owner.base
+        found = self._by_buffer.get(id(root.obj if isinstance(root, memoryview) else root))
+        if found is None:
+            return None
+        allocation, start = found
+        return Mapping(allocation.number << OFFSET_BITS | (_address_of(array) - start), -1, allocation)
+
+    def unmap(self, mapping: Mapping) -> None:
+        """Undo one `map_array`."""
+        mapping.uses -= 1
+        if mapping.number < 0 or mapping.uses:
+            return
+        del self._arrays[mapping.keep[0]]
+        self._retire(mapping.number, f"the mapping of the array `{mapping.allocation.name}`")
+        mapping.allocation.release()
+        mapping.keep = None
+
+    def _retire(self, number: int, what: str) -> None:
+        if number not in self.segments:
+            raise EmulatorError(f"{what}: freed or closed twice")
+        del self.segments[number]
+        self.retired[number] = what
+        if len(self.retired) > 1 << 16:  # the oldest lose their names
+            del self.retired[next(iter(self.retired))]
+
+
+def _new_memory(nbytes: int, zero: bool) -> memoryview:
+    words = max(1, (nbytes + 15) // 16 * 2)
+    backing = np.zeros(words, np.uint64) if zero else np.full(words, _POISON * 0x0101010101010101, np.uint64)
+    return memoryview(backing).cast("B")[:nbytes]
+
+
+def _address_of(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
+
+
+def _extent(array: np.ndarray) -> tuple[int, int]:
+    """Machine addresses of the lowest byte of an array and of the end of its highest element."""
+    start = _address_of(array)
+    reach = [(n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)]
+    return start + sum(r for r in reach if r < 0), start + sum(r for r in reach if r > 0) + array.itemsize
+
+
+def _owner(array: np.ndarray) -> np.ndarray:
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def _span(array: np.ndarray) -> tuple[memoryview, int]:
+    """The bytes from the lowest to the highest element, and where element 0 is; padded below to keep alignment."""
+    if array.size == 0:
+        return memoryview(bytearray()), 0
+    low, high = _extent(array)
+    low -= (low - _extent(_owner(array))[0]) % 256
+    bytes_there = (ctypes.c_uint8 * (high - low)).from_address(low)
+    return memoryview(bytes_there).cast("B"), _address_of(array) - low

@@ -1,0 +1,232 @@
+"""The run loop: one greenlet, the hub, picks who runs next; everything it decides comes from the seed.
+
+Runnable are kernel threads and host functions alike.  A picked thread runs for a quantum of primitive calls, or until
+it parks; parked threads are in nobody's list and cost nothing.  Launch starts and bulk copies are *asynchronous
+operations*: they happen at some later step.  Hosts wait for predicates, which the hub looks at now and then.
+
+When nothing is runnable, no predicate holds and no operation is pending, the run is dead: the loop says so at once, or
+(`on_deadlock="expire"`) lets time pass to the earliest deadline of a spinning thread.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from greenlet import GreenletExit, getcurrent, greenlet
+
+from .errors import EmulatorError
+from .report import deadlock_error
+
+if TYPE_CHECKING:
+    from .stream import Launch
+    from .thread import Thread
+
+Describe = str | Callable[[], str]
+
+_TICK = 64  # steps between two looks at the waiting hosts
+_NUM_QUANTA = 4096  # quanta drawn at a time
+_LONGEST = (4, 16, 64, 256, 1024, 4096)  # one of these bounds the quanta of a seed
+
+
+class Host(greenlet):
+    """A host function of one rank."""
+
+    __slots__ = ("rank", "function", "result", "predicate", "waits_for", "left", "finished")
+
+    def __init__(self, rank: int, function: Callable[[], Any], hub: greenlet):
+        greenlet.__init__(self, parent=hub)
+        self.rank = rank
+        self.function = function
+        self.result: Any = None
+        self.predicate: Callable[[], bool] | None = None
+        self.waits_for: Describe = ""
+        self.left = 0
+        self.finished = False
+
+    def run(self) -> None:
+        self.result = self.function()
+        self.finished = True
+
+
+class Aborted(BaseException):
+    """Unwinds a host whose run another rank's error has ended."""
+
+
+class Scheduler:
+    """Who runs next.
+
+    Attributes:
+        runnable: threads and hosts that can run, in no particular order
+        launches: the kernels running now
+        calls, steps, parks: primitive calls, quanta given, times a thread parked on polled cells
+    """
+
+    def __init__(self, seed: int, on_deadlock: str):
+        if on_deadlock not in ("raise", "expire"):
+            raise ValueError(f"on_deadlock: {on_deadlock!r}; allowed: 'raise', 'expire'")
+        self.seed = seed
+        self.on_deadlock = on_deadlock
+        self.random = random.Random(seed)
+        self.hub: greenlet = getcurrent()
+        self.runnable: list[Any] = []
+        self.launches: dict[Launch, None] = {}
+        self.hosts: list[Host] = []
+        self.waiting_hosts: list[Host] = []
+        self.operations: list[Callable[[], None]] = []
+        self.failure: BaseException | None = None
+        self.current: Any = None
+        self.calls = 0
+        self.steps = 0
+        self.parks = 0
+        self._skipped_ns = 0
+        self._granted = 0
+        self._longest = _LONGEST[-1] if seed == 0 else self.random.choice(_LONGEST)
+        self._operation_rate = 0.5 ** self.random.randint(0, 7)
+        self._quanta = self._draw_quanta()
+
+    def _draw_quanta(self) -> list[int]:
+        uniform, longest = self.random.random, self._longest
+        return [int(longest ** uniform()) for _ in range(_NUM_QUANTA)]
+
+    # --- what threads and hosts ask for -------------------------------------------------------------------------
+
+    def submit(self, operation: Callable[[], None]) -> None:
+        """Have `operation` happen at a later step."""
+        self.operations.append(operation)
+
+    def now(self, thread: Thread) -> int:
+        """Virtual nanoseconds, as `thread` reads them."""
+        return self.calls + self._granted - thread.left + self._skipped_ns
+
+    def overdue(self, deadline_ns: int) -> bool:
+        """Whether a spinning thread that still runs should give up: time only passes when nothing else can run."""
+        return False
+
+    def host_wait(self, predicate: Callable[[], bool], describe: Describe) -> None:
+        """Block the calling host until `predicate()` holds; kernels and other hosts run meanwhile.
+
+        Args: describe: what the host waits for, in the deadlock report
+        """
+        if self.failure is not None:
+            raise Aborted from self.failure
+        if predicate():
+            return
+        host = getcurrent()
+        if isinstance(host, Host):
+            host.predicate = predicate
+            host.waits_for = describe
+            self.waiting_hosts.append(host)
+            self.hub.switch()
+        elif host is self.current:
+            raise EmulatorError("host_wait called from a kernel")
+        else:  # no run() is under way: the caller is the only host
+            self._run_guarded(predicate, describe)
+
+    # --- the loop -----------------------------------------------------------------------------------------------
+
+    def _run_guarded(self, finished: Callable[[], bool], describe: Describe = "") -> None:
+        """Run until `finished()`; an error ends everything that runs and names where it came from."""
+        self.hub = getcurrent()
+        try:
+            self._loop(finished, describe)
+        except BaseException as error:
+            self.failure = error
+            where = self.current.describe() if hasattr(self.current, "describe") else None
+            if isinstance(self.current, Host):
+                error.add_note(f"raised by the host function of rank {self.current.rank}, seed {self.seed}")
+            elif where is not None and not isinstance(error, EmulatorError):
+                error.add_note(f"raised in {where}, seed {self.seed}")
+            else:
+                error.add_note(f"seed {self.seed} replays this run")
+            self._abort()
+            raise
+
+    def _loop(self, finished: Callable[[], bool], describe: Describe) -> None:
+        runnable = self.runnable
+        operations = self.operations
+        uniform = self.random.random
+        while not finished():
+            start = self.random.randrange(_NUM_QUANTA - _TICK)
+            for quantum in self._quanta[start : start + _TICK]:
+                count = len(runnable)
+                if not count:
+                    break
+                index = int(uniform() * count)
+                thread = runnable[index]
+                last = runnable.pop()
+                if last is not thread:
+                    runnable[index] = last
+                self._granted = thread.left = quantum
+                self.current = thread
+                thread.switch()
+                self.calls += quantum - thread.left
+                self._granted = 0
+                self.steps += 1
+                if operations and uniform() < self._operation_rate:
+                    self._operate()
+            self.current = None
+            self._poll_hosts()
+            if not runnable and not finished():
+                self._idle(describe)
+
+    def _operate(self) -> None:
+        """Let one asynchronous operation happen."""
+        operations = self.operations
+        index = int(self.random.random() * len(operations))
+        operations[index], operations[-1] = operations[-1], operations[index]
+        operations.pop()()
+
+    def _poll_hosts(self) -> None:
+        """Make runnable the hosts that need not wait any more."""
+        for host in list(self.waiting_hosts):
+            self.current = host
+            if host.predicate is not None and host.predicate():
+                self.waiting_hosts.remove(host)
+                self.runnable.append(host)
+        self.current = None
+
+    def _idle(self, describe: Describe) -> None:
+        """Nothing is runnable: an operation, time, or a deadlock."""
+        if self.operations:
+            self._operate()
+        elif not (self.on_deadlock == "expire" and self._expire()):
+            raise deadlock_error(self, describe)
+
+    def _expire(self) -> bool:
+        """Let time pass to the earliest deadline of a spinning thread and wake those that have reached it."""
+        spinning = [
+            thread
+            for launch in self.launches
+            for block in launch.blocks
+            for thread in block.threads
+            if not thread.exited and isinstance(thread.waits_for, list)
+        ]
+        if not spinning:
+            return False
+        earliest = min(thread.deadline for thread in spinning)
+        self._skipped_ns = max(self._skipped_ns, earliest - self.calls + 1)
+        for thread in spinning:
+            if thread.deadline <= earliest:
+                thread.expired = True
+                thread.unwatch()
+        return True
+
+    def _abort(self) -> None:
+        """End every thread and host of the run, letting hosts run their `finally` clauses."""
+        self.runnable.clear()
+        self.operations.clear()
+        for host in self.hosts:
+            if host and host is not self.current:
+                try:
+                    host.throw(Aborted)
+                except BaseException:  # noqa: S110 - the first error is the one to report
+                    pass
+        for launch in list(self.launches):
+            for block in launch.blocks:
+                for thread in block.threads:
+                    if thread:
+                        thread.throw(GreenletExit)
+        self.launches.clear()
+        self.waiting_hosts.clear()

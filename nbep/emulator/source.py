@@ -1,0 +1,48 @@
+"""Finds the line of kernel code behind a running or parked thread.
+
+A kernel calls a primitive, the primitive calls the emulator.  The frame worth naming is the innermost one outside both.
+"""
+
+import os
+from types import CodeType, FrameType
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_LIBRARY = (os.path.join(_PACKAGE, "emulator") + os.sep, os.path.join(_PACKAGE, "device", "primitives") + os.sep)
+_is_library: dict[CodeType, bool] = {}
+
+# Where a thread stands: a code object and the byte offset of its current instruction.
+Site = tuple[CodeType, int]
+
+
+def kernel_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame at or outside `frame` that belongs to a kernel; None when there is none."""
+    while frame is not None:
+        code = frame.f_code
+        library = _is_library.get(code)
+        if library is None:
+            library = _is_library[code] = os.path.abspath(code.co_filename).startswith(_LIBRARY)
+        if not library:
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def site_of(frame: FrameType | None) -> Site | None:
+    """The instruction that a frame's kernel code executes: cheap to take, and comparable between threads."""
+    frame = kernel_frame(frame)
+    return None if frame is None else (frame.f_code, frame.f_lasti)
+
+
+def describe_site(site: Site | None) -> str:
+    """`file:line (function)` of a site, with the file relative to the working directory when it lies below."""
+    if site is None:
+        return "an unknown line"
+    code, instruction = site
+    line = code.co_firstlineno
+    for start, end, number in code.co_lines():
+        if start <= instruction < end and number is not None:
+            line = number
+    path = code.co_filename
+    if path.startswith(os.getcwd() + os.sep):
+        path = os.path.relpath(path)
+    return f"{path}:{line} ({code.co_name})"

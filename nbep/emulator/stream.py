@@ -1,0 +1,154 @@
+"""Streams, launches and events: what the host gives the device to do, in order per stream.
+
+A launch creates all threads of all its blocks at once; the scheduler lets them run in any order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .block import WARP_SIZE, Block
+from .memory import AddressSpace, Allocation
+from .warp import Warp
+
+if TYPE_CHECKING:
+    from .world import World
+
+MAX_BLOCK = 1024
+
+
+class Event:
+    """A point in a stream; `done` once all work before it is."""
+
+    def __init__(self, stream: Stream):
+        self.stream = stream
+        self.done = False
+        self.waiters: list[Stream] = []
+
+
+class Launch:
+    """One kernel on one rank: `done` when all threads have returned, after which `callbacks` are called in order."""
+
+    def __init__(self, stream: Stream, function: Callable, args: tuple, grid: int, block: int, smem: int, name: str):
+        self.stream = stream
+        self.world = stream.world
+        self.rank = stream.rank
+        self.space: AddressSpace = stream.space
+        self.function: Callable | None = function
+        self.args = args
+        self.grid = grid
+        self.block = block
+        self.smem_bytes = smem
+        self.name = name
+        self.blocks: list[Block] = []
+        self.live = grid
+        self.done = False
+        self.callbacks: list[Callable[[], Any]] = []
+
+    def start(self) -> None:
+        """Create the threads; they are runnable from now on."""
+        world = self.world
+        thread_class = world.thread_class
+        hub = world.hub
+        for index in range(self.grid):
+            shared = Allocation.scratch(self.rank, "shared memory", self.smem_bytes)
+            block = Block(self, index, shared)
+            self.blocks.append(block)
+            for first in range(0, self.block, WARP_SIZE):
+                warp = Warp(first // WARP_SIZE)
+                block.warps.append(warp)
+                warp.lanes = [
+                    thread_class(block, i, warp, hub) for i in range(first, min(first + WARP_SIZE, self.block))
+                ]
+                block.threads += warp.lanes
+            world.runnable += block.threads
+        world.launches[self] = None
+
+    def block_left(self) -> None:
+        """A block has no threads any more."""
+        self.live -= 1
+        if not self.live:
+            self.done = True
+            del self.world.launches[self]
+            for block in self.blocks:  # break the cycles between blocks and threads
+                block.threads = []
+                block.warps = []
+            self.blocks = []
+            self.function = None
+            self.args = ()
+            for callback in self.callbacks:
+                callback()
+            self.stream.launch_done()
+
+
+class Stream:
+    """A queue of launches, event records and event waits, executed in order."""
+
+    def __init__(self, world: World, rank: int, space: AddressSpace, name: str):
+        self.world = world
+        self.rank = rank
+        self.space = space
+        self.name = name
+        self.queue: deque[tuple[str, Any]] = deque()
+        self.running: Launch | None = None
+
+    def launch(
+        self, function: Callable, args: tuple, grid: int, block: int, smem_bytes: int = 0, name: str = ""
+    ) -> Launch:
+        """Queue `function(*args)` for `grid` blocks of `block` threads."""
+        if grid < 1 or not 1 <= block <= MAX_BLOCK:
+            raise ValueError(f"grid: {grid}, block: {block}; allowed: grid >= 1, block 1 .. {MAX_BLOCK}")
+        name = name or getattr(function, "__name__", "kernel")
+        launch = Launch(self, function, args, grid, block, smem_bytes, name)
+        self._enqueue("launch", launch)
+        return launch
+
+    def record(self) -> Event:
+        """An event that is done when all work queued so far is."""
+        event = Event(self)
+        self._enqueue("record", event)
+        return event
+
+    def wait(self, event: Event) -> None:
+        """Later work of this stream starts after `event`."""
+        self._enqueue("wait", event)
+
+    def synchronize(self) -> None:
+        """Block the host until all queued work is done."""
+        event = self.record()
+        self.world.host_wait(lambda: event.done, self.describe)
+
+    def _enqueue(self, what: str, item: Launch | Event) -> None:
+        self.queue.append((what, item))
+        self.world.submit(self.advance)
+
+    def advance(self) -> None:
+        """Execute what is at the head of the queue, up to the next running launch or pending event."""
+        while self.queue and self.running is None:
+            what, item = self.queue[0]
+            if what == "wait" and not item.done:
+                if self not in item.waiters:
+                    item.waiters.append(self)
+                return
+            self.queue.popleft()
+            if what == "launch":
+                self.running = item
+                item.start()
+            elif what == "record":
+                item.done = True
+                for stream in item.waiters:
+                    self.world.submit(stream.advance)
+
+    def launch_done(self) -> None:
+        self.running = None
+        self.world.submit(self.advance)
+
+    def describe(self) -> str:
+        """What the stream does, for the deadlock report."""
+        if self.running is not None:
+            return f"stream `{self.name}`: kernel `{self.running.name}` runs, {len(self.queue)} more queued"
+        if self.queue and self.queue[0][0] == "wait":
+            return f"stream `{self.name}`: waits for an event of stream `{self.queue[0][1].stream.name}`"
+        return f"stream `{self.name}`: idle"

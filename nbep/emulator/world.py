@@ -1,0 +1,90 @@
+"""The world: all ranks of a run, their address spaces and streams, and the scheduler that drives them.
+
+    world = World(num_ranks=2, seed=7)
+    results = world.run([host0, host1])     # one host function per rank
+
+The same seed replays the same run exactly; another seed is another interleaving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from greenlet import getcurrent
+
+from .memory import AddressSpace
+from .scheduler import Host, Scheduler
+from .stream import Stream
+from .thread import Thread
+
+
+class RankContext:
+    """One rank: its number, its address space and its streams."""
+
+    def __init__(self, world: World, rank: int):
+        self.world = world
+        self.rank = rank
+        self.space = AddressSpace(rank)
+        self.streams: list[Stream] = []
+
+    def create_stream(self, name: str) -> Stream:
+        stream = Stream(self.world, self.rank, self.space, name)
+        self.streams.append(stream)
+        return stream
+
+
+class World(Scheduler):
+    """An emulated machine.
+
+    Args:
+        num_ranks: ranks, each with an address space of its own
+        seed: chooses the interleaving
+        memory_model: "sc": a store is visible to all at once; "delayed": see `delayed`
+        on_deadlock: "raise", or "expire" to let the kernels' own time-outs run
+        local_rank: None: all ranks live in this process; r: only rank r does, the others are other processes
+        tracer: object with any of on_load, on_store, on_atomic, on_park, on_wake, on_launch, on_exit
+    """
+
+    def __init__(
+        self,
+        num_ranks: int,
+        seed: int = 0,
+        *,
+        memory_model: str = "sc",
+        on_deadlock: str = "raise",
+        local_rank: int | None = None,
+        tracer: Any = None,
+    ):
+        super().__init__(seed, on_deadlock)
+        if num_ranks < 1:
+            raise ValueError(f"num_ranks: {num_ranks}; allowed: at least 1")
+        if memory_model not in ("sc", "delayed"):
+            raise ValueError(f"memory_model: {memory_model!r}; allowed: 'sc', 'delayed'")
+        self.num_ranks = num_ranks
+        self.memory_model = memory_model
+        self.tracer = tracer
+        self.lock: Any = None
+        self.thread_class: type[Thread] = Thread
+        self.ranks = {rank: RankContext(self, rank) for rank in range(num_ranks)}
+        self.spaces = {rank: context.space for rank, context in self.ranks.items()}
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What the run has cost so far."""
+        return {"primitive_calls": self.calls, "switches": self.steps, "parks": self.parks}
+
+    def run(self, functions: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Run one host function per rank to the end, and all they launched; their results by rank.
+
+        Raises: the first exception of a host or a kernel, with its own traceback and a note that names the rank
+        """
+        if len(functions) != self.num_ranks:
+            raise ValueError(f"functions: {len(functions)} for {self.num_ranks} ranks")
+        self.hosts = [Host(rank, function, getcurrent()) for rank, function in enumerate(functions)]
+        self.runnable += self.hosts
+        self._run_guarded(self._all_done)
+        return [host.result for host in self.hosts]
+
+    def _all_done(self) -> bool:
+        return not self.launches and not self.operations and all(host.finished for host in self.hosts)
