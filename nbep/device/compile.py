@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from .jit import KERNELS, ComputeCapability, KernelSpec
+from .loops import keep_loops
 from .types import Param, param_type, parameter_hints
 
 
@@ -113,6 +114,7 @@ def compile_to_ptx(spec: KernelSpec, cc: ComputeCapability, *, lineinfo: bool = 
             launch_bounds=(spec.max_threads, spec.min_blocks),
         )
         mark_convergent(library.modules)
+        library._llvm_strs = [keep_loops(str(module)) for module in library.modules]
         (ptx,) = library.get_asm_strs(cc=cc)
     ptx = ptx.replace(library._entry_name, spec.name)
     # Numba declares one environment pointer for each function for the sake of its CPU target; no instruction uses them.
