@@ -1,8 +1,8 @@
 """Bounded waits. A wait that is over time reports who waited for whom and lets its kernel run to its end.
 
- cell      written by                     with                 read by     with
- claim     first wait of a rank to fail   atom_cas acq_rel     any wait    ld_relaxed_gpu (start_wait)
- report    the one that got the claim     st_relaxed_sys,      the host    plain, after status is not 0
+ cell      written by                     with                    read by     with
+ claim     first wait of a rank to fail   atom_cas_acq_rel_sys    any wait    ld_relaxed_gpu (start_wait)
+ report    the one that got the claim     st_relaxed_sys,         the host    plain, after status is not 0
                                           status st_release_sys
 
 A failed wait does not trap: a trap takes the CUDA context with it, and with the context the chance to destroy the buffer.

@@ -1,0 +1,103 @@
+"""Every kernel compiles for every architecture, fits its registers, and does with memory what its ledger says."""
+
+import importlib
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from nbep.device.compile import load_kernels
+from nbep.device.jit import PRIMITIVES
+
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+KERNEL_NAMES = sorted(load_kernels())
+KINDS = ("_u8", "_u16", "_s32", "_u32", "_s64", "_u64", "_f32", "_v2", "_v4")
+LEDGER_WORD = re.compile(r"\b(?:ld|st|atom|fence)_[a-z_]+[a-z]\b")
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def reports(request, tmp_path_factory):
+    """Kernel name -> the compiler's report for one architecture, with the PTX. One process compiles for one of them."""
+    folder = tmp_path_factory.mktemp(request.param)
+    command = [sys.executable, "-m", "nbep.device.compile", "--arch", request.param, "--json", "--ptx", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    rows = {row["kernel"]: row for row in json.loads(done.stdout)}
+    for name, row in rows.items():
+        row["ptx"] = (folder / f"{name}.{request.param}.ptx").read_text()
+    return rows
+
+
+def family(primitive: str) -> str:
+    """A primitive's name without the kind that it moves: st_release_sys_s32 -> st_release_sys."""
+    return next((primitive.removesuffix(kind) for kind in KINDS if primitive.endswith(kind)), primitive)
+
+
+def mnemonic(primitive: str) -> str:
+    """The instruction that a primitive compiles to, without operands."""
+    return PRIMITIVES[primitive].ptx.split()[0].rstrip(";")
+
+
+def ledgers(name: str) -> str:
+    """The docstrings of a kernel's module and of the protocols that it uses, directly or through others."""
+    pending = [load_kernels()[name].function.__module__]
+    seen: dict[str, str] = {}
+    while pending:
+        module = importlib.import_module(pending.pop())
+        if module.__name__ not in seen:
+            seen[module.__name__] = module.__doc__ or ""
+            owners = {getattr(value, "__module__", None) for value in vars(module).values()}
+            pending += [o for o in owners if o and o.startswith(("nbep.device.protocols", "nbep.device.kernels"))]
+    return "\n".join(seen.values())
+
+
+def test_all_kernels_compile_for_all_architectures(reports):
+    assert sorted(reports) == KERNEL_NAMES
+    assert all(row["cubin_bytes"] > 0 for row in reports.values())
+
+
+def test_no_kernel_spills_or_has_a_stack_frame(reports):
+    for name, row in reports.items():
+        assert (row["spill_stores"], row["spill_loads"], row["stack_frame"]) == (0, 0, 0), name
+        assert row["local_bytes"] == 0 and row["calls"] == 0, name
+
+
+def test_payload_moves_in_16_byte_accesses(reports):
+    for name in ("dispatch", "combine"):
+        assert reports[name]["loads_16_bytes"] >= 5, name
+        assert reports[name]["stores_16_bytes"] >= 5, name
+
+
+def test_bulk_copies_are_used_where_the_architecture_has_them(reports):
+    row = reports["dispatch"]
+    has_bulk = any(instruction.startswith("cp.async.bulk") for instruction in row["ordered"])
+    assert has_bulk == (row["arch"] != "sm_80")
+
+
+@pytest.mark.parametrize("name", KERNEL_NAMES)
+def test_ptx_holds_what_the_ledger_names(reports, name):
+    """Each access that the kernel's own ledger names is in its PTX."""
+    ledger = importlib.import_module(load_kernels()[name].function.__module__).__doc__
+    ptx = reports[name]["ptx"]
+    words = set(LEDGER_WORD.findall(ledger))
+    assert words
+    for word in words:
+        members = [p for p in PRIMITIVES if p == word or family(p) == word or family(p) == f"{word}_shared"]
+        assert members, f"{name}: the ledger names {word}, which is no primitive"
+        found = any(re.search(rf"{re.escape(mnemonic(p))}\b", ptx) for p in members if PRIMITIVES[p].ptx)
+        assert found, f"{name}: the ledger names {word}, the PTX has none of {members}"
+
+
+@pytest.mark.parametrize("name", KERNEL_NAMES)
+def test_ledger_names_every_ordered_access_of_the_ptx(reports, name):
+    text = ledgers(name)
+    by_mnemonic: dict[str, set[str]] = {}
+    for primitive, spec in PRIMITIVES.items():
+        if spec.ptx:
+            by_mnemonic.setdefault(mnemonic(primitive), set()).add(family(primitive).replace("_shared", ""))
+    for instruction in reports[name]["ordered"]:
+        if instruction.startswith(("ld.", "st.", "atom.")):
+            families = by_mnemonic[instruction]
+            assert any(word in text for word in families), f"{name}: {instruction} ({families}) is in no ledger"
