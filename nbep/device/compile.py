@@ -52,7 +52,7 @@ class CompiledKernel:
 
 
 class CompileError(RuntimeError):
-    """The assembler refused the PTX of a kernel."""
+    """Numba refused the code of a kernel, or the assembler its PTX."""
 
 
 def load_kernels() -> dict[str, KernelSpec]:
@@ -86,7 +86,7 @@ def compile_kernel(
 
     Args:    kernel    its name, its function or its spec
              lineinfo  keep source lines for profilers
-    Raises:  KeyError if there is no such kernel; numba's TypingError for code that does not type;
+    Raises:  KeyError if there is no such kernel; CompileError if it does not compile;
              RuntimeError if this process has compiled for another compute capability
     """
     spec = find_kernel(kernel)
@@ -96,7 +96,9 @@ def compile_kernel(
 
 
 def compile_to_ptx(spec: KernelSpec, cc: ComputeCapability, *, lineinfo: bool = False) -> str:
-    """The PTX of one kernel; its entry has the kernel's own name."""
+    """The PTX of one kernel; its entry has the kernel's own name. Raises as compile_kernel."""
+    import numba.core.errors
+    import numba.cuda.core.errors
     from numba.cuda import compiler, types
 
     from .lowering import mark_convergent, register
@@ -104,15 +106,18 @@ def compile_to_ptx(spec: KernelSpec, cc: ComputeCapability, *, lineinfo: bool = 
     register(cc)
     signature = types.void(*(_numba_type(hint) for hint in parameter_hints(spec.function).values()))
     with compiler.global_compiler_lock, _stand_in_device(cc):
-        library, _ = compiler._compile_pyfunc_with_fixup(
-            spec.function,
-            signature,
-            device=False,
-            cc=cc,
-            abi="numba",
-            lineinfo=lineinfo,
-            launch_bounds=(spec.max_threads, spec.min_blocks),
-        )
+        try:
+            library, _ = compiler._compile_pyfunc_with_fixup(
+                spec.function,
+                signature,
+                device=False,
+                cc=cc,
+                abi="numba",
+                lineinfo=lineinfo,
+                launch_bounds=(spec.max_threads, spec.min_blocks),
+            )
+        except (numba.core.errors.NumbaError, numba.cuda.core.errors.NumbaError) as error:
+            raise CompileError(f"{spec.name} for {arch_name(cc)}: {error}") from error
         mark_convergent(library.modules)
         library._llvm_strs = [keep_loops(str(module)) for module in library.modules]
         (ptx,) = library.get_asm_strs(cc=cc)

@@ -83,5 +83,5 @@ def _emit_smem_base(builder, *_):
 
 @primitive("", "u32", emit=_emit_smem_base, effect="pure")
 def smem_base():
-    """Address of the block's dynamic shared memory, 1024-byte aligned."""
-    return current_thread().smem_base
+    """Address of the block's dynamic shared memory, 1024-byte aligned; 0 on the emulator."""
+    return 0

@@ -21,8 +21,8 @@ SM90 = (9, 0)
 
 @primitive("", "pred", constant=lambda compute_capability: compute_capability >= SM90)
 def has_tma():
-    """Whether this target has bulk copies: known when compiling, a setting of the emulator's world."""
-    return current_thread().has_tma
+    """Whether this target has bulk copies: known when compiling; `world.has_tma` on the emulator, True by default."""
+    return getattr(current_thread().world, "has_tma", True)
 
 
 @primitive("mbarrier.init.shared::cta.b64 [$0], $1;", None, ("smem", "s32"), since=SM90)

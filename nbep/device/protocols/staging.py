@@ -40,16 +40,20 @@ class Stage(NamedTuple):
 
 
 @device_function
-def open_stage(warp, lane):
-    """Set up this warp's stage. The whole warp calls it once, before any copy."""
+def stage_of(warp):
+    """The stage of a warp, at the start of the block's dynamic shared memory."""
     data = smem_base() + STAGE_STRIDE * warp
-    full = data + STAGE_BYTES
+    return Stage(data, data + STAGE_BYTES)
+
+
+@device_function
+def open_stage(stage, lane):
+    """Set up a stage. Its whole warp calls this once, before any copy."""
     if lane == 0:
-        mbarrier_init(full, 1)
+        mbarrier_init(stage.full, 1)
         fence_mbarrier_init()
         fence_proxy_async_shared()  # the engine sees the initialised mbarrier
     syncwarp(FULL_MASK)
-    return Stage(data, full)
 
 
 @device_function

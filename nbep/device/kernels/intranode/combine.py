@@ -12,8 +12,8 @@
  shared retired[w]     receiver w       st_volatile            coordinator       ld_volatile
  shared rows[w]        receiver w       st_shared              same warp         ld_shared, after syncwarp
 
- (1) Heads publish nothing. All lanes have used what they loaded from the slot before the syncwarp that stands before the
-     store; the sender overwrites the slot only after it has seen the head.
+ (1) Heads publish nothing. All lanes have used what they loaded from a slot before the syncwarp that stands before the
+     next head; the sender overwrites the slot only after it has seen that head.
  (2) tail -> coordinator -> shared tail is a chain of two release-acquire pairs. DeepEP's shared tail is volatile, and its
      receivers read the array of num_ranks tails at every lane, past its end; here only lanes below num_ranks wait.
 
@@ -281,13 +281,20 @@ def combine_topk_weights(out, board, warp, lane, num_rows, token, ring_of_rank_0
 
 @device_function
 def receive_tokens(out, inputs, board, num_warps, warp, lane, peers, bounds, shape, sizes, channel):
-    """Receiver: sum up the tokens of one channel; each warp takes every (num_warps - 1)-th."""
+    """Receiver: sum up the tokens of one channel; each warp takes every (num_warps - 1)-th.
+
+    A warp's head is the first slot that it still needs. It moves before the warp waits for its token, not after it has summed
+    it up: otherwise a warp that has not had its first token yet would hold every ring at 0, and a ring with fewer slots than
+    the block has warps would never fill up to that token.
+    """
     ring_of_rank_0 = locate_ring(buffer_of(peers, peers.rank), shape, channel, 0)
     begin, end = channel_task_range(sizes.num_combined_tokens, shape.num_channels, channel)
     for token in range(begin + warp - 1, end, num_warps - 1):
         expected = -1
         if lane < shape.num_ranks:
             expected = ld_nc_s32(inputs.send_head + 4 * (token * shape.num_ranks + lane))
+            head = expected if expected >= 0 else -expected - 1
+            st_volatile_shared_s32(board.heads + 4 * (MAX_RANKS * warp + lane), head)
             if expected >= 0:
                 wait_shared_tail_past(board.tails + 4 * lane, expected, bounds, lane, channel)
         syncwarp(FULL_MASK)
@@ -295,10 +302,6 @@ def receive_tokens(out, inputs, board, num_warps, warp, lane, peers, bounds, sha
         combine_row(out, inputs, board, warp, lane, num_rows, token, ring_of_rank_0, shape)
         combine_topk_weights(out, board, warp, lane, num_rows, token, ring_of_rank_0, shape)
         syncwarp(FULL_MASK)
-        if lane < shape.num_ranks:
-            head = expected + 1 if expected >= 0 else -expected - 1
-            st_volatile_shared_s32(board.heads + 4 * (MAX_RANKS * warp + lane), head)
-    syncwarp(FULL_MASK)
     if lane == 0:
         st_volatile_shared_s32(board.retired + 4 * warp, 1)
 

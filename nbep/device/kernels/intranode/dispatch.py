@@ -61,7 +61,7 @@ from nbep.device.primitives import (
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.copies import receive_row, send_row
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.staging import STAGE_STRIDE, copy_through_stage, open_stage
+from nbep.device.protocols.staging import STAGE_STRIDE, copy_through_stage, open_stage, stage_of
 from nbep.device.protocols.waits import (
     DISPATCH_RECEIVER_ROWS,
     DISPATCH_SENDER_HEAD,
@@ -263,7 +263,9 @@ def receive_tokens(out, peers, bounds, shape, num_rows, team):
     """
     ring = locate_ring(buffer_of(peers, peers.rank), shape, team.channel, team.peer)
     shared_tail = smem_base() + STAGE_STRIDE * u32_div(block_dim(), 32) + 4 * team.peer
-    stage = open_stage(thread_idx() // 32, team.lane)
+    stage = stage_of(thread_idx() // 32)
+    if has_tma():
+        open_stage(stage, team.lane)
     parity = 0
     first, num_left, fits = receive_offsets(out, ring, peers, bounds, shape, num_rows, team)
     head = 0
