@@ -1,0 +1,81 @@
+"""Casts wrap, and float32 arithmetic has the instruction's corner cases."""
+
+import numpy as np
+import pytest
+
+from nbep.device.primitives import (
+    f32,
+    f32_abs,
+    f32_add_rn,
+    f32_div_rn,
+    f32_max,
+    f32_mul_rn,
+    ffs_u32,
+    popc_u32,
+    s32,
+    s64,
+    u32,
+    u32_div,
+    u32_mod,
+)
+
+
+@pytest.mark.parametrize(
+    ("x", "signed", "unsigned"),
+    [
+        (0, 0, 0),
+        (2**31 - 1, 2**31 - 1, 2**31 - 1),
+        (2**31, -(2**31), 2**31),
+        (-1, -1, 2**32 - 1),
+        (2**32 + 5, 5, 5),
+        (-(2**31) - 1, 2**31 - 1, 2**31 - 1),
+    ],
+)
+def test_casts_wrap_to_32_bits(x, signed, unsigned):
+    assert s32(x) == signed
+    assert u32(x) == unsigned
+
+
+def test_s64_wraps_to_64_bits():
+    assert s64(2**63) == -(2**63)
+    assert s64(-(2**63) - 1) == 2**63 - 1
+    assert s64(-5) == -5
+
+
+def test_float32_constants_round_to_nearest_even():
+    assert f32(16777217) == np.float32(16777216)
+    assert isinstance(f32(1), np.float32)
+
+
+@pytest.mark.parametrize(("a", "b"), [(0, 1), (7, 3), (2**32 - 1, 1), (2**32 - 1, 2**31), (5, 2**32 - 1)])
+def test_unsigned_division_is_that_of_naturals(a, b):
+    assert u32_div(a, b) * b + u32_mod(a, b) == a
+    assert 0 <= u32_mod(a, b) < b
+
+
+@pytest.mark.parametrize(
+    ("x", "ones", "lowest"), [(0, 0, 0), (1, 1, 1), (0x80000000, 1, 32), (-1, 32, 1), (0b10100, 2, 3), (1 << 32, 0, 0)]
+)
+def test_bit_counts_look_at_32_bits(x, ones, lowest):
+    assert popc_u32(x) == ones
+    assert ffs_u32(x) == lowest
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "larger"),
+    [(1, 2, 2), (2, 1, 2), (np.nan, 1, 1), (1, np.nan, 1), (-0.0, 0.0, 0.0), (0.0, -0.0, 0.0), (-np.inf, -5, -5)],
+)
+def test_f32_max_prefers_numbers_to_nan_and_plus_to_minus_zero(a, b, larger):
+    result = f32_max(np.float32(a), np.float32(b))
+    assert result == np.float32(larger)
+    assert np.signbit(result) == np.signbit(np.float32(larger))
+
+
+def test_float32_operations_round_once_and_stay_float32():
+    a, b = np.float32(1 + 2**-23), np.float32(1 - 2**-24)
+    for operation, exact in ((f32_add_rn, a + b), (f32_mul_rn, a * b), (f32_div_rn, a / b)):
+        result = operation(a, b)
+        assert isinstance(result, np.float32)
+        assert result == exact
+    assert f32_abs(np.float32(-0.0)).view(np.uint32) == 0
+    assert f32_mul_rn(np.float32(2**-100), np.float32(2**-40)) == np.float32(2**-140)
