@@ -1,0 +1,33 @@
+"""Expert-parallel dispatch and combine from one kernel source: on GPUs through Numba, on CPUs through an emulator.
+
+def main(comm):                                    # once per rank
+    buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 20)
+    ...
+
+results = nbep.spawn(main, num_ranks=4)            # or main(MPI.COMM_WORLD) under mpiexec
+"""
+
+from nbep.emulator import DeadlockError, EmulatorError
+from nbep.host.buffer import Buffer
+from nbep.host.cast import per_token_cast_back, per_token_cast_to_fp8
+from nbep.host.comm import InProcessComm
+from nbep.host.config import Config
+from nbep.host.events import EventHandle, EventOverlap
+from nbep.host.faults import PeerTimeout
+from nbep.host.handles import DispatchHandle
+from nbep.host.spawn import spawn
+
+__all__ = [
+    "Buffer",
+    "Config",
+    "DeadlockError",
+    "DispatchHandle",
+    "EmulatorError",
+    "EventHandle",
+    "EventOverlap",
+    "InProcessComm",
+    "PeerTimeout",
+    "per_token_cast_back",
+    "per_token_cast_to_fp8",
+    "spawn",
+]

@@ -1,0 +1,327 @@
+"""The expert-parallel communication buffer, with DeepEP's interface.
+
+Life cycle: construct (allocate, make handles) -> gather the handles -> sync (open peers, fill pointer tables) -> use
+-> destroy.
+
+Source: DeepEP deep_ep/buffer.py
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+from nbep.host import validate
+from nbep.host.combine import combine
+from nbep.host.comm import connect
+from nbep.host.config import COMBINE_TOKENS, DISPATCH_TOKENS, Config, low_latency_rdma_size_hint, table_config
+from nbep.host.dispatch import Counts, dispatch
+from nbep.host.events import EventHandle, EventOverlap
+from nbep.host.handles import DispatchHandle
+from nbep.host.layout import get_dispatch_layout
+from nbep.host.runtime.base import Array, Stream
+from nbep.host.symmetric import NodeMemory
+
+DEFAULT_TIMEOUT_MS = 100_000.0  # DeepEP's 100 s
+
+
+class Buffer:
+    """One rank's end of a group that exchanges tokens. Every rank of the group makes one, with the same sizes.
+
+    Args:     group the communicator: the one that nbep.spawn passes, or mpi4py's; comm is another name for it
+              num_nvl_bytes size of the symmetric buffer, a multiple of 128; see Config.get_nvl_buffer_size_hint
+              num_qps_per_rank and allow_nvlink_for_low_latency_mode only matter to modes that are not built yet
+              explicitly_destroy warn if the buffer goes away without `destroy`
+    Raises:   ValueError if the group has not 2, 4 or 8 ranks, or the sizes are wrong or differ between ranks
+              NotImplementedError for num_rdma_bytes, low_latency_mode, allow_mnnvl and enable_shrink
+    Blocks:   until all ranks of the group construct theirs
+
+    Attributes:
+        num_sms: SMs of the default configs, of all buffers; see set_num_sms
+        rank, group_size: this rank and the number of ranks in the group
+        num_nvl_bytes: size of the symmetric buffer
+        timeout_ms: longest time that a wait inside a kernel may take; environment variable NBEP_TIMEOUT_MS, or 100 s.
+            The emulator in one process counts primitive calls instead of nanoseconds, and finds deadlocks at once.
+
+    After a PeerTimeout every call but destroy raises it again.
+    """
+
+    num_sms: int = 20
+
+    def __init__(
+        self,
+        group: Any = None,
+        num_nvl_bytes: int = 0,
+        num_rdma_bytes: int = 0,
+        low_latency_mode: bool = False,
+        num_qps_per_rank: int = 24,
+        allow_nvlink_for_low_latency_mode: bool = True,
+        allow_mnnvl: bool = False,
+        explicitly_destroy: bool = False,
+        enable_shrink: bool = False,
+        comm: Any = None,
+    ):
+        self._memory: NodeMemory | None = None
+        for name, asked, missing in (
+            ("low_latency_mode", low_latency_mode, "the low-latency kernels"),
+            ("num_rdma_bytes", num_rdma_bytes, "the kernels between nodes"),
+            ("allow_mnnvl", allow_mnnvl, "NVLink between nodes"),
+            ("enable_shrink", enable_shrink, "masking of ranks that do not answer"),
+        ):
+            if asked:
+                raise NotImplementedError(f"{name}: got {asked}; {missing} are not built yet")
+        communicator, runtime = connect(group, comm)
+        validate.buffer_arguments(communicator.size, num_nvl_bytes)
+        timeout_ms = _timeout_ms()
+        validate.same_on_all_ranks("num_nvl_bytes", communicator.allgather(num_nvl_bytes))
+
+        self.group = communicator
+        self.rank = communicator.rank
+        self.group_size = communicator.size
+        self.num_nvl_bytes = num_nvl_bytes
+        self.num_rdma_bytes = num_rdma_bytes
+        self.low_latency_mode = low_latency_mode
+        self.explicitly_destroy = explicitly_destroy
+
+        memory = NodeMemory(communicator, runtime, num_nvl_bytes, timeout_ms)
+        handles = communicator.allgather(memory.handle)
+        memory.sync(handles)
+        self._memory = memory
+
+    def destroy(self) -> None:
+        """Give the memory back. Collective: blocks until all ranks of the group are here.
+
+        Raises: ValueError if it is destroyed already
+        """
+        memory = self._usable("destroy")
+        self._memory = None
+        memory.close()
+
+    def __del__(self) -> None:
+        # Memory is freed by a collective call, so it cannot be freed here; it goes with the run.
+        if getattr(self, "explicitly_destroy", False) and self._memory is not None:
+            warnings.warn(f"{self!r} goes away without destroy()", ResourceWarning, stacklevel=2)
+
+    def __repr__(self) -> str:
+        return f"<Buffer of rank {self.rank} of {self.group_size}, {self.num_nvl_bytes} bytes>"
+
+    # Settings
+
+    @staticmethod
+    def set_num_sms(new_num_sms: int) -> None:
+        """Set the SMs of the default configs, an even number."""
+        validate.integer("new_num_sms", new_num_sms, 2)
+        if new_num_sms % 2 != 0:
+            validate.refuse("new_num_sms", new_num_sms, "even")
+        Buffer.num_sms = new_num_sms
+
+    @staticmethod
+    def get_dispatch_config(num_ranks: int) -> Config:
+        """DeepEP's recommended dispatch config. ValueError for a rank count that it has none for."""
+        return table_config(DISPATCH_TOKENS, Buffer.num_sms, num_ranks)
+
+    @staticmethod
+    def get_combine_config(num_ranks: int) -> Config:
+        """DeepEP's recommended combine config. ValueError for a rank count that it has none for."""
+        return table_config(COMBINE_TOKENS, Buffer.num_sms, num_ranks)
+
+    @staticmethod
+    def get_low_latency_rdma_size_hint(
+        num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
+    ) -> int:
+        """num_rdma_bytes that DeepEP's low-latency mode takes for tokens of up to `hidden` bf16 columns."""
+        return low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
+
+    @staticmethod
+    def is_sm90_compiled() -> bool:
+        """True: every kernel's one source has the paths of sm_90, and each device compiles those that it can run."""
+        return True
+
+    # Streams and memory
+
+    @staticmethod
+    def capture() -> EventOverlap:
+        """An event at the present end of the caller's current stream."""
+        return EventOverlap(EventHandle())
+
+    def get_comm_stream(self) -> Stream:
+        """The stream that this buffer's kernels run on."""
+        return self._usable("get_comm_stream").comm_stream
+
+    def get_local_buffer_tensor(
+        self, dtype: Any, size: tuple[int, ...] | None = None, offset: int = 0, use_rdma_buffer: bool = False
+    ) -> Array:
+        """This rank's symmetric buffer as an array.
+
+        Args:   size its shape, None for all of the buffer; offset its first element (DeepEP's document says elements
+                too, but its code takes bytes)
+        Raises: ValueError if it reaches past num_nvl_bytes
+        """
+        memory = self._usable("get_local_buffer_tensor")
+        if use_rdma_buffer:
+            raise NotImplementedError("use_rdma_buffer: got True; the kernels between nodes are not built yet")
+        validate.integer("offset", offset, 0)
+        whole = memory.symmetric.array(dtype)
+        num_elements = memory.num_nvl_bytes // whole.itemsize
+        if offset > num_elements:
+            validate.refuse("offset", offset, f"at most {num_elements}, the elements of the buffer")
+        rest = whole[offset:num_elements]
+        if size is None:
+            return rest
+        count = 1
+        for length in size:
+            count *= length
+        if count > len(rest):
+            validate.refuse("size", f"{tuple(size)} at offset {offset}", f"at most {len(rest)} elements")
+        return rest[:count].reshape(size)
+
+    # Verbs
+
+    def get_dispatch_layout(
+        self,
+        topk_idx: Array,
+        num_experts: int,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Array, Array | None, Array, Array, EventOverlap]:
+        """Count how many tokens go to each rank and expert.
+
+        Args:     topk_idx [num_tokens, num_topk] int64, -1 = unused
+                  previous_event the kernel starts after it, or after the current stream's work if it is None
+                  async_finish return at once; the outputs are there after event.current_stream_wait()
+                  allocate_on_comm_stream the outputs belong to the comm stream (needs both of the former)
+        Returns:  num_tokens_per_rank [num_ranks] int32; None (num_tokens_per_rdma_rank between nodes);
+                  num_tokens_per_expert [num_experts] int32; is_token_in_rank [num_tokens, num_ranks] bool; event
+        Raises:   ValueError for wrong arguments, PeerTimeout after an earlier one
+        Blocks:   the current stream, unless async_finish
+        Source:   DeepEP deep_ep/buffer.py, Buffer.get_dispatch_layout
+        """
+        memory = self._usable("get_dispatch_layout")
+        return get_dispatch_layout(memory, topk_idx, num_experts, previous_event, async_finish, allocate_on_comm_stream)
+
+    def dispatch(
+        self,
+        x: Array | tuple[Array, Array],
+        handle: DispatchHandle | tuple[Array, ...] | None = None,
+        num_tokens_per_rank: Array | None = None,
+        num_tokens_per_rdma_rank: Array | None = None,
+        is_token_in_rank: Array | None = None,
+        num_tokens_per_expert: Array | None = None,
+        topk_idx: Array | None = None,
+        topk_weights: Array | None = None,
+        expert_alignment: int = 1,
+        num_worst_tokens: int = 0,
+        config: Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[
+        Array | tuple[Array, Array],
+        Array | None,
+        Array | None,
+        list[int] | None,
+        DispatchHandle | None,
+        EventOverlap,
+    ]:
+        """Send each token once to every rank that owns one of its experts. Collective.
+
+        Args:     x [num_tokens, hidden] bf16, or (x [num_tokens, hidden] e4m3, scales [num_tokens, hidden / 128]
+                  float32 or int32, any strides); hidden a multiple of 8, of 128 for FP8
+                  handle of an earlier dispatch: send along the same routes, without counting and without top-k
+                  num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert as get_dispatch_layout returns them;
+                  not looked at with a handle
+                  topk_idx [num_tokens, num_topk] int64 and topk_weights [num_tokens, num_topk] float32, or neither
+                  expert_alignment rounds the counts of num_recv_tokens_per_expert_list up
+                  num_worst_tokens rows of the outputs, at least as many as tokens come: the CPU does not wait to know
+                  config None: get_dispatch_config, with as many ring slots as the buffer holds (with a handle: of its
+                  num_sms)
+                  previous_event, async_finish, allocate_on_comm_stream as in get_dispatch_layout
+        Returns:  recv_x as x: [num_recv_tokens, hidden], scales row-major; by source rank, then in the order of x
+                  recv_topk_idx [num_recv_tokens, num_topk] int64, this rank's experts from 0 on, or -1
+                  recv_topk_weights [num_recv_tokens, num_topk] float32, 0 where the index is -1
+                  num_recv_tokens_per_expert_list, one int for each local expert; [] with num_worst_tokens
+                  handle, for combine and for cached dispatches
+                  event
+                  With a handle: (recv_x, None, None, None, None, event)
+        Raises:   ValueError for wrong arguments, before anything is launched; after it if num_worst_tokens turns out
+                  to be too small. PeerTimeout if a peer does not come
+        Blocks:   the CPU until the counts arrive, unless handle or num_worst_tokens is given; the current stream,
+                  unless async_finish
+        Source:   DeepEP deep_ep/buffer.py, Buffer.dispatch
+        """
+        memory = self._usable("dispatch")
+        return dispatch(
+            memory,
+            x,
+            handle,
+            Counts(num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert),
+            num_tokens_per_rdma_rank,
+            topk_idx,
+            topk_weights,
+            expert_alignment,
+            num_worst_tokens,
+            config,
+            Buffer.num_sms,
+            previous_event,
+            async_finish,
+            allocate_on_comm_stream,
+        )
+
+    def combine(
+        self,
+        x: Array,
+        handle: DispatchHandle | tuple[Array, ...],
+        topk_weights: Array | None = None,
+        bias: Array | tuple[Array | None, Array | None] | None = None,
+        config: Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Array, Array | None, EventOverlap]:
+        """Bring tokens back to where they came from and add them up, without weights. Collective.
+
+        Args:     x [num_recv_tokens, hidden] bf16, in the order of recv_x; hidden a multiple of 8
+                  handle that dispatch returned; its send_head is rewritten in place, which changes no later use
+                  topk_weights [num_recv_tokens, num_topk] float32, added up the same way
+                  bias [num_tokens, hidden] bf16, or a tuple of two: added first
+                  config None: get_combine_config of the handle's num_sms, with as many ring slots as the buffer holds
+                  previous_event, async_finish, allocate_on_comm_stream as in get_dispatch_layout
+        Returns:  combined_x [num_tokens, hidden] bf16, added in float32: bias, then ranks ascending
+                  combined_topk_weights [num_tokens, num_topk] float32, None without topk_weights
+                  event
+        Raises:   ValueError for wrong arguments, before anything is launched. PeerTimeout if a peer does not come
+        Blocks:   the current stream, unless async_finish
+        Source:   DeepEP deep_ep/buffer.py, Buffer.combine
+        """
+        memory = self._usable("combine")
+        return combine(
+            memory,
+            x,
+            handle,
+            topk_weights,
+            bias,
+            config,
+            previous_event,
+            async_finish,
+            allocate_on_comm_stream,
+        )
+
+    def _usable(self, verb: str) -> NodeMemory:
+        if self._memory is None:
+            raise ValueError(f"buffer: got a destroyed one; {verb} must come before destroy")
+        return self._memory
+
+
+def _timeout_ms() -> float:
+    text = os.environ.get("NBEP_TIMEOUT_MS")
+    if text is None:
+        return DEFAULT_TIMEOUT_MS
+    try:
+        timeout_ms = float(text)
+    except ValueError:
+        timeout_ms = 0.0
+    if not timeout_ms > 0:
+        raise ValueError(f"NBEP_TIMEOUT_MS: got {text!r}; must be a positive number of milliseconds")
+    return timeout_ms

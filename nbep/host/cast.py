@@ -1,0 +1,97 @@
+"""Casts between bf16 and FP8 with a scale for every 128 columns of a token. They need a rank to run on, but no buffer.
+
+Source: DeepEP tests/utils.py, per_token_cast_to_fp8 and per_token_cast_back
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from nbep.device.kernels.per_token_cast_back import per_token_cast_back as cast_back_kernel
+from nbep.device.kernels.per_token_cast_to_fp8 import CastOutputs, CastSizes
+from nbep.device.kernels.per_token_cast_to_fp8 import per_token_cast_to_fp8 as cast_kernel
+from nbep.device.protocols.fp8 import COLUMNS
+from nbep.host import validate
+from nbep.host.runtime.base import Array, Runtime, current_runtime
+from nbep.host.spawn import spawn
+
+T = TypeVar("T")
+WARP = 32
+MAX_BLOCKS = 1024
+
+
+def per_token_cast_to_fp8(
+    x: Array, round_scale: bool = False, column_major_scales: bool = False
+) -> tuple[Array, Array]:
+    """Cast tokens to FP8.
+
+    Args:     x [num_tokens, hidden] bf16
+              round_scale makes every scale a power of two
+              column_major_scales lays the scales out by columns (their shape stays the same)
+    Returns:  x_fp8 [num_tokens, hidden] e4m3; scales [num_tokens, hidden / 128] float32: x is about x_fp8 * scales
+    Raises:   ValueError if hidden is not a multiple of 128
+    Blocks:   the caller's current stream; outside of a rank, a world of one emulated rank runs for the call
+    """
+    return _on_a_rank(lambda runtime: _cast_to_fp8(runtime, x, round_scale, column_major_scales))
+
+
+def per_token_cast_back(x_fp8: Array, scales: Array) -> Array:
+    """Undo per_token_cast_to_fp8, up to rounding.
+
+    Args:     x_fp8 [num_tokens, hidden] e4m3; scales [num_tokens, hidden / 128] float32, any strides
+    Returns:  x [num_tokens, hidden] bf16
+    Raises:   ValueError if hidden is not a multiple of 128, or if scales do not fit
+    Blocks:   as per_token_cast_to_fp8
+    """
+    return _on_a_rank(lambda runtime: _cast_back(runtime, x_fp8, scales))
+
+
+def _cast_to_fp8(runtime: Runtime, x: Array, round_scale: bool, column_major_scales: bool) -> tuple[Array, Array]:
+    validate.array(runtime, "x", x, "bfloat16", ("num_tokens", "hidden"))
+    num_tokens, hidden = x.shape
+    validate.hidden_size("x", hidden, COLUMNS)
+    num_scales = hidden // COLUMNS
+    x_fp8 = runtime.empty((num_tokens, hidden), "float8_e4m3fn", x)
+    if column_major_scales:
+        scales = runtime.empty((num_scales, num_tokens), "float32", x).T
+    else:
+        scales = runtime.empty((num_tokens, num_scales), "float32", x)
+    sizes = _sizes(runtime, x, scales, round_scale)
+    grid, block = _launch_size(runtime, num_tokens * num_scales)
+    runtime.launch(runtime.current_stream, cast_kernel, grid, block, 0, CastOutputs(x_fp8, scales), x, sizes)
+    runtime.current_stream.record().current_stream_wait()
+    return x_fp8, scales
+
+
+def _cast_back(runtime: Runtime, x_fp8: Array, scales: Array) -> Array:
+    validate.array(runtime, "x_fp8", x_fp8, "float8_e4m3fn", ("num_tokens", "hidden"))
+    num_tokens, hidden = x_fp8.shape
+    validate.hidden_size("x_fp8", hidden, COLUMNS)
+    validate.array(runtime, "scales", scales, "float32", (num_tokens, hidden // COLUMNS), contiguous=False)
+    if min(runtime.strides(scales)) < 0:
+        validate.refuse("scales", f"strides {runtime.strides(scales)}", "of strides that are not negative")
+    x = runtime.empty((num_tokens, hidden), "bfloat16", x_fp8)
+    sizes = _sizes(runtime, x_fp8, scales, False)
+    grid, block = _launch_size(runtime, num_tokens * (hidden // COLUMNS))
+    runtime.launch(runtime.current_stream, cast_back_kernel, grid, block, 0, x, x_fp8, scales, sizes)
+    runtime.current_stream.record().current_stream_wait()
+    return x
+
+
+def _sizes(runtime: Runtime, x: Array, scales: Array, round_scale: bool) -> CastSizes:
+    token_stride, hidden_stride = runtime.strides(scales)
+    return CastSizes(x.shape[0], x.shape[1], token_stride, hidden_stride, int(round_scale))
+
+
+def _launch_size(runtime: Runtime, num_groups: int) -> tuple[int, int]:
+    """Grid and block for one warp per 128 columns."""
+    block = runtime.layout_threads
+    return max(1, min(MAX_BLOCKS, -(-num_groups // (block // WARP)))), block
+
+
+def _on_a_rank(call: Callable[[Runtime], T]) -> T:
+    runtime = current_runtime()
+    if runtime is not None:
+        return call(runtime)
+    return spawn(lambda comm: call(comm.runtime), 1)[0]

@@ -1,0 +1,175 @@
+"""Communicators: what `Buffer` needs of one, and the one that connects the ranks of a single process.
+
+The names are mpi4py's lower-case ones, so that the same `main(comm)` takes an `InProcessComm` or `MPI.COMM_WORLD`.
+
+ rank 0: allgather("a") --+                                  +--> ["a", "b"]
+                          +--> meeting number n of the group +
+ rank 1: allgather("b") --+                                  +--> ["a", "b"]
+
+The n-th collective call of every rank is meeting n. A rank waits there until all ranks have come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from nbep.host.runtime.base import Runtime
+
+
+class Communicator(Protocol):
+    """The methods of a communicator that nbep calls. Objects are anything that the communicator can carry."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def allgather(self, sendobj: Any) -> list[Any]: ...
+
+    def bcast(self, obj: Any, root: int = 0) -> Any: ...
+
+    def barrier(self) -> None: ...
+
+
+class _Meeting:
+    """One collective call: what each rank brought, and how many have not picked up the result yet."""
+
+    def __init__(self, verb: str, size: int):
+        self.verb = verb
+        self.brought: dict[int, Any] = {}
+        self.num_to_leave = size
+
+
+class CommGroup:
+    """What the ranks of one communicator share. `size` ranks meet here."""
+
+    def __init__(self, size: int):
+        self.size = size
+        self.meetings: dict[int, _Meeting] = {}
+        self.subgroups: dict[tuple[int, int], CommGroup] = {}
+
+
+class InProcessComm:
+    """Connects the ranks that `nbep.spawn` runs in one process.
+
+    Objects are passed by reference, not copied: a rank that changes what it received changes it for all.
+    Every collective call waits for all ranks, also where MPI lets some go on.
+
+    Raises: RuntimeError if the ranks' n-th collective calls are not the same method
+    """
+
+    def __init__(self, group: CommGroup, rank: int, runtime: Runtime):
+        self._group = group
+        self._rank = rank
+        self._num_calls = 0
+        self.runtime = runtime
+
+    def __repr__(self) -> str:
+        return f"<InProcessComm rank {self.rank} of {self.size}>"
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        return self._group.size
+
+    def Get_rank(self) -> int:  # noqa: N802
+        return self.rank
+
+    def Get_size(self) -> int:  # noqa: N802
+        return self.size
+
+    def allgather(self, sendobj: Any) -> list[Any]:
+        """What every rank sent, by rank."""
+        return self._meet("allgather", sendobj)
+
+    def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
+        """What every rank sent, by rank, at root; None elsewhere."""
+        self._check_root(root)
+        everything = self._meet(f"gather to {root}", sendobj)
+        return everything if self.rank == root else None
+
+    def bcast(self, obj: Any, root: int = 0) -> Any:
+        """What root sent, at every rank."""
+        self._check_root(root)
+        return self._meet(f"bcast from {root}", obj if self.rank == root else None)[root]
+
+    def allreduce(self, sendobj: Any, op: Callable[[Any, Any], Any] | None = None) -> Any:
+        """The sum over ranks, or the fold with op(a, b), in the order of the ranks."""
+        total, *others = self._meet("allreduce", sendobj)
+        for value in others:
+            total = total + value if op is None else op(total, value)
+        return total
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        self._meet("barrier", None)
+
+    Barrier = barrier
+
+    def Split(self, color: int = 0, key: int = 0) -> InProcessComm | None:  # noqa: N802
+        """A communicator of the ranks with the same color, ordered by (key, rank); None where color is negative."""
+        number = self._num_calls
+        everyone = self._meet("Split", (color, key))
+        if color < 0:
+            return None
+        members = sorted((k, rank) for rank, (c, k) in enumerate(everyone) if c == color)
+        group = self._group.subgroups.setdefault((number, color), CommGroup(len(members)))
+        return InProcessComm(group, members.index((key, self.rank)), self.runtime)
+
+    def _check_root(self, root: int) -> None:
+        if not 0 <= root < self.size:
+            raise ValueError(f"root: got {root}; must be a rank below {self.size}")
+
+    def _meet(self, verb: str, brought: Any) -> list[Any]:
+        meetings = self._group.meetings
+        number, self._num_calls = self._num_calls, self._num_calls + 1
+        meeting = meetings.setdefault(number, _Meeting(verb, self.size))
+        if meeting.verb != verb:
+            others = _join_ranks(sorted(meeting.brought))
+            raise RuntimeError(f"rank {self.rank} calls {verb} while {others} called {meeting.verb}")
+        meeting.brought[self.rank] = brought
+
+        def describe() -> str:
+            missing = [rank for rank in range(self.size) if rank not in meeting.brought]
+            return f"{verb}: {_join_ranks(missing)} did not come"
+
+        self.runtime.wait_until(lambda: len(meeting.brought) == self.size, describe)
+        meeting.num_to_leave -= 1
+        if meeting.num_to_leave == 0:
+            del meetings[number]
+        return [meeting.brought[rank] for rank in range(self.size)]
+
+
+def _join_ranks(ranks: Sequence[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def is_mpi_comm(comm: object) -> bool:
+    """Whether this is an mpi4py communicator. mpi4py is not imported to find out."""
+    return any(cls.__module__ == "mpi4py.MPI" and cls.__name__ == "Comm" for cls in type(comm).__mro__)
+
+
+def connect(group: object | None, comm: object | None) -> tuple[Communicator, Runtime]:
+    """The communicator that a `Buffer` was given as `group` or as `comm`, and the runtime of this rank.
+
+    Raises: ValueError if there is none, if there are two, or if it is of an unknown kind
+    """
+    if group is None and comm is None:
+        raise ValueError("group: got None; pass a communicator as group or as comm")
+    if group is not None and comm is not None and group is not comm:
+        raise ValueError("comm: got a communicator besides group; pass only one of the two")
+    name, given = ("group", group) if group is not None else ("comm", comm)
+    if isinstance(given, InProcessComm):
+        return given, given.runtime
+    if is_mpi_comm(given):
+        from nbep.host.runtime.mpi import mpi_runtime
+
+        return given, mpi_runtime()  # type: ignore[return-value]
+    raise ValueError(
+        f"{name}: got {type(given).__name__}; must be the communicator that nbep.spawn passes, or one of mpi4py"
+    )

@@ -1,0 +1,200 @@
+"""How many SMs a call uses and how large its chunks and rings are; DeepEP's default tables and size hints.
+
+Source: DeepEP csrc/config.hpp; deep_ep/buffer.py, get_dispatch_config and get_combine_config
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from nbep.device.layout.intranode import (
+    ALIGNMENT_BYTES,
+    MAX_NVL_PEERS,
+    MAX_TOPK,
+    RingShape,
+    align_up,
+    num_nvl_bytes_needed,
+)
+
+# What the size hints reserve for each token in a ring.
+HINT_TOPK = 128
+HINT_SCALES = 128
+SOURCE_META_BYTES = 8  # internode: the source's RDMA rank and a mask of NVLink ranks, s32 each
+INT4_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Config:
+    """Performance settings of one dispatch or combine. All ranks must use the same.
+
+    num_sms                            blocks of the launch: two for each channel, one sends and one receives
+    num_max_nvl_chunked_send_tokens    tokens that a sender pushes before it moves the tail of a ring
+    num_max_nvl_chunked_recv_tokens    slots of a ring
+    num_max_rdma_chunked_send_tokens   the same between nodes
+    num_max_rdma_chunked_recv_tokens   the same between nodes; rounded up to a multiple of the send size
+    num_threads                        threads of a block, a multiple of 32; None: what suits the target
+
+    Raises: ValueError if a setting is out of range
+    """
+
+    num_sms: int = 20
+    num_max_nvl_chunked_send_tokens: int = 6
+    num_max_nvl_chunked_recv_tokens: int = 256
+    num_max_rdma_chunked_send_tokens: int = 6
+    num_max_rdma_chunked_recv_tokens: int = 256
+    num_threads: int | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.num_sms < 0:
+            raise ValueError(f"num_sms: got {self.num_sms}; must not be negative")
+        for name in (
+            "num_max_nvl_chunked_send_tokens",
+            "num_max_nvl_chunked_recv_tokens",
+            "num_max_rdma_chunked_send_tokens",
+            "num_max_rdma_chunked_recv_tokens",
+        ):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name}: got {getattr(self, name)}; must be positive")
+        if self.num_max_nvl_chunked_send_tokens >= self.num_max_nvl_chunked_recv_tokens:
+            raise ValueError(
+                f"num_max_nvl_chunked_send_tokens: got {self.num_max_nvl_chunked_send_tokens}; "
+                f"must be less than num_max_nvl_chunked_recv_tokens ({self.num_max_nvl_chunked_recv_tokens})"
+            )
+        send_tokens = self.num_max_rdma_chunked_send_tokens
+        recv_tokens = align_up(self.num_max_rdma_chunked_recv_tokens, send_tokens)
+        object.__setattr__(self, "num_max_rdma_chunked_recv_tokens", recv_tokens)
+        # The RDMA receiver moves its head late, so a sender needs room for two chunks.
+        if send_tokens > recv_tokens // 2:
+            raise ValueError(
+                f"num_max_rdma_chunked_send_tokens: got {send_tokens}; "
+                f"must be at most half of num_max_rdma_chunked_recv_tokens ({recv_tokens})"
+            )
+        if self.num_threads is not None and (self.num_threads <= 0 or self.num_threads % 32 != 0):
+            raise ValueError(f"num_threads: got {self.num_threads}; must be a positive multiple of 32, or None")
+
+    @property
+    def num_channels(self) -> int:
+        return self.num_sms // 2
+
+    def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+        """num_nvl_bytes that serve any dispatch and combine of this config: DeepEP's number, or ours if larger.
+
+        Args:   hidden_bytes bytes of one token's row; num_ranks ranks in the group
+        Raises: ValueError if num_ranks is above 8 and no multiple of 8, or is above 8 while num_sms is odd
+        """
+        self._check_hint_ranks(num_ranks)
+        num_rdma_ranks = max(num_ranks // MAX_NVL_PEERS, 1)
+        num_rings = self.num_channels * min(num_ranks, MAX_NVL_PEERS)
+        num_slots = num_rings * self.num_max_nvl_chunked_recv_tokens
+        token_bytes = hidden_bytes + SOURCE_META_BYTES + HINT_TOPK * (8 + 4) + HINT_SCALES * 4
+        num_bytes = num_rings * (2 * num_rdma_ranks + 3) * 4 + num_slots * token_bytes
+        num_bytes = align_up(num_bytes, ALIGNMENT_BYTES)
+        if num_ranks <= MAX_NVL_PEERS:
+            num_bytes = max(
+                num_bytes, num_nvl_bytes_needed(self.ring_shape(num_ranks, hidden_bytes, MAX_TOPK, HINT_SCALES))
+            )
+        return num_bytes
+
+    def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+        """num_rdma_bytes that serve any dispatch and combine of this config; 0 inside a node.
+
+        Raises: ValueError as get_nvl_buffer_size_hint
+        """
+        if num_ranks <= MAX_NVL_PEERS:
+            return 0
+        self._check_hint_ranks(num_ranks)
+        num_rings = self.num_channels * (num_ranks // MAX_NVL_PEERS)
+        num_slots = num_rings * self.num_max_rdma_chunked_recv_tokens
+        token_bytes = hidden_bytes + SOURCE_META_BYTES + HINT_TOPK * (8 + 4) + HINT_SCALES * 4 + INT4_BYTES
+        num_bytes = 2 * (num_rings * (2 * MAX_NVL_PEERS + 2) * 4 + num_slots * token_bytes)
+        return align_up(num_bytes, ALIGNMENT_BYTES)
+
+    def ring_shape(self, num_ranks: int, hidden_bytes: int, num_topk: int, num_scales: int) -> RingShape:
+        """The rings that this config asks for inside a node."""
+        return RingShape(
+            num_ranks, self.num_channels, self.num_max_nvl_chunked_recv_tokens, hidden_bytes, num_topk, num_scales
+        )
+
+    def _check_hint_ranks(self, num_ranks: int) -> None:
+        if num_ranks < 1 or (num_ranks > MAX_NVL_PEERS and num_ranks % MAX_NVL_PEERS != 0):
+            raise ValueError(f"num_ranks: got {num_ranks}; must be at most {MAX_NVL_PEERS}, or a multiple of it")
+        if num_ranks > MAX_NVL_PEERS and self.num_sms % 2 != 0:
+            raise ValueError(f"num_sms: got {self.num_sms}; must be even between nodes")
+
+
+# num_ranks -> NVLink send and receive tokens, RDMA send and receive tokens
+DISPATCH_TOKENS = {
+    2: (24, 256, 6, 128),
+    4: (6, 256, 6, 128),
+    8: (6, 256, 6, 128),
+    16: (36, 288, 20, 128),
+    24: (8, 288, 32, 128),
+    32: (32, 288, 32, 128),
+    64: (20, 288, 28, 128),
+    128: (20, 560, 32, 128),
+    144: (32, 720, 12, 128),
+    160: (28, 720, 12, 128),
+}
+COMBINE_TOKENS = {
+    2: (10, 256, 6, 128),
+    4: (9, 256, 6, 128),
+    8: (4, 256, 6, 128),
+    16: (4, 288, 12, 128),
+    24: (1, 288, 8, 128),
+    32: (1, 288, 8, 128),
+    64: (1, 288, 20, 128),
+    128: (1, 560, 12, 128),
+    144: (2, 720, 8, 128),
+    160: (2, 720, 8, 128),
+}
+
+
+def table_config(table: dict[int, tuple[int, int, int, int]], num_sms: int, num_ranks: int) -> Config:
+    """DeepEP's recommended config for a rank count.
+
+    Raises: ValueError if the table has no entry for it
+    """
+    if num_ranks not in table:
+        raise ValueError(f"num_ranks: got {num_ranks}; must be one of {', '.join(map(str, table))}")
+    return Config(num_sms, *table[num_ranks])
+
+
+def fit_config(
+    config: Config, num_nvl_bytes: int, num_ranks: int, hidden_bytes: int, num_topk: int, num_scales: int
+) -> Config:
+    """The config with as many ring slots as the buffer holds, if it holds fewer. For default configs only.
+
+    Every rank comes to the same answer, because num_nvl_bytes and the size of a token are the same on all.
+    A ring keeps more slots than a chunk has tokens; if even those do not fit, the config comes back as it is.
+    """
+
+    def fits(num_slots: int) -> bool:
+        shape = config.ring_shape(num_ranks, hidden_bytes, num_topk, num_scales)
+        return num_nvl_bytes_needed(shape._replace(num_slots=num_slots)) <= num_nvl_bytes
+
+    fewest, most = config.num_max_nvl_chunked_send_tokens + 1, config.num_max_nvl_chunked_recv_tokens
+    if fits(most) or not fits(fewest):
+        return config
+    while most - fewest > 1:
+        middle = (fewest + most) // 2
+        fewest, most = (middle, most) if fits(middle) else (fewest, middle)
+    return replace(config, num_max_nvl_chunked_recv_tokens=fewest)
+
+
+def low_latency_rdma_size_hint(
+    num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
+) -> int:
+    """Bytes that DeepEP's low-latency buffers take: signals, send and receive buffers, each of them twice.
+
+    num_ranks does not enter: the receive buffers hold num_experts / num_ranks experts from each rank.
+    """
+    num_scales = hidden // 128
+    dispatch_msg = INT4_BYTES + max(2 * hidden, hidden + 4 * num_scales)
+    combine_msg = 4 * num_scales + 2 * hidden
+    send = max(
+        num_max_dispatch_tokens_per_rank * dispatch_msg, num_experts * num_max_dispatch_tokens_per_rank * combine_msg
+    )
+    recv = num_experts * num_max_dispatch_tokens_per_rank * max(dispatch_msg, combine_msg)
+    signals = align_up(4 * num_experts, ALIGNMENT_BYTES)
+    # DeepEP rounds up past an exact multiple too.
+    return (2 * (send + recv + signals) + ALIGNMENT_BYTES) // ALIGNMENT_BYTES * ALIGNMENT_BYTES

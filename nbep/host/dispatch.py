@@ -1,0 +1,333 @@
+"""Buffer.dispatch inside a node: send each token once to every rank that owns one of its experts.
+
+ counts given:   notify_dispatch --counters--> CPU sizes the outputs --> dispatch
+ handle given:   cached_notify_dispatch -----------------------------> dispatch
+ num_worst_tokens: as the first, but the CPU does not wait for the counters
+
+Source: DeepEP csrc/deep_ep.cpp, Buffer::intranode_dispatch
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from nbep.device.kernels.intranode.cached_notify_dispatch import cached_notify_dispatch
+from nbep.device.kernels.intranode.dispatch import (
+    DispatchInputs,
+    DispatchOutputs,
+    DispatchSizes,
+    dispatch_smem_bytes,
+)
+from nbep.device.kernels.intranode.dispatch import dispatch as dispatch_kernel
+from nbep.device.kernels.intranode.notify_dispatch import NotifyInputs, NotifyOutputs, NotifySizes, notify_dispatch
+from nbep.device.layout.intranode import RingShape, num_ring_cell_words
+from nbep.host import validate
+from nbep.host.config import DISPATCH_TOKENS, Config, fit_config, table_config
+from nbep.host.events import EventOverlap
+from nbep.host.handles import DispatchHandle
+from nbep.host.runtime.base import Array, MaybeArray, Runtime
+from nbep.host.symmetric import NodeMemory
+
+
+class Counts(NamedTuple):
+    """What get_dispatch_layout found out."""
+
+    num_tokens_per_rank: Array
+    is_token_in_rank: Array
+    num_tokens_per_expert: Array
+
+
+class Tokens(NamedTuple):
+    """What travels. scales, topk_idx and topk_weights may be None."""
+
+    x: Array
+    scales: MaybeArray
+    topk_idx: MaybeArray
+    topk_weights: MaybeArray
+
+    @property
+    def num_tokens(self) -> int:
+        return self.x.shape[0]
+
+    @property
+    def hidden_bytes(self) -> int:
+        return self.x.shape[1] * self.x.itemsize
+
+    @property
+    def num_topk(self) -> int:
+        return 0 if self.topk_idx is None else self.topk_idx.shape[1]
+
+    @property
+    def num_scales(self) -> int:
+        return 0 if self.scales is None else self.scales.shape[1]
+
+
+def dispatch(
+    memory: NodeMemory,
+    x: Any,
+    handle: Any,
+    counts: Counts,
+    num_tokens_per_rdma_rank: MaybeArray,
+    topk_idx: MaybeArray,
+    topk_weights: MaybeArray,
+    expert_alignment: int,
+    num_worst_tokens: int,
+    config: Config | None,
+    num_sms: int,
+    previous_event: EventOverlap | None,
+    async_finish: bool,
+    allocate_on_comm_stream: bool,
+) -> tuple[Any, MaybeArray, MaybeArray, list[int] | None, DispatchHandle | None, EventOverlap]:
+    """See Buffer.dispatch. num_sms is that of the default config."""
+    runtime = memory.runtime
+    memory.check_faults()
+    validate.stream_options(previous_event, async_finish, allocate_on_comm_stream)
+    validate.integer("expert_alignment", expert_alignment, 1)
+    validate.integer("num_worst_tokens", num_worst_tokens, 0)
+    if num_tokens_per_rdma_rank is not None:
+        validate.refuse("num_tokens_per_rdma_rank", type(num_tokens_per_rdma_rank).__name__, "None inside a node")
+    tokens = Tokens(*validate.payload(runtime, x), topk_idx, topk_weights)
+    if handle is not None:
+        handle = _check_cached(memory, tokens, handle, num_worst_tokens)
+        num_sms = 2 * handle.channel_prefix_matrix.shape[1]
+    else:
+        may_read = validate.may_read(runtime, previous_event)
+        _check_counts(memory, tokens, counts, num_worst_tokens, may_read)
+    if config is None:
+        config = fit_config(
+            table_config(DISPATCH_TOKENS, num_sms, memory.num_ranks),
+            memory.num_nvl_bytes,
+            memory.num_ranks,
+            tokens.hidden_bytes,
+            tokens.num_topk,
+            tokens.num_scales,
+        )
+    validate.config(config, memory.num_ranks, 32 * memory.num_ranks)
+    if handle is not None:
+        validate.handle_config(handle, config)
+    shape = config.ring_shape(memory.num_ranks, tokens.hidden_bytes, tokens.num_topk, tokens.num_scales)
+    validate.buffer_size(shape, memory.num_nvl_bytes)
+
+    memory.start(previous_event)
+    memory.ring_shape = shape
+    if handle is not None:
+        recv = _dispatch_cached(memory, tokens, handle, config, shape)
+        return _pair(recv.recv_x, recv.recv_x_scales), None, None, None, None, memory.finish(async_finish)
+    recv, handle, counted = _dispatch_counted(memory, tokens, counts, expert_alignment, num_worst_tokens, config, shape)
+    return (
+        _pair(recv.recv_x, recv.recv_x_scales),
+        recv.recv_topk_idx,
+        recv.recv_topk_weights,
+        counted,
+        handle,
+        memory.finish(async_finish),
+    )
+
+
+# Validate
+
+
+def _check_counts(memory: NodeMemory, tokens: Tokens, counts: Counts, num_worst_tokens: int, may_read: bool) -> None:
+    runtime, num_ranks = memory.runtime, memory.num_ranks
+    for name, value in counts._asdict().items():
+        if value is None:
+            validate.refuse(name, "None", "given unless there is a handle; get_dispatch_layout returns it")
+    validate.array(runtime, "num_tokens_per_rank", counts.num_tokens_per_rank, "int32", (num_ranks,))
+    validate.array(runtime, "is_token_in_rank", counts.is_token_in_rank, "bool", (tokens.num_tokens, num_ranks))
+    validate.array(runtime, "num_tokens_per_expert", counts.num_tokens_per_expert, "int32", ("num_experts",))
+    num_experts = counts.num_tokens_per_expert.shape[0]
+    validate.num_experts(num_ranks, num_experts, "size of num_tokens_per_expert")
+    if (tokens.topk_idx is None) != (tokens.topk_weights is None):
+        missing, given = ("topk_idx", "topk_weights") if tokens.topk_idx is None else ("topk_weights", "topk_idx")
+        validate.refuse(missing, "None", f"given together with {given}")
+    if tokens.topk_idx is not None:
+        validate.array(runtime, "topk_idx", tokens.topk_idx, "int64", (tokens.num_tokens, "num_topk"))
+        validate.topk_size("topk_idx", tokens.num_topk)
+        validate.array(runtime, "topk_weights", tokens.topk_weights, "float32", (tokens.num_tokens, tokens.num_topk))
+    elif num_worst_tokens > 0:
+        validate.refuse("num_worst_tokens", num_worst_tokens, "0 without topk_idx and topk_weights")
+    if may_read:
+        validate.token_counts(counts.num_tokens_per_rank, counts.is_token_in_rank)
+        if tokens.topk_idx is not None:
+            validate.expert_indices(tokens.topk_idx, num_experts)
+        # What the peers send is not known yet; the kernel reports if it does not fit.
+        num_own = int(counts.num_tokens_per_rank[memory.rank])
+        if 0 < num_worst_tokens < num_own:
+            validate.refuse("num_worst_tokens", num_worst_tokens, f"at least {num_own}, the tokens sent to itself")
+
+
+def _check_cached(memory: NodeMemory, tokens: Tokens, handle: Any, num_worst_tokens: int) -> DispatchHandle:
+    handle = validate.handle(memory, handle)
+    for name, value in (("topk_idx", tokens.topk_idx), ("topk_weights", tokens.topk_weights)):
+        if value is not None:
+            validate.refuse(name, type(value).__name__, "None together with a handle")
+    if num_worst_tokens > 0:
+        validate.refuse("num_worst_tokens", num_worst_tokens, "0 together with a handle, which knows the number")
+    num_tokens = handle.is_token_in_rank.shape[0]
+    if tokens.num_tokens != num_tokens:
+        validate.refuse("x", f"{tokens.num_tokens} tokens", f"{num_tokens} tokens, as in the dispatch of the handle")
+    return handle
+
+
+# Size, launch, return
+
+
+def _dispatch_counted(
+    memory: NodeMemory,
+    tokens: Tokens,
+    counts: Counts,
+    expert_alignment: int,
+    num_worst_tokens: int,
+    config: Config,
+    shape: RingShape,
+) -> tuple[DispatchOutputs, DispatchHandle, list[int]]:
+    """Exchange the counts, wait for the totals unless num_worst_tokens is given, then dispatch."""
+    runtime, num_ranks = memory.runtime, memory.num_ranks
+    num_experts = counts.num_tokens_per_expert.shape[0]
+    polled = num_worst_tokens == 0
+    rank_prefix_matrix = runtime.empty((num_ranks, num_ranks), "int32", tokens.x)
+    channel_prefix_matrix = runtime.empty((num_ranks, shape.num_channels), "int32", tokens.x)
+    if polled:
+        memory.counters[:] = -1  # "not here yet"; no launch that writes this set is left
+    runtime.launch(
+        memory.comm_stream,
+        notify_dispatch,
+        1 + num_ranks,
+        runtime.notify_threads,
+        0,
+        NotifyOutputs(rank_prefix_matrix, channel_prefix_matrix, *memory.counter_addresses(polled)),
+        NotifyInputs(counts.num_tokens_per_rank, counts.num_tokens_per_expert, counts.is_token_in_rank),
+        memory.peers,
+        memory.bounds,
+        NotifySizes(tokens.num_tokens, num_experts, shape.num_channels, num_ring_cell_words(shape), expert_alignment),
+    )
+    num_recv_tokens, per_expert = num_worst_tokens, []
+    if polled:
+        num_recv_tokens, *per_expert = _wait_counters(memory, 1 + num_experts // num_ranks)
+    recv = _launch_dispatch(
+        memory,
+        tokens,
+        counts.is_token_in_rank,
+        channel_prefix_matrix,
+        num_recv_tokens,
+        num_worst_tokens,
+        num_experts,
+        config,
+        shape,
+    )
+    handle = DispatchHandle(
+        rank_prefix_matrix,
+        channel_prefix_matrix,
+        recv.recv_channel_prefix_matrix,
+        recv.recv_src_idx,
+        counts.is_token_in_rank,
+        recv.send_head,
+        memory.identity,
+    )
+    return recv, handle, per_expert
+
+
+def _dispatch_cached(
+    memory: NodeMemory, tokens: Tokens, handle: DispatchHandle, config: Config, shape: RingShape
+) -> DispatchOutputs:
+    """Dispatch again along the same routes."""
+    memory.runtime.launch(
+        memory.comm_stream,
+        cached_notify_dispatch,
+        1,
+        memory.runtime.notify_threads,
+        0,
+        handle.rank_prefix_matrix,
+        num_ring_cell_words(shape),
+        memory.peers,
+        memory.bounds,
+    )
+    num_recv_tokens = handle.recv_src_idx.shape[0]
+    return _launch_dispatch(
+        memory, tokens, handle.is_token_in_rank, handle.channel_prefix_matrix, num_recv_tokens, 0, 0, config, shape
+    )
+
+
+def _launch_dispatch(
+    memory: NodeMemory,
+    tokens: Tokens,
+    is_token_in_rank: Array,
+    channel_prefix_matrix: Array,
+    num_recv_tokens: int,
+    num_worst_tokens: int,
+    num_experts: int,
+    config: Config,
+    shape: RingShape,
+) -> DispatchOutputs:
+    runtime, num_ranks = memory.runtime, memory.num_ranks
+    num_threads = config.num_threads or runtime.ring_threads(num_ranks)
+    token_stride, hidden_stride = (0, 0) if tokens.scales is None else runtime.strides(tokens.scales)
+    recv = _empty_outputs(runtime, tokens, num_recv_tokens, num_ranks, shape.num_channels)
+    runtime.launch(
+        memory.comm_stream,
+        dispatch_kernel,
+        config.num_sms,
+        num_threads,
+        dispatch_smem_bytes(num_threads),
+        recv,
+        DispatchInputs(
+            tokens.x, tokens.scales, tokens.topk_idx, tokens.topk_weights, is_token_in_rank, channel_prefix_matrix
+        ),
+        memory.peers,
+        memory.bounds,
+        shape,
+        DispatchSizes(
+            tokens.num_tokens,
+            num_recv_tokens,
+            num_worst_tokens,
+            num_experts,
+            config.num_max_nvl_chunked_send_tokens,
+            token_stride,
+            hidden_stride,
+        ),
+    )
+    return recv
+
+
+def _empty_outputs(
+    runtime: Runtime, tokens: Tokens, num_recv_tokens: int, num_ranks: int, num_channels: int
+) -> DispatchOutputs:
+    """Arrays for everything that dispatch writes; None where the input has no such part."""
+    x = tokens.x
+
+    def empty_like(given: MaybeArray, *shape: int) -> MaybeArray:
+        return None if given is None else runtime.empty(shape, runtime.dtype_name(given), x)
+
+    return DispatchOutputs(
+        recv_x=empty_like(x, num_recv_tokens, x.shape[1]),
+        recv_x_scales=empty_like(tokens.scales, num_recv_tokens, tokens.num_scales),
+        recv_src_idx=runtime.empty((num_recv_tokens,), "int32", x),
+        recv_topk_idx=empty_like(tokens.topk_idx, num_recv_tokens, tokens.num_topk),
+        recv_topk_weights=empty_like(tokens.topk_weights, num_recv_tokens, tokens.num_topk),
+        recv_channel_prefix_matrix=runtime.empty((num_ranks, num_channels), "int32", x),
+        send_head=runtime.empty((tokens.num_tokens, num_ranks), "int32", x),
+    )
+
+
+def _wait_counters(memory: NodeMemory, num_counters: int) -> list[int]:
+    """Block the CPU until the first num_counters counters have arrived: the total, then one for each local expert."""
+    counters = memory.counters[:num_counters]
+
+    def arrived() -> bool:
+        return bool((counters >= 0).all())
+
+    # The kernel's own waits are over first, and say more.
+    timeout_ns = int(2 * memory.timeout_ms * 1e6)
+    memory.runtime.wait_until(
+        lambda: memory.has_fault or arrived(), lambda: "moe_recv_counter: the counts of received tokens", timeout_ns
+    )
+    memory.check_faults()
+    if not arrived():
+        raise RuntimeError(
+            f"rank {memory.rank}: the counts of received tokens did not arrive in {timeout_ns / 1e6:g} ms"
+        )
+    return [int(count) for count in counters]
+
+
+def _pair(recv_x: Array, recv_x_scales: MaybeArray) -> Any:
+    return recv_x if recv_x_scales is None else (recv_x, recv_x_scales)

@@ -1,0 +1,62 @@
+"""Buffer.get_dispatch_layout: how many tokens go where, before any of them moves.
+
+Source: DeepEP csrc/deep_ep.cpp, Buffer::get_dispatch_layout
+"""
+
+from __future__ import annotations
+
+from nbep.device.kernels.get_dispatch_layout import (
+    LayoutOutputs,
+    LayoutSizes,
+    LayoutWorkspace,
+    num_counters,
+)
+from nbep.device.kernels.get_dispatch_layout import get_dispatch_layout as layout_kernel
+from nbep.host import validate
+from nbep.host.events import EventOverlap
+from nbep.host.runtime.base import Array, MaybeArray
+from nbep.host.symmetric import LAYOUT_MAX_BLOCKS, NodeMemory
+
+
+def get_dispatch_layout(
+    memory: NodeMemory,
+    topk_idx: Array,
+    num_experts: int,
+    previous_event: EventOverlap | None,
+    async_finish: bool,
+    allocate_on_comm_stream: bool,
+) -> tuple[Array, MaybeArray, Array, Array, EventOverlap]:
+    """See Buffer.get_dispatch_layout."""
+    runtime = memory.runtime
+    memory.check_faults()
+    validate.stream_options(previous_event, async_finish, allocate_on_comm_stream)
+    validate.num_experts(memory.num_ranks, num_experts)
+    validate.array(runtime, "topk_idx", topk_idx, "int64", ("num_tokens", "num_topk"))
+    num_tokens, num_topk = topk_idx.shape
+    validate.topk_size("topk_idx", num_topk)
+    if validate.may_read(runtime, previous_event):
+        validate.expert_indices(topk_idx, num_experts)
+
+    # One node: all ranks are peers, so a count per node would say nothing new.
+    num_tokens_per_rdma_rank: MaybeArray = None
+    sizes = LayoutSizes(num_tokens, num_topk, memory.num_ranks, memory.num_ranks, num_experts)
+    block = runtime.layout_threads
+    grid = max(1, min(LAYOUT_MAX_BLOCKS, -(-num_tokens // block)))
+    num_tokens_per_rank = runtime.empty((memory.num_ranks,), "int32", topk_idx)
+    num_tokens_per_expert = runtime.empty((num_experts,), "int32", topk_idx)
+    is_token_in_rank = runtime.empty((num_tokens, memory.num_ranks), "bool", topk_idx)
+
+    memory.start(previous_event)
+    runtime.launch(
+        memory.comm_stream,
+        layout_kernel,
+        grid,
+        block,
+        4 * (num_counters(sizes) + 1),
+        LayoutOutputs(num_tokens_per_rank, num_tokens_per_rdma_rank, num_tokens_per_expert, is_token_in_rank),
+        topk_idx,
+        LayoutWorkspace(memory.layout_partial_counts, memory.layout_arrivals),
+        sizes,
+    )
+    event = memory.finish(async_finish)
+    return num_tokens_per_rank, num_tokens_per_rdma_rank, num_tokens_per_expert, is_token_in_rank, event

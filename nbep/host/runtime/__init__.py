@@ -1,0 +1,1 @@
+"""Where a rank runs: `base` says what the host layer needs, one module per target provides it."""

@@ -1,0 +1,182 @@
+"""What the host layer needs of a target: memory, arrays, streams, launches and waits.
+
+The rest of nbep.host reaches a device through this interface alone. An *array* is what the user of the target passes
+in and gets back (NumPy arrays on the emulator); its dtype is spoken of by NumPy's name, e.g. "bfloat16".
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+Array = Any
+MaybeArray = Any  # an array or None; kernels get address 0 for None
+Kernel = Callable[..., None]
+Describe = Callable[[int], str]
+
+
+class Memory(ABC):
+    """Device memory of this rank. `address` is what kernels get."""
+
+    address: int
+    num_bytes: int
+
+    @abstractmethod
+    def array(self, dtype: Any, offset: int = 0, count: int = -1) -> Array:
+        """A 1-D array over the memory: `count` elements from byte `offset` on; -1 means all that fit."""
+
+    @abstractmethod
+    def free(self) -> None:
+        """Give the memory back. Nothing may use it any more."""
+
+
+class SymmetricMemory(Memory):
+    """Memory that peers of the node can open.
+
+    Life cycle: allocate_symmetric (collective) -> `handle` goes to the peers -> open_peers -> use -> close_peers
+    -> free (collective). `handle` can be sent over the communicator that the memory was allocated with.
+    """
+
+    handle: Any
+
+    @abstractmethod
+    def open_peers(self, handles: list[Any], rank: int) -> list[int]:
+        """Addresses at which this rank sees each peer's memory, its own included. handles[rank] is its own."""
+
+    @abstractmethod
+    def close_peers(self) -> None:
+        """Undo open_peers."""
+
+
+class Event(ABC):
+    """A point in a stream."""
+
+    @property
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether the stream has got there."""
+
+    @abstractmethod
+    def current_stream_wait(self) -> None:
+        """Hold back the caller's current stream until the event is done. On the emulator: wait for it."""
+
+
+class Stream(ABC):
+    """Launches run in order within a stream."""
+
+    name: str
+
+    @abstractmethod
+    def record(self) -> Event:
+        """An event at the stream's present end."""
+
+    @abstractmethod
+    def wait(self, event: Event) -> None:
+        """Later work of this stream starts after the event."""
+
+    @abstractmethod
+    def wait_current_stream(self) -> None:
+        """Later work of this stream starts after what the caller's current stream holds now."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Block the caller until the stream is empty."""
+
+
+class Runtime(ABC):
+    """One rank's access to its target.
+
+    Attributes:
+        target: its name
+        rank: the rank in the whole run, for reports
+        host_reads_arrays: the host can look at an array's contents without waiting for a device
+        zero_symmetric_memory: symmetric memory starts as zeros; otherwise its bytes are unspecified
+        layout_threads: block size of get_dispatch_layout and of the casts
+        notify_threads: block size of the notify kernels, at least
+    """
+
+    target: str
+    rank: int
+    host_reads_arrays: bool
+    zero_symmetric_memory: bool
+    layout_threads: int
+    notify_threads: int
+
+    # Memory
+
+    @abstractmethod
+    def allocate_symmetric(self, comm: Any, num_bytes: int, name: str, describe: Describe) -> SymmetricMemory:
+        """Symmetric memory; all ranks of comm call this together. describe(offset) names its cells in reports."""
+
+    @abstractmethod
+    def allocate(self, num_bytes: int, name: str) -> Memory:
+        """Device memory of this rank alone, all zeros."""
+
+    @abstractmethod
+    def allocate_host_visible(self, num_bytes: int, name: str) -> Memory:
+        """Memory, all zeros, that kernels write and that the host reads while they run."""
+
+    # Arrays
+
+    @abstractmethod
+    def is_array(self, value: Any) -> bool:
+        """Whether this target takes the value as an array."""
+
+    @abstractmethod
+    def dtype_name(self, array: Array) -> str:
+        """NumPy's name of the array's dtype: "bfloat16", "float8_e4m3fn", "int64", "bool" ..."""
+
+    @abstractmethod
+    def strides(self, array: Array) -> tuple[int, ...]:
+        """The array's strides, in elements."""
+
+    @abstractmethod
+    def is_contiguous(self, array: Array) -> bool:
+        """Whether the array is row-major without gaps."""
+
+    @abstractmethod
+    def empty(self, shape: tuple[int, ...], dtype: str, like: Array) -> Array:
+        """A new array of the same kind and on the same device as `like`."""
+
+    # Work
+
+    @property
+    @abstractmethod
+    def current_stream(self) -> Stream:
+        """The stream of the caller's own work."""
+
+    @abstractmethod
+    def create_stream(self, name: str) -> Stream:
+        """A new stream of this rank."""
+
+    @abstractmethod
+    def launch(self, stream: Stream, kernel: Kernel, grid: int, block: int, smem_bytes: int, *args: Any) -> None:
+        """Start a kernel with the arguments of its signature.
+
+        An address field takes an address, an array or None (address 0). Arrays stay alive until the launch is done.
+        """
+
+    @abstractmethod
+    def wait_until(
+        self, predicate: Callable[[], bool], describe: Callable[[], str], timeout_ns: int | None = None
+    ) -> bool:
+        """Block the caller until predicate() is true; False if timeout_ns passed first. describe() tells what for."""
+
+    @abstractmethod
+    def ring_threads(self, num_ranks: int) -> int:
+        """Default block size of dispatch and combine: a multiple of 32 * num_ranks, at least 64, at most 768."""
+
+
+_current: ContextVar[Runtime | None] = ContextVar("nbep_runtime", default=None)
+
+
+def current_runtime() -> Runtime | None:
+    """The runtime of the rank that calls this, None outside of a rank."""
+    return _current.get()
+
+
+def set_current_runtime(runtime: Runtime) -> None:
+    """Make this the runtime of the calling rank (its greenlet, thread or process)."""
+    _current.set(runtime)

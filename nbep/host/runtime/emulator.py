@@ -1,0 +1,200 @@
+"""The emulator as a target: NumPy arrays, one greenlet per rank, all ranks in one process.
+
+The host reads arrays at once, so the host itself is the rank's current stream: waiting for an event blocks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from nbep.device.jit import KERNELS
+from nbep.device.types import flatten_args, unflatten_args
+from nbep.emulator import World
+from nbep.host.runtime.base import (
+    Array,
+    Describe,
+    Event,
+    Kernel,
+    Memory,
+    Runtime,
+    Stream,
+    SymmetricMemory,
+)
+
+WARP = 32
+
+
+class EmulatedMemory(Memory):
+    """An allocation of this rank's address space."""
+
+    def __init__(self, space: Any, allocation: Any):
+        self.space = space
+        self.allocation = allocation
+        self.address = allocation.address
+        self.num_bytes = allocation.nbytes
+
+    def array(self, dtype: Any, offset: int = 0, count: int = -1) -> Array:
+        return self.allocation.array(dtype, offset, count)
+
+    def free(self) -> None:
+        self.space.free(self.allocation)
+
+
+class EmulatedSymmetricMemory(EmulatedMemory, SymmetricMemory):
+    """An allocation that the other ranks of the process map into their own address spaces."""
+
+    def __init__(self, space: Any, allocation: Any):
+        super().__init__(space, allocation)
+        self.handle = allocation.handle
+        self._mappings: list[Any] = []
+
+    def open_peers(self, handles: list[Any], rank: int) -> list[int]:
+        addresses = []
+        for peer, handle in enumerate(handles):
+            if peer == rank:
+                addresses.append(self.address)
+            else:
+                mapping = self.space.open(handle)
+                self._mappings.append(mapping)
+                addresses.append(mapping.address)
+        return addresses
+
+    def close_peers(self) -> None:
+        for mapping in self._mappings:
+            self.space.close(mapping)
+        self._mappings.clear()
+
+
+class EmulatedEvent(Event):
+    def __init__(self, runtime: Runtime, stream: EmulatedStream):
+        self._runtime = runtime
+        self._stream_name = stream.name
+        self.event = stream.stream.record()
+
+    @property
+    def done(self) -> bool:
+        return self.event.done
+
+    def current_stream_wait(self) -> None:
+        self._runtime.wait_until(lambda: self.done, lambda: f"an event of stream {self._stream_name}")
+
+
+class EmulatedStream(Stream):
+    def __init__(self, runtime: Runtime, stream: Any, name: str):
+        self._runtime = runtime
+        self.stream = stream
+        self.name = name
+
+    def record(self) -> Event:
+        return EmulatedEvent(self._runtime, self)
+
+    def wait(self, event: Event) -> None:
+        assert isinstance(event, EmulatedEvent)
+        self.stream.wait(event.event)
+
+    def wait_current_stream(self) -> None:
+        """Nothing to do: what the host has done is done."""
+
+    def synchronize(self) -> None:
+        self.record().current_stream_wait()
+
+
+class EmulatorRuntime(Runtime):
+    """One rank of an emulated world."""
+
+    target = "emulator"
+    host_reads_arrays = True
+    layout_threads = WARP
+    notify_threads = WARP
+
+    def __init__(self, world: World, rank: int):
+        self.world = world
+        self.rank = rank
+        # After a wait that is over time a kernel runs on and reads what never came. It reads zeros then, so that the
+        # run ends with the time-out and not with a read of never-written memory.
+        self.zero_symmetric_memory = world.on_deadlock == "expire"
+        self._context = world.ranks[rank]
+        self._current_stream: EmulatedStream | None = None
+        self._in_flight: list[tuple[Any, list[Any]]] = []  # launches and the arrays that they use
+
+    @property
+    def space(self) -> Any:
+        """The rank's address space."""
+        return self._context.space
+
+    def allocate_symmetric(self, comm: Any, num_bytes: int, name: str, describe: Describe) -> SymmetricMemory:
+        allocation = self.space.allocate(num_bytes, name, zero=self.zero_symmetric_memory, describe=describe)
+        return EmulatedSymmetricMemory(self.space, allocation)
+
+    def allocate(self, num_bytes: int, name: str) -> Memory:
+        return EmulatedMemory(self.space, self.space.allocate(num_bytes, name, zero=True))
+
+    def allocate_host_visible(self, num_bytes: int, name: str) -> Memory:
+        return self.allocate(num_bytes, name)
+
+    def is_array(self, value: Any) -> bool:
+        return isinstance(value, np.ndarray)
+
+    def dtype_name(self, array: Array) -> str:
+        return array.dtype.name
+
+    def strides(self, array: Array) -> tuple[int, ...]:
+        return tuple(stride // array.itemsize for stride in array.strides)
+
+    def is_contiguous(self, array: Array) -> bool:
+        return bool(array.flags.c_contiguous)
+
+    def empty(self, shape: tuple[int, ...], dtype: str, like: Array) -> Array:
+        # ml_dtypes registers bfloat16 and float8_e4m3fn with NumPy; nbep.emulator imports it.
+        return np.empty(shape, np.dtype(dtype))
+
+    @property
+    def current_stream(self) -> Stream:
+        if self._current_stream is None:
+            self._current_stream = self.create_stream("compute")
+        return self._current_stream
+
+    def create_stream(self, name: str) -> EmulatedStream:
+        return EmulatedStream(self, self._context.create_stream(name), name)
+
+    def launch(self, stream: Stream, kernel: Kernel, grid: int, block: int, smem_bytes: int, *args: Any) -> None:
+        assert isinstance(stream, EmulatedStream)
+        self._unmap_finished()
+        spec = KERNELS[kernel.__name__]
+        mappings = []
+        leaves: list[Any] = []
+        for param, leaf in zip(spec.params, flatten_args(args), strict=True):
+            if isinstance(leaf, np.ndarray):
+                name = param.path.rpartition(".")[2]
+                mappings.append(self.space.map_array(leaf, name, writable=param.type.is_writable))
+                leaf = mappings[-1].address
+            leaves.append(0 if leaf is None else leaf)
+
+        flat = unflatten_args(kernel, leaves)
+        launch = stream.stream.launch(kernel, flat, grid, block, smem_bytes, spec.name)
+        self._in_flight.append((launch, mappings))
+
+    def wait_until(
+        self, predicate: Callable[[], bool], describe: Callable[[], str], timeout_ns: int | None = None
+    ) -> bool:
+        # In one process nothing can be late: either something runs, or the world reports the deadlock.
+        self.world.host_wait(predicate, describe)
+        self._unmap_finished()
+        return True
+
+    def _unmap_finished(self) -> None:
+        """Give up the arrays of launches that are done. The host does it, so that only one thread maps and unmaps."""
+        in_flight = self._in_flight
+        self._in_flight = []
+        for launch, mappings in in_flight:
+            if launch.done:
+                for mapping in mappings:
+                    self.space.unmap(mapping)
+            else:
+                self._in_flight.append((launch, mappings))
+
+    def ring_threads(self, num_ranks: int) -> int:
+        return max(2 * WARP, num_ranks * WARP)

@@ -1,0 +1,94 @@
+"""The emulator with one process per rank: peers are reached through MPI shared windows.
+
+Source: MPI 4.1, section "Window That Allocates Shared Memory" (MPI_Win_allocate_shared, MPI_Win_shared_query)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+from mpi4py import MPI
+
+from nbep.emulator import World
+from nbep.host.runtime.base import Array, Describe, SymmetricMemory, set_current_runtime
+from nbep.host.runtime.emulator import EmulatorRuntime
+
+_runtime: MpiEmulatorRuntime | None = None
+
+
+class SharedWindow(SymmetricMemory):
+    """This rank's segment of a shared window, and the peers' as this process sees them. `handle` is a window rank."""
+
+    def __init__(self, space: Any, node_comm: MPI.Intracomm, num_bytes: int, name: str, describe: Describe):
+        self.space = space
+        self.num_bytes = num_bytes
+        self._name = name
+        self._describe = describe
+        self._node_comm = node_comm
+        self._window = MPI.Win.Allocate_shared(num_bytes, 1, comm=node_comm)
+        self.handle = node_comm.rank
+        self._peers: list[Any] = []
+        self._own = self._adopt(self.handle, name)
+        self.address = self._own.address
+
+    def _adopt(self, window_rank: int, name: str) -> Any:
+        segment, _ = self._window.Shared_query(window_rank)
+        return self.space.adopt(memoryview(cast(Any, segment)), name, shared=True, describe=self._describe)
+
+    def array(self, dtype: Any, offset: int = 0, count: int = -1) -> Array:
+        return self._own.array(dtype, offset, count)
+
+    def open_peers(self, handles: list[Any], rank: int) -> list[int]:
+        addresses = []
+        for peer, handle in enumerate(handles):
+            if peer == rank:
+                addresses.append(self.address)
+            else:
+                self._peers.append(self._adopt(handle, f"{self._name} of peer {peer}"))
+                addresses.append(self._peers[-1].address)
+        return addresses
+
+    def close_peers(self) -> None:
+        for peer in self._peers:
+            self.space.free(peer)
+        self._peers.clear()
+
+    def free(self) -> None:
+        self.space.free(self._own)
+        self._window.Free()
+        self._node_comm.Free()
+
+
+class MpiEmulatorRuntime(EmulatorRuntime):
+    """This process's rank of an emulated world. Kernels run in a thread of their own while the host is in MPI calls."""
+
+    def allocate_symmetric(self, comm: Any, num_bytes: int, name: str, describe: Describe) -> SymmetricMemory:
+        node_comm = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        if node_comm.size != comm.size:
+            node_comm.Free()
+            raise NotImplementedError(
+                f"group: {comm.size} ranks on several nodes; kernels between nodes are not built yet"
+            )
+        return SharedWindow(self.space, node_comm, num_bytes, name, describe)
+
+    def wait_until(
+        self, predicate: Callable[[], bool], describe: Callable[[], str], timeout_ns: int | None = None
+    ) -> bool:
+        """Other processes are out of the deadlock detector's sight, so here the clock bounds the wait."""
+        if timeout_ns is None:
+            return super().wait_until(predicate, describe)
+        deadline = time.monotonic_ns() + timeout_ns
+        super().wait_until(lambda: predicate() or time.monotonic_ns() > deadline, describe)
+        return predicate()
+
+
+def mpi_runtime() -> MpiEmulatorRuntime:
+    """The runtime of this process. Its world is made on the first call and lives as long as the process."""
+    global _runtime
+    if _runtime is None:
+        world = World(MPI.COMM_WORLD.size, local_rank=MPI.COMM_WORLD.rank)
+        _runtime = MpiEmulatorRuntime(world, MPI.COMM_WORLD.rank)
+        set_current_runtime(_runtime)
+    return _runtime

@@ -1,0 +1,62 @@
+"""Run a function once per rank in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from nbep.emulator import World
+from nbep.host.comm import CommGroup, InProcessComm
+from nbep.host.runtime.base import set_current_runtime
+from nbep.host.runtime.emulator import EmulatorRuntime
+
+TARGETS = ("auto", "emulator", "cuda")
+
+
+def spawn(
+    fn: Callable[..., Any],
+    num_ranks: int,
+    target: str = "auto",
+    args: Sequence[Any] = (),
+    seed: int = 0,
+    *,
+    memory_model: str = "sc",
+    on_deadlock: str = "raise",
+    tracer: Any = None,
+) -> list[Any]:
+    """Run fn(comm, *args) once per rank and return the results, by rank.
+
+    Args:     target "emulator", "cuda", or "auto": cuda where it can run, else the emulator
+              seed decides the order in which the emulator runs threads; the same seed replays the same run
+              memory_model "sc" (stores are seen at once) or "delayed" (as late as their order allows)
+              on_deadlock "raise", or "expire": waits that nothing can end are over time, as on a GPU
+              tracer sees every access to memory; see nbep.emulator
+    Raises:   ValueError for bad arguments; RuntimeError if target "cuda" cannot run.
+              The first exception of a rank ends all ranks and is raised here, with its own traceback and a note that
+              names the rank.
+    """
+    if not callable(fn):
+        raise ValueError(f"fn: got {type(fn).__name__}; must be callable")
+    if isinstance(num_ranks, bool) or not isinstance(num_ranks, int) or num_ranks < 1:
+        raise ValueError(f"num_ranks: got {num_ranks!r}; must be a positive integer")
+    if target not in TARGETS:
+        raise ValueError(f"target: got {target!r}; must be one of {', '.join(TARGETS)}")
+    if memory_model not in ("sc", "delayed"):
+        raise ValueError(f"memory_model: got {memory_model!r}; must be sc or delayed")
+    if on_deadlock not in ("raise", "expire"):
+        raise ValueError(f"on_deadlock: got {on_deadlock!r}; must be raise or expire")
+    if target == "cuda":
+        raise RuntimeError("target: got cuda; nbep has no CUDA runtime yet, only the emulator can run")
+
+    world = World(num_ranks, seed, memory_model=memory_model, on_deadlock=on_deadlock, tracer=tracer)
+    group = CommGroup(num_ranks)
+
+    def main_of(rank: int) -> Callable[[], Any]:
+        def main() -> Any:
+            runtime = EmulatorRuntime(world, rank)
+            set_current_runtime(runtime)
+            return fn(InProcessComm(group, rank, runtime), *args)
+
+        return main
+
+    return world.run([main_of(rank) for rank in range(num_ranks)])

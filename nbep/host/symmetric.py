@@ -1,0 +1,146 @@
+"""The memory of one `Buffer`: what peers write into, and what this rank's kernels and its CPU share.
+
+construct: allocate -> `handle` --allgather--> sync: open peers, fill the pointer tables -> peers() -> close
+
+symmetric memory  num_nvl_bytes of rings | barrier signals | buffer_ptrs | barrier_signal_ptrs; see layout.intranode
+counters          moe_recv_counter, moe_recv_expert_counter: kernels write, the CPU polls
+report            FaultReport: kernels write, the CPU reads
+claim, workspace  this rank's kernels only
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nbep.device.layout.intranode import (
+    ALIGNMENT_BYTES,
+    BARRIER_SIGNAL_BYTES,
+    MAX_LOCAL_EXPERTS,
+    MAX_NVL_PEERS,
+    POINTER_TABLE_BYTES,
+    TRAILER_BYTES,
+    RingShape,
+    describe_offset,
+)
+from nbep.device.protocols.peers import Bounds, Peers
+from nbep.device.protocols.waits import REPORT_BYTES, REPORT_WORDS, FaultReport
+from nbep.host.comm import Communicator
+from nbep.host.events import EventHandle, EventOverlap
+from nbep.host.faults import fault_error
+from nbep.host.runtime.base import Runtime
+
+LAYOUT_MAX_BLOCKS = 32
+LAYOUT_MAX_COUNTERS = MAX_NVL_PEERS + 1 + MAX_NVL_PEERS * MAX_LOCAL_EXPERTS
+COUNTER_WORDS = 1 + MAX_LOCAL_EXPERTS  # moe_recv_counter, then one for each local expert
+
+
+class NodeMemory:
+    """One rank's share of a buffer. `identity` is what handles remember."""
+
+    def __init__(self, comm: Communicator, runtime: Runtime, num_nvl_bytes: int, timeout_ms: float):
+        self.runtime = runtime
+        self.comm = comm
+        self.rank = comm.rank
+        self.num_ranks = comm.size
+        self.num_nvl_bytes = num_nvl_bytes
+        self.timeout_ms = timeout_ms
+        self.identity = object()
+        self.ring_shape: RingShape | None = None  # of the latest launch
+        self._peers: Peers | None = None
+        self.fault: Exception | None = None
+        self.comm_stream = runtime.create_stream("comm")
+
+        self.symmetric = runtime.allocate_symmetric(comm, num_nvl_bytes + TRAILER_BYTES, "nvl_buffer", self._describe)
+        self.symmetric.array(np.int32, num_nvl_bytes, BARRIER_SIGNAL_BYTES // 4)[:] = 0
+        self.device = runtime.allocate(
+            ALIGNMENT_BYTES + 4 * LAYOUT_MAX_BLOCKS * LAYOUT_MAX_COUNTERS, "claim and layout workspace"
+        )
+        # Two sets of counters: one that the CPU polls, and one for launches that no CPU waits for. A launch of the
+        # second kind may still run when the next call resets the first set.
+        self.host_visible = runtime.allocate_host_visible(
+            ALIGNMENT_BYTES + 2 * 4 * COUNTER_WORDS, "fault report and counters"
+        )
+        self._report = self.host_visible.array(np.int32, 0, REPORT_WORDS)
+        self.counters = self.host_visible.array(np.int32, ALIGNMENT_BYTES, COUNTER_WORDS)
+        assert REPORT_BYTES <= ALIGNMENT_BYTES
+
+    @property
+    def handle(self) -> Any:
+        """What a peer needs to open this rank's memory."""
+        return self.symmetric.handle
+
+    def sync(self, handles: list[Any]) -> None:
+        """Open the peers' memory and write their addresses where kernels find them."""
+        bases = self.symmetric.open_peers(handles, self.rank)
+        buffer_ptrs = self.num_nvl_bytes + BARRIER_SIGNAL_BYTES
+        signal_ptrs = buffer_ptrs + POINTER_TABLE_BYTES
+        self.symmetric.array(np.int64, buffer_ptrs, self.num_ranks)[:] = bases
+        self.symmetric.array(np.int64, signal_ptrs, self.num_ranks)[:] = [base + self.num_nvl_bytes for base in bases]
+        own = self.symmetric.address
+        self._peers = Peers(own + buffer_ptrs, own + signal_ptrs, self.rank, self.num_ranks)
+
+    def close(self) -> None:
+        """Wait for this rank's work, then for the peers, then give everything back. Collective."""
+        self.comm_stream.synchronize()
+        self.comm.barrier()
+        self.symmetric.close_peers()
+        self.symmetric.free()
+        self.device.free()
+        self.host_visible.free()
+
+    @property
+    def peers(self) -> Peers:
+        """The ranks of the node as kernels see them; there after `sync`."""
+        assert self._peers is not None
+        return self._peers
+
+    @property
+    def bounds(self) -> Bounds:
+        """How the waits of a launch are bounded."""
+        return Bounds(int(self.timeout_ms * 1e6), self.device.address, self.host_visible.address)
+
+    @property
+    def layout_arrivals(self) -> int:
+        return self.device.address + ALIGNMENT_BYTES // 2
+
+    @property
+    def layout_partial_counts(self) -> int:
+        return self.device.address + ALIGNMENT_BYTES
+
+    def counter_addresses(self, polled: bool) -> tuple[int, int]:
+        """Addresses of moe_recv_counter and of moe_recv_expert_counter."""
+        base = self.host_visible.address + ALIGNMENT_BYTES + (0 if polled else 4 * COUNTER_WORDS)
+        return base, base + 4
+
+    def start(self, previous_event: EventOverlap | None) -> None:
+        """Order the comm stream behind previous_event, or behind the caller's current stream if there is none."""
+        event = None if previous_event is None else previous_event.event
+        if event is None:
+            self.comm_stream.wait_current_stream()
+        else:
+            self.comm_stream.wait(event.event)
+
+    def finish(self, async_finish: bool) -> EventOverlap:
+        """The event at the end of a call; unless async_finish, the caller's current stream waits for it."""
+        event = EventHandle(self.comm_stream.record(), self.check_faults)
+        if not async_finish:
+            event.current_stream_wait()
+        return EventOverlap(event)
+
+    @property
+    def has_fault(self) -> bool:
+        """Whether a wait of this rank was over time."""
+        return int(self._report[0]) != 0
+
+    def check_faults(self) -> None:
+        """Raise what a kernel has reported, if one has. A buffer raises the same on every later call."""
+        if self.fault is None and self.has_fault:
+            report = FaultReport(*(int(word) for word in self._report))
+            self.fault = fault_error(self.rank, report, self.timeout_ms)
+        if self.fault is not None:
+            raise self.fault
+
+    def _describe(self, offset: int) -> str:
+        return describe_offset(self.ring_shape, self.num_nvl_bytes, offset)

@@ -1,0 +1,217 @@
+"""Checks of what the user passes, all before anything is launched or allocated.
+
+Every failure is a ValueError that says which argument it is, what came and what is allowed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from nbep.device.layout.intranode import (
+    ALIGNMENT_BYTES,
+    MAX_LOCAL_EXPERTS,
+    MAX_TOPK,
+    RingShape,
+    num_nvl_bytes_needed,
+)
+from nbep.host.config import Config
+from nbep.host.events import EventHandle, EventOverlap
+from nbep.host.handles import DispatchHandle
+from nbep.host.runtime.base import Array, Runtime
+from nbep.host.symmetric import NodeMemory
+
+INTRANODE_RANKS = (2, 4, 8)
+MAX_NVL_BYTES = 2**31 - 1
+MAX_RING_THREADS = 768
+SCALE_COLUMNS = 128
+
+
+def refuse(name: str, got: object, allowed: str) -> NoReturn:
+    raise ValueError(f"{name}: got {got}; must be {allowed}")
+
+
+def integer(name: str, value: object, minimum: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        refuse(name, repr(value), f"an integer of at least {minimum}")
+
+
+def array(
+    runtime: Runtime,
+    name: str,
+    value: Array,
+    dtypes: str | tuple[str, ...],
+    shape: tuple[int | str, ...],
+    contiguous: bool = True,
+) -> None:
+    """An array of one of the dtypes. An int in shape is a size that must be; a str names a size that is free."""
+    dtypes = (dtypes,) if isinstance(dtypes, str) else dtypes
+    allowed = f"{' or '.join(dtypes)} [{', '.join(map(str, shape))}]"
+    if not runtime.is_array(value):
+        refuse(name, type(value).__name__, f"an array of {allowed}")
+    dtype = runtime.dtype_name(value)
+    got = f"{dtype} [{', '.join(map(str, value.shape))}]"
+    sizes_fit = len(value.shape) == len(shape) and all(
+        isinstance(wanted, str) or size == wanted for size, wanted in zip(value.shape, shape, strict=True)
+    )
+    if dtype not in dtypes or not sizes_fit:
+        refuse(name, got, allowed)
+    if contiguous and not runtime.is_contiguous(value):
+        refuse(name, f"a strided {got}", "row-major without gaps")
+
+
+# Construction
+
+
+def buffer_arguments(num_ranks: int, num_nvl_bytes: int) -> None:
+    if num_ranks not in INTRANODE_RANKS:
+        refuse("group", f"{num_ranks} ranks", "a group of 2, 4 or 8 ranks")
+    integer("num_nvl_bytes", num_nvl_bytes, 0)
+    if num_nvl_bytes % ALIGNMENT_BYTES != 0 or num_nvl_bytes > MAX_NVL_BYTES:
+        refuse("num_nvl_bytes", num_nvl_bytes, f"a multiple of {ALIGNMENT_BYTES} of at most {MAX_NVL_BYTES}")
+
+
+def same_on_all_ranks(name: str, values: list[Any]) -> None:
+    if any(value != values[0] for value in values):
+        refuse(name, f"{values} on ranks 0 to {len(values) - 1}", "the same on all ranks")
+
+
+# Streams and events
+
+
+def stream_options(previous_event: object, async_finish: bool, allocate_on_comm_stream: bool) -> None:
+    if previous_event is not None and not isinstance(previous_event, EventOverlap):
+        refuse("previous_event", type(previous_event).__name__, "an EventOverlap or None")
+    event = None if previous_event is None else previous_event.event
+    if event is not None and not isinstance(event, EventHandle):
+        refuse("previous_event.event", type(event).__name__, "an EventHandle or None")
+    if allocate_on_comm_stream and (event is None or not async_finish):
+        raise ValueError(
+            "allocate_on_comm_stream: got True without previous_event and async_finish; must come with both"
+        )
+
+
+def may_read(runtime: Runtime, previous_event: EventOverlap | None) -> bool:
+    """Whether the contents of the arguments can be checked: they are in reach, and nobody is about to write them."""
+    pending = previous_event is not None and previous_event.event is not None and not previous_event.event.done
+    return runtime.host_reads_arrays and not pending
+
+
+# Routing
+
+
+def num_experts(num_ranks: int, value: int, name: str = "num_experts") -> None:
+    integer(name, value, 1)
+    if value % num_ranks != 0 or value // num_ranks > MAX_LOCAL_EXPERTS:
+        refuse(name, value, f"a multiple of {num_ranks} (ranks) of at most {MAX_LOCAL_EXPERTS * num_ranks}")
+
+
+def topk_size(name: str, num_topk: int) -> None:
+    if not 1 <= num_topk <= MAX_TOPK:
+        refuse(name, f"{num_topk} choices a token", f"1 to {MAX_TOPK} choices a token")
+
+
+def expert_indices(topk_idx: Array, num_experts: int) -> None:
+    """The contents of topk_idx; only if `may_read`."""
+    wrong = (topk_idx < -1) | (topk_idx >= num_experts)
+    if wrong.any():
+        token, choice = (int(i[0]) for i in wrong.nonzero())
+        refuse(
+            f"topk_idx[{token}, {choice}]",
+            int(topk_idx[token, choice]),
+            f"-1 (unused) or an expert below {num_experts}",
+        )
+
+
+def token_counts(num_tokens_per_rank: Array, is_token_in_rank: Array) -> None:
+    """The counts agree with the membership that they sum up; only if `may_read`."""
+    counted = is_token_in_rank.sum(axis=0)
+    if (counted != num_tokens_per_rank).any():
+        refuse("num_tokens_per_rank", num_tokens_per_rank.tolist(), f"{counted.tolist()}, as is_token_in_rank says")
+
+
+def payload(runtime: Runtime, x: Any) -> tuple[Array, Array | None]:
+    """The tokens and their scales, None for bf16."""
+    if not isinstance(x, tuple):
+        array(runtime, "x", x, "bfloat16", ("num_tokens", "hidden"))
+        hidden_size("x", x.shape[1], 8)
+        return x, None
+    if len(x) != 2:
+        refuse("x", f"a tuple of {len(x)}", "an array, or a tuple of an FP8 array and its scales")
+    tokens, scales = x
+    array(runtime, "x[0]", tokens, "float8_e4m3fn", ("num_tokens", "hidden"))
+    num_tokens, hidden = tokens.shape
+    hidden_size("x[0]", hidden, SCALE_COLUMNS)
+    array(runtime, "x[1]", scales, ("float32", "int32"), (num_tokens, "num_scales"), contiguous=False)
+    num_scales = hidden // SCALE_COLUMNS
+    allowed = {num_scales}
+    if runtime.dtype_name(scales) == "int32":
+        allowed.add((num_scales + 3) // 4)  # four exponents a word
+    if scales.shape[1] not in allowed:
+        refuse("x[1]", f"{scales.shape[1]} scales a token", f"{' or '.join(map(str, sorted(allowed)))} scales a token")
+    if min(runtime.strides(scales)) < 0:
+        refuse("x[1]", f"strides {runtime.strides(scales)}", "of strides that are not negative")
+    return tokens, scales
+
+
+def hidden_size(name: str, hidden: int, multiple: int) -> None:
+    if hidden == 0 or hidden % multiple != 0:
+        refuse(f"hidden size of {name}", hidden, f"a positive multiple of {multiple}")
+
+
+# Settings
+
+
+def config(value: object, num_ranks: int, min_threads: int) -> None:
+    if not isinstance(value, Config):
+        refuse("config", type(value).__name__, "an nbep.Config or None")
+    if value.num_sms < 2 or value.num_sms % 2 != 0:
+        refuse("config.num_sms", value.num_sms, "even and at least 2")
+    threads = value.num_threads
+    if threads is not None and (threads % (32 * num_ranks) != 0 or not min_threads <= threads <= MAX_RING_THREADS):
+        refuse(
+            "config.num_threads",
+            threads,
+            f"a multiple of {32 * num_ranks} (a warp a rank) from {min_threads} to {MAX_RING_THREADS}",
+        )
+
+
+def buffer_size(shape: RingShape, num_nvl_bytes: int) -> None:
+    needed = num_nvl_bytes_needed(shape)
+    if needed > num_nvl_bytes:
+        raise ValueError(
+            f"num_nvl_bytes: got {num_nvl_bytes} at construction; must be at least {needed} for "
+            f"{shape.num_channels} channels of {shape.num_slots} slots from {shape.num_ranks} ranks, "
+            f"{shape.hidden_bytes} bytes a token"
+        )
+
+
+def handle(memory: NodeMemory, value: Any) -> DispatchHandle:
+    """A handle of this buffer. A plain tuple of the six arrays is taken too, but nobody knows whose it is."""
+    if isinstance(value, tuple) and len(value) == 6:
+        value = DispatchHandle(*value)
+    if not isinstance(value, DispatchHandle):
+        refuse("handle", type(value).__name__, "the handle that dispatch returned, or a tuple of its six arrays")
+    if value.owner is not None and value.owner is not memory.identity:
+        refuse("handle", "the handle of another buffer", f"a handle that this buffer made on rank {memory.rank}")
+    runtime, num_ranks = memory.runtime, memory.num_ranks
+    array(runtime, "handle.rank_prefix_matrix", value.rank_prefix_matrix, "int32", (num_ranks, num_ranks))
+    array(runtime, "handle.channel_prefix_matrix", value.channel_prefix_matrix, "int32", (num_ranks, "num_channels"))
+    num_channels = value.channel_prefix_matrix.shape[1]
+    array(
+        runtime,
+        "handle.recv_channel_prefix_matrix",
+        value.recv_channel_prefix_matrix,
+        "int32",
+        (num_ranks, num_channels),
+    )
+    array(runtime, "handle.recv_src_idx", value.recv_src_idx, "int32", ("num_recv_tokens",))
+    array(runtime, "handle.is_token_in_rank", value.is_token_in_rank, "bool", ("num_tokens", num_ranks))
+    num_tokens = value.is_token_in_rank.shape[0]
+    array(runtime, "handle.send_head", value.send_head, "int32", (num_tokens, num_ranks))
+    return value
+
+
+def handle_config(handle: DispatchHandle, config: Config) -> None:
+    num_channels = handle.channel_prefix_matrix.shape[1]
+    if config.num_channels != num_channels:
+        refuse("config.num_sms", config.num_sms, f"{2 * num_channels}, as in the dispatch that made the handle")
