@@ -7,8 +7,8 @@ or a read-only array shows as a Python exception there, and `faults` explains it
 
 from __future__ import annotations
 
+import struct
 import sys
-from struct import error as StructError
 from typing import TYPE_CHECKING, Any
 
 from greenlet import greenlet
@@ -17,14 +17,14 @@ from . import errors
 from .faults import error_at, explain
 from .kinds import KINDS, wrap
 from .memory import Allocation
-from .source import site_of
+from .source import Site, site_of
 
 if TYPE_CHECKING:
     from .block import Block
     from .warp import Warp
 
 POLLED = frozenset(("volatile", "relaxed", "acquire"))
-FAULTS = (KeyError, IndexError, TypeError, ValueError, OverflowError, StructError)
+FAULTS = (KeyError, IndexError, TypeError, ValueError, OverflowError, struct.error)
 OPS = {
     "add": lambda old, operand, _: old + operand,
     "exch": lambda old, operand, _: operand,
@@ -51,7 +51,8 @@ class AccessingThread(greenlet):
     __slots__ = (
         "rank", "block_idx", "thread_idx", "lane", "warp", "grid_dim", "block_dim",
         "world", "block", "warp_state", "segments", "shared", "runnable", "park",
-        "left", "polled", "waits_for", "result", "deadline", "expired", "exited", "empty_spins", "bulk",
+        "left", "polled", "waits_for", "result", "deadline", "expired", "waited_once", "exited", "empty_spins",
+        "bulk", "fenced", "reluctance",
     )  # fmt: skip
 
     def __init__(self, block: Block, thread_idx: int, warp: Warp, hub: greenlet):
@@ -76,9 +77,12 @@ class AccessingThread(greenlet):
         self.waits_for: Any = None
         self.deadline = 0
         self.expired = False
+        self.waited_once = False
         self.exited = False
         self.empty_spins = 0
         self.bulk: Any = None
+        self.fenced = 0
+        self.reluctance = launch.reluctance
 
     def describe(self) -> str:
         return (
@@ -185,7 +189,7 @@ class AccessingThread(greenlet):
         if lock is not None:
             lock.acquire()
         try:
-            view, shift, misfit, convert, shadow, written = allocation.loads[kind]
+            view, shift, misfit, convert, _, _ = allocation.loads[kind]
             if offset & misfit or offset < 0 or allocation.first_unwritten(offset, misfit + 1) >= 0:
                 raise IndexError
             old = view[offset >> shift] if convert is None else convert(view, offset)
@@ -236,8 +240,7 @@ class AccessingThread(greenlet):
         self.write(allocation, address, kind, value, address)
         if order != "weak":
             allocation.writers[address] = (self.block, self.thread_idx, site_of(sys._getframe(1)))
-        if allocation.unfenced is not None:
-            allocation.unfenced[address] = site_of(sys._getframe(1))
+        allocation.unfenced[address >> 4] = (self, self.block.proxy_fences)
         if allocation.watchers:
             self.notify(allocation, address, KINDS[kind].size)
 
@@ -248,12 +251,12 @@ class AccessingThread(greenlet):
             self.pause()
         return self.modify(op, self.shared, address, kind, operand, compare, address)
 
-    def notify(self, allocation: Allocation, offset: int, nbytes: int) -> None:
-        """Bytes have changed: note who did it and wake those who poll them."""
+    def notify(self, allocation: Allocation, offset: int, nbytes: int, site: Site | None = None) -> None:
+        """Bytes have changed: note who did it (`site`: where, if not here) and wake those who poll them."""
         watchers = allocation.watchers
         for granule in range(offset >> 3, (offset + nbytes + 7) >> 3):
             if granule in watchers:
-                allocation.writers[offset] = (self.block, self.thread_idx, site_of(sys._getframe(1)))
+                allocation.writers[offset] = (self.block, self.thread_idx, site or site_of(sys._getframe(1)))
                 wake_watchers(allocation, granule)
 
     def spin(self, deadline_ns: int) -> bool:
@@ -263,25 +266,34 @@ class AccessingThread(greenlet):
         """
         polled = self.polled
         self.left -= 1
+        self.waited_once = False
+        if self.world.overdue(self, deadline_ns):
+            polled.clear()
+            return True
         if not polled:  # another lane polls for this one
             self.empty_spins += 1
             if self.empty_spins > MAX_EMPTY_SPINS:
                 message = "a loop waits without polling: only volatile, relaxed and acquire loads count"
                 raise error_at(self, errors.EmulatorError, message)
             self.pause()
-            return self.world.overdue(deadline_ns)
+            return False
         self.empty_spins = 0
         cells = list(polled.values())
         polled.clear()
-        if changed(cells):
+        if self.changed(cells):
             self.pause()
-            return self.world.overdue(deadline_ns)
+            return False
+        return self.watch(cells, deadline_ns)
+
+    def watch(self, cells: list[Cell], deadline_ns: int) -> bool:
+        """Park until a cell changes; True when time ran out instead."""
         for allocation, offset, _, _ in cells:
             allocation.watchers.setdefault(offset >> 3, {})[self] = None
         self.waits_for = cells
         self.deadline = deadline_ns
         self.expired = False
         self.world.parks += 1
+        self.world.polling[self] = None
         self.park()
         return self.expired
 
@@ -294,15 +306,19 @@ class AccessingThread(greenlet):
                 there.pop(self, None)
                 if not there:
                     del watchers[offset >> 3]
+        del self.world.polling[self]
         self.runnable.append(self)
 
+    def changed(self, cells: list[Cell]) -> bool:
+        """Whether a polled cell holds another value than the thread saw (or is freed: looking again reports that)."""
+        return any(
+            allocation.freed or self.peek(allocation, offset, kind) != value
+            for allocation, offset, kind, value in cells
+        )
 
-def changed(cells: list[Cell]) -> bool:
-    """Whether a polled cell holds another value than the thread saw (or is freed: looking again reports that)."""
-    for allocation, offset, kind, value in cells:
-        if allocation.freed or allocation.read(offset, kind) != value:
-            return True
-    return False
+    def peek(self, allocation: Allocation, offset: int, kind: str) -> Any:
+        """What this thread would load from a cell now."""
+        return allocation.read(offset, kind)
 
 
 def wake_watchers(allocation: Allocation, granule: int) -> None:
@@ -310,5 +326,5 @@ def wake_watchers(allocation: Allocation, granule: int) -> None:
     threads = allocation.watchers.get(granule)
     if threads:
         for thread in list(threads):
-            if changed(thread.waits_for):
+            if thread.changed(thread.waits_for):
                 thread.unwatch()

@@ -15,6 +15,7 @@ from .memory import Allocation
 from .source import describe_site, site_of
 
 if TYPE_CHECKING:
+    from .bulk import MBarrier
     from .stream import Launch
     from .thread import Thread
     from .warp import Warp
@@ -38,7 +39,7 @@ class NamedBarrier:
 class Block:
     """The threads that share a barrier set and a shared memory."""
 
-    __slots__ = ("launch", "index", "shared", "threads", "warps", "live", "barriers")
+    __slots__ = ("launch", "index", "shared", "threads", "warps", "live", "barriers", "mbarriers", "proxy_fences")
 
     def __init__(self, launch: Launch, index: int, shared: Allocation):
         self.launch = launch
@@ -48,6 +49,8 @@ class Block:
         self.warps: list[Warp] = []
         self.live = launch.block
         self.barriers: dict[int, NamedBarrier] = {}
+        self.mbarriers: dict[int, MBarrier] = {}
+        self.proxy_fences = 0
 
     def arrive(self, thread: Thread, number: int, expected: int, wait: bool) -> NamedBarrier | None:
         """Count `thread` in; the barrier it must wait for, or None when it may go on."""

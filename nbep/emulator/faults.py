@@ -46,7 +46,7 @@ def explain(thread: Thread, address: int, kind: str, storing: bool, shared: bool
         return _explain_inside(thread, thread.shared, address, size, access, storing, cause)
     allocation = thread.segments.get(address >> OFFSET_BITS)
     if allocation is None:
-        return _explain_unmapped(thread, address, access)
+        return explain_unmapped(thread, address, access)
     return _explain_inside(thread, allocation, address & OFFSET_MASK, size, access, storing, cause)
 
 
@@ -73,15 +73,19 @@ def _explain_inside(
     return error_at(thread, errors.EmulatorError, f"{access}: {cause}\n  in {cell}")
 
 
-def _explain_unmapped(thread: Thread, address: int, access: str) -> Exception:
+def explain_unmapped(thread: Thread, address: int, access: str) -> Exception:
+    """Why `address` names no segment of the thread's rank, or one that is freed."""
     number = address >> OFFSET_BITS
     if number == 0:
         null = "the null address" if address == 0 else "a shared-memory or null address used as a global one"
         return error_at(thread, errors.Unmapped, f"{access}: {null}")
     owner = (number >> NUMBER_BITS) - 1
-    spaces = thread.block.launch.world.spaces
+    spaces = thread.world.spaces
     if owner not in spaces:
         return error_at(thread, errors.Unmapped, f"{access}: no rank has such an address")
+    here = thread.segments.get(number)
+    if here is not None:
+        return error_at(thread, errors.UseAfterFree, f"{access}: `{here.name}` of rank {here.rank} is freed")
     what = spaces[owner].retired.get(number)
     if what is not None:
         return error_at(thread, errors.UseAfterFree, f"{access}: {what}, is freed or closed")

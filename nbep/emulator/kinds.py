@@ -27,20 +27,20 @@ class Kind(NamedTuple):
     put: Callable[[Any, int, Any], None] | None = None
 
 
-def _get_f32(view: memoryview, offset: int) -> np.float32:
+def _get_f32(view: Any, offset: int) -> np.float32:
     return np.float32(view[offset >> 2])
 
 
-def _put_f32(view: memoryview, offset: int, value: Any) -> None:
+def _put_f32(view: Any, offset: int, value: Any) -> None:
     view[offset >> 2] = np.float32(value)
 
 
-def _put_v2(view: memoryview, offset: int, value: tuple[int, int]) -> None:
+def _put_v2(view: Any, offset: int, value: tuple[int, int]) -> None:
     x, y = value
     _V2.pack_into(view, offset, x & _U32, y & _U32)
 
 
-def _put_v4(view: memoryview, offset: int, value: tuple[int, int, int, int]) -> None:
+def _put_v4(view: Any, offset: int, value: tuple[int, int, int, int]) -> None:
     x, y, z, w = value
     _V4.pack_into(view, offset, x & _U32, y & _U32, z & _U32, w & _U32)
 
@@ -71,7 +71,7 @@ def wrap(value: int, kind: str) -> int:
 class Views(dict):
     """kind -> (view, shift, misfit, convert, shadow, written), made at the first access of that kind.
 
-    `offset & misfit` is non-zero for a misaligned access.  `convert` is None when `view[offset >> shift]` is the access.
+    `offset & misfit` is non-zero when misaligned.  `convert` is None when `view[offset >> shift]` is the access.
     `shadow` is None when all bytes are initialised; else a view of one flag byte per byte, compared with `written`
     (indexed by `offset >> shift` like `view` when `convert` is None, the plain bytearray otherwise).
     """
@@ -87,13 +87,15 @@ class Views(dict):
     def __missing__(self, name: str) -> tuple:
         kind = KINDS[name]
         size = kind.size
+        memory: Any = self.memory
         whole = len(self.memory) // size * size  # casting needs a multiple; an index past it is out of bounds anyway
         shadow: Any = self.shadow
         convert = kind.put if self.storing else kind.get
         written: Any = b"\1" * size
         if shadow is not None and convert is None:
-            shadow = memoryview(shadow)[:whole].cast("BHIQ"[size.bit_length() - 1])
+            bits: Any = memoryview(shadow)
+            shadow = bits[:whole].cast("BHIQ"[size.bit_length() - 1])
             written = int.from_bytes(written, "little")
-        view = self.memory[:whole].cast(kind.code) if kind.code != "B" else self.memory
+        view = memory if kind.code == "B" else memory[:whole].cast(kind.code)
         entry = self[name] = (view, size.bit_length() - 1, size - 1, convert, shadow, written)
         return entry

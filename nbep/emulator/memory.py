@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,11 +44,13 @@ class Allocation:
         watchers: 8-byte granule -> parked threads that poll a cell in it (a dict as an ordered set)
         writers: offset -> who stored last and where, for cells written with more than weak order
         shared: other processes write here too
+        unfenced: in shared memory, 16-byte granule -> last ordinary store; see `bulk`
+        pending: 16-byte granule -> stores on their way; see `delayed`
     """
 
     __slots__ = (
         "rank", "name", "nbytes", "memory", "number", "base", "describe", "loads", "stores", "writable",
-        "watchers", "writers", "shared", "freed", "shadow", "unfenced", "__weakref__",
+        "watchers", "writers", "shared", "freed", "shadow", "unfenced", "pending",
     )  # fmt: skip
 
     def __init__(
@@ -78,7 +81,8 @@ class Allocation:
         self.stores: dict[str, tuple] = Views(memory, self.shadow, storing=True) if writable else {}
         self.watchers: dict[int, dict[Thread, None]] = {}
         self.writers: dict[int, Writer] = {}
-        self.unfenced: dict[int, Site | None] | None = None
+        self.unfenced: dict[int, tuple[Thread, int]] = {}
+        self.pending: dict[int, list[Any]] = {}
 
     @classmethod
     def scratch(cls, rank: int, name: str, nbytes: int) -> Allocation:
@@ -171,6 +175,7 @@ class AddressSpace:
         self._next = 0
         self._arrays: dict[tuple, Mapping] = {}
         self._by_buffer: dict[int, tuple[Allocation, int]] = {}  # id of an allocation's buffer -> it, machine address
+        self._lock = Lock()  # under MPI a launch's arrays are unmapped by another thread than maps them
 
     def _number(self) -> int:
         self._next += 1
@@ -233,20 +238,21 @@ class AddressSpace:
             return inside
         span, base = _span(array)
         key = (_address_of(array), len(span), base, writable)
-        mapping = self._arrays.get(key)
-        if mapping is not None:
-            mapping.uses += 1
+        with self._lock:
+            mapping = self._arrays.get(key)
+            if mapping is not None:
+                mapping.uses += 1
+                return mapping
+            number = self._number()
+            allocation = Allocation(self.rank, name, span, number, base=base, writable=writable)
+            self.segments[number] = allocation
+            mapping = self._arrays[key] = Mapping(allocation.address, number, allocation, (key, array))
             return mapping
-        number = self._number()
-        allocation = Allocation(self.rank, name, span, number, base=base, writable=writable)
-        self.segments[number] = allocation
-        mapping = self._arrays[key] = Mapping(allocation.address, number, allocation, (key, array))
-        return mapping
 
     def _inside(self, array: np.ndarray) -> Mapping | None:
         """The address that an array has already, when it is a view of one of this space's allocations."""
         owner = _owner(array)
-        root = owner if owner.base is None else owner.base
+        root: Any = owner if owner.base is None else owner.base
         found = self._by_buffer.get(id(root.obj if isinstance(root, memoryview) else root))
         if found is None:
             return None
@@ -255,13 +261,14 @@ class AddressSpace:
 
     def unmap(self, mapping: Mapping) -> None:
         """Undo one `map_array`."""
-        mapping.uses -= 1
-        if mapping.number < 0 or mapping.uses:
-            return
-        del self._arrays[mapping.keep[0]]
-        self._retire(mapping.number, f"the mapping of the array `{mapping.allocation.name}`")
-        mapping.allocation.release()
-        mapping.keep = None
+        with self._lock:
+            mapping.uses -= 1
+            if mapping.number < 0 or mapping.uses:
+                return
+            del self._arrays[mapping.keep[0]]
+            self._retire(mapping.number, f"the mapping of the array `{mapping.allocation.name}`")
+            mapping.allocation.release()
+            mapping.keep = None
 
     def _retire(self, number: int, what: str) -> None:
         if number not in self.segments:
@@ -274,7 +281,7 @@ class AddressSpace:
 
 def _new_memory(nbytes: int, zero: bool) -> memoryview:
     words = max(1, (nbytes + 15) // 16 * 2)
-    backing = np.zeros(words, np.uint64) if zero else np.full(words, _POISON * 0x0101010101010101, np.uint64)
+    backing: Any = np.zeros(words, np.uint64) if zero else np.full(words, _POISON * 0x0101010101010101, np.uint64)
     return memoryview(backing).cast("B")[:nbytes]
 
 

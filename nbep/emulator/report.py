@@ -1,4 +1,7 @@
-"""The report of a deadlock: who waits for what, what they see, who was last to write it, who is missing."""
+"""The report of a deadlock: who waits for what, what they see, who was last to write it, who is missing.
+
+Threads that wait at the same line for the same thing are one group, so that a hung block takes a few lines.
+"""
 
 from __future__ import annotations
 
@@ -6,91 +9,115 @@ from typing import TYPE_CHECKING, Any
 
 from .block import NamedBarrier, ranges
 from .errors import DeadlockError
-from .kinds import KINDS
 from .memory import OFFSET_BITS, Allocation
-from .source import describe_site, site_of
+from .source import Site, call_chain, describe_site
 from .warp import Collective, place
 
 if TYPE_CHECKING:
-    from .scheduler import Describe, Scheduler
+    from .scheduler import Describe, Host, Scheduler
+    from .stream import Launch, Stream
     from .thread import Thread
 
+_MAX_GROUPS = 40
 
-def deadlock_error(scheduler: Scheduler, describe: Describe) -> DeadlockError:
-    """The error for a run in which nothing can go on."""
-    groups: dict[tuple, list[Thread]] = {}
+Body = tuple[str, ...]
+
+
+def deadlock_error(scheduler: Scheduler, hosts: list[tuple[str, Describe]], streams: list[Stream]) -> DeadlockError:
+    """The error for a run in which nothing can go on.
+
+    Args: hosts: names of the waiting hosts and what they wait for; streams: those of all ranks
+    """
+    groups: dict[tuple[Launch, tuple[Site, ...], Body], list[Thread]] = {}
+    bodies: dict[int, Body] = {}
     for launch in scheduler.launches:
         for block in launch.blocks:
             for thread in block.threads:
                 if not thread.exited:
-                    key = (launch, block.index, site_of(thread.gr_frame), _what(thread.waits_for))
-                    groups.setdefault(key, []).append(thread)
-    lines = []
-    for (launch, index, site, what), threads in groups.items():
-        who = _who([thread.thread_idx for thread in threads])
-        lines.append(f"  rank {launch.rank}, kernel `{launch.name}`, block {index}, {who}")
-        lines.append(f"    at {describe_site(site)}")
-        lines += [f"    {line}" for line in what]
-        lines += [f"    {line}" for line in _missing(threads[0])]
-    hosts = [(f"host of rank {host.rank}", host.waits_for) for host in scheduler.waiting_hosts]
-    if describe:
-        hosts.append(("the host", describe))
+                    body = bodies.get(id(thread.waits_for))
+                    if body is None:
+                        body = bodies[id(thread.waits_for)] = tuple(_what(thread))
+                    chain = tuple(call_chain(thread.gr_frame))
+                    groups.setdefault((launch, chain, body), []).append(thread)
+    threads_text = _count(sum(map(len, groups.values())), "thread")
+    who = f"{threads_text} in {_count(len(groups), 'group')} and {_count(len(hosts), 'host')}"
+    lines = [f"nothing can run any more: {who} wait (seed {scheduler.seed})"]
+    for (launch, chain, body), threads in list(groups.items())[:_MAX_GROUPS]:
+        lines.append(f"  rank {launch.rank}, kernel `{launch.name}`, {_who(threads)}")
+        lines.append("    at " + ", called from ".join(map(describe_site, chain)))
+        lines += [f"    {line}" for line in body]
+    if len(groups) > _MAX_GROUPS:
+        lines.append(f"  ... and {len(groups) - _MAX_GROUPS} more groups")
+    for stream in streams:
+        if stream.running is None and stream.queue:
+            lines.append(f"  rank {stream.rank}, {stream.describe()}")
     for name, waits_for in hosts:
         lines.append(f"  {name} waits for {waits_for() if callable(waits_for) else waits_for}")
-    title = f"nothing can run any more (seed {scheduler.seed}): {len(groups)} groups of threads, {len(hosts)} hosts"
-    return DeadlockError("\n".join([title, *lines]))
+    return DeadlockError("\n".join(lines))
 
 
-def _who(indices: list[int]) -> str:
-    """Threads by warp and lane."""
-    warps: dict[str, list[int]] = {}
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def host_entry(host: Host) -> tuple[str, Describe]:
+    return f"the host of rank {host.rank}", host.waits_for
+
+
+def _who(threads: list[Thread]) -> str:
+    """Blocks, warps and lanes of some threads of one launch."""
+    blocks: dict[int, list[int]] = {}
+    for thread in threads:
+        blocks.setdefault(thread.block_idx, []).append(thread.thread_idx)
+    same: dict[str, list[int]] = {}
+    for block, indices in blocks.items():
+        same.setdefault(warps_and_lanes(indices), []).append(block)
+    return "; ".join(f"block {ranges(numbers)}, {names}" for names, numbers in same.items())
+
+
+def warps_and_lanes(indices: list[int]) -> str:
+    """`warp 0-2; warp 3, lane 0-7` for thread indices of one block."""
     lanes: dict[int, list[int]] = {}
     for index in indices:
         lanes.setdefault(index >> 5, []).append(index & 31)
+    same: dict[str, list[int]] = {}
     for warp, numbers in lanes.items():
-        warps.setdefault(ranges(numbers), []).append(warp)
-    return "; ".join(f"warp {ranges(numbers)} lane {names}" for names, numbers in warps.items())
+        same.setdefault("" if len(numbers) == 32 else f", lane {ranges(numbers)}", []).append(warp)
+    return "; ".join(f"warp {ranges(numbers)}{names}" for names, numbers in same.items())
 
 
-def _what(waits_for: Any) -> tuple[str, ...]:
+def _what(thread: Thread) -> list[str]:
     """Lines that say what a thread waits for; equal lines make a group."""
-    if isinstance(waits_for, list):
-        return tuple(line for cell in waits_for for line in _cell(*cell))
-    if isinstance(waits_for, NamedBarrier):
-        arrived = f"{len(waits_for.arrived)} of {waits_for.expected} threads arrived"
-        return (f"waits at barrier {waits_for.number}: {arrived}",)
-    if isinstance(waits_for, Collective):
-        return (f"waits at {waits_for.name} with mask {waits_for.mask:#010x}",)
-    return (f"waits for {waits_for}",)
-
-
-def _cell(allocation: Allocation, offset: int, kind: str, value: Any) -> list[str]:
-    if allocation.freed:
-        return [f"polls {allocation.cell(offset)}, which is freed"]
-    address = allocation.number << OFFSET_BITS | offset
-    lines = [f"polls {allocation.cell(offset)} at {address:#x}: sees {value} ({kind})"]
-    writer = None
-    for start in range(offset // 8 * 8, offset + KINDS[kind].size):
-        if start in allocation.writers:
-            writer = allocation.writers[start]
-    if writer is None:
-        lines.append("  no signalling store to it so far")
-    else:
-        block, thread, site = writer
-        lines.append(f"  last written by {block.describe()}, {_who([thread])}, at {describe_site(site)}")
-    return lines
-
-
-def _missing(thread: Thread) -> list[str]:
-    """Who has not come to the barrier or collective that `thread` waits at, and where they are instead."""
     waits_for = thread.waits_for
+    if isinstance(waits_for, list):
+        return [line for cell in waits_for for line in _cell(*cell)]
     if isinstance(waits_for, NamedBarrier):
-        absent = [t for t in thread.block.threads if t.thread_idx not in set(waits_for.arrived)]
+        arrived = set(waits_for.arrived)
+        absent = [t for t in thread.block.threads if t.thread_idx not in arrived]
+        what = f"barrier {waits_for.number}: {len(waits_for.arrived)} of {waits_for.expected} threads have arrived"
     elif isinstance(waits_for, Collective):
         absent = [t for t in thread.warp_state.lanes if waits_for.missing >> t.lane & 1]
+        what = f"{waits_for.name} with mask {waits_for.mask:#010x}"
     else:
-        return []
+        return [f"waits for {waits_for}"]
     places: dict[str, list[int]] = {}
     for other in absent:
         places.setdefault(place(other), []).append(other.thread_idx)
-    return [f"missing: {_who(indices)}, which {where}" for where, indices in places.items()]
+    missing = [f"missing: {warps_and_lanes(indices)}, which {where}" for where, indices in places.items()]
+    return [f"waits at {what}", *missing]
+
+
+def _cell(allocation: Allocation, offset: int, kind: str, value: Any) -> list[str]:
+    """A polled cell: its name, the value seen, and who stored last."""
+    if kind == "phase":  # an mbarrier says it all itself
+        return [f"waits for {allocation.cell(offset)}"]
+    if allocation.freed:
+        return [f"polls {allocation.cell(offset)}, which is freed"]
+    address = allocation.number << OFFSET_BITS | offset
+    writer = allocation.writers.get(offset)
+    if writer is None:
+        last = "no store of more than weak order to it so far"
+    else:
+        block, thread, site = writer
+        last = f"last written by {block.describe()}, {warps_and_lanes([thread])}, at {describe_site(site)}"
+    return [f"polls {allocation.cell(offset)} at {address:#x}: sees {value} ({kind})", f"  {last}"]

@@ -12,28 +12,31 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from .errors import EmulatorError
-from .report import deadlock_error
+from .report import deadlock_error, host_entry
 
 if TYPE_CHECKING:
-    from .stream import Launch
+    from .stream import Launch, Stream
     from .thread import Thread
 
 Describe = str | Callable[[], str]
 
 _TICK = 64  # steps between two looks at the waiting hosts
 _NUM_QUANTA = 4096  # quanta drawn at a time
+_RELUCTANCE = (0.0, 0.0, 0.0, 0.9)  # one of these is drawn for a rank, and for a launch: it makes a thread slow
+NEVER = 1 << 62  # a deadline that does not come
 _LONGEST = (4, 16, 64, 256, 1024, 4096)  # one of these bounds the quanta of a seed
 
 
 class Host(greenlet):
     """A host function of one rank."""
 
-    __slots__ = ("rank", "function", "result", "predicate", "waits_for", "left", "finished")
+    __slots__ = ("rank", "function", "result", "predicate", "waits_for", "left", "reluctance", "finished")
 
     def __init__(self, rank: int, function: Callable[[], Any], hub: greenlet):
         greenlet.__init__(self, parent=hub)
@@ -43,6 +46,7 @@ class Host(greenlet):
         self.predicate: Callable[[], bool] | None = None
         self.waits_for: Describe = ""
         self.left = 0
+        self.reluctance = 0.0
         self.finished = False
 
     def run(self) -> None:
@@ -60,6 +64,7 @@ class Scheduler:
     Attributes:
         runnable: threads and hosts that can run, in no particular order
         launches: the kernels running now
+        polling: threads parked on cells they poll
         calls, steps, parks: primitive calls, quanta given, times a thread parked on polled cells
     """
 
@@ -72,6 +77,8 @@ class Scheduler:
         self.hub: greenlet = getcurrent()
         self.runnable: list[Any] = []
         self.launches: dict[Launch, None] = {}
+        self.polling: dict[Thread, None] = {}
+        self.streams: list[Stream] = []
         self.hosts: list[Host] = []
         self.waiting_hosts: list[Host] = []
         self.operations: list[Callable[[], None]] = []
@@ -85,10 +92,19 @@ class Scheduler:
         self._longest = _LONGEST[-1] if seed == 0 else self.random.choice(_LONGEST)
         self._operation_rate = 0.5 ** self.random.randint(0, 7)
         self._quanta = self._draw_quanta()
+        self._slow_ranks: dict[int, float] = {}
 
     def _draw_quanta(self) -> list[int]:
         uniform, longest = self.random.random, self._longest
         return [int(longest ** uniform()) for _ in range(_NUM_QUANTA)]
+
+    def draw_reluctance(self, rank: int) -> float:
+        """How often the threads of a new launch give way when it is their turn; 0 for seed 0."""
+        if self.seed == 0:
+            return 0.0
+        if rank not in self._slow_ranks:
+            self._slow_ranks[rank] = self.random.choice(_RELUCTANCE)
+        return max(self._slow_ranks[rank], self.random.choice(_RELUCTANCE))
 
     # --- what threads and hosts ask for -------------------------------------------------------------------------
 
@@ -100,9 +116,9 @@ class Scheduler:
         """Virtual nanoseconds, as `thread` reads them."""
         return self.calls + self._granted - thread.left + self._skipped_ns
 
-    def overdue(self, deadline_ns: int) -> bool:
-        """Whether a spinning thread that still runs should give up: time only passes when nothing else can run."""
-        return False
+    def overdue(self, thread: Thread, deadline_ns: int) -> bool:
+        """Whether a deadline has passed for `thread`."""
+        return self.now(thread) > deadline_ns
 
     def host_wait(self, predicate: Callable[[], bool], describe: Describe) -> None:
         """Block the calling host until `predicate()` holds; kernels and other hosts run meanwhile.
@@ -155,6 +171,8 @@ class Scheduler:
                     break
                 index = int(uniform() * count)
                 thread = runnable[index]
+                if thread.reluctance and uniform() < thread.reluctance:
+                    continue
                 last = runnable.pop()
                 if last is not thread:
                     runnable[index] = last
@@ -192,22 +210,17 @@ class Scheduler:
         if self.operations:
             self._operate()
         elif not (self.on_deadlock == "expire" and self._expire()):
-            raise deadlock_error(self, describe)
+            hosts = [host_entry(host) for host in self.waiting_hosts]
+            raise deadlock_error(self, [*hosts, ("the host", describe)] if describe else hosts, self.streams)
 
     def _expire(self) -> bool:
-        """Let time pass to the earliest deadline of a spinning thread and wake those that have reached it."""
-        spinning = [
-            thread
-            for launch in self.launches
-            for block in launch.blocks
-            for thread in block.threads
-            if not thread.exited and isinstance(thread.waits_for, list)
-        ]
-        if not spinning:
+        """Let time pass to the earliest deadline of a polling thread and wake those that have reached it."""
+        deadlines = [thread.deadline for thread in self.polling if thread.deadline != NEVER]
+        if not deadlines:
             return False
-        earliest = min(thread.deadline for thread in spinning)
+        earliest = min(deadlines)
         self._skipped_ns = max(self._skipped_ns, earliest - self.calls + 1)
-        for thread in spinning:
+        for thread in list(self.polling):
             if thread.deadline <= earliest:
                 thread.expired = True
                 thread.unwatch()
@@ -219,14 +232,13 @@ class Scheduler:
         self.operations.clear()
         for host in self.hosts:
             if host and host is not self.current:
-                try:
+                with suppress(BaseException):  # the first error is the one to report
                     host.throw(Aborted)
-                except BaseException:  # noqa: S110 - the first error is the one to report
-                    pass
         for launch in list(self.launches):
             for block in launch.blocks:
                 for thread in block.threads:
                     if thread:
                         thread.throw(GreenletExit)
         self.launches.clear()
+        self.polling.clear()
         self.waiting_hosts.clear()

@@ -3,11 +3,11 @@
 A kernel calls a primitive, the primitive calls the emulator.  The frame worth naming is the innermost one outside both.
 """
 
-import os
+from pathlib import Path
 from types import CodeType, FrameType
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_LIBRARY = (os.path.join(_PACKAGE, "emulator") + os.sep, os.path.join(_PACKAGE, "device", "primitives") + os.sep)
+_PACKAGE = Path(__file__).resolve().parent.parent
+_LIBRARY = (_PACKAGE / "emulator", _PACKAGE / "device" / "primitives")
 _is_library: dict[CodeType, bool] = {}
 
 # Where a thread stands: a code object and the byte offset of its current instruction.
@@ -20,7 +20,8 @@ def kernel_frame(frame: FrameType | None) -> FrameType | None:
         code = frame.f_code
         library = _is_library.get(code)
         if library is None:
-            library = _is_library[code] = os.path.abspath(code.co_filename).startswith(_LIBRARY)
+            path = Path(code.co_filename).resolve()
+            library = _is_library[code] = any(folder in path.parents for folder in _LIBRARY)
         if not library:
             return frame
         frame = frame.f_back
@@ -33,6 +34,16 @@ def site_of(frame: FrameType | None) -> Site | None:
     return None if frame is None else (frame.f_code, frame.f_lasti)
 
 
+def call_chain(frame: FrameType | None, depth: int = 4) -> list[Site]:
+    """The site of a frame's kernel code and of its callers up to the kernel function, innermost first."""
+    sites: list[Site] = []
+    frame = kernel_frame(frame)
+    while frame is not None and len(sites) < depth:
+        sites.append((frame.f_code, frame.f_lasti))
+        frame = kernel_frame(frame.f_back)
+    return sites
+
+
 def describe_site(site: Site | None) -> str:
     """`file:line (function)` of a site, with the file relative to the working directory when it lies below."""
     if site is None:
@@ -42,7 +53,7 @@ def describe_site(site: Site | None) -> str:
     for start, end, number in code.co_lines():
         if start <= instruction < end and number is not None:
             line = number
-    path = code.co_filename
-    if path.startswith(os.getcwd() + os.sep):
-        path = os.path.relpath(path)
+    path = Path(code.co_filename)
+    if path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
     return f"{path}:{line} ({code.co_name})"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from .block import WARP_SIZE, Block
@@ -36,7 +37,7 @@ class Launch:
         self.world = stream.world
         self.rank = stream.rank
         self.space: AddressSpace = stream.space
-        self.function: Callable | None = function
+        self.function: Any = function
         self.args = args
         self.grid = grid
         self.block = block
@@ -44,14 +45,18 @@ class Launch:
         self.name = name
         self.blocks: list[Block] = []
         self.live = grid
+        self.reluctance = 0.0
+        self.copies = 0  # bulk copies under way
+        self.stores: dict[Any, None] = {}  # stores on their way; see `delayed`
         self.done = False
-        self.callbacks: list[Callable[[], Any]] = []
+        self.callbacks = Callbacks()
 
     def start(self) -> None:
         """Create the threads; they are runnable from now on."""
         world = self.world
         thread_class = world.thread_class
         hub = world.hub
+        self.reluctance = world.draw_reluctance(self.rank)
         for index in range(self.grid):
             shared = Allocation.scratch(self.rank, "shared memory", self.smem_bytes)
             block = Block(self, index, shared)
@@ -69,18 +74,45 @@ class Launch:
     def block_left(self) -> None:
         """A block has no threads any more."""
         self.live -= 1
-        if not self.live:
-            self.done = True
-            del self.world.launches[self]
-            for block in self.blocks:  # break the cycles between blocks and threads
-                block.threads = []
-                block.warps = []
-            self.blocks = []
-            self.function = None
-            self.args = ()
-            for callback in self.callbacks:
-                callback()
-            self.stream.launch_done()
+        self.check_done()
+
+    def check_done(self) -> None:
+        """Finish when the last thread has left and the last bulk copy has arrived."""
+        if self.live or self.copies:
+            return
+        for store in list(self.stores):
+            store.commit()
+        self.done = True
+        del self.world.launches[self]
+        for block in self.blocks:  # break the cycles between blocks and threads
+            block.threads = []
+            block.warps = []
+        self.blocks = []
+        self.function = None
+        self.args = ()
+        self.callbacks.run()
+        self.stream.launch_done()
+
+
+class Callbacks:
+    """What to do when a launch is done; what is appended later is done at once."""
+
+    def __init__(self) -> None:
+        self._functions: list[Callable[[], Any]] | None = []
+        self._lock = Lock()  # under MPI kernels run in another thread than the host
+
+    def append(self, function: Callable[[], Any]) -> None:
+        with self._lock:
+            if self._functions is not None:
+                self._functions.append(function)
+                return
+        function()
+
+    def run(self) -> None:
+        with self._lock:
+            functions, self._functions = self._functions or [], None
+        for function in functions:
+            function()
 
 
 class Stream:

@@ -9,7 +9,7 @@ from typing import Any
 from greenlet import getcurrent
 
 from . import errors
-from .access import AccessingThread
+from .bulk import CopyingThread
 from .faults import error_at
 from .source import site_of
 from .warp import SHFL, VOTE, finish_match
@@ -17,13 +17,18 @@ from .warp import SHFL, VOTE, finish_match
 FULL_MASK = 0xFFFFFFFF
 
 # The running thread.  It is an error to call a primitive outside a kernel.
-current_thread: Callable[[], Thread] = getcurrent  # type: ignore[assignment]
+current_thread: Callable[[], Thread] = getcurrent
 
 
-class Thread(AccessingThread):
+class Thread(CopyingThread):
     """A thread of a kernel: `current_thread()` in the body of a primitive."""
 
     __slots__ = ()
+    smem_base = 0  # shared addresses start here
+
+    @property
+    def has_tma(self) -> bool:
+        return self.world.has_tma
 
     def fence(self, order: str, scope: str) -> None:
         """Order this thread's accesses; with the memory model "sc" they are in order anyway."""

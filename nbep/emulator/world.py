@@ -26,11 +26,10 @@ class RankContext:
         self.world = world
         self.rank = rank
         self.space = AddressSpace(rank)
-        self.streams: list[Stream] = []
 
     def create_stream(self, name: str) -> Stream:
         stream = Stream(self.world, self.rank, self.space, name)
-        self.streams.append(stream)
+        self.world.streams.append(stream)
         return stream
 
 
@@ -43,6 +42,7 @@ class World(Scheduler):
         memory_model: "sc": a store is visible to all at once; "delayed": see `delayed`
         on_deadlock: "raise", or "expire" to let the kernels' own time-outs run
         local_rank: None: all ranks live in this process; r: only rank r does, the others are other processes
+        has_tma: whether kernels find bulk copies, as on sm_90
         tracer: object with any of on_load, on_store, on_atomic, on_park, on_wake, on_launch, on_exit
     """
 
@@ -55,6 +55,7 @@ class World(Scheduler):
         on_deadlock: str = "raise",
         local_rank: int | None = None,
         tracer: Any = None,
+        has_tma: bool = True,
     ):
         super().__init__(seed, on_deadlock)
         if num_ranks < 1:
@@ -64,6 +65,7 @@ class World(Scheduler):
         self.num_ranks = num_ranks
         self.memory_model = memory_model
         self.tracer = tracer
+        self.has_tma = has_tma
         self.lock: Any = None
         self.thread_class: type[Thread] = Thread
         self.ranks = {rank: RankContext(self, rank) for rank in range(num_ranks)}

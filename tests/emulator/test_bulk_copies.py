@@ -1,0 +1,156 @@
+"""Bulk copies happen later, complete on mbarriers and groups, and need a proxy fence."""
+
+import numpy as np
+import pytest
+
+from nbep.emulator import DeadlockError, EmulatorError, Misaligned, ProxyFence, current_thread
+
+SEEDS = range(12)
+MBARRIER = 256  # behind the stage
+
+
+def test_bulk_load_is_there_when_its_mbarrier_phase_ends(launch):
+    x, y = np.arange(64, dtype=np.int32), np.zeros(64, np.int32)
+
+    def copy(x, y):
+        t = current_thread()
+        if t.thread_idx == 0:
+            t.mbarrier_init(MBARRIER, 1)
+            t.bulk_load(0, x, 256, MBARRIER)
+            t.mbarrier_arrive_expect_tx(MBARRIER, 256)
+        t.barrier(0, t.block_dim)
+        while not t.mbarrier_try_wait(MBARRIER, 0):
+            pass
+        for i in range(t.thread_idx, 64, t.block_dim):
+            t.store(y + 4 * i, "s32", t.load_shared(4 * i, "s32", "weak"), "weak", "gpu")
+
+    for seed in SEEDS:
+        y[:] = 0
+        launch(copy, x, y, block=32, smem_bytes=264, seed=seed)
+        np.testing.assert_array_equal(x, y)
+
+
+def test_reading_before_the_mbarrier_sees_old_bytes_under_some_seed(launch):
+    x, seen = np.full(64, 7, np.int32), np.zeros(1, np.int32)
+
+    def impatient(x, seen):
+        t = current_thread()
+        t.store_shared(0, "s32", 1, "weak")
+        t.mbarrier_init(MBARRIER, 1)
+        t.bulk_load(0, x, 256, MBARRIER)
+        t.mbarrier_arrive_expect_tx(MBARRIER, 256)
+        for _ in range(4):
+            t.syncwarp(1)
+        t.store(seen, "s32", t.load_shared(0, "s32", "weak"), "weak", "gpu")
+
+    results = set()
+    for seed in SEEDS:
+        launch(impatient, x, seen, smem_bytes=264, seed=seed)
+        results.add(int(seen[0]))
+    assert results == {1, 7}
+
+
+def test_mbarrier_phases_alternate(launch):
+    x, y = np.arange(8 * 4, dtype=np.int32), np.zeros(8 * 4, np.int32)
+
+    def stream_through(x, y):
+        t = current_thread()
+        t.mbarrier_init(MBARRIER, 1)
+        for i in range(8):
+            t.bulk_wait_group_read(0)
+            t.bulk_load(0, x + 16 * i, 16, MBARRIER)
+            t.mbarrier_arrive_expect_tx(MBARRIER, 16)
+            while not t.mbarrier_try_wait(MBARRIER, i & 1):
+                pass
+            t.bulk_store(y + 16 * i, 0, 16)
+            t.bulk_commit_group()
+        t.bulk_wait_group(0)
+
+    for seed in SEEDS:
+        y[:] = 0
+        launch(stream_through, x, y, smem_bytes=264, seed=seed)
+        np.testing.assert_array_equal(x, y)
+
+
+def test_stage_overwritten_before_the_store_has_read_it_is_seen(launch):
+    y = np.zeros(4, np.int32)
+
+    def careless(y, wait):
+        t = current_thread()
+        t.store_shared(0, "v4", (1, 1, 1, 1), "weak")
+        t.fence_proxy_async()
+        t.bulk_store(y, 0, 16)
+        t.bulk_commit_group()
+        if wait:
+            t.bulk_wait_group_read(0)
+        t.store_shared(0, "v4", (2, 2, 2, 2), "weak")
+        t.bulk_wait_group(0)
+
+    def results(wait):
+        found = set()
+        for seed in SEEDS:
+            launch(careless, y, wait, smem_bytes=264, seed=seed)
+            found.add(tuple(y.tolist()))
+        return found
+
+    assert results(True) == {(1, 1, 1, 1)}
+    assert (2, 2, 2, 2) in results(False)
+
+
+def test_bulk_store_without_a_proxy_fence_is_an_error(launch):
+    def unfenced(y):
+        t = current_thread()
+        t.store_shared(16, "s32", 5, "weak")
+        t.bulk_store(y, 16, 16)
+
+    with pytest.raises(ProxyFence, match=r"byte 16 was stored by thread 0 with no fence\.proxy\.async since"):
+        launch(unfenced, np.zeros(4, np.int32), smem_bytes=64)
+
+
+def test_copies_outside_16_byte_units_are_errors(launch):
+    with pytest.raises(Misaligned, match="multiples of 16"):
+        launch(lambda y: current_thread().bulk_store(y, 4, 16), np.zeros(4, np.int32), smem_bytes=64)
+    with pytest.raises(Misaligned, match="multiples of 16"):
+        launch(lambda y: current_thread().bulk_store(y, 0, 8), np.zeros(4, np.int32), smem_bytes=64)
+
+
+def test_leaving_while_a_store_still_reads_is_an_error(launch):
+    def hasty(y):
+        t = current_thread()
+        t.store_shared(0, "v4", (1, 2, 3, 4), "weak")
+        t.fence_proxy_async()
+        t.bulk_store(y, 0, 16)
+
+    with pytest.raises(EmulatorError, match=r"wait_group\.read is missing"):
+        launch(hasty, np.zeros(4, np.int32), smem_bytes=64, seed=3)
+
+
+def test_mbarrier_that_lacks_bytes_is_reported(launch):
+    def expects_too_much(x):
+        t = current_thread()
+        t.mbarrier_init(MBARRIER, 1)
+        t.bulk_load(0, x, 16, MBARRIER)
+        t.mbarrier_arrive_expect_tx(MBARRIER, 32)
+        while not t.mbarrier_try_wait(MBARRIER, 0):
+            pass
+
+    x = np.zeros(4, np.int32)
+    for on_deadlock in ("raise", "expire"):  # nothing here looks at a clock
+        with pytest.raises(DeadlockError, match="whose phase 0 still lacks"):
+            launch(expects_too_much, x, smem_bytes=264, on_deadlock=on_deadlock)
+
+
+def test_wait_for_an_mbarrier_can_be_bounded(launch):
+    late = np.zeros(1, np.int32)
+
+    def bounded(late):
+        t = current_thread()
+        t.mbarrier_init(MBARRIER, 1)
+        deadline = t.globaltimer() + 1000
+        while not t.mbarrier_try_wait(MBARRIER, 0):
+            if t.spin(deadline):
+                t.store(late, "s32", 1, "weak", "gpu")
+                return
+
+    launch(bounded, late, smem_bytes=264, on_deadlock="expire")
+    assert late[0] == 1
