@@ -7,14 +7,16 @@ Each subcommand is a module with `main(argv) -> int | None`; it is imported only
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib import import_module, metadata
+from importlib import import_module
+
+from nbep.version import __version__
 
 BENCHMARKS = ("emulator", "launch", "intranode")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="nbep", description="Expert-parallel dispatch and combine in Numba.")
-    parser.add_argument("--version", action="version", version=f"nbep {metadata.version('nbep')}")
+    parser.add_argument("--version", action="version", version=f"nbep {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     # add_help=False: `nbep demo --help` is answered by the subcommand's own parser.
     commands.add_parser("demo", add_help=False, help="run a small MoE layer on emulated ranks and check it")

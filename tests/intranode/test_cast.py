@@ -1,0 +1,66 @@
+"""The cast kernels against the reference."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import nbep
+from nbep import reference
+
+
+def tokens(seed: int, num_tokens: int, hidden: int, exponent: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    x = np.ldexp(rng.standard_normal((num_tokens, hidden), np.float32), exponent)
+    x[rng.random(x.shape) < 0.1] = 0
+    return x.astype(reference.BF16)
+
+
+def check_cast(x: np.ndarray, round_scale: bool, column_major: bool) -> None:
+    x_fp8, scales = nbep.per_token_cast_to_fp8(x, round_scale, column_major)
+    want_fp8, want_scales = reference.per_token_cast_to_fp8(x, round_scale)
+    assert x_fp8.tobytes() == want_fp8.tobytes()
+    assert scales.tobytes() == want_scales.tobytes()
+    assert scales.flags.f_contiguous if column_major else scales.flags.c_contiguous
+    back = nbep.per_token_cast_back(x_fp8, scales)
+    assert back.tobytes() == reference.per_token_cast_back(want_fp8, want_scales).tobytes()
+
+
+@settings(max_examples=12)
+@given(
+    seed=st.integers(0, 1 << 20),
+    num_tokens=st.integers(0, 4),
+    num_scales=st.integers(1, 4),
+    exponent=st.integers(-140, 120),
+    round_scale=st.booleans(),
+    column_major=st.booleans(),
+)
+def test_cast_and_cast_back_are_the_references_bits(seed, num_tokens, num_scales, exponent, round_scale, column_major):
+    check_cast(tokens(seed, num_tokens, 128 * num_scales, exponent), round_scale, column_major)
+
+
+@pytest.mark.parametrize("round_scale", [False, True])
+def test_every_finite_bf16_casts_like_the_reference(round_scale):
+    bits = np.arange(1 << 16, dtype=np.uint16)[:: 16 + 1]
+    values = bits.view(reference.BF16)
+    finite = values[np.isfinite(values.astype(np.float32))]
+    check_cast(finite[: len(finite) // 128 * 128].reshape(-1, 128), round_scale, False)
+
+
+def test_zeros_and_constants_round_trip_exactly():
+    x = np.zeros((3, 128), reference.BF16)
+    x[1:] = [[7], [-448]]
+    x_fp8, scales = nbep.per_token_cast_to_fp8(x)
+    assert nbep.per_token_cast_back(x_fp8, scales).tobytes() == x.tobytes()
+
+
+def test_cast_runs_inside_a_rank_too():
+    x = tokens(1, 2, 128, 0)
+
+    def main(comm):
+        return nbep.per_token_cast_to_fp8(x)
+
+    want = reference.per_token_cast_to_fp8(x)
+    for x_fp8, scales in nbep.spawn(main, 2, "emulator"):
+        assert x_fp8.tobytes() == want[0].tobytes()
+        assert scales.tobytes() == want[1].tobytes()

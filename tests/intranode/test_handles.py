@@ -1,0 +1,159 @@
+"""Handles and buffers that are used more than once."""
+
+import pytest
+from cases import make_case
+from intranode import Options, Outcome, check, combine, dispatch, dispatch_input, num_nvl_bytes, round_trip, run
+
+import nbep
+
+
+def cached_round_trip(comm, case, options):
+    """Dispatch, cached dispatch of the same x, combine: with the rings used before each."""
+    buffer = nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes(case, options))
+    outcome = dispatch(buffer, case, options, comm.rank)
+    x = dispatch_input(case, options, comm.rank)
+    outcome.cached_x, *nothing, event = buffer.dispatch(x, handle=outcome.handle, config=options.config)
+    assert nothing == [None] * 4
+    assert event is not None
+    combine(buffer, case, options, comm.rank, outcome)
+    buffer.destroy()
+    return outcome
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_cached_dispatch_delivers_the_same_rows(num_ranks):
+    run(make_case(1, num_ranks=num_ranks, num_tokens=7), fn=cached_round_trip)
+
+
+@pytest.mark.parametrize("fp8", ["row", "column"])
+def test_cached_dispatch_of_fp8(fp8):
+    run(make_case(2, num_tokens=7, hidden=256), Options(fp8=fp8, with_topk=False), fn=cached_round_trip)
+
+
+def test_cached_dispatch_after_combine_rewrote_send_head():
+    def main(comm, case, options):
+        buffer = nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes(case, options))
+        outcome = dispatch(buffer, case, options, comm.rank)
+        combine(buffer, case, options, comm.rank, outcome)
+        x = dispatch_input(case, options, comm.rank)
+        outcome.cached_x = buffer.dispatch(x, handle=outcome.handle, config=options.config)[0]
+        combine(buffer, case, options, comm.rank, outcome)
+        buffer.destroy()
+        return outcome
+
+    run(make_case(3, num_ranks=4, num_tokens=9), fn=main)
+
+
+def test_combine_twice_with_one_handle_gives_the_same():
+    def main(comm, case, options):
+        buffer = nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes(case, options))
+        outcome = dispatch(buffer, case, options, comm.rank)
+        combine(buffer, case, options, comm.rank, outcome)
+        first = outcome.combined_x.tobytes()
+        combine(buffer, case, options, comm.rank, outcome)
+        buffer.destroy()
+        assert outcome.combined_x.tobytes() == first
+        return outcome
+
+    run(make_case(4, num_ranks=4, num_tokens=9), fn=main)
+
+
+def test_back_to_back_calls_on_one_buffer():
+    options = [
+        Options(),
+        Options(with_topk=False, num_biases=1),
+        Options(fp8="row", config=nbep.Config(2, 3, 5)),
+        Options(num_worst_tokens=40, config=nbep.Config(6, 1, 2)),
+    ]
+    cases = [make_case(seed, num_tokens=(seed, 9 - seed), hidden=128) for seed in range(4)]
+
+    def main(comm):
+        buffer = nbep.Buffer(comm, num_nvl_bytes=max(num_nvl_bytes(cases[0], o) for o in options))
+        outcomes = []
+        for case, option in zip(cases, options, strict=True):
+            outcomes.append(dispatch(buffer, case, option, comm.rank))
+            combine(buffer, case, option, comm.rank, outcomes[-1])
+        buffer.destroy()
+        return outcomes
+
+    results = nbep.spawn(main, 2, "emulator", seed=5)
+    for i, (case, option) in enumerate(zip(cases, options, strict=True)):
+        check(case, option, [outcomes[i] for outcomes in results], 5)
+
+
+def test_two_handles_in_turns():
+    first, second = make_case(6, num_tokens=5), make_case(7, num_tokens=(8, 2))
+    options = Options()
+
+    def main(comm):
+        buffer = nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes(first, options))
+        a = dispatch(buffer, first, options, comm.rank)
+        b = dispatch(buffer, second, options, comm.rank)
+        combine(buffer, first, options, comm.rank, a)
+        b.cached_x = buffer.dispatch(second.x[comm.rank], handle=b.handle, config=options.config)[0]
+        combine(buffer, second, options, comm.rank, b)
+        combine(buffer, first, options, comm.rank, a)
+        buffer.destroy()
+        return a, b
+
+    results = nbep.spawn(main, 2, "emulator", seed=6)
+    check(first, options, [a for a, _ in results], 6)
+    check(second, options, [b for _, b in results], 6)
+
+
+def test_two_buffers_at_once():
+    case = make_case(8, num_tokens=6)
+    options = Options()
+
+    def main(comm):
+        buffers = [nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes(case, options)) for _ in range(2)]
+        outcomes = [dispatch(buffer, case, options, comm.rank) for buffer in buffers]
+        for buffer, outcome in zip(buffers, outcomes, strict=True):
+            combine(buffer, case, options, comm.rank, outcome)
+        for buffer in buffers:
+            buffer.destroy()
+        return outcomes
+
+    results = nbep.spawn(main, 2, "emulator", seed=7)
+    for i in range(2):
+        check(case, options, [outcomes[i] for outcomes in results], 7)
+
+
+def test_handle_unpacks_like_deepeps_tuple():
+    for outcome in run(make_case(9), fn=round_trip):
+        rank_prefix, channel_prefix, recv_channel_prefix, recv_src_idx, is_token_in_rank, send_head = outcome.handle
+        assert outcome.handle[0] is rank_prefix
+        assert outcome.handle[-1] is send_head
+        assert len(outcome.handle) == 6
+        assert outcome.handle.recv_src_idx is recv_src_idx
+        assert outcome.handle.is_token_in_rank is is_token_in_rank
+        assert channel_prefix.shape == recv_channel_prefix.shape == (2, 2)
+
+
+def test_asynchronous_calls_chain_by_events():
+    def main(comm, case, options):
+        rank = comm.rank
+        buffer = nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes(case, options))
+        overlap = {"async_finish": True, "allocate_on_comm_stream": True}
+        *layout, event = buffer.get_dispatch_layout(
+            case.topk_idx[rank], case.num_experts, previous_event=buffer.capture(), **overlap
+        )
+        recv_x, recv_topk_idx, recv_topk_weights, counts, handle, event = buffer.dispatch(
+            case.x[rank],
+            topk_idx=case.topk_idx[rank],
+            topk_weights=case.topk_weights[rank],
+            num_tokens_per_rank=layout[0],
+            is_token_in_rank=layout[3],
+            num_tokens_per_expert=layout[2],
+            config=options.config,
+            previous_event=event,
+            **overlap,
+        )
+        event.current_stream_wait()
+        send_head = handle.send_head.copy()
+        outcome = Outcome(tuple(layout), recv_x, recv_topk_idx, recv_topk_weights, counts, handle, send_head)
+        combine(buffer, case, options, rank, outcome)
+        buffer.destroy()
+        return outcome
+
+    run(make_case(10, num_tokens=6), fn=main)

@@ -1,0 +1,249 @@
+"""Run layout, dispatch and combine through `nbep.Buffer`, and compare all outputs with `nbep.reference` bit for bit."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from cases import Case
+
+import nbep
+from nbep import reference
+from nbep.device.layout.intranode import num_nvl_bytes_needed
+
+CONFIG = nbep.Config(4, 2, 4)  # two channels, chunks of two tokens, rings of four: smaller than most traffic
+
+
+@dataclass(frozen=True)
+class Options:
+    """How one dispatch and one combine are called.
+
+    fp8: None for bf16; "row" and "column" are the order of the scales in memory; "packed" are int32 scales
+    num_biases: 0, 1 or 2
+    """
+
+    config: nbep.Config = CONFIG
+    with_topk: bool = True
+    fp8: str | None = None
+    expert_alignment: int = 1
+    num_worst_tokens: int = 0
+    num_biases: int = 0
+
+
+@dataclass
+class Outcome:
+    """What one rank got back."""
+
+    layout: tuple
+    recv_x: Any
+    recv_topk_idx: np.ndarray | None
+    recv_topk_weights: np.ndarray | None
+    counts: list[int]
+    handle: Any
+    send_head: np.ndarray  # before combine rewrote it
+    combined_x: np.ndarray | None = None
+    combined_topk_weights: np.ndarray | None = None
+    cached_x: Any = None
+    counters: dict = field(default_factory=dict)
+
+
+def num_nvl_bytes(case: Case, options: Options) -> int:
+    """Exactly what the calls need, so that a write past the rings is out of bounds."""
+    num_topk = case.topk_idx[0].shape[1] if options.with_topk else 0
+    shape = options.config.ring_shape(case.num_ranks, 2 * case.hidden, num_topk, case.hidden // 128)
+    return num_nvl_bytes_needed(shape)
+
+
+def dispatch_input(case: Case, options: Options, rank: int):
+    """x of one rank as dispatch takes it."""
+    if options.fp8 is None:
+        return case.x[rank]
+    if options.fp8 == "packed":
+        # Four opaque bytes a scale; dispatch must not look into them.
+        rng = np.random.default_rng(case.seed + rank)
+        scales = rng.integers(-(2**31), 2**31, (len(case.x[rank]), case.hidden // 128), dtype=np.int32)
+        return reference.per_token_cast_to_fp8(case.x[rank])[0], scales
+    x_fp8, scales = reference.per_token_cast_to_fp8(case.x[rank])
+    return x_fp8, (np.asfortranarray(scales) if options.fp8 == "column" else scales)
+
+
+def expert_output(recv_x, rank: int) -> np.ndarray:
+    """What the experts of a rank make of its tokens: something that differs from rank to rank."""
+    values, scales = recv_x if isinstance(recv_x, tuple) else (recv_x, None)
+    if scales is not None and scales.dtype == np.float32:
+        values = reference.per_token_cast_back(values, scales)
+    with np.errstate(all="ignore"):  # rows that num_worst_tokens added hold anything
+        return (values.astype(np.float32) * np.float32(1 + rank / 4)).astype(reference.BF16)
+
+
+def biases(case: Case, options: Options, rank: int):
+    rng = np.random.default_rng(case.seed + 100 + rank)
+    shape = case.x[rank].shape
+    arrays = [rng.standard_normal(shape, np.float32).astype(reference.BF16) for _ in range(options.num_biases)]
+    return {0: None, 1: arrays[0] if arrays else None, 2: tuple(arrays)}[options.num_biases]
+
+
+def dispatch(buffer: nbep.Buffer, case: Case, options: Options, rank: int) -> Outcome:
+    """Layout and dispatch of one rank."""
+    layout = buffer.get_dispatch_layout(case.topk_idx[rank], case.num_experts)
+    topk = {"topk_idx": case.topk_idx[rank], "topk_weights": case.topk_weights[rank]} if options.with_topk else {}
+    recv_x, recv_topk_idx, recv_topk_weights, counts, handle, _ = buffer.dispatch(
+        dispatch_input(case, options, rank),
+        num_tokens_per_rank=layout[0],
+        is_token_in_rank=layout[3],
+        num_tokens_per_expert=layout[2],
+        expert_alignment=options.expert_alignment,
+        num_worst_tokens=options.num_worst_tokens,
+        config=options.config,
+        **topk,
+    )
+    head = handle.send_head.copy()
+    return Outcome(layout[:4], recv_x, recv_topk_idx, recv_topk_weights, counts, handle, head)
+
+
+def combine(buffer: nbep.Buffer, case: Case, options: Options, rank: int, outcome: Outcome) -> None:
+    """Combine of one rank; unused rows of num_worst_tokens are not touched by it."""
+    outcome.combined_x, outcome.combined_topk_weights, _ = buffer.combine(
+        expert_output(outcome.recv_x, rank),
+        outcome.handle,
+        topk_weights=outcome.recv_topk_weights,
+        bias=biases(case, options, rank),
+        config=options.config,
+    )
+
+
+def round_trip(comm, case: Case, options: Options) -> Outcome:
+    """One rank's layout, dispatch and combine with a buffer of its own."""
+    buffer = nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes(case, options))
+    outcome = dispatch(buffer, case, options, comm.rank)
+    combine(buffer, case, options, comm.rank, outcome)
+    buffer.destroy()
+    return outcome
+
+
+def run(case: Case, options: Options | None = None, *, fn=round_trip, seed: int = 0, **spawn_options) -> list[Outcome]:
+    """Run fn(comm, case, options) on every rank and compare what it returns with the reference."""
+    options = options or Options()
+    outcomes = nbep.spawn(fn, case.num_ranks, "emulator", (case, options), seed, **spawn_options)
+    check(case, options, outcomes, seed)
+    return outcomes
+
+
+def expected_dispatch(case: Case, options: Options) -> list[reference.Dispatched]:
+    """What the reference says that every rank receives."""
+    return reference.dispatch(
+        [dispatch_input(case, options, rank) for rank in range(case.num_ranks)],
+        case.layouts,
+        options.config.num_channels,
+        topk_idx=case.topk_idx if options.with_topk else None,
+        topk_weights=case.topk_weights if options.with_topk else None,
+        expert_alignment=options.expert_alignment,
+        num_worst_tokens=options.num_worst_tokens,
+    )
+
+
+def check(case: Case, options: Options, outcomes: list[Outcome], seed: int) -> None:
+    """Compare all outputs of all ranks. A failure names seeds, rank, array and the first wrong token's way."""
+    expected = expected_dispatch(case, options)
+    for rank, (outcome, want) in enumerate(zip(outcomes, expected, strict=True)):
+        received = [
+            case.provenance(int(src), int(token))
+            for src, token in zip(want.recv_src_rank, want.recv_src_idx, strict=True)
+        ]
+        sent = [case.provenance(rank, token) for token in range(len(case.x[rank]))]
+        report = Report(f"inputs {case.seed}, schedule {seed}, rank {rank}")
+        check_layout(report, case.layouts[rank], outcome.layout, sent)
+        check_received(report, want, outcome, received)
+        check_handle(report, want, outcome, sent, received)
+        if outcome.cached_x is not None:
+            check_x(report, "cached recv_x", want, outcome.cached_x, received)
+    if outcomes[0].combined_x is not None:
+        check_combined(case, options, expected, outcomes, seed)
+
+
+def check_layout(report: "Report", want: reference.Layout, layout: tuple, sent: list[str]) -> None:
+    num_tokens_per_rank, num_tokens_per_rdma_rank, num_tokens_per_expert, is_token_in_rank = layout
+    report.same("num_tokens_per_rank", num_tokens_per_rank, want.num_tokens_per_rank)
+    assert num_tokens_per_rdma_rank is None
+    report.same("num_tokens_per_expert", num_tokens_per_expert, want.num_tokens_per_expert)
+    report.same("is_token_in_rank", is_token_in_rank, want.is_token_in_rank, sent)
+
+
+def check_x(report: "Report", name: str, want: reference.Dispatched, recv_x, received: list[str]) -> None:
+    """Rows that num_worst_tokens added may hold anything."""
+    values, scales = recv_x if isinstance(recv_x, tuple) else (recv_x, None)
+    used = len(received)
+    assert len(values) == len(want.recv_x), report.where
+    report.same(name, values[:used], want.recv_x[:used], received)
+    assert (scales is None) == (want.recv_x_scales is None), report.where
+    if scales is not None:
+        assert scales.flags.c_contiguous, report.where
+        assert len(scales) == len(want.recv_x), report.where
+        report.same(f"scales of {name}", scales[:used], want.recv_x_scales[:used], received)
+
+
+def check_received(report: "Report", want: reference.Dispatched, outcome: Outcome, received: list[str]) -> None:
+    check_x(report, "recv_x", want, outcome.recv_x, received)
+    assert outcome.counts == want.num_recv_tokens_per_expert_list, report.where
+    assert (outcome.recv_topk_idx is None) == (want.recv_topk_idx is None), report.where
+    if want.recv_topk_idx is not None:
+        report.same("recv_topk_idx", outcome.recv_topk_idx, want.recv_topk_idx, received)
+        report.same("recv_topk_weights", outcome.recv_topk_weights, want.recv_topk_weights, received)
+
+
+def check_handle(
+    report: "Report", want: reference.Dispatched, outcome: Outcome, sent: list[str], received: list[str]
+) -> None:
+    rank_prefix, channel_prefix, recv_channel_prefix, recv_src_idx, is_token_in_rank, send_head = outcome.handle
+    report.same("rank_prefix_matrix", rank_prefix, want.rank_prefix_matrix)
+    report.same("channel_prefix_matrix", channel_prefix, want.channel_prefix_matrix)
+    report.same("recv_channel_prefix_matrix", recv_channel_prefix, want.recv_channel_prefix_matrix)
+    report.same("recv_src_idx", recv_src_idx[: len(received)], want.recv_src_idx, received)
+    report.same("is_token_in_rank", is_token_in_rank, want.is_token_in_rank, sent)
+    report.same("send_head", outcome.send_head, want.send_head, sent)
+    if outcome.combined_x is not None:
+        num_channels = want.channel_prefix_matrix.shape[1]
+        report.same(
+            "send_head after combine", send_head, reference.encode_send_head(want.send_head, num_channels), sent
+        )
+
+
+def check_combined(
+    case: Case, options: Options, expected: list[reference.Dispatched], outcomes: list[Outcome], seed: int
+) -> None:
+    ranks = range(case.num_ranks)
+    exact = expected
+    if options.num_worst_tokens:
+        exact = expected_dispatch(case, replace(options, num_worst_tokens=0))
+    results = reference.combine(
+        [expert_output((e.recv_x, e.recv_x_scales) if options.fp8 else e.recv_x, rank) for rank, e in enumerate(exact)],
+        exact,
+        topk_weights=[e.recv_topk_weights for e in exact] if options.with_topk else None,
+        bias=[biases(case, options, rank) for rank in ranks],
+    )
+    for rank, (combined_x, combined_topk_weights) in enumerate(results):
+        sent = [case.provenance(rank, token) for token in range(len(case.x[rank]))]
+        report = Report(f"inputs {case.seed}, schedule {seed}, rank {rank}")
+        report.same("combined_x", outcomes[rank].combined_x, combined_x, sent)
+        if options.with_topk:
+            report.same("combined_topk_weights", outcomes[rank].combined_topk_weights, combined_topk_weights, sent)
+        else:
+            assert outcomes[rank].combined_topk_weights is None, report.where
+
+
+@dataclass
+class Report:
+    """Compares arrays bit for bit and says where they differ."""
+
+    where: str
+
+    def same(self, name: str, got: np.ndarray, want: np.ndarray, rows: list[str] | None = None) -> None:
+        where = f"{self.where}, {name}"
+        assert (got.shape, got.dtype) == (want.shape, want.dtype), where
+        if got.tobytes() == want.tobytes():
+            return
+        wrong = [i for i in range(len(want)) if got[i].tobytes() != want[i].tobytes()]
+        lines = [f"{where}: {len(wrong)} of {len(want)} rows differ"]
+        for i in wrong[:4]:
+            token = f" ({rows[i]})" if rows is not None and i < len(rows) else ""
+            lines.append(f"  row {i}{token}: got {got[i].ravel()[:8]}, expected {want[i].ravel()[:8]}")
+        raise AssertionError("\n".join(lines))
