@@ -22,7 +22,7 @@ SM90 = (9, 0)
 @primitive("", "pred", constant=lambda compute_capability: compute_capability >= SM90)
 def has_tma():
     """Whether this target has bulk copies: known when compiling; `world.has_tma` on the emulator, True by default."""
-    return getattr(current_thread().world, "has_tma", True)
+    return current_thread().world.has_tma
 
 
 @primitive("mbarrier.init.shared::cta.b64 [$0], $1;", None, ("smem", "s32"), since=SM90)
@@ -63,7 +63,7 @@ def mbarrier_inval(mbarrier):
 @primitive("fence.mbarrier_init.release.cluster;", since=SM90)
 def fence_mbarrier_init():
     """Make mbarrier_init visible to bulk copies."""
-    current_thread().fence("release", "cta")
+    current_thread().fence("weak", "cta")
 
 
 @primitive("fence.proxy.async.shared::cta;", since=SM90)
@@ -75,7 +75,7 @@ def fence_proxy_async_shared():
 @primitive("fence.proxy.async.global;", since=SM90)
 def fence_proxy_async_global():
     """Order plain accesses to global memory that this thread has seen before the bulk copies that follow."""
-    current_thread().fence_proxy_async()
+    current_thread().fence("weak", "cta")
 
 
 @primitive(
