@@ -103,9 +103,9 @@ def compile_to_ptx(spec: KernelSpec, cc: ComputeCapability, *, lineinfo: bool = 
 
     from .lowering import mark_convergent, register
 
-    register(cc)
     signature = types.void(*(_numba_type(hint) for hint in parameter_hints(spec.function).values()))
     with compiler.global_compiler_lock, _stand_in_device(cc):
+        register(cc)
         try:
             library, _ = compiler._compile_pyfunc_with_fixup(
                 spec.function,
