@@ -94,4 +94,4 @@ def _on_a_rank(call: Callable[[Runtime], T]) -> T:
     runtime = current_runtime()
     if runtime is not None:
         return call(runtime)
-    return spawn(lambda comm: call(comm.runtime), 1)[0]
+    return spawn(lambda comm: call(comm.runtime), 1, "emulator")[0]

@@ -167,9 +167,9 @@ def connect(group: object | None, comm: object | None) -> tuple[Communicator, Ru
     if isinstance(given, InProcessComm):
         return given, given.runtime
     if is_mpi_comm(given):
-        from nbep.host.runtime.mpi import mpi_runtime
+        from nbep.host.runtime.process import process_runtime
 
-        return given, mpi_runtime()  # type: ignore[return-value]
+        return given, process_runtime(given)  # type: ignore[return-value]
     raise ValueError(
         f"{name}: got {type(given).__name__}; must be the communicator that nbep.spawn passes, or one of mpi4py"
     )

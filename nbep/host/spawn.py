@@ -9,8 +9,7 @@ from nbep.emulator import World
 from nbep.host.comm import CommGroup, InProcessComm
 from nbep.host.runtime.base import set_current_runtime
 from nbep.host.runtime.emulator import EmulatorRuntime
-
-TARGETS = ("auto", "emulator", "cuda")
+from nbep.host.targets import resolve_target
 
 
 def spawn(
@@ -39,14 +38,15 @@ def spawn(
         raise ValueError(f"fn: got {type(fn).__name__}; must be callable")
     if isinstance(num_ranks, bool) or not isinstance(num_ranks, int) or num_ranks < 1:
         raise ValueError(f"num_ranks: got {num_ranks!r}; must be a positive integer")
-    if target not in TARGETS:
-        raise ValueError(f"target: got {target!r}; must be one of {', '.join(TARGETS)}")
+    target = resolve_target(target)
     if memory_model not in ("sc", "delayed"):
         raise ValueError(f"memory_model: got {memory_model!r}; must be sc or delayed")
     if on_deadlock not in ("raise", "expire"):
         raise ValueError(f"on_deadlock: got {on_deadlock!r}; must be raise or expire")
     if target == "cuda":
-        raise RuntimeError("target: got cuda; nbep has no CUDA runtime yet, only the emulator can run")
+        from nbep.host.runtime.cuda.ranks import run_virtual_ranks
+
+        return run_virtual_ranks(fn, num_ranks, args)
 
     world = World(num_ranks, seed, memory_model=memory_model, on_deadlock=on_deadlock, tracer=tracer)
     group = CommGroup(num_ranks)

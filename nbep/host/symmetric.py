@@ -53,7 +53,7 @@ class NodeMemory:
         self.comm_stream = runtime.create_stream("comm")
 
         self.symmetric = runtime.allocate_symmetric(comm, num_nvl_bytes + TRAILER_BYTES, "nvl_buffer", self._describe)
-        self.symmetric.array(np.int32, num_nvl_bytes, BARRIER_SIGNAL_BYTES // 4)[:] = 0
+        self.symmetric.write(num_nvl_bytes, np.zeros(BARRIER_SIGNAL_BYTES // 4, np.int32))
         self.device = runtime.allocate(
             ALIGNMENT_BYTES + 4 * LAYOUT_MAX_BLOCKS * LAYOUT_MAX_COUNTERS, "claim and layout workspace"
         )
@@ -76,8 +76,9 @@ class NodeMemory:
         bases = self.symmetric.open_peers(handles, self.rank)
         buffer_ptrs = self.num_nvl_bytes + BARRIER_SIGNAL_BYTES
         signal_ptrs = buffer_ptrs + POINTER_TABLE_BYTES
-        self.symmetric.array(np.int64, buffer_ptrs, self.num_ranks)[:] = bases
-        self.symmetric.array(np.int64, signal_ptrs, self.num_ranks)[:] = [base + self.num_nvl_bytes for base in bases]
+        tables = np.array([bases, [base + self.num_nvl_bytes for base in bases]], np.int64)
+        self.symmetric.write(buffer_ptrs, tables[0])
+        self.symmetric.write(signal_ptrs, tables[1])
         own = self.symmetric.address
         self._peers = Peers(own + buffer_ptrs, own + signal_ptrs, self.rank, self.num_ranks)
 

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
+import numpy as np
+
 Array = Any
 MaybeArray = Any  # an array or None; kernels get address 0 for None
 Kernel = Callable[..., None]
@@ -26,6 +28,10 @@ class Memory(ABC):
     @abstractmethod
     def array(self, dtype: Any, offset: int = 0, count: int = -1) -> Array:
         """A 1-D array over the memory: `count` elements from byte `offset` on; -1 means all that fit."""
+
+    @abstractmethod
+    def write(self, offset: int, values: np.ndarray) -> None:
+        """Copy values to byte `offset` from the host; it is done on return."""
 
     @abstractmethod
     def free(self) -> None:

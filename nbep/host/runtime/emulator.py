@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes  # noqa: F401 - registers bfloat16 and float8_e4m3fn with NumPy
 import numpy as np
 
 from nbep.device.jit import KERNELS
@@ -38,6 +39,9 @@ class EmulatedMemory(Memory):
 
     def array(self, dtype: Any, offset: int = 0, count: int = -1) -> Array:
         return self.allocation.array(dtype, offset, count)
+
+    def write(self, offset: int, values: np.ndarray) -> None:
+        self.array(values.dtype, offset, values.size)[:] = values
 
     def free(self) -> None:
         self.space.free(self.allocation)
@@ -148,7 +152,6 @@ class EmulatorRuntime(Runtime):
         return bool(array.flags.c_contiguous)
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: Array) -> Array:
-        # ml_dtypes registers bfloat16 and float8_e4m3fn with NumPy; nbep.emulator imports it.
         return np.empty(shape, np.dtype(dtype))
 
     @property

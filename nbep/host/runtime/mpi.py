@@ -9,13 +9,12 @@ import time
 from collections.abc import Callable
 from typing import Any, cast
 
+import numpy as np
 from mpi4py import MPI
 
 from nbep.emulator import World
-from nbep.host.runtime.base import Array, Describe, SymmetricMemory, set_current_runtime
+from nbep.host.runtime.base import Array, Describe, SymmetricMemory
 from nbep.host.runtime.emulator import EmulatorRuntime
-
-_runtime: MpiEmulatorRuntime | None = None
 
 
 class SharedWindow(SymmetricMemory):
@@ -39,6 +38,9 @@ class SharedWindow(SymmetricMemory):
 
     def array(self, dtype: Any, offset: int = 0, count: int = -1) -> Array:
         return self._own.array(dtype, offset, count)
+
+    def write(self, offset: int, values: np.ndarray) -> None:
+        self.array(values.dtype, offset, values.size)[:] = values
 
     def open_peers(self, handles: list[Any], rank: int) -> list[int]:
         addresses = []
@@ -83,12 +85,8 @@ class MpiEmulatorRuntime(EmulatorRuntime):
         super().wait_until(lambda: predicate() or time.monotonic_ns() > deadline, describe)
         return predicate()
 
-
-def mpi_runtime() -> MpiEmulatorRuntime:
-    """The runtime of this process. Its world is made on the first call and lives as long as the process."""
-    global _runtime
-    if _runtime is None:
+    @classmethod
+    def of_process(cls) -> MpiEmulatorRuntime:
+        """This process's rank of a new world, which lives as long as the process."""
         world = World(MPI.COMM_WORLD.size, local_rank=MPI.COMM_WORLD.rank)
-        _runtime = MpiEmulatorRuntime(world, MPI.COMM_WORLD.rank)
-        set_current_runtime(_runtime)
-    return _runtime
+        return cls(world, MPI.COMM_WORLD.rank)

@@ -1,0 +1,9 @@
+"""GPUs as a target: one rank per process, or several virtual ranks with a stream each on one card.
+
+driver    the CUDA driver's calls, with errors as exceptions
+arrays    torch, CuPy and Numba arrays
+launcher  compiled kernels, loaded once and launched with packed parameters; the cache on disk
+memory    device, symmetric and host-visible memory
+runtime   all of it behind nbep.host.runtime.base.Runtime
+ranks     virtual ranks: one thread each
+"""

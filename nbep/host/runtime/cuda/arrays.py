@@ -1,0 +1,171 @@
+"""Arrays on a GPU: torch tensors, CuPy arrays and Numba device arrays. What comes in decides what goes out.
+
+None of the three is imported here: a value's own class tells which library it is from, and that library is loaded by then.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+NUMPY_DTYPES = {
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
+}
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """NumPy's dtype of that name, ml_dtypes' included."""
+    return NUMPY_DTYPES.get(name) or np.dtype(name)
+
+
+class TorchArrays:
+    """torch.Tensor on a CUDA device."""
+
+    @staticmethod
+    def is_array(value: Any) -> bool:
+        return value.is_cuda
+
+    @staticmethod
+    def pointer(array: Any) -> int:
+        return array.data_ptr()
+
+    @staticmethod
+    def dtype_name(array: Any) -> str:
+        return str(array.dtype).removeprefix("torch.")
+
+    @staticmethod
+    def strides(array: Any) -> tuple[int, ...]:
+        return tuple(array.stride())
+
+    @staticmethod
+    def is_contiguous(array: Any) -> bool:
+        return array.is_contiguous()
+
+    @staticmethod
+    def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
+        torch = sys.modules["torch"]
+        return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
+
+
+class CupyArrays:
+    """cupy.ndarray."""
+
+    @staticmethod
+    def is_array(value: Any) -> bool:
+        return True
+
+    @staticmethod
+    def pointer(array: Any) -> int:
+        return array.data.ptr
+
+    @staticmethod
+    def dtype_name(array: Any) -> str:
+        return array.dtype.name
+
+    @staticmethod
+    def strides(array: Any) -> tuple[int, ...]:
+        return tuple(stride // array.itemsize for stride in array.strides)
+
+    @staticmethod
+    def is_contiguous(array: Any) -> bool:
+        return bool(array.flags.c_contiguous)
+
+    @staticmethod
+    def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
+        return sys.modules["cupy"].empty(shape, numpy_dtype(dtype))
+
+
+class NumbaArrays:
+    """numba.cuda's DeviceNDArray. ml_dtypes' types are NumPy dtypes like any other here: kernels of nbep see addresses."""
+
+    @staticmethod
+    def is_array(value: Any) -> bool:
+        return True
+
+    @staticmethod
+    def pointer(array: Any) -> int:
+        return array.__cuda_array_interface__["data"][0] or 0
+
+    @staticmethod
+    def dtype_name(array: Any) -> str:
+        return array.dtype.name
+
+    @staticmethod
+    def strides(array: Any) -> tuple[int, ...]:
+        return tuple(stride // array.dtype.itemsize for stride in array.strides)
+
+    @staticmethod
+    def is_contiguous(array: Any) -> bool:
+        return array.is_c_contiguous()
+
+    @staticmethod
+    def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
+        cuda = sys.modules["numba.cuda"]
+        return cuda.device_array(shape, numpy_dtype(dtype))
+
+
+LIBRARIES: dict[str, Any] = {"torch": TorchArrays, "cupy": CupyArrays, "numba": NumbaArrays, "numba_cuda": NumbaArrays}
+_library_of_class: dict[type, Any] = {}
+
+
+def library_of(value: Any) -> Any:
+    """The adapter for a value's class, or None if it is no GPU array."""
+    cls = type(value)
+    if cls not in _library_of_class:
+        found = None
+        for base in cls.__mro__:
+            root = base.__module__.partition(".")[0]
+            if root in LIBRARIES and (root == "torch") == (base.__name__ == "Tensor"):
+                found = LIBRARIES[root]
+                break
+        if found is not None and found is not TorchArrays and not hasattr(value, "__cuda_array_interface__"):
+            found = None
+        _library_of_class[cls] = found
+    return _library_of_class[cls]
+
+
+class DeviceSpan:
+    """Bytes of device memory as an object that other libraries can wrap."""
+
+    def __init__(self, address: int, num_bytes: int):
+        self.__cuda_array_interface__ = {
+            "shape": (num_bytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+            "strides": None,
+        }
+
+
+def as_array(address: int, num_bytes: int, dtype: Any) -> Any:
+    """Device memory as a 1-D array: of torch for a torch dtype, else of CuPy if it is loaded, else of Numba.
+
+    A last part that is smaller than an element is left out.
+    """
+    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+    if torch is not None and isinstance(dtype, torch.dtype):
+        itemsize = dtype.itemsize
+        span = DeviceSpan(address, num_bytes // itemsize * itemsize)
+        return torch.as_tensor(span, device=torch.device("cuda", torch.cuda.current_device())).view(dtype)
+    dtype = numpy_dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype)
+    span = DeviceSpan(address, num_bytes // dtype.itemsize * dtype.itemsize)
+    if cupy is not None:
+        return cupy.asarray(span).view(dtype)
+    from numba import cuda
+
+    return cuda.as_cuda_array(span).view(dtype)
+
+
+def current_stream_handle() -> int:
+    """The stream on which the caller's own work runs: torch's or CuPy's current one, else the default stream."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return torch.cuda.current_stream().cuda_stream
+    cupy = sys.modules.get("cupy")
+    if cupy is not None:
+        return cupy.cuda.get_current_stream().ptr
+    return 0

@@ -1,0 +1,88 @@
+"""The CUDA driver through cuda-python: results checked, errors named.
+
+Source: CUDA Driver API
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cuda.bindings import driver as cu
+
+
+class CudaError(RuntimeError):
+    """A driver call failed. `code` is its CUresult."""
+
+    def __init__(self, call: str, code: Any):
+        self.code = code
+        _, text = cu.cuGetErrorString(code)
+        super().__init__(f"{call}: {code.name}: {text.decode() if text else 'unknown error'}")
+
+
+def check(call: str, result: tuple) -> Any:
+    """The values of a driver call's result: nothing, one value or a tuple.
+
+    Raises: CudaError if the call failed
+    """
+    code, *values = result
+    if code != cu.CUresult.CUDA_SUCCESS:
+        raise CudaError(call, code)
+    if not values:
+        return None
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def unusable_reason() -> str | None:
+    """Why no kernel can run on a GPU here, or None if one can."""
+    try:
+        code = cu.cuInit(0)[0]
+    except RuntimeError as error:  # no driver library
+        return str(error)
+    if code != cu.CUresult.CUDA_SUCCESS:
+        return f"cuInit: {code.name}"
+    return None if check("cuDeviceGetCount", cu.cuDeviceGetCount()) else "the driver sees no GPU"
+
+
+class Device:
+    """One GPU and its primary context, which torch, CuPy and Numba use too."""
+
+    def __init__(self, ordinal: int):
+        check("cuInit", cu.cuInit(0))
+        self.ordinal = ordinal
+        self.device = check("cuDeviceGet", cu.cuDeviceGet(ordinal))
+        self.context = check("cuDevicePrimaryCtxRetain", cu.cuDevicePrimaryCtxRetain(self.device))
+        self.make_current()
+        attribute = cu.CUdevice_attribute
+        self.compute_capability = (
+            self._attribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+            self._attribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
+        )
+        self.num_sms = self._attribute(attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+        self.bus_id = check("cuDeviceGetPCIBusId", cu.cuDeviceGetPCIBusId(20, self.device)).rstrip(b"\0").decode()
+
+    def _attribute(self, attribute: Any) -> int:
+        return int(check("cuDeviceGetAttribute", cu.cuDeviceGetAttribute(attribute, self.device)))
+
+    def make_current(self) -> None:
+        """Use this device in the calling thread."""
+        check("cuCtxSetCurrent", cu.cuCtxSetCurrent(self.context))
+
+    def can_reach(self, bus_id: str) -> bool:
+        """Whether kernels here can load and store the memory of another GPU that this process sees; True if it sees none."""
+        code, peer = cu.cuDeviceGetByPCIBusId(bus_id.encode())
+        if code != cu.CUresult.CUDA_SUCCESS or int(peer) == int(self.device):
+            return True
+        return bool(check("cuDeviceCanAccessPeer", cu.cuDeviceCanAccessPeer(self.device, peer)))
+
+
+def current_ordinal() -> int | None:
+    """The device of the calling thread's context, None if it has none yet."""
+    check("cuInit", cu.cuInit(0))
+    if not int(check("cuCtxGetCurrent", cu.cuCtxGetCurrent())):
+        return None
+    return int(check("cuCtxGetDevice", cu.cuCtxGetDevice()))
+
+
+def num_devices() -> int:
+    check("cuInit", cu.cuInit(0))
+    return int(check("cuDeviceGetCount", cu.cuDeviceGetCount()))

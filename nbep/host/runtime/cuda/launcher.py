@@ -1,0 +1,166 @@
+"""Kernels, ready to launch: compiled or read from the cache once, loaded once, their parameter blocks packed in place.
+
+ first process    source --numba, NVVM, nvJitLink--> cubin --> cache --> module
+ later processes                                     cache ------------> module        (numba is not imported)
+
+Numba's own dispatcher costs 44 to 50 us a launch with 16 to 24 arguments; packing a struct and calling the driver costs a tenth.
+
+Source: CUDA Driver API, cuLaunchKernelEx
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import struct
+import tempfile
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from cuda.bindings import driver as cu
+
+import nbep.device
+from nbep.device.jit import ComputeCapability, KernelSpec
+from nbep.device.types import Param
+from nbep.host.runtime.cuda.driver import check
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept: environment variable NBEP_CACHE_DIR, or nbep in the user's cache folder."""
+    given = os.environ.get("NBEP_CACHE_DIR")
+    if given:
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nbep"
+
+
+def source_key() -> str:
+    """A digest of everything that a cubin depends on besides kernel and architecture."""
+    digest = hashlib.sha256()
+    folder = Path(nbep.device.__file__).parent
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
+    for package in ("numba", "numba-cuda", "nvidia-nvjitlink", "nvidia-cuda-nvcc"):
+        try:
+            digest.update(f"{package} {metadata.version(package)}\n".encode())
+        except metadata.PackageNotFoundError:
+            digest.update(f"{package} absent\n".encode())
+    return digest.hexdigest()[:24]
+
+
+def load_cubin(spec: KernelSpec, cc: ComputeCapability, key: str) -> bytes:
+    """The machine code of a kernel, from the cache if it is there."""
+    path = cache_folder() / f"{spec.name}-sm_{cc[0]}{cc[1]}-{key}.cubin"
+    try:
+        return path.read_bytes()
+    except OSError:
+        pass
+    from nbep.device.compile import compile_kernel
+
+    cubin = compile_kernel(spec, cc).cubin
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(cubin)
+        os.replace(temporary, path)  # processes that race write the same bytes
+    except OSError:
+        pass  # a cache that cannot be written only costs time
+    return cubin
+
+
+class ParameterBlock:
+    """The parameters of one launch in memory, where the driver reads them."""
+
+    def __init__(self, params: Sequence[Param]):
+        self._format = struct.Struct("@" + "".join(param.type.code for param in params))
+        self._bytes = ctypes.create_string_buffer(max(1, self._format.size))
+        base = ctypes.addressof(self._bytes)
+        offset = 0
+        addresses = []
+        for param in params:
+            size = struct.calcsize(param.type.code)
+            offset = -(-offset // size) * size
+            addresses.append(base + offset)
+            offset += size
+        self._pointers = (ctypes.c_void_p * max(1, len(addresses)))(*addresses)
+        self.address = ctypes.addressof(self._pointers)
+
+    def pack(self, leaves: Sequence[Any]) -> None:
+        self._format.pack_into(self._bytes, 0, *leaves)
+
+
+class LoadedKernel:
+    """One kernel on one device. The driver copies the parameters at a launch, so one block serves all of a thread's launches.
+
+    spins: it waits for blocks of other ranks, so all its blocks must be resident
+    """
+
+    def __init__(self, spec: KernelSpec, module: Any):
+        self.spec = spec
+        self.module = module
+        self.function = check("cuModuleGetFunction", cu.cuModuleGetFunction(module, spec.name.encode()))
+        self.spins = any(param.path.startswith("bounds.") for param in spec.params)
+        self.block = ParameterBlock(spec.params)
+        self._smem_bytes = 0
+        self._occupancy: dict[tuple[int, int], int] = {}
+        self._configs: dict[tuple[int, int, int, int, bool], Any] = {}
+
+    @classmethod
+    def load(cls, spec: KernelSpec, cc: ComputeCapability, key: str) -> LoadedKernel:
+        return cls(spec, check("cuModuleLoadData", cu.cuModuleLoadData(load_cubin(spec, cc, key))))
+
+    def for_thread(self) -> LoadedKernel:
+        """The same kernel with a parameter block of its own."""
+        return LoadedKernel(self.spec, self.module)
+
+    def allow_shared_memory(self, smem_bytes: int) -> None:
+        """Let launches have this much dynamic shared memory; above 48 KiB a kernel has to ask."""
+        if smem_bytes > self._smem_bytes:
+            attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            check("cuFuncSetAttribute", cu.cuFuncSetAttribute(self.function, attribute, smem_bytes))
+            self._smem_bytes = smem_bytes
+
+    def blocks_per_sm(self, block: int, smem_bytes: int) -> int:
+        """How many blocks an SM holds at once."""
+        if (block, smem_bytes) not in self._occupancy:
+            self.allow_shared_memory(smem_bytes)
+            self._occupancy[block, smem_bytes] = check(
+                "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+                cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, block, smem_bytes),
+            )
+        return self._occupancy[block, smem_bytes]
+
+    def launch(
+        self, stream: int, grid: int, block: int, smem_bytes: int, leaves: Sequence[Any], cooperative: bool
+    ) -> None:
+        """Queue the kernel. cooperative: the driver refuses a grid that cannot be resident at once."""
+        config = self._configs.get((stream, grid, block, smem_bytes, cooperative))
+        if config is None:
+            config = self._make_config(stream, grid, block, smem_bytes, cooperative)
+        self.block.pack(leaves)
+        code = cu.cuLaunchKernelEx(config, self.function, self.block.address, 0)
+        if code[0] != cu.CUresult.CUDA_SUCCESS:
+            check(f"launch of {self.spec.name} with {grid} blocks of {block} threads", code)
+
+    def _make_config(self, stream: int, grid: int, block: int, smem_bytes: int, cooperative: bool) -> Any:
+        self.allow_shared_memory(smem_bytes)
+        config = cu.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
+        config.sharedMemBytes = smem_bytes
+        config.hStream = cu.CUstream(stream)
+        if cooperative:
+            attribute = cu.CUlaunchAttribute()
+            attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+            value = cu.CUlaunchAttributeValue()
+            value.cooperative = 1
+            attribute.value = value
+            config.attrs = [attribute]
+            config.numAttrs = 1
+        else:
+            config.numAttrs = 0
+        self._configs[stream, grid, block, smem_bytes, cooperative] = config
+        return config

@@ -1,0 +1,208 @@
+"""One rank on a GPU.
+
+ caller's current stream --event--> comm stream: notify, dispatch, ... --event--> caller's current stream
+
+A kernel that spins waits for peers whose host code may not have run yet. So nothing here makes the host wait for the device
+between construction and destroy: kernels are loaded when the runtime is made, memory comes from the caller's library (torch's
+and CuPy's pools) and the counters that the CPU polls lie in pinned memory.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from cuda.bindings import driver as cu
+
+from nbep.device.compile import load_kernels
+from nbep.device.jit import KERNELS
+from nbep.device.types import flatten_args
+from nbep.host.runtime.base import Array, Describe, Event, Kernel, Memory, Runtime, Stream, SymmetricMemory
+from nbep.host.runtime.cuda.arrays import current_stream_handle, library_of
+from nbep.host.runtime.cuda.driver import Device, check
+from nbep.host.runtime.cuda.launcher import LoadedKernel, source_key
+from nbep.host.runtime.cuda.memory import CudaSymmetricMemory, DeviceMemory, HostVisibleMemory
+
+
+class CudaEvent(Event):
+    """A CUDA event without timing."""
+
+    def __init__(self, stream: int):
+        self.event = check("cuEventCreate", cu.cuEventCreate(cu.CUevent_flags.CU_EVENT_DISABLE_TIMING))
+        check("cuEventRecord", cu.cuEventRecord(self.event, stream))
+
+    def __del__(self) -> None:
+        event = getattr(self, "event", None)
+        if event is not None:
+            cu.cuEventDestroy(event)
+
+    @property
+    def done(self) -> bool:
+        code = cu.cuEventQuery(self.event)
+        if code[0] == cu.CUresult.CUDA_ERROR_NOT_READY:
+            return False
+        check("cuEventQuery", code)
+        return True
+
+    def current_stream_wait(self) -> None:
+        """Later work of the caller's current stream starts after the event. The host does not wait."""
+        check("cuStreamWaitEvent", cu.cuStreamWaitEvent(current_stream_handle(), self.event, 0))
+
+
+class CudaStream(Stream):
+    """A stream. `handle` 0 is the default one."""
+
+    def __init__(self, handle: int, name: str):
+        self.handle = handle
+        self.name = name
+
+    @property
+    def cuda_stream(self) -> int:
+        """What torch.cuda.ExternalStream and cupy.cuda.ExternalStream take."""
+        return self.handle
+
+    def record(self) -> CudaEvent:
+        return CudaEvent(self.handle)
+
+    def wait(self, event: Event) -> None:
+        assert isinstance(event, CudaEvent)
+        check("cuStreamWaitEvent", cu.cuStreamWaitEvent(self.handle, event.event, 0))
+
+    def wait_current_stream(self) -> None:
+        current = current_stream_handle()
+        if current != self.handle:
+            self.wait(CudaEvent(current))
+
+    def synchronize(self) -> None:
+        check("cuStreamSynchronize", cu.cuStreamSynchronize(self.handle))
+
+
+class SharedDevice:
+    """What the ranks of a process have in common on one GPU: its loaded kernels.
+
+    num_ranks is how many of them run on this card: their spinning blocks must be resident at once.
+    """
+
+    def __init__(self, ordinal: int, num_ranks: int = 1):
+        self.device = Device(ordinal)
+        self.num_ranks = num_ranks
+        load_kernels()
+        key = source_key()
+        cc = self.device.compute_capability
+        self.kernels = {name: LoadedKernel.load(spec, cc, key) for name, spec in KERNELS.items()}
+
+
+class CudaRuntime(Runtime):
+    """Attributes: failed is set when another virtual rank has raised; waits then end."""
+
+    target = "cuda"
+    host_reads_arrays = False
+    zero_symmetric_memory = True
+    layout_threads = 256
+    notify_threads = 128
+
+    def __init__(self, shared: SharedDevice, rank: int, failed: threading.Event | None = None):
+        self.shared = shared
+        self.device = shared.device
+        self.rank = rank
+        self.failed = failed or threading.Event()
+        self.device.make_current()
+        self._in_flight: deque[tuple[CudaEvent, list[Any]]] = deque()
+        # A launch packs its parameters in place, so virtual ranks, each in a thread of its own, must not share blocks.
+        self._kernels = {name: kernel.for_thread() for name, kernel in shared.kernels.items()}
+
+    # Memory
+
+    def allocate_symmetric(self, comm: Any, num_bytes: int, name: str, describe: Describe) -> SymmetricMemory:
+        return CudaSymmetricMemory(self.device, num_bytes, name)
+
+    def allocate(self, num_bytes: int, name: str) -> Memory:
+        return DeviceMemory(self.device, num_bytes, name)
+
+    def allocate_host_visible(self, num_bytes: int, name: str) -> HostVisibleMemory:
+        return HostVisibleMemory(num_bytes, name)
+
+    # Arrays
+
+    def is_array(self, value: Any) -> bool:
+        library = library_of(value)
+        return library is not None and library.is_array(value)
+
+    def dtype_name(self, array: Array) -> str:
+        return library_of(array).dtype_name(array)
+
+    def strides(self, array: Array) -> tuple[int, ...]:
+        return library_of(array).strides(array)
+
+    def is_contiguous(self, array: Array) -> bool:
+        return library_of(array).is_contiguous(array)
+
+    def empty(self, shape: tuple[int, ...], dtype: str, like: Array) -> Array:
+        return library_of(like).empty(shape, dtype, like)
+
+    # Work
+
+    @property
+    def current_stream(self) -> CudaStream:
+        return CudaStream(current_stream_handle(), "current")
+
+    def create_stream(self, name: str) -> CudaStream:
+        flags = cu.CUstream_flags.CU_STREAM_NON_BLOCKING
+        _, highest = check("cuCtxGetStreamPriorityRange", cu.cuCtxGetStreamPriorityRange())
+        return CudaStream(int(check("cuStreamCreateWithPriority", cu.cuStreamCreateWithPriority(flags, highest))), name)
+
+    def launch(self, stream: Stream, kernel: Kernel, grid: int, block: int, smem_bytes: int, *args: Any) -> None:
+        """Raises: ValueError if the grid's blocks, with those of the card's other ranks, cannot be resident at once"""
+        assert isinstance(stream, CudaStream)
+        loaded = self._kernels[kernel.__name__]
+        leaves = flatten_args(args)
+        arrays = []
+        for i, leaf in enumerate(leaves):
+            if leaf is None:
+                leaves[i] = 0
+            elif type(leaf) is not int:
+                library = library_of(leaf)
+                if library is not None:
+                    arrays.append(leaf)
+                    leaves[i] = library.pointer(leaf)
+        if loaded.spins:
+            room = loaded.blocks_per_sm(block, smem_bytes) * self.device.num_sms // self.shared.num_ranks
+            if grid > room:
+                raise ValueError(
+                    f"config: num_sms {grid} with {block} threads a block; at most {room} blocks fit on a card of "
+                    f"{self.device.num_sms} SMs that {self.shared.num_ranks} ranks share"
+                )
+        loaded.launch(stream.handle, grid, block, smem_bytes, leaves, loaded.spins)
+        self._keep(stream, arrays)
+
+    def _keep(self, stream: CudaStream, arrays: list[Any]) -> None:
+        """Hold on to arrays until the stream has passed this point."""
+        in_flight = self._in_flight
+        code, status = cu.cuStreamIsCapturing(stream.handle)
+        if code == cu.CUresult.CUDA_SUCCESS and status != cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE:
+            return  # the graph's owner keeps the arrays of a capture
+        while in_flight and in_flight[0][0].done:
+            in_flight.popleft()
+        in_flight.append((stream.record(), arrays))
+
+    def wait_until(
+        self, predicate: Callable[[], bool], describe: Callable[[], str], timeout_ns: int | None = None
+    ) -> bool:
+        deadline = None if timeout_ns is None else time.monotonic_ns() + timeout_ns
+        while not predicate():
+            if self.failed.is_set():
+                raise PeerFailed(f"rank {self.rank} waited for {describe()} when another rank failed")
+            if deadline is not None and time.monotonic_ns() > deadline:
+                return predicate()
+            time.sleep(0)  # lets the other virtual ranks run
+        return True
+
+    def ring_threads(self, num_ranks: int) -> int:
+        return 768
+
+
+class PeerFailed(RuntimeError):
+    """Another rank of the process has raised; this one only stops."""

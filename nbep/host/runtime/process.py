@@ -1,0 +1,50 @@
+"""The runtime of a process that is one rank under mpiexec."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from nbep.host.runtime.base import Runtime, set_current_runtime
+from nbep.host.targets import resolve_target
+
+_runtime: Runtime | None = None
+
+
+def process_runtime(comm: Any) -> Runtime:
+    """The runtime of this process, made on the first call, which all ranks of comm make together.
+
+    Environment variable NBEP_TARGET chooses between "emulator", "cuda" and "auto": GPUs if every rank can use one. A rank
+    takes the GPU of its current CUDA context; if it has none, the one with the number of its rank on the host.
+
+    Raises: RuntimeError if NBEP_TARGET is "cuda" and a rank can use no GPU; ValueError for another value
+    """
+    global _runtime
+    if _runtime is None:
+        wanted = os.environ.get("NBEP_TARGET", "auto")
+        target = resolve_target(wanted)
+        if wanted == "auto" and "emulator" in comm.allgather(target):
+            target = "emulator"
+        _runtime = _cuda_runtime(comm) if target == "cuda" else _emulator_runtime()
+        set_current_runtime(_runtime)
+    return _runtime
+
+
+def _emulator_runtime() -> Runtime:
+    from nbep.host.runtime.mpi import MpiEmulatorRuntime
+
+    return MpiEmulatorRuntime.of_process()
+
+
+def _cuda_runtime(comm: Any) -> Runtime:
+    from mpi4py import MPI
+
+    from nbep.host.runtime.cuda.driver import current_ordinal, num_devices
+    from nbep.host.runtime.cuda.runtime import CudaRuntime, SharedDevice
+
+    ordinal = current_ordinal()
+    if ordinal is None:
+        node_comm = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        ordinal = node_comm.rank % num_devices()
+        node_comm.Free()
+    return CudaRuntime(SharedDevice(ordinal), comm.rank)

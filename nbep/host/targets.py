@@ -1,0 +1,24 @@
+"""Which places a rank can run in, and which of them work here."""
+
+from __future__ import annotations
+
+TARGETS = ("auto", "emulator", "cuda")
+
+
+def resolve_target(target: str) -> str:
+    """ "cuda" or "emulator"; "auto" is cuda where a GPU can be used.
+
+    Raises: ValueError for another target; RuntimeError if target is "cuda" and no GPU can be used
+    """
+    if target not in TARGETS:
+        raise ValueError(f"target: got {target!r}; must be one of {', '.join(TARGETS)}")
+    if target == "emulator":
+        return target
+    from nbep.host.runtime.cuda.driver import unusable_reason
+
+    reason = unusable_reason()
+    if reason is None:
+        return "cuda"
+    if target == "cuda":
+        raise RuntimeError(f"target: got cuda; no GPU can be used here: {reason}")
+    return "emulator"

@@ -1,0 +1,264 @@
+"""The life of a Buffer: construct, gather handles, sync, use, destroy."""
+
+import warnings
+from functools import partial
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import nbep
+from nbep.device.layout.intranode import TRAILER_BYTES
+from nbep.emulator import UseAfterFree
+
+spawn = partial(nbep.spawn, target="emulator")
+
+VERBS = {
+    "destroy": lambda buffer: buffer.destroy(),
+    "get_comm_stream": lambda buffer: buffer.get_comm_stream(),
+    "get_local_buffer_tensor": lambda buffer: buffer.get_local_buffer_tensor(np.uint8),
+    "get_dispatch_layout": lambda buffer: buffer.get_dispatch_layout(np.zeros((1, 1), np.int64), 2),
+    "dispatch": lambda buffer: buffer.dispatch(np.zeros((1, 8), ml_dtypes.bfloat16)),
+    "combine": lambda buffer: buffer.combine(np.zeros((1, 8), ml_dtypes.bfloat16), None),
+}
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_every_rank_sees_every_peers_memory(num_ranks):
+    def main(comm):
+        buffer = nbep.Buffer(comm, num_nvl_bytes=1024)
+        own = buffer.get_local_buffer_tensor(np.int32)
+        own[:] = comm.rank
+        comm.barrier()
+        memory = buffer._memory
+        table = memory.symmetric.array(np.int64, memory.peers.buffer_ptrs - memory.symmetric.address, num_ranks)
+        signals = memory.symmetric.array(
+            np.int64, memory.peers.barrier_signal_ptrs - memory.symmetric.address, num_ranks
+        )
+        assert table[comm.rank] == memory.symmetric.address
+        assert (signals - table == 1024).all()
+        segments = [memory.runtime.space.segments[int(address) >> 32] for address in table]
+        comm.barrier()
+        buffer.destroy()
+        return [segment.rank for segment in segments]
+
+    assert spawn(main, num_ranks) == [list(range(num_ranks))] * num_ranks
+
+
+def test_attributes_are_deepeps():
+    def main(comm):
+        buffer = nbep.Buffer(comm, 256, explicitly_destroy=True)
+        assert (buffer.rank, buffer.group_size, buffer.group) == (comm.rank, 2, comm)
+        assert (buffer.num_nvl_bytes, buffer.num_rdma_bytes, buffer.low_latency_mode) == (256, 0, False)
+        assert buffer.explicitly_destroy
+        assert repr(buffer) == f"<Buffer of rank {comm.rank} of 2, 256 bytes>"
+        buffer.destroy()
+
+    spawn(main, 2)
+
+
+def test_group_and_comm_name_the_same_thing():
+    def main(comm):
+        nbep.Buffer(None, 256, comm=comm).destroy()
+        nbep.Buffer(comm, 256, comm=comm).destroy()
+
+    spawn(main, 2)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_use_after_destroy_is_refused(verb):
+    def main(comm):
+        buffer = nbep.Buffer(comm, num_nvl_bytes=256)
+        buffer.destroy()
+        with pytest.raises(ValueError, match=f"buffer: got a destroyed one; {verb} must come before destroy"):
+            VERBS[verb](buffer)
+
+    spawn(main, 2)
+
+
+def test_destroy_waits_for_all_ranks():
+    left = []
+
+    def main(comm):
+        buffer = nbep.Buffer(comm, num_nvl_bytes=256)
+        if comm.rank == 1:
+            comm.runtime.current_stream.synchronize()
+        assert left == []
+        buffer.destroy()
+        left.append(comm.rank)
+
+    for seed in range(5):
+        left.clear()
+        spawn(main, 4, seed=seed)
+
+
+def test_destroy_frees_what_was_allocated():
+    def main(comm):
+        space = comm.runtime.space
+        before = set(space.segments)
+        buffer = nbep.Buffer(comm, num_nvl_bytes=256)
+        assert set(space.segments) > before
+        buffer.destroy()
+        assert set(space.segments) == before
+
+    spawn(main, 2)
+
+
+def test_a_rank_that_does_not_destroy_is_named():
+    def main(comm):
+        buffer = nbep.Buffer(comm, num_nvl_bytes=256)
+        if comm.rank == 0:
+            buffer.destroy()
+        return buffer
+
+    with pytest.raises(nbep.DeadlockError, match="barrier: rank 1 did not come"):
+        spawn(main, 2)
+
+
+def test_memory_of_a_destroyed_buffer_is_out_of_reach():
+    def main(comm):
+        buffer = nbep.Buffer(comm, num_nvl_bytes=256)
+        memory = buffer._memory
+        buffer.destroy()
+        comm.barrier()
+        memory.runtime.launch(
+            memory.comm_stream,
+            nbep.host.combine.cached_notify_combine,
+            1,
+            64,
+            0,
+            None,
+            0,
+            0,
+            0,
+            memory.peers,
+            memory.bounds,
+        )
+        memory.comm_stream.synchronize()
+
+    with pytest.raises(UseAfterFree, match="nvl_buffer"):
+        spawn(main, 2)
+
+
+@pytest.mark.parametrize("explicitly", [True, False])
+def test_only_explicitly_destroyed_buffers_warn_when_they_go_away(explicitly):
+    def main(comm):
+        buffer = nbep.Buffer(comm, num_nvl_bytes=256, explicitly_destroy=explicitly)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            del buffer
+        return [str(warning.message) for warning in caught if warning.category is ResourceWarning]
+
+    for rank, messages in enumerate(spawn(main, 2)):
+        assert messages == ([f"<Buffer of rank {rank} of 2, 256 bytes> goes away without destroy()"] * explicitly)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3, 5, 16])
+def test_other_rank_counts_are_refused(num_ranks, starts_nothing):
+    def main(comm):
+        with pytest.raises(ValueError, match=f"group: got {num_ranks} ranks; must be a group of 2, 4 or 8 ranks"):
+            nbep.Buffer(comm, num_nvl_bytes=256)
+
+    with starts_nothing():
+        spawn(main, num_ranks)
+
+
+@pytest.mark.parametrize("num_nvl_bytes", [-128, 100, 1 << 31, 128.0, True])
+def test_sizes_that_cannot_be_are_refused(num_nvl_bytes, starts_nothing):
+    def main(comm):
+        with pytest.raises(ValueError, match=r"num_nvl_bytes: got .*; must be (a multiple of 128|an integer)"):
+            nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes)
+
+    with starts_nothing():
+        spawn(main, 2)
+
+
+def test_sizes_that_differ_between_ranks_are_refused_on_every_rank(starts_nothing):
+    def main(comm):
+        with pytest.raises(ValueError, match=r"num_nvl_bytes: got \[128, 256\] on ranks 0 to 1; must be the same"):
+            nbep.Buffer(comm, num_nvl_bytes=128 * (1 + comm.rank))
+
+    with starts_nothing():
+        spawn(main, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"low_latency_mode": True}, "low_latency_mode: got True; the low-latency kernels are not built yet"),
+        ({"num_rdma_bytes": 128}, "num_rdma_bytes: got 128; the kernels between nodes are not built yet"),
+        ({"allow_mnnvl": True}, "allow_mnnvl: got True; NVLink between nodes"),
+        ({"enable_shrink": True}, "enable_shrink: got True; masking of ranks"),
+    ],
+)
+def test_modes_that_are_not_built_say_so(arguments, message, starts_nothing):
+    def main(comm):
+        with pytest.raises(NotImplementedError, match=message):
+            nbep.Buffer(comm, num_nvl_bytes=256, **arguments)
+
+    with starts_nothing():
+        spawn(main, 2)
+
+
+@pytest.mark.parametrize("text", ["0", "-5", "soon", "nan"])
+def test_a_timeout_that_is_no_positive_number_is_refused(text, monkeypatch, starts_nothing):
+    monkeypatch.setenv("NBEP_TIMEOUT_MS", text)
+
+    def main(comm):
+        with pytest.raises(ValueError, match=f"NBEP_TIMEOUT_MS: got '{text}'; must be a positive number"):
+            nbep.Buffer(comm, num_nvl_bytes=256)
+
+    with starts_nothing():
+        spawn(main, 2)
+
+
+def test_local_buffer_tensor_is_the_buffer_without_what_lies_behind_it(on_two_ranks):
+    def main(buffer):
+        whole = buffer.get_local_buffer_tensor(np.uint8)
+        assert whole.shape == (1024,)
+        assert buffer._memory.symmetric.num_bytes == 1024 + TRAILER_BYTES
+        whole[:] = np.arange(1024) % 256
+        words = buffer.get_local_buffer_tensor(np.dtype(np.uint32), (3, 2), offset=2)
+        assert words.shape == (3, 2)
+        assert words[0, 0] == int.from_bytes(bytes([8, 9, 10, 11]), "little")
+        assert buffer.get_local_buffer_tensor(ml_dtypes.bfloat16).shape == (512,)
+        assert buffer.get_local_buffer_tensor(np.uint8, offset=1024).shape == (0,)
+
+    on_two_ranks(main, num_nvl_bytes=1024)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"size": (257,)}, r"size: got \(257,\) at offset 0; must be at most 256 elements"),
+        ({"size": (2, 3), "offset": 251}, r"size: got \(2, 3\) at offset 251; must be at most 5 elements"),
+        ({"offset": 257}, "offset: got 257; must be at most 256"),
+        ({"offset": -1}, "offset: got -1; must be an integer of at least 0"),
+    ],
+)
+def test_local_buffer_tensor_past_the_end_is_refused(arguments, message, on_two_ranks):
+    def main(buffer):
+        with pytest.raises(ValueError, match=message):
+            buffer.get_local_buffer_tensor(np.int32, **arguments)
+
+    on_two_ranks(main, num_nvl_bytes=1024)
+
+
+def test_the_rdma_buffer_is_not_built(on_two_ranks):
+    def main(buffer):
+        with pytest.raises(NotImplementedError, match="use_rdma_buffer"):
+            buffer.get_local_buffer_tensor(np.int32, use_rdma_buffer=True)
+
+    on_two_ranks(main)
+
+
+def test_a_buffer_of_no_bytes_still_counts_tokens(on_two_ranks):
+    def main(buffer):
+        num_tokens_per_rank, *_ = buffer.get_dispatch_layout(np.array([[0, 3], [3, -1]]), 4)
+        return num_tokens_per_rank.tolist()
+
+    assert on_two_ranks(main, num_nvl_bytes=0) == [[1, 2]] * 2
+
+
+def test_sm90_paths_are_there():
+    assert nbep.Buffer.is_sm90_compiled()

@@ -1,0 +1,106 @@
+"""Waits that are over time end in an exception that says who waited for whom."""
+
+from functools import partial
+
+import pytest
+
+import nbep
+from nbep.device.protocols.waits import BARRIER, SITES, FaultReport
+from nbep.host.faults import fault_error
+
+spawn = partial(nbep.spawn, target="emulator")
+
+
+def test_a_peer_that_does_not_dispatch_is_named(inputs):
+    def main(comm):
+        buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 17)
+        arguments = inputs(buffer)
+        if comm.rank == 0:
+            with pytest.raises(
+                nbep.PeerTimeout, match=r"rank 0: the notify .* for rank 1: .* polled barrier_signal"
+            ) as e:
+                buffer.dispatch(**arguments)
+            assert (e.value.rank, e.value.peer, e.value.cell) == (0, 1, "barrier_signal")
+            with pytest.raises(nbep.PeerTimeout, match="for rank 1") as again:
+                buffer.dispatch(**arguments)
+            assert again.value is e.value
+        buffer.destroy()
+
+    spawn(main, 2, on_deadlock="expire")
+
+
+def test_an_async_call_tells_at_its_event(inputs):
+    def main(comm):
+        buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 17)
+        arguments = inputs(buffer)
+        if comm.rank == 0:
+            *_, event = buffer.dispatch(**arguments, num_worst_tokens=6, async_finish=True)
+            with pytest.raises(nbep.PeerTimeout, match="for rank 1"):
+                event.current_stream_wait()
+        buffer.destroy()
+
+    spawn(main, 2, on_deadlock="expire")
+
+
+def test_a_peer_that_does_not_combine_is_named(inputs):
+    def main(comm):
+        buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 17)
+        recv_x, _, _, _, handle, _ = buffer.dispatch(**inputs(buffer))
+        if comm.rank == 1:
+            with pytest.raises(nbep.PeerTimeout, match=r"rank 1: .* for rank 0"):
+                buffer.combine(recv_x, handle)
+        buffer.destroy()
+
+    spawn(main, 2, on_deadlock="expire")
+
+
+def test_without_time_outs_the_same_is_a_deadlock_report(inputs):
+    def main(comm):
+        buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 17)
+        arguments = inputs(buffer)
+        if comm.rank == 0:
+            buffer.dispatch(**arguments)
+        buffer.destroy()
+
+    with pytest.raises(nbep.DeadlockError, match=r"barrier_signal\[rank 1\]"):
+        spawn(main, 2)
+
+
+def test_too_few_worst_tokens_are_told_after_the_launch(inputs):
+    """Rank 0 sends nothing to itself, so that only rank 1 knows how many tokens rank 0 gets."""
+
+    def main(comm):
+        buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 17)
+        arguments = inputs(buffer)
+        arguments["topk_idx"][:] = [[0, 1]] if comm.rank == 1 else [[-1, -1]]
+        counts = buffer.get_dispatch_layout(arguments["topk_idx"], 4)
+        arguments |= {
+            "num_tokens_per_rank": counts[0],
+            "num_tokens_per_expert": counts[2],
+            "is_token_in_rank": counts[3],
+        }
+        return buffer.dispatch(**arguments, num_worst_tokens=2)
+
+    with pytest.raises(ValueError, match="num_worst_tokens: got 2 on rank 0; must be at least 3"):
+        spawn(main, 2)
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_every_site_has_words(site):
+    report = FaultReport(1, site, peer=3, expected=5, seen=4, block=6, thread=7, channel=2)
+    error = fault_error(0, report, 250.0)
+    if isinstance(error, nbep.PeerTimeout):
+        role, cell, awaited = SITES[site]
+        for words in (role, cell, awaited, "rank 0", "rank 3", "block 6", "thread 7", "expected 5", "saw 4", "250 ms"):
+            assert words in str(error)
+        assert ("channel 2" in str(error)) == (site != BARRIER)
+    else:
+        assert "num_worst_tokens: got 4 on rank 0; must be at least 5" in str(error)
+
+
+def test_the_time_out_reaches_the_kernels(monkeypatch, on_two_ranks):
+    monkeypatch.setenv("NBEP_TIMEOUT_MS", "1.5")
+    assert (
+        on_two_ranks(lambda buffer: (buffer._memory.timeout_ms, buffer._memory.bounds.timeout_ns))
+        == [(1.5, 1_500_000)] * 2
+    )

@@ -1,0 +1,161 @@
+"""Handles unpack like tuples; events order calls."""
+
+import numpy as np
+import pytest
+
+import nbep
+
+
+def test_a_handle_unpacks_indexes_and_counts_like_deepeps_tuple(on_two_ranks, inputs):
+    def main(buffer):
+        handle = buffer.dispatch(**inputs(buffer))[4]
+        rank_prefix, channel_prefix, recv_channel_prefix, recv_src_idx, is_token_in_rank, send_head = handle
+        assert len(handle) == 6
+        assert handle[0] is rank_prefix is handle.rank_prefix_matrix
+        assert handle[1] is channel_prefix is handle.channel_prefix_matrix
+        assert handle[-4] is recv_channel_prefix is handle.recv_channel_prefix_matrix
+        assert handle[3:5] == (handle.recv_src_idx, handle.is_token_in_rank) == (recv_src_idx, is_token_in_rank)
+        assert handle[5] is send_head is handle.send_head
+        with pytest.raises(AttributeError):
+            handle.send_head = None
+        shapes = [array.shape for array in handle]
+        assert shapes == [(2, 2), (2, 1), (2, 1), recv_src_idx.shape, (3, 2), (3, 2)]
+
+    on_two_ranks(main)
+
+
+def test_a_plain_tuple_serves_as_a_handle(on_two_ranks, inputs):
+    def main(buffer):
+        arguments = inputs(buffer)
+        recv_x, _, _, _, handle, _ = buffer.dispatch(**arguments)
+        cached_x, *_ = buffer.dispatch(arguments["x"], handle=tuple(handle), config=arguments["config"])
+        assert cached_x.tobytes() == recv_x.tobytes()
+        combined, _, _ = buffer.combine(recv_x, tuple(handle))
+        return combined.shape
+
+    assert on_two_ranks(main) == [(3, 128)] * 2
+
+
+def test_a_blocking_call_returns_an_event_that_is_done(on_two_ranks, inputs):
+    def main(buffer):
+        arguments = inputs(buffer)
+        recv_x, _, _, _, handle, event = buffer.dispatch(**arguments)
+        assert event.event.done
+        event.current_stream_wait()
+        *_, event = buffer.combine(recv_x, handle)
+        assert event.event.done
+        *_, event = buffer.get_dispatch_layout(arguments["topk_idx"], 4)
+        assert event.event.done
+
+    on_two_ranks(main)
+
+
+def test_async_layout_is_there_after_the_event(on_two_ranks):
+    topk_idx = np.array([[0, 3], [2, -1]])
+
+    def main(buffer):
+        *outputs, event = buffer.get_dispatch_layout(topk_idx, 4, async_finish=True)
+        assert not event.event.done
+        event.current_stream_wait()
+        assert event.event.done
+        return outputs[0].tolist(), outputs[2].tolist(), outputs[3].tolist()
+
+    for seed in range(3):
+        assert on_two_ranks(main, seed=seed) == [([1, 2], [1, 0, 1, 1], [[True, True], [False, True]])] * 2
+
+
+def test_calls_chained_by_events_need_no_wait_between(on_two_ranks, inputs):
+    """Layout, dispatch and combine are all issued before the host waits for any of them."""
+
+    def main(buffer):
+        arguments = inputs(buffer)
+        chain = {"async_finish": True, "allocate_on_comm_stream": True}
+        num_tokens_per_rank, _, num_tokens_per_expert, is_token_in_rank, event = buffer.get_dispatch_layout(
+            arguments["topk_idx"], 4, previous_event=nbep.Buffer.capture(), **chain
+        )
+        arguments |= {
+            "num_tokens_per_rank": num_tokens_per_rank,
+            "num_tokens_per_expert": num_tokens_per_expert,
+            "is_token_in_rank": is_token_in_rank,
+            "num_worst_tokens": 6,
+        }
+        recv_x, _, recv_topk_weights, counts, handle, event = buffer.dispatch(
+            **arguments, previous_event=event, **chain
+        )
+        assert counts == []
+        combined_x, combined_weights, event = buffer.combine(
+            recv_x, handle, recv_topk_weights, previous_event=event, **chain
+        )
+        assert not event.event.done
+        event.current_stream_wait()
+        num_copies = is_token_in_rank.sum(axis=1, keepdims=True)
+        assert (combined_x.astype(np.float32) == num_copies * arguments["x"].astype(np.float32)).all()
+        np.testing.assert_array_equal(combined_weights, arguments["topk_weights"])
+
+    for seed in range(3):
+        on_two_ranks(main, seed=seed)
+
+
+def test_contents_are_not_looked_at_while_an_event_is_pending(on_two_ranks, inputs):
+    """The counts are being written when dispatch is called: checking them would refuse a correct call."""
+
+    def main(buffer):
+        arguments = inputs(buffer)
+        num_tokens_per_rank, _, num_tokens_per_expert, is_token_in_rank, event = buffer.get_dispatch_layout(
+            arguments["topk_idx"], 4, async_finish=True
+        )
+        num_tokens_per_rank[:] = -7
+        arguments |= {
+            "num_tokens_per_rank": num_tokens_per_rank,
+            "num_tokens_per_expert": num_tokens_per_expert,
+            "is_token_in_rank": is_token_in_rank,
+        }
+        recv_x, *_ = buffer.dispatch(**arguments, previous_event=event)
+        return len(recv_x)
+
+    assert sum(on_two_ranks(main)) >= 6
+
+
+def test_a_worst_case_call_in_flight_does_not_disturb_the_next_count(on_two_ranks, inputs):
+    """A launch that nobody polls must not write the counters that the next call waits for."""
+
+    def main(buffer):
+        arguments = inputs(buffer, 3)
+        expected = len(buffer.dispatch(**arguments)[0])
+        few = inputs(buffer, 1)
+        *_, first = buffer.dispatch(**few, num_worst_tokens=20, async_finish=True)
+        recv_x, *_ = buffer.dispatch(**arguments)
+        first.current_stream_wait()
+        assert len(recv_x) == expected
+
+    for seed in range(5):
+        on_two_ranks(main, seed=seed)
+
+
+def test_leaving_the_with_block_waits(on_two_ranks):
+    def main(buffer):
+        *_, event = buffer.get_dispatch_layout(np.zeros((1, 1), np.int64), 2, async_finish=True)
+        with event as entered:
+            assert entered is event
+            assert not event.event.done
+        assert event.event.done
+
+    on_two_ranks(main)
+
+
+def test_an_overlap_without_an_event_waits_for_nothing():
+    overlap = nbep.EventOverlap()
+    with overlap:
+        pass
+    with pytest.raises(ValueError, match="event: got None; there is nothing to wait for"):
+        overlap.current_stream_wait()
+
+
+def test_extra_tensors_live_as_long_as_the_overlap():
+    tensors = (np.zeros(1),)
+    assert nbep.EventOverlap(None, tensors).extra_tensors is tensors
+
+
+def test_capture_outside_of_a_rank_is_refused():
+    with pytest.raises(RuntimeError, match="no rank runs here"):
+        nbep.Buffer.capture()

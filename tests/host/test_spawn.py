@@ -1,0 +1,86 @@
+"""nbep.spawn: one function, once per rank."""
+
+import subprocess
+import sys
+import traceback
+from functools import partial
+
+import pytest
+
+import nbep
+
+spawn = partial(nbep.spawn, target="emulator")
+
+
+def test_results_come_back_by_rank_and_args_arrive():
+    assert spawn(lambda comm, a, b: (comm.rank, a, b), 3, args=(1, "two")) == [(rank, 1, "two") for rank in range(3)]
+
+
+@pytest.mark.parametrize("target", ["auto", "emulator"])
+def test_a_single_rank_runs(target):
+    assert spawn(lambda comm: comm.allgather(comm.size), 1, target) == [[1]]
+
+
+class OwnError(Exception):
+    pass
+
+
+def fail_on_rank_2(comm):
+    if comm.rank == 2:
+        raise OwnError("rank 2 gives up")
+    comm.barrier()
+
+
+def test_a_failing_rank_ends_the_spawn_with_its_own_traceback():
+    with pytest.raises(OwnError, match="rank 2 gives up") as failure:
+        spawn(fail_on_rank_2, 4)
+    assert "rank 2" in "".join(failure.value.__notes__)
+    assert [frame.name for frame in traceback.extract_tb(failure.tb)][-1] == "fail_on_rank_2"
+
+
+def test_a_failing_rank_ends_kernels_that_wait_for_it(inputs):
+    def main(comm):
+        buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 17)
+        arguments = inputs(buffer)
+        if comm.rank == 1:
+            raise OwnError("before dispatch")
+        buffer.dispatch(**arguments)
+
+    with pytest.raises(OwnError, match="before dispatch"):
+        spawn(main, 2)
+
+
+def test_a_spawn_after_a_failed_one_starts_afresh():
+    with pytest.raises(OwnError):
+        spawn(fail_on_rank_2, 3)
+    assert spawn(lambda comm: comm.rank, 2) == [0, 1]
+
+
+def test_cuda_is_refused_and_not_replaced(monkeypatch):
+    monkeypatch.setattr("nbep.host.runtime.cuda.driver.unusable_reason", lambda: "no driver")
+    with pytest.raises(RuntimeError, match="target: got cuda; no GPU can be used here: no driver"):
+        spawn(lambda comm: None, 2, target="cuda")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"fn": 3}, "fn: got int; must be callable"),
+        ({"num_ranks": 0}, "num_ranks: got 0; must be a positive integer"),
+        ({"num_ranks": 2.0}, "num_ranks: got 2.0; must be a positive integer"),
+        ({"target": "gpu"}, "target: got 'gpu'; must be one of auto, emulator, cuda"),
+        ({"memory_model": "tso"}, "memory_model: got 'tso'; must be sc or delayed"),
+        ({"on_deadlock": "wait"}, "on_deadlock: got 'wait'; must be raise or expire"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_runs(arguments, message):
+    ran = []
+    with pytest.raises(ValueError, match=message):
+        spawn(**{"fn": ran.append, "num_ranks": 2, **arguments})
+    assert ran == []
+
+
+def test_import_loads_neither_numba_nor_mpi():
+    code = "import nbep, sys; print(sorted({'numba', 'mpi4py'} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,368 @@
+"""Bad arguments get a ValueError that names the argument, what came and what is allowed, before anything starts."""
+
+import re
+from functools import partial
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import nbep
+
+spawn = partial(nbep.spawn, target="emulator")
+
+BF16 = ml_dtypes.bfloat16
+FP8 = ml_dtypes.float8_e4m3fn
+
+
+def bf16(*shape):
+    return np.ones(shape, BF16)
+
+
+def event():
+    return nbep.Buffer.capture()
+
+
+LAYOUT = {
+    "list": ({"topk_idx": [[0]]}, "topk_idx: got list; must be an array of int64 [num_tokens, num_topk]"),
+    "dtype": ({"topk_idx": np.zeros((3, 2), np.int32)}, "topk_idx: got int32 [3, 2]; must be int64 [num_tokens,"),
+    "dimensions": ({"topk_idx": np.zeros(3, np.int64)}, "topk_idx: got int64 [3]; must be int64 [num_tokens,"),
+    "strided": (
+        {"topk_idx": np.zeros((3, 4), np.int64)[:, ::2]},
+        "topk_idx: got a strided int64 [3, 2]; must be row-major",
+    ),
+    "no choices": ({"topk_idx": np.zeros((3, 0), np.int64)}, "topk_idx: got 0 choices a token; must be 1 to 32"),
+    "33 choices": ({"topk_idx": np.zeros((3, 33), np.int64)}, "topk_idx: got 33 choices a token; must be 1 to 32"),
+    "index too large": ({"topk_idx": np.array([[0, 1], [4, 0]])}, "topk_idx[1, 0]: got 4; must be -1 (unused) or"),
+    "index too small": ({"topk_idx": np.array([[0, -2]])}, "topk_idx[0, 1]: got -2; must be -1 (unused) or an expert"),
+    "no experts": ({"num_experts": 0}, "num_experts: got 0; must be an integer of at least 1"),
+    "float experts": ({"num_experts": 4.0}, "num_experts: got 4.0; must be an integer"),
+    "odd experts": ({"num_experts": 5}, "num_experts: got 5; must be a multiple of 2 (ranks) of at most 256"),
+    "129 local experts": ({"num_experts": 258}, "num_experts: got 258; must be a multiple of 2 (ranks) of at most 256"),
+    "event": ({"previous_event": 1}, "previous_event: got int; must be an EventOverlap or None"),
+    "event inside": (
+        {"previous_event": nbep.EventOverlap(3)},
+        "previous_event.event: got int; must be an EventHandle or None",
+    ),
+    "comm stream": ({"allocate_on_comm_stream": True}, "allocate_on_comm_stream: got True without previous_event"),
+    "comm stream without async": (
+        lambda _: {"allocate_on_comm_stream": True, "previous_event": event()},
+        "allocate_on_comm_stream: got True without previous_event and async_finish",
+    ),
+    "comm stream without an event": (
+        {"allocate_on_comm_stream": True, "async_finish": True, "previous_event": nbep.EventOverlap()},
+        "allocate_on_comm_stream: got True without previous_event and async_finish",
+    ),
+}
+
+DISPATCH = {
+    "float x": (
+        {"x": np.zeros((3, 128), np.float32)},
+        "x: got float32 [3, 128]; must be bfloat16 [num_tokens, hidden]",
+    ),
+    "no array": ({"x": None}, "x: got NoneType; must be an array of bfloat16"),
+    "strided x": ({"x": bf16(3, 256)[:, ::2]}, "x: got a strided bfloat16 [3, 128]; must be row-major"),
+    "hidden": ({"x": bf16(3, 12)}, "hidden size of x: got 12; must be a positive multiple of 8"),
+    "no hidden": ({"x": bf16(3, 0)}, "hidden size of x: got 0; must be a positive multiple of 8"),
+    "fp8 without scales": ({"x": np.zeros((3, 128), FP8)}, "x: got float8_e4m3fn [3, 128]; must be bfloat16"),
+    "tuple of three": ({"x": (1, 2, 3)}, "x: got a tuple of 3; must be an array, or a tuple of an FP8 array"),
+    "bf16 with scales": ({"x": (bf16(3, 128), np.ones((3, 1)))}, "x[0]: got bfloat16 [3, 128]; must be float8_e4m3fn"),
+    "fp8 hidden": (
+        {"x": (np.zeros((3, 136), FP8), np.ones((3, 1), np.float32))},
+        "hidden size of x[0]: got 136; must be a positive multiple of 128",
+    ),
+    "scales dtype": (
+        {"x": (np.zeros((3, 128), FP8), np.ones((3, 1)))},
+        "x[1]: got float64 [3, 1]; must be float32 or int32 [3, num_scales]",
+    ),
+    "scales rows": (
+        {"x": (np.zeros((3, 128), FP8), np.ones((2, 1), np.float32))},
+        "x[1]: got float32 [2, 1]; must be float32 or int32 [3, num_scales]",
+    ),
+    "scales columns": (
+        {"x": (np.zeros((3, 256), FP8), np.ones((3, 1), np.float32))},
+        "x[1]: got 1 scales a token; must be 2 scales a token",
+    ),
+    "packed scales columns": (
+        {"x": (np.zeros((3, 1024), FP8), np.ones((3, 3), np.int32))},
+        "x[1]: got 3 scales a token; must be 2 or 8 scales a token",
+    ),
+    "scales backwards": (
+        {"x": (np.zeros((3, 256), FP8), np.ones((3, 2), np.float32)[:, ::-1])},
+        "x[1]: got strides (2, -1); must be of strides that are not negative",
+    ),
+    "no counts": ({"num_tokens_per_rank": None}, "num_tokens_per_rank: got None; must be given unless there is a"),
+    "no membership": ({"is_token_in_rank": None}, "is_token_in_rank: got None; must be given unless there is a"),
+    "no expert counts": ({"num_tokens_per_expert": None}, "num_tokens_per_expert: got None; must be given unless"),
+    "counts dtype": (
+        {"num_tokens_per_rank": np.zeros(2, np.int64)},
+        "num_tokens_per_rank: got int64 [2]; must be int32 [2]",
+    ),
+    "counts size": (
+        {"num_tokens_per_rank": np.zeros(4, np.int32)},
+        "num_tokens_per_rank: got int32 [4]; must be int32 [2]",
+    ),
+    "membership dtype": (
+        {"is_token_in_rank": np.zeros((3, 2), np.uint8)},
+        "is_token_in_rank: got uint8 [3, 2]; must be bool [3, 2]",
+    ),
+    "membership rows": (
+        {"is_token_in_rank": np.zeros((4, 2), bool)},
+        "is_token_in_rank: got bool [4, 2]; must be bool [3, 2]",
+    ),
+    "wrong counts": (
+        {"num_tokens_per_rank": np.array([7, 8], np.int32)},
+        "num_tokens_per_rank: got [7, 8]; must be [",
+    ),
+    "expert counts": (
+        {"num_tokens_per_expert": np.zeros(3, np.int32)},
+        "size of num_tokens_per_expert: got 3; must be a multiple of 2 (ranks)",
+    ),
+    "129 local experts": (
+        {"num_tokens_per_expert": np.zeros(258, np.int32)},
+        "size of num_tokens_per_expert: got 258; must be a multiple of 2 (ranks) of at most 256",
+    ),
+    "nodes": (
+        {"num_tokens_per_rdma_rank": np.zeros(1, np.int32)},
+        "num_tokens_per_rdma_rank: got ndarray; must be None",
+    ),
+    "indices alone": ({"topk_weights": None}, "topk_weights: got None; must be given together with topk_idx"),
+    "weights alone": ({"topk_idx": None}, "topk_idx: got None; must be given together with topk_weights"),
+    "indices dtype": (
+        {"topk_idx": np.zeros((3, 2), np.int32)},
+        "topk_idx: got int32 [3, 2]; must be int64 [3, num_topk]",
+    ),
+    "indices rows": (
+        {"topk_idx": np.zeros((2, 2), np.int64)},
+        "topk_idx: got int64 [2, 2]; must be int64 [3, num_topk]",
+    ),
+    "33 choices": (
+        {"topk_idx": np.zeros((3, 33), np.int64), "topk_weights": np.zeros((3, 33), np.float32)},
+        "topk_idx: got 33 choices a token; must be 1 to 32 choices a token",
+    ),
+    "weights dtype": ({"topk_weights": np.zeros((3, 2))}, "topk_weights: got float64 [3, 2]; must be float32 [3, 2]"),
+    "weights shape": (
+        {"topk_weights": np.zeros((3, 1), np.float32)},
+        "topk_weights: got float32 [3, 1]; must be float32 [3, 2]",
+    ),
+    "index too large": ({"topk_idx": np.full((3, 2), 4)}, "topk_idx[0, 0]: got 4; must be -1 (unused) or an expert"),
+    "alignment": ({"expert_alignment": 0}, "expert_alignment: got 0; must be an integer of at least 1"),
+    "negative worst": ({"num_worst_tokens": -1}, "num_worst_tokens: got -1; must be an integer of at least 0"),
+    "worst without top-k": (
+        {"num_worst_tokens": 9, "topk_idx": None, "topk_weights": None},
+        "num_worst_tokens: got 9; must be 0 without topk_idx and topk_weights",
+    ),
+    "too few worst": (
+        {
+            "num_worst_tokens": 2,
+            "is_token_in_rank": np.ones((3, 2), bool),
+            "num_tokens_per_rank": np.array([3, 3], np.int32),
+        },
+        "num_worst_tokens: got 2; must be at least 3, the tokens sent to itself",
+    ),
+    "config type": ({"config": (2, 2, 4)}, "config: got tuple; must be an nbep.Config or None"),
+    "odd SMs": ({"config": nbep.Config(3, 2, 4)}, "config.num_sms: got 3; must be even and at least 2"),
+    "no SMs": ({"config": nbep.Config(0, 2, 4)}, "config.num_sms: got 0; must be even and at least 2"),
+    "threads": (
+        {"config": nbep.Config(2, 2, 4, num_threads=96)},
+        "config.num_threads: got 96; must be a multiple of 64 (a warp a rank) from 64 to 768",
+    ),
+    "too many threads": (
+        {"config": nbep.Config(2, 2, 4, num_threads=1024)},
+        "config.num_threads: got 1024; must be a multiple of 64 (a warp a rank) from 64 to 768",
+    ),
+    "buffer too small": (
+        {"config": nbep.Config(20, 6, 256)},
+        "num_nvl_bytes: got 131072 at construction; must be at least 1",
+    ),
+    "event": ({"previous_event": 1}, "previous_event: got int; must be an EventOverlap or None"),
+    "comm stream": ({"allocate_on_comm_stream": True}, "allocate_on_comm_stream: got True without previous_event"),
+}
+
+CACHED = {
+    "indices": ({"topk_idx": np.zeros((3, 2), np.int64)}, "topk_idx: got ndarray; must be None together with a handle"),
+    "weights": ({"topk_weights": np.zeros((3, 2))}, "topk_weights: got ndarray; must be None together with a handle"),
+    "worst": ({"num_worst_tokens": 9}, "num_worst_tokens: got 9; must be 0 together with a handle"),
+    "tokens": ({"x": bf16(4, 128)}, "x: got 4 tokens; must be 3 tokens, as in the dispatch of the handle"),
+    "other SMs": ({"config": nbep.Config(4, 2, 4)}, "config.num_sms: got 4; must be 2, as in the dispatch that made"),
+    "type": ({"handle": 5}, "handle: got int; must be the handle that dispatch returned, or a tuple of its six"),
+    "short tuple": ({"handle": (1, 2)}, "handle: got tuple; must be the handle that dispatch returned"),
+}
+
+COMBINE = {
+    "rows": (lambda a: {"x": bf16(len(a["x"]) + 1, 128)}, "x: got bfloat16 ["),
+    "dtype": (lambda a: {"x": a["x"].astype(np.float32)}, "x: got float32 ["),
+    "hidden": (lambda a: {"x": bf16(len(a["x"]), 4)}, "hidden size of x: got 4; must be a positive multiple of 8"),
+    "weights dtype": (lambda a: {"topk_weights": np.zeros((len(a["x"]), 2))}, "topk_weights: got float64 ["),
+    "weights rows": ({"topk_weights": np.zeros((99, 2), np.float32)}, "topk_weights: got float32 [99, 2]; must be"),
+    "33 weights": (
+        lambda a: {"topk_weights": np.zeros((len(a["x"]), 33), np.float32)},
+        "topk_weights: got 33 choices a token; must be 1 to 32",
+    ),
+    "bias dtype": ({"bias": np.zeros((3, 128))}, "bias_0: got float64 [3, 128]; must be bfloat16 [3, 128]"),
+    "bias rows": ({"bias": bf16(2, 128)}, "bias_0: got bfloat16 [2, 128]; must be bfloat16 [3, 128]"),
+    "second bias": ({"bias": (bf16(3, 128), bf16(3, 8))}, "bias_1: got bfloat16 [3, 8]; must be bfloat16 [3, 128]"),
+    "three biases": ({"bias": (None, None, None)}, "bias: got a tuple of 3; must be an array, a tuple of two, or None"),
+    "other SMs": ({"config": nbep.Config(4, 2, 4)}, "config.num_sms: got 4; must be 2, as in the dispatch that made"),
+    "threads": (
+        {"config": nbep.Config(2, 2, 4, num_threads=32)},
+        "config.num_threads: got 32; must be a multiple of 64 (a warp a rank) from 64 to 768",
+    ),
+    "buffer too small": (
+        {"config": nbep.Config(2, 2, 4096)},
+        "num_nvl_bytes: got 131072 at construction; must be at least 2",
+    ),
+    "no handle": ({"handle": None}, "handle: got NoneType; must be the handle that dispatch returned"),
+    "event": ({"previous_event": 1}, "previous_event: got int; must be an EventOverlap or None"),
+    "comm stream": ({"allocate_on_comm_stream": True}, "allocate_on_comm_stream: got True without previous_event"),
+}
+
+
+def cases(table):
+    return pytest.mark.parametrize(("change", "message"), table.values(), ids=table.keys())
+
+
+def check_refused(call, arguments, change, message, starts_nothing):
+    """The call with one argument changed raises a ValueError with the message, and nothing has started by then."""
+    arguments = {**arguments, **(change(arguments) if callable(change) else change)}
+    with starts_nothing(), pytest.raises(ValueError, match="^" + re.escape(message)):
+        call(**arguments)
+
+
+@cases(LAYOUT)
+def test_layout_refuses(change, message, on_two_ranks, starts_nothing):
+    def main(buffer):
+        arguments = {"topk_idx": np.zeros((3, 2), np.int64), "num_experts": 4}
+        buffer.get_comm_stream(), event()  # both streams exist
+        check_refused(buffer.get_dispatch_layout, arguments, change, message, starts_nothing)
+
+    on_two_ranks(main)
+
+
+@cases(DISPATCH)
+def test_dispatch_refuses(change, message, on_two_ranks, inputs, starts_nothing):
+    def main(buffer):
+        check_refused(buffer.dispatch, inputs(buffer), change, message, starts_nothing)
+
+    on_two_ranks(main)
+
+
+@cases(CACHED)
+def test_cached_dispatch_refuses(change, message, on_two_ranks, inputs, starts_nothing):
+    def main(buffer):
+        arguments = inputs(buffer)
+        handle = buffer.dispatch(**arguments)[4]
+        arguments = {"x": arguments["x"], "handle": handle, "config": arguments["config"]}
+        check_refused(buffer.dispatch, arguments, change, message, starts_nothing)
+
+    on_two_ranks(main)
+
+
+@cases(COMBINE)
+def test_combine_refuses(change, message, on_two_ranks, inputs, starts_nothing):
+    def main(buffer):
+        arguments = inputs(buffer)
+        recv_x, _, _, _, handle, _ = buffer.dispatch(**arguments)
+        arguments = {"x": recv_x, "handle": handle, "config": arguments["config"]}
+        check_refused(buffer.combine, arguments, change, message, starts_nothing)
+
+    on_two_ranks(main)
+
+
+HANDLE_FIELDS = {
+    "rank_prefix_matrix": np.zeros((2, 3), np.int32),
+    "channel_prefix_matrix": np.zeros((3, 1), np.int32),
+    "recv_channel_prefix_matrix": np.zeros((2, 2), np.int32),
+    "recv_src_idx": np.zeros(4, np.int64),
+    "is_token_in_rank": np.zeros((3, 2), np.uint8),
+    "send_head": np.zeros((2, 2), np.int32),
+}
+
+
+@pytest.mark.parametrize("field", HANDLE_FIELDS)
+def test_a_tuple_with_a_wrong_array_is_refused_as_a_handle(field, on_two_ranks, inputs, starts_nothing):
+    def main(buffer):
+        arguments = inputs(buffer)
+        recv_x, _, _, _, handle, _ = buffer.dispatch(**arguments)
+        wrong = list(handle)
+        wrong[list(HANDLE_FIELDS).index(field)] = HANDLE_FIELDS[field]
+        with starts_nothing(), pytest.raises(ValueError, match=rf"^handle\.{field}: got"):
+            buffer.combine(recv_x, tuple(wrong), config=arguments["config"])
+
+    on_two_ranks(main)
+
+
+def test_a_handle_of_another_buffer_is_refused(inputs, starts_nothing):
+    def main(comm):
+        first, second = (nbep.Buffer(comm, num_nvl_bytes=1 << 17) for _ in range(2))
+        arguments = inputs(first)
+        recv_x, _, _, _, handle, _ = first.dispatch(**arguments)
+        message = (
+            f"handle: got the handle of another buffer; must be a handle that this buffer made on rank {comm.rank}"
+        )
+        with starts_nothing():
+            with pytest.raises(ValueError, match=message):
+                second.combine(recv_x, handle, config=arguments["config"])
+            with pytest.raises(ValueError, match=message):
+                second.dispatch(arguments["x"], handle=handle, config=arguments["config"])
+        first.destroy()
+        second.destroy()
+
+    spawn(main, 2)
+
+
+def test_a_handle_of_another_rank_is_refused(on_two_ranks, inputs):
+    def main(buffer):
+        arguments = inputs(buffer)
+        recv_x, _, _, _, handle, _ = buffer.dispatch(**arguments)
+        foreign = buffer.group.allgather(handle)[1 - buffer.rank]
+        with pytest.raises(ValueError, match="handle: got the handle of another buffer"):
+            buffer.combine(recv_x, foreign, config=arguments["config"])
+
+    on_two_ranks(main)
+
+
+def test_the_bytes_that_an_error_asks_for_are_enough(inputs):
+    config = nbep.Config(2, 2, 100)
+
+    def main(comm, num_nvl_bytes):
+        buffer = nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes)
+        arguments = {**inputs(buffer), "config": config}
+        try:
+            buffer.dispatch(**arguments)
+        except ValueError as error:
+            return int(re.search(r"must be at least (\d+)", str(error))[1])
+        return None
+
+    needed = spawn(main, 2, args=(4096,))[0]
+    assert spawn(main, 2, args=(needed - 128,)) == [needed] * 2
+    assert spawn(main, 2, args=(needed,)) == [None] * 2
+
+
+CASTS = {
+    "dtype": ((np.zeros((2, 128), np.float32),), "x: got float32 [2, 128]; must be bfloat16 [num_tokens, hidden]"),
+    "hidden": ((bf16(2, 64),), "hidden size of x: got 64; must be a positive multiple of 128"),
+}
+CASTS_BACK = {
+    "dtype": ((bf16(2, 128), np.ones((2, 1), np.float32)), "x_fp8: got bfloat16 [2, 128]; must be float8_e4m3fn"),
+    "scales": (
+        (np.zeros((2, 128), FP8), np.ones((2, 2), np.float32)),
+        "scales: got float32 [2, 2]; must be float32 [2, 1]",
+    ),
+    "backwards": (
+        (np.zeros((2, 256), FP8), np.ones((2, 2), np.float32)[::-1]),
+        "scales: got strides (-2, 1); must be of strides that are not negative",
+    ),
+}
+
+
+@cases(CASTS)
+def test_cast_refuses(change, message, starts_nothing):
+    with starts_nothing(), pytest.raises(ValueError, match="^" + re.escape(message)):
+        nbep.per_token_cast_to_fp8(*change)
+
+
+@cases(CASTS_BACK)
+def test_cast_back_refuses(change, message, starts_nothing):
+    with starts_nothing(), pytest.raises(ValueError, match="^" + re.escape(message)):
+        nbep.per_token_cast_back(*change)
