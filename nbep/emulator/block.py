@@ -7,7 +7,7 @@ because too many threads have left the kernel, is reported at once instead of ha
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import errors
 from .faults import error_at
@@ -39,7 +39,18 @@ class NamedBarrier:
 class Block:
     """The threads that share a barrier set and a shared memory."""
 
-    __slots__ = ("launch", "index", "shared", "threads", "warps", "live", "barriers", "mbarriers", "proxy_fences")
+    __slots__ = (
+        "launch",
+        "index",
+        "shared",
+        "threads",
+        "warps",
+        "live",
+        "barriers",
+        "mbarriers",
+        "proxy_fences",
+        "stores",
+    )
 
     def __init__(self, launch: Launch, index: int, shared: Allocation):
         self.launch = launch
@@ -51,6 +62,7 @@ class Block:
         self.barriers: dict[int, NamedBarrier] = {}
         self.mbarriers: dict[int, MBarrier] = {}
         self.proxy_fences = 0
+        self.stores: list[Any] = []  # visible to the block, not beyond; see `delayed`
 
     def arrive(self, thread: Thread, number: int, expected: int, wait: bool) -> NamedBarrier | None:
         """Count `thread` in; the barrier it must wait for, or None when it may go on."""

@@ -37,12 +37,13 @@ class MBarrier:
 
     freed = False
     number = 0
+    pending: dict[int, list[Any]] = {}  # noqa: RUF012 - never filled
 
     def __init__(self, block: Block, address: int, count: int):
         self.block = block
         self.address = address
         self.count = count
-        self.pending = count
+        self.arrivals_left = count
         self.tx_bytes = 0
         self.phase = 0
         self.watchers: dict[int, dict[Thread, None]] = {}
@@ -53,17 +54,17 @@ class MBarrier:
 
     def update(self, arrivals: int, tx_bytes: int) -> None:
         """Count arrivals, and bytes expected (positive) or arrived (negative)."""
-        self.pending -= arrivals
+        self.arrivals_left -= arrivals
         self.tx_bytes += tx_bytes
-        if self.pending == 0 and self.tx_bytes == 0:
+        if self.arrivals_left == 0 and self.tx_bytes == 0:
             self.phase ^= 1
-            self.pending = self.count
+            self.arrivals_left = self.count
             wake_watchers(self, 0)  # type: ignore[arg-type]
 
     def cell(self, offset: int) -> str:
         return (
             f"the mbarrier at shared byte {self.address}, whose phase {self.phase} still lacks "
-            f"{self.pending} of {self.count} arrivals and {self.tx_bytes} bytes"
+            f"{self.arrivals_left} of {self.count} arrivals and {self.tx_bytes} bytes"
         )
 
 
@@ -168,7 +169,7 @@ class CopyingThread(AccessingThread):
 
         def arrive() -> None:
             data = self.peek_bytes(source, offset, nbytes, site)
-            self._put(self.shared, smem, data, site)
+            self.put_bytes(self.shared, smem, data, site)
             target.update(0, -nbytes)
             launch.copies -= 1
             launch.check_done()
@@ -196,7 +197,7 @@ class CopyingThread(AccessingThread):
             self.world.submit(lambda: write(data))
 
         def write(data: bytes) -> None:
-            self._put(target, offset, data, site)
+            self.put_bytes(target, offset, data, site)
             group.writes -= 1
             self._bulk_progress(state)
             launch.copies -= 1
@@ -242,7 +243,8 @@ class CopyingThread(AccessingThread):
             raise errors.Uninitialized(message, self.describe(), describe_site(site))
         return bytes(allocation.memory[offset : offset + nbytes])
 
-    def _put(self, allocation: Allocation, offset: int, data: bytes, site: Site | None) -> None:
+    def put_bytes(self, allocation: Allocation, offset: int, data: bytes, site: Site | None) -> None:
+        """The destination of a copy, when the engine writes it."""
         if allocation.freed:
             message = f"a bulk copy writes `{allocation.name}` of rank {allocation.rank}, which is freed"
             raise errors.UseAfterFree(message, self.describe(), describe_site(site))

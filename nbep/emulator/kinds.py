@@ -68,6 +68,26 @@ def wrap(value: int, kind: str) -> int:
     return value - (1 << bits) if signed and value >> (bits - 1) else value
 
 
+def encode(value: Any, name: str) -> bytes:
+    """The bytes that a store of kind `name` writes."""
+    kind = KINDS[name]
+    data = bytearray(kind.size)
+    view: Any = memoryview(data)
+    if kind.put is None:
+        view.cast(kind.code)[0] = wrap(value, name)
+    else:
+        kind.put(view.cast(kind.code), 0, value)
+    return bytes(data)
+
+
+def decode(data: bytearray, name: str) -> Any:
+    """What a load of kind `name` makes of its bytes."""
+    kind = KINDS[name]
+    view: Any = memoryview(data)
+    view = view.cast(kind.code)
+    return view[0] if kind.get is None else kind.get(view, 0)
+
+
 class Views(dict):
     """kind -> (view, shift, misfit, convert, shadow, written), made at the first access of that kind.
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Describe = str | Callable[[], str]
 
+SKIPPED = object()  # returned by an operation that had happened before its turn came
 _TICK = 64  # steps between two looks at the waiting hosts
 _NUM_QUANTA = 4096  # quanta drawn at a time
 _RELUCTANCE = (0.0, 0.0, 0.0, 0.9)  # one of these is drawn for a rank, and for a launch: it makes a thread slow
@@ -81,7 +82,7 @@ class Scheduler:
         self.streams: list[Stream] = []
         self.hosts: list[Host] = []
         self.waiting_hosts: list[Host] = []
-        self.operations: list[Callable[[], None]] = []
+        self.operations: list[Callable[[], object]] = []
         self.failure: BaseException | None = None
         self.current: Any = None
         self.calls = 0
@@ -108,7 +109,7 @@ class Scheduler:
 
     # --- what threads and hosts ask for -------------------------------------------------------------------------
 
-    def submit(self, operation: Callable[[], None]) -> None:
+    def submit(self, operation: Callable[[], object]) -> None:
         """Have `operation` happen at a later step."""
         self.operations.append(operation)
 
@@ -192,9 +193,11 @@ class Scheduler:
     def _operate(self) -> None:
         """Let one asynchronous operation happen."""
         operations = self.operations
-        index = int(self.random.random() * len(operations))
-        operations[index], operations[-1] = operations[-1], operations[index]
-        operations.pop()()
+        while operations:
+            index = int(self.random.random() * len(operations))
+            operations[index], operations[-1] = operations[-1], operations[index]
+            if operations.pop()() is not SKIPPED:
+                return
 
     def _poll_hosts(self) -> None:
         """Make runnable the hosts that need not wait any more."""

@@ -70,6 +70,8 @@ class Launch:
                 block.threads += warp.lanes
             world.runnable += block.threads
         world.launches[self] = None
+        if world.hooks is not None:
+            world.hooks.on_launch(self)
 
     def block_left(self) -> None:
         """A block has no threads any more."""
@@ -77,11 +79,9 @@ class Launch:
         self.check_done()
 
     def check_done(self) -> None:
-        """Finish when the last thread has left and the last bulk copy has arrived."""
-        if self.live or self.copies:
+        """Finish when the last thread has left, and the last bulk copy and the last store have arrived."""
+        if self.live or self.copies or self.stores:
             return
-        for store in list(self.stores):
-            store.commit()
         self.done = True
         del self.world.launches[self]
         for block in self.blocks:  # break the cycles between blocks and threads

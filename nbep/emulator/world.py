@@ -13,10 +13,12 @@ from typing import Any
 
 from greenlet import getcurrent
 
+from .delayed import DelayedThread
 from .memory import AddressSpace
 from .scheduler import Host, Scheduler
 from .stream import Stream
 from .thread import Thread
+from .tracing import hooks, traced
 
 
 class RankContext:
@@ -43,8 +45,16 @@ class World(Scheduler):
         on_deadlock: "raise", or "expire" to let the kernels' own time-outs run
         local_rank: None: all ranks live in this process; r: only rank r does, the others are other processes
         has_tma: whether kernels find bulk copies, as on sm_90
-        tracer: object with any of on_load, on_store, on_atomic, on_park, on_wake, on_launch, on_exit
+        tracer: object with any of the methods that `tracing` names
     """
+
+    def __new__(cls, *args: Any, local_rank: int | None = None, **options: Any) -> World:
+        """A world of one rank per process is another class."""
+        if local_rank is not None and cls is World:
+            from .process import ProcessWorld
+
+            return object.__new__(ProcessWorld)
+        return object.__new__(cls)
 
     def __init__(
         self,
@@ -65,10 +75,14 @@ class World(Scheduler):
         self.num_ranks = num_ranks
         self.memory_model = memory_model
         self.tracer = tracer
+        self.hooks = None if tracer is None else hooks(tracer)
         self.has_tma = has_tma
         self.lock: Any = None
-        self.thread_class: type[Thread] = Thread
-        self.ranks = {rank: RankContext(self, rank) for rank in range(num_ranks)}
+        thread_class: type[Thread] = DelayedThread if memory_model == "delayed" else Thread
+        self.thread_class = thread_class if tracer is None else traced(thread_class)
+        local = range(num_ranks) if local_rank is None else [local_rank]
+        self.ranks = {rank: RankContext(self, rank) for rank in local}
+        self.gpu_stores: dict[int, list[Any]] = {rank: [] for rank in local}
         self.spaces = {rank: context.space for rank, context in self.ranks.items()}
 
     @property

@@ -1,0 +1,144 @@
+"""The emulator under MPI: this process runs one rank, and other processes write its memory.
+
+Kernels run in a thread of their own, so that they progress while the host is inside MPI.  What the host wants of that
+thread goes through an inbox.  Three things differ from a world in one process:
+
+- a store by another process wakes nobody: cells that parked threads poll are looked at again and again, with pauses
+  that grow while nothing changes
+- time is real time, and a deadlock cannot be told from a slow peer: waits end at their deadlines
+- an atomic on shared memory must exclude the other processes: it holds a file lock
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import EmulatorError
+from .world import World
+
+if TYPE_CHECKING:
+    from .scheduler import Describe
+    from .thread import Thread
+
+_SHORTEST_PAUSE_S = 20e-6
+_LONGEST_PAUSE_S = 1e-3
+_TICKS_BETWEEN_LOOKS = 8
+
+
+class FileLock:
+    """A lock between processes: `flock` on a file that exists for all of them, this very source file.
+
+    Nothing is created, so nothing is left behind; the kernel releases the lock of a process that dies.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None):
+        self._descriptor = os.open(Path(path or __file__), os.O_RDONLY)
+
+    def acquire(self) -> None:
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+
+    def release(self) -> None:
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+
+class ProcessWorld(World):
+    """A world of which this process has one rank; made by `World(..., local_rank=r)`."""
+
+    def __init__(self, num_ranks: int, seed: int = 0, *, lock_path: str | None = None, **options: Any):
+        super().__init__(num_ranks, seed, **options)
+        self.lock = FileLock(lock_path)
+        self._inbox: deque[Callable[[], object]] = deque()
+        self._wakeup = threading.Event()  # for the kernel thread: the inbox has something
+        self._progress = threading.Event()  # for the host: something has happened
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._pause_s = _SHORTEST_PAUSE_S
+        self._ticks = 0
+
+    # --- the host's side ----------------------------------------------------------------------------------------
+
+    def submit(self, operation: Callable[[], object]) -> None:
+        if threading.current_thread() is self._thread:
+            self.operations.append(operation)
+            return
+        if self.failure is not None:
+            raise self.failure
+        self._inbox.append(operation)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="nbep-emulator", daemon=True)
+            self._thread.start()
+            atexit.register(self.close)
+        self._wakeup.set()
+
+    def host_wait(self, predicate: Callable[[], bool], describe: Describe) -> None:
+        """Block the host until `predicate()` holds, or raise what has stopped the kernels."""
+        while not predicate():
+            if self.failure is not None:
+                raise self.failure
+            if threading.current_thread() is self._thread:
+                raise EmulatorError("host_wait called from a kernel")
+            self._progress.wait(_LONGEST_PAUSE_S)
+            self._progress.clear()
+
+    def run(self, functions: Sequence[Callable[[], Any]]) -> list[Any]:
+        raise EmulatorError("run: this world has one rank in this process; call its host function directly")
+
+    def close(self) -> None:
+        """Stop the kernel thread; what still runs is abandoned."""
+        self._stopping = True
+        self._wakeup.set()
+        if self._thread is not None:
+            self._thread.join(timeout=5)
+
+    # --- the kernel thread's side -------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        try:
+            self._run_guarded(lambda: self._stopping)
+            self._abort()
+        except BaseException as error:
+            self.failure = error
+        self._progress.set()
+
+    def now(self, thread: Thread) -> int:
+        return time.monotonic_ns()
+
+    def _poll_hosts(self) -> None:
+        """Between two batches of steps: take in what the host wants, look for other processes' stores."""
+        self.current = None
+        while self._inbox:
+            self.operations.append(self._inbox.popleft())
+        self._ticks += 1
+        if self._ticks % _TICKS_BETWEEN_LOOKS == 0 and self._look():
+            self._pause_s = _SHORTEST_PAUSE_S
+        self._progress.set()
+
+    def _look(self) -> bool:
+        """Wake the parked threads whose cells have changed or whose deadlines have passed."""
+        woken = False
+        now = time.monotonic_ns()
+        for thread in list(self.polling):
+            thread.expired = thread.deadline < now
+            if thread.expired or thread.changed(thread.waits_for):
+                thread.unwatch()
+                woken = True
+        return woken
+
+    def _idle(self, describe: Describe) -> None:
+        if self.operations:
+            self._operate()
+        elif self._look():
+            self._pause_s = _SHORTEST_PAUSE_S
+        elif not self._inbox:
+            # With nothing parked only the host can make work: no need to look for stores meanwhile.
+            self._wakeup.wait(self._pause_s if self.polling else None)
+            self._wakeup.clear()
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)

@@ -1,0 +1,89 @@
+"""Calls a tracer at every access, wait, launch and exit.  A world without one runs threads that know nothing of it.
+
+A tracer has any of these methods:
+
+    on_load(thread, allocation, offset, kind, value, order, scope)      after the load
+    on_store(thread, allocation, offset, kind, value, order, scope)     after the store was issued
+    on_atomic(thread, allocation, offset, kind, op, operand, old, order, scope)
+    on_copy(thread, allocation, offset, data)                           a bulk copy has written
+    on_park(thread, cells)      cells: list of (allocation, offset, kind, value seen)
+    on_wake(thread)
+    on_launch(launch)
+    on_exit(thread)
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from .source import Site
+from .thread import Thread
+
+HOOKS = ("on_load", "on_store", "on_atomic", "on_copy", "on_park", "on_wake", "on_launch", "on_exit")
+
+
+def hooks(tracer: Any) -> SimpleNamespace:
+    """A tracer's methods; those it lacks do nothing."""
+    return SimpleNamespace(**{name: getattr(tracer, name, lambda *_: None) for name in HOOKS})
+
+
+class TracingMixin:
+    """Overrides of `Thread` that tell `world.hooks`."""
+
+    __slots__ = ()
+
+    def load(self: Any, address: int, kind: str, order: str, scope: str) -> Any:
+        value = super().load(address, kind, order, scope)  # type: ignore[misc]
+        allocation = self.segments[address >> 32]
+        self.world.hooks.on_load(self, allocation, address & 0xFFFFFFFF, kind, value, order, scope)
+        return value
+
+    def store(self: Any, address: int, kind: str, value: Any, order: str, scope: str) -> None:
+        super().store(address, kind, value, order, scope)  # type: ignore[misc]
+        allocation = self.segments[address >> 32]
+        self.world.hooks.on_store(self, allocation, address & 0xFFFFFFFF, kind, value, order, scope)
+
+    def atomic(
+        self: Any, op: str, address: int, kind: str, operand: Any, order: str, scope: str, compare: Any = None
+    ) -> Any:
+        old = super().atomic(op, address, kind, operand, order, scope, compare)  # type: ignore[misc]
+        allocation = self.segments[address >> 32]
+        offset = address & 0xFFFFFFFF
+        self.world.hooks.on_atomic(self, allocation, offset, kind, op, operand, old, order, scope)
+        return old
+
+    def load_shared(self: Any, address: int, kind: str, order: str) -> Any:
+        value = super().load_shared(address, kind, order)  # type: ignore[misc]
+        self.world.hooks.on_load(self, self.shared, address, kind, value, order, "cta")
+        return value
+
+    def store_shared(self: Any, address: int, kind: str, value: Any, order: str) -> None:
+        super().store_shared(address, kind, value, order)  # type: ignore[misc]
+        self.world.hooks.on_store(self, self.shared, address, kind, value, order, "cta")
+
+    def atomic_shared(
+        self: Any, op: str, address: int, kind: str, operand: Any, order: str, compare: Any = None
+    ) -> Any:
+        old = super().atomic_shared(op, address, kind, operand, order, compare)  # type: ignore[misc]
+        self.world.hooks.on_atomic(self, self.shared, address, kind, op, operand, old, order, "cta")
+        return old
+
+    def put_bytes(self: Any, allocation: Any, offset: int, data: bytes, site: Site | None) -> None:
+        super().put_bytes(allocation, offset, data, site)  # type: ignore[misc]
+        self.world.hooks.on_copy(self, allocation, offset, data)
+
+    def watch(self: Any, cells: list, deadline_ns: int) -> bool:
+        self.world.hooks.on_park(self, cells)
+        expired = super().watch(cells, deadline_ns)  # type: ignore[misc]
+        self.world.hooks.on_wake(self)
+        return expired
+
+    def leave(self: Any) -> None:
+        self.world.hooks.on_exit(self)
+        super().leave()  # type: ignore[misc]
+
+
+def traced(thread_class: type[Thread]) -> type[Thread]:
+    """`thread_class` with tracing."""
+    return type(f"Traced{thread_class.__name__}", (TracingMixin, thread_class), {"__slots__": ()})
