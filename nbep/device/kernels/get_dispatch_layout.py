@@ -10,8 +10,9 @@
  arrivals            thread 0 of b     atom_add_acq_rel_gpu        same         its return value
  is_token_in_rank    block b           st_weak                     -            (the next kernel)
 
-The block whose arrival is the last knows that all partial counts are there: its atomic acquires what the others released.
-It leaves arrivals at 0 for the next launch. DeepEP scans all tokens once for every four experts; here each token is read once.
+The block whose arrival is the last knows that all partial counts are there: its atomic acquires what the others
+released. It leaves arrivals at 0 for the next launch. DeepEP scans all tokens once for every four experts; here each
+token is read once.
 
 Source: DeepEP csrc/kernels/layout.cu. Break it: notebooks/02_layout.ipynb
 """

@@ -5,12 +5,12 @@
  RINGS                    start, end, head, tail: [num_channels, num_ranks] s32 each
                           x, src_idx, topk_idx, topk_weights, scales: [num_channels, num_ranks, num_slots, ...]
 
-A ring carries the tokens of one (channel, source rank) to the owner of the buffer. Dispatch and combine share the layout;
-combine leaves start, end, src_idx, topk_idx and scales unused. Behind the buffer's num_nvl_bytes come the barrier signals and
-the two pointer tables.
+A ring carries the tokens of one (channel, source rank) to the owner of the buffer. Dispatch and combine share the
+layout; combine leaves start, end, src_idx, topk_idx and scales unused. Behind the buffer's num_nvl_bytes come the
+barrier signals and the two pointer tables.
 
-Unlike DeepEP, the expert counts have a place of their own instead of lying under the ring cells, and combine's rings do not
-overwrite the prefix matrix: no cell has two meanings, so a report can name each of them.
+Unlike DeepEP, the expert counts have a place of their own instead of lying under the ring cells, and combine's rings
+do not overwrite the prefix matrix: no cell has two meanings, so a report can name each of them.
 
 Source: DeepEP csrc/kernels/intranode.cu (the comments at "Channel buffer metadata" and "Channel data buffers")
 """
@@ -75,7 +75,8 @@ def num_ring_cell_words(shape):
 def locate_ring(base, shape, channel, src_rank):
     """The ring of (channel, src_rank) in the buffer that starts at address base.
 
-    The slots of one (channel, src_rank) lie together; x rows are 16-byte aligned because hidden_bytes is a multiple of 16.
+    The slots of one (channel, src_rank) lie together; x rows are 16-byte aligned because hidden_bytes is a multiple
+    of 16.
     """
     num_rings = shape.num_channels * shape.num_ranks
     ring = channel * shape.num_ranks + src_rank
@@ -107,7 +108,7 @@ def num_nvl_bytes_needed(shape: RingShape) -> int:
 
 
 def describe_offset(shape: RingShape | None, num_nvl_bytes: int, offset: int) -> str:
-    """Name the cell at a byte offset of the buffer, for reports. shape is that of the latest launch, if there was one."""
+    """Name the cell at a byte offset of the buffer, for reports. shape is that of the latest launch, if any."""
     if offset >= num_nvl_bytes:
         trailer = offset - num_nvl_bytes
         if trailer < BARRIER_SIGNAL_BYTES:

@@ -13,7 +13,7 @@ UNROLL = 4  # vectors a lane has in flight
 
 @device_function
 def send_row(dst, src, num_bytes, lane):
-    """Copy a row that nobody writes while the kernel runs. Both addresses are 16-byte aligned, num_bytes a multiple of 16."""
+    """Copy a row that nobody writes while the kernel runs. Addresses and num_bytes are multiples of 16."""
     offset = lane * VEC_BYTES
     while offset + (UNROLL - 1) * WARP_BYTES < num_bytes:
         a = ld_nc_v4(src + offset)

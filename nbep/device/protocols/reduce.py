@@ -1,6 +1,7 @@
 """Reductions: over the lanes of a warp, and over rows of bf16.
 
-Source: DeepEP csrc/kernels/utils.cuh, warp_reduce; csrc/kernels/intranode.cu, combine ("Reduce bias", "Reduce all-to-all results")
+Source: DeepEP csrc/kernels/utils.cuh, warp_reduce; csrc/kernels/intranode.cu, combine ("Reduce bias", "Reduce
+all-to-all results")
 """
 
 from nbep.device.jit import device_function

@@ -5,9 +5,10 @@
  report    the one that got the claim     st_relaxed_sys,         the host    plain, after status is not 0
                                           status st_release_sys
 
-A failed wait does not trap: a trap takes the CUDA context with it, and with the context the chance to destroy the buffer.
-Instead the caller goes on as if the condition held, every later wait of the rank ends at once (`start_wait` sees the claim),
-the outputs are garbage, and the host raises from the report. So the caller of a wait only has to keep its addresses in range.
+A failed wait does not trap: a trap takes the CUDA context with it, and with the context the chance to destroy the
+buffer. Instead the caller goes on as if the condition held, every later wait of the rank ends at once (`start_wait`
+sees the claim), the outputs are garbage, and the host raises from the report. So the caller of a wait only has to keep
+its addresses in range.
 
 Source: DeepEP csrc/kernels/intranode.cu, the `NUM_TIMEOUT_CYCLES` checks (which print and trap)
 """
@@ -69,7 +70,7 @@ class FaultReport(NamedTuple):
 
 @device_function
 def start_wait(bounds):
-    """Deadline of a wait that did not succeed at once: now + timeout, or long past if a wait of this rank failed before."""
+    """Deadline of a wait that did not succeed at once: now + timeout, or past if a wait of this rank failed before."""
     if ld_relaxed_gpu_s32(bounds.claim) != 0:
         return deadline_after(0) - 1
     return deadline_after(bounds.timeout_ns)
@@ -108,7 +109,8 @@ def wait_signal_not_positive(signal, bounds, peer):
 def wait_free_slots(head, tail, num_slots, num_wanted, bounds, site, peer, channel):
     """Wait until a ring whose sender has filled tail slots so far has num_wanted free ones.
 
-    The head is read relaxed: the slots' old bytes were consumed before the receiver moved it, and no data is read after it.
+    The head is read relaxed: the slots' old bytes were consumed before the receiver moved it, and no data is read
+    after it.
     """
     deadline = 0
     while True:

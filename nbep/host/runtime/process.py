@@ -14,8 +14,8 @@ _runtime: Runtime | None = None
 def process_runtime(comm: Any) -> Runtime:
     """The runtime of this process, made on the first call, which all ranks of comm make together.
 
-    Environment variable NBEP_TARGET chooses between "emulator", "cuda" and "auto": GPUs if every rank can use one. A rank
-    takes the GPU of its current CUDA context; if it has none, the one with the number of its rank on the host.
+    Environment variable NBEP_TARGET chooses between "emulator", "cuda" and "auto": GPUs if every rank can use one. A
+    rank takes the GPU of its current CUDA context; if it has none, the one with the number of its rank on the host.
 
     Raises: RuntimeError if NBEP_TARGET is "cuda" and a rank can use no GPU; ValueError for another value
     """

@@ -3,9 +3,9 @@
  block 0:         barrier; ring cells = 0; barrier
  block 1 + c:     send_head of the tokens of channel c, from the last to the first; warp r looks at rank r
 
- A token that did not go to rank r has send_head -1. It becomes -h - 1, where h is the ring index of the next token of the
- channel that did go there: when the receiver passes the absent token, all slots below h are done. Behind the last such token
- h is NO_MORE. Present entries keep their index, so running the kernel on its own output changes nothing.
+ A token that did not go to rank r has send_head -1. It becomes -h - 1, where h is the ring index of the next token of
+ the channel that did go there: when the receiver passes the absent token, all slots below h are done. Behind the last
+ such token h is NO_MORE. Present entries keep their index, so running the kernel on its own output changes nothing.
 
  cell                     written by   with                 read by      with
  start, end, head, tail   the owner    st_weak 0, barrier   (combine)    -
@@ -50,7 +50,10 @@ def encode_absent_tokens(send_head, begin, end, rank, num_ranks, lane):
 def cached_notify_combine(
     send_head: InOut, num_tokens: I32, num_channels: I32, num_ring_cell_words: I32, peers: Peers, bounds: Bounds
 ):
-    """Grid: 1 + num_channels blocks. Block: a multiple of 32, at least 32 * num_ranks. send_head is [num_tokens, num_ranks]."""
+    """Grid: 1 + num_channels blocks. Block: a multiple of 32, at least 32 * num_ranks.
+
+    send_head is [num_tokens, num_ranks].
+    """
     if block_idx() == 0:
         barrier_block(peers, bounds)
         reset_ring_cells(buffer_of(peers, peers.rank), num_ring_cell_words)

@@ -1,6 +1,6 @@
 """Intranode combine: ranks send the tokens they got back to where they came from; the source rank adds them up.
 
- rank s: x[i] --sender--> NVLink --> ring[channel c, source s] of rank r --receiver: sum over s--> combined_x[t] : rank r
+ rank s: x[i] --sender--> NVLink --> ring[channel c, source s] --receiver: sum over s--> combined_x[t] : rank r
                                           head, tail <--coordinator (warp 0 of a receiving block)--> shared memory
 
  cell                  written by       with                   read by           with
@@ -14,11 +14,11 @@
 
  (1) Heads publish nothing. All lanes have used what they loaded from a slot before the syncwarp that stands before the
      next head; the sender overwrites the slot only after it has seen that head.
- (2) tail -> coordinator -> shared tail is a chain of two release-acquire pairs. DeepEP's shared tail is volatile, and its
-     receivers read the array of num_ranks tails at every lane, past its end; here only lanes below num_ranks wait.
+ (2) tail -> coordinator -> shared tail is a chain of two release-acquire pairs. DeepEP's shared tail is volatile, and
+     its receivers read the array of num_ranks tails at every lane, past its end; here only lanes below num_ranks wait.
 
-Blocks come in pairs: block 2c sends and block 2c + 1 receives channel c. Tokens were dispatched in channels of the source
-rank, so a sender's channel is found in recv_channel_prefix_matrix and a receiver's tokens are its own channel's.
+Blocks come in pairs: block 2c sends and block 2c + 1 receives channel c. Tokens were dispatched in channels of the
+source rank, so a sender's channel is found in recv_channel_prefix_matrix and a receiver's tokens are its own channel's.
 
 Source: DeepEP csrc/kernels/intranode.cu, combine. Break it: notebooks/05_combine.ipynb
 """
@@ -65,7 +65,6 @@ from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.reduce import add_bf16x8, to_bf16x8, zero_f32x8
 from nbep.device.protocols.waits import (
     COMBINE_COORDINATOR,
-    COMBINE_RECEIVER_TAIL,
     COMBINE_SENDER_HEAD,
     report_fault,
     start_wait,
@@ -283,9 +282,9 @@ def combine_topk_weights(out, board, warp, lane, num_rows, token, ring_of_rank_0
 def receive_tokens(out, inputs, board, num_warps, warp, lane, peers, bounds, shape, sizes, channel):
     """Receiver: sum up the tokens of one channel; each warp takes every (num_warps - 1)-th.
 
-    A warp's head is the first slot that it still needs. It moves before the warp waits for its token, not after it has summed
-    it up: otherwise a warp that has not had its first token yet would hold every ring at 0, and a ring with fewer slots than
-    the block has warps would never fill up to that token.
+    A warp's head is the first slot that it still needs. It moves before the warp waits for its token, not after it has
+    summed it up: otherwise a warp that has not had its first token yet would hold every ring at 0, and a ring with
+    fewer slots than the block has warps would never fill up to that token.
     """
     ring_of_rank_0 = locate_ring(buffer_of(peers, peers.rank), shape, channel, 0)
     begin, end = channel_task_range(sizes.num_combined_tokens, shape.num_channels, channel)
@@ -325,8 +324,6 @@ def combine(
             st_shared_s32(board.retired + 4 * warp, 0)
         syncthreads()
         if warp > 0:
-            receive_tokens(
-                out, inputs, board, num_warps, warp, lane, peers, bounds, shape, sizes, block_idx() // 2
-            )
+            receive_tokens(out, inputs, board, num_warps, warp, lane, peers, bounds, shape, sizes, block_idx() // 2)
         elif lane < shape.num_ranks:
             coordinate(board, num_warps, peers, bounds, shape, block_idx() // 2, lane)

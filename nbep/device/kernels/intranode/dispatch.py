@@ -9,12 +9,13 @@
  slot[k]         sender(s)     st_na                       receiver(r)   ld_na or bulk copy, after tail (2)
  shared tail     warp 0 of r   st_shared                   its warps     ld_shared, after bar_sync
 
- (1) head publishes nothing. The receiver's loads of the slot returned before its barrier, and head moves after the barrier;
-     the sender overwrites the slot only when it has seen head: no load can see what the sender writes later.
- (2) The slots below tail were written before the sender's barrier, and the thread that moves tail waits at that barrier.
+ (1) head publishes nothing. The receiver's loads of the slot returned before its barrier, and head moves after
+     it; the sender overwrites the slot only when it has seen head: no load can see what the sender writes later.
+ (2) The slots below tail were written before the sender's barrier, and the thread that moves tail waits at it.
      A bulk copy reads through the async proxy, so a proxy fence stands between the acquire and the copy.
 
-Blocks come in pairs: block 2c sends and block 2c + 1 receives channel c. A block's warps are split evenly over the peers.
+Blocks come in pairs: block 2c sends and block 2c + 1 receives channel c. A block's warps are split evenly over
+the peers.
 
 Source: DeepEP csrc/kernels/intranode.cu, dispatch. Break it: notebooks/04_dispatch.ipynb
 """
@@ -214,7 +215,10 @@ def send_tokens(out, inputs, peers, bounds, shape, sizes, team):
 
 @device_function
 def receive_offsets(out, ring, peers, bounds, shape, num_rows, team):
-    """Receiver: where this channel's tokens go in recv_x, how many are coming, whether they fit. The same in every lane."""
+    """Receiver: where this channel's tokens go in recv_x, how many are coming, whether they fit.
+
+    The same in every lane.
+    """
     start = 0
     num_tokens = 0
     if team.lane == 0:
@@ -272,7 +276,9 @@ def receive_tokens(out, peers, bounds, shape, num_rows, team):
     while num_left > 0:
         # One thread reads the tail for all: the warps of a team must agree on it.
         if team.warp == 0 and team.lane == 0:
-            st_shared_s32(shared_tail, wait_tail_past(ring.tail, head, head + num_left, bounds, team.peer, team.channel))
+            st_shared_s32(
+                shared_tail, wait_tail_past(ring.tail, head, head + num_left, bounds, team.peer, team.channel)
+            )
         team_barrier(team)
         tail = ld_shared_s32(shared_tail)
         num_tokens = tail - head

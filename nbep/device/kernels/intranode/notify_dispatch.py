@@ -13,8 +13,8 @@
  moe_recv_expert_counter[e]  block 0                  st_release_sys         the CPU           polls until >= 0
  channel_prefix_matrix       block 1 + d              st_weak                (dispatch)        -
 
-The first barrier holds the peers' counts back until this rank has left its previous kernels; the second makes the counts
-visible; the third keeps peers from filling rings that are not reset yet.
+The first barrier holds the peers' counts back until this rank has left its previous kernels; the second makes the
+counts visible; the third keeps peers from filling rings that are not reset yet.
 
 Every rank writes every row: after the exchange rank r holds the whole matrix, each rank the same one.
 

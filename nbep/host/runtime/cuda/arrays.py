@@ -1,6 +1,6 @@
 """Arrays on a GPU: torch tensors, CuPy arrays and Numba device arrays. What comes in decides what goes out.
 
-None of the three is imported here: a value's own class tells which library it is from, and that library is loaded by then.
+None of the three is imported here: a value's own class tells which library it is from.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class CupyArrays:
 
 
 class NumbaArrays:
-    """numba.cuda's DeviceNDArray. ml_dtypes' types are NumPy dtypes like any other here: kernels of nbep see addresses."""
+    """numba.cuda's DeviceNDArray, with ml_dtypes' types too: nbep's kernels only see addresses."""
 
     @staticmethod
     def is_array(value: Any) -> bool:

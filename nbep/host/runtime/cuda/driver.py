@@ -68,7 +68,7 @@ class Device:
         check("cuCtxSetCurrent", cu.cuCtxSetCurrent(self.context))
 
     def can_reach(self, bus_id: str) -> bool:
-        """Whether kernels here can load and store the memory of another GPU that this process sees; True if it sees none."""
+        """Whether kernels here can access another GPU's memory; True if this process does not see that GPU."""
         code, peer = cu.cuDeviceGetByPCIBusId(bus_id.encode())
         if code != cu.CUresult.CUDA_SUCCESS or int(peer) == int(self.device):
             return True

@@ -3,7 +3,8 @@
  first process    source --numba, NVVM, nvJitLink--> cubin --> cache --> module
  later processes                                     cache ------------> module        (numba is not imported)
 
-Numba's own dispatcher costs 44 to 50 us a launch with 16 to 24 arguments; packing a struct and calling the driver costs a tenth.
+Numba's own dispatcher costs 44 to 50 us a launch with 16 to 24 arguments; packing a struct and calling the driver
+costs a tenth.
 
 Source: CUDA Driver API, cuLaunchKernelEx
 """
@@ -65,7 +66,7 @@ def load_cubin(spec: KernelSpec, cc: ComputeCapability, key: str) -> bytes:
         handle, temporary = tempfile.mkstemp(dir=path.parent)
         with os.fdopen(handle, "wb") as file:
             file.write(cubin)
-        os.replace(temporary, path)  # processes that race write the same bytes
+        Path(temporary).replace(path)  # processes that race write the same bytes
     except OSError:
         pass  # a cache that cannot be written only costs time
     return cubin
@@ -93,7 +94,7 @@ class ParameterBlock:
 
 
 class LoadedKernel:
-    """One kernel on one device. The driver copies the parameters at a launch, so one block serves all of a thread's launches.
+    """One kernel on one device. A launch copies its parameters, so one block serves all launches of a thread.
 
     spins: it waits for blocks of other ranks, so all its blocks must be resident
     """

@@ -1,6 +1,7 @@
 """Virtual ranks: several ranks on one card, one Python thread and one set of streams each.
 
-Their kernels wait for each other inside one GPU, so all their blocks must be resident at once; `CudaRuntime.launch` checks it.
+Their kernels wait for each other inside one GPU, so all their blocks must be resident at once; `CudaRuntime.launch`
+checks it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from nbep.host.runtime.cuda.runtime import CudaRuntime, PeerFailed, SharedDevice
 
 
 def run_virtual_ranks(fn: Callable[..., Any], num_ranks: int, args: Sequence[Any]) -> list[Any]:
-    """Run fn(comm, *args) once per rank on the current GPU (the first one if there is none) and return the results, by rank.
+    """Run fn(comm, *args) once per rank on the current GPU, or else the first one; the results, by rank.
 
     Raises: the first exception of a rank, with a note that names the rank
     """

@@ -2,9 +2,9 @@
 
  caller's current stream --event--> comm stream: notify, dispatch, ... --event--> caller's current stream
 
-A kernel that spins waits for peers whose host code may not have run yet. So nothing here makes the host wait for the device
-between construction and destroy: kernels are loaded when the runtime is made, memory comes from the caller's library (torch's
-and CuPy's pools) and the counters that the CPU polls lie in pinned memory.
+A kernel that spins waits for peers whose host code may not have run yet. So nothing here makes the host wait for the
+device between construction and destroy: kernels are loaded when the runtime is made, memory comes from the caller's
+library (torch's and CuPy's pools) and the counters that the CPU polls lie in pinned memory.
 """
 
 from __future__ import annotations
