@@ -1,0 +1,152 @@
+"""What the tests run under mpiexec, once per rank: `python -m mpi4py programs.py NAME`. A failure ends all ranks."""
+
+import sys
+from pathlib import Path
+
+from mpi4py import MPI
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+
+import numpy as np
+import pytest
+from cases import make_case
+from intranode import Options, check, combine, dispatch, dispatch_input, num_nvl_bytes, round_trip
+
+import nbep
+from nbep.device.kernels.intranode.cached_notify_combine import cached_notify_combine
+from nbep.emulator import UseAfterFree
+
+
+def check_all_ranks(comm, case, options, outcome):
+    """Compare what all ranks got with the reference, on rank 0."""
+    outcomes = comm.gather(outcome)
+    if comm.rank == 0:
+        check(case, options, outcomes, 0)
+
+
+def round_trips(comm):
+    """Layout, dispatch and combine of several kinds, each with a buffer of its own."""
+    num_ranks = comm.size
+    for case, options in (
+        (make_case(1, num_ranks=num_ranks, num_tokens=[5, 0, 7, 1][:num_ranks]), Options()),
+        (make_case(2, num_ranks=num_ranks, num_tokens=9, routing="one_rank"), Options(num_biases=2)),
+        (make_case(3, num_ranks=num_ranks, num_tokens=4, hidden=256), Options(fp8="column", with_topk=False)),
+        (make_case(4, num_ranks=num_ranks, num_tokens=3), Options(num_worst_tokens=3 * num_ranks)),
+        (make_case(5, num_ranks=num_ranks, num_tokens=6), Options(expert_alignment=4)),
+    ):
+        check_all_ranks(comm, case, options, round_trip(comm, case, options))
+
+
+def one_buffer_many_calls(comm):
+    """Back-to-back calls, cached dispatches and two handles at once on one buffer."""
+    first, second = (make_case(seed, num_ranks=comm.size, num_tokens=6) for seed in (6, 7))
+    options = Options()
+    buffer = nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes(first, options))
+    a = dispatch(buffer, first, options, comm.rank)
+    b = dispatch(buffer, second, options, comm.rank)
+    combine(buffer, first, options, comm.rank, a)
+    b.cached_x = buffer.dispatch(dispatch_input(second, options, comm.rank), handle=b.handle, config=options.config)[0]
+    combine(buffer, second, options, comm.rank, b)
+    buffer.destroy()
+    check_all_ranks(comm, first, options, a)
+    check_all_ranks(comm, second, options, b)
+
+
+def part_of_the_ranks(comm):
+    """Two groups of two ranks at the same time, then all four together."""
+    part = comm.Split(comm.rank % 2)
+    options = Options()
+    case = make_case(8 + comm.rank % 2, num_ranks=2, num_tokens=5)
+    check_all_ranks(part, case, options, round_trip(part, case, options))
+    case = make_case(10, num_ranks=4, num_tokens=5)
+    check_all_ranks(comm, case, options, round_trip(comm, case, options))
+
+
+def asynchronous(comm):
+    """The host waits inside MPI while kernels run."""
+    case, options = make_case(11, num_ranks=comm.size, num_tokens=5), Options(num_worst_tokens=5 * comm.size)
+    buffer = nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes(case, options))
+    layout = buffer.get_dispatch_layout(case.topk_idx[comm.rank], case.num_experts)
+    *_, handle, event = buffer.dispatch(
+        case.x[comm.rank],
+        topk_idx=case.topk_idx[comm.rank],
+        topk_weights=case.topk_weights[comm.rank],
+        num_tokens_per_rank=layout[0],
+        is_token_in_rank=layout[3],
+        num_tokens_per_expert=layout[2],
+        num_worst_tokens=options.num_worst_tokens,
+        config=options.config,
+        async_finish=True,
+    )
+    comm.barrier()
+    event.current_stream_wait()
+    assert handle.rank_prefix_matrix[-1].sum() == sum(layout.is_token_in_rank.sum() for layout in case.layouts)
+    buffer.destroy()
+
+
+def peer_that_does_not_come(comm):
+    """Run with a small NBEP_TIMEOUT_MS: rank 0 dispatches alone, is told so, and the group can still be destroyed."""
+    case, options = make_case(12, num_ranks=comm.size, num_tokens=2), Options()
+    buffer = nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes(case, options))
+    if comm.rank == 0:
+        with pytest.raises(nbep.PeerTimeout) as failure:
+            dispatch(buffer, case, options, 0)
+        assert (failure.value.rank, failure.value.cell) == (0, "barrier_signal")
+        assert failure.value.peer in range(1, comm.size)
+    buffer.destroy()
+
+
+def bad_arguments(comm):
+    """Sizes that differ are refused on every rank, and the group goes on."""
+    with pytest.raises(ValueError, match="must be the same on all ranks"):
+        nbep.Buffer(comm, num_nvl_bytes=128 * (1 + comm.rank))
+    buffer = nbep.Buffer(comm, num_nvl_bytes=256)
+    buffer.destroy()
+    with pytest.raises(ValueError, match="destroyed"):
+        buffer.get_comm_stream()
+
+
+def memory_is_given_back(comm):
+    """A destroyed buffer leaves no segment behind, and its addresses are out of reach."""
+    nbep.Buffer(comm, num_nvl_bytes=256).destroy()
+    buffer = nbep.Buffer(comm, num_nvl_bytes=256)
+    memory = buffer._memory
+    space = memory.runtime.space
+    buffer.destroy()
+    assert space.segments == {}
+    memory.runtime.launch(
+        memory.comm_stream, cached_notify_combine, 1, 128, 0, None, 0, 0, 0, memory.peers, memory.bounds
+    )
+    with pytest.raises(UseAfterFree, match="nvl_buffer"):
+        memory.comm_stream.synchronize()
+
+
+def the_calls_of_the_readme(comm):
+    """The same main as nbep.spawn takes."""
+    num_experts = 8
+    case = make_case(13, num_ranks=comm.size, num_tokens=4, hidden=64, experts_per_rank=num_experts // comm.size)
+    x, topk_idx, topk_weights = case.x[comm.rank], case.topk_idx[comm.rank], case.topk_weights[comm.rank]
+    buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 20)
+    num_tokens_per_rank, _, num_tokens_per_expert, is_token_in_rank, event = buffer.get_dispatch_layout(
+        topk_idx, num_experts
+    )
+    recv_x, _, recv_topk_weights, _, handle, event = buffer.dispatch(
+        x,
+        topk_idx=topk_idx,
+        topk_weights=topk_weights,
+        num_tokens_per_rank=num_tokens_per_rank,
+        is_token_in_rank=is_token_in_rank,
+        num_tokens_per_expert=num_tokens_per_expert,
+        config=nbep.Config(4, 4, 16),
+    )
+    combined_x, combined_topk_weights, event = buffer.combine(recv_x, handle, topk_weights=recv_topk_weights)
+    buffer.destroy()
+    assert event.event.done
+    num_copies = is_token_in_rank.sum(axis=1, keepdims=True).astype(np.float32)
+    np.testing.assert_array_equal(combined_x, (x.astype(np.float32) * num_copies).astype(x.dtype))
+    np.testing.assert_array_equal(combined_topk_weights, np.where(topk_idx >= 0, topk_weights, 0))
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](MPI.COMM_WORLD)
+    print(f"rank {MPI.COMM_WORLD.rank} is done")

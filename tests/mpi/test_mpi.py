@@ -1,0 +1,66 @@
+"""The same calls with one process per rank: mpiexec starts them, peers' memory lies in MPI shared windows."""
+
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.mpi
+
+PROGRAMS = Path(__file__).parent / "programs.py"
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 150
+
+
+def mpiexec(num_ranks: int, program: str, **environment: str) -> None:
+    """Run one of the programs on num_ranks processes of this interpreter. All of them must come to their end."""
+    command = [Path(sysconfig.get_path("scripts")) / "mpiexec", "-n", str(num_ranks)]
+    command += [sys.executable, "-m", "mpi4py", PROGRAMS, program]
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "NBEP_TARGET": "emulator", "PYTHONPATH": os.pathsep.join(paths), **environment}
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            pytest.fail(f"{program} on {num_ranks} ranks hangs\n{process.communicate()[0]}")
+    assert process.returncode == 0, output
+    for rank in range(num_ranks):
+        assert f"rank {rank} is done" in output
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("program", ["round_trips", "one_buffer_many_calls", "the_calls_of_the_readme"])
+def test_ranks_in_processes_agree_with_the_reference(program, num_ranks):
+    mpiexec(num_ranks, program)
+
+
+def test_two_groups_of_ranks_work_at_the_same_time():
+    mpiexec(4, "part_of_the_ranks")
+
+
+def test_kernels_run_while_the_host_is_in_mpi():
+    mpiexec(2, "asynchronous")
+
+
+def test_a_peer_that_does_not_come_is_named():
+    mpiexec(2, "peer_that_does_not_come", NBEP_TIMEOUT_MS="200")
+
+
+def test_bad_arguments_are_refused_on_every_rank():
+    mpiexec(2, "bad_arguments")
+
+
+def test_a_destroyed_buffer_is_out_of_reach():
+    mpiexec(2, "memory_is_given_back")
