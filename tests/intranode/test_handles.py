@@ -2,9 +2,21 @@
 
 import pytest
 from cases import make_case
-from intranode import Options, Outcome, check, combine, dispatch, dispatch_input, num_nvl_bytes, round_trip, run
+from intranode import (
+    Options,
+    Outcome,
+    check,
+    combine,
+    dispatch,
+    dispatch_input,
+    expected_dispatch,
+    num_nvl_bytes,
+    round_trip,
+    run,
+)
 
 import nbep
+from nbep import reference
 
 
 def cached_round_trip(comm, case, options):
@@ -28,6 +40,10 @@ def test_cached_dispatch_delivers_the_same_rows(num_ranks):
 @pytest.mark.parametrize("fp8", ["row", "column"])
 def test_cached_dispatch_of_fp8(fp8):
     run(make_case(2, num_tokens=7, hidden=256), Options(fp8=fp8, with_topk=False), fn=cached_round_trip)
+
+
+def test_cached_dispatch_with_the_handle_of_worst_tokens():
+    run(make_case(11, num_tokens=5), Options(num_worst_tokens=13), fn=cached_round_trip)
 
 
 def test_cached_dispatch_after_combine_rewrote_send_head():
@@ -157,3 +173,29 @@ def test_asynchronous_calls_chain_by_events():
         return outcome
 
     run(make_case(10, num_tokens=6), fn=main)
+
+
+def test_default_configs_fit_their_rings_into_the_buffer():
+    case = make_case(12, num_tokens=30, routing="everywhere")
+    expected = expected_dispatch(case, Options(nbep.Config()))
+
+    def main(comm):
+        rank = comm.rank
+        buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 17)
+        num_tokens_per_rank, _, num_tokens_per_expert, is_token_in_rank, _ = buffer.get_dispatch_layout(
+            case.topk_idx[rank], case.num_experts
+        )
+        recv_x, *_, handle, _ = buffer.dispatch(
+            case.x[rank],
+            num_tokens_per_rank=num_tokens_per_rank,
+            is_token_in_rank=is_token_in_rank,
+            num_tokens_per_expert=num_tokens_per_expert,
+        )
+        combined_x, _, _ = buffer.combine(recv_x, handle)
+        buffer.destroy()
+        return recv_x, combined_x
+
+    for rank, (recv_x, combined_x) in enumerate(nbep.spawn(main, 2, "emulator")):
+        assert recv_x.tobytes() == expected[rank].recv_x.tobytes()
+        want = reference.combine([e.recv_x for e in expected], expected)[rank][0]
+        assert combined_x.tobytes() == want.tobytes()

@@ -1,5 +1,6 @@
 """Whatever the inputs and settings: the reference's bits."""
 
+import pytest
 from cases import ROUTINGS, make_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,7 +38,8 @@ def options(draw, case):
     )
 
 
-@settings(max_examples=40)
-@given(data=st.data(), case=cases(), seed=st.integers(0, 1 << 20), memory_model=st.sampled_from(["sc", "delayed"]))
+@pytest.mark.parametrize("memory_model", ["sc", "delayed"])
+@settings(max_examples=75)
+@given(data=st.data(), case=cases(), seed=st.integers(0, 1 << 20))
 def test_dispatch_and_combine_are_the_references_bits(data, case, seed, memory_model):
     run(case, data.draw(options(case)), seed=seed, memory_model=memory_model)

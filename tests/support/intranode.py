@@ -10,6 +10,9 @@ import nbep
 from nbep import reference
 from nbep.device.layout.intranode import num_nvl_bytes_needed
 
+# What the experts of each rank multiply by. 1, -2, tiny, 1 cancel: another order, or rounding in between, shows.
+# All are powers of two but the tiny ones, so that nothing else is rounded.
+FACTORS = np.array([1, -2, 1.5 * 2**-18, 1, 0.5, -4, 1.25 * 2**-17, 4], np.float32)
 CONFIG = nbep.Config(4, 2, 4)  # two channels, chunks of two tokens, rings of four: smaller than most traffic
 
 
@@ -72,13 +75,17 @@ def expert_output(recv_x, rank: int) -> np.ndarray:
     if scales is not None and scales.dtype == np.float32:
         values = reference.per_token_cast_back(values, scales)
     with np.errstate(all="ignore"):  # rows that num_worst_tokens added hold anything
-        return (values.astype(np.float32) * np.float32(1 + rank / 4)).astype(reference.BF16)
+        return (values.astype(np.float32) * FACTORS[rank]).astype(reference.BF16)
 
 
 def biases(case: Case, options: Options, rank: int):
     rng = np.random.default_rng(case.seed + 100 + rank)
-    shape = case.x[rank].shape
-    arrays = [rng.standard_normal(shape, np.float32).astype(reference.BF16) for _ in range(options.num_biases)]
+    # Every other row is tiny, for the same reason as FACTORS.
+    size = np.where(np.arange(len(case.x[rank])) % 2, np.float32(2**-17), np.float32(1))[:, None]
+    arrays = [
+        (rng.standard_normal(case.x[rank].shape, np.float32) * size).astype(reference.BF16)
+        for _ in range(options.num_biases)
+    ]
     return {0: None, 1: arrays[0] if arrays else None, 2: tuple(arrays)}[options.num_biases]
 
 

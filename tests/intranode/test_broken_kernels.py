@@ -1,0 +1,89 @@
+"""Kernels broken on purpose are caught: the tests of this folder, the emulator's checks and its schedules have teeth.
+
+Each test replaces one primitive or one step of one kernel, and looks for the damage over a few schedules.
+"""
+
+import importlib
+
+import pytest
+from cases import make_case
+from intranode import Options, run
+
+import nbep
+from nbep.device import primitives
+from nbep.device.primitives import st_relaxed_sys_s32
+
+DISPATCH = "nbep.device.kernels.intranode.dispatch"
+COMBINE = "nbep.device.kernels.intranode.combine"
+BARRIER = "nbep.device.protocols.barrier"
+
+
+def nothing(*_):
+    """In place of a step."""
+
+
+def is_caught(memory_model: str, options: Options, seeds=range(40)) -> bool:
+    """Whether one of the schedules ends in wrong results or in an error of the emulator."""
+    case = make_case(1, num_tokens=16, num_topk=2, routing="everywhere")
+    for seed in seeds:
+        try:
+            run(case, options, seed=seed, memory_model=memory_model)
+        except (AssertionError, nbep.EmulatorError):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("memory_model", ["sc", "delayed"])
+@pytest.mark.parametrize("warps_per_rank", [1, 2])
+def test_unbroken_kernels_are_not_caught(memory_model, warps_per_rank):
+    assert not is_caught(memory_model, Options(nbep.Config(2, 2, 5, num_threads=64 * warps_per_rank)), range(8))
+
+
+@pytest.mark.parametrize("module", [DISPATCH, COMBINE])
+def test_relaxed_tail_is_caught_if_stores_may_be_late(module, monkeypatch):
+    monkeypatch.setattr(importlib.import_module(module), "st_release_sys_s32", st_relaxed_sys_s32)
+    assert is_caught("delayed", Options(nbep.Config(2, 2, 5)))
+
+
+def test_barrier_without_its_fence_is_caught_if_stores_may_be_late(monkeypatch):
+    monkeypatch.setattr(importlib.import_module(BARRIER), "fence_acq_rel_sys", nothing)
+    assert is_caught("delayed", Options(nbep.Config(2, 2, 5)))
+
+
+@pytest.mark.parametrize("module", [DISPATCH, COMBINE])
+def test_sender_that_does_not_wait_for_free_slots_is_caught(module, monkeypatch):
+    monkeypatch.setattr(importlib.import_module(module), "wait_free_slots", nothing)
+    assert is_caught("sc", Options(nbep.Config(2, 2, 5)))
+
+
+def test_tail_moved_before_the_other_warps_have_written_is_caught(monkeypatch):
+    monkeypatch.setattr(importlib.import_module(DISPATCH), "team_barrier", nothing)
+    assert is_caught("sc", Options(nbep.Config(2, 4, 9, num_threads=64 * 2)))
+
+
+def test_combine_tail_moved_before_the_other_warps_have_written_is_caught(monkeypatch):
+    monkeypatch.setattr(importlib.import_module(COMBINE), "bar_sync", nothing)
+    assert is_caught("sc", Options(nbep.Config(2, 4, 9, num_threads=64 * 4)))
+
+
+def test_ranks_added_in_another_order_are_caught(monkeypatch):
+    module = importlib.import_module(COMBINE)
+    row_address = module.row_address
+
+    def rotated_row_address(board, warp, index, ring_of_rank_0, shape):
+        return row_address(board, warp, (index + 1) % shape.num_ranks, ring_of_rank_0, shape)
+
+    monkeypatch.setattr(module, "row_address", rotated_row_address)
+    case = make_case(2, num_ranks=4, num_tokens=5, hidden=64, num_topk=4, routing="everywhere", unused=0)
+    with pytest.raises(AssertionError, match="combined_x"):
+        run(case)
+
+
+def test_failure_names_seed_and_provenance(monkeypatch):
+    module = importlib.import_module(DISPATCH)
+    monkeypatch.setattr(module, "ld_nc_f32", lambda address: primitives.ld_nc_f32(address) + primitives.f32(1))
+    case = make_case(3, num_tokens=2, num_topk=1, experts_per_rank=1, routing="everywhere")
+    with pytest.raises(
+        AssertionError, match=r"inputs 3, schedule 4, rank 0, recv_topk_weights(.|\n)*row 0 \(r0t0 -> r0e0\)"
+    ):
+        run(case, seed=4)
