@@ -72,9 +72,9 @@ def dispatch_input(case: Case, options: Options, rank: int):
 def expert_output(recv_x, rank: int) -> np.ndarray:
     """What the experts of a rank make of its tokens: something that differs from rank to rank."""
     values, scales = recv_x if isinstance(recv_x, tuple) else (recv_x, None)
-    if scales is not None and scales.dtype == np.float32:
-        values = reference.per_token_cast_back(values, scales)
     with np.errstate(all="ignore"):  # rows that num_worst_tokens added hold anything
+        if scales is not None and scales.dtype == np.float32:
+            values = reference.per_token_cast_back(values, scales)
         return (values.astype(np.float32) * FACTORS[rank]).astype(reference.BF16)
 
 
