@@ -113,6 +113,11 @@ class Scheduler:
         """Have `operation` happen at a later step."""
         self.operations.append(operation)
 
+    @property
+    def step(self) -> int:
+        """Primitive calls so far, those of the running quantum included."""
+        return self.calls + (self._granted - self.current.left if self._granted else 0)
+
     def now(self, thread: Thread) -> int:
         """Virtual nanoseconds, as `thread` reads them."""
         return self.calls + self._granted - thread.left + self._skipped_ns

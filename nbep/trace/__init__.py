@@ -1,0 +1,97 @@
+"""Watch a run on the emulator: who published what, who waited for it, how full the rings were.
+
+    trace = Trace()
+    nbep.spawn(main, 2, tracer=trace, seed=7)
+    trace.plot_rings()
+    trace.plot_channel(src=0, dst=1)
+    trace.table("store", cell="tail")
+
+Read in this order: events, recorder, rings; then table, ring_picture, space_time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from nbep.trace.events import Cell, Event, Launch
+from nbep.trace.recorder import Recorder
+from nbep.trace.rings import RingFill, ring_fills
+from nbep.trace.table import Text, event_table, ring_table
+
+if TYPE_CHECKING:
+    from nbep.trace.style import Picture
+
+__all__ = ["Cell", "Event", "Launch", "RingFill", "Text", "Trace"]
+
+SHOWN = ("store", "atomic", "fill", "wait")
+
+
+class Trace(Recorder):
+    """A tracer for nbep.spawn, and what can be made of what it saw. One trace records one run, also one that fails.
+
+    Pictures are matplotlib figures: notebooks show them, `savefig` saves them. Time runs in steps: primitive calls of
+    all threads of all ranks since the run began.
+    """
+
+    def __repr__(self) -> str:
+        kernels = [launch.kernel for launch in self.launches]
+        counts = ", ".join(f"{kernels.count(kernel)} {kernel}" for kernel in dict.fromkeys(kernels))
+        return f"<Trace of {self.num_ranks} ranks, {self.last_step} steps, launches: {counts or 'none'}>"
+
+    def rings(self, kernel: str | None = None) -> list[RingFill]:
+        """The fill of every ring during every launch that has rings, or during those of one kernel."""
+        return ring_fills(self, kernel)
+
+    def table(
+        self,
+        what: str | Iterable[str] | None = None,
+        *,
+        cell: str | None = None,
+        rank: int | None = None,
+        kernel: str | None = None,
+        limit: int | None = 60,
+    ) -> Text:
+        """Events as text, a line each.
+
+        Args: as in `events`; without `what` and `cell`, what polls see and what happens in shared memory is left out
+              limit: lines at most, None for all
+        """
+        events = self.events(SHOWN if what is None and cell is None else what, cell=cell, rank=rank, kernel=kernel)
+        if what is None and cell is None:
+            events = [event for event in events if event.cell.name not in ("shared", "mbarrier")]
+        return event_table(events, limit)
+
+    def ring_table(self, kernel: str | None = None, *, width: int = 40) -> Text:
+        """Rings as text, a line each: publishes, peak, and the fill over the launch in `width` characters."""
+        return ring_table(self, kernel, width)
+
+    def plot_rings(self, kernel: str | None = None) -> Picture:
+        """How full every ring is over time: a panel for each receiving rank, a row for each (channel, source).
+
+        Raises: ValueError if no kernel with rings ran
+        """
+        from nbep.trace.ring_picture import ring_picture
+
+        return ring_picture(self, kernel)
+
+    def plot_channel(
+        self, src: int = 0, dst: int = 1, channel: int = 0, kernel: str = "dispatch", *, call: int = 0
+    ) -> Picture:
+        """The two ends of one ring: tails and heads from store to sight, waits, and the fill.
+
+        Args:   kernel: "dispatch" or "combine"; call: which one, if there were several
+        Raises: ValueError if the trace has no such ring
+        """
+        from nbep.trace.space_time import channel_picture
+
+        return channel_picture(self, src, dst, channel, kernel, call)
+
+    def plot_cells(self, cell: str, kernel: str | None = None) -> Picture:
+        """Who writes the cells whose names begin with `cell`, who sees it and who waits for it: a lane for each rank.
+
+        Raises: ValueError if nothing happened at such a cell
+        """
+        from nbep.trace.space_time import cell_picture
+
+        return cell_picture(self, cell, kernel)

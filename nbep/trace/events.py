@@ -1,0 +1,90 @@
+"""What a trace is made of: launches, and events at cells that have names."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from nbep.device.layout.intranode import RingShape
+
+# As layout.intranode.describe_offset names cells: `tail[channel 0, src 1]`, `x[channel 0, src 1, slot 2] + 16`.
+_CELL = re.compile(r"(\w+)(?:\[(?:channel (\d+), src (\d+)(?:, slot (\d+))?|[^]]*)\])?(?: \+ (\d+))?")
+RING_CELLS = ("start", "end", "head", "tail")
+PAYLOAD = ("x", "src_idx", "topk_idx", "topk_weights", "scales")
+
+
+class Cell(NamedTuple):
+    """A place in memory. channel, src and slot are -1 where they mean nothing."""
+
+    owner: int  # the rank whose memory it is
+    text: str  # "tail[channel 0, src 1]"
+    name: str  # "tail"
+    channel: int = -1
+    src: int = -1
+    slot: int = -1
+    byte: int = 0  # within the slot
+
+    @classmethod
+    def parse(cls, owner: int, text: str) -> Cell:
+        """The cell that the layout describes as `text`."""
+        match = _CELL.match(text)
+        if match is None:
+            return cls(owner, text, text)
+        name, channel, src, slot, byte = match.groups()
+        return cls(
+            owner,
+            text,
+            name,
+            int(channel) if channel else -1,
+            int(src) if src else -1,
+            int(slot) if slot else -1,
+            int(byte) if byte else 0,
+        )
+
+
+class Launch(NamedTuple):
+    """One kernel on one rank. Steps are primitive calls of all threads since the run began."""
+
+    rank: int
+    kernel: str
+    call: int  # 0 for the rank's first launch of this kernel; ranks launch together, so calls pair up
+    begin: int
+    end: int | None  # None: it has not ended
+    grid: int
+    block: int
+    shape: RingShape | None  # of the rings that it was given
+
+
+class Event(NamedTuple):
+    """Something that one thread did.
+
+    what   "store"   wrote `value` to the cell; "fill" is the store of the first bytes of a token's row in a ring
+           "atomic"  changed the cell to `value`
+           "see"     a polling load got a `value` that this thread had not seen in the cell before
+           "wait"    parked on the cell from `step` to `until`, having seen `value`; until is None if nothing ended it
+    """
+
+    step: int
+    what: str
+    rank: int
+    kernel: str
+    call: int
+    block: int
+    thread: int
+    cell: Cell
+    value: Any
+    order: str
+    until: int | None = None
+
+    @property
+    def role(self) -> str:
+        return role_of(self.kernel, self.block, self.thread)
+
+
+def role_of(kernel: str, block: int, thread: int) -> str:
+    """What a thread of a kernel is there for; see the kernels' own words."""
+    if kernel not in ("dispatch", "combine"):
+        return kernel
+    if block % 2 == 0:
+        return "sender"
+    return "coordinator" if kernel == "combine" and thread < 32 else "receiver"

@@ -1,0 +1,219 @@
+"""The tracer: what the emulator's hooks report, reduced to events at cells that have names.
+
+ emulator --on_launch, on_load, on_store, on_atomic, on_park, on_wake--> Trace --> events --> rings, pictures, tables
+
+Recorded are all stores and atomics of more than weak order, and weak stores to cells that their allocation names: ring
+cells, exchanged counts, and of each token in a ring the first bytes. Loads are recorded when they poll and see a value
+for the first time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from nbep.device.layout.intranode import RingShape
+from nbep.emulator.bulk import MBarrier
+from nbep.trace.events import PAYLOAD, Cell, Event, Launch
+
+POLLED = frozenset(("volatile", "relaxed", "acquire"))
+ATOMICS = {"add": lambda old, operand: old + operand, "exch": lambda old, operand: operand, "max": max, "min": min}
+
+
+class _Call:
+    """What is remembered while a launch runs: its place in `Recorder.launches`, named cells, last values seen."""
+
+    __slots__ = ("index", "number", "cells", "seen")
+
+    def __init__(self, index: int, number: int):
+        self.index = index
+        self.number = number
+        self.cells: dict[tuple[Any, int], Cell | None] = {}
+        self.seen: dict[tuple[int, int, Cell], Any] = {}
+
+
+class Recorder:
+    """The hooks; pass it as `tracer=`. One recorder records one run.
+
+    Attributes: launches: a `Launch` for each kernel launch, in order of their begin
+    """
+
+    def __init__(self) -> None:
+        self.launches: list[Launch] = []
+        self._world: Any = None
+        self._events: list[Event] = []
+        self._calls: dict[Any, _Call] = {}
+        self._numbers: dict[tuple[int, str], int] = {}
+        self._parked: dict[Any, Event] = {}
+
+    def events(
+        self,
+        what: str | Iterable[str] | None = None,
+        *,
+        cell: str | None = None,
+        rank: int | None = None,
+        kernel: str | None = None,
+    ) -> list[Event]:
+        """Events in the order of their steps.
+
+        Args: what: "store", "fill", "atomic", "see" or "wait", or several of them
+              cell: how the cell's name begins: "tail", "tail[channel 0", "barrier_signal"
+              rank, kernel: of the thread
+        """
+        kinds = None if what is None else {what} if isinstance(what, str) else set(what)
+        chosen = [
+            event
+            for event in (*self._events, *self._parked.values())
+            if (kinds is None or event.what in kinds)
+            and (cell is None or event.cell.text.startswith(cell))
+            and (rank is None or event.rank == rank)
+            and (kernel is None or event.kernel == kernel)
+        ]
+        return sorted(chosen, key=lambda event: event.step)
+
+    @property
+    def num_ranks(self) -> int:
+        return 0 if self._world is None else self._world.num_ranks
+
+    @property
+    def last_step(self) -> int:
+        """Steps of the run so far."""
+        return 0 if self._world is None else self._world.calls
+
+    # --- hooks ----------------------------------------------------------------------------------------------------
+
+    def on_launch(self, launch: Any) -> None:
+        if self._world is None:
+            self._world = launch.world
+        elif self._world is not launch.world:
+            raise ValueError("tracer: got a trace that holds another run; make a new one for each")
+        key = (launch.rank, launch.name)
+        number = self._numbers[key] = self._numbers.get(key, -1) + 1
+        index = len(self.launches)
+        self._calls[launch] = _Call(index, number)
+        shape = next((arg for arg in launch.args if isinstance(arg, RingShape)), None)
+        self.launches.append(
+            Launch(launch.rank, launch.name, number, self._step(), None, launch.grid, launch.block, shape)
+        )
+
+        def done() -> None:
+            del self._calls[launch]
+            self.launches[index] = self.launches[index]._replace(end=self._step())
+
+        launch.callbacks.append(done)
+
+    def on_load(self, thread: Any, allocation: Any, offset: int, kind: str, value: Any, order: str, scope: str) -> None:
+        if order not in POLLED:
+            return
+        call = self._calls[thread.block.launch]
+        cell = self._cell(call, allocation, offset)
+        if cell is None:
+            return
+        key = (thread.block_idx, thread.thread_idx, cell)
+        if key not in call.seen or call.seen[key] != value:
+            call.seen[key] = value
+            self._record("see", thread, call, cell, value, order)
+
+    def on_store(
+        self, thread: Any, allocation: Any, offset: int, kind: str, value: Any, order: str, scope: str
+    ) -> None:
+        if order == "weak" and allocation.describe is None:
+            return
+        call = self._calls[thread.block.launch]
+        cell = self._cell(call, allocation, offset)
+        if cell is None:
+            return
+        if cell.slot >= 0:
+            self._record("fill", thread, call, cell, cell.slot, order)
+        else:
+            self._record("store", thread, call, cell, value, order)
+
+    def on_atomic(
+        self,
+        thread: Any,
+        allocation: Any,
+        offset: int,
+        kind: str,
+        op: str,
+        operand: Any,
+        old: Any,
+        order: str,
+        scope: str,
+    ) -> None:
+        call = self._calls[thread.block.launch]
+        cell = self._cell(call, allocation, offset)
+        if cell is not None and (op in ATOMICS or allocation.read(offset, kind) != old):
+            value = ATOMICS[op](old, operand) if op in ATOMICS else allocation.read(offset, kind)
+            self._record("atomic", thread, call, cell, value, order)
+
+    def on_park(self, thread: Any, cells: list[tuple[Any, int, str, Any]]) -> None:
+        call = self._calls[thread.block.launch]
+        # Parked is who polled all of these; the one that was polled last and has a name is what the loop is about.
+        allocation, offset, _, value = max(enumerate(cells), key=lambda item: (_telling(item[1][0]), item[0]))[1]
+        cell = self._cell(call, allocation, offset)
+        if cell is None:  # a poll of payload
+            cell = _cell(allocation, offset)
+        self._parked[thread] = Event(
+            self._step(),
+            "wait",
+            thread.rank,
+            thread.block.launch.name,
+            call.number,
+            thread.block_idx,
+            thread.thread_idx,
+            cell,
+            value,
+            "",
+        )
+
+    def on_wake(self, thread: Any) -> None:
+        self._events.append(self._parked.pop(thread)._replace(until=self._step()))
+
+    # --- what they share --------------------------------------------------------------------------------------------
+
+    def _record(self, what: str, thread: Any, call: _Call, cell: Cell, value: Any, order: str) -> None:
+        launch = thread.block.launch
+        self._events.append(
+            Event(
+                self._step(),
+                what,
+                thread.rank,
+                launch.name,
+                call.number,
+                thread.block_idx,
+                thread.thread_idx,
+                cell,
+                value,
+                order,
+            )
+        )
+
+    def _step(self) -> int:
+        """Primitive calls of all threads so far."""
+        return self._world.step
+
+    def _cell(self, call: _Call, allocation: Any, offset: int) -> Cell | None:
+        """The cell at an offset; None for the bytes of payload that are not recorded."""
+        key = (allocation, offset)
+        try:
+            return call.cells[key]
+        except KeyError:
+            cell = _cell(allocation, offset)
+            is_recorded = cell.name not in PAYLOAD or (cell.name == "x" and cell.byte == 0)
+            return call.cells.setdefault(key, cell if is_recorded else None)
+
+
+def _telling(allocation: Any) -> int:
+    """Which allocation a wait is about, if it polls several: one with named cells, else the block's, else another."""
+    if isinstance(allocation, MBarrier):
+        return 1
+    return 2 if allocation.describe is not None else int(allocation.number == 0)
+
+
+def _cell(allocation: Any, offset: int) -> Cell:
+    if isinstance(allocation, MBarrier):
+        return Cell(allocation.block.launch.rank, f"mbarrier[byte {allocation.address}]", "mbarrier")
+    if allocation.describe is not None:
+        return Cell.parse(allocation.rank, allocation.describe(offset))
+    name = "shared" if allocation.number == 0 else allocation.name
+    return Cell(allocation.rank, f"{name}[byte {offset}]", name)

@@ -1,0 +1,72 @@
+"""The picture of all rings: one panel for each rank, one row for each ring that ends there."""
+
+from __future__ import annotations
+
+from matplotlib.axes import Axes
+
+from nbep.trace.events import Launch
+from nbep.trace.recorder import Recorder
+from nbep.trace.rings import RingFill, ring_fills
+from nbep.trace.style import FAINT, INK, RANK_COLORS, SHADE, SMALL, TINY, Picture, count_steps, plain_axes
+
+ROW_GAP = 0.35  # between rows, in heights of a full ring
+
+
+def ring_picture(trace: Recorder, kernel: str | None) -> Picture:
+    """The fill of every ring over time."""
+    rings = ring_fills(trace, kernel)
+    if not rings:
+        what = "of a kernel with rings" if kernel is None else f"of `{kernel}` with rings"
+        raise ValueError(f"kernel: the trace has no launch {what}")
+    ranks = sorted({ring.rank for ring in rings})
+    rows = sorted({(ring.channel, ring.src) for ring in rings})
+    num_columns = min(len(ranks), 2)
+    num_lines = -(-len(ranks) // num_columns)
+    row_height = max(0.16, min(0.3, 1.8 / len(rows)))
+    picture = Picture(5.2 * num_columns + 0.6, 0.7 + num_lines * (0.75 + row_height * len(rows)))
+    grid = picture.subplots(num_lines, num_columns, sharex=True, sharey=True, squeeze=False)
+    for axes, rank in zip(grid.flat, ranks, strict=False):
+        launches = [launch for launch in trace.launches if launch.rank == rank and launch.shape is not None]
+        if kernel is not None:
+            launches = [launch for launch in launches if launch.kernel == kernel]
+        _draw_rank(axes, rank, rows, [ring for ring in rings if ring.rank == rank], launches, trace.last_step)
+    for axes in grid.flat[len(ranks) :]:
+        axes.set_visible(False)
+    for axes in grid[-1]:
+        count_steps(axes)
+    capacities = sorted({ring.capacity for ring in rings})
+    slots = " or ".join(map(str, capacities)) + (" slot" if capacities == [1] else " slots")
+    picture.suptitle(
+        f"Fill of the ring buffers over time. A row is one ring; the grey line above it is its capacity, {slots}.",
+        fontsize=SMALL + 2,
+        color=INK,
+        x=0.01,
+        ha="left",
+    )
+    return picture
+
+
+def _draw_rank(
+    axes: Axes, rank: int, rows: list[tuple[int, int]], rings: list[RingFill], launches: list[Launch], last_step: int
+) -> None:
+    plain_axes(axes)
+    # First row on top.
+    base = {row: (len(rows) - 1 - i) * (1 + ROW_GAP) for i, row in enumerate(rows)}
+    top = len(rows) * (1 + ROW_GAP)
+    for launch in launches:
+        end = last_step if launch.end is None else launch.end
+        axes.axvspan(launch.begin, end, color=SHADE, linewidth=0, zorder=0)
+        axes.text(
+            (launch.begin + end) / 2, top, launch.kernel, fontsize=TINY, color=INK, ha="center", va="bottom", zorder=4
+        )
+    for ring in rings:
+        y = base[ring.channel, ring.src]
+        color = RANK_COLORS[ring.src % len(RANK_COLORS)]
+        heights = [y + fill / ring.capacity for fill in ring.fill]
+        axes.plot([ring.steps[0], ring.steps[-1]], [y + 1, y + 1], color=FAINT, linewidth=0.6, zorder=2)
+        axes.fill_between(ring.steps, y, heights, step="post", color=color, alpha=0.35, linewidth=0, zorder=1)
+        axes.step(ring.steps, heights, where="post", color=color, linewidth=0.9, zorder=3)
+    axes.set_yticks([y + 0.5 for y in base.values()])
+    axes.set_yticklabels([f"from rank {src}, channel {channel}" for channel, src in rows], fontsize=TINY)
+    axes.set_ylim(-0.2, top + 0.2)
+    axes.set_title(f"rank {rank} receives", fontsize=SMALL + 1, color=INK, loc="left", pad=12)

@@ -1,0 +1,300 @@
+r"""Space-time pictures: a lane for each role, what it publishes, when the other side sees it, and where it waits.
+
+lane a  ---*--------====waits====---      * publishes, and the arrow ends where the other lane first sees the value
+            \              /
+lane b  -----o--------*-------------
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from nbep.device.kernels.intranode.cached_notify_combine import NO_MORE
+from nbep.trace.events import Event, Launch
+from nbep.trace.recorder import Recorder
+from nbep.trace.rings import RingFill, ring_fills
+from nbep.trace.style import (
+    FAINT,
+    HEAD_COLOR,
+    INK,
+    OTHER_COLOR,
+    RANK_COLORS,
+    SHARED_COLOR,
+    SMALL,
+    STUCK_COLOR,
+    TAIL_COLOR,
+    TINY,
+    WAIT_COLOR,
+    Picture,
+    count_steps,
+    plain_axes,
+)
+
+LANE_HEIGHT = 0.16  # of a wait's bar, in distances of lanes
+MAX_LABELS = 32  # publishes that still get their value written beside them
+MERGED = 0.012  # labels closer than this share of the width become one
+COLORS = {"tail": TAIL_COLOR, "head": HEAD_COLOR, "shared": SHARED_COLOR}
+WORDS = {"shared": "shared tail"}
+LaneOf = Callable[[Event], int | None]
+IsLabelled = Callable[[Event], bool]
+
+
+class Arrow(NamedTuple):
+    """A value's way: from who stored it to who was first to see it. seen is None if nobody of another lane did."""
+
+    stored: Event
+    seen: Event | None
+
+
+def channel_picture(trace: Recorder, src: int, dst: int, channel: int, kernel: str, call: int) -> Picture:
+    """What the two ends of one ring do, and the ring's fill below."""
+    ring = next(
+        (
+            ring
+            for ring in ring_fills(trace, kernel)
+            if (ring.rank, ring.src, ring.channel, ring.call) == (dst, src, channel, call)
+        ),
+        None,
+    )
+    if ring is None:
+        what = f"{kernel} number {call} with a ring of channel {channel} from rank {src} to rank {dst}"
+        raise ValueError(f"src, dst, channel, kernel, call: the trace has no {what}")
+
+    sender, receiver = (src, 2 * channel), (dst, 2 * channel + 1)
+    roles = ["sender", *(["coordinator"] if kernel == "combine" else []), "receiver"]
+    names = [f"{role}\nrank {src if role == 'sender' else dst}" for role in roles]
+
+    def lane_of(event: Event) -> int | None:
+        if event.role in roles and (event.rank, event.block) == (sender if event.role == "sender" else receiver):
+            return roles.index(event.role)
+        return None
+
+    def belongs(event: Event) -> bool:
+        if (event.kernel, event.call) != (kernel, call) or lane_of(event) is None:
+            return False
+        cell = event.cell
+        if cell.name == "shared":  # combine's lane s passes on, or waits for, what rank s sends
+            return event.thread % 32 == src and (event.what == "wait" or event.order in ("release", "acquire"))
+        return (cell.owner, cell.src, cell.channel) == (dst, src, channel)
+
+    events = [event for event in trace.events() if belongs(event)]
+    picture = Picture(9.5, 1.6 + 0.75 * len(roles) + 1.0)
+    lanes, below = picture.subplots(2, 1, sharex=True, height_ratios=(0.75 * len(roles) + 0.4, 1.0))
+    begin, end = min([ring.steps[0], *(event.step for event in events)]), ring.steps[-1]
+    _show_steps(lanes, begin, end)
+    # A shared tail has the value of the tail that it passes on.
+    _draw_lanes(lanes, names, events, lane_of, lambda event: event.cell.name != "shared", [], end)
+    _draw_fill(below, ring)
+    count_steps(below)
+    _title(lanes, f"{kernel}: the ring from rank {src} to rank {dst}, channel {channel}")
+    return picture
+
+
+def cell_picture(trace: Recorder, cell: str, kernel: str | None) -> Picture:
+    """Which rank writes the cells whose names begin with `cell`, who sees it, and who waits for it."""
+    events = trace.events(("store", "atomic", "see", "wait"), cell=cell, kernel=kernel)
+    if not events:
+        raise ValueError(f"cell: got {cell!r}; the trace has no event at such a cell")
+    ranks = list(range(trace.num_ranks))
+    launches = [launch for launch in trace.launches if launch.kernel in {event.kernel for event in events}]
+    picture = Picture(9.5, 1.2 + 0.75 * len(ranks))
+    axes = picture.subplots()
+    end = max(trace.last_step if launch.end is None else launch.end for launch in launches)
+    _show_steps(axes, min(launch.begin for launch in launches), end)
+
+    def is_labelled(event: Event) -> bool:
+        return len(ranks) == 2 and event.rank != event.cell.owner
+
+    _draw_lanes(axes, [f"rank {rank}" for rank in ranks], events, lambda event: event.rank, is_labelled, launches, end)
+    count_steps(axes)
+    title = f"Who writes {cell}, and who waits for it."
+    _title(axes, f"{title} Labelled: what a rank writes into the other's memory." if len(ranks) == 2 else title)
+    return picture
+
+
+def arrows_of(events: Sequence[Event], lane_of: LaneOf) -> list[Arrow]:
+    """Each store with the first later look at it from another lane, while the cell still holds it."""
+    arrows = []
+    stores = [event for event in events if event.what in ("store", "atomic")]
+    for i, stored in enumerate(stores):
+        replaced = next((later.step for later in stores[i + 1 :] if later.cell == stored.cell), None)
+        seen = next(
+            (
+                event
+                for event in events
+                if event.what == "see"
+                and event.cell == stored.cell
+                and event.value == stored.value
+                and event.step >= stored.step
+                and (replaced is None or event.step <= replaced)
+                and lane_of(event) != lane_of(stored)
+            ),
+            None,
+        )
+        arrows.append(Arrow(stored, seen))
+    return arrows
+
+
+def _draw_lanes(
+    axes: Axes,
+    names: list[str],
+    events: list[Event],
+    lane_of: LaneOf,
+    is_labelled: IsLabelled,
+    launches: list[Launch],
+    last_step: int,
+) -> None:
+    """One horizontal line for each name, the first on top."""
+    plain_axes(axes)
+    top = len(names) - 1
+
+    def height(event: Event) -> float:
+        lane = lane_of(event)
+        assert lane is not None
+        return top - lane
+
+    for lane in range(len(names)):
+        axes.axhline(lane, color=FAINT, linewidth=0.6, zorder=0)
+    for launch in launches:
+        end = last_step if launch.end is None else launch.end
+        axes.plot([launch.begin, end], [top - launch.rank] * 2, color=FAINT, linewidth=3, solid_capstyle="butt")
+        axes.text(launch.begin, top - launch.rank + 0.22, launch.kernel, fontsize=TINY, color=INK)
+    for event in events:
+        if event.what == "wait":
+            _draw_wait(axes, event, height(event), last_step)
+        elif event.what == "fill":
+            axes.plot([event.step] * 2, [height(event), height(event) + 0.1], color=INK, linewidth=0.7, zorder=3)
+    arrows = arrows_of(events, lane_of)
+    for arrow in arrows:
+        _draw_arrow(axes, arrow, height)
+    _draw_labels(axes, [arrow.stored for arrow in arrows if is_labelled(arrow.stored)], height)
+    axes.set_yticks(range(len(names)))
+    axes.set_yticklabels(reversed(names))
+    axes.set_ylim(-0.45, top + 0.5)
+    _legend(axes, events, arrows)
+
+
+def _draw_wait(axes: Axes, event: Event, y: float, last_step: int) -> None:
+    end = last_step if event.until is None else event.until
+    color = WAIT_COLOR if event.until is not None else STUCK_COLOR
+    axes.broken_barh(
+        [(event.step, max(end - event.step, 1))], (y - LANE_HEIGHT / 2, LANE_HEIGHT), color=color, linewidth=0, zorder=1
+    )
+
+
+def _draw_arrow(axes: Axes, arrow: Arrow, height: Callable[[Event], float]) -> None:
+    stored, seen = arrow
+    color = COLORS.get(stored.cell.name, OTHER_COLOR)
+    y = height(stored)
+    hollow = {} if seen is not None else {"markerfacecolor": "white"}
+    axes.plot([stored.step], [y], marker="o", markersize=4, color=color, zorder=4, **hollow)
+    if seen is not None:
+        axes.annotate(
+            "",
+            (seen.step, height(seen)),
+            (stored.step, y),
+            arrowprops={"arrowstyle": "-|>", "color": color, "linewidth": 0.8, "shrinkA": 2, "shrinkB": 1},
+            zorder=3,
+        )
+
+
+def _draw_labels(axes: Axes, stores: list[Event], height: Callable[[Event], float]) -> None:
+    """The stored values, where there are not too many; those that would overlap are written together."""
+    begin, end = axes.get_xlim()
+
+    def place(event: Event) -> tuple[float, str]:
+        return height(event), event.cell.name if event.cell.name in COLORS else ""
+
+    groups: list[list[Event]] = []
+    for stored in sorted(stores, key=lambda event: (place(event), event.step)):
+        last = groups[-1][-1] if groups else None
+        if last is not None and place(last) == place(stored) and stored.step - last.step < MERGED * (end - begin):
+            groups[-1].append(stored)
+        else:
+            groups.append([stored])
+    if len(groups) > MAX_LABELS:
+        return
+    for group in groups:
+        first = group[0]
+        text = ", ".join(_value(event) for event in group)
+        # Heads go up to the sender, so their labels are below; announcements come before the tokens' marks, above them.
+        below = first.cell.name == "head"
+        distance = 14 if first.cell.name in ("start", "end") else 5
+        axes.annotate(
+            text,
+            (first.step, height(first)),
+            (0, -distance if below else distance),
+            textcoords="offset points",
+            ha="left" if len(text) > 3 else "center",
+            va="top" if below else "bottom",
+            fontsize=TINY,
+            color=COLORS.get(first.cell.name, OTHER_COLOR),
+            zorder=5,
+        )
+
+
+def _value(event: Event) -> str:
+    if event.cell.name in ("start", "end"):
+        return f"{event.cell.name} {event.value}"
+    return "past the last" if event.cell.name == "head" and event.value >= NO_MORE else str(event.value)
+
+
+def _legend(axes: Axes, events: list[Event], arrows: list[Arrow]) -> None:
+    """What the marks mean, for those that are there."""
+    handles: list[Line2D | Patch] = []
+    dot = {"marker": "o", "markersize": 4, "linewidth": 0.8}
+    colors: dict[str, list[str]] = {}
+    for stored, _ in arrows:
+        names = colors.setdefault(COLORS.get(stored.cell.name, OTHER_COLOR), [])
+        name = WORDS.get(stored.cell.name, stored.cell.name)
+        if name not in names:
+            names.append(name)
+    for color, names in colors.items():
+        handles.append(Line2D([], [], color=color, label=" and ".join(names) + ": stored, then seen", **dot))
+    if any(seen is None for _, seen in arrows):
+        handles.append(Line2D([], [], color=INK, markerfacecolor="white", label="not seen", **(dot | {"linewidth": 0})))
+    if any(event.what == "fill" for event in events):
+        handles.append(Line2D([], [], color=INK, marker="|", linestyle="", label="token put into a slot"))
+    waits = [event for event in events if event.what == "wait"]
+    if any(event.until is not None for event in waits):
+        handles.append(Patch(color=WAIT_COLOR, label="waits"))
+    if any(event.until is None for event in waits):
+        handles.append(Patch(color=STUCK_COLOR, label="waits and is never woken"))
+    legend = axes.legend(
+        handles=handles,
+        fontsize=TINY,
+        frameon=False,
+        ncols=len(handles),
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        borderaxespad=0,
+        columnspacing=1.4,
+        handletextpad=0.5,
+    )
+    legend.set_in_layout(False)
+
+
+def _title(axes: Axes, text: str) -> None:
+    """Above the legend."""
+    axes.set_title(text, loc="left", pad=20, fontsize=SMALL + 2, color=INK)
+
+
+def _show_steps(axes: Axes, begin: int, end: int) -> None:
+    margin = 0.01 * max(end - begin, 1)
+    axes.set_xlim(begin - margin, end + margin)
+
+
+def _draw_fill(axes: Axes, ring: RingFill) -> None:
+    plain_axes(axes)
+    color = RANK_COLORS[ring.src % len(RANK_COLORS)]
+    axes.axhline(ring.capacity, color=FAINT, linewidth=0.8, linestyle="--")
+    axes.fill_between(ring.steps, 0, ring.fill, step="post", color=color, alpha=0.35, linewidth=0)
+    axes.step(ring.steps, ring.fill, where="post", color=color, linewidth=0.9)
+    axes.set_ylim(0, ring.capacity * 1.15)
+    axes.set_yticks([0, ring.capacity], ["0", f"{ring.capacity} slots"])
+    axes.set_ylabel("fill", fontsize=SMALL, color=INK)

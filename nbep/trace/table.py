@@ -1,0 +1,100 @@
+"""The trace as text, for terminals and notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nbep.trace.events import Event
+from nbep.trace.recorder import Recorder
+from nbep.trace.rings import RingFill, ring_fills
+
+BARS = " ▁▂▃▄▅▆▇█"
+
+
+class Text(str):
+    """A string that shows itself as it is, also as the last value of a notebook's cell."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def align(rows: Sequence[Sequence[object]], right: str) -> Text:
+    """Columns side by side. `right` has a character for each column: ">" where it is flush right."""
+    texts = [[str(value) for value in row] for row in rows]
+    widths = [max(len(row[i]) for row in texts) for i in range(len(right))]
+    lines = []
+    for row in texts:
+        cells = [
+            text.rjust(width) if side == ">" else text.ljust(width)
+            for text, width, side in zip(row, widths, right, strict=True)
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return Text("\n".join(lines))
+
+
+def event_table(events: Sequence[Event], limit: int | None) -> Text:
+    """One line for each event, in order."""
+    shown = events if limit is None else events[:limit]
+    rows: list[tuple[object, ...]] = [("step", "rank", "kernel", "block", "warp", "lane", "role", "does", "memory of")]
+    for event in shown:
+        warp, lane = divmod(event.thread, 32)
+        role = "" if event.role == event.kernel else event.role
+        rows.append(
+            (event.step, event.rank, event.kernel, event.block, warp, lane, role, describe(event), event.cell.owner)
+        )
+    text = align(rows, ">><>>><<>")
+    if len(shown) < len(events):
+        text = Text(f"{text}\n... {len(events) - len(shown)} more")
+    return text
+
+
+def describe(event: Event) -> str:
+    """What an event is, in a few words."""
+    order = f" ({event.order})" if event.order else ""
+    if event.what == "fill":
+        return f"fills {event.cell.text.partition('[')[2].partition(']')[0]}"
+    if event.what == "see":
+        return f"sees {event.cell.text} = {event.value}{order}"
+    if event.what == "wait":
+        how_long = "and is never woken" if event.until is None else f"for {event.until - event.step} steps"
+        return f"waits {how_long}: {event.cell.text} is {event.value}"
+    return (
+        f"stores {event.cell.text} = {event.value}{order}"
+        if event.what == "store"
+        else (f"makes {event.cell.text} {event.value}{order}")
+    )
+
+
+def ring_table(trace: Recorder, kernel: str | None, width: int) -> Text:
+    """One line for each ring: how often its cells were published, and how full it was over its launch."""
+    rows: list[tuple[object, ...]] = [
+        ("rank", "kernel", "channel", "src", "tokens", "tails", "heads", "peak", "slots", "fill over time")
+    ]
+    rows += [
+        (
+            ring.rank,
+            ring.kernel if ring.call == 0 else f"{ring.kernel} {ring.call}",
+            ring.channel,
+            ring.src,
+            ring.num_tokens,
+            ring.num_tail_stores,
+            ring.num_head_stores,
+            ring.peak,
+            ring.capacity,
+            sparkline(ring, width),
+        )
+        for ring in ring_fills(trace, kernel)
+    ]
+    return align(rows, "><>>>>>>><")
+
+
+def sparkline(ring: RingFill, width: int) -> str:
+    """The fill in `width` characters, the highest in each piece of time; `█` is a full ring."""
+    begin, end = ring.steps[0], max(ring.steps[-1], ring.steps[0] + 1)
+    highest = [ring.at(begin + (end - begin) * i // width) for i in range(width)]
+    for step, fill in zip(ring.steps, ring.fill, strict=True):
+        piece = min((step - begin) * width // (end - begin), width - 1)
+        highest[piece] = max(highest[piece], fill)
+    return "".join(BARS[-(-fill * (len(BARS) - 1) // ring.capacity)] for fill in highest)

@@ -1,0 +1,198 @@
+"""A trace holds what the kernels did: publishes, waits, the fill of each ring, and the pictures made of them."""
+
+import pytest
+from cases import make_case
+from intranode import Options, dispatch, num_nvl_bytes, round_trip
+
+import nbep
+from nbep.device.primitives import ld_acquire_sys_s32, st_release_sys_s32, thread_idx, wait_expired
+from nbep.emulator import World
+from nbep.trace import Trace
+
+CONFIG = nbep.Config(2, 2, 4)  # one channel, chunks of two tokens, rings of four
+CASE = make_case(3, num_ranks=2, num_tokens=[9, 4], num_topk=2, hidden=16)
+OPTIONS = Options(CONFIG)
+
+
+def traced(seed: int = 7, fn=round_trip) -> Trace:
+    trace = Trace()
+    nbep.spawn(fn, CASE.num_ranks, "emulator", (CASE, OPTIONS), seed, tracer=trace)
+    return trace
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return traced()
+
+
+def chunks_to(dst: int, src: int) -> int:
+    """A chunk is two tokens that go to dst, or what is left; tokens at the end that go elsewhere make one of none."""
+    goes = CASE.layouts[src].is_token_in_rank[:, dst]
+    num_chunks, in_chunk = 0, 0
+    for token, member in enumerate(goes):
+        in_chunk += int(member)
+        if in_chunk == 2 or token == len(goes) - 1:
+            num_chunks, in_chunk = num_chunks + 1, 0
+    return num_chunks
+
+
+@pytest.mark.parametrize("dst", [0, 1])
+@pytest.mark.parametrize("src", [0, 1])
+def test_dispatch_publishes_a_tail_for_each_chunk(trace, src, dst):
+    tails = [
+        event.value
+        for event in trace.events("store", cell=f"tail[channel 0, src {src}]", rank=src, kernel="dispatch")
+        if event.cell.owner == dst
+    ]
+    assert len(tails) == chunks_to(dst, src)
+    assert tails == sorted(tails)
+    assert tails[-1] == CASE.layouts[src].num_tokens_per_rank[dst]
+
+
+def test_tails_are_released_and_heads_are_relaxed(trace):
+    for kernel in ("dispatch", "combine"):
+        assert {event.order for event in trace.events("store", cell="tail", kernel=kernel)} == {"release"}
+        assert {event.order for event in trace.events("store", cell="head", kernel=kernel)} == {"relaxed"}
+
+
+def test_every_token_is_put_into_the_slot_of_its_ring_index(trace):
+    for src in range(2):
+        for dst in range(2):
+            slots = [
+                event.cell.slot
+                for event in trace.events("fill", cell=f"x[channel 0, src {src}", kernel="dispatch")
+                if event.cell.owner == dst
+            ]
+            # Two warps need not be in order; a lap of the ring is.
+            expected = [i % 4 for i in range(CASE.layouts[src].num_tokens_per_rank[dst])]
+            assert sorted(slots) == sorted(expected)
+
+
+def test_no_ring_is_fuller_than_its_slots_and_dispatch_leaves_it_empty(trace):
+    rings = trace.rings()
+    assert len(rings) == 2 * 2 * 2  # dispatch and combine, by destination and source
+    assert {ring.capacity for ring in rings} == {4}
+    assert max(ring.peak for ring in rings) <= 4
+    assert max(ring.peak for ring in trace.rings("dispatch")) >= 2
+    for ring in trace.rings("dispatch"):
+        assert ring.fill[-1] == 0
+        assert ring.num_tokens == CASE.layouts[ring.src].num_tokens_per_rank[ring.rank]
+        assert ring.steps == sorted(ring.steps)
+
+
+def test_a_wait_ends_after_the_store_that_ends_it(trace):
+    waits = [event for event in trace.events("wait", cell="tail", kernel="dispatch") if event.role == "receiver"]
+    assert waits
+    for wait in waits:
+        stores = trace.events("store", cell=wait.cell.text, kernel="dispatch")
+        assert any(wait.step <= store.step <= wait.until and store.value > wait.value for store in stores)
+
+
+def test_same_seed_gives_the_same_trace_and_another_seed_another(trace):
+    assert traced().events() == trace.events()
+    assert traced(seed=8).events() != trace.events()
+
+
+def test_tracing_does_not_change_the_run(trace):
+    counters = []
+
+    def watched(comm, case, options):
+        result = round_trip(comm, case, options)
+        counters.append(comm.runtime.world.counters)
+        return result
+
+    plain = nbep.spawn(watched, 2, "emulator", (CASE, OPTIONS), 7)
+    seen = nbep.spawn(watched, 2, "emulator", (CASE, OPTIONS), 7, tracer=Trace())
+    assert counters[:2] == counters[2:]
+    for a, b in zip(plain, seen, strict=True):
+        assert a.combined_x.tobytes() == b.combined_x.tobytes()
+
+
+def test_pictures_are_drawn_and_saved(trace, tmp_path):
+    pictures = {
+        "rings": trace.plot_rings(),
+        "dispatch": trace.plot_channel(0, 1),
+        "combine": trace.plot_channel(1, 0, kernel="combine"),
+        "barrier": trace.plot_cells("barrier_signal", kernel="notify_dispatch"),
+    }
+    for name, picture in pictures.items():
+        path = tmp_path / f"{name}.png"
+        picture.savefig(path)
+        assert path.stat().st_size > 10_000
+    rings = pictures["rings"]
+    assert [axes.get_title(loc="left") for axes in rings.axes] == ["rank 0 receives", "rank 1 receives"]
+    labels = [label.get_text() for label in rings.axes[0].get_yticklabels()]
+    assert labels == ["from rank 0, channel 0", "from rank 1, channel 0"]
+    assert "steps" in rings.axes[-1].get_xlabel()
+
+
+def test_a_picture_shows_itself_in_a_notebook(trace):
+    assert trace.plot_channel(0, 1)._repr_png_().startswith(b"\x89PNG")
+
+
+def test_rings_that_are_not_there_are_named(trace):
+    with pytest.raises(ValueError, match="channel 1 from rank 0 to rank 1"):
+        trace.plot_channel(0, 1, channel=1)
+    with pytest.raises(ValueError, match="notify_dispatch"):
+        trace.plot_rings("notify_dispatch")
+    with pytest.raises(ValueError, match="'no_such_cell'"):
+        trace.plot_cells("no_such_cell")
+
+
+def test_tables_say_what_the_events_say(trace):
+    table = trace.table("store", cell="tail", kernel="dispatch").splitlines()
+    tails = trace.events("store", cell="tail", kernel="dispatch")
+    assert len(table) == 1 + len(tails)
+    for line, event in zip(table[1:], tails, strict=True):
+        assert line.split()[0] == str(event.step)
+        assert f"stores {event.cell.text} = {event.value} (release)" in line
+    assert trace.table(limit=3).splitlines()[-1].startswith("... ")
+    rings = trace.ring_table("dispatch", width=20).splitlines()
+    assert len(rings) == 1 + 4
+
+
+def test_one_trace_records_one_run(trace):
+    with pytest.raises(ValueError, match="another run"):
+        nbep.spawn(round_trip, 2, "emulator", (CASE, OPTIONS), tracer=trace)
+
+
+def test_two_calls_of_a_kernel_are_kept_apart():
+    def twice(comm, case, options):
+        buffer = nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes(case, options))
+        for _ in range(2):
+            dispatch(buffer, case, options, comm.rank)
+        buffer.destroy()
+
+    trace = traced(fn=twice)
+    first, second = (ring for ring in trace.rings("dispatch") if (ring.rank, ring.src) == (1, 0))
+    assert (first.call, second.call) == (0, 1)
+    assert first.num_tokens == second.num_tokens
+    assert first.steps[-1] <= second.steps[0]
+    trace.plot_channel(0, 1, call=1)
+    assert "dispatch 1" in trace.ring_table()
+
+
+def test_a_run_that_hangs_leaves_its_waits_open():
+    def kernel(flag):
+        if thread_idx() == 0:
+            while ld_acquire_sys_s32(flag) != 2:
+                wait_expired(1 << 60)
+        elif thread_idx() == 32:
+            st_release_sys_s32(flag, 1)
+
+    trace = Trace()
+    world = World(1, seed=1, tracer=trace)
+
+    def host():
+        flag = world.ranks[0].space.allocate(128, "flag", zero=True)
+        stream = world.ranks[0].create_stream("s")
+        stream.launch(kernel, (flag.address,), 1, 64)
+        stream.synchronize()
+
+    with pytest.raises(nbep.DeadlockError):
+        world.run([host])
+    (wait,) = [event for event in trace.events("wait", cell="flag") if event.until is None]
+    assert (wait.thread, wait.value) == (0, 1)
+    assert "never woken" in trace.table("wait")
+    assert trace.launches[0].end is None
+    assert trace.plot_cells("flag").axes
