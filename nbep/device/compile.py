@@ -139,7 +139,8 @@ def assemble(ptx: str, cc: ComputeCapability, name: str) -> tuple[bytes, Report]
             get(linker, text)
         return text.decode(errors="replace").rstrip("\0 \n")
 
-    options = [f"-arch={arch_name(cc)}", "-verbose", "-Xptxas=-v"]
+    # A cached result comes without the assembler's report.
+    options = [f"-arch={arch_name(cc)}", "-no-cache", "-verbose", "-Xptxas=-v"]
     linker = nvjitlink.create(len(options), options)
     try:
         data = ptx.encode()

@@ -15,7 +15,7 @@ from nbep.host import validate
 from nbep.host.config import COMBINE_TOKENS, Config, fit_config, table_config
 from nbep.host.events import EventOverlap
 from nbep.host.runtime.base import Array, MaybeArray
-from nbep.host.symmetric import NodeMemory
+from nbep.host.symmetric import NodeMemory, Order
 
 BF16_BYTES = 2
 MIN_THREADS = 64  # one warp coordinates, the others receive
@@ -65,13 +65,13 @@ def combine(
     shape = config.ring_shape(num_ranks, hidden * BF16_BYTES, num_topk, 0)
     validate.buffer_size(shape, memory.num_nvl_bytes)
 
-    combined_x = runtime.empty((num_combined_tokens, hidden), "bfloat16", x)
-    combined_topk_weights: MaybeArray = None
-    if topk_weights is not None:
-        combined_topk_weights = runtime.empty((num_combined_tokens, num_topk), "float32", x)
+    with memory.allocations(Order(previous_event, allocate_on_comm_stream)):
+        combined_x = runtime.empty((num_combined_tokens, hidden), "bfloat16", x)
+        combined_topk_weights: MaybeArray = None
+        if topk_weights is not None:
+            combined_topk_weights = runtime.empty((num_combined_tokens, num_topk), "float32", x)
     num_threads = config.num_threads or max(MIN_THREADS, runtime.ring_threads(num_ranks))
 
-    memory.start(previous_event)
     memory.ring_shape = shape
     runtime.launch(
         memory.comm_stream,

@@ -26,7 +26,7 @@ from nbep.host.config import DISPATCH_TOKENS, Config, fit_config, table_config
 from nbep.host.events import EventOverlap
 from nbep.host.handles import DispatchHandle
 from nbep.host.runtime.base import Array, MaybeArray, Runtime
-from nbep.host.symmetric import NodeMemory
+from nbep.host.symmetric import NodeMemory, Order
 
 
 class Counts(NamedTuple):
@@ -108,12 +108,14 @@ def dispatch(
     shape = config.ring_shape(memory.num_ranks, tokens.hidden_bytes, tokens.num_topk, tokens.num_scales)
     validate.buffer_size(shape, memory.num_nvl_bytes)
 
-    memory.start(previous_event)
     memory.ring_shape = shape
+    order = Order(previous_event, allocate_on_comm_stream)
     if handle is not None:
-        recv = _dispatch_cached(memory, tokens, handle, config, shape)
+        recv = _dispatch_cached(memory, tokens, handle, config, shape, order)
         return _pair(recv.recv_x, recv.recv_x_scales), None, None, None, None, memory.finish(async_finish)
-    recv, handle, counted = _dispatch_counted(memory, tokens, counts, expert_alignment, num_worst_tokens, config, shape)
+    recv, handle, counted = _dispatch_counted(
+        memory, tokens, counts, expert_alignment, num_worst_tokens, config, shape, order
+    )
     return (
         _pair(recv.recv_x, recv.recv_x_scales),
         recv.recv_topk_idx,
@@ -180,13 +182,15 @@ def _dispatch_counted(
     num_worst_tokens: int,
     config: Config,
     shape: RingShape,
+    order: Order,
 ) -> tuple[DispatchOutputs, DispatchHandle, list[int]]:
     """Exchange the counts, wait for the totals unless num_worst_tokens is given, then dispatch."""
     runtime, num_ranks = memory.runtime, memory.num_ranks
     num_experts = counts.num_tokens_per_expert.shape[0]
     polled = num_worst_tokens == 0
-    rank_prefix_matrix = runtime.empty((num_ranks, num_ranks), "int32", tokens.x)
-    channel_prefix_matrix = runtime.empty((num_ranks, shape.num_channels), "int32", tokens.x)
+    with memory.allocations(order):
+        rank_prefix_matrix = runtime.empty((num_ranks, num_ranks), "int32", tokens.x)
+        channel_prefix_matrix = runtime.empty((num_ranks, shape.num_channels), "int32", tokens.x)
     if polled:
         memory.counters[:] = -1  # "not here yet"; no launch that writes this set is left
     runtime.launch(
@@ -204,8 +208,11 @@ def _dispatch_counted(
     num_recv_tokens, per_expert = num_worst_tokens, []
     if polled:
         num_recv_tokens, *per_expert = _wait_counters(memory, 1 + num_experts // num_ranks)
-    recv = _launch_dispatch(
+    with memory.allocations(order):
+        recv = _empty_outputs(runtime, tokens, num_recv_tokens, num_ranks, shape.num_channels)
+    _launch_dispatch(
         memory,
+        recv,
         tokens,
         counts.is_token_in_rank,
         channel_prefix_matrix,
@@ -228,9 +235,12 @@ def _dispatch_counted(
 
 
 def _dispatch_cached(
-    memory: NodeMemory, tokens: Tokens, handle: DispatchHandle, config: Config, shape: RingShape
+    memory: NodeMemory, tokens: Tokens, handle: DispatchHandle, config: Config, shape: RingShape, order: Order
 ) -> DispatchOutputs:
     """Dispatch again along the same routes."""
+    num_recv_tokens = handle.recv_src_idx.shape[0]
+    with memory.allocations(order):
+        recv = _empty_outputs(memory.runtime, tokens, num_recv_tokens, memory.num_ranks, shape.num_channels)
     memory.runtime.launch(
         memory.comm_stream,
         cached_notify_dispatch,
@@ -242,14 +252,24 @@ def _dispatch_cached(
         memory.peers,
         memory.bounds,
     )
-    num_recv_tokens = handle.recv_src_idx.shape[0]
-    return _launch_dispatch(
-        memory, tokens, handle.is_token_in_rank, handle.channel_prefix_matrix, num_recv_tokens, 0, 0, config, shape
+    _launch_dispatch(
+        memory,
+        recv,
+        tokens,
+        handle.is_token_in_rank,
+        handle.channel_prefix_matrix,
+        num_recv_tokens,
+        0,
+        0,
+        config,
+        shape,
     )
+    return recv
 
 
 def _launch_dispatch(
     memory: NodeMemory,
+    recv: DispatchOutputs,
     tokens: Tokens,
     is_token_in_rank: Array,
     channel_prefix_matrix: Array,
@@ -258,11 +278,10 @@ def _launch_dispatch(
     num_experts: int,
     config: Config,
     shape: RingShape,
-) -> DispatchOutputs:
+) -> None:
     runtime, num_ranks = memory.runtime, memory.num_ranks
     num_threads = config.num_threads or runtime.ring_threads(num_ranks)
     token_stride, hidden_stride = (0, 0) if tokens.scales is None else runtime.strides(tokens.scales)
-    recv = _empty_outputs(runtime, tokens, num_recv_tokens, num_ranks, shape.num_channels)
     runtime.launch(
         memory.comm_stream,
         dispatch_kernel,
@@ -286,7 +305,6 @@ def _launch_dispatch(
             hidden_stride,
         ),
     )
-    return recv
 
 
 def _empty_outputs(

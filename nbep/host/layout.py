@@ -15,7 +15,7 @@ from nbep.device.kernels.get_dispatch_layout import get_dispatch_layout as layou
 from nbep.host import validate
 from nbep.host.events import EventOverlap
 from nbep.host.runtime.base import Array, MaybeArray
-from nbep.host.symmetric import LAYOUT_MAX_BLOCKS, NodeMemory
+from nbep.host.symmetric import LAYOUT_MAX_BLOCKS, NodeMemory, Order
 
 
 def get_dispatch_layout(
@@ -42,11 +42,10 @@ def get_dispatch_layout(
     sizes = LayoutSizes(num_tokens, num_topk, memory.num_ranks, memory.num_ranks, num_experts)
     block = runtime.layout_threads
     grid = max(1, min(LAYOUT_MAX_BLOCKS, -(-num_tokens // block)))
-    num_tokens_per_rank = runtime.empty((memory.num_ranks,), "int32", topk_idx)
-    num_tokens_per_expert = runtime.empty((num_experts,), "int32", topk_idx)
-    is_token_in_rank = runtime.empty((num_tokens, memory.num_ranks), "bool", topk_idx)
-
-    memory.start(previous_event)
+    with memory.allocations(Order(previous_event, allocate_on_comm_stream)):
+        num_tokens_per_rank = runtime.empty((memory.num_ranks,), "int32", topk_idx)
+        num_tokens_per_expert = runtime.empty((num_experts,), "int32", topk_idx)
+        is_token_in_rank = runtime.empty((num_tokens, memory.num_ranks), "bool", topk_idx)
     runtime.launch(
         memory.comm_stream,
         layout_kernel,

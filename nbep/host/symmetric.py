@@ -10,7 +10,9 @@ claim, workspace  this rank's kernels only
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,6 +36,13 @@ from nbep.host.runtime.base import Runtime
 LAYOUT_MAX_BLOCKS = 32
 LAYOUT_MAX_COUNTERS = MAX_NVL_PEERS + 1 + MAX_NVL_PEERS * MAX_LOCAL_EXPERTS
 COUNTER_WORDS = 1 + MAX_LOCAL_EXPERTS  # moe_recv_counter, then one for each local expert
+
+
+class Order(NamedTuple):
+    """What the caller said of a call's place among other work; see Buffer.get_dispatch_layout."""
+
+    previous_event: EventOverlap | None
+    allocate_on_comm_stream: bool
 
 
 class NodeMemory:
@@ -90,6 +99,7 @@ class NodeMemory:
         self.symmetric.free()
         self.device.free()
         self.host_visible.free()
+        self.comm_stream.close()
 
     @property
     def peers(self) -> Peers:
@@ -115,9 +125,19 @@ class NodeMemory:
         base = self.host_visible.address + ALIGNMENT_BYTES + (0 if polled else 4 * COUNTER_WORDS)
         return base, base + 4
 
-    def start(self, previous_event: EventOverlap | None) -> None:
-        """Order the comm stream behind previous_event, or behind the caller's current stream if there is none."""
-        event = None if previous_event is None else previous_event.event
+    @contextmanager
+    def allocations(self, order: Order) -> Iterator[None]:
+        """Allocate what the next kernels write; after it the comm stream is ordered as the caller asked.
+
+        That is behind previous_event, or behind the current stream if there is none. The order comes after the
+        allocations: an allocator may hand out memory that earlier work of the current stream still uses.
+        """
+        if order.allocate_on_comm_stream:
+            with self.runtime.allocating_on(self.comm_stream):
+                yield
+        else:
+            yield
+        event = None if order.previous_event is None else order.previous_event.event
         if event is None:
             self.comm_stream.wait_current_stream()
         else:

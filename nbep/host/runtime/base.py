@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
@@ -90,6 +91,10 @@ class Stream(ABC):
     def synchronize(self) -> None:
         """Block the caller until the stream is empty."""
 
+    @abstractmethod
+    def close(self) -> None:
+        """Give the stream back. It is empty."""
+
 
 class Runtime(ABC):
     """One rank's access to its target.
@@ -145,6 +150,10 @@ class Runtime(ABC):
     @abstractmethod
     def empty(self, shape: tuple[int, ...], dtype: str, like: Array) -> Array:
         """A new array of the same kind and on the same device as `like`."""
+
+    @abstractmethod
+    def allocating_on(self, stream: Stream) -> AbstractContextManager[None]:
+        """Within it, `empty` makes arrays that belong to the stream."""
 
     # Work
 

@@ -6,6 +6,7 @@ The host reads arrays at once, so the host itself is the rank's current stream: 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import ml_dtypes  # noqa: F401 - registers bfloat16 and float8_e4m3fn with NumPy
@@ -105,6 +106,9 @@ class EmulatedStream(Stream):
     def synchronize(self) -> None:
         self.record().current_stream_wait()
 
+    def close(self) -> None:
+        """Nothing to do: a stream without work costs nothing."""
+
 
 class EmulatorRuntime(Runtime):
     """One rank of an emulated world."""
@@ -153,6 +157,9 @@ class EmulatorRuntime(Runtime):
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: Array) -> Array:
         return np.empty(shape, np.dtype(dtype))
+
+    def allocating_on(self, stream: Stream) -> AbstractContextManager[None]:
+        return nullcontext()  # NumPy's memory belongs to no stream
 
     @property
     def current_stream(self) -> Stream:

@@ -6,6 +6,8 @@ None of the three is imported here: a value's own class tells which library it i
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import ml_dtypes
@@ -158,6 +160,18 @@ def as_array(address: int, num_bytes: int, dtype: Any) -> Any:
     from numba import cuda
 
     return cuda.as_cuda_array(span).view(dtype)
+
+
+@contextmanager
+def on_stream(handle: int) -> Iterator[None]:
+    """Make a stream the current one of the libraries that are loaded."""
+    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+    with ExitStack() as stack:
+        if torch is not None and torch.cuda.is_initialized():
+            stack.enter_context(torch.cuda.stream(torch.cuda.ExternalStream(handle)))
+        if cupy is not None:
+            stack.enter_context(cupy.cuda.ExternalStream(handle))
+        yield
 
 
 def current_stream_handle() -> int:

@@ -5,9 +5,15 @@ Source: CUDA Driver API
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from cuda.bindings import driver as cu
+
+# Streams are dealt out to hardware queues, 8 unless told otherwise. A kernel behind another rank's spinning kernel in
+# the same queue never starts. The driver reads the number when the process first uses CUDA.
+MAX_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+os.environ.setdefault(MAX_CONNECTIONS, "32")
 
 
 class CudaError(RuntimeError):

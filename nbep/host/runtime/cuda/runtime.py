@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from cuda.bindings import driver as cu
@@ -21,7 +22,7 @@ from nbep.device.compile import load_kernels
 from nbep.device.jit import KERNELS
 from nbep.device.types import flatten_args
 from nbep.host.runtime.base import Array, Describe, Event, Kernel, Memory, Runtime, Stream, SymmetricMemory
-from nbep.host.runtime.cuda.arrays import current_stream_handle, library_of
+from nbep.host.runtime.cuda.arrays import current_stream_handle, library_of, on_stream
 from nbep.host.runtime.cuda.driver import Device, check
 from nbep.host.runtime.cuda.launcher import LoadedKernel, source_key
 from nbep.host.runtime.cuda.memory import CudaSymmetricMemory, DeviceMemory, HostVisibleMemory
@@ -78,6 +79,9 @@ class CudaStream(Stream):
 
     def synchronize(self) -> None:
         check("cuStreamSynchronize", cu.cuStreamSynchronize(self.handle))
+
+    def close(self) -> None:
+        check("cuStreamDestroy", cu.cuStreamDestroy(self.handle))
 
 
 class SharedDevice:
@@ -142,6 +146,10 @@ class CudaRuntime(Runtime):
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: Array) -> Array:
         return library_of(like).empty(shape, dtype, like)
+
+    def allocating_on(self, stream: Stream) -> AbstractContextManager[None]:
+        assert isinstance(stream, CudaStream)
+        return on_stream(stream.handle)
 
     # Work
 
