@@ -7,10 +7,12 @@ or a read-only array shows as a Python exception there, and `faults` explains it
 
 from __future__ import annotations
 
+import contextvars
 import struct
 import sys
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from greenlet import greenlet
 
 from . import errors
@@ -35,6 +37,8 @@ OPS = {
     "and": lambda old, operand, _: old & operand,
 }
 MAX_EMPTY_SPINS = 100_000
+_DEVICE_CONTEXT = contextvars.Context()
+_DEVICE_CONTEXT.run(np.seterr, all="ignore")  # a GPU raises no floating-point warnings
 
 # What a thread polled: the allocation, the offset, the kind and the value seen.
 Cell = tuple[Allocation, int, str, Any]
@@ -51,12 +55,13 @@ class AccessingThread(greenlet):
     __slots__ = (
         "rank", "block_idx", "thread_idx", "lane", "warp", "grid_dim", "block_dim",
         "world", "block", "warp_state", "segments", "shared", "runnable", "park",
-        "left", "polled", "waits_for", "result", "deadline", "expired", "waited_once", "exited", "empty_spins",
+        "left", "polled", "waits_for", "deadline", "expired", "waited_once", "exited", "empty_spins",
         "bulk", "fenced", "reluctance",
     )  # fmt: skip
 
     def __init__(self, block: Block, thread_idx: int, warp: Warp, hub: greenlet):
         greenlet.__init__(self, parent=hub)
+        self.gr_context = _DEVICE_CONTEXT.copy()
         launch = block.launch
         self.world = launch.world
         self.block = block

@@ -171,8 +171,10 @@ class DelayedThread(Thread):
 
     def _count(self) -> None:
         """Be switched here, not between looking at the buffers and acting; the access itself counts the call."""
-        if self.left < 1:
+        self.left -= 1
+        if self.left < 0:
             self.pause()
+        self.left += 1
 
     # --- what this thread sees ----------------------------------------------------------------------------------
 

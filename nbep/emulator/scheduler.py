@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
@@ -31,7 +32,7 @@ _TICK = 64  # steps between two looks at the waiting hosts
 _NUM_QUANTA = 4096  # quanta drawn at a time
 _RELUCTANCE = (0.0, 0.0, 0.0, 0.9)  # one of these is drawn for a rank, and for a launch: it makes a thread slow
 NEVER = 1 << 62  # a deadline that does not come
-_LONGEST = (4, 16, 64, 256, 1024, 4096)  # one of these bounds the quanta of a seed
+_LONGEST = (4096, 32, 4, 256, 2, 8)  # one of these bounds the quanta; neighbouring seeds have different ones
 
 
 class Host(greenlet):
@@ -41,6 +42,7 @@ class Host(greenlet):
 
     def __init__(self, rank: int, function: Callable[[], Any], hub: greenlet):
         greenlet.__init__(self, parent=hub)
+        self.gr_context = copy_context()
         self.rank = rank
         self.function = function
         self.result: Any = None
@@ -90,14 +92,14 @@ class Scheduler:
         self.parks = 0
         self._skipped_ns = 0
         self._granted = 0
-        self._longest = _LONGEST[-1] if seed == 0 else self.random.choice(_LONGEST)
-        self._operation_rate = 0.5 ** self.random.randint(0, 7)
+        self._longest = _LONGEST[seed % len(_LONGEST)]
+        self._operation_rate = 0.5 ** self.random.randint(0, 5)
         self._quanta = self._draw_quanta()
         self._slow_ranks: dict[int, float] = {}
 
     def _draw_quanta(self) -> list[int]:
         uniform, longest = self.random.random, self._longest
-        return [int(longest ** uniform()) for _ in range(_NUM_QUANTA)]
+        return [int(longest ** uniform()) - 1 for _ in range(_NUM_QUANTA)]
 
     def draw_reluctance(self, rank: int) -> float:
         """How often the threads of a new launch give way when it is their turn; 0 for seed 0."""
@@ -131,11 +133,13 @@ class Scheduler:
 
         Args: describe: what the host waits for, in the deadlock report
         """
+        host = getcurrent()
         if self.failure is not None:
-            raise Aborted from self.failure
+            if isinstance(host, Host):
+                raise Aborted
+            raise EmulatorError("this world has ended with an error") from self.failure
         if predicate():
             return
-        host = getcurrent()
         if isinstance(host, Host):
             host.predicate = predicate
             host.waits_for = describe

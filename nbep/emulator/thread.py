@@ -12,9 +12,11 @@ from . import errors
 from .bulk import CopyingThread
 from .faults import error_at
 from .source import site_of
-from .warp import SHFL, VOTE, finish_match
+from .warp import Collective, match_result, shfl_source, vote_result
 
 FULL_MASK = 0xFFFFFFFF
+_SHFL = {mode: f"shfl.{mode}" for mode in ("idx", "xor", "up", "down")}
+_VOTE = {mode: f"vote.{mode}" for mode in ("any", "all", "ballot")}
 
 # The running thread.  It is an error to call a primitive outside a kernel.
 current_thread: Callable[[], Thread] = getcurrent
@@ -38,35 +40,40 @@ class Thread(CopyingThread):
 
     def syncwarp(self, mask: int = FULL_MASK) -> None:
         """Wait for the lanes in `mask`."""
-        self.left -= 1
-        if self.left < 0:
-            self.pause()
-        warp = self.warp_state
-        if not warp.arrive(self, "syncwarp", mask, site_of(sys._getframe(1)), None, 0, None):
-            self.waits_for = warp.pending[mask]
-            self.park()
+        self._collect("syncwarp", mask, None)
 
     def shfl(self, mode: str, mask: int, value: Any, lane_or_delta: int) -> Any:
         """The `value` of another lane of `mask`: mode idx, xor, up or down."""
-        return self._collect(f"shfl.{mode}", mask, value, int(lane_or_delta), SHFL[mode])
+        values = self._collect(_SHFL[mode], mask, value).values
+        source = shfl_source(mode, self.lane, lane_or_delta)
+        if source not in values:
+            message = f"shfl.{mode}: lane {self.lane} reads lane {source}, which mask {mask:#010x} does not name"
+            raise error_at(self, errors.Divergence, message)
+        return values[source]
 
     def vote(self, mode: str, mask: int, predicate: Any) -> Any:
         """Mode any, all: a bool; ballot: the mask of the lanes whose predicate holds."""
-        return self._collect(f"vote.{mode}", mask, predicate, 0, VOTE[mode])
+        collective = self._collect(_VOTE[mode], mask, predicate)
+        if collective.result is None:
+            collective.result = vote_result(mode, collective.values)
+        return collective.result
 
     def match_any(self, mask: int, value: Any) -> int:
         """The mask of the lanes that pass the same value."""
-        return self._collect("match_any", mask, value, 0, finish_match)
+        collective = self._collect("match_any", mask, value)
+        if collective.result is None:
+            collective.result = match_result(collective.values)
+        return collective.result[value]
 
-    def _collect(self, name: str, mask: int, value: Any, extra: int, finish: Any) -> Any:
+    def _collect(self, name: str, mask: int, value: Any) -> Collective:
         self.left -= 1
         if self.left < 0:
             self.pause()
-        warp = self.warp_state
-        if not warp.arrive(self, name, mask, site_of(sys._getframe(2)), value, extra, finish):
-            self.waits_for = warp.pending[mask]
+        collective = self.warp_state.arrive(self, name, mask, site_of(sys._getframe(2)), value)
+        if collective.missing:
+            self.waits_for = collective
             self.park()
-        return self.result
+        return collective
 
     def barrier(self, barrier_id: int, num_threads: int) -> None:
         """bar.sync: wait until `num_threads` threads of the block have arrived."""

@@ -1,12 +1,11 @@
 """Warp collectives: threads of a warp converge here and nowhere else.
 
-Each lane named in the mask parks until the last one arrives; that one computes all results and goes on.  Lanes that
+Each lane named in the mask parks until the last one arrives.  Lanes that
 arrive with another operation, another line or an overlapping mask stop the run, and so does a lane that leaves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from . import errors
@@ -17,17 +16,15 @@ from .source import Site, describe_site, site_of
 if TYPE_CHECKING:
     from .thread import Thread
 
-Finish = Callable[["Collective"], None]
-
 
 def lanes_of(mask: int) -> list[int]:
     return [lane for lane in range(WARP_SIZE) if mask >> lane & 1]
 
 
 class Collective:
-    """One collective that some lanes have reached: `threads`, `values` and `extras` are in order of arrival."""
+    """One collective that some lanes have reached: what they pass, by lane, and who they are, in order of arrival."""
 
-    __slots__ = ("name", "mask", "site", "missing", "threads", "values", "extras")
+    __slots__ = ("name", "mask", "site", "missing", "threads", "values", "result")
 
     def __init__(self, name: str, mask: int, site: Site | None):
         self.name = name
@@ -36,7 +33,7 @@ class Collective:
         self.missing = mask
         self.threads: list[Thread] = []
         self.values: dict[int, Any] = {}
-        self.extras: list[int] = []
+        self.result: Any = None  # computed by the first lane that goes on
 
 
 class Warp:
@@ -49,10 +46,8 @@ class Warp:
         self.lanes: list[Thread] = []
         self.pending: dict[int, Collective] = {}
 
-    def arrive(
-        self, thread: Thread, name: str, mask: int, site: Site | None, value: Any, extra: int, finish: Finish | None
-    ) -> bool:
-        """Count a lane in.  True: it was the last, all results are there and the others are runnable."""
+    def arrive(self, thread: Thread, name: str, mask: int, site: Site | None, value: Any) -> Collective:
+        """Count a lane in.  When it was the last, nothing is missing and the others are runnable."""
         collective = self.pending.get(mask)
         lane = thread.lane
         if collective is None:
@@ -61,18 +56,13 @@ class Warp:
         elif collective.name != name or collective.site != site:
             raise self.divergence(thread, name, collective)
         collective.missing ^= 1 << lane
-        collective.threads.append(thread)
-        if finish is not None:
-            collective.values[lane] = value
-            collective.extras.append(extra)
+        collective.values[lane] = value
         if collective.missing:
-            return False
-        del self.pending[mask]
-        if finish is not None:
-            finish(collective)
-        collective.threads.pop()
-        thread.runnable.extend(collective.threads)
-        return True
+            collective.threads.append(thread)
+        else:
+            del self.pending[mask]
+            thread.runnable.extend(collective.threads)
+        return collective
 
     def check_new(self, thread: Thread, name: str, mask: int) -> None:
         """The first lane at a collective: is its mask possible at all?"""
@@ -130,58 +120,31 @@ def place(thread: Thread) -> str:
     return f"are at {describe_site(site_of(thread.gr_frame))}"
 
 
-def finish_shfl(mode: str) -> Finish:
-    """Hand every lane the value of the lane it asked for; out of range: its own."""
-
-    def finish(collective: Collective) -> None:
-        values = collective.values
-        for thread, extra in zip(collective.threads, collective.extras, strict=True):
-            lane = thread.lane
-            if mode == "idx":
-                source = extra & (WARP_SIZE - 1)
-            elif mode == "xor":
-                source = lane ^ extra
-            else:
-                source = lane - extra if mode == "up" else lane + extra
-            if not 0 <= source < WARP_SIZE:
-                source = lane
-            if source not in values:
-                raise error_at(
-                    thread,
-                    errors.Divergence,
-                    f"shfl.{mode}: lane {lane} reads lane {source}, which mask {collective.mask:#010x} does not name",
-                )
-            thread.result = values[source]
-
-    return finish
+def shfl_source(mode: str, lane: int, lane_or_delta: int) -> int:
+    """The lane that `lane` reads; out of range: itself."""
+    if mode == "idx":
+        return lane_or_delta & (WARP_SIZE - 1)
+    if mode == "xor":
+        source = lane ^ lane_or_delta
+    elif mode == "up":
+        source = lane - lane_or_delta
+    else:
+        source = lane + lane_or_delta
+    return source if 0 <= source < WARP_SIZE else lane
 
 
-def _finish_any(collective: Collective) -> None:
-    result = any(collective.values.values())
-    for thread in collective.threads:
-        thread.result = result
+def vote_result(mode: str, values: dict[int, Any]) -> Any:
+    """any, all: a bool; ballot: the mask of the lanes whose value is true."""
+    if mode == "any":
+        return any(values.values())
+    if mode == "all":
+        return all(values.values())
+    return sum(1 << lane for lane, predicate in values.items() if predicate)
 
 
-def _finish_all(collective: Collective) -> None:
-    result = all(collective.values.values())
-    for thread in collective.threads:
-        thread.result = result
-
-
-def _finish_ballot(collective: Collective) -> None:
-    result = sum(1 << lane for lane, predicate in collective.values.items() if predicate)
-    for thread in collective.threads:
-        thread.result = result
-
-
-def finish_match(collective: Collective) -> None:
-    """Hand every lane the mask of the lanes that hold the same value."""
+def match_result(values: dict[int, Any]) -> dict[Any, int]:
+    """value -> the mask of the lanes that pass it."""
     masks: dict[Any, int] = {}
-    for lane, value in collective.values.items():
+    for lane, value in values.items():
         masks[value] = masks.get(value, 0) | 1 << lane
-    for thread in collective.threads:
-        thread.result = masks[collective.values[thread.lane]]
-
-
-SHFL: dict[str, Finish] = {mode: finish_shfl(mode) for mode in ("idx", "xor", "up", "down")}
-VOTE: dict[str, Finish] = {"any": _finish_any, "all": _finish_all, "ballot": _finish_ballot}
+    return masks

@@ -1,0 +1,220 @@
+"""Warps converge where the code says so, and barriers count threads; anything else is an error that names threads."""
+
+import numpy as np
+import pytest
+
+from nbep.emulator import FULL_MASK, DeadlockError, Divergence, EmulatorError, current_thread
+
+SEEDS = range(4)
+
+
+def per_thread(launch, kernel, block=32, seed=0):
+    """What `kernel(thread)` returns in each thread of a block."""
+    results = [None] * block
+
+    def record():
+        t = current_thread()
+        results[t.thread_idx] = kernel(t)
+
+    launch(record, block=block, seed=seed)
+    return results
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_shuffles_read_the_lane_they_name(launch, seed):
+    lanes = np.arange(32)
+
+    def shuffle(mode, argument):
+        return per_thread(launch, lambda t: t.shfl(mode, FULL_MASK, 100 + t.lane, argument), seed=seed)
+
+    np.testing.assert_array_equal(shuffle("idx", 35), np.full(32, 103))
+    np.testing.assert_array_equal(shuffle("xor", 5), 100 + (lanes ^ 5))
+    np.testing.assert_array_equal(shuffle("up", 3), 100 + np.where(lanes >= 3, lanes - 3, lanes))
+    np.testing.assert_array_equal(shuffle("down", 3), 100 + np.where(lanes < 29, lanes + 3, lanes))
+    each = per_thread(launch, lambda t: t.shfl("idx", FULL_MASK, t.lane, 31 - t.lane), seed=seed)
+    np.testing.assert_array_equal(each, 31 - lanes)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_votes_and_matches(launch, seed):
+    assert per_thread(launch, lambda t: t.vote("any", FULL_MASK, t.lane == 9), seed=seed) == [True] * 32
+    assert per_thread(launch, lambda t: t.vote("all", FULL_MASK, t.lane != 9), seed=seed) == [False] * 32
+    assert per_thread(launch, lambda t: t.vote("ballot", FULL_MASK, t.lane % 4 == 0), seed=seed) == [0x11111111] * 32
+    masks = per_thread(launch, lambda t: t.match_any(FULL_MASK, t.lane & 1), seed=seed)
+    assert masks == [0x55555555, 0xAAAAAAAA] * 16
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_warps_and_parts_of_warps_are_independent(launch, seed):
+    def halves(t):
+        mask = 0xFFFF if t.lane < 16 else 0xFFFF0000
+        for _ in range(t.lane // 16 * 3):  # the halves do different numbers of collectives before they meet
+            t.syncwarp(mask)
+        return t.vote("ballot", mask, t.warp == 1)
+
+    expected = [0] * 32 + [0xFFFF] * 16 + [0xFFFF0000] * 16
+
+    def on_one_line_each(t):
+        return halves(t)
+
+    assert per_thread(launch, on_one_line_each, block=64, seed=seed) == expected
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_syncwarp_orders_shared_memory(launch, seed):
+    def exchange():
+        t = current_thread()
+        t.store_shared(4 * t.lane, "s32", t.lane, "weak")
+        t.syncwarp(FULL_MASK)
+        assert t.load_shared(4 * (31 - t.lane), "s32", "weak") == 31 - t.lane
+
+    launch(exchange, block=32, smem_bytes=128, seed=seed)
+
+
+def test_lanes_at_different_collectives_are_named(launch):
+    def split(t):
+        if t.lane < 8:
+            return t.vote("any", FULL_MASK, True)
+        return t.shfl("idx", FULL_MASK, 0, 0)
+
+    for seed in SEEDS:
+        with pytest.raises(Divergence) as caught:
+            per_thread(launch, split, seed=seed)
+        text = str(caught.value)
+        assert "shfl.idx" in text
+        assert "vote.any" in text
+        assert text.count("test_collectives.py") >= 2
+        assert "mask 0xffffffff" in text
+
+
+def test_lanes_at_different_lines_are_named(launch):
+    def split(t):
+        if t.lane == 5:
+            t.syncwarp(FULL_MASK)
+        else:
+            t.syncwarp(FULL_MASK)
+
+    with pytest.raises(Divergence, match=r"lanes? .* at syncwarp, .*\(split\)"):
+        per_thread(launch, split, seed=1)
+
+
+def test_overlapping_masks_are_named(launch):
+    def split(t):
+        t.syncwarp(FULL_MASK if t.lane < 4 else 0xFFFFFFF0)
+
+    with pytest.raises(Divergence, match="mask 0x"):
+        per_thread(launch, split)
+
+
+def test_lane_that_leaves_is_named(launch):
+    def lane_nine_returns(t):
+        if t.lane == 9:
+            return
+        t.syncwarp(FULL_MASK)
+
+    for seed in SEEDS:
+        with pytest.raises(Divergence, match=r"lanes? 9 .*ha(s|ve) left the kernel"):
+            per_thread(launch, lane_nine_returns, seed=seed)
+
+
+def test_mask_must_name_the_caller_and_exist(launch):
+    with pytest.raises(Divergence, match="mask 0x0000fffe does not name the calling lane"):
+        per_thread(launch, lambda t: t.syncwarp(0xFFFE), block=1)
+    with pytest.raises(Divergence, match="lanes 16-31, which do not exist"):
+        per_thread(launch, lambda t: t.syncwarp(FULL_MASK), block=16)
+
+
+def test_shuffle_from_a_lane_outside_the_mask(launch):
+    with pytest.raises(Divergence, match="reads lane 3, which mask 0x00000003 does not name"):
+        per_thread(launch, lambda t: t.shfl("idx", 3, 0, 3), block=2)
+
+
+def test_lane_waiting_elsewhere_is_found_by_the_deadlock_report(launch):
+    def kernel(flag):
+        t = current_thread()
+        if t.lane == 0:
+            while t.load(flag, "s32", "acquire", "gpu") == 0:
+                t.spin(10**9)
+        t.syncwarp(FULL_MASK)
+
+    with pytest.raises(DeadlockError) as caught:
+        launch(kernel, np.zeros(1, np.int32), block=32)
+    assert "warp 0, lane 1-31" in str(caught.value)
+    assert "waits at syncwarp with mask 0xffffffff" in str(caught.value)
+    assert "missing: warp 0, lane 0, which are at" in str(caught.value)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_named_barriers_count_their_threads(launch, seed):
+    """Warp 0 produces and only arrives; warps 1 and 2 wait; warp 3 takes no part."""
+    order = []
+
+    def kernel():
+        t = current_thread()
+        if t.warp == 0:
+            order.append("produced")
+            t.barrier_arrive(3, 96)
+        elif t.warp < 3:
+            t.barrier(3, 96)
+            order.append("consumed")
+        t.barrier(0, 128)
+        order.append("end")
+
+    launch(kernel, block=128, seed=seed)
+    assert order == ["produced"] * 32 + ["consumed"] * 64 + ["end"] * 128
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_barrier_can_be_used_again_at_once(launch, seed):
+    rounds = np.zeros(64, np.int32)
+
+    def kernel():
+        t = current_thread()
+        for i in range(5):
+            assert all(rounds >= i), rounds
+            assert all(rounds <= i + 1), rounds
+            rounds[t.thread_idx] += 1
+            t.barrier(1, 64)
+
+    launch(kernel, block=64, seed=seed)
+
+
+def test_missing_thread_at_a_barrier_is_reported_and_does_not_hang(launch):
+    def kernel():
+        t = current_thread()
+        if t.thread_idx not in (70, 71):
+            t.barrier(0, 96)
+
+    for seed in SEEDS:
+        with pytest.raises(DeadlockError) as caught:
+            launch(kernel, block=96, seed=seed)
+        assert "barrier 0 of rank 0, kernel `kernel`, block 0 can never fill" in str(caught.value)
+        assert "have left the kernel" in str(caught.value)
+        assert "(kernel)" in caught.value.source
+
+
+def test_thread_waiting_elsewhere_is_reported_with_its_place(launch):
+    def kernel(flag):
+        t = current_thread()
+        if t.warp == 2:
+            while t.load(flag, "s32", "acquire", "gpu") == 0:
+                t.spin(10**9)
+        t.barrier(2, 96)
+
+    with pytest.raises(DeadlockError) as caught:
+        launch(kernel, np.zeros(1, np.int32), block=96)
+    text = str(caught.value)
+    assert "waits at barrier 2: 64 of 96 threads have arrived" in text
+    assert "missing: warp 2, which are at" in text
+    assert "block 0, warp 0-1\n" in text
+
+
+def test_disagreeing_counts_and_bad_barriers_are_errors(launch):
+    with pytest.raises(Divergence, match=r"this thread says (32|64) threads, threads .* said (64|32)"):
+        launch(lambda: current_thread().barrier(1, 32 * (1 + current_thread().warp)), block=64)
+    with pytest.raises(EmulatorError, match="there are 16"):
+        launch(lambda: current_thread().barrier(16, 32), block=32)
+    with pytest.raises(EmulatorError, match="must be a multiple of 32, at most the block's 64"):
+        launch(lambda: current_thread().barrier(1, 40), block=64)
+    with pytest.raises(EmulatorError, match="at most the block's 64"):
+        launch(lambda: current_thread().barrier(1, 96), block=64)

@@ -1,0 +1,138 @@
+"""When nothing can run, the run stops at once and says who waits for which cell."""
+
+import inspect
+
+import numpy as np
+import pytest
+
+from nbep.emulator import DeadlockError, World, current_thread
+
+TIMEOUT = 10_000
+
+
+def wait_tail(tail, wanted):
+    """A protocol function, as kernels have them."""
+    t = current_thread()
+    deadline = t.globaltimer() + TIMEOUT
+    while t.load(tail, "s32", "acquire", "sys") < wanted:
+        if t.spin(deadline):
+            return False
+    return True
+
+
+def sender(tail):
+    current_thread().store(tail + 8, "s32", 3, "release", "sys")  # publishes 3
+
+
+def receiver(tail, late):
+    t = current_thread()
+    if t.warp == 0:
+        if not wait_tail(tail + 8, 5):
+            t.store(late + 4 * t.lane, "s32", 1, "weak", "gpu")
+    t.barrier(0, t.block_dim)
+
+
+def starved_ring(on_deadlock="raise", seed=6):
+    """Rank 0 publishes tail 3, rank 1 waits for 5."""
+    world = World(2, seed, on_deadlock=on_deadlock)
+    late = np.zeros(32, np.int32)
+    buffers = {}
+
+    def host(rank):
+        context = world.ranks[rank]
+        stream = context.create_stream("comm")
+        if rank == 1:
+            buffers[1] = context.space.allocate(64, "ring", zero=True, describe=lambda o: f"tail[channel {o // 4}]")
+            late_address = context.space.map_array(late, "late", True).address
+            stream.launch(receiver, (buffers[1].address, late_address), 1, 64)
+        else:
+            world.host_wait(lambda: 1 in buffers, "rank 1's buffer")
+            stream.launch(sender, (context.space.open(buffers[1].handle).address,), 1, 1)
+        stream.synchronize()
+        if rank == 0:
+            world.host_wait(lambda: late.any(), lambda: "late to be set")
+
+    world.run([lambda: host(0), lambda: host(1)])
+    return late
+
+
+def test_deadlock_report_tells_the_whole_story():
+    with pytest.raises(DeadlockError) as caught:
+        starved_ring()
+    text = str(caught.value)
+    assert "nothing can run any more: 64 threads in 2 groups and 2 hosts wait (seed 6)" in text
+    # the waiting group, its place and how it came there
+    assert "rank 1, kernel `receiver`, block 0, warp 0\n" in text
+    load_line = inspect.getsourcelines(wait_tail)[1] + 5
+    assert f"test_deadlock.py:{load_line} (wait_tail), called from " in text
+    assert "(receiver)" in text
+    # the cell, its value, its last writer
+    assert "polls `ring` of rank 1: tail[channel 2] (byte 8)" in text
+    assert "sees 3 (s32)" in text
+    writer_line = inspect.getsourcelines(sender)[1] + 1
+    assert "last written by rank 0, kernel `sender`, block 0, warp 0, lane 0, at " in text
+    assert f"test_deadlock.py:{writer_line} (sender)" in text
+    # the group at the barrier, who is missing there, and the hosts
+    assert "waits at barrier 0: 32 of 64 threads have arrived" in text
+    assert "missing: warp 0, which are at" in text
+    assert "the host of rank 0 waits for late to be set" in text
+    assert "the host of rank 1 waits for stream `comm`: kernel `receiver` runs" in text
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_expire_runs_the_kernels_own_time_outs(seed):
+    np.testing.assert_array_equal(starved_ring("expire", seed), np.ones(32))
+
+
+def test_expire_raises_when_nobody_spins(launch):
+    with pytest.raises(DeadlockError, match="barrier 1: 32 of 64"):
+        launch(lambda: current_thread().barrier(1 + current_thread().warp, 64), block=64, on_deadlock="expire")
+
+
+def test_expire_ends_the_earliest_wait_first():
+    """The second wait ends well because the first, which is due earlier, has given up and told it."""
+    world = World(1, on_deadlock="expire")
+    cells = world.ranks[0].space.allocate(16, "cells", zero=True)
+    outcome = {}
+
+    def kernel(cells):
+        t = current_thread()
+        deadline = t.globaltimer() + 1000 * (1 + t.thread_idx)
+        outcome[t.thread_idx] = "seen"
+        while t.load(cells + 4 * t.thread_idx, "s32", "acquire", "gpu") == 0:
+            if t.spin(deadline):
+                outcome[t.thread_idx] = "late"
+                assert t.globaltimer() > deadline
+                t.store(cells + 4, "s32", 1, "release", "gpu")
+                return
+
+    stream = world.ranks[0].create_stream("main")
+    stream.launch(kernel, (cells.address,), 1, 2)
+    stream.synchronize()
+    assert outcome == {0: "late", 1: "seen"}
+
+
+def test_host_that_waits_for_another_is_in_the_report():
+    world = World(2)
+    with pytest.raises(DeadlockError, match=r"1 host wait(.|\n)*the host of rank 1 waits for rank 0's answer"):
+        world.run([lambda: None, lambda: world.host_wait(lambda: False, "rank 0's answer")])
+
+
+def test_stream_that_waits_for_an_event_is_in_the_report():
+    world = World(2)
+    first, second = world.ranks[0].create_stream("first"), world.ranks[1].create_stream("second")
+    flag = world.ranks[0].space.allocate(4, "flag", zero=True)
+    first.launch(wait_tail, (flag.address, 1), 1, 1)
+    second.wait(first.record())
+    with pytest.raises(DeadlockError, match="rank 1, stream `second`: waits for an event of stream `first`"):
+        second.synchronize()
+
+
+def test_cells_that_nobody_signals_say_so(launch):
+    with pytest.raises(DeadlockError, match="no store of more than weak order to it so far"):
+        launch(wait_tail, np.zeros(4, np.int32), 1)
+
+
+def test_same_waits_of_many_blocks_are_one_group(launch):
+    with pytest.raises(DeadlockError, match=r"512 threads in 1 group(.|\n)*block 0-3, warp 0-3\n"):
+        launch(wait_tail, np.zeros(4, np.int32), 1, grid=4, block=128)
