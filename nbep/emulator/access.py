@@ -61,7 +61,7 @@ class AccessingThread(greenlet):
 
     def __init__(self, block: Block, thread_idx: int, warp: Warp, hub: greenlet):
         greenlet.__init__(self, parent=hub)
-        self.gr_context = _DEVICE_CONTEXT.copy()
+        self.gr_context = _DEVICE_CONTEXT.copy()  # type: ignore[misc]
         launch = block.launch
         self.world = launch.world
         self.block = block

@@ -42,7 +42,7 @@ class Host(greenlet):
 
     def __init__(self, rank: int, function: Callable[[], Any], hub: greenlet):
         greenlet.__init__(self, parent=hub)
-        self.gr_context = copy_context()
+        self.gr_context = copy_context()  # type: ignore[misc]
         self.rank = rank
         self.function = function
         self.result: Any = None

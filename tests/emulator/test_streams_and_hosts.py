@@ -119,12 +119,14 @@ def test_run_waits_for_kernels_that_no_host_waits_for():
 
 def test_a_hosts_exception_ends_all_ranks_and_keeps_its_traceback():
     world = World(3, seed=8)
-    cleaned = []
+    waiting, cleaned = [], []
 
     def broken_host():
+        world.host_wait(lambda: waiting, "rank 0 to wait")
         raise LookupError("rank 1 has no table")
 
     def patient_host():
+        waiting.append(1)
         try:
             world.host_wait(lambda: False, "what never comes")
         finally:
