@@ -1,5 +1,7 @@
 """Watch a run on the emulator: who published what, who waited for it, how full the rings were.
 
+    from nbep.trace import Trace
+
     trace = Trace()
     nbep.spawn(main, 2, tracer=trace, seed=7)
     trace.plot_rings()

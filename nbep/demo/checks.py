@@ -1,0 +1,116 @@
+"""Compares what the ranks got with `nbep.reference`: routes, copies and sums bit for bit, the layer within rounding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from nbep import reference
+from nbep.demo.layer import CONFIG, Model, RankResult, Settings
+
+# The sums of the layer are added up in another order than the reference's; both round to bf16, whose step is 2**-8.
+LAYER_TOLERANCE = 2**-7
+# DeepEP's own limit for FP8, on its measure of difference.
+FP8_LIMIT = 9e-4
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison over all ranks. error: the largest difference of two values, or nan where that means nothing."""
+
+    name: str
+    demand: str
+    passed: bool
+    error: float
+    where: str = ""
+
+
+def check_all(settings: Settings, model: Model, results: list[RankResult]) -> list[Check]:
+    """All comparisons, in the order of the layer."""
+    ranks = range(settings.num_ranks)
+    topk_idx = [result.topk_idx for result in results]
+    topk_weights = [result.topk_weights for result in results]
+    layouts = [reference.get_dispatch_layout(idx, settings.num_experts, settings.num_ranks) for idx in topk_idx]
+    # The reference starts from the model, not from what the ranks sent.
+    sent = [reference.per_token_cast_to_fp8(x) if settings.fp8 else x for x in model.x]
+    dispatched = reference.dispatch(sent, layouts, CONFIG.num_channels, topk_idx=topk_idx, topk_weights=topk_weights)
+    combined = reference.combine(
+        [result.expert_output for result in results],
+        dispatched,
+        topk_weights=[result.recv_topk_weights for result in results],
+    )
+    checks = []
+    if settings.fp8:
+        checks.append(_same("FP8 cast", [result.sent[0] for result in results], [pair[0] for pair in sent]))
+        checks.append(_same("FP8 scales", [result.sent[1] for result in results], [pair[1] for pair in sent]))
+    checks += [
+        _same(name, [getattr(result.layout, name) for result in results], [getattr(layout, name) for layout in layouts])
+        for name in reference.Layout._fields
+    ]
+    for i, name in enumerate(["recv_x", "recv_x scales"] if settings.fp8 else ["recv_x"]):
+        got = [result.recv_x[i] if settings.fp8 else result.recv_x for result in results]
+        want = [(item.recv_x, item.recv_x_scales)[i] for item in dispatched]
+        checks.append(_same(name, got, want))
+    checks += [
+        _same("recv_topk_idx", [r.recv_topk_idx for r in results], [d.recv_topk_idx for d in dispatched]),
+        _same("recv_topk_weights", [r.recv_topk_weights for r in results], [d.recv_topk_weights for d in dispatched]),
+        _same(
+            "num_recv_tokens_per_expert_list",
+            [np.array(r.num_recv_tokens_per_expert_list) for r in results],
+            [np.array(d.num_recv_tokens_per_expert_list) for d in dispatched],
+        ),
+        _same("combined_x", [r.combined_x for r in results], [x for x, _ in combined]),
+        _same("combined_topk_weights", [r.combined_topk_weights for r in results], topk_weights),
+    ]
+    inputs = [reference.per_token_cast_back(*pair) for pair in sent] if settings.fp8 else model.x
+    layer = [
+        reference.moe_layer(inputs[rank], topk_idx[rank], topk_weights[rank], model.expert_weight, settings.num_ranks)
+        for rank in ranks
+    ]
+    checks.append(_close("MoE layer", [r.combined_x for r in results], layer))
+    if settings.fp8:
+        exact = [
+            reference.moe_layer(x, topk_idx[rank], topk_weights[rank], model.expert_weight, settings.num_ranks)
+            for rank, x in enumerate(model.x)
+        ]
+        checks.append(_similar("MoE layer without FP8", [r.combined_x for r in results], exact))
+    return checks
+
+
+def _same(name: str, got: list, want: list) -> Check:
+    """Bit for bit, on every rank."""
+    for rank, (a, b) in enumerate(zip(got, want, strict=True)):
+        if a.shape != b.shape:
+            return Check(name, "bitwise", False, float("nan"), f"rank {rank}: shape {a.shape}, expected {b.shape}")
+    error = max(_largest_difference(a, b) for a, b in zip(got, want, strict=True))
+    for rank, (a, b) in enumerate(zip(got, want, strict=True)):
+        if a.tobytes() != b.tobytes():
+            wrong = [i for i in range(len(b)) if a[i].tobytes() != b[i].tobytes()]
+            return Check(name, "bitwise", False, error, f"rank {rank}: {len(wrong)} of {len(b)} rows, first {wrong[0]}")
+    return Check(name, "bitwise", True, error)
+
+
+def _close(name: str, got: list[np.ndarray], want: list[np.ndarray]) -> Check:
+    """Within rounding of the largest value."""
+    scale = max([float(np.abs(b.astype(np.float32)).max()) for b in want if b.size], default=0.0)
+    limit = LAYER_TOLERANCE * scale
+    errors = [_largest_difference(a, b) for a, b in zip(got, want, strict=True)]
+    worst = int(np.argmax(np.nan_to_num(errors, nan=np.inf)))
+    passed = errors[worst] <= limit
+    return Check(name, f"error <= {limit:.2g}", passed, errors[worst], "" if passed else f"rank {worst}")
+
+
+def _similar(name: str, got: list[np.ndarray], want: list[np.ndarray]) -> Check:
+    """DeepEP's measure: 1 - 2 <x, y> / (<x, x> + <y, y>), 0 for equal arrays."""
+    x = np.concatenate([array.astype(np.float64).ravel() for array in got])
+    y = np.concatenate([array.astype(np.float64).ravel() for array in want])
+    total = float((x * x + y * y).sum())
+    difference = 0.0 if total == 0 else 1 - 2 * float((x * y).sum()) / total
+    return Check(name, f"calc_diff <= {FP8_LIMIT:g}", difference <= FP8_LIMIT, difference)
+
+
+def _largest_difference(a: np.ndarray, b: np.ndarray) -> float:
+    if not a.size:
+        return 0.0
+    return float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max())

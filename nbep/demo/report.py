@@ -1,0 +1,66 @@
+"""The tables that the demo prints."""
+
+from __future__ import annotations
+
+import math
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from nbep.demo.checks import Check
+from nbep.demo.layer import RankResult, Settings
+
+MAX_EXPERT_COLUMNS = 16
+
+
+def new_table(title: str, *columns: str, left: int = 1) -> Table:
+    """A table whose first `left` columns are words and the others numbers."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, title_style="bold")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i < left else "right", no_wrap=True)
+    return table
+
+
+def print_traffic(console: Console, results: list[RankResult]) -> None:
+    """Who sent how many tokens to whom, and what it came to."""
+    ranks = range(len(results))
+    table = new_table("Tokens sent", "from \\ to", *(f"rank {rank}" for rank in ranks), "copies", "tokens")
+    for rank, result in enumerate(results):
+        counts = [int(count) for count in result.layout.num_tokens_per_rank]
+        table.add_row(f"rank {rank}", *map(str, counts), str(sum(counts)), str(len(result.topk_idx)))
+    table.add_section()
+    received = [len(result.recv_topk_idx) for result in results]
+    tokens = sum(len(result.topk_idx) for result in results)
+    table.add_row("received", *map(str, received), str(sum(received)), str(tokens))
+    console.print(table)
+
+
+def print_experts(console: Console, settings: Settings, results: list[RankResult]) -> None:
+    """How many tokens each expert got; the range where there are many experts."""
+    share = settings.num_experts // settings.num_ranks
+    lists = [result.num_recv_tokens_per_expert_list for result in results]
+    if share <= MAX_EXPERT_COLUMNS:
+        table = new_table("Tokens per expert", "on", "experts", *([""] * share), left=2)
+        rows = [[str(count) for count in counts] for counts in lists]
+    else:
+        table = new_table("Tokens per expert", "on", "experts", "fewest", "mean", "most", left=2)
+        rows = [[str(min(counts)), f"{sum(counts) / share:.1f}", str(max(counts))] for counts in lists]
+    for rank, row in enumerate(rows):
+        first, last = rank * share, (rank + 1) * share - 1
+        table.add_row(f"rank {rank}", str(first) if share == 1 else f"{first} to {last}", *row)
+    console.print(table)
+
+
+def print_checks(console: Console, checks: list[Check]) -> None:
+    """Each comparison with its result."""
+    table = new_table("Checks against nbep.reference", "what", "demanded", "result", "largest error", left=3)
+    for check in checks:
+        result = Text("pass", style="green") if check.passed else Text("FAIL", style="bold red")
+        error = "-" if math.isnan(check.error) else f"{check.error:.3g}"
+        table.add_row(check.name, check.demand, result, error)
+    console.print(table)
+    for check in checks:
+        if check.where:
+            console.print(Text(f"{check.name}: {check.where}", style="red"))

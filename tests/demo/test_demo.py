@@ -1,0 +1,178 @@
+"""`nbep demo` says what it did, saves its picture, and fails when a result is wrong."""
+
+import io
+import re
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from nbep import reference
+from nbep.cli import main as nbep_main
+from nbep.demo import main
+from nbep.demo.layer import apply_experts
+from nbep.demo.progress import Progress
+from nbep.device.kernels.intranode import combine as combine_kernel
+from nbep.device.kernels.intranode import dispatch as dispatch_kernel
+
+SMALL = ["--ranks", "2", "--tokens", "5", "--hidden", "16", "--experts", "4"]
+
+
+def run(capsys, *options: str) -> tuple[int, str]:
+    status = main([*SMALL, *options])
+    return status, capsys.readouterr().out
+
+
+def checks_of(output: str) -> dict[str, str]:
+    """Name -> pass or FAIL, from the table."""
+    return dict(re.findall(r"^ ?(\w[\w ]*?) {2,}.*?\b(pass|FAIL)\b", output, re.MULTILINE))
+
+
+def test_demo_passes_its_checks_and_saves_the_picture(capsys, tmp_path):
+    out = tmp_path / "rings.png"
+    status, output = run(capsys, "--out", str(out))
+    assert status == 0
+    assert out.read_bytes().startswith(b"\x89PNG")
+    assert str(out) in output
+    checks = checks_of(output)
+    assert {"is_token_in_rank", "recv_x", "recv_topk_idx", "combined_x", "MoE layer"} <= set(checks)
+    assert set(checks.values()) == {"pass"}
+    assert f"All {len(checks)} checks passed" in output
+    assert re.search(r"[\d,]+ primitive calls", output)
+
+
+def test_table_says_who_sent_how_many_tokens_to_whom(capsys):
+    _, output = run(capsys, "--no-picture", "--seed", "3")
+    rng = np.random.default_rng(3)
+    x = [rng.standard_normal((5, 16), np.float32).astype(reference.BF16) for _ in range(2)]
+    gate_weight = rng.standard_normal((16, 4), np.float32)
+    per_expert = np.zeros(4, int)
+    for rank in range(2):
+        topk_idx, _ = reference.gate(x[rank], gate_weight, 2)
+        layout = reference.get_dispatch_layout(topk_idx, 4, 2)
+        first, second = layout.num_tokens_per_rank
+        assert re.search(rf"rank {rank} +{first} +{second} +{first + second} +5\b", output)
+        per_expert += layout.num_tokens_per_expert
+    assert re.search(rf"rank 0 +0 to 1 +{per_expert[0]} +{per_expert[1]}\b", output)
+    assert re.search(rf"rank 1 +2 to 3 +{per_expert[2]} +{per_expert[3]}\b", output)
+
+
+def test_lines_without_a_terminal_tell_the_phases_in_order(capsys):
+    _, output = run(capsys, "--no-picture")
+    assert "\x1b" not in output
+    phases = re.findall(r"^(\w+) done on all ranks", output, re.MULTILINE)
+    assert phases == ["gate", "layout", "dispatch", "experts", "combine"]
+
+
+def test_a_terminal_shows_the_phase_of_each_rank():
+    stream = io.StringIO()
+    progress = Progress(Console(file=stream, force_terminal=True, width=80), 2)
+    with progress.shown():
+        progress.enter(0, "dispatch")
+        progress.enter(1, "done")
+    output = stream.getvalue()
+    assert "rank 0" in output
+    assert "rank 1" in output
+    assert "\x1b[1;33mdispatch" in output  # under way
+    assert "done on all ranks" not in output
+
+
+@pytest.mark.parametrize("options", [["--fp8", "--hidden", "128"], ["--tokens", "0"], ["--ranks", "4", "--topk", "4"]])
+def test_other_settings_pass(capsys, options):
+    status, output = run(capsys, "--no-picture", *options)
+    assert status == 0
+    assert set(checks_of(output).values()) == {"pass"}
+    assert ("FP8 scales" in output) == ("--fp8" in options)
+
+
+def test_no_picture_is_saved_when_none_is_wanted(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(capsys, "--no-picture")[0] == 0
+    assert list(tmp_path.iterdir()) == []
+    assert run(capsys)[0] == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["nbep_demo_rings.png"]
+
+
+def test_a_wrong_sum_in_combine_fails_two_checks(capsys, monkeypatch):
+    # The kernel forgets the third and fourth pair of a vector.
+    right = combine_kernel.add_bf16x8
+    monkeypatch.setattr(combine_kernel, "add_bf16x8", lambda total, v: right(total, (v[0], v[1], 0, 0)))
+    status, output = run(capsys, "--no-picture")
+    assert status == 1
+    failed = {name for name, result in checks_of(output).items() if result == "FAIL"}
+    assert failed == {"combined_x", "MoE layer"}
+    assert "2 of 10 checks failed: combined_x, MoE layer" in output
+    assert re.search(r"combined_x: rank 0: 5 of 5 rows", output)
+
+
+def test_a_wrong_weight_in_dispatch_fails_its_check(capsys, monkeypatch):
+    monkeypatch.setattr(dispatch_kernel, "ld_nc_f32", lambda address: np.float32(0.5))
+    status, output = run(capsys, "--no-picture")
+    assert status == 1
+    assert checks_of(output)["recv_topk_weights"] == "FAIL"
+    assert checks_of(output)["recv_x"] == "pass"
+
+
+def test_a_run_that_stops_is_reported(capsys, monkeypatch):
+    # No tail is ever published, so receivers wait for ever.
+    monkeypatch.setattr(dispatch_kernel, "st_release_sys_s32", lambda address, value: None)
+    status, output = run(capsys, "--no-picture")
+    assert status == 1
+    assert "The run stopped: DeadlockError" in output
+    assert "tail[channel 0, src 0]" in output
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "allowed"),
+    [
+        ("--ranks", "3", "2, 4 or 8"),
+        ("--tokens", "-1", "0 or more"),
+        ("--hidden", "12", "multiple of 8"),
+        ("--experts", "5", "multiple of --ranks"),
+        ("--experts", "258", "at most 128 a rank"),
+        ("--topk", "5", "1 to 4"),
+        ("--seed", "-1", "0 or more"),
+        ("--out", "no_such_folder/rings.png", "a folder that exists"),
+        ("--out", "rings.bmp", ".png"),
+        ("--tokens", "many", "invalid int value"),
+    ],
+)
+def test_bad_options_are_named(capsys, option, value, allowed):
+    with pytest.raises(SystemExit) as stopped:
+        main([*SMALL, option, value])
+    assert stopped.value.code == 2
+    message = capsys.readouterr().err
+    assert option in message
+    assert value in message
+    assert allowed in message
+
+
+def test_fp8_needs_a_hidden_size_that_scales_cover(capsys):
+    with pytest.raises(SystemExit):
+        main([*SMALL, "--fp8"])
+    assert "--hidden: got 16; must be a multiple of 128" in capsys.readouterr().err
+
+
+def test_the_command_runs_the_demo(capsys):
+    assert nbep_main(["demo", *SMALL, "--no-picture"]) == 0
+    assert "checks passed" in capsys.readouterr().out
+
+
+def test_experts_by_expert_are_experts_by_token():
+    rng = np.random.default_rng(0)
+    # Small integers, so that sums in any order are the same.
+    x = rng.integers(-2, 3, (5, 8)).astype(reference.BF16)
+    idx = np.array([[0, 1], [-1, 1], [2, -1], [-1, -1], [1, 0]])
+    topk_weights = rng.integers(1, 3, (5, 2)).astype(np.float32)
+    weight = rng.integers(-1, 2, (3, 8, 8)).astype(np.float32)
+    got = apply_experts(x, idx, topk_weights, weight)
+    assert got.tobytes() == reference.expert_layer(x, idx, topk_weights, weight).tobytes()
+
+
+def test_same_seed_same_numbers(capsys):
+    def counted(seed: str) -> str:
+        _, output = run(capsys, "--no-picture", "--seed", seed)
+        return re.search(r"([\d,]+) primitive calls \(.*?a second\), ([\d,]+) switches", output).group(1, 2)
+
+    assert counted("4") == counted("4")
+    assert counted("4") != counted("5")
