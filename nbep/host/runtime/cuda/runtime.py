@@ -27,11 +27,21 @@ from nbep.host.runtime.cuda.driver import Device, check
 from nbep.host.runtime.cuda.launcher import LoadedKernel, source_key
 from nbep.host.runtime.cuda.memory import CudaSymmetricMemory, DeviceMemory, HostVisibleMemory
 
+HostWait = Callable[[Callable[[], bool], Callable[[], str]], Any]
+
+
+def is_capturing(stream: int) -> bool:
+    """Whether the stream's work goes into a CUDA graph."""
+    code, status = cu.cuStreamIsCapturing(stream)[:2]
+    active = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
+    return bool(code == cu.CUresult.CUDA_SUCCESS and status == active)
+
 
 class CudaEvent(Event):
-    """A CUDA event without timing."""
+    """A CUDA event without timing. host_wait, if given, blocks the host until a predicate is true."""
 
-    def __init__(self, stream: int):
+    def __init__(self, stream: int, host_wait: HostWait | None = None):
+        self._host_wait = host_wait
         self.event = check("cuEventCreate", cu.cuEventCreate(cu.CUevent_flags.CU_EVENT_DISABLE_TIMING))
         check("cuEventRecord", cu.cuEventRecord(self.event, stream))
 
@@ -49,16 +59,20 @@ class CudaEvent(Event):
         return True
 
     def current_stream_wait(self) -> None:
-        """Later work of the caller's current stream starts after the event. The host does not wait."""
-        check("cuStreamWaitEvent", cu.cuStreamWaitEvent(current_stream_handle(), self.event, 0))
+        """Later work of the caller's current stream starts after the event. Only a virtual rank's host waits too."""
+        current = current_stream_handle()
+        check("cuStreamWaitEvent", cu.cuStreamWaitEvent(current, self.event, 0))
+        if self._host_wait is not None and not is_capturing(current):
+            self._host_wait(lambda: self.done, lambda: "an event of its comm stream")
 
 
 class CudaStream(Stream):
     """A stream. `handle` 0 is the default one."""
 
-    def __init__(self, handle: int, name: str):
+    def __init__(self, handle: int, name: str, host_wait: HostWait | None = None):
         self.handle = handle
         self.name = name
+        self._host_wait = host_wait
 
     @property
     def cuda_stream(self) -> int:
@@ -66,7 +80,7 @@ class CudaStream(Stream):
         return self.handle
 
     def record(self) -> CudaEvent:
-        return CudaEvent(self.handle)
+        return CudaEvent(self.handle, self._host_wait)
 
     def wait(self, event: Event) -> None:
         assert isinstance(event, CudaEvent)
@@ -114,6 +128,10 @@ class CudaRuntime(Runtime):
         self.rank = rank
         self.failed = failed or threading.Event()
         self.device.make_current()
+        # A copy to pageable memory keeps the driver locked while it waits for a stream. If a kernel in there waits
+        # for another virtual rank, whose launch waits for the lock, nothing moves. So the hosts of virtual ranks wait
+        # for their kernels themselves, by polling, before the caller can ask for such a copy.
+        self._host_wait: HostWait | None = self.wait_until if shared.num_ranks > 1 else None
         self._in_flight: deque[tuple[CudaEvent, list[Any]]] = deque()
         # A launch packs its parameters in place, so virtual ranks, each in a thread of its own, must not share blocks.
         self._kernels = {name: kernel.for_thread() for name, kernel in shared.kernels.items()}
@@ -155,12 +173,13 @@ class CudaRuntime(Runtime):
 
     @property
     def current_stream(self) -> CudaStream:
-        return CudaStream(current_stream_handle(), "current")
+        return CudaStream(current_stream_handle(), "current", self._host_wait)
 
     def create_stream(self, name: str) -> CudaStream:
         flags = cu.CUstream_flags.CU_STREAM_NON_BLOCKING
         _, highest = check("cuCtxGetStreamPriorityRange", cu.cuCtxGetStreamPriorityRange())
-        return CudaStream(int(check("cuStreamCreateWithPriority", cu.cuStreamCreateWithPriority(flags, highest))), name)
+        handle = int(check("cuStreamCreateWithPriority", cu.cuStreamCreateWithPriority(flags, highest)))
+        return CudaStream(handle, name, self._host_wait)
 
     def launch(self, stream: Stream, kernel: Kernel, grid: int, block: int, smem_bytes: int, *args: Any) -> None:
         """Raises: ValueError if the grid's blocks, with those of the card's other ranks, cannot be resident at once"""
@@ -189,8 +208,7 @@ class CudaRuntime(Runtime):
     def _keep(self, stream: CudaStream, arrays: list[Any]) -> None:
         """Hold on to arrays until the stream has passed this point."""
         in_flight = self._in_flight
-        code, status = cu.cuStreamIsCapturing(stream.handle)
-        if code == cu.CUresult.CUDA_SUCCESS and status != cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE:
+        if is_capturing(stream.handle):
             return  # the graph's owner keeps the arrays of a capture
         while in_flight and in_flight[0][0].done:
             in_flight.popleft()
