@@ -87,7 +87,7 @@ class AccessingThread(greenlet):
         self.empty_spins = 0
         self.bulk: Any = None
         self.fenced = 0
-        self.reluctance = launch.reluctance
+        self.reluctance = warp.reluctance
 
     def describe(self) -> str:
         return (
@@ -134,6 +134,8 @@ class AccessingThread(greenlet):
             raise explain(self, address, kind, False, False, fault) from None
         if order in POLLED:
             self.polled[allocation, offset] = (allocation, offset, kind, value)
+        elif order == "nc" and allocation.writable:
+            self.note_nc(allocation, offset, misfit + 1)
         return value
 
     def store(self, address: int, kind: str, value: Any, order: str, scope: str) -> None:
@@ -154,6 +156,8 @@ class AccessingThread(greenlet):
 
     def write(self, allocation: Allocation, offset: int, kind: str, value: Any, address: int) -> None:
         """The bytes of a store, checked."""
+        if allocation.nc_reads:
+            self.check_nc(allocation, offset, KINDS[kind].size)
         try:
             view, shift, misfit, convert, shadow, written = allocation.stores[kind]
             if offset & misfit or offset < 0:
@@ -255,6 +259,29 @@ class AccessingThread(greenlet):
         if self.left < 0:
             self.pause()
         return self.modify(op, self.shared, address, kind, operand, compare, address)
+
+    def note_nc(self, allocation: Allocation, offset: int, nbytes: int) -> None:
+        """Remember that this thread's kernel takes some bytes (inside 16 aligned ones) for constant."""
+        launch = self.block.launch
+        reader, mask = allocation.nc_reads.get(offset >> 4, (launch, 0))
+        mask = mask if reader is launch else 0
+        allocation.nc_reads[offset >> 4] = launch, mask | ((1 << nbytes) - 1) << (offset & 15)
+
+    def check_nc(self, allocation: Allocation, offset: int, nbytes: int) -> None:
+        """Stop the run when bytes change that a kernel still running takes for constant."""
+        reads = allocation.nc_reads
+        for granule in range(offset >> 4, (offset + nbytes + 15) >> 4):
+            if granule in reads:
+                launch, mask = reads[granule]
+                low = max(offset - 16 * granule, 0)
+                if launch.done:
+                    del reads[granule]
+                elif mask >> low & ((1 << min(offset + nbytes - 16 * granule, 16) - low) - 1):
+                    reader = (
+                        f"kernel `{launch.name}` of rank {launch.rank}, which still runs, has read with ld.global.nc"
+                    )
+                    message = f"a store changes {allocation.cell(offset)}, which {reader}"
+                    raise error_at(self, errors.NonCoherent, message)
 
     def notify(self, allocation: Allocation, offset: int, nbytes: int, site: Site | None = None) -> None:
         """Bytes have changed: note who did it (`site`: where, if not here) and wake those who poll them."""

@@ -248,6 +248,8 @@ class CopyingThread(AccessingThread):
         if allocation.freed:
             message = f"a bulk copy writes `{allocation.name}` of rank {allocation.rank}, which is freed"
             raise errors.UseAfterFree(message, self.describe(), describe_site(site))
+        if allocation.nc_reads:
+            self.check_nc(allocation, offset, len(data))
         allocation.memory[offset : offset + len(data)] = data
         allocation.mark_written(offset, len(data))
         if allocation.watchers:

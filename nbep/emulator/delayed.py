@@ -18,7 +18,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from .access import FAULTS, POLLED
+from .access import FAULTS, POLLED, wake_watchers
 from .errors import Uninitialized
 from .faults import error_at, explain
 from .kinds import decode, encode
@@ -94,8 +94,12 @@ class PendingStore:
 
     def show(self) -> None:
         """Wake the threads that poll these bytes, if they see a change."""
-        if self.allocation.watchers:
-            self.thread.notify(self.allocation, self.offset, len(self.data), self.site)
+        allocation, offset = self.allocation, self.offset
+        if allocation.watchers:
+            for granule in range(offset >> 3, (offset + len(self.data) + 7) >> 3):
+                if granule in allocation.watchers:
+                    allocation.writers[offset] = (self.thread.block, self.thread.thread_idx, self.site)
+                    wake_watchers(allocation, granule)
 
 
 class DelayedThread(Thread):
@@ -129,6 +133,8 @@ class DelayedThread(Thread):
         self.left -= 1
         if order in POLLED:
             self.polled[allocation, offset] = (allocation, offset, kind, value)
+        elif order == "nc":
+            self.note_nc(allocation, offset, misfit + 1)
         return value
 
     def store(self, address: int, kind: str, value: Any, order: str, scope: str) -> None:
@@ -147,8 +153,11 @@ class DelayedThread(Thread):
             data = encode(value, kind)
         except FAULTS as fault:
             raise explain(self, address, kind, True, False, fault) from None
-        store = PendingStore(self, allocation, offset, data, order, site_of(sys._getframe(1)))
+        site = None if order == "weak" else site_of(sys._getframe(1))
+        store = PendingStore(self, allocation, offset, data, order, site)
         self.buffer.append(store)
+        if allocation.nc_reads:
+            self.check_nc(allocation, offset, misfit + 1)
         if level:
             self.publish(level)
         self.world.submit(store)

@@ -56,6 +56,10 @@ class ProxyFence(EmulatorError):
     """A bulk copy reads shared memory whose last ordinary store no `fence.proxy.async` has published."""
 
 
+class NonCoherent(EmulatorError):
+    """A write to bytes that a running kernel has read as constant (`ld.global.nc`)."""
+
+
 class DeadlockError(EmulatorError):
     """Nothing can run any more; the message lists who waits for what."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,13 +71,12 @@ def wrap(value: int, kind: str) -> int:
 
 def encode(value: Any, name: str) -> bytes:
     """The bytes that a store of kind `name` writes."""
-    kind = KINDS[name]
-    data = bytearray(kind.size)
+    size, code, _, _, put = KINDS[name]
+    if put is None:
+        return (index(value) & ((1 << 8 * size) - 1)).to_bytes(size, "little")
+    data = bytearray(size)
     view: Any = memoryview(data)
-    if kind.put is None:
-        view.cast(kind.code)[0] = wrap(value, name)
-    else:
-        kind.put(view.cast(kind.code), 0, value)
+    put(view if code == "B" else view.cast(code), 0, value)
     return bytes(data)
 
 
@@ -84,7 +84,8 @@ def decode(data: bytearray, name: str) -> Any:
     """What a load of kind `name` makes of its bytes."""
     kind = KINDS[name]
     view: Any = memoryview(data)
-    view = view.cast(kind.code)
+    if kind.code != "B":
+        view = view.cast(kind.code)
     return view[0] if kind.get is None else kind.get(view, 0)
 
 

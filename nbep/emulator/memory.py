@@ -23,6 +23,7 @@ from .source import Site
 
 if TYPE_CHECKING:
     from .block import Block
+    from .stream import Launch
     from .thread import Thread
 
 OFFSET_BITS = 32
@@ -45,12 +46,13 @@ class Allocation:
         writers: offset -> who stored last and where, for cells written with more than weak order
         shared: other processes write here too
         unfenced: in shared memory, 16-byte granule -> last ordinary store; see `bulk`
+        nc_reads: 16-byte granule -> the kernel that last read it as constant, and which bytes
         pending: 16-byte granule -> stores on their way; see `delayed`
     """
 
     __slots__ = (
         "rank", "name", "nbytes", "memory", "number", "base", "describe", "loads", "stores", "writable",
-        "watchers", "writers", "shared", "freed", "shadow", "unfenced", "pending",
+        "watchers", "writers", "shared", "freed", "shadow", "unfenced", "nc_reads", "pending",
     )  # fmt: skip
 
     def __init__(
@@ -82,6 +84,7 @@ class Allocation:
         self.watchers: dict[int, dict[Thread, None]] = {}
         self.writers: dict[int, Writer] = {}
         self.unfenced: dict[int, tuple[Thread, int]] = {}
+        self.nc_reads: dict[int, tuple[Launch, int]] = {}
         self.pending: dict[int, list[Any]] = {}
 
     @classmethod

@@ -30,7 +30,8 @@ Describe = str | Callable[[], str]
 SKIPPED = object()  # returned by an operation that had happened before its turn came
 _TICK = 64  # steps between two looks at the waiting hosts
 _NUM_QUANTA = 4096  # quanta drawn at a time
-_RELUCTANCE = (0.0, 0.0, 0.0, 0.9)  # one of these is drawn for a rank, and for a launch: it makes a thread slow
+_RELUCTANCE = 0.85  # of a slow thread
+_SLOW_SHARE = 0.2
 NEVER = 1 << 62  # a deadline that does not come
 _LONGEST = (4096, 32, 4, 256, 2, 8)  # one of these bounds the quanta; neighbouring seeds have different ones
 
@@ -95,19 +96,22 @@ class Scheduler:
         self._longest = _LONGEST[seed % len(_LONGEST)]
         self._operation_rate = 0.5 ** self.random.randint(0, 5)
         self._quanta = self._draw_quanta()
-        self._slow_ranks: dict[int, float] = {}
+        self._slow_ranks: dict[int, bool] = {}
 
     def _draw_quanta(self) -> list[int]:
         uniform, longest = self.random.random, self._longest
         return [int(longest ** uniform()) - 1 for _ in range(_NUM_QUANTA)]
 
     def draw_reluctance(self, rank: int) -> float:
-        """How often the threads of a new launch give way when it is their turn; 0 for seed 0."""
+        """How often the threads of a new warp give way when it is their turn; 0 for seed 0.
+
+        Some ranks are slow, and some warps of the others.
+        """
         if self.seed == 0:
             return 0.0
         if rank not in self._slow_ranks:
-            self._slow_ranks[rank] = self.random.choice(_RELUCTANCE)
-        return max(self._slow_ranks[rank], self.random.choice(_RELUCTANCE))
+            self._slow_ranks[rank] = self.random.random() < _SLOW_SHARE
+        return _RELUCTANCE if self._slow_ranks[rank] or self.random.random() < _SLOW_SHARE else 0.0
 
     # --- what threads and hosts ask for -------------------------------------------------------------------------
 

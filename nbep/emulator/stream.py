@@ -45,7 +45,6 @@ class Launch:
         self.name = name
         self.blocks: list[Block] = []
         self.live = grid
-        self.reluctance = 0.0
         self.copies = 0  # bulk copies under way
         self.stores: dict[Any, None] = {}  # stores on their way; see `delayed`
         self.done = False
@@ -56,13 +55,12 @@ class Launch:
         world = self.world
         thread_class = world.thread_class
         hub = world.hub
-        self.reluctance = world.draw_reluctance(self.rank)
         for index in range(self.grid):
             shared = Allocation.scratch(self.rank, "shared memory", self.smem_bytes)
             block = Block(self, index, shared)
             self.blocks.append(block)
             for first in range(0, self.block, WARP_SIZE):
-                warp = Warp(first // WARP_SIZE)
+                warp = Warp(first // WARP_SIZE, world.draw_reluctance(self.rank))
                 block.warps.append(warp)
                 warp.lanes = [
                     thread_class(block, i, warp, hub) for i in range(first, min(first + WARP_SIZE, self.block))

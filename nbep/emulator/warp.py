@@ -39,10 +39,11 @@ class Collective:
 class Warp:
     """The 32 lanes of a warp and the collectives they are waiting in, by mask."""
 
-    __slots__ = ("index", "lanes", "pending")
+    __slots__ = ("index", "reluctance", "lanes", "pending")
 
-    def __init__(self, index: int):
+    def __init__(self, index: int, reluctance: float):
         self.index = index
+        self.reluctance = reluctance
         self.lanes: list[Thread] = []
         self.pending: dict[int, Collective] = {}
 

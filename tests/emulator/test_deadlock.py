@@ -133,6 +133,23 @@ def test_cells_that_nobody_signals_say_so(launch):
         launch(wait_tail, np.zeros(4, np.int32), 1)
 
 
+@pytest.mark.parametrize("memory_model", ["sc", "delayed"])
+def test_ordinary_store_to_a_polled_cell_is_its_last_writer(launch, memory_model):
+    def kernel(cell):
+        t = current_thread()
+        if t.thread_idx:
+            wait_tail(cell, 2)
+        else:
+            for _ in range(20):
+                t.fence("acq_rel", "gpu")
+            t.store(cell, "s32", 1, "weak", "gpu")
+
+    with pytest.raises(
+        DeadlockError, match=r"sees 1 \(s32\)\n.*last written by rank 0, kernel `kernel`, block 0, warp 0, lane 0"
+    ):
+        launch(kernel, np.zeros(4, np.int32), block=2, memory_model=memory_model, seed=4)
+
+
 def test_same_waits_of_many_blocks_are_one_group(launch):
     with pytest.raises(DeadlockError, match=r"512 threads in 1 group(.|\n)*block 0-3, warp 0-3\n"):
         launch(wait_tail, np.zeros(4, np.int32), 1, grid=4, block=128)

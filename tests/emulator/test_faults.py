@@ -9,6 +9,7 @@ import pytest
 from nbep.emulator import (
     EmulatorError,
     Misaligned,
+    NonCoherent,
     OutOfBounds,
     ReadOnly,
     Trap,
@@ -34,8 +35,8 @@ def run(world, kernel, *args, rank=0, **shape):
     stream.synchronize()
 
 
-def load(address, kind="s32"):
-    return current_thread().load(address, kind, "weak", "gpu")
+def load(address, kind="s32", order="weak"):
+    return current_thread().load(address, kind, order, "gpu")
 
 
 def store(address, value=1, kind="s32"):
@@ -217,6 +218,34 @@ def test_store_to_an_input_array():
     with pytest.raises(ReadOnly, match="the host passed this array as input only"):
         run(world, store, mapping.address + 4)
     assert not x.any()
+
+
+@pytest.mark.parametrize("memory_model", ["sc", "delayed"])
+def test_store_to_what_a_running_kernel_reads_as_constant(memory_model):
+    world = World(1, memory_model=memory_model)
+    x = world.ranks[0].space.allocate(64, "x", zero=True)
+    done = []
+
+    def neighbours(x):
+        load(x + 4, "u8", "nc")
+        store(x + 5, 1, "u8")
+        store(x + 0)
+        store(x + 8)
+        load(x + 16, "v4", "nc")
+        done.append(1)
+
+    run(world, neighbours, x.address)
+    run(world, lambda x: store(x + 16), x.address)  # the reader has ended
+    assert done
+
+    def changes(x):
+        load(x + 16, "v4", "nc")
+        store(x + 24, 1, "s64")
+
+    with pytest.raises(
+        NonCoherent, match=r"`x` of rank 0: byte 24, which kernel `changes` of rank 0, which still runs"
+    ):
+        run(world, changes, x.address)
 
 
 def test_value_of_the_wrong_type():

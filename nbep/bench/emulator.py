@@ -1,0 +1,159 @@
+"""Primitive calls a second that the emulator makes on one core.
+
+    nbep bench emulator [--seconds S] [--json]
+
+"plain" rows never switch threads.  "switching" rows interleave 128 threads as finely as a seed may.  Collectives and
+barriers count one call for each thread that takes part.  Each row takes the best of three runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from nbep.emulator import FULL_MASK, World, current_thread
+
+REPEATS = 3
+COARSE, FINE = 0, 4  # seeds with the longest and the shortest quanta
+
+
+class Row(NamedTuple):
+    """One measurement."""
+
+    name: str
+    threads: int
+    calls_per_second: float
+
+
+# Wrappers as nbep.device.primitives has them, so that a row costs what a kernel pays.
+def _load_s32(address: int) -> int:
+    return current_thread().load(address, "s32", "weak", "cta")
+
+
+def _load_f32(address: int) -> Any:
+    return current_thread().load(address, "f32", "weak", "cta")
+
+
+def _load_v4(address: int) -> tuple:
+    return current_thread().load(address, "v4", "weak", "cta")
+
+
+def _load_acquire(address: int) -> int:
+    return current_thread().load(address, "s32", "acquire", "sys")
+
+
+def _store_s32(address: int) -> None:
+    current_thread().store(address, "s32", 1, "weak", "cta")
+
+
+def _store_v4(address: int) -> None:
+    current_thread().store(address, "v4", (1, 2, 3, 4), "weak", "cta")
+
+
+def _store_release(address: int) -> None:
+    current_thread().store(address, "s32", 1, "release", "sys")
+
+
+def _atomic_add(address: int) -> int:
+    return current_thread().atomic("add", address, "s32", 1, "relaxed", "sys")
+
+
+def _syncwarp(address: int) -> None:
+    current_thread().syncwarp(FULL_MASK)
+
+
+def _shfl(address: int) -> int:
+    return current_thread().shfl("xor", FULL_MASK, 1, 1)
+
+
+def _barrier(address: int) -> None:
+    t = current_thread()
+    t.barrier(0, t.block_dim)
+
+
+def _nothing(address: int) -> None:
+    return None
+
+
+# name, primitive, threads of the block, seed, memory model
+CASES: list[tuple[str, Callable[[int], Any], int, int, str]] = [
+    ("load s32, plain", _load_s32, 1, COARSE, "sc"),
+    ("load f32, plain", _load_f32, 1, COARSE, "sc"),
+    ("load v4, plain", _load_v4, 1, COARSE, "sc"),
+    ("load acquire, plain", _load_acquire, 1, COARSE, "sc"),
+    ("store s32, plain", _store_s32, 1, COARSE, "sc"),
+    ("store v4, plain", _store_v4, 1, COARSE, "sc"),
+    ("store release, plain", _store_release, 1, COARSE, "sc"),
+    ("atomic add, plain", _atomic_add, 1, COARSE, "sc"),
+    ("store s32, plain, delayed model", _store_s32, 1, COARSE, "delayed"),
+    ("load s32, switching", _load_s32, 128, FINE, "sc"),
+    ("store s32, switching", _store_s32, 128, FINE, "sc"),
+    ("syncwarp", _syncwarp, 128, COARSE, "sc"),
+    ("shfl", _shfl, 128, COARSE, "sc"),
+    ("barrier", _barrier, 128, COARSE, "sc"),
+]
+
+
+def _seconds(primitive: Callable[[int], Any], threads: int, seed: int, memory_model: str, count: int) -> float:
+    """How long one launch takes whose threads call `primitive` `count` times each."""
+    world = World(1, seed, memory_model=memory_model)
+    memory = world.ranks[0].space.allocate(64, "memory", zero=True)
+    stream = world.ranks[0].create_stream("main")
+
+    def kernel(address: int) -> None:
+        for _ in range(count):
+            primitive(address)
+
+    stream.launch(kernel, (memory.address,), 1, threads)
+    start = time.perf_counter()
+    stream.synchronize()
+    return time.perf_counter() - start
+
+
+def measure(seconds: float) -> list[Row]:
+    """All rows; each run takes about `seconds`."""
+    rows = []
+    for name, primitive, threads, seed, memory_model in CASES:
+        shape = (primitive, threads, seed, memory_model)
+        count = 16
+        while (elapsed := _seconds(*shape, count)) < seconds / 4:
+            count *= 2
+        count = max(1, int(count * seconds / elapsed))
+        best = min(_seconds(*shape, count) for _ in range(REPEATS))
+        rows.append(Row(name, threads, threads * count / best))
+    threads = 1024
+    best = min(_seconds(_nothing, threads, COARSE, "sc", 0) for _ in range(REPEATS))
+    rows.append(Row("thread created, run and left", threads, threads / best))
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print.
+
+    Args:     argv without the program's name
+    Returns:  0
+    """
+    parser = argparse.ArgumentParser(prog="nbep bench emulator", description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=0.1, help="length of one run (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    arguments = parser.parse_args(argv)
+    rows = measure(arguments.seconds)
+    if arguments.json:
+        print(json.dumps({"calls_per_second": {row.name: round(row.calls_per_second) for row in rows}}))
+        return 0
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="Emulator: primitive calls on one core")
+    table.add_column("call")
+    table.add_column("threads", justify="right")
+    table.add_column("thousand calls/s", justify="right")
+    table.add_column("us/call", justify="right")
+    for row in rows:
+        rate = row.calls_per_second
+        table.add_row(row.name, f"{row.threads}", f"{rate / 1e3:,.0f}", f"{1e6 / rate:.2f}")
+    Console().print(table)
+    return 0
