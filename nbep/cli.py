@@ -11,7 +11,7 @@ from importlib import import_module
 
 from nbep.version import __version__
 
-BENCHMARKS = ("emulator", "launch", "intranode")
+BENCHMARKS = ("emulator", "launch", "intranode", "soak")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -20,7 +20,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     # add_help=False: `nbep demo --help` is answered by the subcommand's own parser.
     commands.add_parser("demo", add_help=False, help="run a small MoE layer on emulated ranks and check it")
-    bench = commands.add_parser("bench", help="measure the emulator, launches or the intranode kernels")
+    bench = commands.add_parser(
+        "bench", help="measure the emulator, launches or the intranode kernels, or run them for long"
+    )
     names = bench.add_subparsers(dest="benchmark", required=True, metavar="NAME")
     for name in BENCHMARKS:
         names.add_parser(name, add_help=False, help=f"see `nbep bench {name} --help`")

@@ -1,0 +1,1 @@
+"""Benchmarks: `nbep bench <name>` runs `nbep.bench.<name>.main(argv)`."""

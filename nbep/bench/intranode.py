@@ -1,0 +1,323 @@
+"""Dispatch and combine inside a node, as DeepEP's own test measures them, beside what the wire can carry.
+
+    mpirun -n 8 nbep bench intranode [--sms 8,16,24] [--chunks 4,8,16] [--json FILE] [--plot FILE]
+    nbep bench intranode --ranks 4        virtual ranks on one card: the kernels run, but no wire is measured
+
+All with a cached handle; times are the mean over the repetitions and the ranks. GB/s counts every received token, the
+rank's own included (DeepEP's unit); "wire" leaves the own ones out; "of push" is wire over what `push`, plain 16-byte
+stores to all peers at once, reaches with the same number of SMs in the same run. Needs torch.
+
+Source: DeepEP tests/test_intranode.py (test_main, "Tune dispatch performance") and tests/utils.py (bench)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import nbep
+from nbep.device.kernels.intranode.push import ROW_BYTES, push
+
+WORKS = ("dispatch bf16", "dispatch fp8", "combine bf16")
+NUM_NVL_BYTES = 2_000_000_000 // 128 * 128
+PUSH_ROWS = 4096
+PUSH_OFFSET = 1 << 20  # past the cells of the rings
+SLEEP_CYCLES = 20_000_000
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement. Bandwidths are in GB/s for each rank."""
+
+    work: str
+    num_sms: int
+    chunk: int
+    us: float
+    gbps: float
+    wire_gbps: float
+    of_push: float
+
+
+@dataclass
+class Setup:
+    """One rank's inputs, on its GPU."""
+
+    comm: Any
+    buffer: nbep.Buffer
+    x: Any
+    x_fp8: tuple[Any, Any]
+    layout: dict[str, Any]
+    topk_idx: Any
+    options: argparse.Namespace
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    def numbers(text: str) -> list[int]:
+        return [int(part) for part in text.split(",")]
+
+    parser = argparse.ArgumentParser(prog="nbep bench intranode", description=__doc__.partition("\n")[0])
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--hidden", type=int, default=7168)
+    parser.add_argument("--topk", type=int, default=8)
+    parser.add_argument("--experts", type=int, default=256)
+    parser.add_argument("--sms", type=numbers, default=[8, 12, 16, 20, 24], help="SMs to try, even numbers")
+    parser.add_argument("--chunks", type=numbers, default=[4, 6, 8, 12, 16, 24, 32], help="tokens a chunk to try")
+    parser.add_argument("--slots", type=int, default=256, help="slots of a ring")
+    parser.add_argument("--threads", type=int, default=None, help="threads a block")
+    parser.add_argument("--works", default=",".join(WORKS), help=f"some of: {', '.join(WORKS)}")
+    parser.add_argument("--repeat", type=int, default=30)
+    parser.add_argument("--ranks", type=int, default=2, help="virtual ranks, when not under mpirun")
+    parser.add_argument("--json", type=Path, help="write all measurements there")
+    parser.add_argument("--plot", type=Path, help="draw GB/s over SMs there")
+    options = parser.parse_args(argv)
+    options.works = [work.strip() for work in options.works.split(",")]
+    unknown = set(options.works) - set(WORKS)
+    if unknown:
+        parser.error(f"--works: {', '.join(sorted(unknown))}; allowed: {', '.join(WORKS)}")
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parse(argv)
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        print("nbep bench intranode needs torch: pip install torch", file=sys.stderr)
+        return 1
+    comm = mpi_world()
+    if comm is not None:
+        measure_rank(comm, options)
+    else:
+        nbep.spawn(measure_rank, options.ranks, "cuda", (options,))
+    return 0
+
+
+def mpi_world() -> Any:
+    """MPI.COMM_WORLD under mpirun with more than one rank, else None."""
+    try:
+        from mpi4py import MPI
+    except ImportError:
+        return None
+    return MPI.COMM_WORLD if MPI.COMM_WORLD.size > 1 else None
+
+
+def measure_rank(comm: Any, options: argparse.Namespace) -> None:
+    """Measure everything on this rank; rank 0 prints and writes."""
+    setup = prepare(comm, options)
+    pushes = {sms: push_gbps(setup, sms) for sms in options.sms}
+    layout_us = 1e6 * mean_seconds(
+        setup, lambda: setup.buffer.get_dispatch_layout(setup.topk_idx, options.experts), behind_sleep=True
+    )
+    rows = [row for work in options.works for sms in options.sms for row in measure_work(setup, work, sms, pushes[sms])]
+    host_us = host_cost_us(setup)
+    if comm.rank == 0:
+        report(rows, pushes, layout_us, host_us, comm.size, options)
+    setup.buffer.destroy()
+
+
+def prepare(comm: Any, options: argparse.Namespace) -> Setup:
+    import torch
+
+    if hasattr(comm, "Split_type"):
+        torch.cuda.set_device(local_device(comm))
+    buffer = nbep.Buffer(comm, num_nvl_bytes=NUM_NVL_BYTES)
+    generator = torch.Generator("cuda").manual_seed(comm.rank)
+    shape = (options.tokens, options.hidden)
+    x = torch.randn(shape, dtype=torch.bfloat16, device="cuda", generator=generator)
+    scores = torch.randn((options.tokens, options.experts), device="cuda", generator=generator).abs() + 1
+    topk_idx = torch.topk(scores, options.topk, dim=-1, sorted=False)[1]
+    torch.cuda.current_stream().synchronize()
+    x_fp8 = nbep.per_token_cast_to_fp8(x, column_major_scales=True)
+    num_tokens_per_rank, _, num_tokens_per_expert, is_token_in_rank, _ = buffer.get_dispatch_layout(
+        topk_idx, options.experts
+    )
+    layout = {
+        "num_tokens_per_rank": num_tokens_per_rank,
+        "num_tokens_per_expert": num_tokens_per_expert,
+        "is_token_in_rank": is_token_in_rank,
+    }
+    torch.cuda.current_stream().synchronize()
+    return Setup(comm, buffer, x, x_fp8, layout, topk_idx, options)
+
+
+def local_device(comm: Any) -> int:
+    """The GPU for this rank: its number among the ranks of the host."""
+    import torch
+    from mpi4py import MPI
+
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    device = node.rank % torch.cuda.device_count()
+    node.Free()
+    return device
+
+
+def config_of(options: argparse.Namespace, num_sms: int, chunk: int) -> nbep.Config:
+    return nbep.Config(num_sms, chunk, options.slots, num_threads=options.threads)
+
+
+def measure_work(setup: Setup, work: str, num_sms: int, push_rate: float) -> list[Row]:
+    """All chunk sizes of one work at one number of SMs."""
+    buffer, options = setup.buffer, setup.options
+    config = config_of(options, num_sms, options.chunks[0])
+    recv_x, _, _, _, handle, _ = buffer.dispatch(setup.x, config=config, **setup.layout)
+    token_bytes = options.hidden * 2
+    if work == "dispatch fp8":
+        token_bytes = options.hidden + options.hidden // 128 * 4
+    num_own = int(setup.layout["num_tokens_per_rank"][setup.comm.rank])
+    num_moved = recv_x.shape[0]
+    rows = []
+    for chunk in options.chunks:
+        config = config_of(options, num_sms, chunk)
+        if work == "combine bf16":
+            calls: Callable[[], Any] = lambda config=config: buffer.combine(recv_x, handle, config=config)  # noqa: E731
+        else:
+            x = setup.x_fp8 if work == "dispatch fp8" else setup.x
+            calls = lambda x=x, config=config: buffer.dispatch(x, handle=handle, config=config)  # noqa: E731
+        seconds = mean_seconds(setup, calls)
+        rate = mean(setup, num_moved * token_bytes) / seconds / 1e9
+        wire = mean(setup, (num_moved - num_own) * token_bytes) / seconds / 1e9
+        rows.append(Row(work, num_sms, chunk, 1e6 * seconds, rate, wire, wire / push_rate))
+    return rows
+
+
+def push_gbps(setup: Setup, num_sms: int) -> float:
+    """What this many SMs push to all peers at once, in GB/s sent by each rank."""
+    import torch
+
+    memory = setup.buffer._memory
+    assert memory is not None
+    runtime, num_peers = memory.runtime, setup.comm.size - 1
+    src = torch.ones(PUSH_ROWS * ROW_BYTES // 2, dtype=torch.int16, device="cuda")
+    torch.cuda.current_stream().synchronize()
+
+    def call() -> None:
+        runtime.launch(runtime.current_stream, push, num_sms, 768, 0, src, PUSH_OFFSET, PUSH_ROWS, memory.peers)
+
+    return PUSH_ROWS * ROW_BYTES * num_peers / mean_seconds(setup, call) / 1e9
+
+
+def mean(setup: Setup, value: float) -> float:
+    """The mean over ranks."""
+    return sum(setup.comm.allgather(float(value))) / setup.comm.size
+
+
+def mean_seconds(setup: Setup, call: Callable[[], Any], behind_sleep: bool = False) -> float:
+    """Time of a call on the GPU, the mean over repetitions and ranks.
+
+    behind_sleep queues all repetitions behind a kernel that sleeps, so that the time of launching them does not count.
+    """
+    import torch
+
+    repeat = setup.options.repeat
+    for _ in range(max(3, repeat // 3)):
+        call()
+    starts = [torch.cuda.Event(enable_timing=True) for _ in range(repeat)]
+    ends = [torch.cuda.Event(enable_timing=True) for _ in range(repeat)]
+    torch.cuda.current_stream().synchronize()
+    setup.comm.barrier()
+    if behind_sleep:
+        torch.cuda._sleep(SLEEP_CYCLES)
+    for start, end in zip(starts, ends, strict=True):
+        start.record()
+        call()
+        end.record()
+    torch.cuda.current_stream().synchronize()
+    times = [start.elapsed_time(end) / 1e3 for start, end in zip(starts, ends, strict=True)][1:]
+    return mean(setup, sum(times) / len(times))
+
+
+def host_cost_us(setup: Setup) -> float:
+    """What a cached dispatch costs the CPU, from the call to its return, in microseconds."""
+    import torch
+
+    buffer, options = setup.buffer, setup.options
+    config = config_of(options, options.sms[0], options.chunks[0])
+    handle = buffer.dispatch(setup.x, config=config, **setup.layout)[4]
+    spent = 0.0
+    for i in range(40):
+        torch.cuda.current_stream().synchronize()
+        setup.comm.barrier()
+        start = time.perf_counter()
+        buffer.dispatch(setup.x, handle=handle, config=config)
+        if i >= 10:
+            spent += time.perf_counter() - start
+    torch.cuda.current_stream().synchronize()
+    return mean(setup, 1e6 * spent / 30)
+
+
+def report(
+    rows: list[Row],
+    pushes: dict[int, float],
+    layout_us: float,
+    host_us: float,
+    num_ranks: int,
+    options: argparse.Namespace,
+) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=120)
+    table = Table(title=f"{num_ranks} ranks, {options.tokens} tokens, hidden {options.hidden}, top-{options.topk}")
+    for name in ("work", "SMs", "chunk", "us", "GB/s", "wire GB/s", "of push"):
+        table.add_column(name, justify="left" if name == "work" else "right")
+    for row in rows:
+        table.add_row(
+            row.work,
+            str(row.num_sms),
+            str(row.chunk),
+            f"{row.us:.1f}",
+            f"{row.gbps:.1f}",
+            f"{row.wire_gbps:.1f}",
+            f"{row.of_push:.2f}",
+        )
+    console.print(table)
+    console.print("push: " + ", ".join(f"{sms} SMs {rate:.1f} GB/s" for sms, rate in pushes.items()))
+    console.print(f"get_dispatch_layout: {layout_us:.1f} us; host cost of a cached dispatch: {host_us:.1f} us")
+    for work in options.works:
+        for limit in sorted({min(options.sms), 16, 20, max(options.sms)}):
+            of_work = [row for row in rows if row.work == work and row.num_sms <= limit]
+            if of_work:
+                best = max(of_work, key=lambda row: row.gbps)
+                console.print(
+                    f"best {work} at no more than {limit} SMs: {best.gbps:.1f} GB/s, {best.us:.1f} us "
+                    f"({best.num_sms} SMs, chunk {best.chunk}, {best.of_push:.2f} of push)"
+                )
+    if options.json:
+        everything = {
+            "num_ranks": num_ranks,
+            "rows": [asdict(row) for row in rows],
+            "push_gbps": pushes,
+            "layout_us": layout_us,
+            "host_us": host_us,
+        }
+        options.json.write_text(json.dumps(everything, indent=1))
+    if options.plot:
+        plot(rows, pushes, num_ranks, options.plot)
+
+
+def plot(rows: list[Row], pushes: dict[int, float], num_ranks: int, path: Path) -> None:
+    """Best wire bandwidth over SMs, one line a work, with the push ceiling."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for work in dict.fromkeys(row.work for row in rows):
+        best: dict[int, float] = {}
+        for row in rows:
+            if row.work == work:
+                best[row.num_sms] = max(best.get(row.num_sms, 0.0), row.wire_gbps)
+        axes.plot(list(best), list(best.values()), marker="o", label=work)
+    axes.plot(list(pushes), list(pushes.values()), color="0.5", linestyle="--", label="push")
+    axes.set(xlabel="SMs", ylabel="GB/s on the wire, each GPU", title=f"{num_ranks} ranks", ylim=(0, None))
+    axes.legend()
+    figure.savefig(path, dpi=150)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
