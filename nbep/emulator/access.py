@@ -302,7 +302,7 @@ class AccessingThread(greenlet):
         if self.world.overdue(self, deadline_ns):
             polled.clear()
             return True
-        if not polled:  # another lane polls for this one
+        if not polled:  # another lane polls for this one, and they will meet at a collective
             self.empty_spins += 1
             if self.empty_spins > MAX_EMPTY_SPINS:
                 message = "a loop waits without polling: only volatile, relaxed and acquire loads count"

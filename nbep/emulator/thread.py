@@ -69,6 +69,7 @@ class Thread(CopyingThread):
         self.left -= 1
         if self.left < 0:
             self.pause()
+        self.empty_spins = 0
         collective = self.warp_state.arrive(self, name, mask, site_of(sys._getframe(2)), value)
         if collective.missing:
             self.waits_for = collective
@@ -80,6 +81,7 @@ class Thread(CopyingThread):
         self.left -= 1
         if self.left < 0:
             self.pause()
+        self.empty_spins = 0
         barrier = self.block.arrive(self, barrier_id, num_threads, True)
         if barrier is not None:
             self.waits_for = barrier

@@ -43,7 +43,8 @@ class World(Scheduler):
         seed: chooses the interleaving
         memory_model: "sc": a store is visible to all at once; "delayed": see `delayed`
         on_deadlock: "raise", or "expire" to let the kernels' own time-outs run
-        local_rank: None: all ranks live in this process; r: only rank r does, the others are other processes
+        local_rank: None: all ranks live in this process; r: only rank r does, the others are other processes, and
+            `lock_path` may name the file that they lock around atomics on shared memory (see `process`)
         has_tma: whether kernels find bulk copies, as on sm_90
         tracer: object with any of the methods that `tracing` names
     """

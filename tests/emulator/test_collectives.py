@@ -193,6 +193,23 @@ def test_missing_thread_at_a_barrier_is_reported_and_does_not_hang(launch):
         assert "(kernel)" in caught.value.source
 
 
+def test_barrier_is_reported_when_the_missing_thread_leaves_last(launch):
+    arrived = []
+
+    def kernel():
+        t = current_thread()
+        if t.thread_idx != 70:
+            arrived.append(t.thread_idx)
+            t.barrier(4, 96)
+        while len(arrived) < 95:
+            t.fence("acq_rel", "cta")
+
+    with pytest.raises(
+        DeadlockError, match=r"barrier 4 .* can never fill: threads 0-69, 71-95 of 96 .* threads 70 have left"
+    ):
+        launch(kernel, block=96, seed=2)
+
+
 def test_thread_waiting_elsewhere_is_reported_with_its_place(launch):
     def kernel(flag):
         t = current_thread()

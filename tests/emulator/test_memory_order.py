@@ -134,6 +134,20 @@ def test_thread_and_block_see_their_own_stores(launch, seed):
     np.testing.assert_array_equal(y, -np.arange(64))
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_atomic_comes_after_the_threads_own_stores_to_the_cell(launch, seed):
+    x = np.zeros(4, np.int32)
+
+    def kernel(x):
+        t = current_thread()
+        t.store(x, "s32", 5, "relaxed", "sys")
+        assert t.atomic("add", x, "s32", 1, "relaxed", "sys") == 5
+        assert t.load(x, "s32", "relaxed", "sys") == 6
+
+    launch(kernel, x, memory_model="delayed", seed=seed)
+    assert x[0] == 6
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_stores_to_one_cell_arrive_in_order(seed):
     """A reader polling a cell that takes relaxed stores 1, 2, 3, ... never sees it step back."""
