@@ -1,0 +1,164 @@
+"""Keep the code and the outputs on the pages of docs/ equal to the source and to what it prints.
+
+    python docs/sync.py           rewrite the pages
+    python docs/sync.py --check   list the pages that are out of date; exit status 1 if there are any
+
+A comment line before a fenced block says where its text comes from:
+
+    <!-- source: nbep/device/protocols/barrier.py::barrier_block -->   a symbol; also Class.method, a constant, __doc__
+    <!-- source: docs/examples/first_program.py -->                    the whole file
+    <!-- run -->                                                       python or bash, executed in the repository's root
+    <!-- output -->                                                    what the run block before it printed
+
+The python blocks of a page share one namespace. In outputs, `file.py:123` becomes `file.py`: line numbers move too
+often to be written down.
+"""
+
+import argparse
+import ast
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parent
+ROOT = DOCS.parent
+BLOCK = re.compile(
+    r"^<!-- (?P<kind>source|run|output)(?:: (?P<argument>\S+))? -->\n```(?P<language>\w+)\n(?P<body>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One marked block: `span` is where its body stands in the page."""
+
+    kind: str
+    argument: str | None
+    language: str
+    body: str
+    span: tuple[int, int]
+
+
+def pages() -> list[Path]:
+    return sorted(DOCS.glob("*.md"))
+
+
+def blocks(text: str) -> list[Block]:
+    """The marked blocks of a page, in order."""
+    return [
+        Block(found["kind"], found["argument"], found["language"], found["body"], found.span("body"))
+        for found in BLOCK.finditer(text)
+    ]
+
+
+def find_symbol(tree: ast.Module, name: str) -> ast.stmt:
+    """The statement that defines a symbol: "function", "Class.method", "CONSTANT".
+
+    Raises: LookupError if there is none
+    """
+    body = tree.body
+    for part in name.split("."):
+        for statement in body:
+            targets = [statement.target] if isinstance(statement, ast.AnnAssign) else getattr(statement, "targets", [])
+            names = [target.id for target in targets if isinstance(target, ast.Name)]
+            if part in (getattr(statement, "name", None), *names):
+                break
+        else:
+            raise LookupError(name)
+        body = getattr(statement, "body", [])
+    return statement
+
+
+def source_of(reference: str) -> str:
+    """The text that `path::symbol`, `path::__doc__` or `path` stands for."""
+    path, _, symbol = reference.partition("::")
+    text = (ROOT / path).read_text()
+    if not symbol:
+        return text
+    tree = ast.parse(text)
+    if symbol == "__doc__":
+        return (ast.get_docstring(tree, clean=False) or "").strip("\n") + "\n"
+    statement = find_symbol(tree, symbol)
+    first = min([statement.lineno, *(line.lineno for line in getattr(statement, "decorator_list", []))])
+    lines = text.splitlines(keepends=True)[first - 1 : statement.end_lineno]
+    indent = len(lines[0]) - len(lines[0].lstrip())
+    return "".join(line[indent:] or "\n" for line in lines)
+
+
+def package_parent() -> Path:
+    """The folder that `import nbep` finds the package in: this repository, or where it is installed."""
+    import nbep
+
+    return Path(nbep.__file__).resolve().parent.parent
+
+
+def normalise(output: str) -> str:
+    """An output without what differs between machines and between edits of the source."""
+    for folder in (package_parent(), ROOT):
+        output = output.replace(f"{folder}{os.sep}", "")
+    output = re.sub(r"(\.py|<page>\.md):\d+", r"\1", output)
+    return "".join(line.rstrip() + "\n" for line in output.strip("\n").splitlines())
+
+
+def run_python(code: str, namespace: dict) -> str:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.chdir(ROOT):
+        exec(compile(code, "docs/<page>.md", "exec"), namespace)
+    return printed.getvalue()
+
+
+def run_bash(code: str) -> str:
+    """Run commands with this interpreter's scripts first in the path.
+
+    Raises: CalledProcessError if one fails
+    """
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(package_parent()), "MPLBACKEND": "Agg"}
+    command = ["bash", "-euo", "pipefail", "-c", code]
+    return subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True).stdout
+
+
+def up_to_date(text: str) -> str:
+    """The page as it should be. Executes its run blocks."""
+    namespace: dict = {"__name__": "__docs__"}
+    parts, end, printed = [], 0, ""
+    for block in blocks(text):
+        body = block.body
+        if block.kind == "source":
+            assert block.argument, "a source block needs path::symbol"
+            body = source_of(block.argument)
+        elif block.kind == "output":
+            body = normalise(printed)
+        elif block.language == "python":
+            printed = run_python(body, namespace)
+        else:
+            printed = run_bash(body)
+        parts += [text[end : block.span[0]], body]
+        end = block.span[1]
+    return "".join([*parts, text[end:]])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Keep docs/ equal to the source.")
+    parser.add_argument("--check", action="store_true", help="change nothing, only say what is out of date")
+    check = parser.parse_args().check
+    sys.path.insert(0, str(ROOT))
+    stale = 0
+    for page in pages():
+        text = page.read_text()
+        new = up_to_date(text)
+        if new != text:
+            stale += 1
+            print(f"{page.relative_to(ROOT)}: {'out of date' if check else 'rewritten'}")
+            if not check:
+                page.write_text(new)
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

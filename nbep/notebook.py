@@ -1,0 +1,115 @@
+"""For notebooks: show a kernel's source, break it on purpose, and find the seed under which that shows.
+
+show(barrier.barrier_block)                                    the source, as it is now
+with edit(barrier.barrier_block, "fence_acq_rel_sys()", "pass"):
+    print(first_failure(attempt, range(100)))                  attempt(seed) raises if the result is wrong
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+from nbep.device import primitives
+from nbep.emulator import EmulatorError
+from nbep.host.faults import PeerTimeout
+
+PACKAGE_PARENT = Path(__file__).resolve().parent.parent
+# A check that failed, the emulator, and what the host makes of a kernel's fault report.
+FAULTS = (AssertionError, EmulatorError, PeerTimeout, ValueError)
+_edited: dict[FunctionType, str] = {}  # edits inside edits start from here
+
+
+def show(*functions: Any) -> None:
+    """Display the source of functions or classes."""
+    from IPython.display import Markdown, display
+
+    source = "\n\n".join(inspect.getsource(function) for function in functions)
+    display(Markdown(f"```python\n{source}```"))
+
+
+def picture(module: ModuleType) -> None:
+    """Print the picture and the ledger that open a module."""
+    print(inspect.cleandoc(module.__doc__ or "").partition("\n\nSource:")[0])
+
+
+def clean(text: str) -> str:
+    """A report without the machine's paths, and without line numbers, which change with every edit."""
+    text = text.replace(f"{PACKAGE_PARENT}/", "")
+    text = re.sub(r"\S*ipykernel_\d+/\d+\.py", "<this notebook>", text)
+    return re.sub(r"(\.py|>):\d+", r"\1", text)
+
+
+class Failure(NamedTuple):
+    """A seed, and what the run under it ended with."""
+
+    seed: int
+    error: Exception
+
+    def __str__(self) -> str:
+        return f"seed {self.seed}, {type(self.error).__name__}: {clean(str(self.error))}"
+
+
+def first_failure(attempt: Callable[[int], Any], seeds: Sequence[int], kind: type[Exception] = Exception) -> Failure:
+    """Call attempt(seed) for one seed after the other until one raises a fault of that kind.
+
+    Raises: LookupError if none does
+    """
+    for seed in seeds:
+        try:
+            attempt(seed)
+        except FAULTS as error:
+            if isinstance(error, kind):
+                return Failure(seed, error)
+    raise LookupError(f"no {kind.__name__} in {len(seeds)} runs")
+
+
+def holds(attempt: Callable[[int], Any], seeds: Sequence[int]) -> str:
+    """Call attempt(seed) for all seeds, and say how many there were. What one raises is passed on."""
+    for seed in seeds:
+        attempt(seed)
+    return f"no failure in {len(seeds)} runs"
+
+
+@contextmanager
+def edit(function: FunctionType, old: str, new: str) -> Iterator[None]:
+    """Run with another text in a function's source, whoever calls the function. Prints what changes.
+
+    The new text may use any primitive, also one that the module does not import.
+
+    Raises: ValueError if `old` does not stand in the source exactly once
+    """
+    source = _edited.get(function) or textwrap.dedent(inspect.getsource(function))
+    if source.count(old) != 1:
+        raise ValueError(f"old: got a text that stands {source.count(old)} times in {function.__name__}; must be once")
+    edited = source.replace(old, new)
+    for line in difflib.unified_diff(source.splitlines(), edited.splitlines(), lineterm="", n=1):
+        if not line.startswith(("---", "+++", "@@")):
+            print(line)
+    original = function.__code__
+    code = _compile(edited, function)
+    names = [name for name in code.co_names if name not in function.__globals__ and hasattr(primitives, name)]
+    function.__globals__.update({name: getattr(primitives, name) for name in names})
+    function.__code__ = code
+    _edited[function] = edited
+    try:
+        yield
+    finally:
+        function.__code__ = original
+        _edited[function] = source
+        for name in names:
+            del function.__globals__[name]
+
+
+def _compile(source: str, function: FunctionType) -> CodeType:
+    """The code of the function that `source` defines, as if it stood in the place of `function`."""
+    code = function.__code__
+    module = compile("\n" * (code.co_firstlineno - 1) + source, code.co_filename, "exec", dont_inherit=True)
+    return next(const for const in module.co_consts if isinstance(const, CodeType) and const.co_name == code.co_name)

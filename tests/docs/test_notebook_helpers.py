@@ -1,0 +1,72 @@
+"""The helpers that notebooks break kernels with."""
+
+import pytest
+
+from nbep.device import primitives
+from nbep.device.protocols import barrier, waits
+from nbep.notebook import clean, edit, first_failure, holds
+
+
+def test_an_edit_reaches_whoever_calls_the_function_and_ends_with_the_block(capsys):
+    add_up = barrier.barrier_block.__code__
+    with edit(barrier.barrier_block, "fence_acq_rel_sys()", "pass"):
+        assert "fence_acq_rel_sys" not in barrier.barrier_block.__code__.co_names
+        with edit(barrier.barrier_block, "own_signal, 1)", "own_signal, 2)"):
+            assert "fence_acq_rel_sys" not in barrier.barrier_block.__code__.co_names
+            assert 2 in barrier.barrier_block.__code__.co_consts
+    assert barrier.barrier_block.__code__ is add_up
+    printed = capsys.readouterr().out
+    assert "-    fence_acq_rel_sys()\n+    pass\n" in printed
+
+
+def test_an_edit_may_use_a_primitive_that_the_module_does_not_import():
+    assert not hasattr(waits, "st_weak_s32")
+    with edit(waits.wait_announced, "deadline = 0", "st_weak_s32(cell, 0)\n    deadline = 0"):
+        assert waits.st_weak_s32 is primitives.st_weak_s32
+    assert not hasattr(waits, "st_weak_s32")
+
+
+def test_an_edited_function_keeps_its_place_in_the_source():
+    before = waits.wait_announced.__code__
+    with edit(waits.wait_announced, "value != 0", "value > 0"):
+        after = waits.wait_announced.__code__
+        assert (after.co_filename, after.co_firstlineno) == (before.co_filename, before.co_firstlineno)
+
+
+@pytest.mark.parametrize("old", ["no such text", "bounds"])
+def test_a_text_that_does_not_stand_there_once_is_refused(old):
+    with pytest.raises(ValueError, match="must be once"), edit(waits.wait_announced, old, "x"):
+        pass
+
+
+def even_seeds_fail(seed):
+    if seed == 3:
+        raise ValueError("three")
+    assert seed % 2
+
+
+def test_the_first_failing_seed_is_found():
+    failure = first_failure(even_seeds_fail, range(1, 10))
+    assert (failure.seed, type(failure.error)) == (2, AssertionError)
+    assert str(first_failure(even_seeds_fail, range(1, 10), ValueError)) == "seed 3, ValueError: three"
+
+
+def test_no_failure_where_one_is_asked_for_is_an_error():
+    with pytest.raises(LookupError, match="no Exception in 2 runs"):
+        first_failure(even_seeds_fail, [1, 5])
+
+
+def test_a_mistake_in_the_attempt_is_not_taken_for_a_fault():
+    with pytest.raises(NameError):
+        first_failure(lambda seed: no_such_name, [1])  # noqa: F821
+
+
+def test_a_failure_where_none_may_be_is_passed_on():
+    assert holds(even_seeds_fail, [1, 5, 7]) == "no failure in 3 runs"
+    with pytest.raises(AssertionError):
+        holds(even_seeds_fail, [1, 2])
+
+
+def test_reports_lose_paths_and_line_numbers():
+    report = f"at {waits.__file__}:12 (f), called from /tmp/ipykernel_5/77.py:3 (g)"
+    assert clean(report) == "at nbep/device/protocols/waits.py (f), called from <this notebook> (g)"

@@ -1,0 +1,61 @@
+"""Notebooks have one order, keep their outputs, and hold nothing of the machine that they ran on. CI executes them."""
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+NOTEBOOKS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
+ORDER = ["The picture", "The code", "Run it", "Break it", "Mend it", "Exercises"]
+
+
+def load(path: Path) -> nbformat.NotebookNode:
+    return nbformat.read(path, as_version=4)
+
+
+def output_texts(notebook: nbformat.NotebookNode) -> list[str]:
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    return [str(output.get("text") or output.get("data", {}).get("text/plain", "")) for output in outputs]
+
+
+def test_there_are_five():
+    assert [path.stem for path in NOTEBOOKS] == ["01_barrier", "02_layout", "03_notify", "04_dispatch", "05_combine"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_sections_come_in_order(path):
+    headings = [
+        heading.partition(":")[0]
+        for cell in load(path).cells
+        if cell.cell_type == "markdown"
+        for heading in re.findall(r"^## (.*)$", cell.source, re.MULTILINE)
+    ]
+    assert list(dict.fromkeys(headings)) == ORDER
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_outputs_are_kept_and_name_no_machine(path):
+    notebook = load(path)
+    assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
+    texts = output_texts(notebook)
+    assert any("no failure in" in text for text in texts)
+    assert not [text for text in texts if re.search(r"/(tmp|home|work|root|usr)/|site-packages|ipykernel", text)]
+    assert not [cell.metadata for cell in notebook.cells if cell.metadata], "run `python notebooks/refresh.py`"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_source_is_shown_and_not_pasted(path):
+    """What `show` displays stands in the repository as it is displayed."""
+    shown = [
+        output.data["text/markdown"].removeprefix("```python\n").removesuffix("```")
+        for cell in load(path).cells
+        for output in cell.get("outputs", [])
+        if "text/markdown" in output.get("data", {})
+    ]
+    device = path.parents[1] / "nbep" / "device"
+    sources = [source.read_text() for folder in ("kernels", "protocols") for source in (device / folder).rglob("*.py")]
+    pieces = [piece for text in shown for piece in text.split("\n\n\n")]
+    assert pieces
+    for piece in pieces:
+        assert any(piece.strip("\n") in source for source in sources), f"run `python notebooks/refresh.py`:\n{piece}"

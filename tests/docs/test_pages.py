@@ -1,0 +1,81 @@
+"""The pages of docs/ say what the code says, and every link on them leads somewhere."""
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+spec = importlib.util.spec_from_file_location("docs_sync", ROOT / "docs" / "sync.py")
+sync = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sync)
+
+LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
+FENCE = re.compile(r"^```(\w*)\n.*?^```$", re.MULTILINE | re.DOTALL)
+PAGES = [*sync.pages(), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+
+
+def links(page: Path) -> list[tuple[str, str]]:
+    """(text, target) of the links into the repository."""
+    text = FENCE.sub("", page.read_text())
+    found = [(link["text"], link["target"]) for link in LINK.finditer(text)]
+    return [(text, target) for text, target in found if "://" not in target]
+
+
+def anchors(page: Path) -> set[str]:
+    """GitHub's anchors of the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", sync.pages(), ids=lambda page: page.stem)
+def test_code_and_outputs_on_the_page_are_current(page):
+    text = page.read_text()
+    assert text == sync.up_to_date(text), "out of date: run `python docs/sync.py`"
+
+
+@pytest.mark.parametrize("page", sync.pages(), ids=lambda page: page.stem)
+def test_every_python_block_is_taken_from_the_source_or_run(page):
+    text = page.read_text()
+    marked = [block for block in sync.blocks(text) if block.language in ("python", "bash")]
+    assert len(marked) == len(re.findall(r"^```(?:python|bash)$", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_link_leads_somewhere(page):
+    for text, target in links(page):
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), f"{target}: no such file"
+        if anchor:
+            assert there.suffix == ".md", f"{target}: links to code go to files"
+            assert anchor in anchors(there), f"{target}: no such heading"
+        symbol = re.fullmatch(r"`(\w+(?:\.\w+)*)(?:\(\))?`", text)
+        if there.suffix == ".py" and symbol and not text.endswith(".py`"):
+            try:
+                sync.find_symbol(ast.parse(there.read_text()), symbol[1])
+            except LookupError:
+                pytest.fail(f"[{text}]({target}): the file defines no such symbol")
+
+
+def test_every_page_is_linked_from_the_start_page():
+    linked = {target.partition("#")[0] for _, target in links(sync.DOCS / "start.md")}
+    assert linked >= {page.name for page in sync.pages()} - {"start.md"}
+
+
+def test_a_stale_source_block_is_noticed():
+    reference = "nbep/device/protocols/channels.py::channel_task_range"
+    stale = f"<!-- source: {reference} -->\n```python\nold\n```\n"
+    assert sync.up_to_date(stale) == stale.replace("old\n", sync.source_of(reference))
+
+
+def test_a_wrong_output_block_is_noticed():
+    stale = "<!-- run -->\n```python\nprint(1 + 1)\n```\n\n<!-- output -->\n```text\n3\n```\n"
+    assert sync.up_to_date(stale) == stale.replace("3\n", "2\n")
+
+
+def test_a_missing_symbol_is_an_error():
+    with pytest.raises(LookupError):
+        sync.source_of("nbep/device/protocols/channels.py::no_such_function")
