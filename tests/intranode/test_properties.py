@@ -39,7 +39,7 @@ def options(draw, case):
 
 
 @pytest.mark.parametrize("memory_model", ["sc", "delayed"])
-@settings(max_examples=75)
+@settings(max_examples=150)
 @given(data=st.data(), case=cases(), seed=st.integers(0, 1 << 20))
 def test_dispatch_and_combine_are_the_references_bits(data, case, seed, memory_model):
     run(case, data.draw(options(case)), seed=seed, memory_model=memory_model)
