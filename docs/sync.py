@@ -99,9 +99,10 @@ def package_parent() -> Path:
 
 def normalise(output: str) -> str:
     """An output without what differs between machines and between edits of the source."""
-    for folder in (package_parent(), ROOT):
-        output = output.replace(f"{folder}{os.sep}", "")
-    output = re.sub(r"(\.py|<page>\.md):\d+", r"\1", output)
+    from nbep.notebook import clean
+
+    output = clean(output.replace(f"{ROOT}{os.sep}", "")).replace("docs/<page>.md:", "<this page>:")
+    output = re.sub(r"<this page>:\d+", "<this page>", output)
     return "".join(line.rstrip() + "\n" for line in output.strip("\n").splitlines())
 
 

@@ -42,7 +42,7 @@ def picture(module: ModuleType) -> None:
 
 def clean(text: str) -> str:
     """A report without the machine's paths, and without line numbers, which change with every edit."""
-    text = text.replace(f"{PACKAGE_PARENT}/", "")
+    text = re.sub(r"[^\s(]*site-packages/", "", text.replace(f"{PACKAGE_PARENT}/", ""))
     text = re.sub(r"\S*ipykernel_\d+/\d+\.py", "<this notebook>", text)
     return re.sub(r"(\.py|>):\d+", r"\1", text)
 
