@@ -1,7 +1,7 @@
 """Two ranks send tokens to the experts they were routed to, double them there, and get them back.
 
-python docs/examples/first_program.py                       both ranks in this process
-mpiexec -n 2 python docs/examples/first_program.py --mpi    one process each
+python docs/examples/first_program.py                                            both ranks in this process
+NBEP_TARGET=emulator mpiexec -n 2 python docs/examples/first_program.py --mpi    one process each
 """
 
 import sys
@@ -55,4 +55,4 @@ if __name__ == "__main__":
 
         main(MPI.COMM_WORLD)
     else:
-        nbep.spawn(main, num_ranks=2)
+        nbep.spawn(main, num_ranks=2, target="emulator")
