@@ -68,12 +68,13 @@ def test_combine_tail_moved_before_the_other_warps_have_written_is_caught(monkey
 
 def test_ranks_added_in_another_order_are_caught(monkeypatch):
     module = importlib.import_module(COMBINE)
-    row_address = module.row_address
+    ld_shared_v4 = module.ld_shared_v4
 
-    def rotated_row_address(board, warp, index, ring_of_rank_0, shape):
-        return row_address(board, warp, (index + 1) % shape.num_ranks, ring_of_rank_0, shape)
+    def rotated(address):
+        first, *others = ld_shared_v4(address)  # the rows of a token, ranks ascending
+        return (*others, first)
 
-    monkeypatch.setattr(module, "row_address", rotated_row_address)
+    monkeypatch.setattr(module, "ld_shared_v4", rotated)
     case = make_case(2, num_ranks=4, num_tokens=5, hidden=64, num_topk=4, routing="everywhere", unused=0)
     with pytest.raises(AssertionError, match="combined_x"):
         run(case)
@@ -81,7 +82,7 @@ def test_ranks_added_in_another_order_are_caught(monkeypatch):
 
 def test_failure_names_seed_and_provenance(monkeypatch):
     module = importlib.import_module(DISPATCH)
-    monkeypatch.setattr(module, "ld_nc_f32", lambda address: primitives.ld_nc_f32(address) + primitives.f32(1))
+    monkeypatch.setattr(module, "ld_na_f32", lambda address: primitives.ld_na_f32(address) + primitives.f32(1))
     case = make_case(3, num_tokens=2, num_topk=1, experts_per_rank=1, routing="everywhere")
     with pytest.raises(
         AssertionError, match=r"inputs 3, schedule 4, rank 0, recv_topk_weights(.|\n)*row 0 \(r0t0 -> r0e0\)"

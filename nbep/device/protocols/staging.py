@@ -57,21 +57,40 @@ def open_stage(stage, lane):
 
 
 @device_function
-def copy_through_stage(dst, src, num_bytes, stage, parity):
-    """Lane 0: copy a row from global to global memory. Returns the parity for the next copy.
+def load_stage(src, num_bytes, stage):
+    """Start to fill the stage, as soon as the last store has read it."""
+    tma_store_wait_read_all()
+    tma_load_1d(stage.data, src, num_bytes, stage.full)
+    mbarrier_arrive_expect_tx(stage.full, num_bytes)
+
+
+@device_function
+def store_stage(dst, num_bytes, stage, parity):
+    """Wait until the stage is full and start to empty it. Returns the parity of the next fill."""
+    while not mbarrier_try_wait_parity(stage.full, parity):
+        pass
+    tma_store_1d(dst, stage.data, num_bytes)
+    tma_store_commit()
+    return parity ^ 1
+
+
+@device_function
+def begin_copy(src, num_bytes, stage):
+    """Lane 0: start to copy a row from global to global memory. Other work may follow before `end_copy`."""
+    load_stage(src, min(num_bytes, STAGE_BYTES), stage)
+
+
+@device_function
+def end_copy(dst, src, num_bytes, stage, parity):
+    """Lane 0: go on with the copy that begin_copy started. Returns the parity for the next copy.
 
     The last store may still be reading the stage on return; `tma_store_wait_all` ends all stores.
     """
-    offset = 0
+    parity = store_stage(dst, min(num_bytes, STAGE_BYTES), stage, parity)
+    offset = STAGE_BYTES
     while offset < num_bytes:
         part = min(num_bytes - offset, STAGE_BYTES)
-        tma_store_wait_read_all()
-        tma_load_1d(stage.data, src + offset, part, stage.full)
-        mbarrier_arrive_expect_tx(stage.full, part)
-        while not mbarrier_try_wait_parity(stage.full, parity):
-            pass
-        parity ^= 1
-        tma_store_1d(dst + offset, stage.data, part)
-        tma_store_commit()
+        load_stage(src + offset, part, stage)
+        parity = store_stage(dst + offset, part, stage, parity)
         offset += part
     return parity

@@ -47,7 +47,7 @@ SITES = {
     DISPATCH_RECEIVER_TAIL: ("dispatch receiver", "tail", "the peer's next chunk of tokens"),
     COMBINE_SENDER_HEAD: ("combine sender", "head", "free slots in the peer's ring"),
     COMBINE_RECEIVER_TAIL: ("combine receiver", "tail", "the peer's next chunk of tokens"),
-    COMBINE_COORDINATOR: ("combine coordinator", "retired", "the receivers of its own block"),
+    COMBINE_COORDINATOR: ("combine coordinator", "heads", "the receivers of its own block"),
     DISPATCH_RECEIVER_ROWS: ("dispatch receiver", "recv_x", "rows for all tokens: num_worst_tokens is too small"),
 }
 

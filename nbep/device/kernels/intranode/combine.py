@@ -9,7 +9,6 @@
  slot[k]               sender(s)        st_na                  receivers(r)      ld_na, after shared tail (2)
  shared tail[s]        coordinator      st_release_cta         receivers         ld_acquire_cta
  shared head[w, s]     receiver w       st_volatile (1)        coordinator       ld_volatile
- shared retired[w]     receiver w       st_volatile            coordinator       ld_volatile
  shared rows[w]        receiver w       st_shared              same warp         ld_shared, after syncwarp
 
  (1) Heads publish nothing. All lanes have used what they loaded from a slot before the syncwarp that stands before the
@@ -40,6 +39,7 @@ from nbep.device.primitives import (
     ld_nc_s32,
     ld_nc_v4,
     ld_shared_s32,
+    ld_shared_v4,
     ld_volatile_shared_s32,
     popc_u32,
     smem_base,
@@ -60,7 +60,7 @@ from nbep.device.primitives import (
     wait_expired,
 )
 from nbep.device.protocols.channels import channel_task_range
-from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES, send_row
+from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES, copy_row
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.reduce import add_bf16x8, to_bf16x8, zero_f32x8
 from nbep.device.protocols.waits import (
@@ -74,7 +74,7 @@ from nbep.device.protocols.waits import (
 from nbep.device.types import I32, In, Out
 
 MAX_RANKS = 8
-ALL_DONE = 1 << 30  # the minimum over no heads
+RETIRED = 1 << 30  # the head of a warp that needs no slot any more
 
 
 class CombineOutputs(NamedTuple):
@@ -106,22 +106,29 @@ class Board(NamedTuple):
     """What a receiving block shares: the addresses in its shared memory."""
 
     tails: int  # [MAX_RANKS] s32
-    heads: int  # [num_warps, MAX_RANKS] s32
-    retired: int  # [num_warps] s32
-    rows: int  # [num_warps, 2 * MAX_RANKS] s32: rank and slot of each row to add
+    heads: int  # [num_warps, MAX_RANKS] s32; RETIRED once a warp has no more tokens
+    rows: int  # [num_warps, MAX_RANKS] s32: the slots to add, counted from the first ring of the channel
 
 
 def combine_smem_bytes(num_threads: int) -> int:
     """Dynamic shared memory of a combine block."""
-    return 4 * (MAX_RANKS + num_threads // 32 * (MAX_RANKS + 1 + 2 * MAX_RANKS))
+    return 4 * MAX_RANKS * (1 + 2 * (num_threads // 32))
 
 
 @device_function
-def open_board(num_warps):
+def locate_board(num_warps):
     tails = smem_base()
     heads = tails + 4 * MAX_RANKS
-    retired = heads + 4 * MAX_RANKS * num_warps
-    return Board(tails, heads, retired, retired + 4 * num_warps)
+    return Board(tails, heads, heads + 4 * MAX_RANKS * num_warps)
+
+
+@device_function
+def reset_board(board, warp, lane):
+    """Each warp resets its own part; a block barrier follows."""
+    if lane < MAX_RANKS:
+        st_shared_s32(board.tails + 4 * lane, 0)
+        st_shared_s32(board.heads + 4 * (MAX_RANKS * warp + lane), 0)
+        st_shared_s32(board.rows + 4 * (MAX_RANKS * warp + lane), 0)
 
 
 @device_function
@@ -160,7 +167,8 @@ def send_tokens(inputs, peers, bounds, shape, sizes):
         for i in range(warp_in_rank, num_round, num_warps):
             slot = u32_mod(tail + i, shape.num_slots)
             row = token + i
-            send_row(ring.x + slot * shape.hidden_bytes, inputs.x + row * shape.hidden_bytes, shape.hidden_bytes, lane)
+            hidden_bytes = shape.hidden_bytes
+            copy_row(ld_nc_v4, ring.x + slot * hidden_bytes, inputs.x + row * hidden_bytes, hidden_bytes, lane)
             if lane < shape.num_topk:
                 weight = ld_nc_f32(inputs.topk_weights + 4 * (row * shape.num_topk + lane))
                 st_na_f32(ring.topk_weights + 4 * (slot * shape.num_topk + lane), weight)
@@ -173,11 +181,10 @@ def send_tokens(inputs, peers, bounds, shape, sizes):
 
 @device_function
 def minimum_head(board, num_warps, peer):
-    """The head that all receiving warps have passed, ALL_DONE if they have all retired."""
-    head = ALL_DONE
+    """The head that all receiving warps have passed, RETIRED if they have no more tokens."""
+    head = RETIRED
     for warp in range(1, num_warps):
-        if ld_volatile_shared_s32(board.retired + 4 * warp) == 0:
-            head = min(head, ld_volatile_shared_s32(board.heads + 4 * (MAX_RANKS * warp + peer)))
+        head = min(head, ld_volatile_shared_s32(board.heads + 4 * (MAX_RANKS * warp + peer)))
     return head
 
 
@@ -190,7 +197,7 @@ def coordinate(board, num_warps, peers, bounds, shape, channel, peer):
     deadline = 0
     while True:
         head = minimum_head(board, num_warps, peer)
-        if head == ALL_DONE:
+        if head == RETIRED:
             return
         tail = ld_acquire_sys_s32(ring.tail)  # PAIR combine-tail
         moved = tail != last_tail or head > last_head
@@ -206,76 +213,89 @@ def coordinate(board, num_warps, peers, bounds, shape, channel, peer):
             # The receivers bound their own waits; this one only ends if they never retire.
             deadline = start_wait(bounds) + bounds.timeout_ns
         elif wait_expired(deadline):
-            report_fault(bounds, COMBINE_COORDINATOR, peers.rank, channel, ALL_DONE, head)
+            report_fault(bounds, COMBINE_COORDINATOR, peers.rank, channel, RETIRED, head)
             return
 
 
 @device_function
 def list_rows(board, warp, lane, expected, shape):
-    """Write down which rings hold this token, ranks ascending, and in which slot. Returns how many; the whole warp."""
+    """Write down which slots hold this token, ranks ascending. Returns how many; the whole warp."""
     present = vote_ballot(FULL_MASK, expected >= 0)
     if expected >= 0:
-        row = board.rows + 8 * (MAX_RANKS * warp + popc_u32(present & ((1 << lane) - 1)))
-        st_shared_s32(row, lane)
-        st_shared_s32(row + 4, u32_mod(expected, shape.num_slots))
+        index = popc_u32(present & ((1 << lane) - 1))
+        # The rings of a channel lie one after the other.
+        slot = lane * shape.num_slots + u32_mod(expected, shape.num_slots)
+        st_shared_s32(board.rows + 4 * (MAX_RANKS * warp + index), slot)
     syncwarp(FULL_MASK)
     return popc_u32(present)
 
 
 @device_function
-def row_address(board, warp, index, ring_of_rank_0, shape):
-    """Address of the x row that list_rows put down at index. The rings of a channel lie one after the other."""
-    row = board.rows + 8 * (MAX_RANKS * warp + index)
-    slot = ld_shared_s32(row) * shape.num_slots + ld_shared_s32(row + 4)
-    return ring_of_rank_0.x + slot * shape.hidden_bytes
-
-
-@device_function
-def add_rows(total, board, warp, num_rows, offset, ring_of_rank_0, shape):
-    """Add the 16 bytes at offset of each listed row, in order; up to four loads are in flight."""
-    for first in range(0, num_rows, 4):
-        a = ld_na_v4(row_address(board, warp, first, ring_of_rank_0, shape) + offset)
-        b, c, d = a, a, a
-        if first + 1 < num_rows:
-            b = ld_na_v4(row_address(board, warp, first + 1, ring_of_rank_0, shape) + offset)
-        if first + 2 < num_rows:
-            c = ld_na_v4(row_address(board, warp, first + 2, ring_of_rank_0, shape) + offset)
-        if first + 3 < num_rows:
-            d = ld_na_v4(row_address(board, warp, first + 3, ring_of_rank_0, shape) + offset)
+def add_rows(total, rows, num_rows, x, hidden_bytes):
+    """Add 16 bytes of each listed row, in order; x is their address in slot 0. All loads precede the first add."""
+    low = ld_shared_v4(rows)
+    high = ld_shared_v4(rows + VEC_BYTES)
+    nothing = (0, 0, 0, 0)
+    a = ld_na_v4(x + low[0] * hidden_bytes) if num_rows > 0 else nothing
+    b = ld_na_v4(x + low[1] * hidden_bytes) if num_rows > 1 else nothing
+    c = ld_na_v4(x + low[2] * hidden_bytes) if num_rows > 2 else nothing
+    d = ld_na_v4(x + low[3] * hidden_bytes) if num_rows > 3 else nothing
+    e = ld_na_v4(x + high[0] * hidden_bytes) if num_rows > 4 else nothing
+    f = ld_na_v4(x + high[1] * hidden_bytes) if num_rows > 5 else nothing
+    g = ld_na_v4(x + high[2] * hidden_bytes) if num_rows > 6 else nothing
+    h = ld_na_v4(x + high[3] * hidden_bytes) if num_rows > 7 else nothing
+    if num_rows > 0:
         total = add_bf16x8(total, a)
-        if first + 1 < num_rows:
-            total = add_bf16x8(total, b)
-        if first + 2 < num_rows:
-            total = add_bf16x8(total, c)
-        if first + 3 < num_rows:
-            total = add_bf16x8(total, d)
+    if num_rows > 1:
+        total = add_bf16x8(total, b)
+    if num_rows > 2:
+        total = add_bf16x8(total, c)
+    if num_rows > 3:
+        total = add_bf16x8(total, d)
+    if num_rows > 4:
+        total = add_bf16x8(total, e)
+    if num_rows > 5:
+        total = add_bf16x8(total, f)
+    if num_rows > 6:
+        total = add_bf16x8(total, g)
+    if num_rows > 7:
+        total = add_bf16x8(total, h)
     return total
 
 
 @device_function
-def combine_row(out, inputs, board, warp, lane, num_rows, token, ring_of_rank_0, shape):
+def combine_row(out, inputs, rows, num_rows, token, ring_of_rank_0, lane, shape):
     """Add the biases and the listed rows of one token in float32 and round once; the whole warp."""
     row = token * shape.hidden_bytes
-    for offset in range(lane * VEC_BYTES, shape.hidden_bytes, WARP_BYTES):
+    offset = lane * VEC_BYTES
+    while offset < shape.hidden_bytes:
         total = zero_f32x8()
         if inputs.bias_0 != 0:
             total = add_bf16x8(total, ld_nc_v4(inputs.bias_0 + row + offset))
         if inputs.bias_1 != 0:
             total = add_bf16x8(total, ld_nc_v4(inputs.bias_1 + row + offset))
-        total = add_rows(total, board, warp, num_rows, offset, ring_of_rank_0, shape)
+        total = add_rows(total, rows, num_rows, ring_of_rank_0.x + offset, shape.hidden_bytes)
         st_na_v4(out.combined_x + row + offset, to_bf16x8(total))
+        offset += WARP_BYTES
 
 
 @device_function
-def combine_topk_weights(out, board, warp, lane, num_rows, token, ring_of_rank_0, shape):
+def combine_topk_weights(out, rows, num_rows, token, ring_of_rank_0, lane, shape):
     """Add the listed top-k weights of one token, lane k those of choice k."""
     if lane < shape.num_topk:
         total = f32(0)
         for i in range(num_rows):
-            row = board.rows + 8 * (MAX_RANKS * warp + i)
-            slot = ld_shared_s32(row) * shape.num_slots + ld_shared_s32(row + 4)
+            slot = ld_shared_s32(rows + 4 * i)
             total += ld_na_f32(ring_of_rank_0.topk_weights + 4 * (slot * shape.num_topk + lane))
         st_weak_f32(out.combined_topk_weights + 4 * (token * shape.num_topk + lane), total)
+
+
+@device_function
+def load_expected(inputs, token, end, lane, shape):
+    """The entry of send_head for a token and rank `lane`; as absent from the channel past its end."""
+    if token < end and lane < shape.num_ranks:
+        return ld_nc_s32(inputs.send_head + 4 * (token * shape.num_ranks + lane))
+    return -RETIRED - 1
 
 
 @device_function
@@ -287,22 +307,25 @@ def receive_tokens(out, inputs, board, num_warps, warp, lane, peers, bounds, sha
     fewer slots than the block has warps would never fill up to that token.
     """
     ring_of_rank_0 = locate_ring(buffer_of(peers, peers.rank), shape, channel, 0)
-    begin, end = channel_task_range(sizes.num_combined_tokens, shape.num_channels, channel)
-    for token in range(begin + warp - 1, end, num_warps - 1):
-        expected = -1
+    rows = board.rows + 4 * MAX_RANKS * warp
+    head = board.heads + 4 * (MAX_RANKS * warp + lane)
+    token, end = channel_task_range(sizes.num_combined_tokens, shape.num_channels, channel)
+    token += warp - 1
+    expected = load_expected(inputs, token, end, lane, shape)
+    while token < end:
         if lane < shape.num_ranks:
-            expected = ld_nc_s32(inputs.send_head + 4 * (token * shape.num_ranks + lane))
-            head = expected if expected >= 0 else -expected - 1
-            st_volatile_shared_s32(board.heads + 4 * (MAX_RANKS * warp + lane), head)
+            st_volatile_shared_s32(head, expected if expected >= 0 else -expected - 1)
             if expected >= 0:
                 wait_shared_tail_past(board.tails + 4 * lane, expected, bounds, lane, channel)
         syncwarp(FULL_MASK)
         num_rows = list_rows(board, warp, lane, expected, shape)
-        combine_row(out, inputs, board, warp, lane, num_rows, token, ring_of_rank_0, shape)
-        combine_topk_weights(out, board, warp, lane, num_rows, token, ring_of_rank_0, shape)
+        expected = load_expected(inputs, token + num_warps - 1, end, lane, shape)
+        combine_row(out, inputs, rows, num_rows, token, ring_of_rank_0, lane, shape)
+        combine_topk_weights(out, rows, num_rows, token, ring_of_rank_0, lane, shape)
         syncwarp(FULL_MASK)
-    if lane == 0:
-        st_volatile_shared_s32(board.retired + 4 * warp, 1)
+        token += num_warps - 1
+    if lane < MAX_RANKS:
+        st_volatile_shared_s32(head, RETIRED)
 
 
 @kernel(max_threads=768)
@@ -316,12 +339,8 @@ def combine(
         num_warps = u32_div(block_dim(), 32)
         warp = thread_idx() // 32
         lane = thread_idx() % 32
-        board = open_board(num_warps)
-        if lane < MAX_RANKS:
-            st_shared_s32(board.heads + 4 * (MAX_RANKS * warp + lane), 0)
-            st_shared_s32(board.tails + 4 * lane, 0)
-        if lane == 0:
-            st_shared_s32(board.retired + 4 * warp, 0)
+        board = locate_board(num_warps)
+        reset_board(board, warp, lane)
         syncthreads()
         if warp > 0:
             receive_tokens(out, inputs, board, num_warps, warp, lane, peers, bounds, shape, sizes, block_idx() // 2)

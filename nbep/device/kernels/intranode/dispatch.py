@@ -6,7 +6,7 @@
  start, end      sender(s)     st_relaxed_sys (-n - 1)     receiver(r)   ld_relaxed_sys (the count is the message)
  tail            sender(s)     st_release_sys              receiver(r)   ld_acquire_sys
  head            receiver(r)   st_relaxed_sys (1)          sender(s)     ld_relaxed_sys
- slot[k]         sender(s)     st_na                       receiver(r)   ld_na or bulk copy, after tail (2)
+ slot[k]         sender(s)     st_na                       receiver(r)   ld_na and bulk copy, after tail (2)
  shared tail     warp 0 of r   st_shared                   its warps     ld_shared, after bar_sync
 
  (1) head publishes nothing. The receiver's loads of the slot returned before its barrier, and head moves after
@@ -31,17 +31,19 @@ from nbep.device.primitives import (
     block_idx,
     f32,
     fence_proxy_async_global,
+    ffs_u32,
     grid_dim,
     has_tma,
     ld_na_f32,
     ld_na_s32,
     ld_na_s64,
-    ld_nc_f32,
+    ld_na_v4,
     ld_nc_s32,
-    ld_nc_s64,
     ld_nc_u8,
+    ld_nc_v4,
     ld_shared_s32,
     ld_weak_s32,
+    popc_u32,
     shfl_idx_s32,
     smem_base,
     st_na_f32,
@@ -58,11 +60,12 @@ from nbep.device.primitives import (
     tma_store_wait_all,
     u32_div,
     u32_mod,
+    vote_ballot,
 )
 from nbep.device.protocols.channels import channel_task_range
-from nbep.device.protocols.copies import receive_row, send_row
+from nbep.device.protocols.copies import copy_row
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.staging import STAGE_STRIDE, copy_through_stage, open_stage, stage_of
+from nbep.device.protocols.staging import STAGE_STRIDE, begin_copy, end_copy, open_stage, stage_of
 from nbep.device.protocols.waits import (
     DISPATCH_RECEIVER_ROWS,
     DISPATCH_SENDER_HEAD,
@@ -158,59 +161,107 @@ def announce_tokens(ring, inputs, team):
 
 
 @device_function
+def load_scale(inputs, token, index, shape, sizes):
+    """A scale of a token, 4 opaque bytes; 0 past the last one."""
+    if index < shape.num_scales:
+        return ld_na_s32(inputs.x_scales + 4 * (token * sizes.scale_token_stride + index * sizes.scale_hidden_stride))
+    return 0
+
+
+@device_function
 def fill_slot(ring, slot, inputs, token, shape, sizes, team):
-    """Copy one token and what belongs to it into a slot; one warp."""
+    """Copy one token and what belongs to it into a slot; one warp.
+
+    What is small is loaded before the payload and stored after it: its latency hides behind the payload's.
+    """
     lane = team.lane
-    send_row(ring.x + slot * shape.hidden_bytes, inputs.x + token * shape.hidden_bytes, shape.hidden_bytes, lane)
+    num_topk = shape.num_topk
+    expert, weight = -1, f32(0)
+    if lane < num_topk:
+        experts_per_rank = u32_div(sizes.num_experts, shape.num_ranks)
+        expert = ld_na_s64(inputs.topk_idx + 8 * (token * num_topk + lane)) - team.peer * experts_per_rank
+        weight = ld_na_f32(inputs.topk_weights + 4 * (token * num_topk + lane))
+        if not 0 <= expert < experts_per_rank:
+            expert, weight = -1, f32(0)
+    scale = load_scale(inputs, token, lane, shape, sizes)
+    next_scale = load_scale(inputs, token, lane + 32, shape, sizes)
+
+    hidden_bytes = shape.hidden_bytes
+    copy_row(ld_nc_v4, ring.x + slot * hidden_bytes, inputs.x + token * hidden_bytes, hidden_bytes, lane)
+
     if lane == 0:
         st_na_s32(ring.src_idx + 4 * slot, token)
-    if lane < shape.num_topk:
-        experts_per_rank = u32_div(sizes.num_experts, shape.num_ranks)
-        expert = ld_nc_s64(inputs.topk_idx + 8 * (token * shape.num_topk + lane)) - team.peer * experts_per_rank
-        weight = ld_nc_f32(inputs.topk_weights + 4 * (token * shape.num_topk + lane))
-        is_local = 0 <= expert < experts_per_rank
-        st_na_s64(ring.topk_idx + 8 * (slot * shape.num_topk + lane), expert if is_local else -1)
-        st_na_f32(ring.topk_weights + 4 * (slot * shape.num_topk + lane), weight if is_local else f32(0))
-    for i in range(lane, shape.num_scales, 32):
-        scale = inputs.x_scales + 4 * (token * sizes.scale_token_stride + i * sizes.scale_hidden_stride)
-        st_na_s32(ring.scales + 4 * (slot * shape.num_scales + i), ld_nc_s32(scale))
+    if lane < num_topk:
+        st_na_s64(ring.topk_idx + 8 * (slot * num_topk + lane), expert)
+        st_na_f32(ring.topk_weights + 4 * (slot * num_topk + lane), weight)
+    index = lane
+    while index < shape.num_scales:
+        st_na_s32(ring.scales + 4 * (slot * shape.num_scales + index), scale)
+        scale = next_scale
+        index += 32
+        next_scale = load_scale(inputs, token, index + 32, shape, sizes)
+
+
+@device_function
+def note_send_heads(out, chosen, tail, token, end, shape, team):
+    """Write the ring index of 32 tokens, lane l that of token + l; -1 for those that do not go to this peer."""
+    if token + team.lane < end:
+        before = popc_u32(chosen & ((1 << team.lane) - 1))
+        head = tail + before if (chosen >> team.lane) & 1 != 0 else -1
+        st_weak_s32(out.send_head + 4 * ((token + team.lane) * shape.num_ranks + team.peer), head)
+
+
+@device_function
+def publish_tail(ring, tail, team):
+    """Let the receiver have all slots below tail."""
+    team_barrier(team)
+    if team.warp == 0 and team.lane == 0:
+        st_release_sys_s32(ring.tail, tail)  # PAIR dispatch-tail: the chunk's slots
 
 
 @device_function
 def send_tokens(out, inputs, peers, bounds, shape, sizes, team):
-    """Sender: push this channel's tokens to one peer, num_max_send_tokens a chunk."""
+    """Sender: push this channel's tokens to one peer, num_max_send_tokens a chunk.
+
+    The warps of a team go through the same tokens and take those that go to the peer in turn.
+    """
     ring = locate_ring(buffer_of(peers, team.peer), shape, team.channel, peers.rank)
     announce_tokens(ring, inputs, team)
     token, end = channel_task_range(sizes.num_tokens, shape.num_channels, team.channel)
     tail = 0
+    chunk_end = 0
     while token < end:
-        if team.lane == 0:
-            # Room for a full chunk, although fewer tokens may be left: counting them first would cost more.
-            wait_free_slots(
-                ring.head,
-                tail,
-                shape.num_slots,
-                sizes.num_max_send_tokens,
-                bounds,
-                DISPATCH_SENDER_HEAD,
-                team.peer,
-                team.channel,
-            )
-        syncwarp(FULL_MASK)
-        chunk_end = tail + sizes.num_max_send_tokens
-        while tail < chunk_end and token < end:
-            membership = token * shape.num_ranks + team.peer
-            chosen = ld_nc_u8(inputs.is_token_in_rank + membership) != 0
-            if team.lane == 0 and u32_mod(token, team.num_warps) == team.warp:
-                st_weak_s32(out.send_head + 4 * membership, tail if chosen else -1)
-            if chosen:
-                if u32_mod(tail, team.num_warps) == team.warp:
-                    fill_slot(ring, u32_mod(tail, shape.num_slots), inputs, token, shape, sizes, team)
-                tail += 1
-            token += 1
-        team_barrier(team)
-        if team.warp == 0 and team.lane == 0:
-            st_release_sys_s32(ring.tail, tail)  # PAIR dispatch-tail: the chunk's slots
+        is_chosen = 0
+        if token + team.lane < end:
+            is_chosen = ld_nc_u8(inputs.is_token_in_rank + (token + team.lane) * shape.num_ranks + team.peer)
+        chosen = vote_ballot(FULL_MASK, is_chosen != 0)
+        if team.warp == 0:
+            note_send_heads(out, chosen, tail, token, end, shape, team)
+        while chosen != 0:
+            if tail == chunk_end:
+                chunk_end += sizes.num_max_send_tokens
+                if team.lane == 0:
+                    # Room for a full chunk, although fewer tokens may be left: counting them first would cost more.
+                    wait_free_slots(
+                        ring.head,
+                        tail,
+                        shape.num_slots,
+                        sizes.num_max_send_tokens,
+                        bounds,
+                        DISPATCH_SENDER_HEAD,
+                        team.peer,
+                        team.channel,
+                    )
+                syncwarp(FULL_MASK)
+            if u32_mod(tail, team.num_warps) == team.warp:
+                fill_slot(ring, u32_mod(tail, shape.num_slots), inputs, token + ffs_u32(chosen) - 1, shape, sizes, team)
+            chosen &= chosen - 1
+            tail += 1
+            if tail == chunk_end:
+                publish_tail(ring, tail, team)
+        token += 32
+    if tail != chunk_end:
+        publish_tail(ring, tail, team)
 
 
 @device_function
@@ -238,25 +289,41 @@ def receive_offsets(out, ring, peers, bounds, shape, num_rows, team):
 
 
 @device_function
-def receive_chunk_metadata(out, ring, first, head, num_tokens, shape, team):
-    """Copy what came with num_tokens tokens, from slot head on, to output rows first and up; the whole team."""
-    thread = team.warp * 32 + team.lane
-    num_threads = team.num_warps * 32
-    for i in range(thread, num_tokens, num_threads):
-        slot = u32_mod(head + i, shape.num_slots)
-        st_weak_s32(out.recv_src_idx + 4 * (first + i), ld_na_s32(ring.src_idx + 4 * slot))
-    for i in range(thread, num_tokens * shape.num_topk, num_threads):
-        token = u32_div(i, shape.num_topk)
-        k = i - token * shape.num_topk
-        cell = u32_mod(head + token, shape.num_slots) * shape.num_topk + k
-        row = (first + token) * shape.num_topk + k
-        st_weak_s64(out.recv_topk_idx + 8 * row, ld_na_s64(ring.topk_idx + 8 * cell))
-        st_weak_f32(out.recv_topk_weights + 4 * row, ld_na_f32(ring.topk_weights + 4 * cell))
-    for i in range(thread, num_tokens * shape.num_scales, num_threads):
-        token = u32_div(i, shape.num_scales)
-        k = i - token * shape.num_scales
-        cell = u32_mod(head + token, shape.num_slots) * shape.num_scales + k
-        st_weak_s32(out.recv_x_scales + 4 * ((first + token) * shape.num_scales + k), ld_na_s32(ring.scales + 4 * cell))
+def receive_token(out, ring, slot, row, shape, stage, parity, lane):
+    """Copy one slot to an output row; one warp. Returns the parity of the stage's next copy."""
+    hidden_bytes = shape.hidden_bytes
+    num_topk = shape.num_topk
+    src = ring.x + slot * hidden_bytes
+    dst = out.recv_x + row * hidden_bytes
+    if has_tma():
+        if lane == 0:
+            fence_proxy_async_global()
+            begin_copy(src, hidden_bytes, stage)
+    else:
+        copy_row(ld_na_v4, dst, src, hidden_bytes, lane)
+
+    # While the payload is on its way: what is small.
+    if lane == 0:
+        st_weak_s32(out.recv_src_idx + 4 * row, ld_na_s32(ring.src_idx + 4 * slot))
+    if lane < num_topk:
+        expert = ld_na_s64(ring.topk_idx + 8 * (slot * num_topk + lane))
+        weight = ld_na_f32(ring.topk_weights + 4 * (slot * num_topk + lane))
+        st_weak_s64(out.recv_topk_idx + 8 * (row * num_topk + lane), expert)
+        st_weak_f32(out.recv_topk_weights + 4 * (row * num_topk + lane), weight)
+    scales = ring.scales + 4 * slot * shape.num_scales
+    recv_scales = out.recv_x_scales + 4 * row * shape.num_scales
+    for index in range(lane, shape.num_scales, 64):
+        scale = ld_na_s32(scales + 4 * index)
+        next_scale = ld_na_s32(scales + 4 * (index + 32)) if index + 32 < shape.num_scales else 0
+        st_weak_s32(recv_scales + 4 * index, scale)
+        if index + 32 < shape.num_scales:
+            st_weak_s32(recv_scales + 4 * (index + 32), next_scale)
+
+    if has_tma():
+        if lane == 0:
+            parity = end_copy(dst, src, hidden_bytes, stage, parity)
+        syncwarp(FULL_MASK)
+    return parity
 
 
 @device_function
@@ -284,16 +351,8 @@ def receive_tokens(out, peers, bounds, shape, num_rows, team):
         num_tokens = tail - head
         num_kept = num_tokens if fits else 0
         for i in range(team.warp, num_kept, team.num_warps):
-            src = ring.x + u32_mod(head + i, shape.num_slots) * shape.hidden_bytes
-            dst = out.recv_x + (first + i) * shape.hidden_bytes
-            if has_tma():
-                if team.lane == 0:
-                    fence_proxy_async_global()
-                    parity = copy_through_stage(dst, src, shape.hidden_bytes, stage, parity)
-                syncwarp(FULL_MASK)
-            else:
-                receive_row(dst, src, shape.hidden_bytes, team.lane)
-        receive_chunk_metadata(out, ring, first, head, num_kept, shape, team)
+            slot = u32_mod(head + i, shape.num_slots)
+            parity = receive_token(out, ring, slot, first + i, shape, stage, parity, team.lane)
         head = tail
         first += num_tokens
         num_left -= num_tokens

@@ -10,8 +10,8 @@ The warps of the grid are dealt out to the peers, so that all links are busy: on
 """
 
 from nbep.device.jit import kernel
-from nbep.device.primitives import block_dim, block_idx, grid_dim, thread_idx, u32_div, u32_mod
-from nbep.device.protocols.copies import send_row
+from nbep.device.primitives import block_dim, block_idx, grid_dim, ld_nc_v4, thread_idx, u32_div, u32_mod
+from nbep.device.protocols.copies import copy_row
 from nbep.device.protocols.peers import Peers, buffer_of
 from nbep.device.types import I32, I64, In
 
@@ -29,5 +29,5 @@ def push(src: In, region_offset: I64, num_rows: I32, peers: Peers):
     if row < num_warps_per_peer:
         region = buffer_of(peers, peer) + region_offset + peers.rank * num_rows * ROW_BYTES
         while row < num_rows:
-            send_row(region + row * ROW_BYTES, src + row * ROW_BYTES, ROW_BYTES, thread_idx() % 32)
+            copy_row(ld_nc_v4, region + row * ROW_BYTES, src + row * ROW_BYTES, ROW_BYTES, thread_idx() % 32)
             row += num_warps_per_peer
