@@ -95,6 +95,7 @@ class NodeMemory:
         """Wait for this rank's work, then for the peers, then give everything back. Collective."""
         self.comm_stream.synchronize()
         self.comm.barrier()
+        self._report = self._report.copy()  # an event of this buffer may ask for faults when the memory is gone
         self.symmetric.close_peers()
         self.symmetric.free()
         self.device.free()

@@ -92,8 +92,9 @@ def stream_options(previous_event: object, async_finish: bool, allocate_on_comm_
 
 def may_read(runtime: Runtime, previous_event: EventOverlap | None) -> bool:
     """Whether the contents of the arguments can be checked: they are in reach, and nobody is about to write them."""
-    pending = previous_event is not None and previous_event.event is not None and not previous_event.event.done
-    return runtime.host_reads_arrays and not pending
+    if not runtime.host_reads_arrays:
+        return False  # and no event is asked: one that a CUDA graph captures cannot be
+    return previous_event is None or previous_event.event is None or previous_event.event.done
 
 
 # Routing

@@ -16,6 +16,7 @@ import hashlib
 import os
 import struct
 import tempfile
+import threading
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -93,19 +94,38 @@ class ParameterBlock:
         self._format.pack_into(self._bytes, 0, *leaves)
 
 
+class SharedMemoryLimit:
+    """How much dynamic shared memory launches of a function may ask for; above 48 KiB it has to be raised first.
+
+    The threads of virtual ranks have it in common: one that sets what itself needs would lower what another has set.
+    """
+
+    def __init__(self, function: Any):
+        self._function = function
+        self._num_bytes = 0
+        self._lock = threading.Lock()
+
+    def raise_to(self, num_bytes: int) -> None:
+        with self._lock:
+            if num_bytes > self._num_bytes:
+                attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                check("cuFuncSetAttribute", cu.cuFuncSetAttribute(self._function, attribute, num_bytes))
+                self._num_bytes = num_bytes
+
+
 class LoadedKernel:
     """One kernel on one device. A launch copies its parameters, so one block serves all launches of a thread.
 
     spins: it waits for blocks of other ranks, so all its blocks must be resident
     """
 
-    def __init__(self, spec: KernelSpec, module: Any):
+    def __init__(self, spec: KernelSpec, module: Any, smem_limit: SharedMemoryLimit | None = None):
         self.spec = spec
         self.module = module
         self.function = check("cuModuleGetFunction", cu.cuModuleGetFunction(module, spec.name.encode()))
         self.spins = any(param.path.startswith("bounds.") for param in spec.params)
         self.block = ParameterBlock(spec.params)
-        self._smem_bytes = 0
+        self._smem_limit = smem_limit or SharedMemoryLimit(self.function)
         self._occupancy: dict[tuple[int, int], int] = {}
         self._configs: dict[tuple[int, int, int, int, bool], Any] = {}
 
@@ -115,19 +135,12 @@ class LoadedKernel:
 
     def for_thread(self) -> LoadedKernel:
         """The same kernel with a parameter block of its own."""
-        return LoadedKernel(self.spec, self.module)
-
-    def allow_shared_memory(self, smem_bytes: int) -> None:
-        """Let launches have this much dynamic shared memory; above 48 KiB a kernel has to ask."""
-        if smem_bytes > self._smem_bytes:
-            attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            check("cuFuncSetAttribute", cu.cuFuncSetAttribute(self.function, attribute, smem_bytes))
-            self._smem_bytes = smem_bytes
+        return LoadedKernel(self.spec, self.module, self._smem_limit)
 
     def blocks_per_sm(self, block: int, smem_bytes: int) -> int:
         """How many blocks an SM holds at once."""
         if (block, smem_bytes) not in self._occupancy:
-            self.allow_shared_memory(smem_bytes)
+            self._smem_limit.raise_to(smem_bytes)
             self._occupancy[block, smem_bytes] = check(
                 "cuOccupancyMaxActiveBlocksPerMultiprocessor",
                 cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, block, smem_bytes),
@@ -147,7 +160,7 @@ class LoadedKernel:
             check(f"launch of {self.spec.name} with {grid} blocks of {block} threads", code)
 
     def _make_config(self, stream: int, grid: int, block: int, smem_bytes: int, cooperative: bool) -> Any:
-        self.allow_shared_memory(smem_bytes)
+        self._smem_limit.raise_to(smem_bytes)
         config = cu.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1

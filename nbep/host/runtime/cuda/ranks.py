@@ -61,7 +61,7 @@ def own_streams(ordinal: int) -> Iterator[None]:
     """
     with ExitStack() as stack:
         torch = sys.modules.get("torch")
-        if torch is not None:
+        if torch is not None and torch.cuda.is_available():
             torch.cuda.set_device(ordinal)
             stack.enter_context(torch.cuda.stream(torch.cuda.Stream(ordinal)))
         cupy = sys.modules.get("cupy")

@@ -61,9 +61,11 @@ class CudaEvent(Event):
     def current_stream_wait(self) -> None:
         """Later work of the caller's current stream starts after the event. Only a virtual rank's host waits too."""
         current = current_stream_handle()
-        check("cuStreamWaitEvent", cu.cuStreamWaitEvent(current, self.event, 0))
+        # The host waits first: virtual ranks may share a current stream (Numba's default one), and a pending wait for
+        # one rank's kernel would hold the kernels of the others back, which it waits for.
         if self._host_wait is not None and not is_capturing(current):
             self._host_wait(lambda: self.done, lambda: "an event of its comm stream")
+        check("cuStreamWaitEvent", cu.cuStreamWaitEvent(current, self.event, 0))
 
 
 class CudaStream(Stream):
