@@ -23,7 +23,7 @@ from nbep.device.jit import KERNELS
 from nbep.device.types import flatten_args
 from nbep.host.runtime.base import Array, Describe, Event, Kernel, Memory, Runtime, Stream, SymmetricMemory
 from nbep.host.runtime.cuda.arrays import current_stream_handle, library_of, on_stream
-from nbep.host.runtime.cuda.driver import Device, check
+from nbep.host.runtime.cuda.driver import Device, check, current_ordinal
 from nbep.host.runtime.cuda.launcher import LoadedKernel, source_key
 from nbep.host.runtime.cuda.memory import CudaSymmetricMemory, DeviceMemory, HostVisibleMemory
 
@@ -97,7 +97,11 @@ class CudaStream(Stream):
         check("cuStreamSynchronize", cu.cuStreamSynchronize(self.handle))
 
     def close(self) -> None:
-        check("cuStreamDestroy", cu.cuStreamDestroy(self.handle))
+        """Keep the stream for the next one that is created: arrays that belong to it are freed on it, maybe later."""
+        _idle_streams.setdefault(current_ordinal(), []).append(self.handle)
+
+
+_idle_streams: dict[int | None, list[int]] = {}  # by device, of all runtimes of the process
 
 
 class SharedDevice:
@@ -178,9 +182,12 @@ class CudaRuntime(Runtime):
         return CudaStream(current_stream_handle(), "current", self._host_wait)
 
     def create_stream(self, name: str) -> CudaStream:
-        flags = cu.CUstream_flags.CU_STREAM_NON_BLOCKING
-        _, highest = check("cuCtxGetStreamPriorityRange", cu.cuCtxGetStreamPriorityRange())
-        handle = int(check("cuStreamCreateWithPriority", cu.cuStreamCreateWithPriority(flags, highest)))
+        try:
+            handle = _idle_streams[self.device.ordinal].pop()
+        except LookupError:
+            flags = cu.CUstream_flags.CU_STREAM_NON_BLOCKING
+            _, highest = check("cuCtxGetStreamPriorityRange", cu.cuCtxGetStreamPriorityRange())
+            handle = int(check("cuStreamCreateWithPriority", cu.cuStreamCreateWithPriority(flags, highest)))
         return CudaStream(handle, name, self._host_wait)
 
     def launch(self, stream: Stream, kernel: Kernel, grid: int, block: int, smem_bytes: int, *args: Any) -> None:
