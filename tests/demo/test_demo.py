@@ -106,7 +106,7 @@ def test_a_wrong_sum_in_combine_fails_two_checks(capsys, monkeypatch):
 
 
 def test_a_wrong_weight_in_dispatch_fails_its_check(capsys, monkeypatch):
-    monkeypatch.setattr(dispatch_kernel, "ld_nc_f32", lambda address: np.float32(0.5))
+    monkeypatch.setattr(dispatch_kernel, "ld_na_f32", lambda address: np.float32(0.5))
     status, output = run(capsys, "--no-picture")
     assert status == 1
     assert checks_of(output)["recv_topk_weights"] == "FAIL"

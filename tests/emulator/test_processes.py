@@ -8,6 +8,7 @@ from multiprocessing.shared_memory import SharedMemory
 
 import numpy as np
 import pytest
+from shared_counter import add_many
 
 from nbep.emulator import EmulatorError, OutOfBounds, World, current_thread
 
@@ -97,24 +98,6 @@ def test_callbacks_and_events_reach_the_host(two_worlds):
     event = stream.record()
     world.host_wait(lambda: event.done, "the event")
     assert sorted(done) == list(range(20))
-
-
-def add_many(name, rank, count):
-    """One process: a kernel that adds to a shared counter."""
-    memory = SharedMemory(name=name)
-    world = World(2, rank, local_rank=rank)
-    counter = world.ranks[rank].space.adopt(memory.buf, "counter")
-    stream = world.ranks[rank].create_stream("main")
-
-    def kernel(counter):
-        for _ in range(count):
-            current_thread().atomic("add", counter, "s64", 1, "relaxed", "sys")
-
-    stream.launch(kernel, (counter.address,), 1, 4)
-    stream.synchronize()
-    world.close()
-    world.ranks[rank].space.free(counter)
-    memory.close()
 
 
 def test_atomics_of_two_processes_lose_nothing():

@@ -1,0 +1,23 @@
+"""What one of two processes runs in the test of atomics between processes. A new process must be able to import it."""
+
+from multiprocessing.shared_memory import SharedMemory
+
+from nbep.emulator import World, current_thread
+
+
+def add_many(name, rank, count):
+    """One process: a kernel that adds to a shared counter."""
+    memory = SharedMemory(name=name)
+    world = World(2, rank, local_rank=rank)
+    counter = world.ranks[rank].space.adopt(memory.buf, "counter")
+    stream = world.ranks[rank].create_stream("main")
+
+    def kernel(counter):
+        for _ in range(count):
+            current_thread().atomic("add", counter, "s64", 1, "relaxed", "sys")
+
+    stream.launch(kernel, (counter.address,), 1, 4)
+    stream.synchronize()
+    world.close()
+    world.ranks[rank].space.free(counter)
+    memory.close()
