@@ -5,10 +5,12 @@ Each subcommand is a module with `main(argv) -> int | None`; it is imported only
 """
 
 import argparse
+import pkgutil
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from nbep import bench
 from nbep.version import __version__
 
 BENCHMARKS = ("emulator", "launch", "intranode", "soak")
