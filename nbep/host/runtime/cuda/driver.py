@@ -73,6 +73,20 @@ class Device:
         """Use this device in the calling thread."""
         check("cuCtxSetCurrent", cu.cuCtxSetCurrent(self.context))
 
+    def prepare_pool(self) -> None:
+        """Make the device's memory pool safe for ranks that share it, with kernels that wait for each other.
+
+        The pool may not order one stream behind another to use memory that was freed there: the other may be waiting
+        for this rank. And it keeps its memory, because mapping new memory takes longest.
+        """
+        pool = check("cuDeviceGetDefaultMemPool", cu.cuDeviceGetDefaultMemPool(self.device))
+        names = cu.CUmemPool_attribute
+        for name, value in (
+            (names.CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, 0),
+            (names.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, cu.cuuint64_t(1 << 62)),
+        ):
+            check("cuMemPoolSetAttribute", cu.cuMemPoolSetAttribute(pool, name, value))
+
     def can_reach(self, bus_id: str) -> bool:
         """Whether kernels here can access another GPU's memory; True if this process does not see that GPU."""
         code, peer = cu.cuDeviceGetByPCIBusId(bus_id.encode())

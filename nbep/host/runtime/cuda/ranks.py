@@ -24,6 +24,11 @@ def run_virtual_ranks(fn: Callable[..., Any], num_ranks: int, args: Sequence[Any
     Raises: the first exception of a rank, with a note that names the rank
     """
     shared = SharedDevice(current_ordinal() or 0, num_ranks)
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        # torch gives the pool its own settings when it first allocates.
+        torch.empty(1, device=torch.device("cuda", shared.device.ordinal))
+    shared.device.prepare_pool()
     group = CommGroup(num_ranks)
     failed = threading.Event()
     results: list[Any] = [None] * num_ranks
