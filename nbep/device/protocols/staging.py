@@ -17,6 +17,7 @@ from nbep.device.primitives import (
     FULL_MASK,
     fence_mbarrier_init,
     fence_proxy_async_shared,
+    has_tma,
     mbarrier_arrive_expect_tx,
     mbarrier_init,
     mbarrier_try_wait_parity,
@@ -40,20 +41,17 @@ class Stage(NamedTuple):
 
 
 @device_function
-def stage_of(warp):
-    """The stage of a warp, at the start of the block's dynamic shared memory."""
+def open_stage(warp, lane):
+    """The stage of a warp, in the block's dynamic shared memory. Its whole warp calls this once, before any copy."""
     data = smem_base() + STAGE_STRIDE * warp
-    return Stage(data, data + STAGE_BYTES)
-
-
-@device_function
-def open_stage(stage, lane):
-    """Set up a stage. Its whole warp calls this once, before any copy."""
-    if lane == 0:
-        mbarrier_init(stage.full, 1)
-        fence_mbarrier_init()
-        fence_proxy_async_shared()  # the engine sees the initialised mbarrier
-    syncwarp(FULL_MASK)
+    full = data + STAGE_BYTES
+    if has_tma():
+        if lane == 0:
+            mbarrier_init(full, 1)
+            fence_mbarrier_init()
+            fence_proxy_async_shared()  # the engine sees the initialised mbarrier
+        syncwarp(FULL_MASK)
+    return Stage(data, full)
 
 
 @device_function

@@ -6,7 +6,7 @@
  cell                  written by       with                   read by           with
  tail                  sender(s)        st_release_sys         coordinator(r)    ld_acquire_sys
  head                  coordinator(r)   st_relaxed_sys (1)     sender(s)         ld_relaxed_sys
- slot[k]               sender(s)        st_na                  receivers(r)      ld_na, after shared tail (2)
+ slot[k]               sender(s)        st_na and bulk copy    receivers(r)      ld_na, after shared tail (2)
  shared tail[s]        coordinator      st_release_cta         receivers         ld_acquire_cta
  shared head[w, s]     receiver w       st_volatile (1)        coordinator       ld_volatile
  shared rows[w]        receiver w       st_shared              same warp         ld_shared, after syncwarp
@@ -32,10 +32,10 @@ from nbep.device.primitives import (
     block_dim,
     block_idx,
     f32,
+    has_tma,
     ld_acquire_sys_s32,
     ld_na_f32,
     ld_na_v4,
-    ld_nc_f32,
     ld_nc_s32,
     ld_nc_v4,
     ld_shared_s32,
@@ -54,6 +54,7 @@ from nbep.device.primitives import (
     syncthreads,
     syncwarp,
     thread_idx,
+    tma_store_wait_all,
     u32_div,
     u32_mod,
     vote_ballot,
@@ -63,6 +64,7 @@ from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES, copy_row
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.reduce import add_bf16x8, to_bf16x8, zero_f32x8
+from nbep.device.protocols.staging import STAGE_STRIDE, begin_copy, end_copy, open_stage
 from nbep.device.protocols.waits import (
     COMBINE_COORDINATOR,
     COMBINE_SENDER_HEAD,
@@ -111,8 +113,9 @@ class Board(NamedTuple):
 
 
 def combine_smem_bytes(num_threads: int) -> int:
-    """Dynamic shared memory of a combine block."""
-    return 4 * MAX_RANKS * (1 + 2 * (num_threads // 32))
+    """Dynamic shared memory of a combine block: a stage for each sending warp, or the board of a receiving block."""
+    num_warps = num_threads // 32
+    return max(STAGE_STRIDE * num_warps, 4 * MAX_RANKS * (1 + 2 * num_warps))
 
 
 @device_function
@@ -158,6 +161,8 @@ def send_tokens(inputs, peers, bounds, shape, sizes):
     warp_in_rank = u32_div(warp, shape.num_ranks)
     ring = locate_ring(buffer_of(peers, peer), shape, channel, peers.rank)
     token, end = token_range_to_send(inputs, peers, shape, peer, channel)
+    stage = open_stage(warp, lane)
+    parity = 0
     tail = 0
     while token < end:
         num_round = min(sizes.num_max_send_tokens, end - token)
@@ -167,13 +172,24 @@ def send_tokens(inputs, peers, bounds, shape, sizes):
         for i in range(warp_in_rank, num_round, num_warps):
             slot = u32_mod(tail + i, shape.num_slots)
             row = token + i
-            hidden_bytes = shape.hidden_bytes
-            copy_row(ld_nc_v4, ring.x + slot * hidden_bytes, inputs.x + row * hidden_bytes, hidden_bytes, lane)
+            src = inputs.x + row * shape.hidden_bytes
+            dst = ring.x + slot * shape.hidden_bytes
+            if has_tma():
+                if lane == 0:
+                    begin_copy(src, shape.hidden_bytes, stage)
+            else:
+                copy_row(ld_nc_v4, dst, src, shape.hidden_bytes, lane)
             if lane < shape.num_topk:
-                weight = ld_nc_f32(inputs.topk_weights + 4 * (row * shape.num_topk + lane))
+                weight = ld_na_f32(inputs.topk_weights + 4 * (row * shape.num_topk + lane))
                 st_na_f32(ring.topk_weights + 4 * (slot * shape.num_topk + lane), weight)
+            if has_tma():
+                if lane == 0:
+                    parity = end_copy(dst, src, shape.hidden_bytes, stage, parity)
+                syncwarp(FULL_MASK)
         token += num_round
         tail += num_round
+        if has_tma() and lane == 0:
+            tma_store_wait_all()
         bar_sync(1 + peer, 32 * num_warps)
         if warp_in_rank == 0 and lane == 0:
             st_release_sys_s32(ring.tail, tail)  # PAIR combine-tail: the chunk's slots

@@ -6,12 +6,13 @@
  start, end      sender(s)     st_relaxed_sys (-n - 1)     receiver(r)   ld_relaxed_sys (the count is the message)
  tail            sender(s)     st_release_sys              receiver(r)   ld_acquire_sys
  head            receiver(r)   st_relaxed_sys (1)          sender(s)     ld_relaxed_sys
- slot[k]         sender(s)     st_na                       receiver(r)   ld_na and bulk copy, after tail (2)
+ slot[k]         sender(s)     st_na and bulk copy         receiver(r)   ld_na and bulk copy, after tail (2)
  shared tail     warp 0 of r   st_shared                   its warps     ld_shared, after bar_sync
 
  (1) head publishes nothing. The receiver's loads of the slot returned before its barrier, and head moves after
      it; the sender overwrites the slot only when it has seen head: no load can see what the sender writes later.
- (2) The slots below tail were written before the sender's barrier, and the thread that moves tail waits at it.
+ (2) The slots below tail were written before the sender's barrier, and the thread that moves tail waits at it. Bulk
+     copies are waited for to the end (tma_store_wait_all) by the thread that started them, before the barrier.
      A bulk copy reads through the async proxy, so a proxy fence stands between the acquire and the copy.
 
 Blocks come in pairs: block 2c sends and block 2c + 1 receives channel c. A block's warps are split evenly over
@@ -65,7 +66,7 @@ from nbep.device.primitives import (
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.copies import copy_row
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.staging import STAGE_STRIDE, begin_copy, end_copy, open_stage, stage_of
+from nbep.device.protocols.staging import STAGE_STRIDE, begin_copy, end_copy, open_stage
 from nbep.device.protocols.waits import (
     DISPATCH_RECEIVER_ROWS,
     DISPATCH_SENDER_HEAD,
@@ -161,45 +162,48 @@ def announce_tokens(ring, inputs, team):
 
 
 @device_function
-def load_scale(inputs, token, index, shape, sizes):
-    """A scale of a token, 4 opaque bytes; 0 past the last one."""
-    if index < shape.num_scales:
-        return ld_na_s32(inputs.x_scales + 4 * (token * sizes.scale_token_stride + index * sizes.scale_hidden_stride))
-    return 0
+def copy_scales(dst, src, src_stride, num_scales, lane):
+    """Copy the scales of one token, 4 opaque bytes each, src_stride apart; one warp."""
+    for index in range(lane, num_scales, 64):
+        scale = ld_na_s32(src + 4 * index * src_stride)
+        next_scale = ld_na_s32(src + 4 * (index + 32) * src_stride) if index + 32 < num_scales else 0
+        st_na_s32(dst + 4 * index, scale)
+        if index + 32 < num_scales:
+            st_na_s32(dst + 4 * (index + 32), next_scale)
 
 
 @device_function
-def fill_slot(ring, slot, inputs, token, shape, sizes, team):
-    """Copy one token and what belongs to it into a slot; one warp.
-
-    What is small is loaded before the payload and stored after it: its latency hides behind the payload's.
-    """
+def fill_slot(ring, slot, inputs, token, shape, sizes, stage, parity, team):
+    """Copy one token and what belongs to it into a slot; one warp. Returns the parity of the stage's next copy."""
     lane = team.lane
     num_topk = shape.num_topk
-    expert, weight = -1, f32(0)
+    src = inputs.x + token * shape.hidden_bytes
+    dst = ring.x + slot * shape.hidden_bytes
+    if has_tma():
+        if lane == 0:
+            begin_copy(src, shape.hidden_bytes, stage)
+    else:
+        copy_row(ld_nc_v4, dst, src, shape.hidden_bytes, lane)
+
+    # While the payload is on its way: what is small.
+    if lane == 0:
+        st_na_s32(ring.src_idx + 4 * slot, token)
     if lane < num_topk:
         experts_per_rank = u32_div(sizes.num_experts, shape.num_ranks)
         expert = ld_na_s64(inputs.topk_idx + 8 * (token * num_topk + lane)) - team.peer * experts_per_rank
         weight = ld_na_f32(inputs.topk_weights + 4 * (token * num_topk + lane))
         if not 0 <= expert < experts_per_rank:
             expert, weight = -1, f32(0)
-    scale = load_scale(inputs, token, lane, shape, sizes)
-    next_scale = load_scale(inputs, token, lane + 32, shape, sizes)
-
-    hidden_bytes = shape.hidden_bytes
-    copy_row(ld_nc_v4, ring.x + slot * hidden_bytes, inputs.x + token * hidden_bytes, hidden_bytes, lane)
-
-    if lane == 0:
-        st_na_s32(ring.src_idx + 4 * slot, token)
-    if lane < num_topk:
         st_na_s64(ring.topk_idx + 8 * (slot * num_topk + lane), expert)
         st_na_f32(ring.topk_weights + 4 * (slot * num_topk + lane), weight)
-    index = lane
-    while index < shape.num_scales:
-        st_na_s32(ring.scales + 4 * (slot * shape.num_scales + index), scale)
-        scale = next_scale
-        index += 32
-        next_scale = load_scale(inputs, token, index + 32, shape, sizes)
+    scales = inputs.x_scales + 4 * token * sizes.scale_token_stride
+    copy_scales(ring.scales + 4 * slot * shape.num_scales, scales, sizes.scale_hidden_stride, shape.num_scales, lane)
+
+    if has_tma():
+        if lane == 0:
+            parity = end_copy(dst, src, shape.hidden_bytes, stage, parity)
+        syncwarp(FULL_MASK)
+    return parity
 
 
 @device_function
@@ -213,7 +217,9 @@ def note_send_heads(out, chosen, tail, token, end, shape, team):
 
 @device_function
 def publish_tail(ring, tail, team):
-    """Let the receiver have all slots below tail."""
+    """Let the receiver have all slots below tail: each warp's own writes are done before it comes to the barrier."""
+    if has_tma() and team.lane == 0:
+        tma_store_wait_all()
     team_barrier(team)
     if team.warp == 0 and team.lane == 0:
         st_release_sys_s32(ring.tail, tail)  # PAIR dispatch-tail: the chunk's slots
@@ -228,6 +234,8 @@ def send_tokens(out, inputs, peers, bounds, shape, sizes, team):
     ring = locate_ring(buffer_of(peers, team.peer), shape, team.channel, peers.rank)
     announce_tokens(ring, inputs, team)
     token, end = channel_task_range(sizes.num_tokens, shape.num_channels, team.channel)
+    stage = open_stage(thread_idx() // 32, team.lane)
+    parity = 0
     tail = 0
     chunk_end = 0
     while token < end:
@@ -254,7 +262,9 @@ def send_tokens(out, inputs, peers, bounds, shape, sizes, team):
                     )
                 syncwarp(FULL_MASK)
             if u32_mod(tail, team.num_warps) == team.warp:
-                fill_slot(ring, u32_mod(tail, shape.num_slots), inputs, token + ffs_u32(chosen) - 1, shape, sizes, team)
+                slot = u32_mod(tail, shape.num_slots)
+                next_token = token + ffs_u32(chosen) - 1
+                parity = fill_slot(ring, slot, inputs, next_token, shape, sizes, stage, parity, team)
             chosen &= chosen - 1
             tail += 1
             if tail == chunk_end:
@@ -311,13 +321,7 @@ def receive_token(out, ring, slot, row, shape, stage, parity, lane):
         st_weak_s64(out.recv_topk_idx + 8 * (row * num_topk + lane), expert)
         st_weak_f32(out.recv_topk_weights + 4 * (row * num_topk + lane), weight)
     scales = ring.scales + 4 * slot * shape.num_scales
-    recv_scales = out.recv_x_scales + 4 * row * shape.num_scales
-    for index in range(lane, shape.num_scales, 64):
-        scale = ld_na_s32(scales + 4 * index)
-        next_scale = ld_na_s32(scales + 4 * (index + 32)) if index + 32 < shape.num_scales else 0
-        st_weak_s32(recv_scales + 4 * index, scale)
-        if index + 32 < shape.num_scales:
-            st_weak_s32(recv_scales + 4 * (index + 32), next_scale)
+    copy_scales(out.recv_x_scales + 4 * row * shape.num_scales, scales, 1, shape.num_scales, lane)
 
     if has_tma():
         if lane == 0:
@@ -334,9 +338,7 @@ def receive_tokens(out, peers, bounds, shape, num_rows, team):
     """
     ring = locate_ring(buffer_of(peers, peers.rank), shape, team.channel, team.peer)
     shared_tail = smem_base() + STAGE_STRIDE * u32_div(block_dim(), 32) + 4 * team.peer
-    stage = stage_of(thread_idx() // 32)
-    if has_tma():
-        open_stage(stage, team.lane)
+    stage = open_stage(thread_idx() // 32, team.lane)
     parity = 0
     first, num_left, fits = receive_offsets(out, ring, peers, bounds, shape, num_rows, team)
     head = 0
