@@ -13,7 +13,7 @@ from importlib import import_module
 from nbep import bench
 from nbep.version import __version__
 
-BENCHMARKS = ("emulator", "launch", "intranode", "soak")
+BENCHMARKS = sorted(module.name for module in pkgutil.iter_modules(bench.__path__))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -22,10 +22,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     # add_help=False: `nbep demo --help` is answered by the subcommand's own parser.
     commands.add_parser("demo", add_help=False, help="run a small MoE layer on emulated ranks and check it")
-    bench = commands.add_parser(
-        "bench", help="measure the emulator, launches or the intranode kernels, or run them for long"
-    )
-    names = bench.add_subparsers(dest="benchmark", required=True, metavar="NAME")
+    benchmarks = commands.add_parser("bench", help=f"measure or stress: {', '.join(BENCHMARKS)}")
+    names = benchmarks.add_subparsers(dest="benchmark", required=True, metavar="NAME")
     for name in BENCHMARKS:
         names.add_parser(name, add_help=False, help=f"see `nbep bench {name} --help`")
     commands.add_parser("compile", add_help=False, help="compile kernels to PTX and cubin; needs no GPU")
