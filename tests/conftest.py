@@ -1,7 +1,39 @@
-"""Settings for all tests. Helpers that tests import are in tests/support."""
+"""Settings for all tests. Helpers that tests import are in tests/support.
 
+NBEP_TEST_TARGET=cuda runs tests/intranode, tests/host and tests/cuda on a GPU, with the bodies that the emulator runs.
+"""
+
+import pytest
+import target
 from hypothesis import HealthCheck, settings
 
 # Runs are deterministic: the same commit gives the same result, also where the database of examples is not kept.
 settings.register_profile("nbep", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("nbep")
+
+target.set_environment()
+
+
+def pytest_configure(config):
+    if target.TARGET != "cuda":
+        return
+    reason = target.unusable_reason()
+    if reason is not None:
+        raise pytest.UsageError(f"NBEP_TEST_TARGET: got cuda; no GPU can be used here: {reason}")
+    import arrays
+
+    arrays.warm_up()
+
+
+def pytest_collection_modifyitems(items):
+    gpu_reason = None
+    if any(item.get_closest_marker("cuda") for item in items):
+        gpu_reason = target.unusable_reason()
+        if gpu_reason is None and target.TARGET != "cuda":
+            gpu_reason = "NBEP_TEST_TARGET is not cuda"
+    for item in items:
+        emulator_only = item.get_closest_marker("emulator_only")
+        if emulator_only is not None and target.TARGET != "emulator":
+            item.add_marker(pytest.mark.skip(reason=f"on the emulator only: {emulator_only.args[0]}"))
+        if item.get_closest_marker("cuda") is not None and gpu_reason is not None:
+            item.add_marker(pytest.mark.skip(reason=f"no GPU: {gpu_reason}"))

@@ -1,6 +1,7 @@
 """Handles and buffers that are used more than once."""
 
 import pytest
+from arrays import assert_kind, to_numpy, to_target
 from cases import make_case
 from intranode import (
     Options,
@@ -14,6 +15,7 @@ from intranode import (
     round_trip,
     run,
 )
+from target import spawn
 
 import nbep
 from nbep import reference
@@ -23,9 +25,10 @@ def cached_round_trip(comm, case, options):
     """Dispatch, cached dispatch of the same x, combine: with the rings used before each."""
     buffer = nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes(case, options))
     outcome = dispatch(buffer, case, options, comm.rank)
-    x = dispatch_input(case, options, comm.rank)
+    x = to_target(dispatch_input(case, options, comm.rank))
     outcome.cached_x, *nothing, event = buffer.dispatch(x, handle=outcome.handle, config=options.config)
     assert nothing == [None] * 4
+    assert_kind(outcome.cached_x)
     assert event is not None
     combine(buffer, case, options, comm.rank, outcome)
     buffer.destroy()
@@ -51,7 +54,7 @@ def test_cached_dispatch_after_combine_rewrote_send_head():
         buffer = nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes(case, options))
         outcome = dispatch(buffer, case, options, comm.rank)
         combine(buffer, case, options, comm.rank, outcome)
-        x = dispatch_input(case, options, comm.rank)
+        x = to_target(dispatch_input(case, options, comm.rank))
         outcome.cached_x = buffer.dispatch(x, handle=outcome.handle, config=options.config)[0]
         combine(buffer, case, options, comm.rank, outcome)
         buffer.destroy()
@@ -65,10 +68,10 @@ def test_combine_twice_with_one_handle_gives_the_same():
         buffer = nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes(case, options))
         outcome = dispatch(buffer, case, options, comm.rank)
         combine(buffer, case, options, comm.rank, outcome)
-        first = outcome.combined_x.tobytes()
+        first = to_numpy(outcome.combined_x).tobytes()
         combine(buffer, case, options, comm.rank, outcome)
         buffer.destroy()
-        assert outcome.combined_x.tobytes() == first
+        assert to_numpy(outcome.combined_x).tobytes() == first
         return outcome
 
     run(make_case(4, num_ranks=4, num_tokens=9), fn=main)
@@ -92,7 +95,7 @@ def test_back_to_back_calls_on_one_buffer():
         buffer.destroy()
         return outcomes
 
-    results = nbep.spawn(main, 2, "emulator", seed=5)
+    results = spawn(main, 2, seed=5)
     for i, (case, option) in enumerate(zip(cases, options, strict=True)):
         check(case, option, [outcomes[i] for outcomes in results], 5)
 
@@ -106,13 +109,13 @@ def test_two_handles_in_turns():
         a = dispatch(buffer, first, options, comm.rank)
         b = dispatch(buffer, second, options, comm.rank)
         combine(buffer, first, options, comm.rank, a)
-        b.cached_x = buffer.dispatch(second.x[comm.rank], handle=b.handle, config=options.config)[0]
+        b.cached_x = buffer.dispatch(to_target(second.x[comm.rank]), handle=b.handle, config=options.config)[0]
         combine(buffer, second, options, comm.rank, b)
         combine(buffer, first, options, comm.rank, a)
         buffer.destroy()
         return a, b
 
-    results = nbep.spawn(main, 2, "emulator", seed=6)
+    results = spawn(main, 2, seed=6)
     check(first, options, [a for a, _ in results], 6)
     check(second, options, [b for _, b in results], 6)
 
@@ -130,7 +133,7 @@ def test_two_buffers_at_once():
             buffer.destroy()
         return outcomes
 
-    results = nbep.spawn(main, 2, "emulator", seed=7)
+    results = spawn(main, 2, seed=7)
     for i in range(2):
         check(case, options, [outcomes[i] for outcomes in results], 7)
 
@@ -149,15 +152,16 @@ def test_handle_unpacks_like_deepeps_tuple():
 def test_asynchronous_calls_chain_by_events():
     def main(comm, case, options):
         rank = comm.rank
+        x, topk_idx, topk_weights = to_target((case.x[rank], case.topk_idx[rank], case.topk_weights[rank]))
         buffer = nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes(case, options))
         overlap = {"async_finish": True, "allocate_on_comm_stream": True}
         *layout, event = buffer.get_dispatch_layout(
-            case.topk_idx[rank], case.num_experts, previous_event=buffer.capture(), **overlap
+            topk_idx, case.num_experts, previous_event=buffer.capture(), **overlap
         )
         recv_x, recv_topk_idx, recv_topk_weights, counts, handle, event = buffer.dispatch(
-            case.x[rank],
-            topk_idx=case.topk_idx[rank],
-            topk_weights=case.topk_weights[rank],
+            x,
+            topk_idx=topk_idx,
+            topk_weights=topk_weights,
             num_tokens_per_rank=layout[0],
             is_token_in_rank=layout[3],
             num_tokens_per_expert=layout[2],
@@ -166,7 +170,7 @@ def test_asynchronous_calls_chain_by_events():
             **overlap,
         )
         event.current_stream_wait()
-        send_head = handle.send_head.copy()
+        send_head = to_numpy(handle.send_head).copy()
         outcome = Outcome(tuple(layout), recv_x, recv_topk_idx, recv_topk_weights, counts, handle, send_head)
         combine(buffer, case, options, rank, outcome)
         buffer.destroy()
@@ -183,19 +187,19 @@ def test_default_configs_fit_their_rings_into_the_buffer():
         rank = comm.rank
         buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 17)
         num_tokens_per_rank, _, num_tokens_per_expert, is_token_in_rank, _ = buffer.get_dispatch_layout(
-            case.topk_idx[rank], case.num_experts
+            to_target(case.topk_idx[rank]), case.num_experts
         )
         recv_x, *_, handle, _ = buffer.dispatch(
-            case.x[rank],
+            to_target(case.x[rank]),
             num_tokens_per_rank=num_tokens_per_rank,
             is_token_in_rank=is_token_in_rank,
             num_tokens_per_expert=num_tokens_per_expert,
         )
         combined_x, _, _ = buffer.combine(recv_x, handle)
         buffer.destroy()
-        return recv_x, combined_x
+        return to_numpy((recv_x, combined_x))
 
-    for rank, (recv_x, combined_x) in enumerate(nbep.spawn(main, 2, "emulator")):
+    for rank, (recv_x, combined_x) in enumerate(spawn(main, 2)):
         assert recv_x.tobytes() == expected[rank].recv_x.tobytes()
         want = reference.combine([e.recv_x for e in expected], expected)[rank][0]
         assert combined_x.tobytes() == want.tobytes()

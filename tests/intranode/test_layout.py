@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from arrays import assert_kind, to_numpy, to_target
 from cases import ROUTINGS, make_case
 from intranode import Report, check_layout
+from target import spawn
 
 import nbep
 
@@ -11,11 +13,12 @@ import nbep
 def layouts(case, seed=0):
     def main(comm):
         buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 16)
-        layout = buffer.get_dispatch_layout(case.topk_idx[comm.rank], case.num_experts)
+        *layout, _ = buffer.get_dispatch_layout(to_target(case.topk_idx[comm.rank]), case.num_experts)
+        assert_kind(*layout)
         buffer.destroy()
-        return layout[:4]
+        return to_numpy(layout)
 
-    for rank, layout in enumerate(nbep.spawn(main, case.num_ranks, "emulator", seed=seed)):
+    for rank, layout in enumerate(spawn(main, case.num_ranks, seed=seed)):
         sent = [case.provenance(rank, token) for token in range(len(case.x[rank]))]
         check_layout(Report(f"inputs {case.seed}, schedule {seed}, rank {rank}"), case.layouts[rank], layout, sent)
 
@@ -43,11 +46,11 @@ def test_layout_counts_an_expert_twice_if_a_token_names_it_twice():
 
     def main(comm):
         buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 16)
-        num_tokens_per_rank, _, num_tokens_per_expert, _, _ = buffer.get_dispatch_layout(topk_idx, 4)
+        num_tokens_per_rank, _, num_tokens_per_expert, _, _ = buffer.get_dispatch_layout(to_target(topk_idx), 4)
         buffer.destroy()
-        return num_tokens_per_rank.tolist(), num_tokens_per_expert.tolist()
+        return to_numpy(num_tokens_per_rank).tolist(), to_numpy(num_tokens_per_expert).tolist()
 
-    assert nbep.spawn(main, 2, "emulator") == [([1, 0], [0, 2, 0, 0])] * 2
+    assert spawn(main, 2) == [([1, 0], [0, 2, 0, 0])] * 2
 
 
 def test_second_layout_does_not_see_the_counts_of_the_first():
@@ -56,12 +59,12 @@ def test_second_layout_does_not_see_the_counts_of_the_first():
     def main(comm):
         buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 16)
         results = [
-            buffer.get_dispatch_layout(case.topk_idx[comm.rank], case.num_experts)[:4]
+            buffer.get_dispatch_layout(to_target(case.topk_idx[comm.rank]), case.num_experts)[:4]
             for case in (first, second, first)
         ]
         buffer.destroy()
-        return results
+        return to_numpy(results)
 
-    for rank, results in enumerate(nbep.spawn(main, 2, "emulator")):
+    for rank, results in enumerate(spawn(main, 2)):
         for case, layout in zip((first, second, first), results, strict=True):
             check_layout(Report(f"inputs {case.seed}, rank {rank}"), case.layouts[rank], layout, [])

@@ -38,7 +38,9 @@ def options(draw, case):
     )
 
 
-@pytest.mark.parametrize("memory_model", ["sc", "delayed"])
+@pytest.mark.parametrize(
+    "memory_model", ["sc", pytest.param("delayed", marks=pytest.mark.emulator_only("it delays stores"))]
+)
 @settings(max_examples=150)
 @given(data=st.data(), case=cases(), seed=st.integers(0, 1 << 20))
 def test_dispatch_and_combine_are_the_references_bits(data, case, seed, memory_model):

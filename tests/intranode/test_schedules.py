@@ -9,6 +9,8 @@ from intranode import Options, round_trip, run
 
 import nbep
 
+pytestmark = pytest.mark.emulator_only("a seed gives a schedule, and a tracer sees it")
+
 BUFFER = "nvl_buffer"
 
 

@@ -1,10 +1,15 @@
-"""Run layout, dispatch and combine through `nbep.Buffer`, and compare all outputs with `nbep.reference` bit for bit."""
+"""Run layout, dispatch and combine through `nbep.Buffer`, and compare all outputs with `nbep.reference` bit for bit.
 
-from dataclasses import dataclass, field, replace
+The bodies run once per rank, with arrays of the target; see target.py and arrays.py.
+"""
+
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+from arrays import assert_kind, to_numpy, to_target
 from cases import Case
+from target import spawn
 
 import nbep
 from nbep import reference
@@ -34,7 +39,7 @@ class Options:
 
 @dataclass
 class Outcome:
-    """What one rank got back."""
+    """What one rank got back, in arrays of the target but for send_head."""
 
     layout: tuple
     recv_x: Any
@@ -46,7 +51,11 @@ class Outcome:
     combined_x: np.ndarray | None = None
     combined_topk_weights: np.ndarray | None = None
     cached_x: Any = None
-    counters: dict = field(default_factory=dict)
+
+    def on_host(self) -> "Outcome":
+        """The same in NumPy arrays, the handle as a tuple of them."""
+        arrays = {f.name: to_numpy(getattr(self, f.name)) for f in fields(self) if f.name != "handle"}
+        return Outcome(**arrays, handle=to_numpy(tuple(self.handle)))
 
 
 def num_nvl_bytes(case: Case, options: Options) -> int:
@@ -91,10 +100,11 @@ def biases(case: Case, options: Options, rank: int):
 
 def dispatch(buffer: nbep.Buffer, case: Case, options: Options, rank: int) -> Outcome:
     """Layout and dispatch of one rank."""
-    layout = buffer.get_dispatch_layout(case.topk_idx[rank], case.num_experts)
-    topk = {"topk_idx": case.topk_idx[rank], "topk_weights": case.topk_weights[rank]} if options.with_topk else {}
+    topk_idx, topk_weights = to_target((case.topk_idx[rank], case.topk_weights[rank]))
+    layout = buffer.get_dispatch_layout(topk_idx, case.num_experts)
+    topk = {"topk_idx": topk_idx, "topk_weights": topk_weights} if options.with_topk else {}
     recv_x, recv_topk_idx, recv_topk_weights, counts, handle, _ = buffer.dispatch(
-        dispatch_input(case, options, rank),
+        to_target(dispatch_input(case, options, rank)),
         num_tokens_per_rank=layout[0],
         is_token_in_rank=layout[3],
         num_tokens_per_expert=layout[2],
@@ -103,19 +113,21 @@ def dispatch(buffer: nbep.Buffer, case: Case, options: Options, rank: int) -> Ou
         config=options.config,
         **topk,
     )
-    head = handle.send_head.copy()
+    assert_kind(layout[:4], recv_x, recv_topk_idx, recv_topk_weights, tuple(handle))
+    head = to_numpy(handle.send_head).copy()
     return Outcome(layout[:4], recv_x, recv_topk_idx, recv_topk_weights, counts, handle, head)
 
 
 def combine(buffer: nbep.Buffer, case: Case, options: Options, rank: int, outcome: Outcome) -> None:
     """Combine of one rank; unused rows of num_worst_tokens are not touched by it."""
     outcome.combined_x, outcome.combined_topk_weights, _ = buffer.combine(
-        expert_output(outcome.recv_x, rank),
+        to_target(expert_output(to_numpy(outcome.recv_x), rank)),
         outcome.handle,
         topk_weights=outcome.recv_topk_weights,
-        bias=biases(case, options, rank),
+        bias=to_target(biases(case, options, rank)),
         config=options.config,
     )
+    assert_kind(outcome.combined_x, outcome.combined_topk_weights)
 
 
 def round_trip(comm, case: Case, options: Options) -> Outcome:
@@ -130,7 +142,7 @@ def round_trip(comm, case: Case, options: Options) -> Outcome:
 def run(case: Case, options: Options | None = None, *, fn=round_trip, seed: int = 0, **spawn_options) -> list[Outcome]:
     """Run fn(comm, case, options) on every rank and compare what it returns with the reference."""
     options = options or Options()
-    outcomes = nbep.spawn(fn, case.num_ranks, "emulator", (case, options), seed, **spawn_options)
+    outcomes = spawn(fn, case.num_ranks, (case, options), seed, **spawn_options)
     check(case, options, outcomes, seed)
     return outcomes
 
@@ -150,21 +162,47 @@ def expected_dispatch(case: Case, options: Options) -> list[reference.Dispatched
 
 def check(case: Case, options: Options, outcomes: list[Outcome], seed: int) -> None:
     """Compare all outputs of all ranks. A failure names seeds, rank, array and the first wrong token's way."""
-    expected = expected_dispatch(case, options)
-    for rank, (outcome, want) in enumerate(zip(outcomes, expected, strict=True)):
+    expected = Expected(case, options)
+    for rank, outcome in enumerate(outcomes):
+        expected.check(rank, outcome, f"inputs {case.seed}, schedule {seed}, rank {rank}")
+
+
+class Expected:
+    """What the reference says that every rank gets."""
+
+    def __init__(self, case: Case, options: Options):
+        self.case = case
+        self.options = options
+        self.dispatched = expected_dispatch(case, options)
+        self._combined: list | None = None
+
+    @property
+    def combined(self) -> list[tuple[np.ndarray, np.ndarray | None]]:
+        """combined_x and combined_topk_weights of every rank."""
+        if self._combined is None:
+            self._combined = expected_combine(self.case, self.options, self.dispatched)
+        return self._combined
+
+    def check(self, rank: int, outcome: Outcome, where: str) -> None:
+        """Compare all outputs of one rank."""
+        outcome = outcome.on_host()
+        case, want, report = self.case, self.dispatched[rank], Report(where)
         received = [
             case.provenance(int(src), int(token))
             for src, token in zip(want.recv_src_rank, want.recv_src_idx, strict=True)
         ]
         sent = [case.provenance(rank, token) for token in range(len(case.x[rank]))]
-        report = Report(f"inputs {case.seed}, schedule {seed}, rank {rank}")
         check_layout(report, case.layouts[rank], outcome.layout, sent)
         check_received(report, want, outcome, received)
         check_handle(report, want, outcome, sent, received)
         if outcome.cached_x is not None:
             check_x(report, "cached recv_x", want, outcome.cached_x, received)
-    if outcomes[0].combined_x is not None:
-        check_combined(case, options, expected, outcomes, seed)
+        if outcome.combined_x is not None:
+            combined_x, combined_topk_weights = self.combined[rank]
+            report.same("combined_x", outcome.combined_x, combined_x, sent)
+            assert (outcome.combined_topk_weights is None) == (not self.options.with_topk), where
+            if self.options.with_topk:
+                report.same("combined_topk_weights", outcome.combined_topk_weights, combined_topk_weights, sent)
 
 
 def check_layout(report: "Report", want: reference.Layout, layout: tuple, sent: list[str]) -> None:
@@ -214,27 +252,21 @@ def check_handle(
         )
 
 
-def check_combined(
-    case: Case, options: Options, expected: list[reference.Dispatched], outcomes: list[Outcome], seed: int
-) -> None:
-    ranks = range(case.num_ranks)
-    exact = expected
+def expected_combine(
+    case: Case, options: Options, dispatched: list[reference.Dispatched]
+) -> list[tuple[np.ndarray, np.ndarray | None]]:
+    """What the reference says that every rank's tokens add up to."""
     if options.num_worst_tokens:
-        exact = expected_dispatch(case, replace(options, num_worst_tokens=0))
-    results = reference.combine(
-        [expert_output((e.recv_x, e.recv_x_scales) if options.fp8 else e.recv_x, rank) for rank, e in enumerate(exact)],
-        exact,
-        topk_weights=[e.recv_topk_weights for e in exact] if options.with_topk else None,
-        bias=[biases(case, options, rank) for rank in ranks],
+        dispatched = expected_dispatch(case, replace(options, num_worst_tokens=0))
+    return reference.combine(
+        [
+            expert_output((d.recv_x, d.recv_x_scales) if options.fp8 else d.recv_x, rank)
+            for rank, d in enumerate(dispatched)
+        ],
+        dispatched,
+        topk_weights=[d.recv_topk_weights for d in dispatched] if options.with_topk else None,
+        bias=[biases(case, options, rank) for rank in range(case.num_ranks)],
     )
-    for rank, (combined_x, combined_topk_weights) in enumerate(results):
-        sent = [case.provenance(rank, token) for token in range(len(case.x[rank]))]
-        report = Report(f"inputs {case.seed}, schedule {seed}, rank {rank}")
-        report.same("combined_x", outcomes[rank].combined_x, combined_x, sent)
-        if options.with_topk:
-            report.same("combined_topk_weights", outcomes[rank].combined_topk_weights, combined_topk_weights, sent)
-        else:
-            assert outcomes[rank].combined_topk_weights is None, report.where
 
 
 @dataclass
