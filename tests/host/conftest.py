@@ -2,12 +2,16 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import ml_dtypes
 import numpy as np
 import pytest
+from arrays import to_target
+from target import TARGET, spawn
 
 import nbep
+from nbep.host.runtime.base import current_runtime
 from nbep.host.runtime.emulator import EmulatorRuntime
 
 NUM_RANKS = 2
@@ -18,14 +22,14 @@ HIDDEN = 128
 def make_inputs(buffer: nbep.Buffer, num_tokens: int = 3) -> dict:
     """The arguments of one correct dispatch."""
     rng = np.random.default_rng(buffer.rank)
-    topk_idx = np.stack([rng.permutation(NUM_EXPERTS)[:2] for _ in range(num_tokens)])
+    topk_idx = to_target(np.stack([rng.permutation(NUM_EXPERTS)[:2] for _ in range(num_tokens)]))
     num_tokens_per_rank, _, num_tokens_per_expert, is_token_in_rank, _ = buffer.get_dispatch_layout(
         topk_idx, NUM_EXPERTS
     )
     return {
-        "x": rng.standard_normal((num_tokens, HIDDEN)).astype(ml_dtypes.bfloat16),
+        "x": to_target(rng.standard_normal((num_tokens, HIDDEN)).astype(ml_dtypes.bfloat16)),
         "topk_idx": topk_idx,
-        "topk_weights": rng.random((num_tokens, 2), np.float32),
+        "topk_weights": to_target(rng.random((num_tokens, 2), np.float32)),
         "num_tokens_per_rank": num_tokens_per_rank,
         "is_token_in_rank": is_token_in_rank,
         "num_tokens_per_expert": num_tokens_per_expert,
@@ -49,20 +53,30 @@ def on_two_ranks() -> Callable[..., list]:
             buffer.destroy()
             return result
 
-        return nbep.spawn(main, NUM_RANKS, "emulator", **spawn_options)
+        return spawn(main, NUM_RANKS, **spawn_options)
 
     return run
 
 
+def runtime_class() -> type:
+    """What runs the target's ranks."""
+    if TARGET == "emulator":
+        return EmulatorRuntime
+    from nbep.host.runtime.cuda.runtime import CudaRuntime
+
+    return CudaRuntime
+
+
 @pytest.fixture
 def starts_nothing(monkeypatch):
-    """A context in which a launch, an allocation or a new array fails the test."""
+    """A context in which a launch, an allocation or a new array of this rank, or of any outside of one, fails."""
 
     @contextmanager
     def guard() -> Iterator[None]:
         with monkeypatch.context() as patch:
             for name in ("launch", "allocate", "allocate_symmetric", "allocate_host_visible", "empty"):
-                patch.setattr(EmulatorRuntime, name, lambda *args, name=name: pytest.fail(f"{name} was called"))
+                refuse = partial(pytest.fail, f"{name} was called")
+                patch.setattr(current_runtime() or runtime_class(), name, lambda *_, refuse=refuse: refuse())
             yield
 
     return guard

@@ -1,17 +1,18 @@
 """The life of a Buffer: construct, gather handles, sync, use, destroy."""
 
 import warnings
-from functools import partial
 
 import ml_dtypes
 import numpy as np
 import pytest
+from arrays import to_numpy, to_target
+from target import spawn
 
 import nbep
 from nbep.device.layout.intranode import TRAILER_BYTES
 from nbep.emulator import UseAfterFree
 
-spawn = partial(nbep.spawn, target="emulator")
+address_spaces = pytest.mark.emulator_only("it has an address space for each rank")
 
 VERBS = {
     "destroy": lambda buffer: buffer.destroy(),
@@ -23,6 +24,7 @@ VERBS = {
 }
 
 
+@address_spaces
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
 def test_every_rank_sees_every_peers_memory(num_ranks):
     def main(comm):
@@ -92,6 +94,7 @@ def test_destroy_waits_for_all_ranks():
         spawn(main, 4, seed=seed)
 
 
+@address_spaces
 def test_destroy_frees_what_was_allocated():
     def main(comm):
         space = comm.runtime.space
@@ -104,6 +107,7 @@ def test_destroy_frees_what_was_allocated():
     spawn(main, 2)
 
 
+@pytest.mark.emulator_only("a GPU's ranks find no deadlocks")
 def test_a_rank_that_does_not_destroy_is_named():
     def main(comm):
         buffer = nbep.Buffer(comm, num_nvl_bytes=256)
@@ -115,6 +119,7 @@ def test_a_rank_that_does_not_destroy_is_named():
         spawn(main, 2)
 
 
+@address_spaces
 def test_memory_of_a_destroyed_buffer_is_out_of_reach():
     def main(comm):
         buffer = nbep.Buffer(comm, num_nvl_bytes=256)
@@ -140,6 +145,7 @@ def test_memory_of_a_destroyed_buffer_is_out_of_reach():
         spawn(main, 2)
 
 
+@pytest.mark.emulator_only("threads cannot catch warnings apart")
 @pytest.mark.parametrize("explicitly", [True, False])
 def test_only_explicitly_destroyed_buffers_warn_when_they_go_away(explicitly):
     def main(comm):
@@ -212,6 +218,7 @@ def test_a_timeout_that_is_no_positive_number_is_refused(text, monkeypatch, star
         spawn(main, 2)
 
 
+@pytest.mark.emulator_only("the host writes into arrays")
 def test_local_buffer_tensor_is_the_buffer_without_what_lies_behind_it(on_two_ranks):
     def main(buffer):
         whole = buffer.get_local_buffer_tensor(np.uint8)
@@ -227,6 +234,7 @@ def test_local_buffer_tensor_is_the_buffer_without_what_lies_behind_it(on_two_ra
     on_two_ranks(main, num_nvl_bytes=1024)
 
 
+@pytest.mark.emulator_only("a GPU's memory is not NumPy's")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -254,8 +262,8 @@ def test_the_rdma_buffer_is_not_built(on_two_ranks):
 
 def test_a_buffer_of_no_bytes_still_counts_tokens(on_two_ranks):
     def main(buffer):
-        num_tokens_per_rank, *_ = buffer.get_dispatch_layout(np.array([[0, 3], [3, -1]]), 4)
-        return num_tokens_per_rank.tolist()
+        num_tokens_per_rank, *_ = buffer.get_dispatch_layout(to_target(np.array([[0, 3], [3, -1]])), 4)
+        return to_numpy(num_tokens_per_rank).tolist()
 
     assert on_two_ranks(main, num_nvl_bytes=0) == [[1, 2]] * 2
 

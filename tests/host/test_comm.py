@@ -1,14 +1,12 @@
 """The communicator of the ranks of one process."""
 
 import operator
-from functools import partial
 
 import pytest
+from target import spawn
 
 import nbep
 from nbep.host.comm import connect, is_mpi_comm
-
-spawn = partial(nbep.spawn, target="emulator")
 
 
 def test_every_rank_has_its_number_and_the_size():
@@ -90,6 +88,7 @@ def test_ranks_that_call_different_methods_are_told():
         spawn(main, 2)
 
 
+@pytest.mark.emulator_only("a GPU's ranks find no deadlocks")
 def test_a_rank_that_does_not_come_is_named_in_the_deadlock_report():
     def main(comm):
         if comm.rank != 1:

@@ -3,13 +3,11 @@
 import subprocess
 import sys
 import traceback
-from functools import partial
 
 import pytest
+from target import TARGET, spawn
 
 import nbep
-
-spawn = partial(nbep.spawn, target="emulator")
 
 
 def test_results_come_back_by_rank_and_args_arrive():
@@ -37,6 +35,7 @@ def test_a_failing_rank_ends_the_spawn_with_its_own_traceback():
     assert [frame.name for frame in traceback.extract_tb(failure.tb)][-1] == "fail_on_rank_2"
 
 
+@pytest.mark.emulator_only("a GPU's kernels end when their waits are over time")
 def test_a_failing_rank_ends_kernels_that_wait_for_it(inputs):
     def main(comm):
         buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 17)
@@ -76,7 +75,7 @@ def test_without_a_gpu_cuda_is_refused_and_auto_is_the_emulator(monkeypatch):
 def test_bad_arguments_are_refused_before_anything_runs(arguments, message):
     ran = []
     with pytest.raises(ValueError, match=message):
-        spawn(**{"fn": ran.append, "num_ranks": 2, **arguments})
+        nbep.spawn(**{"fn": ran.append, "num_ranks": 2, "target": TARGET, **arguments})
     assert ran == []
 
 

@@ -1,18 +1,23 @@
 """Bad arguments get a ValueError that names the argument, what came and what is allowed, before anything starts."""
 
 import re
-from functools import partial
 
 import ml_dtypes
 import numpy as np
 import pytest
+from arrays import array_name, to_target
+from target import spawn
 
 import nbep
 
-spawn = partial(nbep.spawn, target="emulator")
-
+ARRAY = array_name()
 BF16 = ml_dtypes.bfloat16
 FP8 = ml_dtypes.float8_e4m3fn
+
+
+# On a GPU the host does not look into arrays, and torch has none that run backwards.
+emulator_only = pytest.mark.emulator_only("the host looks into arrays")
+emulator_array = pytest.mark.emulator_only("torch has no negative strides")
 
 
 def bf16(*shape):
@@ -33,8 +38,16 @@ LAYOUT = {
     ),
     "no choices": ({"topk_idx": np.zeros((3, 0), np.int64)}, "topk_idx: got 0 choices a token; must be 1 to 32"),
     "33 choices": ({"topk_idx": np.zeros((3, 33), np.int64)}, "topk_idx: got 33 choices a token; must be 1 to 32"),
-    "index too large": ({"topk_idx": np.array([[0, 1], [4, 0]])}, "topk_idx[1, 0]: got 4; must be -1 (unused) or"),
-    "index too small": ({"topk_idx": np.array([[0, -2]])}, "topk_idx[0, 1]: got -2; must be -1 (unused) or an expert"),
+    "index too large": pytest.param(
+        {"topk_idx": np.array([[0, 1], [4, 0]])},
+        "topk_idx[1, 0]: got 4; must be -1 (unused) or an expert",
+        marks=emulator_only,
+    ),
+    "index too small": pytest.param(
+        {"topk_idx": np.array([[0, -2]])},
+        "topk_idx[0, 1]: got -2; must be -1 (unused) or an expert",
+        marks=emulator_only,
+    ),
     "no experts": ({"num_experts": 0}, "num_experts: got 0; must be an integer of at least 1"),
     "float experts": ({"num_experts": 4.0}, "num_experts: got 4.0; must be an integer"),
     "odd experts": ({"num_experts": 5}, "num_experts: got 5; must be a multiple of 2 (ranks) of at most 256"),
@@ -87,9 +100,10 @@ DISPATCH = {
         {"x": (np.zeros((3, 1024), FP8), np.ones((3, 3), np.int32))},
         "x[1]: got 3 scales a token; must be 2 or 8 scales a token",
     ),
-    "scales backwards": (
+    "scales backwards": pytest.param(
         {"x": (np.zeros((3, 256), FP8), np.ones((3, 2), np.float32)[:, ::-1])},
         "x[1]: got strides (2, -1); must be of strides that are not negative",
+        marks=emulator_array,
     ),
     "no counts": ({"num_tokens_per_rank": None}, "num_tokens_per_rank: got None; must be given unless there is a"),
     "no membership": ({"is_token_in_rank": None}, "is_token_in_rank: got None; must be given unless there is a"),
@@ -110,9 +124,10 @@ DISPATCH = {
         {"is_token_in_rank": np.zeros((4, 2), bool)},
         "is_token_in_rank: got bool [4, 2]; must be bool [3, 2]",
     ),
-    "wrong counts": (
+    "wrong counts": pytest.param(
         {"num_tokens_per_rank": np.array([7, 8], np.int32)},
         "num_tokens_per_rank: got [7, 8]; must be [",
+        marks=emulator_only,
     ),
     "expert counts": (
         {"num_tokens_per_expert": np.zeros(3, np.int32)},
@@ -124,7 +139,7 @@ DISPATCH = {
     ),
     "nodes": (
         {"num_tokens_per_rdma_rank": np.zeros(1, np.int32)},
-        "num_tokens_per_rdma_rank: got ndarray; must be None",
+        f"num_tokens_per_rdma_rank: got {ARRAY}; must be None",
     ),
     "indices alone": ({"topk_weights": None}, "topk_weights: got None; must be given together with topk_idx"),
     "weights alone": ({"topk_idx": None}, "topk_idx: got None; must be given together with topk_weights"),
@@ -145,20 +160,25 @@ DISPATCH = {
         {"topk_weights": np.zeros((3, 1), np.float32)},
         "topk_weights: got float32 [3, 1]; must be float32 [3, 2]",
     ),
-    "index too large": ({"topk_idx": np.full((3, 2), 4)}, "topk_idx[0, 0]: got 4; must be -1 (unused) or an expert"),
+    "index too large": pytest.param(
+        {"topk_idx": np.full((3, 2), 4)},
+        "topk_idx[0, 0]: got 4; must be -1 (unused) or an expert",
+        marks=emulator_only,
+    ),
     "alignment": ({"expert_alignment": 0}, "expert_alignment: got 0; must be an integer of at least 1"),
     "negative worst": ({"num_worst_tokens": -1}, "num_worst_tokens: got -1; must be an integer of at least 0"),
     "worst without top-k": (
         {"num_worst_tokens": 9, "topk_idx": None, "topk_weights": None},
         "num_worst_tokens: got 9; must be 0 without topk_idx and topk_weights",
     ),
-    "too few worst": (
+    "too few worst": pytest.param(
         {
             "num_worst_tokens": 2,
             "is_token_in_rank": np.ones((3, 2), bool),
             "num_tokens_per_rank": np.array([3, 3], np.int32),
         },
         "num_worst_tokens: got 2; must be at least 3, the tokens sent to itself",
+        marks=emulator_only,
     ),
     "config type": ({"config": (2, 2, 4)}, "config: got tuple; must be an nbep.Config or None"),
     "odd SMs": ({"config": nbep.Config(3, 2, 4)}, "config.num_sms: got 3; must be even and at least 2"),
@@ -180,8 +200,11 @@ DISPATCH = {
 }
 
 CACHED = {
-    "indices": ({"topk_idx": np.zeros((3, 2), np.int64)}, "topk_idx: got ndarray; must be None together with a handle"),
-    "weights": ({"topk_weights": np.zeros((3, 2))}, "topk_weights: got ndarray; must be None together with a handle"),
+    "indices": (
+        {"topk_idx": np.zeros((3, 2), np.int64)},
+        f"topk_idx: got {ARRAY}; must be None together with",
+    ),
+    "weights": ({"topk_weights": np.zeros((3, 2))}, f"topk_weights: got {ARRAY}; must be None together with"),
     "worst": ({"num_worst_tokens": 9}, "num_worst_tokens: got 9; must be 0 together with a handle"),
     "tokens": ({"x": bf16(4, 128)}, "x: got 4 tokens; must be 3 tokens, as in the dispatch of the handle"),
     "other SMs": ({"config": nbep.Config(4, 2, 4)}, "config.num_sms: got 4; must be 2, as in the dispatch that made"),
@@ -191,7 +214,7 @@ CACHED = {
 
 COMBINE = {
     "rows": (lambda a: {"x": bf16(len(a["x"]) + 1, 128)}, "x: got bfloat16 ["),
-    "dtype": (lambda a: {"x": a["x"].astype(np.float32)}, "x: got float32 ["),
+    "dtype": (lambda a: {"x": np.zeros(tuple(a["x"].shape), np.float32)}, "x: got float32 ["),
     "hidden": (lambda a: {"x": bf16(len(a["x"]), 4)}, "hidden size of x: got 4; must be a positive multiple of 8"),
     "weights dtype": (lambda a: {"topk_weights": np.zeros((len(a["x"]), 2))}, "topk_weights: got float64 ["),
     "weights rows": ({"topk_weights": np.zeros((99, 2), np.float32)}, "topk_weights: got float32 [99, 2]; must be"),
@@ -224,7 +247,8 @@ def cases(table):
 
 def check_refused(call, arguments, change, message, starts_nothing):
     """The call with one argument changed raises a ValueError with the message, and nothing has started by then."""
-    arguments = {**arguments, **(change(arguments) if callable(change) else change)}
+    change = change(arguments) if callable(change) else change
+    arguments = {**arguments, **{name: to_target(value) for name, value in change.items()}}
     with starts_nothing(), pytest.raises(ValueError, match="^" + re.escape(message)):
         call(**arguments)
 
@@ -232,7 +256,7 @@ def check_refused(call, arguments, change, message, starts_nothing):
 @cases(LAYOUT)
 def test_layout_refuses(change, message, on_two_ranks, starts_nothing):
     def main(buffer):
-        arguments = {"topk_idx": np.zeros((3, 2), np.int64), "num_experts": 4}
+        arguments = {"topk_idx": to_target(np.zeros((3, 2), np.int64)), "num_experts": 4}
         buffer.get_comm_stream(), event()  # both streams exist
         check_refused(buffer.get_dispatch_layout, arguments, change, message, starts_nothing)
 
@@ -285,7 +309,7 @@ def test_a_tuple_with_a_wrong_array_is_refused_as_a_handle(field, on_two_ranks, 
         arguments = inputs(buffer)
         recv_x, _, _, _, handle, _ = buffer.dispatch(**arguments)
         wrong = list(handle)
-        wrong[list(HANDLE_FIELDS).index(field)] = HANDLE_FIELDS[field]
+        wrong[list(HANDLE_FIELDS).index(field)] = to_target(HANDLE_FIELDS[field])
         with starts_nothing(), pytest.raises(ValueError, match=rf"^handle\.{field}: got"):
             buffer.combine(recv_x, tuple(wrong), config=arguments["config"])
 
@@ -332,6 +356,8 @@ def test_the_bytes_that_an_error_asks_for_are_enough(inputs):
             buffer.dispatch(**arguments)
         except ValueError as error:
             return int(re.search(r"must be at least (\d+)", str(error))[1])
+        finally:
+            buffer.destroy()
         return None
 
     needed = spawn(main, 2, args=(4096,))[0]
@@ -349,20 +375,28 @@ CASTS_BACK = {
         (np.zeros((2, 128), FP8), np.ones((2, 2), np.float32)),
         "scales: got float32 [2, 2]; must be float32 [2, 1]",
     ),
-    "backwards": (
+    "backwards": pytest.param(
         (np.zeros((2, 256), FP8), np.ones((2, 2), np.float32)[::-1]),
         "scales: got strides (-2, 1); must be of strides that are not negative",
+        marks=emulator_array,
     ),
 }
 
 
+def check_cast_refused(cast, arguments, message, starts_nothing):
+    def main(comm):
+        arrays = to_target(arguments)
+        with starts_nothing(), pytest.raises(ValueError, match="^" + re.escape(message)):
+            cast(*arrays)
+
+    spawn(main, 1)
+
+
 @cases(CASTS)
 def test_cast_refuses(change, message, starts_nothing):
-    with starts_nothing(), pytest.raises(ValueError, match="^" + re.escape(message)):
-        nbep.per_token_cast_to_fp8(*change)
+    check_cast_refused(nbep.per_token_cast_to_fp8, change, message, starts_nothing)
 
 
 @cases(CASTS_BACK)
 def test_cast_back_refuses(change, message, starts_nothing):
-    with starts_nothing(), pytest.raises(ValueError, match="^" + re.escape(message)):
-        nbep.per_token_cast_back(*change)
+    check_cast_refused(nbep.per_token_cast_back, change, message, starts_nothing)
