@@ -10,6 +10,7 @@ A store of less than release order to global memory waits in a buffer.  Who sees
 A release lifts what its thread stored, and what the thread can know of its block's and its GPU's stores (cumulativity),
 to the level of its scope before it is seen itself.  Without one, stores arrive at random later steps in random order,
 but in order within 16 aligned bytes.  So a tail that is published relaxed overtakes its payload under some seed.
+A bulk store goes the same way from where it is done: waiting for it makes it visible to its own thread alone.
 Loads are never early: a missing acquire is not found here.  A kernel is done when all its stores have arrived.
 """
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from .block import Block
 
 LEVELS = {"cta": 1, "gpu": 2, "sys": 3}
+GRANULE = 16  # bytes within which stores arrive in order
 RELEASES = frozenset(("release", "acq_rel"))
 
 
@@ -254,6 +256,19 @@ class DelayedThread(Thread):
         if order in RELEASES:
             self.publish(1)
         return super().atomic_shared(op, address, kind, operand, order, compare)
+
+    def put_bytes(self, allocation: Allocation, offset: int, data: bytes, site: Site | None) -> None:
+        """A bulk copy that is done is visible to its thread; to others as if the thread had stored the bytes."""
+        if allocation is self.shared or allocation.freed:
+            return super().put_bytes(allocation, offset, data, site)
+        if allocation.nc_reads:
+            self.check_nc(allocation, offset, len(data))
+        for begin in range(0, len(data), GRANULE):
+            piece = data[begin : begin + GRANULE]
+            store = PendingStore(self, allocation, offset + begin, piece, "weak", site)
+            self.buffer.append(store)
+            self.world.submit(store)
+        return None
 
     def fence(self, order: str, scope: str) -> None:
         if order in RELEASES:

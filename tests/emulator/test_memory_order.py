@@ -38,6 +38,36 @@ def passes_message(publish, *, ranks=1, seed=0, block=1, model="delayed"):
     return int(found[0])
 
 
+def passes_bulk_message(publish, seed):
+    """As passes_message, with a payload that the copy engine writes and the writer has waited for."""
+    world = World(1, seed, memory_model="delayed")
+    ring = world.ranks[0].space.allocate(128, "ring", zero=True)
+
+    def writer(ring):
+        t = current_thread()
+        for i in range(8):
+            t.store_shared(4 * i, "s32", 1, "weak")
+        t.fence_proxy_async()
+        t.bulk_store(ring, 0, 32)
+        t.bulk_commit_group()
+        t.bulk_wait_group(0)
+        assert t.load(ring + 28, "s32", "weak", "cta") == 1
+        publish(t, ring + 32)
+
+    def reader(ring):
+        t = current_thread()
+        while t.load(ring + 32, "s32", "acquire", "sys") == 0:
+            t.spin(10**12)
+        payload = [t.load(ring + 4 * i, "s32", "weak", "cta") for i in range(8)]
+        t.store(ring + 64, "s32", min(payload), "weak", "cta")
+
+    world.ranks[0].create_stream("write").launch(writer, (ring.address,), 1, 1, 32)
+    stream = world.ranks[0].create_stream("read")
+    stream.launch(reader, (ring.address,), 1, 1)
+    stream.synchronize()
+    return int(ring.array(np.int32, 64, 1)[0])
+
+
 def found(publish, **options):
     return {passes_message(publish, seed=seed, **options) for seed in SEEDS}
 
@@ -58,6 +88,11 @@ def test_payload_is_never_stale_behind_a_release(ranks):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_payload_is_stale_behind_a_relaxed_tail_under_some_seed(ranks):
     assert found(relaxed, ranks=ranks) == {0, 1}
+
+
+def test_bulk_payload_needs_the_release_too():
+    assert {passes_bulk_message(release, seed) for seed in SEEDS} == {1}
+    assert {passes_bulk_message(relaxed, seed) for seed in SEEDS} == {0, 1}
 
 
 def test_sequential_consistency_hides_the_missing_release():
