@@ -163,7 +163,7 @@ class Buffer:
             raise NotImplementedError("use_rdma_buffer: got True; the kernels between nodes are not built yet")
         validate.integer("offset", offset, 0)
         whole = memory.symmetric.array(dtype)
-        num_elements = memory.num_nvl_bytes // whole.itemsize
+        num_elements = memory.num_nvl_bytes // whole.dtype.itemsize
         if offset > num_elements:
             validate.refuse("offset", offset, f"at most {num_elements}, the elements of the buffer")
         rest = whole[offset:num_elements]

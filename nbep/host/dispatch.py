@@ -51,7 +51,7 @@ class Tokens(NamedTuple):
 
     @property
     def hidden_bytes(self) -> int:
-        return self.x.shape[1] * self.x.itemsize
+        return self.x.shape[1] * self.x.dtype.itemsize
 
     @property
     def num_topk(self) -> int:
