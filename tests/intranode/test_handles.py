@@ -1,11 +1,12 @@
 """Handles and buffers that are used more than once."""
 
 import pytest
-from arrays import assert_kind, to_numpy, to_target
+from arrays import to_numpy, to_target
 from cases import make_case
 from intranode import (
     Options,
     Outcome,
+    cached_round_trip,
     check,
     combine,
     dispatch,
@@ -19,20 +20,6 @@ from target import spawn
 
 import nbep
 from nbep import reference
-
-
-def cached_round_trip(comm, case, options):
-    """Dispatch, cached dispatch of the same x, combine: with the rings used before each."""
-    buffer = nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes(case, options))
-    outcome = dispatch(buffer, case, options, comm.rank)
-    x = to_target(dispatch_input(case, options, comm.rank))
-    outcome.cached_x, *nothing, event = buffer.dispatch(x, handle=outcome.handle, config=options.config)
-    assert nothing == [None] * 4
-    assert_kind(outcome.cached_x)
-    assert event is not None
-    combine(buffer, case, options, comm.rank, outcome)
-    buffer.destroy()
-    return outcome
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])

@@ -1,0 +1,11 @@
+"""Load all kernels for the first GPU, and say whether Numba had to be imported for it."""
+
+import sys
+
+from nbep.device.jit import KERNELS
+from nbep.host.runtime.cuda.runtime import SharedDevice
+
+if __name__ == "__main__":
+    shared = SharedDevice(0)
+    assert set(shared.kernels) == set(KERNELS) != set()
+    print("compiled" if "numba" in sys.modules else "read from the cache")

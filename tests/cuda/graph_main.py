@@ -1,0 +1,136 @@
+"""Layout, dispatch and combine in one CUDA graph, replayed with new inputs; one process per GPU.
+
+    mpirun -n 2 python tests/cuda/graph_main.py
+
+With num_worst_tokens nothing on the way needs the CPU. The exit code is 0 if every replay gave what the reference says.
+"""
+
+import sys
+import traceback
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import mpi_main  # sets the environment, so it comes first
+import torch
+from arrays import to_target
+from cases import Case, make_case
+from intranode import FACTORS, Expected, Options, Outcome, num_nvl_bytes
+from mpi4py import MPI
+
+import nbep
+
+NUM_TOKENS = (23, 9, 0, 31, 5, 17, 40, 2)
+NUM_REPLAYS = 6
+
+
+def case_of(seed: int, num_ranks: int) -> Case:
+    """Inputs of one replay: the sizes are those of the capture, the routes are new."""
+    return make_case(seed, num_ranks=num_ranks, num_tokens=NUM_TOKENS[:num_ranks], hidden=256, num_topk=4)
+
+
+class Layer:
+    """One rank's inputs, in memory that stays, and the calls on them."""
+
+    def __init__(self, comm: MPI.Intracomm):
+        self.rank = comm.rank
+        case = case_of(0, comm.size)
+        self.num_experts = case.num_experts
+        self.options = Options(nbep.Config(4, 3, 8), num_worst_tokens=sum(case.num_tokens) + 3)
+        self.buffer = nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes(case, self.options))
+        self.inputs = self.arrays(case)
+
+    def arrays(self, case: Case) -> tuple:
+        return to_target((case.x[self.rank], case.topk_idx[self.rank], case.topk_weights[self.rank]))
+
+    def load(self, arrays: tuple) -> None:
+        for array, new in zip(self.inputs, arrays, strict=True):
+            array.copy_(new)
+
+    def forward(self) -> Outcome:
+        x, topk_idx, topk_weights = self.inputs
+        layout = self.buffer.get_dispatch_layout(topk_idx, self.num_experts)[:4]
+        recv_x, recv_topk_idx, recv_topk_weights, counts, handle, _ = self.buffer.dispatch(
+            x,
+            topk_idx=topk_idx,
+            topk_weights=topk_weights,
+            num_tokens_per_rank=layout[0],
+            is_token_in_rank=layout[3],
+            num_tokens_per_expert=layout[2],
+            num_worst_tokens=self.options.num_worst_tokens,
+            config=self.options.config,
+        )
+        send_head = handle.send_head.clone()
+        outcome = Outcome(layout, recv_x, recv_topk_idx, recv_topk_weights, counts, handle, send_head)
+        expert_output = (recv_x.float() * float(FACTORS[self.rank])).bfloat16()
+        outcome.combined_x, outcome.combined_topk_weights, _ = self.buffer.combine(
+            expert_output, handle, topk_weights=recv_topk_weights, config=self.options.config
+        )
+        return outcome
+
+
+def capture(layer: Layer) -> tuple[torch.cuda.CUDAGraph, Outcome]:
+    """The graph of one forward, and the arrays that each replay fills."""
+    graph = torch.cuda.CUDAGraph()
+    # Only this thread's calls count: MPI may have threads that call CUDA too.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        outcome = layer.forward()
+    return graph, outcome
+
+
+def wrong_replays(comm: MPI.Intracomm) -> int:
+    """How many forwards went wrong on this rank."""
+    layer = Layer(comm)
+    wrong = 0
+
+    def compare(seed: int, outcome: Outcome, what: str) -> None:
+        nonlocal wrong
+        try:
+            expected = Expected(case_of(seed, comm.size), layer.options)
+            expected.check(comm.rank, outcome, f"{what}, inputs {seed}, rank {comm.rank}")
+        except AssertionError:
+            traceback.print_exc()
+            wrong += 1
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            eager = layer.forward()
+        compare(0, eager, "before the capture")
+    torch.cuda.synchronize()
+    comm.barrier()
+    graph, outcome = capture(layer)
+    comm.barrier()
+    inputs = [layer.arrays(case_of(seed, comm.size)) for seed in range(NUM_REPLAYS)]
+    for seed, arrays in enumerate(inputs):
+        layer.load(arrays)
+        graph.replay()
+        compare(seed, outcome, "replay")
+    for arrays in reversed(inputs):  # the host waits for none of these but the last
+        layer.load(arrays)
+        graph.replay()
+    compare(0, outcome, "replays in a row")
+    compare(0, layer.forward(), "after the replays")
+    torch.cuda.synchronize()
+    comm.barrier()
+    layer.buffer.destroy()
+    return wrong
+
+
+def main() -> int:
+    comm = MPI.COMM_WORLD
+    try:
+        mpi_main.take_gpu(comm)
+        wrong = comm.allreduce(wrong_replays(comm))
+    except BaseException:  # the peers would wait for this rank for ever
+        traceback.print_exc()
+        sys.stderr.flush()
+        comm.Abort(1)
+    if comm.rank == 0:
+        print(f"{2 * NUM_REPLAYS} replays on {comm.size} GPUs: {wrong} wrong", flush=True)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

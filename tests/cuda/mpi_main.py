@@ -1,0 +1,60 @@
+"""Round trips with one process per GPU: every rank compares what it gets with the reference.
+
+    mpirun -n 8 python tests/cuda/mpi_main.py
+
+The exit code is 0 if every rank got everything right.
+"""
+
+import os
+import sys
+import traceback
+from pathlib import Path
+
+sys.path[:0] = [str(folder) for folder in (Path(__file__).parents[2], Path(__file__).parents[1] / "support")]
+os.environ["NBEP_TARGET"] = "cuda"
+os.environ["NBEP_TEST_TARGET"] = "cuda"
+os.environ["NBEP_TIMEOUT_MS"] = os.environ.get("NBEP_TIMEOUT_MS", "30000")
+
+import torch
+from intranode import Expected
+from mpi4py import MPI
+from rounds import rounds
+
+
+def take_gpu(comm: MPI.Intracomm) -> None:
+    """Make the GPU with this process's number on its host the current one."""
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    torch.cuda.set_device(node.rank % torch.cuda.device_count())
+    node.Free()
+    torch.zeros(1, device="cuda")
+
+
+def wrong_rounds(comm: MPI.Intracomm) -> int:
+    """How many rounds went wrong on this rank."""
+    wrong = 0
+    for number, (fn, case, options) in enumerate(rounds(comm.size)):
+        outcome = fn(comm, case, options)
+        try:
+            Expected(case, options).check(comm.rank, outcome, f"round {number}, inputs {case.seed}, rank {comm.rank}")
+        except AssertionError:
+            traceback.print_exc()
+            wrong += 1
+    return wrong
+
+
+def main() -> int:
+    comm = MPI.COMM_WORLD
+    try:
+        take_gpu(comm)
+        wrong = comm.allreduce(wrong_rounds(comm))
+    except BaseException:  # the peers would wait for this rank for ever
+        traceback.print_exc()
+        sys.stderr.flush()
+        comm.Abort(1)
+    if comm.rank == 0:
+        print(f"{len(rounds(comm.size))} rounds on {comm.size} GPUs: {wrong} wrong", flush=True)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""Programs that tests run in processes of their own."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_python(*arguments: object, timeout_s: float = 150, ranks: int | None = None, **environment: str | None) -> str:
+    """What `python *arguments` prints; with ranks, that many of it under mpirun. A variable that is None is unset.
+
+    The test fails if the program does, or if it is not done after timeout_s.
+    """
+    command = [*mpirun(ranks), sys.executable, *map(str, arguments)]
+    paths = [str(ROOT), str(ROOT / "tests" / "support"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    variables = {
+        **os.environ,
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PYTHONPATH": os.pathsep.join(paths),
+        **environment,
+    }
+    with subprocess.Popen(
+        command,
+        env={name: value for name, value in variables.items() if value is not None},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            pytest.fail(f"{' '.join(command)} is not done after {timeout_s} s\n{process.communicate()[0]}")
+    assert process.returncode == 0, output
+    return output
+
+
+def mpirun(ranks: int | None) -> list[str]:
+    """The command that starts ranks processes, empty for one without MPI."""
+    if ranks is None:
+        return []
+    search = os.pathsep.join([os.environ.get("PATH", os.defpath), sysconfig.get_path("scripts")])
+    found = shutil.which("mpirun", path=search) or shutil.which("mpiexec", path=search)
+    if found is None:
+        pytest.skip("no mpirun here")
+    return [found, "-n", str(ranks)]

@@ -1,0 +1,31 @@
+"""Round trips for ranks that are processes, or that run under a tool: few, and of many kinds."""
+
+from cases import Case, make_case
+from intranode import Options, cached_round_trip, round_trip
+
+import nbep
+
+
+def rounds(num_ranks: int) -> list[tuple]:
+    """(fn, case, options) of each; fn(comm, case, options) is for one rank."""
+    ragged = [(7 * rank + 3) % 12 for rank in range(num_ranks)]
+    wide = nbep.Config(8, 4, 16)
+    return [
+        (round_trip, case(1, num_ranks, 5, num_topk=3), Options()),
+        (round_trip, case(2, num_ranks, ragged, hidden=264), Options(num_biases=2)),
+        (round_trip, case(3, num_ranks, 9, routing="one_rank", unused=0), Options(with_topk=False)),
+        (round_trip, case(4, num_ranks, 6, routing="avoid_rank_0"), Options(expert_alignment=16)),
+        (round_trip, case(5, num_ranks, 4, routing="nowhere"), Options(num_biases=1)),
+        (round_trip, case(6, num_ranks, 0), Options()),
+        (round_trip, case(7, num_ranks, ragged, hidden=384), Options(fp8="row")),
+        (round_trip, case(8, num_ranks, 7, hidden=256), Options(fp8="packed", with_topk=False)),
+        (round_trip, case(9, num_ranks, 5), Options(num_worst_tokens=5 * num_ranks + 2)),
+        (cached_round_trip, case(10, num_ranks, 17, num_topk=4), Options(nbep.Config(2, 3, 5))),
+        (cached_round_trip, case(11, num_ranks, ragged, hidden=256), Options(fp8="column", config=wide)),
+        (round_trip, case(12, num_ranks, 64, hidden=7168, num_topk=8, experts_per_rank=8), Options(wide)),
+        (round_trip, case(13, num_ranks, 64, hidden=7168, num_topk=8, experts_per_rank=8), Options(wide, fp8="column")),
+    ]
+
+
+def case(seed: int, num_ranks: int, num_tokens: int | list[int], **shape) -> Case:
+    return make_case(seed, num_ranks=num_ranks, num_tokens=num_tokens, **shape)
