@@ -33,6 +33,8 @@ class Config:
     num_max_rdma_chunked_send_tokens   the same between nodes
     num_max_rdma_chunked_recv_tokens   the same between nodes; rounded up to a multiple of the send size
     num_threads                        threads of a block, a multiple of 32; None: what suits the target
+    mix_roles                          dispatch: False: even blocks send and odd ones receive, as DeepEP's; True: all
+                                       do both; None: what suits the target
 
     Raises: ValueError if a setting is out of range
     """
@@ -43,6 +45,7 @@ class Config:
     num_max_rdma_chunked_send_tokens: int = 6
     num_max_rdma_chunked_recv_tokens: int = 256
     num_threads: int | None = field(default=None, kw_only=True)
+    mix_roles: bool | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.num_sms < 0:

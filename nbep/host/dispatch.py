@@ -209,7 +209,7 @@ def _dispatch_counted(
     if polled:
         num_recv_tokens, *per_expert = _wait_counters(memory, 1 + num_experts // num_ranks)
     with memory.allocations(order):
-        recv = _empty_outputs(runtime, tokens, num_recv_tokens, num_ranks, shape.num_channels)
+        recv = _empty_outputs(runtime, tokens, num_recv_tokens, num_ranks, shape.num_channels, True)
     _launch_dispatch(
         memory,
         recv,
@@ -218,7 +218,7 @@ def _dispatch_counted(
         channel_prefix_matrix,
         num_recv_tokens,
         num_worst_tokens,
-        num_experts,
+        num_experts // num_ranks,
         config,
         shape,
     )
@@ -240,7 +240,7 @@ def _dispatch_cached(
     """Dispatch again along the same routes."""
     num_recv_tokens = handle.recv_src_idx.shape[0]
     with memory.allocations(order):
-        recv = _empty_outputs(memory.runtime, tokens, num_recv_tokens, memory.num_ranks, shape.num_channels)
+        recv = _empty_outputs(memory.runtime, tokens, num_recv_tokens, memory.num_ranks, shape.num_channels, False)
     memory.runtime.launch(
         memory.comm_stream,
         cached_notify_dispatch,
@@ -275,7 +275,7 @@ def _launch_dispatch(
     channel_prefix_matrix: Array,
     num_recv_tokens: int,
     num_worst_tokens: int,
-    num_experts: int,
+    num_local_experts: int,
     config: Config,
     shape: RingShape,
 ) -> None:
@@ -299,31 +299,35 @@ def _launch_dispatch(
             tokens.num_tokens,
             num_recv_tokens,
             num_worst_tokens,
-            num_experts,
+            num_local_experts,
             config.num_max_nvl_chunked_send_tokens,
             token_stride,
             hidden_stride,
+            int(runtime.mix_roles if config.mix_roles is None else config.mix_roles),
         ),
     )
 
 
 def _empty_outputs(
-    runtime: Runtime, tokens: Tokens, num_recv_tokens: int, num_ranks: int, num_channels: int
+    runtime: Runtime, tokens: Tokens, num_recv_tokens: int, num_ranks: int, num_channels: int, for_handle: bool
 ) -> DispatchOutputs:
-    """Arrays for everything that dispatch writes; None where the input has no such part."""
+    """Arrays for what dispatch writes; None where the input has no such part, or if no handle will be made of it."""
     x = tokens.x
 
     def empty_like(given: MaybeArray, *shape: int) -> MaybeArray:
         return None if given is None else runtime.empty(shape, runtime.dtype_name(given), x)
 
+    def empty_index(*shape: int) -> MaybeArray:
+        return runtime.empty(shape, "int32", x) if for_handle else None
+
     return DispatchOutputs(
         recv_x=empty_like(x, num_recv_tokens, x.shape[1]),
         recv_x_scales=empty_like(tokens.scales, num_recv_tokens, tokens.num_scales),
-        recv_src_idx=runtime.empty((num_recv_tokens,), "int32", x),
+        recv_src_idx=empty_index(num_recv_tokens),
         recv_topk_idx=empty_like(tokens.topk_idx, num_recv_tokens, tokens.num_topk),
         recv_topk_weights=empty_like(tokens.topk_weights, num_recv_tokens, tokens.num_topk),
-        recv_channel_prefix_matrix=runtime.empty((num_ranks, num_channels), "int32", x),
-        send_head=runtime.empty((tokens.num_tokens, num_ranks), "int32", x),
+        recv_channel_prefix_matrix=empty_index(num_ranks, num_channels),
+        send_head=empty_index(tokens.num_tokens, num_ranks),
     )
 
 

@@ -54,7 +54,7 @@ def get_dispatch_layout(
         4 * (num_counters(sizes) + 1),
         LayoutOutputs(num_tokens_per_rank, num_tokens_per_rdma_rank, num_tokens_per_expert, is_token_in_rank),
         topk_idx,
-        LayoutWorkspace(memory.layout_partial_counts, memory.layout_arrivals),
+        LayoutWorkspace(memory.layout_totals, memory.layout_arrivals),
         sizes,
     )
     event = memory.finish(async_finish)

@@ -63,9 +63,7 @@ class NodeMemory:
 
         self.symmetric = runtime.allocate_symmetric(comm, num_nvl_bytes + TRAILER_BYTES, "nvl_buffer", self._describe)
         self.symmetric.write(num_nvl_bytes, np.zeros(BARRIER_SIGNAL_BYTES // 4, np.int32))
-        self.device = runtime.allocate(
-            ALIGNMENT_BYTES + 4 * LAYOUT_MAX_BLOCKS * LAYOUT_MAX_COUNTERS, "claim and layout workspace"
-        )
+        self.device = runtime.allocate(ALIGNMENT_BYTES + 4 * LAYOUT_MAX_COUNTERS, "claim and layout workspace")
         # Two sets of counters: one that the CPU polls, and one for launches that no CPU waits for. A launch of the
         # second kind may still run when the next call resets the first set.
         self.host_visible = runtime.allocate_host_visible(
@@ -118,7 +116,7 @@ class NodeMemory:
         return self.device.address + ALIGNMENT_BYTES // 2
 
     @property
-    def layout_partial_counts(self) -> int:
+    def layout_totals(self) -> int:
         return self.device.address + ALIGNMENT_BYTES
 
     def counter_addresses(self, polled: bool) -> tuple[int, int]:

@@ -45,18 +45,21 @@ def array(
 ) -> None:
     """An array of one of the dtypes. An int in shape is a size that must be; a str names a size that is free."""
     dtypes = (dtypes,) if isinstance(dtypes, str) else dtypes
-    allowed = f"{' or '.join(dtypes)} [{', '.join(map(str, shape))}]"
     if not runtime.is_array(value):
-        refuse(name, type(value).__name__, f"an array of {allowed}")
-    dtype = runtime.dtype_name(value)
-    got = f"{dtype} [{', '.join(map(str, value.shape))}]"
-    sizes_fit = len(value.shape) == len(shape) and all(
-        isinstance(wanted, str) or size == wanted for size, wanted in zip(value.shape, shape, strict=True)
-    )
-    if dtype not in dtypes or not sizes_fit:
-        refuse(name, got, allowed)
+        refuse(name, type(value).__name__, f"an array of {_describe(' or '.join(dtypes), shape)}")
+    dtype, sizes = runtime.dtype_name(value), value.shape
+    if dtype not in dtypes or len(sizes) != len(shape) or not all(map(_size_fits, sizes, shape)):
+        refuse(name, _describe(dtype, sizes), _describe(" or ".join(dtypes), shape))
     if contiguous and not runtime.is_contiguous(value):
-        refuse(name, f"a strided {got}", "row-major without gaps")
+        refuse(name, f"a strided {_describe(dtype, sizes)}", "row-major without gaps")
+
+
+def _size_fits(size: int, wanted: int | str) -> bool:
+    return size == wanted or isinstance(wanted, str)
+
+
+def _describe(dtype: str, shape: tuple[int | str, ...]) -> str:
+    return f"{dtype} [{', '.join(map(str, shape))}]"
 
 
 # Construction
@@ -194,6 +197,8 @@ def handle(memory: NodeMemory, value: Any) -> DispatchHandle:
         refuse("handle", type(value).__name__, "the handle that dispatch returned, or a tuple of its six arrays")
     if value.owner is not None and value.owner is not memory.identity:
         refuse("handle", "the handle of another buffer", f"a handle that this buffer made on rank {memory.rank}")
+    if value.owner is not None:
+        return value  # its arrays are as dispatch made them
     runtime, num_ranks = memory.runtime, memory.num_ranks
     array(runtime, "handle.rank_prefix_matrix", value.rank_prefix_matrix, "int32", (num_ranks, num_ranks))
     array(runtime, "handle.channel_prefix_matrix", value.channel_prefix_matrix, "int32", (num_ranks, "num_channels"))

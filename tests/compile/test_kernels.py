@@ -64,16 +64,14 @@ def test_no_kernel_spills_or_has_a_stack_frame(reports):
         assert (row["local_bytes"], row["calls"]) == (0, 0), name
 
 
-def test_payload_moves_in_16_byte_accesses(reports):
-    for name in ("dispatch", "combine"):
-        assert reports[name]["loads_16_bytes"] >= 5, name
-        assert reports[name]["stores_16_bytes"] >= 5, name
-
-
-def test_bulk_copies_are_used_where_the_architecture_has_them(reports):
-    row = reports["dispatch"]
-    has_bulk = any(instruction.startswith("cp.async.bulk") for instruction in row["ordered"])
-    assert has_bulk == (row["arch"] != "sm_80")
+def test_payload_moves_in_bulk_copies_or_16_byte_accesses(reports):
+    """dispatch leaves its rows to the copy engine where there is one; combine adds rows up, so it loads them itself."""
+    has_engine = reports["dispatch"]["arch"] != "sm_80"
+    is_bulk = [instruction.startswith("cp.async.bulk.") for instruction in reports["dispatch"]["ordered"]]
+    assert any(is_bulk) == has_engine
+    for name in ("combine",) if has_engine else ("combine", "dispatch"):
+        assert reports[name]["loads_16_bytes"] >= 8, name
+        assert reports[name]["stores_16_bytes"] >= 7, name
 
 
 @pytest.mark.parametrize("name", KERNEL_NAMES)

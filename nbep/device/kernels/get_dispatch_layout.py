@@ -1,17 +1,18 @@
 """Dispatch layout: count how many tokens go to each rank and expert, and mark which rank needs which token.
 
- block b: topk_idx[tokens of b] --> shared counts --> partial_counts[b]
- last block: sum over b of partial_counts[b] --> num_tokens_per_rank, num_tokens_per_rdma_rank, num_tokens_per_expert
+ block b: topk_idx[tokens of b] --> shared counts --> totals
+ last block: totals --> num_tokens_per_rank, num_tokens_per_rdma_rank, num_tokens_per_expert; totals = 0
 
- cell                written by        with                        read by      with
- topk_idx            nobody            -                           all          ld_nc
- shared count[i]     all of a block    atom_add_shared             all          ld_shared, after syncthreads
- partial_counts[b]   block b           st_weak                     last block   ld_weak, after arrivals
- arrivals            thread 0 of b     atom_add_acq_rel_gpu        same         its return value
- is_token_in_rank    block b           st_weak                     -            (the next kernel)
+ cell                written by   with                     read by      with
+ topk_idx            nobody       -                        all          ld_nc
+ shared count[i]     a block      atom_add_shared          same block   ld_shared, after syncthreads
+ totals[i]           all blocks   atom_add_relaxed_gpu     last block   ld_weak, after arrivals
+                     last block   st_weak 0                (the next launch)
+ arrivals            thread 0     atom_add_acq_rel_gpu     same         its return value
+ is_token_in_rank    block b      st_weak                  -            (the next kernel)
 
-The block whose arrival is the last knows that all partial counts are there: its atomic acquires what the others
-released. It leaves arrivals at 0 for the next launch. DeepEP scans all tokens once for every four experts; here each
+The block whose arrival is the last knows that all totals are there: its atomic acquires what the others released. It
+leaves totals and arrivals at 0 for the next launch. DeepEP scans all tokens once for every four experts; here each
 token is read once.
 
 Source: DeepEP csrc/kernels/layout.cu. Break it: notebooks/02_layout.ipynb
@@ -22,6 +23,7 @@ from typing import NamedTuple
 from nbep.device.jit import device_function, kernel
 from nbep.device.primitives import (
     atom_add_acq_rel_gpu_s32,
+    atom_add_relaxed_gpu_s32,
     atom_add_shared_s32,
     block_dim,
     block_idx,
@@ -53,7 +55,7 @@ class LayoutOutputs(NamedTuple):
 
 
 class LayoutWorkspace(NamedTuple):
-    partial_counts: Sym  # [grid, num_ranks + num_rdma_ranks + num_experts] s32
+    totals: Sym  # [num_ranks + num_rdma_ranks + num_experts] s32, 0 between launches
     arrivals: Sym  # s32, 0 between launches
 
 
@@ -72,21 +74,40 @@ def num_counters(sizes):
 
 
 @device_function
+def count_expert(expert_counts, expert, first_rank, sizes):
+    """Count one choice if its expert is on one of the ranks of this pass; returns that rank's bit."""
+    if 0 <= expert < sizes.num_experts:
+        rank = u32_div(expert, u32_div(sizes.num_experts, sizes.num_ranks)) - first_rank
+        if 0 <= rank < RANKS_PER_PASS:
+            atom_add_shared_s32(expert_counts + 4 * expert, 1)
+            return 1 << rank
+    return 0
+
+
+@device_function
+def count_choices(expert_counts, topk_row, first_rank, sizes):
+    """Count the experts of one token; returns the ranks that they are on, a bit each. Four loads are in flight."""
+    ranks = 0
+    for k in range(0, sizes.num_topk, 4):
+        a = ld_nc_s64(topk_row + 8 * k)
+        b = ld_nc_s64(topk_row + 8 * (k + 1)) if k + 1 < sizes.num_topk else -1
+        c = ld_nc_s64(topk_row + 8 * (k + 2)) if k + 2 < sizes.num_topk else -1
+        d = ld_nc_s64(topk_row + 8 * (k + 3)) if k + 3 < sizes.num_topk else -1
+        ranks |= count_expert(expert_counts, a, first_rank, sizes)
+        ranks |= count_expert(expert_counts, b, first_rank, sizes)
+        ranks |= count_expert(expert_counts, c, first_rank, sizes)
+        ranks |= count_expert(expert_counts, d, first_rank, sizes)
+    return ranks
+
+
+@device_function
 def count_token(out, counts, topk_row, token, sizes):
     """Count one token once for each rank, node and expert that it goes to."""
-    experts_per_rank = u32_div(sizes.num_experts, sizes.num_ranks)
     rdma_counts = counts + 4 * sizes.num_ranks
-    expert_counts = rdma_counts + 4 * (u32_div(sizes.num_ranks, sizes.num_nvl_peers))
+    expert_counts = rdma_counts + 4 * u32_div(sizes.num_ranks, sizes.num_nvl_peers)
     last_node = -1
     for first_rank in range(0, sizes.num_ranks, RANKS_PER_PASS):
-        ranks = 0
-        for k in range(sizes.num_topk):
-            expert = ld_nc_s64(topk_row + 8 * k)
-            if 0 <= expert < sizes.num_experts:
-                rank = u32_div(expert, experts_per_rank) - first_rank
-                if 0 <= rank < RANKS_PER_PASS:
-                    ranks |= 1 << rank
-                    atom_add_shared_s32(expert_counts + 4 * expert, 1)
+        ranks = count_choices(expert_counts, topk_row, first_rank, sizes)
         for rank in range(first_rank, min(first_rank + RANKS_PER_PASS, sizes.num_ranks)):
             chosen = (ranks >> (rank - first_rank)) & 1
             st_weak_u8(out.is_token_in_rank + token * sizes.num_ranks + rank, chosen)
@@ -126,9 +147,10 @@ def get_dispatch_layout(out: LayoutOutputs, topk_idx: In, workspace: LayoutWorks
         count_token(out, counts, topk_idx + 8 * token * sizes.num_topk, token, sizes)
     syncthreads()
 
-    partial = workspace.partial_counts + 4 * counters * block_idx()
     for i in range(thread_idx(), counters, block_dim()):
-        st_weak_s32(partial + 4 * i, ld_shared_s32(counts + 4 * i))
+        count = ld_shared_s32(counts + 4 * i)
+        if count != 0:
+            atom_add_relaxed_gpu_s32(workspace.totals + 4 * i, count)
     syncthreads()
     if thread_idx() == 0:
         arrived = atom_add_acq_rel_gpu_s32(workspace.arrivals, 1)  # PAIR layout-arrivals (both ends)
@@ -136,9 +158,7 @@ def get_dispatch_layout(out: LayoutOutputs, topk_idx: In, workspace: LayoutWorks
     syncthreads()
     if ld_shared_s32(is_last) != 0:
         for i in range(thread_idx(), counters, block_dim()):
-            total = 0
-            for block in range(grid_dim()):
-                total += ld_weak_s32(workspace.partial_counts + 4 * (counters * block + i))
-            store_total(out, i, total, sizes)
+            store_total(out, i, ld_weak_s32(workspace.totals + 4 * i), sizes)
+            st_weak_s32(workspace.totals + 4 * i, 0)
         if thread_idx() == 0:
             st_weak_s32(workspace.arrivals, 0)

@@ -4,18 +4,19 @@
  rank a waits for signal[a][b] <= 0                    rank b waits for signal[b][a] <= 0
 
  cell             written by               with                    read by        with
- signal[a][b]     rank a (+), rank b (-)   atom_add_relaxed_sys,   rank a         ld_acquire_sys
-                                           after fence_acq_rel_sys
+ signal[a][b]     rank a (+)               atom_add_relaxed_sys    -              -
+                  rank b (-)               atom_add_release_sys    rank a         ld_acquire_sys
 
 signal[a][b] counts how far a is ahead of b. It needs no reset: each barrier adds and subtracts once.
 
-DeepEP's barrier_block spins on a volatile load and has no acquire behind it; here the poll itself acquires.
+DeepEP's barrier_block fences before the block's barrier and signals relaxed after it, spins on a volatile load and has
+no acquire behind it; here the signal itself releases and the poll itself acquires.
 
 Source: DeepEP csrc/kernels/utils.cuh, barrier_block. Break it: notebooks/01_barrier.ipynb
 """
 
 from nbep.device.jit import device_function
-from nbep.device.primitives import atom_add_relaxed_sys_s32, fence_acq_rel_sys, syncthreads, thread_idx
+from nbep.device.primitives import atom_add_relaxed_sys_s32, atom_add_release_sys_s32, syncthreads, thread_idx
 from nbep.device.protocols.peers import barrier_signals_of
 from nbep.device.protocols.waits import wait_signal_not_positive
 
@@ -26,13 +27,12 @@ def barrier_block(peers, bounds):
 
     All threads of the block call it; the block has at least num_ranks threads.
     """
-    # Each thread's own writes become visible to the system, then the block's: thread `peer` speaks for all of them.
-    fence_acq_rel_sys()
+    # After the block's barrier thread `peer` speaks for all threads: its release covers what they wrote.
     syncthreads()
     peer = thread_idx()
     if peer < peers.num_ranks:
         own_signal = barrier_signals_of(peers, peers.rank) + 4 * peer
         atom_add_relaxed_sys_s32(own_signal, 1)
-        atom_add_relaxed_sys_s32(barrier_signals_of(peers, peer) + 4 * peers.rank, -1)  # PAIR barrier-signal
+        atom_add_release_sys_s32(barrier_signals_of(peers, peer) + 4 * peers.rank, -1)  # PAIR barrier-signal
         wait_signal_not_positive(own_signal, bounds, peer)
     syncthreads()

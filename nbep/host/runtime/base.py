@@ -106,6 +106,7 @@ class Runtime(ABC):
         zero_symmetric_memory: symmetric memory starts as zeros; otherwise its bytes are unspecified
         layout_threads: block size of get_dispatch_layout and of the casts
         notify_threads: block size of the notify kernels, at least
+        mix_roles: default of Config.mix_roles
     """
 
     target: str
@@ -114,6 +115,7 @@ class Runtime(ABC):
     zero_symmetric_memory: bool
     layout_threads: int
     notify_threads: int
+    mix_roles: bool
 
     # Memory
 

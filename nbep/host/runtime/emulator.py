@@ -117,6 +117,7 @@ class EmulatorRuntime(Runtime):
     host_reads_arrays = True
     layout_threads = WARP
     notify_threads = WARP
+    mix_roles = False
 
     def __init__(self, world: World, rank: int):
         self.world = world

@@ -15,8 +15,7 @@
      copies are waited for to the end (tma_store_wait_all) by the thread that started them, before the barrier.
      A bulk copy reads through the async proxy, so a proxy fence stands between the acquire and the copy.
 
-Blocks come in pairs: block 2c sends and block 2c + 1 receives channel c. A block's warps are split evenly over
-the peers.
+A block's warps are split evenly over the peers: a team for each. `join_team` deals out the roles.
 
 Source: DeepEP csrc/kernels/intranode.cu, dispatch. Break it: notebooks/04_dispatch.ipynb
 """
@@ -81,7 +80,7 @@ SHARED_TAILS_BYTES = 128  # behind the warps' stages: one s32 for each peer
 
 
 class DispatchOutputs(NamedTuple):
-    """recv_x_scales, recv_topk_idx and recv_topk_weights may be absent (0)."""
+    """All but recv_x may be absent (0): what the inputs lack, and what only a new handle needs (with send_head)."""
 
     recv_x: Out  # [num_recv_tokens, hidden_bytes]
     recv_x_scales: Out  # [num_recv_tokens, num_scales] 4 bytes each
@@ -109,15 +108,17 @@ class DispatchSizes(NamedTuple):
     num_tokens: I32
     num_recv_tokens: I32  # rows of recv_x
     num_worst_tokens: I32
-    num_experts: I32
+    num_local_experts: I32
     num_max_send_tokens: I32
     scale_token_stride: I32
     scale_hidden_stride: I32
+    mix_roles: I32  # 1: see join_team
 
 
 class Team(NamedTuple):
     """The warps of a block that serve one peer on one channel."""
 
+    sends: bool
     peer: int
     channel: int
     warp: int
@@ -131,12 +132,20 @@ def dispatch_smem_bytes(num_threads: int) -> int:
 
 
 @device_function
-def join_team(num_ranks):
-    """Which peer and channel this thread works for."""
+def join_team(num_ranks, mix_roles):
+    """Which peer and channel this thread works for, and in which role.
+
+    Blocks come in pairs: block 2c sends and block 2c + 1 receives channel c. With mix_roles both blocks send to one
+    half of the peers and receive from the other: an SM pushes at most 42 GB/s to its peers, so twice as many push.
+    """
     threads_per_rank = u32_div(block_dim(), num_ranks)
     thread_in_rank = u32_mod(thread_idx(), threads_per_rank)
+    peer = u32_div(thread_idx(), threads_per_rank)
+    is_even = block_idx() % 2 == 0
+    sends = is_even == (2 * peer < num_ranks) if mix_roles != 0 else is_even
     return Team(
-        u32_div(thread_idx(), threads_per_rank),
+        sends,
+        peer,
         block_idx() // 2,
         thread_in_rank // 32,
         threads_per_rank // 32,
@@ -182,14 +191,12 @@ def fill_slot(ring, slot, inputs, token, shape, sizes, stage, parity, team):
     if has_tma():
         if lane == 0:
             begin_copy(src, shape.hidden_bytes, stage)
-    else:
-        copy_row(ld_nc_v4, dst, src, shape.hidden_bytes, lane)
 
     # While the payload is on its way: what is small.
     if lane == 0:
         st_na_s32(ring.src_idx + 4 * slot, token)
     if lane < num_topk:
-        experts_per_rank = u32_div(sizes.num_experts, shape.num_ranks)
+        experts_per_rank = sizes.num_local_experts
         expert = ld_na_s64(inputs.topk_idx + 8 * (token * num_topk + lane)) - team.peer * experts_per_rank
         weight = ld_na_f32(inputs.topk_weights + 4 * (token * num_topk + lane))
         if not 0 <= expert < experts_per_rank:
@@ -203,6 +210,8 @@ def fill_slot(ring, slot, inputs, token, shape, sizes, stage, parity, team):
         if lane == 0:
             parity = end_copy(dst, src, shape.hidden_bytes, stage, parity)
         syncwarp(FULL_MASK)
+    else:
+        copy_row(ld_nc_v4, dst, src, shape.hidden_bytes, lane)
     return parity
 
 
@@ -243,12 +252,12 @@ def send_tokens(out, inputs, peers, bounds, shape, sizes, team):
         if token + team.lane < end:
             is_chosen = ld_nc_u8(inputs.is_token_in_rank + (token + team.lane) * shape.num_ranks + team.peer)
         chosen = vote_ballot(FULL_MASK, is_chosen != 0)
-        if team.warp == 0:
+        if team.warp == 0 and out.send_head != 0:
             note_send_heads(out, chosen, tail, token, end, shape, team)
         while chosen != 0:
             if tail == chunk_end:
                 chunk_end += sizes.num_max_send_tokens
-                if team.lane == 0:
+                if team.lane == 0 and chunk_end > shape.num_slots:  # until then it cannot be full
                     # Room for a full chunk, although fewer tokens may be left: counting them first would cost more.
                     wait_free_slots(
                         ring.head,
@@ -285,7 +294,7 @@ def receive_offsets(out, ring, peers, bounds, shape, num_rows, team):
     if team.lane == 0:
         start = wait_announced(ring.start, bounds, team.peer, team.channel)
         num_tokens = wait_announced(ring.end, bounds, team.peer, team.channel) - start
-        if team.warp == 0:
+        if team.warp == 0 and out.recv_channel_prefix_matrix != 0:
             st_weak_s32(out.recv_channel_prefix_matrix + 4 * (team.peer * shape.num_channels + team.channel), start)
     start = shfl_idx_s32(FULL_MASK, start, 0)
     num_tokens = shfl_idx_s32(FULL_MASK, num_tokens, 0)
@@ -309,11 +318,9 @@ def receive_token(out, ring, slot, row, shape, stage, parity, lane):
         if lane == 0:
             fence_proxy_async_global()
             begin_copy(src, hidden_bytes, stage)
-    else:
-        copy_row(ld_na_v4, dst, src, hidden_bytes, lane)
 
     # While the payload is on its way: what is small.
-    if lane == 0:
+    if lane == 0 and out.recv_src_idx != 0:
         st_weak_s32(out.recv_src_idx + 4 * row, ld_na_s32(ring.src_idx + 4 * slot))
     if lane < num_topk:
         expert = ld_na_s64(ring.topk_idx + 8 * (slot * num_topk + lane))
@@ -327,6 +334,8 @@ def receive_token(out, ring, slot, row, shape, stage, parity, lane):
         if lane == 0:
             parity = end_copy(dst, src, hidden_bytes, stage, parity)
         syncwarp(FULL_MASK)
+    else:
+        copy_row(ld_na_v4, dst, src, hidden_bytes, lane)
     return parity
 
 
@@ -381,8 +390,8 @@ def dispatch(
     out: DispatchOutputs, inputs: DispatchInputs, peers: Peers, bounds: Bounds, shape: RingShape, sizes: DispatchSizes
 ):
     """Grid: 2 * num_channels blocks. Block: a multiple of 32 * num_ranks. Shared memory: `dispatch_smem_bytes`."""
-    team = join_team(shape.num_ranks)
-    if block_idx() % 2 == 0:
+    team = join_team(shape.num_ranks, sizes.mix_roles)
+    if team.sends:
         send_tokens(out, inputs, peers, bounds, shape, sizes, team)
     else:
         receive_tokens(out, peers, bounds, shape, sizes.num_recv_tokens, team)

@@ -69,12 +69,14 @@ class CudaEvent(Event):
 
 
 class CudaStream(Stream):
-    """A stream. `handle` 0 is the default one."""
+    """A stream. `handle` 0 is the default one. It holds on to the arrays of its launches until they are done."""
 
     def __init__(self, handle: int, name: str, host_wait: HostWait | None = None):
         self.handle = handle
         self.name = name
         self._host_wait = host_wait
+        self.unrecorded: list[Any] = []  # arrays of the launches since the last event
+        self._in_flight: deque[tuple[CudaEvent, list[Any]]] = deque()
 
     @property
     def cuda_stream(self) -> int:
@@ -82,7 +84,14 @@ class CudaStream(Stream):
         return self.handle
 
     def record(self) -> CudaEvent:
-        return CudaEvent(self.handle, self._host_wait)
+        event = CudaEvent(self.handle, self._host_wait)
+        if self.unrecorded:
+            arrays, self.unrecorded = self.unrecorded, []
+            if not is_capturing(self.handle):  # the arrays of a graph are its owner's to keep
+                while self._in_flight and self._in_flight[0][0].done:
+                    self._in_flight.popleft()
+                self._in_flight.append((event, arrays))
+        return event
 
     def wait(self, event: Event) -> None:
         assert isinstance(event, CudaEvent)
@@ -127,6 +136,7 @@ class CudaRuntime(Runtime):
     zero_symmetric_memory = True
     layout_threads = 256
     notify_threads = 128
+    mix_roles = True
 
     def __init__(self, shared: SharedDevice, rank: int, failed: threading.Event | None = None):
         self.shared = shared
@@ -138,7 +148,6 @@ class CudaRuntime(Runtime):
         # for another virtual rank, whose launch waits for the lock, nothing moves. So the hosts of virtual ranks wait
         # for their kernels themselves, by polling, before the caller can ask for such a copy.
         self._host_wait: HostWait | None = self.wait_until if shared.num_ranks > 1 else None
-        self._in_flight: deque[tuple[CudaEvent, list[Any]]] = deque()
         # A launch packs its parameters in place, so virtual ranks, each in a thread of its own, must not share blocks.
         self._kernels = {name: kernel.for_thread() for name, kernel in shared.kernels.items()}
 
@@ -212,16 +221,7 @@ class CudaRuntime(Runtime):
                     f"{self.device.num_sms} SMs that {self.shared.num_ranks} ranks share"
                 )
         loaded.launch(stream.handle, grid, block, smem_bytes, leaves, loaded.spins)
-        self._keep(stream, arrays)
-
-    def _keep(self, stream: CudaStream, arrays: list[Any]) -> None:
-        """Hold on to arrays until the stream has passed this point."""
-        in_flight = self._in_flight
-        if is_capturing(stream.handle):
-            return  # the graph's owner keeps the arrays of a capture
-        while in_flight and in_flight[0][0].done:
-            in_flight.popleft()
-        in_flight.append((stream.record(), arrays))
+        stream.unrecorded += arrays
 
     def wait_until(
         self, predicate: Callable[[], bool], describe: Callable[[], str], timeout_ns: int | None = None
