@@ -5,7 +5,7 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 # Instrumented kernels are 10 to 100 times slower, and so is what they wait for.
-export NBEP_TIMEOUT_MS=${NBEP_TIMEOUT_MS:-100000}
+export NBEP_TIMEOUT_MS=${NBEP_TIMEOUT_MS:-60000}
 status=0
 for tool in "${@:-memcheck racecheck}"; do
     for name in $tool; do

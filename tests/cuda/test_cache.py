@@ -1,18 +1,65 @@
 """Compiled kernels are kept on disk: the next process does without Numba."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from processes import run_python
 
+import nbep.device.compile
 from nbep.device.compile import load_kernels
 from nbep.device.jit import KERNELS
-
-pytestmark = pytest.mark.cuda
+from nbep.host.runtime.cuda.launcher import cache_folder, load_cubin, source_key
 
 PROGRAM = Path(__file__).parent / "cache_main.py"
+SPEC = SimpleNamespace(name="dispatch")
 
 
+@pytest.fixture
+def compiled(monkeypatch):
+    """Stands in for the compiler: the names of what it was asked for."""
+    names = []
+
+    def compile_kernel(spec, cc):
+        names.append((spec.name, cc))
+        return SimpleNamespace(cubin=f"{spec.name} for {cc}".encode())
+
+    monkeypatch.setattr(nbep.device.compile, "compile_kernel", compile_kernel)
+    return names
+
+
+def test_a_kernel_is_compiled_once_for_each_source_and_architecture(compiled, monkeypatch, tmp_path):
+    monkeypatch.setenv("NBEP_CACHE_DIR", str(tmp_path / "new" / "folder"))
+    for _ in range(2):
+        assert load_cubin(SPEC, (9, 0), "key") == b"dispatch for (9, 0)"
+    assert compiled == [("dispatch", (9, 0))]
+    load_cubin(SPEC, (8, 0), "key")
+    load_cubin(SPEC, (9, 0), "other key")
+    assert compiled[1:] == [("dispatch", (8, 0)), ("dispatch", (9, 0))]
+    assert len(list(cache_folder().iterdir())) == 3, "and no temporary file is left"
+
+
+def test_a_cache_that_cannot_be_written_costs_only_time(compiled, monkeypatch, tmp_path):
+    in_the_way = tmp_path / "file"
+    in_the_way.write_text("not a folder")
+    monkeypatch.setenv("NBEP_CACHE_DIR", str(in_the_way))
+    for _ in range(2):
+        assert load_cubin(SPEC, (9, 0), "key") == b"dispatch for (9, 0)"
+    assert len(compiled) == 2
+
+
+def test_the_key_follows_the_sources(monkeypatch, tmp_path):
+    (tmp_path / "kernels").mkdir()
+    source = tmp_path / "kernels" / "one.py"
+    monkeypatch.setattr(nbep.device, "__file__", str(tmp_path / "__init__.py"))
+    keys = []
+    for text in ("a = 1", "a = 2", "a = 1"):
+        source.write_text(text)
+        keys.append(source_key())
+    assert keys[0] == keys[2] != keys[1]
+
+
+@pytest.mark.cuda
 def test_a_second_process_reads_all_kernels_from_the_cache_without_numba(tmp_path):
     load_kernels()
     assert "compiled" in run_python(PROGRAM, NBEP_CACHE_DIR=str(tmp_path))
@@ -21,9 +68,3 @@ def test_a_second_process_reads_all_kernels_from_the_cache_without_numba(tmp_pat
     assert {path.name.partition("-")[0] for path in written} == set(KERNELS)
     assert "read from the cache" in run_python(PROGRAM, NBEP_CACHE_DIR=str(tmp_path))
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == written
-
-
-def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path):
-    in_the_way = tmp_path / "file"
-    in_the_way.write_text("not a folder")
-    assert "compiled" in run_python(PROGRAM, NBEP_CACHE_DIR=str(in_the_way))
