@@ -4,6 +4,7 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
+export PATH=$PATH:/usr/local/cuda/bin
 # Instrumented kernels are 10 to 100 times slower, and so is what they wait for.
 export NBEP_TIMEOUT_MS=${NBEP_TIMEOUT_MS:-60000}
 status=0
