@@ -1,6 +1,6 @@
 """The tracer: what the emulator's hooks report, reduced to events at cells that have names.
 
- emulator --on_launch, on_load, on_store, on_atomic, on_park, on_wake--> Trace --> events --> rings, pictures, tables
+ emulator --on_launch, on_load, on_store, on_atomic, on_copy, on_park, on_wake--> Trace --> events --> pictures, tables
 
 Recorded are all stores and atomics of more than weak order, and weak stores to cells that their allocation names: ring
 cells, exchanged counts, and of each token in a ring the first bytes. Loads are recorded when they poll and see a value
@@ -127,6 +127,15 @@ class Recorder:
             self._record("fill", thread, call, cell, cell.slot, order)
         else:
             self._record("store", thread, call, cell, value, order)
+
+    def on_copy(self, thread: Any, allocation: Any, offset: int, data: bytes) -> None:
+        """A bulk copy fills a slot when it is done; it has no order of its own."""
+        if allocation.describe is None:
+            return
+        call = self._calls[thread.block.launch]
+        cell = self._cell(call, allocation, offset)
+        if cell is not None and cell.slot >= 0:
+            self._record("fill", thread, call, cell, cell.slot, "")
 
     def on_atomic(
         self,

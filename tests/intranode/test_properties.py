@@ -26,7 +26,9 @@ def cases(draw):
 @st.composite
 def options(draw, case):
     send = draw(st.integers(1, 5))
-    config = nbep.Config(2 * draw(st.integers(1, 3)), send, send + draw(st.integers(1, 6)))
+    config = nbep.Config(
+        2 * draw(st.integers(1, 3)), send, send + draw(st.integers(1, 6)), mix_roles=draw(st.booleans())
+    )
     with_topk = draw(st.booleans())
     return Options(
         config,
@@ -41,7 +43,7 @@ def options(draw, case):
 @pytest.mark.parametrize(
     "memory_model", ["sc", pytest.param("delayed", marks=pytest.mark.emulator_only("it delays stores"))]
 )
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(data=st.data(), case=cases(), seed=st.integers(0, 1 << 20))
 def test_dispatch_and_combine_are_the_references_bits(data, case, seed, memory_model):
     run(case, data.draw(options(case)), seed=seed, memory_model=memory_model)

@@ -46,6 +46,13 @@ def test_any_block_size(warps_per_rank):
     run(make_case(8, num_tokens=17), Options(config))
 
 
+@pytest.mark.parametrize(("num_ranks", "warps_per_rank"), [(2, 1), (2, 3), (4, 1), (4, 2), (8, 1)])
+def test_blocks_that_both_send_and_receive(num_ranks, warps_per_rank):
+    config = nbep.Config(4, 3, 5, num_threads=32 * num_ranks * warps_per_rank, mix_roles=True)
+    case = make_case(12, num_ranks=num_ranks, num_tokens=[3 * rank for rank in range(num_ranks)], num_topk=3)
+    run(case, Options(config))
+
+
 @pytest.mark.parametrize("num_sms", [2, 4, 10])
 def test_any_number_of_channels(num_sms):
     run(make_case(9, num_tokens=7), Options(nbep.Config(num_sms, 2, 4)))
