@@ -127,6 +127,5 @@ OTHERS = {
     "tma_store_wait_read_1": Promise(("cp.async.bulk.wait_group.read 1;",)),
     "tma_store_wait_read_3": Promise(("cp.async.bulk.wait_group.read 3;",)),
     "tma_store_wait_read_7": Promise(("cp.async.bulk.wait_group.read 7;",)),
-    "tma_store_wait_1": Promise(("cp.async.bulk.wait_group 1;",)),
     "tma_store_wait_all": Promise(("cp.async.bulk.wait_group 0;",)),
 }

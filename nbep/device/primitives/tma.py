@@ -125,12 +125,6 @@ def tma_store_wait_read_7():
     current_thread().bulk_wait_group_read(7)
 
 
-@primitive("cp.async.bulk.wait_group 1;", since=SM90)
-def tma_store_wait_1():
-    """Wait until all bulk groups of this thread but the latest are done; their writes are visible to this thread."""
-    current_thread().bulk_wait_group(1)
-
-
 @primitive("cp.async.bulk.wait_group 0;", since=SM90)
 def tma_store_wait_all():
     """Wait until all bulk groups of this thread are done and their writes are visible to this thread."""

@@ -12,7 +12,7 @@
  (1) head publishes nothing. The receiver's loads of the slot returned before its barrier, and head moves after
      it; the sender overwrites the slot only when it has seen head: no load can see what the sender writes later.
  (2) The slots below tail were written before the sender's barrier, and the thread that moves tail waits at it. Bulk
-     copies are waited for to the end (tma_store_wait_all, _1) by the thread that started them, before the barrier.
+     copies are waited for to the end (tma_store_wait_all) by the thread that started them, before the barrier.
      A bulk copy reads through the async proxy, so a proxy fence stands between the acquire and the copy.
 
 A block's warps are split evenly over the peers: a team for each. `join_team` deals out the roles.
@@ -57,7 +57,6 @@ from nbep.device.primitives import (
     st_weak_s64,
     syncwarp,
     thread_idx,
-    tma_store_wait_1,
     tma_store_wait_all,
     u32_div,
     u32_mod,
@@ -227,26 +226,12 @@ def note_send_heads(out, chosen, tail, token, end, shape, team):
 
 @device_function
 def publish_tail(ring, tail, team):
-    """Let the receiver have all slots below tail. Each warp's own writes to them are done before it calls this."""
+    """Let the receiver have all slots below tail: each warp's own writes are done before it comes to the barrier."""
+    if has_tma() and team.lane == 0:
+        tma_store_wait_all()
     team_barrier(team)
     if team.warp == 0 and team.lane == 0:
         st_release_sys_s32(ring.tail, tail)  # PAIR dispatch-tail: the chunk's slots
-
-
-@device_function
-def publish_all(ring, tail, team):
-    """Publish every token so far."""
-    if has_tma() and team.lane == 0:
-        tma_store_wait_all()
-    publish_tail(ring, tail, team)
-
-
-@device_function
-def publish_chunk(ring, tail, team):
-    """Publish a chunk when each warp has filled one slot past it: the copy of that slot goes on meanwhile."""
-    if has_tma() and team.lane == 0:
-        tma_store_wait_1()
-    publish_tail(ring, tail, team)
 
 
 @device_function
@@ -261,7 +246,7 @@ def send_tokens(out, inputs, peers, bounds, shape, sizes, team):
     stage = open_stage(thread_idx() // 32, team.lane)
     parity = 0
     tail = 0
-    published = 0
+    chunk_end = 0
     while token < end:
         is_chosen = 0
         if token + team.lane < end:
@@ -270,13 +255,9 @@ def send_tokens(out, inputs, peers, bounds, shape, sizes, team):
         if team.warp == 0 and out.send_head != 0:
             note_send_heads(out, chosen, tail, token, end, shape, team)
         while chosen != 0:
-            # Until the ring has been filled once it cannot be full, and the peer's head is slow to look at.
-            if tail + sizes.num_max_send_tokens > shape.num_slots and u32_mod(tail, sizes.num_max_send_tokens) == 0:
-                if published != tail:
-                    # The receiver frees only what it has been given.
-                    publish_all(ring, tail, team)
-                    published = tail
-                if team.lane == 0:
+            if tail == chunk_end:
+                chunk_end += sizes.num_max_send_tokens
+                if team.lane == 0 and chunk_end > shape.num_slots:  # until then it cannot be full
                     # Room for a full chunk, although fewer tokens may be left: counting them first would cost more.
                     wait_free_slots(
                         ring.head,
@@ -295,12 +276,11 @@ def send_tokens(out, inputs, peers, bounds, shape, sizes, team):
                 parity = fill_slot(ring, slot, inputs, next_token, shape, sizes, stage, parity, team)
             chosen &= chosen - 1
             tail += 1
-            if tail == published + sizes.num_max_send_tokens + team.num_warps:
-                published += sizes.num_max_send_tokens
-                publish_chunk(ring, published, team)
+            if tail == chunk_end:
+                publish_tail(ring, tail, team)
         token += 32
-    if tail != published:
-        publish_all(ring, tail, team)
+    if tail != chunk_end:
+        publish_tail(ring, tail, team)
 
 
 @device_function
