@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-from arrays import assert_kind, to_numpy, to_target
+import pytest
+from arrays import LIBRARY, assert_kind, to_numpy, to_target
 from cases import Case
 from target import spawn
 
@@ -156,6 +157,8 @@ def cached_round_trip(comm, case: Case, options: Options) -> Outcome:
 def run(case: Case, options: Options | None = None, *, fn=round_trip, seed: int = 0, **spawn_options) -> list[Outcome]:
     """Run fn(comm, case, options) on every rank and compare what it returns with the reference."""
     options = options or Options()
+    if options.fp8 is not None and LIBRARY == "cupy":
+        pytest.skip("CuPy has no float8 dtype")
     outcomes = spawn(fn, case.num_ranks, (case, options), seed, **spawn_options)
     check(case, options, outcomes, seed)
     return outcomes
