@@ -1,7 +1,7 @@
 """For notebooks: show a kernel's source, break it on purpose, and find the seed under which that shows.
 
 show(barrier.barrier_block)                                    the source, as it is now
-with edit(barrier.barrier_block, "fence_acq_rel_sys()", "pass"):
+with edit(barrier.barrier_block, "add_release_sys", "add_relaxed_sys"):
     print(first_failure(attempt, range(100)))                  attempt(seed) raises if the result is wrong
 """
 

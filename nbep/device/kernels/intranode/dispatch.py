@@ -136,7 +136,7 @@ def join_team(num_ranks, mix_roles):
     """Which peer and channel this thread works for, and in which role.
 
     Blocks come in pairs: block 2c sends and block 2c + 1 receives channel c. With mix_roles both blocks send to one
-    half of the peers and receive from the other: an SM pushes at most 42 GB/s to its peers, so twice as many push.
+    half of the peers and receive from the other, so that every SM pushes: one SM pushes at most 42 GB/s to its peers.
     """
     threads_per_rank = u32_div(block_dim(), num_ranks)
     thread_in_rank = u32_mod(thread_idx(), threads_per_rank)
@@ -316,7 +316,6 @@ def receive_token(out, ring, slot, row, shape, stage, parity, lane):
     dst = out.recv_x + row * hidden_bytes
     if has_tma():
         if lane == 0:
-            fence_proxy_async_global()
             begin_copy(src, hidden_bytes, stage)
 
     # While the payload is on its way: what is small.
@@ -359,6 +358,8 @@ def receive_tokens(out, peers, bounds, shape, num_rows, team):
             )
         team_barrier(team)
         tail = ld_shared_s32(shared_tail)
+        if has_tma() and team.lane == 0:
+            fence_proxy_async_global()  # what the tail published, before the bulk copies that read it
         num_tokens = tail - head
         num_kept = num_tokens if fits else 0
         for i in range(team.warp, num_kept, team.num_warps):
