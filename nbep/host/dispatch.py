@@ -287,7 +287,7 @@ def _launch_dispatch(
         dispatch_kernel,
         config.num_sms,
         num_threads,
-        dispatch_smem_bytes(num_threads),
+        dispatch_smem_bytes(num_threads, runtime.has_tma),
         recv,
         DispatchInputs(
             tokens.x, tokens.scales, tokens.topk_idx, tokens.topk_weights, is_token_in_rank, channel_prefix_matrix

@@ -10,6 +10,7 @@ import pytest
 
 from nbep.device.compile import load_kernels
 from nbep.device.jit import PRIMITIVES
+from nbep.device.kernels.intranode.dispatch import dispatch_smem_bytes
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 KERNEL_NAMES = sorted(load_kernels())
@@ -99,3 +100,9 @@ def test_ledger_names_every_ordered_access_of_the_ptx(reports, name):
         if instruction.startswith(("ld.", "st.", "atom.")):
             families = by_mnemonic[instruction]
             assert any(word in text for word in families), f"{name}: {instruction} ({families}) is in no ledger"
+
+
+def test_dispatch_without_bulk_copies_asks_for_little_shared_memory():
+    """An A100 gives a block at most 163 KiB, and stages of 24 warps take 192."""
+    assert dispatch_smem_bytes(768, has_tma=False) <= 48 << 10
+    assert dispatch_smem_bytes(768, has_tma=True) <= 227 << 10

@@ -21,7 +21,6 @@ from nbep.device.primitives import (
     mbarrier_arrive_expect_tx,
     mbarrier_init,
     mbarrier_try_wait_parity,
-    smem_base,
     syncwarp,
     tma_load_1d,
     tma_store_1d,
@@ -41,9 +40,9 @@ class Stage(NamedTuple):
 
 
 @device_function
-def open_stage(warp, lane):
-    """The stage of a warp, in the block's dynamic shared memory. Its whole warp calls this once, before any copy."""
-    data = smem_base() + STAGE_STRIDE * warp
+def open_stage(stages, warp, lane):
+    """The stage of a warp; stages is the address of warp 0's. Its whole warp calls this once, before any copy."""
+    data = stages + STAGE_STRIDE * warp
     full = data + STAGE_BYTES
     if has_tma():
         if lane == 0:

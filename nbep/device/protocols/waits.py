@@ -7,8 +7,9 @@
 
 A failed wait does not trap: a trap takes the CUDA context with it, and with the context the chance to destroy the
 buffer. Instead the caller goes on as if the condition held, every later wait of the rank ends at once (`start_wait`
-sees the claim), the outputs are garbage, and the host raises from the report. So the caller of a wait only has to keep
-its addresses in range.
+sees the claim), the outputs are garbage, and the host raises from the report. What the rank still sends overruns rings,
+so its peers' outputs of the same call may be garbage too; they time out at their next barrier with it. So the caller of
+a wait only has to keep its addresses in range.
 
 Source: DeepEP csrc/kernels/intranode.cu, the `NUM_TIMEOUT_CYCLES` checks (which print and trap)
 """
@@ -48,7 +49,7 @@ SITES = {
     COMBINE_SENDER_HEAD: ("combine sender", "head", "free slots in the peer's ring"),
     COMBINE_RECEIVER_TAIL: ("combine receiver", "tail", "the peer's next chunk of tokens"),
     COMBINE_COORDINATOR: ("combine coordinator", "heads", "the receivers of its own block"),
-    DISPATCH_RECEIVER_ROWS: ("dispatch receiver", "recv_x", "rows for all tokens: num_worst_tokens is too small"),
+    DISPATCH_RECEIVER_ROWS: ("dispatch receiver", "recv_x", "rows for all tokens"),
 }
 
 REPORT_WORDS = 8
@@ -143,13 +144,14 @@ def wait_announced(cell, bounds, peer, channel):
 def wait_tail_past(tail, head, last, bounds, peer, channel):
     """Wait until a ring's tail is past head; returns the tail. The slots below it are then readable.
 
-    A failed wait returns last, the tail that the ring has when all is sent, so that the receiver's loop ends.
+    A failed wait returns last, the tail that the ring has when all is sent, so that the receiver's loop ends. Nor is
+    it ever more: after a failed barrier the cell may hold anything, and rows up to last are all that the output has.
     """
     deadline = 0
     while True:
         seen = ld_acquire_sys_s32(tail)  # PAIR dispatch-tail
         if seen > head:
-            return seen
+            return min(seen, last)
         if deadline == 0:
             deadline = start_wait(bounds)
         elif wait_expired(deadline):

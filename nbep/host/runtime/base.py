@@ -117,6 +117,11 @@ class Runtime(ABC):
     notify_threads: int
     mix_roles: bool
 
+    @property
+    @abstractmethod
+    def has_tma(self) -> bool:
+        """Whether kernels find bulk copies (sm_90 and later)."""
+
     # Memory
 
     @abstractmethod
@@ -187,13 +192,20 @@ class Runtime(ABC):
 
 
 _current: ContextVar[Runtime | None] = ContextVar("nbep_runtime", default=None)
+_of_process: Runtime | None = None
 
 
 def current_runtime() -> Runtime | None:
     """The runtime of the rank that calls this, None outside of a rank."""
-    return _current.get()
+    return _current.get() or _of_process
+
+
+def set_process_runtime(runtime: Runtime) -> None:
+    """Make this the runtime of every thread of the process that has none of its own, e.g. of torch's backward pass."""
+    global _of_process
+    _of_process = runtime
 
 
 def set_current_runtime(runtime: Runtime) -> None:
-    """Make this the runtime of the calling rank (its greenlet, thread or process)."""
+    """Make this the runtime of the calling rank (its greenlet or thread)."""
     _current.set(runtime)

@@ -130,6 +130,10 @@ class EmulatorRuntime(Runtime):
         self._in_flight: list[tuple[Any, list[Any]]] = []  # launches and the arrays that they use
 
     @property
+    def has_tma(self) -> bool:
+        return self.world.has_tma
+
+    @property
     def space(self) -> Any:
         """The rank's address space."""
         return self._context.space

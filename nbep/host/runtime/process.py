@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from nbep.host.runtime.base import Runtime, set_current_runtime
+from nbep.host.runtime.base import Runtime, set_process_runtime
 from nbep.host.targets import resolve_target
 
 _runtime: Runtime | None = None
@@ -26,7 +26,7 @@ def process_runtime(comm: Any) -> Runtime:
         if wanted == "auto" and "emulator" in comm.allgather(target):
             target = "emulator"
         _runtime = _cuda_runtime(comm) if target == "cuda" else _emulator_runtime()
-        set_current_runtime(_runtime)
+        set_process_runtime(_runtime)
     return _runtime
 
 

@@ -76,7 +76,7 @@ from nbep.device.protocols.waits import (
 )
 from nbep.device.types import I32, In, Out
 
-SHARED_TAILS_BYTES = 128  # behind the warps' stages: one s32 for each peer
+SHARED_TAILS_BYTES = 128  # before the warps' stages: one s32 for each warp; a team has that of its first
 
 
 class DispatchOutputs(NamedTuple):
@@ -126,9 +126,12 @@ class Team(NamedTuple):
     lane: int
 
 
-def dispatch_smem_bytes(num_threads: int) -> int:
-    """Dynamic shared memory of a dispatch block: a stage for each warp and the shared tails."""
-    return STAGE_STRIDE * (num_threads // 32) + SHARED_TAILS_BYTES
+def dispatch_smem_bytes(num_threads: int, has_tma: bool) -> int:
+    """Dynamic shared memory of a dispatch block: the shared tails and, where there are bulk copies, a stage a warp.
+
+    Stages of 24 warps are more than a block before sm_90 may have.
+    """
+    return SHARED_TAILS_BYTES + (STAGE_STRIDE * (num_threads // 32) if has_tma else 0)
 
 
 @device_function
@@ -243,7 +246,7 @@ def send_tokens(out, inputs, peers, bounds, shape, sizes, team):
     ring = locate_ring(buffer_of(peers, team.peer), shape, team.channel, peers.rank)
     announce_tokens(ring, inputs, team)
     token, end = channel_task_range(sizes.num_tokens, shape.num_channels, team.channel)
-    stage = open_stage(thread_idx() // 32, team.lane)
+    stage = open_stage(smem_base() + SHARED_TAILS_BYTES, thread_idx() // 32, team.lane)
     parity = 0
     tail = 0
     chunk_end = 0
@@ -345,8 +348,8 @@ def receive_tokens(out, peers, bounds, shape, num_rows, team):
     Tokens that do not fit are drained and dropped: the sender must not hang on the receiver's fault.
     """
     ring = locate_ring(buffer_of(peers, peers.rank), shape, team.channel, team.peer)
-    shared_tail = smem_base() + STAGE_STRIDE * u32_div(block_dim(), 32) + 4 * team.peer
-    stage = open_stage(thread_idx() // 32, team.lane)
+    shared_tail = smem_base() + 4 * (thread_idx() // 32 - team.warp)
+    stage = open_stage(smem_base() + SHARED_TAILS_BYTES, thread_idx() // 32, team.lane)
     parity = 0
     first, num_left, fits = receive_offsets(out, ring, peers, bounds, shape, num_rows, team)
     head = 0

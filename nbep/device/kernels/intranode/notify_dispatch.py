@@ -6,7 +6,7 @@
  block 1 + d:     tokens of each channel that go to rank d --> channel_prefix_matrix[d, channel]
 
  cell                        written by               with                   read by           with
- rank_prefix_matrix[s, d]    block 0 of rank s        st_weak, barrier       block 0 of d      ld_weak
+ rank_prefix_matrix[s, d]    block 0 of rank s        st_weak, barrier       block 0           ld_weak
  expert_counts[s, e]         block 0 of rank s        st_weak, barrier       block 0           ld_weak
  start, end, head, tail      block 0 of the owner     st_weak 0, barrier     (dispatch)        -
  moe_recv_counter            block 0                  st_release_sys         the CPU           polls until >= 0
@@ -16,7 +16,7 @@
 The first barrier holds the peers' counts back until this rank has left its previous kernels; the second makes the
 counts visible; the third keeps peers from filling rings that are not reset yet.
 
-Every rank writes every row: after the exchange rank r holds the whole matrix, each rank the same one.
+Every rank writes its whole row at every peer: after the exchange each of them holds the same matrix.
 
 Source: DeepEP csrc/kernels/intranode.cu, notify_dispatch. Break it: notebooks/03_notify.ipynb
 """

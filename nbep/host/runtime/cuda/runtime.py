@@ -20,6 +20,7 @@ from cuda.bindings import driver as cu
 
 from nbep.device.compile import load_kernels
 from nbep.device.jit import KERNELS
+from nbep.device.primitives.tma import SM90
 from nbep.device.types import flatten_args
 from nbep.host.runtime.base import Array, Describe, Event, Kernel, Memory, Runtime, Stream, SymmetricMemory
 from nbep.host.runtime.cuda.arrays import current_stream_handle, library_of, on_stream
@@ -150,6 +151,10 @@ class CudaRuntime(Runtime):
         self._host_wait: HostWait | None = self.wait_until if shared.num_ranks > 1 else None
         # A launch packs its parameters in place, so virtual ranks, each in a thread of its own, must not share blocks.
         self._kernels = {name: kernel.for_thread() for name, kernel in shared.kernels.items()}
+
+    @property
+    def has_tma(self) -> bool:
+        return self.device.compute_capability >= SM90
 
     # Memory
 
