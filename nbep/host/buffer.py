@@ -44,7 +44,7 @@ class Buffer:
         timeout_ms: longest time that a wait inside a kernel may take; environment variable NBEP_TIMEOUT_MS, or 100 s.
             The emulator in one process counts primitive calls instead of nanoseconds, and finds deadlocks at once.
 
-    After a PeerTimeout every call but destroy raises it again.
+    After a PeerTimeout, or a num_worst_tokens that was too small, every call but destroy raises the same again.
     """
 
     num_sms: int = 20

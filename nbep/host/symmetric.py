@@ -95,6 +95,7 @@ class NodeMemory:
         self.comm.barrier()
         self._report = self._report.copy()  # an event of this buffer may ask for faults when the memory is gone
         self.symmetric.close_peers()
+        self.comm.barrier()  # CUDA: memory must not be freed while another process has its handle open
         self.symmetric.free()
         self.device.free()
         self.host_visible.free()

@@ -90,7 +90,7 @@ def test_too_few_worst_tokens_are_told_after_the_launch(inputs):
             "is_token_in_rank": counts[3],
         }
         if comm.rank == 0:
-            with pytest.raises(ValueError, match="num_worst_tokens: got 2 on rank 0; must be at least 3"):
+            with pytest.raises(ValueError, match="recv_x: got 2 rows on rank 0; must be at least 3, "):
                 buffer.dispatch(**arguments, num_worst_tokens=2)
         else:
             buffer.dispatch(**arguments, num_worst_tokens=2)
@@ -109,7 +109,7 @@ def test_every_site_has_words(site):
             assert words in str(error)
         assert ("channel 2" in str(error)) == (site != BARRIER)
     else:
-        assert "num_worst_tokens: got 4 on rank 0; must be at least 5" in str(error)
+        assert "recv_x: got 4 rows on rank 0; must be at least 5" in str(error)
 
 
 def test_the_time_out_reaches_the_kernels(monkeypatch, on_two_ranks):

@@ -35,6 +35,8 @@ class DeviceMemory(Memory):
     def write(self, offset: int, values: np.ndarray) -> None:
         values = np.ascontiguousarray(values)
         check("cuMemcpyHtoD", cu.cuMemcpyHtoD(self.address + offset, values.ctypes.data, values.nbytes))
+        # The copy may return with the values only staged, and comm streams do not wait for the default stream.
+        check("cuStreamSynchronize", cu.cuStreamSynchronize(0))
 
     def read(self, offset: int, count: int, dtype: Any) -> np.ndarray:
         values = np.empty(count, dtype)
