@@ -36,7 +36,7 @@ def fault_error(rank: int, report: FaultReport, timeout_ms: float) -> Exception:
         return ValueError(
             f"recv_x: got {report.seen} rows on rank {rank}; must be at least {report.expected}, "
             f"the tokens that came up to channel {report.channel} of rank {report.peer}. Either num_worst_tokens is "
-            f"too small or, if none was given, rank {report.peer} sends more tokens (is_token_in_rank) than it announced "
-            f"(num_tokens_per_rank, or the handle)"
+            f"too small or, if none was given, rank {report.peer} sends more tokens (is_token_in_rank) than it "
+            f"announced (num_tokens_per_rank, or the handle)"
         )
     return PeerTimeout(rank, report, timeout_ms)
