@@ -56,7 +56,7 @@ def soak(comm: Any, options: argparse.Namespace) -> int:
     wrong = 0
     start = time.perf_counter()
     for number in range(options.rounds):
-        plan = make_plan(rng, comm.size, number)
+        plan = make_plan(rng, comm.size, options.rounds * options.seed + number)
         faults = run_round(comm.rank, comm.size, buffer, plan)
         everyone = comm.allgather(faults)
         if any(everyone):

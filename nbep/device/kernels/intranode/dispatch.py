@@ -383,7 +383,8 @@ def clean_unused_rows(out, peers, shape, num_worst_tokens):
     """Mark the rows past the received ones: expert -1, weight 0."""
     rank_prefix_matrix = buffer_of(peers, peers.rank)
     num_recv_tokens = ld_weak_s32(rank_prefix_matrix + 4 * ((shape.num_ranks - 1) * shape.num_ranks + peers.rank))
-    begin = num_recv_tokens * shape.num_topk + block_idx() * block_dim() + thread_idx()
+    # After a failed barrier the matrix may hold anything.
+    begin = max(num_recv_tokens, 0) * shape.num_topk + block_idx() * block_dim() + thread_idx()
     for i in range(begin, num_worst_tokens * shape.num_topk, grid_dim() * block_dim()):
         st_weak_s64(out.recv_topk_idx + 8 * i, -1)
         st_weak_s32(out.recv_topk_weights + 4 * i, 0)
