@@ -27,6 +27,7 @@ from nbep.host.runtime.base import (
 )
 
 WARP = 32
+UNWRITTEN = 0xCC  # every byte of a new array; -1.07e8 in bf16 and in float32
 
 
 class EmulatedMemory(Memory):
@@ -161,7 +162,10 @@ class EmulatorRuntime(Runtime):
         return bool(array.flags.c_contiguous)
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: Array) -> Array:
-        return np.empty(shape, np.dtype(dtype))
+        # Bytes of no meaning, but the same in every run: what a kernel leaves unwritten must not look right by chance.
+        array = np.empty(shape, np.dtype(dtype))
+        array.reshape(-1).view(np.uint8)[:] = UNWRITTEN
+        return array
 
     def allocating_on(self, stream: Stream) -> AbstractContextManager[None]:
         return nullcontext()  # NumPy's memory belongs to no stream
