@@ -41,6 +41,7 @@ def combine(
     validate.array(runtime, "x", x, "bfloat16", (num_tokens, "hidden"))
     hidden = x.shape[1]
     validate.hidden_size("x", hidden, 8)
+    validate.row_alignment(runtime, "x", x)
     num_topk = 0
     if topk_weights is not None:
         validate.array(runtime, "topk_weights", topk_weights, "float32", (num_tokens, "num_topk"))
@@ -50,6 +51,7 @@ def combine(
     for name, value in (("bias_0", bias_0), ("bias_1", bias_1)):
         if value is not None:
             validate.array(runtime, name, value, "bfloat16", (num_combined_tokens, hidden))
+            validate.row_alignment(runtime, name, value)
     if config is None:
         num_sms = 2 * handle.channel_prefix_matrix.shape[1]
         config = fit_config(

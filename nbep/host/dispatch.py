@@ -148,6 +148,8 @@ def _check_counts(memory: NodeMemory, tokens: Tokens, counts: Counts, num_worst_
         validate.array(runtime, "topk_weights", tokens.topk_weights, "float32", (tokens.num_tokens, tokens.num_topk))
     elif num_worst_tokens > 0:
         validate.refuse("num_worst_tokens", num_worst_tokens, "0 without topk_idx and topk_weights")
+    if num_worst_tokens == 0 and runtime.is_capturing:
+        validate.refuse("num_worst_tokens", 0, "positive in a CUDA graph, or a handle given: the CPU cannot wait there")
     if may_read:
         validate.token_counts(counts.num_tokens_per_rank, counts.is_token_in_rank)
         if tokens.topk_idx is not None:

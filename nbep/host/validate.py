@@ -24,6 +24,7 @@ INTRANODE_RANKS = (2, 4, 8)
 MAX_NVL_BYTES = 2**31 - 1
 MAX_RING_THREADS = 768
 SCALE_COLUMNS = 128
+VEC_BYTES = 16
 
 
 def refuse(name: str, got: object, allowed: str) -> NoReturn:
@@ -138,6 +139,7 @@ def payload(runtime: Runtime, x: Any) -> tuple[Array, Array | None]:
     if not isinstance(x, tuple):
         array(runtime, "x", x, "bfloat16", ("num_tokens", "hidden"))
         hidden_size("x", x.shape[1], 8)
+        row_alignment(runtime, "x", x)
         return x, None
     if len(x) != 2:
         refuse("x", f"a tuple of {len(x)}", "an array, or a tuple of an FP8 array and its scales")
@@ -145,6 +147,7 @@ def payload(runtime: Runtime, x: Any) -> tuple[Array, Array | None]:
     array(runtime, "x[0]", tokens, "float8_e4m3fn", ("num_tokens", "hidden"))
     num_tokens, hidden = tokens.shape
     hidden_size("x[0]", hidden, SCALE_COLUMNS)
+    row_alignment(runtime, "x[0]", tokens)
     array(runtime, "x[1]", scales, ("float32", "int32"), (num_tokens, "num_scales"), contiguous=False)
     num_scales = hidden // SCALE_COLUMNS
     allowed = {num_scales}
@@ -155,6 +158,13 @@ def payload(runtime: Runtime, x: Any) -> tuple[Array, Array | None]:
     if min(runtime.strides(scales)) < 0:
         refuse("x[1]", f"strides {runtime.strides(scales)}", "of strides that are not negative")
     return tokens, scales
+
+
+def row_alignment(runtime: Runtime, name: str, value: Array) -> None:
+    """Rows move 16 bytes at a time; a hidden size that fits keeps them aligned if the first one is."""
+    past = runtime.address_of(value) % VEC_BYTES
+    if past:
+        refuse(name, f"an array that starts {past} bytes past a multiple of {VEC_BYTES}", f"{VEC_BYTES}-byte aligned")
 
 
 def hidden_size(name: str, hidden: int, multiple: int) -> None:

@@ -75,6 +75,11 @@ DISPATCH = {
     ),
     "no array": ({"x": None}, "x: got NoneType; must be an array of bfloat16"),
     "strided x": ({"x": bf16(3, 256)[:, ::2]}, "x: got a strided bfloat16 [3, 128]; must be row-major"),
+    "misaligned x": pytest.param(
+        {"x": bf16(1, 385)[:, 1:].reshape(-1)[:384].reshape(3, 128)},
+        "x: got an array that starts 2 bytes past a multiple of 16; must be 16-byte aligned",
+        marks=emulator_array,
+    ),
     "hidden": ({"x": bf16(3, 12)}, "hidden size of x: got 12; must be a positive multiple of 8"),
     "no hidden": ({"x": bf16(3, 0)}, "hidden size of x: got 0; must be a positive multiple of 8"),
     "fp8 without scales": ({"x": np.zeros((3, 128), FP8)}, "x: got float8_e4m3fn [3, 128]; must be bfloat16"),

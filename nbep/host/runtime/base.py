@@ -147,6 +147,10 @@ class Runtime(ABC):
         """NumPy's name of the array's dtype: "bfloat16", "float8_e4m3fn", "int64", "bool" ..."""
 
     @abstractmethod
+    def address_of(self, array: Array) -> int:
+        """Where the array starts in its memory; an address of the device, or of the host for arrays that it reads."""
+
+    @abstractmethod
     def strides(self, array: Array) -> tuple[int, ...]:
         """The array's strides, in elements."""
 
@@ -168,6 +172,11 @@ class Runtime(ABC):
     @abstractmethod
     def current_stream(self) -> Stream:
         """The stream of the caller's own work."""
+
+    @property
+    @abstractmethod
+    def is_capturing(self) -> bool:
+        """Whether the caller's current stream records work for later instead of doing it (a CUDA graph)."""
 
     @abstractmethod
     def create_stream(self, name: str) -> Stream:

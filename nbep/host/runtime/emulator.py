@@ -155,6 +155,9 @@ class EmulatorRuntime(Runtime):
     def dtype_name(self, array: Array) -> str:
         return array.dtype.name
 
+    def address_of(self, array: Array) -> int:
+        return array.ctypes.data
+
     def strides(self, array: Array) -> tuple[int, ...]:
         return tuple(stride // array.itemsize for stride in array.strides)
 
@@ -175,6 +178,10 @@ class EmulatorRuntime(Runtime):
         if self._current_stream is None:
             self._current_stream = self.create_stream("compute")
         return self._current_stream
+
+    @property
+    def is_capturing(self) -> bool:
+        return False
 
     def create_stream(self, name: str) -> EmulatedStream:
         return EmulatedStream(self, self._context.create_stream(name), name)

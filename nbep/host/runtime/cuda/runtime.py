@@ -176,6 +176,9 @@ class CudaRuntime(Runtime):
     def dtype_name(self, array: Array) -> str:
         return library_of(array).dtype_name(array)
 
+    def address_of(self, array: Array) -> int:
+        return library_of(array).pointer(array)
+
     def strides(self, array: Array) -> tuple[int, ...]:
         return library_of(array).strides(array)
 
@@ -194,6 +197,10 @@ class CudaRuntime(Runtime):
     @property
     def current_stream(self) -> CudaStream:
         return CudaStream(current_stream_handle(), "current", self._host_wait)
+
+    @property
+    def is_capturing(self) -> bool:
+        return is_capturing(current_stream_handle())
 
     def create_stream(self, name: str) -> CudaStream:
         try:
