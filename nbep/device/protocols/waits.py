@@ -22,6 +22,7 @@ from nbep.device.primitives import (
     block_idx,
     deadline_after,
     ld_acquire_cta_shared_s32,
+    ld_acquire_gpu_s32,
     ld_acquire_sys_s32,
     ld_relaxed_gpu_s32,
     ld_relaxed_sys_s32,
@@ -40,6 +41,7 @@ COMBINE_SENDER_HEAD = 5
 COMBINE_RECEIVER_TAIL = 6
 COMBINE_COORDINATOR = 7
 DISPATCH_RECEIVER_ROWS = 8
+GRID_BARRIER = 9
 
 SITES = {
     BARRIER: ("notify", "barrier_signal", "the peer's arrival at the barrier"),
@@ -49,6 +51,7 @@ SITES = {
     COMBINE_SENDER_HEAD: ("combine sender", "head", "free slots in the peer's ring"),
     COMBINE_RECEIVER_TAIL: ("combine receiver", "tail", "the peer's next chunk of tokens"),
     COMBINE_COORDINATOR: ("combine coordinator", "heads", "the receivers of its own block"),
+    GRID_BARRIER: ("grid barrier", "arrivals", "the other blocks of its own launch"),
     DISPATCH_RECEIVER_ROWS: ("dispatch receiver", "recv_x", "rows for all tokens"),
 }
 
@@ -171,4 +174,19 @@ def wait_shared_tail_past(tail, index, bounds, peer, channel):
             deadline = start_wait(bounds)
         elif wait_expired(deadline):
             report_fault(bounds, COMBINE_RECEIVER_TAIL, peer, channel, index + 1, seen)
+            return
+
+
+@device_function
+def wait_arrivals(arrivals, wanted, bounds):
+    """Wait until as many blocks of this rank's launch have arrived at a grid barrier."""
+    deadline = 0
+    while True:
+        seen = ld_acquire_gpu_s32(arrivals)  # PAIR grid-barrier
+        if seen >= wanted:
+            return
+        if deadline == 0:
+            deadline = start_wait(bounds)
+        elif wait_expired(deadline):
+            report_fault(bounds, GRID_BARRIER, -1, -1, wanted, seen)
             return

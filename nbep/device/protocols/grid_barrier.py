@@ -1,0 +1,29 @@
+"""The barrier between the blocks of one launch. All of them must be resident at once.
+
+ block b: arrivals += 1, then wait until arrivals is the next multiple of the number of blocks
+
+ cell       written by         with                    read by            with
+ arrivals   thread 0 of each   atom_add_acq_rel_gpu    thread 0 of each   ld_acquire_gpu
+
+arrivals needs no reset between barriers or launches of the same grid: it only counts up, and wraps after 2**31.
+
+Source: DeepEP csrc/kernels/internode_ll.cu, cg::this_grid().sync()
+"""
+
+from nbep.device.jit import device_function
+from nbep.device.primitives import atom_add_acq_rel_gpu_s32, grid_dim, syncthreads, thread_idx, u32_mod
+from nbep.device.protocols.waits import wait_arrivals
+
+
+@device_function
+def barrier_grid(arrivals, bounds):
+    """Wait for all blocks of the launch; what their threads wrote before is visible to this block's threads after.
+
+    All threads of all blocks call it. arrivals is an s32 cell of this rank that starts at 0.
+    """
+    # After the block's barrier thread 0 speaks for all threads: its release covers what they wrote.
+    syncthreads()
+    if thread_idx() == 0:
+        arrived = atom_add_acq_rel_gpu_s32(arrivals, 1)  # PAIR grid-barrier
+        wait_arrivals(arrivals, arrived + grid_dim() - u32_mod(arrived, grid_dim()), bounds)
+    syncthreads()

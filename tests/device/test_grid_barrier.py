@@ -1,0 +1,82 @@
+"""All blocks of a launch meet at `barrier_grid`: on the emulator under many schedules, and as code for a GPU."""
+
+import subprocess
+import sys
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+
+from nbep.device import primitives as p
+from nbep.device.protocols.grid_barrier import barrier_grid
+from nbep.device.protocols.peers import Bounds
+from nbep.emulator import DeadlockError, World
+
+NUM_BLOCKS, NUM_THREADS, NUM_PHASES = 3, 64, 4
+COMPILE = """
+from nbep.device.compile import compile_kernel
+from nbep.device.jit import kernel
+from nbep.device.protocols.grid_barrier import barrier_grid
+from nbep.device.protocols.peers import Bounds
+from nbep.device.types import Sym
+
+@kernel()
+def meet(arrivals: Sym, bounds: Bounds):
+    barrier_grid(arrivals, bounds)
+
+compiled = compile_kernel(meet, (9, 0))
+assert "atom.acq_rel.gpu.global.add.s32" in compiled.ptx
+assert "ld.acquire.gpu.global.s32" in compiled.ptx
+assert (compiled.report.spill_stores, compiled.report.stack_frame) == (0, 0)
+"""
+
+
+def phases(cells, faults, arrivals, bounds, num_absent):
+    """Every block writes the phase, meets the others, and counts how many of them it finds in another phase."""
+    if p.block_idx() < p.grid_dim() - num_absent:
+        for phase in range(1, NUM_PHASES + 1):
+            if p.thread_idx() == NUM_THREADS - 1:  # not the thread that speaks for the block
+                p.st_weak_s32(cells + 4 * p.block_idx(), phase)
+            barrier_grid(arrivals, bounds)
+            if p.thread_idx() < p.grid_dim() and p.ld_weak_s32(cells + 4 * p.thread_idx()) != phase:
+                p.atom_add_relaxed_gpu_s32(faults, 1)
+            barrier_grid(arrivals, bounds)
+
+
+def run(seed: int, memory_model: str = "sc", num_absent: int = 0) -> int:
+    """How often a block found another one in the wrong phase."""
+    world = World(1, seed, memory_model=memory_model)
+    found = []
+
+    def host() -> None:
+        space = world.ranks[0].space
+        memory = space.allocate(256, "cells", zero=True)
+        stream = world.ranks[0].create_stream("main")
+        bounds = Bounds(10**9, memory.address + 128, memory.address + 192)
+        cells, faults, arrivals = memory.address, memory.address + 64, memory.address + 68
+        stream.launch(phases, (cells, faults, arrivals, bounds, num_absent), NUM_BLOCKS, NUM_THREADS)
+        stream.synchronize()
+        found.append(int(memory.array(np.int32, 64, 1)[0]))
+
+    world.run([host])
+    return found[0]
+
+
+@pytest.mark.parametrize("memory_model", ["sc", "delayed"])
+def test_blocks_never_leave_before_all_have_arrived(memory_model):
+    assert [run(seed, memory_model) for seed in range(8)] == [0] * 8
+
+
+def test_without_it_blocks_find_each_other_in_other_phases(monkeypatch):
+    monkeypatch.setitem(globals(), "barrier_grid", lambda arrivals, bounds: nullcontext())
+    assert any(run(seed) for seed in range(8))
+
+
+def test_a_block_that_does_not_come_is_reported():
+    with pytest.raises(DeadlockError, match="wait_arrivals"):
+        run(0, num_absent=1)
+
+
+def test_compiles_without_spills_to_the_orders_of_its_ledger():
+    done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
