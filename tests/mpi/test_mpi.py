@@ -1,41 +1,18 @@
 """The same calls with one process per rank: mpiexec starts them, peers' memory lies in MPI shared windows."""
 
-import os
-import signal
-import subprocess
-import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
+from processes import run_python
 
 pytestmark = pytest.mark.mpi
 
 PROGRAMS = Path(__file__).parent / "programs.py"
-ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 150
 
 
 def mpiexec(num_ranks: int, program: str, **environment: str) -> None:
     """Run one of the programs on num_ranks processes of this interpreter. All of them must come to their end."""
-    command = [Path(sysconfig.get_path("scripts")) / "mpiexec", "-n", str(num_ranks)]
-    command += [sys.executable, "-m", "mpi4py", PROGRAMS, program]
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "NBEP_TARGET": "emulator", "PYTHONPATH": os.pathsep.join(paths), **environment}
-    with subprocess.Popen(
-        command,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        try:
-            output, _ = process.communicate(timeout=TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            pytest.fail(f"{program} on {num_ranks} ranks hangs\n{process.communicate()[0]}")
-    assert process.returncode == 0, output
+    output = run_python("-m", "mpi4py", PROGRAMS, program, ranks=num_ranks, NBEP_TARGET="emulator", **environment)
     for rank in range(num_ranks):
         assert f"rank {rank} is done" in output
 

@@ -48,7 +48,8 @@ def mpirun(ranks: int | None) -> list[str]:
     """The command that starts ranks processes, empty for one without MPI."""
     if ranks is None:
         return []
-    search = os.pathsep.join([os.environ.get("PATH", os.defpath), sysconfig.get_path("scripts")])
+    # An MPI that came as a wheel lies beside the interpreter, and mpi4py's wheel goes with it.
+    search = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
     found = shutil.which("mpirun", path=search) or shutil.which("mpiexec", path=search)
     if found is None:
         pytest.skip("no mpirun here")
