@@ -107,7 +107,7 @@ def combine(
         memory.peers,
         memory.bounds,
         shape,
-        CombineSizes(num_tokens, num_combined_tokens, config.num_max_nvl_chunked_send_tokens),
+        CombineSizes(num_combined_tokens, config.num_max_nvl_chunked_send_tokens),
     )
     return combined_x, combined_topk_weights, memory.finish(async_finish)
 

@@ -14,6 +14,8 @@ from nbep.device.layout.intranode import (
     RingShape,
     num_nvl_bytes_needed,
 )
+from nbep.device.protocols.copies import VEC_BYTES
+from nbep.device.protocols.fp8 import COLUMNS as SCALE_COLUMNS
 from nbep.host.config import Config
 from nbep.host.events import EventHandle, EventOverlap
 from nbep.host.handles import DispatchHandle
@@ -23,8 +25,6 @@ from nbep.host.symmetric import NodeMemory
 INTRANODE_RANKS = (2, 4, 8)
 MAX_NVL_BYTES = 2**31 - 1
 MAX_RING_THREADS = 768
-SCALE_COLUMNS = 128
-VEC_BYTES = 16
 
 
 def refuse(name: str, got: object, allowed: str) -> NoReturn:

@@ -9,7 +9,6 @@ from nbep.device.layout.intranode import RingShape
 
 # As layout.intranode.describe_offset names cells: `tail[channel 0, src 1]`, `x[channel 0, src 1, slot 2] + 16`.
 _CELL = re.compile(r"(\w+)(?:\[(?:channel (\d+), src (\d+)(?:, slot (\d+))?|[^]]*)\])?(?: \+ (\d+))?")
-RING_CELLS = ("start", "end", "head", "tail")
 PAYLOAD = ("x", "src_idx", "topk_idx", "topk_weights", "scales")
 
 

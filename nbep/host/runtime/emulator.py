@@ -63,15 +63,21 @@ class EmulatedSymmetricMemory(EmulatedMemory, SymmetricMemory):
             if peer == rank:
                 addresses.append(self.address)
             else:
-                mapping = self.space.open(handle)
+                mapping = self._map(handle, peer)
                 self._mappings.append(mapping)
                 addresses.append(mapping.address)
         return addresses
 
     def close_peers(self) -> None:
         for mapping in self._mappings:
-            self.space.close(mapping)
+            self._unmap(mapping)
         self._mappings.clear()
+
+    def _map(self, handle: Any, peer: int) -> Any:
+        return self.space.open(handle)
+
+    def _unmap(self, mapping: Any) -> None:
+        self.space.close(mapping)
 
 
 class EmulatedEvent(Event):

@@ -9,56 +9,36 @@ import time
 from collections.abc import Callable
 from typing import Any, cast
 
-import numpy as np
 from mpi4py import MPI
 
 from nbep.emulator import World
-from nbep.host.runtime.base import Array, Describe, SymmetricMemory
-from nbep.host.runtime.emulator import EmulatorRuntime
+from nbep.host.runtime.base import Describe, SymmetricMemory
+from nbep.host.runtime.emulator import EmulatedSymmetricMemory, EmulatorRuntime
 
 
-class SharedWindow(SymmetricMemory):
+class SharedWindow(EmulatedSymmetricMemory):
     """This rank's segment of a shared window, and the peers' as this process sees them. `handle` is a window rank."""
 
     def __init__(self, space: Any, node_comm: MPI.Intracomm, num_bytes: int, name: str, describe: Describe):
-        self.space = space
-        self.num_bytes = num_bytes
         self._name = name
         self._describe = describe
         self._node_comm = node_comm
         self._window = MPI.Win.Allocate_shared(num_bytes, 1, comm=node_comm)
+        super().__init__(space, self._adopt(space, node_comm.rank, name))
         self.handle = node_comm.rank
-        self._peers: list[Any] = []
-        self._own = self._adopt(self.handle, name)
-        self.address = self._own.address
 
-    def _adopt(self, window_rank: int, name: str) -> Any:
+    def _adopt(self, space: Any, window_rank: int, name: str) -> Any:
         segment, _ = self._window.Shared_query(window_rank)
-        return self.space.adopt(memoryview(cast(Any, segment)), name, shared=True, describe=self._describe)
+        return space.adopt(memoryview(cast(Any, segment)), name, shared=True, describe=self._describe)
 
-    def array(self, dtype: Any, offset: int = 0, count: int = -1) -> Array:
-        return self._own.array(dtype, offset, count)
+    def _map(self, handle: Any, peer: int) -> Any:
+        return self._adopt(self.space, handle, f"{self._name} of peer {peer}")
 
-    def write(self, offset: int, values: np.ndarray) -> None:
-        self.array(values.dtype, offset, values.size)[:] = values
-
-    def open_peers(self, handles: list[Any], rank: int) -> list[int]:
-        addresses = []
-        for peer, handle in enumerate(handles):
-            if peer == rank:
-                addresses.append(self.address)
-            else:
-                self._peers.append(self._adopt(handle, f"{self._name} of peer {peer}"))
-                addresses.append(self._peers[-1].address)
-        return addresses
-
-    def close_peers(self) -> None:
-        for peer in self._peers:
-            self.space.free(peer)
-        self._peers.clear()
+    def _unmap(self, mapping: Any) -> None:
+        self.space.free(mapping)
 
     def free(self) -> None:
-        self.space.free(self._own)
+        super().free()
         self._window.Free()
         self._node_comm.Free()
 

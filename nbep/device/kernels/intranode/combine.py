@@ -96,7 +96,6 @@ class CombineInputs(NamedTuple):
 
 
 class CombineSizes(NamedTuple):
-    num_tokens: I32  # rows of x
     num_combined_tokens: I32
     num_max_send_tokens: I32
 

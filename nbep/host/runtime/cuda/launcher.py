@@ -26,7 +26,7 @@ from cuda.bindings import driver as cu
 
 import nbep.device
 from nbep.device.jit import ComputeCapability, KernelSpec
-from nbep.device.types import Param
+from nbep.device.types import Param, param_format
 from nbep.host.runtime.cuda.driver import check
 
 
@@ -77,7 +77,7 @@ class ParameterBlock:
     """The parameters of one launch in memory, where the driver reads them."""
 
     def __init__(self, params: Sequence[Param]):
-        self._format = struct.Struct("@" + "".join(param.type.code for param in params))
+        self._format = struct.Struct(param_format(tuple(params)))
         self._bytes = ctypes.create_string_buffer(max(1, self._format.size))
         base = ctypes.addressof(self._bytes)
         offset = 0
