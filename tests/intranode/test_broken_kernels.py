@@ -86,13 +86,13 @@ def test_combine_tail_moved_before_the_other_warps_have_written_is_caught(monkey
 
 def test_ranks_added_in_another_order_are_caught(monkeypatch):
     module = importlib.import_module(COMBINE)
-    ld_shared_v4 = module.ld_shared_v4
+    ld_shared_s64 = module.ld_shared_s64
 
     def rotated(address):
-        first, *others = ld_shared_v4(address)  # the rows of a token, ranks ascending
-        return (*others, first)
+        begin = address - address % (8 * module.MAX_RANKS)  # of a warp's list: a token's four rows, ranks ascending
+        return ld_shared_s64(begin + (address + 8) % 32)
 
-    monkeypatch.setattr(module, "ld_shared_v4", rotated)
+    monkeypatch.setattr(module, "ld_shared_s64", rotated)
     case = make_case(2, num_ranks=4, num_tokens=5, hidden=64, num_topk=4, routing="everywhere", unused=0)
     with pytest.raises(AssertionError, match="combined_x"):
         run(case)

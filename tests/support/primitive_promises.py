@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 KIND = "u8|s32|u32|s64|f32|v2|v4"
 ACCESS = re.compile(
-    rf"(ld|st)_(?:(acquire|release|relaxed|volatile|nc|na|weak)_)?(?:(sys|gpu|cta)_)?(shared_)?({KIND})"
+    rf"(ld|st)_(?:(acquire|release|relaxed|volatile|nc_keep|nc|na|weak)_)?(?:(sys|gpu|cta)_)?(shared_)?({KIND})"
 )
-ATOMIC = re.compile(r"atom_(add|exch|cas)_(?:(relaxed|release|acq_rel)_(sys|gpu)|shared)_(s32|s64)")
+ATOMIC = re.compile(r"atom_(add|exch|cas)_(relaxed|release|acq_rel)_(sys|gpu|cta)_(shared_)?(s32|s64)")
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ def _access_promise(op: str, order: str | None, scope: str | None, shared: str |
         ptx = f"{op}.{order}.{scope}.{space}.{ptx_kind}"
     elif order == "nc":
         ptx = f"{op}.{space}.nc.L1::no_allocate.{ptx_kind}"
+    elif order == "nc_keep":
+        ptx = f"{op}.{space}.nc.{ptx_kind}"
     elif order == "na":
         ptx = f"{op}.{space}.L1::no_allocate.{ptx_kind}"
     elif order == "volatile":
@@ -48,18 +50,18 @@ def _access_promise(op: str, order: str | None, scope: str | None, shared: str |
     else:
         ptx = f"{op}.{space}.{ptx_kind}"
     method = {"ld": "load", "st": "store"}[op]
-    emulated_order = "weak" if order == "na" else order
+    emulated_order = {"na": "weak", "nc_keep": "nc"}.get(order, order)
     if shared:
         return Promise((ptx,), f"{method}_shared", (kind, emulated_order))
     emulated_scope = scope or ("sys" if order == "volatile" else "cta")
     return Promise((ptx,), method, (kind, emulated_order, emulated_scope))
 
 
-def _atomic_promise(op: str, order: str | None, scope: str | None, kind: str) -> Promise:
+def _atomic_promise(op: str, order: str, scope: str, shared: str | None, kind: str) -> Promise:
     # PTX spells two's-complement 64-bit addition u64, and swaps b32.
     ptx_kind = {"add": {"s32": "s32", "s64": "u64"}[kind], "exch": "b32", "cas": "b32"}[op]
-    if order is None:
-        return Promise((f"atom.relaxed.cta.shared.{op}.{ptx_kind}",), "atomic_shared", (op, kind, "relaxed"))
+    if shared:
+        return Promise((f"atom.{order}.{scope}.shared.{op}.{ptx_kind}",), "atomic_shared", (op, kind, order))
     return Promise((f"atom.{order}.{scope}.global.{op}.{ptx_kind}",), "atomic", (op, kind, order, scope))
 
 

@@ -5,7 +5,7 @@
 
  cell                written by   with                     read by      with
  topk_idx            nobody       -                        all          ld_nc
- shared count[i]     a block      atom_add_shared          same block   ld_shared, after syncthreads
+ shared count[i]     a block      atom_add_relaxed_cta     same block   ld_shared, after syncthreads
  totals[i]           all blocks   atom_add_relaxed_gpu     last block   ld_weak, after arrivals
                      last block   st_weak 0                (the next launch)
  arrivals            thread 0     atom_add_acq_rel_gpu     same         its return value
@@ -23,8 +23,8 @@ from typing import NamedTuple
 from nbep.device.jit import device_function, kernel
 from nbep.device.primitives import (
     atom_add_acq_rel_gpu_s32,
+    atom_add_relaxed_cta_shared_s32,
     atom_add_relaxed_gpu_s32,
-    atom_add_shared_s32,
     block_dim,
     block_idx,
     grid_dim,
@@ -79,7 +79,7 @@ def count_expert(expert_counts, expert, first_rank, sizes):
     if 0 <= expert < sizes.num_experts:
         rank = u32_div(expert, u32_div(sizes.num_experts, sizes.num_ranks)) - first_rank
         if 0 <= rank < RANKS_PER_PASS:
-            atom_add_shared_s32(expert_counts + 4 * expert, 1)
+            atom_add_relaxed_cta_shared_s32(expert_counts + 4 * expert, 1)
             return 1 << rank
     return 0
 
@@ -112,11 +112,11 @@ def count_token(out, counts, topk_row, token, sizes):
             chosen = (ranks >> (rank - first_rank)) & 1
             st_weak_u8(out.is_token_in_rank + token * sizes.num_ranks + rank, chosen)
             if chosen != 0:
-                atom_add_shared_s32(counts + 4 * rank, 1)
+                atom_add_relaxed_cta_shared_s32(counts + 4 * rank, 1)
                 node = u32_div(rank, sizes.num_nvl_peers)
                 if node != last_node:
                     last_node = node
-                    atom_add_shared_s32(rdma_counts + 4 * node, 1)
+                    atom_add_relaxed_cta_shared_s32(rdma_counts + 4 * node, 1)
 
 
 @device_function

@@ -4,6 +4,7 @@
  ld_relaxed_{sys,gpu}   one coherent value; orders nothing else
  ld_volatile            as relaxed at system scope, never merged or dropped: for polls with another fence
  ld_nc                  the non-coherent path, not kept in L1: only for memory that nobody writes while the kernel runs
+ ld_nc_keep             as ld_nc, but kept in L1: for what other warps of the block read soon
  ld_na                  weak, not kept in L1: for payload that an acquire has already made visible
  ld_weak                weak: the thread's own data, or data ordered by a barrier
 
@@ -73,6 +74,12 @@ def ld_nc_u8(address):
 @primitive("ld.global.nc.L1::no_allocate.s32 $0, [$1];", "s32", "s64", effect="pure")
 def ld_nc_s32(address):
     """Read a constant int32."""
+    return current_thread().load(address, "s32", "nc", "cta")
+
+
+@primitive("ld.global.nc.s32 $0, [$1];", "s32", "s64", effect="pure")
+def ld_nc_keep_s32(address):
+    """Read a constant int32 that shares its 128 bytes with others that this block needs."""
     return current_thread().load(address, "s32", "nc", "cta")
 
 

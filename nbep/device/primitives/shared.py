@@ -1,7 +1,9 @@
 """A block's shared memory. Addresses start at `smem_base()`; they are byte addresses below 2**32, aligned to the kind.
 
-Plain accesses are ordered by `syncthreads`, `bar_sync` or `syncwarp`; the volatile, acquire and release ones talk to
-other warps of the block without a barrier. Kinds are those of loads.py and stores.py.
+Plain accesses are ordered by `syncthreads`, `bar_sync` or `syncwarp`. What other warps of the block poll without a
+barrier is written by atomics: a load beside a plain store is a hazard to compute-sanitizer, whatever their order.
+
+Kinds are those of loads.py and stores.py.
 """
 
 from nbep.emulator import current_thread
@@ -13,6 +15,12 @@ from ..jit import primitive
 def ld_shared_s32(address):
     """Read an int32."""
     return current_thread().load_shared(address, "s32", "weak")
+
+
+@primitive("ld.shared.s64 $0, [$1];", "s64", "smem")
+def ld_shared_s64(address):
+    """Read an int64."""
+    return current_thread().load_shared(address, "s64", "weak")
 
 
 @primitive("ld.shared.f32 $0, [$1];", "f32", "smem")
@@ -33,6 +41,12 @@ def st_shared_s32(address, value):
     current_thread().store_shared(address, "s32", value, "weak")
 
 
+@primitive("st.shared.s64 [$0], $1;", None, ("smem", "s64"))
+def st_shared_s64(address, value):
+    """Write an int64."""
+    current_thread().store_shared(address, "s64", value, "weak")
+
+
 @primitive("st.shared.f32 [$0], $1;", None, ("smem", "f32"))
 def st_shared_f32(address, value):
     """Write a float32."""
@@ -45,16 +59,10 @@ def st_shared_v4(address, value):
     current_thread().store_shared(address, "v4", value, "weak")
 
 
-@primitive("ld.volatile.shared.s32 $0, [$1];", "s32", "smem")
-def ld_volatile_shared_s32(address):
+@primitive("ld.relaxed.cta.shared.s32 $0, [$1];", "s32", "smem")
+def ld_relaxed_cta_shared_s32(address):
     """Poll a cell that another warp of the block writes; it orders nothing else."""
-    return current_thread().load_shared(address, "s32", "volatile")
-
-
-@primitive("st.volatile.shared.s32 [$0], $1;", None, ("smem", "s32"))
-def st_volatile_shared_s32(address, value):
-    """Write a cell that another warp of the block polls; it publishes nothing else."""
-    current_thread().store_shared(address, "s32", value, "volatile")
+    return current_thread().load_shared(address, "s32", "relaxed")
 
 
 @primitive("ld.acquire.cta.shared.s32 $0, [$1];", "s32", "smem")
@@ -63,13 +71,19 @@ def ld_acquire_cta_shared_s32(address):
     return current_thread().load_shared(address, "s32", "acquire")
 
 
-@primitive("st.release.cta.shared.s32 [$0], $1;", None, ("smem", "s32"))
-def st_release_cta_shared_s32(address, value):
-    """Publish a flag, and all that was written before it, to the other warps of the block."""
-    current_thread().store_shared(address, "s32", value, "release")
-
-
 @primitive("atom.relaxed.cta.shared.add.s32 $0, [$1], $2;", "s32", ("smem", "s32"))
-def atom_add_shared_s32(address, value):
-    """Add, and give the value before; wraps. Relaxed within the block."""
+def atom_add_relaxed_cta_shared_s32(address, value):
+    """Add, and give the value before; wraps."""
     return current_thread().atomic_shared("add", address, "s32", value, "relaxed")
+
+
+@primitive("atom.relaxed.cta.shared.exch.b32 $0, [$1], $2;", "s32", ("smem", "s32"))
+def atom_exch_relaxed_cta_shared_s32(address, value):
+    """Write a cell that another warp of the block polls, and give the value before; it publishes nothing else."""
+    return current_thread().atomic_shared("exch", address, "s32", value, "relaxed")
+
+
+@primitive("atom.release.cta.shared.exch.b32 $0, [$1], $2;", "s32", ("smem", "s32"))
+def atom_exch_release_cta_shared_s32(address, value):
+    """Publish a flag, and all that was written before it, to the other warps of the block; give the value before."""
+    return current_thread().atomic_shared("exch", address, "s32", value, "release")

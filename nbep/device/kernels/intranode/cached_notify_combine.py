@@ -16,7 +16,16 @@ Source: DeepEP csrc/kernels/intranode.cu, cached_notify_combine
 
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.intranode.notify_dispatch import reset_ring_cells
-from nbep.device.primitives import FULL_MASK, block_idx, ld_weak_s32, shfl_idx_s32, st_weak_s32, thread_idx
+from nbep.device.primitives import (
+    FULL_MASK,
+    block_idx,
+    ffs_u32,
+    ld_weak_s32,
+    shfl_idx_s32,
+    st_weak_s32,
+    thread_idx,
+    vote_ballot,
+)
 from nbep.device.protocols.barrier import barrier_block
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
@@ -26,24 +35,28 @@ NO_MORE = 1 << 25  # larger than any ring index
 
 
 @device_function
+def load_head(send_head, token, begin, rank, num_ranks):
+    """A token's index in the ring of a rank; -1 before the first token."""
+    return ld_weak_s32(send_head + 4 * (token * num_ranks + rank)) if token >= begin else -1
+
+
+@device_function
 def encode_absent_tokens(send_head, begin, end, rank, num_ranks, lane):
     """Rewrite the entries of one rank for tokens [begin, end), 32 at a time from the end; one warp."""
-    next_head = NO_MORE
-    last = end - 1
-    while last >= begin:
-        token = last - lane
-        entry = send_head + 4 * (token * num_ranks + rank)
-        current = ld_weak_s32(entry) if token >= begin else -1
-        encoded = 0
-        for i in range(min(32, last - begin + 1)):
-            head = shfl_idx_s32(FULL_MASK, current, i)
-            if head >= 0:
-                next_head = head
-            elif lane == i:
-                encoded = -next_head - 1
-        if current < 0 and token >= begin:
-            st_weak_s32(entry, encoded)
-        last -= 32
+    next_head = NO_MORE  # of the first present token behind those that are looked at
+    token = end - 32 + lane
+    head = load_head(send_head, token, begin, rank, num_ranks)
+    while token - lane + 32 > begin:
+        following = load_head(send_head, token - 32, begin, rank, num_ranks)  # arrives while this group is rewritten
+        present = vote_ballot(FULL_MASK, head >= 0)
+        behind = (present >> (lane + 1)) << (lane + 1)
+        head_behind = shfl_idx_s32(FULL_MASK, head, ffs_u32(behind) - 1 if behind != 0 else lane)
+        if head < 0 and token >= begin:
+            st_weak_s32(send_head + 4 * (token * num_ranks + rank), -(head_behind if behind != 0 else next_head) - 1)
+        if present != 0:
+            next_head = shfl_idx_s32(FULL_MASK, head, ffs_u32(present) - 1)
+        head = following
+        token -= 32
 
 
 @kernel(max_threads=256)

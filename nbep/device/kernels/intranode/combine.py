@@ -7,8 +7,8 @@
  tail                  sender(s)        st_release_sys         coordinator(r)    ld_acquire_sys
  head                  coordinator(r)   st_relaxed_sys (1)     sender(s)         ld_relaxed_sys
  slot[k]               sender(s)        st_na                  receivers(r)      ld_na, after shared tail (2)
- shared tail[s]        coordinator      st_release_cta         receivers         ld_acquire_cta
- shared head[w, s]     receiver w       st_volatile (1)        coordinator       ld_volatile
+ shared tail[s]        coordinator      atom_exch_release_cta  receivers         ld_acquire_cta
+ shared head[w, s]     receiver w       atom_exch_relaxed_cta  coordinator       ld_relaxed_cta (1)
  shared rows[w]        receiver w       st_shared              same warp         ld_shared, after syncwarp
 
  (1) Heads publish nothing. All lanes have used what they loaded from a slot before the syncwarp that stands before the
@@ -18,6 +18,7 @@
 
 Blocks come in pairs: block 2c sends and block 2c + 1 receives channel c. Tokens were dispatched in channels of the
 source rank, so a sender's channel is found in recv_channel_prefix_matrix and a receiver's tokens are its own channel's.
+What a rank sends to itself takes no ring: its receivers read it where it is, in x.
 
 Source: DeepEP csrc/kernels/intranode.cu, combine. Break it: notebooks/05_combine.ipynb
 """
@@ -28,6 +29,8 @@ from nbep.device.jit import device_function, kernel
 from nbep.device.layout.intranode import RingShape, locate_ring
 from nbep.device.primitives import (
     FULL_MASK,
+    atom_exch_relaxed_cta_shared_s32,
+    atom_exch_release_cta_shared_s32,
     bar_sync,
     block_dim,
     block_idx,
@@ -37,18 +40,16 @@ from nbep.device.primitives import (
     ld_na_v4,
     ld_nc_s32,
     ld_nc_v4,
-    ld_shared_s32,
-    ld_shared_v4,
-    ld_volatile_shared_s32,
+    ld_relaxed_cta_shared_s32,
+    ld_shared_s64,
     popc_u32,
     smem_base,
     st_na_f32,
     st_na_v4,
     st_relaxed_sys_s32,
-    st_release_cta_shared_s32,
     st_release_sys_s32,
     st_shared_s32,
-    st_volatile_shared_s32,
+    st_shared_s64,
     st_weak_f32,
     syncthreads,
     syncwarp,
@@ -73,6 +74,7 @@ from nbep.device.protocols.waits import (
 from nbep.device.types import I32, In, Out
 
 MAX_RANKS = 8
+ENDLESS = (1 << 31) - 1
 RETIRED = 1 << 30  # the head of a warp that needs no slot any more
 
 
@@ -105,19 +107,29 @@ class Board(NamedTuple):
 
     tails: int  # [MAX_RANKS] s32
     heads: int  # [num_warps, MAX_RANKS] s32; RETIRED once a warp has no more tokens
-    rows: int  # [num_warps, MAX_RANKS] s32: the slots to add, counted from the first ring of the channel
+    rows: int  # [num_warps, MAX_RANKS] s64: the addresses of the rows to add
+    weights: int  # [num_warps, MAX_RANKS] s64: those of their top-k weights
+
+
+class Source(NamedTuple):
+    """Rows that come back from one rank: a ring or, from this rank itself, part of x."""
+
+    x: int
+    topk_weights: int
+    num_slots: int  # of a ring; ENDLESS if the rows lie one after the other
 
 
 def combine_smem_bytes(num_threads: int) -> int:
     """Dynamic shared memory of a combine block."""
-    return 4 * MAX_RANKS * (1 + 2 * (num_threads // 32))
+    return 4 * MAX_RANKS * (1 + 5 * (num_threads // 32))
 
 
 @device_function
 def locate_board(num_warps):
-    tails = smem_base()
-    heads = tails + 4 * MAX_RANKS
-    return Board(tails, heads, heads + 4 * MAX_RANKS * num_warps)
+    rows = smem_base()
+    weights = rows + 8 * MAX_RANKS * num_warps
+    heads = weights + 8 * MAX_RANKS * num_warps
+    return Board(heads + 4 * MAX_RANKS * num_warps, heads, rows, weights)
 
 
 @device_function
@@ -126,7 +138,7 @@ def reset_board(board, warp, lane):
     if lane < MAX_RANKS:
         st_shared_s32(board.tails + 4 * lane, 0)
         st_shared_s32(board.heads + 4 * (MAX_RANKS * warp + lane), 0)
-        st_shared_s32(board.rows + 4 * (MAX_RANKS * warp + lane), 0)
+        st_shared_s64(board.rows + 8 * (MAX_RANKS * warp + lane), 0)
 
 
 @device_function
@@ -153,6 +165,8 @@ def send_tokens(inputs, peers, bounds, shape, sizes):
     warp = thread_idx() // 32
     lane = thread_idx() % 32
     peer = u32_mod(channel + warp, shape.num_ranks)
+    if peer == peers.rank:
+        return
     num_warps = u32_div(block_dim() // 32, shape.num_ranks)
     warp_in_rank = u32_div(warp, shape.num_ranks)
     ring = locate_ring(buffer_of(peers, peer), shape, channel, peers.rank)
@@ -184,7 +198,7 @@ def minimum_head(board, num_warps, peer):
     """The head that all receiving warps have passed, RETIRED if they have no more tokens."""
     head = RETIRED
     for warp in range(1, num_warps):
-        head = min(head, ld_volatile_shared_s32(board.heads + 4 * (MAX_RANKS * warp + peer)))
+        head = min(head, ld_relaxed_cta_shared_s32(board.heads + 4 * (MAX_RANKS * warp + peer)))
     return head
 
 
@@ -203,7 +217,7 @@ def coordinate(board, num_warps, peers, bounds, shape, channel, peer):
         moved = tail != last_tail or head > last_head
         if tail != last_tail:
             last_tail = tail
-            st_release_cta_shared_s32(board.tails + 4 * peer, tail)  # PAIR combine-shared-tail
+            atom_exch_release_cta_shared_s32(board.tails + 4 * peer, tail)  # PAIR combine-shared-tail
         if head > last_head:
             last_head = head
             st_relaxed_sys_s32(ring.head, head)
@@ -218,32 +232,46 @@ def coordinate(board, num_warps, peers, bounds, shape, channel, peer):
 
 
 @device_function
-def list_rows(board, warp, lane, expected, shape):
-    """Write down which slots hold this token, ranks ascending. Returns how many; the whole warp."""
+def locate_source(inputs, peers, shape, channel, rank):
+    """Where this rank finds what a rank has made of the tokens of a channel."""
+    ring = locate_ring(buffer_of(peers, peers.rank), shape, channel, rank)
+    x, topk_weights, num_slots = ring.x, ring.topk_weights, shape.num_slots
+    if rank == peers.rank:
+        first, _ = token_range_to_send(inputs, peers, shape, rank, channel)
+        x = inputs.x + first * shape.hidden_bytes
+        topk_weights = inputs.topk_weights + 4 * first * shape.num_topk
+        num_slots = ENDLESS
+    return Source(x, topk_weights, num_slots)
+
+
+@device_function
+def list_rows(board, warp, lane, expected, source, shape):
+    """Write down where this token's rows are, ranks ascending. Returns how many; the whole warp.
+
+    expected: in lane s, the token's index among those of rank s in this channel, or negative; source: see `Source`
+    """
     present = vote_ballot(FULL_MASK, expected >= 0)
     if expected >= 0:
-        index = popc_u32(present & ((1 << lane) - 1))
-        # The rings of a channel lie one after the other.
-        slot = lane * shape.num_slots + u32_mod(expected, shape.num_slots)
-        st_shared_s32(board.rows + 4 * (MAX_RANKS * warp + index), slot)
+        index = MAX_RANKS * warp + popc_u32(present & ((1 << lane) - 1))
+        slot = u32_mod(expected, source.num_slots)
+        st_shared_s64(board.rows + 8 * index, source.x + slot * shape.hidden_bytes)
+        st_shared_s64(board.weights + 8 * index, source.topk_weights + 4 * slot * shape.num_topk)
     syncwarp(FULL_MASK)
     return popc_u32(present)
 
 
 @device_function
-def add_rows(total, rows, num_rows, x, hidden_bytes):
-    """Add 16 bytes of each listed row, in order; x is their address in slot 0. All loads precede the first add."""
-    low = ld_shared_v4(rows)
-    high = ld_shared_v4(rows + VEC_BYTES)
+def add_rows(total, rows, num_rows, offset):
+    """Add 16 bytes of each listed row, in order. All loads precede the first add."""
     nothing = (0, 0, 0, 0)
-    a = ld_na_v4(x + low[0] * hidden_bytes) if num_rows > 0 else nothing
-    b = ld_na_v4(x + low[1] * hidden_bytes) if num_rows > 1 else nothing
-    c = ld_na_v4(x + low[2] * hidden_bytes) if num_rows > 2 else nothing
-    d = ld_na_v4(x + low[3] * hidden_bytes) if num_rows > 3 else nothing
-    e = ld_na_v4(x + high[0] * hidden_bytes) if num_rows > 4 else nothing
-    f = ld_na_v4(x + high[1] * hidden_bytes) if num_rows > 5 else nothing
-    g = ld_na_v4(x + high[2] * hidden_bytes) if num_rows > 6 else nothing
-    h = ld_na_v4(x + high[3] * hidden_bytes) if num_rows > 7 else nothing
+    a = ld_na_v4(ld_shared_s64(rows) + offset) if num_rows > 0 else nothing
+    b = ld_na_v4(ld_shared_s64(rows + 8) + offset) if num_rows > 1 else nothing
+    c = ld_na_v4(ld_shared_s64(rows + 16) + offset) if num_rows > 2 else nothing
+    d = ld_na_v4(ld_shared_s64(rows + 24) + offset) if num_rows > 3 else nothing
+    e = ld_na_v4(ld_shared_s64(rows + 32) + offset) if num_rows > 4 else nothing
+    f = ld_na_v4(ld_shared_s64(rows + 40) + offset) if num_rows > 5 else nothing
+    g = ld_na_v4(ld_shared_s64(rows + 48) + offset) if num_rows > 6 else nothing
+    h = ld_na_v4(ld_shared_s64(rows + 56) + offset) if num_rows > 7 else nothing
     if num_rows > 0:
         total = add_bf16x8(total, a)
     if num_rows > 1:
@@ -264,7 +292,7 @@ def add_rows(total, rows, num_rows, x, hidden_bytes):
 
 
 @device_function
-def combine_row(out, inputs, rows, num_rows, token, ring_of_rank_0, lane, shape):
+def combine_row(out, inputs, rows, num_rows, token, lane, shape):
     """Add the biases and the listed rows of one token in float32 and round once; the whole warp."""
     row = token * shape.hidden_bytes
     offset = lane * VEC_BYTES
@@ -274,19 +302,18 @@ def combine_row(out, inputs, rows, num_rows, token, ring_of_rank_0, lane, shape)
             total = add_bf16x8(total, ld_nc_v4(inputs.bias_0 + row + offset))
         if inputs.bias_1 != 0:
             total = add_bf16x8(total, ld_nc_v4(inputs.bias_1 + row + offset))
-        total = add_rows(total, rows, num_rows, ring_of_rank_0.x + offset, shape.hidden_bytes)
+        total = add_rows(total, rows, num_rows, offset)
         st_na_v4(out.combined_x + row + offset, to_bf16x8(total))
         offset += WARP_BYTES
 
 
 @device_function
-def combine_topk_weights(out, rows, num_rows, token, ring_of_rank_0, lane, shape):
+def combine_topk_weights(out, weights, num_rows, token, lane, shape):
     """Add the listed top-k weights of one token, lane k those of choice k."""
     if lane < shape.num_topk:
         total = f32(0)
         for i in range(num_rows):
-            slot = ld_shared_s32(rows + 4 * i)
-            total += ld_na_f32(ring_of_rank_0.topk_weights + 4 * (slot * shape.num_topk + lane))
+            total += ld_na_f32(ld_shared_s64(weights + 8 * i) + 4 * lane)
         st_weak_f32(out.combined_topk_weights + 4 * (token * shape.num_topk + lane), total)
 
 
@@ -306,26 +333,27 @@ def receive_tokens(out, inputs, board, num_warps, warp, lane, peers, bounds, sha
     summed it up: otherwise a warp that has not had its first token yet would hold every ring at 0, and a ring with
     fewer slots than the block has warps would never fill up to that token.
     """
-    ring_of_rank_0 = locate_ring(buffer_of(peers, peers.rank), shape, channel, 0)
-    rows = board.rows + 4 * MAX_RANKS * warp
+    source = locate_source(inputs, peers, shape, channel, lane)
+    rows = board.rows + 8 * MAX_RANKS * warp
+    weights = board.weights + 8 * MAX_RANKS * warp
     head = board.heads + 4 * (MAX_RANKS * warp + lane)
     token, end = channel_task_range(sizes.num_combined_tokens, shape.num_channels, channel)
     token += warp - 1
     expected = load_expected(inputs, token, end, lane, shape)
     while token < end:
         if lane < shape.num_ranks:
-            st_volatile_shared_s32(head, expected if expected >= 0 else -expected - 1)
-            if expected >= 0:
+            atom_exch_relaxed_cta_shared_s32(head, expected if expected >= 0 else -expected - 1)
+            if expected >= 0 and lane != peers.rank:
                 wait_shared_tail_past(board.tails + 4 * lane, expected, bounds, lane, channel)
         syncwarp(FULL_MASK)
-        num_rows = list_rows(board, warp, lane, expected, shape)
+        num_rows = list_rows(board, warp, lane, expected, source, shape)
         expected = load_expected(inputs, token + num_warps - 1, end, lane, shape)
-        combine_row(out, inputs, rows, num_rows, token, ring_of_rank_0, lane, shape)
-        combine_topk_weights(out, rows, num_rows, token, ring_of_rank_0, lane, shape)
+        combine_row(out, inputs, rows, num_rows, token, lane, shape)
+        combine_topk_weights(out, weights, num_rows, token, lane, shape)
         syncwarp(FULL_MASK)
         token += num_warps - 1
     if lane < MAX_RANKS:
-        st_volatile_shared_s32(head, RETIRED)
+        atom_exch_relaxed_cta_shared_s32(head, RETIRED)
 
 
 @kernel(max_threads=768)
@@ -344,5 +372,5 @@ def combine(
         syncthreads()
         if warp > 0:
             receive_tokens(out, inputs, board, num_warps, warp, lane, peers, bounds, shape, sizes, block_idx() // 2)
-        elif lane < shape.num_ranks:
+        elif lane < shape.num_ranks and lane != peers.rank:
             coordinate(board, num_warps, peers, bounds, shape, block_idx() // 2, lane)

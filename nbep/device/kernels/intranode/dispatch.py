@@ -15,7 +15,8 @@
      copies are waited for to the end (tma_store_wait_all) by the thread that started them, before the barrier.
      A bulk copy reads through the async proxy, so a proxy fence stands between the acquire and the copy.
 
-A block's warps are split evenly over the peers: a team for each. `join_team` deals out the roles.
+A block's warps are split evenly over the peers: a team for each. `join_team` deals out the roles. What a rank sends to
+itself takes no ring: see `copy_own_tokens`.
 
 Source: DeepEP csrc/kernels/intranode.cu, dispatch. Break it: notebooks/04_dispatch.ipynb
 """
@@ -23,7 +24,7 @@ Source: DeepEP csrc/kernels/intranode.cu, dispatch. Break it: notebooks/04_dispa
 from typing import NamedTuple
 
 from nbep.device.jit import device_function, kernel
-from nbep.device.layout.intranode import RingShape, locate_ring
+from nbep.device.layout.intranode import Ring, RingShape, locate_ring
 from nbep.device.primitives import (
     FULL_MASK,
     bar_sync,
@@ -38,6 +39,7 @@ from nbep.device.primitives import (
     ld_na_s32,
     ld_na_s64,
     ld_na_v4,
+    ld_nc_keep_s32,
     ld_nc_s32,
     ld_nc_u8,
     ld_nc_v4,
@@ -163,22 +165,28 @@ def team_barrier(team):
 
 
 @device_function
-def announce_tokens(ring, inputs, team):
-    """Tell the receiver where this channel's tokens start and end among those of this rank."""
+def channel_range(inputs, shape, team):
+    """Where this channel's tokens start and end among those that this rank sends to the peer."""
+    prefix = inputs.channel_prefix_matrix + 4 * (team.peer * shape.num_channels + team.channel)
+    return ld_nc_s32(prefix - 4) if team.channel > 0 else 0, ld_nc_s32(prefix)
+
+
+@device_function
+def announce_tokens(ring, inputs, shape, team):
+    """Tell the receiver that range."""
     if team.warp == 0 and team.lane == 0:
-        prefix = inputs.channel_prefix_matrix + 4 * (team.peer * u32_div(grid_dim(), 2) + team.channel)
-        start = ld_nc_s32(prefix - 4) if team.channel > 0 else 0
+        start, end = channel_range(inputs, shape, team)
         st_relaxed_sys_s32(ring.start, -start - 1)
-        st_relaxed_sys_s32(ring.end, -ld_nc_s32(prefix) - 1)
+        st_relaxed_sys_s32(ring.end, -end - 1)
     syncwarp(FULL_MASK)
 
 
 @device_function
-def copy_scales(dst, src, src_stride, num_scales, lane):
+def copy_scales(load, dst, src, src_stride, num_scales, lane):
     """Copy the scales of one token, 4 opaque bytes each, src_stride apart; one warp."""
     for index in range(lane, num_scales, 64):
-        scale = ld_na_s32(src + 4 * index * src_stride)
-        next_scale = ld_na_s32(src + 4 * (index + 32) * src_stride) if index + 32 < num_scales else 0
+        scale = load(src + 4 * index * src_stride)
+        next_scale = load(src + 4 * (index + 32) * src_stride) if index + 32 < num_scales else 0
         st_na_s32(dst + 4 * index, scale)
         if index + 32 < num_scales:
             st_na_s32(dst + 4 * (index + 32), next_scale)
@@ -196,7 +204,7 @@ def fill_slot(ring, slot, inputs, token, shape, sizes, stage, parity, team):
             begin_copy(src, shape.hidden_bytes, stage)
 
     # While the payload is on its way: what is small.
-    if lane == 0:
+    if lane == 0 and ring.src_idx != 0:
         st_na_s32(ring.src_idx + 4 * slot, token)
     if lane < num_topk:
         experts_per_rank = sizes.num_local_experts
@@ -207,7 +215,8 @@ def fill_slot(ring, slot, inputs, token, shape, sizes, stage, parity, team):
         st_na_s64(ring.topk_idx + 8 * (slot * num_topk + lane), expert)
         st_na_f32(ring.topk_weights + 4 * (slot * num_topk + lane), weight)
     scales = inputs.x_scales + 4 * token * sizes.scale_token_stride
-    copy_scales(ring.scales + 4 * slot * shape.num_scales, scales, sizes.scale_hidden_stride, shape.num_scales, lane)
+    stride = sizes.scale_hidden_stride
+    copy_scales(ld_nc_keep_s32, ring.scales + 4 * slot * shape.num_scales, scales, stride, shape.num_scales, lane)
 
     if has_tma():
         if lane == 0:
@@ -216,6 +225,15 @@ def fill_slot(ring, slot, inputs, token, shape, sizes, stage, parity, team):
     else:
         copy_row(ld_nc_v4, dst, src, shape.hidden_bytes, lane)
     return parity
+
+
+@device_function
+def tokens_for_peer(inputs, token, end, shape, team):
+    """Which of 32 tokens go to the team's peer: bit l for token + l. The same in every lane."""
+    is_chosen = 0
+    if token + team.lane < end:
+        is_chosen = ld_nc_u8(inputs.is_token_in_rank + (token + team.lane) * shape.num_ranks + team.peer)
+    return vote_ballot(FULL_MASK, is_chosen != 0)
 
 
 @device_function
@@ -244,17 +262,14 @@ def send_tokens(out, inputs, peers, bounds, shape, sizes, team):
     The warps of a team go through the same tokens and take those that go to the peer in turn.
     """
     ring = locate_ring(buffer_of(peers, team.peer), shape, team.channel, peers.rank)
-    announce_tokens(ring, inputs, team)
+    announce_tokens(ring, inputs, shape, team)
     token, end = channel_task_range(sizes.num_tokens, shape.num_channels, team.channel)
     stage = open_stage(smem_base() + SHARED_TAILS_BYTES, thread_idx() // 32, team.lane)
     parity = 0
     tail = 0
     chunk_end = 0
     while token < end:
-        is_chosen = 0
-        if token + team.lane < end:
-            is_chosen = ld_nc_u8(inputs.is_token_in_rank + (token + team.lane) * shape.num_ranks + team.peer)
-        chosen = vote_ballot(FULL_MASK, is_chosen != 0)
+        chosen = tokens_for_peer(inputs, token, end, shape, team)
         if team.warp == 0 and out.send_head != 0:
             note_send_heads(out, chosen, tail, token, end, shape, team)
         while chosen != 0:
@@ -287,6 +302,31 @@ def send_tokens(out, inputs, peers, bounds, shape, sizes, team):
 
 
 @device_function
+def first_row(peers, shape, team):
+    """Where the peer's tokens start in recv_x."""
+    if team.peer == 0:
+        return 0
+    rank_prefix_matrix = buffer_of(peers, peers.rank)
+    return ld_weak_s32(rank_prefix_matrix + 4 * ((team.peer - 1) * shape.num_ranks + peers.rank))
+
+
+@device_function
+def check_rows(start, num_tokens, num_rows, bounds, team):
+    """Whether the tokens fit into recv_x; the host is told if not."""
+    fits = start >= 0 and start + num_tokens <= num_rows
+    if not fits and team.warp == 0 and team.lane == 0:
+        report_fault(bounds, DISPATCH_RECEIVER_ROWS, team.peer, team.channel, start + num_tokens, num_rows)
+    return fits
+
+
+@device_function
+def note_channel_start(out, start, shape, team):
+    """What combine needs to know of this channel of the peer."""
+    if team.warp == 0 and team.lane == 0 and out.recv_channel_prefix_matrix != 0:
+        st_weak_s32(out.recv_channel_prefix_matrix + 4 * (team.peer * shape.num_channels + team.channel), start)
+
+
+@device_function
 def receive_offsets(out, ring, peers, bounds, shape, num_rows, team):
     """Receiver: where this channel's tokens go in recv_x, how many are coming, whether they fit.
 
@@ -297,17 +337,11 @@ def receive_offsets(out, ring, peers, bounds, shape, num_rows, team):
     if team.lane == 0:
         start = wait_announced(ring.start, bounds, team.peer, team.channel)
         num_tokens = wait_announced(ring.end, bounds, team.peer, team.channel) - start
-        if team.warp == 0 and out.recv_channel_prefix_matrix != 0:
-            st_weak_s32(out.recv_channel_prefix_matrix + 4 * (team.peer * shape.num_channels + team.channel), start)
+        note_channel_start(out, start, shape, team)
     start = shfl_idx_s32(FULL_MASK, start, 0)
     num_tokens = shfl_idx_s32(FULL_MASK, num_tokens, 0)
-    if team.peer > 0:
-        rank_prefix_matrix = buffer_of(peers, peers.rank)
-        start += ld_weak_s32(rank_prefix_matrix + 4 * ((team.peer - 1) * shape.num_ranks + peers.rank))
-    fits = start >= 0 and start + num_tokens <= num_rows
-    if not fits and team.warp == 0 and team.lane == 0:
-        report_fault(bounds, DISPATCH_RECEIVER_ROWS, team.peer, team.channel, start + num_tokens, num_rows)
-    return start, num_tokens, fits
+    start += first_row(peers, shape, team)
+    return start, num_tokens, check_rows(start, num_tokens, num_rows, bounds, team)
 
 
 @device_function
@@ -330,7 +364,7 @@ def receive_token(out, ring, slot, row, shape, stage, parity, lane):
         st_weak_s64(out.recv_topk_idx + 8 * (row * num_topk + lane), expert)
         st_weak_f32(out.recv_topk_weights + 4 * (row * num_topk + lane), weight)
     scales = ring.scales + 4 * slot * shape.num_scales
-    copy_scales(out.recv_x_scales + 4 * row * shape.num_scales, scales, 1, shape.num_scales, lane)
+    copy_scales(ld_na_s32, out.recv_x_scales + 4 * row * shape.num_scales, scales, 1, shape.num_scales, lane)
 
     if has_tma():
         if lane == 0:
@@ -379,6 +413,39 @@ def receive_tokens(out, peers, bounds, shape, num_rows, team):
 
 
 @device_function
+def copy_own_tokens(out, inputs, peers, bounds, shape, sizes, team):
+    """Both teams of a channel whose peer is their own rank: copy what stays here straight to its rows.
+
+    Through a ring such a token would leave an SM twice, and the way out of its SMs is what limits dispatch.
+    """
+    rows = Ring(0, 0, 0, 0, out.recv_x, out.recv_src_idx, out.recv_topk_idx, out.recv_topk_weights, out.recv_x_scales)
+    warp = team.warp if team.sends else team.num_warps + team.warp
+    start, num_tokens = channel_range(inputs, shape, team)
+    num_tokens -= start
+    if team.sends:
+        note_channel_start(out, start, shape, team)
+    row = start + first_row(peers, shape, team)
+    fits = check_rows(row, num_tokens, sizes.num_recv_tokens, bounds, team)
+    stage = open_stage(smem_base() + SHARED_TAILS_BYTES, thread_idx() // 32, team.lane)
+    parity = 0
+    index = 0
+    token, end = channel_task_range(sizes.num_tokens, shape.num_channels, team.channel)
+    while token < end:
+        chosen = tokens_for_peer(inputs, token, end, shape, team)
+        if warp == 0 and out.send_head != 0:
+            note_send_heads(out, chosen, index, token, end, shape, team)
+        while chosen != 0:
+            if fits and u32_mod(index, 2 * team.num_warps) == warp:
+                own_token = token + ffs_u32(chosen) - 1
+                parity = fill_slot(rows, row + index, inputs, own_token, shape, sizes, stage, parity, team)
+            chosen &= chosen - 1
+            index += 1
+        token += 32
+    if has_tma() and team.lane == 0:
+        tma_store_wait_all()
+
+
+@device_function
 def clean_unused_rows(out, peers, shape, num_worst_tokens):
     """Mark the rows past the received ones: expert -1, weight 0."""
     rank_prefix_matrix = buffer_of(peers, peers.rank)
@@ -396,7 +463,9 @@ def dispatch(
 ):
     """Grid: 2 * num_channels blocks. Block: a multiple of 32 * num_ranks. Shared memory: `dispatch_smem_bytes`."""
     team = join_team(shape.num_ranks, sizes.mix_roles)
-    if team.sends:
+    if team.peer == peers.rank:
+        copy_own_tokens(out, inputs, peers, bounds, shape, sizes, team)
+    elif team.sends:
         send_tokens(out, inputs, peers, bounds, shape, sizes, team)
     else:
         receive_tokens(out, peers, bounds, shape, sizes.num_recv_tokens, team)
