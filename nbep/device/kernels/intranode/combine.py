@@ -74,6 +74,7 @@ from nbep.device.protocols.waits import (
 from nbep.device.types import I32, In, Out
 
 MAX_RANKS = 8
+HALF = MAX_RANKS // 2
 ENDLESS = (1 << 31) - 1
 RETIRED = 1 << 30  # the head of a warp that needs no slot any more
 
@@ -261,50 +262,67 @@ def list_rows(board, warp, lane, expected, source, shape):
 
 
 @device_function
-def add_rows(total, rows, num_rows, offset):
-    """Add 16 bytes of each listed row, in order. All loads precede the first add."""
+def load_rows(rows, num_rows, offset):
+    """16 bytes at the same offset of each listed row, at most HALF of them."""
     nothing = (0, 0, 0, 0)
     a = ld_na_v4(ld_shared_s64(rows) + offset) if num_rows > 0 else nothing
     b = ld_na_v4(ld_shared_s64(rows + 8) + offset) if num_rows > 1 else nothing
     c = ld_na_v4(ld_shared_s64(rows + 16) + offset) if num_rows > 2 else nothing
     d = ld_na_v4(ld_shared_s64(rows + 24) + offset) if num_rows > 3 else nothing
-    e = ld_na_v4(ld_shared_s64(rows + 32) + offset) if num_rows > 4 else nothing
-    f = ld_na_v4(ld_shared_s64(rows + 40) + offset) if num_rows > 5 else nothing
-    g = ld_na_v4(ld_shared_s64(rows + 48) + offset) if num_rows > 6 else nothing
-    h = ld_na_v4(ld_shared_s64(rows + 56) + offset) if num_rows > 7 else nothing
+    return a, b, c, d
+
+
+@device_function
+def add_rows(total, loaded, num_rows):
+    """Add what `load_rows` has brought, in order."""
     if num_rows > 0:
-        total = add_bf16x8(total, a)
+        total = add_bf16x8(total, loaded[0])
     if num_rows > 1:
-        total = add_bf16x8(total, b)
+        total = add_bf16x8(total, loaded[1])
     if num_rows > 2:
-        total = add_bf16x8(total, c)
+        total = add_bf16x8(total, loaded[2])
     if num_rows > 3:
-        total = add_bf16x8(total, d)
-    if num_rows > 4:
-        total = add_bf16x8(total, e)
-    if num_rows > 5:
-        total = add_bf16x8(total, f)
-    if num_rows > 6:
-        total = add_bf16x8(total, g)
-    if num_rows > 7:
-        total = add_bf16x8(total, h)
+        total = add_bf16x8(total, loaded[3])
+    return total
+
+
+@device_function
+def add_biases(inputs, offset):
+    """The start of a sum: 16 bytes of each bias."""
+    total = zero_f32x8()
+    if inputs.bias_0 != 0:
+        total = add_bf16x8(total, ld_nc_v4(inputs.bias_0 + offset))
+    if inputs.bias_1 != 0:
+        total = add_bf16x8(total, ld_nc_v4(inputs.bias_1 + offset))
     return total
 
 
 @device_function
 def combine_row(out, inputs, rows, num_rows, token, lane, shape):
-    """Add the biases and the listed rows of one token in float32 and round once; the whole warp."""
+    """Add the biases and the listed rows of one token in float32 and round once; the whole warp.
+
+    A lane has up to MAX_RANKS loads in flight before its first addition: of that many rows, or of two places in HALF
+    as many.
+    """
     row = token * shape.hidden_bytes
     offset = lane * VEC_BYTES
     while offset < shape.hidden_bytes:
-        total = zero_f32x8()
-        if inputs.bias_0 != 0:
-            total = add_bf16x8(total, ld_nc_v4(inputs.bias_0 + row + offset))
-        if inputs.bias_1 != 0:
-            total = add_bf16x8(total, ld_nc_v4(inputs.bias_1 + row + offset))
-        total = add_rows(total, rows, num_rows, offset)
-        st_na_v4(out.combined_x + row + offset, to_bf16x8(total))
-        offset += WARP_BYTES
+        first = load_rows(rows, num_rows, offset)
+        next_offset = offset + WARP_BYTES
+        if num_rows > HALF:
+            others = load_rows(rows + 8 * HALF, num_rows - HALF, offset)
+            total = add_rows(add_biases(inputs, row + offset), first, num_rows)
+            st_na_v4(out.combined_x + row + offset, to_bf16x8(add_rows(total, others, num_rows - HALF)))
+        else:
+            num_next = num_rows if next_offset < shape.hidden_bytes else 0
+            second = load_rows(rows, num_next, next_offset)
+            total = add_rows(add_biases(inputs, row + offset), first, num_rows)
+            st_na_v4(out.combined_x + row + offset, to_bf16x8(total))
+            if next_offset < shape.hidden_bytes:
+                total = add_rows(add_biases(inputs, row + next_offset), second, num_next)
+                st_na_v4(out.combined_x + row + next_offset, to_bf16x8(total))
+            next_offset += WARP_BYTES
+        offset = next_offset
 
 
 @device_function
