@@ -24,7 +24,7 @@ from nbep.device.primitives.tma import SM90
 from nbep.device.types import flatten_args
 from nbep.host.runtime.base import Array, Describe, Event, Kernel, Memory, Runtime, Stream, SymmetricMemory
 from nbep.host.runtime.cuda.arrays import current_stream_handle, library_of, on_stream
-from nbep.host.runtime.cuda.driver import Device, check, current_ordinal
+from nbep.host.runtime.cuda.driver import Device, check
 from nbep.host.runtime.cuda.launcher import LoadedKernel, source_key
 from nbep.host.runtime.cuda.memory import CudaSymmetricMemory, DeviceMemory, HostVisibleMemory
 
@@ -72,9 +72,10 @@ class CudaEvent(Event):
 class CudaStream(Stream):
     """A stream. `handle` 0 is the default one. It holds on to the arrays of its launches until they are done."""
 
-    def __init__(self, handle: int, name: str, host_wait: HostWait | None = None):
+    def __init__(self, handle: int, name: str, ordinal: int, host_wait: HostWait | None = None):
         self.handle = handle
         self.name = name
+        self.ordinal = ordinal
         self._host_wait = host_wait
         self.unrecorded: list[Any] = []  # arrays of the launches since the last event
         self._in_flight: deque[tuple[CudaEvent, list[Any]]] = deque()
@@ -108,10 +109,10 @@ class CudaStream(Stream):
 
     def close(self) -> None:
         """Keep the stream for the next one that is created: arrays that belong to it are freed on it, maybe later."""
-        _idle_streams.setdefault(current_ordinal(), []).append(self.handle)
+        _idle_streams.setdefault(self.ordinal, []).append(self.handle)
 
 
-_idle_streams: dict[int | None, list[int]] = {}  # by device, of all runtimes of the process
+_idle_streams: dict[int, list[int]] = {}  # by device, of all runtimes of the process
 
 
 class SharedDevice:
@@ -196,7 +197,7 @@ class CudaRuntime(Runtime):
 
     @property
     def current_stream(self) -> CudaStream:
-        return CudaStream(current_stream_handle(), "current", self._host_wait)
+        return CudaStream(current_stream_handle(), "current", self.device.ordinal, self._host_wait)
 
     @property
     def is_capturing(self) -> bool:
@@ -209,7 +210,7 @@ class CudaRuntime(Runtime):
             flags = cu.CUstream_flags.CU_STREAM_NON_BLOCKING
             _, highest = check("cuCtxGetStreamPriorityRange", cu.cuCtxGetStreamPriorityRange())
             handle = int(check("cuStreamCreateWithPriority", cu.cuStreamCreateWithPriority(flags, highest)))
-        return CudaStream(handle, name, self._host_wait)
+        return CudaStream(handle, name, self.device.ordinal, self._host_wait)
 
     def launch(self, stream: Stream, kernel: Kernel, grid: int, block: int, smem_bytes: int, *args: Any) -> None:
         """Raises: ValueError if the grid's blocks, with those of the card's other ranks, cannot be resident at once"""
