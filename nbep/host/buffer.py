@@ -45,6 +45,14 @@ class Buffer:
             The emulator in one process counts primitive calls instead of nanoseconds, and finds deadlocks at once.
 
     After a PeerTimeout, or a num_worst_tokens that was too small, every call but destroy raises the same again.
+
+    Streams:
+        Kernels run on the buffer's comm stream. They start after previous_event and after all that the current stream
+        holds when the call is made: its allocator may hand out memory for the outputs that earlier work there still
+        uses. (DeepEP's do not wait for that work if there is a previous_event.)
+        With allocate_on_comm_stream the outputs take memory of the comm stream, and the kernels start after
+        previous_event alone. torch is told that the current stream uses the outputs; on other streams call
+        record_stream. CuPy and Numba cannot be told, so with their arrays the kernels wait for the current stream too.
     """
 
     num_sms: int = 20
@@ -189,9 +197,10 @@ class Buffer:
         """Count how many tokens go to each rank and expert.
 
         Args:     topk_idx [num_tokens, num_topk] int64, -1 = unused
-                  previous_event the kernel starts after it, or after the current stream's work if it is None
+                  previous_event the kernel starts after it, and after the current stream's work; see Buffer
                   async_finish return at once; the outputs are there after event.current_stream_wait()
-                  allocate_on_comm_stream the outputs belong to the comm stream (needs both of the former)
+                  allocate_on_comm_stream the outputs belong to the comm stream, and the kernel does not wait for the
+                  current stream's work (needs both of the former)
         Returns:  num_tokens_per_rank [num_ranks] int32; None (num_tokens_per_rdma_rank between nodes);
                   num_tokens_per_expert [num_experts] int32; is_token_in_rank [num_tokens, num_ranks] bool; event
         Raises:   ValueError for wrong arguments, PeerTimeout after an earlier one

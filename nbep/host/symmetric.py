@@ -10,8 +10,8 @@ claim, workspace  this rank's kernels only
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,11 +31,13 @@ from nbep.device.protocols.waits import REPORT_BYTES, REPORT_WORDS, FaultReport
 from nbep.host.comm import Communicator
 from nbep.host.events import EventHandle, EventOverlap
 from nbep.host.faults import fault_error
-from nbep.host.runtime.base import Runtime
+from nbep.host.runtime.base import Array, Runtime
 
 LAYOUT_MAX_BLOCKS = 32
 LAYOUT_MAX_COUNTERS = MAX_NVL_PEERS + 1 + MAX_NVL_PEERS * MAX_LOCAL_EXPERTS
 COUNTER_WORDS = 1 + MAX_LOCAL_EXPERTS  # moe_recv_counter, then one for each local expert
+
+Empty = Callable[[tuple[int, ...], str], Array]  # a new array of a shape and a dtype
 
 
 class Order(NamedTuple):
@@ -126,22 +128,24 @@ class NodeMemory:
         return base, base + 4
 
     @contextmanager
-    def allocations(self, order: Order) -> Iterator[None]:
-        """Allocate what the next kernels write; after it the comm stream is ordered as the caller asked.
+    def allocations(self, order: Order, like: Array) -> Iterator[Empty]:
+        """Allocate arrays like `like` for the next kernels to write; after it the comm stream is ordered.
 
-        That is behind previous_event, or behind the current stream if there is none. The order comes after the
-        allocations: an allocator may hand out memory that earlier work of the current stream still uses.
+        It comes behind previous_event, and behind the current stream: that may still use memory that an allocator hands
+        out. Nobody does if the memory is the comm stream's own and its library minds other streams.
         """
-        if order.allocate_on_comm_stream:
-            with self.runtime.allocating_on(self.comm_stream):
-                yield
-        else:
-            yield
-        event = None if order.previous_event is None else order.previous_event.event
-        if event is None:
+        if order.previous_event is not None and order.previous_event.event is not None:
+            self.comm_stream.wait(order.previous_event.event.event)
+        outputs: list[Array] = []
+
+        def empty(shape: tuple[int, ...], dtype: str) -> Array:
+            outputs.append(self.runtime.empty(shape, dtype, like))
+            return outputs[-1]
+
+        with self.runtime.allocating_on(self.comm_stream) if order.allocate_on_comm_stream else nullcontext():
+            yield empty
+        if not (order.allocate_on_comm_stream and self.runtime.let_current_stream_use(outputs)):
             self.comm_stream.wait_current_stream()
-        else:
-            self.comm_stream.wait(event.event)
 
     def finish(self, async_finish: bool) -> EventOverlap:
         """The event at the end of a call; unless async_finish, the caller's current stream waits for it."""

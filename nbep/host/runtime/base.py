@@ -166,6 +166,14 @@ class Runtime(ABC):
     def allocating_on(self, stream: Stream) -> AbstractContextManager[None]:
         """Within it, `empty` makes arrays that belong to the stream."""
 
+    @abstractmethod
+    def let_current_stream_use(self, arrays: list[Array]) -> bool:
+        """Let the caller's current stream use arrays that belong to another stream.
+
+        When one goes away, its memory is not handed out again before the current stream is done with the work that it
+        has by then. False if the arrays' library cannot see to that.
+        """
+
     # Work
 
     @property

@@ -179,6 +179,9 @@ class EmulatorRuntime(Runtime):
     def allocating_on(self, stream: Stream) -> AbstractContextManager[None]:
         return nullcontext()  # NumPy's memory belongs to no stream
 
+    def let_current_stream_use(self, arrays: list[Array]) -> bool:
+        return True  # the host is done with an array when it lets go of it
+
     @property
     def current_stream(self) -> Stream:
         if self._current_stream is None:

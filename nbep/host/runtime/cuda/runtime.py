@@ -193,6 +193,9 @@ class CudaRuntime(Runtime):
         assert isinstance(stream, CudaStream)
         return on_stream(stream.handle)
 
+    def let_current_stream_use(self, arrays: list[Array]) -> bool:
+        return library_of(arrays[0]).let_current_stream_use(arrays)
+
     # Work
 
     @property
