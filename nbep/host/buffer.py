@@ -53,6 +53,8 @@ class Buffer:
         With allocate_on_comm_stream the outputs take memory of the comm stream, and the kernels start after
         previous_event alone. torch is told that the current stream uses the outputs; on other streams call
         record_stream. CuPy and Numba cannot be told, so with their arrays the kernels wait for the current stream too.
+        A call keeps its arrays alive: a blocking one until it returns, an asynchronous one until the stream that was
+        current waits for its event, or until a later call finds the event done.
     """
 
     num_sms: int = 20

@@ -33,7 +33,8 @@ def test_every_rank_gets_what_the_reference_says(num_gpus):
 
 
 @pytest.mark.parametrize("num_gpus", [2, 8])
-def test_a_cuda_graph_of_dispatch_and_combine_takes_new_inputs(num_gpus):
+@pytest.mark.parametrize("options", [[], ["--async"]], ids=["blocking", "async"])
+def test_a_cuda_graph_of_dispatch_and_combine_takes_new_inputs(num_gpus, options):
     need(num_gpus)
-    output = run_python(HERE / "graph_main.py", ranks=num_gpus, **ENVIRONMENT)
+    output = run_python(HERE / "graph_main.py", *options, ranks=num_gpus, **ENVIRONMENT)
     assert f"replays on {num_gpus} GPUs: 0 wrong" in output

@@ -39,10 +39,16 @@ def is_capturing(stream: int) -> bool:
 
 
 class CudaEvent(Event):
-    """A CUDA event without timing. host_wait, if given, blocks the host until a predicate is true."""
+    """A CUDA event without timing. host_wait, if given, blocks the host until a predicate is true.
+
+    It may keep the arrays of the launches before it. When the stream of the caller that gave them waits for the event,
+    they are let go: what that stream does with their memory from then on comes after the launches.
+    """
 
     def __init__(self, stream: int, host_wait: HostWait | None = None):
         self._host_wait = host_wait
+        self._arrays: list[Any] = []
+        self._caller = -1
         self.event = check("cuEventCreate", cu.cuEventCreate(cu.CUevent_flags.CU_EVENT_DISABLE_TIMING))
         check("cuEventRecord", cu.cuEventRecord(self.event, stream))
 
@@ -59,6 +65,17 @@ class CudaEvent(Event):
         check("cuEventQuery", code)
         return True
 
+    def keep(self, arrays: list[Any]) -> None:
+        """Keep the arrays alive; their caller's stream is the current one."""
+        self._arrays, self._caller = arrays, current_stream_handle()
+
+    @property
+    def keeps_arrays(self) -> bool:
+        return bool(self._arrays)
+
+    def let_go(self) -> None:
+        self._arrays = []
+
     def current_stream_wait(self) -> None:
         """Later work of the caller's current stream starts after the event. Only a virtual rank's host waits too."""
         current = current_stream_handle()
@@ -67,10 +84,12 @@ class CudaEvent(Event):
         if self._host_wait is not None and not is_capturing(current):
             self._host_wait(lambda: self.done, lambda: "an event of its comm stream")
         check("cuStreamWaitEvent", cu.cuStreamWaitEvent(current, self.event, 0))
+        if current == self._caller:
+            self.let_go()
 
 
 class CudaStream(Stream):
-    """A stream. `handle` 0 is the default one. It holds on to the arrays of its launches until they are done."""
+    """A stream. `handle` 0 is the default one. Its events keep the arrays of its launches until those are done."""
 
     def __init__(self, handle: int, name: str, ordinal: int, host_wait: HostWait | None = None):
         self.handle = handle
@@ -78,7 +97,8 @@ class CudaStream(Stream):
         self.ordinal = ordinal
         self._host_wait = host_wait
         self.unrecorded: list[Any] = []  # arrays of the launches since the last event
-        self._in_flight: deque[tuple[CudaEvent, list[Any]]] = deque()
+        self._in_flight: deque[CudaEvent] = deque()  # those that keep arrays, or did so
+        self._captured: list[CudaEvent] = []  # the same, but recorded into a CUDA graph: they cannot be asked
 
     @property
     def cuda_stream(self) -> int:
@@ -88,12 +108,21 @@ class CudaStream(Stream):
     def record(self) -> CudaEvent:
         event = CudaEvent(self.handle, self._host_wait)
         if self.unrecorded:
-            arrays, self.unrecorded = self.unrecorded, []
-            if not is_capturing(self.handle):  # the arrays of a graph are its owner's to keep
-                while self._in_flight and self._in_flight[0][0].done:
-                    self._in_flight.popleft()
-                self._in_flight.append((event, arrays))
+            event.keep(self.unrecorded)
+            self.unrecorded = []
+            if is_capturing(self.handle):
+                self._captured.append(event)
+            else:
+                self._let_go_of_the_past()
+                self._in_flight.append(event)
         return event
+
+    def _let_go_of_the_past(self) -> None:
+        """What a graph used that is complete, and what the launches used that are done."""
+        while self._captured:
+            self._captured.pop().let_go()
+        while self._in_flight and (not self._in_flight[0].keeps_arrays or self._in_flight[0].done):
+            self._in_flight.popleft().let_go()
 
     def wait(self, event: Event) -> None:
         assert isinstance(event, CudaEvent)
