@@ -14,7 +14,7 @@ from typing import Any
 
 from nbep.host import validate
 from nbep.host.combine import combine
-from nbep.host.comm import connect
+from nbep.host.comm import connect, gather_results
 from nbep.host.config import COMBINE_TOKENS, DISPATCH_TOKENS, Config, low_latency_rdma_size_hint, table_config
 from nbep.host.dispatch import Counts, dispatch
 from nbep.host.events import EventHandle, EventOverlap
@@ -35,6 +35,7 @@ class Buffer:
               explicitly_destroy warn if the buffer goes away without `destroy`
     Raises:   ValueError if the group has not 2, 4 or 8 ranks, or the sizes are wrong or differ between ranks
               NotImplementedError for num_rdma_bytes, low_latency_mode, allow_mnnvl and enable_shrink
+              What is wrong on one rank is refused on all, with the rank's number; a wrong group only where it is wrong
     Blocks:   until all ranks of the group construct theirs
 
     Attributes:
@@ -73,18 +74,23 @@ class Buffer:
         comm: Any = None,
     ):
         self._memory: NodeMemory | None = None
-        for name, asked, missing in (
-            ("low_latency_mode", low_latency_mode, "the low-latency kernels"),
-            ("num_rdma_bytes", num_rdma_bytes, "the kernels between nodes"),
-            ("allow_mnnvl", allow_mnnvl, "NVLink between nodes"),
-            ("enable_shrink", enable_shrink, "masking of ranks that do not answer"),
-        ):
-            if asked:
-                raise NotImplementedError(f"{name}: got {asked}; {missing} are not built yet")
         communicator, runtime = connect(group, comm)
-        validate.buffer_arguments(communicator.size, num_nvl_bytes)
-        timeout_ms = _timeout_ms()
-        validate.same_on_all_ranks("num_nvl_bytes", communicator.allgather(num_nvl_bytes))
+
+        def check() -> tuple[int, float]:
+            for name, asked, missing in (
+                ("low_latency_mode", low_latency_mode, "the low-latency kernels"),
+                ("num_rdma_bytes", num_rdma_bytes, "the kernels between nodes"),
+                ("allow_mnnvl", allow_mnnvl, "NVLink between nodes"),
+                ("enable_shrink", enable_shrink, "masking of ranks that do not answer"),
+            ):
+                if asked:
+                    raise NotImplementedError(f"{name}: got {asked}; {missing} are not built yet")
+            validate.buffer_arguments(communicator.size, num_nvl_bytes)
+            return num_nvl_bytes, _timeout_ms()
+
+        sizes, timeouts_ms = zip(*gather_results(communicator, check), strict=True)
+        validate.same_on_all_ranks("num_nvl_bytes", list(sizes))
+        timeout_ms = timeouts_ms[communicator.rank]
 
         self.group = communicator
         self.rank = communicator.rank

@@ -12,9 +12,11 @@ The n-th collective call of every rank is meeting n. A rank waits there until al
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from nbep.host.runtime.base import Runtime
+
+Result = TypeVar("Result")
 
 
 class Communicator(Protocol):
@@ -27,8 +29,6 @@ class Communicator(Protocol):
     def size(self) -> int: ...
 
     def allgather(self, sendobj: Any) -> list[Any]: ...
-
-    def bcast(self, obj: Any, root: int = 0) -> Any: ...
 
     def barrier(self) -> None: ...
 
@@ -147,6 +147,36 @@ class InProcessComm:
 
 def _join_ranks(ranks: Sequence[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def gather_results(comm: Communicator, make: Callable[[], Result]) -> list[Result]:
+    """What make() returned on every rank, by rank. Collective; make itself must not wait for a peer without a bound.
+
+    Raises: on every rank if make failed on one, with the ranks that failed and their errors: ValueError or
+            NotImplementedError if all of them are that, else RuntimeError
+    """
+    result, error = None, None
+    try:
+        result = make()
+    except Exception as caught:  # told to the peers, which would wait for this rank
+        error = caught
+    outcomes = comm.allgather((result, None if error is None else (_kind(error), str(error) or repr(error))))
+    failures: dict[str, list[int]] = {}
+    kinds: set[type[Exception]] = set()
+    for rank, (_, failure) in enumerate(outcomes):
+        if failure is not None:
+            kind, text = failure
+            kinds.add(kind)
+            failures.setdefault(text, []).append(rank)
+    if failures:
+        kind = kinds.pop() if len(kinds) == 1 else RuntimeError
+        raise kind("; ".join(f"{_join_ranks(ranks)}: {text}" for text, ranks in failures.items())) from error
+    return [result for result, _ in outcomes]
+
+
+def _kind(error: Exception) -> type[Exception]:
+    """What stands for the error on other ranks: its own class may need more than a text."""
+    return next((kind for kind in (ValueError, NotImplementedError) if isinstance(error, kind)), RuntimeError)
 
 
 def is_mpi_comm(comm: object) -> bool:

@@ -1,5 +1,6 @@
 """What the tests run under mpiexec, once per rank: `python -m mpi4py programs.py NAME`. A failure ends all ranks."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -97,13 +98,32 @@ def peer_that_does_not_come(comm):
 
 
 def bad_arguments(comm):
-    """Sizes that differ are refused on every rank, and the group goes on."""
+    """What one rank gets wrong, and sizes that differ, are refused on every rank, and the group goes on."""
     with pytest.raises(ValueError, match="must be the same on all ranks"):
         nbep.Buffer(comm, num_nvl_bytes=128 * (1 + comm.rank))
+    with pytest.raises(ValueError, match=r"^rank 1: num_nvl_bytes: got 100; must be a multiple"):
+        nbep.Buffer(comm, num_nvl_bytes=100 if comm.rank == 1 else 256)
+    if comm.rank == 1:
+        os.environ["NBEP_TIMEOUT_MS"] = "soon"
+    with pytest.raises(ValueError, match=r"^rank 1: NBEP_TIMEOUT_MS: got 'soon'; must be a positive number"):
+        nbep.Buffer(comm, num_nvl_bytes=256)
+    os.environ.pop("NBEP_TIMEOUT_MS", None)
     buffer = nbep.Buffer(comm, num_nvl_bytes=256)
     buffer.destroy()
     with pytest.raises(ValueError, match="destroyed"):
         buffer.get_comm_stream()
+
+
+def bad_targets(comm):
+    """A target that one rank does not know, or that differs, is refused on every rank, and the group goes on."""
+    os.environ["NBEP_TARGET"] = ("emulator", "gpu")[comm.rank]
+    with pytest.raises(ValueError, match=r"^rank 1: target: got 'gpu'; must be one of auto, emulator, cuda"):
+        nbep.Buffer(comm, num_nvl_bytes=256)
+    os.environ["NBEP_TARGET"] = ("emulator", "auto")[comm.rank]
+    with pytest.raises(ValueError, match=r"NBEP_TARGET: got \['emulator', 'auto'\]; must be the same on all ranks"):
+        nbep.Buffer(comm, num_nvl_bytes=256)
+    os.environ["NBEP_TARGET"] = "emulator"
+    nbep.Buffer(comm, num_nvl_bytes=256).destroy()
 
 
 def memory_is_given_back(comm):

@@ -35,8 +35,9 @@ def test_a_peer_that_does_not_come_is_named():
     mpiexec(2, "peer_that_does_not_come", NBEP_TIMEOUT_MS="200")
 
 
-def test_bad_arguments_are_refused_on_every_rank():
-    mpiexec(2, "bad_arguments")
+@pytest.mark.parametrize("program", ["bad_arguments", "bad_targets"])
+def test_what_one_rank_gets_wrong_is_refused_on_every_rank(program):
+    mpiexec(2, program)
 
 
 def test_a_destroyed_buffer_is_out_of_reach():

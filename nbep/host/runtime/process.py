@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from nbep.host.comm import gather_results
 from nbep.host.runtime.base import Runtime, set_process_runtime
 from nbep.host.targets import resolve_target
 
@@ -17,15 +18,16 @@ def process_runtime(comm: Any) -> Runtime:
     Environment variable NBEP_TARGET chooses between "emulator", "cuda" and "auto": GPUs if every rank can use one. A
     rank takes the GPU of its current CUDA context; if it has none, the one with the number of its rank on the host.
 
-    Raises: RuntimeError if NBEP_TARGET is "cuda" and a rank can use no GPU; ValueError for another value
+    Raises: RuntimeError if NBEP_TARGET is "cuda" and a rank can use no GPU; ValueError for another value, or if it is
+            not the same on all ranks. Every rank of comm raises.
     """
     global _runtime
     if _runtime is None:
         wanted = os.environ.get("NBEP_TARGET", "auto")
-        target = resolve_target(wanted)
-        if wanted == "auto" and "emulator" in comm.allgather(target):
-            target = "emulator"
-        _runtime = _cuda_runtime(comm) if target == "cuda" else _emulator_runtime()
+        wishes, targets = zip(*gather_results(comm, lambda: (wanted, resolve_target(wanted))), strict=True)
+        if len(set(wishes)) > 1:
+            raise ValueError(f"NBEP_TARGET: got {list(wishes)}; must be the same on all ranks")
+        _runtime = _emulator_runtime() if "emulator" in targets else _cuda_runtime(comm)
         set_process_runtime(_runtime)
     return _runtime
 
