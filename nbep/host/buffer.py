@@ -29,7 +29,8 @@ DEFAULT_TIMEOUT_MS = 100_000.0  # DeepEP's 100 s
 class Buffer:
     """One rank's end of a group that exchanges tokens. Every rank of the group makes one, with the same sizes.
 
-    Args:     group the communicator: the one that nbep.spawn passes, or mpi4py's; comm is another name for it
+    Args:     group the communicator: the one that nbep.spawn passes, mpi4py's, or a process group of torch.distributed,
+              whose ranks must have set their own current GPU; comm is another name for it
               num_nvl_bytes size of the symmetric buffer, a multiple of 128; see Config.get_nvl_buffer_size_hint
               num_qps_per_rank and allow_nvlink_for_low_latency_mode only matter to modes that are not built yet
               explicitly_destroy warn if the buffer goes away without `destroy`
@@ -40,6 +41,7 @@ class Buffer:
 
     Attributes:
         num_sms: SMs of the default configs, of all buffers; see set_num_sms
+        group: what was given as group or as comm
         rank, group_size: this rank and the number of ranks in the group
         num_nvl_bytes: size of the symmetric buffer
         timeout_ms: longest time that a wait inside a kernel may take; environment variable NBEP_TIMEOUT_MS, or 100 s.
@@ -92,7 +94,7 @@ class Buffer:
         validate.same_on_all_ranks("num_nvl_bytes", list(sizes))
         timeout_ms = timeouts_ms[communicator.rank]
 
-        self.group = communicator
+        self.group = comm if group is None else group
         self.rank = communicator.rank
         self.group_size = communicator.size
         self.num_nvl_bytes = num_nvl_bytes

@@ -1,4 +1,4 @@
-"""Communicators: what `Buffer` needs of one, and the one that connects the ranks of a single process.
+"""Communicators: what `Buffer` needs of one, the one that connects the ranks of a single process, and torch's groups.
 
 The names are mpi4py's lower-case ones, so that the same `main(comm)` takes an `InProcessComm` or `MPI.COMM_WORLD`.
 
@@ -149,6 +149,30 @@ def _join_ranks(ranks: Sequence[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
+class TorchComm:
+    """A torch.distributed process group with the names of a communicator. Every call is an all_gather_object.
+
+    Under NCCL that goes over torch's current device, so each process must have set its own.
+    """
+
+    def __init__(self, group: Any):
+        self.group = group
+        self.rank: int = group.rank()
+        self.size: int = group.size()
+
+    def allgather(self, sendobj: Any) -> list[Any]:
+        """What every rank sent, by rank."""
+        import torch.distributed
+
+        received: list[Any] = [None] * self.size
+        torch.distributed.all_gather_object(received, sendobj, group=self.group)
+        return received
+
+    def barrier(self) -> None:
+        """Wait until every rank is here. (torch's own barrier guesses a device.)"""
+        self.allgather(None)
+
+
 def gather_results(comm: Communicator, make: Callable[[], Result]) -> list[Result]:
     """What make() returned on every rank, by rank. Collective; make itself must not wait for a peer without a bound.
 
@@ -184,6 +208,11 @@ def is_mpi_comm(comm: object) -> bool:
     return any(cls.__module__ == "mpi4py.MPI" and cls.__name__ == "Comm" for cls in type(comm).__mro__)
 
 
+def is_torch_group(comm: object) -> bool:
+    """Whether this is a process group of torch.distributed. torch is not imported to find out."""
+    return any(cls.__module__.startswith("torch.") and cls.__name__ == "ProcessGroup" for cls in type(comm).__mro__)
+
+
 def connect(group: object | None, comm: object | None) -> tuple[Communicator, Runtime]:
     """The communicator that a `Buffer` was given as `group` or as `comm`, and the runtime of this rank.
 
@@ -196,10 +225,12 @@ def connect(group: object | None, comm: object | None) -> tuple[Communicator, Ru
     name, given = ("group", group) if group is not None else ("comm", comm)
     if isinstance(given, InProcessComm):
         return given, given.runtime
-    if is_mpi_comm(given):
+    if is_mpi_comm(given) or is_torch_group(given):
         from nbep.host.runtime.process import process_runtime
 
-        return given, process_runtime(given)  # type: ignore[return-value]
+        communicator: Any = TorchComm(given) if is_torch_group(given) else given
+        return communicator, process_runtime(communicator)
     raise ValueError(
-        f"{name}: got {type(given).__name__}; must be the communicator that nbep.spawn passes, or one of mpi4py"
+        f"{name}: got {type(given).__name__}; must be the communicator that nbep.spawn passes, one of mpi4py, or a "
+        f"process group of torch.distributed"
     )

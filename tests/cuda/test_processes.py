@@ -33,6 +33,14 @@ def test_every_rank_gets_what_the_reference_says(num_gpus):
 
 
 @pytest.mark.parametrize("num_gpus", [2, 8])
+def test_ranks_of_a_torch_process_group_get_what_the_reference_says(num_gpus):
+    need(num_gpus)
+    program = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", num_gpus, HERE / "torch_main.py"]
+    output = run_python(*program, **ENVIRONMENT)
+    assert f"rounds on {num_gpus} GPUs: 0 wrong" in output
+
+
+@pytest.mark.parametrize("num_gpus", [2, 8])
 @pytest.mark.parametrize("options", [[], ["--async"]], ids=["blocking", "async"])
 def test_a_cuda_graph_of_dispatch_and_combine_takes_new_inputs(num_gpus, options):
     need(num_gpus)

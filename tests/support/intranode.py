@@ -134,8 +134,8 @@ def combine(buffer: nbep.Buffer, case: Case, options: Options, rank: int, outcom
 def round_trip(comm, case: Case, options: Options) -> Outcome:
     """One rank's layout, dispatch and combine with a buffer of its own."""
     buffer = nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes(case, options))
-    outcome = dispatch(buffer, case, options, comm.rank)
-    combine(buffer, case, options, comm.rank, outcome)
+    outcome = dispatch(buffer, case, options, buffer.rank)
+    combine(buffer, case, options, buffer.rank, outcome)
     buffer.destroy()
     return outcome
 
@@ -143,13 +143,13 @@ def round_trip(comm, case: Case, options: Options) -> Outcome:
 def cached_round_trip(comm, case: Case, options: Options) -> Outcome:
     """Dispatch, cached dispatch of the same x, combine: with the rings used before each."""
     buffer = nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes(case, options))
-    outcome = dispatch(buffer, case, options, comm.rank)
-    x = to_target(dispatch_input(case, options, comm.rank))
+    outcome = dispatch(buffer, case, options, buffer.rank)
+    x = to_target(dispatch_input(case, options, buffer.rank))
     outcome.cached_x, *nothing, event = buffer.dispatch(x, handle=outcome.handle, config=options.config)
     assert nothing == [None] * 4
     assert_kind(outcome.cached_x)
     assert event is not None
-    combine(buffer, case, options, comm.rank, outcome)
+    combine(buffer, case, options, buffer.rank, outcome)
     buffer.destroy()
     return outcome
 
