@@ -98,6 +98,7 @@ class Buffer:
         self.rank = communicator.rank
         self.group_size = communicator.size
         self.num_nvl_bytes = num_nvl_bytes
+        self.timeout_ms = timeout_ms
         self.num_rdma_bytes = num_rdma_bytes
         self.low_latency_mode = low_latency_mode
         self.explicitly_destroy = explicitly_destroy

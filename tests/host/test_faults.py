@@ -114,7 +114,4 @@ def test_every_site_has_words(site):
 
 def test_the_time_out_reaches_the_kernels(monkeypatch, on_two_ranks):
     monkeypatch.setenv("NBEP_TIMEOUT_MS", "1.5")
-    assert (
-        on_two_ranks(lambda buffer: (buffer._memory.timeout_ms, buffer._memory.bounds.timeout_ns))
-        == [(1.5, 1_500_000)] * 2
-    )
+    assert on_two_ranks(lambda buffer: (buffer.timeout_ms, buffer._memory.bounds.timeout_ns)) == [(1.5, 1_500_000)] * 2
