@@ -12,9 +12,11 @@ The n-th collective call of every rank is meeting n. A rank waits there until al
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from nbep.host.runtime.base import Runtime
+
+Result = TypeVar("Result")
 
 
 class Communicator(Protocol):
@@ -147,6 +149,26 @@ class InProcessComm:
 
 def _join_ranks(ranks: Sequence[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def gather_results(comm: Communicator, make: Callable[[], Result]) -> list[Result]:
+    """What make() returned on every rank, by rank. Collective; make itself must not wait for a peer without a bound.
+
+    Raises: RuntimeError on every rank if make failed on one, with the ranks that failed and their errors
+    """
+    result, error = None, None
+    try:
+        result = make()
+    except Exception as caught:  # told to the peers, which would wait for this rank
+        error = caught
+    outcomes = comm.allgather((result, None if error is None else str(error) or repr(error)))
+    failures: dict[str, list[int]] = {}
+    for rank, (_, failure) in enumerate(outcomes):
+        if failure is not None:
+            failures.setdefault(failure, []).append(rank)
+    if failures:
+        raise RuntimeError("; ".join(f"{_join_ranks(ranks)}: {text}" for text, ranks in failures.items())) from error
+    return [result for result, _ in outcomes]
 
 
 def is_mpi_comm(comm: object) -> bool:
