@@ -61,7 +61,7 @@ class NodeMemory:
         runtime: Runtime,
         num_nvl_bytes: int,
         timeout_ms: float,
-        handle_type: HandleType,
+        handle_type: HandleType = "ipc",
     ):
         self.runtime = runtime
         self.comm = comm

@@ -59,8 +59,8 @@ def fails_on(rank_of, failing_rank: int, function):
     return maybe
 
 
-def construct_in_vain(comm, num_ranks: int) -> None:
-    """A construction that fails because rank 1 does, and one that works because nothing stayed behind."""
+def construct_in_vain(comm) -> None:
+    """A construction that fails because rank 1 does, and leaves nothing in the address space."""
     space = comm.runtime.space
     before = set(space.segments)
     with pytest.raises(RuntimeError, match=r"^rank 1: no more of it$"):
@@ -75,7 +75,7 @@ def construct_in_vain(comm, num_ranks: int) -> None:
 def test_an_allocation_that_fails_on_one_rank_fails_on_all(step, num_ranks, monkeypatch):
     failing = fails_on(lambda runtime: runtime.rank, 1, getattr(EmulatorRuntime, step))
     monkeypatch.setattr(EmulatorRuntime, step, failing)
-    spawn(construct_in_vain, num_ranks, args=(num_ranks,))
+    spawn(construct_in_vain, num_ranks)
 
 
 @emulator_only
@@ -83,7 +83,7 @@ def test_an_allocation_that_fails_on_one_rank_fails_on_all(step, num_ranks, monk
 def test_a_rank_that_cannot_open_a_peers_memory_fails_all(num_ranks, monkeypatch):
     failing = fails_on(lambda memory: memory.space.rank, 1, EmulatedSymmetricMemory._map)
     monkeypatch.setattr(EmulatedSymmetricMemory, "_map", failing)
-    spawn(construct_in_vain, num_ranks, args=(num_ranks,))
+    spawn(construct_in_vain, num_ranks)
 
 
 def test_results_of_all_ranks_come_by_rank():

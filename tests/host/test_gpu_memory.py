@@ -68,6 +68,7 @@ def test_ranks_in_two_processes_see_each_others_memory(handle_type, monkeypatch)
     driver, before = FakeDriver().install(monkeypatch), open_files()
     memories = pair(handle_type)
     tables = open_all(memories)
+    assert open_files() == before
     for rank, table in enumerate(tables):
         assert table[rank] == memories[rank].address
         assert table[1 - rank] != memories[1 - rank].address
