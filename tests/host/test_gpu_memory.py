@@ -144,12 +144,12 @@ def test_a_type_that_the_device_does_not_have_is_refused(handle_type, monkeypatc
 
 
 @pytest.mark.parametrize("code", [RESULT.CUDA_ERROR_NOT_PERMITTED, RESULT.CUDA_ERROR_NOT_SUPPORTED])
-def test_a_driver_without_imex_channel_is_told_what_it_needs(code, monkeypatch):
-    FakeDriver("cuMemCreate", code).install(monkeypatch)
-    with pytest.raises(
-        RuntimeError, match=f"got fabric; .* does not offer it: cuMemCreate .*{code.name}.* IMEX channel"
-    ):
-        allocate("fabric")
+@pytest.mark.parametrize("call", ["cuMemCreate", "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle"])
+def test_without_an_imex_channel_the_user_is_told_that_it_takes_one(call, code, monkeypatch):
+    driver = FakeDriver(call, code).install(monkeypatch)
+    with pytest.raises(RuntimeError, match=f"got fabric; .* does not offer it: {call}.*{code.name}.* IMEX channel"):
+        open_all(pair("fabric"))
+    assert driver.calls[-1] == call
 
 
 @vmm_types

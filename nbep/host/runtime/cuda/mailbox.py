@@ -2,8 +2,9 @@
 
  rank s: send(fd, mailbox of r) --datagram: key of r, s, and fd--> queue of the mailbox --receive(s)--> rank r
 
-A send only fills the receiver's queue (net.unix.max_dgram_qlen: at least 10), so ranks that all send first and receive
-then wait for nobody. It takes no privilege. Anyone on the host can send to an abstract name, so a mailbox has a key.
+A send only fills the receiver's queue, which has room for the 7 peers of a node (net.unix.max_dgram_qlen, 10 by
+default). So ranks that all send first and then receive wait for no receiver. It takes no privilege. Anyone on the host
+can send to an abstract name, so a mailbox has a key.
 
 Source: unix(7), "Abstract sockets" and SCM_RIGHTS
 """

@@ -14,7 +14,8 @@ import ctypes
 import os
 import socket
 from abc import abstractmethod
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 from cuda.bindings import driver as cu
@@ -100,20 +101,27 @@ class VmmMemory(CudaSymmetricMemory):
     needs: str  # what is missing where the driver refuses it
 
     def _allocate(self, undo: ExitStack) -> int:
-        refusal = f"handle_type: got {self.handle_type}; GPU {self.device.bus_id} does not offer it"
         if not self.device.attribute(self.supported):
-            raise RuntimeError(f"{refusal} ({self.supported.name} is 0)")
-        try:
-            physical, self.allocated_bytes = vmm.create(
-                self.device, self.allocated_bytes, self.driver_type, self.name, undo
-            )
-        except CudaError as error:
-            result = cu.CUresult
-            if error.code in (result.CUDA_ERROR_NOT_PERMITTED, result.CUDA_ERROR_NOT_SUPPORTED):
-                raise RuntimeError(f"{refusal}: {error}; {self.needs}") from error
-            raise
-        self._export(physical, undo)
+            raise RuntimeError(f"{self._refusal} ({self.supported.name} is 0)")
+        with self._refused():
+            size, name = self.allocated_bytes, self.name
+            physical, self.allocated_bytes = vmm.create(self.device, size, self.driver_type, name, undo)
+            self._export(physical, undo)
         return vmm.map_memory(self.device, physical, self.allocated_bytes, self.name, undo)
+
+    @property
+    def _refusal(self) -> str:
+        return f"handle_type: got {self.handle_type}; GPU {self.device.bus_id} does not offer it"
+
+    @contextmanager
+    def _refused(self) -> Iterator[None]:
+        """Say what is missing if the driver refuses a call within for what it is, not for how it goes."""
+        try:
+            yield
+        except CudaError as error:
+            if error.code not in (cu.CUresult.CUDA_ERROR_NOT_PERMITTED, cu.CUresult.CUDA_ERROR_NOT_SUPPORTED):
+                raise
+            raise RuntimeError(f"{self._refusal}: {error}; {self.needs}") from error
 
     @abstractmethod
     def _export(self, physical: Any, undo: ExitStack) -> None:
@@ -123,7 +131,8 @@ class VmmMemory(CudaSymmetricMemory):
         return check("cuMemExportToShareableHandle", cu.cuMemExportToShareableHandle(physical, self.driver_type, 0))
 
     def _map_peer(self, handle: PeerHandle, shared: int | bytes, what: str) -> int:
-        physical = vmm.import_handle(shared, self.driver_type, what, self._opened)
+        with self._refused():
+            physical = vmm.import_handle(shared, self.driver_type, what, self._opened)
         return vmm.map_memory(self.device, physical, handle.num_bytes, what, self._opened)
 
 
