@@ -19,10 +19,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import nbep
+from nbep.bench import UNUSABLE, can_run, positive
 from nbep.device.kernels.intranode.push import ROW_BYTES, push
+from nbep.host.runtime.base import HandleType
 
 WORKS = ("dispatch bf16", "dispatch fp8", "combine bf16")
 NUM_NVL_BYTES = 2_000_000_000 // 128 * 128
@@ -71,8 +73,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--slots", type=int, default=256, help="slots of a ring")
     parser.add_argument("--threads", type=int, default=None, help="threads a block")
     parser.add_argument("--works", default=",".join(WORKS), help=f"some of: {', '.join(WORKS)}")
-    parser.add_argument("--repeat", type=int, default=30)
-    parser.add_argument("--ranks", type=int, default=2, help="virtual ranks, when not under mpirun")
+    parser.add_argument("--repeat", type=positive, default=30, help="timed calls of each kind")
+    parser.add_argument("--handle-type", default="ipc", choices=get_args(HandleType), help="as in nbep.Buffer")
+    parser.add_argument("--ranks", type=int, choices=(2, 4, 8), default=2, help="virtual ranks, when not under mpirun")
     parser.add_argument("--json", type=Path, help="write all measurements there")
     parser.add_argument("--plot", type=Path, help="draw GB/s over SMs there")
     options = parser.parse_args(argv)
@@ -85,11 +88,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
-    try:
-        import torch  # noqa: F401
-    except ImportError:
-        print("nbep bench intranode needs torch: pip install torch", file=sys.stderr)
-        return 1
+    if not can_run("intranode", with_torch=True):
+        return UNUSABLE
     comm = mpi_world()
     if comm is not None:
         measure_rank(comm, options)
@@ -126,7 +126,7 @@ def prepare(comm: Any, options: argparse.Namespace) -> Setup:
 
     if hasattr(comm, "Split_type"):
         torch.cuda.set_device(local_device(comm))
-    buffer = nbep.Buffer(comm, num_nvl_bytes=NUM_NVL_BYTES)
+    buffer = nbep.Buffer(comm, num_nvl_bytes=NUM_NVL_BYTES, handle_type=options.handle_type)
     generator = torch.Generator("cuda").manual_seed(comm.rank)
     shape = (options.tokens, options.hidden)
     x = torch.randn(shape, dtype=torch.bfloat16, device="cuda", generator=generator)
@@ -217,8 +217,8 @@ def mean_seconds(setup: Setup, call: Callable[[], Any], behind_sleep: bool = Fal
     repeat = setup.options.repeat
     for _ in range(max(3, repeat // 3)):
         call()
-    starts = [torch.cuda.Event(enable_timing=True) for _ in range(repeat)]
-    ends = [torch.cuda.Event(enable_timing=True) for _ in range(repeat)]
+    starts = [torch.cuda.Event(enable_timing=True) for _ in range(1 + repeat)]
+    ends = [torch.cuda.Event(enable_timing=True) for _ in range(1 + repeat)]
     torch.cuda.current_stream().synchronize()
     setup.comm.barrier()
     if behind_sleep:
@@ -228,8 +228,9 @@ def mean_seconds(setup: Setup, call: Callable[[], Any], behind_sleep: bool = Fal
         call()
         end.record()
     torch.cuda.current_stream().synchronize()
+    # The first call after the barrier waits for the slowest rank.
     times = [start.elapsed_time(end) / 1e3 for start, end in zip(starts, ends, strict=True)][1:]
-    return mean(setup, sum(times) / len(times))
+    return mean(setup, sum(times) / repeat)
 
 
 def host_cost_us(setup: Setup) -> float:

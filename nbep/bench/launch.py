@@ -15,25 +15,24 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import nbep
+from nbep.bench import UNUSABLE, can_run, positive
 from nbep.device.kernels.get_dispatch_layout import (
     LayoutOutputs,
     LayoutSizes,
     LayoutWorkspace,
     get_dispatch_layout,
 )
-from nbep.host.targets import resolve_target
 
 GRID, BLOCK = 1, 32
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="nbep bench launch", description=__doc__.partition("\n")[0])
-    parser.add_argument("--repeat", type=int, default=2000)
+    parser.add_argument("--repeat", type=positive, default=2000)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
-    if resolve_target("auto") != "cuda":
-        print("nbep bench launch: no GPU can be used here", file=sys.stderr)
-        return 1
+    if not can_run("launch", with_torch=False):
+        return UNUSABLE
     [costs] = nbep.spawn(measure, 1, "cuda", (options.repeat,))
     if options.json:
         json.dump(costs, sys.stdout, indent=1)

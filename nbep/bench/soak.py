@@ -1,26 +1,32 @@
-"""Many rounds of dispatch and combine with fresh routing and sizes, every one compared bit for bit.
+"""Rounds of dispatch and combine, each with fresh routing and sizes, each compared bit for bit, until one is wrong.
 
     mpirun -n 8 nbep bench soak [--rounds 2000] [--seed 0]
     nbep bench soak --ranks 4 --rounds 50         virtual ranks on one card
 
 Every rank makes the inputs of all ranks from the same seeds, so that it knows what must arrive: tokens by
-source rank, then token; sums in float32 over ranks ascending, rounded once. Needs torch.
+source rank, then token; sums in float32 over ranks ascending, rounded once. Where the hidden size allows it, half of
+the rounds send FP8. A round that is wrong, or in which a wait is over time, ends the run with a report and exit code 1.
+Needs torch.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import nbep
+from nbep.bench import UNUSABLE, can_run, positive
 from nbep.bench.intranode import local_device, mpi_world
 
+NUM_NVL_BYTES = 1 << 29
 HIDDENS = (128, 2056, 2560, 7168)
 MAX_TOKENS = 600
 EXPERTS_PER_RANK = 8
+PROGRESS_S = 10.0
 
 
 class Plan(NamedTuple):
@@ -34,58 +40,74 @@ class Plan(NamedTuple):
     seed: int
 
 
+class Inputs(NamedTuple):
+    """One rank's inputs, as dispatch takes them. x is a pair for FP8; bf16 is what the receiver makes of it."""
+
+    x: Any
+    bf16: Any
+    topk_idx: Any
+    topk_weights: Any
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="nbep bench soak", description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--ranks", type=int, default=2, help="virtual ranks, when not under mpirun")
+    parser.add_argument("--rounds", type=positive, default=2000)
+    parser.add_argument("--seed", type=int, default=0, help="of all routings and sizes; the same seed, the same rounds")
+    parser.add_argument("--ranks", type=int, choices=(2, 4, 8), default=2, help="virtual ranks, when not under mpirun")
     options = parser.parse_args(argv)
+    if not can_run("soak", with_torch=True):
+        return UNUSABLE
     comm = mpi_world()
-    wrong = soak(comm, options) if comm is not None else sum(nbep.spawn(soak, options.ranks, "cuda", (options,)))
-    return 1 if wrong else 0
+    right = soak(comm, options) if comm is not None else all(nbep.spawn(soak, options.ranks, "cuda", (options,)))
+    return 0 if right else 1
 
 
-def soak(comm: Any, options: argparse.Namespace) -> int:
-    """All rounds on this rank. Returns how many were wrong on any rank."""
-    import torch
-
+def soak(comm: Any, options: argparse.Namespace) -> bool:
+    """Rounds on this rank, up to the first that any rank finds wrong. Returns whether none was."""
     if hasattr(comm, "Split_type"):
+        import torch
+
         torch.cuda.set_device(local_device(comm))
-    buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 29)
-    rng = torch.Generator().manual_seed(options.seed)
-    wrong = 0
-    start = time.perf_counter()
+    buffer = nbep.Buffer(comm, num_nvl_bytes=NUM_NVL_BYTES)
+    plans = random.Random(options.seed)
+    say = print if comm.rank == 0 else lambda *_, **__: None
+    begin = last = time.perf_counter()
     for number in range(options.rounds):
-        plan = make_plan(rng, comm.size, options.rounds * options.seed + number)
-        faults = run_round(comm.rank, comm.size, buffer, plan)
+        plan = make_plan(plans, comm.size)
+        try:
+            faults = run_round(comm.rank, comm.size, buffer, plan)
+        except Exception as error:  # the peers' waits are over in a while, and then they are here too
+            faults = [f"{type(error).__name__}: {error}"]
         everyone = comm.allgather(faults)
         if any(everyone):
-            wrong += 1
-            if comm.rank == 0:
-                print(f"round {number}: {plan}: wrong {everyone}", flush=True)
-    if comm.rank == 0:
-        seconds = time.perf_counter() - start
-        print(f"{options.rounds} rounds on {comm.size} ranks, {wrong} wrong, {seconds:.1f} s", flush=True)
+            say(f"round {number} of seed {options.seed} on {comm.size} ranks is wrong: {plan}")
+            for rank, wrong in enumerate(everyone):
+                if wrong:
+                    say(f"  rank {rank}: {', '.join(wrong)}", flush=True)
+            break
+        now = time.perf_counter()
+        if now - last >= PROGRESS_S:
+            say(f"{number + 1} of {options.rounds} rounds are right, {now - begin:.0f} s", flush=True)
+            last = now
+    else:
+        seconds = time.perf_counter() - begin
+        say(f"{options.rounds} rounds on {comm.size} ranks, all right, {seconds:.1f} s", flush=True)
     buffer.destroy()
-    return wrong
+    return not any(everyone)
 
 
-def make_plan(rng: Any, num_ranks: int, number: int) -> Plan:
-    import torch
-
-    def draw(low: int, high: int) -> int:
-        return int(torch.randint(low, high + 1, (), generator=rng))
-
-    hidden = HIDDENS[draw(0, len(HIDDENS) - 1)]
-    num_tokens = [0 if draw(0, 9) == 0 else draw(1, MAX_TOKENS) for _ in range(num_ranks)]
-    num_sms = 2 * draw(1, 4)
-    chunk = draw(1, 12)
-    config = nbep.Config(num_sms, chunk, draw(chunk + 1, 64))
-    return Plan(hidden, draw(1, 8), num_tokens, config, hidden % 128 == 0 and draw(0, 3) == 0, number)
+def make_plan(plans: random.Random, num_ranks: int) -> Plan:
+    """The next round. One rank in ten has no tokens, one hidden size in four is no multiple of 128."""
+    hidden = plans.choice(HIDDENS)
+    num_tokens = [0 if plans.random() < 0.1 else plans.randint(1, MAX_TOKENS) for _ in range(num_ranks)]
+    num_sms, chunk = 2 * plans.randint(1, 4), plans.randint(1, 12)
+    config = nbep.Config(num_sms, chunk, plans.randint(chunk + 1, 64))
+    fp8 = hidden % 128 == 0 and plans.random() < 0.5
+    return Plan(hidden, plans.randint(1, 8), num_tokens, config, fp8, plans.getrandbits(48))
 
 
-def inputs_of(plan: Plan, rank: int, num_experts: int) -> tuple[Any, Any, Any]:
-    """x, topk_idx and topk_weights of any rank."""
+def inputs_of(plan: Plan, rank: int, num_experts: int) -> Inputs:
+    """The inputs of any rank; one choice in five is unused."""
     import torch
 
     generator = torch.Generator("cuda").manual_seed(1000 * plan.seed + rank)
@@ -96,7 +118,11 @@ def inputs_of(plan: Plan, rank: int, num_experts: int) -> tuple[Any, Any, Any]:
     unused = torch.rand((num_tokens, plan.num_topk), device="cuda", generator=generator) < 0.2
     topk_idx[unused] = -1
     weights = torch.rand((num_tokens, plan.num_topk), device="cuda", generator=generator)
-    return x, topk_idx, weights
+    if not plan.fp8:
+        return Inputs(x, x, topk_idx, weights)
+    x_fp8, scales = nbep.per_token_cast_to_fp8(x)
+    bf16 = (x_fp8.float() * scales.repeat_interleave(128, dim=1)).bfloat16()
+    return Inputs((x_fp8, scales), bf16, topk_idx, weights)
 
 
 def run_round(rank: int, num_ranks: int, buffer: nbep.Buffer, plan: Plan) -> list[str]:
@@ -106,27 +132,29 @@ def run_round(rank: int, num_ranks: int, buffer: nbep.Buffer, plan: Plan) -> lis
     num_experts = num_ranks * EXPERTS_PER_RANK
     everyone = [inputs_of(plan, r, num_experts) for r in range(num_ranks)]
     membership = [
-        torch.stack([((idx // EXPERTS_PER_RANK == r) & (idx >= 0)).any(1) for r in range(num_ranks)], 1)
-        for _, idx, _ in everyone
+        torch.stack([((i.topk_idx // EXPERTS_PER_RANK == r) & (i.topk_idx >= 0)).any(1) for r in range(num_ranks)], 1)
+        for i in everyone
     ]
-    x, topk_idx, weights = everyone[rank]
-    sent = [nbep.per_token_cast_to_fp8(tokens) if plan.fp8 else tokens for tokens, _, _ in everyone]
+    own = everyone[rank]
     torch.cuda.current_stream().synchronize()
 
     num_tokens_per_rank, _, num_tokens_per_expert, is_token_in_rank, _ = buffer.get_dispatch_layout(
-        topk_idx, num_experts
+        own.topk_idx, num_experts
     )
-    received, recv_topk_idx, recv_weights, _, handle, _ = buffer.dispatch(
-        sent[rank],
-        topk_idx=topk_idx,
-        topk_weights=weights,
+    received, recv_topk_idx, recv_weights, counts, handle, _ = buffer.dispatch(
+        own.x,
+        topk_idx=own.topk_idx,
+        topk_weights=own.topk_weights,
         num_tokens_per_rank=num_tokens_per_rank,
         is_token_in_rank=is_token_in_rank,
         num_tokens_per_expert=num_tokens_per_expert,
         config=plan.config,
     )
-    recv_x = received[0] if plan.fp8 else received
-    mine = [members[:, rank] for members in membership]
+    tokens = nbep.per_token_cast_back(*received) if plan.fp8 else received
+    combined, combined_weights, _ = buffer.combine(
+        tokens * (rank + 1), handle, topk_weights=recv_weights, config=plan.config
+    )
+
     faults = []
 
     def compare(name: str, got: Any, want: Any) -> None:
@@ -134,33 +162,35 @@ def run_round(rank: int, num_ranks: int, buffer: nbep.Buffer, plan: Plan) -> lis
         if got.shape != want.shape or not torch.equal(*as_bytes):
             faults.append(name)
 
-    compare("is_token_in_rank", is_token_in_rank, membership[rank])
-    tokens = [values[0] if plan.fp8 else values for values in sent]
-    compare(
-        "recv_x",
-        recv_x,
-        torch.cat([t.view(torch.uint8)[m] for t, m in zip(tokens, mine, strict=True)]).view(recv_x.dtype),
-    )
-    if plan.fp8:
-        compare("recv_x_scales", received[1], torch.cat([s[1][m] for s, m in zip(sent, mine, strict=True)]))
-    local = [torch.where(idx // EXPERTS_PER_RANK == rank, idx - rank * EXPERTS_PER_RANK, -1) for _, idx, _ in everyone]
-    compare("recv_topk_idx", recv_topk_idx, torch.cat([idx[m] for idx, m in zip(local, mine, strict=True)]))
-    used = [torch.where(idx >= 0, w, 0.0) for idx, (_, _, w) in zip(local, everyone, strict=True)]
-    compare("recv_topk_weights", recv_weights, torch.cat([w[m] for w, m in zip(used, mine, strict=True)]))
+    def arriving(arrays: list[Any]) -> Any:
+        """The rows of all ranks' arrays that come to this rank."""
+        rows = [array.view(torch.uint8)[members[:, rank]] for array, members in zip(arrays, membership, strict=True)]
+        return torch.cat(rows).view(arrays[0].dtype)
 
-    if not plan.fp8:
-        combined, combined_weights, _ = buffer.combine(
-            recv_x * (rank + 1), handle, topk_weights=recv_weights, config=plan.config
-        )
-        total = torch.zeros_like(x, dtype=torch.float32)
-        total_weights = torch.zeros_like(weights)
-        for r in range(num_ranks):
-            chosen = membership[rank][:, r : r + 1]
-            total = torch.where(chosen, total + (x * (r + 1)).float(), total)
-            theirs = torch.where(topk_idx // EXPERTS_PER_RANK == r, weights, 0.0)
-            total_weights = torch.where(chosen, total_weights + theirs, total_weights)
-        compare("combined_x", combined, total.bfloat16())
-        compare("combined_topk_weights", combined_weights, total_weights)
+    compare("is_token_in_rank", is_token_in_rank, membership[rank])
+    if plan.fp8:
+        compare("recv_x", received[0], arriving([i.x[0] for i in everyone]))
+        compare("recv_x_scales", received[1], arriving([i.x[1] for i in everyone]))
+    else:
+        compare("recv_x", received, arriving([i.x for i in everyone]))
+    local = [
+        torch.where(i.topk_idx // EXPERTS_PER_RANK == rank, i.topk_idx - rank * EXPERTS_PER_RANK, -1) for i in everyone
+    ]
+    compare("recv_topk_idx", recv_topk_idx, arriving(local))
+    used = [torch.where(idx >= 0, i.topk_weights, 0.0) for idx, i in zip(local, everyone, strict=True)]
+    compare("recv_topk_weights", recv_weights, arriving(used))
+    if counts != [int((torch.cat(local) == expert).sum()) for expert in range(EXPERTS_PER_RANK)]:
+        faults.append("num_recv_tokens_per_expert_list")
+
+    total = torch.zeros_like(own.bf16, dtype=torch.float32)
+    total_weights = torch.zeros_like(own.topk_weights)
+    for r in range(num_ranks):
+        chosen = membership[rank][:, r : r + 1]
+        total = torch.where(chosen, total + (own.bf16 * (r + 1)).float(), total)
+        theirs = torch.where(own.topk_idx // EXPERTS_PER_RANK == r, own.topk_weights, 0.0)
+        total_weights = torch.where(chosen, total_weights + theirs, total_weights)
+    compare("combined_x", combined, total.bfloat16())
+    compare("combined_topk_weights", combined_weights, total_weights)
     return faults
 
 

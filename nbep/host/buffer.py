@@ -1,7 +1,6 @@
 """The expert-parallel communication buffer, with DeepEP's interface.
 
-Life cycle: construct (allocate, make handles) -> gather the handles -> sync (open peers, fill pointer tables) -> use
--> destroy.
+Life cycle: construct (compare arguments, allocate, exchange memory handles, open peers) -> use -> destroy.
 
 Source: DeepEP deep_ep/buffer.py
 """
@@ -14,37 +13,62 @@ from typing import Any
 
 from nbep.host import validate
 from nbep.host.combine import combine
-from nbep.host.comm import connect
+from nbep.host.comm import connect, gather_results
 from nbep.host.config import COMBINE_TOKENS, DISPATCH_TOKENS, Config, low_latency_rdma_size_hint, table_config
 from nbep.host.dispatch import Counts, dispatch
 from nbep.host.events import EventHandle, EventOverlap
 from nbep.host.handles import DispatchHandle
 from nbep.host.layout import get_dispatch_layout
-from nbep.host.runtime.base import Array, Stream
+from nbep.host.runtime.base import Array, HandleType, Stream
 from nbep.host.symmetric import NodeMemory
 
 DEFAULT_TIMEOUT_MS = 100_000.0  # DeepEP's 100 s
+MAX_TIMEOUT_MS = 1e12  # 31 years: a GPU's clock, plus that in nanoseconds, fits into int64
 
 
 class Buffer:
     """One rank's end of a group that exchanges tokens. Every rank of the group makes one, with the same sizes.
 
-    Args:     group the communicator: the one that nbep.spawn passes, or mpi4py's; comm is another name for it
+    Args:     group the communicator: the one that nbep.spawn passes, mpi4py's, or a process group of torch.distributed,
+              whose ranks must have set their own current GPU; comm is another name for it
               num_nvl_bytes size of the symmetric buffer, a multiple of 128; see Config.get_nvl_buffer_size_hint
               num_qps_per_rank and allow_nvlink_for_low_latency_mode only matter to modes that are not built yet
               explicitly_destroy warn if the buffer goes away without `destroy`
-    Raises:   ValueError if the group has not 2, 4 or 8 ranks, or the sizes are wrong or differ between ranks
+              handle_type how a GPU's memory gets to peers in other processes of the host; only the keyword is taken:
+                  "ipc"       cuMemAlloc, and a CUDA IPC handle
+                  "posix_fd"  cuMemCreate, and a file descriptor that goes from process to process
+                  "fabric"    cuMemCreate, and 64 bytes that the NVLink fabric knows (DeepEP's use_fabric); the driver
+                              offers them where a GPU has a fabric and the user an IMEX channel
+                  Virtual ranks have memory of this type too, and use its plain address. The emulator checks the
+                  value, and maps memory in its own way whichever it is
+    Raises:   ValueError if the group has not 2, 4 or 8 ranks, or num_nvl_bytes or handle_type is wrong or differs
+              between ranks
               NotImplementedError for num_rdma_bytes, low_latency_mode, allow_mnnvl and enable_shrink
+              RuntimeError if a rank has not enough memory, its driver does not offer handle_type, or it cannot reach a
+              peer; nothing stays allocated
+              What is wrong on one rank is refused on all, with the rank's number; a wrong group only where it is wrong
     Blocks:   until all ranks of the group construct theirs
+    Source:   DeepEP deep_ep/buffer.py, Buffer.__init__; csrc/utils/shared_memory.hpp
 
     Attributes:
         num_sms: SMs of the default configs, of all buffers; see set_num_sms
+        group: what was given as group or as comm
         rank, group_size: this rank and the number of ranks in the group
         num_nvl_bytes: size of the symmetric buffer
         timeout_ms: longest time that a wait inside a kernel may take; environment variable NBEP_TIMEOUT_MS, or 100 s.
             The emulator in one process counts primitive calls instead of nanoseconds, and finds deadlocks at once.
 
     After a PeerTimeout, or a num_worst_tokens that was too small, every call but destroy raises the same again.
+
+    Streams:
+        Kernels run on the buffer's comm stream. They start after previous_event and after all that the current stream
+        holds when the call is made: its allocator may hand out memory for the outputs that earlier work there still
+        uses. (DeepEP's do not wait for that work if there is a previous_event.)
+        With allocate_on_comm_stream the outputs take memory of the comm stream, and the kernels start after
+        previous_event alone. torch is told that the current stream uses the outputs; on other streams call
+        record_stream. CuPy and Numba cannot be told, so with their arrays the kernels wait for the current stream too.
+        A call keeps its arrays alive: a blocking one until it returns, an asynchronous one until the stream that was
+        current waits for its event, or until a later call finds the event done.
     """
 
     num_sms: int = 20
@@ -61,33 +85,39 @@ class Buffer:
         explicitly_destroy: bool = False,
         enable_shrink: bool = False,
         comm: Any = None,
+        *,
+        handle_type: HandleType = "ipc",
     ):
         self._memory: NodeMemory | None = None
-        for name, asked, missing in (
-            ("low_latency_mode", low_latency_mode, "the low-latency kernels"),
-            ("num_rdma_bytes", num_rdma_bytes, "the kernels between nodes"),
-            ("allow_mnnvl", allow_mnnvl, "NVLink between nodes"),
-            ("enable_shrink", enable_shrink, "masking of ranks that do not answer"),
-        ):
-            if asked:
-                raise NotImplementedError(f"{name}: got {asked}; {missing} are not built yet")
         communicator, runtime = connect(group, comm)
-        validate.buffer_arguments(communicator.size, num_nvl_bytes)
-        timeout_ms = _timeout_ms()
-        validate.same_on_all_ranks("num_nvl_bytes", communicator.allgather(num_nvl_bytes))
 
-        self.group = communicator
+        def check() -> tuple[int, HandleType, float]:
+            for name, asked, missing in (
+                ("low_latency_mode", low_latency_mode, "the low-latency kernels"),
+                ("num_rdma_bytes", num_rdma_bytes, "the kernels between nodes"),
+                ("allow_mnnvl", allow_mnnvl, "NVLink between nodes"),
+                ("enable_shrink", enable_shrink, "masking of ranks that do not answer"),
+            ):
+                if asked:
+                    raise NotImplementedError(f"{name}: got {asked}; {missing} are not built yet")
+            validate.buffer_arguments(communicator.size, num_nvl_bytes, handle_type)
+            return num_nvl_bytes, handle_type, _timeout_ms()
+
+        sizes, handle_types, timeouts_ms = zip(*gather_results(communicator, check), strict=True)
+        validate.same_on_all_ranks("num_nvl_bytes", list(sizes))
+        validate.same_on_all_ranks("handle_type", list(handle_types))
+        timeout_ms = timeouts_ms[communicator.rank]
+
+        self.group = comm if group is None else group
         self.rank = communicator.rank
         self.group_size = communicator.size
         self.num_nvl_bytes = num_nvl_bytes
+        self.timeout_ms = timeout_ms
         self.num_rdma_bytes = num_rdma_bytes
         self.low_latency_mode = low_latency_mode
         self.explicitly_destroy = explicitly_destroy
 
-        memory = NodeMemory(communicator, runtime, num_nvl_bytes, timeout_ms)
-        handles = communicator.allgather(memory.handle)
-        memory.sync(handles)
-        self._memory = memory
+        self._memory = NodeMemory(communicator, runtime, num_nvl_bytes, timeout_ms, handle_type)
 
     def destroy(self) -> None:
         """Give the memory back. Collective: blocks until all ranks of the group are here.
@@ -189,9 +219,10 @@ class Buffer:
         """Count how many tokens go to each rank and expert.
 
         Args:     topk_idx [num_tokens, num_topk] int64, -1 = unused
-                  previous_event the kernel starts after it, or after the current stream's work if it is None
+                  previous_event the kernel starts after it, and after the current stream's work; see Buffer
                   async_finish return at once; the outputs are there after event.current_stream_wait()
-                  allocate_on_comm_stream the outputs belong to the comm stream (needs both of the former)
+                  allocate_on_comm_stream the outputs belong to the comm stream, and the kernel does not wait for the
+                  current stream's work (needs both of the former)
         Returns:  num_tokens_per_rank [num_ranks] int32; None (num_tokens_per_rdma_rank between nodes);
                   num_tokens_per_expert [num_experts] int32; is_token_in_rank [num_tokens, num_ranks] bool; event
         Raises:   ValueError for wrong arguments, PeerTimeout after an earlier one
@@ -322,6 +353,6 @@ def _timeout_ms() -> float:
         timeout_ms = float(text)
     except ValueError:
         timeout_ms = 0.0
-    if not timeout_ms > 0:
-        raise ValueError(f"NBEP_TIMEOUT_MS: got {text!r}; must be a positive number of milliseconds")
+    if not 0 < timeout_ms <= MAX_TIMEOUT_MS:
+        validate.refuse("NBEP_TIMEOUT_MS", repr(text), f"a positive number of milliseconds, at most {MAX_TIMEOUT_MS:g}")
     return timeout_ms

@@ -67,11 +67,11 @@ def combine(
     shape = config.ring_shape(num_ranks, hidden * BF16_BYTES, num_topk, 0)
     validate.buffer_size(shape, memory.num_nvl_bytes)
 
-    with memory.allocations(Order(previous_event, allocate_on_comm_stream)):
-        combined_x = runtime.empty((num_combined_tokens, hidden), "bfloat16", x)
+    with memory.allocations(Order(previous_event, allocate_on_comm_stream), x) as empty:
+        combined_x = empty((num_combined_tokens, hidden), "bfloat16")
         combined_topk_weights: MaybeArray = None
         if topk_weights is not None:
-            combined_topk_weights = runtime.empty((num_combined_tokens, num_topk), "float32", x)
+            combined_topk_weights = empty((num_combined_tokens, num_topk), "float32")
     num_threads = config.num_threads or max(MIN_THREADS, runtime.ring_threads(num_ranks))
 
     memory.ring_shape = shape

@@ -1,4 +1,4 @@
-"""Communicators: what `Buffer` needs of one, and the one that connects the ranks of a single process.
+"""Communicators: what `Buffer` needs of one, the one that connects the ranks of a single process, and torch's groups.
 
 The names are mpi4py's lower-case ones, so that the same `main(comm)` takes an `InProcessComm` or `MPI.COMM_WORLD`.
 
@@ -12,9 +12,11 @@ The n-th collective call of every rank is meeting n. A rank waits there until al
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from nbep.host.runtime.base import Runtime
+
+Result = TypeVar("Result")
 
 
 class Communicator(Protocol):
@@ -27,8 +29,6 @@ class Communicator(Protocol):
     def size(self) -> int: ...
 
     def allgather(self, sendobj: Any) -> list[Any]: ...
-
-    def bcast(self, obj: Any, root: int = 0) -> Any: ...
 
     def barrier(self) -> None: ...
 
@@ -149,9 +149,68 @@ def _join_ranks(ranks: Sequence[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
+class TorchComm:
+    """A torch.distributed process group with the names of a communicator. Every call is an all_gather_object.
+
+    Under NCCL that goes over torch's current device, so each process must have set its own.
+    """
+
+    def __init__(self, group: Any):
+        self.group = group
+        self.rank: int = group.rank()
+        self.size: int = group.size()
+
+    def allgather(self, sendobj: Any) -> list[Any]:
+        """What every rank sent, by rank."""
+        import torch.distributed
+
+        received: list[Any] = [None] * self.size
+        torch.distributed.all_gather_object(received, sendobj, group=self.group)
+        return received
+
+    def barrier(self) -> None:
+        """Wait until every rank is here. (torch's own barrier guesses a device.)"""
+        self.allgather(None)
+
+
+def gather_results(comm: Communicator, make: Callable[[], Result]) -> list[Result]:
+    """What make() returned on every rank, by rank. Collective; make itself must not wait for a peer without a bound.
+
+    Raises: on every rank if make failed on one, with the ranks that failed and their errors: ValueError or
+            NotImplementedError if all of them are that, else RuntimeError
+    """
+    result, error = None, None
+    try:
+        result = make()
+    except Exception as caught:  # told to the peers, which would wait for this rank
+        error = caught
+    outcomes = comm.allgather((result, None if error is None else (_kind(error), str(error) or repr(error))))
+    failures: dict[str, list[int]] = {}
+    kinds: set[type[Exception]] = set()
+    for rank, (_, failure) in enumerate(outcomes):
+        if failure is not None:
+            kind, text = failure
+            kinds.add(kind)
+            failures.setdefault(text, []).append(rank)
+    if failures:
+        kind = kinds.pop() if len(kinds) == 1 else RuntimeError
+        raise kind("; ".join(f"{_join_ranks(ranks)}: {text}" for text, ranks in failures.items())) from error
+    return [result for result, _ in outcomes]
+
+
+def _kind(error: Exception) -> type[Exception]:
+    """What stands for the error on other ranks: its own class may need more than a text."""
+    return next((kind for kind in (ValueError, NotImplementedError) if isinstance(error, kind)), RuntimeError)
+
+
 def is_mpi_comm(comm: object) -> bool:
     """Whether this is an mpi4py communicator. mpi4py is not imported to find out."""
     return any(cls.__module__ == "mpi4py.MPI" and cls.__name__ == "Comm" for cls in type(comm).__mro__)
+
+
+def is_torch_group(comm: object) -> bool:
+    """Whether this is a process group of torch.distributed. torch is not imported to find out."""
+    return any(cls.__module__.startswith("torch.") and cls.__name__ == "ProcessGroup" for cls in type(comm).__mro__)
 
 
 def connect(group: object | None, comm: object | None) -> tuple[Communicator, Runtime]:
@@ -166,10 +225,12 @@ def connect(group: object | None, comm: object | None) -> tuple[Communicator, Ru
     name, given = ("group", group) if group is not None else ("comm", comm)
     if isinstance(given, InProcessComm):
         return given, given.runtime
-    if is_mpi_comm(given):
+    if is_mpi_comm(given) or is_torch_group(given):
         from nbep.host.runtime.process import process_runtime
 
-        return given, process_runtime(given)  # type: ignore[return-value]
+        communicator: Any = TorchComm(given) if is_torch_group(given) else given
+        return communicator, process_runtime(communicator)
     raise ValueError(
-        f"{name}: got {type(given).__name__}; must be the communicator that nbep.spawn passes, or one of mpi4py"
+        f"{name}: got {type(given).__name__}; must be the communicator that nbep.spawn passes, one of mpi4py, or a "
+        f"process group of torch.distributed"
     )

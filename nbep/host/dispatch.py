@@ -26,7 +26,7 @@ from nbep.host.config import DISPATCH_TOKENS, Config, fit_config, table_config
 from nbep.host.events import EventOverlap
 from nbep.host.handles import DispatchHandle
 from nbep.host.runtime.base import Array, MaybeArray, Runtime
-from nbep.host.symmetric import NodeMemory, Order
+from nbep.host.symmetric import Empty, NodeMemory, Order
 
 
 class Counts(NamedTuple):
@@ -190,9 +190,9 @@ def _dispatch_counted(
     runtime, num_ranks = memory.runtime, memory.num_ranks
     num_experts = counts.num_tokens_per_expert.shape[0]
     polled = num_worst_tokens == 0
-    with memory.allocations(order):
-        rank_prefix_matrix = runtime.empty((num_ranks, num_ranks), "int32", tokens.x)
-        channel_prefix_matrix = runtime.empty((num_ranks, shape.num_channels), "int32", tokens.x)
+    with memory.allocations(order, tokens.x) as empty:
+        rank_prefix_matrix = empty((num_ranks, num_ranks), "int32")
+        channel_prefix_matrix = empty((num_ranks, shape.num_channels), "int32")
     if polled:
         memory.counters[:] = -1  # "not here yet"; no launch that writes this set is left
     runtime.launch(
@@ -210,8 +210,8 @@ def _dispatch_counted(
     num_recv_tokens, per_expert = num_worst_tokens, []
     if polled:
         num_recv_tokens, *per_expert = _wait_counters(memory, 1 + num_experts // num_ranks)
-    with memory.allocations(order):
-        recv = _empty_outputs(runtime, tokens, num_recv_tokens, num_ranks, shape.num_channels, True)
+    with memory.allocations(order, tokens.x) as empty:
+        recv = _empty_outputs(runtime, empty, tokens, num_recv_tokens, num_ranks, shape.num_channels, True)
     _launch_dispatch(
         memory,
         recv,
@@ -240,14 +240,14 @@ def _dispatch_cached(
     memory: NodeMemory, tokens: Tokens, handle: DispatchHandle, config: Config, shape: RingShape, order: Order
 ) -> DispatchOutputs:
     """Dispatch again along the same routes."""
-    num_recv_tokens = handle.recv_src_idx.shape[0]
-    with memory.allocations(order):
-        recv = _empty_outputs(memory.runtime, tokens, num_recv_tokens, memory.num_ranks, shape.num_channels, False)
-    memory.runtime.launch(
+    runtime, num_recv_tokens = memory.runtime, handle.recv_src_idx.shape[0]
+    with memory.allocations(order, tokens.x) as empty:
+        recv = _empty_outputs(runtime, empty, tokens, num_recv_tokens, memory.num_ranks, shape.num_channels, False)
+    runtime.launch(
         memory.comm_stream,
         cached_notify_dispatch,
         1,
-        memory.runtime.notify_threads,
+        runtime.notify_threads,
         0,
         handle.rank_prefix_matrix,
         num_ring_cell_words(shape),
@@ -311,19 +311,24 @@ def _launch_dispatch(
 
 
 def _empty_outputs(
-    runtime: Runtime, tokens: Tokens, num_recv_tokens: int, num_ranks: int, num_channels: int, for_handle: bool
+    runtime: Runtime,
+    empty: Empty,
+    tokens: Tokens,
+    num_recv_tokens: int,
+    num_ranks: int,
+    num_channels: int,
+    for_handle: bool,
 ) -> DispatchOutputs:
     """Arrays for what dispatch writes; None where the input has no such part, or if no handle will be made of it."""
-    x = tokens.x
 
     def empty_like(given: MaybeArray, *shape: int) -> MaybeArray:
-        return None if given is None else runtime.empty(shape, runtime.dtype_name(given), x)
+        return None if given is None else empty(shape, runtime.dtype_name(given))
 
     def empty_index(*shape: int) -> MaybeArray:
-        return runtime.empty(shape, "int32", x) if for_handle else None
+        return empty(shape, "int32") if for_handle else None
 
     return DispatchOutputs(
-        recv_x=empty_like(x, num_recv_tokens, x.shape[1]),
+        recv_x=empty_like(tokens.x, num_recv_tokens, tokens.x.shape[1]),
         recv_x_scales=empty_like(tokens.scales, num_recv_tokens, tokens.num_scales),
         recv_src_idx=empty_index(num_recv_tokens),
         recv_topk_idx=empty_like(tokens.topk_idx, num_recv_tokens, tokens.num_topk),

@@ -42,10 +42,10 @@ def get_dispatch_layout(
     sizes = LayoutSizes(num_tokens, num_topk, memory.num_ranks, memory.num_ranks, num_experts)
     block = runtime.layout_threads
     grid = max(1, min(LAYOUT_MAX_BLOCKS, -(-num_tokens // block)))
-    with memory.allocations(Order(previous_event, allocate_on_comm_stream)):
-        num_tokens_per_rank = runtime.empty((memory.num_ranks,), "int32", topk_idx)
-        num_tokens_per_expert = runtime.empty((num_experts,), "int32", topk_idx)
-        is_token_in_rank = runtime.empty((num_tokens, memory.num_ranks), "bool", topk_idx)
+    with memory.allocations(Order(previous_event, allocate_on_comm_stream), topk_idx) as empty:
+        num_tokens_per_rank = empty((memory.num_ranks,), "int32")
+        num_tokens_per_expert = empty((num_experts,), "int32")
+        is_token_in_rank = empty((num_tokens, memory.num_ranks), "bool")
     runtime.launch(
         memory.comm_stream,
         layout_kernel,

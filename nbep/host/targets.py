@@ -14,11 +14,19 @@ def resolve_target(target: str) -> str:
         raise ValueError(f"target: got {target!r}; must be one of {', '.join(TARGETS)}")
     if target == "emulator":
         return target
-    from nbep.host.runtime.cuda.driver import unusable_reason
-
-    reason = unusable_reason()
+    reason = why_no_gpu()
     if reason is None:
         return "cuda"
     if target == "cuda":
         raise RuntimeError(f"target: got cuda; no GPU can be used here: {reason}")
     return "emulator"
+
+
+def why_no_gpu() -> str | None:
+    """Why no GPU can be used here, in one line; None if one can."""
+    try:
+        from nbep.host.runtime.cuda.driver import unusable_reason
+    except ImportError as error:  # macOS has no cuda-python
+        return str(error)
+    reason = unusable_reason()
+    return None if reason is None else reason.partition("\n")[0]

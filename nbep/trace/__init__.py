@@ -8,7 +8,7 @@
     trace.plot_channel(src=0, dst=1)
     trace.table("store", cell="tail")
 
-Read in this order: events, recorder, rings; then table, ring_picture, space_time.
+Read in this order: events, roles, recorder, rings; then table, ring_picture, space_time.
 """
 
 from __future__ import annotations

@@ -70,20 +70,8 @@ class Event(NamedTuple):
     call: int
     block: int
     thread: int
+    role: str  # what the thread is there for: "sender", "receiver", "coordinator" or its kernel's name
     cell: Cell
     value: Any
     order: str
     until: int | None = None
-
-    @property
-    def role(self) -> str:
-        return role_of(self.kernel, self.block, self.thread)
-
-
-def role_of(kernel: str, block: int, thread: int) -> str:
-    """What a thread of a kernel is there for; see the kernels' own words."""
-    if kernel not in ("dispatch", "combine"):
-        return kernel
-    if block % 2 == 0:
-        return "sender"
-    return "coordinator" if kernel == "combine" and thread < 32 else "receiver"

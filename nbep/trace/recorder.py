@@ -15,19 +15,21 @@ from typing import Any
 from nbep.device.layout.intranode import RingShape
 from nbep.emulator.bulk import MBarrier
 from nbep.trace.events import PAYLOAD, Cell, Event, Launch
+from nbep.trace.roles import role_of
 
 POLLED = frozenset(("volatile", "relaxed", "acquire"))
 ATOMICS = {"add": lambda old, operand: old + operand, "exch": lambda old, operand: operand, "max": max, "min": min}
 
 
 class _Call:
-    """What is remembered while a launch runs: its place in `Recorder.launches`, named cells, last values seen."""
+    """What is remembered of a running launch: its place in `Recorder.launches`, roles, cells and last values seen."""
 
-    __slots__ = ("index", "number", "cells", "seen")
+    __slots__ = ("index", "number", "roles", "cells", "seen")
 
     def __init__(self, index: int, number: int):
         self.index = index
         self.number = number
+        self.roles: dict[tuple[int, int], str] = {}
         self.cells: dict[tuple[Any, int], Cell | None] = {}
         self.seen: dict[tuple[int, int, Cell], Any] = {}
 
@@ -162,18 +164,7 @@ class Recorder:
         cell = self._cell(call, allocation, offset)
         if cell is None:  # a poll of payload
             cell = _cell(allocation, offset)
-        self._parked[thread] = Event(
-            self._step(),
-            "wait",
-            thread.rank,
-            thread.block.launch.name,
-            call.number,
-            thread.block_idx,
-            thread.thread_idx,
-            cell,
-            value,
-            "",
-        )
+        self._parked[thread] = self._event("wait", thread, call, cell, value, "")
 
     def on_wake(self, thread: Any) -> None:
         self._events.append(self._parked.pop(thread)._replace(until=self._step()))
@@ -181,21 +172,14 @@ class Recorder:
     # --- what they share --------------------------------------------------------------------------------------------
 
     def _record(self, what: str, thread: Any, call: _Call, cell: Cell, value: Any, order: str) -> None:
-        launch = thread.block.launch
-        self._events.append(
-            Event(
-                self._step(),
-                what,
-                thread.rank,
-                launch.name,
-                call.number,
-                thread.block_idx,
-                thread.thread_idx,
-                cell,
-                value,
-                order,
-            )
-        )
+        self._events.append(self._event(what, thread, call, cell, value, order))
+
+    def _event(self, what: str, thread: Any, call: _Call, cell: Cell, value: Any, order: str) -> Event:
+        launch, place = thread.block.launch, (thread.block_idx, thread.thread_idx)
+        if place not in call.roles:
+            call.roles[place] = role_of(launch, *place)
+        role = call.roles[place]
+        return Event(self._step(), what, thread.rank, launch.name, call.number, *place, role, cell, value, order)
 
     def _step(self) -> int:
         """Primitive calls of all threads so far."""

@@ -65,12 +65,12 @@ def channel_picture(trace: Recorder, src: int, dst: int, channel: int, kernel: s
         what = f"{kernel} number {call} with a ring of channel {channel} from rank {src} to rank {dst}"
         raise ValueError(f"src, dst, channel, kernel, call: the trace has no {what}")
 
-    sender, receiver = (src, 2 * channel), (dst, 2 * channel + 1)
     roles = ["sender", *(["coordinator"] if kernel == "combine" else []), "receiver"]
-    names = [f"{role}\nrank {src if role == 'sender' else dst}" for role in roles]
+    ranks = [src if role == "sender" else dst for role in roles]
+    names = [f"{role}\nrank {rank}" for role, rank in zip(roles, ranks, strict=True)]
 
     def lane_of(event: Event) -> int | None:
-        if event.role in roles and (event.rank, event.block) == (sender if event.role == "sender" else receiver):
+        if event.role in roles and event.block // 2 == channel and event.rank == ranks[roles.index(event.role)]:
             return roles.index(event.role)
         return None
 

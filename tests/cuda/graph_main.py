@@ -1,8 +1,9 @@
 """Layout, dispatch and combine in one CUDA graph, replayed with new inputs; one process per GPU.
 
-    mpirun -n 2 python tests/cuda/graph_main.py
+    mpirun -n 2 python tests/cuda/graph_main.py [--async]
 
 With num_worst_tokens nothing on the way needs the CPU. The exit code is 0 if every replay gave what the reference says.
+With --async the calls return at once, and their outputs belong to the comm stream.
 """
 
 import sys
@@ -39,6 +40,7 @@ class Layer:
         self.options = Options(nbep.Config(4, 3, 8), num_worst_tokens=sum(case.num_tokens) + 3)
         self.buffer = nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes(case, self.options))
         self.inputs = self.arrays(case)
+        self.is_async = "--async" in sys.argv
 
     def arrays(self, case: Case) -> tuple:
         return to_target((case.x[self.rank], case.topk_idx[self.rank], case.topk_weights[self.rank]))
@@ -47,10 +49,17 @@ class Layer:
         for array, new in zip(self.inputs, arrays, strict=True):
             array.copy_(new)
 
+    def order(self, event: nbep.EventOverlap | None = None) -> dict:
+        """Where a call stands among others: behind the event, or behind the current stream."""
+        if not self.is_async:
+            return {}
+        event = event or nbep.Buffer.capture()
+        return {"previous_event": event, "async_finish": True, "allocate_on_comm_stream": True}
+
     def forward(self) -> Outcome:
         x, topk_idx, topk_weights = self.inputs
-        layout = self.buffer.get_dispatch_layout(topk_idx, self.num_experts)[:4]
-        recv_x, recv_topk_idx, recv_topk_weights, counts, handle, _ = self.buffer.dispatch(
+        *layout, event = self.buffer.get_dispatch_layout(topk_idx, self.num_experts, **self.order())
+        recv_x, recv_topk_idx, recv_topk_weights, counts, handle, event = self.buffer.dispatch(
             x,
             topk_idx=topk_idx,
             topk_weights=topk_weights,
@@ -59,13 +68,16 @@ class Layer:
             num_tokens_per_expert=layout[2],
             num_worst_tokens=self.options.num_worst_tokens,
             config=self.options.config,
+            **self.order(event),
         )
+        event.current_stream_wait()
         send_head = handle.send_head.clone()
-        outcome = Outcome(layout, recv_x, recv_topk_idx, recv_topk_weights, counts, handle, send_head)
+        outcome = Outcome(tuple(layout), recv_x, recv_topk_idx, recv_topk_weights, counts, handle, send_head)
         expert_output = (recv_x.float() * float(FACTORS[self.rank])).bfloat16()
-        outcome.combined_x, outcome.combined_topk_weights, _ = self.buffer.combine(
-            expert_output, handle, topk_weights=recv_topk_weights, config=self.options.config
+        outcome.combined_x, outcome.combined_topk_weights, event = self.buffer.combine(
+            expert_output, handle, topk_weights=recv_topk_weights, config=self.options.config, **self.order()
         )
+        event.current_stream_wait()
         return outcome
 
 

@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.cuda, pytest.mark.skipif(LIBRARY != "torch", reason="t
 CASE = make_case(1, num_tokens=(9, 14), num_topk=3)
 OPTIONS = Options(CONFIG, num_worst_tokens=30)
 LONG_NS = 20_000_000_000
+SHORT_NS = 300_000_000
 
 
 class Gate:
@@ -74,9 +75,9 @@ class Rank:
         recv_x, *_, event = self.buffer.dispatch(self.x, **self.arguments, async_finish=True, **order)
         return recv_x, event
 
-    def comes(self, predicate) -> bool:
+    def comes(self, predicate, timeout_ns=LONG_NS) -> bool:
         """Whether the predicate becomes true; a run in which it does not takes long."""
-        return self.comm.runtime.wait_until(predicate, lambda: "a stream", timeout_ns=LONG_NS)
+        return self.comm.runtime.wait_until(predicate, lambda: "a stream", timeout_ns=timeout_ns)
 
     def check(self, recv_x) -> None:
         want = Expected(CASE, OPTIONS).dispatched[self.comm.rank]
@@ -131,7 +132,24 @@ def test_a_call_without_previous_event_starts_after_the_current_stream():
     spawn(main, 2)
 
 
-def test_a_call_with_previous_event_does_not_wait_for_the_current_stream():
+def test_a_call_with_previous_event_alone_waits_for_the_current_stream_too():
+    """Its outputs may lie in memory that work behind the event still reads."""
+
+    def main(comm):
+        with rank_of(comm) as rank:
+            rank.x.copy_(rank.real_x)
+            before = nbep.Buffer.capture()
+            rank.gate.hold(rank.current)
+            recv_x, event = rank.dispatch(previous_event=before)
+            assert not rank.comes(lambda: event.event.done, SHORT_NS), "dispatch did not wait for the current stream"
+            rank.gate.open()
+            event.current_stream_wait()
+            rank.check(recv_x)
+
+    spawn(main, 2)
+
+
+def test_a_call_that_allocates_on_the_comm_stream_does_not_wait_for_the_current_stream():
     def main(comm):
         with rank_of(comm) as rank:
             rank.x.copy_(rank.real_x)
@@ -170,5 +188,29 @@ def test_outputs_belong_to_the_comm_stream_if_asked():
                 event.current_stream_wait()
                 rank.check(recv_x)
                 assert set(streams) == {comm_stream if on_comm_stream else own}
+
+    spawn(main, 2)
+
+
+def test_outputs_keep_their_bytes_until_the_current_stream_has_read_them():
+    """recv_x goes away while a copy of it is held back; the next call's outputs must not take its memory by then."""
+    import torch
+
+    def main(comm):
+        with rank_of(comm) as rank:
+            rank.x.copy_(rank.real_x)
+            zeros = torch.zeros_like(rank.x)
+            order = {"previous_event": nbep.Buffer.capture(), "allocate_on_comm_stream": True}
+            recv_x, event = rank.dispatch(**order)
+            event.current_stream_wait()
+            kept = torch.empty_like(recv_x)
+            rank.gate.hold(rank.current)
+            kept.copy_(recv_x)
+            del recv_x, event
+            rank.x = zeros
+            _, event = rank.dispatch(**order)
+            assert rank.comes(lambda: event.event.done)
+            rank.gate.open()
+            rank.check(kept)
 
     spawn(main, 2)

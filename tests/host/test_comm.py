@@ -6,7 +6,7 @@ import pytest
 from target import spawn
 
 import nbep
-from nbep.host.comm import connect, is_mpi_comm
+from nbep.host.comm import connect, gather_results, is_mpi_comm
 
 
 def test_every_rank_has_its_number_and_the_size():
@@ -86,6 +86,35 @@ def test_ranks_that_call_different_methods_are_told():
 
     with pytest.raises(RuntimeError, match=r"rank \d calls (barrier|bcast from 0) while rank \d called"):
         spawn(main, 2)
+
+
+@pytest.mark.parametrize(
+    ("errors", "kind", "text"),
+    [
+        ({1: ValueError("odd")}, ValueError, "rank 1: odd"),
+        ({0: ValueError("odd"), 2: ValueError("odd")}, ValueError, "ranks 0, 2: odd"),
+        ({0: NotImplementedError("low"), 2: ValueError("odd")}, RuntimeError, "rank 0: low; rank 2: odd"),
+        ({2: UnicodeDecodeError("utf8", b"x", 0, 1, "bad")}, ValueError, "rank 2: 'utf8' codec can't decode"),
+        ({1: KeyError()}, RuntimeError, r"rank 1: KeyError\(\)"),
+    ],
+    ids=str,
+)
+def test_what_fails_on_one_rank_fails_on_all_and_names_it(errors, kind, text):
+    def main(comm):
+        def make():
+            if comm.rank in errors:
+                raise errors[comm.rank]
+
+        with pytest.raises(kind, match=f"^{text}") as failure:
+            gather_results(comm, make)
+        assert failure.type is kind
+        assert failure.value.__cause__ is errors.get(comm.rank)
+
+    spawn(main, 3)
+
+
+def test_what_fails_on_no_rank_comes_by_rank():
+    assert spawn(lambda comm: gather_results(comm, lambda: comm.rank**2), 3) == [[0, 1, 4]] * 3
 
 
 @pytest.mark.emulator_only("a GPU's ranks find no deadlocks")

@@ -1,5 +1,8 @@
 """Handles unpack like tuples; events order calls."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 from arrays import to_numpy, to_target
@@ -135,6 +138,35 @@ def test_a_worst_case_call_in_flight_does_not_disturb_the_next_count(on_two_rank
 
     for seed in range(5):
         on_two_ranks(main, seed=seed)
+
+
+def test_a_blocking_call_leaves_its_arrays_to_the_caller(on_two_ranks, inputs):
+    def main(buffer):
+        arguments = inputs(buffer)
+        recv_x, _, _, _, handle, event = buffer.dispatch(**arguments)
+        *_, combine_event = buffer.combine(recv_x, handle)
+        given = [weakref.ref(array) for array in (arguments.pop("x"), recv_x)]
+        del recv_x
+        gc.collect()
+        assert [array() for array in given] == [None, None]
+        assert event.event.done
+        assert combine_event.event.done
+
+    on_two_ranks(main)
+
+
+def test_an_asynchronous_call_keeps_its_arrays_until_its_event_is_waited_for(on_two_ranks, inputs):
+    def main(buffer):
+        arguments = inputs(buffer)
+        *_, event = buffer.dispatch(**arguments, num_worst_tokens=6, async_finish=True)
+        x = weakref.ref(arguments.pop("x"))
+        gc.collect()
+        assert x() is not None
+        event.current_stream_wait()
+        gc.collect()
+        assert x() is None
+
+    on_two_ranks(main)
 
 
 def test_leaving_the_with_block_waits(on_two_ranks):

@@ -1,5 +1,6 @@
 """What the tests run under mpiexec, once per rank: `python -m mpi4py programs.py NAME`. A failure ends all ranks."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from intranode import Options, check, combine, dispatch, dispatch_input, num_nvl
 import nbep
 from nbep.device.kernels.intranode.cached_notify_combine import cached_notify_combine
 from nbep.emulator import UseAfterFree
+from nbep.host.runtime.cuda.mailbox import Mailbox, send
+from nbep.host.runtime.process import process_runtime
 
 
 def check_all_ranks(comm, case, options, outcome):
@@ -97,13 +100,64 @@ def peer_that_does_not_come(comm):
 
 
 def bad_arguments(comm):
-    """Sizes that differ are refused on every rank, and the group goes on."""
+    """What one rank gets wrong, and sizes that differ, are refused on every rank, and the group goes on."""
     with pytest.raises(ValueError, match="must be the same on all ranks"):
         nbep.Buffer(comm, num_nvl_bytes=128 * (1 + comm.rank))
+    with pytest.raises(ValueError, match=r"^rank 1: num_nvl_bytes: got 100; must be a multiple"):
+        nbep.Buffer(comm, num_nvl_bytes=100 if comm.rank == 1 else 256)
+    if comm.rank == 1:
+        os.environ["NBEP_TIMEOUT_MS"] = "soon"
+    with pytest.raises(ValueError, match=r"^rank 1: NBEP_TIMEOUT_MS: got 'soon'; must be a positive number"):
+        nbep.Buffer(comm, num_nvl_bytes=256)
+    os.environ.pop("NBEP_TIMEOUT_MS", None)
     buffer = nbep.Buffer(comm, num_nvl_bytes=256)
     buffer.destroy()
     with pytest.raises(ValueError, match="destroyed"):
         buffer.get_comm_stream()
+
+
+def bad_targets(comm):
+    """A target that one rank does not know, or that differs, is refused on every rank, and the group goes on."""
+    os.environ["NBEP_TARGET"] = ("emulator", "gpu")[comm.rank]
+    with pytest.raises(ValueError, match=r"^rank 1: target: got 'gpu'; must be one of auto, emulator, cuda"):
+        nbep.Buffer(comm, num_nvl_bytes=256)
+    os.environ["NBEP_TARGET"] = ("emulator", "auto")[comm.rank]
+    with pytest.raises(ValueError, match=r"NBEP_TARGET: got \['emulator', 'auto'\]; must be the same on all ranks"):
+        nbep.Buffer(comm, num_nvl_bytes=256)
+    os.environ["NBEP_TARGET"] = "emulator"
+    nbep.Buffer(comm, num_nvl_bytes=256).destroy()
+
+
+def one_rank_has_no_memory(comm):
+    """A rank that cannot allocate is named by all, and the group can try again."""
+    runtime = process_runtime(comm)
+
+    def no_memory(num_bytes, name):
+        raise MemoryError(f"no room for {name}")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if comm.rank == 1:
+            patch.setattr(runtime, "allocate", no_memory)
+        with pytest.raises(RuntimeError, match=r"^rank 1: no room for claim"):
+            nbep.Buffer(comm, num_nvl_bytes=256)
+    nbep.Buffer(comm, num_nvl_bytes=256).destroy()
+
+
+def file_descriptors(comm):
+    """Every rank sends a file to every other, and reads what the others wrote."""
+    mailbox = Mailbox()
+    fd = os.memfd_create("file")
+    os.pwrite(fd, f"rank {comm.rank}".encode(), 0)
+    for peer, address in enumerate(comm.allgather(mailbox.address)):
+        if peer != comm.rank:
+            send(fd, address, comm.rank)
+    os.close(fd)
+    for peer in range(comm.size):
+        if peer != comm.rank:
+            fd = mailbox.receive(peer)
+            assert os.pread(fd, 100, 0) == f"rank {peer}".encode()
+            os.close(fd)
+    mailbox.close()
 
 
 def memory_is_given_back(comm):

@@ -1,5 +1,7 @@
 """A trace holds what the kernels did: publishes, waits, the fill of each ring, and the pictures made of them."""
 
+from dataclasses import replace
+
 import pytest
 from cases import make_case
 from intranode import Options, dispatch, num_nvl_bytes, round_trip
@@ -14,9 +16,9 @@ CASE = make_case(3, num_ranks=2, num_tokens=[9, 4], num_topk=2, hidden=16)
 OPTIONS = Options(CONFIG)
 
 
-def traced(seed: int = 7, fn=round_trip) -> Trace:
+def traced(seed: int = 7, fn=round_trip, options: Options = OPTIONS) -> Trace:
     trace = Trace()
-    nbep.spawn(fn, CASE.num_ranks, "emulator", (CASE, OPTIONS), seed, tracer=trace)
+    nbep.spawn(fn, CASE.num_ranks, "emulator", (CASE, options), seed, tracer=trace)
     return trace
 
 
@@ -86,6 +88,25 @@ def test_a_wait_ends_after_the_store_that_ends_it(trace):
     for wait in waits:
         stores = trace.events("store", cell=wait.cell.text, kernel="dispatch")
         assert any(wait.step <= store.step <= wait.until and store.value > wait.value for store in stores)
+
+
+@pytest.mark.parametrize("mix_roles", [False, True])
+def test_whoever_moves_a_tail_sends_and_whoever_moves_a_head_receives(mix_roles):
+    trace = traced(options=Options(replace(CONFIG, mix_roles=mix_roles)))
+    roles = {name: trace.events("store", cell=name, kernel="dispatch") for name in ("start", "tail", "head")}
+    assert {name: {event.role for event in events} for name, events in roles.items()} == {
+        "start": {"sender"},
+        "tail": {"sender"},
+        "head": {"receiver"},
+    }
+    assert {event.block for event in roles["tail"]} == ({0, 1} if mix_roles else {0})
+
+
+@pytest.mark.parametrize("dst", [0, 1])
+def test_a_picture_of_mixed_roles_has_what_both_ends_publish(dst):
+    trace = traced(options=Options(replace(CONFIG, mix_roles=True)))
+    lanes = trace.plot_channel(0, dst).axes[0]
+    assert "tail: stored, then seen" in [text.get_text() for text in lanes.get_legend().get_texts()]
 
 
 def test_same_seed_gives_the_same_trace_and_another_seed_another(trace):

@@ -59,6 +59,13 @@ class TorchArrays:
         torch = sys.modules["torch"]
         return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
 
+    @staticmethod
+    def let_current_stream_use(arrays: list[Any]) -> bool:
+        stream = sys.modules["torch"].cuda.current_stream()
+        for array in arrays:
+            array.record_stream(stream)
+        return True
+
 
 class CupyArrays:
     """cupy.ndarray."""
@@ -86,6 +93,10 @@ class CupyArrays:
     @staticmethod
     def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
         return sys.modules["cupy"].empty(shape, numpy_dtype(dtype))
+
+    @staticmethod
+    def let_current_stream_use(arrays: list[Any]) -> bool:
+        return False  # its pool knows of one stream, on which the memory was handed out
 
 
 class NumbaArrays:
@@ -115,6 +126,10 @@ class NumbaArrays:
     def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
         cuda = sys.modules["numba.cuda"]
         return cuda.device_array(shape, numpy_dtype(dtype))
+
+    @staticmethod
+    def let_current_stream_use(arrays: list[Any]) -> bool:
+        return False  # its memory belongs to no stream
 
 
 LIBRARIES: dict[str, Any] = {"torch": TorchArrays, "cupy": CupyArrays, "numba": NumbaArrays, "numba_cuda": NumbaArrays}

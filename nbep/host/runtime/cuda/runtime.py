@@ -22,11 +22,22 @@ from nbep.device.compile import load_kernels
 from nbep.device.jit import KERNELS
 from nbep.device.primitives.tma import SM90
 from nbep.device.types import flatten_args
-from nbep.host.runtime.base import Array, Describe, Event, Kernel, Memory, Runtime, Stream, SymmetricMemory
+from nbep.host.runtime.base import (
+    Array,
+    Describe,
+    Event,
+    HandleType,
+    Kernel,
+    Memory,
+    Runtime,
+    Stream,
+    SymmetricMemory,
+)
 from nbep.host.runtime.cuda.arrays import current_stream_handle, library_of, on_stream
-from nbep.host.runtime.cuda.driver import Device, check, current_ordinal
+from nbep.host.runtime.cuda.driver import Device, check
 from nbep.host.runtime.cuda.launcher import LoadedKernel, source_key
-from nbep.host.runtime.cuda.memory import CudaSymmetricMemory, DeviceMemory, HostVisibleMemory
+from nbep.host.runtime.cuda.memory import DeviceMemory, HostVisibleMemory
+from nbep.host.runtime.cuda.peers import SYMMETRIC_MEMORY
 
 HostWait = Callable[[Callable[[], bool], Callable[[], str]], Any]
 
@@ -39,10 +50,16 @@ def is_capturing(stream: int) -> bool:
 
 
 class CudaEvent(Event):
-    """A CUDA event without timing. host_wait, if given, blocks the host until a predicate is true."""
+    """A CUDA event without timing. host_wait, if given, blocks the host until a predicate is true.
+
+    It may keep the arrays of the launches before it. When the stream of the caller that gave them waits for the event,
+    they are let go: what that stream does with their memory from then on comes after the launches.
+    """
 
     def __init__(self, stream: int, host_wait: HostWait | None = None):
         self._host_wait = host_wait
+        self._arrays: list[Any] = []
+        self._caller = -1
         self.event = check("cuEventCreate", cu.cuEventCreate(cu.CUevent_flags.CU_EVENT_DISABLE_TIMING))
         check("cuEventRecord", cu.cuEventRecord(self.event, stream))
 
@@ -59,6 +76,17 @@ class CudaEvent(Event):
         check("cuEventQuery", code)
         return True
 
+    def keep(self, arrays: list[Any]) -> None:
+        """Keep the arrays alive; their caller's stream is the current one."""
+        self._arrays, self._caller = arrays, current_stream_handle()
+
+    @property
+    def keeps_arrays(self) -> bool:
+        return bool(self._arrays)
+
+    def let_go(self) -> None:
+        self._arrays = []
+
     def current_stream_wait(self) -> None:
         """Later work of the caller's current stream starts after the event. Only a virtual rank's host waits too."""
         current = current_stream_handle()
@@ -67,17 +95,21 @@ class CudaEvent(Event):
         if self._host_wait is not None and not is_capturing(current):
             self._host_wait(lambda: self.done, lambda: "an event of its comm stream")
         check("cuStreamWaitEvent", cu.cuStreamWaitEvent(current, self.event, 0))
+        if current == self._caller:
+            self.let_go()
 
 
 class CudaStream(Stream):
-    """A stream. `handle` 0 is the default one. It holds on to the arrays of its launches until they are done."""
+    """A stream. `handle` 0 is the default one. Its events keep the arrays of its launches until those are done."""
 
-    def __init__(self, handle: int, name: str, host_wait: HostWait | None = None):
+    def __init__(self, handle: int, name: str, ordinal: int, host_wait: HostWait | None = None):
         self.handle = handle
         self.name = name
+        self.ordinal = ordinal
         self._host_wait = host_wait
         self.unrecorded: list[Any] = []  # arrays of the launches since the last event
-        self._in_flight: deque[tuple[CudaEvent, list[Any]]] = deque()
+        self._in_flight: deque[CudaEvent] = deque()  # those that keep arrays, or did so
+        self._captured: list[CudaEvent] = []  # the same, but recorded into a CUDA graph: they cannot be asked
 
     @property
     def cuda_stream(self) -> int:
@@ -87,12 +119,21 @@ class CudaStream(Stream):
     def record(self) -> CudaEvent:
         event = CudaEvent(self.handle, self._host_wait)
         if self.unrecorded:
-            arrays, self.unrecorded = self.unrecorded, []
-            if not is_capturing(self.handle):  # the arrays of a graph are its owner's to keep
-                while self._in_flight and self._in_flight[0][0].done:
-                    self._in_flight.popleft()
-                self._in_flight.append((event, arrays))
+            event.keep(self.unrecorded)
+            self.unrecorded = []
+            if is_capturing(self.handle):
+                self._captured.append(event)
+            else:
+                self._let_go_of_the_past()
+                self._in_flight.append(event)
         return event
+
+    def _let_go_of_the_past(self) -> None:
+        """What a graph used that is complete, and what the launches used that are done."""
+        while self._captured:
+            self._captured.pop().let_go()
+        while self._in_flight and (not self._in_flight[0].keeps_arrays or self._in_flight[0].done):
+            self._in_flight.popleft().let_go()
 
     def wait(self, event: Event) -> None:
         assert isinstance(event, CudaEvent)
@@ -108,10 +149,10 @@ class CudaStream(Stream):
 
     def close(self) -> None:
         """Keep the stream for the next one that is created: arrays that belong to it are freed on it, maybe later."""
-        _idle_streams.setdefault(current_ordinal(), []).append(self.handle)
+        _idle_streams.setdefault(self.ordinal, []).append(self.handle)
 
 
-_idle_streams: dict[int | None, list[int]] = {}  # by device, of all runtimes of the process
+_idle_streams: dict[int, list[int]] = {}  # by device, of all runtimes of the process
 
 
 class SharedDevice:
@@ -158,8 +199,10 @@ class CudaRuntime(Runtime):
 
     # Memory
 
-    def allocate_symmetric(self, comm: Any, num_bytes: int, name: str, describe: Describe) -> SymmetricMemory:
-        return CudaSymmetricMemory(self.device, num_bytes, name)
+    def allocate_symmetric(
+        self, comm: Any, num_bytes: int, name: str, describe: Describe, handle_type: HandleType
+    ) -> SymmetricMemory:
+        return SYMMETRIC_MEMORY[handle_type](self.device, num_bytes, name)
 
     def allocate(self, num_bytes: int, name: str) -> Memory:
         return DeviceMemory(self.device, num_bytes, name)
@@ -192,11 +235,14 @@ class CudaRuntime(Runtime):
         assert isinstance(stream, CudaStream)
         return on_stream(stream.handle)
 
+    def let_current_stream_use(self, arrays: list[Array]) -> bool:
+        return library_of(arrays[0]).let_current_stream_use(arrays)
+
     # Work
 
     @property
     def current_stream(self) -> CudaStream:
-        return CudaStream(current_stream_handle(), "current", self._host_wait)
+        return CudaStream(current_stream_handle(), "current", self.device.ordinal, self._host_wait)
 
     @property
     def is_capturing(self) -> bool:
@@ -209,7 +255,7 @@ class CudaRuntime(Runtime):
             flags = cu.CUstream_flags.CU_STREAM_NON_BLOCKING
             _, highest = check("cuCtxGetStreamPriorityRange", cu.cuCtxGetStreamPriorityRange())
             handle = int(check("cuStreamCreateWithPriority", cu.cuStreamCreateWithPriority(flags, highest)))
-        return CudaStream(handle, name, self._host_wait)
+        return CudaStream(handle, name, self.device.ordinal, self._host_wait)
 
     def launch(self, stream: Stream, kernel: Kernel, grid: int, block: int, smem_bytes: int, *args: Any) -> None:
         """Raises: ValueError if the grid's blocks, with those of the card's other ranks, cannot be resident at once"""

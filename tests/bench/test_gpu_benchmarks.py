@@ -1,0 +1,76 @@
+"""The benchmarks for GPUs: what they say where they cannot run, and what they compute."""
+
+import argparse
+import sys
+from importlib import import_module
+from types import SimpleNamespace
+
+import pytest
+
+from nbep.bench import intranode
+
+GPU_BENCHMARKS = ["intranode", "launch", "soak"]
+
+
+def main_of(name: str):
+    return import_module(f"nbep.bench.{name}").main
+
+
+@pytest.mark.parametrize("name", GPU_BENCHMARKS)
+def test_without_a_gpu_one_line_says_so(name, monkeypatch, capsys):
+    monkeypatch.setattr("nbep.host.runtime.cuda.driver.unusable_reason", lambda: "no driver\nwas found")
+    assert main_of(name)([]) == 2
+    assert capsys.readouterr().err == f"nbep bench {name} needs a GPU: no driver\n"
+
+
+@pytest.mark.parametrize("name", ["intranode", "soak"])
+def test_without_torch_one_line_says_so(name, monkeypatch, capsys):
+    monkeypatch.setattr("nbep.host.runtime.cuda.driver.unusable_reason", lambda: None)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main_of(name)([]) == 2
+    assert capsys.readouterr().err == f"nbep bench {name} needs torch: pip install torch\n"
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["intranode", "--repeat", "0"],
+        ["intranode", "--ranks", "3"],
+        ["launch", "--repeat", "0"],
+        ["soak", "--rounds", "0"],
+    ],
+    ids=" ".join,
+)
+def test_numbers_that_measure_nothing_are_refused(argv, capsys):
+    name, *options = argv
+    with pytest.raises(SystemExit) as exit_info:
+        main_of(name)(options)
+    assert exit_info.value.code == 2
+    assert options[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("repeat", [1, 4])
+def test_the_first_call_is_not_timed_however_few_there_are(repeat, monkeypatch):
+    """The n-th pair of events is n ms apart, so the mean tells which ones count."""
+    made = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            made.append(self)
+            self.number = len(made)
+
+        def record(self):
+            pass
+
+        def elapsed_time(self, end):
+            return end.number - (1 + repeat)
+
+    stream = SimpleNamespace(synchronize=lambda: None)
+    torch = SimpleNamespace(cuda=SimpleNamespace(Event=Event, current_stream=lambda: stream))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    comm = SimpleNamespace(size=1, barrier=lambda: None, allgather=lambda value: [value])
+    setup = SimpleNamespace(comm=comm, options=argparse.Namespace(repeat=repeat))
+    calls = []
+    seconds = intranode.mean_seconds(setup, lambda: calls.append(1))
+    assert seconds == pytest.approx(sum(range(2, repeat + 2)) / repeat / 1e3)
+    assert len(calls) == 3 + 1 + repeat

@@ -1,0 +1,73 @@
+"""What the comm stream waits for before a call's kernels, with a runtime that only writes down what it is asked for."""
+
+import sys
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+
+from nbep.host.events import EventHandle, EventOverlap
+from nbep.host.runtime.cuda.arrays import CupyArrays, NumbaArrays, TorchArrays
+from nbep.host.symmetric import NodeMemory, Order
+
+NO_EVENT = (None, EventOverlap())
+AN_EVENT = EventOverlap(EventHandle("event"))
+
+
+def allocate(order: Order, library_minds_streams: bool = True) -> list[str]:
+    """What happens when a call allocates one array, in order."""
+    log: list[str] = []
+
+    @contextmanager
+    def allocating_on(stream):
+        log.append("on comm stream")
+        yield
+        log.append("on current stream")
+
+    def let_current_stream_use(arrays):
+        log.append(f"let current stream use {arrays}")
+        return library_minds_streams
+
+    def empty(shape, dtype, like):
+        log.append("allocate")
+        return f"{dtype} {list(shape)} of {like}"
+
+    stream = SimpleNamespace(
+        wait=lambda event: log.append(f"wait for {event}"),
+        wait_current_stream=lambda: log.append("wait for current stream"),
+    )
+    runtime = SimpleNamespace(allocating_on=allocating_on, let_current_stream_use=let_current_stream_use, empty=empty)
+    memory = SimpleNamespace(runtime=runtime, comm_stream=stream)
+    with NodeMemory.allocations(memory, order, "torch") as new:
+        assert new((2, 3), "int32") == "int32 [2, 3] of torch"
+    return log
+
+
+@pytest.mark.parametrize("previous_event", NO_EVENT)
+def test_without_previous_event_a_call_waits_for_the_current_stream(previous_event):
+    assert allocate(Order(previous_event, False)) == ["allocate", "wait for current stream"]
+
+
+def test_previous_event_alone_does_not_keep_a_call_from_waiting_for_the_current_stream():
+    """The memory of the outputs may be in use there, by work that came after the event."""
+    assert allocate(Order(AN_EVENT, False)) == ["wait for event", "allocate", "wait for current stream"]
+
+
+def test_outputs_of_the_comm_stream_are_made_known_to_the_current_stream_instead():
+    expected = ["wait for event", "on comm stream", "allocate", "on current stream"]
+    assert allocate(Order(AN_EVENT, True)) == [*expected, "let current stream use ['int32 [2, 3] of torch']"]
+
+
+def test_a_library_that_does_not_mind_other_streams_makes_the_call_wait_after_all():
+    assert allocate(Order(AN_EVENT, True), library_minds_streams=False)[-1] == "wait for current stream"
+
+
+def test_torch_is_told_of_every_array_and_the_others_cannot_be(monkeypatch):
+    recorded = []
+    arrays = [SimpleNamespace(record_stream=lambda stream, i=i: recorded.append((i, stream))) for i in range(2)]
+    torch = SimpleNamespace(cuda=SimpleNamespace(current_stream=lambda: "current"))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert TorchArrays.let_current_stream_use(arrays)
+    assert recorded == [(0, "current"), (1, "current")]
+    assert not CupyArrays.let_current_stream_use(arrays)
+    assert not NumbaArrays.let_current_stream_use(arrays)

@@ -1,0 +1,118 @@
+"""A process group of torch.distributed as the communicator: what DeepEP's users have."""
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from cases import make_case
+from intranode import round_trip, run
+from processes import run_python
+
+import nbep
+from nbep.host.comm import TorchComm, is_torch_group
+from nbep.host.runtime import process
+from nbep.host.runtime.base import current_runtime
+
+GLOO_PROGRAM = Path(__file__).parent / "gloo_main.py"
+
+
+class ProcessGroup:
+    """Stands in for torch's: rank and size are methods."""
+
+    __module__ = "torch._C._distributed_c10d"
+
+    def __init__(self, comm):
+        self.comm = comm
+
+    def rank(self) -> int:
+        return self.comm.rank
+
+    def size(self) -> int:
+        return self.comm.size
+
+
+@pytest.fixture
+def torch_without_torch(monkeypatch):
+    """torch.distributed with its one function that nbep calls."""
+
+    def all_gather_object(object_list, obj, group=None):
+        object_list[:] = group.comm.allgather(obj)
+
+    torch, distributed = ModuleType("torch"), ModuleType("torch.distributed")
+    torch.distributed, distributed.all_gather_object = distributed, all_gather_object
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
+
+
+@pytest.fixture
+def ranks_of_a_spawn(torch_without_torch, monkeypatch):
+    """A process group's ranks are not processes of their own."""
+    monkeypatch.setattr(process, "process_runtime", lambda comm: current_runtime())
+
+
+emulator_only = pytest.mark.emulator_only("a stand-in for torch would be in torch's way")
+
+
+def test_only_torchs_groups_count_as_torch():
+    assert is_torch_group(ProcessGroup(None))
+    assert is_torch_group(type("ProcessGroupOfSomebody", (ProcessGroup,), {})(None))
+    assert not is_torch_group(type("ProcessGroup", (), {"__module__": "elsewhere"})())
+
+
+@emulator_only
+@pytest.mark.usefixtures("ranks_of_a_spawn")
+def test_ranks_of_a_process_group_agree_with_the_reference():
+    def main(comm, case, options):
+        return round_trip(ProcessGroup(comm), case, options)
+
+    run(make_case(1, num_ranks=4, num_tokens=(5, 0, 7, 1)), fn=main)
+
+
+@emulator_only
+@pytest.mark.usefixtures("ranks_of_a_spawn")
+def test_a_buffer_keeps_the_group_that_it_was_given():
+    def main(comm):
+        group = ProcessGroup(comm)
+        buffer = nbep.Buffer(group, num_nvl_bytes=256)
+        assert (buffer.group, buffer.rank, buffer.group_size) == (group, comm.rank, 2)
+        buffer.destroy()
+
+    nbep.spawn(main, 2, "emulator")
+
+
+@emulator_only
+@pytest.mark.usefixtures("torch_without_torch")
+def test_collectives_are_those_of_a_communicator():
+    def main(comm):
+        group = TorchComm(ProcessGroup(comm))
+        group.barrier()
+        return group.rank, group.size, group.allgather(10 * group.rank)
+
+    assert nbep.spawn(main, 3, "emulator") == [(rank, 3, [0, 10, 20]) for rank in range(3)]
+
+
+@emulator_only
+@pytest.mark.usefixtures("torch_without_torch")
+def test_a_process_group_without_gpus_is_refused_on_every_rank(monkeypatch):
+    monkeypatch.setenv("NBEP_TARGET", "emulator")
+    monkeypatch.setattr(process, "_runtime", None)
+
+    def main(comm):
+        with pytest.raises(
+            RuntimeError, match="group: got a process group of torch, but 2 of 2 ranks would run on the"
+        ):
+            nbep.Buffer(ProcessGroup(comm), num_nvl_bytes=256)
+
+    nbep.spawn(main, 2, "emulator")
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="no torch here")
+def test_two_processes_under_gloo():
+    """What torch itself does with the calls; no GPU is needed."""
+    output = run_python(
+        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, GLOO_PROGRAM, NBEP_TARGET="emulator"
+    )
+    for rank in range(2):
+        assert f"rank {rank} is done" in output
