@@ -1,6 +1,6 @@
 """The annotations of kernel parameters, and the flat list of leaves they amount to.
 
-A kernel's parameters are scalars and NamedTuples (nested ones too) of scalars. Every leaf is annotated with one of
+A kernel's parameters are scalars and NamedTuples of scalars. Every leaf is annotated with one of
 
     In     address of an array that the kernel only reads
     Out    address of an array that the kernel writes
@@ -14,7 +14,7 @@ so one signature says who owns each pointer, how the emulator maps it, and how C
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -80,17 +80,22 @@ def flatten_params(function: Callable) -> tuple[Param, ...]:
     Raises: TypeError for a leaf that is annotated with none of this module's types
     """
 
-    def leaves(path: str, hint: Any) -> Iterator[Param]:
-        leaf = param_type(hint)
-        if leaf is not None:
-            yield Param(path, leaf)
-        elif is_named_tuple(hint):
-            for field, field_hint in get_type_hints(hint, include_extras=True).items():
-                yield from leaves(f"{path}.{field}", field_hint)
-        else:
-            raise TypeError(f"{function.__name__}: {path} must be In, Out, InOut, Sym, I32, I64, F32 or a NamedTuple")
+    def leaf(path: str, hint: Any) -> Param:
+        found = param_type(hint)
+        if found is None:
+            raise TypeError(
+                f"{function.__name__}: {path} must be In, Out, InOut, Sym, I32, I64, F32 or a NamedTuple of them"
+            )
+        return Param(path, found)
 
-    return tuple(leaf for name, hint in parameter_hints(function).items() for leaf in leaves(name, hint))
+    params: list[Param] = []
+    for name, hint in parameter_hints(function).items():
+        if is_named_tuple(hint):
+            fields = get_type_hints(hint, include_extras=True)
+            params += (leaf(f"{name}.{field}", field_hint) for field, field_hint in fields.items())
+        else:
+            params.append(leaf(name, hint))
+    return tuple(params)
 
 
 def flatten_args(args: tuple) -> list[Any]:
@@ -98,7 +103,7 @@ def flatten_args(args: tuple) -> list[Any]:
     flat: list[Any] = []
     for arg in args:
         if isinstance(arg, tuple):
-            flat.extend(flatten_args(arg))
+            flat += arg
         else:
             flat.append(arg)
     return flat
@@ -107,13 +112,10 @@ def flatten_args(args: tuple) -> list[Any]:
 def unflatten_args(function: Callable, flat: list[Any]) -> tuple:
     """The arguments of a call, rebuilt from their leaves: the inverse of `flatten_args`."""
     leaves = iter(flat)
-
-    def build(hint: Any) -> Any:
-        if param_type(hint) is not None:
-            return next(leaves)
-        return hint(*(build(field) for field in get_type_hints(hint, include_extras=True).values()))
-
-    return tuple(build(hint) for hint in parameter_hints(function).values())
+    return tuple(
+        hint(*(next(leaves) for _ in hint._fields)) if is_named_tuple(hint) else next(leaves)
+        for hint in parameter_hints(function).values()
+    )
 
 
 def param_format(params: tuple[Param, ...]) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -119,7 +120,7 @@ class NodeMemory:
         self._report = self._report.copy()  # an event of this buffer may ask for faults when the memory is gone
         self._undo.close()
 
-    @property
+    @cached_property
     def bounds(self) -> Bounds:
         """How the waits of a launch are bounded."""
         return Bounds(int(self.timeout_ms * 1e6), self.device.address, self.host_visible.address)

@@ -15,6 +15,7 @@ do not overwrite the prefix matrix: no cell has two meanings, so a report can na
 Source: DeepEP csrc/kernels/intranode.cu (the comments at "Channel buffer metadata" and "Channel data buffers")
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from nbep.device.jit import device_function
@@ -101,6 +102,7 @@ def locate_ring(base, shape, channel, src_rank):
     )
 
 
+@lru_cache(maxsize=1024)
 def num_nvl_bytes_needed(shape: RingShape) -> int:
     """Bytes of symmetric buffer that rings of this shape take, a multiple of ALIGNMENT_BYTES."""
     past_the_end = locate_ring(0, shape, shape.num_channels, 0)

@@ -117,6 +117,7 @@ class LoadedKernel:
     """One kernel on one device. A launch copies its parameters, so one block serves all launches of a thread.
 
     spins: it waits for blocks of other ranks, so all its blocks must be resident
+    addresses: which of its parameters are addresses
     """
 
     def __init__(self, spec: KernelSpec, module: Any, smem_limit: SharedMemoryLimit | None = None):
@@ -124,6 +125,7 @@ class LoadedKernel:
         self.module = module
         self.function = check("cuModuleGetFunction", cu.cuModuleGetFunction(module, spec.name.encode()))
         self.spins = any(param.path.startswith("bounds.") for param in spec.params)
+        self.addresses = tuple(i for i, param in enumerate(spec.params) if param.type.is_address)
         self.block = ParameterBlock(spec.params)
         self._smem_limit = smem_limit or SharedMemoryLimit(self.function)
         self._occupancy: dict[tuple[int, int], int] = {}

@@ -39,6 +39,7 @@ from nbep.host.runtime.cuda.launcher import LoadedKernel, source_key
 from nbep.host.runtime.cuda.memory import DeviceMemory, HostVisibleMemory
 from nbep.host.runtime.cuda.peers import SYMMETRIC_MEMORY
 
+EVENT_FLAGS = int(cu.CUevent_flags.CU_EVENT_DISABLE_TIMING)
 HostWait = Callable[[Callable[[], bool], Callable[[], str]], Any]
 
 
@@ -60,7 +61,10 @@ class CudaEvent(Event):
         self._host_wait = host_wait
         self._arrays: list[Any] = []
         self._caller = -1
-        self.event = check("cuEventCreate", cu.cuEventCreate(cu.CUevent_flags.CU_EVENT_DISABLE_TIMING))
+        self.event = check("cuEventCreate", cu.cuEventCreate(EVENT_FLAGS))
+        self.record(stream)
+
+    def record(self, stream: int) -> None:
         check("cuEventRecord", cu.cuEventRecord(self.event, stream))
 
     def __del__(self) -> None:
@@ -75,6 +79,11 @@ class CudaEvent(Event):
             return False
         check("cuEventQuery", code)
         return True
+
+    @property
+    def is_past(self) -> bool:
+        """Whether it is done, or belongs to a capture that has ended. Not to be asked during a capture."""
+        return cu.cuEventQuery(self.event)[0] == cu.CUresult.CUDA_ERROR_CAPTURED_EVENT or self.done
 
     def keep(self, arrays: list[Any]) -> None:
         """Keep the arrays alive; their caller's stream is the current one."""
@@ -109,7 +118,7 @@ class CudaStream(Stream):
         self._host_wait = host_wait
         self.unrecorded: list[Any] = []  # arrays of the launches since the last event
         self._in_flight: deque[CudaEvent] = deque()  # those that keep arrays, or did so
-        self._captured: list[CudaEvent] = []  # the same, but recorded into a CUDA graph: they cannot be asked
+        self._behind_current: CudaEvent | None = None  # of wait_current_stream; recorded anew each time
 
     @property
     def cuda_stream(self) -> int:
@@ -121,18 +130,19 @@ class CudaStream(Stream):
         if self.unrecorded:
             event.keep(self.unrecorded)
             self.unrecorded = []
-            if is_capturing(self.handle):
-                self._captured.append(event)
-            else:
-                self._let_go_of_the_past()
-                self._in_flight.append(event)
+            self._let_go_of_the_past()
+            self._in_flight.append(event)
         return event
 
     def _let_go_of_the_past(self) -> None:
-        """What a graph used that is complete, and what the launches used that are done."""
-        while self._captured:
-            self._captured.pop().let_go()
-        while self._in_flight and (not self._in_flight[0].keeps_arrays or self._in_flight[0].done):
+        """What the launches used that are done, and what a graph used whose capture has ended.
+
+        While the stream is captured nothing is let go: the graph's memory is in use whenever it runs, and no event may
+        be asked.
+        """
+        while self._in_flight:
+            if self._in_flight[0].keeps_arrays and (is_capturing(self.handle) or not self._in_flight[0].is_past):
+                return
             self._in_flight.popleft().let_go()
 
     def wait(self, event: Event) -> None:
@@ -142,7 +152,11 @@ class CudaStream(Stream):
     def wait_current_stream(self) -> None:
         current = current_stream_handle()
         if current != self.handle:
-            self.wait(CudaEvent(current))
+            if self._behind_current is None:
+                self._behind_current = CudaEvent(current)
+            else:
+                self._behind_current.record(current)
+            self.wait(self._behind_current)
 
     def synchronize(self) -> None:
         check("cuStreamSynchronize", cu.cuStreamSynchronize(self.handle))
@@ -263,14 +277,13 @@ class CudaRuntime(Runtime):
         loaded = self._kernels[kernel.__name__]
         leaves = flatten_args(args)
         arrays = []
-        for i, leaf in enumerate(leaves):
+        for i in loaded.addresses:
+            leaf = leaves[i]
             if leaf is None:
                 leaves[i] = 0
             elif type(leaf) is not int:
-                library = library_of(leaf)
-                if library is not None:
-                    arrays.append(leaf)
-                    leaves[i] = library.pointer(leaf)
+                arrays.append(leaf)
+                leaves[i] = library_of(leaf).pointer(leaf)
         if loaded.spins:
             room = loaded.blocks_per_sm(block, smem_bytes) * self.device.num_sms // self.shared.num_ranks
             if grid > room:
