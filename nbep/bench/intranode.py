@@ -19,11 +19,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import nbep
 from nbep.bench import UNUSABLE, can_run, positive
 from nbep.device.kernels.intranode.push import ROW_BYTES, push
+from nbep.host.runtime.base import HandleType
 
 WORKS = ("dispatch bf16", "dispatch fp8", "combine bf16")
 NUM_NVL_BYTES = 2_000_000_000 // 128 * 128
@@ -73,6 +74,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=None, help="threads a block")
     parser.add_argument("--works", default=",".join(WORKS), help=f"some of: {', '.join(WORKS)}")
     parser.add_argument("--repeat", type=positive, default=30, help="timed calls of each kind")
+    parser.add_argument("--handle-type", default="ipc", choices=get_args(HandleType), help="as in nbep.Buffer")
     parser.add_argument("--ranks", type=int, choices=(2, 4, 8), default=2, help="virtual ranks, when not under mpirun")
     parser.add_argument("--json", type=Path, help="write all measurements there")
     parser.add_argument("--plot", type=Path, help="draw GB/s over SMs there")
@@ -124,7 +126,7 @@ def prepare(comm: Any, options: argparse.Namespace) -> Setup:
 
     if hasattr(comm, "Split_type"):
         torch.cuda.set_device(local_device(comm))
-    buffer = nbep.Buffer(comm, num_nvl_bytes=NUM_NVL_BYTES)
+    buffer = nbep.Buffer(comm, num_nvl_bytes=NUM_NVL_BYTES, handle_type=options.handle_type)
     generator = torch.Generator("cuda").manual_seed(comm.rank)
     shape = (options.tokens, options.hidden)
     x = torch.randn(shape, dtype=torch.bfloat16, device="cuda", generator=generator)

@@ -1,7 +1,6 @@
 """The expert-parallel communication buffer, with DeepEP's interface.
 
-Life cycle: construct (allocate, make handles) -> gather the handles -> sync (open peers, fill pointer tables) -> use
--> destroy.
+Life cycle: construct (compare arguments, allocate, exchange memory handles, open peers) -> use -> destroy.
 
 Source: DeepEP deep_ep/buffer.py
 """
@@ -20,10 +19,11 @@ from nbep.host.dispatch import Counts, dispatch
 from nbep.host.events import EventHandle, EventOverlap
 from nbep.host.handles import DispatchHandle
 from nbep.host.layout import get_dispatch_layout
-from nbep.host.runtime.base import Array, Stream
+from nbep.host.runtime.base import Array, HandleType, Stream
 from nbep.host.symmetric import NodeMemory
 
 DEFAULT_TIMEOUT_MS = 100_000.0  # DeepEP's 100 s
+MAX_TIMEOUT_MS = 1e12  # 31 years: a GPU's clock, plus that in nanoseconds, fits into int64
 
 
 class Buffer:
@@ -34,10 +34,21 @@ class Buffer:
               num_nvl_bytes size of the symmetric buffer, a multiple of 128; see Config.get_nvl_buffer_size_hint
               num_qps_per_rank and allow_nvlink_for_low_latency_mode only matter to modes that are not built yet
               explicitly_destroy warn if the buffer goes away without `destroy`
-    Raises:   ValueError if the group has not 2, 4 or 8 ranks, or the sizes are wrong or differ between ranks
+              handle_type how a GPU's memory gets to peers in other processes of the host; only the keyword is taken:
+                  "ipc"       cuMemAlloc, and a CUDA IPC handle
+                  "posix_fd"  cuMemCreate, and a file descriptor that goes from process to process
+                  "fabric"    cuMemCreate, and 64 bytes that the NVLink fabric knows (DeepEP's use_fabric); the driver
+                              offers them where a GPU has a fabric and the user an IMEX channel
+                  Virtual ranks have memory of this type too, and use its plain address. The emulator checks the
+                  value, and maps memory in its own way whichever it is
+    Raises:   ValueError if the group has not 2, 4 or 8 ranks, or num_nvl_bytes or handle_type is wrong or differs
+              between ranks
               NotImplementedError for num_rdma_bytes, low_latency_mode, allow_mnnvl and enable_shrink
+              RuntimeError if a rank has not enough memory, its driver does not offer handle_type, or it cannot reach a
+              peer; nothing stays allocated
               What is wrong on one rank is refused on all, with the rank's number; a wrong group only where it is wrong
     Blocks:   until all ranks of the group construct theirs
+    Source:   DeepEP deep_ep/buffer.py, Buffer.__init__; csrc/utils/shared_memory.hpp
 
     Attributes:
         num_sms: SMs of the default configs, of all buffers; see set_num_sms
@@ -74,11 +85,13 @@ class Buffer:
         explicitly_destroy: bool = False,
         enable_shrink: bool = False,
         comm: Any = None,
+        *,
+        handle_type: HandleType = "ipc",
     ):
         self._memory: NodeMemory | None = None
         communicator, runtime = connect(group, comm)
 
-        def check() -> tuple[int, float]:
+        def check() -> tuple[int, HandleType, float]:
             for name, asked, missing in (
                 ("low_latency_mode", low_latency_mode, "the low-latency kernels"),
                 ("num_rdma_bytes", num_rdma_bytes, "the kernels between nodes"),
@@ -87,11 +100,12 @@ class Buffer:
             ):
                 if asked:
                     raise NotImplementedError(f"{name}: got {asked}; {missing} are not built yet")
-            validate.buffer_arguments(communicator.size, num_nvl_bytes)
-            return num_nvl_bytes, _timeout_ms()
+            validate.buffer_arguments(communicator.size, num_nvl_bytes, handle_type)
+            return num_nvl_bytes, handle_type, _timeout_ms()
 
-        sizes, timeouts_ms = zip(*gather_results(communicator, check), strict=True)
+        sizes, handle_types, timeouts_ms = zip(*gather_results(communicator, check), strict=True)
         validate.same_on_all_ranks("num_nvl_bytes", list(sizes))
+        validate.same_on_all_ranks("handle_type", list(handle_types))
         timeout_ms = timeouts_ms[communicator.rank]
 
         self.group = comm if group is None else group
@@ -103,10 +117,7 @@ class Buffer:
         self.low_latency_mode = low_latency_mode
         self.explicitly_destroy = explicitly_destroy
 
-        memory = NodeMemory(communicator, runtime, num_nvl_bytes, timeout_ms)
-        handles = communicator.allgather(memory.handle)
-        memory.sync(handles)
-        self._memory = memory
+        self._memory = NodeMemory(communicator, runtime, num_nvl_bytes, timeout_ms, handle_type)
 
     def destroy(self) -> None:
         """Give the memory back. Collective: blocks until all ranks of the group are here.
@@ -342,6 +353,6 @@ def _timeout_ms() -> float:
         timeout_ms = float(text)
     except ValueError:
         timeout_ms = 0.0
-    if not timeout_ms > 0:
-        raise ValueError(f"NBEP_TIMEOUT_MS: got {text!r}; must be a positive number of milliseconds")
+    if not 0 < timeout_ms <= MAX_TIMEOUT_MS:
+        validate.refuse("NBEP_TIMEOUT_MS", repr(text), f"a positive number of milliseconds, at most {MAX_TIMEOUT_MS:g}")
     return timeout_ms

@@ -1,6 +1,7 @@
 """The memory of one `Buffer`: what peers write into, and what this rank's kernels and its CPU share.
 
-construct: allocate -> `handle` --allgather--> sync: open peers, fill the pointer tables -> peers() -> close
+construct: allocate -> handles to all ranks -> open peers, fill the pointer tables; use; close. A rank that fails there
+is known to all ranks, and all give back what they have made.
 
 symmetric memory  num_nvl_bytes of rings | barrier signals | buffer_ptrs | barrier_signal_ptrs; see layout.intranode
 counters          moe_recv_counter, moe_recv_expert_counter: kernels write, the CPU polls
@@ -11,8 +12,8 @@ claim, workspace  this rank's kernels only
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -28,16 +29,17 @@ from nbep.device.layout.intranode import (
 )
 from nbep.device.protocols.peers import Bounds, Peers
 from nbep.device.protocols.waits import REPORT_BYTES, REPORT_WORDS, FaultReport
-from nbep.host.comm import Communicator
+from nbep.host.comm import Communicator, gather_results
 from nbep.host.events import EventHandle, EventOverlap
 from nbep.host.faults import fault_error
-from nbep.host.runtime.base import Array, Runtime
+from nbep.host.runtime.base import Array, HandleType, Memory, Runtime
 
 LAYOUT_MAX_BLOCKS = 32
 LAYOUT_MAX_COUNTERS = MAX_NVL_PEERS + 1 + MAX_NVL_PEERS * MAX_LOCAL_EXPERTS
 COUNTER_WORDS = 1 + MAX_LOCAL_EXPERTS  # moe_recv_counter, then one for each local expert
 
 Empty = Callable[[tuple[int, ...], str], Array]  # a new array of a shape and a dtype
+AnyMemory = TypeVar("AnyMemory", bound=Memory)
 
 
 class Order(NamedTuple):
@@ -48,9 +50,19 @@ class Order(NamedTuple):
 
 
 class NodeMemory:
-    """One rank's share of a buffer. `identity` is what handles remember."""
+    """One rank's share of a buffer. Construction is collective. `identity` is what handles remember.
 
-    def __init__(self, comm: Communicator, runtime: Runtime, num_nvl_bytes: int, timeout_ms: float):
+    Raises: RuntimeError on every rank if one cannot allocate, or cannot reach a peer; it names the rank
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        runtime: Runtime,
+        num_nvl_bytes: int,
+        timeout_ms: float,
+        handle_type: HandleType = "ipc",
+    ):
         self.runtime = runtime
         self.comm = comm
         self.rank = comm.rank
@@ -59,28 +71,42 @@ class NodeMemory:
         self.timeout_ms = timeout_ms
         self.identity = object()
         self.ring_shape: RingShape | None = None  # of the latest launch
-        self._peers: Peers | None = None
         self.fault: Exception | None = None
-        self.comm_stream = runtime.create_stream("comm")
+        with ExitStack() as undo:
+            handles = gather_results(comm, lambda: self._allocate(handle_type, undo))
+            # CUDA: memory must not be freed while another process has it open.
+            undo.callback(comm.barrier)
+            undo.callback(self.symmetric.close_peers)
+            gather_results(comm, lambda: self._open_peers(handles))
+            self._undo = undo.pop_all()
 
-        self.symmetric = runtime.allocate_symmetric(comm, num_nvl_bytes + TRAILER_BYTES, "nvl_buffer", self._describe)
-        self.symmetric.write(num_nvl_bytes, np.zeros(BARRIER_SIGNAL_BYTES // 4, np.int32))
-        self.device = runtime.allocate(ALIGNMENT_BYTES + 4 * LAYOUT_MAX_COUNTERS, "claim and layout workspace")
+    def _allocate(self, handle_type: HandleType, undo: ExitStack) -> Any:
+        """Make everything that is this rank's; what peers need to open the symmetric memory."""
+
+        def owned(memory: AnyMemory) -> AnyMemory:
+            undo.callback(memory.free)
+            return memory
+
+        runtime = self.runtime
+        self.comm_stream = runtime.create_stream("comm")
+        undo.callback(self.comm_stream.close)
+        num_bytes = self.num_nvl_bytes + TRAILER_BYTES
+        self.symmetric = owned(
+            runtime.allocate_symmetric(self.comm, num_bytes, "nvl_buffer", self._describe, handle_type)
+        )
+        self.symmetric.write(self.num_nvl_bytes, np.zeros(BARRIER_SIGNAL_BYTES // 4, np.int32))
+        self.device = owned(runtime.allocate(ALIGNMENT_BYTES + 4 * LAYOUT_MAX_COUNTERS, "claim and layout workspace"))
         # Two sets of counters: one that the CPU polls, and one for launches that no CPU waits for. A launch of the
         # second kind may still run when the next call resets the first set.
-        self.host_visible = runtime.allocate_host_visible(
-            ALIGNMENT_BYTES + 2 * 4 * COUNTER_WORDS, "fault report and counters"
+        self.host_visible = owned(
+            runtime.allocate_host_visible(ALIGNMENT_BYTES + 2 * 4 * COUNTER_WORDS, "fault report and counters")
         )
         self._report = self.host_visible.array(np.int32, 0, REPORT_WORDS)
         self.counters = self.host_visible.array(np.int32, ALIGNMENT_BYTES, COUNTER_WORDS)
         assert REPORT_BYTES <= ALIGNMENT_BYTES
-
-    @property
-    def handle(self) -> Any:
-        """What a peer needs to open this rank's memory."""
         return self.symmetric.handle
 
-    def sync(self, handles: list[Any]) -> None:
+    def _open_peers(self, handles: list[Any]) -> None:
         """Open the peers' memory and write their addresses where kernels find them."""
         bases = self.symmetric.open_peers(handles, self.rank)
         buffer_ptrs = self.num_nvl_bytes + BARRIER_SIGNAL_BYTES
@@ -89,25 +115,14 @@ class NodeMemory:
         self.symmetric.write(buffer_ptrs, tables[0])
         self.symmetric.write(signal_ptrs, tables[1])
         own = self.symmetric.address
-        self._peers = Peers(own + buffer_ptrs, own + signal_ptrs, self.rank, self.num_ranks)
+        self.peers = Peers(own + buffer_ptrs, own + signal_ptrs, self.rank, self.num_ranks)
 
     def close(self) -> None:
         """Wait for this rank's work, then for the peers, then give everything back. Collective."""
         self.comm_stream.synchronize()
         self.comm.barrier()
         self._report = self._report.copy()  # an event of this buffer may ask for faults when the memory is gone
-        self.symmetric.close_peers()
-        self.comm.barrier()  # CUDA: memory must not be freed while another process has its handle open
-        self.symmetric.free()
-        self.device.free()
-        self.host_visible.free()
-        self.comm_stream.close()
-
-    @property
-    def peers(self) -> Peers:
-        """The ranks of the node as kernels see them; there after `sync`."""
-        assert self._peers is not None
-        return self._peers
+        self._undo.close()
 
     @property
     def bounds(self) -> Bounds:

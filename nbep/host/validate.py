@@ -5,7 +5,7 @@ Every failure is a ValueError that says which argument it is, what came and what
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from nbep.device.layout.intranode import (
     ALIGNMENT_BYTES,
@@ -19,7 +19,7 @@ from nbep.device.protocols.fp8 import COLUMNS as SCALE_COLUMNS
 from nbep.host.config import Config
 from nbep.host.events import EventHandle, EventOverlap
 from nbep.host.handles import DispatchHandle
-from nbep.host.runtime.base import Array, Runtime
+from nbep.host.runtime.base import Array, HandleType, Runtime
 from nbep.host.symmetric import NodeMemory
 
 INTRANODE_RANKS = (2, 4, 8)
@@ -66,12 +66,14 @@ def _describe(dtype: str, shape: tuple[int | str, ...]) -> str:
 # Construction
 
 
-def buffer_arguments(num_ranks: int, num_nvl_bytes: int) -> None:
+def buffer_arguments(num_ranks: int, num_nvl_bytes: int, handle_type: object) -> None:
     if num_ranks not in INTRANODE_RANKS:
         refuse("group", f"{num_ranks} ranks", "a group of 2, 4 or 8 ranks")
     integer("num_nvl_bytes", num_nvl_bytes, 0)
     if num_nvl_bytes % ALIGNMENT_BYTES != 0 or num_nvl_bytes > MAX_NVL_BYTES:
         refuse("num_nvl_bytes", num_nvl_bytes, f"a multiple of {ALIGNMENT_BYTES} of at most {MAX_NVL_BYTES}")
+    if handle_type not in get_args(HandleType):
+        refuse("handle_type", repr(handle_type), f"one of {', '.join(get_args(HandleType))}")
 
 
 def same_on_all_ranks(name: str, values: list[Any]) -> None:

@@ -1,6 +1,6 @@
 """Round trips with one process per GPU: every rank compares what it gets with the reference.
 
-    mpirun -n 8 python tests/cuda/mpi_main.py
+    mpirun -n 8 python tests/cuda/mpi_main.py [ipc|posix_fd|fabric]
 
 The exit code is 0 if every rank got everything right.
 """
@@ -29,10 +29,10 @@ def take_gpu(comm: MPI.Intracomm) -> None:
     torch.zeros(1, device="cuda")
 
 
-def wrong_rounds(comm: MPI.Intracomm) -> int:
+def wrong_rounds(comm: MPI.Intracomm, handle_type: str) -> int:
     """How many rounds went wrong on this rank."""
     wrong = 0
-    for number, (fn, case, options) in enumerate(rounds(comm.size)):
+    for number, (fn, case, options) in enumerate(rounds(comm.size, handle_type)):
         outcome = fn(comm, case, options)
         try:
             Expected(case, options).check(comm.rank, outcome, f"round {number}, inputs {case.seed}, rank {comm.rank}")
@@ -44,15 +44,16 @@ def wrong_rounds(comm: MPI.Intracomm) -> int:
 
 def main() -> int:
     comm = MPI.COMM_WORLD
+    handle_type = sys.argv[1] if len(sys.argv) > 1 else "ipc"
     try:
         take_gpu(comm)
-        wrong = comm.allreduce(wrong_rounds(comm))
+        wrong = comm.allreduce(wrong_rounds(comm, handle_type))
     except BaseException:  # the peers would wait for this rank for ever
         traceback.print_exc()
         sys.stderr.flush()
         comm.Abort(1)
     if comm.rank == 0:
-        print(f"{len(rounds(comm.size))} rounds on {comm.size} GPUs: {wrong} wrong", flush=True)
+        print(f"{len(rounds(comm.size))} {handle_type} rounds on {comm.size} GPUs: {wrong} wrong", flush=True)
     return 1 if wrong else 0
 
 

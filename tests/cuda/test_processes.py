@@ -1,17 +1,34 @@
-"""One process per GPU: peers' memory comes through CUDA IPC, and calls go into CUDA graphs."""
+"""One process per rank: peers' memory comes through handles of every type, and calls go into CUDA graphs."""
 
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from cases import make_case
+from intranode import Options, run
 from processes import run_python
 from target import unusable_reason
 
 pytestmark = pytest.mark.cuda
 
 HERE = Path(__file__).parent
+HANDLE_TYPES = ("ipc", "posix_fd", "fabric")
 # torch's own allocator: the other one is for ranks that share a card.
 ENVIRONMENT = {"PYTORCH_CUDA_ALLOC_CONF": None, "NBEP_TIMEOUT_MS": None}
+
+
+def fabric_refusal() -> str | None:
+    """What the driver answers to a wish for fabric handles, None if it has them."""
+    from nbep.host.runtime.cuda.driver import Device, current_ordinal
+    from nbep.host.runtime.cuda.peers import FabricMemory
+
+    try:
+        FabricMemory(Device(current_ordinal() or 0), 1, "probe").free()
+    except RuntimeError as error:
+        if "does not offer it" not in str(error):
+            raise
+        return str(error)
+    return None
 
 
 def need(num_gpus: int) -> None:
@@ -26,10 +43,33 @@ def need(num_gpus: int) -> None:
 
 
 @pytest.mark.parametrize("num_gpus", [2, 4, 8])
-def test_every_rank_gets_what_the_reference_says(num_gpus):
+@pytest.mark.parametrize("handle_type", HANDLE_TYPES)
+def test_every_rank_gets_what_the_reference_says(handle_type, num_gpus):
     need(num_gpus)
-    output = run_python(HERE / "mpi_main.py", ranks=num_gpus, **ENVIRONMENT)
-    assert f"rounds on {num_gpus} GPUs: 0 wrong" in output
+    if handle_type == "fabric" and (reason := fabric_refusal()):
+        pytest.skip(reason)
+    output = run_python(HERE / "mpi_main.py", handle_type, ranks=num_gpus, **ENVIRONMENT)
+    assert f"{handle_type} rounds on {num_gpus} GPUs: 0 wrong" in output
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+@pytest.mark.parametrize("handle_type", HANDLE_TYPES)
+def test_processes_read_and_write_each_others_memory_or_all_are_told_why_not(handle_type, num_ranks):
+    need(1)
+    output = run_python(HERE / "handles_main.py", handle_type, ranks=num_ranks, **ENVIRONMENT)
+    outcome = "not offered: " if handle_type == "fabric" and fabric_refusal() else "all right"
+    assert f"{handle_type} handles between {num_ranks} processes: {outcome}" in output
+
+
+@pytest.mark.parametrize("handle_type", HANDLE_TYPES)
+def test_virtual_ranks_get_what_the_reference_says_or_are_told_why_not(handle_type):
+    case, options = make_case(1, num_ranks=4, num_tokens=9), Options(handle_type=handle_type)
+    if handle_type == "fabric" and fabric_refusal():
+        wanted = r"ranks 0, 1, 2, 3: handle_type: got fabric; GPU \S+ does not offer it.*(SUPPORTED is 0|IMEX channel)"
+        with pytest.raises(RuntimeError, match=wanted):
+            run(case, options)
+    else:
+        run(case, options)
 
 
 @pytest.mark.parametrize("num_gpus", [2, 8])

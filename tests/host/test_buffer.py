@@ -1,4 +1,4 @@
-"""The life of a Buffer: construct, gather handles, sync, use, destroy."""
+"""The life of a Buffer: construct, use, destroy."""
 
 import warnings
 
@@ -211,6 +211,7 @@ def test_modes_that_are_not_built_say_so(arguments, message, starts_nothing):
     [
         ({"num_nvl_bytes": 100}, ValueError("num_nvl_bytes: got 100; must be a multiple of 128 of at most 2147483647")),
         ({"num_nvl_bytes": "many"}, ValueError("num_nvl_bytes: got 'many'; must be an integer of at least 0")),
+        ({"handle_type": "fd"}, ValueError("handle_type: got 'fd'; must be one of ipc, posix_fd, fabric")),
         (
             {"low_latency_mode": True},
             NotImplementedError("low_latency_mode: got True; the low-latency kernels are not built yet"),
@@ -228,8 +229,8 @@ def test_what_one_rank_gets_wrong_all_are_told(arguments, error, starts_nothing)
         assert spawn(main, 4) == [f"rank 2: {error}"] * 4
 
 
-@pytest.mark.parametrize("text", ["0", "-5", "soon", "nan"])
-def test_a_timeout_that_is_no_positive_number_is_refused(text, monkeypatch, starts_nothing):
+@pytest.mark.parametrize("text", ["0", "-5", "soon", "nan", "inf", "1.1e12"])
+def test_a_timeout_that_is_not_positive_or_too_large_is_refused(text, monkeypatch, starts_nothing):
     monkeypatch.setenv("NBEP_TIMEOUT_MS", text)
 
     def main(comm):

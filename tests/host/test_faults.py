@@ -112,6 +112,8 @@ def test_every_site_has_words(site):
         assert "recv_x: got 4 rows on rank 0; must be at least 5" in str(error)
 
 
-def test_the_time_out_reaches_the_kernels(monkeypatch, on_two_ranks):
-    monkeypatch.setenv("NBEP_TIMEOUT_MS", "1.5")
-    assert on_two_ranks(lambda buffer: (buffer.timeout_ms, buffer._memory.bounds.timeout_ns)) == [(1.5, 1_500_000)] * 2
+@pytest.mark.parametrize("text", ["1.5", "1e12"])
+def test_the_time_out_reaches_the_kernels(text, monkeypatch, on_two_ranks):
+    monkeypatch.setenv("NBEP_TIMEOUT_MS", text)
+    expected = float(text), int(float(text) * 1e6)
+    assert on_two_ranks(lambda buffer: (buffer.timeout_ms, buffer._memory.bounds.timeout_ns)) == [expected] * 2

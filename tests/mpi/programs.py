@@ -16,6 +16,8 @@ from intranode import Options, check, combine, dispatch, dispatch_input, num_nvl
 import nbep
 from nbep.device.kernels.intranode.cached_notify_combine import cached_notify_combine
 from nbep.emulator import UseAfterFree
+from nbep.host.runtime.cuda.mailbox import Mailbox, send
+from nbep.host.runtime.process import process_runtime
 
 
 def check_all_ranks(comm, case, options, outcome):
@@ -124,6 +126,38 @@ def bad_targets(comm):
         nbep.Buffer(comm, num_nvl_bytes=256)
     os.environ["NBEP_TARGET"] = "emulator"
     nbep.Buffer(comm, num_nvl_bytes=256).destroy()
+
+
+def one_rank_has_no_memory(comm):
+    """A rank that cannot allocate is named by all, and the group can try again."""
+    runtime = process_runtime(comm)
+
+    def no_memory(num_bytes, name):
+        raise MemoryError(f"no room for {name}")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if comm.rank == 1:
+            patch.setattr(runtime, "allocate", no_memory)
+        with pytest.raises(RuntimeError, match=r"^rank 1: no room for claim"):
+            nbep.Buffer(comm, num_nvl_bytes=256)
+    nbep.Buffer(comm, num_nvl_bytes=256).destroy()
+
+
+def file_descriptors(comm):
+    """Every rank sends a file to every other, and reads what the others wrote."""
+    mailbox = Mailbox()
+    fd = os.memfd_create("file")
+    os.pwrite(fd, f"rank {comm.rank}".encode(), 0)
+    for peer, address in enumerate(comm.allgather(mailbox.address)):
+        if peer != comm.rank:
+            send(fd, address, comm.rank)
+    os.close(fd)
+    for peer in range(comm.size):
+        if peer != comm.rank:
+            fd = mailbox.receive(peer)
+            assert os.pread(fd, 100, 0) == f"rank {peer}".encode()
+            os.close(fd)
+    mailbox.close()
 
 
 def memory_is_given_back(comm):

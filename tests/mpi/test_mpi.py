@@ -1,5 +1,6 @@
 """The same calls with one process per rank: mpiexec starts them, peers' memory lies in MPI shared windows."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,16 @@ def test_a_peer_that_does_not_come_is_named():
 @pytest.mark.parametrize("program", ["bad_arguments", "bad_targets"])
 def test_what_one_rank_gets_wrong_is_refused_on_every_rank(program):
     mpiexec(2, program)
+
+
+def test_a_rank_that_cannot_allocate_is_named_by_all():
+    mpiexec(2, "one_rank_has_no_memory")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
+@pytest.mark.parametrize("num_ranks", [2, 8])
+def test_file_descriptors_go_from_every_process_to_every_other(num_ranks):
+    mpiexec(num_ranks, "file_descriptors")
 
 
 def test_a_destroyed_buffer_is_out_of_reach():

@@ -28,6 +28,7 @@ class Options:
 
     fp8: None for bf16; "row" and "column" are the order of the scales in memory; "packed" are int32 scales
     num_biases: 0, 1 or 2
+    handle_type: of the buffer
     """
 
     config: nbep.Config = CONFIG
@@ -36,6 +37,7 @@ class Options:
     expert_alignment: int = 1
     num_worst_tokens: int = 0
     num_biases: int = 0
+    handle_type: str = "ipc"
 
 
 @dataclass
@@ -131,9 +133,13 @@ def combine(buffer: nbep.Buffer, case: Case, options: Options, rank: int, outcom
     assert_kind(outcome.combined_x, outcome.combined_topk_weights)
 
 
+def make_buffer(comm, case: Case, options: Options) -> nbep.Buffer:
+    return nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes(case, options), handle_type=options.handle_type)
+
+
 def round_trip(comm, case: Case, options: Options) -> Outcome:
     """One rank's layout, dispatch and combine with a buffer of its own."""
-    buffer = nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes(case, options))
+    buffer = make_buffer(comm, case, options)
     outcome = dispatch(buffer, case, options, buffer.rank)
     combine(buffer, case, options, buffer.rank, outcome)
     buffer.destroy()
@@ -142,7 +148,7 @@ def round_trip(comm, case: Case, options: Options) -> Outcome:
 
 def cached_round_trip(comm, case: Case, options: Options) -> Outcome:
     """Dispatch, cached dispatch of the same x, combine: with the rings used before each."""
-    buffer = nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes(case, options))
+    buffer = make_buffer(comm, case, options)
     outcome = dispatch(buffer, case, options, buffer.rank)
     x = to_target(dispatch_input(case, options, buffer.rank))
     outcome.cached_x, *nothing, event = buffer.dispatch(x, handle=outcome.handle, config=options.config)

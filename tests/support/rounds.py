@@ -1,13 +1,19 @@
 """Round trips for ranks that are processes, or that run under a tool: few, and of many kinds."""
 
+from dataclasses import replace
+
 from cases import Case, make_case
 from intranode import Options, cached_round_trip, round_trip
 
 import nbep
 
 
-def rounds(num_ranks: int) -> list[tuple]:
+def rounds(num_ranks: int, handle_type: str = "ipc") -> list[tuple]:
     """(fn, case, options) of each; fn(comm, case, options) is for one rank."""
+    return [(fn, case, replace(options, handle_type=handle_type)) for fn, case, options in _rounds(num_ranks)]
+
+
+def _rounds(num_ranks: int) -> list[tuple]:
     ragged = [(7 * rank + 3) % 12 for rank in range(num_ranks)]
     wide = nbep.Config(8, 4, 16)
     return [

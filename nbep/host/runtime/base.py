@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,6 +18,7 @@ Array = Any
 MaybeArray = Any  # an array or None; kernels get address 0 for None
 Kernel = Callable[..., None]
 Describe = Callable[[int], str]
+HandleType = Literal["ipc", "posix_fd", "fabric"]  # see Buffer
 
 
 class Memory(ABC):
@@ -125,8 +126,13 @@ class Runtime(ABC):
     # Memory
 
     @abstractmethod
-    def allocate_symmetric(self, comm: Any, num_bytes: int, name: str, describe: Describe) -> SymmetricMemory:
-        """Symmetric memory; all ranks of comm call this together. describe(offset) names its cells in reports."""
+    def allocate_symmetric(
+        self, comm: Any, num_bytes: int, name: str, describe: Describe, handle_type: HandleType
+    ) -> SymmetricMemory:
+        """Symmetric memory; all ranks of comm call this together. describe(offset) names its cells in reports.
+
+        handle_type is what a GPU's driver makes for peers in other processes; the emulator has only its own way.
+        """
 
     @abstractmethod
     def allocate(self, num_bytes: int, name: str) -> Memory:

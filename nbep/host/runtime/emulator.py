@@ -19,6 +19,7 @@ from nbep.host.runtime.base import (
     Array,
     Describe,
     Event,
+    HandleType,
     Kernel,
     Memory,
     Runtime,
@@ -145,7 +146,9 @@ class EmulatorRuntime(Runtime):
         """The rank's address space."""
         return self._context.space
 
-    def allocate_symmetric(self, comm: Any, num_bytes: int, name: str, describe: Describe) -> SymmetricMemory:
+    def allocate_symmetric(
+        self, comm: Any, num_bytes: int, name: str, describe: Describe, handle_type: HandleType
+    ) -> SymmetricMemory:
         allocation = self.space.allocate(num_bytes, name, zero=self.zero_symmetric_memory, describe=describe)
         return EmulatedSymmetricMemory(self.space, allocation)
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 from mpi4py import MPI
 
 from nbep.emulator import World
-from nbep.host.runtime.base import Describe, SymmetricMemory
+from nbep.host.runtime.base import Describe, HandleType, SymmetricMemory
 from nbep.host.runtime.emulator import EmulatedSymmetricMemory, EmulatorRuntime
 
 
@@ -46,7 +46,9 @@ class SharedWindow(EmulatedSymmetricMemory):
 class MpiEmulatorRuntime(EmulatorRuntime):
     """This process's rank of an emulated world. Kernels run in a thread of their own while the host is in MPI calls."""
 
-    def allocate_symmetric(self, comm: Any, num_bytes: int, name: str, describe: Describe) -> SymmetricMemory:
+    def allocate_symmetric(
+        self, comm: Any, num_bytes: int, name: str, describe: Describe, handle_type: HandleType
+    ) -> SymmetricMemory:
         node_comm = comm.Split_type(MPI.COMM_TYPE_SHARED)
         if node_comm.size != comm.size:
             node_comm.Free()

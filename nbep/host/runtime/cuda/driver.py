@@ -60,13 +60,14 @@ class Device:
         self.make_current()
         attribute = cu.CUdevice_attribute
         self.compute_capability = (
-            self._attribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
-            self._attribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
+            self.attribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+            self.attribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
         )
-        self.num_sms = self._attribute(attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+        self.num_sms = self.attribute(attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
         self.bus_id = check("cuDeviceGetPCIBusId", cu.cuDeviceGetPCIBusId(20, self.device)).rstrip(b"\0").decode()
 
-    def _attribute(self, attribute: Any) -> int:
+    def attribute(self, attribute: Any) -> int:
+        """The value of a CUdevice_attribute."""
         return int(check("cuDeviceGetAttribute", cu.cuDeviceGetAttribute(attribute, self.device)))
 
     def make_current(self) -> None:

@@ -22,11 +22,22 @@ from nbep.device.compile import load_kernels
 from nbep.device.jit import KERNELS
 from nbep.device.primitives.tma import SM90
 from nbep.device.types import flatten_args
-from nbep.host.runtime.base import Array, Describe, Event, Kernel, Memory, Runtime, Stream, SymmetricMemory
+from nbep.host.runtime.base import (
+    Array,
+    Describe,
+    Event,
+    HandleType,
+    Kernel,
+    Memory,
+    Runtime,
+    Stream,
+    SymmetricMemory,
+)
 from nbep.host.runtime.cuda.arrays import current_stream_handle, library_of, on_stream
 from nbep.host.runtime.cuda.driver import Device, check
 from nbep.host.runtime.cuda.launcher import LoadedKernel, source_key
-from nbep.host.runtime.cuda.memory import CudaSymmetricMemory, DeviceMemory, HostVisibleMemory
+from nbep.host.runtime.cuda.memory import DeviceMemory, HostVisibleMemory
+from nbep.host.runtime.cuda.peers import SYMMETRIC_MEMORY
 
 HostWait = Callable[[Callable[[], bool], Callable[[], str]], Any]
 
@@ -188,8 +199,10 @@ class CudaRuntime(Runtime):
 
     # Memory
 
-    def allocate_symmetric(self, comm: Any, num_bytes: int, name: str, describe: Describe) -> SymmetricMemory:
-        return CudaSymmetricMemory(self.device, num_bytes, name)
+    def allocate_symmetric(
+        self, comm: Any, num_bytes: int, name: str, describe: Describe, handle_type: HandleType
+    ) -> SymmetricMemory:
+        return SYMMETRIC_MEMORY[handle_type](self.device, num_bytes, name)
 
     def allocate(self, num_bytes: int, name: str) -> Memory:
         return DeviceMemory(self.device, num_bytes, name)

@@ -1,0 +1,200 @@
+"""Symmetric memory of a GPU: one class for each handle type.
+
+peer in this process      its plain address: virtual ranks share a card, which may access all of its own memory
+peer in another process   "ipc"       cuIpcOpenMemHandle of 64 bytes that came with the handles of all ranks
+                          "posix_fd"  a file descriptor that came into this rank's mailbox, imported and mapped
+                          "fabric"    64 bytes that came with the handles of all ranks, imported and mapped
+
+Source: DeepEP csrc/utils/shared_memory.hpp, SharedMemoryAllocator
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+from cuda.bindings import driver as cu
+
+from nbep.host.runtime.base import HandleType, SymmetricMemory
+from nbep.host.runtime.cuda import vmm
+from nbep.host.runtime.cuda.driver import CudaError, Device, check
+from nbep.host.runtime.cuda.mailbox import Mailbox, send
+from nbep.host.runtime.cuda.memory import DeviceMemory
+
+
+class PeerHandle(NamedTuple):
+    """What a rank sends so that others can open its memory. `exported` is for other processes, by handle type."""
+
+    host: str
+    pid: int
+    bus_id: str
+    address: int
+    num_bytes: int
+    exported: Any
+
+
+class CudaSymmetricMemory(DeviceMemory, SymmetricMemory):
+    """Device memory that peers of the node map. _allocate sets `exported`."""
+
+    exported: Any
+
+    def __init__(self, device: Device, num_bytes: int, name: str):
+        super().__init__(device, num_bytes, name)
+        host, pid = socket.gethostname(), os.getpid()
+        self.handle = PeerHandle(host, pid, device.bus_id, self.address, self.allocated_bytes, self.exported)
+        self._opened = ExitStack()
+
+    def open_peers(self, handles: list[PeerHandle], rank: int) -> list[int]:
+        """Raises: RuntimeError that names the peer and both GPUs if one of them cannot reach the other"""
+        return [self._address_of(handle, peer) for peer, handle in enumerate(handles)]
+
+    def _address_of(self, handle: PeerHandle, peer: int) -> int:
+        own = self.handle
+        if handle.host != own.host:
+            raise RuntimeError(f"rank {peer} is on host {handle.host}, this rank on {own.host}: not one node")
+        if not self.device.can_reach(handle.bus_id):
+            raise RuntimeError(f"GPU {own.bus_id} cannot reach GPU {handle.bus_id} of rank {peer}: no peer access")
+        if handle.pid == own.pid:
+            return handle.address
+        return self._open(handle, peer, f"memory of rank {peer} on GPU {handle.bus_id}")
+
+    @abstractmethod
+    def _open(self, handle: PeerHandle, peer: int, what: str) -> int:
+        """The address of a peer's memory, mapped into this process; _opened gets what undoes it."""
+
+    def close_peers(self) -> None:
+        self._opened.close()
+
+
+class IpcMemory(CudaSymmetricMemory):
+    """Memory from cuMemAlloc, with a CUDA IPC handle."""
+
+    def _allocate(self, undo: ExitStack) -> int:
+        address = super()._allocate(undo)
+        ipc = check("cuIpcGetMemHandle", cu.cuIpcGetMemHandle(address))
+        self.exported = ctypes.string_at(ipc.getPtr(), cu.CU_IPC_HANDLE_SIZE)  # cuda-bindings 13.5 names no field
+        return address
+
+    def _open(self, handle: PeerHandle, peer: int, what: str) -> int:
+        ipc = cu.CUipcMemHandle()
+        ctypes.memmove(ipc.getPtr(), handle.exported, cu.CU_IPC_HANDLE_SIZE)
+        flags = cu.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+        address = int(check(f"cuIpcOpenMemHandle of {what}", cu.cuIpcOpenMemHandle(ipc, flags)))
+        self._opened.callback(lambda: check("cuIpcCloseMemHandle", cu.cuIpcCloseMemHandle(address)))
+        return address
+
+
+class VmmMemory(CudaSymmetricMemory):
+    """Memory from cuMemCreate, which other processes import and map.
+
+    Raises: RuntimeError if the GPU or its driver does not offer the handle type
+    """
+
+    handle_type: HandleType
+    driver_type: Any  # its CUmemAllocationHandleType
+    supported: Any  # the device attribute that tells whether it is offered
+    needs: str  # what is missing where the driver refuses it
+
+    def _allocate(self, undo: ExitStack) -> int:
+        if not self.device.attribute(self.supported):
+            raise RuntimeError(f"{self._refusal} ({self.supported.name} is 0)")
+        with self._refused():
+            size, name = self.allocated_bytes, self.name
+            physical, self.allocated_bytes = vmm.create(self.device, size, self.driver_type, name, undo)
+            self._export(physical, undo)
+        return vmm.map_memory(self.device, physical, self.allocated_bytes, self.name, undo)
+
+    @property
+    def _refusal(self) -> str:
+        return f"handle_type: got {self.handle_type}; GPU {self.device.bus_id} does not offer it"
+
+    @contextmanager
+    def _refused(self) -> Iterator[None]:
+        """Say what is missing if the driver refuses a call within for what it is, not for how it goes."""
+        try:
+            yield
+        except CudaError as error:
+            if error.code not in (cu.CUresult.CUDA_ERROR_NOT_PERMITTED, cu.CUresult.CUDA_ERROR_NOT_SUPPORTED):
+                raise
+            raise RuntimeError(f"{self._refusal}: {error}; {self.needs}") from error
+
+    @abstractmethod
+    def _export(self, physical: Any, undo: ExitStack) -> None:
+        """Set `exported`. physical is the driver's handle of the memory."""
+
+    def _export_as(self, physical: Any) -> Any:
+        return check("cuMemExportToShareableHandle", cu.cuMemExportToShareableHandle(physical, self.driver_type, 0))
+
+    def _map_peer(self, handle: PeerHandle, shared: int | bytes, what: str) -> int:
+        with self._refused():
+            physical = vmm.import_handle(shared, self.driver_type, what, self._opened)
+        return vmm.map_memory(self.device, physical, handle.num_bytes, what, self._opened)
+
+
+class FabricMemory(VmmMemory):
+    """Memory that the NVLink fabric knows by 64 bytes."""
+
+    handle_type = "fabric"
+    driver_type = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_FABRIC
+    supported = cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED
+    needs = "it takes an IMEX channel that this user may open, /dev/nvidia-caps-imex-channels/channel*"
+
+    def _export(self, physical: Any, undo: ExitStack) -> None:
+        self.exported = self._export_as(physical).data
+
+    def _open(self, handle: PeerHandle, peer: int, what: str) -> int:
+        return self._map_peer(handle, handle.exported, what)
+
+
+class PosixFdMemory(VmmMemory):
+    """Memory that a file descriptor stands for. `exported` is where this rank wants those of its peers."""
+
+    handle_type = "posix_fd"
+    driver_type = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    supported = cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+    needs = "it takes a driver with virtual memory management"
+
+    def _export(self, physical: Any, undo: ExitStack) -> None:
+        self._physical = physical
+        self._mailbox = Mailbox()
+        undo.callback(self._mailbox.close)
+        self.exported = self._mailbox.address
+
+    def open_peers(self, handles: list[PeerHandle], rank: int) -> list[int]:
+        # Sent before anything can fail for a reason that is this rank's own: the peers wait for it.
+        self._send(handles, rank)
+        addresses = super().open_peers(handles, rank)
+        self._mailbox.close()  # all peers have sent; after a failure it takes what is still to come until `free`
+        return addresses
+
+    def _send(self, handles: list[PeerHandle], rank: int) -> None:
+        """Send this rank's memory to the peers in other processes of the host."""
+        own, fd = self.handle, self._export_as(self._physical)
+        try:
+            for peer, handle in enumerate(handles):
+                if handle.host == own.host and handle.pid != own.pid:
+                    try:
+                        send(fd, handle.exported, rank)
+                    except OSError as error:
+                        raise RuntimeError(f"cannot send a file descriptor to rank {peer}: {error}") from error
+        finally:
+            os.close(fd)
+
+    def _open(self, handle: PeerHandle, peer: int, what: str) -> int:
+        fd = self._mailbox.receive(peer)
+        try:
+            return self._map_peer(handle, fd, what)
+        finally:
+            os.close(fd)
+
+
+SYMMETRIC_MEMORY: dict[HandleType, type[CudaSymmetricMemory]] = {
+    "ipc": IpcMemory,
+    "posix_fd": PosixFdMemory,
+    "fabric": FabricMemory,
+}

@@ -1,0 +1,85 @@
+"""A Buffer whose construction fails on one rank fails on all, names the rank, and leaves nothing allocated."""
+
+import numpy as np
+import pytest
+from target import spawn
+
+import nbep
+from nbep.host.runtime.emulator import EmulatedSymmetricMemory, EmulatorRuntime
+
+emulator_only = pytest.mark.emulator_only("what fails is the emulator's memory")
+
+
+@pytest.mark.parametrize("handle_type", ["IPC", "cuda_ipc", "", None, 1, True])
+def test_an_unknown_handle_type_is_refused(handle_type, starts_nothing):
+    def main(comm):
+        with pytest.raises(ValueError, match=r"handle_type: got .*; must be one of ipc, posix_fd, fabric"):
+            nbep.Buffer(comm, num_nvl_bytes=256, handle_type=handle_type)
+
+    with starts_nothing():
+        spawn(main, 2)
+
+
+def test_handle_types_that_differ_between_ranks_are_refused_on_every_rank(starts_nothing):
+    def main(comm):
+        with pytest.raises(
+            ValueError, match=r"handle_type: got \['ipc', 'posix_fd'\] on ranks 0 to 1; must be the same"
+        ):
+            nbep.Buffer(comm, num_nvl_bytes=256, handle_type=("ipc", "posix_fd")[comm.rank])
+
+    with starts_nothing():
+        spawn(main, 2)
+
+
+@pytest.mark.emulator_only("a driver may not offer a type; see tests/cuda")
+@pytest.mark.parametrize("handle_type", ["ipc", "posix_fd", "fabric"])
+def test_the_emulator_maps_memory_in_its_own_way_for_every_handle_type(handle_type):
+    def main(comm):
+        buffer = nbep.Buffer(comm, num_nvl_bytes=256, handle_type=handle_type)
+        buffer.get_local_buffer_tensor(np.int32)[:] = comm.rank
+        comm.barrier()
+        memory = buffer._memory
+        table = memory.symmetric.array(np.int64, memory.peers.buffer_ptrs - memory.symmetric.address, 2)
+        segments = [memory.runtime.space.segments[int(address) >> 32] for address in table]
+        buffer.destroy()
+        return [segment.rank for segment in segments]
+
+    assert spawn(main, 2) == [[0, 1]] * 2
+
+
+def fails_on(rank_of, failing_rank: int, function):
+    """The function, but it fails on one rank."""
+
+    def maybe(self, *arguments):
+        if rank_of(self) == failing_rank:
+            raise RuntimeError("no more of it")
+        return function(self, *arguments)
+
+    return maybe
+
+
+def construct_in_vain(comm) -> None:
+    """A construction that fails because rank 1 does, and leaves nothing in the address space."""
+    space = comm.runtime.space
+    before = set(space.segments)
+    with pytest.raises(RuntimeError, match=r"^rank 1: no more of it$"):
+        nbep.Buffer(comm, num_nvl_bytes=256)
+    comm.barrier()
+    assert set(space.segments) == before
+
+
+@emulator_only
+@pytest.mark.parametrize("step", ["create_stream", "allocate_symmetric", "allocate", "allocate_host_visible"])
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_an_allocation_that_fails_on_one_rank_fails_on_all(step, num_ranks, monkeypatch):
+    failing = fails_on(lambda runtime: runtime.rank, 1, getattr(EmulatorRuntime, step))
+    monkeypatch.setattr(EmulatorRuntime, step, failing)
+    spawn(construct_in_vain, num_ranks)
+
+
+@emulator_only
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_a_rank_that_cannot_open_a_peers_memory_fails_all(num_ranks, monkeypatch):
+    failing = fails_on(lambda memory: memory.space.rank, 1, EmulatedSymmetricMemory._map)
+    monkeypatch.setattr(EmulatedSymmetricMemory, "_map", failing)
+    spawn(construct_in_vain, num_ranks)

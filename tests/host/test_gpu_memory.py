@@ -1,0 +1,182 @@
+"""Symmetric memory of a GPU, of every handle type, against a driver that only keeps account; see fake_driver.py."""
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+if sys.platform != "linux":
+    pytest.skip("CUDA and abstract sockets are Linux's", allow_module_level=True)
+
+from fake_driver import DEVICE, GRANULARITY, RESULT, FakeDriver
+
+from nbep.host.runtime.cuda.peers import SYMMETRIC_MEMORY
+
+VMM_TYPES = [name for name in SYMMETRIC_MEMORY if name != "ipc"]
+all_types = pytest.mark.parametrize("handle_type", SYMMETRIC_MEMORY)
+vmm_types = pytest.mark.parametrize("handle_type", VMM_TYPES)
+
+
+def device(number: int = 0, **changes) -> SimpleNamespace:
+    """What symmetric memory asks of a nbep.host.runtime.cuda.driver.Device."""
+    asked = {"attribute": lambda attribute: 1, "can_reach": lambda bus_id: True}
+    return SimpleNamespace(ordinal=DEVICE, bus_id=f"0000:0{number}:00.0", **asked | changes)
+
+
+def allocate(handle_type: str, num_bytes: int = 1000, **changes):
+    return SYMMETRIC_MEMORY[handle_type](device(**changes), num_bytes, "nvl_buffer")
+
+
+def pair(handle_type: str) -> list:
+    """The memory of two ranks, each of which takes the other for another process."""
+    memories = [allocate(handle_type, number=rank) for rank in range(2)]
+    for rank, memory in enumerate(memories):
+        memory.handle = memory.handle._replace(pid=-1 - rank)
+    return memories
+
+
+def open_all(memories: list) -> list[list[int]]:
+    """open_peers of all ranks at once."""
+    handles = [memory.handle for memory in memories]
+    with ThreadPoolExecutor(len(memories)) as pool:
+        opened = [pool.submit(memory.open_peers, handles, rank) for rank, memory in enumerate(memories)]
+    return [addresses.result() for addresses in opened]
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@all_types
+@pytest.mark.parametrize("num_bytes", [0, 1, GRANULARITY, GRANULARITY + 1])
+def test_all_of_the_memory_is_zeroed_and_given_back(handle_type, num_bytes, monkeypatch):
+    driver, before = FakeDriver().install(monkeypatch), open_files()
+    memory = allocate(handle_type, num_bytes)
+    granules = max(1, -(-num_bytes // GRANULARITY))
+    allocated = max(num_bytes, 1) if handle_type == "ipc" else granules * GRANULARITY
+    assert (memory.num_bytes, memory.handle.num_bytes) == (num_bytes, allocated)
+    assert driver.zeroed == {driver.memory_at(memory.address): allocated}
+    memory.free()
+    assert driver.outstanding == []
+    assert open_files() == before
+
+
+@all_types
+def test_ranks_in_two_processes_see_each_others_memory(handle_type, monkeypatch):
+    driver, before = FakeDriver().install(monkeypatch), open_files()
+    memories = pair(handle_type)
+    tables = open_all(memories)
+    assert open_files() == before
+    for rank, table in enumerate(tables):
+        assert table[rank] == memories[rank].address
+        assert table[1 - rank] != memories[1 - rank].address
+        assert driver.memory_at(table[1 - rank]) == driver.memory_at(memories[1 - rank].address)
+    for memory in memories:
+        memory.close_peers()
+    for memory in memories:
+        assert driver.memory_at(memory.address)
+        memory.free()
+    assert driver.outstanding == []
+    assert open_files() == before
+
+
+@all_types
+def test_ranks_of_one_process_use_plain_addresses(handle_type, monkeypatch):
+    driver = FakeDriver().install(monkeypatch)
+    memories = [allocate(handle_type) for _ in range(2)]
+    assert open_all(memories) == [[memory.address for memory in memories]] * 2
+    assert not {"cuMemImportFromShareableHandle", "cuIpcOpenMemHandle"} & set(driver.calls)
+
+
+@all_types
+def test_a_failure_half_way_gives_back_what_was_made(handle_type, monkeypatch):
+    driver, before = FakeDriver().install(monkeypatch), open_files()
+    allocate(handle_type).free()
+    for call in driver.calls:
+        failing = FakeDriver(call).install(monkeypatch)
+        with pytest.raises(RuntimeError, match=f"{call}.*CUDA_ERROR_OUT_OF_MEMORY"):
+            allocate(handle_type)
+        assert failing.calls == driver.calls[: driver.calls.index(call) + 1]
+        assert failing.outstanding == []
+        assert open_files() == before
+
+
+@pytest.mark.parametrize(
+    ("handle_type", "call"),
+    [("ipc", "cuIpcOpenMemHandle")]
+    + [
+        (handle_type, call)
+        for handle_type in VMM_TYPES
+        for call in ("cuMemImportFromShareableHandle", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess")
+    ],
+)
+def test_a_failure_to_map_a_peer_leaves_nothing_behind(handle_type, call, monkeypatch):
+    driver, before = FakeDriver().install(monkeypatch), open_files()
+    memories = pair(handle_type)
+    driver.failing = call
+    with pytest.raises(RuntimeError, match=f"{call}.*CUDA_ERROR_OUT_OF_MEMORY"):
+        open_all(memories)
+    for memory in memories:
+        memory.close_peers()
+        memory.free()
+    assert driver.outstanding == []
+    assert open_files() == before
+
+
+def test_a_mapping_that_the_driver_refuses_names_the_peer_and_both_gpus(monkeypatch):
+    driver = FakeDriver().install(monkeypatch)
+    memories = pair("fabric")
+    driver.failing, driver.failure = "cuMemSetAccess", RESULT.CUDA_ERROR_INVALID_DEVICE
+    wanted = "cuMemSetAccess of GPU 0000:00:00.0 to memory of rank 1 on GPU 0000:01:00.0: CUDA_ERROR_INVALID_DEVICE"
+    with pytest.raises(RuntimeError, match=wanted):
+        memories[0].open_peers([memory.handle for memory in memories], 0)
+
+
+@vmm_types
+def test_a_type_that_the_device_does_not_have_is_refused(handle_type, monkeypatch):
+    driver = FakeDriver().install(monkeypatch)
+    wanted = rf"handle_type: got {handle_type}; GPU 0000:00:00.0 does not offer it \(.*_SUPPORTED is 0\)"
+    with pytest.raises(RuntimeError, match=wanted):
+        allocate(handle_type, attribute=lambda attribute: 0)
+    assert driver.calls == []
+
+
+@pytest.mark.parametrize("code", [RESULT.CUDA_ERROR_NOT_PERMITTED, RESULT.CUDA_ERROR_NOT_SUPPORTED])
+@pytest.mark.parametrize("call", ["cuMemCreate", "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle"])
+def test_without_an_imex_channel_the_user_is_told_that_it_takes_one(call, code, monkeypatch):
+    driver = FakeDriver(call, code).install(monkeypatch)
+    with pytest.raises(RuntimeError, match=f"got fabric; .* does not offer it: {call}.*{code.name}.* IMEX channel"):
+        open_all(pair("fabric"))
+    assert driver.calls[-1] == call
+
+
+@vmm_types
+def test_too_little_memory_is_not_taken_for_a_missing_type(handle_type, monkeypatch):
+    FakeDriver("cuMemCreate").install(monkeypatch)
+    with pytest.raises(
+        RuntimeError, match=f"cuMemCreate of {GRANULARITY} bytes for nvl_buffer: CUDA_ERROR_OUT"
+    ) as error:
+        allocate(handle_type)
+    assert "offer" not in str(error.value)
+
+
+@all_types
+def test_a_gpu_that_cannot_be_reached_is_named_and_the_peer_need_not_wait(handle_type, monkeypatch):
+    FakeDriver().install(monkeypatch)
+    memories = pair(handle_type)
+    memories[0].device.can_reach = lambda bus_id: bus_id == "0000:00:00.0"
+    handles = [memory.handle for memory in memories]
+    with pytest.raises(RuntimeError, match=r"GPU 0000:00:00.0 cannot reach GPU 0000:01:00.0 of rank 1: no peer access"):
+        memories[0].open_peers(handles, 0)
+    memories[1].open_peers(handles, 1)  # alone: nothing that it needs is still to come
+
+
+@all_types
+def test_a_rank_of_another_host_is_named(handle_type, monkeypatch):
+    FakeDriver().install(monkeypatch)
+    memory = allocate(handle_type)
+    far = memory.handle._replace(host="far", pid=-1)
+    with pytest.raises(RuntimeError, match=r"rank 1 is on host far, this rank on .*: not one node"):
+        memory.open_peers([memory.handle, far], 0)

@@ -1,0 +1,172 @@
+"""The memory calls of the CUDA driver without a GPU. It hands out numbers, keeps account of them and refuses misuse.
+
+Memory is a number too: two addresses are the same memory if `memory_at` says the same. The structures are the real
+ones of cuda.bindings.
+"""
+
+import ctypes
+import os
+
+from cuda.bindings import driver as cu
+
+GRANULARITY = 1 << 21
+RESULT = cu.CUresult
+DEVICE = 3
+
+
+class FakeDriver:
+    """Attributes: failing is the call that fails, with result `failure`; calls are those so far that made something."""
+
+    def __init__(self, failing: str | None = None, failure=RESULT.CUDA_ERROR_OUT_OF_MEMORY):
+        self.failing = failing
+        self.failure = failure
+        self.calls: list[str] = []
+        self.allocated: dict[int, int] = {}  # cuMemAlloc: address, memory
+        self.reserved: dict[int, int] = {}  # address, bytes
+        self.mapped: dict[int, tuple[int, int]] = {}  # address, (memory, bytes)
+        self.readable: dict[int, int] = {}  # address, device
+        self.zeroed: dict[int, int] = {}  # memory, bytes
+        self.handles: dict[int, int] = {}  # handle, memory
+        self.sizes: dict[int, int] = {}  # memory, bytes
+        self.opened: dict[int, int] = {}  # cuIpcOpenMemHandle: address, memory
+        self._next = 0
+
+    def install(self, monkeypatch) -> "FakeDriver":
+        for name in dir(self):
+            if name.startswith("cu"):
+                monkeypatch.setattr(cu, name, getattr(self, name))
+        return self
+
+    @property
+    def outstanding(self) -> list[dict]:
+        """All that is not given back."""
+        kept = (self.allocated, self.reserved, self.mapped, self.readable, self.handles, self.opened)
+        return [entries for entries in kept if entries]
+
+    def memory_at(self, address: int) -> int:
+        if address in self.mapped:
+            assert self.readable[address] == DEVICE, "no access"
+            return self.mapped[address][0]
+        return self.allocated.get(address) or self.opened[address]
+
+    def _new(self) -> int:
+        self._next += 1
+        return self._next << 24
+
+    def _make(self, name: str) -> bool:
+        """Whether this call succeeds."""
+        self.calls.append(name)
+        return name != self.failing
+
+    def cuGetErrorString(self, code):  # noqa: N802
+        return RESULT.CUDA_SUCCESS, b"the fake driver says no"
+
+    def cuMemAlloc(self, num_bytes):  # noqa: N802
+        if not self._make("cuMemAlloc"):
+            return self.failure, None
+        address, memory = self._new(), self._new()
+        self.allocated[address], self.sizes[memory] = memory, num_bytes
+        return RESULT.CUDA_SUCCESS, cu.CUdeviceptr(address)
+
+    def cuMemFree(self, address):  # noqa: N802
+        del self.allocated[address]
+        return (RESULT.CUDA_SUCCESS,)
+
+    def cuMemsetD8(self, address, value, num_bytes):  # noqa: N802
+        if not self._make("cuMemsetD8"):
+            return (self.failure,)
+        assert value == 0
+        assert num_bytes == self.sizes[self.memory_at(address)]
+        self.zeroed[self.memory_at(address)] = num_bytes
+        return (RESULT.CUDA_SUCCESS,)
+
+    def cuIpcGetMemHandle(self, address):  # noqa: N802
+        if not self._make("cuIpcGetMemHandle"):
+            return self.failure, None
+        handle = cu.CUipcMemHandle()
+        ctypes.memmove(handle.getPtr(), self.allocated[address].to_bytes(64, "little"), 64)
+        return RESULT.CUDA_SUCCESS, handle
+
+    def cuIpcOpenMemHandle(self, handle, flags):  # noqa: N802
+        if not self._make("cuIpcOpenMemHandle"):
+            return self.failure, None
+        address = self._new()
+        self.opened[address] = int.from_bytes(ctypes.string_at(handle.getPtr(), 64), "little")
+        return RESULT.CUDA_SUCCESS, cu.CUdeviceptr(address)
+
+    def cuIpcCloseMemHandle(self, address):  # noqa: N802
+        del self.opened[address]
+        return (RESULT.CUDA_SUCCESS,)
+
+    def cuMemGetAllocationGranularity(self, properties, option):  # noqa: N802
+        if not self._make("cuMemGetAllocationGranularity"):
+            return self.failure, None
+        return RESULT.CUDA_SUCCESS, GRANULARITY
+
+    def cuMemCreate(self, num_bytes, properties, flags):  # noqa: N802
+        if not self._make("cuMemCreate"):
+            return self.failure, None
+        assert num_bytes % GRANULARITY == 0
+        assert properties.location.id == DEVICE
+        handle, memory = self._new(), self._new()
+        self.handles[handle], self.sizes[memory] = memory, num_bytes
+        return RESULT.CUDA_SUCCESS, handle
+
+    def cuMemRelease(self, handle):  # noqa: N802
+        del self.handles[handle]
+        return (RESULT.CUDA_SUCCESS,)
+
+    def cuMemAddressReserve(self, num_bytes, alignment, address, flags):  # noqa: N802
+        if not self._make("cuMemAddressReserve"):
+            return self.failure, None
+        address = self._new()
+        self.reserved[address] = num_bytes
+        return RESULT.CUDA_SUCCESS, cu.CUdeviceptr(address)
+
+    def cuMemAddressFree(self, address, num_bytes):  # noqa: N802
+        assert address not in self.mapped
+        assert self.reserved.pop(address) == num_bytes
+        return (RESULT.CUDA_SUCCESS,)
+
+    def cuMemMap(self, address, num_bytes, offset, handle, flags):  # noqa: N802
+        if not self._make("cuMemMap"):
+            return (self.failure,)
+        memory = self.handles[handle]
+        assert self.reserved[address] == self.sizes[memory] == num_bytes
+        assert address not in self.mapped
+        self.mapped[address] = memory, num_bytes
+        return (RESULT.CUDA_SUCCESS,)
+
+    def cuMemUnmap(self, address, num_bytes):  # noqa: N802
+        assert self.mapped.pop(address)[1] == num_bytes
+        self.readable.pop(address, None)
+        return (RESULT.CUDA_SUCCESS,)
+
+    def cuMemSetAccess(self, address, num_bytes, descriptors, count):  # noqa: N802
+        if not self._make("cuMemSetAccess"):
+            return (self.failure,)
+        assert self.mapped[address][1] == num_bytes
+        (descriptor,) = descriptors
+        assert descriptor.flags == cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        self.readable[address] = descriptor.location.id
+        return (RESULT.CUDA_SUCCESS,)
+
+    def cuMemExportToShareableHandle(self, handle, handle_type, flags):  # noqa: N802
+        if not self._make("cuMemExportToShareableHandle"):
+            return self.failure, None
+        content = self.handles[handle].to_bytes(64, "little")
+        if handle_type == cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_FABRIC:
+            handle = cu.CUmemFabricHandle()
+            handle.data = content
+            return RESULT.CUDA_SUCCESS, handle
+        fd = os.memfd_create("memory")
+        os.pwrite(fd, content, 0)
+        return RESULT.CUDA_SUCCESS, fd
+
+    def cuMemImportFromShareableHandle(self, shared, handle_type):  # noqa: N802
+        if not self._make("cuMemImportFromShareableHandle"):
+            return self.failure, None
+        content = shared if isinstance(shared, bytes) else os.pread(shared, 64, 0)
+        handle = self._new()
+        self.handles[handle] = int.from_bytes(content, "little")
+        return RESULT.CUDA_SUCCESS, handle
