@@ -22,14 +22,10 @@ from nbep.device.types import (
 )
 
 
-class Sizes(NamedTuple):
-    num_tokens: I32
-    num_bytes: I64
-
-
 class Arrays(NamedTuple):
     recv_x: Out
-    sizes: Sizes
+    num_tokens: I32
+    num_bytes: I64
     x: In
 
 
@@ -41,8 +37,8 @@ def test_leaves_come_in_order_with_dotted_names():
     leaves = [(param.path, param.type.role) for param in flatten_params(signature)]
     assert leaves == [
         ("arrays.recv_x", "out"),
-        ("arrays.sizes.num_tokens", "i32"),
-        ("arrays.sizes.num_bytes", "i64"),
+        ("arrays.num_tokens", "i32"),
+        ("arrays.num_bytes", "i64"),
         ("arrays.x", "in"),
         ("buffers", "sym"),
         ("scale", "f32"),
@@ -58,7 +54,7 @@ def test_addresses_know_whether_the_kernel_writes_them():
 
 
 def test_arguments_flatten_in_the_order_of_their_leaves_and_back():
-    args = (Arrays(1, Sizes(2, 3), 4), 5, 6.0, 7)
+    args = (Arrays(1, 2, 3, 4), 5, 6.0, 7)
     assert flatten_args(args) == [1, 2, 3, 4, 5, 6.0, 7]
     assert unflatten_args(signature, flatten_args(args)) == args
 
@@ -84,6 +80,18 @@ def test_parameter_without_a_type_is_refused():
         flatten_params(untyped)
     with pytest.raises(TypeError, match="mistyped: n must be"):
         flatten_params(mistyped)
+
+
+def test_a_named_tuple_in_another_is_refused():
+    class Outer(NamedTuple):
+        arrays: Arrays
+
+    def nested(outer: Outer):
+        """Only its parameters matter."""
+
+    nested.__annotations__["outer"] = Outer
+    with pytest.raises(TypeError, match="nested: outer.arrays must be"):
+        flatten_params(nested)
 
 
 def test_kernel_stays_a_plain_function_and_is_known_by_name(monkeypatch):
