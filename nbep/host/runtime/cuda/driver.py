@@ -64,7 +64,7 @@ class Device:
             self.attribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
         )
         self.num_sms = self.attribute(attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
-        self.bus_id = check("cuDeviceGetPCIBusId", cu.cuDeviceGetPCIBusId(20, self.device)).rstrip(b"\0").decode()
+        self.bus_id = check("cuDeviceGetPCIBusId", cu.cuDeviceGetPCIBusId(20, self.device)).partition(b"\0")[0].decode()
 
     def attribute(self, attribute: Any) -> int:
         """The value of a CUdevice_attribute."""

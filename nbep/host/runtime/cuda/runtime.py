@@ -61,6 +61,7 @@ class CudaEvent(Event):
         self._host_wait = host_wait
         self._arrays: list[Any] = []
         self._caller = -1
+        self._is_captured = False
         self.event = check("cuEventCreate", cu.cuEventCreate(EVENT_FLAGS))
         self.record(stream)
 
@@ -82,12 +83,12 @@ class CudaEvent(Event):
 
     @property
     def is_past(self) -> bool:
-        """Whether it is done, or belongs to a capture that has ended. Not to be asked during a capture."""
-        return cu.cuEventQuery(self.event)[0] == cu.CUresult.CUDA_ERROR_CAPTURED_EVENT or self.done
+        """Whether it is done, or belongs to a capture, which must have ended. Not to be asked during a capture."""
+        return self._is_captured or self.done
 
-    def keep(self, arrays: list[Any]) -> None:
+    def keep(self, arrays: list[Any], is_captured: bool) -> None:
         """Keep the arrays alive; their caller's stream is the current one."""
-        self._arrays, self._caller = arrays, current_stream_handle()
+        self._arrays, self._caller, self._is_captured = arrays, current_stream_handle(), is_captured
 
     @property
     def keeps_arrays(self) -> bool:
@@ -128,21 +129,20 @@ class CudaStream(Stream):
     def record(self) -> CudaEvent:
         event = CudaEvent(self.handle, self._host_wait)
         if self.unrecorded:
-            event.keep(self.unrecorded)
+            capturing = is_capturing(self.handle)
+            event.keep(self.unrecorded, capturing)
             self.unrecorded = []
-            self._let_go_of_the_past()
+            if not capturing:
+                self._let_go_of_the_past()
             self._in_flight.append(event)
         return event
 
     def _let_go_of_the_past(self) -> None:
         """What the launches used that are done, and what a graph used whose capture has ended.
 
-        While the stream is captured nothing is let go: the graph's memory is in use whenever it runs, and no event may
-        be asked.
+        Not during a capture: no event may be asked then.
         """
-        while self._in_flight:
-            if self._in_flight[0].keeps_arrays and (is_capturing(self.handle) or not self._in_flight[0].is_past):
-                return
+        while self._in_flight and (not self._in_flight[0].keeps_arrays or self._in_flight[0].is_past):
             self._in_flight.popleft().let_go()
 
     def wait(self, event: Event) -> None:
