@@ -1,4 +1,4 @@
-"""How many SMs a call uses and how large its chunks and rings are; DeepEP's default tables and size hints.
+"""How many SMs a call uses and how large its chunks and rings are; default tables and DeepEP's size hints.
 
 Source: DeepEP csrc/config.hpp; deep_ep/buffer.py, get_dispatch_config and get_combine_config
 """
@@ -125,11 +125,12 @@ class Config:
             raise ValueError(f"num_sms: got {self.num_sms}; must be even between nodes")
 
 
-# num_ranks -> NVLink send and receive tokens, RDMA send and receive tokens
+# num_ranks -> NVLink send and receive tokens, RDMA send and receive tokens.
+# Inside a node: what `nbep bench intranode` found best at 20 SMs, see docs/performance.md. Between nodes: DeepEP's.
 DISPATCH_TOKENS = {
-    2: (24, 256, 6, 128),
-    4: (6, 256, 6, 128),
-    8: (6, 256, 6, 128),
+    2: (32, 256, 6, 128),
+    4: (12, 256, 6, 128),
+    8: (8, 256, 6, 128),
     16: (36, 288, 20, 128),
     24: (8, 288, 32, 128),
     32: (32, 288, 32, 128),
@@ -140,8 +141,8 @@ DISPATCH_TOKENS = {
 }
 COMBINE_TOKENS = {
     2: (10, 256, 6, 128),
-    4: (9, 256, 6, 128),
-    8: (4, 256, 6, 128),
+    4: (12, 256, 6, 128),
+    8: (6, 256, 6, 128),
     16: (4, 288, 12, 128),
     24: (1, 288, 8, 128),
     32: (1, 288, 8, 128),
@@ -153,7 +154,7 @@ COMBINE_TOKENS = {
 
 
 def table_config(table: dict[int, tuple[int, int, int, int]], num_sms: int, num_ranks: int) -> Config:
-    """DeepEP's recommended config for a rank count.
+    """The recommended config for a rank count.
 
     Raises: ValueError if the table has no entry for it
     """
