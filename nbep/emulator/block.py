@@ -27,13 +27,18 @@ NUM_BARRIERS = 16
 class NamedBarrier:
     """One phase of `bar.sync id, expected`."""
 
-    __slots__ = ("number", "expected", "arrived", "waiting")
+    __slots__ = ("number", "expected", "arrived", "waiting", "holds")
 
     def __init__(self, number: int, expected: int):
         self.number = number
         self.expected = expected
         self.arrived: list[int] = []  # thread indices, with those of bar.arrive
         self.waiting: list[Thread] = []
+        self.holds = True  # the predicates of all threads so far
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.arrived) == self.expected
 
 
 class Block:
@@ -64,8 +69,8 @@ class Block:
         self.proxy_fences = 0
         self.stores: list[Any] = []  # visible to the block, not beyond; see `delayed`
 
-    def arrive(self, thread: Thread, number: int, expected: int, wait: bool) -> NamedBarrier | None:
-        """Count `thread` in; the barrier it must wait for, or None when it may go on."""
+    def arrive(self, thread: Thread, number: int, expected: int, wait: bool, predicate: bool = True) -> NamedBarrier:
+        """Count `thread` in. If it waits, it may go on when the barrier is full."""
         barrier = self.barriers.get(number)
         if barrier is None:
             if not 0 <= number < NUM_BARRIERS:
@@ -82,15 +87,16 @@ class Block:
                 f"{barrier.expected}",
             )
         barrier.arrived.append(thread.thread_idx)
-        if len(barrier.arrived) == expected:
+        barrier.holds &= predicate
+        if barrier.is_full:
             del self.barriers[number]
             thread.runnable.extend(barrier.waiting)
-            return None
+            return barrier
         if wait:
             barrier.waiting.append(thread)
         if self.live < self.launch.block:
             self.check_barrier(barrier)
-        return barrier if wait else None
+        return barrier
 
     def check_barrier(self, barrier: NamedBarrier) -> None:
         """Stop the run when the threads still alive cannot fill `barrier`."""

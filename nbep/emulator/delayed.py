@@ -279,9 +279,9 @@ class DelayedThread(Thread):
         self.publish(1)
         super().syncwarp(mask)
 
-    def barrier(self, barrier_id: int, num_threads: int) -> None:
+    def barrier(self, barrier_id: int, num_threads: int, predicate: bool = True) -> bool:
         self.publish(1)
-        super().barrier(barrier_id, num_threads)
+        return super().barrier(barrier_id, num_threads, predicate)
 
     def barrier_arrive(self, barrier_id: int, num_threads: int) -> None:
         self.publish(1)

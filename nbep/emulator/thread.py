@@ -76,16 +76,17 @@ class Thread(CopyingThread):
             self.park()
         return collective
 
-    def barrier(self, barrier_id: int, num_threads: int) -> None:
-        """bar.sync: wait until `num_threads` threads of the block have arrived."""
+    def barrier(self, barrier_id: int, num_threads: int, predicate: bool = True) -> bool:
+        """bar.sync and bar.red.and: wait until `num_threads` threads of the block have arrived; whether all agree."""
         self.left -= 1
         if self.left < 0:
             self.pause()
         self.empty_spins = 0
-        barrier = self.block.arrive(self, barrier_id, num_threads, True)
-        if barrier is not None:
+        barrier = self.block.arrive(self, barrier_id, num_threads, True, predicate)
+        if not barrier.is_full:
             self.waits_for = barrier
             self.park()
+        return barrier.holds
 
     def barrier_arrive(self, barrier_id: int, num_threads: int) -> None:
         """bar.arrive: count this thread in and go on."""

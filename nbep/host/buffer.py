@@ -148,12 +148,12 @@ class Buffer:
 
     @staticmethod
     def get_dispatch_config(num_ranks: int) -> Config:
-        """DeepEP's recommended dispatch config. ValueError for a rank count that it has none for."""
+        """The recommended dispatch config: measured inside a node, DeepEP's between nodes. ValueError if none."""
         return table_config(DISPATCH_TOKENS, Buffer.num_sms, num_ranks)
 
     @staticmethod
     def get_combine_config(num_ranks: int) -> Config:
-        """DeepEP's recommended combine config. ValueError for a rank count that it has none for."""
+        """The recommended combine config: measured inside a node, DeepEP's between nodes. ValueError if none."""
         return table_config(COMBINE_TOKENS, Buffer.num_sms, num_ranks)
 
     @staticmethod

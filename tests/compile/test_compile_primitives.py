@@ -115,13 +115,13 @@ def test_second_architecture_in_one_process_is_refused():
 @pytest.mark.parametrize("arch", ARCHES)
 def test_kernel_has_its_own_name_its_leaves_and_its_bounds(arch):
     result = probe(arch)
-    assert ".visible .entry nested(" in result["nested"]
-    assert result["nested_params"] == ["arrays.x", "arrays.y", "arrays.sizes.rows", "arrays.sizes.columns", "scale"]
-    assert re.findall(r"\.param \.(\w+) nested_param", result["nested"]) == ["u64", "u64", "u32", "u32", "f32"]
-    assert ".maxntid 128" in result["nested"]
-    assert ".minnctapersm 2" in result["nested"]
-    assert result["nested_elf"] == b"\x7fELF".hex()
-    assert result["nested_report"]["registers"] > 0
+    assert ".visible .entry grouped(" in result["grouped"]
+    assert result["grouped_params"] == ["arrays.x", "arrays.y", "sizes.rows", "sizes.columns", "scale"]
+    assert re.findall(r"\.param \.(\w+) grouped_param", result["grouped"]) == ["u64", "u64", "u32", "u32", "f32"]
+    assert ".maxntid 128" in result["grouped"]
+    assert ".minnctapersm 2" in result["grouped"]
+    assert result["grouped_elf"] == b"\x7fELF".hex()
+    assert result["grouped_report"]["registers"] > 0
 
 
 def test_local_memory_and_spills_are_reported():

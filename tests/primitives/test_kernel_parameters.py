@@ -90,7 +90,7 @@ def test_a_named_tuple_in_another_is_refused():
         """Only its parameters matter."""
 
     nested.__annotations__["outer"] = Outer
-    with pytest.raises(TypeError, match="nested: outer.arrays must be"):
+    with pytest.raises(TypeError, match=r"nested: outer\.arrays must be"):
         flatten_params(nested)
 
 

@@ -156,6 +156,19 @@ def test_named_barrier_waits_for_those_who_arrive(seed):
     assert out.tolist() == [11] * 32
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_barrier_tells_whether_all_agree(seed):
+    out = np.full((2, 64), -1, np.int32)
+
+    def kernel(out):
+        thread = p.thread_idx()
+        p.st_weak_s32(out + 4 * thread, p.bar_red_and(1, 64, thread < 64))
+        p.st_weak_s32(out + 4 * (64 + thread), p.bar_red_and(1, 64, thread != 40))
+
+    launch(kernel, [out], block=64, seed=seed)
+    assert out.tolist() == [[1] * 64, [0] * 64]
+
+
 def test_lanes_exchange_values():
     lanes = np.arange(32)
     rows = np.zeros((9, 32), np.int64)

@@ -30,15 +30,14 @@ REFUSED = {
 }
 
 
-class Sizes(NamedTuple):
-    rows: I32
-    columns: I32
-
-
 class Arrays(NamedTuple):
     x: In
     y: Out
-    sizes: Sizes
+
+
+class Sizes(NamedTuple):
+    rows: I32
+    columns: I32
 
 
 def probe_lines(spec: PrimitiveSpec, number: int) -> list[str]:
@@ -100,12 +99,12 @@ def main(arch: str) -> dict:
         "words", "p: Out, n: I64", "a, b, c, d = primitives.ld_na_v4(p)", "e = (a ^ b) + n - (c | d)",
         "primitives.st_weak_s64(p, e * primitives.u32(n) + primitives.popc_u32(a) - primitives.vote_ballot(n, n))",
     )  # fmt: skip
-    nested = define(
-        "nested", "arrays: Arrays, scale: F32",
-        "i = primitives.thread_idx() * arrays.sizes.columns + arrays.sizes.rows",
+    grouped = define(
+        "grouped", "arrays: Arrays, sizes: Sizes, scale: F32",
+        "i = primitives.thread_idx() * sizes.columns + sizes.rows",
         "primitives.st_na_v4(arrays.y + 16 * i, primitives.ld_nc_v4(arrays.x + 16 * i))",
     )  # fmt: skip
-    compiled = compile_kernel(nested, cc)
+    compiled = compile_kernel(grouped, cc)
     return {
         "everything": everything,
         "report": asdict(report),
@@ -113,10 +112,10 @@ def main(arch: str) -> dict:
         "other_arch": other_arch,
         "branch": compile_to_ptx(branch, cc),
         "words": compile_to_ptx(words, cc),
-        "nested": compiled.ptx,
-        "nested_elf": compiled.cubin[:4].hex(),
-        "nested_report": asdict(compiled.report),
-        "nested_params": [param.path for param in compiled.params],
+        "grouped": compiled.ptx,
+        "grouped_elf": compiled.cubin[:4].hex(),
+        "grouped_report": asdict(compiled.report),
+        "grouped_params": [param.path for param in compiled.params],
     }
 
 

@@ -71,6 +71,7 @@ OTHERS = {
     "fence_acq_rel_sys": Promise(("fence.acq_rel.sys;",), "fence", ("acq_rel", "sys")),
     "syncthreads": Promise(("bar.sync 0;",)),
     "bar_sync": Promise(("bar.sync %r",)),
+    "bar_red_and": Promise(("setp.ne.s32 q", "bar.red.and.pred p, %r", "selp")),
     "bar_arrive": Promise(("bar.arrive %r",)),
     "syncwarp": Promise(("bar.warp.sync %r",)),
     "shfl_idx_s32": Promise(("shfl.sync.idx.b32 %r", ", 31, %r")),

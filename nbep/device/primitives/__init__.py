@@ -114,6 +114,7 @@ from .stores import (
 )
 from .sync import (
     bar_arrive,
+    bar_red_and,
     bar_sync,
     fence_acq_rel_cta,
     fence_acq_rel_gpu,
@@ -169,6 +170,7 @@ __all__ = [
     "atom_cas_acq_rel_sys_s32",
     "atom_exch_acq_rel_sys_s32",
     "bar_arrive",
+    "bar_red_and",
     "bar_sync",
     "bf16x2_to_f32x2",
     "block_dim",

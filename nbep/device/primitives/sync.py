@@ -40,6 +40,17 @@ def bar_sync(barrier_id, num_threads):
     current_thread().barrier(barrier_id, num_threads)
 
 
+@primitive(
+    "{ .reg .pred p; .reg .pred q; setp.ne.s32 q, $3, 0; bar.red.and.pred p, $1, $2, q; selp.s32 $0, 1, 0, p; }",
+    "pred",
+    ("s32", "s32", "pred"),
+    effect="converge",
+)
+def bar_red_and(barrier_id, num_threads, predicate):
+    """As `bar_sync`; gives whether the predicate holds in all threads that met."""
+    return current_thread().barrier(barrier_id, num_threads, bool(predicate))
+
+
 @primitive("bar.arrive $0, $1;", None, ("s32", "s32"), effect="converge")
 def bar_arrive(barrier_id, num_threads):
     """Count as arrived at a named barrier without waiting for it."""

@@ -7,9 +7,9 @@
 
 A failed wait does not trap: a trap takes the CUDA context with it, and with the context the chance to destroy the
 buffer. Instead the caller goes on as if the condition held, every later wait of the rank ends at once (`start_wait`
-sees the claim), the outputs are garbage, and the host raises from the report. What the rank still sends overruns rings,
-so its peers' outputs of the same call may be garbage too; they time out at their next barrier with it. So the caller of
-a wait only has to keep its addresses in range.
+sees the claim), the outputs are garbage, and the host raises from the report. So the caller of a wait has to keep its
+addresses in range. Senders stop instead, and do not start if the rank has failed before: what they went on to send
+would overrun the rings of peers that are only late. Those miss the rest, and time out with a report of their own.
 
 Source: DeepEP csrc/kernels/intranode.cu, the `NUM_TIMEOUT_CYCLES` checks (which print and trap)
 """
@@ -73,9 +73,15 @@ class FaultReport(NamedTuple):
 
 
 @device_function
+def has_failed(bounds):
+    """Whether a wait of this rank was over time."""
+    return ld_relaxed_gpu_s32(bounds.claim) != 0
+
+
+@device_function
 def start_wait(bounds):
     """Deadline of a wait that did not succeed at once: now + timeout, or past if a wait of this rank failed before."""
-    if ld_relaxed_gpu_s32(bounds.claim) != 0:
+    if has_failed(bounds):
         return deadline_after(0) - 1
     return deadline_after(bounds.timeout_ns)
 
@@ -111,7 +117,7 @@ def wait_signal_not_positive(signal, bounds, peer):
 
 @device_function
 def wait_free_slots(head, tail, num_slots, num_wanted, bounds, site, peer, channel):
-    """Wait until a ring whose sender has filled tail slots so far has num_wanted free ones.
+    """Wait until a ring whose sender has filled tail slots so far has num_wanted free ones. Returns whether it has.
 
     The head is read relaxed: the slots' old bytes were consumed before the receiver moved it, and no data is read
     after it.
@@ -120,12 +126,12 @@ def wait_free_slots(head, tail, num_slots, num_wanted, bounds, site, peer, chann
     while True:
         seen = ld_relaxed_sys_s32(head)
         if num_slots - (tail - seen) >= num_wanted:
-            return
+            return True
         if deadline == 0:
             deadline = start_wait(bounds)
         elif wait_expired(deadline):
             report_fault(bounds, site, peer, channel, tail + num_wanted - num_slots, seen)
-            return
+            return False
 
 
 @device_function

@@ -31,7 +31,7 @@ from nbep.device.primitives import (
     FULL_MASK,
     atom_exch_relaxed_cta_shared_s32,
     atom_exch_release_cta_shared_s32,
-    bar_sync,
+    bar_red_and,
     block_dim,
     block_idx,
     f32,
@@ -56,6 +56,7 @@ from nbep.device.primitives import (
     thread_idx,
     u32_div,
     u32_mod,
+    vote_all,
     vote_ballot,
     wait_expired,
 )
@@ -66,6 +67,7 @@ from nbep.device.protocols.reduce import add_bf16x8, to_bf16x8, zero_f32x8
 from nbep.device.protocols.waits import (
     COMBINE_COORDINATOR,
     COMBINE_SENDER_HEAD,
+    has_failed,
     report_fault,
     start_wait,
     wait_free_slots,
@@ -173,12 +175,16 @@ def send_tokens(inputs, peers, bounds, shape, sizes):
     ring = locate_ring(buffer_of(peers, peer), shape, channel, peers.rank)
     token, end = token_range_to_send(inputs, peers, shape, peer, channel)
     tail = 0
+    may_fill = vote_all(FULL_MASK, not has_failed(bounds))
     while token < end:
         num_round = min(sizes.num_max_send_tokens, end - token)
+        has_room = True
         if lane == 0 and tail + num_round > shape.num_slots:  # until then it cannot be full
-            wait_free_slots(ring.head, tail, shape.num_slots, num_round, bounds, COMBINE_SENDER_HEAD, peer, channel)
-        syncwarp(FULL_MASK)
-        for i in range(warp_in_rank, num_round, num_warps):
+            has_room = wait_free_slots(
+                ring.head, tail, shape.num_slots, num_round, bounds, COMBINE_SENDER_HEAD, peer, channel
+            )
+        may_fill = may_fill and vote_all(FULL_MASK, has_room)
+        for i in range(warp_in_rank, num_round if may_fill else 0, num_warps):
             slot = u32_mod(tail + i, shape.num_slots)
             row = token + i
             src = inputs.x + row * shape.hidden_bytes
@@ -189,7 +195,8 @@ def send_tokens(inputs, peers, bounds, shape, sizes):
                 st_na_f32(ring.topk_weights + 4 * (slot * shape.num_topk + lane), weight)
         token += num_round
         tail += num_round
-        bar_sync(1 + peer, 32 * num_warps)
+        if not bar_red_and(1 + peer, 32 * num_warps, may_fill):
+            return
         if warp_in_rank == 0 and lane == 0:
             st_release_sys_s32(ring.tail, tail)  # PAIR combine-tail: the chunk's slots
 

@@ -27,6 +27,7 @@ from nbep.device.jit import device_function, kernel
 from nbep.device.layout.intranode import Ring, RingShape, locate_ring
 from nbep.device.primitives import (
     FULL_MASK,
+    bar_red_and,
     bar_sync,
     block_dim,
     block_idx,
@@ -62,6 +63,7 @@ from nbep.device.primitives import (
     tma_store_wait_all,
     u32_div,
     u32_mod,
+    vote_all,
     vote_ballot,
 )
 from nbep.device.protocols.channels import channel_task_range
@@ -71,6 +73,7 @@ from nbep.device.protocols.staging import STAGE_STRIDE, begin_copy, end_copy, op
 from nbep.device.protocols.waits import (
     DISPATCH_RECEIVER_ROWS,
     DISPATCH_SENDER_HEAD,
+    has_failed,
     report_fault,
     wait_announced,
     wait_free_slots,
@@ -246,13 +249,17 @@ def note_send_heads(out, chosen, tail, token, end, shape, team):
 
 
 @device_function
-def publish_tail(ring, tail, team):
-    """Let the receiver have all slots below tail: each warp's own writes are done before it comes to the barrier."""
+def publish_tail(ring, tail, is_filled, team):
+    """Let the receiver have all slots below tail: each warp's own writes are done before it comes to the barrier.
+
+    Not if a warp has not filled its slots. Returns whether all have; the same in the whole team.
+    """
     if has_tma() and team.lane == 0:
         tma_store_wait_all()
-    team_barrier(team)
-    if team.warp == 0 and team.lane == 0:
+    is_filled = bar_red_and(1 + team.peer, 32 * team.num_warps, is_filled)
+    if is_filled and team.warp == 0 and team.lane == 0:
         st_release_sys_s32(ring.tail, tail)  # PAIR dispatch-tail: the chunk's slots
+    return is_filled
 
 
 @device_function
@@ -262,7 +269,9 @@ def send_tokens(out, inputs, peers, bounds, shape, sizes, team):
     The warps of a team go through the same tokens and take those that go to the peer in turn.
     """
     ring = locate_ring(buffer_of(peers, team.peer), shape, team.channel, peers.rank)
-    announce_tokens(ring, inputs, shape, team)
+    may_fill = vote_all(FULL_MASK, not has_failed(bounds))
+    if may_fill:
+        announce_tokens(ring, inputs, shape, team)
     token, end = channel_task_range(sizes.num_tokens, shape.num_channels, team.channel)
     stage = open_stage(smem_base() + SHARED_TAILS_BYTES, thread_idx() // 32, team.lane)
     parity = 0
@@ -275,9 +284,10 @@ def send_tokens(out, inputs, peers, bounds, shape, sizes, team):
         while chosen != 0:
             if tail == chunk_end:
                 chunk_end += sizes.num_max_send_tokens
+                has_room = True
                 if team.lane == 0 and chunk_end > shape.num_slots:  # until then it cannot be full
                     # Room for a full chunk, although fewer tokens may be left: counting them first would cost more.
-                    wait_free_slots(
+                    has_room = wait_free_slots(
                         ring.head,
                         tail,
                         shape.num_slots,
@@ -287,18 +297,18 @@ def send_tokens(out, inputs, peers, bounds, shape, sizes, team):
                         team.peer,
                         team.channel,
                     )
-                syncwarp(FULL_MASK)
-            if u32_mod(tail, team.num_warps) == team.warp:
+                may_fill = may_fill and vote_all(FULL_MASK, has_room)
+            if may_fill and u32_mod(tail, team.num_warps) == team.warp:
                 slot = u32_mod(tail, shape.num_slots)
                 next_token = token + ffs_u32(chosen) - 1
                 parity = fill_slot(ring, slot, inputs, next_token, shape, sizes, stage, parity, team)
             chosen &= chosen - 1
             tail += 1
-            if tail == chunk_end:
-                publish_tail(ring, tail, team)
+            if tail == chunk_end and not publish_tail(ring, tail, may_fill, team):
+                return
         token += 32
     if tail != chunk_end:
-        publish_tail(ring, tail, team)
+        publish_tail(ring, tail, may_fill, team)
 
 
 @device_function
