@@ -245,7 +245,7 @@ def tokens_for_peer(inputs, token, end, shape, team):
 
 @device_function
 def note_send_heads(out, chosen, tail, token, end, shape, team):
-    """Write the ring index of 32 tokens, lane l that of token + l; -1 for those that do not go to this peer."""
+    """Write the indexes of 32 tokens, lane l that of token + l; -1 for those that do not go to this peer."""
     if token + team.lane < end:
         before = popc_u32(chosen & ((1 << team.lane) - 1))
         head = tail + before if (chosen >> team.lane) & 1 != 0 else -1
