@@ -46,7 +46,7 @@ class Dispatched:
     recv_src_idx: np.ndarray  # [num_recv_tokens] int32: the token's index at its source
     recv_src_rank: np.ndarray  # [num_recv_tokens] int32: not in DeepEP's handle, for provenance in reports
     is_token_in_rank: np.ndarray  # [num_tokens, num_ranks] bool
-    send_head: np.ndarray  # [num_tokens, num_ranks] int32: the token's index in its ring, or -1
+    send_head: np.ndarray  # [num_tokens, num_ranks] int32: the index among its channel's tokens to the rank, or -1
 
 
 def channel_task_range(num_tokens: int, num_channels: int, channel: int) -> tuple[int, int]:

@@ -16,11 +16,12 @@ class DispatchHandle:
     Tied to the buffer that made it and to that dispatch's num_sms, which is twice num_channels.
 
     rank_prefix_matrix          [num_ranks, num_ranks] int32; [s, d]: tokens from ranks 0 to s to rank d
-    channel_prefix_matrix       [num_ranks, num_channels] int32; [d, c]: own tokens of channels 0 to c to rank d
+    channel_prefix_matrix       [num_ranks, num_channels] int32; [d, c]: tokens of channels 0 to c to rank d
     recv_channel_prefix_matrix  [num_ranks, num_channels] int32; [s, c]: received from rank s before channel c
     recv_src_idx                [num_recv_tokens] int32: each received token's index on its source rank
     is_token_in_rank            [num_tokens, num_ranks] bool
-    send_head                   [num_tokens, num_ranks] int32: index in the ring, or -1; combine rewrites it in place
+    send_head                   [num_tokens, num_ranks] int32; [t, r]: index of token t among those of its channel to
+                                rank r, or -1; combine rewrites it in place
     """
 
     rank_prefix_matrix: Array

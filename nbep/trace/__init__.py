@@ -7,6 +7,7 @@
     trace.plot_rings()
     trace.plot_channel(src=0, dst=1)
     trace.table("store", cell="tail")
+    trace.table("fill", cell="recv_x")    # which role filled which row, and when
 
 Read in this order: events, roles, recorder, rings; then table, ring_picture, space_time.
 """

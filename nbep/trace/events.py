@@ -9,11 +9,12 @@ from nbep.device.layout.intranode import RingShape
 
 # As layout.intranode.describe_offset names cells: `tail[channel 0, src 1]`, `x[channel 0, src 1, slot 2] + 16`.
 _CELL = re.compile(r"(\w+)(?:\[(?:channel (\d+), src (\d+)(?:, slot (\d+))?|[^]]*)\])?(?: \+ (\d+))?")
-PAYLOAD = ("x", "src_idx", "topk_idx", "topk_weights", "scales")
+OUTPUTS = ("recv_x", "combined_x")  # what kernels with rings write tokens to; a row is a cell
+PAYLOAD = ("x", "src_idx", "topk_idx", "topk_weights", "scales", *OUTPUTS)
 
 
 class Cell(NamedTuple):
-    """A place in memory. channel, src and slot are -1 where they mean nothing."""
+    """A place in memory. channel, src, slot and row are -1 where they mean nothing."""
 
     owner: int  # the rank whose memory it is
     text: str  # "tail[channel 0, src 1]"
@@ -21,7 +22,8 @@ class Cell(NamedTuple):
     channel: int = -1
     src: int = -1
     slot: int = -1
-    byte: int = 0  # within the slot
+    byte: int = 0  # within the slot or row
+    row: int = -1  # of an output
 
     @classmethod
     def parse(cls, owner: int, text: str) -> Cell:
@@ -57,7 +59,8 @@ class Launch(NamedTuple):
 class Event(NamedTuple):
     """Something that one thread did.
 
-    what   "store"   wrote `value` to the cell; "fill" is the store of the first bytes of a token's row in a ring
+    what   "store"   wrote `value` to the cell
+           "fill"    wrote the first bytes of a token's row to slot `value` of a ring, or to row `value` of an output
            "atomic"  changed the cell to `value`
            "see"     a polling load got a `value` that this thread had not seen in the cell before
            "wait"    parked on the cell from `step` to `until`, having seen `value`; until is None if nothing ended it
@@ -70,7 +73,7 @@ class Event(NamedTuple):
     call: int
     block: int
     thread: int
-    role: str  # what the thread is there for: "sender", "receiver", "coordinator" or its kernel's name
+    role: str  # what the thread is there for: "sender", "receiver", "copier", "coordinator" or its kernel's name
     cell: Cell
     value: Any
     order: str

@@ -3,8 +3,8 @@
  emulator --on_launch, on_load, on_store, on_atomic, on_copy, on_park, on_wake--> Trace --> events --> pictures, tables
 
 Recorded are all stores and atomics of more than weak order, and weak stores to cells that their allocation names: ring
-cells, exchanged counts, and of each token in a ring the first bytes. Loads are recorded when they poll and see a value
-for the first time.
+cells, exchanged counts, and of each token in a ring the first bytes. So are the first bytes of each row of recv_x and
+combined_x, where tokens arrive. Loads are recorded when they poll and see a value for the first time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from nbep.device.layout.intranode import RingShape
 from nbep.emulator.bulk import MBarrier
-from nbep.trace.events import PAYLOAD, Cell, Event, Launch
+from nbep.trace.events import OUTPUTS, PAYLOAD, Cell, Event, Launch
 from nbep.trace.roles import role_of
 
 POLLED = frozenset(("volatile", "relaxed", "acquire"))
@@ -24,11 +24,12 @@ ATOMICS = {"add": lambda old, operand: old + operand, "exch": lambda old, operan
 class _Call:
     """What is remembered of a running launch: its place in `Recorder.launches`, roles, cells and last values seen."""
 
-    __slots__ = ("index", "number", "roles", "cells", "seen")
+    __slots__ = ("index", "number", "row_bytes", "roles", "cells", "seen")
 
-    def __init__(self, index: int, number: int):
+    def __init__(self, index: int, number: int, row_bytes: int):
         self.index = index
         self.number = number
+        self.row_bytes = row_bytes  # of an output's row; 0 in a kernel that has no rings
         self.roles: dict[tuple[int, int], str] = {}
         self.cells: dict[tuple[Any, int], Cell | None] = {}
         self.seen: dict[tuple[int, int, Cell], Any] = {}
@@ -92,8 +93,8 @@ class Recorder:
         key = (launch.rank, launch.name)
         number = self._numbers[key] = self._numbers.get(key, -1) + 1
         index = len(self.launches)
-        self._calls[launch] = _Call(index, number)
         shape = next((arg for arg in launch.args if isinstance(arg, RingShape)), None)
+        self._calls[launch] = _Call(index, number, 0 if shape is None else shape.hidden_bytes)
         self.launches.append(
             Launch(launch.rank, launch.name, number, self._step(), None, launch.grid, launch.block, shape)
         )
@@ -119,25 +120,25 @@ class Recorder:
     def on_store(
         self, thread: Any, allocation: Any, offset: int, kind: str, value: Any, order: str, scope: str
     ) -> None:
-        if order == "weak" and allocation.describe is None:
-            return
         call = self._calls[thread.block.launch]
+        if order == "weak" and not _has_cells(call, allocation):
+            return
         cell = self._cell(call, allocation, offset)
         if cell is None:
             return
-        if cell.slot >= 0:
-            self._record("fill", thread, call, cell, cell.slot, order)
+        if max(cell.slot, cell.row) >= 0:
+            self._record("fill", thread, call, cell, max(cell.slot, cell.row), order)
         else:
             self._record("store", thread, call, cell, value, order)
 
     def on_copy(self, thread: Any, allocation: Any, offset: int, data: bytes) -> None:
-        """A bulk copy fills a slot when it is done; it has no order of its own."""
-        if allocation.describe is None:
-            return
+        """A bulk copy fills a slot or a row when it is done; it has no order of its own."""
         call = self._calls[thread.block.launch]
+        if not _has_cells(call, allocation):
+            return
         cell = self._cell(call, allocation, offset)
-        if cell is not None and cell.slot >= 0:
-            self._record("fill", thread, call, cell, cell.slot, "")
+        if cell is not None and max(cell.slot, cell.row) >= 0:
+            self._record("fill", thread, call, cell, max(cell.slot, cell.row), "")
 
     def on_atomic(
         self,
@@ -163,7 +164,7 @@ class Recorder:
         allocation, offset, _, value = max(enumerate(cells), key=lambda item: (_telling(item[1][0]), item[0]))[1]
         cell = self._cell(call, allocation, offset)
         if cell is None:  # a poll of payload
-            cell = _cell(allocation, offset)
+            cell = _cell(call, allocation, offset)
         self._parked[thread] = self._event("wait", thread, call, cell, value, "")
 
     def on_wake(self, thread: Any) -> None:
@@ -191,8 +192,8 @@ class Recorder:
         try:
             return call.cells[key]
         except KeyError:
-            cell = _cell(allocation, offset)
-            is_recorded = cell.name not in PAYLOAD or (cell.name == "x" and cell.byte == 0)
+            cell = _cell(call, allocation, offset)
+            is_recorded = cell.name not in PAYLOAD or (cell.name in ("x", *OUTPUTS) and cell.byte == 0)
             return call.cells.setdefault(key, cell if is_recorded else None)
 
 
@@ -203,10 +204,18 @@ def _telling(allocation: Any) -> int:
     return 2 if allocation.describe is not None else int(allocation.number == 0)
 
 
-def _cell(allocation: Any, offset: int) -> Cell:
+def _has_cells(call: _Call, allocation: Any) -> bool:
+    """Whether the allocation, or the row that a kernel with rings writes, has a name to record weak stores under."""
+    return allocation.describe is not None or (call.row_bytes > 0 and allocation.name in OUTPUTS)
+
+
+def _cell(call: _Call, allocation: Any, offset: int) -> Cell:
     if isinstance(allocation, MBarrier):
         return Cell(allocation.block.launch.rank, f"mbarrier[byte {allocation.address}]", "mbarrier")
     if allocation.describe is not None:
         return Cell.parse(allocation.rank, allocation.describe(offset))
+    if _has_cells(call, allocation):
+        row, byte = divmod(offset, call.row_bytes)
+        return Cell(allocation.rank, f"{allocation.name}[row {row}]", allocation.name, byte=byte, row=row)
     name = "shared" if allocation.number == 0 else allocation.name
     return Cell(allocation.rank, f"{name}[byte {offset}]", name)

@@ -19,17 +19,18 @@ def ring_picture(trace: Recorder, kernel: str | None) -> Picture:
         what = "of a kernel with rings" if kernel is None else f"of `{kernel}` with rings"
         raise ValueError(f"kernel: the trace has no launch {what}")
     ranks = sorted({ring.rank for ring in rings})
-    rows = sorted({(ring.channel, ring.src) for ring in rings})
+    rows = {rank: sorted({(ring.channel, ring.src) for ring in rings if ring.rank == rank}) for rank in ranks}
+    num_rows = max(map(len, rows.values()))
     num_columns = min(len(ranks), 2)
     num_lines = -(-len(ranks) // num_columns)
-    row_height = max(0.16, min(0.3, 1.8 / len(rows)))
-    picture = Picture(5.2 * num_columns + 0.6, 0.7 + num_lines * (0.75 + row_height * len(rows)))
-    grid = picture.subplots(num_lines, num_columns, sharex=True, sharey=True, squeeze=False)
+    row_height = max(0.16, min(0.3, 1.8 / num_rows))
+    picture = Picture(5.2 * num_columns + 0.6, 0.7 + num_lines * (0.75 + row_height * num_rows))
+    grid = picture.subplots(num_lines, num_columns, sharex=True, squeeze=False)
     for axes, rank in zip(grid.flat, ranks, strict=False):
         launches = [launch for launch in trace.launches if launch.rank == rank and launch.shape is not None]
         if kernel is not None:
             launches = [launch for launch in launches if launch.kernel == kernel]
-        _draw_rank(axes, rank, rows, [ring for ring in rings if ring.rank == rank], launches, trace.last_step)
+        _draw_rank(axes, rank, rows[rank], [ring for ring in rings if ring.rank == rank], launches, trace.last_step)
     for axes in grid.flat[len(ranks) :]:
         axes.set_visible(False)
     for axes in grid[-1]:
@@ -37,7 +38,8 @@ def ring_picture(trace: Recorder, kernel: str | None) -> Picture:
     capacities = sorted({ring.capacity for ring in rings})
     slots = " or ".join(map(str, capacities)) + (" slot" if capacities == [1] else " slots")
     picture.suptitle(
-        f"Fill of the ring buffers over time. A row is one ring; the grey line above it is its capacity, {slots}.",
+        f"Fill of the ring buffers over time. A row is one ring; the grey line above it is its capacity, {slots}. "
+        "What a rank sends to itself takes no ring.",
         fontsize=SMALL + 2,
         color=INK,
         x=0.01,

@@ -1,4 +1,7 @@
-"""How full each ring is over time, from the stores to its head and tail."""
+"""How full each ring is over time, from the stores to its head and tail.
+
+What a rank sends to itself takes no ring: there is a ring for each channel and each other rank.
+"""
 
 from __future__ import annotations
 
@@ -56,6 +59,8 @@ def ring_fills(trace: Recorder, kernel: str | None = None) -> list[RingFill]:
         end = trace.last_step if launch.end is None else launch.end
         for channel in range(launch.shape.num_channels):
             for src in range(launch.shape.num_ranks):
+                if src == launch.rank:
+                    continue
                 key = (launch.rank, launch.kernel, launch.call, channel, src)
                 rings.append(_ring_fill(key, launch.shape.num_slots, launch.begin, end, stores.get(key, [])))
     return rings

@@ -28,6 +28,8 @@ def role_of(launch: Any, block: int, thread: int) -> str:
         team = _StandIn(launch, block, thread, join_team).switch(
             args[RingShape].num_ranks, args[DispatchSizes].mix_roles
         )
+        if team.peer == launch.rank:
+            return "copier"
         return "sender" if team.sends else "receiver"
     if launch.name == "combine":
         if block % 2 == 0:

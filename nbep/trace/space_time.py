@@ -37,7 +37,7 @@ from nbep.trace.style import (
 
 LANE_HEIGHT = 0.16  # of a wait's bar, in distances of lanes
 MAX_LABELS = 32  # publishes that still get their value written beside them
-MERGED = 0.012  # labels closer than this share of the width become one
+MERGED = 0.012  # labels closer than this share of the width for each character become one
 COLORS = {"tail": TAIL_COLOR, "head": HEAD_COLOR, "shared": SHARED_COLOR}
 WORDS = {"shared": "shared tail"}
 LaneOf = Callable[[Event], int | None]
@@ -213,7 +213,8 @@ def _draw_labels(axes: Axes, stores: list[Event], height: Callable[[Event], floa
     groups: list[list[Event]] = []
     for stored in sorted(stores, key=lambda event: (place(event), event.step)):
         last = groups[-1][-1] if groups else None
-        if last is not None and place(last) == place(stored) and stored.step - last.step < MERGED * (end - begin):
+        room = MERGED * (end - begin)
+        if last is not None and place(last) == place(stored) and stored.step - last.step < room * len(_value(last)):
             groups[-1].append(stored)
         else:
             groups.append([stored])

@@ -54,7 +54,8 @@ def describe(event: Event) -> str:
     """What an event is, in a few words."""
     order = f" ({event.order})" if event.order else ""
     if event.what == "fill":
-        return f"fills {event.cell.text.partition('[')[2].partition(']')[0]}"
+        where = event.cell.text
+        return f"fills {where if event.cell.row >= 0 else where.partition('[')[2].partition(']')[0]}"
     if event.what == "see":
         return f"sees {event.cell.text} = {event.value}{order}"
     if event.what == "wait":

@@ -13,6 +13,7 @@ from nbep.trace import Trace
 
 CONFIG = nbep.Config(2, 2, 4)  # one channel, chunks of two tokens, rings of four
 CASE = make_case(3, num_ranks=2, num_tokens=[9, 4], num_topk=2, hidden=16)
+RINGS = [(0, 1), (1, 0)]  # (src, dst): what a rank sends to itself takes no ring
 OPTIONS = Options(CONFIG)
 
 
@@ -38,8 +39,7 @@ def chunks_to(dst: int, src: int) -> int:
     return num_chunks
 
 
-@pytest.mark.parametrize("dst", [0, 1])
-@pytest.mark.parametrize("src", [0, 1])
+@pytest.mark.parametrize(("src", "dst"), RINGS)
 def test_dispatch_publishes_a_tail_for_each_chunk(trace, src, dst):
     tails = [
         event.value
@@ -58,21 +58,49 @@ def test_tails_are_released_and_heads_are_relaxed(trace):
 
 
 def test_every_token_is_put_into_the_slot_of_its_ring_index(trace):
-    for src in range(2):
-        for dst in range(2):
-            slots = [
-                event.cell.slot
-                for event in trace.events("fill", cell=f"x[channel 0, src {src}", kernel="dispatch")
-                if event.cell.owner == dst
-            ]
-            # Two warps need not be in order; a lap of the ring is.
-            expected = [i % 4 for i in range(CASE.layouts[src].num_tokens_per_rank[dst])]
-            assert sorted(slots) == sorted(expected)
+    fills = trace.events("fill", cell="x[", kernel="dispatch")
+    assert {(event.cell.src, event.cell.owner) for event in fills} == set(RINGS)
+    for src, dst in RINGS:
+        slots = [event.cell.slot for event in fills if (event.cell.src, event.cell.owner) == (src, dst)]
+        # Two warps need not be in order; a lap of the ring is.
+        expected = [i % 4 for i in range(CASE.layouts[src].num_tokens_per_rank[dst])]
+        assert sorted(slots) == sorted(expected)
+
+
+@pytest.mark.parametrize("mix_roles", [False, True])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_copiers_fill_the_rows_of_own_tokens_and_receivers_the_others(rank, mix_roles):
+    trace = traced(options=Options(replace(CONFIG, mix_roles=mix_roles)))
+    fills = trace.events("fill", cell="recv_x[row ", rank=rank, kernel="dispatch")
+    roles = dict(sorted((event.value, event.role) for event in fills))
+    from_rank_0, from_rank_1 = (CASE.layouts[src].num_tokens_per_rank[rank] for src in range(2))
+    of_rank = ["copier", "receiver"] if rank == 0 else ["receiver", "copier"]
+    assert len(fills) == len(roles)
+    assert list(roles) == list(range(from_rank_0 + from_rank_1))
+    assert list(roles.values()) == [of_rank[0]] * from_rank_0 + [of_rank[1]] * from_rank_1
+    assert {event.block for event in fills if event.role == "copier"} == {0, 1}, "both blocks of the channel copy"
+
+
+def test_copiers_touch_no_ring(trace):
+    events = [event for event in trace.events() if event.role == "copier"]
+    assert {event.cell.name for event in events} <= {"recv_x", "mbarrier"}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_receivers_of_combine_fill_a_row_for_each_token(trace, rank):
+    fills = trace.events("fill", cell="combined_x", rank=rank)
+    assert {event.role for event in fills} == {"receiver"}
+    assert sorted(event.cell.row for event in fills) == list(range(len(CASE.x[rank])))
 
 
 def test_no_ring_is_fuller_than_its_slots_and_dispatch_leaves_it_empty(trace):
     rings = trace.rings()
-    assert len(rings) == 2 * 2 * 2  # dispatch and combine, by destination and source
+    assert [(ring.src, ring.rank, ring.kernel) for ring in rings] == [
+        (1, 0, "dispatch"),
+        (1, 0, "combine"),
+        (0, 1, "dispatch"),
+        (0, 1, "combine"),
+    ]
     assert {ring.capacity for ring in rings} == {4}
     assert max(ring.peak for ring in rings) <= 4
     assert max(ring.peak for ring in trace.rings("dispatch")) >= 2
@@ -102,10 +130,10 @@ def test_whoever_moves_a_tail_sends_and_whoever_moves_a_head_receives(mix_roles)
     assert {event.block for event in roles["tail"]} == ({0, 1} if mix_roles else {0})
 
 
-@pytest.mark.parametrize("dst", [0, 1])
-def test_a_picture_of_mixed_roles_has_what_both_ends_publish(dst):
+@pytest.mark.parametrize(("src", "dst"), RINGS)
+def test_a_picture_of_mixed_roles_has_what_both_ends_publish(src, dst):
     trace = traced(options=Options(replace(CONFIG, mix_roles=True)))
-    lanes = trace.plot_channel(0, dst).axes[0]
+    lanes = trace.plot_channel(src, dst).axes[0]
     assert "tail: stored, then seen" in [text.get_text() for text in lanes.get_legend().get_texts()]
 
 
@@ -142,8 +170,8 @@ def test_pictures_are_drawn_and_saved(trace, tmp_path):
         assert path.stat().st_size > 10_000
     rings = pictures["rings"]
     assert [axes.get_title(loc="left") for axes in rings.axes] == ["rank 0 receives", "rank 1 receives"]
-    labels = [label.get_text() for label in rings.axes[0].get_yticklabels()]
-    assert labels == ["from rank 0, channel 0", "from rank 1, channel 0"]
+    labels = [[label.get_text() for label in axes.get_yticklabels()] for axes in rings.axes]
+    assert labels == [["from rank 1, channel 0"], ["from rank 0, channel 0"]]
     assert "steps" in rings.axes[-1].get_xlabel()
 
 
@@ -154,6 +182,8 @@ def test_a_picture_shows_itself_in_a_notebook(trace):
 def test_rings_that_are_not_there_are_named(trace):
     with pytest.raises(ValueError, match="channel 1 from rank 0 to rank 1"):
         trace.plot_channel(0, 1, channel=1)
+    with pytest.raises(ValueError, match="channel 0 from rank 0 to rank 0"):
+        trace.plot_channel(0, 0)
     with pytest.raises(ValueError, match="notify_dispatch"):
         trace.plot_rings("notify_dispatch")
     with pytest.raises(ValueError, match="'no_such_cell'"):
@@ -169,7 +199,11 @@ def test_tables_say_what_the_events_say(trace):
         assert f"stores {event.cell.text} = {event.value} (release)" in line
     assert trace.table(limit=3).splitlines()[-1].startswith("... ")
     rings = trace.ring_table("dispatch", width=20).splitlines()
-    assert len(rings) == 1 + 4
+    assert len(rings) == 1 + len(RINGS)
+    rows = trace.table("fill", cell="recv_x", rank=0)
+    assert "copier    fills recv_x[row 0]" in rows
+    assert "receiver  fills recv_x[row 7]" in rows
+    assert "sender    fills channel 0, src 0, slot 0" in trace.table("fill", kernel="dispatch")
 
 
 def test_one_trace_records_one_run(trace):

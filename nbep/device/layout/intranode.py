@@ -5,9 +5,10 @@
  RINGS                    start, end, head, tail: [num_channels, num_ranks] s32 each
                           x, src_idx, topk_idx, topk_weights, scales: [num_channels, num_ranks, num_slots, ...]
 
-A ring carries the tokens of one (channel, source rank) to the owner of the buffer. Dispatch and combine share the
-layout; combine leaves start, end, src_idx, topk_idx and scales unused. Behind the buffer's num_nvl_bytes come the
-barrier signals and the two pointer tables.
+A ring carries the tokens of one (channel, source rank) to the owner of the buffer. What a rank sends to itself takes no
+ring, so those whose source is the owner stay empty. Dispatch and combine share the layout; combine leaves start, end,
+src_idx, topk_idx and scales unused. Behind the buffer's num_nvl_bytes come the barrier signals and the two pointer
+tables.
 
 Unlike DeepEP, the expert counts have a place of their own instead of lying under the ring cells, and combine's rings
 do not overwrite the prefix matrix: no cell has two meanings, so a report can name each of them.

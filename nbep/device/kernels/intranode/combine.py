@@ -1,24 +1,30 @@
 """Intranode combine: ranks send the tokens they got back to where they came from; the source rank adds them up.
 
  rank s: x[i] --sender--> NVLink --> ring[channel c, source s] --receiver: sum over s--> combined_x[t] : rank r
-                                          head, tail <--coordinator (warp 0 of a receiving block)--> shared memory
+ rank r: x[i], what it got from itself ----------------------------^
+                                     head, tail <--coordinator (warp 0 of a receiving block)--> shared memory
 
  cell                  written by       with                   read by           with
  tail                  sender(s)        st_release_sys         coordinator(r)    ld_acquire_sys
  head                  coordinator(r)   st_relaxed_sys (1)     sender(s)         ld_relaxed_sys
  slot[k]               sender(s)        st_na                  receivers(r)      ld_na, after shared tail (2)
+ own rows of x         nobody           -                      receivers(r)      ld_na
  shared tail[s]        coordinator      atom_exch_release_cta  receivers         ld_acquire_cta
  shared head[w, s]     receiver w       atom_exch_relaxed_cta  coordinator       ld_relaxed_cta (1)
- shared rows[w]        receiver w       st_shared              same warp         ld_shared, after syncwarp
+ shared rows[w]        receiver w       st_shared              the same warp     ld_shared, after syncwarp
 
  (1) Heads publish nothing. All lanes have used what they loaded from a slot before the syncwarp that stands before the
      next head; the sender overwrites the slot only after it has seen that head.
  (2) tail -> coordinator -> shared tail is a chain of two release-acquire pairs. DeepEP's shared tail is volatile, and
      its receivers read the array of num_ranks tails at every lane, past its end; here only lanes below num_ranks wait.
 
-Blocks come in pairs: block 2c sends and block 2c + 1 receives channel c. Tokens were dispatched in channels of the
-source rank, so a sender's channel is found in recv_channel_prefix_matrix and a receiver's tokens are its own channel's.
-What a rank sends to itself takes no ring: its receivers read it where it is, in x.
+Here s is the rank that sends back and r the one that the tokens came from. The receivers of a block, its warps w from 1
+up, take tokens in turn, and a token may have a slot in every ring of the channel: so they share the rings, and only
+the coordinator reads tails and moves heads.
+
+Blocks come in pairs: block 2c sends and block 2c + 1 receives channel c. Tokens were dispatched in channels of rank r,
+so a sender's channel is found in recv_channel_prefix_matrix and a receiver's tokens are its own channel's. What a rank
+sends to itself takes no ring: receivers read it where it is, in x.
 
 Source: DeepEP csrc/kernels/intranode.cu, combine. Break it: notebooks/05_combine.ipynb
 """
@@ -77,7 +83,7 @@ from nbep.device.types import I32, In, Out
 
 MAX_RANKS = 8
 HALF = MAX_RANKS // 2
-ENDLESS = (1 << 31) - 1
+ENDLESS = (1 << 31) - 1  # slots of what is no ring and never begins again
 RETIRED = 1 << 30  # the head of a warp that needs no slot any more
 
 

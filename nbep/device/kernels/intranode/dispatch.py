@@ -1,13 +1,14 @@
 """Intranode dispatch: a sender pushes tokens into its peer's ring, the peer's receiver drains it into recv_x.
 
  rank s: x[t] --sender--> NVLink --> ring[channel c, source s] of rank r --receiver--> recv_x[i] : rank r
+ rank s: x[t] --copier--> recv_x[i] : rank s                               (what a rank sends to itself)
 
  cell            written by    with                        read by       with
- start, end      sender(s)     st_relaxed_sys (-n - 1)     receiver(r)   ld_relaxed_sys (the count is the message)
+ start, end      sender(s)     st_relaxed_sys (-n - 1)     receiver(r)   ld_relaxed_sys (the number is all)
  tail            sender(s)     st_release_sys              receiver(r)   ld_acquire_sys
  head            receiver(r)   st_relaxed_sys (1)          sender(s)     ld_relaxed_sys
  slot[k]         sender(s)     st_na and bulk copy         receiver(r)   ld_na and bulk copy, after tail (2)
- shared tail     warp 0 of r   st_shared                   its warps     ld_shared, after bar_sync
+ shared tail     receiver(r)   st_shared, in warp 0        its team      ld_shared, after bar_sync
 
  (1) head publishes nothing. The receiver's loads of the slot returned before its barrier, and head moves after
      it; the sender overwrites the slot only when it has seen head: no load can see what the sender writes later.
@@ -15,8 +16,11 @@
      copies are waited for to the end (tma_store_wait_all) by the thread that started them, before the barrier.
      A bulk copy reads through the async proxy, so a proxy fence stands between the acquire and the copy.
 
-A block's warps are split evenly over the peers: a team for each. `join_team` deals out the roles. What a rank sends to
-itself takes no ring: see `copy_own_tokens`.
+A ring and its cells are in the receiver's memory. start and end say which of the tokens from s to r are on channel c;
+they travel as -n - 1, so that 0 means "not here yet".
+
+A block's warps are split evenly over the ranks: a team for each. `join_team` deals out who sends and who receives. The
+teams for the own rank are copiers: no ring, no cell, see `copy_own_tokens`.
 
 Source: DeepEP csrc/kernels/intranode.cu, dispatch. Break it: notebooks/04_dispatch.ipynb
 """
@@ -93,7 +97,7 @@ class DispatchOutputs(NamedTuple):
     recv_topk_idx: Out  # [num_recv_tokens, num_topk] s64
     recv_topk_weights: Out  # [num_recv_tokens, num_topk] f32
     recv_channel_prefix_matrix: Out  # [num_ranks, num_channels] s32, exclusive
-    send_head: Out  # [num_tokens, num_ranks] s32: the token's index in its ring, or -1
+    send_head: Out  # [num_tokens, num_ranks] s32: the token's index among those of its channel to the rank, or -1
 
 
 class DispatchInputs(NamedTuple):
@@ -121,7 +125,7 @@ class DispatchSizes(NamedTuple):
 
 
 class Team(NamedTuple):
-    """The warps of a block that serve one peer on one channel."""
+    """The warps of a block that serve one peer on one channel; the peer may be their own rank."""
 
     sends: bool
     peer: int
@@ -197,7 +201,10 @@ def copy_scales(load, dst, src, src_stride, num_scales, lane):
 
 @device_function
 def fill_slot(ring, slot, inputs, token, shape, sizes, stage, parity, team):
-    """Copy one token and what belongs to it into a slot; one warp. Returns the parity of the stage's next copy."""
+    """Copy one token and what belongs to it into a slot; one warp. Returns the parity of the stage's next copy.
+
+    For copiers the outputs stand in for the ring, and slot is a row.
+    """
     lane = team.lane
     num_topk = shape.num_topk
     src = inputs.x + token * shape.hidden_bytes
@@ -241,7 +248,7 @@ def tokens_for_peer(inputs, token, end, shape, team):
 
 @device_function
 def note_send_heads(out, chosen, tail, token, end, shape, team):
-    """Write the ring index of 32 tokens, lane l that of token + l; -1 for those that do not go to this peer."""
+    """Write the indexes of 32 tokens, lane l that of token + l; -1 for those that do not go to this peer."""
     if token + team.lane < end:
         before = popc_u32(chosen & ((1 << team.lane) - 1))
         head = tail + before if (chosen >> team.lane) & 1 != 0 else -1
@@ -424,9 +431,10 @@ def receive_tokens(out, peers, bounds, shape, num_rows, team):
 
 @device_function
 def copy_own_tokens(out, inputs, peers, bounds, shape, sizes, team):
-    """Both teams of a channel whose peer is their own rank: copy what stays here straight to its rows.
+    """Copier: both teams of a channel whose peer is their own rank copy what stays here straight to its rows.
 
-    Through a ring such a token would leave an SM twice, and the way out of its SMs is what limits dispatch.
+    Through a ring such a token would leave an SM twice, and the way out of its SMs is what limits dispatch. The two
+    teams, one in each block of the channel, go through the same tokens and take them in turn.
     """
     rows = Ring(0, 0, 0, 0, out.recv_x, out.recv_src_idx, out.recv_topk_idx, out.recv_topk_weights, out.recv_x_scales)
     warp = team.warp if team.sends else team.num_warps + team.warp
