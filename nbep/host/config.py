@@ -126,11 +126,11 @@ class Config:
 
 
 # num_ranks -> NVLink send and receive tokens, RDMA send and receive tokens.
-# Inside a node: what `nbep bench intranode` found best at 20 SMs, see docs/performance.md. Between nodes: DeepEP's.
+# Inside a node: from runs of `nbep bench intranode` at 20 SMs, see docs/performance.md. Between nodes: DeepEP's.
 DISPATCH_TOKENS = {
     2: (32, 256, 6, 128),
     4: (12, 256, 6, 128),
-    8: (8, 256, 6, 128),
+    8: (9, 256, 6, 128),
     16: (36, 288, 20, 128),
     24: (8, 288, 32, 128),
     32: (32, 288, 32, 128),
