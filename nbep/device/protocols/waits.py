@@ -1,7 +1,7 @@
 """Bounded waits. A wait that is over time reports who waited for whom and lets its kernel run to its end.
 
  cell      written by                     with                    read by     with
- claim     first wait of a rank to fail   atom_cas_acq_rel_sys    any wait    ld_relaxed_gpu (start_wait)
+ claim     first fault of a rank: site    atom_cas_acq_rel_sys    any wait    ld_relaxed_gpu (has_timed_out)
  report    the one that got the claim     st_relaxed_sys,         the host    plain, after status is not 0
                                           status st_release_sys
 
@@ -73,15 +73,22 @@ class FaultReport(NamedTuple):
 
 
 @device_function
-def has_failed(bounds):
-    """Whether a wait of this rank was over time."""
+def has_fault(bounds):
+    """Whether this rank has reported anything."""
     return ld_relaxed_gpu_s32(bounds.claim) != 0
+
+
+@device_function
+def has_timed_out(bounds):
+    """Whether a wait of this rank was over time."""
+    site = ld_relaxed_gpu_s32(bounds.claim)
+    return site != 0 and site != DISPATCH_RECEIVER_ROWS
 
 
 @device_function
 def start_wait(bounds):
     """Deadline of a wait that did not succeed at once: now + timeout, or past if a wait of this rank failed before."""
-    if has_failed(bounds):
+    if has_timed_out(bounds):
         return deadline_after(0) - 1
     return deadline_after(bounds.timeout_ns)
 
@@ -89,7 +96,10 @@ def start_wait(bounds):
 @device_function
 def report_fault(bounds, site, peer, channel, expected, seen):
     """Tell the host which wait was over time. Only the first one of a rank is told."""
-    if atom_cas_acq_rel_sys_s32(bounds.claim, 0, 1) == 0:
+    claimed = atom_cas_acq_rel_sys_s32(bounds.claim, 0, site)
+    if claimed == DISPATCH_RECEIVER_ROWS:
+        atom_cas_acq_rel_sys_s32(bounds.claim, claimed, site)  # that was no wait: now later waits need not wait either
+    if claimed == 0:
         st_relaxed_sys_s32(bounds.report + 4, site)
         st_relaxed_sys_s32(bounds.report + 8, peer)
         st_relaxed_sys_s32(bounds.report + 12, expected)

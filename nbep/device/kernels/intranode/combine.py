@@ -12,6 +12,7 @@
  shared tail[s]        coordinator      atom_exch_release_cta  receivers         ld_acquire_cta
  shared head[w, s]     receiver w       atom_exch_relaxed_cta  coordinator       ld_relaxed_cta (1)
  shared rows[w]        receiver w       st_shared              the same warp     ld_shared, after syncwarp
+ shared weights[w]     receiver w       st_shared              the same warp     ld_shared, after syncwarp
 
  (1) Heads publish nothing. All lanes have used what they loaded from a slot before the syncwarp that stands before the
      next head; the sender overwrites the slot only after it has seen that head.
@@ -73,7 +74,7 @@ from nbep.device.protocols.reduce import add_bf16x8, to_bf16x8, zero_f32x8
 from nbep.device.protocols.waits import (
     COMBINE_COORDINATOR,
     COMBINE_SENDER_HEAD,
-    has_failed,
+    has_fault,
     report_fault,
     start_wait,
     wait_free_slots,
@@ -147,7 +148,6 @@ def reset_board(board, warp, lane):
     if lane < MAX_RANKS:
         st_shared_s32(board.tails + 4 * lane, 0)
         st_shared_s32(board.heads + 4 * (MAX_RANKS * warp + lane), 0)
-        st_shared_s64(board.rows + 8 * (MAX_RANKS * warp + lane), 0)
 
 
 @device_function
@@ -181,7 +181,7 @@ def send_tokens(inputs, peers, bounds, shape, sizes):
     ring = locate_ring(buffer_of(peers, peer), shape, channel, peers.rank)
     token, end = token_range_to_send(inputs, peers, shape, peer, channel)
     tail = 0
-    may_fill = vote_all(FULL_MASK, not has_failed(bounds))
+    may_fill = vote_all(FULL_MASK, not has_fault(bounds))
     while token < end:
         num_round = min(sizes.num_max_send_tokens, end - token)
         has_room = True
@@ -365,6 +365,8 @@ def receive_tokens(out, inputs, board, num_warps, warp, lane, peers, bounds, sha
     fewer slots than the block has warps would never fill up to that token.
     """
     source = locate_source(inputs, peers, shape, channel, lane)
+    # After a fault of dispatch the handle may say that x has more rows than it has.
+    has_rows = lane != peers.rank or not has_fault(bounds)
     rows = board.rows + 8 * MAX_RANKS * warp
     weights = board.weights + 8 * MAX_RANKS * warp
     head = board.heads + 4 * (MAX_RANKS * warp + lane)
@@ -377,7 +379,7 @@ def receive_tokens(out, inputs, board, num_warps, warp, lane, peers, bounds, sha
             if expected >= 0 and lane != peers.rank:
                 wait_shared_tail_past(board.tails + 4 * lane, expected, bounds, lane, channel)
         syncwarp(FULL_MASK)
-        num_rows = list_rows(board, warp, lane, expected, source, shape)
+        num_rows = list_rows(board, warp, lane, expected if has_rows else -1, source, shape)
         expected = load_expected(inputs, token + num_warps - 1, end, lane, shape)
         combine_row(out, inputs, rows, num_rows, token, lane, shape)
         combine_topk_weights(out, weights, num_rows, token, lane, shape)

@@ -9,6 +9,7 @@
  head            receiver(r)   st_relaxed_sys (1)          sender(s)     ld_relaxed_sys
  slot[k]         sender(s)     st_na and bulk copy         receiver(r)   ld_na and bulk copy, after tail (2)
  shared tail     receiver(r)   st_shared, in warp 0        its team      ld_shared, after bar_sync
+ own rows        copier(r)     st_na and bulk copy         -             the next kernel
 
  (1) head publishes nothing. The receiver's loads of the slot returned before its barrier, and head moves after
      it; the sender overwrites the slot only when it has seen head: no load can see what the sender writes later.
@@ -77,7 +78,7 @@ from nbep.device.protocols.staging import STAGE_STRIDE, begin_copy, end_copy, op
 from nbep.device.protocols.waits import (
     DISPATCH_RECEIVER_ROWS,
     DISPATCH_SENDER_HEAD,
-    has_failed,
+    has_timed_out,
     report_fault,
     wait_announced,
     wait_free_slots,
@@ -276,7 +277,7 @@ def send_tokens(out, inputs, peers, bounds, shape, sizes, team):
     The warps of a team go through the same tokens and take those that go to the peer in turn.
     """
     ring = locate_ring(buffer_of(peers, team.peer), shape, team.channel, peers.rank)
-    may_fill = vote_all(FULL_MASK, not has_failed(bounds))
+    may_fill = vote_all(FULL_MASK, not has_timed_out(bounds))
     if may_fill:
         announce_tokens(ring, inputs, shape, team)
     token, end = channel_task_range(sizes.num_tokens, shape.num_channels, team.channel)

@@ -42,6 +42,7 @@ from nbep.device.protocols.barrier import barrier_block
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.reduce import warp_sum_s32
+from nbep.device.protocols.waits import has_timed_out
 from nbep.device.types import I32, In, Out, Sym
 
 
@@ -136,7 +137,8 @@ def notify_dispatch(out: NotifyOutputs, inputs: NotifyInputs, peers: Peers, boun
         buffer = buffer_of(peers, peers.rank)
         num_local_experts = u32_div(sizes.num_experts, peers.num_ranks)
         barrier_block(peers, bounds)
-        send_counts(inputs, peers, num_local_experts)
+        if not has_timed_out(bounds):  # a peer that is only late may still need what it has from the last call
+            send_counts(inputs, peers, num_local_experts)
         barrier_block(peers, bounds)
         sum_counts(out, buffer, peers, num_local_experts, sizes.expert_alignment)
         reset_ring_cells(buffer, sizes.num_ring_cell_words)
