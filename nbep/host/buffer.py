@@ -122,7 +122,8 @@ class Buffer:
     def destroy(self) -> None:
         """Give the memory back. Collective: blocks until all ranks of the group are here.
 
-        Raises: ValueError if it is destroyed already
+        Raises: ValueError if it is destroyed already; RuntimeError on every rank if the work of one failed, and it
+                names the rank
         """
         memory = self._usable("destroy")
         self._memory = None

@@ -12,7 +12,7 @@ claim, workspace  this rank's kernels only
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
@@ -114,9 +114,19 @@ class NodeMemory:
         self.peers = Peers(own + buffer_ptrs, own + signal_ptrs, self.rank, self.num_ranks)
 
     def close(self) -> None:
-        """Wait for this rank's work, then for the peers, then give everything back. Collective."""
-        self.comm_stream.synchronize()
-        self.comm.barrier()
+        """Wait for this rank's work, then for the peers, then give everything back. Collective.
+
+        Raises: on every rank if the work of one failed; it names the rank, and what can be given back is
+        """
+        try:
+            gather_results(self.comm, self.comm_stream.synchronize)
+        except Exception:
+            with suppress(Exception):  # a context that has failed frees nothing; the first error says why
+                self._give_back()
+            raise
+        self._give_back()
+
+    def _give_back(self) -> None:
         self._report = self._report.copy()  # an event of this buffer may ask for faults when the memory is gone
         self._undo.close()
 

@@ -1,11 +1,11 @@
-"""A Buffer whose construction fails on one rank fails on all, names the rank, and leaves nothing allocated."""
+"""A Buffer that fails on one rank, when it is made or destroyed, fails on all, names it and leaves nothing behind."""
 
 import numpy as np
 import pytest
 from target import spawn
 
 import nbep
-from nbep.host.runtime.emulator import EmulatedSymmetricMemory, EmulatorRuntime
+from nbep.host.runtime.emulator import EmulatedStream, EmulatedSymmetricMemory, EmulatorRuntime
 
 emulator_only = pytest.mark.emulator_only("what fails is the emulator's memory")
 
@@ -83,3 +83,30 @@ def test_a_rank_that_cannot_open_a_peers_memory_fails_all(num_ranks, monkeypatch
     failing = fails_on(lambda memory: memory.space.rank, 1, EmulatedSymmetricMemory._map)
     monkeypatch.setattr(EmulatedSymmetricMemory, "_map", failing)
     spawn(construct_in_vain, num_ranks)
+
+
+@emulator_only
+@pytest.mark.parametrize("frees", [True, False])
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_a_rank_whose_work_has_failed_keeps_no_other_from_destroying(num_ranks, frees, monkeypatch):
+    """frees: whether the rank that failed can still give its memory back, as no CUDA context can that has failed"""
+    failing = fails_on(lambda stream: stream._runtime.rank, 1, EmulatedStream.synchronize)
+    monkeypatch.setattr(EmulatedStream, "synchronize", failing)
+    if not frees:
+        for step in ("_unmap", "free"):
+            original = getattr(EmulatedSymmetricMemory, step)
+            monkeypatch.setattr(EmulatedSymmetricMemory, step, fails_on(lambda memory: memory.space.rank, 1, original))
+
+    def main(comm):
+        space = comm.runtime.space
+        before = set(space.segments)
+        buffer = nbep.Buffer(comm, num_nvl_bytes=256)
+        with pytest.raises(RuntimeError, match=r"^rank 1: no more of it$"):
+            buffer.destroy()
+        with pytest.raises(ValueError, match="destroyed"):
+            buffer.destroy()
+        comm.barrier()
+        if frees or comm.rank != 1:
+            assert set(space.segments) == before
+
+    spawn(main, num_ranks)

@@ -11,7 +11,9 @@ if sys.platform != "linux":
     pytest.skip("CUDA and abstract sockets are Linux's", allow_module_level=True)
 
 from fake_driver import DEVICE, GRANULARITY, RESULT, FakeDriver
+from processes import run_python
 
+from nbep.host.runtime.cuda import peers
 from nbep.host.runtime.cuda.peers import SYMMETRIC_MEMORY
 
 VMM_TYPES = [name for name in SYMMETRIC_MEMORY if name != "ipc"]
@@ -33,7 +35,7 @@ def pair(handle_type: str) -> list:
     """The memory of two ranks, each of which takes the other for another process."""
     memories = [allocate(handle_type, number=rank) for rank in range(2)]
     for rank, memory in enumerate(memories):
-        memory.handle = memory.handle._replace(pid=-1 - rank)
+        memory.handle = memory.handle._replace(process=b"process %d" % rank)
     return memories
 
 
@@ -88,6 +90,40 @@ def test_ranks_of_one_process_use_plain_addresses(handle_type, monkeypatch):
     memories = [allocate(handle_type) for _ in range(2)]
     assert open_all(memories) == [[memory.address for memory in memories]] * 2
     assert not {"cuMemImportFromShareableHandle", "cuIpcOpenMemHandle"} & set(driver.calls)
+
+
+FORK = """
+import os
+from nbep.host.runtime.cuda import peers
+
+before = peers._process
+reader, writer = os.pipe()
+if os.fork() == 0:
+    os.write(writer, peers._process)
+    os._exit(0)
+os.wait()
+assert peers._process == before
+print("renamed" if os.read(reader, 100) != before else "the same")
+"""
+
+
+def test_no_two_processes_have_one_name():
+    names = [run_python("-c", "from nbep.host.runtime.cuda import peers; print(peers._process)") for _ in range(2)]
+    assert len({*names, f"{peers._process}\n"}) == 3
+    assert run_python("-c", FORK) == "renamed\n"
+
+
+@all_types
+def test_processes_of_one_number_in_two_containers_map_each_others_memory(handle_type, monkeypatch):
+    driver = FakeDriver().install(monkeypatch)
+    monkeypatch.setattr("os.getpid", lambda: 1)
+    memories = []
+    for rank in range(2):
+        monkeypatch.setattr(peers, "_process", b"container %d" % rank)
+        memories.append(allocate(handle_type, number=rank))
+    for rank, table in enumerate(open_all(memories)):
+        assert table[1 - rank] != memories[1 - rank].address
+        assert driver.memory_at(table[1 - rank]) == driver.memory_at(memories[1 - rank].address)
 
 
 @all_types
@@ -177,6 +213,6 @@ def test_a_gpu_that_cannot_be_reached_is_named_and_the_peer_need_not_wait(handle
 def test_a_rank_of_another_host_is_named(handle_type, monkeypatch):
     FakeDriver().install(monkeypatch)
     memory = allocate(handle_type)
-    far = memory.handle._replace(host="far", pid=-1)
+    far = memory.handle._replace(host="far", process=b"far")
     with pytest.raises(RuntimeError, match=r"rank 1 is on host far, this rank on .*: not one node"):
         memory.open_peers([memory.handle, far], 0)

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 from mpi4py import MPI
@@ -16,6 +17,7 @@ from intranode import Options, check, combine, dispatch, dispatch_input, num_nvl
 import nbep
 from nbep.device.kernels.intranode.cached_notify_combine import cached_notify_combine
 from nbep.emulator import UseAfterFree
+from nbep.host.runtime import process
 from nbep.host.runtime.cuda.mailbox import Mailbox, send
 from nbep.host.runtime.process import process_runtime
 
@@ -63,6 +65,67 @@ def part_of_the_ranks(comm):
     check_all_ranks(part, case, options, round_trip(part, case, options))
     case = make_case(10, num_ranks=4, num_tokens=5)
     check_all_ranks(comm, case, options, round_trip(comm, case, options))
+
+
+def part_of_the_ranks_first(comm):
+    """Two of the four ranks have their runtimes when all four come together; then other parts, with nothing to make."""
+    options = Options()
+    for seed, ranks in enumerate(([0, 1], [0, 1, 2, 3], [1, 2], [3, 0])):
+        part = comm.Split(0 if comm.rank in ranks else 1, comm.rank)
+        if comm.rank in ranks:
+            case = make_case(14 + seed, num_ranks=len(ranks), num_tokens=5)
+            check_all_ranks(part, case, options, round_trip(part, case, options))
+
+
+@contextmanager
+def pretended_gpus(comm, has_gpu, num_gpus=8):
+    """Runtimes of GPUs that nobody has; the one of a rank is the number of its device."""
+    from nbep.host.runtime.cuda import driver, runtime
+
+    class Pretended:
+        target = "cuda"
+
+        def __init__(self, ordinal, rank):
+            self.ordinal = ordinal
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "resolve_target", lambda wanted: "cuda" if has_gpu(comm.rank) else "emulator")
+        patch.setattr(driver, "current_ordinal", lambda: None)
+        patch.setattr(driver, "num_devices", lambda: num_gpus)
+        patch.setattr(runtime, "SharedDevice", lambda ordinal: ordinal)
+        patch.setattr(runtime, "CudaRuntime", Pretended)
+        yield patch
+
+
+def part_of_the_gpus_first(comm):
+    """Ranks that have a GPU come together with ranks that have none yet."""
+    part = comm.Split(0 if comm.rank < 2 else MPI.UNDEFINED, comm.rank)
+    with pretended_gpus(comm, lambda rank: True) as patch:
+        if comm.rank < 2:
+            assert process_runtime(part).ordinal == comm.rank
+        with pytest.MonkeyPatch.context() as fault:
+            if comm.rank == 2:
+                fault.setattr(process, "_cuda_runtime", lambda *_: 1 // 0)
+            with pytest.raises(RuntimeError, match=r"^rank 2: .*division"):
+                process_runtime(comm)
+        for _ in range(2):
+            assert process_runtime(comm).ordinal == comm.rank
+        patch.setenv("NBEP_TARGET", "cuda")  # it counts when a runtime is made
+        assert process_runtime(comm).ordinal == comm.rank
+
+
+def part_of_the_ranks_without_gpus(comm):
+    """What ranks have used before must go with what the others can use."""
+    part = comm.Split(0 if comm.rank < 2 else MPI.UNDEFINED, comm.rank)
+    with pretended_gpus(comm, lambda rank: rank < 2) as patch:
+        if comm.rank < 2:
+            process_runtime(part)
+        with pytest.raises(RuntimeError, match="group: got ranks that have used GPUs, but 2 of 4 ranks would run on"):
+            process_runtime(comm)
+        if comm.rank == 3:
+            patch.setenv("NBEP_TARGET", "cuda")
+        with pytest.raises(ValueError, match=r"NBEP_TARGET: got \['auto', 'auto', 'auto', 'cuda'\]; must be the same"):
+            process_runtime(comm)
 
 
 def asynchronous(comm):

@@ -11,9 +11,9 @@ pytestmark = pytest.mark.mpi
 PROGRAMS = Path(__file__).parent / "programs.py"
 
 
-def mpiexec(num_ranks: int, program: str, **environment: str) -> None:
+def mpiexec(num_ranks: int, program: str, **environment: str | None) -> None:
     """Run one of the programs on num_ranks processes of this interpreter. All of them must come to their end."""
-    output = run_python("-m", "mpi4py", PROGRAMS, program, ranks=num_ranks, NBEP_TARGET="emulator", **environment)
+    output = run_python("-m", "mpi4py", PROGRAMS, program, ranks=num_ranks, **{"NBEP_TARGET": "emulator"} | environment)
     for rank in range(num_ranks):
         assert f"rank {rank} is done" in output
 
@@ -26,6 +26,16 @@ def test_ranks_in_processes_agree_with_the_reference(program, num_ranks):
 
 def test_two_groups_of_ranks_work_at_the_same_time():
     mpiexec(4, "part_of_the_ranks")
+
+
+def test_a_part_of_the_ranks_can_come_before_all():
+    mpiexec(4, "part_of_the_ranks_first")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="CUDA's bindings are for Linux")
+@pytest.mark.parametrize("program", ["part_of_the_gpus_first", "part_of_the_ranks_without_gpus"])
+def test_ranks_that_have_a_gpu_come_together_with_others(program):
+    mpiexec(4, program, NBEP_TARGET=None)
 
 
 def test_kernels_run_while_the_host_is_in_mpi():

@@ -10,33 +10,59 @@ from nbep.host.runtime.base import Runtime, set_process_runtime
 from nbep.host.targets import resolve_target
 
 _runtime: Runtime | None = None
+_made_for = ""  # what NBEP_TARGET was then
 
 
 def process_runtime(comm: Any) -> Runtime:
-    """The runtime of this process, made on the first call, which all ranks of comm make together.
+    """The runtime of this process. All ranks of comm call this together; some may have made theirs for another group.
 
-    Environment variable NBEP_TARGET chooses between "emulator", "cuda" and "auto": GPUs if every rank can use one. A
-    rank takes the GPU of its current CUDA context; if it has none, torch's current one for a process group of torch,
-    else the one with the number of its rank on the host.
+    Environment variable NBEP_TARGET, when the runtime is made, chooses between "emulator", "cuda" and "auto": GPUs if
+    every rank can use one. A rank takes the GPU of its current CUDA context; if it has none, torch's current one for a
+    process group of torch, else the one with the number of its rank on the host.
 
-    Raises: RuntimeError if NBEP_TARGET is "cuda" and a rank can use no GPU, or if a process group of torch would run on
-            the emulator; ValueError for another NBEP_TARGET, or if it is not the same on all ranks.
+    Raises: RuntimeError if NBEP_TARGET is "cuda" and a rank can use no GPU, if a process group of torch would run on
+            the emulator, if some ranks have used GPUs before and others can use none, or if a rank cannot make its
+            runtime; ValueError for another NBEP_TARGET, or if it is not the same on all ranks.
             Every rank of comm raises.
     """
-    global _runtime
-    if _runtime is None:
+
+    def look() -> tuple[str, str, bool]:
+        if _runtime is not None:
+            return _made_for, _runtime.target, True
         wanted = os.environ.get("NBEP_TARGET", "auto")
-        wishes, targets = zip(*gather_results(comm, lambda: (wanted, resolve_target(wanted))), strict=True)
-        if len(set(wishes)) > 1:
-            raise ValueError(f"NBEP_TARGET: got {list(wishes)}; must be the same on all ranks")
-        if "emulator" in targets and isinstance(comm, TorchComm):
-            raise RuntimeError(
-                f"group: got a process group of torch, but {targets.count('emulator')} of {comm.size} ranks would run "
-                f"on the emulator; that takes MPI.COMM_WORLD under mpiexec, or nbep.spawn"
-            )
-        _runtime = _emulator_runtime() if "emulator" in targets else _cuda_runtime(comm)
-        set_process_runtime(_runtime)
+        return wanted, resolve_target(wanted), False
+
+    wishes, targets, made = zip(*gather_results(comm, look), strict=True)
+    if len(set(wishes)) > 1:
+        raise ValueError(f"NBEP_TARGET: got {list(wishes)}; must be the same on all ranks")
+    if "emulator" in targets and isinstance(comm, TorchComm):
+        raise RuntimeError(
+            f"group: got a process group of torch, but {targets.count('emulator')} of {comm.size} ranks would run "
+            f"on the emulator; that takes MPI.COMM_WORLD under mpiexec, or nbep.spawn"
+        )
+    if "emulator" in targets and ("cuda", True) in zip(targets, made, strict=True):
+        raise RuntimeError(
+            f"group: got ranks that have used GPUs, but {targets.count('emulator')} of {comm.size} ranks would run on "
+            f"the emulator; all ranks of a group must run on the same target"
+        )
+    if not all(made):
+        _make_runtimes(comm, "emulator" if "emulator" in targets else "cuda", wishes[0])
+    assert _runtime is not None
     return _runtime
+
+
+def _make_runtimes(comm: Any, target: str, wanted: str) -> None:
+    """Make the runtimes of those ranks of comm that have none. All ranks call this."""
+    rank_on_host = _rank_on_host(comm) if target == "cuda" else 0
+
+    def make() -> None:
+        global _runtime, _made_for
+        if _runtime is None:
+            _runtime = _emulator_runtime() if target == "emulator" else _cuda_runtime(comm, rank_on_host)
+            _made_for = wanted
+            set_process_runtime(_runtime)
+
+    gather_results(comm, make)
 
 
 def _emulator_runtime() -> Runtime:
@@ -45,26 +71,32 @@ def _emulator_runtime() -> Runtime:
     return MpiEmulatorRuntime.of_process()
 
 
-def _cuda_runtime(comm: Any) -> Runtime:
+def _cuda_runtime(comm: Any, rank_on_host: int) -> Runtime:
     from nbep.host.runtime.cuda.driver import current_ordinal
     from nbep.host.runtime.cuda.runtime import CudaRuntime, SharedDevice
 
-    own = _own_ordinal(comm)
     current = current_ordinal()
-    return CudaRuntime(SharedDevice(own if current is None else current), comm.rank)
+    return CudaRuntime(SharedDevice(_own_ordinal(comm, rank_on_host) if current is None else current), comm.rank)
 
 
-def _own_ordinal(comm: Any) -> int:
-    """The GPU for a rank that has no CUDA context yet. All ranks call this, for under MPI it is collective."""
+def _rank_on_host(comm: Any) -> int:
+    """The number of this rank among those of comm on its host. Collective under MPI; torch's ranks need none."""
     if isinstance(comm, TorchComm):
-        import torch
-
-        return torch.cuda.current_device()
+        return 0
     from mpi4py import MPI
-
-    from nbep.host.runtime.cuda.driver import num_devices
 
     node_comm = comm.Split_type(MPI.COMM_TYPE_SHARED)
     rank = node_comm.rank
     node_comm.Free()
-    return rank % num_devices()
+    return rank
+
+
+def _own_ordinal(comm: Any, rank_on_host: int) -> int:
+    """The GPU for a rank that has no CUDA context yet."""
+    if isinstance(comm, TorchComm):
+        import torch
+
+        return torch.cuda.current_device()
+    from nbep.host.runtime.cuda.driver import num_devices
+
+    return rank_on_host % num_devices()

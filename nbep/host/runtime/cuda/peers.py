@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import secrets
 import socket
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -26,12 +27,26 @@ from nbep.host.runtime.cuda.driver import CudaError, Device, check
 from nbep.host.runtime.cuda.mailbox import Mailbox, send
 from nbep.host.runtime.cuda.memory import DeviceMemory
 
+_process = b""
+
+
+def _name_process() -> None:
+    global _process
+    _process = secrets.token_bytes(16)
+
+
+_name_process()
+os.register_at_fork(after_in_child=_name_process)
+
 
 class PeerHandle(NamedTuple):
-    """What a rank sends so that others can open its memory. `exported` is for other processes, by handle type."""
+    """What a rank sends so that others can open its memory. `exported` is for other processes, by handle type.
+
+    `process` is random: containers with one host name may each have a process of the same number.
+    """
 
     host: str
-    pid: int
+    process: bytes
     bus_id: str
     address: int
     num_bytes: int
@@ -45,8 +60,8 @@ class CudaSymmetricMemory(DeviceMemory, SymmetricMemory):
 
     def __init__(self, device: Device, num_bytes: int, name: str):
         super().__init__(device, num_bytes, name)
-        host, pid = socket.gethostname(), os.getpid()
-        self.handle = PeerHandle(host, pid, device.bus_id, self.address, self.allocated_bytes, self.exported)
+        host = socket.gethostname()
+        self.handle = PeerHandle(host, _process, device.bus_id, self.address, self.allocated_bytes, self.exported)
         self._opened = ExitStack()
 
     def open_peers(self, handles: list[PeerHandle], rank: int) -> list[int]:
@@ -59,7 +74,7 @@ class CudaSymmetricMemory(DeviceMemory, SymmetricMemory):
             raise RuntimeError(f"rank {peer} is on host {handle.host}, this rank on {own.host}: not one node")
         if not self.device.can_reach(handle.bus_id):
             raise RuntimeError(f"GPU {own.bus_id} cannot reach GPU {handle.bus_id} of rank {peer}: no peer access")
-        if handle.pid == own.pid:
+        if handle.process == own.process:
             return handle.address
         return self._open(handle, peer, f"memory of rank {peer} on GPU {handle.bus_id}")
 
@@ -177,7 +192,7 @@ class PosixFdMemory(VmmMemory):
         own, fd = self.handle, self._export_as(self._physical)
         try:
             for peer, handle in enumerate(handles):
-                if handle.host == own.host and handle.pid != own.pid:
+                if handle.host == own.host and handle.process != own.process:
                     try:
                         send(fd, handle.exported, rank)
                     except OSError as error:
