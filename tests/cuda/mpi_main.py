@@ -8,7 +8,9 @@ The exit code is 0 if every rank got everything right.
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 sys.path[:0] = [str(folder) for folder in (Path(__file__).parents[2], Path(__file__).parents[1] / "support")]
 os.environ["NBEP_TARGET"] = "cuda"
@@ -16,9 +18,10 @@ os.environ["NBEP_TEST_TARGET"] = "cuda"
 os.environ["NBEP_TIMEOUT_MS"] = os.environ.get("NBEP_TIMEOUT_MS", "30000")
 
 import torch
-from intranode import Expected
 from mpi4py import MPI
-from rounds import rounds
+from rounds import rounds, wrong_rounds
+
+Result = TypeVar("Result")
 
 
 def take_gpu(comm: MPI.Intracomm) -> None:
@@ -29,29 +32,22 @@ def take_gpu(comm: MPI.Intracomm) -> None:
     torch.zeros(1, device="cuda")
 
 
-def wrong_rounds(comm: MPI.Intracomm, handle_type: str) -> int:
-    """How many rounds went wrong on this rank."""
-    wrong = 0
-    for number, (fn, case, options) in enumerate(rounds(comm.size, handle_type)):
-        outcome = fn(comm, case, options)
-        try:
-            Expected(case, options).check(comm.rank, outcome, f"round {number}, inputs {case.seed}, rank {comm.rank}")
-        except AssertionError:
-            traceback.print_exc()
-            wrong += 1
-    return wrong
+def on_own_gpu(comm: MPI.Intracomm, fn: Callable[[], Result]) -> Result:
+    """What fn() returns, with a GPU of its own as this process's current one. If it fails, all processes end."""
+    try:
+        take_gpu(comm)
+        return fn()
+    except BaseException:  # the peers would wait for this rank for ever
+        traceback.print_exc()
+        sys.stderr.flush()
+        comm.Abort(1)
+        raise
 
 
 def main() -> int:
     comm = MPI.COMM_WORLD
     handle_type = sys.argv[1] if len(sys.argv) > 1 else "ipc"
-    try:
-        take_gpu(comm)
-        wrong = comm.allreduce(wrong_rounds(comm, handle_type))
-    except BaseException:  # the peers would wait for this rank for ever
-        traceback.print_exc()
-        sys.stderr.flush()
-        comm.Abort(1)
+    wrong = on_own_gpu(comm, lambda: comm.allreduce(wrong_rounds(comm, comm.rank, comm.size, handle_type)))
     if comm.rank == 0:
         print(f"{len(rounds(comm.size))} {handle_type} rounds on {comm.size} GPUs: {wrong} wrong", flush=True)
     return 1 if wrong else 0

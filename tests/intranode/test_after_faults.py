@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from cases import make_case
-from intranode import Options, combine, dispatch, make_buffer
+from intranode import Options, combine, dispatch, dispatch_arguments, make_buffer
 from target import spawn
 
 import nbep
@@ -104,18 +104,8 @@ def test_rows_that_do_not_fit_are_told_although_a_combine_is_queued_behind():
 
     def main(comm):
         buffer = make_buffer(comm, case, options)
-        layout = buffer.get_dispatch_layout(case.topk_idx[comm.rank], case.num_experts)
-        recv_x, _, weights, _, handle, _ = buffer.dispatch(
-            case.x[comm.rank],
-            topk_idx=case.topk_idx[comm.rank],
-            topk_weights=case.topk_weights[comm.rank],
-            num_tokens_per_rank=layout[0],
-            is_token_in_rank=layout[3],
-            num_tokens_per_expert=layout[2],
-            num_worst_tokens=9,
-            config=options.config,
-            async_finish=True,
-        )
+        _, arguments = dispatch_arguments(buffer, case, options, comm.rank)
+        recv_x, _, weights, _, handle, _ = buffer.dispatch(**arguments, async_finish=True)
         *_, event = buffer.combine(
             np.zeros_like(recv_x), handle, topk_weights=weights, config=options.config, async_finish=True
         )

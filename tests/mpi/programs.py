@@ -12,7 +12,7 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 import numpy as np
 import pytest
 from cases import make_case
-from intranode import Options, check, combine, dispatch, dispatch_input, num_nvl_bytes, round_trip
+from intranode import Options, check, combine, dispatch, dispatch_arguments, dispatch_input, num_nvl_bytes, round_trip
 
 import nbep
 from nbep.device.kernels.intranode.cached_notify_combine import cached_notify_combine
@@ -132,18 +132,8 @@ def asynchronous(comm):
     """The host waits inside MPI while kernels run."""
     case, options = make_case(11, num_ranks=comm.size, num_tokens=5), Options(num_worst_tokens=5 * comm.size)
     buffer = nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes(case, options))
-    layout = buffer.get_dispatch_layout(case.topk_idx[comm.rank], case.num_experts)
-    *_, handle, event = buffer.dispatch(
-        case.x[comm.rank],
-        topk_idx=case.topk_idx[comm.rank],
-        topk_weights=case.topk_weights[comm.rank],
-        num_tokens_per_rank=layout[0],
-        is_token_in_rank=layout[3],
-        num_tokens_per_expert=layout[2],
-        num_worst_tokens=options.num_worst_tokens,
-        config=options.config,
-        async_finish=True,
-    )
+    _, arguments = dispatch_arguments(buffer, case, options, comm.rank)
+    *_, handle, event = buffer.dispatch(**arguments, async_finish=True)
     comm.barrier()
     event.current_stream_wait()
     assert handle.rank_prefix_matrix[-1].sum() == sum(layout.is_token_in_rank.sum() for layout in case.layouts)

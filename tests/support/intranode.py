@@ -101,24 +101,30 @@ def biases(case: Case, options: Options, rank: int):
     return {0: None, 1: arrays[0] if arrays else None, 2: tuple(arrays)}[options.num_biases]
 
 
+def dispatch_arguments(buffer: nbep.Buffer, case: Case, options: Options, rank: int) -> tuple[tuple, dict[str, Any]]:
+    """The layout of one rank, and what its dispatch is called with."""
+    topk_idx, topk_weights = to_target((case.topk_idx[rank], case.topk_weights[rank]))
+    layout = buffer.get_dispatch_layout(topk_idx, case.num_experts)[:4]
+    topk = {"topk_idx": topk_idx, "topk_weights": topk_weights} if options.with_topk else {}
+    return layout, {
+        "x": to_target(dispatch_input(case, options, rank)),
+        "num_tokens_per_rank": layout[0],
+        "is_token_in_rank": layout[3],
+        "num_tokens_per_expert": layout[2],
+        "expert_alignment": options.expert_alignment,
+        "num_worst_tokens": options.num_worst_tokens,
+        "config": options.config,
+        **topk,
+    }
+
+
 def dispatch(buffer: nbep.Buffer, case: Case, options: Options, rank: int) -> Outcome:
     """Layout and dispatch of one rank."""
-    topk_idx, topk_weights = to_target((case.topk_idx[rank], case.topk_weights[rank]))
-    layout = buffer.get_dispatch_layout(topk_idx, case.num_experts)
-    topk = {"topk_idx": topk_idx, "topk_weights": topk_weights} if options.with_topk else {}
-    recv_x, recv_topk_idx, recv_topk_weights, counts, handle, _ = buffer.dispatch(
-        to_target(dispatch_input(case, options, rank)),
-        num_tokens_per_rank=layout[0],
-        is_token_in_rank=layout[3],
-        num_tokens_per_expert=layout[2],
-        expert_alignment=options.expert_alignment,
-        num_worst_tokens=options.num_worst_tokens,
-        config=options.config,
-        **topk,
-    )
-    assert_kind(layout[:4], recv_x, recv_topk_idx, recv_topk_weights, tuple(handle))
+    layout, arguments = dispatch_arguments(buffer, case, options, rank)
+    recv_x, recv_topk_idx, recv_topk_weights, counts, handle, _ = buffer.dispatch(**arguments)
+    assert_kind(layout, recv_x, recv_topk_idx, recv_topk_weights, tuple(handle))
     head = to_numpy(handle.send_head).copy()
-    return Outcome(layout[:4], recv_x, recv_topk_idx, recv_topk_weights, counts, handle, head)
+    return Outcome(layout, recv_x, recv_topk_idx, recv_topk_weights, counts, handle, head)
 
 
 def combine(buffer: nbep.Buffer, case: Case, options: Options, rank: int, outcome: Outcome) -> None:

@@ -1,9 +1,11 @@
 """Round trips for ranks that are processes, or that run under a tool: few, and of many kinds."""
 
+import traceback
 from dataclasses import replace
+from typing import Any
 
 from cases import Case, make_case
-from intranode import Options, cached_round_trip, round_trip
+from intranode import Expected, Options, cached_round_trip, round_trip
 
 import nbep
 
@@ -31,6 +33,19 @@ def _rounds(num_ranks: int) -> list[tuple]:
         (round_trip, case(12, num_ranks, 64, hidden=7168, num_topk=8, experts_per_rank=8), Options(wide)),
         (round_trip, case(13, num_ranks, 64, hidden=7168, num_topk=8, experts_per_rank=8), Options(wide, fp8="column")),
     ]
+
+
+def wrong_rounds(group: Any, rank: int, num_ranks: int, handle_type: str = "ipc") -> int:
+    """How many rounds go wrong on this rank; what is wrong is printed. group is what `nbep.Buffer` takes."""
+    wrong = 0
+    for number, (fn, case, options) in enumerate(rounds(num_ranks, handle_type)):
+        outcome = fn(group, case, options)
+        try:
+            Expected(case, options).check(rank, outcome, f"round {number}, inputs {case.seed}, rank {rank}")
+        except AssertionError:
+            traceback.print_exc()
+            wrong += 1
+    return wrong
 
 
 def case(seed: int, num_ranks: int, num_tokens: int | list[int], **shape) -> Case:
