@@ -52,19 +52,18 @@ def combine(
         if value is not None:
             validate.array(runtime, name, value, "bfloat16", (num_combined_tokens, hidden))
             validate.row_alignment(runtime, name, value)
+    token_sizes = (hidden * BF16_BYTES, num_topk, 0, 0)
     if config is None:
         num_sms = 2 * handle.channel_prefix_matrix.shape[1]
         config = fit_config(
             table_config(COMBINE_TOKENS, num_sms, num_ranks),
             memory.num_nvl_bytes,
             num_ranks,
-            hidden * BF16_BYTES,
-            num_topk,
-            0,
+            *token_sizes,
         )
     validate.config(config, num_ranks, MIN_THREADS)
     validate.handle_config(handle, config)
-    shape = config.ring_shape(num_ranks, hidden * BF16_BYTES, num_topk, 0)
+    shape = config.ring_shape(num_ranks, *token_sizes)
     validate.buffer_size(shape, memory.num_nvl_bytes)
 
     with memory.allocations(Order(previous_event, allocate_on_comm_stream), x) as empty:

@@ -94,7 +94,7 @@ class Config:
         num_bytes = align_up(num_bytes, ALIGNMENT_BYTES)
         if num_ranks <= MAX_NVL_PEERS:
             num_bytes = max(
-                num_bytes, num_nvl_bytes_needed(self.ring_shape(num_ranks, hidden_bytes, MAX_TOPK, HINT_SCALES))
+                num_bytes, num_nvl_bytes_needed(self.ring_shape(num_ranks, hidden_bytes, MAX_TOPK, HINT_SCALES, 1))
             )
         return num_bytes
 
@@ -112,11 +112,12 @@ class Config:
         num_bytes = 2 * (num_rings * (2 * MAX_NVL_PEERS + 2) * 4 + num_slots * token_bytes)
         return align_up(num_bytes, ALIGNMENT_BYTES)
 
-    def ring_shape(self, num_ranks: int, hidden_bytes: int, num_topk: int, num_scales: int) -> RingShape:
-        """The rings that this config asks for inside a node."""
-        return RingShape(
-            num_ranks, self.num_channels, self.num_max_nvl_chunked_recv_tokens, hidden_bytes, num_topk, num_scales
-        )
+    def ring_shape(
+        self, num_ranks: int, hidden_bytes: int, num_topk: int, num_scales: int, num_src_idx: int
+    ) -> RingShape:
+        """The rings that this config asks for inside a node, for tokens with rows and notes of these sizes."""
+        num_slots = self.num_max_nvl_chunked_recv_tokens
+        return RingShape(num_ranks, self.num_channels, num_slots, hidden_bytes, num_topk, num_scales, num_src_idx)
 
     def _check_hint_ranks(self, num_ranks: int) -> None:
         if num_ranks < 1 or (num_ranks > MAX_NVL_PEERS and num_ranks % MAX_NVL_PEERS != 0):
@@ -163,17 +164,17 @@ def table_config(table: dict[int, tuple[int, int, int, int]], num_sms: int, num_
     return Config(num_sms, *table[num_ranks])
 
 
-def fit_config(
-    config: Config, num_nvl_bytes: int, num_ranks: int, hidden_bytes: int, num_topk: int, num_scales: int
-) -> Config:
+def fit_config(config: Config, num_nvl_bytes: int, num_ranks: int, *token_sizes: int) -> Config:
     """The config with as many ring slots as the buffer holds, if it holds fewer. For default configs only.
+
+    token_sizes: as the last arguments of `Config.ring_shape`
 
     Every rank comes to the same answer, because num_nvl_bytes and the size of a token are the same on all.
     A ring keeps more slots than a chunk has tokens; if even those do not fit, the config comes back as it is.
     """
 
     def fits(num_slots: int) -> bool:
-        shape = config.ring_shape(num_ranks, hidden_bytes, num_topk, num_scales)
+        shape = config.ring_shape(num_ranks, *token_sizes)
         return num_nvl_bytes_needed(shape._replace(num_slots=num_slots)) <= num_nvl_bytes
 
     fewest, most = config.num_max_nvl_chunked_send_tokens + 1, config.num_max_nvl_chunked_recv_tokens

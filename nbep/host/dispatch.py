@@ -93,19 +93,19 @@ def dispatch(
     else:
         may_read = validate.may_read(runtime, previous_event)
         _check_counts(memory, tokens, counts, num_worst_tokens, may_read)
+    # A handle knows already where the tokens were at their ranks.
+    token_sizes = (tokens.hidden_bytes, tokens.num_topk, tokens.num_scales, int(handle is None))
     if config is None:
         config = fit_config(
             table_config(DISPATCH_TOKENS, num_sms, memory.num_ranks),
             memory.num_nvl_bytes,
             memory.num_ranks,
-            tokens.hidden_bytes,
-            tokens.num_topk,
-            tokens.num_scales,
+            *token_sizes,
         )
     validate.config(config, memory.num_ranks, 32 * memory.num_ranks)
     if handle is not None:
         validate.handle_config(handle, config)
-    shape = config.ring_shape(memory.num_ranks, tokens.hidden_bytes, tokens.num_topk, tokens.num_scales)
+    shape = config.ring_shape(memory.num_ranks, *token_sizes)
     validate.buffer_size(shape, memory.num_nvl_bytes)
 
     memory.ring_shape = shape
@@ -217,6 +217,7 @@ def _dispatch_counted(
         recv,
         tokens,
         counts.is_token_in_rank,
+        rank_prefix_matrix,
         channel_prefix_matrix,
         num_recv_tokens,
         num_worst_tokens,
@@ -249,7 +250,6 @@ def _dispatch_cached(
         1,
         runtime.notify_threads,
         0,
-        handle.rank_prefix_matrix,
         num_ring_cell_words(shape),
         memory.peers,
         memory.bounds,
@@ -259,6 +259,7 @@ def _dispatch_cached(
         recv,
         tokens,
         handle.is_token_in_rank,
+        handle.rank_prefix_matrix,
         handle.channel_prefix_matrix,
         num_recv_tokens,
         0,
@@ -274,6 +275,7 @@ def _launch_dispatch(
     recv: DispatchOutputs,
     tokens: Tokens,
     is_token_in_rank: Array,
+    rank_prefix_matrix: Array,
     channel_prefix_matrix: Array,
     num_recv_tokens: int,
     num_worst_tokens: int,
@@ -292,7 +294,13 @@ def _launch_dispatch(
         dispatch_smem_bytes(num_threads, runtime.has_tma),
         recv,
         DispatchInputs(
-            tokens.x, tokens.scales, tokens.topk_idx, tokens.topk_weights, is_token_in_rank, channel_prefix_matrix
+            tokens.x,
+            tokens.scales,
+            tokens.topk_idx,
+            tokens.topk_weights,
+            is_token_in_rank,
+            rank_prefix_matrix,
+            channel_prefix_matrix,
         ),
         memory.peers,
         memory.bounds,

@@ -24,6 +24,7 @@ from nbep.host.symmetric import NodeMemory
 
 INTRANODE_RANKS = (2, 4, 8)
 MAX_NVL_BYTES = 2**31 - 1
+MAX_FP8_HIDDEN = 1 << 17
 MAX_RING_THREADS = 768
 
 
@@ -149,6 +150,8 @@ def payload(runtime: Runtime, x: Any) -> tuple[Array, Array | None]:
     array(runtime, "x[0]", tokens, "float8_e4m3fn", ("num_tokens", "hidden"))
     num_tokens, hidden = tokens.shape
     hidden_size("x[0]", hidden, SCALE_COLUMNS)
+    if hidden > MAX_FP8_HIDDEN:
+        refuse("hidden size of x[0]", hidden, f"at most {MAX_FP8_HIDDEN}: a warp's stage holds the scales of a token")
     row_alignment(runtime, "x[0]", tokens)
     array(runtime, "x[1]", scales, ("float32", "int32"), (num_tokens, "num_scales"), contiguous=False)
     num_scales = hidden // SCALE_COLUMNS

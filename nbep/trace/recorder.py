@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from nbep.device.layout.intranode import RingShape
+from nbep.device.layout.intranode import RingShape, note_bytes
 from nbep.emulator.bulk import MBarrier
 from nbep.trace.events import OUTPUTS, PAYLOAD, Cell, Event, Launch
 from nbep.trace.roles import role_of
@@ -24,12 +24,13 @@ ATOMICS = {"add": lambda old, operand: old + operand, "exch": lambda old, operan
 class _Call:
     """What is remembered of a running launch: its place in `Recorder.launches`, roles, cells and last values seen."""
 
-    __slots__ = ("index", "number", "row_bytes", "roles", "cells", "seen")
+    __slots__ = ("index", "number", "row_bytes", "note_bytes", "roles", "cells", "seen")
 
-    def __init__(self, index: int, number: int, row_bytes: int):
+    def __init__(self, index: int, number: int, row_bytes: int, note_bytes: int):
         self.index = index
         self.number = number
         self.row_bytes = row_bytes  # of an output's row; 0 in a kernel that has no rings
+        self.note_bytes = note_bytes  # in front of a slot's row
         self.roles: dict[tuple[int, int], str] = {}
         self.cells: dict[tuple[Any, int], Cell | None] = {}
         self.seen: dict[tuple[int, int, Cell], Any] = {}
@@ -94,7 +95,8 @@ class Recorder:
         number = self._numbers[key] = self._numbers.get(key, -1) + 1
         index = len(self.launches)
         shape = next((arg for arg in launch.args if isinstance(arg, RingShape)), None)
-        self._calls[launch] = _Call(index, number, 0 if shape is None else shape.hidden_bytes)
+        sizes = (0, 0) if shape is None else (shape.hidden_bytes, note_bytes(shape))
+        self._calls[launch] = _Call(index, number, *sizes)
         self.launches.append(
             Launch(launch.rank, launch.name, number, self._step(), None, launch.grid, launch.block, shape)
         )
@@ -137,6 +139,8 @@ class Recorder:
         if not _has_cells(call, allocation):
             return
         cell = self._cell(call, allocation, offset)
+        if cell is None and allocation.describe is not None and len(data) > call.note_bytes:
+            cell = self._cell(call, allocation, offset + call.note_bytes)  # the row behind its notes
         if cell is not None and max(cell.slot, cell.row) >= 0:
             self._record("fill", thread, call, cell, max(cell.slot, cell.row), "")
 

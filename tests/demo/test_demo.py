@@ -14,6 +14,7 @@ from nbep.demo.layer import apply_experts
 from nbep.demo.progress import Progress
 from nbep.device.kernels.intranode import combine as combine_kernel
 from nbep.device.kernels.intranode import dispatch as dispatch_kernel
+from nbep.device.protocols import notes
 
 SMALL = ["--ranks", "2", "--tokens", "5", "--hidden", "16", "--experts", "4"]
 
@@ -106,7 +107,7 @@ def test_a_wrong_sum_in_combine_fails_two_checks(capsys, monkeypatch):
 
 
 def test_a_wrong_weight_in_dispatch_fails_its_check(capsys, monkeypatch):
-    monkeypatch.setattr(dispatch_kernel, "ld_na_f32", lambda address: np.float32(0.5))
+    monkeypatch.setattr(notes, "ld_na_f32", lambda address: np.float32(0.5))
     status, output = run(capsys, "--no-picture")
     assert status == 1
     assert checks_of(output)["recv_topk_weights"] == "FAIL"

@@ -38,7 +38,7 @@ def test_nvl_hint_between_nodes():
 def test_nvl_hint_holds_the_largest_rings(config, hidden_bytes):
     hint = config.get_nvl_buffer_size_hint(hidden_bytes, 4)
     assert hint % 128 == 0
-    assert hint >= num_nvl_bytes_needed(config.ring_shape(4, hidden_bytes, 32, 128))
+    assert hint >= num_nvl_bytes_needed(config.ring_shape(4, hidden_bytes, 32, 128, 1))
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 8])
@@ -131,8 +131,8 @@ def test_low_latency_hint_is_deepeps():
 
 def test_a_default_config_is_fitted_to_the_buffer():
     config = nbep.Config(4, 6, 256)
-    bytes_of_10_slots = num_nvl_bytes_needed(nbep.Config(4, 6, 10).ring_shape(4, 1024, 8, 0))
-    assert fit_config(config, bytes_of_10_slots, 4, 1024, 8, 0) == nbep.Config(4, 6, 10)
-    assert fit_config(config, bytes_of_10_slots - 1, 4, 1024, 8, 0) == nbep.Config(4, 6, 9)
-    assert fit_config(config, 1 << 30, 4, 1024, 8, 0) == config
-    assert fit_config(config, 4096, 4, 1024, 8, 0) == config  # hopeless: the caller says how many bytes are needed
+    bytes_of_10_slots = num_nvl_bytes_needed(nbep.Config(4, 6, 10).ring_shape(4, 1024, 8, 0, 1))
+    assert fit_config(config, bytes_of_10_slots, 4, 1024, 8, 0, 1) == nbep.Config(4, 6, 10)
+    assert fit_config(config, bytes_of_10_slots - 1, 4, 1024, 8, 0, 1) == nbep.Config(4, 6, 9)
+    assert fit_config(config, 1 << 30, 4, 1024, 8, 0, 1) == config
+    assert fit_config(config, 4096, 4, 1024, 8, 0, 1) == config  # hopeless: the caller says how many bytes are needed

@@ -103,7 +103,7 @@ def test_ranks_added_in_another_order_are_caught(monkeypatch):
 
 
 def test_failure_names_seed_and_provenance(monkeypatch):
-    module = importlib.import_module(DISPATCH)
+    module = importlib.import_module("nbep.device.protocols.notes")
     monkeypatch.setattr(module, "ld_na_f32", lambda address: primitives.ld_na_f32(address) + primitives.f32(1))
     case = make_case(3, num_tokens=2, num_topk=1, experts_per_rank=1, routing="everywhere")
     with pytest.raises(

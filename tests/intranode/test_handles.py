@@ -172,7 +172,7 @@ def test_default_configs_fit_their_rings_into_the_buffer():
 
     def main(comm):
         rank = comm.rank
-        buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 17)
+        buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 18)
         num_tokens_per_rank, _, num_tokens_per_expert, is_token_in_rank, _ = buffer.get_dispatch_layout(
             to_target(case.topk_idx[rank]), case.num_experts
         )

@@ -64,7 +64,7 @@ class Outcome:
 def num_nvl_bytes(case: Case, options: Options) -> int:
     """Exactly what the calls need, so that a write past the rings is out of bounds."""
     num_topk = case.topk_idx[0].shape[1] if options.with_topk else 0
-    shape = options.config.ring_shape(case.num_ranks, 2 * case.hidden, num_topk, case.hidden // 128)
+    shape = options.config.ring_shape(case.num_ranks, 2 * case.hidden, num_topk, case.hidden // 128, 1)
     return num_nvl_bytes_needed(shape)
 
 

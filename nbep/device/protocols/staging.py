@@ -1,11 +1,12 @@
-"""Copies of rows through shared memory by the copy engine (TMA), one stage and one mbarrier per warp.
+"""Copies of rows by one warp: through shared memory by the copy engine (TMA), with one stage and one mbarrier per warp.
 
  cell            written by    with                        read by   with
  full (mbarrier) copy engine   complete_tx                 lane 0    mbarrier_try_wait_parity
  stage           copy engine   tma_load_1d                 engine    tma_store_1d, after full
+                 its front: the lanes                      engine    tma_store_1d, after a proxy fence and syncwarp
  a stage is loaded again after tma_store_wait_read_all: the store has read it by then
 
-Lane 0 drives the engine; the other lanes wait at a syncwarp of the caller.
+Lane 0 drives the engine; the other lanes wait for it at a syncwarp. Where there is none, the warp copies by itself.
 
 Source: DeepEP csrc/kernels/intranode.cu, dispatch ("TMA stuffs"); PTX ISA, cp.async.bulk, fence.proxy.async
 """
@@ -27,6 +28,7 @@ from nbep.device.primitives import (
     tma_store_commit,
     tma_store_wait_read_all,
 )
+from nbep.device.protocols.copies import copy_row
 
 STAGE_BYTES = 8064  # what one bulk copy moves; with its mbarrier a stage takes STAGE_STRIDE bytes
 STAGE_STRIDE = STAGE_BYTES + 128
@@ -54,10 +56,10 @@ def open_stage(stages, warp, lane):
 
 
 @device_function
-def load_stage(src, num_bytes, stage):
-    """Start to fill the stage, as soon as the last store has read it."""
+def load_stage(data, src, num_bytes, stage):
+    """Start to fill the stage from address data on, as soon as the last store has read it."""
     tma_store_wait_read_all()
-    tma_load_1d(stage.data, src, num_bytes, stage.full)
+    tma_load_1d(data, src, num_bytes, stage.full)
     mbarrier_arrive_expect_tx(stage.full, num_bytes)
 
 
@@ -72,22 +74,35 @@ def store_stage(dst, num_bytes, stage, parity):
 
 
 @device_function
-def begin_copy(src, num_bytes, stage):
-    """Lane 0: start to copy a row from global to global memory. Other work may follow before `end_copy`."""
-    load_stage(src, min(num_bytes, STAGE_BYTES), stage)
+def begin_copy(src, num_bytes, front, stage, lane):
+    """Start to copy a row from global to global memory; a warp. Other work may follow before `end_copy`.
+
+    front: bytes to leave free in the stage before the row, a multiple of 16. The lanes may fill them after a syncwarp;
+    then they need a proxy fence and another syncwarp before `end_copy`.
+    """
+    if has_tma():
+        if lane == 0:
+            load_stage(stage.data + front, src, min(num_bytes, STAGE_BYTES - front), stage)
 
 
 @device_function
-def end_copy(dst, src, num_bytes, stage, parity):
-    """Lane 0: go on with the copy that begin_copy started. Returns the parity for the next copy.
+def end_copy(load, dst, src, num_bytes, front, stage, parity, lane):
+    """Go on with the copy that begin_copy started; the same warp. Returns the parity for the next copy.
 
-    The last store may still be reading the stage on return; `tma_store_wait_all` ends all stores.
+    What stands in front of the row in the stage comes to stand in front of dst. The last store may still be reading the
+    stage on return; `tma_store_wait_all` ends all stores. Without a copy engine `copy_row` copies the row with `load`,
+    and there is no front.
     """
-    parity = store_stage(dst, min(num_bytes, STAGE_BYTES), stage, parity)
-    offset = STAGE_BYTES
-    while offset < num_bytes:
-        part = min(num_bytes - offset, STAGE_BYTES)
-        load_stage(src + offset, part, stage)
-        parity = store_stage(dst + offset, part, stage, parity)
-        offset += part
+    if has_tma():
+        if lane == 0:
+            offset = min(num_bytes, STAGE_BYTES - front)
+            parity = store_stage(dst - front, front + offset, stage, parity)
+            while offset < num_bytes:
+                part = min(num_bytes - offset, STAGE_BYTES)
+                load_stage(stage.data, src + offset, part, stage)
+                parity = store_stage(dst + offset, part, stage, parity)
+                offset += part
+        syncwarp(FULL_MASK)
+    else:
+        copy_row(load, dst, src, num_bytes, lane)
     return parity

@@ -1,6 +1,6 @@
 """Cached notify combine: reset the rings, and tell combine's receivers how far they may move a head past absent tokens.
 
- block 0:         barrier; ring cells = 0; barrier
+ block 0:         ring cells = 0; barrier
  block 1 + c:     send_head of the tokens of channel c, from the last to the first; warp r looks at rank r
 
  A token that did not go to rank r has send_head -1. It becomes -h - 1, where h is the ring index of the next token of
@@ -10,6 +10,8 @@
  cell                     written by   with                 read by      with
  start, end, head, tail   the owner    st_weak 0, barrier   (combine)    -
  send_head[t, r]          one warp     st_weak              same warp    ld_weak, before it writes
+
+DeepEP has one more barrier before the reset; why it is not needed: see notify_dispatch.py.
 
 Source: DeepEP csrc/kernels/intranode.cu, cached_notify_combine
 """
@@ -68,7 +70,6 @@ def cached_notify_combine(
     send_head is [num_tokens, num_ranks].
     """
     if block_idx() == 0:
-        barrier_block(peers, bounds)
         reset_ring_cells(buffer_of(peers, peers.rank), num_ring_cell_words)
         barrier_block(peers, bounds)
     else:

@@ -33,7 +33,7 @@ Source: DeepEP csrc/kernels/intranode.cu, combine. Break it: notebooks/05_combin
 from typing import NamedTuple
 
 from nbep.device.jit import device_function, kernel
-from nbep.device.layout.intranode import RingShape, locate_ring
+from nbep.device.layout.intranode import RingShape, locate_notes, locate_ring, slot_bytes
 from nbep.device.primitives import (
     FULL_MASK,
     atom_exch_relaxed_cta_shared_s32,
@@ -122,11 +122,13 @@ class Board(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Rows that come back from one rank: a ring or, from this rank itself, part of x."""
+    """Rows that come back from one rank: a ring or, from this rank itself, part of x. Strides are bytes."""
 
     x: int
+    x_stride: int
     topk_weights: int
-    num_slots: int  # of a ring; ENDLESS if the rows lie one after the other
+    topk_weights_stride: int
+    num_slots: int  # of a ring; ENDLESS if the rows do not begin again
 
 
 def combine_smem_bytes(num_threads: int) -> int:
@@ -191,14 +193,13 @@ def send_tokens(inputs, peers, bounds, shape, sizes):
             )
         may_fill = may_fill and vote_all(FULL_MASK, has_room)
         for i in range(warp_in_rank, num_round if may_fill else 0, num_warps):
-            slot = u32_mod(tail + i, shape.num_slots)
             row = token + i
             src = inputs.x + row * shape.hidden_bytes
-            dst = ring.x + slot * shape.hidden_bytes
+            dst = ring.x + u32_mod(tail + i, shape.num_slots) * slot_bytes(shape)
             copy_row(ld_nc_v4, dst, src, shape.hidden_bytes, lane)
             if lane < shape.num_topk:
                 weight = ld_na_f32(inputs.topk_weights + 4 * (row * shape.num_topk + lane))
-                st_na_f32(ring.topk_weights + 4 * (slot * shape.num_topk + lane), weight)
+                st_na_f32(locate_notes(dst, shape).topk_weights + 4 * lane, weight)
         token += num_round
         tail += num_round
         if not bar_red_and(1 + peer, 32 * num_warps, may_fill):
@@ -249,13 +250,15 @@ def coordinate(board, num_warps, peers, bounds, shape, channel, peer):
 def locate_source(inputs, peers, shape, channel, rank):
     """Where this rank finds what a rank has made of the tokens of a channel."""
     ring = locate_ring(buffer_of(peers, peers.rank), shape, channel, rank)
-    x, topk_weights, num_slots = ring.x, ring.topk_weights, shape.num_slots
+    x, topk_weights, num_slots = ring.x, locate_notes(ring.x, shape).topk_weights, shape.num_slots
+    x_stride = topk_weights_stride = slot_bytes(shape)
     if rank == peers.rank:
         first, _ = token_range_to_send(inputs, peers, shape, rank, channel)
-        x = inputs.x + first * shape.hidden_bytes
-        topk_weights = inputs.topk_weights + 4 * first * shape.num_topk
+        x_stride, topk_weights_stride = shape.hidden_bytes, 4 * shape.num_topk
+        x = inputs.x + first * x_stride
+        topk_weights = inputs.topk_weights + first * topk_weights_stride
         num_slots = ENDLESS
-    return Source(x, topk_weights, num_slots)
+    return Source(x, x_stride, topk_weights, topk_weights_stride, num_slots)
 
 
 @device_function
@@ -268,8 +271,8 @@ def list_rows(board, warp, lane, expected, source, shape):
     if expected >= 0:
         index = MAX_RANKS * warp + popc_u32(present & ((1 << lane) - 1))
         slot = u32_mod(expected, source.num_slots)
-        st_shared_s64(board.rows + 8 * index, source.x + slot * shape.hidden_bytes)
-        st_shared_s64(board.weights + 8 * index, source.topk_weights + 4 * slot * shape.num_topk)
+        st_shared_s64(board.rows + 8 * index, source.x + slot * source.x_stride)
+        st_shared_s64(board.weights + 8 * index, source.topk_weights + slot * source.topk_weights_stride)
     syncwarp(FULL_MASK)
     return popc_u32(present)
 

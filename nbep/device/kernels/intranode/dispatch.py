@@ -7,9 +7,9 @@
  start, end      sender(s)     st_relaxed_sys (-n - 1)     receiver(r)   ld_relaxed_sys (the number is all)
  tail            sender(s)     st_release_sys              receiver(r)   ld_acquire_sys
  head            receiver(r)   st_relaxed_sys (1)          sender(s)     ld_relaxed_sys
- slot[k]         sender(s)     st_na and bulk copy         receiver(r)   ld_na and bulk copy, after tail (2)
+ slot[k]         sender(s)     bulk copy, or st_na         receiver(r)   bulk copy and ld_na, after tail (2)
  shared tail     receiver(r)   st_shared, in warp 0        its team      ld_shared, after bar_sync
- own rows        copier(r)     st_na and bulk copy         -             the next kernel
+ own rows        copier(r)     bulk copy and st_na         -             the next kernel
 
  (1) head publishes nothing. The receiver's loads of the slot returned before its barrier, and head moves after
      it; the sender overwrites the slot only when it has seen head: no load can see what the sender writes later.
@@ -29,28 +29,23 @@ Source: DeepEP csrc/kernels/intranode.cu, dispatch. Break it: notebooks/04_dispa
 from typing import NamedTuple
 
 from nbep.device.jit import device_function, kernel
-from nbep.device.layout.intranode import Ring, RingShape, locate_ring
+from nbep.device.layout.intranode import Notes, RingShape, locate_notes, locate_ring, note_bytes, slot_bytes
 from nbep.device.primitives import (
     FULL_MASK,
     bar_red_and,
     bar_sync,
     block_dim,
     block_idx,
-    f32,
     fence_proxy_async_global,
+    fence_proxy_async_shared,
     ffs_u32,
     grid_dim,
     has_tma,
-    ld_na_f32,
-    ld_na_s32,
-    ld_na_s64,
     ld_na_v4,
-    ld_nc_keep_s32,
     ld_nc_s32,
     ld_nc_u8,
     ld_nc_v4,
     ld_shared_s32,
-    ld_weak_s32,
     popc_u32,
     shfl_idx_s32,
     smem_base,
@@ -59,8 +54,9 @@ from nbep.device.primitives import (
     st_na_s64,
     st_relaxed_sys_s32,
     st_release_sys_s32,
+    st_shared_f32,
     st_shared_s32,
-    st_weak_f32,
+    st_shared_s64,
     st_weak_s32,
     st_weak_s64,
     syncwarp,
@@ -72,7 +68,7 @@ from nbep.device.primitives import (
     vote_ballot,
 )
 from nbep.device.protocols.channels import channel_task_range
-from nbep.device.protocols.copies import copy_row
+from nbep.device.protocols.notes import clear_padding, read_notes, write_notes
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.staging import STAGE_STRIDE, begin_copy, end_copy, open_stage
 from nbep.device.protocols.waits import (
@@ -109,6 +105,7 @@ class DispatchInputs(NamedTuple):
     topk_idx: In  # [num_tokens, num_topk] s64
     topk_weights: In  # [num_tokens, num_topk] f32
     is_token_in_rank: In  # [num_tokens, num_ranks] u8
+    rank_prefix_matrix: In  # [num_ranks, num_ranks] s32, inclusive over the source rank
     channel_prefix_matrix: In  # [num_ranks, num_channels] s32, inclusive
 
 
@@ -190,52 +187,36 @@ def announce_tokens(ring, inputs, shape, team):
 
 
 @device_function
-def copy_scales(load, dst, src, src_stride, num_scales, lane):
-    """Copy the scales of one token, 4 opaque bytes each, src_stride apart; one warp."""
-    for index in range(lane, num_scales, 64):
-        scale = load(src + 4 * index * src_stride)
-        next_scale = load(src + 4 * (index + 32) * src_stride) if index + 32 < num_scales else 0
-        st_na_s32(dst + 4 * index, scale)
-        if index + 32 < num_scales:
-            st_na_s32(dst + 4 * (index + 32), next_scale)
+def fill_slot(row, inputs, token, shape, sizes, stage, parity, team):
+    """Copy one token and its notes into the slot that has its row there; one warp.
+
+    Returns the parity of the stage's next copy.
+    """
+    lane = team.lane
+    src = inputs.x + token * shape.hidden_bytes
+    front = note_bytes(shape)
+    begin_copy(src, shape.hidden_bytes, front, stage, lane)
+    if has_tma():
+        syncwarp(FULL_MASK)
+        notes = locate_notes(stage.data + front, shape)
+        write_notes(st_shared_s32, st_shared_s64, st_shared_f32, notes, inputs, token, team.peer, shape, sizes, lane)
+        fence_proxy_async_shared()
+        syncwarp(FULL_MASK)
+    else:
+        notes = locate_notes(row, shape)
+        write_notes(st_na_s32, st_na_s64, st_na_f32, notes, inputs, token, team.peer, shape, sizes, lane)
+    return end_copy(ld_nc_v4, row, src, shape.hidden_bytes, front, stage, parity, lane)
 
 
 @device_function
-def fill_slot(ring, slot, inputs, token, shape, sizes, stage, parity, team):
-    """Copy one token and what belongs to it into a slot; one warp. Returns the parity of the stage's next copy.
-
-    For copiers the outputs stand in for the ring, and slot is a row.
-    """
-    lane = team.lane
-    num_topk = shape.num_topk
-    src = inputs.x + token * shape.hidden_bytes
-    dst = ring.x + slot * shape.hidden_bytes
-    if has_tma():
-        if lane == 0:
-            begin_copy(src, shape.hidden_bytes, stage)
-
-    # While the payload is on its way: what is small.
-    if lane == 0 and ring.src_idx != 0:
-        st_na_s32(ring.src_idx + 4 * slot, token)
-    if lane < num_topk:
-        experts_per_rank = sizes.num_local_experts
-        expert = ld_na_s64(inputs.topk_idx + 8 * (token * num_topk + lane)) - team.peer * experts_per_rank
-        weight = ld_na_f32(inputs.topk_weights + 4 * (token * num_topk + lane))
-        if not 0 <= expert < experts_per_rank:
-            expert, weight = -1, f32(0)
-        st_na_s64(ring.topk_idx + 8 * (slot * num_topk + lane), expert)
-        st_na_f32(ring.topk_weights + 4 * (slot * num_topk + lane), weight)
-    scales = inputs.x_scales + 4 * token * sizes.scale_token_stride
-    stride = sizes.scale_hidden_stride
-    copy_scales(ld_nc_keep_s32, ring.scales + 4 * slot * shape.num_scales, scales, stride, shape.num_scales, lane)
-
-    if has_tma():
-        if lane == 0:
-            parity = end_copy(dst, src, shape.hidden_bytes, stage, parity)
-        syncwarp(FULL_MASK)
-    else:
-        copy_row(ld_nc_v4, dst, src, shape.hidden_bytes, lane)
-    return parity
+def locate_output(out, row, shape):
+    """Where the notes of an output row go."""
+    return Notes(
+        out.recv_topk_idx + 8 * row * shape.num_topk,
+        out.recv_topk_weights + 4 * row * shape.num_topk,
+        out.recv_x_scales + 4 * row * shape.num_scales,
+        out.recv_src_idx + 4 * row,
+    )
 
 
 @device_function
@@ -282,6 +263,8 @@ def send_tokens(out, inputs, peers, bounds, shape, sizes, team):
         announce_tokens(ring, inputs, shape, team)
     token, end = channel_task_range(sizes.num_tokens, shape.num_channels, team.channel)
     stage = open_stage(smem_base() + SHARED_TAILS_BYTES, thread_idx() // 32, team.lane)
+    if has_tma():
+        clear_padding(stage.data + note_bytes(shape), shape, team.lane)
     parity = 0
     tail = 0
     chunk_end = 0
@@ -307,9 +290,9 @@ def send_tokens(out, inputs, peers, bounds, shape, sizes, team):
                     )
                 may_fill = may_fill and vote_all(FULL_MASK, has_room)
             if may_fill and u32_mod(tail, team.num_warps) == team.warp:
-                slot = u32_mod(tail, shape.num_slots)
+                row = ring.x + u32_mod(tail, shape.num_slots) * slot_bytes(shape)
                 next_token = token + ffs_u32(chosen) - 1
-                parity = fill_slot(ring, slot, inputs, next_token, shape, sizes, stage, parity, team)
+                parity = fill_slot(row, inputs, next_token, shape, sizes, stage, parity, team)
             chosen &= chosen - 1
             tail += 1
             if tail == chunk_end and not publish_tail(ring, tail, may_fill, team):
@@ -320,12 +303,15 @@ def send_tokens(out, inputs, peers, bounds, shape, sizes, team):
 
 
 @device_function
-def first_row(peers, shape, team):
-    """Where the peer's tokens start in recv_x."""
-    if team.peer == 0:
-        return 0
-    rank_prefix_matrix = buffer_of(peers, peers.rank)
-    return ld_weak_s32(rank_prefix_matrix + 4 * ((team.peer - 1) * shape.num_ranks + peers.rank))
+def tokens_up_to(inputs, src_rank, rank, shape):
+    """How many tokens the ranks from 0 to src_rank send to a rank."""
+    return ld_nc_s32(inputs.rank_prefix_matrix + 4 * (src_rank * shape.num_ranks + rank))
+
+
+@device_function
+def first_row(inputs, rank, shape, team):
+    """Where the peer's tokens start in recv_x of a rank."""
+    return tokens_up_to(inputs, team.peer - 1, rank, shape) if team.peer > 0 else 0
 
 
 @device_function
@@ -345,7 +331,7 @@ def note_channel_start(out, start, shape, team):
 
 
 @device_function
-def receive_offsets(out, ring, peers, bounds, shape, num_rows, team):
+def receive_offsets(out, inputs, ring, rank, bounds, shape, num_rows, team):
     """Receiver: where this channel's tokens go in recv_x, how many are coming, whether they fit.
 
     The same in every lane.
@@ -358,43 +344,21 @@ def receive_offsets(out, ring, peers, bounds, shape, num_rows, team):
         note_channel_start(out, start, shape, team)
     start = shfl_idx_s32(FULL_MASK, start, 0)
     num_tokens = shfl_idx_s32(FULL_MASK, num_tokens, 0)
-    start += first_row(peers, shape, team)
+    start += first_row(inputs, rank, shape, team)
     return start, num_tokens, check_rows(start, num_tokens, num_rows, bounds, team)
 
 
 @device_function
-def receive_token(out, ring, slot, row, shape, stage, parity, lane):
-    """Copy one slot to an output row; one warp. Returns the parity of the stage's next copy."""
-    hidden_bytes = shape.hidden_bytes
-    num_topk = shape.num_topk
-    src = ring.x + slot * hidden_bytes
-    dst = out.recv_x + row * hidden_bytes
-    if has_tma():
-        if lane == 0:
-            begin_copy(src, hidden_bytes, stage)
-
-    # While the payload is on its way: what is small.
-    if lane == 0 and out.recv_src_idx != 0:
-        st_weak_s32(out.recv_src_idx + 4 * row, ld_na_s32(ring.src_idx + 4 * slot))
-    if lane < num_topk:
-        expert = ld_na_s64(ring.topk_idx + 8 * (slot * num_topk + lane))
-        weight = ld_na_f32(ring.topk_weights + 4 * (slot * num_topk + lane))
-        st_weak_s64(out.recv_topk_idx + 8 * (row * num_topk + lane), expert)
-        st_weak_f32(out.recv_topk_weights + 4 * (row * num_topk + lane), weight)
-    scales = ring.scales + 4 * slot * shape.num_scales
-    copy_scales(ld_na_s32, out.recv_x_scales + 4 * row * shape.num_scales, scales, 1, shape.num_scales, lane)
-
-    if has_tma():
-        if lane == 0:
-            parity = end_copy(dst, src, hidden_bytes, stage, parity)
-        syncwarp(FULL_MASK)
-    else:
-        copy_row(ld_na_v4, dst, src, hidden_bytes, lane)
-    return parity
+def receive_token(out, src, row, shape, stage, parity, lane):
+    """Copy the slot that has its row at src to an output row; one warp. Returns the parity of the stage's next copy."""
+    begin_copy(src, shape.hidden_bytes, 0, stage, lane)
+    read_notes(locate_output(out, row, shape), locate_notes(src, shape), shape, lane)  # while the row is on its way
+    dst = out.recv_x + row * shape.hidden_bytes
+    return end_copy(ld_na_v4, dst, src, shape.hidden_bytes, 0, stage, parity, lane)
 
 
 @device_function
-def receive_tokens(out, peers, bounds, shape, num_rows, team):
+def receive_tokens(out, inputs, peers, bounds, shape, num_rows, team):
     """Receiver: drain one ring of this rank into the output rows that the prefix sums give it.
 
     Tokens that do not fit are drained and dropped: the sender must not hang on the receiver's fault.
@@ -403,7 +367,7 @@ def receive_tokens(out, peers, bounds, shape, num_rows, team):
     shared_tail = smem_base() + 4 * (thread_idx() // 32 - team.warp)
     stage = open_stage(smem_base() + SHARED_TAILS_BYTES, thread_idx() // 32, team.lane)
     parity = 0
-    first, num_left, fits = receive_offsets(out, ring, peers, bounds, shape, num_rows, team)
+    first, num_left, fits = receive_offsets(out, inputs, ring, peers.rank, bounds, shape, num_rows, team)
     head = 0
     while num_left > 0:
         # One thread reads the tail for all: the warps of a team must agree on it.
@@ -418,8 +382,8 @@ def receive_tokens(out, peers, bounds, shape, num_rows, team):
         num_tokens = tail - head
         num_kept = num_tokens if fits else 0
         for i in range(team.warp, num_kept, team.num_warps):
-            slot = u32_mod(head + i, shape.num_slots)
-            parity = receive_token(out, ring, slot, first + i, shape, stage, parity, team.lane)
+            src = ring.x + u32_mod(head + i, shape.num_slots) * slot_bytes(shape)
+            parity = receive_token(out, src, first + i, shape, stage, parity, team.lane)
         head = tail
         first += num_tokens
         num_left -= num_tokens
@@ -431,19 +395,30 @@ def receive_tokens(out, peers, bounds, shape, num_rows, team):
 
 
 @device_function
+def copy_own_token(out, row, inputs, token, shape, sizes, stage, parity, team):
+    """Copy one token to an output row; one warp. Returns the parity of the stage's next copy."""
+    lane = team.lane
+    src = inputs.x + token * shape.hidden_bytes
+    begin_copy(src, shape.hidden_bytes, 0, stage, lane)
+    notes = locate_output(out, row, shape)
+    write_notes(st_na_s32, st_na_s64, st_na_f32, notes, inputs, token, team.peer, shape, sizes, lane)
+    dst = out.recv_x + row * shape.hidden_bytes
+    return end_copy(ld_nc_v4, dst, src, shape.hidden_bytes, 0, stage, parity, lane)
+
+
+@device_function
 def copy_own_tokens(out, inputs, peers, bounds, shape, sizes, team):
     """Copier: both teams of a channel whose peer is their own rank copy what stays here straight to its rows.
 
     Through a ring such a token would leave an SM twice, and the way out of its SMs is what limits dispatch. The two
     teams, one in each block of the channel, go through the same tokens and take them in turn.
     """
-    rows = Ring(0, 0, 0, 0, out.recv_x, out.recv_src_idx, out.recv_topk_idx, out.recv_topk_weights, out.recv_x_scales)
     warp = team.warp if team.sends else team.num_warps + team.warp
     start, num_tokens = channel_range(inputs, shape, team)
     num_tokens -= start
     if team.sends:
         note_channel_start(out, start, shape, team)
-    row = start + first_row(peers, shape, team)
+    row = start + first_row(inputs, peers.rank, shape, team)
     fits = check_rows(row, num_tokens, sizes.num_recv_tokens, bounds, team)
     stage = open_stage(smem_base() + SHARED_TAILS_BYTES, thread_idx() // 32, team.lane)
     parity = 0
@@ -456,7 +431,7 @@ def copy_own_tokens(out, inputs, peers, bounds, shape, sizes, team):
         while chosen != 0:
             if fits and u32_mod(index, 2 * team.num_warps) == warp:
                 own_token = token + ffs_u32(chosen) - 1
-                parity = fill_slot(rows, row + index, inputs, own_token, shape, sizes, stage, parity, team)
+                parity = copy_own_token(out, row + index, inputs, own_token, shape, sizes, stage, parity, team)
             chosen &= chosen - 1
             index += 1
         token += 32
@@ -465,10 +440,9 @@ def copy_own_tokens(out, inputs, peers, bounds, shape, sizes, team):
 
 
 @device_function
-def clean_unused_rows(out, peers, shape, num_worst_tokens):
+def clean_unused_rows(out, inputs, rank, shape, num_worst_tokens):
     """Mark the rows past the received ones: expert -1, weight 0."""
-    rank_prefix_matrix = buffer_of(peers, peers.rank)
-    num_recv_tokens = ld_weak_s32(rank_prefix_matrix + 4 * ((shape.num_ranks - 1) * shape.num_ranks + peers.rank))
+    num_recv_tokens = tokens_up_to(inputs, shape.num_ranks - 1, rank, shape)
     # After a failed barrier the matrix may hold anything.
     begin = max(num_recv_tokens, 0) * shape.num_topk + block_idx() * block_dim() + thread_idx()
     for i in range(begin, num_worst_tokens * shape.num_topk, grid_dim() * block_dim()):
@@ -487,6 +461,6 @@ def dispatch(
     elif team.sends:
         send_tokens(out, inputs, peers, bounds, shape, sizes, team)
     else:
-        receive_tokens(out, peers, bounds, shape, sizes.num_recv_tokens, team)
+        receive_tokens(out, inputs, peers, bounds, shape, sizes.num_recv_tokens, team)
     if sizes.num_worst_tokens > 0:
-        clean_unused_rows(out, peers, shape, sizes.num_worst_tokens)
+        clean_unused_rows(out, inputs, peers.rank, shape, sizes.num_worst_tokens)

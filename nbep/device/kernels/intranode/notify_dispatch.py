@@ -1,22 +1,29 @@
 """Notify dispatch: ranks tell each other how many tokens are coming, and reset their rings.
 
- block 0, rank s: num_tokens_per_rank[d] ------> rank_prefix_matrix[s, d] of every peer d
+ block 0, rank s: own ring cells = 0
+                  num_tokens_per_rank[d] ------> rank_counts[s, d] of every peer d
                   num_tokens_per_expert[d, e] -> expert_counts[s, e] of peer d
-         barrier; prefix sums over s --> counters for the CPU, rank_prefix_matrix of the handle; ring cells = 0; barrier
+         barrier; prefix sums over s --> counters for the CPU, rank_prefix_matrix of the handle
  block 1 + d:     tokens of each channel that go to rank d --> channel_prefix_matrix[d, channel]
 
  cell                        written by               with                   read by           with
- rank_prefix_matrix[s, d]    block 0 of rank s        st_weak, barrier       block 0           ld_weak
+ rank_counts[s, d]           block 0 of rank s        st_weak, barrier       block 0           ld_weak
  expert_counts[s, e]         block 0 of rank s        st_weak, barrier       block 0           ld_weak
  start, end, head, tail      block 0 of the owner     st_weak 0, barrier     (dispatch)        -
  moe_recv_counter            block 0                  st_release_sys         the CPU           polls until >= 0
  moe_recv_expert_counter[e]  block 0                  st_release_sys         the CPU           polls until >= 0
+ rank_prefix_matrix          block 0                  st_weak                (dispatch)        -
  channel_prefix_matrix       block 1 + d              st_weak                (dispatch)        -
 
-The first barrier holds the peers' counts back until this rank has left its previous kernels; the second makes the
-counts visible; the third keeps peers from filling rings that are not reset yet.
+The barrier makes the counts visible and keeps peers from filling rings that are not reset yet. DeepEP has one more in
+front of the counts, and one more behind the sums. nbep needs neither:
+ - A rank that is here has left its previous kernel, and so got all that its peers sent it then. Nobody writes to its
+   cells any more, nor waits for one of its heads.
+ - Counts of the call before have been summed up: to leave the dispatch of that call, this rank heard from every peer's
+   dispatch, which came after the peer's sums.
+After a wait that was over time neither holds, but then nothing that the rank still computes is used.
 
-Every rank writes its whole row at every peer: after the exchange each of them holds the same matrix.
+Every rank writes its whole row at every peer: after the exchange each of them holds the same counts.
 
 Source: DeepEP csrc/kernels/intranode.cu, notify_dispatch. Break it: notebooks/03_notify.ipynb
 """
@@ -69,7 +76,7 @@ class NotifySizes(NamedTuple):
 
 @device_function
 def send_counts(inputs, peers, num_local_experts):
-    """Thread d writes this rank's row of every peer's matrix, and its counts of peer d's experts."""
+    """Thread d writes this rank's row of every peer's rank_counts, and its counts of peer d's experts."""
     peer = thread_idx()
     if peer < peers.num_ranks:
         buffer = buffer_of(peers, peer)
@@ -91,7 +98,6 @@ def sum_counts(out, buffer, peers, num_local_experts, expert_alignment):
         for src in range(peers.num_ranks):
             cell = 4 * (src * peers.num_ranks + dst)
             total += ld_weak_s32(buffer + cell)
-            st_weak_s32(buffer + cell, total)
             st_weak_s32(out.rank_prefix_matrix + cell, total)
         if dst == peers.rank:
             st_release_sys_s32(out.moe_recv_counter, total)
@@ -136,13 +142,11 @@ def notify_dispatch(out: NotifyOutputs, inputs: NotifyInputs, peers: Peers, boun
     if block_idx() == 0:
         buffer = buffer_of(peers, peers.rank)
         num_local_experts = u32_div(sizes.num_experts, peers.num_ranks)
-        barrier_block(peers, bounds)
-        if not has_timed_out(bounds):  # a peer that is only late may still need what it has from the last call
+        reset_ring_cells(buffer, sizes.num_ring_cell_words)
+        if not has_timed_out(bounds):  # a peer that is only late may still need those of the last call
             send_counts(inputs, peers, num_local_experts)
         barrier_block(peers, bounds)
         sum_counts(out, buffer, peers, num_local_experts, sizes.expert_alignment)
-        reset_ring_cells(buffer, sizes.num_ring_cell_words)
-        barrier_block(peers, bounds)
     else:
         dst_rank = block_idx() - 1
         channel_prefix = out.channel_prefix_matrix + 4 * dst_rank * sizes.num_channels

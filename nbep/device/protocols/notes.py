@@ -1,0 +1,73 @@
+"""What a token takes along besides its row: its index, its experts and their weights, its scales.
+
+A sender writes them in front of the row, in its stage or else in the slot; a copier writes them to the outputs. The
+receiver reads them from the slot.
+
+Source: DeepEP csrc/kernels/intranode.cu, dispatch ("Copy source index", "Copy `topk_idx` and `topk_weights`", "Copy
+`x_scales`")
+"""
+
+from nbep.device.jit import device_function
+from nbep.device.layout.intranode import ALIGNMENT_BYTES, note_bytes
+from nbep.device.primitives import (
+    f32,
+    ld_na_f32,
+    ld_na_s32,
+    ld_na_s64,
+    ld_nc_keep_s32,
+    st_na_s32,
+    st_shared_s32,
+    st_weak_f32,
+    st_weak_s32,
+    st_weak_s64,
+)
+
+
+@device_function
+def copy_scales(load, store, dst, src, src_stride, num_scales, lane):
+    """Copy the scales of one token, 4 opaque bytes each, src_stride apart; one warp."""
+    for index in range(lane, num_scales, 64):
+        scale = load(src + 4 * index * src_stride)
+        next_scale = load(src + 4 * (index + 32) * src_stride) if index + 32 < num_scales else 0
+        store(dst + 4 * index, scale)
+        if index + 32 < num_scales:
+            store(dst + 4 * (index + 32), next_scale)
+
+
+@device_function
+def clear_padding(row, shape, lane):
+    """Write what may be padding between the notes and the row of a stage, once: it leaves with every token."""
+    if note_bytes(shape) != 0:
+        st_shared_s32(row - ALIGNMENT_BYTES + 4 * lane, 0)
+
+
+@device_function
+def write_notes(store_s32, store_s64, store_f32, notes, inputs, token, peer, shape, sizes, lane):
+    """Write the notes of an input token for one peer; one warp. Experts of other ranks become -1, their weights 0."""
+    num_topk = shape.num_topk
+    if lane < shape.num_src_idx:
+        store_s32(notes.src_idx, token)
+    if lane < num_topk:
+        experts_per_rank = sizes.num_local_experts
+        expert = ld_na_s64(inputs.topk_idx + 8 * (token * num_topk + lane)) - peer * experts_per_rank
+        weight = ld_na_f32(inputs.topk_weights + 4 * (token * num_topk + lane))
+        if not 0 <= expert < experts_per_rank:
+            expert, weight = -1, f32(0)
+        store_s64(notes.topk_idx + 8 * lane, expert)
+        store_f32(notes.topk_weights + 4 * lane, weight)
+    scales = inputs.x_scales + 4 * token * sizes.scale_token_stride
+    # Column-major scales of neighbouring tokens share sectors, so L1 keeps them.
+    copy_scales(ld_nc_keep_s32, store_s32, notes.scales, scales, sizes.scale_hidden_stride, shape.num_scales, lane)
+
+
+@device_function
+def read_notes(to, notes, shape, lane):
+    """Copy the notes of a slot to those of an output row; one warp."""
+    if lane < shape.num_src_idx:
+        st_weak_s32(to.src_idx, ld_na_s32(notes.src_idx))
+    if lane < shape.num_topk:
+        expert = ld_na_s64(notes.topk_idx + 8 * lane)
+        weight = ld_na_f32(notes.topk_weights + 4 * lane)
+        st_weak_s64(to.topk_idx + 8 * lane, expert)
+        st_weak_f32(to.topk_weights + 4 * lane, weight)
+    copy_scales(ld_na_s32, st_na_s32, to.scales, notes.scales, 1, shape.num_scales, lane)
