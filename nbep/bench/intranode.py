@@ -5,7 +5,8 @@
 
 All with a cached handle; times are the mean over the repetitions and the ranks. GB/s counts every received token, the
 rank's own included (DeepEP's unit); "wire" leaves the own ones out; "of push" is wire over what `push`, plain 16-byte
-stores to all peers at once, reaches with the same number of SMs in the same run. Needs torch.
+stores to all peers at once, reaches with the same number of SMs in the same run. What the SMs store at home, and what
+they store in all when half of it goes to the peers, stands beside. Needs torch.
 
 Source: DeepEP tests/test_intranode.py (test_main, "Tune dispatch performance") and tests/utils.py (bench)
 """
@@ -19,11 +20,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import nbep
 from nbep.bench import UNUSABLE, can_run, positive
-from nbep.device.kernels.intranode.push import ROW_BYTES, push
+from nbep.device.kernels.intranode.push import AT_HOME, BOTH, ROW_BYTES, TO_PEERS, push
 from nbep.host.runtime.base import HandleType
 
 WORKS = ("dispatch bf16", "dispatch fp8", "combine bf16")
@@ -44,6 +45,14 @@ class Row:
     gbps: float
     wire_gbps: float
     of_push: float
+
+
+class Push(NamedTuple):
+    """What SMs store with nothing else to do, in GB/s of each rank; half of `both` goes to the peers."""
+
+    to_peers: float
+    at_home: float
+    both: float
 
 
 @dataclass
@@ -110,11 +119,16 @@ def mpi_world() -> Any:
 def measure_rank(comm: Any, options: argparse.Namespace) -> None:
     """Measure everything on this rank; rank 0 prints and writes."""
     setup = prepare(comm, options)
-    pushes = {sms: push_gbps(setup, sms) for sms in options.sms}
+    pushes = {sms: Push(*(push_gbps(setup, sms, goal) for goal in (TO_PEERS, AT_HOME, BOTH))) for sms in options.sms}
     layout_us = 1e6 * mean_seconds(
         setup, lambda: setup.buffer.get_dispatch_layout(setup.topk_idx, options.experts), behind_sleep=True
     )
-    rows = [row for work in options.works for sms in options.sms for row in measure_work(setup, work, sms, pushes[sms])]
+    rows = [
+        row
+        for work in options.works
+        for sms in options.sms
+        for row in measure_work(setup, work, sms, pushes[sms].to_peers)
+    ]
     host_us = host_cost_us(setup)
     if comm.rank == 0:
         report(rows, pushes, layout_us, host_us, comm.size, options)
@@ -161,7 +175,7 @@ def config_of(options: argparse.Namespace, num_sms: int, chunk: int) -> nbep.Con
     return nbep.Config(num_sms, chunk, options.slots, num_threads=options.threads)
 
 
-def measure_work(setup: Setup, work: str, num_sms: int, push_rate: float) -> list[Row]:
+def measure_work(setup: Setup, work: str, num_sms: int, pushed: Push) -> list[Row]:
     """All chunk sizes of one work at one number of SMs."""
     buffer, options = setup.buffer, setup.options
     config = config_of(options, num_sms, options.chunks[0])
@@ -182,12 +196,12 @@ def measure_work(setup: Setup, work: str, num_sms: int, push_rate: float) -> lis
         seconds = mean_seconds(setup, calls)
         rate = mean(setup, num_moved * token_bytes) / seconds / 1e9
         wire = mean(setup, (num_moved - num_own) * token_bytes) / seconds / 1e9
-        rows.append(Row(work, num_sms, chunk, 1e6 * seconds, rate, wire, wire / push_rate))
+        rows.append(Row(work, num_sms, chunk, 1e6 * seconds, rate, wire, wire / pushed.to_peers))
     return rows
 
 
-def push_gbps(setup: Setup, num_sms: int) -> float:
-    """What this many SMs push to all peers at once, in GB/s sent by each rank."""
+def push_gbps(setup: Setup, num_sms: int, goal: int) -> float:
+    """What this many SMs store, in GB/s of each rank."""
     import torch
 
     memory = setup.buffer._memory
@@ -197,9 +211,10 @@ def push_gbps(setup: Setup, num_sms: int) -> float:
     torch.cuda.current_stream().synchronize()
 
     def call() -> None:
-        runtime.launch(runtime.current_stream, push, num_sms, 768, 0, src, PUSH_OFFSET, PUSH_ROWS, memory.peers)
+        runtime.launch(runtime.current_stream, push, num_sms, 768, 0, src, PUSH_OFFSET, PUSH_ROWS, goal, memory.peers)
 
-    return PUSH_ROWS * ROW_BYTES * num_peers / mean_seconds(setup, call) / 1e9
+    num_regions = 2 * num_peers if goal == BOTH else num_peers
+    return PUSH_ROWS * ROW_BYTES * num_regions / mean_seconds(setup, call) / 1e9
 
 
 def mean(setup: Setup, value: float) -> float:
@@ -254,7 +269,7 @@ def host_cost_us(setup: Setup) -> float:
 
 def report(
     rows: list[Row],
-    pushes: dict[int, float],
+    pushes: dict[int, Push],
     layout_us: float,
     host_us: float,
     num_ranks: int,
@@ -278,7 +293,12 @@ def report(
             f"{row.of_push:.2f}",
         )
     console.print(table)
-    console.print("push: " + ", ".join(f"{sms} SMs {rate:.1f} GB/s" for sms, rate in pushes.items()))
+    stores = Table(title="push, GB/s")
+    for name in ("SMs", "to peers", "at home", "both"):
+        stores.add_column(name, justify="right")
+    for sms, rates in pushes.items():
+        stores.add_row(str(sms), *(f"{rate:.1f}" for rate in rates))
+    console.print(stores)
     console.print(f"get_dispatch_layout: {layout_us:.1f} us; host cost of a cached dispatch: {host_us:.1f} us")
     for work in options.works:
         for limit in sorted({min(options.sms), 16, 20, max(options.sms)}):
@@ -293,7 +313,7 @@ def report(
         everything = {
             "num_ranks": num_ranks,
             "rows": [asdict(row) for row in rows],
-            "push_gbps": pushes,
+            "push_gbps": {sms: rates._asdict() for sms, rates in pushes.items()},
             "layout_us": layout_us,
             "host_us": host_us,
         }
@@ -302,7 +322,7 @@ def report(
         plot(rows, pushes, num_ranks, options.plot)
 
 
-def plot(rows: list[Row], pushes: dict[int, float], num_ranks: int, path: Path) -> None:
+def plot(rows: list[Row], pushes: dict[int, Push], num_ranks: int, path: Path) -> None:
     """Best wire bandwidth over SMs, one line a work, with the push ceiling."""
     from matplotlib.figure import Figure
 
@@ -314,7 +334,7 @@ def plot(rows: list[Row], pushes: dict[int, float], num_ranks: int, path: Path) 
             if row.work == work:
                 best[row.num_sms] = max(best.get(row.num_sms, 0.0), row.wire_gbps)
         axes.plot(list(best), list(best.values()), marker="o", label=work)
-    axes.plot(list(pushes), list(pushes.values()), color="0.5", linestyle="--", label="push")
+    axes.plot(list(pushes), [rates.to_peers for rates in pushes.values()], color="0.5", linestyle="--", label="push")
     axes.set(xlabel="SMs", ylabel="GB/s on the wire, each GPU", title=f"{num_ranks} ranks", ylim=(0, None))
     axes.legend()
     figure.savefig(path, dpi=150)

@@ -1,6 +1,8 @@
-"""Push: every rank writes to all its peers at once and as fast as it can. What dispatch and combine are held against.
+"""Push: every rank writes as fast as it can, to all its peers at once or at home. What dispatch and combine are held
+against: the wire, and the way out of an SM, which serves both.
 
  rank s: src[:] --16-byte stores--> NVLink --> buffer of every peer, a region for each source
+         src[:] --16-byte stores--> its own buffer, as many regions behind those
 
  cell     written by   with     read by   with
  src      nobody       -        warps     ld_nc
@@ -16,18 +18,30 @@ from nbep.device.protocols.peers import Peers, buffer_of
 from nbep.device.types import I32, I64, In
 
 ROW_BYTES = 14336  # as a token of 7168 bf16
+TO_PEERS = 0
+AT_HOME = 1
+BOTH = 2  # odd warps at home, even ones to the peers: as many bytes each
 
 
 @kernel(max_threads=768)
-def push(src: In, region_offset: I64, num_rows: I32, peers: Peers):
-    """Grid: any. Block: any multiple of 32. Copies num_rows rows of ROW_BYTES to each peer, at region_offset there."""
+def push(src: In, region_offset: I64, num_rows: I32, goal: I32, peers: Peers):
+    """Grid: any. Block: any multiple of 64. Copies num_rows rows of ROW_BYTES to each region, from region_offset on."""
     num_peers = peers.num_ranks - 1
-    warp = block_idx() + grid_dim() * (thread_idx() // 32)
-    num_warps_per_peer = u32_div(grid_dim() * (block_dim() // 32), num_peers)
-    peer = u32_mod(peers.rank + 1 + u32_mod(warp, num_peers), peers.num_ranks)
+    warp = thread_idx() // 32
+    num_warps = block_dim() // 32
+    at_home = goal == AT_HOME
+    if goal == BOTH:
+        at_home = warp % 2 == 1
+        warp //= 2
+        num_warps //= 2
+    warp = block_idx() + grid_dim() * warp
+    num_warps_per_peer = u32_div(grid_dim() * num_warps, num_peers)
+    which = u32_mod(warp, num_peers)
     row = u32_div(warp, num_peers)
     if row < num_warps_per_peer:
-        region = buffer_of(peers, peer) + region_offset + peers.rank * num_rows * ROW_BYTES
+        goal_rank = peers.rank if at_home else u32_mod(peers.rank + 1 + which, peers.num_ranks)
+        region = peers.num_ranks + which if at_home else peers.rank
+        dst = buffer_of(peers, goal_rank) + region_offset + region * num_rows * ROW_BYTES
         while row < num_rows:
-            copy_row(ld_nc_v4, region + row * ROW_BYTES, src + row * ROW_BYTES, ROW_BYTES, thread_idx() % 32)
+            copy_row(ld_nc_v4, dst + row * ROW_BYTES, src + row * ROW_BYTES, ROW_BYTES, thread_idx() % 32)
             row += num_warps_per_peer
