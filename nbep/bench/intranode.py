@@ -127,7 +127,7 @@ def measure_rank(comm: Any, options: argparse.Namespace) -> None:
         row
         for work in options.works
         for sms in options.sms
-        for row in measure_work(setup, work, sms, pushes[sms].to_peers)
+        for row in measure_work(setup, work, sms, pushes[sms])
     ]
     host_us = host_cost_us(setup)
     if comm.rank == 0:
