@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -123,12 +124,7 @@ def measure_rank(comm: Any, options: argparse.Namespace) -> None:
     layout_us = 1e6 * mean_seconds(
         setup, lambda: setup.buffer.get_dispatch_layout(setup.topk_idx, options.experts), behind_sleep=True
     )
-    rows = [
-        row
-        for work in options.works
-        for sms in options.sms
-        for row in measure_work(setup, work, sms, pushes[sms])
-    ]
+    rows = [row for work in options.works for sms in options.sms for row in measure_work(setup, work, sms, pushes[sms])]
     host_us = host_cost_us(setup)
     if comm.rank == 0:
         report(rows, pushes, layout_us, host_us, comm.size, options)
@@ -183,17 +179,18 @@ def measure_work(setup: Setup, work: str, num_sms: int, pushed: Push) -> list[Ro
     token_bytes = options.hidden * 2
     if work == "dispatch fp8":
         token_bytes = options.hidden + options.hidden // 128 * 4
+    assert handle is not None
+    assert not isinstance(recv_x, tuple)
     num_own = int(setup.layout["num_tokens_per_rank"][setup.comm.rank])
     num_moved = recv_x.shape[0]
+    x = setup.x_fp8 if work == "dispatch fp8" else setup.x
     rows = []
     for chunk in options.chunks:
         config = config_of(options, num_sms, chunk)
         if work == "combine bf16":
-            calls: Callable[[], Any] = lambda config=config: buffer.combine(recv_x, handle, config=config)  # noqa: E731
+            seconds = mean_seconds(setup, partial(buffer.combine, recv_x, handle, config=config))
         else:
-            x = setup.x_fp8 if work == "dispatch fp8" else setup.x
-            calls = lambda x=x, config=config: buffer.dispatch(x, handle=handle, config=config)  # noqa: E731
-        seconds = mean_seconds(setup, calls)
+            seconds = mean_seconds(setup, partial(buffer.dispatch, x, handle=handle, config=config))
         rate = mean(setup, num_moved * token_bytes) / seconds / 1e9
         wire = mean(setup, (num_moved - num_own) * token_bytes) / seconds / 1e9
         rows.append(Row(work, num_sms, chunk, 1e6 * seconds, rate, wire, wire / pushed.to_peers))

@@ -150,6 +150,7 @@ def run_round(rank: int, num_ranks: int, buffer: nbep.Buffer, plan: Plan) -> lis
         num_tokens_per_expert=num_tokens_per_expert,
         config=plan.config,
     )
+    assert handle is not None
     tokens = nbep.per_token_cast_back(*received) if plan.fp8 else received
     combined, combined_weights, _ = buffer.combine(
         tokens * (rank + 1), handle, topk_weights=recv_weights, config=plan.config

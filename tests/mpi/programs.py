@@ -114,6 +114,17 @@ def part_of_the_gpus_first(comm):
         assert process_runtime(comm).ordinal == comm.rank
 
 
+def two_groups_on_one_host(comm):
+    """No two ranks take the same GPU; if the launcher does not say who is who, each group counts for itself."""
+    part = comm.Split(comm.rank // 2, comm.rank)
+    with pretended_gpus(comm, lambda rank: True) as patch:
+        assert process_runtime(part).ordinal == comm.rank
+        patch.setattr(process, "_runtime", None)
+        for name in process.LOCAL_RANKS:
+            patch.delenv(name, raising=False)
+        assert process_runtime(part).ordinal == part.rank
+
+
 def part_of_the_ranks_without_gpus(comm):
     """What ranks have used before must go with what the others can use."""
     part = comm.Split(0 if comm.rank < 2 else MPI.UNDEFINED, comm.rank)

@@ -33,7 +33,9 @@ def test_a_part_of_the_ranks_can_come_before_all():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="CUDA's bindings are for Linux")
-@pytest.mark.parametrize("program", ["part_of_the_gpus_first", "part_of_the_ranks_without_gpus"])
+@pytest.mark.parametrize(
+    "program", ["part_of_the_gpus_first", "two_groups_on_one_host", "part_of_the_ranks_without_gpus"]
+)
 def test_ranks_that_have_a_gpu_come_together_with_others(program):
     mpiexec(4, program, NBEP_TARGET=None)
 

@@ -9,6 +9,15 @@ from nbep.host.comm import TorchComm, gather_results
 from nbep.host.runtime.base import Runtime, set_process_runtime
 from nbep.host.targets import resolve_target
 
+# Where launchers say which of the host's processes this is: Open MPI, MPICH and Intel MPI, Slurm, MVAPICH, PALS.
+LOCAL_RANKS = (
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "SLURM_LOCALID",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+    "PALS_LOCAL_RANKID",
+)
+
 _runtime: Runtime | None = None
 _made_for = ""  # what NBEP_TARGET was then
 
@@ -18,7 +27,8 @@ def process_runtime(comm: Any) -> Runtime:
 
     Environment variable NBEP_TARGET, when the runtime is made, chooses between "emulator", "cuda" and "auto": GPUs if
     every rank can use one. A rank takes the GPU of its current CUDA context; if it has none, torch's current one for a
-    process group of torch, else the one with the number of its rank on the host.
+    process group of torch, else the one with the process's number on the host: what the launcher says (LOCAL_RANKS), or
+    the number of the rank among those of comm there.
 
     Raises: RuntimeError if NBEP_TARGET is "cuda" and a rank can use no GPU, if a process group of torch would run on
             the emulator, if some ranks have used GPUs before and others can use none, or if a rank cannot make its
@@ -99,4 +109,5 @@ def _own_ordinal(comm: Any, rank_on_host: int) -> int:
         return torch.cuda.current_device()
     from nbep.host.runtime.cuda.driver import num_devices
 
-    return rank_on_host % num_devices()
+    told = next((os.environ[name] for name in LOCAL_RANKS if name in os.environ), None)
+    return (rank_on_host if told is None else int(told)) % num_devices()
