@@ -4,9 +4,9 @@
     nbep bench intranode --ranks 4        virtual ranks on one card: the kernels run, but no wire is measured
 
 All with a cached handle; times are the mean over the repetitions and the ranks. GB/s counts every received token, the
-rank's own included (DeepEP's unit); "wire" leaves the own ones out; "of push" is wire over what `push`, plain 16-byte
-stores to all peers at once, reaches with the same number of SMs in the same run. What the SMs store at home, and what
-they store in all when half of it goes to the peers, stands beside. Needs torch.
+rank's own included (DeepEP's unit); "wire" leaves the own ones out; "of push" is wire over what `push`, copies to all
+peers at once by 16-byte loads and stores, reaches with the same number of SMs in the same run. What the SMs copy at
+home, and what they copy in all when half of it goes to the peers, stands beside. Needs torch.
 
 Source: DeepEP tests/test_intranode.py (test_main, "Tune dispatch performance") and tests/utils.py (bench)
 """
@@ -49,7 +49,7 @@ class Row:
 
 
 class Push(NamedTuple):
-    """What SMs store with nothing else to do, in GB/s of each rank; half of `both` goes to the peers."""
+    """What SMs copy with nothing else to do, in GB/s of each rank; half of `both` goes to the peers."""
 
     to_peers: float
     at_home: float
@@ -198,7 +198,7 @@ def measure_work(setup: Setup, work: str, num_sms: int, pushed: Push) -> list[Ro
 
 
 def push_gbps(setup: Setup, num_sms: int, goal: int) -> float:
-    """What this many SMs store, in GB/s of each rank."""
+    """What this many SMs copy, in GB/s of each rank."""
     import torch
 
     memory = setup.buffer._memory

@@ -189,4 +189,4 @@ class NodeMemory:
             raise self.fault
 
     def _describe(self, offset: int) -> str:
-        return describe_offset(self.ring_shape, self.num_nvl_bytes, offset)
+        return describe_offset(self.ring_shape, self.num_ranks, self.num_nvl_bytes, offset)

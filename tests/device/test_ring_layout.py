@@ -4,6 +4,7 @@ import pytest
 
 from nbep.device.layout.intranode import (
     ALIGNMENT_BYTES,
+    EXPERT_COUNTS,
     RINGS,
     RingShape,
     describe_offset,
@@ -64,6 +65,14 @@ def test_rows_and_messages_are_aligned_for_the_wire(shape):
 def test_every_byte_has_its_name(shape):
     for name, begin, end in parts_of(shape):
         if begin < end:
-            assert describe_offset(shape, 1 << 30, begin) == f"{name} + 0"
-            assert describe_offset(shape, 1 << 30, end - 1) == f"{name} + {end - 1 - begin}"
-    assert "padding" in describe_offset(shape, 1 << 30, num_nvl_bytes_needed(shape))
+            assert describe_offset(shape, shape.num_ranks, 1 << 30, begin) == f"{name} + 0"
+            assert describe_offset(shape, shape.num_ranks, 1 << 30, end - 1) == f"{name} + {end - 1 - begin}"
+    assert "padding" in describe_offset(shape, shape.num_ranks, 1 << 30, num_nvl_bytes_needed(shape))
+
+
+def test_counts_have_names_before_the_first_launch():
+    """A peer writes them when the owner has launched nothing yet."""
+    assert describe_offset(None, 4, 1 << 16, 4 * (4 * 2 + 3)) == "rank_counts[src 2, dst 3]"
+    assert describe_offset(None, 4, 1 << 16, EXPERT_COUNTS + 8) == "expert_counts word 2"
+    assert describe_offset(None, 4, 1 << 16, RINGS) == f"buffer + {RINGS}"
+    assert describe_offset(None, 4, RINGS, 8) == "buffer + 8", "too small for a ring"

@@ -89,6 +89,10 @@ DISPATCH = {
         {"x": (np.zeros((3, 136), FP8), np.ones((3, 1), np.float32))},
         "hidden size of x[0]: got 136; must be a positive multiple of 128",
     ),
+    "fp8 hidden too large": (
+        {"x": (np.zeros((3, 131200), FP8), np.ones((3, 1025), np.float32))},
+        "hidden size of x[0]: got 131200; must be at most 131072: a warp's stage holds the scales of a token",
+    ),
     "scales dtype": (
         {"x": (np.zeros((3, 128), FP8), np.ones((3, 1)))},
         "x[1]: got float64 [3, 1]; must be float32 or int32 [3, num_scales]",

@@ -13,8 +13,9 @@ ring, so those whose source is the owner stay empty. Dispatch and combine share 
 and all notes but the weights unused. Behind the buffer's num_nvl_bytes come the barrier signals and the two pointer
 tables.
 
-Notes lie right in front of their row, so that one bulk copy moves both. DeepEP has an array for each, which takes
-stores of 4 and 8 bytes over the wire. A message that does not start at a multiple of 128 bytes takes 30 % longer there.
+Notes lie in front of their row, with padding between, so that the row's first bulk copy takes them along. DeepEP has
+an array for each, which takes stores of 4 and 8 bytes over the wire. Messages that start elsewhere than at multiples of
+128 bytes are slower there, see docs/performance.md.
 
 Unlike DeepEP, the counts have a place of their own instead of lying under the ring cells: no cell has two meanings, so
 a report can name each of them.
@@ -129,20 +130,22 @@ def num_nvl_bytes_needed(shape: RingShape) -> int:
     return past_the_end.x - note_bytes(shape)
 
 
-def describe_offset(shape: RingShape | None, num_nvl_bytes: int, offset: int) -> str:
+def describe_offset(shape: RingShape | None, num_ranks: int, num_nvl_bytes: int, offset: int) -> str:
     """Name the cell at a byte offset of the buffer, for reports. shape is that of the latest launch, if any."""
     if offset >= num_nvl_bytes:
         trailer = offset - num_nvl_bytes
         if trailer < BARRIER_SIGNAL_BYTES:
             return f"barrier_signal[rank {trailer // 4}]"
         return f"pointer table + {trailer - BARRIER_SIGNAL_BYTES}"
-    if shape is None:
+    if num_nvl_bytes <= RINGS:  # no room for a ring: it holds something else
         return f"buffer + {offset}"
     if offset < EXPERT_COUNTS:
-        src, dst = divmod(offset // 4, shape.num_ranks)
+        src, dst = divmod(offset // 4, num_ranks)
         return f"rank_counts[src {src}, dst {dst}]"
     if offset < RINGS:
         return f"expert_counts word {(offset - EXPERT_COUNTS) // 4}"
+    if shape is None:
+        return f"buffer + {offset}"
     num_rings = shape.num_channels * shape.num_ranks
     cell, ring = divmod((offset - RINGS) // 4, num_rings)
     if cell < NUM_RING_CELLS:

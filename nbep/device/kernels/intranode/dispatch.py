@@ -146,7 +146,7 @@ def join_team(num_ranks, mix_roles):
     """Which peer and channel this thread works for, and in which role.
 
     Blocks come in pairs: block 2c sends and block 2c + 1 receives channel c. With mix_roles both blocks send to one
-    half of the peers and receive from the other, so that every SM pushes: one SM pushes at most 42 GB/s to its peers.
+    half of the peers and receive from the other, so that every SM pushes: what leaves an SM is the limit.
     """
     threads_per_rank = u32_div(block_dim(), num_ranks)
     thread_in_rank = u32_mod(thread_idx(), threads_per_rank)
@@ -188,9 +188,9 @@ def announce_tokens(ring, inputs, shape, team):
 
 @device_function
 def fill_slot(row, inputs, token, shape, sizes, stage, parity, team):
-    """Copy one token and its notes into the slot that has its row there; one warp.
+    """Copy one token and its notes into a slot; one warp. Returns the parity of the stage's next copy.
 
-    Returns the parity of the stage's next copy.
+    row is the address of the slot's row; the notes lie in front of it.
     """
     lane = team.lane
     src = inputs.x + token * shape.hidden_bytes

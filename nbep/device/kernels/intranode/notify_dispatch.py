@@ -17,11 +17,11 @@
 
 The barrier makes the counts visible and keeps peers from filling rings that are not reset yet. DeepEP has one more in
 front of the counts, and one more behind the sums. nbep needs neither:
- - A rank that is here has left its previous kernel, and so got all that its peers sent it then. Nobody writes to its
-   cells any more, nor waits for one of its heads.
+ - A rank that is here has left its previous kernel, so it had received all that its peers sent in that kernel. Nobody
+   writes to its cells any more, nor waits for one of its heads.
  - Counts of the call before have been summed up: to leave the dispatch of that call, this rank heard from every peer's
    dispatch, which came after the peer's sums.
-After a wait that was over time neither holds, but then nothing that the rank still computes is used.
+After a wait of a rank that was over time neither holds for it, but its results are not used any more.
 
 Every rank writes its whole row at every peer: after the exchange each of them holds the same counts.
 
