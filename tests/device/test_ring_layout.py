@@ -63,10 +63,14 @@ def test_rows_and_messages_are_aligned_for_the_wire(shape):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_byte_has_its_name(shape):
+    last = first_slot(shape)
     for name, begin, end in parts_of(shape):
+        for byte in {last, begin - 1} if last < begin else ():
+            assert describe_offset(shape, shape.num_ranks, 1 << 30, byte).startswith("padding[channel ")
         if begin < end:
             assert describe_offset(shape, shape.num_ranks, 1 << 30, begin) == f"{name} + 0"
             assert describe_offset(shape, shape.num_ranks, 1 << 30, end - 1) == f"{name} + {end - 1 - begin}"
+        last = end
     assert "padding" in describe_offset(shape, shape.num_ranks, 1 << 30, num_nvl_bytes_needed(shape))
 
 

@@ -152,11 +152,13 @@ def describe_offset(shape: RingShape | None, num_ranks: int, num_nvl_bytes: int,
         channel, src = divmod(ring, shape.num_ranks)
         return f"{('start', 'end', 'head', 'tail')[cell]}[channel {channel}, src {src}]"
     row = note_bytes(shape)
-    starts = {**locate_notes(row, shape)._asdict(), "x": row, "padding": row + shape.hidden_bytes}
     slot, byte = divmod(offset - locate_ring(0, shape, 0, 0).x + row, slot_bytes(shape))
     ring, slot = divmod(slot, shape.num_slots)
     if not 0 <= ring < num_rings:
         return f"buffer + {offset} (padding)"
-    part = [name for name, start in starts.items() if start <= byte][-1]  # they are in the order of their addresses
     channel, src = divmod(ring, shape.num_ranks)
-    return f"{part}[channel {channel}, src {src}, slot {slot}] + {byte - starts[part]}"
+    sizes = (8 * shape.num_topk, 4 * shape.num_topk, 4 * shape.num_scales, 4 * shape.num_src_idx, shape.hidden_bytes)
+    for name, start, size in zip((*Notes._fields, "x"), (*locate_notes(row, shape), row), sizes, strict=True):
+        if start <= byte < start + size:
+            return f"{name}[channel {channel}, src {src}, slot {slot}] + {byte - start}"
+    return f"padding[channel {channel}, src {src}, slot {slot}]"

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 from nbep.host.comm import TorchComm, gather_results
 from nbep.host.runtime.base import Runtime, set_process_runtime
 from nbep.host.targets import resolve_target
 
-# Where launchers say which of the host's processes this is: Open MPI, MPICH and Intel MPI, Slurm, MVAPICH, PALS.
+# Where launchers say which of the host's processes this is: Open MPI, MPICH and Intel MPI, MVAPICH, PALS, Slurm. Slurm
+# comes last: its batch script has a number too, and other launchers hand it on.
 LOCAL_RANKS = (
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "MPI_LOCALRANKID",
-    "SLURM_LOCALID",
     "MV2_COMM_WORLD_LOCAL_RANK",
     "PALS_LOCAL_RANKID",
+    "SLURM_LOCALID",
 )
+
+
+class Neighbours(NamedTuple):
+    """The ranks of a communicator on one host: which of them this is, and the numbers that their launcher gave them."""
+
+    rank: int
+    local_ranks: list[int | None]
+
 
 _runtime: Runtime | None = None
 _made_for = ""  # what NBEP_TARGET was then
@@ -28,7 +37,7 @@ def process_runtime(comm: Any) -> Runtime:
     Environment variable NBEP_TARGET, when the runtime is made, chooses between "emulator", "cuda" and "auto": GPUs if
     every rank can use one. A rank takes the GPU of its current CUDA context; if it has none, torch's current one for a
     process group of torch, else the one with the process's number on the host: what the launcher says (LOCAL_RANKS), or
-    the number of the rank among those of comm there.
+    the number of the rank among those of comm there if it says nothing, or would put two of them on one GPU in vain.
 
     Raises: RuntimeError if NBEP_TARGET is "cuda" and a rank can use no GPU, if a process group of torch would run on
             the emulator, if some ranks have used GPUs before and others can use none, or if a rank cannot make its
@@ -63,12 +72,12 @@ def process_runtime(comm: Any) -> Runtime:
 
 def _make_runtimes(comm: Any, target: str, wanted: str) -> None:
     """Make the runtimes of those ranks of comm that have none. All ranks call this."""
-    rank_on_host = _rank_on_host(comm) if target == "cuda" else 0
+    neighbours = _neighbours(comm) if target == "cuda" else Neighbours(0, [])
 
     def make() -> None:
         global _runtime, _made_for
         if _runtime is None:
-            _runtime = _emulator_runtime() if target == "emulator" else _cuda_runtime(comm, rank_on_host)
+            _runtime = _emulator_runtime() if target == "emulator" else _cuda_runtime(comm, neighbours)
             _made_for = wanted
             set_process_runtime(_runtime)
 
@@ -81,27 +90,28 @@ def _emulator_runtime() -> Runtime:
     return MpiEmulatorRuntime.of_process()
 
 
-def _cuda_runtime(comm: Any, rank_on_host: int) -> Runtime:
+def _cuda_runtime(comm: Any, neighbours: Neighbours) -> Runtime:
     from nbep.host.runtime.cuda.driver import current_ordinal
     from nbep.host.runtime.cuda.runtime import CudaRuntime, SharedDevice
 
     current = current_ordinal()
-    return CudaRuntime(SharedDevice(_own_ordinal(comm, rank_on_host) if current is None else current), comm.rank)
+    return CudaRuntime(SharedDevice(_own_ordinal(comm, neighbours) if current is None else current), comm.rank)
 
 
-def _rank_on_host(comm: Any) -> int:
-    """The number of this rank among those of comm on its host. Collective under MPI; torch's ranks need none."""
+def _neighbours(comm: Any) -> Neighbours:
+    """The ranks of comm on this host. Collective under MPI; torch's ranks need none."""
     if isinstance(comm, TorchComm):
-        return 0
+        return Neighbours(0, [])
     from mpi4py import MPI
 
     node_comm = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    rank = node_comm.rank
+    told = next((os.environ[name] for name in LOCAL_RANKS if os.environ.get(name, "").isdecimal()), None)
+    neighbours = Neighbours(node_comm.rank, node_comm.allgather(None if told is None else int(told)))
     node_comm.Free()
-    return rank
+    return neighbours
 
 
-def _own_ordinal(comm: Any, rank_on_host: int) -> int:
+def _own_ordinal(comm: Any, neighbours: Neighbours) -> int:
     """The GPU for a rank that has no CUDA context yet."""
     if isinstance(comm, TorchComm):
         import torch
@@ -109,5 +119,8 @@ def _own_ordinal(comm: Any, rank_on_host: int) -> int:
         return torch.cuda.current_device()
     from nbep.host.runtime.cuda.driver import num_devices
 
-    told = next((os.environ[name] for name in LOCAL_RANKS if name in os.environ), None)
-    return (rank_on_host if told is None else int(told)) % num_devices()
+    num_gpus = num_devices()
+    gpus = [number % num_gpus for number in neighbours.local_ranks if number is not None]
+    if len(gpus) == len(neighbours.local_ranks) and len(set(gpus)) == min(len(gpus), num_gpus):
+        return gpus[neighbours.rank]
+    return neighbours.rank % num_gpus

@@ -4,7 +4,7 @@
  rank s: x[t] --copier--> recv_x[i] : rank s                               (what a rank sends to itself)
 
  cell            written by    with                        read by       with
- start, end      sender(s)     st_relaxed_sys (-n - 1)     receiver(r)   ld_relaxed_sys (the number is all)
+ start, end      sender(s)     st_relaxed_sys (-n - 1)     receiver(r)   ld_relaxed_sys (3)
  tail            sender(s)     st_release_sys              receiver(r)   ld_acquire_sys
  head            receiver(r)   st_relaxed_sys (1)          sender(s)     ld_relaxed_sys
  slot[k]         sender(s)     bulk copy, or st_na         receiver(r)   bulk copy and ld_na, after tail (2)
@@ -16,6 +16,8 @@
  (2) The slots below tail were written before the sender's barrier, and the thread that moves tail waits at it. Bulk
      copies are waited for to the end (tma_store_wait_all) by the thread that started them, before the barrier.
      A bulk copy reads through the async proxy, so a proxy fence stands between the acquire and the copy.
+ (3) The number is all that is read because of it. That it has come also says that s has left its notify kernel, whose
+     loads have returned: so r may overwrite what s has read there, in the notify kernel of the next call.
 
 A ring and its cells are in the receiver's memory. start and end say which of the tokens from s to r are on channel c;
 they travel as -n - 1, so that 0 means "not here yet".
