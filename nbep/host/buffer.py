@@ -14,7 +14,7 @@ from typing import Any
 from nbep.host import validate
 from nbep.host.combine import combine
 from nbep.host.comm import connect, gather_results
-from nbep.host.config import COMBINE_TOKENS, DISPATCH_TOKENS, Config, low_latency_rdma_size_hint, table_config
+from nbep.host.config import COMBINE_TABLE, DISPATCH_TABLE, Config, low_latency_rdma_size_hint, table_config
 from nbep.host.dispatch import Counts, dispatch
 from nbep.host.events import EventHandle, EventOverlap
 from nbep.host.handles import DispatchHandle
@@ -150,12 +150,12 @@ class Buffer:
     @staticmethod
     def get_dispatch_config(num_ranks: int) -> Config:
         """The recommended dispatch config: measured inside a node, DeepEP's between nodes. ValueError if none."""
-        return table_config(DISPATCH_TOKENS, Buffer.num_sms, num_ranks)
+        return table_config(DISPATCH_TABLE, Buffer.num_sms, num_ranks)
 
     @staticmethod
     def get_combine_config(num_ranks: int) -> Config:
         """The recommended combine config: measured inside a node, DeepEP's between nodes. ValueError if none."""
-        return table_config(COMBINE_TOKENS, Buffer.num_sms, num_ranks)
+        return table_config(COMBINE_TABLE, Buffer.num_sms, num_ranks)
 
     @staticmethod
     def get_low_latency_rdma_size_hint(

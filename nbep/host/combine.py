@@ -12,7 +12,7 @@ from nbep.device.kernels.intranode.combine import CombineInputs, CombineOutputs,
 from nbep.device.kernels.intranode.combine import combine as combine_kernel
 from nbep.device.layout.intranode import num_ring_cell_words
 from nbep.host import validate
-from nbep.host.config import COMBINE_TOKENS, Config, fit_config, table_config
+from nbep.host.config import COMBINE_TABLE, Config, fit_config, table_config
 from nbep.host.events import EventOverlap
 from nbep.host.runtime.base import Array, MaybeArray
 from nbep.host.symmetric import NodeMemory, Order
@@ -56,7 +56,7 @@ def combine(
     if config is None:
         num_sms = 2 * handle.channel_prefix_matrix.shape[1]
         config = fit_config(
-            table_config(COMBINE_TOKENS, num_sms, num_ranks),
+            table_config(COMBINE_TABLE, num_sms, num_ranks),
             memory.num_nvl_bytes,
             num_ranks,
             *token_sizes,

@@ -6,6 +6,7 @@ Source: DeepEP csrc/config.hpp; deep_ep/buffer.py, get_dispatch_config and get_c
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from nbep.device.layout.intranode import (
     ALIGNMENT_BYTES,
@@ -126,42 +127,57 @@ class Config:
             raise ValueError(f"num_sms: got {self.num_sms}; must be even between nodes")
 
 
-# num_ranks -> NVLink send and receive tokens, RDMA send and receive tokens.
-# Inside a node: from runs of `nbep bench intranode` at 20 SMs, see docs/performance.md. Between nodes: DeepEP's.
-DISPATCH_TOKENS = {
-    2: (32, 256, 6, 128),
-    4: (12, 256, 6, 128),
-    8: (9, 256, 6, 128),
-    16: (36, 288, 20, 128),
-    24: (8, 288, 32, 128),
-    32: (32, 288, 32, 128),
-    64: (20, 288, 28, 128),
-    128: (20, 560, 32, 128),
-    144: (32, 720, 12, 128),
-    160: (28, 720, 12, 128),
-}
-COMBINE_TOKENS = {
-    2: (10, 256, 6, 128),
-    4: (12, 256, 6, 128),
-    8: (6, 256, 6, 128),
-    16: (4, 288, 12, 128),
-    24: (1, 288, 8, 128),
-    32: (1, 288, 8, 128),
-    64: (1, 288, 20, 128),
-    128: (1, 560, 12, 128),
-    144: (2, 720, 8, 128),
-    160: (2, 720, 8, 128),
-}
+class Table(NamedTuple):
+    """Default settings, by num_ranks.
+
+    in_node      tokens of a chunk with up to 16 SMs, up to 20, and more; rings have IN_NODE_SLOTS slots
+    over_nodes   NVLink send and receive tokens, RDMA send and receive tokens
+    """
+
+    in_node: dict[int, tuple[int, int, int]]
+    over_nodes: dict[int, tuple[int, int, int, int]]
 
 
-def table_config(table: dict[int, tuple[int, int, int, int]], num_sms: int, num_ranks: int) -> Config:
+# Inside a node: from runs of `nbep bench intranode`, see docs/performance.md. Between nodes: DeepEP's.
+IN_NODE_SLOTS = 256
+DISPATCH_TABLE = Table(
+    in_node={2: (32, 32, 32), 4: (32, 12, 8), 8: (24, 9, 6)},
+    over_nodes={
+        16: (36, 288, 20, 128),
+        24: (8, 288, 32, 128),
+        32: (32, 288, 32, 128),
+        64: (20, 288, 28, 128),
+        128: (20, 560, 32, 128),
+        144: (32, 720, 12, 128),
+        160: (28, 720, 12, 128),
+    },
+)
+COMBINE_TABLE = Table(
+    in_node={2: (10, 10, 10), 4: (24, 12, 6), 8: (18, 6, 3)},
+    over_nodes={
+        16: (4, 288, 12, 128),
+        24: (1, 288, 8, 128),
+        32: (1, 288, 8, 128),
+        64: (1, 288, 20, 128),
+        128: (1, 560, 12, 128),
+        144: (2, 720, 8, 128),
+        160: (2, 720, 8, 128),
+    },
+)
+
+
+def table_config(table: Table, num_sms: int, num_ranks: int) -> Config:
     """The recommended config for a rank count.
 
     Raises: ValueError if the table has no entry for it
     """
-    if num_ranks not in table:
-        raise ValueError(f"num_ranks: got {num_ranks}; must be one of {', '.join(map(str, table))}")
-    return Config(num_sms, *table[num_ranks])
+    if num_ranks in table.in_node:
+        few, some, many = table.in_node[num_ranks]
+        return Config(num_sms, few if num_sms <= 16 else some if num_sms <= 20 else many, IN_NODE_SLOTS, 6, 128)
+    if num_ranks in table.over_nodes:
+        return Config(num_sms, *table.over_nodes[num_ranks])
+    known = ", ".join(map(str, (*table.in_node, *table.over_nodes)))
+    raise ValueError(f"num_ranks: got {num_ranks}; must be one of {known}")
 
 
 def fit_config(config: Config, num_nvl_bytes: int, num_ranks: int, *token_sizes: int) -> Config:
@@ -170,20 +186,26 @@ def fit_config(config: Config, num_nvl_bytes: int, num_ranks: int, *token_sizes:
     token_sizes: as the last arguments of `Config.ring_shape`
 
     Every rank comes to the same answer, because num_nvl_bytes and the size of a token are the same on all.
-    A ring keeps more slots than a chunk has tokens; if even those do not fit, the config comes back as it is.
+    A chunk for which a ring is too small becomes half a ring. If not even two slots fit, the config comes back as it
+    is.
     """
 
     def fits(num_slots: int) -> bool:
         shape = config.ring_shape(num_ranks, *token_sizes)
         return num_nvl_bytes_needed(shape._replace(num_slots=num_slots)) <= num_nvl_bytes
 
-    fewest, most = config.num_max_nvl_chunked_send_tokens + 1, config.num_max_nvl_chunked_recv_tokens
+    fewest, most = 2, config.num_max_nvl_chunked_recv_tokens
     if fits(most) or not fits(fewest):
         return config
     while most - fewest > 1:
         middle = (fewest + most) // 2
         fewest, most = (middle, most) if fits(middle) else (fewest, middle)
-    return replace(config, num_max_nvl_chunked_recv_tokens=fewest)
+    chunk = config.num_max_nvl_chunked_send_tokens
+    return replace(
+        config,
+        num_max_nvl_chunked_send_tokens=chunk if chunk < fewest else fewest // 2,
+        num_max_nvl_chunked_recv_tokens=fewest,
+    )
 
 
 def low_latency_rdma_size_hint(

@@ -22,7 +22,7 @@ from nbep.device.kernels.intranode.dispatch import dispatch as dispatch_kernel
 from nbep.device.kernels.intranode.notify_dispatch import NotifyInputs, NotifyOutputs, NotifySizes, notify_dispatch
 from nbep.device.layout.intranode import RingShape, num_ring_cell_words
 from nbep.host import validate
-from nbep.host.config import DISPATCH_TOKENS, Config, fit_config, table_config
+from nbep.host.config import DISPATCH_TABLE, Config, fit_config, table_config
 from nbep.host.events import EventOverlap
 from nbep.host.handles import DispatchHandle
 from nbep.host.runtime.base import Array, MaybeArray, Runtime
@@ -97,7 +97,7 @@ def dispatch(
     token_sizes = (tokens.hidden_bytes, tokens.num_topk, tokens.num_scales, int(handle is None))
     if config is None:
         config = fit_config(
-            table_config(DISPATCH_TOKENS, num_sms, memory.num_ranks),
+            table_config(DISPATCH_TABLE, num_sms, memory.num_ranks),
             memory.num_nvl_bytes,
             memory.num_ranks,
             *token_sizes,

@@ -4,7 +4,7 @@ import pytest
 
 import nbep
 from nbep.device.layout.intranode import num_nvl_bytes_needed
-from nbep.host.config import COMBINE_TOKENS, DISPATCH_TOKENS, fit_config
+from nbep.host.config import COMBINE_TABLE, DISPATCH_TABLE, fit_config
 
 # csrc/config.hpp evaluated term by term: cells, rows, source metadata, top-k indices, top-k weights, scales.
 CHANNELS = 10
@@ -103,7 +103,16 @@ def test_default_tables_follow_num_sms():
     nbep.Buffer.set_num_sms(24)
     assert nbep.Buffer.get_dispatch_config(160) == nbep.Config(24, 28, 720, 12, 128)
     assert nbep.Buffer.get_combine_config(64) == nbep.Config(24, 1, 288, 20, 128)
-    assert sorted(DISPATCH_TOKENS) == sorted(COMBINE_TOKENS) == [2, 4, 8, 16, 24, 32, 64, 128, 144, 160]
+    for table in (DISPATCH_TABLE, COMBINE_TABLE):
+        assert [*table.in_node, *table.over_nodes] == [2, 4, 8, 16, 24, 32, 64, 128, 144, 160]
+
+
+@pytest.mark.usefixtures("default_num_sms")
+def test_fewer_sms_have_larger_chunks_by_default():
+    for get, chunks in ((nbep.Buffer.get_dispatch_config, (32, 12, 8)), (nbep.Buffer.get_combine_config, (24, 12, 6))):
+        for num_sms, chunk in zip((2, 16, 18, 20, 22), chunks[:1] + chunks[:2] + chunks[1:], strict=True):
+            nbep.Buffer.set_num_sms(num_sms)
+            assert get(4) == nbep.Config(num_sms, chunk, 256, 6, 128)
 
 
 @pytest.mark.parametrize("get", [nbep.Buffer.get_dispatch_config, nbep.Buffer.get_combine_config])
@@ -135,4 +144,6 @@ def test_a_default_config_is_fitted_to_the_buffer():
     assert fit_config(config, bytes_of_10_slots, 4, 1024, 8, 0, 1) == nbep.Config(4, 6, 10)
     assert fit_config(config, bytes_of_10_slots - 1, 4, 1024, 8, 0, 1) == nbep.Config(4, 6, 9)
     assert fit_config(config, 1 << 30, 4, 1024, 8, 0, 1) == config
+    bytes_of_5_slots = num_nvl_bytes_needed(nbep.Config(4, 4, 5).ring_shape(4, 1024, 8, 0, 1))
+    assert fit_config(config, bytes_of_5_slots, 4, 1024, 8, 0, 1) == nbep.Config(4, 2, 5)
     assert fit_config(config, 4096, 4, 1024, 8, 0, 1) == config  # hopeless: the caller says how many bytes are needed
