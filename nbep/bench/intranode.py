@@ -290,12 +290,12 @@ def report(
             f"{row.of_push:.2f}",
         )
     console.print(table)
-    stores = Table(title="push, GB/s")
+    copies = Table(title="push, GB/s")
     for name in ("SMs", "to peers", "at home", "both"):
-        stores.add_column(name, justify="right")
+        copies.add_column(name, justify="right")
     for sms, rates in pushes.items():
-        stores.add_row(str(sms), *(f"{rate:.1f}" for rate in rates))
-    console.print(stores)
+        copies.add_row(str(sms), *(f"{rate:.1f}" for rate in rates))
+    console.print(copies)
     console.print(f"get_dispatch_layout: {layout_us:.1f} us; host cost of a cached dispatch: {host_us:.1f} us")
     for work in options.works:
         for limit in sorted({min(options.sms), 16, 20, max(options.sms)}):

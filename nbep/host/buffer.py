@@ -260,8 +260,7 @@ class Buffer:
         """Send each token once to every rank that owns one of its experts. Collective.
 
         Args:     x [num_tokens, hidden] bf16, or (x [num_tokens, hidden] e4m3, scales [num_tokens, hidden / 128]
-                  float32 or int32, any strides); hidden a multiple of 8; for FP8 one of 128, up to
-                  131072
+                  float32 or int32, any strides); hidden a multiple of 8, for FP8 of 128 and at most 131072
                   handle of an earlier dispatch: send along the same routes, without counting and without top-k
                   num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert as get_dispatch_layout returns them;
                   not looked at with a handle

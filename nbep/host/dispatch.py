@@ -38,7 +38,7 @@ class Counts(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """What travels. scales, topk_idx and topk_weights may be None."""
+    """What travels, as DispatchInputs begins. scales, topk_idx and topk_weights may be None."""
 
     x: Array
     scales: MaybeArray
@@ -293,15 +293,7 @@ def _launch_dispatch(
         num_threads,
         dispatch_smem_bytes(num_threads, runtime.has_tma),
         recv,
-        DispatchInputs(
-            tokens.x,
-            tokens.scales,
-            tokens.topk_idx,
-            tokens.topk_weights,
-            is_token_in_rank,
-            rank_prefix_matrix,
-            channel_prefix_matrix,
-        ),
+        DispatchInputs(*tokens, is_token_in_rank, rank_prefix_matrix, channel_prefix_matrix),
         memory.peers,
         memory.bounds,
         shape,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from nbep.device.layout.intranode import RingShape
+from nbep.device.layout.intranode import Notes, RingShape
 
 # As layout.intranode.describe_offset names cells: `tail[channel 0, src 1]`, `x[channel 0, src 1, slot 2] + 16`.
 _CELL = re.compile(r"(\w+)(?:\[(?:channel (\d+), src (\d+)(?:, slot (\d+))?|[^]]*)\])?(?: \+ (\d+))?")
 OUTPUTS = ("recv_x", "combined_x")  # what kernels with rings write tokens to; a row is a cell
-PAYLOAD = ("x", "src_idx", "topk_idx", "topk_weights", "scales", *OUTPUTS)
+PAYLOAD = ("x", *Notes._fields, *OUTPUTS)
 
 
 class Cell(NamedTuple):

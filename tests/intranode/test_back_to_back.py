@@ -31,7 +31,7 @@ NUM_CALLS = 5
 
 
 def make_calls(seed, num_ranks):
-    """(case, options, whether a cached dispatch and a combine follow) of some rounds, no two of one shape."""
+    """(case, options, whether a cached dispatch and a combine follow) of some rounds, each of other sizes."""
     rng = random.Random(seed)
     calls = []
     for _ in range(NUM_CALLS):

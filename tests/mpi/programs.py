@@ -116,30 +116,27 @@ def part_of_the_gpus_first(comm):
 
 def two_groups_on_one_host(comm):
     """No two ranks take the same GPU; if the launcher does not say who is who, each group counts for itself."""
-    from nbep.host.runtime.cuda import driver
+
+    def gpu_if_told(group, num_gpus=8, **variables):
+        """The GPU of this rank if its launcher sets no variables but these."""
+        with pretended_gpus(comm, lambda rank: True, num_gpus) as patch:
+            for name in process.LOCAL_RANKS:
+                patch.delenv(name, raising=False)
+            for name, value in variables.items():
+                patch.setenv(name, str(value))
+            patch.setattr(process, "_runtime", None)
+            return process_runtime(group).ordinal
 
     part = comm.Split(comm.rank // 2, comm.rank)
-    with pretended_gpus(comm, lambda rank: True) as patch:
+    with pretended_gpus(comm, lambda rank: True):
         assert process_runtime(part).ordinal == comm.rank
-        for name in process.LOCAL_RANKS:
-            patch.delenv(name, raising=False)
-        patch.setattr(process, "_runtime", None)
-        assert process_runtime(part).ordinal == part.rank
-        # A number that all inherit from a batch script, or that says nothing
-        for inherited in ("0", ""):
-            patch.setenv("SLURM_LOCALID", inherited)
-            patch.setattr(process, "_runtime", None)
-            assert process_runtime(comm).ordinal == comm.rank
-        # Every other process of a launch: their numbers would meet on half of the GPUs.
-        patch.setenv("MPI_LOCALRANKID", str(2 * comm.rank))
-        patch.setattr(driver, "num_devices", lambda: 4)
-        patch.setattr(process, "_runtime", None)
-        assert process_runtime(comm).ordinal == comm.rank
-        # More ranks than GPUs
-        patch.setenv("MPI_LOCALRANKID", str(comm.rank))
-        patch.setattr(driver, "num_devices", lambda: 2)
-        patch.setattr(process, "_runtime", None)
-        assert process_runtime(comm).ordinal == comm.rank % 2
+    assert gpu_if_told(part) == part.rank
+    for inherited in (0, ""):  # by all from a batch script; or it says nothing
+        assert gpu_if_told(comm, SLURM_LOCALID=inherited) == comm.rank
+    # Every other process of a launch: their numbers would meet on half of the GPUs.
+    assert gpu_if_told(comm, 4, MPI_LOCALRANKID=2 * comm.rank) == comm.rank
+    # More ranks than GPUs
+    assert gpu_if_told(comm, 2, MPI_LOCALRANKID=comm.rank) == comm.rank % 2
 
 
 def part_of_the_ranks_without_gpus(comm):
