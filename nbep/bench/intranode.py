@@ -134,8 +134,7 @@ def measure_rank(comm: Any, options: argparse.Namespace) -> None:
 def prepare(comm: Any, options: argparse.Namespace) -> Setup:
     import torch
 
-    if hasattr(comm, "Split_type"):
-        torch.cuda.set_device(local_device(comm))
+    # The buffer comes first: its GPU is torch's current one from then on.
     buffer = nbep.Buffer(comm, num_nvl_bytes=NUM_NVL_BYTES, handle_type=options.handle_type)
     generator = torch.Generator("cuda").manual_seed(comm.rank)
     shape = (options.tokens, options.hidden)
@@ -154,17 +153,6 @@ def prepare(comm: Any, options: argparse.Namespace) -> Setup:
     }
     torch.cuda.current_stream().synchronize()
     return Setup(comm, buffer, x, x_fp8, layout, topk_idx, options)
-
-
-def local_device(comm: Any) -> int:
-    """The GPU for this rank: its number among the ranks of the host."""
-    import torch
-    from mpi4py import MPI
-
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    device = node.rank % torch.cuda.device_count()
-    node.Free()
-    return device
 
 
 def config_of(options: argparse.Namespace, num_sms: int, chunk: int) -> nbep.Config:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import nbep
 from nbep.bench import UNUSABLE, can_run, positive
-from nbep.bench.intranode import local_device, mpi_world
+from nbep.bench.intranode import mpi_world
 
 NUM_NVL_BYTES = 1 << 29
 HIDDENS = (128, 2056, 2560, 7168)
@@ -64,11 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def soak(comm: Any, options: argparse.Namespace) -> bool:
     """Rounds on this rank, up to the first that any rank finds wrong. Returns whether none was."""
-    if hasattr(comm, "Split_type"):
-        import torch
-
-        torch.cuda.set_device(local_device(comm))
-    buffer = nbep.Buffer(comm, num_nvl_bytes=NUM_NVL_BYTES)
+    buffer = nbep.Buffer(comm, num_nvl_bytes=NUM_NVL_BYTES)  # its GPU is torch's current one from here on
     plans = random.Random(options.seed)
     say = print if comm.rank == 0 else lambda *_, **__: None
     begin = last = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The benchmarks run on virtual ranks, small and short."""
+"""The benchmarks run on virtual ranks and in processes, small and short."""
 
 import json
 from importlib.util import find_spec
@@ -13,6 +13,14 @@ pytestmark = [pytest.mark.cuda, pytest.mark.skipif(find_spec("torch") is None, r
 def test_soak_finds_bf16_and_fp8_rounds_right(num_ranks):
     output = run_python("-m", "nbep", "bench", "soak", "--ranks", num_ranks, "--rounds", 12)
     assert f"12 rounds on {num_ranks} ranks, all right" in output
+
+
+@pytest.mark.skipif(find_spec("mpi4py") is None, reason="no mpi4py here")
+@pytest.mark.parametrize("num_ranks", [2, 8])
+def test_soak_finds_rounds_right_with_as_many_gpus_as_there_are(num_ranks):
+    environment = {"PYTORCH_CUDA_ALLOC_CONF": None, "NBEP_TIMEOUT_MS": "30000"}
+    output = run_python("-m", "nbep", "bench", "soak", "--rounds", 6, ranks=num_ranks, **environment)
+    assert f"6 rounds on {num_ranks} ranks, all right" in output
 
 
 def test_intranode_measures_with_a_single_repetition(tmp_path):
