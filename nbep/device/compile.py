@@ -3,7 +3,8 @@
     python -m nbep.device.compile --arch sm_90 [--kernel NAME ...] [--json] [--ptx DIR]
 
 Numba and NVVM make the PTX, nvJitLink assembles it and reports registers, spills and stack frame. Neither needs a card
-or a driver. One process compiles for one compute capability.
+or a driver. One process compiles for one compute capability. With nvdisasm, the machine code says how many loads are in
+flight, too.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any, get_type_hints
 
 from .jit import KERNELS, ComputeCapability, KernelSpec
 from .loops import keep_loops
+from .machine_code import disassemble, loads_in_flight
 from .types import Param, param_type, parameter_hints
 
 
@@ -244,12 +246,14 @@ def describe(spec: KernelSpec, cc: ComputeCapability, ptx_dir: Path | None) -> d
         ptx_dir.mkdir(parents=True, exist_ok=True)
         (ptx_dir / f"{spec.name}.{arch_name(cc)}.ptx").write_text(compiled.ptx)
         (ptx_dir / f"{spec.name}.{arch_name(cc)}.cubin").write_bytes(compiled.cubin)
+    text = disassemble(compiled.cubin)
     return {
         "kernel": spec.name,
         "arch": arch_name(cc),
         "max_threads": spec.max_threads,
         **asdict(compiled.report),
         **count_instructions(compiled.ptx),
+        "loads_in_flight": None if text is None else loads_in_flight(text),
         "cubin_bytes": len(compiled.cubin),
         "seconds": seconds,
     }
@@ -280,6 +284,8 @@ def main(argv: list[str] | None = None) -> int:
         if not options.json:
             cells = ", ".join(f"{row[column]} {column.replace('_', ' ')}" for column in COLUMNS)
             print(f"{row['kernel']} {row['arch']}: {cells}, {row['seconds']} s")
+            if row["loads_in_flight"]:
+                print(f"    16-byte loads in flight, run by run: {', '.join(map(str, row['loads_in_flight']))}")
             for instruction, count in row["ordered"].items():
                 print(f"    {count:3} {instruction}")
     if options.json:

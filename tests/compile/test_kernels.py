@@ -10,7 +10,10 @@ import pytest
 
 from nbep.device.compile import load_kernels
 from nbep.device.jit import PRIMITIVES
+from nbep.device.kernels.intranode.combine import MAX_RANKS
 from nbep.device.kernels.intranode.dispatch import dispatch_smem_bytes
+from nbep.device.machine_code import loads_in_flight
+from nbep.device.protocols.copies import UNROLL
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 KERNEL_NAMES = sorted(load_kernels())
@@ -75,6 +78,20 @@ def test_payload_moves_in_bulk_copies_or_16_byte_accesses(reports):
         assert reports[name]["stores_16_bytes"] >= 7, name
 
 
+def test_warps_have_as_many_loads_in_flight_as_their_code_says(reports):
+    """Senders copy UNROLL vectors at once; receivers of combine load MAX_RANKS rows, or HALF as many at two places."""
+    runs = {name: row["loads_in_flight"] for name, row in reports.items()}
+    if runs["combine"] is None:
+        pytest.skip("no nvdisasm here")
+    assert max(runs["push"]) == UNROLL
+    if reports["combine"]["arch"] == "sm_100":  # ptxas has other ideas there, and no such GPU has been at hand
+        assert runs["combine"].count(MAX_RANKS) >= 2, runs
+        return
+    assert sorted(runs["combine"])[-3:] == [UNROLL, MAX_RANKS, MAX_RANKS], runs
+    if reports["dispatch"]["arch"] == "sm_80":  # elsewhere it uses the copy engine
+        assert max(runs["dispatch"]) == UNROLL, runs
+
+
 @pytest.mark.parametrize("name", KERNEL_NAMES)
 def test_ptx_holds_what_the_ledger_names(reports, name):
     """Each access that the kernel's own ledger names is in its PTX."""
@@ -106,3 +123,18 @@ def test_dispatch_without_bulk_copies_asks_for_little_shared_memory():
     """An A100 gives a block at most 163 KiB, and stages of 24 warps take 192."""
     assert dispatch_smem_bytes(768, has_tma=False) <= 48 << 10
     assert dispatch_smem_bytes(768, has_tma=True) <= 227 << 10
+
+
+def test_a_run_of_loads_ends_where_one_of_them_is_used():
+    lines = (
+        "@P0 LDG.E.NA.128.CONSTANT R8, desc[UR4][R28.64+0x200]",
+        "LDG.E.NA.128 R36, desc[UR4][R28.64]",
+        "IADD3 R3, P0, R7, R54, RZ",
+        "STG.E.NA.128 desc[UR4][R52.64], R36",  # waits for the second load
+        "@P3 LDG.E.NA.128 R4, desc[UR4][R28.64]",
+        "LDG.E R12, desc[UR4][R28.64]",  # 4 bytes
+        "FADD R1, RZ, R7",  # the last of the third load's registers
+        "LDG.E.128 R12, desc[UR4][R28.64]",
+    )
+    text = "\n".join(f"        /*{16 * i:04x}*/    {line} ;" for i, line in enumerate(lines))
+    assert loads_in_flight(text) == [2, 1, 1]

@@ -90,13 +90,13 @@ def test_combine_tail_moved_before_the_other_warps_have_written_is_caught(monkey
 
 def test_ranks_added_in_another_order_are_caught(monkeypatch):
     module = importlib.import_module(COMBINE)
-    ld_shared_s64 = module.ld_shared_s64
+    load_rows = module.load_rows
 
-    def rotated(address):
-        begin = address - address % (8 * module.MAX_RANKS)  # of a warp's list: a token's four rows, ranks ascending
-        return ld_shared_s64(begin + (address + 8) % 32)
+    def rotated(*arguments):
+        first, *others = load_rows(*arguments)
+        return *others, first
 
-    monkeypatch.setattr(module, "ld_shared_s64", rotated)
+    monkeypatch.setattr(module, "load_rows", rotated)
     case = make_case(2, num_ranks=4, num_tokens=5, hidden=64, num_topk=4, routing="everywhere", unused=0)
     with pytest.raises(AssertionError, match="combined_x"):
         run(case)

@@ -38,6 +38,13 @@ def test_biases_are_added_first(num_biases):
     run(make_case(7, num_ranks=4, num_tokens=5, num_topk=4), Options(num_biases=num_biases))
 
 
+@pytest.mark.parametrize("num_biases", [0, 1, 2])
+@pytest.mark.parametrize("num_topk", [3, 8])
+def test_biases_are_added_to_rows_from_every_rank(num_topk, num_biases):
+    case = make_case(17, num_ranks=8, num_tokens=3, hidden=520, num_topk=num_topk, experts_per_rank=1, unused=0)
+    run(case, Options(num_biases=num_biases))
+
+
 def test_bias_of_a_token_that_went_nowhere_is_its_result():
     run(make_case(8, num_tokens=3, routing="nowhere"), Options(num_biases=2))
 

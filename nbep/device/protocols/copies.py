@@ -12,7 +12,8 @@ from nbep.device.primitives import st_na_v4
 
 VEC_BYTES = 16
 WARP_BYTES = 32 * VEC_BYTES
-UNROLL = 7  # vectors a lane has in flight; the code below spells them out
+UNROLL = 7  # vectors that a lane has in flight; the code below spells them out
+REST_UNROLL = 4  # and those at the end of a row
 
 
 @device_function
@@ -20,32 +21,39 @@ def copy_row(load, dst, src, num_bytes, lane):
     """Copy a row. Addresses and num_bytes are multiples of 16.
 
     load is ld_nc_v4 if nobody writes the row while the kernel runs, ld_na_v4 if the block has acquired it.
+
+    The vectors of a whole group need no conditions: with them ptxas puts the first stores before the last loads.
     """
     offset = lane * VEC_BYTES
+    while offset + (UNROLL - 1) * WARP_BYTES < num_bytes:
+        a = load(src + offset)
+        b = load(src + offset + WARP_BYTES)
+        c = load(src + offset + 2 * WARP_BYTES)
+        d = load(src + offset + 3 * WARP_BYTES)
+        e = load(src + offset + 4 * WARP_BYTES)
+        f = load(src + offset + 5 * WARP_BYTES)
+        g = load(src + offset + 6 * WARP_BYTES)
+        st_na_v4(dst + offset, a)
+        st_na_v4(dst + offset + WARP_BYTES, b)
+        st_na_v4(dst + offset + 2 * WARP_BYTES, c)
+        st_na_v4(dst + offset + 3 * WARP_BYTES, d)
+        st_na_v4(dst + offset + 4 * WARP_BYTES, e)
+        st_na_v4(dst + offset + 5 * WARP_BYTES, f)
+        st_na_v4(dst + offset + 6 * WARP_BYTES, g)
+        offset += UNROLL * WARP_BYTES
     while offset < num_bytes:
         left = num_bytes - offset
-        src_vec = src + offset
         # A vector that is not loaded must not wait for one that is, as a copy of `a` would.
         nothing = (0, 0, 0, 0)
-        a = load(src_vec)
-        b = load(src_vec + WARP_BYTES) if left > WARP_BYTES else nothing
-        c = load(src_vec + 2 * WARP_BYTES) if left > 2 * WARP_BYTES else nothing
-        d = load(src_vec + 3 * WARP_BYTES) if left > 3 * WARP_BYTES else nothing
-        e = load(src_vec + 4 * WARP_BYTES) if left > 4 * WARP_BYTES else nothing
-        f = load(src_vec + 5 * WARP_BYTES) if left > 5 * WARP_BYTES else nothing
-        g = load(src_vec + 6 * WARP_BYTES) if left > 6 * WARP_BYTES else nothing
-        dst_vec = dst + offset
-        st_na_v4(dst_vec, a)
+        a = load(src + offset)
+        b = load(src + offset + WARP_BYTES) if left > WARP_BYTES else nothing
+        c = load(src + offset + 2 * WARP_BYTES) if left > 2 * WARP_BYTES else nothing
+        d = load(src + offset + 3 * WARP_BYTES) if left > 3 * WARP_BYTES else nothing
+        st_na_v4(dst + offset, a)
         if left > WARP_BYTES:
-            st_na_v4(dst_vec + WARP_BYTES, b)
+            st_na_v4(dst + offset + WARP_BYTES, b)
         if left > 2 * WARP_BYTES:
-            st_na_v4(dst_vec + 2 * WARP_BYTES, c)
+            st_na_v4(dst + offset + 2 * WARP_BYTES, c)
         if left > 3 * WARP_BYTES:
-            st_na_v4(dst_vec + 3 * WARP_BYTES, d)
-        if left > 4 * WARP_BYTES:
-            st_na_v4(dst_vec + 4 * WARP_BYTES, e)
-        if left > 5 * WARP_BYTES:
-            st_na_v4(dst_vec + 5 * WARP_BYTES, f)
-        if left > 6 * WARP_BYTES:
-            st_na_v4(dst_vec + 6 * WARP_BYTES, g)
-        offset += UNROLL * WARP_BYTES
+            st_na_v4(dst + offset + 3 * WARP_BYTES, d)
+        offset += REST_UNROLL * WARP_BYTES

@@ -83,6 +83,7 @@ from nbep.device.protocols.waits import (
 from nbep.device.types import I32, In, Out
 
 MAX_RANKS = 8
+MAX_ROWS = MAX_RANKS + 2  # of one sum: one from each rank, and the biases
 HALF = MAX_RANKS // 2
 ENDLESS = (1 << 31) - 1  # slots of what is no ring and never begins again
 RETIRED = 1 << 30  # the head of a warp that needs no slot any more
@@ -117,8 +118,8 @@ class Board(NamedTuple):
 
     tails: int  # [MAX_RANKS] s32
     heads: int  # [num_warps, MAX_RANKS] s32; RETIRED once a warp has no more tokens
-    rows: int  # [num_warps, MAX_RANKS] s64: the addresses of the rows to add
-    weights: int  # [num_warps, MAX_RANKS] s64: those of their top-k weights
+    rows: int  # [num_warps, MAX_ROWS] s64: the addresses of the rows to add, those of the biases first
+    weights: int  # [num_warps, MAX_RANKS] s64: those of the ranks' top-k weights
 
 
 class Source(NamedTuple):
@@ -133,13 +134,13 @@ class Source(NamedTuple):
 
 def combine_smem_bytes(num_threads: int) -> int:
     """Dynamic shared memory of a combine block."""
-    return 4 * MAX_RANKS * (1 + 5 * (num_threads // 32))
+    return 4 * MAX_RANKS + (8 * MAX_ROWS + 12 * MAX_RANKS) * (num_threads // 32)
 
 
 @device_function
 def locate_board(num_warps):
     rows = smem_base()
-    weights = rows + 8 * MAX_RANKS * num_warps
+    weights = rows + 8 * MAX_ROWS * num_warps
     heads = weights + 8 * MAX_RANKS * num_warps
     return Board(heads + 4 * MAX_RANKS * num_warps, heads, rows, weights)
 
@@ -262,19 +263,25 @@ def locate_source(inputs, peers, shape, channel, rank):
 
 
 @device_function
-def list_rows(board, warp, lane, expected, source, shape):
-    """Write down where this token's rows are, ranks ascending. Returns how many; the whole warp.
+def list_rows(inputs, rows, weights, token, lane, expected, source, shape):
+    """Write down where the rows of this token's sum are: its biases, then ranks ascending. The whole warp.
 
+    Returns how many come from ranks, and how many there are in all.
     expected: in lane s, the token's index among those of rank s in this channel, or negative; source: see `Source`
     """
     present = vote_ballot(FULL_MASK, expected >= 0)
+    num_biases = (1 if inputs.bias_0 != 0 else 0) + (1 if inputs.bias_1 != 0 else 0)
+    if lane < num_biases:
+        bias = inputs.bias_0 if lane == 0 and inputs.bias_0 != 0 else inputs.bias_1
+        st_shared_s64(rows + 8 * lane, bias + token * shape.hidden_bytes)
     if expected >= 0:
-        index = MAX_RANKS * warp + popc_u32(present & ((1 << lane) - 1))
+        index = popc_u32(present & ((1 << lane) - 1))
         slot = u32_mod(expected, source.num_slots)
-        st_shared_s64(board.rows + 8 * index, source.x + slot * source.x_stride)
-        st_shared_s64(board.weights + 8 * index, source.topk_weights + slot * source.topk_weights_stride)
+        st_shared_s64(rows + 8 * (num_biases + index), source.x + slot * source.x_stride)
+        st_shared_s64(weights + 8 * index, source.topk_weights + slot * source.topk_weights_stride)
     syncwarp(FULL_MASK)
-    return popc_u32(present)
+    num_ranks = popc_u32(present)
+    return num_ranks, num_biases + num_ranks
 
 
 @device_function
@@ -303,50 +310,41 @@ def add_rows(total, loaded, num_rows):
 
 
 @device_function
-def add_biases(inputs, offset):
-    """The start of a sum: 16 bytes of each bias."""
-    total = zero_f32x8()
-    if inputs.bias_0 != 0:
-        total = add_bf16x8(total, ld_nc_v4(inputs.bias_0 + offset))
-    if inputs.bias_1 != 0:
-        total = add_bf16x8(total, ld_nc_v4(inputs.bias_1 + offset))
-    return total
-
-
-@device_function
-def combine_row(out, inputs, rows, num_rows, token, lane, shape):
-    """Add the biases and the listed rows of one token in float32 and round once; the whole warp.
+def combine_row(out, rows, num_rows, token, lane, shape):
+    """Add the listed rows of one token in float32 and round once; the whole warp.
 
     A lane has up to MAX_RANKS loads in flight before its first addition: of that many rows, or of two places in HALF
     as many.
     """
-    row = token * shape.hidden_bytes
+    row = out.combined_x + token * shape.hidden_bytes
     offset = lane * VEC_BYTES
     while offset < shape.hidden_bytes:
-        first = load_rows(rows, num_rows, offset)
         next_offset = offset + WARP_BYTES
         if num_rows > HALF:
             others = load_rows(rows + 8 * HALF, num_rows - HALF, offset)
-            total = add_rows(add_biases(inputs, row + offset), first, num_rows)
-            st_na_v4(out.combined_x + row + offset, to_bf16x8(add_rows(total, others, num_rows - HALF)))
+            first = load_rows(rows, HALF, offset)
+            total = add_rows(add_rows(zero_f32x8(), first, HALF), others, num_rows - HALF)
+            if num_rows > MAX_RANKS:
+                last = load_rows(rows + 8 * MAX_RANKS, num_rows - MAX_RANKS, offset)
+                total = add_rows(total, last, num_rows - MAX_RANKS)
+            st_na_v4(row + offset, to_bf16x8(total))
         else:
+            first = load_rows(rows, num_rows, offset)
             num_next = num_rows if next_offset < shape.hidden_bytes else 0
             second = load_rows(rows, num_next, next_offset)
-            total = add_rows(add_biases(inputs, row + offset), first, num_rows)
-            st_na_v4(out.combined_x + row + offset, to_bf16x8(total))
+            st_na_v4(row + offset, to_bf16x8(add_rows(zero_f32x8(), first, num_rows)))
             if next_offset < shape.hidden_bytes:
-                total = add_rows(add_biases(inputs, row + next_offset), second, num_next)
-                st_na_v4(out.combined_x + row + next_offset, to_bf16x8(total))
+                st_na_v4(row + next_offset, to_bf16x8(add_rows(zero_f32x8(), second, num_next)))
             next_offset += WARP_BYTES
         offset = next_offset
 
 
 @device_function
-def combine_topk_weights(out, weights, num_rows, token, lane, shape):
+def combine_topk_weights(out, weights, num_ranks, token, lane, shape):
     """Add the listed top-k weights of one token, lane k those of choice k."""
     if lane < shape.num_topk:
         total = f32(0)
-        for i in range(num_rows):
+        for i in range(num_ranks):
             total += ld_na_f32(ld_shared_s64(weights + 8 * i) + 4 * lane)
         st_weak_f32(out.combined_topk_weights + 4 * (token * shape.num_topk + lane), total)
 
@@ -370,7 +368,7 @@ def receive_tokens(out, inputs, board, num_warps, warp, lane, peers, bounds, sha
     source = locate_source(inputs, peers, shape, channel, lane)
     # After a fault of dispatch the handle may say that x has more rows than it has.
     has_rows = lane != peers.rank or not has_fault(bounds)
-    rows = board.rows + 8 * MAX_RANKS * warp
+    rows = board.rows + 8 * MAX_ROWS * warp
     weights = board.weights + 8 * MAX_RANKS * warp
     head = board.heads + 4 * (MAX_RANKS * warp + lane)
     token, end = channel_task_range(sizes.num_combined_tokens, shape.num_channels, channel)
@@ -382,10 +380,11 @@ def receive_tokens(out, inputs, board, num_warps, warp, lane, peers, bounds, sha
             if expected >= 0 and lane != peers.rank:
                 wait_shared_tail_past(board.tails + 4 * lane, expected, bounds, lane, channel)
         syncwarp(FULL_MASK)
-        num_rows = list_rows(board, warp, lane, expected if has_rows else -1, source, shape)
+        here = expected if has_rows else -1
+        num_ranks, num_rows = list_rows(inputs, rows, weights, token, lane, here, source, shape)
         expected = load_expected(inputs, token + num_warps - 1, end, lane, shape)
-        combine_row(out, inputs, rows, num_rows, token, lane, shape)
-        combine_topk_weights(out, weights, num_rows, token, lane, shape)
+        combine_row(out, rows, num_rows, token, lane, shape)
+        combine_topk_weights(out, weights, num_ranks, token, lane, shape)
         syncwarp(FULL_MASK)
         token += num_warps - 1
     if lane < MAX_RANKS:
