@@ -7,7 +7,7 @@ def main(comm):                                    # once per rank
 results = nbep.spawn(main, num_ranks=4)            # or main(MPI.COMM_WORLD) under mpiexec
 """
 
-from nbep.emulator import DeadlockError, EmulatorError
+from nbep.emulator import DataRace, DeadlockError, EmulatorError
 from nbep.host.buffer import Buffer
 from nbep.host.cast import per_token_cast_back, per_token_cast_to_fp8
 from nbep.host.comm import InProcessComm
@@ -20,6 +20,7 @@ from nbep.host.spawn import spawn
 __all__ = [
     "Buffer",
     "Config",
+    "DataRace",
     "DeadlockError",
     "DispatchHandle",
     "EmulatorError",

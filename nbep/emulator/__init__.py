@@ -9,11 +9,13 @@ It knows nothing of expert parallelism.  Read in this order:
     scheduler       who runs next, and what a deadlock is; `report` tells it
     stream, world   launches, events, ranks
     delayed         stores that are seen as late as their order allows
+    checked         accesses that nothing orders behind the store that they meet
     tracing         calls an observer at every access
     process         one rank per process, as under mpiexec
 """
 
 from .errors import (
+    DataRace,
     DeadlockError,
     Divergence,
     EmulatorError,
@@ -36,6 +38,7 @@ __all__ = [
     "FULL_MASK",
     "AddressSpace",
     "Allocation",
+    "DataRace",
     "DeadlockError",
     "Divergence",
     "EmulatorError",

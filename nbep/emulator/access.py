@@ -52,6 +52,7 @@ class AccessingThread(greenlet):
         waits_for: while parked, what for: a list of cells, a barrier, a collective or a text
     """
 
+    knowledge: Any = None  # what it knows of the stores of others; see `checked`
     __slots__ = (
         "rank", "block_idx", "thread_idx", "lane", "warp", "grid_dim", "block_dim",
         "world", "block", "warp_state", "segments", "shared", "runnable", "park",
@@ -90,10 +91,7 @@ class AccessingThread(greenlet):
         self.reluctance = warp.reluctance
 
     def describe(self) -> str:
-        return (
-            f"rank {self.rank}, kernel `{self.block.launch.name}`, block {self.block_idx}, warp {self.warp}, "
-            f"lane {self.lane} (thread {self.thread_idx})"
-        )
+        return describe_thread(self.rank, self.block.launch.name, self.block_idx, self.thread_idx)
 
     def run(self) -> None:
         """The greenlet's life: the kernel, then the bookkeeping of leaving."""
@@ -351,6 +349,11 @@ class AccessingThread(greenlet):
     def peek(self, allocation: Allocation, offset: int, kind: str) -> Any:
         """What this thread would load from a cell now."""
         return allocation.read(offset, kind)
+
+
+def describe_thread(rank: int, kernel: str, block_idx: int, thread_idx: int) -> str:
+    warp, lane = divmod(thread_idx, 32)
+    return f"rank {rank}, kernel `{kernel}`, block {block_idx}, warp {warp}, lane {lane} (thread {thread_idx})"
 
 
 def wake_watchers(allocation: Allocation, granule: int) -> None:

@@ -27,7 +27,7 @@ NUM_BARRIERS = 16
 class NamedBarrier:
     """One phase of `bar.sync id, expected`."""
 
-    __slots__ = ("number", "expected", "arrived", "waiting", "holds")
+    __slots__ = ("number", "expected", "arrived", "waiting", "holds", "knowledge", "result")
 
     def __init__(self, number: int, expected: int):
         self.number = number
@@ -35,6 +35,8 @@ class NamedBarrier:
         self.arrived: list[int] = []  # thread indices, with those of bar.arrive
         self.waiting: list[Thread] = []
         self.holds = True  # the predicates of all threads so far
+        self.knowledge: list[Any] = []  # what those who have arrived know, and what all know then; see `checked`
+        self.result: Any = None
 
     @property
     def is_full(self) -> bool:
@@ -55,6 +57,7 @@ class Block:
         "mbarriers",
         "proxy_fences",
         "stores",
+        "serial",
     )
 
     def __init__(self, launch: Launch, index: int, shared: Allocation):
@@ -68,6 +71,7 @@ class Block:
         self.mbarriers: dict[int, MBarrier] = {}
         self.proxy_fences = 0
         self.stores: list[Any] = []  # visible to the block, not beyond; see `delayed`
+        self.serial = launch.world.count_block()
 
     def arrive(self, thread: Thread, number: int, expected: int, wait: bool, predicate: bool = True) -> NamedBarrier:
         """Count `thread` in. If it waits, it may go on when the barrier is full."""
@@ -87,6 +91,7 @@ class Block:
                 f"{barrier.expected}",
             )
         barrier.arrived.append(thread.thread_idx)
+        barrier.knowledge.append(thread.knowledge)
         barrier.holds &= predicate
         if barrier.is_full:
             del self.barriers[number]

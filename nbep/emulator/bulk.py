@@ -48,6 +48,7 @@ class MBarrier:
         self.phase = 0
         self.watchers: dict[int, dict[Thread, None]] = {}
         self.writers: dict[int, Any] = {}
+        self.knowledge: Any = None  # what those who have arrived know; see `checked`
 
     def read(self, offset: int, kind: str) -> int:
         return self.phase
@@ -225,6 +226,10 @@ class CopyingThread(AccessingThread):
         self._step()
         self.block.proxy_fences += 1
         self.fenced = self.block.proxy_fences
+
+    def fence_proxy_async_global(self) -> None:
+        """Order global memory that this thread has seen before the copies that follow: checked by `checked` alone."""
+        self._step()
 
     def leave(self) -> None:
         if self.bulk is not None and self.bulk.unread():

@@ -60,6 +60,10 @@ class NonCoherent(EmulatorError):
     """A write to bytes that a running kernel has read as constant (`ld.global.nc`)."""
 
 
+class DataRace(EmulatorError):
+    """An access to bytes that another thread has stored, with no release and acquire in between."""
+
+
 class DeadlockError(EmulatorError):
     """Nothing can run any more; the message lists who waits for what."""
 

@@ -48,11 +48,13 @@ class Allocation:
         unfenced: in shared memory, 16-byte granule -> last ordinary store; see `bulk`
         nc_reads: 16-byte granule -> the kernel that last read it as constant, and which bytes
         pending: 16-byte granule -> stores on their way; see `delayed`
+        last_writes, messages: 16-byte granule -> who stored last; offset -> what that tells; see `checked`
     """
 
     __slots__ = (
         "rank", "name", "nbytes", "memory", "number", "base", "describe", "loads", "stores", "writable",
         "watchers", "writers", "shared", "freed", "shadow", "unfenced", "nc_reads", "pending",
+        "last_writes", "messages",
     )  # fmt: skip
 
     def __init__(
@@ -86,6 +88,8 @@ class Allocation:
         self.unfenced: dict[int, tuple[Thread, int]] = {}
         self.nc_reads: dict[int, tuple[Launch, int]] = {}
         self.pending: dict[int, list[Any]] = {}
+        self.last_writes: dict[int, list[Any]] = {}
+        self.messages: dict[int, Any] = {}
 
     @classmethod
     def scratch(cls, rank: int, name: str, nbytes: int) -> Allocation:

@@ -9,6 +9,7 @@ from typing import Any
 from greenlet import getcurrent
 
 from . import errors
+from .block import NamedBarrier
 from .bulk import CopyingThread
 from .faults import error_at
 from .source import site_of
@@ -78,6 +79,10 @@ class Thread(CopyingThread):
 
     def barrier(self, barrier_id: int, num_threads: int, predicate: bool = True) -> bool:
         """bar.sync and bar.red.and: wait until `num_threads` threads of the block have arrived; whether all agree."""
+        return self.meet(barrier_id, num_threads, predicate).holds
+
+    def meet(self, barrier_id: int, num_threads: int, predicate: bool) -> NamedBarrier:
+        """Wait at a barrier; the barrier, which is full."""
         self.left -= 1
         if self.left < 0:
             self.pause()
@@ -86,7 +91,7 @@ class Thread(CopyingThread):
         if not barrier.is_full:
             self.waits_for = barrier
             self.park()
-        return barrier.holds
+        return barrier
 
     def barrier_arrive(self, barrier_id: int, num_threads: int) -> None:
         """bar.arrive: count this thread in and go on."""

@@ -13,12 +13,15 @@ from typing import Any
 
 from greenlet import getcurrent
 
+from .checked import CheckedThread
 from .delayed import DelayedThread
 from .memory import AddressSpace
 from .scheduler import Host, Scheduler
 from .stream import Stream
 from .thread import Thread
 from .tracing import hooks, traced
+
+MEMORY_MODELS: dict[str, type[Thread]] = {"sc": Thread, "delayed": DelayedThread, "checked": CheckedThread}
 
 
 class RankContext:
@@ -41,7 +44,7 @@ class World(Scheduler):
     Args:
         num_ranks: ranks, each with an address space of its own
         seed: chooses the interleaving
-        memory_model: "sc": a store is visible to all at once; "delayed": see `delayed`
+        memory_model: "sc": a store is visible to all at once; "delayed", "checked": see the modules of these names
         on_deadlock: "raise", or "expire" to let the kernels' own time-outs run
         local_rank: None: all ranks live in this process; r: only rank r does, the others are other processes, and
             `lock_path` may name the file that they lock around atomics on shared memory (see `process`)
@@ -71,20 +74,29 @@ class World(Scheduler):
         super().__init__(seed, on_deadlock)
         if num_ranks < 1:
             raise ValueError(f"num_ranks: {num_ranks}; allowed: at least 1")
-        if memory_model not in ("sc", "delayed"):
-            raise ValueError(f"memory_model: {memory_model!r}; allowed: 'sc', 'delayed'")
+        if memory_model not in MEMORY_MODELS:
+            raise ValueError(f"memory_model: {memory_model!r}; allowed: {', '.join(map(repr, MEMORY_MODELS))}")
+        if memory_model == "checked" and local_rank is not None:
+            raise ValueError("memory_model: 'checked' knows nothing of other processes; it takes all ranks in one")
         self.num_ranks = num_ranks
         self.memory_model = memory_model
         self.tracer = tracer
         self.hooks = None if tracer is None else hooks(tracer)
         self.has_tma = has_tma
         self.lock: Any = None
-        thread_class: type[Thread] = DelayedThread if memory_model == "delayed" else Thread
+        self.releases = 0  # so far, and blocks; see `checked`
+        self.num_blocks = 0
+        thread_class = MEMORY_MODELS[memory_model]
         self.thread_class = thread_class if tracer is None else traced(thread_class)
         local = range(num_ranks) if local_rank is None else [local_rank]
         self.ranks = {rank: RankContext(self, rank) for rank in local}
         self.gpu_stores: dict[int, list[Any]] = {rank: [] for rank in local}
         self.spaces = {rank: context.space for rank, context in self.ranks.items()}
+
+    def count_block(self) -> int:
+        """The number of a new block, which no other block of the run has."""
+        self.num_blocks += 1
+        return self.num_blocks
 
     @property
     def counters(self) -> dict[str, int]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nbep.emulator import World
+from nbep.emulator.world import MEMORY_MODELS
 from nbep.host.comm import CommGroup, InProcessComm
 from nbep.host.runtime.base import set_current_runtime
 from nbep.host.runtime.emulator import EmulatorRuntime
@@ -27,7 +28,8 @@ def spawn(
 
     Args:     target "emulator", "cuda", or "auto": cuda where it can run, else the emulator
               seed decides the order in which the emulator runs threads; the same seed replays the same run
-              memory_model "sc" (stores are seen at once) or "delayed" (as late as their order allows)
+              memory_model "sc": stores are seen at once; "delayed": as late as their order allows; "checked": at once,
+              and an access that nothing orders behind the store that it meets is an error
               on_deadlock "raise", or "expire": waits that nothing can end are over time, as on a GPU
               tracer sees every access to memory; see nbep.emulator
     Raises:   ValueError for bad arguments; RuntimeError if target "cuda" cannot run.
@@ -39,8 +41,8 @@ def spawn(
     if isinstance(num_ranks, bool) or not isinstance(num_ranks, int) or num_ranks < 1:
         raise ValueError(f"num_ranks: got {num_ranks!r}; must be a positive integer")
     target = resolve_target(target)
-    if memory_model not in ("sc", "delayed"):
-        raise ValueError(f"memory_model: got {memory_model!r}; must be sc or delayed")
+    if memory_model not in MEMORY_MODELS:
+        raise ValueError(f"memory_model: got {memory_model!r}; must be {', '.join(MEMORY_MODELS)}")
     if on_deadlock not in ("raise", "expire"):
         raise ValueError(f"on_deadlock: got {on_deadlock!r}; must be raise or expire")
     if target == "cuda":

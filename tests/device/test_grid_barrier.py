@@ -62,7 +62,7 @@ def run(seed: int, memory_model: str = "sc", num_absent: int = 0) -> int:
     return found[0]
 
 
-@pytest.mark.parametrize("memory_model", ["sc", "delayed"])
+@pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
 def test_blocks_never_leave_before_all_have_arrived(memory_model):
     assert [run(seed, memory_model) for seed in range(8)] == [0] * 8
 

@@ -21,7 +21,7 @@ from intranode import (
     expert_output,
     num_nvl_bytes,
 )
-from target import spawn
+from target import MEMORY_MODELS, spawn
 
 import nbep
 from nbep.device.primitives import globaltimer
@@ -79,9 +79,7 @@ def check_calls(seed, num_ranks, **spawn_options):
             expected.check(rank, outcomes[number], f"inputs and schedule {seed}, call {number}, rank {rank}")
 
 
-@pytest.mark.parametrize(
-    "memory_model", ["sc", pytest.param("delayed", marks=pytest.mark.emulator_only("it delays stores"))]
-)
+@pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 @pytest.mark.parametrize(("num_ranks", "seeds"), [(2, range(9)), (4, range(3))])
 def test_every_call_gets_the_references_bits(num_ranks, seeds, memory_model):
     for seed in seeds:
@@ -136,7 +134,7 @@ def run_ahead(comm, rounds, steps):
 
 
 @pytest.mark.emulator_only("one rank is made slow")
-@pytest.mark.parametrize("memory_model", ["sc", "delayed"])
+@pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
 @pytest.mark.parametrize(("num_ranks", "seeds"), [(2, range(6)), (4, range(2))])
 def test_hosts_that_run_ahead_of_a_slow_rank_get_the_references_bits(num_ranks, seeds, memory_model, monkeypatch):
     slow = {"rank": 0, "reads": 0}
@@ -173,4 +171,4 @@ def test_a_notify_kernel_without_its_barrier_is_caught(kernel, monkeypatch):
     monkeypatch.setattr(module, "barrier_block", lambda peers, bounds: None)
     with pytest.raises((AssertionError, nbep.EmulatorError)):  # noqa: PT012
         for seed in range(12):
-            check_calls(seed, 2)
+            check_calls(seed, 2, memory_model="checked")

@@ -4,7 +4,9 @@ Each test replaces one primitive or one step of one kernel, and looks for the da
 """
 
 import importlib
+import re
 
+import numpy as np
 import pytest
 from cases import make_case
 from intranode import Options, round_trip, run
@@ -18,6 +20,8 @@ pytestmark = pytest.mark.emulator_only("the kernels are broken in Python")
 DISPATCH = "nbep.device.kernels.intranode.dispatch"
 COMBINE = "nbep.device.kernels.intranode.combine"
 BARRIER = "nbep.device.protocols.barrier"
+WAITS = "nbep.device.protocols.waits"
+SLOT = "x[channel 0, src 0, slot 0]"
 
 
 def nothing(*_):
@@ -46,7 +50,7 @@ def is_caught(memory_model: str, options: Options, seeds=range(40), fn=round_tri
     return False
 
 
-@pytest.mark.parametrize("memory_model", ["sc", "delayed"])
+@pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
 @pytest.mark.parametrize("warps_per_rank", [1, 2])
 @pytest.mark.parametrize("fn", [round_trip, without_bulk_copies])
 def test_unbroken_kernels_are_not_caught(memory_model, warps_per_rank, fn):
@@ -59,6 +63,60 @@ def test_unbroken_kernels_are_not_caught(memory_model, warps_per_rank, fn):
 def test_relaxed_tail_is_caught_if_stores_may_be_late(module, fn, monkeypatch):
     monkeypatch.setattr(importlib.import_module(module), "st_release_sys_s32", st_relaxed_sys_s32)
     assert is_caught("delayed", Options(nbep.Config(2, 2, 5)), fn=fn)
+
+
+@pytest.mark.parametrize(
+    ("module", "ordered", "relaxed", "where"),
+    [
+        (BARRIER, "atom_add_release_sys_s32", "atom_add_relaxed_sys_s32", "rank_counts"),
+        (WAITS, "ld_acquire_sys_s32", "ld_relaxed_sys_s32", "rank_counts"),
+        (DISPATCH, "st_release_sys_s32", "st_relaxed_sys_s32", SLOT),
+        (COMBINE, "st_release_sys_s32", "st_relaxed_sys_s32", SLOT),
+        (COMBINE, "ld_acquire_sys_s32", "ld_relaxed_sys_s32", SLOT),
+        (
+            COMBINE,
+            "atom_exch_release_cta_shared_s32",
+            "atom_exch_relaxed_cta_shared_s32",
+            SLOT,
+        ),
+        (WAITS, "ld_acquire_cta_shared_s32", "ld_relaxed_cta_shared_s32", SLOT),
+    ],
+)
+def test_either_end_of_a_pair_that_is_relaxed_is_a_data_race_under_the_first_seed(
+    module, ordered, relaxed, where, monkeypatch
+):
+    monkeypatch.setattr(importlib.import_module(module), ordered, getattr(primitives, relaxed))
+    case = make_case(1, num_tokens=16, num_topk=2, routing="everywhere")
+    with pytest.raises(nbep.DataRace, match=re.escape(f"`nvl_buffer` of rank 1: {where}")):
+        run(case, Options(nbep.Config(2, 4, 9, num_threads=128)), memory_model="checked")
+
+
+@pytest.mark.parametrize("missing", ["bar_red_and", "fence_proxy_async_global", "tma_store_wait_all"])
+def test_a_step_that_orders_a_slot_and_is_left_out_is_a_data_race(missing, monkeypatch):
+    in_place = without_waiting if missing == "bar_red_and" else nothing
+    monkeypatch.setattr(importlib.import_module(DISPATCH), missing, in_place)
+    case = make_case(1, num_tokens=16, num_topk=2, routing="everywhere")
+    found = set()
+    for seed in range(4):
+        with pytest.raises(nbep.EmulatorError) as caught:
+            run(case, Options(nbep.Config(2, 4, 9, num_threads=128)), seed=seed, memory_model="checked")
+        found.add(type(caught.value).__name__)
+    assert "DataRace" in found
+
+
+def test_layout_blocks_that_count_themselves_relaxed_are_a_data_race(monkeypatch):
+    """The block that comes last reads what the others have added."""
+
+    def layout(comm):
+        buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 16)
+        buffer.get_dispatch_layout(np.zeros((300, 2), np.int64), num_experts=4)
+        buffer.destroy()
+
+    nbep.spawn(layout, 2, target="emulator", memory_model="checked")
+    module = importlib.import_module("nbep.device.kernels.get_dispatch_layout")
+    monkeypatch.setattr(module, "atom_add_acq_rel_gpu_s32", primitives.atom_add_relaxed_gpu_s32)
+    with pytest.raises(nbep.DataRace, match="claim and layout workspace"):
+        nbep.spawn(layout, 2, target="emulator", memory_model="checked")
 
 
 def test_tail_moved_before_bulk_copies_are_done_is_caught(monkeypatch):

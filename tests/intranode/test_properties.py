@@ -5,6 +5,7 @@ from cases import ROUTINGS, make_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from intranode import Options, run
+from target import MEMORY_MODELS
 
 import nbep
 
@@ -40,9 +41,7 @@ def options(draw, case):
     )
 
 
-@pytest.mark.parametrize(
-    "memory_model", ["sc", pytest.param("delayed", marks=pytest.mark.emulator_only("it delays stores"))]
-)
+@pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 @settings(max_examples=100)
 @given(data=st.data(), case=cases(), seed=st.integers(0, 1 << 20))
 def test_dispatch_and_combine_are_the_references_bits(data, case, seed, memory_model):

@@ -74,7 +74,7 @@ def fingerprint(seed: int, memory_model: str = "sc") -> str:
     return tracer.hash.hexdigest()
 
 
-@pytest.mark.parametrize("memory_model", ["sc", "delayed"])
+@pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
 def test_same_seed_gives_the_same_schedule(memory_model):
     assert fingerprint(7, memory_model) == fingerprint(7, memory_model)
 
@@ -91,7 +91,7 @@ def test_other_seeds_give_other_schedules():
     assert len({fingerprint(seed) for seed in range(5)}) == 5
 
 
-@pytest.mark.parametrize("memory_model", ["sc", "delayed"])
+@pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
 @pytest.mark.parametrize("first", range(0, 20, 5))
 def test_twenty_seeds_give_one_result(first, memory_model):
     case = make_case(2, num_tokens=(9, 6), hidden=128, num_topk=3)
@@ -106,9 +106,10 @@ def test_twenty_seeds_give_one_result(first, memory_model):
 
 
 @pytest.mark.parametrize("num_ranks", [4, 8])
-def test_more_ranks_give_one_result_if_stores_may_be_late(num_ranks):
+@pytest.mark.parametrize("memory_model", ["delayed", "checked"])
+def test_more_ranks_give_one_result_if_stores_may_be_late_or_must_be_ordered(num_ranks, memory_model):
     for seed in range(2):
-        run(make_case(3, num_ranks=num_ranks, num_tokens=4, num_topk=3), seed=seed, memory_model="delayed")
+        run(make_case(3, num_ranks=num_ranks, num_tokens=4, num_topk=3), seed=seed, memory_model=memory_model)
 
 
 @pytest.mark.parametrize("num_slots", [3, 5])

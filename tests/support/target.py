@@ -8,9 +8,15 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
+
 TARGET = os.environ.get("NBEP_TEST_TARGET", "emulator")
 if TARGET not in ("emulator", "cuda"):
     raise ValueError(f"NBEP_TEST_TARGET: got {TARGET!r}; must be emulator or cuda")
+
+# Parameters of tests: a GPU has its own memory model.
+GPU_HAS_ITS_OWN = pytest.mark.emulator_only("a GPU has its own memory model")
+MEMORY_MODELS = ["sc", *(pytest.param(model, marks=GPU_HAS_ITS_OWN) for model in ("delayed", "checked"))]
 
 # Waits inside kernels: a rank that fails leaves its peers' kernels waiting, and the next test with them.
 CUDA_TIMEOUT_MS = "5000"

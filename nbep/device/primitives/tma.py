@@ -75,7 +75,7 @@ def fence_proxy_async_shared():
 @primitive("fence.proxy.async.global;", since=SM90)
 def fence_proxy_async_global():
     """Order plain accesses to global memory that this thread has seen before the bulk copies that follow."""
-    current_thread().fence("weak", "cta")
+    current_thread().fence_proxy_async_global()
 
 
 @primitive(

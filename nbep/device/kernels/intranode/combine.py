@@ -147,9 +147,10 @@ def locate_board(num_warps):
 
 @device_function
 def reset_board(board, warp, lane):
-    """Each warp resets its own part; a block barrier follows."""
+    """Each warp resets its own heads, the first one the tails; a block barrier follows."""
     if lane < MAX_RANKS:
-        st_shared_s32(board.tails + 4 * lane, 0)
+        if warp == 0:
+            st_shared_s32(board.tails + 4 * lane, 0)
         st_shared_s32(board.heads + 4 * (MAX_RANKS * warp + lane), 0)
 
 

@@ -1,0 +1,366 @@
+"""Litmus tests of the memory model "checked": which accesses something orders, and what is said of the others."""
+
+import re
+
+import numpy as np
+import pytest
+
+from nbep.emulator import DataRace, World, current_thread
+
+SEEDS = range(8)
+PAYLOAD, TAIL, STARTED = 0, 32, 96
+MBARRIER = 256
+
+
+def pass_message(write, read, *, ranks=1, seed=0, block=1, grid=1):
+    """Two kernels: the writer runs write(t, ring) and the reader read(t, ring), which has to wait for it somehow.
+
+    The writer is rank 0, the reader the last rank. The ring is the reader's. The writer starts after the reader, for
+    what a kernel has stored that ends before another starts counts as known.
+    """
+    world = World(ranks, seed, memory_model="checked")
+    owner = world.ranks[ranks - 1]
+    ring = owner.space.allocate(128, "ring", zero=True)
+    theirs = ring if ranks == 1 else world.ranks[0].space.open(ring.handle)
+
+    def writer(ring):
+        wait_for(ring + STARTED, "relaxed")
+        write(current_thread(), ring)
+
+    def reader(ring):
+        t = current_thread()
+        t.store(ring + STARTED, "s32", 1, "relaxed", "sys")
+        read(t, ring)
+
+    writing = world.ranks[0].create_stream("write")
+    writing.launch(writer, (theirs.address,), grid, block, 512)
+    reading = owner.create_stream("read")
+    reading.launch(reader, (ring.address,), 1, 1, 512)
+    reading.synchronize()
+    writing.synchronize()
+
+
+def races(write, read, **options):
+    """How many of the seeds end in a DataRace, or else in a payload that is not there."""
+    count = 0
+    for seed in SEEDS:
+        try:
+            pass_message(write, read, seed=seed, **options)
+        except (DataRace, AssertionError):
+            count += 1
+    return count
+
+
+def store_and(publish):
+    def write(t, ring):
+        if t.thread_idx == t.block_dim - 1:
+            t.store(ring + PAYLOAD, "s32", 1, "weak", "cta")
+        publish(t, ring + TAIL)
+
+    return write
+
+
+def wait_for(tail, order="acquire", scope="sys", at_least=1):
+    t = current_thread()
+    while t.load(tail, "s32", order, scope) < at_least:
+        t.spin(10**12)
+
+
+def load_payload(t, ring):
+    assert t.load(ring + PAYLOAD, "s32", "weak", "cta") == 1
+
+
+def read(t, ring):
+    wait_for(ring + TAIL)
+    load_payload(t, ring)
+
+
+def store_tail(order, scope="sys"):
+    def publish(t, tail):
+        if t.thread_idx == 0:
+            t.store(tail, "s32", 1, order, scope)
+
+    return publish
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_release_and_acquire_order(ranks):
+    assert races(store_and(store_tail("release")), read, ranks=ranks) == 0
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_missing_half_is_found_under_every_seed(ranks):
+    def read_relaxed(t, ring):
+        wait_for(ring + TAIL, "relaxed")
+        load_payload(t, ring)
+
+    assert races(store_and(store_tail("relaxed")), read, ranks=ranks) == len(SEEDS)
+    assert races(store_and(store_tail("release")), read_relaxed, ranks=ranks) == len(SEEDS)
+
+
+def test_fences_do_for_either_half():
+    def publish(t, tail):
+        t.fence("acq_rel", "sys")
+        store_tail("relaxed")(t, tail)
+
+    def read_volatile(t, ring):
+        wait_for(ring + TAIL, "volatile")
+        t.fence("acq_rel", "sys")
+        load_payload(t, ring)
+
+    assert races(store_and(publish), read_volatile, ranks=2) == 0
+    assert races(store_and(store_tail("relaxed")), read_volatile, ranks=2) == len(SEEDS)
+
+
+def test_a_fence_covers_no_later_store():
+    def write(t, ring):
+        t.fence("acq_rel", "sys")
+        store_and(store_tail("relaxed"))(t, ring)
+
+    assert races(write, read, ranks=2) == len(SEEDS)
+
+
+@pytest.mark.parametrize(("scope", "reaches_block", "reaches_rank"), [("cta", 0, 0), ("gpu", 1, 0), ("sys", 1, 1)])
+def test_scopes_reach_as_far_as_they_say(scope, reaches_block, reaches_rank):
+    def read_scoped(t, ring):
+        wait_for(ring + TAIL, "acquire", scope)
+        load_payload(t, ring)
+
+    for reader, publish in ((read, store_tail("release", scope)), (read_scoped, store_tail("release"))):
+        assert races(store_and(publish), reader, ranks=1) == len(SEEDS) * (not reaches_block)
+        assert races(store_and(publish), reader, ranks=2) == len(SEEDS) * (not reaches_rank)
+
+
+@pytest.mark.parametrize(
+    ("meet", "block", "is_enough"),
+    [
+        (lambda t: t.barrier(1, 64), 64, True),
+        (lambda t: t.barrier(1, 64) if t.thread_idx < 32 else t.barrier_arrive(1, 64), 64, True),
+        (lambda t: t.syncwarp(0xFFFFFFFF), 32, True),
+        (lambda t: t.shfl("idx", 0xFFFFFFFF, 0, 0), 32, False),
+        (lambda t: t.vote("any", 0xFFFFFFFF, True), 32, False),
+        (lambda t: None, 64, False),
+    ],
+    ids=["bar.sync", "bar.arrive", "syncwarp", "shfl", "vote", "nothing"],
+)
+def test_a_release_speaks_for_those_that_its_thread_has_met(meet, block, is_enough):
+    def publish(t, tail):
+        meet(t)
+        store_tail("release")(t, tail)
+
+    found = races(store_and(publish), read, ranks=2, block=block)
+    assert found == 0 if is_enough else found > 0
+
+
+def test_who_waits_for_one_rank_knows_nothing_of_another():
+    world = World(3, memory_model="checked")
+    ring = world.ranks[2].space.allocate(128, "ring", zero=True)
+
+    def write(t, ring, own):
+        t.store(ring + 4 * t.rank, "s32", 1, "weak", "cta")
+        t.store(ring + TAIL + 4 * t.rank, "s32", 1, "release", "sys")
+
+    def read_both(ring):
+        t = current_thread()
+        wait_for(ring + TAIL + 4, "relaxed")
+        wait_for(ring + TAIL)
+        t.load(ring, "s32", "weak", "cta")
+        t.load(ring + 4, "s32", "weak", "cta")
+
+    for rank in (0, 1):
+        theirs = world.ranks[rank].space.open(ring.handle).address
+        world.ranks[rank].create_stream("write").launch(lambda r, n: write(current_thread(), r, n), (theirs, 0), 1, 1)
+    stream = world.ranks[2].create_stream("read")
+    stream.launch(read_both, (ring.address,), 1, 1)
+    with pytest.raises(DataRace, match=r"byte 4(.|\n)*stored with weak order by rank 1"):
+        stream.synchronize()
+
+
+def test_knowledge_goes_on_through_a_chain():
+    """Rank 0 releases to rank 1, which releases to rank 2 in another cell, from another thread behind a barrier."""
+
+    def chain(order):
+        world = World(3, memory_model="checked")
+        ring = world.ranks[2].space.allocate(128, "ring", zero=True)
+
+        def middle(ring):
+            t = current_thread()
+            if t.thread_idx == 40:
+                wait_for(ring + TAIL, order)
+            t.barrier(0, 64)
+            if t.thread_idx == 0:
+                t.store(ring + 64, "s32", 1, "release", "sys")
+
+        def last(ring):
+            wait_for(ring + 64)
+            load_payload(current_thread(), ring)
+
+        first = store_and(store_tail("release"))
+        mapped = [world.ranks[rank].space.open(ring.handle).address for rank in (0, 1)]
+        world.ranks[0].create_stream("a").launch(lambda ring: first(current_thread(), ring), (mapped[0],), 1, 1)
+        world.ranks[1].create_stream("b").launch(middle, (mapped[1],), 1, 64)
+        stream = world.ranks[2].create_stream("c")
+        stream.launch(last, (ring.address,), 1, 1)
+        stream.synchronize()
+
+    chain("acquire")
+    with pytest.raises(DataRace, match="weak load of 4 bytes"):
+        chain("relaxed")
+
+
+@pytest.mark.parametrize(("order", "is_enough"), [("acq_rel", True), ("release", False), ("relaxed", False)])
+def test_the_block_that_comes_last_sees_what_all_have_stored(order, is_enough):
+    """Each of four blocks stores and counts itself; the last one reads."""
+
+    def write(t, ring):
+        t.store(ring + 4 * t.block_idx, "s32", 1, "weak", "cta")
+        if t.atomic("add", ring + TAIL, "s32", 1, order, "gpu") == 3:
+            for i in range(4):
+                assert t.load(ring + 4 * i, "s32", "weak", "cta") == 1
+
+    found = races(write, lambda t, ring: None, grid=4)
+    assert found == 0 if is_enough else found == len(SEEDS)
+
+
+def test_a_later_kernel_knows_what_earlier_ones_have_stored(launch):
+    world = World(1, memory_model="checked")
+    space, stream = world.ranks[0].space, world.ranks[0].create_stream("stream")
+    cell = space.allocate(4, "cell", zero=True)
+
+    def add_one(cell):
+        t = current_thread()
+        if t.thread_idx == t.load(cell, "s32", "weak", "cta"):
+            t.store(cell, "s32", t.thread_idx + 1, "weak", "cta")
+
+    stream.launch(add_one, (cell.address,), 1, 1)
+    stream.launch(lambda cell: current_thread().load(cell, "s32", "weak", "cta"), (cell.address,), 4, 64)
+    stream.synchronize()
+    with pytest.raises(DataRace):  # some threads load the cell after thread 1 has stored
+        launch(add_one, cell.array(np.int32), block=64, memory_model="checked", seed=1)
+
+
+def test_two_that_store_to_the_same_bytes_need_an_order_too(launch):
+    def store_same(y):
+        current_thread().store(y, "s32", 1, "weak", "cta")
+
+    def store_neighbours(y):
+        t = current_thread()
+        t.store(y + 4 * t.thread_idx, "s32", 1, "weak", "cta")
+
+    def store_relaxed(y):
+        current_thread().store(y, "s32", 1, "relaxed", "sys")
+
+    launch(store_neighbours, np.zeros(8, np.int32), block=8, memory_model="checked")
+    launch(store_relaxed, np.zeros(8, np.int32), block=8, memory_model="checked")
+    with pytest.raises(DataRace, match="weak store to 4 bytes that another thread has stored"):
+        launch(store_same, np.zeros(8, np.int32), block=8, memory_model="checked")
+
+
+def test_strong_accesses_race_with_weak_ones_only(launch):
+    def poll_weak_store(y):
+        t = current_thread()
+        if t.thread_idx == 0:
+            t.store(y, "s32", 1, "weak", "cta")
+        else:
+            wait_for(y, "relaxed")
+
+    with pytest.raises(DataRace, match="relaxed load of 4 bytes"):
+        launch(poll_weak_store, np.zeros(4, np.int32), block=2, memory_model="checked")
+
+
+def test_shared_memory_is_checked_too(launch):
+    def exchange(y, meets):
+        t = current_thread()
+        t.store_shared(4 * t.thread_idx, "s32", t.thread_idx, "weak")
+        if meets:
+            t.barrier(0, 64)
+        t.store(y + 4 * t.thread_idx, "s32", t.load_shared(4 * (t.thread_idx ^ 63), "s32", "weak"), "weak", "cta")
+
+    y = np.zeros(64, np.int32)
+    launch(exchange, y, True, block=64, smem_bytes=256, memory_model="checked")
+    np.testing.assert_array_equal(y, np.arange(64)[::-1])
+    with pytest.raises(DataRace, match="in `shared memory`"):
+        launch(with_bytes(exchange), y, False, block=64, smem_bytes=256, memory_model="checked")
+
+
+def with_bytes(kernel):
+    """The kernel, behind a first round that leaves bytes in shared memory which a meeting has ordered."""
+
+    def run(y, meets):
+        kernel(y, True)
+        current_thread().barrier(0, 64)
+        kernel(y, meets)
+
+    return run
+
+
+@pytest.mark.parametrize(("waits", "fences"), [(True, True), (False, True), (True, False)])
+def test_bulk_copies_need_waits_and_the_proxys_fence(waits, fences):
+    """A row goes by bulk copies from the writer to the ring, and from there to the reader's shared memory."""
+
+    def write(t, ring):
+        for i in range(8):
+            t.store_shared(4 * i, "s32", 1, "weak")
+        t.fence_proxy_async()
+        t.bulk_store(ring, 0, 32)
+        t.bulk_commit_group()
+        t.bulk_wait_group_read(0)
+        if waits:
+            t.bulk_wait_group(0)
+        t.store(ring + TAIL, "s32", 1, "release", "sys")
+        t.bulk_wait_group(0)
+
+    def read_bulk(t, ring):
+        t.mbarrier_init(MBARRIER, 1)
+        wait_for(ring + TAIL)
+        if fences:
+            t.fence_proxy_async_global()
+        t.bulk_load(0, ring, 32, MBARRIER)
+        t.mbarrier_arrive_expect_tx(MBARRIER, 32)
+        while not t.mbarrier_try_wait(MBARRIER, 0):
+            pass
+        t.load_shared(28, "s32", "weak")
+
+    found = races(write, read_bulk, ranks=2)
+    assert found == 0 if waits and fences else found > 0
+
+
+def test_bytes_that_come_by_bulk_are_not_there_before_the_mbarrier(launch):
+    def impatient(x):
+        t = current_thread()
+        t.store_shared(0, "s32", 1, "weak")
+        t.mbarrier_init(MBARRIER, 1)
+        t.bulk_load(0, x, 256, MBARRIER)
+        t.mbarrier_arrive_expect_tx(MBARRIER, 256)
+        for _ in range(40):
+            t.load_shared(0, "s32", "weak")
+
+    def run_all():
+        for seed in SEEDS:
+            launch(impatient, np.zeros(64, np.int32), smem_bytes=264, seed=seed, memory_model="checked")
+
+    with pytest.raises(DataRace, match="by a bulk copy of"):
+        run_all()
+
+
+def test_the_report_names_both_threads_both_lines_and_the_cell_that_was_polled():
+    with pytest.raises(DataRace) as caught:
+        pass_message(store_and(store_tail("relaxed")), read, ranks=2)
+    lines = [re.sub(r"py:\d+", "py:N", line) for line in str(caught.value).splitlines()]
+    assert [re.sub(r"at \S*(test_data_races)", r"at \1", line) for line in lines[:-1]] == [
+        "weak load of 4 bytes that another thread has stored: nothing orders the two",
+        "  in `ring` of rank 1: byte 0",
+        "    stored with weak order by rank 0, kernel `writer`, block 0, warp 0, lane 0 (thread 0)",
+        "      at test_data_races.py:N (write)",
+        "  its thread has released nothing since",
+        "  this thread last polled `ring` of rank 1: byte 32, with acquire order",
+        "    stored with relaxed order by rank 0, kernel `writer`, block 0, warp 0, lane 0 (thread 0)",
+        "      at test_data_races.py:N (publish)",
+        "  by rank 1, kernel `reader`, block 0, warp 0, lane 0 (thread 0)",
+    ]
+    assert "(load_payload)" in lines[-1]
+
+
+def test_it_takes_all_ranks_in_one_process():
+    with pytest.raises(ValueError, match="other processes"):
+        World(2, memory_model="checked", local_rank=0)
