@@ -27,7 +27,7 @@ NUM_BARRIERS = 16
 class NamedBarrier:
     """One phase of `bar.sync id, expected`."""
 
-    __slots__ = ("number", "expected", "arrived", "waiting", "holds", "knowledge", "result")
+    __slots__ = ("number", "expected", "arrived", "waiting", "holds", "knowledge", "known")
 
     def __init__(self, number: int, expected: int):
         self.number = number
@@ -36,7 +36,7 @@ class NamedBarrier:
         self.waiting: list[Thread] = []
         self.holds = True  # the predicates of all threads so far
         self.knowledge: list[Any] = []  # what those who have arrived know, and what all know then; see `checked`
-        self.result: Any = None
+        self.known: Any = None
 
     @property
     def is_full(self) -> bool:

@@ -1,19 +1,20 @@
-"""The memory model "checked": an access that nothing orders behind a store to the same bytes is an error.
+"""The memory model "checked": two accesses to the same bytes, one of them a store, that nothing orders are an error.
 
-A store is seen by all at once, as with "sc". But a thread may only meet the bytes that another one has stored if it can
-know of the store: after a release, a barrier or a syncwarp of the one who stored, and whatever takes that on to this
-thread: an acquire of the released value, the same barrier, any chain of them, or the start of a kernel. Two accesses
-of which neither is weak (relaxed, volatile, release, acquire, atomic) may meet without that.
+A store is seen by all at once, as with "sc".  But a thread may only meet the bytes that another one has stored if it
+can know of the store: after a release, a barrier or a syncwarp of the one who stored, and whatever takes that on to
+this thread: an acquire of the released value, the same barrier, any chain of them, or the start of a kernel.  And it
+may only store to bytes that another one has loaded if it can know that the load is over.  For that relaxed stores and
+loads will do, and votes and shuffles, as for the head of a ring: a load has returned before its thread does anything
+that comes after it.  Two accesses of which neither is weak (relaxed, volatile, release, acquire, atomic) may meet
+without all that.
 
-What a thread knows is a `Knowledge`: how far it knows the releases of each block. Releases are numbered in the order in
-which they happen; a store is known to whoever knows its block up to the first release after it. So knowledge is exact
-between blocks; inside a block, a thread that has synchronised with one other knows what all have released.
+What a thread knows is a `Knowledge`: how far it knows the signals of each block.  Signals are numbered in the order in
+which they happen.  A store is known to whoever knows its block up to its thread's first release after it, a load to
+whoever knows it up to the first signal of any kind.  So knowledge is exact between blocks; inside a block, a thread
+that has synchronised with one other knows what all have signalled; and a kernel that starts knows what all have.
 
-The copy engine reads global memory with the knowledge that its thread had at its last fence.proxy.async.global. What it
-writes there counts as its thread's once that has waited for it; what it writes to shared memory is known to those who
-have waited on the mbarrier.
-
-A store that comes too early for another thread's load before it is not found.
+The copy engine loads from global memory with the knowledge that its thread had at its last fence.proxy.async.global.
+What it does counts as done by its thread once that has waited for it.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from .faults import error_at
 from .kinds import KINDS
 from .memory import OFFSET_MASK, Allocation
 from .source import Site, describe_site, site_of
-from .thread import FULL_MASK, Thread
-from .warp import Warp
+from .thread import Thread
+from .warp import Collective, Warp
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,22 +42,25 @@ SCOPES = {"cta": 1, "gpu": 2, "sys": 3}
 WEAK = frozenset(("weak", "nc", "bulk"))
 RELEASES = frozenset(("release", "acq_rel"))
 ACQUIRES = frozenset(("acquire", "acq_rel"))
-NOT_YET = 1 << 62  # the number of a release that has not happened
+NOT_YET = 1 << 62  # the number of a signal that has not been given
 NOT_WAITED = NOT_YET + 1  # nor can it, before the thread has waited for its bulk copy
-GRANULE_BITS = 4  # writes are looked up by 16 aligned bytes
+GRANULE_BITS = 4  # accesses are looked up by 16 aligned bytes
+ALL_BLOCKS = 0  # in place of a block's number: of every block
+MANY_LOADS = 64  # of a granule; then those that everybody knows of are forgotten
 
-Numbers = dict[int, int]  # block -> its latest release that is known. Never changed once made.
+Numbers = dict[int, int]  # block -> its latest signal that is known.  Never changed once made.
 
 
 class Knowledge(NamedTuple):
-    """What a thread knows by its own accesses, and what the copy engine knows when the thread starts a copy."""
+    """Of stores, what a thread knows itself, and what the copy engine knows when it starts a copy; of loads."""
 
-    plain: Numbers
+    stores: Numbers
     engine: Numbers
+    loads: Numbers
 
 
 class Owner(NamedTuple):
-    """Who stored. Compared by identity: there is one for each thread of each launch."""
+    """Who accessed.  Compared by identity: there is one for each thread of each launch, and one for its copy engine."""
 
     rank: int
     kernel: str
@@ -66,7 +70,7 @@ class Owner(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What the last store to a cell tells those who acquire it."""
+    """What the last store to a cell tells those who read it."""
 
     knowledge: Knowledge
     scope: int
@@ -74,32 +78,35 @@ class Message(NamedTuple):
     block: int
 
 
-class Write:
-    """The last store to some bytes.
+class Access:
+    """A store or a load of some bytes.
 
-    released: the number of the first release of its thread after it; at_exit: that was the end of the kernel
+    number: of the first signal of its thread that tells of it; at_exit: that was the end of the kernel
     """
 
-    __slots__ = ("owner", "begin", "end", "order", "site", "released", "at_exit")
+    __slots__ = ("owner", "verb", "begin", "end", "order", "site", "number", "at_exit")
 
-    def __init__(self, owner: Owner, begin: int, end: int, order: str, site: Site | None):
+    def __init__(self, owner: Owner, verb: str, begin: int, end: int, order: str, site: Site | None):
         self.owner = owner
+        self.verb = verb
         self.begin = begin
         self.end = end
         self.order = order
         self.site = site
-        self.released = NOT_YET
+        self.number = NOT_YET
         self.at_exit = False
 
 
 def join(knowledge: Iterable[Knowledge]) -> Knowledge:
     """What those who meet know together."""
-    plain: Numbers = {}
+    stores: Numbers = {}
     engine: Numbers = {}
+    loads: Numbers = {}
     for one in {id(one): one for one in knowledge}.values():
-        plain = _later(plain, one.plain)
+        stores = _later(stores, one.stores)
         engine = _later(engine, one.engine)
-    return Knowledge(plain, engine)
+        loads = _later(loads, one.loads)
+    return Knowledge(stores, engine, loads)
 
 
 def _later(a: Numbers, b: Numbers) -> Numbers:
@@ -109,50 +116,71 @@ def _later(a: Numbers, b: Numbers) -> Numbers:
     return {**a, **new} if new else a
 
 
-NOTHING = Knowledge({}, {})
+NOTHING = Knowledge({}, {}, {})
 
 
 class CheckedThread(Thread):
-    """A thread whose accesses are checked against the stores of others."""
+    """A thread whose accesses are checked against those of others."""
 
     __slots__ = (
-        "owner", "engine", "start", "knowledge", "fence_message", "heard", "unreleased", "unwaited", "last_poll",
+        "owner", "engine", "knowledge", "fence_message", "heard", "last_poll",
+        "stores", "loads", "stores_of_engine", "loads_of_engine",
     )  # fmt: skip
 
     def __init__(self, block: Block, thread_idx: int, warp: Warp, hub: greenlet):
         super().__init__(block, thread_idx, warp, hub)
         launch = block.launch
         self.owner = Owner(self.rank, launch.name, block.serial, block.index, thread_idx)
-        self.engine = Owner(*self.owner)  # the copy engine, as long as this thread has not waited for it
-        self.start = self.world.releases  # whatever was released before is known
-        self.knowledge = NOTHING
+        self.engine = Owner(*self.owner)  # as long as the thread has not waited for it
+        so_far = {ALL_BLOCKS: launch.first_signal}
+        self.knowledge = Knowledge(so_far, so_far, so_far)
         self.fence_message: Message | None = None  # what a store takes along that no release orders
         self.heard = NOTHING  # what relaxed loads have met, for a fence to acquire
-        self.unreleased: list[Write] = []
-        self.unwaited: list[Write] = []  # of bulk copies
         self.last_poll: tuple[Allocation, int, str] | None = None
+        self.stores: list[Access] = []  # those that no release tells of yet
+        self.loads: list[Access] = []  # those that no signal tells of yet
+        self.stores_of_engine: list[Access] = []  # those that the thread has not waited for
+        self.loads_of_engine: dict[int | None, list[Access]] = {}  # the same, by mbarrier; None: by bulk groups
 
-    # --- releases and acquires ----------------------------------------------------------------------------------
+    # --- signals ------------------------------------------------------------------------------------------------
 
-    def release(self) -> None:
-        """Number the stores since the last release."""
-        self.world.releases += 1
-        for write in self.unreleased:
-            write.released = self.world.releases
-        self.unreleased.clear()
+    def signal(self, releases: bool) -> None:
+        """Number the loads since the last signal, and the stores since the last release."""
+        self.world.signals += 1
+        number = self.world.signals
+        for load in self.loads:
+            load.number = number
+        self.loads.clear()
+        if releases:
+            for store in self.stores:
+                store.number = number
+            self.stores.clear()
 
-    def with_latest_release(self, knowledge: Knowledge) -> Knowledge:
-        return knowledge._replace(plain={**knowledge.plain, self.owner.block: self.world.releases})
+    def with_latest(self, knowledge: Knowledge) -> Knowledge:
+        """The knowledge, and all that the block has signalled."""
+        latest = {self.owner.block: self.world.signals}
+        return knowledge._replace(stores={**knowledge.stores, **latest}, loads={**knowledge.loads, **latest})
 
-    def message(self, scope: str) -> Message:
-        """Release, and say what whoever acquires this may know."""
-        self.release()
-        return Message(self.with_latest_release(self.knowledge), SCOPES[scope], self.rank, self.owner.block)
+    def message(self, order: str, scope: str) -> Message:
+        """Signal, and say what whoever reads that may know."""
+        self.signal(order in RELEASES)
+        if order in RELEASES:
+            return Message(self.with_latest(self.knowledge), SCOPES[scope], self.rank, self.owner.block)
+        known = NOTHING if self.fence_message is None else self.fence_message.knowledge
+        loads = {**self.knowledge.loads, self.owner.block: self.world.signals}
+        return Message(known._replace(loads=loads), SCOPES[scope], self.rank, self.owner.block)
 
-    def reaches(self, message: Message, scope: int) -> bool:
-        """Whether a message comes to this thread, by the scopes of both ends."""
-        needed = 1 if message.block == self.owner.block else 2 if message.rank == self.rank else 3
-        return message.scope >= needed and scope >= needed
+    def send(self, allocation: Allocation, offset: int, order: str, scope: str, modifies: bool) -> None:
+        """A store to a cell; one that modifies it, as atomics do, passes on what the cell said before."""
+        if order == "weak":
+            allocation.messages.pop(offset, None)
+            return
+        message = self.message(order, scope)
+        before = allocation.messages.get(offset) if modifies else None
+        if before is not None:
+            widest = max(message, before, key=lambda one: one.scope)
+            message = widest._replace(knowledge=join((before.knowledge, message.knowledge)))
+        allocation.messages[offset] = message
 
     def receive(self, allocation: Allocation, offset: int, order: str, scope: str) -> None:
         """A strong access has read a cell."""
@@ -164,48 +192,44 @@ class CheckedThread(Thread):
             self.knowledge = join((self.knowledge, message.knowledge))
         else:
             self.heard = join((self.heard, message.knowledge))
+            self.knowledge = self.knowledge._replace(loads=_later(self.knowledge.loads, message.knowledge.loads))
 
-    def send(self, allocation: Allocation, offset: int, order: str, scope: str, modifies: bool) -> None:
-        """A store to a cell; one that modifies it, as atomics do, passes on what the cell said before."""
-        message = None
-        if order != "weak":
-            message = self.message(scope) if order in RELEASES else self.fence_message
-        before = allocation.messages.get(offset) if modifies else None
-        if message is not None and before is not None:
-            widest = max(message, before, key=lambda one: one.scope)
-            message = widest._replace(knowledge=join((before.knowledge, message.knowledge)))
-        if message is not None or before is not None:
-            allocation.messages[offset] = message or before
-        elif offset in allocation.messages:
-            del allocation.messages[offset]
+    def reaches(self, message: Message, scope: int) -> bool:
+        """Whether a message comes to this thread, by the scopes of both ends."""
+        needed = 1 if message.block == self.owner.block else 2 if message.rank == self.rank else 3
+        return message.scope >= needed and scope >= needed
 
     def fence(self, order: str, scope: str) -> None:
         super().fence(order, scope)
         if order in RELEASES:
             self.knowledge = join((self.knowledge, self.heard))
-            self.fence_message = self.message(scope)
+            self.fence_message = self.message(order, scope)
 
     def fence_proxy_async_global(self) -> None:
         super().fence_proxy_async_global()
-        self.knowledge = self.knowledge._replace(engine=self.knowledge.plain)
+        self.knowledge = self.knowledge._replace(engine=self.knowledge.stores)
 
-    def syncwarp(self, mask: int = FULL_MASK) -> None:
-        self.release()
-        collective = self._collect("syncwarp", mask, self.knowledge)
-        if collective.result is None:
-            collective.result = self.with_latest_release(join(collective.values.values()))
-        self.knowledge = collective.result
+    def _collect(self, name: str, mask: int, value: Any) -> Collective:
+        """Only a syncwarp orders stores; but whoever goes on from a vote or a shuffle, the others' loads are over."""
+        orders = name == "syncwarp"
+        self.signal(orders)
+        collective = super()._collect(name, mask, value)
+        if collective.known is None:
+            collective.known = self.with_latest(join(collective.knowledge))
+        known = collective.known
+        self.knowledge = known if orders else self.knowledge._replace(loads=known.loads)
+        return collective
 
     def meet(self, barrier_id: int, num_threads: int, predicate: bool) -> Any:
-        self.release()
+        self.signal(True)
         barrier = super().meet(barrier_id, num_threads, predicate)
-        if barrier.result is None:
-            barrier.result = self.with_latest_release(join(barrier.knowledge))
-        self.knowledge = barrier.result
+        if barrier.known is None:
+            barrier.known = self.with_latest(join(barrier.knowledge))
+        self.knowledge = barrier.known
         return barrier
 
     def barrier_arrive(self, barrier_id: int, num_threads: int) -> None:
-        self.release()
+        self.signal(True)
         super().barrier_arrive(barrier_id, num_threads)
 
     def mbarrier_arrive(self, address: int) -> None:
@@ -219,21 +243,23 @@ class CheckedThread(Thread):
     def _arrive(self, address: int) -> None:
         mbarrier = self.block.mbarriers.get(address)
         if mbarrier is not None:
-            self.release()
-            mbarrier.knowledge = self.with_latest_release(join((mbarrier.knowledge or NOTHING, self.knowledge)))
+            self.signal(True)
+            mbarrier.knowledge = self.with_latest(join((mbarrier.knowledge or NOTHING, self.knowledge)))
 
     def mbarrier_try_wait(self, address: int, parity: int) -> bool:
         done = super().mbarrier_try_wait(address, parity)
         if done:
             arrived = self.block.mbarriers[address].knowledge or NOTHING
-            self.knowledge = self.with_latest_release(join((self.knowledge, arrived)))
+            self.knowledge = self.with_latest(join((self.knowledge, arrived)))
+            self.wait_for_engine(self.loads_of_engine.pop(address, []), self.loads)
         return done
 
     def leave(self) -> None:
-        self.unreleased += self.unwaited
-        for write in self.unreleased:
-            write.at_exit = True
-        self.release()
+        for copies in (self.stores_of_engine, *self.loads_of_engine.values()):
+            self.stores += copies
+        for store in self.stores:
+            store.at_exit = True
+        self.signal(True)
         super().leave()
 
     # --- accesses -----------------------------------------------------------------------------------------------
@@ -241,7 +267,7 @@ class CheckedThread(Thread):
     def load(self, address: int, kind: str, order: str, scope: str) -> Any:
         value = super().load(address, kind, order, scope)
         allocation, offset = self.segments[address >> 32], address & OFFSET_MASK
-        self.check(allocation, offset, KINDS[kind].size, order, self.knowledge.plain)
+        self.note_load(allocation, offset, KINDS[kind].size, order)
         if order in POLLED:
             self.receive(allocation, offset, order, scope)
         return value
@@ -249,8 +275,8 @@ class CheckedThread(Thread):
     def store(self, address: int, kind: str, value: Any, order: str, scope: str) -> None:
         super().store(address, kind, value, order, scope)
         allocation, offset = self.segments[address >> 32], address & OFFSET_MASK
+        self.note_store(allocation, offset, KINDS[kind].size, order)
         self.send(allocation, offset, order, scope, modifies=False)
-        self.note(allocation, offset, KINDS[kind].size, order)
 
     def atomic(
         self, op: str, address: int, kind: str, operand: Any, order: str, scope: str, compare: Any = None
@@ -261,15 +287,15 @@ class CheckedThread(Thread):
 
     def load_shared(self, address: int, kind: str, order: str) -> Any:
         value = super().load_shared(address, kind, order)
-        self.check(self.shared, address, KINDS[kind].size, order, self.knowledge.plain)
+        self.note_load(self.shared, address, KINDS[kind].size, order)
         if order in POLLED:
             self.receive(self.shared, address, order, "cta")
         return value
 
     def store_shared(self, address: int, kind: str, value: Any, order: str) -> None:
         super().store_shared(address, kind, value, order)
+        self.note_store(self.shared, address, KINDS[kind].size, order)
         self.send(self.shared, address, order, "cta", modifies=False)
-        self.note(self.shared, address, KINDS[kind].size, order)
 
     def atomic_shared(self, op: str, address: int, kind: str, operand: Any, order: str, compare: Any = None) -> Any:
         old = super().atomic_shared(op, address, kind, operand, order, compare)
@@ -278,112 +304,164 @@ class CheckedThread(Thread):
 
     def _modified(self, allocation: Allocation, offset: int, kind: str, order: str, scope: str) -> None:
         self.receive(allocation, offset, order, scope)
+        self.note_store(allocation, offset, KINDS[kind].size, order)
         self.send(allocation, offset, order, scope, modifies=True)
-        self.note(allocation, offset, KINDS[kind].size, order if order != "weak" else "relaxed")
+
+    def note_load(self, allocation: Allocation, offset: int, nbytes: int, order: str) -> None:
+        """A load of at most 16 aligned bytes: check it, and remember it."""
+        load = Access(self.owner, "load", offset, offset + nbytes, order, site_of(sys._getframe(2)))
+        self.check(allocation, load, self.knowledge.stores)
+        if allocation.writable:
+            self.loads.append(load)
+            self.remember_load(allocation, load)
+
+    def note_store(self, allocation: Allocation, offset: int, nbytes: int, order: str) -> None:
+        """A store of at most 16 aligned bytes: check it, and remember it."""
+        store = Access(self.owner, "store", offset, offset + nbytes, order, site_of(sys._getframe(2)))
+        self.check(allocation, store, self.knowledge.stores)
+        self.stores.append(store)
+        self.remember_store(allocation, store)
 
     # --- bulk copies --------------------------------------------------------------------------------------------
 
     def bulk_load(self, smem: int, gmem: int, nbytes: int, mbarrier: int) -> None:
         super().bulk_load(smem, gmem, nbytes, mbarrier)
-        allocation = self.segments[gmem >> 32]
-        self.check(allocation, gmem & OFFSET_MASK, nbytes, "bulk", self.knowledge.engine)
+        site = site_of(sys._getframe(1))
+        allocation, offset = self.segments[gmem >> 32], gmem & OFFSET_MASK
+        load = Access(self.engine, "load", offset, offset + nbytes, "bulk", site)
+        self.check(allocation, load, self.knowledge.engine)
+        self.check(self.shared, Access(self.owner, "store", smem, smem + nbytes, "bulk", site), self.knowledge.stores)
+        if allocation.writable:
+            load.number = NOT_WAITED
+            self.loads_of_engine.setdefault(mbarrier, []).append(load)
+            self.remember_load(allocation, load)
 
     def bulk_store(self, gmem: int, smem: int, nbytes: int) -> None:
         super().bulk_store(gmem, smem, nbytes)
-        self.check(self.shared, smem, nbytes, "bulk", self.knowledge.plain)
-        allocation = self.segments[gmem >> 32]
-        self.check(allocation, gmem & OFFSET_MASK, nbytes, "bulk", self.knowledge.plain, "store to")
+        site = site_of(sys._getframe(1))
+        allocation, offset = self.segments[gmem >> 32], gmem & OFFSET_MASK
+        load = Access(self.engine, "load", smem, smem + nbytes, "bulk", site)
+        self.check(self.shared, load, self.knowledge.stores)
+        store = Access(self.owner, "store", offset, offset + nbytes, "bulk", site)
+        self.check(allocation, store, self.knowledge.stores)
+        load.number = NOT_WAITED
+        self.loads_of_engine.setdefault(None, []).append(load)
+        self.remember_load(self.shared, load)
 
     def put_bytes(self, allocation: Allocation, offset: int, data: bytes, site: Site | None) -> None:
         super().put_bytes(allocation, offset, data, site)
-        write = Write(self.engine, offset, offset + len(data), "bulk", site)
+        store = Access(self.engine, "store", offset, offset + len(data), "bulk", site)
         if allocation is self.shared or self.exited:  # there will be no waiting for a bulk group
-            self.world.releases += 1
-            write.released = self.world.releases
+            self.world.signals += 1
+            store.number = self.world.signals
         else:
-            write.released = NOT_WAITED
-            self.unwaited.append(write)
-        self.enter(allocation, write)
+            store.number = NOT_WAITED
+            self.stores_of_engine.append(store)
+        self.remember_store(allocation, store)
 
     def bulk_wait_group(self, n: int) -> None:
         super().bulk_wait_group(n)
         if n == 0:
-            for write in self.unwaited:
-                write.owner = self.owner
-                write.released = NOT_YET
-            self.unreleased += self.unwaited
-            self.unwaited.clear()
+            self.wait_for_engine(self.stores_of_engine, self.stores)
+            self.wait_for_engine(self.loads_of_engine.pop(None, []), self.loads)
+
+    def bulk_wait_group_read(self, n: int) -> None:
+        super().bulk_wait_group_read(n)
+        if n == 0:
+            self.wait_for_engine(self.loads_of_engine.pop(None, []), self.loads)
+
+    def wait_for_engine(self, copies: list[Access], accesses: list[Access]) -> None:
+        """What the copy engine has done is as if this thread had done it."""
+        for access in copies:
+            access.owner = self.owner
+            access.number = NOT_YET
+        accesses += copies
+        copies.clear()
 
     # --- the check ----------------------------------------------------------------------------------------------
 
-    def note(self, allocation: Allocation, offset: int, nbytes: int, order: str) -> None:
-        """A store of at most 16 aligned bytes: check it, and remember it."""
-        self.check(allocation, offset, nbytes, order, self.knowledge.plain, "store to")
-        write = Write(self.owner, offset, offset + nbytes, order, site_of(sys._getframe(2)))
-        if order in RELEASES:
-            write.released = self.world.releases
-        else:
-            self.unreleased.append(write)
-        self.enter(allocation, write)
-
-    def enter(self, allocation: Allocation, write: Write) -> None:
-        """Make a write the last one to its bytes."""
-        writes = allocation.last_writes
-        for granule in range(write.begin >> GRANULE_BITS, (write.end + 15) >> GRANULE_BITS):
+    def remember_store(self, allocation: Allocation, store: Access) -> None:
+        """Make a store the last one to its bytes, with no loads since."""
+        for granule in _granules(store):
             low, high = granule << GRANULE_BITS, (granule + 1) << GRANULE_BITS
-            older = [
-                old
-                for old in writes.get(granule, ())
-                if max(old.begin, low) < write.begin or write.end < min(old.end, high)
-            ]
-            writes[granule] = [*older, write]
 
-    def check(
-        self, allocation: Allocation, offset: int, nbytes: int, order: str, known: Numbers, verb: str = "load of"
-    ) -> None:
-        """Stop the run if this access meets a store that the thread does not know of."""
-        writes = allocation.last_writes
-        end = offset + nbytes
-        for granule in range(offset >> GRANULE_BITS, (end + 15) >> GRANULE_BITS):
-            for write in writes.get(granule, ()):
-                if (
-                    write.owner is not self.owner
-                    and write.released > self.start
-                    and write.released > known.get(write.owner.block, 0)
-                    and write.begin < end
-                    and offset < write.end
-                    and (order in WEAK or write.order in WEAK)
-                ):
-                    raise self.race(allocation, max(offset, write.begin), nbytes, order, write, verb)
+            def is_left(old: Access, low: int = low, high: int = high) -> bool:
+                return max(old.begin, low) < store.begin or store.end < min(old.end, high)
 
-    def race(
-        self, allocation: Allocation, offset: int, nbytes: int, order: str, write: Write, verb: str
-    ) -> errors.EmulatorError:
-        if write.released == NOT_WAITED:
+            stores = allocation.last_stores.get(granule, ())
+            allocation.last_stores[granule] = [*filter(is_left, stores), store]
+            loads = allocation.last_loads.pop(granule, None)
+            if loads:
+                left = {owner: load for owner, load in loads.items() if is_left(load)}
+                if left:
+                    allocation.last_loads[granule] = left
+
+    def remember_load(self, allocation: Allocation, load: Access) -> None:
+        for granule in _granules(load):
+            loads = allocation.last_loads.setdefault(granule, {})
+            loads[id(load.owner), load.begin, load.end] = load
+            if len(loads) > MANY_LOADS:
+                known = min(launch.first_signal for launch in self.world.launches)
+                allocation.last_loads[granule] = {key: one for key, one in loads.items() if one.number > known}
+
+    def check(self, allocation: Allocation, access: Access, known: Numbers) -> None:
+        """Stop the run if this access meets one that the thread cannot know of."""
+        stores, loads = allocation.last_stores, allocation.last_loads
+        for granule in _granules(access):
+            for store in stores.get(granule, ()):
+                if self.is_race(access, store, known):
+                    raise self.race(allocation, access, store)
+            if access.verb == "store" and granule in loads:
+                for load in loads[granule].values():
+                    if self.is_race(access, load, self.knowledge.loads):
+                        raise self.race(allocation, access, load)
+
+    def is_race(self, access: Access, earlier: Access, known: Numbers) -> bool:
+        return (
+            earlier.owner is not self.owner
+            and earlier.number > known.get(ALL_BLOCKS, 0)
+            and earlier.number > known.get(earlier.owner.block, 0)
+            and earlier.begin < access.end
+            and access.begin < earlier.end
+            and (access.order in WEAK or earlier.order in WEAK)
+        )
+
+    def race(self, allocation: Allocation, access: Access, earlier: Access) -> errors.EmulatorError:
+        is_load = earlier.verb == "load"
+        if earlier.number == NOT_WAITED:
             why = "its thread has not waited for that copy"
-        elif write.released == NOT_YET or write.at_exit:
-            why = "its thread has released nothing since"
-        elif write.released <= self.knowledge.plain.get(write.owner.block, 0):
+        elif earlier.number == NOT_YET or earlier.at_exit:
+            why = "its thread has stored nothing since" if is_load else "its thread has released nothing since"
+        elif is_load:
+            why = "its thread has signalled since, but this thread has read nothing that says so"
+        elif earlier.number <= self.knowledge.stores.get(earlier.owner.block, 0):
             why = "this thread knows of it, but the copy engine does not: there is no fence.proxy.async.global"
         else:
             why = "the store has been released, but this thread has acquired nothing that says so"
+        nbytes = access.end - access.begin
+        what = f"{access.order} {access.verb} {'to' if access.verb == 'store' else 'of'} {nbytes} bytes"
         lines = [
-            f"{order} {verb} {nbytes} bytes that another thread has stored: nothing orders the two",
-            f"  in {allocation.cell(offset)}",
-            *_stored(write),
+            f"{what} that another thread has {'loaded' if is_load else 'stored'}: nothing orders the two",
+            f"  in {allocation.cell(max(access.begin, earlier.begin))}",
+            *_describe(earlier),
             f"  {why}",
         ]
         if self.last_poll is not None:
             cell, at, how = self.last_poll
-            writes = [w for w in cell.last_writes.get(at >> GRANULE_BITS, ()) if w.begin <= at < w.end]
-            if writes:
+            stores = [s for s in cell.last_stores.get(at >> GRANULE_BITS, ()) if s.begin <= at < s.end]
+            if stores:
                 lines.append(f"  this thread last polled {cell.cell(at)}, with {how} order")
-            lines += [line for w in writes if w.owner is not self.owner for line in _stored(w)]
+            lines += [line for s in stores if s.owner is not self.owner for line in _describe(s)]
         return error_at(self, errors.DataRace, "\n".join(lines))
 
 
-def _stored(write: Write) -> list[str]:
-    owner = write.owner
+def _granules(access: Access) -> range:
+    return range(access.begin >> GRANULE_BITS, (access.end + (1 << GRANULE_BITS) - 1) >> GRANULE_BITS)
+
+
+def _describe(access: Access) -> list[str]:
+    owner = access.owner
     thread = describe_thread(owner.rank, owner.kernel, owner.block_idx, owner.thread_idx)
-    how = "by a bulk copy of" if write.order == "bulk" else f"with {write.order} order by"
-    return [f"    stored {how} {thread}", f"      at {describe_site(write.site)}"]
+    done = "stored" if access.verb == "store" else "loaded"
+    how = "by a bulk copy of" if access.order == "bulk" else f"with {access.order} order by"
+    return [f"    {done} {how} {thread}", f"      at {describe_site(access.site)}"]

@@ -48,13 +48,14 @@ class Allocation:
         unfenced: in shared memory, 16-byte granule -> last ordinary store; see `bulk`
         nc_reads: 16-byte granule -> the kernel that last read it as constant, and which bytes
         pending: 16-byte granule -> stores on their way; see `delayed`
-        last_writes, messages: 16-byte granule -> who stored last; offset -> what that tells; see `checked`
+        last_stores, last_loads: 16-byte granule -> who stored last, and who has loaded since; see `checked`
+        messages: offset -> what the last store to a cell tells; see `checked`
     """
 
     __slots__ = (
         "rank", "name", "nbytes", "memory", "number", "base", "describe", "loads", "stores", "writable",
         "watchers", "writers", "shared", "freed", "shadow", "unfenced", "nc_reads", "pending",
-        "last_writes", "messages",
+        "last_stores", "last_loads", "messages",
     )  # fmt: skip
 
     def __init__(
@@ -88,7 +89,8 @@ class Allocation:
         self.unfenced: dict[int, tuple[Thread, int]] = {}
         self.nc_reads: dict[int, tuple[Launch, int]] = {}
         self.pending: dict[int, list[Any]] = {}
-        self.last_writes: dict[int, list[Any]] = {}
+        self.last_stores: dict[int, list[Any]] = {}
+        self.last_loads: dict[int, dict[Any, Any]] = {}
         self.messages: dict[int, Any] = {}
 
     @classmethod

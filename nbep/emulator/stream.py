@@ -47,12 +47,14 @@ class Launch:
         self.live = grid
         self.copies = 0  # bulk copies under way
         self.stores: dict[Any, None] = {}  # stores on their way; see `delayed`
+        self.first_signal = 0  # what was signalled before it started; see `checked`
         self.done = False
         self.callbacks = Callbacks()
 
     def start(self) -> None:
         """Create the threads; they are runnable from now on."""
         world = self.world
+        self.first_signal = world.signals
         thread_class = world.thread_class
         hub = world.hub
         for index in range(self.grid):

@@ -24,7 +24,7 @@ def lanes_of(mask: int) -> list[int]:
 class Collective:
     """One collective that some lanes have reached: what they pass, by lane, and who they are, in order of arrival."""
 
-    __slots__ = ("name", "mask", "site", "missing", "threads", "values", "result")
+    __slots__ = ("name", "mask", "site", "missing", "threads", "values", "result", "knowledge", "known")
 
     def __init__(self, name: str, mask: int, site: Site | None):
         self.name = name
@@ -34,6 +34,8 @@ class Collective:
         self.threads: list[Thread] = []
         self.values: dict[int, Any] = {}
         self.result: Any = None  # computed by the first lane that goes on
+        self.knowledge: list[Any] = []  # what the lanes know, and what all know then; see `checked`
+        self.known: Any = None
 
 
 class Warp:
@@ -58,6 +60,7 @@ class Warp:
             raise self.divergence(thread, name, collective)
         collective.missing ^= 1 << lane
         collective.values[lane] = value
+        collective.knowledge.append(thread.knowledge)
         if collective.missing:
             collective.threads.append(thread)
         else:

@@ -84,7 +84,7 @@ class World(Scheduler):
         self.hooks = None if tracer is None else hooks(tracer)
         self.has_tma = has_tma
         self.lock: Any = None
-        self.releases = 0  # so far, and blocks; see `checked`
+        self.signals = 0  # so far, and blocks; see `checked`
         self.num_blocks = 0
         thread_class = MEMORY_MODELS[memory_model]
         self.thread_class = thread_class if tracer is None else traced(thread_class)

@@ -8,7 +8,7 @@ import pytest
 from nbep.emulator import DataRace, World, current_thread
 
 SEEDS = range(8)
-PAYLOAD, TAIL, STARTED = 0, 32, 96
+PAYLOAD, TAIL, HEAD, STARTED = 0, 32, 64, 96
 MBARRIER = 256
 
 
@@ -156,12 +156,19 @@ def test_who_waits_for_one_rank_knows_nothing_of_another():
     world = World(3, memory_model="checked")
     ring = world.ranks[2].space.allocate(128, "ring", zero=True)
 
-    def write(t, ring, own):
+    def meet(t, ring):
+        t.atomic("add", ring + STARTED, "s32", 1, "relaxed", "sys")
+        wait_for(ring + STARTED, "relaxed", at_least=3)
+
+    def write(ring):
+        t = current_thread()
+        meet(t, ring)
         t.store(ring + 4 * t.rank, "s32", 1, "weak", "cta")
         t.store(ring + TAIL + 4 * t.rank, "s32", 1, "release", "sys")
 
     def read_both(ring):
         t = current_thread()
+        meet(t, ring)
         wait_for(ring + TAIL + 4, "relaxed")
         wait_for(ring + TAIL)
         t.load(ring, "s32", "weak", "cta")
@@ -169,7 +176,7 @@ def test_who_waits_for_one_rank_knows_nothing_of_another():
 
     for rank in (0, 1):
         theirs = world.ranks[rank].space.open(ring.handle).address
-        world.ranks[rank].create_stream("write").launch(lambda r, n: write(current_thread(), r, n), (theirs, 0), 1, 1)
+        world.ranks[rank].create_stream("write").launch(write, (theirs,), 1, 1)
     stream = world.ranks[2].create_stream("read")
     stream.launch(read_both, (ring.address,), 1, 1)
     with pytest.raises(DataRace, match=r"byte 4(.|\n)*stored with weak order by rank 1"):
@@ -323,6 +330,120 @@ def test_bulk_copies_need_waits_and_the_proxys_fence(waits, fences):
 
     found = races(write, read_bulk, ranks=2)
     assert found == 0 if waits and fences else found > 0
+
+
+def take_payload(head_first=False):
+    """A reader that moves the head, with a relaxed store, when it has taken the payload, or before."""
+
+    def read(t, ring):
+        wait_for(ring + TAIL)
+        if head_first:
+            t.store(ring + HEAD, "s32", 1, "relaxed", "sys")
+        load_payload(t, ring)
+        if not head_first:
+            t.store(ring + HEAD, "s32", 1, "relaxed", "sys")
+
+    return read
+
+
+def store_twice(wait):
+    """A writer that stores to the payload again, from its last lane, after wait(t, head)."""
+
+    def write(t, ring):
+        if t.thread_idx == t.block_dim - 1:
+            t.store(ring + PAYLOAD, "s32", 1, "weak", "cta")
+            t.store(ring + TAIL, "s32", 1, "release", "sys")
+        wait(t, ring + HEAD)
+        if t.thread_idx == t.block_dim - 1:
+            t.store(ring + PAYLOAD, "s32", 1, "weak", "cta")
+
+    return write
+
+
+def lane_0_waits_and_all_vote(t, head):
+    if t.thread_idx == 0:
+        wait_for(head, "relaxed")
+    t.vote("all", 0xFFFFFFFF, True)
+
+
+@pytest.mark.parametrize("wait", [lambda t, head: wait_for(head, "relaxed"), lane_0_waits_and_all_vote])
+def test_a_relaxed_head_says_that_a_load_is_over(wait):
+    assert races(store_twice(wait), take_payload(), ranks=2, block=32) == 0
+
+
+def test_a_store_over_a_load_that_nobody_has_said_is_over_is_found():
+    def wait_for_nothing(t, head):
+        for _ in range(200):
+            t.globaltimer()
+
+    assert races(store_twice(wait_for_nothing), take_payload(), ranks=2) > 0
+    assert races(store_twice(lambda t, head: wait_for(head, "relaxed")), take_payload(head_first=True), ranks=2) > 0
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_bulk_load_is_over_when_its_mbarrier_has_been_waited_for(waits):
+    def read_bulk(t, ring):
+        t.mbarrier_init(MBARRIER, 1)
+        wait_for(ring + TAIL)
+        t.fence_proxy_async_global()
+        t.bulk_load(0, ring, 32, MBARRIER)
+        t.mbarrier_arrive_expect_tx(MBARRIER, 32)
+        while waits and not t.mbarrier_try_wait(MBARRIER, 0):
+            pass
+        t.store(ring + HEAD, "s32", 1, "relaxed", "sys")
+
+    writer = store_twice(lambda t, head: wait_for(head, "relaxed"))
+    assert races(writer, read_bulk, ranks=2) == (0 if waits else len(SEEDS))
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_stage_is_free_when_the_bulk_store_has_read_it(launch, waits):
+    def store_two(y):
+        t = current_thread()
+        for i in range(2):
+            for k in range(8):
+                t.store_shared(4 * k, "s32", i, "weak")
+            t.fence_proxy_async()
+            t.bulk_store(y + 32 * i, 0, 32)
+            t.bulk_commit_group()
+            if waits:
+                t.bulk_wait_group_read(0)
+        t.bulk_wait_group(0)
+
+    y = np.zeros(16, np.int32)
+    if waits:
+        launch(store_two, y, smem_bytes=64, memory_model="checked")
+        np.testing.assert_array_equal(y, np.arange(16) // 8)
+    else:
+        with pytest.raises(DataRace, match=r"weak store to 4 bytes that another thread has loaded(.|\n)*waited for"):
+            launch(store_two, y, smem_bytes=64, memory_model="checked")
+
+
+def test_what_earlier_kernels_have_stored_goes_on_with_a_release_of_a_later_one():
+    """Rank 0 stores in one kernel and releases in the next, while rank 1 has been running all the time."""
+    world = World(2, memory_model="checked")
+    ring = world.ranks[1].space.allocate(128, "ring", zero=True)
+    theirs = world.ranks[0].space.open(ring.handle).address
+
+    def store(ring):
+        t = current_thread()
+        wait_for(ring + STARTED, "relaxed")
+        t.store(ring + PAYLOAD, "s32", 1, "weak", "cta")
+
+    def release(ring):
+        current_thread().store(ring + TAIL, "s32", 1, "release", "sys")
+
+    def reader(ring):
+        t = current_thread()
+        t.store(ring + STARTED, "s32", 1, "relaxed", "sys")
+        read(t, ring)
+
+    writing = world.ranks[0].create_stream("write")
+    writing.launch(store, (theirs,), 1, 1)
+    writing.launch(release, (theirs,), 1, 1)
+    reading = world.ranks[1].create_stream("read")
+    reading.launch(reader, (ring.address,), 1, 1)
+    reading.synchronize()
 
 
 def test_bytes_that_come_by_bulk_are_not_there_before_the_mbarrier(launch):

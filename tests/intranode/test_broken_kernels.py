@@ -21,6 +21,7 @@ DISPATCH = "nbep.device.kernels.intranode.dispatch"
 COMBINE = "nbep.device.kernels.intranode.combine"
 BARRIER = "nbep.device.protocols.barrier"
 WAITS = "nbep.device.protocols.waits"
+STAGING = "nbep.device.protocols.staging"
 SLOT = "x[channel 0, src 0, slot 0]"
 
 
@@ -102,6 +103,26 @@ def test_a_step_that_orders_a_slot_and_is_left_out_is_a_data_race(missing, monke
             run(case, Options(nbep.Config(2, 4, 9, num_threads=128)), seed=seed, memory_model="checked")
         found.add(type(caught.value).__name__)
     assert "DataRace" in found
+
+
+@pytest.mark.parametrize(
+    ("module", "step", "in_place"),
+    [
+        (DISPATCH, "wait_free_slots", lambda *_: True),
+        (COMBINE, "wait_free_slots", lambda *_: True),
+        (STAGING, "tma_store_wait_read_all", nothing),
+    ],
+)
+def test_a_store_over_what_has_not_been_read_is_a_data_race(module, step, in_place, monkeypatch):
+    monkeypatch.setattr(importlib.import_module(module), step, in_place)
+    case = make_case(1, num_tokens=16, num_topk=2, routing="everywhere")
+
+    def run_all():
+        for seed in range(4):
+            run(case, Options(nbep.Config(2, 2, 5)), seed=seed, memory_model="checked")
+
+    with pytest.raises(nbep.DataRace, match=r"`nvl_buffer`|`shared memory`"):
+        run_all()
 
 
 def test_layout_blocks_that_count_themselves_relaxed_are_a_data_race(monkeypatch):
