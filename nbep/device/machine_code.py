@@ -18,14 +18,14 @@ from pathlib import Path
 INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][^;]*);", re.MULTILINE)
 WIDE_LOAD = re.compile(r"LDG[\w.]*\.128\b[\w.]*\s+R(\d+),")
 WIDE_STORE = re.compile(r"STG[\w.]*\.128\b.*,\s*R(\d+)")
-REGISTER = re.compile(r"\bR(\d+)(\.64)?")
+REGISTER = re.compile(r"\bR(\d+)\b(\.64)?")
 
 
 def find_nvdisasm() -> Path | None:
     """The program, from the package or from PATH."""
     spec = find_spec("nvidia")
     for folder in spec.submodule_search_locations or () if spec else ():
-        for program in sorted(Path(folder).glob("*/bin/nvdisasm")):
+        for program in sorted(Path(folder).glob("*/bin/nvdisasm*")):
             return program
     found = shutil.which("nvdisasm")
     return Path(found) if found else None
@@ -36,10 +36,10 @@ def disassemble(cubin: bytes) -> str | None:
     program = find_nvdisasm()
     if program is None:
         return None
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        done = subprocess.run([program, "-c", file.name], capture_output=True, text=True)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "kernel.cubin")
+        file.write_bytes(cubin)
+        done = subprocess.run([program, "-c", file], capture_output=True, text=True)
     return done.stdout if done.returncode == 0 else None
 
 

@@ -101,6 +101,7 @@ class AccessingThread(greenlet):
 
     def leave(self) -> None:
         self.exited = True
+        self.waits_for = None
         self.polled.clear()
         self.block.thread_left(self)
 

@@ -438,10 +438,11 @@ class CheckedThread(Thread):
             why = "this thread knows of it, but the copy engine does not: there is no fence.proxy.async.global"
         else:
             why = "the store has been released, but this thread has acquired nothing that says so"
+        who = "a bulk copy" if earlier.order == "bulk" else "another thread"
         nbytes = access.end - access.begin
         what = f"{access.order} {access.verb} {'to' if access.verb == 'store' else 'of'} {nbytes} bytes"
         lines = [
-            f"{what} that another thread has {'loaded' if is_load else 'stored'}: nothing orders the two",
+            f"{what} that {who} has {'loaded' if is_load else 'stored'}: nothing orders the two",
             f"  in {allocation.cell(max(access.begin, earlier.begin))}",
             *_describe(earlier),
             f"  {why}",

@@ -159,6 +159,7 @@ class Allocation:
         self.stores = {}
         self.memory = memoryview(b"")
         self.shadow = None
+        self.last_stores, self.last_loads, self.messages = {}, {}, {}
 
 
 class Mapping:

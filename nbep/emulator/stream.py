@@ -87,6 +87,7 @@ class Launch:
         for block in self.blocks:  # break the cycles between blocks and threads
             block.threads = []
             block.warps = []
+            block.shared.release()
         self.blocks = []
         self.function = None
         self.args = ()

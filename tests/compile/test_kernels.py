@@ -127,9 +127,10 @@ def test_dispatch_without_bulk_copies_asks_for_little_shared_memory():
 
 def test_a_run_of_loads_ends_where_one_of_them_is_used():
     lines = (
-        "@P0 LDG.E.NA.128.CONSTANT R8, desc[UR4][R28.64+0x200]",
+        "@P0 LDG.E.NA.128.CONSTANT R0, desc[UR4][R28.64+0x200]",
         "LDG.E.NA.128 R36, desc[UR4][R28.64]",
         "IADD3 R3, P0, R7, R54, RZ",
+        "R2UR UR8, R7",  # whose name is that of no register
         "STG.E.NA.128 desc[UR4][R52.64], R36",  # waits for the second load
         "@P3 LDG.E.NA.128 R4, desc[UR4][R28.64]",
         "LDG.E R12, desc[UR4][R28.64]",  # 4 bytes

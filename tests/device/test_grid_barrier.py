@@ -10,7 +10,8 @@ import pytest
 from nbep.device import primitives as p
 from nbep.device.protocols.grid_barrier import barrier_grid
 from nbep.device.protocols.peers import Bounds
-from nbep.emulator import DeadlockError, World
+from nbep.device.protocols.waits import wait_arrivals
+from nbep.emulator import DataRace, DeadlockError, World
 
 NUM_BLOCKS, NUM_THREADS, NUM_PHASES = 3, 64, 4
 COMPILE = """
@@ -70,6 +71,19 @@ def test_blocks_never_leave_before_all_have_arrived(memory_model):
 def test_without_it_blocks_find_each_other_in_other_phases(monkeypatch):
     monkeypatch.setitem(globals(), "barrier_grid", lambda arrivals, bounds: nullcontext())
     assert any(run(seed) for seed in range(8))
+
+
+@pytest.mark.parametrize(
+    ("function", "ordered", "relaxed"),
+    [
+        (barrier_grid, "atom_add_acq_rel_gpu_s32", p.atom_add_relaxed_gpu_s32),
+        (wait_arrivals, "ld_acquire_gpu_s32", p.ld_relaxed_gpu_s32),
+    ],
+)
+def test_either_end_that_is_relaxed_is_a_data_race(function, ordered, relaxed, monkeypatch):
+    monkeypatch.setitem(function.__globals__, ordered, relaxed)
+    with pytest.raises(DataRace, match="weak load of 4 bytes that another thread has stored"):
+        run(0, "checked")
 
 
 def test_a_block_that_does_not_come_is_reported():

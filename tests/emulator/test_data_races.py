@@ -415,7 +415,7 @@ def test_a_stage_is_free_when_the_bulk_store_has_read_it(launch, waits):
         launch(store_two, y, smem_bytes=64, memory_model="checked")
         np.testing.assert_array_equal(y, np.arange(16) // 8)
     else:
-        with pytest.raises(DataRace, match=r"weak store to 4 bytes that another thread has loaded(.|\n)*waited for"):
+        with pytest.raises(DataRace, match=r"weak store to 4 bytes that a bulk copy has loaded(.|\n)*waited for"):
             launch(store_two, y, smem_bytes=64, memory_model="checked")
 
 

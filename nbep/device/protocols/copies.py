@@ -1,8 +1,8 @@
 """Copies of rows by one warp, in 16-byte vectors.
 
-A lane has UNROLL loads in flight before its first store: 24 warps of a block then keep 86 KB on the way, enough to
-cover the latency of memory at the rate of a GPU's share of the links. A row of 7168 values is four such groups in bf16,
-two in FP8.
+A lane has up to UNROLL loads in flight before its first store: 24 warps of a block then keep 86 KB on the way, enough
+to cover the latency of memory at the rate of a GPU's share of the links. A row of 7168 values is four such groups in
+bf16, two in FP8.
 
 Source: DeepEP csrc/kernels/utils.cuh, UNROLLED_WARP_COPY
 """
