@@ -9,7 +9,7 @@ It knows nothing of expert parallelism.  Read in this order:
     scheduler       who runs next, and what a deadlock is; `report` tells it
     stream, world   launches, events, ranks
     delayed         stores that are seen as late as their order allows
-    checked         accesses that nothing orders behind the store that they meet
+    checked         accesses to the same bytes that nothing orders; `knowledge` is what threads know of each other's
     tracing         calls an observer at every access
     process         one rank per process, as under mpiexec
 """

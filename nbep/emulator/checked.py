@@ -13,27 +13,40 @@ which they happen.  A store is known to whoever knows its block up to its thread
 whoever knows it up to the first signal of any kind.  So knowledge is exact between blocks; inside a block, a thread
 that has synchronised with one other knows what all have signalled; and a kernel that starts knows what all have.
 
-The copy engine loads from global memory with the knowledge that its thread had at its last fence.proxy.async.global.
-What it does counts as done by its thread once that has waited for it.
+The copy engine loads from global memory with what its thread knows to be behind a fence.proxy.async.global, of its own
+or of one who stored.  What it does counts as done by its thread once that has waited for it.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections import deque
+from typing import TYPE_CHECKING, Any
 
 from . import errors
 from .access import POLLED, describe_thread
+from .bulk import MBarrier
 from .faults import error_at
 from .kinds import KINDS
+from .knowledge import (
+    ALL_BLOCKS,
+    NOT_WAITED,
+    NOT_YET,
+    NOTHING,
+    Access,
+    Knowledge,
+    Message,
+    Numbers,
+    Owner,
+    join,
+    later,
+)
 from .memory import OFFSET_MASK, Allocation
 from .source import Site, describe_site, site_of
 from .thread import Thread
 from .warp import Collective, Warp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from greenlet import greenlet
 
     from .block import Block
@@ -42,89 +55,18 @@ SCOPES = {"cta": 1, "gpu": 2, "sys": 3}
 WEAK = frozenset(("weak", "nc", "bulk"))
 RELEASES = frozenset(("release", "acq_rel"))
 ACQUIRES = frozenset(("acquire", "acq_rel"))
-NOT_YET = 1 << 62  # the number of a signal that has not been given
-NOT_WAITED = NOT_YET + 1  # nor can it, before the thread has waited for its bulk copy
 GRANULE_BITS = 4  # accesses are looked up by 16 aligned bytes
-ALL_BLOCKS = 0  # in place of a block's number: of every block
 MANY_LOADS = 64  # of a granule; then those that everybody knows of are forgotten
 
-Numbers = dict[int, int]  # block -> its latest signal that is known.  Never changed once made.
-
-
-class Knowledge(NamedTuple):
-    """Of stores, what a thread knows itself, and what the copy engine knows when it starts a copy; of loads."""
-
-    stores: Numbers
-    engine: Numbers
-    loads: Numbers
-
-
-class Owner(NamedTuple):
-    """Who accessed.  Compared by identity: there is one for each thread of each launch, and one for its copy engine."""
-
-    rank: int
-    kernel: str
-    block: int  # a number that no other block of the run has
-    block_idx: int
-    thread_idx: int
-
-
-class Message(NamedTuple):
-    """What the last store to a cell tells those who read it."""
-
-    knowledge: Knowledge
-    scope: int
-    rank: int
-    block: int
-
-
-class Access:
-    """A store or a load of some bytes.
-
-    number: of the first signal of its thread that tells of it; at_exit: that was the end of the kernel
-    """
-
-    __slots__ = ("owner", "verb", "begin", "end", "order", "site", "number", "at_exit")
-
-    def __init__(self, owner: Owner, verb: str, begin: int, end: int, order: str, site: Site | None):
-        self.owner = owner
-        self.verb = verb
-        self.begin = begin
-        self.end = end
-        self.order = order
-        self.site = site
-        self.number = NOT_YET
-        self.at_exit = False
-
-
-def join(knowledge: Iterable[Knowledge]) -> Knowledge:
-    """What those who meet know together."""
-    stores: Numbers = {}
-    engine: Numbers = {}
-    loads: Numbers = {}
-    for one in {id(one): one for one in knowledge}.values():
-        stores = _later(stores, one.stores)
-        engine = _later(engine, one.engine)
-        loads = _later(loads, one.loads)
-    return Knowledge(stores, engine, loads)
-
-
-def _later(a: Numbers, b: Numbers) -> Numbers:
-    if not a or a is b:
-        return b
-    new = {block: number for block, number in b.items() if a.get(block, 0) < number}
-    return {**a, **new} if new else a
-
-
-NOTHING = Knowledge({}, {}, {})
+Cell = tuple[Allocation, int]
 
 
 class CheckedThread(Thread):
     """A thread whose accesses are checked against those of others."""
 
     __slots__ = (
-        "owner", "engine", "knowledge", "fence_message", "heard", "last_poll",
-        "stores", "loads", "stores_of_engine", "loads_of_engine",
+        "owner", "engine", "knowledge", "fence_knowledge", "released", "heard", "observed", "last_poll",
+        "stores", "loads", "open_group", "groups", "issued_stores", "issued_loads",
     )  # fmt: skip
 
     def __init__(self, block: Block, thread_idx: int, warp: Warp, hub: greenlet):
@@ -134,13 +76,21 @@ class CheckedThread(Thread):
         self.engine = Owner(*self.owner)  # as long as the thread has not waited for it
         so_far = {ALL_BLOCKS: launch.first_signal}
         self.knowledge = Knowledge(so_far, so_far, so_far)
-        self.fence_message: Message | None = None  # what a store takes along that no release orders
-        self.heard = NOTHING  # what relaxed loads have met, for a fence to acquire
+        # What a store takes along that no release orders: what was known at the last fence, and at this thread's last
+        # release to the same cell.
+        self.fence_knowledge = NOTHING
+        self.released: dict[Cell, Knowledge] = {}
+        self.heard: dict[Cell, Knowledge] = {}  # what relaxed loads have met, for a later acquire or fence
+        self.observed: set[Access] = set()  # strong stores whose values this thread has loaded
         self.last_poll: tuple[Allocation, int, str] | None = None
         self.stores: list[Access] = []  # those that no release tells of yet
         self.loads: list[Access] = []  # those that no signal tells of yet
-        self.stores_of_engine: list[Access] = []  # those that the thread has not waited for
-        self.loads_of_engine: dict[int | None, list[Access]] = {}  # the same, by mbarrier; None: by bulk groups
+        # What the copy engine does for bulk stores, until the thread has waited for it.
+        self.open_group: list[Access] = []
+        self.groups: deque[list[Access]] = deque()
+        # Copies under way: the store with its allocation; the load with its place in shared memory and its mbarrier.
+        self.issued_stores: list[tuple[Allocation, Access]] = []
+        self.issued_loads: list[tuple[int, Access, MBarrier]] = []
 
     # --- signals ------------------------------------------------------------------------------------------------
 
@@ -161,38 +111,43 @@ class CheckedThread(Thread):
         latest = {self.owner.block: self.world.signals}
         return knowledge._replace(stores={**knowledge.stores, **latest}, loads={**knowledge.loads, **latest})
 
-    def message(self, order: str, scope: str) -> Message:
+    def message(self, cell: Cell, order: str, scope: str) -> Message:
         """Signal, and say what whoever reads that may know."""
         self.signal(order in RELEASES)
+        knowledge = self.with_latest(self.knowledge)
         if order in RELEASES:
-            return Message(self.with_latest(self.knowledge), SCOPES[scope], self.rank, self.owner.block)
-        known = NOTHING if self.fence_message is None else self.fence_message.knowledge
-        loads = {**self.knowledge.loads, self.owner.block: self.world.signals}
-        return Message(known._replace(loads=loads), SCOPES[scope], self.rank, self.owner.block)
+            self.released[cell] = knowledge
+        else:
+            earlier = join((self.fence_knowledge, self.released.get(cell, NOTHING)))
+            knowledge = earlier._replace(loads=knowledge.loads)
+        return Message(knowledge, SCOPES[scope], self.rank, self.owner.block)
 
     def send(self, allocation: Allocation, offset: int, order: str, scope: str, modifies: bool) -> None:
         """A store to a cell; one that modifies it, as atomics do, passes on what the cell said before."""
         if order == "weak":
             allocation.messages.pop(offset, None)
             return
-        message = self.message(order, scope)
+        message = self.message((allocation, offset), order, scope)
         before = allocation.messages.get(offset) if modifies else None
         if before is not None:
-            widest = max(message, before, key=lambda one: one.scope)
-            message = widest._replace(knowledge=join((before.knowledge, message.knowledge)))
+            message = message._replace(knowledge=join((before.knowledge, message.knowledge)))
         allocation.messages[offset] = message
 
     def receive(self, allocation: Allocation, offset: int, order: str, scope: str) -> None:
         """A strong access has read a cell."""
-        self.last_poll = allocation, offset, order
+        cell = allocation, offset
+        self.last_poll = allocation, offset, f"{order}.{scope}"
+        stores = allocation.last_stores.get(offset >> GRANULE_BITS, ())
+        self.observed.update(store for store in stores if store.begin == offset and store.order not in WEAK)
         message = allocation.messages.get(offset)
         if message is None or not self.reaches(message, SCOPES[scope]):
             return
+        heard = join((self.heard.get(cell, NOTHING), message.knowledge))
         if order in ACQUIRES:
-            self.knowledge = join((self.knowledge, message.knowledge))
+            self.knowledge = join((self.knowledge, heard))
         else:
-            self.heard = join((self.heard, message.knowledge))
-            self.knowledge = self.knowledge._replace(loads=_later(self.knowledge.loads, message.knowledge.loads))
+            self.heard[cell] = heard
+            self.knowledge = self.knowledge._replace(loads=later(self.knowledge.loads, heard.loads))
 
     def reaches(self, message: Message, scope: int) -> bool:
         """Whether a message comes to this thread, by the scopes of both ends."""
@@ -202,12 +157,14 @@ class CheckedThread(Thread):
     def fence(self, order: str, scope: str) -> None:
         super().fence(order, scope)
         if order in RELEASES:
-            self.knowledge = join((self.knowledge, self.heard))
-            self.fence_message = self.message(order, scope)
+            self.knowledge = join((self.knowledge, *self.heard.values()))
+            self.signal(True)
+            self.fence_knowledge = self.with_latest(self.knowledge)
 
     def fence_proxy_async_global(self) -> None:
         super().fence_proxy_async_global()
-        self.knowledge = self.knowledge._replace(engine=self.knowledge.stores)
+        self.signal(True)
+        self.knowledge = self.knowledge._replace(engine=self.with_latest(self.knowledge).stores)
 
     def _collect(self, name: str, mask: int, value: Any) -> Collective:
         """Only a syncwarp orders stores; but whoever goes on from a vote or a shuffle, the others' loads are over."""
@@ -248,17 +205,18 @@ class CheckedThread(Thread):
 
     def mbarrier_try_wait(self, address: int, parity: int) -> bool:
         done = super().mbarrier_try_wait(address, parity)
-        if done:
-            arrived = self.block.mbarriers[address].knowledge or NOTHING
-            self.knowledge = self.with_latest(join((self.knowledge, arrived)))
-            self.wait_for_engine(self.loads_of_engine.pop(address, []), self.loads)
+        mbarrier = self.block.mbarriers.get(address)
+        if done and mbarrier is not None:
+            self.knowledge = self.with_latest(join((self.knowledge, mbarrier.knowledge or NOTHING)))
+            self.take_over(mbarrier.loads)
+            mbarrier.loads = []
         return done
 
     def leave(self) -> None:
-        for copies in (self.stores_of_engine, *self.loads_of_engine.values()):
-            self.stores += copies
-        for store in self.stores:
-            store.at_exit = True
+        for group in (self.open_group, *self.groups):
+            self.take_over(group)
+        for access in self.stores:
+            access.at_exit = True
         self.signal(True)
         super().leave()
 
@@ -267,7 +225,7 @@ class CheckedThread(Thread):
     def load(self, address: int, kind: str, order: str, scope: str) -> Any:
         value = super().load(address, kind, order, scope)
         allocation, offset = self.segments[address >> 32], address & OFFSET_MASK
-        self.note_load(allocation, offset, KINDS[kind].size, order)
+        self.note_load(allocation, offset, KINDS[kind].size, order, scope)
         if order in POLLED:
             self.receive(allocation, offset, order, scope)
         return value
@@ -275,7 +233,7 @@ class CheckedThread(Thread):
     def store(self, address: int, kind: str, value: Any, order: str, scope: str) -> None:
         super().store(address, kind, value, order, scope)
         allocation, offset = self.segments[address >> 32], address & OFFSET_MASK
-        self.note_store(allocation, offset, KINDS[kind].size, order)
+        self.note_store(allocation, offset, KINDS[kind].size, order, scope)
         self.send(allocation, offset, order, scope, modifies=False)
 
     def atomic(
@@ -287,14 +245,14 @@ class CheckedThread(Thread):
 
     def load_shared(self, address: int, kind: str, order: str) -> Any:
         value = super().load_shared(address, kind, order)
-        self.note_load(self.shared, address, KINDS[kind].size, order)
+        self.note_load(self.shared, address, KINDS[kind].size, order, "cta")
         if order in POLLED:
             self.receive(self.shared, address, order, "cta")
         return value
 
     def store_shared(self, address: int, kind: str, value: Any, order: str) -> None:
         super().store_shared(address, kind, value, order)
-        self.note_store(self.shared, address, KINDS[kind].size, order)
+        self.note_store(self.shared, address, KINDS[kind].size, order, "cta")
         self.send(self.shared, address, order, "cta", modifies=False)
 
     def atomic_shared(self, op: str, address: int, kind: str, operand: Any, order: str, compare: Any = None) -> Any:
@@ -304,20 +262,22 @@ class CheckedThread(Thread):
 
     def _modified(self, allocation: Allocation, offset: int, kind: str, order: str, scope: str) -> None:
         self.receive(allocation, offset, order, scope)
-        self.note_store(allocation, offset, KINDS[kind].size, order)
+        self.note_store(allocation, offset, KINDS[kind].size, order, scope)
         self.send(allocation, offset, order, scope, modifies=True)
 
-    def note_load(self, allocation: Allocation, offset: int, nbytes: int, order: str) -> None:
+    def note_load(self, allocation: Allocation, offset: int, nbytes: int, order: str, scope: str) -> None:
         """A load of at most 16 aligned bytes: check it, and remember it."""
-        load = Access(self.owner, "load", offset, offset + nbytes, order, site_of(sys._getframe(2)))
+        how = order if order in WEAK else f"{order}.{scope}"
+        load = Access(self.owner, "load", offset, offset + nbytes, how, site_of(sys._getframe(2)))
         self.check(allocation, load, self.knowledge.stores)
         if allocation.writable:
             self.loads.append(load)
             self.remember_load(allocation, load)
 
-    def note_store(self, allocation: Allocation, offset: int, nbytes: int, order: str) -> None:
+    def note_store(self, allocation: Allocation, offset: int, nbytes: int, order: str, scope: str) -> None:
         """A store of at most 16 aligned bytes: check it, and remember it."""
-        store = Access(self.owner, "store", offset, offset + nbytes, order, site_of(sys._getframe(2)))
+        how = order if order in WEAK else f"{order}.{scope}"
+        store = Access(self.owner, "store", offset, offset + nbytes, how, site_of(sys._getframe(2)))
         self.check(allocation, store, self.knowledge.stores)
         self.stores.append(store)
         self.remember_store(allocation, store)
@@ -333,8 +293,8 @@ class CheckedThread(Thread):
         self.check(self.shared, Access(self.owner, "store", smem, smem + nbytes, "bulk", site), self.knowledge.stores)
         if allocation.writable:
             load.number = NOT_WAITED
-            self.loads_of_engine.setdefault(mbarrier, []).append(load)
             self.remember_load(allocation, load)
+        self.issued_loads.append((smem, load, self.block.mbarriers[mbarrier]))
 
     def bulk_store(self, gmem: int, smem: int, nbytes: int) -> None:
         super().bulk_store(gmem, smem, nbytes)
@@ -342,41 +302,50 @@ class CheckedThread(Thread):
         allocation, offset = self.segments[gmem >> 32], gmem & OFFSET_MASK
         load = Access(self.engine, "load", smem, smem + nbytes, "bulk", site)
         self.check(self.shared, load, self.knowledge.stores)
-        store = Access(self.owner, "store", offset, offset + nbytes, "bulk", site)
+        store = Access(self.engine, "store", offset, offset + nbytes, "bulk", site)
         self.check(allocation, store, self.knowledge.stores)
-        load.number = NOT_WAITED
-        self.loads_of_engine.setdefault(None, []).append(load)
+        load.number = store.number = NOT_WAITED
+        self.open_group += load, store
+        self.issued_stores.append((allocation, store))
         self.remember_load(self.shared, load)
 
     def put_bytes(self, allocation: Allocation, offset: int, data: bytes, site: Site | None) -> None:
         super().put_bytes(allocation, offset, data, site)
-        store = Access(self.engine, "store", offset, offset + len(data), "bulk", site)
-        if allocation is self.shared or self.exited:  # there will be no waiting for a bulk group
+        if allocation is self.shared:
+            store = Access(self.engine, "store", offset, offset + len(data), "bulk", site)
             self.world.signals += 1
-            store.number = self.world.signals
+            store.number = self.world.signals  # known to who has waited on the mbarrier
+            found = next(i for i, (smem, _, _) in enumerate(self.issued_loads) if smem == offset)
+            _, load, mbarrier = self.issued_loads.pop(found)
+            mbarrier.loads.append(load)
         else:
-            store.number = NOT_WAITED
-            self.stores_of_engine.append(store)
+            extent = allocation, offset, offset + len(data)
+            found = next(i for i, (at, s) in enumerate(self.issued_stores) if (at, s.begin, s.end) == extent)
+            store = self.issued_stores.pop(found)[1]
         self.remember_store(allocation, store)
+
+    def bulk_commit_group(self) -> None:
+        super().bulk_commit_group()
+        self.groups.append(self.open_group)
+        self.open_group = []
 
     def bulk_wait_group(self, n: int) -> None:
         super().bulk_wait_group(n)
-        if n == 0:
-            self.wait_for_engine(self.stores_of_engine, self.stores)
-            self.wait_for_engine(self.loads_of_engine.pop(None, []), self.loads)
+        while len(self.groups) > n:
+            self.take_over(self.groups.popleft())
 
     def bulk_wait_group_read(self, n: int) -> None:
         super().bulk_wait_group_read(n)
-        if n == 0:
-            self.wait_for_engine(self.loads_of_engine.pop(None, []), self.loads)
+        for group in list(self.groups)[: len(self.groups) - n]:
+            self.take_over([access for access in group if access.verb == "load"])
+            group[:] = [access for access in group if access.verb == "store"]
 
-    def wait_for_engine(self, copies: list[Access], accesses: list[Access]) -> None:
+    def take_over(self, copies: list[Access]) -> None:
         """What the copy engine has done is as if this thread had done it."""
         for access in copies:
             access.owner = self.owner
             access.number = NOT_YET
-        accesses += copies
-        copies.clear()
+            (self.loads if access.verb == "load" else self.stores).append(access)
 
     # --- the check ----------------------------------------------------------------------------------------------
 
@@ -409,7 +378,9 @@ class CheckedThread(Thread):
         stores, loads = allocation.last_stores, allocation.last_loads
         for granule in _granules(access):
             for store in stores.get(granule, ()):
-                if self.is_race(access, store, known):
+                # Between two copies of a block there is no change of proxy.
+                is_engines = store.order == "bulk" and store.owner.block == self.owner.block
+                if self.is_race(access, store, self.knowledge.stores if is_engines else known):
                     raise self.race(allocation, access, store)
             if access.verb == "store" and granule in loads:
                 for load in loads[granule].values():
@@ -424,12 +395,15 @@ class CheckedThread(Thread):
             and earlier.begin < access.end
             and access.begin < earlier.end
             and (access.order in WEAK or earlier.order in WEAK)
+            and earlier not in self.observed
         )
 
     def race(self, allocation: Allocation, access: Access, earlier: Access) -> errors.EmulatorError:
         is_load = earlier.verb == "load"
         if earlier.number == NOT_WAITED:
             why = "its thread has not waited for that copy"
+        elif earlier.order == "bulk" and allocation is self.shared and not is_load:
+            why = "this thread has not waited on the mbarrier of that copy, nor met one that has"
         elif earlier.number == NOT_YET or earlier.at_exit:
             why = "its thread has stored nothing since" if is_load else "its thread has released nothing since"
         elif is_load:
@@ -447,7 +421,7 @@ class CheckedThread(Thread):
             *_describe(earlier),
             f"  {why}",
         ]
-        if self.last_poll is not None:
+        if self.last_poll is not None and not self.last_poll[0].freed:
             cell, at, how = self.last_poll
             stores = [s for s in cell.last_stores.get(at >> GRANULE_BITS, ()) if s.begin <= at < s.end]
             if stores:

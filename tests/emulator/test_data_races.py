@@ -271,7 +271,7 @@ def test_strong_accesses_race_with_weak_ones_only(launch):
         else:
             wait_for(y, "relaxed")
 
-    with pytest.raises(DataRace, match="relaxed load of 4 bytes"):
+    with pytest.raises(DataRace, match=r"relaxed\.sys load of 4 bytes"):
         launch(poll_weak_store, np.zeros(4, np.int32), block=2, memory_model="checked")
 
 
@@ -474,8 +474,8 @@ def test_the_report_names_both_threads_both_lines_and_the_cell_that_was_polled()
         "    stored with weak order by rank 0, kernel `writer`, block 0, warp 0, lane 0 (thread 0)",
         "      at test_data_races.py:N (write)",
         "  its thread has released nothing since",
-        "  this thread last polled `ring` of rank 1: byte 32, with acquire order",
-        "    stored with relaxed order by rank 0, kernel `writer`, block 0, warp 0, lane 0 (thread 0)",
+        "  this thread last polled `ring` of rank 1: byte 32, with acquire.sys order",
+        "    stored with relaxed.sys order by rank 0, kernel `writer`, block 0, warp 0, lane 0 (thread 0)",
         "      at test_data_races.py:N (publish)",
         "  by rank 1, kernel `reader`, block 0, warp 0, lane 0 (thread 0)",
     ]

@@ -1,0 +1,223 @@
+"""Programs that PTX orders in less common ways: the memory model "checked" finds nothing in them.
+
+Source: PTX ISA, Memory Consistency Model (Release and Acquire Patterns, Causality Order), Async proxy
+"""
+
+import pytest
+
+from nbep.emulator import World, current_thread
+
+MBARRIER = 256
+DATA, FLAG, FLAG_2 = 0, 64, 96
+
+
+def run_together(kernels, seed):
+    """Run kernels (rank, function(t, memory), grid, block) at once; all start before any goes on."""
+    num_ranks = 1 + max(rank for rank, *_ in kernels)
+    world = World(num_ranks, seed, memory_model="checked")
+    owner = world.ranks[num_ranks - 1]
+    memory = owner.space.allocate(1024, "memory", zero=True)
+    streams = []
+    for rank, function, grid, block in kernels:
+        mine = memory if rank == num_ranks - 1 else world.ranks[rank].space.open(memory.handle)
+
+        def kernel(address, function=function):
+            t = current_thread()
+            if t.block_idx == 0 and t.thread_idx == 0:
+                t.atomic("add", address + 1020, "s32", 1, "relaxed", "sys")
+            wait_for(address + 1020, "relaxed", at_least=len(kernels))
+            function(t, address)
+
+        streams.append(world.ranks[rank].create_stream("stream"))
+        streams[-1].launch(kernel, (mine.address,), grid, block, 512)
+    for stream in streams:
+        stream.synchronize()
+
+
+def wait_for(flag, order="acquire", scope="sys", at_least=1):
+    t = current_thread()
+    while t.load(flag, "s32", order, scope) < at_least:
+        t.spin(10**12)
+
+
+def put(t, address, value=1):
+    t.store(address, "s32", value, "weak", "cta")
+
+
+def take(t, address):
+    assert t.load(address, "s32", "weak", "cta") == 1
+
+
+def load_in_bulk(t, memory):
+    t.mbarrier_init(MBARRIER, 1)
+    t.bulk_load(0, memory + DATA, 32, MBARRIER)
+    t.mbarrier_arrive_expect_tx(MBARRIER, 32)
+    while not t.mbarrier_try_wait(MBARRIER, 0):
+        pass
+    assert t.load_shared(0, "s32", "weak") == 1
+
+
+def relaxed_store_behind_a_release():
+    def write(t, memory):
+        put(t, memory + DATA)
+        t.store(memory + FLAG, "s32", 1, "release", "sys")
+        t.store(memory + FLAG, "s32", 2, "relaxed", "sys")
+
+    def read(t, memory):
+        wait_for(memory + FLAG, at_least=2)
+        take(t, memory + DATA)
+
+    return [(0, write, 1, 1), (1, read, 1, 1)]
+
+
+def acquire_behind_a_relaxed_load_of_the_same_cell():
+    def write(t, memory):
+        put(t, memory + DATA)
+        t.store(memory + FLAG, "s32", 1, "release", "sys")
+
+    def overwrite(t, memory):
+        wait_for(memory + FLAG_2, "relaxed")
+        t.store(memory + FLAG, "s32", 2, "relaxed", "sys")
+
+    def read(t, memory):
+        wait_for(memory + FLAG, "relaxed")
+        t.store(memory + FLAG_2, "s32", 1, "relaxed", "sys")
+        wait_for(memory + FLAG, at_least=2)
+        take(t, memory + DATA)
+
+    return [(0, write, 1, 1), (1, overwrite, 1, 1), (2, read, 1, 1)]
+
+
+def narrow_fence_behind_a_wide_one():
+    def write(t, memory):
+        put(t, memory + DATA)
+        t.fence("acq_rel", "sys")
+        t.fence("acq_rel", "cta")
+        t.store(memory + FLAG, "s32", 1, "relaxed", "sys")
+
+    def read(t, memory):
+        wait_for(memory + FLAG)
+        take(t, memory + DATA)
+
+    return [(0, write, 1, 1), (1, read, 1, 1)]
+
+
+def narrow_acquire_of_what_a_neighbour_has_added():
+    def add(t, memory):
+        if t.block_idx == 0:
+            if t.thread_idx == 0:
+                t.atomic("add", memory + FLAG, "s32", 1, "release", "sys")
+        elif t.thread_idx == 0:
+            wait_for(memory + FLAG, "relaxed", "gpu")
+            put(t, memory + DATA)
+            t.atomic("add", memory + FLAG, "s32", 1, "release", "gpu")
+        else:
+            wait_for(memory + FLAG, "relaxed", "gpu", at_least=2)
+            t.load(memory + FLAG, "s32", "acquire", "cta")
+            take(t, memory + DATA)
+
+    return [(0, add, 2, 2)]
+
+
+def flag_that_its_reader_resets():
+    def write(t, memory):
+        t.store(memory + FLAG, "s32", 1, "relaxed", "sys")
+
+    def reset(t, memory):
+        wait_for(memory + FLAG, "relaxed")
+        put(t, memory + FLAG, 0)
+
+    return [(0, write, 1, 1), (1, reset, 1, 1)]
+
+
+def first_of_two_bulk_groups():
+    def write(t, memory):
+        for i in range(16):
+            t.store_shared(4 * i, "s32", 1, "weak")
+        t.fence_proxy_async()
+        for i in range(2):
+            t.bulk_store(memory + DATA + 512 * i, 32 * i, 32)
+            t.bulk_commit_group()
+        t.bulk_wait_group(1)
+        t.store(memory + FLAG, "s32", 1, "release", "sys")
+        t.bulk_wait_group(0)
+
+    def read(t, memory):
+        wait_for(memory + FLAG)
+        take(t, memory + DATA)
+
+    return [(0, write, 1, 1), (1, read, 1, 1)]
+
+
+def proxy_fence_of_the_one_who_stored():
+    def exchange(t, memory):
+        if t.thread_idx == 40:
+            for i in range(8):
+                put(t, memory + DATA + 4 * i)
+            t.fence_proxy_async_global()
+        t.barrier(0, 64)
+        if t.thread_idx == 0:
+            load_in_bulk(t, memory)
+
+    return [(0, exchange, 1, 64)]
+
+
+def bulk_load_of_what_the_block_has_stored_in_bulk():
+    def exchange(t, memory):
+        if t.thread_idx == 40:
+            for i in range(8):
+                t.store_shared(64 + 4 * i, "s32", 1, "weak")
+            t.fence_proxy_async()
+            t.bulk_store(memory + DATA, 64, 32)
+            t.bulk_commit_group()
+            t.bulk_wait_group(0)
+        t.barrier(0, 64)
+        if t.thread_idx == 0:
+            load_in_bulk(t, memory)
+
+    return [(0, exchange, 1, 64)]
+
+
+def consumer_that_waits_for_its_producers_copy():
+    def write(t, memory):
+        for i in range(8):
+            put(t, memory + DATA + 4 * i)
+        t.store(memory + FLAG, "s32", 1, "release", "sys")
+        wait_for(memory + FLAG_2)
+        put(t, memory + DATA, 2)
+
+    def read(t, memory):
+        if t.thread_idx == 0:
+            t.mbarrier_init(MBARRIER, 1)
+        t.barrier(0, 64)
+        if t.thread_idx == 0:
+            wait_for(memory + FLAG)
+            t.fence_proxy_async_global()
+            t.bulk_load(0, memory + DATA, 32, MBARRIER)
+            t.mbarrier_arrive_expect_tx(MBARRIER, 32)
+        elif t.thread_idx == 32:
+            while not t.mbarrier_try_wait(MBARRIER, 0):
+                pass
+            assert t.load_shared(0, "s32", "weak") == 1
+            t.store(memory + FLAG_2, "s32", 1, "release", "sys")
+
+    return [(0, write, 1, 1), (1, read, 1, 64)]
+
+
+PATTERNS = [
+    relaxed_store_behind_a_release,
+    acquire_behind_a_relaxed_load_of_the_same_cell,
+    narrow_fence_behind_a_wide_one,
+    narrow_acquire_of_what_a_neighbour_has_added,
+    flag_that_its_reader_resets,
+    first_of_two_bulk_groups,
+    proxy_fence_of_the_one_who_stored,
+    bulk_load_of_what_the_block_has_stored_in_bulk,
+    consumer_that_waits_for_its_producers_copy,
+]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: pattern.__name__)
+def test_nothing_is_found_in(pattern):
+    for seed in range(12):
+        run_together(pattern(), seed)
