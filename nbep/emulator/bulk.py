@@ -94,7 +94,7 @@ class BulkState:
         """Whether all but the `n` latest groups are done (`read_only`: have read their source)."""
         while self.committed and not self.committed[0].writes:
             self.committed.popleft()
-        older = list(self.committed)[: len(self.committed) - n] if n else self.committed
+        older = list(self.committed)[: max(len(self.committed) - n, 0)]
         return not any(group.reads if read_only else group.writes for group in older)
 
     def unread(self) -> bool:

@@ -10,8 +10,8 @@ without all that.
 
 What a thread knows is a `Knowledge`: how far it knows the signals of each block.  Signals are numbered in the order in
 which they happen.  A store is known to whoever knows its block up to its thread's first release after it, a load to
-whoever knows it up to the first signal of any kind.  So knowledge is exact between blocks; inside a block, a thread
-that has synchronised with one other knows what all have signalled; and a kernel that starts knows what all have.
+whoever knows it up to the first signal of any kind.  That is not exact, so some races are not found: who hears of one
+thread knows what all of its block have signalled before, and a kernel that starts knows what all have.
 
 The copy engine loads from global memory with what its thread knows to be behind a fence.proxy.async.global, of its own
 or of one who stored.  What it does counts as done by its thread once that has waited for it.
@@ -207,9 +207,11 @@ class CheckedThread(Thread):
         done = super().mbarrier_try_wait(address, parity)
         mbarrier = self.block.mbarriers.get(address)
         if done and mbarrier is not None:
-            self.knowledge = self.with_latest(join((self.knowledge, mbarrier.knowledge or NOTHING)))
-            self.take_over(mbarrier.loads)
+            self.world.signals += 1
+            for load in mbarrier.loads:
+                load.number = self.world.signals
             mbarrier.loads = []
+            self.knowledge = self.with_latest(join((self.knowledge, mbarrier.knowledge or NOTHING)))
         return done
 
     def leave(self) -> None:
@@ -336,7 +338,7 @@ class CheckedThread(Thread):
 
     def bulk_wait_group_read(self, n: int) -> None:
         super().bulk_wait_group_read(n)
-        for group in list(self.groups)[: len(self.groups) - n]:
+        for group in list(self.groups)[: max(len(self.groups) - n, 0)]:
             self.take_over([access for access in group if access.verb == "load"])
             group[:] = [access for access in group if access.verb == "store"]
 
@@ -369,7 +371,7 @@ class CheckedThread(Thread):
         for granule in _granules(load):
             loads = allocation.last_loads.setdefault(granule, {})
             loads[id(load.owner), load.begin, load.end] = load
-            if len(loads) > MANY_LOADS:
+            if len(loads) > MANY_LOADS and len(loads).bit_count() == 1:  # not every time
                 known = min(launch.first_signal for launch in self.world.launches)
                 allocation.last_loads[granule] = {key: one for key, one in loads.items() if one.number > known}
 

@@ -154,3 +154,25 @@ def test_wait_for_an_mbarrier_can_be_bounded(launch):
 
     launch(bounded, late, smem_bytes=264, on_deadlock="expire")
     assert late[0] == 1
+
+
+def test_waiting_for_all_but_more_groups_than_there_are_waits_for_none(launch):
+    """The stage is written again at once, so that some seed sends the later bytes."""
+
+    def hasty(y):
+        t = current_thread()
+        for i in range(2):
+            t.store_shared(16 * i, "v4", (1, 1, 1, 1), "weak")
+            t.fence_proxy_async()
+            t.bulk_store(y + 16 * i, 16 * i, 16)
+            t.bulk_commit_group()
+        t.bulk_wait_group_read(3)
+        t.store_shared(0, "v4", (2, 2, 2, 2), "weak")
+        t.bulk_wait_group(0)
+
+    seen = set()
+    for seed in SEEDS:
+        y = np.zeros(8, np.int32)
+        launch(hasty, y, smem_bytes=64, seed=seed)
+        seen.add(int(y[0]))
+    assert seen == {1, 2}

@@ -178,7 +178,7 @@ def bulk_load_of_what_the_block_has_stored_in_bulk():
     return [(0, exchange, 1, 64)]
 
 
-def consumer_that_waits_for_its_producers_copy():
+def consumers_that_wait_for_their_producers_copy():
     def write(t, memory):
         for i in range(8):
             put(t, memory + DATA + 4 * i)
@@ -195,11 +195,12 @@ def consumer_that_waits_for_its_producers_copy():
             t.fence_proxy_async_global()
             t.bulk_load(0, memory + DATA, 32, MBARRIER)
             t.mbarrier_arrive_expect_tx(MBARRIER, 32)
-        elif t.thread_idx == 32:
+        elif t.thread_idx in (32, 33):  # only one of them says so
             while not t.mbarrier_try_wait(MBARRIER, 0):
                 pass
             assert t.load_shared(0, "s32", "weak") == 1
-            t.store(memory + FLAG_2, "s32", 1, "release", "sys")
+            if t.thread_idx == 32:
+                t.store(memory + FLAG_2, "s32", 1, "release", "sys")
 
     return [(0, write, 1, 1), (1, read, 1, 64)]
 
@@ -213,7 +214,7 @@ PATTERNS = [
     first_of_two_bulk_groups,
     proxy_fence_of_the_one_who_stored,
     bulk_load_of_what_the_block_has_stored_in_bulk,
-    consumer_that_waits_for_its_producers_copy,
+    consumers_that_wait_for_their_producers_copy,
 ]
 
 
