@@ -325,9 +325,8 @@ def combine_row(out, rows, num_rows, token, lane, shape):
             others = load_rows(rows + 8 * HALF, num_rows - HALF, offset)
             first = load_rows(rows, HALF, offset)
             total = add_rows(add_rows(zero_f32x8(), first, HALF), others, num_rows - HALF)
-            if num_rows > MAX_RANKS:
-                last = load_rows(rows + 8 * MAX_RANKS, num_rows - MAX_RANKS, offset)
-                total = add_rows(total, last, num_rows - MAX_RANKS)
+            for i in range(MAX_RANKS, num_rows):
+                total = add_bf16x8(total, ld_na_v4(ld_shared_s64(rows + 8 * i) + offset))
             st_na_v4(row + offset, to_bf16x8(total))
         else:
             first = load_rows(rows, num_rows, offset)
