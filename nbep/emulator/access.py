@@ -19,13 +19,13 @@ from . import errors
 from .faults import error_at, explain
 from .kinds import KINDS, wrap
 from .memory import Allocation
+from .orders import POLLED
 from .source import Site, site_of
 
 if TYPE_CHECKING:
     from .block import Block
     from .warp import Warp
 
-POLLED = frozenset(("volatile", "relaxed", "acquire"))
 FAULTS = (KeyError, IndexError, TypeError, ValueError, OverflowError, struct.error)
 OPS = {
     "add": lambda old, operand, _: old + operand,

@@ -49,7 +49,7 @@ class MBarrier:
         self.watchers: dict[int, dict[Thread, None]] = {}
         self.writers: dict[int, Any] = {}
         self.knowledge: Any = None  # what those who have arrived know; see `checked`
-        self.loads: list[Any] = []  # those of the copies that are there
+        self.copies: list[Any] = []  # what those have done that are there
 
     def read(self, offset: int, kind: str) -> int:
         return self.phase

@@ -24,7 +24,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from . import errors
-from .access import POLLED, describe_thread
+from .access import describe_thread
 from .bulk import MBarrier
 from .faults import error_at
 from .kinds import KINDS
@@ -38,10 +38,12 @@ from .knowledge import (
     Message,
     Numbers,
     Owner,
+    distance,
     join,
     later,
 )
 from .memory import OFFSET_MASK, Allocation
+from .orders import ACQUIRES, POLLED, RELEASES, SCOPES
 from .source import Site, describe_site, site_of
 from .thread import Thread
 from .warp import Collective, Warp
@@ -49,12 +51,8 @@ from .warp import Collective, Warp
 if TYPE_CHECKING:
     from greenlet import greenlet
 
-    from .block import Block
+    from .block import Block, NamedBarrier
 
-SCOPES = {"cta": 1, "gpu": 2, "sys": 3}
-WEAK = frozenset(("weak", "nc", "bulk"))
-RELEASES = frozenset(("release", "acq_rel"))
-ACQUIRES = frozenset(("acquire", "acq_rel"))
 GRANULE_BITS = 4  # accesses are looked up by 16 aligned bytes
 MANY_LOADS = 64  # of a granule; then those that everybody knows of are forgotten
 
@@ -65,8 +63,8 @@ class CheckedThread(Thread):
     """A thread whose accesses are checked against those of others."""
 
     __slots__ = (
-        "owner", "engine", "knowledge", "fence_knowledge", "released", "heard", "observed", "last_poll",
-        "stores", "loads", "open_group", "groups", "issued_stores", "issued_loads",
+        "owner", "engine", "knowledge", "fences", "released", "heard", "observed", "last_poll",
+        "stores", "loads", "open_group", "groups", "issued",
     )  # fmt: skip
 
     def __init__(self, block: Block, thread_idx: int, warp: Warp, hub: greenlet):
@@ -76,11 +74,12 @@ class CheckedThread(Thread):
         self.engine = Owner(*self.owner)  # as long as the thread has not waited for it
         so_far = {ALL_BLOCKS: launch.first_signal}
         self.knowledge = Knowledge(so_far, so_far, so_far)
-        # What a store takes along that no release orders: what was known at the last fence, and at this thread's last
-        # release to the same cell.
-        self.fence_knowledge = NOTHING
-        self.released: dict[Cell, Knowledge] = {}
-        self.heard: dict[Cell, Knowledge] = {}  # what relaxed loads have met, for a later acquire or fence
+        # What a store takes along that no release orders: what was known at the last fence of each reach, and at this
+        # thread's last release of each reach to the same cell.
+        self.fences: dict[int, Knowledge] = {}
+        self.released: dict[Cell, dict[int, Knowledge]] = {}
+        # What relaxed loads have met, for a later acquire or fence that reaches as far.
+        self.heard: dict[tuple[Cell, int], Knowledge] = {}
         self.observed: set[Access] = set()  # strong stores whose values this thread has loaded
         self.last_poll: tuple[Allocation, int, str] | None = None
         self.stores: list[Access] = []  # those that no release tells of yet
@@ -88,9 +87,7 @@ class CheckedThread(Thread):
         # What the copy engine does for bulk stores, until the thread has waited for it.
         self.open_group: list[Access] = []
         self.groups: deque[list[Access]] = deque()
-        # Copies under way: the store with its allocation; the load with its place in shared memory and its mbarrier.
-        self.issued_stores: list[tuple[Allocation, Access]] = []
-        self.issued_loads: list[tuple[int, Access, MBarrier]] = []
+        self.issued: list[tuple[Access, Access, MBarrier]] = []  # bulk loads under way: the load and the store of each
 
     # --- signals ------------------------------------------------------------------------------------------------
 
@@ -111,55 +108,56 @@ class CheckedThread(Thread):
         latest = {self.owner.block: self.world.signals}
         return knowledge._replace(stores={**knowledge.stores, **latest}, loads={**knowledge.loads, **latest})
 
-    def message(self, cell: Cell, order: str, scope: str) -> Message:
-        """Signal, and say what whoever reads that may know."""
-        self.signal(order in RELEASES)
-        knowledge = self.with_latest(self.knowledge)
-        if order in RELEASES:
-            self.released[cell] = knowledge
-        else:
-            earlier = join((self.fence_knowledge, self.released.get(cell, NOTHING)))
-            knowledge = earlier._replace(loads=knowledge.loads)
-        return Message(knowledge, SCOPES[scope], self.rank, self.owner.block)
-
     def send(self, allocation: Allocation, offset: int, order: str, scope: str, modifies: bool) -> None:
         """A store to a cell; one that modifies it, as atomics do, passes on what the cell said before."""
         if order == "weak":
             allocation.messages.pop(offset, None)
             return
-        message = self.message((allocation, offset), order, scope)
+        cell, reach = (allocation, offset), SCOPES[scope]
+        self.signal(order in RELEASES)
+        now = self.with_latest(self.knowledge)
+        if order in RELEASES:
+            self.released[cell] = {**self.released.get(cell, {}), reach: now}
+        else:
+            now = NOTHING._replace(loads=now.loads)
+        earlier = [*self.fences.items(), *self.released.get(cell, {}).items()]
         before = allocation.messages.get(offset) if modifies else None
-        if before is not None:
-            message = message._replace(knowledge=join((before.knowledge, message.knowledge)))
-        allocation.messages[offset] = message
+        if before is not None and reach >= distance(self.owner, before.owner):
+            earlier += before.parts.items()
+        parts = {reach: now}
+        for its_reach, knowledge in earlier:
+            least = min(its_reach, reach)
+            parts[least] = join((parts.get(least, NOTHING), knowledge))
+        allocation.messages[offset] = Message(self.owner, parts)
 
     def receive(self, allocation: Allocation, offset: int, order: str, scope: str) -> None:
         """A strong access has read a cell."""
-        cell = allocation, offset
+        cell, reach = (allocation, offset), SCOPES[scope]
         self.last_poll = allocation, offset, f"{order}.{scope}"
-        stores = allocation.last_stores.get(offset >> GRANULE_BITS, ())
-        self.observed.update(store for store in stores if store.begin == offset and store.order not in WEAK)
+        for store in allocation.last_stores.get(offset >> GRANULE_BITS, ()):
+            if store.begin == offset and min(store.reach, reach) >= distance(store.owner, self.owner):
+                self.observed.add(store)
         message = allocation.messages.get(offset)
-        if message is None or not self.reaches(message, SCOPES[scope]):
+        if message is None:
             return
-        heard = join((self.heard.get(cell, NOTHING), message.knowledge))
+        needed = distance(message.owner, self.owner)
+        if reach < needed:
+            return
+        heard = join((self.heard.get((cell, needed), NOTHING), message.heard(needed)))
         if order in ACQUIRES:
             self.knowledge = join((self.knowledge, heard))
         else:
-            self.heard[cell] = heard
+            self.heard[cell, needed] = heard
             self.knowledge = self.knowledge._replace(loads=later(self.knowledge.loads, heard.loads))
-
-    def reaches(self, message: Message, scope: int) -> bool:
-        """Whether a message comes to this thread, by the scopes of both ends."""
-        needed = 1 if message.block == self.owner.block else 2 if message.rank == self.rank else 3
-        return message.scope >= needed and scope >= needed
 
     def fence(self, order: str, scope: str) -> None:
         super().fence(order, scope)
         if order in RELEASES:
-            self.knowledge = join((self.knowledge, *self.heard.values()))
+            reach = SCOPES[scope]
+            heard = (knowledge for (_, needed), knowledge in self.heard.items() if needed <= reach)
+            self.knowledge = join((self.knowledge, *heard))
             self.signal(True)
-            self.fence_knowledge = self.with_latest(self.knowledge)
+            self.fences[reach] = self.with_latest(self.knowledge)
 
     def fence_proxy_async_global(self) -> None:
         super().fence_proxy_async_global()
@@ -177,42 +175,47 @@ class CheckedThread(Thread):
         self.knowledge = known if orders else self.knowledge._replace(loads=known.loads)
         return collective
 
-    def meet(self, barrier_id: int, num_threads: int, predicate: bool) -> Any:
+    def arrive(self, barrier_id: int, num_threads: int, wait: bool, predicate: bool = True) -> NamedBarrier:
         self.signal(True)
-        barrier = super().meet(barrier_id, num_threads, predicate)
-        if barrier.known is None:
+        barrier = super().arrive(barrier_id, num_threads, wait, predicate)
+        if barrier.is_full:
             barrier.known = self.with_latest(join(barrier.knowledge))
+        return barrier
+
+    def meet(self, barrier_id: int, num_threads: int, predicate: bool) -> NamedBarrier:
+        barrier = super().meet(barrier_id, num_threads, predicate)
         self.knowledge = barrier.known
         return barrier
 
-    def barrier_arrive(self, barrier_id: int, num_threads: int) -> None:
-        self.signal(True)
-        super().barrier_arrive(barrier_id, num_threads)
-
     def mbarrier_arrive(self, address: int) -> None:
-        self._arrive(address)
         super().mbarrier_arrive(address)
+        self._arrived(address)
 
     def mbarrier_arrive_expect_tx(self, address: int, nbytes: int) -> None:
-        self._arrive(address)
         super().mbarrier_arrive_expect_tx(address, nbytes)
+        self._arrived(address)
 
-    def _arrive(self, address: int) -> None:
-        mbarrier = self.block.mbarriers.get(address)
-        if mbarrier is not None:
-            self.signal(True)
-            mbarrier.knowledge = self.with_latest(join((mbarrier.knowledge or NOTHING, self.knowledge)))
+    def _arrived(self, address: int) -> None:
+        mbarrier = self.block.mbarriers[address]
+        self.signal(True)
+        mbarrier.knowledge = self.with_latest(join((mbarrier.knowledge or NOTHING, self.knowledge)))
 
     def mbarrier_try_wait(self, address: int, parity: int) -> bool:
         done = super().mbarrier_try_wait(address, parity)
         mbarrier = self.block.mbarriers.get(address)
         if done and mbarrier is not None:
             self.world.signals += 1
-            for load in mbarrier.loads:
-                load.number = self.world.signals
-            mbarrier.loads = []
+            for access in mbarrier.copies:
+                access.number = self.world.signals
+            mbarrier.copies = []
             self.knowledge = self.with_latest(join((self.knowledge, mbarrier.knowledge or NOTHING)))
         return done
+
+    def spin(self, deadline_ns: int) -> bool:
+        """A wait that is over time ends the checks: what threads do then, they do to bytes that are not there."""
+        is_over = super().spin(deadline_ns)
+        self.world.timed_out |= is_over
+        return is_over
 
     def leave(self) -> None:
         for group in (self.open_group, *self.groups):
@@ -269,18 +272,16 @@ class CheckedThread(Thread):
 
     def note_load(self, allocation: Allocation, offset: int, nbytes: int, order: str, scope: str) -> None:
         """A load of at most 16 aligned bytes: check it, and remember it."""
-        how = order if order in WEAK else f"{order}.{scope}"
-        load = Access(self.owner, "load", offset, offset + nbytes, how, site_of(sys._getframe(2)))
-        self.check(allocation, load, self.knowledge.stores)
+        load = Access(self.owner, "load", offset, offset + nbytes, order, scope, site_of(sys._getframe(2)))
+        self.check(allocation, load)
         if allocation.writable:
             self.loads.append(load)
             self.remember_load(allocation, load)
 
     def note_store(self, allocation: Allocation, offset: int, nbytes: int, order: str, scope: str) -> None:
         """A store of at most 16 aligned bytes: check it, and remember it."""
-        how = order if order in WEAK else f"{order}.{scope}"
-        store = Access(self.owner, "store", offset, offset + nbytes, how, site_of(sys._getframe(2)))
-        self.check(allocation, store, self.knowledge.stores)
+        store = Access(self.owner, "store", offset, offset + nbytes, order, scope, site_of(sys._getframe(2)))
+        self.check(allocation, store)
         self.stores.append(store)
         self.remember_store(allocation, store)
 
@@ -288,43 +289,37 @@ class CheckedThread(Thread):
 
     def bulk_load(self, smem: int, gmem: int, nbytes: int, mbarrier: int) -> None:
         super().bulk_load(smem, gmem, nbytes, mbarrier)
-        site = site_of(sys._getframe(1))
-        allocation, offset = self.segments[gmem >> 32], gmem & OFFSET_MASK
-        load = Access(self.engine, "load", offset, offset + nbytes, "bulk", site)
-        self.check(allocation, load, self.knowledge.engine)
-        self.check(self.shared, Access(self.owner, "store", smem, smem + nbytes, "bulk", site), self.knowledge.stores)
-        if allocation.writable:
-            load.number = NOT_WAITED
-            self.remember_load(allocation, load)
-        self.issued_loads.append((smem, load, self.block.mbarriers[mbarrier]))
+        load, store = self.note_copy((gmem & OFFSET_MASK, self.segments[gmem >> 32]), (smem, self.shared), nbytes)
+        self.issued.append((load, store, self.block.mbarriers[mbarrier]))
 
     def bulk_store(self, gmem: int, smem: int, nbytes: int) -> None:
         super().bulk_store(gmem, smem, nbytes)
-        site = site_of(sys._getframe(1))
-        allocation, offset = self.segments[gmem >> 32], gmem & OFFSET_MASK
-        load = Access(self.engine, "load", smem, smem + nbytes, "bulk", site)
-        self.check(self.shared, load, self.knowledge.stores)
-        store = Access(self.engine, "store", offset, offset + nbytes, "bulk", site)
-        self.check(allocation, store, self.knowledge.stores)
-        load.number = store.number = NOT_WAITED
-        self.open_group += load, store
-        self.issued_stores.append((allocation, store))
-        self.remember_load(self.shared, load)
+        self.open_group += self.note_copy((smem, self.shared), (gmem & OFFSET_MASK, self.segments[gmem >> 32]), nbytes)
+
+    def note_copy(
+        self, source: tuple[int, Allocation], target: tuple[int, Allocation], nbytes: int
+    ) -> tuple[Access, Access]:
+        """A copy starts: check what it will do, and remember it, as the copy engine's until somebody waits for it."""
+        site = site_of(sys._getframe(2))
+        load, store = (
+            Access(self.owner, verb, begin, begin + nbytes, "bulk", "cta", site)
+            for verb, (begin, _) in (("load", source), ("store", target))
+        )
+        self.check(source[1], load)
+        self.check(target[1], store)
+        for access in (load, store):
+            access.owner, access.number = self.engine, NOT_WAITED
+        if source[1].writable:
+            self.remember_load(source[1], load)
+        self.remember_store(target[1], store)
+        return load, store
 
     def put_bytes(self, allocation: Allocation, offset: int, data: bytes, site: Site | None) -> None:
         super().put_bytes(allocation, offset, data, site)
         if allocation is self.shared:
-            store = Access(self.engine, "store", offset, offset + len(data), "bulk", site)
-            self.world.signals += 1
-            store.number = self.world.signals  # known to who has waited on the mbarrier
-            found = next(i for i, (smem, _, _) in enumerate(self.issued_loads) if smem == offset)
-            _, load, mbarrier = self.issued_loads.pop(found)
-            mbarrier.loads.append(load)
-        else:
-            extent = allocation, offset, offset + len(data)
-            found = next(i for i, (at, s) in enumerate(self.issued_stores) if (at, s.begin, s.end) == extent)
-            store = self.issued_stores.pop(found)[1]
-        self.remember_store(allocation, store)
+            here = next(i for i, (_, store, _) in enumerate(self.issued) if store.begin == offset)
+            load, store, mbarrier = self.issued.pop(here)
+            mbarrier.copies += load, store
 
     def bulk_commit_group(self) -> None:
         super().bulk_commit_group()
@@ -363,7 +358,7 @@ class CheckedThread(Thread):
             allocation.last_stores[granule] = [*filter(is_left, stores), store]
             loads = allocation.last_loads.pop(granule, None)
             if loads:
-                left = {owner: load for owner, load in loads.items() if is_left(load)}
+                left = {key: load for key, load in loads.items() if is_left(load)}
                 if left:
                     allocation.last_loads[granule] = left
 
@@ -375,48 +370,56 @@ class CheckedThread(Thread):
                 known = min(launch.first_signal for launch in self.world.launches)
                 allocation.last_loads[granule] = {key: one for key, one in loads.items() if one.number > known}
 
-    def check(self, allocation: Allocation, access: Access, known: Numbers) -> None:
+    def check(self, allocation: Allocation, access: Access) -> None:
         """Stop the run if this access meets one that the thread cannot know of."""
+        if self.world.timed_out:
+            return
         stores, loads = allocation.last_stores, allocation.last_loads
+        is_proxys = access.verb == "load" and access.order == "bulk" and allocation is not self.shared
         for granule in _granules(access):
             for store in stores.get(granule, ()):
                 # Between two copies of a block there is no change of proxy.
-                is_engines = store.order == "bulk" and store.owner.block == self.owner.block
-                if self.is_race(access, store, self.knowledge.stores if is_engines else known):
+                if is_proxys and not (store.order == "bulk" and store.owner.block == self.owner.block):
+                    is_race = _is_new(store, self.knowledge.engine)
+                else:
+                    is_race = store.owner is not self.owner and _is_new(store, self.knowledge.stores)
+                if is_race and self.may_not_meet(access, store):
                     raise self.race(allocation, access, store)
             if access.verb == "store" and granule in loads:
                 for load in loads[granule].values():
-                    if self.is_race(access, load, self.knowledge.loads):
+                    is_race = load.owner is not self.owner and _is_new(load, self.knowledge.loads)
+                    if is_race and self.may_not_meet(access, load):
                         raise self.race(allocation, access, load)
 
-    def is_race(self, access: Access, earlier: Access, known: Numbers) -> bool:
+    def may_not_meet(self, access: Access, earlier: Access) -> bool:
         return (
-            earlier.owner is not self.owner
-            and earlier.number > known.get(ALL_BLOCKS, 0)
-            and earlier.number > known.get(earlier.owner.block, 0)
-            and earlier.begin < access.end
+            earlier.begin < access.end
             and access.begin < earlier.end
-            and (access.order in WEAK or earlier.order in WEAK)
+            and min(access.reach, earlier.reach) < distance(access.owner, earlier.owner)
             and earlier not in self.observed
         )
 
     def race(self, allocation: Allocation, access: Access, earlier: Access) -> errors.EmulatorError:
         is_load = earlier.verb == "load"
+        is_mbarriers = earlier.order == "bulk" and (allocation is self.shared) is not is_load
         if earlier.number == NOT_WAITED:
-            why = "its thread has not waited for that copy"
-        elif earlier.order == "bulk" and allocation is self.shared and not is_load:
+            what = "nobody has waited on the mbarrier of" if is_mbarriers else "its thread has not waited for"
+            why = f"{what} that copy"
+        elif is_mbarriers and not is_load:
             why = "this thread has not waited on the mbarrier of that copy, nor met one that has"
+        elif earlier.reach and access.reach:
+            why = "the scope of one of them does not reach the other"
         elif earlier.number == NOT_YET or earlier.at_exit:
             why = "its thread has stored nothing since" if is_load else "its thread has released nothing since"
         elif is_load:
             why = "its thread has signalled since, but this thread has read nothing that says so"
-        elif earlier.number <= self.knowledge.stores.get(earlier.owner.block, 0):
+        elif earlier.owner is self.owner or not _is_new(earlier, self.knowledge.stores):
             why = "this thread knows of it, but the copy engine does not: there is no fence.proxy.async.global"
         else:
             why = "the store has been released, but this thread has acquired nothing that says so"
         who = "a bulk copy" if earlier.order == "bulk" else "another thread"
         nbytes = access.end - access.begin
-        what = f"{access.order} {access.verb} {'to' if access.verb == 'store' else 'of'} {nbytes} bytes"
+        what = f"{access.how} {access.verb} {'to' if access.verb == 'store' else 'of'} {nbytes} bytes"
         lines = [
             f"{what} that {who} has {'loaded' if is_load else 'stored'}: nothing orders the two",
             f"  in {allocation.cell(max(access.begin, earlier.begin))}",
@@ -432,6 +435,11 @@ class CheckedThread(Thread):
         return error_at(self, errors.DataRace, "\n".join(lines))
 
 
+def _is_new(access: Access, known: Numbers) -> bool:
+    number = access.number
+    return number > known.get(ALL_BLOCKS, 0) and number > known.get(access.owner.block, 0)
+
+
 def _granules(access: Access) -> range:
     return range(access.begin >> GRANULE_BITS, (access.end + (1 << GRANULE_BITS) - 1) >> GRANULE_BITS)
 
@@ -440,5 +448,5 @@ def _describe(access: Access) -> list[str]:
     owner = access.owner
     thread = describe_thread(owner.rank, owner.kernel, owner.block_idx, owner.thread_idx)
     done = "stored" if access.verb == "store" else "loaded"
-    how = "by a bulk copy of" if access.order == "bulk" else f"with {access.order} order by"
+    how = "by a bulk copy of" if access.order == "bulk" else f"with {access.how} order by"
     return [f"    {done} {how} {thread}", f"      at {describe_site(access.site)}"]

@@ -19,11 +19,12 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from .access import FAULTS, POLLED, wake_watchers
+from .access import FAULTS, wake_watchers
 from .errors import Uninitialized
 from .faults import error_at, explain
 from .kinds import decode, encode
 from .memory import Allocation
+from .orders import POLLED, RELEASES, SCOPES
 from .scheduler import SKIPPED
 from .source import Site, site_of
 from .thread import FULL_MASK, Thread
@@ -34,9 +35,7 @@ if TYPE_CHECKING:
 
     from .block import Block
 
-LEVELS = {"cta": 1, "gpu": 2, "sys": 3}
 GRANULE = 16  # bytes within which stores arrive in order
-RELEASES = frozenset(("release", "acq_rel"))
 
 
 class PendingStore:
@@ -141,9 +140,9 @@ class DelayedThread(Thread):
 
     def store(self, address: int, kind: str, value: Any, order: str, scope: str) -> None:
         self._count()
-        level = LEVELS[scope] if order == "release" else 0
+        level = SCOPES[scope] if order == "release" else 0
         self.publish(level)
-        if level == LEVELS["sys"]:
+        if level == SCOPES["sys"]:
             return super().store(address, kind, value, order, scope)
         self.left -= 1
         try:
@@ -171,7 +170,7 @@ class DelayedThread(Thread):
         """Atomics act on memory itself; a releasing one publishes first."""
         self._count()
         if order in RELEASES:
-            self.publish(LEVELS[scope])
+            self.publish(SCOPES[scope])
         allocation = self.segments.get(address >> 32)
         if allocation is not None:
             for store in reversed(allocation.pending.get((address & 0xFFFFFFFF) >> 4, [])):
@@ -272,7 +271,7 @@ class DelayedThread(Thread):
 
     def fence(self, order: str, scope: str) -> None:
         if order in RELEASES:
-            self.publish(LEVELS[scope])
+            self.publish(SCOPES[scope])
         super().fence(order, scope)
 
     def syncwarp(self, mask: int = FULL_MASK) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from .orders import SCOPES, WEAK
 from .source import Site
 
 NOT_YET = 1 << 62  # the number of a signal that has not been given
-NOT_WAITED = NOT_YET + 1  # nor can it, before the thread has waited for its bulk copy
+NOT_WAITED = NOT_YET + 1  # nor can it, before somebody has waited for the bulk copy
 ALL_BLOCKS = 0  # in place of a block's number: of every block
 
 Numbers = dict[int, int]  # block -> its latest signal that is known.  Never changed once made.
@@ -32,32 +33,45 @@ class Owner(NamedTuple):
     thread_idx: int
 
 
-class Message(NamedTuple):
-    """What the last store to a cell tells those who read it, if the scopes of both reach as far as the other."""
+def distance(a: Owner, b: Owner) -> int:
+    """The reach that an order needs between the two, as `SCOPES` has it."""
+    return 1 if a.block == b.block else 2 if a.rank == b.rank else 3
 
-    knowledge: Knowledge
-    scope: int
-    rank: int
-    block: int
+
+class Message(NamedTuple):
+    """What the last store to a cell tells those who read it, by how far it tells it."""
+
+    owner: Owner
+    parts: dict[int, Knowledge]
+
+    def heard(self, needed: int) -> Knowledge:
+        return join(part for reach, part in self.parts.items() if reach >= needed)
 
 
 class Access:
     """A store or a load of some bytes.
 
+    reach: of its scope; 0 for a weak one, which may meet no other access unordered
     number: of the first signal of its thread that tells of it; at_exit: that was the end of the kernel
     """
 
-    __slots__ = ("owner", "verb", "begin", "end", "order", "site", "number", "at_exit")
+    __slots__ = ("owner", "verb", "begin", "end", "order", "scope", "reach", "site", "number", "at_exit")
 
-    def __init__(self, owner: Owner, verb: str, begin: int, end: int, order: str, site: Site | None):
+    def __init__(self, owner: Owner, verb: str, begin: int, end: int, order: str, scope: str, site: Site | None):
         self.owner = owner
         self.verb = verb
         self.begin = begin
         self.end = end
         self.order = order
+        self.scope = scope
+        self.reach = 0 if order in WEAK else SCOPES[scope]
         self.site = site
         self.number = NOT_YET
         self.at_exit = False
+
+    @property
+    def how(self) -> str:
+        return f"{self.order}.{self.scope}" if self.reach else self.order
 
 
 def join(knowledge: Iterable[Knowledge]) -> Knowledge:
@@ -73,10 +87,15 @@ def join(knowledge: Iterable[Knowledge]) -> Knowledge:
 
 
 def later(a: Numbers, b: Numbers) -> Numbers:
+    """The later number of each block, without those that are known of all blocks."""
     if not a or a is b:
         return b
-    new = {block: number for block, number in b.items() if a.get(block, 0) < number}
-    return {**a, **new} if new else a
+    known = a.get(ALL_BLOCKS, 0)
+    new = {block: number for block, number in b.items() if a.get(block, known) < number}
+    if not new:
+        return a
+    known = new.get(ALL_BLOCKS, 0)
+    return {**{block: number for block, number in a.items() if number > known}, **new} if known else {**a, **new}
 
 
 NOTHING = Knowledge({}, {}, {})

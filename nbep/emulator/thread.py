@@ -81,24 +81,25 @@ class Thread(CopyingThread):
         """bar.sync and bar.red.and: wait until `num_threads` threads of the block have arrived; whether all agree."""
         return self.meet(barrier_id, num_threads, predicate).holds
 
+    def barrier_arrive(self, barrier_id: int, num_threads: int) -> None:
+        """bar.arrive: count this thread in and go on."""
+        self.arrive(barrier_id, num_threads, wait=False)
+
     def meet(self, barrier_id: int, num_threads: int, predicate: bool) -> NamedBarrier:
         """Wait at a barrier; the barrier, which is full."""
-        self.left -= 1
-        if self.left < 0:
-            self.pause()
         self.empty_spins = 0
-        barrier = self.block.arrive(self, barrier_id, num_threads, True, predicate)
+        barrier = self.arrive(barrier_id, num_threads, wait=True, predicate=predicate)
         if not barrier.is_full:
             self.waits_for = barrier
             self.park()
         return barrier
 
-    def barrier_arrive(self, barrier_id: int, num_threads: int) -> None:
-        """bar.arrive: count this thread in and go on."""
+    def arrive(self, barrier_id: int, num_threads: int, wait: bool, predicate: bool = True) -> NamedBarrier:
+        """Count this thread in."""
         self.left -= 1
         if self.left < 0:
             self.pause()
-        self.block.arrive(self, barrier_id, num_threads, False)
+        return self.block.arrive(self, barrier_id, num_threads, wait, predicate)
 
     def globaltimer(self) -> int:
         """Nanoseconds.  In one process: a virtual clock, one per primitive call; under MPI: real time."""

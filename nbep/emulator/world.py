@@ -84,8 +84,9 @@ class World(Scheduler):
         self.hooks = None if tracer is None else hooks(tracer)
         self.has_tma = has_tma
         self.lock: Any = None
-        self.signals = 0  # so far, and blocks; see `checked`
         self.num_blocks = 0
+        self.signals = 0  # so far; see `checked`
+        self.timed_out = False  # whether a wait was ever over time; see `checked`
         thread_class = MEMORY_MODELS[memory_model]
         self.thread_class = thread_class if tracer is None else traced(thread_class)
         local = range(num_ranks) if local_rank is None else [local_rank]

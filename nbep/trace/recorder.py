@@ -14,10 +14,10 @@ from typing import Any
 
 from nbep.device.layout.intranode import RingShape, note_bytes
 from nbep.emulator.bulk import MBarrier
+from nbep.emulator.orders import POLLED
 from nbep.trace.events import OUTPUTS, PAYLOAD, Cell, Event, Launch
 from nbep.trace.roles import role_of
 
-POLLED = frozenset(("volatile", "relaxed", "acquire"))
 ATOMICS = {"add": lambda old, operand: old + operand, "exch": lambda old, operand: operand, "max": max, "min": min}
 
 
