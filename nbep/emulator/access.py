@@ -52,7 +52,6 @@ class AccessingThread(greenlet):
         waits_for: while parked, what for: a list of cells, a barrier, a collective or a text
     """
 
-    knowledge: Any = None  # what it knows of the stores of others; see `checked`
     __slots__ = (
         "rank", "block_idx", "thread_idx", "lane", "warp", "grid_dim", "block_dim",
         "world", "block", "warp_state", "segments", "shared", "runnable", "park",

@@ -27,7 +27,7 @@ NUM_BARRIERS = 16
 class NamedBarrier:
     """One phase of `bar.sync id, expected`."""
 
-    __slots__ = ("number", "expected", "arrived", "waiting", "holds", "knowledge", "known")
+    __slots__ = ("number", "expected", "arrived", "waiting", "holds", "knowledge", "signals", "known")
 
     def __init__(self, number: int, expected: int):
         self.number = number
@@ -35,7 +35,9 @@ class NamedBarrier:
         self.arrived: list[int] = []  # thread indices, with those of bar.arrive
         self.waiting: list[Thread] = []
         self.holds = True  # the predicates of all threads so far
-        self.knowledge: list[Any] = []  # what those who have arrived know, and what all know then; see `checked`
+        # For `checked`: what those who have arrived know and have signalled, and what all know then.
+        self.knowledge: list[Any] = []
+        self.signals: dict[int, int] = {}
         self.known: Any = None
 
     @property
@@ -91,7 +93,6 @@ class Block:
                 f"{barrier.expected}",
             )
         barrier.arrived.append(thread.thread_idx)
-        barrier.knowledge.append(thread.knowledge)
         barrier.holds &= predicate
         if barrier.is_full:
             del self.barriers[number]

@@ -29,18 +29,18 @@ from .bulk import MBarrier
 from .faults import error_at
 from .kinds import KINDS
 from .knowledge import (
-    ALL_BLOCKS,
+    ALL_CLOCKS,
     NOT_WAITED,
     NOT_YET,
     NOTHING,
     Access,
     Knowledge,
     Message,
-    Numbers,
     Owner,
     distance,
     join,
     later,
+    with_signals,
 )
 from .memory import OFFSET_MASK, Allocation
 from .orders import ACQUIRES, POLLED, RELEASES, SCOPES
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
     from .block import Block, NamedBarrier
 
+MAX_WARPS = 32  # of a block
 GRANULE_BITS = 4  # accesses are looked up by 16 aligned bytes
 MANY_LOADS = 64  # of a granule; then those that everybody knows of are forgotten
 
@@ -63,17 +64,20 @@ class CheckedThread(Thread):
     """A thread whose accesses are checked against those of others."""
 
     __slots__ = (
-        "owner", "engine", "knowledge", "fences", "released", "heard", "observed", "last_poll",
+        "owner", "engine", "knowledge", "warp_stores", "warp_loads", "fences", "released", "heard", "observed",
+        "last_poll",
         "stores", "loads", "open_group", "groups", "issued",
     )  # fmt: skip
 
     def __init__(self, block: Block, thread_idx: int, warp: Warp, hub: greenlet):
         super().__init__(block, thread_idx, warp, hub)
         launch = block.launch
-        self.owner = Owner(self.rank, launch.name, block.serial, block.index, thread_idx)
-        self.engine = Owner(*self.owner)  # as long as the thread has not waited for it
-        so_far = {ALL_BLOCKS: launch.first_signal}
+        clock = block.serial * MAX_WARPS + self.warp
+        self.owner = Owner(self.rank, launch.name, block.serial, clock, block.index, thread_idx)
+        self.engine = self.owner._replace(clock=-clock)  # as long as the thread has not waited for it
+        so_far = {ALL_CLOCKS: launch.first_signal}
         self.knowledge = Knowledge(so_far, so_far, so_far)
+        self.warp_stores = self.warp_loads = 0  # signals of its warp that it knows besides
         # What a store takes along that no release orders: what was known at the last fence of each reach, and at this
         # thread's last release of each reach to the same cell.
         self.fences: dict[int, Knowledge] = {}
@@ -104,9 +108,8 @@ class CheckedThread(Thread):
             self.stores.clear()
 
     def with_latest(self, knowledge: Knowledge) -> Knowledge:
-        """The knowledge, and all that the block has signalled."""
-        latest = {self.owner.block: self.world.signals}
-        return knowledge._replace(stores={**knowledge.stores, **latest}, loads={**knowledge.loads, **latest})
+        """The knowledge, and all that the warp has signalled."""
+        return with_signals(knowledge, {self.owner.clock: self.world.signals})
 
     def send(self, allocation: Allocation, offset: int, order: str, scope: str, modifies: bool) -> None:
         """A store to a cell; one that modifies it, as atomics do, passes on what the cell said before."""
@@ -164,27 +167,38 @@ class CheckedThread(Thread):
         self.signal(True)
         self.knowledge = self.knowledge._replace(engine=self.with_latest(self.knowledge).stores)
 
-    def _collect(self, name: str, mask: int, value: Any) -> Collective:
+    def converge(self, name: str, mask: int, value: Any) -> Collective:
+        self.signal(name == "syncwarp")
+        collective = super().converge(name, mask, value)
+        collective.knowledge.append(self.knowledge)
+        if not collective.missing:
+            collective.known = join(collective.knowledge), self.world.signals
+        return collective
+
+    def collect(self, name: str, mask: int, value: Any) -> Collective:
         """Only a syncwarp orders stores; but whoever goes on from a vote or a shuffle, the others' loads are over."""
-        orders = name == "syncwarp"
-        self.signal(orders)
-        collective = super()._collect(name, mask, value)
-        if collective.known is None:
-            collective.known = self.with_latest(join(collective.knowledge))
-        known = collective.known
-        self.knowledge = known if orders else self.knowledge._replace(loads=known.loads)
+        collective = super().collect(name, mask, value)
+        known, self.warp_loads = collective.known
+        if name == "syncwarp":
+            self.warp_stores = self.warp_loads
+            self.knowledge = known
+        else:
+            self.knowledge = self.knowledge._replace(loads=known.loads)
         return collective
 
     def arrive(self, barrier_id: int, num_threads: int, wait: bool, predicate: bool = True) -> NamedBarrier:
         self.signal(True)
         barrier = super().arrive(barrier_id, num_threads, wait, predicate)
+        barrier.signals[self.owner.clock] = self.world.signals
+        barrier.knowledge.append(self.knowledge)
         if barrier.is_full:
-            barrier.known = self.with_latest(join(barrier.knowledge))
+            barrier.known = with_signals(join(barrier.knowledge), barrier.signals)
         return barrier
 
     def meet(self, barrier_id: int, num_threads: int, predicate: bool) -> NamedBarrier:
         barrier = super().meet(barrier_id, num_threads, predicate)
         self.knowledge = barrier.known
+        self.warp_stores = self.warp_loads = self.knowledge.stores[self.owner.clock]
         return barrier
 
     def mbarrier_arrive(self, address: int) -> None:
@@ -198,17 +212,20 @@ class CheckedThread(Thread):
     def _arrived(self, address: int) -> None:
         mbarrier = self.block.mbarriers[address]
         self.signal(True)
-        mbarrier.knowledge = self.with_latest(join((mbarrier.knowledge or NOTHING, self.knowledge)))
+        mbarrier.knowledge = join((mbarrier.knowledge or NOTHING, self.with_latest(self.knowledge)))
 
     def mbarrier_try_wait(self, address: int, parity: int) -> bool:
         done = super().mbarrier_try_wait(address, parity)
         mbarrier = self.block.mbarriers.get(address)
         if done and mbarrier is not None:
             self.world.signals += 1
+            number = self.world.signals
             for access in mbarrier.copies:
-                access.number = self.world.signals
+                access.number = number
+            signals = {access.owner.clock: number for access in mbarrier.copies}
             mbarrier.copies = []
-            self.knowledge = self.with_latest(join((self.knowledge, mbarrier.knowledge or NOTHING)))
+            mbarrier.knowledge = with_signals(mbarrier.knowledge or NOTHING, signals)
+            self.knowledge = join((self.knowledge, mbarrier.knowledge))
         return done
 
     def spin(self, deadline_ns: int) -> bool:
@@ -380,16 +397,25 @@ class CheckedThread(Thread):
             for store in stores.get(granule, ()):
                 # Between two copies of a block there is no change of proxy.
                 if is_proxys and not (store.order == "bulk" and store.owner.block == self.owner.block):
-                    is_race = _is_new(store, self.knowledge.engine)
+                    is_new = store.is_beyond(self.knowledge.engine)
                 else:
-                    is_race = store.owner is not self.owner and _is_new(store, self.knowledge.stores)
-                if is_race and self.may_not_meet(access, store):
+                    is_new = self.is_new(store)
+                if is_new and self.may_not_meet(access, store):
                     raise self.race(allocation, access, store)
             if access.verb == "store" and granule in loads:
                 for load in loads[granule].values():
-                    is_race = load.owner is not self.owner and _is_new(load, self.knowledge.loads)
-                    if is_race and self.may_not_meet(access, load):
+                    if self.is_new(load) and self.may_not_meet(access, load):
                         raise self.race(allocation, access, load)
+
+    def is_new(self, access: Access) -> bool:
+        """Whether this thread cannot know of an access."""
+        owner = access.owner
+        if owner is self.owner:
+            return False
+        is_store = access.verb == "store"
+        if owner.clock == self.owner.clock and access.number <= (self.warp_stores if is_store else self.warp_loads):
+            return False
+        return access.is_beyond(self.knowledge.stores if is_store else self.knowledge.loads)
 
     def may_not_meet(self, access: Access, earlier: Access) -> bool:
         return (
@@ -413,7 +439,7 @@ class CheckedThread(Thread):
             why = "its thread has stored nothing since" if is_load else "its thread has released nothing since"
         elif is_load:
             why = "its thread has signalled since, but this thread has read nothing that says so"
-        elif earlier.owner is self.owner or not _is_new(earlier, self.knowledge.stores):
+        elif not self.is_new(earlier):
             why = "this thread knows of it, but the copy engine does not: there is no fence.proxy.async.global"
         else:
             why = "the store has been released, but this thread has acquired nothing that says so"
@@ -433,11 +459,6 @@ class CheckedThread(Thread):
                 lines.append(f"  this thread last polled {cell.cell(at)}, with {how} order")
             lines += [line for s in stores if s.owner is not self.owner for line in _describe(s)]
         return error_at(self, errors.DataRace, "\n".join(lines))
-
-
-def _is_new(access: Access, known: Numbers) -> bool:
-    number = access.number
-    return number > known.get(ALL_BLOCKS, 0) and number > known.get(access.owner.block, 0)
 
 
 def _granules(access: Access) -> range:

@@ -1,4 +1,4 @@
-"""What a thread knows of the accesses of others, for `checked`: numbers of signals, by block."""
+"""What a thread knows of the accesses of others, for `checked`: numbers of signals, by clock."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from .source import Site
 
 NOT_YET = 1 << 62  # the number of a signal that has not been given
 NOT_WAITED = NOT_YET + 1  # nor can it, before somebody has waited for the bulk copy
-ALL_BLOCKS = 0  # in place of a block's number: of every block
+ALL_CLOCKS = 0  # in place of a clock: every one
 
-Numbers = dict[int, int]  # block -> its latest signal that is known.  Never changed once made.
+Numbers = dict[int, int]  # clock -> its latest signal that is known.  Never changed once made.
 
 
 class Knowledge(NamedTuple):
@@ -29,6 +29,7 @@ class Owner(NamedTuple):
     rank: int
     kernel: str
     block: int  # a number that no other block of the run has
+    clock: int  # likewise of its warp, or of the copy engine of that warp
     block_idx: int
     thread_idx: int
 
@@ -69,6 +70,10 @@ class Access:
         self.number = NOT_YET
         self.at_exit = False
 
+    def is_beyond(self, known: Numbers) -> bool:
+        """Whether no signal with a known number tells of it."""
+        return self.number > known.get(ALL_CLOCKS, 0) and self.number > known.get(self.owner.clock, 0)
+
     @property
     def how(self) -> str:
         return f"{self.order}.{self.scope}" if self.reach else self.order
@@ -86,16 +91,21 @@ def join(knowledge: Iterable[Knowledge]) -> Knowledge:
     return Knowledge(stores, engine, loads)
 
 
+def with_signals(knowledge: Knowledge, signals: Numbers) -> Knowledge:
+    """The knowledge, and what these signals tell, but the copy engine does not know that."""
+    return knowledge._replace(stores={**knowledge.stores, **signals}, loads={**knowledge.loads, **signals})
+
+
 def later(a: Numbers, b: Numbers) -> Numbers:
-    """The later number of each block, without those that are known of all blocks."""
+    """The later number of each clock, without those that are known of all clocks."""
     if not a or a is b:
         return b
-    known = a.get(ALL_BLOCKS, 0)
-    new = {block: number for block, number in b.items() if a.get(block, known) < number}
+    known = a.get(ALL_CLOCKS, 0)
+    new = {clock: number for clock, number in b.items() if a.get(clock, known) < number}
     if not new:
         return a
-    known = new.get(ALL_BLOCKS, 0)
-    return {**{block: number for block, number in a.items() if number > known}, **new} if known else {**a, **new}
+    known = new.get(ALL_CLOCKS, 0)
+    return {**{clock: number for clock, number in a.items() if number > known}, **new} if known else {**a, **new}
 
 
 NOTHING = Knowledge({}, {}, {})

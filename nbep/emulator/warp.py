@@ -1,7 +1,7 @@
 """Warp collectives: threads of a warp converge here and nowhere else.
 
-Each lane named in the mask parks until the last one arrives.  Lanes that
-arrive with another operation, another line or an overlapping mask stop the run, and so does a lane that leaves.
+Each lane named in the mask parks until the last one arrives.  Lanes that arrive with another operation or another line
+stop the run, and so does a lane that leaves, or that waits for one which waits for it with another mask.
 """
 
 from __future__ import annotations
@@ -58,9 +58,10 @@ class Warp:
             collective = self.pending[mask] = Collective(name, mask, site)
         elif collective.name != name or collective.site != site:
             raise self.divergence(thread, name, collective)
+        if len(self.pending) > 1:
+            self.check_others(thread, collective)
         collective.missing ^= 1 << lane
         collective.values[lane] = value
-        collective.knowledge.append(thread.knowledge)
         if collective.missing:
             collective.threads.append(thread)
         else:
@@ -75,12 +76,16 @@ class Warp:
         if mask >> len(self.lanes):
             absent = ranges(lane for lane in lanes_of(mask) if lane >= len(self.lanes))
             raise error_at(thread, errors.Divergence, f"{name}: the mask names lanes {absent}, which do not exist")
-        for other in self.pending.values():
-            if other.mask & mask:
-                raise self.divergence(thread, f"{name} with mask {mask:#010x}", other)
         gone = [lane for lane in lanes_of(mask) if self.lanes[lane].exited]
         if gone:
             raise error_at(thread, errors.Divergence, f"{name}: lanes {ranges(gone)} of the mask have left the kernel")
+
+    def check_others(self, thread: Thread, collective: Collective) -> None:
+        """A lane comes to one of several collectives: does it wait for lanes that wait for it?"""
+        for other in self.pending.values():
+            if other is not collective and other.missing >> thread.lane & 1:
+                if other.mask & ~other.missing & collective.missing:
+                    raise self.divergence(thread, f"{collective.name} with mask {collective.mask:#010x}", other)
 
     def divergence(self, thread: Thread, name: str, collective: Collective) -> Exception:
         came = ranges(t.lane for t in collective.threads)

@@ -98,12 +98,26 @@ def test_lanes_at_different_lines_are_named(launch):
         per_thread(launch, split, seed=1)
 
 
-def test_overlapping_masks_are_named(launch):
+def test_lanes_that_wait_for_each_other_with_different_masks_are_named(launch):
     def split(t):
-        t.syncwarp(FULL_MASK if t.lane < 4 else 0xFFFFFFF0)
+        t.syncwarp(FULL_MASK if t.lane < 4 else 0xFFFFFFFE)
 
-    with pytest.raises(Divergence, match="mask 0x"):
-        per_thread(launch, split)
+    for seed in SEEDS:
+        with pytest.raises(Divergence, match=r"syncwarp with mask 0xf.*:(.|\n)*lanes? .* at syncwarp"):
+            per_thread(launch, split, seed=seed)
+
+
+def test_some_lanes_may_meet_once_more_while_the_others_wait_for_all(launch):
+    def meet(t):
+        count = 0
+        if t.lane < 4:
+            t.syncwarp(0x3 if t.lane < 2 else 0xC)
+            count = t.shfl("xor", 0xF, t.lane, 3)
+        t.syncwarp(FULL_MASK)
+        return count
+
+    for seed in SEEDS:
+        assert per_thread(launch, meet, seed=seed) == [3, 2, 1, 0] + 28 * [0]
 
 
 def test_lane_that_leaves_is_named(launch):
