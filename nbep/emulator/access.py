@@ -148,7 +148,7 @@ class AccessingThread(greenlet):
             raise explain(self, address, kind, True, False, fault) from None
         self.write(allocation, offset, kind, value, address)
         if order != "weak":
-            allocation.writers[offset] = (self.block, self.thread_idx, site_of(sys._getframe(1)))
+            allocation.writers[offset] = (self.block.name, self.thread_idx, site_of(sys._getframe(1)))
         if allocation.watchers:
             self.notify(allocation, offset, KINDS[kind].size)
 
@@ -209,7 +209,7 @@ class AccessingThread(greenlet):
         if allocation.read(offset, kind) == old:
             self.polled[allocation, offset] = (allocation, offset, kind, old)  # a failed compare-and-swap is a poll
         else:
-            allocation.writers[offset] = (self.block, self.thread_idx, site_of(sys._getframe(1)))
+            allocation.writers[offset] = (self.block.name, self.thread_idx, site_of(sys._getframe(1)))
             if allocation.watchers:
                 self.notify(allocation, offset, misfit + 1)
         return old
@@ -246,8 +246,8 @@ class AccessingThread(greenlet):
         allocation = self.shared
         self.write(allocation, address, kind, value, address)
         if order != "weak":
-            allocation.writers[address] = (self.block, self.thread_idx, site_of(sys._getframe(1)))
-        allocation.unfenced[address >> 4] = (self, self.block.proxy_fences)
+            allocation.writers[address] = (self.block.name, self.thread_idx, site_of(sys._getframe(1)))
+        allocation.unfenced[address >> 4] = (self.thread_idx, self.block.proxy_fences)
         if allocation.watchers:
             self.notify(allocation, address, KINDS[kind].size)
 
@@ -286,7 +286,7 @@ class AccessingThread(greenlet):
         watchers = allocation.watchers
         for granule in range(offset >> 3, (offset + nbytes + 7) >> 3):
             if granule in watchers:
-                allocation.writers[offset] = (self.block, self.thread_idx, site or site_of(sys._getframe(1)))
+                allocation.writers[offset] = (self.block.name, self.thread_idx, site or site_of(sys._getframe(1)))
                 wake_watchers(allocation, granule)
 
     def spin(self, deadline_ns: int) -> bool:

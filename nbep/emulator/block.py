@@ -51,6 +51,7 @@ class Block:
     __slots__ = (
         "launch",
         "index",
+        "name",
         "shared",
         "threads",
         "warps",
@@ -65,6 +66,7 @@ class Block:
     def __init__(self, launch: Launch, index: int, shared: Allocation):
         self.launch = launch
         self.index = index
+        self.name = f"rank {launch.rank}, kernel `{launch.name}`, block {index}"  # for reports, also when it is gone
         self.shared = shared
         self.threads: list[Thread] = []
         self.warps: list[Warp] = []
@@ -72,7 +74,7 @@ class Block:
         self.barriers: dict[int, NamedBarrier] = {}
         self.mbarriers: dict[int, MBarrier] = {}
         self.proxy_fences = 0
-        self.stores: list[Any] = []  # visible to the block, not beyond; see `delayed`
+        self.stores: dict[Any, None] = {}  # visible to the block, not beyond; see `delayed`
         self.serial = launch.world.count_block()
 
     def arrive(self, thread: Thread, number: int, expected: int, wait: bool, predicate: bool = True) -> NamedBarrier:
@@ -111,7 +113,7 @@ class Block:
         gone = [t.thread_idx for t in self.threads if t.exited]
         here = barrier.waiting[0] if barrier.waiting else None
         raise errors.DeadlockError(
-            f"barrier {barrier.number} of {self.describe()} can never fill: threads {ranges(barrier.arrived)} of "
+            f"barrier {barrier.number} of {self.name} can never fill: threads {ranges(barrier.arrived)} of "
             f"{barrier.expected} arrived, threads {ranges(gone)} have left the kernel",
             here.describe() if here else None,
             describe_site(site_of(here.gr_frame)) if here and here.gr_frame else None,
@@ -127,9 +129,6 @@ class Block:
                 self.check_barrier(barrier)
         if not self.live:
             self.launch.block_left()
-
-    def describe(self) -> str:
-        return f"rank {self.launch.rank}, kernel `{self.launch.name}`, block {self.index}"
 
 
 def ranges(numbers: Iterable[int]) -> str:

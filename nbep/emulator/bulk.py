@@ -307,7 +307,7 @@ class CopyingThread(AccessingThread):
         unfenced = self.shared.unfenced
         for granule in range(smem >> 4, (smem + nbytes) >> 4):
             last = unfenced.pop(granule, None)
-            if last is not None and last[1] >= max(last[0].fenced, self.fenced):
+            if last is not None and last[1] >= max(self.block.threads[last[0]].fenced, self.fenced):
                 message = f"bulk store of {nbytes} bytes at shared byte {smem}: byte {granule * 16} was stored by "
-                message += f"thread {last[0].thread_idx} with no fence.proxy.async since"
+                message += f"thread {last[0]} with no fence.proxy.async since"
                 raise error_at(self, errors.ProxyFence, message)

@@ -81,6 +81,8 @@ class PendingStore:
         thread, allocation, offset = self.thread, self.allocation, self.offset
         launch = thread.block.launch
         del launch.stores[self]
+        for stores in (thread.buffer, thread.block.stores, thread.world.gpu_stores[thread.rank]):
+            stores.pop(self, None)
         if not allocation.freed:
             self._write(thread, allocation, offset)
         if not launch.stores:
@@ -90,7 +92,7 @@ class PendingStore:
         allocation.memory[offset : offset + len(self.data)] = self.data
         allocation.mark_written(offset, len(self.data))
         if self.order != "weak":
-            allocation.writers[offset] = (thread.block, thread.thread_idx, self.site)
+            allocation.writers[offset] = (thread.block.name, thread.thread_idx, self.site)
         self.show()
 
     def show(self) -> None:
@@ -99,7 +101,7 @@ class PendingStore:
         if allocation.watchers:
             for granule in range(offset >> 3, (offset + len(self.data) + 7) >> 3):
                 if granule in allocation.watchers:
-                    allocation.writers[offset] = (self.thread.block, self.thread.thread_idx, self.site)
+                    allocation.writers[offset] = (self.thread.block.name, self.thread.thread_idx, self.site)
                     wake_watchers(allocation, granule)
 
 
@@ -110,7 +112,7 @@ class DelayedThread(Thread):
 
     def __init__(self, block: Block, thread_idx: int, warp: Warp, hub: greenlet):
         super().__init__(block, thread_idx, warp, hub)
-        self.buffer: list[PendingStore] = []
+        self.buffer: dict[PendingStore, None] = {}
 
     # --- accesses -----------------------------------------------------------------------------------------------
 
@@ -156,7 +158,7 @@ class DelayedThread(Thread):
             raise explain(self, address, kind, True, False, fault) from None
         site = None if order == "weak" else site_of(sys._getframe(1))
         store = PendingStore(self, allocation, offset, data, order, site)
-        self.buffer.append(store)
+        self.buffer[store] = None
         if allocation.nc_reads:
             self.check_nc(allocation, offset, misfit + 1)
         if level:
@@ -228,23 +230,18 @@ class DelayedThread(Thread):
         """Lift this thread's stores, and what its block and rank have published below that level, to `level`."""
         if level >= 1 and self.buffer:
             self._lift(self.buffer, 1, self.block.stores)
-            self.buffer = []
         if level >= 2 and self.block.stores:
-            gpu_stores = self.world.gpu_stores[self.rank]
-            self._lift(self.block.stores, 2, gpu_stores)
-            self.block.stores = []
+            self._lift(self.block.stores, 2, self.world.gpu_stores[self.rank])
         if level >= 3:
-            gpu_stores = self.world.gpu_stores[self.rank]
-            for store in gpu_stores:
+            for store in list(self.world.gpu_stores[self.rank]):
                 store.commit()
-            gpu_stores.clear()
 
-    def _lift(self, stores: list[PendingStore], level: int, target: list[PendingStore]) -> None:
+    def _lift(self, stores: dict[PendingStore, None], level: int, target: dict[PendingStore, None]) -> None:
         for store in stores:
-            if not store.done:
-                store.level = level
-                target.append(store)
-                store.show()
+            store.level = level
+            target[store] = None
+            store.show()
+        stores.clear()
 
     def store_shared(self, address: int, kind: str, value: Any, order: str) -> None:
         if order == "release":
@@ -265,7 +262,7 @@ class DelayedThread(Thread):
         for begin in range(0, len(data), GRANULE):
             piece = data[begin : begin + GRANULE]
             store = PendingStore(self, allocation, offset + begin, piece, "weak", site)
-            self.buffer.append(store)
+            self.buffer[store] = None
             self.world.submit(store)
         return None
 

@@ -22,7 +22,6 @@ from .kinds import Views
 from .source import Site
 
 if TYPE_CHECKING:
-    from .block import Block
     from .stream import Launch
     from .thread import Thread
 
@@ -31,7 +30,10 @@ OFFSET_MASK = (1 << OFFSET_BITS) - 1
 NUMBER_BITS = 22  # segments a rank may ever have: 4 million
 _POISON = 0xCB  # what never-written bytes look like to the host
 
-Writer = tuple["Block", int, Site | None]  # block, thread index, line: who stored
+# Who stored: the block's name, the thread's index, the line.  Not the Thread or the Block: an allocation may outlive
+# them.  And to the garbage collector a running greenlet is no container, so it stops tracking a tuple or dict that
+# holds nothing else; a cycle through one is never freed, unless somebody breaks it.
+Writer = tuple[str, int, Site | None]
 Describe = Callable[[int], str]
 
 
@@ -45,7 +47,7 @@ class Allocation:
         watchers: 8-byte granule -> parked threads that poll a cell in it (a dict as an ordered set)
         writers: offset -> who stored last and where, for cells written with more than weak order
         shared: other processes write here too
-        unfenced: in shared memory, 16-byte granule -> last ordinary store; see `bulk`
+        unfenced: in shared memory, 16-byte granule -> last ordinary store: by which thread, after how many proxy fences
         nc_reads: 16-byte granule -> the kernel that last read it as constant, and which bytes
         pending: 16-byte granule -> stores on their way; see `delayed`
         last_stores, last_loads: 16-byte granule -> who stored last, and who has loaded since; see `checked`
@@ -86,7 +88,7 @@ class Allocation:
         self.stores: dict[str, tuple] = Views(memory, self.shadow, storing=True) if writable else {}
         self.watchers: dict[int, dict[Thread, None]] = {}
         self.writers: dict[int, Writer] = {}
-        self.unfenced: dict[int, tuple[Thread, int]] = {}
+        self.unfenced: dict[int, tuple[int, int]] = {}
         self.nc_reads: dict[int, tuple[Launch, int]] = {}
         self.pending: dict[int, list[Any]] = {}
         self.last_stores: dict[int, list[Any]] = {}

@@ -119,5 +119,5 @@ def _cell(allocation: Allocation, offset: int, kind: str, value: Any) -> list[st
         last = "no store of more than weak order to it so far"
     else:
         block, thread, site = writer
-        last = f"last written by {block.describe()}, {warps_and_lanes([thread])}, at {describe_site(site)}"
+        last = f"last written by {block}, {warps_and_lanes([thread])}, at {describe_site(site)}"
     return [f"polls {allocation.cell(offset)} at {address:#x}: sees {value} ({kind})", f"  {last}"]

@@ -244,6 +244,8 @@ class Scheduler:
 
     def _abort(self) -> None:
         """End every thread and host of the run, letting hosts run their `finally` clauses."""
+        for thread in list(self.polling):  # a watch list would keep it, and so the world, for good: see `memory.Writer`
+            thread.unwatch()
         self.runnable.clear()
         self.operations.clear()
         for host in self.hosts:
@@ -256,5 +258,4 @@ class Scheduler:
                     if thread:
                         thread.throw(GreenletExit)
         self.launches.clear()
-        self.polling.clear()
         self.waiting_hosts.clear()

@@ -85,8 +85,11 @@ class Launch:
         self.done = True
         del self.world.launches[self]
         for block in self.blocks:  # break the cycles between blocks and threads
+            for warp in block.warps:
+                warp.lanes = []
             block.threads = []
             block.warps = []
+            block.mbarriers = {}
             block.shared.release()
         self.blocks = []
         self.function = None

@@ -91,7 +91,7 @@ class World(Scheduler):
         self.thread_class = thread_class if tracer is None else traced(thread_class)
         local = range(num_ranks) if local_rank is None else [local_rank]
         self.ranks = {rank: RankContext(self, rank) for rank in local}
-        self.gpu_stores: dict[int, list[Any]] = {rank: [] for rank in local}
+        self.gpu_stores: dict[int, dict[Any, None]] = {rank: {} for rank in local}  # see `delayed`
         self.spaces = {rank: context.space for rank, context in self.ranks.items()}
 
     def count_block(self) -> int:

@@ -1,0 +1,76 @@
+"""What a run leaves behind: nothing of a finished kernel stays, and nothing of a failed run."""
+
+import gc
+import weakref
+
+import pytest
+
+from nbep.emulator import DeadlockError, World, current_thread
+from nbep.emulator.world import MEMORY_MODELS
+
+
+@pytest.fixture
+def without_collector():
+    """Counts of references alone free objects, unless a test collects."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("memory_model", MEMORY_MODELS)
+def test_finished_launches_and_their_threads_are_freed_at_once(memory_model, without_collector):
+    world = World(1, seed=1, memory_model=memory_model)
+    threads, launches = weakref.WeakSet(), weakref.WeakSet()
+
+    def kernel(buffer):
+        t = current_thread()
+        threads.add(t)
+        t.store_shared(4 * t.thread_idx, "s32", 1, "weak")
+        t.store(buffer + 512 + 4 * t.thread_idx, "s32", 1, "weak", "gpu")
+        if t.thread_idx == 0:
+            t.mbarrier_init(1024, 1)
+        t.fence_proxy_async()
+        t.fence("acq_rel", "gpu")
+        t.barrier(0, t.block_dim)
+        if t.thread_idx == 1:
+            gc.collect()  # meets what holds threads that are under way
+            t.bulk_store(buffer + 256, 0, 128)
+            t.bulk_commit_group()
+            t.bulk_wait_group(0)
+            t.store(buffer, "s32", 1, "release", "gpu")
+        while t.load(buffer, "s32", "acquire", "gpu") == 0:
+            t.spin(10**12)
+
+    def host():
+        stream = world.ranks[0].create_stream("main")
+        for _ in range(3):
+            buffer = world.ranks[0].space.allocate(1024, "buffer", zero=True)
+            launches.add(stream.launch(kernel, (buffer.address,), 1, 64, smem_bytes=2048))
+            stream.synchronize()
+
+    world.run([host])
+    assert len(threads) == 0
+    assert len(launches) == 0
+
+
+@pytest.mark.parametrize("memory_model", MEMORY_MODELS)
+def test_a_failed_run_is_freed(memory_model):
+    def fail():
+        world = World(1, memory_model=memory_model)
+        flag = world.ranks[0].space.allocate(4, "flag", zero=True)
+
+        def kernel(flag):
+            t = current_thread()
+            t.store_shared(16 * t.thread_idx, "s32", 1, "weak")
+            while t.load(flag, "s32", "acquire", "gpu") == 0:
+                t.spin(10**12)
+
+        stream = world.ranks[0].create_stream("main")
+        stream.launch(kernel, (flag.address,), 2, 32, smem_bytes=1024)
+        with pytest.raises(DeadlockError):
+            stream.synchronize()
+        return weakref.ref(world)
+
+    world = fail()
+    gc.collect()
+    assert world() is None
