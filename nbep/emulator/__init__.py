@@ -3,13 +3,15 @@
 It knows nothing of expert parallelism.  Read in this order:
 
     kinds, memory   bytes at addresses, one address space per rank
+    orders          memory orders and scopes
     access, thread  what one thread can do; `faults` explains what it must not, and `source` finds the line
     block, warp     where threads meet
     bulk            copies that happen later, and the mbarriers that say when
     scheduler       who runs next, and what a deadlock is; `report` tells it
     stream, world   launches, events, ranks
     delayed         stores that are seen as late as their order allows
-    checked         accesses to the same bytes that nothing orders; `knowledge` is what threads know of each other's
+    checked         accesses to the same bytes that nothing orders; `knowledge` is what threads know of each other's,
+                    `data_race` the report
     tracing         calls an observer at every access
     process         one rank per process, as under mpiexec
 """

@@ -102,6 +102,7 @@ class AccessingThread(greenlet):
         self.exited = True
         self.waits_for = None
         self.polled.clear()
+        self.world.has_changed = True
         self.block.thread_left(self)
 
     def pause(self) -> None:
@@ -154,6 +155,7 @@ class AccessingThread(greenlet):
 
     def write(self, allocation: Allocation, offset: int, kind: str, value: Any, address: int) -> None:
         """The bytes of a store, checked."""
+        self.world.has_changed = True
         if allocation.nc_reads:
             self.check_nc(allocation, offset, KINDS[kind].size)
         try:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from . import errors
 from .faults import error_at
 from .memory import Allocation
-from .source import describe_site, site_of
 
 if TYPE_CHECKING:
     from .bulk import MBarrier
@@ -112,12 +111,11 @@ class Block:
             return
         gone = [t.thread_idx for t in self.threads if t.exited]
         here = barrier.waiting[0] if barrier.waiting else None
-        raise errors.DeadlockError(
+        message = (
             f"barrier {barrier.number} of {self.name} can never fill: threads {ranges(barrier.arrived)} of "
-            f"{barrier.expected} arrived, threads {ranges(gone)} have left the kernel",
-            here.describe() if here else None,
-            describe_site(site_of(here.gr_frame)) if here and here.gr_frame else None,
+            f"{barrier.expected} arrived, threads {ranges(gone)} have left the kernel"
         )
+        raise error_at(here, errors.DeadlockError, message) if here else errors.DeadlockError(message)
 
     def thread_left(self, thread: Thread) -> None:
         """A thread has returned from the kernel."""

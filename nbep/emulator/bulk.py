@@ -140,7 +140,7 @@ class CopyingThread(AccessingThread):
         # Out of patience once, it says so; asked again without a spin() in between, it waits for good.
         deadline = NEVER if self.waited_once else 0
         self.waited_once = True
-        if self.watch([cell], deadline):
+        if self.watch([cell], deadline) or not self.changed([cell]):
             self.polled[cell[0], 0] = cell
             return False
         self.waited_once = False

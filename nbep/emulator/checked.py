@@ -5,16 +5,18 @@ can know of the store: after a release, a barrier or a syncwarp of the one who s
 this thread: an acquire of the released value, the same barrier, any chain of them, or the start of a kernel.  And it
 may only store to bytes that another one has loaded if it can know that the load is over.  For that relaxed stores and
 loads will do, and votes and shuffles, as for the head of a ring: a load has returned before its thread does anything
-that comes after it.  Two accesses of which neither is weak (relaxed, volatile, release, acquire, atomic) may meet
-without all that.
+that comes after it.  Two accesses of which neither is weak may meet without all that, if their scopes reach each other.
 
-What a thread knows is a `Knowledge`: how far it knows the signals of each block.  Signals are numbered in the order in
-which they happen.  A store is known to whoever knows its block up to its thread's first release after it, a load to
+What a thread knows is a `Knowledge`: how far it knows the signals of each warp.  Signals are numbered in the order in
+which they happen.  A store is known to whoever knows its warp up to its thread's first release after it, a load to
 whoever knows it up to the first signal of any kind.  That is not exact, so some races are not found: who hears of one
-thread knows what all of its block have signalled before, and a kernel that starts knows what all have.
+thread knows what all of its warp have signalled before, a kernel that starts knows what all have, and what an atomic
+passes on counts as told by its thread.
 
 The copy engine loads from global memory with what its thread knows to be behind a fence.proxy.async.global, of its own
-or of one who stored.  What it does counts as done by its thread once that has waited for it.
+or of one who stored.  A copy is checked where it starts; it is over for those who know of a wait for it.
+
+Once a wait was over time nothing is checked any more.
 """
 
 from __future__ import annotations
@@ -23,13 +25,12 @@ import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from . import errors
-from .access import describe_thread
 from .bulk import MBarrier
-from .faults import error_at
+from .data_race import race
 from .kinds import KINDS
 from .knowledge import (
     ALL_CLOCKS,
+    GRANULE_BITS,
     NOT_WAITED,
     NOT_YET,
     NOTHING,
@@ -44,7 +45,7 @@ from .knowledge import (
 )
 from .memory import OFFSET_MASK, Allocation
 from .orders import ACQUIRES, POLLED, RELEASES, SCOPES
-from .source import Site, describe_site, site_of
+from .source import Site, site_of
 from .thread import Thread
 from .warp import Collective, Warp
 
@@ -54,8 +55,9 @@ if TYPE_CHECKING:
     from .block import Block, NamedBarrier
 
 MAX_WARPS = 32  # of a block
-GRANULE_BITS = 4  # accesses are looked up by 16 aligned bytes
+
 MANY_LOADS = 64  # of a granule; then those that everybody knows of are forgotten
+
 
 Cell = tuple[Allocation, int]
 
@@ -85,7 +87,7 @@ class CheckedThread(Thread):
         # What relaxed loads have met, for a later acquire or fence that reaches as far.
         self.heard: dict[tuple[Cell, int], Knowledge] = {}
         self.observed: set[Access] = set()  # strong stores whose values this thread has loaded
-        self.last_poll: tuple[Allocation, int, str] | None = None
+        self.last_poll: tuple[Allocation, int, str, str] | None = None  # ..., order, scope
         self.stores: list[Access] = []  # those that no release tells of yet
         self.loads: list[Access] = []  # those that no signal tells of yet
         # What the copy engine does for bulk stores, until the thread has waited for it.
@@ -136,22 +138,19 @@ class CheckedThread(Thread):
     def receive(self, allocation: Allocation, offset: int, order: str, scope: str) -> None:
         """A strong access has read a cell."""
         cell, reach = (allocation, offset), SCOPES[scope]
-        self.last_poll = allocation, offset, f"{order}.{scope}"
+        self.last_poll = allocation, offset, order, scope
         for store in allocation.last_stores.get(offset >> GRANULE_BITS, ()):
             if store.begin == offset and min(store.reach, reach) >= distance(store.owner, self.owner):
                 self.observed.add(store)
         message = allocation.messages.get(offset)
-        if message is None:
-            return
-        needed = distance(message.owner, self.owner)
-        if reach < needed:
-            return
-        heard = join((self.heard.get((cell, needed), NOTHING), message.heard(needed)))
+        needed = 0 if message is None else distance(message.owner, self.owner)
+        said = NOTHING if message is None or reach < needed else message.heard(needed)
         if order in ACQUIRES:
-            self.knowledge = join((self.knowledge, heard))
-        else:
-            self.heard[cell, needed] = heard
-            self.knowledge = self.knowledge._replace(loads=later(self.knowledge.loads, heard.loads))
+            heard = [knowledge for n in range(1, reach + 1) if (knowledge := self.heard.get((cell, n)))]
+            self.knowledge = join((self.knowledge, said, *heard))
+        elif said is not NOTHING:
+            self.heard[cell, needed] = join((self.heard.get((cell, needed), NOTHING), said))
+            self.knowledge = self.knowledge._replace(loads=later(self.knowledge.loads, said.loads))
 
     def fence(self, order: str, scope: str) -> None:
         super().fence(order, scope)
@@ -401,11 +400,11 @@ class CheckedThread(Thread):
                 else:
                     is_new = self.is_new(store)
                 if is_new and self.may_not_meet(access, store):
-                    raise self.race(allocation, access, store)
+                    raise race(self, allocation, access, store)
             if access.verb == "store" and granule in loads:
                 for load in loads[granule].values():
                     if self.is_new(load) and self.may_not_meet(access, load):
-                        raise self.race(allocation, access, load)
+                        raise race(self, allocation, access, load)
 
     def is_new(self, access: Access) -> bool:
         """Whether this thread cannot know of an access."""
@@ -425,49 +424,6 @@ class CheckedThread(Thread):
             and earlier not in self.observed
         )
 
-    def race(self, allocation: Allocation, access: Access, earlier: Access) -> errors.EmulatorError:
-        is_load = earlier.verb == "load"
-        is_mbarriers = earlier.order == "bulk" and (allocation is self.shared) is not is_load
-        if earlier.number == NOT_WAITED:
-            what = "nobody has waited on the mbarrier of" if is_mbarriers else "its thread has not waited for"
-            why = f"{what} that copy"
-        elif is_mbarriers and not is_load:
-            why = "this thread has not waited on the mbarrier of that copy, nor met one that has"
-        elif earlier.reach and access.reach:
-            why = "the scope of one of them does not reach the other"
-        elif earlier.number == NOT_YET or earlier.at_exit:
-            why = "its thread has stored nothing since" if is_load else "its thread has released nothing since"
-        elif is_load:
-            why = "its thread has signalled since, but this thread has read nothing that says so"
-        elif not self.is_new(earlier):
-            why = "this thread knows of it, but the copy engine does not: there is no fence.proxy.async.global"
-        else:
-            why = "the store has been released, but this thread has acquired nothing that says so"
-        who = "a bulk copy" if earlier.order == "bulk" else "another thread"
-        nbytes = access.end - access.begin
-        what = f"{access.how} {access.verb} {'to' if access.verb == 'store' else 'of'} {nbytes} bytes"
-        lines = [
-            f"{what} that {who} has {'loaded' if is_load else 'stored'}: nothing orders the two",
-            f"  in {allocation.cell(max(access.begin, earlier.begin))}",
-            *_describe(earlier),
-            f"  {why}",
-        ]
-        if self.last_poll is not None and not self.last_poll[0].freed:
-            cell, at, how = self.last_poll
-            stores = [s for s in cell.last_stores.get(at >> GRANULE_BITS, ()) if s.begin <= at < s.end]
-            if stores:
-                lines.append(f"  this thread last polled {cell.cell(at)}, with {how} order")
-            lines += [line for s in stores if s.owner is not self.owner for line in _describe(s)]
-        return error_at(self, errors.DataRace, "\n".join(lines))
-
 
 def _granules(access: Access) -> range:
     return range(access.begin >> GRANULE_BITS, (access.end + (1 << GRANULE_BITS) - 1) >> GRANULE_BITS)
-
-
-def _describe(access: Access) -> list[str]:
-    owner = access.owner
-    thread = describe_thread(owner.rank, owner.kernel, owner.block_idx, owner.thread_idx)
-    done = "stored" if access.verb == "store" else "loaded"
-    how = "by a bulk copy of" if access.order == "bulk" else f"with {access.how} order by"
-    return [f"    {done} {how} {thread}", f"      at {describe_site(access.site)}"]

@@ -11,7 +11,8 @@ A release lifts what its thread stored, and what the thread can know of its bloc
 to the level of its scope before it is seen itself.  Without one, stores arrive at random later steps in random order,
 but in order within 16 aligned bytes.  So a tail that is published relaxed overtakes its payload under some seed.
 A bulk store goes the same way from where it is done: waiting for it makes it visible to its own thread alone.
-Loads are never early: `checked` finds a missing acquire, not this.  A kernel is done when all its stores have arrived.
+Loads are never early, so a missing acquire does not show: that is for `checked`.  A kernel is done when all its stores
+have arrived.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from .source import Site
 
 NOT_YET = 1 << 62  # the number of a signal that has not been given
 NOT_WAITED = NOT_YET + 1  # nor can it, before somebody has waited for the bulk copy
+GRANULE_BITS = 4  # accesses are looked up by 16 aligned bytes
 ALL_CLOCKS = 0  # in place of a clock: every one
 
 Numbers = dict[int, int]  # clock -> its latest signal that is known.  Never changed once made.

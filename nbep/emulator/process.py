@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import EmulatorError
+from .scheduler import NEVER
 from .world import World
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class FileLock:
 
 class ProcessWorld(World):
     """A world of which this process has one rank; made by `World(..., local_rank=r)`."""
+
+    max_idle_calls = NEVER  # another process may still store
 
     def __init__(self, num_ranks: int, seed: int = 0, *, lock_path: str | None = None, **options: Any):
         super().__init__(num_ranks, seed, **options)

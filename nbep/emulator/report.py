@@ -30,18 +30,21 @@ def deadlock_error(scheduler: Scheduler, hosts: list[tuple[str, Describe]], stre
     """
     groups: dict[tuple[Launch, tuple[Site, ...], Body], list[Thread]] = {}
     bodies: dict[int, Body] = {}
+    running = set(scheduler.runnable)
     for launch in scheduler.launches:
         for block in launch.blocks:
             for thread in block.threads:
                 if not thread.exited:
-                    body = bodies.get(id(thread.waits_for))
-                    if body is None:
+                    if thread in running:
+                        body = tuple(_loop(thread))
+                    elif (body := bodies.get(id(thread.waits_for), ())) == ():
                         body = bodies[id(thread.waits_for)] = tuple(_what(thread))
                     chain = tuple(call_chain(thread.gr_frame))
                     groups.setdefault((launch, chain, body), []).append(thread)
     threads_text = _count(sum(map(len, groups.values())), "thread")
     who = f"{threads_text} in {_count(len(groups), 'group')} and {_count(len(hosts), 'host')}"
-    lines = [f"nothing can run any more: {who} wait (seed {scheduler.seed})"]
+    end = "nothing changes any more" if running else "nothing can run any more"
+    lines = [f"{end}: {who} wait (seed {scheduler.seed})"]
     for (launch, chain, body), threads in list(groups.items())[:_MAX_GROUPS]:
         lines.append(f"  rank {launch.rank}, kernel `{launch.name}`, {_who(threads)}")
         lines.append("    at " + ", called from ".join(map(describe_site, chain)))
@@ -105,6 +108,12 @@ def _what(thread: Thread) -> list[str]:
         places.setdefault(place(other), []).append(other.thread_idx)
     missing = [f"missing: {warps_and_lanes(indices)}, which {where}" for where, indices in places.items()]
     return [f"waits at {what}", *missing]
+
+
+def _loop(thread: Thread) -> list[str]:
+    """Lines for a thread that runs and runs while nothing changes."""
+    cells = [line for cell in thread.polled.values() for line in _cell(*cell)]
+    return ["waits in a loop that does not call wait_expired", *cells] if cells else ["runs"]
 
 
 def _cell(allocation: Allocation, offset: int, kind: str, value: Any) -> list[str]:

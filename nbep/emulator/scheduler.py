@@ -72,6 +72,8 @@ class Scheduler:
         calls, steps, parks: primitive calls, quanta given, times a thread parked on polled cells
     """
 
+    max_idle_calls = 1 << 21  # primitive calls in which no byte changes and no thread leaves: it loops for ever
+
     def __init__(self, seed: int, on_deadlock: str):
         if on_deadlock not in ("raise", "expire"):
             raise ValueError(f"on_deadlock: {on_deadlock!r}; allowed: 'raise', 'expire'")
@@ -91,6 +93,9 @@ class Scheduler:
         self.calls = 0
         self.steps = 0
         self.parks = 0
+        self.has_changed = True  # since the last look: bytes, what is under way, which threads and hosts go on
+        self._last_change = 0  # in primitive calls
+        self._looked_again = False  # whether all that poll have, since then
         self._skipped_ns = 0
         self._granted = 0
         self._longest = _LONGEST[seed % len(_LONGEST)]
@@ -117,6 +122,7 @@ class Scheduler:
 
     def submit(self, operation: Callable[[], object]) -> None:
         """Have `operation` happen at a later step."""
+        self.has_changed = True
         self.operations.append(operation)
 
     @property
@@ -200,6 +206,11 @@ class Scheduler:
                     self._operate()
             self.current = None
             self._poll_hosts()
+            if self.has_changed:
+                self.has_changed = self._looked_again = False
+                self._last_change = self.calls
+            elif self.calls - self._last_change > self.max_idle_calls:
+                raise self._deadlock(describe)
             if not runnable and not finished():
                 self._idle(describe)
 
@@ -219,15 +230,26 @@ class Scheduler:
             if host.predicate is not None and host.predicate():
                 self.waiting_hosts.remove(host)
                 self.runnable.append(host)
+                self.has_changed = True
         self.current = None
 
     def _idle(self, describe: Describe) -> None:
         """Nothing is runnable: an operation, time, or a deadlock."""
         if self.operations:
             self._operate()
-        elif not (self.on_deadlock == "expire" and self._expire()):
-            hosts = [host_entry(host) for host in self.waiting_hosts]
-            raise deadlock_error(self, [*hosts, ("the host", describe)] if describe else hosts, self.streams)
+        elif self.on_deadlock == "expire" and self._expire():
+            pass
+        elif self.polling and not self._looked_again:
+            # Then they wait for what their loops poll, and not for what they have met on the way there besides.
+            self._looked_again = True
+            for thread in list(self.polling):
+                thread.unwatch()
+        else:
+            raise self._deadlock(describe)
+
+    def _deadlock(self, describe: Describe) -> EmulatorError:
+        hosts = [host_entry(host) for host in self.waiting_hosts]
+        return deadlock_error(self, [*hosts, ("the host", describe)] if describe else hosts, self.streams)
 
     def _expire(self) -> bool:
         """Let time pass to the earliest deadline of a polling thread and wake those that have reached it."""

@@ -4,40 +4,17 @@ import re
 
 import numpy as np
 import pytest
+from litmus import MBARRIER, run_together, store_in_bulk, wait_for
 
 from nbep.emulator import DataRace, World, current_thread
 
 SEEDS = range(8)
 PAYLOAD, TAIL, HEAD, STARTED = 0, 32, 64, 96
-MBARRIER = 256
 
 
 def pass_message(write, read, *, ranks=1, seed=0, block=1, grid=1):
-    """Two kernels: the writer runs write(t, ring) and the reader read(t, ring), which has to wait for it somehow.
-
-    The writer is rank 0, the reader the last rank. The ring is the reader's. The writer starts after the reader, for
-    what a kernel has stored that ends before another starts counts as known.
-    """
-    world = World(ranks, seed, memory_model="checked")
-    owner = world.ranks[ranks - 1]
-    ring = owner.space.allocate(128, "ring", zero=True)
-    theirs = ring if ranks == 1 else world.ranks[0].space.open(ring.handle)
-
-    def writer(ring):
-        wait_for(ring + STARTED, "relaxed")
-        write(current_thread(), ring)
-
-    def reader(ring):
-        t = current_thread()
-        t.store(ring + STARTED, "s32", 1, "relaxed", "sys")
-        read(t, ring)
-
-    writing = world.ranks[0].create_stream("write")
-    writing.launch(writer, (theirs.address,), grid, block, 512)
-    reading = owner.create_stream("read")
-    reading.launch(reader, (ring.address,), 1, 1, 512)
-    reading.synchronize()
-    writing.synchronize()
+    """Two kernels: rank 0 runs write(t, ring), and the last rank read(t, ring), which has to wait for it somehow."""
+    run_together([(0, write, grid, block), (ranks - 1, read, 1, 1)], seed)
 
 
 def races(write, read, **options):
@@ -58,12 +35,6 @@ def store_and(publish):
         publish(t, ring + TAIL)
 
     return write
-
-
-def wait_for(tail, order="acquire", scope="sys", at_least=1):
-    t = current_thread()
-    while t.load(tail, "s32", order, scope) < at_least:
-        t.spin(10**12)
 
 
 def load_payload(t, ring):
@@ -306,10 +277,7 @@ def test_bulk_copies_need_waits_and_the_proxys_fence(waits, fences):
     """A row goes by bulk copies from the writer to the ring, and from there to the reader's shared memory."""
 
     def write(t, ring):
-        for i in range(8):
-            t.store_shared(4 * i, "s32", 1, "weak")
-        t.fence_proxy_async()
-        t.bulk_store(ring, 0, 32)
+        store_in_bulk(t, ring)
         t.bulk_commit_group()
         t.bulk_wait_group_read(0)
         if waits:
@@ -470,14 +438,15 @@ def test_the_report_names_both_threads_both_lines_and_the_cell_that_was_polled()
     lines = [re.sub(r"py:\d+", "py:N", line) for line in str(caught.value).splitlines()]
     assert [re.sub(r"at \S*(test_data_races)", r"at \1", line) for line in lines[:-1]] == [
         "weak load of 4 bytes that another thread has stored: nothing orders the two",
-        "  in `ring` of rank 1: byte 0",
-        "    stored with weak order by rank 0, kernel `writer`, block 0, warp 0, lane 0 (thread 0)",
+        "  in `memory` of rank 1: byte 0",
+        "    stored with weak order by rank 0, kernel `write`, block 0, warp 0, lane 0 (thread 0)",
         "      at test_data_races.py:N (write)",
         "  its thread has released nothing since",
-        "  this thread last polled `ring` of rank 1: byte 32, with acquire.sys order",
-        "    stored with relaxed.sys order by rank 0, kernel `writer`, block 0, warp 0, lane 0 (thread 0)",
+        "  this thread last polled `memory` of rank 1: byte 32, with acquire.sys order",
+        "    stored with relaxed.sys order by rank 0, kernel `write`, block 0, warp 0, lane 0 (thread 0)",
         "      at test_data_races.py:N (publish)",
-        "  by rank 1, kernel `reader`, block 0, warp 0, lane 0 (thread 0)",
+        "      a relaxed store releases nothing, unless a fence comes before it",
+        "  by rank 1, kernel `read`, block 0, warp 0, lane 0 (thread 0)",
     ]
     assert "(load_payload)" in lines[-1]
 

@@ -128,6 +128,27 @@ def test_stream_that_waits_for_an_event_is_in_the_report():
         second.synchronize()
 
 
+def test_loops_that_poll_without_telling_the_scheduler_end_too(launch):
+    def poll(cell):
+        while current_thread().load(cell, "s32", "acquire", "sys") == 0:
+            pass
+
+    with pytest.raises(DeadlockError, match=r"nothing changes any more: 32 threads in 1 group") as caught:
+        launch(poll, np.zeros(4, np.int32), block=32)
+    assert "in a loop that does not call wait_expired\n    polls `arg0` of rank 0: byte 0" in str(caught.value)
+
+
+def test_only_what_a_loop_polls_is_in_the_report(launch):
+    def poll_two(cells):
+        current_thread().load(cells, "s32", "acquire", "sys")
+        wait_tail(cells + 8, 1)
+
+    with pytest.raises(DeadlockError) as caught:
+        launch(poll_two, np.zeros(4, np.int32))
+    assert "byte 8" in str(caught.value)
+    assert "byte 0" not in str(caught.value)
+
+
 def test_cells_that_nobody_signals_say_so(launch):
     with pytest.raises(DeadlockError, match="no store of more than weak order to it so far"):
         launch(wait_tail, np.zeros(4, np.int32), 1)

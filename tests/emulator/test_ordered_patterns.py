@@ -4,57 +4,9 @@ Source: PTX ISA, Memory Consistency Model (Release and Acquire Patterns, Causali
 """
 
 import pytest
+from litmus import MBARRIER, load_in_bulk, put, run_together, store_in_bulk, take, wait_for
 
-from nbep.emulator import World, current_thread
-
-MBARRIER = 256
 DATA, FLAG, FLAG_2 = 0, 64, 96
-
-
-def run_together(kernels, seed):
-    """Run kernels (rank, function(t, memory), grid, block) at once; all start before any goes on."""
-    num_ranks = 1 + max(rank for rank, *_ in kernels)
-    world = World(num_ranks, seed, memory_model="checked")
-    owner = world.ranks[num_ranks - 1]
-    memory = owner.space.allocate(1024, "memory", zero=True)
-    streams = []
-    for rank, function, grid, block in kernels:
-        mine = memory if rank == num_ranks - 1 else world.ranks[rank].space.open(memory.handle)
-
-        def kernel(address, function=function):
-            t = current_thread()
-            if t.block_idx == 0 and t.thread_idx == 0:
-                t.atomic("add", address + 1020, "s32", 1, "relaxed", "sys")
-            wait_for(address + 1020, "relaxed", at_least=len(kernels))
-            function(t, address)
-
-        streams.append(world.ranks[rank].create_stream("stream"))
-        streams[-1].launch(kernel, (mine.address,), grid, block, 512)
-    for stream in streams:
-        stream.synchronize()
-
-
-def wait_for(flag, order="acquire", scope="sys", at_least=1):
-    t = current_thread()
-    while t.load(flag, "s32", order, scope) < at_least:
-        t.spin(10**12)
-
-
-def put(t, address, value=1):
-    t.store(address, "s32", value, "weak", "cta")
-
-
-def take(t, address):
-    assert t.load(address, "s32", "weak", "cta") == 1
-
-
-def load_in_bulk(t, memory):
-    t.mbarrier_init(MBARRIER, 1)
-    t.bulk_load(0, memory + DATA, 32, MBARRIER)
-    t.mbarrier_arrive_expect_tx(MBARRIER, 32)
-    while not t.mbarrier_try_wait(MBARRIER, 0):
-        pass
-    assert t.load_shared(0, "s32", "weak") == 1
 
 
 def relaxed_store_behind_a_release():
@@ -157,7 +109,7 @@ def proxy_fence_of_the_one_who_stored():
             t.fence_proxy_async_global()
         t.barrier(0, 64)
         if t.thread_idx == 0:
-            load_in_bulk(t, memory)
+            load_in_bulk(t, memory + DATA)
 
     return [(0, exchange, 1, 64)]
 
@@ -165,15 +117,12 @@ def proxy_fence_of_the_one_who_stored():
 def bulk_load_of_what_the_block_has_stored_in_bulk():
     def exchange(t, memory):
         if t.thread_idx == 40:
-            for i in range(8):
-                t.store_shared(64 + 4 * i, "s32", 1, "weak")
-            t.fence_proxy_async()
-            t.bulk_store(memory + DATA, 64, 32)
+            store_in_bulk(t, memory + DATA)
             t.bulk_commit_group()
             t.bulk_wait_group(0)
         t.barrier(0, 64)
         if t.thread_idx == 0:
-            load_in_bulk(t, memory)
+            load_in_bulk(t, memory + DATA)
 
     return [(0, exchange, 1, 64)]
 

@@ -26,7 +26,7 @@ def hold_back(patch: pytest.MonkeyPatch, kernel: str, arrived: list) -> None:
     patch.setattr(runtime, "launch", late)
 
 
-@pytest.mark.parametrize("memory_model", ["sc", "delayed"])
+@pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
 @pytest.mark.parametrize("num_threads", [64, 128])
 @pytest.mark.parametrize(("kernel", "num_tokens"), [("dispatch", (24, 0)), ("combine", (0, 24))])
 def test_a_late_peer_is_told_that_tokens_are_missing(kernel, num_tokens, num_threads, memory_model):
@@ -50,7 +50,7 @@ def test_a_late_peer_is_told_that_tokens_are_missing(kernel, num_tokens, num_thr
     assert failed == [0, 1]
 
 
-@pytest.mark.parametrize("memory_model", ["sc", "delayed"])
+@pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
 @pytest.mark.parametrize("queued", ["dispatch", "combine"])
 def test_what_a_failed_rank_has_queued_does_not_reach_a_late_peer(queued, memory_model):
     """Rank 0 has sent all when its wait for rank 1 is over time, and has queued another call. Rank 1 is only late."""
