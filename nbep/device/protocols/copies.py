@@ -22,38 +22,44 @@ def copy_row(load, dst, src, num_bytes, lane):
 
     load is ld_nc_v4 if nobody writes the row while the kernel runs, ld_na_v4 if the block has acquired it.
 
-    The vectors of a whole group need no conditions: with them ptxas puts the first stores before the last loads.
+    The vectors of a whole group need no conditions: with them ptxas puts the first stores before the last loads. The
+    addresses move: with an offset added to those of the row, LLVM keeps one sum for each vector, in two registers.
     """
-    offset = lane * VEC_BYTES
-    while offset + (UNROLL - 1) * WARP_BYTES < num_bytes:
-        a = load(src + offset)
-        b = load(src + offset + WARP_BYTES)
-        c = load(src + offset + 2 * WARP_BYTES)
-        d = load(src + offset + 3 * WARP_BYTES)
-        e = load(src + offset + 4 * WARP_BYTES)
-        f = load(src + offset + 5 * WARP_BYTES)
-        g = load(src + offset + 6 * WARP_BYTES)
-        st_na_v4(dst + offset, a)
-        st_na_v4(dst + offset + WARP_BYTES, b)
-        st_na_v4(dst + offset + 2 * WARP_BYTES, c)
-        st_na_v4(dst + offset + 3 * WARP_BYTES, d)
-        st_na_v4(dst + offset + 4 * WARP_BYTES, e)
-        st_na_v4(dst + offset + 5 * WARP_BYTES, f)
-        st_na_v4(dst + offset + 6 * WARP_BYTES, g)
-        offset += UNROLL * WARP_BYTES
-    while offset < num_bytes:
-        left = num_bytes - offset
+    src += lane * VEC_BYTES
+    dst += lane * VEC_BYTES
+    left = num_bytes - lane * VEC_BYTES
+    while left > (UNROLL - 1) * WARP_BYTES:
+        a = load(src)
+        b = load(src + WARP_BYTES)
+        c = load(src + 2 * WARP_BYTES)
+        d = load(src + 3 * WARP_BYTES)
+        e = load(src + 4 * WARP_BYTES)
+        f = load(src + 5 * WARP_BYTES)
+        g = load(src + 6 * WARP_BYTES)
+        st_na_v4(dst, a)
+        st_na_v4(dst + WARP_BYTES, b)
+        st_na_v4(dst + 2 * WARP_BYTES, c)
+        st_na_v4(dst + 3 * WARP_BYTES, d)
+        st_na_v4(dst + 4 * WARP_BYTES, e)
+        st_na_v4(dst + 5 * WARP_BYTES, f)
+        st_na_v4(dst + 6 * WARP_BYTES, g)
+        src += UNROLL * WARP_BYTES
+        dst += UNROLL * WARP_BYTES
+        left -= UNROLL * WARP_BYTES
+    while left > 0:
         # A vector that is not loaded must not wait for one that is, as a copy of `a` would.
         nothing = (0, 0, 0, 0)
-        a = load(src + offset)
-        b = load(src + offset + WARP_BYTES) if left > WARP_BYTES else nothing
-        c = load(src + offset + 2 * WARP_BYTES) if left > 2 * WARP_BYTES else nothing
-        d = load(src + offset + 3 * WARP_BYTES) if left > 3 * WARP_BYTES else nothing
-        st_na_v4(dst + offset, a)
+        a = load(src)
+        b = load(src + WARP_BYTES) if left > WARP_BYTES else nothing
+        c = load(src + 2 * WARP_BYTES) if left > 2 * WARP_BYTES else nothing
+        d = load(src + 3 * WARP_BYTES) if left > 3 * WARP_BYTES else nothing
+        st_na_v4(dst, a)
         if left > WARP_BYTES:
-            st_na_v4(dst + offset + WARP_BYTES, b)
+            st_na_v4(dst + WARP_BYTES, b)
         if left > 2 * WARP_BYTES:
-            st_na_v4(dst + offset + 2 * WARP_BYTES, c)
+            st_na_v4(dst + 2 * WARP_BYTES, c)
         if left > 3 * WARP_BYTES:
-            st_na_v4(dst + offset + 3 * WARP_BYTES, d)
-        offset += REST_UNROLL * WARP_BYTES
+            st_na_v4(dst + 3 * WARP_BYTES, d)
+        src += REST_UNROLL * WARP_BYTES
+        dst += REST_UNROLL * WARP_BYTES
+        left -= REST_UNROLL * WARP_BYTES

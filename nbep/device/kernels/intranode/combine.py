@@ -183,27 +183,30 @@ def send_tokens(inputs, peers, bounds, shape, sizes):
     num_warps = u32_div(block_dim() // 32, shape.num_ranks)
     warp_in_rank = u32_div(warp, shape.num_ranks)
     ring = locate_ring(buffer_of(peers, peer), shape, channel, peers.rank)
-    token, end = token_range_to_send(inputs, peers, shape, peer, channel)
+    begin, end = token_range_to_send(inputs, peers, shape, peer, channel)
+    num_tokens = end - begin
     tail = 0
     may_fill = vote_all(FULL_MASK, not has_fault(bounds))
-    while token < end:
-        num_round = min(sizes.num_max_send_tokens, end - token)
+    while tail < num_tokens:
+        next_tail = min(tail + sizes.num_max_send_tokens, num_tokens)
         has_room = True
-        if lane == 0 and tail + num_round > shape.num_slots:  # until then it cannot be full
+        if lane == 0 and next_tail > shape.num_slots:  # until then it cannot be full
             has_room = wait_free_slots(
-                ring.head, tail, shape.num_slots, num_round, bounds, COMBINE_SENDER_HEAD, peer, channel
+                ring.head, tail, shape.num_slots, next_tail - tail, bounds, COMBINE_SENDER_HEAD, peer, channel
             )
         may_fill = may_fill and vote_all(FULL_MASK, has_room)
-        for i in range(warp_in_rank, num_round if may_fill else 0, num_warps):
-            row = token + i
+        i = tail + warp_in_rank
+        # No range: with a step that is no constant it divides 64-bit numbers, which takes a call and registers.
+        while i < next_tail and may_fill:
+            row = begin + i
             src = inputs.x + row * shape.hidden_bytes
-            dst = ring.x + u32_mod(tail + i, shape.num_slots) * slot_bytes(shape)
+            dst = ring.x + u32_mod(i, shape.num_slots) * slot_bytes(shape)
             copy_row(ld_nc_v4, dst, src, shape.hidden_bytes, lane)
             if lane < shape.num_topk:
                 weight = ld_na_f32(inputs.topk_weights + 4 * (row * shape.num_topk + lane))
                 st_na_f32(locate_notes(dst, shape).topk_weights + 4 * lane, weight)
-        token += num_round
-        tail += num_round
+            i += num_warps
+        tail = next_tail
         if not bar_red_and(1 + peer, 32 * num_warps, may_fill):
             return
         if warp_in_rank == 0 and lane == 0:
@@ -272,9 +275,12 @@ def list_rows(inputs, rows, weights, token, lane, expected, source, shape):
     """
     present = vote_ballot(FULL_MASK, expected >= 0)
     num_biases = (1 if inputs.bias_0 != 0 else 0) + (1 if inputs.bias_1 != 0 else 0)
-    if lane < num_biases:
-        bias = inputs.bias_0 if lane == 0 and inputs.bias_0 != 0 else inputs.bias_1
-        st_shared_s64(rows + 8 * lane, bias + token * shape.hidden_bytes)
+    if lane == 0:
+        row = token * shape.hidden_bytes
+        if inputs.bias_0 != 0:
+            st_shared_s64(rows, inputs.bias_0 + row)
+        if inputs.bias_1 != 0:
+            st_shared_s64(rows + 8 * (num_biases - 1), inputs.bias_1 + row)
     if expected >= 0:
         index = popc_u32(present & ((1 << lane) - 1))
         slot = u32_mod(expected, source.num_slots)
@@ -299,8 +305,7 @@ def load_rows(rows, num_rows, offset):
 @device_function
 def add_rows(total, loaded, num_rows):
     """Add what `load_rows` has brought, in order."""
-    if num_rows > 0:
-        total = add_bf16x8(total, loaded[0])
+    total = add_bf16x8(total, loaded[0])  # zeros if there are no rows
     if num_rows > 1:
         total = add_bf16x8(total, loaded[1])
     if num_rows > 2:
