@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,10 +29,13 @@ _edited: dict[FunctionType, str] = {}  # edits inside edits start from here
 
 
 def show(*functions: Any) -> None:
-    """Display the source of functions or classes."""
+    """Display the source of functions or classes; outside a notebook, print it."""
+    source = "\n\n".join(inspect.getsource(function) for function in functions)
+    if "ipykernel" not in sys.modules:
+        print(source)
+        return
     from IPython.display import Markdown, display
 
-    source = "\n\n".join(inspect.getsource(function) for function in functions)
     display(Markdown(f"```python\n{source}```"))
 
 
@@ -87,8 +91,10 @@ def edit(function: FunctionType, old: str, new: str) -> Iterator[None]:
     Raises: ValueError if `old` does not stand in the source exactly once
     """
     source = _edited.get(function) or textwrap.dedent(inspect.getsource(function))
-    if source.count(old) != 1:
-        raise ValueError(f"old: got a text that stands {source.count(old)} times in {function.__name__}; must be once")
+    if (count := source.count(old)) != 1:
+        lines = [line.strip() for line in source.splitlines() if old.partition("\n")[0] in line]
+        found = "".join(f"\n  {line}" for line in lines)
+        raise ValueError(f"old: got a text that stands {count} times in {function.__name__}; must be once{found}")
     edited = source.replace(old, new)
     for line in difflib.unified_diff(source.splitlines(), edited.splitlines(), lineterm="", n=1):
         if not line.startswith(("---", "+++", "@@")):

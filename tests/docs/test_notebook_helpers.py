@@ -4,7 +4,7 @@ import pytest
 
 from nbep.device import primitives
 from nbep.device.protocols import barrier, waits
-from nbep.notebook import clean, edit, first_failure, holds
+from nbep.notebook import clean, edit, first_failure, holds, show
 
 
 def test_an_edit_reaches_whoever_calls_the_function_and_ends_with_the_block(capsys):
@@ -34,10 +34,18 @@ def test_an_edited_function_keeps_its_place_in_the_source():
         assert (after.co_filename, after.co_firstlineno) == (before.co_filename, before.co_firstlineno)
 
 
-@pytest.mark.parametrize("old", ["no such text", "bounds"])
-def test_a_text_that_does_not_stand_there_once_is_refused(old):
-    with pytest.raises(ValueError, match="must be once"), edit(waits.wait_announced, old, "x"):
+@pytest.mark.parametrize(
+    ("old", "found"), [("no such text", "stands 0 times"), ("deadline", "\n  deadline = start_wait(bounds)")]
+)
+def test_a_text_that_does_not_stand_there_once_is_refused(old, found):
+    with pytest.raises(ValueError, match="must be once") as caught, edit(waits.wait_announced, old, "x"):
         pass
+    assert found in str(caught.value)
+
+
+def test_show_prints_outside_a_notebook(capsys):
+    show(waits.wait_announced)
+    assert "def wait_announced(cell, bounds, peer, channel):" in capsys.readouterr().out
 
 
 def even_seeds_fail(seed):

@@ -140,7 +140,7 @@ def bulk_store_that_is_not_committed():
     return [
         (0, write, 1, 1),
         (1, read_payload, 1, 1),
-    ], "its thread has not waited for that copy|has released nothing since"
+    ], "not waited for that copy|released nothing since"
 
 
 def bulk_load_of_own_stores_without_a_proxy_fence():
