@@ -63,7 +63,7 @@ def measure(comm: Any, repeat: int) -> dict[str, float]:
         runtime.launch(stream, get_dispatch_layout, GRID, BLOCK, smem_bytes, *args)
 
     by_nbep()
-    loaded = runtime._kernels["get_dispatch_layout"]
+    loaded = runtime._kernels[get_dispatch_layout]
     [config] = loaded._configs.values()
 
     def by_driver() -> None:

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from .jit import KERNELS, ComputeCapability, KernelSpec
+from .jit import KERNELS, ComputeCapability, KernelSpec, spec_of
 from .loops import keep_loops
 from .machine_code import disassemble, loads_in_flight
 from .types import Param, param_type, parameter_hints
@@ -58,7 +58,7 @@ class CompileError(RuntimeError):
 
 
 def load_kernels() -> dict[str, KernelSpec]:
-    """Import every module of nbep.device.kernels, so that KERNELS is complete."""
+    """nbep's own kernels by name: KERNELS, complete because every module of nbep.device.kernels is imported."""
     package = importlib.import_module("nbep.device.kernels")
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         importlib.import_module(module.name)
@@ -66,7 +66,10 @@ def load_kernels() -> dict[str, KernelSpec]:
 
 
 def find_kernel(kernel: str | Callable | KernelSpec) -> KernelSpec:
-    """Raises: KeyError for a name or function that is no kernel."""
+    """The spec of a kernel: of any function that is one, or of one of nbep's by its name.
+
+    Raises: KeyError for a name that no kernel of nbep has; TypeError for a function that is no kernel
+    """
     if isinstance(kernel, KernelSpec):
         return kernel
     if isinstance(kernel, str):
@@ -75,10 +78,7 @@ def find_kernel(kernel: str | Callable | KernelSpec) -> KernelSpec:
         if kernel not in KERNELS:
             raise KeyError(f"no kernel {kernel!r}; there are {', '.join(sorted(KERNELS))}")
         return KERNELS[kernel]
-    spec = KERNELS.get(kernel.__name__)
-    if spec is None or spec.function is not kernel:
-        raise KeyError(f"{kernel.__name__} is not decorated with @kernel")
-    return spec
+    return spec_of(kernel)
 
 
 def compile_kernel(
@@ -86,9 +86,9 @@ def compile_kernel(
 ) -> CompiledKernel:
     """Compile one kernel.
 
-    Args:    kernel    its name, its function or its spec
+    Args:    kernel    its function or its spec, or the name of one of nbep's
              lineinfo  keep source lines for profilers
-    Raises:  KeyError if there is no such kernel; CompileError if it does not compile;
+    Raises:  KeyError or TypeError if there is no such kernel; CompileError if it does not compile;
              RuntimeError if this process has compiled for another compute capability
     """
     spec = find_kernel(kernel)

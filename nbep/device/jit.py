@@ -6,6 +6,9 @@
 
 A recorded function stays a plain Python function, which the emulator calls. Numba is imported by
 `nbep.device.lowering`, and only when something is compiled.
+
+A kernel's spec belongs to its function: two kernels may have the same name, and one that is defined again, as a cell of
+a notebook is, is another kernel. Only nbep's own have names that mean something, in KERNELS.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
-from .types import Param, flatten_params
+from .types import Param, flatten_params, parameter_hints
 
 F = TypeVar("F", bound=Callable[..., Any])
 ComputeCapability = tuple[int, int]
@@ -70,10 +73,21 @@ class KernelSpec:
         """The flattened parameters: a path and a ParamType for each leaf."""
         return flatten_params(self.function)
 
+    @cached_property
+    def hints(self) -> dict[str, Any]:
+        """Parameter name -> annotation, in order."""
+        return parameter_hints(self.function)
 
+    @property
+    def is_own(self) -> bool:
+        """Whether the kernel is nbep's: then it calls nothing outside of nbep.device."""
+        return self.function.__module__.startswith(OWN_MODULES)
+
+
+OWN_MODULES = "nbep.device."
 PRIMITIVES: dict[str, PrimitiveSpec] = {}
 DEVICE_FUNCTIONS: list[Callable] = []
-KERNELS: dict[str, KernelSpec] = {}
+KERNELS: dict[str, KernelSpec] = {}  # nbep's own, those of the modules that are imported
 
 
 def primitive(
@@ -101,18 +115,36 @@ def device_function(function: F) -> F:
     return function
 
 
-def kernel(*, max_threads: int = 1024, min_blocks: int = 1) -> Callable[[F], F]:
-    """Record an entry point under its own name in KERNELS.
+def kernel(*bare: Callable, max_threads: int = 1024, min_blocks: int = 1) -> Callable[[F], F]:
+    """Record an entry point.
 
-    Raises: ValueError if another module has a kernel of that name
+    Args:    max_threads  most threads a block that it is launched with; fewer leave the compiler more registers
+             min_blocks   blocks that an SM should hold at once, which bounds the registers
+    Raises:  TypeError if it is written without parentheses; ValueError if two modules of nbep have a kernel of one name
     """
+    if bare:
+        raise TypeError("kernel: write @kernel() or @kernel(max_threads=...), with parentheses")
 
     def record(function: F) -> F:
-        name = function.__name__
-        known = KERNELS.get(name)
-        if known is not None and known.function.__module__ != function.__module__:
-            raise ValueError(f"kernel {name} is defined in {known.function.__module__} and in {function.__module__}")
-        KERNELS[name] = KernelSpec(name, function, max_threads, min_blocks)
+        spec = KernelSpec(function.__name__, function, max_threads, min_blocks)
+        function.kernel_spec = spec  # type: ignore[attr-defined]
+        if spec.is_own:
+            known = KERNELS.setdefault(spec.name, spec)
+            if known.function.__module__ != function.__module__:
+                raise ValueError(f"kernel {spec.name}: is in {known.function.__module__} and {function.__module__}")
+            KERNELS[spec.name] = spec
         return function
 
     return record
+
+
+def spec_of(function: Callable) -> KernelSpec:
+    """What @kernel recorded of a function.
+
+    Raises: TypeError if it is no kernel
+    """
+    spec = getattr(function, "kernel_spec", None)
+    if spec is None or spec.function is not function:
+        name = getattr(function, "__name__", type(function).__name__)
+        raise TypeError(f"{name} is no kernel: decorate it with @kernel()")
+    return spec

@@ -1,4 +1,4 @@
-"""Compiled kernels are kept on disk: the next process does without Numba."""
+"""nbep's compiled kernels are kept on disk: the next process does without Numba. A user's are not."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,11 +8,14 @@ from processes import run_python
 
 import nbep.device.compile
 from nbep.device.compile import load_kernels
-from nbep.device.jit import KERNELS
+from nbep.device.jit import KERNELS, device_function, kernel, spec_of
+from nbep.device.primitives import st_weak_s32
+from nbep.device.types import Out
 from nbep.host.runtime.cuda.launcher import cache_folder, load_cubin, source_key
 
 PROGRAM = Path(__file__).parent / "cache_main.py"
-SPEC = SimpleNamespace(name="dispatch")
+SPEC = SimpleNamespace(name="dispatch", is_own=True)
+USERS_SPEC = SimpleNamespace(name="dispatch", is_own=False)
 
 
 @pytest.fixture
@@ -46,6 +49,34 @@ def test_a_cache_that_cannot_be_written_costs_only_time(compiled, monkeypatch, t
     for _ in range(2):
         assert load_cubin(SPEC, (9, 0), "key") == b"dispatch for (9, 0)"
     assert len(compiled) == 2
+
+
+def test_a_kernel_from_elsewhere_is_compiled_by_every_process(compiled, monkeypatch, tmp_path):
+    monkeypatch.setenv("NBEP_CACHE_DIR", str(tmp_path))
+    (tmp_path / "dispatch-sm_90-key.cubin").write_bytes(b"nbep's kernel of the same name")
+    for _ in range(2):
+        assert load_cubin(USERS_SPEC, (9, 0), "key") == b"dispatch for (9, 0)"
+    assert len(compiled) == 2
+    assert len(list(tmp_path.iterdir())) == 1, "and it is not written"
+
+
+@pytest.mark.compile
+def test_a_kernel_that_is_defined_again_with_another_helper_is_compiled_again(monkeypatch, tmp_path):
+    monkeypatch.setenv("NBEP_CACHE_DIR", str(tmp_path))
+
+    def define(number):
+        @device_function
+        def helper():
+            return number
+
+        @kernel()
+        def answer(out: Out):
+            st_weak_s32(out, helper())
+
+        return answer
+
+    first, second, same = (load_cubin(spec_of(define(number)), (9, 0), "key") for number in (1111, 2222, 1111))
+    assert first == same != second
 
 
 def test_the_key_follows_the_sources(monkeypatch, tmp_path):

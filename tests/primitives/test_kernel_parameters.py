@@ -1,12 +1,14 @@
 """Kernel signatures flatten to the leaves that CUDA packs and the emulator maps."""
 
+import functools
 import struct
 from typing import NamedTuple
 
 import pytest
 
 from nbep.device import jit
-from nbep.device.jit import KERNELS, kernel
+from nbep.device.compile import load_kernels
+from nbep.device.jit import KERNELS, kernel, spec_of
 from nbep.device.types import (
     F32,
     I32,
@@ -94,32 +96,70 @@ def test_a_named_tuple_in_another_is_refused():
         flatten_params(nested)
 
 
-def test_kernel_stays_a_plain_function_and_is_known_by_name(monkeypatch):
-    monkeypatch.setattr(jit, "KERNELS", {})
-
+def test_kernel_stays_a_plain_function_that_knows_its_spec():
     @kernel(max_threads=64)
     def fill(out: Out, n: I32):
         return n
 
     assert fill(0, 5) == 5
-    spec = jit.KERNELS["fill"]
+    spec = spec_of(fill)
     assert (spec.name, spec.max_threads, spec.min_blocks) == ("fill", 64, 1)
     assert [param.path for param in spec.params] == ["out", "n"]
+    assert not spec.is_own
     assert "fill" not in KERNELS
 
 
-def test_kernel_of_the_same_name_in_another_module_is_refused(monkeypatch):
+def test_kernels_of_one_name_are_different_kernels():
+    def define(max_threads):
+        @kernel(max_threads=max_threads)
+        def push(out: Out):
+            """Only its name matters: nbep has a kernel of this name."""
+
+        return push
+
+    first, again = define(32), define(64)
+    assert (spec_of(first).max_threads, spec_of(again).max_threads) == (32, 64)
+    own = load_kernels()["push"]
+    assert own.is_own
+    assert own.function not in (first, again)
+
+
+def test_two_kernels_of_nbep_with_one_name_are_refused(monkeypatch):
     monkeypatch.setattr(jit, "KERNELS", {})
 
-    def twice(out: Out):
+    def define(module):
+        def twice(out: Out):
+            """Only its name matters."""
+
+        twice.__module__ = module
+        return kernel()(twice)
+
+    define("nbep.device.kernels.one")
+    again = define("nbep.device.kernels.one")
+    assert jit.KERNELS["twice"].function is again
+    with pytest.raises(ValueError, match=r"twice.*kernels\.one and nbep\.device\.kernels\.two"):
+        define("nbep.device.kernels.two")
+
+
+def test_what_is_no_kernel_says_how_to_make_one():
+    def plain(out: Out):
+        """Not decorated."""
+
+    for function in (plain, functools.partial(spec_of)):
+        with pytest.raises(TypeError, match=r"(plain|partial) is no kernel: decorate it with @kernel\(\)"):
+            spec_of(function)
+    with pytest.raises(TypeError, match=r"write @kernel\(\) .* with parentheses"):
+        kernel(plain)
+
+
+def test_a_function_that_wraps_a_kernel_is_none():
+    @kernel()
+    def fill(out: Out):
         """Only its name matters."""
 
-    kernel()(twice)
-    kernel()(twice)
+    @functools.wraps(fill)
+    def wrapped(out):
+        """It has the attributes of the kernel."""
 
-    def other(out: Out):
-        """Only its name matters."""
-
-    other.__name__, other.__module__ = "twice", "elsewhere"
-    with pytest.raises(ValueError, match="elsewhere"):
-        kernel()(other)
+    with pytest.raises(TypeError, match="fill is no kernel"):
+        spec_of(wrapped)

@@ -108,6 +108,7 @@ class Runtime(ABC):
         layout_threads: block size of get_dispatch_layout and of the casts
         notify_threads: block size of the notify kernels, at least
         mix_roles: default of Config.mix_roles
+        array_kinds: the arrays that it takes, in words
     """
 
     target: str
@@ -117,6 +118,7 @@ class Runtime(ABC):
     layout_threads: int
     notify_threads: int
     mix_roles: bool
+    array_kinds: str
 
     @property
     @abstractmethod
@@ -198,9 +200,24 @@ class Runtime(ABC):
 
     @abstractmethod
     def launch(self, stream: Stream, kernel: Kernel, grid: int, block: int, smem_bytes: int, *args: Any) -> None:
-        """Start a kernel with the arguments of its signature.
+        """Start a kernel with the arguments of its signature: grid blocks of block threads in one dimension.
 
         An address field takes an address, an array or None (address 0). Arrays stay alive until the launch is done.
+        smem_bytes is the dynamic shared memory of a block.
+
+        Raises: TypeError if the function is no kernel, or for a wrong number of arguments; ValueError, with the
+                parameter's name, for a value that it cannot take; see launches.check_launch. On a GPU the arguments of
+                nbep's own kernels are not checked again: `Buffer` has done it.
+        """
+
+    @abstractmethod
+    def load(self, kernel: Kernel) -> None:
+        """Make a kernel ready, which its first launch does otherwise. On the emulator there is nothing to make.
+
+        A GPU may wait for the kernels that run on it before it loads another. So a kernel that starts while others of
+        the same card wait for each other is loaded before those.
+
+        Raises: TypeError if the function is no kernel; CompileError if it does not compile
         """
 
     @abstractmethod

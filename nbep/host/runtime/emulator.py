@@ -12,8 +12,8 @@ from typing import Any
 import ml_dtypes  # noqa: F401 - registers bfloat16 and float8_e4m3fn with NumPy
 import numpy as np
 
-from nbep.device.jit import KERNELS
-from nbep.device.types import flatten_args, unflatten_args
+from nbep.device.jit import spec_of
+from nbep.device.types import unflatten_args
 from nbep.emulator import World
 from nbep.host.runtime.base import (
     Array,
@@ -26,6 +26,7 @@ from nbep.host.runtime.base import (
     Stream,
     SymmetricMemory,
 )
+from nbep.host.runtime.launches import check_launch
 
 WARP = 32
 UNWRITTEN = 0xCC  # every byte of a new array; -1.07e8 in bf16 and in float32
@@ -126,6 +127,7 @@ class EmulatorRuntime(Runtime):
     layout_threads = WARP
     notify_threads = WARP
     mix_roles = False
+    array_kinds = "a NumPy array"
 
     def __init__(self, world: World, rank: int):
         self.world = world
@@ -201,19 +203,21 @@ class EmulatorRuntime(Runtime):
     def launch(self, stream: Stream, kernel: Kernel, grid: int, block: int, smem_bytes: int, *args: Any) -> None:
         assert isinstance(stream, EmulatedStream)
         self._unmap_finished()
-        spec = KERNELS[kernel.__name__]
+        spec = spec_of(kernel)
+        leaves = check_launch(self, spec, block, smem_bytes, args)
         mappings = []
-        leaves: list[Any] = []
-        for param, leaf in zip(spec.params, flatten_args(args), strict=True):
-            if isinstance(leaf, np.ndarray):
+        for i, param in enumerate(spec.params):
+            if isinstance(leaves[i], np.ndarray):
                 name = param.path.rpartition(".")[2]
-                mappings.append(self.space.map_array(leaf, name, writable=param.type.is_writable))
-                leaf = mappings[-1].address
-            leaves.append(0 if leaf is None else leaf)
+                mappings.append(self.space.map_array(leaves[i], name, writable=param.type.is_writable))
+                leaves[i] = mappings[-1].address
 
         flat = unflatten_args(kernel, leaves)
         launch = stream.stream.launch(kernel, flat, grid, block, smem_bytes, spec.name)
         self._in_flight.append((launch, mappings))
+
+    def load(self, kernel: Kernel) -> None:
+        spec_of(kernel)
 
     def wait_until(
         self, predicate: Callable[[], bool], describe: Callable[[], str], timeout_ns: int | None = None

@@ -3,6 +3,10 @@
  first process    source --numba, NVVM, nvJitLink--> cubin --> cache --> module
  later processes                                     cache ------------> module        (numba is not imported)
 
+Only nbep's own kernels are kept on disk. They call nothing outside of nbep/device, so the sources there say whether a
+cubin is out of date. A kernel from elsewhere may call any module and read any global; what it is made of is known only
+when Numba has gone through it, which is most of a compilation. So a process compiles it anew.
+
 Numba's own dispatcher costs 44 to 50 us a launch with 16 to 24 arguments; packing a struct and calling the driver
 costs a tenth.
 
@@ -26,6 +30,7 @@ from cuda.bindings import driver as cu
 
 import nbep.device
 from nbep.device.jit import ComputeCapability, KernelSpec
+from nbep.device.protocols.peers import Bounds
 from nbep.device.types import Param, param_format
 from nbep.host.runtime.cuda.driver import check
 
@@ -39,7 +44,7 @@ def cache_folder() -> Path:
 
 
 def source_key() -> str:
-    """A digest of everything that a cubin depends on besides kernel and architecture."""
+    """A digest of everything that a cubin of an own kernel depends on, besides kernel and architecture."""
     digest = hashlib.sha256()
     folder = Path(nbep.device.__file__).parent
     for path in sorted(folder.rglob("*.py")):
@@ -53,15 +58,18 @@ def source_key() -> str:
 
 
 def load_cubin(spec: KernelSpec, cc: ComputeCapability, key: str) -> bytes:
-    """The machine code of a kernel, from the cache if it is there."""
+    """The machine code of a kernel. One of nbep's own comes from the cache if it is there.
+
+    Raises: as compile_kernel
+    """
+    if not spec.is_own:
+        return _compile(spec, cc)
     path = cache_folder() / f"{spec.name}-sm_{cc[0]}{cc[1]}-{key}.cubin"
     try:
         return path.read_bytes()
     except OSError:
         pass
-    from nbep.device.compile import compile_kernel
-
-    cubin = compile_kernel(spec, cc).cubin
+    cubin = _compile(spec, cc)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent)
@@ -71,6 +79,12 @@ def load_cubin(spec: KernelSpec, cc: ComputeCapability, key: str) -> bytes:
     except OSError:
         pass  # a cache that cannot be written only costs time
     return cubin
+
+
+def _compile(spec: KernelSpec, cc: ComputeCapability) -> bytes:
+    from nbep.device.compile import compile_kernel
+
+    return compile_kernel(spec, cc).cubin
 
 
 class ParameterBlock:
@@ -116,7 +130,8 @@ class SharedMemoryLimit:
 class LoadedKernel:
     """One kernel on one device. A launch copies its parameters, so one block serves all launches of a thread.
 
-    spins: it waits for blocks of other ranks, so all its blocks must be resident
+    is_own: it is nbep's, and `Buffer` has checked its arguments
+    spins: it takes Bounds, so it waits for blocks of other ranks, and all its blocks must be resident
     addresses: which of its parameters are addresses
     """
 
@@ -124,7 +139,8 @@ class LoadedKernel:
         self.spec = spec
         self.module = module
         self.function = check("cuModuleGetFunction", cu.cuModuleGetFunction(module, spec.name.encode()))
-        self.spins = any(param.path.startswith("bounds.") for param in spec.params)
+        self.is_own = spec.is_own
+        self.spins = Bounds in spec.hints.values()
         self.addresses = tuple(i for i, param in enumerate(spec.params) if param.type.is_address)
         self.block = ParameterBlock(spec.params)
         self._smem_limit = smem_limit or SharedMemoryLimit(self.function)

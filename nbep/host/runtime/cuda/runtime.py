@@ -3,8 +3,8 @@
  caller's current stream --event--> comm stream: notify, dispatch, ... --event--> caller's current stream
 
 A kernel that spins waits for peers whose host code may not have run yet. So nothing here makes the host wait for the
-device between construction and destroy: kernels are loaded when the runtime is made, memory comes from the caller's
-library (torch's and CuPy's pools) and the counters that the CPU polls lie in pinned memory.
+device between construction and destroy: nbep's kernels are loaded when the runtime is made, memory comes from the
+caller's library (torch's and CuPy's pools) and the counters that the CPU polls lie in pinned memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from cuda.bindings import driver as cu
 
 from nbep.device.compile import load_kernels
-from nbep.device.jit import KERNELS
+from nbep.device.jit import spec_of
 from nbep.device.primitives.tma import SM90
 from nbep.device.types import flatten_args
 from nbep.host.runtime.base import (
@@ -38,6 +38,7 @@ from nbep.host.runtime.cuda.driver import Device, check
 from nbep.host.runtime.cuda.launcher import LoadedKernel, source_key
 from nbep.host.runtime.cuda.memory import DeviceMemory, HostVisibleMemory
 from nbep.host.runtime.cuda.peers import SYMMETRIC_MEMORY
+from nbep.host.runtime.launches import check_launch
 
 EVENT_FLAGS = int(cu.CUevent_flags.CU_EVENT_DISABLE_TIMING)
 HostWait = Callable[[Callable[[], bool], Callable[[], str]], Any]
@@ -170,18 +171,35 @@ _idle_streams: dict[int, list[int]] = {}  # by device, of all runtimes of the pr
 
 
 class SharedDevice:
-    """What the ranks of a process have in common on one GPU: its loaded kernels.
+    """What the ranks of a process have in common on one GPU: its loaded kernels, by function.
+
+    nbep's own are loaded at once, because loading may wait for what runs on the card. A user's kernel is loaded when it
+    is first asked for: one that does not compile concerns nobody else.
 
     num_ranks is how many of them run on this card: their spinning blocks must be resident at once.
+
+    Source: CUDA Programming Guide, Lazy Loading, "Concurrent execution"
     """
 
     def __init__(self, ordinal: int, num_ranks: int = 1):
         self.device = Device(ordinal)
         self.num_ranks = num_ranks
-        load_kernels()
-        key = source_key()
-        cc = self.device.compute_capability
-        self.kernels = {name: LoadedKernel.load(spec, cc, key) for name, spec in KERNELS.items()}
+        self._key = source_key()
+        self._lock = threading.Lock()
+        self.kernels: dict[Kernel, LoadedKernel] = {}
+        for spec in load_kernels().values():
+            self.load(spec.function)
+
+    def load(self, kernel: Kernel) -> LoadedKernel:
+        """A kernel, loaded once.
+
+        Raises: TypeError if it is no kernel; CompileError if it does not compile
+        """
+        with self._lock:
+            if kernel not in self.kernels:
+                cc = self.device.compute_capability
+                self.kernels[kernel] = LoadedKernel.load(spec_of(kernel), cc, self._key)
+            return self.kernels[kernel]
 
 
 class CudaRuntime(Runtime):
@@ -193,6 +211,7 @@ class CudaRuntime(Runtime):
     layout_threads = 256
     notify_threads = 128
     mix_roles = True
+    array_kinds = "an array of torch, CuPy or Numba on this GPU"
 
     def __init__(self, shared: SharedDevice, rank: int, failed: threading.Event | None = None):
         self.shared = shared
@@ -205,7 +224,7 @@ class CudaRuntime(Runtime):
         # for their kernels themselves, by polling, before the caller can ask for such a copy.
         self._host_wait: HostWait | None = self.wait_until if shared.num_ranks > 1 else None
         # A launch packs its parameters in place, so virtual ranks, each in a thread of its own, must not share blocks.
-        self._kernels = {name: kernel.for_thread() for name, kernel in shared.kernels.items()}
+        self._kernels = {kernel: loaded.for_thread() for kernel, loaded in shared.kernels.items()}
 
     @property
     def has_tma(self) -> bool:
@@ -272,10 +291,15 @@ class CudaRuntime(Runtime):
         return CudaStream(handle, name, self.device.ordinal, self._host_wait)
 
     def launch(self, stream: Stream, kernel: Kernel, grid: int, block: int, smem_bytes: int, *args: Any) -> None:
-        """Raises: ValueError if the grid's blocks, with those of the card's other ranks, cannot be resident at once"""
+        """Raises: as Runtime.launch; CompileError for a kernel that does not compile; ValueError if the blocks of one
+        that waits, with those of the card's other ranks, cannot be resident at once
+        """
         assert isinstance(stream, CudaStream)
-        loaded = self._kernels[kernel.__name__]
-        leaves = flatten_args(args)
+        try:
+            loaded = self._kernels[kernel]
+        except KeyError:
+            loaded = self._load(kernel)
+        leaves = flatten_args(args) if loaded.is_own else check_launch(self, loaded.spec, block, smem_bytes, args)
         arrays = []
         for i in loaded.addresses:
             leaf = leaves[i]
@@ -287,12 +311,21 @@ class CudaRuntime(Runtime):
         if loaded.spins:
             room = loaded.blocks_per_sm(block, smem_bytes) * self.device.num_sms // self.shared.num_ranks
             if grid > room:
+                name = "config: num_sms" if loaded.is_own else f"{loaded.spec.name}, grid:"
                 raise ValueError(
-                    f"config: num_sms {grid} with {block} threads a block; at most {room} blocks fit on a card of "
+                    f"{name} {grid} with {block} threads a block; at most {room} blocks fit on a card of "
                     f"{self.device.num_sms} SMs that {self.shared.num_ranks} ranks share"
                 )
         loaded.launch(stream.handle, grid, block, smem_bytes, leaves, loaded.spins)
         stream.unrecorded += arrays
+
+    def load(self, kernel: Kernel) -> None:
+        if kernel not in self._kernels:
+            self._load(kernel)
+
+    def _load(self, kernel: Kernel) -> LoadedKernel:
+        loaded = self._kernels[kernel] = self.shared.load(kernel).for_thread()
+        return loaded
 
     def wait_until(
         self, predicate: Callable[[], bool], describe: Callable[[], str], timeout_ns: int | None = None

@@ -1,0 +1,75 @@
+"""Checks of a launch, the same on every target: what a GPU cannot run is refused on the emulator, too."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, NoReturn
+
+import numpy as np
+
+from nbep.device.jit import KernelSpec
+from nbep.device.types import Param, flatten_args
+from nbep.host.runtime.base import Runtime
+
+MAX_SMEM_BYTES = 227 << 10  # of a block on sm_90 and sm_100; sm_80 has 163 KiB
+INTEGER_BITS = {"i": 32, "q": 64}
+
+
+def check_launch(runtime: Runtime, spec: KernelSpec, block: int, smem_bytes: int, args: tuple) -> list[Any]:
+    """The leaves of the arguments: arrays and addresses as they are, None as 0, numbers of the parameters' types.
+
+    Raises: TypeError if there are too few arguments or too many; ValueError, with the parameter's name, for a value
+            that the parameter cannot take, an array with gaps, a block of more than max_threads threads, or more
+            shared memory than a GPU has
+    """
+    leaves = flatten_args(args)
+    if (len(args), len(leaves)) != (len(spec.hints), len(spec.params)):
+        raise TypeError(
+            f"{spec.name} takes {_count(len(spec.hints), len(spec.params))}; got {_count(len(args), len(leaves))}: "
+            f"its parameters are {', '.join(param.path for param in spec.params)}"
+        )
+    if not 1 <= block <= spec.max_threads:
+        _refuse(spec, "block", block, f"1 to {spec.max_threads} threads, its max_threads")
+    if not 0 <= smem_bytes <= MAX_SMEM_BYTES:
+        _refuse(spec, "smem_bytes", smem_bytes, f"0 to {MAX_SMEM_BYTES}, what a block of a GPU can have")
+    return [_leaf(runtime, spec, param, value) for param, value in zip(spec.params, leaves, strict=True)]
+
+
+def _leaf(runtime: Runtime, spec: KernelSpec, param: Param, value: Any) -> Any:
+    if not param.type.is_address:
+        return _number(spec, param, value)
+    if value is None:
+        return 0
+    if type(value) is int:
+        return value
+    if not runtime.is_array(value):
+        _refuse(spec, param.path, type(value).__name__, f"{runtime.array_kinds}, an address (an int) or None")
+    # nbep's own kernels take the strides of scales; Buffer checks their arrays.
+    if not spec.is_own and not runtime.is_contiguous(value):
+        shape = ", ".join(map(str, value.shape))
+        _refuse(spec, param.path, f"a strided array [{shape}]", "row-major without gaps: kernels know no strides")
+    return value
+
+
+def _number(spec: KernelSpec, param: Param, value: Any) -> Any:
+    if param.type.code == "f":
+        if not isinstance(value, (int, float, np.integer, np.floating)):
+            _refuse(spec, param.path, type(value).__name__, "a number")
+        return np.float32(value)
+    bits = INTEGER_BITS[param.type.code]
+    try:
+        number = operator.index(value)
+    except TypeError:
+        _refuse(spec, param.path, f"{type(value).__name__} {value!r}", f"an integer of {bits} bits")
+    if not -1 << (bits - 1) <= number < 1 << (bits - 1):
+        _refuse(spec, param.path, number, f"an integer of {bits} bits, with sign")
+    return number
+
+
+def _count(num_args: int, num_leaves: int) -> str:
+    fields = "" if num_args == num_leaves else f" with {num_leaves} values"
+    return f"{num_args} argument{'s' * (num_args != 1)}{fields}"
+
+
+def _refuse(spec: KernelSpec, name: str, got: object, allowed: str) -> NoReturn:
+    raise ValueError(f"{spec.name}, {name}: got {got}; must be {allowed}")
