@@ -1,6 +1,8 @@
 """Compile kernels to PTX and machine code, with or without a GPU.
 
-    python -m nbep.device.compile --arch sm_90 [--kernel NAME ...] [--json] [--ptx DIR]
+    nbep compile [FILE] --arch sm_90 [--kernel NAME ...] [--json] [--ptx DIR]
+
+Without FILE they are nbep's own; with it, those that the file defines, which is imported.
 
 Numba and NVVM make the PTX, nvJitLink assembles it and reports registers, spills and stack frame. Neither needs a card
 or a driver. One process compiles for one compute capability. With nvdisasm, the machine code says how many loads are in
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import json
 import pkgutil
 import re
@@ -23,10 +26,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from .diagnosis import explain
 from .jit import KERNELS, ComputeCapability, KernelSpec, spec_of
 from .loops import keep_loops
 from .machine_code import disassemble, loads_in_flight
-from .types import Param, param_type, parameter_hints
+from .types import Param, flatten_params, param_type
+
+LOWEST_CC: ComputeCapability = (8, 0)
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ class CompiledKernel:
 
 
 class CompileError(RuntimeError):
-    """Numba refused the code of a kernel, or the assembler its PTX."""
+    """Numba refused the code of a kernel, or the assembler its PTX. The message begins with the cause and the line."""
 
 
 def load_kernels() -> dict[str, KernelSpec]:
@@ -88,7 +94,8 @@ def compile_kernel(
 
     Args:    kernel    its function or its spec, or the name of one of nbep's
              lineinfo  keep source lines for profilers
-    Raises:  KeyError or TypeError if there is no such kernel; CompileError if it does not compile;
+    Raises:  KeyError or TypeError if there is no such kernel; TypeError for a parameter that is annotated with none of
+             nbep.device.types; CompileError if it does not compile;
              RuntimeError if this process has compiled for another compute capability
     """
     spec = find_kernel(kernel)
@@ -99,13 +106,12 @@ def compile_kernel(
 
 def compile_to_ptx(spec: KernelSpec, cc: ComputeCapability, *, lineinfo: bool = False) -> str:
     """The PTX of one kernel; its entry has the kernel's own name. Raises as compile_kernel."""
-    import numba.core.errors
-    import numba.cuda.core.errors
     from numba.cuda import compiler, types
 
     from .lowering import mark_convergent, register
 
-    signature = types.void(*(_numba_type(hint) for hint in parameter_hints(spec.function).values()))
+    flatten_params(spec.function)  # refuses annotations that are none
+    signature = types.void(*(_numba_type(hint) for hint in spec.hints.values()))
     with compiler.global_compiler_lock, _stand_in_device(cc):
         register(cc)
         try:
@@ -118,8 +124,8 @@ def compile_to_ptx(spec: KernelSpec, cc: ComputeCapability, *, lineinfo: bool = 
                 lineinfo=lineinfo,
                 launch_bounds=(spec.max_threads, spec.min_blocks),
             )
-        except (numba.core.errors.NumbaError, numba.cuda.core.errors.NumbaError) as error:
-            raise CompileError(f"{spec.name} for {arch_name(cc)}: {error}") from error
+        except Exception as error:  # Numba's own errors, and those of what it does not expect
+            raise CompileError(f"{spec.name} for {arch_name(cc)}: {explain(error, spec.function)}") from error
         mark_convergent(library.modules)
         library._llvm_strs = [keep_loops(str(module)) for module in library.modules]
         (ptx,) = library.get_asm_strs(cc=cc)
@@ -187,10 +193,30 @@ def arch_name(cc: ComputeCapability) -> str:
 
 
 def parse_arch(text: str) -> ComputeCapability:
+    """Raises: ArgumentTypeError if the text names no architecture, or one that is too old"""
     found = re.fullmatch(r"sm_(\d+)(\d)", text)
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not an architecture such as sm_90")
-    return int(found.group(1)), int(found.group(2))
+    cc = int(found.group(1)), int(found.group(2))
+    if cc < LOWEST_CC:
+        raise argparse.ArgumentTypeError(f"{text} is too old; the lowest is {arch_name(LOWEST_CC)}")
+    return cc
+
+
+def kernels_of(path: Path) -> dict[str, KernelSpec]:
+    """Name -> kernel, for the kernels that a file of Python defines. The file is imported, from its own folder.
+
+    Raises: what the file raises
+    """
+    sys.path.insert(0, str(path.resolve().parent))
+    module_spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert module_spec is not None
+    assert module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[path.stem] = module
+    module_spec.loader.exec_module(module)
+    specs = [getattr(value, "kernel_spec", None) for value in vars(module).values()]
+    return {spec.name: spec for spec in specs if spec is not None and spec.function.__module__ == path.stem}
 
 
 def _numba_type(hint: Any):
@@ -263,35 +289,51 @@ COLUMNS = ("registers", "spill_stores", "spill_loads", "stack_frame", "smem", "l
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m nbep.device.compile", description="Compile kernels; no GPU needed."
-    )
-    parser.add_argument("--arch", type=parse_arch, default=(9, 0), help="sm_80, sm_90, sm_100, ...")
+    parser = argparse.ArgumentParser(prog="nbep compile", description="Compile kernels; no GPU needed.")
+    parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help="its kernels, in place of nbep's own")
+    parser.add_argument("--arch", type=parse_arch, default=(9, 0), help="sm_80, sm_90, sm_100, ...; default sm_90")
     parser.add_argument("--kernel", action="append", metavar="NAME", help="only this kernel; may be repeated")
     parser.add_argument("--json", action="store_true", help="one JSON array, with all counts")
     parser.add_argument("--ptx", type=Path, metavar="DIR", help="keep the PTX and the machine code there")
     options = parser.parse_args(argv)
 
-    load_kernels()
-    try:
-        specs = [find_kernel(name) for name in options.kernel or sorted(KERNELS)]
-    except KeyError as error:
-        parser.error(error.args[0])
+    if options.file is None:
+        specs = load_kernels()
+    elif options.file.suffix == ".py" and options.file.is_file():
+        specs = kernels_of(options.file)
+    else:
+        parser.error(f"FILE: got {options.file}; must be a file of Python")
+    if not specs:
+        parser.error(f"FILE: got {options.file}, which defines no kernel")
+    unknown = [name for name in options.kernel or () if name not in specs]
+    if unknown:
+        parser.error(f"no kernel {', '.join(unknown)}; there are {', '.join(sorted(specs))}")
     rows = []
-    for spec in specs:
-        row = describe(spec, options.arch, options.ptx)
+    num_failed = 0
+    for name in options.kernel or sorted(specs):
+        try:
+            row = describe(specs[name], options.arch, options.ptx)
+        except (CompileError, TypeError) as error:
+            num_failed += 1
+            print(error, file=sys.stderr)
+            continue
         rows.append(row)
         if not options.json:
-            cells = ", ".join(f"{row[column]} {column.replace('_', ' ')}" for column in COLUMNS)
-            print(f"{row['kernel']} {row['arch']}: {cells}, {row['seconds']} s")
-            if row["loads_in_flight"]:
-                print(f"    16-byte loads in flight, run by run: {', '.join(map(str, row['loads_in_flight']))}")
-            for instruction, count in row["ordered"].items():
-                print(f"    {count:3} {instruction}")
+            print_row(row)
     if options.json:
         json.dump(rows, sys.stdout, indent=1)
         print()
-    return 0
+    return 1 if num_failed else 0
+
+
+def print_row(row: dict[str, Any]) -> None:
+    """One kernel in a few lines."""
+    cells = ", ".join(f"{row[column]} {column.replace('_', ' ')}" for column in COLUMNS)
+    print(f"{row['kernel']} {row['arch']}: {cells}, {row['seconds']} s")
+    if row["loads_in_flight"]:
+        print(f"    16-byte loads in flight, run by run: {', '.join(map(str, row['loads_in_flight']))}")
+    for instruction, count in row["ordered"].items():
+        print(f"    {count:3} {instruction}")
 
 
 if __name__ == "__main__":

@@ -7,12 +7,14 @@ Importing it imports numba. `register(compute_capability)` tells Numba about eve
 """
 
 import inspect
+import sys
 
 from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic, overload, register_jitable
 
 from . import jit
+from .diagnosis import outwards, place_of
 from .jit import ComputeCapability, PrimitiveSpec
 
 I1, I32, I64, F32 = ir.IntType(1), ir.IntType(32), ir.IntType(64), ir.FloatType()
@@ -51,7 +53,9 @@ def _argument_type(spec: PrimitiveSpec, kind: str, given):
     if kind == "f32":
         if given == types.float32:
             return given
-        raise types_error(spec, f"needs float32, not {given}")
+        raise types_error(
+            spec, f"needs float32, not {given}: Python's float constants and / are float64; f32(x) makes a float32"
+        )
     if kind == "pred" and isinstance(given, types.Boolean):
         return given
     if isinstance(given, (types.Integer, types.Boolean)):
@@ -60,9 +64,11 @@ def _argument_type(spec: PrimitiveSpec, kind: str, given):
 
 
 def types_error(spec: PrimitiveSpec, text: str) -> Exception:
+    """The error, with the line of the kernel or its helper, which Numba leaves out."""
     from numba.cuda.core.errors import TypingError
 
-    return TypingError(f"{spec.name} {text}")
+    place = place_of(outwards(sys._getframe(1)))
+    return TypingError(f"{spec.name} {text}" + ("" if place is None else f" (at {place[0]}:{place[1]})"))
 
 
 def _lower_argument(builder, kind: str, value) -> list:

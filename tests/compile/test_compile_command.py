@@ -1,0 +1,81 @@
+"""`nbep compile` takes nbep's kernels, or those of a file."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from nbep.device.compile import main
+
+pytestmark = pytest.mark.compile
+
+HELPERS = """
+from nbep.device.jit import kernel
+from nbep.device.primitives import st_weak_s32
+from nbep.device.types import Out
+
+@kernel()
+def of_another_file(out: Out):
+    st_weak_s32(out, 1)
+"""
+KERNELS = """
+from my_helpers import of_another_file
+from nbep.device.jit import kernel
+from nbep.device.primitives import st_weak_f32, st_weak_s32
+from nbep.device.types import Out
+
+@kernel(max_threads=96)
+def push(out: Out):
+    st_weak_s32(out, 1)
+
+@kernel()
+def wrong(out: Out):
+    st_weak_f32(out, 1.0)
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    (tmp_path / "my_helpers.py").write_text(HELPERS)
+    file = tmp_path / "my_kernels.py"
+    file.write_text(KERNELS)
+    return file
+
+
+def compile_in_a_process(*arguments):
+    command = [sys.executable, "-m", "nbep", "compile", *map(str, arguments), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    return done.returncode, [(row["kernel"], row["max_threads"]) for row in json.loads(done.stdout)], done.stderr
+
+
+def test_the_kernels_that_a_file_defines_are_compiled_and_those_that_do_not_compile_are_told(file):
+    code, rows, told = compile_in_a_process(file)
+    assert (code, rows) == (1, [("push", 96)])
+    assert told.startswith("wrong for sm_90: st_weak_f32 needs float32")
+    assert f"at {file}:13" in told
+
+
+def test_one_kernel_of_a_file_is_compiled(file):
+    assert compile_in_a_process(file, "--kernel", "push") == (0, [("push", 96)], "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--arch", "sm_75"], "sm_75 is too old; the lowest is sm_80"),
+        (["--arch", "90"], "'90' is not an architecture such as sm_90"),
+        (["--kernel", "nothing"], "no kernel nothing; there are .*combine, dispatch"),
+        (["nowhere.py"], r"FILE: got nowhere\.py; must be a file of Python"),
+        ([__file__], "FILE: got .*test_compile_command.py, which defines no kernel"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused(arguments, message, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    monkeypatch.setitem(sys.modules, "test_compile_command", None)  # what is imported under this name goes again
+    with pytest.raises(SystemExit):
+        main(arguments)
+    error = capsys.readouterr().err
+    assert error.startswith("usage: nbep compile ")
+    assert re.search(message, error)
