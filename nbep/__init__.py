@@ -16,6 +16,7 @@ from nbep.host.events import EventHandle, EventOverlap
 from nbep.host.faults import PeerTimeout
 from nbep.host.handles import DispatchHandle
 from nbep.host.spawn import spawn
+from nbep.host.symmetric import NodeMemory
 
 __all__ = [
     "Buffer",
@@ -27,6 +28,7 @@ __all__ = [
     "EventHandle",
     "EventOverlap",
     "InProcessComm",
+    "NodeMemory",
     "PeerTimeout",
     "per_token_cast_back",
     "per_token_cast_to_fp8",

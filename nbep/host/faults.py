@@ -20,7 +20,7 @@ class PeerTimeout(RuntimeError):
         self.rank = rank
         self.peer = report.peer
         self.report = report
-        self.role, self.cell, awaited = SITES[report.site]
+        self.role, self.cell, awaited = SITES.get(report.site) or ("kernel", f"a cell of site {report.site}", "it")
         where = f"block {report.block}, thread {report.thread}"
         if report.site != BARRIER:
             where += f", channel {report.channel}"

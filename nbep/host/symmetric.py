@@ -1,4 +1,4 @@
-"""The memory of one `Buffer`: what peers write into, and what this rank's kernels and its CPU share.
+"""The memory of one `Buffer`, or of a user's own kernels: what peers write into, and what kernels and CPU share.
 
 construct: allocate -> handles to all ranks -> open peers, fill the pointer tables; use; close. A rank that fails there
 is known to all ranks, and all give back what they have made.
@@ -11,10 +11,11 @@ claim, workspace  this rank's kernels only
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import bisect
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
@@ -30,7 +31,7 @@ from nbep.device.layout.intranode import (
 )
 from nbep.device.protocols.peers import Bounds, Peers
 from nbep.device.protocols.waits import REPORT_BYTES, REPORT_WORDS, FaultReport
-from nbep.host.comm import Communicator, gather_results
+from nbep.host.comm import Communicator, connect, gather_results
 from nbep.host.events import EventHandle, EventOverlap
 from nbep.host.faults import fault_error
 from nbep.host.runtime.base import Array, HandleType, Memory, Runtime
@@ -53,8 +54,63 @@ class Order(NamedTuple):
 class NodeMemory:
     """One rank's share of a buffer. Construction is collective. `identity` is what handles remember.
 
+    Kernels of one's own get theirs from `create`, and use
+
+        runtime               launch, and what else a target gives; see Runtime
+        comm_stream           the stream to launch on
+        symmetric             the symmetric memory: its address here, array(dtype, offset, count), write(offset, values)
+        peers, bounds         arguments for kernels: see protocols.peers
+        wait(), close()
+
     Raises: RuntimeError on every rank if one cannot allocate, or cannot reach a peer; it names the rank
     """
+
+    @classmethod
+    def create(
+        cls,
+        comm: Any,
+        num_bytes: int,
+        *,
+        timeout_ms: float = 100_000,
+        handle_type: HandleType = "ipc",
+        cells: Mapping[str, int] | None = None,
+    ) -> NodeMemory:
+        """Symmetric memory for kernels of one's own. It is all zeros on all ranks when this returns. Collective.
+
+        Args:   comm         what nbep.spawn passes, a communicator of mpi4py, or a process group of torch.distributed;
+                             at most 8 ranks of one host
+                num_bytes    of each rank, a multiple of 128; the same on all ranks
+                timeout_ms   longest time that one wait of a kernel may take, above 0; see Bounds
+                handle_type  as Buffer's
+                cells        name -> byte offset where it begins: what reports and traces call the memory from there up
+                             to the next name; at an offset within it, `name + bytes`
+        Raises: ValueError on every rank if an argument is wrong on one; RuntimeError as the constructor
+        Blocks: until all ranks of comm are here
+        """
+        communicator, runtime = connect(None, comm)
+
+        handle_types = get_args(HandleType)
+
+        def check() -> int:
+            for name, value, is_right, allowed in (
+                ("comm", f"{communicator.size} ranks", communicator.size <= MAX_NVL_PEERS, "at most 8 ranks"),
+                ("num_bytes", num_bytes, num_bytes > 0 and num_bytes % ALIGNMENT_BYTES == 0, "a multiple of 128"),
+                ("timeout_ms", timeout_ms, 0 < timeout_ms <= 1e12, "above 0, and at most 1e12"),
+                ("handle_type", repr(handle_type), handle_type in handle_types, f"one of {', '.join(handle_types)}"),
+            ):
+                if not is_right:
+                    raise ValueError(f"{name}: got {value}; must be {allowed}")
+            return num_bytes
+
+        sizes = gather_results(communicator, check)
+        if len(set(sizes)) > 1:
+            raise ValueError(f"num_bytes: got {sizes} on ranks 0 to {len(sizes) - 1}; must be the same on all")
+        memory = cls(communicator, runtime, num_bytes, timeout_ms, handle_type)
+        memory._cells = sorted((offset, name) for name, offset in (cells or {}).items())
+        if not runtime.zero_symmetric_memory:
+            memory.symmetric.write(0, np.zeros(num_bytes, np.uint8))
+        communicator.barrier()
+        return memory
 
     def __init__(
         self, comm: Communicator, runtime: Runtime, num_nvl_bytes: int, timeout_ms: float, handle_type: HandleType
@@ -67,6 +123,7 @@ class NodeMemory:
         self.timeout_ms = timeout_ms
         self.identity = object()
         self.ring_shape: RingShape | None = None  # of the latest launch
+        self._cells: list[tuple[int, str]] = []
         self.fault: Exception | None = None
         with ExitStack() as undo:
             handles = gather_results(comm, lambda: self._allocate(handle_type, undo))
@@ -175,6 +232,15 @@ class NodeMemory:
             event.current_stream_wait()
         return EventOverlap(event)
 
+    def wait(self) -> None:
+        """Block until all work of the comm stream is done.
+
+        Raises: PeerTimeout if a wait of this rank's kernels was over time
+        """
+        end = self.comm_stream.record()
+        self.runtime.wait_until(lambda: end.done, lambda: "the end of its comm stream")
+        self.check_faults()
+
     @property
     def has_fault(self) -> bool:
         """Whether a wait of this rank was over time."""
@@ -189,4 +255,8 @@ class NodeMemory:
             raise self.fault
 
     def _describe(self, offset: int) -> str:
+        named = bisect.bisect(self._cells, offset, key=lambda cell: cell[0])
+        if named and offset < self.num_nvl_bytes:
+            start, name = self._cells[named - 1]
+            return name if offset == start else f"{name} + {offset - start}"
         return describe_offset(self.ring_shape, self.num_ranks, self.num_nvl_bytes, offset)

@@ -40,6 +40,7 @@ MAX_LABELS = 32  # publishes that still get their value written beside them
 MERGED = 0.012  # labels closer than this share of the width for each character become one
 COLORS = {"tail": TAIL_COLOR, "head": HEAD_COLOR, "shared": SHARED_COLOR}
 WORDS = {"shared": "shared tail"}
+SHOWN_CELLS = ("store", "atomic", "see", "wait")  # what happens to the cells of a cell picture
 LaneOf = Callable[[Event], int | None]
 IsLabelled = Callable[[Event], bool]
 
@@ -97,9 +98,10 @@ def channel_picture(trace: Recorder, src: int, dst: int, channel: int, kernel: s
 
 def cell_picture(trace: Recorder, cell: str, kernel: str | None) -> Picture:
     """Which rank writes the cells whose names begin with `cell`, who sees it, and who waits for it."""
-    events = trace.events(("store", "atomic", "see", "wait"), cell=cell, kernel=kernel)
+    events = trace.events(SHOWN_CELLS, cell=cell, kernel=kernel)
     if not events:
-        raise ValueError(f"cell: got {cell!r}; the trace has no event at such a cell")
+        names = dict.fromkeys(event.cell.name for event in trace.events(SHOWN_CELLS, kernel=kernel))
+        raise ValueError(f"cell: got {cell!r}; the trace has events at {', '.join(names) or 'no cell'}")
     ranks = list(range(trace.num_ranks))
     launches = [launch for launch in trace.launches if launch.kernel in {event.kernel for event in events}]
     picture = Picture(9.5, 1.2 + 0.75 * len(ranks))

@@ -32,7 +32,8 @@ from nbep.device.primitives import (
     wait_expired,
 )
 
-# Sites: which role waits for which cell. The host turns them into words with SITES.
+# Sites: which role waits for which cell. The host turns them into words with SITES. Numbers from OWN_SITES up are for
+# kernels that are not nbep's, and their words may be added to SITES.
 BARRIER = 1
 DISPATCH_SENDER_HEAD = 2
 DISPATCH_RECEIVER_OFFSETS = 3
@@ -42,6 +43,7 @@ COMBINE_RECEIVER_TAIL = 6
 COMBINE_COORDINATOR = 7
 DISPATCH_RECEIVER_ROWS = 8
 GRID_BARRIER = 9
+OWN_SITES = 100
 
 SITES = {
     BARRIER: ("notify", "barrier_signal", "the peer's arrival at the barrier"),
