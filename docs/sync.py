@@ -9,6 +9,7 @@ A comment line before a fenced block says where its text comes from:
     <!-- source: docs/examples/first_program.py -->                    the whole file
     <!-- run -->                                                       python or bash, executed in the repository's root
     <!-- output -->                                                    what the run block before it printed
+    <!-- primitives: loads,stores -->                                  the primitives of these modules, a family a line
 
 The python blocks of a page share one namespace. In outputs, `file.py:123` becomes `file.py`: line numbers move too
 often to be written down.
@@ -17,6 +18,7 @@ often to be written down.
 import argparse
 import ast
 import contextlib
+import inspect
 import io
 import os
 import re
@@ -28,9 +30,11 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 BLOCK = re.compile(
-    r"^<!-- (?P<kind>source|run|output)(?:: (?P<argument>\S+))? -->\n```(?P<language>\w+)\n(?P<body>.*?)^```$",
+    r"^<!-- (?P<kind>source|run|output|primitives)(?:: (?P<argument>\S+))? -->\n"
+    r"```(?P<language>\w+)\n(?P<body>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
+KIND = re.compile(r"_(?:u8|s32|u32|s64|f32|v2|v4)$")
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,27 @@ def source_of(reference: str) -> str:
     return "".join(line[indent:] or "\n" for line in lines)
 
 
+def list_primitives(modules: str) -> str:
+    """The primitives of some modules: name, arguments, meaning. Those that differ in their kinds alone share a line."""
+    from nbep.device import primitives
+
+    families: dict[tuple[str, str, str], list[str]] = {}
+    for module in modules.split(","):
+        for name in primitives.__all__:
+            function = getattr(primitives, name)
+            if getattr(function, "__module__", "") == f"nbep.device.primitives.{module}":
+                base, _, kind = name.rpartition("_") if KIND.search(name) else (name, "", "")
+                key = (module, base, str(inspect.signature(function)))
+                families.setdefault(key, []).append(kind)
+    rows = []
+    for (_, base, signature), kinds in families.items():
+        name = f"{base}_{kinds[0]}" if kinds[0] else base
+        meaning = inspect.cleandoc(getattr(primitives, name).__doc__).partition("\n\n")[0].replace("\n", " ")
+        rows.append((f"{name}{signature}" + "".join(f" _{kind}" for kind in kinds[1:]), meaning))
+    width = max(len(name) for name, _ in rows)
+    return "".join(f"{name:{width}}  {meaning}\n" for name, meaning in rows)
+
+
 def package_parent() -> Path:
     """The folder that `import nbep` finds the package in: this repository, or where it is installed."""
     import nbep
@@ -133,6 +158,9 @@ def up_to_date(text: str) -> str:
         if block.kind == "source":
             assert block.argument, "a source block needs path::symbol"
             body = source_of(block.argument)
+        elif block.kind == "primitives":
+            assert block.argument, "a primitives block needs modules"
+            body = list_primitives(block.argument)
         elif block.kind == "output":
             body = normalise(printed)
         elif block.language == "python":

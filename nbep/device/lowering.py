@@ -54,7 +54,9 @@ def _argument_type(spec: PrimitiveSpec, kind: str, given):
         if given == types.float32:
             return given
         raise types_error(
-            spec, f"needs float32, not {given}: Python's float constants and / are float64; f32(x) makes a float32"
+            spec,
+            f"needs float32, not {given}: a float constant or an integer makes float64 of the float32 that it meets; "
+            f"write f32(0.5), f32(n)",
         )
     if kind == "pred" and isinstance(given, types.Boolean):
         return given
