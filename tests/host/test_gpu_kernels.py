@@ -89,6 +89,33 @@ def test_what_is_no_kernel_is_not_loaded(compiled):
         runtime.load(test_what_is_no_kernel_is_not_loaded)
 
 
+def test_arguments_of_a_users_kernel_are_checked_and_those_of_nbeps_are_not(compiled, monkeypatch):
+    launched = []
+
+    def launch_kernel(config, function, parameters, extra):
+        launched.append((function[0].decode(), config.gridDimX, config.blockDimX))
+        return (launcher.cu.CUresult.CUDA_SUCCESS,)
+
+    monkeypatch.setattr(launcher.cu, "cuLaunchKernelEx", launch_kernel)
+    runtime = CudaRuntime(SharedDevice(0), 0)
+    stream = cuda_runtime.CudaStream(0, "stream", 0)
+    mine = define()
+    runtime.launch(stream, mine, 3, 32, 0, 1 << 40)
+    assert launched == [("mine", 3, 32)]
+    assert int.from_bytes(runtime._kernels[mine].block._bytes.raw[:8], sys.byteorder) == 1 << 40
+    with pytest.raises(TypeError, match="mine takes 1 argument; got 2 arguments"):
+        runtime.launch(stream, mine, 3, 32, 0, 0, 0)
+    with pytest.raises(ValueError, match="mine, out: got list; must be an array of torch, CuPy or Numba"):
+        runtime.launch(stream, mine, 3, 32, 0, [0])
+    with pytest.raises(TypeError, match="is no kernel"):
+        runtime.launch(stream, launch_kernel, 3, 32, 0)
+
+    own = load_kernels()["get_dispatch_layout"]
+    monkeypatch.setattr(cuda_runtime, "check_launch", None)
+    runtime.launch(stream, own.function, 1, 256, 0, *range(len(own.params)))
+    assert launched[1:] == [("get_dispatch_layout", 1, 256)]
+
+
 def test_a_kernel_with_bounds_spins_whatever_they_are_called(compiled):
     @kernel()
     def waits(out: Out, limits: Bounds):

@@ -26,12 +26,12 @@ def add_offset(out: Out, x: In, sizes: Sizes, scale: F32):
         st_weak_f32(out + 4 * i, scale)
 
 
-def launch(comm, block=32, smem_bytes=0, function=add_offset, args=None, **changes):
+def launch(comm, grid=1, block=32, smem_bytes=0, function=add_offset, args=None, **changes):
     words = to_target(np.arange(4, dtype=np.int32))
     given = {"out": to_target(np.zeros(5, np.int32)), "x": words, "sizes": Sizes(4, 10), "scale": 0.1} | changes
     given = {name: value(words) if callable(value) else value for name, value in given.items()}
     stream = comm.runtime.create_stream("stream")
-    comm.runtime.launch(stream, function, 1, block, smem_bytes, *(given.values() if args is None else args))
+    comm.runtime.launch(stream, function, grid, block, smem_bytes, *(given.values() if args is None else args))
     stream.synchronize()
     return to_numpy(given["out"])
 
@@ -56,6 +56,7 @@ def test_integers_of_numpy_and_a_float_reach_the_kernel():
         ({"sizes": Sizes(4, 1.5)}, r"sizes\.offset: got float 1\.5; must be an integer of 64 bits"),
         ({"sizes": Sizes(1 << 31, 1)}, r"sizes\.num_words: got 2147483648; must be an integer of 32 bits"),
         ({"scale": "big"}, "scale: got str; must be a number"),
+        ({"grid": 0}, "add_offset, grid: got 0; must be 1 to 2147483647 blocks"),
         ({"block": 65}, "add_offset, block: got 65; must be 1 to 64 threads, its max_threads"),
         ({"smem_bytes": (227 << 10) + 1}, "smem_bytes: got 232449; must be 0 to 232448"),
     ],

@@ -204,7 +204,7 @@ class EmulatorRuntime(Runtime):
         assert isinstance(stream, EmulatedStream)
         self._unmap_finished()
         spec = spec_of(kernel)
-        leaves = check_launch(self, spec, block, smem_bytes, args)
+        leaves = check_launch(self, spec, grid, block, smem_bytes, args)
         mappings = []
         for i, param in enumerate(spec.params):
             if isinstance(leaves[i], np.ndarray):

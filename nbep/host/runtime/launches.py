@@ -12,15 +12,16 @@ from nbep.device.types import Param, flatten_args
 from nbep.host.runtime.base import Runtime
 
 MAX_SMEM_BYTES = 227 << 10  # of a block on sm_90 and sm_100; sm_80 has 163 KiB
+MAX_GRID = (1 << 31) - 1
 INTEGER_BITS = {"i": 32, "q": 64}
 
 
-def check_launch(runtime: Runtime, spec: KernelSpec, block: int, smem_bytes: int, args: tuple) -> list[Any]:
+def check_launch(runtime: Runtime, spec: KernelSpec, grid: int, block: int, smem_bytes: int, args: tuple) -> list[Any]:
     """The leaves of the arguments: arrays and addresses as they are, None as 0, numbers of the parameters' types.
 
     Raises: TypeError if there are too few arguments or too many; ValueError, with the parameter's name, for a value
-            that the parameter cannot take, an array with gaps, a block of more than max_threads threads, or more
-            shared memory than a GPU has
+            that the parameter cannot take, an array with gaps, a grid without blocks, a block of more than
+            max_threads threads, or more shared memory than a GPU has
     """
     leaves = flatten_args(args)
     if (len(args), len(leaves)) != (len(spec.hints), len(spec.params)):
@@ -28,6 +29,8 @@ def check_launch(runtime: Runtime, spec: KernelSpec, block: int, smem_bytes: int
             f"{spec.name} takes {_count(len(spec.hints), len(spec.params))}; got {_count(len(args), len(leaves))}: "
             f"its parameters are {', '.join(param.path for param in spec.params)}"
         )
+    if not 1 <= grid <= MAX_GRID:
+        _refuse(spec, "grid", grid, f"1 to {MAX_GRID} blocks")
     if not 1 <= block <= spec.max_threads:
         _refuse(spec, "block", block, f"1 to {spec.max_threads} threads, its max_threads")
     if not 0 <= smem_bytes <= MAX_SMEM_BYTES:

@@ -299,7 +299,7 @@ class CudaRuntime(Runtime):
             loaded = self._kernels[kernel]
         except KeyError:
             loaded = self._load(kernel)
-        leaves = flatten_args(args) if loaded.is_own else check_launch(self, loaded.spec, block, smem_bytes, args)
+        leaves = flatten_args(args) if loaded.is_own else check_launch(self, loaded.spec, grid, block, smem_bytes, args)
         arrays = []
         for i in loaded.addresses:
             leaf = leaves[i]
