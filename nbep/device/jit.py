@@ -61,12 +61,16 @@ class PrimitiveSpec:
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """One kernel. `max_threads` a block and `min_blocks` an SM bound the compiler's use of registers."""
+    """One kernel. `max_threads` a block and `min_blocks` an SM bound the compiler's use of registers.
+
+    cluster: blocks that a GPU of sm_90 or above places side by side, in one GPC; fewer where the grid is no multiple
+    """
 
     name: str
     function: Callable
     max_threads: int = 1024
     min_blocks: int = 1
+    cluster: int = 1
 
     @cached_property
     def params(self) -> tuple[Param, ...]:
@@ -85,6 +89,7 @@ class KernelSpec:
 
 
 OWN_MODULES = "nbep.device."
+CLUSTERS = (1, 2, 4, 8)  # what every GPU of sm_90 or above can place
 PRIMITIVES: dict[str, PrimitiveSpec] = {}
 DEVICE_FUNCTIONS: list[Callable] = []
 KERNELS: dict[str, KernelSpec] = {}  # nbep's own, those of the modules that are imported
@@ -115,18 +120,23 @@ def device_function(function: F) -> F:
     return function
 
 
-def kernel(*bare: Callable, max_threads: int = 1024, min_blocks: int = 1) -> Callable[[F], F]:
+def kernel(*bare: Callable, max_threads: int = 1024, min_blocks: int = 1, cluster: int = 1) -> Callable[[F], F]:
     """Record an entry point.
 
     Args:    max_threads  most threads a block that it is launched with; fewer leave the compiler more registers
              min_blocks   blocks that an SM should hold at once, which bounds the registers
-    Raises:  TypeError if it is written without parentheses; ValueError if two modules of nbep have a kernel of one name
+             cluster      blocks 0 .. cluster - 1, and so on, run side by side: 1, 2, 4 or 8; of a grid that is no
+                          multiple of it, fewer. It is only about speed, and the emulator does not know it.
+    Raises:  TypeError if it is written without parentheses; ValueError for another cluster, or if two modules of nbep
+             have a kernel of one name
     """
     if bare:
         raise TypeError("kernel: write @kernel() or @kernel(max_threads=...), with parentheses")
+    if cluster not in CLUSTERS:
+        raise ValueError(f"cluster: got {cluster}; must be one of {', '.join(map(str, CLUSTERS))}")
 
     def record(function: F) -> F:
-        spec = KernelSpec(function.__name__, function, max_threads, min_blocks)
+        spec = KernelSpec(function.__name__, function, max_threads, min_blocks, cluster)
         function.kernel_spec = spec  # type: ignore[attr-defined]
         if spec.is_own:
             known = KERNELS.setdefault(spec.name, spec)

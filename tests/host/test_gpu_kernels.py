@@ -124,3 +124,78 @@ def test_a_kernel_with_bounds_spins_whatever_they_are_called(compiled):
     shared = SharedDevice(0)
     assert shared.load(waits).spins
     assert not shared.load(define()).spins
+
+
+COOPERATIVE, CLUSTER_DIMENSION = "COOPERATIVE", "CLUSTER_DIMENSION"
+
+
+@pytest.fixture
+def launched(compiled, monkeypatch):
+    """The attributes of the launches so far. An SM holds one block; each GPC has 16 of 132 SMs, and four have none."""
+    configs = []
+
+    def launch_kernel(config, function, parameters, extra):
+        attributes = {}
+        for attribute in config.attrs[: config.numAttrs]:
+            name = attribute.id.name.removeprefix("CU_LAUNCH_ATTRIBUTE_")
+            attributes[name] = attribute.value.cooperative if name == COOPERATIVE else attribute.value.clusterDim.x
+        configs.append(attributes)
+        return (launcher.cu.CUresult.CUDA_SUCCESS,)
+
+    def max_clusters(function, config):
+        sizes = [attribute.value.clusterDim.x for attribute in config.attrs if CLUSTER_DIMENSION in attribute.id.name]
+        return launcher.cu.CUresult.CUDA_SUCCESS, 128 // sizes[0]
+
+    success = launcher.cu.CUresult.CUDA_SUCCESS
+    monkeypatch.setattr(launcher.cu, "cuLaunchKernelEx", launch_kernel)
+    monkeypatch.setattr(launcher.cu, "cuOccupancyMaxActiveClusters", max_clusters)
+    monkeypatch.setattr(launcher.cu, "cuOccupancyMaxActiveBlocksPerMultiprocessor", lambda *_: (success, 1))
+    return configs
+
+
+def launch_kinds(num_ranks=1, compute_capability=(9, 0)):
+    """Launch kernels that want clusters of 4, one that spins and one that does not, with a grid."""
+
+    @kernel(cluster=4)
+    def spins(bounds: Bounds):
+        """Only its parameters matter."""
+
+    @kernel(cluster=4)
+    def ends(out: Out):
+        """Likewise."""
+
+    shared = SharedDevice(0, num_ranks)
+    shared._card = shared._card._replace(compute_capability=compute_capability)
+    runtime = CudaRuntime(shared, 0)
+    stream = cuda_runtime.CudaStream(0, "stream", 0)
+
+    def launch(grid):
+        runtime.launch(stream, spins, grid, 32, 0, Bounds(0, 0, 0))
+        runtime.launch(stream, ends, grid, 32, 0, 0)
+
+    return launch
+
+
+@pytest.mark.parametrize(("grid", "cluster"), [(16, 4), (128, 4), (20, 4), (18, 2), (132, 1), (15, 1), (1, 1)])
+def test_blocks_are_launched_in_clusters_that_divide_the_grid_and_fit(launched, grid, cluster):
+    launch_kinds()(grid)
+    clusters = {} if cluster == 1 else {CLUSTER_DIMENSION: cluster}
+    assert launched[0] == {COOPERATIVE: 1, **clusters}
+    assert launched[1] == ({CLUSTER_DIMENSION: 4} if grid % 4 == 0 else clusters), "it need not fit at once"
+
+
+def test_there_are_no_clusters_before_sm_90(launched):
+    launch_kinds(compute_capability=(8, 0))(16)
+    assert launched == [{COOPERATIVE: 1}, {}]
+
+
+def test_all_ranks_of_a_card_must_fit_at_once(launched):
+    launch = launch_kinds(num_ranks=8)
+    launch(16)
+    with pytest.raises(ValueError, match=r"spins, grid: 17 .*at most 16 blocks fit on a card of 132 SMs that 8 ranks"):
+        launch(17)
+
+
+def test_a_cluster_is_one_that_every_card_can_place():
+    with pytest.raises(ValueError, match="cluster: got 3; must be one of 1, 2, 4, 8"):
+        kernel(cluster=3)

@@ -396,7 +396,7 @@ def receive_tokens(out, inputs, board, num_warps, warp, lane, peers, bounds, sha
         atom_exch_relaxed_cta_shared_s32(head, RETIRED)
 
 
-@kernel(max_threads=768)
+@kernel(max_threads=768, cluster=4)
 def combine(
     out: CombineOutputs, inputs: CombineInputs, peers: Peers, bounds: Bounds, shape: RingShape, sizes: CombineSizes
 ):

@@ -452,7 +452,7 @@ def clean_unused_rows(out, inputs, rank, shape, num_worst_tokens):
         st_weak_s32(out.recv_topk_weights + 4 * i, 0)
 
 
-@kernel(max_threads=768)
+@kernel(max_threads=768, cluster=4)
 def dispatch(
     out: DispatchOutputs, inputs: DispatchInputs, peers: Peers, bounds: Bounds, shape: RingShape, sizes: DispatchSizes
 ):

@@ -23,7 +23,7 @@ AT_HOME = 1
 BOTH = 2  # odd warps at home, even ones to the peers: as many bytes each
 
 
-@kernel(max_threads=768)
+@kernel(max_threads=768, cluster=4)
 def push(src: In, region_offset: I64, num_rows: I32, goal: I32, peers: Peers):
     """Grid: any. Block: any multiple of 64. Copies num_rows rows of ROW_BYTES to each region, from region_offset on."""
     num_peers = peers.num_ranks - 1

@@ -10,7 +10,7 @@ when Numba has gone through it, which is most of a compilation. So a process com
 Numba's own dispatcher costs 44 to 50 us a launch with 16 to 24 arguments; packing a struct and calling the driver
 costs a tenth.
 
-Source: CUDA Driver API, cuLaunchKernelEx
+Source: CUDA Driver API, cuLaunchKernelEx; DeepEP csrc/kernels/launch.cuh
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ import threading
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cuda.bindings import driver as cu
 
 import nbep.device
-from nbep.device.jit import ComputeCapability, KernelSpec
+from nbep.device.jit import CLUSTERS, ComputeCapability, KernelSpec
+from nbep.device.primitives.tma import SM90
 from nbep.device.protocols.peers import Bounds
 from nbep.device.types import Param, param_format
 from nbep.host.runtime.cuda.driver import check
@@ -127,6 +128,14 @@ class SharedMemoryLimit:
                 self._num_bytes = num_bytes
 
 
+class Card(NamedTuple):
+    """The GPU that kernels are loaded on. num_ranks of this process share it: what spins must be resident for all."""
+
+    compute_capability: ComputeCapability
+    num_sms: int
+    num_ranks: int
+
+
 class LoadedKernel:
     """One kernel on one device. A launch copies its parameters, so one block serves all launches of a thread.
 
@@ -135,64 +144,94 @@ class LoadedKernel:
     addresses: which of its parameters are addresses
     """
 
-    def __init__(self, spec: KernelSpec, module: Any, smem_limit: SharedMemoryLimit | None = None):
+    def __init__(self, spec: KernelSpec, module: Any, card: Card, smem_limit: SharedMemoryLimit | None = None):
         self.spec = spec
         self.module = module
+        self.card = card
         self.function = check("cuModuleGetFunction", cu.cuModuleGetFunction(module, spec.name.encode()))
         self.is_own = spec.is_own
         self.spins = Bounds in spec.hints.values()
         self.addresses = tuple(i for i, param in enumerate(spec.params) if param.type.is_address)
         self.block = ParameterBlock(spec.params)
         self._smem_limit = smem_limit or SharedMemoryLimit(self.function)
-        self._occupancy: dict[tuple[int, int], int] = {}
-        self._configs: dict[tuple[int, int, int, int, bool], Any] = {}
+        self._configs: dict[tuple[int, int, int, int], Any] = {}
 
     @classmethod
-    def load(cls, spec: KernelSpec, cc: ComputeCapability, key: str) -> LoadedKernel:
-        return cls(spec, check("cuModuleLoadData", cu.cuModuleLoadData(load_cubin(spec, cc, key))))
+    def load(cls, spec: KernelSpec, card: Card, key: str) -> LoadedKernel:
+        cubin = load_cubin(spec, card.compute_capability, key)
+        return cls(spec, check("cuModuleLoadData", cu.cuModuleLoadData(cubin)), card)
 
     def for_thread(self) -> LoadedKernel:
         """The same kernel with a parameter block of its own."""
-        return LoadedKernel(self.spec, self.module, self._smem_limit)
+        return LoadedKernel(self.spec, self.module, self.card, self._smem_limit)
 
-    def blocks_per_sm(self, block: int, smem_bytes: int) -> int:
-        """How many blocks an SM holds at once."""
-        if (block, smem_bytes) not in self._occupancy:
-            self._smem_limit.raise_to(smem_bytes)
-            self._occupancy[block, smem_bytes] = check(
-                "cuOccupancyMaxActiveBlocksPerMultiprocessor",
-                cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, block, smem_bytes),
-            )
-        return self._occupancy[block, smem_bytes]
+    def launch(self, stream: int, grid: int, block: int, smem_bytes: int, leaves: Sequence[Any]) -> None:
+        """Queue the kernel.
 
-    def launch(
-        self, stream: int, grid: int, block: int, smem_bytes: int, leaves: Sequence[Any], cooperative: bool
-    ) -> None:
-        """Queue the kernel. cooperative: the driver refuses a grid that cannot be resident at once."""
-        config = self._configs.get((stream, grid, block, smem_bytes, cooperative))
+        Raises: ValueError if it spins and its blocks, with those of the card's other ranks, cannot be resident at once
+        """
+        config = self._configs.get((stream, grid, block, smem_bytes))
         if config is None:
-            config = self._make_config(stream, grid, block, smem_bytes, cooperative)
+            config = self._configs[stream, grid, block, smem_bytes] = self._place(stream, grid, block, smem_bytes)
         self.block.pack(leaves)
         code = cu.cuLaunchKernelEx(config, self.function, self.block.address, 0)
         if code[0] != cu.CUresult.CUDA_SUCCESS:
             check(f"launch of {self.spec.name} with {grid} blocks of {block} threads", code)
 
-    def _make_config(self, stream: int, grid: int, block: int, smem_bytes: int, cooperative: bool) -> Any:
+    def _place(self, stream: int, grid: int, block: int, smem_bytes: int) -> Any:
+        """The configuration with the largest clusters that divide the grid and leave room for all that must have it."""
         self._smem_limit.raise_to(smem_bytes)
+        has_clusters = self.card.compute_capability >= SM90
+        room = 0
+        for cluster in reversed(CLUSTERS):
+            if cluster == 1 or (has_clusters and cluster <= self.spec.cluster and grid % cluster == 0):
+                config = self._make_config(stream, grid, block, smem_bytes, cluster)
+                if not self.spins:
+                    return config
+                room = self._room(config, block, smem_bytes, cluster) // self.card.num_ranks
+                if grid <= room:
+                    return config
+        name = "config: num_sms" if self.is_own else f"{self.spec.name}, grid:"
+        raise ValueError(
+            f"{name} {grid} with {block} threads a block; at most {room} blocks fit on a card of "
+            f"{self.card.num_sms} SMs that {self.card.num_ranks} ranks share"
+        )
+
+    def _room(self, config: Any, block: int, smem_bytes: int, cluster: int) -> int:
+        """How many blocks the card holds at once."""
+        if cluster > 1:
+            return cluster * check(
+                "cuOccupancyMaxActiveClusters", cu.cuOccupancyMaxActiveClusters(self.function, config)
+            )
+        return self.card.num_sms * check(
+            "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+            cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, block, smem_bytes),
+        )
+
+    def _make_config(self, stream: int, grid: int, block: int, smem_bytes: int, cluster: int) -> Any:
         config = cu.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
         config.sharedMemBytes = smem_bytes
         config.hStream = cu.CUstream(stream)
-        if cooperative:
-            attribute = cu.CUlaunchAttribute()
-            attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        names = cu.CUlaunchAttributeID
+        attributes = []
+        if self.spins:  # the driver, too, refuses a grid that cannot be resident at once
             value = cu.CUlaunchAttributeValue()
             value.cooperative = 1
-            attribute.value = value
-            config.attrs = [attribute]
-            config.numAttrs = 1
-        else:
-            config.numAttrs = 0
-        self._configs[stream, grid, block, smem_bytes, cooperative] = config
+            attributes.append(_attribute(names.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, value))
+        if cluster > 1:
+            value = cu.CUlaunchAttributeValue()
+            value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = cluster, 1, 1
+            attributes.append(_attribute(names.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value))
+        if attributes:
+            config.attrs = attributes
+        config.numAttrs = len(attributes)
         return config
+
+
+def _attribute(name: Any, value: Any) -> Any:
+    attribute = cu.CUlaunchAttribute()
+    attribute.id = name
+    attribute.value = value
+    return attribute

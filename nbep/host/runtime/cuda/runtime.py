@@ -35,7 +35,7 @@ from nbep.host.runtime.base import (
 )
 from nbep.host.runtime.cuda.arrays import current_stream_handle, library_of, on_stream
 from nbep.host.runtime.cuda.driver import Device, check
-from nbep.host.runtime.cuda.launcher import LoadedKernel, source_key
+from nbep.host.runtime.cuda.launcher import Card, LoadedKernel, source_key
 from nbep.host.runtime.cuda.memory import DeviceMemory, HostVisibleMemory
 from nbep.host.runtime.cuda.peers import SYMMETRIC_MEMORY
 from nbep.host.runtime.launches import check_launch
@@ -186,6 +186,7 @@ class SharedDevice:
         self.num_ranks = num_ranks
         self._key = source_key()
         self._lock = threading.Lock()
+        self._card = Card(self.device.compute_capability, self.device.num_sms, num_ranks)
         self.kernels: dict[Kernel, LoadedKernel] = {}
         for spec in load_kernels().values():
             self.load(spec.function)
@@ -197,8 +198,7 @@ class SharedDevice:
         """
         with self._lock:
             if kernel not in self.kernels:
-                cc = self.device.compute_capability
-                self.kernels[kernel] = LoadedKernel.load(spec_of(kernel), cc, self._key)
+                self.kernels[kernel] = LoadedKernel.load(spec_of(kernel), self._card, self._key)
             return self.kernels[kernel]
 
 
@@ -308,15 +308,7 @@ class CudaRuntime(Runtime):
             elif type(leaf) is not int:
                 arrays.append(leaf)
                 leaves[i] = library_of(leaf).pointer(leaf)
-        if loaded.spins:
-            room = loaded.blocks_per_sm(block, smem_bytes) * self.device.num_sms // self.shared.num_ranks
-            if grid > room:
-                name = "config: num_sms" if loaded.is_own else f"{loaded.spec.name}, grid:"
-                raise ValueError(
-                    f"{name} {grid} with {block} threads a block; at most {room} blocks fit on a card of "
-                    f"{self.device.num_sms} SMs that {self.shared.num_ranks} ranks share"
-                )
-        loaded.launch(stream.handle, grid, block, smem_bytes, leaves, loaded.spins)
+        loaded.launch(stream.handle, grid, block, smem_bytes, leaves)
         stream.unrecorded += arrays
 
     def load(self, kernel: Kernel) -> None:
