@@ -123,7 +123,8 @@ class Buffer:
         """Give the memory back. Collective: blocks until all ranks of the group are here.
 
         Raises: ValueError if it is destroyed already; RuntimeError on every rank if the work of one failed, and it
-                names the rank
+                names the rank; under MPI PeerTimeout if a peer has not come after twice timeout_ms, and the memory
+                stays allocated until the process ends
         """
         memory = self._usable("destroy")
         self._memory = None

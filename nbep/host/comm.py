@@ -130,13 +130,13 @@ class InProcessComm:
         number, self._num_calls = self._num_calls, self._num_calls + 1
         meeting = meetings.setdefault(number, _Meeting(verb, self.size))
         if meeting.verb != verb:
-            others = _join_ranks(sorted(meeting.brought))
+            others = join_ranks(sorted(meeting.brought))
             raise RuntimeError(f"rank {self.rank} calls {verb} while {others} called {meeting.verb}")
         meeting.brought[self.rank] = brought
 
         def describe() -> str:
             missing = [rank for rank in range(self.size) if rank not in meeting.brought]
-            return f"{verb}: {_join_ranks(missing)} did not come"
+            return f"{verb}: {join_ranks(missing)} did not come"
 
         self.runtime.wait_until(lambda: len(meeting.brought) == self.size, describe)
         meeting.num_to_leave -= 1
@@ -145,7 +145,8 @@ class InProcessComm:
         return [meeting.brought[rank] for rank in range(self.size)]
 
 
-def _join_ranks(ranks: Sequence[int]) -> str:
+def join_ranks(ranks: Sequence[int]) -> str:
+    """ "rank 1", or "ranks 1, 2"."""
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
@@ -194,7 +195,7 @@ def gather_results(comm: Communicator, make: Callable[[], Result]) -> list[Resul
             failures.setdefault(text, []).append(rank)
     if failures:
         kind = kinds.pop() if len(kinds) == 1 else RuntimeError
-        raise kind("; ".join(f"{_join_ranks(ranks)}: {text}" for text, ranks in failures.items())) from error
+        raise kind("; ".join(f"{join_ranks(ranks)}: {text}" for text, ranks in failures.items())) from error
     return [result for result, _ in outcomes]
 
 

@@ -1,33 +1,31 @@
-"""What a kernel reports when a wait is over time, as an exception."""
+"""A wait that is over time, as an exception: one that a kernel reports, or the CPU's own."""
 
 from __future__ import annotations
 
 from nbep.device.protocols.waits import BARRIER, DISPATCH_RECEIVER_ROWS, SITES, FaultReport
+from nbep.host.comm import join_ranks
 
 
 class PeerTimeout(RuntimeError):
-    """A kernel of this rank waited too long for a peer. What the call returned is garbage; the buffer is of no use now.
+    """This rank waited too long for a peer. What the call returned is garbage; the buffer is of no use now.
 
     Attributes:
         rank: who waited
-        peer: for whom
-        role: the waiting role, e.g. "dispatch receiver"
-        cell: the cell it polled, e.g. "tail"
-        report: the whole FaultReport
+        peer: for whom, or for whom first
+        role: the waiting role, e.g. "dispatch receiver"; "destroy" if the CPU waited for peers to destroy theirs
+        cell: the cell that a kernel polled, e.g. "tail"; None if the CPU waited
+        report: the whole FaultReport of a kernel; None if the CPU waited
     """
 
-    def __init__(self, rank: int, report: FaultReport, timeout_ms: float):
+    def __init__(
+        self, message: str, rank: int, peer: int, role: str, cell: str | None = None, report: FaultReport | None = None
+    ):
+        super().__init__(message)
         self.rank = rank
-        self.peer = report.peer
+        self.peer = peer
+        self.role = role
+        self.cell = cell
         self.report = report
-        self.role, self.cell, awaited = SITES.get(report.site) or ("kernel", f"a cell of site {report.site}", "it")
-        where = f"block {report.block}, thread {report.thread}"
-        if report.site != BARRIER:
-            where += f", channel {report.channel}"
-        super().__init__(
-            f"rank {rank}: the {self.role} ({where}) waited more than {timeout_ms:g} ms for rank {report.peer}: "
-            f"{awaited}. It polled {self.cell}, expected {report.expected}, saw {report.seen}"
-        )
 
 
 def fault_error(rank: int, report: FaultReport, timeout_ms: float) -> Exception:
@@ -39,4 +37,21 @@ def fault_error(rank: int, report: FaultReport, timeout_ms: float) -> Exception:
             f"too small or, if none was given, rank {report.peer} sends more tokens (is_token_in_rank) than it "
             f"announced (num_tokens_per_rank, or the handle)"
         )
-    return PeerTimeout(rank, report, timeout_ms)
+    role, cell, awaited = SITES.get(report.site) or ("kernel", f"a cell of site {report.site}", "it")
+    where = f"block {report.block}, thread {report.thread}"
+    if report.site != BARRIER:
+        where += f", channel {report.channel}"
+    message = (
+        f"rank {rank}: the {role} ({where}) waited more than {timeout_ms:g} ms for rank {report.peer}: "
+        f"{awaited}. It polled {cell}, expected {report.expected}, saw {report.seen}"
+    )
+    return PeerTimeout(message, rank, report.peer, role, cell, report)
+
+
+def destroy_error(rank: int, missing: list[int], timeout_ms: float) -> PeerTimeout:
+    """The exception of a rank that came to destroy while others did not."""
+    message = (
+        f"rank {rank}: {join_ranks(missing)} did not come to destroy in {timeout_ms:g} ms, or had given up before. The "
+        f"buffer's memory stays allocated until the process ends: a peer may still use it"
+    )
+    return PeerTimeout(message, rank, missing[0], "destroy")

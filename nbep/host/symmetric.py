@@ -33,7 +33,8 @@ from nbep.device.protocols.peers import Bounds, Peers
 from nbep.device.protocols.waits import REPORT_BYTES, REPORT_WORDS, FaultReport
 from nbep.host.comm import Communicator, connect, gather_results
 from nbep.host.events import EventHandle, EventOverlap
-from nbep.host.faults import fault_error
+from nbep.host.faults import destroy_error, fault_error
+from nbep.host.roll_call import RollCall
 from nbep.host.runtime.base import Array, HandleType, Memory, Runtime
 
 LAYOUT_MAX_BLOCKS = 32
@@ -126,6 +127,8 @@ class NodeMemory:
         self._cells: list[tuple[int, str]] = []
         self.fault: Exception | None = None
         with ExitStack() as undo:
+            self._roll_call = RollCall(comm)
+            undo.callback(self._roll_call.close)
             handles = gather_results(comm, lambda: self._allocate(handle_type, undo))
             # CUDA: memory must not be freed while another process has it open.
             undo.callback(comm.barrier)
@@ -171,10 +174,16 @@ class NodeMemory:
         self.peers = Peers(own + buffer_ptrs, own + signal_ptrs, self.rank, self.num_ranks)
 
     def close(self) -> None:
-        """Wait for this rank's work, then for the peers, then give everything back. Collective.
+        """Wait for the peers, then for the work of all, then give everything back. Collective.
 
         Raises: on every rank if the work of one failed; it names the rank, and what can be given back is
+                PeerTimeout if a peer does not come, twice as late as any kernel's wait for it; nothing is given back
         """
+        # A kernel that waits for this rank is over time first, and says more.
+        timeout_ms = 2 * self.timeout_ms
+        missing = self._roll_call.missing(int(timeout_ms * 1e6))
+        if missing:
+            raise destroy_error(self.rank, missing, timeout_ms)
         try:
             gather_results(self.comm, self.comm_stream.synchronize)
         except Exception:

@@ -177,6 +177,30 @@ def peer_that_does_not_come(comm):
     buffer.destroy()
 
 
+def peer_that_does_not_destroy(comm):
+    """Run with a small NBEP_TIMEOUT_MS: all but rank 0 destroy and are told; when rank 0 comes, they have given up."""
+    buffer = nbep.Buffer(comm, num_nvl_bytes=256)
+    if comm.rank == 0:
+        for peer in range(1, comm.size):
+            assert comm.recv(source=peer) == "given up"
+    with pytest.raises(nbep.PeerTimeout, match=r"did not come to destroy in .* ms, or had given up before") as failure:
+        buffer.destroy()
+    peers = [0] if comm.rank else list(range(1, comm.size))
+    assert (failure.value.rank, failure.value.peer) == (comm.rank, peers[0])
+    assert f": rank{'s' * (len(peers) > 1)} {', '.join(map(str, peers))} did not come" in str(failure.value)
+    if comm.rank:
+        comm.send("given up", 0)
+
+
+def rank_that_ends_while_another_destroys(comm):
+    """Not under mpi4py's runner, which aborts: rank 0 raises, rank 1 waits for it in destroy, and both end."""
+    case, options = make_case(12, num_ranks=comm.size, num_tokens=2), Options()
+    buffer = nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes(case, options))
+    if comm.rank == 0:
+        raise RuntimeError("rank 0 has a bug")
+    buffer.destroy()
+
+
 def bad_arguments(comm):
     """What one rank gets wrong, and sizes that differ, are refused on every rank, and the group goes on."""
     with pytest.raises(ValueError, match="must be the same on all ranks"):

@@ -45,7 +45,26 @@ def test_kernels_run_while_the_host_is_in_mpi():
 
 
 def test_a_peer_that_does_not_come_is_named():
-    mpiexec(2, "peer_that_does_not_come", NBEP_TIMEOUT_MS="200")
+    mpiexec(2, "peer_that_does_not_come", NBEP_TIMEOUT_MS="1000")
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_a_peer_that_does_not_destroy_is_named(num_ranks):
+    mpiexec(num_ranks, "peer_that_does_not_destroy", NBEP_TIMEOUT_MS="200")
+
+
+def test_a_job_ends_when_one_rank_raises_and_another_destroys():
+    output = run_python(
+        PROGRAMS,
+        "rank_that_ends_while_another_destroys",
+        ranks=2,
+        must_fail=True,
+        NBEP_TARGET="emulator",
+        NBEP_TIMEOUT_MS="200",
+    )
+    assert "RuntimeError: rank 0 has a bug" in output
+    assert "PeerTimeout: rank 1: rank 0 did not come to destroy in 400 ms" in output
+    assert "is done" not in output
 
 
 @pytest.mark.parametrize("program", ["bad_arguments", "bad_targets"])

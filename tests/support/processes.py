@@ -13,10 +13,16 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def run_python(*arguments: object, timeout_s: float = 150, ranks: int | None = None, **environment: str | None) -> str:
+def run_python(
+    *arguments: object,
+    timeout_s: float = 150,
+    ranks: int | None = None,
+    must_fail: bool = False,
+    **environment: str | None,
+) -> str:
     """What `python *arguments` prints; with ranks, that many of it under mpirun. A variable that is None is unset.
 
-    The test fails if the program does, or if it is not done after timeout_s.
+    The test fails if the program does, or with must_fail if it does not; and if it is not done after timeout_s.
     """
     command = [*mpirun(ranks), sys.executable, *map(str, arguments)]
     paths = [str(ROOT), str(ROOT / "tests" / "support"), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -40,7 +46,7 @@ def run_python(*arguments: object, timeout_s: float = 150, ranks: int | None = N
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             pytest.fail(f"{' '.join(command)} is not done after {timeout_s} s\n{process.communicate()[0]}")
-    assert process.returncode == 0, output
+    assert (process.returncode != 0) == must_fail, output
     return output
 
 
