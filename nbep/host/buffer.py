@@ -218,9 +218,10 @@ class Buffer:
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[Array, Array | None, Array, Array, EventOverlap]:
-        """Count how many tokens go to each rank and expert.
+        """Count how many tokens go to each rank and expert. Every rank counts its own: no rank waits for another.
 
         Args:     topk_idx [num_tokens, num_topk] int64, -1 = unused
+                  num_experts of all ranks; the dispatch that follows takes the same number on every rank
                   previous_event the kernel starts after it, and after the current stream's work; see Buffer
                   async_finish return at once; the outputs are there after event.current_stream_wait()
                   allocate_on_comm_stream the outputs belong to the comm stream, and the kernel does not wait for the
@@ -278,7 +279,12 @@ class Buffer:
                   handle, for combine and for cached dispatches
                   event
                   With a handle: (recv_x, None, None, None, None, event)
-        Raises:   ValueError for wrong arguments, before anything is launched; after it if num_worst_tokens turns out
+        Alike:    on all ranks must be: whether there is a handle; the hidden size and dtype of x, the number and dtype
+                  of its scales; num_topk, or that there is no top-k; num_experts; num_sms and
+                  num_max_nvl_chunked_recv_tokens of config. All else may differ. Ranks of one process are compared,
+                  and so is the verb; processes are not: there the results are garbage or a wait is over time
+        Raises:   ValueError for wrong arguments, before anything is launched, and on the later of two ranks that pass
+                  something else; after it if num_worst_tokens turns out
                   to be too small. PeerTimeout if a peer does not come
         Blocks:   the CPU until the counts arrive, unless handle or num_worst_tokens is given; the current stream,
                   unless async_finish
@@ -324,7 +330,11 @@ class Buffer:
         Returns:  combined_x [num_tokens, hidden] bf16, added in float32: bias, then ranks ascending
                   combined_topk_weights [num_tokens, num_topk] float32, None without topk_weights
                   event
-        Raises:   ValueError for wrong arguments, before anything is launched. PeerTimeout if a peer does not come
+        Alike:    on all ranks must be: the hidden size of x; num_topk, or that there are no topk_weights; num_sms and
+                  num_max_nvl_chunked_recv_tokens of config; the dispatch that the handle is of. All but the last is
+                  compared, as in dispatch
+        Raises:   ValueError for wrong arguments, before anything is launched, and on the later of two ranks that pass
+                  something else. PeerTimeout if a peer does not come
         Blocks:   the current stream, unless async_finish
         Source:   DeepEP deep_ep/buffer.py, Buffer.combine
         """

@@ -65,6 +65,13 @@ def combine(
     validate.handle_config(handle, config)
     shape = config.ring_shape(num_ranks, *token_sizes)
     validate.buffer_size(shape, memory.num_nvl_bytes)
+    alike = {
+        "hidden size of x": hidden,
+        "topk_weights": None if topk_weights is None else f"{num_topk} choices a token",
+        "config.num_sms": config.num_sms,
+        "config.num_max_nvl_chunked_recv_tokens": config.num_max_nvl_chunked_recv_tokens,
+    }
+    memory.compare_call("combine", alike)
 
     with memory.allocations(Order(previous_event, allocate_on_comm_stream), x) as empty:
         combined_x = empty((num_combined_tokens, hidden), "bfloat16")

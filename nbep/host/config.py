@@ -26,7 +26,7 @@ INT4_BYTES = 16
 
 @dataclass(frozen=True)
 class Config:
-    """Performance settings of one dispatch or combine. All ranks must use the same.
+    """Performance settings of one dispatch or combine. All ranks must use the same num_sms and ring slots.
 
     num_sms                            blocks of the launch: two for each channel, one sends and one receives
     num_max_nvl_chunked_send_tokens    tokens that a sender pushes before it moves the tail of a ring

@@ -22,6 +22,7 @@ from nbep.device.kernels.intranode.dispatch import dispatch as dispatch_kernel
 from nbep.device.kernels.intranode.notify_dispatch import NotifyInputs, NotifyOutputs, NotifySizes, notify_dispatch
 from nbep.device.layout.intranode import RingShape, num_ring_cell_words
 from nbep.host import validate
+from nbep.host.call_log import Arguments
 from nbep.host.config import DISPATCH_TABLE, Config, fit_config, table_config
 from nbep.host.events import EventOverlap
 from nbep.host.handles import DispatchHandle
@@ -107,6 +108,7 @@ def dispatch(
         validate.handle_config(handle, config)
     shape = config.ring_shape(memory.num_ranks, *token_sizes)
     validate.buffer_size(shape, memory.num_nvl_bytes)
+    memory.compare_call("dispatch", _must_be_alike(runtime, tokens, handle, counts, config))
 
     memory.ring_shape = shape
     order = Order(previous_event, allocate_on_comm_stream)
@@ -171,6 +173,23 @@ def _check_cached(memory: NodeMemory, tokens: Tokens, handle: Any, num_worst_tok
     if tokens.num_tokens != num_tokens:
         validate.refuse("x", f"{tokens.num_tokens} tokens", f"{num_tokens} tokens, as in the dispatch of the handle")
     return handle
+
+
+def _must_be_alike(
+    runtime: Runtime, tokens: Tokens, handle: DispatchHandle | None, counts: Counts, config: Config
+) -> Arguments:
+    """What peers read out of this rank's rings, and how they take part in its barriers; see Buffer.dispatch."""
+    scales, topk_idx = tokens.scales, tokens.topk_idx
+    return {
+        "handle": None if handle is None else "a handle",
+        "dtype of x": runtime.dtype_name(tokens.x),
+        "hidden size of x": tokens.x.shape[1],
+        "scales": None if scales is None else f"{tokens.num_scales} {runtime.dtype_name(scales)} a token",
+        "topk_idx": None if topk_idx is None else f"{tokens.num_topk} choices a token",
+        "size of num_tokens_per_expert": None if handle is not None else counts.num_tokens_per_expert.shape[0],
+        "config.num_sms": config.num_sms,
+        "config.num_max_nvl_chunked_recv_tokens": config.num_max_nvl_chunked_recv_tokens,
+    }
 
 
 # Size, launch, return

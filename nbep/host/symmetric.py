@@ -31,6 +31,7 @@ from nbep.device.layout.intranode import (
 )
 from nbep.device.protocols.peers import Bounds, Peers
 from nbep.device.protocols.waits import REPORT_BYTES, REPORT_WORDS, FaultReport
+from nbep.host.call_log import Arguments, CallLog
 from nbep.host.comm import Communicator, connect, gather_results
 from nbep.host.events import EventHandle, EventOverlap
 from nbep.host.faults import destroy_error, fault_error
@@ -126,6 +127,7 @@ class NodeMemory:
         self.ring_shape: RingShape | None = None  # of the latest launch
         self._cells: list[tuple[int, str]] = []
         self.fault: Exception | None = None
+        self._call_log = CallLog.shared(comm)
         with ExitStack() as undo:
             self._roll_call = RollCall(comm)
             undo.callback(self._roll_call.close)
@@ -249,6 +251,19 @@ class NodeMemory:
         end = self.comm_stream.record()
         self.runtime.wait_until(lambda: end.done, lambda: "the end of its comm stream")
         self.check_faults()
+
+    def compare_call(self, verb: str, arguments: Arguments) -> None:
+        """Compare what must be alike on all ranks of a collective call, if they live in this process.
+
+        It comes when nothing of the call has started, and nothing but a peer can make it fail any more.
+
+        Raises: ValueError if this rank differs from one that was here before
+        """
+        if self._call_log is None:
+            return
+        if self.runtime.is_capturing:
+            self._call_log.close()
+        self._call_log.add(self.rank, verb, arguments)
 
     @property
     def has_fault(self) -> bool:

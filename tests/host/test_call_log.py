@@ -1,0 +1,235 @@
+"""Ranks of one process that call different verbs, or pass something else that must be alike, are told who they are."""
+
+import re
+
+import ml_dtypes
+import numpy as np
+import pytest
+from arrays import to_target
+from target import spawn
+
+import nbep
+from nbep.host.call_log import CallLog
+
+TWO_CHOICES = {"topk_idx": "2 choices a token"}
+THREE_CHOICES = {"topk_idx": "3 choices a token"}
+
+
+def routing(buffer, topk_idx, num_experts=4):
+    """The arguments of a dispatch that say where tokens go."""
+    num_tokens_per_rank, _, num_tokens_per_expert, is_token_in_rank, _ = buffer.get_dispatch_layout(
+        topk_idx, num_experts
+    )
+    return {
+        "topk_idx": topk_idx,
+        "topk_weights": np.ones(topk_idx.shape, np.float32),
+        "num_tokens_per_rank": num_tokens_per_rank,
+        "is_token_in_rank": is_token_in_rank,
+        "num_tokens_per_expert": num_tokens_per_expert,
+    }
+
+
+def tokens(dtype, hidden=128):
+    return np.ones((3, hidden), dtype)
+
+
+def fp8(hidden, num_scales, dtype=np.float32):
+    return tokens(ml_dtypes.float8_e4m3fn, hidden), np.ones((3, num_scales), dtype)
+
+
+BF16 = ml_dtypes.bfloat16
+# What rank 1 passes instead of bf16 tokens of 128 columns and two choices; the name; what ranks 0 and 1 passed.
+DISPATCH = {
+    "hidden": (lambda _: {"x": tokens(BF16, 256)}, "hidden size of x", "128", "256"),
+    "dtype": (lambda _: {"x": fp8(128, 1)}, "dtype of x", "bfloat16", "float8_e4m3fn"),
+    "top-k": (lambda b: routing(b, np.zeros((3, 3), np.int64)), "topk_idx", "2 choices a token", "3 choices a token"),
+    "no top-k": (lambda _: {"topk_idx": None, "topk_weights": None}, "topk_idx", "2 choices a token", "None"),
+    "experts": (lambda b: routing(b, np.zeros((3, 2), np.int64), 8), "size of num_tokens_per_expert", "4", "8"),
+    "SMs": (lambda _: {"config": nbep.Config(4, 2, 4)}, "config.num_sms", "2", "4"),
+    "slots": (
+        lambda _: {"config": nbep.Config(2, 2, 8)},
+        "config.num_max_nvl_chunked_recv_tokens",
+        "4",
+        "8",
+    ),
+}
+CACHED = {
+    "no handle": (lambda b: {"handle": None, **routing(b, np.zeros((3, 2), np.int64))}, "handle", "a handle", "None"),
+    "hidden": DISPATCH["hidden"],
+    "dtype": DISPATCH["dtype"],
+    "scales": (lambda _: {"x": fp8(512, 1, np.int32)}, "scales", "4 float32 a token", "1 int32 a token"),
+    "slots": DISPATCH["slots"],
+}
+COMBINE = {
+    "hidden": (lambda a: {"x": np.zeros((len(a["x"]), 8), BF16)}, "hidden size of x", "128", "8"),
+    "top-k": (
+        lambda a: {"topk_weights": np.ones((len(a["x"]), 2), np.float32)},
+        "topk_weights",
+        "None",
+        "2 choices a token",
+    ),
+    "slots": DISPATCH["slots"],
+}
+
+
+def cases(table):
+    return pytest.mark.parametrize(("change", "name", "of_rank_0", "of_rank_1"), table.values(), ids=table.keys())
+
+
+def check_told(main, name, of_rank_0, of_rank_1):
+    """The ranks' run ends with an error that names what they passed, whichever of them finds it."""
+    got = {"0, 1": (of_rank_0, of_rank_1), "1, 0": (of_rank_1, of_rank_0)}
+    texts = [
+        f"{name}: got {values[0]} on rank {ranks[0]}, {values[1]} on rank {ranks[-1]} in "
+        for ranks, values in got.items()
+    ]
+    for seed in range(2):
+        with pytest.raises(ValueError, match=f"^({'|'.join(map(re.escape, texts))})") as failure:
+            spawn(main, 2, seed=seed)
+        assert str(failure.value).endswith("; must be the same on all ranks")
+
+
+@pytest.mark.emulator_only("a rank that fails leaves its peer's kernel waiting")
+@cases(DISPATCH)
+def test_dispatches_that_differ_are_told(change, name, of_rank_0, of_rank_1, inputs):
+    def main(comm):
+        buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 17)
+        arguments = inputs(buffer)
+        buffer.dispatch(**arguments | (change(buffer) if comm.rank == 1 else {}))
+
+    check_told(main, name, of_rank_0, of_rank_1)
+
+
+@pytest.mark.emulator_only("a rank that fails leaves its peer's kernel waiting")
+@cases(CACHED)
+def test_cached_dispatches_that_differ_are_told(change, name, of_rank_0, of_rank_1, inputs):
+    def main(comm):
+        buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 17)
+        arguments = inputs(buffer)
+        handle = buffer.dispatch(**arguments)[4]
+        x = fp8(512, 4) if name == "scales" else arguments["x"]
+        cached = {"x": x, "handle": handle, "config": arguments["config"]}
+        buffer.dispatch(**cached | (change(buffer) if comm.rank == 1 else {}))
+
+    check_told(main, name, of_rank_0, of_rank_1)
+
+
+@pytest.mark.emulator_only("a rank that fails leaves its peer's kernel waiting")
+@cases(COMBINE)
+def test_combines_that_differ_are_told(change, name, of_rank_0, of_rank_1, inputs):
+    def main(comm):
+        buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 17)
+        arguments = inputs(buffer)
+        recv_x, _, _, _, handle, _ = buffer.dispatch(**arguments)
+        combined = {"x": recv_x, "handle": handle, "config": arguments["config"]}
+        buffer.combine(**combined | (change(combined) if comm.rank == 1 else {}))
+
+    check_told(main, name, of_rank_0, of_rank_1)
+
+
+@pytest.mark.emulator_only("a rank that fails leaves its peer's kernel waiting")
+def test_ranks_that_call_different_verbs_are_told(inputs):
+    def main(comm):
+        buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 17)
+        arguments = inputs(buffer)
+        recv_x, _, _, _, handle, _ = buffer.dispatch(**arguments)
+        if comm.rank == 0:
+            buffer.dispatch(**arguments)
+        else:
+            buffer.combine(recv_x, handle)
+
+    found = r"(dispatch on rank 0, combine on rank 1|combine on rank 1, dispatch on rank 0)"
+    with pytest.raises(ValueError, match=f"^buffer: got {found} as the buffer's collective call 2; must be the same"):
+        spawn(main, 2)
+
+
+def test_what_only_concerns_a_rank_itself_may_differ(inputs, on_two_ranks):
+    def main(buffer):
+        first = buffer.rank == 0
+        arguments = inputs(buffer, num_tokens=3 if first else 5)
+        arguments["config"] = nbep.Config(2, 2 if first else 1, 4, num_threads=64 if first else 128, mix_roles=first)
+        *_, handle, event = buffer.dispatch(
+            **arguments,
+            num_worst_tokens=8 if first else 0,
+            expert_alignment=1 if first else 4,
+            previous_event=buffer.capture() if first else None,
+            async_finish=first,
+            allocate_on_comm_stream=first,
+        )
+        event.current_stream_wait()
+        recv_x = buffer.dispatch(arguments["x"], handle=handle, config=arguments["config"])[0]
+        bias = to_target(np.ones(tuple(arguments["x"].shape), BF16)) if first else None
+        buffer.combine(recv_x, handle, bias=bias, config=arguments["config"])
+
+    on_two_ranks(main)
+
+
+def test_a_rank_that_is_told_can_call_again(inputs, on_two_ranks):
+    def main(buffer):
+        arguments = inputs(buffer) | {"num_worst_tokens": 6, "async_finish": True}
+        if buffer.rank == 1:
+            buffer.group.barrier()  # rank 0 has called
+            with pytest.raises(ValueError, match=r"^config\.num_sms: got 4 on rank 1, 2 on rank 0 in dispatch, "):
+                buffer.dispatch(**arguments | {"config": nbep.Config(4, 2, 4)})
+        *_, event = buffer.dispatch(**arguments)
+        if buffer.rank == 0:
+            buffer.group.barrier()
+        event.current_stream_wait()
+
+    on_two_ranks(main)
+
+
+def test_a_rank_may_be_calls_ahead():
+    log = CallLog(3)
+    for _ in range(5):
+        log.add(0, "dispatch", TWO_CHOICES)
+        log.add(0, "combine", TWO_CHOICES)
+    for rank in (2, 1):
+        for _ in range(5):
+            log.add(rank, "dispatch", TWO_CHOICES)
+            log.add(rank, "combine", TWO_CHOICES)
+    assert log._calls == {}
+
+
+def test_a_call_that_is_refused_does_not_count():
+    log = CallLog(2)
+    log.add(1, "dispatch", TWO_CHOICES)
+    log.add(1, "combine", {})
+    for _ in range(3):
+        with pytest.raises(ValueError, match=r"^topk_idx: got 3 .* on rank 0, 2 .* on rank 1 in dispatch, .* call 1;"):
+            log.add(0, "dispatch", THREE_CHOICES)
+        with pytest.raises(ValueError, match=r"^buffer: got combine on rank 0, dispatch on rank 1 as .* call 1;"):
+            log.add(0, "combine", {})
+    log.add(0, "dispatch", TWO_CHOICES)
+    log.add(0, "combine", {})
+    assert log._calls == {}
+
+
+def test_many_calls_leave_nothing_behind(inputs, on_two_ranks):
+    def main(buffer):
+        arguments = inputs(buffer)
+        for _ in range(3):
+            recv_x, _, _, _, handle, _ = buffer.dispatch(**arguments)
+            buffer.combine(recv_x, handle)
+        buffer.group.barrier()
+        return len(buffer._memory._call_log._calls)
+
+    assert on_two_ranks(main) == [0, 0]
+
+
+@pytest.mark.emulator_only("what is captured is arranged")
+def test_a_captured_call_ends_the_comparison(on_two_ranks, monkeypatch):
+    """A graph may replay it at any time, while another rank makes the same call without a graph."""
+
+    def main(buffer):
+        memory = buffer._memory
+        if buffer.rank == 0:
+            memory.compare_call("dispatch", TWO_CHOICES)
+            with monkeypatch.context() as patch:
+                patch.setattr(type(memory.runtime), "is_capturing", True)
+                memory.compare_call("dispatch", TWO_CHOICES)
+        buffer.group.barrier()
+        memory.compare_call("combine", {})
+        return len(memory._call_log._calls)
+
+    assert on_two_ranks(main) == [0, 0]
