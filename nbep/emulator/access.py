@@ -127,7 +127,7 @@ class AccessingThread(greenlet):
                     raise IndexError
             else:
                 value = convert(view, offset)
-                if shadow is not None and shadow.find(0, offset, offset + misfit + 1) >= 0:
+                if shadow is not None and shadow.find(b"\0", offset, offset + misfit + 1) >= 0:
                     raise IndexError
         except FAULTS as fault:
             raise explain(self, address, kind, False, False, fault) from None
@@ -232,7 +232,7 @@ class AccessingThread(greenlet):
                     raise IndexError
             else:
                 value = convert(view, address)
-                if shadow is not None and shadow.find(0, address, address + misfit + 1) >= 0:
+                if shadow is not None and shadow.find(b"\0", address, address + misfit + 1) >= 0:
                     raise IndexError
         except FAULTS as fault:
             raise explain(self, address, kind, False, True, fault) from None

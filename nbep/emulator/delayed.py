@@ -203,7 +203,7 @@ class DelayedThread(Thread):
         """The bytes as this thread sees them, and the offset of the first that is not written (-1: all are)."""
         data = bytearray(allocation.memory[offset : offset + nbytes])
         shadow = allocation.shadow
-        written = bytearray(b"\1" * nbytes) if shadow is None else shadow[offset : offset + nbytes]
+        written = bytearray(b"\1" * nbytes if shadow is None else shadow[offset : offset + nbytes])
         for granule in range(offset >> 4, (offset + nbytes + 15) >> 4):
             for store in allocation.pending.get(granule, ()):
                 if self.sees(store):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from mmap import mmap
 from operator import index
 from typing import Any, NamedTuple
 
@@ -94,12 +95,12 @@ class Views(dict):
 
     `offset & misfit` is non-zero when misaligned.  `convert` is None when `view[offset >> shift]` is the access.
     `shadow` is None when all bytes are initialised; else a view of one flag byte per byte, compared with `written`
-    (indexed by `offset >> shift` like `view` when `convert` is None, the plain bytearray otherwise).
+    (indexed by `offset >> shift` like `view` when `convert` is None, the plain bytes otherwise).
     """
 
     __slots__ = ("memory", "shadow", "storing")
 
-    def __init__(self, memory: memoryview, shadow: bytearray | None, storing: bool):
+    def __init__(self, memory: memoryview, shadow: bytearray | mmap | None, storing: bool):
         super().__init__()
         self.memory = memory
         self.shadow = shadow

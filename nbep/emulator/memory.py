@@ -11,6 +11,7 @@ allocation has a different address in every rank that opens it, as with CUDA IPC
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Callable
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ OFFSET_BITS = 32
 OFFSET_MASK = (1 << OFFSET_BITS) - 1
 NUMBER_BITS = 22  # segments a rank may ever have: 4 million
 _POISON = 0xCB  # what never-written bytes look like to the host
+_PAGED_BYTES = 1 << 20  # a shadow of so many bytes takes memory only where it is written
 
 # Who stored: the block's name, the thread's index, the line.  Not the Thread or the Block: an allocation may outlive
 # them.  And to the garbage collector a running greenlet is no container, so it stops tracking a tuple or dict that
@@ -83,7 +85,7 @@ class Allocation:
         self.writable = writable
         self.shared = shared
         self.freed = False
-        self.shadow = None if initialized else bytearray(self.nbytes)
+        self.shadow = None if initialized else _new_shadow(self.nbytes)
         self.loads: dict[str, tuple] = Views(memory, self.shadow, storing=False)
         self.stores: dict[str, tuple] = Views(memory, self.shadow, storing=True) if writable else {}
         self.watchers: dict[int, dict[Thread, None]] = {}
@@ -98,7 +100,7 @@ class Allocation:
     @classmethod
     def scratch(cls, rank: int, name: str, nbytes: int) -> Allocation:
         """Memory outside every address space, as a block's shared memory is."""
-        return cls(rank, name, _new_memory(nbytes, False), initialized=False)
+        return cls(rank, name, _new_memory(nbytes), initialized=False)
 
     @property
     def address(self) -> int:
@@ -112,7 +114,8 @@ class Allocation:
     def array(self, dtype: Any, offset: int = 0, count: int = -1, *, writable: bool = True) -> np.ndarray:
         """A 1-D NumPy view of `count` elements at byte `offset` (-1: as many as fit).
 
-        The host may write a writable view at any time, so its bytes count as initialised from here on.
+        The host may write a writable view at any time, so its bytes count as initialised from here on. Those that
+        were never written look wrong to it rather than like zeros.
         """
         if self.freed:
             raise EmulatorError(f"`{self.name}` of rank {self.rank} is freed")
@@ -120,11 +123,21 @@ class Allocation:
         if count < 0:
             count = (self.nbytes - offset) // dtype.itemsize
         view = np.ndarray((count,), dtype, buffer=self.memory, offset=offset)
+        self._poison(offset, offset + count * dtype.itemsize)
         if writable:
             self.mark_written(offset, count * dtype.itemsize)
         else:
             view.flags.writeable = False
         return view
+
+    def _poison(self, begin: int, end: int) -> None:
+        """Fill what is unwritten, which only the host can see. Until it looks, large memory takes no pages."""
+        if self.shadow is None:
+            return
+        for offset in range(begin, end, _PAGED_BYTES):
+            size = min(_PAGED_BYTES, end - offset)
+            memory, shadow = (np.ndarray(size, np.uint8, part, offset) for part in (self.memory, self.shadow))
+            np.putmask(memory, shadow == 0, _POISON)
 
     def mark_written(self, offset: int = 0, nbytes: int | None = None) -> None:
         """Count bytes as initialised."""
@@ -140,7 +153,10 @@ class Allocation:
 
     def first_unwritten(self, offset: int, nbytes: int) -> int:
         """Offset of the first byte never written in a range, or -1."""
-        return -1 if self.shadow is None else self.shadow.find(0, offset, offset + nbytes)
+        if self.shadow is None:
+            return -1
+        found = self.shadow[offset : offset + nbytes].find(b"\0")  # on a copy: the search of mmap is slow
+        return found if found < 0 else offset + found
 
     def read(self, offset: int, kind: str) -> Any:
         """The value in memory now, unchecked: for reports and for comparing polled cells."""
@@ -199,7 +215,7 @@ class AddressSpace:
         """`nbytes` of this rank's memory; unless `zero`, a kernel must write a byte before any kernel reads it."""
         if not 0 <= nbytes <= OFFSET_MASK:
             raise ValueError(f"nbytes: {nbytes} is outside 0 .. {OFFSET_MASK}")
-        memory = _new_memory(nbytes, zero)
+        memory = _new_memory(nbytes)
         allocation = Allocation(self.rank, name, memory, self._number(), initialized=zero, describe=describe)
         self._enter(allocation)
         return allocation
@@ -291,10 +307,15 @@ class AddressSpace:
             del self.retired[next(iter(self.retired))]
 
 
-def _new_memory(nbytes: int, zero: bool) -> memoryview:
-    words = max(1, (nbytes + 15) // 16 * 2)
-    backing: Any = np.zeros(words, np.uint64) if zero else np.full(words, _POISON * 0x0101010101010101, np.uint64)
-    return memoryview(backing).cast("B")[:nbytes]
+def _new_memory(nbytes: int) -> memoryview:
+    """Zeros, which take pages where they are touched."""
+    words: Any = np.zeros(max(1, (nbytes + 15) // 16 * 2), np.uint64)
+    return memoryview(words).cast("B")[:nbytes]
+
+
+def _new_shadow(nbytes: int) -> bytearray | mmap.mmap:
+    """A zero for each byte."""
+    return bytearray(nbytes) if nbytes < _PAGED_BYTES else mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE)
 
 
 def _address_of(array: np.ndarray) -> int:

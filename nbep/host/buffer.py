@@ -7,6 +7,7 @@ Source: DeepEP deep_ep/buffer.py
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from typing import Any
@@ -194,19 +195,15 @@ class Buffer:
         if use_rdma_buffer:
             raise NotImplementedError("use_rdma_buffer: got True; the kernels between nodes are not built yet")
         validate.integer("offset", offset, 0)
-        whole = memory.symmetric.array(dtype)
-        num_elements = memory.num_nvl_bytes // whole.dtype.itemsize
+        itemsize = memory.symmetric.array(dtype, 0, 0).dtype.itemsize
+        num_elements = memory.num_nvl_bytes // itemsize
         if offset > num_elements:
             validate.refuse("offset", offset, f"at most {num_elements}, the elements of the buffer")
-        rest = whole[offset:num_elements]
-        if size is None:
-            return rest
-        count = 1
-        for length in size:
-            count *= length
-        if count > len(rest):
-            validate.refuse("size", f"{tuple(size)} at offset {offset}", f"at most {len(rest)} elements")
-        return rest[:count].reshape(size)
+        shape = (num_elements - offset,) if size is None else tuple(size)
+        count = math.prod(shape)
+        if count > num_elements - offset:
+            validate.refuse("size", f"{shape} at offset {offset}", f"at most {num_elements - offset} elements")
+        return memory.symmetric.array(dtype, offset * itemsize, count).reshape(shape)
 
     # Verbs
 
