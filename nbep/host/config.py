@@ -186,8 +186,8 @@ def fit_config(config: Config, num_nvl_bytes: int, num_ranks: int, *token_sizes:
     token_sizes: as the last arguments of `Config.ring_shape`
 
     Every rank comes to the same answer, because num_nvl_bytes and the size of a token are the same on all.
-    A chunk for which a ring is too small becomes half a ring. If not even two slots fit, the config comes back as it
-    is.
+    A chunk for which a ring is too small becomes half a ring. If not even two slots fit, the rings have two: the caller
+    finds the buffer too small, and says how many bytes are enough.
     """
 
     def fits(num_slots: int) -> bool:
@@ -195,7 +195,7 @@ def fit_config(config: Config, num_nvl_bytes: int, num_ranks: int, *token_sizes:
         return num_nvl_bytes_needed(shape._replace(num_slots=num_slots)) <= num_nvl_bytes
 
     fewest, most = 2, config.num_max_nvl_chunked_recv_tokens
-    if fits(most) or not fits(fewest):
+    if fits(most):
         return config
     while most - fewest > 1:
         middle = (fewest + most) // 2

@@ -159,7 +159,8 @@ def _check_counts(memory: NodeMemory, tokens: Tokens, counts: Counts, num_worst_
         # What the peers send is not known yet; the kernel reports if it does not fit.
         num_own = int(counts.num_tokens_per_rank[memory.rank])
         if 0 < num_worst_tokens < num_own:
-            validate.refuse("num_worst_tokens", num_worst_tokens, f"at least {num_own}, the tokens sent to itself")
+            allowed = f"at least {num_own}, the tokens that this rank sends to itself, and more for what peers send"
+            validate.refuse("num_worst_tokens", num_worst_tokens, allowed)
 
 
 def _check_cached(memory: NodeMemory, tokens: Tokens, handle: Any, num_worst_tokens: int) -> DispatchHandle:

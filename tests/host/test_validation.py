@@ -186,7 +186,7 @@ DISPATCH = {
             "is_token_in_rank": np.ones((3, 2), bool),
             "num_tokens_per_rank": np.array([3, 3], np.int32),
         },
-        "num_worst_tokens: got 2; must be at least 3, the tokens sent to itself",
+        "num_worst_tokens: got 2; must be at least 3, the tokens that this rank sends to itself, and more for what",
         marks=emulator_only,
     ),
     "config type": ({"config": (2, 2, 4)}, "config: got tuple; must be an nbep.Config or None"),
@@ -355,8 +355,9 @@ def test_a_handle_of_another_rank_is_refused(on_two_ranks, inputs):
     on_two_ranks(main)
 
 
-def test_the_bytes_that_an_error_asks_for_are_enough(inputs):
-    config = nbep.Config(2, 2, 100)
+@pytest.mark.parametrize("config", [nbep.Config(2, 2, 100), None])
+def test_the_bytes_that_an_error_asks_for_are_enough(config, inputs):
+    """The default config makes do with two slots a ring."""
 
     def main(comm, num_nvl_bytes):
         buffer = nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes)
