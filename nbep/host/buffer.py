@@ -13,6 +13,7 @@ import warnings
 from typing import Any
 
 from nbep.host import validate
+from nbep.host.arguments import integer
 from nbep.host.combine import combine
 from nbep.host.comm import connect, gather_results
 from nbep.host.config import COMBINE_TABLE, DISPATCH_TABLE, Config, low_latency_rdma_size_hint, table_config
@@ -101,13 +102,13 @@ class Buffer:
             ):
                 if asked:
                     raise NotImplementedError(f"{name}: got {asked}; {missing} are not built yet")
-            validate.buffer_arguments(communicator.size, num_nvl_bytes, handle_type)
-            return num_nvl_bytes, handle_type, _timeout_ms()
+            size = validate.buffer_arguments(communicator.size, num_nvl_bytes, handle_type)
+            return size, handle_type, _timeout_ms()
 
         sizes, handle_types, timeouts_ms = zip(*gather_results(communicator, check), strict=True)
         validate.same_on_all_ranks("num_nvl_bytes", list(sizes))
         validate.same_on_all_ranks("handle_type", list(handle_types))
-        timeout_ms = timeouts_ms[communicator.rank]
+        num_nvl_bytes, timeout_ms = sizes[communicator.rank], timeouts_ms[communicator.rank]
 
         self.group = comm if group is None else group
         self.rank = communicator.rank
@@ -144,7 +145,7 @@ class Buffer:
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
         """Set the SMs of the default configs, an even number."""
-        validate.integer("new_num_sms", new_num_sms, 2)
+        new_num_sms = integer("new_num_sms", new_num_sms, 2)
         if new_num_sms % 2 != 0:
             validate.refuse("new_num_sms", new_num_sms, "even")
         Buffer.num_sms = new_num_sms
@@ -187,19 +188,19 @@ class Buffer:
     ) -> Array:
         """This rank's symmetric buffer as an array.
 
-        Args:   size its shape, None for all of the buffer; offset its first element (DeepEP's document says elements
-                too, but its code takes bytes)
-        Raises: ValueError if it reaches past num_nvl_bytes
+        Args:   size its shape, a tuple or torch.Size; None for all that follows
+                offset its first element (DeepEP's document says elements too, but its code takes bytes)
+        Raises: ValueError if size is no shape, or if it reaches past num_nvl_bytes
         """
         memory = self._usable("get_local_buffer_tensor")
         if use_rdma_buffer:
             raise NotImplementedError("use_rdma_buffer: got True; the kernels between nodes are not built yet")
-        validate.integer("offset", offset, 0)
+        offset = integer("offset", offset, 0)
         itemsize = memory.symmetric.array(dtype, 0, 0).dtype.itemsize
         num_elements = memory.num_nvl_bytes // itemsize
         if offset > num_elements:
             validate.refuse("offset", offset, f"at most {num_elements}, the elements of the buffer")
-        shape = (num_elements - offset,) if size is None else tuple(size)
+        shape = (num_elements - offset,) if size is None else validate.shape("size", size)
         count = math.prod(shape)
         if count > num_elements - offset:
             validate.refuse("size", f"{shape} at offset {offset}", f"at most {num_elements - offset} elements")

@@ -16,6 +16,7 @@ from nbep.device.layout.intranode import (
     align_up,
     num_nvl_bytes_needed,
 )
+from nbep.host.arguments import integer, refuse
 
 # What the size hints reserve for each token in a ring.
 HINT_TOPK = 128
@@ -37,7 +38,7 @@ class Config:
     mix_roles                          dispatch: False: even blocks send and odd ones receive, as DeepEP's; True: all
                                        do both; None: what suits the target
 
-    Raises: ValueError if a setting is out of range
+    Raises: ValueError if a setting is no integer or out of range
     """
 
     num_sms: int = 20
@@ -49,16 +50,14 @@ class Config:
     mix_roles: bool | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        if self.num_sms < 0:
-            raise ValueError(f"num_sms: got {self.num_sms}; must not be negative")
-        for name in (
-            "num_max_nvl_chunked_send_tokens",
-            "num_max_nvl_chunked_recv_tokens",
-            "num_max_rdma_chunked_send_tokens",
-            "num_max_rdma_chunked_recv_tokens",
+        for name, minimum in (
+            ("num_sms", 0),
+            ("num_max_nvl_chunked_send_tokens", 1),
+            ("num_max_nvl_chunked_recv_tokens", 1),
+            ("num_max_rdma_chunked_send_tokens", 1),
+            ("num_max_rdma_chunked_recv_tokens", 1),
         ):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name}: got {getattr(self, name)}; must be positive")
+            object.__setattr__(self, name, integer(name, getattr(self, name), minimum))
         if self.num_max_nvl_chunked_send_tokens >= self.num_max_nvl_chunked_recv_tokens:
             raise ValueError(
                 f"num_max_nvl_chunked_send_tokens: got {self.num_max_nvl_chunked_send_tokens}; "
@@ -73,8 +72,11 @@ class Config:
                 f"num_max_rdma_chunked_send_tokens: got {send_tokens}; "
                 f"must be at most half of num_max_rdma_chunked_recv_tokens ({recv_tokens})"
             )
-        if self.num_threads is not None and (self.num_threads <= 0 or self.num_threads % 32 != 0):
-            raise ValueError(f"num_threads: got {self.num_threads}; must be a positive multiple of 32, or None")
+        if self.num_threads is not None:
+            num_threads = integer("num_threads", self.num_threads)
+            if num_threads <= 0 or num_threads % 32 != 0:
+                refuse("num_threads", num_threads, "a positive multiple of 32, or None")
+            object.__setattr__(self, "num_threads", num_threads)
 
     @property
     def num_channels(self) -> int:
@@ -86,7 +88,7 @@ class Config:
         Args:   hidden_bytes bytes of one token's row; num_ranks ranks in the group
         Raises: ValueError if num_ranks is above 8 and no multiple of 8, or is above 8 while num_sms is odd
         """
-        self._check_hint_ranks(num_ranks)
+        hidden_bytes, num_ranks = self._hint_arguments(hidden_bytes, num_ranks)
         num_rdma_ranks = max(num_ranks // MAX_NVL_PEERS, 1)
         num_rings = self.num_channels * min(num_ranks, MAX_NVL_PEERS)
         num_slots = num_rings * self.num_max_nvl_chunked_recv_tokens
@@ -104,9 +106,9 @@ class Config:
 
         Raises: ValueError as get_nvl_buffer_size_hint
         """
+        hidden_bytes, num_ranks = self._hint_arguments(hidden_bytes, num_ranks)
         if num_ranks <= MAX_NVL_PEERS:
             return 0
-        self._check_hint_ranks(num_ranks)
         num_rings = self.num_channels * (num_ranks // MAX_NVL_PEERS)
         num_slots = num_rings * self.num_max_rdma_chunked_recv_tokens
         token_bytes = hidden_bytes + SOURCE_META_BYTES + HINT_TOPK * (8 + 4) + HINT_SCALES * 4 + INT4_BYTES
@@ -120,11 +122,14 @@ class Config:
         num_slots = self.num_max_nvl_chunked_recv_tokens
         return RingShape(num_ranks, self.num_channels, num_slots, hidden_bytes, num_topk, num_scales, num_src_idx)
 
-    def _check_hint_ranks(self, num_ranks: int) -> None:
-        if num_ranks < 1 or (num_ranks > MAX_NVL_PEERS and num_ranks % MAX_NVL_PEERS != 0):
+    def _hint_arguments(self, hidden_bytes: int, num_ranks: int) -> tuple[int, int]:
+        """Both as int."""
+        hidden_bytes, num_ranks = integer("hidden_bytes", hidden_bytes, 0), integer("num_ranks", num_ranks, 1)
+        if num_ranks > MAX_NVL_PEERS and num_ranks % MAX_NVL_PEERS != 0:
             raise ValueError(f"num_ranks: got {num_ranks}; must be at most {MAX_NVL_PEERS}, or a multiple of it")
         if num_ranks > MAX_NVL_PEERS and self.num_sms % 2 != 0:
             raise ValueError(f"num_sms: got {self.num_sms}; must be even between nodes")
+        return hidden_bytes, num_ranks
 
 
 class Table(NamedTuple):
@@ -215,6 +220,8 @@ def low_latency_rdma_size_hint(
 
     num_ranks does not enter: the receive buffers hold num_experts / num_ranks experts from each rank.
     """
+    num_max_dispatch_tokens_per_rank = integer("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank, 0)
+    hidden, num_experts = integer("hidden", hidden, 0), integer("num_experts", num_experts, 0)
     num_scales = hidden // 128
     dispatch_msg = INT4_BYTES + max(2 * hidden, hidden + 4 * num_scales)
     combine_msg = 4 * num_scales + 2 * hidden

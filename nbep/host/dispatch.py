@@ -22,6 +22,7 @@ from nbep.device.kernels.intranode.dispatch import dispatch as dispatch_kernel
 from nbep.device.kernels.intranode.notify_dispatch import NotifyInputs, NotifyOutputs, NotifySizes, notify_dispatch
 from nbep.device.layout.intranode import RingShape, num_ring_cell_words
 from nbep.host import validate
+from nbep.host.arguments import integer
 from nbep.host.call_log import Arguments
 from nbep.host.config import DISPATCH_TABLE, Config, fit_config, table_config
 from nbep.host.events import EventOverlap
@@ -83,8 +84,8 @@ def dispatch(
     runtime = memory.runtime
     memory.check_faults()
     validate.stream_options(previous_event, async_finish, allocate_on_comm_stream)
-    validate.integer("expert_alignment", expert_alignment, 1)
-    validate.integer("num_worst_tokens", num_worst_tokens, 0)
+    expert_alignment = integer("expert_alignment", expert_alignment, 1)
+    num_worst_tokens = integer("num_worst_tokens", num_worst_tokens, 0)
     if num_tokens_per_rdma_rank is not None:
         validate.refuse("num_tokens_per_rdma_rank", type(num_tokens_per_rdma_rank).__name__, "None inside a node")
     tokens = Tokens(*validate.payload(runtime, x), topk_idx, topk_weights)

@@ -30,7 +30,7 @@ def get_dispatch_layout(
     runtime = memory.runtime
     memory.check_faults()
     validate.stream_options(previous_event, async_finish, allocate_on_comm_stream)
-    validate.num_experts(memory.num_ranks, num_experts)
+    num_experts = validate.num_experts(memory.num_ranks, num_experts)
     validate.array(runtime, "topk_idx", topk_idx, "int64", ("num_tokens", "num_topk"))
     num_tokens, num_topk = topk_idx.shape
     validate.topk_size("topk_idx", num_topk)

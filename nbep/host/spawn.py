@@ -7,6 +7,7 @@ from typing import Any
 
 from nbep.emulator import World
 from nbep.emulator.world import MEMORY_MODELS
+from nbep.host.arguments import integer
 from nbep.host.comm import CommGroup, InProcessComm
 from nbep.host.runtime.base import set_current_runtime
 from nbep.host.runtime.emulator import EmulatorRuntime
@@ -38,8 +39,7 @@ def spawn(
     """
     if not callable(fn):
         raise ValueError(f"fn: got {type(fn).__name__}; must be callable")
-    if isinstance(num_ranks, bool) or not isinstance(num_ranks, int) or num_ranks < 1:
-        raise ValueError(f"num_ranks: got {num_ranks!r}; must be a positive integer")
+    num_ranks, seed = integer("num_ranks", num_ranks, 1), integer("seed", seed)
     target = resolve_target(target)
     if memory_model not in MEMORY_MODELS:
         raise ValueError(f"memory_model: got {memory_model!r}; must be {', '.join(MEMORY_MODELS)}")

@@ -5,7 +5,7 @@ Every failure is a ValueError that says which argument it is, what came and what
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, get_args
+from typing import Any, get_args
 
 from nbep.device.layout.intranode import (
     ALIGNMENT_BYTES,
@@ -16,6 +16,7 @@ from nbep.device.layout.intranode import (
 )
 from nbep.device.protocols.copies import VEC_BYTES
 from nbep.device.protocols.fp8 import COLUMNS as SCALE_COLUMNS
+from nbep.host.arguments import integer, refuse
 from nbep.host.config import Config
 from nbep.host.events import EventHandle, EventOverlap
 from nbep.host.handles import DispatchHandle
@@ -26,15 +27,6 @@ INTRANODE_RANKS = (2, 4, 8)
 MAX_NVL_BYTES = 2**31 - 1
 MAX_FP8_HIDDEN = 1 << 17
 MAX_RING_THREADS = 768
-
-
-def refuse(name: str, got: object, allowed: str) -> NoReturn:
-    raise ValueError(f"{name}: got {got}; must be {allowed}")
-
-
-def integer(name: str, value: object, minimum: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        refuse(name, repr(value), f"an integer of at least {minimum}")
 
 
 def array(
@@ -67,14 +59,25 @@ def _describe(dtype: str, shape: tuple[int | str, ...]) -> str:
 # Construction
 
 
-def buffer_arguments(num_ranks: int, num_nvl_bytes: int, handle_type: object) -> None:
+def buffer_arguments(num_ranks: int, num_nvl_bytes: Any, handle_type: object) -> int:
+    """num_nvl_bytes as an int."""
     if num_ranks not in INTRANODE_RANKS:
         refuse("group", f"{num_ranks} ranks", "a group of 2, 4 or 8 ranks")
-    integer("num_nvl_bytes", num_nvl_bytes, 0)
+    num_nvl_bytes = integer("num_nvl_bytes", num_nvl_bytes, 0)
     if num_nvl_bytes % ALIGNMENT_BYTES != 0 or num_nvl_bytes > MAX_NVL_BYTES:
         refuse("num_nvl_bytes", num_nvl_bytes, f"a multiple of {ALIGNMENT_BYTES} of at most {MAX_NVL_BYTES}")
     if handle_type not in get_args(HandleType):
         refuse("handle_type", repr(handle_type), f"one of {', '.join(get_args(HandleType))}")
+    return num_nvl_bytes
+
+
+def shape(name: str, value: Any) -> tuple[int, ...]:
+    """The value as a tuple of int."""
+    try:
+        lengths = tuple(value)
+    except TypeError:
+        refuse(name, repr(value), "a shape, or None")
+    return tuple(integer(f"{name}[{i}]", length, 0) for i, length in enumerate(lengths))
 
 
 def same_on_all_ranks(name: str, values: list[Any]) -> None:
@@ -107,10 +110,12 @@ def may_read(runtime: Runtime, previous_event: EventOverlap | None) -> bool:
 # Routing
 
 
-def num_experts(num_ranks: int, value: int, name: str = "num_experts") -> None:
-    integer(name, value, 1)
+def num_experts(num_ranks: int, value: Any, name: str = "num_experts") -> int:
+    """The value as an int."""
+    value = integer(name, value, 1)
     if value % num_ranks != 0 or value // num_ranks > MAX_LOCAL_EXPERTS:
         refuse(name, value, f"a multiple of {num_ranks} (ranks) of at most {MAX_LOCAL_EXPERTS * num_ranks}")
+    return value
 
 
 def topk_size(name: str, num_topk: int) -> None:

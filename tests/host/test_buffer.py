@@ -265,6 +265,9 @@ def test_local_buffer_tensor_is_the_buffer_without_what_lies_behind_it(on_two_ra
         ({"size": (2, 3), "offset": 251}, r"size: got \(2, 3\) at offset 251; must be at most 5 elements"),
         ({"offset": 257}, "offset: got 257; must be at most 256"),
         ({"offset": -1}, "offset: got -1; must be an integer of at least 0"),
+        ({"size": 5}, "size: got 5; must be a shape, or None"),
+        ({"size": (2, -1)}, r"size\[1\]: got -1; must be an integer of at least 0"),
+        ({"size": "4"}, r"size\[0\]: got '4'; must be an integer of at least 0"),
     ],
 )
 def test_local_buffer_tensor_past_the_end_is_refused(arguments, message, on_two_ranks):
@@ -273,6 +276,19 @@ def test_local_buffer_tensor_past_the_end_is_refused(arguments, message, on_two_
             buffer.get_local_buffer_tensor(np.int32, **arguments)
 
     on_two_ranks(main, num_nvl_bytes=1024)
+
+
+def test_numpys_integers_are_integers(inputs):
+    def main(comm):
+        buffer = nbep.Buffer(comm, num_nvl_bytes=np.int64(1 << 17))
+        arguments = inputs(buffer)
+        buffer.get_dispatch_layout(arguments["topk_idx"], np.int32(4))
+        recv_x = buffer.dispatch(**arguments, num_worst_tokens=np.int64(6), expert_alignment=np.uint8(2))[0]
+        part = buffer.get_local_buffer_tensor(recv_x.dtype, (np.int64(2), 3), offset=np.int32(1))
+        buffer.destroy()
+        return type(buffer.num_nvl_bytes), tuple(recv_x.shape), tuple(part.shape)
+
+    assert spawn(main, 2) == [(int, (6, 128), (2, 3))] * 2
 
 
 def test_the_rdma_buffer_is_not_built(on_two_ranks):

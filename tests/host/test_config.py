@@ -1,5 +1,6 @@
 """Config, its size hints and the default tables, against the numbers of DeepEP."""
 
+import numpy as np
 import pytest
 
 import nbep
@@ -65,18 +66,34 @@ def test_hints_refuse_rank_counts_that_fill_no_nodes(hint):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((-1,), "num_sms: got -1; must not be negative"),
-        ((20, 0), "num_max_nvl_chunked_send_tokens: got 0; must be positive"),
-        ((20, 6, 0), "num_max_nvl_chunked_recv_tokens: got 0; must be positive"),
+        ((-1,), "num_sms: got -1; must be an integer of at least 0"),
+        ((4.0, 2, 8), r"num_sms: got 4\.0; must be an integer"),
+        (("4", 2, 8), "num_sms: got '4'; must be an integer"),
+        ((4, True, 8), "num_max_nvl_chunked_send_tokens: got True; must be an integer"),
+        ((20, 0), "num_max_nvl_chunked_send_tokens: got 0; must be an integer of at least 1"),
+        ((20, 6, 0), "num_max_nvl_chunked_recv_tokens: got 0; must be an integer of at least 1"),
         ((20, 6, 6), "num_max_nvl_chunked_send_tokens: got 6; must be less than .* \\(6\\)"),
-        ((20, 6, 256, 0), "num_max_rdma_chunked_send_tokens: got 0; must be positive"),
-        ((20, 6, 256, 6, -6), "num_max_rdma_chunked_recv_tokens: got -6; must be positive"),
+        ((20, 6, 256, 0), "num_max_rdma_chunked_send_tokens: got 0; must be an integer of at least 1"),
+        ((20, 6, 256, 6, -6), "num_max_rdma_chunked_recv_tokens: got -6; must be an integer of at least 1"),
         ((20, 6, 256, 6, 5), "num_max_rdma_chunked_send_tokens: got 6; must be at most half of .* \\(6\\)"),
     ],
 )
 def test_settings_out_of_range_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         nbep.Config(*arguments)
+
+
+@pytest.mark.parametrize("integer", [np.int64, np.uint8, np.int32])
+def test_numpys_integers_are_integers(integer):
+    config = nbep.Config(integer(4), integer(2), integer(8), num_threads=integer(64))
+    assert config == nbep.Config(4, 2, 8, num_threads=64)
+    assert {type(value) for value in vars(config).values()} == {int, type(None)}
+    hint = nbep.Config(80).get_nvl_buffer_size_hint(integer(128), integer(8))
+    assert (hint, type(hint)) == (nbep.Config(80).get_nvl_buffer_size_hint(128, 8), int)
+    sizes = [integer(size) for size in (128, 100, 8, 64)]
+    assert nbep.Buffer.get_low_latency_rdma_size_hint(*sizes) == nbep.Buffer.get_low_latency_rdma_size_hint(
+        128, 100, 8, 64
+    )
 
 
 @pytest.mark.parametrize("num_threads", [0, 48, -32])

@@ -65,8 +65,10 @@ def test_without_a_gpu_cuda_is_refused_and_auto_is_the_emulator(monkeypatch):
     ("arguments", "message"),
     [
         ({"fn": 3}, "fn: got int; must be callable"),
-        ({"num_ranks": 0}, "num_ranks: got 0; must be a positive integer"),
-        ({"num_ranks": 2.0}, "num_ranks: got 2.0; must be a positive integer"),
+        ({"num_ranks": 0}, "num_ranks: got 0; must be an integer of at least 1"),
+        ({"num_ranks": 2.0}, "num_ranks: got 2.0; must be an integer of at least 1"),
+        ({"seed": "a"}, "seed: got 'a'; must be an integer"),
+        ({"seed": 1.0}, "seed: got 1.0; must be an integer"),
         ({"target": "gpu"}, "target: got 'gpu'; must be one of auto, emulator, cuda"),
         ({"memory_model": "tso"}, "memory_model: got 'tso'; must be sc, delayed, checked"),
         ({"on_deadlock": "wait"}, "on_deadlock: got 'wait'; must be raise or expire"),
