@@ -93,7 +93,7 @@ def dispatch(
         handle = _check_cached(memory, tokens, handle, num_worst_tokens)
         num_sms = 2 * handle.channel_prefix_matrix.shape[1]
     else:
-        may_read = validate.may_read(runtime, previous_event)
+        may_read = validate.may_read(memory, previous_event)
         _check_counts(memory, tokens, counts, num_worst_tokens, may_read)
     # A handle knows already where the tokens were at their ranks.
     token_sizes = (tokens.hidden_bytes, tokens.num_topk, tokens.num_scales, int(handle is None))
@@ -157,6 +157,7 @@ def _check_counts(memory: NodeMemory, tokens: Tokens, counts: Counts, num_worst_
         validate.token_counts(counts.num_tokens_per_rank, counts.is_token_in_rank)
         if tokens.topk_idx is not None:
             validate.expert_indices(tokens.topk_idx, num_experts)
+            validate.routing(tokens.topk_idx, counts.is_token_in_rank, counts.num_tokens_per_expert)
         # What the peers send is not known yet; the kernel reports if it does not fit.
         num_own = int(counts.num_tokens_per_rank[memory.rank])
         if 0 < num_worst_tokens < num_own:

@@ -34,7 +34,7 @@ def get_dispatch_layout(
     validate.array(runtime, "topk_idx", topk_idx, "int64", ("num_tokens", "num_topk"))
     num_tokens, num_topk = topk_idx.shape
     validate.topk_size("topk_idx", num_topk)
-    if validate.may_read(runtime, previous_event):
+    if validate.may_read(memory, previous_event):
         validate.expert_indices(topk_idx, num_experts)
 
     # One node: all ranks are peers, so a count per node would say nothing new.

@@ -36,7 +36,7 @@ from nbep.host.comm import Communicator, connect, gather_results
 from nbep.host.events import EventHandle, EventOverlap
 from nbep.host.faults import destroy_error, fault_error
 from nbep.host.roll_call import RollCall
-from nbep.host.runtime.base import Array, HandleType, Memory, Runtime
+from nbep.host.runtime.base import Array, Event, HandleType, Memory, Runtime
 
 LAYOUT_MAX_BLOCKS = 32
 LAYOUT_MAX_COUNTERS = MAX_NVL_PEERS + 1 + MAX_NVL_PEERS * MAX_LOCAL_EXPERTS
@@ -126,6 +126,7 @@ class NodeMemory:
         self.identity = object()
         self.ring_shape: RingShape | None = None  # of the latest launch
         self._cells: list[tuple[int, str]] = []
+        self.latest_event: Event | None = None  # at the end of the latest call
         self.fault: Exception | None = None
         self._call_log = CallLog.shared(comm)
         with ExitStack() as undo:
@@ -238,7 +239,8 @@ class NodeMemory:
 
     def finish(self, async_finish: bool) -> EventOverlap:
         """The event at the end of a call; unless async_finish, the caller's current stream waits for it."""
-        event = EventHandle(self.comm_stream.record(), self.check_faults)
+        self.latest_event = self.comm_stream.record()
+        event = EventHandle(self.latest_event, self.check_faults)
         if not async_finish:
             event.current_stream_wait()
         return EventOverlap(event)

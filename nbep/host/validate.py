@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
+import numpy as np
+
 from nbep.device.layout.intranode import (
     ALIGNMENT_BYTES,
     MAX_LOCAL_EXPERTS,
@@ -100,10 +102,15 @@ def stream_options(previous_event: object, async_finish: bool, allocate_on_comm_
         )
 
 
-def may_read(runtime: Runtime, previous_event: EventOverlap | None) -> bool:
-    """Whether the contents of the arguments can be checked: they are in reach, and nobody is about to write them."""
-    if not runtime.host_reads_arrays:
+def may_read(memory: NodeMemory, previous_event: EventOverlap | None) -> bool:
+    """Whether the contents of the arguments can be checked: they are in reach, and nobody is about to write them.
+
+    What an earlier call of this buffer returns may be passed on before it is written: the comm stream runs in order.
+    """
+    if not memory.runtime.host_reads_arrays:
         return False  # and no event is asked: one that a CUDA graph captures cannot be
+    if memory.latest_event is not None and not memory.latest_event.done:
+        return False
     return previous_event is None or previous_event.event is None or previous_event.event.done
 
 
@@ -140,6 +147,30 @@ def token_counts(num_tokens_per_rank: Array, is_token_in_rank: Array) -> None:
     counted = is_token_in_rank.sum(axis=0)
     if (counted != num_tokens_per_rank).any():
         refuse("num_tokens_per_rank", num_tokens_per_rank.tolist(), f"{counted.tolist()}, as is_token_in_rank says")
+
+
+def routing(topk_idx: Array, is_token_in_rank: Array, num_tokens_per_expert: Array) -> None:
+    """Membership and counts agree with the choices, which are `expert_indices`; only if `may_read`."""
+    num_ranks, num_experts = is_token_in_rank.shape[1], len(num_tokens_per_expert)
+    owners = topk_idx // (num_experts // num_ranks)  # -1 where unused
+    chosen = (owners[:, :, None] == np.arange(num_ranks)).any(axis=1)
+    wrong = chosen != is_token_in_rank
+    if wrong.any():
+        token, rank = (int(i[0]) for i in wrong.nonzero())
+        refuse(
+            f"is_token_in_rank[{token}, {rank}]",
+            is_token_in_rank[token, rank],
+            f"{chosen[token, rank]}, as topk_idx[{token}] says: {topk_idx[token].tolist()}",
+        )
+    counted = np.bincount(topk_idx[topk_idx >= 0], minlength=num_experts)
+    wrong = counted != num_tokens_per_expert
+    if wrong.any():
+        expert = int(wrong.nonzero()[0][0])
+        refuse(
+            f"num_tokens_per_expert[{expert}]",
+            num_tokens_per_expert[expert],
+            f"{counted[expert]}, the choices of topk_idx that are {expert}",
+        )
 
 
 def payload(runtime: Runtime, x: Any) -> tuple[Array, Array | None]:

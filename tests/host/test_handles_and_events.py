@@ -104,8 +104,12 @@ def test_calls_chained_by_events_need_no_wait_between(on_two_ranks, inputs):
 
 
 @pytest.mark.emulator_only("contents are never looked at on a GPU")
-def test_contents_are_not_looked_at_while_an_event_is_pending(on_two_ranks, inputs):
-    """The counts are being written when dispatch is called: checking them would refuse a correct call."""
+@pytest.mark.parametrize("passes_event", [True, False])
+def test_contents_are_not_looked_at_while_an_event_is_pending(passes_event, on_two_ranks, inputs):
+    """The counts are being written when dispatch is called: checking them would refuse a correct call.
+
+    passes_event: whether dispatch is given the event; without it the order of the comm stream is enough
+    """
 
     def main(buffer):
         arguments = inputs(buffer)
@@ -118,7 +122,7 @@ def test_contents_are_not_looked_at_while_an_event_is_pending(on_two_ranks, inpu
             "num_tokens_per_expert": num_tokens_per_expert,
             "is_token_in_rank": is_token_in_rank,
         }
-        recv_x, *_ = buffer.dispatch(**arguments, previous_event=event)
+        recv_x, *_ = buffer.dispatch(**arguments, previous_event=event if passes_event else None)
         return len(recv_x)
 
     assert sum(on_two_ranks(main)) >= 6

@@ -28,6 +28,14 @@ def event():
     return nbep.Buffer.capture()
 
 
+def membership(rows):
+    """is_token_in_rank, and the counts that go with it."""
+    return {
+        "is_token_in_rank": np.array(rows, bool),
+        "num_tokens_per_rank": np.array(rows, np.int32).sum(axis=0, dtype=np.int32),
+    }
+
+
 LAYOUT = {
     "list": ({"topk_idx": [[0]]}, "topk_idx: got list; must be an array of int64 [num_tokens, num_topk]"),
     "dtype": ({"topk_idx": np.zeros((3, 2), np.int32)}, "topk_idx: got int32 [3, 2]; must be int64 [num_tokens,"),
@@ -138,6 +146,25 @@ DISPATCH = {
         "num_tokens_per_rank: got [7, 8]; must be [",
         marks=emulator_only,
     ),
+    "wrong membership": pytest.param(
+        lambda a: {"topk_idx": np.array([[0, 2], [0, 3], [2, 2]])} | membership([[1, 1], [1, 0], [0, 1]]),
+        "is_token_in_rank[1, 1]: got False; must be True, as topk_idx[1] says: [0, 3]",
+        marks=emulator_only,
+    ),
+    "membership of unused": pytest.param(
+        lambda a: {"topk_idx": np.array([[0, 2], [-1, -1], [2, 2]])} | membership([[1, 1], [0, 1], [0, 1]]),
+        "is_token_in_rank[1, 1]: got True; must be False, as topk_idx[1] says: [-1, -1]",
+        marks=emulator_only,
+    ),
+    "wrong expert counts": pytest.param(
+        lambda a: {
+            "topk_idx": np.array([[0, 2], [-1, 3], [2, 2]]),
+            "num_tokens_per_expert": np.array([1, 0, 2, 1], np.int32),
+            **membership([[1, 1], [0, 1], [0, 1]]),
+        },
+        "num_tokens_per_expert[2]: got 2; must be 3, the choices of topk_idx that are 2",
+        marks=emulator_only,
+    ),
     "expert counts": (
         {"num_tokens_per_expert": np.zeros(3, np.int32)},
         "size of num_tokens_per_expert: got 3; must be a multiple of 2 (ranks)",
@@ -183,8 +210,10 @@ DISPATCH = {
     "too few worst": pytest.param(
         {
             "num_worst_tokens": 2,
+            "topk_idx": np.array([[0, 2]] * 3),
             "is_token_in_rank": np.ones((3, 2), bool),
             "num_tokens_per_rank": np.array([3, 3], np.int32),
+            "num_tokens_per_expert": np.array([3, 0, 3, 0], np.int32),
         },
         "num_worst_tokens: got 2; must be at least 3, the tokens that this rank sends to itself, and more for what",
         marks=emulator_only,
