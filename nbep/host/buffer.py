@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from nbep.host import validate
 from nbep.host.arguments import integer
@@ -27,6 +27,22 @@ from nbep.host.symmetric import NodeMemory
 DEFAULT_TIMEOUT_MS = 100_000.0  # DeepEP's 100 s
 MAX_TIMEOUT_MS = 1e12  # 31 years: a GPU's clock, plus that in nanoseconds, fits into int64
 
+BETWEEN_NODES = "the kernels between nodes"
+LOW_LATENCY = "the low-latency kernels"
+MASKING = "the masks of ranks that do not answer"
+# DeepEP's methods that Buffer has not, and what they need.
+NOT_BUILT = {
+    "internode_dispatch": BETWEEN_NODES,
+    "internode_combine": BETWEEN_NODES,
+    "low_latency_dispatch": LOW_LATENCY,
+    "low_latency_combine": LOW_LATENCY,
+    "clean_low_latency_buffer": LOW_LATENCY,
+    "get_next_low_latency_combine_buffer": LOW_LATENCY,
+    "low_latency_update_mask_buffer": MASKING,
+    "low_latency_query_mask_buffer": MASKING,
+    "low_latency_clean_mask_buffer": MASKING,
+}
+
 
 class Buffer:
     """One rank's end of a group that exchanges tokens. Every rank of the group makes one, with the same sizes.
@@ -35,7 +51,7 @@ class Buffer:
               whose ranks must have set their own current GPU; comm is another name for it
               num_nvl_bytes size of the symmetric buffer, a multiple of 128; see Config.get_nvl_buffer_size_hint
               num_qps_per_rank and allow_nvlink_for_low_latency_mode only matter to modes that are not built yet
-              explicitly_destroy warn if the buffer goes away without `destroy`
+              explicitly_destroy: a RuntimeWarning if the buffer goes away without `destroy`, as DeepEP prints one
               handle_type how a GPU's memory gets to peers in other processes of the host; only the keyword is taken:
                   "ipc"       cuMemAlloc, and a CUDA IPC handle
                   "posix_fd"  cuMemCreate, and a file descriptor that goes from process to process
@@ -95,10 +111,10 @@ class Buffer:
 
         def check() -> tuple[int, HandleType, float]:
             for name, asked, missing in (
-                ("low_latency_mode", low_latency_mode, "the low-latency kernels"),
-                ("num_rdma_bytes", num_rdma_bytes, "the kernels between nodes"),
+                ("low_latency_mode", low_latency_mode, LOW_LATENCY),
+                ("num_rdma_bytes", num_rdma_bytes, BETWEEN_NODES),
                 ("allow_mnnvl", allow_mnnvl, "NVLink between nodes"),
-                ("enable_shrink", enable_shrink, "masking of ranks that do not answer"),
+                ("enable_shrink", enable_shrink, MASKING),
             ):
                 if asked:
                     raise NotImplementedError(f"{name}: got {asked}; {missing} are not built yet")
@@ -124,21 +140,33 @@ class Buffer:
     def destroy(self) -> None:
         """Give the memory back. Collective: blocks until all ranks of the group are here.
 
+        Unlike DeepEP's it needs no explicitly_destroy: nothing else gives the memory back before the run ends.
+
         Raises: ValueError if it is destroyed already; RuntimeError on every rank if the work of one failed, and it
                 names the rank; under MPI PeerTimeout if a peer has not come after twice timeout_ms, and the memory
                 stays allocated until the process ends
         """
-        memory = self._usable("destroy")
+        memory = self._memory
+        if memory is None:
+            validate.refuse("buffer", "one that is destroyed already", "destroyed once")
         self._memory = None
         memory.close()
 
     def __del__(self) -> None:
         # Memory is freed by a collective call, so it cannot be freed here; it goes with the run.
         if getattr(self, "explicitly_destroy", False) and self._memory is not None:
-            warnings.warn(f"{self!r} goes away without destroy()", ResourceWarning, stacklevel=2)
+            warnings.warn(f"{self!r} goes away without destroy()", RuntimeWarning, stacklevel=2)
 
     def __repr__(self) -> str:
         return f"<Buffer of rank {self.rank} of {self.group_size}, {self.num_nvl_bytes} bytes>"
+
+    if not TYPE_CHECKING:  # which is to find misspelt names
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say of DeepEP's other methods that they are not built. hasattr is False of them."""
+            if name in NOT_BUILT:
+                raise AttributeError(f"{name}: {NOT_BUILT[name]} are not built yet", name=name, obj=self)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     # Settings
 
@@ -194,7 +222,7 @@ class Buffer:
         """
         memory = self._usable("get_local_buffer_tensor")
         if use_rdma_buffer:
-            raise NotImplementedError("use_rdma_buffer: got True; the kernels between nodes are not built yet")
+            raise NotImplementedError(f"use_rdma_buffer: got True; {BETWEEN_NODES} are not built yet")
         offset = integer("offset", offset, 0)
         itemsize = memory.symmetric.array(dtype, 0, 0).dtype.itemsize
         num_elements = memory.num_nvl_bytes // itemsize

@@ -1,5 +1,8 @@
 """The life of a Buffer: construct, use, destroy."""
 
+import os
+import subprocess
+import sys
 import warnings
 
 import ml_dtypes
@@ -15,7 +18,6 @@ from nbep.emulator import UseAfterFree
 address_spaces = pytest.mark.emulator_only("it has an address space for each rank")
 
 VERBS = {
-    "destroy": lambda buffer: buffer.destroy(),
     "get_comm_stream": lambda buffer: buffer.get_comm_stream(),
     "get_local_buffer_tensor": lambda buffer: buffer.get_local_buffer_tensor(np.uint8),
     "get_dispatch_layout": lambda buffer: buffer.get_dispatch_layout(np.zeros((1, 1), np.int64), 2),
@@ -74,6 +76,16 @@ def test_use_after_destroy_is_refused(verb):
         buffer.destroy()
         with pytest.raises(ValueError, match=f"buffer: got a destroyed one; {verb} must come before destroy"):
             VERBS[verb](buffer)
+
+    spawn(main, 2)
+
+
+def test_a_second_destroy_is_refused():
+    def main(comm):
+        buffer = nbep.Buffer(comm, num_nvl_bytes=256)
+        buffer.destroy()
+        with pytest.raises(ValueError, match=r"^buffer: got one that is destroyed already; must be destroyed once$"):
+            buffer.destroy()
 
     spawn(main, 2)
 
@@ -153,10 +165,19 @@ def test_only_explicitly_destroyed_buffers_warn_when_they_go_away(explicitly):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             del buffer
-        return [str(warning.message) for warning in caught if warning.category is ResourceWarning]
+        return [str(warning.message) for warning in caught if warning.category is RuntimeWarning]
 
     for rank, messages in enumerate(spawn(main, 2)):
         assert messages == ([f"<Buffer of rank {rank} of 2, 256 bytes> goes away without destroy()"] * explicitly)
+
+
+def test_the_warning_is_seen_without_asking_for_it():
+    program = "import nbep; nbep.spawn(lambda comm: nbep.Buffer(comm, 256, explicitly_destroy=True), 2, 'emulator')"
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
+    result = subprocess.run(
+        [sys.executable, "-c", program], env=variables, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "RuntimeWarning: <Buffer of rank 0 of 2, 256 bytes> goes away without destroy()" in result.stderr
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3, 5, 16])
@@ -194,7 +215,7 @@ def test_sizes_that_differ_between_ranks_are_refused_on_every_rank(starts_nothin
         ({"low_latency_mode": True}, "low_latency_mode: got True; the low-latency kernels are not built yet"),
         ({"num_rdma_bytes": 128}, "num_rdma_bytes: got 128; the kernels between nodes are not built yet"),
         ({"allow_mnnvl": True}, "allow_mnnvl: got True; NVLink between nodes"),
-        ({"enable_shrink": True}, "enable_shrink: got True; masking of ranks"),
+        ({"enable_shrink": True}, "enable_shrink: got True; the masks of ranks"),
     ],
 )
 def test_modes_that_are_not_built_say_so(arguments, message, starts_nothing):
@@ -204,6 +225,31 @@ def test_modes_that_are_not_built_say_so(arguments, message, starts_nothing):
 
     with starts_nothing():
         spawn(main, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        ("low_latency_dispatch", "the low-latency kernels"),
+        ("internode_combine", "the kernels between nodes"),
+        ("low_latency_query_mask_buffer", "the masks of ranks that do not answer"),
+    ],
+)
+def test_methods_that_are_not_built_say_so(name, missing, on_two_ranks):
+    def main(buffer):
+        with pytest.raises(AttributeError, match=f"^{name}: {missing} are not built yet$"):
+            getattr(buffer, name)()
+        assert not hasattr(buffer, name)
+
+    on_two_ranks(main)
+
+
+def test_names_that_deepep_does_not_have_are_no_attributes(on_two_ranks):
+    def main(buffer):
+        with pytest.raises(AttributeError, match=r"^'Buffer' object has no attribute 'dispach'$"):
+            buffer.dispach  # noqa: B018
+
+    on_two_ranks(main)
 
 
 @pytest.mark.parametrize(
