@@ -49,7 +49,8 @@ class Buffer:
 
     Args:     group the communicator: the one that nbep.spawn passes, mpi4py's, or a process group of torch.distributed,
               whose ranks must have set their own current GPU; comm is another name for it
-              num_nvl_bytes size of the symmetric buffer, a multiple of 128; see Config.get_nvl_buffer_size_hint
+              num_nvl_bytes size of the symmetric buffer, a multiple of 128; see Config.get_nvl_buffer_size_hint. The
+              emulator's addresses hold less than 4 GiB
               num_qps_per_rank and allow_nvlink_for_low_latency_mode only matter to modes that are not built yet
               explicitly_destroy: a RuntimeWarning if the buffer goes away without `destroy`, as DeepEP prints one
               handle_type how a GPU's memory gets to peers in other processes of the host; only the keyword is taken:
@@ -118,7 +119,7 @@ class Buffer:
             ):
                 if asked:
                     raise NotImplementedError(f"{name}: got {asked}; {missing} are not built yet")
-            size = validate.buffer_arguments(communicator.size, num_nvl_bytes, handle_type)
+            size = validate.buffer_arguments(runtime, communicator.size, num_nvl_bytes, handle_type)
             return size, handle_type, _timeout_ms()
 
         sizes, handle_types, timeouts_ms = zip(*gather_results(communicator, check), strict=True)

@@ -85,6 +85,8 @@ class Config:
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """num_nvl_bytes that serve any dispatch and combine of this config: DeepEP's number, or ours if larger.
 
+        Above 4 GiB, only on GPUs.
+
         Args:   hidden_bytes bytes of one token's row; num_ranks ranks in the group
         Raises: ValueError if num_ranks is above 8 and no multiple of 8, or is above 8 while num_sms is odd
         """

@@ -13,6 +13,7 @@ from nbep.device.layout.intranode import (
     ALIGNMENT_BYTES,
     MAX_LOCAL_EXPERTS,
     MAX_TOPK,
+    TRAILER_BYTES,
     RingShape,
     num_nvl_bytes_needed,
 )
@@ -26,7 +27,6 @@ from nbep.host.runtime.base import Array, HandleType, Runtime
 from nbep.host.symmetric import NodeMemory
 
 INTRANODE_RANKS = (2, 4, 8)
-MAX_NVL_BYTES = 2**31 - 1
 MAX_FP8_HIDDEN = 1 << 17
 MAX_RING_THREADS = 768
 
@@ -61,13 +61,16 @@ def _describe(dtype: str, shape: tuple[int | str, ...]) -> str:
 # Construction
 
 
-def buffer_arguments(num_ranks: int, num_nvl_bytes: Any, handle_type: object) -> int:
+def buffer_arguments(runtime: Runtime, num_ranks: int, num_nvl_bytes: Any, handle_type: object) -> int:
     """num_nvl_bytes as an int."""
     if num_ranks not in INTRANODE_RANKS:
         refuse("group", f"{num_ranks} ranks", "a group of 2, 4 or 8 ranks")
     num_nvl_bytes = integer("num_nvl_bytes", num_nvl_bytes, 0)
-    if num_nvl_bytes % ALIGNMENT_BYTES != 0 or num_nvl_bytes > MAX_NVL_BYTES:
-        refuse("num_nvl_bytes", num_nvl_bytes, f"a multiple of {ALIGNMENT_BYTES} of at most {MAX_NVL_BYTES}")
+    if num_nvl_bytes % ALIGNMENT_BYTES != 0:
+        refuse("num_nvl_bytes", num_nvl_bytes, f"a multiple of {ALIGNMENT_BYTES}")
+    if runtime.max_symmetric_bytes is not None and num_nvl_bytes + TRAILER_BYTES > runtime.max_symmetric_bytes:
+        most = (runtime.max_symmetric_bytes - TRAILER_BYTES) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+        refuse("num_nvl_bytes", num_nvl_bytes, f"at most {most} on the {runtime.target}")
     if handle_type not in get_args(HandleType):
         refuse("handle_type", repr(handle_type), f"one of {', '.join(get_args(HandleType))}")
     return num_nvl_bytes

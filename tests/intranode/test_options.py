@@ -4,6 +4,9 @@ import pytest
 from cases import make_case
 from intranode import Options, run
 
+import nbep
+from nbep.device.layout.intranode import locate_ring
+
 
 def test_without_topk_only_x_travels():
     run(make_case(1, num_ranks=4, num_tokens=6), Options(with_topk=False))
@@ -17,6 +20,13 @@ def test_fp8_tokens_bring_their_scales_row_major_whatever_order_they_had(fp8, wi
 
 def test_fp8_with_one_scale_per_token():
     run(make_case(3, num_tokens=5, hidden=128), Options(fp8="column"))
+
+
+def test_rings_may_lie_beyond_2_gib():
+    case, options = make_case(20, num_tokens=9), Options(nbep.Config(4, 2, 3 << 20))
+    shape = options.config.ring_shape(2, 2 * case.hidden, case.topk_idx[0].shape[1], 0, 1)
+    assert locate_ring(0, shape, 1, 1).x > 1 << 31
+    run(case, options)
 
 
 @pytest.mark.parametrize("alignment", [2, 16])

@@ -104,6 +104,7 @@ class Runtime(ABC):
         target: its name
         rank: the rank in the whole run, for reports
         host_reads_arrays: the host can look at an array's contents without waiting for a device
+        max_symmetric_bytes: what its addresses can hold of one allocation; None if that is more than there ever is
         zero_symmetric_memory: symmetric memory starts as zeros; otherwise its bytes are unspecified
         layout_threads: block size of get_dispatch_layout and of the casts
         notify_threads: block size of the notify kernels, at least
@@ -114,6 +115,7 @@ class Runtime(ABC):
     target: str
     rank: int
     host_reads_arrays: bool
+    max_symmetric_bytes: int | None
     zero_symmetric_memory: bool
     layout_threads: int
     notify_threads: int

@@ -15,6 +15,7 @@ import numpy as np
 from nbep.device.jit import spec_of
 from nbep.device.types import unflatten_args
 from nbep.emulator import World
+from nbep.emulator.memory import OFFSET_MASK
 from nbep.host.runtime.base import (
     Array,
     Describe,
@@ -124,6 +125,7 @@ class EmulatorRuntime(Runtime):
 
     target = "emulator"
     host_reads_arrays = True
+    max_symmetric_bytes = OFFSET_MASK
     layout_threads = WARP
     notify_threads = WARP
     mix_roles = False

@@ -207,6 +207,7 @@ class CudaRuntime(Runtime):
 
     target = "cuda"
     host_reads_arrays = False
+    max_symmetric_bytes = None
     zero_symmetric_memory = True
     layout_threads = 256
     notify_threads = 128
