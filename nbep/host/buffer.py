@@ -119,7 +119,7 @@ class Buffer:
             ):
                 if asked:
                     raise NotImplementedError(f"{name}: got {asked}; {missing} are not built yet")
-            size = validate.buffer_arguments(runtime, communicator.size, num_nvl_bytes, handle_type)
+            size = validate.buffer_arguments(communicator, runtime, num_nvl_bytes, handle_type)
             return size, handle_type, _timeout_ms()
 
         sizes, handle_types, timeouts_ms = zip(*gather_results(communicator, check), strict=True)
@@ -292,7 +292,7 @@ class Buffer:
                   float32 or int32, any strides); hidden a multiple of 8, for FP8 of 128 and at most 131072
                   handle of an earlier dispatch: send along the same routes, without counting and without top-k
                   num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert as get_dispatch_layout returns them;
-                  not looked at with a handle
+                  not looked at with a handle. The emulator refuses what contradicts them or topk_idx
                   topk_idx [num_tokens, num_topk] int64 and topk_weights [num_tokens, num_topk] float32, or neither
                   expert_alignment rounds the counts of num_recv_tokens_per_expert_list up
                   num_worst_tokens rows of the outputs, at least as many as tokens come: the CPU does not wait to know

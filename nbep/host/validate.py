@@ -20,6 +20,7 @@ from nbep.device.layout.intranode import (
 from nbep.device.protocols.copies import VEC_BYTES
 from nbep.device.protocols.fp8 import COLUMNS as SCALE_COLUMNS
 from nbep.host.arguments import integer, refuse
+from nbep.host.comm import Communicator, is_mpi_comm
 from nbep.host.config import Config
 from nbep.host.events import EventHandle, EventOverlap
 from nbep.host.handles import DispatchHandle
@@ -61,10 +62,11 @@ def _describe(dtype: str, shape: tuple[int | str, ...]) -> str:
 # Construction
 
 
-def buffer_arguments(runtime: Runtime, num_ranks: int, num_nvl_bytes: Any, handle_type: object) -> int:
+def buffer_arguments(comm: Communicator, runtime: Runtime, num_nvl_bytes: Any, handle_type: object) -> int:
     """num_nvl_bytes as an int."""
-    if num_ranks not in INTRANODE_RANKS:
-        refuse("group", f"{num_ranks} ranks", "a group of 2, 4 or 8 ranks")
+    if comm.size not in INTRANODE_RANKS:
+        hint = "; start the script under mpiexec" if comm.size == 1 and is_mpi_comm(comm) else ""
+        refuse("group", f"{comm.size} ranks", f"a group of 2, 4 or 8 ranks{hint}")
     num_nvl_bytes = integer("num_nvl_bytes", num_nvl_bytes, 0)
     if num_nvl_bytes % ALIGNMENT_BYTES != 0:
         refuse("num_nvl_bytes", num_nvl_bytes, f"a multiple of {ALIGNMENT_BYTES}")

@@ -218,6 +218,13 @@ def bad_arguments(comm):
         buffer.get_comm_stream()
 
 
+def one_rank(comm):
+    """Without mpiexec."""
+    hint = "^rank 0: group: got 1 ranks; must be a group of 2, 4 or 8 ranks; start the script under mpiexec$"
+    with pytest.raises(ValueError, match=hint):
+        nbep.Buffer(comm, num_nvl_bytes=256)
+
+
 def bad_targets(comm):
     """A target that one rank does not know, or that differs, is refused on every rank, and the group goes on."""
     os.environ["NBEP_TARGET"] = ("emulator", "gpu")[comm.rank]

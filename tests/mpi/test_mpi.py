@@ -72,6 +72,10 @@ def test_what_one_rank_gets_wrong_is_refused_on_every_rank(program):
     mpiexec(2, program)
 
 
+def test_a_script_without_mpiexec_is_told_how_to_start():
+    assert "rank 0 is done" in run_python(PROGRAMS, "one_rank", NBEP_TARGET="emulator")
+
+
 def test_a_rank_that_cannot_allocate_is_named_by_all():
     mpiexec(2, "one_rank_has_no_memory")
 
