@@ -13,7 +13,7 @@ a notebook is, is another kernel. Only nbep's own have names that mean something
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -63,14 +63,14 @@ class PrimitiveSpec:
 class KernelSpec:
     """One kernel. `max_threads` a block and `min_blocks` an SM bound the compiler's use of registers.
 
-    cluster: blocks that a GPU of sm_90 or above places side by side, in one GPC; fewer where the grid is no multiple
+    clusters: numbers of blocks that a GPU of sm_90 or above may place side by side, in one GPC; the best first
     """
 
     name: str
     function: Callable
     max_threads: int = 1024
     min_blocks: int = 1
-    cluster: int = 1
+    clusters: tuple[int, ...] = ()
 
     @cached_property
     def params(self) -> tuple[Param, ...]:
@@ -89,7 +89,7 @@ class KernelSpec:
 
 
 OWN_MODULES = "nbep.device."
-CLUSTERS = (1, 2, 4, 8)  # what every GPU of sm_90 or above can place
+MAX_CLUSTER = 8  # blocks that every GPU of sm_90 or above can place side by side
 PRIMITIVES: dict[str, PrimitiveSpec] = {}
 DEVICE_FUNCTIONS: list[Callable] = []
 KERNELS: dict[str, KernelSpec] = {}  # nbep's own, those of the modules that are imported
@@ -120,23 +120,26 @@ def device_function(function: F) -> F:
     return function
 
 
-def kernel(*bare: Callable, max_threads: int = 1024, min_blocks: int = 1, cluster: int = 1) -> Callable[[F], F]:
+def kernel(
+    *bare: Callable, max_threads: int = 1024, min_blocks: int = 1, clusters: Sequence[int] = ()
+) -> Callable[[F], F]:
     """Record an entry point.
 
     Args:    max_threads  most threads a block that it is launched with; fewer leave the compiler more registers
              min_blocks   blocks that an SM should hold at once, which bounds the registers
-             cluster      blocks 0 .. cluster - 1, and so on, run side by side: 1, 2, 4 or 8; of a grid that is no
-                          multiple of it, fewer. It is only about speed, and the emulator does not know it.
-    Raises:  TypeError if it is written without parentheses; ValueError for another cluster, or if two modules of nbep
+             clusters     sizes of 2 to 8 blocks: with n, blocks 0 to n - 1, n to 2 n - 1, and so on run side by side. A
+                          launch takes the first size that divides its grid and for which there is room, or none. It
+                          is about speed alone; the emulator places nothing.
+    Raises:  TypeError if it is written without parentheses; ValueError for another size, or if two modules of nbep
              have a kernel of one name
     """
     if bare:
         raise TypeError("kernel: write @kernel() or @kernel(max_threads=...), with parentheses")
-    if cluster not in CLUSTERS:
-        raise ValueError(f"cluster: got {cluster}; must be one of {', '.join(map(str, CLUSTERS))}")
+    if not all(2 <= size <= MAX_CLUSTER for size in clusters):
+        raise ValueError(f"clusters: got {tuple(clusters)}; must be sizes of 2 to {MAX_CLUSTER} blocks")
 
     def record(function: F) -> F:
-        spec = KernelSpec(function.__name__, function, max_threads, min_blocks, cluster)
+        spec = KernelSpec(function.__name__, function, max_threads, min_blocks, tuple(clusters))
         function.kernel_spec = spec  # type: ignore[attr-defined]
         if spec.is_own:
             known = KERNELS.setdefault(spec.name, spec)

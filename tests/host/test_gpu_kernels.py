@@ -131,7 +131,7 @@ COOPERATIVE, CLUSTER_DIMENSION = "COOPERATIVE", "CLUSTER_DIMENSION"
 
 @pytest.fixture
 def launched(compiled, monkeypatch):
-    """The attributes of the launches so far. An SM holds one block; each GPC has 16 of 132 SMs, and four have none."""
+    """The attributes of the launches so far. An SM holds one block; 128 of the 132 SMs can take clusters."""
     configs = []
 
     def launch_kernel(config, function, parameters, extra):
@@ -154,13 +154,13 @@ def launched(compiled, monkeypatch):
 
 
 def launch_kinds(num_ranks=1, compute_capability=(9, 0)):
-    """Launch kernels that want clusters of 4, one that spins and one that does not, with a grid."""
+    """Launch kernels that want clusters, one that spins and one that does not, with a grid."""
 
-    @kernel(cluster=4)
+    @kernel(clusters=(4, 5, 2))
     def spins(bounds: Bounds):
         """Only its parameters matter."""
 
-    @kernel(cluster=4)
+    @kernel(clusters=(4, 5, 2))
     def ends(out: Out):
         """Likewise."""
 
@@ -176,8 +176,8 @@ def launch_kinds(num_ranks=1, compute_capability=(9, 0)):
     return launch
 
 
-@pytest.mark.parametrize(("grid", "cluster"), [(16, 4), (128, 4), (20, 4), (18, 2), (132, 1), (15, 1), (1, 1)])
-def test_blocks_are_launched_in_clusters_that_divide_the_grid_and_fit(launched, grid, cluster):
+@pytest.mark.parametrize(("grid", "cluster"), [(16, 4), (128, 4), (20, 4), (10, 5), (18, 2), (132, 1), (9, 1), (1, 1)])
+def test_blocks_are_launched_in_the_first_clusters_that_divide_the_grid_and_fit(launched, grid, cluster):
     launch_kinds()(grid)
     clusters = {} if cluster == 1 else {CLUSTER_DIMENSION: cluster}
     assert launched[0] == {COOPERATIVE: 1, **clusters}
@@ -197,5 +197,5 @@ def test_all_ranks_of_a_card_must_fit_at_once(launched):
 
 
 def test_a_cluster_is_one_that_every_card_can_place():
-    with pytest.raises(ValueError, match="cluster: got 3; must be one of 1, 2, 4, 8"):
-        kernel(cluster=3)
+    with pytest.raises(ValueError, match=r"clusters: got \(4, 16\); must be sizes of 2 to 8 blocks"):
+        kernel(clusters=(4, 16))

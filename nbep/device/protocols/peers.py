@@ -6,6 +6,10 @@ from nbep.device.jit import device_function
 from nbep.device.primitives import ld_nc_s64
 from nbep.device.types import I32, I64, Sym
 
+# Clusters for kernels whose blocks all load the wire: spread evenly over the GPCs they slow each other down less, see
+# docs/performance.md.
+CLUSTERS = (4, 5, 6, 2)
+
 
 class Peers(NamedTuple):
     """The ranks of a node as a kernel sees them. Both tables hold num_ranks addresses and never change after `sync`."""

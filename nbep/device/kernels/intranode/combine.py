@@ -69,7 +69,7 @@ from nbep.device.primitives import (
 )
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES, copy_row
-from nbep.device.protocols.peers import Bounds, Peers, buffer_of
+from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
 from nbep.device.protocols.reduce import add_bf16x8, to_bf16x8, zero_f32x8
 from nbep.device.protocols.waits import (
     COMBINE_COORDINATOR,
@@ -396,7 +396,7 @@ def receive_tokens(out, inputs, board, num_warps, warp, lane, peers, bounds, sha
         atom_exch_relaxed_cta_shared_s32(head, RETIRED)
 
 
-@kernel(max_threads=768, cluster=4)
+@kernel(max_threads=768, clusters=CLUSTERS)
 def combine(
     out: CombineOutputs, inputs: CombineInputs, peers: Peers, bounds: Bounds, shape: RingShape, sizes: CombineSizes
 ):

@@ -71,7 +71,7 @@ from nbep.device.primitives import (
 )
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.notes import clear_padding, read_notes, write_notes
-from nbep.device.protocols.peers import Bounds, Peers, buffer_of
+from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
 from nbep.device.protocols.staging import STAGE_STRIDE, begin_copy, end_copy, open_stage
 from nbep.device.protocols.waits import (
     DISPATCH_RECEIVER_ROWS,
@@ -452,7 +452,7 @@ def clean_unused_rows(out, inputs, rank, shape, num_worst_tokens):
         st_weak_s32(out.recv_topk_weights + 4 * i, 0)
 
 
-@kernel(max_threads=768, cluster=4)
+@kernel(max_threads=768, clusters=CLUSTERS)
 def dispatch(
     out: DispatchOutputs, inputs: DispatchInputs, peers: Peers, bounds: Bounds, shape: RingShape, sizes: DispatchSizes
 ):

@@ -14,7 +14,7 @@ The warps of the grid are dealt out to the peers, so that all links are busy: on
 from nbep.device.jit import kernel
 from nbep.device.primitives import block_dim, block_idx, grid_dim, ld_nc_v4, thread_idx, u32_div, u32_mod
 from nbep.device.protocols.copies import copy_row
-from nbep.device.protocols.peers import Peers, buffer_of
+from nbep.device.protocols.peers import CLUSTERS, Peers, buffer_of
 from nbep.device.types import I32, I64, In
 
 ROW_BYTES = 14336  # as a token of 7168 bf16
@@ -23,7 +23,7 @@ AT_HOME = 1
 BOTH = 2  # odd warps at home, even ones to the peers: as many bytes each
 
 
-@kernel(max_threads=768, cluster=4)
+@kernel(max_threads=768, clusters=CLUSTERS)
 def push(src: In, region_offset: I64, num_rows: I32, goal: I32, peers: Peers):
     """Grid: any. Block: any multiple of 64. Copies num_rows rows of ROW_BYTES to each region, from region_offset on."""
     num_peers = peers.num_ranks - 1

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from cuda.bindings import driver as cu
 
 import nbep.device
-from nbep.device.jit import CLUSTERS, ComputeCapability, KernelSpec
+from nbep.device.jit import ComputeCapability, KernelSpec
 from nbep.device.primitives.tma import SM90
 from nbep.device.protocols.peers import Bounds
 from nbep.device.types import Param, param_format
@@ -179,12 +179,12 @@ class LoadedKernel:
             check(f"launch of {self.spec.name} with {grid} blocks of {block} threads", code)
 
     def _place(self, stream: int, grid: int, block: int, smem_bytes: int) -> Any:
-        """The configuration with the largest clusters that divide the grid and leave room for all that must have it."""
+        """The configuration with the first of the kernel's clusters that divides the grid and leaves room for all."""
         self._smem_limit.raise_to(smem_bytes)
-        has_clusters = self.card.compute_capability >= SM90
+        clusters = self.spec.clusters if self.card.compute_capability >= SM90 else ()
         room = 0
-        for cluster in reversed(CLUSTERS):
-            if cluster == 1 or (has_clusters and cluster <= self.spec.cluster and grid % cluster == 0):
+        for cluster in (*clusters, 1):
+            if grid % cluster == 0:
                 config = self._make_config(stream, grid, block, smem_bytes, cluster)
                 if not self.spins:
                     return config
