@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from .block import Block, NamedBarrier
 
 MAX_WARPS = 32  # of a block
+MAX_CHAIN = 8  # atomics on one cell that a report knows of
 
 MANY_LOADS = 64  # of a granule; then those that everybody knows of are forgotten
 
@@ -113,12 +114,13 @@ class CheckedThread(Thread):
         """The knowledge, and all that the warp has signalled."""
         return with_signals(knowledge, {self.owner.clock: self.world.signals})
 
-    def send(self, allocation: Allocation, offset: int, order: str, scope: str, modifies: bool) -> None:
+    def send(self, allocation: Allocation, store: Access, modifies: bool) -> None:
         """A store to a cell; one that modifies it, as atomics do, passes on what the cell said before."""
-        if order == "weak":
+        offset, order, reach = store.begin, store.order, store.reach
+        if not reach:
             allocation.messages.pop(offset, None)
             return
-        cell, reach = (allocation, offset), SCOPES[scope]
+        cell = allocation, offset
         self.signal(order in RELEASES)
         now = self.with_latest(self.knowledge)
         if order in RELEASES:
@@ -126,14 +128,16 @@ class CheckedThread(Thread):
         else:
             now = NOTHING._replace(loads=now.loads)
         earlier = [*self.fences.items(), *self.released.get(cell, {}).items()]
+        stores: tuple[Access, ...] = (store,)
         before = allocation.messages.get(offset) if modifies else None
         if before is not None and reach >= distance(self.owner, before.owner):
             earlier += before.parts.items()
+            stores += before.stores[: MAX_CHAIN - 1]
         parts = {reach: now}
         for its_reach, knowledge in earlier:
             least = min(its_reach, reach)
             parts[least] = join((parts.get(least, NOTHING), knowledge))
-        allocation.messages[offset] = Message(self.owner, parts)
+        allocation.messages[offset] = Message(self.owner, parts, stores)
 
     def receive(self, allocation: Allocation, offset: int, order: str, scope: str) -> None:
         """A strong access has read a cell."""
@@ -254,8 +258,8 @@ class CheckedThread(Thread):
     def store(self, address: int, kind: str, value: Any, order: str, scope: str) -> None:
         super().store(address, kind, value, order, scope)
         allocation, offset = self.segments[address >> 32], address & OFFSET_MASK
-        self.note_store(allocation, offset, KINDS[kind].size, order, scope)
-        self.send(allocation, offset, order, scope, modifies=False)
+        store = self.note_store(allocation, offset, KINDS[kind].size, order, scope)
+        self.send(allocation, store, modifies=False)
 
     def atomic(
         self, op: str, address: int, kind: str, operand: Any, order: str, scope: str, compare: Any = None
@@ -273,8 +277,8 @@ class CheckedThread(Thread):
 
     def store_shared(self, address: int, kind: str, value: Any, order: str) -> None:
         super().store_shared(address, kind, value, order)
-        self.note_store(self.shared, address, KINDS[kind].size, order, "cta")
-        self.send(self.shared, address, order, "cta", modifies=False)
+        store = self.note_store(self.shared, address, KINDS[kind].size, order, "cta")
+        self.send(self.shared, store, modifies=False)
 
     def atomic_shared(self, op: str, address: int, kind: str, operand: Any, order: str, compare: Any = None) -> Any:
         old = super().atomic_shared(op, address, kind, operand, order, compare)
@@ -283,8 +287,8 @@ class CheckedThread(Thread):
 
     def _modified(self, allocation: Allocation, offset: int, kind: str, order: str, scope: str) -> None:
         self.receive(allocation, offset, order, scope)
-        self.note_store(allocation, offset, KINDS[kind].size, order, scope)
-        self.send(allocation, offset, order, scope, modifies=True)
+        store = self.note_store(allocation, offset, KINDS[kind].size, order, scope)
+        self.send(allocation, store, modifies=True)
 
     def note_load(self, allocation: Allocation, offset: int, nbytes: int, order: str, scope: str) -> None:
         """A load of at most 16 aligned bytes: check it, and remember it."""
@@ -294,12 +298,13 @@ class CheckedThread(Thread):
             self.loads.append(load)
             self.remember_load(allocation, load)
 
-    def note_store(self, allocation: Allocation, offset: int, nbytes: int, order: str, scope: str) -> None:
+    def note_store(self, allocation: Allocation, offset: int, nbytes: int, order: str, scope: str) -> Access:
         """A store of at most 16 aligned bytes: check it, and remember it."""
         store = Access(self.owner, "store", offset, offset + nbytes, order, scope, site_of(sys._getframe(2)))
         self.check(allocation, store)
         self.stores.append(store)
         self.remember_store(allocation, store)
+        return store
 
     # --- bulk copies --------------------------------------------------------------------------------------------
 

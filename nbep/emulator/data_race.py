@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from . import errors
 from .access import describe_thread
 from .faults import error_at
-from .knowledge import GRANULE_BITS, NOT_WAITED, NOT_YET, Access, distance
+from .knowledge import NOT_WAITED, NOT_YET, Access, distance
 from .memory import Allocation
 from .orders import ACQUIRES, RELEASES, SCOPES
 from .source import describe_site
@@ -47,28 +47,36 @@ def race(thread: CheckedThread, allocation: Allocation, access: Access, earlier:
         *_describe(earlier),
         f"  {why}",
     ]
-    return error_at(thread, errors.DataRace, "\n".join(lines + _describe_poll(thread)))
+    return error_at(thread, errors.DataRace, "\n".join(lines + _describe_poll(thread, earlier.owner.block)))
 
 
-def _describe_poll(thread: CheckedThread) -> list[str]:
-    """Lines that say what a thread polled last, who stored to it, and what that lacks."""
-    if thread.last_poll is None or thread.last_poll[0].freed:
-        return []
-    allocation, offset, order, scope = thread.last_poll
-    stores = [s for s in allocation.last_stores.get(offset >> GRANULE_BITS, ()) if s.begin <= offset < s.end]
-    lines = [f"  this thread last polled {allocation.cell(offset)}, with {order}.{scope} order"] if stores else []
-    for store in stores:
-        if store.owner is not thread.owner:
-            lines += _describe(store)
-            needed = distance(store.owner, thread.owner)
-            if min(store.reach, SCOPES[scope]) < needed:
-                names = {reach: name for name, reach in SCOPES.items()}
-                lines.append(f"      between {BETWEEN[needed]} both take scope {names[needed]} at least")
-            elif store.order not in RELEASES:
-                lines.append(f"      a {store.order} store releases nothing, unless a fence comes before it")
-            elif order not in ACQUIRES:
-                lines.append(f"      a {order} load acquires nothing, unless a fence comes after it")
-    return lines
+def _describe_poll(thread: CheckedThread, block: int) -> list[str]:
+    """Lines for a poll that should have ordered the thread behind a block: its own, or one of another of its block."""
+    for poller in (thread, *thread.block.threads):
+        if poller.last_poll is not None and not poller.last_poll[0].freed:
+            allocation, offset, order, scope = poller.last_poll
+            message = allocation.messages.get(offset)
+            for store in () if message is None else message.stores:
+                if store.owner.block == block:
+                    who = "this thread" if poller is thread else f"thread {poller.thread_idx} of this block"
+                    return [
+                        f"  {who} last polled {allocation.cell(offset)}, with {order}.{scope} order",
+                        *_describe(store),
+                        *_what_lacks(store, order, scope, distance(store.owner, thread.owner)),
+                    ]
+    return []
+
+
+def _what_lacks(store: Access, order: str, scope: str, needed: int) -> list[str]:
+    """A line that says why a store and a load of the value do not order anything, if they do not."""
+    if min(store.reach, SCOPES[scope]) < needed:
+        names = {reach: name for name, reach in SCOPES.items()}
+        return [f"      between {BETWEEN[needed]} both take scope {names[needed]} at least"]
+    if store.order not in RELEASES:
+        return [f"      a {store.order} store releases nothing, unless a fence comes before it"]
+    if order not in ACQUIRES:
+        return [f"      a {order} load acquires nothing, unless a fence comes after it"]
+    return []
 
 
 def _describe(access: Access) -> list[str]:

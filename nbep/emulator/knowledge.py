@@ -41,10 +41,14 @@ def distance(a: Owner, b: Owner) -> int:
 
 
 class Message(NamedTuple):
-    """What the last store to a cell tells those who read it, by how far it tells it."""
+    """What the last store to a cell tells those who read it, by how far it tells it.
+
+    stores: that one, and before it those that the atomics among them have modified
+    """
 
     owner: Owner
     parts: dict[int, Knowledge]
+    stores: tuple[Access, ...]
 
     def heard(self, needed: int) -> Knowledge:
         return join(part for reach, part in self.parts.items() if reach >= needed)

@@ -148,7 +148,7 @@ class Table(NamedTuple):
 # Inside a node: from runs of `nbep bench intranode`, see docs/performance.md. Between nodes: DeepEP's.
 IN_NODE_SLOTS = 256
 DISPATCH_TABLE = Table(
-    in_node={2: (48, 48, 32), 4: (32, 12, 8), 8: (24, 9, 6)},
+    in_node={2: (48, 48, 48), 4: (32, 24, 12), 8: (48, 12, 6)},
     over_nodes={
         16: (36, 288, 20, 128),
         24: (8, 288, 32, 128),
@@ -160,7 +160,7 @@ DISPATCH_TABLE = Table(
     },
 )
 COMBINE_TABLE = Table(
-    in_node={2: (8, 8, 8), 4: (24, 8, 8), 8: (18, 6, 3)},
+    in_node={2: (12, 12, 12), 4: (24, 12, 12), 8: (18, 6, 3)},
     over_nodes={
         16: (4, 288, 12, 128),
         24: (1, 288, 8, 128),

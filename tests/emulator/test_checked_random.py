@@ -61,7 +61,6 @@ class ComparedThread(CheckedThread):
         earlier = [*allocation.last_stores.get(granule, ()), *allocation.last_loads.get(granule, {}).values()]
         is_race = any(self.is_unordered(access, one, *self.world.when[one]) for one in earlier)
         self.world.when[access] = self.owner, self.known[self.owner]
-        self.world.last_access = access
         try:
             super().check(allocation, access)
         except DataRace:
@@ -80,10 +79,9 @@ class ComparedThread(CheckedThread):
             and earlier not in self.read
         )
 
-    def send(self, allocation, offset, order, scope, modifies):
-        super().send(allocation, offset, order, scope, modifies)
-        access = self.world.last_access
-        cell, reach = (allocation, offset), SCOPES[scope]
+    def send(self, allocation, store, modifies):
+        super().send(allocation, store, modifies)
+        cell, order, reach = (allocation, store.begin), store.order, store.reach
         if order == "weak":
             self.world.written.pop(cell, None)
             return
@@ -99,7 +97,7 @@ class ComparedThread(CheckedThread):
         ):
             says = says + before.says
             loads = joined(loads, before.loads)
-        self.world.written[cell] = Written(access, says, joined(loads))
+        self.world.written[cell] = Written(store, says, joined(loads))
 
     def receive(self, allocation, offset, order, scope):
         super().receive(allocation, offset, order, scope)

@@ -126,7 +126,10 @@ def test_default_tables_follow_num_sms():
 
 @pytest.mark.usefixtures("default_num_sms")
 def test_fewer_sms_have_larger_chunks_by_default():
-    for get, chunks in ((nbep.Buffer.get_dispatch_config, (32, 12, 8)), (nbep.Buffer.get_combine_config, (24, 8, 8))):
+    for get, chunks in (
+        (nbep.Buffer.get_dispatch_config, (32, 24, 12)),
+        (nbep.Buffer.get_combine_config, (24, 12, 12)),
+    ):
         for num_sms, chunk in zip((2, 16, 18, 20, 22), chunks[:1] + chunks[:2] + chunks[1:], strict=True):
             nbep.Buffer.set_num_sms(num_sms)
             assert get(4) == nbep.Config(num_sms, chunk, 256, 6, 128)
