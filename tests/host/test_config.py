@@ -115,8 +115,8 @@ def default_num_sms():
 
 @pytest.mark.usefixtures("default_num_sms")
 def test_default_tables_follow_num_sms():
-    assert nbep.Buffer.get_dispatch_config(8) == nbep.Config(20, 9, 256, 6, 128)
-    assert nbep.Buffer.get_combine_config(2) == nbep.Config(20, 8, 256, 6, 128)
+    assert nbep.Buffer.get_dispatch_config(8) == nbep.Config(20, 12, 256, 6, 128)
+    assert nbep.Buffer.get_combine_config(2) == nbep.Config(20, 12, 256, 6, 128)
     nbep.Buffer.set_num_sms(24)
     assert nbep.Buffer.get_dispatch_config(160) == nbep.Config(24, 28, 720, 12, 128)
     assert nbep.Buffer.get_combine_config(64) == nbep.Config(24, 1, 288, 20, 128)
