@@ -8,6 +8,12 @@ from nbep.emulator import DataRace
 DATA, FLAG, FLAG_2 = 0, 64, 96
 
 
+def write_words(t, memory):
+    for i in range(8):
+        put(t, memory + DATA + 4 * i)
+    t.store(memory + FLAG, "s32", 1, "release", "sys")
+
+
 def read_payload(t, memory):
     wait_for(memory + FLAG)
     take(t, memory + DATA)
@@ -91,11 +97,6 @@ def store_behind_a_bar_arrive():
 
 
 def copy_that_nobody_waits_for():
-    def write(t, memory):
-        for i in range(8):
-            put(t, memory + DATA + 4 * i)
-        t.store(memory + FLAG, "s32", 1, "release", "sys")
-
     def read(t, memory):
         wait_for(memory + FLAG)
         t.fence_proxy_async_global()
@@ -107,15 +108,10 @@ def copy_that_nobody_waits_for():
             t.globaltimer()
         t.load_shared(0, "s32", "weak")
 
-    return [(0, write, 1, 1), (1, read, 1, 1)], "nobody has waited on the mbarrier of that copy"
+    return [(0, write_words, 1, 1), (1, read, 1, 1)], "nobody has waited on the mbarrier of that copy"
 
 
 def copy_that_another_warp_waits_for():
-    def write(t, memory):
-        for i in range(8):
-            put(t, memory + DATA + 4 * i)
-        t.store(memory + FLAG, "s32", 1, "release", "sys")
-
     def read(t, memory):
         if t.thread_idx == 0:
             wait_for(memory + FLAG)
@@ -126,7 +122,10 @@ def copy_that_another_warp_waits_for():
             wait_for(memory + FLAG_2, "acquire", "cta")
             t.load_shared(0, "s32", "weak")
 
-    return [(0, write, 1, 1), (1, read, 1, 64)], "has not waited on the mbarrier of that copy, nor met one that has"
+    return [
+        (0, write_words, 1, 1),
+        (1, read, 1, 64),
+    ], "not waited on the mbarrier of that copy, nor met one that has"
 
 
 def bulk_store_that_is_not_committed():
