@@ -71,7 +71,7 @@ def combine(
         "config.num_sms": config.num_sms,
         "config.num_max_nvl_chunked_recv_tokens": config.num_max_nvl_chunked_recv_tokens,
     }
-    memory.compare_call("combine", alike)
+    memory.compare_call("combine", lambda: alike)
 
     with memory.allocations(Order(previous_event, allocate_on_comm_stream), x) as empty:
         combined_x = empty((num_combined_tokens, hidden), "bfloat16")

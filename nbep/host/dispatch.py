@@ -109,7 +109,7 @@ def dispatch(
         validate.handle_config(handle, config)
     shape = config.ring_shape(memory.num_ranks, *token_sizes)
     validate.buffer_size(shape, memory.num_nvl_bytes)
-    memory.compare_call("dispatch", _must_be_alike(runtime, tokens, handle, counts, config))
+    memory.compare_call("dispatch", lambda: _must_be_alike(runtime, tokens, handle, counts, config))
 
     memory.ring_shape = shape
     order = Order(previous_event, allocate_on_comm_stream)

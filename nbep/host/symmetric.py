@@ -254,7 +254,7 @@ class NodeMemory:
         self.runtime.wait_until(lambda: end.done, lambda: "the end of its comm stream")
         self.check_faults()
 
-    def compare_call(self, verb: str, arguments: Arguments) -> None:
+    def compare_call(self, verb: str, arguments: Callable[[], Arguments]) -> None:
         """Compare what must be alike on all ranks of a collective call, if they live in this process.
 
         It comes when nothing of the call has started, and nothing but a peer can make it fail any more.
@@ -265,7 +265,7 @@ class NodeMemory:
             return
         if self.runtime.is_capturing:
             self._call_log.close()
-        self._call_log.add(self.rank, verb, arguments)
+        self._call_log.add(self.rank, verb, arguments())
 
     @property
     def has_fault(self) -> bool:

@@ -224,12 +224,12 @@ def test_a_captured_call_ends_the_comparison(on_two_ranks, monkeypatch):
     def main(buffer):
         memory = buffer._memory
         if buffer.rank == 0:
-            memory.compare_call("dispatch", TWO_CHOICES)
+            memory.compare_call("dispatch", lambda: TWO_CHOICES)
             with monkeypatch.context() as patch:
                 patch.setattr(type(memory.runtime), "is_capturing", True)
-                memory.compare_call("dispatch", TWO_CHOICES)
+                memory.compare_call("dispatch", lambda: TWO_CHOICES)
         buffer.group.barrier()
-        memory.compare_call("combine", {})
+        memory.compare_call("combine", dict)
         return len(memory._call_log._calls)
 
     assert on_two_ranks(main) == [0, 0]
