@@ -43,10 +43,16 @@ class _Meeting:
 
 
 class CommGroup:
-    """What the ranks of one communicator share. `size` ranks meet here."""
+    """What the ranks of one communicator share. `size` ranks meet here.
 
-    def __init__(self, size: int):
-        self.size = size
+    names     what the ranks are called in the group of all
+    returned  names of those whose functions have returned, shared with subgroups. Nobody need wait for them.
+    """
+
+    def __init__(self, names: Sequence[int], returned: set[int] | None = None):
+        self.size = len(names)
+        self.names = names
+        self.returned: set[int] = set() if returned is None else returned
         self.meetings: dict[int, _Meeting] = {}
         self.subgroups: dict[tuple[int, int], CommGroup] = {}
 
@@ -57,7 +63,7 @@ class InProcessComm:
     Objects are passed by reference, not copied: a rank that changes what it received changes it for all.
     Every collective call waits for all ranks, also where MPI lets some go on.
 
-    Raises: RuntimeError if the ranks' n-th collective calls are not the same method
+    Raises: RuntimeError if the ranks' n-th collective calls are not the same method, or if one makes none any more
     """
 
     def __init__(self, group: CommGroup, rank: int, runtime: Runtime):
@@ -118,7 +124,8 @@ class InProcessComm:
         if color < 0:
             return None
         members = sorted((k, rank) for rank, (c, k) in enumerate(everyone) if c == color)
-        group = self._group.subgroups.setdefault((number, color), CommGroup(len(members)))
+        names = [self._group.names[rank] for _, rank in members]
+        group = self._group.subgroups.setdefault((number, color), CommGroup(names, self._group.returned))
         return InProcessComm(group, members.index((key, self.rank)), self.runtime)
 
     def _check_root(self, root: int) -> None:
@@ -134,11 +141,19 @@ class InProcessComm:
             raise RuntimeError(f"rank {self.rank} calls {verb} while {others} called {meeting.verb}")
         meeting.brought[self.rank] = brought
 
-        def describe() -> str:
-            missing = [rank for rank in range(self.size) if rank not in meeting.brought]
-            return f"{verb}: {join_ranks(missing)} did not come"
+        def missing() -> list[int]:
+            return [rank for rank in range(self.size) if rank not in meeting.brought]
 
-        self.runtime.wait_until(lambda: len(meeting.brought) == self.size, describe)
+        def describe() -> str:
+            return f"{verb}: {join_ranks(missing())} did not come"
+
+        def is_over() -> bool:
+            names = self._group.names
+            return len(meeting.brought) == self.size or any(names[r] in self._group.returned for r in missing())
+
+        self.runtime.wait_until(is_over, describe)
+        if len(meeting.brought) != self.size:
+            raise RuntimeError(f"rank {self.rank} waits for {describe()}, and the function of one has returned")
         meeting.num_to_leave -= 1
         if meeting.num_to_leave == 0:
             meetings.pop(number, None)  # ranks that are threads may both see 0

@@ -51,7 +51,7 @@ def spawn(
         return run_virtual_ranks(fn, num_ranks, args)
 
     world = World(num_ranks, seed, memory_model=memory_model, on_deadlock=on_deadlock, tracer=tracer)
-    group = CommGroup(num_ranks)
+    group = CommGroup(range(num_ranks))
 
     def main_of(rank: int) -> Callable[[], Any]:
         def main() -> Any:

@@ -1,12 +1,14 @@
 """The communicator of the ranks of one process."""
 
 import operator
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from target import spawn
 
 import nbep
-from nbep.host.comm import connect, gather_results, is_mpi_comm
+from nbep.host.comm import CommGroup, InProcessComm, connect, gather_results, is_mpi_comm
 
 
 def test_every_rank_has_its_number_and_the_size():
@@ -117,14 +119,37 @@ def test_what_fails_on_no_rank_comes_by_rank():
     assert spawn(lambda comm: gather_results(comm, lambda: comm.rank**2), 3) == [[0, 1, 4]] * 3
 
 
-@pytest.mark.emulator_only("a GPU's ranks find no deadlocks")
-def test_a_rank_that_does_not_come_is_named_in_the_deadlock_report():
+def test_a_rank_that_does_not_come_is_named():
     def main(comm):
         if comm.rank != 1:
             comm.barrier()
 
-    with pytest.raises(nbep.DeadlockError, match="barrier: rank 1 did not come"):
+    with pytest.raises(RuntimeError, match="barrier: rank 1 did not come"):
         spawn(main, 3)
+
+
+class PollingRuntime:
+    """Waits as the hosts of virtual ranks on a GPU do."""
+
+    def wait_until(self, predicate, describe):
+        deadline = time.monotonic() + 10
+        while not predicate():
+            assert time.monotonic() < deadline, describe()
+            time.sleep(0)
+
+
+def test_nobody_waits_for_a_rank_whose_function_has_returned():
+    """Ranks 2 and 1 meet in a subgroup, in that order; then 1 returns."""
+    group = CommGroup(range(3))
+    comms = [InProcessComm(group, rank, PollingRuntime()) for rank in range(3)]
+    with ThreadPoolExecutor(3) as threads:
+        halves = list(threads.map(lambda comm: comm.Split(min(comm.rank, 1), -comm.rank), comms))
+        assert list(threads.map(lambda half: half.allgather(half.rank), halves)) == [[0], [0, 1], [0, 1]]
+    group.returned.add(1)
+    halves[0].barrier()
+    for comm, name in ((comms[0], "ranks 1, 2"), (halves[2], "rank 1")):
+        with pytest.raises(RuntimeError, match=f"barrier: {name} did not come, and the function of one has returned"):
+            comm.barrier()
 
 
 @pytest.mark.parametrize("method", ["bcast", "gather"])

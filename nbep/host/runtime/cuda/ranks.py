@@ -29,7 +29,7 @@ def run_virtual_ranks(fn: Callable[..., Any], num_ranks: int, args: Sequence[Any
         # torch gives the pool its own settings when it first allocates.
         torch.empty(1, device=torch.device("cuda", shared.device.ordinal))
     shared.device.prepare_pool()
-    group = CommGroup(num_ranks)
+    group = CommGroup(range(num_ranks))
     failed = threading.Event()
     results: list[Any] = [None] * num_ranks
     failures: list[tuple[int, BaseException]] = []
@@ -40,6 +40,7 @@ def run_virtual_ranks(fn: Callable[..., Any], num_ranks: int, args: Sequence[Any
             set_current_runtime(runtime)
             with own_streams(shared.device.ordinal):
                 results[rank] = fn(InProcessComm(group, rank, runtime), *args)
+            group.returned.add(rank)
         except BaseException as error:  # raised again below
             failures.append((rank, error))
             failed.set()
