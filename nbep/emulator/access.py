@@ -55,8 +55,8 @@ class AccessingThread(greenlet):
     __slots__ = (
         "rank", "block_idx", "thread_idx", "lane", "warp", "grid_dim", "block_dim",
         "world", "block", "warp_state", "segments", "shared", "runnable", "park",
-        "left", "polled", "waits_for", "deadline", "expired", "waited_once", "exited", "empty_spins",
-        "bulk", "fenced", "reluctance",
+        "left", "polled", "waits_for", "deadline", "expired", "waited_once", "has_looked_again",
+        "exited", "empty_spins", "bulk", "fenced", "reluctance",
     )  # fmt: skip
 
     def __init__(self, block: Block, thread_idx: int, warp: Warp, hub: greenlet):
@@ -83,6 +83,7 @@ class AccessingThread(greenlet):
         self.deadline = 0
         self.expired = False
         self.waited_once = False
+        self.has_looked_again = False  # since a cell changed that it waited for; see the scheduler
         self.exited = False
         self.empty_spins = 0
         self.bulk: Any = None
@@ -148,6 +149,7 @@ class AccessingThread(greenlet):
         except FAULTS as fault:
             raise explain(self, address, kind, True, False, fault) from None
         self.write(allocation, offset, kind, value, address)
+        self.world.has_changed = True
         if order != "weak":
             allocation.writers[offset] = (self.block.name, self.thread_idx, site_of(sys._getframe(1)))
         if allocation.watchers:
@@ -155,7 +157,6 @@ class AccessingThread(greenlet):
 
     def write(self, allocation: Allocation, offset: int, kind: str, value: Any, address: int) -> None:
         """The bytes of a store, checked."""
-        self.world.has_changed = True
         if allocation.nc_reads:
             self.check_nc(allocation, offset, KINDS[kind].size)
         try:
@@ -211,6 +212,7 @@ class AccessingThread(greenlet):
         if allocation.read(offset, kind) == old:
             self.polled[allocation, offset] = (allocation, offset, kind, old)  # a failed compare-and-swap is a poll
         else:
+            self.world.has_changed = True
             allocation.writers[offset] = (self.block.name, self.thread_idx, site_of(sys._getframe(1)))
             if allocation.watchers:
                 self.notify(allocation, offset, misfit + 1)
@@ -247,6 +249,7 @@ class AccessingThread(greenlet):
             self.pause()
         allocation = self.shared
         self.write(allocation, address, kind, value, address)
+        self.world.has_changed = True
         if order != "weak":
             allocation.writers[address] = (self.block.name, self.thread_idx, site_of(sys._getframe(1)))
         allocation.unfenced[address >> 4] = (self.thread_idx, self.block.proxy_fences)
@@ -364,4 +367,5 @@ def wake_watchers(allocation: Allocation, granule: int) -> None:
     if threads:
         for thread in list(threads):
             if thread.changed(thread.waits_for):
+                thread.has_looked_again = False
                 thread.unwatch()

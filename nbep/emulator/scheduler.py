@@ -5,7 +5,8 @@ it parks; parked threads are in nobody's list and cost nothing.  Launch starts a
 operations*: they happen at some later step.  Hosts wait for predicates, which the hub looks at now and then.
 
 When nothing is runnable, no predicate holds and no operation is pending, the run is dead: the loop says so at once, or
-(`on_deadlock="expire"`) lets time pass to the earliest deadline of a spinning thread.
+(`on_deadlock="expire"`) lets time pass to the earliest deadline of a spinning thread.  It is dead, too, when all that
+run poll and poll, while nobody stores or looks at the time.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Scheduler:
         calls, steps, parks: primitive calls, quanta given, times a thread parked on polled cells
     """
 
-    max_idle_calls = 1 << 21  # primitive calls in which no byte changes and no thread leaves: it loops for ever
+    max_idle_calls = 1 << 21  # primitive calls without a store or the like, after which a loop that polls is endless
 
     def __init__(self, seed: int, on_deadlock: str):
         if on_deadlock not in ("raise", "expire"):
@@ -93,9 +94,10 @@ class Scheduler:
         self.calls = 0
         self.steps = 0
         self.parks = 0
-        self.has_changed = True  # since the last look: bytes, what is under way, which threads and hosts go on
+        # Since the last look: a store, the time, what is under way, the end of a thread, a host that goes on.
+        self.has_changed = True
         self._last_change = 0  # in primitive calls
-        self._looked_again = False  # whether all that poll have, since then
+        self._was_idle = False  # once already, since then
         self._skipped_ns = 0
         self._granted = 0
         self._longest = _LONGEST[seed % len(_LONGEST)]
@@ -207,10 +209,10 @@ class Scheduler:
             self.current = None
             self._poll_hosts()
             if self.has_changed:
-                self.has_changed = self._looked_again = False
+                self.has_changed = self._was_idle = False
                 self._last_change = self.calls
             elif self.calls - self._last_change > self.max_idle_calls:
-                raise self._deadlock(describe)
+                self._find_endless_loops(describe)
             if not runnable and not finished():
                 self._idle(describe)
 
@@ -239,13 +241,25 @@ class Scheduler:
             self._operate()
         elif self.on_deadlock == "expire" and self._expire():
             pass
-        elif self.polling and not self._looked_again:
+        elif again := [thread for thread in self.polling if not thread.has_looked_again]:
             # Then they wait for what their loops poll, and not for what they have met on the way there besides.
-            self._looked_again = True
-            for thread in list(self.polling):
+            for thread in again:
+                thread.has_looked_again = True
                 thread.unwatch()
         else:
             raise self._deadlock(describe)
+
+    def _find_endless_loops(self, describe: Describe) -> None:
+        """Stop the run if each thread that can run has polled lately, or another one of its block has."""
+        blocks = {thread.block for thread in self.runnable if not isinstance(thread, Host)}
+        is_endless = all(any(thread.polled for thread in block.threads) for block in blocks)
+        if self._was_idle and blocks and is_endless:
+            raise self._deadlock(describe)
+        for thread in self.runnable:
+            if not isinstance(thread, Host):
+                thread.polled.clear()  # what it polled long ago
+        self._was_idle = True
+        self._last_change = self.calls
 
     def _deadlock(self, describe: Describe) -> EmulatorError:
         hosts = [host_entry(host) for host in self.waiting_hosts]

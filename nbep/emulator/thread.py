@@ -111,6 +111,7 @@ class Thread(CopyingThread):
         self.left -= 1
         if self.left < 0:
             self.pause()
+        self.world.has_changed = True  # its clock has: whoever looks at it may wait for a time
         return self.world.now(self)
 
     def trap(self, message: str = "") -> None:

@@ -138,6 +138,48 @@ def test_loops_that_poll_without_telling_the_scheduler_end_too(launch):
     assert "in a loop that does not call wait_expired\n    polls `arg0` of rank 0: byte 0" in str(caught.value)
 
 
+def load_for_long(cells):
+    t = current_thread()
+    t.load(cells, "s32", "relaxed", "sys")  # one poll, long ago
+    for _ in range(9000):
+        t.load(cells + 4, "s32", "weak", "gpu")
+
+
+def wait_for_a_time(cells):
+    t = current_thread()
+    start = t.globaltimer()
+    while t.globaltimer() < start + 20_000:
+        t.load(cells, "s32", "relaxed", "sys")
+
+
+@pytest.mark.parametrize("kernel", [load_for_long, wait_for_a_time])
+def test_long_work_without_a_store_is_no_endless_loop(launch, monkeypatch, kernel):
+    monkeypatch.setattr(World, "max_idle_calls", 2000)
+    launch(kernel, np.zeros(4, np.int32), block=2)
+
+
+def take_lock(cells, waits):
+    t = current_thread()
+    while t.atomic("cas", cells, "s32", 1, "acquire", "gpu", 0) != 0:
+        if waits and t.spin(10**12):
+            return
+
+
+def wait_and_store(cells, waits):
+    t = current_thread()
+    while t.load(cells, "s32", "acquire", "gpu") != 0:
+        t.store(cells + 8, "s32", 1, "relaxed", "gpu")
+        if t.spin(10**12):
+            return
+
+
+@pytest.mark.parametrize(("kernel", "waits"), [(take_lock, True), (take_lock, False), (wait_and_store, True)])
+def test_waits_that_also_write_end_in_a_report(launch, monkeypatch, kernel, waits):
+    monkeypatch.setattr(World, "max_idle_calls", 2000)
+    with pytest.raises(DeadlockError, match=r"polls `arg0` of rank 0: byte 0 .*: sees 1"):
+        launch(kernel, np.ones(4, np.int32), waits)
+
+
 def test_only_what_a_loop_polls_is_in_the_report(launch):
     def poll_two(cells):
         current_thread().load(cells, "s32", "acquire", "sys")
