@@ -12,6 +12,7 @@ from nbep.device.kernels.intranode.combine import CombineInputs, CombineOutputs,
 from nbep.device.kernels.intranode.combine import combine as combine_kernel
 from nbep.device.layout.intranode import num_ring_cell_words
 from nbep.host import validate
+from nbep.host.call_log import Arguments
 from nbep.host.config import COMBINE_TABLE, Config, fit_config, table_config
 from nbep.host.events import EventOverlap
 from nbep.host.runtime.base import Array, MaybeArray
@@ -65,19 +66,13 @@ def combine(
     validate.handle_config(handle, config)
     shape = config.ring_shape(num_ranks, *token_sizes)
     validate.buffer_size(shape, memory.num_nvl_bytes)
-    alike = {
-        "hidden size of x": hidden,
-        "topk_weights": None if topk_weights is None else f"{num_topk} choices a token",
-        "config.num_sms": config.num_sms,
-        "config.num_max_nvl_chunked_recv_tokens": config.num_max_nvl_chunked_recv_tokens,
-    }
-    memory.compare_call("combine", lambda: alike)
 
     with memory.allocations(Order(previous_event, allocate_on_comm_stream), x) as empty:
         combined_x = empty((num_combined_tokens, hidden), "bfloat16")
         combined_topk_weights: MaybeArray = None
         if topk_weights is not None:
             combined_topk_weights = empty((num_combined_tokens, num_topk), "float32")
+    memory.compare_call("combine", lambda: _must_be_alike(hidden, num_topk, config))
     num_threads = config.num_threads or max(MIN_THREADS, runtime.ring_threads(num_ranks))
 
     memory.ring_shape = shape
@@ -125,3 +120,13 @@ def unpack_bias(bias: Any) -> tuple[MaybeArray, MaybeArray]:
     if len(bias) != 2:
         raise ValueError(f"bias: got a tuple of {len(bias)}; must be an array, a tuple of two, or None")
     return bias
+
+
+def _must_be_alike(hidden: int, num_topk: int, config: Config) -> Arguments:
+    """What peers read out of this rank's rings, and how they take part in its barriers; see Buffer.combine."""
+    return {
+        "hidden size of x": hidden,
+        "topk_weights": f"{num_topk} choices a token" if num_topk else None,
+        "config.num_sms": config.num_sms,
+        "config.num_max_nvl_chunked_recv_tokens": config.num_max_nvl_chunked_recv_tokens,
+    }

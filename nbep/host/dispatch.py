@@ -109,7 +109,6 @@ def dispatch(
         validate.handle_config(handle, config)
     shape = config.ring_shape(memory.num_ranks, *token_sizes)
     validate.buffer_size(shape, memory.num_nvl_bytes)
-    memory.compare_call("dispatch", lambda: _must_be_alike(runtime, tokens, handle, counts, config))
 
     memory.ring_shape = shape
     order = Order(previous_event, allocate_on_comm_stream)
@@ -178,18 +177,19 @@ def _check_cached(memory: NodeMemory, tokens: Tokens, handle: Any, num_worst_tok
     return handle
 
 
-def _must_be_alike(
-    runtime: Runtime, tokens: Tokens, handle: DispatchHandle | None, counts: Counts, config: Config
-) -> Arguments:
-    """What peers read out of this rank's rings, and how they take part in its barriers; see Buffer.dispatch."""
+def _must_be_alike(runtime: Runtime, tokens: Tokens, num_experts: int | None, config: Config) -> Arguments:
+    """What peers read out of this rank's rings, and how they take part in its barriers; see Buffer.dispatch.
+
+    num_experts is None with a handle.
+    """
     scales, topk_idx = tokens.scales, tokens.topk_idx
     return {
-        "handle": None if handle is None else "a handle",
+        "handle": "a handle" if num_experts is None else None,
         "dtype of x": runtime.dtype_name(tokens.x),
         "hidden size of x": tokens.x.shape[1],
         "scales": None if scales is None else f"{tokens.num_scales} {runtime.dtype_name(scales)} a token",
         "topk_idx": None if topk_idx is None else f"{tokens.num_topk} choices a token",
-        "size of num_tokens_per_expert": None if handle is not None else counts.num_tokens_per_expert.shape[0],
+        "size of num_tokens_per_expert": num_experts,
         "config.num_sms": config.num_sms,
         "config.num_max_nvl_chunked_recv_tokens": config.num_max_nvl_chunked_recv_tokens,
     }
@@ -215,6 +215,7 @@ def _dispatch_counted(
     with memory.allocations(order, tokens.x) as empty:
         rank_prefix_matrix = empty((num_ranks, num_ranks), "int32")
         channel_prefix_matrix = empty((num_ranks, shape.num_channels), "int32")
+    memory.compare_call("dispatch", lambda: _must_be_alike(runtime, tokens, num_experts, config))
     if polled:
         memory.counters[:] = -1  # "not here yet"; no launch that writes this set is left
     runtime.launch(
@@ -266,6 +267,7 @@ def _dispatch_cached(
     runtime, num_recv_tokens = memory.runtime, handle.recv_src_idx.shape[0]
     with memory.allocations(order, tokens.x) as empty:
         recv = _empty_outputs(runtime, empty, tokens, num_recv_tokens, memory.num_ranks, shape.num_channels, False)
+    memory.compare_call("dispatch", lambda: _must_be_alike(runtime, tokens, None, config))
     runtime.launch(
         memory.comm_stream,
         cached_notify_dispatch,

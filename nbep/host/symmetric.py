@@ -257,7 +257,7 @@ class NodeMemory:
     def compare_call(self, verb: str, arguments: Callable[[], Arguments]) -> None:
         """Compare what must be alike on all ranks of a collective call, if they live in this process.
 
-        It comes when nothing of the call has started, and nothing but a peer can make it fail any more.
+        It comes right before the first launch: a call that has failed until then may be made again.
 
         Raises: ValueError if this rank differs from one that was here before
         """

@@ -217,6 +217,32 @@ def test_many_calls_leave_nothing_behind(inputs, on_two_ranks):
     assert on_two_ranks(main) == [0, 0]
 
 
+@pytest.mark.emulator_only("the failure is arranged")
+def test_a_call_that_fails_before_its_first_launch_does_not_count(inputs, on_two_ranks, monkeypatch):
+    def out_of_memory(*args):
+        raise MemoryError
+
+    def main(buffer):
+        arguments = inputs(buffer)
+        recv_x, _, _, _, handle, _ = buffer.dispatch(**arguments)
+        calls = (
+            lambda: buffer.dispatch(**arguments),
+            lambda: buffer.dispatch(arguments["x"], handle=handle, config=arguments.get("config")),
+            lambda: buffer.combine(recv_x, handle),
+        )
+        for call in calls:
+            if buffer.rank == 0:
+                with monkeypatch.context() as patch:
+                    patch.setattr(buffer._memory.runtime, "empty", out_of_memory)
+                    with pytest.raises(MemoryError):
+                        call()
+            call()
+        buffer.group.barrier()
+        return len(buffer._memory._call_log._calls)
+
+    assert on_two_ranks(main) == [0, 0]
+
+
 @pytest.mark.emulator_only("what is captured is arranged")
 def test_a_captured_call_ends_the_comparison(on_two_ranks, monkeypatch):
     """A graph may replay it at any time, while another rank makes the same call without a graph."""
