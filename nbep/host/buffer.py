@@ -25,7 +25,6 @@ from nbep.host.runtime.base import Array, HandleType, Stream
 from nbep.host.symmetric import NodeMemory
 
 DEFAULT_TIMEOUT_MS = 100_000.0  # DeepEP's 100 s
-MAX_TIMEOUT_MS = 1e12  # 31 years: a GPU's clock, plus that in nanoseconds, fits into int64
 
 BETWEEN_NODES = "the kernels between nodes"
 LOW_LATENCY = "the low-latency kernels"
@@ -386,12 +385,4 @@ class Buffer:
 
 def _timeout_ms() -> float:
     text = os.environ.get("NBEP_TIMEOUT_MS")
-    if text is None:
-        return DEFAULT_TIMEOUT_MS
-    try:
-        timeout_ms = float(text)
-    except ValueError:
-        timeout_ms = 0.0
-    if not 0 < timeout_ms <= MAX_TIMEOUT_MS:
-        validate.refuse("NBEP_TIMEOUT_MS", repr(text), f"a positive number of milliseconds, at most {MAX_TIMEOUT_MS:g}")
-    return timeout_ms
+    return DEFAULT_TIMEOUT_MS if text is None else validate.timeout_ms("NBEP_TIMEOUT_MS", text)

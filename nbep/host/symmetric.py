@@ -15,7 +15,7 @@ import bisect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,8 @@ from nbep.device.layout.intranode import (
 )
 from nbep.device.protocols.peers import Bounds, Peers
 from nbep.device.protocols.waits import REPORT_BYTES, REPORT_WORDS, FaultReport
+from nbep.host import validate
+from nbep.host.arguments import integer, refuse
 from nbep.host.call_log import Arguments, CallLog
 from nbep.host.comm import Communicator, connect, gather_results
 from nbep.host.events import EventHandle, EventOverlap
@@ -91,31 +93,29 @@ class NodeMemory:
         """
         communicator, runtime = connect(None, comm)
 
-        handle_types = get_args(HandleType)
+        def check() -> tuple[int, float, list[tuple[int, str]]]:
+            if communicator.size > MAX_NVL_PEERS:
+                refuse("comm", f"{communicator.size} ranks", f"at most {MAX_NVL_PEERS} ranks")
+            offsets = sorted((integer(f"cells[{name!r}]", at, 0), str(name)) for name, at in dict(cells or {}).items())
+            size = validate.symmetric_memory(runtime, "num_bytes", num_bytes, 1, handle_type)
+            return size, validate.timeout_ms("timeout_ms", timeout_ms), offsets
 
-        def check() -> int:
-            for name, value, is_right, allowed in (
-                ("comm", f"{communicator.size} ranks", communicator.size <= MAX_NVL_PEERS, "at most 8 ranks"),
-                ("num_bytes", num_bytes, num_bytes > 0 and num_bytes % ALIGNMENT_BYTES == 0, "a multiple of 128"),
-                ("timeout_ms", timeout_ms, 0 < timeout_ms <= 1e12, "above 0, and at most 1e12"),
-                ("handle_type", repr(handle_type), handle_type in handle_types, f"one of {', '.join(handle_types)}"),
-            ):
-                if not is_right:
-                    raise ValueError(f"{name}: got {value}; must be {allowed}")
-            return num_bytes
-
-        sizes = gather_results(communicator, check)
-        if len(set(sizes)) > 1:
-            raise ValueError(f"num_bytes: got {sizes} on ranks 0 to {len(sizes) - 1}; must be the same on all")
-        memory = cls(communicator, runtime, num_bytes, timeout_ms, handle_type)
-        memory._cells = sorted((offset, name) for name, offset in (cells or {}).items())
-        if not runtime.zero_symmetric_memory:
-            memory.symmetric.write(0, np.zeros(num_bytes, np.uint8))
+        checked = gather_results(communicator, check)
+        validate.same_on_all_ranks("num_bytes", [size for size, _, _ in checked])
+        size, longest_ms, offsets = checked[communicator.rank]
+        memory = cls(communicator, runtime, size, longest_ms, handle_type, zero=True)
+        memory._cells = offsets
         communicator.barrier()
         return memory
 
     def __init__(
-        self, comm: Communicator, runtime: Runtime, num_nvl_bytes: int, timeout_ms: float, handle_type: HandleType
+        self,
+        comm: Communicator,
+        runtime: Runtime,
+        num_nvl_bytes: int,
+        timeout_ms: float,
+        handle_type: HandleType,
+        zero: bool = False,
     ):
         self.runtime = runtime
         self.comm = comm
@@ -132,14 +132,14 @@ class NodeMemory:
         with ExitStack() as undo:
             self._roll_call = RollCall(comm)
             undo.callback(self._roll_call.close)
-            handles = gather_results(comm, lambda: self._allocate(handle_type, undo))
+            handles = gather_results(comm, lambda: self._allocate(handle_type, zero, undo))
             # CUDA: memory must not be freed while another process has it open.
             undo.callback(comm.barrier)
             undo.callback(self.symmetric.close_peers)
             gather_results(comm, lambda: self._open_peers(handles))
             self._undo = undo.pop_all()
 
-    def _allocate(self, handle_type: HandleType, undo: ExitStack) -> Any:
+    def _allocate(self, handle_type: HandleType, zero: bool, undo: ExitStack) -> Any:
         """Make everything that is this rank's; what peers need to open the symmetric memory."""
 
         def owned(memory: AnyMemory) -> AnyMemory:
@@ -151,7 +151,7 @@ class NodeMemory:
         undo.callback(self.comm_stream.close)
         num_bytes = self.num_nvl_bytes + TRAILER_BYTES
         self.symmetric = owned(
-            runtime.allocate_symmetric(self.comm, num_bytes, "nvl_buffer", self._describe, handle_type)
+            runtime.allocate_symmetric(self.comm, num_bytes, "nvl_buffer", self._describe, handle_type, zero)
         )
         self.symmetric.write(self.num_nvl_bytes, np.zeros(BARRIER_SIGNAL_BYTES // 4, np.int32))
         self.device = owned(runtime.allocate(ALIGNMENT_BYTES + 4 * LAYOUT_MAX_COUNTERS, "claim and layout workspace"))

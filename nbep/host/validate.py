@@ -5,7 +5,7 @@ Every failure is a ValueError that says which argument it is, what came and what
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
@@ -25,11 +25,14 @@ from nbep.host.config import Config
 from nbep.host.events import EventHandle, EventOverlap
 from nbep.host.handles import DispatchHandle
 from nbep.host.runtime.base import Array, HandleType, Runtime
-from nbep.host.symmetric import NodeMemory
+
+if TYPE_CHECKING:
+    from nbep.host.symmetric import NodeMemory
 
 INTRANODE_RANKS = (2, 4, 8)
 MAX_FP8_HIDDEN = 1 << 17
 MAX_RING_THREADS = 768
+MAX_TIMEOUT_MS = 1e12  # 31 years: a GPU's clock, plus that in nanoseconds, fits into int64
 
 
 def array(
@@ -67,15 +70,31 @@ def buffer_arguments(comm: Communicator, runtime: Runtime, num_nvl_bytes: Any, h
     if comm.size not in INTRANODE_RANKS:
         hint = "; start the script under mpiexec" if comm.size == 1 and is_mpi_comm(comm) else ""
         refuse("group", f"{comm.size} ranks", f"a group of 2, 4 or 8 ranks{hint}")
-    num_nvl_bytes = integer("num_nvl_bytes", num_nvl_bytes, 0)
-    if num_nvl_bytes % ALIGNMENT_BYTES != 0:
-        refuse("num_nvl_bytes", num_nvl_bytes, f"a multiple of {ALIGNMENT_BYTES}")
-    if runtime.max_symmetric_bytes is not None and num_nvl_bytes + TRAILER_BYTES > runtime.max_symmetric_bytes:
+    return symmetric_memory(runtime, "num_nvl_bytes", num_nvl_bytes, 0, handle_type)
+
+
+def symmetric_memory(runtime: Runtime, name: str, num_bytes: Any, fewest: int, handle_type: object) -> int:
+    """The bytes of a rank as an int."""
+    num_bytes = integer(name, num_bytes, fewest)
+    if num_bytes % ALIGNMENT_BYTES != 0:
+        refuse(name, num_bytes, f"a multiple of {ALIGNMENT_BYTES}")
+    if runtime.max_symmetric_bytes is not None and num_bytes + TRAILER_BYTES > runtime.max_symmetric_bytes:
         most = (runtime.max_symmetric_bytes - TRAILER_BYTES) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
-        refuse("num_nvl_bytes", num_nvl_bytes, f"at most {most} on the {runtime.target}")
+        refuse(name, num_bytes, f"at most {most} on the {runtime.target}")
     if handle_type not in get_args(HandleType):
         refuse("handle_type", repr(handle_type), f"one of {', '.join(get_args(HandleType))}")
-    return num_nvl_bytes
+    return num_bytes
+
+
+def timeout_ms(name: str, value: Any) -> float:
+    """The value, a number or what spells one, as a float."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = 0.0
+    if not 0 < number <= MAX_TIMEOUT_MS:
+        refuse(name, repr(value), f"a positive number of milliseconds, at most {MAX_TIMEOUT_MS:g}")
+    return number
 
 
 def shape(name: str, value: Any) -> tuple[int, ...]:

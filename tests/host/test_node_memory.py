@@ -1,6 +1,8 @@
 """Symmetric memory for kernels of one's own, and docs/examples/ring.py, which has such a kernel."""
 
 import importlib.util
+import resource
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -98,9 +100,11 @@ def test_memory_is_zeros_on_all_ranks_when_it_is_handed_out():
     ("options", "message"),
     [
         ({"num_bytes": 100}, "rank 1: num_bytes: got 100; must be a multiple of 128"),
-        ({"num_bytes": 0}, "rank 1: num_bytes: got 0"),
+        ({"num_bytes": 0}, "rank 1: num_bytes: got 0; must be an integer of at least 1"),
+        ({"num_bytes": 128.0}, r"rank 1: num_bytes: got 128\.0; must be an integer"),
         ({"num_bytes": 256}, r"num_bytes: got \[128, 256\] on ranks 0 to 1; must be the same on all"),
-        ({"timeout_ms": 0}, "rank 1: timeout_ms: got 0; must be above 0"),
+        ({"timeout_ms": 0}, "rank 1: timeout_ms: got 0; must be a positive number of milliseconds"),
+        ({"cells": {"tail": "0"}}, r"rank 1: cells\['tail'\]: got '0'; must be an integer"),
         ({"handle_type": "other"}, "rank 1: handle_type: got 'other'; must be one of ipc, posix_fd, fabric"),
     ],
 )
@@ -110,6 +114,26 @@ def test_a_wrong_argument_on_one_rank_is_refused_on_all(options, message):
             nbep.NodeMemory.create(comm, **{"num_bytes": 128} | (options if comm.rank == 1 else {}))
 
     spawn(main, 2)
+
+
+@pytest.mark.emulator_only("a GPU's memory has no lazy pages")
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_much_memory_costs_nothing_until_it_is_used():
+    """Pages that are touched would take seconds, and 3 GB."""
+
+    def main(comm):
+        memory = nbep.NodeMemory.create(comm, np.int64(1 << 30))
+        assert memory.symmetric.array(np.int32, 1 << 29, 4).tolist() == [0] * 4
+        used = resident_bytes()
+        memory.close()
+        return used
+
+    before = resident_bytes()
+    assert max(spawn(main, 2)) < before + (1 << 28)
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def test_more_ranks_than_a_node_has_are_refused():

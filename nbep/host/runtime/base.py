@@ -105,7 +105,6 @@ class Runtime(ABC):
         rank: the rank in the whole run, for reports
         host_reads_arrays: the host can look at an array's contents without waiting for a device
         max_symmetric_bytes: what its addresses can hold of one allocation; None if that is more than there ever is
-        zero_symmetric_memory: symmetric memory starts as zeros; otherwise its bytes are unspecified
         layout_threads: block size of get_dispatch_layout and of the casts
         notify_threads: block size of the notify kernels, at least
         mix_roles: default of Config.mix_roles
@@ -116,7 +115,6 @@ class Runtime(ABC):
     rank: int
     host_reads_arrays: bool
     max_symmetric_bytes: int | None
-    zero_symmetric_memory: bool
     layout_threads: int
     notify_threads: int
     mix_roles: bool
@@ -131,10 +129,11 @@ class Runtime(ABC):
 
     @abstractmethod
     def allocate_symmetric(
-        self, comm: Any, num_bytes: int, name: str, describe: Describe, handle_type: HandleType
+        self, comm: Any, num_bytes: int, name: str, describe: Describe, handle_type: HandleType, zero: bool
     ) -> SymmetricMemory:
         """Symmetric memory; all ranks of comm call this together. describe(offset) names its cells in reports.
 
+        zero: its bytes begin as zeros; otherwise they are unspecified
         handle_type is what a GPU's driver makes for peers in other processes; the emulator has only its own way.
         """
 

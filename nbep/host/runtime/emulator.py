@@ -134,9 +134,6 @@ class EmulatorRuntime(Runtime):
     def __init__(self, world: World, rank: int):
         self.world = world
         self.rank = rank
-        # After a wait that is over time a kernel runs on and reads what never came. It reads zeros then, so that the
-        # run ends with the time-out and not with a read of never-written memory.
-        self.zero_symmetric_memory = world.on_deadlock == "expire"
         self._context = world.ranks[rank]
         self._current_stream: EmulatedStream | None = None
         self._in_flight: list[tuple[Any, list[Any]]] = []  # launches and the arrays that they use
@@ -151,9 +148,12 @@ class EmulatorRuntime(Runtime):
         return self._context.space
 
     def allocate_symmetric(
-        self, comm: Any, num_bytes: int, name: str, describe: Describe, handle_type: HandleType
+        self, comm: Any, num_bytes: int, name: str, describe: Describe, handle_type: HandleType, zero: bool
     ) -> SymmetricMemory:
-        allocation = self.space.allocate(num_bytes, name, zero=self.zero_symmetric_memory, describe=describe)
+        # After a wait that is over time a kernel runs on and reads what never came. It reads zeros then, so that the
+        # run ends with the time-out and not with a read of never-written memory.
+        zero = zero or self.world.on_deadlock == "expire"
+        allocation = self.space.allocate(num_bytes, name, zero=zero, describe=describe)
         return EmulatedSymmetricMemory(self.space, allocation)
 
     def allocate(self, num_bytes: int, name: str) -> Memory:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, cast
 
+import numpy as np
 from mpi4py import MPI
 
 from nbep.emulator import World
@@ -47,7 +48,7 @@ class MpiEmulatorRuntime(EmulatorRuntime):
     """This process's rank of an emulated world. Kernels run in a thread of their own while the host is in MPI calls."""
 
     def allocate_symmetric(
-        self, comm: Any, num_bytes: int, name: str, describe: Describe, handle_type: HandleType
+        self, comm: Any, num_bytes: int, name: str, describe: Describe, handle_type: HandleType, zero: bool
     ) -> SymmetricMemory:
         node_comm = comm.Split_type(MPI.COMM_TYPE_SHARED)
         if node_comm.size != comm.size:
@@ -55,7 +56,10 @@ class MpiEmulatorRuntime(EmulatorRuntime):
             raise NotImplementedError(
                 f"group: {comm.size} ranks on several nodes; kernels between nodes are not built yet"
             )
-        return SharedWindow(self.space, node_comm, num_bytes, name, describe)
+        window = SharedWindow(self.space, node_comm, num_bytes, name, describe)
+        if zero:
+            window.write(0, np.zeros(num_bytes, np.uint8))
+        return window
 
     def wait_until(
         self, predicate: Callable[[], bool], describe: Callable[[], str], timeout_ns: int | None = None

@@ -208,7 +208,6 @@ class CudaRuntime(Runtime):
     target = "cuda"
     host_reads_arrays = False
     max_symmetric_bytes = None
-    zero_symmetric_memory = True
     layout_threads = 256
     notify_threads = 128
     mix_roles = True
@@ -234,7 +233,7 @@ class CudaRuntime(Runtime):
     # Memory
 
     def allocate_symmetric(
-        self, comm: Any, num_bytes: int, name: str, describe: Describe, handle_type: HandleType
+        self, comm: Any, num_bytes: int, name: str, describe: Describe, handle_type: HandleType, zero: bool
     ) -> SymmetricMemory:
         return SYMMETRIC_MEMORY[handle_type](self.device, num_bytes, name)
 
