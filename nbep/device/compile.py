@@ -209,14 +209,15 @@ def kernels_of(path: Path) -> dict[str, KernelSpec]:
     Raises: what the file raises
     """
     sys.path.insert(0, str(path.resolve().parent))
-    module_spec = importlib.util.spec_from_file_location(path.stem, path)
+    name = f"_kernels_of_{path.stem}"  # the file may be called like a module that is there already
+    module_spec = importlib.util.spec_from_file_location(name, path)
     assert module_spec is not None
     assert module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     module_spec.loader.exec_module(module)
     specs = [getattr(value, "kernel_spec", None) for value in vars(module).values()]
-    return {spec.name: spec for spec in specs if spec is not None and spec.function.__module__ == path.stem}
+    return {spec.name: spec for spec in specs if spec is not None and spec.function.__module__ == name}
 
 
 def _numba_type(hint: Any):

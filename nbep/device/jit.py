@@ -89,7 +89,7 @@ class KernelSpec:
 
 
 OWN_MODULES = "nbep.device."
-MAX_CLUSTER = 8  # blocks that every GPU of sm_90 or above can place side by side
+MAX_CLUSTER = 8  # blocks that whole GPUs of sm_90 or above can place side by side
 PRIMITIVES: dict[str, PrimitiveSpec] = {}
 DEVICE_FUNCTIONS: list[Callable] = []
 KERNELS: dict[str, KernelSpec] = {}  # nbep's own, those of the modules that are imported

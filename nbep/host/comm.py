@@ -46,7 +46,8 @@ class CommGroup:
     """What the ranks of one communicator share. `size` ranks meet here.
 
     names     what the ranks are called in the group of all
-    returned  names of those whose functions have returned, shared with subgroups. Nobody need wait for them.
+    returned  names of those whose functions have returned, shared with subgroups: nobody need wait for them. Those of
+              the emulator are not noted; there a deadlock report says more.
     """
 
     def __init__(self, names: Sequence[int], returned: set[int] | None = None):

@@ -30,6 +30,7 @@ def compiled(monkeypatch):
         return spec.name.encode()
 
     device = SimpleNamespace(compute_capability=(9, 0), ordinal=0, num_sms=132, make_current=lambda: None)
+    device.max_smem_bytes = 227 << 10
     monkeypatch.setattr(cuda_runtime, "Device", lambda ordinal: device)
     monkeypatch.setattr(launcher, "load_cubin", load_cubin)
     success = launcher.cu.CUresult.CUDA_SUCCESS
@@ -182,6 +183,13 @@ def test_blocks_are_launched_in_the_first_clusters_that_divide_the_grid_and_fit(
     clusters = {} if cluster == 1 else {CLUSTER_DIMENSION: cluster}
     assert launched[0] == {COOPERATIVE: 1, **clusters}
     assert launched[1] == ({CLUSTER_DIMENSION: 4} if grid % 4 == 0 else clusters), "it need not fit at once"
+
+
+def test_a_kernel_runs_without_clusters_where_the_card_can_place_none(launched, monkeypatch):
+    success = launcher.cu.CUresult.CUDA_SUCCESS
+    monkeypatch.setattr(launcher.cu, "cuOccupancyMaxActiveClusters", lambda *_: (success, 0))
+    launch_kinds()(16)
+    assert launched == [{COOPERATIVE: 1}, {}]
 
 
 def test_there_are_no_clusters_before_sm_90(launched):

@@ -8,8 +8,8 @@ from arrays import to_numpy, to_target
 from target import spawn
 
 from nbep.device.jit import kernel
-from nbep.device.primitives import ld_nc_s32, s32, st_weak_f32, st_weak_s32, thread_idx
-from nbep.device.types import F32, I32, I64, In, Out
+from nbep.device.primitives import ld_nc_s32, s32, st_weak_f32, st_weak_s32, st_weak_s64, thread_idx
+from nbep.device.types import F32, I32, I64, In, Out, Sym
 
 
 class Sizes(NamedTuple):
@@ -46,6 +46,22 @@ def test_integers_of_numpy_and_a_float_reach_the_kernel():
     assert out[4:].view(np.float32)[0] == np.float32(0.1)
 
 
+@kernel()
+def note_address(out: Out, address: Sym):
+    st_weak_s64(out, address)
+
+
+def test_an_address_may_be_an_integer_of_numpy():
+    def main(comm):
+        out = to_target(np.zeros(1, np.int64))
+        stream = comm.runtime.create_stream("stream")
+        comm.runtime.launch(stream, note_address, np.int64(1), 1, 0, out, np.uint64(1 << 40))
+        stream.synchronize()
+        return to_numpy(out).tolist()
+
+    assert spawn(main, 1) == [[1 << 40]]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -56,6 +72,7 @@ def test_integers_of_numpy_and_a_float_reach_the_kernel():
         ({"sizes": Sizes(4, 1.5)}, r"sizes\.offset: got float 1\.5; must be an integer of 64 bits"),
         ({"sizes": Sizes(1 << 31, 1)}, r"sizes\.num_words: got 2147483648; must be an integer of 32 bits"),
         ({"scale": "big"}, "scale: got str; must be a number"),
+        ({"grid": 1.0}, r"add_offset, grid: got 1\.0; must be an integer"),
         ({"grid": 0}, "add_offset, grid: got 0; must be 1 to 2147483647 blocks"),
         ({"block": 65}, "add_offset, block: got 65; must be 1 to 64 threads, its max_threads"),
         ({"smem_bytes": (227 << 10) + 1}, "smem_bytes: got 232449; must be 0 to 232448"),

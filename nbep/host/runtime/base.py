@@ -105,6 +105,7 @@ class Runtime(ABC):
         rank: the rank in the whole run, for reports
         host_reads_arrays: the host can look at an array's contents without waiting for a device
         max_symmetric_bytes: what its addresses can hold of one allocation; None if that is more than there ever is
+        max_smem_bytes: of a block, at most
         layout_threads: block size of get_dispatch_layout and of the casts
         notify_threads: block size of the notify kernels, at least
         mix_roles: default of Config.mix_roles
@@ -115,6 +116,7 @@ class Runtime(ABC):
     rank: int
     host_reads_arrays: bool
     max_symmetric_bytes: int | None
+    max_smem_bytes: int
     layout_threads: int
     notify_threads: int
     mix_roles: bool

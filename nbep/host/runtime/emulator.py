@@ -129,6 +129,7 @@ class EmulatorRuntime(Runtime):
     layout_threads = WARP
     notify_threads = WARP
     mix_roles = False
+    max_smem_bytes = 227 << 10  # as on sm_90 and sm_100
     array_kinds = "a NumPy array"
 
     def __init__(self, world: World, rank: int):

@@ -9,9 +9,9 @@ import numpy as np
 
 from nbep.device.jit import KernelSpec
 from nbep.device.types import Param, flatten_args
+from nbep.host.arguments import integer
 from nbep.host.runtime.base import Runtime
 
-MAX_SMEM_BYTES = 227 << 10  # of a block on sm_90 and sm_100; sm_80 has 163 KiB
 MAX_GRID = (1 << 31) - 1
 INTEGER_BITS = {"i": 32, "q": 64}
 
@@ -29,12 +29,16 @@ def check_launch(runtime: Runtime, spec: KernelSpec, grid: int, block: int, smem
             f"{spec.name} takes {_count(len(spec.hints), len(spec.params))}; got {_count(len(args), len(leaves))}: "
             f"its parameters are {', '.join(param.path for param in spec.params)}"
         )
+    grid, block, smem_bytes = (
+        integer(f"{spec.name}, {name}", value)
+        for name, value in (("grid", grid), ("block", block), ("smem_bytes", smem_bytes))
+    )
     if not 1 <= grid <= MAX_GRID:
         _refuse(spec, "grid", grid, f"1 to {MAX_GRID} blocks")
     if not 1 <= block <= spec.max_threads:
         _refuse(spec, "block", block, f"1 to {spec.max_threads} threads, its max_threads")
-    if not 0 <= smem_bytes <= MAX_SMEM_BYTES:
-        _refuse(spec, "smem_bytes", smem_bytes, f"0 to {MAX_SMEM_BYTES}, what a block of a GPU can have")
+    if not 0 <= smem_bytes <= runtime.max_smem_bytes:
+        _refuse(spec, "smem_bytes", smem_bytes, f"0 to {runtime.max_smem_bytes}, what a block can have")
     return [_leaf(runtime, spec, param, value) for param, value in zip(spec.params, leaves, strict=True)]
 
 
@@ -43,10 +47,11 @@ def _leaf(runtime: Runtime, spec: KernelSpec, param: Param, value: Any) -> Any:
         return _number(spec, param, value)
     if value is None:
         return 0
-    if type(value) is int:
-        return value
     if not runtime.is_array(value):
-        _refuse(spec, param.path, type(value).__name__, f"{runtime.array_kinds}, an address (an int) or None")
+        try:
+            return operator.index(value)
+        except TypeError:
+            _refuse(spec, param.path, type(value).__name__, f"{runtime.array_kinds}, an address (an int) or None")
     # nbep's own kernels take the strides of scales; Buffer checks their arrays.
     if not spec.is_own and not runtime.is_contiguous(value):
         shape = ", ".join(map(str, value.shape))

@@ -64,6 +64,7 @@ class Device:
             self.attribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
         )
         self.num_sms = self.attribute(attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+        self.max_smem_bytes = self.attribute(attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
         self.bus_id = check("cuDeviceGetPCIBusId", cu.cuDeviceGetPCIBusId(20, self.device)).partition(b"\0")[0].decode()
 
     def attribute(self, attribute: Any) -> int:

@@ -186,10 +186,10 @@ class LoadedKernel:
         for cluster in (*clusters, 1):
             if grid % cluster == 0:
                 config = self._make_config(stream, grid, block, smem_bytes, cluster)
-                if not self.spins:
+                if cluster == 1 and not self.spins:
                     return config
                 room = self._room(config, block, smem_bytes, cluster) // self.card.num_ranks
-                if grid <= room:
+                if grid <= room or (room > 0 and not self.spins):
                     return config
         name = "config: num_sms" if self.is_own else f"{self.spec.name}, grid:"
         raise ValueError(

@@ -217,6 +217,7 @@ class CudaRuntime(Runtime):
         self.shared = shared
         self.device = shared.device
         self.rank = rank
+        self.max_smem_bytes = self.device.max_smem_bytes
         self.failed = failed or threading.Event()
         self.device.make_current()
         # A copy to pageable memory keeps the driver locked while it waits for a stream. If a kernel in there waits
