@@ -148,13 +148,13 @@ class InProcessComm:
         def describe() -> str:
             return f"{verb}: {join_ranks(missing())} did not come"
 
-        def is_over() -> bool:
-            names = self._group.names
-            return len(meeting.brought) == self.size or any(names[r] in self._group.returned for r in missing())
+        def gone() -> list[int]:
+            return [rank for rank in missing() if self._group.names[rank] in self._group.returned]
 
-        self.runtime.wait_until(is_over, describe)
+        self.runtime.wait_until(lambda: len(meeting.brought) == self.size or bool(gone()), describe)
         if len(meeting.brought) != self.size:
-            raise RuntimeError(f"rank {self.rank} waits for {describe()}, and the function of one has returned")
+            names = join_ranks(gone())
+            raise RuntimeError(f"rank {self.rank} waits for {verb}: {names} did not come, and has returned")
         meeting.num_to_leave -= 1
         if meeting.num_to_leave == 0:
             meetings.pop(number, None)  # ranks that are threads may both see 0

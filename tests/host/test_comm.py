@@ -147,8 +147,8 @@ def test_nobody_waits_for_a_rank_whose_function_has_returned():
         assert list(threads.map(lambda half: half.allgather(half.rank), halves)) == [[0], [0, 1], [0, 1]]
     group.returned.add(1)
     halves[0].barrier()
-    for comm, name in ((comms[0], "ranks 1, 2"), (halves[2], "rank 1")):
-        with pytest.raises(RuntimeError, match=f"barrier: {name} did not come, and the function of one has returned"):
+    for comm in (comms[0], halves[2]):
+        with pytest.raises(RuntimeError, match="barrier: rank 1 did not come, and has returned"):
             comm.barrier()
 
 
