@@ -43,7 +43,7 @@ from .knowledge import (
     later,
     with_signals,
 )
-from .memory import OFFSET_MASK, Allocation
+from .memory import OFFSET_BITS, OFFSET_MASK, Allocation
 from .orders import ACQUIRES, POLLED, RELEASES, SCOPES
 from .source import Site, site_of
 from .thread import Thread
@@ -56,9 +56,7 @@ if TYPE_CHECKING:
 
 MAX_WARPS = 32  # of a block
 MAX_CHAIN = 8  # atomics on one cell that a report knows of
-
 MANY_LOADS = 64  # of a granule; then those that everybody knows of are forgotten
-
 
 Cell = tuple[Allocation, int]
 
@@ -68,8 +66,7 @@ class CheckedThread(Thread):
 
     __slots__ = (
         "owner", "engine", "knowledge", "warp_stores", "warp_loads", "fences", "released", "heard", "observed",
-        "last_poll",
-        "stores", "loads", "open_group", "groups", "issued",
+        "last_poll", "stores", "loads", "open_group", "groups", "issued",
     )  # fmt: skip
 
     def __init__(self, block: Block, thread_idx: int, warp: Warp, hub: greenlet):
@@ -247,9 +244,13 @@ class CheckedThread(Thread):
 
     # --- accesses -----------------------------------------------------------------------------------------------
 
+    def locate(self, address: int) -> Cell:
+        """What stands at a global address that has been accessed."""
+        return self.segments[address >> OFFSET_BITS], address & OFFSET_MASK
+
     def load(self, address: int, kind: str, order: str, scope: str) -> Any:
         value = super().load(address, kind, order, scope)
-        allocation, offset = self.segments[address >> 32], address & OFFSET_MASK
+        allocation, offset = self.locate(address)
         self.note_load(allocation, offset, KINDS[kind].size, order, scope)
         if order in POLLED:
             self.receive(allocation, offset, order, scope)
@@ -257,7 +258,7 @@ class CheckedThread(Thread):
 
     def store(self, address: int, kind: str, value: Any, order: str, scope: str) -> None:
         super().store(address, kind, value, order, scope)
-        allocation, offset = self.segments[address >> 32], address & OFFSET_MASK
+        allocation, offset = self.locate(address)
         store = self.note_store(allocation, offset, KINDS[kind].size, order, scope)
         self.send(allocation, store, modifies=False)
 
@@ -265,7 +266,7 @@ class CheckedThread(Thread):
         self, op: str, address: int, kind: str, operand: Any, order: str, scope: str, compare: Any = None
     ) -> Any:
         old = super().atomic(op, address, kind, operand, order, scope, compare)
-        self._modified(self.segments[address >> 32], address & OFFSET_MASK, kind, order, scope)
+        self._modified(*self.locate(address), kind, order, scope)
         return old
 
     def load_shared(self, address: int, kind: str, order: str) -> Any:
@@ -310,29 +311,26 @@ class CheckedThread(Thread):
 
     def bulk_load(self, smem: int, gmem: int, nbytes: int, mbarrier: int) -> None:
         super().bulk_load(smem, gmem, nbytes, mbarrier)
-        load, store = self.note_copy((gmem & OFFSET_MASK, self.segments[gmem >> 32]), (smem, self.shared), nbytes)
+        load, store = self.note_copy(self.locate(gmem), (self.shared, smem), nbytes)
         self.issued.append((load, store, self.block.mbarriers[mbarrier]))
 
     def bulk_store(self, gmem: int, smem: int, nbytes: int) -> None:
         super().bulk_store(gmem, smem, nbytes)
-        self.open_group += self.note_copy((smem, self.shared), (gmem & OFFSET_MASK, self.segments[gmem >> 32]), nbytes)
+        self.open_group += self.note_copy((self.shared, smem), self.locate(gmem), nbytes)
 
-    def note_copy(
-        self, source: tuple[int, Allocation], target: tuple[int, Allocation], nbytes: int
-    ) -> tuple[Access, Access]:
+    def note_copy(self, source: Cell, target: Cell, nbytes: int) -> tuple[Access, Access]:
         """A copy starts: check what it will do, and remember it, as the copy engine's until somebody waits for it."""
         site = site_of(sys._getframe(2))
-        load, store = (
-            Access(self.owner, verb, begin, begin + nbytes, "bulk", "cta", site)
-            for verb, (begin, _) in (("load", source), ("store", target))
-        )
-        self.check(source[1], load)
-        self.check(target[1], store)
+        (read, begin), (written, to) = source, target
+        load = Access(self.owner, "load", begin, begin + nbytes, "bulk", "cta", site)
+        store = Access(self.owner, "store", to, to + nbytes, "bulk", "cta", site)
+        self.check(read, load)
+        self.check(written, store)
         for access in (load, store):
             access.owner, access.number = self.engine, NOT_WAITED
-        if source[1].writable:
-            self.remember_load(source[1], load)
-        self.remember_store(target[1], store)
+        if read.writable:
+            self.remember_load(read, load)
+        self.remember_store(written, store)
         return load, store
 
     def put_bytes(self, allocation: Allocation, offset: int, data: bytes, site: Site | None) -> None:

@@ -35,9 +35,8 @@ def deadlock_error(scheduler: Scheduler, hosts: list[tuple[str, Describe]], stre
         for block in launch.blocks:
             for thread in block.threads:
                 if not thread.exited:
-                    if thread in running:
-                        body = tuple(_loop(thread))
-                    elif (body := bodies.get(id(thread.waits_for), ())) == ():
+                    body = tuple(_loop(thread)) if thread in running else bodies.get(id(thread.waits_for))
+                    if body is None:
                         body = bodies[id(thread.waits_for)] = tuple(_what(thread))
                     chain = tuple(call_chain(thread.gr_frame))
                     groups.setdefault((launch, chain, body), []).append(thread)

@@ -251,13 +251,13 @@ class Scheduler:
 
     def _find_endless_loops(self, describe: Describe) -> None:
         """Stop the run if each thread that can run has polled lately, or another one of its block has."""
-        blocks = {thread.block for thread in self.runnable if not isinstance(thread, Host)}
+        threads = [thread for thread in self.runnable if not isinstance(thread, Host)]
+        blocks = {thread.block for thread in threads}
         is_endless = all(any(thread.polled for thread in block.threads) for block in blocks)
         if self._was_idle and blocks and is_endless:
             raise self._deadlock(describe)
-        for thread in self.runnable:
-            if not isinstance(thread, Host):
-                thread.polled.clear()  # what it polled long ago
+        for thread in threads:
+            thread.polled.clear()  # what it polled long ago
         self._was_idle = True
         self._last_change = self.calls
 

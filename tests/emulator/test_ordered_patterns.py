@@ -4,9 +4,20 @@ Source: PTX ISA, Memory Consistency Model (Release and Acquire Patterns, Causali
 """
 
 import pytest
-from litmus import MBARRIER, load_in_bulk, put, run_together, store_in_bulk, take, wait_for
-
-DATA, FLAG, FLAG_2 = 0, 64, 96
+from litmus import (
+    DATA,
+    FLAG,
+    FLAG_2,
+    MBARRIER,
+    load_in_bulk,
+    put,
+    read_payload,
+    run_together,
+    store_in_bulk,
+    take,
+    wait_for,
+    write_words,
+)
 
 
 def relaxed_store_behind_a_release():
@@ -47,11 +58,7 @@ def narrow_fence_behind_a_wide_one():
         t.fence("acq_rel", "cta")
         t.store(memory + FLAG, "s32", 1, "relaxed", "sys")
 
-    def read(t, memory):
-        wait_for(memory + FLAG)
-        take(t, memory + DATA)
-
-    return [(0, write, 1, 1), (1, read, 1, 1)]
+    return [(0, write, 1, 1), (1, read_payload, 1, 1)]
 
 
 def narrow_acquire_of_what_a_neighbour_has_added():
@@ -94,11 +101,7 @@ def first_of_two_bulk_groups():
         t.store(memory + FLAG, "s32", 1, "release", "sys")
         t.bulk_wait_group(0)
 
-    def read(t, memory):
-        wait_for(memory + FLAG)
-        take(t, memory + DATA)
-
-    return [(0, write, 1, 1), (1, read, 1, 1)]
+    return [(0, write, 1, 1), (1, read_payload, 1, 1)]
 
 
 def proxy_fence_of_the_one_who_stored():
@@ -129,9 +132,7 @@ def bulk_load_of_what_the_block_has_stored_in_bulk():
 
 def consumers_that_wait_for_their_producers_copy():
     def write(t, memory):
-        for i in range(8):
-            put(t, memory + DATA + 4 * i)
-        t.store(memory + FLAG, "s32", 1, "release", "sys")
+        write_words(t, memory)
         wait_for(memory + FLAG_2)
         put(t, memory + DATA, 2)
 

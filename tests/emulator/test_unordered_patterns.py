@@ -1,22 +1,22 @@
 """Programs that look ordered and are not: the memory model "checked" finds each under every seed, and says why."""
 
 import pytest
-from litmus import MBARRIER, load_in_bulk, put, run_together, store_in_bulk, take, wait_for
+from litmus import (
+    DATA,
+    FLAG,
+    FLAG_2,
+    MBARRIER,
+    load_in_bulk,
+    put,
+    read_payload,
+    run_together,
+    store_in_bulk,
+    take,
+    wait_for,
+    write_words,
+)
 
 from nbep.emulator import DataRace
-
-DATA, FLAG, FLAG_2 = 0, 64, 96
-
-
-def write_words(t, memory):
-    for i in range(8):
-        put(t, memory + DATA + 4 * i)
-    t.store(memory + FLAG, "s32", 1, "release", "sys")
-
-
-def read_payload(t, memory):
-    wait_for(memory + FLAG)
-    take(t, memory + DATA)
 
 
 def flag_whose_scope_is_the_writers_gpu():

@@ -76,8 +76,13 @@ def cases(table):
     return pytest.mark.parametrize(("change", "name", "of_rank_0", "of_rank_1"), table.values(), ids=table.keys())
 
 
-def check_told(main, name, of_rank_0, of_rank_1):
-    """The ranks' run ends with an error that names what they passed, whichever of them finds it."""
+def check_told(inputs, call, change, name, of_rank_0, of_rank_1):
+    """call(buffer, arguments, change) on two ranks ends with an error that names what they passed, whoever finds it."""
+
+    def main(comm):
+        buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 17)
+        call(buffer, inputs(buffer), change if comm.rank == 1 else lambda _: {})
+
     got = {"0, 1": (of_rank_0, of_rank_1), "1, 0": (of_rank_1, of_rank_0)}
     texts = [
         f"{name}: got {values[0]} on rank {ranks[0]}, {values[1]} on rank {ranks[-1]} in "
@@ -92,39 +97,33 @@ def check_told(main, name, of_rank_0, of_rank_1):
 @pytest.mark.emulator_only("a rank that fails leaves its peer's kernel waiting")
 @cases(DISPATCH)
 def test_dispatches_that_differ_are_told(change, name, of_rank_0, of_rank_1, inputs):
-    def main(comm):
-        buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 17)
-        arguments = inputs(buffer)
-        buffer.dispatch(**arguments | (change(buffer) if comm.rank == 1 else {}))
+    def call(buffer, arguments, change):
+        buffer.dispatch(**arguments | change(buffer))
 
-    check_told(main, name, of_rank_0, of_rank_1)
+    check_told(inputs, call, change, name, of_rank_0, of_rank_1)
 
 
 @pytest.mark.emulator_only("a rank that fails leaves its peer's kernel waiting")
 @cases(CACHED)
 def test_cached_dispatches_that_differ_are_told(change, name, of_rank_0, of_rank_1, inputs):
-    def main(comm):
-        buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 17)
-        arguments = inputs(buffer)
+    def call(buffer, arguments, change):
         handle = buffer.dispatch(**arguments)[4]
         x = fp8(512, 4) if name == "scales" else arguments["x"]
         cached = {"x": x, "handle": handle, "config": arguments["config"]}
-        buffer.dispatch(**cached | (change(buffer) if comm.rank == 1 else {}))
+        buffer.dispatch(**cached | change(buffer))
 
-    check_told(main, name, of_rank_0, of_rank_1)
+    check_told(inputs, call, change, name, of_rank_0, of_rank_1)
 
 
 @pytest.mark.emulator_only("a rank that fails leaves its peer's kernel waiting")
 @cases(COMBINE)
 def test_combines_that_differ_are_told(change, name, of_rank_0, of_rank_1, inputs):
-    def main(comm):
-        buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 17)
-        arguments = inputs(buffer)
+    def call(buffer, arguments, change):
         recv_x, _, _, _, handle, _ = buffer.dispatch(**arguments)
         combined = {"x": recv_x, "handle": handle, "config": arguments["config"]}
-        buffer.combine(**combined | (change(combined) if comm.rank == 1 else {}))
+        buffer.combine(**combined | change(combined))
 
-    check_told(main, name, of_rank_0, of_rank_1)
+    check_told(inputs, call, change, name, of_rank_0, of_rank_1)
 
 
 @pytest.mark.emulator_only("a rank that fails leaves its peer's kernel waiting")

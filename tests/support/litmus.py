@@ -2,6 +2,7 @@
 
 from nbep.emulator import World, current_thread
 
+DATA, FLAG, FLAG_2 = 0, 64, 96  # bytes that the patterns use
 MBARRIER = 256  # shared bytes at which load_in_bulk puts it
 STARTED = 1020
 
@@ -45,6 +46,17 @@ def put(t, address, value=1):
 
 def take(t, address):
     assert t.load(address, "s32", "weak", "cta") == 1
+
+
+def write_words(t, memory):
+    for i in range(8):
+        put(t, memory + DATA + 4 * i)
+    t.store(memory + FLAG, "s32", 1, "release", "sys")
+
+
+def read_payload(t, memory):
+    wait_for(memory + FLAG)
+    take(t, memory + DATA)
 
 
 def load_in_bulk(t, address):

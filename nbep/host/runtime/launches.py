@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from nbep.device.jit import KernelSpec
 from nbep.device.types import Param, flatten_args
-from nbep.host.arguments import integer
+from nbep.host.arguments import integer, refuse
 from nbep.host.runtime.base import Runtime
 
 MAX_GRID = (1 << 31) - 1
@@ -34,50 +34,47 @@ def check_launch(runtime: Runtime, spec: KernelSpec, grid: int, block: int, smem
         for name, value in (("grid", grid), ("block", block), ("smem_bytes", smem_bytes))
     )
     if not 1 <= grid <= MAX_GRID:
-        _refuse(spec, "grid", grid, f"1 to {MAX_GRID} blocks")
+        refuse(f"{spec.name}, grid", grid, f"1 to {MAX_GRID} blocks")
     if not 1 <= block <= spec.max_threads:
-        _refuse(spec, "block", block, f"1 to {spec.max_threads} threads, its max_threads")
+        refuse(f"{spec.name}, block", block, f"1 to {spec.max_threads} threads, its max_threads")
     if not 0 <= smem_bytes <= runtime.max_smem_bytes:
-        _refuse(spec, "smem_bytes", smem_bytes, f"0 to {runtime.max_smem_bytes}, what a block can have")
+        refuse(f"{spec.name}, smem_bytes", smem_bytes, f"0 to {runtime.max_smem_bytes}, what a block can have")
     return [_leaf(runtime, spec, param, value) for param, value in zip(spec.params, leaves, strict=True)]
 
 
 def _leaf(runtime: Runtime, spec: KernelSpec, param: Param, value: Any) -> Any:
+    name = f"{spec.name}, {param.path}"
     if not param.type.is_address:
-        return _number(spec, param, value)
+        return _number(name, param, value)
     if value is None:
         return 0
     if not runtime.is_array(value):
         try:
             return operator.index(value)
         except TypeError:
-            _refuse(spec, param.path, type(value).__name__, f"{runtime.array_kinds}, an address (an int) or None")
+            refuse(name, type(value).__name__, f"{runtime.array_kinds}, an address (an int) or None")
     # nbep's own kernels take the strides of scales; Buffer checks their arrays.
     if not spec.is_own and not runtime.is_contiguous(value):
         shape = ", ".join(map(str, value.shape))
-        _refuse(spec, param.path, f"a strided array [{shape}]", "row-major without gaps: kernels know no strides")
+        refuse(name, f"a strided array [{shape}]", "row-major without gaps: kernels know no strides")
     return value
 
 
-def _number(spec: KernelSpec, param: Param, value: Any) -> Any:
+def _number(name: str, param: Param, value: Any) -> Any:
     if param.type.code == "f":
         if not isinstance(value, (int, float, np.integer, np.floating)):
-            _refuse(spec, param.path, type(value).__name__, "a number")
+            refuse(name, type(value).__name__, "a number")
         return np.float32(value)
     bits = INTEGER_BITS[param.type.code]
     try:
         number = operator.index(value)
     except TypeError:
-        _refuse(spec, param.path, f"{type(value).__name__} {value!r}", f"an integer of {bits} bits")
+        refuse(name, f"{type(value).__name__} {value!r}", f"an integer of {bits} bits")
     if not -1 << (bits - 1) <= number < 1 << (bits - 1):
-        _refuse(spec, param.path, number, f"an integer of {bits} bits, with sign")
+        refuse(name, number, f"an integer of {bits} bits, with sign")
     return number
 
 
 def _count(num_args: int, num_leaves: int) -> str:
     fields = "" if num_args == num_leaves else f" with {num_leaves} values"
     return f"{num_args} argument{'s' * (num_args != 1)}{fields}"
-
-
-def _refuse(spec: KernelSpec, name: str, got: object, allowed: str) -> NoReturn:
-    raise ValueError(f"{spec.name}, {name}: got {got}; must be {allowed}")
