@@ -14,7 +14,7 @@ from nbep.host.comm import InProcessComm
 from nbep.host.config import Config
 from nbep.host.events import EventHandle, EventOverlap
 from nbep.host.faults import PeerTimeout
-from nbep.host.handles import DispatchHandle
+from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.spawn import spawn
 from nbep.host.symmetric import NodeMemory
 

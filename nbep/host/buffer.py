@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from nbep.host import validate
 from nbep.host.arguments import integer
-from nbep.host.combine import combine
 from nbep.host.comm import connect, gather_results
 from nbep.host.config import COMBINE_TABLE, DISPATCH_TABLE, Config, low_latency_rdma_size_hint, table_config
-from nbep.host.dispatch import Counts, dispatch
 from nbep.host.events import EventHandle, EventOverlap
-from nbep.host.handles import DispatchHandle
+from nbep.host.intranode.combine import combine
+from nbep.host.intranode.dispatch import Counts, dispatch
+from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.layout import get_dispatch_layout
 from nbep.host.runtime.base import Array, HandleType, Stream
 from nbep.host.symmetric import NodeMemory

@@ -23,7 +23,7 @@ from nbep.host.arguments import integer, refuse
 from nbep.host.comm import Communicator, is_mpi_comm
 from nbep.host.config import Config
 from nbep.host.events import EventHandle, EventOverlap
-from nbep.host.handles import DispatchHandle
+from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.runtime.base import Array, HandleType, Runtime
 
 if TYPE_CHECKING:

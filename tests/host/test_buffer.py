@@ -140,7 +140,7 @@ def test_memory_of_a_destroyed_buffer_is_out_of_reach():
         comm.barrier()
         memory.runtime.launch(
             memory.comm_stream,
-            nbep.host.combine.cached_notify_combine,
+            nbep.host.intranode.combine.cached_notify_combine,
             1,
             64,
             0,

@@ -26,7 +26,7 @@ from nbep.host.arguments import integer
 from nbep.host.call_log import Arguments
 from nbep.host.config import DISPATCH_TABLE, Config, fit_config, table_config
 from nbep.host.events import EventOverlap
-from nbep.host.handles import DispatchHandle
+from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.runtime.base import Array, MaybeArray, Runtime
 from nbep.host.symmetric import Empty, NodeMemory, Order
 
