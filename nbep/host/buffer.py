@@ -15,42 +15,40 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from nbep.host import validate
 from nbep.host.arguments import integer
 from nbep.host.comm import connect, gather_results
-from nbep.host.config import COMBINE_TABLE, DISPATCH_TABLE, Config, low_latency_rdma_size_hint, table_config
+from nbep.host.config import COMBINE_TABLE, DISPATCH_TABLE, Config, table_config
 from nbep.host.events import EventHandle, EventOverlap
 from nbep.host.intranode.combine import combine
 from nbep.host.intranode.dispatch import Counts, dispatch
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.layout import get_dispatch_layout
+from nbep.host.low_latency.verbs import LowLatencyVerbs
 from nbep.host.runtime.base import Array, HandleType, Stream
 from nbep.host.symmetric import NodeMemory
 
 DEFAULT_TIMEOUT_MS = 100_000.0  # DeepEP's 100 s
 
 BETWEEN_NODES = "the kernels between nodes"
-LOW_LATENCY = "the low-latency kernels"
-MASKING = "the masks of ranks that do not answer"
 # DeepEP's methods that Buffer has not, and what they need.
 NOT_BUILT = {
     "internode_dispatch": BETWEEN_NODES,
     "internode_combine": BETWEEN_NODES,
-    "low_latency_dispatch": LOW_LATENCY,
-    "low_latency_combine": LOW_LATENCY,
-    "clean_low_latency_buffer": LOW_LATENCY,
-    "get_next_low_latency_combine_buffer": LOW_LATENCY,
-    "low_latency_update_mask_buffer": MASKING,
-    "low_latency_query_mask_buffer": MASKING,
-    "low_latency_clean_mask_buffer": MASKING,
 }
 
 
-class Buffer:
+class Buffer(LowLatencyVerbs):
     """One rank's end of a group that exchanges tokens. Every rank of the group makes one, with the same sizes.
 
     Args:     group the communicator: the one that nbep.spawn passes, mpi4py's, or a process group of torch.distributed,
               whose ranks must have set their own current GPU; comm is another name for it
               num_nvl_bytes size of the symmetric buffer, a multiple of 128; see Config.get_nvl_buffer_size_hint. The
               emulator's addresses hold less than 4 GiB
-              num_qps_per_rank and allow_nvlink_for_low_latency_mode only matter to modes that are not built yet
+              num_rdma_bytes size of the low-latency mode's buffer, a multiple of 128; see
+              get_low_latency_rdma_size_hint
+              low_latency_mode: the low-latency verbs can be used, beside the others if num_nvl_bytes is not 0. The
+              group then may have 2 to 16 ranks, 2, 4 or 8 if the others are to be used
+              num_qps_per_rank only matters between nodes
+              allow_nvlink_for_low_latency_mode: must be True, there is no other way yet
+              enable_shrink: a low-latency call that waits too long for a rank goes on without it, see LowLatencyVerbs
               explicitly_destroy: a RuntimeWarning if the buffer goes away without `destroy`, as DeepEP prints one
               handle_type how a GPU's memory gets to peers in other processes of the host; only the keyword is taken:
                   "ipc"       cuMemAlloc, and a CUDA IPC handle
@@ -59,9 +57,10 @@ class Buffer:
                               offers them where a GPU has a fabric and the user an IMEX channel
                   Virtual ranks have memory of this type too, and use its plain address. The emulator checks the
                   value, and maps memory in its own way whichever it is
-    Raises:   ValueError if the group has not 2, 4 or 8 ranks, or num_nvl_bytes or handle_type is wrong or differs
-              between ranks
-              NotImplementedError for num_rdma_bytes, low_latency_mode, allow_mnnvl and enable_shrink
+    Raises:   ValueError if the group has not 2, 4 or 8 ranks, or a size or handle_type is wrong or differs between
+              ranks, or so do low_latency_mode or enable_shrink
+              NotImplementedError for num_rdma_bytes without low_latency_mode, for allow_mnnvl, and for
+              low_latency_mode without NVLink
               RuntimeError if a rank has not enough memory, its driver does not offer handle_type, or it cannot reach a
               peer; nothing stays allocated
               What is wrong on one rank is refused on all, with the rank's number; a wrong group only where it is wrong
@@ -109,22 +108,24 @@ class Buffer:
         self._memory: NodeMemory | None = None
         communicator, runtime = connect(group, comm)
 
-        def check() -> tuple[int, HandleType, float]:
+        def check() -> tuple[dict[str, Any], float]:
             for name, asked, missing in (
-                ("low_latency_mode", low_latency_mode, LOW_LATENCY),
-                ("num_rdma_bytes", num_rdma_bytes, BETWEEN_NODES),
+                ("num_rdma_bytes", num_rdma_bytes and not low_latency_mode, BETWEEN_NODES),
                 ("allow_mnnvl", allow_mnnvl, "NVLink between nodes"),
-                ("enable_shrink", enable_shrink, MASKING),
+                ("allow_nvlink_for_low_latency_mode", not allow_nvlink_for_low_latency_mode, "RDMA queues"),
             ):
                 if asked:
                     raise NotImplementedError(f"{name}: got {asked}; {missing} are not built yet")
-            size = validate.buffer_arguments(communicator, runtime, num_nvl_bytes, handle_type)
-            return size, handle_type, _timeout_ms()
+            sizes = validate.buffer_arguments(
+                communicator, runtime, num_nvl_bytes, num_rdma_bytes, low_latency_mode, enable_shrink, handle_type
+            )
+            return sizes, _timeout_ms()
 
-        sizes, handle_types, timeouts_ms = zip(*gather_results(communicator, check), strict=True)
-        validate.same_on_all_ranks("num_nvl_bytes", list(sizes))
-        validate.same_on_all_ranks("handle_type", list(handle_types))
-        num_nvl_bytes, timeout_ms = sizes[communicator.rank], timeouts_ms[communicator.rank]
+        settings, timeouts_ms = zip(*gather_results(communicator, check), strict=True)
+        for name in settings[0]:
+            validate.same_on_all_ranks(name, [setting[name] for setting in settings])
+        own, timeout_ms = settings[communicator.rank], timeouts_ms[communicator.rank]
+        num_nvl_bytes, num_rdma_bytes = own["num_nvl_bytes"], own["num_rdma_bytes"]
 
         self.group = comm if group is None else group
         self.rank = communicator.rank
@@ -135,7 +136,15 @@ class Buffer:
         self.low_latency_mode = low_latency_mode
         self.explicitly_destroy = explicitly_destroy
 
-        self._memory = NodeMemory(communicator, runtime, num_nvl_bytes, timeout_ms, handle_type)
+        self._memory = NodeMemory(
+            communicator,
+            runtime,
+            num_nvl_bytes,
+            timeout_ms,
+            handle_type,
+            num_rdma_bytes=num_rdma_bytes,
+            enable_shrink=enable_shrink,
+        )
 
     def destroy(self) -> None:
         """Give the memory back. Collective: blocks until all ranks of the group are here.
@@ -189,13 +198,6 @@ class Buffer:
         return table_config(COMBINE_TABLE, Buffer.num_sms, num_ranks)
 
     @staticmethod
-    def get_low_latency_rdma_size_hint(
-        num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
-    ) -> int:
-        """num_rdma_bytes that DeepEP's low-latency mode takes for tokens of up to `hidden` bf16 columns."""
-        return low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
-
-    @staticmethod
     def is_sm90_compiled() -> bool:
         """True: every kernel's one source has the paths of sm_90, and each device compiles those that it can run."""
         return True
@@ -216,23 +218,27 @@ class Buffer:
     ) -> Array:
         """This rank's symmetric buffer as an array.
 
-        Args:   size its shape, a tuple or torch.Size; None for all that follows
+        Args:   use_rdma_buffer take the low-latency mode's buffer in place of that of the rings
+                size its shape, a tuple or torch.Size; None for all that follows
                 offset its first element (DeepEP's document says elements too, but its code takes bytes)
-        Raises: ValueError if size is no shape, or if it reaches past num_nvl_bytes
+        Raises: ValueError if size is no shape, or if it reaches past the buffer
         """
         memory = self._usable("get_local_buffer_tensor")
+        symmetric, num_bytes = memory.symmetric, memory.num_nvl_bytes
         if use_rdma_buffer:
-            raise NotImplementedError(f"use_rdma_buffer: got True; {BETWEEN_NODES} are not built yet")
+            if memory.low_latency is None:
+                validate.refuse("use_rdma_buffer", True, "False: num_rdma_bytes was 0 at construction")
+            symmetric, num_bytes = memory.low_latency.symmetric, memory.low_latency.num_rdma_bytes
         offset = integer("offset", offset, 0)
-        itemsize = memory.symmetric.array(dtype, 0, 0).dtype.itemsize
-        num_elements = memory.num_nvl_bytes // itemsize
+        itemsize = symmetric.array(dtype, 0, 0).dtype.itemsize
+        num_elements = num_bytes // itemsize
         if offset > num_elements:
             validate.refuse("offset", offset, f"at most {num_elements}, the elements of the buffer")
         shape = (num_elements - offset,) if size is None else validate.shape("size", size)
         count = math.prod(shape)
         if count > num_elements - offset:
             validate.refuse("size", f"{shape} at offset {offset}", f"at most {num_elements - offset} elements")
-        return memory.symmetric.array(dtype, offset * itemsize, count).reshape(shape)
+        return symmetric.array(dtype, offset * itemsize, count).reshape(shape)
 
     # Verbs
 
@@ -258,7 +264,7 @@ class Buffer:
         Blocks:   the current stream, unless async_finish
         Source:   DeepEP deep_ep/buffer.py, Buffer.get_dispatch_layout
         """
-        memory = self._usable("get_dispatch_layout")
+        memory = self._usable_in_node("get_dispatch_layout")
         return get_dispatch_layout(memory, topk_idx, num_experts, previous_event, async_finish, allocate_on_comm_stream)
 
     def dispatch(
@@ -316,7 +322,7 @@ class Buffer:
                   unless async_finish
         Source:   DeepEP deep_ep/buffer.py, Buffer.dispatch
         """
-        memory = self._usable("dispatch")
+        memory = self._usable_in_node("dispatch")
         return dispatch(
             memory,
             x,
@@ -364,7 +370,7 @@ class Buffer:
         Blocks:   the current stream, unless async_finish
         Source:   DeepEP deep_ep/buffer.py, Buffer.combine
         """
-        memory = self._usable("combine")
+        memory = self._usable_in_node("combine")
         return combine(
             memory,
             x,
@@ -376,6 +382,12 @@ class Buffer:
             async_finish,
             allocate_on_comm_stream,
         )
+
+    def _usable_in_node(self, verb: str) -> NodeMemory:
+        memory = self._usable(verb)
+        if self.group_size not in validate.INTRANODE_RANKS:
+            validate.refuse("group", f"{self.group_size} ranks", f"2, 4 or 8 ranks for {verb}")
+        return memory
 
     def _usable(self, verb: str) -> NodeMemory:
         if self._memory is None:

@@ -213,24 +213,3 @@ def fit_config(config: Config, num_nvl_bytes: int, num_ranks: int, *token_sizes:
         num_max_nvl_chunked_send_tokens=chunk if chunk < fewest else fewest // 2,
         num_max_nvl_chunked_recv_tokens=fewest,
     )
-
-
-def low_latency_rdma_size_hint(
-    num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
-) -> int:
-    """Bytes that DeepEP's low-latency buffers take: signals, send and receive buffers, each of them twice.
-
-    num_ranks does not enter: the receive buffers hold num_experts / num_ranks experts from each rank.
-    """
-    num_max_dispatch_tokens_per_rank = integer("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank, 0)
-    hidden, num_experts = integer("hidden", hidden, 0), integer("num_experts", num_experts, 0)
-    num_scales = hidden // 128
-    dispatch_msg = INT4_BYTES + max(2 * hidden, hidden + 4 * num_scales)
-    combine_msg = 4 * num_scales + 2 * hidden
-    send = max(
-        num_max_dispatch_tokens_per_rank * dispatch_msg, num_experts * num_max_dispatch_tokens_per_rank * combine_msg
-    )
-    recv = num_experts * num_max_dispatch_tokens_per_rank * max(dispatch_msg, combine_msg)
-    signals = align_up(4 * num_experts, ALIGNMENT_BYTES)
-    # DeepEP rounds up past an exact multiple too.
-    return (2 * (send + recv + signals) + ALIGNMENT_BYTES) // ALIGNMENT_BYTES * ALIGNMENT_BYTES

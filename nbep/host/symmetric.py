@@ -37,6 +37,7 @@ from nbep.host.call_log import Arguments, CallLog
 from nbep.host.comm import Communicator, connect, gather_results
 from nbep.host.events import EventHandle, EventOverlap
 from nbep.host.faults import destroy_error, fault_error
+from nbep.host.low_latency.memory import LowLatencyMemory
 from nbep.host.roll_call import RollCall
 from nbep.host.runtime.base import Array, Event, HandleType, Memory, Runtime
 
@@ -116,6 +117,8 @@ class NodeMemory:
         timeout_ms: float,
         handle_type: HandleType,
         zero: bool = False,
+        num_rdma_bytes: int = 0,
+        enable_shrink: bool = False,
     ):
         self.runtime = runtime
         self.comm = comm
@@ -128,19 +131,25 @@ class NodeMemory:
         self._cells: list[tuple[int, str]] = []
         self.latest_event: Event | None = None  # at the end of the latest call
         self.fault: Exception | None = None
+        self.low_latency: LowLatencyMemory | None = None  # unless the buffer has no low-latency mode
+        self._is_open = True
         self._call_log = CallLog.shared(comm)
         with ExitStack() as undo:
             self._roll_call = RollCall(comm)
             undo.callback(self._roll_call.close)
-            handles = gather_results(comm, lambda: self._allocate(handle_type, zero, undo))
+            handles = gather_results(
+                comm, lambda: self._allocate(handle_type, zero, num_rdma_bytes, enable_shrink, undo)
+            )
             # CUDA: memory must not be freed while another process has it open.
             undo.callback(comm.barrier)
-            undo.callback(self.symmetric.close_peers)
+            undo.callback(self._close_peers)
             gather_results(comm, lambda: self._open_peers(handles))
             self._undo = undo.pop_all()
 
-    def _allocate(self, handle_type: HandleType, zero: bool, undo: ExitStack) -> Any:
-        """Make everything that is this rank's; what peers need to open the symmetric memory."""
+    def _allocate(
+        self, handle_type: HandleType, zero: bool, num_rdma_bytes: int, enable_shrink: bool, undo: ExitStack
+    ) -> tuple[Any, Any]:
+        """Make everything that is this rank's; what peers need to open the symmetric memories."""
 
         def owned(memory: AnyMemory) -> AnyMemory:
             undo.callback(memory.free)
@@ -163,11 +172,21 @@ class NodeMemory:
         self._report = self.host_visible.array(np.int32, 0, REPORT_WORDS)
         self.counters = self.host_visible.array(np.int32, ALIGNMENT_BYTES, COUNTER_WORDS)
         assert REPORT_BYTES <= ALIGNMENT_BYTES
-        return self.symmetric.handle
+        if num_rdma_bytes > 0:
+            self.low_latency = LowLatencyMemory(runtime, self.comm, num_rdma_bytes, handle_type, enable_shrink)
+            undo.callback(self.low_latency.free)
+        return self.symmetric.handle, None if self.low_latency is None else self.low_latency.handle
 
-    def _open_peers(self, handles: list[Any]) -> None:
+    def _close_peers(self) -> None:
+        if self.low_latency is not None:
+            self.low_latency.close_peers()
+        self.symmetric.close_peers()
+
+    def _open_peers(self, handles: list[tuple[Any, Any]]) -> None:
         """Open the peers' memory and write their addresses where kernels find them."""
-        bases = self.symmetric.open_peers(handles, self.rank)
+        if self.low_latency is not None:
+            self.low_latency.open([rdma for _, rdma in handles])
+        bases = self.symmetric.open_peers([nvl for nvl, _ in handles], self.rank)
         buffer_ptrs = self.num_nvl_bytes + BARRIER_SIGNAL_BYTES
         signal_ptrs = buffer_ptrs + POINTER_TABLE_BYTES
         tables = np.array([bases, [base + self.num_nvl_bytes for base in bases]], np.int64)
@@ -195,7 +214,13 @@ class NodeMemory:
             raise
         self._give_back()
 
+    def check_open(self) -> None:
+        """Raises: ValueError if the memory has been given back"""
+        if not self._is_open:
+            refuse("buffer", "one that is destroyed", "used before destroy")
+
     def _give_back(self) -> None:
+        self._is_open = False
         self._report = self._report.copy()  # an event of this buffer may ask for faults when the memory is gone
         self._undo.close()
 

@@ -17,6 +17,8 @@ from nbep.device.layout.intranode import (
     RingShape,
     num_nvl_bytes_needed,
 )
+from nbep.device.layout.low_latency import MAX_RANKS
+from nbep.device.layout.low_latency import TRAILER_BYTES as RDMA_TRAILER_BYTES
 from nbep.device.protocols.copies import VEC_BYTES
 from nbep.device.protocols.fp8 import COLUMNS as SCALE_COLUMNS
 from nbep.host.arguments import integer, refuse
@@ -65,12 +67,34 @@ def _describe(dtype: str, shape: tuple[int | str, ...]) -> str:
 # Construction
 
 
-def buffer_arguments(comm: Communicator, runtime: Runtime, num_nvl_bytes: Any, handle_type: object) -> int:
-    """num_nvl_bytes as an int."""
-    if comm.size not in INTRANODE_RANKS:
+def buffer_arguments(
+    comm: Communicator,
+    runtime: Runtime,
+    num_nvl_bytes: Any,
+    num_rdma_bytes: Any,
+    low_latency_mode: bool,
+    enable_shrink: bool,
+    handle_type: object,
+) -> dict[str, Any]:
+    """What must be the same on all ranks, by name, with the sizes as int."""
+    num_nvl_bytes = symmetric_memory(runtime, "num_nvl_bytes", num_nvl_bytes, 0, handle_type)
+    num_rdma_bytes = symmetric_memory(runtime, "num_rdma_bytes", num_rdma_bytes, 0, handle_type)
+    only_low_latency = low_latency_mode and num_nvl_bytes == 0
+    if comm.size not in (range(2, MAX_RANKS + 1) if only_low_latency else INTRANODE_RANKS):
         hint = "; start the script under mpiexec" if comm.size == 1 and is_mpi_comm(comm) else ""
-        refuse("group", f"{comm.size} ranks", f"a group of 2, 4 or 8 ranks{hint}")
-    return symmetric_memory(runtime, "num_nvl_bytes", num_nvl_bytes, 0, handle_type)
+        allowed = f"2 to {MAX_RANKS}" if only_low_latency else "2, 4 or 8"
+        refuse("group", f"{comm.size} ranks", f"a group of {allowed} ranks{hint}")
+    if low_latency_mode and num_rdma_bytes == 0:
+        refuse("num_rdma_bytes", 0, "positive with low_latency_mode; see get_low_latency_rdma_size_hint")
+    if enable_shrink and not low_latency_mode:
+        refuse("enable_shrink", True, "False without low_latency_mode")
+    return {
+        "num_nvl_bytes": num_nvl_bytes,
+        "num_rdma_bytes": num_rdma_bytes,
+        "low_latency_mode": bool(low_latency_mode),
+        "enable_shrink": bool(enable_shrink),
+        "handle_type": handle_type,
+    }
 
 
 def symmetric_memory(runtime: Runtime, name: str, num_bytes: Any, fewest: int, handle_type: object) -> int:
@@ -78,8 +102,9 @@ def symmetric_memory(runtime: Runtime, name: str, num_bytes: Any, fewest: int, h
     num_bytes = integer(name, num_bytes, fewest)
     if num_bytes % ALIGNMENT_BYTES != 0:
         refuse(name, num_bytes, f"a multiple of {ALIGNMENT_BYTES}")
-    if runtime.max_symmetric_bytes is not None and num_bytes + TRAILER_BYTES > runtime.max_symmetric_bytes:
-        most = (runtime.max_symmetric_bytes - TRAILER_BYTES) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+    trailer_bytes = max(TRAILER_BYTES, RDMA_TRAILER_BYTES)
+    if runtime.max_symmetric_bytes is not None and num_bytes + trailer_bytes > runtime.max_symmetric_bytes:
+        most = (runtime.max_symmetric_bytes - trailer_bytes) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
         refuse(name, num_bytes, f"at most {most} on the {runtime.target}")
     if handle_type not in get_args(HandleType):
         refuse("handle_type", repr(handle_type), f"one of {', '.join(get_args(HandleType))}")

@@ -8,6 +8,7 @@
 Several values share a u32 word; the first one is in its low bits. Source: PTX ISA "cvt".
 """
 
+import math
 from bisect import bisect_right
 from math import copysign
 from struct import Struct
@@ -65,6 +66,24 @@ def u32_bits_f32(bits):
 def bf16x2_to_f32x2(word):
     """Two BF16 as float32; exact."""
     return _BF16_TO_F32[word & 0xFFFF], _BF16_TO_F32[(word >> 16) & 0xFFFF]
+
+
+@primitive("lg2.approx.f32 $0, $1;", "f32", "f32", effect="pure")
+def f32_log2_approx(x):
+    """About log2(x); -infinity for 0. A GPU is off by up to 2**-22, the emulator rounds to nearest even."""
+    return np.float32(np.log2(np.float64(x))) if x > 0 else np.float32(-np.inf)
+
+
+@primitive("ex2.approx.f32 $0, $1;", "f32", "f32", effect="pure")
+def f32_exp2_approx(x):
+    """About 2**x. A GPU is off by up to 2 units in the last place, the emulator rounds to nearest even."""
+    return np.float32(np.exp2(np.float64(x)))
+
+
+@primitive("cvt.rmi.u32.f32 $0, $1;", "u32", "f32", effect="pure")
+def f32_floor_u32(x):
+    """The largest integer up to x, 0 if x is negative."""
+    return max(math.floor(float(x)), 0)
 
 
 def _bf16_bits(bits):

@@ -53,6 +53,12 @@ def st_shared_f32(address, value):
     current_thread().store_shared(address, "f32", value, "weak")
 
 
+@primitive("st.shared.v2.u32 [$0], {$1, $2};", None, ("smem", "v2"))
+def st_shared_v2(address, value):
+    """Write 8 bytes from a tuple of 2 u32 words, aligned to 8."""
+    current_thread().store_shared(address, "v2", value, "weak")
+
+
 @primitive("st.shared.v4.u32 [$0], {$1, $2, $3, $4};", None, ("smem", "v4"))
 def st_shared_v4(address, value):
     """Write 16 bytes from a tuple of 4 u32 words, aligned to 16."""

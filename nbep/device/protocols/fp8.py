@@ -1,4 +1,4 @@
-"""FP8 (e4m3) scaling of 128 columns by one warp, four columns a lane.
+"""FP8 (e4m3) scaling of 128 columns: by one warp, four columns a lane, or by half a warp, eight columns a lane.
 
  amax = max |x|, at least MARGIN        scale_inv = amax / 448 (what travels)        x_fp8 = round(x * scale)
 
@@ -8,7 +8,17 @@ Source: DeepEP csrc/kernels/utils.cuh, calculate_fp8_scales
 """
 
 from nbep.device.jit import device_function
-from nbep.device.primitives import f32, f32_abs, f32_bits_u32, f32_div_rn, f32_max, f32_mul_rn, u32_bits_f32
+from nbep.device.primitives import (
+    bf16x2_to_f32x2,
+    f32,
+    f32_abs,
+    f32_bits_u32,
+    f32_div_rn,
+    f32_max,
+    f32_mul_rn,
+    f32x4_to_e4m3x4,
+    u32_bits_f32,
+)
 
 COLUMNS = 128  # that share a scale
 E4M3_MAX = 448
@@ -50,3 +60,27 @@ def abs_max4(a, b, c, d):
 @device_function
 def scale4(a, b, c, d, scale):
     return f32_mul_rn(a, scale), f32_mul_rn(b, scale), f32_mul_rn(c, scale), f32_mul_rn(d, scale)
+
+
+@device_function
+def unpack_bf16x8(words):
+    """Eight bf16 values in four words, as float32."""
+    a0, a1 = bf16x2_to_f32x2(words[0])
+    a2, a3 = bf16x2_to_f32x2(words[1])
+    a4, a5 = bf16x2_to_f32x2(words[2])
+    a6, a7 = bf16x2_to_f32x2(words[3])
+    return a0, a1, a2, a3, a4, a5, a6, a7
+
+
+@device_function
+def abs_max8(values):
+    low = abs_max4(values[0], values[1], values[2], values[3])
+    return f32_max(low, abs_max4(values[4], values[5], values[6], values[7]))
+
+
+@device_function
+def to_e4m3x8(values, scale):
+    """Eight float32, scaled and rounded to e4m3, in two words."""
+    a, b, c, d = scale4(values[0], values[1], values[2], values[3], scale)
+    e, f, g, h = scale4(values[4], values[5], values[6], values[7], scale)
+    return f32x4_to_e4m3x4(a, b, c, d), f32x4_to_e4m3x4(e, f, g, h)

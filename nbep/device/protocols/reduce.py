@@ -5,7 +5,16 @@ all-to-all results")
 """
 
 from nbep.device.jit import device_function
-from nbep.device.primitives import bf16x2_to_f32x2, f32, f32_max, f32x2_to_bf16x2, shfl_xor_f32, shfl_xor_s32
+from nbep.device.primitives import (
+    bf16x2_to_f32x2,
+    f32,
+    f32_add_rn,
+    f32_max,
+    f32_mul_rn,
+    f32x2_to_bf16x2,
+    shfl_xor_f32,
+    shfl_xor_s32,
+)
 
 
 @device_function
@@ -22,6 +31,15 @@ def warp_sum_s32(mask, value):
 def warp_max_f32(mask, value):
     """Maximum over the 32 lanes of a warp; every lane gets it."""
     value = f32_max(value, shfl_xor_f32(mask, value, 16))
+    value = f32_max(value, shfl_xor_f32(mask, value, 8))
+    value = f32_max(value, shfl_xor_f32(mask, value, 4))
+    value = f32_max(value, shfl_xor_f32(mask, value, 2))
+    return f32_max(value, shfl_xor_f32(mask, value, 1))
+
+
+@device_function
+def half_warp_max_f32(mask, value):
+    """Maximum over the 16 lanes of either half of a warp; every lane gets that of its own half."""
     value = f32_max(value, shfl_xor_f32(mask, value, 8))
     value = f32_max(value, shfl_xor_f32(mask, value, 4))
     value = f32_max(value, shfl_xor_f32(mask, value, 2))
@@ -63,3 +81,28 @@ def to_bf16x8(total):
         f32x2_to_bf16x2(total[4], total[5]),
         f32x2_to_bf16x2(total[6], total[7]),
     )
+
+
+@device_function
+def add_weighted_f32x8(total, values, weight):
+    """Add eight values, times a weight, to eight sums. Each product and each sum is rounded, never fused."""
+    return (
+        f32_add_rn(total[0], f32_mul_rn(values[0], weight)),
+        f32_add_rn(total[1], f32_mul_rn(values[1], weight)),
+        f32_add_rn(total[2], f32_mul_rn(values[2], weight)),
+        f32_add_rn(total[3], f32_mul_rn(values[3], weight)),
+        f32_add_rn(total[4], f32_mul_rn(values[4], weight)),
+        f32_add_rn(total[5], f32_mul_rn(values[5], weight)),
+        f32_add_rn(total[6], f32_mul_rn(values[6], weight)),
+        f32_add_rn(total[7], f32_mul_rn(values[7], weight)),
+    )
+
+
+@device_function
+def add_weighted_bf16x8(total, row, weight):
+    """The same for eight bf16 values, packed in four words."""
+    a0, a1 = bf16x2_to_f32x2(row[0])
+    a2, a3 = bf16x2_to_f32x2(row[1])
+    a4, a5 = bf16x2_to_f32x2(row[2])
+    a6, a7 = bf16x2_to_f32x2(row[3])
+    return add_weighted_f32x8(total, (a0, a1, a2, a3, a4, a5, a6, a7), weight)

@@ -106,3 +106,32 @@ def end_copy(load, dst, src, num_bytes, front, stage, parity, lane):
     else:
         copy_row(load, dst, src, num_bytes, lane)
     return parity
+
+
+@device_function
+def fill_stage(src, num_bytes, stage, parity, lane):
+    """Copy what fits from global memory into the stage; a warp. Returns its bytes, and the parity of the next fill.
+
+    Its last stores have been read. The bytes are there for the engine; for the lanes, too, once they have waited.
+    """
+    part = min(num_bytes, STAGE_BYTES)
+    if lane == 0:
+        load_stage(stage.data, src, part, stage)
+    while not mbarrier_try_wait_parity(stage.full, parity):
+        pass
+    return part, parity ^ 1
+
+
+@device_function
+def empty_stage(dst, num_bytes, stage, lane):
+    """Start to copy the stage to global memory; it may be copied to several places. A warp."""
+    if lane == 0:
+        tma_store_1d(dst, stage.data, num_bytes)
+
+
+@device_function
+def drain_stage(lane):
+    """Close the copies that empty_stage has started; load_stage waits until they have read the stage. A warp."""
+    if lane == 0:
+        tma_store_commit()
+    syncwarp(FULL_MASK)

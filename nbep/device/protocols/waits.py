@@ -43,6 +43,12 @@ COMBINE_RECEIVER_TAIL = 6
 COMBINE_COORDINATOR = 7
 DISPATCH_RECEIVER_ROWS = 8
 GRID_BARRIER = 9
+LOW_LATENCY_CREDIT = 10
+LOW_LATENCY_DISPATCH_COUNT = 11
+LOW_LATENCY_COMBINE_COUNT = 12
+LOW_LATENCY_HALF = 13
+LOW_LATENCY_CHOICE = 14
+LOW_LATENCY_BARRIER = 15
 OWN_SITES = 100
 
 SITES = {
@@ -55,6 +61,12 @@ SITES = {
     COMBINE_COORDINATOR: ("combine coordinator", "heads", "the receivers of its own block"),
     GRID_BARRIER: ("grid barrier", "arrivals", "the other blocks of its own launch"),
     DISPATCH_RECEIVER_ROWS: ("dispatch receiver", "recv_x", "rows for all tokens"),
+    LOW_LATENCY_CREDIT: ("low-latency sender", "credit", "the peer's half of the buffer to be free again"),
+    LOW_LATENCY_DISPATCH_COUNT: ("low-latency dispatch receiver", "count", "the peer's tokens and their number"),
+    LOW_LATENCY_COMBINE_COUNT: ("low-latency combine receiver", "count", "the rows of the peer's experts"),
+    LOW_LATENCY_HALF: ("low-latency sender", "journal", "calls that take the two halves in turn"),
+    LOW_LATENCY_BARRIER: ("clean_low_latency_buffer", "barrier_signal", "the peer's arrival at the barrier"),
+    LOW_LATENCY_CHOICE: ("low-latency dispatch sender", "topk_idx", "experts that are there, each once for a token"),
 }
 
 REPORT_WORDS = 8

@@ -76,6 +76,11 @@ class Stream(ABC):
 
     name: str
 
+    @property
+    @abstractmethod
+    def key(self) -> object:
+        """Equal for objects that stand for the same stream."""
+
     @abstractmethod
     def record(self) -> Event:
         """An event at the stream's present end."""
@@ -109,6 +114,8 @@ class Runtime(ABC):
         layout_threads: block size of get_dispatch_layout and of the casts
         notify_threads: block size of the notify kernels, at least
         mix_roles: default of Config.mix_roles
+        low_latency_threads: block size of the low-latency kernels
+        shares_current_stream: ranks of this process have one current stream in common, on which none may wait
         array_kinds: the arrays that it takes, in words
     """
 
@@ -120,6 +127,8 @@ class Runtime(ABC):
     layout_threads: int
     notify_threads: int
     mix_roles: bool
+    low_latency_threads: int
+    shares_current_stream: bool
     array_kinds: str
 
     @property
@@ -172,6 +181,14 @@ class Runtime(ABC):
     @abstractmethod
     def empty(self, shape: tuple[int, ...], dtype: str, like: Array) -> Array:
         """A new array of the same kind and on the same device as `like`."""
+
+    @abstractmethod
+    def swap_last(self, array: Array) -> Array:
+        """A view of a 3-D array with its last two dimensions swapped."""
+
+    @abstractmethod
+    def dtype_like(self, dtype: str, like: Array) -> Any:
+        """The dtype of that name, as the library of an array has it."""
 
     @abstractmethod
     def allocating_on(self, stream: Stream) -> AbstractContextManager[None]:
@@ -228,6 +245,20 @@ class Runtime(ABC):
         self, predicate: Callable[[], bool], describe: Callable[[], str], timeout_ns: int | None = None
     ) -> bool:
         """Block the caller until predicate() is true; False if timeout_ns passed first. describe() tells what for."""
+
+    @abstractmethod
+    def settle(self, stream: Stream) -> None:
+        """Called after launches on a stream that stands for the caller's current one.
+
+        The caller's later work comes after them. Where that is not so by itself, this waits.
+        """
+
+    @abstractmethod
+    def low_latency_blocks(self, handles: list[Any]) -> int:
+        """Blocks of the low-latency kernels: those of all ranks of a card are resident at once.
+
+        handles: of the symmetric memory of all ranks
+        """
 
     @abstractmethod
     def ring_threads(self, num_ranks: int) -> int:

@@ -103,6 +103,10 @@ class EmulatedStream(Stream):
         self.stream = stream
         self.name = name
 
+    @property
+    def key(self) -> object:
+        return self.stream
+
     def record(self) -> Event:
         return EmulatedEvent(self._runtime, self)
 
@@ -129,6 +133,8 @@ class EmulatorRuntime(Runtime):
     layout_threads = WARP
     notify_threads = WARP
     mix_roles = False
+    low_latency_threads = 3 * WARP
+    shares_current_stream = False
     max_smem_bytes = 227 << 10  # as on sm_90 and sm_100
     array_kinds = "a NumPy array"
 
@@ -184,6 +190,12 @@ class EmulatorRuntime(Runtime):
         array.reshape(-1).view(np.uint8)[:] = UNWRITTEN
         return array
 
+    def swap_last(self, array: Array) -> Array:
+        return array.transpose(0, 2, 1)
+
+    def dtype_like(self, dtype: str, like: Array) -> Any:
+        return np.dtype(dtype)
+
     def allocating_on(self, stream: Stream) -> AbstractContextManager[None]:
         return nullcontext()  # NumPy's memory belongs to no stream
 
@@ -229,6 +241,12 @@ class EmulatorRuntime(Runtime):
         self.world.host_wait(predicate, describe)
         self._unmap_finished()
         return True
+
+    def settle(self, stream: Stream) -> None:
+        stream.record().current_stream_wait()
+
+    def low_latency_blocks(self, handles: list[Any]) -> int:
+        return 2
 
     def _unmap_finished(self) -> None:
         """Give up the arrays of launches that are done. The host does it, so that only one thread maps and unmaps."""

@@ -60,6 +60,14 @@ class TorchArrays:
         return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
 
     @staticmethod
+    def swap_last(array: Any) -> Any:
+        return array.transpose(1, 2)
+
+    @staticmethod
+    def dtype(name: str) -> Any:
+        return getattr(sys.modules["torch"], name)
+
+    @staticmethod
     def let_current_stream_use(arrays: list[Any]) -> bool:
         stream = sys.modules["torch"].cuda.current_stream()
         for array in arrays:
@@ -95,6 +103,12 @@ class CupyArrays:
         return sys.modules["cupy"].empty(shape, numpy_dtype(dtype))
 
     @staticmethod
+    def swap_last(array: Any) -> Any:
+        return array.transpose(0, 2, 1)
+
+    dtype = staticmethod(numpy_dtype)
+
+    @staticmethod
     def let_current_stream_use(arrays: list[Any]) -> bool:
         return False  # its pool knows of one stream, on which the memory was handed out
 
@@ -126,6 +140,12 @@ class NumbaArrays:
     def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
         cuda = sys.modules["numba.cuda"]
         return cuda.device_array(shape, numpy_dtype(dtype))
+
+    @staticmethod
+    def swap_last(array: Any) -> Any:
+        return array.transpose((0, 2, 1))
+
+    dtype = staticmethod(numpy_dtype)
 
     @staticmethod
     def let_current_stream_use(arrays: list[Any]) -> bool:

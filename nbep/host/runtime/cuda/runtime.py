@@ -123,6 +123,10 @@ class CudaStream(Stream):
         self._behind_current: CudaEvent | None = None  # of wait_current_stream; recorded anew each time
 
     @property
+    def key(self) -> object:
+        return self.handle
+
+    @property
     def cuda_stream(self) -> int:
         """What torch.cuda.ExternalStream and cupy.cuda.ExternalStream take."""
         return self.handle
@@ -231,6 +235,10 @@ class CudaRuntime(Runtime):
     def has_tma(self) -> bool:
         return self.device.compute_capability >= SM90
 
+    @property
+    def low_latency_threads(self) -> int:  # type: ignore[override]
+        return 768 if self.has_tma else 512  # the stages of more warps are more than a block before sm_90 may have
+
     # Memory
 
     def allocate_symmetric(
@@ -264,6 +272,12 @@ class CudaRuntime(Runtime):
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: Array) -> Array:
         return library_of(like).empty(shape, dtype, like)
+
+    def swap_last(self, array: Array) -> Array:
+        return library_of(array).swap_last(array)
+
+    def dtype_like(self, dtype: str, like: Array) -> Any:
+        return library_of(like).dtype(dtype)
 
     def allocating_on(self, stream: Stream) -> AbstractContextManager[None]:
         assert isinstance(stream, CudaStream)
@@ -331,6 +345,18 @@ class CudaRuntime(Runtime):
                 return predicate()
             time.sleep(0)  # lets the other virtual ranks run
         return True
+
+    @property
+    def shares_current_stream(self) -> bool:  # type: ignore[override]
+        return self.shared.num_ranks > 1 and current_stream_handle() == 0
+
+    def settle(self, stream: Stream) -> None:
+        if self._host_wait is not None:
+            stream.record().current_stream_wait()
+
+    def low_latency_blocks(self, handles: list[Any]) -> int:
+        num_ranks = sum(handle.bus_id == self.device.bus_id for handle in handles)
+        return max(1, self.device.num_sms // max(num_ranks, self.shared.num_ranks))
 
     def ring_threads(self, num_ranks: int) -> int:
         return 768

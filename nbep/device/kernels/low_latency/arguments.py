@@ -1,0 +1,109 @@
+"""What the low-latency kernels are launched with, besides the network, the workspace and the shape."""
+
+from typing import NamedTuple
+
+from nbep.device.jit import device_function
+from nbep.device.layout.low_latency import (
+    ALIGNMENT_BYTES,
+    MAX_EXPERTS,
+    LowLatencyShape,
+    align_up,
+    message_stride,
+    note_bytes,
+)
+from nbep.device.protocols.staging import STAGE_STRIDE
+from nbep.device.types import I32, In, InOut, Out
+
+MAX_GROUPS = 12  # groups of warps in a block, each with a named barrier
+
+
+class DispatchOutputs(NamedTuple):
+    """T is num_ranks * num_max_tokens. May be absent (0): the scales, both stats, and what deduplicate adds."""
+
+    recv_x: Out  # [num_local_experts, T, payload_bytes]
+    recv_x_scales: Out  # [num_local_experts, hidden / 128, T] f32; UE8M0: [num_local_experts, hidden / 512, T] 4 bytes
+    recv_src_info: Out  # [num_local_experts, T] s32: the token's index at its source
+    recv_layout_range: Out  # [num_local_experts, num_ranks] s64: where its rows begin << 32 | how many there are
+    recv_count: Out  # [num_local_experts] s32
+    cumulative_recv_stats: InOut  # [num_local_experts] s32
+    wait_recv_cost_stats: InOut  # [num_ranks] s64
+    # With deduplicate, what combine needs of each message
+    num_messages: Out  # [num_ranks] s32
+    message_src_idx: Out  # [num_ranks, num_max_tokens] s32
+    message_rows: Out  # [num_ranks, num_max_tokens, num_topk] s32: local expert * T + row, or -1
+    message_weights: Out  # [num_ranks, num_max_tokens, num_topk] f32
+
+
+class DispatchInputs(NamedTuple):
+    """topk_weights may be absent (0); deduplicate needs them."""
+
+    x: In  # [num_tokens, hidden] bf16
+    topk_idx: In  # [num_tokens, num_topk] s64
+    topk_weights: In  # [num_tokens, num_topk] f32
+
+
+class DispatchSizes(NamedTuple):
+    num_tokens: I32
+    num_topk: I32
+    num_groups: I32  # groups of warps of a block that receive
+    round_scale: I32  # 1: scales are powers of two
+    use_ue8m0: I32  # 1: recv_x_scales are exponent bytes, four in a word
+
+
+class CombineOutputs(NamedTuple):
+    """wait_recv_cost_stats may be absent (0)."""
+
+    combined_x: Out  # [num_tokens, hidden] bf16
+    wait_recv_cost_stats: InOut  # [num_ranks] s64
+
+
+class CombineInputs(NamedTuple):
+    """topk_idx and topk_weights are of this rank's tokens; what follows is of its experts' rows, from the handle."""
+
+    x: In  # [num_local_experts, T, hidden] bf16
+    topk_idx: In  # [num_tokens, num_topk] s64
+    topk_weights: In  # [num_tokens, num_topk] f32
+    recv_src_info: In
+    recv_layout_range: In
+    num_messages: In
+    message_src_idx: In
+    message_rows: In
+    message_weights: In
+
+
+class CombineSizes(NamedTuple):
+    num_tokens: I32
+    num_topk: I32
+    num_groups: I32  # groups of warps of a block that send
+
+
+@device_function
+def note_stride(shape):
+    """From the note for one rank to that for the next, in shared memory."""
+    return align_up(note_bytes(shape), ALIGNMENT_BYTES)
+
+
+@device_function
+def stage_bytes(shape):
+    """One token in shared memory: its message and, with deduplicate, a note for each rank."""
+    return message_stride(shape) + (shape.num_ranks * note_stride(shape) if shape.deduplicate != 0 else 0)
+
+
+def dispatch_smem_bytes(shape: LowLatencyShape, num_threads: int, has_tma: bool) -> int:
+    """Dynamic shared memory of a dispatch block.
+
+    To send: two stages of tokens and, with deduplicate, a histogram of the experts of a rank; to receive: the table
+    and a stage a warp.
+    """
+    sending = 2 * stage_bytes(shape) + 4 * (shape.num_experts // shape.num_ranks)
+    receiving = TABLE_BYTES + (STAGE_STRIDE * (num_threads // 32) if has_tma else 0)
+    return max(sending, receiving)
+
+
+def combine_smem_bytes(num_threads: int) -> int:
+    """Dynamic shared memory of a combine block: the table, and a stage a warp."""
+    return SUM_TABLE_BYTES + STAGE_STRIDE * (num_threads // 32)
+
+
+TABLE_BYTES = 4 * MAX_EXPERTS + ALIGNMENT_BYTES  # where the tokens of each (local expert, source) begin; a word a rank
+SUM_TABLE_BYTES = 4 * ALIGNMENT_BYTES  # of one token: rows [32] s64, weights [32] f32, their number

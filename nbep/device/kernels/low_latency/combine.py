@@ -1,0 +1,69 @@
+"""Low-latency combine: what experts have made of tokens goes back, and is added up with the tokens' weights.
+
+ rank r: x[e, i] --sender--> stage --put_nbi_warp--> row[e, t] --receiver: sum over experts--> combined_x[t] : rank s
+         --amo_add, after the rows--> counts[e]
+
+ cell          written by     with                      read by      with
+ row           senders        put_nbi_warp              receivers    ld_na, after counts and syncthreads
+ counts[e]     a sender       amo_add (1)               receivers    ld_acquire_sys
+ stage         copy engine    bulk copy (1)             engine       after the stage's mbarrier
+ sum table     receivers      st_shared                 receivers    ld_shared, after syncthreads
+
+ (1) With LogFMT the lanes write it: st_shared_v2 and a proxy fence.
+
+Send phase. A group of warps for each (local expert, source) sends its rows, whose places the handle knows: a row lands
+where the source keeps the rows of this expert for this token. When all are there, one thread says so.
+
+Receive phase. The blocks take the tokens in turn. One warp waits for the experts of a token and lists where their rows
+are; then all warps add them up, some columns each, in float32 and in the order of the choices: w[0] * x[0], then
++ w[1] * x[1], each product and each sum rounded. No barrier of the grid is needed between the phases.
+
+With deduplicate `sum_first` stands in for the send phase: a rank adds up what its own experts have made of a token,
+with weights, and sends that. The receiver adds the rows of ranks, in the order of each one's first choice.
+
+Source: DeepEP csrc/kernels/internode_ll.cu, combine. Break it: notebooks/08_low_latency_combine.ipynb
+"""
+
+from nbep.device.jit import kernel
+from nbep.device.kernels.low_latency.arguments import CombineInputs, CombineOutputs, CombineSizes
+from nbep.device.kernels.low_latency.combine_receiver import sum_rows
+from nbep.device.kernels.low_latency.combine_sender import send_rows
+from nbep.device.kernels.low_latency.journal import (
+    RECV_PHASE,
+    SEND_PHASE,
+    Call,
+    Workspace,
+    end_earlier_calls,
+    is_keeper,
+)
+from nbep.device.kernels.low_latency.sum_first import send_sums
+from nbep.device.layout.low_latency import LowLatencyShape
+from nbep.device.network import Network
+from nbep.device.primitives import syncthreads, thread_idx
+from nbep.device.protocols.peers import Bounds
+
+
+@kernel(max_threads=768)
+def low_latency_combine(
+    out: CombineOutputs,
+    inputs: CombineInputs,
+    network: Network,
+    work: Workspace,
+    bounds: Bounds,
+    call: Call,
+    shape: LowLatencyShape,
+    sizes: CombineSizes,
+):
+    """Grid: any. Block: a multiple of 32, at least 64. Shared memory: `arguments.combine_smem_bytes`."""
+    warp = thread_idx() // 32
+    lane = thread_idx() % 32
+    if is_keeper():
+        end_earlier_calls(network, work, call, bounds, shape.num_experts, lane)
+    if call.phases & SEND_PHASE != 0:
+        if shape.deduplicate != 0:
+            send_sums(inputs, network, work, bounds, call, shape, warp, lane)
+        else:
+            send_rows(inputs, network, work, bounds, call, shape, sizes, warp, lane)
+        syncthreads()
+    if call.phases & RECV_PHASE != 0:
+        sum_rows(out, inputs, network, work, bounds, call, shape, sizes, warp, lane)

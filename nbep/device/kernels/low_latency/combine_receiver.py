@@ -1,0 +1,198 @@
+"""The receive phase of low-latency combine: add up the rows of each token with its weights. See combine.py.
+
+cell                    written by      with           read by            with
+counts[e], arrivals[r]  experts' ranks  amo_add (1)    the listing warp   ld_acquire_sys
+row                     experts' ranks  put_nbi_warp   all warps          ld_na, after the count and syncthreads
+sum table               listing warp    st_shared      all warps          ld_shared, after syncthreads
+"""
+
+from nbep.device.jit import device_function
+from nbep.device.layout.low_latency import (
+    LOGFMT_COLUMNS,
+    LOGFMT_META_BYTES,
+    arrival_offset,
+    count_offset,
+    recv_offset,
+    row_stride,
+)
+from nbep.device.network import own_ptr
+from nbep.device.primitives import (
+    FULL_MASK,
+    atom_add_relaxed_sys_s64,
+    block_dim,
+    block_idx,
+    clock64,
+    f32,
+    grid_dim,
+    ld_na_f32,
+    ld_na_s32,
+    ld_na_v2,
+    ld_na_v4,
+    ld_nc_s64,
+    ld_shared_f32,
+    ld_shared_s32,
+    ld_shared_s64,
+    match_any_s32,
+    popc_u32,
+    smem_base,
+    st_na_v4,
+    st_shared_f32,
+    st_shared_s32,
+    st_shared_s64,
+    syncthreads,
+    u32_div,
+    vote_ballot,
+)
+from nbep.device.protocols.arrivals import is_there, wait_arrival
+from nbep.device.protocols.logfmt import ENCODED_BYTES, HIGH_BITS, PLAIN_BYTES, decode_four, is_encoded, log_range
+from nbep.device.protocols.reduce import add_weighted_bf16x8, add_weighted_f32x8, to_bf16x8, zero_f32x8
+from nbep.device.protocols.waits import LOW_LATENCY_COMBINE_COUNT
+
+# The sum table
+ROWS = 0  # [32] s64: their addresses
+WEIGHTS = 256  # [32] f32
+NUM_ROWS = 384
+COLUMNS = 256  # of a token that a warp adds up at once, eight a lane
+
+
+@device_function
+def locate_row(out, network, work, bounds, call, shape, token, expert, lane):
+    """Wait for the row that belongs to an expert, or with deduplicate to its rank: its address, 0 if it never came."""
+    num_local_experts = u32_div(shape.num_experts, shape.num_ranks)
+    peer = u32_div(expert, num_local_experts)
+    owner = peer if shape.deduplicate != 0 else expert
+    cell = count_offset(call.num_rdma_bytes, call.half, expert)
+    if shape.deduplicate != 0:
+        cell = arrival_offset(call.num_rdma_bytes, call.half, peer)
+    start = clock64()
+    value = wait_arrival(own_ptr(network, cell), bounds, work.mask, peer, LOW_LATENCY_COMBINE_COUNT, expert)
+    if out.wait_recv_cost_stats != 0:
+        atom_add_relaxed_sys_s64(out.wait_recv_cost_stats + 8 * peer, clock64() - start)
+    place = (owner * shape.num_max_tokens + token) * row_stride(shape)
+    return own_ptr(network, recv_offset(call.num_rdma_bytes, call.half)) + place if is_there(value) else 0
+
+
+@device_function
+def list_rows(out, inputs, network, work, bounds, call, shape, sizes, token, lane):
+    """Wait for the rows of a token and write down where they are, in the order of its choices; one warp."""
+    table = smem_base()
+    expert = -1
+    weight = f32(1)
+    if lane < sizes.num_topk:
+        cell = token * sizes.num_topk + lane
+        expert = ld_nc_s64(inputs.topk_idx + 8 * cell)
+        if shape.deduplicate == 0:
+            weight = ld_na_f32(inputs.topk_weights + 4 * cell)
+    is_wanted = 0 <= expert < shape.num_experts
+    if shape.deduplicate != 0:  # one row from each rank
+        peer = u32_div(expert, u32_div(shape.num_experts, shape.num_ranks)) if is_wanted else -1
+        same = match_any_s32(FULL_MASK, peer)
+        is_wanted = is_wanted and same & ((1 << lane) - 1) == 0
+    row = 0
+    if is_wanted:
+        row = locate_row(out, network, work, bounds, call, shape, token, expert, lane)
+    present = vote_ballot(FULL_MASK, row != 0)
+    if row != 0:
+        index = popc_u32(present & ((1 << lane) - 1))
+        st_shared_s64(table + ROWS + 8 * index, row)
+        st_shared_f32(table + WEIGHTS + 4 * index, weight)
+    if lane == 0:
+        st_shared_s32(table + NUM_ROWS, popc_u32(present))
+
+
+@device_function
+def load_columns(table, i, num_rows, offset):
+    """16 bytes of a listed row, zeros past the last."""
+    nothing = (0, 0, 0, 0)
+    return ld_na_v4(ld_shared_s64(table + ROWS + 8 * i) + offset) if i < num_rows else nothing
+
+
+@device_function
+def add_listed(table, total, words, i, num_rows):
+    """Add eight columns of row i with its weight, if there is such a row."""
+    if i < num_rows:
+        total = add_weighted_bf16x8(total, words, ld_shared_f32(table + WEIGHTS + 4 * i))
+    return total
+
+
+@device_function
+def sum_columns(table, num_rows, offset):
+    """The weighted sum of eight columns of all listed rows; eight loads in flight."""
+    total = zero_f32x8()
+    for first in range(0, num_rows, 8):
+        a = load_columns(table, first, num_rows, offset)
+        b = load_columns(table, first + 1, num_rows, offset)
+        c = load_columns(table, first + 2, num_rows, offset)
+        d = load_columns(table, first + 3, num_rows, offset)
+        e = load_columns(table, first + 4, num_rows, offset)
+        f = load_columns(table, first + 5, num_rows, offset)
+        g = load_columns(table, first + 6, num_rows, offset)
+        h = load_columns(table, first + 7, num_rows, offset)
+        total = add_listed(table, total, a, first, num_rows)
+        total = add_listed(table, total, b, first + 1, num_rows)
+        total = add_listed(table, total, c, first + 2, num_rows)
+        total = add_listed(table, total, d, first + 3, num_rows)
+        total = add_listed(table, total, e, first + 4, num_rows)
+        total = add_listed(table, total, f, first + 5, num_rows)
+        total = add_listed(table, total, g, first + 6, num_rows)
+        total = add_listed(table, total, h, first + 7, num_rows)
+    return total
+
+
+@device_function
+def encoded_before(row, block):
+    """How many of the first `block` times 128 columns of a LogFMT row are encoded."""
+    num_encoded = 0
+    for i in range(block):
+        num_encoded += 1 if is_encoded(ld_na_s32(row + LOGFMT_META_BYTES * i)) else 0
+    return num_encoded
+
+
+@device_function
+def add_logfmt(total, row, weight, shape, column):
+    """Add eight columns of a LogFMT row."""
+    block = column // LOGFMT_COLUMNS
+    num_encoded = encoded_before(row, block)
+    data = row + row_stride(shape) - 2 * shape.hidden
+    data += ENCODED_BYTES * num_encoded + PLAIN_BYTES * (block - num_encoded)
+    place = column % LOGFMT_COLUMNS // 8
+    meta = ld_na_s32(row + LOGFMT_META_BYTES * block)
+    if not is_encoded(meta):
+        return add_weighted_bf16x8(total, ld_na_v4(data + 16 * place), weight)
+    least, step = log_range(meta)
+    low, high = ld_na_v2(data + 8 * place)
+    bits = ld_na_s32(data + HIGH_BITS + 4 * (place // 2)) >> (16 * (place % 2))
+    a = decode_four(low, bits & 15, (bits >> 8) & 15, least, step)
+    b = decode_four(high, (bits >> 4) & 15, (bits >> 12) & 15, least, step)
+    return add_weighted_f32x8(total, (a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]), weight)
+
+
+@device_function
+def sum_token(out, shape, token, warp, lane):
+    """Add up the listed rows of a token; each warp some of its columns."""
+    table = smem_base()
+    num_rows = ld_shared_s32(table + NUM_ROWS)
+    column = COLUMNS * warp + 8 * lane
+    while column < shape.hidden:
+        total = zero_f32x8()
+        if shape.use_logfmt != 0:
+            for i in range(num_rows):
+                row = ld_shared_s64(table + ROWS + 8 * i)
+                total = add_logfmt(total, row, ld_shared_f32(table + WEIGHTS + 4 * i), shape, column)
+        else:
+            total = sum_columns(table, num_rows, 2 * column)
+        st_na_v4(out.combined_x + 2 * (token * shape.hidden + column), to_bf16x8(total))
+        column += COLUMNS * (block_dim() // 32)
+
+
+@device_function
+def sum_rows(out, inputs, network, work, bounds, call, shape, sizes, warp, lane):
+    """Receiver: all tokens of this block, one after the other."""
+    token = block_idx()
+    while token < sizes.num_tokens:
+        if warp == 0:
+            list_rows(out, inputs, network, work, bounds, call, shape, sizes, token, lane)
+        syncthreads()
+        sum_token(out, shape, token, warp, lane)
+        syncthreads()
+        token += grid_dim()

@@ -1,0 +1,207 @@
+"""The send phase of low-latency combine: each row goes to the rank that its token came from. See combine.py.
+
+cell        written by          with                    read by           with
+row         senders             put_nbi_warp            the source        after counts
+counts[e]   a group's thread    amo_add (1)             the source        ld_acquire_sys
+stage       copy engine         bulk copy               engine            after the stage's mbarrier
+            lanes               st_shared_v2, v4        engine, lanes     after a proxy fence and syncwarp
+"""
+
+from nbep.device.jit import device_function
+from nbep.device.kernels.low_latency.arguments import SUM_TABLE_BYTES
+from nbep.device.kernels.low_latency.dispatch_sender import may_send
+from nbep.device.layout.low_latency import (
+    LOGFMT_COLUMNS,
+    LOGFMT_META_BYTES,
+    count_offset,
+    recv_offset,
+    row_stride,
+    send_offset,
+)
+from nbep.device.network import amo_add, put_nbi_warp, quiet
+from nbep.device.primitives import (
+    FULL_MASK,
+    bar_sync,
+    block_dim,
+    block_idx,
+    f32_abs,
+    f32_max,
+    fence_proxy_async_shared,
+    grid_dim,
+    has_tma,
+    ld_nc_s32,
+    ld_nc_s64,
+    ld_nc_v4,
+    shfl_idx_s32,
+    smem_base,
+    st_shared_s32,
+    st_shared_v2,
+    st_shared_v4,
+    syncwarp,
+    tma_store_wait_read_all,
+    u32_div,
+    u32_mod,
+    vote_any,
+)
+from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
+from nbep.device.protocols.fp8 import abs_max8, unpack_bf16x8
+from nbep.device.protocols.logfmt import (
+    ENCODED_BYTES,
+    HIGH_BITS,
+    PLAIN_BYTES,
+    encode_four,
+    encoding,
+    is_encoded,
+    log_range,
+    pack_meta,
+)
+from nbep.device.protocols.reduce import half_warp_max_f32
+from nbep.device.protocols.staging import STAGE_BYTES, fill_stage, open_stage
+
+GROUP_BARRIERS = 1  # group g has barrier 1 + g
+COLUMNS = 256  # of a row that a warp encodes at once, eight a lane
+
+
+@device_function
+def put_row(network, dst, src, row, num_bytes, peer, queue, stage, parity, lane):
+    """Put a row of global memory, a stage at a time; one warp. Returns the parity of the stage's next fill."""
+    offset = 0
+    while offset < num_bytes:
+        if has_tma():
+            part, parity = fill_stage(row + offset, num_bytes - offset, stage, parity, lane)
+            syncwarp(FULL_MASK)
+        else:
+            part = min(num_bytes - offset, STAGE_BYTES)
+            for at in range(lane * VEC_BYTES, part, WARP_BYTES):
+                st_shared_v4(stage.data + at, ld_nc_v4(row + offset + at))
+            syncwarp(FULL_MASK)
+        put_nbi_warp(network, dst + offset, src + offset, stage.data, part, peer, queue, lane)
+        syncwarp(FULL_MASK)
+        offset += part
+    return parity
+
+
+@device_function
+def abs_min8(values):
+    """The smallest of eight magnitudes."""
+    low = f32_max(f32_max(-f32_abs(values[0]), -f32_abs(values[1])), f32_max(-f32_abs(values[2]), -f32_abs(values[3])))
+    high = f32_max(f32_max(-f32_abs(values[4]), -f32_abs(values[5])), f32_max(-f32_abs(values[6]), -f32_abs(values[7])))
+    return -f32_max(low, high)
+
+
+@device_function
+def encode_columns(data, meta, words, is_active, lane):
+    """Write 256 columns into the stage, each half of the warp 128 of them, and their words of the meta.
+
+    data, meta: shared addresses where they go; words: eight bf16 of each lane. Returns the bytes. A half that is not
+    active is past the end of the row.
+    """
+    values = unpack_bf16x8(words)
+    smallest = -half_warp_max_f32(FULL_MASK, -abs_min8(values))
+    word = pack_meta(half_warp_max_f32(FULL_MASK, abs_max8(values)), smallest)
+    is_short = is_active and is_encoded(word)
+    size = (ENCODED_BYTES if is_short else PLAIN_BYTES) if is_active else 0
+    first = shfl_idx_s32(FULL_MASK, size, 0)
+    second = shfl_idx_s32(FULL_MASK, size, 16)
+    a = b = c = d = 0
+    if is_short:
+        low, step = log_range(word)
+        per_step, addend = encoding(low, step)
+        a, b = encode_four((values[0], values[1], values[2], values[3]), per_step, addend)
+        c, d = encode_four((values[4], values[5], values[6], values[7]), per_step, addend)
+    # Signs and 9th bits of eight values; two lanes share a word.
+    bits = (b & 15) | ((d & 15) << 4) | (b & 0xF00) | ((d & 0xF00) << 4)
+    next_bits = shfl_idx_s32(FULL_MASK, bits, lane | 1)
+    place = lane % 16
+    at = data if lane < 16 else data + first
+    if is_short:
+        st_shared_v2(at + 8 * place, (a, c))
+        if place % 2 == 0:
+            st_shared_s32(at + HIGH_BITS + 2 * place, bits | (next_bits << 16))
+    elif is_active:
+        st_shared_v4(at + 16 * place, words)
+    if place == 0 and is_active:
+        st_shared_s32(meta + LOGFMT_META_BYTES * (lane // 16), word)
+    return first + second
+
+
+@device_function
+def put_stage(network, dst, src, data, num_bytes, peer, queue, lane):
+    """Put what the lanes have written into a stage, and wait until it may be written again; one warp."""
+    if has_tma():
+        fence_proxy_async_shared()
+    syncwarp(FULL_MASK)
+    put_nbi_warp(network, dst, src, data, num_bytes, peer, queue, lane)
+    if has_tma() and lane == 0:
+        tma_store_wait_read_all()
+    syncwarp(FULL_MASK)
+
+
+@device_function
+def put_encoded_row(network, dst, src, row, shape, peer, queue, stage, lane):
+    """Put a row in LogFMT: its columns behind each other, then the meta in front of them; one warp."""
+    meta_bytes = row_stride(shape) - 2 * shape.hidden
+    data = stage.data + meta_bytes
+    room = STAGE_BYTES - meta_bytes
+    if lane < VEC_BYTES // LOGFMT_META_BYTES:  # what may be padding
+        st_shared_s32(data - VEC_BYTES + 4 * lane, 0)
+    syncwarp(FULL_MASK)
+    used = 0
+    done = meta_bytes
+    for first in range(0, shape.hidden, COLUMNS):
+        column = first + 8 * lane
+        is_active = column < shape.hidden
+        nothing = (0, 0, 0, 0)
+        words = ld_nc_v4(row + 2 * column) if is_active else nothing
+        meta = stage.data + LOGFMT_META_BYTES * (first // LOGFMT_COLUMNS)
+        used += encode_columns(data + used, meta, words, is_active, lane)
+        if used + 2 * PLAIN_BYTES > room:
+            put_stage(network, dst + done, src + done, data, used, peer, queue, lane)
+            done += used
+            used = 0
+    if used != 0:
+        put_stage(network, dst + done, src + done, data, used, peer, queue, lane)
+    put_stage(network, dst, src, stage.data, meta_bytes, peer, queue, lane)
+
+
+@device_function
+def send_rows(inputs, network, work, bounds, call, shape, sizes, warp, lane):
+    """Sender: a group of warps for each (local expert, source), its warps take the rows in turn."""
+    num_rows = shape.num_ranks * shape.num_max_tokens
+    num_local_experts = u32_div(shape.num_experts, shape.num_ranks)
+    group_warps = u32_div(block_dim() // 32, sizes.num_groups)
+    group = u32_div(warp, group_warps)
+    warp_in_group = warp - group * group_warps
+    stage = open_stage(smem_base() + SUM_TABLE_BYTES, warp, lane)
+    parity = 0
+    pair = block_idx() + grid_dim() * group
+    if group >= sizes.num_groups:
+        pair = shape.num_experts
+    while pair < shape.num_experts:
+        local_expert = u32_div(pair, shape.num_ranks)
+        peer = u32_mod(pair, shape.num_ranks)
+        expert = network.rank * num_local_experts + local_expert
+        layout = ld_nc_s64(inputs.recv_layout_range + 8 * pair)
+        num_tokens = layout & 0xFFFFFFFF
+        is_free = False
+        if lane == 0 and num_tokens != 0:
+            is_free = may_send(network, work, bounds, call, peer)
+        is_free = vote_any(FULL_MASK, is_free)
+        i = warp_in_group
+        while i < num_tokens and is_free:
+            row = local_expert * num_rows + (layout >> 32) + i
+            token = ld_nc_s32(inputs.recv_src_info + 4 * row)
+            dst = recv_offset(call.num_rdma_bytes, call.half)
+            dst += (expert * shape.num_max_tokens + token) * row_stride(shape)
+            src = send_offset(call.num_rdma_bytes, call.half) + row * row_stride(shape)
+            x = inputs.x + 2 * row * shape.hidden
+            if shape.use_logfmt != 0:
+                put_encoded_row(network, dst, src, x, shape, peer, local_expert, stage, lane)
+            else:
+                parity = put_row(network, dst, src, x, 2 * shape.hidden, peer, local_expert, stage, parity, lane)
+            i += group_warps
+        quiet(network, peer, local_expert, lane)
+        bar_sync(GROUP_BARRIERS + group, 32 * group_warps)
+        if warp_in_group == 0 and lane == 0 and is_free:
+            amo_add(network, count_offset(call.num_rdma_bytes, call.half, expert), 1, peer, local_expert)
+        pair += grid_dim() * sizes.num_groups

@@ -1,0 +1,137 @@
+"""The receive phase of low-latency dispatch: pack what has arrived, expert by expert. See dispatch.py.
+
+cell             written by    with                    read by      with
+counts[e, s]     source s      amo_add                 receivers    ld_acquire_sys
+message          source s      put_nbi_warp            receivers    bulk copy and ld_na, after the count
+recv_*           receivers     bulk copy, st_weak      -            the next kernel
+"""
+
+from nbep.device.jit import device_function
+from nbep.device.layout.low_latency import (
+    count_offset,
+    message_stride,
+    note_offset,
+    num_scales,
+    payload_bytes,
+    recv_offset,
+)
+from nbep.device.network import own_ptr
+from nbep.device.primitives import (
+    FULL_MASK,
+    atom_add_relaxed_gpu_s32,
+    atom_add_relaxed_sys_s64,
+    block_dim,
+    block_idx,
+    clock64,
+    f32_to_ue8m0,
+    fence_proxy_async_global,
+    grid_dim,
+    has_tma,
+    ld_na_f32,
+    ld_na_s32,
+    ld_na_v4,
+    shfl_idx_s32,
+    smem_base,
+    st_weak_f32,
+    st_weak_s32,
+    st_weak_s64,
+    st_weak_u8,
+    syncwarp,
+    tma_store_wait_all,
+    u32_div,
+    u32_mod,
+)
+from nbep.device.protocols.arrivals import announced, wait_arrival
+from nbep.device.protocols.reduce import warp_sum_s32
+from nbep.device.protocols.staging import begin_copy, end_copy, open_stage
+from nbep.device.protocols.waits import LOW_LATENCY_DISPATCH_COUNT
+
+
+@device_function
+def wait_counts(out, network, work, bounds, call, shape, local_expert, src, lane, times):
+    """Where the tokens of a source begin among an expert's, and how many there are; the same in every lane.
+
+    Lane s waits for the count of source s, up to `src`. times: whether this warp notes how long it waited.
+    """
+    num_tokens = 0
+    if lane <= src:
+        start = clock64() if times else 0
+        count = count_offset(call.num_rdma_bytes, call.half, local_expert * shape.num_ranks + lane)
+        value = wait_arrival(own_ptr(network, count), bounds, work.mask, lane, LOW_LATENCY_DISPATCH_COUNT, local_expert)
+        num_tokens = announced(value, shape.num_max_tokens)
+        if times and lane == src and out.wait_recv_cost_stats != 0:
+            atom_add_relaxed_sys_s64(out.wait_recv_cost_stats + 8 * src, clock64() - start)
+    syncwarp(FULL_MASK)
+    if has_tma() and lane == 0:
+        fence_proxy_async_global()  # what the counts have published, before the bulk copies that read it
+    begin = warp_sum_s32(FULL_MASK, num_tokens if lane < src else 0)
+    return begin, shfl_idx_s32(FULL_MASK, num_tokens, src)
+
+
+@device_function
+def note_range(out, shape, local_expert, src, begin, num_tokens):
+    """Write down where the tokens of a source are; one thread. With those of the last source all are counted."""
+    cell = out.recv_layout_range + 8 * (local_expert * shape.num_ranks + src)
+    st_weak_s64(cell, (begin << 32) | num_tokens)
+    if src == shape.num_ranks - 1:
+        st_weak_s32(out.recv_count + 4 * local_expert, begin + num_tokens)
+        if out.cumulative_recv_stats != 0:
+            atom_add_relaxed_gpu_s32(out.cumulative_recv_stats + 4 * local_expert, begin + num_tokens)
+
+
+@device_function
+def store_scale(out, message, shape, use_ue8m0, expert_row, num_rows, row, index):
+    """Copy one scale of a message to its column of recv_x_scales; for UE8M0 its exponent alone."""
+    scale = ld_na_f32(message + shape.hidden + 4 * index)
+    if use_ue8m0 != 0:
+        word = (expert_row * (num_scales(shape) // 4) + index // 4) * num_rows + row
+        st_weak_u8(out.recv_x_scales + 4 * word + index % 4, f32_to_ue8m0(scale))
+    else:
+        st_weak_f32(out.recv_x_scales + 4 * ((expert_row * num_scales(shape) + index) * num_rows + row), scale)
+
+
+@device_function
+def copy_notes(out, message, shape, sizes, local_expert, row, lane):
+    """Copy the source index and the scales of a message to those of an output row; one warp."""
+    num_rows = shape.num_ranks * shape.num_max_tokens
+    if lane == 0:
+        src_idx = ld_na_s32(message + note_offset(shape))
+        st_weak_s32(out.recv_src_info + 4 * (local_expert * num_rows + row), src_idx)
+    for index in range(lane, num_scales(shape), 32):
+        store_scale(out, message, shape, sizes.use_ue8m0, local_expert, num_rows, row, index)
+
+
+@device_function
+def receive_messages(out, network, work, bounds, call, shape, sizes, warp, lane):
+    """Receiver: a group of warps for each (local expert, source), its warps take the messages in turn."""
+    num_rows = shape.num_ranks * shape.num_max_tokens
+    group_warps = u32_div(block_dim() // 32, sizes.num_groups)
+    group = u32_div(warp, group_warps)
+    warp_in_group = warp - group * group_warps
+    stage = open_stage(smem_base(), warp, lane)
+    parity = 0
+    pair = block_idx() + grid_dim() * group
+    if group >= sizes.num_groups:
+        pair = shape.num_experts
+    messages = own_ptr(network, recv_offset(call.num_rdma_bytes, call.half))
+    while pair < shape.num_experts:
+        local_expert = u32_div(pair, shape.num_ranks)
+        src = u32_mod(pair, shape.num_ranks)
+        begin, num_tokens = wait_counts(
+            out, network, work, bounds, call, shape, local_expert, src, lane, warp_in_group == 0
+        )
+        if warp_in_group == 0 and lane == 0:
+            note_range(out, shape, local_expert, src, begin, num_tokens)
+        message = messages + (pair * shape.num_max_tokens + warp_in_group) * message_stride(shape)
+        i = warp_in_group
+        while i < num_tokens:
+            row = begin + i
+            begin_copy(message, payload_bytes(shape), 0, stage, lane)
+            copy_notes(out, message, shape, sizes, local_expert, row, lane)
+            dst = out.recv_x + (local_expert * num_rows + row) * payload_bytes(shape)
+            parity = end_copy(ld_na_v4, dst, message, payload_bytes(shape), 0, stage, parity, lane)
+            message += group_warps * message_stride(shape)
+            i += group_warps
+        pair += grid_dim() * sizes.num_groups
+    if has_tma() and lane == 0:
+        tma_store_wait_all()

@@ -1,0 +1,189 @@
+"""The receive phase of low-latency dispatch with deduplicate: a message is copied to all experts that its note names.
+
+ cell            written by   with                    read by     with
+ arrivals[s]     source s     amo_add                 receivers   ld_acquire_sys
+ counts[e, s]    source s     amo_add                 receivers   ld_relaxed_sys, after arrivals
+ message         source s     put_nbi_warp            receivers   bulk copy and ld_na, after arrivals
+ table           receivers    st_shared               receivers   ld_shared, after syncthreads
+ recv_*          receivers    bulk copy, st_weak      -           the next kernel
+
+The table of a block says where the tokens of each (local expert, source) begin in recv_x: the sum of the counts of the
+sources before it. So places do not depend on who comes first, and every block finds the same ones.
+"""
+
+from nbep.device.jit import device_function
+from nbep.device.kernels.low_latency.arguments import TABLE_BYTES
+from nbep.device.kernels.low_latency.dispatch_receiver import copy_notes, note_range
+from nbep.device.kernels.low_latency.send_once import ENTRIES, SRC_IDX
+from nbep.device.layout.low_latency import (
+    ALIGNMENT_BYTES,
+    MAX_EXPERTS,
+    arrival_offset,
+    count_offset,
+    message_stride,
+    note_offset,
+    payload_bytes,
+    recv_offset,
+)
+from nbep.device.network import own_ptr
+from nbep.device.primitives import (
+    FULL_MASK,
+    atom_add_relaxed_sys_s64,
+    block_dim,
+    block_idx,
+    clock64,
+    fence_proxy_async_global,
+    ffs_u32,
+    grid_dim,
+    has_tma,
+    ld_na_f32,
+    ld_na_s32,
+    ld_na_v4,
+    ld_relaxed_sys_s32,
+    ld_shared_s32,
+    shfl_idx_s32,
+    smem_base,
+    st_shared_s32,
+    st_weak_f32,
+    st_weak_s32,
+    syncthreads,
+    syncwarp,
+    thread_idx,
+    tma_store_wait_all,
+    u32_div,
+    u32_mod,
+    vote_ballot,
+)
+from nbep.device.protocols.arrivals import announced, wait_arrival
+from nbep.device.protocols.copies import copy_row
+from nbep.device.protocols.staging import drain_stage, empty_stage, fill_stage, open_stage
+from nbep.device.protocols.waits import LOW_LATENCY_DISPATCH_COUNT
+
+NUM_MESSAGES = 4 * MAX_EXPERTS  # where a word for each rank stands in the table
+assert TABLE_BYTES - NUM_MESSAGES >= ALIGNMENT_BYTES
+
+
+@device_function
+def wait_sources(out, network, work, bounds, call, shape, table):
+    """Wait for all sources and note how many messages each has sent. A whole block; a barrier follows."""
+    src = thread_idx()
+    if src < shape.num_ranks:
+        start = clock64()
+        arrival = own_ptr(network, arrival_offset(call.num_rdma_bytes, call.half, src))
+        value = wait_arrival(arrival, bounds, work.mask, src, LOW_LATENCY_DISPATCH_COUNT, -1)
+        num_messages = announced(value, shape.num_max_tokens)
+        st_shared_s32(table + NUM_MESSAGES + 4 * src, num_messages)
+        if block_idx() == 0:
+            st_weak_s32(out.num_messages + 4 * src, num_messages)
+            if out.wait_recv_cost_stats != 0:
+                atom_add_relaxed_sys_s64(out.wait_recv_cost_stats + 8 * src, clock64() - start)
+
+
+@device_function
+def find_places(out, network, call, shape, table):
+    """Fill the table from the counts, a thread for each expert; every block notes the ranges of some experts."""
+    num_local_experts = u32_div(shape.num_experts, shape.num_ranks)
+    for local_expert in range(thread_idx(), num_local_experts, block_dim()):
+        begin = 0
+        for src in range(shape.num_ranks):
+            cell = local_expert * shape.num_ranks + src
+            num_tokens = 0
+            if ld_shared_s32(table + NUM_MESSAGES + 4 * src) != 0:
+                count = own_ptr(network, count_offset(call.num_rdma_bytes, call.half, cell))
+                num_tokens = announced(ld_relaxed_sys_s32(count), shape.num_max_tokens)
+            st_shared_s32(table + 4 * cell, begin)
+            if u32_mod(local_expert, grid_dim()) == block_idx():
+                note_range(out, shape, local_expert, src, begin, num_tokens)
+            begin += num_tokens
+
+
+@device_function
+def read_note(out, message, shape, table, src, index, lane):
+    """The output row for each choice, as local expert * T + row, -1 if it is not here: lane k has that of choice k.
+
+    They are written down for combine, with the weights.
+    """
+    note = message + note_offset(shape)
+    num_rows = shape.num_ranks * shape.num_max_tokens
+    row = -1
+    if lane < shape.num_topk:
+        entry = note + 4 * ENTRIES + 12 * lane
+        expert = ld_na_s32(entry)
+        if expert >= 0:
+            begin = ld_shared_s32(table + 4 * (expert * shape.num_ranks + src))
+            row = min(expert * num_rows + begin + ld_na_s32(entry + 4), (expert + 1) * num_rows - 1)
+        cell = 4 * ((src * shape.num_max_tokens + index) * shape.num_topk + lane)
+        st_weak_s32(out.message_rows + cell, row)
+        st_weak_f32(out.message_weights + cell, ld_na_f32(entry + 8))
+    if lane == 0:
+        src_idx = ld_na_s32(note + 4 * SRC_IDX)
+        st_weak_s32(out.message_src_idx + 4 * (src * shape.num_max_tokens + index), src_idx)
+    return row
+
+
+@device_function
+def copy_to_rows(out, message, row, shape, stage, parity, lane):
+    """Copy the values of a message to all its rows; one warp. Returns the parity of the stage's next copy.
+
+    row: in lane k the row for choice k, or -1
+    """
+    num_bytes = payload_bytes(shape)
+    chosen = vote_ballot(FULL_MASK, row >= 0)
+    if has_tma():
+        offset = 0
+        while offset < num_bytes:
+            part, parity = fill_stage(message + offset, num_bytes - offset, stage, parity, lane)
+            left = chosen
+            while left != 0:
+                dst = shfl_idx_s32(FULL_MASK, row, ffs_u32(left) - 1)
+                empty_stage(out.recv_x + dst * num_bytes + offset, part, stage, lane)
+                left &= left - 1
+            drain_stage(lane)
+            offset += part
+    else:
+        while chosen != 0:
+            dst = shfl_idx_s32(FULL_MASK, row, ffs_u32(chosen) - 1)
+            copy_row(ld_na_v4, out.recv_x + dst * num_bytes, message, num_bytes, lane)
+            chosen &= chosen - 1
+    return parity
+
+
+@device_function
+def expand_message(out, message, shape, sizes, table, src, index, stage, parity, lane):
+    """Copy one message to the rows of all its experts here; one warp. Returns the parity of the stage's next copy."""
+    row = read_note(out, message, shape, table, src, index, lane)
+    parity = copy_to_rows(out, message, row, shape, stage, parity, lane)
+    num_rows = shape.num_ranks * shape.num_max_tokens
+    left = vote_ballot(FULL_MASK, row >= 0)
+    while left != 0:
+        dst = shfl_idx_s32(FULL_MASK, row, ffs_u32(left) - 1)
+        expert = u32_div(dst, num_rows)
+        copy_notes(out, message, shape, sizes, expert, dst - expert * num_rows, lane)
+        left &= left - 1
+    return parity
+
+
+@device_function
+def expand_messages(out, network, work, bounds, call, shape, sizes, warp, lane):
+    """Receiver: all warps take the messages of all sources in turn."""
+    table = smem_base()
+    wait_sources(out, network, work, bounds, call, shape, table)
+    syncthreads()
+    find_places(out, network, call, shape, table)
+    stage = open_stage(table + TABLE_BYTES, warp, lane)
+    if has_tma() and lane == 0:
+        fence_proxy_async_global()  # what the arrivals have published, before the bulk copies that read it
+    syncthreads()
+    parity = 0
+    messages = own_ptr(network, recv_offset(call.num_rdma_bytes, call.half))
+    unit = block_idx() + grid_dim() * warp
+    while unit < shape.num_ranks * shape.num_max_tokens:
+        src = u32_mod(unit, shape.num_ranks)
+        index = u32_div(unit, shape.num_ranks)
+        if index < ld_shared_s32(table + NUM_MESSAGES + 4 * src):
+            message = messages + (src * shape.num_max_tokens + index) * message_stride(shape)
+            parity = expand_message(out, message, shape, sizes, table, src, index, stage, parity, lane)
+        syncwarp(FULL_MASK)
+        unit += grid_dim() * (block_dim() // 32)
+    if has_tma() and lane == 0:
+        tma_store_wait_all()

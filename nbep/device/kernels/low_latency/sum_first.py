@@ -1,0 +1,151 @@
+"""The send phase of low-latency combine with deduplicate: a rank sends the sum of its experts' rows of a token.
+
+ rank r: x[e, i] for each expert e of the token --sender: weighted sum--> stage --put_nbi_warp--> row[r, t] : rank s
+
+ cell          written by      with                    read by           with
+ finished[s]   senders         atom_add_acq_rel_gpu    who finishes s    the same
+               who finishes s  st_relaxed_gpu (0)      -                 the next call
+ row           senders         put_nbi_warp            source s          after arrivals
+ arrivals[r]   who finishes s  amo_add (1)             source s          ld_acquire_sys
+ stage         lanes           st_shared_v4            engine, lanes     after a proxy fence and syncwarp
+
+A warp sums up a part of a row, COLUMNS columns: more warps than there are rows then have something to do. The sum is in
+float32, in the order of the token's choices, each product and each sum rounded; then it is rounded to bf16, once more
+than without deduplicate.
+"""
+
+from nbep.device.jit import device_function
+from nbep.device.kernels.low_latency.arguments import SUM_TABLE_BYTES
+from nbep.device.kernels.low_latency.dispatch_sender import may_send
+from nbep.device.layout.low_latency import MAX_EXPERTS, arrival_offset, recv_offset, send_offset
+from nbep.device.network import amo_add, put_nbi_warp, quiet
+from nbep.device.primitives import (
+    FULL_MASK,
+    atom_add_acq_rel_gpu_s32,
+    block_dim,
+    block_idx,
+    f32,
+    fence_proxy_async_shared,
+    ffs_u32,
+    grid_dim,
+    has_tma,
+    ld_nc_f32,
+    ld_nc_s32,
+    ld_nc_v4,
+    shfl_idx_f32,
+    shfl_idx_s32,
+    smem_base,
+    st_relaxed_gpu_s32,
+    st_shared_v4,
+    syncwarp,
+    u32_div,
+    u32_mod,
+    vote_any,
+    vote_ballot,
+)
+from nbep.device.protocols.arrivals import is_masked
+from nbep.device.protocols.reduce import add_weighted_bf16x8, to_bf16x8, zero_f32x8
+from nbep.device.protocols.staging import STAGE_STRIDE
+
+QUEUE = 0
+COLUMNS = 1024  # of a part: 32 lanes, four times eight columns each
+STRIDE = 512  # bytes from one of a lane's four places to the next
+
+
+@device_function
+def add_part(inputs, shape, rows, weights, first, lane):
+    """The weighted sum of COLUMNS columns from `first` on, rounded: four times eight columns in each lane.
+
+    rows, weights: in lane k those of choice k; a row is -1 if the choice is not here
+    """
+    a = b = c = d = zero_f32x8()
+    nothing = (0, 0, 0, 0)
+    left = vote_ballot(FULL_MASK, rows >= 0)
+    columns = shape.hidden - first - 8 * lane
+    while left != 0:
+        choice = ffs_u32(left) - 1
+        weight = shfl_idx_f32(FULL_MASK, weights, choice)
+        x = inputs.x + 2 * (shfl_idx_s32(FULL_MASK, rows, choice) * shape.hidden + first + 8 * lane)
+        p = ld_nc_v4(x) if columns > 0 else nothing
+        q = ld_nc_v4(x + STRIDE) if columns > 256 else nothing
+        r = ld_nc_v4(x + 2 * STRIDE) if columns > 512 else nothing
+        s = ld_nc_v4(x + 3 * STRIDE) if columns > 768 else nothing
+        a = add_weighted_bf16x8(a, p, weight)
+        b = add_weighted_bf16x8(b, q, weight)
+        c = add_weighted_bf16x8(c, r, weight)
+        d = add_weighted_bf16x8(d, s, weight)
+        left &= left - 1
+    return to_bf16x8(a), to_bf16x8(b), to_bf16x8(c), to_bf16x8(d)
+
+
+@device_function
+def store_part(stage, sums, columns):
+    """Write them into the stage; columns is how many are left from this lane's first one on."""
+    if columns > 0:
+        st_shared_v4(stage, sums[0])
+    if columns > 256:
+        st_shared_v4(stage + STRIDE, sums[1])
+    if columns > 512:
+        st_shared_v4(stage + 2 * STRIDE, sums[2])
+    if columns > 768:
+        st_shared_v4(stage + 3 * STRIDE, sums[3])
+
+
+@device_function
+def finish_source(network, work, call, num_wanted, peer):
+    """Count a part that was sent to a source; one thread. Who completes its rows tells the source."""
+    cell = work.finished + 4 * (MAX_EXPERTS + peer)
+    done = atom_add_acq_rel_gpu_s32(cell, 1) + 1  # PAIR low-latency-finished (both ends)
+    if done == num_wanted:
+        if not is_masked(work.mask, peer):
+            amo_add(network, arrival_offset(call.num_rdma_bytes, call.half, network.rank), 1, peer, QUEUE)
+        st_relaxed_gpu_s32(cell, 0)
+
+
+@device_function
+def send_part(inputs, network, work, bounds, call, shape, stage, peer, message, first, lane):
+    """Sum up and send some columns of one message's row; one warp."""
+    cell = peer * shape.num_max_tokens + message
+    row = -1
+    weight = f32(0)
+    if lane < shape.num_topk:
+        row = ld_nc_s32(inputs.message_rows + 4 * (cell * shape.num_topk + lane))
+        weight = ld_nc_f32(inputs.message_weights + 4 * (cell * shape.num_topk + lane))
+    is_free = False
+    if lane == 0:
+        is_free = may_send(network, work, bounds, call, peer)
+    is_free = vote_any(FULL_MASK, is_free)
+    sums = add_part(inputs, shape, row, weight, first, lane)
+    store_part(stage + 16 * lane, sums, shape.hidden - first - 8 * lane)
+    if has_tma():
+        fence_proxy_async_shared()
+    syncwarp(FULL_MASK)
+    if is_free:
+        token = ld_nc_s32(inputs.message_src_idx + 4 * cell)
+        offset = 2 * ((network.rank * shape.num_max_tokens + token) * shape.hidden + first)
+        dst = recv_offset(call.num_rdma_bytes, call.half) + offset
+        src = send_offset(call.num_rdma_bytes, call.half) + 2 * (cell * shape.hidden + first)
+        num_bytes = 2 * min(COLUMNS, shape.hidden - first)
+        put_nbi_warp(network, dst, src, stage, num_bytes, peer, QUEUE, lane)
+        quiet(network, peer, QUEUE, lane)
+
+
+@device_function
+def send_sums(inputs, network, work, bounds, call, shape, warp, lane):
+    """Sender: all warps take the parts of all messages' rows in turn."""
+    num_parts = u32_div(shape.hidden + COLUMNS - 1, COLUMNS)
+    num_units = shape.num_ranks * shape.num_max_tokens * num_parts
+    stage = smem_base() + SUM_TABLE_BYTES + STAGE_STRIDE * warp
+    unit = block_idx() + grid_dim() * warp
+    while unit < num_units:
+        peer = u32_mod(unit, shape.num_ranks)
+        place = u32_div(unit, shape.num_ranks)
+        message = u32_div(place, num_parts)
+        num_messages = ld_nc_s32(inputs.num_messages + 4 * peer)
+        if message < num_messages:
+            first = (place - message * num_parts) * COLUMNS
+            send_part(inputs, network, work, bounds, call, shape, stage, peer, message, first, lane)
+            if lane == 0:
+                finish_source(network, work, call, num_messages * num_parts, peer)
+        syncwarp(FULL_MASK)
+        unit += grid_dim() * (block_dim() // 32)

@@ -1,0 +1,172 @@
+"""The RDMA buffer of one rank in low-latency mode: two halves, which calls use in turn.
+
+ offset 0                 recv: what peers put here for a call that uses half 0; then the same for half 1
+                          send: what this rank is about to put in half 0; then in half 1
+ num_rdma_bytes           counts [2, MAX_EXPERTS] s32, arrivals [2, MAX_RANKS] s32, credits [2, MAX_RANKS] s32
+                          barrier signals [MAX_RANKS] s32, the pointer table [MAX_RANKS] s64
+
+ recv, in dispatch        messages [num_local_experts, num_ranks (source), num_max_tokens]
+                          with deduplicate: [num_ranks (source), num_max_tokens]
+ recv, in combine         rows [num_experts, num_max_tokens]
+                          with deduplicate: [num_ranks (of the experts), num_max_tokens]
+ send                     messages [num_max_tokens] of dispatch, rows [num_local_experts, num_ranks * num_max_tokens] of
+                          combine: its zero-copy buffer
+ a message                x [hidden], e4m3 or bf16; scales [hidden / 128] f32, only with e4m3; note: its token's index
+                          at the source, s32, and with deduplicate for each choice local expert or -1, slot, weight
+ a row                    x [hidden] bf16; with LogFMT `protocols.logfmt` says what is in it
+
+Recv and send of each half have a quarter of num_rdma_bytes. So where they are does not depend on what a call is made
+for, and calls of all shapes follow each other. DeepEP derives the places from the arguments of the call, and needs
+clean_low_latency_buffer when they change.
+
+The cells lie behind num_rdma_bytes: what a user writes into the buffer does not reach them. A count and an arrival are
+0 until they come. counts[local_expert * num_ranks + source] says how many tokens a source has for a local expert, in
+combine counts[expert] says that an expert's rows are there. An arrival says the same of all that a source sends, with
+deduplicate. credits[half, peer] is 1 when the peer has received what it got in this half: this rank may fill it again.
+
+Source: DeepEP csrc/config.hpp, LowLatencyLayout
+"""
+
+from typing import NamedTuple
+
+from nbep.device.jit import device_function
+from nbep.device.layout.intranode import ALIGNMENT_BYTES, align_up
+from nbep.device.types import I32
+
+NUM_HALVES = 2
+MAX_RANKS = 16  # a lane for each, and a pointer for each in the table
+MAX_EXPERTS = 2048
+MAX_TOPK = 32
+COLUMNS_PER_SCALE = 128
+NOTE_ALIGNMENT = 16
+LOGFMT_COLUMNS = 128  # that share a minimum and a maximum
+LOGFMT_META_BYTES = 4
+
+COUNTS = 0
+ARRIVALS = COUNTS + NUM_HALVES * MAX_EXPERTS * 4
+CREDITS = ARRIVALS + align_up(NUM_HALVES * MAX_RANKS * 4, ALIGNMENT_BYTES)
+BARRIER_SIGNALS = CREDITS + align_up(NUM_HALVES * MAX_RANKS * 4, ALIGNMENT_BYTES)
+POINTER_TABLE = BARRIER_SIGNALS + align_up(MAX_RANKS * 4, ALIGNMENT_BYTES)
+TRAILER_BYTES = POINTER_TABLE + align_up(MAX_RANKS * 8, ALIGNMENT_BYTES)
+
+
+class LowLatencyShape(NamedTuple):
+    """What all ranks must agree on in one call. use_fp8, deduplicate and use_logfmt are 0 or 1."""
+
+    num_ranks: I32
+    num_experts: I32
+    num_max_tokens: I32  # of a rank
+    hidden: I32
+    num_topk: I32  # only dispatch with deduplicate asks
+    use_fp8: I32
+    deduplicate: I32
+    use_logfmt: I32
+
+
+@device_function
+def payload_bytes(shape):
+    """Bytes of a token's values in a message."""
+    return shape.hidden if shape.use_fp8 != 0 else 2 * shape.hidden
+
+
+@device_function
+def num_scales(shape):
+    return (shape.hidden + COLUMNS_PER_SCALE - 1) // COLUMNS_PER_SCALE if shape.use_fp8 != 0 else 0
+
+
+@device_function
+def note_offset(shape):
+    """Where the note stands in a message."""
+    return align_up(payload_bytes(shape) + 4 * num_scales(shape), NOTE_ALIGNMENT)
+
+
+@device_function
+def note_bytes(shape):
+    """Bytes of a note: the token's index, then with deduplicate an expert, a slot and a weight for each choice."""
+    return NOTE_ALIGNMENT + (align_up(12 * shape.num_topk, NOTE_ALIGNMENT) if shape.deduplicate != 0 else 0)
+
+
+@device_function
+def message_stride(shape):
+    """From a message of dispatch to the next."""
+    return align_up(note_offset(shape) + note_bytes(shape), ALIGNMENT_BYTES)
+
+
+@device_function
+def row_stride(shape):
+    """From a row of combine to the next, where a peer has put them."""
+    meta = LOGFMT_META_BYTES * (shape.hidden // LOGFMT_COLUMNS) if shape.use_logfmt != 0 else 0
+    return 2 * shape.hidden + align_up(meta, NOTE_ALIGNMENT)
+
+
+@device_function
+def quarter_bytes(num_rdma_bytes):
+    """What recv or send of one half may take."""
+    return num_rdma_bytes // 4 // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+
+
+@device_function
+def recv_offset(num_rdma_bytes, half):
+    """Where peers put what they send in a half."""
+    return half * quarter_bytes(num_rdma_bytes)
+
+
+@device_function
+def send_offset(num_rdma_bytes, half):
+    """Where this rank keeps what it sends in a half, if it lies in the buffer."""
+    return (NUM_HALVES + half) * quarter_bytes(num_rdma_bytes)
+
+
+@device_function
+def count_offset(num_rdma_bytes, half, index):
+    return num_rdma_bytes + COUNTS + 4 * (half * MAX_EXPERTS + index)
+
+
+@device_function
+def arrival_offset(num_rdma_bytes, half, rank):
+    return num_rdma_bytes + ARRIVALS + 4 * (half * MAX_RANKS + rank)
+
+
+@device_function
+def credit_offset(num_rdma_bytes, half, rank):
+    return num_rdma_bytes + CREDITS + 4 * (half * MAX_RANKS + rank)
+
+
+def quarter_bytes_needed(shape: LowLatencyShape) -> int:
+    """What the largest part of one half takes in dispatches and combines of this shape, whatever their options."""
+    num_messages = shape.num_experts * shape.num_max_tokens
+    bf16 = shape._replace(use_fp8=0, deduplicate=0)
+    message = max(message_stride(bf16), message_stride(bf16._replace(use_fp8=1)))
+    needed = num_messages * max(message, row_stride(shape._replace(use_logfmt=1)))
+    if shape.deduplicate:
+        needed = max(needed, shape.num_ranks * shape.num_max_tokens * message_stride(shape._replace(use_fp8=0)))
+    return align_up(needed, ALIGNMENT_BYTES)
+
+
+def describe_offset(shape: LowLatencyShape | None, num_rdma_bytes: int, offset: int) -> str:
+    """Name the cell at a byte offset of the buffer, for reports. shape is that of the latest launch, if any."""
+    if offset >= num_rdma_bytes:
+        return _describe_cell(shape, offset - num_rdma_bytes)
+    quarter = quarter_bytes(num_rdma_bytes)
+    if quarter == 0 or offset >= 4 * quarter:
+        return f"buffer + {offset}"
+    part, byte = divmod(offset, quarter)
+    name = f"{'recv' if part < NUM_HALVES else 'send'}[half {part % NUM_HALVES}]"
+    return f"{name} + {byte}"
+
+
+def _describe_cell(shape: LowLatencyShape | None, cell: int) -> str:
+    for name, start, count, size in (
+        ("counts", COUNTS, MAX_EXPERTS, 4),
+        ("arrivals", ARRIVALS, MAX_RANKS, 4),
+        ("credits", CREDITS, MAX_RANKS, 4),
+    ):
+        if start <= cell < start + NUM_HALVES * count * size:
+            half, index = divmod((cell - start) // size, count)
+            if name == "counts" and shape is not None:
+                expert, src = divmod(index, shape.num_ranks)
+                return f"counts[half {half}, {index}: local expert {expert} from src {src}, or all of expert {index}]"
+            return f"{name}[half {half}, rank {index}]"
+    if BARRIER_SIGNALS <= cell < POINTER_TABLE:
+        return f"barrier_signal[rank {(cell - BARRIER_SIGNALS) // 4}]"
+    return f"pointer table + {cell - POINTER_TABLE}"

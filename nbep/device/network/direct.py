@@ -1,0 +1,89 @@
+"""The transport for peers whose memory is mapped: over NVLink, on the same card, on the emulator.
+
+ rank s: stage --put_nbi_warp: bulk copy, or st_na--> message in the buffer of rank r
+         ------- amo_add, after quiet -------------> cell in the buffer of rank r
+
+ cell        written by          with                    read by     with
+ message     a warp of rank s    bulk copy, or st_na     rank r      after the cell that amo_add has changed
+ cell        a thread of rank s  atom_add_release_sys    rank r      ld_acquire_sys, see `protocols.arrivals`
+
+A bulk copy is done when tma_store_wait_all returns to the lane that started it; a release orders plain stores.
+Whoever adds speaks for the warps that it has synchronised with: their messages come before what it adds.
+"""
+
+from typing import NamedTuple
+
+from nbep.device.jit import device_function
+from nbep.device.primitives import (
+    FULL_MASK,
+    atom_add_release_sys_s32,
+    has_tma,
+    ld_nc_s64,
+    ld_shared_v4,
+    st_na_v4,
+    syncwarp,
+    tma_store_1d,
+    tma_store_commit,
+    tma_store_wait_all,
+)
+from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
+from nbep.device.types import I32, Sym
+
+
+class Network(NamedTuple):
+    """The ranks that a kernel can reach. The table holds num_ranks addresses and never changes."""
+
+    buffer_ptrs: Sym  # where this rank sees the buffer of each; 0 if it cannot
+    rank: I32
+    num_ranks: I32
+
+
+@device_function
+def peer_ptr(network, offset, peer):
+    """The address at which this rank sees a place in a peer's buffer; 0 if the peer's memory is not mapped."""
+    base = ld_nc_s64(network.buffer_ptrs + 8 * peer)
+    return base + offset if base != 0 else 0
+
+
+@device_function
+def own_ptr(network, offset):
+    """The address of a place in this rank's own buffer."""
+    return ld_nc_s64(network.buffer_ptrs + 8 * network.rank) + offset
+
+
+@device_function
+def put_nbi_warp(network, dst_offset, src_offset, stage, num_bytes, peer, queue, lane):
+    """Start to put a message into a peer's buffer. All lanes of a warp.
+
+    stage: shared address of the message, which all lanes may read and the copy engine too (a proxy fence and a
+    syncwarp come before); it may be written again after tma_store_wait_read_all, or after quiet. num_bytes, stage and
+    the offsets are multiples of 16.
+    src_offset: where a transport that sends from global memory keeps the message in this rank's buffer.
+    """
+    dst = peer_ptr(network, dst_offset, peer)
+    if has_tma():
+        if lane == 0:
+            tma_store_1d(dst, stage, num_bytes)
+            tma_store_commit()
+    else:
+        offset = lane * VEC_BYTES
+        while offset < num_bytes:
+            st_na_v4(dst + offset, ld_shared_v4(stage + offset))
+            offset += WARP_BYTES
+
+
+@device_function
+def quiet(network, peer, queue, lane):
+    """Order what this warp has put on a queue before what is added on it later. All lanes of a warp.
+
+    Later is what this warp adds, and what others add that have synchronised with it.
+    """
+    if has_tma() and lane == 0:
+        tma_store_wait_all()
+    syncwarp(FULL_MASK)
+
+
+@device_function
+def amo_add(network, offset, value, peer, queue):
+    """Add to an s32 cell in a peer's buffer, behind what is quiet on the queue. One thread."""
+    atom_add_release_sys_s32(peer_ptr(network, offset, peer), value)  # PAIR network-amo: the messages before it

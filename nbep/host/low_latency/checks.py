@@ -1,0 +1,68 @@
+"""Checks that the low-latency verbs share, all before anything is launched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nbep.device.layout.low_latency import MAX_EXPERTS, MAX_RANKS
+from nbep.host import validate
+from nbep.host.arguments import integer, refuse
+from nbep.host.low_latency.handle import LowLatencyHandle
+from nbep.host.low_latency.memory import LowLatencyMemory
+from nbep.host.runtime.base import Array, MaybeArray, Runtime
+from nbep.host.symmetric import NodeMemory
+
+
+def mode_of(memory: NodeMemory, verb: str) -> LowLatencyMemory:
+    """Raises: ValueError if the buffer was not made for the low-latency mode"""
+    if memory.low_latency is None:
+        raise ValueError(f"{verb}: the buffer has no low_latency_mode; make it with low_latency_mode=True")
+    return memory.low_latency
+
+
+def num_experts(mode: LowLatencyMemory, value: Any) -> int:
+    """The value as an int."""
+    value = integer("num_experts", value, 1)
+    if value % mode.num_ranks != 0 or value > MAX_EXPERTS:
+        refuse("num_experts", value, f"a multiple of {mode.num_ranks} (ranks) of at most {MAX_EXPERTS}")
+    return value
+
+
+def stats(runtime: Runtime, name: str, value: MaybeArray, dtype: str, size: int) -> None:
+    """Statistics that a kernel adds to, or None."""
+    if value is not None:
+        validate.array(runtime, name, value, dtype, (size,))
+
+
+def choices(topk_idx: Array, num_experts: int) -> None:
+    """The contents of topk_idx; only if `may_read`."""
+    validate.expert_indices(topk_idx, num_experts)
+    ordered = np.sort(topk_idx, axis=1)
+    twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
+    if twice.any():
+        token, choice = (int(i[0]) for i in twice.nonzero())
+        refuse(f"topk_idx[{token}]", topk_idx[token].tolist(), f"without expert {ordered[token, choice]} twice")
+
+
+def handle(mode: LowLatencyMemory, value: Any) -> LowLatencyHandle:
+    """A handle of low_latency_dispatch. A plain tuple of its five parts is taken too, but nobody knows whose it is.
+
+    Raises: ValueError if it is none, or its dispatch has not been received
+    """
+    if isinstance(value, (tuple, list)) and len(value) == 5:
+        value = LowLatencyHandle(*value)
+    if not isinstance(value, LowLatencyHandle):
+        refuse("handle", type(value).__name__, "the handle that low_latency_dispatch returned, or a tuple of its parts")
+    if value.call is not None and not value.call.is_received:
+        refuse("handle", f"that of {value.call}, whose hook has not been called", "of a dispatch that is received")
+    integer("handle.num_max_dispatch_tokens_per_rank", value.num_max_dispatch_tokens_per_rank, 1)
+    integer("handle.hidden", value.hidden, 1)
+    num_experts(mode, value.num_experts)
+    return value
+
+
+def ranks(num_ranks: int) -> None:
+    if not 2 <= num_ranks <= MAX_RANKS:
+        refuse("group", f"{num_ranks} ranks", f"a group of 2 to {MAX_RANKS} ranks in low-latency mode")

@@ -1,0 +1,30 @@
+"""Buffer.clean_low_latency_buffer: the cells of the low-latency mode as they were at construction.
+
+Source: DeepEP csrc/deep_ep.cpp, Buffer::clean_low_latency_buffer
+"""
+
+from __future__ import annotations
+
+from nbep.device.kernels.low_latency.clean_low_latency_buffer import clean_low_latency_buffer as clean_kernel
+from nbep.device.layout.low_latency import LowLatencyShape
+from nbep.host.arguments import integer
+from nbep.host.low_latency import checks
+from nbep.host.low_latency.launch import on_current_stream
+from nbep.host.symmetric import NodeMemory
+
+VERB = "clean_low_latency_buffer"
+
+
+def clean_low_latency_buffer(
+    memory: NodeMemory, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int
+) -> None:
+    """See Buffer.clean_low_latency_buffer."""
+    runtime, mode = memory.runtime, checks.mode_of(memory, VERB)
+    memory.check_faults()
+    num_max_tokens = integer("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank, 1)
+    hidden, num_experts = integer("hidden", hidden, 1), checks.num_experts(mode, num_experts)
+    mode.check_size(LowLatencyShape(mode.num_ranks, num_experts, num_max_tokens, hidden, 0, 0, 0, 0))
+    memory.compare_call(VERB, dict)
+    mode.restart()
+    args = mode.network, mode.work, memory.bounds, mode.num_rdma_bytes
+    on_current_stream(memory, lambda stream: runtime.launch(stream, clean_kernel, 1, runtime.notify_threads, 0, *args))

@@ -1,0 +1,174 @@
+"""Buffer.low_latency_combine: rows of experts back to the tokens they belong to, added up with weights.
+
+Source: DeepEP csrc/deep_ep.cpp, Buffer::low_latency_combine, Buffer::get_next_low_latency_combine_buffer
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nbep.device.kernels.low_latency.arguments import (
+    MAX_GROUPS,
+    CombineInputs,
+    CombineOutputs,
+    CombineSizes,
+    combine_smem_bytes,
+)
+from nbep.device.kernels.low_latency.combine import low_latency_combine as combine_kernel
+from nbep.device.kernels.low_latency.journal import Call
+from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, LowLatencyShape, send_offset
+from nbep.host import validate
+from nbep.host.arguments import refuse
+from nbep.host.events import EventOverlap
+from nbep.host.low_latency import checks
+from nbep.host.low_latency.handle import LowLatencyHandle, Messages
+from nbep.host.low_latency.launch import Hook, check_options, run_call
+from nbep.host.low_latency.memory import LowLatencyMemory
+from nbep.host.runtime.base import Array, MaybeArray, Runtime, Stream
+from nbep.host.symmetric import NodeMemory
+
+VERB = "low_latency_combine"
+
+
+def low_latency_combine(
+    memory: NodeMemory,
+    x: Array,
+    topk_idx: Array,
+    topk_weights: Array,
+    handle: Any,
+    use_logfmt: bool,
+    zero_copy: bool,
+    async_finish: bool,
+    return_recv_hook: bool,
+    out: MaybeArray,
+    combine_wait_recv_cost_stats: MaybeArray,
+) -> tuple[Array, EventOverlap, Hook | None]:
+    """See Buffer.low_latency_combine."""
+    runtime, mode = memory.runtime, checks.mode_of(memory, VERB)
+    memory.check_faults()
+    call = mode.next_call(VERB)
+    handle = checks.handle(mode, handle)
+    shape = _shape(mode, handle, use_logfmt)
+    check_options(VERB, async_finish, return_recv_hook)
+    _check_arrays(runtime, mode, handle, x, topk_idx, topk_weights)
+    num_tokens, num_topk = topk_idx.shape
+    if out is not None:
+        validate.array(runtime, "out", out, "bfloat16", (num_tokens, handle.hidden))
+        validate.row_alignment(runtime, "out", out)
+    checks.stats(runtime, "combine_wait_recv_cost_stats", combine_wait_recv_cost_stats, "int64", mode.num_ranks)
+    if zero_copy:
+        _check_zero_copy(mode, use_logfmt)
+    if validate.may_read(memory, None):
+        checks.choices(topk_idx, handle.num_experts)
+        _check_weights(handle, topk_weights)
+    combined_x = runtime.empty((num_tokens, handle.hidden), "bfloat16", x) if out is None else out
+    source = mode.symmetric.address + send_offset(mode.num_rdma_bytes, call.half) if zero_copy else x
+    outputs = CombineOutputs(combined_x, combine_wait_recv_cost_stats)
+    inputs = CombineInputs(
+        source,
+        topk_idx,
+        topk_weights,
+        handle.src_info,
+        handle.layout_range,
+        *(handle.messages or Messages()),
+    )
+    num_groups = min(-(-handle.num_experts // mode.num_blocks), MAX_GROUPS, mode.num_threads // 32)
+    sizes = CombineSizes(num_tokens, num_topk, num_groups)
+
+    def launch(stream: Stream, phases: Call) -> None:
+        mode.shape = shape
+        runtime.launch(
+            stream,
+            combine_kernel,
+            mode.num_blocks,
+            mode.num_threads,
+            combine_smem_bytes(mode.num_threads),
+            outputs,
+            inputs,
+            mode.network,
+            mode.work,
+            memory.bounds,
+            phases,
+            shape,
+            sizes,
+        )
+
+    memory.compare_call(VERB, lambda: {**shape._asdict(), "hook": return_recv_hook})
+    event, hook = run_call(memory, call, launch, async_finish, return_recv_hook)
+    return combined_x, event, hook
+
+
+def get_next_low_latency_combine_buffer(memory: NodeMemory, handle: Any) -> Array:
+    """See Buffer.get_next_low_latency_combine_buffer."""
+    mode = checks.mode_of(memory, "get_next_low_latency_combine_buffer")
+    handle = checks.handle(mode, handle)
+    mode.check_size(_shape(mode, handle, False))
+    num_local_experts = handle.num_experts // mode.num_ranks
+    shape = (num_local_experts, mode.num_ranks * handle.num_max_dispatch_tokens_per_rank, handle.hidden)
+    half = mode.next_half
+    mode.zero_copy_number = mode.num_calls
+    dtype = memory.runtime.dtype_like("bfloat16", handle.src_info)
+    offset = send_offset(mode.num_rdma_bytes, half)
+    return mode.symmetric.array(dtype, offset, shape[0] * shape[1] * shape[2]).reshape(shape)
+
+
+# Validate
+
+
+def _shape(mode: LowLatencyMemory, handle: LowLatencyHandle, use_logfmt: bool) -> LowLatencyShape:
+    deduplicate = handle.messages is not None
+    if deduplicate and use_logfmt:
+        refuse("use_logfmt", True, "False with the handle of a dispatch with deduplicate")
+    num_topk = handle.messages.rows.shape[2] if handle.messages is not None else 0
+    shape = LowLatencyShape(
+        mode.num_ranks,
+        handle.num_experts,
+        handle.num_max_dispatch_tokens_per_rank,
+        handle.hidden,
+        num_topk,
+        0,
+        int(deduplicate),
+        int(use_logfmt),
+    )
+    mode.check_size(shape)
+    return shape
+
+
+def _check_arrays(
+    runtime: Runtime, mode: LowLatencyMemory, handle: LowLatencyHandle, x: Array, topk_idx: Array, topk_weights: Array
+) -> None:
+    num_local_experts = handle.num_experts // mode.num_ranks
+    num_max_tokens = handle.num_max_dispatch_tokens_per_rank
+    num_rows = mode.num_ranks * num_max_tokens
+    validate.array(runtime, "x", x, "bfloat16", (num_local_experts, num_rows, handle.hidden))
+    validate.hidden_size("x", handle.hidden, COLUMNS_PER_SCALE)
+    validate.row_alignment(runtime, "x", x)
+    validate.array(runtime, "topk_idx", topk_idx, "int64", ("num_tokens", "num_topk"))
+    num_tokens, num_topk = topk_idx.shape
+    validate.topk_size("topk_idx", num_topk)
+    if num_tokens > num_max_tokens:
+        refuse("topk_idx", f"{num_tokens} tokens", f"at most {num_max_tokens} tokens, as in the dispatch of the handle")
+    validate.array(runtime, "topk_weights", topk_weights, "float32", (num_tokens, num_topk))
+    if handle.call is None:  # else they are as dispatch made them
+        validate.array(runtime, "handle.src_info", handle.src_info, "int32", (num_local_experts, num_rows))
+        validate.array(
+            runtime, "handle.layout_range", handle.layout_range, "int64", (num_local_experts, mode.num_ranks)
+        )
+
+
+def _check_zero_copy(mode: LowLatencyMemory, use_logfmt: bool) -> None:
+    if use_logfmt:
+        refuse("zero_copy", True, "False with use_logfmt: its rows are made while they are sent")
+    if mode.zero_copy_number != mode.num_calls:
+        refuse(
+            "zero_copy",
+            "True without get_next_low_latency_combine_buffer since the last low-latency call",
+            "False, or with a buffer that was got for this very call",
+        )
+
+
+def _check_weights(handle: LowLatencyHandle, topk_weights: Array) -> None:
+    """With deduplicate the weights went with the tokens; only if `may_read`."""
+    sent = handle.topk_weights
+    if sent is not None and (sent.shape != topk_weights.shape or (sent != topk_weights).any()):
+        refuse("topk_weights", "others than in the dispatch with deduplicate", "those: they went with the tokens")

@@ -1,0 +1,53 @@
+"""Which ranks this rank goes on without: query, update and clean of the mask buffer.
+
+Source: DeepEP csrc/legacy/buffer.hpp after v1.2.1, Buffer::low_latency_query_mask_buffer and its neighbours
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nbep.device.kernels.low_latency.query_mask_buffer import query_mask_buffer as query_kernel
+from nbep.device.kernels.low_latency.update_mask_buffer import update_mask_buffer as update_kernel
+from nbep.host import validate
+from nbep.host.arguments import integer, refuse
+from nbep.host.low_latency import checks
+from nbep.host.low_latency.launch import on_current_stream
+from nbep.host.low_latency.memory import LowLatencyMemory
+from nbep.host.runtime.base import Array
+from nbep.host.symmetric import NodeMemory
+
+WARP = 32
+
+
+def query_mask_buffer(memory: NodeMemory, mask_status: Array) -> None:
+    """See Buffer.low_latency_query_mask_buffer."""
+    mode = _mode(memory, "low_latency_query_mask_buffer")
+    validate.array(memory.runtime, "mask_status", mask_status, "int32", (mode.num_ranks,))
+    _launch(memory, query_kernel, mask_status, mode.mask, mode.num_ranks)
+
+
+def update_mask_buffer(memory: NodeMemory, rank_to_mask: int, mask: bool) -> None:
+    """See Buffer.low_latency_update_mask_buffer."""
+    mode = _mode(memory, "low_latency_update_mask_buffer")
+    rank = integer("rank_to_mask", rank_to_mask, 0)
+    if rank >= mode.num_ranks:
+        refuse("rank_to_mask", rank, f"a rank below {mode.num_ranks}")
+    _launch(memory, update_kernel, mode.mask, rank, 1, int(mask))
+
+
+def clean_mask_buffer(memory: NodeMemory) -> None:
+    """See Buffer.low_latency_clean_mask_buffer."""
+    mode = _mode(memory, "low_latency_clean_mask_buffer")
+    _launch(memory, update_kernel, mode.mask, 0, mode.num_ranks, 0)
+
+
+def _mode(memory: NodeMemory, verb: str) -> LowLatencyMemory:
+    mode = checks.mode_of(memory, verb)
+    if mode.mask == 0:
+        raise ValueError(f"{verb}: the buffer masks no ranks; make it with enable_shrink=True")
+    return mode
+
+
+def _launch(memory: NodeMemory, kernel: Any, *args: Any) -> None:
+    on_current_stream(memory, lambda stream: memory.runtime.launch(stream, kernel, 1, WARP, 0, *args))

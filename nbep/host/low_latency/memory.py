@@ -1,0 +1,174 @@
+"""One rank's share of the low-latency mode: its RDMA buffer, its workspace, and which half the next call takes.
+
+allocate -> `handle` to all ranks -> open -> calls -> close_peers -> free
+
+ call 0 (half 0): send .......... receive
+ call 1 (half 1):        send .............. receive
+ call 2 (half 0):                   send ............. receive      not before call 0 is received
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+
+from nbep.device.kernels.low_latency.journal import JOURNAL_WORDS, RECV_PHASE, SEND_PHASE, Call, Workspace
+from nbep.device.layout.intranode import ALIGNMENT_BYTES, align_up
+from nbep.device.layout.low_latency import (
+    CREDITS,
+    MAX_EXPERTS,
+    MAX_RANKS,
+    NUM_HALVES,
+    POINTER_TABLE,
+    TRAILER_BYTES,
+    LowLatencyShape,
+    describe_offset,
+    quarter_bytes,
+    quarter_bytes_needed,
+)
+from nbep.device.network import Network
+from nbep.host.arguments import refuse
+from nbep.host.network.direct import open_network
+from nbep.host.runtime.base import HandleType, Runtime, Stream
+
+UNIT_WORDS = MAX_EXPERTS + MAX_RANKS
+JOURNAL = align_up(2 * 4 * UNIT_WORDS, ALIGNMENT_BYTES)
+MASK = JOURNAL + align_up(4 * JOURNAL_WORDS, ALIGNMENT_BYTES)
+WORKSPACE_BYTES = MASK + align_up(4 * MAX_RANKS, ALIGNMENT_BYTES)
+
+
+class LowLatencyCall:
+    """One dispatch or combine: `is_received` once its receive phase is launched."""
+
+    def __init__(self, verb: str, number: int, half: int):
+        self.verb = verb
+        self.number = number
+        self.half = half
+        self.is_received = False
+
+    def __str__(self) -> str:
+        return f"{self.verb} (low-latency call {self.number})"
+
+
+class LowLatencyMemory:
+    """See above.
+
+    Attributes: network, work: arguments of the kernels; num_blocks, num_threads: of their launches
+    """
+
+    network: Network
+
+    def __init__(
+        self, runtime: Runtime, comm: Any, num_rdma_bytes: int, handle_type: HandleType, enable_shrink: bool
+    ) -> None:
+        self.runtime = runtime
+        self.rank = comm.rank
+        self.num_ranks: int = comm.size
+        self.num_rdma_bytes = num_rdma_bytes
+        self.shape: LowLatencyShape | None = None  # of the latest launch
+        self.symmetric = runtime.allocate_symmetric(
+            comm, num_rdma_bytes + TRAILER_BYTES, "rdma_buffer", self._describe, handle_type, False
+        )
+        try:
+            self._reset_cells()
+            self.workspace = runtime.allocate(WORKSPACE_BYTES, "low-latency workspace")
+        except BaseException:
+            self.symmetric.free()
+            raise
+        address = self.workspace.address
+        self.mask = address + MASK if enable_shrink else 0
+        self.work = Workspace(address, address + 4 * UNIT_WORDS, address + JOURNAL, self.mask)
+        self._num_calls = 0
+        self._halves: list[LowLatencyCall | None] = [None] * NUM_HALVES  # who used each half last
+        self.zero_copy_number = -1  # of the call that the zero-copy buffer was handed out for
+        self._last_stream: Stream | None = None
+
+    def _reset_cells(self) -> None:
+        """Nothing has come, and every half is free."""
+        cells = np.zeros(POINTER_TABLE // 4, np.int32)
+        cells[CREDITS // 4 : CREDITS // 4 + NUM_HALVES * MAX_RANKS] = 1
+        self.symmetric.write(self.num_rdma_bytes, cells)
+
+    @property
+    def handle(self) -> Any:
+        return self.symmetric.handle
+
+    def open(self, handles: list[Any]) -> None:
+        """Map the peers' buffers. Raises: RuntimeError if one cannot be reached"""
+        self.network = open_network(self.symmetric, handles, self.rank, self.num_rdma_bytes + POINTER_TABLE)
+        self.num_blocks = self.runtime.low_latency_blocks(handles)
+        self.num_threads = self.runtime.low_latency_threads
+
+    def close_peers(self) -> None:
+        self.symmetric.close_peers()
+
+    def free(self) -> None:
+        self.workspace.free()
+        self.symmetric.free()
+
+    # Calls
+
+    def next_call(self, verb: str) -> LowLatencyCall:
+        """The call that is about to be made; `begin` makes it so.
+
+        Raises: ValueError if the call before the last, which used the same half, has not been received
+        """
+        half = self._num_calls % NUM_HALVES
+        holder = self._halves[half]
+        if holder is not None and not holder.is_received:
+            self._refuse_held(verb, holder)
+        return LowLatencyCall(verb, self._num_calls, half)
+
+    def begin(self, call: LowLatencyCall) -> None:
+        self._num_calls += 1
+        self._halves[call.half] = call
+
+    @property
+    def next_half(self) -> int:
+        return self._num_calls % NUM_HALVES
+
+    @property
+    def num_calls(self) -> int:
+        return self._num_calls
+
+    def restart(self) -> None:
+        """Begin with half 0 again, as after construction: see clean_low_latency_buffer."""
+        self._num_calls = 0
+        self._halves = [None] * NUM_HALVES
+        self.zero_copy_number = -1
+
+    @staticmethod
+    def _refuse_held(verb: str, holder: LowLatencyCall) -> NoReturn:
+        refuse(verb, f"a third call under way: the hook of {holder} has not been called", "made after that hook")
+
+    def phases(self, call: LowLatencyCall, phases: int) -> Call:
+        """The kernels' argument for these phases of a call."""
+        if phases & RECV_PHASE:
+            call.is_received = True
+        return Call(self.num_rdma_bytes, call.half, phases)
+
+    def check_size(self, shape: LowLatencyShape) -> None:
+        """Raises: ValueError if the buffer is too small for calls of this shape"""
+        needed = NUM_HALVES * 2 * quarter_bytes_needed(shape)
+        if quarter_bytes_needed(shape) > quarter_bytes(self.num_rdma_bytes):
+            raise ValueError(
+                f"num_rdma_bytes: got {self.num_rdma_bytes} at construction; must be at least {needed} for "
+                f"{shape.num_experts} experts, {shape.num_max_tokens} tokens of a rank and hidden {shape.hidden}; see "
+                f"get_low_latency_rdma_size_hint"
+            )
+
+    # Streams
+
+    def order(self, stream: Stream) -> None:
+        """Let what is launched on a stream next come behind the calls before it, which may be on another stream."""
+        last = self._last_stream
+        if last is not None and last.key != stream.key and not self.runtime.is_capturing:
+            stream.wait(last.record())
+        self._last_stream = stream
+
+    def _describe(self, offset: int) -> str:
+        return describe_offset(self.shape, self.num_rdma_bytes, offset)
+
+
+BOTH_PHASES = SEND_PHASE | RECV_PHASE

@@ -1,0 +1,1 @@
+"""What a transport of nbep.device.network needs from the host."""
