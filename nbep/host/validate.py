@@ -46,6 +46,8 @@ def array(
     contiguous: bool = True,
 ) -> None:
     """An array of one of the dtypes. An int in shape is a size that must be; a str names a size that is free."""
+    if isinstance(dtypes, str) and contiguous and runtime.fits(value, dtypes, shape):  # type: ignore[arg-type]
+        return
     dtypes = (dtypes,) if isinstance(dtypes, str) else dtypes
     if not runtime.is_array(value):
         refuse(name, type(value).__name__, f"an array of {_describe(' or '.join(dtypes), shape)}")

@@ -109,24 +109,25 @@ def end_copy(load, dst, src, num_bytes, front, stage, parity, lane):
 
 
 @device_function
-def fill_stage(src, num_bytes, stage, parity, lane):
-    """Copy what fits from global memory into the stage; a warp. Returns its bytes, and the parity of the next fill.
-
-    Its last stores have been read. The bytes are there for the engine; for the lanes, too, once they have waited.
-    """
-    part = min(num_bytes, STAGE_BYTES)
+def begin_fill(src, num_bytes, stage, lane):
+    """Start to copy what fits from global memory into the stage, when its last stores have read it; a warp."""
     if lane == 0:
-        load_stage(stage.data, src, part, stage)
+        load_stage(stage.data, src, min(num_bytes, STAGE_BYTES), stage)
+
+
+@device_function
+def wait_filled(stage, parity):
+    """Wait until the stage is full; a warp. Every lane may read it then. Returns the parity of the next fill."""
     while not mbarrier_try_wait_parity(stage.full, parity):
         pass
-    return part, parity ^ 1
+    return parity ^ 1
 
 
 @device_function
 def empty_stage(dst, num_bytes, stage, lane):
-    """Start to copy the stage to global memory; it may be copied to several places. A warp."""
+    """Start to copy the stage, up to num_bytes of it, to global memory; it may go to several places. A warp."""
     if lane == 0:
-        tma_store_1d(dst, stage.data, num_bytes)
+        tma_store_1d(dst, stage.data, min(num_bytes, STAGE_BYTES))
 
 
 @device_function

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from nbep.device.layout.low_latency import MAX_EXPERTS, MAX_RANKS
+from nbep.device.layout.low_latency import MAX_EXPERTS
 from nbep.host import validate
 from nbep.host.arguments import integer, refuse
 from nbep.host.low_latency.handle import LowLatencyHandle
 from nbep.host.low_latency.memory import LowLatencyMemory
-from nbep.host.runtime.base import Array, MaybeArray, Runtime
+from nbep.host.runtime.base import Array
 from nbep.host.symmetric import NodeMemory
 
 
@@ -28,12 +28,6 @@ def num_experts(mode: LowLatencyMemory, value: Any) -> int:
     if value % mode.num_ranks != 0 or value > MAX_EXPERTS:
         refuse("num_experts", value, f"a multiple of {mode.num_ranks} (ranks) of at most {MAX_EXPERTS}")
     return value
-
-
-def stats(runtime: Runtime, name: str, value: MaybeArray, dtype: str, size: int) -> None:
-    """Statistics that a kernel adds to, or None."""
-    if value is not None:
-        validate.array(runtime, name, value, dtype, (size,))
 
 
 def choices(topk_idx: Array, num_experts: int) -> None:
@@ -57,12 +51,8 @@ def handle(mode: LowLatencyMemory, value: Any) -> LowLatencyHandle:
         refuse("handle", type(value).__name__, "the handle that low_latency_dispatch returned, or a tuple of its parts")
     if value.call is not None and not value.call.is_received:
         refuse("handle", f"that of {value.call}, whose hook has not been called", "of a dispatch that is received")
-    integer("handle.num_max_dispatch_tokens_per_rank", value.num_max_dispatch_tokens_per_rank, 1)
-    integer("handle.hidden", value.hidden, 1)
-    num_experts(mode, value.num_experts)
+    if value.call is None:
+        integer("handle.num_max_dispatch_tokens_per_rank", value.num_max_dispatch_tokens_per_rank, 1)
+        integer("handle.hidden", value.hidden, 1)
+        num_experts(mode, value.num_experts)
     return value
-
-
-def ranks(num_ranks: int) -> None:
-    if not 2 <= num_ranks <= MAX_RANKS:
-        refuse("group", f"{num_ranks} ranks", f"a group of 2 to {MAX_RANKS} ranks in low-latency mode")

@@ -5,7 +5,7 @@ Source: DeepEP csrc/deep_ep.cpp, Buffer::low_latency_combine, Buffer::get_next_l
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from nbep.device.kernels.low_latency.arguments import (
     MAX_GROUPS,
@@ -28,6 +28,18 @@ from nbep.host.runtime.base import Array, MaybeArray, Runtime, Stream
 from nbep.host.symmetric import NodeMemory
 
 VERB = "low_latency_combine"
+NO_MESSAGES = Messages()
+
+
+class Plan(NamedTuple):
+    """What depends on sizes and options alone."""
+
+    shape: LowLatencyShape
+    sizes: CombineSizes
+    num_threads: int
+    smem_bytes: int
+    x_size: tuple[int, ...]
+    out_size: tuple[int, ...]
 
 
 def low_latency_combine(
@@ -48,32 +60,36 @@ def low_latency_combine(
     memory.check_faults()
     call = mode.next_call(VERB)
     handle = checks.handle(mode, handle)
-    shape = _shape(mode, handle, use_logfmt)
+    choices_size: Any = getattr(topk_idx, "shape", None)
+    messages = handle.messages
+    key = (VERB, choices_size, *handle[2:], use_logfmt, None if messages is None else messages.rows.shape)
+    plan = mode.plan(key, lambda: _plan(runtime, mode, handle, topk_idx, use_logfmt))
+    shape = plan.shape
     check_options(VERB, async_finish, return_recv_hook)
-    _check_arrays(runtime, mode, handle, x, topk_idx, topk_weights)
-    num_tokens, num_topk = topk_idx.shape
+    validate.array(runtime, "x", x, "bfloat16", plan.x_size)
+    validate.row_alignment(runtime, "x", x)
+    validate.array(runtime, "topk_idx", topk_idx, "int64", choices_size)
+    validate.array(runtime, "topk_weights", topk_weights, "float32", choices_size)
+    if handle.call is None:  # else its arrays are as dispatch made them
+        _check_handle(runtime, mode, handle)
     if out is not None:
-        validate.array(runtime, "out", out, "bfloat16", (num_tokens, handle.hidden))
+        validate.array(runtime, "out", out, "bfloat16", plan.out_size)
         validate.row_alignment(runtime, "out", out)
-    checks.stats(runtime, "combine_wait_recv_cost_stats", combine_wait_recv_cost_stats, "int64", mode.num_ranks)
+    if combine_wait_recv_cost_stats is not None:
+        validate.array(
+            runtime, "combine_wait_recv_cost_stats", combine_wait_recv_cost_stats, "int64", (shape.num_ranks,)
+        )
     if zero_copy:
         _check_zero_copy(mode, use_logfmt)
     if validate.may_read(memory, None):
         checks.choices(topk_idx, handle.num_experts)
         _check_weights(handle, topk_weights)
-    combined_x = runtime.empty((num_tokens, handle.hidden), "bfloat16", x) if out is None else out
+    combined_x = runtime.empty(plan.out_size, "bfloat16", x) if out is None else out
     source = mode.symmetric.address + send_offset(mode.num_rdma_bytes, call.half) if zero_copy else x
     outputs = CombineOutputs(combined_x, combine_wait_recv_cost_stats)
     inputs = CombineInputs(
-        source,
-        topk_idx,
-        topk_weights,
-        handle.src_info,
-        handle.layout_range,
-        *(handle.messages or Messages()),
+        source, topk_idx, topk_weights, handle.src_info, handle.layout_range, *(messages or NO_MESSAGES)
     )
-    num_groups = min(-(-handle.num_experts // mode.num_blocks), MAX_GROUPS, mode.num_threads // 32)
-    sizes = CombineSizes(num_tokens, num_topk, num_groups)
 
     def launch(stream: Stream, phases: Call) -> None:
         mode.shape = shape
@@ -81,8 +97,8 @@ def low_latency_combine(
             stream,
             combine_kernel,
             mode.num_blocks,
-            mode.num_threads,
-            combine_smem_bytes(mode.num_threads),
+            plan.num_threads,
+            plan.smem_bytes,
             outputs,
             inputs,
             mode.network,
@@ -90,7 +106,7 @@ def low_latency_combine(
             memory.bounds,
             phases,
             shape,
-            sizes,
+            plan.sizes,
         )
 
     memory.compare_call(VERB, lambda: {**shape._asdict(), "hook": return_recv_hook})
@@ -119,13 +135,12 @@ def _shape(mode: LowLatencyMemory, handle: LowLatencyHandle, use_logfmt: bool) -
     deduplicate = handle.messages is not None
     if deduplicate and use_logfmt:
         refuse("use_logfmt", True, "False with the handle of a dispatch with deduplicate")
-    num_topk = handle.messages.rows.shape[2] if handle.messages is not None else 0
     shape = LowLatencyShape(
         mode.num_ranks,
         handle.num_experts,
         handle.num_max_dispatch_tokens_per_rank,
         handle.hidden,
-        num_topk,
+        0 if handle.messages is None else handle.messages.rows.shape[2],
         0,
         int(deduplicate),
         int(use_logfmt),
@@ -134,26 +149,36 @@ def _shape(mode: LowLatencyMemory, handle: LowLatencyHandle, use_logfmt: bool) -
     return shape
 
 
-def _check_arrays(
-    runtime: Runtime, mode: LowLatencyMemory, handle: LowLatencyHandle, x: Array, topk_idx: Array, topk_weights: Array
-) -> None:
-    num_local_experts = handle.num_experts // mode.num_ranks
-    num_max_tokens = handle.num_max_dispatch_tokens_per_rank
-    num_rows = mode.num_ranks * num_max_tokens
-    validate.array(runtime, "x", x, "bfloat16", (num_local_experts, num_rows, handle.hidden))
-    validate.hidden_size("x", handle.hidden, COLUMNS_PER_SCALE)
-    validate.row_alignment(runtime, "x", x)
+def _plan(
+    runtime: Runtime, mode: LowLatencyMemory, handle: LowLatencyHandle, topk_idx: Array, use_logfmt: bool
+) -> Plan:
+    shape = _shape(mode, handle, use_logfmt)
+    validate.hidden_size("x", shape.hidden, COLUMNS_PER_SCALE)
     validate.array(runtime, "topk_idx", topk_idx, "int64", ("num_tokens", "num_topk"))
     num_tokens, num_topk = topk_idx.shape
     validate.topk_size("topk_idx", num_topk)
-    if num_tokens > num_max_tokens:
-        refuse("topk_idx", f"{num_tokens} tokens", f"at most {num_max_tokens} tokens, as in the dispatch of the handle")
-    validate.array(runtime, "topk_weights", topk_weights, "float32", (num_tokens, num_topk))
-    if handle.call is None:  # else they are as dispatch made them
-        validate.array(runtime, "handle.src_info", handle.src_info, "int32", (num_local_experts, num_rows))
-        validate.array(
-            runtime, "handle.layout_range", handle.layout_range, "int64", (num_local_experts, mode.num_ranks)
-        )
+    if num_tokens > shape.num_max_tokens:
+        allowed = f"at most {shape.num_max_tokens} tokens, as in the dispatch of the handle"
+        refuse("topk_idx", f"{num_tokens} tokens", allowed)
+    _, num_threads = runtime.low_latency_threads
+    num_groups = min(-(-shape.num_experts // mode.num_blocks), MAX_GROUPS, num_threads // 32)
+    num_rows = shape.num_ranks * shape.num_max_tokens
+    return Plan(
+        shape,
+        CombineSizes(num_tokens, num_topk, num_groups),
+        num_threads,
+        combine_smem_bytes(num_threads),
+        (shape.num_experts // shape.num_ranks, num_rows, shape.hidden),
+        (num_tokens, shape.hidden),
+    )
+
+
+def _check_handle(runtime: Runtime, mode: LowLatencyMemory, handle: LowLatencyHandle) -> None:
+    num_local_experts = handle.num_experts // mode.num_ranks
+    num_rows = mode.num_ranks * handle.num_max_dispatch_tokens_per_rank
+    validate.array(runtime, "handle.src_info", handle.src_info, "int32", (num_local_experts, num_rows))
+    ranges = (num_local_experts, mode.num_ranks)
+    validate.array(runtime, "handle.layout_range", handle.layout_range, "int64", ranges)
 
 
 def _check_zero_copy(mode: LowLatencyMemory, use_logfmt: bool) -> None:

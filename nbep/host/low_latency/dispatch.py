@@ -5,7 +5,7 @@ Source: DeepEP csrc/deep_ep.cpp, Buffer::low_latency_dispatch
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from nbep.device.kernels.low_latency.arguments import (
     MAX_GROUPS,
@@ -24,82 +24,81 @@ from nbep.host.low_latency import checks
 from nbep.host.low_latency.handle import LowLatencyHandle, Messages
 from nbep.host.low_latency.launch import Hook, check_options, run_call
 from nbep.host.low_latency.memory import LowLatencyMemory
-from nbep.host.runtime.base import Array, MaybeArray, Stream
+from nbep.host.runtime.base import Array, MaybeArray, Runtime, Stream
 from nbep.host.symmetric import NodeMemory
 
 VERB = "low_latency_dispatch"
 COLUMNS_PER_WORD = 4 * COLUMNS_PER_SCALE  # of packed scales
 
 
+class Options(NamedTuple):
+    """What a dispatch is asked for, besides its arrays."""
+
+    num_max_tokens: int
+    num_experts: int
+    use_fp8: bool
+    round_scale: bool
+    use_ue8m0: bool
+    deduplicate: bool
+
+
+class Plan(NamedTuple):
+    """What depends on sizes and options alone. An output that is not asked for has dtype ""."""
+
+    shape: LowLatencyShape
+    sizes: DispatchSizes
+    num_threads: int
+    smem_bytes: int
+    outputs: tuple[tuple[tuple[int, ...], str], ...]  # shape and dtype of the first five fields of DispatchOutputs
+    messages: tuple[tuple[tuple[int, ...], str], ...]  # of Messages
+
+
 def low_latency_dispatch(
     memory: NodeMemory,
     x: Array,
     topk_idx: Array,
-    num_max_dispatch_tokens_per_rank: int,
-    num_experts: int,
+    options: Options,
     cumulative_local_expert_recv_stats: MaybeArray,
     dispatch_wait_recv_cost_stats: MaybeArray,
-    use_fp8: bool,
-    round_scale: bool,
-    use_ue8m0: bool,
     async_finish: bool,
     return_recv_hook: bool,
-    deduplicate: bool,
     topk_weights: MaybeArray,
 ) -> tuple[Any, Array, LowLatencyHandle, EventOverlap, Hook | None]:
     """See Buffer.low_latency_dispatch."""
     runtime, mode = memory.runtime, checks.mode_of(memory, VERB)
     memory.check_faults()
     call = mode.next_call(VERB)
-    shape = _check(memory, mode, x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, use_fp8, deduplicate)
+    x_size: Any = getattr(x, "shape", None)
+    choices_size: Any = getattr(topk_idx, "shape", None)
+    plan = mode.plan((VERB, x_size, choices_size, *options), lambda: _plan(runtime, mode, x, topk_idx, options))
+    shape = plan.shape
+    validate.array(runtime, "x", x, "bfloat16", x_size)
+    validate.row_alignment(runtime, "x", x)
+    validate.array(runtime, "topk_idx", topk_idx, "int64", choices_size)
     check_options(VERB, async_finish, return_recv_hook)
-    _check_scales(shape, round_scale, use_ue8m0)
-    num_tokens, num_topk = topk_idx.shape
-    num_ranks, num_local_experts = mode.num_ranks, num_experts // mode.num_ranks
-    checks.stats(
-        runtime, "cumulative_local_expert_recv_stats", cumulative_local_expert_recv_stats, "int32", num_local_experts
-    )
-    checks.stats(runtime, "dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats, "int64", num_ranks)
-    _check_weights(memory, deduplicate, topk_weights, (num_tokens, num_topk))
+    if cumulative_local_expert_recv_stats is not None:
+        size = (shape.num_experts // shape.num_ranks,)
+        name = "cumulative_local_expert_recv_stats"
+        validate.array(runtime, name, cumulative_local_expert_recv_stats, "int32", size)
+    if dispatch_wait_recv_cost_stats is not None:
+        validate.array(
+            runtime, "dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats, "int64", (shape.num_ranks,)
+        )
+    if options.deduplicate or topk_weights is not None:
+        _check_weights(runtime, options.deduplicate, topk_weights, choices_size)
     if validate.may_read(memory, None):
-        checks.choices(topk_idx, num_experts)
+        checks.choices(topk_idx, shape.num_experts)
 
-    def empty(shape: tuple[int, ...], dtype: str) -> Array:
-        return runtime.empty(shape, dtype, x)
-
-    num_rows = num_ranks * shape.num_max_tokens
-    recv_x = empty((num_local_experts, num_rows, shape.hidden), "float8_e4m3fn" if use_fp8 else "bfloat16")
-    recv_x_scales: MaybeArray = None
-    if use_fp8:
-        columns = COLUMNS_PER_WORD if use_ue8m0 else COLUMNS_PER_SCALE
-        recv_x_scales = empty(
-            (num_local_experts, shape.hidden // columns, num_rows), "int32" if use_ue8m0 else "float32"
-        )
-    src_info = empty((num_local_experts, num_rows), "int32")
-    layout_range = empty((num_local_experts, num_ranks), "int64")
-    recv_count = empty((num_local_experts,), "int32")
-    messages = Messages()
-    if deduplicate:
-        each = (num_ranks, shape.num_max_tokens)
-        messages = Messages(
-            empty((num_ranks,), "int32"),
-            empty(each, "int32"),
-            empty((*each, num_topk), "int32"),
-            empty((*each, num_topk), "float32"),
-        )
-    outputs = DispatchOutputs(
-        recv_x,
-        recv_x_scales,
-        src_info,
-        layout_range,
-        recv_count,
+    outputs: list[Any] = [runtime.empty(size, dtype, x) if dtype else None for size, dtype in plan.outputs]
+    recv_x, recv_x_scales, src_info, layout_range, recv_count = outputs
+    messages = Messages(*(runtime.empty(size, dtype, x) for size, dtype in plan.messages))
+    out = DispatchOutputs(
+        *outputs,
         cumulative_local_expert_recv_stats,
         dispatch_wait_recv_cost_stats,
         *messages,
     )
     inputs = DispatchInputs(x, topk_idx, topk_weights)
-    num_groups = min(-(-num_experts // mode.num_blocks), MAX_GROUPS, mode.num_threads // 32)
-    sizes = DispatchSizes(num_tokens, num_topk, num_groups, int(round_scale), int(use_ue8m0))
 
     def launch(stream: Stream, phases: Call) -> None:
         mode.shape = shape
@@ -107,27 +106,27 @@ def low_latency_dispatch(
             stream,
             dispatch_kernel,
             mode.num_blocks,
-            mode.num_threads,
-            dispatch_smem_bytes(shape, mode.num_threads, runtime.has_tma),
-            outputs,
+            plan.num_threads,
+            plan.smem_bytes,
+            out,
             inputs,
             mode.network,
             mode.work,
             memory.bounds,
             phases,
             shape,
-            sizes,
+            plan.sizes,
         )
 
-    memory.compare_call(VERB, lambda: {**shape._asdict(), "round_scale": round_scale, "hook": return_recv_hook})
+    memory.compare_call(VERB, lambda: {**options._asdict(), "hidden": shape.hidden, "hook": return_recv_hook})
     event, hook = run_call(memory, call, launch, async_finish, return_recv_hook)
     handle = LowLatencyHandle(
         src_info,
         layout_range,
         shape.num_max_tokens,
         shape.hidden,
-        num_experts,
-        messages if deduplicate else None,
+        shape.num_experts,
+        messages if options.deduplicate else None,
         topk_weights,
         call,
     )
@@ -139,60 +138,72 @@ def low_latency_dispatch(
 # Validate
 
 
-def _check(
-    memory: NodeMemory,
-    mode: LowLatencyMemory,
-    x: Array,
-    topk_idx: Array,
-    num_max_dispatch_tokens_per_rank: int,
-    num_experts: int,
-    use_fp8: bool,
-    deduplicate: bool,
-) -> LowLatencyShape:
-    runtime = memory.runtime
-    num_max_tokens = integer("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank, 1)
-    num_experts = checks.num_experts(mode, num_experts)
+def _plan(runtime: Runtime, mode: LowLatencyMemory, x: Array, topk_idx: Array, options: Options) -> Plan:
+    num_max_tokens = integer("num_max_dispatch_tokens_per_rank", options.num_max_tokens, 1)
+    num_experts = checks.num_experts(mode, options.num_experts)
     validate.array(runtime, "x", x, "bfloat16", ("num_tokens", "hidden"))
     num_tokens, hidden = x.shape
     validate.hidden_size("x", hidden, COLUMNS_PER_SCALE)
-    validate.row_alignment(runtime, "x", x)
     if num_tokens > num_max_tokens:
         refuse("x", f"{num_tokens} tokens", f"at most num_max_dispatch_tokens_per_rank ({num_max_tokens}) tokens")
     validate.array(runtime, "topk_idx", topk_idx, "int64", (num_tokens, "num_topk"))
     num_topk = topk_idx.shape[1]
     validate.topk_size("topk_idx", num_topk)
+    _check_scales(options, hidden)
     shape = LowLatencyShape(
         mode.num_ranks,
         num_experts,
         num_max_tokens,
         hidden,
-        num_topk if deduplicate else 0,
-        int(use_fp8),
-        int(deduplicate),
+        num_topk if options.deduplicate else 0,
+        int(options.use_fp8),
+        int(options.deduplicate),
         0,
     )
     mode.check_size(shape)
-    smem_bytes = dispatch_smem_bytes(shape, mode.num_threads, runtime.has_tma)
+    num_threads, _ = runtime.low_latency_threads
+    smem_bytes = dispatch_smem_bytes(shape, num_threads, runtime.has_tma)
     if smem_bytes > runtime.max_smem_bytes:
         refuse("hidden size of x", hidden, f"so small that two tokens fit into {runtime.max_smem_bytes} bytes")
-    return shape
+    num_groups = min(-(-num_experts // mode.num_blocks), MAX_GROUPS, num_threads // 32)
+    sizes = DispatchSizes(num_tokens, num_topk, num_groups, int(options.round_scale), int(options.use_ue8m0))
+    return Plan(shape, sizes, num_threads, smem_bytes, _outputs(shape, options), _messages(shape))
 
 
-def _check_scales(shape: LowLatencyShape, round_scale: bool, use_ue8m0: bool) -> None:
-    if use_ue8m0 and not round_scale:
-        refuse("round_scale", False, "True with use_ue8m0: only powers of two have such a scale")
-    if use_ue8m0 and not shape.use_fp8:
-        refuse("use_ue8m0", True, "False without use_fp8")
-    if round_scale and not shape.use_fp8:
+def _outputs(shape: LowLatencyShape, options: Options) -> tuple[tuple[tuple[int, ...], str], ...]:
+    num_local_experts = shape.num_experts // shape.num_ranks
+    num_rows = shape.num_ranks * shape.num_max_tokens
+    columns = COLUMNS_PER_WORD if options.use_ue8m0 else COLUMNS_PER_SCALE
+    scale_dtype = "int32" if options.use_ue8m0 else "float32"
+    return (
+        ((num_local_experts, num_rows, shape.hidden), "float8_e4m3fn" if options.use_fp8 else "bfloat16"),
+        ((num_local_experts, shape.hidden // columns, num_rows), scale_dtype if options.use_fp8 else ""),
+        ((num_local_experts, num_rows), "int32"),
+        ((num_local_experts, shape.num_ranks), "int64"),
+        ((num_local_experts,), "int32"),
+    )
+
+
+def _messages(shape: LowLatencyShape) -> tuple[tuple[tuple[int, ...], str], ...]:
+    if not shape.deduplicate:
+        return ()
+    each = (shape.num_ranks, shape.num_max_tokens)
+    choices = (*each, shape.num_topk)
+    return ((shape.num_ranks,), "int32"), (each, "int32"), (choices, "int32"), (choices, "float32")
+
+
+def _check_scales(options: Options, hidden: int) -> None:
+    if options.round_scale and not options.use_fp8:
         refuse("round_scale", True, "False without use_fp8")
-    if use_ue8m0 and shape.hidden % COLUMNS_PER_WORD != 0:
-        refuse("hidden size of x", shape.hidden, f"a multiple of {COLUMNS_PER_WORD} with use_ue8m0")
+    if options.use_ue8m0 and not options.round_scale:
+        refuse("use_ue8m0", True, "False without round_scale: only powers of two have such a scale")
+    if options.use_ue8m0 and hidden % COLUMNS_PER_WORD != 0:
+        refuse("hidden size of x", hidden, f"a multiple of {COLUMNS_PER_WORD} with use_ue8m0")
 
 
-def _check_weights(memory: NodeMemory, deduplicate: bool, topk_weights: MaybeArray, shape: tuple[int, int]) -> None:
-    if deduplicate and topk_weights is None:
-        refuse("topk_weights", "None", "given with deduplicate: they travel with the tokens")
-    if not deduplicate and topk_weights is not None:
+def _check_weights(runtime: Runtime, deduplicate: bool, topk_weights: MaybeArray, shape: tuple[int, ...]) -> None:
+    if not deduplicate:
         refuse("topk_weights", type(topk_weights).__name__, "None without deduplicate: combine takes them")
-    if deduplicate:
-        validate.array(memory.runtime, "topk_weights", topk_weights, "float32", shape)
+    if topk_weights is None:
+        refuse("topk_weights", "None", "given with deduplicate: they travel with the tokens")
+    validate.array(runtime, "topk_weights", topk_weights, "float32", shape)

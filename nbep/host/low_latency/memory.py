@@ -9,7 +9,8 @@ allocate -> `handle` to all ranks -> open -> calls -> close_peers -> free
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -32,10 +33,14 @@ from nbep.host.arguments import refuse
 from nbep.host.network.direct import open_network
 from nbep.host.runtime.base import HandleType, Runtime, Stream
 
+MAX_PLANS = 1024
 UNIT_WORDS = MAX_EXPERTS + MAX_RANKS
 JOURNAL = align_up(2 * 4 * UNIT_WORDS, ALIGNMENT_BYTES)
 MASK = JOURNAL + align_up(4 * JOURNAL_WORDS, ALIGNMENT_BYTES)
 WORKSPACE_BYTES = MASK + align_up(4 * MAX_RANKS, ALIGNMENT_BYTES)
+
+
+Plan = TypeVar("Plan")
 
 
 class LowLatencyCall:
@@ -54,7 +59,7 @@ class LowLatencyCall:
 class LowLatencyMemory:
     """See above.
 
-    Attributes: network, work: arguments of the kernels; num_blocks, num_threads: of their launches
+    Attributes: network, work: arguments of the kernels; num_blocks: of their launches; plans: see `plan`
     """
 
     network: Network
@@ -82,6 +87,7 @@ class LowLatencyMemory:
         self._num_calls = 0
         self._halves: list[LowLatencyCall | None] = [None] * NUM_HALVES  # who used each half last
         self.zero_copy_number = -1  # of the call that the zero-copy buffer was handed out for
+        self.plans: dict[Any, Any] = {}
         self._last_stream: Stream | None = None
 
     def _reset_cells(self) -> None:
@@ -98,7 +104,6 @@ class LowLatencyMemory:
         """Map the peers' buffers. Raises: RuntimeError if one cannot be reached"""
         self.network = open_network(self.symmetric, handles, self.rank, self.num_rdma_bytes + POINTER_TABLE)
         self.num_blocks = self.runtime.low_latency_blocks(handles)
-        self.num_threads = self.runtime.low_latency_threads
 
     def close_peers(self) -> None:
         self.symmetric.close_peers()
@@ -147,6 +152,19 @@ class LowLatencyMemory:
         if phases & RECV_PHASE:
             call.is_received = True
         return Call(self.num_rdma_bytes, call.half, phases)
+
+    def plan(self, key: Any, make: Callable[[], Plan]) -> Plan:
+        """What a call needs that depends on its sizes and options alone: checked and worked out once for each key."""
+        try:
+            found = self.plans.get(key)
+        except TypeError:  # sizes that are no numbers
+            return make()
+        if found is None:
+            found = make()
+            if len(self.plans) >= MAX_PLANS:
+                self.plans.clear()
+            self.plans[key] = found
+        return found
 
     def check_size(self, shape: LowLatencyShape) -> None:
         """Raises: ValueError if the buffer is too small for calls of this shape"""

@@ -114,7 +114,7 @@ class Runtime(ABC):
         layout_threads: block size of get_dispatch_layout and of the casts
         notify_threads: block size of the notify kernels, at least
         mix_roles: default of Config.mix_roles
-        low_latency_threads: block size of the low-latency kernels
+        low_latency_threads: block sizes of low-latency dispatch and combine
         shares_current_stream: ranks of this process have one current stream in common, on which none may wait
         array_kinds: the arrays that it takes, in words
     """
@@ -127,7 +127,7 @@ class Runtime(ABC):
     layout_threads: int
     notify_threads: int
     mix_roles: bool
-    low_latency_threads: int
+    low_latency_threads: tuple[int, int]
     shares_current_stream: bool
     array_kinds: str
 
@@ -161,6 +161,10 @@ class Runtime(ABC):
     @abstractmethod
     def is_array(self, value: Any) -> bool:
         """Whether this target takes the value as an array."""
+
+    @abstractmethod
+    def fits(self, value: Any, dtype: str, shape: tuple[int, ...]) -> bool:
+        """Whether the value is an array of this dtype and shape, row-major without gaps. Costs as little as can be."""
 
     @abstractmethod
     def dtype_name(self, array: Array) -> str:

@@ -133,7 +133,7 @@ class EmulatorRuntime(Runtime):
     layout_threads = WARP
     notify_threads = WARP
     mix_roles = False
-    low_latency_threads = 3 * WARP
+    low_latency_threads = (3 * WARP, 3 * WARP)
     shares_current_stream = False
     max_smem_bytes = 227 << 10  # as on sm_90 and sm_100
     array_kinds = "a NumPy array"
@@ -171,6 +171,10 @@ class EmulatorRuntime(Runtime):
 
     def is_array(self, value: Any) -> bool:
         return isinstance(value, np.ndarray)
+
+    def fits(self, value: Any, dtype: str, shape: tuple[int, ...]) -> bool:
+        is_such = isinstance(value, np.ndarray) and value.dtype == np.dtype(dtype) and value.shape == shape
+        return is_such and bool(value.flags.c_contiguous)
 
     def dtype_name(self, array: Array) -> str:
         return array.dtype.name

@@ -43,7 +43,7 @@ from nbep.device.primitives import syncthreads, thread_idx
 from nbep.device.protocols.peers import Bounds
 
 
-@kernel(max_threads=768)
+@kernel(max_threads=512)
 def low_latency_combine(
     out: CombineOutputs,
     inputs: CombineInputs,

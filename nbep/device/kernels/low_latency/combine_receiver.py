@@ -116,27 +116,41 @@ def add_listed(table, total, words, i, num_rows):
 
 
 @device_function
-def sum_columns(table, num_rows, offset):
-    """The weighted sum of eight columns of all listed rows; eight loads in flight."""
+def load_four(table, first, num_rows, offset):
+    """16 bytes at the same offset of four listed rows."""
+    return (
+        load_columns(table, first, num_rows, offset),
+        load_columns(table, first + 1, num_rows, offset),
+        load_columns(table, first + 2, num_rows, offset),
+        load_columns(table, first + 3, num_rows, offset),
+    )
+
+
+@device_function
+def add_four(table, total, loaded, first, num_rows):
+    """Add what `load_four` has brought, in order."""
+    total = add_listed(table, total, loaded[0], first, num_rows)
+    total = add_listed(table, total, loaded[1], first + 1, num_rows)
+    total = add_listed(table, total, loaded[2], first + 2, num_rows)
+    return add_listed(table, total, loaded[3], first + 3, num_rows)
+
+
+@device_function
+def sum_columns(table, num_rows, offset, next_offset):
+    """The weighted sums of eight columns of all listed rows at two places; 16 loads in flight. -1: no second place."""
+    num_next = num_rows if next_offset >= 0 else 0
     total = zero_f32x8()
+    next_total = zero_f32x8()
     for first in range(0, num_rows, 8):
-        a = load_columns(table, first, num_rows, offset)
-        b = load_columns(table, first + 1, num_rows, offset)
-        c = load_columns(table, first + 2, num_rows, offset)
-        d = load_columns(table, first + 3, num_rows, offset)
-        e = load_columns(table, first + 4, num_rows, offset)
-        f = load_columns(table, first + 5, num_rows, offset)
-        g = load_columns(table, first + 6, num_rows, offset)
-        h = load_columns(table, first + 7, num_rows, offset)
-        total = add_listed(table, total, a, first, num_rows)
-        total = add_listed(table, total, b, first + 1, num_rows)
-        total = add_listed(table, total, c, first + 2, num_rows)
-        total = add_listed(table, total, d, first + 3, num_rows)
-        total = add_listed(table, total, e, first + 4, num_rows)
-        total = add_listed(table, total, f, first + 5, num_rows)
-        total = add_listed(table, total, g, first + 6, num_rows)
-        total = add_listed(table, total, h, first + 7, num_rows)
-    return total
+        a = load_four(table, first, num_rows, offset)
+        b = load_four(table, first + 4, num_rows, offset)
+        c = load_four(table, first, num_next, next_offset)
+        d = load_four(table, first + 4, num_next, next_offset)
+        total = add_four(table, total, a, first, num_rows)
+        total = add_four(table, total, b, first + 4, num_rows)
+        next_total = add_four(table, next_total, c, first, num_next)
+        next_total = add_four(table, next_total, d, first + 4, num_next)
+    return to_bf16x8(total), to_bf16x8(next_total)
 
 
 @device_function
@@ -168,21 +182,35 @@ def add_logfmt(total, row, weight, shape, column):
 
 
 @device_function
+def sum_logfmt(table, num_rows, shape, column):
+    """The weighted sum of eight columns of all listed rows, which are in LogFMT."""
+    total = zero_f32x8()
+    for i in range(num_rows):
+        row = ld_shared_s64(table + ROWS + 8 * i)
+        total = add_logfmt(total, row, ld_shared_f32(table + WEIGHTS + 4 * i), shape, column)
+    return to_bf16x8(total)
+
+
+@device_function
 def sum_token(out, shape, token, warp, lane):
     """Add up the listed rows of a token; each warp some of its columns."""
     table = smem_base()
     num_rows = ld_shared_s32(table + NUM_ROWS)
+    row = out.combined_x + 2 * token * shape.hidden
+    step = COLUMNS * (block_dim() // 32)
     column = COLUMNS * warp + 8 * lane
     while column < shape.hidden:
-        total = zero_f32x8()
+        next_column = column + step
         if shape.use_logfmt != 0:
-            for i in range(num_rows):
-                row = ld_shared_s64(table + ROWS + 8 * i)
-                total = add_logfmt(total, row, ld_shared_f32(table + WEIGHTS + 4 * i), shape, column)
+            st_na_v4(row + 2 * column, sum_logfmt(table, num_rows, shape, column))
+            column = next_column
         else:
-            total = sum_columns(table, num_rows, 2 * column)
-        st_na_v4(out.combined_x + 2 * (token * shape.hidden + column), to_bf16x8(total))
-        column += COLUMNS * (block_dim() // 32)
+            has_next = next_column < shape.hidden
+            total, next_total = sum_columns(table, num_rows, 2 * column, 2 * next_column if has_next else -1)
+            st_na_v4(row + 2 * column, total)
+            if has_next:
+                st_na_v4(row + 2 * next_column, next_total)
+            column = next_column + step
 
 
 @device_function

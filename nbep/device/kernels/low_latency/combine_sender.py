@@ -56,7 +56,7 @@ from nbep.device.protocols.logfmt import (
     pack_meta,
 )
 from nbep.device.protocols.reduce import half_warp_max_f32
-from nbep.device.protocols.staging import STAGE_BYTES, fill_stage, open_stage
+from nbep.device.protocols.staging import STAGE_BYTES, begin_fill, open_stage, wait_filled
 
 GROUP_BARRIERS = 1  # group g has barrier 1 + g
 COLUMNS = 256  # of a row that a warp encodes at once, eight a lane
@@ -67,11 +67,11 @@ def put_row(network, dst, src, row, num_bytes, peer, queue, stage, parity, lane)
     """Put a row of global memory, a stage at a time; one warp. Returns the parity of the stage's next fill."""
     offset = 0
     while offset < num_bytes:
+        part = min(num_bytes - offset, STAGE_BYTES)
         if has_tma():
-            part, parity = fill_stage(row + offset, num_bytes - offset, stage, parity, lane)
-            syncwarp(FULL_MASK)
+            begin_fill(row + offset, part, stage, lane)
+            parity = wait_filled(stage, parity)
         else:
-            part = min(num_bytes - offset, STAGE_BYTES)
             for at in range(lane * VEC_BYTES, part, WARP_BYTES):
                 st_shared_v4(stage.data + at, ld_nc_v4(row + offset + at))
             syncwarp(FULL_MASK)
@@ -148,13 +148,16 @@ def put_encoded_row(network, dst, src, row, shape, peer, queue, stage, lane):
     syncwarp(FULL_MASK)
     used = 0
     done = meta_bytes
-    for first in range(0, shape.hidden, COLUMNS):
-        column = first + 8 * lane
-        is_active = column < shape.hidden
+    meta = stage.data
+    row += 16 * lane
+    left = shape.hidden - 8 * lane
+    while left + 8 * lane > 0:
         nothing = (0, 0, 0, 0)
-        words = ld_nc_v4(row + 2 * column) if is_active else nothing
-        meta = stage.data + LOGFMT_META_BYTES * (first // LOGFMT_COLUMNS)
-        used += encode_columns(data + used, meta, words, is_active, lane)
+        words = ld_nc_v4(row) if left > 0 else nothing
+        used += encode_columns(data + used, meta, words, left > 0, lane)
+        meta += LOGFMT_META_BYTES * (COLUMNS // LOGFMT_COLUMNS)
+        row += 2 * COLUMNS
+        left -= COLUMNS
         if used + 2 * PLAIN_BYTES > room:
             put_stage(network, dst + done, src + done, data, used, peer, queue, lane)
             done += used

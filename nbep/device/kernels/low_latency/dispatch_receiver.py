@@ -37,7 +37,7 @@ from nbep.device.primitives import (
     st_weak_s64,
     st_weak_u8,
     syncwarp,
-    tma_store_wait_all,
+    tma_store_wait_read_all,
     u32_div,
     u32_mod,
 )
@@ -134,4 +134,4 @@ def receive_messages(out, network, work, bounds, call, shape, sizes, warp, lane)
             i += group_warps
         pair += grid_dim() * sizes.num_groups
     if has_tma() and lane == 0:
-        tma_store_wait_all()
+        tma_store_wait_read_all()  # a block's shared memory ends with it

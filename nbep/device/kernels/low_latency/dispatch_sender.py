@@ -74,10 +74,7 @@ def may_send(network, work, bounds, call, peer):
 
 @device_function
 def reserve_slot(inputs, network, work, bounds, call, shape, sizes, token, choice, lane):
-    """Take a slot for a choice; the same in every lane. Returns its expert, -1 if unused, and the slot, -1 if none.
-
-    It comes before the cast, which hides how long it takes.
-    """
+    """Take a slot for a choice; the same in every lane. Returns its expert, -1 if unused, and the slot, -1 if none."""
     expert = -1
     slot = -1
     if choice < sizes.num_topk:
@@ -106,16 +103,22 @@ def cast_columns(stage, words, column, shape, round_scale, lane):
 
 
 @device_function
-def fill_message(stage, inputs, token, shape, round_scale, warp, num_warps, lane):
-    """Senders: write the values and scales of a token into its message; each warp some of its columns."""
-    row = inputs.x + 2 * token * shape.hidden
+def load_columns(row, column, shape):
+    """Eight columns of a token, zeros past its end."""
     nothing = (0, 0, 0, 0)
+    return ld_nc_v4(row + 2 * column) if column < shape.hidden else nothing
+
+
+@device_function
+def fill_message(stage, row, words, next_words, shape, round_scale, warp, num_warps, lane):
+    """Senders: write the values and scales of a token into its message; each warp some of its columns.
+
+    row: where the token is; words, next_words: this lane's first two loads of it
+    """
     step = COLUMNS * num_warps
     column = COLUMNS * warp + 8 * lane
     while column - 8 * lane < shape.hidden:
         next_column = column + step
-        words = ld_nc_v4(row + 2 * column) if column < shape.hidden else nothing
-        next_words = ld_nc_v4(row + 2 * next_column) if next_column < shape.hidden else nothing
         if shape.use_fp8 != 0:
             cast_columns(stage, words, column, shape, round_scale, lane)
             if next_column - 8 * lane < shape.hidden:
@@ -125,7 +128,9 @@ def fill_message(stage, inputs, token, shape, round_scale, warp, num_warps, lane
                 st_shared_v4(stage + 2 * column, words)
             if next_column < shape.hidden:
                 st_shared_v4(stage + 2 * next_column, next_words)
-        column += 2 * step
+        column = next_column + step
+        words = load_columns(row, column, shape)
+        next_words = load_columns(row, column + step, shape)
 
 
 @device_function
@@ -187,8 +192,13 @@ def send_messages(inputs, network, work, bounds, call, shape, sizes, warp, lane)
     stage = smem_base()
     token = block_idx()
     while token < sizes.num_tokens:
+        # The token is on its way while slots and credits are.
+        row = inputs.x + 2 * token * shape.hidden
+        column = COLUMNS * warp + 8 * lane
+        words = load_columns(row, column, shape)
+        next_words = load_columns(row, column + COLUMNS * num_senders, shape)
         expert, slot = reserve_slot(inputs, network, work, bounds, call, shape, sizes, token, warp, lane)
-        fill_message(stage, inputs, token, shape, sizes.round_scale, warp, num_senders, lane)
+        fill_message(stage, row, words, next_words, shape, sizes.round_scale, warp, num_senders, lane)
         if warp == 0:
             clear_gap(stage, shape, lane)
             if lane == 0:

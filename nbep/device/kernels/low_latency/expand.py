@@ -2,7 +2,7 @@
 
  cell            written by   with                    read by     with
  arrivals[s]     source s     amo_add                 receivers   ld_acquire_sys
- counts[e, s]    source s     amo_add                 receivers   ld_relaxed_sys, after arrivals
+ counts[s]       source s     put_nbi_warp            receivers   ld_na, after arrivals
  message         source s     put_nbi_warp            receivers   bulk copy and ld_na, after arrivals
  table           receivers    st_shared               receivers   ld_shared, after syncthreads
  recv_*          receivers    bulk copy, st_weak      -           the next kernel
@@ -19,7 +19,7 @@ from nbep.device.layout.low_latency import (
     ALIGNMENT_BYTES,
     MAX_EXPERTS,
     arrival_offset,
-    count_offset,
+    counts_stride,
     message_stride,
     note_offset,
     payload_bytes,
@@ -39,7 +39,6 @@ from nbep.device.primitives import (
     ld_na_f32,
     ld_na_s32,
     ld_na_v4,
-    ld_relaxed_sys_s32,
     ld_shared_s32,
     shfl_idx_s32,
     smem_base,
@@ -49,14 +48,21 @@ from nbep.device.primitives import (
     syncthreads,
     syncwarp,
     thread_idx,
-    tma_store_wait_all,
+    tma_store_wait_read_all,
     u32_div,
     u32_mod,
     vote_ballot,
 )
 from nbep.device.protocols.arrivals import announced, wait_arrival
 from nbep.device.protocols.copies import copy_row
-from nbep.device.protocols.staging import drain_stage, empty_stage, fill_stage, open_stage
+from nbep.device.protocols.staging import (
+    STAGE_BYTES,
+    begin_fill,
+    drain_stage,
+    empty_stage,
+    open_stage,
+    wait_filled,
+)
 from nbep.device.protocols.waits import LOW_LATENCY_DISPATCH_COUNT
 
 NUM_MESSAGES = 4 * MAX_EXPERTS  # where a word for each rank stands in the table
@@ -80,18 +86,28 @@ def wait_sources(out, network, work, bounds, call, shape, table):
 
 
 @device_function
-def find_places(out, network, call, shape, table):
-    """Fill the table from the counts, a thread for each expert; every block notes the ranges of some experts."""
+def load_counts(network, call, shape, table):
+    """Copy the counts of all sources to the table, those of a source that is absent as 0. A whole block."""
     num_local_experts = u32_div(shape.num_experts, shape.num_ranks)
-    for local_expert in range(thread_idx(), num_local_experts, block_dim()):
+    counts = own_ptr(network, recv_offset(call.num_rdma_bytes, call.half))
+    for cell in range(thread_idx(), shape.num_experts, block_dim()):
+        src = u32_div(cell, num_local_experts)
+        local_expert = cell - src * num_local_experts
+        num_tokens = 0
+        if ld_shared_s32(table + NUM_MESSAGES + 4 * src) != 0:
+            num_tokens = ld_na_s32(counts + src * counts_stride(shape) + 4 * local_expert)
+        st_shared_s32(table + 4 * (local_expert * shape.num_ranks + src), min(num_tokens, shape.num_max_tokens))
+
+
+@device_function
+def find_places(out, shape, table):
+    """Turn the counts into places, a thread for each expert; every block notes the ranges of some experts."""
+    for local_expert in range(thread_idx(), u32_div(shape.num_experts, shape.num_ranks), block_dim()):
         begin = 0
         for src in range(shape.num_ranks):
-            cell = local_expert * shape.num_ranks + src
-            num_tokens = 0
-            if ld_shared_s32(table + NUM_MESSAGES + 4 * src) != 0:
-                count = own_ptr(network, count_offset(call.num_rdma_bytes, call.half, cell))
-                num_tokens = announced(ld_relaxed_sys_s32(count), shape.num_max_tokens)
-            st_shared_s32(table + 4 * cell, begin)
+            cell = table + 4 * (local_expert * shape.num_ranks + src)
+            num_tokens = ld_shared_s32(cell)
+            st_shared_s32(cell, begin)
             if u32_mod(local_expert, grid_dim()) == block_idx():
                 note_range(out, shape, local_expert, src, begin, num_tokens)
             begin += num_tokens
@@ -123,23 +139,25 @@ def read_note(out, message, shape, table, src, index, lane):
 
 @device_function
 def copy_to_rows(out, message, row, shape, stage, parity, lane):
-    """Copy the values of a message to all its rows; one warp. Returns the parity of the stage's next copy.
+    """Copy the values of a message to all its rows; one warp. Returns the parity of the stage's next fill.
 
-    row: in lane k the row for choice k, or -1
+    The stage is being filled with the first of them. row: in lane k the row for choice k, or -1
     """
     num_bytes = payload_bytes(shape)
     chosen = vote_ballot(FULL_MASK, row >= 0)
     if has_tma():
         offset = 0
         while offset < num_bytes:
-            part, parity = fill_stage(message + offset, num_bytes - offset, stage, parity, lane)
+            if offset > 0:
+                begin_fill(message + offset, num_bytes - offset, stage, lane)
+            parity = wait_filled(stage, parity)
             left = chosen
             while left != 0:
                 dst = shfl_idx_s32(FULL_MASK, row, ffs_u32(left) - 1)
-                empty_stage(out.recv_x + dst * num_bytes + offset, part, stage, lane)
+                empty_stage(out.recv_x + dst * num_bytes + offset, num_bytes - offset, stage, lane)
                 left &= left - 1
             drain_stage(lane)
-            offset += part
+            offset += STAGE_BYTES
     else:
         while chosen != 0:
             dst = shfl_idx_s32(FULL_MASK, row, ffs_u32(chosen) - 1)
@@ -150,9 +168,10 @@ def copy_to_rows(out, message, row, shape, stage, parity, lane):
 
 @device_function
 def expand_message(out, message, shape, sizes, table, src, index, stage, parity, lane):
-    """Copy one message to the rows of all its experts here; one warp. Returns the parity of the stage's next copy."""
+    """Copy one message to the rows of all its experts here; one warp. Returns the parity of the stage's next fill."""
+    if has_tma():
+        begin_fill(message, payload_bytes(shape), stage, lane)  # on its way while the note is read
     row = read_note(out, message, shape, table, src, index, lane)
-    parity = copy_to_rows(out, message, row, shape, stage, parity, lane)
     num_rows = shape.num_ranks * shape.num_max_tokens
     left = vote_ballot(FULL_MASK, row >= 0)
     while left != 0:
@@ -160,7 +179,7 @@ def expand_message(out, message, shape, sizes, table, src, index, stage, parity,
         expert = u32_div(dst, num_rows)
         copy_notes(out, message, shape, sizes, expert, dst - expert * num_rows, lane)
         left &= left - 1
-    return parity
+    return copy_to_rows(out, message, row, shape, stage, parity, lane)
 
 
 @device_function
@@ -169,13 +188,15 @@ def expand_messages(out, network, work, bounds, call, shape, sizes, warp, lane):
     table = smem_base()
     wait_sources(out, network, work, bounds, call, shape, table)
     syncthreads()
-    find_places(out, network, call, shape, table)
+    load_counts(network, call, shape, table)
     stage = open_stage(table + TABLE_BYTES, warp, lane)
+    syncthreads()
+    find_places(out, shape, table)
     if has_tma() and lane == 0:
         fence_proxy_async_global()  # what the arrivals have published, before the bulk copies that read it
     syncthreads()
     parity = 0
-    messages = own_ptr(network, recv_offset(call.num_rdma_bytes, call.half))
+    messages = own_ptr(network, recv_offset(call.num_rdma_bytes, call.half)) + shape.num_ranks * counts_stride(shape)
     unit = block_idx() + grid_dim() * warp
     while unit < shape.num_ranks * shape.num_max_tokens:
         src = u32_mod(unit, shape.num_ranks)
@@ -186,4 +207,4 @@ def expand_messages(out, network, work, bounds, call, shape, sizes, warp, lane):
         syncwarp(FULL_MASK)
         unit += grid_dim() * (block_dim() // 32)
     if has_tma() and lane == 0:
-        tma_store_wait_all()
+        tma_store_wait_read_all()  # a block's shared memory ends with it

@@ -7,30 +7,33 @@
  slots[e], [r]   senders             atom_add_relaxed_gpu    who finishes r    ld_relaxed_gpu, after finished
                  who finishes r      st_relaxed_gpu (0)      -                 the next call
  finished[r]     senders, counters   atom_add_acq_rel_gpu    who finishes r    the same
- counts[e, s]    counter             amo_add (-n - 1)        receivers         after arrivals
+ counts[s]       counter             put_nbi_warp            receivers         ld_na, after arrivals
  message         senders             put_nbi_warp            receivers         after arrivals
  arrivals[s]     who finishes r      amo_add (-n - 1)        receivers         ld_acquire_sys
  stage, notes    senders             st_shared               copy engine       after a proxy fence and bar_sync
  histogram       counter             atom_add_relaxed_cta    counter           ld_shared, after syncwarp
 
-Everything for a rank goes through one queue: the counts of its experts, its messages, and behind them all its arrival,
-which says how many messages there are. slots and finished of rank r stand behind those of the experts.
+Everything for a rank goes through one queue: the counts of its experts in one message, the messages of tokens, and
+behind them all its arrival, which says how many of those there are. slots and finished of rank r stand behind those of
+the experts.
 """
 
 from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency.arguments import note_stride, stage_bytes
 from nbep.device.kernels.low_latency.dispatch_sender import (
+    COLUMNS,
     COUNTED,
     clear_gap,
     expert_of,
     fill_message,
+    load_columns,
     may_send,
     open_to_engine,
 )
 from nbep.device.layout.low_latency import (
     MAX_EXPERTS,
     arrival_offset,
-    count_offset,
+    counts_stride,
     message_stride,
     note_bytes,
     note_offset,
@@ -45,14 +48,17 @@ from nbep.device.primitives import (
     atom_add_relaxed_gpu_s32,
     block_dim,
     block_idx,
-    f32_bits_u32,
+    f32,
+    fence_proxy_async_shared,
     grid_dim,
+    has_tma,
     ld_na_f32,
     ld_nc_s64,
     ld_relaxed_gpu_s32,
     ld_shared_s32,
     smem_base,
     st_relaxed_gpu_s32,
+    st_shared_f32,
     st_shared_s32,
     syncwarp,
     u32_div,
@@ -73,29 +79,32 @@ def write_note(note, inputs, network, work, bounds, call, shape, token, peer, la
     """Take places for the choices of a token that are on a peer, and one for its message; write them down. A warp."""
     num_local_experts = u32_div(shape.num_experts, shape.num_ranks)
     expert = -1
-    place = 0
-    weight = 0
+    weight = f32(0)
     if lane < shape.num_topk:
+        weight = ld_na_f32(inputs.topk_weights + 4 * (token * shape.num_topk + lane))
         chosen = expert_of(inputs, bounds, shape, shape.num_topk, token, lane)
         if chosen >= 0 and u32_div(chosen, num_local_experts) == peer:
             expert = chosen - peer * num_local_experts
-            place = atom_add_relaxed_gpu_s32(work.slots + 4 * chosen, 1)
-            weight = f32_bits_u32(ld_na_f32(inputs.topk_weights + 4 * (token * shape.num_topk + lane)))
+    slot = -1
+    if vote_any(FULL_MASK, expert >= 0) and lane == 0:
+        slot = atom_add_relaxed_gpu_s32(work.slots + 4 * (MAX_EXPERTS + peer), 1)
+        if not may_send(network, work, bounds, call, peer):
+            slot = -2  # to be counted, but not sent
+    place = 0
+    if expert >= 0:
+        place = atom_add_relaxed_gpu_s32(work.slots + 4 * (peer * num_local_experts + expert), 1)
+    if lane < shape.num_topk:
         entry = note + 4 * ENTRIES + 12 * lane
         st_shared_s32(entry, expert)
         st_shared_s32(entry + 4, place)
-        st_shared_s32(entry + 8, weight)
-    is_chosen = vote_any(FULL_MASK, expert >= 0)
+        st_shared_f32(entry + 8, weight)
     if lane < ENTRIES:
-        st_shared_s32(note + 4 * lane, token if lane == SRC_IDX else -1)
+        st_shared_s32(note + 4 * lane, token if lane == SRC_IDX else 0)
     padding = 4 * ENTRIES + 12 * shape.num_topk + 4 * lane
     if padding < note_bytes(shape):
         st_shared_s32(note + padding, 0)
     syncwarp(FULL_MASK)
-    if lane == 0 and is_chosen:
-        slot = atom_add_relaxed_gpu_s32(work.slots + 4 * (MAX_EXPERTS + peer), 1)
-        if not may_send(network, work, bounds, call, peer):
-            slot = -2  # to be counted, but not sent
+    if lane == 0:
         st_shared_s32(note + 4 * SLOT, slot)
 
 
@@ -124,8 +133,9 @@ def send_to_rank(network, work, call, shape, stage, note, token, peer, lane):
     if slot >= 0:
         stride = message_stride(shape)
         place = network.rank * shape.num_max_tokens + slot
-        dst = recv_offset(call.num_rdma_bytes, call.half) + place * stride
-        src = send_offset(call.num_rdma_bytes, call.half) + (token * shape.num_ranks + peer) * stride
+        messages = shape.num_ranks * counts_stride(shape)  # behind the counts
+        dst = recv_offset(call.num_rdma_bytes, call.half) + messages + place * stride
+        src = send_offset(call.num_rdma_bytes, call.half) + messages + (token * shape.num_ranks + peer) * stride
         put_nbi_warp(network, dst, src, stage, note_offset(shape), peer, QUEUE, lane)
         put_nbi_warp(
             network,
@@ -150,11 +160,16 @@ def send_messages_once(inputs, network, work, bounds, call, shape, sizes, warp, 
     token = block_idx()
     while token < sizes.num_tokens:
         notes = stage + message_stride(shape)
+        # The token is on its way while slots and credits are.
+        row = inputs.x + 2 * token * shape.hidden
+        column = COLUMNS * warp + 8 * lane
+        words = load_columns(row, column, shape)
+        next_words = load_columns(row, column + COLUMNS * num_senders, shape)
         peer = warp
         while peer < shape.num_ranks:
             write_note(notes + peer * note_stride(shape), inputs, network, work, bounds, call, shape, token, peer, lane)
             peer += num_senders
-        fill_message(stage, inputs, token, shape, sizes.round_scale, warp, num_senders, lane)
+        fill_message(stage, row, words, next_words, shape, sizes.round_scale, warp, num_senders, lane)
         if warp == 0:
             clear_gap(stage, shape, lane)
         open_to_engine()
@@ -199,27 +214,34 @@ def count_token(inputs, shape, token, first, histogram):
 
 
 @device_function
-def count_ranks(inputs, network, work, call, shape, sizes, lane):
+def put_counts(network, work, bounds, call, shape, histogram, peer, lane):
+    """Put how many tokens each expert of a rank gets from here; one warp."""
+    if has_tma():
+        fence_proxy_async_shared()
+    is_free = vote_any(FULL_MASK, lane == 0 and may_send(network, work, bounds, call, peer))
+    if is_free:
+        dst = recv_offset(call.num_rdma_bytes, call.half) + network.rank * counts_stride(shape)
+        src = send_offset(call.num_rdma_bytes, call.half) + peer * counts_stride(shape)
+        put_nbi_warp(network, dst, src, histogram, counts_stride(shape), peer, QUEUE, lane)
+    quiet(network, peer, QUEUE, lane)
+
+
+@device_function
+def count_ranks(inputs, network, work, bounds, call, shape, sizes, lane):
     """Counter: tell every grid_dim()-th rank how many tokens its experts get, then count its messages; one warp."""
     num_local_experts = u32_div(shape.num_experts, shape.num_ranks)
     histogram = smem_base() + 2 * stage_bytes(shape)
     peer = block_idx()
     while peer < shape.num_ranks:
-        for i in range(lane, num_local_experts, 32):
+        for i in range(lane, counts_stride(shape) // 4, 32):
             st_shared_s32(histogram + 4 * i, 0)
         syncwarp(FULL_MASK)
         num_messages = 0
         for token in range(lane, sizes.num_tokens, 32):
             num_messages += count_token(inputs, shape, token, peer * num_local_experts, histogram)
         syncwarp(FULL_MASK)
-        is_there = not is_masked(work.mask, peer)
-        for i in range(lane, num_local_experts, 32):
-            num_chosen = ld_shared_s32(histogram + 4 * i)
-            if is_there:
-                count = count_offset(call.num_rdma_bytes, call.half, i * shape.num_ranks + network.rank)
-                amo_add(network, count, -num_chosen - 1, peer, QUEUE)
         num_messages = warp_sum_s32(FULL_MASK, num_messages)
-        syncwarp(FULL_MASK)
+        put_counts(network, work, bounds, call, shape, histogram, peer, lane)
         if lane == 0:
             finish_rank(network, work, call, shape, peer, COUNTED - num_messages)
         peer += grid_dim()

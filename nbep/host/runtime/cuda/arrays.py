@@ -25,6 +25,7 @@ def numpy_dtype(name: str) -> np.dtype:
 
 
 _torch_dtype_names: dict[Any, str] = {}
+_torch_dtypes: dict[str, Any] = {}
 
 
 class TorchArrays:
@@ -55,9 +56,13 @@ class TorchArrays:
         return array.is_contiguous()
 
     @staticmethod
+    def fits(array: Any, dtype: str, shape: tuple[int, ...]) -> bool:
+        wanted = _torch_dtypes.get(dtype) or TorchArrays.dtype(dtype)
+        return array.dtype is wanted and array.shape == shape and array.is_cuda and array.is_contiguous()
+
+    @staticmethod
     def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
-        torch = sys.modules["torch"]
-        return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
+        return like.new_empty(shape, dtype=_torch_dtypes.get(dtype) or TorchArrays.dtype(dtype))
 
     @staticmethod
     def swap_last(array: Any) -> Any:
@@ -65,7 +70,8 @@ class TorchArrays:
 
     @staticmethod
     def dtype(name: str) -> Any:
-        return getattr(sys.modules["torch"], name)
+        found = _torch_dtypes[name] = getattr(sys.modules["torch"], name)
+        return found
 
     @staticmethod
     def let_current_stream_use(arrays: list[Any]) -> bool:
@@ -97,6 +103,10 @@ class CupyArrays:
     @staticmethod
     def is_contiguous(array: Any) -> bool:
         return bool(array.flags.c_contiguous)
+
+    @staticmethod
+    def fits(array: Any, dtype: str, shape: tuple[int, ...]) -> bool:
+        return array.shape == shape and array.dtype.name == dtype and bool(array.flags.c_contiguous)
 
     @staticmethod
     def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
@@ -135,6 +145,10 @@ class NumbaArrays:
     @staticmethod
     def is_contiguous(array: Any) -> bool:
         return array.is_c_contiguous()
+
+    @staticmethod
+    def fits(array: Any, dtype: str, shape: tuple[int, ...]) -> bool:
+        return array.shape == shape and array.dtype.name == dtype and array.is_c_contiguous()
 
     @staticmethod
     def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:

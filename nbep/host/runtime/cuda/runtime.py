@@ -215,6 +215,7 @@ class CudaRuntime(Runtime):
     layout_threads = 256
     notify_threads = 128
     mix_roles = True
+    low_latency_threads = (768, 512)
     array_kinds = "an array of torch, CuPy or Numba on this GPU"
 
     def __init__(self, shared: SharedDevice, rank: int, failed: threading.Event | None = None):
@@ -235,10 +236,6 @@ class CudaRuntime(Runtime):
     def has_tma(self) -> bool:
         return self.device.compute_capability >= SM90
 
-    @property
-    def low_latency_threads(self) -> int:  # type: ignore[override]
-        return 768 if self.has_tma else 512  # the stages of more warps are more than a block before sm_90 may have
-
     # Memory
 
     def allocate_symmetric(
@@ -257,6 +254,10 @@ class CudaRuntime(Runtime):
     def is_array(self, value: Any) -> bool:
         library = library_of(value)
         return library is not None and library.is_array(value)
+
+    def fits(self, value: Any, dtype: str, shape: tuple[int, ...]) -> bool:
+        library = library_of(value)
+        return library is not None and library.fits(value, dtype, shape)
 
     def dtype_name(self, array: Array) -> str:
         return library_of(array).dtype_name(array)
