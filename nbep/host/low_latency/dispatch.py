@@ -89,11 +89,15 @@ def low_latency_dispatch(
     if validate.may_read(memory, None):
         checks.choices(topk_idx, shape.num_experts)
 
-    outputs: list[Any] = [runtime.empty(size, dtype, x) if dtype else None for size, dtype in plan.outputs]
-    recv_x, recv_x_scales, src_info, layout_range, recv_count = outputs
+    made: list[Any] = [runtime.empty(size, dtype, x) if dtype else None for size, dtype in plan.outputs]
+    recv_x, recv_x_scales, src_info, layout_range, recv_count = made
     messages = Messages(*(runtime.empty(size, dtype, x) for size, dtype in plan.messages))
-    out = DispatchOutputs(
-        *outputs,
+    outputs = DispatchOutputs(
+        recv_x,
+        recv_x_scales,
+        src_info,
+        layout_range,
+        recv_count,
         cumulative_local_expert_recv_stats,
         dispatch_wait_recv_cost_stats,
         *messages,
@@ -108,7 +112,7 @@ def low_latency_dispatch(
             mode.num_blocks,
             plan.num_threads,
             plan.smem_bytes,
-            out,
+            outputs,
             inputs,
             mode.network,
             mode.work,
