@@ -20,10 +20,11 @@ Recv and send of each half have a quarter of num_rdma_bytes. So where they are d
 for, and calls of all shapes follow each other. DeepEP derives the places from the arguments of the call, and needs
 clean_low_latency_buffer when they change.
 
-The cells lie behind num_rdma_bytes: what a user writes into the buffer does not reach them. A count and an arrival are
-0 until they come. counts[local_expert * num_ranks + source] says how many tokens a source has for a local expert, in
-combine counts[expert] says that an expert's rows are there. An arrival says the same of all that a source sends, with
-deduplicate. credits[half, peer] is 1 when the peer has received what it got in this half: this rank may fill it again.
+The cells lie behind num_rdma_bytes: what a user writes into the buffer does not reach them.
+counts[local_expert * num_ranks + source] says that the tokens of a source for a local expert are there, and how many;
+in combine counts[expert] says that an expert's rows are there. An arrival says the same of all that a source sends,
+with deduplicate; see `protocols.arrivals`. credits[half, peer] is 1 when the peer has received what it got in this
+half: this rank may fill it again.
 
 Source: DeepEP csrc/config.hpp, LowLatencyLayout
 """

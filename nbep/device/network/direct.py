@@ -73,8 +73,8 @@ def put_nbi_warp(network, dst_offset, src_offset, stage, num_bytes, peer, queue,
 
 
 @device_function
-def quiet(network, peer, queue, lane):
-    """Order what this warp has put on a queue before what is added on it later. All lanes of a warp.
+def quiet(network, lane):
+    """Order what this warp has put before what is added on the same queues later. All lanes of a warp.
 
     Later is what this warp adds, and what others add that have synchronised with it.
     """

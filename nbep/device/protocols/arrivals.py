@@ -1,16 +1,22 @@
-"""Waits of the low-latency mode: for what a peer adds to a cell of this rank, and for ranks that may never do it.
+"""Arrivals: what a rank is told through a cell that peers add to, and ranks that may never tell it.
 
- cell      written by                   with                                  read by         with
- count     peer, through the network    atom_add_release_sys (direct)         receivers       ld_acquire_sys
-           who gives up                 atom_cas_acq_rel_sys (0 to ABSENT)
- credit    peer, through the network    atom_add_release_sys (direct)         senders         ld_acquire_sys
- mask      who gives up                 atom_exch_acq_rel_sys                 any wait        ld_relaxed_gpu
+ cell              written by                   with                                 read by      with
+ count, arrival    peers, through the network   amo_add (TAG, or what completes)     receivers    ld_acquire_sys
+                   who gives up                 atom_cas_acq_rel_sys (ABSENT)
+ credit            peer, through the network    amo_add (1)                          senders      ld_acquire_sys
+ mask              who gives up                 atom_exch_acq_rel_sys                any wait     ld_relaxed_gpu
+
+A count says that n messages are there, and how many they are. Behind each message its sender adds TAG, whoever counted
+them adds -n - 1 - n * TAG, in any order. So the cell is 0 before anything comes, and the sum is -n - 1 once all is
+there, and only then: until then it is positive, or below -TAG. DeepEP adds tags in a counter of its own, and who
+completes that sends -n - 1: one more atomic and one more fence behind the last message.
 
 Without enable_shrink (no mask) a wait that is over time reports a fault, as all others do. With it the wait masks the
 rank that did not answer, and goes on without it. Several warps may read one count; all of them must come to the same
-answer, or their rows would overlap. So who gives up says so in the count itself, and only while it is still 0.
+answer, or their rows would overlap. So who gives up says so in the count itself, unless it is complete.
 
-Source: DeepEP csrc/kernels/legacy/internode_ll.cu after v1.2.1 (is_rank_masked, and the waits that mask a rank)
+Source: DeepEP csrc/kernels/internode_ll.cu (FINISHED_SUM_TAG); csrc/kernels/legacy/internode_ll.cu after v1.2.1
+(is_rank_masked, and the waits that mask a rank)
 """
 
 from nbep.device.jit import device_function
@@ -23,7 +29,10 @@ from nbep.device.primitives import (
 )
 from nbep.device.protocols.waits import LOW_LATENCY_BARRIER, LOW_LATENCY_CREDIT, report_fault, start_wait
 
-ABSENT = -(1 << 30)  # what adds to it later leaves it far below 0
+TAG = 1 << 14
+MAX_TAGS = TAG - 2  # messages that one cell can count
+ABSENT = 3 << 29  # what adds to it later leaves it above LEAST_ABSENT
+LEAST_ABSENT = 1 << 30
 
 
 @device_function
@@ -39,34 +48,45 @@ def mask_rank(mask, rank):
 
 
 @device_function
-def give_up(cell):
-    """Settle that nothing comes, unless it has come: what the cell holds from now on."""
-    seen = atom_cas_acq_rel_sys_s32(cell, 0, ABSENT)
-    return seen if seen != 0 else ABSENT
+def is_complete(value):
+    """Whether all that a cell counts is there."""
+    return -TAG < value < 0
 
 
 @device_function
-def is_there(value):
-    """Whether what was waited for has come, and was not given up."""
-    return value > ABSENT // 2
+def completion(count):
+    """What is added, besides a TAG for each, to complete a cell that counts so many."""
+    return -count - 1 - count * TAG
 
 
 @device_function
 def announced(value, most):
-    """The number that travels as -n - 1; 0 if it was given up, and no more than `most`, whatever a fault has left."""
-    return min(-value - 1, most) if is_there(value) else 0
+    """The number that a complete cell tells, 0 if it was given up; no more than `most`, whatever a fault has left."""
+    return min(-value - 1, most) if is_complete(value) else 0
+
+
+@device_function
+def give_up(cell, seen):
+    """Settle that nothing comes, unless all is there: what holds from now on. seen is what the cell held."""
+    while True:
+        found = atom_cas_acq_rel_sys_s32(cell, seen, ABSENT)
+        if found == seen:
+            return ABSENT
+        if is_complete(found) or found > LEAST_ABSENT:
+            return found
+        seen = found
 
 
 @device_function
 def wait_arrival(cell, bounds, mask, peer, site, index):
-    """Wait until a peer has added to a cell; what it holds then, or ABSENT. index is for the report."""
+    """Wait until a cell is complete; what it holds then, or ABSENT. index is for the report."""
     deadline = 0
     while True:
         value = ld_acquire_sys_s32(cell)  # PAIR network-amo
-        if value != 0:
+        if is_complete(value) or value > LEAST_ABSENT:
             return value
         if is_masked(mask, peer):
-            return give_up(cell)
+            return give_up(cell, value)
         if deadline == 0:
             deadline = start_wait(bounds)
         elif wait_expired(deadline):
@@ -74,7 +94,7 @@ def wait_arrival(cell, bounds, mask, peer, site, index):
                 report_fault(bounds, site, peer, index, -1, value)
                 return ABSENT
             mask_rank(mask, peer)
-            return give_up(cell)
+            return give_up(cell, value)
 
 
 @device_function

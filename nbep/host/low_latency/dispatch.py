@@ -16,7 +16,9 @@ from nbep.device.kernels.low_latency.arguments import (
 )
 from nbep.device.kernels.low_latency.dispatch import low_latency_dispatch as dispatch_kernel
 from nbep.device.kernels.low_latency.journal import Call
+from nbep.device.kernels.low_latency.sum_first import COLUMNS as SUM_COLUMNS
 from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, LowLatencyShape
+from nbep.device.protocols.arrivals import MAX_TAGS
 from nbep.host import validate
 from nbep.host.arguments import integer, refuse
 from nbep.host.events import EventOverlap
@@ -148,6 +150,8 @@ def _plan(runtime: Runtime, mode: LowLatencyMemory, x: Array, topk_idx: Array, o
     validate.array(runtime, "x", x, "bfloat16", ("num_tokens", "hidden"))
     num_tokens, hidden = x.shape
     validate.hidden_size("x", hidden, COLUMNS_PER_SCALE)
+    if num_max_tokens > MAX_TAGS:
+        refuse("num_max_dispatch_tokens_per_rank", num_max_tokens, f"at most {MAX_TAGS}, what a count can count")
     if num_tokens > num_max_tokens:
         refuse("x", f"{num_tokens} tokens", f"at most num_max_dispatch_tokens_per_rank ({num_max_tokens}) tokens")
     validate.array(runtime, "topk_idx", topk_idx, "int64", (num_tokens, "num_topk"))
@@ -165,6 +169,10 @@ def _plan(runtime: Runtime, mode: LowLatencyMemory, x: Array, topk_idx: Array, o
         0,
     )
     mode.check_size(shape)
+    num_parts = num_max_tokens * -(-hidden // SUM_COLUMNS)
+    if options.deduplicate and num_parts > MAX_TAGS:
+        most = MAX_TAGS // -(-hidden // SUM_COLUMNS)
+        refuse("num_max_dispatch_tokens_per_rank", num_max_tokens, f"at most {most} with deduplicate")
     num_threads, _ = runtime.low_latency_threads
     smem_bytes = dispatch_smem_bytes(shape, num_threads, runtime.has_tma)
     if smem_bytes > runtime.max_smem_bytes:

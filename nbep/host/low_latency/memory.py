@@ -14,11 +14,10 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from nbep.device.kernels.low_latency.journal import JOURNAL_WORDS, RECV_PHASE, SEND_PHASE, Call, Workspace
+from nbep.device.kernels.low_latency.journal import JOURNAL_WORDS, RECV_PHASE, SEND_PHASE, SLOT_WORDS, Call, Workspace
 from nbep.device.layout.intranode import ALIGNMENT_BYTES, align_up
 from nbep.device.layout.low_latency import (
     CREDITS,
-    MAX_EXPERTS,
     MAX_RANKS,
     NUM_HALVES,
     POINTER_TABLE,
@@ -34,8 +33,7 @@ from nbep.host.network.direct import open_network
 from nbep.host.runtime.base import HandleType, Runtime, Stream
 
 MAX_PLANS = 1024
-UNIT_WORDS = MAX_EXPERTS + MAX_RANKS
-JOURNAL = align_up(2 * 4 * UNIT_WORDS, ALIGNMENT_BYTES)
+JOURNAL = align_up(4 * NUM_HALVES * SLOT_WORDS, ALIGNMENT_BYTES)
 MASK = JOURNAL + align_up(4 * JOURNAL_WORDS, ALIGNMENT_BYTES)
 WORKSPACE_BYTES = MASK + align_up(4 * MAX_RANKS, ALIGNMENT_BYTES)
 
@@ -83,7 +81,7 @@ class LowLatencyMemory:
             raise
         address = self.workspace.address
         self.mask = address + MASK if enable_shrink else 0
-        self.work = Workspace(address, address + 4 * UNIT_WORDS, address + JOURNAL, self.mask)
+        self.work = Workspace(address, address + JOURNAL, self.mask)
         self._num_calls = 0
         self._halves: list[LowLatencyCall | None] = [None] * NUM_HALVES  # who used each half last
         self.zero_copy_number = -1  # of the call that the zero-copy buffer was handed out for

@@ -11,12 +11,11 @@ Source: DeepEP csrc/kernels/internode_ll.cu, clean_low_latency_buffer
 """
 
 from nbep.device.jit import device_function, kernel
-from nbep.device.kernels.low_latency.journal import JOURNAL_WORDS, Workspace
+from nbep.device.kernels.low_latency.journal import JOURNAL_WORDS, SLOT_WORDS, Workspace
 from nbep.device.layout.low_latency import (
     BARRIER_SIGNALS,
     COUNTS,
     CREDITS,
-    MAX_EXPERTS,
     MAX_RANKS,
     NUM_HALVES,
 )
@@ -53,7 +52,6 @@ def clean_low_latency_buffer(network: Network, work: Workspace, bounds: Bounds, 
     barrier_network(network, work, bounds, num_rdma_bytes)
     fill(own_ptr(network, num_rdma_bytes + COUNTS), (CREDITS - COUNTS) // 4, 0)
     fill(own_ptr(network, num_rdma_bytes + CREDITS), NUM_HALVES * MAX_RANKS, 1)
-    fill(work.slots, MAX_EXPERTS + MAX_RANKS, 0)
-    fill(work.finished, MAX_EXPERTS + MAX_RANKS, 0)
+    fill(work.slots, NUM_HALVES * SLOT_WORDS, 0)
     fill(work.journal, JOURNAL_WORDS, 0)
     barrier_network(network, work, bounds, num_rdma_bytes)

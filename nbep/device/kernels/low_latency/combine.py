@@ -5,7 +5,7 @@
 
  cell          written by     with                      read by      with
  row           senders        put_nbi_warp              receivers    ld_na, after counts and syncthreads
- counts[e]     a sender       amo_add (1)               receivers    ld_acquire_sys
+ counts[e]     a sender       amo_add                   receivers    ld_acquire_sys
  stage         copy engine    bulk copy (1)             engine       after the stage's mbarrier
  sum table     receivers      st_shared                 receivers    ld_shared, after syncthreads
 

@@ -1,7 +1,7 @@
 """The receive phase of low-latency combine: add up the rows of each token with its weights. See combine.py.
 
 cell                    written by      with           read by            with
-counts[e], arrivals[r]  experts' ranks  amo_add (1)    the listing warp   ld_acquire_sys
+counts[e], arrivals[r]  experts' ranks  amo_add        the listing warp   ld_acquire_sys
 row                     experts' ranks  put_nbi_warp   all warps          ld_na, after the count and syncthreads
 sum table               listing warp    st_shared      all warps          ld_shared, after syncthreads
 """
@@ -43,7 +43,7 @@ from nbep.device.primitives import (
     u32_div,
     vote_ballot,
 )
-from nbep.device.protocols.arrivals import is_there, wait_arrival
+from nbep.device.protocols.arrivals import is_complete, wait_arrival
 from nbep.device.protocols.logfmt import ENCODED_BYTES, HIGH_BITS, PLAIN_BYTES, decode_four, is_encoded, log_range
 from nbep.device.protocols.reduce import add_weighted_bf16x8, add_weighted_f32x8, to_bf16x8, zero_f32x8
 from nbep.device.protocols.waits import LOW_LATENCY_COMBINE_COUNT
@@ -69,7 +69,7 @@ def locate_row(out, network, work, bounds, call, shape, token, expert, lane):
     if out.wait_recv_cost_stats != 0:
         atom_add_relaxed_sys_s64(out.wait_recv_cost_stats + 8 * peer, clock64() - start)
     place = (owner * shape.num_max_tokens + token) * row_stride(shape)
-    return own_ptr(network, recv_offset(call.num_rdma_bytes, call.half)) + place if is_there(value) else 0
+    return own_ptr(network, recv_offset(call.num_rdma_bytes, call.half)) + place if is_complete(value) else 0
 
 
 @device_function

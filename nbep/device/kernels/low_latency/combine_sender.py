@@ -2,7 +2,7 @@
 
 cell        written by          with                    read by           with
 row         senders             put_nbi_warp            the source        after counts
-counts[e]   a group's thread    amo_add (1)             the source        ld_acquire_sys
+counts[e]   a group's thread    amo_add                 the source        ld_acquire_sys
 stage       copy engine         bulk copy               engine            after the stage's mbarrier
             lanes               st_shared_v2, v4        engine, lanes     after a proxy fence and syncwarp
 """
@@ -43,6 +43,7 @@ from nbep.device.primitives import (
     u32_mod,
     vote_any,
 )
+from nbep.device.protocols.arrivals import completion
 from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
 from nbep.device.protocols.fp8 import abs_max8, unpack_bf16x8
 from nbep.device.protocols.logfmt import (
@@ -203,8 +204,8 @@ def send_rows(inputs, network, work, bounds, call, shape, sizes, warp, lane):
             else:
                 parity = put_row(network, dst, src, x, 2 * shape.hidden, peer, local_expert, stage, parity, lane)
             i += group_warps
-        quiet(network, peer, local_expert, lane)
+        quiet(network, lane)
         bar_sync(GROUP_BARRIERS + group, 32 * group_warps)
         if warp_in_group == 0 and lane == 0 and is_free:
-            amo_add(network, count_offset(call.num_rdma_bytes, call.half, expert), 1, peer, local_expert)
+            amo_add(network, count_offset(call.num_rdma_bytes, call.half, expert), completion(0), peer, local_expert)
         pair += grid_dim() * sizes.num_groups

@@ -3,21 +3,18 @@
  rank s: x[t] --sender: cast--> stage --put_nbi_warp--> message[e, s, slot] --receiver--> recv_x[e, i] : rank r
          counter: how many for expert e --amo_add, after the messages--> counts[e, s]
 
- cell               written by         with                       read by             with
- slots[e]           senders            atom_add_relaxed_gpu       who finishes e      ld_relaxed_gpu, after finished
- finished[e]        senders, counters  atom_add_acq_rel_gpu       who finishes e      the same
- message            senders            put_nbi_warp               receivers           bulk copy, ld_na, after counts (1)
- counts[e, s]       who finishes e     amo_add (-n - 1)           receivers           ld_acquire_sys
- stage              senders            st_shared_v2               copy engine         after a proxy fence and bar_sync
- recv_stats         receivers          atom_add_relaxed_gpu       -                   (a later kernel)
+ cell           written by          with                    read by      with
+ slots[h, e]    putters             atom_add_relaxed_gpu    -            -
+ message        putters             put_nbi_warp            receivers    bulk copy, ld_na, after counts (1)
+ counts[e, s]   putters, counters   amo_add                 receivers    ld_acquire_sys
+ stage          casters             st_shared_v2, _v4       copy engine  after a proxy fence and bar_sync
 
  (1) A bulk copy reads through the async proxy, so a proxy fence stands between the acquire and the copy.
 
-Send phase. The blocks take the tokens in turn. All warps of a block but the last are senders: together they cast a
-token in shared memory, then each sends one of its choices. A slot counter of each expert says which place among this
-rank's messages it gets. The last warp is a counter: it reads all choices and counts those for some experts. An expert
-is finished when it is counted and all its messages are sent: the counter adds COUNTED - n, each sender adds 1, and
-whoever makes it COUNTED tells the peer the number. It travels as -n - 1, so that 0 means "not here yet".
+Send phase. The blocks take the tokens in turn. A block's casters cast a token in shared memory. Meanwhile its putter
+takes a slot for each choice, its place among this rank's messages for that expert; then it puts the token to all of
+them, and behind the message adds TAG to the count of each. A counter reads all choices, counts those for some experts,
+and adds what makes their counts complete: then a count is -n - 1, and 0 means "nothing yet". See `protocols.arrivals`.
 
 Receive phase. A group of warps for each (local expert, source) waits for its count, and for those of the sources before
 it: their sum is where its tokens begin in recv_x. So rows are ordered by source, and no grid barrier is needed between
@@ -64,7 +61,7 @@ def low_latency_dispatch(
     shape: LowLatencyShape,
     sizes: DispatchSizes,
 ):
-    """Grid: any. Block: a multiple of 32, at least 64. Shared memory: `arguments.dispatch_smem_bytes`."""
+    """Grid: any. Block: a multiple of 32, at least 96. Shared memory: `arguments.dispatch_smem_bytes`."""
     warp = thread_idx() // 32
     lane = thread_idx() % 32
     num_warps = block_dim() // 32
@@ -79,7 +76,7 @@ def low_latency_dispatch(
         elif shape.deduplicate != 0:
             count_ranks(inputs, network, work, bounds, call, shape, sizes, lane)
         else:
-            count_choices(inputs, network, work, call, shape, sizes, lane)
+            count_choices(inputs, network, work, bounds, call, shape, sizes, lane)
         syncthreads()
     if call.phases & RECV_PHASE != 0:
         if shape.deduplicate != 0:

@@ -80,9 +80,8 @@ def note_range(out, shape, local_expert, src, begin, num_tokens):
 
 
 @device_function
-def store_scale(out, message, shape, use_ue8m0, expert_row, num_rows, row, index):
-    """Copy one scale of a message to its column of recv_x_scales; for UE8M0 its exponent alone."""
-    scale = ld_na_f32(message + shape.hidden + 4 * index)
+def store_scale(out, scale, shape, use_ue8m0, expert_row, num_rows, row, index):
+    """Write one scale of a row to its column of recv_x_scales; for UE8M0 its exponent alone."""
     if use_ue8m0 != 0:
         word = (expert_row * (num_scales(shape) // 4) + index // 4) * num_rows + row
         st_weak_u8(out.recv_x_scales + 4 * word + index % 4, f32_to_ue8m0(scale))
@@ -98,7 +97,8 @@ def copy_notes(out, message, shape, sizes, local_expert, row, lane):
         src_idx = ld_na_s32(message + note_offset(shape))
         st_weak_s32(out.recv_src_info + 4 * (local_expert * num_rows + row), src_idx)
     for index in range(lane, num_scales(shape), 32):
-        store_scale(out, message, shape, sizes.use_ue8m0, local_expert, num_rows, row, index)
+        scale = ld_na_f32(message + shape.hidden + 4 * index)
+        store_scale(out, scale, shape, sizes.use_ue8m0, local_expert, num_rows, row, index)
 
 
 @device_function

@@ -1,18 +1,22 @@
-"""The send phase of low-latency dispatch: cast a token, send it to each of its experts, count. See dispatch.py.
+"""The send phase of low-latency dispatch: cast a token, put it to each of its experts, count. See dispatch.py.
 
  cell            written by          with                    read by           with
- slots[e]        senders             atom_add_relaxed_gpu    who finishes e    ld_relaxed_gpu, after finished
-                 who finishes e      st_relaxed_gpu (0)      -                 the next call
- finished[e]     senders, counters   atom_add_acq_rel_gpu    who finishes e    the same
-                 who finishes e      st_relaxed_gpu (0)      -                 the next call
- stage           senders             st_shared_v2, _v4       copy engine       after a proxy fence and bar_sync
+ slots[h, e]     putters             atom_add_relaxed_gpu    -                 -
+ stage           casters             st_shared_v2, _v4       copy engine       after a proxy fence and bar_sync
+ counts[e, s]    putters, counters   amo_add                 receivers         ld_acquire_sys
 
-The two stages of a block take turns. A sender comes to the barrier of a token only when its own sends of the token
-before are quiet, so a stage that is filled again has been read.
+The warps of a block, in this order: a putter, casters, a counter. While the casters cast, the putter takes slots and
+looks at credits. It adds the tags of a token's messages all at once, when all of them are quiet: a fence waits for
+whatever its SM has on the way, so a fence for each message would cost as much as the last one every time.
+
+The two stages of a block take turns. The putter comes to the barrier of a token only when the token before is quiet, so
+a stage that is filled again has been read.
 """
 
 from nbep.device.jit import device_function
+from nbep.device.kernels.low_latency.journal import slot_counter
 from nbep.device.layout.low_latency import (
+    NOTE_ALIGNMENT,
     count_offset,
     credit_offset,
     message_stride,
@@ -25,33 +29,34 @@ from nbep.device.layout.low_latency import (
 from nbep.device.network import amo_add, own_ptr, put_nbi_warp, quiet
 from nbep.device.primitives import (
     FULL_MASK,
-    atom_add_acq_rel_gpu_s32,
     atom_add_relaxed_gpu_s32,
     bar_sync,
     block_dim,
     block_idx,
     fence_proxy_async_shared,
+    ffs_u32,
     grid_dim,
     has_tma,
     ld_nc_s64,
     ld_nc_v4,
-    ld_relaxed_gpu_s32,
     shfl_idx_s32,
     smem_base,
-    st_relaxed_gpu_s32,
     st_shared_f32,
     st_shared_s32,
     st_shared_v2,
     st_shared_v4,
+    syncwarp,
     u32_div,
+    vote_ballot,
 )
-from nbep.device.protocols.arrivals import is_masked, wait_credit
+from nbep.device.protocols.arrivals import TAG, completion, wait_credit
 from nbep.device.protocols.fp8 import abs_max8, fp8_scales, to_e4m3x8, unpack_bf16x8
 from nbep.device.protocols.reduce import half_warp_max_f32, warp_sum_s32
 from nbep.device.protocols.waits import LOW_LATENCY_CHOICE, report_fault
 
-COUNTED = 1 << 20
 SENDER_BARRIER = 1
+PUTTER = 0  # its warp
+NUM_OTHERS = 2  # warps that do not cast: the putter and the counter
 COLUMNS = 256  # of a token that a warp casts at once, eight a lane
 
 
@@ -73,21 +78,20 @@ def may_send(network, work, bounds, call, peer):
 
 
 @device_function
-def reserve_slot(inputs, network, work, bounds, call, shape, sizes, token, choice, lane):
-    """Take a slot for a choice; the same in every lane. Returns its expert, -1 if unused, and the slot, -1 if none."""
+def take_slot(inputs, network, work, bounds, call, shape, num_topk, token, choice):
+    """Take a slot for a choice; one thread. Returns its expert, -1 if unused, and the slot, -1 if it must stay empty."""
     expert = -1
     slot = -1
-    if choice < sizes.num_topk:
-        expert = expert_of(inputs, bounds, shape, sizes.num_topk, token, choice)
-        if lane == 0 and expert >= 0:
-            peer = u32_div(expert, u32_div(shape.num_experts, shape.num_ranks))
-            slot = atom_add_relaxed_gpu_s32(work.slots + 4 * expert, 1)
-            if not may_send(network, work, bounds, call, peer):
-                slot = -1
-            elif slot >= shape.num_max_tokens:
-                report_fault(bounds, LOW_LATENCY_CHOICE, -1, token, choice, expert)
-                slot = -1
-        slot = shfl_idx_s32(FULL_MASK, slot, 0)
+    if choice < num_topk:
+        expert = expert_of(inputs, bounds, shape, num_topk, token, choice)
+    if expert >= 0:
+        slot = atom_add_relaxed_gpu_s32(slot_counter(work, call, expert), 1)
+        peer = u32_div(expert, u32_div(shape.num_experts, shape.num_ranks))
+        if not may_send(network, work, bounds, call, peer):
+            slot = -1
+        elif slot >= shape.num_max_tokens:
+            report_fault(bounds, LOW_LATENCY_CHOICE, -1, token, choice, expert)
+            slot = -1
     return expert, slot
 
 
@@ -110,15 +114,14 @@ def load_columns(row, column, shape):
 
 
 @device_function
-def fill_message(stage, row, words, next_words, shape, round_scale, warp, num_warps, lane):
-    """Senders: write the values and scales of a token into its message; each warp some of its columns.
-
-    row: where the token is; words, next_words: this lane's first two loads of it
-    """
-    step = COLUMNS * num_warps
-    column = COLUMNS * warp + 8 * lane
+def fill_message(stage, row, shape, round_scale, caster, num_casters, lane):
+    """Casters: write the values and scales of a token into its message; each warp some of its columns."""
+    step = COLUMNS * num_casters
+    column = COLUMNS * caster + 8 * lane
     while column - 8 * lane < shape.hidden:
         next_column = column + step
+        words = load_columns(row, column, shape)
+        next_words = load_columns(row, next_column, shape)
         if shape.use_fp8 != 0:
             cast_columns(stage, words, column, shape, round_scale, lane)
             if next_column - 8 * lane < shape.hidden:
@@ -129,8 +132,6 @@ def fill_message(stage, row, words, next_words, shape, round_scale, warp, num_wa
             if next_column < shape.hidden:
                 st_shared_v4(stage + 2 * next_column, next_words)
         column = next_column + step
-        words = load_columns(row, column, shape)
-        next_words = load_columns(row, column + step, shape)
 
 
 @device_function
@@ -143,73 +144,73 @@ def clear_gap(stage, shape, lane):
 
 @device_function
 def open_to_engine():
-    """All senders have written the stage, and the copy engine and the lanes of all of them may read it."""
+    """The stage is written, and the copy engine and the putter may read it: casters and putter meet."""
     if has_tma():
         fence_proxy_async_shared()
     bar_sync(SENDER_BARRIER, block_dim() - 32)
 
 
 @device_function
-def finish_expert(network, work, call, shape, expert, value):
-    """Count what is done for an expert; one thread. Who completes it tells the expert's rank."""
-    done = atom_add_acq_rel_gpu_s32(work.finished + 4 * expert, value) + value  # PAIR low-latency-finished (both ends)
-    if done == COUNTED:
-        num_local_experts = u32_div(shape.num_experts, shape.num_ranks)
-        peer = u32_div(expert, num_local_experts)
-        local_expert = expert - peer * num_local_experts
-        num_sent = ld_relaxed_gpu_s32(work.slots + 4 * expert)
-        if not is_masked(work.mask, peer):
-            index = local_expert * shape.num_ranks + network.rank
-            count = count_offset(call.num_rdma_bytes, call.half, index)
-            amo_add(network, count, -num_sent - 1, peer, local_expert)
-        st_relaxed_gpu_s32(work.slots + 4 * expert, 0)
-        st_relaxed_gpu_s32(work.finished + 4 * expert, 0)
+def put_choice(network, call, shape, stage, token, expert, slot, lane):
+    """Start to put the message in the stage into a slot of an expert; one warp."""
+    num_local_experts = u32_div(shape.num_experts, shape.num_ranks)
+    peer = u32_div(expert, num_local_experts)
+    local_expert = expert - peer * num_local_experts
+    stride = message_stride(shape)
+    place = (local_expert * shape.num_ranks + network.rank) * shape.num_max_tokens + slot
+    dst = recv_offset(call.num_rdma_bytes, call.half) + place * stride
+    src = send_offset(call.num_rdma_bytes, call.half) + token * stride
+    put_nbi_warp(network, dst, src, stage, note_offset(shape) + NOTE_ALIGNMENT, peer, local_expert, lane)
 
 
 @device_function
-def send_choice(network, work, call, shape, stage, token, expert, slot, lane):
-    """Put the message in the stage into a slot of an expert; one warp. -1: count it, but send nothing."""
+def add_to_count(network, call, shape, expert, value):
+    """Add to what an expert's rank is told of its messages; one thread."""
+    num_local_experts = u32_div(shape.num_experts, shape.num_ranks)
+    peer = u32_div(expert, num_local_experts)
+    local_expert = expert - peer * num_local_experts
+    cell = count_offset(call.num_rdma_bytes, call.half, local_expert * shape.num_ranks + network.rank)
+    amo_add(network, cell, value, peer, local_expert)
+
+
+@device_function
+def put_token(network, call, shape, stage, token, expert, slot, lane):
+    """Putter: put the message in the stage to all experts, then tell them.
+
+    expert, slot: in lane k those of choice k; a slot is -1 if nothing goes there
+    """
+    chosen = vote_ballot(FULL_MASK, slot >= 0)
+    left = chosen
+    while left != 0:
+        choice = ffs_u32(left) - 1
+        goal = shfl_idx_s32(FULL_MASK, expert, choice)
+        put_choice(network, call, shape, stage, token, goal, shfl_idx_s32(FULL_MASK, slot, choice), lane)
+        left &= left - 1
+    quiet(network, lane)
     if slot >= 0:
-        num_local_experts = u32_div(shape.num_experts, shape.num_ranks)
-        peer = u32_div(expert, num_local_experts)
-        local_expert = expert - peer * num_local_experts
-        stride = message_stride(shape)
-        place = (local_expert * shape.num_ranks + network.rank) * shape.num_max_tokens + slot
-        dst = recv_offset(call.num_rdma_bytes, call.half) + place * stride
-        src = send_offset(call.num_rdma_bytes, call.half) + token * stride
-        num_bytes = note_offset(shape) + 16
-        put_nbi_warp(network, dst, src, stage, num_bytes, peer, local_expert, lane)
-        quiet(network, peer, local_expert, lane)
-    if lane == 0:
-        finish_expert(network, work, call, shape, expert, 1)
+        add_to_count(network, call, shape, expert, TAG)
 
 
 @device_function
 def send_messages(inputs, network, work, bounds, call, shape, sizes, warp, lane):
-    """Sender: all tokens of this block, one after the other; a warp for each choice."""
-    num_senders = block_dim() // 32 - 1
+    """Putter and casters: all tokens of this block, one after the other."""
+    num_casters = block_dim() // 32 - NUM_OTHERS
+    caster = warp - 1
     stride = message_stride(shape)
     stage = smem_base()
     token = block_idx()
     while token < sizes.num_tokens:
-        # The token is on its way while slots and credits are.
-        row = inputs.x + 2 * token * shape.hidden
-        column = COLUMNS * warp + 8 * lane
-        words = load_columns(row, column, shape)
-        next_words = load_columns(row, column + COLUMNS * num_senders, shape)
-        expert, slot = reserve_slot(inputs, network, work, bounds, call, shape, sizes, token, warp, lane)
-        fill_message(stage, row, words, next_words, shape, sizes.round_scale, warp, num_senders, lane)
-        if warp == 0:
+        if warp == PUTTER:
+            expert, slot = take_slot(inputs, network, work, bounds, call, shape, sizes.num_topk, token, lane)
             clear_gap(stage, shape, lane)
             if lane == 0:
                 st_shared_v4(stage + note_offset(shape), (token, 0, 0, 0))
-        open_to_engine()
-        choice = warp
-        while choice < sizes.num_topk:
-            if expert >= 0:
-                send_choice(network, work, call, shape, stage, token, expert, slot, lane)
-            choice += num_senders
-            expert, slot = reserve_slot(inputs, network, work, bounds, call, shape, sizes, token, choice, lane)
+            open_to_engine()
+            put_token(network, call, shape, stage, token, expert, slot, lane)
+        else:
+            row = inputs.x + 2 * token * shape.hidden
+            fill_message(stage, row, shape, sizes.round_scale, caster, num_casters, lane)
+            open_to_engine()
         token += grid_dim()
         stage = 2 * smem_base() + stride - stage  # the other one
 
@@ -239,9 +240,10 @@ def matches(p, q, r, s, expert):
 
 
 @device_function
-def count_choices(inputs, network, work, call, shape, sizes, lane):
-    """Counter: count the choices of every grid_dim()-th expert, four at a time, a lane finishes each; one warp."""
+def count_choices(inputs, network, work, bounds, call, shape, sizes, lane):
+    """Counter: count the choices of every grid_dim()-th expert, four at a time, and tell their ranks; one warp."""
     step = grid_dim()
+    num_local_experts = u32_div(shape.num_experts, shape.num_ranks)
     expert = block_idx()
     while expert < shape.num_experts:
         a, b, c, d = count_four(inputs, sizes.num_tokens * sizes.num_topk, expert, step, lane)
@@ -250,7 +252,9 @@ def count_choices(inputs, network, work, call, shape, sizes, lane):
         c = warp_sum_s32(FULL_MASK, c)
         d = warp_sum_s32(FULL_MASK, d)
         num_chosen = a if lane == 0 else b if lane == 1 else c if lane == 2 else d
-        own_expert = expert + lane * step
-        if lane < 4 and own_expert < shape.num_experts:
-            finish_expert(network, work, call, shape, own_expert, COUNTED - num_chosen)
+        goal = expert + lane * step
+        if lane < 4 and goal < shape.num_experts:
+            if may_send(network, work, bounds, call, u32_div(goal, num_local_experts)):
+                add_to_count(network, call, shape, goal, completion(num_chosen))
+        syncwarp(FULL_MASK)
         expert += 4 * step

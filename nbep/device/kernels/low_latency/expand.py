@@ -7,13 +7,13 @@
  table           receivers    st_shared               receivers   ld_shared, after syncthreads
  recv_*          receivers    bulk copy, st_weak      -           the next kernel
 
-The table of a block says where the tokens of each (local expert, source) begin in recv_x: the sum of the counts of the
-sources before it. So places do not depend on who comes first, and every block finds the same ones.
+The table of a block holds the counts of each (local expert, source): a token's row in recv_x is its place behind the
+tokens of the sources before it. So rows do not depend on who comes first, and every block finds the same ones.
 """
 
 from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency.arguments import TABLE_BYTES
-from nbep.device.kernels.low_latency.dispatch_receiver import copy_notes, note_range
+from nbep.device.kernels.low_latency.dispatch_receiver import note_range, store_scale
 from nbep.device.kernels.low_latency.send_once import ENTRIES, SRC_IDX
 from nbep.device.layout.low_latency import (
     ALIGNMENT_BYTES,
@@ -22,6 +22,7 @@ from nbep.device.layout.low_latency import (
     counts_stride,
     message_stride,
     note_offset,
+    num_scales,
     payload_bytes,
     recv_offset,
 )
@@ -32,6 +33,7 @@ from nbep.device.primitives import (
     block_dim,
     block_idx,
     clock64,
+    f32,
     fence_proxy_async_global,
     ffs_u32,
     grid_dim,
@@ -100,17 +102,23 @@ def load_counts(network, call, shape, table):
 
 
 @device_function
-def find_places(out, shape, table):
-    """Turn the counts into places, a thread for each expert; every block notes the ranges of some experts."""
-    for local_expert in range(thread_idx(), u32_div(shape.num_experts, shape.num_ranks), block_dim()):
-        begin = 0
-        for src in range(shape.num_ranks):
-            cell = table + 4 * (local_expert * shape.num_ranks + src)
-            num_tokens = ld_shared_s32(cell)
-            st_shared_s32(cell, begin)
-            if u32_mod(local_expert, grid_dim()) == block_idx():
-                note_range(out, shape, local_expert, src, begin, num_tokens)
-            begin += num_tokens
+def begin_of(shape, table, local_expert, src):
+    """Where the tokens of a source begin among an expert's: behind those of the sources before it."""
+    begin = 0
+    for earlier in range(src):
+        begin += ld_shared_s32(table + 4 * (local_expert * shape.num_ranks + earlier))
+    return begin
+
+
+@device_function
+def note_ranges(out, shape, table):
+    """Note where the tokens of each source are, for every grid_dim()-th expert; a whole block."""
+    for cell in range(thread_idx(), shape.num_experts, block_dim()):
+        local_expert = u32_div(cell, shape.num_ranks)
+        if u32_mod(local_expert, grid_dim()) == block_idx():
+            src = cell - local_expert * shape.num_ranks
+            num_tokens = ld_shared_s32(table + 4 * cell)
+            note_range(out, shape, local_expert, src, begin_of(shape, table, local_expert, src), num_tokens)
 
 
 @device_function
@@ -126,7 +134,7 @@ def read_note(out, message, shape, table, src, index, lane):
         entry = note + 4 * ENTRIES + 12 * lane
         expert = ld_na_s32(entry)
         if expert >= 0:
-            begin = ld_shared_s32(table + 4 * (expert * shape.num_ranks + src))
+            begin = begin_of(shape, table, expert, src)
             row = min(expert * num_rows + begin + ld_na_s32(entry + 4), (expert + 1) * num_rows - 1)
         cell = 4 * ((src * shape.num_max_tokens + index) * shape.num_topk + lane)
         st_weak_s32(out.message_rows + cell, row)
@@ -167,18 +175,33 @@ def copy_to_rows(out, message, row, shape, stage, parity, lane):
 
 
 @device_function
+def copy_scales_to_rows(out, message, row, shape, sizes, lane):
+    """Copy the source index and the scales of a message to all its rows; one warp. row: as in `copy_to_rows`."""
+    num_rows = shape.num_ranks * shape.num_max_tokens
+    if row >= 0:  # a lane for each
+        st_weak_s32(out.recv_src_info + 4 * row, ld_na_s32(message + note_offset(shape) + 4 * SRC_IDX))
+    chosen = vote_ballot(FULL_MASK, row >= 0)
+    for first in range(0, num_scales(shape), 32):
+        index = first + lane
+        scale = f32(0)
+        if index < num_scales(shape):
+            scale = ld_na_f32(message + shape.hidden + 4 * index)
+        left = chosen
+        while left != 0:
+            dst = shfl_idx_s32(FULL_MASK, row, ffs_u32(left) - 1)
+            expert = u32_div(dst, num_rows)
+            if index < num_scales(shape):
+                store_scale(out, scale, shape, sizes.use_ue8m0, expert, num_rows, dst - expert * num_rows, index)
+            left &= left - 1
+
+
+@device_function
 def expand_message(out, message, shape, sizes, table, src, index, stage, parity, lane):
     """Copy one message to the rows of all its experts here; one warp. Returns the parity of the stage's next fill."""
     if has_tma():
         begin_fill(message, payload_bytes(shape), stage, lane)  # on its way while the note is read
     row = read_note(out, message, shape, table, src, index, lane)
-    num_rows = shape.num_ranks * shape.num_max_tokens
-    left = vote_ballot(FULL_MASK, row >= 0)
-    while left != 0:
-        dst = shfl_idx_s32(FULL_MASK, row, ffs_u32(left) - 1)
-        expert = u32_div(dst, num_rows)
-        copy_notes(out, message, shape, sizes, expert, dst - expert * num_rows, lane)
-        left &= left - 1
+    copy_scales_to_rows(out, message, row, shape, sizes, lane)
     return copy_to_rows(out, message, row, shape, stage, parity, lane)
 
 
@@ -187,11 +210,9 @@ def expand_messages(out, network, work, bounds, call, shape, sizes, warp, lane):
     """Receiver: all warps take the messages of all sources in turn."""
     table = smem_base()
     wait_sources(out, network, work, bounds, call, shape, table)
-    syncthreads()
-    load_counts(network, call, shape, table)
     stage = open_stage(table + TABLE_BYTES, warp, lane)
     syncthreads()
-    find_places(out, shape, table)
+    load_counts(network, call, shape, table)
     if has_tma() and lane == 0:
         fence_proxy_async_global()  # what the arrivals have published, before the bulk copies that read it
     syncthreads()
@@ -206,5 +227,6 @@ def expand_messages(out, network, work, bounds, call, shape, sizes, warp, lane):
             parity = expand_message(out, message, shape, sizes, table, src, index, stage, parity, lane)
         syncwarp(FULL_MASK)
         unit += grid_dim() * (block_dim() // 32)
+    note_ranges(out, shape, table)
     if has_tma() and lane == 0:
         tma_store_wait_read_all()  # a block's shared memory ends with it

@@ -2,6 +2,8 @@
 
  cell              written by        with                  read by            with
  journal           keeper            st_weak               the next keeper    ld_weak
+ slots[h]          senders           atom_add_relaxed_gpu  -                  -
+                   keeper            st_weak (0)           senders            of a later launch
  counts, arrivals  peers             amo_add               receivers          ld_acquire_sys
                    keeper            st_weak (1)           peers' next use    behind the credit
  credit[h, peer]   peer's keeper     amo_add               senders            ld_acquire_sys
@@ -13,7 +15,8 @@
 The keeper is the last warp of block 0. The journal says which half the launch before has sent in and which it has
 received in; it lies on the device, so that a CUDA graph replays the right steps.
 
- send phase in half h    takes the credits of h, one of each peer        the next launch counts them down
+ send phase in half h    takes the credits of h, one of each peer        the next launch counts them down,
+                         and slots of h                                  and zeroes those
  receive phase in half h empties the counts of h                         the next launch zeroes them and gives a credit
 
 DeepEP zeroes the counts of the other half in every send phase. That is enough as long as a rank receives each call
@@ -25,7 +28,7 @@ Source: DeepEP csrc/kernels/internode_ll.cu ("The first SM is also responsible f
 from typing import NamedTuple
 
 from nbep.device.jit import device_function
-from nbep.device.layout.low_latency import MAX_RANKS, arrival_offset, count_offset, credit_offset
+from nbep.device.layout.low_latency import MAX_EXPERTS, MAX_RANKS, arrival_offset, count_offset, credit_offset
 from nbep.device.network import amo_add, own_ptr
 from nbep.device.primitives import (
     FULL_MASK,
@@ -47,20 +50,20 @@ RECV_PHASE = 2
 # Words of the journal
 SENT_HALF = 0  # one more than the half that the launch before has sent in; 0 if it has not
 RECEIVED_HALF = 1  # the same for its receive phase
-NUM_COUNTS = 2  # of the call that was received
-NEXT_HALF = 3  # that the next send phase takes
-JOURNAL_WORDS = 4
+NUM_SLOTS = 2  # of experts, in the call that was sent
+NUM_COUNTS = 3  # of the call that was received
+NEXT_HALF = 4  # that the next send phase takes
+JOURNAL_WORDS = 5
+SLOT_WORDS = MAX_EXPERTS + MAX_RANKS  # of a half
 
 
 class Workspace(NamedTuple):
     """Memory of this rank alone, all zeros at first. mask is 0 without enable_shrink.
 
-    slots      [MAX_EXPERTS + MAX_RANKS] s32: how many tokens have a place, for each expert and, behind them, each rank
-    finished   the same: COUNTED once they are counted and sent
+    slots  [NUM_HALVES, MAX_EXPERTS + MAX_RANKS] s32: how many tokens have a place, for each expert and then each rank
     """
 
     slots: Sym
-    finished: Sym
     journal: Sym
     mask: Sym
 
@@ -74,43 +77,57 @@ class Call(NamedTuple):
 
 
 @device_function
+def slot_counter(work, call, unit):
+    """The slot counter of an expert, or of rank r as unit MAX_EXPERTS + r."""
+    return work.slots + 4 * (call.half * SLOT_WORDS + unit)
+
+
+@device_function
+def clear_words(address, num_words, lane):
+    for i in range(lane, num_words, 32):
+        st_weak_s32(address + 4 * i, 0)
+
+
+@device_function
 def is_keeper():
     return block_idx() == 0 and thread_idx() // 32 == block_dim() // 32 - 1
 
 
 @device_function
-def end_earlier_calls(network, work, call, bounds, num_counts, lane):
+def end_earlier_calls(network, work, call, bounds, num_experts, lane):
     """Keeper: take and give the credits of the launch before, and write down what this one does. The whole warp."""
     sent = ld_weak_s32(work.journal + 4 * SENT_HALF)
     received = ld_weak_s32(work.journal + 4 * RECEIVED_HALF)
-    if sent != 0 and lane < network.num_ranks:
-        credit = own_ptr(network, credit_offset(call.num_rdma_bytes, sent - 1, lane))
-        atom_add_relaxed_sys_s32(credit, -1)
+    if sent != 0:
+        if lane < network.num_ranks:
+            credit = own_ptr(network, credit_offset(call.num_rdma_bytes, sent - 1, lane))
+            atom_add_relaxed_sys_s32(credit, -1)
+        slots = work.slots + 4 * (sent - 1) * SLOT_WORDS
+        clear_words(slots, ld_weak_s32(work.journal + 4 * NUM_SLOTS), lane)
+        clear_words(slots + 4 * MAX_EXPERTS, MAX_RANKS, lane)
     if received != 0:
-        num_old = ld_weak_s32(work.journal + 4 * NUM_COUNTS)
         counts = own_ptr(network, count_offset(call.num_rdma_bytes, received - 1, 0))
-        for i in range(lane, num_old, 32):
-            st_weak_s32(counts + 4 * i, 0)
-        if lane < MAX_RANKS:
-            st_weak_s32(own_ptr(network, arrival_offset(call.num_rdma_bytes, received - 1, lane)), 0)
+        clear_words(counts, ld_weak_s32(work.journal + 4 * NUM_COUNTS), lane)
+        clear_words(own_ptr(network, arrival_offset(call.num_rdma_bytes, received - 1, 0)), MAX_RANKS, lane)
         syncwarp(FULL_MASK)
         if lane < network.num_ranks and not is_masked(work.mask, lane):
             amo_add(network, credit_offset(call.num_rdma_bytes, received - 1, network.rank), 1, lane, 0)
     syncwarp(FULL_MASK)
     if lane == 0:
-        write_journal(work, call, bounds, num_counts)
+        write_journal(work, call, bounds, num_experts)
 
 
 @device_function
-def write_journal(work, call, bounds, num_counts):
+def write_journal(work, call, bounds, num_experts):
     """Keeper: for the keeper of the next launch; one thread."""
     sends = call.phases & SEND_PHASE != 0
     receives = call.phases & RECV_PHASE != 0
     st_weak_s32(work.journal + 4 * SENT_HALF, call.half + 1 if sends else 0)
     st_weak_s32(work.journal + 4 * RECEIVED_HALF, call.half + 1 if receives else 0)
     if receives:
-        st_weak_s32(work.journal + 4 * NUM_COUNTS, num_counts)
+        st_weak_s32(work.journal + 4 * NUM_COUNTS, num_experts)
     if sends:
+        st_weak_s32(work.journal + 4 * NUM_SLOTS, num_experts)
         expected = ld_weak_s32(work.journal + 4 * NEXT_HALF)
         if expected != call.half:
             report_fault(bounds, LOW_LATENCY_HALF, -1, -1, expected, call.half)

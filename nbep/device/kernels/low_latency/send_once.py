@@ -3,33 +3,33 @@
  rank s: x[t] --sender: cast--> stage --put_nbi_warp--> message[s, j] of rank r --receiver--> recv_x[e, i] for each e
          note: for each choice its local expert, its place among those from s, its weight
 
- cell            written by          with                    read by           with
- slots[e], [r]   senders             atom_add_relaxed_gpu    who finishes r    ld_relaxed_gpu, after finished
-                 who finishes r      st_relaxed_gpu (0)      -                 the next call
- finished[r]     senders, counters   atom_add_acq_rel_gpu    who finishes r    the same
- counts[s]       counter             put_nbi_warp            receivers         ld_na, after arrivals
- message         senders             put_nbi_warp            receivers         after arrivals
- arrivals[s]     who finishes r      amo_add (-n - 1)        receivers         ld_acquire_sys
- stage, notes    senders             st_shared               copy engine       after a proxy fence and bar_sync
- histogram       counter             atom_add_relaxed_cta    counter           ld_shared, after syncwarp
+ cell            written by          with                    read by      with
+ slots[h, e, r]  putters             atom_add_relaxed_gpu    -            -
+ counts[s]       counter             put_nbi_warp            receivers    ld_na, after arrivals
+ message         putters             put_nbi_warp            receivers    after arrivals
+ arrivals[s]     putters, counters   amo_add                 receivers    ld_acquire_sys
+ stage           casters             st_shared_v2, _v4       copy engine  after a proxy fence and bar_sync
+ notes           putter              st_shared               copy engine  the same
+ histogram       counter             atom_add_relaxed_cta    counter      ld_shared, after syncwarp
 
 Everything for a rank goes through one queue: the counts of its experts in one message, the messages of tokens, and
-behind them all its arrival, which says how many of those there are. slots and finished of rank r stand behind those of
-the experts.
+behind each of them what makes the arrival complete. It says how many messages of tokens there are.
 """
+
+from typing import NamedTuple
 
 from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency.arguments import note_stride, stage_bytes
 from nbep.device.kernels.low_latency.dispatch_sender import (
-    COLUMNS,
-    COUNTED,
+    NUM_OTHERS,
+    PUTTER,
     clear_gap,
     expert_of,
     fill_message,
-    load_columns,
     may_send,
     open_to_engine,
 )
+from nbep.device.kernels.low_latency.journal import slot_counter
 from nbep.device.layout.low_latency import (
     MAX_EXPERTS,
     arrival_offset,
@@ -43,141 +43,145 @@ from nbep.device.layout.low_latency import (
 from nbep.device.network import amo_add, put_nbi_warp, quiet
 from nbep.device.primitives import (
     FULL_MASK,
-    atom_add_acq_rel_gpu_s32,
     atom_add_relaxed_cta_shared_s32,
     atom_add_relaxed_gpu_s32,
     block_dim,
     block_idx,
     f32,
     fence_proxy_async_shared,
+    ffs_u32,
     grid_dim,
     has_tma,
     ld_na_f32,
     ld_nc_s64,
-    ld_relaxed_gpu_s32,
-    ld_shared_s32,
+    match_any_s32,
+    shfl_idx_s32,
     smem_base,
-    st_relaxed_gpu_s32,
     st_shared_f32,
     st_shared_s32,
     syncwarp,
     u32_div,
     vote_any,
+    vote_ballot,
 )
-from nbep.device.protocols.arrivals import is_masked
+from nbep.device.protocols.arrivals import TAG, completion
 from nbep.device.protocols.reduce import warp_sum_s32
 
 QUEUE = 0
 # Words of a note
 SRC_IDX = 0
-SLOT = 1  # of the message; the sender's own, -1 if there is nothing to send
 ENTRIES = 4  # for each choice: local expert or -1, place, weight
+NOBODY = -1
+
+
+class Choice(NamedTuple):
+    """What lane k of a putter knows of choice k of a token."""
+
+    peer: int  # the rank of its expert, NOBODY if it is unused
+    local_expert: int
+    place: int  # among the tokens for the expert
+    weight: float
+    is_first: bool  # of those of the token that are on this rank
+    slot: int  # of the message for the rank, in the lane that is first; -1 if nothing may be put
 
 
 @device_function
-def write_note(note, inputs, network, work, bounds, call, shape, token, peer, lane):
-    """Take places for the choices of a token that are on a peer, and one for its message; write them down. A warp."""
+def take_places(inputs, network, work, bounds, call, shape, token, lane):
+    """Take places at the experts of a token, and a slot for its message at each of their ranks; one warp."""
     num_local_experts = u32_div(shape.num_experts, shape.num_ranks)
     expert = -1
     weight = f32(0)
     if lane < shape.num_topk:
         weight = ld_na_f32(inputs.topk_weights + 4 * (token * shape.num_topk + lane))
-        chosen = expert_of(inputs, bounds, shape, shape.num_topk, token, lane)
-        if chosen >= 0 and u32_div(chosen, num_local_experts) == peer:
-            expert = chosen - peer * num_local_experts
-    slot = -1
-    if vote_any(FULL_MASK, expert >= 0) and lane == 0:
-        slot = atom_add_relaxed_gpu_s32(work.slots + 4 * (MAX_EXPERTS + peer), 1)
-        if not may_send(network, work, bounds, call, peer):
-            slot = -2  # to be counted, but not sent
+        expert = expert_of(inputs, bounds, shape, shape.num_topk, token, lane)
+    peer = NOBODY
     place = 0
     if expert >= 0:
-        place = atom_add_relaxed_gpu_s32(work.slots + 4 * (peer * num_local_experts + expert), 1)
-    if lane < shape.num_topk:
-        entry = note + 4 * ENTRIES + 12 * lane
-        st_shared_s32(entry, expert)
-        st_shared_s32(entry + 4, place)
-        st_shared_f32(entry + 8, weight)
-    if lane < ENTRIES:
-        st_shared_s32(note + 4 * lane, token if lane == SRC_IDX else 0)
-    padding = 4 * ENTRIES + 12 * shape.num_topk + 4 * lane
-    if padding < note_bytes(shape):
-        st_shared_s32(note + padding, 0)
-    syncwarp(FULL_MASK)
-    if lane == 0:
-        st_shared_s32(note + 4 * SLOT, slot)
+        peer = u32_div(expert, num_local_experts)
+        place = atom_add_relaxed_gpu_s32(slot_counter(work, call, expert), 1)
+    same = match_any_s32(FULL_MASK, peer)
+    is_first = peer != NOBODY and same & ((1 << lane) - 1) == 0
+    slot = -1
+    if is_first:
+        slot = atom_add_relaxed_gpu_s32(slot_counter(work, call, MAX_EXPERTS + peer), 1)
+        if not may_send(network, work, bounds, call, peer):
+            slot = -1
+    return Choice(peer, expert - peer * num_local_experts, place, weight, is_first, slot)
 
 
 @device_function
-def finish_rank(network, work, call, shape, peer, value):
-    """Count what is done for a rank; one thread. Who completes it tells the rank."""
-    unit = MAX_EXPERTS + peer
-    done = atom_add_acq_rel_gpu_s32(work.finished + 4 * unit, value) + value  # PAIR low-latency-finished (both ends)
-    if done == COUNTED:
-        num_sent = ld_relaxed_gpu_s32(work.slots + 4 * unit)
-        if not is_masked(work.mask, peer):
-            arrival = arrival_offset(call.num_rdma_bytes, call.half, network.rank)
-            amo_add(network, arrival, -num_sent - 1, peer, QUEUE)
-        num_local_experts = u32_div(shape.num_experts, shape.num_ranks)
-        for i in range(num_local_experts):
-            st_relaxed_gpu_s32(work.slots + 4 * (peer * num_local_experts + i), 0)
-        st_relaxed_gpu_s32(work.slots + 4 * unit, 0)
-        st_relaxed_gpu_s32(work.finished + 4 * unit, 0)
+def write_notes(notes, shape, token, choice, lane):
+    """Write the notes for all ranks of a token; one warp."""
+    left = vote_ballot(FULL_MASK, choice.is_first)
+    while left != 0:
+        peer = shfl_idx_s32(FULL_MASK, choice.peer, ffs_u32(left) - 1)
+        note = notes + peer * note_stride(shape)
+        if lane < shape.num_topk:
+            entry = note + 4 * ENTRIES + 12 * lane
+            st_shared_s32(entry, choice.local_expert if choice.peer == peer else -1)
+            st_shared_s32(entry + 4, choice.place)
+            st_shared_f32(entry + 8, choice.weight)
+        if lane < ENTRIES:
+            st_shared_s32(note + 4 * lane, token if lane == SRC_IDX else 0)
+        padding = 4 * ENTRIES + 12 * shape.num_topk + 4 * lane
+        if padding < note_bytes(shape):
+            st_shared_s32(note + padding, 0)
+        left &= left - 1
 
 
 @device_function
-def send_to_rank(network, work, call, shape, stage, note, token, peer, lane):
-    """Put the values in the stage and the note for a peer into its next slot; one warp."""
-    slot = ld_shared_s32(note + 4 * SLOT)
-    syncwarp(FULL_MASK)
-    if slot >= 0:
-        stride = message_stride(shape)
-        place = network.rank * shape.num_max_tokens + slot
-        messages = shape.num_ranks * counts_stride(shape)  # behind the counts
-        dst = recv_offset(call.num_rdma_bytes, call.half) + messages + place * stride
-        src = send_offset(call.num_rdma_bytes, call.half) + messages + (token * shape.num_ranks + peer) * stride
-        put_nbi_warp(network, dst, src, stage, note_offset(shape), peer, QUEUE, lane)
-        put_nbi_warp(
-            network,
-            dst + note_offset(shape),
-            src + note_offset(shape),
-            note,
-            note_bytes(shape),
-            peer,
-            QUEUE,
-            lane,
-        )
-        quiet(network, peer, QUEUE, lane)
-    if slot != -1 and lane == 0:
-        finish_rank(network, work, call, shape, peer, 1)
+def put_message(network, call, shape, stage, note, token, peer, slot, lane):
+    """Start to put the values in the stage and a note into a slot of a rank; one warp."""
+    stride = message_stride(shape)
+    first = shape.num_ranks * counts_stride(shape)  # messages lie behind the counts
+    dst = recv_offset(call.num_rdma_bytes, call.half) + first
+    dst += (network.rank * shape.num_max_tokens + slot) * stride
+    src = send_offset(call.num_rdma_bytes, call.half) + first + (token * shape.num_ranks + peer) * stride
+    at = note_offset(shape)
+    put_nbi_warp(network, dst, src, stage, at, peer, QUEUE, lane)
+    put_nbi_warp(network, dst + at, src + at, note, note_bytes(shape), peer, QUEUE, lane)
+
+
+@device_function
+def add_to_arrival(network, call, peer, value):
+    """Add to what a rank is told of this rank's messages; one thread."""
+    amo_add(network, arrival_offset(call.num_rdma_bytes, call.half, network.rank), value, peer, QUEUE)
+
+
+@device_function
+def put_token_once(network, call, shape, stage, notes, token, choice, lane):
+    """Putter: put the message in the stage to all ranks of the token, then tell them."""
+    left = vote_ballot(FULL_MASK, choice.slot >= 0)
+    while left != 0:
+        source = ffs_u32(left) - 1
+        peer = shfl_idx_s32(FULL_MASK, choice.peer, source)
+        slot = shfl_idx_s32(FULL_MASK, choice.slot, source)
+        put_message(network, call, shape, stage, notes + peer * note_stride(shape), token, peer, slot, lane)
+        left &= left - 1
+    quiet(network, lane)
+    if choice.slot >= 0:
+        add_to_arrival(network, call, choice.peer, TAG)
 
 
 @device_function
 def send_messages_once(inputs, network, work, bounds, call, shape, sizes, warp, lane):
-    """Sender: all tokens of this block, one after the other; a warp for each rank."""
-    num_senders = block_dim() // 32 - 1
+    """Putter and casters: all tokens of this block, one after the other."""
+    num_casters = block_dim() // 32 - NUM_OTHERS
+    caster = warp - 1
     stage = smem_base()
     token = block_idx()
     while token < sizes.num_tokens:
-        notes = stage + message_stride(shape)
-        # The token is on its way while slots and credits are.
-        row = inputs.x + 2 * token * shape.hidden
-        column = COLUMNS * warp + 8 * lane
-        words = load_columns(row, column, shape)
-        next_words = load_columns(row, column + COLUMNS * num_senders, shape)
-        peer = warp
-        while peer < shape.num_ranks:
-            write_note(notes + peer * note_stride(shape), inputs, network, work, bounds, call, shape, token, peer, lane)
-            peer += num_senders
-        fill_message(stage, row, words, next_words, shape, sizes.round_scale, warp, num_senders, lane)
-        if warp == 0:
+        if warp == PUTTER:
+            notes = stage + message_stride(shape)
+            choice = take_places(inputs, network, work, bounds, call, shape, token, lane)
+            write_notes(notes, shape, token, choice, lane)
             clear_gap(stage, shape, lane)
-        open_to_engine()
-        peer = warp
-        while peer < shape.num_ranks:
-            note = notes + peer * note_stride(shape)
-            send_to_rank(network, work, call, shape, stage, note, token, peer, lane)
-            peer += num_senders
+            open_to_engine()
+            put_token_once(network, call, shape, stage, notes, token, choice, lane)
+        else:
+            row = inputs.x + 2 * token * shape.hidden
+            fill_message(stage, row, shape, sizes.round_scale, caster, num_casters, lane)
+            open_to_engine()
         token += grid_dim()
         stage = 2 * smem_base() + stage_bytes(shape) - stage  # the other one
 
@@ -192,30 +196,38 @@ def local_choice(inputs, shape, token, choice, first):
 
 
 @device_function
+def count_choice(histogram, local_expert):
+    """Count a choice that is here; one thread. Returns 1 if it is."""
+    if local_expert < 0:
+        return 0
+    atom_add_relaxed_cta_shared_s32(histogram + 4 * local_expert, 1)
+    return 1
+
+
+@device_function
 def count_token(inputs, shape, token, first, histogram):
-    """Count the choices of a token that are on a rank, in the histogram. Returns whether there are any; one thread."""
-    is_chosen = 0
-    for choice in range(0, shape.num_topk, 4):
-        # Four loads in flight: the counter must be done before the messages are.
+    """Count the choices of a token that are on a rank, in the histogram. Returns how many there are; one thread."""
+    num_chosen = 0
+    for choice in range(0, shape.num_topk, 8):
+        # Eight loads in flight: the counter must be done before the messages are.
         a = local_choice(inputs, shape, token, choice, first)
         b = local_choice(inputs, shape, token, choice + 1, first)
         c = local_choice(inputs, shape, token, choice + 2, first)
         d = local_choice(inputs, shape, token, choice + 3, first)
-        if a >= 0:
-            atom_add_relaxed_cta_shared_s32(histogram + 4 * a, 1)
-        if b >= 0:
-            atom_add_relaxed_cta_shared_s32(histogram + 4 * b, 1)
-        if c >= 0:
-            atom_add_relaxed_cta_shared_s32(histogram + 4 * c, 1)
-        if d >= 0:
-            atom_add_relaxed_cta_shared_s32(histogram + 4 * d, 1)
-        is_chosen = 1 if a >= 0 or b >= 0 or c >= 0 or d >= 0 else is_chosen
-    return is_chosen
+        e = local_choice(inputs, shape, token, choice + 4, first)
+        f = local_choice(inputs, shape, token, choice + 5, first)
+        g = local_choice(inputs, shape, token, choice + 6, first)
+        h = local_choice(inputs, shape, token, choice + 7, first)
+        num_chosen += count_choice(histogram, a) + count_choice(histogram, b)
+        num_chosen += count_choice(histogram, c) + count_choice(histogram, d)
+        num_chosen += count_choice(histogram, e) + count_choice(histogram, f)
+        num_chosen += count_choice(histogram, g) + count_choice(histogram, h)
+    return num_chosen
 
 
 @device_function
-def put_counts(network, work, bounds, call, shape, histogram, peer, lane):
-    """Put how many tokens each expert of a rank gets from here; one warp."""
+def tell_counts(network, work, bounds, call, shape, histogram, num_messages, peer, lane):
+    """Put how many tokens each expert of a rank gets from here, and tell it the number of messages; one warp."""
     if has_tma():
         fence_proxy_async_shared()
     is_free = vote_any(FULL_MASK, lane == 0 and may_send(network, work, bounds, call, peer))
@@ -223,7 +235,10 @@ def put_counts(network, work, bounds, call, shape, histogram, peer, lane):
         dst = recv_offset(call.num_rdma_bytes, call.half) + network.rank * counts_stride(shape)
         src = send_offset(call.num_rdma_bytes, call.half) + peer * counts_stride(shape)
         put_nbi_warp(network, dst, src, histogram, counts_stride(shape), peer, QUEUE, lane)
-    quiet(network, peer, QUEUE, lane)
+        quiet(network, lane)
+        if lane == 0:
+            add_to_arrival(network, call, peer, completion(num_messages))
+    syncwarp(FULL_MASK)
 
 
 @device_function
@@ -238,10 +253,9 @@ def count_ranks(inputs, network, work, bounds, call, shape, sizes, lane):
         syncwarp(FULL_MASK)
         num_messages = 0
         for token in range(lane, sizes.num_tokens, 32):
-            num_messages += count_token(inputs, shape, token, peer * num_local_experts, histogram)
+            is_here = count_token(inputs, shape, token, peer * num_local_experts, histogram) != 0
+            num_messages += 1 if is_here else 0
         syncwarp(FULL_MASK)
         num_messages = warp_sum_s32(FULL_MASK, num_messages)
-        put_counts(network, work, bounds, call, shape, histogram, peer, lane)
-        if lane == 0:
-            finish_rank(network, work, call, shape, peer, COUNTED - num_messages)
+        tell_counts(network, work, bounds, call, shape, histogram, num_messages, peer, lane)
         peer += grid_dim()

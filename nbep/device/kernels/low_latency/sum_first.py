@@ -2,12 +2,10 @@
 
  rank r: x[e, i] for each expert e of the token --sender: weighted sum--> stage --put_nbi_warp--> row[r, t] : rank s
 
- cell          written by      with                    read by           with
- finished[s]   senders         atom_add_acq_rel_gpu    who finishes s    the same
-               who finishes s  st_relaxed_gpu (0)      -                 the next call
- row           senders         put_nbi_warp            source s          after arrivals
- arrivals[r]   who finishes s  amo_add (1)             source s          ld_acquire_sys
- stage         lanes           st_shared_v4            engine, lanes     after a proxy fence and syncwarp
+ cell          written by   with            read by           with
+ row           senders      put_nbi_warp    source s          after arrivals
+ arrivals[r]   senders      amo_add         source s          ld_acquire_sys
+ stage         lanes        st_shared_v4    engine, lanes     after a proxy fence and syncwarp
 
 A warp sums up a part of a row, COLUMNS columns: more warps than there are rows then have something to do. The sum is in
 float32, in the order of the token's choices, each product and each sum rounded; then it is rounded to bf16, once more
@@ -17,11 +15,11 @@ than without deduplicate.
 from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency.arguments import SUM_TABLE_BYTES
 from nbep.device.kernels.low_latency.dispatch_sender import may_send
-from nbep.device.layout.low_latency import MAX_EXPERTS, arrival_offset, recv_offset, send_offset
-from nbep.device.network import amo_add, put_nbi_warp, quiet
+from nbep.device.kernels.low_latency.send_once import QUEUE, add_to_arrival
+from nbep.device.layout.low_latency import recv_offset, send_offset
+from nbep.device.network import put_nbi_warp, quiet
 from nbep.device.primitives import (
     FULL_MASK,
-    atom_add_acq_rel_gpu_s32,
     block_dim,
     block_idx,
     f32,
@@ -35,7 +33,6 @@ from nbep.device.primitives import (
     shfl_idx_f32,
     shfl_idx_s32,
     smem_base,
-    st_relaxed_gpu_s32,
     st_shared_v4,
     syncwarp,
     u32_div,
@@ -43,11 +40,10 @@ from nbep.device.primitives import (
     vote_any,
     vote_ballot,
 )
-from nbep.device.protocols.arrivals import is_masked
+from nbep.device.protocols.arrivals import TAG, completion
 from nbep.device.protocols.reduce import add_weighted_bf16x8, to_bf16x8, zero_f32x8
 from nbep.device.protocols.staging import STAGE_STRIDE
 
-QUEUE = 0
 COLUMNS = 1024  # of a part: 32 lanes, four times eight columns each
 STRIDE = 512  # bytes from one of a lane's four places to the next
 
@@ -92,17 +88,6 @@ def store_part(stage, sums, columns):
 
 
 @device_function
-def finish_source(network, work, call, num_wanted, peer):
-    """Count a part that was sent to a source; one thread. Who completes its rows tells the source."""
-    cell = work.finished + 4 * (MAX_EXPERTS + peer)
-    done = atom_add_acq_rel_gpu_s32(cell, 1) + 1  # PAIR low-latency-finished (both ends)
-    if done == num_wanted:
-        if not is_masked(work.mask, peer):
-            amo_add(network, arrival_offset(call.num_rdma_bytes, call.half, network.rank), 1, peer, QUEUE)
-        st_relaxed_gpu_s32(cell, 0)
-
-
-@device_function
 def send_part(inputs, network, work, bounds, call, shape, stage, peer, message, first, lane):
     """Sum up and send some columns of one message's row; one warp."""
     cell = peer * shape.num_max_tokens + message
@@ -127,7 +112,19 @@ def send_part(inputs, network, work, bounds, call, shape, stage, peer, message, 
         src = send_offset(call.num_rdma_bytes, call.half) + 2 * (cell * shape.hidden + first)
         num_bytes = 2 * min(COLUMNS, shape.hidden - first)
         put_nbi_warp(network, dst, src, stage, num_bytes, peer, QUEUE, lane)
-        quiet(network, peer, QUEUE, lane)
+        quiet(network, lane)
+        if lane == 0:
+            add_to_arrival(network, call, peer, TAG)
+
+
+@device_function
+def tell_sources(inputs, network, work, bounds, call, shape, num_parts, lane):
+    """Tell every source how many parts it gets; lane r rank r."""
+    if lane < shape.num_ranks:
+        num_messages = ld_nc_s32(inputs.num_messages + 4 * lane)
+        if num_messages != 0 and may_send(network, work, bounds, call, lane):
+            add_to_arrival(network, call, lane, completion(num_messages * num_parts))
+    syncwarp(FULL_MASK)
 
 
 @device_function
@@ -136,6 +133,8 @@ def send_sums(inputs, network, work, bounds, call, shape, warp, lane):
     num_parts = u32_div(shape.hidden + COLUMNS - 1, COLUMNS)
     num_units = shape.num_ranks * shape.num_max_tokens * num_parts
     stage = smem_base() + SUM_TABLE_BYTES + STAGE_STRIDE * warp
+    if block_idx() == 0 and warp == 0:
+        tell_sources(inputs, network, work, bounds, call, shape, num_parts, lane)
     unit = block_idx() + grid_dim() * warp
     while unit < num_units:
         peer = u32_mod(unit, shape.num_ranks)
@@ -145,7 +144,5 @@ def send_sums(inputs, network, work, bounds, call, shape, warp, lane):
         if message < num_messages:
             first = (place - message * num_parts) * COLUMNS
             send_part(inputs, network, work, bounds, call, shape, stage, peer, message, first, lane)
-            if lane == 0:
-                finish_source(network, work, call, num_messages * num_parts, peer)
         syncwarp(FULL_MASK)
         unit += grid_dim() * (block_dim() // 32)
