@@ -9,11 +9,13 @@
  kernel   yes     as above, in a CUDA graph of ten rounds
  events   yes     events around the replay of ten calls in one graph, a tenth of it
 
-Each rank takes the median over its rounds; us is the mean over ranks, min and max are those of the ranks. "halves" are
-the two launches with return_recv_hook, a product of matrices between them. GB/s counts every choice of a rank's tokens
-(DeepEP's unit: hidden + hidden / 128 * 4 + 16 bytes in FP8), "wire" what leaves the rank. "of push" is the time in
-which `push` copies as many bytes to the peers, rounded up to whole rows, over the time of the call; with a graph it is
-that of push's kernel. Before anything is measured, a round trip is compared with torch. Needs torch.
+Each rank takes the median over its rounds. us is the mean over ranks, min and max are those of the ranks; average is
+the mean over rounds and ranks, as DeepEP's test takes it. The halves are the two launches with return_recv_hook, with a
+product of matrices between them; in a graph only the profiler sees them. GB/s counts every choice of a rank's tokens
+(DeepEP's unit: hidden + hidden / 128 * 4 + 16 bytes in FP8), wire what leaves the rank. "of push" is the time in which
+`push` copies as many bytes to the peers, rounded up to whole rows, over the time of the call; with a graph it is that
+of push's kernel. The host cost is what a call takes until it returns, with nothing under way; virtual ranks wait for
+their kernels in it. Before anything is measured, a round trip is compared with torch. Needs torch.
 
 Source: DeepEP tests/test_low_latency.py and tests/utils.py
 """
@@ -111,9 +113,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # or torch's profiler reports every step
     if not can_run("low-latency", with_torch=True):
         return UNUSABLE
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # or the profiler reports every step
     comm = mpi_world()
     num_ranks = options.ranks if comm is None else comm.size
     if options.experts % num_ranks != 0:
@@ -376,9 +378,9 @@ def host_costs(setup: Setup, clock: Clock, calls: Calls) -> list[HostCost]:
         Step("dispatch", calls.dispatch),
         Step("combine", calls.combine),
         Step("dispatch with hook", calls.send_dispatch),
-        Step("its hook", calls.receive),
+        Step("hook of dispatch", calls.receive),
         Step("combine with hook", calls.send_combine),
-        Step("its hook ", calls.receive),
+        Step("hook of combine", calls.receive),
     ]
     spent: dict[str, list[float]] = {step.label: [] for step in steps}
     for _ in range(10 + NUM_HOST_CALLS):
@@ -388,8 +390,7 @@ def host_costs(setup: Setup, clock: Clock, calls: Calls) -> list[HostCost]:
             step.call()
             spent[step.label].append(1e6 * (time.perf_counter() - start))
     return [
-        HostCost(calls.variant.deduplicate, label.strip(), over_ranks(setup.comm, us[10:]).mean)
-        for label, us in spent.items()
+        HostCost(calls.variant.deduplicate, label, over_ranks(setup.comm, us[10:]).mean) for label, us in spent.items()
     ]
 
 

@@ -80,16 +80,23 @@ class Report:
         self.rows += rows
         self.pushes += pushes
         self.hosts += hosts
-        console = Console(width=120)
-        console.print(self._table(variant, rows))
+        console, options = Console(width=120), self.options
+        console.print(
+            f"\n{self.num_ranks} ranks, {variant.num_tokens} tokens, hidden {options.hidden}, top-{options.topk} of "
+            f"{options.experts}, dispatch {variant.dispatch}, combine {variant.combine}, "
+            f"deduplicate {'on' if variant.deduplicate else 'off'}"
+        )
+        console.print(table_of(rows))
+        if not any(row.clock == "kernel" for row in rows):
+            console.print("no times of kernels: the profiler has not seen all of them")
         for push_time in pushes:
             console.print(
                 f"push of {push_time.verb}'s {push_time.wire_bytes / 1e6:.2f} MB: kernel {push_time.kernel_us:.1f} us, "
                 f"events {push_time.events_us:.1f} us"
             )
         console.print("host cost: " + ", ".join(f"{host.call} {host.us:.1f} us" for host in hosts))
-        if self.options.json:
-            self.options.json.write_text(json.dumps(self._everything(), indent=1))
+        if options.json:
+            options.json.write_text(json.dumps(self._everything(), indent=1))
 
     def close(self) -> None:
         if self.options.plot:
@@ -108,27 +115,22 @@ class Report:
             "host": [asdict(host) for host in self.hosts],
         }
 
-    def _table(self, variant: Variant, rows: list[Row]) -> Any:
-        from rich.table import Table
 
-        options = self.options
-        table = Table(
-            title=f"{self.num_ranks} ranks, {variant.num_tokens} tokens, hidden {options.hidden}, "
-            f"top-{options.topk} of {options.experts}, dispatch {variant.dispatch}, combine {variant.combine}, "
-            f"deduplicate {'on' if variant.deduplicate else 'off'}"
+def table_of(rows: list[Row]) -> Any:
+    from rich.table import Table
+
+    table = Table()
+    for name in ("work", "clock", "graph", "us", "min", "max", "average", "GB/s", "wire GB/s", "of push"):
+        table.add_column(name, justify="left" if name in ("work", "clock", "graph") else "right")
+    for row in rows:
+        table.add_row(
+            row.work,
+            row.clock,
+            "yes" if row.graph else "no",
+            *(number(us, 1) for us in (row.us, row.min_us, row.max_us, row.average_us, row.gbps, row.wire_gbps)),
+            number(row.of_push, 2),
         )
-        for name in ("work", "clock", "graph", "us", "min", "max", "GB/s", "wire GB/s", "of push"):
-            table.add_column(name, justify="left" if name in ("work", "clock", "graph") else "right")
-        for row in rows:
-            table.add_row(
-                row.work,
-                row.clock,
-                "yes" if row.graph else "no",
-                *(f"{us:.1f}" for us in (row.us, row.min_us, row.max_us)),
-                *(number(rate, 1) for rate in (row.gbps, row.wire_gbps)),
-                number(row.of_push, 2),
-            )
-        return table
+    return table
 
 
 def number(value: float | None, digits: int) -> str:
@@ -144,18 +146,18 @@ def plot(rows: list[Row], pushes: list[PushTime], num_ranks: int, path: Path) ->
     lines: dict[str, dict[int, float]] = {}
     for row in rows:
         if row.work in PAIR and row.clock == "kernel":
-            kind = row.dispatch if row.work == "dispatch" else row.combine
-            words = (row.work, kind, "deduplicated" * row.deduplicate, "in a graph" * row.graph)
+            words = (row.work, _format(row, row.work), "deduplicated" * row.deduplicate, "in a graph" * row.graph)
             lines.setdefault(" ".join(filter(None, words)), {}).setdefault(row.num_tokens, row.us)
-    for label, line in lines.items():
-        axes.plot(sorted(line), [line[n] for n in sorted(line)], marker="o", label=label)
-    dashed: dict[str, dict[int, float]] = {}
     for p in pushes:
-        kind = p.dispatch if p.verb == "dispatch" else p.combine
-        words = ("push as", p.verb, kind, "deduplicated" * p.deduplicate)
-        dashed.setdefault(" ".join(filter(None, words)), {}).setdefault(p.num_tokens, p.kernel_us)
-    for label, line in dashed.items():
-        axes.plot(sorted(line), [line[n] for n in sorted(line)], linestyle="--", linewidth=1, label=label)
+        words = ("push as", p.verb, _format(p, p.verb), "deduplicated" * p.deduplicate)
+        lines.setdefault(" ".join(filter(None, words)), {}).setdefault(p.num_tokens, p.kernel_us)
+    for label, line in lines.items():
+        style = {"linestyle": "--", "linewidth": 1} if label.startswith("push") else {"marker": "o"}
+        axes.plot(sorted(line), [line[n] for n in sorted(line)], label=label, **style)
     axes.set(xlabel="tokens of a rank", ylabel="us", title=f"{num_ranks} ranks", ylim=(0, None))
     axes.legend(fontsize="small")
     figure.savefig(path, dpi=150)
+
+
+def _format(measured: Row | PushTime, verb: str) -> str:
+    return measured.dispatch if verb == "dispatch" else measured.combine
