@@ -113,7 +113,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # or torch's profiler reports every step
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or torch's profiler tells of every start and stop
     if not can_run("low-latency", with_torch=True):
         return UNUSABLE
     comm = mpi_world()

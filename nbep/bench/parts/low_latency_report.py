@@ -88,7 +88,7 @@ class Report:
         )
         console.print(table_of(rows))
         if not any(row.clock == "kernel" for row in rows):
-            console.print("no times of kernels: the profiler has not seen all of them")
+            console.print("no times of kernels: the profiler has not seen all; KINETO_LOG_LEVEL=0 says more")
         for push_time in pushes:
             console.print(
                 f"push of {push_time.verb}'s {push_time.wire_bytes / 1e6:.2f} MB: kernel {push_time.kernel_us:.1f} us, "
