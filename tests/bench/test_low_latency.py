@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -233,9 +234,134 @@ def test_each_virtual_rank_takes_the_kernels_of_one_stream(rank, monkeypatch):
     assert clocks.by_profile(clock, lambda: None, ["a"]) == [[streams[rank][1]]]
 
 
+def test_the_second_of_two_series_is_profiled(monkeypatch):
+    fake = FakeCuda(monkeypatch)
+
+    class Profile:
+        def __init__(self, activities, schedule):
+            assert (activities, schedule) == (["GPU"], {"wait": 0, "warmup": 1, "active": 1, "repeat": 1})
+
+        def __enter__(self):
+            fake.did.append("profile")
+
+        def __exit__(self, *_):
+            fake.did.append("end")
+
+        def step(self):
+            fake.did.append("step")
+
+        def export_chrome_trace(self, path):
+            fake.did.append("export")
+            Path(path).write_text('{"traceEvents": []}')
+
+    activity = SimpleNamespace(CUDA="GPU")
+    module = SimpleNamespace(ProfilerActivity=activity, profile=Profile, schedule=lambda **steps: steps)
+    monkeypatch.setitem(sys.modules, "torch.profiler", module)
+    clock = fake.clock(ALONE, repeat=2)
+    assert clocks._profile(clock, lambda: fake.did.append("call"), frozenset(["a"])) == [[]]
+    series = ["synchronize", "sleep", "barrier", "call", "call", "call", "synchronize", "step"]
+    assert fake.did == ["profile", *series, *series, "end", "export"]
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_ranks_capture_one_after_the_other(rank, monkeypatch):
+    fake = FakeCuda(monkeypatch)
+
+    class Capture:
+        def __init__(self, graph, capture_error_mode):
+            assert capture_error_mode == "thread_local"
+
+        def __enter__(self):
+            fake.did.append("begin")
+
+        def __exit__(self, *_):
+            fake.did.append("end")
+
+    cuda = sys.modules["torch"].cuda
+    cuda.CUDAGraph, cuda.graph = SimpleNamespace, Capture
+    comm = SimpleNamespace(rank=rank, size=3, barrier=lambda: fake.did.append("meet"))
+    clocks.capture(fake.clock(comm, repeat=1), lambda: fake.did.append("call"))
+    met = ["synchronize", "meet"]
+    assert fake.did == met * (rank + 1) + ["begin", "call", "end"] + met * (3 - rank)
+
+
 def test_a_rank_counts_with_its_median_and_the_average_with_all():
     comm = SimpleNamespace(allgather=lambda value: [value, (5.0, 7.0)])
     assert clocks.over_ranks(comm, [1.0, 2.0, 6.0]) == Spread(3.5, 2.0, 5.0, 5.0)
+
+
+# Series
+
+
+class FakeCalls:
+    """Calls that only note their names."""
+
+    def __init__(self):
+        self.did: list[str] = []
+
+    def __getattr__(self, name):
+        return lambda: self.did.append(name)
+
+
+class FakeGraph:
+    def __init__(self, call):
+        self.replay = call
+
+
+@pytest.fixture
+def series(monkeypatch):
+    """What each series of either clock calls in a round."""
+    of_clocks: dict[str, list[list[str]]] = {"events": [], "kernel": []}
+
+    def by_events(calls, steps):
+        calls.did.clear()
+        for step in steps:
+            step.call()
+        of_clocks["events"].append(list(calls.did))
+        return {step.label: [10.0] for step in steps if step.label}
+
+    def by_profile(calls, call, names):
+        calls.did.clear()
+        call()
+        of_clocks["kernel"].append(list(calls.did))
+        return [kernels(*names)]
+
+    monkeypatch.setattr(low_latency, "by_events", by_events)
+    monkeypatch.setattr(low_latency, "by_profile", by_profile)
+    monkeypatch.setattr(low_latency, "capture", lambda calls, call: FakeGraph(call))
+    return of_clocks
+
+
+HALF_CALLS = ["send_dispatch", "gap", "receive", "send_combine", "gap", "receive"]
+
+
+def test_without_graphs_pairs_and_halves_are_measured_by_both_clocks(series):
+    calls = FakeCalls()
+    samples = low_latency.eager_samples(calls, calls, low_latency.WORKS)
+    labels = [*low_latency.PAIR, "both", *low_latency.HALVES]
+    assert set(samples) == {(label, clock, False) for label in labels for clock in ("events", "kernel")}
+    assert series == {"events": [["dispatch", "combine"], ["both"], HALF_CALLS], "kernel": [["both"], ["halves"]]}
+
+
+def test_graphs_hold_ten_calls_of_a_kind_and_their_time_is_a_tenth(series):
+    calls = FakeCalls()
+    samples = low_latency.graph_samples(calls, calls, low_latency.WORKS)
+    assert series["events"] == [[name] * 10 for name in ("dispatch", "combine", "both")]
+    assert series["kernel"] == [["both"] * 10, ["halves"]]
+    assert {label for label, clock, _ in samples if clock == "events"} == {"dispatch", "combine", "both"}
+    assert samples["dispatch", "events", True] == [1.0]
+    assert len(samples["combine", "kernel", True]) == 10
+    assert {label for label, clock, _ in samples if clock == "kernel"} > set(low_latency.HALVES)
+
+
+@pytest.mark.parametrize("measure", [low_latency.eager_samples, low_latency.graph_samples])
+@pytest.mark.parametrize("work", low_latency.WORKS)
+def test_only_what_is_asked_for_is_run(measure, work, series):
+    calls = FakeCalls()
+    samples = measure(calls, calls, [work])
+    assert ("halves" in str(series["kernel"])) == (work == "halves")
+    assert {low_latency.work_of(label) for label, _, _ in samples} >= {work}
+    assert len(series["kernel"]) == 1
 
 
 # Rows
