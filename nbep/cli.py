@@ -13,7 +13,10 @@ from importlib import import_module
 from nbep import bench
 from nbep.version import __version__
 
-BENCHMARKS = sorted(module.name for module in pkgutil.iter_modules(bench.__path__))
+# A package there holds parts of benchmarks. Names of commands have dashes.
+BENCHMARKS = sorted(
+    module.name.replace("_", "-") for module in pkgutil.iter_modules(bench.__path__) if not module.ispkg
+)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -38,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments, rest = _parser().parse_known_args(argv)
     if arguments.command == "bench":
-        module = f"nbep.bench.{arguments.benchmark}"
+        module = f"nbep.bench.{arguments.benchmark.replace('-', '_')}"
     else:
         module = {"demo": "nbep.demo", "compile": "nbep.device.compile"}[arguments.command]
     return import_module(module).main(rest) or 0

@@ -9,11 +9,11 @@ import pytest
 
 from nbep.bench import intranode
 
-GPU_BENCHMARKS = ["intranode", "launch", "soak"]
+GPU_BENCHMARKS = ["intranode", "launch", "low-latency", "soak"]
 
 
 def main_of(name: str):
-    return import_module(f"nbep.bench.{name}").main
+    return import_module(f"nbep.bench.{name.replace('-', '_')}").main
 
 
 @pytest.mark.parametrize("name", GPU_BENCHMARKS)
@@ -23,7 +23,7 @@ def test_without_a_gpu_one_line_says_so(name, monkeypatch, capsys):
     assert capsys.readouterr().err == f"nbep bench {name} needs a GPU: no driver\n"
 
 
-@pytest.mark.parametrize("name", ["intranode", "soak"])
+@pytest.mark.parametrize("name", ["intranode", "low-latency", "soak"])
 def test_without_torch_one_line_says_so(name, monkeypatch, capsys):
     monkeypatch.setattr("nbep.host.runtime.cuda.driver.unusable_reason", lambda: None)
     monkeypatch.setitem(sys.modules, "torch", None)
@@ -37,6 +37,11 @@ def test_without_torch_one_line_says_so(name, monkeypatch, capsys):
         ["intranode", "--repeat", "0"],
         ["intranode", "--ranks", "3"],
         ["launch", "--repeat", "0"],
+        ["low-latency", "--repeat", "0"],
+        ["low-latency", "--ranks", "17"],
+        ["low-latency", "--tokens", "8,0"],
+        ["low-latency", "--works", "dispatch,nothing"],
+        ["low-latency", "--deduplicate", "maybe"],
         ["soak", "--rounds", "0"],
     ],
     ids=" ".join,

@@ -33,6 +33,43 @@ def test_intranode_measures_with_a_single_repetition(tmp_path):
     assert all(row["us"] > 0 for row in rows)
 
 
+LOW_LATENCY = ["--hidden", 512, "--topk", 2, "--experts", 8, "--repeat", 1, "--bf16", "--logfmt"]
+
+
+def low_latency_rows(tmp_path, *options, ranks=None, **environment):
+    """The clocks, by work and whether it was in a graph."""
+    report = tmp_path / "report.json"
+    command = ["-m", "nbep", "bench", "low-latency", *LOW_LATENCY, "--json", report, *options]
+    run_python(*command, ranks=ranks, **environment)
+    clocks = {}
+    for row in json.loads(report.read_text())["rows"]:
+        assert row["us"] > 0
+        clocks.setdefault((row["work"], row["graph"]), set()).add(row["clock"])
+    return clocks
+
+
+WHOLE = ["dispatch", "combine", "both"]
+HALVES = ["dispatch send", "dispatch receive", "combine send", "combine receive"]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_low_latency_measures_virtual_ranks_by_both_clocks(num_ranks, tmp_path):
+    clocks = low_latency_rows(tmp_path, "--ranks", num_ranks, "--tokens", "1,16", "--plot", tmp_path / "plot.png")
+    assert clocks == {(work, False): {"kernel", "events"} for work in WHOLE + HALVES}
+    assert (tmp_path / "plot.png").exists()
+
+
+@pytest.mark.skipif(find_spec("mpi4py") is None, reason="no mpi4py here")
+def test_low_latency_measures_processes_with_and_without_graphs(tmp_path):
+    environment = {"PYTORCH_CUDA_ALLOC_CONF": None, "NBEP_TIMEOUT_MS": "30000"}
+    clocks = low_latency_rows(tmp_path, "--tokens", "16", ranks=2, **environment)
+    assert clocks == {
+        **{(work, graph): {"kernel", "events"} for work in WHOLE for graph in (False, True)},
+        **{(work, False): {"kernel", "events"} for work in HALVES},
+        **{(work, True): {"kernel"} for work in HALVES},
+    }
+
+
 def test_launch_measures_every_launcher():
     costs = json.loads(run_python("-m", "nbep", "bench", "launch", "--repeat", 1, "--json"))
     assert len(costs) == 3

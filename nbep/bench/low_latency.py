@@ -1,0 +1,398 @@
+"""Low-latency dispatch and combine, as DeepEP's own test measures them, beside what the wire can carry.
+
+    mpirun -n 4 nbep bench low-latency [--tokens 1,8,32,64,128] [--json FILE] [--plot FILE]
+    nbep bench low-latency --ranks 4      virtual ranks on one card: the kernels run, but no wire is measured
+
+ clock    graph   us
+ kernel   no      the kernel alone, as DeepEP's test prints it; "both" from the start of dispatch to the end of combine
+ events   no      CUDA events around each call, the launches behind a sleeping kernel
+ kernel   yes     as above, in a CUDA graph of ten rounds
+ events   yes     events around the replay of ten calls in one graph, a tenth of it
+
+Each rank takes the median over its rounds. us is the mean over ranks, min and max are those of the ranks; average is
+the mean over rounds and ranks, as DeepEP's test takes it. The halves are the two launches with return_recv_hook, with a
+product of matrices between them; in a graph only the profiler sees them. GB/s counts every choice of a rank's tokens
+(DeepEP's unit: hidden + hidden / 128 * 4 + 16 bytes in FP8), wire what leaves the rank. "of push" is the time in which
+`push` copies as many bytes to the peers, rounded up to whole rows, over the time of the call; with a graph it is that
+of push's kernel. The host cost is what a call takes until it returns, with nothing under way; virtual ranks wait for
+their kernels in it. Before anything is measured, a round trip is compared with torch. Needs torch.
+
+Source: DeepEP tests/test_low_latency.py and tests/utils.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any, get_args
+
+import nbep
+from nbep.bench import UNUSABLE, can_run, positive
+from nbep.bench.intranode import PUSH_OFFSET, mpi_world
+from nbep.bench.parts.clocks import Clock, KernelTime, Spread, Step, by_events, by_profile, capture, over_ranks
+from nbep.bench.parts.low_latency_calls import DEVICE, Bytes, Calls, Gap, Variant, bytes_of, make_inputs
+from nbep.bench.parts.low_latency_report import PAIR, HostCost, PushTime, Report, Row
+from nbep.device.kernels.intranode.push import ROW_BYTES, TO_PEERS, push
+from nbep.device.layout.low_latency import MAX_RANKS
+from nbep.host.runtime.base import HandleType
+from nbep.host.validate import INTRANODE_RANKS
+
+WORKS = ("dispatch", "combine", "both", "halves")
+HALVES = ("dispatch send", "dispatch receive", "combine send", "combine receive")
+GRAPH_ROUNDS = 10
+PUSH_SMS = 24  # fill the wire; for few bytes all SMs are faster
+PUSH_THREADS = 768
+NUM_HOST_CALLS = 30
+WRONG = 1  # the exit code if a round trip is
+
+Samples = dict[tuple[str, str, bool], list[float]]  # microseconds by work, clock and whether in a graph
+
+
+@dataclass
+class Setup:
+    """One rank's."""
+
+    comm: Any
+    buffer: nbep.Buffer
+    gap: Gap
+    options: argparse.Namespace
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    def numbers(text: str) -> list[int]:
+        return [positive(part) for part in text.split(",")]
+
+    def names(allowed: Sequence[str]) -> Callable[[str], list[str]]:
+        def chosen(text: str) -> list[str]:
+            parts = [part.strip() for part in text.split(",")]
+            unknown = [part for part in parts if part not in allowed]
+            if unknown:
+                raise argparse.ArgumentTypeError(f"{', '.join(unknown)}; allowed: {', '.join(allowed)}")
+            return parts
+
+        return chosen
+
+    parser = argparse.ArgumentParser(prog="nbep bench low-latency", description=__doc__.partition("\n")[0])
+    parser.add_argument("--tokens", type=numbers, default=[128], help="tokens of a rank to try, such as 1,8,32,64,128")
+    parser.add_argument("--hidden", type=positive, default=7168)
+    parser.add_argument("--topk", type=positive, default=8)
+    parser.add_argument("--experts", type=positive, default=288, help="of all ranks")
+    parser.add_argument("--works", type=names(WORKS), default=list(WORKS), help=f"some of: {', '.join(WORKS)}")
+    parser.add_argument("--deduplicate", type=names(("off", "on")), default=["off", "on"], help="off, on or off,on")
+    parser.add_argument(
+        "--graph",
+        type=names(("off", "on")),
+        default=None,
+        help="off, on or off,on: without CUDA graphs, with them; virtual ranks do without unless asked",
+    )
+    parser.add_argument("--bf16", action="store_true", help="dispatch BF16, too")
+    parser.add_argument("--logfmt", action="store_true", help="combine with LogFMT, too")
+    parser.add_argument("--repeat", type=positive, default=30, help="rounds that are timed")
+    parser.add_argument("--handle-type", default="ipc", choices=get_args(HandleType), help="as in nbep.Buffer")
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        choices=range(2, MAX_RANKS + 1),
+        default=2,
+        metavar=f"2..{MAX_RANKS}",
+        help="virtual ranks, when not under mpirun",
+    )
+    parser.add_argument("--json", type=Path, help="write all measurements there")
+    parser.add_argument("--plot", type=Path, help="draw the time over tokens there")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parse(argv)
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or torch's profiler tells of every start and stop
+    if not can_run("low-latency", with_torch=True):
+        return UNUSABLE
+    comm = mpi_world()
+    num_ranks = options.ranks if comm is None else comm.size
+    if options.experts % num_ranks != 0:
+        print(
+            f"nbep bench low-latency: {options.experts} experts are no multiple of {num_ranks} ranks", file=sys.stderr
+        )
+        return UNUSABLE
+    if options.graph is None:
+        options.graph = ["off"] if comm is None else ["off", "on"]
+    if comm is not None:
+        right = measure_rank(comm, options)
+    else:
+        right = all(nbep.spawn(measure_rank, options.ranks, "cuda", (options,)))
+    return 0 if right else WRONG
+
+
+def variants(options: argparse.Namespace) -> list[Variant]:
+    formats = [(True, False), *[(False, False)] * options.bf16, *[(True, True)] * options.logfmt]
+    return [
+        Variant(num_tokens, use_fp8, use_logfmt, deduplicate == "on")
+        for num_tokens, deduplicate, (use_fp8, use_logfmt) in product(options.tokens, options.deduplicate, formats)
+        if not (use_logfmt and deduplicate == "on")  # which exclude each other
+    ]
+
+
+def measure_rank(comm: Any, options: argparse.Namespace) -> bool:
+    """Measure everything on this rank; rank 0 prints and writes. False if a round trip was wrong."""
+    setup = prepare(comm, options)
+    report = Report(comm.size, options)
+    right = True
+    for variant in variants(options):
+        calls, choices = prepare_calls(setup, variant)
+        faults = comm.allgather(calls.round_trip(choices))
+        right = not any(faults)
+        if not right:
+            if comm.rank == 0:
+                report.add_faults(variant, faults)
+            break
+        measured = measure_variant(setup, calls, choices)
+        if comm.rank == 0:
+            report.add(variant, *measured)
+    if comm.rank == 0:
+        report.close()
+    setup.buffer.destroy()
+    return right
+
+
+def prepare(comm: Any, options: argparse.Namespace) -> Setup:
+    most_tokens = max(options.tokens)
+    num_rdma_bytes = nbep.Buffer.get_low_latency_rdma_size_hint(most_tokens, options.hidden, comm.size, options.experts)
+    num_nvl_bytes = 0
+    if comm.size in INTRANODE_RANKS:  # push writes there: as many bytes as if all choices went to peers, and more
+        most_bytes = most_tokens * options.topk * (2 * options.hidden + 1024)
+        num_nvl_bytes = PUSH_OFFSET + comm.size * push_rows(most_bytes, comm.size) * ROW_BYTES
+    # The buffer comes first: its GPU is torch's current one from then on.
+    buffer = nbep.Buffer(
+        comm,
+        num_nvl_bytes=num_nvl_bytes,
+        num_rdma_bytes=num_rdma_bytes,
+        low_latency_mode=True,
+        handle_type=options.handle_type,
+    )
+    gap = Gap()
+    gap()
+    return Setup(comm, buffer, gap, options)
+
+
+def prepare_calls(setup: Setup, variant: Variant) -> tuple[Calls, Any]:
+    """The calls of a variant, and the choices of all ranks in NumPy."""
+    import numpy as np
+    import torch
+
+    options = setup.options
+    inputs = make_inputs(setup.comm.rank, variant.num_tokens, options.hidden, options.topk, options.experts)
+    choices = np.stack(setup.comm.allgather(inputs.topk_idx.cpu().numpy()))
+    torch.cuda.current_stream().synchronize()
+    return Calls(setup.buffer, variant, inputs, options.experts, setup.gap), choices
+
+
+def measure_variant(setup: Setup, calls: Calls, choices: Any) -> tuple[list[Row], list[PushTime], list[HostCost]]:
+    comm, options, variant = setup.comm, setup.options, calls.variant
+    clock = Clock(comm, calls.clean, options.repeat)
+    moved = bytes_of(variant, choices, comm.rank, options.hidden, options.experts)
+    of_ranks = comm.allgather(moved)
+    mean_bytes = {
+        verb: Bytes(
+            *(statistics.fmean(numbers) for numbers in zip(*(of_rank[verb] for of_rank in of_ranks), strict=True))
+        )
+        for verb in PAIR
+    }
+    pushes = push_times(setup, clock, variant, mean_bytes)
+    samples: Samples = {}
+    if "off" in options.graph:
+        samples |= eager_samples(clock, calls, options.works)
+    if "on" in options.graph:
+        samples |= graph_samples(clock, calls, options.works)
+    rows = [
+        make_row(variant, *key, over_ranks(comm, of_key), mean_bytes, pushes)
+        for key, of_key in samples.items()
+        if work_of(key[0]) in options.works
+    ]
+    return rows, pushes, host_costs(setup, clock, calls)
+
+
+def work_of(label: str) -> str:
+    return "halves" if label in HALVES else label
+
+
+# Dispatch and combine
+
+
+def eager_samples(clock: Clock, calls: Calls, works: Sequence[str]) -> Samples:
+    gap = Step("", calls.gap)
+    events: dict[str, list[float]] = {}
+    if {"dispatch", "combine"} & set(works):
+        events |= by_events(clock, [Step("dispatch", calls.dispatch), Step("combine", calls.combine)])
+    if "both" in works:
+        events |= by_events(clock, [Step("both", calls.both)])
+    if "halves" in works:
+        dispatch = [Step(HALVES[0], calls.send_dispatch), gap, Step(HALVES[1], calls.receive)]
+        combine = [Step(HALVES[2], calls.send_combine), gap, Step(HALVES[3], calls.receive)]
+        events |= by_events(clock, dispatch + combine)
+    samples: Samples = {(label, "events", False): us for label, us in events.items()}
+    if set(works) != {"halves"}:
+        samples |= kernel_samples(by_profile(clock, calls.both, names_of(PAIR)), PAIR, False)
+    if "halves" in works:
+        samples |= kernel_samples(by_profile(clock, calls.halves, names_of(HALVES)), HALVES, False)
+    return samples
+
+
+def graph_samples(clock: Clock, calls: Calls, works: Sequence[str]) -> Samples:
+    samples: Samples = {}
+
+    def captured(call: Callable[[], None], times: int) -> Any:
+        def repeated() -> None:
+            for _ in range(times):
+                call()
+
+        calls.both()  # or combine's handle would be one of an earlier graph
+        return capture(clock, repeated)
+
+    for work, call in (("dispatch", calls.dispatch), ("combine", calls.combine), ("both", calls.both)):
+        if work in works:
+            graph = captured(call, GRAPH_ROUNDS)
+            us = by_events(clock, [Step(work, graph.replay)])[work]
+            samples[work, "events", True] = [of_replay / GRAPH_ROUNDS for of_replay in us]
+    if set(works) != {"halves"}:
+        graph, labels = captured(calls.both, GRAPH_ROUNDS), PAIR * GRAPH_ROUNDS
+        samples |= kernel_samples(by_profile(clock, graph.replay, names_of(labels)), labels, True)
+    if "halves" in works:
+        graph = captured(calls.halves, 1)
+        samples |= kernel_samples(by_profile(clock, graph.replay, names_of(HALVES)), HALVES, True)
+    calls.both()
+    return samples
+
+
+def names_of(labels: Iterable[str]) -> list[str]:
+    """The kernel that each of these launches."""
+    return [f"low_latency_{label.split()[0]}" for label in labels]
+
+
+def kernel_samples(rounds: list[list[KernelTime]] | None, labels: Sequence[str], graph: bool) -> Samples:
+    """Microseconds of each kernel, and from the start of a dispatch to the end of the combine behind it as "both"."""
+    samples: Samples = {}
+    for kernels in rounds or []:
+        for label, kernel in zip(labels, kernels, strict=True):
+            samples.setdefault((label, "kernel", graph), []).append(kernel.us)
+        if tuple(labels[:2]) == PAIR:
+            for first, last in zip(kernels[::2], kernels[1::2], strict=True):
+                samples.setdefault(("both", "kernel", graph), []).append(last.start + last.us - first.start)
+    return samples
+
+
+def make_row(
+    variant: Variant,
+    label: str,
+    clock: str,
+    graph: bool,
+    spread: Spread,
+    moved: dict[str, Bytes],
+    pushes: Sequence[PushTime],
+) -> Row:
+    verbs = PAIR if label == "both" else (label,) if label in PAIR else ()
+    gbps = wire_gbps = of_push = None
+    if verbs:
+        gbps = sum(moved[verb].selections for verb in verbs) / spread.mean / 1e3
+        wire_gbps = sum(moved[verb].wire for verb in verbs) / spread.mean / 1e3
+        push_us = {p.verb: p.kernel_us if graph or clock == "kernel" else p.events_us for p in pushes}
+        if push_us:
+            of_push = sum(push_us[verb] for verb in verbs) / spread.mean
+    return Row(
+        variant.num_tokens,
+        variant.deduplicate,
+        variant.dispatch,
+        variant.combine,
+        label,
+        clock,
+        graph,
+        spread.mean,
+        spread.min,
+        spread.max,
+        spread.average,
+        gbps,
+        wire_gbps,
+        of_push,
+    )
+
+
+# Push and the host
+
+
+def push_rows(num_bytes: float, num_ranks: int) -> int:
+    """Rows for each peer that hold these bytes."""
+    return max(1, math.ceil(num_bytes / (num_ranks - 1) / ROW_BYTES))
+
+
+def push_times(setup: Setup, clock: Clock, variant: Variant, moved: dict[str, Bytes]) -> list[PushTime]:
+    """None if the buffer has no memory for push, which knows 2, 4 or 8 ranks."""
+    import torch
+
+    memory = setup.buffer._memory
+    assert memory is not None
+    if memory.num_nvl_bytes == 0 or memory.low_latency is None:
+        return []
+    runtime, times = memory.runtime, []
+    for verb in PAIR:
+        num_rows = push_rows(moved[verb].wire, setup.comm.size)
+        src = torch.ones(num_rows * ROW_BYTES // 4, dtype=torch.int32, device=DEVICE)
+
+        def call(num_sms: int, src: Any = src, num_rows: int = num_rows) -> None:
+            stream, peers = runtime.current_stream, memory.peers
+            runtime.launch(stream, push, num_sms, PUSH_THREADS, 0, src, PUSH_OFFSET, num_rows, TO_PEERS, peers)
+
+        of_kernel, of_events = [], []
+        for num_sms in sorted({PUSH_SMS, memory.low_latency.num_blocks}):
+            on_sms = partial(call, num_sms)
+            of_events.append(over_ranks(setup.comm, by_events(clock, [Step("push", on_sms)])["push"]).mean)
+            rounds = by_profile(clock, on_sms, ["push"])
+            if rounds is not None:
+                of_kernel.append(over_ranks(setup.comm, [kernels[0].us for kernels in rounds]).mean)
+        events_us = min(of_events)
+        times.append(
+            PushTime(
+                variant.num_tokens,
+                variant.deduplicate,
+                variant.dispatch,
+                variant.combine,
+                verb,
+                moved[verb].wire,
+                min(of_kernel, default=events_us),
+                events_us,
+            )
+        )
+    return times
+
+
+def host_costs(setup: Setup, clock: Clock, calls: Calls) -> list[HostCost]:
+    """What each call costs the CPU: the median over calls, the mean over ranks."""
+    steps = [
+        Step("dispatch", calls.dispatch),
+        Step("combine", calls.combine),
+        Step("dispatch with hook", calls.send_dispatch),
+        Step("hook of dispatch", calls.receive),
+        Step("combine with hook", calls.send_combine),
+        Step("hook of combine", calls.receive),
+    ]
+    spent: dict[str, list[float]] = {step.label: [] for step in steps}
+    for _ in range(10 + NUM_HOST_CALLS):
+        for step in steps:
+            clock.meet()
+            start = time.perf_counter()
+            step.call()
+            spent[step.label].append(1e6 * (time.perf_counter() - start))
+    return [
+        HostCost(calls.variant.deduplicate, label, over_ranks(setup.comm, us[10:]).mean) for label, us in spent.items()
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,493 @@
+"""What `nbep bench low-latency` computes and reports; its times need a GPU: see tests/cuda/test_benchmarks.py."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from nbep.bench import low_latency
+from nbep.bench.parts import clocks
+from nbep.bench.parts.clocks import Clock, KernelTime, Spread, Step
+from nbep.bench.parts.low_latency_calls import Bytes, Variant, bytes_of, calc_diff
+from nbep.bench.parts.low_latency_report import HostCost, PushTime, Report, plot
+from nbep.device.kernels.low_latency.combine import low_latency_combine
+from nbep.device.kernels.low_latency.dispatch import low_latency_dispatch
+
+ALONE = SimpleNamespace(rank=0, size=1, barrier=lambda: None, allgather=lambda value: [value])
+PEERS = (0, 2)  # of rank 1
+
+
+# Arguments
+
+
+def test_experts_that_ranks_cannot_share_are_refused_in_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(low_latency, "can_run", lambda *_, **__: True)
+    monkeypatch.setattr(low_latency, "mpi_world", lambda: None)
+    assert low_latency.main(["--ranks", "5"]) == 2
+    assert capsys.readouterr().err == "nbep bench low-latency: 288 experts are no multiple of 5 ranks\n"
+
+
+@pytest.mark.parametrize(
+    ("world", "argv", "graph"),
+    [
+        (None, [], ["off"]),
+        (None, ["--graph", "on"], ["on"]),
+        (SimpleNamespace(size=4), [], ["off", "on"]),
+        (SimpleNamespace(size=4), ["--graph", "off"], ["off"]),
+    ],
+    ids=["virtual ranks", "virtual ranks, asked for", "processes", "processes, not asked for"],
+)
+def test_virtual_ranks_use_graphs_only_if_asked(world, argv, graph, monkeypatch):
+    seen = []
+
+    def measure_rank(comm, options):
+        seen.append(options.graph)
+        return True
+
+    monkeypatch.setattr(low_latency, "can_run", lambda *_, **__: True)
+    monkeypatch.setattr(low_latency, "mpi_world", lambda: world)
+    monkeypatch.setattr(low_latency, "measure_rank", measure_rank)
+    monkeypatch.setattr(low_latency.nbep, "spawn", lambda fn, n, target, args: [fn(None, *args) for _ in range(n)])
+    assert low_latency.main(argv) == 0
+    assert seen[0] == graph
+
+
+@pytest.mark.parametrize("wrong_rank", [0, 1])
+def test_a_wrong_round_trip_on_any_rank_is_the_exit_code(wrong_rank, monkeypatch):
+    monkeypatch.setattr(low_latency, "can_run", lambda *_, **__: True)
+    monkeypatch.setattr(low_latency, "mpi_world", lambda: None)
+    monkeypatch.setattr(low_latency.nbep, "spawn", lambda fn, n, target, args: [r != wrong_rank for r in range(n)])
+    assert low_latency.main([]) == 1
+
+
+def test_logfmt_is_not_measured_with_deduplicate():
+    options = low_latency.parse(["--tokens", "1,8", "--bf16", "--logfmt"])
+    assert low_latency.variants(options) == [
+        Variant(tokens, *rest)
+        for tokens in (1, 8)
+        for rest in (
+            (True, False, False),
+            (False, False, False),
+            (True, True, False),
+            (True, False, True),
+            (False, False, True),
+        )
+    ]
+
+
+# Bytes
+
+
+@pytest.mark.parametrize("deduplicate", [False, True], ids=["every choice", "deduplicate"])
+@pytest.mark.parametrize("use_fp8", [False, True], ids=["bf16", "fp8"])
+def test_wire_bytes_are_those_of_the_messages_that_leave_a_rank(use_fp8, deduplicate):
+    num_ranks, num_tokens, num_topk, hidden, num_experts = 3, 5, 4, 512, 12
+    rng = np.random.default_rng(0)
+    choices = np.stack(
+        [[rng.permutation(num_experts)[:num_topk] for _ in range(num_tokens)] for _ in range(num_ranks)]
+    ).astype(np.int64)
+    choices[1, 2] = -1
+    moved = bytes_of(Variant(num_tokens, use_fp8, False, deduplicate), choices, 1, hidden, num_experts)
+
+    message = (512 + 4 * 4 if use_fp8 else 1024) + 16 + (12 * num_topk if deduplicate else 0)
+    sent = returned = 0
+    for peer in PEERS:
+        for token in range(num_tokens):
+            there = sum(expert // 4 == peer for expert in choices[1, token])
+            here = sum(expert // 4 == 1 for expert in choices[peer, token])
+            sent += min(there, 1) if deduplicate else there
+            returned += min(here, 1) if deduplicate else here
+    selection = 512 + 4 * 4 + 16 if use_fp8 else 1024
+    num_choices = (num_tokens - 1) * num_topk
+    assert moved["dispatch"] == Bytes(num_choices * selection, sent * message)
+    assert moved["combine"] == Bytes(num_choices * 1024, returned * 1024)
+
+
+def test_logfmt_counts_ten_bits_a_value():
+    choices = np.array([[[0]], [[0]]])
+    moved = bytes_of(Variant(1, True, True), choices, 0, 256, 2)
+    assert moved["combine"] == Bytes(256 * 10 / 8 + 8, 256 * 10 / 8 + 8)
+
+
+def test_calc_diff_is_zero_only_for_equal_arrays():
+    x = np.linspace(-1, 1, 100)
+    assert calc_diff(x, x) == pytest.approx(0, abs=1e-12)
+    assert calc_diff(x, 1.1 * x) > 1e-4
+    assert not calc_diff(x, x * np.nan) < 1
+
+
+# Clocks
+
+
+class FakeCuda:
+    """torch.cuda with a clock that steps on by 1 ms at every event; `did` is what was queued."""
+
+    def __init__(self, monkeypatch):
+        self.did: list[object] = []
+        self.now = 0
+        fake = self
+
+        class Event:
+            def __init__(self, enable_timing):
+                assert enable_timing
+
+            def record(self):
+                fake.now += 1
+                self.at = fake.now
+                fake.did.append("event")
+
+            def elapsed_time(self, end):
+                return end.at - self.at
+
+        stream = SimpleNamespace(synchronize=lambda: self.did.append("synchronize"))
+        cuda = SimpleNamespace(
+            Event=Event, current_stream=lambda: stream, _sleep=lambda cycles: self.did.append("sleep")
+        )
+        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+
+    def clock(self, comm, repeat: int) -> Clock:
+        return Clock(comm, lambda: self.did.append("barrier"), repeat)
+
+
+def test_events_leave_out_the_first_round_and_what_has_no_label(monkeypatch):
+    fake = FakeCuda(monkeypatch)
+    clock = fake.clock(ALONE, repeat=2)
+
+    def slow_at_first(first=[True]):  # noqa: B006
+        if fake.did.count("barrier"):
+            fake.now += 100 if first[0] else 2
+            first[0] = False
+        fake.did.append("a")
+
+    steps = [
+        Step("a", slow_at_first),
+        Step("", lambda: fake.did.append("gap")),
+        Step("b", lambda: fake.did.append("b")),
+    ]
+    assert clocks.by_events(clock, steps) == {"a": [3e3, 3e3], "b": [1e3, 1e3]}
+    series = ["event", "a", "event", "gap", "event", "b", "event"]
+    assert fake.did == ["a", "gap", "b"] * 3 + ["synchronize", "sleep", "barrier"] + series * 3 + ["synchronize"]
+
+
+def test_ranks_that_are_threads_do_not_sleep(monkeypatch):
+    fake = FakeCuda(monkeypatch)
+    clock = fake.clock(ALONE, repeat=1)
+    clock.is_virtual = True
+    clock.align(7)
+    assert fake.did == ["synchronize", "barrier"]
+
+
+def kernels(*names: str, stream: int = 0) -> list[KernelTime]:
+    return [KernelTime(name, stream, 10.0 * i, i + 1.0) for i, name in enumerate(names)]
+
+
+def test_a_trace_gives_the_kernels_that_are_asked_for_by_time(tmp_path):
+    def event(name, ts, cat="kernel"):
+        return {"cat": cat, "name": name, "ts": ts, "dur": 1.5, "args": {"stream": 7}}
+
+    trace = tmp_path / "trace.json"
+    events = [event("combine", 20.5), event("spin", 1), {"ph": "M"}, event("dispatch", 3, "cuda_runtime")]
+    trace.write_text(json.dumps({"traceEvents": [*events, event("dispatch", 10)]}))
+    found = clocks.read_trace(trace, frozenset(["dispatch", "combine"]))
+    assert found == [KernelTime("dispatch", 7, 10.0, 1.5), KernelTime("combine", 7, 20.5, 1.5)]
+
+
+@pytest.mark.parametrize(
+    "seen", [["a", "b", "a"], ["a", "b", "b", "a"], ["a", "b"] * 3], ids=["one is lost", "another order", "too many"]
+)
+def test_kernels_that_do_not_make_up_the_rounds_are_no_rounds(seen):
+    assert clocks.split_rounds(kernels(*seen), ["a", "b"], 2) is None
+
+
+def test_kernels_are_dealt_out_to_rounds():
+    a, b, c, d = kernels("a", "b", "a", "b")
+    assert clocks.split_rounds([a, b, c, d], ["a", "b"], 2) == [[a, b], [c, d]]
+
+
+def test_a_lost_kernel_makes_the_profiler_try_again(monkeypatch):
+    seen = [kernels("a", "a"), kernels("a", "a", "a")]
+    monkeypatch.setattr(clocks, "_profile", lambda *_: [seen.pop(0)])
+    rounds = clocks.by_profile(Clock(ALONE, lambda: None, 2), lambda: None, ["a"])
+    assert rounds == [[kernel] for kernel in kernels("a", "a", "a")[1:]]
+    assert seen == []
+
+
+def test_kernels_lost_on_another_rank_are_lost_here_too(monkeypatch):
+    tries = []
+    comm = SimpleNamespace(rank=0, size=2, allgather=lambda value: [value, False])
+    monkeypatch.setattr(clocks, "_profile", lambda *_: [tries.append(1) or kernels("a", "a")])
+    assert clocks.by_profile(Clock(comm, lambda: None, 1), lambda: None, ["a"]) is None
+    assert len(tries) == clocks.TRIES
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_virtual_rank_takes_the_kernels_of_one_stream(rank, monkeypatch):
+    streams = [kernels("a", "a", stream=stream) for stream in (13, 17)]
+    comm = SimpleNamespace(rank=rank, size=2, allgather=lambda value: [value] * 2, bcast=lambda value: streams)
+    monkeypatch.setattr(clocks, "_profile", lambda *_: streams if rank == 0 else [])
+    clock = Clock(comm, lambda: None, 1)
+    clock.is_virtual = True
+    assert clocks.by_profile(clock, lambda: None, ["a"]) == [[streams[rank][1]]]
+
+
+def test_the_second_of_two_series_is_profiled(monkeypatch):
+    fake = FakeCuda(monkeypatch)
+
+    class Profile:
+        def __init__(self, activities, schedule):
+            assert (activities, schedule) == (["GPU"], {"wait": 0, "warmup": 1, "active": 1, "repeat": 1})
+
+        def __enter__(self):
+            fake.did.append("profile")
+
+        def __exit__(self, *_):
+            fake.did.append("end")
+
+        def step(self):
+            fake.did.append("step")
+
+        def export_chrome_trace(self, path):
+            fake.did.append("export")
+            Path(path).write_text('{"traceEvents": []}')
+
+    activity = SimpleNamespace(CUDA="GPU")
+    module = SimpleNamespace(ProfilerActivity=activity, profile=Profile, schedule=lambda **steps: steps)
+    monkeypatch.setitem(sys.modules, "torch.profiler", module)
+    clock = fake.clock(ALONE, repeat=2)
+    assert clocks._profile(clock, lambda: fake.did.append("call"), frozenset(["a"])) == [[]]
+    series = ["synchronize", "sleep", "barrier", "call", "call", "call", "synchronize", "step"]
+    assert fake.did == ["profile", *series, *series, "end", "export"]
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_ranks_capture_one_after_the_other(rank, monkeypatch):
+    fake = FakeCuda(monkeypatch)
+
+    class Capture:
+        def __init__(self, graph, capture_error_mode):
+            assert capture_error_mode == "thread_local"
+
+        def __enter__(self):
+            fake.did.append("begin")
+
+        def __exit__(self, *_):
+            fake.did.append("end")
+
+    cuda = sys.modules["torch"].cuda
+    cuda.CUDAGraph, cuda.graph = SimpleNamespace, Capture
+    comm = SimpleNamespace(rank=rank, size=3, barrier=lambda: fake.did.append("meet"))
+    clocks.capture(fake.clock(comm, repeat=1), lambda: fake.did.append("call"))
+    met = ["synchronize", "meet"]
+    assert fake.did == met * (rank + 1) + ["begin", "call", "end"] + met * (3 - rank)
+
+
+def test_a_rank_counts_with_its_median_and_the_average_with_all():
+    comm = SimpleNamespace(allgather=lambda value: [value, (5.0, 7.0)])
+    assert clocks.over_ranks(comm, [1.0, 2.0, 6.0]) == Spread(3.5, 2.0, 5.0, 5.0)
+
+
+# Series
+
+
+class FakeCalls:
+    """Calls that only note their names."""
+
+    def __init__(self):
+        self.did: list[str] = []
+
+    def __getattr__(self, name):
+        return lambda: self.did.append(name)
+
+
+class FakeGraph:
+    def __init__(self, call):
+        self.replay = call
+
+
+@pytest.fixture
+def series(monkeypatch):
+    """What each series of either clock calls in a round."""
+    of_clocks: dict[str, list[list[str]]] = {"events": [], "kernel": []}
+
+    def by_events(calls, steps):
+        calls.did.clear()
+        for step in steps:
+            step.call()
+        of_clocks["events"].append(list(calls.did))
+        return {step.label: [10.0] for step in steps if step.label}
+
+    def by_profile(calls, call, names):
+        calls.did.clear()
+        call()
+        of_clocks["kernel"].append(list(calls.did))
+        return [kernels(*names)]
+
+    monkeypatch.setattr(low_latency, "by_events", by_events)
+    monkeypatch.setattr(low_latency, "by_profile", by_profile)
+    monkeypatch.setattr(low_latency, "capture", lambda calls, call: FakeGraph(call))
+    return of_clocks
+
+
+HALF_CALLS = ["send_dispatch", "gap", "receive", "send_combine", "gap", "receive"]
+
+
+def test_without_graphs_pairs_and_halves_are_measured_by_both_clocks(series):
+    calls = FakeCalls()
+    samples = low_latency.eager_samples(calls, calls, low_latency.WORKS)
+    labels = [*low_latency.PAIR, "both", *low_latency.HALVES]
+    assert set(samples) == {(label, clock, False) for label in labels for clock in ("events", "kernel")}
+    assert series == {"events": [["dispatch", "combine"], ["both"], HALF_CALLS], "kernel": [["both"], ["halves"]]}
+
+
+def test_graphs_hold_ten_calls_of_a_kind_and_their_time_is_a_tenth(series):
+    calls = FakeCalls()
+    samples = low_latency.graph_samples(calls, calls, low_latency.WORKS)
+    assert series["events"] == [[name] * 10 for name in ("dispatch", "combine", "both")]
+    assert series["kernel"] == [["both"] * 10, ["halves"]]
+    assert {label for label, clock, _ in samples if clock == "events"} == {"dispatch", "combine", "both"}
+    assert samples["dispatch", "events", True] == [1.0]
+    assert len(samples["combine", "kernel", True]) == 10
+    assert {label for label, clock, _ in samples if clock == "kernel"} > set(low_latency.HALVES)
+
+
+@pytest.mark.parametrize("measure", [low_latency.eager_samples, low_latency.graph_samples])
+@pytest.mark.parametrize("work", low_latency.WORKS)
+def test_only_what_is_asked_for_is_run(measure, work, series):
+    calls = FakeCalls()
+    samples = measure(calls, calls, [work])
+    assert ("halves" in str(series["kernel"])) == (work == "halves")
+    assert {low_latency.work_of(label) for label, _, _ in samples} >= {work}
+    assert len(series["kernel"]) == 1
+
+
+# Rows
+
+
+def test_the_profiler_is_asked_for_the_names_of_the_kernels():
+    names = [kernel.__name__ for kernel in (low_latency_dispatch, low_latency_combine)]
+    assert low_latency.names_of(["dispatch", "combine"]) == names
+    assert low_latency.names_of(low_latency.HALVES) == [names[0], names[0], names[1], names[1]]
+
+
+def test_both_is_from_the_start_of_dispatch_to_the_end_of_combine():
+    pair = low_latency.PAIR
+    samples = low_latency.kernel_samples([kernels("d", "c", "d", "c")], pair * 2, True)
+    assert samples == {
+        ("dispatch", "kernel", True): [1.0, 3.0],
+        ("combine", "kernel", True): [2.0, 4.0],
+        ("both", "kernel", True): [12.0, 14.0],
+    }
+    halves = low_latency.kernel_samples([kernels("d", "d", "c", "c")], low_latency.HALVES, False)
+    assert {label for label, _, _ in halves} == set(low_latency.HALVES)
+    assert low_latency.kernel_samples(None, pair, False) == {}
+
+
+MOVED = {"dispatch": Bytes(8000, 6000), "combine": Bytes(16000, 12000)}
+PUSHES = [
+    PushTime(128, False, "fp8", "bf16", "dispatch", 6000, 2.0, 3.0),
+    PushTime(128, False, "fp8", "bf16", "combine", 12000, 4.0, 5.0),
+]
+
+
+@pytest.mark.parametrize(
+    ("label", "clock", "graph", "rates"),
+    [
+        ("dispatch", "kernel", False, (0.8, 0.6, 0.2)),
+        ("combine", "events", False, (1.6, 1.2, 0.5)),
+        ("combine", "events", True, (1.6, 1.2, 0.4)),
+        ("both", "kernel", False, (2.4, 1.8, 0.6)),
+        ("dispatch send", "kernel", False, (None, None, None)),
+    ],
+)
+def test_rates_are_of_the_bytes_of_a_call_and_push_has_the_same_clock(label, clock, graph, rates):
+    row = low_latency.make_row(Variant(128), label, clock, graph, Spread(10.0, 9.0, 11.0, 10.5), MOVED, PUSHES)
+    assert (row.gbps, row.wire_gbps, row.of_push) == pytest.approx(rates)
+    assert (row.us, row.min_us, row.max_us, row.average_us) == (10.0, 9.0, 11.0, 10.5)
+    assert (row.num_tokens, row.dispatch, row.combine, row.deduplicate) == (128, "fp8", "bf16", False)
+
+
+def test_without_push_there_is_no_ratio():
+    row = low_latency.make_row(Variant(1), "both", "kernel", False, Spread(1, 1, 1, 1), MOVED, [])
+    assert row.of_push is None
+    assert row.gbps is not None
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_push_has_whole_rows_for_all_bytes(num_ranks):
+    row_bytes = low_latency.ROW_BYTES
+    assert low_latency.push_rows(1, num_ranks) == 1
+    assert low_latency.push_rows(5 * row_bytes * (num_ranks - 1), num_ranks) == 5
+    assert low_latency.push_rows(5 * row_bytes * (num_ranks - 1) + 1, num_ranks) == 6
+
+
+# Report
+
+
+@pytest.fixture
+def report(tmp_path):
+    options = argparse.Namespace(
+        hidden=7168, topk=8, experts=288, repeat=30, json=tmp_path / "all.json", plot=tmp_path / "plot.png"
+    )
+    return Report(4, options)
+
+
+def rows_of(variant: Variant) -> list[low_latency.Row]:
+    spread = Spread(10.0 + variant.num_tokens, 9.0, 11.0, 10.5)
+    return [
+        low_latency.make_row(variant, label, "kernel", False, spread, MOVED, PUSHES)
+        for label in ("dispatch", "combine", "dispatch send")
+    ]
+
+
+def test_every_variant_is_told_and_written_when_it_is_measured(report, capsys):
+    variant = Variant(128)
+    report.add(variant, rows_of(variant), PUSHES, [HostCost(False, "dispatch", 21.5)])
+    told = capsys.readouterr().out
+    assert "4 ranks, 128 tokens, hidden 7168, top-8 of 288, dispatch fp8, combine bf16, deduplicate off" in told
+    assert "138.0" in told
+    assert "host cost: dispatch 21.5 us" in told
+    assert "no times of kernels" not in told
+    report.add(Variant(8), rows_of(Variant(8)), [], [])
+    written = json.loads(report.options.json.read_text())
+    assert [row["work"] for row in written["rows"]] == ["dispatch", "combine", "dispatch send"] * 2
+    assert [row["num_tokens"] for row in written["rows"]] == [128] * 3 + [8] * 3
+    assert written["rows"][0]["us"] == 138.0
+    assert written["push"][1]["kernel_us"] == 4.0
+    assert written["host"] == [{"deduplicate": False, "call": "dispatch", "us": 21.5}]
+
+
+def test_times_of_kernels_that_are_missing_are_told(report, capsys):
+    row = low_latency.make_row(Variant(1), "dispatch", "events", False, Spread(1, 1, 1, 1), MOVED, [])
+    report.add(Variant(1), [row], [], [])
+    assert "no times of kernels" in capsys.readouterr().out
+
+
+def test_what_is_wrong_is_told_with_its_rank(report, capsys):
+    report.add_faults(Variant(4), [[], ["recv_count is [1], not [2]"]])
+    assert capsys.readouterr().err.splitlines()[1:] == ["  rank 1: recv_count is [1], not [2]"]
+
+
+def test_the_plot_has_a_line_for_each_work_and_push(monkeypatch, tmp_path):
+    from matplotlib.axes import Axes
+
+    drawn = {}
+    draw = Axes.plot
+
+    def remember(axes, x, y, **style):
+        drawn[style["label"]] = (x, y)
+        return draw(axes, x, y, **style)
+
+    monkeypatch.setattr(Axes, "plot", remember)
+    rows = [row for tokens in (8, 1) for row in rows_of(Variant(tokens, deduplicate=True))]
+    plot(rows, PUSHES, 4, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 0
+    assert drawn == {
+        "dispatch fp8 deduplicated": ([1, 8], [11.0, 18.0]),
+        "combine bf16 deduplicated": ([1, 8], [11.0, 18.0]),
+        "push as dispatch fp8": ([128], [2.0]),
+        "push as combine bf16": ([128], [4.0]),
+    }
