@@ -6,8 +6,7 @@
                           barrier signals [MAX_RANKS] s32, the pointer table [MAX_RANKS] s64
 
  recv, in dispatch        messages [num_local_experts, num_ranks (source), num_max_tokens]
-                          with deduplicate: counts [num_ranks (source), num_local_experts] s32, then messages
-                          [num_ranks (source), num_max_tokens]
+                          with deduplicate: [num_ranks (source), num_max_tokens]
  recv, in combine         rows [num_experts, num_max_tokens]
                           with deduplicate: [num_ranks (of the experts), num_max_tokens]
  send                     messages [num_max_tokens] of dispatch, rows [num_local_experts, num_ranks * num_max_tokens] of
@@ -89,12 +88,6 @@ def note_bytes(shape):
 
 
 @device_function
-def counts_stride(shape):
-    """From the counts that one source sends with deduplicate to those of the next."""
-    return align_up(4 * (shape.num_experts // shape.num_ranks), ALIGNMENT_BYTES)
-
-
-@device_function
 def message_stride(shape):
     """From a message of dispatch to the next."""
     return align_up(note_offset(shape) + note_bytes(shape), ALIGNMENT_BYTES)
@@ -147,8 +140,7 @@ def quarter_bytes_needed(shape: LowLatencyShape) -> int:
     message = max(message_stride(bf16), message_stride(bf16._replace(use_fp8=1)))
     needed = num_messages * max(message, row_stride(shape._replace(use_logfmt=1)))
     if shape.deduplicate:
-        messages = shape.num_max_tokens * message_stride(shape._replace(use_fp8=0))
-        needed = max(needed, shape.num_ranks * (counts_stride(shape) + messages))
+        needed = max(needed, shape.num_ranks * shape.num_max_tokens * message_stride(shape._replace(use_fp8=0)))
     return align_up(needed, ALIGNMENT_BYTES)
 
 

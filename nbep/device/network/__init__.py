@@ -2,7 +2,7 @@
 
  put_nbi_warp   one warp starts to put a message that it has in shared memory into a peer's buffer
  quiet          what this warp has put is ordered before what anybody adds later who has synchronised with it
- amo_add        one thread adds to a cell of a peer, behind what is quiet
+ amo_add        one thread adds to a cell of a peer, behind what is quiet or for itself
  peer_ptr       where this rank sees a place of a peer's buffer; 0 if it cannot
 
 A place in the buffer is its offset, the same on all ranks. A `queue` orders what goes to one peer: a message that was

@@ -6,6 +6,7 @@
  cell        written by          with                    read by     with
  message     a warp of rank s    bulk copy, or st_na     rank r      after the cell that amo_add has changed
  cell        a thread of rank s  atom_add_release_sys    rank r      ld_acquire_sys, see `protocols.arrivals`
+             and if it stands alone  atom_add_relaxed_sys
 
 A bulk copy is done when tma_store_wait_all returns to the lane that started it; a release orders plain stores.
 Whoever adds speaks for the warps that it has synchronised with: their messages come before what it adds.
@@ -16,6 +17,7 @@ from typing import NamedTuple
 from nbep.device.jit import device_function
 from nbep.device.primitives import (
     FULL_MASK,
+    atom_add_relaxed_sys_s32,
     atom_add_release_sys_s32,
     has_tma,
     ld_nc_s64,
@@ -84,6 +86,14 @@ def quiet(network, lane):
 
 
 @device_function
-def amo_add(network, offset, value, peer, queue):
-    """Add to an s32 cell in a peer's buffer, behind what is quiet on the queue. One thread."""
-    atom_add_release_sys_s32(peer_ptr(network, offset, peer), value)  # PAIR network-amo: the messages before it
+def amo_add(network, offset, value, peer, queue, is_behind):
+    """Add to an s32 cell in a peer's buffer. One thread.
+
+    is_behind: who sees it also sees what was quiet on the queue before. Otherwise the number is all that it tells,
+    and it need not wait for what is on its way: here a release waits for everything that its SM has sent.
+    """
+    cell = peer_ptr(network, offset, peer)
+    if is_behind:
+        atom_add_release_sys_s32(cell, value)  # PAIR network-amo: the messages before it
+    else:
+        atom_add_relaxed_sys_s32(cell, value)

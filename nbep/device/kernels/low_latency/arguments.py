@@ -8,7 +8,6 @@ from nbep.device.layout.low_latency import (
     MAX_EXPERTS,
     LowLatencyShape,
     align_up,
-    counts_stride,
     message_stride,
     note_bytes,
 )
@@ -96,7 +95,7 @@ def dispatch_smem_bytes(shape: LowLatencyShape, num_threads: int, has_tma: bool)
     To send: two stages of tokens and, with deduplicate, a histogram of the experts of a rank; to receive: the table
     and a stage a warp.
     """
-    sending = 2 * stage_bytes(shape) + (counts_stride(shape) if shape.deduplicate else 0)
+    sending = 2 * stage_bytes(shape) + (4 * (shape.num_experts // shape.num_ranks) if shape.deduplicate else 0)
     receiving = TABLE_BYTES + (STAGE_STRIDE * (num_threads // 32) if has_tma else 0)
     return max(sending, receiving)
 

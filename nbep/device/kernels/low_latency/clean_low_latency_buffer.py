@@ -35,7 +35,7 @@ def barrier_network(network, work, bounds, num_rdma_bytes):
         signals = num_rdma_bytes + BARRIER_SIGNALS
         own_signal = own_ptr(network, signals + 4 * peer)
         atom_add_relaxed_sys_s32(own_signal, 1)
-        amo_add(network, signals + 4 * network.rank, -1, peer, 0)
+        amo_add(network, signals + 4 * network.rank, -1, peer, 0, True)
         wait_peer(own_signal, bounds, work.mask, peer)
     syncthreads()
 

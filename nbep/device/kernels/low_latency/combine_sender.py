@@ -2,7 +2,7 @@
 
 cell        written by          with                    read by           with
 row         senders             put_nbi_warp            the source        after counts
-counts[e]   a group's thread    amo_add                 the source        ld_acquire_sys
+counts[e]   warp 0              amo_add                 the source        ld_acquire_sys
 stage       copy engine         bulk copy               engine            after the stage's mbarrier
             lanes               st_shared_v2, v4        engine, lanes     after a proxy fence and syncwarp
 """
@@ -21,7 +21,6 @@ from nbep.device.layout.low_latency import (
 from nbep.device.network import amo_add, put_nbi_warp, quiet
 from nbep.device.primitives import (
     FULL_MASK,
-    bar_sync,
     block_dim,
     block_idx,
     f32_abs,
@@ -37,6 +36,7 @@ from nbep.device.primitives import (
     st_shared_s32,
     st_shared_v2,
     st_shared_v4,
+    syncthreads,
     syncwarp,
     tma_store_wait_read_all,
     u32_div,
@@ -59,7 +59,6 @@ from nbep.device.protocols.logfmt import (
 from nbep.device.protocols.reduce import half_warp_max_f32
 from nbep.device.protocols.staging import STAGE_BYTES, begin_fill, open_stage, wait_filled
 
-GROUP_BARRIERS = 1  # group g has barrier 1 + g
 COLUMNS = 256  # of a row that a warp encodes at once, eight a lane
 
 
@@ -169,6 +168,23 @@ def put_encoded_row(network, dst, src, row, shape, peer, queue, stage, lane):
 
 
 @device_function
+def tell_sources(inputs, network, work, bounds, call, shape, lane):
+    """Tell the sources that what this block has sent is there, a lane for each (local expert, source); one warp.
+
+    All at once: a fence waits for whatever its SM has on the way.
+    """
+    num_local_experts = u32_div(shape.num_experts, shape.num_ranks)
+    for pair in range(block_idx() + grid_dim() * lane, shape.num_experts, 32 * grid_dim()):
+        local_expert = u32_div(pair, shape.num_ranks)
+        peer = u32_mod(pair, shape.num_ranks)
+        has_rows = ld_nc_s64(inputs.recv_layout_range + 8 * pair) & 0xFFFFFFFF != 0
+        if has_rows and may_send(network, work, bounds, call, peer):
+            expert = network.rank * num_local_experts + local_expert
+            cell = count_offset(call.num_rdma_bytes, call.half, expert)
+            amo_add(network, cell, completion(0), peer, local_expert, True)
+
+
+@device_function
 def send_rows(inputs, network, work, bounds, call, shape, sizes, warp, lane):
     """Sender: a group of warps for each (local expert, source), its warps take the rows in turn."""
     num_rows = shape.num_ranks * shape.num_max_tokens
@@ -204,8 +220,8 @@ def send_rows(inputs, network, work, bounds, call, shape, sizes, warp, lane):
             else:
                 parity = put_row(network, dst, src, x, 2 * shape.hidden, peer, local_expert, stage, parity, lane)
             i += group_warps
-        quiet(network, lane)
-        bar_sync(GROUP_BARRIERS + group, 32 * group_warps)
-        if warp_in_group == 0 and lane == 0 and is_free:
-            amo_add(network, count_offset(call.num_rdma_bytes, call.half, expert), completion(0), peer, local_expert)
         pair += grid_dim() * sizes.num_groups
+    quiet(network, lane)
+    syncthreads()
+    if warp == 0:
+        tell_sources(inputs, network, work, bounds, call, shape, lane)

@@ -79,7 +79,7 @@ def may_send(network, work, bounds, call, peer):
 
 @device_function
 def take_slot(inputs, network, work, bounds, call, shape, num_topk, token, choice):
-    """Take a slot for a choice; one thread. Returns its expert, -1 if unused, and the slot, -1 if it must stay empty."""
+    """Take a slot for a choice; one thread. Returns its expert, -1 if unused, and the slot, -1 if nothing can go."""
     expert = -1
     slot = -1
     if choice < num_topk:
@@ -164,13 +164,13 @@ def put_choice(network, call, shape, stage, token, expert, slot, lane):
 
 
 @device_function
-def add_to_count(network, call, shape, expert, value):
-    """Add to what an expert's rank is told of its messages; one thread."""
+def add_to_count(network, call, shape, expert, value, is_behind):
+    """Add to what an expert's rank is told of its messages; one thread. is_behind: see amo_add"""
     num_local_experts = u32_div(shape.num_experts, shape.num_ranks)
     peer = u32_div(expert, num_local_experts)
     local_expert = expert - peer * num_local_experts
     cell = count_offset(call.num_rdma_bytes, call.half, local_expert * shape.num_ranks + network.rank)
-    amo_add(network, cell, value, peer, local_expert)
+    amo_add(network, cell, value, peer, local_expert, is_behind)
 
 
 @device_function
@@ -188,7 +188,7 @@ def put_token(network, call, shape, stage, token, expert, slot, lane):
         left &= left - 1
     quiet(network, lane)
     if slot >= 0:
-        add_to_count(network, call, shape, expert, TAG)
+        add_to_count(network, call, shape, expert, TAG, True)
 
 
 @device_function
@@ -255,6 +255,6 @@ def count_choices(inputs, network, work, bounds, call, shape, sizes, lane):
         goal = expert + lane * step
         if lane < 4 and goal < shape.num_experts:
             if may_send(network, work, bounds, call, u32_div(goal, num_local_experts)):
-                add_to_count(network, call, shape, goal, completion(num_chosen))
+                add_to_count(network, call, shape, goal, completion(num_chosen), False)
         syncwarp(FULL_MASK)
         expert += 4 * step

@@ -2,7 +2,7 @@
 
  cell            written by   with                    read by     with
  arrivals[s]     source s     amo_add                 receivers   ld_acquire_sys
- counts[s]       source s     put_nbi_warp            receivers   ld_na, after arrivals
+ counts[e, s]    source s     amo_add                 receivers   ld_acquire_sys
  message         source s     put_nbi_warp            receivers   bulk copy and ld_na, after arrivals
  table           receivers    st_shared               receivers   ld_shared, after syncthreads
  recv_*          receivers    bulk copy, st_weak      -           the next kernel
@@ -19,7 +19,7 @@ from nbep.device.layout.low_latency import (
     ALIGNMENT_BYTES,
     MAX_EXPERTS,
     arrival_offset,
-    counts_stride,
+    count_offset,
     message_stride,
     note_offset,
     num_scales,
@@ -88,17 +88,16 @@ def wait_sources(out, network, work, bounds, call, shape, table):
 
 
 @device_function
-def load_counts(network, call, shape, table):
+def load_counts(network, work, bounds, call, shape, table):
     """Copy the counts of all sources to the table, those of a source that is absent as 0. A whole block."""
-    num_local_experts = u32_div(shape.num_experts, shape.num_ranks)
-    counts = own_ptr(network, recv_offset(call.num_rdma_bytes, call.half))
     for cell in range(thread_idx(), shape.num_experts, block_dim()):
-        src = u32_div(cell, num_local_experts)
-        local_expert = cell - src * num_local_experts
+        src = u32_mod(cell, shape.num_ranks)
         num_tokens = 0
         if ld_shared_s32(table + NUM_MESSAGES + 4 * src) != 0:
-            num_tokens = ld_na_s32(counts + src * counts_stride(shape) + 4 * local_expert)
-        st_shared_s32(table + 4 * (local_expert * shape.num_ranks + src), min(num_tokens, shape.num_max_tokens))
+            count = own_ptr(network, count_offset(call.num_rdma_bytes, call.half, cell))
+            value = wait_arrival(count, bounds, work.mask, src, LOW_LATENCY_DISPATCH_COUNT, cell)
+            num_tokens = announced(value, shape.num_max_tokens)
+        st_shared_s32(table + 4 * cell, num_tokens)
 
 
 @device_function
@@ -122,26 +121,18 @@ def note_ranges(out, shape, table):
 
 
 @device_function
-def read_note(out, message, shape, table, src, index, lane):
-    """The output row for each choice, as local expert * T + row, -1 if it is not here: lane k has that of choice k.
+def find_row(out, shape, table, entry, src, cell):
+    """Where the token goes that an entry of a note names: local expert * T + row, or -1; one thread.
 
-    They are written down for combine, with the weights.
+    entry: local expert, place and weight. cell: the entry's index among those that combine will need
     """
-    note = message + note_offset(shape)
     num_rows = shape.num_ranks * shape.num_max_tokens
+    expert, place, weight = entry
     row = -1
-    if lane < shape.num_topk:
-        entry = note + 4 * ENTRIES + 12 * lane
-        expert = ld_na_s32(entry)
-        if expert >= 0:
-            begin = begin_of(shape, table, expert, src)
-            row = min(expert * num_rows + begin + ld_na_s32(entry + 4), (expert + 1) * num_rows - 1)
-        cell = 4 * ((src * shape.num_max_tokens + index) * shape.num_topk + lane)
-        st_weak_s32(out.message_rows + cell, row)
-        st_weak_f32(out.message_weights + cell, ld_na_f32(entry + 8))
-    if lane == 0:
-        src_idx = ld_na_s32(note + 4 * SRC_IDX)
-        st_weak_s32(out.message_src_idx + 4 * (src * shape.num_max_tokens + index), src_idx)
+    if expert >= 0:
+        row = min(expert * num_rows + begin_of(shape, table, expert, src) + place, (expert + 1) * num_rows - 1)
+    st_weak_s32(out.message_rows + 4 * cell, row)
+    st_weak_f32(out.message_weights + 4 * cell, weight)
     return row
 
 
@@ -175,33 +166,51 @@ def copy_to_rows(out, message, row, shape, stage, parity, lane):
 
 
 @device_function
-def copy_scales_to_rows(out, message, row, shape, sizes, lane):
-    """Copy the source index and the scales of a message to all its rows; one warp. row: as in `copy_to_rows`."""
+def load_scale(message, shape, index):
+    return ld_na_f32(message + shape.hidden + 4 * index) if index < num_scales(shape) else f32(0)
+
+
+@device_function
+def store_scales(out, scale, row, shape, sizes, index):
+    """Write one scale of a message, a lane's own, to all its rows; one warp. row: as in `copy_to_rows`."""
     num_rows = shape.num_ranks * shape.num_max_tokens
-    if row >= 0:  # a lane for each
-        st_weak_s32(out.recv_src_info + 4 * row, ld_na_s32(message + note_offset(shape) + 4 * SRC_IDX))
-    chosen = vote_ballot(FULL_MASK, row >= 0)
-    for first in range(0, num_scales(shape), 32):
-        index = first + lane
-        scale = f32(0)
+    left = vote_ballot(FULL_MASK, row >= 0)
+    while left != 0:
+        dst = shfl_idx_s32(FULL_MASK, row, ffs_u32(left) - 1)
+        expert = u32_div(dst, num_rows)
         if index < num_scales(shape):
-            scale = ld_na_f32(message + shape.hidden + 4 * index)
-        left = chosen
-        while left != 0:
-            dst = shfl_idx_s32(FULL_MASK, row, ffs_u32(left) - 1)
-            expert = u32_div(dst, num_rows)
-            if index < num_scales(shape):
-                store_scale(out, scale, shape, sizes.use_ue8m0, expert, num_rows, dst - expert * num_rows, index)
-            left &= left - 1
+            store_scale(out, scale, shape, sizes.use_ue8m0, expert, num_rows, dst - expert * num_rows, index)
+        left &= left - 1
 
 
 @device_function
 def expand_message(out, message, shape, sizes, table, src, index, stage, parity, lane):
-    """Copy one message to the rows of all its experts here; one warp. Returns the parity of the stage's next fill."""
+    """Copy one message to the rows of all its experts here; one warp. Returns the parity of the stage's next fill.
+
+    All loads begin before the first of them is used.
+    """
     if has_tma():
-        begin_fill(message, payload_bytes(shape), stage, lane)  # on its way while the note is read
-    row = read_note(out, message, shape, table, src, index, lane)
-    copy_scales_to_rows(out, message, row, shape, sizes, lane)
+        begin_fill(message, payload_bytes(shape), stage, lane)
+    note = message + note_offset(shape)
+    entry = (-1, 0, f32(0))
+    if lane < shape.num_topk:
+        at = note + 4 * ENTRIES + 12 * lane
+        entry = (ld_na_s32(at), ld_na_s32(at + 4), ld_na_f32(at + 8))
+    src_idx = ld_na_s32(note + 4 * SRC_IDX)
+    scale = load_scale(message, shape, lane)
+    next_scale = load_scale(message, shape, lane + 32)
+    cell = src * shape.num_max_tokens + index
+    row = -1
+    if lane < shape.num_topk:
+        row = find_row(out, shape, table, entry, src, cell * shape.num_topk + lane)
+    if row >= 0:
+        st_weak_s32(out.recv_src_info + 4 * row, src_idx)
+    if lane == 0:
+        st_weak_s32(out.message_src_idx + 4 * cell, src_idx)
+    store_scales(out, scale, row, shape, sizes, lane)
+    store_scales(out, next_scale, row, shape, sizes, lane + 32)
+    for first in range(64, num_scales(shape), 32):
+        store_scales(out, load_scale(message, shape, first + lane), row, shape, sizes, first + lane)
     return copy_to_rows(out, message, row, shape, stage, parity, lane)
 
 
@@ -212,12 +221,12 @@ def expand_messages(out, network, work, bounds, call, shape, sizes, warp, lane):
     wait_sources(out, network, work, bounds, call, shape, table)
     stage = open_stage(table + TABLE_BYTES, warp, lane)
     syncthreads()
-    load_counts(network, call, shape, table)
+    load_counts(network, work, bounds, call, shape, table)
     if has_tma() and lane == 0:
         fence_proxy_async_global()  # what the arrivals have published, before the bulk copies that read it
     syncthreads()
     parity = 0
-    messages = own_ptr(network, recv_offset(call.num_rdma_bytes, call.half)) + shape.num_ranks * counts_stride(shape)
+    messages = own_ptr(network, recv_offset(call.num_rdma_bytes, call.half))
     unit = block_idx() + grid_dim() * warp
     while unit < shape.num_ranks * shape.num_max_tokens:
         src = u32_mod(unit, shape.num_ranks)

@@ -111,7 +111,7 @@ def end_earlier_calls(network, work, call, bounds, num_experts, lane):
         clear_words(own_ptr(network, arrival_offset(call.num_rdma_bytes, received - 1, 0)), MAX_RANKS, lane)
         syncwarp(FULL_MASK)
         if lane < network.num_ranks and not is_masked(work.mask, lane):
-            amo_add(network, credit_offset(call.num_rdma_bytes, received - 1, network.rank), 1, lane, 0)
+            amo_add(network, credit_offset(call.num_rdma_bytes, received - 1, network.rank), 1, lane, 0, True)
     syncwarp(FULL_MASK)
     if lane == 0:
         write_journal(work, call, bounds, num_experts)

@@ -5,15 +5,15 @@
 
  cell            written by          with                    read by      with
  slots[h, e, r]  putters             atom_add_relaxed_gpu    -            -
- counts[s]       counter             put_nbi_warp            receivers    ld_na, after arrivals
+ counts[e, s]    counter             amo_add (-n - 1)        receivers    ld_acquire_sys
  message         putters             put_nbi_warp            receivers    after arrivals
  arrivals[s]     putters, counters   amo_add                 receivers    ld_acquire_sys
  stage           casters             st_shared_v2, _v4       copy engine  after a proxy fence and bar_sync
  notes           putter              st_shared               copy engine  the same
  histogram       counter             atom_add_relaxed_cta    counter      ld_shared, after syncwarp
 
-Everything for a rank goes through one queue: the counts of its experts in one message, the messages of tokens, and
-behind each of them what makes the arrival complete. It says how many messages of tokens there are.
+All messages for a rank go through one queue, and behind each of them a TAG for the rank's arrival. Counts tell nothing
+but themselves, so they need not wait for what is on its way.
 """
 
 from typing import NamedTuple
@@ -33,7 +33,7 @@ from nbep.device.kernels.low_latency.journal import slot_counter
 from nbep.device.layout.low_latency import (
     MAX_EXPERTS,
     arrival_offset,
-    counts_stride,
+    count_offset,
     message_stride,
     note_bytes,
     note_offset,
@@ -48,12 +48,11 @@ from nbep.device.primitives import (
     block_dim,
     block_idx,
     f32,
-    fence_proxy_async_shared,
     ffs_u32,
     grid_dim,
-    has_tma,
     ld_na_f32,
     ld_nc_s64,
+    ld_shared_s32,
     match_any_s32,
     shfl_idx_s32,
     smem_base,
@@ -133,19 +132,17 @@ def write_notes(notes, shape, token, choice, lane):
 def put_message(network, call, shape, stage, note, token, peer, slot, lane):
     """Start to put the values in the stage and a note into a slot of a rank; one warp."""
     stride = message_stride(shape)
-    first = shape.num_ranks * counts_stride(shape)  # messages lie behind the counts
-    dst = recv_offset(call.num_rdma_bytes, call.half) + first
-    dst += (network.rank * shape.num_max_tokens + slot) * stride
-    src = send_offset(call.num_rdma_bytes, call.half) + first + (token * shape.num_ranks + peer) * stride
+    dst = recv_offset(call.num_rdma_bytes, call.half) + (network.rank * shape.num_max_tokens + slot) * stride
+    src = send_offset(call.num_rdma_bytes, call.half) + (token * shape.num_ranks + peer) * stride
     at = note_offset(shape)
     put_nbi_warp(network, dst, src, stage, at, peer, QUEUE, lane)
     put_nbi_warp(network, dst + at, src + at, note, note_bytes(shape), peer, QUEUE, lane)
 
 
 @device_function
-def add_to_arrival(network, call, peer, value):
-    """Add to what a rank is told of this rank's messages; one thread."""
-    amo_add(network, arrival_offset(call.num_rdma_bytes, call.half, network.rank), value, peer, QUEUE)
+def add_to_arrival(network, call, peer, value, is_behind):
+    """Add to what a rank is told of this rank's messages; one thread. is_behind: see amo_add"""
+    amo_add(network, arrival_offset(call.num_rdma_bytes, call.half, network.rank), value, peer, QUEUE, is_behind)
 
 
 @device_function
@@ -160,7 +157,7 @@ def put_token_once(network, call, shape, stage, notes, token, choice, lane):
         left &= left - 1
     quiet(network, lane)
     if choice.slot >= 0:
-        add_to_arrival(network, call, choice.peer, TAG)
+        add_to_arrival(network, call, choice.peer, TAG, True)
 
 
 @device_function
@@ -227,17 +224,14 @@ def count_token(inputs, shape, token, first, histogram):
 
 @device_function
 def tell_counts(network, work, bounds, call, shape, histogram, num_messages, peer, lane):
-    """Put how many tokens each expert of a rank gets from here, and tell it the number of messages; one warp."""
-    if has_tma():
-        fence_proxy_async_shared()
+    """Tell a rank how many tokens each of its experts gets from here, and how many messages there are; one warp."""
     is_free = vote_any(FULL_MASK, lane == 0 and may_send(network, work, bounds, call, peer))
     if is_free:
-        dst = recv_offset(call.num_rdma_bytes, call.half) + network.rank * counts_stride(shape)
-        src = send_offset(call.num_rdma_bytes, call.half) + peer * counts_stride(shape)
-        put_nbi_warp(network, dst, src, histogram, counts_stride(shape), peer, QUEUE, lane)
-        quiet(network, lane)
         if lane == 0:
-            add_to_arrival(network, call, peer, completion(num_messages))
+            add_to_arrival(network, call, peer, completion(num_messages), False)
+        for i in range(lane, u32_div(shape.num_experts, shape.num_ranks), 32):
+            cell = count_offset(call.num_rdma_bytes, call.half, i * shape.num_ranks + network.rank)
+            amo_add(network, cell, completion(0) - ld_shared_s32(histogram + 4 * i), peer, QUEUE, False)
     syncwarp(FULL_MASK)
 
 
@@ -248,7 +242,7 @@ def count_ranks(inputs, network, work, bounds, call, shape, sizes, lane):
     histogram = smem_base() + 2 * stage_bytes(shape)
     peer = block_idx()
     while peer < shape.num_ranks:
-        for i in range(lane, counts_stride(shape) // 4, 32):
+        for i in range(lane, num_local_experts, 32):
             st_shared_s32(histogram + 4 * i, 0)
         syncwarp(FULL_MASK)
         num_messages = 0

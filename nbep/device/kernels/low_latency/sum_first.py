@@ -6,6 +6,7 @@
  row           senders      put_nbi_warp    source s          after arrivals
  arrivals[r]   senders      amo_add         source s          ld_acquire_sys
  stage         lanes        st_shared_v4    engine, lanes     after a proxy fence and syncwarp
+ parts sent    senders      atom_add_relaxed_cta  warp 0      ld_shared, after syncthreads
 
 A warp sums up a part of a row, COLUMNS columns: more warps than there are rows then have something to do. The sum is in
 float32, in the order of the token's choices, each product and each sum rounded; then it is rounded to bf16, once more
@@ -20,6 +21,7 @@ from nbep.device.layout.low_latency import recv_offset, send_offset
 from nbep.device.network import put_nbi_warp, quiet
 from nbep.device.primitives import (
     FULL_MASK,
+    atom_add_relaxed_cta_shared_s32,
     block_dim,
     block_idx,
     f32,
@@ -30,11 +32,15 @@ from nbep.device.primitives import (
     ld_nc_f32,
     ld_nc_s32,
     ld_nc_v4,
+    ld_shared_s32,
     shfl_idx_f32,
     shfl_idx_s32,
     smem_base,
+    st_shared_s32,
     st_shared_v4,
+    syncthreads,
     syncwarp,
+    tma_store_wait_read_all,
     u32_div,
     u32_mod,
     vote_any,
@@ -112,19 +118,29 @@ def send_part(inputs, network, work, bounds, call, shape, stage, peer, message, 
         src = send_offset(call.num_rdma_bytes, call.half) + 2 * (cell * shape.hidden + first)
         num_bytes = 2 * min(COLUMNS, shape.hidden - first)
         put_nbi_warp(network, dst, src, stage, num_bytes, peer, QUEUE, lane)
-        quiet(network, lane)
         if lane == 0:
-            add_to_arrival(network, call, peer, TAG)
+            atom_add_relaxed_cta_shared_s32(smem_base() + 4 * peer, 1)
+            if has_tma():
+                tma_store_wait_read_all()  # the stage may be written again
 
 
 @device_function
-def tell_sources(inputs, network, work, bounds, call, shape, num_parts, lane):
+def announce_parts(inputs, network, work, bounds, call, shape, num_parts, lane):
     """Tell every source how many parts it gets; lane r rank r."""
     if lane < shape.num_ranks:
         num_messages = ld_nc_s32(inputs.num_messages + 4 * lane)
         if num_messages != 0 and may_send(network, work, bounds, call, lane):
-            add_to_arrival(network, call, lane, completion(num_messages * num_parts))
+            add_to_arrival(network, call, lane, completion(num_messages * num_parts), False)
     syncwarp(FULL_MASK)
+
+
+@device_function
+def tell_sources(network, call, shape, lane):
+    """Tell the sources how many parts this block has sent, lane r rank r: one fence for all."""
+    if lane < shape.num_ranks:
+        num_sent = ld_shared_s32(smem_base() + 4 * lane)
+        if num_sent != 0:
+            add_to_arrival(network, call, lane, num_sent * TAG, True)
 
 
 @device_function
@@ -134,7 +150,10 @@ def send_sums(inputs, network, work, bounds, call, shape, warp, lane):
     num_units = shape.num_ranks * shape.num_max_tokens * num_parts
     stage = smem_base() + SUM_TABLE_BYTES + STAGE_STRIDE * warp
     if block_idx() == 0 and warp == 0:
-        tell_sources(inputs, network, work, bounds, call, shape, num_parts, lane)
+        announce_parts(inputs, network, work, bounds, call, shape, num_parts, lane)
+    if warp == 0 and lane < shape.num_ranks:
+        st_shared_s32(smem_base() + 4 * lane, 0)
+    syncthreads()
     unit = block_idx() + grid_dim() * warp
     while unit < num_units:
         peer = u32_mod(unit, shape.num_ranks)
@@ -146,3 +165,7 @@ def send_sums(inputs, network, work, bounds, call, shape, warp, lane):
             send_part(inputs, network, work, bounds, call, shape, stage, peer, message, first, lane)
         syncwarp(FULL_MASK)
         unit += grid_dim() * (block_dim() // 32)
+    quiet(network, lane)
+    syncthreads()
+    if warp == 0:
+        tell_sources(network, call, shape, lane)
