@@ -9,7 +9,7 @@ stage       copy engine         bulk copy               engine            after 
 
 from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency.arguments import SUM_TABLE_BYTES
-from nbep.device.kernels.low_latency.dispatch_sender import may_send
+from nbep.device.kernels.low_latency.dispatch_sender import may_send, may_warp_send
 from nbep.device.layout.low_latency import (
     LOGFMT_COLUMNS,
     LOGFMT_META_BYTES,
@@ -41,7 +41,6 @@ from nbep.device.primitives import (
     tma_store_wait_read_all,
     u32_div,
     u32_mod,
-    vote_any,
 )
 from nbep.device.protocols.arrivals import completion
 from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
@@ -203,12 +202,10 @@ def send_rows(inputs, network, work, bounds, call, shape, sizes, warp, lane):
         expert = network.rank * num_local_experts + local_expert
         layout = ld_nc_s64(inputs.recv_layout_range + 8 * pair)
         num_tokens = layout & 0xFFFFFFFF
-        is_free = False
-        if lane == 0 and num_tokens != 0:
-            is_free = may_send(network, work, bounds, call, peer)
-        is_free = vote_any(FULL_MASK, is_free)
+        if num_tokens != 0 and not may_warp_send(network, work, bounds, call, peer, lane):
+            num_tokens = 0
         i = warp_in_group
-        while i < num_tokens and is_free:
+        while i < num_tokens:
             row = local_expert * num_rows + (layout >> 32) + i
             token = ld_nc_s32(inputs.recv_src_info + 4 * row)
             dst = recv_offset(call.num_rdma_bytes, call.half)

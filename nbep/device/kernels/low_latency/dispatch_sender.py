@@ -47,6 +47,7 @@ from nbep.device.primitives import (
     st_shared_v4,
     syncwarp,
     u32_div,
+    vote_any,
     vote_ballot,
 )
 from nbep.device.protocols.arrivals import TAG, completion, wait_credit
@@ -75,6 +76,14 @@ def may_send(network, work, bounds, call, peer):
     """Whether the peer is there and its half of the buffer is free; one thread."""
     credit = own_ptr(network, credit_offset(call.num_rdma_bytes, call.half, peer))
     return wait_credit(credit, bounds, work.mask, peer, call.half)
+
+
+@device_function
+def may_warp_send(network, work, bounds, call, peer, lane):
+    """The same for all lanes of a warp, which then know what the peer has done before it gave the credit."""
+    is_free = vote_any(FULL_MASK, lane == 0 and may_send(network, work, bounds, call, peer))
+    syncwarp(FULL_MASK)
+    return is_free
 
 
 @device_function

@@ -27,6 +27,7 @@ from nbep.device.kernels.low_latency.dispatch_sender import (
     expert_of,
     fill_message,
     may_send,
+    may_warp_send,
     open_to_engine,
 )
 from nbep.device.kernels.low_latency.journal import slot_counter
@@ -60,7 +61,6 @@ from nbep.device.primitives import (
     st_shared_s32,
     syncwarp,
     u32_div,
-    vote_any,
     vote_ballot,
 )
 from nbep.device.protocols.arrivals import TAG, completion
@@ -225,8 +225,7 @@ def count_token(inputs, shape, token, first, histogram):
 @device_function
 def tell_counts(network, work, bounds, call, shape, histogram, num_messages, peer, lane):
     """Tell a rank how many tokens each of its experts gets from here, and how many messages there are; one warp."""
-    is_free = vote_any(FULL_MASK, lane == 0 and may_send(network, work, bounds, call, peer))
-    if is_free:
+    if may_warp_send(network, work, bounds, call, peer, lane):
         if lane == 0:
             add_to_arrival(network, call, peer, completion(num_messages), False)
         for i in range(lane, u32_div(shape.num_experts, shape.num_ranks), 32):

@@ -15,7 +15,7 @@ than without deduplicate.
 
 from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency.arguments import SUM_TABLE_BYTES
-from nbep.device.kernels.low_latency.dispatch_sender import may_send
+from nbep.device.kernels.low_latency.dispatch_sender import may_send, may_warp_send
 from nbep.device.kernels.low_latency.send_once import QUEUE, add_to_arrival
 from nbep.device.layout.low_latency import recv_offset, send_offset
 from nbep.device.network import put_nbi_warp, quiet
@@ -43,7 +43,6 @@ from nbep.device.primitives import (
     tma_store_wait_read_all,
     u32_div,
     u32_mod,
-    vote_any,
     vote_ballot,
 )
 from nbep.device.protocols.arrivals import TAG, completion
@@ -102,10 +101,7 @@ def send_part(inputs, network, work, bounds, call, shape, stage, peer, message, 
     if lane < shape.num_topk:
         row = ld_nc_s32(inputs.message_rows + 4 * (cell * shape.num_topk + lane))
         weight = ld_nc_f32(inputs.message_weights + 4 * (cell * shape.num_topk + lane))
-    is_free = False
-    if lane == 0:
-        is_free = may_send(network, work, bounds, call, peer)
-    is_free = vote_any(FULL_MASK, is_free)
+    is_free = may_warp_send(network, work, bounds, call, peer, lane)
     sums = add_part(inputs, shape, row, weight, first, lane)
     store_part(stage + 16 * lane, sums, shape.hidden - first - 8 * lane)
     if has_tma():
