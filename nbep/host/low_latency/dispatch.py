@@ -45,14 +45,14 @@ class Options(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What depends on sizes and options alone. An output that is not asked for has dtype ""."""
+    """What depends on sizes and options alone."""
 
     shape: LowLatencyShape
     sizes: DispatchSizes
     num_threads: int
     smem_bytes: int
-    outputs: tuple[tuple[tuple[int, ...], str], ...]  # shape and dtype of the first five fields of DispatchOutputs
-    messages: tuple[tuple[tuple[int, ...], str], ...]  # of Messages
+    outputs: tuple[tuple[tuple[int, ...], str], ...]  # shape and dtype: recv_x, indices, then those of Messages
+    scales: tuple[tuple[int, int, int], str] | None  # of recv_x_scales
 
 
 def low_latency_dispatch(
@@ -91,9 +91,13 @@ def low_latency_dispatch(
     if validate.may_read(memory, None):
         checks.choices(topk_idx, shape.num_experts)
 
-    made: list[Any] = [runtime.empty(size, dtype, x) if dtype else None for size, dtype in plan.outputs]
-    recv_x, recv_x_scales, src_info, layout_range, recv_count = made
-    messages = Messages(*(runtime.empty(size, dtype, x) for size, dtype in plan.messages))
+    recv_x, src_info, layout_range, recv_count, *of_messages = [
+        runtime.empty(size, dtype, x) for size, dtype in plan.outputs
+    ]
+    messages = Messages(*of_messages)
+    recv_x_scales: MaybeArray = None
+    if plan.scales is not None:
+        recv_x_scales = runtime.empty_by_columns(*plan.scales, x)
     outputs = DispatchOutputs(
         recv_x,
         recv_x_scales,
@@ -138,7 +142,7 @@ def low_latency_dispatch(
     )
     if recv_x_scales is None:
         return recv_x, recv_count, handle, event, hook
-    return (recv_x, runtime.swap_last(recv_x_scales)), recv_count, handle, event, hook
+    return (recv_x, recv_x_scales), recv_count, handle, event, hook
 
 
 # Validate
@@ -179,29 +183,34 @@ def _plan(runtime: Runtime, mode: LowLatencyMemory, x: Array, topk_idx: Array, o
         refuse("hidden size of x", hidden, f"so small that two tokens fit into {runtime.max_smem_bytes} bytes")
     num_groups = min(-(-num_experts // mode.num_blocks), MAX_GROUPS, num_threads // 32)
     sizes = DispatchSizes(num_tokens, num_topk, num_groups, int(options.round_scale), int(options.use_ue8m0))
-    return Plan(shape, sizes, num_threads, smem_bytes, _outputs(shape, options), _messages(shape))
+    return Plan(shape, sizes, num_threads, smem_bytes, _outputs(shape), _scales(shape, options))
 
 
-def _outputs(shape: LowLatencyShape, options: Options) -> tuple[tuple[tuple[int, ...], str], ...]:
+def _outputs(shape: LowLatencyShape) -> tuple[tuple[tuple[int, ...], str], ...]:
     num_local_experts = shape.num_experts // shape.num_ranks
     num_rows = shape.num_ranks * shape.num_max_tokens
-    columns = COLUMNS_PER_WORD if options.use_ue8m0 else COLUMNS_PER_SCALE
-    scale_dtype = "int32" if options.use_ue8m0 else "float32"
-    return (
-        ((num_local_experts, num_rows, shape.hidden), "float8_e4m3fn" if options.use_fp8 else "bfloat16"),
-        ((num_local_experts, shape.hidden // columns, num_rows), scale_dtype if options.use_fp8 else ""),
+    outputs: tuple[tuple[tuple[int, ...], str], ...] = (
+        ((num_local_experts, num_rows, shape.hidden), "float8_e4m3fn" if shape.use_fp8 else "bfloat16"),
         ((num_local_experts, num_rows), "int32"),
         ((num_local_experts, shape.num_ranks), "int64"),
         ((num_local_experts,), "int32"),
     )
+    if shape.deduplicate:
+        each = (shape.num_ranks, shape.num_max_tokens)
+        choices = (*each, shape.num_topk)
+        outputs += ((shape.num_ranks,), "int32"), (each, "int32"), (choices, "int32"), (choices, "float32")
+    return outputs
 
 
-def _messages(shape: LowLatencyShape) -> tuple[tuple[tuple[int, ...], str], ...]:
-    if not shape.deduplicate:
-        return ()
-    each = (shape.num_ranks, shape.num_max_tokens)
-    choices = (*each, shape.num_topk)
-    return ((shape.num_ranks,), "int32"), (each, "int32"), (choices, "int32"), (choices, "float32")
+def _scales(shape: LowLatencyShape, options: Options) -> tuple[tuple[int, int, int], str] | None:
+    if not options.use_fp8:
+        return None
+    columns, dtype = (COLUMNS_PER_WORD, "int32") if options.use_ue8m0 else (COLUMNS_PER_SCALE, "float32")
+    return (
+        shape.num_experts // shape.num_ranks,
+        shape.num_ranks * shape.num_max_tokens,
+        shape.hidden // columns,
+    ), dtype
 
 
 def _check_scales(options: Options, hidden: int) -> None:

@@ -187,8 +187,8 @@ class Runtime(ABC):
         """A new array of the same kind and on the same device as `like`."""
 
     @abstractmethod
-    def swap_last(self, array: Array) -> Array:
-        """A view of a 3-D array with its last two dimensions swapped."""
+    def empty_by_columns(self, shape: tuple[int, int, int], dtype: str, like: Array) -> Array:
+        """As `empty`, but neighbours in the second dimension lie side by side in memory, not those in the last."""
 
     @abstractmethod
     def dtype_like(self, dtype: str, like: Array) -> Any:

@@ -194,8 +194,8 @@ class EmulatorRuntime(Runtime):
         array.reshape(-1).view(np.uint8)[:] = UNWRITTEN
         return array
 
-    def swap_last(self, array: Array) -> Array:
-        return array.transpose(0, 2, 1)
+    def empty_by_columns(self, shape: tuple[int, int, int], dtype: str, like: Array) -> Array:
+        return self.empty((shape[0], shape[2], shape[1]), dtype, like).transpose(0, 2, 1)
 
     def dtype_like(self, dtype: str, like: Array) -> Any:
         return np.dtype(dtype)

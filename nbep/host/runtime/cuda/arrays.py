@@ -65,8 +65,10 @@ class TorchArrays:
         return like.new_empty(shape, dtype=_torch_dtypes.get(dtype) or TorchArrays.dtype(dtype))
 
     @staticmethod
-    def swap_last(array: Any) -> Any:
-        return array.transpose(1, 2)
+    def empty_by_columns(shape: tuple[int, int, int], dtype: str, like: Any) -> Any:
+        _, rows, columns = shape
+        wanted = _torch_dtypes.get(dtype) or TorchArrays.dtype(dtype)
+        return like.new_empty_strided(shape, (rows * columns, 1, rows), dtype=wanted)
 
     @staticmethod
     def dtype(name: str) -> Any:
@@ -113,8 +115,8 @@ class CupyArrays:
         return sys.modules["cupy"].empty(shape, numpy_dtype(dtype))
 
     @staticmethod
-    def swap_last(array: Any) -> Any:
-        return array.transpose(0, 2, 1)
+    def empty_by_columns(shape: tuple[int, int, int], dtype: str, like: Any) -> Any:
+        return CupyArrays.empty((shape[0], shape[2], shape[1]), dtype, like).transpose(0, 2, 1)
 
     dtype = staticmethod(numpy_dtype)
 
@@ -156,8 +158,11 @@ class NumbaArrays:
         return cuda.device_array(shape, numpy_dtype(dtype))
 
     @staticmethod
-    def swap_last(array: Any) -> Any:
-        return array.transpose((0, 2, 1))
+    def empty_by_columns(shape: tuple[int, int, int], dtype: str, like: Any) -> Any:
+        _, rows, columns = shape
+        kind = numpy_dtype(dtype)
+        strides = (rows * columns * kind.itemsize, kind.itemsize, rows * kind.itemsize)
+        return sys.modules["numba.cuda"].device_array(shape, kind, strides=strides)
 
     dtype = staticmethod(numpy_dtype)
 
@@ -184,6 +189,22 @@ def library_of(value: Any) -> Any:
             found = None
         _library_of_class[cls] = found
     return _library_of_class[cls]
+
+
+def pointer_of(array: Any) -> int:
+    """Where an array starts; its library is known to be one of these."""
+    return _pointer_of_class.get(type(array), _find_pointer)(array)
+
+
+def _find_pointer(array: Any) -> int:
+    pointer = library_of(array).pointer
+    if library_of(array) is TorchArrays:
+        pointer = type(array).data_ptr  # without a function around it
+    _pointer_of_class[type(array)] = pointer
+    return pointer(array)
+
+
+_pointer_of_class: dict[type, Any] = {}
 
 
 class DeviceSpan:

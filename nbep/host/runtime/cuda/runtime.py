@@ -33,7 +33,7 @@ from nbep.host.runtime.base import (
     Stream,
     SymmetricMemory,
 )
-from nbep.host.runtime.cuda.arrays import current_stream_handle, library_of, on_stream
+from nbep.host.runtime.cuda.arrays import current_stream_handle, library_of, on_stream, pointer_of
 from nbep.host.runtime.cuda.driver import Device, check
 from nbep.host.runtime.cuda.launcher import Card, LoadedKernel, source_key
 from nbep.host.runtime.cuda.memory import DeviceMemory, HostVisibleMemory
@@ -113,8 +113,11 @@ class CudaEvent(Event):
 class CudaStream(Stream):
     """A stream. `handle` 0 is the default one. Its events keep the arrays of its launches until those are done."""
 
-    def __init__(self, handle: int, name: str, ordinal: int, host_wait: HostWait | None = None):
+    def __init__(
+        self, handle: int, name: str, ordinal: int, host_wait: HostWait | None = None, is_callers: bool = False
+    ):
         self.handle = handle
+        self.is_callers = is_callers
         self.name = name
         self.ordinal = ordinal
         self._host_wait = host_wait
@@ -229,6 +232,7 @@ class CudaRuntime(Runtime):
         # for another virtual rank, whose launch waits for the lock, nothing moves. So the hosts of virtual ranks wait
         # for their kernels themselves, by polling, before the caller can ask for such a copy.
         self._host_wait: HostWait | None = self.wait_until if shared.num_ranks > 1 else None
+        self._current_streams: dict[int, CudaStream] = {}
         # A launch packs its parameters in place, so virtual ranks, each in a thread of its own, must not share blocks.
         self._kernels = {kernel: loaded.for_thread() for kernel, loaded in shared.kernels.items()}
 
@@ -263,7 +267,7 @@ class CudaRuntime(Runtime):
         return library_of(array).dtype_name(array)
 
     def address_of(self, array: Array) -> int:
-        return library_of(array).pointer(array)
+        return pointer_of(array)
 
     def strides(self, array: Array) -> tuple[int, ...]:
         return library_of(array).strides(array)
@@ -274,8 +278,8 @@ class CudaRuntime(Runtime):
     def empty(self, shape: tuple[int, ...], dtype: str, like: Array) -> Array:
         return library_of(like).empty(shape, dtype, like)
 
-    def swap_last(self, array: Array) -> Array:
-        return library_of(array).swap_last(array)
+    def empty_by_columns(self, shape: tuple[int, int, int], dtype: str, like: Array) -> Array:
+        return library_of(like).empty_by_columns(shape, dtype, like)
 
     def dtype_like(self, dtype: str, like: Array) -> Any:
         return library_of(like).dtype(dtype)
@@ -291,7 +295,12 @@ class CudaRuntime(Runtime):
 
     @property
     def current_stream(self) -> CudaStream:
-        return CudaStream(current_stream_handle(), "current", self.device.ordinal, self._host_wait)
+        handle = current_stream_handle()
+        found = self._current_streams.get(handle)
+        if found is None:
+            found = CudaStream(handle, "current", self.device.ordinal, self._host_wait, is_callers=True)
+            self._current_streams[handle] = found
+        return found
 
     @property
     def is_capturing(self) -> bool:
@@ -319,13 +328,16 @@ class CudaRuntime(Runtime):
         arrays = []
         for i in loaded.addresses:
             leaf = leaves[i]
+            if type(leaf) is int:
+                continue
             if leaf is None:
                 leaves[i] = 0
-            elif type(leaf) is not int:
+            else:
                 arrays.append(leaf)
-                leaves[i] = library_of(leaf).pointer(leaf)
+                leaves[i] = pointer_of(leaf)
         loaded.launch(stream.handle, grid, block, smem_bytes, leaves)
-        stream.unrecorded += arrays
+        if not stream.is_callers:  # whose memory is handed out in the order of that stream
+            stream.unrecorded += arrays
 
     def load(self, kernel: Kernel) -> None:
         if kernel not in self._kernels:
