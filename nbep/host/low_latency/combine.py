@@ -15,7 +15,6 @@ from nbep.device.kernels.low_latency.arguments import (
     combine_smem_bytes,
 )
 from nbep.device.kernels.low_latency.combine import low_latency_combine as combine_kernel
-from nbep.device.kernels.low_latency.journal import Call
 from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, LowLatencyShape, send_offset
 from nbep.host import validate
 from nbep.host.arguments import refuse
@@ -24,7 +23,7 @@ from nbep.host.low_latency import checks
 from nbep.host.low_latency.handle import LowLatencyHandle, Messages
 from nbep.host.low_latency.launch import Hook, check_options, run_call
 from nbep.host.low_latency.memory import LowLatencyMemory
-from nbep.host.runtime.base import Array, MaybeArray, Runtime, Stream
+from nbep.host.runtime.base import Array, MaybeArray, PreparedLaunch, Runtime
 from nbep.host.symmetric import NodeMemory
 
 VERB = "low_latency_combine"
@@ -35,9 +34,7 @@ class Plan(NamedTuple):
     """What depends on sizes and options alone."""
 
     shape: LowLatencyShape
-    sizes: CombineSizes
-    num_threads: int
-    smem_bytes: int
+    kernel: PreparedLaunch
     x_size: tuple[int, ...]
     out_size: tuple[int, ...]
 
@@ -63,7 +60,7 @@ def low_latency_combine(
     choices_size: Any = getattr(topk_idx, "shape", None)
     messages = handle.messages
     key = (VERB, choices_size, *handle[2:], use_logfmt, None if messages is None else messages.rows.shape)
-    plan = mode.plan(key, lambda: _plan(runtime, mode, handle, topk_idx, use_logfmt))
+    plan = mode.plan(key, lambda: _plan(memory, mode, handle, topk_idx, use_logfmt))
     shape = plan.shape
     check_options(VERB, async_finish, return_recv_hook)
     validate.array(runtime, "x", x, "bfloat16", plan.x_size)
@@ -91,26 +88,9 @@ def low_latency_combine(
         source, topk_idx, topk_weights, handle.src_info, handle.layout_range, *(messages or NO_MESSAGES)
     )
 
-    def launch(stream: Stream, phases: Call) -> None:
-        mode.shape = shape
-        runtime.launch(
-            stream,
-            combine_kernel,
-            mode.num_blocks,
-            plan.num_threads,
-            plan.smem_bytes,
-            outputs,
-            inputs,
-            mode.network,
-            mode.work,
-            memory.bounds,
-            phases,
-            shape,
-            plan.sizes,
-        )
-
     memory.compare_call(VERB, lambda: {**shape._asdict(), "hook": return_recv_hook})
-    event, hook = run_call(memory, call, launch, async_finish, return_recv_hook)
+    mode.shape = shape
+    event, hook = run_call(memory, call, plan.kernel, outputs, inputs, async_finish, return_recv_hook)
     return combined_x, event, hook
 
 
@@ -150,8 +130,9 @@ def _shape(mode: LowLatencyMemory, handle: LowLatencyHandle, use_logfmt: bool) -
 
 
 def _plan(
-    runtime: Runtime, mode: LowLatencyMemory, handle: LowLatencyHandle, topk_idx: Array, use_logfmt: bool
+    memory: NodeMemory, mode: LowLatencyMemory, handle: LowLatencyHandle, topk_idx: Array, use_logfmt: bool
 ) -> Plan:
+    runtime = memory.runtime
     shape = _shape(mode, handle, use_logfmt)
     validate.hidden_size("x", shape.hidden, COLUMNS_PER_SCALE)
     validate.array(runtime, "topk_idx", topk_idx, "int64", ("num_tokens", "num_topk"))
@@ -163,11 +144,11 @@ def _plan(
     _, num_threads = runtime.low_latency_threads
     num_groups = min(-(-shape.num_experts // mode.num_blocks), MAX_GROUPS, num_threads // 32)
     num_rows = shape.num_ranks * shape.num_max_tokens
+    args = mode.network, mode.work, memory.bounds, shape, CombineSizes(num_tokens, num_topk, num_groups)
+    kernel = runtime.prepare(combine_kernel, mode.num_blocks, num_threads, combine_smem_bytes(num_threads), *args)
     return Plan(
         shape,
-        CombineSizes(num_tokens, num_topk, num_groups),
-        num_threads,
-        combine_smem_bytes(num_threads),
+        kernel,
         (shape.num_experts // shape.num_ranks, num_rows, shape.hidden),
         (num_tokens, shape.hidden),
     )

@@ -15,7 +15,6 @@ from nbep.device.kernels.low_latency.arguments import (
     dispatch_smem_bytes,
 )
 from nbep.device.kernels.low_latency.dispatch import low_latency_dispatch as dispatch_kernel
-from nbep.device.kernels.low_latency.journal import Call
 from nbep.device.kernels.low_latency.sum_first import COLUMNS as SUM_COLUMNS
 from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, LowLatencyShape
 from nbep.device.protocols.arrivals import MAX_TAGS
@@ -26,7 +25,7 @@ from nbep.host.low_latency import checks
 from nbep.host.low_latency.handle import LowLatencyHandle, Messages
 from nbep.host.low_latency.launch import Hook, check_options, run_call
 from nbep.host.low_latency.memory import LowLatencyMemory
-from nbep.host.runtime.base import Array, MaybeArray, Runtime, Stream
+from nbep.host.runtime.base import Array, MaybeArray, PreparedLaunch, Runtime
 from nbep.host.symmetric import NodeMemory
 
 VERB = "low_latency_dispatch"
@@ -48,9 +47,7 @@ class Plan(NamedTuple):
     """What depends on sizes and options alone."""
 
     shape: LowLatencyShape
-    sizes: DispatchSizes
-    num_threads: int
-    smem_bytes: int
+    kernel: PreparedLaunch
     outputs: tuple[tuple[tuple[int, ...], str], ...]  # shape and dtype: recv_x, indices, then those of Messages
     scales: tuple[tuple[int, int, int], str] | None  # of recv_x_scales
 
@@ -72,7 +69,7 @@ def low_latency_dispatch(
     call = mode.next_call(VERB)
     x_size: Any = getattr(x, "shape", None)
     choices_size: Any = getattr(topk_idx, "shape", None)
-    plan = mode.plan((VERB, x_size, choices_size, *options), lambda: _plan(runtime, mode, x, topk_idx, options))
+    plan = mode.plan((VERB, x_size, choices_size, *options), lambda: _plan(memory, mode, x, topk_idx, options))
     shape = plan.shape
     validate.array(runtime, "x", x, "bfloat16", x_size)
     validate.row_alignment(runtime, "x", x)
@@ -110,26 +107,9 @@ def low_latency_dispatch(
     )
     inputs = DispatchInputs(x, topk_idx, topk_weights)
 
-    def launch(stream: Stream, phases: Call) -> None:
-        mode.shape = shape
-        runtime.launch(
-            stream,
-            dispatch_kernel,
-            mode.num_blocks,
-            plan.num_threads,
-            plan.smem_bytes,
-            outputs,
-            inputs,
-            mode.network,
-            mode.work,
-            memory.bounds,
-            phases,
-            shape,
-            plan.sizes,
-        )
-
     memory.compare_call(VERB, lambda: {**options._asdict(), "hidden": shape.hidden, "hook": return_recv_hook})
-    event, hook = run_call(memory, call, launch, async_finish, return_recv_hook)
+    mode.shape = shape
+    event, hook = run_call(memory, call, plan.kernel, outputs, inputs, async_finish, return_recv_hook)
     handle = LowLatencyHandle(
         src_info,
         layout_range,
@@ -148,7 +128,8 @@ def low_latency_dispatch(
 # Validate
 
 
-def _plan(runtime: Runtime, mode: LowLatencyMemory, x: Array, topk_idx: Array, options: Options) -> Plan:
+def _plan(memory: NodeMemory, mode: LowLatencyMemory, x: Array, topk_idx: Array, options: Options) -> Plan:
+    runtime = memory.runtime
     num_max_tokens = integer("num_max_dispatch_tokens_per_rank", options.num_max_tokens, 1)
     num_experts = checks.num_experts(mode, options.num_experts)
     validate.array(runtime, "x", x, "bfloat16", ("num_tokens", "hidden"))
@@ -183,7 +164,9 @@ def _plan(runtime: Runtime, mode: LowLatencyMemory, x: Array, topk_idx: Array, o
         refuse("hidden size of x", hidden, f"so small that two tokens fit into {runtime.max_smem_bytes} bytes")
     num_groups = min(-(-num_experts // mode.num_blocks), MAX_GROUPS, num_threads // 32)
     sizes = DispatchSizes(num_tokens, num_topk, num_groups, int(options.round_scale), int(options.use_ue8m0))
-    return Plan(shape, sizes, num_threads, smem_bytes, _outputs(shape), _scales(shape, options))
+    args = mode.network, mode.work, memory.bounds, shape, sizes
+    kernel = runtime.prepare(dispatch_kernel, mode.num_blocks, num_threads, smem_bytes, *args)
+    return Plan(shape, kernel, _outputs(shape), _scales(shape, options))
 
 
 def _outputs(shape: LowLatencyShape) -> tuple[tuple[tuple[int, ...], str], ...]:

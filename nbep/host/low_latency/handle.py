@@ -24,7 +24,7 @@ class Messages(NamedTuple):
     weights: MaybeArray = None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class LowLatencyHandle:
     """The routing of one dispatch, as one rank sees it. Unpacks, indexes and counts like DeepEP's 5-tuple.
 

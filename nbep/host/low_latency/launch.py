@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from nbep.device.kernels.low_latency.journal import RECV_PHASE, SEND_PHASE, Call
+from nbep.device.kernels.low_latency.journal import RECV_PHASE, SEND_PHASE
 from nbep.host.arguments import refuse
 from nbep.host.events import EventOverlap
 from nbep.host.low_latency.memory import BOTH_PHASES, LowLatencyCall
-from nbep.host.runtime.base import Stream
+from nbep.host.runtime.base import PreparedLaunch
 from nbep.host.symmetric import NodeMemory
 
-Launch = Callable[[Stream, Call], None]
 Hook = Callable[[], None]
 
 
@@ -27,42 +26,44 @@ def check_options(verb: str, async_finish: bool, return_recv_hook: bool) -> None
 
 
 def run_call(
-    memory: NodeMemory, call: LowLatencyCall, launch: Launch, async_finish: bool, return_recv_hook: bool
+    memory: NodeMemory,
+    call: LowLatencyCall,
+    kernel: PreparedLaunch,
+    outputs: Any,
+    inputs: Any,
+    async_finish: bool,
+    return_recv_hook: bool,
 ) -> tuple[EventOverlap, Hook | None]:
-    """Make a call. launch(stream, phases) launches its kernel.
+    """Make a call.
 
     Returns: the event, empty unless async_finish; the hook, None unless return_recv_hook
     """
-    mode = memory.low_latency
-    assert mode is not None
+    mode: Any = memory.low_latency
     mode.begin(call)
     if async_finish:
         memory.comm_stream.wait_current_stream()
         mode.order(memory.comm_stream)
-        launch(memory.comm_stream, mode.phases(call, BOTH_PHASES))
+        kernel.launch(memory.comm_stream, outputs, inputs, mode.phases(call, BOTH_PHASES))
         return memory.finish(True), None
-    _launch_here(memory, call, launch, SEND_PHASE if return_recv_hook else BOTH_PHASES)
-    return EventOverlap(), _hook(memory, call, launch) if return_recv_hook else None
+    phases = mode.phases(call, SEND_PHASE if return_recv_hook else BOTH_PHASES)
+    on_current_stream(memory, kernel, outputs, inputs, phases)
+    return EventOverlap(), _hook(memory, call, kernel, outputs, inputs) if return_recv_hook else None
 
 
-def _launch_here(memory: NodeMemory, call: LowLatencyCall, launch: Launch, phases: int) -> None:
-    mode: Any = memory.low_latency
-    on_current_stream(memory, lambda stream: launch(stream, mode.phases(call, phases)))
-
-
-def on_current_stream(memory: NodeMemory, launch: Callable[[Stream], None]) -> None:
+def on_current_stream(memory: NodeMemory, kernel: PreparedLaunch, *args: Any) -> None:
     """Launch on the caller's current stream, whose later work comes after it."""
     mode: Any = memory.low_latency
-    stream = memory.runtime.current_stream
-    if memory.runtime.shares_current_stream:
+    runtime = memory.runtime
+    stream = runtime.current_stream
+    if runtime.shares_current_stream:
         stream = memory.comm_stream
         stream.wait_current_stream()
     mode.order(stream)
-    launch(stream)
-    memory.runtime.settle(stream)
+    kernel.launch(stream, *args)
+    runtime.settle(stream)
 
 
-def _hook(memory: NodeMemory, call: LowLatencyCall, launch: Launch) -> Hook:
+def _hook(memory: NodeMemory, call: LowLatencyCall, kernel: PreparedLaunch, outputs: Any, inputs: Any) -> Hook:
     def hook() -> None:
         """Receive: the results are there for what the current stream does next.
 
@@ -75,6 +76,7 @@ def _hook(memory: NodeMemory, call: LowLatencyCall, launch: Launch) -> Hook:
         if call.is_forgotten:
             refuse("hook", f"that of {call} after clean_low_latency_buffer", "called before it")
         memory.check_faults()
-        _launch_here(memory, call, launch, RECV_PHASE)
+        mode: Any = memory.low_latency
+        on_current_stream(memory, kernel, outputs, inputs, mode.phases(call, RECV_PHASE))
 
     return hook

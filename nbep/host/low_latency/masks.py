@@ -24,7 +24,7 @@ def query_mask_buffer(memory: NodeMemory, mask_status: Array) -> None:
     """See Buffer.low_latency_query_mask_buffer."""
     mode = _mode(memory, "low_latency_query_mask_buffer")
     validate.array(memory.runtime, "mask_status", mask_status, "int32", (mode.num_ranks,))
-    _launch(memory, query_kernel, mask_status, mode.mask, mode.num_ranks)
+    _launch(memory, query_kernel, ((mask_status,),), mode.mask, mode.num_ranks)
 
 
 def update_mask_buffer(memory: NodeMemory, rank_to_mask: int, mask: bool) -> None:
@@ -33,13 +33,13 @@ def update_mask_buffer(memory: NodeMemory, rank_to_mask: int, mask: bool) -> Non
     rank = integer("rank_to_mask", rank_to_mask, 0)
     if rank >= mode.num_ranks:
         refuse("rank_to_mask", rank, f"a rank below {mode.num_ranks}")
-    _launch(memory, update_kernel, mode.mask, rank, 1, int(mask))
+    _launch(memory, update_kernel, (), mode.mask, rank, 1, int(mask))
 
 
 def clean_mask_buffer(memory: NodeMemory) -> None:
     """See Buffer.low_latency_clean_mask_buffer."""
     mode = _mode(memory, "low_latency_clean_mask_buffer")
-    _launch(memory, update_kernel, mode.mask, 0, mode.num_ranks, 0)
+    _launch(memory, update_kernel, (), mode.mask, 0, mode.num_ranks, 0)
 
 
 def _mode(memory: NodeMemory, verb: str) -> LowLatencyMemory:
@@ -49,5 +49,5 @@ def _mode(memory: NodeMemory, verb: str) -> LowLatencyMemory:
     return mode
 
 
-def _launch(memory: NodeMemory, kernel: Any, *args: Any) -> None:
-    on_current_stream(memory, lambda stream: memory.runtime.launch(stream, kernel, 1, WARP, 0, *args))
+def _launch(memory: NodeMemory, kernel: Any, first_args: tuple[Any, ...], *last_args: Any) -> None:
+    on_current_stream(memory, memory.runtime.prepare(kernel, 1, WARP, 0, *last_args), *first_args)

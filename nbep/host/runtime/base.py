@@ -102,6 +102,14 @@ class Stream(ABC):
         """Give the stream back. It is empty."""
 
 
+class PreparedLaunch(ABC):
+    """A kernel with its launch size and its last arguments, which stay as they are from call to call."""
+
+    @abstractmethod
+    def launch(self, stream: Stream, *first_args: Any) -> None:
+        """Start the kernel with first_args and then the arguments that it was prepared with, as Runtime.launch."""
+
+
 class Runtime(ABC):
     """One rank's access to its target.
 
@@ -232,6 +240,13 @@ class Runtime(ABC):
         Raises: TypeError if the function is no kernel, or for a wrong number of arguments; ValueError, with the
                 parameter's name, for a value that it cannot take; see launches.check_launch. On a GPU the arguments of
                 nbep's own kernels are not checked again: `Buffer` has done it.
+        """
+
+    @abstractmethod
+    def prepare(self, kernel: Kernel, grid: int, block: int, smem_bytes: int, *last_args: Any) -> PreparedLaunch:
+        """For launches of one of nbep's own kernels that cost the host as little as can be.
+
+        last_args are numbers and addresses, no arrays.
         """
 
     @abstractmethod

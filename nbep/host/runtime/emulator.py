@@ -23,6 +23,7 @@ from nbep.host.runtime.base import (
     HandleType,
     Kernel,
     Memory,
+    PreparedLaunch,
     Runtime,
     Stream,
     SymmetricMemory,
@@ -122,6 +123,16 @@ class EmulatedStream(Stream):
 
     def close(self) -> None:
         """Nothing to do: a stream without work costs nothing."""
+
+
+class EmulatedPreparedLaunch(PreparedLaunch):
+    def __init__(self, runtime: Runtime, what: tuple[Kernel, int, int, int], last_args: tuple[Any, ...]):
+        self._runtime = runtime
+        self._what = what
+        self._last_args = last_args
+
+    def launch(self, stream: Stream, *first_args: Any) -> None:
+        self._runtime.launch(stream, *self._what, *first_args, *self._last_args)
 
 
 class EmulatorRuntime(Runtime):
@@ -234,6 +245,9 @@ class EmulatorRuntime(Runtime):
         flat = unflatten_args(kernel, leaves)
         launch = stream.stream.launch(kernel, flat, grid, block, smem_bytes, spec.name)
         self._in_flight.append((launch, mappings))
+
+    def prepare(self, kernel: Kernel, grid: int, block: int, smem_bytes: int, *last_args: Any) -> PreparedLaunch:
+        return EmulatedPreparedLaunch(self, (kernel, grid, block, smem_bytes), last_args)
 
     def load(self, kernel: Kernel) -> None:
         spec_of(kernel)

@@ -47,10 +47,10 @@ from nbep.device.protocols.peers import Bounds
 def low_latency_combine(
     out: CombineOutputs,
     inputs: CombineInputs,
+    call: Call,
     network: Network,
     work: Workspace,
     bounds: Bounds,
-    call: Call,
     shape: LowLatencyShape,
     sizes: CombineSizes,
 ):

@@ -54,10 +54,10 @@ from nbep.device.protocols.peers import Bounds
 def low_latency_dispatch(
     out: DispatchOutputs,
     inputs: DispatchInputs,
+    call: Call,
     network: Network,
     work: Workspace,
     bounds: Bounds,
-    call: Call,
     shape: LowLatencyShape,
     sizes: DispatchSizes,
 ):

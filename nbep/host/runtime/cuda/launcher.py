@@ -88,11 +88,15 @@ def _compile(spec: KernelSpec, cc: ComputeCapability) -> bytes:
     return compile_kernel(spec, cc).cubin
 
 
+SUCCESS = cu.CUresult.CUDA_SUCCESS
+
+
 class ParameterBlock:
     """The parameters of one launch in memory, where the driver reads them."""
 
     def __init__(self, params: Sequence[Param]):
-        self._format = struct.Struct(param_format(tuple(params)))
+        self._params = tuple(params)
+        self._format = struct.Struct(param_format(self._params))
         self._bytes = ctypes.create_string_buffer(max(1, self._format.size))
         base = ctypes.addressof(self._bytes)
         offset = 0
@@ -107,6 +111,14 @@ class ParameterBlock:
 
     def pack(self, leaves: Sequence[Any]) -> None:
         self._format.pack_into(self._bytes, 0, *leaves)
+
+    def first(self, num_params: int) -> struct.Struct:
+        """The format of the first parameters alone, for `pack_first`."""
+        return struct.Struct(param_format(self._params[:num_params]))
+
+    def pack_first(self, first: struct.Struct, leaves: Sequence[Any]) -> None:
+        """Pack only the first parameters; the others stay as they are."""
+        first.pack_into(self._bytes, 0, *leaves)
 
 
 class SharedMemoryLimit:
@@ -165,18 +177,30 @@ class LoadedKernel:
         """The same kernel with a parameter block of its own."""
         return LoadedKernel(self.spec, self.module, self.card, self._smem_limit)
 
-    def launch(self, stream: int, grid: int, block: int, smem_bytes: int, leaves: Sequence[Any]) -> None:
-        """Queue the kernel.
+    def config(self, stream: int, grid: int, block: int, smem_bytes: int) -> Any:
+        """The launch configuration, made once.
 
-        Raises: ValueError if it spins and its blocks, with those of the card's other ranks, cannot be resident at once
+        Raises: ValueError if the kernel spins and its blocks, with those of the card's other ranks, cannot be resident
         """
         config = self._configs.get((stream, grid, block, smem_bytes))
         if config is None:
             config = self._configs[stream, grid, block, smem_bytes] = self._place(stream, grid, block, smem_bytes)
+        return config
+
+    def launch(self, stream: int, grid: int, block: int, smem_bytes: int, leaves: Sequence[Any]) -> None:
+        """Queue the kernel.
+
+        Raises: ValueError as config
+        """
+        config = self.config(stream, grid, block, smem_bytes)
         self.block.pack(leaves)
-        code = cu.cuLaunchKernelEx(config, self.function, self.block.address, 0)
-        if code[0] != cu.CUresult.CUDA_SUCCESS:
-            check(f"launch of {self.spec.name} with {grid} blocks of {block} threads", code)
+        self.start(config, self.block)
+
+    def start(self, config: Any, parameters: ParameterBlock) -> None:
+        """Queue the kernel with parameters that are packed."""
+        code = cu.cuLaunchKernelEx(config, self.function, parameters.address, 0)
+        if code[0] != SUCCESS:
+            check(f"launch of {self.spec.name} with {config.gridDimX} blocks of {config.blockDimX} threads", code)
 
     def _place(self, stream: int, grid: int, block: int, smem_bytes: int) -> Any:
         """The configuration with the first of the kernel's clusters that divides the grid and leaves room for all."""

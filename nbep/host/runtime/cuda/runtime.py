@@ -29,13 +29,14 @@ from nbep.host.runtime.base import (
     HandleType,
     Kernel,
     Memory,
+    PreparedLaunch,
     Runtime,
     Stream,
     SymmetricMemory,
 )
 from nbep.host.runtime.cuda.arrays import current_stream_handle, library_of, on_stream, pointer_of
 from nbep.host.runtime.cuda.driver import Device, check
-from nbep.host.runtime.cuda.launcher import Card, LoadedKernel, source_key
+from nbep.host.runtime.cuda.launcher import Card, LoadedKernel, ParameterBlock, source_key
 from nbep.host.runtime.cuda.memory import DeviceMemory, HostVisibleMemory
 from nbep.host.runtime.cuda.peers import SYMMETRIC_MEMORY
 from nbep.host.runtime.launches import check_launch
@@ -209,6 +210,33 @@ class SharedDevice:
             return self.kernels[kernel]
 
 
+class CudaPreparedLaunch(PreparedLaunch):
+    """Its last arguments are packed once; a launch packs the first ones in front of them."""
+
+    def __init__(self, loaded: LoadedKernel, size: tuple[int, int, int], last: list[Any]):
+        self._loaded = loaded
+        self._size = size
+        self._parameters = ParameterBlock(loaded.spec.params)
+        num_first = len(loaded.spec.params) - len(last)
+        self._parameters.pack([0] * num_first + last)
+        self._first = self._parameters.first(num_first)
+        self._configs: dict[int, Any] = {}  # by stream
+
+    def launch(self, stream: Stream, *first_args: Any) -> None:
+        assert isinstance(stream, CudaStream)
+        leaves: list[Any] = []
+        for arg in first_args:
+            leaves += arg
+        addresses = [0 if leaf is None else leaf if leaf.__class__ is int else pointer_of(leaf) for leaf in leaves]
+        config = self._configs.get(stream.handle)
+        if config is None:
+            config = self._configs[stream.handle] = self._loaded.config(stream.handle, *self._size)
+        self._parameters.pack_first(self._first, addresses)
+        self._loaded.start(config, self._parameters)
+        if not stream.is_callers:
+            stream.unrecorded += [leaf for leaf in leaves if leaf is not None and leaf.__class__ is not int]
+
+
 class CudaRuntime(Runtime):
     """Attributes: failed is set when another virtual rank has raised; waits then end."""
 
@@ -338,6 +366,9 @@ class CudaRuntime(Runtime):
         loaded.launch(stream.handle, grid, block, smem_bytes, leaves)
         if not stream.is_callers:  # whose memory is handed out in the order of that stream
             stream.unrecorded += arrays
+
+    def prepare(self, kernel: Kernel, grid: int, block: int, smem_bytes: int, *last_args: Any) -> PreparedLaunch:
+        return CudaPreparedLaunch(self._kernels[kernel], (grid, block, smem_bytes), flatten_args(last_args))
 
     def load(self, kernel: Kernel) -> None:
         if kernel not in self._kernels:
