@@ -92,6 +92,6 @@ def test_a_handle_is_of_no_use_before_its_hook_is_called():
 
 
 def test_handles_cannot_be_changed():
-    handle = nbep.host.low_latency.handle.LowLatencyHandle(None, None, 1, 2, 3)
-    with pytest.raises(AttributeError, match="cannot assign"):
+    handle = nbep.host.low_latency.handle.LowLatencyHandle((None, None), 1, 2, 3)
+    with pytest.raises(AttributeError, match="hidden"):
         handle.hidden = 4

@@ -46,7 +46,8 @@ def handle(mode: LowLatencyMemory, value: Any) -> LowLatencyHandle:
     Raises: ValueError if it is none, of another buffer, or its dispatch has not been received
     """
     if isinstance(value, (tuple, list)) and len(value) == 5:
-        value = LowLatencyHandle(*value)
+        src_info, layout_range, *sizes = value
+        value = LowLatencyHandle((src_info, layout_range), *sizes)
     if not isinstance(value, LowLatencyHandle):
         refuse("handle", type(value).__name__, "the handle that low_latency_dispatch returned, or a tuple of its parts")
     if value.call is not None and value.call.owner is not mode:

@@ -20,14 +20,13 @@ from nbep.host import validate
 from nbep.host.arguments import refuse
 from nbep.host.events import EventOverlap
 from nbep.host.low_latency import checks
-from nbep.host.low_latency.handle import LowLatencyHandle, Messages
+from nbep.host.low_latency.handle import LowLatencyHandle
 from nbep.host.low_latency.launch import Hook, check_options, run_call
 from nbep.host.low_latency.memory import LowLatencyMemory
 from nbep.host.runtime.base import Array, MaybeArray, PreparedLaunch, Runtime
 from nbep.host.symmetric import NodeMemory
 
 VERB = "low_latency_combine"
-NO_MESSAGES = Messages()
 
 
 class Plan(NamedTuple):
@@ -58,8 +57,7 @@ def low_latency_combine(
     call = mode.next_call(VERB)
     handle = checks.handle(mode, handle)
     choices_size: Any = getattr(topk_idx, "shape", None)
-    messages = handle.messages
-    key = (VERB, choices_size, *handle[2:], use_logfmt, None if messages is None else messages.rows.shape)
+    key = (VERB, choices_size, *handle.sizes, use_logfmt, handle.num_topk)
     plan = mode.plan(key, lambda: _plan(memory, mode, handle, topk_idx, use_logfmt))
     shape = plan.shape
     check_options(VERB, async_finish, return_recv_hook)
@@ -84,10 +82,7 @@ def low_latency_combine(
     combined_x = runtime.empty(plan.out_size, "bfloat16", x) if out is None else out
     source = mode.symmetric.address + send_offset(mode.num_rdma_bytes, call.half) if zero_copy else x
     outputs = CombineOutputs(combined_x, combine_wait_recv_cost_stats)
-    inputs = CombineInputs(
-        source, topk_idx, topk_weights, handle.src_info, handle.layout_range, *(messages or NO_MESSAGES)
-    )
-
+    inputs = CombineInputs(source, topk_idx, topk_weights, *handle.arguments)
     memory.compare_call(VERB, lambda: {**shape._asdict(), "hook": return_recv_hook})
     mode.shape = shape
     event, hook = run_call(memory, call, plan.kernel, outputs, inputs, async_finish, return_recv_hook)
@@ -103,7 +98,7 @@ def get_next_low_latency_combine_buffer(memory: NodeMemory, handle: Any) -> Arra
     shape = (num_local_experts, mode.num_ranks * handle.num_max_dispatch_tokens_per_rank, handle.hidden)
     half = mode.next_half
     mode.zero_copy_number = mode.num_calls
-    dtype = memory.runtime.dtype_like("bfloat16", handle.src_info)
+    dtype = memory.runtime.dtype_like("bfloat16", handle.layout_range)
     offset = send_offset(mode.num_rdma_bytes, half)
     return mode.symmetric.array(dtype, offset, shape[0] * shape[1] * shape[2]).reshape(shape)
 
@@ -112,7 +107,7 @@ def get_next_low_latency_combine_buffer(memory: NodeMemory, handle: Any) -> Arra
 
 
 def _shape(mode: LowLatencyMemory, handle: LowLatencyHandle, use_logfmt: bool) -> LowLatencyShape:
-    deduplicate = handle.messages is not None
+    deduplicate = handle.num_topk != 0
     if deduplicate and use_logfmt:
         refuse("use_logfmt", True, "False with the handle of a dispatch with deduplicate")
     shape = LowLatencyShape(
@@ -120,7 +115,7 @@ def _shape(mode: LowLatencyMemory, handle: LowLatencyHandle, use_logfmt: bool) -
         handle.num_experts,
         handle.num_max_dispatch_tokens_per_rank,
         handle.hidden,
-        0 if handle.messages is None else handle.messages.rows.shape[2],
+        handle.num_topk,
         0,
         int(deduplicate),
         int(use_logfmt),

@@ -22,13 +22,21 @@ from nbep.host import validate
 from nbep.host.arguments import integer, refuse
 from nbep.host.events import EventOverlap
 from nbep.host.low_latency import checks
-from nbep.host.low_latency.handle import LowLatencyHandle, Messages
+from nbep.host.low_latency.handle import (
+    LAYOUT_RANGE,
+    MESSAGE_WEIGHTS,
+    NUM_MESSAGES,
+    RECV_COUNT,
+    SRC_INFO,
+    LowLatencyHandle,
+)
 from nbep.host.low_latency.launch import Hook, check_options, run_call
 from nbep.host.low_latency.memory import LowLatencyMemory
-from nbep.host.runtime.base import Array, MaybeArray, PreparedLaunch, Runtime
+from nbep.host.runtime.base import Array, MaybeArray, PartsLayout, PreparedLaunch, Runtime
 from nbep.host.symmetric import NodeMemory
 
 VERB = "low_latency_dispatch"
+NO_MESSAGES: tuple[Any, ...] = (None, None, None, None)
 COLUMNS_PER_WORD = 4 * COLUMNS_PER_SCALE  # of packed scales
 
 
@@ -48,7 +56,8 @@ class Plan(NamedTuple):
 
     shape: LowLatencyShape
     kernel: PreparedLaunch
-    outputs: tuple[tuple[tuple[int, ...], str], ...]  # shape and dtype: recv_x, indices, then those of Messages
+    recv_x: tuple[tuple[int, ...], str]  # shape and dtype
+    parts: PartsLayout
     scales: tuple[tuple[int, int, int], str] | None  # of recv_x_scales
 
 
@@ -88,19 +97,20 @@ def low_latency_dispatch(
     if validate.may_read(memory, None):
         checks.choices(topk_idx, shape.num_experts)
 
-    recv_x, src_info, layout_range, recv_count, *of_messages = [
-        runtime.empty(size, dtype, x) for size, dtype in plan.outputs
-    ]
-    messages = Messages(*of_messages)
+    recv_x = runtime.empty(*plan.recv_x, x)
     recv_x_scales: MaybeArray = None
     if plan.scales is not None:
         recv_x_scales = runtime.empty_by_columns(*plan.scales, x)
+    parts = runtime.empty_parts(plan.parts, x)
+    messages = NO_MESSAGES
+    if options.deduplicate:
+        messages = tuple(parts.argument(i) for i in range(NUM_MESSAGES, MESSAGE_WEIGHTS + 1))
     outputs = DispatchOutputs(
         recv_x,
         recv_x_scales,
-        src_info,
-        layout_range,
-        recv_count,
+        parts.argument(SRC_INFO),
+        parts.argument(LAYOUT_RANGE),
+        parts.argument(RECV_COUNT),
         cumulative_local_expert_recv_stats,
         dispatch_wait_recv_cost_stats,
         *messages,
@@ -111,18 +121,10 @@ def low_latency_dispatch(
     mode.shape = shape
     event, hook = run_call(memory, call, plan.kernel, outputs, inputs, async_finish, return_recv_hook)
     handle = LowLatencyHandle(
-        src_info,
-        layout_range,
-        shape.num_max_tokens,
-        shape.hidden,
-        shape.num_experts,
-        messages if options.deduplicate else None,
-        topk_weights,
-        call,
+        parts, shape.num_max_tokens, shape.hidden, shape.num_experts, call, shape.num_topk, topk_weights
     )
-    if recv_x_scales is None:
-        return recv_x, recv_count, handle, event, hook
-    return (recv_x, recv_x_scales), recv_count, handle, event, hook
+    received = recv_x if recv_x_scales is None else (recv_x, recv_x_scales)
+    return received, parts.array(RECV_COUNT), handle, event, hook
 
 
 # Validate
@@ -166,23 +168,24 @@ def _plan(memory: NodeMemory, mode: LowLatencyMemory, x: Array, topk_idx: Array,
     sizes = DispatchSizes(num_tokens, num_topk, num_groups, int(options.round_scale), int(options.use_ue8m0))
     args = mode.network, mode.work, memory.bounds, shape, sizes
     kernel = runtime.prepare(dispatch_kernel, mode.num_blocks, num_threads, smem_bytes, *args)
-    return Plan(shape, kernel, _outputs(shape), _scales(shape, options))
+    rows = (num_experts // mode.num_ranks, mode.num_ranks * num_max_tokens, hidden)
+    recv_x = (rows, "float8_e4m3fn" if options.use_fp8 else "bfloat16")
+    return Plan(shape, kernel, recv_x, _parts(shape), _scales(shape, options))
 
 
-def _outputs(shape: LowLatencyShape) -> tuple[tuple[tuple[int, ...], str], ...]:
+def _parts(shape: LowLatencyShape) -> PartsLayout:
+    """The arrays of handle.SRC_INFO and its neighbours."""
     num_local_experts = shape.num_experts // shape.num_ranks
-    num_rows = shape.num_ranks * shape.num_max_tokens
-    outputs: tuple[tuple[tuple[int, ...], str], ...] = (
-        ((num_local_experts, num_rows, shape.hidden), "float8_e4m3fn" if shape.use_fp8 else "bfloat16"),
-        ((num_local_experts, num_rows), "int32"),
+    parts: tuple[tuple[tuple[int, ...], str], ...] = (
+        ((num_local_experts, shape.num_ranks * shape.num_max_tokens), "int32"),
         ((num_local_experts, shape.num_ranks), "int64"),
         ((num_local_experts,), "int32"),
     )
     if shape.deduplicate:
         each = (shape.num_ranks, shape.num_max_tokens)
         choices = (*each, shape.num_topk)
-        outputs += ((shape.num_ranks,), "int32"), (each, "int32"), (choices, "int32"), (choices, "float32")
-    return outputs
+        parts += ((shape.num_ranks,), "int32"), (each, "int32"), (choices, "int32"), (choices, "float32")
+    return PartsLayout.of(*parts)
 
 
 def _scales(shape: LowLatencyShape, options: Options) -> tuple[tuple[int, int, int], str] | None:

@@ -3,44 +3,91 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-from nbep.host.runtime.base import Array, MaybeArray
+from nbep.host.runtime.base import Array, MaybeArray, Parts
 
-
-class Messages(NamedTuple):
-    """Where the messages of one dispatch with deduplicate went; T is num_ranks * num_max_dispatch_tokens_per_rank.
-
-    num_messages  [num_ranks] int32: that came from each rank
-    src_idx       [num_ranks, num_max_dispatch_tokens_per_rank] int32: the token's index at its source
-    rows          [num_ranks, num_max_dispatch_tokens_per_rank, num_topk] int32: local expert * T + row, or -1
-    weights       the same, float32: of the choice
-    """
-
-    num_messages: MaybeArray = None
-    src_idx: MaybeArray = None
-    rows: MaybeArray = None
-    weights: MaybeArray = None
+# The arrays of a dispatch that are made as one piece of memory; the last four only with deduplicate
+SRC_INFO, LAYOUT_RANGE, RECV_COUNT, NUM_MESSAGES, MESSAGE_SRC_IDX, MESSAGE_ROWS, MESSAGE_WEIGHTS = range(7)
 
 
-@dataclass(eq=False, slots=True)
 class LowLatencyHandle:
     """The routing of one dispatch, as one rank sees it. Unpacks, indexes and counts like DeepEP's 5-tuple.
 
     src_info      [num_local_experts, num_ranks * num_max_dispatch_tokens_per_rank] int32: of each row of recv_x the
                   token's index at its source
     layout_range  [num_local_experts, num_ranks] int64: first row of a source << 32 | number of its rows
+    num_max_dispatch_tokens_per_rank, hidden, num_experts: of the dispatch
+
+    num_topk      with deduplicate: choices of a token; 0 without
+    topk_weights  with deduplicate: those that went with the tokens
     """
 
-    src_info: Array
-    layout_range: Array
-    num_max_dispatch_tokens_per_rank: int
-    hidden: int
-    num_experts: int
-    messages: Messages | None = field(default=None, repr=False)  # with deduplicate
-    topk_weights: MaybeArray = field(default=None, repr=False)  # that went with them
-    call: Any = field(default=None, repr=False)  # the dispatch; None for a plain tuple
+    __slots__ = ("_arrays", "_call", "_num_topk", "_sizes", "_topk_weights")
+
+    def __init__(
+        self,
+        arrays: Parts | tuple[Array, Array],
+        num_max_dispatch_tokens_per_rank: int,
+        hidden: int,
+        num_experts: int,
+        call: Any = None,
+        num_topk: int = 0,
+        topk_weights: MaybeArray = None,
+    ):
+        self._arrays = arrays
+        self._sizes = (num_max_dispatch_tokens_per_rank, hidden, num_experts)
+        self._call = call
+        self._num_topk = num_topk
+        self._topk_weights = topk_weights
+
+    @property
+    def src_info(self) -> Array:
+        return self._arrays[0] if isinstance(self._arrays, tuple) else self._arrays.array(SRC_INFO)
+
+    @property
+    def layout_range(self) -> Array:
+        return self._arrays[1] if isinstance(self._arrays, tuple) else self._arrays.array(LAYOUT_RANGE)
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        return self._sizes
+
+    @property
+    def num_max_dispatch_tokens_per_rank(self) -> int:
+        return self._sizes[0]
+
+    @property
+    def hidden(self) -> int:
+        return self._sizes[1]
+
+    @property
+    def num_experts(self) -> int:
+        return self._sizes[2]
+
+    @property
+    def num_topk(self) -> int:
+        return self._num_topk
+
+    @property
+    def topk_weights(self) -> MaybeArray:
+        return self._topk_weights
+
+    @property
+    def call(self) -> Any:
+        """The dispatch; None for a plain tuple."""
+        return self._call
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """What the combine kernel takes of it: recv_src_info, recv_layout_range, and of messages."""
+        arrays = self._arrays
+        if isinstance(arrays, tuple):
+            return (*arrays, None, None, None, None)
+        if self.num_topk == 0:
+            return arrays.argument(SRC_INFO), arrays.argument(LAYOUT_RANGE), None, None, None, None
+        messages = (arrays.argument(i) for i in range(NUM_MESSAGES, MESSAGE_WEIGHTS + 1))
+        return (arrays.argument(SRC_INFO), arrays.argument(LAYOUT_RANGE), *messages)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._as_tuple())
@@ -52,10 +99,4 @@ class LowLatencyHandle:
         return self._as_tuple()[index]
 
     def _as_tuple(self) -> tuple[Any, ...]:
-        return (
-            self.src_info,
-            self.layout_range,
-            self.num_max_dispatch_tokens_per_rank,
-            self.hidden,
-            self.num_experts,
-        )
+        return (self.src_info, self.layout_range, *self.sizes)

@@ -6,11 +6,12 @@ in and gets back (NumPy arrays on the emulator); its dtype is spoken of by NumPy
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -100,6 +101,35 @@ class Stream(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give the stream back. It is empty."""
+
+
+class PartsLayout(NamedTuple):
+    """Several arrays in one piece of memory: for each its first word of 4 bytes, its shape and its dtype."""
+
+    num_words: int
+    parts: tuple[tuple[int, tuple[int, ...], str], ...]
+
+    @classmethod
+    def of(cls, *parts: tuple[tuple[int, ...], str]) -> PartsLayout:
+        """The layout of arrays of these shapes and dtypes, each at a multiple of 16 bytes."""
+        placed = []
+        word = 0
+        for shape, dtype in parts:
+            placed.append((word, shape, dtype))
+            word += -(-math.prod(shape) * np.dtype(dtype).itemsize // 16) * 4
+        return cls(word, tuple(placed))
+
+
+class Parts(ABC):
+    """New arrays that are made as one piece of memory. What a launch takes costs less than the arrays."""
+
+    @abstractmethod
+    def argument(self, index: int) -> Any:
+        """What a launch takes for an array."""
+
+    @abstractmethod
+    def array(self, index: int) -> Array:
+        """The array."""
 
 
 class PreparedLaunch(ABC):
@@ -193,6 +223,10 @@ class Runtime(ABC):
     @abstractmethod
     def empty(self, shape: tuple[int, ...], dtype: str, like: Array) -> Array:
         """A new array of the same kind and on the same device as `like`."""
+
+    @abstractmethod
+    def empty_parts(self, layout: PartsLayout, like: Array) -> Parts:
+        """New arrays of the same kind and on the same device as `like`, which live as long as the parts or an array."""
 
     @abstractmethod
     def empty_by_columns(self, shape: tuple[int, int, int], dtype: str, like: Array) -> Array:

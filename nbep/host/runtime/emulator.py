@@ -23,6 +23,8 @@ from nbep.host.runtime.base import (
     HandleType,
     Kernel,
     Memory,
+    Parts,
+    PartsLayout,
     PreparedLaunch,
     Runtime,
     Stream,
@@ -125,6 +127,17 @@ class EmulatedStream(Stream):
         """Nothing to do: a stream without work costs nothing."""
 
 
+class EmulatedParts(Parts):
+    def __init__(self, arrays: list[Array]):
+        self._arrays = arrays
+
+    def argument(self, index: int) -> Any:
+        return self._arrays[index]
+
+    def array(self, index: int) -> Array:
+        return self._arrays[index]
+
+
 class EmulatedPreparedLaunch(PreparedLaunch):
     def __init__(self, runtime: Runtime, what: tuple[Kernel, int, int, int], last_args: tuple[Any, ...]):
         self._runtime = runtime
@@ -204,6 +217,9 @@ class EmulatorRuntime(Runtime):
         array = np.empty(shape, np.dtype(dtype))
         array.reshape(-1).view(np.uint8)[:] = UNWRITTEN
         return array
+
+    def empty_parts(self, layout: PartsLayout, like: Array) -> Parts:
+        return EmulatedParts([self.empty(shape, dtype, like) for _, shape, dtype in layout.parts])
 
     def empty_by_columns(self, shape: tuple[int, int, int], dtype: str, like: Array) -> Array:
         return self.empty((shape[0], shape[2], shape[1]), dtype, like).transpose(0, 2, 1)

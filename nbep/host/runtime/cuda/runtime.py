@@ -9,6 +9,7 @@ caller's library (torch's and CuPy's pools) and the counters that the CPU polls 
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
 from cuda.bindings import driver as cu
 
 from nbep.device.compile import load_kernels
@@ -29,6 +31,8 @@ from nbep.host.runtime.base import (
     HandleType,
     Kernel,
     Memory,
+    Parts,
+    PartsLayout,
     PreparedLaunch,
     Runtime,
     Stream,
@@ -210,6 +214,29 @@ class SharedDevice:
             return self.kernels[kernel]
 
 
+class CudaParts(Parts):
+    """One array of words; the others are views of it, made when they are asked for."""
+
+    def __init__(self, layout: PartsLayout, words: Array):
+        self._layout = layout
+        self._words = words
+        self._address = pointer_of(words)
+        self._arrays: dict[int, Array] = {}
+
+    def argument(self, index: int) -> Any:
+        return self._address + 4 * self._layout.parts[index][0]
+
+    def array(self, index: int) -> Array:
+        if index not in self._arrays:
+            first, shape, dtype = self._layout.parts[index]
+            num_words = math.prod(shape) * np.dtype(dtype).itemsize // 4
+            part = self._words[first : first + num_words]
+            if dtype != "int32":
+                part = part.view(library_of(part).dtype(dtype))
+            self._arrays[index] = part if len(shape) == 1 else part.reshape(shape)
+        return self._arrays[index]
+
+
 class CudaPreparedLaunch(PreparedLaunch):
     """Its last arguments are packed once; a launch packs the first ones in front of them."""
 
@@ -305,6 +332,9 @@ class CudaRuntime(Runtime):
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: Array) -> Array:
         return library_of(like).empty(shape, dtype, like)
+
+    def empty_parts(self, layout: PartsLayout, like: Array) -> Parts:
+        return CudaParts(layout, library_of(like).empty((layout.num_words,), "int32", like))
 
     def empty_by_columns(self, shape: tuple[int, int, int], dtype: str, like: Array) -> Array:
         return library_of(like).empty_by_columns(shape, dtype, like)
