@@ -115,10 +115,10 @@ def test_every_message_and_every_row_has_a_cell_of_its_own(trace):
 
 
 def test_keepers_count_credits_down_and_give_them_to_peers_behind_empty_counts(trace):
-    credits = trace.events("atomic", cell="credits")
-    assert {event.role for event in credits} == {"keeper"}
-    taken = [event for event in credits if event.order == "relaxed"]
-    given = [event for event in credits if event.order == "release"]
+    added = trace.events("atomic", cell="credits")
+    assert {event.role for event in added} == {"keeper"}
+    taken = [event for event in added if event.order == "relaxed"]
+    given = [event for event in added if event.order == "release"]
     assert {event.cell.owner == event.rank for event in taken} == {True}
     assert {(event.rank, event.cell.owner) for event in given} == {(0, 0), (0, 1), (1, 0), (1, 1)}
     first = min(given, key=lambda event: event.step)
@@ -170,7 +170,7 @@ def test_pictures_of_a_call_have_a_lane_for_each_role(trace):
     lanes = [label.get_text() for label in axes.get_yticklabels()][::-1]
     assert lanes == [f"{role}\nrank {rank}" for rank in range(2) for role in ("sender", "counter", "receiver")]
     axes = trace.plot_call("low_latency_combine", call=1).axes[0]
-    assert [label.get_text() for label in axes.get_yticklabels()][0] == "receiver\nrank 1"
+    assert next(label.get_text() for label in axes.get_yticklabels()) == "receiver\nrank 1"
     assert "half 1" in axes.get_title(loc="left")
 
 
@@ -179,8 +179,8 @@ def test_the_picture_of_the_halves_has_a_panel_for_each_rank(trace, tmp_path):
     assert [axes.get_title(loc="left") for axes in picture.axes] == ["rank 0", "rank 1"]
     words = [text.get_text() for axes in picture.axes for text in axes.texts]
     assert words.count("dispatch 0") == words.count("combine 1") == NUM_RANKS
-    credits = [line for line in picture.axes[0].lines if line.get_marker() == "o"]
-    assert len(credits) == 3, "the three calls of the peer that a later one ends"
+    dots = [line for line in picture.axes[0].lines if line.get_marker() == "o"]
+    assert len(dots) == 3, "the three calls of the peer that a later one ends"
     picture.savefig(tmp_path / "halves.png")
 
 
