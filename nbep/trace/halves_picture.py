@@ -19,7 +19,6 @@ from nbep.trace.style import (
     HEAD_COLOR,
     INK,
     RANK_COLORS,
-    SHADE,
     SMALL,
     TINY,
     WAIT_COLOR,
@@ -31,6 +30,7 @@ from nbep.trace.style import (
 SEND_COLOR, RECEIVE_COLOR, BOTH_COLOR, OTHERS_COLOR = RANK_COLORS[0], RANK_COLORS[2], RANK_COLORS[4], FAINT
 PHASE_COLORS = {"send": SEND_COLOR, "receive": RECEIVE_COLOR, "send and receive": BOTH_COLOR}
 WORDS = {"send": "send phase", "receive": "receive phase", "send and receive": "both in one launch"}
+UNDER_WAY_COLOR = "#dbe5f1"
 HEIGHT = 0.3
 SHORT = "low_latency_"
 
@@ -67,7 +67,7 @@ def _draw_rank(axes: Axes, trace: Recorder, rank: int, top: int) -> None:
         if launch.phases == "send":
             received = _received(launches, launch)
             until = trace.last_step if received is None else received.begin
-            axes.broken_barh([(end, max(until - end, 1))], (y - HEIGHT / 2, HEIGHT), color=SHADE, linewidth=0)
+            axes.broken_barh([(end, max(until - end, 1))], (y - HEIGHT / 2, HEIGHT), color=UNDER_WAY_COLOR, linewidth=0)
         axes.broken_barh([(launch.begin, max(end - launch.begin, 1))], (y - HEIGHT / 2, HEIGHT), color=color)
         if launch.phases != "receive":
             name = launch.kernel.removeprefix(SHORT)
@@ -99,7 +99,7 @@ def _legend(picture: Picture, phases: set[str]) -> None:
         Patch(color=color, label=WORDS[name]) for name, color in PHASE_COLORS.items() if name in phases
     ]
     if "send" in phases:
-        handles.append(Patch(color=SHADE, label="under way, no kernel"))
+        handles.append(Patch(color=UNDER_WAY_COLOR, label="under way, no kernel"))
     handles += [
         Patch(color=WAIT_COLOR, label="waits"),
         Line2D([], [], color=HEAD_COLOR, marker="o", markersize=4, linewidth=0, label="a peer's credit comes"),
