@@ -1,15 +1,15 @@
 """Low-latency launches in a trace: which call they belong to, what their threads are there for, how cells are called.
 
- counts      in dispatch counts[half, local expert, src], in combine counts[half, expert]
+ counts      in dispatch [half, local expert, src], with deduplicate [half, src]; in combine [half, expert]
  arrivals    [half, rank], with deduplicate only
  credits     [half, rank]
  message     of dispatch, in the half that a peer puts it in: [half, local expert, src, slot]; with deduplicate without
              the expert
  row         of combine: [half, expert, token]; with deduplicate [half, rank, token]
- slots, finished, journal, mask    of the rank's workspace
+ slots       [half, expert], with deduplicate also [half, rank]; journal, mask: of the rank's workspace too
  recv_x      [local expert, row]
 
-A warp has one role after the other: it keeps, counts, sends, receives. So the function that it is in says its role.
+A warp has one role after the other: it keeps, counts, receives. So the function that it is in says its role.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from typing import Any, NamedTuple
 
 from greenlet import getcurrent
 
+from nbep.device.kernels.low_latency.dispatch_sender import PUTTER
 from nbep.device.kernels.low_latency.journal import (
     NEXT_HALF,
     NUM_COUNTS,
+    NUM_SLOTS,
     RECEIVED_HALF,
     RECV_PHASE,
     SEND_PHASE,
     SENT_HALF,
+    SLOT_WORDS,
     Call,
 )
 from nbep.device.layout.low_latency import (
@@ -37,13 +40,15 @@ from nbep.device.layout.low_latency import (
     MAX_RANKS,
     NUM_HALVES,
     LowLatencyShape,
+    counts_stride,
     describe_offset,
     message_stride,
     payload_bytes,
     quarter_bytes,
     row_stride,
 )
-from nbep.host.low_latency.memory import JOURNAL, MASK, UNIT_WORDS
+from nbep.device.protocols.arrivals import LEAST_ABSENT, TAG
+from nbep.host.low_latency.memory import JOURNAL, MASK
 from nbep.trace.events import Cell
 
 BUFFER = "rdma_buffer"
@@ -53,6 +58,7 @@ PHASES = {SEND_PHASE: "send", RECV_PHASE: "receive", SEND_PHASE | RECV_PHASE: "s
 JOURNAL_NAMES = {
     SENT_HALF: "sent half + 1",
     RECEIVED_HALF: "received half + 1",
+    NUM_SLOTS: "slots",
     NUM_COUNTS: "counts",
     NEXT_HALF: "next half",
 }
@@ -60,8 +66,8 @@ ROLES = {
     "end_earlier_calls": "keeper",
     "count_choices": "counter",
     "count_ranks": "counter",
-    "send_messages": "sender",
-    "send_messages_once": "sender",
+    "send_messages": "caster",
+    "send_messages_once": "caster",
     "send_rows": "sender",
     "send_sums": "sender",
     "receive_messages": "receiver",
@@ -131,28 +137,34 @@ class LowLatencyLaunch:
 
         is_keeper: whether the access ends the call before
         """
+        uses = self._before if is_keeper else self._now
         if allocation.name == WORKSPACE:
-            return _workspace_cell(allocation.rank, offset)
+            return _workspace_cell(allocation.rank, offset, uses)
         if offset < self._num_rdma_bytes:
             return self._payload_cell(allocation.rank, offset)
         cell = offset - self._num_rdma_bytes
         for name, start, count in (("counts", COUNTS, MAX_EXPERTS), ("arrivals", ARRIVALS, MAX_RANKS)):
             if start <= cell < start + NUM_HALVES * count * 4:
                 half, index = divmod((cell - start) // 4, count)
-                use = (self._before if is_keeper else self._now).get(half)
-                return _arrival_cell(allocation.rank, name, half, index, use)
+                return _arrival_cell(allocation.rank, name, half, index, uses.get(half))
         text = describe_offset(self._shape, self._num_rdma_bytes, offset)
         if CREDITS <= cell < CREDITS + NUM_HALVES * MAX_RANKS * 4:
             return Cell(allocation.rank, text, "credits", src=(cell - CREDITS) // 4 % MAX_RANKS)
         return Cell.parse(allocation.rank, text)
 
     def _payload_cell(self, owner: int, offset: int) -> Cell | None:
-        """A message or a row in the recv part of a half; send parts are private."""
+        """A message, a row, or counts with deduplicate, in the recv part of a half; send parts are private."""
         half, byte = divmod(offset, quarter_bytes(self._num_rdma_bytes))
         use = self._now.get(half)
         if half >= NUM_HALVES or use is None:
             return None
         shape = use.shape
+        if use.kernel == DISPATCH and shape.deduplicate != 0:
+            counts_bytes = shape.num_ranks * counts_stride(shape)
+            if byte < counts_bytes:
+                src, byte = divmod(byte, counts_stride(shape))
+                return Cell(owner, f"counts[half {half}, src {src}]", "counts", src=src, slot=src, byte=byte)
+            byte -= counts_bytes
         stride = message_stride(shape) if use.kernel == DISPATCH else row_stride(shape)
         place, byte = divmod(byte, stride)
         unit, index = divmod(place, shape.num_max_tokens)
@@ -180,24 +192,44 @@ def _arrival_cell(owner: int, name: str, half: int, index: int, use: Use | None)
     return Cell(owner, f"counts[half {half}, expert {index}]", name)
 
 
-def _workspace_cell(owner: int, offset: int) -> Cell:
-    word = offset // 4
-    if word < 2 * UNIT_WORDS:
-        part, unit = divmod(word, UNIT_WORDS)
-        name = "finished" if part else "slots"
-        what = f"expert {unit}" if unit < MAX_EXPERTS else f"rank {unit - MAX_EXPERTS}"
-    elif offset < MASK:
-        name, what = "journal", JOURNAL_NAMES.get((offset - JOURNAL) // 4, "?")
-    else:
-        name, what = "mask", f"rank {(offset - MASK) // 4}"
-    return Cell(owner, f"{name}[{what}]", name)
+def _workspace_cell(owner: int, offset: int, uses: dict[int, Use]) -> Cell | None:
+    if offset >= MASK:
+        return Cell(owner, f"mask[rank {(offset - MASK) // 4}]", "mask")
+    if offset >= JOURNAL:
+        return Cell(owner, f"journal[{JOURNAL_NAMES.get((offset - JOURNAL) // 4, '?')}]", "journal")
+    half, unit = divmod(offset // 4, SLOT_WORDS)
+    if unit < MAX_EXPERTS:
+        return Cell(owner, f"slots[half {half}, expert {unit}]", "slots")
+    use, rank = uses.get(half), unit - MAX_EXPERTS
+    if use is None or use.shape.deduplicate == 0 or rank >= use.shape.num_ranks:
+        return None
+    return Cell(owner, f"slots[half {half}, rank {rank}]", "slots")
 
 
 def role_of_low_latency(thread: Any, otherwise: str) -> str:
-    """What a thread is there for: the outermost function that it is in whose name says so."""
+    """What a thread is there for: the outermost function that it is in whose name says so.
+
+    A copy may outlive its thread only if it is a receiver's: what is put to a peer is waited for.
+    """
+    if thread.dead:
+        return "receiver"
     frame: FrameType | None = sys._getframe(1) if getcurrent() is thread else thread.gr_frame
     role = otherwise
     while frame is not None:
         role = ROLES.get(frame.f_code.co_name, role)
         frame = frame.f_back
-    return role
+    return "putter" if role == "caster" and thread.thread_idx // 32 == PUTTER else role
+
+
+def in_tags(value: int) -> str:
+    """A count or an arrival as its kernels see it: -3 is complete; -3 - 2 TAG lacks the tags of two messages."""
+    if value > LEAST_ABSENT:
+        return "ABSENT"
+    tags = -(-value // TAG)
+    told = value - tags * TAG
+    if tags == 0:
+        return str(told)
+    tags_text = "TAG" if abs(tags) == 1 else f"{abs(tags)} TAG"
+    if told == 0:
+        return tags_text
+    return f"{told} {'+' if tags > 0 else '-'} {tags_text}"

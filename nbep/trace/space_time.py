@@ -16,6 +16,7 @@ from matplotlib.patches import Patch
 
 from nbep.device.kernels.intranode.cached_notify_combine import NO_MORE
 from nbep.trace.events import OUTPUTS, Event, Launch
+from nbep.trace.low_latency import in_tags
 from nbep.trace.recorder import Recorder
 from nbep.trace.rings import RingFill, ring_fills
 from nbep.trace.style import (
@@ -47,7 +48,7 @@ COLORS = {
     "credits": HEAD_COLOR,
 }
 WORDS = {"shared": "shared tail"}
-CALL_ROLES = ("sender", "counter", "receiver")  # of the low-latency kernels, from top to bottom
+CALL_ROLES = ("putter", "sender", "counter", "receiver")  # of the low-latency kernels, from top to bottom
 CALL_CELLS = ("counts", "arrivals", "credits", "message", "row", *OUTPUTS)
 SHOWN_CELLS = ("store", "atomic", "see", "wait")  # what happens to the cells of a cell picture
 LaneOf = Callable[[Event], int | None]
@@ -146,12 +147,12 @@ def call_picture(trace: Recorder, kernel: str, call: int) -> Picture:
     _show_steps(axes, min(launch.begin for launch in launches), end)
 
     def is_labelled(event: Event) -> bool:
-        return event.cell.name != "credits"
+        return event.cell.name != "credits" and event.value < 0
 
     names = [f"{role}\nrank {rank}" for rank, role in lanes]
     _draw_lanes(axes, names, events, lambda event: lanes.index((event.rank, event.role)), is_labelled, [], end)
     count_steps(axes)
-    _title(axes, f"{kernel} {call}, half {launches[0].half}. Labelled: what is added to counts and arrivals")
+    _title(axes, f"{kernel} {call}, half {launches[0].half}. Labelled: what counts and arrivals tell")
     return picture
 
 
@@ -280,6 +281,8 @@ def _draw_labels(axes: Axes, stores: list[Event], height: Callable[[Event], floa
 def _value(event: Event) -> str:
     if event.cell.name in ("start", "end"):
         return f"{event.cell.name} {event.value}"
+    if event.cell.name in ("counts", "arrivals"):
+        return in_tags(event.value)
     return "past the last" if event.cell.name == "head" and event.value >= NO_MORE else str(event.value)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nbep.device.kernels.low_latency.dispatch_sender import COUNTED
 from nbep.trace.events import Event
+from nbep.trace.low_latency import in_tags
 from nbep.trace.recorder import Recorder
 from nbep.trace.rings import RingFill, ring_fills
 
@@ -57,21 +57,15 @@ def describe(event: Event) -> str:
     if event.what == "fill":
         where = event.cell.text
         return f"fills {where.partition('[')[2].partition(']')[0] if event.cell.name == 'x' else where}"
+    value = in_tags(event.value) if event.cell.name in ("counts", "arrivals") else event.value
     if event.what == "see":
-        return f"sees {event.cell.text} = {event.value}{order}"
+        return f"sees {event.cell.text} = {value}{order}"
     if event.what == "wait":
         how_long = "and is never woken" if event.until is None else f"for {event.until - event.step} steps"
-        return f"waits {how_long}: {event.cell.text} is {event.value}"
+        return f"waits {how_long}: {event.cell.text} is {value}"
     if event.what == "store":
-        return f"stores {event.cell.text} = {event.value}{order}"
-    return f"makes {event.cell.text} {_finished(event.value) if event.cell.name == 'finished' else event.value}{order}"
-
-
-def _finished(value: int) -> str:
-    """What low-latency dispatch has finished of an expert or a rank, as its kernel's code says it."""
-    if value <= COUNTED // 2:
-        return str(value)
-    return "COUNTED" if value == COUNTED else f"COUNTED - {COUNTED - value}"
+        return f"stores {event.cell.text} = {value}{order}"
+    return f"makes {event.cell.text} {value}{order}"
 
 
 def ring_table(trace: Recorder, kernel: str | None, width: int) -> Text:

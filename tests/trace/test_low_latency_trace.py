@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 
 import nbep
+from nbep.device.protocols.arrivals import ABSENT, TAG, completion, is_complete
 from nbep.trace import Trace
+from nbep.trace.low_latency import in_tags
 
 NUM_RANKS, NUM_TOKENS, NUM_EXPERTS, HIDDEN = 2, 4, 4, 128
 RDMA_BYTES = nbep.Buffer.get_low_latency_rdma_size_hint(NUM_TOKENS, HIDDEN, NUM_RANKS, NUM_EXPERTS)
@@ -75,19 +77,20 @@ def test_each_call_takes_the_other_half_and_its_phases_share_its_number(trace):
             assert [(launch.half, launch.phases) for launch in launches] == [(half, phase) for phase in phases]
 
 
-def test_messages_are_put_by_senders_and_unpacked_by_receivers(trace):
-    assert roles(trace, "fill", "message", "dispatch") == {"sender"}
+def test_messages_are_put_by_putters_and_unpacked_by_receivers(trace):
+    assert roles(trace, "fill", "message", "dispatch") == {"putter"}
     assert roles(trace, "fill", "recv_x", "dispatch") == {"receiver"}
     assert roles(trace, "fill", "row", "combine") == {"sender"}
     assert roles(trace, "fill", "combined_x", "combine") == {"receiver"}
 
 
-def test_counters_and_senders_finish_experts_and_tell_their_ranks(trace):
-    assert roles(trace, "atomic", "slots", "dispatch") == {"sender"}
-    assert roles(trace, "atomic", "finished", "dispatch") == {"sender", "counter"}
-    assert roles(trace, "atomic", "counts", "dispatch") <= {"sender", "counter"}
-    assert roles(trace, "atomic", "counts", "combine") == {"sender"}
+def test_putters_and_counters_tell_an_expert_s_rank(trace):
+    assert roles(trace, "atomic", "slots", "dispatch") == {"putter"}
+    assert roles(trace, "atomic", "counts", "dispatch") == {"putter", "counter"}
+    assert roles(trace, "see", "credits", "dispatch") == {"putter", "counter"}
     assert roles(trace, "see", "counts", "dispatch") == {"receiver"}
+    assert roles(trace, "atomic", "counts", "combine") == {"sender"}
+    assert roles(trace, "see", "counts", "combine") == {"receiver"}
 
 
 def test_a_count_says_how_many_messages_its_source_has_for_the_expert(trace):
@@ -97,7 +100,10 @@ def test_a_count_says_how_many_messages_its_source_has_for_the_expert(trace):
                 cell = f"counts[half 0, local expert {local_expert}, src {src}]"
                 told = trace.events("atomic", cell=cell, kernel="low_latency_dispatch")
                 values = [event.value for event in told if event.cell.owner == rank]
-                assert values == [-num_chosen(2 * rank + local_expert, src) - 1]
+                chosen = num_chosen(2 * rank + local_expert, src)
+                assert len(values) == chosen + 1
+                assert values[-1] == -chosen - 1
+                assert [value for value in values[:-1] if is_complete(value)] == []
 
 
 def test_every_message_and_every_row_has_a_cell_of_its_own(trace):
@@ -148,27 +154,42 @@ def test_with_deduplicate_a_message_has_a_source_and_an_arrival_follows(deduplic
     num_messages = sum(len({expert // 2 for expert in row if expert >= 0}) for idx in TOPK_IDX for row in idx)
     assert len(messages) == num_messages
     arrivals = deduplicated.events("atomic", cell="arrivals[half 0", kernel="low_latency_dispatch")
-    assert len(arrivals) == NUM_RANKS * NUM_RANKS
-    for arrival in arrivals:
+    assert {event.role for event in arrivals} == {"putter", "counter"}
+    complete = [event for event in arrivals if is_complete(event.value)]
+    assert len(complete) == NUM_RANKS * NUM_RANKS
+    for arrival in complete:
         key = (arrival.rank, arrival.cell.owner)
         sent = [event for event in messages if (event.rank, event.cell.owner) == key]
+        assert max(event.step for event in sent) < arrival.step, f"arrival {arrival}"
         assert arrival.value == -len(sent) - 1
-        assert max(event.step for event in sent) < arrival.step
+    counts = deduplicated.events("fill", cell="counts[half 0, src 1]", kernel="low_latency_dispatch")
+    assert {(event.role, event.rank, event.cell.owner) for event in counts} == {("counter", 1, 0), ("counter", 1, 1)}
     rows = deduplicated.events("fill", cell="row[half 0, rank 1, token 1]")
     assert {(event.rank, event.cell.owner) for event in rows} == {(1, 0), (1, 1)}
 
 
-def test_the_table_says_when_an_expert_is_counted(trace):
-    table = trace.table("atomic", cell="finished[expert 0]", kernel="low_latency_dispatch", rank=0)
-    assert "makes finished[expert 0] COUNTED (acq_rel)" in table
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(0, "0"), (-3, "-3"), (TAG, "TAG"), (2 * TAG, "2 TAG"), (completion(2), "-3 - 2 TAG"), (ABSENT, "ABSENT")],
+)
+def test_a_count_is_told_in_tags(value, words):
+    assert in_tags(value) == words
+
+
+def test_the_table_says_when_a_count_is_complete(trace):
+    table = trace.table("atomic", cell="counts[half 0, local expert 0, src 0]", kernel="low_latency_dispatch", rank=0)
+    lines = [line for line in table.splitlines() if line.endswith(" 0")]
+    assert len(lines) == 3
+    assert "makes counts[half 0, local expert 0, src 0] -3 (release)" in lines[-1]
+    assert "TAG (release)" in lines[0]
     fills = trace.table("fill", cell="message", kernel="low_latency_dispatch")
-    assert "sender  fills message[half 0, local expert 0, src 0, slot 0]" in fills
+    assert "putter  fills message[half 0, local expert 0, src 0, slot 0]" in fills
 
 
 def test_pictures_of_a_call_have_a_lane_for_each_role(trace):
     axes = trace.plot_call("low_latency_dispatch").axes[0]
     lanes = [label.get_text() for label in axes.get_yticklabels()][::-1]
-    assert lanes == [f"{role}\nrank {rank}" for rank in range(2) for role in ("sender", "counter", "receiver")]
+    assert lanes == [f"{role}\nrank {rank}" for rank in range(2) for role in ("putter", "counter", "receiver")]
     axes = trace.plot_call("low_latency_combine", call=1).axes[0]
     assert next(label.get_text() for label in axes.get_yticklabels()) == "receiver\nrank 1"
     assert "half 1" in axes.get_title(loc="left")
