@@ -1,6 +1,6 @@
 """Low-latency launches in a trace: which call they belong to, what their threads are there for, how cells are called.
 
- counts      in dispatch [half, local expert, src], with deduplicate [half, src]; in combine [half, expert]
+ counts      in dispatch [half, local expert, src], in combine [half, expert]
  arrivals    [half, rank], with deduplicate only
  credits     [half, rank]
  message     of dispatch, in the half that a peer puts it in: [half, local expert, src, slot]; with deduplicate without
@@ -40,7 +40,6 @@ from nbep.device.layout.low_latency import (
     MAX_RANKS,
     NUM_HALVES,
     LowLatencyShape,
-    counts_stride,
     describe_offset,
     message_stride,
     payload_bytes,
@@ -153,18 +152,12 @@ class LowLatencyLaunch:
         return Cell.parse(allocation.rank, text)
 
     def _payload_cell(self, owner: int, offset: int) -> Cell | None:
-        """A message, a row, or counts with deduplicate, in the recv part of a half; send parts are private."""
+        """A message or a row in the recv part of a half; send parts are private."""
         half, byte = divmod(offset, quarter_bytes(self._num_rdma_bytes))
         use = self._now.get(half)
         if half >= NUM_HALVES or use is None:
             return None
         shape = use.shape
-        if use.kernel == DISPATCH and shape.deduplicate != 0:
-            counts_bytes = shape.num_ranks * counts_stride(shape)
-            if byte < counts_bytes:
-                src, byte = divmod(byte, counts_stride(shape))
-                return Cell(owner, f"counts[half {half}, src {src}]", "counts", src=src, slot=src, byte=byte)
-            byte -= counts_bytes
         stride = message_stride(shape) if use.kernel == DISPATCH else row_stride(shape)
         place, byte = divmod(byte, stride)
         unit, index = divmod(place, shape.num_max_tokens)

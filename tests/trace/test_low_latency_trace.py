@@ -162,8 +162,9 @@ def test_with_deduplicate_a_message_has_a_source_and_an_arrival_follows(deduplic
         sent = [event for event in messages if (event.rank, event.cell.owner) == key]
         assert max(event.step for event in sent) < arrival.step, f"arrival {arrival}"
         assert arrival.value == -len(sent) - 1
-    counts = deduplicated.events("fill", cell="counts[half 0, src 1]", kernel="low_latency_dispatch")
-    assert {(event.role, event.rank, event.cell.owner) for event in counts} == {("counter", 1, 0), ("counter", 1, 1)}
+    counts = deduplicated.events("atomic", cell="counts[half 0, ", kernel="low_latency_dispatch")
+    assert {event.role for event in counts} == {"counter"}
+    assert len(counts) == NUM_RANKS * NUM_EXPERTS
     rows = deduplicated.events("fill", cell="row[half 0, rank 1, token 1]")
     assert {(event.rank, event.cell.owner) for event in rows} == {(1, 0), (1, 1)}
 
@@ -180,7 +181,7 @@ def test_the_table_says_when_a_count_is_complete(trace):
     table = trace.table("atomic", cell="counts[half 0, local expert 0, src 0]", kernel="low_latency_dispatch", rank=0)
     lines = [line for line in table.splitlines() if line.endswith(" 0")]
     assert len(lines) == 3
-    assert "makes counts[half 0, local expert 0, src 0] -3 (release)" in lines[-1]
+    assert "makes counts[half 0, local expert 0, src 0] -3 (" in lines[-1]
     assert "TAG (release)" in lines[0]
     fills = trace.table("fill", cell="message", kernel="low_latency_dispatch")
     assert "putter  fills message[half 0, local expert 0, src 0, slot 0]" in fills
