@@ -52,8 +52,8 @@ def fault_error(rank: int, report: FaultReport, timeout_ms: float) -> Exception:
     if report.site == LOW_LATENCY_CHOICE:
         return ValueError(
             f"topk_idx[{report.channel}, {report.expected}]: got {report.seen} on rank {rank}; must be -1 or an expert "
-            f"that there is, each once for a token. If it is, calls did not take the halves in turn, and a slot counter "
-            f"was taken for another call's: a CUDA graph holds an even number of calls"
+            f"that there is, each once for a token. If it is so, calls did not take the halves in turn and used slots "
+            f"of another call: a CUDA graph holds an even number of calls"
         )
     role, cell, awaited = SITES.get(report.site) or ("kernel", f"a cell of site {report.site}", "it")
     where = f"block {report.block}, thread {report.thread}"
