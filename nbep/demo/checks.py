@@ -42,43 +42,43 @@ def check_all(settings: Settings, model: Model, results: list[RankResult]) -> li
     )
     checks = []
     if settings.fp8:
-        checks.append(_same("FP8 cast", [result.sent[0] for result in results], [pair[0] for pair in sent]))
-        checks.append(_same("FP8 scales", [result.sent[1] for result in results], [pair[1] for pair in sent]))
+        checks.append(same("FP8 cast", [result.sent[0] for result in results], [pair[0] for pair in sent]))
+        checks.append(same("FP8 scales", [result.sent[1] for result in results], [pair[1] for pair in sent]))
     checks += [
-        _same(name, [getattr(result.layout, name) for result in results], [getattr(layout, name) for layout in layouts])
+        same(name, [getattr(result.layout, name) for result in results], [getattr(layout, name) for layout in layouts])
         for name in reference.Layout._fields
     ]
     for i, name in enumerate(["recv_x", "recv_x scales"] if settings.fp8 else ["recv_x"]):
         got = [result.recv_x[i] if settings.fp8 else result.recv_x for result in results]
         want = [(item.recv_x, item.recv_x_scales)[i] for item in dispatched]
-        checks.append(_same(name, got, want))
+        checks.append(same(name, got, want))
     checks += [
-        _same("recv_topk_idx", [r.recv_topk_idx for r in results], [d.recv_topk_idx for d in dispatched]),
-        _same("recv_topk_weights", [r.recv_topk_weights for r in results], [d.recv_topk_weights for d in dispatched]),
-        _same(
+        same("recv_topk_idx", [r.recv_topk_idx for r in results], [d.recv_topk_idx for d in dispatched]),
+        same("recv_topk_weights", [r.recv_topk_weights for r in results], [d.recv_topk_weights for d in dispatched]),
+        same(
             "num_recv_tokens_per_expert_list",
             [np.array(r.num_recv_tokens_per_expert_list) for r in results],
             [np.array(d.num_recv_tokens_per_expert_list) for d in dispatched],
         ),
-        _same("combined_x", [r.combined_x for r in results], [x for x, _ in combined]),
-        _same("combined_topk_weights", [r.combined_topk_weights for r in results], topk_weights),
+        same("combined_x", [r.combined_x for r in results], [x for x, _ in combined]),
+        same("combined_topk_weights", [r.combined_topk_weights for r in results], topk_weights),
     ]
     inputs = [reference.per_token_cast_back(*pair) for pair in sent] if settings.fp8 else model.x
     layer = [
         reference.moe_layer(inputs[rank], topk_idx[rank], topk_weights[rank], model.expert_weight, settings.num_ranks)
         for rank in ranks
     ]
-    checks.append(_close("MoE layer", [r.combined_x for r in results], layer))
+    checks.append(close("MoE layer", [r.combined_x for r in results], layer))
     if settings.fp8:
         exact = [
             reference.moe_layer(x, topk_idx[rank], topk_weights[rank], model.expert_weight, settings.num_ranks)
             for rank, x in enumerate(model.x)
         ]
-        checks.append(_similar("MoE layer without FP8", [r.combined_x for r in results], exact))
+        checks.append(similar("MoE layer without FP8", [r.combined_x for r in results], exact))
     return checks
 
 
-def _same(name: str, got: list, want: list) -> Check:
+def same(name: str, got: list, want: list) -> Check:
     """Bit for bit, on every rank."""
     for rank, (a, b) in enumerate(zip(got, want, strict=True)):
         if a.shape != b.shape:
@@ -91,7 +91,7 @@ def _same(name: str, got: list, want: list) -> Check:
     return Check(name, "bitwise", True, error)
 
 
-def _close(name: str, got: list[np.ndarray], want: list[np.ndarray]) -> Check:
+def close(name: str, got: list[np.ndarray], want: list[np.ndarray]) -> Check:
     """Within rounding of the largest value."""
     scale = max([float(np.abs(b.astype(np.float32)).max()) for b in want if b.size], default=0.0)
     limit = LAYER_TOLERANCE * scale
@@ -101,7 +101,7 @@ def _close(name: str, got: list[np.ndarray], want: list[np.ndarray]) -> Check:
     return Check(name, f"error <= {limit:.2g}", passed, errors[worst], "" if passed else f"rank {worst}")
 
 
-def _similar(name: str, got: list[np.ndarray], want: list[np.ndarray]) -> Check:
+def similar(name: str, got: list[np.ndarray], want: list[np.ndarray]) -> Check:
     """DeepEP's measure: 1 - 2 <x, y> / (<x, x> + <y, y>), 0 for equal arrays."""
     x = np.concatenate([array.astype(np.float64).ravel() for array in got])
     y = np.concatenate([array.astype(np.float64).ravel() for array in want])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,16 +13,15 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from nbep.demo.layer import PHASES
-
 STARTING = "start"
 
 
 class Progress:
-    """Which phase each rank is in. Rank functions call `enter`."""
+    """Which of the phases each rank is in, the last of which means that it is done. Rank functions call `enter`."""
 
-    def __init__(self, console: Console, num_ranks: int):
+    def __init__(self, console: Console, num_ranks: int, phases: Sequence[str]):
         self.console = console
+        self.names = list(phases)
         self.phases = [STARTING] * num_ranks
         self.world: Any = None
         self._spinner = Spinner("dots")
@@ -33,7 +32,9 @@ class Progress:
         left = self.phases[rank]
         self.phases[rank] = phase
         if left != STARTING and not self.console.is_terminal:
-            behind = [other for other in self.phases if other == STARTING or PHASES.index(other) <= PHASES.index(left)]
+            behind = [
+                other for other in self.phases if other == STARTING or self.names.index(other) <= self.names.index(left)
+            ]
             if not behind:
                 self.console.print(f"{left} done on all ranks, {self.calls:,} primitive calls so far")
 
@@ -58,12 +59,12 @@ class Progress:
     def _draw(self) -> Table:
         table = Table.grid(padding=(0, 1))
         for rank, current in enumerate(self.phases):
-            number = PHASES.index(current) if current in PHASES else -1
+            number = self.names.index(current) if current in self.names else -1
             steps = Text()
-            for i, phase in enumerate(PHASES[:-1]):
+            for i, phase in enumerate(self.names[:-1]):
                 style = "green" if i < number else "bold yellow" if i == number else "dim"
                 steps.append(phase + "  ", style=style)
-            mark = Text("*", style="green") if current == PHASES[-1] else self._spinner
+            mark = Text("*", style="green") if current == self.names[-1] else self._spinner
             table.add_row(mark, f"rank {rank}", steps)
         table.add_row("", "", Text(f"{self.calls:,} primitive calls, {self.seconds:.1f} s", style="dim"))
         return table

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nbep.demo.checks import Check
-from nbep.demo.layer import RankResult, Settings
+from nbep.demo.layer import Settings
 
 MAX_EXPERT_COLUMNS = 16
 
@@ -23,24 +23,22 @@ def new_table(title: str, *columns: str, left: int = 1) -> Table:
     return table
 
 
-def print_traffic(console: Console, results: list[RankResult]) -> None:
-    """Who sent how many tokens to whom, and what it came to."""
-    ranks = range(len(results))
-    table = new_table("Tokens sent", "from \\ to", *(f"rank {rank}" for rank in ranks), "copies", "tokens")
-    for rank, result in enumerate(results):
-        counts = [int(count) for count in result.layout.num_tokens_per_rank]
-        table.add_row(f"rank {rank}", *map(str, counts), str(sum(counts)), str(len(result.topk_idx)))
+def print_traffic(
+    console: Console, title: str, sent: list[list[int]], received: list[int], num_tokens: list[int]
+) -> None:
+    """Who sent how many to whom, and what it came to. sent[src][dst]"""
+    ranks = range(len(sent))
+    table = new_table(title, "from \\ to", *(f"rank {rank}" for rank in ranks), "copies", "tokens")
+    for rank, counts in enumerate(sent):
+        table.add_row(f"rank {rank}", *map(str, counts), str(sum(counts)), str(num_tokens[rank]))
     table.add_section()
-    received = [len(result.recv_topk_idx) for result in results]
-    tokens = sum(len(result.topk_idx) for result in results)
-    table.add_row("received", *map(str, received), str(sum(received)), str(tokens))
+    table.add_row("received", *map(str, received), str(sum(received)), str(sum(num_tokens)))
     console.print(table)
 
 
-def print_experts(console: Console, settings: Settings, results: list[RankResult]) -> None:
-    """How many tokens each expert got; the range where there are many experts."""
+def print_experts(console: Console, settings: Settings, lists: list[list[int]]) -> None:
+    """How many tokens each expert of each rank got; the range where there are many experts."""
     share = settings.num_experts // settings.num_ranks
-    lists = [result.num_recv_tokens_per_expert_list for result in results]
     if share <= MAX_EXPERT_COLUMNS:
         table = new_table("Tokens per expert", "on", "experts", *([""] * share), left=2)
         rows = [[str(count) for count in counts] for counts in lists]

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from nbep.device.protocols.waits import BARRIER, DISPATCH_RECEIVER_ROWS, SITES, FaultReport
+from nbep.device.protocols.waits import (
+    BARRIER,
+    DISPATCH_RECEIVER_ROWS,
+    LOW_LATENCY_CHOICE,
+    LOW_LATENCY_HALF,
+    SITES,
+    FaultReport,
+)
 from nbep.host.comm import join_ranks
 
 
@@ -36,6 +43,17 @@ def fault_error(rank: int, report: FaultReport, timeout_ms: float) -> Exception:
             f"the tokens that came up to channel {report.channel} of rank {report.peer}. Either num_worst_tokens is "
             f"too small or, if none was given, rank {report.peer} sends more tokens (is_token_in_rank) than it "
             f"announced (num_tokens_per_rank, or the handle)"
+        )
+    if report.site == LOW_LATENCY_HALF:
+        return ValueError(
+            f"low-latency calls: got one in half {report.seen} on rank {rank}; must be in half {report.expected}: "
+            f"calls take the halves in turn, and a CUDA graph holds an even number of them"
+        )
+    if report.site == LOW_LATENCY_CHOICE:
+        return ValueError(
+            f"topk_idx[{report.channel}, {report.expected}]: got {report.seen} on rank {rank}; must be -1 or an expert "
+            f"that there is, each once for a token. If it is so, calls did not take the halves in turn and used slots "
+            f"of another call: a CUDA graph holds an even number of calls"
         )
     role, cell, awaited = SITES.get(report.site) or ("kernel", f"a cell of site {report.site}", "it")
     where = f"block {report.block}, thread {report.thread}"

@@ -8,8 +8,10 @@
     trace.plot_channel(src=0, dst=1)
     trace.table("store", cell="tail")
     trace.table("fill", cell="recv_x")    # which role filled which row, and when
+    trace.plot_call("low_latency_dispatch")
+    trace.plot_halves()
 
-Read in this order: events, roles, recorder, rings; then table, ring_picture, space_time.
+Read in this order: events, roles, low_latency, recorder, rings; then table, ring_picture, space_time, halves_picture.
 """
 
 from __future__ import annotations
@@ -98,3 +100,21 @@ class Trace(Recorder):
         from nbep.trace.space_time import cell_picture
 
         return cell_picture(self, cell, kernel)
+
+    def plot_call(self, kernel: str = "low_latency_dispatch", *, call: int = 0) -> Picture:
+        """One low-latency call: what its roles put and tell each other, and where they wait. A lane for each role.
+
+        Raises: ValueError if the trace has no such call
+        """
+        from nbep.trace.space_time import call_picture
+
+        return call_picture(self, kernel, call)
+
+    def plot_halves(self) -> Picture:
+        """Low-latency calls over time: which half each takes, when it sends and receives, and what else the rank does.
+
+        Raises: ValueError if the trace has no low-latency call
+        """
+        from nbep.trace.halves_picture import halves_picture
+
+        return halves_picture(self)

@@ -9,8 +9,9 @@ from nbep.device.layout.intranode import Notes, RingShape
 
 # As layout.intranode.describe_offset names cells: `tail[channel 0, src 1]`, `x[channel 0, src 1, slot 2] + 16`.
 _CELL = re.compile(r"(\w+)(?:\[(?:channel (\d+), src (\d+)(?:, slot (\d+))?|[^]]*)\])?(?: \+ (\d+))?")
-OUTPUTS = ("recv_x", "combined_x")  # what kernels with rings write tokens to; a row is a cell
-PAYLOAD = ("x", *Notes._fields, *OUTPUTS)
+OUTPUTS = ("recv_x", "combined_x")  # what kernels write tokens to; a row is a cell
+TOKENS = ("x", "message", "row", *OUTPUTS)  # their first bytes are recorded
+PAYLOAD = (*Notes._fields, *TOKENS)
 
 
 class Cell(NamedTuple):
@@ -48,19 +49,24 @@ class Launch(NamedTuple):
 
     rank: int
     kernel: str
-    call: int  # 0 for the rank's first launch of this kernel; ranks launch together, so calls pair up
+    call: int  # 0 for the rank's first launch of this kernel; ranks launch together, so calls pair up (1)
     begin: int
     end: int | None  # None: it has not ended
     grid: int
     block: int
     shape: RingShape | None  # of the rings that it was given
+    half: int = -1  # in low-latency mode: of the buffer
+    phases: str = ""  # in low-latency mode: "send", "receive" or "send and receive"
+
+    # (1) With a hook, the launches of both phases have the number of their call.
 
 
 class Event(NamedTuple):
     """Something that one thread did.
 
     what   "store"   wrote `value` to the cell
-           "fill"    wrote the first bytes of a token's row to slot `value` of a ring, or to row `value` of an output
+           "fill"    wrote the first bytes of a token's row to slot `value` of a ring, to slot or token `value` of a
+                     half, or to row `value` of an output
            "atomic"  changed the cell to `value`
            "see"     a polling load got a `value` that this thread had not seen in the cell before
            "wait"    parked on the cell from `step` to `until`, having seen `value`; until is None if nothing ended it
@@ -73,7 +79,8 @@ class Event(NamedTuple):
     call: int
     block: int
     thread: int
-    role: str  # what the thread is there for: "sender", "receiver", "copier", "coordinator" or its kernel's name
+    role: str  # what the thread is there for: "sender", "receiver", "copier", "coordinator", "putter", "counter",
+    # "keeper" (ends the calls before) or its kernel's name
     cell: Cell
     value: Any
     order: str

@@ -3,8 +3,9 @@
  emulator --on_launch, on_load, on_store, on_atomic, on_copy, on_park, on_wake--> Trace --> events --> pictures, tables
 
 Recorded are all stores and atomics of more than weak order, and weak stores to cells that their allocation names: ring
-cells, exchanged counts, and of each token in a ring the first bytes. So are the first bytes of each row of recv_x and
-combined_x, where tokens arrive. Loads are recorded when they poll and see a value for the first time.
+cells, exchanged counts, and of each token in a ring the first bytes. So are the first bytes of each message between
+ranks, and of each row of recv_x and combined_x, where tokens arrive. Loads are recorded when they poll and see a value
+for the first time.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 from nbep.device.layout.intranode import RingShape, note_bytes
 from nbep.emulator.bulk import MBarrier
 from nbep.emulator.orders import POLLED
-from nbep.trace.events import OUTPUTS, PAYLOAD, Cell, Event, Launch
+from nbep.trace.events import OUTPUTS, PAYLOAD, TOKENS, Cell, Event, Launch
+from nbep.trace.low_latency import BUFFER, WORKSPACE, Halves, LowLatencyLaunch, role_of_low_latency
 from nbep.trace.roles import role_of
 
 ATOMICS = {"add": lambda old, operand: old + operand, "exch": lambda old, operand: operand, "max": max, "min": min}
@@ -24,15 +26,16 @@ ATOMICS = {"add": lambda old, operand: old + operand, "exch": lambda old, operan
 class _Call:
     """What is remembered of a running launch: its place in `Recorder.launches`, roles, cells and last values seen."""
 
-    __slots__ = ("index", "number", "row_bytes", "note_bytes", "roles", "cells", "seen")
+    __slots__ = ("index", "number", "row_bytes", "note_bytes", "low_latency", "roles", "cells", "seen")
 
-    def __init__(self, index: int, number: int, row_bytes: int, note_bytes: int):
+    def __init__(self, index: int, number: int, row_bytes: int, note_bytes: int, low_latency: LowLatencyLaunch | None):
         self.index = index
         self.number = number
         self.row_bytes = row_bytes  # of an output's row; 0 in a kernel that has no rings
         self.note_bytes = note_bytes  # in front of a slot's row
+        self.low_latency = low_latency  # None in other modes
         self.roles: dict[tuple[int, int], str] = {}
-        self.cells: dict[tuple[Any, int], Cell | None] = {}
+        self.cells: dict[tuple[Any, int, bool], Cell | None] = {}
         self.seen: dict[tuple[int, int, Cell], Any] = {}
 
 
@@ -48,6 +51,7 @@ class Recorder:
         self._events: list[Event] = []
         self._calls: dict[Any, _Call] = {}
         self._numbers: dict[tuple[int, str], int] = {}
+        self._halves = Halves()
         self._parked: dict[Any, Event] = {}
 
     def events(
@@ -93,12 +97,16 @@ class Recorder:
             raise ValueError("tracer: got a trace that holds another run; make a new one for each")
         key = (launch.rank, launch.name)
         number = self._numbers[key] = self._numbers.get(key, -1) + 1
+        low_latency = self._halves.begin(launch)
+        half, phases = -1, ""
+        if low_latency is not None:
+            number, half, phases = low_latency.number, low_latency.half, low_latency.phases
         index = len(self.launches)
         shape = next((arg for arg in launch.args if isinstance(arg, RingShape)), None)
         sizes = (0, 0) if shape is None else (shape.hidden_bytes, note_bytes(shape))
-        self._calls[launch] = _Call(index, number, *sizes)
+        self._calls[launch] = _Call(index, number, *sizes, low_latency)
         self.launches.append(
-            Launch(launch.rank, launch.name, number, self._step(), None, launch.grid, launch.block, shape)
+            Launch(launch.rank, launch.name, number, self._step(), None, launch.grid, launch.block, shape, half, phases)
         )
 
         def done() -> None:
@@ -125,7 +133,7 @@ class Recorder:
         call = self._calls[thread.block.launch]
         if order == "weak" and not _has_cells(call, allocation):
             return
-        cell = self._cell(call, allocation, offset)
+        cell = self._cell(call, allocation, offset, order == "weak")
         if cell is None:
             return
         if max(cell.slot, cell.row) >= 0:
@@ -168,7 +176,8 @@ class Recorder:
         allocation, offset, _, value = max(enumerate(cells), key=lambda item: (_telling(item[1][0]), item[0]))[1]
         cell = self._cell(call, allocation, offset)
         if cell is None:  # a poll of payload
-            cell = _cell(call, allocation, offset)
+            cell = _cell(call, allocation, offset, False)
+        assert cell is not None
         self._parked[thread] = self._event("wait", thread, call, cell, value, "")
 
     def on_wake(self, thread: Any) -> None:
@@ -181,23 +190,29 @@ class Recorder:
 
     def _event(self, what: str, thread: Any, call: _Call, cell: Cell, value: Any, order: str) -> Event:
         launch, place = thread.block.launch, (thread.block_idx, thread.thread_idx)
-        if place not in call.roles:
-            call.roles[place] = role_of(launch, *place)
-        role = call.roles[place]
+        if call.low_latency is not None:
+            role = role_of_low_latency(thread, launch.name)
+        else:
+            if place not in call.roles:
+                call.roles[place] = role_of(launch, *place)
+            role = call.roles[place]
         return Event(self._step(), what, thread.rank, launch.name, call.number, *place, role, cell, value, order)
 
     def _step(self) -> int:
         """Primitive calls of all threads so far."""
         return self._world.step
 
-    def _cell(self, call: _Call, allocation: Any, offset: int) -> Cell | None:
-        """The cell at an offset; None for the bytes of payload that are not recorded."""
-        key = (allocation, offset)
+    def _cell(self, call: _Call, allocation: Any, offset: int, is_weak: bool = False) -> Cell | None:
+        """The cell at an offset; None for the bytes of payload that are not recorded.
+
+        is_weak: of a store; in the low-latency mode those are the keeper's, and of the call before
+        """
+        key = (allocation, offset, is_weak)
         try:
             return call.cells[key]
         except KeyError:
-            cell = _cell(call, allocation, offset)
-            is_recorded = cell.name not in PAYLOAD or (cell.name in ("x", *OUTPUTS) and cell.byte == 0)
+            cell = _cell(call, allocation, offset, is_weak)
+            is_recorded = cell is not None and (cell.name not in PAYLOAD or (cell.name in TOKENS and cell.byte == 0))
             return call.cells.setdefault(key, cell if is_recorded else None)
 
 
@@ -210,12 +225,19 @@ def _telling(allocation: Any) -> int:
 
 def _has_cells(call: _Call, allocation: Any) -> bool:
     """Whether the allocation, or the row that a kernel with rings writes, has a name to record weak stores under."""
+    if call.low_latency is not None and allocation.name in (WORKSPACE, *OUTPUTS):
+        return True
     return allocation.describe is not None or (call.row_bytes > 0 and allocation.name in OUTPUTS)
 
 
-def _cell(call: _Call, allocation: Any, offset: int) -> Cell:
+def _cell(call: _Call, allocation: Any, offset: int, is_weak: bool) -> Cell | None:
     if isinstance(allocation, MBarrier):
         return Cell(allocation.block.launch.rank, f"mbarrier[byte {allocation.address}]", "mbarrier")
+    if call.low_latency is not None:
+        if allocation.name in (BUFFER, WORKSPACE):
+            return call.low_latency.cell(allocation, offset, is_weak)
+        if allocation.name in OUTPUTS:
+            return call.low_latency.output_cell(allocation, offset)
     if allocation.describe is not None:
         return Cell.parse(allocation.rank, allocation.describe(offset))
     if _has_cells(call, allocation):

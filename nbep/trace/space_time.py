@@ -15,7 +15,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from nbep.device.kernels.intranode.cached_notify_combine import NO_MORE
-from nbep.trace.events import Event, Launch
+from nbep.trace.events import OUTPUTS, Event, Launch
+from nbep.trace.low_latency import in_tags
 from nbep.trace.recorder import Recorder
 from nbep.trace.rings import RingFill, ring_fills
 from nbep.trace.style import (
@@ -38,8 +39,17 @@ from nbep.trace.style import (
 LANE_HEIGHT = 0.16  # of a wait's bar, in distances of lanes
 MAX_LABELS = 32  # publishes that still get their value written beside them
 MERGED = 0.012  # labels closer than this share of the width for each character become one
-COLORS = {"tail": TAIL_COLOR, "head": HEAD_COLOR, "shared": SHARED_COLOR}
+COLORS = {
+    "tail": TAIL_COLOR,
+    "head": HEAD_COLOR,
+    "shared": SHARED_COLOR,
+    "counts": TAIL_COLOR,
+    "arrivals": OTHER_COLOR,
+    "credits": HEAD_COLOR,
+}
 WORDS = {"shared": "shared tail"}
+CALL_ROLES = ("putter", "sender", "counter", "receiver")  # of the low-latency kernels, from top to bottom
+CALL_CELLS = ("counts", "arrivals", "credits", "message", "row", *OUTPUTS)
 SHOWN_CELLS = ("store", "atomic", "see", "wait")  # what happens to the cells of a cell picture
 LaneOf = Callable[[Event], int | None]
 IsLabelled = Callable[[Event], bool]
@@ -116,6 +126,33 @@ def cell_picture(trace: Recorder, cell: str, kernel: str | None) -> Picture:
     count_steps(axes)
     title = f"Who writes {cell}, and who waits for it."
     _title(axes, f"{title} Labelled: what a rank writes into the other's memory." if len(ranks) == 2 else title)
+    return picture
+
+
+def call_picture(trace: Recorder, kernel: str, call: int) -> Picture:
+    """What the roles of one low-latency call do: a lane for each role of each rank."""
+    launches = [launch for launch in trace.launches if launch.phases and (launch.kernel, launch.call) == (kernel, call)]
+    if not launches:
+        raise ValueError(f"kernel, call: the trace has no {kernel} number {call} of the low-latency mode")
+    events = [
+        event
+        for event in trace.events()
+        if (event.kernel, event.call) == (kernel, call) and event.cell.name in CALL_CELLS and event.role != "keeper"
+    ]
+    there = {(event.rank, event.role) for event in events}
+    lanes = [(rank, role) for rank in range(trace.num_ranks) for role in CALL_ROLES if (rank, role) in there]
+    picture = Picture(9.5, 1.2 + 0.6 * len(lanes))
+    axes = picture.subplots()
+    end = max(trace.last_step if launch.end is None else launch.end for launch in launches)
+    _show_steps(axes, min(launch.begin for launch in launches), end)
+
+    def is_labelled(event: Event) -> bool:
+        return event.cell.name != "credits" and event.value < 0
+
+    names = [f"{role}\nrank {rank}" for rank, role in lanes]
+    _draw_lanes(axes, names, events, lambda event: lanes.index((event.rank, event.role)), is_labelled, [], end)
+    count_steps(axes)
+    _title(axes, f"{kernel} {call}, half {launches[0].half}. Labelled: what counts and arrivals tell")
     return picture
 
 
@@ -244,6 +281,8 @@ def _draw_labels(axes: Axes, stores: list[Event], height: Callable[[Event], floa
 def _value(event: Event) -> str:
     if event.cell.name in ("start", "end"):
         return f"{event.cell.name} {event.value}"
+    if event.cell.name in ("counts", "arrivals"):
+        return in_tags(event.value)
     return "past the last" if event.cell.name == "head" and event.value >= NO_MORE else str(event.value)
 
 
@@ -262,7 +301,9 @@ def _legend(axes: Axes, events: list[Event], arrows: list[Arrow]) -> None:
     if any(seen is None for _, seen in arrows):
         handles.append(Line2D([], [], color=INK, markerfacecolor="white", label="not seen", **(dot | {"linewidth": 0})))
     if any(event.what == "fill" for event in events):
-        handles.append(Line2D([], [], color=INK, marker="|", linestyle="", label="token put into a slot"))
+        is_ring = any(event.cell.name == "x" for event in events)
+        label = "token put into a slot" if is_ring else "message or row written"
+        handles.append(Line2D([], [], color=INK, marker="|", linestyle="", label=label))
     waits = [event for event in events if event.what == "wait"]
     if any(event.until is not None for event in waits):
         handles.append(Patch(color=WAIT_COLOR, label="waits"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nbep.trace.events import Event
+from nbep.trace.low_latency import in_tags
 from nbep.trace.recorder import Recorder
 from nbep.trace.rings import RingFill, ring_fills
 
@@ -55,17 +56,16 @@ def describe(event: Event) -> str:
     order = f" ({event.order})" if event.order else ""
     if event.what == "fill":
         where = event.cell.text
-        return f"fills {where if event.cell.row >= 0 else where.partition('[')[2].partition(']')[0]}"
+        return f"fills {where.partition('[')[2].partition(']')[0] if event.cell.name == 'x' else where}"
+    value = in_tags(event.value) if event.cell.name in ("counts", "arrivals") else event.value
     if event.what == "see":
-        return f"sees {event.cell.text} = {event.value}{order}"
+        return f"sees {event.cell.text} = {value}{order}"
     if event.what == "wait":
         how_long = "and is never woken" if event.until is None else f"for {event.until - event.step} steps"
-        return f"waits {how_long}: {event.cell.text} is {event.value}"
-    return (
-        f"stores {event.cell.text} = {event.value}{order}"
-        if event.what == "store"
-        else (f"makes {event.cell.text} {event.value}{order}")
-    )
+        return f"waits {how_long}: {event.cell.text} is {value}"
+    if event.what == "store":
+        return f"stores {event.cell.text} = {value}{order}"
+    return f"makes {event.cell.text} {value}{order}"
 
 
 def ring_table(trace: Recorder, kernel: str | None, width: int) -> Text:

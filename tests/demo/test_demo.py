@@ -10,7 +10,7 @@ from rich.console import Console
 from nbep import reference
 from nbep.cli import main as nbep_main
 from nbep.demo import main
-from nbep.demo.layer import apply_experts
+from nbep.demo.layer import PHASES, apply_experts
 from nbep.demo.progress import Progress
 from nbep.device.kernels.intranode import combine as combine_kernel
 from nbep.device.kernels.intranode import dispatch as dispatch_kernel
@@ -67,7 +67,7 @@ def test_lines_without_a_terminal_tell_the_phases_in_order(capsys):
 
 def test_a_terminal_shows_the_phase_of_each_rank():
     stream = io.StringIO()
-    progress = Progress(Console(file=stream, force_terminal=True, width=80), 2)
+    progress = Progress(Console(file=stream, force_terminal=True, width=80), 2, PHASES)
     with progress.shown():
         progress.enter(0, "dispatch")
         progress.enter(1, "done")

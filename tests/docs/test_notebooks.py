@@ -19,8 +19,18 @@ def output_texts(notebook: nbformat.NotebookNode) -> list[str]:
     return [str(output.get("text") or output.get("data", {}).get("text/plain", "")) for output in outputs]
 
 
-def test_there_are_five():
-    assert [path.stem for path in NOTEBOOKS] == ["01_barrier", "02_layout", "03_notify", "04_dispatch", "05_combine"]
+def test_there_are_nine():
+    assert [path.stem for path in NOTEBOOKS] == [
+        "01_barrier",
+        "02_layout",
+        "03_notify",
+        "04_dispatch",
+        "05_combine",
+        "06_fp8_and_ue8m0",
+        "07_low_latency_dispatch",
+        "08_low_latency_combine",
+        "09_hook_and_double_buffer",
+    ]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -53,8 +63,10 @@ def test_source_is_shown_and_not_pasted(path):
         for output in cell.get("outputs", [])
         if "text/markdown" in output.get("data", {})
     ]
-    device = path.parents[1] / "nbep" / "device"
-    sources = [source.read_text() for folder in ("kernels", "protocols") for source in (device / folder).rglob("*.py")]
+    package = path.parents[1] / "nbep"
+    sources = [
+        source.read_text() for folder in ("device", "host/low_latency") for source in (package / folder).rglob("*.py")
+    ]
     pieces = [piece for text in shown for piece in text.split("\n\n\n")]
     assert pieces
     for piece in pieces:

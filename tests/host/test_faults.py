@@ -6,8 +6,16 @@ from arrays import to_target
 from target import spawn
 
 import nbep
-from nbep.device.protocols.waits import BARRIER, SITES, FaultReport
+from nbep.device.protocols.waits import (
+    BARRIER,
+    DISPATCH_RECEIVER_ROWS,
+    LOW_LATENCY_CHOICE,
+    LOW_LATENCY_HALF,
+    SITES,
+    FaultReport,
+)
 from nbep.host.faults import fault_error
+from nbep.reference import BF16
 
 
 @pytest.fixture
@@ -99,17 +107,26 @@ def test_too_few_worst_tokens_are_told_after_the_launch(inputs):
     spawn(main, 2)
 
 
+# What is reported though nobody waited.
+WRONG = {
+    DISPATCH_RECEIVER_ROWS: "recv_x: got 4 rows on rank 0; must be at least 5",
+    LOW_LATENCY_HALF: "got one in half 4 on rank 0; must be in half 5: calls take the halves in turn",
+    LOW_LATENCY_CHOICE: "topk_idx[2, 5]: got 4 on rank 0; must be -1 or an expert",
+}
+
+
 @pytest.mark.parametrize("site", SITES)
 def test_every_site_has_words(site):
     report = FaultReport(1, site, peer=3, expected=5, seen=4, block=6, thread=7, channel=2)
     error = fault_error(0, report, 250.0)
-    if isinstance(error, nbep.PeerTimeout):
+    assert isinstance(error, ValueError if site in WRONG else nbep.PeerTimeout)
+    if site not in WRONG:
         role, cell, awaited = SITES[site]
         for words in (role, cell, awaited, "rank 0", "rank 3", "block 6", "thread 7", "expected 5", "saw 4", "250 ms"):
             assert words in str(error)
         assert ("channel 2" in str(error)) == (site != BARRIER)
     else:
-        assert "recv_x: got 4 rows on rank 0; must be at least 5" in str(error)
+        assert WRONG[site] in str(error)
 
 
 @pytest.mark.parametrize("text", ["1.5", "1e12"])
@@ -117,3 +134,20 @@ def test_the_time_out_reaches_the_kernels(text, monkeypatch, on_two_ranks):
     monkeypatch.setenv("NBEP_TIMEOUT_MS", text)
     expected = float(text), int(float(text) * 1e6)
     assert on_two_ranks(lambda buffer: (buffer.timeout_ms, buffer._memory.bounds.timeout_ns)) == [expected] * 2
+
+
+def test_a_low_latency_call_in_the_wrong_half_is_a_value_error():
+    """As in the second replay of a CUDA graph with one call. The keeper finds it, or before it a putter."""
+
+    def main(comm):
+        size = nbep.Buffer.get_low_latency_rdma_size_hint(2, 128, 2, 2)
+        buffer = nbep.Buffer(comm, num_rdma_bytes=size, low_latency_mode=True)
+        x, topk_idx = to_target((np.zeros((2, 128), BF16), np.zeros((2, 1), np.int64)))
+        for _ in range(2):
+            buffer.low_latency_dispatch(x, topk_idx, 2, 2)
+            buffer._memory.low_latency.restart()
+        with pytest.raises(ValueError, match="take the halves in turn"):
+            buffer.low_latency_dispatch(x, topk_idx, 2, 2)
+        buffer.destroy()
+
+    spawn(main, 2)

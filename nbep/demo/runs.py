@@ -1,0 +1,100 @@
+"""The two runs of the demo: a whole layer through rings, and a decoding step in low-latency mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+import nbep
+from nbep.demo.checks import Check, check_all
+from nbep.demo.decode import PHASES as DECODE_PHASES
+from nbep.demo.decode import BatchResult, run_step
+from nbep.demo.decode_checks import check_step
+from nbep.demo.layer import CONFIG, PHASES, Model, Settings, run_layer
+from nbep.demo.progress import Progress
+from nbep.demo.report import print_experts, print_traffic
+from nbep.trace import Trace
+
+
+@dataclass(frozen=True)
+class Run:
+    """phases in their order; run(console, settings, model, trace, progress) returns checks and seconds."""
+
+    phases: tuple[str, ...]
+    run: Callable[[Console, Settings, Model, Trace | None, Progress], tuple[list[Check], float]]
+    save_picture: Callable[[Console, Trace, Path], None]
+
+
+def run_whole_layer() -> Run:
+    def run(
+        console: Console, settings: Settings, model: Model, trace: Trace | None, progress: Progress
+    ) -> tuple[list[Check], float]:
+        results = _spawn(settings, trace, progress, lambda comm: run_layer(comm, settings, model, progress.enter))
+        seconds = progress.seconds
+        sent = [[int(count) for count in result.layout.num_tokens_per_rank] for result in results]
+        received = [len(result.recv_topk_idx) for result in results]
+        print_traffic(console, "Tokens sent", sent, received, [len(result.topk_idx) for result in results])
+        print_experts(console, settings, [result.num_recv_tokens_per_expert_list for result in results])
+        return check_all(settings, model, results), seconds
+
+    return Run(PHASES, run, _save_rings)
+
+
+def run_decoding_step(deduplicate: bool) -> Run:
+    def run(
+        console: Console, settings: Settings, model: Model, trace: Trace | None, progress: Progress
+    ) -> tuple[list[Check], float]:
+        results = _spawn(
+            settings, trace, progress, lambda comm: run_step(comm, settings, model, progress.enter, deduplicate)
+        )
+        seconds = progress.seconds
+        sent = _messages(settings, results, deduplicate)
+        counts = [np.sum([batch.recv_count for batch in batches], axis=0) for batches in results]
+        title = "Messages sent, both batches" + (", each token once to a rank" if deduplicate else "")
+        received = [sum(column) for column in zip(*sent, strict=True)]
+        print_traffic(console, title, sent, received, [settings.num_tokens] * settings.num_ranks)
+        print_experts(console, settings, [[int(count) for count in of_rank] for of_rank in counts])
+        return check_step(settings, model, results, deduplicate), seconds
+
+    return Run(DECODE_PHASES, run, _save_halves)
+
+
+def _spawn(settings: Settings, trace: Trace | None, progress: Progress, run: Callable[[Any], Any]) -> list[Any]:
+    def rank_main(comm: Any) -> Any:
+        progress.world = comm.runtime.world
+        return run(comm)
+
+    with progress.shown():
+        return nbep.spawn(rank_main, settings.num_ranks, "emulator", seed=settings.seed, tracer=trace)
+
+
+def _messages(settings: Settings, results: list[list[BatchResult]], deduplicate: bool) -> list[list[int]]:
+    """How many messages each rank sent to each: [src][dst]."""
+    share = settings.num_experts // settings.num_ranks
+    counts = []
+    for batches in results:
+        of_tokens = [(choices // share).tolist() for batch in batches for choices in batch.topk_idx]
+        goals = [goal for ranks in of_tokens for goal in (set(ranks) if deduplicate else ranks)]
+        counts.append([goals.count(rank) for rank in range(settings.num_ranks)])
+    return counts
+
+
+def _save_rings(console: Console, trace: Trace, out: Path) -> None:
+    waits = [event for event in trace.events("wait", cell="head") if event.role == "sender"]
+    config = f"{CONFIG.num_channels} channels, rings of {CONFIG.num_max_nvl_chunked_recv_tokens} slots"
+    console.print(f"{config}: senders waited {len(waits)} times for free slots")
+    trace.plot_rings().savefig(out)
+    console.print(f"Picture of the ring buffers' fill over time: {out.resolve()}", markup=False)
+
+
+def _save_halves(console: Console, trace: Trace, out: Path) -> None:
+    waits = trace.events("wait", cell="credits")
+    launches = [launch for launch in trace.launches if launch.phases]
+    console.print(f"{len(launches)} launches, a send and a receive phase for each call: {len(waits)} waits for credits")
+    trace.plot_halves().savefig(out)
+    console.print(f"Picture of the two halves of the buffer over time: {out.resolve()}", markup=False)

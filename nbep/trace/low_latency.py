@@ -1,0 +1,228 @@
+"""Low-latency launches in a trace: which call they belong to, what their threads are there for, how cells are called.
+
+ counts      in dispatch [half, local expert, src], in combine [half, expert]
+ arrivals    [half, rank], with deduplicate only
+ credits     [half, rank]
+ message     of dispatch, in the half that a peer puts it in: [half, local expert, src, slot]; with deduplicate without
+             the expert
+ row         of combine: [half, expert, token]; with deduplicate [half, rank, token]
+ slots       [half, expert], with deduplicate also [half, rank]; journal, mask: of the rank's workspace too
+ recv_x      [local expert, row]
+
+A warp has one role after the other: it keeps, counts, receives. So the function that it is in says its role.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any, NamedTuple
+
+from greenlet import getcurrent
+
+from nbep.device.kernels.low_latency.dispatch_sender import PUTTER
+from nbep.device.kernels.low_latency.journal import (
+    NEXT_HALF,
+    NUM_COUNTS,
+    NUM_SLOTS,
+    RECEIVED_HALF,
+    RECV_PHASE,
+    SEND_PHASE,
+    SENT_HALF,
+    SLOT_WORDS,
+    Call,
+)
+from nbep.device.layout.low_latency import (
+    ARRIVALS,
+    COUNTS,
+    CREDITS,
+    MAX_EXPERTS,
+    MAX_RANKS,
+    NUM_HALVES,
+    LowLatencyShape,
+    describe_offset,
+    message_stride,
+    payload_bytes,
+    quarter_bytes,
+    row_stride,
+)
+from nbep.device.protocols.arrivals import LEAST_ABSENT, TAG
+from nbep.host.low_latency.memory import JOURNAL, MASK
+from nbep.trace.events import Cell
+
+BUFFER = "rdma_buffer"
+WORKSPACE = "low-latency workspace"
+DISPATCH = "low_latency_dispatch"
+PHASES = {SEND_PHASE: "send", RECV_PHASE: "receive", SEND_PHASE | RECV_PHASE: "send and receive"}
+JOURNAL_NAMES = {
+    SENT_HALF: "sent half + 1",
+    RECEIVED_HALF: "received half + 1",
+    NUM_SLOTS: "slots",
+    NUM_COUNTS: "counts",
+    NEXT_HALF: "next half",
+}
+ROLES = {
+    "end_earlier_calls": "keeper",
+    "count_choices": "counter",
+    "count_ranks": "counter",
+    "send_messages": "caster",
+    "send_messages_once": "caster",
+    "send_rows": "sender",
+    "send_sums": "sender",
+    "receive_messages": "receiver",
+    "expand_messages": "receiver",
+    "sum_rows": "receiver",
+}
+
+
+class Use(NamedTuple):
+    """What a half is used for: a kernel's call, counted for each kernel, and its shape."""
+
+    kernel: str
+    number: int
+    shape: LowLatencyShape
+
+
+class Halves:
+    """Who uses the halves of each rank, as its launches begin."""
+
+    def __init__(self) -> None:
+        self._uses: dict[tuple[int, int], Use] = {}
+        self._numbers: dict[tuple[int, str], int] = {}
+
+    def begin(self, launch: Any) -> LowLatencyLaunch | None:
+        """Take note of a launch; None if it is not of the low-latency mode."""
+        args = {type(arg): arg for arg in launch.args}
+        if Call not in args or LowLatencyShape not in args:
+            return None
+        call, shape = args[Call], args[LowLatencyShape]
+        before = self._of(launch.rank)
+        if call.phases & SEND_PHASE:
+            key = (launch.rank, launch.name)
+            number = self._numbers[key] = self._numbers.get(key, -1) + 1
+            self._uses[launch.rank, call.half] = Use(launch.name, number, shape)
+        return LowLatencyLaunch(call, shape, before, self._of(launch.rank))
+
+    def _of(self, rank: int) -> dict[int, Use]:
+        return {half: use for (owner, half), use in self._uses.items() if owner == rank}
+
+
+class LowLatencyLaunch:
+    """One launch: its call, and who used the halves before it and uses them now."""
+
+    def __init__(self, call: Call, shape: LowLatencyShape, before: dict[int, Use], now: dict[int, Use]):
+        self.half = call.half
+        self.phases = PHASES[call.phases]
+        self.number = now[call.half].number if call.half in now else 0
+        self._num_rdma_bytes = call.num_rdma_bytes
+        self._shape = shape
+        self._before = before
+        self._now = now
+
+    def output_cell(self, allocation: Any, offset: int) -> Cell:
+        """A row of recv_x or combined_x."""
+        shape = self._shape
+        if allocation.name == "recv_x":
+            row, byte = divmod(offset, payload_bytes(shape))
+            expert, row = divmod(row, shape.num_ranks * shape.num_max_tokens)
+            text = f"recv_x[local expert {expert}, row {row}]"
+        else:
+            row, byte = divmod(offset, 2 * shape.hidden)
+            text = f"{allocation.name}[row {row}]"
+        return Cell(allocation.rank, text, allocation.name, byte=byte, row=row)
+
+    def cell(self, allocation: Any, offset: int, is_keeper: bool) -> Cell | None:
+        """A cell of the buffer or the workspace; None if no call of this shape uses it.
+
+        is_keeper: whether the access ends the call before
+        """
+        uses = self._before if is_keeper else self._now
+        if allocation.name == WORKSPACE:
+            return _workspace_cell(allocation.rank, offset, uses)
+        if offset < self._num_rdma_bytes:
+            return self._payload_cell(allocation.rank, offset)
+        cell = offset - self._num_rdma_bytes
+        for name, start, count in (("counts", COUNTS, MAX_EXPERTS), ("arrivals", ARRIVALS, MAX_RANKS)):
+            if start <= cell < start + NUM_HALVES * count * 4:
+                half, index = divmod((cell - start) // 4, count)
+                return _arrival_cell(allocation.rank, name, half, index, uses.get(half))
+        text = describe_offset(self._shape, self._num_rdma_bytes, offset)
+        if CREDITS <= cell < CREDITS + NUM_HALVES * MAX_RANKS * 4:
+            return Cell(allocation.rank, text, "credits", src=(cell - CREDITS) // 4 % MAX_RANKS)
+        return Cell.parse(allocation.rank, text)
+
+    def _payload_cell(self, owner: int, offset: int) -> Cell | None:
+        """A message or a row in the recv part of a half; send parts are private."""
+        half, byte = divmod(offset, quarter_bytes(self._num_rdma_bytes))
+        use = self._now.get(half)
+        if half >= NUM_HALVES or use is None:
+            return None
+        shape = use.shape
+        stride = message_stride(shape) if use.kernel == DISPATCH else row_stride(shape)
+        place, byte = divmod(byte, stride)
+        unit, index = divmod(place, shape.num_max_tokens)
+        if use.kernel == DISPATCH:
+            expert, src = divmod(unit, shape.num_ranks)
+            where = f"src {src}" if shape.deduplicate != 0 else f"local expert {expert}, src {src}"
+            return Cell(
+                owner, f"message[half {half}, {where}, slot {index}]", "message", src=src, slot=index, byte=byte
+            )
+        where = f"{'rank' if shape.deduplicate != 0 else 'expert'} {unit}"
+        return Cell(owner, f"row[half {half}, {where}, token {index}]", "row", slot=index, byte=byte)
+
+
+def _arrival_cell(owner: int, name: str, half: int, index: int, use: Use | None) -> Cell | None:
+    if use is None:
+        return None
+    shape = use.shape
+    if name == "arrivals":
+        if shape.deduplicate == 0 or index >= shape.num_ranks:
+            return None
+        return Cell(owner, f"arrivals[half {half}, rank {index}]", name, src=index)
+    if use.kernel == DISPATCH:
+        expert, src = divmod(index, shape.num_ranks)
+        return Cell(owner, f"counts[half {half}, local expert {expert}, src {src}]", name, src=src)
+    return Cell(owner, f"counts[half {half}, expert {index}]", name)
+
+
+def _workspace_cell(owner: int, offset: int, uses: dict[int, Use]) -> Cell | None:
+    if offset >= MASK:
+        return Cell(owner, f"mask[rank {(offset - MASK) // 4}]", "mask")
+    if offset >= JOURNAL:
+        return Cell(owner, f"journal[{JOURNAL_NAMES.get((offset - JOURNAL) // 4, '?')}]", "journal")
+    half, unit = divmod(offset // 4, SLOT_WORDS)
+    if unit < MAX_EXPERTS:
+        return Cell(owner, f"slots[half {half}, expert {unit}]", "slots")
+    use, rank = uses.get(half), unit - MAX_EXPERTS
+    if use is None or use.shape.deduplicate == 0 or rank >= use.shape.num_ranks:
+        return None
+    return Cell(owner, f"slots[half {half}, rank {rank}]", "slots")
+
+
+def role_of_low_latency(thread: Any, otherwise: str) -> str:
+    """What a thread is there for: the outermost function that it is in whose name says so.
+
+    A copy may outlive its thread only if it is a receiver's: what is put to a peer is waited for.
+    """
+    if thread.dead:
+        return "receiver"
+    frame: FrameType | None = sys._getframe(1) if getcurrent() is thread else thread.gr_frame
+    role = otherwise
+    while frame is not None:
+        role = ROLES.get(frame.f_code.co_name, role)
+        frame = frame.f_back
+    return "putter" if role == "caster" and thread.thread_idx // 32 == PUTTER else role
+
+
+def in_tags(value: int) -> str:
+    """A count or an arrival as its kernels see it: -3 is complete; -3 - 2 TAG lacks the tags of two messages."""
+    if value > LEAST_ABSENT:
+        return "ABSENT"
+    tags = -(-value // TAG)
+    told = value - tags * TAG
+    if tags == 0:
+        return str(told)
+    tags_text = "TAG" if abs(tags) == 1 else f"{abs(tags)} TAG"
+    if told == 0:
+        return tags_text
+    return f"{told} {'+' if tags > 0 else '-'} {tags_text}"
