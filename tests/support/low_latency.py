@@ -28,13 +28,10 @@ FACTORS = np.array([1, -1, 1.5 * 2**-18, 1, -1, 1.25 * 2**-17, 0.5], np.float32)
 LOW_LATENCY_ROUTINGS = (*ROUTINGS, "one_expert")
 BOTH, HOOK, ASYNC = "both", "hook", "async"
 STATS_BEFORE = 7  # statistics are added to what was there
-NUM_EXAMPLES = 15  # of hypothesis, for each memory model
+# How much the tests of the folder try: parameters, so that a part of the suite with more time can add to them.
+MAX_EXAMPLES = [15]  # of hypothesis, for each memory model
+CALL_SEEDS = [(2, range(4)), (3, range(1))]  # (ranks, seeds) of calls that follow each other
 LOGFMT_ON_A_GPU = 1e-6  # calc_diff: its logarithms are approximations
-
-
-def seeds(num_seeds: int) -> range:
-    """The seeds of a test; here so that a thorough run takes more of them."""
-    return range(num_seeds)
 
 
 @dataclass(frozen=True)
