@@ -12,12 +12,15 @@ from nbep.device.compile import load_kernels
 from nbep.device.jit import PRIMITIVES
 from nbep.device.kernels.intranode.combine import MAX_RANKS
 from nbep.device.kernels.intranode.dispatch import dispatch_smem_bytes
+from nbep.device.kernels.low_latency import arguments as low_latency
+from nbep.device.layout.low_latency import LowLatencyShape
 from nbep.device.machine_code import loads_in_flight
 from nbep.device.protocols.copies import UNROLL
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 KERNEL_NAMES = sorted(load_kernels())
 KINDS = ("_u8", "_u16", "_s32", "_u32", "_s64", "_u64", "_f32", "_v2", "_v4")
+LEDGER_MODULES = ("nbep.device.kernels", "nbep.device.protocols", "nbep.device.network")
 LEDGER_WORD = re.compile(r"\b(?:ld|st|atom|fence)_[a-z_]+[a-z]\b")
 
 
@@ -45,7 +48,7 @@ def mnemonic(primitive: str) -> str:
 
 
 def ledgers(name: str) -> str:
-    """The docstrings of a kernel's module and of the protocols that it uses, directly or through others."""
+    """The docstrings of a kernel's module, and of the protocols and the network that it uses, also through others."""
     pending = [load_kernels()[name].function.__module__]
     seen: dict[str, str] = {}
     while pending:
@@ -53,7 +56,7 @@ def ledgers(name: str) -> str:
         if module.__name__ not in seen:
             seen[module.__name__] = module.__doc__ or ""
             owners = {getattr(value, "__module__", None) for value in vars(module).values()}
-            pending += [o for o in owners if o and o.startswith(("nbep.device.protocols", "nbep.device.kernels"))]
+            pending += [o for o in owners if o and o.startswith(LEDGER_MODULES)]
     return "\n".join(seen.values())
 
 
@@ -123,6 +126,12 @@ def test_dispatch_without_bulk_copies_asks_for_little_shared_memory():
     """An A100 gives a block at most 163 KiB, and stages of 24 warps take 192."""
     assert dispatch_smem_bytes(768, has_tma=False) <= 48 << 10
     assert dispatch_smem_bytes(768, has_tma=True) <= 227 << 10
+
+
+def test_low_latency_blocks_fit_into_the_shared_memory_of_an_a100():
+    shape = LowLatencyShape(8, 288, 128, 7168, 8, 0, 1, 0)
+    assert low_latency.dispatch_smem_bytes(shape, 768, has_tma=False) <= 163 << 10
+    assert low_latency.combine_smem_bytes(512) <= 163 << 10
 
 
 def test_a_run_of_loads_ends_where_one_of_them_is_used():

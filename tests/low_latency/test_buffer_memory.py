@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from arrays import assert_kind, assign, to_numpy
+from arrays import assert_kind, assign, to_numpy, to_target
 from cases import make_case
 from intranode import Expected, combine, dispatch, num_nvl_bytes
 from intranode import Options as IntranodeOptions
@@ -130,8 +130,6 @@ def test_users_see_the_rdma_buffer_as_an_array():
 
 def like(comm, dtype):
     """A dtype as the target's arrays name it."""
-    from arrays import to_target
-
     return comm.runtime.dtype_like(np.dtype(dtype).name, to_target(np.zeros(1, dtype)))
 
 
@@ -144,6 +142,7 @@ def test_what_a_user_writes_into_the_buffer_does_not_disturb_the_next_call():
             trip = Trip(buffer, case, Options())
             whole = buffer.get_local_buffer_tensor(like(comm, np.int32), use_rdma_buffer=True)
             assign(whole, np.full(tuple(whole.shape), -1, np.int32))
+            assert (to_numpy(whole[:1]) == -1).all()  # the copy is done
             comm.barrier()  # peers write into it, too
             outcome = trip.whole()
         buffer.destroy()

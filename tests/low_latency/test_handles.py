@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from arrays import to_target
 from low_latency import HOOK, Options, Trip, check, make_buffer, make_low_latency_case
 from target import spawn
 
@@ -76,7 +77,7 @@ def test_a_handle_is_of_no_use_before_its_hook_is_called():
         buffer = make_buffer(comm, [(CASE, options)])
         trip = Trip(buffer, CASE, options)
         trip.send_dispatch()
-        x = np.zeros((2, 12, 128), CASE.x[0].dtype)
+        x = to_target(np.zeros((2, 12, 128), CASE.x[0].dtype))
         message = r"handle: got that of low_latency_dispatch \(low-latency call 0\), whose hook has not been called"
         with pytest.raises(ValueError, match=message):
             buffer.low_latency_combine(x, trip.topk_idx, trip.topk_weights, trip.handle)

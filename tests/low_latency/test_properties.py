@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from low_latency import ASYNC, BOTH, HOOK, LOW_LATENCY_ROUTINGS, NUM_EXAMPLES, Options, make_low_latency_case, run
+from low_latency import ASYNC, BOTH, HOOK, LOW_LATENCY_ROUTINGS, MAX_EXAMPLES, Options, make_low_latency_case, run
 from target import MEMORY_MODELS, TARGET
 
 
@@ -44,7 +44,11 @@ def options(draw, case):
 
 
 @pytest.mark.parametrize("memory_model", MEMORY_MODELS)
-@settings(max_examples=NUM_EXAMPLES)
-@given(data=st.data(), case=cases(), seed=st.integers(0, 1 << 20))
-def test_dispatch_and_combine_are_the_references_bits(data, case, seed, memory_model):
-    run(case, data.draw(options(case)), seed=seed, memory_model=memory_model)
+@pytest.mark.parametrize("max_examples", MAX_EXAMPLES)
+def test_dispatch_and_combine_are_the_references_bits(max_examples, memory_model):
+    @settings(max_examples=max_examples)
+    @given(data=st.data(), case=cases(), seed=st.integers(0, 1 << 20))
+    def check(data, case, seed):
+        run(case, data.draw(options(case)), seed=seed, memory_model=memory_model)
+
+    check()

@@ -16,23 +16,22 @@ import numpy as np
 import pytest
 from arrays import LIBRARY, assert_kind, assign, to_numpy, to_target
 from cases import ROUTINGS, Case, make_case
-from intranode import FACTORS, Report
+from intranode import Report
 from target import TARGET, spawn
 
 import nbep
 from nbep import reference
 from nbep.device.layout.low_latency import NUM_HALVES, LowLatencyShape, quarter_bytes_needed
 
+# What experts multiply by, in turn: all are powers of two but the tiny ones, and 1, tiny, -1 cancel.
+FACTORS = np.array([1, -1, 1.5 * 2**-18, 1, -1, 1.25 * 2**-17, 0.5], np.float32)
 LOW_LATENCY_ROUTINGS = (*ROUTINGS, "one_expert")
 BOTH, HOOK, ASYNC = "both", "hook", "async"
 STATS_BEFORE = 7  # statistics are added to what was there
-NUM_EXAMPLES = 15  # of hypothesis, for each memory model
+# How much the tests of the folder try: parameters, so that a part of the suite with more time can add to them.
+MAX_EXAMPLES = [15]  # of hypothesis, for each memory model
+CALL_SEEDS = [(2, range(4)), (3, range(1))]  # (ranks, seeds) of calls that follow each other
 LOGFMT_ON_A_GPU = 1e-6  # calc_diff: its logarithms are approximations
-
-
-def seeds(num_seeds: int) -> range:
-    """The seeds of a test; here so that a thorough run takes more of them."""
-    return range(num_seeds)
 
 
 @dataclass(frozen=True)
@@ -73,9 +72,9 @@ class Outcome:
 def make_low_latency_case(seed: int = 0, **arguments: Any) -> Case:
     """As make_case, with tokens and weights that show what the low-latency mode could get wrong.
 
-    Each 128 columns of a token have another size, some are zeros: casts and LogFMT take all their ways. Weights of a
-    token repeat, so that rows cancel: another order of additions, a fused one or rounding in between shows. No token
-    names an expert twice.
+    Each 128 columns of a token have another size, some are zeros, some have a scale that is a power of two: casts and
+    LogFMT take all their ways. Weights of a token repeat, so that rows cancel: another order of additions, a fused one
+    or rounding in between shows. No token names an expert twice.
     """
     case = make_case(seed, **{"hidden": 128, **arguments})
     rng = np.random.default_rng(seed + 1)
@@ -84,10 +83,13 @@ def make_low_latency_case(seed: int = 0, **arguments: Any) -> Case:
         for k in range(1, topk_idx.shape[1]):
             topk_idx[(topk_idx[:, :k] == topk_idx[:, k : k + 1]).any(axis=1), k] = -1
         blocks = x.astype(np.float32).reshape(len(x), x.shape[1] // 128, 128)
+        is_exact = rng.random(blocks.shape[:2]) < 0.2
+        blocks[is_exact] = np.clip(blocks[is_exact], -1.75, 1.75)  # 448 / 256
+        blocks[is_exact, 0] = 1.75
         sizes = rng.choice(np.array([1, 0.125, 2**-9, 2**-22, 0], np.float32), (*blocks.shape[:2], 1))
         xs.append((blocks * sizes).reshape(x.shape).astype(reference.BF16))
-        pool = np.concatenate([np.ones((len(x), 1)), rng.random((len(x), 2))], axis=1).astype(np.float32)
-        weights.append(np.take_along_axis(pool, rng.integers(0, 3, topk_weights.shape), axis=1))
+        is_other = rng.random(topk_weights.shape) < 0.2
+        weights.append(np.where(is_other, topk_weights, rng.random((len(x), 1), np.float32)))
     return replace(case, x=xs, topk_weights=weights)
 
 

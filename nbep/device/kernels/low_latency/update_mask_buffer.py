@@ -1,7 +1,7 @@
 """Mask ranks, or take their masks off.
 
- cell    written by    with                     read by      with
- mask    thread r      atom_exch_acq_rel_sys    any wait     ld_relaxed_gpu, see `protocols.arrivals`
+ cell    written by    with                     read by     with
+ mask    thread r      atom_exch_acq_rel_sys    any wait    see `protocols.arrivals`
 
 Source: DeepEP csrc/kernels/legacy/internode_ll.cu after v1.2.1, update_mask_buffer, clean_mask_buffer
 """
