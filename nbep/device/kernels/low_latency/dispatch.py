@@ -16,8 +16,9 @@
 Send phase. The blocks take the tokens in turn. All warps of a block but the last are senders: together they cast a
 token in shared memory, then each sends one of its choices. A slot counter of each expert says which place among this
 rank's messages it gets. The last warp is a counter: it reads all choices and counts those for some experts. An expert
-is finished when it is counted and all its messages are sent: the counter adds COUNTED - n, each sender adds 1, and whoever
-makes it COUNTED tells the peer the number. It travels as -n - 1, so that 0 means "not here yet".
+is finished when it is counted and all its messages are sent: the counter adds COUNTED - n, each sender adds 1, and who
+makes it COUNTED tells the peer the number. It travels as -n - 1, so that 0 means "not here yet". Before they add, they
+all wait for the credit of the peer.
 
 Receive phase. A group of warps for each (local expert, source) waits for its count, and for those of the sources before
 it: their sum is where its tokens begin in recv_x. So rows are ordered by source, and no grid barrier is needed between
@@ -77,9 +78,9 @@ def low_latency_dispatch(
             else:
                 send_messages(inputs, network, work, bounds, call, shape, sizes, warp, lane)
         elif shape.deduplicate != 0:
-            count_ranks(inputs, network, work, call, shape, sizes, lane)
+            count_ranks(inputs, network, work, bounds, call, shape, sizes, lane)
         else:
-            count_choices(inputs, network, work, call, shape, sizes, lane)
+            count_choices(inputs, network, work, bounds, call, shape, sizes, lane)
         syncthreads()
     if call.phases & RECV_PHASE != 0:
         if shape.deduplicate != 0:

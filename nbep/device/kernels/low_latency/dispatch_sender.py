@@ -163,7 +163,10 @@ def finish_expert(network, work, call, shape, expert, value):
 
 @device_function
 def send_choice(network, work, call, shape, stage, token, expert, slot, lane):
-    """Put the message in the stage into a slot of an expert; one warp. -1: count it, but send nothing."""
+    """Put the message in the stage into a slot of an expert; one warp. -1: send nothing, the rank is masked or late.
+
+    What a late rank does not get is not counted either, so that it is never told of it.
+    """
     if slot >= 0:
         num_local_experts = u32_div(shape.num_experts, shape.num_ranks)
         peer = u32_div(expert, num_local_experts)
@@ -175,7 +178,7 @@ def send_choice(network, work, call, shape, stage, token, expert, slot, lane):
         num_bytes = note_offset(shape) + 16
         put_nbi_warp(network, dst, src, stage, num_bytes, peer, local_expert, lane)
         quiet(network, peer, local_expert, lane)
-    if lane == 0:
+    if lane == 0 and (slot >= 0 or work.mask != 0):
         finish_expert(network, work, call, shape, expert, 1)
 
 
@@ -229,8 +232,11 @@ def matches(p, q, r, s, expert):
 
 
 @device_function
-def count_choices(inputs, network, work, call, shape, sizes, lane):
-    """Counter: count the choices of every grid_dim()-th expert, four at a time, a lane finishes each; one warp."""
+def count_choices(inputs, network, work, bounds, call, shape, sizes, lane):
+    """Counter: count the choices of every grid_dim()-th expert, four at a time, a lane finishes each; one warp.
+
+    It waits for the credit too: an expert that nobody has chosen has no sender that does.
+    """
     step = grid_dim()
     expert = block_idx()
     while expert < shape.num_experts:
@@ -242,5 +248,7 @@ def count_choices(inputs, network, work, call, shape, sizes, lane):
         num_chosen = a if lane == 0 else b if lane == 1 else c if lane == 2 else d
         own_expert = expert + lane * step
         if lane < 4 and own_expert < shape.num_experts:
-            finish_expert(network, work, call, shape, own_expert, COUNTED - num_chosen)
+            peer = u32_div(own_expert, u32_div(shape.num_experts, shape.num_ranks))
+            if may_send(network, work, bounds, call, peer) or work.mask != 0:
+                finish_expert(network, work, call, shape, own_expert, COUNTED - num_chosen)
         expert += 4 * step

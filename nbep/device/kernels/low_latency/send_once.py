@@ -66,6 +66,7 @@ QUEUE = 0
 SRC_IDX = 0
 SLOT = 1  # of the message; the sender's own, -1 if there is nothing to send
 ENTRIES = 4  # for each choice: local expert or -1, place, weight
+NOT_SENT = -2  # the slot of a message for a rank that is masked, or late; it counts only if the rank is masked
 
 
 @device_function
@@ -95,7 +96,7 @@ def write_note(note, inputs, network, work, bounds, call, shape, token, peer, la
     if lane == 0 and is_chosen:
         slot = atom_add_relaxed_gpu_s32(work.slots + 4 * (MAX_EXPERTS + peer), 1)
         if not may_send(network, work, bounds, call, peer):
-            slot = -2  # to be counted, but not sent
+            slot = NOT_SENT
         st_shared_s32(note + 4 * SLOT, slot)
 
 
@@ -138,7 +139,7 @@ def send_to_rank(network, work, call, shape, stage, note, token, peer, lane):
             lane,
         )
         quiet(network, peer, QUEUE, lane)
-    if slot != -1 and lane == 0:
+    if lane == 0 and (slot >= 0 or (slot == NOT_SENT and work.mask != 0)):
         finish_rank(network, work, call, shape, peer, 1)
 
 
@@ -199,7 +200,7 @@ def count_token(inputs, shape, token, first, histogram):
 
 
 @device_function
-def count_ranks(inputs, network, work, call, shape, sizes, lane):
+def count_ranks(inputs, network, work, bounds, call, shape, sizes, lane):
     """Counter: tell every grid_dim()-th rank how many tokens its experts get, then count its messages; one warp."""
     num_local_experts = u32_div(shape.num_experts, shape.num_ranks)
     histogram = smem_base() + 2 * stage_bytes(shape)
@@ -212,14 +213,14 @@ def count_ranks(inputs, network, work, call, shape, sizes, lane):
         for token in range(lane, sizes.num_tokens, 32):
             num_messages += count_token(inputs, shape, token, peer * num_local_experts, histogram)
         syncwarp(FULL_MASK)
-        is_there = not is_masked(work.mask, peer)
+        is_free = may_send(network, work, bounds, call, peer)  # each lane for what it adds
         for i in range(lane, num_local_experts, 32):
             num_chosen = ld_shared_s32(histogram + 4 * i)
-            if is_there:
+            if is_free:
                 count = count_offset(call.num_rdma_bytes, call.half, i * shape.num_ranks + network.rank)
                 amo_add(network, count, -num_chosen - 1, peer, QUEUE)
         num_messages = warp_sum_s32(FULL_MASK, num_messages)
         syncwarp(FULL_MASK)
-        if lane == 0:
+        if lane == 0 and (is_free or work.mask != 0):
             finish_rank(network, work, call, shape, peer, COUNTED - num_messages)
         peer += grid_dim()

@@ -104,7 +104,10 @@ def finish_source(network, work, call, num_wanted, peer):
 
 @device_function
 def send_part(inputs, network, work, bounds, call, shape, stage, peer, message, first, lane):
-    """Sum up and send some columns of one message's row; one warp."""
+    """Sum up and send some columns of one message's row; one warp. Returns whether they are sent.
+
+    They are not if the source is masked, or late.
+    """
     cell = peer * shape.num_max_tokens + message
     row = -1
     weight = f32(0)
@@ -128,6 +131,7 @@ def send_part(inputs, network, work, bounds, call, shape, stage, peer, message, 
         num_bytes = 2 * min(COLUMNS, shape.hidden - first)
         put_nbi_warp(network, dst, src, stage, num_bytes, peer, QUEUE, lane)
         quiet(network, peer, QUEUE, lane)
+    return is_free
 
 
 @device_function
@@ -144,8 +148,8 @@ def send_sums(inputs, network, work, bounds, call, shape, warp, lane):
         num_messages = ld_nc_s32(inputs.num_messages + 4 * peer)
         if message < num_messages:
             first = (place - message * num_parts) * COLUMNS
-            send_part(inputs, network, work, bounds, call, shape, stage, peer, message, first, lane)
-            if lane == 0:
+            is_sent = send_part(inputs, network, work, bounds, call, shape, stage, peer, message, first, lane)
+            if lane == 0 and (is_sent or work.mask != 0):
                 finish_source(network, work, call, num_messages * num_parts, peer)
         syncwarp(FULL_MASK)
         unit += grid_dim() * (block_dim() // 32)
