@@ -36,6 +36,11 @@ def convert(value: Any, cls: type, function: Callable[[Any], Any]) -> Any:
     return value
 
 
+def assign(array: Any, values: np.ndarray) -> None:
+    """Write a NumPy array into a contiguous array of the target."""
+    _library().assign(array, values)
+
+
 def assert_kind(*values: Any) -> None:
     """Every array among the values, and in their tuples, is of the library that the tests pass in."""
     for value in values:
@@ -80,6 +85,10 @@ class Numpy:
     to_numpy = from_numpy
 
     @staticmethod
+    def assign(array: np.ndarray, values: np.ndarray) -> None:
+        array[...] = values
+
+    @staticmethod
     def warm_up() -> None:
         """Nothing to do."""
 
@@ -117,6 +126,10 @@ class Torch:
         return array.detach().view(getattr(torch, np.dtype(bits).name)).cpu().numpy().view(dtype)
 
     @staticmethod
+    def assign(array: Any, values: np.ndarray) -> None:
+        array.copy_(Torch.from_numpy(values))
+
+    @staticmethod
     def warm_up() -> None:
         import torch
 
@@ -151,6 +164,13 @@ class Cupy:
         return array.get(order="A")
 
     @staticmethod
+    def assign(array: Any, values: np.ndarray) -> None:
+        import cupy
+
+        array.set(values)
+        cupy.cuda.get_current_stream().synchronize()
+
+    @staticmethod
     def warm_up() -> None:
         import cupy
 
@@ -183,6 +203,10 @@ class Numba:
     @staticmethod
     def to_numpy(array: Any) -> np.ndarray:
         return array.copy_to_host()
+
+    @staticmethod
+    def assign(array: Any, values: np.ndarray) -> None:
+        array.copy_to_device(values)
 
     @staticmethod
     def warm_up() -> None:

@@ -52,7 +52,8 @@ def make_case(
 
     Args:     num_tokens: of every rank, or one number for each
               routing "uniform": any experts; "one_rank": only those of the last rank; "avoid_rank_0": none of rank 0;
-              "nowhere": all choices are unused; "everywhere": expert k of a token lies on rank k % num_ranks
+              "nowhere": all choices are unused; "everywhere": expert k of a token lies on rank k % num_ranks;
+              "one_expert": only the last one
               unused: the share of choices that are -1 (not with "everywhere")
     """
     rng = np.random.default_rng(seed)
@@ -64,6 +65,7 @@ def make_case(
         "avoid_rank_0": np.arange(experts_per_rank, num_experts),
         "nowhere": np.arange(num_experts),
         "everywhere": np.arange(num_experts),
+        "one_expert": np.arange(num_experts - 1, num_experts),
     }[routing]
     x, topk_idx, topk_weights = [], [], []
     for count in counts:

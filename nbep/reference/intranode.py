@@ -1,25 +1,19 @@
-"""What the kernels compute, in plain NumPy loops: the living definition of dispatch and combine.
+"""Dispatch and combine inside a node.
 
-Every function sees all ranks at once: a list holds one item per rank. Blocks, rings and memory orders do not show;
-`num_channels` does, because channels decide some of what a handle holds.
+Blocks, rings and memory orders do not show; `num_channels` does, because channels decide some of what a handle holds.
 
  tokens of rank s --> split over channels --> rank r receives them by source rank, then channel, then token
 
-Arrays: x [num_tokens, hidden] bf16, or (x_fp8 [num_tokens, hidden] e4m3, scales [num_tokens, num_scales] f32 or s32);
-topk_idx [num_tokens, num_topk] int64, -1 = unused; topk_weights [num_tokens, num_topk] float32.
+x may be a pair: (x_fp8 [num_tokens, hidden] e4m3, scales [num_tokens, num_scales] f32 or s32).
 """
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import ml_dtypes
 import numpy as np
 
-BF16 = np.dtype(ml_dtypes.bfloat16)
-E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
-E4M3_MAX = np.float32(448)
-AMAX_FLOOR = np.float32(1e-4)
-COLUMNS_PER_SCALE = 128
+from nbep.reference.fp8 import BF16
+
 NO_MORE_TOKENS = 1 << 25  # "the next token's ring index" where no token follows
 
 
@@ -256,93 +250,3 @@ def _biases(bias) -> tuple:
     if bias is None:
         return ()
     return tuple(term for term in bias if term is not None) if isinstance(bias, tuple) else (bias,)
-
-
-def _scales_of(amax: np.float32, round_scale: bool) -> tuple[np.float32, np.float32]:
-    """(factor that x is multiplied by, factor that undoes it)."""
-    amax = max(amax, AMAX_FLOOR)
-    scale, scale_inv = E4M3_MAX / amax, amax / E4M3_MAX
-    if round_scale:
-        mantissa, exponent = np.frexp(scale_inv)  # scale_inv = mantissa * 2 ** exponent, 0.5 <= mantissa < 1
-        log2_ceil = int(exponent) - 1 if mantissa == 0.5 else int(exponent)
-        scale, scale_inv = np.ldexp(np.float32(1), -log2_ceil), np.ldexp(np.float32(1), log2_ceil)
-    return scale, scale_inv
-
-
-def per_token_cast_to_fp8(x: np.ndarray, round_scale: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Cast to e4m3 with a scale for every 128 columns of a token.
-
-    Args:     x [num_tokens, hidden] bf16, hidden a multiple of 128; round_scale makes scales powers of two
-    Returns:  x_fp8 [num_tokens, hidden] e4m3, rounded to nearest even and clamped to 448;
-              scales [num_tokens, hidden / 128] float32
-    """
-    num_tokens, hidden = x.shape
-    x_fp8 = np.zeros((num_tokens, hidden), E4M3)
-    scales = np.zeros((num_tokens, hidden // COLUMNS_PER_SCALE), np.float32)
-    for token in range(num_tokens):
-        for group in range(hidden // COLUMNS_PER_SCALE):
-            columns = slice(group * COLUMNS_PER_SCALE, (group + 1) * COLUMNS_PER_SCALE)
-            values = x[token, columns].astype(np.float32)
-            scale, scales[token, group] = _scales_of(np.abs(values).max(), round_scale)
-            x_fp8[token, columns] = np.clip(values * scale, -E4M3_MAX, E4M3_MAX).astype(E4M3)
-    return x_fp8, scales
-
-
-def per_token_cast_back(x_fp8: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Undo per_token_cast_to_fp8 up to rounding: [num_tokens, hidden] e4m3 -> [num_tokens, hidden] bf16."""
-    factors = np.repeat(scales.astype(np.float32), COLUMNS_PER_SCALE, axis=1)
-    return (x_fp8.astype(np.float32) * factors).astype(BF16)
-
-
-def gate(x: np.ndarray, gate_weight: np.ndarray, num_topk: int) -> tuple[np.ndarray, np.ndarray]:
-    """Choose each token's experts by score; weights are the softmax over those chosen.
-
-    Args:     x [num_tokens, hidden]; gate_weight [hidden, num_experts]
-    Returns:  topk_idx [num_tokens, num_topk] int64, best first; topk_weights [num_tokens, num_topk] float32
-    """
-    scores = x.astype(np.float32) @ gate_weight.astype(np.float32)
-    topk_idx = np.argsort(-scores, axis=1, kind="stable")[:, :num_topk].astype(np.int64)
-    chosen = np.take_along_axis(scores, topk_idx, axis=1)
-    exponentials = np.exp(chosen - chosen.max(axis=1, keepdims=True))
-    return topk_idx, (exponentials / exponentials.sum(axis=1, keepdims=True)).astype(np.float32)
-
-
-def expert_layer(
-    recv_x: np.ndarray, recv_topk_idx: np.ndarray, recv_topk_weights: np.ndarray, expert_weight: np.ndarray
-) -> np.ndarray:
-    """Apply one rank's experts to the tokens that it received, and add up each token's weighted results.
-
-    Args:     recv_x [n, hidden] bf16; recv_topk_idx [n, num_topk] local or -1; recv_topk_weights [n, num_topk];
-              expert_weight [num_local_experts, hidden, hidden] float32
-    Returns:  [n, hidden] bf16, summed in float32 in the order of num_topk
-    """
-    out = np.zeros(recv_x.shape, np.float32)
-    for row, choices in enumerate(recv_topk_idx):
-        for k, expert in enumerate(choices):
-            if expert >= 0:
-                out[row] += recv_topk_weights[row, k] * (recv_x[row].astype(np.float32) @ expert_weight[expert])
-    return out.astype(BF16)
-
-
-def moe_layer(
-    x: np.ndarray, topk_idx: np.ndarray, topk_weights: np.ndarray, expert_weight: np.ndarray, num_ranks: int
-) -> np.ndarray:
-    """A Mixture-of-Experts layer for the tokens of one rank, as if that rank owned all experts.
-
-    What one of num_ranks ranks would compute is rounded to bf16, as when it travels; the sum over ranks is in float32.
-
-    Args:     x [num_tokens, hidden] bf16; expert_weight [num_experts, hidden, hidden] float32
-    Returns:  [num_tokens, hidden] bf16
-    """
-    experts_per_rank = len(expert_weight) // num_ranks
-    total = np.zeros(x.shape, np.float32)
-    for rank in range(num_ranks):
-        local_idx = np.full_like(topk_idx, -1)
-        local_weights = np.zeros_like(topk_weights)
-        for token in range(len(x)):
-            local_idx[token], local_weights[token] = _localise_topk(
-                topk_idx[token], topk_weights[token], rank, experts_per_rank
-            )
-        mine = expert_weight[rank * experts_per_rank : (rank + 1) * experts_per_rank]
-        total += expert_layer(x, local_idx, local_weights, mine).astype(np.float32)
-    return total.astype(BF16)

@@ -1,0 +1,62 @@
+"""Casting to FP8 and back, and the dtypes of everything here."""
+
+import ml_dtypes
+import numpy as np
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
+E4M3_MAX = np.float32(448)
+AMAX_FLOOR = np.float32(1e-4)
+COLUMNS_PER_SCALE = 128
+
+
+def _scales_of(amax: np.float32, round_scale: bool) -> tuple[np.float32, np.float32]:
+    """(factor that x is multiplied by, factor that undoes it)."""
+    amax = max(amax, AMAX_FLOOR)
+    scale, scale_inv = E4M3_MAX / amax, amax / E4M3_MAX
+    if round_scale:
+        mantissa, exponent = np.frexp(scale_inv)  # scale_inv = mantissa * 2 ** exponent, 0.5 <= mantissa < 1
+        log2_ceil = int(exponent) - 1 if mantissa == 0.5 else int(exponent)
+        scale, scale_inv = np.ldexp(np.float32(1), -log2_ceil), np.ldexp(np.float32(1), log2_ceil)
+    return scale, scale_inv
+
+
+def per_token_cast_to_fp8(x: np.ndarray, round_scale: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Cast to e4m3 with a scale for every 128 columns of a token.
+
+    Args:     x [num_tokens, hidden] bf16, hidden a multiple of 128; round_scale makes scales powers of two
+    Returns:  x_fp8 [num_tokens, hidden] e4m3, rounded to nearest even and clamped to 448;
+              scales [num_tokens, hidden / 128] float32
+    """
+    num_tokens, hidden = x.shape
+    x_fp8 = np.zeros((num_tokens, hidden), E4M3)
+    scales = np.zeros((num_tokens, hidden // COLUMNS_PER_SCALE), np.float32)
+    for token in range(num_tokens):
+        for group in range(hidden // COLUMNS_PER_SCALE):
+            columns = slice(group * COLUMNS_PER_SCALE, (group + 1) * COLUMNS_PER_SCALE)
+            values = x[token, columns].astype(np.float32)
+            scale, scales[token, group] = _scales_of(np.abs(values).max(), round_scale)
+            x_fp8[token, columns] = np.clip(values * scale, -E4M3_MAX, E4M3_MAX).astype(E4M3)
+    return x_fp8, scales
+
+
+def per_token_cast_back(x_fp8: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Undo per_token_cast_to_fp8 up to rounding: [num_tokens, hidden] e4m3 -> [num_tokens, hidden] bf16."""
+    factors = np.repeat(scales.astype(np.float32), COLUMNS_PER_SCALE, axis=1)
+    return (x_fp8.astype(np.float32) * factors).astype(BF16)
+
+
+def pack_ue8m0(scales: np.ndarray) -> np.ndarray:
+    """The exponents of scales that are powers of two, four in a word, the first in its low byte.
+
+    Args:     scales [..., num_scales] float32, num_scales a multiple of 4
+    Returns:  [..., num_scales / 4] int32
+    """
+    exponents = (np.ascontiguousarray(scales).view(np.uint32) >> 23).astype("<u4").astype(np.uint8)
+    return exponents.view(np.int32)
+
+
+def unpack_ue8m0(words: np.ndarray) -> np.ndarray:
+    """The inverse: [..., n] int32 -> [..., 4 * n] float32."""
+    exponents = np.ascontiguousarray(words).view(np.uint8)
+    return (exponents.astype(np.uint32) << 23).view(np.float32)

@@ -1,0 +1,65 @@
+"""Low-latency dispatch and combine against the reference, over rank counts, token counts, routings and shapes."""
+
+import pytest
+from low_latency import LOW_LATENCY_ROUTINGS, Options, make_low_latency_case, run
+from target import MEMORY_MODELS
+
+
+@pytest.mark.parametrize("memory_model", MEMORY_MODELS)
+@pytest.mark.parametrize("num_ranks", [2, 3, 4, 6, 8])
+def test_tokens_reach_their_experts_and_return(num_ranks, memory_model):
+    case = make_low_latency_case(1, num_ranks=num_ranks, num_tokens=4, num_topk=3)
+    run(case, memory_model=memory_model)
+
+
+def test_sixteen_ranks():
+    run(make_low_latency_case(2, num_ranks=16, num_tokens=2, experts_per_rank=1))
+
+
+@pytest.mark.parametrize("deduplicate", [False, True])
+@pytest.mark.parametrize("num_tokens", [0, 1, 13, (0, 7), (9, 1)], ids=str)
+def test_any_number_of_tokens_including_none(num_tokens, deduplicate):
+    run(make_low_latency_case(3, num_tokens=num_tokens), Options(deduplicate=deduplicate))
+
+
+@pytest.mark.parametrize("deduplicate", [False, True])
+def test_every_rank_has_another_number_of_tokens(deduplicate):
+    case = make_low_latency_case(4, num_ranks=4, num_tokens=[3, 0, 11, 1], num_topk=3)
+    run(case, Options(deduplicate=deduplicate))
+
+
+@pytest.mark.parametrize("deduplicate", [False, True])
+def test_fewer_tokens_than_the_maximum(deduplicate):
+    run(make_low_latency_case(5, num_tokens=3), Options(spare=5, deduplicate=deduplicate))
+
+
+@pytest.mark.parametrize("deduplicate", [False, True])
+@pytest.mark.parametrize("routing", LOW_LATENCY_ROUTINGS)
+def test_any_routing(routing, deduplicate):
+    case = make_low_latency_case(6, num_ranks=3, num_tokens=5, num_topk=4, routing=routing)
+    run(case, Options(deduplicate=deduplicate))
+
+
+@pytest.mark.parametrize("deduplicate", [False, True])
+def test_all_tokens_of_six_ranks_to_one_expert(deduplicate):
+    case = make_low_latency_case(7, num_ranks=6, num_tokens=4, num_topk=2, routing="one_expert", unused=0)
+    run(case, Options(deduplicate=deduplicate))
+
+
+@pytest.mark.parametrize("deduplicate", [False, True])
+@pytest.mark.parametrize("hidden", [128, 384, 1152, 2560])
+def test_any_multiple_of_128_columns(hidden, deduplicate):
+    run(make_low_latency_case(8, num_tokens=2, hidden=hidden), Options(deduplicate=deduplicate))
+
+
+@pytest.mark.parametrize("deduplicate", [False, True])
+@pytest.mark.parametrize("num_topk", [1, 5, 32])
+def test_one_to_thirty_two_choices(num_topk, deduplicate):
+    case = make_low_latency_case(9, num_tokens=3, num_topk=num_topk, experts_per_rank=17)
+    run(case, Options(deduplicate=deduplicate))
+
+
+@pytest.mark.parametrize("deduplicate", [False, True])
+def test_one_expert_per_rank(deduplicate):
+    case = make_low_latency_case(10, num_ranks=4, num_tokens=5, num_topk=4, experts_per_rank=1)
+    run(case, Options(deduplicate=deduplicate))
