@@ -109,13 +109,14 @@ class Buffer(LowLatencyVerbs):
         communicator, runtime = connect(group, comm)
 
         def check() -> tuple[dict[str, Any], float]:
-            for name, asked, missing in (
-                ("num_rdma_bytes", num_rdma_bytes and not low_latency_mode, BETWEEN_NODES),
-                ("allow_mnnvl", allow_mnnvl, "NVLink between nodes"),
-                ("allow_nvlink_for_low_latency_mode", not allow_nvlink_for_low_latency_mode, "RDMA queues"),
+            without_nvlink = not allow_nvlink_for_low_latency_mode
+            for name, value, is_missing, missing in (
+                ("num_rdma_bytes", num_rdma_bytes, num_rdma_bytes and not low_latency_mode, BETWEEN_NODES),
+                ("allow_mnnvl", allow_mnnvl, allow_mnnvl, "NVLink between nodes"),
+                ("allow_nvlink_for_low_latency_mode", False, without_nvlink, "RDMA queues"),
             ):
-                if asked:
-                    raise NotImplementedError(f"{name}: got {asked}; {missing} are not built yet")
+                if is_missing:
+                    raise NotImplementedError(f"{name}: got {value}; {missing} are not built yet")
             sizes = validate.buffer_arguments(
                 communicator, runtime, num_nvl_bytes, num_rdma_bytes, low_latency_mode, enable_shrink, handle_type
             )

@@ -207,12 +207,17 @@ class NodeMemory:
         if missing:
             raise destroy_error(self.rank, missing, timeout_ms)
         try:
-            gather_results(self.comm, self.comm_stream.synchronize)
+            gather_results(self.comm, self._synchronize)
         except Exception:
             with suppress(Exception):  # a context that has failed frees nothing; the first error says why
                 self._give_back()
             raise
         self._give_back()
+
+    def _synchronize(self) -> None:
+        self.comm_stream.synchronize()
+        if self.low_latency is not None:
+            self.low_latency.synchronize()
 
     def check_open(self) -> None:
         """Raises: ValueError if the memory has been given back"""

@@ -21,9 +21,13 @@ PUBLISHES = re.compile(r"(?:st|atom_\w+)_(?:release|acq_rel)_(?P<scope>cta|gpu|s
 OBSERVES = re.compile(r"(?:ld|atom_\w+)_(?:acquire|acq_rel)_(?P<scope>cta|gpu|sys)")
 FENCED = re.compile(r"(?:st|atom_\w+)_(?:relaxed|volatile)_(?P<scope>cta|gpu|sys)")
 FENCE = re.compile(r"fence_acq_rel_(?P<scope>cta|gpu|sys)")
-KERNEL_FILES = sorted((NBEP / "device" / "kernels").rglob("*.py")) + sorted(
-    (NBEP / "device" / "protocols").rglob("*.py")
-)
+KERNEL_FILES = [
+    path for folder in ("kernels", "protocols", "network") for path in sorted((NBEP / "device" / folder).rglob("*.py"))
+]
+
+
+def path_id(path: Path) -> str:
+    return str(path.relative_to(NBEP / "device").with_suffix(""))
 
 
 class End(NamedTuple):
@@ -77,7 +81,8 @@ PAIRS = pairs()
 
 
 def test_the_protocols_have_pairs():
-    assert {"barrier-signal", "dispatch-tail", "combine-tail", "combine-shared-tail"} <= set(PAIRS)
+    tags = {"barrier-signal", "dispatch-tail", "combine-tail", "combine-shared-tail", "network-amo"}
+    assert tags <= set(PAIRS)
 
 
 @pytest.mark.parametrize("tag", PAIRS)
@@ -95,7 +100,7 @@ def test_pair_has_one_scope(tag):
     assert scopes != {None}, f"{tag} pairs different scopes: {PAIRS[tag]}"
 
 
-@pytest.mark.parametrize("path", KERNEL_FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", KERNEL_FILES, ids=path_id)
 def test_every_acquire_carries_a_tag(path):
     text = path.read_text()
     lines = text.splitlines()
@@ -104,7 +109,7 @@ def test_every_acquire_carries_a_tag(path):
     assert not untagged
 
 
-@pytest.mark.parametrize("path", KERNEL_FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", KERNEL_FILES, ids=path_id)
 def test_the_notebook_that_breaks_it_exists(path):
     for target in re.findall(r"Break it: (\S+)", path.read_text()):
         assert (ROOT / target).is_file(), f"{path.name} names {target}"

@@ -13,6 +13,7 @@ from target import spawn
 
 import nbep
 from nbep.device.layout.intranode import TRAILER_BYTES
+from nbep.device.layout.low_latency import TRAILER_BYTES as RDMA_TRAILER_BYTES
 from nbep.emulator import UseAfterFree
 
 address_spaces = pytest.mark.emulator_only("it has an address space for each rank")
@@ -203,16 +204,20 @@ def test_sizes_that_cannot_be_are_refused(num_nvl_bytes, starts_nothing):
 @pytest.mark.emulator_only("a GPU takes what its memory holds")
 def test_sizes_beyond_the_emulators_addresses_are_refused(starts_nothing):
     hint = nbep.Config(80, 6, 512).get_nvl_buffer_size_hint(28672, 8)
+    most = ((1 << 32) - 1 - max(TRAILER_BYTES, RDMA_TRAILER_BYTES)) // 128 * 128
 
     def main(comm):
         for size in (1 << 32, hint):
-            message = f"num_nvl_bytes: got {size}; must be at most 4294966784 on the emulator"
-            with pytest.raises(ValueError, match=message):
+            message = f"got {size}; must be at most {most} on the emulator"
+            with pytest.raises(ValueError, match=f"num_nvl_bytes: {message}"):
                 nbep.Buffer(comm, size)
+            with pytest.raises(ValueError, match=f"num_rdma_bytes: {message}"):
+                nbep.Buffer(comm, 0, size, low_latency_mode=True)
 
     with starts_nothing():
         spawn(main, 2)
-    spawn(lambda comm: nbep.Buffer(comm, 4294966784).destroy(), 2)
+    spawn(lambda comm: nbep.Buffer(comm, most).destroy(), 2)
+    spawn(lambda comm: nbep.Buffer(comm, 0, most, low_latency_mode=True).destroy(), 2)
 
 
 def test_sizes_that_differ_between_ranks_are_refused_on_every_rank(starts_nothing):
@@ -227,10 +232,12 @@ def test_sizes_that_differ_between_ranks_are_refused_on_every_rank(starts_nothin
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"low_latency_mode": True}, "low_latency_mode: got True; the low-latency kernels are not built yet"),
         ({"num_rdma_bytes": 128}, "num_rdma_bytes: got 128; the kernels between nodes are not built yet"),
         ({"allow_mnnvl": True}, "allow_mnnvl: got True; NVLink between nodes"),
-        ({"enable_shrink": True}, "enable_shrink: got True; the masks of ranks"),
+        (
+            {"num_rdma_bytes": 128, "low_latency_mode": True, "allow_nvlink_for_low_latency_mode": False},
+            "allow_nvlink_for_low_latency_mode: got False; RDMA queues are not built yet",
+        ),
     ],
 )
 def test_modes_that_are_not_built_say_so(arguments, message, starts_nothing):
@@ -243,16 +250,65 @@ def test_modes_that_are_not_built_say_so(arguments, message, starts_nothing):
 
 
 @pytest.mark.parametrize(
-    ("name", "missing"),
+    ("arguments", "message"),
     [
-        ("low_latency_dispatch", "the low-latency kernels"),
-        ("internode_combine", "the kernels between nodes"),
-        ("low_latency_query_mask_buffer", "the masks of ranks that do not answer"),
+        (
+            {"low_latency_mode": True},
+            "num_rdma_bytes: got 0; must be positive with low_latency_mode; see get_low_latenc",
+        ),
+        ({"low_latency_mode": True, "num_rdma_bytes": 100}, "num_rdma_bytes: got 100; must be a multiple of 128"),
+        ({"low_latency_mode": True, "num_rdma_bytes": 1e3}, "num_rdma_bytes: got 1000.0; must be an integer of at lea"),
+        ({"enable_shrink": True}, "enable_shrink: got True; must be False without low_latency_mode"),
     ],
 )
-def test_methods_that_are_not_built_say_so(name, missing, on_two_ranks):
+def test_wrong_settings_of_the_low_latency_mode_are_refused(arguments, message, starts_nothing):
+    def main(comm):
+        with pytest.raises(ValueError, match=message):
+            nbep.Buffer(comm, num_nvl_bytes=256, **arguments)
+
+    with starts_nothing():
+        spawn(main, 2)
+
+
+@pytest.mark.parametrize("num_ranks", [3, 16])
+def test_the_other_mode_beside_the_low_latency_mode_needs_2_4_or_8_ranks(num_ranks, starts_nothing):
+    def main(comm):
+        with pytest.raises(ValueError, match=f"group: got {num_ranks} ranks; must be a group of 2, 4 or 8 ranks"):
+            nbep.Buffer(comm, num_nvl_bytes=256, num_rdma_bytes=1024, low_latency_mode=True)
+
+    with starts_nothing():
+        spawn(main, num_ranks)
+
+
+@pytest.mark.parametrize(
+    ("name", "of_rank"),
+    [
+        ("num_rdma_bytes", lambda rank: {"num_rdma_bytes": 1024 * (1 + rank)}),
+        ("enable_shrink", lambda rank: {"enable_shrink": rank == 1}),
+    ],
+)
+def test_settings_of_the_low_latency_mode_are_the_same_on_all_ranks(name, of_rank, starts_nothing):
+    def main(comm):
+        with pytest.raises(ValueError, match=rf"{name}: got \[.*\] on ranks 0 to 1; must be the same on all ranks"):
+            nbep.Buffer(comm, **{"num_rdma_bytes": 1024, "low_latency_mode": True, **of_rank(comm.rank)})
+
+    with starts_nothing():
+        spawn(main, 2)
+
+
+def test_attributes_of_the_low_latency_mode_are_deepeps():
+    def main(comm):
+        buffer = nbep.Buffer(comm, 0, 1024, low_latency_mode=True, num_qps_per_rank=8, enable_shrink=True)
+        assert (buffer.num_nvl_bytes, buffer.num_rdma_bytes, buffer.low_latency_mode) == (0, 1024, True)
+        buffer.destroy()
+
+    spawn(main, 3)
+
+
+@pytest.mark.parametrize("name", ["internode_dispatch", "internode_combine"])
+def test_methods_that_are_not_built_say_so(name, on_two_ranks):
     def main(buffer):
-        with pytest.raises(AttributeError, match=f"^{name}: {missing} are not built yet$"):
+        with pytest.raises(AttributeError, match=f"^{name}: the kernels between nodes are not built yet$"):
             getattr(buffer, name)()
         assert not hasattr(buffer, name)
 
@@ -274,8 +330,12 @@ def test_names_that_deepep_does_not_have_are_no_attributes(on_two_ranks):
         ({"num_nvl_bytes": "many"}, ValueError("num_nvl_bytes: got 'many'; must be an integer of at least 0")),
         ({"handle_type": "fd"}, ValueError("handle_type: got 'fd'; must be one of ipc, posix_fd, fabric")),
         (
-            {"low_latency_mode": True},
-            NotImplementedError("low_latency_mode: got True; the low-latency kernels are not built yet"),
+            {"num_rdma_bytes": 1},
+            NotImplementedError("num_rdma_bytes: got 1; the kernels between nodes are not built yet"),
+        ),
+        (
+            {"low_latency_mode": True, "num_rdma_bytes": 64},
+            ValueError("num_rdma_bytes: got 64; must be a multiple of 128"),
         ),
     ],
     ids=str,
@@ -350,14 +410,6 @@ def test_numpys_integers_are_integers(inputs):
         return type(buffer.num_nvl_bytes), tuple(recv_x.shape), tuple(part.shape)
 
     assert spawn(main, 2) == [(int, (6, 128), (2, 3))] * 2
-
-
-def test_the_rdma_buffer_is_not_built(on_two_ranks):
-    def main(buffer):
-        with pytest.raises(NotImplementedError, match="use_rdma_buffer"):
-            buffer.get_local_buffer_tensor(np.int32, use_rdma_buffer=True)
-
-    on_two_ranks(main)
 
 
 def test_a_buffer_of_no_bytes_still_counts_tokens(on_two_ranks):

@@ -3,10 +3,8 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from low_latency import ASYNC, BOTH, HOOK, LOW_LATENCY_ROUTINGS, Options, make_low_latency_case, run
+from low_latency import ASYNC, BOTH, HOOK, LOW_LATENCY_ROUTINGS, NUM_EXAMPLES, Options, make_low_latency_case, run
 from target import MEMORY_MODELS, TARGET
-
-NUM_EXAMPLES = 25  # of each memory model
 
 
 @st.composite

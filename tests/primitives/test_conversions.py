@@ -8,6 +8,9 @@ from nbep.device.primitives import (
     bf16x2_to_f32x2,
     e4m3x4_to_f32x4,
     f32_bits_u32,
+    f32_exp2_approx,
+    f32_floor_u32,
+    f32_log2_approx,
     f32_to_ue8m0,
     f32x2_to_bf16x2,
     f32x4_to_e4m3x4,
@@ -173,3 +176,29 @@ def test_ue8m0_is_the_exponent_of_a_power_of_two():
         power = np.float32(2.0**exponent)
         assert f32_to_ue8m0(power) == exponent + 127
         assert ue8m0_to_f32(exponent + 127) == power
+
+
+def test_logarithms_and_powers_are_the_nearest_float32():
+    for exponent in range(-149, 128):
+        power = np.float32(np.ldexp(1.0, exponent))
+        assert f32_log2_approx(power) == exponent
+        assert f32_exp2_approx(np.float32(exponent)) == power
+    assert f32_log2_approx(np.float32(10)) == np.float32(3.321928094887362)
+    assert f32_exp2_approx(np.float32(0.5)) == np.float32(1.4142135623730951)
+    assert f32_exp2_approx(np.float32(-np.inf)) == 0
+    for result in (f32_log2_approx(np.float32(3)), f32_exp2_approx(np.float32(3.5))):
+        assert isinstance(result, np.float32)
+
+
+@pytest.mark.parametrize("x", [0.0, -0.0])
+def test_the_logarithm_of_zero_is_minus_infinity(x):
+    assert f32_log2_approx(np.float32(x)) == -np.inf
+
+
+@pytest.mark.parametrize(
+    ("x", "whole"),
+    [(0.0, 0), (0.999, 0), (1.0, 1), (7.5, 7), (511.99997, 511), (-0.5, 0), (-8.0, 0), (4294967040, 4294967040)],
+)
+def test_the_floor_of_a_float32_is_no_less_than_zero(x, whole):
+    assert f32_floor_u32(np.float32(x)) == whole
+    assert isinstance(f32_floor_u32(np.float32(x)), int)

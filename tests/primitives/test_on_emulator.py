@@ -130,13 +130,15 @@ def test_shared_memory_has_the_kinds_of_its_names():
         p.st_shared_s32(base + 20, 6)
         p.st_shared_s32(base + 24, 7)
         p.st_shared_s64(base + 32, -(1 << 40))
+        p.st_shared_v2(base + 40, (8, 0xFFFFFFFE))
         seen.extend([p.ld_shared_v4(base), p.ld_shared_f32(base + 16), p.ld_shared_s64(base + 32)])
         seen.extend([p.atom_exch_relaxed_cta_shared_s32(base + 20, -7), p.ld_relaxed_cta_shared_s32(base + 20)])
         seen.extend([p.atom_exch_release_cta_shared_s32(base + 24, 40), p.ld_acquire_cta_shared_s32(base + 24)])
         seen.extend([p.atom_add_relaxed_cta_shared_s32(base + 24, 2), p.ld_shared_s32(base + 24)])
+        seen.extend([p.ld_shared_s32(base + 40), p.ld_shared_s32(base + 44)])
 
-    launch(kernel, [], smem_bytes=40)
-    assert seen == [words, np.float32(1.5), -(1 << 40), 6, -7, 7, 40, 40, 42]
+    launch(kernel, [], smem_bytes=48)
+    assert seen == [words, np.float32(1.5), -(1 << 40), 6, -7, 7, 40, 40, 42, 8, -2]
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -26,7 +26,13 @@ from nbep.device.layout.low_latency import NUM_HALVES, LowLatencyShape, quarter_
 LOW_LATENCY_ROUTINGS = (*ROUTINGS, "one_expert")
 BOTH, HOOK, ASYNC = "both", "hook", "async"
 STATS_BEFORE = 7  # statistics are added to what was there
+NUM_EXAMPLES = 15  # of hypothesis, for each memory model
 LOGFMT_ON_A_GPU = 1e-6  # calc_diff: its logarithms are approximations
+
+
+def seeds(num_seeds: int) -> range:
+    """The seeds of a test; here so that a thorough run takes more of them."""
+    return range(num_seeds)
 
 
 @dataclass(frozen=True)

@@ -49,12 +49,14 @@ def choices(topk_idx: Array, num_experts: int) -> None:
 def handle(mode: LowLatencyMemory, value: Any) -> LowLatencyHandle:
     """A handle of low_latency_dispatch. A plain tuple of its five parts is taken too, but nobody knows whose it is.
 
-    Raises: ValueError if it is none, or its dispatch has not been received
+    Raises: ValueError if it is none, of another buffer, or its dispatch has not been received
     """
     if isinstance(value, (tuple, list)) and len(value) == 5:
         value = LowLatencyHandle(*value)
     if not isinstance(value, LowLatencyHandle):
         refuse("handle", type(value).__name__, "the handle that low_latency_dispatch returned, or a tuple of its parts")
+    if value.call is not None and value.call.owner is not mode:
+        refuse("handle", "the handle of another buffer", f"a handle that this buffer made on rank {mode.rank}")
     if value.call is not None and not value.call.is_received:
         refuse("handle", f"that of {value.call}, whose hook has not been called", "of a dispatch that is received")
     integer("handle.num_max_dispatch_tokens_per_rank", value.num_max_dispatch_tokens_per_rank, 1)

@@ -66,11 +66,14 @@ def _hook(memory: NodeMemory, call: LowLatencyCall, launch: Launch) -> Hook:
     def hook() -> None:
         """Receive: the results are there for what the current stream does next.
 
-        Raises: ValueError if it was called before, or the buffer is destroyed; PeerTimeout after an earlier one
+        Raises: ValueError if it was called before, the buffer was cleaned since or is destroyed; PeerTimeout after an
+                earlier one
         """
         memory.check_open()
         if call.is_received:
             refuse("hook", f"a second call of the hook of {call}", "called once")
+        if call.is_forgotten:
+            refuse("hook", f"that of {call} after clean_low_latency_buffer", "called before it")
         memory.check_faults()
         _launch_here(memory, call, launch, RECV_PHASE)
 

@@ -39,13 +39,18 @@ WORKSPACE_BYTES = MASK + align_up(4 * MAX_RANKS, ALIGNMENT_BYTES)
 
 
 class LowLatencyCall:
-    """One dispatch or combine: `is_received` once its receive phase is launched."""
+    """One dispatch or combine: `is_received` once its receive phase is launched.
 
-    def __init__(self, verb: str, number: int, half: int):
+    `is_forgotten` if clean_low_latency_buffer came before that; `owner` is the memory that it was made with.
+    """
+
+    def __init__(self, owner: LowLatencyMemory, verb: str, number: int, half: int):
+        self.owner = owner
         self.verb = verb
         self.number = number
         self.half = half
         self.is_received = False
+        self.is_forgotten = False
 
     def __str__(self) -> str:
         return f"{self.verb} (low-latency call {self.number})"
@@ -118,7 +123,7 @@ class LowLatencyMemory:
         holder = self._halves[half]
         if holder is not None and not holder.is_received:
             self._refuse_held(verb, holder)
-        return LowLatencyCall(verb, self._num_calls, half)
+        return LowLatencyCall(self, verb, self._num_calls, half)
 
     def begin(self, call: LowLatencyCall) -> None:
         self._num_calls += 1
@@ -134,6 +139,9 @@ class LowLatencyMemory:
 
     def restart(self) -> None:
         """Begin with half 0 again, as after construction: see clean_low_latency_buffer."""
+        for call in self._halves:
+            if call is not None and not call.is_received:
+                call.is_forgotten = True
         self._num_calls = 0
         self._halves = [None] * NUM_HALVES
         self.zero_copy_number = -1
@@ -166,6 +174,11 @@ class LowLatencyMemory:
         if last is not None and last.key != stream.key and not self.runtime.is_capturing:
             stream.wait(last.record())
         self._last_stream = stream
+
+    def synchronize(self) -> None:
+        """Wait for the calls so far; they may be on a stream of the caller."""
+        if self._last_stream is not None:
+            self._last_stream.synchronize()
 
     def _describe(self, offset: int) -> str:
         return describe_offset(self.shape, self.num_rdma_bytes, offset)
