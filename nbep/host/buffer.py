@@ -155,6 +155,7 @@ class Buffer(LowLatencyVerbs):
         Raises: ValueError if it is destroyed already; RuntimeError on every rank if the work of one failed, and it
                 names the rank; under MPI PeerTimeout if a peer has not come after twice timeout_ms, and the memory
                 stays allocated until the process ends
+        Warns:  RuntimeWarning if ranks are masked: they are not waited for, and the memory stays allocated too
         """
         memory = self._memory
         if memory is None:

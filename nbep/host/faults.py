@@ -73,3 +73,11 @@ def destroy_error(rank: int, missing: list[int], timeout_ms: float) -> PeerTimeo
         f"buffer's memory stays allocated until the process ends: a peer may still use it"
     )
     return PeerTimeout(message, rank, missing[0], "destroy")
+
+
+def destroyed_without(rank: int, masked: list[int]) -> str:
+    """What a rank is told that destroys a buffer while ranks are masked."""
+    return (
+        f"rank {rank}: destroy does not wait for {join_ranks(masked)}, masked. Nothing is given back: the buffer's "
+        f"memory stays allocated until the process ends, because a masked rank may still use it"
+    )

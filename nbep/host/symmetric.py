@@ -12,6 +12,7 @@ claim, workspace  this rank's kernels only
 from __future__ import annotations
 
 import bisect
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import cached_property
@@ -36,7 +37,7 @@ from nbep.host.arguments import integer, refuse
 from nbep.host.call_log import Arguments, CallLog
 from nbep.host.comm import Communicator, connect, gather_results
 from nbep.host.events import EventHandle, EventOverlap
-from nbep.host.faults import destroy_error, fault_error
+from nbep.host.faults import destroy_error, destroyed_without, fault_error
 from nbep.host.low_latency.memory import LowLatencyMemory
 from nbep.host.roll_call import RollCall
 from nbep.host.runtime.base import Array, Event, HandleType, Memory, Runtime
@@ -133,9 +134,10 @@ class NodeMemory:
         self.fault: Exception | None = None
         self.low_latency: LowLatencyMemory | None = None  # unless the buffer has no low-latency mode
         self._is_open = True
-        self._call_log = CallLog.shared(comm)
+        # A rank that was masked has missed calls of the others.
+        self._call_log = None if enable_shrink else CallLog.shared(comm)
         with ExitStack() as undo:
-            self._roll_call = RollCall(comm)
+            self._roll_call = RollCall(comm, enable_shrink)
             undo.callback(self._roll_call.close)
             handles = gather_results(
                 comm, lambda: self._allocate(handle_type, zero, num_rdma_bytes, enable_shrink, undo)
@@ -198,14 +200,26 @@ class NodeMemory:
     def close(self) -> None:
         """Wait for the peers, then for the work of all, then give everything back. Collective.
 
+        Ranks that are masked are not waited for. They may be dead, or use the memory still: nothing is given back then,
+        and a RuntimeWarning says so.
+
         Raises: on every rank if the work of one failed; it names the rank, and what can be given back is
                 PeerTimeout if a peer does not come, twice as late as any kernel's wait for it; nothing is given back
         """
+        masked: list[int] = []
+        if self.low_latency is not None:
+            with suppress(Exception):  # all ranks are told of it below
+                masked = self.low_latency.masked_ranks()
         # A kernel that waits for this rank is over time first, and says more.
         timeout_ms = 2 * self.timeout_ms
-        missing = self._roll_call.missing(int(timeout_ms * 1e6))
+        missing, masked = self._roll_call.meet(int(timeout_ms * 1e6), masked)
         if missing:
             raise destroy_error(self.rank, missing, timeout_ms)
+        if masked:
+            self._synchronize()
+            self._leave()
+            warnings.warn(destroyed_without(self.rank, masked), RuntimeWarning, stacklevel=3)
+            return
         try:
             gather_results(self.comm, self._synchronize)
         except Exception:
@@ -224,9 +238,13 @@ class NodeMemory:
         if not self._is_open:
             refuse("buffer", "one that is destroyed", "used before destroy")
 
-    def _give_back(self) -> None:
+    def _leave(self) -> None:
+        """Let nobody use it any more."""
         self._is_open = False
         self._report = self._report.copy()  # an event of this buffer may ask for faults when the memory is gone
+
+    def _give_back(self) -> None:
+        self._leave()
         self._undo.close()
 
     @cached_property

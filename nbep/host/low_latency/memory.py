@@ -196,6 +196,13 @@ class LowLatencyMemory:
         if self._last_stream is not None:
             self._last_stream.synchronize()
 
+    def masked_ranks(self) -> list[int]:
+        """The ranks that this one goes on without, after the calls so far; [] if the buffer does not shrink."""
+        if self.mask == 0:
+            return []
+        self.synchronize()
+        return [int(rank) for rank in self.workspace.read(MASK, self.num_ranks, np.int32).nonzero()[0]]
+
     def _describe(self, offset: int) -> str:
         return describe_offset(self.shape, self.num_rdma_bytes, offset)
 

@@ -37,6 +37,10 @@ class Memory(ABC):
         """Copy values to byte `offset` from the host; it is done on return."""
 
     @abstractmethod
+    def read(self, offset: int, count: int, dtype: Any) -> np.ndarray:
+        """A copy of `count` elements from byte `offset` on, as they are now; the host gets them."""
+
+    @abstractmethod
     def free(self) -> None:
         """Give the memory back. Nothing may use it any more."""
 

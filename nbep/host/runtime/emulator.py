@@ -51,6 +51,9 @@ class EmulatedMemory(Memory):
     def write(self, offset: int, values: np.ndarray) -> None:
         self.array(values.dtype, offset, values.size)[:] = values
 
+    def read(self, offset: int, count: int, dtype: Any) -> np.ndarray:
+        return self.array(dtype, offset, count).copy()
+
     def free(self) -> None:
         self.space.free(self.allocation)
 

@@ -72,5 +72,8 @@ class HostVisibleMemory(Memory):
     def write(self, offset: int, values: np.ndarray) -> None:
         self.array(values.dtype, offset, values.size)[:] = values
 
+    def read(self, offset: int, count: int, dtype: Any) -> np.ndarray:
+        return self.array(dtype, offset, count).copy()
+
     def free(self) -> None:
         check("cuMemFreeHost", cu.cuMemFreeHost(self._host))
