@@ -3,6 +3,7 @@
  cell              written by                   with                                 read by      with
  count, arrival    peers, through the network   amo_add (TAG, or what completes)     receivers    ld_acquire_sys
                    who gives up                 atom_cas_acq_rel_sys (ABSENT)
+ count for itself  peers, through the network   amo_add                              receivers    ld_relaxed_sys
  credit            peer, through the network    amo_add (1)                          senders      ld_acquire_sys
  mask              who gives up                 atom_exch_acq_rel_sys                any wait     ld_relaxed_gpu
 
@@ -25,6 +26,7 @@ from nbep.device.primitives import (
     atom_exch_acq_rel_sys_s32,
     ld_acquire_sys_s32,
     ld_relaxed_gpu_s32,
+    ld_relaxed_sys_s32,
     wait_expired,
 )
 from nbep.device.protocols.waits import LOW_LATENCY_BARRIER, LOW_LATENCY_CREDIT, report_fault, start_wait
@@ -95,6 +97,26 @@ def wait_arrival(cell, bounds, mask, peer, site, index):
                 return ABSENT
             mask_rank(mask, peer)
             return give_up(cell, value)
+
+
+@device_function
+def wait_number(cell, bounds, mask, peer, site, index):
+    """Wait until a cell is complete that counts no messages; what it holds then, or ABSENT."""
+    deadline = 0
+    while True:
+        value = ld_relaxed_sys_s32(cell)  # the number is the message itself: nothing else is published by it
+        if is_complete(value):
+            return value
+        if is_masked(mask, peer):
+            return ABSENT
+        if deadline == 0:
+            deadline = start_wait(bounds)
+        elif wait_expired(deadline):
+            if mask == 0:
+                report_fault(bounds, site, peer, index, -1, value)
+            else:
+                mask_rank(mask, peer)
+            return ABSENT
 
 
 @device_function

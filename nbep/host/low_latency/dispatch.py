@@ -26,7 +26,6 @@ from nbep.host.low_latency.handle import (
     LAYOUT_RANGE,
     MESSAGE_WEIGHTS,
     NUM_MESSAGES,
-    RECV_COUNT,
     SRC_INFO,
     LowLatencyHandle,
 )
@@ -57,6 +56,7 @@ class Plan(NamedTuple):
     shape: LowLatencyShape
     kernel: PreparedLaunch
     recv_x: tuple[tuple[int, ...], str]  # shape and dtype
+    recv_count: tuple[int]  # shape
     parts: PartsLayout
     scales: tuple[tuple[int, int, int], str] | None  # of recv_x_scales
 
@@ -101,6 +101,7 @@ def low_latency_dispatch(
     recv_x_scales: MaybeArray = None
     if plan.scales is not None:
         recv_x_scales = runtime.empty_by_columns(*plan.scales, x)
+    recv_count = runtime.empty(plan.recv_count, "int32", x)
     parts = runtime.empty_parts(plan.parts, x)
     messages = NO_MESSAGES
     if options.deduplicate:
@@ -110,7 +111,7 @@ def low_latency_dispatch(
         recv_x_scales,
         parts.argument(SRC_INFO),
         parts.argument(LAYOUT_RANGE),
-        parts.argument(RECV_COUNT),
+        recv_count,
         cumulative_local_expert_recv_stats,
         dispatch_wait_recv_cost_stats,
         *messages,
@@ -124,7 +125,7 @@ def low_latency_dispatch(
         parts, shape.num_max_tokens, shape.hidden, shape.num_experts, call, shape.num_topk, topk_weights
     )
     received = recv_x if recv_x_scales is None else (recv_x, recv_x_scales)
-    return received, parts.array(RECV_COUNT), handle, event, hook
+    return received, recv_count, handle, event, hook
 
 
 # Validate
@@ -170,7 +171,7 @@ def _plan(memory: NodeMemory, mode: LowLatencyMemory, x: Array, topk_idx: Array,
     kernel = runtime.prepare(dispatch_kernel, mode.num_blocks, num_threads, smem_bytes, *args)
     rows = (num_experts // mode.num_ranks, mode.num_ranks * num_max_tokens, hidden)
     recv_x = (rows, "float8_e4m3fn" if options.use_fp8 else "bfloat16")
-    return Plan(shape, kernel, recv_x, _parts(shape), _scales(shape, options))
+    return Plan(shape, kernel, recv_x, rows[:1], _parts(shape), _scales(shape, options))
 
 
 def _parts(shape: LowLatencyShape) -> PartsLayout:
@@ -179,7 +180,6 @@ def _parts(shape: LowLatencyShape) -> PartsLayout:
     parts: tuple[tuple[tuple[int, ...], str], ...] = (
         ((num_local_experts, shape.num_ranks * shape.num_max_tokens), "int32"),
         ((num_local_experts, shape.num_ranks), "int64"),
-        ((num_local_experts,), "int32"),
     )
     if shape.deduplicate:
         each = (shape.num_ranks, shape.num_max_tokens)

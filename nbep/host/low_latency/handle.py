@@ -8,7 +8,7 @@ from typing import Any
 from nbep.host.runtime.base import Array, MaybeArray, Parts
 
 # The arrays of a dispatch that are made as one piece of memory; the last four only with deduplicate
-SRC_INFO, LAYOUT_RANGE, RECV_COUNT, NUM_MESSAGES, MESSAGE_SRC_IDX, MESSAGE_ROWS, MESSAGE_WEIGHTS = range(7)
+SRC_INFO, LAYOUT_RANGE, NUM_MESSAGES, MESSAGE_SRC_IDX, MESSAGE_ROWS, MESSAGE_WEIGHTS = range(6)
 
 
 class LowLatencyHandle:

@@ -5,11 +5,9 @@
 
  cell           written by          with                    read by      with
  slots[h, e]    putters             atom_add_relaxed_gpu    -            -
- message        putters             put_nbi_warp            receivers    bulk copy, ld_na, after counts (1)
+ message        putters             put_nbi_warp            receivers    ld_na, after counts
  counts[e, s]   putters, counters   amo_add                 receivers    ld_acquire_sys
  stage          casters             st_shared_v2, _v4       copy engine  after a proxy fence and bar_sync
-
- (1) A bulk copy reads through the async proxy, so a proxy fence stands between the acquire and the copy.
 
 Send phase. The blocks take the tokens in turn. A block's casters cast a token in shared memory. Meanwhile its putter
 takes a slot for each choice, its place among this rank's messages for that expert; then it puts the token to all of
@@ -50,7 +48,7 @@ from nbep.device.primitives import block_dim, syncthreads, thread_idx
 from nbep.device.protocols.peers import Bounds
 
 
-@kernel(max_threads=768)
+@kernel(max_threads=640)
 def low_latency_dispatch(
     out: DispatchOutputs,
     inputs: DispatchInputs,

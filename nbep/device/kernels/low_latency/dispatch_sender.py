@@ -225,16 +225,23 @@ def send_messages(inputs, network, work, bounds, call, shape, sizes, warp, lane)
 
 
 @device_function
+def load_choice(inputs, index, num_entries):
+    """A choice; -1 past the last. It loads in any case: behind a branch a load waits for the one before."""
+    chosen = ld_nc_s64(inputs.topk_idx + 8 * min(index, num_entries - 1))
+    return chosen if index < num_entries else -1
+
+
+@device_function
 def count_four(inputs, num_entries, expert, step, lane):
     """How many choices are one of four experts, `step` apart; in each lane its share, for each of them."""
     a = b = c = d = 0
     first = lane
     while first < num_entries:
         # Four loads in flight: the counters must be done before the messages are.
-        p = ld_nc_s64(inputs.topk_idx + 8 * first)
-        q = ld_nc_s64(inputs.topk_idx + 8 * (first + 32)) if first + 32 < num_entries else -1
-        r = ld_nc_s64(inputs.topk_idx + 8 * (first + 64)) if first + 64 < num_entries else -1
-        s = ld_nc_s64(inputs.topk_idx + 8 * (first + 96)) if first + 96 < num_entries else -1
+        p = load_choice(inputs, first, num_entries)
+        q = load_choice(inputs, first + 32, num_entries)
+        r = load_choice(inputs, first + 64, num_entries)
+        s = load_choice(inputs, first + 96, num_entries)
         a += matches(p, q, r, s, expert)
         b += matches(p, q, r, s, expert + step)
         c += matches(p, q, r, s, expert + 2 * step)

@@ -2,7 +2,7 @@
 
  cell            written by   with                    read by     with
  arrivals[s]     source s     amo_add                 receivers   ld_acquire_sys
- counts[e, s]    source s     amo_add                 receivers   ld_acquire_sys
+ counts[e, s]    source s     amo_add                 receivers   ld_relaxed_sys
  message         source s     put_nbi_warp            receivers   bulk copy and ld_na, after arrivals
  table           receivers    st_shared               receivers   ld_shared, after syncthreads
  recv_*          receivers    bulk copy, st_weak      -           the next kernel
@@ -55,7 +55,7 @@ from nbep.device.primitives import (
     u32_mod,
     vote_ballot,
 )
-from nbep.device.protocols.arrivals import announced, wait_arrival
+from nbep.device.protocols.arrivals import announced, wait_arrival, wait_number
 from nbep.device.protocols.copies import copy_row
 from nbep.device.protocols.staging import (
     STAGE_BYTES,
@@ -89,15 +89,20 @@ def wait_sources(out, network, work, bounds, call, shape, table):
 
 @device_function
 def load_counts(network, work, bounds, call, shape, table):
-    """Copy the counts of all sources to the table, those of a source that is absent as 0. A whole block."""
+    """Copy the counts of all sources to the table. A whole block; they come long before the messages do."""
     for cell in range(thread_idx(), shape.num_experts, block_dim()):
         src = u32_mod(cell, shape.num_ranks)
-        num_tokens = 0
-        if ld_shared_s32(table + NUM_MESSAGES + 4 * src) != 0:
-            count = own_ptr(network, count_offset(call.num_rdma_bytes, call.half, cell))
-            value = wait_arrival(count, bounds, work.mask, src, LOW_LATENCY_DISPATCH_COUNT, cell)
-            num_tokens = announced(value, shape.num_max_tokens)
-        st_shared_s32(table + 4 * cell, num_tokens)
+        count = own_ptr(network, count_offset(call.num_rdma_bytes, call.half, cell))
+        value = wait_number(count, bounds, work.mask, src, LOW_LATENCY_DISPATCH_COUNT, cell)
+        st_shared_s32(table + 4 * cell, announced(value, shape.num_max_tokens))
+
+
+@device_function
+def count_of(shape, table, local_expert, src):
+    """How many tokens a source has for an expert: none if it is absent, whatever had come of it."""
+    if ld_shared_s32(table + NUM_MESSAGES + 4 * src) == 0:
+        return 0
+    return ld_shared_s32(table + 4 * (local_expert * shape.num_ranks + src))
 
 
 @device_function
@@ -105,7 +110,7 @@ def begin_of(shape, table, local_expert, src):
     """Where the tokens of a source begin among an expert's: behind those of the sources before it."""
     begin = 0
     for earlier in range(src):
-        begin += ld_shared_s32(table + 4 * (local_expert * shape.num_ranks + earlier))
+        begin += count_of(shape, table, local_expert, earlier)
     return begin
 
 
@@ -116,7 +121,7 @@ def note_ranges(out, shape, table):
         local_expert = u32_div(cell, shape.num_ranks)
         if u32_mod(local_expert, grid_dim()) == block_idx():
             src = cell - local_expert * shape.num_ranks
-            num_tokens = ld_shared_s32(table + 4 * cell)
+            num_tokens = count_of(shape, table, local_expert, src)
             note_range(out, shape, local_expert, src, begin_of(shape, table, local_expert, src), num_tokens)
 
 
@@ -218,13 +223,12 @@ def expand_message(out, message, shape, sizes, table, src, index, stage, parity,
 def expand_messages(out, network, work, bounds, call, shape, sizes, warp, lane):
     """Receiver: all warps take the messages of all sources in turn."""
     table = smem_base()
-    wait_sources(out, network, work, bounds, call, shape, table)
     stage = open_stage(table + TABLE_BYTES, warp, lane)
-    syncthreads()
     load_counts(network, work, bounds, call, shape, table)
+    wait_sources(out, network, work, bounds, call, shape, table)
+    syncthreads()
     if has_tma() and lane == 0:
         fence_proxy_async_global()  # what the arrivals have published, before the bulk copies that read it
-    syncthreads()
     parity = 0
     messages = own_ptr(network, recv_offset(call.num_rdma_bytes, call.half))
     unit = block_idx() + grid_dim() * warp

@@ -185,11 +185,14 @@ def send_messages_once(inputs, network, work, bounds, call, shape, sizes, warp, 
 
 @device_function
 def local_choice(inputs, shape, token, choice, first):
-    """The local expert of a choice on the rank whose experts begin at `first`; -1 if it is on another."""
-    if choice >= shape.num_topk:
-        return -1
-    expert = ld_nc_s64(inputs.topk_idx + 8 * (token * shape.num_topk + choice)) - first
-    return expert if 0 <= expert < u32_div(shape.num_experts, shape.num_ranks) else -1
+    """The local expert of a choice on the rank whose experts begin at `first`; -1 if it is on another.
+
+    It loads in any case: behind a branch a load waits for the one before.
+    """
+    index = token * shape.num_topk + min(choice, shape.num_topk - 1)
+    expert = ld_nc_s64(inputs.topk_idx + 8 * index) - first
+    is_here = choice < shape.num_topk and 0 <= expert < u32_div(shape.num_experts, shape.num_ranks)
+    return expert if is_here else -1
 
 
 @device_function

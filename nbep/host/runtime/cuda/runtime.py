@@ -273,7 +273,7 @@ class CudaRuntime(Runtime):
     layout_threads = 256
     notify_threads = 128
     mix_roles = True
-    low_latency_threads = (768, 512)
+    low_latency_threads = (640, 512)
     array_kinds = "an array of torch, CuPy or Numba on this GPU"
 
     def __init__(self, shared: SharedDevice, rank: int, failed: threading.Event | None = None):
