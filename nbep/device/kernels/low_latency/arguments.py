@@ -92,12 +92,12 @@ def stage_bytes(shape):
 def dispatch_smem_bytes(shape: LowLatencyShape, num_threads: int, has_tma: bool) -> int:
     """Dynamic shared memory of a dispatch block.
 
-    To send: two stages of tokens and, with deduplicate, a histogram of the experts of a rank; to receive with
-    deduplicate: the table and a stage a warp.
+    To send: two stages of tokens and, with deduplicate, a histogram of the experts of a rank; to receive: the
+    table and a stage a warp.
     """
     sending = 2 * stage_bytes(shape) + (4 * (shape.num_experts // shape.num_ranks) if shape.deduplicate else 0)
     receiving = TABLE_BYTES + (STAGE_STRIDE * (num_threads // 32) if has_tma else 0)
-    return max(sending, receiving) if shape.deduplicate else sending
+    return max(sending, receiving)
 
 
 def combine_smem_bytes(num_threads: int) -> int:

@@ -5,7 +5,7 @@
 
  cell           written by          with                    read by      with
  slots[h, e]    putters             atom_add_relaxed_gpu    -            -
- message        putters             put_nbi_warp            receivers    ld_na, after counts
+ message        putters             put_nbi_warp            receivers    bulk copy, ld_na, after counts
  counts[e, s]   putters, counters   amo_add                 receivers    ld_acquire_sys
  stage          casters             st_shared_v2, _v4       copy engine  after a proxy fence and bar_sync
 

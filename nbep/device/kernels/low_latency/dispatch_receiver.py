@@ -24,22 +24,26 @@ from nbep.device.primitives import (
     block_idx,
     clock64,
     f32_to_ue8m0,
+    fence_proxy_async_global,
     grid_dim,
+    has_tma,
     ld_na_f32,
     ld_na_s32,
     ld_na_v4,
     shfl_idx_s32,
+    smem_base,
     st_weak_f32,
     st_weak_s32,
     st_weak_s64,
     st_weak_u8,
     syncwarp,
+    tma_store_wait_read_all,
     u32_div,
     u32_mod,
 )
 from nbep.device.protocols.arrivals import announced, wait_arrival
-from nbep.device.protocols.copies import copy_row
 from nbep.device.protocols.reduce import warp_sum_s32
+from nbep.device.protocols.staging import begin_copy, end_copy, open_stage
 from nbep.device.protocols.waits import LOW_LATENCY_DISPATCH_COUNT
 
 
@@ -58,6 +62,8 @@ def wait_counts(out, network, work, bounds, call, shape, local_expert, src, lane
         if times and lane == src and out.wait_recv_cost_stats != 0:
             atom_add_relaxed_sys_s64(out.wait_recv_cost_stats + 8 * src, clock64() - start)
     syncwarp(FULL_MASK)
+    if has_tma() and lane == 0:
+        fence_proxy_async_global()  # what the counts have published, before the bulk copies that read it
     begin = warp_sum_s32(FULL_MASK, num_tokens if lane < src else 0)
     return begin, shfl_idx_s32(FULL_MASK, num_tokens, src)
 
@@ -102,6 +108,8 @@ def receive_messages(out, network, work, bounds, call, shape, sizes, warp, lane)
     group_warps = u32_div(block_dim() // 32, sizes.num_groups)
     group = u32_div(warp, group_warps)
     warp_in_group = warp - group * group_warps
+    stage = open_stage(smem_base(), warp, lane)
+    parity = 0
     pair = block_idx() + grid_dim() * group
     if group >= sizes.num_groups:
         pair = shape.num_experts
@@ -118,9 +126,12 @@ def receive_messages(out, network, work, bounds, call, shape, sizes, warp, lane)
         i = warp_in_group
         while i < num_tokens:
             row = begin + i
-            dst = out.recv_x + (local_expert * num_rows + row) * payload_bytes(shape)
-            copy_row(ld_na_v4, dst, message, payload_bytes(shape), lane)
+            begin_copy(message, payload_bytes(shape), 0, stage, lane)
             copy_notes(out, message, shape, sizes, local_expert, row, lane)
+            dst = out.recv_x + (local_expert * num_rows + row) * payload_bytes(shape)
+            parity = end_copy(ld_na_v4, dst, message, payload_bytes(shape), 0, stage, parity, lane)
             message += group_warps * message_stride(shape)
             i += group_warps
         pair += grid_dim() * sizes.num_groups
+    if has_tma() and lane == 0:
+        tma_store_wait_read_all()  # a block's shared memory ends with it

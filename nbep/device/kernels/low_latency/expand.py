@@ -208,6 +208,7 @@ def expand_message(out, message, shape, sizes, table, src, index, stage, parity,
     row = -1
     if lane < shape.num_topk:
         row = find_row(out, shape, table, entry, src, cell * shape.num_topk + lane)
+    parity = copy_to_rows(out, message, row, shape, stage, parity, lane)
     if row >= 0:
         st_weak_s32(out.recv_src_info + 4 * row, src_idx)
     if lane == 0:
@@ -216,7 +217,7 @@ def expand_message(out, message, shape, sizes, table, src, index, stage, parity,
     store_scales(out, next_scale, row, shape, sizes, lane + 32)
     for first in range(64, num_scales(shape), 32):
         store_scales(out, load_scale(message, shape, first + lane), row, shape, sizes, first + lane)
-    return copy_to_rows(out, message, row, shape, stage, parity, lane)
+    return parity
 
 
 @device_function
