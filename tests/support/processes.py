@@ -1,11 +1,13 @@
 """Programs that tests run in processes of their own."""
 
+import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -68,3 +70,16 @@ def mpirun(ranks: int | None) -> list[str]:
     if found is None:
         pytest.skip("no mpirun here")
     return [found, "-n", str(ranks)]
+
+
+def once_per_run(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[], str]) -> str:
+    """What make() gives. Of the workers of one run of pytest, the first that asks for the name makes it for all."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # a worker's own folder lies in that of the run
+    path = folder / f"{name}.txt"
+    with (folder / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            path.write_text(make())
+    return path.read_text()
