@@ -14,6 +14,7 @@ import nbformat
 from nbclient import NotebookClient
 
 HERE = Path(__file__).resolve().parent
+LIMIT_S = 1800  # of a cell, and of its kernel's start: it ends what hangs, never what is only slow
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
@@ -23,7 +24,8 @@ METADATA = {
 def execute(path: Path) -> nbformat.NotebookNode:
     """The notebook with fresh outputs."""
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=120, record_timing=False, resources={"metadata": {"path": str(HERE)}}).execute()
+    limits = {"timeout": LIMIT_S, "startup_timeout": LIMIT_S, "iopub_timeout": LIMIT_S}
+    NotebookClient(notebook, **limits, record_timing=False, resources={"metadata": {"path": str(HERE)}}).execute()
     notebook.metadata = nbformat.from_dict(METADATA)
     for number, cell in enumerate(notebook.cells):
         cell.id = f"cell-{number:02d}"

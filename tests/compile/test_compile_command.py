@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from processes import LIMIT_S
 
 from nbep.device.compile import main
 
@@ -46,7 +47,7 @@ def file(tmp_path):
 
 def compile_in_a_process(*arguments):
     command = [sys.executable, "-m", "nbep", "compile", *map(str, arguments), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     return done.returncode, [(row["kernel"], row["max_threads"]) for row in json.loads(done.stdout)], done.stderr
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from primitive_promises import promise_of
+from processes import LIMIT_S, once_per_run
 
 from nbep.device import primitives
 from nbep.device.jit import PRIMITIVES
@@ -21,45 +22,54 @@ COMPILED = [name for name in primitives.__all__ if name in PRIMITIVES and name !
 pytestmark = pytest.mark.compile
 
 
-@cache
-def probe(arch: str) -> dict:
-    """What tests/support/primitive_probe.py prints for one architecture."""
+@pytest.fixture(scope="module")
+def probe(tmp_path_factory):
+    """Architecture -> what tests/support/primitive_probe.py prints for it."""
     pytest.importorskip("numba_cuda")
-    run = subprocess.run(
-        [sys.executable, ROOT / "tests/support/primitive_probe.py", arch],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=150,
-    )
-    assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout)
+
+    def run_program(arch):
+        command = [sys.executable, ROOT / "tests/support/primitive_probe.py", arch]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=LIMIT_S)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    @cache
+    def probe_for(arch):
+        return json.loads(once_per_run(tmp_path_factory, f"primitives for {arch}", lambda: run_program(arch)))
+
+    return probe_for
 
 
-@cache
-def instructions_of(arch: str) -> dict[str, str]:
-    """Primitive -> the PTX between its mark and the next."""
-    sections = re.split(r"// probe (\w+)\n", probe(arch)["everything"])
-    return dict(zip(sections[1::2], sections[2::2], strict=True))
+@pytest.fixture(scope="module")
+def instructions_of(probe):
+    """Architecture -> primitive -> the PTX between its mark and the next."""
+
+    @cache
+    def instructions_for(arch):
+        sections = re.split(r"// probe (\w+)\n", probe(arch)["everything"])
+        return dict(zip(sections[1::2], sections[2::2], strict=True))
+
+    return instructions_for
 
 
 def is_in_order(parts: tuple[str, ...], text: str) -> bool:
     return re.search(".*".join(map(re.escape, parts)), text, re.DOTALL) is not None
 
 
-def test_every_public_primitive_is_compiled():
+def test_every_public_primitive_is_compiled(instructions_of):
     assert set(COMPILED) == set(instructions_of("sm_90"))
 
 
 @pytest.mark.parametrize("name", COMPILED)
 @pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
-def test_primitive_is_the_instruction_its_name_promises(arch, name):
+def test_primitive_is_the_instruction_its_name_promises(instructions_of, arch, name):
     promised = promise_of(name).ptx
     assert is_in_order(promised, instructions_of(arch)[name]), f"{promised} not in\n{instructions_of(arch)[name]}"
 
 
 @pytest.mark.parametrize("name", COMPILED)
-def test_primitive_on_sm_80_is_the_same_instruction_or_a_stand_in(name):
+def test_primitive_on_sm_80_is_the_same_instruction_or_a_stand_in(instructions_of, name):
     spec, ptx = PRIMITIVES[name], instructions_of("sm_80")[name]
     if spec.since <= (8, 0):
         assert is_in_order(promise_of(name).ptx, ptx)
@@ -71,12 +81,12 @@ def test_primitive_on_sm_80_is_the_same_instruction_or_a_stand_in(name):
 
 
 @pytest.mark.parametrize("arch", ARCHES)
-def test_target_is_the_plain_architecture(arch):
+def test_target_is_the_plain_architecture(probe, arch):
     assert re.search(rf"^\.target {arch}$", probe(arch)["everything"], re.MULTILINE)
 
 
 @pytest.mark.parametrize("arch", ARCHES)
-def test_primitives_are_inlined_without_stack_or_doubles(arch):
+def test_primitives_are_inlined_without_stack_or_doubles(probe, arch):
     ptx, report = probe(arch)["everything"], probe(arch)["report"]
     assert ".local" not in ptx
     assert "call" not in ptx
@@ -87,33 +97,33 @@ def test_primitives_are_inlined_without_stack_or_doubles(arch):
 
 
 @pytest.mark.parametrize(("arch", "kept", "dropped"), [("sm_80", 2222, 1111), ("sm_90", 1111, 2222)])
-def test_has_tma_drops_the_other_branch(arch, kept, dropped):
+def test_has_tma_drops_the_other_branch(probe, arch, kept, dropped):
     ptx = probe(arch)["branch"]
     assert str(kept) in ptx
     assert str(dropped) not in ptx
 
 
 @pytest.mark.parametrize("arch", ARCHES)
-def test_arithmetic_on_words_stays_integer(arch):
+def test_arithmetic_on_words_stays_integer(probe, arch):
     assert not re.search(r"\.f(32|64)", probe(arch)["words"])
 
 
 @pytest.mark.parametrize("what", ["float64 for float32", "float for an integer", "float for an address"])
-def test_argument_of_another_kind_is_refused(what):
+def test_argument_of_another_kind_is_refused(probe, what):
     assert "needs" in probe("sm_90")["refused"][what]
 
 
 @pytest.mark.parametrize("what", ["two words for four", "floats for words"])
-def test_tuple_of_another_shape_is_refused(what):
+def test_tuple_of_another_shape_is_refused(probe, what):
     assert "needs a tuple of" in probe("sm_90")["refused"][what]
 
 
-def test_second_architecture_in_one_process_is_refused():
+def test_second_architecture_in_one_process_is_refused(probe):
     assert "in another process" in probe("sm_90")["other_arch"]
 
 
 @pytest.mark.parametrize("arch", ARCHES)
-def test_kernel_has_its_own_name_its_leaves_and_its_bounds(arch):
+def test_kernel_has_its_own_name_its_leaves_and_its_bounds(probe, arch):
     result = probe(arch)
     assert ".visible .entry grouped(" in result["grouped"]
     assert result["grouped_params"] == ["arrays.x", "arrays.y", "sizes.rows", "sizes.columns", "scale"]

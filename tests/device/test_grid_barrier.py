@@ -1,11 +1,10 @@
 """All blocks of a launch meet at `barrier_grid`: on the emulator under many schedules, and as code for a GPU."""
 
-import subprocess
-import sys
 from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from processes import run_python
 
 from nbep.device import primitives as p
 from nbep.device.protocols.grid_barrier import barrier_grid
@@ -92,5 +91,4 @@ def test_a_block_that_does_not_come_is_reported():
 
 
 def test_compiles_without_spills_to_the_orders_of_its_ledger():
-    done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    run_python("-c", COMPILE)

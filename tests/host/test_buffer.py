@@ -1,14 +1,12 @@
 """The life of a Buffer: construct, use, destroy."""
 
-import os
-import subprocess
-import sys
 import warnings
 
 import ml_dtypes
 import numpy as np
 import pytest
 from arrays import to_numpy, to_target
+from processes import run_python
 from target import spawn
 
 import nbep
@@ -174,11 +172,8 @@ def test_only_explicitly_destroyed_buffers_warn_when_they_go_away(explicitly):
 
 def test_the_warning_is_seen_without_asking_for_it():
     program = "import nbep; nbep.spawn(lambda comm: nbep.Buffer(comm, 256, explicitly_destroy=True), 2, 'emulator')"
-    variables = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
-    result = subprocess.run(
-        [sys.executable, "-c", program], env=variables, capture_output=True, text=True, check=True, timeout=60
-    )
-    assert "RuntimeWarning: <Buffer of rank 0 of 2, 256 bytes> goes away without destroy()" in result.stderr
+    output = run_python("-c", program, PYTHONWARNINGS=None)
+    assert "RuntimeWarning: <Buffer of rank 0 of 2, 256 bytes> goes away without destroy()" in output
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3, 5, 16])

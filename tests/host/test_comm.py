@@ -132,7 +132,7 @@ class PollingRuntime:
     """Waits as the hosts of virtual ranks on a GPU do."""
 
     def wait_until(self, predicate, describe):
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 600
         while not predicate():
             assert time.monotonic() < deadline, describe()
             time.sleep(0)

@@ -1,10 +1,9 @@
 """nbep.spawn: one function, once per rank."""
 
-import subprocess
-import sys
 import traceback
 
 import pytest
+from processes import run_python
 from target import TARGET, spawn
 
 import nbep
@@ -83,5 +82,4 @@ def test_bad_arguments_are_refused_before_anything_runs(arguments, message):
 
 def test_import_loads_neither_numba_nor_mpi():
     code = "import nbep, sys; print(sorted({'numba', 'mpi4py'} & set(sys.modules)))"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert result.stdout.strip() == "[]"
+    assert run_python("-c", code).strip() == "[]"

@@ -21,6 +21,7 @@ from intranode import (
     expert_output,
     num_nvl_bytes,
 )
+from parts import both_parts
 from target import MEMORY_MODELS, spawn
 
 import nbep
@@ -80,7 +81,10 @@ def check_calls(seed, num_ranks, **spawn_options):
 
 
 @pytest.mark.parametrize("memory_model", MEMORY_MODELS)
-@pytest.mark.parametrize(("num_ranks", "seeds"), [(2, range(9)), (4, range(3))])
+@pytest.mark.parametrize(
+    ("num_ranks", "seeds"),
+    both_parts([(2, range(3)), (4, range(1))], thorough=[(2, range(3, 18)), (4, range(1, 7))]),
+)
 def test_every_call_gets_the_references_bits(num_ranks, seeds, memory_model):
     for seed in seeds:
         check_calls(seed, num_ranks, memory_model=memory_model)
@@ -135,7 +139,10 @@ def run_ahead(comm, rounds, steps):
 
 @pytest.mark.emulator_only("one rank is made slow")
 @pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
-@pytest.mark.parametrize(("num_ranks", "seeds"), [(2, range(6)), (4, range(2))])
+@pytest.mark.parametrize(
+    ("num_ranks", "seeds"),
+    both_parts([(2, range(3)), (4, range(2, 3))], thorough=[(2, range(3, 15)), (4, range(2)), (4, range(3, 7))]),
+)
 def test_hosts_that_run_ahead_of_a_slow_rank_get_the_references_bits(num_ranks, seeds, memory_model, monkeypatch):
     slow = {"rank": 0, "reads": 0}
 

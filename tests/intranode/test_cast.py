@@ -5,6 +5,7 @@ import pytest
 from arrays import assert_kind, to_numpy, to_target
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parts import both_parts
 from target import spawn
 
 import nbep
@@ -39,17 +40,21 @@ def check_cast(x: np.ndarray, round_scale: bool, column_major: bool) -> None:
     assert back.tobytes() == reference.per_token_cast_back(want_fp8, want_scales).tobytes()
 
 
-@settings(max_examples=12)
-@given(
-    seed=st.integers(0, 1 << 20),
-    num_tokens=st.integers(0, 4),
-    num_scales=st.integers(1, 4),
-    exponent=st.integers(-140, 120),
-    round_scale=st.booleans(),
-    column_major=st.booleans(),
-)
-def test_cast_and_cast_back_are_the_references_bits(seed, num_tokens, num_scales, exponent, round_scale, column_major):
-    check_cast(tokens(seed, num_tokens, 128 * num_scales, exponent), round_scale, column_major)
+@pytest.mark.parametrize("max_examples", both_parts([12], thorough=[200]))
+def test_cast_and_cast_back_are_the_references_bits(max_examples):
+    @settings(max_examples=max_examples)
+    @given(
+        seed=st.integers(0, 1 << 20),
+        num_tokens=st.integers(0, 4),
+        num_scales=st.integers(1, 4),
+        exponent=st.integers(-140, 120),
+        round_scale=st.booleans(),
+        column_major=st.booleans(),
+    )
+    def check(seed, num_tokens, num_scales, exponent, round_scale, column_major):
+        check_cast(tokens(seed, num_tokens, 128 * num_scales, exponent), round_scale, column_major)
+
+    check()
 
 
 @pytest.mark.parametrize("round_scale", [False, True])

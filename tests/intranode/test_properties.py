@@ -5,6 +5,7 @@ from cases import ROUTINGS, make_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from intranode import Options, run
+from parts import both_parts
 from target import MEMORY_MODELS
 
 import nbep
@@ -42,7 +43,11 @@ def options(draw, case):
 
 
 @pytest.mark.parametrize("memory_model", MEMORY_MODELS)
-@settings(max_examples=100)
-@given(data=st.data(), case=cases(), seed=st.integers(0, 1 << 20))
-def test_dispatch_and_combine_are_the_references_bits(data, case, seed, memory_model):
-    run(case, data.draw(options(case)), seed=seed, memory_model=memory_model)
+@pytest.mark.parametrize("max_examples", both_parts([20], thorough=[200]))
+def test_dispatch_and_combine_are_the_references_bits(max_examples, memory_model):
+    @settings(max_examples=max_examples)
+    @given(data=st.data(), case=cases(), seed=st.integers(0, 1 << 20))
+    def check(data, case, seed):
+        run(case, data.draw(options(case)), seed=seed, memory_model=memory_model)
+
+    check()

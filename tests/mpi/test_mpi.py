@@ -50,7 +50,7 @@ def test_a_peer_that_does_not_come_is_named():
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_a_peer_that_does_not_destroy_is_named(num_ranks):
-    mpiexec(num_ranks, "peer_that_does_not_destroy", NBEP_TIMEOUT_MS="200")
+    mpiexec(num_ranks, "peer_that_does_not_destroy", NBEP_TIMEOUT_MS="1000")
 
 
 def test_a_job_ends_when_one_rank_raises_and_another_destroys():

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 from primitive_promises import promise_of
+from processes import run_python
 
 from nbep.device import primitives
 from nbep.device.jit import PRIMITIVES
@@ -62,8 +63,5 @@ def test_every_public_name_is_a_documented_function_or_the_mask():
 
 
 def test_importing_the_package_does_not_import_numba():
-    import subprocess
-
     code = "import sys, nbep, nbep.device.primitives, nbep.device.compile; assert 'numba' not in sys.modules"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert run.returncode == 0, run.stderr
+    run_python("-c", code)

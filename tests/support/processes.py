@@ -1,29 +1,37 @@
 """Programs that tests run in processes of their own."""
 
+import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 
+# Ends what hangs, never what is only slow: on two idle cores the longest program takes 20 s.
+LIMIT_S = 900
+# Once a program has hung: where mpiexec itself does not work, all tests of it hang.
+LATER_LIMIT_S = 60
+_limit_s = LIMIT_S
+
 
 def run_python(
     *arguments: object,
-    timeout_s: float = 150,
     ranks: int | None = None,
     must_fail: bool = False,
     **environment: str | None,
 ) -> str:
     """What `python *arguments` prints; with ranks, that many of it under mpirun. A variable that is None is unset.
 
-    The test fails if the program does, or with must_fail if it does not; and if it is not done after timeout_s.
+    The test fails if the program does, or with must_fail if it does not; and if it is not done after LIMIT_S.
     """
+    global _limit_s
     command = [*mpirun(ranks), sys.executable, *map(str, arguments)]
     paths = [str(ROOT), str(ROOT / "tests" / "support"), *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = {
@@ -42,10 +50,12 @@ def run_python(
         start_new_session=True,
     ) as process:
         try:
-            output, _ = process.communicate(timeout=timeout_s)
+            output, _ = process.communicate(timeout=_limit_s)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            pytest.fail(f"{' '.join(command)} is not done after {timeout_s} s\n{process.communicate()[0]}")
+            message = f"{' '.join(command)} is not done after {_limit_s} s\n{process.communicate()[0]}"
+            _limit_s = LATER_LIMIT_S
+            pytest.fail(message)
     assert (process.returncode != 0) == must_fail, output
     return output
 
@@ -60,3 +70,16 @@ def mpirun(ranks: int | None) -> list[str]:
     if found is None:
         pytest.skip("no mpirun here")
     return [found, "-n", str(ranks)]
+
+
+def once_per_run(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[], str]) -> str:
+    """What make() gives. Of the workers of one run of pytest, the first that asks for the name makes it for all."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # a worker's own folder lies in that of the run
+    path = folder / f"{name}.txt"
+    with (folder / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            path.write_text(make())
+    return path.read_text()
