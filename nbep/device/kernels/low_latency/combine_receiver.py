@@ -137,7 +137,7 @@ def add_four(table, total, loaded, first, num_rows):
 
 @device_function
 def sum_columns(table, num_rows, offset, next_offset):
-    """The weighted sums of eight columns of all listed rows at two places; 16 loads in flight. -1: no second place."""
+    """The weighted sums of eight columns of all listed rows at two places; 12 loads in flight. -1: no second place."""
     num_next = num_rows if next_offset >= 0 else 0
     total = zero_f32x8()
     next_total = zero_f32x8()
@@ -145,8 +145,8 @@ def sum_columns(table, num_rows, offset, next_offset):
         a = load_four(table, first, num_rows, offset)
         b = load_four(table, first + 4, num_rows, offset)
         c = load_four(table, first, num_next, next_offset)
-        d = load_four(table, first + 4, num_next, next_offset)
         total = add_four(table, total, a, first, num_rows)
+        d = load_four(table, first + 4, num_next, next_offset)
         total = add_four(table, total, b, first + 4, num_rows)
         next_total = add_four(table, next_total, c, first, num_next)
         next_total = add_four(table, next_total, d, first + 4, num_next)

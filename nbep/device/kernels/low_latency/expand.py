@@ -44,6 +44,7 @@ from nbep.device.primitives import (
     ld_shared_s32,
     shfl_idx_s32,
     smem_base,
+    st_na_v4,
     st_shared_s32,
     st_weak_f32,
     st_weak_s32,
@@ -56,7 +57,7 @@ from nbep.device.primitives import (
     vote_ballot,
 )
 from nbep.device.protocols.arrivals import announced, wait_arrival, wait_number
-from nbep.device.protocols.copies import copy_row
+from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
 from nbep.device.protocols.staging import (
     STAGE_BYTES,
     begin_fill,
@@ -163,10 +164,12 @@ def copy_to_rows(out, message, row, shape, stage, parity, lane):
             drain_stage(lane)
             offset += STAGE_BYTES
     else:
-        while chosen != 0:
-            dst = shfl_idx_s32(FULL_MASK, row, ffs_u32(chosen) - 1)
-            copy_row(ld_na_v4, out.recv_x + dst * num_bytes, message, num_bytes, lane)
-            chosen &= chosen - 1
+        for offset in range(lane * VEC_BYTES, num_bytes, WARP_BYTES):
+            words = ld_na_v4(message + offset)
+            left = chosen
+            while left != 0:
+                st_na_v4(out.recv_x + shfl_idx_s32(FULL_MASK, row, ffs_u32(left) - 1) * num_bytes + offset, words)
+                left &= left - 1
     return parity
 
 
