@@ -122,7 +122,7 @@ def compile_to_ptx(spec: KernelSpec, cc: ComputeCapability, *, lineinfo: bool = 
                 cc=cc,
                 abi="numba",
                 lineinfo=lineinfo,
-                launch_bounds=(spec.max_threads, spec.min_blocks),
+                launch_bounds=(spec.threads_on(cc), spec.min_blocks),
             )
         except Exception as error:  # Numba's own errors, and those of what it does not expect
             raise CompileError(f"{spec.name} for {arch_name(cc)}: {explain(error, spec.function)}") from error
@@ -277,7 +277,7 @@ def describe(spec: KernelSpec, cc: ComputeCapability, ptx_dir: Path | None) -> d
     return {
         "kernel": spec.name,
         "arch": arch_name(cc),
-        "max_threads": spec.max_threads,
+        "max_threads": spec.threads_on(cc),
         **asdict(compiled.report),
         **count_instructions(compiled.ptx),
         "loads_in_flight": None if text is None else loads_in_flight(text),

@@ -71,6 +71,11 @@ class KernelSpec:
     max_threads: int = 1024
     min_blocks: int = 1
     clusters: tuple[int, ...] = ()
+    max_threads_before_sm90: int = 1024
+
+    def threads_on(self, cc: ComputeCapability) -> int:
+        """Most threads a block on a card: where the copy engine is missing, its work takes registers."""
+        return self.max_threads if cc >= (9, 0) else min(self.max_threads, self.max_threads_before_sm90)
 
     @cached_property
     def params(self) -> tuple[Param, ...]:
@@ -121,11 +126,16 @@ def device_function(function: F) -> F:
 
 
 def kernel(
-    *bare: Callable, max_threads: int = 1024, min_blocks: int = 1, clusters: Sequence[int] = ()
+    *bare: Callable,
+    max_threads: int = 1024,
+    min_blocks: int = 1,
+    clusters: Sequence[int] = (),
+    max_threads_before_sm90: int = 1024,
 ) -> Callable[[F], F]:
     """Record an entry point.
 
     Args:    max_threads  most threads a block that it is launched with; fewer leave the compiler more registers
+             max_threads_before_sm90  the same for cards without the copy engine, if it is less
              min_blocks   blocks that an SM should hold at once, which bounds the registers
              clusters     sizes of 2 to 8 blocks: with n, blocks 0 to n - 1, n to 2 n - 1, and so on run side by side. A
                           launch takes the first size that divides its grid and for which there is room, or none. It
@@ -139,7 +149,9 @@ def kernel(
         raise ValueError(f"clusters: got {tuple(clusters)}; must be sizes of 2 to {MAX_CLUSTER} blocks")
 
     def record(function: F) -> F:
-        spec = KernelSpec(function.__name__, function, max_threads, min_blocks, tuple(clusters))
+        spec = KernelSpec(
+            function.__name__, function, max_threads, min_blocks, tuple(clusters), max_threads_before_sm90
+        )
         function.kernel_spec = spec  # type: ignore[attr-defined]
         if spec.is_own:
             known = KERNELS.setdefault(spec.name, spec)

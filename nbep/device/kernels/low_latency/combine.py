@@ -43,7 +43,7 @@ from nbep.device.primitives import syncthreads, thread_idx
 from nbep.device.protocols.peers import Bounds
 
 
-@kernel(max_threads=512)
+@kernel(max_threads=512, max_threads_before_sm90=384)
 def low_latency_combine(
     out: CombineOutputs,
     inputs: CombineInputs,

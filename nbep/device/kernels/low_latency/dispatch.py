@@ -48,7 +48,7 @@ from nbep.device.primitives import block_dim, syncthreads, thread_idx
 from nbep.device.protocols.peers import Bounds
 
 
-@kernel(max_threads=640)
+@kernel(max_threads=640, max_threads_before_sm90=512)
 def low_latency_dispatch(
     out: DispatchOutputs,
     inputs: DispatchInputs,

@@ -273,7 +273,6 @@ class CudaRuntime(Runtime):
     layout_threads = 256
     notify_threads = 128
     mix_roles = True
-    low_latency_threads = (640, 512)
     array_kinds = "an array of torch, CuPy or Numba on this GPU"
 
     def __init__(self, shared: SharedDevice, rank: int, failed: threading.Event | None = None):
@@ -419,6 +418,10 @@ class CudaRuntime(Runtime):
                 return predicate()
             time.sleep(0)  # lets the other virtual ranks run
         return True
+
+    @property
+    def low_latency_threads(self) -> tuple[int, int]:  # type: ignore[override]
+        return (640, 512) if self.has_tma else (512, 384)
 
     @property
     def shares_current_stream(self) -> bool:  # type: ignore[override]
