@@ -18,13 +18,15 @@ def run_python(
     timeout_s: float = 150,
     ranks: int | None = None,
     must_fail: bool = False,
+    survive: bool = False,
     **environment: str | None,
 ) -> str:
     """What `python *arguments` prints; with ranks, that many of it under mpirun. A variable that is None is unset.
 
     The test fails if the program does, or with must_fail if it does not; and if it is not done after timeout_s.
+    survive: ranks go on when another one is killed. They must not finalize MPI then: that waits for all.
     """
-    command = [*mpirun(ranks), sys.executable, *map(str, arguments)]
+    command = [*(surviving_mpirun(ranks) if survive else mpirun(ranks)), sys.executable, *map(str, arguments)]
     paths = [str(ROOT), str(ROOT / "tests" / "support"), *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = {
         **os.environ,
@@ -60,3 +62,17 @@ def mpirun(ranks: int | None) -> list[str]:
     if found is None:
         pytest.skip("no mpirun here")
     return [found, "-n", str(ranks)]
+
+
+def surviving_mpirun(ranks: int | None) -> list[str]:
+    """The command that starts processes which are not ended when one of them is.
+
+    MPICH's mpiexec, told to, ends no other process when one exits with a status, but it does when one dies of a signal:
+    a shell in between makes a status of the signal. It also sends SIGUSR1 to the others, who have to ignore it.
+    """
+    mpiexec, *arguments = mpirun(ranks)
+    version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False).stdout
+    if "HYDRA" not in version:
+        pytest.skip("the mpiexec here is not MPICH's")
+    shell = ["sh", "-c", 'trap "" USR1; "$@"; exit $?', "sh"]
+    return [mpiexec, "-disable-auto-cleanup", *arguments, *shell]
