@@ -14,7 +14,8 @@ thread knows what all of its warp have signalled before, a kernel that starts kn
 passes on counts as told by its thread.
 
 The copy engine loads from global memory with what its thread knows to be behind a fence.proxy.async.global, of its own
-or of one who stored.  A copy is checked where it starts; it is over for those who know of a wait for it.
+or of one who stored.  A copy is checked where it starts; it is over for those who know of a wait for it.  A thread that
+leaves without a wait for what its copies read is an error, also if they happen to have read it.
 
 Once a wait was over time nothing is checked any more.
 """
@@ -27,6 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 from .bulk import MBarrier
 from .data_race import race
+from .errors import EmulatorError
+from .faults import error_at
 from .kinds import KINDS
 from .knowledge import (
     ALL_CLOCKS,
@@ -235,7 +238,11 @@ class CheckedThread(Thread):
         return is_over
 
     def leave(self) -> None:
-        for group in (self.open_group, *self.groups):
+        groups = [self.open_group, *self.groups]
+        if any(access.verb == "load" for group in groups for access in group):
+            message = "a thread leaves the kernel without having waited until its bulk stores have read shared memory"
+            raise error_at(self, EmulatorError, f"{message}: wait_group.read is missing")
+        for group in groups:
             self.take_over(group)
         for access in self.stores:
             access.at_exit = True

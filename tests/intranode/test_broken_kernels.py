@@ -104,7 +104,9 @@ def test_either_end_of_a_pair_that_is_relaxed_is_a_data_race_under_the_first_see
 
 @pytest.mark.parametrize("missing", ["bar_red_and", "fence_proxy_async_global", "tma_store_wait_all"])
 def test_a_step_that_orders_a_slot_and_is_left_out_is_a_data_race(missing, monkeypatch):
-    in_place = without_waiting if missing == "bar_red_and" else nothing
+    in_place = {"bar_red_and": without_waiting, "tma_store_wait_all": primitives.tma_store_wait_read_all}.get(
+        missing, nothing
+    )
     monkeypatch.setattr(importlib.import_module(DISPATCH), missing, in_place)
     case = make_case(1, num_tokens=16, num_topk=2, routing="everywhere")
     found = set()

@@ -11,20 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import Case
-from intranode import Report
 from low_latency import (
     ASYNC,
     HOOK,
     Options,
-    Outcome,
     Trip,
-    check_combined,
-    check_dispatched,
-    expected_combine,
-    expected_dispatch,
     make_buffer,
     make_low_latency_case,
 )
+from masked import check_survivor
 from target import spawn
 
 import nbep
@@ -44,25 +39,6 @@ MODELS = ["sc", "delayed"]  # once a wait is over time `checked` checks no more
 
 def make_case(seed: int) -> Case:
     return make_low_latency_case(seed, num_ranks=NUM_RANKS, num_tokens=(3, 5, 4, 2), num_topk=4)
-
-
-def without(case: Case, senders: Sequence[int], owners: Sequence[int]) -> Case:
-    """The case as if some ranks had no choices, and nobody had chosen the experts of some ranks."""
-    num_local_experts = case.num_experts // case.num_ranks
-    topk_idx = [np.where(np.isin(idx // num_local_experts, owners), -1, idx) for idx in case.topk_idx]
-    return replace(case, topk_idx=[np.full_like(i, -1) if r in senders else i for r, i in enumerate(topk_idx)])
-
-
-def check_survivor(
-    case: Case, options: Options, rank: int, outcome: Outcome, senders: Sequence[int], owners: Sequence[int]
-) -> None:
-    """Compare what a rank got in a trip whose dispatch `senders`, and whose combine `owners` have taken no part in."""
-    report = Report(f"inputs {case.seed}, {options}, rank {rank}, without {senders} and {owners}")
-    dispatched = expected_dispatch(without(case, senders, []), options)
-    check_dispatched(report, case, options, rank, dispatched[rank], outcome)
-    combine_case = without(case, senders, owners)
-    combined = expected_combine(combine_case, options, dispatched)
-    check_combined(report, combine_case, options, rank, combined[rank], outcome)
 
 
 def masks(buffer: nbep.Buffer) -> list[int]:

@@ -25,14 +25,16 @@ def run_python(
     *arguments: object,
     ranks: int | None = None,
     must_fail: bool = False,
+    survive: bool = False,
     **environment: str | None,
 ) -> str:
     """What `python *arguments` prints; with ranks, that many of it under mpirun. A variable that is None is unset.
 
     The test fails if the program does, or with must_fail if it does not; and if it is not done after LIMIT_S.
+    survive: ranks go on when another one is killed. They must not finalize MPI then: that waits for all.
     """
     global _limit_s
-    command = [*mpirun(ranks), sys.executable, *map(str, arguments)]
+    command = [*(surviving_mpirun(ranks) if survive else mpirun(ranks)), sys.executable, *map(str, arguments)]
     paths = [str(ROOT), str(ROOT / "tests" / "support"), *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = {
         **os.environ,
@@ -83,3 +85,17 @@ def once_per_run(tmp_path_factory: pytest.TempPathFactory, name: str, make: Call
         if not path.exists():
             path.write_text(make())
     return path.read_text()
+
+
+def surviving_mpirun(ranks: int | None) -> list[str]:
+    """The command that starts processes which are not ended when one of them is.
+
+    MPICH's mpiexec, told to, ends no other process when one exits with a status, but it does when one dies of a signal:
+    a shell in between makes a status of the signal. It also sends SIGUSR1 to the others, who have to ignore it.
+    """
+    mpiexec, *arguments = mpirun(ranks)
+    version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False).stdout
+    if "HYDRA" not in version:
+        pytest.skip("the mpiexec here is not MPICH's")
+    shell = ["sh", "-c", 'trap "" USR1; "$@"; exit $?', "sh"]
+    return [mpiexec, "-disable-auto-cleanup", *arguments, *shell]

@@ -1,0 +1,111 @@
+"""Low-latency calls under mpiexec, once per rank: `python low_latency_programs.py NAME`. A failure ends all ranks."""
+
+import os
+import signal
+import sys
+import traceback
+import warnings
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+from mpi4py import MPI
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+
+import numpy as np
+from low_latency import ASYNC, HOOK, Options, Trip, check, make_buffer, make_low_latency_case
+from masked import check_survivor
+
+KILLED = 1
+
+
+def make_case(seed: int, num_ranks: int):
+    num_tokens = [(5 * rank + 3) % 8 for rank in range(num_ranks)]
+    return make_low_latency_case(seed, num_ranks=num_ranks, num_tokens=num_tokens, num_topk=3, hidden=256)
+
+
+def check_all_ranks(comm, case, options, outcome):
+    """Compare what all ranks got with the reference, on rank 0."""
+    outcomes = comm.gather(outcome)
+    if comm.rank == 0:
+        check(case, options, outcomes, f"inputs {case.seed}")
+
+
+def round_trips(comm):
+    """Trips of several kinds on one buffer, one after the other."""
+    kinds = [
+        Options(),
+        Options(use_fp8=True, dispatch_as=HOOK, combine_as=HOOK, with_stats=True),
+        Options(deduplicate=True, use_fp8=True, round_scale=True),
+        Options(dispatch_as=ASYNC, combine_as=ASYNC, use_logfmt=True),
+        Options(deduplicate=True, zero_copy=True, with_out=True),
+    ]
+    trips = [(make_case(seed, comm.size), options) for seed, options in enumerate(kinds)]
+    buffer = make_buffer(comm, trips)
+    outcomes = [Trip(buffer, case, options).whole() for case, options in trips]
+    buffer.destroy()
+    for (case, options), outcome in zip(trips, outcomes, strict=True):
+        check_all_ranks(comm, case, options, outcome)
+
+
+def two_calls_in_flight(comm):
+    """Each dispatch is received when the next one is sent; then the same with combines. Nobody waits for a barrier."""
+    for options in (Options(use_fp8=True), Options(deduplicate=True)):
+        options = replace(options, dispatch_as=HOOK, combine_as=HOOK)
+        cases = [make_case(seed, comm.size) for seed in range(6)]
+        buffer = make_buffer(comm, [(case, options) for case in cases])
+        trips = [Trip(buffer, case, options) for case in cases]
+        for send, receive in (("send_dispatch", "receive_dispatch"), ("send_combine", "receive_combine")):
+            getattr(trips[0], send)()
+            for trip, following in pairwise(trips):
+                getattr(following, send)()
+                getattr(trip, receive)()
+            getattr(trips[-1], receive)()
+        buffer.destroy()
+        for case, trip in zip(cases, trips, strict=True):
+            check_all_ranks(comm, case, options, trip.outcome)
+
+
+def rank_that_is_killed(comm):
+    """Run where ranks survive: rank 1 kills itself between two trips, or within one. The others go on without it."""
+    for_all, within, later = (make_case(seed, comm.size) for seed in range(3))
+    options = Options(deduplicate="deduplicate" in sys.argv, dispatch_as=HOOK, combine_as=HOOK)
+    buffer = make_buffer(comm, [(case, options) for case in (for_all, within, later)], enable_shrink=True)
+    outcomes = [Trip(buffer, for_all, options).whole()]
+    trip = Trip(buffer, within, options)
+    trip.send_dispatch()
+    trip.receive_dispatch()
+    if comm.rank == KILLED:
+        os.kill(os.getpid(), signal.SIGKILL)
+    trip.send_combine()
+    trip.receive_combine()
+    outcomes += [trip.outcome, Trip(buffer, later, options).whole()]
+    status = np.zeros(comm.size, np.int32)
+    buffer.low_latency_query_mask_buffer(status)
+    assert status.tolist() == [int(rank == KILLED) for rank in range(comm.size)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        buffer.destroy()
+    (told,) = caught
+    assert str(told.message).startswith(f"rank {comm.rank}: destroy does not wait for rank {KILLED}, masked. Nothing")
+    check_survivor(for_all, options, comm.rank, outcomes[0], [], [])
+    check_survivor(within, options, comm.rank, outcomes[1], [], [KILLED])
+    check_survivor(later, options, comm.rank, outcomes[2], [KILLED], [KILLED])
+
+
+def main():
+    comm = MPI.COMM_WORLD
+    try:
+        globals()[sys.argv[1]](comm)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        comm.Abort(1)
+    print(f"rank {comm.rank} is done", flush=True)
+    if globals()[sys.argv[1]] is rank_that_is_killed:
+        os._exit(0)  # at its usual end Python finalizes MPI, which waits for the rank that was killed
+
+
+if __name__ == "__main__":
+    main()
