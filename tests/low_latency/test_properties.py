@@ -3,7 +3,8 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from low_latency import ASYNC, BOTH, HOOK, LOW_LATENCY_ROUTINGS, MAX_EXAMPLES, Options, make_low_latency_case, run
+from low_latency import ASYNC, BOTH, HOOK, LOW_LATENCY_ROUTINGS, Options, make_low_latency_case, run
+from parts import both_parts
 from target import MEMORY_MODELS, TARGET
 
 
@@ -44,7 +45,7 @@ def options(draw, case):
 
 
 @pytest.mark.parametrize("memory_model", MEMORY_MODELS)
-@pytest.mark.parametrize("max_examples", MAX_EXAMPLES)
+@pytest.mark.parametrize("max_examples", both_parts([10], thorough=[120]))
 def test_dispatch_and_combine_are_the_references_bits(max_examples, memory_model):
     @settings(max_examples=max_examples)
     @given(data=st.data(), case=cases(), seed=st.integers(0, 1 << 20))

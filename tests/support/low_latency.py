@@ -28,9 +28,6 @@ FACTORS = np.array([1, -1, 1.5 * 2**-18, 1, -1, 1.25 * 2**-17, 0.5], np.float32)
 LOW_LATENCY_ROUTINGS = (*ROUTINGS, "one_expert")
 BOTH, HOOK, ASYNC = "both", "hook", "async"
 STATS_BEFORE = 7  # statistics are added to what was there
-# How much the tests of the folder try: parameters, so that a part of the suite with more time can add to them.
-MAX_EXAMPLES = [10]  # of hypothesis, for each memory model
-CALL_SEEDS = [(2, range(4)), (3, range(1))]  # (ranks, seeds) of calls that follow each other
 LOGFMT_ON_A_GPU = 1e-6  # calc_diff: its logarithms are approximations
 
 
