@@ -1,20 +1,16 @@
 """One process per rank: peers' memory comes through handles of every type, and calls go into CUDA graphs."""
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from cases import make_case
 from intranode import Options, run
-from processes import run_python
-from target import unusable_reason
+from processes import GPU_EACH, need_gpus, run_python
 
 pytestmark = pytest.mark.cuda
 
 HERE = Path(__file__).parent
 HANDLE_TYPES = ("ipc", "posix_fd", "fabric")
-# torch's own allocator: the other one is for ranks that share a card.
-ENVIRONMENT = {"PYTORCH_CUDA_ALLOC_CONF": None, "NBEP_TIMEOUT_MS": None}
 
 
 def fabric_refusal() -> str | None:
@@ -31,32 +27,21 @@ def fabric_refusal() -> str | None:
     return None
 
 
-def need(num_gpus: int) -> None:
-    """Skip the test if there are fewer GPUs, or no torch or mpi4py."""
-    for library in ("torch", "mpi4py"):
-        if find_spec(library) is None:
-            pytest.skip(f"no {library} here")
-    from nbep.host.runtime.cuda.driver import num_devices
-
-    if unusable_reason() is None and num_devices() < num_gpus:
-        pytest.skip(f"{num_devices()} of {num_gpus} GPUs")
-
-
 @pytest.mark.parametrize("num_gpus", [2, 4, 8])
 @pytest.mark.parametrize("handle_type", HANDLE_TYPES)
 def test_every_rank_gets_what_the_reference_says(handle_type, num_gpus):
-    need(num_gpus)
+    need_gpus(num_gpus)
     if handle_type == "fabric" and (reason := fabric_refusal()):
         pytest.skip(reason)
-    output = run_python(HERE / "mpi_main.py", handle_type, ranks=num_gpus, **ENVIRONMENT)
+    output = run_python(HERE / "mpi_main.py", handle_type, ranks=num_gpus, **GPU_EACH)
     assert f"{handle_type} rounds on {num_gpus} GPUs: 0 wrong" in output
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
 @pytest.mark.parametrize("handle_type", HANDLE_TYPES)
 def test_processes_read_and_write_each_others_memory_or_all_are_told_why_not(handle_type, num_ranks):
-    need(1)
-    output = run_python(HERE / "handles_main.py", handle_type, ranks=num_ranks, **ENVIRONMENT)
+    need_gpus(1)
+    output = run_python(HERE / "handles_main.py", handle_type, ranks=num_ranks, **GPU_EACH)
     outcome = "not offered: " if handle_type == "fabric" and fabric_refusal() else "all right"
     assert f"{handle_type} handles between {num_ranks} processes: {outcome}" in output
 
@@ -74,15 +59,15 @@ def test_virtual_ranks_get_what_the_reference_says_or_are_told_why_not(handle_ty
 
 @pytest.mark.parametrize("num_gpus", [2, 8])
 def test_ranks_of_a_torch_process_group_get_what_the_reference_says(num_gpus):
-    need(num_gpus)
+    need_gpus(num_gpus)
     program = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", num_gpus, HERE / "torch_main.py"]
-    output = run_python(*program, **ENVIRONMENT)
+    output = run_python(*program, **GPU_EACH)
     assert f"rounds on {num_gpus} GPUs: 0 wrong" in output
 
 
 @pytest.mark.parametrize("num_gpus", [2, 8])
 @pytest.mark.parametrize("options", [[], ["--async"]], ids=["blocking", "async"])
 def test_a_cuda_graph_of_dispatch_and_combine_takes_new_inputs(num_gpus, options):
-    need(num_gpus)
-    output = run_python(HERE / "graph_main.py", *options, ranks=num_gpus, **ENVIRONMENT)
+    need_gpus(num_gpus)
+    output = run_python(HERE / "graph_main.py", *options, ranks=num_gpus, **GPU_EACH)
     assert f"replays on {num_gpus} GPUs: 0 wrong" in output

@@ -8,11 +8,15 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from target import unusable_reason
 
 ROOT = Path(__file__).parents[2]
+# For processes with a GPU each. torch's own allocator: the other one is for ranks that share a card.
+GPU_EACH: dict[str, str | None] = {"PYTORCH_CUDA_ALLOC_CONF": None, "NBEP_TIMEOUT_MS": None}
 
 # Ends what hangs, never what is only slow: on two idle cores the longest program takes 20 s.
 LIMIT_S = 900
@@ -99,3 +103,14 @@ def surviving_mpirun(ranks: int | None) -> list[str]:
         pytest.skip("the mpiexec here is not MPICH's")
     shell = ["sh", "-c", 'trap "" USR1; "$@"; exit $?', "sh"]
     return [mpiexec, "-disable-auto-cleanup", *arguments, *shell]
+
+
+def need_gpus(num_gpus: int) -> None:
+    """Skip the test if there are fewer GPUs, or no torch or mpi4py."""
+    for library in ("torch", "mpi4py"):
+        if find_spec(library) is None:
+            pytest.skip(f"no {library} here")
+    from nbep.host.runtime.cuda.driver import num_devices
+
+    if unusable_reason() is None and num_devices() < num_gpus:
+        pytest.skip(f"{num_devices()} of {num_gpus} GPUs")

@@ -1,0 +1,39 @@
+"""The low-latency mode with one process per GPU: random rounds, CUDA graphs, and a process that exits."""
+
+from pathlib import Path
+
+import pytest
+from processes import GPU_EACH, need_gpus, run_python
+
+pytestmark = pytest.mark.cuda
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.parametrize("num_gpus", [2, 4, 8])
+def test_random_rounds_are_right(num_gpus):
+    need_gpus(num_gpus)
+    output = run_python(HERE / "low_latency_main.py", "--rounds", 100, ranks=num_gpus, **GPU_EACH)
+    assert f"100 low-latency rounds on {num_gpus} GPUs: 0 wrong" in output
+
+
+@pytest.mark.parametrize("num_gpus", [2, 4])
+@pytest.mark.parametrize("options", [[], ["--hooks"]], ids=["whole", "hooks"])
+def test_a_cuda_graph_of_low_latency_calls_takes_new_inputs(num_gpus, options):
+    need_gpus(num_gpus)
+    output = run_python(HERE / "low_latency_graph_main.py", *options, ranks=num_gpus, **GPU_EACH)
+    assert f"replays on {num_gpus} GPUs: 0 wrong" in output
+
+
+def test_a_cuda_graph_of_an_odd_number_of_calls_is_told_what_is_wrong():
+    need_gpus(2)
+    output = run_python(HERE / "low_latency_graph_main.py", "--odd", ranks=2, **GPU_EACH)
+    assert "an odd graph on 2 GPUs: 0 wrong" in output
+
+
+@pytest.mark.parametrize("options", [[], ["--deduplicate"]], ids=["plain", "deduplicate"])
+@pytest.mark.parametrize("num_gpus", [3, 4])
+def test_the_others_go_on_when_a_process_exits(num_gpus, options):
+    need_gpus(num_gpus)
+    output = run_python(HERE / "shrink_main.py", *options, ranks=num_gpus, survive=True, must_fail=True, **GPU_EACH)
+    assert [rank for rank in range(num_gpus) if f"rank {rank} is done" not in output] == [1]
