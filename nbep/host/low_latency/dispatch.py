@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from nbep.device.kernels.low_latency.arguments import (
+    MAX_GROUPS,
     DispatchInputs,
     DispatchOutputs,
     DispatchSizes,
@@ -164,7 +165,8 @@ def _plan(memory: NodeMemory, mode: LowLatencyMemory, x: Array, topk_idx: Array,
     smem_bytes = dispatch_smem_bytes(shape, num_threads, runtime.has_tma)
     if smem_bytes > runtime.max_smem_bytes:
         refuse("hidden size of x", hidden, f"so small that two tokens fit into {runtime.max_smem_bytes} bytes")
-    sizes = DispatchSizes(num_tokens, num_topk, int(options.round_scale), int(options.use_ue8m0))
+    num_groups = min(-(-num_experts // mode.num_blocks), MAX_GROUPS, num_threads // 32)
+    sizes = DispatchSizes(num_tokens, num_topk, num_groups, int(options.round_scale), int(options.use_ue8m0))
     args = mode.network, mode.work, memory.bounds, shape, sizes
     kernel = runtime.prepare(dispatch_kernel, mode.num_blocks, num_threads, smem_bytes, *args)
     rows = (num_experts // mode.num_ranks, mode.num_ranks * num_max_tokens, hidden)

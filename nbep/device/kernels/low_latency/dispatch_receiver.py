@@ -48,37 +48,24 @@ from nbep.device.protocols.waits import LOW_LATENCY_DISPATCH_COUNT
 
 
 @device_function
-def wait_counts(out, network, work, bounds, call, shape, first, lane, times):
-    """How many tokens a source has for an expert; another one in each lane.
+def wait_counts(out, network, work, bounds, call, shape, local_expert, src, lane, times):
+    """Where the tokens of a source begin among an expert's, and how many there are; the same in every lane.
 
-    The lanes look after the pairs `first`, first + grid_dim(), and so on, num_ranks lanes each: lane s of a pair waits
-    for the count of source s, up to the pair's own. times: whether this warp notes how long it waited.
+    Lane s waits for the count of source s, up to `src`. times: whether this warp notes how long it waited.
     """
-    pair = first + u32_div(lane, shape.num_ranks) * grid_dim()
-    source = u32_mod(lane, shape.num_ranks)
     num_tokens = 0
-    if lane < pairs_at_once(shape) * shape.num_ranks and pair < shape.num_experts:
-        local_expert = u32_div(pair, shape.num_ranks)
-        src = u32_mod(pair, shape.num_ranks)
-        if source <= src:
-            start = clock64() if times else 0
-            count = count_offset(call.num_rdma_bytes, call.half, local_expert * shape.num_ranks + source)
-            value = wait_arrival(
-                own_ptr(network, count), bounds, work.mask, source, LOW_LATENCY_DISPATCH_COUNT, local_expert
-            )
-            num_tokens = announced(value, shape.num_max_tokens)
-            if times and source == src and out.wait_recv_cost_stats != 0:
-                atom_add_relaxed_sys_s64(out.wait_recv_cost_stats + 8 * src, clock64() - start)
+    if lane <= src:
+        start = clock64() if times else 0
+        count = count_offset(call.num_rdma_bytes, call.half, local_expert * shape.num_ranks + lane)
+        value = wait_arrival(own_ptr(network, count), bounds, work.mask, lane, LOW_LATENCY_DISPATCH_COUNT, local_expert)
+        num_tokens = announced(value, shape.num_max_tokens)
+        if times and lane == src and out.wait_recv_cost_stats != 0:
+            atom_add_relaxed_sys_s64(out.wait_recv_cost_stats + 8 * src, clock64() - start)
     syncwarp(FULL_MASK)
     if has_tma() and lane == 0:
         fence_proxy_async_global()  # what the counts have published, before the bulk copies that read it
-    return num_tokens
-
-
-@device_function
-def pairs_at_once(shape):
-    """How many (local expert, source) pairs a warp has lanes for."""
-    return u32_div(32, shape.num_ranks)
+    begin = warp_sum_s32(FULL_MASK, num_tokens if lane < src else 0)
+    return begin, shfl_idx_s32(FULL_MASK, num_tokens, src)
 
 
 @device_function
@@ -116,41 +103,35 @@ def copy_notes(out, message, shape, sizes, local_expert, row, lane):
 
 @device_function
 def receive_messages(out, network, work, bounds, call, shape, sizes, warp, lane):
-    """Receiver: every grid_dim()-th (local expert, source); all warps of the block take the messages of all in turn.
-
-    Which warp is next goes on from pair to pair: with a row or less for each of them no warp copies two.
-    """
+    """Receiver: a group of warps for each (local expert, source), its warps take the messages in turn."""
     num_rows = shape.num_ranks * shape.num_max_tokens
-    num_warps = block_dim() // 32
+    group_warps = u32_div(block_dim() // 32, sizes.num_groups)
+    group = u32_div(warp, group_warps)
+    warp_in_group = warp - group * group_warps
     stage = open_stage(smem_base(), warp, lane)
     parity = 0
+    pair = block_idx() + grid_dim() * group
+    if group >= sizes.num_groups:
+        pair = shape.num_experts
     messages = own_ptr(network, recv_offset(call.num_rdma_bytes, call.half))
-    next_warp = 0
-    first = block_idx()
-    while first < shape.num_experts:
-        num_of_lane = wait_counts(out, network, work, bounds, call, shape, first, lane, warp == 0)
-        pair = first
-        first_lane = 0
-        while first_lane < pairs_at_once(shape) * shape.num_ranks and pair < shape.num_experts:
-            local_expert = u32_div(pair, shape.num_ranks)
-            src = u32_mod(pair, shape.num_ranks)
-            is_before = first_lane <= lane < first_lane + src
-            begin = warp_sum_s32(FULL_MASK, num_of_lane if is_before else 0)
-            num_tokens = shfl_idx_s32(FULL_MASK, num_of_lane, first_lane + src)
-            i = warp - next_warp if warp >= next_warp else warp - next_warp + num_warps
-            if i == 0 and lane == 0:
-                note_range(out, shape, local_expert, src, begin, num_tokens)
-            while i < num_tokens:
-                message = messages + (pair * shape.num_max_tokens + i) * message_stride(shape)
-                row = begin + i
-                begin_copy(message, payload_bytes(shape), 0, stage, lane)
-                copy_notes(out, message, shape, sizes, local_expert, row, lane)
-                dst = out.recv_x + (local_expert * num_rows + row) * payload_bytes(shape)
-                parity = end_copy(ld_na_v4, dst, message, payload_bytes(shape), 0, stage, parity, lane)
-                i += num_warps
-            next_warp = u32_mod(next_warp + num_tokens, num_warps)
-            first_lane += shape.num_ranks
-            pair += grid_dim()
-        first = pair
+    while pair < shape.num_experts:
+        local_expert = u32_div(pair, shape.num_ranks)
+        src = u32_mod(pair, shape.num_ranks)
+        begin, num_tokens = wait_counts(
+            out, network, work, bounds, call, shape, local_expert, src, lane, warp_in_group == 0
+        )
+        if warp_in_group == 0 and lane == 0:
+            note_range(out, shape, local_expert, src, begin, num_tokens)
+        message = messages + (pair * shape.num_max_tokens + warp_in_group) * message_stride(shape)
+        i = warp_in_group
+        while i < num_tokens:
+            row = begin + i
+            begin_copy(message, payload_bytes(shape), 0, stage, lane)
+            copy_notes(out, message, shape, sizes, local_expert, row, lane)
+            dst = out.recv_x + (local_expert * num_rows + row) * payload_bytes(shape)
+            parity = end_copy(ld_na_v4, dst, message, payload_bytes(shape), 0, stage, parity, lane)
+            message += group_warps * message_stride(shape)
+            i += group_warps
+        pair += grid_dim() * sizes.num_groups
     if has_tma() and lane == 0:
         tma_store_wait_read_all()  # a block's shared memory ends with it

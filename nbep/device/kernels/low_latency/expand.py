@@ -164,12 +164,12 @@ def copy_to_rows(out, message, row, shape, stage, parity, lane):
             drain_stage(lane)
             offset += STAGE_BYTES
     else:
-        for offset in range(lane * VEC_BYTES, num_bytes, WARP_BYTES):
-            words = ld_na_v4(message + offset)
-            left = chosen
-            while left != 0:
-                st_na_v4(out.recv_x + shfl_idx_s32(FULL_MASK, row, ffs_u32(left) - 1) * num_bytes + offset, words)
-                left &= left - 1
+        left = chosen
+        while left != 0:
+            dst = out.recv_x + shfl_idx_s32(FULL_MASK, row, ffs_u32(left) - 1) * num_bytes
+            for offset in range(lane * VEC_BYTES, num_bytes, WARP_BYTES):
+                st_na_v4(dst + offset, ld_na_v4(message + offset))
+            left &= left - 1
     return parity
 
 
