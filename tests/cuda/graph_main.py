@@ -13,16 +13,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import mpi_main  # sets the environment, so it comes first
-import torch
 from arrays import to_target
 from cases import Case, make_case
+from graphs import NUM_REPLAYS, NUM_TOKENS, replay
 from intranode import FACTORS, Expected, Options, Outcome, num_nvl_bytes
 from mpi4py import MPI
 
 import nbep
-
-NUM_TOKENS = (23, 9, 0, 31, 5, 17, 40, 2)
-NUM_REPLAYS = 6
 
 
 def case_of(seed: int, num_ranks: int) -> Case:
@@ -81,15 +78,6 @@ class Layer:
         return outcome
 
 
-def capture(layer: Layer) -> tuple[torch.cuda.CUDAGraph, Outcome]:
-    """The graph of one forward, and the arrays that each replay fills."""
-    graph = torch.cuda.CUDAGraph()
-    # Only this thread's calls count: MPI may have threads that call CUDA too.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        outcome = layer.forward()
-    return graph, outcome
-
-
 def wrong_replays(comm: MPI.Intracomm) -> int:
     """How many forwards went wrong on this rank."""
     layer = Layer(comm)
@@ -104,28 +92,7 @@ def wrong_replays(comm: MPI.Intracomm) -> int:
             traceback.print_exc()
             wrong += 1
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            eager = layer.forward()
-        compare(0, eager, "before the capture")
-    torch.cuda.synchronize()
-    comm.barrier()
-    graph, outcome = capture(layer)
-    comm.barrier()
-    inputs = [layer.arrays(case_of(seed, comm.size)) for seed in range(NUM_REPLAYS)]
-    for seed, arrays in enumerate(inputs):
-        layer.load(arrays)
-        graph.replay()
-        compare(seed, outcome, "replay")
-    for arrays in reversed(inputs):  # the host waits for none of these but the last
-        layer.load(arrays)
-        graph.replay()
-    compare(0, outcome, "replays in a row")
-    compare(0, layer.forward(), "after the replays")
-    torch.cuda.synchronize()
-    comm.barrier()
+    replay(comm, layer, [layer.arrays(case_of(seed, comm.size)) for seed in range(NUM_REPLAYS)], compare)
     layer.buffer.destroy()
     return wrong
 

@@ -17,6 +17,7 @@ import mpi_main  # sets the environment, so it comes first
 import torch
 from arrays import to_numpy, to_target
 from cases import Case
+from graphs import NUM_REPLAYS, NUM_TOKENS, capture, replay
 from low_latency import FACTORS, Options, Outcome, make_buffer, make_low_latency_case, num_max_tokens
 from low_latency_rounds import wrong_names
 from mpi4py import MPI
@@ -24,8 +25,6 @@ from mpi4py import MPI
 import nbep
 from nbep import reference
 
-NUM_TOKENS = (23, 9, 0, 31, 5, 17, 40, 2)
-NUM_REPLAYS = 6
 KINDS = [Options(use_fp8=True), Options(), Options(deduplicate=True, use_fp8=True, round_scale=True)]
 
 
@@ -97,15 +96,6 @@ class Layer:
         return wrong_names(case_of(seed, self.buffer.group_size), self.options, self.buffer.rank, outcome)
 
 
-def capture(function) -> tuple[torch.cuda.CUDAGraph, tuple]:
-    """The graph of a call of the function, and the arrays that each replay fills."""
-    graph = torch.cuda.CUDAGraph()
-    # Only this thread's calls count: MPI may have threads that call CUDA too.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        arrays = function()
-    return graph, arrays
-
-
 def wrong_replays(comm: MPI.Intracomm, buffer: nbep.Buffer, options: Options, with_hooks: bool) -> int:
     """How many forwards went wrong on this rank."""
     layer = Layer(buffer, options, with_hooks)
@@ -117,28 +107,7 @@ def wrong_replays(comm: MPI.Intracomm, buffer: nbep.Buffer, options: Options, wi
             print(f"{what}, {options}, inputs {seed}, rank {comm.rank}: {', '.join(wrong)} wrong", flush=True)
             num_wrong += 1
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            eager = layer.forward()
-        compare(0, eager, "before the capture")
-    torch.cuda.synchronize()
-    comm.barrier()
-    graph, arrays = capture(layer.forward)
-    comm.barrier()
-    inputs = [layer.arrays(case_of(seed, comm.size)) for seed in range(NUM_REPLAYS)]
-    for seed, new in enumerate(inputs):
-        layer.load(new)
-        graph.replay()
-        compare(seed, arrays, "replay")
-    for new in reversed(inputs):  # the host waits for none of these but the last
-        layer.load(new)
-        graph.replay()
-    compare(0, arrays, "replays in a row")
-    compare(0, layer.forward(), "after the replays")
-    torch.cuda.synchronize()
-    comm.barrier()
+    replay(comm, layer, [layer.arrays(case_of(seed, comm.size)) for seed in range(NUM_REPLAYS)], compare)
     return num_wrong
 
 

@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 from rich.console import Console
+from tables import checks_of
 
 from nbep import reference
 from nbep.cli import main as nbep_main
@@ -22,11 +23,6 @@ SMALL = ["--ranks", "2", "--tokens", "5", "--hidden", "16", "--experts", "4"]
 def run(capsys, *options: str) -> tuple[int, str]:
     status = main([*SMALL, *options])
     return status, capsys.readouterr().out
-
-
-def checks_of(output: str) -> dict[str, str]:
-    """Name -> pass or FAIL, from the table."""
-    return dict(re.findall(r"^ ?(\w[\w ]*?) {2,}.*?\b(pass|FAIL)\b", output, re.MULTILINE))
 
 
 def test_demo_passes_its_checks_and_saves_the_picture(capsys, tmp_path):

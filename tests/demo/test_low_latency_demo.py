@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from tables import checks_of
 
 from nbep import reference
 from nbep.demo import main
@@ -17,11 +18,6 @@ SMALL = ["--low-latency", "--ranks", "2", "--tokens", "5", "--hidden", "128", "-
 def run(capsys, *options: str) -> tuple[int, str]:
     status = main([*SMALL, *options])
     return status, capsys.readouterr().out
-
-
-def checks_of(output: str) -> dict[str, str]:
-    """Name -> pass or FAIL, from the table."""
-    return dict(re.findall(r"^ ?(\w[\w ,]*?) {2,}.*?\b(pass|FAIL)\b", output, re.MULTILINE))
 
 
 def test_both_batches_pass_their_checks_and_the_picture_is_saved(capsys, tmp_path):
