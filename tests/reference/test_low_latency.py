@@ -144,6 +144,7 @@ def test_four_exponents_are_a_word_with_the_first_in_its_low_byte():
 def test_calc_diff_is_deepeps():
     x = np.array([1.0, 2.0, 3.0])
     assert reference.calc_diff(x, x) == 0
+    assert reference.calc_diff(x[:0], x[:0]) == 0
     # (2 * (2*3 + 3*4 + 4*5)) / (4 + 9 + 16 + 9 + 16 + 25)
     assert reference.calc_diff(x, x + 1) == pytest.approx(1 - 76 / 79)
     assert reference.calc_diff(x.astype(BF16), x.astype(np.float32)) == 0
