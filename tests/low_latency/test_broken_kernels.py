@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 from cases import Case
 from low_latency import HOOK, Options, Outcome, Trip, check, make_buffer, make_low_latency_case, prepare
+from parts import both_parts
 from steps import Step, change, steps_of
 from target import spawn
 
@@ -166,7 +167,7 @@ NOT_NEEDED = {
 STEPS = [step for module in MODULES for step in steps_of(module)]
 
 
-@pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
+@pytest.mark.parametrize("memory_model", both_parts(["checked"], thorough=["sc", "delayed"]))
 @pytest.mark.parametrize("program", PROGRAMS, ids=str)
 def test_unbroken_kernels_are_not_caught(program, memory_model):
     program.run(1, memory_model)

@@ -2,11 +2,12 @@
 
 import pytest
 from low_latency import LOW_LATENCY_ROUTINGS, Options, make_low_latency_case, run
+from parts import both_parts
 from target import MEMORY_MODELS
 
 
 @pytest.mark.parametrize("memory_model", MEMORY_MODELS)
-@pytest.mark.parametrize("num_ranks", [2, 3, 4, 6, 8])
+@pytest.mark.parametrize("num_ranks", both_parts([2, 3, 4], thorough=[6, 8]))
 def test_tokens_reach_their_experts_and_return(num_ranks, memory_model):
     case = make_low_latency_case(1, num_ranks=num_ranks, num_tokens=4, num_topk=3)
     run(case, memory_model=memory_model)

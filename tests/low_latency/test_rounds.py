@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from low_latency import Trip, check
 from low_latency_rounds import Sizes, make_plan, num_rdma_bytes, run_plan, wrong_names
+from parts import both_parts
 from target import spawn
 
 import nbep
@@ -28,7 +29,7 @@ def run_rounds(comm, seed: int, num_rounds: int) -> list[str]:
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", both_parts(range(2), thorough=range(2, 12)))
 def test_rounds_of_all_kinds_are_right(seed, num_ranks):
     assert spawn(run_rounds, num_ranks, (seed, NUM_ROUNDS), seed) == [[]] * num_ranks
 
