@@ -18,6 +18,9 @@ from low_latency import (
 from parts import both_parts
 from target import MEMORY_MODELS, spawn
 
+import nbep
+from nbep.device.kernels.low_latency import combine, dispatch
+
 NUM_TRIPS = 4
 
 
@@ -112,6 +115,14 @@ def check_steps(seed, num_ranks, **spawn_options):
 def test_calls_of_all_shapes_overlap_and_give_the_references_bits(num_ranks, seeds, memory_model):
     for seed in seeds:
         check_steps(seed, num_ranks, memory_model=memory_model)
+
+
+def test_a_block_that_reads_counts_before_the_keeper_has_emptied_them_is_caught(monkeypatch):
+    check_steps(10, 2, memory_model="checked")
+    for kernel in (dispatch, combine):
+        monkeypatch.setattr(kernel, "wait_keeper", lambda *_: None)
+    with pytest.raises(nbep.DataRace, match=r"counts\[half 1"):
+        check_steps(10, 2, memory_model="checked")
 
 
 def two_trips(comm, called_as):

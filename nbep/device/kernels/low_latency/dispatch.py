@@ -40,6 +40,7 @@ from nbep.device.kernels.low_latency.journal import (
     Workspace,
     end_earlier_calls,
     is_keeper,
+    wait_keeper,
 )
 from nbep.device.kernels.low_latency.send_once import count_ranks, send_messages_once
 from nbep.device.layout.low_latency import LowLatencyShape
@@ -75,6 +76,8 @@ def low_latency_dispatch(
             count_ranks(inputs, network, work, bounds, call, shape, sizes, lane)
         else:
             count_choices(inputs, network, work, bounds, call, shape, sizes, lane)
+        if thread_idx() == block_dim() - 32 and call.phases & RECV_PHASE != 0:
+            wait_keeper(network, work, bounds, call)
         syncthreads()
     if call.phases & RECV_PHASE != 0:
         if shape.deduplicate != 0:

@@ -7,10 +7,13 @@
  counts, arrivals  peers             amo_add               receivers          ld_acquire_sys
                    keeper            st_weak (1)           peers' next use    behind the credit
  credit[h, peer]   peer's keeper     amo_add               senders            ld_acquire_sys
+ credit[h, own]    keeper            amo_add               receivers (2)      ld_acquire_sys
                    keeper            atom_add_relaxed_sys  senders            of a later launch
 
  (1) The receive phase that read the cells is a launch that has ended, and the peer adds to them again only after it has
      the credit, which the keeper adds behind its stores.
+ (2) Of a launch that sends, too: two calls may be received in either order, so the launch before may have read the same
+     cells. One thread of each block waits, a bar_sync tells the others.
 
 The keeper is the last warp of block 0. The journal says which half the launch before has sent in and which it has
 received in; it lies on the device, so that a CUDA graph replays the right steps.
@@ -40,7 +43,7 @@ from nbep.device.primitives import (
     syncwarp,
     thread_idx,
 )
-from nbep.device.protocols.arrivals import is_masked
+from nbep.device.protocols.arrivals import is_masked, wait_credit
 from nbep.device.protocols.waits import LOW_LATENCY_HALF, report_fault
 from nbep.device.types import I32, I64, Sym
 
@@ -115,6 +118,16 @@ def end_earlier_calls(network, work, call, bounds, num_experts, lane):
     syncwarp(FULL_MASK)
     if lane == 0:
         write_journal(work, call, bounds, num_experts)
+
+
+@device_function
+def wait_keeper(network, work, bounds, call):
+    """Wait until the counts of this half are empty, which the launch before may have read; one thread.
+
+    For a launch that sends and receives. The keeper gives its own rank a credit behind its stores, too.
+    """
+    credit = own_ptr(network, credit_offset(call.num_rdma_bytes, call.half, network.rank))
+    wait_credit(credit, bounds, work.mask, network.rank, call.half)
 
 
 @device_function
