@@ -63,6 +63,7 @@ JOURNAL_NAMES = {
 }
 ROLES = {
     "end_earlier_calls": "keeper",
+    "wait_keeper": "receiver",
     "count_choices": "counter",
     "count_ranks": "counter",
     "send_messages": "caster",
