@@ -2,6 +2,7 @@
 
     @primitive        one PTX instruction; the Python body is what the emulator does
     @device_function  Python code called by kernels
+    @by_network       a device function of which each network has its own version
     @kernel           an entry point
 
 A recorded function stays a plain Python function, which the emulator calls. Numba is imported by
@@ -14,8 +15,9 @@ a notebook is, is another kernel. Only nbep's own have names that mean something
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, wraps
+from types import FunctionType
 from typing import Any, TypeVar
 
 from .types import Param, flatten_params, parameter_hints
@@ -64,6 +66,7 @@ class KernelSpec:
     """One kernel. `max_threads` a block and `min_blocks` an SM bound the compiler's use of registers.
 
     clusters: numbers of blocks that a GPU of sm_90 or above may place side by side, in one GPC; the best first
+    variant: the network that it is for, if it is not the one of its signature; see `over`
     """
 
     name: str
@@ -72,6 +75,7 @@ class KernelSpec:
     min_blocks: int = 1
     clusters: tuple[int, ...] = ()
     max_threads_before_sm90: int = 1024
+    variant: str = ""
 
     def threads_on(self, cc: ComputeCapability) -> int:
         """Most threads a block on a card: where the copy engine is missing, its work takes registers."""
@@ -88,6 +92,11 @@ class KernelSpec:
         return parameter_hints(self.function)
 
     @property
+    def label(self) -> str:
+        """The name, and what tells it from its variants."""
+        return f"{self.name}-{self.variant}" if self.variant else self.name
+
+    @property
     def is_own(self) -> bool:
         """Whether the kernel is nbep's: then it calls nothing outside of nbep.device."""
         return self.function.__module__.startswith(OWN_MODULES)
@@ -97,6 +106,7 @@ OWN_MODULES = "nbep.device."
 MAX_CLUSTER = 8  # blocks that whole GPUs of sm_90 or above can place side by side
 PRIMITIVES: dict[str, PrimitiveSpec] = {}
 DEVICE_FUNCTIONS: list[Callable] = []
+NETWORK_FUNCTIONS: list[Any] = []
 KERNELS: dict[str, KernelSpec] = {}  # nbep's own, those of the modules that are imported
 
 
@@ -123,6 +133,22 @@ def device_function(function: F) -> F:
     """Record a function that kernels call."""
     DEVICE_FUNCTIONS.append(function)
     return function
+
+
+def by_network(function: F) -> F:
+    """Record a function whose first argument, a network, says which version of it is meant.
+
+    The decorated body says what all versions do. `versions` of the result maps the type of a network to its own.
+    """
+    versions: dict[type, Callable] = {}
+
+    @wraps(function)
+    def chosen(network, *args):
+        return versions[type(network)](network, *args)
+
+    chosen.versions = versions  # type: ignore[attr-defined]
+    NETWORK_FUNCTIONS.append(chosen)
+    return chosen  # type: ignore[return-value]
 
 
 def kernel(
@@ -173,3 +199,22 @@ def spec_of(function: Callable) -> KernelSpec:
         name = getattr(function, "__name__", type(function).__name__)
         raise TypeError(f"{name} is no kernel: decorate it with @kernel()")
     return spec
+
+
+@cache
+def over(function: Callable, network: type) -> Callable:
+    """A kernel with a `network` parameter, for a network of another type. On a GPU it is compiled anew.
+
+    Raises: TypeError if the function is no kernel; ValueError if it has no parameter `network`
+    """
+    spec = spec_of(function)
+    if "network" not in spec.hints:
+        raise ValueError(f"{spec.name}: has no parameter `network`")
+    if spec.hints["network"] is network:
+        return function
+    plain: Any = function
+    made = FunctionType(plain.__code__, plain.__globals__, plain.__name__, plain.__defaults__, plain.__closure__)
+    made.__module__, made.__qualname__, made.__doc__ = plain.__module__, plain.__qualname__, plain.__doc__
+    made.__annotations__ = {**plain.__annotations__, "network": network}
+    made.kernel_spec = replace(spec, function=made, variant=network.__name__)  # type: ignore[attr-defined]
+    return made

@@ -2,6 +2,7 @@
 
  @primitive        overload -> intrinsic -> one llvmlite InlineAsm
  @device_function  register_jitable
+ @by_network       overload, which takes the version of the network's type
 
 Importing it imports numba. `register(compute_capability)` tells Numba about everything recorded so far.
 """
@@ -207,10 +208,22 @@ def register(compute_capability: ComputeCapability) -> None:
         if function not in _registered:
             register_jitable(function)
             _registered.add(function)
+    for function in jit.NETWORK_FUNCTIONS:
+        if function not in _registered:
+            _register_by_network(function)
+            _registered.add(function)
     for spec in jit.PRIMITIVES.values():
         if spec.function not in _registered:
             _register_primitive(spec, compute_capability)
             _registered.add(spec.function)
+
+
+def _register_by_network(function) -> None:
+    versions = function.versions
+    parameters = ", ".join(list(inspect.signature(function).parameters)[1:])
+    names = {"versions": versions}
+    exec(f"def made(network, {parameters}): return versions[network.instance_class]", names)
+    overload(function)(names["made"])
 
 
 def mark_convergent(modules) -> None:

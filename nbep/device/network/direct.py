@@ -15,12 +15,12 @@ Whoever adds speaks for the warps that it has synchronised with: their messages 
 from typing import NamedTuple
 
 from nbep.device.jit import device_function
+from nbep.device.network.seam import peer_ptr
 from nbep.device.primitives import (
     FULL_MASK,
     atom_add_relaxed_sys_s32,
     atom_add_release_sys_s32,
     has_tma,
-    ld_nc_s64,
     ld_shared_v4,
     st_na_v4,
     syncwarp,
@@ -41,27 +41,12 @@ class Network(NamedTuple):
 
 
 @device_function
-def peer_ptr(network, offset, peer):
-    """The address at which this rank sees a place in a peer's buffer; 0 if the peer's memory is not mapped."""
-    base = ld_nc_s64(network.buffer_ptrs + 8 * peer)
-    return base + offset if base != 0 else 0
-
-
-@device_function
-def own_ptr(network, offset):
-    """The address of a place in this rank's own buffer."""
-    return ld_nc_s64(network.buffer_ptrs + 8 * network.rank) + offset
+def keep_message(network, src_offset, stage, num_bytes, lane):
+    """Nothing to do: messages leave from shared memory."""
 
 
 @device_function
 def put_nbi_warp(network, dst_offset, src_offset, stage, num_bytes, peer, queue, lane):
-    """Start to put a message into a peer's buffer. All lanes of a warp.
-
-    stage: shared address of the message, which all lanes may read and the copy engine too (a proxy fence and a
-    syncwarp come before); it may be written again after tma_store_wait_read_all, or after quiet. num_bytes, stage and
-    the offsets are multiples of 16.
-    src_offset: where a transport that sends from global memory keeps the message in this rank's buffer.
-    """
     dst = peer_ptr(network, dst_offset, peer)
     if has_tma():
         if lane == 0:
@@ -76,10 +61,6 @@ def put_nbi_warp(network, dst_offset, src_offset, stage, num_bytes, peer, queue,
 
 @device_function
 def quiet(network, lane):
-    """Order what this warp has put before what is added on the same queues later. All lanes of a warp.
-
-    Later is what this warp adds, and what others add that have synchronised with it.
-    """
     if has_tma() and lane == 0:
         tma_store_wait_all()
     syncwarp(FULL_MASK)
@@ -87,13 +68,19 @@ def quiet(network, lane):
 
 @device_function
 def amo_add(network, offset, value, peer, queue, is_behind):
-    """Add to an s32 cell in a peer's buffer. One thread.
-
-    is_behind: who sees it also sees what was quiet on the queue before. Otherwise the number is all that it tells,
-    and it need not wait for what is on its way: here a release waits for everything that its SM has sent.
-    """
+    """A number that stands alone need not wait for what is on its way: a release waits for all that its SM has sent."""
     cell = peer_ptr(network, offset, peer)
     if is_behind:
         atom_add_release_sys_s32(cell, value)  # PAIR network-amo: the messages before it
     else:
         atom_add_relaxed_sys_s32(cell, value)
+
+
+@device_function
+def sends_from_buffer(network):
+    return False
+
+
+@device_function
+def is_message(network, peer):
+    return False

@@ -1,6 +1,7 @@
 """The instructions that kernels are written in. Each one is a Python function for the emulator and PTX for a GPU."""
 
 from .arith import (
+    byteswap_u32,
     f32,
     f32_abs,
     f32_add_rn,
@@ -181,6 +182,7 @@ __all__ = [
     "bf16x2_to_f32x2",
     "block_dim",
     "block_idx",
+    "byteswap_u32",
     "clock64",
     "deadline_after",
     "e4m3x4_to_f32x4",

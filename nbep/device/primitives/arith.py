@@ -47,6 +47,12 @@ def u32_mod(a, b):
     return a % b
 
 
+@primitive("prmt.b32 $0, $1, 0, 0x0123;", "u32", "u32", effect="pure")
+def byteswap_u32(x):
+    """The four bytes of a u32 in the opposite order."""
+    return int.from_bytes((int(x) & 0xFFFFFFFF).to_bytes(4, "little"), "big")
+
+
 @primitive("popc.b32 $0, $1;", "u32", "u32", effect="pure")
 def popc_u32(x):
     """How many bits of a u32 are set."""

@@ -65,7 +65,7 @@ def load_cubin(spec: KernelSpec, cc: ComputeCapability, key: str) -> bytes:
     """
     if not spec.is_own:
         return _compile(spec, cc)
-    path = cache_folder() / f"{spec.name}-sm_{cc[0]}{cc[1]}-{key}.cubin"
+    path = cache_folder() / f"{spec.label}-sm_{cc[0]}{cc[1]}-{key}.cubin"
     try:
         return path.read_bytes()
     except OSError:

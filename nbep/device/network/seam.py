@@ -1,0 +1,93 @@
+"""What a kernel sees of a network: these functions, and nothing else reaches another rank's memory.
+
+ peer_ptr            where this rank sees a place of a peer's buffer; 0 if it cannot
+ keep_message        one warp has a message in shared memory that it is about to put
+ put_nbi_warp        the warp starts to put it into a peer's buffer
+ quiet               what this warp has put is ordered before what anybody adds later who has synchronised with it
+ amo_add             one thread adds to a cell of a peer, behind what is quiet or for itself
+
+ sends_from_buffer   whether messages leave from this rank's buffer: they have to stay there until they have arrived
+ is_message          whether an add to a peer is a message of its own: then many small ones are added up before
+
+A place in the buffer is its offset, the same on all ranks. A `queue` orders what goes to one peer: a message that was
+put on a queue is there before what is added on the same queue afterwards; queues are not ordered with each other.
+Nobody but the network writes a cell that peers add to, as long as one of them may: a NIC and a GPU that change the same
+word at the same time lose what one of them did.
+
+What stands behind them is a transport. Each has a type of network, and its own version of each function.
+
+Source: DeepEP csrc/kernels/ibgda_device.cuh (nvshmemi_ibgda_put_nbi_warp, nvshmemi_ibgda_amo_nonfetch_add,
+nvshmemi_ibgda_quiet, nvshmemi_get_p2p_ptr)
+"""
+
+from nbep.device.jit import by_network, device_function
+from nbep.device.primitives import ld_nc_s64
+
+
+@device_function
+def own_ptr(network, offset):
+    """The address of a place in this rank's own buffer."""
+    return ld_nc_s64(network.buffer_ptrs + 8 * network.rank) + offset
+
+
+@device_function
+def peer_ptr(network, offset, peer):
+    """The address at which this rank sees a place in a peer's buffer; 0 if the peer's memory is not mapped."""
+    base = ld_nc_s64(network.buffer_ptrs + 8 * peer)
+    return base + offset if base != 0 else 0
+
+
+@by_network
+def keep_message(network, src_offset, stage, num_bytes, lane):
+    """Tell of a message in shared memory that this warp puts next, once or to several peers. All lanes of a warp.
+
+    stage: shared address of the message, which all lanes may read. num_bytes, stage and the offset are multiples of 16.
+    src_offset: where a transport that sends from global memory keeps the message in this rank's buffer.
+    """
+
+
+@by_network
+def put_nbi_warp(network, dst_offset, src_offset, stage, num_bytes, peer, queue, lane):
+    """Start to put a message, or a part of it, into a peer's buffer. All lanes of a warp.
+
+    stage: shared address of the message, which all lanes may read and the copy engine too (a proxy fence and a
+    syncwarp come before); it may be written again after tma_store_wait_read_all, or after quiet. num_bytes, stage and
+    the offsets are multiples of 16.
+    src_offset: where keep_message was told that it is.
+    It is on its way at the latest with the next amo_add on the same queue.
+    """
+
+
+@by_network
+def quiet(network, lane):
+    """Order what this warp has put before what is added on the same queues later. All lanes of a warp.
+
+    Later is what this warp adds, and what others add that have synchronised with it.
+    """
+
+
+@by_network
+def amo_add(network, offset, value, peer, queue, is_behind):
+    """Add to an s32 cell in a peer's buffer. One thread.
+
+    is_behind: who sees it also sees what was quiet on the queue before. Otherwise the number is all that it tells.
+    """
+
+
+@by_network
+def sends_from_buffer(network):
+    """Whether messages leave from this rank's buffer, so that a place is free again only when they have arrived."""
+
+
+@by_network
+def is_message(network, peer):
+    """Whether an add to this peer costs a message of its own."""
+
+
+FUNCTIONS = (keep_message, put_nbi_warp, quiet, amo_add, sends_from_buffer, is_message)
+
+
+def provide(network, module):
+    """Take the versions of a transport's module for its type of network."""
+    for function in FUNCTIONS:
+        function.versions[network] = getattr(module, function.__name__)
