@@ -13,8 +13,9 @@ from nbep.host.cast import per_token_cast_back, per_token_cast_to_fp8
 from nbep.host.comm import InProcessComm
 from nbep.host.config import Config
 from nbep.host.events import EventHandle, EventOverlap
-from nbep.host.faults import PeerTimeout
+from nbep.host.faults import NetworkError, PeerTimeout
 from nbep.host.intranode.handle import DispatchHandle
+from nbep.host.network.transport import NicOptions
 from nbep.host.spawn import spawn
 from nbep.host.symmetric import NodeMemory
 
@@ -28,6 +29,8 @@ __all__ = [
     "EventHandle",
     "EventOverlap",
     "InProcessComm",
+    "NetworkError",
+    "NicOptions",
     "NodeMemory",
     "PeerTimeout",
     "per_token_cast_back",

@@ -19,6 +19,7 @@ from . import errors
 from .faults import error_at, explain
 from .kinds import KINDS, wrap
 from .memory import Allocation
+from .names import name_of
 from .orders import POLLED
 from .source import Site, site_of
 
@@ -56,7 +57,7 @@ class AccessingThread(greenlet):
         "rank", "block_idx", "thread_idx", "lane", "warp", "grid_dim", "block_dim",
         "world", "block", "warp_state", "segments", "shared", "runnable", "park",
         "left", "polled", "waits_for", "deadline", "expired", "waited_once", "has_looked_again",
-        "exited", "empty_spins", "bulk", "fenced", "reluctance",
+        "exited", "empty_spins", "bulk", "fenced", "reluctance", "serving",
     )  # fmt: skip
 
     def __init__(self, block: Block, thread_idx: int, warp: Warp, hub: greenlet):
@@ -89,6 +90,7 @@ class AccessingThread(greenlet):
         self.bulk: Any = None
         self.fenced = 0
         self.reluctance = warp.reluctance
+        self.serving: tuple[int, int] | None = None  # the queue pair and the entry that a NIC's thread is about
 
     def describe(self) -> str:
         return describe_thread(self.rank, self.block.launch.name, self.block_idx, self.thread_idx)
@@ -280,10 +282,8 @@ class AccessingThread(greenlet):
                 if launch.done:
                     del reads[granule]
                 elif mask >> low & ((1 << min(offset + nbytes - 16 * granule, 16) - low) - 1):
-                    reader = (
-                        f"kernel `{launch.name}` of rank {launch.rank}, which still runs, has read with ld.global.nc"
-                    )
-                    message = f"a store changes {allocation.cell(offset)}, which {reader}"
+                    reader = f"kernel `{launch.name}` of {name_of(launch.rank)}, which still runs,"
+                    message = f"a store changes {allocation.cell(offset)}, which {reader} has read with ld.global.nc"
                     raise error_at(self, errors.NonCoherent, message)
 
     def notify(self, allocation: Allocation, offset: int, nbytes: int, site: Site | None = None) -> None:
@@ -358,7 +358,7 @@ class AccessingThread(greenlet):
 
 def describe_thread(rank: int, kernel: str, block_idx: int, thread_idx: int) -> str:
     warp, lane = divmod(thread_idx, 32)
-    return f"rank {rank}, kernel `{kernel}`, block {block_idx}, warp {warp}, lane {lane} (thread {thread_idx})"
+    return f"{name_of(rank)}, kernel `{kernel}`, block {block_idx}, warp {warp}, lane {lane} (thread {thread_idx})"
 
 
 def wake_watchers(allocation: Allocation, granule: int) -> None:

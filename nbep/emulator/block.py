@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from . import errors
 from .faults import error_at
 from .memory import Allocation
+from .names import name_of
 
 if TYPE_CHECKING:
     from .bulk import MBarrier
@@ -65,7 +66,8 @@ class Block:
     def __init__(self, launch: Launch, index: int, shared: Allocation):
         self.launch = launch
         self.index = index
-        self.name = f"rank {launch.rank}, kernel `{launch.name}`, block {index}"  # for reports, also when it is gone
+        # For reports, also when it is gone.
+        self.name = f"{name_of(launch.rank)}, kernel `{launch.name}`, block {index}"
         self.shared = shared
         self.threads: list[Thread] = []
         self.warps: list[Warp] = []

@@ -301,6 +301,7 @@ class CheckedThread(Thread):
     def note_load(self, allocation: Allocation, offset: int, nbytes: int, order: str, scope: str) -> None:
         """A load of at most 16 aligned bytes: check it, and remember it."""
         load = Access(self.owner, "load", offset, offset + nbytes, order, scope, site_of(sys._getframe(2)))
+        load.serving = self.serving
         self.check(allocation, load)
         if allocation.writable:
             self.loads.append(load)
@@ -309,6 +310,7 @@ class CheckedThread(Thread):
     def note_store(self, allocation: Allocation, offset: int, nbytes: int, order: str, scope: str) -> Access:
         """A store of at most 16 aligned bytes: check it, and remember it."""
         store = Access(self.owner, "store", offset, offset + nbytes, order, scope, site_of(sys._getframe(2)))
+        store.serving = self.serving
         self.check(allocation, store)
         self.stores.append(store)
         self.remember_store(allocation, store)

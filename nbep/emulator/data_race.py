@@ -84,4 +84,8 @@ def _describe(access: Access) -> list[str]:
     thread = describe_thread(owner.rank, owner.kernel, owner.block_idx, owner.thread_idx)
     done = "stored" if access.verb == "store" else "loaded"
     how = "by a bulk copy of" if access.order == "bulk" else f"with {access.how} order by"
-    return [f"    {done} {how} {thread}", f"      at {describe_site(access.site)}"]
+    lines = [f"    {done} {how} {thread}", f"      at {describe_site(access.site)}"]
+    if access.serving is not None:
+        queue_pair, entry = access.serving
+        lines.append(f"      for entry {entry} of queue pair {queue_pair}")
+    return lines

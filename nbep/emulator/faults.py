@@ -14,6 +14,7 @@ from greenlet import getcurrent
 from . import errors
 from .kinds import KINDS
 from .memory import NUMBER_BITS, OFFSET_BITS, OFFSET_MASK, Allocation
+from .names import name_of
 from .source import describe_site, site_of
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ def explain_unmapped(thread: Thread, address: int, access: str) -> Exception:
     theirs = spaces[owner].segments.get(number)
     if theirs is not None:
         cell = theirs.cell(address & OFFSET_MASK)
-        message = f"{access}: an address of rank {owner} used by rank {thread.rank}, which has not mapped it there"
+        who = f"an address of {name_of(owner)} used by {name_of(thread.rank)}"
+        message = f"{access}: {who}, which has not mapped it there"
         return error_at(thread, errors.Unmapped, f"{message}\n  in {cell}")
     return error_at(thread, errors.Unmapped, f"{access}: no segment has this number")

@@ -59,9 +59,10 @@ class Access:
 
     reach: of its scope; 0 for a weak one, which may meet no other access unordered
     number: of the first signal of its thread that tells of it; at_exit: that was the end of the kernel
+    serving: the queue pair and the entry that a NIC did it for
     """
 
-    __slots__ = ("owner", "verb", "begin", "end", "order", "scope", "reach", "site", "number", "at_exit")
+    __slots__ = ("owner", "verb", "begin", "end", "order", "scope", "reach", "site", "number", "at_exit", "serving")
 
     def __init__(self, owner: Owner, verb: str, begin: int, end: int, order: str, scope: str, site: Site | None):
         self.owner = owner
@@ -74,6 +75,7 @@ class Access:
         self.site = site
         self.number = NOT_YET
         self.at_exit = False
+        self.serving: tuple[int, int] | None = None
 
     def is_beyond(self, known: Numbers) -> bool:
         """Whether no signal with a known number tells of it."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .block import NamedBarrier, ranges
 from .errors import DeadlockError
 from .memory import OFFSET_BITS, Allocation
+from .names import name_of
 from .source import Site, call_chain, describe_site
 from .warp import Collective, place
 
@@ -32,6 +33,8 @@ def deadlock_error(scheduler: Scheduler, hosts: list[tuple[str, Describe]], stre
     bodies: dict[int, Body] = {}
     running = set(scheduler.runnable)
     for launch in scheduler.launches:
+        if launch.is_service and is_idle(launch):
+            continue
         for block in launch.blocks:
             for thread in block.threads:
                 if not thread.exited:
@@ -45,17 +48,23 @@ def deadlock_error(scheduler: Scheduler, hosts: list[tuple[str, Describe]], stre
     end = "nothing changes any more" if running else "nothing can run any more"
     lines = [f"{end}: {who} wait (seed {scheduler.seed})"]
     for (launch, chain, body), threads in list(groups.items())[:_MAX_GROUPS]:
-        lines.append(f"  rank {launch.rank}, kernel `{launch.name}`, {_who(threads)}")
+        lines.append(f"  {name_of(launch.rank)}, kernel `{launch.name}`, {_who(threads)}")
         lines.append("    at " + ", called from ".join(map(describe_site, chain)))
         lines += [f"    {line}" for line in body]
     if len(groups) > _MAX_GROUPS:
         lines.append(f"  ... and {len(groups) - _MAX_GROUPS} more groups")
     for stream in streams:
         if stream.running is None and stream.queue:
-            lines.append(f"  rank {stream.rank}, {stream.describe()}")
+            lines.append(f"  {name_of(stream.rank)}, {stream.describe()}")
     for name, waits_for in hosts:
         lines.append(f"  {name} waits for {waits_for() if callable(waits_for) else waits_for}")
     return DeadlockError("\n".join(lines))
+
+
+def is_idle(launch: Launch) -> bool:
+    """Whether all threads of a launch wait for cells, or for those that do."""
+    threads = [thread for block in launch.blocks for thread in block.threads]
+    return all(thread.exited or isinstance(thread.waits_for, (list, Collective)) for thread in threads)
 
 
 def _count(number: int, noun: str) -> str:

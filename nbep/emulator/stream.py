@@ -43,6 +43,7 @@ class Launch:
         self.block = block
         self.smem_bytes = smem
         self.name = name
+        self.is_service = stream.is_service
         self.blocks: list[Block] = []
         self.live = grid
         self.copies = 0  # bulk copies under way
@@ -122,11 +123,12 @@ class Callbacks:
 class Stream:
     """A queue of launches, event records and event waits, executed in order."""
 
-    def __init__(self, world: World, rank: int, space: AddressSpace, name: str):
+    def __init__(self, world: World, rank: int, space: AddressSpace, name: str, is_service: bool = False):
         self.world = world
         self.rank = rank
         self.space = space
         self.name = name
+        self.is_service = is_service  # its kernels serve others, and end when those have no more work
         self.queue: deque[tuple[str, Any]] = deque()
         self.running: Launch | None = None
 

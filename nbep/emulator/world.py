@@ -16,6 +16,7 @@ from greenlet import getcurrent
 from .checked import CheckedThread
 from .delayed import DelayedThread
 from .memory import AddressSpace
+from .names import NIC_NUMBERS
 from .scheduler import Host, Scheduler
 from .stream import Stream
 from .thread import Thread
@@ -32,8 +33,8 @@ class RankContext:
         self.rank = rank
         self.space = AddressSpace(rank)
 
-    def create_stream(self, name: str) -> Stream:
-        stream = Stream(self.world, self.rank, self.space, name)
+    def create_stream(self, name: str, is_service: bool = False) -> Stream:
+        stream = Stream(self.world, self.rank, self.space, name, is_service)
         self.world.streams.append(stream)
         return stream
 
@@ -94,6 +95,16 @@ class World(Scheduler):
         self.gpu_stores: dict[int, dict[Any, None]] = {rank: {} for rank in local}  # see `delayed`
         self.spaces = {rank: context.space for rank, context in self.ranks.items()}
 
+    def add_nic(self, rank: int) -> RankContext:
+        """A NIC of a rank: streams and an address space of its own. A rank may have several, one after the other."""
+        number = NIC_NUMBERS + rank
+        context = self.ranks.get(number)
+        if context is None:
+            context = self.ranks[number] = RankContext(self, number)
+            self.spaces[number] = context.space
+            self.gpu_stores[number] = {}
+        return context
+
     def count_block(self) -> int:
         """The number of a new block, which no other block of the run has."""
         self.num_blocks += 1
@@ -114,7 +125,9 @@ class World(Scheduler):
         self.hosts = [Host(rank, function, getcurrent()) for rank, function in enumerate(functions)]
         self.runnable += self.hosts
         self._run_guarded(self._all_done)
+        self._abort()  # what serves others has nothing left to do
         return [host.result for host in self.hosts]
 
     def _all_done(self) -> bool:
-        return not self.launches and not self.operations and all(host.finished for host in self.hosts)
+        hosts_are_done = all(host.finished for host in self.hosts)
+        return hosts_are_done and not self.operations and all(launch.is_service for launch in self.launches)

@@ -22,6 +22,9 @@ from nbep.host.intranode.dispatch import Counts, dispatch
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.layout import get_dispatch_layout
 from nbep.host.low_latency.verbs import LowLatencyVerbs
+from nbep.host.network import create_transport
+from nbep.host.network.direct import DirectTransport
+from nbep.host.network.transport import MAX_NODE_RANKS, NetworkOptions, NicOptions, TransportName
 from nbep.host.runtime.base import Array, HandleType, Stream
 from nbep.host.symmetric import NodeMemory
 
@@ -46,8 +49,9 @@ class Buffer(LowLatencyVerbs):
               get_low_latency_rdma_size_hint
               low_latency_mode: the low-latency verbs can be used, beside the others if num_nvl_bytes is not 0. The
               group then may have 2 to 16 ranks, 2, 4 or 8 if the others are to be used
-              num_qps_per_rank only matters between nodes
-              allow_nvlink_for_low_latency_mode: must be True, there is no other way yet
+              num_qps_per_rank queue pairs for each peer of another node, with transport "ibgda"
+              allow_nvlink_for_low_latency_mode: False sends everything to other ranks through the network, also inside
+              a node; not with transport "direct"
               enable_shrink: a low-latency call that waits too long for a rank goes on without it, see LowLatencyVerbs
               explicitly_destroy: a RuntimeWarning if the buffer goes away without `destroy`, as DeepEP prints one
               handle_type how a GPU's memory gets to peers in other processes of the host; only the keyword is taken:
@@ -57,6 +61,15 @@ class Buffer(LowLatencyVerbs):
                               offers them where a GPU has a fabric and the user an IMEX channel
                   Virtual ranks have memory of this type too, and use its plain address. The emulator checks the
                   value, and maps memory in its own way whichever it is
+              transport what is behind the low-latency mode's network; only the keyword is taken, as of the next two.
+              None: environment variable NBEP_TRANSPORT, or "direct":
+                  "direct"    all peers' memory is mapped
+                  "ibgda"     that of the own node is; what goes to other nodes goes through send queues that the
+                              kernels write, and a NIC serves: here the software NIC, a kernel on one SM
+              num_nvl_peers ranks of a node, which are consecutive: 1 to 8. None: environment variable
+              NBEP_NUM_NVL_PEERS, or all ranks, or 8 if there are more
+              nic how the software NIC is made, and what it does badly. None: environment variable NBEP_NIC
+              ("seed=3,max_delay_ns=500"), or NicOptions()
     Raises:   ValueError if the group has not 2, 4 or 8 ranks, or a size or handle_type is wrong or differs between
               ranks, or so do low_latency_mode or enable_shrink
               NotImplementedError for num_rdma_bytes without low_latency_mode, for allow_mnnvl, and for
@@ -104,23 +117,32 @@ class Buffer(LowLatencyVerbs):
         comm: Any = None,
         *,
         handle_type: HandleType = "ipc",
+        transport: TransportName | None = None,
+        num_nvl_peers: int | None = None,
+        nic: NicOptions | None = None,
     ):
         self._memory: NodeMemory | None = None
         communicator, runtime = connect(group, comm)
 
         def check() -> tuple[dict[str, Any], float]:
-            without_nvlink = not allow_nvlink_for_low_latency_mode
             for name, value, is_missing, missing in (
                 ("num_rdma_bytes", num_rdma_bytes, num_rdma_bytes and not low_latency_mode, BETWEEN_NODES),
                 ("allow_mnnvl", allow_mnnvl, allow_mnnvl, "NVLink between nodes"),
-                ("allow_nvlink_for_low_latency_mode", False, without_nvlink, "RDMA queues"),
             ):
                 if is_missing:
                     raise NotImplementedError(f"{name}: got {value}; {missing} are not built yet")
             sizes = validate.buffer_arguments(
                 communicator, runtime, num_nvl_bytes, num_rdma_bytes, low_latency_mode, enable_shrink, handle_type
             )
-            return sizes, _timeout_ms()
+            options = _network_options(
+                communicator.size,
+                transport,
+                num_nvl_peers,
+                num_qps_per_rank,
+                allow_nvlink_for_low_latency_mode,
+                nic,
+            )
+            return {**sizes, **vars(options)}, _timeout_ms()
 
         settings, timeouts_ms = zip(*gather_results(communicator, check), strict=True)
         for name in settings[0]:
@@ -137,14 +159,18 @@ class Buffer(LowLatencyVerbs):
         self.low_latency_mode = low_latency_mode
         self.explicitly_destroy = explicitly_destroy
 
+        options = NetworkOptions(**{field: own[field] for field in NetworkOptions.__dataclass_fields__})
+        self._num_nodes = communicator.size // options.num_nvl_peers
         self._memory = NodeMemory(
             communicator,
             runtime,
             num_nvl_bytes,
             timeout_ms,
             handle_type,
+            DirectTransport(runtime, communicator.rank, options),
             num_rdma_bytes=num_rdma_bytes,
             enable_shrink=enable_shrink,
+            rdma_transport=create_transport(runtime, communicator, options) if num_rdma_bytes > 0 else None,
         )
 
     def destroy(self) -> None:
@@ -389,12 +415,27 @@ class Buffer(LowLatencyVerbs):
         memory = self._usable(verb)
         if self.group_size not in validate.INTRANODE_RANKS:
             validate.refuse("group", f"{self.group_size} ranks", f"2, 4 or 8 ranks for {verb}")
+        if self._num_nodes > 1:
+            raise NotImplementedError(f"num_nvl_peers: got {self._num_nodes} nodes; {BETWEEN_NODES} are not built yet")
         return memory
 
     def _usable(self, verb: str) -> NodeMemory:
         if self._memory is None:
             raise ValueError(f"buffer: got a destroyed one; {verb} must come before destroy")
         return self._memory
+
+
+def _network_options(
+    num_ranks: int, transport: Any, num_nvl_peers: Any, num_qps: Any, use_nvlink: Any, nic: Any
+) -> NetworkOptions:
+    if transport is None:
+        transport = os.environ.get("NBEP_TRANSPORT", "direct")
+    if num_nvl_peers is None:
+        text = os.environ.get("NBEP_NUM_NVL_PEERS")
+        num_nvl_peers = min(num_ranks, MAX_NODE_RANKS) if text is None else int(text) if text.isdecimal() else text
+    if nic is None:
+        nic = NicOptions.parse(os.environ.get("NBEP_NIC", ""))
+    return NetworkOptions.check(transport, num_nvl_peers, num_qps, use_nvlink, nic, num_ranks)
 
 
 def _timeout_ms() -> float:

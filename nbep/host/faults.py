@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from nbep.device.protocols.waits import (
     BARRIER,
     DISPATCH_RECEIVER_ROWS,
+    IBGDA_ERROR,
     LOW_LATENCY_CHOICE,
     LOW_LATENCY_HALF,
     SITES,
     FaultReport,
 )
 from nbep.host.comm import join_ranks
+
+# Source: rdma-core providers/mlx5/mlx5dv.h, MLX5_CQE_SYNDROME_*
+SYNDROMES = {
+    0x01: "local length error",
+    0x02: "local queue pair operation error",
+    0x04: "local protection error",
+    0x05: "work request flushed",
+    0x10: "bad response",
+    0x11: "local access error",
+    0x12: "remote invalid request",
+    0x13: "remote access error",
+    0x14: "remote operation error",
+    0x15: "transport retry counter exceeded",
+    0x16: "receiver-not-ready retry counter exceeded",
+    0x22: "remote aborted",
+}
 
 
 class PeerTimeout(RuntimeError):
@@ -35,8 +54,32 @@ class PeerTimeout(RuntimeError):
         self.report = report
 
 
-def fault_error(rank: int, report: FaultReport, timeout_ms: float) -> Exception:
-    """The exception for a report whose status is not 0."""
+class NetworkError(RuntimeError):
+    """The NIC has refused an entry of a send queue. The buffer is of no use now.
+
+    Attributes:
+        rank, peer, queue: whose queue it is, and to whom
+        entry: its index, the low 16 bits
+        syndrome: why, one of MLX5_CQE_SYNDROME_*
+    """
+
+    def __init__(self, rank: int, peer: int, queue: int, entry: int, syndrome: int, network: Sequence[str] = ()):
+        what = f"the NIC has refused entry {entry} of queue {queue} to rank {peer}"
+        message = f"rank {rank}: {what}: {syndrome_name(syndrome)}"
+        super().__init__("\n  ".join((message, *network)))
+        self.rank = rank
+        self.peer = peer
+        self.queue = queue
+        self.entry = entry
+        self.syndrome = syndrome
+
+
+def syndrome_name(syndrome: int) -> str:
+    return f"{SYNDROMES.get(syndrome, 'error')} (syndrome {syndrome:#04x})"
+
+
+def fault_error(rank: int, report: FaultReport, timeout_ms: float, network: Sequence[str] = ()) -> Exception:
+    """The exception for a report whose status is not 0. network: what is known of the network to the peer."""
     if report.site == DISPATCH_RECEIVER_ROWS:
         return ValueError(
             f"recv_x: got {report.seen} rows on rank {rank}; must be at least {report.expected}, "
@@ -55,6 +98,8 @@ def fault_error(rank: int, report: FaultReport, timeout_ms: float) -> Exception:
             f"that there is, each once for a token. If it is so, calls did not take the halves in turn and used slots "
             f"of another call: a CUDA graph holds an even number of calls"
         )
+    if report.site == IBGDA_ERROR:
+        return NetworkError(rank, report.peer, report.channel, report.expected, report.seen, network)
     role, cell, awaited = SITES.get(report.site) or ("kernel", f"a cell of site {report.site}", "it")
     where = f"block {report.block}, thread {report.thread}"
     if report.site != BARRIER:
@@ -63,6 +108,7 @@ def fault_error(rank: int, report: FaultReport, timeout_ms: float) -> Exception:
         f"rank {rank}: the {role} ({where}) waited more than {timeout_ms:g} ms for rank {report.peer}: "
         f"{awaited}. It polled {cell}, expected {report.expected}, saw {report.seen}"
     )
+    message = "\n  ".join((message, *network))
     return PeerTimeout(message, rank, report.peer, role, cell, report)
 
 

@@ -39,6 +39,8 @@ from nbep.host.comm import Communicator, connect, gather_results
 from nbep.host.events import EventHandle, EventOverlap
 from nbep.host.faults import destroy_error, destroyed_without, fault_error
 from nbep.host.low_latency.memory import LowLatencyMemory
+from nbep.host.network import create_transport
+from nbep.host.network.transport import NetworkOptions, NicOptions, Transport, TransportName
 from nbep.host.roll_call import RollCall
 from nbep.host.runtime.base import Array, Event, HandleType, Memory, Runtime
 
@@ -66,6 +68,7 @@ class NodeMemory:
         comm_stream           the stream to launch on
         symmetric             the symmetric memory: its address here, array(dtype, offset, count), write(offset, values)
         peers, bounds         arguments for kernels: see protocols.peers
+        network               another one, for the functions of nbep.device.network; its type depends on the transport
         wait(), close()
 
     Raises: RuntimeError on every rank if one cannot allocate, or cannot reach a peer; it names the rank
@@ -80,6 +83,10 @@ class NodeMemory:
         timeout_ms: float = 100_000,
         handle_type: HandleType = "ipc",
         cells: Mapping[str, int] | None = None,
+        transport: TransportName = "direct",
+        num_nvl_peers: int = MAX_NVL_PEERS,
+        num_qps: int = 1,
+        nic: NicOptions | None = None,
     ) -> NodeMemory:
         """Symmetric memory for kernels of one's own. It is all zeros on all ranks when this returns. Collective.
 
@@ -90,22 +97,29 @@ class NodeMemory:
                 handle_type  as Buffer's
                 cells        name -> byte offset where it begins: what reports and traces call the memory from there up
                              to the next name; at an offset within it, `name + bytes`
+                transport    what is behind `network`: "direct", and all peers are mapped, or "ibgda"
+                num_nvl_peers  with "ibgda": ranks of a node, whose memory is mapped; 1 to 8
+                num_qps, nic   with "ibgda": queue pairs for each peer of another node; see Buffer, NicOptions
         Raises: ValueError on every rank if an argument is wrong on one; RuntimeError as the constructor
         Blocks: until all ranks of comm are here
         """
         communicator, runtime = connect(None, comm)
 
-        def check() -> tuple[int, float, list[tuple[int, str]]]:
+        def check() -> tuple[tuple[int, NetworkOptions], float, list[tuple[int, str]]]:
             if communicator.size > MAX_NVL_PEERS:
                 refuse("comm", f"{communicator.size} ranks", f"at most {MAX_NVL_PEERS} ranks")
             offsets = sorted((integer(f"cells[{name!r}]", at, 0), str(name)) for name, at in dict(cells or {}).items())
             size = validate.symmetric_memory(runtime, "num_bytes", num_bytes, 1, handle_type)
-            return size, validate.timeout_ms("timeout_ms", timeout_ms), offsets
+            node_size = min(integer("num_nvl_peers", num_nvl_peers, 1), communicator.size)
+            options = NetworkOptions.check(transport, node_size, num_qps, True, nic or NicOptions(), communicator.size)
+            return (size, options), validate.timeout_ms("timeout_ms", timeout_ms), offsets
 
         checked = gather_results(communicator, check)
-        validate.same_on_all_ranks("num_bytes", [size for size, _, _ in checked])
-        size, longest_ms, offsets = checked[communicator.rank]
-        memory = cls(communicator, runtime, size, longest_ms, handle_type, zero=True)
+        validate.same_on_all_ranks("num_bytes", [size for (size, _), _, _ in checked])
+        validate.same_on_all_ranks("transport and its options", [options for (_, options), _, _ in checked])
+        (size, options), longest_ms, offsets = checked[communicator.rank]
+        end = create_transport(runtime, communicator, options)
+        memory = cls(communicator, runtime, size, longest_ms, handle_type, end, zero=True)
         memory._cells = offsets
         communicator.barrier()
         return memory
@@ -117,9 +131,11 @@ class NodeMemory:
         num_nvl_bytes: int,
         timeout_ms: float,
         handle_type: HandleType,
+        transport: Transport,
         zero: bool = False,
         num_rdma_bytes: int = 0,
         enable_shrink: bool = False,
+        rdma_transport: Transport | None = None,
     ):
         self.runtime = runtime
         self.comm = comm
@@ -127,6 +143,7 @@ class NodeMemory:
         self.num_ranks = comm.size
         self.num_nvl_bytes = num_nvl_bytes
         self.timeout_ms = timeout_ms
+        self.transport = transport
         self.identity = object()
         self.ring_shape: RingShape | None = None  # of the latest launch
         self._cells: list[tuple[int, str]] = []
@@ -140,7 +157,7 @@ class NodeMemory:
             self._roll_call = RollCall(comm, enable_shrink)
             undo.callback(self._roll_call.close)
             handles = gather_results(
-                comm, lambda: self._allocate(handle_type, zero, num_rdma_bytes, enable_shrink, undo)
+                comm, lambda: self._allocate(handle_type, zero, num_rdma_bytes, enable_shrink, rdma_transport, undo)
             )
             # CUDA: memory must not be freed while another process has it open.
             undo.callback(comm.barrier)
@@ -149,7 +166,13 @@ class NodeMemory:
             self._undo = undo.pop_all()
 
     def _allocate(
-        self, handle_type: HandleType, zero: bool, num_rdma_bytes: int, enable_shrink: bool, undo: ExitStack
+        self,
+        handle_type: HandleType,
+        zero: bool,
+        num_rdma_bytes: int,
+        enable_shrink: bool,
+        rdma_transport: Transport | None,
+        undo: ExitStack,
     ) -> tuple[Any, Any]:
         """Make everything that is this rank's; what peers need to open the symmetric memories."""
 
@@ -162,7 +185,7 @@ class NodeMemory:
         undo.callback(self.comm_stream.close)
         num_bytes = self.num_nvl_bytes + TRAILER_BYTES
         self.symmetric = owned(
-            runtime.allocate_symmetric(self.comm, num_bytes, "nvl_buffer", self._describe, handle_type, zero)
+            self.transport.allocate(self.comm, num_bytes, "nvl_buffer", self._describe, handle_type, zero)
         )
         self.symmetric.write(self.num_nvl_bytes, np.zeros(BARRIER_SIGNAL_BYTES // 4, np.int32))
         self.device = owned(runtime.allocate(ALIGNMENT_BYTES + 4 * LAYOUT_MAX_COUNTERS, "claim and layout workspace"))
@@ -174,26 +197,27 @@ class NodeMemory:
         self._report = self.host_visible.array(np.int32, 0, REPORT_WORDS)
         self.counters = self.host_visible.array(np.int32, ALIGNMENT_BYTES, COUNTER_WORDS)
         assert REPORT_BYTES <= ALIGNMENT_BYTES
-        if num_rdma_bytes > 0:
-            self.low_latency = LowLatencyMemory(runtime, self.comm, num_rdma_bytes, handle_type, enable_shrink)
+        if rdma_transport is not None:
+            self.low_latency = LowLatencyMemory(
+                runtime, self.comm, num_rdma_bytes, handle_type, enable_shrink, rdma_transport
+            )
             undo.callback(self.low_latency.free)
-        return self.symmetric.handle, None if self.low_latency is None else self.low_latency.handle
+        return self.transport.handle, None if self.low_latency is None else self.low_latency.handle
 
     def _close_peers(self) -> None:
         if self.low_latency is not None:
             self.low_latency.close_peers()
-        self.symmetric.close_peers()
+        self.transport.close()
 
     def _open_peers(self, handles: list[tuple[Any, Any]]) -> None:
         """Open the peers' memory and write their addresses where kernels find them."""
         if self.low_latency is not None:
-            self.low_latency.open([rdma for _, rdma in handles])
-        bases = self.symmetric.open_peers([nvl for nvl, _ in handles], self.rank)
+            self.low_latency.open([rdma for _, rdma in handles], self.bounds)
         buffer_ptrs = self.num_nvl_bytes + BARRIER_SIGNAL_BYTES
         signal_ptrs = buffer_ptrs + POINTER_TABLE_BYTES
-        tables = np.array([bases, [base + self.num_nvl_bytes for base in bases]], np.int64)
-        self.symmetric.write(buffer_ptrs, tables[0])
-        self.symmetric.write(signal_ptrs, tables[1])
+        self.network = self.transport.open([nvl for nvl, _ in handles], buffer_ptrs, self.bounds)
+        bases = self.symmetric.read(buffer_ptrs, self.num_ranks, np.int64)
+        self.symmetric.write(signal_ptrs, np.where(bases != 0, bases + self.num_nvl_bytes, 0))
         own = self.symmetric.address
         self.peers = Peers(own + buffer_ptrs, own + signal_ptrs, self.rank, self.num_ranks)
 
@@ -324,7 +348,9 @@ class NodeMemory:
         """Raise what a kernel has reported, if one has. A buffer raises the same on every later call."""
         if self.fault is None and self.has_fault:
             report = FaultReport(*(int(word) for word in self._report))
-            self.fault = fault_error(self.rank, report, self.timeout_ms)
+            transport = self.transport if self.low_latency is None else self.low_latency.transport
+            network = transport.describe(report.peer) if report.peer >= 0 else []
+            self.fault = fault_error(self.rank, report, self.timeout_ms, network)
         if self.fault is not None:
             raise self.fault
 

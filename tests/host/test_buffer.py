@@ -229,10 +229,6 @@ def test_sizes_that_differ_between_ranks_are_refused_on_every_rank(starts_nothin
     [
         ({"num_rdma_bytes": 128}, "num_rdma_bytes: got 128; the kernels between nodes are not built yet"),
         ({"allow_mnnvl": True}, "allow_mnnvl: got True; NVLink between nodes"),
-        (
-            {"num_rdma_bytes": 128, "low_latency_mode": True, "allow_nvlink_for_low_latency_mode": False},
-            "allow_nvlink_for_low_latency_mode: got False; RDMA queues are not built yet",
-        ),
     ],
 )
 def test_modes_that_are_not_built_say_so(arguments, message, starts_nothing):

@@ -9,6 +9,7 @@ import nbep
 from nbep.device.protocols.waits import (
     BARRIER,
     DISPATCH_RECEIVER_ROWS,
+    IBGDA_ERROR,
     LOW_LATENCY_CHOICE,
     LOW_LATENCY_HALF,
     SITES,
@@ -111,6 +112,7 @@ def test_too_few_worst_tokens_are_told_after_the_launch(inputs):
 WRONG = {
     DISPATCH_RECEIVER_ROWS: "recv_x: got 4 rows on rank 0; must be at least 5",
     LOW_LATENCY_HALF: "got one in half 4 on rank 0; must be in half 5: calls take the halves in turn",
+    IBGDA_ERROR: "the NIC has refused entry 5 of queue 2 to rank 3: local protection error (syndrome 0x04)",
     LOW_LATENCY_CHOICE: "topk_idx[2, 5]: got 4 on rank 0; must be -1 or an expert",
 }
 
@@ -119,7 +121,8 @@ WRONG = {
 def test_every_site_has_words(site):
     report = FaultReport(1, site, peer=3, expected=5, seen=4, block=6, thread=7, channel=2)
     error = fault_error(0, report, 250.0)
-    assert isinstance(error, ValueError if site in WRONG else nbep.PeerTimeout)
+    wrong = nbep.NetworkError if site == IBGDA_ERROR else ValueError
+    assert isinstance(error, wrong if site in WRONG else nbep.PeerTimeout)
     if site not in WRONG:
         role, cell, awaited = SITES[site]
         for words in (role, cell, awaited, "rank 0", "rank 3", "block 6", "thread 7", "expected 5", "saw 4", "250 ms"):

@@ -29,6 +29,8 @@ MODULES = [
     *(f"{KERNELS}.{name}" for name in ("combine", "combine_sender", "combine_receiver", "sum_first")),
     *(f"{KERNELS}.{name}" for name in ("journal", "clean_low_latency_buffer")),
     "nbep.device.network.direct",
+    *(f"nbep.device.network.ibgda.{name}" for name in ("transport", "queue_pair", "doorbell", "completion")),
+    "nbep.device.network.nic",
     "nbep.device.protocols.arrivals",
 ]
 
@@ -123,6 +125,8 @@ PROGRAMS = [
     # A block counts for two ranks; the stages of the send phase reach into those of the receive phase.
     Program(one_by_one, ONCE, {"num_ranks": 3, "num_tokens": 2}),
     Program(one_by_one, Options(), {"hidden": 2304, "num_tokens": 3}),
+    Program(two_at_a_time, Options(use_fp8=True, over_nic=True), {}),
+    Program(one_by_one, Options(deduplicate=True, over_nic=True), {"num_tokens": 20, **ONE_EXPERT}),
 ]
 
 
@@ -131,6 +135,8 @@ def programs_for(step: Step) -> list[Program]:
     module = step.module.rpartition(".")[2]
 
     def is_special(program: Program) -> bool:
+        if "network.ibgda" in step.module or module == "nic" or step.function == "tell":
+            return program.options.over_nic
         if "clean" in module or step.function == "wait_peer":
             return program.fn is with_a_clean
         if "put_stage" in step.function or "encoded" in step.function:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from nbep.device.primitives import (
+    byteswap_u32,
     f32,
     f32_abs,
     f32_add_rn,
@@ -59,6 +60,11 @@ def test_unsigned_division_is_that_of_naturals(a, b):
 def test_bit_counts_look_at_32_bits(x, ones, lowest):
     assert popc_u32(x) == ones
     assert ffs_u32(x) == lowest
+
+
+@pytest.mark.parametrize(("x", "swapped"), [(0x01020304, 0x04030201), (0x80, 1 << 31), (-2, 0xFEFFFFFF), (1 << 32, 0)])
+def test_byte_swaps_look_at_32_bits(x, swapped):
+    assert byteswap_u32(x) == swapped
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ class Options:
     dispatch_as, combine_as: BOTH phases in one launch, with a HOOK, or ASYNC
     spare: by how much num_max_dispatch_tokens_per_rank exceeds the largest number of tokens
     has_tma: False takes the bulk copies away; on the emulator only
+    over_nic: everything between ranks goes through the software NIC
     """
 
     use_fp8: bool = False
@@ -52,6 +53,7 @@ class Options:
     with_stats: bool = False
     spare: int = 0
     has_tma: bool = True
+    over_nic: bool = False
 
 
 @dataclass
@@ -105,8 +107,13 @@ def num_rdma_bytes(case: Case, options: Options) -> int:
 
 
 def make_buffer(comm, trips: Sequence[tuple[Case, Options]], **arguments: Any) -> nbep.Buffer:
-    """A buffer that is just large enough for some calls."""
+    """A buffer that is just large enough for some calls. NBEP_TRANSPORT chooses its network."""
     num_bytes = max(num_rdma_bytes(case, options) for case, options in trips)
+    if any(options.over_nic for _, options in trips):
+        # So small that queues wrap, and that a message lies in several chunks.
+        nic = nbep.NicOptions(num_entries=64, chunk_bytes=256, seed=1)
+        arguments = {"transport": "ibgda", "num_nvl_peers": 1, "nic": nic, **arguments}
+    arguments = {"num_qps_per_rank": max(case.num_experts // case.num_ranks for case, _ in trips), **arguments}
     return nbep.Buffer(comm, num_rdma_bytes=num_bytes, low_latency_mode=True, **arguments)
 
 

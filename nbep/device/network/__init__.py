@@ -7,6 +7,8 @@ nvshmem  NVSHMEM's device calls
 
 from nbep.device.network import direct, seam
 from nbep.device.network.direct import Network
+from nbep.device.network.ibgda import transport as ibgda_transport
+from nbep.device.network.ibgda.transport import IbgdaNetwork
 from nbep.device.network.seam import (
     amo_add,
     is_message,
@@ -19,8 +21,10 @@ from nbep.device.network.seam import (
 )
 
 seam.provide(Network, direct)
+seam.provide(IbgdaNetwork, ibgda_transport)
 
 __all__ = [
+    "IbgdaNetwork",
     "Network",
     "amo_add",
     "is_message",

@@ -50,6 +50,12 @@ def clock64():
     return current_thread().globaltimer()
 
 
+@primitive("", None, ("s64", "s64"))
+def serving(queue_pair, entry):
+    """What this thread does from now on, it does for an entry of a queue pair: for reports. On a GPU: nothing."""
+    current_thread().serving = int(queue_pair), int(entry)
+
+
 @primitive("trap;", effect="converge")
 def trap():
     """Stop the whole launch with an error."""

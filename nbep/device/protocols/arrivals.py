@@ -4,6 +4,7 @@
  count, arrival    peers, through the network   amo_add (TAG, or what completes)     receivers    ld_acquire_sys
                    who gives up                 atom_cas_acq_rel_sys (ABSENT)
  count for itself  peers, through the network   amo_add                              receivers    ld_relaxed_sys
+ sum               who knows a part          atom_add_acq_rel_gpu                 the last      the same
  credit            peer, through the network    amo_add (1)                          senders      ld_acquire_sys
  mask              who gives up                 atom_exch_acq_rel_sys                any wait     ld_relaxed_gpu
 
@@ -21,12 +22,15 @@ Source: DeepEP csrc/kernels/internode_ll.cu (FINISHED_SUM_TAG); csrc/kernels/leg
 """
 
 from nbep.device.jit import device_function
+from nbep.device.network import amo_add, is_message
 from nbep.device.primitives import (
+    atom_add_acq_rel_gpu_s32,
     atom_cas_acq_rel_sys_s32,
     atom_exch_acq_rel_sys_s32,
     ld_acquire_sys_s32,
     ld_relaxed_gpu_s32,
     ld_relaxed_sys_s32,
+    st_weak_s32,
     wait_expired,
 )
 from nbep.device.protocols.waits import LOW_LATENCY_BARRIER, LOW_LATENCY_CREDIT, report_fault, start_wait
@@ -65,6 +69,22 @@ def completion(count):
 def announced(value, most):
     """The number that a complete cell tells, 0 if it was given up; no more than `most`, whatever a fault has left."""
     return min(-value - 1, most) if is_complete(value) else 0
+
+
+@device_function
+def tell(network, sum_cell, cell, value, peer, queue, is_behind):
+    """Add a part of what a count of a peer is told; one thread. is_behind: see amo_add
+
+    sum_cell is 0 before the first part, and again after the last. Where an add is a message of its own, the parts are
+    added up there, and who completes the sum sends it: one add for each count, as DeepEP does it.
+    """
+    if is_message(network, peer):
+        total = atom_add_acq_rel_gpu_s32(sum_cell, value) + value  # PAIR arrival-sum
+        if is_complete(total):
+            st_weak_s32(sum_cell, 0)
+            amo_add(network, cell, total, peer, queue, True)
+    else:
+        amo_add(network, cell, value, peer, queue, is_behind)
 
 
 @device_function

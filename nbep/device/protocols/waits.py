@@ -49,6 +49,9 @@ LOW_LATENCY_COMBINE_COUNT = 12
 LOW_LATENCY_HALF = 13
 LOW_LATENCY_CHOICE = 14
 LOW_LATENCY_BARRIER = 15
+IBGDA_TURN = 16
+IBGDA_COMPLETION = 17
+IBGDA_ERROR = 18
 OWN_SITES = 100
 
 SITES = {
@@ -67,6 +70,9 @@ SITES = {
     LOW_LATENCY_HALF: ("low-latency sender", "journal", "calls that take the two halves in turn"),
     LOW_LATENCY_BARRIER: ("clean_low_latency_buffer", "barrier_signal", "the peer's arrival at the barrier"),
     LOW_LATENCY_CHOICE: ("low-latency dispatch sender", "topk_idx", "experts that are there, each once for a token"),
+    IBGDA_TURN: ("ibgda", "READY", "the entries before its own to be written"),
+    IBGDA_COMPLETION: ("ibgda", "completion", "the NIC to be done with an entry"),
+    IBGDA_ERROR: ("ibgda", "completion", "an entry that the NIC has refused"),
 }
 
 REPORT_WORDS = 8

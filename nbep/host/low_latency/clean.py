@@ -27,4 +27,4 @@ def clean_low_latency_buffer(
     memory.compare_call(VERB, dict)
     mode.restart()
     args = mode.network, mode.work, memory.bounds, mode.num_rdma_bytes
-    on_current_stream(memory, runtime.prepare(clean_kernel, 1, runtime.notify_threads, 0, *args))
+    on_current_stream(memory, runtime.prepare(mode.kernel(clean_kernel), 1, runtime.notify_threads, 0, *args))

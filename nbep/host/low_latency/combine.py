@@ -140,7 +140,8 @@ def _plan(
     num_groups = min(-(-shape.num_experts // mode.num_blocks), MAX_GROUPS, num_threads // 32)
     num_rows = shape.num_ranks * shape.num_max_tokens
     args = mode.network, mode.work, memory.bounds, shape, CombineSizes(num_tokens, num_topk, num_groups)
-    kernel = runtime.prepare(combine_kernel, mode.num_blocks, num_threads, combine_smem_bytes(num_threads), *args)
+    smem_bytes = combine_smem_bytes(num_threads)
+    kernel = runtime.prepare(mode.kernel(combine_kernel), mode.num_blocks, num_threads, smem_bytes, *args)
     return Plan(
         shape,
         kernel,

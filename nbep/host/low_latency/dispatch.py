@@ -168,7 +168,7 @@ def _plan(memory: NodeMemory, mode: LowLatencyMemory, x: Array, topk_idx: Array,
     num_groups = min(-(-num_experts // mode.num_blocks), MAX_GROUPS, num_threads // 32)
     sizes = DispatchSizes(num_tokens, num_topk, num_groups, int(options.round_scale), int(options.use_ue8m0))
     args = mode.network, mode.work, memory.bounds, shape, sizes
-    kernel = runtime.prepare(dispatch_kernel, mode.num_blocks, num_threads, smem_bytes, *args)
+    kernel = runtime.prepare(mode.kernel(dispatch_kernel), mode.num_blocks, num_threads, smem_bytes, *args)
     rows = (num_experts // mode.num_ranks, mode.num_ranks * num_max_tokens, hidden)
     recv_x = (rows, "float8_e4m3fn" if options.use_fp8 else "bfloat16")
     return Plan(shape, kernel, recv_x, rows[:1], _parts(shape), _scales(shape, options))

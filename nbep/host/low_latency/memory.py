@@ -14,6 +14,10 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
+from nbep.device.jit import over
+from nbep.device.kernels.low_latency.clean_low_latency_buffer import clean_low_latency_buffer
+from nbep.device.kernels.low_latency.combine import low_latency_combine
+from nbep.device.kernels.low_latency.dispatch import low_latency_dispatch
 from nbep.device.kernels.low_latency.journal import JOURNAL_WORDS, RECV_PHASE, SEND_PHASE, SLOT_WORDS, Call, Workspace
 from nbep.device.layout.intranode import ALIGNMENT_BYTES, align_up
 from nbep.device.layout.low_latency import (
@@ -27,14 +31,16 @@ from nbep.device.layout.low_latency import (
     quarter_bytes,
     quarter_bytes_needed,
 )
-from nbep.device.network import Network
+from nbep.device.protocols.peers import Bounds
 from nbep.host.arguments import refuse
-from nbep.host.network.direct import open_network
-from nbep.host.runtime.base import HandleType, Runtime, Stream
+from nbep.host.network.transport import Transport
+from nbep.host.runtime.base import HandleType, Kernel, Runtime, Stream
 
 MAX_PLANS = 1024
+KERNELS = (low_latency_dispatch, low_latency_combine, clean_low_latency_buffer)
 JOURNAL = align_up(4 * NUM_HALVES * SLOT_WORDS, ALIGNMENT_BYTES)
-MASK = JOURNAL + align_up(4 * JOURNAL_WORDS, ALIGNMENT_BYTES)
+SUMS = JOURNAL + align_up(4 * JOURNAL_WORDS, ALIGNMENT_BYTES)
+MASK = SUMS + align_up(4 * NUM_HALVES * SLOT_WORDS, ALIGNMENT_BYTES)
 WORKSPACE_BYTES = MASK + align_up(4 * MAX_RANKS, ALIGNMENT_BYTES)
 
 
@@ -65,17 +71,24 @@ class LowLatencyMemory:
     Attributes: network, work: arguments of the kernels; num_blocks: of their launches; plans: see `plan`
     """
 
-    network: Network
+    network: Any  # of the transport's type
 
     def __init__(
-        self, runtime: Runtime, comm: Any, num_rdma_bytes: int, handle_type: HandleType, enable_shrink: bool
+        self,
+        runtime: Runtime,
+        comm: Any,
+        num_rdma_bytes: int,
+        handle_type: HandleType,
+        enable_shrink: bool,
+        transport: Transport,
     ) -> None:
         self.runtime = runtime
         self.rank = comm.rank
         self.num_ranks: int = comm.size
         self.num_rdma_bytes = num_rdma_bytes
         self.shape: LowLatencyShape | None = None  # of the latest launch
-        self.symmetric = runtime.allocate_symmetric(
+        self.transport = transport
+        self.symmetric = transport.allocate(
             comm, num_rdma_bytes + TRAILER_BYTES, "rdma_buffer", self._describe, handle_type, False
         )
         try:
@@ -86,7 +99,7 @@ class LowLatencyMemory:
             raise
         address = self.workspace.address
         self.mask = address + MASK if enable_shrink else 0
-        self.work = Workspace(address, address + JOURNAL, self.mask)
+        self.work = Workspace(address, address + JOURNAL, self.mask, address + SUMS)
         self._num_calls = 0
         self._halves: list[LowLatencyCall | None] = [None] * NUM_HALVES  # who used each half last
         self.zero_copy_number = -1  # of the call that the zero-copy buffer was handed out for
@@ -101,15 +114,22 @@ class LowLatencyMemory:
 
     @property
     def handle(self) -> Any:
-        return self.symmetric.handle
+        return self.symmetric.handle, self.transport.handle
 
-    def open(self, handles: list[Any]) -> None:
-        """Map the peers' buffers. Raises: RuntimeError if one cannot be reached"""
-        self.network = open_network(self.symmetric, handles, self.rank, self.num_rdma_bytes + POINTER_TABLE)
-        self.num_blocks = self.runtime.low_latency_blocks(handles)
+    def open(self, handles: list[Any], bounds: Bounds) -> None:
+        """Reach the peers' buffers. Raises: RuntimeError if one cannot be reached"""
+        for kernel in KERNELS:  # before one runs that does not end: the software NIC
+            self.runtime.load(self.kernel(kernel))
+        memories, ends = zip(*handles, strict=True)
+        self.network = self.transport.open(list(ends), self.num_rdma_bytes + POINTER_TABLE, bounds)
+        self.num_blocks = self.runtime.low_latency_blocks(list(memories), self.transport.num_blocks_taken)
+
+    def kernel(self, kernel: Kernel) -> Kernel:
+        """The kernel for this network."""
+        return over(kernel, self.transport.network_type)
 
     def close_peers(self) -> None:
-        self.symmetric.close_peers()
+        self.transport.close()
 
     def free(self) -> None:
         self.workspace.free()

@@ -1,4 +1,4 @@
-"""The transport for ranks of one host: peers' memory is mapped, and a table says where."""
+"""The transport for ranks of one node: peers' memory is mapped, and a table says where."""
 
 from __future__ import annotations
 
@@ -7,15 +7,36 @@ from typing import Any
 import numpy as np
 
 from nbep.device.network import Network
-from nbep.host.runtime.base import SymmetricMemory
+from nbep.device.protocols.peers import Bounds
+from nbep.host.network.transport import NetworkOptions, Transport
+from nbep.host.runtime.base import Describe, HandleType, Runtime, SymmetricMemory
 
 
-def open_network(symmetric: SymmetricMemory, handles: list[Any], rank: int, table_offset: int) -> Network:
-    """Map the buffers of all ranks and write their addresses into this rank's table, which is part of its buffer.
+class DirectTransport(Transport):
+    """See above. Peers that are not in the node, as the options have it, are not reached."""
 
-    Args:   handles of all ranks' memory; table_offset bytes from the buffer's start
-    Raises: RuntimeError if a peer cannot be reached
-    """
-    addresses = symmetric.open_peers(handles, rank)
-    symmetric.write(table_offset, np.array(addresses, np.int64))
-    return Network(symmetric.address + table_offset, rank, len(handles))
+    network_type = Network
+
+    def __init__(self, runtime: Runtime, rank: int, options: NetworkOptions):
+        self._runtime = runtime
+        self._rank = rank
+        self._options = options
+
+    def allocate(
+        self, comm: Any, num_bytes: int, name: str, describe: Describe, handle_type: HandleType, zero: bool
+    ) -> SymmetricMemory:
+        self._symmetric = self._runtime.allocate_symmetric(comm, num_bytes, name, describe, handle_type, zero)
+        return self._symmetric
+
+    @property
+    def handle(self) -> Any:
+        return self._symmetric.handle
+
+    def open(self, handles: list[Any], table_offset: int, bounds: Bounds) -> Network:
+        wanted = [handle if self._options.is_in_node(self._rank, peer) else None for peer, handle in enumerate(handles)]
+        addresses = self._symmetric.open_peers(wanted, self._rank)
+        self._symmetric.write(table_offset, np.array(addresses, np.int64))
+        return Network(self._symmetric.address + table_offset, self._rank, len(handles))
+
+    def close(self) -> None:
+        self._symmetric.close_peers()

@@ -56,7 +56,10 @@ class SymmetricMemory(Memory):
 
     @abstractmethod
     def open_peers(self, handles: list[Any], rank: int) -> list[int]:
-        """Addresses at which this rank sees each peer's memory, its own included. handles[rank] is its own."""
+        """Addresses at which this rank sees each peer's memory, its own included. handles[rank] is its own.
+
+        0 for a peer whose handle is None.
+        """
 
     @abstractmethod
     def close_peers(self) -> None:
@@ -144,6 +147,37 @@ class PreparedLaunch(ABC):
         """Start the kernel with first_args and then the arguments that it was prepared with, as Runtime.launch."""
 
 
+class NicDevice(ABC):
+    """What the software NIC of one rank runs on: memory of its own, and its view of the memory that it serves.
+
+    Life cycle: allocate, address_of, open_peers -> start -> join, when the kernel has been told to end -> close.
+    """
+
+    @abstractmethod
+    def allocate(self, num_bytes: int, name: str, describe: Describe | None = None) -> Memory:
+        """Memory of the NIC, all zeros."""
+
+    @abstractmethod
+    def address_of(self, memory: Memory) -> int:
+        """Where the NIC sees memory of its rank."""
+
+    @abstractmethod
+    def open_peers(self, symmetric: SymmetricMemory, handles: list[Any], rank: int) -> list[int]:
+        """Where the NIC sees the symmetric memory of each rank, its own included."""
+
+    @abstractmethod
+    def start(self, kernel: Kernel, num_queue_pairs: int, *args: Any) -> None:
+        """Start the kernel that serves so many queue pairs, with a warp for each as far as there is room."""
+
+    @abstractmethod
+    def join(self) -> None:
+        """Block the caller until the kernel has ended."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give everything back but the memory."""
+
+
 class Runtime(ABC):
     """One rank's access to its target.
 
@@ -191,8 +225,12 @@ class Runtime(ABC):
         """
 
     @abstractmethod
-    def allocate(self, num_bytes: int, name: str) -> Memory:
+    def allocate(self, num_bytes: int, name: str, describe: Describe | None = None) -> Memory:
         """Device memory of this rank alone, all zeros."""
+
+    @abstractmethod
+    def create_nic(self) -> NicDevice:
+        """What a software NIC of this rank runs on."""
 
     @abstractmethod
     def allocate_host_visible(self, num_bytes: int, name: str) -> Memory:
@@ -311,10 +349,10 @@ class Runtime(ABC):
         """
 
     @abstractmethod
-    def low_latency_blocks(self, handles: list[Any]) -> int:
+    def low_latency_blocks(self, handles: list[Any], num_taken: int) -> int:
         """Blocks of the low-latency kernels: those of all ranks of a card are resident at once.
 
-        handles: of the symmetric memory of all ranks
+        handles: of the symmetric memory of all ranks; num_taken: SMs that a rank needs for something else
         """
 
     @abstractmethod

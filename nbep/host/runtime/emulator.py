@@ -23,6 +23,7 @@ from nbep.host.runtime.base import (
     HandleType,
     Kernel,
     Memory,
+    NicDevice,
     Parts,
     PartsLayout,
     PreparedLaunch,
@@ -71,6 +72,8 @@ class EmulatedSymmetricMemory(EmulatedMemory, SymmetricMemory):
         for peer, handle in enumerate(handles):
             if peer == rank:
                 addresses.append(self.address)
+            elif handle is None:
+                addresses.append(0)
             else:
                 mapping = self._map(handle, peer)
                 self._mappings.append(mapping)
@@ -87,6 +90,43 @@ class EmulatedSymmetricMemory(EmulatedMemory, SymmetricMemory):
 
     def _unmap(self, mapping: Any) -> None:
         self.space.close(mapping)
+
+
+class EmulatedNic(NicDevice):
+    """An address space of its own, in which the memory of other nodes is mapped, too."""
+
+    def __init__(self, runtime: EmulatorRuntime):
+        self._runtime = runtime
+        self._context = runtime.world.add_nic(runtime.rank)
+        self._stream = EmulatedStream(runtime, self._context.create_stream("nic", is_service=True), "nic")
+        self._mappings: list[Any] = []
+
+    def allocate(self, num_bytes: int, name: str, describe: Describe | None = None) -> Memory:
+        space = self._context.space
+        return EmulatedMemory(space, space.allocate(num_bytes, name, zero=True, describe=describe))
+
+    def address_of(self, memory: Memory) -> int:
+        assert isinstance(memory, EmulatedMemory)
+        return self._open(memory.allocation)
+
+    def open_peers(self, symmetric: SymmetricMemory, handles: list[Any], rank: int) -> list[int]:
+        return [self._open(handle) for handle in handles]
+
+    def _open(self, allocation: Any) -> int:
+        mapping = self._context.space.open(allocation)
+        self._mappings.append(mapping)
+        return mapping.address
+
+    def start(self, kernel: Kernel, num_queue_pairs: int, *args: Any) -> None:
+        self._runtime.launch(self._stream, kernel, num_queue_pairs, WARP, 0, *args)
+
+    def join(self) -> None:
+        self._stream.synchronize()
+
+    def close(self) -> None:
+        for mapping in self._mappings:
+            self._context.space.close(mapping)
+        self._mappings.clear()
 
 
 class EmulatedEvent(Event):
@@ -190,8 +230,11 @@ class EmulatorRuntime(Runtime):
         allocation = self.space.allocate(num_bytes, name, zero=zero, describe=describe)
         return EmulatedSymmetricMemory(self.space, allocation)
 
-    def allocate(self, num_bytes: int, name: str) -> Memory:
-        return EmulatedMemory(self.space, self.space.allocate(num_bytes, name, zero=True))
+    def allocate(self, num_bytes: int, name: str, describe: Describe | None = None) -> Memory:
+        return EmulatedMemory(self.space, self.space.allocate(num_bytes, name, zero=True, describe=describe))
+
+    def create_nic(self) -> NicDevice:
+        return EmulatedNic(self)
 
     def allocate_host_visible(self, num_bytes: int, name: str) -> Memory:
         return self.allocate(num_bytes, name)
@@ -282,7 +325,7 @@ class EmulatorRuntime(Runtime):
     def settle(self, stream: Stream) -> None:
         stream.record().current_stream_wait()
 
-    def low_latency_blocks(self, handles: list[Any]) -> int:
+    def low_latency_blocks(self, handles: list[Any], num_taken: int) -> int:
         return 2
 
     def _unmap_finished(self) -> None:

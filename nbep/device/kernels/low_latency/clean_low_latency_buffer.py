@@ -53,5 +53,6 @@ def clean_low_latency_buffer(network: Network, work: Workspace, bounds: Bounds, 
     fill(own_ptr(network, num_rdma_bytes + COUNTS), (CREDITS - COUNTS) // 4, 0)
     fill(own_ptr(network, num_rdma_bytes + CREDITS), NUM_HALVES * MAX_RANKS, 1)
     fill(work.slots, NUM_HALVES * SLOT_WORDS, 0)
+    fill(work.sums, NUM_HALVES * SLOT_WORDS, 0)
     fill(work.journal, JOURNAL_WORDS, 0)
     barrier_network(network, work, bounds, num_rdma_bytes)

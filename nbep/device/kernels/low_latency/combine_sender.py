@@ -18,7 +18,7 @@ from nbep.device.layout.low_latency import (
     row_stride,
     send_offset,
 )
-from nbep.device.network import amo_add, put_nbi_warp, quiet
+from nbep.device.network import amo_add, keep_message, put_nbi_warp, quiet
 from nbep.device.primitives import (
     FULL_MASK,
     block_dim,
@@ -74,6 +74,7 @@ def put_row(network, dst, src, row, num_bytes, peer, queue, stage, parity, lane)
             for at in range(lane * VEC_BYTES, part, WARP_BYTES):
                 st_shared_v4(stage.data + at, ld_nc_v4(row + offset + at))
             syncwarp(FULL_MASK)
+        keep_message(network, src + offset, stage.data, part, lane)
         put_nbi_warp(network, dst + offset, src + offset, stage.data, part, peer, queue, lane)
         syncwarp(FULL_MASK)
         offset += part
@@ -130,6 +131,7 @@ def put_stage(network, dst, src, data, num_bytes, peer, queue, lane):
     if has_tma():
         fence_proxy_async_shared()
     syncwarp(FULL_MASK)
+    keep_message(network, src, data, num_bytes, lane)
     put_nbi_warp(network, dst, src, data, num_bytes, peer, queue, lane)
     if has_tma() and lane == 0:
         tma_store_wait_read_all()

@@ -14,7 +14,7 @@ a stage that is filled again has been read.
 """
 
 from nbep.device.jit import device_function
-from nbep.device.kernels.low_latency.journal import slot_counter
+from nbep.device.kernels.low_latency.journal import slot_counter, sum_cell
 from nbep.device.layout.low_latency import (
     NOTE_ALIGNMENT,
     count_offset,
@@ -26,7 +26,7 @@ from nbep.device.layout.low_latency import (
     recv_offset,
     send_offset,
 )
-from nbep.device.network import amo_add, own_ptr, put_nbi_warp, quiet
+from nbep.device.network import keep_message, own_ptr, put_nbi_warp, quiet, sends_from_buffer
 from nbep.device.primitives import (
     FULL_MASK,
     atom_add_relaxed_gpu_s32,
@@ -50,7 +50,7 @@ from nbep.device.primitives import (
     vote_any,
     vote_ballot,
 )
-from nbep.device.protocols.arrivals import TAG, completion, wait_credit
+from nbep.device.protocols.arrivals import TAG, completion, tell, wait_credit
 from nbep.device.protocols.fp8 import abs_max8, fp8_scales, to_e4m3x8, unpack_bf16x8
 from nbep.device.protocols.reduce import half_warp_max_f32, warp_sum_s32
 from nbep.device.protocols.waits import LOW_LATENCY_CHOICE, report_fault
@@ -74,6 +74,10 @@ def expert_of(inputs, bounds, shape, num_topk, token, choice):
 @device_function
 def may_send(network, work, bounds, call, peer):
     """Whether the peer is there and its half of the buffer is free; one thread."""
+    if sends_from_buffer(network):  # what left in this half before may still be read, whomever it was for
+        for rank in range(network.num_ranks):
+            other = own_ptr(network, credit_offset(call.num_rdma_bytes, call.half, rank))
+            wait_credit(other, bounds, work.mask, rank, call.half)
     credit = own_ptr(network, credit_offset(call.num_rdma_bytes, call.half, peer))
     return wait_credit(credit, bounds, work.mask, peer, call.half)
 
@@ -160,6 +164,17 @@ def open_to_engine():
 
 
 @device_function
+def message_bytes(shape):
+    return note_offset(shape) + NOTE_ALIGNMENT
+
+
+@device_function
+def message_offset(call, shape, token):
+    """Where this rank keeps the message of a token, if it leaves from the buffer."""
+    return send_offset(call.num_rdma_bytes, call.half) + token * message_stride(shape)
+
+
+@device_function
 def put_choice(network, call, shape, stage, token, expert, slot, lane):
     """Start to put the message in the stage into a slot of an expert; one warp."""
     num_local_experts = u32_div(shape.num_experts, shape.num_ranks)
@@ -168,28 +183,30 @@ def put_choice(network, call, shape, stage, token, expert, slot, lane):
     stride = message_stride(shape)
     place = (local_expert * shape.num_ranks + network.rank) * shape.num_max_tokens + slot
     dst = recv_offset(call.num_rdma_bytes, call.half) + place * stride
-    src = send_offset(call.num_rdma_bytes, call.half) + token * stride
-    put_nbi_warp(network, dst, src, stage, note_offset(shape) + NOTE_ALIGNMENT, peer, local_expert, lane)
+    src = message_offset(call, shape, token)
+    put_nbi_warp(network, dst, src, stage, message_bytes(shape), peer, local_expert, lane)
 
 
 @device_function
-def add_to_count(network, call, shape, expert, value, is_behind):
+def add_to_count(network, work, call, shape, expert, value, is_behind):
     """Add to what an expert's rank is told of its messages; one thread. is_behind: see amo_add"""
     num_local_experts = u32_div(shape.num_experts, shape.num_ranks)
     peer = u32_div(expert, num_local_experts)
     local_expert = expert - peer * num_local_experts
     cell = count_offset(call.num_rdma_bytes, call.half, local_expert * shape.num_ranks + network.rank)
-    amo_add(network, cell, value, peer, local_expert, is_behind)
+    tell(network, sum_cell(work, call, expert), cell, value, peer, local_expert, is_behind)
 
 
 @device_function
-def put_token(network, call, shape, stage, token, expert, slot, lane):
+def put_token(network, work, call, shape, stage, token, expert, slot, lane):
     """Putter: put the message in the stage to all experts, then tell them.
 
     expert, slot: in lane k those of choice k; a slot is -1 if nothing goes there
     """
     chosen = vote_ballot(FULL_MASK, slot >= 0)
     left = chosen
+    if chosen != 0:
+        keep_message(network, message_offset(call, shape, token), stage, message_bytes(shape), lane)
     while left != 0:
         choice = ffs_u32(left) - 1
         goal = shfl_idx_s32(FULL_MASK, expert, choice)
@@ -197,7 +214,7 @@ def put_token(network, call, shape, stage, token, expert, slot, lane):
         left &= left - 1
     quiet(network, lane)
     if slot >= 0:
-        add_to_count(network, call, shape, expert, TAG, True)
+        add_to_count(network, work, call, shape, expert, TAG, True)
 
 
 @device_function
@@ -215,7 +232,7 @@ def send_messages(inputs, network, work, bounds, call, shape, sizes, warp, lane)
             if lane == 0:
                 st_shared_v4(stage + note_offset(shape), (token, 0, 0, 0))
             open_to_engine()
-            put_token(network, call, shape, stage, token, expert, slot, lane)
+            put_token(network, work, call, shape, stage, token, expert, slot, lane)
         else:
             row = inputs.x + 2 * token * shape.hidden
             fill_message(stage, row, shape, sizes.round_scale, caster, num_casters, lane)
@@ -271,6 +288,6 @@ def count_choices(inputs, network, work, bounds, call, shape, sizes, lane):
         goal = expert + lane * step
         if lane < 4 and goal < shape.num_experts:
             if may_send(network, work, bounds, call, u32_div(goal, num_local_experts)):
-                add_to_count(network, call, shape, goal, completion(num_chosen), False)
+                add_to_count(network, work, call, shape, goal, completion(num_chosen), False)
         syncwarp(FULL_MASK)
         expert += 4 * step

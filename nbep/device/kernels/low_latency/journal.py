@@ -64,11 +64,13 @@ class Workspace(NamedTuple):
     """Memory of this rank alone, all zeros at first. mask is 0 without enable_shrink.
 
     slots  [NUM_HALVES, MAX_EXPERTS + MAX_RANKS] s32: how many tokens have a place, for each expert and then each rank
+    sums   of the same shape: what counts and arrivals are told, as far as it is known; see arrivals.tell
     """
 
     slots: Sym
     journal: Sym
     mask: Sym
+    sums: Sym
 
 
 class Call(NamedTuple):
@@ -83,6 +85,12 @@ class Call(NamedTuple):
 def slot_counter(work, call, unit):
     """The slot counter of an expert, or of rank r as unit MAX_EXPERTS + r."""
     return work.slots + 4 * (call.half * SLOT_WORDS + unit)
+
+
+@device_function
+def sum_cell(work, call, unit):
+    """Where the parts of what an expert's count is told are added up, or those of rank r as unit MAX_EXPERTS + r."""
+    return work.sums + 4 * (call.half * SLOT_WORDS + unit)
 
 
 @device_function

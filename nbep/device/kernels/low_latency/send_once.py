@@ -30,7 +30,7 @@ from nbep.device.kernels.low_latency.dispatch_sender import (
     may_warp_send,
     open_to_engine,
 )
-from nbep.device.kernels.low_latency.journal import slot_counter
+from nbep.device.kernels.low_latency.journal import slot_counter, sum_cell
 from nbep.device.layout.low_latency import (
     MAX_EXPERTS,
     arrival_offset,
@@ -41,7 +41,7 @@ from nbep.device.layout.low_latency import (
     recv_offset,
     send_offset,
 )
-from nbep.device.network import amo_add, put_nbi_warp, quiet
+from nbep.device.network import amo_add, keep_message, put_nbi_warp, quiet
 from nbep.device.primitives import (
     FULL_MASK,
     atom_add_relaxed_cta_shared_s32,
@@ -63,7 +63,7 @@ from nbep.device.primitives import (
     u32_div,
     vote_ballot,
 )
-from nbep.device.protocols.arrivals import TAG, completion
+from nbep.device.protocols.arrivals import TAG, completion, tell
 from nbep.device.protocols.reduce import warp_sum_s32
 
 QUEUE = 0
@@ -135,18 +135,21 @@ def put_message(network, call, shape, stage, note, token, peer, slot, lane):
     dst = recv_offset(call.num_rdma_bytes, call.half) + (network.rank * shape.num_max_tokens + slot) * stride
     src = send_offset(call.num_rdma_bytes, call.half) + (token * shape.num_ranks + peer) * stride
     at = note_offset(shape)
+    keep_message(network, src, stage, at, lane)
     put_nbi_warp(network, dst, src, stage, at, peer, QUEUE, lane)
+    keep_message(network, src + at, note, note_bytes(shape), lane)
     put_nbi_warp(network, dst + at, src + at, note, note_bytes(shape), peer, QUEUE, lane)
 
 
 @device_function
-def add_to_arrival(network, call, peer, value, is_behind):
+def add_to_arrival(network, work, call, peer, value, is_behind):
     """Add to what a rank is told of this rank's messages; one thread. is_behind: see amo_add"""
-    amo_add(network, arrival_offset(call.num_rdma_bytes, call.half, network.rank), value, peer, QUEUE, is_behind)
+    cell = arrival_offset(call.num_rdma_bytes, call.half, network.rank)
+    tell(network, sum_cell(work, call, MAX_EXPERTS + peer), cell, value, peer, QUEUE, is_behind)
 
 
 @device_function
-def put_token_once(network, call, shape, stage, notes, token, choice, lane):
+def put_token_once(network, work, call, shape, stage, notes, token, choice, lane):
     """Putter: put the message in the stage to all ranks of the token, then tell them."""
     left = vote_ballot(FULL_MASK, choice.slot >= 0)
     while left != 0:
@@ -157,7 +160,7 @@ def put_token_once(network, call, shape, stage, notes, token, choice, lane):
         left &= left - 1
     quiet(network, lane)
     if choice.slot >= 0:
-        add_to_arrival(network, call, choice.peer, TAG, True)
+        add_to_arrival(network, work, call, choice.peer, TAG, True)
 
 
 @device_function
@@ -174,7 +177,7 @@ def send_messages_once(inputs, network, work, bounds, call, shape, sizes, warp, 
             write_notes(notes, shape, token, choice, lane)
             clear_gap(stage, shape, lane)
             open_to_engine()
-            put_token_once(network, call, shape, stage, notes, token, choice, lane)
+            put_token_once(network, work, call, shape, stage, notes, token, choice, lane)
         else:
             row = inputs.x + 2 * token * shape.hidden
             fill_message(stage, row, shape, sizes.round_scale, caster, num_casters, lane)
@@ -230,7 +233,7 @@ def tell_counts(network, work, bounds, call, shape, histogram, num_messages, pee
     """Tell a rank how many tokens each of its experts gets from here, and how many messages there are; one warp."""
     if may_warp_send(network, work, bounds, call, peer, lane):
         if lane == 0:
-            add_to_arrival(network, call, peer, completion(num_messages), False)
+            add_to_arrival(network, work, call, peer, completion(num_messages), False)
         for i in range(lane, u32_div(shape.num_experts, shape.num_ranks), 32):
             cell = count_offset(call.num_rdma_bytes, call.half, i * shape.num_ranks + network.rank)
             amo_add(network, cell, completion(0) - ld_shared_s32(histogram + 4 * i), peer, QUEUE, False)

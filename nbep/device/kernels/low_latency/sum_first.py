@@ -18,7 +18,7 @@ from nbep.device.kernels.low_latency.arguments import SUM_TABLE_BYTES
 from nbep.device.kernels.low_latency.dispatch_sender import may_send, may_warp_send
 from nbep.device.kernels.low_latency.send_once import QUEUE, add_to_arrival
 from nbep.device.layout.low_latency import recv_offset, send_offset
-from nbep.device.network import put_nbi_warp, quiet
+from nbep.device.network import keep_message, put_nbi_warp, quiet
 from nbep.device.primitives import (
     FULL_MASK,
     atom_add_relaxed_cta_shared_s32,
@@ -113,6 +113,7 @@ def send_part(inputs, network, work, bounds, call, shape, stage, peer, message, 
         dst = recv_offset(call.num_rdma_bytes, call.half) + offset
         src = send_offset(call.num_rdma_bytes, call.half) + 2 * (cell * shape.hidden + first)
         num_bytes = 2 * min(COLUMNS, shape.hidden - first)
+        keep_message(network, src, stage, num_bytes, lane)
         put_nbi_warp(network, dst, src, stage, num_bytes, peer, QUEUE, lane)
         if lane == 0:
             atom_add_relaxed_cta_shared_s32(smem_base() + 4 * peer, 1)
@@ -126,17 +127,17 @@ def announce_parts(inputs, network, work, bounds, call, shape, num_parts, lane):
     if lane < shape.num_ranks:
         num_messages = ld_nc_s32(inputs.num_messages + 4 * lane)
         if num_messages != 0 and may_send(network, work, bounds, call, lane):
-            add_to_arrival(network, call, lane, completion(num_messages * num_parts), False)
+            add_to_arrival(network, work, call, lane, completion(num_messages * num_parts), False)
     syncwarp(FULL_MASK)
 
 
 @device_function
-def tell_sources(network, call, shape, lane):
+def tell_sources(network, work, call, shape, lane):
     """Tell the sources how many parts this block has sent, lane r rank r: one fence for all."""
     if lane < shape.num_ranks:
         num_sent = ld_shared_s32(smem_base() + 4 * lane)
         if num_sent != 0:
-            add_to_arrival(network, call, lane, num_sent * TAG, True)
+            add_to_arrival(network, work, call, lane, num_sent * TAG, True)
 
 
 @device_function
@@ -164,4 +165,4 @@ def send_sums(inputs, network, work, bounds, call, shape, warp, lane):
     quiet(network, lane)
     syncthreads()
     if warp == 0:
-        tell_sources(network, call, shape, lane)
+        tell_sources(network, work, call, shape, lane)

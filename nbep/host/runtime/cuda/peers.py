@@ -63,10 +63,14 @@ class CudaSymmetricMemory(DeviceMemory, SymmetricMemory):
         host = socket.gethostname()
         self.handle = PeerHandle(host, _process, device.bus_id, self.address, self.allocated_bytes, self.exported)
         self._opened = ExitStack()
+        self._addresses: dict[int, int] = {}  # of the peers that are open
 
-    def open_peers(self, handles: list[PeerHandle], rank: int) -> list[int]:
+    def open_peers(self, handles: list[PeerHandle | None], rank: int) -> list[int]:
         """Raises: RuntimeError that names the peer and both GPUs if one of them cannot reach the other"""
-        return [self._address_of(handle, peer) for peer, handle in enumerate(handles)]
+        for peer, handle in enumerate(handles):
+            if handle is not None and peer not in self._addresses:
+                self._addresses[peer] = self._address_of(handle, peer)
+        return [0 if handle is None else self._addresses[peer] for peer, handle in enumerate(handles)]
 
     def _address_of(self, handle: PeerHandle, peer: int) -> int:
         own = self.handle
@@ -83,6 +87,7 @@ class CudaSymmetricMemory(DeviceMemory, SymmetricMemory):
         """The address of a peer's memory, mapped into this process; _opened gets what undoes it."""
 
     def close_peers(self) -> None:
+        self._addresses.clear()
         self._opened.close()
 
 
@@ -180,19 +185,19 @@ class PosixFdMemory(VmmMemory):
         undo.callback(self._mailbox.close)
         self.exported = self._mailbox.address
 
-    def open_peers(self, handles: list[PeerHandle], rank: int) -> list[int]:
+    def open_peers(self, handles: list[PeerHandle | None], rank: int) -> list[int]:
         # Sent before anything can fail for a reason that is this rank's own: the peers wait for it.
-        self._send(handles, rank)
+        self._send([None if peer in self._addresses else handle for peer, handle in enumerate(handles)], rank)
         addresses = super().open_peers(handles, rank)
         self._mailbox.close()  # all peers have sent; after a failure it takes what is still to come until `free`
         return addresses
 
-    def _send(self, handles: list[PeerHandle], rank: int) -> None:
+    def _send(self, handles: list[PeerHandle | None], rank: int) -> None:
         """Send this rank's memory to the peers in other processes of the host."""
         own, fd = self.handle, self._export_as(self._physical)
         try:
             for peer, handle in enumerate(handles):
-                if handle.host == own.host and handle.process != own.process:
+                if handle is not None and handle.host == own.host and handle.process != own.process:
                     try:
                         send(fd, handle.exported, rank)
                     except OSError as error:

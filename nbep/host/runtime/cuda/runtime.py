@@ -31,6 +31,7 @@ from nbep.host.runtime.base import (
     HandleType,
     Kernel,
     Memory,
+    NicDevice,
     Parts,
     PartsLayout,
     PreparedLaunch,
@@ -45,6 +46,7 @@ from nbep.host.runtime.cuda.memory import DeviceMemory, HostVisibleMemory
 from nbep.host.runtime.cuda.peers import SYMMETRIC_MEMORY
 from nbep.host.runtime.launches import check_launch
 
+NIC_THREADS = 512
 EVENT_FLAGS = int(cu.CUevent_flags.CU_EVENT_DISABLE_TIMING)
 HostWait = Callable[[Callable[[], bool], Callable[[], str]], Any]
 
@@ -264,6 +266,33 @@ class CudaPreparedLaunch(PreparedLaunch):
             stream.unrecorded += [leaf for leaf in leaves if leaf is not None and leaf.__class__ is not int]
 
 
+class CudaNic(NicDevice):
+    """Blocks of the rank's own GPU, on a stream of their own. All that the GPU sees, they see at the same addresses."""
+
+    def __init__(self, runtime: CudaRuntime):
+        self._runtime = runtime
+        self._stream = runtime.create_stream("nic")
+
+    def allocate(self, num_bytes: int, name: str, describe: Describe | None = None) -> Memory:
+        return self._runtime.allocate(num_bytes, name)
+
+    def address_of(self, memory: Memory) -> int:
+        return memory.address
+
+    def open_peers(self, symmetric: SymmetricMemory, handles: list[Any], rank: int) -> list[int]:
+        return symmetric.open_peers(handles, rank)
+
+    def start(self, kernel: Kernel, num_queue_pairs: int, *args: Any) -> None:
+        num_warps = min(num_queue_pairs, NIC_THREADS // 32)
+        self._runtime.launch(self._stream, kernel, 1, 32 * num_warps, 0, *args)
+
+    def join(self) -> None:
+        self._stream.synchronize()
+
+    def close(self) -> None:
+        self._stream.close()
+
+
 class CudaRuntime(Runtime):
     """Attributes: failed is set when another virtual rank has raised; waits then end."""
 
@@ -301,8 +330,11 @@ class CudaRuntime(Runtime):
     ) -> SymmetricMemory:
         return SYMMETRIC_MEMORY[handle_type](self.device, num_bytes, name)
 
-    def allocate(self, num_bytes: int, name: str) -> Memory:
+    def allocate(self, num_bytes: int, name: str, describe: Describe | None = None) -> Memory:
         return DeviceMemory(self.device, num_bytes, name)
+
+    def create_nic(self) -> NicDevice:
+        return CudaNic(self)
 
     def allocate_host_visible(self, num_bytes: int, name: str) -> HostVisibleMemory:
         return HostVisibleMemory(num_bytes, name)
@@ -397,6 +429,7 @@ class CudaRuntime(Runtime):
             stream.unrecorded += arrays
 
     def prepare(self, kernel: Kernel, grid: int, block: int, smem_bytes: int, *last_args: Any) -> PreparedLaunch:
+        self.load(kernel)
         return CudaPreparedLaunch(self._kernels[kernel], (grid, block, smem_bytes), flatten_args(last_args))
 
     def load(self, kernel: Kernel) -> None:
@@ -431,9 +464,9 @@ class CudaRuntime(Runtime):
         if self._host_wait is not None:
             stream.record().current_stream_wait()
 
-    def low_latency_blocks(self, handles: list[Any]) -> int:
+    def low_latency_blocks(self, handles: list[Any], num_taken: int) -> int:
         num_ranks = sum(handle.bus_id == self.device.bus_id for handle in handles)
-        return max(1, self.device.num_sms // max(num_ranks, self.shared.num_ranks))
+        return max(1, self.device.num_sms // max(num_ranks, self.shared.num_ranks) - num_taken)
 
     def ring_threads(self, num_ranks: int) -> int:
         return 768

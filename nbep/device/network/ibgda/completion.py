@@ -1,0 +1,71 @@
+"""Completions: how a GPU thread learns which entries of a send queue the NIC is done with.
+
+ cell          written by   with                read by             with
+ completion    the NIC      st_release_sys      who waits           ld_acquire_sys
+   its syndrome             before the release                      ld_weak, after it
+
+A queue pair has one completion, which the NIC writes again and again (a collapsed completion queue): it names the last
+entry that is done, and with it all before are. 64 bytes, big-endian; what is read of them:
+
+ +54    vendor's syndrome:8, syndrome:8    with an error: why
+ +60    index:16                           of the last entry that is done; with an error, the one that failed
+ +63    opcode:4 | .. | owner:1            REQ: done; REQ_ERR: failed, and nothing more is served; INVALID: none yet
+
+A completion says that what the entry read may be written again, and that what it wrote is there.
+
+Source: rdma-core providers/mlx5/mlx5dv.h (mlx5_cqe64, mlx5_err_cqe); DeepEP csrc/kernels/ibgda_device.cuh
+(ibgda_poll_cq)
+"""
+
+from nbep.device.jit import device_function
+from nbep.device.primitives import ld_acquire_sys_s32, ld_weak_s32, wait_expired
+from nbep.device.protocols.waits import IBGDA_COMPLETION, IBGDA_ERROR, report_fault, start_wait
+
+COMPLETION_BYTES = 64
+SYNDROME_WORD = 52  # its last byte
+STATUS_WORD = 60  # index, big-endian; signature; opcode and owner
+NONE_YET = -1  # a status: index 0xFFFF, opcode INVALID
+
+REQ = 0  # opcodes
+REQ_ERR = 13
+INVALID = 15
+
+
+@device_function
+def index_of(status):
+    """The 16-bit index that a status word names."""
+    return (status & 0xFF) << 8 | (status >> 8) & 0xFF
+
+
+@device_function
+def opcode_of(status):
+    return (status >> 28) & 0xF
+
+
+@device_function
+def is_done(status, index):
+    """Whether an entry, by its number in the queue, is done. At most 2**15 entries may be under way."""
+    return opcode_of(status) != REQ_ERR and (index_of(status) - index) & 0xFFFF < 0x8000
+
+
+@device_function
+def syndrome_at(completion):
+    return (ld_weak_s32(completion + SYNDROME_WORD) >> 24) & 0xFF
+
+
+@device_function
+def wait_done(network, completion, peer, queue, index):
+    """Wait until an entry is done; one thread. Returns whether it is. network has the fields of Bounds."""
+    deadline = 0
+    while True:
+        status = ld_acquire_sys_s32(completion + STATUS_WORD)  # PAIR ibgda-completion
+        if is_done(status, index):
+            return True
+        if opcode_of(status) == REQ_ERR:
+            report_fault(network, IBGDA_ERROR, peer, queue, index_of(status), syndrome_at(completion))
+            return False
+        if deadline == 0:
+            deadline = start_wait(network)
+        elif wait_expired(deadline):
+            report_fault(network, IBGDA_COMPLETION, peer, queue, index & 0xFFFF, index_of(status))
+            return False

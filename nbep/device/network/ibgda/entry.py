@@ -1,0 +1,103 @@
+"""Entries of a send queue: what a GPU thread writes, and an mlx5 NIC reads. 64 bytes, all numbers big-endian.
+
+        control segment                 remote-address segment   data segment, one or two    or data in the entry
+ +0     opmod:8 | index:16 | opcode:8   address:64               num_bytes:32                1:1 | num_bytes:31
+ +4     queue pair:24 | segments:8                               key:32                      the bytes
+ +8     flags in the last byte          key:32                   address:64
+ +12    immediate (0)                   0
+
+ fetch-and-add of 32 bits: opmod 8, of 64 bits: opmod 9; between the remote address and where the old value goes
+ +0     what to add:32 or :64           boundary (0): the sum carries from every bit to the next
+
+ bytes     write             write with its data inside    fetch-and-add
+ 0         control           control                       control
+ 16        remote address    remote address                remote address
+ 32        data              data in the entry             atomic
+ 48        data, or unused   -                             data: where the old value goes
+
+Keys come in the order of bytes in which they go into an entry. Whoever writes an entry owns its slot, see
+`queue_pair`; the stores are weak, and the doorbell publishes them.
+
+Source: rdma-core providers/mlx5/mlx5dv.h (mlx5_wqe_ctrl_seg, mlx5_wqe_raddr_seg, mlx5_wqe_data_seg,
+mlx5_wqe_inl_data_seg, mlx5_wqe_atomic_seg); DeepEP csrc/kernels/ibgda_device.cuh (ibgda_write_rdma_write_wqe,
+ibgda_write_rdma_write_inl_wqe, ibgda_write_amo_add_wqe, ibgda_atomic_32_masked_fa_seg_t)
+"""
+
+from nbep.device.jit import device_function
+from nbep.device.primitives import byteswap_u32, st_na_v4, u32
+
+ENTRY_BYTES = 64
+SEGMENT_BYTES = 16
+REMOTE_ADDRESS = 16
+DATA = 32
+MORE_DATA = 48
+ATOMIC = 32
+ATOMIC_RESULT = 48
+
+RDMA_WRITE = 0x08  # opcodes
+MASKED_FETCH_ADD = 0x15
+OPMOD_32_BITS = 0x08
+OPMOD_64_BITS = 0x09
+CQ_UPDATE = 2 << 2  # of the flags: write a completion
+INLINE = 1 << 31  # of num_bytes: the data follow
+
+
+@device_function
+def write_control(entry, opmod, opcode, index, qpn, num_segments):
+    """The control segment. index is the entry's number in its queue, of which 16 bits are kept."""
+    what = byteswap_u32(opmod << 24 | (index & 0xFFFF) << 8 | opcode)
+    st_na_v4(entry, (what, byteswap_u32(qpn << 8 | num_segments), CQ_UPDATE << 24, 0))
+
+
+@device_function
+def write_remote_address(entry, address, key):
+    st_na_v4(entry + REMOTE_ADDRESS, (byteswap_u32(address >> 32), byteswap_u32(address), key, 0))
+
+
+@device_function
+def write_data(segment, address, key, num_bytes):
+    """A data segment, at its own address."""
+    st_na_v4(segment, (byteswap_u32(num_bytes), key, byteswap_u32(address >> 32), byteswap_u32(address)))
+
+
+@device_function
+def write_rdma_write(entry, index, qpn, remote, remote_key, local, local_key, num_bytes):
+    """Write num_bytes from `local` to `remote`."""
+    write_control(entry, 0, RDMA_WRITE, index, qpn, 3)
+    write_remote_address(entry, remote, remote_key)
+    write_data(entry + DATA, local, local_key, num_bytes)
+
+
+@device_function
+def write_rdma_write_of_two(entry, index, qpn, remote, remote_key, local, key, num_bytes, next_key, num_more):
+    """The same where the bytes at `local` lie in two registered chunks: num_bytes, and behind them num_more."""
+    write_control(entry, 0, RDMA_WRITE, index, qpn, 4)
+    write_remote_address(entry, remote, remote_key)
+    write_data(entry + DATA, local, key, num_bytes)
+    write_data(entry + MORE_DATA, local + num_bytes, next_key, num_more)
+
+
+@device_function
+def write_rdma_write_inline(entry, index, qpn, remote, remote_key, value, num_bytes):
+    """Write the low num_bytes (1 to 8) of a number to `remote`; they are in the entry."""
+    write_control(entry, 0, RDMA_WRITE, index, qpn, 3)
+    write_remote_address(entry, remote, remote_key)
+    st_na_v4(entry + DATA, (byteswap_u32(INLINE | num_bytes), u32(value), u32(value >> 32), 0))
+
+
+@device_function
+def write_fetch_add_32(entry, index, qpn, remote, remote_key, value, result, result_key):
+    """Add to the s32 at `remote`. What it was goes to `result`, big-endian."""
+    write_control(entry, OPMOD_32_BITS, MASKED_FETCH_ADD, index, qpn, 4)
+    write_remote_address(entry, remote, remote_key)
+    st_na_v4(entry + ATOMIC, (byteswap_u32(value), 0, 0, 0))
+    write_data(entry + ATOMIC_RESULT, result, result_key, 4)
+
+
+@device_function
+def write_fetch_add_64(entry, index, qpn, remote, remote_key, value, result, result_key):
+    """Add to the s64 at `remote`. What it was goes to `result`, in the GPU's own order of bytes."""
+    write_control(entry, OPMOD_64_BITS, MASKED_FETCH_ADD, index, qpn, 4)
+    write_remote_address(entry, remote, remote_key)
+    st_na_v4(entry + ATOMIC, (byteswap_u32(value >> 32), byteswap_u32(value), 0, 0))
+    write_data(entry + ATOMIC_RESULT, result, result_key, 8)

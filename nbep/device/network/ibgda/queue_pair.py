@@ -1,0 +1,117 @@
+"""Queue pairs: many GPU threads write into one send queue, each its own entries, and the NIC gets them in order.
+
+ reserve     atom_add on RESERVED: these slots are mine, and their number is my ticket
+ wait_room   the entry that was in the slot before is done: a completion says so
+ write       `entry`
+ submit      wait until READY is my ticket: all entries before mine are written; record and doorbell, unless a later
+             one rings; READY moves on, which is the next one's turn
+
+ word        written by            with                    read by            with
+ RESERVED    who reserves          atom_add_relaxed_gpu    -                  -
+ READY       whose turn it is      st_release_gpu          who is next        ld_acquire_gpu
+ the others  the host              before the launch       all                ld_nc
+
+ slots   0     1     2     3     4     5     6     7      num_entries is a power of two; slot = number % num_entries
+              done  done  NIC   rung  ready  written ...
+                          |     |     |
+                          served to   |READY
+                                doorbell                  RESERVED beyond
+
+Only one thread at a time is between its turn and the next one's, so record and doorbell never go back. DeepEP takes a
+lock for that, besides the turn.
+
+Several entries a doorbell: a ring costs a write over PCIe and a wake-up. An entry that need not leave at once rings
+only when it completes a batch; what follows rings for it.
+
+Source: DeepEP csrc/kernels/ibgda_device.cuh (ibgda_reserve_wqe_slots, ibgda_submit_requests, ibgda_post_send);
+NVSHMEM ibgda_device.cuh (its check of the completion when a queue wraps)
+"""
+
+from nbep.device.jit import device_function
+from nbep.device.network.ibgda.completion import wait_done
+from nbep.device.network.ibgda.doorbell import ring, write_record
+from nbep.device.network.ibgda.entry import ENTRY_BYTES
+from nbep.device.primitives import (
+    atom_add_relaxed_gpu_s32,
+    ld_acquire_gpu_s32,
+    ld_nc_s64,
+    s32,
+    st_release_gpu_s32,
+    u32_mod,
+    wait_expired,
+)
+from nbep.device.protocols.waits import IBGDA_TURN, report_fault, start_wait
+
+# Words of a queue pair's description, s64 each
+ENTRIES = 0  # address of the send queue
+RECORD = 1  # of the doorbell record
+DOORBELL = 2  # of the doorbell
+COMPLETION = 3  # of the completion
+RESULT = 4  # of 8 bytes for the old values of atomics
+NUM_ENTRIES = 5  # of the send queue
+QPN = 6  # the queue pair's number
+RESULT_KEY = 7
+RESERVED = 8  # s32: entries that have been reserved so far
+READY = 9  # s32: entries that are written, as have all before
+NUM_WORDS = 16
+QUEUE_PAIR_BYTES = 8 * NUM_WORDS
+
+MIN_ENTRIES = 64
+MAX_ENTRIES = 1 << 14  # so that 16 bits of a number tell which entries are done
+BATCH = 4  # entries a doorbell, where they need not leave at once
+
+
+@device_function
+def queue_pair_of(network, peer, queue):
+    """The description of the queue pair that a queue to a peer uses."""
+    return network.queue_pairs + QUEUE_PAIR_BYTES * (peer * network.num_qps + u32_mod(queue, network.num_qps))
+
+
+@device_function
+def field(qp, word):
+    """A word of the description that never changes."""
+    return ld_nc_s64(qp + 8 * word)
+
+
+@device_function
+def entry_at(qp, index):
+    """The slot of an entry."""
+    return field(qp, ENTRIES) + ENTRY_BYTES * (index & (field(qp, NUM_ENTRIES) - 1))
+
+
+@device_function
+def reserve(qp, num_entries):
+    """Take the next slots; one thread. Returns the number of the first. They must be submitted."""
+    return atom_add_relaxed_gpu_s32(qp + 8 * RESERVED, num_entries)
+
+
+@device_function
+def wait_room(network, qp, peer, queue, index):
+    """Wait until the slot of an entry, and those before it, may be written; one thread. Returns whether it may."""
+    return wait_done(network, field(qp, COMPLETION), peer, queue, index - field(qp, NUM_ENTRIES))
+
+
+@device_function
+def wait_turn(network, qp, peer, queue, index):
+    """Wait until all entries before this one are written; one thread. Returns whether they are."""
+    deadline = 0
+    while True:
+        ready = ld_acquire_gpu_s32(qp + 8 * READY)  # PAIR ibgda-turn
+        if ready == index:
+            return True
+        if deadline == 0:
+            deadline = start_wait(network)
+        elif wait_expired(deadline):
+            report_fault(network, IBGDA_TURN, peer, queue, index, ready)
+            return False
+
+
+@device_function
+def submit(network, qp, peer, queue, index, num_entries, leaves_now):
+    """Hand entries to the NIC that this thread has written, or others that it has synchronised with; one thread."""
+    if wait_turn(network, qp, peer, queue, index):
+        after = index + num_entries
+        if leaves_now or index // BATCH != after // BATCH:
+            write_record(field(qp, RECORD), after)
+            ring(field(qp, DOORBELL), after, field(qp, QPN))
+        st_release_gpu_s32(qp + 8 * READY, s32(after))  # PAIR ibgda-turn

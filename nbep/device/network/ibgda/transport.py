@@ -1,0 +1,246 @@
+"""The network's functions over queue pairs; see `seam`. Peers whose memory is mapped are reached as by `direct`.
+
+ keep_message    stage --st_na--> the message's place in this rank's buffer, from where the NIC reads it
+ put_nbi_warp    an entry for each registered chunk of the peer's buffer that the message touches: a write
+ amo_add         an entry: a fetch-and-add, whose old value nobody reads
+ quiet           nothing to do: a NIC takes the entries of a queue in their order, its atomics come behind its writes
+
+ cell            written by          with        read by    with
+ message         a warp              st_na       the NIC    after the doorbell
+                 the NIC             writes      rank r     after the cell that its atomic has changed
+ cell            the NIC of a peer   its atomic  rank r     ld_acquire_sys, see `protocols.arrivals`
+
+Source: DeepEP csrc/kernels/ibgda_device.cuh (nvshmemi_ibgda_put_nbi_warp, nvshmemi_ibgda_amo_nonfetch_add,
+nvshmemi_ibgda_rma_p, ibgda_get_lkey_and_rkey)
+"""
+
+from typing import NamedTuple
+
+from nbep.device.jit import device_function
+from nbep.device.network import direct
+from nbep.device.network.ibgda.completion import wait_done
+from nbep.device.network.ibgda.entry import (
+    write_fetch_add_32,
+    write_fetch_add_64,
+    write_rdma_write,
+    write_rdma_write_inline,
+    write_rdma_write_of_two,
+)
+from nbep.device.network.ibgda.queue_pair import (
+    COMPLETION,
+    QPN,
+    RESULT,
+    RESULT_KEY,
+    entry_at,
+    field,
+    queue_pair_of,
+    reserve,
+    submit,
+    wait_room,
+)
+from nbep.device.network.seam import own_ptr
+from nbep.device.primitives import (
+    FULL_MASK,
+    byteswap_u32,
+    ld_nc_s32,
+    ld_nc_s64,
+    ld_shared_v4,
+    ld_weak_s32,
+    ld_weak_s64,
+    s32,
+    shfl_idx_s32,
+    st_na_v4,
+    syncwarp,
+    vote_any,
+)
+from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
+from nbep.device.types import I32, I64, Sym
+
+
+class IbgdaNetwork(NamedTuple):
+    """The ranks that a kernel can reach, and how. It has the fields of Bounds: its waits are bounded, too.
+
+    The buffers are registered in chunks of 2**log2_chunk bytes, counted from heap_offset bytes before the buffer.
+    """
+
+    buffer_ptrs: Sym  # where this rank sees the buffer of each; 0 if only the NIC reaches it
+    rank: I32
+    num_ranks: I32
+    num_qps: I32  # queue pairs for each peer
+    queue_pairs: Sym  # [num_ranks, num_qps] descriptions, see `queue_pair`
+    remote_bases: Sym  # [num_ranks] s64: where each rank itself sees its buffer
+    local_keys: Sym  # [num_chunks] s32, of this rank's chunks
+    remote_keys: Sym  # [num_ranks, num_chunks] s32
+    num_chunks: I32
+    log2_chunk: I32
+    heap_offset: I64
+    timeout_ns: I64
+    claim: Sym
+    report: Sym
+
+
+@device_function
+def is_mapped(network, peer):
+    return ld_nc_s64(network.buffer_ptrs + 8 * peer) != 0
+
+
+@device_function
+def remote_address(network, offset, peer):
+    return ld_nc_s64(network.remote_bases + 8 * peer) + offset
+
+
+@device_function
+def chunk_of(network, offset):
+    return (network.heap_offset + offset) >> network.log2_chunk
+
+
+@device_function
+def left_in_chunk(network, offset):
+    """Bytes from a place to the end of its chunk."""
+    size = 1 << network.log2_chunk
+    return size - ((network.heap_offset + offset) & (size - 1))
+
+
+@device_function
+def local_key(network, offset):
+    return ld_nc_s32(network.local_keys + 4 * chunk_of(network, offset))
+
+
+@device_function
+def remote_key(network, offset, peer):
+    return ld_nc_s32(network.remote_keys + 4 * (peer * network.num_chunks + chunk_of(network, offset)))
+
+
+@device_function
+def write_piece(network, qp, index, dst_offset, src_offset, num_bytes, peer):
+    """The entry for bytes that lie in one chunk of the peer's buffer, so in one or two of this rank's; one thread."""
+    entry, qpn = entry_at(qp, index), field(qp, QPN)
+    remote = remote_address(network, dst_offset, peer)
+    remote_k = remote_key(network, dst_offset, peer)
+    local, key = own_ptr(network, src_offset), local_key(network, src_offset)
+    here = left_in_chunk(network, src_offset)
+    if here >= num_bytes:
+        write_rdma_write(entry, index, qpn, remote, remote_k, local, key, num_bytes)
+    else:
+        next_key = local_key(network, src_offset + here)
+        write_rdma_write_of_two(entry, index, qpn, remote, remote_k, local, key, here, next_key, num_bytes - here)
+
+
+@device_function
+def post_write(network, dst_offset, src_offset, num_bytes, peer, queue, leaves_now, lane):
+    """Write num_bytes of this rank's buffer into a peer's: an entry for each of its chunks. All lanes of a warp.
+
+    The bytes are written by this warp, or by others that it has synchronised with. Returns the number of the last
+    entry, for `wait_written`.
+    """
+    qp = queue_pair_of(network, peer, queue)
+    head = min(left_in_chunk(network, dst_offset), num_bytes)  # in the first chunk
+    rest = (num_bytes - head + (1 << network.log2_chunk) - 1) >> network.log2_chunk  # chunks behind it
+    first = 0
+    has_room = False
+    if lane == 0:
+        first = reserve(qp, 1 + rest)
+        has_room = wait_room(network, qp, peer, queue, first + rest)
+    first = shfl_idx_s32(FULL_MASK, first, 0)
+    if vote_any(FULL_MASK, has_room):
+        syncwarp(FULL_MASK)  # all lanes may write the slots that lane 0 has found free
+        for piece in range(lane, 1 + rest, 32):
+            begin = 0 if piece == 0 else head + ((piece - 1) << network.log2_chunk)
+            size = min(head if piece == 0 else 1 << network.log2_chunk, num_bytes - begin)
+            write_piece(network, qp, first + piece, dst_offset + begin, src_offset + begin, size, peer)
+        syncwarp(FULL_MASK)
+        if lane == 0:
+            submit(network, qp, peer, queue, first, 1 + rest, leaves_now)
+    return first + rest
+
+
+@device_function
+def post_value(network, offset, value, num_bytes, peer, queue):
+    """Write a number of 1 to 8 bytes, which lie in the entry, into a peer's buffer; one thread. Returns its number.
+
+    The place lies in one chunk.
+    """
+    qp = queue_pair_of(network, peer, queue)
+    index = reserve(qp, 1)
+    if wait_room(network, qp, peer, queue, index):
+        remote, key = remote_address(network, offset, peer), remote_key(network, offset, peer)
+        write_rdma_write_inline(entry_at(qp, index), index, field(qp, QPN), remote, key, value, num_bytes)
+        submit(network, qp, peer, queue, index, 1, True)
+    return index
+
+
+@device_function
+def post_add(network, offset, value, is_64_bits, peer, queue):
+    """Add to an s32 or s64 in a peer's buffer; one thread. Returns the entry's number."""
+    qp = queue_pair_of(network, peer, queue)
+    index = reserve(qp, 1)
+    if wait_room(network, qp, peer, queue, index):
+        entry, qpn = entry_at(qp, index), field(qp, QPN)
+        remote, key = remote_address(network, offset, peer), remote_key(network, offset, peer)
+        result, result_key = field(qp, RESULT), field(qp, RESULT_KEY)
+        if is_64_bits:
+            write_fetch_add_64(entry, index, qpn, remote, key, value, result, result_key)
+        else:
+            write_fetch_add_32(entry, index, qpn, remote, key, value, result, result_key)
+        submit(network, qp, peer, queue, index, 1, True)
+    return index
+
+
+@device_function
+def wait_written(network, peer, queue, index):
+    """Wait until an entry that has left is done, and all before it on its queue; one thread. Returns whether it is."""
+    return wait_done(network, field(queue_pair_of(network, peer, queue), COMPLETION), peer, queue, index)
+
+
+@device_function
+def fetched_32(network, peer, queue):
+    """What the s32 was before the last fetch-and-add on a queue that is done; one thread, the only one on the queue."""
+    return s32(byteswap_u32(ld_weak_s32(field(queue_pair_of(network, peer, queue), RESULT))))
+
+
+@device_function
+def fetched_64(network, peer, queue):
+    """The same of an s64."""
+    return ld_weak_s64(field(queue_pair_of(network, peer, queue), RESULT))
+
+
+# The seam's functions
+
+
+@device_function
+def keep_message(network, src_offset, stage, num_bytes, lane):
+    """Copy it to where the NIC reads it."""
+    dst = own_ptr(network, src_offset)
+    for offset in range(VEC_BYTES * lane, num_bytes, WARP_BYTES):
+        st_na_v4(dst + offset, ld_shared_v4(stage + offset))
+
+
+@device_function
+def put_nbi_warp(network, dst_offset, src_offset, stage, num_bytes, peer, queue, lane):
+    if is_mapped(network, peer):
+        direct.put_nbi_warp(network, dst_offset, src_offset, stage, num_bytes, peer, queue, lane)
+    else:
+        post_write(network, dst_offset, src_offset, num_bytes, peer, queue, False, lane)
+
+
+@device_function
+def quiet(network, lane):
+    direct.quiet(network, lane)
+
+
+@device_function
+def amo_add(network, offset, value, peer, queue, is_behind):
+    if is_mapped(network, peer):
+        direct.amo_add(network, offset, value, peer, queue, is_behind)
+    else:
+        post_add(network, offset, value, False, peer, queue)
+
+
+@device_function
+def sends_from_buffer(network):
+    return True
+
+
+@device_function
+def is_message(network, peer):
+    return not is_mapped(network, peer)

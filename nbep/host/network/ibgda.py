@@ -1,0 +1,309 @@
+"""The transport over queue pairs that the GPU writes itself, here with the software NIC at their other end.
+
+ symmetric memory   the buffer | received [num_ranks, num_qps] s32: entries that came on each peer's queue pairs
+ queues             descriptions | remote_bases | local_keys | remote_keys | for each queue pair its words and entries
+ NIC's memory       queue pairs as it sees them | regions of all ranks | stop
+
+A key is what an mlx5 card makes of one: 24 bits of index and 8 of its own, big-endian. Chunk i of a buffer is region i
+of its rank; the last region is the queues themselves, where the old values of atomics go.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nbep.device.layout.intranode import ALIGNMENT_BYTES, align_up
+from nbep.device.network import nic as device_nic
+from nbep.device.network.ibgda import queue_pair
+from nbep.device.network.ibgda.completion import (
+    COMPLETION_BYTES,
+    NONE_YET,
+    REQ_ERR,
+    STATUS_WORD,
+    SYNDROME_WORD,
+    index_of,
+    opcode_of,
+)
+from nbep.device.network.ibgda.entry import ENTRY_BYTES
+from nbep.device.network.ibgda.transport import IbgdaNetwork
+from nbep.device.network.nic import Nic, Troubles, software_nic
+from nbep.device.protocols.peers import Bounds
+from nbep.host.arguments import refuse
+from nbep.host.faults import syndrome_name
+from nbep.host.network.transport import NetworkOptions, Transport
+from nbep.host.runtime.base import Describe, HandleType, Memory, Runtime, SymmetricMemory
+
+FIRST_QPN = 0x40
+QUEUE_PAIR_STRIDE = 256  # of a queue pair's own words
+RECORD_AT = COMPLETION_BYTES
+DOORBELL_AT = RECORD_AT + 64
+RESULT_AT = DOORBELL_AT + 64
+ALL_RIGHTS = device_nic.REMOTE_WRITE | device_nic.REMOTE_ATOMIC
+
+
+class IbgdaHandle(NamedTuple):
+    """What a rank tells the others: how to reach its memory, where it sees that itself, and the keys of its chunks."""
+
+    memory: Any
+    base: int
+    keys: list[int]
+
+
+def swap(values: Any) -> np.ndarray:
+    """Words of 32 bits in the order of bytes of an entry."""
+    return np.array(values, np.uint32).byteswap().view(np.int32)
+
+
+class Layout:
+    """Where everything lies in the memory of the queues; offsets in bytes."""
+
+    def __init__(self, num_ranks: int, num_qps: int, num_chunks: int, num_entries: int):
+        self.num_qps = num_qps
+        self.num_entries = num_entries
+        self.num_queue_pairs = num_ranks * num_qps
+        self.remote_bases = self.num_queue_pairs * queue_pair.QUEUE_PAIR_BYTES
+        self.local_keys = align_up(self.remote_bases + 8 * num_ranks, ALIGNMENT_BYTES)
+        self.remote_keys = align_up(self.local_keys + 4 * num_chunks, ALIGNMENT_BYTES)
+        self.words = align_up(self.remote_keys + 4 * num_ranks * num_chunks, ALIGNMENT_BYTES)
+        self.entries = self.words + self.num_queue_pairs * QUEUE_PAIR_STRIDE
+        self.num_bytes = self.entries + self.num_queue_pairs * num_entries * ENTRY_BYTES
+
+    def words_of(self, number: int) -> int:
+        return self.words + number * QUEUE_PAIR_STRIDE
+
+    def entries_of(self, number: int) -> int:
+        return self.entries + number * self.num_entries * ENTRY_BYTES
+
+    def describe(self, offset: int) -> str:
+        """Name the cell at an offset, for reports."""
+        if offset >= self.entries:
+            number, byte = divmod(offset - self.entries, self.num_entries * ENTRY_BYTES)
+            return f"entry {byte // ENTRY_BYTES} of {self.name_of(number)} + {byte % ENTRY_BYTES}"
+        if offset >= self.words:
+            number, byte = divmod(offset - self.words, QUEUE_PAIR_STRIDE)
+            names = ((RESULT_AT, "result"), (DOORBELL_AT, "doorbell"), (RECORD_AT, "record"), (0, "completion"))
+            begin, name = next((at, name) for at, name in names if byte >= at)
+            return f"{name} of {self.name_of(number)} + {byte - begin}"
+        if offset < self.remote_bases:
+            number, byte = divmod(offset, queue_pair.QUEUE_PAIR_BYTES)
+            word = {queue_pair.RESERVED: "RESERVED", queue_pair.READY: "READY"}.get(byte // 8, f"word {byte // 8}")
+            return f"{word} of {self.name_of(number)}"
+        return f"keys and addresses + {offset - self.remote_bases}"
+
+    def name_of(self, number: int) -> str:
+        peer, queue = divmod(number, self.num_qps)
+        return f"queue pair {FIRST_QPN + number} (queue {queue} to rank {peer})"
+
+
+class IbgdaTransport(Transport):
+    """See above. Peers of the same node are mapped, unless the options say otherwise."""
+
+    network_type = IbgdaNetwork
+    num_blocks_taken = 1
+
+    def __init__(self, runtime: Runtime, rank: int, num_ranks: int, options: NetworkOptions):
+        self._runtime = runtime
+        self._rank = rank
+        self._num_ranks = num_ranks
+        self._options = options
+        self._nic: Any = None
+        self._memories: list[Memory] = []
+        self._is_running = False
+
+    # Memory
+
+    def allocate(
+        self, comm: Any, num_bytes: int, name: str, describe: Describe, handle_type: HandleType, zero: bool
+    ) -> SymmetricMemory:
+        self._received = num_bytes
+        total = align_up(num_bytes + 4 * self._num_ranks * self._options.num_qps, ALIGNMENT_BYTES)
+        if self._runtime.max_symmetric_bytes is not None and total > self._runtime.max_symmetric_bytes:
+            most = f"at most {self._runtime.max_symmetric_bytes}"
+            refuse("num_rdma_bytes", f"{total} with what the network needs", most)
+
+        def describe_all(offset: int) -> str:
+            if offset < num_bytes:
+                return describe(offset)
+            peer, queue = divmod((offset - num_bytes) // 4, self._options.num_qps)
+            return f"received[rank {peer}, queue {queue}]"
+
+        memory = self._runtime.allocate_symmetric(comm, total, name, describe_all, handle_type, zero)
+        memory.write(num_bytes, np.zeros((total - num_bytes) // 4, np.int32))
+        self._symmetric = memory
+        self._num_chunks = -(-total // self._options.nic.chunk_bytes)
+        return memory
+
+    @property
+    def handle(self) -> IbgdaHandle:
+        keys = [index << 8 | (16 * self._rank + index + 1) & 0xFF for index in range(self._num_chunks + 1)]
+        return IbgdaHandle(self._symmetric.handle, self._symmetric.address, keys)
+
+    # Open
+
+    def open(self, handles: list[IbgdaHandle], table_offset: int, bounds: Bounds) -> IbgdaNetwork:
+        options, rank = self._options, self._rank
+        self._nic = self._runtime.create_nic()
+        seen_by_nic = self._nic.open_peers(self._symmetric, [handle.memory for handle in handles], rank)
+        mapped = [options.is_mapped(rank, peer) for peer in range(self._num_ranks)]
+        wanted = [handle.memory if there else None for handle, there in zip(handles, mapped, strict=True)]
+        self._symmetric.write(table_offset, np.array(self._symmetric.open_peers(wanted, rank), np.int64))
+
+        layout = Layout(self._num_ranks, options.num_qps, self._num_chunks, options.nic.num_entries)
+        queues = self._own(self._runtime.allocate(layout.num_bytes, "queue pairs", layout.describe))
+        self._layout, self._queues = layout, queues
+        self._write_queues(handles)
+        self._start_nic(handles, seen_by_nic, [peer for peer in range(self._num_ranks) if not mapped[peer]])
+        return IbgdaNetwork(
+            buffer_ptrs=self._symmetric.address + table_offset,
+            rank=rank,
+            num_ranks=self._num_ranks,
+            num_qps=options.num_qps,
+            queue_pairs=queues.address,
+            remote_bases=queues.address + layout.remote_bases,
+            local_keys=queues.address + layout.local_keys,
+            remote_keys=queues.address + layout.remote_keys,
+            num_chunks=self._num_chunks,
+            log2_chunk=options.nic.chunk_bytes.bit_length() - 1,
+            heap_offset=0,
+            timeout_ns=bounds.timeout_ns,
+            claim=bounds.claim,
+            report=bounds.report,
+        )
+
+    def _own(self, memory: Memory) -> Memory:
+        self._memories.append(memory)
+        return memory
+
+    def _write_queues(self, handles: list[IbgdaHandle]) -> None:
+        """Describe the queue pairs to the GPU, and write down keys and addresses of all ranks."""
+        layout, queues = self._layout, self._queues
+        own_keys = handles[self._rank].keys
+        table = np.zeros((layout.num_queue_pairs, queue_pair.NUM_WORDS), np.int64)
+        words = queues.address + layout.words + QUEUE_PAIR_STRIDE * np.arange(layout.num_queue_pairs)
+        entry_bytes = layout.num_entries * ENTRY_BYTES
+        table[:, queue_pair.ENTRIES] = queues.address + layout.entries + entry_bytes * np.arange(len(table))
+        table[:, queue_pair.RECORD] = words + RECORD_AT
+        table[:, queue_pair.DOORBELL] = words + DOORBELL_AT
+        table[:, queue_pair.COMPLETION] = words
+        table[:, queue_pair.RESULT] = words + RESULT_AT
+        table[:, queue_pair.NUM_ENTRIES] = layout.num_entries
+        table[:, queue_pair.QPN] = FIRST_QPN + np.arange(len(table))
+        table[:, queue_pair.RESULT_KEY] = swap(own_keys[-1:])[0]
+        queues.write(0, table.reshape(-1))
+        queues.write(layout.remote_bases, np.array([handle.base for handle in handles], np.int64))
+        queues.write(layout.local_keys, swap(own_keys[:-1]))
+        queues.write(layout.remote_keys, swap([handle.keys[:-1] for handle in handles]).reshape(-1))
+        status = np.array([NONE_YET], np.int32)
+        for number in range(len(table)):
+            queues.write(layout.words_of(number) + STATUS_WORD, status)
+
+    def _start_nic(self, handles: list[IbgdaHandle], seen_by_nic: list[int], peers: list[int]) -> None:
+        """Tell the NIC of the queue pairs to these peers, and of all regions; start it."""
+        layout, options = self._layout, self._options
+        numbers = [peer * options.num_qps + queue for peer in peers for queue in range(options.num_qps)]
+        here = self._nic.address_of(self._queues)
+        pairs = np.zeros((len(numbers), device_nic.NUM_WORDS), np.int64)
+        for row, number in zip(pairs, numbers, strict=True):
+            peer, queue = divmod(number, options.num_qps)
+            words = here + layout.words_of(number)
+            row[device_nic.ENTRIES] = here + layout.entries_of(number)
+            row[device_nic.RECORD] = words + RECORD_AT
+            row[device_nic.DOORBELL] = words + DOORBELL_AT
+            row[device_nic.COMPLETION] = words
+            row[device_nic.NUM_ENTRIES] = layout.num_entries
+            row[device_nic.QPN] = FIRST_QPN + number
+            row[device_nic.PEER] = peer
+            row[device_nic.RECEIVED] = seen_by_nic[peer] + self._received + 4 * (self._rank * options.num_qps + queue)
+        regions = self._regions(handles, seen_by_nic, here)
+        memory = self._own(self._nic.allocate(pairs.nbytes + regions.nbytes + ALIGNMENT_BYTES, "NIC"))
+        memory.write(0, pairs.reshape(-1))
+        memory.write(pairs.nbytes, regions.reshape(-1))
+        self._stop = memory, pairs.nbytes + regions.nbytes
+        address = memory.address
+        nic = Nic(
+            address,
+            address + pairs.nbytes,
+            len(numbers),
+            self._num_chunks + 1,
+            self._rank,
+            address + self._stop[1],
+        )
+        if numbers:
+            self._runtime.load(software_nic)
+            self._nic.start(software_nic, len(numbers), nic, self._troubles())
+            self._is_running = True
+
+    def _regions(self, handles: list[IbgdaHandle], seen_by_nic: list[int], queues_here: int) -> np.ndarray:
+        """[num_ranks, num_regions, words]: the chunks of all ranks, and this rank's queues."""
+        chunk_bytes = self._options.nic.chunk_bytes
+        table = np.zeros((self._num_ranks, self._num_chunks + 1, device_nic.REGION_BYTES // 8), np.int64)
+        begins = chunk_bytes * np.arange(self._num_chunks)
+        for row, handle, here in zip(table, handles, seen_by_nic, strict=True):
+            row[:, device_nic.KEY] = handle.keys
+            row[:-1, device_nic.BEGIN] = handle.base + begins
+            row[:-1, device_nic.END] = handle.base + np.minimum(begins + chunk_bytes, self._symmetric.num_bytes)
+            row[:-1, device_nic.HERE] = here + begins
+            row[:-1, device_nic.RIGHTS] = ALL_RIGHTS
+        own = table[self._rank, -1]
+        own[device_nic.BEGIN] = self._queues.address
+        own[device_nic.END] = self._queues.address + self._layout.num_bytes
+        own[device_nic.HERE] = queues_here
+        return table
+
+    def _troubles(self) -> Troubles:
+        options = self._options.nic
+        lost, stopped = options.lost, options.stopped
+        queue_pair_number, entry, last = -1, -1, -1
+        if lost is not None and lost[0] == self._rank:
+            _, peer, queue, entry = lost
+            queue_pair_number = FIRST_QPN + peer * self._options.num_qps + queue
+        if stopped is not None and stopped[0] == self._rank:
+            last = stopped[1]
+        return Troubles(options.seed, options.max_delay_ns, queue_pair_number, entry, last)
+
+    def close(self) -> None:
+        if self._is_running:
+            memory, offset = self._stop
+            memory.write(offset, np.ones(1, np.int32))
+            self._nic.join()
+            self._is_running = False
+        if self._nic is not None:
+            self._nic.close()
+            self._nic = None
+        for memory in self._memories:
+            memory.free()
+        self._memories.clear()
+        self._symmetric.close_peers()
+
+    # Reports
+
+    def describe(self, peer: int) -> list[str]:
+        if self._options.is_mapped(self._rank, peer):
+            return []
+        num_qps = self._options.num_qps
+        came = self._symmetric.read(self._received + 4 * peer * num_qps, num_qps, np.int32)
+        sent = [self._describe_queue(peer, queue) for queue in range(num_qps)]
+        got = [f"queue {queue}: {count} entries" for queue, count in enumerate(came) if count]
+        return [
+            f"the network to rank {peer}: {'; '.join(filter(None, sent)) or 'nothing sent'}",
+            f"the network from rank {peer}: {'; '.join(got) or 'nothing has come'}",
+        ]
+
+    def _describe_queue(self, peer: int, queue: int) -> str:
+        """What has become of the entries of one queue pair; "" if it has had none."""
+        number = peer * self._options.num_qps + queue
+        row = self._queues.read(number * queue_pair.QUEUE_PAIR_BYTES, queue_pair.NUM_WORDS, np.int64)
+        num_ready = int(row[queue_pair.READY]) & 0xFFFFFFFF
+        if num_ready == 0:
+            return ""
+        words = self._layout.words_of(number)
+        status = int(self._queues.read(words + STATUS_WORD, 1, np.int32)[0])
+        text = f"queue {queue} (queue pair {FIRST_QPN + number}): {num_ready} entries"
+        if opcode_of(status) == REQ_ERR:
+            syndrome = int(self._queues.read(words + SYNDROME_WORD, 1, np.uint32)[0]) >> 24
+            return f"{text}, entry {index_of(status)} refused: {syndrome_name(syndrome)}, nothing after it"
+        if status == NONE_YET:
+            return f"{text}, none done"
+        return f"{text}, done up to entry {index_of(status)}"

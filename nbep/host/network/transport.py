@@ -1,0 +1,146 @@
+"""What stands behind the network's functions, seen from the host: one transport for each buffer.
+
+ direct    all peers' memory is mapped
+ ibgda     peers of other nodes are reached through send queues that the GPU writes and a NIC serves
+ nvshmem   NVSHMEM's heap and device calls
+
+Life cycle: create (collective) -> allocate -> `handle` to all ranks -> open -> launches -> close.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+from nbep.device.protocols.peers import Bounds
+from nbep.host.arguments import integer, refuse
+from nbep.host.runtime.base import Describe, HandleType, SymmetricMemory
+
+TransportName = Literal["direct", "ibgda", "nvshmem"]
+MAX_NODE_RANKS = 8
+
+
+@dataclass(frozen=True)
+class NicOptions:
+    """How large the queues of the software NIC are, and what it does badly, so that a test or a reader can see it.
+
+    Args: num_entries of a send queue, a power of two from 64 to 16384
+          chunk_bytes buffers are registered in chunks of so many bytes, a power of two from 256 on, each with a key
+          seed of everything that the NIC does at random. With 0 the bytes of a write come in their order
+          max_delay_ns the NIC waits before each entry, 0 to so long; the emulator counts primitive calls
+          lost (rank, peer, queue, entry): the NIC of `rank` never serves this entry, counted from 0 on its queue pair,
+          nor those behind it
+          stopped (rank, entry): the NIC of `rank` serves no queue pair past this entry
+    """
+
+    num_entries: int = 1024
+    chunk_bytes: int = 1 << 26
+    seed: int = 0
+    max_delay_ns: int = 0
+    lost: tuple[int, int, int, int] | None = None
+    stopped: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        for name, lowest, highest in (("num_entries", 64, 1 << 14), ("chunk_bytes", 256, 1 << 40)):
+            value = integer(f"nic: {name}", getattr(self, name), lowest)
+            if value > highest or value & (value - 1):
+                refuse(f"nic: {name}", value, f"a power of two from {lowest} to {highest}")
+        integer("nic: seed", self.seed, 0)
+        if integer("nic: max_delay_ns", self.max_delay_ns, 0) >= 1 << 31:
+            refuse("nic: max_delay_ns", self.max_delay_ns, f"less than {1 << 31}")
+        for name, length in (("lost", 4), ("stopped", 2)):
+            value = getattr(self, name)
+            if value is not None and len(value) != length:
+                refuse(f"nic: {name}", repr(value), f"{length} integers")
+
+    @classmethod
+    def parse(cls, text: str) -> NicOptions:
+        """From "seed=3,max_delay_ns=500".
+
+        Raises: ValueError if it names no option, or an option has no integer
+        """
+        names = [field.name for field in fields(cls) if field.name not in ("lost", "stopped")]
+        given: dict[str, Any] = {}
+        for part in filter(None, text.split(",")):
+            name, _, value = part.partition("=")
+            if name not in names or not value.isdecimal():
+                refuse("NBEP_NIC", repr(text), f"name=integer pairs with commas between; names: {', '.join(names)}")
+            given[name] = int(value)
+        return cls(**given)
+
+
+@dataclass(frozen=True)
+class NetworkOptions:
+    """Which transport a buffer has, and what its nodes are. The same on all ranks.
+
+    num_nvl_peers: ranks of a node; num_qps: queue pairs for each peer; use_nvlink: peers of the node are mapped
+    """
+
+    transport: TransportName
+    num_nvl_peers: int
+    num_qps: int
+    use_nvlink: bool
+    nic: NicOptions
+
+    @classmethod
+    def check(
+        cls, transport: Any, num_nvl_peers: Any, num_qps: Any, use_nvlink: Any, nic: Any, num_ranks: int
+    ) -> NetworkOptions:
+        """Raises: ValueError for a value that is wrong, or does not fit with the others"""
+        if transport not in get_args(TransportName):
+            refuse("transport", repr(transport), f"one of {', '.join(get_args(TransportName))}")
+        size = integer("num_nvl_peers", num_nvl_peers, 1)
+        if size > MAX_NODE_RANKS or num_ranks % size != 0:
+            refuse("num_nvl_peers", size, f"1 to {MAX_NODE_RANKS}, and divide the {num_ranks} ranks of the group")
+        if transport == "direct" and not use_nvlink:
+            refuse("allow_nvlink_for_low_latency_mode", False, 'True with transport="direct", which maps all peers')
+        if not isinstance(nic, NicOptions):
+            refuse("nic", type(nic).__name__, "NicOptions")
+        return cls(transport, size, integer("num_qps_per_rank", num_qps, 1), bool(use_nvlink), nic)
+
+    def is_in_node(self, rank: int, peer: int) -> bool:
+        """Whether a rank sees the memory of another one at all."""
+        return self.transport == "direct" or rank // self.num_nvl_peers == peer // self.num_nvl_peers
+
+    def is_mapped(self, rank: int, peer: int) -> bool:
+        """Whether kernels that use the network reach a peer through its memory."""
+        return rank == peer or (self.use_nvlink and self.is_in_node(rank, peer))
+
+
+class Transport(ABC):
+    """One rank's end of the network of one buffer.
+
+    Attributes: network_type: of the network that `open` returns; num_blocks_taken: SMs that it takes from the kernels
+    """
+
+    network_type: type
+    num_blocks_taken = 0
+
+    @abstractmethod
+    def allocate(
+        self, comm: Any, num_bytes: int, name: str, describe: Describe, handle_type: HandleType, zero: bool
+    ) -> SymmetricMemory:
+        """The symmetric memory that the network reaches. Collective. See Runtime.allocate_symmetric."""
+
+    @property
+    @abstractmethod
+    def handle(self) -> Any:
+        """What the other ranks need to reach this one."""
+
+    @abstractmethod
+    def open(self, handles: list[Any], table_offset: int, bounds: Bounds) -> Any:
+        """Reach the peers, and write the addresses of those that are mapped at an offset of the memory.
+
+        Args:    handles of all ranks; table_offset where a table of num_ranks s64 has room; bounds of kernels' waits
+        Returns: the network that kernels take
+        Raises:  RuntimeError if a peer cannot be reached
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Undo open. This rank's kernels have ended, and so have those that wait for what it has sent."""
+
+    def describe(self, peer: int) -> list[str]:
+        """Lines for the report of a wait for a peer that was over time: what this rank knows of the network."""
+        return []
