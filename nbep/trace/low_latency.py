@@ -179,11 +179,11 @@ def _arrival_cell(owner: int, name: str, half: int, index: int, use: Use | None)
     if name == "arrivals":
         if shape.deduplicate == 0 or index >= shape.num_ranks:
             return None
-        return Cell(owner, f"arrivals[half {half}, rank {index}]", name, src=index)
+        return Cell(owner, f"arrivals[half {half}, rank {index}]", name, src=index, is_in_tags=True)
     if use.kernel == DISPATCH:
         expert, src = divmod(index, shape.num_ranks)
-        return Cell(owner, f"counts[half {half}, local expert {expert}, src {src}]", name, src=src)
-    return Cell(owner, f"counts[half {half}, expert {index}]", name)
+        return Cell(owner, f"counts[half {half}, local expert {expert}, src {src}]", name, src=src, is_in_tags=True)
+    return Cell(owner, f"counts[half {half}, expert {index}]", name, is_in_tags=True)
 
 
 def _workspace_cell(owner: int, offset: int, uses: dict[int, Use]) -> Cell | None:
