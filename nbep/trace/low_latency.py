@@ -37,6 +37,7 @@ from nbep.device.layout.low_latency import (
     COUNTS,
     CREDITS,
     MAX_EXPERTS,
+    MAX_LOCAL_EXPERTS,
     MAX_RANKS,
     NUM_HALVES,
     LowLatencyShape,
@@ -116,6 +117,7 @@ class LowLatencyLaunch:
         self.phases = PHASES[call.phases]
         self.number = now[call.half].number if call.half in now else 0
         self._num_rdma_bytes = call.num_rdma_bytes
+        self._share_bytes = call.share_bytes
         self._shape = shape
         self._before = before
         self._now = now
@@ -143,7 +145,10 @@ class LowLatencyLaunch:
         if offset < self._num_rdma_bytes:
             return self._payload_cell(allocation.rank, offset)
         cell = offset - self._num_rdma_bytes
-        for name, start, count in (("counts", COUNTS, MAX_EXPERTS), ("arrivals", ARRIVALS, MAX_RANKS)):
+        for name, start, count in (
+            ("counts", COUNTS, MAX_RANKS * MAX_LOCAL_EXPERTS),
+            ("arrivals", ARRIVALS, MAX_RANKS),
+        ):
             if start <= cell < start + NUM_HALVES * count * 4:
                 half, index = divmod((cell - start) // 4, count)
                 return _arrival_cell(allocation.rank, name, half, index, uses.get(half))
@@ -160,15 +165,16 @@ class LowLatencyLaunch:
             return None
         shape = use.shape
         stride = message_stride(shape) if use.kernel == DISPATCH else row_stride(shape)
+        src, byte = divmod(byte, self._share_bytes)
         place, byte = divmod(byte, stride)
-        unit, index = divmod(place, shape.num_max_tokens)
+        expert, index = divmod(place, shape.num_max_tokens)
         if use.kernel == DISPATCH:
-            expert, src = divmod(unit, shape.num_ranks)
             where = f"src {src}" if shape.deduplicate != 0 else f"local expert {expert}, src {src}"
             return Cell(
                 owner, f"message[half {half}, {where}, slot {index}]", "message", src=src, slot=index, byte=byte
             )
-        where = f"{'rank' if shape.deduplicate != 0 else 'expert'} {unit}"
+        expert += src * (shape.num_experts // shape.num_ranks)
+        where = f"rank {src}" if shape.deduplicate != 0 else f"expert {expert}"
         return Cell(owner, f"row[half {half}, {where}, token {index}]", "row", slot=index, byte=byte)
 
 
@@ -180,10 +186,11 @@ def _arrival_cell(owner: int, name: str, half: int, index: int, use: Use | None)
         if shape.deduplicate == 0 or index >= shape.num_ranks:
             return None
         return Cell(owner, f"arrivals[half {half}, rank {index}]", name, src=index, is_in_tags=True)
+    rank, expert = divmod(index, MAX_LOCAL_EXPERTS)
     if use.kernel == DISPATCH:
-        expert, src = divmod(index, shape.num_ranks)
-        return Cell(owner, f"counts[half {half}, local expert {expert}, src {src}]", name, src=src, is_in_tags=True)
-    return Cell(owner, f"counts[half {half}, expert {index}]", name, is_in_tags=True)
+        return Cell(owner, f"counts[half {half}, local expert {expert}, src {rank}]", name, src=rank, is_in_tags=True)
+    expert += rank * (shape.num_experts // shape.num_ranks)
+    return Cell(owner, f"counts[half {half}, expert {expert}]", name, is_in_tags=True)
 
 
 def _workspace_cell(owner: int, offset: int, uses: dict[int, Use]) -> Cell | None:

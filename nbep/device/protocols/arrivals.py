@@ -3,7 +3,9 @@
  cell              written by                   with                                 read by      with
  count, arrival    peers, through the network   amo_add (TAG, or what completes)     receivers    ld_acquire_sys
                    who gives up                 atom_cas_acq_rel_sys (ABSENT)
- count for itself  peers, through the network   amo_add                              receivers    ld_relaxed_sys
+ count for itself  the same                     the same                             receivers    ld_relaxed_sys
+ all of them       their owner, between calls   st_weak (0)                          receivers    of the next call
+   of a masked rank: atom_exch_acq_rel_sys (ABSENT)
  credit            peer, through the network    amo_add (1)                          senders      ld_acquire_sys
  mask              who gives up                 atom_exch_acq_rel_sys                any wait     ld_relaxed_gpu
 
@@ -14,7 +16,8 @@ completes that sends -n - 1: one more atomic and one more fence behind the last 
 
 Without enable_shrink (no mask) a wait that is over time reports a fault, as all others do. With it the wait masks the
 rank that did not answer, and goes on without it. Several warps may read one count; all of them must come to the same
-answer, or their rows would overlap. So who gives up says so in the count itself, unless it is complete.
+answer, or their rows would overlap. So who gives up says so in the count itself, unless it is complete. A masked rank
+may only be late. Its cells stay given up from call to call, and no other rank adds to them.
 
 Source: DeepEP csrc/kernels/internode_ll.cu (FINISHED_SUM_TAG); csrc/kernels/legacy/internode_ll.cu after v1.2.1
 (is_rank_masked, and the waits that mask a rank)
@@ -27,6 +30,7 @@ from nbep.device.primitives import (
     ld_acquire_sys_s32,
     ld_relaxed_gpu_s32,
     ld_relaxed_sys_s32,
+    st_weak_s32,
     wait_expired,
 )
 from nbep.device.protocols.waits import LOW_LATENCY_BARRIER, LOW_LATENCY_CREDIT, report_fault, start_wait
@@ -80,6 +84,18 @@ def give_up(cell, seen):
 
 
 @device_function
+def empty_cell(cell, is_absent):
+    """Make a cell ready for the next call: nothing has come.
+
+    is_absent: its rank is masked. What that may still add is not for the next call: the cell stays given up
+    """
+    if is_absent:
+        atom_exch_acq_rel_sys_s32(cell, ABSENT)
+    else:
+        st_weak_s32(cell, 0)
+
+
+@device_function
 def wait_arrival(cell, bounds, mask, peer, site, index):
     """Wait until a cell is complete; what it holds then, or ABSENT. index is for the report."""
     deadline = 0
@@ -105,18 +121,18 @@ def wait_number(cell, bounds, mask, peer, site, index):
     deadline = 0
     while True:
         value = ld_relaxed_sys_s32(cell)  # the number is the message itself: nothing else is published by it
-        if is_complete(value):
+        if is_complete(value) or value > LEAST_ABSENT:
             return value
         if is_masked(mask, peer):
-            return ABSENT
+            return give_up(cell, value)
         if deadline == 0:
             deadline = start_wait(bounds)
         elif wait_expired(deadline):
             if mask == 0:
                 report_fault(bounds, site, peer, index, -1, value)
-            else:
-                mask_rank(mask, peer)
-            return ABSENT
+                return ABSENT
+            mask_rank(mask, peer)
+            return give_up(cell, value)
 
 
 @device_function

@@ -26,6 +26,7 @@ from nbep.device.layout.low_latency import (
     describe_offset,
     quarter_bytes,
     quarter_bytes_needed,
+    share_bytes,
 )
 from nbep.device.network import Network
 from nbep.host.arguments import refuse
@@ -74,6 +75,7 @@ class LowLatencyMemory:
         self.rank = comm.rank
         self.num_ranks: int = comm.size
         self.num_rdma_bytes = num_rdma_bytes
+        self.share_bytes = share_bytes(num_rdma_bytes, self.num_ranks)
         self.shape: LowLatencyShape | None = None  # of the latest launch
         self.symmetric = runtime.allocate_symmetric(
             comm, num_rdma_bytes + TRAILER_BYTES, "rdma_buffer", self._describe, handle_type, False
@@ -157,7 +159,7 @@ class LowLatencyMemory:
         """The kernels' argument for these phases of a call."""
         if phases & RECV_PHASE:
             call.is_received = True
-        return Call(self.num_rdma_bytes, call.half, phases)
+        return Call(self.num_rdma_bytes, self.share_bytes, call.half, phases)
 
     def plan(self, key: Any, make: Callable[[], Plan]) -> Plan:
         """What a call needs that depends on its sizes and options alone: checked and worked out once for each key."""

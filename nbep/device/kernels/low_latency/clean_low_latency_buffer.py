@@ -4,6 +4,7 @@
  barrier_signal[a][b]    rank a (+)       atom_add_relaxed_sys    -            -
                          rank b (-)       amo_add                 rank a       ld_acquire_sys
  all other cells         their owner      st_weak                 peers, later behind the second barrier
+   of a masked rank      their owner      atom_exch_acq_rel_sys   (ABSENT): that rank may still add
 
 Nobody sends before all have cleaned, and nobody cleans before all are done. Ranks that are masked are not waited for.
 
@@ -11,14 +12,8 @@ Source: DeepEP csrc/kernels/internode_ll.cu, clean_low_latency_buffer
 """
 
 from nbep.device.jit import device_function, kernel
-from nbep.device.kernels.low_latency.journal import JOURNAL_WORDS, SLOT_WORDS, Workspace
-from nbep.device.layout.low_latency import (
-    BARRIER_SIGNALS,
-    COUNTS,
-    CREDITS,
-    MAX_RANKS,
-    NUM_HALVES,
-)
+from nbep.device.kernels.low_latency.journal import JOURNAL_WORDS, SLOT_WORDS, Workspace, empty_rank
+from nbep.device.layout.low_latency import BARRIER_SIGNALS, CREDITS, MAX_RANKS, NUM_HALVES
 from nbep.device.network import Network, amo_add, own_ptr
 from nbep.device.primitives import atom_add_relaxed_sys_s32, block_dim, st_weak_s32, syncthreads, thread_idx
 from nbep.device.protocols.arrivals import is_masked, wait_peer
@@ -50,7 +45,8 @@ def fill(address, num_words, value):
 def clean_low_latency_buffer(network: Network, work: Workspace, bounds: Bounds, num_rdma_bytes: I64):
     """Grid: 1 block. Block: any multiple of 32 that is at least num_ranks."""
     barrier_network(network, work, bounds, num_rdma_bytes)
-    fill(own_ptr(network, num_rdma_bytes + COUNTS), (CREDITS - COUNTS) // 4, 0)
+    for rank in range(network.num_ranks):
+        empty_rank(network, num_rdma_bytes, rank, is_masked(work.mask, rank))
     fill(own_ptr(network, num_rdma_bytes + CREDITS), NUM_HALVES * MAX_RANKS, 1)
     fill(work.slots, NUM_HALVES * SLOT_WORDS, 0)
     fill(work.journal, JOURNAL_WORDS, 0)

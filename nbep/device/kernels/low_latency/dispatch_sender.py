@@ -166,8 +166,8 @@ def put_choice(network, call, shape, stage, token, expert, slot, lane):
     peer = u32_div(expert, num_local_experts)
     local_expert = expert - peer * num_local_experts
     stride = message_stride(shape)
-    place = (local_expert * shape.num_ranks + network.rank) * shape.num_max_tokens + slot
-    dst = recv_offset(call.num_rdma_bytes, call.half) + place * stride
+    dst = recv_offset(call.num_rdma_bytes, call.share_bytes, call.half, network.rank)
+    dst += (local_expert * shape.num_max_tokens + slot) * stride
     src = send_offset(call.num_rdma_bytes, call.half) + token * stride
     put_nbi_warp(network, dst, src, stage, note_offset(shape) + NOTE_ALIGNMENT, peer, local_expert, lane)
 
@@ -178,7 +178,7 @@ def add_to_count(network, call, shape, expert, value, is_behind):
     num_local_experts = u32_div(shape.num_experts, shape.num_ranks)
     peer = u32_div(expert, num_local_experts)
     local_expert = expert - peer * num_local_experts
-    cell = count_offset(call.num_rdma_bytes, call.half, local_expert * shape.num_ranks + network.rank)
+    cell = count_offset(call.num_rdma_bytes, call.half, network.rank, local_expert)
     amo_add(network, cell, value, peer, local_expert, is_behind)
 
 

@@ -6,6 +6,7 @@
                    keeper            st_weak (0)           senders            of a later launch
  counts, arrivals  peers             amo_add               receivers          ld_acquire_sys
                    keeper            st_weak (1)           peers' next use    behind the credit
+   of a masked rank  keeper          atom_exch_acq_rel_sys (ABSENT): that rank gets no credit, and may still add
  credit[h, peer]   peer's keeper     amo_add               senders            ld_acquire_sys
  credit[h, own]    keeper            amo_add               receivers (2)      ld_acquire_sys
                    keeper            atom_add_relaxed_sys  senders            of a later launch
@@ -31,7 +32,15 @@ Source: DeepEP csrc/kernels/internode_ll.cu ("The first SM is also responsible f
 from typing import NamedTuple
 
 from nbep.device.jit import device_function
-from nbep.device.layout.low_latency import MAX_EXPERTS, MAX_RANKS, arrival_offset, count_offset, credit_offset
+from nbep.device.layout.low_latency import (
+    MAX_EXPERTS,
+    MAX_LOCAL_EXPERTS,
+    MAX_RANKS,
+    NUM_HALVES,
+    arrival_offset,
+    count_offset,
+    credit_offset,
+)
 from nbep.device.network import amo_add, own_ptr
 from nbep.device.primitives import (
     FULL_MASK,
@@ -42,8 +51,10 @@ from nbep.device.primitives import (
     st_weak_s32,
     syncwarp,
     thread_idx,
+    u32_div,
+    vote_ballot,
 )
-from nbep.device.protocols.arrivals import is_masked, wait_credit
+from nbep.device.protocols.arrivals import empty_cell, is_masked, wait_credit
 from nbep.device.protocols.waits import LOW_LATENCY_HALF, report_fault
 from nbep.device.types import I32, I64, Sym
 
@@ -54,7 +65,7 @@ RECV_PHASE = 2
 SENT_HALF = 0  # one more than the half that the launch before has sent in; 0 if it has not
 RECEIVED_HALF = 1  # the same for its receive phase
 NUM_SLOTS = 2  # of experts, in the call that was sent
-NUM_COUNTS = 3  # of the call that was received
+NUM_COUNTS = 3  # of each rank, in the call that was received
 NEXT_HALF = 4  # that the next send phase takes
 JOURNAL_WORDS = 5
 SLOT_WORDS = MAX_EXPERTS + MAX_RANKS  # of a half
@@ -75,6 +86,7 @@ class Call(NamedTuple):
     """Which half a call uses, and which of its phases a launch runs: SEND_PHASE, RECV_PHASE or both."""
 
     num_rdma_bytes: I64
+    share_bytes: I64  # of them, for what one rank puts in a half
     half: I32
     phases: I32
 
@@ -89,6 +101,17 @@ def slot_counter(work, call, unit):
 def clear_words(address, num_words, lane):
     for i in range(lane, num_words, 32):
         st_weak_s32(address + 4 * i, 0)
+
+
+@device_function
+def empty_rank(network, num_rdma_bytes, rank, is_absent):
+    """Empty all cells of a rank, in both halves; a whole block."""
+    for half in range(NUM_HALVES):
+        counts = own_ptr(network, count_offset(num_rdma_bytes, half, rank, 0))
+        for i in range(thread_idx(), MAX_LOCAL_EXPERTS, block_dim()):
+            empty_cell(counts + 4 * i, is_absent)
+        if thread_idx() == 0:
+            empty_cell(own_ptr(network, arrival_offset(num_rdma_bytes, half, rank)), is_absent)
 
 
 @device_function
@@ -109,15 +132,28 @@ def end_earlier_calls(network, work, call, bounds, num_experts, lane):
         clear_words(slots, ld_weak_s32(work.journal + 4 * NUM_SLOTS), lane)
         clear_words(slots + 4 * MAX_EXPERTS, MAX_RANKS, lane)
     if received != 0:
-        counts = own_ptr(network, count_offset(call.num_rdma_bytes, received - 1, 0))
-        clear_words(counts, ld_weak_s32(work.journal + 4 * NUM_COUNTS), lane)
-        clear_words(own_ptr(network, arrival_offset(call.num_rdma_bytes, received - 1, 0)), MAX_RANKS, lane)
-        syncwarp(FULL_MASK)
-        if lane < network.num_ranks and not is_masked(work.mask, lane):
-            amo_add(network, credit_offset(call.num_rdma_bytes, received - 1, network.rank), 1, lane, 0, True)
+        empty_half(network, work, call, received - 1, lane)
     syncwarp(FULL_MASK)
     if lane == 0:
-        write_journal(work, call, bounds, num_experts)
+        write_journal(network, work, call, bounds, num_experts)
+
+
+@device_function
+def empty_half(network, work, call, half, lane):
+    """Keeper: empty the cells of the call that was received in a half, then give a credit to all who may send again."""
+    num_counts = ld_weak_s32(work.journal + 4 * NUM_COUNTS)
+    masked = vote_ballot(FULL_MASK, lane < network.num_ranks and is_masked(work.mask, lane))
+    for rank in range(network.num_ranks):
+        is_absent = masked & (1 << rank) != 0
+        counts = own_ptr(network, count_offset(call.num_rdma_bytes, half, rank, 0))
+        for i in range(lane, num_counts, 32):
+            empty_cell(counts + 4 * i, is_absent)
+    is_absent = masked & (1 << lane) != 0
+    if lane < network.num_ranks:
+        empty_cell(own_ptr(network, arrival_offset(call.num_rdma_bytes, half, lane)), is_absent)
+    syncwarp(FULL_MASK)
+    if lane < network.num_ranks and not is_absent:
+        amo_add(network, credit_offset(call.num_rdma_bytes, half, network.rank), 1, lane, 0, True)
 
 
 @device_function
@@ -131,14 +167,14 @@ def wait_keeper(network, work, bounds, call):
 
 
 @device_function
-def write_journal(work, call, bounds, num_experts):
+def write_journal(network, work, call, bounds, num_experts):
     """Keeper: for the keeper of the next launch; one thread."""
     sends = call.phases & SEND_PHASE != 0
     receives = call.phases & RECV_PHASE != 0
     st_weak_s32(work.journal + 4 * SENT_HALF, call.half + 1 if sends else 0)
     st_weak_s32(work.journal + 4 * RECEIVED_HALF, call.half + 1 if receives else 0)
     if receives:
-        st_weak_s32(work.journal + 4 * NUM_COUNTS, num_experts)
+        st_weak_s32(work.journal + 4 * NUM_COUNTS, u32_div(num_experts, network.num_ranks))
     if sends:
         st_weak_s32(work.journal + 4 * NUM_SLOTS, num_experts)
         expected = ld_weak_s32(work.journal + 4 * NEXT_HALF)

@@ -132,7 +132,7 @@ def write_notes(notes, shape, token, choice, lane):
 def put_message(network, call, shape, stage, note, token, peer, slot, lane):
     """Start to put the values in the stage and a note into a slot of a rank; one warp."""
     stride = message_stride(shape)
-    dst = recv_offset(call.num_rdma_bytes, call.half) + (network.rank * shape.num_max_tokens + slot) * stride
+    dst = recv_offset(call.num_rdma_bytes, call.share_bytes, call.half, network.rank) + slot * stride
     src = send_offset(call.num_rdma_bytes, call.half) + (token * shape.num_ranks + peer) * stride
     at = note_offset(shape)
     put_nbi_warp(network, dst, src, stage, at, peer, QUEUE, lane)
@@ -232,7 +232,7 @@ def tell_counts(network, work, bounds, call, shape, histogram, num_messages, pee
         if lane == 0:
             add_to_arrival(network, call, peer, completion(num_messages), False)
         for i in range(lane, u32_div(shape.num_experts, shape.num_ranks), 32):
-            cell = count_offset(call.num_rdma_bytes, call.half, i * shape.num_ranks + network.rank)
+            cell = count_offset(call.num_rdma_bytes, call.half, network.rank, i)
             amo_add(network, cell, completion(0) - ld_shared_s32(histogram + 4 * i), peer, QUEUE, False)
     syncwarp(FULL_MASK)
 

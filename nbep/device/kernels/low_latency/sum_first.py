@@ -109,8 +109,8 @@ def send_part(inputs, network, work, bounds, call, shape, stage, peer, message, 
     syncwarp(FULL_MASK)
     if is_free:
         token = ld_nc_s32(inputs.message_src_idx + 4 * cell)
-        offset = 2 * ((network.rank * shape.num_max_tokens + token) * shape.hidden + first)
-        dst = recv_offset(call.num_rdma_bytes, call.half) + offset
+        offset = 2 * (token * shape.hidden + first)
+        dst = recv_offset(call.num_rdma_bytes, call.share_bytes, call.half, network.rank) + offset
         src = send_offset(call.num_rdma_bytes, call.half) + 2 * (cell * shape.hidden + first)
         num_bytes = 2 * min(COLUMNS, shape.hidden - first)
         put_nbi_warp(network, dst, src, stage, num_bytes, peer, QUEUE, lane)
