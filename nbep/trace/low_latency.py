@@ -22,6 +22,7 @@ from greenlet import getcurrent
 
 from nbep.device.kernels.low_latency.dispatch_sender import PUTTER
 from nbep.device.kernels.low_latency.journal import (
+    BOTH_PHASES,
     NEXT_HALF,
     NUM_COUNTS,
     NUM_SLOTS,
@@ -54,7 +55,7 @@ from nbep.trace.events import Cell
 BUFFER = "rdma_buffer"
 WORKSPACE = "low-latency workspace"
 DISPATCH = "low_latency_dispatch"
-PHASES = {SEND_PHASE: "send", RECV_PHASE: "receive", SEND_PHASE | RECV_PHASE: "send and receive"}
+PHASES = {SEND_PHASE: "send", RECV_PHASE: "receive", BOTH_PHASES: "send and receive"}
 JOURNAL_NAMES = {
     SENT_HALF: "sent half + 1",
     RECEIVED_HALF: "received half + 1",

@@ -17,7 +17,7 @@ from steps import Step, change, steps_of
 from target import spawn
 
 import nbep
-from nbep.device.kernels.low_latency import dispatch_sender, journal
+from nbep.device.kernels.low_latency import journal
 
 pytestmark = pytest.mark.emulator_only("the kernels are broken in Python")
 
@@ -136,7 +136,7 @@ def special_programs(step: Step) -> list[Program]:
             return program.fn is with_a_clean
         if "put_stage" in step.function or "encoded" in step.function:
             return program.options.use_logfmt
-        if module == "dispatch":
+        if step.function == "end_send_phase":
             return "hidden" in program.shape
         return program.options.deduplicate and module in ("send_once", "expand", "sum_first")
 
@@ -156,7 +156,6 @@ def is_caught(memory_model: str, programs: Sequence[Program], seeds: Sequence[in
 
 # Steps that can be left out, and why.
 NOT_NEEDED = {
-    "combine.low_latency_combine-syncthreads-0": "both ways to send end with one; then warp 0 alone uses the table",
     "combine_sender.put_row-syncwarp-0": "direct: a lane puts what it has written itself. Other transports need it",
     "send_once.count_ranks-syncwarp-1": "the one in may_warp_send comes before its loads, too",
     "send_once.tell_counts-syncwarp-0": "brings the lanes together again",
@@ -204,7 +203,7 @@ def test_a_credit_that_is_given_before_the_cells_are_empty_is_caught(memory_mode
 def test_senders_that_do_not_wait_for_credits_overwrite_what_is_under_way_and_are_caught(
     program, memory_model, monkeypatch
 ):
-    monkeypatch.setattr(dispatch_sender, "wait_credit", lambda *_: True)
+    monkeypatch.setattr(journal, "wait_credit", lambda *_: True)
     assert is_caught(memory_model, [program], range(20))
 
 

@@ -54,6 +54,15 @@ def mask_rank(mask, rank):
 
 
 @device_function
+def leave_out(bounds, mask, peer, site, index, expected, value):
+    """Go on without a peer that has not come in time; report it where none may be left out."""
+    if mask == 0:
+        report_fault(bounds, site, peer, index, expected, value)
+    else:
+        mask_rank(mask, peer)
+
+
+@device_function
 def is_complete(value):
     """Whether all that a cell counts is there."""
     return -TAG < value < 0
@@ -108,11 +117,8 @@ def wait_arrival(cell, bounds, mask, peer, site, index):
         if deadline == 0:
             deadline = start_wait(bounds)
         elif wait_expired(deadline):
-            if mask == 0:
-                report_fault(bounds, site, peer, index, -1, value)
-                return ABSENT
-            mask_rank(mask, peer)
-            return give_up(cell, value)
+            leave_out(bounds, mask, peer, site, index, -1, value)
+            return ABSENT if mask == 0 else give_up(cell, value)
 
 
 @device_function
@@ -128,11 +134,8 @@ def wait_number(cell, bounds, mask, peer, site, index):
         if deadline == 0:
             deadline = start_wait(bounds)
         elif wait_expired(deadline):
-            if mask == 0:
-                report_fault(bounds, site, peer, index, -1, value)
-                return ABSENT
-            mask_rank(mask, peer)
-            return give_up(cell, value)
+            leave_out(bounds, mask, peer, site, index, -1, value)
+            return ABSENT if mask == 0 else give_up(cell, value)
 
 
 @device_function
@@ -148,10 +151,7 @@ def wait_credit(cell, bounds, mask, peer, half):
         if deadline == 0:
             deadline = start_wait(bounds)
         elif wait_expired(deadline):
-            if mask == 0:
-                report_fault(bounds, LOW_LATENCY_CREDIT, peer, half, 1, value)
-            else:
-                mask_rank(mask, peer)
+            leave_out(bounds, mask, peer, LOW_LATENCY_CREDIT, half, 1, value)
             return False
 
 
@@ -166,8 +166,5 @@ def wait_peer(signal, bounds, mask, peer):
         if deadline == 0:
             deadline = start_wait(bounds)
         elif wait_expired(deadline):
-            if mask == 0:
-                report_fault(bounds, LOW_LATENCY_BARRIER, peer, -1, 0, value)
-            else:
-                mask_rank(mask, peer)
+            leave_out(bounds, mask, peer, LOW_LATENCY_BARRIER, -1, 0, value)
             return

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from nbep.device.kernels.low_latency.journal import JOURNAL_WORDS, RECV_PHASE, SEND_PHASE, SLOT_WORDS, Call, Workspace
+from nbep.device.kernels.low_latency.journal import JOURNAL_WORDS, RECV_PHASE, SLOT_WORDS, Call, Workspace
 from nbep.device.layout.intranode import ALIGNMENT_BYTES, align_up
 from nbep.device.layout.low_latency import (
     CREDITS,
@@ -37,7 +37,6 @@ MAX_PLANS = 1024
 JOURNAL = align_up(4 * NUM_HALVES * SLOT_WORDS, ALIGNMENT_BYTES)
 MASK = JOURNAL + align_up(4 * JOURNAL_WORDS, ALIGNMENT_BYTES)
 WORKSPACE_BYTES = MASK + align_up(4 * MAX_RANKS, ALIGNMENT_BYTES)
-
 
 Plan = TypeVar("Plan")
 
@@ -124,7 +123,7 @@ class LowLatencyMemory:
 
         Raises: ValueError if the call before the last, which used the same half, has not been received
         """
-        half = self._num_calls % NUM_HALVES
+        half = self.next_half
         holder = self._halves[half]
         if holder is not None and not holder.is_received:
             self._refuse_held(verb, holder)
@@ -165,7 +164,7 @@ class LowLatencyMemory:
         """What a call needs that depends on its sizes and options alone: checked and worked out once for each key."""
         try:
             found = self.plans.get(key)
-        except TypeError:  # sizes that are no numbers
+        except TypeError:  # a size or an option that cannot be part of a key
             return make()
         if found is None:
             found = make()
@@ -176,12 +175,12 @@ class LowLatencyMemory:
 
     def check_size(self, shape: LowLatencyShape) -> None:
         """Raises: ValueError if the buffer is too small for calls of this shape"""
-        needed = NUM_HALVES * 2 * quarter_bytes_needed(shape)
-        if quarter_bytes_needed(shape) > quarter_bytes(self.num_rdma_bytes):
+        needed = quarter_bytes_needed(shape)
+        if needed > quarter_bytes(self.num_rdma_bytes):
             raise ValueError(
-                f"num_rdma_bytes: got {self.num_rdma_bytes} at construction; must be at least {needed} for "
-                f"{shape.num_experts} experts, {shape.num_max_tokens} tokens of a rank and hidden {shape.hidden}; see "
-                f"get_low_latency_rdma_size_hint"
+                f"num_rdma_bytes: got {self.num_rdma_bytes} at construction; must be at least "
+                f"{NUM_HALVES * 2 * needed} for {shape.num_experts} experts, {shape.num_max_tokens} tokens of a rank "
+                f"and hidden {shape.hidden}; see get_low_latency_rdma_size_hint"
             )
 
     # Streams
@@ -207,6 +206,3 @@ class LowLatencyMemory:
 
     def _describe(self, offset: int) -> str:
         return describe_offset(self.shape, self.num_rdma_bytes, offset)
-
-
-BOTH_PHASES = SEND_PHASE | RECV_PHASE

@@ -9,7 +9,7 @@ stage       copy engine         bulk copy               engine            after 
 
 from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency.arguments import SUM_TABLE_BYTES
-from nbep.device.kernels.low_latency.dispatch_sender import may_send, may_warp_send
+from nbep.device.kernels.low_latency.journal import may_send, may_warp_send
 from nbep.device.layout.low_latency import (
     LOGFMT_COLUMNS,
     LOGFMT_META_BYTES,
@@ -44,7 +44,7 @@ from nbep.device.primitives import (
 )
 from nbep.device.protocols.arrivals import completion
 from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
-from nbep.device.protocols.fp8 import abs_max8, unpack_bf16x8
+from nbep.device.protocols.fp8 import abs_max8
 from nbep.device.protocols.logfmt import (
     ENCODED_BYTES,
     HIGH_BITS,
@@ -55,7 +55,7 @@ from nbep.device.protocols.logfmt import (
     log_range,
     pack_meta,
 )
-from nbep.device.protocols.reduce import half_warp_max_f32
+from nbep.device.protocols.reduce import half_warp_max_f32, unpack_bf16x8
 from nbep.device.protocols.staging import STAGE_BYTES, begin_fill, open_stage, wait_filled
 
 COLUMNS = 256  # of a row that a warp encodes at once, eight a lane

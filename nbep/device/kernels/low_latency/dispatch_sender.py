@@ -14,11 +14,10 @@ a stage that is filled again has been read.
 """
 
 from nbep.device.jit import device_function
-from nbep.device.kernels.low_latency.journal import slot_counter
+from nbep.device.kernels.low_latency.journal import may_send, slot_counter
 from nbep.device.layout.low_latency import (
     NOTE_ALIGNMENT,
     count_offset,
-    credit_offset,
     message_stride,
     note_offset,
     num_scales,
@@ -26,7 +25,7 @@ from nbep.device.layout.low_latency import (
     recv_offset,
     send_offset,
 )
-from nbep.device.network import amo_add, own_ptr, put_nbi_warp, quiet
+from nbep.device.network import amo_add, put_nbi_warp, quiet
 from nbep.device.primitives import (
     FULL_MASK,
     atom_add_relaxed_gpu_s32,
@@ -47,12 +46,11 @@ from nbep.device.primitives import (
     st_shared_v4,
     syncwarp,
     u32_div,
-    vote_any,
     vote_ballot,
 )
-from nbep.device.protocols.arrivals import TAG, completion, wait_credit
-from nbep.device.protocols.fp8 import abs_max8, fp8_scales, to_e4m3x8, unpack_bf16x8
-from nbep.device.protocols.reduce import half_warp_max_f32, warp_sum_s32
+from nbep.device.protocols.arrivals import TAG, completion
+from nbep.device.protocols.fp8 import abs_max8, fp8_scales, to_e4m3x8
+from nbep.device.protocols.reduce import half_warp_max_f32, unpack_bf16x8, warp_sum_s32
 from nbep.device.protocols.waits import LOW_LATENCY_CHOICE, report_fault
 
 SENDER_BARRIER = 1
@@ -69,21 +67,6 @@ def expert_of(inputs, bounds, shape, num_topk, token, choice):
         report_fault(bounds, LOW_LATENCY_CHOICE, -1, token, choice, expert)
         return -1
     return expert
-
-
-@device_function
-def may_send(network, work, bounds, call, peer):
-    """Whether the peer is there and its half of the buffer is free; one thread."""
-    credit = own_ptr(network, credit_offset(call.num_rdma_bytes, call.half, peer))
-    return wait_credit(credit, bounds, work.mask, peer, call.half)
-
-
-@device_function
-def may_warp_send(network, work, bounds, call, peer, lane):
-    """The same for all lanes of a warp, which then know what the peer has done before it gave the credit."""
-    is_free = vote_any(FULL_MASK, lane == 0 and may_send(network, work, bounds, call, peer))
-    syncwarp(FULL_MASK)
-    return is_free
 
 
 @device_function

@@ -49,9 +49,11 @@ from nbep.device.primitives import (
     block_idx,
     ld_weak_s32,
     st_weak_s32,
+    syncthreads,
     syncwarp,
     thread_idx,
     u32_div,
+    vote_any,
     vote_ballot,
 )
 from nbep.device.protocols.arrivals import empty_cell, is_masked, wait_credit
@@ -60,6 +62,7 @@ from nbep.device.types import I32, I64, Sym
 
 SEND_PHASE = 1
 RECV_PHASE = 2
+BOTH_PHASES = SEND_PHASE | RECV_PHASE
 
 # Words of the journal
 SENT_HALF = 0  # one more than the half that the launch before has sent in; 0 if it has not
@@ -157,13 +160,35 @@ def empty_half(network, work, call, half, lane):
 
 
 @device_function
+def may_send(network, work, bounds, call, peer):
+    """Whether the peer is there and its half of the buffer is free; one thread."""
+    credit = own_ptr(network, credit_offset(call.num_rdma_bytes, call.half, peer))
+    return wait_credit(credit, bounds, work.mask, peer, call.half)
+
+
+@device_function
+def may_warp_send(network, work, bounds, call, peer, lane):
+    """The same for all lanes of a warp, which then know what the peer has done before it gave the credit."""
+    is_free = vote_any(FULL_MASK, lane == 0 and may_send(network, work, bounds, call, peer))
+    syncwarp(FULL_MASK)
+    return is_free
+
+
+@device_function
 def wait_keeper(network, work, bounds, call):
     """Wait until the counts of this half are empty, which the launch before may have read; one thread.
 
-    For a launch that sends and receives. The keeper gives its own rank a credit behind its stores, too.
+    The keeper gives its own rank a credit behind its stores, too.
     """
-    credit = own_ptr(network, credit_offset(call.num_rdma_bytes, call.half, network.rank))
-    wait_credit(credit, bounds, work.mask, network.rank, call.half)
+    may_send(network, work, bounds, call, network.rank)
+
+
+@device_function
+def end_send_phase(network, work, bounds, call):
+    """The block has sent all it has to. If it receives next, it waits for its keeper before. A whole block."""
+    if thread_idx() == block_dim() - 32 and call.phases & RECV_PHASE != 0:
+        wait_keeper(network, work, bounds, call)
+    syncthreads()
 
 
 @device_function

@@ -26,11 +26,9 @@ from nbep.device.kernels.low_latency.dispatch_sender import (
     clear_gap,
     expert_of,
     fill_message,
-    may_send,
-    may_warp_send,
     open_to_engine,
 )
-from nbep.device.kernels.low_latency.journal import slot_counter
+from nbep.device.kernels.low_latency.journal import may_send, may_warp_send, slot_counter
 from nbep.device.layout.low_latency import (
     MAX_EXPERTS,
     arrival_offset,

@@ -15,7 +15,7 @@ than without deduplicate.
 
 from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency.arguments import SUM_TABLE_BYTES
-from nbep.device.kernels.low_latency.dispatch_sender import may_send, may_warp_send
+from nbep.device.kernels.low_latency.journal import may_send, may_warp_send
 from nbep.device.kernels.low_latency.send_once import QUEUE, add_to_arrival
 from nbep.device.layout.low_latency import recv_offset, send_offset
 from nbep.device.network import put_nbi_warp, quiet
