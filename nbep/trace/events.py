@@ -25,6 +25,7 @@ class Cell(NamedTuple):
     slot: int = -1
     byte: int = 0  # within the slot or row
     row: int = -1  # of an output
+    is_in_tags: bool = False  # a count or an arrival of the low-latency mode: see protocols.arrivals
 
     @classmethod
     def parse(cls, owner: int, text: str) -> Cell:

@@ -22,6 +22,7 @@ from greenlet import getcurrent
 
 from nbep.device.kernels.low_latency.dispatch_sender import PUTTER
 from nbep.device.kernels.low_latency.journal import (
+    BOTH_PHASES,
     NEXT_HALF,
     NUM_COUNTS,
     NUM_SLOTS,
@@ -37,6 +38,7 @@ from nbep.device.layout.low_latency import (
     COUNTS,
     CREDITS,
     MAX_EXPERTS,
+    MAX_LOCAL_EXPERTS,
     MAX_RANKS,
     NUM_HALVES,
     LowLatencyShape,
@@ -47,13 +49,13 @@ from nbep.device.layout.low_latency import (
     row_stride,
 )
 from nbep.device.protocols.arrivals import LEAST_ABSENT, TAG
-from nbep.host.low_latency.memory import JOURNAL, MASK
+from nbep.host.low_latency.memory import BARRIERS, JOURNAL, MASK, SUMS
 from nbep.trace.events import Cell
 
 BUFFER = "rdma_buffer"
 WORKSPACE = "low-latency workspace"
 DISPATCH = "low_latency_dispatch"
-PHASES = {SEND_PHASE: "send", RECV_PHASE: "receive", SEND_PHASE | RECV_PHASE: "send and receive"}
+PHASES = {SEND_PHASE: "send", RECV_PHASE: "receive", BOTH_PHASES: "send and receive"}
 JOURNAL_NAMES = {
     SENT_HALF: "sent half + 1",
     RECEIVED_HALF: "received half + 1",
@@ -116,6 +118,7 @@ class LowLatencyLaunch:
         self.phases = PHASES[call.phases]
         self.number = now[call.half].number if call.half in now else 0
         self._num_rdma_bytes = call.num_rdma_bytes
+        self._share_bytes = call.share_bytes
         self._shape = shape
         self._before = before
         self._now = now
@@ -143,7 +146,10 @@ class LowLatencyLaunch:
         if offset < self._num_rdma_bytes:
             return self._payload_cell(allocation.rank, offset)
         cell = offset - self._num_rdma_bytes
-        for name, start, count in (("counts", COUNTS, MAX_EXPERTS), ("arrivals", ARRIVALS, MAX_RANKS)):
+        for name, start, count in (
+            ("counts", COUNTS, MAX_RANKS * MAX_LOCAL_EXPERTS),
+            ("arrivals", ARRIVALS, MAX_RANKS),
+        ):
             if start <= cell < start + NUM_HALVES * count * 4:
                 half, index = divmod((cell - start) // 4, count)
                 return _arrival_cell(allocation.rank, name, half, index, uses.get(half))
@@ -160,15 +166,16 @@ class LowLatencyLaunch:
             return None
         shape = use.shape
         stride = message_stride(shape) if use.kernel == DISPATCH else row_stride(shape)
+        src, byte = divmod(byte, self._share_bytes)
         place, byte = divmod(byte, stride)
-        unit, index = divmod(place, shape.num_max_tokens)
+        expert, index = divmod(place, shape.num_max_tokens)
         if use.kernel == DISPATCH:
-            expert, src = divmod(unit, shape.num_ranks)
             where = f"src {src}" if shape.deduplicate != 0 else f"local expert {expert}, src {src}"
             return Cell(
                 owner, f"message[half {half}, {where}, slot {index}]", "message", src=src, slot=index, byte=byte
             )
-        where = f"{'rank' if shape.deduplicate != 0 else 'expert'} {unit}"
+        expert += src * (shape.num_experts // shape.num_ranks)
+        where = f"rank {src}" if shape.deduplicate != 0 else f"expert {expert}"
         return Cell(owner, f"row[half {half}, {where}, token {index}]", "row", slot=index, byte=byte)
 
 
@@ -179,11 +186,12 @@ def _arrival_cell(owner: int, name: str, half: int, index: int, use: Use | None)
     if name == "arrivals":
         if shape.deduplicate == 0 or index >= shape.num_ranks:
             return None
-        return Cell(owner, f"arrivals[half {half}, rank {index}]", name, src=index)
+        return Cell(owner, f"arrivals[half {half}, rank {index}]", name, src=index, is_in_tags=True)
+    rank, expert = divmod(index, MAX_LOCAL_EXPERTS)
     if use.kernel == DISPATCH:
-        expert, src = divmod(index, shape.num_ranks)
-        return Cell(owner, f"counts[half {half}, local expert {expert}, src {src}]", name, src=src)
-    return Cell(owner, f"counts[half {half}, expert {index}]", name)
+        return Cell(owner, f"counts[half {half}, local expert {expert}, src {rank}]", name, src=rank, is_in_tags=True)
+    expert += rank * (shape.num_experts // shape.num_ranks)
+    return Cell(owner, f"counts[half {half}, expert {expert}]", name, is_in_tags=True)
 
 
 def _workspace_cell(owner: int, offset: int, uses: dict[int, Use]) -> Cell | None:
@@ -191,13 +199,16 @@ def _workspace_cell(owner: int, offset: int, uses: dict[int, Use]) -> Cell | Non
         return Cell(owner, f"mask[rank {(offset - MASK) // 4}]", "mask")
     if offset >= JOURNAL:
         return Cell(owner, f"journal[{JOURNAL_NAMES.get((offset - JOURNAL) // 4, '?')}]", "journal")
-    half, unit = divmod(offset // 4, SLOT_WORDS)
+    if offset >= BARRIERS:
+        return Cell(owner, f"barriers[rank {(offset - BARRIERS) // 4}]", "barriers")
+    name = "sums" if offset >= SUMS else "slots"
+    half, unit = divmod(offset % SUMS // 4, SLOT_WORDS)
     if unit < MAX_EXPERTS:
-        return Cell(owner, f"slots[half {half}, expert {unit}]", "slots")
+        return Cell(owner, f"{name}[half {half}, expert {unit}]", name)
     use, rank = uses.get(half), unit - MAX_EXPERTS
     if use is None or use.shape.deduplicate == 0 or rank >= use.shape.num_ranks:
         return None
-    return Cell(owner, f"slots[half {half}, rank {rank}]", "slots")
+    return Cell(owner, f"{name}[half {half}, rank {rank}]", name)
 
 
 def role_of_low_latency(thread: Any, otherwise: str) -> str:

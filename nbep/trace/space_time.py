@@ -281,7 +281,7 @@ def _draw_labels(axes: Axes, stores: list[Event], height: Callable[[Event], floa
 def _value(event: Event) -> str:
     if event.cell.name in ("start", "end"):
         return f"{event.cell.name} {event.value}"
-    if event.cell.name in ("counts", "arrivals"):
+    if event.cell.is_in_tags:
         return in_tags(event.value)
     return "past the last" if event.cell.name == "head" and event.value >= NO_MORE else str(event.value)
 

@@ -57,7 +57,7 @@ def describe(event: Event) -> str:
     if event.what == "fill":
         where = event.cell.text
         return f"fills {where.partition('[')[2].partition(']')[0] if event.cell.name == 'x' else where}"
-    value = in_tags(event.value) if event.cell.name in ("counts", "arrivals") else event.value
+    value = in_tags(event.value) if event.cell.is_in_tags else event.value
     if event.what == "see":
         return f"sees {event.cell.text} = {value}{order}"
     if event.what == "wait":

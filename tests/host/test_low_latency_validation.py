@@ -367,6 +367,35 @@ def test_clean_low_latency_buffer_refuses(arguments, message, starts_nothing):
     check(CASE, Options(spare=1), spawn(main, 2), "after a wrong clean")
 
 
+def test_a_float_is_no_size_even_if_the_equal_integer_was_taken_before(starts_nothing):
+    """What a call needs is worked out once for its sizes, and 4.0 is equal to 4."""
+
+    def main(comm):
+        buffer, trip = dispatched_trip(comm)
+        trip.send_combine()
+        trip.receive_combine()
+        src_info, layout_range, *sizes = trip.handle
+        for i, name in enumerate(("num_max_dispatch_tokens_per_rank", "hidden", "num_experts")):
+            wrong = [float(size) if i == j else size for j, size in enumerate(sizes)]
+            handle = (src_info, layout_range, *wrong)
+            calls = [
+                lambda handle=handle: buffer.low_latency_combine(**{**combine_arguments(trip), "handle": handle}),
+                lambda handle=handle: buffer.get_next_low_latency_combine_buffer(handle),
+                lambda wrong=wrong: buffer.clean_low_latency_buffer(*wrong),
+            ]
+            arguments = dispatch_arguments(comm.rank)
+            if name in arguments:
+                arguments[name] = float(arguments[name])
+                calls.append(lambda arguments=arguments: buffer.low_latency_dispatch(**arguments))
+            for call in calls:
+                message = rf"^(handle\.)?{name}: got {sizes[i]}\.0; must be an integer of at least 1"
+                with starts_nothing(), pytest.raises(ValueError, match=message):
+                    call()
+        return finish(buffer, trip)
+
+    check(CASE, Options(spare=1), spawn(main, 2), "after sizes that are no integers")
+
+
 def test_masks_need_enable_shrink(starts_nothing):
     def main(comm):
         buffer, trip = dispatched_trip(comm)
@@ -381,6 +410,28 @@ def test_masks_need_enable_shrink(starts_nothing):
         return finish(buffer, trip)
 
     check(CASE, Options(spare=1), spawn(main, 2), "after masks that are not there")
+
+
+@pytest.mark.parametrize(
+    ("rank", "message"),
+    [
+        (2, "rank_to_mask: got 2; must be a rank below 2"),
+        (-1, "rank_to_mask: got -1; must be an integer of at least 0"),
+        (1.0, "rank_to_mask: got 1.0; must be an integer of at least 0"),
+        (True, "rank_to_mask: got True; must be an integer of at least 0"),
+    ],
+)
+def test_a_mask_is_of_a_rank(rank, message, starts_nothing):
+    def main(comm):
+        buffer = make_buffer(comm, [(CASE, TRIP)], enable_shrink=True)
+        with starts_nothing(), pytest.raises(ValueError, match="^" + re.escape(message)):
+            buffer.low_latency_update_mask_buffer(rank, True)
+        trip = Trip(buffer, CASE, Options(spare=1))
+        trip.send_dispatch()
+        trip.receive_dispatch()
+        return finish(buffer, trip)
+
+    check(CASE, Options(spare=1), spawn(main, 2), "after a wrong mask")
 
 
 def test_a_third_call_and_a_second_call_of_a_hook_start_nothing(starts_nothing):

@@ -19,7 +19,7 @@ from parts import both_parts
 from target import MEMORY_MODELS, spawn
 
 import nbep
-from nbep.device.kernels.low_latency import combine, dispatch
+from nbep.device.kernels.low_latency import journal
 
 NUM_TRIPS = 4
 
@@ -119,8 +119,7 @@ def test_calls_of_all_shapes_overlap_and_give_the_references_bits(num_ranks, see
 
 def test_a_block_that_reads_counts_before_the_keeper_has_emptied_them_is_caught(monkeypatch):
     check_steps(10, 2, memory_model="checked")
-    for kernel in (dispatch, combine):
-        monkeypatch.setattr(kernel, "wait_keeper", lambda *_: None)
+    monkeypatch.setattr(journal, "wait_keeper", lambda *_: None)
     with pytest.raises(nbep.DataRace, match=r"counts\[half 1"):
         check_steps(10, 2, memory_model="checked")
 

@@ -7,7 +7,13 @@ from cases import make_case
 from intranode import Options, dispatch, num_nvl_bytes, round_trip
 
 import nbep
-from nbep.device.primitives import ld_acquire_sys_s32, st_release_sys_s32, thread_idx, wait_expired
+from nbep.device.primitives import (
+    atom_add_acq_rel_gpu_s32,
+    ld_acquire_sys_s32,
+    st_release_sys_s32,
+    thread_idx,
+    wait_expired,
+)
 from nbep.emulator import World
 from nbep.trace import Trace
 
@@ -204,6 +210,29 @@ def test_tables_say_what_the_events_say(trace):
     assert "copier    fills recv_x[row 0]" in rows
     assert "receiver  fills recv_x[row 7]" in rows
     assert "sender    fills channel 0, src 0, slot 0" in trace.table("fill", kernel="dispatch")
+
+
+@pytest.mark.parametrize("name", ["arrivals", "counts"])
+def test_cells_named_as_those_of_the_low_latency_mode_hold_plain_numbers(name):
+    """get_dispatch_layout has one named `arrivals`: it counts blocks, and TAG means nothing there."""
+
+    def kernel(cell):
+        if thread_idx() < 2:
+            atom_add_acq_rel_gpu_s32(cell, 1)
+
+    trace = Trace()
+    world = World(1, seed=1, tracer=trace)
+
+    def host():
+        cell = world.ranks[0].space.allocate(128, name, zero=True)
+        stream = world.ranks[0].create_stream("s")
+        stream.launch(kernel, (cell.address,), 1, 32)
+        stream.synchronize()
+
+    world.run([host])
+    table = trace.table("atomic", cell=name)
+    for value in (1, 2):
+        assert f"makes {name}[byte 0] {value} (acq_rel)" in table
 
 
 def test_one_trace_records_one_run(trace):

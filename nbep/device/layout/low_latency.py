@@ -2,13 +2,13 @@
 
  offset 0                 recv: what peers put here for a call that uses half 0; then the same for half 1
                           send: what this rank is about to put in half 0; then in half 1
- num_rdma_bytes           counts [2, MAX_EXPERTS] s32, arrivals [2, MAX_RANKS] s32, credits [2, MAX_RANKS] s32
-                          barrier signals [MAX_RANKS] s32, the pointer table [MAX_RANKS] s64
+ num_rdma_bytes           counts [2, MAX_RANKS, MAX_LOCAL_EXPERTS] s32, arrivals [2, MAX_RANKS] s32
+                          credits [2, MAX_RANKS] s32, barrier signals [MAX_RANKS] s32
+                          the pointer table [MAX_RANKS] s64
 
- recv, in dispatch        messages [num_local_experts, num_ranks (source), num_max_tokens]
-                          with deduplicate: [num_ranks (source), num_max_tokens]
- recv, in combine         rows [num_experts, num_max_tokens]
-                          with deduplicate: [num_ranks (of the experts), num_max_tokens]
+ recv                     a share for each rank that sends:
+   in dispatch            messages [num_local_experts, num_max_tokens]; with deduplicate [num_max_tokens]
+   in combine             rows [num_local_experts (of that rank), num_max_tokens]; with deduplicate [num_max_tokens]
  send                     messages [num_max_tokens] of dispatch, rows [num_local_experts, num_ranks * num_max_tokens] of
                           combine: its zero-copy buffer
  a message                x [hidden], e4m3 or bf16; scales [hidden / 128] f32, only with e4m3; note: its token's index
@@ -19,11 +19,14 @@ Recv and send of each half have a quarter of num_rdma_bytes. So where they are d
 for, and calls of all shapes follow each other. DeepEP derives the places from the arguments of the call, and needs
 clean_low_latency_buffer when they change.
 
+A rank writes at a peer into its own share and its own cells alone, whatever the call. So a rank that was masked and
+comes late, with a call that the peer has given up, meets nothing that the others have sent for a later one.
+
 The cells lie behind num_rdma_bytes: what a user writes into the buffer does not reach them.
-counts[local_expert * num_ranks + source] says that the tokens of a source for a local expert are there, and how many;
-in combine counts[expert] says that an expert's rows are there. An arrival says the same of all that a source sends,
-with deduplicate; see `protocols.arrivals`. credits[half, peer] is 1 when the peer has received what it got in this
-half: this rank may fill it again.
+counts[source, local expert] says that the tokens of a source for a local expert are there, and how many; in combine
+counts[rank, its local expert] says that an expert's rows are there. An arrival says the same of all that a source
+sends, with deduplicate; see `protocols.arrivals`. credits[half, peer] says how often the peer has freed the half, which
+is free at first: this rank may fill it when that is ahead of how often it has.
 
 Source: DeepEP csrc/config.hpp, LowLatencyLayout
 """
@@ -37,6 +40,7 @@ from nbep.device.types import I32
 NUM_HALVES = 2
 MAX_RANKS = 16  # a lane for each, and a pointer for each in the table
 MAX_EXPERTS = 2048
+MAX_LOCAL_EXPERTS = MAX_EXPERTS // 2
 MAX_TOPK = 32
 COLUMNS_PER_SCALE = 128
 NOTE_ALIGNMENT = 16
@@ -44,7 +48,7 @@ LOGFMT_COLUMNS = 128  # that share a minimum and a maximum
 LOGFMT_META_BYTES = 4
 
 COUNTS = 0
-ARRIVALS = COUNTS + NUM_HALVES * MAX_EXPERTS * 4
+ARRIVALS = COUNTS + NUM_HALVES * MAX_RANKS * MAX_LOCAL_EXPERTS * 4
 CREDITS = ARRIVALS + align_up(NUM_HALVES * MAX_RANKS * 4, ALIGNMENT_BYTES)
 BARRIER_SIGNALS = CREDITS + align_up(NUM_HALVES * MAX_RANKS * 4, ALIGNMENT_BYTES)
 POINTER_TABLE = BARRIER_SIGNALS + align_up(MAX_RANKS * 4, ALIGNMENT_BYTES)
@@ -107,9 +111,9 @@ def quarter_bytes(num_rdma_bytes):
 
 
 @device_function
-def recv_offset(num_rdma_bytes, half):
-    """Where peers put what they send in a half."""
-    return half * quarter_bytes(num_rdma_bytes)
+def recv_offset(num_rdma_bytes, share_bytes, half, rank):
+    """Where a rank puts what it sends in a half."""
+    return half * quarter_bytes(num_rdma_bytes) + rank * share_bytes
 
 
 @device_function
@@ -119,8 +123,9 @@ def send_offset(num_rdma_bytes, half):
 
 
 @device_function
-def count_offset(num_rdma_bytes, half, index):
-    return num_rdma_bytes + COUNTS + 4 * (half * MAX_EXPERTS + index)
+def count_offset(num_rdma_bytes, half, rank, local_expert):
+    """The count that a rank adds to: in dispatch for an expert of this rank, in combine for one of its own."""
+    return num_rdma_bytes + COUNTS + 4 * ((half * MAX_RANKS + rank) * MAX_LOCAL_EXPERTS + local_expert)
 
 
 @device_function
@@ -135,13 +140,18 @@ def credit_offset(num_rdma_bytes, half, rank):
 
 def quarter_bytes_needed(shape: LowLatencyShape) -> int:
     """What the largest part of one half takes in dispatches and combines of this shape, whatever their options."""
-    num_messages = shape.num_experts * shape.num_max_tokens
+    num_messages = shape.num_experts // shape.num_ranks * shape.num_max_tokens
     bf16 = shape._replace(use_fp8=0, deduplicate=0)
     message = max(message_stride(bf16), message_stride(bf16._replace(use_fp8=1)))
     needed = num_messages * max(message, row_stride(shape._replace(use_logfmt=1)))
     if shape.deduplicate:
-        needed = max(needed, shape.num_ranks * shape.num_max_tokens * message_stride(shape._replace(use_fp8=0)))
-    return align_up(needed, ALIGNMENT_BYTES)
+        needed = max(needed, shape.num_max_tokens * message_stride(shape._replace(use_fp8=0)))
+    return shape.num_ranks * align_up(needed, ALIGNMENT_BYTES)
+
+
+def share_bytes(num_rdma_bytes: int, num_ranks: int) -> int:
+    """What one rank may put in a half."""
+    return quarter_bytes(num_rdma_bytes) // num_ranks // ALIGNMENT_BYTES * ALIGNMENT_BYTES
 
 
 def describe_offset(shape: LowLatencyShape | None, num_rdma_bytes: int, offset: int) -> str:
@@ -158,15 +168,15 @@ def describe_offset(shape: LowLatencyShape | None, num_rdma_bytes: int, offset: 
 
 def _describe_cell(shape: LowLatencyShape | None, cell: int) -> str:
     for name, start, count, size in (
-        ("counts", COUNTS, MAX_EXPERTS, 4),
+        ("counts", COUNTS, MAX_RANKS * MAX_LOCAL_EXPERTS, 4),
         ("arrivals", ARRIVALS, MAX_RANKS, 4),
         ("credits", CREDITS, MAX_RANKS, 4),
     ):
         if start <= cell < start + NUM_HALVES * count * size:
             half, index = divmod((cell - start) // size, count)
-            if name == "counts" and shape is not None:
-                expert, src = divmod(index, shape.num_ranks)
-                return f"counts[half {half}, {index}: local expert {expert} from src {src}, or all of expert {index}]"
+            if name == "counts":
+                rank, expert = divmod(index, MAX_LOCAL_EXPERTS)
+                return f"counts[half {half}, rank {rank}, local expert {expert}]"
             return f"{name}[half {half}, rank {index}]"
     if BARRIER_SIGNALS <= cell < POINTER_TABLE:
         return f"barrier_signal[rank {(cell - BARRIER_SIGNALS) // 4}]"

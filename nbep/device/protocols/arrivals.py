@@ -3,8 +3,10 @@
  cell              written by                   with                                 read by      with
  count, arrival    peers, through the network   amo_add (TAG, or what completes)     receivers    ld_acquire_sys
                    who gives up                 atom_cas_acq_rel_sys (ABSENT)
- count for itself  peers, through the network   amo_add                              receivers    ld_relaxed_sys
- sum               who knows a part          atom_add_acq_rel_gpu                 the last      the same
+ count for itself  the same                     the same                             receivers    ld_relaxed_sys
+ all of them       their owner, between calls   st_weak (0)                          receivers    of the next call
+   of a masked rank: atom_exch_acq_rel_sys (ABSENT)
+ sum               who knows a part of a count  atom_add_acq_rel_gpu                 the last one the same
  credit            peer, through the network    amo_add (1)                          senders      ld_acquire_sys
  mask              who gives up                 atom_exch_acq_rel_sys                any wait     ld_relaxed_gpu
 
@@ -15,7 +17,8 @@ completes that sends -n - 1: one more atomic and one more fence behind the last 
 
 Without enable_shrink (no mask) a wait that is over time reports a fault, as all others do. With it the wait masks the
 rank that did not answer, and goes on without it. Several warps may read one count; all of them must come to the same
-answer, or their rows would overlap. So who gives up says so in the count itself, unless it is complete.
+answer, or their rows would overlap. So who gives up says so in the count itself, unless it is complete. A masked rank
+may only be late. Its cells stay given up from call to call, and no other rank adds to them.
 
 Source: DeepEP csrc/kernels/internode_ll.cu (FINISHED_SUM_TAG); csrc/kernels/legacy/internode_ll.cu after v1.2.1
 (is_rank_masked, and the waits that mask a rank)
@@ -30,6 +33,7 @@ from nbep.device.primitives import (
     ld_acquire_sys_s32,
     ld_relaxed_gpu_s32,
     ld_relaxed_sys_s32,
+    s32,
     st_weak_s32,
     wait_expired,
 )
@@ -51,6 +55,15 @@ def is_masked(mask, rank):
 def mask_rank(mask, rank):
     """Go on without a rank from now on."""
     atom_exch_acq_rel_sys_s32(mask + 4 * rank, 1)
+
+
+@device_function
+def leave_out(bounds, mask, peer, site, index, expected, value):
+    """Go on without a peer that has not come in time; report it where none may be left out."""
+    if mask == 0:
+        report_fault(bounds, site, peer, index, expected, value)
+    else:
+        mask_rank(mask, peer)
 
 
 @device_function
@@ -100,6 +113,18 @@ def give_up(cell, seen):
 
 
 @device_function
+def empty_cell(cell, is_absent):
+    """Make a cell ready for the next call: nothing has come.
+
+    is_absent: its rank is masked. What that may still add is not for the next call: the cell stays given up
+    """
+    if is_absent:
+        atom_exch_acq_rel_sys_s32(cell, ABSENT)
+    else:
+        st_weak_s32(cell, 0)
+
+
+@device_function
 def wait_arrival(cell, bounds, mask, peer, site, index):
     """Wait until a cell is complete; what it holds then, or ABSENT. index is for the report."""
     deadline = 0
@@ -112,11 +137,8 @@ def wait_arrival(cell, bounds, mask, peer, site, index):
         if deadline == 0:
             deadline = start_wait(bounds)
         elif wait_expired(deadline):
-            if mask == 0:
-                report_fault(bounds, site, peer, index, -1, value)
-                return ABSENT
-            mask_rank(mask, peer)
-            return give_up(cell, value)
+            leave_out(bounds, mask, peer, site, index, -1, value)
+            return ABSENT if mask == 0 else give_up(cell, value)
 
 
 @device_function
@@ -125,53 +147,44 @@ def wait_number(cell, bounds, mask, peer, site, index):
     deadline = 0
     while True:
         value = ld_relaxed_sys_s32(cell)  # the number is the message itself: nothing else is published by it
-        if is_complete(value):
+        if is_complete(value) or value > LEAST_ABSENT:
             return value
         if is_masked(mask, peer):
-            return ABSENT
+            return give_up(cell, value)
         if deadline == 0:
             deadline = start_wait(bounds)
         elif wait_expired(deadline):
-            if mask == 0:
-                report_fault(bounds, site, peer, index, -1, value)
-            else:
-                mask_rank(mask, peer)
-            return ABSENT
+            leave_out(bounds, mask, peer, site, index, -1, value)
+            return ABSENT if mask == 0 else give_up(cell, value)
 
 
 @device_function
-def wait_credit(cell, bounds, mask, peer, half):
-    """Wait until a peer has received what it got in this half. Returns whether it may be filled again."""
+def wait_credit(cell, uses, bounds, mask, peer, half):
+    """Wait until a peer has freed this half more often than this rank has filled it. Returns whether it has."""
     deadline = 0
     while True:
         value = ld_acquire_sys_s32(cell)  # PAIR network-amo
         if is_masked(mask, peer):
             return False
-        if value > 0:
+        if s32(value - uses) > 0:
             return True
         if deadline == 0:
             deadline = start_wait(bounds)
         elif wait_expired(deadline):
-            if mask == 0:
-                report_fault(bounds, LOW_LATENCY_CREDIT, peer, half, 1, value)
-            else:
-                mask_rank(mask, peer)
+            leave_out(bounds, mask, peer, LOW_LATENCY_CREDIT, half, uses + 1, value)
             return False
 
 
 @device_function
-def wait_peer(signal, bounds, mask, peer):
-    """Wait until a signal of `barrier_network` is 0 or less: the peer has come as often as this rank, or is masked."""
+def wait_peer(signal, wanted, bounds, mask, peer):
+    """Wait until a peer has come to `barrier_network` so often, or is masked."""
     deadline = 0
     while True:
         value = ld_acquire_sys_s32(signal)  # PAIR network-amo
-        if value <= 0 or is_masked(mask, peer):
+        if s32(value - wanted) >= 0 or is_masked(mask, peer):
             return
         if deadline == 0:
             deadline = start_wait(bounds)
         elif wait_expired(deadline):
-            if mask == 0:
-                report_fault(bounds, LOW_LATENCY_BARRIER, peer, -1, 0, value)
-            else:
-                mask_rank(mask, peer)
+            leave_out(bounds, mask, peer, LOW_LATENCY_BARRIER, -1, wanted, value)
             return

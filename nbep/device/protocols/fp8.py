@@ -9,7 +9,6 @@ Source: DeepEP csrc/kernels/utils.cuh, calculate_fp8_scales
 
 from nbep.device.jit import device_function
 from nbep.device.primitives import (
-    bf16x2_to_f32x2,
     f32,
     f32_abs,
     f32_bits_u32,
@@ -60,16 +59,6 @@ def abs_max4(a, b, c, d):
 @device_function
 def scale4(a, b, c, d, scale):
     return f32_mul_rn(a, scale), f32_mul_rn(b, scale), f32_mul_rn(c, scale), f32_mul_rn(d, scale)
-
-
-@device_function
-def unpack_bf16x8(words):
-    """Eight bf16 values in four words, as float32."""
-    a0, a1 = bf16x2_to_f32x2(words[0])
-    a2, a3 = bf16x2_to_f32x2(words[1])
-    a4, a5 = bf16x2_to_f32x2(words[2])
-    a6, a7 = bf16x2_to_f32x2(words[3])
-    return a0, a1, a2, a3, a4, a5, a6, a7
 
 
 @device_function

@@ -54,12 +54,19 @@ def zero_f32x8():
 
 
 @device_function
+def unpack_bf16x8(words):
+    """Eight bf16 values in four words, as float32."""
+    a0, a1 = bf16x2_to_f32x2(words[0])
+    a2, a3 = bf16x2_to_f32x2(words[1])
+    a4, a5 = bf16x2_to_f32x2(words[2])
+    a6, a7 = bf16x2_to_f32x2(words[3])
+    return a0, a1, a2, a3, a4, a5, a6, a7
+
+
+@device_function
 def add_bf16x8(total, row):
     """Add eight bf16 values, packed in four words, to eight float32 sums."""
-    a0, a1 = bf16x2_to_f32x2(row[0])
-    a2, a3 = bf16x2_to_f32x2(row[1])
-    a4, a5 = bf16x2_to_f32x2(row[2])
-    a6, a7 = bf16x2_to_f32x2(row[3])
+    a0, a1, a2, a3, a4, a5, a6, a7 = unpack_bf16x8(row)
     return (
         total[0] + a0,
         total[1] + a1,
@@ -101,8 +108,4 @@ def add_weighted_f32x8(total, values, weight):
 @device_function
 def add_weighted_bf16x8(total, row, weight):
     """The same for eight bf16 values, packed in four words."""
-    a0, a1 = bf16x2_to_f32x2(row[0])
-    a2, a3 = bf16x2_to_f32x2(row[1])
-    a4, a5 = bf16x2_to_f32x2(row[2])
-    a6, a7 = bf16x2_to_f32x2(row[3])
-    return add_weighted_f32x8(total, (a0, a1, a2, a3, a4, a5, a6, a7), weight)
+    return add_weighted_f32x8(total, unpack_bf16x8(row), weight)

@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from nbep.device.kernels.low_latency.arguments import (
-    MAX_GROUPS,
     CombineInputs,
     CombineOutputs,
     CombineSizes,
     combine_smem_bytes,
+    num_groups,
 )
 from nbep.device.kernels.low_latency.combine import low_latency_combine as combine_kernel
 from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, LowLatencyShape, send_offset
@@ -137,9 +137,9 @@ def _plan(
         allowed = f"at most {shape.num_max_tokens} tokens, as in the dispatch of the handle"
         refuse("topk_idx", f"{num_tokens} tokens", allowed)
     _, num_threads = runtime.low_latency_threads
-    num_groups = min(-(-shape.num_experts // mode.num_blocks), MAX_GROUPS, num_threads // 32)
+    groups = num_groups(shape.num_experts, mode.num_blocks, num_threads)
     num_rows = shape.num_ranks * shape.num_max_tokens
-    args = mode.network, mode.work, memory.bounds, shape, CombineSizes(num_tokens, num_topk, num_groups)
+    args = mode.network, mode.work, memory.bounds, shape, CombineSizes(num_tokens, num_topk, groups)
     smem_bytes = combine_smem_bytes(num_threads)
     kernel = runtime.prepare(mode.kernel(combine_kernel), mode.num_blocks, num_threads, smem_bytes, *args)
     return Plan(

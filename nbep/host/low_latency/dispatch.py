@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from nbep.device.kernels.low_latency.arguments import (
-    MAX_GROUPS,
     DispatchInputs,
     DispatchOutputs,
     DispatchSizes,
     dispatch_smem_bytes,
+    num_groups,
 )
 from nbep.device.kernels.low_latency.dispatch import low_latency_dispatch as dispatch_kernel
 from nbep.device.kernels.low_latency.sum_first import COLUMNS as SUM_COLUMNS
@@ -76,6 +76,8 @@ def low_latency_dispatch(
     runtime, mode = memory.runtime, checks.mode_of(memory, VERB)
     memory.check_faults()
     call = mode.next_call(VERB)
+    integer("num_max_dispatch_tokens_per_rank", options.num_max_tokens, 1)  # 4.0 would find the plan of 4
+    checks.num_experts(mode, options.num_experts)
     x_size: Any = getattr(x, "shape", None)
     choices_size: Any = getattr(topk_idx, "shape", None)
     plan = mode.plan((VERB, x_size, choices_size, *options), lambda: _plan(memory, mode, x, topk_idx, options))
@@ -133,8 +135,7 @@ def low_latency_dispatch(
 
 def _plan(memory: NodeMemory, mode: LowLatencyMemory, x: Array, topk_idx: Array, options: Options) -> Plan:
     runtime = memory.runtime
-    num_max_tokens = integer("num_max_dispatch_tokens_per_rank", options.num_max_tokens, 1)
-    num_experts = checks.num_experts(mode, options.num_experts)
+    num_max_tokens, num_experts = int(options.num_max_tokens), int(options.num_experts)
     validate.array(runtime, "x", x, "bfloat16", ("num_tokens", "hidden"))
     num_tokens, hidden = x.shape
     validate.hidden_size("x", hidden, COLUMNS_PER_SCALE)
@@ -165,8 +166,8 @@ def _plan(memory: NodeMemory, mode: LowLatencyMemory, x: Array, topk_idx: Array,
     smem_bytes = dispatch_smem_bytes(shape, num_threads, runtime.has_tma)
     if smem_bytes > runtime.max_smem_bytes:
         refuse("hidden size of x", hidden, f"so small that two tokens fit into {runtime.max_smem_bytes} bytes")
-    num_groups = min(-(-num_experts // mode.num_blocks), MAX_GROUPS, num_threads // 32)
-    sizes = DispatchSizes(num_tokens, num_topk, num_groups, int(options.round_scale), int(options.use_ue8m0))
+    groups = num_groups(num_experts, mode.num_blocks, num_threads)
+    sizes = DispatchSizes(num_tokens, num_topk, groups, int(options.round_scale), int(options.use_ue8m0))
     args = mode.network, mode.work, memory.bounds, shape, sizes
     kernel = runtime.prepare(mode.kernel(dispatch_kernel), mode.num_blocks, num_threads, smem_bytes, *args)
     rows = (num_experts // mode.num_ranks, mode.num_ranks * num_max_tokens, hidden)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from nbep.device.kernels.low_latency.journal import RECV_PHASE, SEND_PHASE
+from nbep.device.kernels.low_latency.journal import BOTH_PHASES, RECV_PHASE, SEND_PHASE
 from nbep.host.arguments import refuse
 from nbep.host.events import EventOverlap
-from nbep.host.low_latency.memory import BOTH_PHASES, LowLatencyCall
+from nbep.host.low_latency.memory import LowLatencyCall
 from nbep.host.runtime.base import PreparedLaunch
 from nbep.host.symmetric import NodeMemory
 

@@ -33,13 +33,13 @@ def update_mask_buffer(memory: NodeMemory, rank_to_mask: int, mask: bool) -> Non
     rank = integer("rank_to_mask", rank_to_mask, 0)
     if rank >= mode.num_ranks:
         refuse("rank_to_mask", rank, f"a rank below {mode.num_ranks}")
-    _launch(memory, update_kernel, (), mode.mask, rank, 1, int(mask))
+    _launch(memory, mode.kernel(update_kernel), (), mode.network, mode.mask, mode.num_rdma_bytes, rank, 1, int(mask))
 
 
 def clean_mask_buffer(memory: NodeMemory) -> None:
     """See Buffer.low_latency_clean_mask_buffer."""
     mode = _mode(memory, "low_latency_clean_mask_buffer")
-    _launch(memory, update_kernel, (), mode.mask, 0, mode.num_ranks, 0)
+    _launch(memory, mode.kernel(update_kernel), (), mode.network, mode.mask, mode.num_rdma_bytes, 0, mode.num_ranks, 0)
 
 
 def _mode(memory: NodeMemory, verb: str) -> LowLatencyMemory:

@@ -18,7 +18,8 @@ from nbep.device.jit import over
 from nbep.device.kernels.low_latency.clean_low_latency_buffer import clean_low_latency_buffer
 from nbep.device.kernels.low_latency.combine import low_latency_combine
 from nbep.device.kernels.low_latency.dispatch import low_latency_dispatch
-from nbep.device.kernels.low_latency.journal import JOURNAL_WORDS, RECV_PHASE, SEND_PHASE, SLOT_WORDS, Call, Workspace
+from nbep.device.kernels.low_latency.journal import JOURNAL_WORDS, RECV_PHASE, SLOT_WORDS, Call, Workspace
+from nbep.device.kernels.low_latency.update_mask_buffer import update_mask_buffer
 from nbep.device.layout.intranode import ALIGNMENT_BYTES, align_up
 from nbep.device.layout.low_latency import (
     CREDITS,
@@ -30,6 +31,7 @@ from nbep.device.layout.low_latency import (
     describe_offset,
     quarter_bytes,
     quarter_bytes_needed,
+    share_bytes,
 )
 from nbep.device.protocols.peers import Bounds
 from nbep.host.arguments import refuse
@@ -37,12 +39,12 @@ from nbep.host.network.transport import Transport
 from nbep.host.runtime.base import HandleType, Kernel, Runtime, Stream
 
 MAX_PLANS = 1024
-KERNELS = (low_latency_dispatch, low_latency_combine, clean_low_latency_buffer)
-JOURNAL = align_up(4 * NUM_HALVES * SLOT_WORDS, ALIGNMENT_BYTES)
-SUMS = JOURNAL + align_up(4 * JOURNAL_WORDS, ALIGNMENT_BYTES)
-MASK = SUMS + align_up(4 * NUM_HALVES * SLOT_WORDS, ALIGNMENT_BYTES)
+KERNELS = (low_latency_dispatch, low_latency_combine, clean_low_latency_buffer, update_mask_buffer)
+SUMS = align_up(4 * NUM_HALVES * SLOT_WORDS, ALIGNMENT_BYTES)
+BARRIERS = SUMS + align_up(4 * NUM_HALVES * SLOT_WORDS, ALIGNMENT_BYTES)
+JOURNAL = BARRIERS + align_up(4 * MAX_RANKS, ALIGNMENT_BYTES)
+MASK = JOURNAL + align_up(4 * JOURNAL_WORDS, ALIGNMENT_BYTES)
 WORKSPACE_BYTES = MASK + align_up(4 * MAX_RANKS, ALIGNMENT_BYTES)
-
 
 Plan = TypeVar("Plan")
 
@@ -86,6 +88,7 @@ class LowLatencyMemory:
         self.rank = comm.rank
         self.num_ranks: int = comm.size
         self.num_rdma_bytes = num_rdma_bytes
+        self.share_bytes = share_bytes(num_rdma_bytes, self.num_ranks)
         self.shape: LowLatencyShape | None = None  # of the latest launch
         self.transport = transport
         self.symmetric = transport.allocate(
@@ -99,7 +102,7 @@ class LowLatencyMemory:
             raise
         address = self.workspace.address
         self.mask = address + MASK if enable_shrink else 0
-        self.work = Workspace(address, address + JOURNAL, self.mask, address + SUMS)
+        self.work = Workspace(address, address + JOURNAL, self.mask, address + SUMS, address + BARRIERS)
         self._num_calls = 0
         self._halves: list[LowLatencyCall | None] = [None] * NUM_HALVES  # who used each half last
         self.zero_copy_number = -1  # of the call that the zero-copy buffer was handed out for
@@ -142,7 +145,7 @@ class LowLatencyMemory:
 
         Raises: ValueError if the call before the last, which used the same half, has not been received
         """
-        half = self._num_calls % NUM_HALVES
+        half = self.next_half
         holder = self._halves[half]
         if holder is not None and not holder.is_received:
             self._refuse_held(verb, holder)
@@ -177,13 +180,13 @@ class LowLatencyMemory:
         """The kernels' argument for these phases of a call."""
         if phases & RECV_PHASE:
             call.is_received = True
-        return Call(self.num_rdma_bytes, call.half, phases)
+        return Call(self.num_rdma_bytes, self.share_bytes, call.half, phases)
 
     def plan(self, key: Any, make: Callable[[], Plan]) -> Plan:
         """What a call needs that depends on its sizes and options alone: checked and worked out once for each key."""
         try:
             found = self.plans.get(key)
-        except TypeError:  # sizes that are no numbers
+        except TypeError:  # a size or an option that cannot be part of a key
             return make()
         if found is None:
             found = make()
@@ -194,12 +197,12 @@ class LowLatencyMemory:
 
     def check_size(self, shape: LowLatencyShape) -> None:
         """Raises: ValueError if the buffer is too small for calls of this shape"""
-        needed = NUM_HALVES * 2 * quarter_bytes_needed(shape)
-        if quarter_bytes_needed(shape) > quarter_bytes(self.num_rdma_bytes):
+        needed = quarter_bytes_needed(shape)
+        if needed > quarter_bytes(self.num_rdma_bytes):
             raise ValueError(
-                f"num_rdma_bytes: got {self.num_rdma_bytes} at construction; must be at least {needed} for "
-                f"{shape.num_experts} experts, {shape.num_max_tokens} tokens of a rank and hidden {shape.hidden}; see "
-                f"get_low_latency_rdma_size_hint"
+                f"num_rdma_bytes: got {self.num_rdma_bytes} at construction; must be at least "
+                f"{NUM_HALVES * 2 * needed} for {shape.num_experts} experts, {shape.num_max_tokens} tokens of a rank "
+                f"and hidden {shape.hidden}; see get_low_latency_rdma_size_hint"
             )
 
     # Streams
@@ -225,6 +228,3 @@ class LowLatencyMemory:
 
     def _describe(self, offset: int) -> str:
         return describe_offset(self.shape, self.num_rdma_bytes, offset)
-
-
-BOTH_PHASES = SEND_PHASE | RECV_PHASE

@@ -8,8 +8,7 @@ from __future__ import annotations
 from nbep.device.layout.intranode import ALIGNMENT_BYTES, align_up
 from nbep.device.layout.low_latency import MAX_TOPK, NUM_HALVES, LowLatencyShape, quarter_bytes_needed
 from nbep.host.arguments import integer
-
-INT4_BYTES = 16
+from nbep.host.config import INT4_BYTES
 
 
 def low_latency_rdma_size_hint(

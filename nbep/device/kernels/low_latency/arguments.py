@@ -14,7 +14,7 @@ from nbep.device.layout.low_latency import (
 from nbep.device.protocols.staging import STAGE_STRIDE
 from nbep.device.types import I32, In, InOut, Out
 
-MAX_GROUPS = 12  # groups of warps in a block, each with a named barrier
+MAX_GROUPS = 12  # groups of warps in a block
 
 
 class DispatchOutputs(NamedTuple):
@@ -87,6 +87,11 @@ def note_stride(shape):
 def stage_bytes(shape):
     """One token in shared memory: its message and, with deduplicate, a note for each rank."""
     return message_stride(shape) + (shape.num_ranks * note_stride(shape) if shape.deduplicate != 0 else 0)
+
+
+def num_groups(num_experts: int, num_blocks: int, num_threads: int) -> int:
+    """Groups of warps in a block: one for each (local expert, source) that falls to it, within the limits."""
+    return min(-(-num_experts // num_blocks), MAX_GROUPS, num_threads // 32)
 
 
 def dispatch_smem_bytes(shape: LowLatencyShape, num_threads: int, has_tma: bool) -> int:

@@ -1,9 +1,10 @@
 """Put the cells of the low-latency mode back to how they were when the buffer was made, on all ranks together.
 
  cell                    written by       with                    read by      with
- barrier_signal[a][b]    rank a (+)       atom_add_relaxed_sys    -            -
-                         rank b (-)       amo_add                 rank a       ld_acquire_sys
+ barrier_signal[a][b]    rank b           amo_add                 rank a       ld_acquire_sys
+ barriers[a][b]          rank a           st_weak                 rank a       of this launch or a later one
  all other cells         their owner      st_weak                 peers, later behind the second barrier
+   of a masked rank      their owner      atom_exch_acq_rel_sys   (ABSENT): that rank may still add
 
 Nobody sends before all have cleaned, and nobody cleans before all are done. Ranks that are masked are not waited for.
 
@@ -11,16 +12,10 @@ Source: DeepEP csrc/kernels/internode_ll.cu, clean_low_latency_buffer
 """
 
 from nbep.device.jit import device_function, kernel
-from nbep.device.kernels.low_latency.journal import JOURNAL_WORDS, SLOT_WORDS, Workspace
-from nbep.device.layout.low_latency import (
-    BARRIER_SIGNALS,
-    COUNTS,
-    CREDITS,
-    MAX_RANKS,
-    NUM_HALVES,
-)
+from nbep.device.kernels.low_latency.journal import JOURNAL_WORDS, SLOT_WORDS, Workspace, empty_rank
+from nbep.device.layout.low_latency import BARRIER_SIGNALS, CREDITS, MAX_RANKS, NUM_HALVES
 from nbep.device.network import Network, amo_add, own_ptr
-from nbep.device.primitives import atom_add_relaxed_sys_s32, block_dim, st_weak_s32, syncthreads, thread_idx
+from nbep.device.primitives import block_dim, ld_weak_s32, s32, st_weak_s32, syncthreads, thread_idx
 from nbep.device.protocols.arrivals import is_masked, wait_peer
 from nbep.device.protocols.peers import Bounds
 from nbep.device.types import I64
@@ -33,10 +28,10 @@ def barrier_network(network, work, bounds, num_rdma_bytes):
     peer = thread_idx()
     if peer < network.num_ranks and not is_masked(work.mask, peer):
         signals = num_rdma_bytes + BARRIER_SIGNALS
-        own_signal = own_ptr(network, signals + 4 * peer)
-        atom_add_relaxed_sys_s32(own_signal, 1)
-        amo_add(network, signals + 4 * network.rank, -1, peer, 0, True)
-        wait_peer(own_signal, bounds, work.mask, peer)
+        wanted = s32(ld_weak_s32(work.barriers + 4 * peer) + 1)
+        st_weak_s32(work.barriers + 4 * peer, wanted)
+        amo_add(network, signals + 4 * network.rank, 1, peer, 0, True)
+        wait_peer(own_ptr(network, signals + 4 * peer), wanted, bounds, work.mask, peer)
     syncthreads()
 
 
@@ -50,7 +45,8 @@ def fill(address, num_words, value):
 def clean_low_latency_buffer(network: Network, work: Workspace, bounds: Bounds, num_rdma_bytes: I64):
     """Grid: 1 block. Block: any multiple of 32 that is at least num_ranks."""
     barrier_network(network, work, bounds, num_rdma_bytes)
-    fill(own_ptr(network, num_rdma_bytes + COUNTS), (CREDITS - COUNTS) // 4, 0)
+    for rank in range(network.num_ranks):
+        empty_rank(network, num_rdma_bytes, rank, is_masked(work.mask, rank))
     fill(own_ptr(network, num_rdma_bytes + CREDITS), NUM_HALVES * MAX_RANKS, 1)
     fill(work.slots, NUM_HALVES * SLOT_WORDS, 0)
     fill(work.sums, NUM_HALVES * SLOT_WORDS, 0)

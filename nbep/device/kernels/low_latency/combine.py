@@ -34,13 +34,13 @@ from nbep.device.kernels.low_latency.journal import (
     Call,
     Workspace,
     end_earlier_calls,
+    end_send_phase,
     is_keeper,
-    wait_keeper,
 )
 from nbep.device.kernels.low_latency.sum_first import send_sums
 from nbep.device.layout.low_latency import LowLatencyShape
 from nbep.device.network import Network
-from nbep.device.primitives import block_dim, syncthreads, thread_idx
+from nbep.device.primitives import thread_idx
 from nbep.device.protocols.peers import Bounds
 
 
@@ -65,8 +65,6 @@ def low_latency_combine(
             send_sums(inputs, network, work, bounds, call, shape, warp, lane)
         else:
             send_rows(inputs, network, work, bounds, call, shape, sizes, warp, lane)
-        if thread_idx() == block_dim() - 32 and call.phases & RECV_PHASE != 0:
-            wait_keeper(network, work, bounds, call)
-        syncthreads()
+        end_send_phase(network, work, bounds, call)
     if call.phases & RECV_PHASE != 0:
         sum_rows(out, inputs, network, work, bounds, call, shape, sizes, warp, lane)

@@ -60,16 +60,17 @@ def locate_row(out, network, work, bounds, call, shape, token, expert, lane):
     """Wait for the row that belongs to an expert, or with deduplicate to its rank: its address, 0 if it never came."""
     num_local_experts = u32_div(shape.num_experts, shape.num_ranks)
     peer = u32_div(expert, num_local_experts)
-    owner = peer if shape.deduplicate != 0 else expert
-    cell = count_offset(call.num_rdma_bytes, call.half, expert)
+    unit = 0 if shape.deduplicate != 0 else expert - peer * num_local_experts
+    cell = count_offset(call.num_rdma_bytes, call.half, peer, unit)
     if shape.deduplicate != 0:
         cell = arrival_offset(call.num_rdma_bytes, call.half, peer)
     start = clock64()
     value = wait_arrival(own_ptr(network, cell), bounds, work.mask, peer, LOW_LATENCY_COMBINE_COUNT, expert)
     if out.wait_recv_cost_stats != 0:
         atom_add_relaxed_sys_s64(out.wait_recv_cost_stats + 8 * peer, clock64() - start)
-    place = (owner * shape.num_max_tokens + token) * row_stride(shape)
-    return own_ptr(network, recv_offset(call.num_rdma_bytes, call.half)) + place if is_complete(value) else 0
+    place = recv_offset(call.num_rdma_bytes, call.share_bytes, call.half, peer)
+    place += (unit * shape.num_max_tokens + token) * row_stride(shape)
+    return own_ptr(network, place) if is_complete(value) else 0
 
 
 @device_function

@@ -9,7 +9,7 @@ stage       copy engine         bulk copy               engine            after 
 
 from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency.arguments import SUM_TABLE_BYTES
-from nbep.device.kernels.low_latency.dispatch_sender import may_send, may_warp_send
+from nbep.device.kernels.low_latency.journal import may_send, may_warp_send
 from nbep.device.layout.low_latency import (
     LOGFMT_COLUMNS,
     LOGFMT_META_BYTES,
@@ -44,7 +44,7 @@ from nbep.device.primitives import (
 )
 from nbep.device.protocols.arrivals import completion
 from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
-from nbep.device.protocols.fp8 import abs_max8, unpack_bf16x8
+from nbep.device.protocols.fp8 import abs_max8
 from nbep.device.protocols.logfmt import (
     ENCODED_BYTES,
     HIGH_BITS,
@@ -55,7 +55,7 @@ from nbep.device.protocols.logfmt import (
     log_range,
     pack_meta,
 )
-from nbep.device.protocols.reduce import half_warp_max_f32
+from nbep.device.protocols.reduce import half_warp_max_f32, unpack_bf16x8
 from nbep.device.protocols.staging import STAGE_BYTES, begin_fill, open_stage, wait_filled
 
 COLUMNS = 256  # of a row that a warp encodes at once, eight a lane
@@ -174,14 +174,12 @@ def tell_sources(inputs, network, work, bounds, call, shape, lane):
 
     All at once: a fence waits for whatever its SM has on the way.
     """
-    num_local_experts = u32_div(shape.num_experts, shape.num_ranks)
     for pair in range(block_idx() + grid_dim() * lane, shape.num_experts, 32 * grid_dim()):
         local_expert = u32_div(pair, shape.num_ranks)
         peer = u32_mod(pair, shape.num_ranks)
         has_rows = ld_nc_s64(inputs.recv_layout_range + 8 * pair) & 0xFFFFFFFF != 0
         if has_rows and may_send(network, work, bounds, call, peer):
-            expert = network.rank * num_local_experts + local_expert
-            cell = count_offset(call.num_rdma_bytes, call.half, expert)
+            cell = count_offset(call.num_rdma_bytes, call.half, network.rank, local_expert)
             amo_add(network, cell, completion(0), peer, local_expert, True)
 
 
@@ -189,7 +187,6 @@ def tell_sources(inputs, network, work, bounds, call, shape, lane):
 def send_rows(inputs, network, work, bounds, call, shape, sizes, warp, lane):
     """Sender: a group of warps for each (local expert, source), its warps take the rows in turn."""
     num_rows = shape.num_ranks * shape.num_max_tokens
-    num_local_experts = u32_div(shape.num_experts, shape.num_ranks)
     group_warps = u32_div(block_dim() // 32, sizes.num_groups)
     group = u32_div(warp, group_warps)
     warp_in_group = warp - group * group_warps
@@ -201,7 +198,6 @@ def send_rows(inputs, network, work, bounds, call, shape, sizes, warp, lane):
     while pair < shape.num_experts:
         local_expert = u32_div(pair, shape.num_ranks)
         peer = u32_mod(pair, shape.num_ranks)
-        expert = network.rank * num_local_experts + local_expert
         layout = ld_nc_s64(inputs.recv_layout_range + 8 * pair)
         num_tokens = layout & 0xFFFFFFFF
         if num_tokens != 0 and not may_warp_send(network, work, bounds, call, peer, lane):
@@ -210,8 +206,8 @@ def send_rows(inputs, network, work, bounds, call, shape, sizes, warp, lane):
         while i < num_tokens:
             row = local_expert * num_rows + (layout >> 32) + i
             token = ld_nc_s32(inputs.recv_src_info + 4 * row)
-            dst = recv_offset(call.num_rdma_bytes, call.half)
-            dst += (expert * shape.num_max_tokens + token) * row_stride(shape)
+            dst = recv_offset(call.num_rdma_bytes, call.share_bytes, call.half, network.rank)
+            dst += (local_expert * shape.num_max_tokens + token) * row_stride(shape)
             src = send_offset(call.num_rdma_bytes, call.half) + row * row_stride(shape)
             x = inputs.x + 2 * row * shape.hidden
             if shape.use_logfmt != 0:

@@ -39,13 +39,13 @@ from nbep.device.kernels.low_latency.journal import (
     Call,
     Workspace,
     end_earlier_calls,
+    end_send_phase,
     is_keeper,
-    wait_keeper,
 )
 from nbep.device.kernels.low_latency.send_once import count_ranks, send_messages_once
 from nbep.device.layout.low_latency import LowLatencyShape
 from nbep.device.network import Network
-from nbep.device.primitives import block_dim, syncthreads, thread_idx
+from nbep.device.primitives import block_dim, thread_idx
 from nbep.device.protocols.peers import Bounds
 
 
@@ -76,9 +76,7 @@ def low_latency_dispatch(
             count_ranks(inputs, network, work, bounds, call, shape, sizes, lane)
         else:
             count_choices(inputs, network, work, bounds, call, shape, sizes, lane)
-        if thread_idx() == block_dim() - 32 and call.phases & RECV_PHASE != 0:
-            wait_keeper(network, work, bounds, call)
-        syncthreads()
+        end_send_phase(network, work, bounds, call)
     if call.phases & RECV_PHASE != 0:
         if shape.deduplicate != 0:
             expand_messages(out, network, work, bounds, call, shape, sizes, warp, lane)

@@ -56,7 +56,7 @@ def wait_counts(out, network, work, bounds, call, shape, local_expert, src, lane
     num_tokens = 0
     if lane <= src:
         start = clock64() if times else 0
-        count = count_offset(call.num_rdma_bytes, call.half, local_expert * shape.num_ranks + lane)
+        count = count_offset(call.num_rdma_bytes, call.half, lane, local_expert)
         value = wait_arrival(own_ptr(network, count), bounds, work.mask, lane, LOW_LATENCY_DISPATCH_COUNT, local_expert)
         num_tokens = announced(value, shape.num_max_tokens)
         if times and lane == src and out.wait_recv_cost_stats != 0:
@@ -113,7 +113,6 @@ def receive_messages(out, network, work, bounds, call, shape, sizes, warp, lane)
     pair = block_idx() + grid_dim() * group
     if group >= sizes.num_groups:
         pair = shape.num_experts
-    messages = own_ptr(network, recv_offset(call.num_rdma_bytes, call.half))
     while pair < shape.num_experts:
         local_expert = u32_div(pair, shape.num_ranks)
         src = u32_mod(pair, shape.num_ranks)
@@ -122,7 +121,8 @@ def receive_messages(out, network, work, bounds, call, shape, sizes, warp, lane)
         )
         if warp_in_group == 0 and lane == 0:
             note_range(out, shape, local_expert, src, begin, num_tokens)
-        message = messages + (pair * shape.num_max_tokens + warp_in_group) * message_stride(shape)
+        message = own_ptr(network, recv_offset(call.num_rdma_bytes, call.share_bytes, call.half, src))
+        message += (local_expert * shape.num_max_tokens + warp_in_group) * message_stride(shape)
         i = warp_in_group
         while i < num_tokens:
             row = begin + i

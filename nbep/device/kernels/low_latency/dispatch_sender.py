@@ -14,11 +14,10 @@ a stage that is filled again has been read.
 """
 
 from nbep.device.jit import device_function
-from nbep.device.kernels.low_latency.journal import slot_counter, sum_cell
+from nbep.device.kernels.low_latency.journal import may_send, slot_counter, sum_cell
 from nbep.device.layout.low_latency import (
     NOTE_ALIGNMENT,
     count_offset,
-    credit_offset,
     message_stride,
     note_offset,
     num_scales,
@@ -26,7 +25,7 @@ from nbep.device.layout.low_latency import (
     recv_offset,
     send_offset,
 )
-from nbep.device.network import keep_message, own_ptr, put_nbi_warp, quiet, sends_from_buffer
+from nbep.device.network import keep_message, put_nbi_warp, quiet
 from nbep.device.primitives import (
     FULL_MASK,
     atom_add_relaxed_gpu_s32,
@@ -47,12 +46,11 @@ from nbep.device.primitives import (
     st_shared_v4,
     syncwarp,
     u32_div,
-    vote_any,
     vote_ballot,
 )
-from nbep.device.protocols.arrivals import TAG, completion, tell, wait_credit
-from nbep.device.protocols.fp8 import abs_max8, fp8_scales, to_e4m3x8, unpack_bf16x8
-from nbep.device.protocols.reduce import half_warp_max_f32, warp_sum_s32
+from nbep.device.protocols.arrivals import TAG, completion, tell
+from nbep.device.protocols.fp8 import abs_max8, fp8_scales, to_e4m3x8
+from nbep.device.protocols.reduce import half_warp_max_f32, unpack_bf16x8, warp_sum_s32
 from nbep.device.protocols.waits import LOW_LATENCY_CHOICE, report_fault
 
 SENDER_BARRIER = 1
@@ -69,25 +67,6 @@ def expert_of(inputs, bounds, shape, num_topk, token, choice):
         report_fault(bounds, LOW_LATENCY_CHOICE, -1, token, choice, expert)
         return -1
     return expert
-
-
-@device_function
-def may_send(network, work, bounds, call, peer):
-    """Whether the peer is there and its half of the buffer is free; one thread."""
-    if sends_from_buffer(network):  # what left in this half before may still be read, whomever it was for
-        for rank in range(network.num_ranks):
-            other = own_ptr(network, credit_offset(call.num_rdma_bytes, call.half, rank))
-            wait_credit(other, bounds, work.mask, rank, call.half)
-    credit = own_ptr(network, credit_offset(call.num_rdma_bytes, call.half, peer))
-    return wait_credit(credit, bounds, work.mask, peer, call.half)
-
-
-@device_function
-def may_warp_send(network, work, bounds, call, peer, lane):
-    """The same for all lanes of a warp, which then know what the peer has done before it gave the credit."""
-    is_free = vote_any(FULL_MASK, lane == 0 and may_send(network, work, bounds, call, peer))
-    syncwarp(FULL_MASK)
-    return is_free
 
 
 @device_function
@@ -181,8 +160,8 @@ def put_choice(network, call, shape, stage, token, expert, slot, lane):
     peer = u32_div(expert, num_local_experts)
     local_expert = expert - peer * num_local_experts
     stride = message_stride(shape)
-    place = (local_expert * shape.num_ranks + network.rank) * shape.num_max_tokens + slot
-    dst = recv_offset(call.num_rdma_bytes, call.half) + place * stride
+    dst = recv_offset(call.num_rdma_bytes, call.share_bytes, call.half, network.rank)
+    dst += (local_expert * shape.num_max_tokens + slot) * stride
     src = message_offset(call, shape, token)
     put_nbi_warp(network, dst, src, stage, message_bytes(shape), peer, local_expert, lane)
 
@@ -193,7 +172,7 @@ def add_to_count(network, work, call, shape, expert, value, is_behind):
     num_local_experts = u32_div(shape.num_experts, shape.num_ranks)
     peer = u32_div(expert, num_local_experts)
     local_expert = expert - peer * num_local_experts
-    cell = count_offset(call.num_rdma_bytes, call.half, local_expert * shape.num_ranks + network.rank)
+    cell = count_offset(call.num_rdma_bytes, call.half, network.rank, local_expert)
     tell(network, sum_cell(work, call, expert), cell, value, peer, local_expert, is_behind)
 
 

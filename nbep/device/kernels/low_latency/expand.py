@@ -92,8 +92,9 @@ def wait_sources(out, network, work, bounds, call, shape, table):
 def load_counts(network, work, bounds, call, shape, table):
     """Copy the counts of all sources to the table. A whole block; they come long before the messages do."""
     for cell in range(thread_idx(), shape.num_experts, block_dim()):
-        src = u32_mod(cell, shape.num_ranks)
-        count = own_ptr(network, count_offset(call.num_rdma_bytes, call.half, cell))
+        local_expert = u32_div(cell, shape.num_ranks)
+        src = cell - local_expert * shape.num_ranks
+        count = own_ptr(network, count_offset(call.num_rdma_bytes, call.half, src, local_expert))
         value = wait_number(count, bounds, work.mask, src, LOW_LATENCY_DISPATCH_COUNT, cell)
         st_shared_s32(table + 4 * cell, announced(value, shape.num_max_tokens))
 
@@ -135,8 +136,9 @@ def find_row(out, shape, table, entry, src, cell):
     num_rows = shape.num_ranks * shape.num_max_tokens
     expert, place, weight = entry
     row = -1
-    if expert >= 0:
-        row = min(expert * num_rows + begin_of(shape, table, expert, src) + place, (expert + 1) * num_rows - 1)
+    # A count may have been given up, although the messages came.
+    if expert >= 0 and place < count_of(shape, table, expert, src):
+        row = expert * num_rows + begin_of(shape, table, expert, src) + place
     st_weak_s32(out.message_rows + 4 * cell, row)
     st_weak_f32(out.message_weights + 4 * cell, weight)
     return row
@@ -234,13 +236,13 @@ def expand_messages(out, network, work, bounds, call, shape, sizes, warp, lane):
     if has_tma() and lane == 0:
         fence_proxy_async_global()  # what the arrivals have published, before the bulk copies that read it
     parity = 0
-    messages = own_ptr(network, recv_offset(call.num_rdma_bytes, call.half))
+    messages = own_ptr(network, recv_offset(call.num_rdma_bytes, call.share_bytes, call.half, 0))
     unit = block_idx() + grid_dim() * warp
     while unit < shape.num_ranks * shape.num_max_tokens:
         src = u32_mod(unit, shape.num_ranks)
         index = u32_div(unit, shape.num_ranks)
         if index < ld_shared_s32(table + NUM_MESSAGES + 4 * src):
-            message = messages + (src * shape.num_max_tokens + index) * message_stride(shape)
+            message = messages + src * call.share_bytes + index * message_stride(shape)
             parity = expand_message(out, message, shape, sizes, table, src, index, stage, parity, lane)
         syncwarp(FULL_MASK)
         unit += grid_dim() * (block_dim() // 32)

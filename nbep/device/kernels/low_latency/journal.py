@@ -6,20 +6,23 @@
                    keeper            st_weak (0)           senders            of a later launch
  counts, arrivals  peers             amo_add               receivers          ld_acquire_sys
                    keeper            st_weak (1)           peers' next use    behind the credit
+   of a masked rank  keeper          atom_exch_acq_rel_sys (ABSENT): that rank gets no credit, and may still add
  credit[h, peer]   peer's keeper     amo_add               senders            ld_acquire_sys
  credit[h, own]    keeper            amo_add               receivers (2)      ld_acquire_sys
-                   keeper            atom_add_relaxed_sys  senders            of a later launch
 
  (1) The receive phase that read the cells is a launch that has ended, and the peer adds to them again only after it has
      the credit, which the keeper adds behind its stores.
  (2) Of a launch that sends, too: two calls may be received in either order, so the launch before may have read the same
      cells. One thread of each block waits, a bar_sync tells the others.
 
+A credit counts how often the peer has freed the half. It is never counted down: only the network writes it. The journal
+says how often this rank has filled the half, and a call may, once the credits are ahead of that.
+
 The keeper is the last warp of block 0. The journal says which half the launch before has sent in and which it has
 received in; it lies on the device, so that a CUDA graph replays the right steps.
 
- send phase in half h    takes the credits of h, one of each peer        the next launch counts them down,
-                         and slots of h                                  and zeroes those
+ send phase in half h    takes the credits of h, one of each peer        the next launch counts the use of h,
+                         and slots of h                                  and zeroes the slots
  receive phase in half h empties the counts of h                         the next launch zeroes them and gives a credit
 
 DeepEP zeroes the counts of the other half in every send phase. That is enough as long as a rank receives each call
@@ -31,32 +34,46 @@ Source: DeepEP csrc/kernels/internode_ll.cu ("The first SM is also responsible f
 from typing import NamedTuple
 
 from nbep.device.jit import device_function
-from nbep.device.layout.low_latency import MAX_EXPERTS, MAX_RANKS, arrival_offset, count_offset, credit_offset
-from nbep.device.network import amo_add, own_ptr
+from nbep.device.layout.low_latency import (
+    MAX_EXPERTS,
+    MAX_LOCAL_EXPERTS,
+    MAX_RANKS,
+    NUM_HALVES,
+    arrival_offset,
+    count_offset,
+    credit_offset,
+)
+from nbep.device.network import amo_add, own_ptr, sends_from_buffer
 from nbep.device.primitives import (
     FULL_MASK,
-    atom_add_relaxed_sys_s32,
     block_dim,
     block_idx,
     ld_weak_s32,
+    s32,
     st_weak_s32,
+    syncthreads,
     syncwarp,
     thread_idx,
+    u32_div,
+    vote_any,
+    vote_ballot,
 )
-from nbep.device.protocols.arrivals import is_masked, wait_credit
+from nbep.device.protocols.arrivals import empty_cell, is_masked, wait_credit
 from nbep.device.protocols.waits import LOW_LATENCY_HALF, report_fault
 from nbep.device.types import I32, I64, Sym
 
 SEND_PHASE = 1
 RECV_PHASE = 2
+BOTH_PHASES = SEND_PHASE | RECV_PHASE
 
 # Words of the journal
 SENT_HALF = 0  # one more than the half that the launch before has sent in; 0 if it has not
 RECEIVED_HALF = 1  # the same for its receive phase
 NUM_SLOTS = 2  # of experts, in the call that was sent
-NUM_COUNTS = 3  # of the call that was received
+NUM_COUNTS = 3  # of each rank, in the call that was received
 NEXT_HALF = 4  # that the next send phase takes
-JOURNAL_WORDS = 5
+USES = 5  # of each half: send phases that have ended
+JOURNAL_WORDS = 7
 SLOT_WORDS = MAX_EXPERTS + MAX_RANKS  # of a half
 
 
@@ -65,18 +82,21 @@ class Workspace(NamedTuple):
 
     slots  [NUM_HALVES, MAX_EXPERTS + MAX_RANKS] s32: how many tokens have a place, for each expert and then each rank
     sums   of the same shape: what counts and arrivals are told, as far as it is known; see arrivals.tell
+    barriers  [MAX_RANKS] s32: how often this rank has met each other one in `barrier_network`
     """
 
     slots: Sym
     journal: Sym
     mask: Sym
     sums: Sym
+    barriers: Sym
 
 
 class Call(NamedTuple):
     """Which half a call uses, and which of its phases a launch runs: SEND_PHASE, RECV_PHASE or both."""
 
     num_rdma_bytes: I64
+    share_bytes: I64  # of them, for what one rank puts in a half
     half: I32
     phases: I32
 
@@ -100,6 +120,17 @@ def clear_words(address, num_words, lane):
 
 
 @device_function
+def empty_rank(network, num_rdma_bytes, rank, is_absent):
+    """Empty all cells of a rank, in both halves; a whole block."""
+    for half in range(NUM_HALVES):
+        counts = own_ptr(network, count_offset(num_rdma_bytes, half, rank, 0))
+        for i in range(thread_idx(), MAX_LOCAL_EXPERTS, block_dim()):
+            empty_cell(counts + 4 * i, is_absent)
+        if thread_idx() == 0:
+            empty_cell(own_ptr(network, arrival_offset(num_rdma_bytes, half, rank)), is_absent)
+
+
+@device_function
 def is_keeper():
     return block_idx() == 0 and thread_idx() // 32 == block_dim() // 32 - 1
 
@@ -110,43 +141,83 @@ def end_earlier_calls(network, work, call, bounds, num_experts, lane):
     sent = ld_weak_s32(work.journal + 4 * SENT_HALF)
     received = ld_weak_s32(work.journal + 4 * RECEIVED_HALF)
     if sent != 0:
-        if lane < network.num_ranks:
-            credit = own_ptr(network, credit_offset(call.num_rdma_bytes, sent - 1, lane))
-            atom_add_relaxed_sys_s32(credit, -1)
+        if lane == 0:
+            uses = work.journal + 4 * (USES + sent - 1)
+            st_weak_s32(uses, s32(ld_weak_s32(uses) + 1))
         slots = work.slots + 4 * (sent - 1) * SLOT_WORDS
         clear_words(slots, ld_weak_s32(work.journal + 4 * NUM_SLOTS), lane)
         clear_words(slots + 4 * MAX_EXPERTS, MAX_RANKS, lane)
     if received != 0:
-        counts = own_ptr(network, count_offset(call.num_rdma_bytes, received - 1, 0))
-        clear_words(counts, ld_weak_s32(work.journal + 4 * NUM_COUNTS), lane)
-        clear_words(own_ptr(network, arrival_offset(call.num_rdma_bytes, received - 1, 0)), MAX_RANKS, lane)
-        syncwarp(FULL_MASK)
-        if lane < network.num_ranks and not is_masked(work.mask, lane):
-            amo_add(network, credit_offset(call.num_rdma_bytes, received - 1, network.rank), 1, lane, 0, True)
+        empty_half(network, work, call, received - 1, lane)
     syncwarp(FULL_MASK)
     if lane == 0:
-        write_journal(work, call, bounds, num_experts)
+        write_journal(network, work, call, bounds, num_experts)
+
+
+@device_function
+def empty_half(network, work, call, half, lane):
+    """Keeper: empty the cells of the call that was received in a half, then give a credit to all who may send again."""
+    num_counts = ld_weak_s32(work.journal + 4 * NUM_COUNTS)
+    masked = vote_ballot(FULL_MASK, lane < network.num_ranks and is_masked(work.mask, lane))
+    for rank in range(network.num_ranks):
+        is_absent = masked & (1 << rank) != 0
+        counts = own_ptr(network, count_offset(call.num_rdma_bytes, half, rank, 0))
+        for i in range(lane, num_counts, 32):
+            empty_cell(counts + 4 * i, is_absent)
+    is_absent = masked & (1 << lane) != 0
+    if lane < network.num_ranks:
+        empty_cell(own_ptr(network, arrival_offset(call.num_rdma_bytes, half, lane)), is_absent)
+    syncwarp(FULL_MASK)
+    if lane < network.num_ranks and not is_absent:
+        amo_add(network, credit_offset(call.num_rdma_bytes, half, network.rank), 1, lane, 0, True)
+
+
+@device_function
+def may_send(network, work, bounds, call, peer):
+    """Whether the peer is there and its half of the buffer is free; one thread."""
+    uses = ld_weak_s32(work.journal + 4 * (USES + call.half))
+    if sends_from_buffer(network):  # what has left in this half before may still be read, whomever it was for
+        for rank in range(network.num_ranks):
+            other = own_ptr(network, credit_offset(call.num_rdma_bytes, call.half, rank))
+            wait_credit(other, uses, bounds, work.mask, rank, call.half)
+    credit = own_ptr(network, credit_offset(call.num_rdma_bytes, call.half, peer))
+    return wait_credit(credit, uses, bounds, work.mask, peer, call.half)
+
+
+@device_function
+def may_warp_send(network, work, bounds, call, peer, lane):
+    """The same for all lanes of a warp, which then know what the peer has done before it gave the credit."""
+    is_free = vote_any(FULL_MASK, lane == 0 and may_send(network, work, bounds, call, peer))
+    syncwarp(FULL_MASK)
+    return is_free
 
 
 @device_function
 def wait_keeper(network, work, bounds, call):
     """Wait until the counts of this half are empty, which the launch before may have read; one thread.
 
-    For a launch that sends and receives. The keeper gives its own rank a credit behind its stores, too.
+    The keeper gives its own rank a credit behind its stores, too.
     """
-    credit = own_ptr(network, credit_offset(call.num_rdma_bytes, call.half, network.rank))
-    wait_credit(credit, bounds, work.mask, network.rank, call.half)
+    may_send(network, work, bounds, call, network.rank)
 
 
 @device_function
-def write_journal(work, call, bounds, num_experts):
+def end_send_phase(network, work, bounds, call):
+    """The block has sent all it has to. If it receives next, it waits for its keeper before. A whole block."""
+    if thread_idx() == block_dim() - 32 and call.phases & RECV_PHASE != 0:
+        wait_keeper(network, work, bounds, call)
+    syncthreads()
+
+
+@device_function
+def write_journal(network, work, call, bounds, num_experts):
     """Keeper: for the keeper of the next launch; one thread."""
     sends = call.phases & SEND_PHASE != 0
     receives = call.phases & RECV_PHASE != 0
     st_weak_s32(work.journal + 4 * SENT_HALF, call.half + 1 if sends else 0)
     st_weak_s32(work.journal + 4 * RECEIVED_HALF, call.half + 1 if receives else 0)
     if receives:
-        st_weak_s32(work.journal + 4 * NUM_COUNTS, num_experts)
+        st_weak_s32(work.journal + 4 * NUM_COUNTS, u32_div(num_experts, network.num_ranks))
     if sends:
         st_weak_s32(work.journal + 4 * NUM_SLOTS, num_experts)
         expected = ld_weak_s32(work.journal + 4 * NEXT_HALF)

@@ -26,11 +26,9 @@ from nbep.device.kernels.low_latency.dispatch_sender import (
     clear_gap,
     expert_of,
     fill_message,
-    may_send,
-    may_warp_send,
     open_to_engine,
 )
-from nbep.device.kernels.low_latency.journal import slot_counter, sum_cell
+from nbep.device.kernels.low_latency.journal import may_send, may_warp_send, slot_counter, sum_cell
 from nbep.device.layout.low_latency import (
     MAX_EXPERTS,
     arrival_offset,
@@ -132,7 +130,7 @@ def write_notes(notes, shape, token, choice, lane):
 def put_message(network, call, shape, stage, note, token, peer, slot, lane):
     """Start to put the values in the stage and a note into a slot of a rank; one warp."""
     stride = message_stride(shape)
-    dst = recv_offset(call.num_rdma_bytes, call.half) + (network.rank * shape.num_max_tokens + slot) * stride
+    dst = recv_offset(call.num_rdma_bytes, call.share_bytes, call.half, network.rank) + slot * stride
     src = send_offset(call.num_rdma_bytes, call.half) + (token * shape.num_ranks + peer) * stride
     at = note_offset(shape)
     keep_message(network, src, stage, at, lane)
@@ -235,7 +233,7 @@ def tell_counts(network, work, bounds, call, shape, histogram, num_messages, pee
         if lane == 0:
             add_to_arrival(network, work, call, peer, completion(num_messages), False)
         for i in range(lane, u32_div(shape.num_experts, shape.num_ranks), 32):
-            cell = count_offset(call.num_rdma_bytes, call.half, i * shape.num_ranks + network.rank)
+            cell = count_offset(call.num_rdma_bytes, call.half, network.rank, i)
             amo_add(network, cell, completion(0) - ld_shared_s32(histogram + 4 * i), peer, QUEUE, False)
     syncwarp(FULL_MASK)
 

@@ -15,7 +15,7 @@ than without deduplicate.
 
 from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency.arguments import SUM_TABLE_BYTES
-from nbep.device.kernels.low_latency.dispatch_sender import may_send, may_warp_send
+from nbep.device.kernels.low_latency.journal import may_send, may_warp_send
 from nbep.device.kernels.low_latency.send_once import QUEUE, add_to_arrival
 from nbep.device.layout.low_latency import recv_offset, send_offset
 from nbep.device.network import keep_message, put_nbi_warp, quiet
@@ -109,8 +109,8 @@ def send_part(inputs, network, work, bounds, call, shape, stage, peer, message, 
     syncwarp(FULL_MASK)
     if is_free:
         token = ld_nc_s32(inputs.message_src_idx + 4 * cell)
-        offset = 2 * ((network.rank * shape.num_max_tokens + token) * shape.hidden + first)
-        dst = recv_offset(call.num_rdma_bytes, call.half) + offset
+        offset = 2 * (token * shape.hidden + first)
+        dst = recv_offset(call.num_rdma_bytes, call.share_bytes, call.half, network.rank) + offset
         src = send_offset(call.num_rdma_bytes, call.half) + 2 * (cell * shape.hidden + first)
         num_bytes = 2 * min(COLUMNS, shape.hidden - first)
         keep_message(network, src, stage, num_bytes, lane)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 
 import ml_dtypes
@@ -25,7 +26,6 @@ def numpy_dtype(name: str) -> np.dtype:
 
 
 _torch_dtype_names: dict[Any, str] = {}
-_torch_dtypes: dict[str, Any] = {}
 
 
 class TorchArrays:
@@ -57,23 +57,22 @@ class TorchArrays:
 
     @staticmethod
     def fits(array: Any, dtype: str, shape: tuple[int, ...]) -> bool:
-        wanted = _torch_dtypes.get(dtype) or TorchArrays.dtype(dtype)
+        wanted = TorchArrays.dtype(dtype)
         return array.dtype is wanted and array.shape == shape and array.is_cuda and array.is_contiguous()
 
     @staticmethod
     def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
-        return like.new_empty(shape, dtype=_torch_dtypes.get(dtype) or TorchArrays.dtype(dtype))
+        return like.new_empty(shape, dtype=TorchArrays.dtype(dtype))
 
     @staticmethod
     def empty_by_columns(shape: tuple[int, int, int], dtype: str, like: Any) -> Any:
         _, rows, columns = shape
-        wanted = _torch_dtypes.get(dtype) or TorchArrays.dtype(dtype)
-        return like.new_empty_strided(shape, (rows * columns, 1, rows), dtype=wanted)
+        return like.new_empty_strided(shape, (rows * columns, 1, rows), dtype=TorchArrays.dtype(dtype))
 
     @staticmethod
+    @cache
     def dtype(name: str) -> Any:
-        found = _torch_dtypes[name] = getattr(sys.modules["torch"], name)
-        return found
+        return getattr(sys.modules["torch"], name)
 
     @staticmethod
     def let_current_stream_use(arrays: list[Any]) -> bool:

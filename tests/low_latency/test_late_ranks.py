@@ -1,0 +1,222 @@
+"""enable_shrink: a rank that is only late, and was masked. The others must agree, and it must damage nothing of theirs.
+
+Rank 0 is late: its calls begin when another rank has masked it, or later. What it sends may count or not, expert by
+expert, in the call that it was sent for; in no other.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from cases import Case
+from intranode import Report
+from low_latency import (
+    HOOK,
+    Options,
+    Outcome,
+    Trip,
+    check_dispatched,
+    expected_combine,
+    expected_dispatch,
+    make_buffer,
+    make_low_latency_case,
+)
+from masked import check_survivor
+from target import spawn
+
+from nbep.device.kernels.low_latency import expand
+from nbep.device.protocols import arrivals
+from nbep.host.low_latency.memory import MASK
+from nbep.host.runtime.emulator import EmulatorRuntime
+
+pytestmark = pytest.mark.emulator_only("it lets time pass")
+
+LATE = 0
+OTHERS = (1, 2)
+OPTIONS = [Options(), Options(use_fp8=True), Options(deduplicate=True)]
+
+
+@pytest.fixture(autouse=True)
+def many_blocks(monkeypatch):
+    """More waits that end at different times."""
+    monkeypatch.setattr(EmulatorRuntime, "low_latency_blocks", lambda *_: 4)
+
+
+def make_case(seed: int) -> Case:
+    return make_low_latency_case(seed, num_ranks=3, num_tokens=(1, 5, 4), num_topk=4, hidden=256)
+
+
+def run_late(options: Options, seed: int, late: Callable, other: Callable, is_time: Callable) -> list:
+    """What other(trips) returns on ranks 1 and 2. late(trips) runs on rank 0 once is_time(buffers)."""
+    options = replace(options, dispatch_as=HOOK, combine_as=HOOK)
+    cases = [make_case(i) for i in range(2)]
+    buffers: dict = {}
+
+    def main(comm):
+        buffer = make_buffer(comm, [(case, options) for case in cases], enable_shrink=True)
+        buffers[comm.rank] = buffer
+        trips = [Trip(buffer, case, options) for case in cases]
+        comm.barrier()
+        if comm.rank == LATE:
+            comm.runtime.wait_until(lambda: is_time(buffers), lambda: "the others, to mask this rank")
+            late(trips)
+            return None
+        return other(trips)
+
+    return spawn(main, 3, seed=seed, on_deadlock="expire")
+
+
+def dispatch(trip: Trip) -> None:
+    trip.send_dispatch()
+    trip.receive_dispatch()
+
+
+def combine(trip: Trip) -> Outcome:
+    trip.send_combine()
+    trip.receive_combine()
+    return trip.outcome
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_what_comes_late_meets_nothing_of_later_calls(options):
+    """Two dispatches, then two combines: the late dispatch goes to the half in which the others combine."""
+
+    def late(trips):
+        for trip in trips:
+            dispatch(trip)
+        combine(trips[0])
+
+    for seed in range(12):
+        num_ready = []
+
+        def other(trips, num_ready=num_ready):
+            for trip in trips:
+                dispatch(trip)
+            num_ready.append(1)
+            return [combine(trip) for trip in trips]
+
+        results = run_late(options, seed, late, other, lambda _, ready=num_ready: len(ready) == len(OTHERS))
+        for rank in OTHERS:
+            for i, outcome in enumerate(results[rank]):
+                check_survivor(make_case(i), options, rank, outcome, [LATE], [LATE])
+
+
+@pytest.mark.parametrize("cleans", [False, True])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_what_a_rank_sends_after_it_was_masked_by_hand_counts_in_no_call(options, cleans):
+    """Also if the others have cleaned their buffers in between: its cells stay given up."""
+    options, case = replace(options, dispatch_as=HOOK), make_case(0)
+    done = []
+
+    def main(comm):
+        buffer = make_buffer(comm, [(case, options)], enable_shrink=True)
+        trip = Trip(buffer, case, options)
+        comm.barrier()
+        if comm.rank == LATE:
+            comm.runtime.wait_until(lambda: len(done) == len(OTHERS), lambda: "the others, to mask this rank")
+            trip.send_dispatch()
+            buffer._memory.low_latency.synchronize()
+            done.append(LATE)
+            return None
+        buffer.low_latency_update_mask_buffer(LATE, True)
+        if cleans:
+            buffer.clean_low_latency_buffer(max(case.num_tokens), case.hidden, case.num_experts)
+        buffer._memory.low_latency.synchronize()
+        done.append(comm.rank)
+        comm.runtime.wait_until(lambda: LATE in done, lambda: "the late rank, to send")
+        return trip.whole()
+
+    results = spawn(main, 3, on_deadlock="expire")
+    for rank in OTHERS:
+        check_survivor(case, options, rank, results[rank], [LATE], [LATE])
+
+
+def test_tokens_of_an_expert_whose_count_was_given_up_have_no_rows(monkeypatch):
+    """With deduplicate the messages may be there all the same: an arrival of its own tells of them."""
+    case, options = make_case(0), Options(deduplicate=True)
+    wait_number = expand.wait_number
+
+    def give_up_expert_0(cell, bounds, mask, peer, site, index):
+        if peer == LATE and index < case.num_ranks:
+            return arrivals.ABSENT
+        return wait_number(cell, bounds, mask, peer, site, index)
+
+    monkeypatch.setattr(expand, "wait_number", give_up_expert_0)
+    results = spawn(lambda comm: Trip(make_buffer(comm, [(case, options)]), case, options).whole(), 3)
+    for rank in OTHERS:
+        check_consistent(case, options, rank, results[rank])
+        counts = results[rank].dispatched.layout_range[:, LATE] & 0xFFFFFFFF
+        assert counts[0] == 0
+    assert any((case.topk_idx[LATE] == rank * case.num_experts // case.num_ranks).any() for rank in OTHERS)
+
+
+def has_masked(buffers: dict) -> bool:
+    """Whether a rank has masked the late one just now. The kernels of the others still run."""
+    masks = [buffers[rank]._memory.low_latency.workspace.read(MASK, 3, np.int32) for rank in OTHERS]
+    return any(mask[LATE] for mask in masks)
+
+
+def num_present_in_a_race(options: Options, seed: int) -> list[int]:
+    """How many tokens of the late rank the others get if it comes while they mask it. They have to agree."""
+
+    def late(trips):
+        dispatch(trips[0])
+        combine(trips[0])
+
+    def other(trips):
+        dispatch(trips[0])
+        return combine(trips[0])
+
+    results = run_late(options, seed, late, other, has_masked)
+    return [check_consistent(make_case(0), options, rank, results[rank]) for rank in OTHERS]
+
+
+def test_a_rank_that_comes_while_it_is_given_up_counts_for_all_blocks_or_for_none():
+    present = [num for options in OPTIONS for seed in range(25) for num in num_present_in_a_race(options, seed)]
+    assert 0 in present  # it was masked before anything came
+    assert any(present)  # and it came in time, although it was masked
+
+
+def test_a_wait_that_gives_up_alone_is_caught(monkeypatch):
+    """The others may see what comes then, and put its tokens where it has put those of the next rank."""
+    monkeypatch.setattr(arrivals, "give_up", lambda *_: arrivals.ABSENT)
+
+    def run_all():
+        for seed in range(100):
+            num_present_in_a_race(OPTIONS[seed % 2], seed)
+
+    with pytest.raises(AssertionError, match=r"recv_count|layout_range|src_info|recv_x"):
+        run_all()
+
+
+def check_consistent(case: Case, options: Options, rank: int, outcome: Outcome) -> int:
+    """Compare what a rank got with the tokens of the late one that layout_range tells of. Returns how many they are."""
+    report = Report(f"rank {rank}")
+    num_local_experts = case.num_experts // case.num_ranks
+    counts = outcome.dispatched.layout_range[:, LATE] & 0xFFFFFFFF
+    topk_idx = case.topk_idx[LATE].copy()
+    for local_expert in range(num_local_experts):
+        expert = rank * num_local_experts + local_expert
+        assert counts[local_expert] in (0, (topk_idx == expert).sum()), "a part of an expert's tokens"
+        if counts[local_expert] == 0:
+            topk_idx[topk_idx == expert] = -1
+    present = replace(case, topk_idx=[topk_idx if r == LATE else idx for r, idx in enumerate(case.topk_idx)])
+    dispatched = expected_dispatch(present, options)
+    check_dispatched(report, present, options, rank, dispatched[rank], outcome)
+    everything = expected_dispatch(case, options)
+    candidates = [
+        expected_combine(with_experts(case, is_there), options, everything)[rank]
+        for is_there in product((False, True), repeat=num_local_experts)
+    ]
+    for token, row in enumerate(outcome.combined_x):
+        wanted = {candidate[token].tobytes() for candidate in candidates}
+        assert row.tobytes() in wanted, f"combined_x of {case.provenance(rank, token)} on rank {rank}"
+    return int(counts.sum())
+
+
+def with_experts(case: Case, is_there: tuple[bool, ...]) -> Case:
+    """The case without the choices of those experts of the late rank that are not there."""
+    gone = [LATE * len(is_there) + i for i, there in enumerate(is_there) if not there]
+    return replace(case, topk_idx=[np.where(np.isin(idx, gone), -1, idx) for idx in case.topk_idx])
