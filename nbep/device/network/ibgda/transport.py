@@ -20,11 +20,15 @@ from nbep.device.jit import device_function
 from nbep.device.network import direct
 from nbep.device.network.ibgda.completion import wait_done
 from nbep.device.network.ibgda.entry import (
+    DATA,
+    MORE_DATA,
+    RDMA_WRITE,
+    write_control,
+    write_data,
     write_fetch_add_32,
     write_fetch_add_64,
-    write_rdma_write,
     write_rdma_write_inline,
-    write_rdma_write_of_two,
+    write_remote_address,
 )
 from nbep.device.network.ibgda.queue_pair import (
     COMPLETION,
@@ -114,16 +118,14 @@ def remote_key(network, offset, peer):
 @device_function
 def write_piece(network, qp, index, dst_offset, src_offset, num_bytes, peer):
     """The entry for bytes that lie in one chunk of the peer's buffer, so in one or two of this rank's; one thread."""
-    entry, qpn = entry_at(qp, index), field(qp, QPN)
-    remote = remote_address(network, dst_offset, peer)
-    remote_k = remote_key(network, dst_offset, peer)
-    local, key = own_ptr(network, src_offset), local_key(network, src_offset)
-    here = left_in_chunk(network, src_offset)
-    if here >= num_bytes:
-        write_rdma_write(entry, index, qpn, remote, remote_k, local, key, num_bytes)
-    else:
-        next_key = local_key(network, src_offset + here)
-        write_rdma_write_of_two(entry, index, qpn, remote, remote_k, local, key, here, next_key, num_bytes - here)
+    entry = entry_at(qp, index)
+    here = min(left_in_chunk(network, src_offset), num_bytes)
+    write_control(entry, 0, RDMA_WRITE, index, field(qp, QPN), 3 if here == num_bytes else 4)
+    write_remote_address(entry, remote_address(network, dst_offset, peer), remote_key(network, dst_offset, peer))
+    write_data(entry + DATA, own_ptr(network, src_offset), local_key(network, src_offset), here)
+    if here < num_bytes:
+        next_offset = src_offset + here
+        write_data(entry + MORE_DATA, own_ptr(network, next_offset), local_key(network, next_offset), num_bytes - here)
 
 
 @device_function
@@ -134,24 +136,26 @@ def post_write(network, dst_offset, src_offset, num_bytes, peer, queue, leaves_n
     entry, for `wait_written`.
     """
     qp = queue_pair_of(network, peer, queue)
-    head = min(left_in_chunk(network, dst_offset), num_bytes)  # in the first chunk
-    rest = (num_bytes - head + (1 << network.log2_chunk) - 1) >> network.log2_chunk  # chunks behind it
+    last = chunk_of(network, dst_offset + num_bytes - 1)
+    num_pieces = last - chunk_of(network, dst_offset) + 1
     first = 0
     has_room = False
     if lane == 0:
-        first = reserve(qp, 1 + rest)
-        has_room = wait_room(network, qp, peer, queue, first + rest)
+        first = reserve(qp, num_pieces)
+        has_room = wait_room(network, qp, peer, queue, first + num_pieces - 1)
     first = shfl_idx_s32(FULL_MASK, first, 0)
+    syncwarp(FULL_MASK)  # all lanes may write the slots that lane 0 has found free
     if vote_any(FULL_MASK, has_room):
-        syncwarp(FULL_MASK)  # all lanes may write the slots that lane 0 has found free
-        for piece in range(lane, 1 + rest, 32):
-            begin = 0 if piece == 0 else head + ((piece - 1) << network.log2_chunk)
-            size = min(head if piece == 0 else 1 << network.log2_chunk, num_bytes - begin)
+        for piece in range(lane, num_pieces, 32):
+            begin = 0
+            if piece != 0:
+                begin = left_in_chunk(network, dst_offset) + ((piece - 1) << network.log2_chunk)
+            size = min(left_in_chunk(network, dst_offset + begin), num_bytes - begin)
             write_piece(network, qp, first + piece, dst_offset + begin, src_offset + begin, size, peer)
         syncwarp(FULL_MASK)
         if lane == 0:
-            submit(network, qp, peer, queue, first, 1 + rest, leaves_now)
-    return first + rest
+            submit(network, qp, peer, queue, first, num_pieces, leaves_now)
+    return first + num_pieces - 1
 
 
 @device_function
