@@ -23,7 +23,7 @@ from nbep.device.network.nvshmem import NvshmemNetwork
 from nbep.device.network.nvshmem_library import NvshmemMissing
 from nbep.host.comm import CommGroup, InProcessComm
 from nbep.host.network import nvshmem
-from nbep.host.network.nvshmem import Library, Place, allocate_nvshmem, open_nvshmem
+from nbep.host.network.nvshmem import Library, NvshmemTransport, Place, allocate_nvshmem, open_nvshmem
 
 NUM_BYTES = 256
 NUM_KERNELS = sum("network" in spec.hints for spec in load_kernels().values())
@@ -178,14 +178,18 @@ def test_memory_is_zeros_at_first_and_is_written(make_ranks):
         assert after == bytes(8) + bytes([rank + 5]) + bytes(NUM_BYTES - 9)
 
 
-def table_of(runtime, comm, allow_nvlink=True):
-    memory = allocate(runtime, comm)
-    network = open_nvshmem(memory, comm.allgather(memory.handle), comm.rank, 64, allow_nvlink)
+def table_of(runtime, comm, may_be_mapped=lambda rank, peer: True):
+    """A buffer's life, as NodeMemory has it; the network, its table, and where this process has all buffers."""
+    end = NvshmemTransport(runtime, comm, NUM_BYTES, 2, 1, may_be_mapped)
+    memory = end.allocate(comm, NUM_BYTES, "buffer", str, "ipc", False)
+    network = end.open(comm.allgather(end.handle), 64, None)
     table = np.frombuffer(ctypes.string_at(memory.address + 64, 8 * comm.size), np.int64).tolist()
     addresses = comm.allgather(memory.address)
     assert (network.buffer_ptrs, network.rank, network.num_ranks) == (memory.address + 64, comm.rank, comm.size)
-    assert type(network) is NvshmemNetwork
+    assert type(network) is end.network_type is NvshmemNetwork
+    end.close()
     memory.free()
+    end.end()
     return network, table, addresses
 
 
@@ -203,10 +207,28 @@ def test_kernels_reach_peers_that_are_not_mapped_by_nvshmems_calls(make_ranks):
         assert network.num_remote == 2
 
 
-def test_without_nvlink_all_peers_are_reached_by_nvshmems_calls(make_ranks):
-    for rank, (network, table, addresses) in enumerate(make_ranks(4).run(table_of, False)):
+def test_mapped_peers_that_kernels_may_not_store_to_are_reached_by_nvshmems_calls(make_ranks):
+    """As without NVLink. A rank's own memory is its own."""
+    for rank, (network, table, addresses) in enumerate(make_ranks(4).run(table_of, lambda rank, peer: False)):
         assert table == [a if peer == rank else 0 for peer, a in enumerate(addresses)]
         assert network.num_remote == 3
+
+
+def test_peers_of_other_nodes_are_reached_by_nvshmems_calls_though_they_are_mapped(make_ranks):
+    found = make_ranks(4).run(table_of, lambda rank, peer: rank // 2 == peer // 2)
+    assert [[at != 0 for at in table] for _, table, _ in found] == [
+        [True, True, False, False],
+        [True, True, False, False],
+        [False, False, True, True],
+        [False, False, True, True],
+    ]
+
+
+def test_memory_is_given_back_once(make_ranks):
+    """A buffer whose construction fails ends its transport, whether or not the memory was in use by then."""
+    ranks = make_ranks(2)
+    ranks.run(table_of)
+    assert [ranks.calls(rank).count("free") for rank in range(2)] == [1, 1]
 
 
 def test_low_latency_has_one_world_and_a_team_for_each_gpu_index(make_ranks):

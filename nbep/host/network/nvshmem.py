@@ -38,7 +38,7 @@ from nbep.device.network.nvshmem import NeedsGpu, NvshmemNetwork
 from nbep.device.network.nvshmem_library import NvshmemMissing
 from nbep.host.arguments import refuse
 from nbep.host.comm import Communicator, InProcessComm, gather_results
-from nbep.host.runtime.base import Kernel, SymmetricMemory
+from nbep.host.runtime.base import Describe, HandleType, Kernel, SymmetricMemory
 from nbep.host.runtime.cuda.driver import check
 from nbep.host.runtime.cuda.memory import DeviceMemory
 from nbep.host.runtime.cuda.runtime import CudaRuntime
@@ -207,6 +207,7 @@ class NvshmemMemory(DeviceMemory, SymmetricMemory):
     def __init__(self, runtime: CudaRuntime, comm: Communicator, world: World, num_bytes: int, name: str):
         self._comm = comm
         self._world = world
+        self._is_freed = False
         super().__init__(runtime.device, num_bytes, name)
         self.handle = NvshmemHandle(runtime.device.bus_id)
 
@@ -226,11 +227,14 @@ class NvshmemMemory(DeviceMemory, SymmetricMemory):
         """Nothing to do: NVSHMEM has mapped the heaps, not this memory."""
 
     def free(self) -> None:
-        """Give the memory back, and end NVSHMEM if nobody else uses it. Collective; it waits for all ranks.
+        """Give the memory back, unless it has been, and end NVSHMEM if nobody else uses it. Collective.
 
         Raises: RuntimeError if NVSHMEM could not be ended, or may not be, because the work of a GPU has failed; the
                 process cannot set it up again then
         """
+        if self._is_freed:
+            return
+        self._is_freed = True
         try:
             gather_results(self._comm, lambda: check("cuCtxSynchronize", cu.cuCtxSynchronize()))
         except Exception as error:  # NVSHMEM would end the process
@@ -254,8 +258,8 @@ def allocate_nvshmem(
 ) -> NvshmemMemory:
     """Symmetric memory of all ranks; the first call of a process starts NVSHMEM. Collective.
 
-    In place of runtime.allocate_symmetric. It talks to the other ranks several times, so it is called outside of
-    gather_results, and it raises on all ranks if it fails on one.
+    It talks to the other ranks several times, so it is called outside of gather_results, and it raises on all ranks if
+    it fails on one.
 
     Args:   num_bytes of each rank, the same on all; name: for errors
             num_nvl_peers     ranks of a node, which divides the ranks of comm or is not less than they are
@@ -277,22 +281,78 @@ def allocate_nvshmem(
 
 
 def open_nvshmem(
-    symmetric: NvshmemMemory, handles: list[Any], rank: int, table_offset: int, allow_nvlink: bool = True
+    symmetric: NvshmemMemory,
+    handles: list[Any],
+    rank: int,
+    table_offset: int,
+    may_be_mapped: Callable[[int], bool] = lambda peer: True,
 ) -> NvshmemNetwork:
     """Write the addresses of the buffers of all ranks into this rank's table, which is part of its buffer.
 
-    In place of direct.open_network, for memory of allocate_nvshmem. Kernels that get the result are `over` its type:
+    Kernels that get the result are `over` its type:
 
         runtime.launch(stream, over(low_latency_dispatch, NvshmemNetwork), ...)
 
     Args:   handles of all ranks' memory; table_offset bytes from the buffer's start
-            allow_nvlink  False: NVSHMEM's calls for all peers, also for those that are mapped
+            may_be_mapped  tells of a peer whether kernels may reach it through a mapping, if NVSHMEM has one; others
+                           get NVSHMEM's calls
     """
     addresses = symmetric.open_peers(handles, rank)
-    if not allow_nvlink:
-        addresses = [address if peer == rank else 0 for peer, address in enumerate(addresses)]
+    addresses = [at if peer == rank or may_be_mapped(peer) else 0 for peer, at in enumerate(addresses)]
     symmetric.write(table_offset, np.array(addresses, np.int64))
     return NvshmemNetwork(symmetric.address + table_offset, rank, len(addresses), addresses.count(0))
+
+
+class NvshmemTransport:
+    """One rank's end of the network of one buffer: the two functions above, in the order in which a buffer is made.
+
+    create: allocate_nvshmem, collective, outside of gather_results -> allocate -> `handle` to all ranks -> open
+    -> launches -> close -> end
+
+    Args: as allocate_nvshmem; may_be_mapped(rank, peer): see open_nvshmem
+    """
+
+    network_type = NvshmemNetwork
+    num_blocks_taken = 0  # NVSHMEM takes no SM
+
+    def __init__(
+        self,
+        runtime: Any,
+        comm: Communicator,
+        num_bytes: int,
+        num_nvl_peers: int,
+        num_qps: int,
+        may_be_mapped: Callable[[int, int], bool],
+    ):
+        self._rank = comm.rank
+        self._may_be_mapped = may_be_mapped
+        self._memory = allocate_nvshmem(
+            runtime, comm, num_bytes, "rdma_buffer", num_nvl_peers=num_nvl_peers, num_qps_per_rank=num_qps
+        )
+
+    def allocate(
+        self, comm: Any, num_bytes: int, name: str, describe: Describe, handle_type: HandleType, zero: bool
+    ) -> NvshmemMemory:
+        """The memory that there is already; of that many bytes. It is all zeros."""
+        assert num_bytes == self._memory.num_bytes
+        return self._memory
+
+    @property
+    def handle(self) -> NvshmemHandle:
+        return self._memory.handle
+
+    def open(self, handles: list[Any], table_offset: int, bounds: Any) -> NvshmemNetwork:
+        """See open_nvshmem. bounds are not needed: NVSHMEM's waits have no end."""
+        return open_nvshmem(
+            self._memory, handles, self._rank, table_offset, lambda peer: self._may_be_mapped(self._rank, peer)
+        )
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+    def end(self) -> None:
+        """Free the memory, unless it has been freed. Collective; what a buffer whose construction fails calls."""
+        self._memory.free()
 
 
 class Prepared(NamedTuple):
