@@ -5,8 +5,8 @@
 Without FILE they are nbep's own; with it, those that the file defines, which is imported.
 
 Numba and NVVM make the PTX, nvJitLink assembles it and reports registers, spills and stack frame. Neither needs a card
-or a driver. One process compiles for one compute capability. With nvdisasm, the machine code says how many loads are in
-flight, too.
+or a driver. A kernel whose network calls a library is linked with it; see `jit.LIBRARIES`. One process compiles for one
+compute capability. With nvdisasm, the machine code says how many loads are in flight, too.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from .diagnosis import explain
-from .jit import KERNELS, ComputeCapability, KernelSpec, spec_of
+from .jit import KERNELS, ComputeCapability, KernelSpec, LinkInput, spec_of
 from .loops import keep_loops
 from .machine_code import disassemble, loads_in_flight
 from .types import Param, flatten_params, param_type
@@ -100,7 +100,8 @@ def compile_kernel(
     """
     spec = find_kernel(kernel)
     ptx = compile_to_ptx(spec, cc, lineinfo=lineinfo)
-    cubin, report = assemble(ptx, cc, spec.name)
+    libraries = spec.libraries(cc) if spec.libraries is not None else ()
+    cubin, report = assemble(ptx, cc, spec.name, libraries)
     return CompiledKernel(spec.name, cc, ptx, cubin, report, spec.name, spec.params)
 
 
@@ -134,8 +135,8 @@ def compile_to_ptx(spec: KernelSpec, cc: ComputeCapability, *, lineinfo: bool = 
     return re.sub(r"^\.common \.global \S+ \d+ \.u64 _ZN08NumbaEnv\w+;\n", "", ptx, flags=re.MULTILINE)
 
 
-def assemble(ptx: str, cc: ComputeCapability, name: str) -> tuple[bytes, Report]:
-    """The machine code of PTX text, and the assembler's report on its entry `name`.
+def assemble(ptx: str, cc: ComputeCapability, name: str, libraries: Sequence[LinkInput] = ()) -> tuple[bytes, Report]:
+    """The machine code of PTX text, linked with libraries, and the assembler's report on its entry `name`.
 
     Raises: CompileError with the assembler's messages
     """
@@ -154,6 +155,9 @@ def assemble(ptx: str, cc: ComputeCapability, name: str) -> tuple[bytes, Report]
         data = ptx.encode()
         try:
             nvjitlink.add_data(linker, nvjitlink.InputType.PTX, data, len(data), f"{name}.ptx")
+            for library in libraries:
+                kind = nvjitlink.InputType.LIBRARY if library.is_archive else nvjitlink.InputType.PTX
+                nvjitlink.add_data(linker, kind, library.data, len(library.data), library.name)
             nvjitlink.complete(linker)
         except nvjitlink.nvJitLinkError as error:
             messages = log(nvjitlink.get_error_log_size, nvjitlink.get_error_log)

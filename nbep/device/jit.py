@@ -3,6 +3,7 @@
     @primitive        one PTX instruction; the Python body is what the emulator does
     @device_function  Python code called by kernels
     @by_network       a device function of which each network has its own version
+    @external         a function of a library that a kernel is linked with
     @kernel           an entry point
 
 A recorded function stays a plain Python function, which the emulator calls. Numba is imported by
@@ -18,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, wraps
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from .types import Param, flatten_params, parameter_hints
 
@@ -40,6 +41,7 @@ class PrimitiveSpec:
     since       lowest compute capability that has the instruction
     below       function that stands in for it on older cards; None traps there
     emit        LLVM instructions instead of PTX: emit(builder, *values) -> value
+    symbol      a function of a library instead of PTX, by its name; see `external`
     constant    constant(compute_capability) -> bool: known when compiling
 
     Kinds: s32 u32 s64 (any integer; results are int64 in the range of their kind), u8, f32, pred (a truth value),
@@ -54,11 +56,20 @@ class PrimitiveSpec:
     since: ComputeCapability = (0, 0)
     below: Callable | None = None
     emit: Callable | None = None
+    symbol: str = ""
     constant: Callable[[ComputeCapability], bool] | None = None
 
     @property
     def name(self) -> str:
         return self.function.__name__
+
+
+class LinkInput(NamedTuple):
+    """What kernels are linked with: PTX text, or an archive of objects for the device."""
+
+    name: str
+    data: bytes
+    is_archive: bool
 
 
 @dataclass(frozen=True)
@@ -97,6 +108,11 @@ class KernelSpec:
         return f"{self.name}-{self.variant}" if self.variant else self.name
 
     @property
+    def libraries(self) -> Callable[[ComputeCapability], Sequence[LinkInput]] | None:
+        """What the kernel is linked with for a card, which its network says; None if nothing."""
+        return LIBRARIES.get(self.hints.get("network"))
+
+    @property
     def is_own(self) -> bool:
         """Whether the kernel is nbep's: then it calls nothing outside of nbep.device."""
         return self.function.__module__.startswith(OWN_MODULES)
@@ -107,6 +123,8 @@ MAX_CLUSTER = 8  # blocks that whole GPUs of sm_90 or above can place side by si
 PRIMITIVES: dict[str, PrimitiveSpec] = {}
 DEVICE_FUNCTIONS: list[Callable] = []
 NETWORK_FUNCTIONS: list[Any] = []
+EXTERNALS: list[PrimitiveSpec] = []
+LIBRARIES: dict[Any, Callable[[ComputeCapability], Sequence[LinkInput]]] = {}  # by the type of the network
 KERNELS: dict[str, KernelSpec] = {}  # nbep's own, those of the modules that are imported
 
 
@@ -133,6 +151,23 @@ def device_function(function: F) -> F:
     """Record a function that kernels call."""
     DEVICE_FUNCTIONS.append(function)
     return function
+
+
+def external(
+    symbol: str, returns: str | None = None, args: tuple[str, ...] | str = (), effect: str = "converge"
+) -> Callable[[F], F]:
+    """Record a function of a library that a kernel is linked with; see LIBRARIES. Its body is what the emulator does.
+
+    Args: symbol  its name there; it has the ABI of C, and takes its arguments by value
+          returns, args, effect  see PrimitiveSpec: one result or none
+    """
+
+    def record(function: F) -> F:
+        kinds = (args,) if isinstance(args, str) else args
+        EXTERNALS.append(PrimitiveSpec(function, "", returns, kinds, effect, symbol=symbol))
+        return function
+
+    return record
 
 
 def by_network(function: F) -> F:

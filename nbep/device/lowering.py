@@ -3,6 +3,7 @@
  @primitive        overload -> intrinsic -> one llvmlite InlineAsm
  @device_function  register_jitable
  @by_network       overload, which takes the version of the network's type
+ @external         overload -> intrinsic -> a call of a function that is linked later
 
 Importing it imports numba. `register(compute_capability)` tells Numba about everything recorded so far.
 """
@@ -115,6 +116,16 @@ def _call_ptx(builder, ptx: str, result_kinds: list[str], operands: list, effect
     return [call] if result_types else []
 
 
+def _call_symbol(builder, symbol: str, result_kinds: list[str], operands: list) -> list:
+    """A call of a function of another module, which is declared in this one."""
+    result = LLVM_TYPE[result_kinds[0]] if result_kinds else ir.VoidType()
+    function = builder.module.globals.get(symbol)
+    if function is None:
+        function = ir.Function(builder.module, ir.FunctionType(result, [value.type for value in operands]), symbol)
+    call = builder.call(function, operands, attrs=("convergent",))
+    return [call] if result_kinds else []
+
+
 def dynamic_shared_address(builder):
     """The 32-bit shared address of the block's dynamic shared memory."""
     module = builder.module
@@ -141,7 +152,9 @@ def _intrinsic_of(spec: PrimitiveSpec, compute_capability: ComputeCapability):
         if missing:
             _call_ptx(builder, "trap;", [], [], "memory")
             return context.get_constant_null(signature.return_type)
-        if spec.emit is not None:
+        if spec.symbol:
+            values = _call_symbol(builder, spec.symbol, result_kinds, operands)
+        elif spec.emit is not None:
             values = [spec.emit(builder, *operands)]
         else:
             values = _call_ptx(builder, spec.ptx, result_kinds, operands, spec.effect)
@@ -212,7 +225,7 @@ def register(compute_capability: ComputeCapability) -> None:
         if function not in _registered:
             _register_by_network(function)
             _registered.add(function)
-    for spec in jit.PRIMITIVES.values():
+    for spec in (*jit.PRIMITIVES.values(), *jit.EXTERNALS):
         if spec.function not in _registered:
             _register_primitive(spec, compute_capability)
             _registered.add(spec.function)

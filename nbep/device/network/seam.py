@@ -20,7 +20,7 @@ Source: DeepEP csrc/kernels/ibgda_device.cuh (nvshmemi_ibgda_put_nbi_warp, nvshm
 nvshmemi_ibgda_quiet, nvshmemi_get_p2p_ptr)
 """
 
-from nbep.device.jit import by_network, device_function
+from nbep.device.jit import LIBRARIES, by_network, device_function
 from nbep.device.primitives import ld_nc_s64
 
 
@@ -88,6 +88,8 @@ FUNCTIONS = (keep_message, put_nbi_warp, quiet, amo_add, sends_from_buffer, is_m
 
 
 def provide(network, module):
-    """Take the versions of a transport's module for its type of network."""
+    """Take the versions of a transport's module for its type of network, and what they are linked with, if anything."""
     for function in FUNCTIONS:
         function.versions[network] = getattr(module, function.__name__)
+    if hasattr(module, "libraries"):
+        LIBRARIES[network] = module.libraries

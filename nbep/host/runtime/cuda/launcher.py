@@ -44,13 +44,23 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nbep"
 
 
+COMPILED_BY = (
+    "numba",
+    "numba-cuda",
+    "nvidia-nvjitlink",
+    "nvidia-cuda-nvcc",
+    "nvidia-cuda-nvrtc",
+    "nvidia-nvshmem-cu13",
+)
+
+
 def source_key() -> str:
     """A digest of everything that a cubin of an own kernel depends on, besides kernel and architecture."""
     digest = hashlib.sha256()
     folder = Path(nbep.device.__file__).parent
     for path in sorted(folder.rglob("*.py")):
         digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
-    for package in ("numba", "numba-cuda", "nvidia-nvjitlink", "nvidia-cuda-nvcc"):
+    for package in COMPILED_BY:
         try:
             digest.update(f"{package} {metadata.version(package)}\n".encode())
         except metadata.PackageNotFoundError:

@@ -436,6 +436,10 @@ class CudaRuntime(Runtime):
         if kernel not in self._kernels:
             self._load(kernel)
 
+    def module_of(self, kernel: Kernel) -> int:
+        """The driver's handle of the module of a kernel that is loaded, for a library that fills its constants."""
+        return int(self._kernels[kernel].module)
+
     def _load(self, kernel: Kernel) -> LoadedKernel:
         loaded = self._kernels[kernel] = self.shared.load(kernel).for_thread()
         return loaded

@@ -1,0 +1,128 @@
+"""What kernels over NVSHMEM are linked with: its device library, and three functions in front of it.
+
+ kernel: call nbep_nvshmem_put_nbi_warp --> CALLS (NVRTC) --> inline functions of NVSHMEM's headers
+                                                                  --> libnvshmem_device.a
+
+NVSHMEM's device calls are inline functions of C++ headers, which end in calls of its device library. So NVRTC compiles
+CALLS, once in a process, and nvJitLink puts kernel, calls and library together. The library defines the constants that
+the host fills when a module is registered with NVSHMEM (`nbep.host.network.nvshmem`). A kernel that is linked so needs
+more registers, and a stack: the library's functions are not inlined.
+
+nvshmem4py's own Numba bindings take another way: they define __NVSHMEM_NUMBA_SUPPORT__, which compiles the library's
+code with the kernel (43 s instead of 3, and 19 MB of PTX), switches IBGDA off and passes arguments through memory.
+
+It takes the wheel nvidia-nvshmem-cu13, which nbep[nvshmem] brings. Neither a GPU nor a driver is needed.
+
+Source: NVSHMEM installation guide, "Using NVSHMEM with your applications"; its header nvshmemi_extern_constant.h
+"""
+
+from functools import cache
+from pathlib import Path
+
+from nbep.device.jit import ComputeCapability, LinkInput
+
+INSTALL = "pip install 'nbep[nvshmem]'"
+ARCHIVE = "libnvshmem_device.a"
+CALLS = r"""
+#include <nvshmem.h>
+#include <nvshmemx.h>
+
+extern "C" __device__ void nbep_nvshmem_put_nbi_warp(long long dst, long long src, long long num_bytes, int pe) {
+    nvshmemx_putmem_nbi_warp(reinterpret_cast<void *>(dst), reinterpret_cast<const void *>(src), num_bytes, pe);
+}
+extern "C" __device__ void nbep_nvshmem_quiet() { nvshmem_quiet(); }
+extern "C" __device__ void nbep_nvshmem_add(long long cell, int value, int pe) {
+    nvshmem_int_atomic_add(reinterpret_cast<int *>(cell), value, pe);
+}
+"""
+
+
+class NvshmemMissing(RuntimeError):
+    """NVSHMEM, or a part of it, is not installed."""
+
+    def __init__(self, what: str):
+        super().__init__(f"transport='nvshmem': {what} is not installed: {INSTALL}")
+
+
+def include_folder(library: str) -> Path:
+    """Where the headers of a part of CUDA are.
+
+    Raises: NvshmemMissing
+    """
+    from cuda.pathfinder import find_nvidia_header_directory
+
+    found = find_nvidia_header_directory(library)
+    if not found:
+        raise NvshmemMissing({"nvshmem": "NVSHMEM"}.get(library, f"the headers of {library}"))
+    return Path(found)
+
+
+def archive() -> LinkInput:
+    """NVSHMEM's device library.
+
+    Raises: NvshmemMissing
+    """
+    path = include_folder("nvshmem").parent / "lib" / ARCHIVE
+    if not path.is_file():
+        raise NvshmemMissing(f"NVSHMEM's {ARCHIVE}")
+    return LinkInput(ARCHIVE, path.read_bytes(), is_archive=True)
+
+
+@cache
+def libraries(cc: ComputeCapability) -> tuple[LinkInput, ...]:
+    """What kernels over NVSHMEM are linked with for a card.
+
+    Raises: NvshmemMissing if NVSHMEM or headers of CUDA are not installed; RuntimeError if NVRTC refuses its headers
+    """
+    return LinkInput("nbep_nvshmem.ptx", compile_calls(cc), is_archive=False), archive()
+
+
+def compile_calls(cc: ComputeCapability) -> bytes:
+    """The PTX of CALLS. Raises: as `libraries`"""
+    from cuda.bindings import nvrtc
+
+    def check(result):
+        code, *values = result
+        if code != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise RuntimeError(f"NVRTC: {code.name}")
+        return values[0] if values else None
+
+    folders = [include_folder(library) for library in ("nvshmem", "cccl", "cudart")]
+    options = [f"-arch=compute_{cc[0]}{cc[1]}", "-rdc=true", "-std=c++17", "-default-device"]
+    options += [f"-I{folder}" for folder in folders]
+    program = check(nvrtc.nvrtcCreateProgram(CALLS.encode(), b"nbep_nvshmem.cu", 0, [], []))
+    try:
+        try:
+            check(nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options]))
+        except RuntimeError as error:
+            log = bytearray(check(nvrtc.nvrtcGetProgramLogSize(program)))
+            messages = bytes(log.ljust(1))
+            check(nvrtc.nvrtcGetProgramLog(program, messages))
+            raise RuntimeError(f"NVSHMEM's headers: {error}\n{messages.decode(errors='replace')}") from error
+        ptx = b" " * check(nvrtc.nvrtcGetPTXSize(program))
+        check(nvrtc.nvrtcGetPTX(program, ptx))
+        return ptx.rstrip(b"\0")
+    finally:
+        check(nvrtc.nvrtcDestroyProgram(program))
+
+
+CONSTANTS = ("nvshmemi_ibgda_device_state_d", "nvshmemi_device_state_d", "nvshmemi_device_lib_version_d")
+CONSTANTS_ENTRY = "nbep_nvshmem_constants"
+
+
+def compile_constants(cc: ComputeCapability) -> bytes:
+    """The machine code of a module that has NVSHMEM's constants, for the host to read when NVSHMEM has filled them.
+
+    Raises: NvshmemMissing
+    """
+    from nbep.device.compile import assemble
+
+    declared = "".join(f".extern .const .align 8 .b8 {name}[];\n" for name in CONSTANTS)
+    used = "".join(f"    mov.u64 %rd1, {name};\n    st.global.u64 [%rd0], %rd1;\n" for name in CONSTANTS)
+    ptx = (
+        f".version 7.0\n.target sm_80\n.address_size 64\n{declared}"
+        f".visible .entry {CONSTANTS_ENTRY}(.param .u64 out)\n{{\n    .reg .b64 %rd<2>;\n"
+        f"    ld.param.u64 %rd0, [out];\n{used}    ret;\n}}\n"
+    )
+    cubin, _ = assemble(ptx, cc, CONSTANTS_ENTRY, [archive()])
+    return cubin

@@ -1,0 +1,115 @@
+"""Kernels over NVSHMEM compile and link with its device library, without a GPU."""
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+
+import nvshmem_package
+import pytest
+from parts import both_parts
+from processes import LIMIT_S, once_per_run
+
+from nbep.device.network import nvshmem_library
+
+pytestmark = pytest.mark.compile
+
+PROGRAM = """
+import json, sys
+from nbep.device.compile import compile_kernel, load_kernels, parse_arch
+from nbep.device.jit import over
+from nbep.device.network.nvshmem import NvshmemNetwork
+from nbep.device.network.nvshmem_library import compile_constants
+
+cc = parse_arch(sys.argv[1])
+rows = {}
+for name, spec in load_kernels().items():
+    if "network" in spec.hints:
+        compiled = compile_kernel(over(spec.function, NvshmemNetwork), cc)
+        report, cubin = compiled.report, compiled.cubin
+        rows[name] = [report.registers, report.spill_stores, spec.threads_on(cc), cubin.hex()]
+print(json.dumps({"kernels": rows, "constants": compile_constants(cc).hex()}))
+"""
+SYMBOLS = ("nvshmemi_device_state_d", "nvshmemi_device_lib_version_d", "nvshmemi_ibgda_device_state_d")
+
+
+@pytest.fixture(scope="module", params=both_parts(["sm_90"], thorough=["sm_80", "sm_100"]))
+def compiled(request, tmp_path_factory):
+    nvshmem_package.include_folder()
+
+    def compile_all():
+        command = [sys.executable, "-c", PROGRAM, request.param]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return json.loads(once_per_run(tmp_path_factory, f"kernels over NVSHMEM for {request.param}", compile_all))
+
+
+def symbols(cubin: str) -> dict[str, tuple[bool, int]]:
+    """Name -> whether it is global and defined, and its bytes; of the symbol table of an ELF file."""
+    data = bytes.fromhex(cubin)
+    start, count = int.from_bytes(data[0x28:0x30], "little"), int.from_bytes(data[0x3C:0x3E], "little")
+
+    def words(section, first, last):
+        return int.from_bytes(data[start + 64 * section + first : start + 64 * section + last], "little")
+
+    found = {}
+    for section in range(count):
+        if words(section, 4, 8) == 2:  # SHT_SYMTAB
+            names = words(words(section, 40, 44), 24, 32)
+            first, size = words(section, 24, 32), words(section, 32, 40)
+            for entry in range(first, first + size, 24):
+                name = names + int.from_bytes(data[entry : entry + 4], "little")
+                is_defined = data[entry + 6 : entry + 8] != b"\0\0"
+                text = data[name : data.index(b"\0", name)].decode()
+                num_bytes = int.from_bytes(data[entry + 16 : entry + 24], "little")
+                found[text] = (data[entry + 4] >> 4 == 1 and is_defined, num_bytes)
+    return found
+
+
+def test_all_kernels_over_a_network_link(compiled):
+    names = {"low_latency_dispatch", "low_latency_combine", "clean_low_latency_buffer"}
+    assert names <= set(compiled["kernels"])
+
+
+def test_blocks_of_the_usual_size_fit(compiled):
+    """The library's functions are not inlined; a kernel has the registers of the one that needs most."""
+    for name, (registers, spill_stores, threads, _) in compiled["kernels"].items():
+        assert (registers + 7) // 8 * 8 * threads <= 1 << 16, name
+        assert spill_stores <= 16, name
+
+
+def test_modules_have_the_constants_that_nvshmem_fills(compiled):
+    """It finds them by name: nvshmemx_cumodule_init in NVSHMEM's src/host/init/init.cu."""
+    cubins = [row[-1] for row in compiled["kernels"].values()] + [compiled["constants"]]
+    for cubin in cubins:
+        found = symbols(cubin)
+        assert [found[name] for name in SYMBOLS] == [(True, 848), (True, 12), (True, 8384)]
+
+
+def test_the_package_is_the_version_that_the_layouts_are_of():
+    nvshmem_package.include_folder()
+    assert importlib.metadata.version("nvidia-nvshmem-cu13").startswith("3.8.")
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setattr("cuda.pathfinder.find_nvidia_header_directory", lambda name: None)
+    with pytest.raises(
+        nvshmem_library.NvshmemMissing, match=r"NVSHMEM is not installed: pip install 'nbep\[nvshmem\]'"
+    ):
+        nvshmem_library.archive()
+
+
+def test_a_package_without_its_device_library_is_named(monkeypatch, tmp_path):
+    (tmp_path / "include").mkdir()
+    monkeypatch.setattr("cuda.pathfinder.find_nvidia_header_directory", lambda name: str(tmp_path / "include"))
+    with pytest.raises(nvshmem_library.NvshmemMissing, match=r"libnvshmem_device\.a is not installed"):
+        nvshmem_library.archive()
+
+
+def test_nbep_starts_without_nvshmem():
+    code = "import sys, nbep.host.buffer; print(*[name for name in sys.modules if 'nvshmem' in name])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
+    assert out.stdout.split() == []
