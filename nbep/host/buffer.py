@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
+from nbep.device.layout.low_latency import TRAILER_BYTES as RDMA_TRAILER_BYTES
 from nbep.host import validate
 from nbep.host.arguments import integer
 from nbep.host.comm import connect, gather_results
@@ -22,7 +23,7 @@ from nbep.host.intranode.dispatch import Counts, dispatch
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.layout import get_dispatch_layout
 from nbep.host.low_latency.verbs import LowLatencyVerbs
-from nbep.host.network import create_transport
+from nbep.host.network import check_target, create_transport
 from nbep.host.network.direct import DirectTransport
 from nbep.host.network.transport import MAX_NODE_RANKS, NetworkOptions, NicOptions, TransportName
 from nbep.host.runtime.base import Array, HandleType, Stream
@@ -65,11 +66,13 @@ class Buffer(LowLatencyVerbs):
               None: environment variable NBEP_TRANSPORT, or "direct":
                   "direct"    all peers' memory is mapped
                   "ibgda"     that of the own node is; what goes to other nodes goes through send queues that the
-                              kernels write, and a NIC serves: here the software NIC, a kernel on one SM
+                              kernels write, and a NIC serves: the software NIC, a kernel on one SM
+                  "nvshmem"   NVSHMEM's heap and device calls; needs GPUs, a process for each, and nbep[nvshmem]
               num_nvl_peers ranks of a node, which are consecutive: 1 to 8. None: environment variable
               NBEP_NUM_NVL_PEERS, or all ranks, or 8 if there are more
               nic how the software NIC is made, and what it does badly. None: environment variable NBEP_NIC
-              ("seed=3,max_delay_ns=500"), or NicOptions()
+              ("seed=3,max_delay_ns=500"), or NicOptions(). "nvshmem": queue pairs of a real NIC, which NVSHMEM makes;
+              this has run on no NIC yet
     Raises:   ValueError if the group has not 2, 4 or 8 ranks, or a size or handle_type is wrong or differs between
               ranks, or so do low_latency_mode or enable_shrink
               NotImplementedError for num_rdma_bytes without low_latency_mode, for allow_mnnvl, and for
@@ -119,7 +122,7 @@ class Buffer(LowLatencyVerbs):
         handle_type: HandleType = "ipc",
         transport: TransportName | None = None,
         num_nvl_peers: int | None = None,
-        nic: NicOptions | None = None,
+        nic: NicOptions | Literal["nvshmem"] | None = None,
     ):
         self._memory: NodeMemory | None = None
         communicator, runtime = connect(group, comm)
@@ -142,6 +145,7 @@ class Buffer(LowLatencyVerbs):
                 allow_nvlink_for_low_latency_mode,
                 nic,
             )
+            check_target(runtime, options)
             return {**sizes, **vars(options)}, _timeout_ms()
 
         settings, timeouts_ms = zip(*gather_results(communicator, check), strict=True)
@@ -161,6 +165,10 @@ class Buffer(LowLatencyVerbs):
 
         options = NetworkOptions(**{field: own[field] for field in NetworkOptions.__dataclass_fields__})
         self._num_nodes = communicator.size // options.num_nvl_peers
+        rdma_transport = None
+        if num_rdma_bytes > 0:
+            num_bytes = num_rdma_bytes + RDMA_TRAILER_BYTES
+            rdma_transport = create_transport(runtime, communicator, options, num_bytes)
         self._memory = NodeMemory(
             communicator,
             runtime,
@@ -170,7 +178,7 @@ class Buffer(LowLatencyVerbs):
             DirectTransport(runtime, communicator.rank, options),
             num_rdma_bytes=num_rdma_bytes,
             enable_shrink=enable_shrink,
-            rdma_transport=create_transport(runtime, communicator, options) if num_rdma_bytes > 0 else None,
+            rdma_transport=rdma_transport,
         )
 
     def destroy(self) -> None:

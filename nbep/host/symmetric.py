@@ -39,7 +39,7 @@ from nbep.host.comm import Communicator, connect, gather_results
 from nbep.host.events import EventHandle, EventOverlap
 from nbep.host.faults import destroy_error, destroyed_without, fault_error
 from nbep.host.low_latency.memory import LowLatencyMemory
-from nbep.host.network import create_transport
+from nbep.host.network import check_target, create_transport
 from nbep.host.network.transport import NetworkOptions, NicOptions, Transport, TransportName
 from nbep.host.roll_call import RollCall
 from nbep.host.runtime.base import Array, Event, HandleType, Memory, Runtime
@@ -112,13 +112,14 @@ class NodeMemory:
             size = validate.symmetric_memory(runtime, "num_bytes", num_bytes, 1, handle_type)
             node_size = min(integer("num_nvl_peers", num_nvl_peers, 1), communicator.size)
             options = NetworkOptions.check(transport, node_size, num_qps, True, nic or NicOptions(), communicator.size)
+            check_target(runtime, options)
             return (size, options), validate.timeout_ms("timeout_ms", timeout_ms), offsets
 
         checked = gather_results(communicator, check)
         validate.same_on_all_ranks("num_bytes", [size for (size, _), _, _ in checked])
         validate.same_on_all_ranks("transport and its options", [options for (_, options), _, _ in checked])
         (size, options), longest_ms, offsets = checked[communicator.rank]
-        end = create_transport(runtime, communicator, options)
+        end = create_transport(runtime, communicator, options, size + TRAILER_BYTES)
         memory = cls(communicator, runtime, size, longest_ms, handle_type, end, zero=True)
         memory._cells = offsets
         communicator.barrier()
@@ -154,6 +155,9 @@ class NodeMemory:
         # A rank that was masked has missed calls of the others.
         self._call_log = None if enable_shrink else CallLog.shared(comm)
         with ExitStack() as undo:
+            undo.callback(transport.end)
+            if rdma_transport is not None:
+                undo.callback(rdma_transport.end)
             self._roll_call = RollCall(comm, enable_shrink)
             undo.callback(self._roll_call.close)
             handles = gather_results(

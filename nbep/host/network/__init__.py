@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+from nbep.host.arguments import refuse
 from nbep.host.comm import Communicator
 from nbep.host.network.direct import DirectTransport
 from nbep.host.network.ibgda import IbgdaTransport
-from nbep.host.network.transport import NetworkOptions, Transport
+from nbep.host.network.transport import NetworkOptions, NicOptions, Transport
 from nbep.host.runtime.base import Runtime
 
 
-def create_transport(runtime: Runtime, comm: Communicator, options: NetworkOptions) -> Transport:
-    """This rank's end of a new network."""
-    if options.transport == "ibgda":
-        return IbgdaTransport(runtime, comm.rank, comm.size, options)
-    return DirectTransport(runtime, comm.rank, options)
+def check_target(runtime: Runtime, options: NetworkOptions) -> None:
+    """Raises: ValueError if the transport needs GPUs, and this is the emulator"""
+    if runtime.target == "emulator" and options.transport == "nvshmem":
+        refuse("transport", "nvshmem on the emulator", "direct or ibgda there: NVSHMEM needs GPUs")
+    if runtime.target == "emulator" and options.nic == "nvshmem":
+        refuse("nic", "nvshmem on the emulator", "NicOptions there: a real NIC needs GPUs")
+
+
+def create_transport(runtime: Runtime, comm: Communicator, options: NetworkOptions, num_bytes: int) -> Transport:
+    """This rank's end of a new network, for a buffer of num_bytes. Collective.
+
+    Raises: RuntimeError on all ranks if NVSHMEM is wanted and does not start on one
+    """
+    if options.transport == "direct":
+        return DirectTransport(runtime, comm.rank, options)
+    if options.transport == "ibgda" and isinstance(options.nic, NicOptions):
+        return IbgdaTransport(runtime, comm.rank, comm.size, options, options.nic)
+    # Imported here: it is an extra, and takes a GPU.
+    from nbep.host.network.ibgda_nic import IbgdaNicTransport
+    from nbep.host.network.nvshmem import NvshmemTransport
+
+    over_nvshmem = NvshmemTransport if options.transport == "nvshmem" else IbgdaNicTransport
+    return over_nvshmem(runtime, comm, num_bytes, options.num_nvl_peers, options.num_qps, options.is_mapped)

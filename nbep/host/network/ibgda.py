@@ -32,7 +32,7 @@ from nbep.device.network.nic import Nic, Troubles, software_nic
 from nbep.device.protocols.peers import Bounds
 from nbep.host.arguments import refuse
 from nbep.host.faults import syndrome_name
-from nbep.host.network.transport import NetworkOptions, Transport
+from nbep.host.network.transport import NetworkOptions, NicOptions, Transport
 from nbep.host.runtime.base import Describe, HandleType, Memory, Runtime, SymmetricMemory
 
 FIRST_QPN = 0x40
@@ -103,11 +103,12 @@ class IbgdaTransport(Transport):
     network_type = IbgdaNetwork
     num_blocks_taken = 1
 
-    def __init__(self, runtime: Runtime, rank: int, num_ranks: int, options: NetworkOptions):
+    def __init__(self, runtime: Runtime, rank: int, num_ranks: int, options: NetworkOptions, nic: NicOptions):
         self._runtime = runtime
         self._rank = rank
         self._num_ranks = num_ranks
         self._options = options
+        self._nic_options = nic
         self._nic: Any = None
         self._memories: list[Memory] = []
         self._is_running = False
@@ -132,7 +133,7 @@ class IbgdaTransport(Transport):
         memory = self._runtime.allocate_symmetric(comm, total, name, describe_all, handle_type, zero)
         memory.write(num_bytes, np.zeros((total - num_bytes) // 4, np.int32))
         self._symmetric = memory
-        self._num_chunks = -(-total // self._options.nic.chunk_bytes)
+        self._num_chunks = -(-total // self._nic_options.chunk_bytes)
         return memory
 
     @property
@@ -150,7 +151,7 @@ class IbgdaTransport(Transport):
         wanted = [handle.memory if there else None for handle, there in zip(handles, mapped, strict=True)]
         self._symmetric.write(table_offset, np.array(self._symmetric.open_peers(wanted, rank), np.int64))
 
-        layout = Layout(self._num_ranks, options.num_qps, self._num_chunks, options.nic.num_entries)
+        layout = Layout(self._num_ranks, options.num_qps, self._num_chunks, self._nic_options.num_entries)
         queues = self._own(self._runtime.allocate(layout.num_bytes, "queue pairs", layout.describe))
         self._layout, self._queues = layout, queues
         self._write_queues(handles)
@@ -165,7 +166,7 @@ class IbgdaTransport(Transport):
             local_keys=queues.address + layout.local_keys,
             remote_keys=queues.address + layout.remote_keys,
             num_chunks=self._num_chunks,
-            log2_chunk=options.nic.chunk_bytes.bit_length() - 1,
+            log2_chunk=self._nic_options.chunk_bytes.bit_length() - 1,
             heap_offset=0,
             timeout_ns=bounds.timeout_ns,
             claim=bounds.claim,
@@ -237,7 +238,7 @@ class IbgdaTransport(Transport):
 
     def _regions(self, handles: list[IbgdaHandle], seen_by_nic: list[int], queues_here: int) -> np.ndarray:
         """[num_ranks, num_regions, words]: the chunks of all ranks, and this rank's queues."""
-        chunk_bytes = self._options.nic.chunk_bytes
+        chunk_bytes = self._nic_options.chunk_bytes
         table = np.zeros((self._num_ranks, self._num_chunks + 1, device_nic.REGION_BYTES // 8), np.int64)
         begins = chunk_bytes * np.arange(self._num_chunks)
         for row, handle, here in zip(table, handles, seen_by_nic, strict=True):
@@ -253,7 +254,7 @@ class IbgdaTransport(Transport):
         return table
 
     def _troubles(self) -> Troubles:
-        options = self._options.nic
+        options = self._nic_options
         lost, stopped = options.lost, options.stopped
         queue_pair_number, entry, last = -1, -1, -1
         if lost is not None and lost[0] == self._rank:

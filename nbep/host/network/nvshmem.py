@@ -38,6 +38,7 @@ from nbep.device.network.nvshmem import NeedsGpu, NvshmemNetwork
 from nbep.device.network.nvshmem_library import NvshmemMissing
 from nbep.host.arguments import refuse
 from nbep.host.comm import Communicator, InProcessComm, gather_results
+from nbep.host.network.transport import Transport
 from nbep.host.runtime.base import Describe, HandleType, Kernel, SymmetricMemory
 from nbep.host.runtime.cuda.driver import check
 from nbep.host.runtime.cuda.memory import DeviceMemory
@@ -303,7 +304,7 @@ def open_nvshmem(
     return NvshmemNetwork(symmetric.address + table_offset, rank, len(addresses), addresses.count(0))
 
 
-class NvshmemTransport:
+class NvshmemTransport(Transport):
     """One rank's end of the network of one buffer: the two functions above, in the order in which a buffer is made.
 
     create: allocate_nvshmem, collective, outside of gather_results -> allocate -> `handle` to all ranks -> open
@@ -312,8 +313,7 @@ class NvshmemTransport:
     Args: as allocate_nvshmem; may_be_mapped(rank, peer): see open_nvshmem
     """
 
-    network_type = NvshmemNetwork
-    num_blocks_taken = 0  # NVSHMEM takes no SM
+    network_type: type = NvshmemNetwork
 
     def __init__(
         self,
@@ -324,6 +324,7 @@ class NvshmemTransport:
         num_qps: int,
         may_be_mapped: Callable[[int, int], bool],
     ):
+        self._runtime = runtime
         self._rank = comm.rank
         self._may_be_mapped = may_be_mapped
         self._memory = allocate_nvshmem(
@@ -341,7 +342,7 @@ class NvshmemTransport:
     def handle(self) -> NvshmemHandle:
         return self._memory.handle
 
-    def open(self, handles: list[Any], table_offset: int, bounds: Any) -> NvshmemNetwork:
+    def open(self, handles: list[Any], table_offset: int, bounds: Any) -> Any:
         """See open_nvshmem. bounds are not needed: NVSHMEM's waits have no end."""
         return open_nvshmem(
             self._memory, handles, self._rank, table_offset, lambda peer: self._may_be_mapped(self._rank, peer)

@@ -23,6 +23,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nbep.device.network.ibgda.queue_pair import (
+    COMPLETION,
+    DOORBELL,
+    ENTRIES,
+    MAX_ENTRIES,
+    MIN_ENTRIES,
+    NUM_ENTRIES,
+    NUM_WORDS,
+    QPN,
+    READY,
+    RECORD,
+    RESERVED,
+    RESULT,
+    RESULT_KEY,
+)
 from nbep.host.network.nvshmem_layout import (
     COMPLETION_QUEUE,
     HOST_STATE,
@@ -35,11 +50,6 @@ from nbep.host.network.nvshmem_layout import (
 )
 
 Read = Callable[[int, int], bytes]  # (address, num_bytes) -> what is there
-
-# Words of a queue pair's description, as nbep.device.network.ibgda.queue_pair has them
-ENTRIES, RECORD, DOORBELL, COMPLETION, RESULT, NUM_ENTRIES, QPN, RESULT_KEY, RESERVED, READY = range(10)
-NUM_WORDS = 16
-MIN_ENTRIES, MAX_ENTRIES = 64, 1 << 14
 
 NEEDS = "it takes an mlx5 NIC and NVSHMEM_IB_ENABLE_IBGDA=1 before NVSHMEM starts"
 INVALID_SCALAR = 0xFFFFFFFF

@@ -4,7 +4,7 @@
  ibgda     peers of other nodes are reached through send queues that the GPU writes and a NIC serves
  nvshmem   NVSHMEM's heap and device calls
 
-Life cycle: create (collective) -> allocate -> `handle` to all ranks -> open -> launches -> close.
+Life cycle: create (collective) -> allocate -> `handle` to all ranks -> open -> launches -> close -> end.
 """
 
 from __future__ import annotations
@@ -75,13 +75,14 @@ class NetworkOptions:
     """Which transport a buffer has, and what its nodes are. The same on all ranks.
 
     num_nvl_peers: ranks of a node; num_qps: queue pairs for each peer; use_nvlink: peers of the node are mapped
+    nic: the software NIC, or "nvshmem": queue pairs of a real one
     """
 
     transport: TransportName
     num_nvl_peers: int
     num_qps: int
     use_nvlink: bool
-    nic: NicOptions
+    nic: NicOptions | Literal["nvshmem"]
 
     @classmethod
     def check(
@@ -95,8 +96,8 @@ class NetworkOptions:
             refuse("num_nvl_peers", size, f"1 to {MAX_NODE_RANKS}, and divide the {num_ranks} ranks of the group")
         if transport == "direct" and not use_nvlink:
             refuse("allow_nvlink_for_low_latency_mode", False, 'True with transport="direct", which maps all peers')
-        if not isinstance(nic, NicOptions):
-            refuse("nic", type(nic).__name__, "NicOptions")
+        if not isinstance(nic, NicOptions) and nic != "nvshmem":
+            refuse("nic", repr(nic), 'NicOptions, or "nvshmem"')
         return cls(transport, size, integer("num_qps_per_rank", num_qps, 1), bool(use_nvlink), nic)
 
     def is_in_node(self, rank: int, peer: int) -> bool:
@@ -140,6 +141,9 @@ class Transport(ABC):
     @abstractmethod
     def close(self) -> None:
         """Undo open. This rank's kernels have ended, and so have those that wait for what it has sent."""
+
+    def end(self) -> None:  # noqa: B027 - most have made nothing
+        """Give back what creating it has made. Collective; it comes last, also if the construction fails."""
 
     def describe(self, peer: int) -> list[str]:
         """Lines for the report of a wait for a peer that was over time: what this rank knows of the network."""

@@ -18,7 +18,7 @@ from nbep.device.kernels.low_latency.arguments import SUM_TABLE_BYTES
 from nbep.device.kernels.low_latency.journal import may_send, may_warp_send
 from nbep.device.kernels.low_latency.send_once import QUEUE, add_to_arrival
 from nbep.device.layout.low_latency import recv_offset, send_offset
-from nbep.device.network import keep_message, put_nbi_warp, quiet
+from nbep.device.network import keep_message, own_ptr, put_nbi_warp, quiet, sends_from_buffer
 from nbep.device.primitives import (
     FULL_MASK,
     atom_add_relaxed_cta_shared_s32,
@@ -29,9 +29,9 @@ from nbep.device.primitives import (
     ffs_u32,
     grid_dim,
     has_tma,
+    ld_na_v4,
     ld_nc_f32,
     ld_nc_s32,
-    ld_nc_v4,
     ld_shared_s32,
     shfl_idx_f32,
     shfl_idx_s32,
@@ -67,10 +67,10 @@ def add_part(inputs, shape, rows, weights, first, lane):
         choice = ffs_u32(left) - 1
         weight = shfl_idx_f32(FULL_MASK, weights, choice)
         x = inputs.x + 2 * (shfl_idx_s32(FULL_MASK, rows, choice) * shape.hidden + first + 8 * lane)
-        p = ld_nc_v4(x) if columns > 0 else nothing
-        q = ld_nc_v4(x + STRIDE) if columns > 256 else nothing
-        r = ld_nc_v4(x + 2 * STRIDE) if columns > 512 else nothing
-        s = ld_nc_v4(x + 3 * STRIDE) if columns > 768 else nothing
+        p = ld_na_v4(x) if columns > 0 else nothing
+        q = ld_na_v4(x + STRIDE) if columns > 256 else nothing
+        r = ld_na_v4(x + 2 * STRIDE) if columns > 512 else nothing
+        s = ld_na_v4(x + 3 * STRIDE) if columns > 768 else nothing
         a = add_weighted_bf16x8(a, p, weight)
         b = add_weighted_bf16x8(b, q, weight)
         c = add_weighted_bf16x8(c, r, weight)
@@ -93,6 +93,20 @@ def store_part(stage, sums, columns):
 
 
 @device_function
+def kept_offset(inputs, network, call, shape, rows, cell):
+    """Where this rank keeps the sum of a message, if it leaves from the buffer. rows: in lane k that of choice k.
+
+    With zero_copy the experts' rows lie there already. The sum takes the place of the first row that it is the sum of:
+    nobody else reads that row, and this warp has.
+    """
+    here = send_offset(call.num_rdma_bytes, call.half)
+    if sends_from_buffer(network) and inputs.x == own_ptr(network, here):
+        first = ffs_u32(vote_ballot(FULL_MASK, rows >= 0)) - 1
+        return here + 2 * shfl_idx_s32(FULL_MASK, rows, first) * shape.hidden
+    return here + 2 * cell * shape.hidden
+
+
+@device_function
 def send_part(inputs, network, work, bounds, call, shape, stage, peer, message, first, lane):
     """Sum up and send some columns of one message's row; one warp."""
     cell = peer * shape.num_max_tokens + message
@@ -111,7 +125,7 @@ def send_part(inputs, network, work, bounds, call, shape, stage, peer, message, 
         token = ld_nc_s32(inputs.message_src_idx + 4 * cell)
         offset = 2 * (token * shape.hidden + first)
         dst = recv_offset(call.num_rdma_bytes, call.share_bytes, call.half, network.rank) + offset
-        src = send_offset(call.num_rdma_bytes, call.half) + 2 * (cell * shape.hidden + first)
+        src = kept_offset(inputs, network, call, shape, row, cell) + 2 * first
         num_bytes = 2 * min(COLUMNS, shape.hidden - first)
         keep_message(network, src, stage, num_bytes, lane)
         put_nbi_warp(network, dst, src, stage, num_bytes, peer, QUEUE, lane)
