@@ -69,7 +69,7 @@ class Buffer(LowLatencyVerbs):
                               kernels write, and a NIC serves: the software NIC, a kernel on one SM
                   "nvshmem"   NVSHMEM's heap and device calls; needs GPUs, a process for each, and nbep[nvshmem]
               num_nvl_peers ranks of a node, which are consecutive: 1 to 8. None: environment variable
-              NBEP_NUM_NVL_PEERS, or all ranks, or 8 if there are more
+              NBEP_NUM_NVL_PEERS, or all ranks, if they are more than 8 the most that divide them
               nic how the software NIC is made, and what it does badly. None: environment variable NBEP_NIC
               ("seed=3,max_delay_ns=500"), or NicOptions(). "nvshmem": queue pairs of a real NIC, which NVSHMEM makes;
               this has run on no NIC yet
@@ -164,7 +164,6 @@ class Buffer(LowLatencyVerbs):
         self.explicitly_destroy = explicitly_destroy
 
         options = NetworkOptions(**{field: own[field] for field in NetworkOptions.__dataclass_fields__})
-        self._num_nodes = communicator.size // options.num_nvl_peers
         rdma_transport = None
         if num_rdma_bytes > 0:
             num_bytes = num_rdma_bytes + RDMA_TRAILER_BYTES
@@ -179,6 +178,7 @@ class Buffer(LowLatencyVerbs):
             num_rdma_bytes=num_rdma_bytes,
             enable_shrink=enable_shrink,
             rdma_transport=rdma_transport,
+            num_nvl_peers=options.num_nvl_peers,
         )
 
     def destroy(self) -> None:
@@ -294,13 +294,13 @@ class Buffer(LowLatencyVerbs):
                   async_finish return at once; the outputs are there after event.current_stream_wait()
                   allocate_on_comm_stream the outputs belong to the comm stream, and the kernel does not wait for the
                   current stream's work (needs both of the former)
-        Returns:  num_tokens_per_rank [num_ranks] int32; None (num_tokens_per_rdma_rank between nodes);
+        Returns:  num_tokens_per_rank [num_ranks] int32; num_tokens_per_rdma_rank [num_nodes] int32, None inside a node;
                   num_tokens_per_expert [num_experts] int32; is_token_in_rank [num_tokens, num_ranks] bool; event
         Raises:   ValueError for wrong arguments, PeerTimeout after an earlier one
         Blocks:   the current stream, unless async_finish
         Source:   DeepEP deep_ep/buffer.py, Buffer.get_dispatch_layout
         """
-        memory = self._usable_in_node("get_dispatch_layout")
+        memory = self._usable("get_dispatch_layout")
         return get_dispatch_layout(memory, topk_idx, num_experts, previous_event, async_finish, allocate_on_comm_stream)
 
     def dispatch(
@@ -423,8 +423,8 @@ class Buffer(LowLatencyVerbs):
         memory = self._usable(verb)
         if self.group_size not in validate.INTRANODE_RANKS:
             validate.refuse("group", f"{self.group_size} ranks", f"2, 4 or 8 ranks for {verb}")
-        if self._num_nodes > 1:
-            raise NotImplementedError(f"num_nvl_peers: got {self._num_nodes} nodes; {BETWEEN_NODES} are not built yet")
+        if memory.num_nodes > 1:
+            raise NotImplementedError(f"num_nvl_peers: got {memory.num_nodes} nodes; {BETWEEN_NODES} are not built yet")
         return memory
 
     def _usable(self, verb: str) -> NodeMemory:
@@ -440,7 +440,8 @@ def _network_options(
         transport = os.environ.get("NBEP_TRANSPORT", "direct")
     if num_nvl_peers is None:
         text = os.environ.get("NBEP_NUM_NVL_PEERS")
-        num_nvl_peers = min(num_ranks, MAX_NODE_RANKS) if text is None else int(text) if text.isdecimal() else text
+        most = max(size for size in range(1, MAX_NODE_RANKS + 1) if num_ranks % size == 0)
+        num_nvl_peers = most if text is None else int(text) if text.isdecimal() else text
     if nic is None:
         nic = NicOptions.parse(os.environ.get("NBEP_NIC", ""))
     return NetworkOptions.check(transport, num_nvl_peers, num_qps, use_nvlink, nic, num_ranks)

@@ -37,13 +37,13 @@ def get_dispatch_layout(
     if validate.may_read(memory, previous_event):
         validate.expert_indices(topk_idx, num_experts)
 
-    # One node: all ranks are peers, so a count per node would say nothing new.
-    num_tokens_per_rdma_rank: MaybeArray = None
-    sizes = LayoutSizes(num_tokens, num_topk, memory.num_ranks, memory.num_ranks, num_experts)
+    sizes = LayoutSizes(num_tokens, num_topk, memory.num_ranks, memory.num_nvl_peers, num_experts)
     block = runtime.layout_threads
     grid = max(1, min(LAYOUT_MAX_BLOCKS, -(-num_tokens // block)))
     with memory.allocations(Order(previous_event, allocate_on_comm_stream), topk_idx) as empty:
         num_tokens_per_rank = empty((memory.num_ranks,), "int32")
+        # One node: all ranks are peers, so a count per node would say nothing new.
+        num_tokens_per_rdma_rank: MaybeArray = empty((memory.num_nodes,), "int32") if memory.num_nodes > 1 else None
         num_tokens_per_expert = empty((num_experts,), "int32")
         is_token_in_rank = empty((num_tokens, memory.num_ranks), "bool")
     runtime.launch(

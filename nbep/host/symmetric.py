@@ -45,7 +45,6 @@ from nbep.host.roll_call import RollCall
 from nbep.host.runtime.base import Array, Event, HandleType, Memory, Runtime
 
 LAYOUT_MAX_BLOCKS = 32
-LAYOUT_MAX_COUNTERS = MAX_NVL_PEERS + 1 + MAX_NVL_PEERS * MAX_LOCAL_EXPERTS
 COUNTER_WORDS = 1 + MAX_LOCAL_EXPERTS  # moe_recv_counter, then one for each local expert
 
 Empty = Callable[[tuple[int, ...], str], Array]  # a new array of a shape and a dtype
@@ -137,11 +136,13 @@ class NodeMemory:
         num_rdma_bytes: int = 0,
         enable_shrink: bool = False,
         rdma_transport: Transport | None = None,
+        num_nvl_peers: int = 0,
     ):
         self.runtime = runtime
         self.comm = comm
         self.rank = comm.rank
         self.num_ranks = comm.size
+        self.num_nvl_peers = num_nvl_peers or comm.size  # ranks of a node
         self.num_nvl_bytes = num_nvl_bytes
         self.timeout_ms = timeout_ms
         self.transport = transport
@@ -192,7 +193,9 @@ class NodeMemory:
             self.transport.allocate(self.comm, num_bytes, "nvl_buffer", self._describe, handle_type, zero)
         )
         self.symmetric.write(self.num_nvl_bytes, np.zeros(BARRIER_SIGNAL_BYTES // 4, np.int32))
-        self.device = owned(runtime.allocate(ALIGNMENT_BYTES + 4 * LAYOUT_MAX_COUNTERS, "claim and layout workspace"))
+        self.device = owned(
+            runtime.allocate(ALIGNMENT_BYTES + 4 * self._num_layout_counters, "claim and layout workspace")
+        )
         # Two sets of counters: one that the CPU polls, and one for launches that no CPU waits for. A launch of the
         # second kind may still run when the next call resets the first set.
         self.host_visible = owned(
@@ -279,6 +282,15 @@ class NodeMemory:
     def bounds(self) -> Bounds:
         """How the waits of a launch are bounded."""
         return Bounds(int(self.timeout_ms * 1e6), self.device.address, self.host_visible.address)
+
+    @property
+    def num_nodes(self) -> int:
+        return self.num_ranks // self.num_nvl_peers
+
+    @property
+    def _num_layout_counters(self) -> int:
+        """Counters of get_dispatch_layout, at most: of ranks, of nodes and of experts."""
+        return self.num_ranks + self.num_nodes + self.num_ranks * MAX_LOCAL_EXPERTS
 
     @property
     def layout_arrivals(self) -> int:
