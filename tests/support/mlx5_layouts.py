@@ -19,7 +19,7 @@ class Field(NamedTuple):
     num_bytes: int
 
 
-# rdma-core mlx5_wqe_ctrl_seg. mlx5dv_set_ctrl_seg puts opmod << 24 | index << 8 | opcode and qpn << 8 | ds into its words
+# rdma-core mlx5_wqe_ctrl_seg; mlx5dv_set_ctrl_seg: its first words are opmod << 24 | pi << 8 | opcode and qpn << 8 | ds
 CONTROL = {
     "opmod": Field(0, 1),
     "index": Field(1, 2),
@@ -98,10 +98,12 @@ def control(opcode: int, index: int, qpn: int, num_segments: int, opmod: int = 0
 
 def write_entry(index: int, qpn: int, raddr: int, rkey: int, *pieces: tuple[int, int, int]) -> bytes:
     """An RDMA write of one or two pieces: address, key, bytes. DeepEP ibgda_write_rdma_write_wqe."""
-    data = [pack(DATA, 16, addr=addr, lkey=lkey, byte_count=size) for addr, lkey, size in pieces]
     return b"".join(
-        [control(OPCODE_RDMA_WRITE, index, qpn, 2 + len(pieces)), pack(REMOTE_ADDRESS, 16, raddr=raddr, rkey=rkey)]
-        + data
+        [
+            control(OPCODE_RDMA_WRITE, index, qpn, 2 + len(pieces)),
+            pack(REMOTE_ADDRESS, 16, raddr=raddr, rkey=rkey),
+            *(pack(DATA, 16, addr=addr, lkey=lkey, byte_count=size) for addr, lkey, size in pieces),
+        ]
     )
 
 
