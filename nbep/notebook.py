@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 
 from nbep.device import primitives
 from nbep.emulator import EmulatorError
-from nbep.host.faults import PeerTimeout
+from nbep.host.faults import NetworkError, PeerTimeout
 
 PACKAGE_PARENT = Path(__file__).resolve().parent.parent
 # A check that failed, the emulator, and what the host makes of a kernel's fault report.
-FAULTS = (AssertionError, EmulatorError, PeerTimeout, ValueError)
+FAULTS = (AssertionError, EmulatorError, NetworkError, PeerTimeout, ValueError)
 _edited: dict[FunctionType, str] = {}  # edits inside edits start from here
 
 

@@ -10,8 +10,11 @@
     trace.table("fill", cell="recv_x")    # which role filled which row, and when
     trace.plot_call("low_latency_dispatch")
     trace.plot_halves()
+    trace.queue(rank=0, peer=1)           # the entries of a send queue, with transport="ibgda"
+    trace.plot_queue(rank=0, peer=1)
 
-Read in this order: events, roles, low_latency, recorder, rings; then table, ring_picture, space_time, halves_picture.
+Read in this order: events, roles, low_latency, recorder, rings, queues; then table, entries, ring_picture, space_time,
+halves_picture, queue_picture.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from nbep.trace.events import Cell, Event, Launch
+from nbep.trace.queues import queue_table
 from nbep.trace.recorder import Recorder
 from nbep.trace.rings import RingFill, ring_fills
 from nbep.trace.table import Text, event_table, ring_table
@@ -118,3 +122,19 @@ class Trace(Recorder):
         from nbep.trace.halves_picture import halves_picture
 
         return halves_picture(self)
+
+    def queue(self, rank: int = 0, peer: int = 1, queue: int = 0) -> Text:
+        """The entries of a rank's send queue to a peer, a line each: when it was reserved, ready, rung for and done.
+
+        Raises: ValueError if the trace has no entries of that queue
+        """
+        return queue_table(self, rank, peer, queue)
+
+    def plot_queue(self, rank: int = 0, peer: int = 1, queue: int = 0) -> Picture:
+        """The same as a picture: a bar for each entry.
+
+        Raises: ValueError if the trace has no entries of that queue
+        """
+        from nbep.trace.queue_picture import queue_picture
+
+        return queue_picture(self, rank, peer, queue)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from nbep.emulator.names import NIC_NUMBERS
 from nbep.trace.events import Event
 from nbep.trace.low_latency import in_tags
 from nbep.trace.recorder import Recorder
@@ -43,12 +44,27 @@ def event_table(events: Sequence[Event], limit: int | None) -> Text:
         warp, lane = divmod(event.thread, 32)
         role = "" if event.role == event.kernel else event.role
         rows.append(
-            (event.step, event.rank, event.kernel, event.block, warp, lane, role, describe(event), event.cell.owner)
+            (
+                event.step,
+                who(event.rank),
+                event.kernel,
+                event.block,
+                warp,
+                lane,
+                role,
+                describe(event),
+                who(event.cell.owner),
+            )
         )
     text = align(rows, ">><>>><<>")
     if len(shown) < len(events):
         text = Text(f"{text}\n... {len(events) - len(shown)} more")
     return text
+
+
+def who(number: int) -> str:
+    """A rank, or the NIC of one, in a column."""
+    return str(number) if number < NIC_NUMBERS else f"NIC {number - NIC_NUMBERS}"
 
 
 def describe(event: Event) -> str:

@@ -19,7 +19,7 @@ def output_texts(notebook: nbformat.NotebookNode) -> list[str]:
     return [str(output.get("text") or output.get("data", {}).get("text/plain", "")) for output in outputs]
 
 
-def test_there_are_nine():
+def test_there_are_eleven():
     assert [path.stem for path in NOTEBOOKS] == [
         "01_barrier",
         "02_layout",
@@ -30,6 +30,8 @@ def test_there_are_nine():
         "07_low_latency_dispatch",
         "08_low_latency_combine",
         "09_hook_and_double_buffer",
+        "10_one_rdma_write",
+        "11_what_rdma_does_not_promise",
     ]
 
 

@@ -85,7 +85,7 @@ class Layout:
             number, byte = divmod(offset - self.words, QUEUE_PAIR_STRIDE)
             names = ((RESULT_AT, "result"), (DOORBELL_AT, "doorbell"), (RECORD_AT, "record"), (0, "completion"))
             begin, name = next((at, name) for at, name in names if byte >= at)
-            return f"{name} of {self.name_of(number)} + {byte - begin}"
+            return f"{name} of {self.name_of(number)}" + (f" + {byte - begin}" if byte > begin else "")
         if offset < self.remote_bases:
             number, byte = divmod(offset, queue_pair.QUEUE_PAIR_BYTES)
             word = {queue_pair.RESERVED: "RESERVED", queue_pair.READY: "READY"}.get(byte // 8, f"word {byte // 8}")

@@ -1,0 +1,102 @@
+"""What became of the entries of a send queue: when each was reserved, ready, rung for and done.
+
+RESERVED past it --> READY past it --> doorbell past it --> completion of it, or of a later one
+a slot is its own    it is written,    the NIC may look     the NIC is done
+                     as all before
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from nbep.device.network.ibgda.completion import REQ_ERR, index_of, opcode_of
+from nbep.device.primitives import byteswap_u32
+from nbep.trace.events import Event
+from nbep.trace.recorder import Recorder
+from nbep.trace.table import Text, align
+
+_CELL = re.compile(r"(RESERVED|READY|doorbell|completion) of queue pair \d+ \(queue (\d+) to rank (\d+)\)")
+
+
+class EntryLife(NamedTuple):
+    """Steps at which an entry got so far; None if it did not. `done` is that of the completion that says so."""
+
+    number: int  # in its queue, from 0
+    reserved: int | None
+    ready: int | None
+    rung: int | None
+    done: int | None
+    is_refused: bool = False
+
+
+def entry_lives(trace: Recorder, rank: int, peer: int, queue: int) -> list[EntryLife]:
+    """All entries of a rank's queue to a peer, in order.
+
+    Raises: ValueError if the trace has nothing of that queue
+    """
+    progress: dict[str, list[tuple[int, int]]] = {"RESERVED": [], "READY": [], "doorbell": [], "completion": []}
+    refused = -1
+    for event in trace.events(["store", "atomic"]):
+        found = _CELL.match(event.cell.text)
+        if event.cell.owner != rank or found is None or (int(found[2]), int(found[3])) != (queue, peer):
+            continue
+        numbers = progress[found[1]]
+        past = NUMBERS[found[1]](event)
+        if past is None:
+            continue
+        if found[1] in ("doorbell", "completion"):  # 16 bits of it
+            last = numbers[-1][1] if numbers else 0
+            past = last + _signed_16(past - last)
+        if found[1] == "completion" and opcode_of(event.value) == REQ_ERR:
+            refused = past - 1
+        numbers.append((event.step, past))
+    if not progress["RESERVED"]:
+        raise ValueError(
+            f"rank, peer, queue: the trace has none of rank {rank}'s entries for rank {peer}, queue {queue}"
+        )
+    num_entries = max(past for _, past in progress["RESERVED"])
+    return [
+        EntryLife(number, *(_step_past(numbers, number) for numbers in progress.values()), number == refused)
+        for number in range(num_entries)
+    ]
+
+
+def queue_table(trace: Recorder, rank: int, peer: int, queue: int) -> Text:
+    """One line for each entry: the steps at which it got so far."""
+    rows: list[tuple[object, ...]] = [("entry", "reserved", "ready", "rung", "done")]
+    for life in entry_lives(trace, rank, peer, queue):
+        steps = ["-" if step is None else step for step in (life.reserved, life.ready, life.rung, life.done)]
+        rows.append((life.number, *steps[:3], f"{steps[3]}, refused" if life.is_refused else steps[3]))
+    return align(rows, ">>>><")
+
+
+def _step_past(progress: list[tuple[int, int]], number: int) -> int | None:
+    """The first step at which a number was past that of an entry."""
+    return next((step for step, past in progress if past > number), None)
+
+
+def _signed_16(difference: int) -> int:
+    return (difference + 0x8000 & 0xFFFF) - 0x8000
+
+
+def _counted(event: Event) -> int | None:
+    return event.value
+
+
+def _rung(event: Event) -> int | None:
+    return byteswap_u32(event.value & 0xFFFFFFFF) >> 8 & 0xFFFF
+
+
+def _done(event: Event) -> int | None:
+    """A completion's status is its release; the syndrome before it says nothing of which entry it is."""
+    return index_of(event.value) + 1 if event.order == "release" else None
+
+
+NUMBERS: dict[str, Callable[[Any], int | None]] = {
+    "RESERVED": _counted,
+    "READY": _counted,
+    "doorbell": _rung,
+    "completion": _done,
+}
