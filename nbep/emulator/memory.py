@@ -200,12 +200,14 @@ class AddressSpace:
         self.rank = rank
         self.segments: dict[int, Allocation] = {}
         self.retired: dict[int, str] = {}  # number -> what was there
+        self.remotes: dict[Allocation, Callable[[], None]] = {}  # memory of other processes, and its flush: `remote`
         self._next = 0
         self._arrays: dict[tuple, Mapping] = {}
         self._by_buffer: dict[int, tuple[Allocation, int]] = {}  # id of an allocation's buffer -> it, machine address
         self._lock = Lock()  # under MPI a launch's arrays are unmapped by another thread than maps them
 
-    def _number(self) -> int:
+    def new_number(self) -> int:
+        """A segment number that was never used."""
         self._next += 1
         if self._next >> NUMBER_BITS:
             raise EmulatorError(f"rank {self.rank} has used up its {1 << NUMBER_BITS} segments")
@@ -216,8 +218,8 @@ class AddressSpace:
         if not 0 <= nbytes <= OFFSET_MASK:
             raise ValueError(f"nbytes: {nbytes} is outside 0 .. {OFFSET_MASK}")
         memory = _new_memory(nbytes)
-        allocation = Allocation(self.rank, name, memory, self._number(), initialized=zero, describe=describe)
-        self._enter(allocation)
+        allocation = Allocation(self.rank, name, memory, self.new_number(), initialized=zero, describe=describe)
+        self.enter(allocation)
         return allocation
 
     def adopt(
@@ -225,13 +227,14 @@ class AddressSpace:
     ) -> Allocation:
         """An allocation over bytes that exist already; `shared`: other processes read and write them too."""
         memory = memory.cast("B") if memory.nbytes else memoryview(bytearray())
-        allocation = Allocation(self.rank, name, memory, self._number(), describe=describe, shared=shared)
-        self._enter(allocation)
+        allocation = Allocation(self.rank, name, memory, self.new_number(), describe=describe, shared=shared)
+        self.enter(allocation)
         return allocation
 
-    def _enter(self, allocation: Allocation) -> None:
+    def enter(self, allocation: Allocation) -> None:
+        """Let the addresses of its segment mean an allocation."""
         self.segments[allocation.number] = allocation
-        if allocation.nbytes:
+        if allocation.memory.nbytes:
             start = _address_of(np.ndarray((1,), np.uint8, buffer=allocation.memory))
             self._by_buffer[id(allocation.memory.obj)] = allocation, start
 
@@ -240,13 +243,14 @@ class AddressSpace:
         self._retire(allocation.number, f"`{allocation.name}` of rank {allocation.rank}, {allocation.nbytes} bytes")
         if allocation.nbytes:
             self._by_buffer.pop(id(allocation.memory.obj), None)
+        self.remotes.pop(allocation, None)
         allocation.release()
 
     def open(self, handle: Allocation) -> Mapping:
         """Map a peer's allocation; its address here differs from its owner's."""
         if handle.freed:
             raise EmulatorError(f"`{handle.name}` of rank {handle.rank} is freed: rank {self.rank} cannot open it")
-        number = self._number()
+        number = self.new_number()
         self.segments[number] = handle
         return Mapping(number << OFFSET_BITS | handle.base, number, handle)
 
@@ -271,7 +275,7 @@ class AddressSpace:
             if mapping is not None:
                 mapping.uses += 1
                 return mapping
-            number = self._number()
+            number = self.new_number()
             allocation = Allocation(self.rank, name, span, number, base=base, writable=writable)
             self.segments[number] = allocation
             mapping = self._arrays[key] = Mapping(allocation.address, number, allocation, (key, array))

@@ -53,6 +53,8 @@ class World(Scheduler):
         tracer: object with any of the methods that `tracing` names
     """
 
+    thread_classes = MEMORY_MODELS
+
     def __new__(cls, *args: Any, local_rank: int | None = None, **options: Any) -> World:
         """A world of one rank per process is another class."""
         if local_rank is not None and cls is World:
@@ -88,7 +90,7 @@ class World(Scheduler):
         self.num_blocks = 0
         self.signals = 0  # so far; see `checked`
         self.timed_out = False  # whether a wait was ever over time; see `checked`
-        thread_class = MEMORY_MODELS[memory_model]
+        thread_class = self.thread_classes[memory_model]
         self.thread_class = thread_class if tracer is None else traced(thread_class)
         local = range(num_ranks) if local_rank is None else [local_rank]
         self.ranks = {rank: RankContext(self, rank) for rank in local}

@@ -9,7 +9,7 @@ import numpy as np
 from nbep.device.network import Network
 from nbep.device.protocols.peers import Bounds
 from nbep.host.network.transport import NetworkOptions, Transport
-from nbep.host.runtime.base import Describe, HandleType, Runtime, SymmetricMemory
+from nbep.host.runtime.base import Describe, HandleType, Reach, Runtime, SymmetricMemory
 
 
 class DirectTransport(Transport):
@@ -25,7 +25,8 @@ class DirectTransport(Transport):
     def allocate(
         self, comm: Any, num_bytes: int, name: str, describe: Describe, handle_type: HandleType, zero: bool
     ) -> SymmetricMemory:
-        self._symmetric = self._runtime.allocate_symmetric(comm, num_bytes, name, describe, handle_type, zero)
+        reach = Reach(comm.size if self._options.transport == "direct" else self._options.num_nvl_peers, by_nics=False)
+        self._symmetric = self._runtime.allocate_symmetric(comm, num_bytes, name, describe, handle_type, zero, reach)
         return self._symmetric
 
     @property

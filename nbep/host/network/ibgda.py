@@ -33,7 +33,7 @@ from nbep.device.protocols.peers import Bounds
 from nbep.host.arguments import refuse
 from nbep.host.faults import syndrome_name
 from nbep.host.network.transport import NetworkOptions, NicOptions, Transport
-from nbep.host.runtime.base import Describe, HandleType, Memory, Runtime, SymmetricMemory
+from nbep.host.runtime.base import Describe, HandleType, Memory, Reach, Runtime, SymmetricMemory
 
 FIRST_QPN = 0x40
 QUEUE_PAIR_STRIDE = 256  # of a queue pair's own words
@@ -130,7 +130,9 @@ class IbgdaTransport(Transport):
             peer, queue = divmod((offset - num_bytes) // 4, self._options.num_qps)
             return f"received[rank {peer}, queue {queue}]"
 
-        memory = self._runtime.allocate_symmetric(comm, total, name, describe_all, handle_type, zero)
+        is_all_mapped = all(self._options.is_mapped(self._rank, peer) for peer in range(self._num_ranks))
+        reach = Reach(self._options.num_nvl_peers, by_nics=not is_all_mapped)
+        memory = self._runtime.allocate_symmetric(comm, total, name, describe_all, handle_type, zero, reach)
         memory.write(num_bytes, np.zeros((total - num_bytes) // 4, np.int32))
         self._symmetric = memory
         self._num_chunks = -(-total // self._nic_options.chunk_bytes)

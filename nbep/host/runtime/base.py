@@ -22,6 +22,17 @@ Describe = Callable[[int], str]
 HandleType = Literal["ipc", "posix_fd", "fabric"]  # see Buffer
 
 
+class Reach(NamedTuple):
+    """Who reaches symmetric memory besides its rank.
+
+    node_size: ranks of a node, which are consecutive in the communicator: their kernels open each other's memory
+    by_nics: the NICs of all other ranks reach it, too
+    """
+
+    node_size: int
+    by_nics: bool
+
+
 class Memory(ABC):
     """Device memory of this rank. `address` is what kernels get."""
 
@@ -216,11 +227,19 @@ class Runtime(ABC):
 
     @abstractmethod
     def allocate_symmetric(
-        self, comm: Any, num_bytes: int, name: str, describe: Describe, handle_type: HandleType, zero: bool
+        self,
+        comm: Any,
+        num_bytes: int,
+        name: str,
+        describe: Describe,
+        handle_type: HandleType,
+        zero: bool,
+        reach: Reach,
     ) -> SymmetricMemory:
         """Symmetric memory; all ranks of comm call this together. describe(offset) names its cells in reports.
 
         zero: its bytes begin as zeros; otherwise they are unspecified
+        reach: what processes of the emulator have to prepare; elsewhere memory is made alike for all
         handle_type is what a GPU's driver makes for peers in other processes; the emulator has only its own way.
         """
 

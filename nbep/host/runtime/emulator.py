@@ -27,6 +27,7 @@ from nbep.host.runtime.base import (
     Parts,
     PartsLayout,
     PreparedLaunch,
+    Reach,
     Runtime,
     Stream,
     SymmetricMemory,
@@ -222,7 +223,14 @@ class EmulatorRuntime(Runtime):
         return self._context.space
 
     def allocate_symmetric(
-        self, comm: Any, num_bytes: int, name: str, describe: Describe, handle_type: HandleType, zero: bool
+        self,
+        comm: Any,
+        num_bytes: int,
+        name: str,
+        describe: Describe,
+        handle_type: HandleType,
+        zero: bool,
+        reach: Reach,
     ) -> SymmetricMemory:
         # After a wait that is over time a kernel runs on and reads what never came. It reads zeros then, so that the
         # run ends with the time-out and not with a read of never-written memory.

@@ -1,6 +1,29 @@
-"""The emulator with one process per rank: peers are reached through MPI shared windows.
+"""The emulator with one process per rank, under mpiexec.
 
-Source: MPI 4.1, section "Window That Allocates Shared Memory" (MPI_Win_allocate_shared, MPI_Win_shared_query)
+ rank 0 --shared window--> rank 1   |   rank 2 --shared window--> rank 3       a node: ranks that map each other
+     NIC of rank 0 ------------- one-sided calls -------------> memory of rank 2
+
+Ranks of a node are on one host and map their memory through MPI shared windows. The NIC of a rank reaches the memory of
+every other rank, and it does so through MPI one-sided calls alone, also inside a node and a host: all that NICs add to
+a cell goes the same way, so that nothing is lost. A kernel's own atomics go through a file lock, which one-sided
+calls know nothing of: see nbep.device.network.seam on who may add to a cell.
+
+ the NIC              the rank's window over the same memory
+ stores               MPI_Put
+ fetch-and-add        MPI_Fetch_and_op, after MPI_Win_flush
+ completion           after MPI_Win_flush
+
+MPI lets in what comes for a process while that is in a call of MPI. So the kernel thread of each process calls it now
+and then, as long as it has such memory; and because the host calls it too, MPI has to be initialized with
+MPI_THREAD_MULTIPLE, as mpi4py does if it is not told otherwise.
+
+Nothing of this needs one host for all nodes. It was run on one machine, also with an MPICH that takes it for several
+(MPIR_CVAR_NOLOCAL, MPIR_CVAR_NUM_CLIQUES) and then goes through its network. On several machines it was not run.
+MPI_Win_flush has no time-out: with a peer that was killed, NICs that send to it stand still, and so do the kernels of
+their ranks.
+
+Source: MPI 4.1, sections "Window That Allocates Shared Memory" (MPI_Win_allocate_shared, MPI_Win_shared_query),
+"Memory Model" and "Progress" of the chapter "One-Sided Communications"
 """
 
 from __future__ import annotations
@@ -12,54 +35,154 @@ from typing import Any, cast
 import numpy as np
 from mpi4py import MPI
 
-from nbep.emulator import World
-from nbep.host.runtime.base import Describe, HandleType, SymmetricMemory
-from nbep.host.runtime.emulator import EmulatedSymmetricMemory, EmulatorRuntime
+from nbep.emulator.process import ProcessWorld
+from nbep.host.runtime.base import Describe, HandleType, NicDevice, Reach, SymmetricMemory
+from nbep.host.runtime.emulator import EmulatedNic, EmulatedSymmetricMemory, EmulatorRuntime
 
 
 class SharedWindow(EmulatedSymmetricMemory):
-    """This rank's segment of a shared window, and the peers' as this process sees them. `handle` is a window rank."""
+    """This rank's segment of a shared window, and the peers' of its node as this process sees them.
 
-    def __init__(self, space: Any, node_comm: MPI.Intracomm, num_bytes: int, name: str, describe: Describe):
-        self._name = name
-        self._describe = describe
+    `handle` is a window rank; `network`: what NICs reach it through, None if they do not
+    """
+
+    def __init__(
+        self, space: Any, node_comm: MPI.Intracomm, num_bytes: int, name: str, describe: Describe, network_of: Any
+    ):
+        self.name = name
+        self.describe = describe
         self._node_comm = node_comm
         self._window = MPI.Win.Allocate_shared(num_bytes, 1, comm=node_comm)
         super().__init__(space, self._adopt(space, node_comm.rank, name))
         self.handle = node_comm.rank
+        self.network: RemoteWindow | None = network_of(self.allocation.memory)
 
     def _adopt(self, space: Any, window_rank: int, name: str) -> Any:
         segment, _ = self._window.Shared_query(window_rank)
-        return space.adopt(memoryview(cast(Any, segment)), name, shared=True, describe=self._describe)
+        return space.adopt(memoryview(cast(Any, segment)), name, shared=True, describe=self.describe)
 
     def _map(self, handle: Any, peer: int) -> Any:
-        return self._adopt(self.space, handle, f"{self._name} of peer {peer}")
+        return self._adopt(self.space, handle, f"{self.name} of peer {peer}")
 
     def _unmap(self, mapping: Any) -> None:
         self.space.free(mapping)
 
     def free(self) -> None:
+        if self.network is not None:
+            self.network.free()
         super().free()
         self._window.Free()
         self._node_comm.Free()
 
 
+class RemoteWindow:
+    """A window over the memory that each rank of comm has already. Making it and freeing it is collective."""
+
+    def __init__(self, world: ProcessWorld, comm: MPI.Intracomm, memory: memoryview):
+        self._world = world
+        self._comm = comm.Dup()  # on which nobody sends anything: only a look for that always makes progress
+        self._window = MPI.Win.Create(memory, 1, comm=self._comm)
+        self._window.Lock_all(MPI.MODE_NOCHECK)
+        world.add_poke(self._poke)
+
+    def _poke(self) -> None:
+        """Let in what has come for this process; then its threads may see it."""
+        self._comm.Iprobe()
+        self._window.Sync()
+
+    def channel(self, rank: int) -> WindowChannel:
+        """The way to the memory of a rank of comm."""
+        return WindowChannel(self._window, rank)
+
+    def free(self) -> None:
+        self._world.remove_poke(self._poke)
+        self._window.Unlock_all()
+        self._window.Free()
+        self._comm.Free()
+
+
+class WindowChannel:
+    """The memory of one rank in a window, as `nbep.emulator.remote` wants it."""
+
+    def __init__(self, window: MPI.Win, rank: int):
+        self._window = window
+        self._rank = rank
+        self._under_way: list[bytes] = []
+
+    def put(self, offset: int, data: bytes) -> None:
+        self._under_way.append(data)
+        self._window.Put([data, MPI.BYTE], self._rank, (offset, len(data), MPI.BYTE))
+
+    def flush(self) -> None:
+        self._window.Flush(self._rank)
+        self._under_way.clear()
+
+    def fetch_and_add(self, offset: int, size: int, value: int) -> int:
+        dtype = np.int32 if size == 4 else np.int64
+        operand, old = np.array(value, dtype), np.zeros((), dtype)
+        self._window.Fetch_and_op(operand, old, self._rank, offset, MPI.SUM)
+        self._window.Flush(self._rank)
+        return int(old)
+
+
+class MpiNic(EmulatedNic):
+    """A NIC whose peers are other processes."""
+
+    def __init__(self, runtime: MpiEmulatorRuntime):
+        super().__init__(runtime)
+        self._world = runtime.world
+        self._remotes: list[Any] = []
+
+    def open_peers(self, symmetric: SymmetricMemory, handles: list[Any], rank: int) -> list[int]:
+        assert isinstance(symmetric, SharedWindow)
+        addresses = [self._reach(symmetric, peer) if peer != rank else 0 for peer in range(len(handles))]
+        addresses[rank] = self.address_of(symmetric)
+        return addresses
+
+    def _reach(self, symmetric: SharedWindow, peer: int) -> int:
+        if symmetric.network is None:  # the NIC has nothing to do for any peer
+            return 0
+        channel = symmetric.network.channel(peer)
+        allocation = self._world.map_remote(
+            self._context.space, peer, symmetric.name, symmetric.num_bytes, channel, symmetric.describe
+        )
+        self._remotes.append(allocation)
+        return allocation.address
+
+    def close(self) -> None:
+        super().close()
+        for allocation in self._remotes:
+            self._context.space.free(allocation)
+        self._remotes.clear()
+
+
 class MpiEmulatorRuntime(EmulatorRuntime):
     """This process's rank of an emulated world. Kernels run in a thread of their own while the host is in MPI calls."""
 
+    world: ProcessWorld
+
     def allocate_symmetric(
-        self, comm: Any, num_bytes: int, name: str, describe: Describe, handle_type: HandleType, zero: bool
+        self,
+        comm: Any,
+        num_bytes: int,
+        name: str,
+        describe: Describe,
+        handle_type: HandleType,
+        zero: bool,
+        reach: Reach,
     ) -> SymmetricMemory:
-        node_comm = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        if node_comm.size != comm.size:
-            node_comm.Free()
-            raise NotImplementedError(
-                f"group: {comm.size} ranks on several nodes; kernels between nodes are not built yet"
-            )
-        window = SharedWindow(self.space, node_comm, num_bytes, name, describe)
+        node_comm = node_of(comm, reach)
+
+        def network_of(memory: memoryview) -> RemoteWindow | None:
+            return RemoteWindow(self.world, comm, memory) if reach.by_nics else None
+
+        window = SharedWindow(self.space, node_comm, num_bytes, name, describe, network_of)
         if zero:
             window.write(0, np.zeros(num_bytes, np.uint8))
         return window
+
+    def create_nic(self) -> NicDevice:
+        return MpiNic(self)
 
     def wait_until(
         self, predicate: Callable[[], bool], describe: Callable[[], str], timeout_ns: int | None = None
@@ -74,5 +197,36 @@ class MpiEmulatorRuntime(EmulatorRuntime):
     @classmethod
     def of_process(cls) -> MpiEmulatorRuntime:
         """This process's rank of a new world, which lives as long as the process."""
-        world = World(MPI.COMM_WORLD.size, local_rank=MPI.COMM_WORLD.rank)
+        world = ProcessWorld(MPI.COMM_WORLD.size, local_rank=MPI.COMM_WORLD.rank)
         return cls(world, MPI.COMM_WORLD.rank)
+
+
+def node_of(comm: Any, reach: Reach) -> MPI.Intracomm:
+    """The ranks of this rank's node. Collective.
+
+    Raises: on every rank, ValueError if the ranks of a node are on several hosts; RuntimeError if NICs are to reach the
+            memory and MPI does not let two threads call it
+    """
+    node_comm = comm.Split(comm.rank // reach.node_size, comm.rank)
+    on_this_host = node_comm.Split_type(MPI.COMM_TYPE_SHARED)
+    is_spread = on_this_host.size != node_comm.size
+    on_this_host.Free()
+    lacks_threads = reach.by_nics and MPI.Query_thread() != MPI.THREAD_MULTIPLE
+    spread, lacking = zip(*comm.allgather((is_spread, lacks_threads)), strict=True)
+    if not any(spread) and not any(lacking):
+        return node_comm
+    node_comm.Free()
+    if any(lacking):
+        raise RuntimeError(
+            "MPI: was not initialized with MPI_THREAD_MULTIPLE, which the emulator's network needs; with mpi4py: "
+            'mpi4py.rc.thread_level = "multiple" before MPI is imported'
+        )
+    if reach.node_size < comm.size:
+        raise ValueError(
+            f"num_nvl_peers: got {reach.node_size}; must be such that the ranks of a node are on one host: on the "
+            f"emulator they share memory"
+        )
+    raise ValueError(
+        f"group: got {comm.size} ranks on several hosts; must be on one host, unless there are several nodes: "
+        f'transport="ibgda", with a num_nvl_peers that divides the ranks of each host'
+    )

@@ -35,6 +35,7 @@ from nbep.host.runtime.base import (
     Parts,
     PartsLayout,
     PreparedLaunch,
+    Reach,
     Runtime,
     Stream,
     SymmetricMemory,
@@ -326,7 +327,14 @@ class CudaRuntime(Runtime):
     # Memory
 
     def allocate_symmetric(
-        self, comm: Any, num_bytes: int, name: str, describe: Describe, handle_type: HandleType, zero: bool
+        self,
+        comm: Any,
+        num_bytes: int,
+        name: str,
+        describe: Describe,
+        handle_type: HandleType,
+        zero: bool,
+        reach: Reach,
     ) -> SymmetricMemory:
         return SYMMETRIC_MEMORY[handle_type](self.device, num_bytes, name)
 
