@@ -1,0 +1,203 @@
+"""What is here, what of nbep would run on it, and what not and why.
+
+    nbep info [--json]
+
+Nothing is started: no kernel runs, and neither MPI nor NVSHMEM is set up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from nbep.host.targets import why_no_gpu
+from nbep.version import __version__
+
+PACKAGES = (
+    "numpy", "numba", "numba-cuda", "cuda-bindings", "mpi4py", "mpich", "nvshmem4py-cu13", "nvidia-nvshmem-cu13",
+    "torch", "cupy-cuda12x", "cupy-cuda13x",
+)  # fmt: skip
+NICS = Path("/sys/class/infiniband")
+OLDEST_GPU = (8, 0)
+INSTALL_MPI = "pip install 'nbep[mpi]'"
+INSTALL_NVSHMEM = "pip install 'nbep[nvshmem]'"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="nbep info", description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    as_json = parser.parse_args(argv).json
+    found = look()
+    print(json.dumps(found, indent=1) if as_json else "\n".join(lines_of(found)))
+    return 0
+
+
+def look() -> dict[str, Any]:
+    """All that the command prints."""
+    no_gpu = why_no_gpu()
+    gpus = [] if no_gpu is not None else look_at_gpus()
+    mpi = look_at_mpi()
+    nics = sorted(path.name for path in NICS.iterdir()) if NICS.is_dir() else []
+    packages = {name: found for name in PACKAGES if (found := installed(name)) is not None}
+    return {
+        "nbep": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": packages,
+        "driver": None if no_gpu is not None else driver_version(),
+        "gpus": gpus,
+        "no_gpu": no_gpu,
+        "mpi": mpi,
+        "nics": nics,
+        "cache": look_at_cache(),
+        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith("NBEP_")},
+        "runs": what_runs(gpus, no_gpu, mpi, nics, packages),
+    }
+
+
+def installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def driver_version() -> str:
+    """The newest CUDA that the driver knows: 13.0."""
+    from cuda.bindings import driver as cu
+
+    from nbep.host.runtime.cuda.driver import check
+
+    number = int(check("cuDriverGetVersion", cu.cuDriverGetVersion()))
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def look_at_gpus() -> list[dict[str, Any]]:
+    """The GPUs, without a context on any, and for each the numbers of those whose memory it reaches."""
+    from cuda.bindings import driver as cu
+
+    from nbep.host.runtime.cuda.driver import check, num_devices
+
+    names = cu.CUdevice_attribute
+    handle_types = {
+        "posix_fd": names.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+        "fabric": names.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED,
+    }
+    gpus = []
+    for ordinal in range(num_devices()):
+        device = check("cuDeviceGet", cu.cuDeviceGet(ordinal))
+
+        def attribute(name: Any, device: Any = device) -> int:
+            return int(check("cuDeviceGetAttribute", cu.cuDeviceGetAttribute(name, device)))
+
+        reaches = {}
+        for other in range(num_devices()):
+            peer = check("cuDeviceGet", cu.cuDeviceGet(other))
+            if other != ordinal and check("cuDeviceCanAccessPeer", cu.cuDeviceCanAccessPeer(device, peer)):
+                atomics = cu.CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
+                has_atomics = check("cuDeviceGetP2PAttribute", cu.cuDeviceGetP2PAttribute(atomics, device, peer))
+                reaches[other] = "NVLink" if has_atomics else "PCIe"  # only NVLink carries atomics
+        major = attribute(names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
+        minor = attribute(names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
+        gpus.append(
+            {
+                "name": check("cuDeviceGetName", cu.cuDeviceGetName(80, device)).partition(b"\0")[0].decode(),
+                "compute_capability": [major, minor],
+                "sms": attribute(names.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
+                "memory_gib": round(int(check("cuDeviceTotalMem", cu.cuDeviceTotalMem(device))) / 2**30, 1),
+                "bus_id": check("cuDeviceGetPCIBusId", cu.cuDeviceGetPCIBusId(20, device)).partition(b"\0")[0].decode(),
+                "handle_types": ["ipc", *(name for name, flag in handle_types.items() if attribute(flag))],
+                "reaches": reaches,
+            }
+        )
+    return gpus
+
+
+def look_at_mpi() -> dict[str, Any]:
+    """MPI's library, which another process loads, and the command that starts processes."""
+    mpiexec = shutil.which("mpiexec") or shutil.which("mpirun")
+    if find_spec("mpi4py") is None:
+        return {"library": None, "mpiexec": mpiexec, "missing": f"mpi4py is not installed: {INSTALL_MPI}"}
+    program = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    if done.returncode != 0:
+        why = done.stderr.strip().rpartition("\n")[2]
+        return {"library": None, "mpiexec": mpiexec, "missing": f"mpi4py finds no MPI: {why}"}
+    library = " ".join(done.stdout.partition("\n")[0].replace("\0", "").split())
+    missing = None if mpiexec else "neither mpiexec nor mpirun is here"
+    return {"library": library, "mpiexec": mpiexec, "missing": missing}
+
+
+def look_at_cache() -> dict[str, Any]:
+    """Compiled kernels that are kept on disk."""
+    try:
+        from nbep.host.runtime.cuda.launcher import cache_folder
+    except ImportError:
+        return {"folder": None, "kernels": 0, "bytes": 0}
+    folder = cache_folder()
+    kept = list(folder.glob("*.cubin")) if folder.is_dir() else []
+    return {"folder": str(folder), "kernels": len(kept), "bytes": sum(path.stat().st_size for path in kept)}
+
+
+def what_runs(
+    gpus: list[dict[str, Any]], no_gpu: str | None, mpi: dict[str, Any], nics: list[str], packages: dict[str, str]
+) -> dict[str, str]:
+    """What nbep can do here: "yes", or why not."""
+    old = [i for i, gpu in enumerate(gpus) if tuple(gpu["compute_capability"]) < OLDEST_GPU]
+    gpu = "no GPU" if no_gpu else f"GPU {old[0]} is older than sm_80" if old else None
+    apart = [(i, j) for i in range(len(gpus)) for j in range(len(gpus)) if i != j and j not in gpus[i]["reaches"]]
+    many = gpu or (None if len(gpus) > 1 else "there is one GPU")
+    mapped = many or (f"GPU {apart[0][0]} cannot reach GPU {apart[0][1]}: no peer access" if apart else None)
+    torch = None if "torch" in packages else "torch is not installed"
+    is_nvshmem = {"nvshmem4py-cu13", "nvidia-nvshmem-cu13"} <= packages.keys()
+    nvshmem = gpu or (None if is_nvshmem else f"NVSHMEM is not installed: {INSTALL_NVSHMEM}")
+    nic = nvshmem or (None if any(name.startswith("mlx5") for name in nics) else f"there is no mlx5 NIC in {NICS}")
+    reasons = {
+        "emulator, nbep.spawn": None,
+        "emulator, a process for each rank": mpi["missing"],
+        "one GPU, virtual ranks": gpu,
+        "a GPU for each rank, under mpiexec": mapped or mpi["missing"],
+        "a GPU for each rank, under torchrun": mapped or torch,
+        "transport direct": None,
+        "transport ibgda, software NIC": None,
+        "transport ibgda, a real NIC": nic,
+        "transport nvshmem": nvshmem,
+    }
+    return {what: reason or "yes" for what, reason in reasons.items()}
+
+
+def lines_of(found: dict[str, Any]) -> list[str]:
+    """The same for people."""
+    packages = ", ".join(f"{name} {number}" for name, number in found["packages"].items())
+    lines = [f"nbep {found['nbep']}, Python {found['python']}, {found['platform']}", f"packages: {packages}"]
+    if found["no_gpu"] is not None:
+        lines.append(f"no GPU: {found['no_gpu']}")
+    else:
+        lines.append(f"driver: CUDA {found['driver']}")
+    for number, gpu in enumerate(found["gpus"]):
+        major, minor = gpu["compute_capability"]
+        lines.append(
+            f"GPU {number}: {gpu['name']}, sm_{major}{minor}, {gpu['sms']} SMs, {gpu['memory_gib']} GiB, "
+            f"{gpu['bus_id']}; handle types {', '.join(gpu['handle_types'])}"
+        )
+        reaches = ", ".join(f"GPU {other} over {how}" for other, how in gpu["reaches"].items())
+        lines.append(f"  reaches {reaches or 'no other GPU'}")
+    mpi = found["mpi"]
+    lines.append(f"MPI: {mpi['library'] or mpi['missing']}; {mpi['mpiexec'] or 'no mpiexec'}")
+    lines.append(f"NICs: {', '.join(found['nics']) or 'none'}")
+    cache = found["cache"]
+    lines.append(f"cache: {cache['folder']}, {cache['kernels']} kernels, {cache['bytes'] / 2**20:.1f} MiB")
+    lines += [f"{name}={value}" for name, value in found["environment"].items()]
+    width = max(map(len, found["runs"]))
+    lines += ["", "runs here:"]
+    return lines + [f"  {what:{width}}  {answer}" for what, answer in found["runs"].items()]
