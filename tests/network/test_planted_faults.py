@@ -165,7 +165,7 @@ def test_the_last_word_of_a_write_says_nothing_of_the_others(memory_model, least
 
 
 def test_queues_that_wrap_are_right_before_they_are_broken():
-    assert failures(many_blocks, 80, num_bytes=2560, memory_model="checked", seeds=[1], max_delay_ns=4000) == []
+    assert failures(many_blocks, 80, num_bytes=2560, memory_model="sc", seeds=[1], max_delay_ns=4000) == []
 
 
 def test_a_doorbell_that_publishes_nothing_is_caught(monkeypatch):
