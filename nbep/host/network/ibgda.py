@@ -288,7 +288,12 @@ class IbgdaTransport(Transport):
         num_qps = self._options.num_qps
         came = self._symmetric.read(self._received + 4 * peer * num_qps, num_qps, np.int32)
         sent = [self._describe_queue(peer, queue) for queue in range(num_qps)]
-        got = [f"queue {queue}: {count} entries" for queue, count in enumerate(came) if count]
+        first = FIRST_QPN + self._rank * num_qps  # of the peer's queue pairs to this rank
+        got = [
+            f"queue {queue} (its queue pair {first + queue}): done up to entry {count - 1}"
+            for queue, count in enumerate(came)
+            if count
+        ]
         return [
             f"the network to rank {peer}: {'; '.join(filter(None, sent)) or 'nothing sent'}",
             f"the network from rank {peer}: {'; '.join(got) or 'nothing has come'}",

@@ -10,6 +10,7 @@ Life cycle: create (collective) -> allocate -> `handle` to all ranks -> open -> 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
@@ -51,8 +52,12 @@ class NicOptions:
             refuse("nic: max_delay_ns", self.max_delay_ns, f"less than {1 << 31}")
         for name, length in (("lost", 4), ("stopped", 2)):
             value = getattr(self, name)
-            if value is not None and len(value) != length:
+            if value is None:
+                continue
+            if not isinstance(value, Sequence) or len(value) != length:
                 refuse(f"nic: {name}", repr(value), f"{length} integers")
+            for number in value:
+                integer(f"nic: {name}", number, 0)
 
     @classmethod
     def parse(cls, text: str) -> NicOptions:

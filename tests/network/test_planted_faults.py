@@ -1,0 +1,409 @@
+"""What RDMA does not promise, and entries that are wrong: each such fault is planted once, and caught.
+
+Faults of order are caught by `checked` on any schedule, or by wrong bytes and errors of the NIC on some schedules.
+"""
+
+import ast
+
+import mlx5_layouts as mlx5
+import numpy as np
+import pytest
+from own_network import (
+    CHUNK_BYTES,
+    FLAGS,
+    RESULTS,
+    SEEN,
+    SOURCE,
+    TARGET,
+    fill_source,
+    run,
+    see,
+    sent_by,
+    wait_flag,
+)
+from steps import change
+
+import nbep
+from nbep.device.jit import kernel
+from nbep.device.network.ibgda import doorbell, queue_pair, transport
+from nbep.device.network.ibgda.queue_pair import entry_at
+from nbep.device.network.ibgda.transport import IbgdaNetwork, post_add, post_value, post_write, wait_written
+from nbep.device.network.seam import own_ptr
+from nbep.device.primitives import (
+    ld_acquire_sys_s32,
+    ld_weak_u8,
+    st_relaxed_sys_s64,
+    st_weak_s32,
+    st_weak_u8,
+    thread_idx,
+    wait_expired,
+)
+from nbep.device.types import I32
+
+pytestmark = pytest.mark.emulator_only("the device code is broken in Python")
+
+BLOCK_BYTES = 512
+FIRST_QPN = 0x40  # of the software NIC's queue pairs
+SAME_PAIR, OTHER_PAIR = 0, 1
+
+
+@kernel()
+def data_then_flag(network: IbgdaNetwork, flag_queue: I32, is_waited: I32, is_written: I32):
+    """One warp: a block on queue 0, and if it is said its completion; then a flag, which is added to or written."""
+    lane = thread_idx()
+    peer = 1 - network.rank
+    fill_source(network, SOURCE, BLOCK_BYTES, lane)
+    last = post_write(network, TARGET, SOURCE, BLOCK_BYTES, peer, 0, True, lane)
+    if lane == 0:
+        if is_waited != 0:
+            wait_written(network, peer, 0, last)
+        if is_written != 0:
+            post_value(network, FLAGS, 1, 4, peer, flag_queue)
+        else:
+            post_add(network, FLAGS, 1, False, peer, flag_queue)
+    wait_flag(network, 0, 1, lane)
+    see(network, 0, BLOCK_BYTES, lane)
+
+
+@kernel()
+def flag_then_data(network: IbgdaNetwork):
+    """The same, with the flag first."""
+    lane = thread_idx()
+    peer = 1 - network.rank
+    fill_source(network, SOURCE, BLOCK_BYTES, lane)
+    if lane == 0:
+        post_add(network, FLAGS, 1, False, peer, 0)
+    post_write(network, TARGET, SOURCE, BLOCK_BYTES, peer, 0, True, lane)
+    wait_flag(network, 0, 1, lane)
+    see(network, 0, BLOCK_BYTES, lane)
+
+
+@kernel()
+def poll_the_data(network: IbgdaNetwork):
+    """The reader takes the last word of a block for its flag."""
+    lane = thread_idx()
+    fill_source(network, SOURCE, BLOCK_BYTES, lane)
+    post_write(network, TARGET, SOURCE, BLOCK_BYTES, 1 - network.rank, 0, True, lane)
+    while ld_acquire_sys_s32(own_ptr(network, TARGET + BLOCK_BYTES - 4)) == 0:
+        wait_expired(1 << 62)
+    see(network, 0, BLOCK_BYTES, lane)
+
+
+@kernel()
+def many_blocks(network: IbgdaNetwork, num_blocks: I32):
+    """One warp: blocks of 32 bytes on one queue, then a flag. The queue wraps where there are many."""
+    lane = thread_idx()
+    peer = 1 - network.rank
+    fill_source(network, SOURCE, 32 * num_blocks, lane)
+    for i in range(num_blocks):
+        post_write(network, TARGET + 32 * i, SOURCE + 32 * i, 32, peer, 0, True, lane)
+    if lane == 0:
+        post_add(network, FLAGS, 1, False, peer, 0)
+    wait_flag(network, 0, 1, lane)
+    see(network, 0, 32 * num_blocks, lane)
+
+
+def outcome(kernel, *args, num_bytes: int = BLOCK_BYTES, **options) -> Exception | None:
+    """How a run fails: in an error, or in wrong bytes; None if it does not."""
+    try:
+        memories = run(kernel, 1, 32, *args, num_qps=2, **options)
+        for rank, memory in enumerate(memories):
+            assert memory[SEEN : SEEN + num_bytes].tolist() == sent_by(1 - rank, SOURCE, num_bytes)
+    except (AssertionError, nbep.EmulatorError, nbep.NetworkError) as error:
+        return error
+    return None
+
+
+def failures(kernel, *args, seeds=range(6), max_delay_ns: int = 300, **options) -> list[Exception]:
+    found = [
+        outcome(kernel, *args, seed=seed, nic={"seed": seed + 1, "max_delay_ns": max_delay_ns}, **options)
+        for seed in seeds
+    ]
+    return [error for error in found if error is not None]
+
+
+@pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
+@pytest.mark.parametrize(
+    ("flag_queue", "is_waited"), [(SAME_PAIR, False), (OTHER_PAIR, True)], ids=["same-pair", "after-the-completion"]
+)
+def test_a_flag_behind_its_data_is_right(flag_queue, is_waited, memory_model):
+    assert failures(data_then_flag, flag_queue, int(is_waited), 0, memory_model=memory_model) == []
+
+
+def test_a_flag_on_another_queue_pair_is_caught_and_the_entry_named_that_wrote_the_bytes():
+    found = failures(data_then_flag, OTHER_PAIR, 0, 0, memory_model="checked")
+    assert len(found) == 6
+    for error in found:
+        assert isinstance(error, nbep.DataRace)
+        text = str(error)
+        writer, reader = (0, 1) if "by rank 1, kernel" in text else (1, 0)
+        assert f"by the NIC of rank {writer}, kernel `software_nic`" in text
+        number = FIRST_QPN + 2 * reader  # of queue 0: each peer has two queue pairs
+        assert f"for entry 0 of queue pair {number}\n" in text or f"for entry 1 of queue pair {number}\n" in text
+
+
+def test_a_flag_that_overtakes_its_data_shows_in_wrong_bytes():
+    found = failures(data_then_flag, OTHER_PAIR, 0, 0, memory_model="sc")
+    assert any(isinstance(error, AssertionError) for error in found)
+
+
+def test_a_flag_before_its_data_is_caught():
+    assert len(failures(flag_then_data, memory_model="checked")) == 6
+
+
+def test_a_flag_that_is_written_and_not_added_is_caught():
+    """A write says nothing of the bytes before it."""
+    assert len(failures(data_then_flag, SAME_PAIR, 0, 1, memory_model="checked")) == 6
+
+
+@pytest.mark.parametrize(("memory_model", "least"), [("sc", 1), ("checked", 6)])
+def test_the_last_word_of_a_write_says_nothing_of_the_others(memory_model, least):
+    assert len(failures(poll_the_data, memory_model=memory_model)) >= least
+
+
+# Doorbells and slots
+
+
+def test_queues_that_wrap_are_right_before_they_are_broken():
+    assert failures(many_blocks, 80, num_bytes=2560, memory_model="sc", seeds=[1], max_delay_ns=4000) == []
+
+
+def test_a_doorbell_that_publishes_nothing_is_caught(monkeypatch):
+    monkeypatch.setattr(doorbell, "st_release_sys_s64", st_relaxed_sys_s64)
+    for memory_model in ("delayed", "checked"):
+        found = failures(data_then_flag, SAME_PAIR, 0, 0, memory_model=memory_model)
+        assert found, memory_model
+    assert len(found) == 6
+    assert any(
+        "kernel `software_nic`" in str(error) and "relaxed store releases nothing" in str(error) for error in found
+    )
+
+
+@pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
+def test_a_doorbell_before_its_entry_is_caught(memory_model, monkeypatch):
+    write_piece, submit = transport.write_piece, transport.submit
+    late = {}
+
+    def write_late(network, qp, index, *rest):
+        late[network.rank, index] = (network, qp, index, *rest)
+
+    def submit_first(network, qp, peer, queue, index, num_entries, leaves_now):
+        submit(network, qp, peer, queue, index, num_entries, leaves_now)
+        for i in range(index, index + num_entries):
+            if (network.rank, i) in late:
+                write_piece(*late.pop((network.rank, i)))
+
+    monkeypatch.setattr(transport, "write_piece", write_late)
+    monkeypatch.setattr(transport, "submit", submit_first)
+    assert failures(data_then_flag, SAME_PAIR, 0, 0, memory_model=memory_model, seeds=range(12), max_delay_ns=0)
+
+
+def ring_first(function: ast.FunctionDef) -> None:
+    """Exchange the record and the doorbell."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.If) and "ring(" in ast.unparse(node.body[-1]):
+            assert "write_record(" in ast.unparse(node.body[0])
+            node.body.reverse()
+
+
+@pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
+def test_a_record_after_its_doorbell_is_caught(memory_model, monkeypatch):
+    change(queue_pair.submit, ring_first, monkeypatch)
+    assert any(outcome(many_blocks, 20, num_bytes=640, memory_model=memory_model, seed=seed) for seed in range(12))
+
+
+@pytest.mark.parametrize("memory_model", ["sc", "checked"])
+def test_a_queue_that_wraps_without_a_look_at_completions_is_caught(memory_model, monkeypatch):
+    monkeypatch.setattr(transport, "wait_room", lambda *_: True)
+    assert failures(many_blocks, 80, num_bytes=2560, memory_model=memory_model, seeds=[1], max_delay_ns=4000)
+
+
+# Wrong entries
+
+WRITE, WRITE_OF_TWO, VALUE, ADD_32, ADD_64, NUM_KINDS = 1, 2, 3, 4, 5, 6
+
+
+@kernel()
+def one_of_each(network: IbgdaNetwork):
+    """One warp of rank 0: an entry of each kind, numbered from 1, and a wait for the last one."""
+    lane = thread_idx()
+    fill_source(network, SOURCE, 1024, lane)
+    post_write(network, TARGET, SOURCE, 64, 1, 0, True, lane)
+    post_write(network, TARGET + 64, SOURCE + 64, 48, 1, 0, True, lane)
+    post_write(network, TARGET + 128, SOURCE + 240, 64, 1, 0, True, lane)
+    if lane == 0:
+        post_value(network, TARGET + 192, 0x11223344, 4, 1, 0)
+        post_add(network, FLAGS, 0x01020304, False, 1, 0)
+        last = post_add(network, FLAGS + 8, 0x0102030405060708, True, 1, 0)
+        st_weak_s32(own_ptr(network, RESULTS), wait_written(network, 1, 0, last))
+
+
+def spoil_entry(number: int, spoil, patch: pytest.MonkeyPatch) -> None:
+    """Change the bytes of an entry right before it is handed to the NIC: spoil(bytes, network)."""
+    submit = transport.submit
+
+    def submit_spoilt(network, qp, peer, queue, index, num_entries, leaves_now):
+        if index == number:
+            entry = entry_at(qp, index)
+            before = bytes(ld_weak_u8(entry + i) for i in range(mlx5.ENTRY_BYTES))
+            after = spoil(before, network)
+            assert after != before
+            for i, byte in enumerate(after):
+                st_weak_u8(entry + i, byte)
+        submit(network, qp, peer, queue, index, num_entries, leaves_now)
+
+    patch.setattr(transport, "submit", submit_spoilt)
+
+
+def spoilt(segment: int, field: mlx5.Field, make):
+    """Replace a field of a segment: make(its bytes, network)."""
+
+    def spoil(data, network):
+        begin = 16 * segment + field.offset
+        end = begin + field.num_bytes
+        return data[:begin] + make(data[begin:end], network) + data[end:]
+
+    return spoil
+
+
+def swapped(segment: int, field: mlx5.Field):
+    return spoilt(segment, field, lambda data, network: data[::-1])
+
+
+def plus(segment: int, field: mlx5.Field, number: int):
+    return spoilt(segment, field, lambda data, network: (int.from_bytes(data) + number).to_bytes(field.num_bytes))
+
+
+def with_key(segment: int, field: mlx5.Field, key_of):
+    """Put in another key: key_of(network), the word that a kernel has of it."""
+    return spoilt(segment, field, lambda data, network: (key_of(network) % (1 << 32)).to_bytes(4, "little"))
+
+
+CONTROL, REMOTE, LOCAL, MORE = range(4)  # segments
+RKEY, RADDR = mlx5.REMOTE_ADDRESS["rkey"], mlx5.REMOTE_ADDRESS["raddr"]
+LKEY, LADDR, LENGTH = mlx5.DATA["lkey"], mlx5.DATA["addr"], mlx5.DATA["byte_count"]
+FIRST_WORD, SECOND_WORD = mlx5.Field(0, 4), mlx5.Field(4, 4)
+NOT_OURS = mlx5.SYNDROMES["LOCAL_QP_OP_ERR"]
+LOCAL_KEY = mlx5.SYNDROMES["LOCAL_PROT_ERR"]
+REMOTE_KEY = mlx5.SYNDROMES["REMOTE_ACCESS_ERR"]
+TOO_LONG = mlx5.SYNDROMES["LOCAL_LENGTH_ERR"]
+UNALIGNED = mlx5.SYNDROMES["REMOTE_INVAL_REQ_ERR"]
+
+WRONG_ENTRIES = {
+    "index of the entry before": (WRITE, plus(CONTROL, mlx5.CONTROL["index"], -1), NOT_OURS),
+    "index of the entry after, inline": (VALUE, plus(CONTROL, mlx5.CONTROL["index"], 1), NOT_OURS),
+    "index of the slot's last use, add": (ADD_32, plus(CONTROL, mlx5.CONTROL["index"], 64), NOT_OURS),
+    "number of another queue pair": (WRITE, plus(CONTROL, mlx5.CONTROL["qpn"], 1), NOT_OURS),
+    "number of another queue pair, add": (ADD_64, plus(CONTROL, mlx5.CONTROL["qpn"], -1), NOT_OURS),
+    "opcode unknown": (WRITE, plus(CONTROL, mlx5.CONTROL["opcode"], 0x20), NOT_OURS),
+    "opmod of no size": (ADD_32, plus(CONTROL, mlx5.CONTROL["opmod"], 8), NOT_OURS),
+    "opmod of the other size": (ADD_32, plus(CONTROL, mlx5.CONTROL["opmod"], 1), LOCAL_KEY),
+    "too many segments": (WRITE_OF_TWO, plus(CONTROL, mlx5.CONTROL["ds"], 1), NOT_OURS),
+    "too few segments": (ADD_64, plus(CONTROL, mlx5.CONTROL["ds"], -1), NOT_OURS),
+    "remote key of another chunk": (
+        WRITE,
+        with_key(REMOTE, RKEY, lambda network: transport.remote_key(network, TARGET + CHUNK_BYTES, 1)),
+        REMOTE_KEY,
+    ),
+    "remote key of another rank": (
+        VALUE,
+        with_key(REMOTE, RKEY, lambda network: transport.local_key(network, TARGET)),
+        REMOTE_KEY,
+    ),
+    "remote key of old": (ADD_64, plus(REMOTE, RKEY, 1), REMOTE_KEY),
+    "remote key of no region": (ADD_32, plus(REMOTE, RKEY, 1 << 24), REMOTE_KEY),
+    "local key of another chunk": (
+        WRITE,
+        with_key(LOCAL, LKEY, lambda network: transport.local_key(network, SOURCE + CHUNK_BYTES)),
+        LOCAL_KEY,
+    ),
+    "second local key is the first one": (
+        WRITE_OF_TWO,
+        with_key(MORE, LKEY, lambda network: transport.local_key(network, SOURCE + 240)),
+        LOCAL_KEY,
+    ),
+    "old value's key of a chunk": (
+        ADD_32,
+        with_key(MORE, LKEY, lambda network: transport.local_key(network, SOURCE)),
+        LOCAL_KEY,
+    ),
+    "length past the remote region": (WRITE, plus(LOCAL, LENGTH, CHUNK_BYTES), REMOTE_KEY),
+    "length past the local region": (WRITE_OF_TWO, plus(LOCAL, LENGTH, 1), LOCAL_KEY),
+    "address before the remote region": (WRITE, plus(REMOTE, RADDR, -CHUNK_BYTES), REMOTE_KEY),
+    "inline length past the entry": (VALUE, plus(LOCAL, LENGTH, 25), TOO_LONG),
+    "address of an add that is not aligned": (ADD_64, plus(REMOTE, RADDR, 4), UNALIGNED),
+    "old value of the wrong length": (ADD_64, plus(MORE, LENGTH, -4), LOCAL_KEY),
+    "swapped first word": (WRITE, swapped(CONTROL, FIRST_WORD), NOT_OURS),
+    "swapped index": (VALUE, swapped(CONTROL, mlx5.CONTROL["index"]), NOT_OURS),
+    "swapped second word": (WRITE, swapped(CONTROL, SECOND_WORD), NOT_OURS),
+    "swapped number of the queue pair": (ADD_32, swapped(CONTROL, mlx5.CONTROL["qpn"]), NOT_OURS),
+    "swapped remote address": (WRITE, swapped(REMOTE, RADDR), REMOTE_KEY),
+    "swapped remote address, inline": (VALUE, swapped(REMOTE, RADDR), REMOTE_KEY),
+    "swapped remote address, add": (ADD_32, swapped(REMOTE, RADDR), REMOTE_KEY),
+    "swapped remote key": (WRITE_OF_TWO, swapped(REMOTE, RKEY), REMOTE_KEY),
+    "swapped local address": (WRITE, swapped(LOCAL, LADDR), LOCAL_KEY),
+    "swapped second local address": (WRITE_OF_TWO, swapped(MORE, LADDR), LOCAL_KEY),
+    "swapped local key": (WRITE, swapped(LOCAL, LKEY), LOCAL_KEY),
+    "swapped length": (WRITE, swapped(LOCAL, LENGTH), REMOTE_KEY),
+    "swapped inline length": (VALUE, swapped(LOCAL, LENGTH), REMOTE_KEY),
+    "swapped address of the old value": (ADD_64, swapped(MORE, LADDR), LOCAL_KEY),
+}
+
+
+def test_one_entry_of_each_kind_is_served():
+    there = run(one_of_each, 1, 32, ranks=[0])[1]
+    assert there[TARGET : TARGET + 112].tolist() == sent_by(0, SOURCE, 112)
+    assert there[TARGET + 128 : TARGET + 192].tolist() == sent_by(0, SOURCE + 240, 64)
+    assert there[TARGET + 192 : TARGET + 200].view(np.int32).tolist() == [0x11223344, 0]
+    assert there[FLAGS : FLAGS + 4].view(np.int32)[0] == 0x01020304
+    assert there[FLAGS + 8 : FLAGS + 16].view(np.int64)[0] == 0x0102030405060708
+
+
+@pytest.mark.parametrize("name", WRONG_ENTRIES)
+def test_a_wrong_entry_ends_in_an_error_that_names_peer_queue_entry_and_syndrome(name, monkeypatch):
+    number, spoil, syndrome = WRONG_ENTRIES[name]
+    spoil_entry(number, spoil, monkeypatch)
+    with pytest.raises(nbep.NetworkError) as caught:
+        run(one_of_each, 1, 32, ranks=[0])
+    error = caught.value
+    assert (error.rank, error.peer, error.queue, error.entry) == (0, 1, 0, number)
+    assert error.syndrome == syndrome
+    text = str(error)
+    assert text.startswith(f"rank 0: the NIC has refused entry {number} of queue 0 to rank 1: ")
+    assert f"(syndrome {syndrome:#04x})" in text
+    assert f"queue 0 (queue pair {FIRST_QPN + 1}): " in text
+    assert f"entry {number} refused" in text
+
+
+@pytest.mark.parametrize("number", [WRITE, VALUE, ADD_32])
+def test_nothing_behind_a_wrong_entry_is_served(number, monkeypatch):
+    spoil_entry(number, plus(CONTROL, mlx5.CONTROL["index"], 1), monkeypatch)
+    there = []
+
+    def main_of_both(comm):
+        memory = nbep.NodeMemory.create(comm, 45056, transport="ibgda", num_nvl_peers=1)
+        if comm.rank == 0:
+            memory.runtime.launch(memory.comm_stream, one_of_each, 1, 32, 0, memory.network)
+            with pytest.raises(nbep.NetworkError, match=f"refused entry {number} "):
+                memory.wait()
+        comm.barrier()
+        there.append(memory.symmetric.read(0, 45056, np.uint8))
+        memory.close()
+
+    nbep.spawn(main_of_both, 2, "emulator")
+    arrived = there[1]
+    assert arrived[TARGET + 128 : TARGET + 192].any() == (number > WRITE_OF_TWO)
+    assert arrived[TARGET + 192 : TARGET + 200].any() == (number > VALUE)
+    assert not arrived[FLAGS : FLAGS + 16].any()
+
+
+@pytest.mark.parametrize(("number", "offset"), [(ADD_32, 0), (ADD_64, 8)])
+def test_a_swapped_number_to_add_shows_in_the_cell(number, offset, monkeypatch):
+    layout = mlx5.MASKED_FETCH_ADD_32 if number == ADD_32 else mlx5.MASKED_FETCH_ADD_64
+    field = layout["add_data"]
+    spoil_entry(number, swapped(LOCAL, field), monkeypatch)
+    there = run(one_of_each, 1, 32, ranks=[0])[1]
+    value = bytes(range(1, field.num_bytes + 1))
+    assert (
+        there[FLAGS + offset : FLAGS + offset + field.num_bytes].tobytes() == value
+    )  # it should be the other way round
