@@ -113,7 +113,7 @@ class ProcessWorld(World):
         """Give memory of rank `rank`, in another process, an address in a space of this one. See `remote`."""
         if self.memory_model != "sc":
             raise EmulatorError(f"memory_model: {self.memory_model!r}; memory of other processes takes 'sc'")
-        return map_remote(space, rank, name, nbytes, channel, describe)
+        return map_remote(space, rank, name, nbytes, channel, self.submit, describe)
 
     def add_poke(self, poke: Callable[[], None]) -> None:
         """Have the kernel thread call `poke` now and then from here on: it lets in what others have sent."""
