@@ -11,7 +11,7 @@ and of the atomics there is fetch-and-add alone: a NIC of RDMA writes and fetch-
 
 A message is an *errand*: a thread of its own for each peer, the *wire*, runs it, and who has sent it is parked until it
 is done. So other kernels go on, and other blocks of the same one, also if it is never done, because the peer has been
-killed. The peer has to let in what comes for it: see `ProcessWorld.add_poke`.
+killed.
 """
 
 from __future__ import annotations
