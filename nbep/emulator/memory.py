@@ -200,7 +200,7 @@ class AddressSpace:
         self.rank = rank
         self.segments: dict[int, Allocation] = {}
         self.retired: dict[int, str] = {}  # number -> what was there
-        self.remotes: dict[Allocation, Callable[[], None]] = {}  # memory of other processes, and its flush: `remote`
+        self.remotes: list[Any] = []  # memory of other processes; see `remote`
         self._next = 0
         self._arrays: dict[tuple, Mapping] = {}
         self._by_buffer: dict[int, tuple[Allocation, int]] = {}  # id of an allocation's buffer -> it, machine address
@@ -243,7 +243,8 @@ class AddressSpace:
         self._retire(allocation.number, f"`{allocation.name}` of rank {allocation.rank}, {allocation.nbytes} bytes")
         if allocation.nbytes:
             self._by_buffer.pop(id(allocation.memory.obj), None)
-        self.remotes.pop(allocation, None)
+        if allocation in self.remotes:
+            self.remotes.remove(allocation)
         allocation.release()
 
     def open(self, handle: Allocation) -> Mapping:

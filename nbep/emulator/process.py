@@ -7,8 +7,7 @@ thread goes through an inbox.  Four things differ from a world in one process:
   that grow while nothing changes
 - time is real time, and a deadlock cannot be told from a slow peer: waits end at their deadlines
 - an atomic on shared memory must exclude the other processes: it holds a file lock
-- what others send to memory that they do not share has to be let in: the kernel thread does it now and then, also when
-  its kernels have failed; see `remote`
+- memory of another process may be reached by messages alone; see `remote`
 """
 
 from __future__ import annotations
@@ -72,8 +71,6 @@ class ProcessWorld(World):
         self._thread: threading.Thread | None = None
         self._pause_s = _SHORTEST_PAUSE_S
         self._ticks = 0
-        self._pokes: list[Callable[[], None]] = []
-        self._poke_lock = threading.Lock()
 
     # --- the host's side ----------------------------------------------------------------------------------------
 
@@ -84,10 +81,6 @@ class ProcessWorld(World):
         if self.failure is not None:
             raise self.failure
         self._inbox.append(operation)
-        self._start()
-
-    def _start(self) -> None:
-        """See to it that the kernel thread runs, and looks."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="nbep-emulator", daemon=True)
             self._thread.start()
@@ -113,18 +106,7 @@ class ProcessWorld(World):
         """Give memory of rank `rank`, in another process, an address in a space of this one. See `remote`."""
         if self.memory_model != "sc":
             raise EmulatorError(f"memory_model: {self.memory_model!r}; memory of other processes takes 'sc'")
-        return map_remote(space, rank, name, nbytes, channel, describe)
-
-    def add_poke(self, poke: Callable[[], None]) -> None:
-        """Have the kernel thread call `poke` now and then from here on: it lets in what others have sent."""
-        with self._poke_lock:
-            self._pokes.append(poke)
-        self._start()
-
-    def remove_poke(self, poke: Callable[[], None]) -> None:
-        """Undo `add_poke`; nobody calls it any more on return."""
-        with self._poke_lock:
-            self._pokes.remove(poke)
+        return map_remote(space, rank, name, nbytes, channel, self.submit, describe)
 
     def close(self) -> None:
         """Stop the kernel thread; what still runs is abandoned."""
@@ -142,15 +124,6 @@ class ProcessWorld(World):
         except BaseException as error:
             self.failure = error
         self._progress.set()
-        while not self._stopping:  # others may wait until this process has let in what they send
-            self._poke()
-            self._wakeup.wait(_LONGEST_PAUSE_S if self._pokes else None)
-            self._wakeup.clear()
-
-    def _poke(self) -> None:
-        with self._poke_lock:
-            for poke in self._pokes:
-                poke()
 
     def now(self, thread: Thread) -> int:
         return time.monotonic_ns()
@@ -160,7 +133,6 @@ class ProcessWorld(World):
         self.current = None
         while self._inbox:
             self.operations.append(self._inbox.popleft())
-        self._poke()
         self._ticks += 1
         if self._ticks % _TICKS_BETWEEN_LOOKS == 0 and self._look():
             self._pause_s = _SHORTEST_PAUSE_S
@@ -183,7 +155,7 @@ class ProcessWorld(World):
         elif self._look():
             self._pause_s = _SHORTEST_PAUSE_S
         elif not self._inbox:
-            # With nothing parked and nobody to let in only the host can make work: no need to look meanwhile.
-            self._wakeup.wait(self._pause_s if self.polling or self._pokes else None)
+            # With nothing parked only the host can make work: no need to look for stores meanwhile.
+            self._wakeup.wait(self._pause_s if self.polling else None)
             self._wakeup.clear()
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)

@@ -13,14 +13,14 @@ calls know nothing of: see nbep.device.network.seam on who may add to a cell.
  fetch-and-add        MPI_Fetch_and_op, after MPI_Win_flush
  completion           after MPI_Win_flush
 
-MPI lets in what comes for a process while that is in a call of MPI. So the kernel thread of each process calls it now
-and then, as long as it has such memory; and because the host calls it too, MPI has to be initialized with
-MPI_THREAD_MULTIPLE, as mpi4py does if it is not told otherwise.
+MPI lets in what comes for a process while that calls MPI. So a thread of each process calls it now and then, as long as
+it has such memory, whatever the kernels and the host do; MPI has to be initialized with MPI_THREAD_MULTIPLE for that,
+as it is by mpi4py that is not told otherwise.
 
-Nothing of this needs one host for all nodes. It was run on one machine, also with an MPICH that takes it for several
-(MPIR_CVAR_NOLOCAL, MPIR_CVAR_NUM_CLIQUES) and then goes through its network. On several machines it was not run.
-MPI_Win_flush has no time-out: with a peer that was killed, NICs that send to it stand still, and so do the kernels of
-their ranks.
+Nothing of this needs one host for all nodes. It is run on one machine, also with an MPICH that takes it for several
+(MPIR_CVAR_NOLOCAL, MPIR_CVAR_NUM_CLIQUES) and goes through its network between them. On several machines it was not
+run. What goes to a peer that was killed is never done: waits of kernels end at their deadlines, but MPI itself ends
+only if the ranks do without it, as tests/mpi/low_latency_programs.py shows.
 
 Source: MPI 4.1, sections "Window That Allocates Shared Memory" (MPI_Win_allocate_shared, MPI_Win_shared_query),
 "Memory Model" and "Progress" of the chapter "One-Sided Communications"
@@ -28,6 +28,8 @@ Source: MPI 4.1, sections "Window That Allocates Shared Memory" (MPI_Win_allocat
 
 from __future__ import annotations
 
+import atexit
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, cast
@@ -38,6 +40,9 @@ from mpi4py import MPI
 from nbep.emulator.process import ProcessWorld
 from nbep.host.runtime.base import Describe, HandleType, NicDevice, Reach, SymmetricMemory
 from nbep.host.runtime.emulator import EmulatedNic, EmulatedSymmetricMemory, EmulatorRuntime
+
+SHORTEST_PAUSE_S = 20e-6  # between two looks for whether a message has arrived
+PAUSE_S = 1e-3  # between two looks for what has come; also the longest of those
 
 
 class SharedWindow(EmulatedSymmetricMemory):
@@ -78,24 +83,32 @@ class SharedWindow(EmulatedSymmetricMemory):
 class RemoteWindow:
     """A window over the memory that each rank of comm has already. Making it and freeing it is collective."""
 
-    def __init__(self, world: ProcessWorld, comm: MPI.Intracomm, memory: memoryview):
-        self._world = world
+    def __init__(self, comm: MPI.Intracomm, memory: memoryview):
         self._comm = comm.Dup()  # on which nobody sends anything: only a look for that always makes progress
         self._window = MPI.Win.Create(memory, 1, comm=self._comm)
         self._window.Lock_all(MPI.MODE_NOCHECK)
-        world.add_poke(self._poke)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._let_in, name="nbep-let-in", daemon=True)
+        self._thread.start()
+        atexit.register(self._end)
 
-    def _poke(self) -> None:
-        """Let in what has come for this process; then its threads may see it."""
-        self._comm.Iprobe()
-        self._window.Sync()
+    def _let_in(self) -> None:
+        """Let in what has come for this process, again and again; then its threads may see it."""
+        while not self._stop.wait(PAUSE_S):
+            self._comm.Iprobe()
+            self._window.Sync()
+
+    def _end(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        atexit.unregister(self._end)
 
     def channel(self, rank: int) -> WindowChannel:
         """The way to the memory of a rank of comm."""
         return WindowChannel(self._window, rank)
 
     def free(self) -> None:
-        self._world.remove_poke(self._poke)
+        self._end()
         self._window.Unlock_all()
         self._window.Free()
         self._comm.Free()
@@ -114,13 +127,21 @@ class WindowChannel:
         self._window.Put([data, MPI.BYTE], self._rank, (offset, len(data), MPI.BYTE))
 
     def flush(self) -> None:
-        self._window.Flush(self._rank)
+        """MPI_Win_flush spins. So first wait, with pauses, for something that most likely arrives after the bytes."""
+        self._get_and(MPI.NO_OP, 0, np.zeros((), np.int32))
         self._under_way.clear()
 
     def fetch_and_add(self, offset: int, size: int, value: int) -> int:
-        dtype = np.int32 if size == 4 else np.int64
-        operand, old = np.array(value, dtype), np.zeros((), dtype)
-        self._window.Fetch_and_op(operand, old, self._rank, offset, MPI.SUM)
+        return self._get_and(MPI.SUM, offset, np.array(value, np.int32 if size == 4 else np.int64))
+
+    def _get_and(self, op: MPI.Op, offset: int, operand: np.ndarray) -> int:
+        """An atomic, and a flush."""
+        old = np.zeros_like(operand)
+        request = self._window.Rget_accumulate(operand, old, self._rank, offset, op)
+        pause_s = SHORTEST_PAUSE_S
+        while not request.Test():
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_S)
         self._window.Flush(self._rank)
         return int(old)
 
@@ -174,7 +195,7 @@ class MpiEmulatorRuntime(EmulatorRuntime):
         node_comm = node_of(comm, reach)
 
         def network_of(memory: memoryview) -> RemoteWindow | None:
-            return RemoteWindow(self.world, comm, memory) if reach.by_nics else None
+            return RemoteWindow(comm, memory) if reach.by_nics else None
 
         window = SharedWindow(self.space, node_comm, num_bytes, name, describe, network_of)
         if zero:
