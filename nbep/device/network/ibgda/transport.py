@@ -56,6 +56,8 @@ from nbep.device.primitives import (
 from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
 from nbep.device.types import I32, I64, Sym
 
+MOST_PIECES = 32  # whose entries a warp writes at once; with those that wait for a ring, less than MIN_ENTRIES
+
 
 class IbgdaNetwork(NamedTuple):
     """The ranks that a kernel can reach, and how. It has the fields of Bounds: its waits are bounded, too.
@@ -127,6 +129,31 @@ def write_piece(network, qp, index, dst_offset, src_offset, num_bytes, peer):
 
 
 @device_function
+def post_pieces(network, qp, dst_offset, src_offset, num_bytes, head, piece, num_pieces, peer, queue, leaves_now, lane):
+    """The entries of some pieces of a message, from number `piece` on: one for each lane at most. A warp.
+
+    head: bytes of piece 0; the others are whole chunks, but for the last. Returns the number of the last entry.
+    """
+    first = 0
+    has_room = False
+    if lane == 0:
+        first = reserve(qp, num_pieces)
+        has_room = wait_room(network, qp, peer, queue, first + num_pieces - 1)
+    first = shfl_idx_s32(FULL_MASK, first, 0)
+    if vote_any(FULL_MASK, has_room):
+        syncwarp(FULL_MASK)  # all lanes may write the slots that lane 0 has found free
+        if lane < num_pieces:
+            number = piece + lane
+            begin = 0 if number == 0 else head + ((number - 1) << network.log2_chunk)
+            size = min(head if number == 0 else 1 << network.log2_chunk, num_bytes - begin)
+            write_piece(network, qp, first + lane, dst_offset + begin, src_offset + begin, size, peer)
+        syncwarp(FULL_MASK)
+        if lane == 0:
+            submit(network, qp, peer, queue, first, num_pieces, leaves_now)
+    return first + num_pieces - 1
+
+
+@device_function
 def post_write(network, dst_offset, src_offset, num_bytes, peer, queue, leaves_now, lane):
     """Write num_bytes of this rank's buffer into a peer's: an entry for each of its chunks. All lanes of a warp.
 
@@ -135,23 +162,15 @@ def post_write(network, dst_offset, src_offset, num_bytes, peer, queue, leaves_n
     """
     qp = queue_pair_of(network, peer, queue)
     head = min(left_in_chunk(network, dst_offset), num_bytes)  # in the first chunk
-    rest = (num_bytes - head + (1 << network.log2_chunk) - 1) >> network.log2_chunk  # chunks behind it
-    first = 0
-    has_room = False
-    if lane == 0:
-        first = reserve(qp, 1 + rest)
-        has_room = wait_room(network, qp, peer, queue, first + rest)
-    first = shfl_idx_s32(FULL_MASK, first, 0)
-    if vote_any(FULL_MASK, has_room):
-        syncwarp(FULL_MASK)  # all lanes may write the slots that lane 0 has found free
-        for piece in range(lane, 1 + rest, 32):
-            begin = 0 if piece == 0 else head + ((piece - 1) << network.log2_chunk)
-            size = min(head if piece == 0 else 1 << network.log2_chunk, num_bytes - begin)
-            write_piece(network, qp, first + piece, dst_offset + begin, src_offset + begin, size, peer)
-        syncwarp(FULL_MASK)
-        if lane == 0:
-            submit(network, qp, peer, queue, first, 1 + rest, leaves_now)
-    return first + rest
+    num_pieces = 1 + ((num_bytes - head + (1 << network.log2_chunk) - 1) >> network.log2_chunk)
+    last = 0
+    # A few at once: who waited for room for more than the queue has would wait for entries that nobody has rung for.
+    for piece in range(0, num_pieces, MOST_PIECES):
+        num = min(num_pieces - piece, MOST_PIECES)
+        last = post_pieces(
+            network, qp, dst_offset, src_offset, num_bytes, head, piece, num, peer, queue, leaves_now, lane
+        )
+    return last
 
 
 @device_function
