@@ -60,6 +60,8 @@ from nbep.device.primitives import (
 from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
 from nbep.device.types import I32, I64, Sym
 
+MOST_PIECES = 32  # whose entries a warp writes at once; with those that wait for a ring, less than MIN_ENTRIES
+
 
 class IbgdaNetwork(NamedTuple):
     """The ranks that a kernel can reach, and how. It has the fields of Bounds: its waits are bounded, too.
@@ -136,26 +138,33 @@ def post_write(network, dst_offset, src_offset, num_bytes, peer, queue, leaves_n
     entry, for `wait_written`.
     """
     qp = queue_pair_of(network, peer, queue)
-    last = chunk_of(network, dst_offset + num_bytes - 1)
-    num_pieces = last - chunk_of(network, dst_offset) + 1
-    first = 0
-    has_room = False
-    if lane == 0:
-        first = reserve(qp, num_pieces)
-        has_room = wait_room(network, qp, peer, queue, first + num_pieces - 1)
-    first = shfl_idx_s32(FULL_MASK, first, 0)
-    syncwarp(FULL_MASK)  # all lanes may write the slots that lane 0 has found free
-    if vote_any(FULL_MASK, has_room):
-        for piece in range(lane, num_pieces, 32):
-            begin = 0
-            if piece != 0:
-                begin = left_in_chunk(network, dst_offset) + ((piece - 1) << network.log2_chunk)
-            size = min(left_in_chunk(network, dst_offset + begin), num_bytes - begin)
-            write_piece(network, qp, first + piece, dst_offset + begin, src_offset + begin, size, peer)
-        syncwarp(FULL_MASK)
+    last = 0
+    # A few at once: who waited for room for more than the queue has would wait for entries that nobody has rung for.
+    while num_bytes > 0:
+        last_chunk = chunk_of(network, dst_offset + num_bytes - 1)
+        num_pieces = min(last_chunk - chunk_of(network, dst_offset) + 1, MOST_PIECES)
+        head = left_in_chunk(network, dst_offset)
+        first = 0
+        has_room = False
         if lane == 0:
-            submit(network, qp, peer, queue, first, num_pieces, leaves_now)
-    return first + num_pieces - 1
+            first = reserve(qp, num_pieces)
+            has_room = wait_room(network, qp, peer, queue, first + num_pieces - 1)
+        first = shfl_idx_s32(FULL_MASK, first, 0)
+        last = first + num_pieces - 1
+        if vote_any(FULL_MASK, has_room):
+            syncwarp(FULL_MASK)  # all lanes may write the slots that lane 0 has found free
+            if lane < num_pieces:
+                begin = 0 if lane == 0 else head + ((lane - 1) << network.log2_chunk)
+                size = min(left_in_chunk(network, dst_offset + begin), num_bytes - begin)
+                write_piece(network, qp, first + lane, dst_offset + begin, src_offset + begin, size, peer)
+            syncwarp(FULL_MASK)
+            if lane == 0:
+                submit(network, qp, peer, queue, first, num_pieces, leaves_now)
+        done = head + ((num_pieces - 1) << network.log2_chunk)
+        dst_offset += done
+        src_offset += done
+        num_bytes -= done
+    return last
 
 
 @device_function
