@@ -142,7 +142,7 @@ def plain_stores(comm):
 
 def nic_that_stops(comm):
     """Run with a small NBEP_TIMEOUT_MS: the NIC of rank 1 serves one entry a queue pair. Who waits for it is told."""
-    case, options = make_case(3, comm.size), Options(dispatch_as=HOOK)
+    case, options = make_case(3, comm.size), Options(dispatch_as=ASYNC)
     nic = nbep.NicOptions(stopped=(1, 0))
     buffer = make_buffer(comm, [(case, options)], transport="ibgda", num_nvl_peers=1, num_qps_per_rank=1, nic=nic)
     trip = Trip(buffer, case, options)
