@@ -58,7 +58,7 @@ def test_a_plain_store_reaches_the_own_node_alone():
 
 
 def test_a_nic_that_stops_ends_the_wait_of_every_rank_and_the_buffer_can_be_destroyed():
-    mpiexec(4, "nic_that_stops", NBEP_TIMEOUT_MS="3000")
+    mpiexec(4, "nic_that_stops", NBEP_TIMEOUT_MS="5000")
 
 
 def test_an_mpi_for_one_thread_is_refused():
