@@ -9,6 +9,7 @@ from processes import run_python
 pytestmark = pytest.mark.mpi
 
 PROGRAMS = Path(__file__).parent / "network_programs.py"
+LOW_LATENCY = Path(__file__).parent / "low_latency_programs.py"
 FOUR_HOSTS = {"MPIR_CVAR_NOLOCAL": "1"}
 TWO_HOSTS = {"MPIR_CVAR_NUM_CLIQUES": "2", "MPIR_CVAR_CLIQUES_BY_BLOCK": "1"}
 
@@ -63,3 +64,32 @@ def test_a_nic_that_stops_ends_the_wait_of_every_rank_and_the_buffer_can_be_dest
 
 def test_an_mpi_for_one_thread_is_refused():
     mpiexec(2, "too_few_threads", MPI4PY_RC_THREAD_LEVEL="serialized")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("num_nvl_peers", ["1", "2"])
+def test_two_calls_in_flight_agree_with_the_reference(num_nvl_peers):
+    output = run_python(LOW_LATENCY, "two_calls_in_flight", ranks=4, NBEP_TARGET="emulator", **over_nics(num_nvl_peers))
+    assert output.count("is done") == 4, output
+
+
+@pytest.mark.thorough
+def test_the_others_go_on_when_a_rank_in_another_node_is_killed():
+    output = run_python(
+        LOW_LATENCY,
+        "rank_that_is_killed",
+        "plain",
+        ranks=4,
+        survive=True,
+        must_fail=True,
+        NBEP_TARGET="emulator",
+        NBEP_TIMEOUT_MS="10000",
+        **over_nics("1"),
+    )
+    assert output.count("is done") == 3, output
+
+
+def over_nics(num_nvl_peers: str) -> dict[str, str]:
+    """Variables that have buffers send to other nodes over NICs."""
+    nic = "seed=1,max_delay_ns=100000"
+    return {"NBEP_TRANSPORT": "ibgda", "NBEP_NUM_NVL_PEERS": num_nvl_peers, "NBEP_NIC": nic}
