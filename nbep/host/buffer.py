@@ -75,6 +75,7 @@ class Buffer(LowLatencyVerbs):
               this has run on no NIC yet
     Raises:   ValueError if the group has not 2, 4 or 8 ranks, or a size or handle_type is wrong or differs between
               ranks, or so do low_latency_mode or enable_shrink
+              ValueError on the emulator under MPI if the ranks of a node, or all with "direct", are on several hosts
               NotImplementedError for num_rdma_bytes without low_latency_mode, for allow_mnnvl, and for
               low_latency_mode without NVLink
               RuntimeError if a rank has not enough memory, its driver does not offer handle_type, or it cannot reach a

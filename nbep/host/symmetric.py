@@ -90,7 +90,7 @@ class NodeMemory:
         """Symmetric memory for kernels of one's own. It is all zeros on all ranks when this returns. Collective.
 
         Args:   comm         what nbep.spawn passes, a communicator of mpi4py, or a process group of torch.distributed;
-                             at most 8 ranks of one host
+                             at most 8 ranks, those of a node on one host
                 num_bytes    of each rank, a multiple of 128; the same on all ranks
                 timeout_ms   longest time that one wait of a kernel may take, above 0; see Bounds
                 handle_type  as Buffer's

@@ -10,7 +10,7 @@ calls know nothing of: see nbep.device.network.seam on who may add to a cell.
 
  the NIC              the rank's window over the same memory
  stores               MPI_Put
- fetch-and-add        MPI_Fetch_and_op, after MPI_Win_flush
+ fetch-and-add        MPI_Rget_accumulate with MPI_SUM, after MPI_Win_flush
  completion           after MPI_Win_flush
 
 MPI lets in what comes for a process while that calls MPI. So a thread of each process calls it now and then, as long as
