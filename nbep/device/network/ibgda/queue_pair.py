@@ -1,6 +1,6 @@
 """Queue pairs: many GPU threads write into one send queue, each its own entries, and the NIC gets them in order.
 
- reserve     atom_add on RESERVED: these slots are mine, and their number is my ticket
+ reserve     an atomic on RESERVED: these slots are mine, and their number is my ticket
  wait_room   the entry that was in the slot before is done: a completion says so
  write       `entry`
  submit      wait until READY is my ticket: all entries before mine are written; record and doorbell, unless a later
