@@ -73,6 +73,7 @@ class IbgdaNetwork(NamedTuple):
     rank: I32
     num_ranks: I32
     num_qps: I32  # queue pairs for each peer
+    log2_batch: I32  # of the entries a doorbell, where they need not leave at once
     queue_pairs: Sym  # [num_ranks, num_qps] descriptions, see `queue_pair`
     remote_bases: Sym  # [num_ranks] s64: where each rank itself sees its buffer
     local_keys: Sym  # [num_chunks] s32, of this rank's chunks
