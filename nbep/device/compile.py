@@ -2,7 +2,8 @@
 
     nbep compile [FILE] --arch sm_90 [--kernel NAME ...] [--json] [--ptx DIR]
 
-Without FILE they are nbep's own; with it, those that the file defines, which is imported.
+Without FILE they are nbep's own; KERNEL-NETWORK is one over another network than that of its signature, and all are
+there that need no extra package. With FILE they are those that it defines, and it is imported.
 
 Numba and NVVM make the PTX, nvJitLink assembles it and reports registers, spills and stack frame. Neither needs a card
 or a driver. A kernel whose network calls a library is linked with it; see `jit.LIBRARIES`. One process compiles for one
@@ -20,14 +21,14 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from .diagnosis import explain
-from .jit import KERNELS, ComputeCapability, KernelSpec, LinkInput, spec_of
+from .jit import KERNELS, ComputeCapability, KernelSpec, LinkInput, over, spec_of
 from .loops import keep_loops
 from .machine_code import disassemble, loads_in_flight
 from .types import Param, flatten_params, param_type
@@ -64,11 +65,24 @@ class CompileError(RuntimeError):
 
 
 def load_kernels() -> dict[str, KernelSpec]:
-    """nbep's own kernels by name: KERNELS, complete because every module of nbep.device.kernels is imported."""
+    """nbep's own kernels by name: KERNELS, complete because every module that has one is imported."""
     package = importlib.import_module("nbep.device.kernels")
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         importlib.import_module(module.name)
+    importlib.import_module("nbep.device.network.nic")
     return KERNELS
+
+
+def with_variants(kernels: Iterable[KernelSpec]) -> dict[str, KernelSpec]:
+    """Kernels by label, and each that takes a network over the others, too, that need no extra package."""
+    from .network import NETWORKS
+
+    specs: dict[str, KernelSpec] = {}
+    for spec in kernels:
+        networks = NETWORKS if spec.hints.get("network") in NETWORKS else ()
+        for one in (spec, *(spec_of(over(spec.function, network)) for network in networks)):
+            specs[one.label] = one
+    return specs
 
 
 def find_kernel(kernel: str | Callable | KernelSpec) -> KernelSpec:
@@ -275,11 +289,11 @@ def describe(spec: KernelSpec, cc: ComputeCapability, ptx_dir: Path | None) -> d
     seconds = round(time.perf_counter() - start, 2)
     if ptx_dir is not None:
         ptx_dir.mkdir(parents=True, exist_ok=True)
-        (ptx_dir / f"{spec.name}.{arch_name(cc)}.ptx").write_text(compiled.ptx)
-        (ptx_dir / f"{spec.name}.{arch_name(cc)}.cubin").write_bytes(compiled.cubin)
+        (ptx_dir / f"{spec.label}.{arch_name(cc)}.ptx").write_text(compiled.ptx)
+        (ptx_dir / f"{spec.label}.{arch_name(cc)}.cubin").write_bytes(compiled.cubin)
     text = disassemble(compiled.cubin)
     return {
-        "kernel": spec.name,
+        "kernel": spec.label,
         "arch": arch_name(cc),
         "max_threads": spec.threads_on(cc),
         **asdict(compiled.report),
@@ -303,7 +317,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
 
     if options.file is None:
-        specs = load_kernels()
+        specs = with_variants(load_kernels().values())
     elif options.file.suffix == ".py" and options.file.is_file():
         specs = kernels_of(options.file)
     else:

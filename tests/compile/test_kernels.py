@@ -10,7 +10,7 @@ import pytest
 from parts import both_parts
 from processes import LIMIT_S, once_per_run
 
-from nbep.device.compile import load_kernels
+from nbep.device.compile import load_kernels, with_variants
 from nbep.device.jit import PRIMITIVES
 from nbep.device.kernels.intranode.combine import MAX_RANKS
 from nbep.device.kernels.intranode.dispatch import dispatch_smem_bytes
@@ -19,7 +19,7 @@ from nbep.device.layout.low_latency import LowLatencyShape
 from nbep.device.machine_code import loads_in_flight
 from nbep.device.protocols.copies import UNROLL
 
-KERNEL_NAMES = sorted(load_kernels())
+KERNELS = with_variants(load_kernels().values())
 KINDS = ("_u8", "_u16", "_s32", "_u32", "_s64", "_u64", "_f32", "_v2", "_v4")
 LEDGER_MODULES = ("nbep.device.kernels", "nbep.device.protocols", "nbep.device.network")
 LEDGER_WORD = re.compile(r"\b(?:ld|st|atom|fence)_[a-z_]+[a-z]\b")
@@ -55,7 +55,10 @@ def mnemonic(primitive: str) -> str:
 
 def ledgers(name: str) -> str:
     """The docstrings of a kernel's module, and of the protocols and the network that it uses, also through others."""
-    pending = [load_kernels()[name].function.__module__]
+    spec = KERNELS[name]
+    pending = [spec.function.__module__]
+    if "network" in spec.hints:
+        pending.append(spec.hints["network"].__module__)
     seen: dict[str, str] = {}
     while pending:
         module = importlib.import_module(pending.pop())
@@ -67,7 +70,7 @@ def ledgers(name: str) -> str:
 
 
 def test_all_kernels_compile_for_all_architectures(reports):
-    assert sorted(reports) == KERNEL_NAMES
+    assert sorted(reports) == sorted(KERNELS)
     assert all(row["cubin_bytes"] > 0 for row in reports.values())
 
 
@@ -101,12 +104,15 @@ def test_warps_have_as_many_loads_in_flight_as_their_code_says(reports):
         assert max(runs["dispatch"]) == UNROLL, runs
 
 
-@pytest.mark.parametrize("name", KERNEL_NAMES)
+@pytest.mark.parametrize("name", sorted(KERNELS))
 def test_ptx_holds_what_the_ledger_names(reports, name):
     """Each access that the kernel's own ledger names is in its PTX."""
-    ledger = importlib.import_module(load_kernels()[name].function.__module__).__doc__
-    ptx = reports[name]["ptx"]
-    words = set(LEDGER_WORD.findall(ledger))
+    ledger = importlib.import_module(KERNELS[name].function.__module__).__doc__
+    check_words(name, set(LEDGER_WORD.findall(ledger)), reports[name]["ptx"])
+
+
+def check_words(name: str, words: set[str], ptx: str) -> None:
+    """Each primitive that a ledger names is in the PTX of a kernel."""
     assert words
     for word in words:
         members = [p for p in PRIMITIVES if p == word or family(p) == word or family(p) == f"{word}_shared"]
@@ -115,7 +121,14 @@ def test_ptx_holds_what_the_ledger_names(reports, name):
         assert found, f"{name}: the ledger names {word}, the PTX has none of {members}"
 
 
-@pytest.mark.parametrize("name", KERNEL_NAMES)
+@pytest.mark.parametrize("name", ["low_latency_dispatch-IbgdaNetwork", "low_latency_combine-IbgdaNetwork"])
+@pytest.mark.parametrize("module", ["entry", "queue_pair", "doorbell", "completion", "transport"])
+def test_ptx_holds_what_the_ledgers_of_the_queue_pairs_name(reports, name, module):
+    ledger = importlib.import_module(f"nbep.device.network.ibgda.{module}").__doc__
+    check_words(name, set(LEDGER_WORD.findall(ledger)), reports[name]["ptx"])
+
+
+@pytest.mark.parametrize("name", sorted(KERNELS))
 def test_ledger_names_every_ordered_access_of_the_ptx(reports, name):
     text = ledgers(name)
     by_mnemonic: dict[str, set[str]] = {}

@@ -22,8 +22,10 @@ from nbep.device.network.seam import (
 
 seam.provide(Network, direct)
 seam.provide(IbgdaNetwork, ibgda_transport)
+NETWORKS = (Network, IbgdaNetwork)  # which need no extra package
 
 __all__ = [
+    "NETWORKS",
     "IbgdaNetwork",
     "Network",
     "amo_add",

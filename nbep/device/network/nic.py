@@ -11,11 +11,15 @@
  cell          written by      with                      read by          with
  doorbell      GPU             st_release_sys            lane 0           ld_acquire_sys
  record        GPU             st_relaxed_sys            lane 0           ld_relaxed_sys
- entry, bytes  GPU             weak, before the doorbell all lanes        ld_na, after a syncwarp
+ entry, bytes  GPU             st_na, then the doorbell  all lanes        ld_na, after a syncwarp
  bytes there   all lanes       st_na, st_weak            the peer         after an atomic or a completion
+ old value     lane 0          st_weak                   GPU              ld_weak, after the completion
+   syndrome    lane 0          st_weak                   GPU              the same
  cell there    lane 0          atom_add_acq_rel_sys      the peer         ld_acquire_sys
  received      lane 0          st_relaxed_sys            the peer's host  when a wait was over time
  completion    lane 0          st_release_sys            GPU              ld_acquire_sys
+ served, state lane 0          st_weak                   lane 0           ld_weak; one lane serves a queue pair
+ queue pairs, regions   the host, before the launch      all lanes        ld_nc
  stop          the host                                  lane 0           ld_relaxed_sys
 
 A warp serves each queue pair, so nothing orders two of them. What RDMA promises is all that a reader gets: the bytes of

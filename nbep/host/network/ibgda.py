@@ -163,6 +163,7 @@ class IbgdaTransport(Transport):
             rank=rank,
             num_ranks=self._num_ranks,
             num_qps=options.num_qps,
+            log2_batch=self._nic_options.batch.bit_length() - 1,
             queue_pairs=queues.address,
             remote_bases=queues.address + layout.remote_bases,
             local_keys=queues.address + layout.local_keys,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from nbep.device.layout.intranode import ALIGNMENT_BYTES, align_up
+from nbep.device.network.ibgda.queue_pair import DEFAULT_BATCH
 from nbep.device.network.ibgda.transport import IbgdaNetwork
 from nbep.device.protocols.peers import Bounds
 from nbep.host.network.nvshmem import NvshmemTransport
@@ -39,6 +40,7 @@ class IbgdaNicTransport(NvshmemTransport):
             rank=mapped.rank,
             num_ranks=mapped.num_ranks,
             num_qps=pairs.queue_pairs.shape[1],
+            log2_batch=DEFAULT_BATCH.bit_length() - 1,
             queue_pairs=queue_pairs,
             remote_bases=remote_bases,
             local_keys=local_keys,

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
+from nbep.device.network.ibgda.queue_pair import DEFAULT_BATCH, MAX_ENTRIES, MIN_ENTRIES
 from nbep.device.protocols.peers import Bounds
 from nbep.host.arguments import integer, refuse
 from nbep.host.runtime.base import Describe, HandleType, SymmetricMemory
@@ -27,6 +28,7 @@ class NicOptions:
     """How large the queues of the software NIC are, and what it does badly, so that a test or a reader can see it.
 
     Args: num_entries of a send queue, a power of two from 64 to 16384
+          batch entries a doorbell, where they need not leave at once: a power of two from 1 to num_entries / 2
           chunk_bytes buffers are registered in chunks of so many bytes, a power of two from 256 on, each with a key
           seed of everything that the NIC does at random. With 0 the bytes of a write come in their order
           max_delay_ns the NIC waits before each entry, 0 to so long; the emulator counts primitive calls
@@ -36,6 +38,7 @@ class NicOptions:
     """
 
     num_entries: int = 1024
+    batch: int = DEFAULT_BATCH
     chunk_bytes: int = 1 << 26
     seed: int = 0
     max_delay_ns: int = 0
@@ -43,10 +46,9 @@ class NicOptions:
     stopped: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        for name, lowest, highest in (("num_entries", 64, 1 << 14), ("chunk_bytes", 256, 1 << 40)):
-            value = integer(f"nic: {name}", getattr(self, name), lowest)
-            if value > highest or value & (value - 1):
-                refuse(f"nic: {name}", value, f"a power of two from {lowest} to {highest}")
+        self._check_power("num_entries", MIN_ENTRIES, MAX_ENTRIES)
+        self._check_power("batch", 1, self.num_entries // 2)
+        self._check_power("chunk_bytes", 256, 1 << 40)
         integer("nic: seed", self.seed, 0)
         if integer("nic: max_delay_ns", self.max_delay_ns, 0) >= 1 << 31:
             refuse("nic: max_delay_ns", self.max_delay_ns, f"less than {1 << 31}")
@@ -58,6 +60,11 @@ class NicOptions:
                 refuse(f"nic: {name}", repr(value), f"{length} integers")
             for number in value:
                 integer(f"nic: {name}", number, 0)
+
+    def _check_power(self, name: str, lowest: int, highest: int) -> None:
+        value = integer(f"nic: {name}", getattr(self, name), lowest)
+        if value > highest or value & (value - 1):
+            refuse(f"nic: {name}", value, f"a power of two from {lowest} to {highest}")
 
     @classmethod
     def parse(cls, text: str) -> NicOptions:

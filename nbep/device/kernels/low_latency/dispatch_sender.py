@@ -129,9 +129,8 @@ def fill_message(stage, row, shape, round_scale, caster, num_casters, lane):
 @device_function
 def clear_gap(stage, shape, lane):
     """Write what may be padding between the scales and the note of a message."""
-    gap = payload_bytes(shape) + 4 * num_scales(shape)
-    if gap + 4 * lane < note_offset(shape):
-        st_shared_s32(stage + gap + 4 * lane, 0)
+    if lane < -num_scales(shape) & 3:  # words; the note begins at a multiple of NOTE_ALIGNMENT
+        st_shared_s32(stage + payload_bytes(shape) + 4 * num_scales(shape) + 4 * lane, 0)
 
 
 @device_function

@@ -120,9 +120,8 @@ def write_notes(notes, shape, token, choice, lane):
             st_shared_f32(entry + 8, choice.weight)
         if lane < ENTRIES:
             st_shared_s32(note + 4 * lane, token if lane == SRC_IDX else 0)
-        padding = 4 * ENTRIES + 12 * shape.num_topk + 4 * lane
-        if padding < note_bytes(shape):
-            st_shared_s32(note + padding, 0)
+        if lane < shape.num_topk & 3:  # three words for each choice, and padding to a multiple of NOTE_ALIGNMENT
+            st_shared_s32(note + 4 * ENTRIES + 12 * shape.num_topk + 4 * lane, 0)
         left &= left - 1
 
 

@@ -16,7 +16,10 @@
  48        data, or unused   -                             data: where the old value goes
 
 Keys come in the order of bytes in which they go into an entry. Whoever writes an entry owns its slot, see
-`queue_pair`; the stores are weak, and the doorbell publishes them.
+`queue_pair`.
+
+ cell     written by            with     read by    with
+ entry    the owner of its slot st_na    the NIC    ld_na, after the doorbell that publishes it
 
 Source: rdma-core providers/mlx5/mlx5dv.h (mlx5_wqe_ctrl_seg, mlx5_wqe_raddr_seg, mlx5_wqe_data_seg,
 mlx5_wqe_inl_data_seg, mlx5_wqe_atomic_seg); DeepEP csrc/kernels/ibgda_device.cuh (ibgda_write_rdma_write_wqe,

@@ -1,6 +1,6 @@
 """Queue pairs: many GPU threads write into one send queue, each its own entries, and the NIC gets them in order.
 
- reserve     atom_add on RESERVED: these slots are mine, and their number is my ticket
+ reserve     an atomic on RESERVED: these slots are mine, and their number is my ticket
  wait_room   the entry that was in the slot before is done: a completion says so
  write       `entry`
  submit      wait until READY is my ticket: all entries before mine are written; record and doorbell, unless a later
@@ -21,7 +21,7 @@ Only one thread at a time is between its turn and the next one's, so record and 
 lock for that, besides the turn.
 
 Several entries a doorbell: a ring costs a write over PCIe and a wake-up. An entry that need not leave at once rings
-only when it completes a batch; what follows rings for it.
+only when it completes a batch, 2**log2_batch entries of the queue; what follows rings for it.
 
 Source: DeepEP csrc/kernels/ibgda_device.cuh (ibgda_reserve_wqe_slots, ibgda_submit_requests, ibgda_post_send);
 NVSHMEM ibgda_device.cuh (its check of the completion when a queue wraps)
@@ -58,7 +58,7 @@ QUEUE_PAIR_BYTES = 8 * NUM_WORDS
 
 MIN_ENTRIES = 64
 MAX_ENTRIES = 1 << 14  # so that 16 bits of a number tell which entries are done
-BATCH = 4  # entries a doorbell, where they need not leave at once
+DEFAULT_BATCH = 4  # entries a doorbell, where they need not leave at once
 
 
 @device_function
@@ -111,7 +111,7 @@ def submit(network, qp, peer, queue, index, num_entries, leaves_now):
     """Hand entries to the NIC that this thread has written, or others that it has synchronised with; one thread."""
     if wait_turn(network, qp, peer, queue, index):
         after = index + num_entries
-        if leaves_now or index // BATCH != after // BATCH:
+        if leaves_now or index >> network.log2_batch != after >> network.log2_batch:
             write_record(field(qp, RECORD), after)
             ring(field(qp, DOORBELL), after, field(qp, QPN))
         st_release_gpu_s32(qp + 8 * READY, s32(after))  # PAIR ibgda-turn

@@ -9,6 +9,8 @@
  message         a warp              st_na       the NIC    after the doorbell
                  the NIC             writes      rank r     after the cell that its atomic has changed
  cell            the NIC of a peer   its atomic  rank r     ld_acquire_sys, see `protocols.arrivals`
+ old value       this rank's NIC     a write     who added  ld_weak, after the completion
+ keys, addresses the host            before the launch      ld_nc
 
 Source: DeepEP csrc/kernels/ibgda_device.cuh (nvshmemi_ibgda_put_nbi_warp, nvshmemi_ibgda_amo_nonfetch_add,
 nvshmemi_ibgda_rma_p, ibgda_get_lkey_and_rkey)
@@ -73,6 +75,7 @@ class IbgdaNetwork(NamedTuple):
     rank: I32
     num_ranks: I32
     num_qps: I32  # queue pairs for each peer
+    log2_batch: I32  # of the entries a doorbell, where they need not leave at once
     queue_pairs: Sym  # [num_ranks, num_qps] descriptions, see `queue_pair`
     remote_bases: Sym  # [num_ranks] s64: where each rank itself sees its buffer
     local_keys: Sym  # [num_chunks] s32, of this rank's chunks
@@ -103,8 +106,7 @@ def chunk_of(network, offset):
 @device_function
 def left_in_chunk(network, offset):
     """Bytes from a place to the end of its chunk."""
-    size = 1 << network.log2_chunk
-    return size - ((network.heap_offset + offset) & (size - 1))
+    return ((chunk_of(network, offset) + 1) << network.log2_chunk) - network.heap_offset - offset
 
 
 @device_function
@@ -224,8 +226,10 @@ def fetched_64(network, peer, queue):
 def keep_message(network, src_offset, stage, num_bytes, lane):
     """Copy it to where the NIC reads it."""
     dst = own_ptr(network, src_offset)
-    for offset in range(VEC_BYTES * lane, num_bytes, WARP_BYTES):
+    offset = lane * VEC_BYTES
+    while offset < num_bytes:  # the number of turns of a range would take registers, from far outside of the loop
         st_na_v4(dst + offset, ld_shared_v4(stage + offset))
+        offset += WARP_BYTES
 
 
 @device_function
