@@ -152,7 +152,8 @@ def nic_that_stops(comm):
         trip.receive_dispatch()
     else:
         trip.send_dispatch()
-        with pytest.raises(nbep.PeerTimeout, match=r"the network from rank 1: queue 0 \(its queue pair \d+\): done up to entry 0") as failure:
+        pattern = r"the network from rank 1: queue 0 \(its queue pair \d+\): done up to entry 0"
+        with pytest.raises(nbep.PeerTimeout, match=pattern) as failure:
             trip.receive_dispatch()
         assert (failure.value.rank, failure.value.peer) == (comm.rank, 1)
     comm.barrier()

@@ -18,7 +18,7 @@ from nbep.device.layout.low_latency import (
     row_stride,
     send_offset,
 )
-from nbep.device.network import amo_add, keep_message, put_nbi_warp, quiet
+from nbep.device.network import amo_add, keep_message, own_ptr, put_nbi_warp, quiet, sends_from_buffer
 from nbep.device.primitives import (
     FULL_MASK,
     block_dim,
@@ -74,7 +74,8 @@ def put_row(network, dst, src, row, num_bytes, peer, queue, stage, parity, lane)
             for at in range(lane * VEC_BYTES, part, WARP_BYTES):
                 st_shared_v4(stage.data + at, ld_nc_v4(row + offset + at))
             syncwarp(FULL_MASK)
-        keep_message(network, src + offset, stage.data, part, lane)
+        if sends_from_buffer(network) and row != own_ptr(network, src):  # with zero_copy it lies there already
+            keep_message(network, src + offset, stage.data, part, lane)
         put_nbi_warp(network, dst + offset, src + offset, stage.data, part, peer, queue, lane)
         syncwarp(FULL_MASK)
         offset += part
