@@ -80,7 +80,10 @@ def low_latency_combine(
         checks.choices(topk_idx, handle.num_experts)
         _check_weights(handle, topk_weights)
     combined_x = runtime.empty(plan.out_size, "bfloat16", x) if out is None else out
-    source = mode.symmetric.address + send_offset(mode.num_rdma_bytes, call.half) if zero_copy else x
+    source = x
+    if zero_copy:
+        place = mode.symmetric.address + send_offset(mode.num_rdma_bytes, call.half)
+        source = place if mode.zero_copy_x is None else mode.zero_copy_x
     outputs = CombineOutputs(combined_x, combine_wait_recv_cost_stats)
     inputs = CombineInputs(source, topk_idx, topk_weights, *handle.arguments)
     memory.compare_call(VERB, lambda: {**shape._asdict(), "hook": return_recv_hook})
@@ -90,14 +93,28 @@ def low_latency_combine(
 
 
 def get_next_low_latency_combine_buffer(memory: NodeMemory, handle: Any) -> Array:
-    """See Buffer.get_next_low_latency_combine_buffer."""
+    """See Buffer.get_next_low_latency_combine_buffer.
+
+    Where messages leave from the send area, a NIC may still read there what was sent in this half before. With
+    deduplicate what leaves are sums, which are kept there: then the rows come from elsewhere, and nothing is copied
+    that would not be without.
+    """
     mode = checks.mode_of(memory, "get_next_low_latency_combine_buffer")
+    memory.check_faults()
     handle = checks.handle(mode, handle)
     mode.check_size(_shape(mode, handle, False))
     num_local_experts = handle.num_experts // mode.num_ranks
     shape = (num_local_experts, mode.num_ranks * handle.num_max_dispatch_tokens_per_rank, handle.hidden)
     half = mode.next_half
     mode.zero_copy_number = mode.num_calls
+    mode.zero_copy_x = None
+    if mode.sends_from_buffer:
+        if handle.num_topk != 0:
+            mode.zero_copy_x = memory.runtime.empty(shape, "bfloat16", handle.layout_range)
+            return mode.zero_copy_x
+        if memory.runtime.is_capturing:
+            refuse("get_next_low_latency_combine_buffer", "a call while a graph is captured", "called before")
+        mode.wait_sent(memory.timeout_ms)
     dtype = memory.runtime.dtype_like("bfloat16", handle.layout_range)
     offset = send_offset(mode.num_rdma_bytes, half)
     return mode.symmetric.array(dtype, offset, shape[0] * shape[1] * shape[2]).reshape(shape)

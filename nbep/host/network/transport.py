@@ -146,6 +146,13 @@ class Transport(ABC):
     def close(self) -> None:
         """Undo open. This rank's kernels have ended, and so have those that wait for what it has sent."""
 
+    def unread_by_nic(self) -> int | None:
+        """A peer for whom the NIC has yet to read something from this rank's memory; None if there is none.
+
+        The kernels that have sent it have ended.
+        """
+        return None
+
     def describe(self, peer: int) -> list[str]:
         """Lines for the report of a wait for a peer that was over time: what this rank knows of the network."""
         return []
