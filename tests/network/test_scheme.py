@@ -141,17 +141,17 @@ def test_a_dispatch_is_a_write_for_each_token_and_expert_and_an_atomic_for_each_
 def test_a_combine_is_a_write_for_each_row_and_an_atomic_for_each_expert_and_source_with_rows(num_ranks, num_nvl_peers):
     case = make_case(num_ranks)
     entries = entries_of(case, Options(), num_nvl_peers)
-    writes, adds, credits = Counter(), Counter(), Counter()
+    writes, adds, given = Counter(), Counter(), Counter()
     for rank, peer in unmapped(case, num_nvl_peers):
         rows = choices(case, peer, rank)
         writes.update({(rank, peer, expert): n for expert, n in rows.items()})
         adds.update({(rank, peer, expert): 1 for expert in rows})
-        credits[rank, peer, 0] = 1  # for the dispatch
+        given[rank, peer, 0] = 1  # for the dispatch
     assert count(entries, COMBINE, WRITE, "message") == writes
     assert count(entries, COMBINE, ADD, "counts") == adds
-    assert count(entries, COMBINE, ADD, "credits") == credits
+    assert count(entries, COMBINE, ADD, "credits") == given
     of_combine = [entry for entry in entries if entry.kernel == COMBINE]
-    assert len(of_combine) == writes.total() + adds.total() + credits.total()
+    assert len(of_combine) == writes.total() + adds.total() + given.total()
 
 
 def test_data_and_count_of_an_expert_share_a_queue_pair():
