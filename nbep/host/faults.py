@@ -38,7 +38,8 @@ class PeerTimeout(RuntimeError):
     Attributes:
         rank: who waited
         peer: for whom, or for whom first
-        role: the waiting role, e.g. "dispatch receiver"; "destroy" if the CPU waited for peers to destroy theirs
+        role: the waiting role, e.g. "dispatch receiver"; "destroy" if the CPU waited for peers to destroy theirs,
+            "zero copy" if it waited for its NIC
         cell: the cell that a kernel polled, e.g. "tail"; None if the CPU waited
         report: the whole FaultReport of a kernel; None if the CPU waited
     """
@@ -110,6 +111,12 @@ def fault_error(rank: int, report: FaultReport, timeout_ms: float, network: Sequ
     )
     message = "\n  ".join((message, *network))
     return PeerTimeout(message, rank, report.peer, role, cell, report)
+
+
+def unread_error(rank: int, peer: int, timeout_ms: float, network: Sequence[str]) -> PeerTimeout:
+    """The exception of a rank that wants to write where its NIC has yet to read."""
+    message = f"rank {rank}: its NIC has not read what goes to rank {peer} in {timeout_ms:g} ms"
+    return PeerTimeout("\n  ".join((message, *network)), rank, peer, "zero copy")
 
 
 def destroy_error(rank: int, missing: list[int], timeout_ms: float) -> PeerTimeout:

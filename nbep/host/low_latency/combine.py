@@ -90,14 +90,22 @@ def low_latency_combine(
 
 
 def get_next_low_latency_combine_buffer(memory: NodeMemory, handle: Any) -> Array:
-    """See Buffer.get_next_low_latency_combine_buffer."""
+    """See Buffer.get_next_low_latency_combine_buffer.
+
+    Where messages leave from the send area, a NIC may still read there what was sent in this half before.
+    """
     mode = checks.mode_of(memory, "get_next_low_latency_combine_buffer")
+    memory.check_faults()
     handle = checks.handle(mode, handle)
     mode.check_size(_shape(mode, handle, False))
     num_local_experts = handle.num_experts // mode.num_ranks
     shape = (num_local_experts, mode.num_ranks * handle.num_max_dispatch_tokens_per_rank, handle.hidden)
     half = mode.next_half
     mode.zero_copy_number = mode.num_calls
+    if mode.sends_from_buffer:
+        if memory.runtime.is_capturing:
+            refuse("get_next_low_latency_combine_buffer", "a call while a graph is captured", "called before")
+        mode.wait_sent(memory.timeout_ms)
     dtype = memory.runtime.dtype_like("bfloat16", handle.layout_range)
     offset = send_offset(mode.num_rdma_bytes, half)
     return mode.symmetric.array(dtype, offset, shape[0] * shape[1] * shape[2]).reshape(shape)

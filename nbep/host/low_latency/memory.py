@@ -33,8 +33,10 @@ from nbep.device.layout.low_latency import (
     quarter_bytes_needed,
     share_bytes,
 )
+from nbep.device.network import sends_from_buffer
 from nbep.device.protocols.peers import Bounds
 from nbep.host.arguments import refuse
+from nbep.host.faults import unread_error
 from nbep.host.network.transport import Transport
 from nbep.host.runtime.base import HandleType, Kernel, Runtime, Stream
 
@@ -218,6 +220,26 @@ class LowLatencyMemory:
         """Wait for the calls so far; they may be on a stream of the caller."""
         if self._last_stream is not None:
             self._last_stream.synchronize()
+
+    @property
+    def sends_from_buffer(self) -> bool:
+        """Whether what leaves is read from the send area after the kernel that sends it has ended."""
+        return sends_from_buffer(self.network)
+
+    def wait_sent(self, timeout_ms: float) -> None:
+        """Wait until the send area is not read any more: not by kernels, and not by a NIC.
+
+        Raises: PeerTimeout if the NIC does not come that far
+        """
+        self.synchronize()
+        in_time = self.runtime.wait_until(
+            lambda: self.transport.unread_by_nic() is None,
+            lambda: f"its NIC to read what goes to rank {self.transport.unread_by_nic()}",
+            int(timeout_ms * 1e6),
+        )
+        peer = None if in_time else self.transport.unread_by_nic()
+        if peer is not None:
+            raise unread_error(self.rank, peer, timeout_ms, self.transport.describe(peer))
 
     def masked_ranks(self) -> list[int]:
         """The ranks that this one goes on without, after the calls so far; [] if the buffer does not shrink."""

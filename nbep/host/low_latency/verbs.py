@@ -147,6 +147,8 @@ class LowLatencyVerbs:
         """The part of the RDMA buffer that the next call, a low_latency_combine with zero_copy, sends from.
 
         Returns:  [num_local_experts, num_ranks * num_max_dispatch_tokens_per_rank, hidden] bf16
+        Raises:   PeerTimeout after an earlier one, or if a NIC does not come so far
+        Blocks:   over a NIC the CPU, until all that this rank has sent has been read
         Source:   DeepEP deep_ep/buffer.py, Buffer.get_next_low_latency_combine_buffer
         """
         return get_next_low_latency_combine_buffer(self._usable("get_next_low_latency_combine_buffer"), handle)

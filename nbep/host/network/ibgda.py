@@ -24,6 +24,7 @@ from nbep.device.network.ibgda.completion import (
     STATUS_WORD,
     SYNDROME_WORD,
     index_of,
+    is_done,
     opcode_of,
 )
 from nbep.device.network.ibgda.entry import ENTRY_BYTES
@@ -280,6 +281,15 @@ class IbgdaTransport(Transport):
             memory.free()
         self._memories.clear()
         self._symmetric.close_peers()
+
+    def unread_by_nic(self) -> int | None:
+        for number in range(self._layout.num_queue_pairs):
+            words = self._layout.words_of(number)
+            num_rung = int(swap(self._queues.read(words + RECORD_AT, 1, np.uint32))[0])
+            status = int(self._queues.read(words + STATUS_WORD, 1, np.int32)[0])
+            if opcode_of(status) != REQ_ERR and not is_done(status, num_rung - 1):
+                return number // self._options.num_qps
+        return None
 
     # Reports
 

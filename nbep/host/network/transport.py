@@ -157,6 +157,13 @@ class Transport(ABC):
     def end(self) -> None:  # noqa: B027 - most have made nothing
         """Give back what creating it has made. Collective; it comes last, also if the construction fails."""
 
+    def unread_by_nic(self) -> int | None:
+        """A peer for whom the NIC has yet to read something from this rank's memory; None if there is none.
+
+        The kernels that have sent it have ended.
+        """
+        return None
+
     def describe(self, peer: int) -> list[str]:
         """Lines for the report of a wait for a peer that was over time: what this rank knows of the network."""
         return []
