@@ -329,8 +329,8 @@ def serve_entry(nic, troubles, qp, index, lane):
 @device_function
 def rung(qp):
     """How many entries the queue has, modulo 2**16, as doorbell and record say; -1 if the record lags; one thread."""
-    # PAIR ibgda-doorbell
-    num_entries = byteswap_u32(ld_acquire_sys_s64(ld_nc_s64(qp + 8 * DOORBELL)) & 0xFFFFFFFF) >> 8 & 0xFFFF
+    doorbell = ld_acquire_sys_s64(ld_nc_s64(qp + 8 * DOORBELL))  # PAIR ibgda-doorbell
+    num_entries = byteswap_u32(doorbell & 0xFFFFFFFF) >> 8 & 0xFFFF
     record = byteswap_u32(ld_relaxed_sys_s32(ld_nc_s64(qp + 8 * RECORD))) & 0xFFFF
     return num_entries if (record - num_entries) & 0xFFFF < 0x8000 else -1
 
