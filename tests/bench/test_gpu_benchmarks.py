@@ -9,7 +9,7 @@ import pytest
 
 from nbep.bench import intranode
 
-GPU_BENCHMARKS = ["intranode", "launch", "low-latency", "soak"]
+GPU_BENCHMARKS = ["intranode", "launch", "low-latency", "network", "soak"]
 
 
 def main_of(name: str):

@@ -70,6 +70,28 @@ def test_low_latency_measures_processes_with_and_without_graphs(tmp_path):
     }
 
 
+NETWORK = ["--sizes", "16,65536", "--batches", "1,4", "--queues", "1,4", "--sms", 2, "--messages", 4, "--repeat", 1]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_network_measures_virtual_ranks_over_direct_and_ibgda(num_ranks, tmp_path):
+    report = tmp_path / "report.json"
+    run_python("-m", "nbep", "bench", "network", *NETWORK, "--ranks", num_ranks, "--json", report)
+    rows = json.loads(report.read_text())["rows"]
+    assert [(row["transport"], row["num_bytes"]) for row in rows] == [
+        (transport, size) for transport in ("direct", *["ibgda"] * 4) for size in (16, 65536)
+    ]
+    assert all(row["us"] > 0 and row["of_copy"] > 0 for row in rows)
+
+
+@pytest.mark.skipif(find_spec("mpi4py") is None, reason="no mpi4py here")
+def test_network_measures_processes(tmp_path):
+    report = tmp_path / "report.json"
+    environment = {"PYTORCH_CUDA_ALLOC_CONF": None, "NBEP_TIMEOUT_MS": "30000"}
+    run_python("-m", "nbep", "bench", "network", *NETWORK, "--json", report, ranks=2, **environment)
+    assert {row["transport"] for row in json.loads(report.read_text())["rows"]} >= {"direct", "ibgda"}
+
+
 def test_launch_measures_every_launcher():
     costs = json.loads(run_python("-m", "nbep", "bench", "launch", "--repeat", 1, "--json"))
     assert len(costs) == 3

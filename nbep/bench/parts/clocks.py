@@ -196,3 +196,22 @@ def over_ranks(comm: Any, samples: Sequence[float]) -> Spread:
         strict=True,
     )
     return Spread(statistics.fmean(medians), min(medians), max(medians), statistics.fmean(averages))
+
+
+def driver_us(stream: Any, call: Callable[[], Any], times: int) -> float:
+    """Microseconds of so many calls in a row on one of nbep's streams; it waits for them. No torch."""
+    from cuda.bindings import driver as cu
+
+    from nbep.host.runtime.cuda.driver import check
+
+    start, end = (check("cuEventCreate", cu.cuEventCreate(0)) for _ in range(2))
+    try:
+        check("cuEventRecord", cu.cuEventRecord(start, stream.handle))
+        for _ in range(times):
+            call()
+        check("cuEventRecord", cu.cuEventRecord(end, stream.handle))
+        stream.synchronize()
+        return 1e3 * float(check("cuEventElapsedTime", cu.cuEventElapsedTime(start, end)))
+    finally:
+        for event in (start, end):
+            cu.cuEventDestroy(event)

@@ -52,6 +52,7 @@ LOW_LATENCY_BARRIER = 15
 IBGDA_TURN = 16
 IBGDA_COMPLETION = 17
 IBGDA_ERROR = 18
+NETWORK_PUSH = 19
 OWN_SITES = 100
 
 SITES = {
@@ -73,6 +74,7 @@ SITES = {
     IBGDA_TURN: ("ibgda", "READY", "the entries before its own to be written"),
     IBGDA_COMPLETION: ("ibgda", "completion", "the NIC to be done with an entry"),
     IBGDA_ERROR: ("ibgda", "completion", "an entry that the NIC has refused"),
+    NETWORK_PUSH: ("network_push", "arrived", "the neighbour's messages, or its word that all have arrived"),
 }
 
 REPORT_WORDS = 8
@@ -225,4 +227,19 @@ def wait_arrivals(arrivals, wanted, bounds):
             deadline = start_wait(bounds)
         elif wait_expired(deadline):
             report_fault(bounds, GRID_BARRIER, -1, -1, wanted, seen)
+            return
+
+
+@device_function
+def wait_pushed(cell, wanted, bounds, peer, queue):
+    """Wait until a peer has added to a cell so often: what it had put before is there."""
+    deadline = 0
+    while True:
+        seen = ld_acquire_sys_s32(cell)  # PAIR network-amo
+        if seen >= wanted:
+            return
+        if deadline == 0:
+            deadline = start_wait(bounds)
+        elif wait_expired(deadline):
+            report_fault(bounds, NETWORK_PUSH, peer, queue, wanted, seen)
             return

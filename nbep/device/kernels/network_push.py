@@ -1,0 +1,139 @@
+"""Network push: every rank sends messages to the next one, through its network, and waits for those of the one before.
+
+ rank r: stage --keep_message, put_nbi_warp--> message[w, i] of rank r + 1      each warp w its own, i = 0, 1, ...
+               --amo_add, when they are quiet-> arrived[q] of rank r + 1        each warp, on its queue q
+         acknowledged of rank r - 1 <--amo_add-- when all has arrived here
+
+ cell           written by            with           read by            with
+ stage          its warp              st_shared_v4   the network        after a proxy fence and syncwarp
+ message        warps of rank r - 1   put_nbi_warp   (nobody: only the time counts)
+ arrived[q]     warps of rank r - 1   amo_add        block 0, a lane    ld_acquire_sys
+ acknowledged   block 0 of rank r + 1 amo_add        block 0, lane 0    ld_acquire_sys
+
+A message that is longer than a stage goes in parts, each with a put of its own. A launch ends when what this rank has
+sent is there, and what it waits for has come. So nothing is on its way in between, and places are written again. The
+cells only count up; `round` is how often they have been used, this launch included.
+"""
+
+from typing import NamedTuple
+
+from nbep.device.jit import device_function, kernel
+from nbep.device.network import Network, amo_add, keep_message, own_ptr, put_nbi_warp, quiet
+from nbep.device.primitives import (
+    FULL_MASK,
+    block_dim,
+    block_idx,
+    fence_proxy_async_shared,
+    grid_dim,
+    has_tma,
+    smem_base,
+    st_shared_v4,
+    syncwarp,
+    thread_idx,
+    u32_div,
+    u32_mod,
+)
+from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
+from nbep.device.protocols.peers import Bounds
+from nbep.device.protocols.waits import wait_pushed
+from nbep.device.types import I32, I64
+
+STAGE_BYTES = 32 << 10  # of a warp
+MAX_WARPS = 4  # of a block
+MAX_QUEUES = 32
+CELL_BYTES = 128  # each in a line of its own
+CELLS_BYTES = CELL_BYTES * (MAX_QUEUES + 1)
+
+
+class PushSizes(NamedTuple):
+    """The buffer: messages as they come, messages as they leave, each [warps, num_messages, num_bytes]; cells."""
+
+    num_bytes: I64  # of a message, a multiple of 16
+    num_messages: I32  # of each warp
+    num_queues: I32
+    round: I32
+
+
+def messages_bytes(num_warps, sizes):
+    """Of all the messages of a rank."""
+    return num_warps * sizes.num_messages * sizes.num_bytes
+
+
+def buffer_bytes(num_warps, sizes):
+    """What a rank's buffer has to have."""
+    return 2 * messages_bytes(num_warps, sizes) + CELLS_BYTES
+
+
+def smem_bytes(num_threads, num_bytes):
+    """Dynamic shared memory of a block."""
+    return num_threads // 32 * min(num_bytes, STAGE_BYTES)
+
+
+@device_function
+def cell_of(sizes, number):
+    """Where a cell is: that of a queue, or `acknowledged` behind them."""
+    num_warps = grid_dim() * (block_dim() // 32)
+    return 2 * num_warps * sizes.num_messages * sizes.num_bytes + CELL_BYTES * number
+
+
+@device_function
+def fill_stage(stage, num_bytes, rank, warp, lane):
+    """Every 16 bytes say whose they are, and where in a stage; one warp."""
+    offset = lane * VEC_BYTES
+    while offset < num_bytes:
+        st_shared_v4(stage + offset, (rank, warp, offset, 0x5EED))
+        offset += WARP_BYTES
+    if has_tma():
+        fence_proxy_async_shared()
+    syncwarp(FULL_MASK)
+
+
+@device_function
+def push_message(network, sizes, dst, src, stage, peer, queue, lane):
+    """Put one message, in parts that fit into a stage; one warp."""
+    done = 0
+    while done < sizes.num_bytes:
+        num_bytes = min(sizes.num_bytes - done, STAGE_BYTES)
+        keep_message(network, src + done, stage, num_bytes, lane)
+        put_nbi_warp(network, dst + done, src + done, stage, num_bytes, peer, queue, lane)
+        done += num_bytes
+
+
+@device_function
+def wait_neighbours(network, bounds, sizes, before, after, lane):
+    """Wait until all has come here, say so, and wait until the next rank says it; one warp."""
+    num_warps = grid_dim() * (block_dim() // 32)
+    if lane < sizes.num_queues:
+        of_queue = u32_div(num_warps + sizes.num_queues - 1 - lane, sizes.num_queues)
+        wait_pushed(own_ptr(network, cell_of(sizes, lane)), sizes.round * of_queue, bounds, before, lane)
+    syncwarp(FULL_MASK)
+    if lane == 0:
+        cell = cell_of(sizes, MAX_QUEUES)
+        amo_add(network, cell, 1, before, 0, True)
+        wait_pushed(own_ptr(network, cell), sizes.round, bounds, after, MAX_QUEUES)
+
+
+@kernel(max_threads=32 * MAX_WARPS)
+def network_push(sizes: PushSizes, network: Network, bounds: Bounds):
+    """Grid: any. Block: a multiple of 32. num_queues: no more than there are warps. Shared memory: `smem_bytes`."""
+    lane = thread_idx() % 32
+    warp_in_block = thread_idx() // 32
+    num_warps = grid_dim() * (block_dim() // 32)
+    warp = block_idx() * (block_dim() // 32) + warp_in_block
+    after = u32_mod(network.rank + 1, network.num_ranks)
+    before = u32_mod(network.rank + network.num_ranks - 1, network.num_ranks)
+    queue = u32_mod(warp, sizes.num_queues)
+    stage_bytes = min(sizes.num_bytes, STAGE_BYTES)
+    stage = smem_base() + warp_in_block * stage_bytes
+    fill_stage(stage, stage_bytes, network.rank, warp, lane)
+    dst = warp * sizes.num_messages * sizes.num_bytes
+    src = dst + num_warps * sizes.num_messages * sizes.num_bytes
+    for _ in range(sizes.num_messages):
+        push_message(network, sizes, dst, src, stage, after, queue, lane)
+        dst += sizes.num_bytes
+        src += sizes.num_bytes
+    quiet(network, lane)
+    if lane == 0:
+        amo_add(network, cell_of(sizes, queue), 1, after, queue, True)
+    if warp == 0:
+        wait_neighbours(network, bounds, sizes, before, after, lane)
