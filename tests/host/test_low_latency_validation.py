@@ -421,11 +421,13 @@ def test_masks_need_enable_shrink(starts_nothing):
         (True, "rank_to_mask: got True; must be an integer of at least 0"),
     ],
 )
-def test_a_mask_is_of_a_rank(rank, message, starts_nothing):
+def test_a_mask_is_of_another_rank(rank, message, starts_nothing):
     def main(comm):
         buffer = make_buffer(comm, [(CASE, TRIP)], enable_shrink=True)
         with starts_nothing(), pytest.raises(ValueError, match="^" + re.escape(message)):
             buffer.low_latency_update_mask_buffer(rank, True)
+        with starts_nothing(), pytest.raises(ValueError, match=f"rank_to_mask: got {comm.rank}; must be another rank"):
+            buffer.low_latency_update_mask_buffer(comm.rank, True)
         trip = Trip(buffer, CASE, Options(spare=1))
         trip.send_dispatch()
         trip.receive_dispatch()

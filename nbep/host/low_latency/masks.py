@@ -33,6 +33,8 @@ def update_mask_buffer(memory: NodeMemory, rank_to_mask: int, mask: bool) -> Non
     rank = integer("rank_to_mask", rank_to_mask, 0)
     if rank >= mode.num_ranks:
         refuse("rank_to_mask", rank, f"a rank below {mode.num_ranks}")
+    if rank == mode.rank:
+        refuse("rank_to_mask", rank, "another rank than the one that calls it")
     _launch(memory, mode.kernel(update_kernel), (), mode.network, mode.mask, mode.num_rdma_bytes, rank, 1, int(mask))
 
 

@@ -165,7 +165,7 @@ class LowLatencyVerbs:
         clean_low_latency_buffer(memory, num_max_dispatch_tokens_per_rank, hidden, num_experts)
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
-        """Go on without a rank (mask=True) in later low-latency calls, or with it again. Needs enable_shrink."""
+        """Go on without another rank (mask=True) in later low-latency calls, or with it again. Needs enable_shrink."""
         masks.update_mask_buffer(self._usable("low_latency_update_mask_buffer"), rank_to_mask, mask)
 
     def low_latency_query_mask_buffer(self, mask_status: Array) -> None:
