@@ -126,7 +126,7 @@ PROGRAMS = [
     Program(one_by_one, ONCE, {"num_ranks": 3, "num_tokens": 2}),
     Program(one_by_one, Options(), {"hidden": 2304, "num_tokens": 3}),
     Program(two_at_a_time, Options(use_fp8=True, over_nic=True), {}),
-    Program(one_by_one, Options(deduplicate=True, over_nic=True), {"num_tokens": 20, **ONE_EXPERT}),
+    Program(one_by_one, Options(deduplicate=True, over_nic=True), {"num_tokens": 6, **ONE_EXPERT}),
 ]
 
 
@@ -135,8 +135,6 @@ def special_programs(step: Step) -> list[Program]:
     module = step.module.rpartition(".")[2]
 
     def is_special(program: Program) -> bool:
-        if step.function == "tell":
-            return program.options.over_nic
         if "clean" in module or step.function == "wait_peer":
             return program.fn is with_a_clean
         if "put_stage" in step.function or "encoded" in step.function:
