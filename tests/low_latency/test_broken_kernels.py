@@ -1,6 +1,7 @@
 """Low-latency kernels broken on purpose are caught: every step that orders memory is left out once.
 
-`steps` finds them in the source, so a new one is tested, too. A few of them order nothing: NOT_NEEDED says why.
+`steps` finds them in the source, so a new one is tested, too. A few of them order nothing: NOT_NEEDED says why. The
+steps of queue pairs and of the software NIC are left out by tests/network/test_broken_steps.py.
 """
 
 import ast
@@ -29,8 +30,6 @@ MODULES = [
     *(f"{KERNELS}.{name}" for name in ("combine", "combine_sender", "combine_receiver", "sum_first")),
     *(f"{KERNELS}.{name}" for name in ("journal", "clean_low_latency_buffer")),
     "nbep.device.network.direct",
-    *(f"nbep.device.network.ibgda.{name}" for name in ("transport", "queue_pair", "doorbell", "completion")),
-    "nbep.device.network.nic",
     "nbep.device.protocols.arrivals",
 ]
 
@@ -127,7 +126,7 @@ PROGRAMS = [
     Program(one_by_one, ONCE, {"num_ranks": 3, "num_tokens": 2}),
     Program(one_by_one, Options(), {"hidden": 2304, "num_tokens": 3}),
     Program(two_at_a_time, Options(use_fp8=True, over_nic=True), {}),
-    Program(one_by_one, Options(deduplicate=True, over_nic=True), {"num_tokens": 20, **ONE_EXPERT}),
+    Program(one_by_one, Options(deduplicate=True, over_nic=True), {"num_tokens": 6, **ONE_EXPERT}),
 ]
 
 
@@ -136,8 +135,6 @@ def special_programs(step: Step) -> list[Program]:
     module = step.module.rpartition(".")[2]
 
     def is_special(program: Program) -> bool:
-        if "network.ibgda" in step.module or module == "nic" or step.function == "tell":
-            return program.options.over_nic
         if "clean" in module or step.function == "wait_peer":
             return program.fn is with_a_clean
         if "put_stage" in step.function or "encoded" in step.function:
@@ -162,6 +159,7 @@ def is_caught(memory_model: str, programs: Sequence[Program], seeds: Sequence[in
 
 # Steps that can be left out, and why.
 NOT_NEEDED = {
+    "arrivals.tell-amo_add-0": "only where an add is a message of its own: such a network orders it behind its queue",
     "combine_sender.put_row-syncwarp-0": "direct: a lane puts what it has written itself. Other transports need it",
     "send_once.count_ranks-syncwarp-1": "the one in may_warp_send comes before its loads, too",
     "send_once.tell_counts-syncwarp-0": "brings the lanes together again",
@@ -169,6 +167,10 @@ NOT_NEEDED = {
     "expand.expand_messages-syncwarp-0": "brings the lanes together again",
     "sum_first.announce_parts-syncwarp-0": "brings the lanes together again",
     "sum_first.send_sums-syncwarp-0": "the vote in the next part comes before its stores, too",
+}
+# Steps that no schedule of the emulator shows to be missing, and why.
+NOT_SEEN = {
+    "arrivals.tell-atom_add_acq_rel_gpu_s32-0": "orders atomics of a thread: the emulator keeps their order",
 }
 STEPS = [step for module in MODULES for step in steps_of(module)]
 
@@ -179,14 +181,14 @@ def test_unbroken_kernels_are_not_caught(program, memory_model):
     program.run(1, memory_model)
 
 
-@pytest.mark.parametrize("step", [step for step in STEPS if str(step) not in NOT_NEEDED], ids=str)
+@pytest.mark.parametrize("step", [step for step in STEPS if str(step) not in NOT_NEEDED | NOT_SEEN], ids=str)
 def test_a_step_that_is_left_out_is_caught(step, monkeypatch):
     step.leave_out(monkeypatch)
     assert is_caught("checked", special_programs(step), range(12)) or is_caught("checked", PROGRAMS)
 
 
 def test_no_step_is_said_to_be_needless_that_is_not_there():
-    assert NOT_NEEDED.keys() <= {str(step) for step in STEPS}
+    assert NOT_NEEDED.keys() | NOT_SEEN.keys() <= {str(step) for step in STEPS}
 
 
 def credit_before_zeros(function: ast.FunctionDef) -> None:

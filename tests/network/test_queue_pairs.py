@@ -103,12 +103,12 @@ WRITES = [
     (240, 240, 16),
     (48, 160, 1024),
     (160, 48, 512),
-    (16, 240, 9000),  # more entries than lanes
+    (16, 240, 8400),  # more entries than lanes
     (3, 5, 301),  # no multiples of 16
 ]
 
 
-@every_memory_model
+@pytest.mark.parametrize("memory_model", both_parts(["sc", "checked"], thorough=["delayed"]))
 @pytest.mark.parametrize(("src", "dst", "num_bytes"), WRITES)
 def test_a_write_has_an_entry_for_each_chunk_there_and_a_segment_for_each_chunk_here(src, dst, num_bytes, memory_model):
     check_write(src, dst, num_bytes, memory_model=memory_model, seed=1, nic={"seed": 1})
@@ -138,7 +138,7 @@ def write_values(network: IbgdaNetwork, value: I64, shift: I32):
 
 
 @every_memory_model
-@pytest.mark.parametrize("shift", [0, 3, 8])
+@pytest.mark.parametrize("shift", [0, 3])
 def test_a_value_of_one_to_eight_bytes_changes_these_bytes_alone(shift, memory_model):
     value = 0x7261_5443_3625_1708
     memories = run(write_values, 1, 32, value, shift, memory_model=memory_model, seed=shift)
@@ -232,7 +232,7 @@ def check_many(num_warps: int, num_writes: int, num_bytes: int, is_alone: bool, 
 
 
 @every_memory_model
-@pytest.mark.parametrize("num_qps", [1, 2, 3])
+@pytest.mark.parametrize("num_qps", [1, 3])
 def test_queues_are_spread_over_the_queue_pairs_of_a_peer(num_qps, memory_model):
     trace = Stores()
     numbers = check_many(5, 4, 32, True, num_qps=num_qps, memory_model=memory_model, tracer=trace, seed=2)
@@ -247,14 +247,14 @@ def test_queues_are_spread_over_the_queue_pairs_of_a_peer(num_qps, memory_model)
 @every_memory_model
 @pytest.mark.parametrize("seed", both_parts(range(1), thorough=range(1, 8)))
 def test_a_queue_of_64_entries_takes_hundreds_from_many_warps(seed, memory_model):
-    numbers = check_many(4, 60, 32, seed % 2 == 0, memory_model=memory_model, seed=seed, nic={"seed": seed})
+    numbers = check_many(4, 50, 16, seed % 2 == 0, memory_model=memory_model, seed=seed, nic={"seed": seed})
     assert max(map(max, numbers)) > 3 * NUM_ENTRIES
 
 
 SLOW = {"max_delay_ns": 1000, "seed": 2}
 
 
-@every_memory_model
+@pytest.mark.parametrize("memory_model", both_parts(["sc"], thorough=["delayed", "checked"]))
 def test_a_full_queue_waits_for_completions(memory_model):
     trace = Stores()
     check_many(2, 40, 16, False, memory_model=memory_model, seed=1, tracer=trace, nic=SLOW)
@@ -300,7 +300,7 @@ def message_to_all(network: IbgdaNetwork, num_bytes: I32):
 
 
 @every_memory_model
-@pytest.mark.parametrize(("num_ranks", "num_nvl_peers"), [(4, 2), (4, 4), (3, 1), (4, 1)])
+@pytest.mark.parametrize(("num_ranks", "num_nvl_peers"), [(4, 2), (3, 1)])
 def test_peers_of_the_node_are_reached_through_memory_and_others_through_queues(num_ranks, num_nvl_peers, memory_model):
     trace = Stores()
     num_bytes = 272

@@ -6,6 +6,7 @@ nvshmemi_ibgda_amo_nonfetch_add for each expert and rank. nbep's credits are ato
 
 import re
 from collections import Counter
+from functools import cache
 from typing import NamedTuple
 
 import mlx5_layouts as mlx5
@@ -68,6 +69,12 @@ class Entries:
         return Entry(kernel, rank, peer, queue, opcode, num_bytes, name or "message", local_expert)
 
 
+@cache
+def entries_of_trip(num_ranks: int, num_nvl_peers: int) -> list[Entry]:
+    """Those of one plain trip with `make_case`."""
+    return entries_of(make_case(num_ranks), Options(), num_nvl_peers)
+
+
 def entries_of(case: Case, options: Options, num_nvl_peers: int, num_trips: int = 1) -> list[Entry]:
     """The entries of some trips, whose results are right. A buffer is one chunk, so that no message is in two."""
     trace = Entries()
@@ -109,7 +116,7 @@ def choices(case: Case, rank: int, peer: int) -> Counter:
 
 
 WRITE, ADD = mlx5.OPCODE_RDMA_WRITE, mlx5.OPCODE_MASKED_FETCH_ADD
-SHAPES = [(2, 1), (3, 1), (4, 2), (4, 1)]
+SHAPES = [(3, 1), (4, 2)]
 
 
 def make_case(num_ranks: int, routing: str = "uniform") -> Case:
@@ -119,13 +126,12 @@ def make_case(num_ranks: int, routing: str = "uniform") -> Case:
     )
 
 
-@pytest.mark.parametrize("use_fp8", [False, True])
 @pytest.mark.parametrize(("num_ranks", "num_nvl_peers"), SHAPES)
 def test_a_dispatch_is_a_write_for_each_token_and_expert_and_an_atomic_for_each_expert_and_rank(
-    num_ranks, num_nvl_peers, use_fp8
+    num_ranks, num_nvl_peers
 ):
     case = make_case(num_ranks)
-    entries = entries_of(case, Options(use_fp8=use_fp8), num_nvl_peers)
+    entries = entries_of_trip(num_ranks, num_nvl_peers)
     writes, adds = Counter(), Counter()
     for rank, peer in unmapped(case, num_nvl_peers):
         writes.update({(rank, peer, expert): n for expert, n in choices(case, rank, peer).items()})
@@ -140,7 +146,7 @@ def test_a_dispatch_is_a_write_for_each_token_and_expert_and_an_atomic_for_each_
 @pytest.mark.parametrize(("num_ranks", "num_nvl_peers"), SHAPES)
 def test_a_combine_is_a_write_for_each_row_and_an_atomic_for_each_expert_and_source_with_rows(num_ranks, num_nvl_peers):
     case = make_case(num_ranks)
-    entries = entries_of(case, Options(), num_nvl_peers)
+    entries = entries_of_trip(num_ranks, num_nvl_peers)
     writes, adds, given = Counter(), Counter(), Counter()
     for rank, peer in unmapped(case, num_nvl_peers):
         rows = choices(case, peer, rank)
@@ -155,7 +161,7 @@ def test_a_combine_is_a_write_for_each_row_and_an_atomic_for_each_expert_and_sou
 
 
 def test_data_and_count_of_an_expert_share_a_queue_pair():
-    entries = entries_of(make_case(3), Options(), 1)
+    entries = entries_of_trip(3, 1)
     for entry in entries:
         if entry.cell == "counts":
             assert entry.queue == entry.expert
@@ -164,13 +170,13 @@ def test_data_and_count_of_an_expert_share_a_queue_pair():
 
 
 def test_a_later_call_gives_one_credit_to_each_rank_besides():
-    num_trips = 3
-    case = make_case(3)
+    num_trips = 2
+    case = make_case(2)
     entries = entries_of(case, Options(), 1, num_trips)
     for kernel, launches in ((DISPATCH, num_trips - 1), (COMBINE, num_trips)):
         assert count(entries, kernel, ADD, "credits") == {(*pair, 0): launches for pair in unmapped(case, 1)}
         assert count(entries, kernel, ADD, "arrivals") == {}
-    assert count(entries, DISPATCH, ADD, "counts").total() == num_trips * 3 * case.num_experts * 2 // 3
+    assert count(entries, DISPATCH, ADD, "counts").total() == num_trips * case.num_experts  # each from the other rank
 
 
 @pytest.mark.parametrize(("num_ranks", "num_nvl_peers"), SHAPES)

@@ -31,6 +31,7 @@ WEAKER = {
     "atom_add_release_sys_s32": "atom_add_relaxed_sys_s32",
     "atom_add_acq_rel_gpu_s32": "atom_add_relaxed_gpu_s32",
     "atom_add_acq_rel_sys_s32": "atom_add_relaxed_sys_s32",
+    "atom_add_acq_rel_sys_s64": "atom_add_relaxed_sys_s64",
     "ld_acquire_gpu_s32": "ld_relaxed_gpu_s32",
     "ld_acquire_sys_s32": "ld_relaxed_sys_s32",
     "ld_acquire_sys_s64": "ld_relaxed_sys_s64",
