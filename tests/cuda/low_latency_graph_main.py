@@ -1,11 +1,13 @@
 """Low-latency dispatch and combine in one CUDA graph, replayed with new inputs; one process per GPU.
 
     mpirun -n 2 python tests/cuda/low_latency_graph_main.py [--hooks | --odd]
+        [--transport direct|ibgda|nvshmem] [--num-nvl-peers 1] [--num-qps 24]
 
 The exit code is 0 if every replay gave what the reference says. With --hooks each call is two launches. With --odd the
 graph holds one call: its second replay finds that the other half of the buffer is next, and the buffer says so.
 """
 
+import argparse
 import re
 import sys
 from dataclasses import replace
@@ -21,6 +23,7 @@ from graphs import NUM_REPLAYS, NUM_TOKENS, capture, replay
 from low_latency import FACTORS, Options, Outcome, make_buffer, make_low_latency_case, num_max_tokens
 from low_latency_rounds import wrong_names
 from mpi4py import MPI
+from network_options import add_network_options, network_arguments
 
 import nbep
 from nbep import reference
@@ -130,23 +133,32 @@ def is_told_of_an_odd_graph(comm: MPI.Intracomm, buffer: nbep.Buffer) -> bool:
     return False
 
 
-def run(comm: MPI.Intracomm) -> int:
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--hooks", action="store_true")
+    kinds.add_argument("--odd", action="store_true")
+    add_network_options(parser)
+    return parser.parse_args()
+
+
+def run(comm: MPI.Intracomm, options: argparse.Namespace) -> int:
     """How many things went wrong on all ranks."""
-    trips = [(case_of(0, comm.size), replace(options, deduplicate=True)) for options in KINDS]
-    buffer = make_buffer(comm, trips)
-    if "--odd" in sys.argv:
+    trips = [(case_of(0, comm.size), replace(kind, deduplicate=True)) for kind in KINDS]
+    buffer = make_buffer(comm, trips, **network_arguments(options))
+    if options.odd:
         num_wrong = 0 if is_told_of_an_odd_graph(comm, buffer) else 1
     else:
-        num_wrong = sum(wrong_replays(comm, buffer, options, "--hooks" in sys.argv) for options in KINDS)
+        num_wrong = sum(wrong_replays(comm, buffer, kind, options.hooks) for kind in KINDS)
     buffer.destroy()
     return comm.allreduce(num_wrong)
 
 
 def main() -> int:
-    comm = MPI.COMM_WORLD
-    num_wrong = mpi_main.on_own_gpu(comm, lambda: run(comm))
+    comm, options = MPI.COMM_WORLD, parse()
+    num_wrong = mpi_main.on_own_gpu(comm, lambda: run(comm, options))
     if comm.rank == 0:
-        what = "an odd graph" if "--odd" in sys.argv else f"{2 * NUM_REPLAYS * len(KINDS)} replays"
+        what = "an odd graph" if options.odd else f"{2 * NUM_REPLAYS * len(KINDS)} replays"
         print(f"{what} on {comm.size} GPUs: {num_wrong} wrong", flush=True)
     return 1 if num_wrong else 0
 

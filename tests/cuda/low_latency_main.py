@@ -1,6 +1,7 @@
 """Random low-latency rounds with one process per GPU: each with fresh routing, sizes and options, all on one buffer.
 
     mpirun -n 4 python tests/cuda/low_latency_main.py [--rounds 3000] [--seed 0] [--handle-type ipc|posix_fd|fabric]
+        [--transport direct|ibgda|nvshmem] [--num-nvl-peers 2] [--num-qps 24]
 
 Every rank compares what it gets bit for bit, rows in LogFMT up to their rounding. The first round that is wrong on any
 rank ends the run. The exit code is 0 if none is.
@@ -17,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import mpi_main  # sets the environment, so it comes first
 from low_latency_rounds import Sizes, make_plan, num_rdma_bytes, run_plan
 from mpi4py import MPI
+from network_options import add_network_options, network_arguments
 
 import nbep
 
@@ -29,6 +31,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--handle-type", default="ipc", choices=("ipc", "posix_fd", "fabric"))
+    add_network_options(parser)
     return parser.parse_args()
 
 
@@ -40,6 +43,7 @@ def run(comm: MPI.Intracomm, options: argparse.Namespace) -> int:
         num_rdma_bytes=num_rdma_bytes(comm.size, SIZES),
         low_latency_mode=True,
         handle_type=options.handle_type,
+        **network_arguments(options),
     )
     rng = random.Random(options.seed)
     begin = last = time.monotonic()

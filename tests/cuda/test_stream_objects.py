@@ -12,12 +12,15 @@ if sys.platform == "darwin":
 from cuda.bindings.driver import CUresult, CUstreamCaptureStatus
 
 from nbep.host.runtime.cuda import runtime as cuda
+from nbep.host.runtime.cuda import streams as streams_module
 from nbep.host.runtime.cuda.runtime import CudaRuntime, CudaStream
 
 
 @pytest.fixture
 def no_idle_streams(monkeypatch):
-    monkeypatch.setattr(cuda, "_idle_streams", {})
+    idle_streams: dict = {}
+    for module in (cuda, streams_module):
+        monkeypatch.setattr(module, "idle_streams", idle_streams)
 
 
 @pytest.mark.usefixtures("no_idle_streams")
@@ -56,7 +59,8 @@ class Streams:
             "cuStreamIsCapturing": lambda *_: (0, CUstreamCaptureStatus(int(self.is_capturing))),
         }.items():
             monkeypatch.setattr(cuda.cu, name, answer)
-        monkeypatch.setattr(cuda, "current_stream_handle", lambda: self.current)
+        for module in (cuda, streams_module):
+            monkeypatch.setattr(module, "current_stream_handle", lambda: self.current)
 
     def query(self, event):
         assert not self.is_capturing, "events must not be asked while a graph is captured"

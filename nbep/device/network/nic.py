@@ -20,7 +20,7 @@
  completion    lane 0          st_release_sys            GPU              ld_acquire_sys
  served, state lane 0          st_weak                   lane 0           ld_weak; one lane serves a queue pair
  queue pairs, regions   the host, before the launch      all lanes        ld_nc
- stop          the host                                  lane 0           ld_relaxed_sys
+ stop          the host                                  lane 0           ld_relaxed_sys, then fence_acq_rel_sys
 
 A warp serves each queue pair, so nothing orders two of them. What RDMA promises is all that a reader gets: the bytes of
 a write come in any order, and only an atomic or a completion of the same queue pair says that they are there. The lanes
@@ -57,6 +57,7 @@ from nbep.device.primitives import (
     block_dim,
     block_idx,
     byteswap_u32,
+    fence_acq_rel_sys,
     globaltimer,
     grid_dim,
     ld_acquire_sys_s64,
@@ -132,7 +133,8 @@ class Nic(NamedTuple):
     num_queue_pairs: I32
     num_regions: I32
     rank: I32
-    stop: Sym  # s32: not 0 when it is to end
+    stop: Sym  # s32: not 0 when it is to end, once all is served that has been rung for
+    limit_ns: I64  # longest time that it runs; 0 for no limit
 
 
 class Troubles(NamedTuple):
@@ -364,21 +366,24 @@ def serve(nic, troubles, qp, lane):
 
 @kernel(max_threads=512)
 def software_nic(nic: Nic, troubles: Troubles):
-    """Grid and block: any, in multiples of 32 threads. It runs until nic.stop is not 0."""
+    """Grid and block: any, in multiples of 32 threads. It ends a turn after nic.stop is not 0."""
     lane = thread_idx() % 32
     num_warps = grid_dim() * (block_dim() // 32)
     warp = block_idx() * (block_dim() // 32) + thread_idx() // 32
+    deadline = globaltimer() + nic.limit_ns if nic.limit_ns != 0 else s64(NEVER)
+    must_end = False
     is_over = False
     while not is_over:
+        is_over = must_end
         for i in range(warp, nic.num_queue_pairs, num_warps):
             serve(nic, troubles, nic.queue_pairs + QUEUE_PAIR_BYTES * i, lane)
-        is_over = vote_any(FULL_MASK, lane == 0 and must_stop(nic))
+        must_end = vote_any(FULL_MASK, lane == 0 and must_stop(nic, deadline))
 
 
 @device_function
-def must_stop(nic):
-    """Whether the host wants the NIC to end; one thread, at the end of a turn."""
-    is_over = ld_relaxed_sys_s32(nic.stop) != 0
-    if not is_over:
-        wait_expired(NEVER)  # a GPU goes on at once; the emulator waits here until something has changed
-    return is_over
+def must_stop(nic, deadline):
+    """Whether the NIC is to end; one thread, at the end of a turn. What was rung before then is seen after it."""
+    if ld_relaxed_sys_s32(nic.stop) != 0:
+        fence_acq_rel_sys()
+        return True
+    return wait_expired(deadline)  # a GPU goes on at once; the emulator waits here until something has changed

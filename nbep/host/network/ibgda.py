@@ -234,10 +234,11 @@ class IbgdaTransport(Transport):
             self._num_chunks + 1,
             self._rank,
             address + self._stop[1],
+            0,
         )
         if numbers:
             self._runtime.load(software_nic)
-            self._nic.start(software_nic, len(numbers), nic, self._troubles())
+            self._nic.start(software_nic, self._queues, len(numbers), nic, self._troubles())
             self._is_running = True
 
     def _regions(self, handles: list[IbgdaHandle], seen_by_nic: list[int], queues_here: int) -> np.ndarray:

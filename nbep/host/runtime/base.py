@@ -162,6 +162,8 @@ class NicDevice(ABC):
     """What the software NIC of one rank runs on: memory of its own, and its view of the memory that it serves.
 
     Life cycle: allocate, address_of, open_peers -> start -> join, when the kernel has been told to end -> close.
+    From start to join all is served that kernels of this rank write into the queues. The kernel itself may run only
+    while those do.
     """
 
     @abstractmethod
@@ -177,8 +179,11 @@ class NicDevice(ABC):
         """Where the NIC sees the symmetric memory of each rank, its own included."""
 
     @abstractmethod
-    def start(self, kernel: Kernel, num_queue_pairs: int, *args: Any) -> None:
-        """Start the kernel that serves so many queue pairs, with a warp for each as far as there is room."""
+    def start(self, kernel: Kernel, queues: Memory, num_queue_pairs: int, nic: Any, *args: Any) -> None:
+        """Serve so many queue pairs by the kernel, which takes nic and args: a warp for each as far as there is room.
+
+        queues: of the rank, as its networks name them
+        """
 
     @abstractmethod
     def join(self) -> None:

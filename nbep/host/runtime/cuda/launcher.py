@@ -30,6 +30,7 @@ from cuda.bindings import driver as cu
 
 import nbep.device
 from nbep.device.jit import ComputeCapability, KernelSpec
+from nbep.device.network import IbgdaNetwork
 from nbep.device.primitives.tma import SM90
 from nbep.device.protocols.peers import Bounds
 from nbep.device.types import Param, param_format
@@ -162,7 +163,9 @@ class LoadedKernel:
     """One kernel on one device. A launch copies its parameters, so one block serves all launches of a thread.
 
     is_own: it is nbep's, and `Buffer` has checked its arguments
-    spins: it takes Bounds, so it waits for blocks of other ranks, and all its blocks must be resident
+    spins: it takes Bounds, or queues that a NIC serves, so it waits for blocks of others, and all its blocks must be
+           resident
+    queues: which of its parameters is the address of such queues; -1 if none
     addresses: which of its parameters are addresses
     """
 
@@ -172,7 +175,11 @@ class LoadedKernel:
         self.card = card
         self.function = check("cuModuleGetFunction", cu.cuModuleGetFunction(module, spec.name.encode()))
         self.is_own = spec.is_own
-        self.spins = Bounds in spec.hints.values()
+        self.queues = -1
+        for name, hint in spec.hints.items():
+            if hint is IbgdaNetwork:
+                self.queues = [param.path for param in spec.params].index(f"{name}.queue_pairs")
+        self.spins = Bounds in spec.hints.values() or self.queues >= 0
         self.addresses = tuple(i for i, param in enumerate(spec.params) if param.type.is_address)
         self.block = ParameterBlock(spec.params)
         self._smem_limit = smem_limit or SharedMemoryLimit(self.function)
@@ -232,12 +239,13 @@ class LoadedKernel:
         )
 
     def _room(self, config: Any, block: int, smem_bytes: int, cluster: int) -> int:
-        """How many blocks the card holds at once."""
+        """How many blocks the card holds at once. Beside those that use queues an SM is left for each rank's NIC."""
         if cluster > 1:
             return cluster * check(
                 "cuOccupancyMaxActiveClusters", cu.cuOccupancyMaxActiveClusters(self.function, config)
             )
-        return self.card.num_sms * check(
+        num_sms = self.card.num_sms if self.queues < 0 else self.card.num_sms - self.card.num_ranks
+        return num_sms * check(
             "cuOccupancyMaxActiveBlocksPerMultiprocessor",
             cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, block, smem_bytes),
         )

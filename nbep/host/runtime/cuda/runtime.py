@@ -12,9 +12,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,6 @@ from nbep.device.types import flatten_args
 from nbep.host.runtime.base import (
     Array,
     Describe,
-    Event,
     HandleType,
     Kernel,
     Memory,
@@ -44,145 +42,10 @@ from nbep.host.runtime.cuda.arrays import current_stream_handle, library_of, on_
 from nbep.host.runtime.cuda.driver import Device, check
 from nbep.host.runtime.cuda.launcher import Card, LoadedKernel, ParameterBlock, source_key
 from nbep.host.runtime.cuda.memory import DeviceMemory, HostVisibleMemory
+from nbep.host.runtime.cuda.nic import CudaNic
 from nbep.host.runtime.cuda.peers import SYMMETRIC_MEMORY
+from nbep.host.runtime.cuda.streams import CudaStream, HostWait, idle_streams, is_capturing
 from nbep.host.runtime.launches import check_launch
-
-NIC_THREADS = 512
-EVENT_FLAGS = int(cu.CUevent_flags.CU_EVENT_DISABLE_TIMING)
-HostWait = Callable[[Callable[[], bool], Callable[[], str]], Any]
-
-
-def is_capturing(stream: int) -> bool:
-    """Whether the stream's work goes into a CUDA graph."""
-    code, status = cu.cuStreamIsCapturing(stream)[:2]
-    active = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
-    return bool(code == cu.CUresult.CUDA_SUCCESS and status == active)
-
-
-class CudaEvent(Event):
-    """A CUDA event without timing. host_wait, if given, blocks the host until a predicate is true.
-
-    It may keep the arrays of the launches before it. When the stream of the caller that gave them waits for the event,
-    they are let go: what that stream does with their memory from then on comes after the launches.
-    """
-
-    def __init__(self, stream: int, host_wait: HostWait | None = None):
-        self._host_wait = host_wait
-        self._arrays: list[Any] = []
-        self._caller = -1
-        self._is_captured = False
-        self.event = check("cuEventCreate", cu.cuEventCreate(EVENT_FLAGS))
-        self.record(stream)
-
-    def record(self, stream: int) -> None:
-        check("cuEventRecord", cu.cuEventRecord(self.event, stream))
-
-    def __del__(self) -> None:
-        event = getattr(self, "event", None)
-        if event is not None:
-            cu.cuEventDestroy(event)
-
-    @property
-    def done(self) -> bool:
-        code = cu.cuEventQuery(self.event)
-        if code[0] == cu.CUresult.CUDA_ERROR_NOT_READY:
-            return False
-        check("cuEventQuery", code)
-        return True
-
-    @property
-    def is_past(self) -> bool:
-        """Whether it is done, or belongs to a capture, which must have ended. Not to be asked during a capture."""
-        return self._is_captured or self.done
-
-    def keep(self, arrays: list[Any], is_captured: bool) -> None:
-        """Keep the arrays alive; their caller's stream is the current one."""
-        self._arrays, self._caller, self._is_captured = arrays, current_stream_handle(), is_captured
-
-    @property
-    def keeps_arrays(self) -> bool:
-        return bool(self._arrays)
-
-    def let_go(self) -> None:
-        self._arrays = []
-
-    def current_stream_wait(self) -> None:
-        """Later work of the caller's current stream starts after the event. Only a virtual rank's host waits too."""
-        current = current_stream_handle()
-        # The host waits first: virtual ranks may share a current stream (Numba's default one), and a pending wait for
-        # one rank's kernel would hold the kernels of the others back, which it waits for.
-        if self._host_wait is not None and not is_capturing(current):
-            self._host_wait(lambda: self.done, lambda: "an event of its comm stream")
-        check("cuStreamWaitEvent", cu.cuStreamWaitEvent(current, self.event, 0))
-        if current == self._caller:
-            self.let_go()
-
-
-class CudaStream(Stream):
-    """A stream. `handle` 0 is the default one. Its events keep the arrays of its launches until those are done."""
-
-    def __init__(
-        self, handle: int, name: str, ordinal: int, host_wait: HostWait | None = None, is_callers: bool = False
-    ):
-        self.handle = handle
-        self.is_callers = is_callers
-        self.name = name
-        self.ordinal = ordinal
-        self._host_wait = host_wait
-        self.unrecorded: list[Any] = []  # arrays of the launches since the last event
-        self._in_flight: deque[CudaEvent] = deque()  # those that keep arrays, or did so
-        self._behind_current: CudaEvent | None = None  # of wait_current_stream; recorded anew each time
-
-    @property
-    def key(self) -> object:
-        return self.handle
-
-    @property
-    def cuda_stream(self) -> int:
-        """What torch.cuda.ExternalStream and cupy.cuda.ExternalStream take."""
-        return self.handle
-
-    def record(self) -> CudaEvent:
-        event = CudaEvent(self.handle, self._host_wait)
-        if self.unrecorded:
-            capturing = is_capturing(self.handle)
-            event.keep(self.unrecorded, capturing)
-            self.unrecorded = []
-            if not capturing:
-                self._let_go_of_the_past()
-            self._in_flight.append(event)
-        return event
-
-    def _let_go_of_the_past(self) -> None:
-        """What the launches used that are done, and what a graph used whose capture has ended.
-
-        Not during a capture: no event may be asked then.
-        """
-        while self._in_flight and (not self._in_flight[0].keeps_arrays or self._in_flight[0].is_past):
-            self._in_flight.popleft().let_go()
-
-    def wait(self, event: Event) -> None:
-        assert isinstance(event, CudaEvent)
-        check("cuStreamWaitEvent", cu.cuStreamWaitEvent(self.handle, event.event, 0))
-
-    def wait_current_stream(self) -> None:
-        current = current_stream_handle()
-        if current != self.handle:
-            if self._behind_current is None:
-                self._behind_current = CudaEvent(current)
-            else:
-                self._behind_current.record(current)
-            self.wait(self._behind_current)
-
-    def synchronize(self) -> None:
-        check("cuStreamSynchronize", cu.cuStreamSynchronize(self.handle))
-
-    def close(self) -> None:
-        """Keep the stream for the next one that is created: arrays that belong to it are freed on it, maybe later."""
-        _idle_streams.setdefault(self.ordinal, []).append(self.handle)
-
-
-_idle_streams: dict[int, list[int]] = {}  # by device, of all runtimes of the process
 
 
 class SharedDevice:
@@ -243,7 +106,7 @@ class CudaParts(Parts):
 class CudaPreparedLaunch(PreparedLaunch):
     """Its last arguments are packed once; a launch packs the first ones in front of them."""
 
-    def __init__(self, loaded: LoadedKernel, size: tuple[int, int, int], last: list[Any]):
+    def __init__(self, loaded: LoadedKernel, size: tuple[int, int, int], last: list[Any], nics: dict[int, CudaNic]):
         self._loaded = loaded
         self._size = size
         self._parameters = ParameterBlock(loaded.spec.params)
@@ -251,6 +114,8 @@ class CudaPreparedLaunch(PreparedLaunch):
         self._parameters.pack([0] * num_first + last)
         self._first = self._parameters.first(num_first)
         self._configs: dict[int, Any] = {}  # by stream
+        queues = loaded.queues - num_first
+        self._nic = nics.get(last[queues]) if queues >= 0 else None
 
     def launch(self, stream: Stream, *first_args: Any) -> None:
         assert isinstance(stream, CudaStream)
@@ -262,36 +127,10 @@ class CudaPreparedLaunch(PreparedLaunch):
         if config is None:
             config = self._configs[stream.handle] = self._loaded.config(stream.handle, *self._size)
         self._parameters.pack_first(self._first, addresses)
-        self._loaded.start(config, self._parameters)
+        with nullcontext() if self._nic is None else self._nic.beside(stream):
+            self._loaded.start(config, self._parameters)
         if not stream.is_callers:
             stream.unrecorded += [leaf for leaf in leaves if leaf is not None and leaf.__class__ is not int]
-
-
-class CudaNic(NicDevice):
-    """Blocks of the rank's own GPU, on a stream of their own. All that the GPU sees, they see at the same addresses."""
-
-    def __init__(self, runtime: CudaRuntime):
-        self._runtime = runtime
-        self._stream = runtime.create_stream("nic")
-
-    def allocate(self, num_bytes: int, name: str, describe: Describe | None = None) -> Memory:
-        return self._runtime.allocate(num_bytes, name)
-
-    def address_of(self, memory: Memory) -> int:
-        return memory.address
-
-    def open_peers(self, symmetric: SymmetricMemory, handles: list[Any], rank: int) -> list[int]:
-        return symmetric.open_peers(handles, rank)
-
-    def start(self, kernel: Kernel, num_queue_pairs: int, *args: Any) -> None:
-        num_warps = min(num_queue_pairs, NIC_THREADS // 32)
-        self._runtime.launch(self._stream, kernel, 1, 32 * num_warps, 0, *args)
-
-    def join(self) -> None:
-        self._stream.synchronize()
-
-    def close(self) -> None:
-        self._stream.close()
 
 
 class CudaRuntime(Runtime):
@@ -319,6 +158,7 @@ class CudaRuntime(Runtime):
         self._current_streams: dict[int, CudaStream] = {}
         # A launch packs its parameters in place, so virtual ranks, each in a thread of its own, must not share blocks.
         self._kernels = {kernel: loaded.for_thread() for kernel, loaded in shared.kernels.items()}
+        self.nics: dict[int, CudaNic] = {}  # by the address of the queues that each serves
 
     @property
     def has_tma(self) -> bool:
@@ -342,7 +182,7 @@ class CudaRuntime(Runtime):
         return DeviceMemory(self.device, num_bytes, name)
 
     def create_nic(self) -> NicDevice:
-        return CudaNic(self)
+        return CudaNic(self, self.nics)
 
     def allocate_host_visible(self, num_bytes: int, name: str) -> HostVisibleMemory:
         return HostVisibleMemory(num_bytes, name)
@@ -405,7 +245,7 @@ class CudaRuntime(Runtime):
 
     def create_stream(self, name: str) -> CudaStream:
         try:
-            handle = _idle_streams[self.device.ordinal].pop()
+            handle = idle_streams[self.device.ordinal].pop()
         except LookupError:
             flags = cu.CUstream_flags.CU_STREAM_NON_BLOCKING
             _, highest = check("cuCtxGetStreamPriorityRange", cu.cuCtxGetStreamPriorityRange())
@@ -432,13 +272,16 @@ class CudaRuntime(Runtime):
             else:
                 arrays.append(leaf)
                 leaves[i] = pointer_of(leaf)
-        loaded.launch(stream.handle, grid, block, smem_bytes, leaves)
+        nic = self.nics.get(leaves[loaded.queues]) if loaded.queues >= 0 else None
+        with nullcontext() if nic is None else nic.beside(stream):
+            loaded.launch(stream.handle, grid, block, smem_bytes, leaves)
         if not stream.is_callers:  # whose memory is handed out in the order of that stream
             stream.unrecorded += arrays
 
     def prepare(self, kernel: Kernel, grid: int, block: int, smem_bytes: int, *last_args: Any) -> PreparedLaunch:
         self.load(kernel)
-        return CudaPreparedLaunch(self._kernels[kernel], (grid, block, smem_bytes), flatten_args(last_args))
+        size = grid, block, smem_bytes
+        return CudaPreparedLaunch(self._kernels[kernel], size, flatten_args(last_args), self.nics)
 
     def load(self, kernel: Kernel) -> None:
         if kernel not in self._kernels:

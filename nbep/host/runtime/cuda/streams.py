@@ -1,0 +1,149 @@
+"""Streams and events of a GPU, and how long the arrays of launches live."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from cuda.bindings import driver as cu
+
+from nbep.host.runtime.base import Event, Stream
+from nbep.host.runtime.cuda.arrays import current_stream_handle
+from nbep.host.runtime.cuda.driver import check
+
+EVENT_FLAGS = int(cu.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+HostWait = Callable[[Callable[[], bool], Callable[[], str]], Any]
+
+
+def is_capturing(stream: int) -> bool:
+    """Whether the stream's work goes into a CUDA graph."""
+    code, status = cu.cuStreamIsCapturing(stream)[:2]
+    active = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
+    return bool(code == cu.CUresult.CUDA_SUCCESS and status == active)
+
+
+class CudaEvent(Event):
+    """A CUDA event without timing. host_wait, if given, blocks the host until a predicate is true.
+
+    It may keep the arrays of the launches before it. When the stream of the caller that gave them waits for the event,
+    they are let go: what that stream does with their memory from then on comes after the launches.
+    """
+
+    def __init__(self, stream: int, host_wait: HostWait | None = None):
+        self._host_wait = host_wait
+        self._arrays: list[Any] = []
+        self._caller = -1
+        self._is_captured = False
+        self.event = check("cuEventCreate", cu.cuEventCreate(EVENT_FLAGS))
+        self.record(stream)
+
+    def record(self, stream: int) -> None:
+        check("cuEventRecord", cu.cuEventRecord(self.event, stream))
+
+    def __del__(self) -> None:
+        event = getattr(self, "event", None)
+        if event is not None:
+            cu.cuEventDestroy(event)
+
+    @property
+    def done(self) -> bool:
+        code = cu.cuEventQuery(self.event)
+        if code[0] == cu.CUresult.CUDA_ERROR_NOT_READY:
+            return False
+        check("cuEventQuery", code)
+        return True
+
+    @property
+    def is_past(self) -> bool:
+        """Whether it is done, or belongs to a capture, which must have ended. Not to be asked during a capture."""
+        return self._is_captured or self.done
+
+    def keep(self, arrays: list[Any], is_captured: bool) -> None:
+        """Keep the arrays alive; their caller's stream is the current one."""
+        self._arrays, self._caller, self._is_captured = arrays, current_stream_handle(), is_captured
+
+    @property
+    def keeps_arrays(self) -> bool:
+        return bool(self._arrays)
+
+    def let_go(self) -> None:
+        self._arrays = []
+
+    def current_stream_wait(self) -> None:
+        """Later work of the caller's current stream starts after the event. Only a virtual rank's host waits too."""
+        current = current_stream_handle()
+        # The host waits first: virtual ranks may share a current stream (Numba's default one), and a pending wait for
+        # one rank's kernel would hold the kernels of the others back, which it waits for.
+        if self._host_wait is not None and not is_capturing(current):
+            self._host_wait(lambda: self.done, lambda: "an event of its comm stream")
+        check("cuStreamWaitEvent", cu.cuStreamWaitEvent(current, self.event, 0))
+        if current == self._caller:
+            self.let_go()
+
+
+class CudaStream(Stream):
+    """A stream. `handle` 0 is the default one. Its events keep the arrays of its launches until those are done."""
+
+    def __init__(
+        self, handle: int, name: str, ordinal: int, host_wait: HostWait | None = None, is_callers: bool = False
+    ):
+        self.handle = handle
+        self.is_callers = is_callers
+        self.name = name
+        self.ordinal = ordinal
+        self._host_wait = host_wait
+        self.unrecorded: list[Any] = []  # arrays of the launches since the last event
+        self._in_flight: deque[CudaEvent] = deque()  # those that keep arrays, or did so
+        self._behind_current: CudaEvent | None = None  # of wait_current_stream; recorded anew each time
+
+    @property
+    def key(self) -> object:
+        return self.handle
+
+    @property
+    def cuda_stream(self) -> int:
+        """What torch.cuda.ExternalStream and cupy.cuda.ExternalStream take."""
+        return self.handle
+
+    def record(self) -> CudaEvent:
+        event = CudaEvent(self.handle, self._host_wait)
+        if self.unrecorded:
+            capturing = is_capturing(self.handle)
+            event.keep(self.unrecorded, capturing)
+            self.unrecorded = []
+            if not capturing:
+                self._let_go_of_the_past()
+            self._in_flight.append(event)
+        return event
+
+    def _let_go_of_the_past(self) -> None:
+        """What the launches used that are done, and what a graph used whose capture has ended.
+
+        Not during a capture: no event may be asked then.
+        """
+        while self._in_flight and (not self._in_flight[0].keeps_arrays or self._in_flight[0].is_past):
+            self._in_flight.popleft().let_go()
+
+    def wait(self, event: Event) -> None:
+        assert isinstance(event, CudaEvent)
+        check("cuStreamWaitEvent", cu.cuStreamWaitEvent(self.handle, event.event, 0))
+
+    def wait_current_stream(self) -> None:
+        current = current_stream_handle()
+        if current != self.handle:
+            if self._behind_current is None:
+                self._behind_current = CudaEvent(current)
+            else:
+                self._behind_current.record(current)
+            self.wait(self._behind_current)
+
+    def synchronize(self) -> None:
+        check("cuStreamSynchronize", cu.cuStreamSynchronize(self.handle))
+
+    def close(self) -> None:
+        """Keep the stream for the next one that is created: arrays that belong to it are freed on it, maybe later."""
+        idle_streams.setdefault(self.ordinal, []).append(self.handle)
+
+
+idle_streams: dict[int, list[int]] = {}  # by device, of all runtimes of the process
