@@ -49,7 +49,7 @@ def assert_entry(got: bytes, want: bytes) -> None:
 @given(indices, qpns, addresses, keys, addresses, keys, sizes)
 @example(0x1_2345, 0xABCDEF, 0x0102_0304_0506_0708, 0x11121314, 0x2122_2324_2526_2728, 0x31323334, 0x41424344)
 def test_a_write_has_a_control_a_remote_address_and_a_data_segment(index, qpn, raddr, rkey, laddr, lkey, num_bytes):
-    got = stored(entry.write_rdma_write, index, qpn, raddr, key_word(rkey), laddr, key_word(lkey), num_bytes)
+    got = stored(entry.write_rdma_write, index, qpn, raddr, key_word(rkey), laddr, key_word(lkey), num_bytes, 0, 0)
     assert_entry(got, mlx5.write_entry(index, qpn, raddr, rkey, (laddr, lkey, num_bytes)))
 
 
@@ -59,7 +59,7 @@ def test_a_write_from_two_chunks_has_two_data_segments(
 ):
     laddr = min(laddr, (1 << 63) - 1 - num_bytes)
     got = stored(
-        entry.write_rdma_write_of_two,
+        entry.write_rdma_write,
         *(index, qpn, raddr, key_word(rkey), laddr, key_word(lkey), num_bytes, key_word(next_key), num_more),
     )
     pieces = (laddr, lkey, num_bytes), (laddr + num_bytes, next_key, num_more)

@@ -64,20 +64,13 @@ def write_data(segment, address, key, num_bytes):
 
 
 @device_function
-def write_rdma_write(entry, index, qpn, remote, remote_key, local, local_key, num_bytes):
-    """Write num_bytes from `local` to `remote`."""
-    write_control(entry, 0, RDMA_WRITE, index, qpn, 3)
-    write_remote_address(entry, remote, remote_key)
-    write_data(entry + DATA, local, local_key, num_bytes)
-
-
-@device_function
-def write_rdma_write_of_two(entry, index, qpn, remote, remote_key, local, key, num_bytes, next_key, num_more):
-    """The same where the bytes at `local` lie in two registered chunks: num_bytes, and behind them num_more."""
-    write_control(entry, 0, RDMA_WRITE, index, qpn, 4)
+def write_rdma_write(entry, index, qpn, remote, remote_key, local, key, num_bytes, next_key, num_more):
+    """Write num_bytes from `local` to `remote`, and behind them num_more, which lie in the next registered chunk."""
+    write_control(entry, 0, RDMA_WRITE, index, qpn, 3 if num_more == 0 else 4)
     write_remote_address(entry, remote, remote_key)
     write_data(entry + DATA, local, key, num_bytes)
-    write_data(entry + MORE_DATA, local + num_bytes, next_key, num_more)
+    if num_more != 0:
+        write_data(entry + MORE_DATA, local + num_bytes, next_key, num_more)
 
 
 @device_function

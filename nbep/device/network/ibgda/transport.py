@@ -22,15 +22,10 @@ from nbep.device.jit import device_function
 from nbep.device.network import direct
 from nbep.device.network.ibgda.completion import wait_done
 from nbep.device.network.ibgda.entry import (
-    DATA,
-    MORE_DATA,
-    RDMA_WRITE,
-    write_control,
-    write_data,
     write_fetch_add_32,
     write_fetch_add_64,
+    write_rdma_write,
     write_rdma_write_inline,
-    write_remote_address,
 )
 from nbep.device.network.ibgda.queue_pair import (
     COMPLETION,
@@ -122,14 +117,13 @@ def remote_key(network, offset, peer):
 @device_function
 def write_piece(network, qp, index, dst_offset, src_offset, num_bytes, peer):
     """The entry for bytes that lie in one chunk of the peer's buffer, so in one or two of this rank's; one thread."""
-    entry = entry_at(qp, index)
+    entry, qpn = entry_at(qp, index), field(qp, QPN)
+    remote, key = remote_address(network, dst_offset, peer), remote_key(network, dst_offset, peer)
     here = min(left_in_chunk(network, src_offset), num_bytes)
-    write_control(entry, 0, RDMA_WRITE, index, field(qp, QPN), 3 if here == num_bytes else 4)
-    write_remote_address(entry, remote_address(network, dst_offset, peer), remote_key(network, dst_offset, peer))
-    write_data(entry + DATA, own_ptr(network, src_offset), local_key(network, src_offset), here)
-    if here < num_bytes:
-        next_offset = src_offset + here
-        write_data(entry + MORE_DATA, own_ptr(network, next_offset), local_key(network, next_offset), num_bytes - here)
+    more = num_bytes - here
+    first_key = local_key(network, src_offset)
+    next_key = local_key(network, src_offset + here) if more != 0 else 0
+    write_rdma_write(entry, index, qpn, remote, key, own_ptr(network, src_offset), first_key, here, next_key, more)
 
 
 @device_function
