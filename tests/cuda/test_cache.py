@@ -14,8 +14,8 @@ from nbep.device.types import Out
 from nbep.host.runtime.cuda.launcher import cache_folder, load_cubin, source_key
 
 PROGRAM = Path(__file__).parent / "cache_main.py"
-SPEC = SimpleNamespace(name="dispatch", is_own=True)
-USERS_SPEC = SimpleNamespace(name="dispatch", is_own=False)
+SPEC = SimpleNamespace(name="dispatch", label="dispatch", is_own=True)
+USERS_SPEC = SimpleNamespace(name="dispatch", label="dispatch", is_own=False)
 
 
 @pytest.fixture

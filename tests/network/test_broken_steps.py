@@ -112,7 +112,7 @@ def is_caught(memory_model: str) -> bool:
 
 # Steps that can be left out, and why.
 NOT_NEEDED = {
-    "transport.post_write-syncwarp-0": "comes before stores over what the NIC has read: the vote says so, too",
+    "transport.post_few-syncwarp-0": "comes before stores over what the NIC has read: the vote says so, too",
 }
 STEPS = [step for module in MODULES for step in steps_of(module)]
 

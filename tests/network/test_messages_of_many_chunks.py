@@ -1,5 +1,6 @@
 """A message may touch more chunks than a send queue has slots."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -45,3 +46,19 @@ def test_a_message_of_many_chunks_arrives_whatever_waits_for_a_ring(num_chunks, 
     num_bytes = CHUNK_BYTES * num_chunks
     _, received = nbep.spawn(main, 2, "emulator", (num_bytes, num_before), on_deadlock="expire")
     assert (received == np.arange(num_bytes // 4)).all()
+
+
+def test_low_latency_messages_of_too_many_chunks_are_refused_before_anything_is_launched():
+    def low_latency(comm):
+        hidden, num_experts = 4096, 2
+        size = nbep.Buffer.get_low_latency_rdma_size_hint(1, hidden, 2, num_experts)
+        options = nbep.NicOptions(chunk_bytes=CHUNK_BYTES)
+        buffer = nbep.Buffer(
+            comm, num_rdma_bytes=size, low_latency_mode=True, transport="ibgda", num_nvl_peers=1, nic=options
+        )
+        x, topk_idx = np.zeros((1, hidden), ml_dtypes.bfloat16), np.zeros((1, 1), np.int64)
+        with pytest.raises(ValueError, match=r"nic: chunk_bytes: got 256; must be at least .* for messages of"):
+            buffer.low_latency_dispatch(x, topk_idx, 1, num_experts)
+        buffer.destroy()
+
+    nbep.spawn(low_latency, 2, "emulator")

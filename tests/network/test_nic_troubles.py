@@ -188,7 +188,7 @@ def test_options_are_read_from_a_text():
 
 @pytest.mark.parametrize("text", ["seed", "seed=", "seed=-1", "speed=3", "lost=1", "seed=3 max_delay_ns=4"])
 def test_a_text_that_names_no_option_is_refused(text):
-    message = r"NBEP_NIC: got '.*'; must be name=integer pairs.*: num_entries, chunk_bytes, seed, max_delay_ns"
+    message = r"NBEP_NIC: got '.*'; must be name=integer pairs.*: num_entries, batch, chunk_bytes, seed, max_delay_ns"
     with pytest.raises(ValueError, match=message):
         nbep.NicOptions.parse(text)
 
@@ -199,7 +199,7 @@ def test_a_text_that_names_no_option_is_refused(text):
         ({"transport": "ibverbs"}, "transport: got 'ibverbs'; must be one of direct, ibgda, nvshmem"),
         ({"num_nvl_peers": 0}, "num_nvl_peers: got 0; must be an integer of at least 1"),
         ({"num_qps": 0}, "num_qps_per_rank: got 0; must be an integer of at least 1"),
-        ({"nic": "seed=3"}, "nic: got str; must be NicOptions"),
+        ({"nic": "seed=3"}, "nic: got 'seed=3'; must be NicOptions"),
     ],
     ids=str,
 )

@@ -54,7 +54,8 @@ def put_nbi_warp(network, dst_offset, src_offset, stage, num_bytes, peer, queue,
     syncwarp come before); it may be written again after tma_store_wait_read_all, or after quiet. num_bytes, stage and
     the offsets are multiples of 16.
     src_offset: where keep_message was told that it is.
-    It is on its way at the latest with the next amo_add on the same queue.
+    It is on its way at the latest with the next amo_add on the same queue. How many bytes may be put at once, the host
+    checks: Transport.check_message.
     """
 
 

@@ -29,6 +29,7 @@ from nbep.device.layout.low_latency import (
     TRAILER_BYTES,
     LowLatencyShape,
     describe_offset,
+    message_stride,
     quarter_bytes,
     quarter_bytes_needed,
     share_bytes,
@@ -198,7 +199,8 @@ class LowLatencyMemory:
         return found
 
     def check_size(self, shape: LowLatencyShape) -> None:
-        """Raises: ValueError if the buffer is too small for calls of this shape"""
+        """Raises: ValueError if the buffer, or a chunk of the network, is too small for calls of this shape"""
+        self.transport.check_message(message_stride(shape._replace(use_fp8=0)))
         needed = quarter_bytes_needed(shape)
         if needed > quarter_bytes(self.num_rdma_bytes):
             raise ValueError(

@@ -28,7 +28,7 @@ from nbep.device.network.ibgda.completion import (
     opcode_of,
 )
 from nbep.device.network.ibgda.entry import ENTRY_BYTES
-from nbep.device.network.ibgda.transport import IbgdaNetwork
+from nbep.device.network.ibgda.transport import MOST_PIECES, IbgdaNetwork
 from nbep.device.network.nic import Nic, Troubles, software_nic
 from nbep.device.protocols.peers import Bounds
 from nbep.host.arguments import refuse
@@ -282,6 +282,11 @@ class IbgdaTransport(Transport):
             memory.free()
         self._memories.clear()
         self._symmetric.close_peers()
+
+    def check_message(self, num_bytes: int) -> None:
+        if num_bytes > (MOST_PIECES - 1) * self._nic_options.chunk_bytes:
+            allowed = f"at least {-(-num_bytes // (MOST_PIECES - 1))} for messages of {num_bytes} bytes"
+            refuse("nic: chunk_bytes", self._nic_options.chunk_bytes, allowed)
 
     def unread_by_nic(self) -> int | None:
         for number in range(self._layout.num_queue_pairs):

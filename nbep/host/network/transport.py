@@ -157,6 +157,9 @@ class Transport(ABC):
     def end(self) -> None:  # noqa: B027 - most have made nothing
         """Give back what creating it has made. Collective; it comes last, also if the construction fails."""
 
+    def check_message(self, num_bytes: int) -> None:  # noqa: B027 - most take any
+        """Raises: ValueError if put_nbi_warp cannot put so many bytes at once"""
+
     def unread_by_nic(self) -> int | None:
         """A peer for whom the NIC has yet to read something from this rank's memory; None if there is none.
 

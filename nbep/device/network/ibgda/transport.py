@@ -127,39 +127,44 @@ def write_piece(network, qp, index, dst_offset, src_offset, num_bytes, peer):
 
 
 @device_function
+def post_few(network, dst_offset, src_offset, num_bytes, peer, queue, leaves_now, lane):
+    """As post_write, for bytes that touch at most MOST_PIECES chunks of the peer's buffer. All lanes of a warp."""
+    qp = queue_pair_of(network, peer, queue)
+    head = left_in_chunk(network, dst_offset)
+    num_pieces = chunk_of(network, dst_offset + num_bytes - 1) - chunk_of(network, dst_offset) + 1
+    first = 0
+    has_room = False
+    if lane == 0:
+        first = reserve(qp, num_pieces)
+        has_room = wait_room(network, qp, peer, queue, first + num_pieces - 1)
+    first = shfl_idx_s32(FULL_MASK, first, 0)
+    if vote_any(FULL_MASK, has_room):
+        syncwarp(FULL_MASK)  # all lanes may write the slots that lane 0 has found free
+        if lane < num_pieces:
+            begin = 0 if lane == 0 else head + ((lane - 1) << network.log2_chunk)
+            size = min(left_in_chunk(network, dst_offset + begin), num_bytes - begin)
+            write_piece(network, qp, first + lane, dst_offset + begin, src_offset + begin, size, peer)
+        syncwarp(FULL_MASK)
+        if lane == 0:
+            submit(network, qp, peer, queue, first, num_pieces, leaves_now)
+    return first + num_pieces - 1
+
+
+@device_function
 def post_write(network, dst_offset, src_offset, num_bytes, peer, queue, leaves_now, lane):
     """Write num_bytes of this rank's buffer into a peer's: an entry for each of its chunks. All lanes of a warp.
 
     The bytes are written by this warp, or by others that it has synchronised with. Returns the number of the last
     entry, for `wait_written`.
     """
-    qp = queue_pair_of(network, peer, queue)
     last = 0
+    done = 0
     # A few at once: who waited for room for more than the queue has would wait for entries that nobody has rung for.
-    while num_bytes > 0:
-        last_chunk = chunk_of(network, dst_offset + num_bytes - 1)
-        num_pieces = min(last_chunk - chunk_of(network, dst_offset) + 1, MOST_PIECES)
-        head = left_in_chunk(network, dst_offset)
-        first = 0
-        has_room = False
-        if lane == 0:
-            first = reserve(qp, num_pieces)
-            has_room = wait_room(network, qp, peer, queue, first + num_pieces - 1)
-        first = shfl_idx_s32(FULL_MASK, first, 0)
-        last = first + num_pieces - 1
-        if vote_any(FULL_MASK, has_room):
-            syncwarp(FULL_MASK)  # all lanes may write the slots that lane 0 has found free
-            if lane < num_pieces:
-                begin = 0 if lane == 0 else head + ((lane - 1) << network.log2_chunk)
-                size = min(left_in_chunk(network, dst_offset + begin), num_bytes - begin)
-                write_piece(network, qp, first + lane, dst_offset + begin, src_offset + begin, size, peer)
-            syncwarp(FULL_MASK)
-            if lane == 0:
-                submit(network, qp, peer, queue, first, num_pieces, leaves_now)
-        done = head + ((num_pieces - 1) << network.log2_chunk)
-        dst_offset += done
-        src_offset += done
-        num_bytes -= done
+    while done < num_bytes:
+        most = left_in_chunk(network, dst_offset + done) + ((MOST_PIECES - 1) << network.log2_chunk)
+        part = min(num_bytes - done, most)
+        last = post_few(network, dst_offset + done, src_offset + done, part, peer, queue, leaves_now, lane)
+        done += part
     return last
 
 
@@ -231,7 +236,7 @@ def put_nbi_warp(network, dst_offset, src_offset, stage, num_bytes, peer, queue,
     if is_mapped(network, peer):
         direct.put_nbi_warp(network, dst_offset, src_offset, stage, num_bytes, peer, queue, lane)
     else:
-        post_write(network, dst_offset, src_offset, num_bytes, peer, queue, False, lane)
+        post_few(network, dst_offset, src_offset, num_bytes, peer, queue, False, lane)
 
 
 @device_function
