@@ -2,7 +2,7 @@
 
 import mlx5_layouts as mlx5
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nbep.device.network import nic
@@ -13,6 +13,8 @@ from nbep.emulator import World
 pytestmark = pytest.mark.emulator_only("it looks at what single functions store")
 
 GARBAGE = bytes((37 * i + 11) % 256 for i in range(mlx5.ENTRY_BYTES))  # what was in the slot before
+
+FEW = settings(max_examples=25)
 
 indices = st.integers(0, (1 << 31) - 1)
 qpns = st.integers(0, (1 << 24) - 1)
@@ -46,6 +48,7 @@ def assert_entry(got: bytes, want: bytes) -> None:
     assert got[num_bytes:] == GARBAGE[num_bytes:]
 
 
+@FEW
 @given(indices, qpns, addresses, keys, addresses, keys, sizes)
 @example(0x1_2345, 0xABCDEF, 0x0102_0304_0506_0708, 0x11121314, 0x2122_2324_2526_2728, 0x31323334, 0x41424344)
 def test_a_write_has_a_control_a_remote_address_and_a_data_segment(index, qpn, raddr, rkey, laddr, lkey, num_bytes):
@@ -53,6 +56,7 @@ def test_a_write_has_a_control_a_remote_address_and_a_data_segment(index, qpn, r
     assert_entry(got, mlx5.write_entry(index, qpn, raddr, rkey, (laddr, lkey, num_bytes)))
 
 
+@FEW
 @given(indices, qpns, addresses, keys, addresses, keys, sizes, keys, sizes)
 def test_a_write_from_two_chunks_has_two_data_segments(
     index, qpn, raddr, rkey, laddr, lkey, num_bytes, next_key, num_more
@@ -66,6 +70,7 @@ def test_a_write_from_two_chunks_has_two_data_segments(
     assert_entry(got, mlx5.write_entry(index, qpn, raddr, rkey, *pieces))
 
 
+@FEW
 @given(indices, qpns, addresses, keys, s64s, st.integers(1, 8))
 @example(0, 1, 2, 3, 0x0102_0304_0506_0708, 8)
 @example(0, 1, 2, 3, -2, 3)
@@ -75,6 +80,7 @@ def test_a_write_with_its_data_inside_has_the_low_bytes_of_the_number(index, qpn
     assert_entry(got, mlx5.inline_entry(index, qpn, raddr, rkey, data))
 
 
+@FEW
 @given(indices, qpns, addresses, keys, s32s, addresses, keys)
 @example(7, 0x40, 0x1000, 0x100, -1, 0x2000, 0x200)
 def test_a_fetch_and_add_of_four_bytes_is_the_extended_one_without_field_boundaries(
@@ -84,6 +90,7 @@ def test_a_fetch_and_add_of_four_bytes_is_the_extended_one_without_field_boundar
     assert_entry(got, mlx5.add_entry(index, qpn, raddr, rkey, value, 4, result, lkey))
 
 
+@FEW
 @given(indices, qpns, addresses, keys, s64s, addresses, keys)
 @example(7, 0x40, 0x1000, 0x100, 0x0102_0304_0506_0708, 0x2000, 0x200)
 @example(7, 0x40, 0x1000, 0x100, -1, 0x2000, 0x200)
@@ -94,6 +101,7 @@ def test_a_fetch_and_add_of_eight_bytes_is_the_extended_one_without_field_bounda
     assert_entry(got, mlx5.add_entry(index, qpn, raddr, rkey, value, 8, result, lkey))
 
 
+@FEW
 @given(indices)
 @example(0xFFFF)
 @example(0x1_0000)
@@ -103,6 +111,7 @@ def test_the_doorbell_record_has_sixteen_bits_of_the_number_of_entries(num_entri
     assert got == want + GARBAGE[doorbell.RECORD_BYTES : 8]
 
 
+@FEW
 @given(indices, qpns)
 @example(0x1_2345, 0xABCDEF)
 def test_the_doorbell_has_the_first_eight_bytes_of_a_control_segment(num_entries, qpn):
@@ -124,6 +133,7 @@ def completed(index: int, error: int, before: bytes = NONE_YET) -> bytes:
     return stored(complete, before=bytes(nic.QUEUE_PAIR_BYTES) + before)[nic.QUEUE_PAIR_BYTES :]
 
 
+@FEW
 @given(indices)
 @example(0xFFFF)
 @example(0x1_2345)
@@ -132,6 +142,7 @@ def test_the_nic_completes_an_entry_with_its_index(index):
     assert completed(index, nic.NO_ERROR) == want
 
 
+@FEW
 @given(indices, st.sampled_from(sorted(mlx5.SYNDROMES.values())))
 def test_the_nic_refuses_an_entry_with_its_index_and_a_syndrome(index, syndrome):
     want = mlx5.pack(
@@ -151,6 +162,7 @@ def observed(read, data: bytes) -> list[int]:
     return seen
 
 
+@FEW
 @given(indices, st.integers(0, 1), st.integers(0, 0xFF))
 def test_who_waits_reads_index_and_opcode_of_any_completion_whoever_owns_it(index, owner, signature):
     data = mlx5.pack(
@@ -175,6 +187,7 @@ def test_who_waits_reads_index_and_opcode_of_any_completion_whoever_owns_it(inde
     assert observed(read, data) == [[index & 0xFFFF, mlx5.CQE_REQ, True, True, False, True]]
 
 
+@FEW
 @given(indices, st.integers(1, 0xFF), st.integers(0, 0xFF))
 def test_who_waits_reads_the_syndrome_of_an_error_and_nothing_counts_as_done(index, syndrome, vendor_syndrome):
     data = mlx5.pack(
