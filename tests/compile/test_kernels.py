@@ -25,8 +25,9 @@ LEDGER_MODULES = ("nbep.device.kernels", "nbep.device.protocols", "nbep.device.n
 LEDGER_WORD = re.compile(r"\b(?:ld|st|atom|fence)_[a-z_]+[a-z]\b")
 
 
-# Bytes that ptxas takes although it spills nothing; no such GPU has been at hand to see what that costs.
-STACK_FRAMES = {("low_latency_combine-IbgdaNetwork", "sm_100"): 104}
+# Stack frame, local bytes and calls where LLVM leaves a function out of line; no such GPU has been at hand to see what
+# that costs.
+OUT_OF_LINE = {("low_latency_combine-IbgdaNetwork", "sm_100"): (104, 8, 2)}
 
 
 @pytest.fixture(scope="module", params=both_parts(["sm_90"], thorough=["sm_80", "sm_100"]))
@@ -80,9 +81,9 @@ def test_all_kernels_compile_for_all_architectures(reports):
 
 def test_no_kernel_spills_or_has_a_stack_frame(reports):
     for name, row in reports.items():
-        stack_frame = STACK_FRAMES.get((name, row["arch"]), 0)
+        stack_frame, local_bytes, calls = OUT_OF_LINE.get((name, row["arch"]), (0, 0, 0))
         assert (row["spill_stores"], row["spill_loads"], row["stack_frame"]) == (0, 0, stack_frame), name
-        assert (row["local_bytes"], row["calls"]) == (0, 0), name
+        assert (row["local_bytes"], row["calls"]) == (local_bytes, calls), name
 
 
 def test_payload_moves_in_bulk_copies_or_16_byte_accesses(reports):
