@@ -298,8 +298,8 @@ class AccessingThread(greenlet):
     def spin(self, deadline_ns: int) -> bool:
         """One turn of a polling loop.  True: the wait is over time.
 
-        Parks until a cell polled since the last spin() holds another value; if one does already, only yields. Lanes that
-        poll cells of their own and meet at a collective in each turn: the first one with news brings the others there.
+        Parks until a cell polled since the last spin() holds another value; if one does already, only yields. Lanes
+        that poll cells of their own and meet at a collective in each turn: one with news brings the others there.
         """
         polled = self.polled
         self.left -= 1

@@ -19,6 +19,7 @@ from nbep.host.config import COMBINE_TABLE, DISPATCH_TABLE, Config, table_config
 from nbep.host.events import EventHandle, EventOverlap
 from nbep.host.internode.combine import combine as internode_combine
 from nbep.host.internode.dispatch import dispatch as internode_dispatch
+from nbep.host.internode.handle import InternodeHandle
 from nbep.host.intranode.combine import combine
 from nbep.host.intranode.dispatch import Counts, dispatch
 from nbep.host.intranode.handle import DispatchHandle
@@ -310,7 +311,7 @@ class Buffer(LowLatencyVerbs):
     def dispatch(
         self,
         x: Array | tuple[Array, Array],
-        handle: DispatchHandle | tuple[Array, ...] | None = None,
+        handle: DispatchHandle | InternodeHandle | tuple[Array, ...] | None = None,
         num_tokens_per_rank: Array | None = None,
         num_tokens_per_rdma_rank: Array | None = None,
         is_token_in_rank: Array | None = None,
@@ -328,7 +329,7 @@ class Buffer(LowLatencyVerbs):
         Array | None,
         Array | None,
         list[int] | None,
-        DispatchHandle | None,
+        DispatchHandle | InternodeHandle | None,
         EventOverlap,
     ]:
         """Send each token once to every rank that owns one of its experts. Collective.
@@ -384,7 +385,7 @@ class Buffer(LowLatencyVerbs):
     def combine(
         self,
         x: Array,
-        handle: DispatchHandle | tuple[Array, ...],
+        handle: DispatchHandle | InternodeHandle | tuple[Array, ...],
         topk_weights: Array | None = None,
         bias: Array | tuple[Array | None, Array | None] | None = None,
         config: Config | None = None,

@@ -1,4 +1,6 @@
-"""Both symmetric buffers of one rank in the normal mode between nodes. rdma_rank n is its node, nvl_rank l its place there.
+"""Both symmetric buffers of one rank in the normal mode between nodes.
+
+Rank (n, l) is the one with rdma_rank n, its node, and nvl_rank l, its place there.
 
  RDMA buffer
    offset 0               recv: slots [num_channels, num_rdma_ranks, num_slots], from rank (n, own l)
@@ -24,11 +26,11 @@ The ring (channel, n) in the RDMA buffer of (d, l) carries what (n, l) sends: to
 slots count from 0 in every call, its cells count on from call to call: tails[channel, n] at the receiver, which has
 heads[channel, d] at (n, l), are what all calls together have filled, and freed. Nobody resets what a network adds to.
 
-The cells lie behind num_rdma_bytes, and behind those of the low-latency mode, so the slots are all that the modes share.
+The cells lie behind num_rdma_bytes, and behind those of the low-latency mode: the slots are all that the modes share.
 
-In dispatch the ring (channel, l) of the NVL buffer of (d, k) carries what (d, l) forwards to it. In combine there is one
-for each node that the tokens came from, since each comes to its end on its own: ring (channel, n * num_nvl_ranks + k) of
-(d, l) carries rows of (d, k) for rank (n, l).
+In dispatch the ring (channel, l) of the NVL buffer of (d, k) carries what (d, l) forwards to it. In combine there is
+one for each node that the tokens came from, since each comes to its end on its own: ring (channel, n * num_nvl_ranks +
+k) of (d, l) carries rows of (d, k) for rank (n, l).
 
 Source: DeepEP csrc/kernels/internode.cu (SourceMeta, get_rdma_clean_meta, get_nvl_clean_meta, and the comments at "RDMA
 symmetric layout" and "NVL buffer layouts")
@@ -51,7 +53,7 @@ from nbep.device.layout.intranode import (
     slot_bytes,
 )
 
-MAX_RDMA_RANKS = 20
+MAX_RDMA_RANKS = 18  # a block of combine has a warp for each, and two more
 MAX_CHANNELS = 80
 META_WORDS = 2  # before the bits: token index, rdma_rank
 NODES_PER_WORD = 4  # whose ranks have their bits in one word

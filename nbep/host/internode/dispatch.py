@@ -38,6 +38,9 @@ from nbep.host.symmetric import NodeMemory, Order
 from nbep.host.tokens import Counts, Tokens, check_counts, must_be_alike, pair, wait_counters
 
 
+NO_HEADS = CachedHeads(0, 0, 0, 0)  # before a dispatch
+
+
 class Prefixes(NamedTuple):
     """What notify writes, as InternodeNotifyOutputs begins; and with rows of no token none of it is absent."""
 
@@ -181,7 +184,8 @@ def _notify(
             mode.cells,
         ),
     )
-    num_recv_tokens, num_rdma_recv_tokens, per_expert = num_worst_tokens, num_worst_tokens, []
+    num_recv_tokens = num_rdma_recv_tokens = num_worst_tokens
+    per_expert: list[int] = []
     if polled:
         num_recv_tokens, per_expert, num_rdma_recv_tokens = wait_counters(memory, num_experts // num_ranks)
     sizes = num_recv_tokens, num_rdma_recv_tokens, num_worst_tokens, num_experts
@@ -190,7 +194,7 @@ def _notify(
 
 def _cached_notify(memory: NodeMemory, handle: InternodeHandle, rings: Rings) -> Known:
     """Come together with all ranks that this one exchanges with."""
-    launch_cached_notify(memory, rings, CachedHeads(None, None, None, None), 0, 0)
+    launch_cached_notify(memory, rings, NO_HEADS, 0, 0)
     arrays = tuple(handle)
     num_rows = handle.recv_src_meta.shape[0], handle.send_nvl_head.shape[0]
     return Known(handle.is_token_in_rank, Prefixes(*arrays[1:7]), *num_rows, 0, memory.num_ranks, False)
@@ -205,7 +209,7 @@ def launch_cached_notify(
     runtime.launch(
         memory.comm_stream,
         mode.kernel(internode_cached_notify),
-        1 if heads.send_rdma_head is None else 1 + num_channels,
+        1 if heads is NO_HEADS else 1 + num_channels,
         runtime.notify_threads,
         0,
         heads,

@@ -21,7 +21,7 @@ class InternodeHandle:
     gbl_channel_prefix_matrix        [num_ranks, num_channels] int32; [r, c]: tokens of channels 0 to c to rank r
     recv_rdma_channel_prefix_matrix  [num_rdma_ranks, num_channels] int32; [n, c]: those of rank (n, l) to this node
     recv_rdma_rank_prefix_sum        [num_rdma_ranks] int32; [n]: tokens of the ranks (0, l) to (n, l) to this node
-    recv_gbl_channel_prefix_matrix   [num_ranks, num_channels] int32; [r, c]: first row of recv_x from channel c of rank r
+    recv_gbl_channel_prefix_matrix   [num_ranks, num_channels] int32; [r, c]: first row of channel c of rank r
     recv_gbl_rank_prefix_sum         [num_ranks] int32; [r]: tokens of ranks 0 to r to this rank
     recv_src_meta                    [num_recv_tokens, words] int32: each received token's index on its source rank, the
                                      rdma_rank of that, then the bits of its goals; see layout.internode

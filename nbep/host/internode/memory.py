@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from nbep.device.kernels.internode.arguments import MAX_WARPS
 from nbep.device.kernels.internode.cached_notify import internode_cached_notify
-from nbep.device.kernels.internode.combine import internode_combine
+from nbep.device.kernels.internode.combine import combine_smem_bytes, internode_combine
 from nbep.device.kernels.internode.dispatch import internode_dispatch
 from nbep.device.kernels.internode.notify_dispatch import internode_notify_dispatch
 from nbep.device.layout.internode import MAX_CHANNELS
@@ -14,7 +15,12 @@ from nbep.device.protocols.totals import Progress
 from nbep.host.rdma import RdmaMemory
 from nbep.host.runtime.base import Kernel
 
-KERNELS = (internode_notify_dispatch, internode_cached_notify, internode_dispatch, internode_combine)
+KERNELS: tuple[Kernel, ...] = (
+    internode_notify_dispatch,
+    internode_cached_notify,
+    internode_dispatch,
+    internode_combine,
+)
 
 
 class InternodeMemory:
@@ -50,7 +56,9 @@ class InternodeMemory:
         """Warps of a block of dispatch or combine; num_threads: of the config."""
         if num_threads is not None:
             return num_threads // 32
-        return max(self.fewest_warps, self.rdma.runtime.ring_threads(self.num_nvl_ranks) // 32)
+        runtime = self.rdma.runtime
+        room = (runtime.max_smem_bytes - combine_smem_bytes(0)) // (combine_smem_bytes(32) - combine_smem_bytes(0))
+        return max(self.fewest_warps, min(MAX_WARPS, room, runtime.ring_threads(self.num_nvl_ranks) // 32))
 
     @property
     def fewest_warps(self) -> int:

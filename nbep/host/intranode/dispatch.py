@@ -142,7 +142,8 @@ def _dispatch_counted(
         memory.bounds,
         NotifySizes(tokens.num_tokens, num_experts, shape.num_channels, num_ring_cell_words(shape), expert_alignment),
     )
-    num_recv_tokens, per_expert = num_worst_tokens, []
+    num_recv_tokens = num_worst_tokens
+    per_expert: list[int] = []
     if polled:
         num_recv_tokens, per_expert, _ = wait_counters(memory, num_experts // num_ranks)
     with memory.allocations(order, tokens.x) as empty:

@@ -34,7 +34,7 @@ from nbep.host.rdma import RdmaMemory
 from nbep.host.runtime.base import Kernel, Stream
 
 MAX_PLANS = 1024
-KERNELS = (low_latency_dispatch, low_latency_combine, clean_low_latency_buffer, update_mask_buffer)
+KERNELS: tuple[Kernel, ...] = (low_latency_dispatch, low_latency_combine, clean_low_latency_buffer, update_mask_buffer)
 SUMS = align_up(4 * NUM_HALVES * SLOT_WORDS, ALIGNMENT_BYTES)
 BARRIERS = SUMS + align_up(4 * NUM_HALVES * SLOT_WORDS, ALIGNMENT_BYTES)
 JOURNAL = BARRIERS + align_up(4 * MAX_RANKS, ALIGNMENT_BYTES)

@@ -8,7 +8,7 @@ from nbep.device.layout.intranode import MAX_NVL_PEERS, MAX_POINTERS
 from nbep.device.primitives import u32_div
 from nbep.device.types import I32, I64, In, Out
 
-MAX_WARPS = 24  # of a block
+MAX_WARPS = 20  # of a block
 MAX_TEAMS = 12  # each has a named barrier
 
 # Shared memory of a block, before what its warps have for themselves.

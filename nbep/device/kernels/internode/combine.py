@@ -1,4 +1,4 @@
-"""Internode combine: a token's rows go back the way it came, and are added up where they meet: in its node, then at home.
+"""Internode combine: a token's rows go back the way it came, and are added up where they meet.
 
  rank (d, k): x[i] --NVL sender--> NVLink --> NVL ring[channel, (n, k)] of rank (d, l)
  rank (d, l): rings of all k --forwarder: sum over k--> network --> ring[channel, d] of rank (n, l)
@@ -18,8 +18,8 @@
 Each role's file has its ledger. Channels are those of the dispatch at rank (n, l), so a sender finds its rows in
 recv_gbl_channel_prefix_matrix, a forwarder its tokens in recv_rdma_channel_prefix_matrix.
 
-The waits of one (channel, n, l) depend on nothing but waits of the same: a sender serves the ring that has room, and each
-node has its own forwarders. Within it all take the tokens in the same order, that of the dispatch. So they make no
+The waits of one (channel, n, l) depend on nothing but waits of the same: a sender serves the ring that has room, and
+each node has its own forwarders. Within it all take the tokens in the same order, that of the dispatch. So they make no
 circle.
 
 Source: DeepEP csrc/kernels/internode.cu, combine. Break it: notebooks/14_internode_combine.ipynb
@@ -37,7 +37,7 @@ from nbep.device.kernels.internode.arguments import (
     InternodeCombineSizes,
     find_here,
 )
-from nbep.device.kernels.internode.combine_forwarder import coordinate_sums, forward_sums, tell_nvl_heads
+from nbep.device.kernels.internode.combine_forwarder import Group, coordinate_sums, forward_sums, tell_nvl_heads
 from nbep.device.kernels.internode.combine_nvl_sender import send_rows
 from nbep.device.kernels.internode.combine_rdma_receiver import coordinate_receivers, receive_sums
 from nbep.device.kernels.internode.dispatch import begin_block
@@ -73,27 +73,10 @@ def forward(inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, wa
         tell_nvl_heads(peers, bounds, here, nvl, num_warps, lane)
     elif node < here.num_rdma_ranks:
         stage = open_stage(smem_base() + COMBINE_STAGES, warp, lane)
-        which = warp - node * num_warps
+        group = Group(node, warp - node * num_warps, num_warps, warp)
         lists = lists_of(warp)
         cells = sizes.cells
-        forward_sums(
-            inputs,
-            network,
-            peers,
-            progress,
-            bounds,
-            here,
-            nvl,
-            rdma,
-            cells,
-            node,
-            which,
-            warp,
-            num_warps,
-            lists,
-            stage,
-            lane,
-        )
+        forward_sums(inputs, network, peers, progress, bounds, here, nvl, rdma, cells, group, lists, stage, lane)
 
 
 @device_function

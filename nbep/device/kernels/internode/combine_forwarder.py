@@ -27,6 +27,8 @@ them while the other waits for it.
 Source: DeepEP csrc/kernels/internode.cu, combine (WarpRole::kNVLAndRDMAForwarder, kCoordinator; combine_token)
 """
 
+from typing import NamedTuple
+
 from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import BOARD, BOARD_ROW, SUMS_WORD, TOLD, rank_of
 from nbep.device.kernels.internode.coordinator import first_passing_row, tell_tails, tokens_to_node
@@ -62,6 +64,15 @@ from nbep.device.protocols.waits import (
 )
 
 NOT_THERE = -RETIRED - 1  # the entry of send_nvl_head behind the last token
+
+
+class Group(NamedTuple):
+    """The warps of a block that forward to one node."""
+
+    node: int
+    warp: int
+    num_warps: int
+    row: int  # of this warp on the board
 
 
 @device_function
@@ -109,29 +120,13 @@ def put_sum(network, here, shape, node, index, rows, weights, num_rows, stage, l
 
 
 @device_function
-def forward_sums(
-    inputs,
-    network,
-    peers,
-    progress,
-    bounds,
-    here,
-    nvl,
-    rdma,
-    cells,
-    node,
-    warp,
-    forwarder,
-    num_warps,
-    lists,
-    stage,
-    lane,
-):
-    """Forwarder: sum up every num_warps-th token that goes back to one node, from the warp-th on.
+def forward_sums(inputs, network, peers, progress, bounds, here, nvl, rdma, cells, group, lists, stage, lane):
+    """Forwarder: sum up the tokens that go back to its node, in turn with the others of its group.
 
-    forwarder: its row on the board; lists: shared addresses of what it adds up, rows and weights
+    lists: shared addresses of what it adds up, rows and weights
     """
     rows, weights = lists
+    node, num_warps = group.node, group.num_warps
     total = tokens_to_node(inputs.recv_rdma_channel_prefix_matrix, rdma.num_channels, here.channel, node)
     row = first_passing_row(inputs, rdma, here, node)
     base = ld_weak_s32(progress.sent + 4 * (here.channel * here.num_rdma_ranks + node))
@@ -139,9 +134,9 @@ def forward_sums(
     ring = own_ring(peers, here, nvl, node, lane if lane < here.num_nvl_ranks else 0)
     stride = slot_bytes(nvl)
     source = Source(ring.x, stride, locate_notes(ring.x, nvl).topk_weights, stride, nvl.num_slots)
-    board = smem_base() + BOARD + BOARD_ROW * forwarder
+    board = smem_base() + BOARD + BOARD_ROW * group.row
     clear_notes(stage, rdma, lane)
-    i = warp
+    i = group.warp
     expected = load_nvl_head(inputs, here, row, i, total, lane)
     while i < total:
         has_room = True

@@ -29,7 +29,7 @@ def tokens_to_node(prefix_matrix, num_channels, channel, node):
 
 @device_function
 def tell_tails(network, progress, bounds, here, total, column, num_warps, chunk, cells, site, lane):
-    """Coordinator, lane d: tell node d how many of its slots some warps have filled, in chunks; column: see the board."""
+    """Coordinator, lane d: tell node d how many of its slots a column of the board has filled, in chunks."""
     peer = rank_of(here, lane)
     sent = progress.sent + 4 * (here.channel * here.num_rdma_ranks + lane)
     tail = tail_offset(cells, here.num_rdma_ranks, here.channel, here.rdma_rank)

@@ -63,7 +63,7 @@ from nbep.device.protocols.waits import RDMA_SENDER_COORDINATOR, RDMA_SENDER_HEA
 
 @device_function
 def tokens_for_nodes(inputs, here, token, end, lane):
-    """Which of 32 tokens go to the node of a lane: bit j for token + j. And which of them go anywhere, in every lane."""
+    """Which of 32 tokens go to the node of a lane: bit j for token + j. And which go anywhere, in every lane."""
     mine = 0
     anywhere = 0
     num_ranks = here.num_rdma_ranks * here.num_nvl_ranks

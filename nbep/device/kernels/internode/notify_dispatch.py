@@ -9,7 +9,7 @@
  cell                       written by             with                   read by           with
  rdma_ and gbl_channel_     blocks 1 and up        st_weak                block 0           ld_weak, after grid barrier
    prefix_matrix                                                          (dispatch)        -
- stage of a warp            block 0                st_shared_s32          network           after a proxy fence, syncwarp
+ stage of a warp            block 0                st_shared_s32          network           after fence, syncwarp
  count message[n]           a warp of (n, l)       put_nbi_warp           block 0           ld_weak, after arrived[n]
  arrived[n]                 (n, l)                 amo_add                block 0, lane n   ld_acquire_sys
  counts[l]                  block 0 of (d, l)      st_weak, barrier       block 0 of peers  ld_weak
