@@ -37,7 +37,6 @@ from nbep.host.runtime.base import Array, MaybeArray
 from nbep.host.symmetric import NodeMemory, Order
 from nbep.host.tokens import Counts, Tokens, check_counts, must_be_alike, pair, wait_counters
 
-
 NO_HEADS = CachedHeads(0, 0, 0, 0)  # before a dispatch
 
 
