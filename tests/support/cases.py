@@ -22,6 +22,12 @@ class Case:
     topk_idx: list[np.ndarray]
     topk_weights: list[np.ndarray]
     layouts: list[reference.Layout] = field(repr=False)
+    num_nodes: int = 1
+
+    @property
+    def num_nvl_peers(self) -> int:
+        """The ranks of a node."""
+        return self.num_ranks // self.num_nodes
 
     @property
     def hidden(self) -> int:
@@ -58,7 +64,7 @@ def make_case(
               "one_expert": only the last one; "grouped": each token chooses half of the nodes first, then experts of
               those; "one_node": only the experts of the last node; "avoid_node_0": none of the first
               unused: the share of choices that are -1 (not with "everywhere")
-              num_nodes: how many nodes the ranks are on, for the routings that ask for it
+              num_nodes: how many nodes the ranks are on
     """
     rng = np.random.default_rng(seed)
     num_experts = num_ranks * experts_per_rank
@@ -94,4 +100,4 @@ def make_case(
         topk_idx.append(idx)
         topk_weights.append(rng.random((count, num_topk), np.float32))
     layouts = [reference.get_dispatch_layout(idx, num_experts, num_ranks) for idx in topk_idx]
-    return Case(seed, num_ranks, num_experts, x, topk_idx, topk_weights, layouts)
+    return Case(seed, num_ranks, num_experts, x, topk_idx, topk_weights, layouts, num_nodes)
