@@ -2,16 +2,30 @@
 
 import low_latency
 import pytest
+from calls import SlowRank
 from internode import NIC, Options, make_node_case
 from intranode import check, combine, dispatch
 from low_latency import Trip, make_low_latency_case
-from target import spawn
+from parts import both_parts
+from target import TARGET, spawn
 
 import nbep
 
 ROUNDS = 2
 
 
+@pytest.fixture(params=["all alike", *both_parts([], thorough=["slow combine"])])
+def slow(request, monkeypatch):
+    """Whether the last rank is slow in the normal mode's combine."""
+    if request.param == "slow combine":
+        if TARGET != "emulator":
+            pytest.skip("on the emulator only: one rank is made slow")
+        places = [("nbep.device.kernels.internode.combine", "receive_tokens")]
+        slow_rank = SlowRank(monkeypatch, places)
+        slow_rank.rank, slow_rank.reads = 3, 2000
+
+
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("transport", ["direct", "ibgda"])
 @pytest.mark.parametrize("with_clean", [False, True])
 def test_calls_of_both_modes_in_turn_get_the_references_bits(transport, with_clean):

@@ -45,7 +45,7 @@ def test_combine_twice_with_one_handle_gives_the_same():
 def test_back_to_back_calls_with_several_configs_on_one_buffer():
     options = [
         Options(),
-        Options(nbep.Config(2, 3, 5, 1, 2), with_topk=False, num_biases=1),
+        Options(nbep.Config(2, 3, 7, 1, 2), with_topk=False, num_biases=1),
         Options(nbep.Config(6, 1, 2, 3, 9), fp8="row"),
         Options(nbep.Config(2, 1, 3, 2, 6), num_worst_tokens=40),
     ]

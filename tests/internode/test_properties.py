@@ -31,7 +31,11 @@ def cases(draw):
 def options(draw, case):
     nvl, rdma = draw(st.integers(1, 5)), draw(st.integers(1, 4))
     config = nbep.Config(
-        2 * draw(st.integers(1, 3)), nvl, nvl + draw(st.integers(1, 6)), rdma, rdma * draw(st.integers(2, 4))
+        2 * draw(st.integers(1, 3)),
+        nvl,
+        case.num_nodes * nvl + draw(st.integers(0, 6)),
+        rdma,
+        rdma * draw(st.integers(2, 4)),
     )
     with_topk = draw(st.booleans())
     return Options(

@@ -64,4 +64,4 @@ def test_one_expert_a_rank():
 
 @pytest.mark.parametrize(("num_nodes", "num_nvl_peers"), both_parts([], thorough=[(2, 8), (8, 2), (5, 3)]))
 def test_larger_groups(num_nodes, num_nvl_peers):
-    run(make_node_case(10, num_nodes, num_nvl_peers, num_tokens=3, num_topk=4), Options(nbep.Config(2, 2, 4, 2, 4)))
+    run(make_node_case(10, num_nodes, num_nvl_peers, num_tokens=3, num_topk=4), Options(nbep.Config(2, 1, 8, 2, 4)))

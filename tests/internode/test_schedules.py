@@ -39,7 +39,7 @@ def test_kernels_without_bulk_copies_give_the_same():
 @pytest.mark.parametrize(
     "config",
     [
-        nbep.Config(2, 2, 3, 4, 64),
+        nbep.Config(2, 1, 2, 4, 64),
         nbep.Config(2, 4, 64, 1, 2),
         nbep.Config(2, 1, 2, 1, 2),
     ],

@@ -50,7 +50,7 @@ def make_calls(seed: int, num_ranks: int, num_nodes: int = 1, **options: Any) ->
         if num_nodes == 1:
             config = nbep.Config(2 * rng.randint(1, 3), chunk, chunk + rng.randint(1, 3), mix_roles=rng.random() < 0.5)
         else:
-            config = internode.random_config(rng)
+            config = internode.random_config(rng, num_nodes)
         kind = Options if num_nodes == 1 else internode.Options
         calls.append(
             (

@@ -11,12 +11,14 @@ import intranode
 import numpy as np
 from cases import Case, make_case
 from intranode import FACTORS, Outcome, Report, check_layout
+from nbep.host.internode.rings import combine_rings, dispatch_rings
 
 import nbep
 from nbep import reference
 
-# Two channels. Chunks of two tokens and rings of four at both levels: smaller than most traffic.
-CONFIG = nbep.Config(4, 2, 4, 2, 4)
+# Two channels, chunks of two tokens. Rings are smaller than most traffic: of four slots between nodes, and of eight
+# inside a node, which up to four nodes share in combine.
+CONFIG = nbep.Config(4, 2, 8, 2, 4)
 # 1, tiny, -1, tiny cancel: what was rounded in float32 stays.
 CANCELLING = np.array([1, 1.5 * 2**-20, -1, 1.25 * 2**-19, 1, 1.25 * 2**-20, -1, 1], np.float32)
 # Small, so that queues wrap and messages are cut.
@@ -84,7 +86,17 @@ class Options(intranode.Options):
 
 def num_bytes(case: Case, options: Options) -> dict[str, int]:
     """Exactly what the calls need, so that a write past the rings is out of bounds."""
-    raise NotImplementedError
+    fp8, of_nodes = options.fp8 is not None, (case.num_nodes, case.num_nvl_peers)
+    num_topk = case.topk_idx[0].shape[1] if options.with_topk else 0
+    slot = (1 if fp8 else 2) * case.hidden, num_topk, case.hidden // 128 if fp8 else 0
+    calls = (
+        dispatch_rings(options.config, *of_nodes, *slot),
+        combine_rings(options.config, *of_nodes, 2 * case.hidden, num_topk),
+    )
+    return {
+        "num_nvl_bytes": max(rings.num_nvl_bytes for rings in calls),
+        "num_rdma_bytes": max(rings.num_rdma_bytes for rings in calls),
+    }
 
 
 # The arrays of a handle as it unpacks, but for recv_src_meta, which is nbep's own.
@@ -128,10 +140,11 @@ def ragged(num_ranks: int, most: int = 12) -> list[int]:
     return [5 * rank % most for rank in range(num_ranks)]
 
 
-def random_config(rng: random.Random) -> nbep.Config:
+def random_config(rng: random.Random, num_nodes: int) -> nbep.Config:
     """Chunks and rings of a few tokens at both levels, one to three channels."""
-    nvl, rdma = rng.randint(1, 4), rng.randint(1, 3)
-    return nbep.Config(2 * rng.randint(1, 3), nvl, nvl + rng.randint(1, 3), rdma, rdma * rng.randint(2, 3))
+    nvl, rdma = rng.randint(1, 3), rng.randint(1, 3)
+    slots = num_nodes * nvl + rng.randint(0, 3)  # nodes share them in combine
+    return nbep.Config(2 * rng.randint(1, 3), nvl, slots, rdma, rdma * rng.randint(2, 3))
 
 
 def run(case: Case, options: Options | None = None, **arguments: Any) -> list[Outcome]:

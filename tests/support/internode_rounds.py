@@ -57,7 +57,7 @@ def make_round(rng: random.Random, num_nodes: int, num_nvl_peers: int, sizes: Si
     with_topk = rng.random() < 0.7
     can_be_fp8 = hidden % 128 == 0 and LIBRARY != "cupy"
     options = internode.Options(
-        random_config(rng, sizes),
+        random_config(rng, num_nodes, sizes),
         with_topk=with_topk,
         fp8=rng.choice((None, None, "row", "column", "packed")) if can_be_fp8 else None,
         expert_alignment=rng.choice((1, 1, 4)),
@@ -67,15 +67,15 @@ def make_round(rng: random.Random, num_nodes: int, num_nvl_peers: int, sizes: Si
     return Round(case, options, rng.random() < 0.4, rng.choice((0, 1, 1, 2)))
 
 
-def random_config(rng: random.Random, sizes: Sizes) -> nbep.Config:
-    """Rings of a few slots as often as large ones."""
+def random_config(rng: random.Random, num_nodes: int, sizes: Sizes) -> nbep.Config:
+    """Rings of a few slots as often as large ones. Nodes share the slots of a ring inside a node in combine."""
 
     def chunk_and_slots(least: int) -> tuple[int, int]:
-        most = sizes.most_slots if rng.random() < 0.5 else max(4, sizes.most_slots // 8)
-        chunk = rng.randint(1, most // 3)
+        most = sizes.most_slots if rng.random() < 0.5 else max(2 * least, sizes.most_slots // 8)
+        chunk = rng.randint(1, max(1, most // (2 * least)))
         return chunk, rng.randint(max(chunk + 1, least * chunk), most)
 
-    (nvl, nvl_slots), (rdma, rdma_slots) = chunk_and_slots(1), chunk_and_slots(2)
+    (nvl, nvl_slots), (rdma, rdma_slots) = chunk_and_slots(num_nodes), chunk_and_slots(2)
     return nbep.Config(2 * rng.randint(1, sizes.most_channels), nvl, nvl_slots, rdma, rdma_slots - rdma_slots % rdma)
 
 
