@@ -20,7 +20,7 @@ def slow(request, monkeypatch):
     if request.param == "slow combine":
         if TARGET != "emulator":
             pytest.skip("on the emulator only: one rank is made slow")
-        places = [("nbep.device.kernels.internode.combine", "receive_tokens")]
+        places = [("nbep.device.kernels.internode.combine", "receive_sums")]
         slow_rank = SlowRank(monkeypatch, places)
         slow_rank.rank, slow_rank.reads = 3, 2000
 

@@ -8,6 +8,7 @@ from intranode import combine, dispatch, make_buffer
 from target import TARGET, spawn
 
 import nbep
+from nbep.emulator import current_thread
 
 KERNELS = "nbep.device.kernels.internode"
 TIMEOUT_MS = 500 if TARGET == "cuda" else 2000
@@ -74,21 +75,25 @@ def test_a_nic_that_stops_is_named_with_its_queue_pair():
     assert "the network from rank 1: queue 0" in str(results[3])
 
 
-# (module, function, what it is): the role of one rank that does nothing.
+# (kernel, function): the role of one rank that does nothing.
 IDLE_ROLES = [
     ("dispatch", "send_tokens"),
     ("dispatch", "coordinate_senders"),
     ("dispatch", "forward_tokens"),
     ("dispatch", "coordinate_forwarders"),
     ("dispatch", "receive_tokens"),
+    ("combine", "send_rows"),
+    ("combine", "forward_sums"),
+    ("combine", "coordinate_sums"),
+    ("combine", "tell_nvl_heads"),
+    ("combine", "receive_sums"),
+    ("combine", "coordinate_receivers"),
 ]
 
 
 @pytest.mark.emulator_only("a role of one rank is made idle")
 @pytest.mark.parametrize(("kernel", "role"), IDLE_ROLES)
 def test_a_role_of_one_rank_that_does_nothing_is_named_by_those_that_wait_for_it(kernel, role, monkeypatch):
-    from nbep.emulator import current_thread
-
     module = importlib.import_module(f"{KERNELS}.{kernel}")
     function = getattr(module, role)
     monkeypatch.setattr(module, role, lambda *args: None if current_thread().rank == 2 else function(*args))
