@@ -57,7 +57,7 @@ class AccessingThread(greenlet):
         "rank", "block_idx", "thread_idx", "lane", "warp", "grid_dim", "block_dim",
         "world", "block", "warp_state", "segments", "shared", "runnable", "park",
         "left", "polled", "waits_for", "deadline", "expired", "waited_once", "has_looked_again",
-        "exited", "empty_spins", "bulk", "fenced", "reluctance", "serving",
+        "exited", "empty_spins", "has_news", "bulk", "fenced", "reluctance", "serving",
     )  # fmt: skip
 
     def __init__(self, block: Block, thread_idx: int, warp: Warp, hub: greenlet):
@@ -87,6 +87,7 @@ class AccessingThread(greenlet):
         self.has_looked_again = False  # since a cell changed that it waited for; see the scheduler
         self.exited = False
         self.empty_spins = 0
+        self.has_news = False  # its last turn of a polling loop ended because a cell had changed, or the time was over
         self.bulk: Any = None
         self.fenced = 0
         self.reluctance = warp.reluctance
@@ -297,11 +298,13 @@ class AccessingThread(greenlet):
     def spin(self, deadline_ns: int) -> bool:
         """One turn of a polling loop.  True: the wait is over time.
 
-        Parks until a cell polled since the last spin() holds another value; if one does already, only yields.
+        Parks until a cell polled since the last spin() holds another value; if one does already, only yields. Lanes that
+        poll cells of their own and meet at a collective in each turn: the first one with news brings the others there.
         """
         polled = self.polled
         self.left -= 1
         self.waited_once = False
+        self.has_news = True
         if self.world.overdue(self, deadline_ns):
             polled.clear()
             return True
@@ -310,12 +313,17 @@ class AccessingThread(greenlet):
             if self.empty_spins > MAX_EMPTY_SPINS:
                 message = "a loop waits without polling: only volatile, relaxed and acquire loads count"
                 raise error_at(self, errors.EmulatorError, message)
+            self.has_news = False
             self.pause()
             return False
         self.empty_spins = 0
         cells = list(polled.values())
         polled.clear()
         if self.changed(cells):
+            self.pause()
+            return False
+        if self.warp_state.is_missed(self):
+            self.has_news = False
             self.pause()
             return False
         return self.watch(cells, deadline_ns)

@@ -2,6 +2,9 @@
 
 Each lane named in the mask parks until the last one arrives.  Lanes that arrive with another operation or another line
 stop the run, and so does a lane that leaves, or that waits for one which waits for it with another mask.
+
+Lanes that poll, each its own cell, may meet here in every turn of their loop. When one comes with news, those that are
+parked at theirs come too, once: if nothing has changed for them either, they park again.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ def lanes_of(mask: int) -> list[int]:
 class Collective:
     """One collective that some lanes have reached: what they pass, by lane, and who they are, in order of arrival."""
 
-    __slots__ = ("name", "mask", "site", "missing", "threads", "values", "result", "knowledge", "known")
+    __slots__ = ("name", "mask", "site", "missing", "threads", "values", "result", "knowledge", "known", "brought")
 
     def __init__(self, name: str, mask: int, site: Site | None):
         self.name = name
@@ -36,6 +39,7 @@ class Collective:
         self.result: Any = None  # computed by the first lane that goes on
         self.knowledge: list[Any] = []  # what the lanes know, and what all know then; see `checked`
         self.known: Any = None
+        self.brought: int | None = None  # once a lane has come with news: the lanes that it has brought here
 
 
 class Warp:
@@ -64,10 +68,31 @@ class Warp:
         collective.values[lane] = value
         if collective.missing:
             collective.threads.append(thread)
+            if thread.has_news:
+                thread.has_news = False
+                self.bring(collective)
         else:
             del self.pending[mask]
             thread.runnable.extend(collective.threads)
         return collective
+
+    def bring(self, collective: Collective) -> None:
+        """Wake the lanes that a collective misses and that are parked at a cell."""
+        collective.brought = collective.brought or 0
+        for lane in lanes_of(collective.missing & ~collective.brought):
+            thread = self.lanes[lane]
+            if thread in thread.world.polling:
+                collective.brought |= 1 << lane
+                thread.has_news = False
+                thread.unwatch()
+
+    def is_missed(self, thread: Thread) -> bool:
+        """Whether a lane that is about to park is to come to a collective first."""
+        for collective in self.pending.values():
+            if collective.brought is not None and (collective.missing & ~collective.brought) >> thread.lane & 1:
+                collective.brought |= 1 << thread.lane
+                return True
+        return False
 
     def check_new(self, thread: Thread, name: str, mask: int) -> None:
         """The first lane at a collective: is its mask possible at all?"""

@@ -12,12 +12,13 @@ import os
 import warnings
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from nbep.device.layout.low_latency import TRAILER_BYTES as RDMA_TRAILER_BYTES
 from nbep.host import validate
 from nbep.host.arguments import integer
 from nbep.host.comm import connect, gather_results
 from nbep.host.config import COMBINE_TABLE, DISPATCH_TABLE, Config, table_config
 from nbep.host.events import EventHandle, EventOverlap
+from nbep.host.internode.combine import combine as internode_combine
+from nbep.host.internode.dispatch import dispatch as internode_dispatch
 from nbep.host.intranode.combine import combine
 from nbep.host.intranode.dispatch import Counts, dispatch
 from nbep.host.intranode.handle import DispatchHandle
@@ -26,6 +27,7 @@ from nbep.host.low_latency.verbs import LowLatencyVerbs
 from nbep.host.network import check_target, create_transport
 from nbep.host.network.direct import DirectTransport
 from nbep.host.network.transport import MAX_NODE_RANKS, NetworkOptions, NicOptions, TransportName
+from nbep.host.rdma import rdma_trailer_bytes
 from nbep.host.runtime.base import Array, HandleType, Stream
 from nbep.host.symmetric import NodeMemory
 
@@ -130,7 +132,6 @@ class Buffer(LowLatencyVerbs):
 
         def check() -> tuple[dict[str, Any], float]:
             for name, value, is_missing, missing in (
-                ("num_rdma_bytes", num_rdma_bytes, num_rdma_bytes and not low_latency_mode, BETWEEN_NODES),
                 ("allow_mnnvl", allow_mnnvl, allow_mnnvl, "NVLink between nodes"),
             ):
                 if is_missing:
@@ -147,6 +148,7 @@ class Buffer(LowLatencyVerbs):
                 nic,
             )
             check_target(runtime, options)
+            validate.nodes(communicator.size, sizes, options.num_nvl_peers)
             return {**sizes, **vars(options)}, _timeout_ms()
 
         settings, timeouts_ms = zip(*gather_results(communicator, check), strict=True)
@@ -167,7 +169,7 @@ class Buffer(LowLatencyVerbs):
         options = NetworkOptions(**{field: own[field] for field in NetworkOptions.__dataclass_fields__})
         rdma_transport = None
         if num_rdma_bytes > 0:
-            num_bytes = num_rdma_bytes + RDMA_TRAILER_BYTES
+            num_bytes = num_rdma_bytes + rdma_trailer_bytes(communicator.size // options.num_nvl_peers)
             rdma_transport = create_transport(runtime, communicator, options, num_bytes)
         self._memory = NodeMemory(
             communicator,
@@ -177,6 +179,7 @@ class Buffer(LowLatencyVerbs):
             handle_type,
             DirectTransport(runtime, communicator.rank, options),
             num_rdma_bytes=num_rdma_bytes,
+            low_latency_mode=low_latency_mode,
             enable_shrink=enable_shrink,
             rdma_transport=rdma_transport,
             num_nvl_peers=options.num_nvl_peers,
@@ -263,9 +266,9 @@ class Buffer(LowLatencyVerbs):
         memory = self._usable("get_local_buffer_tensor")
         symmetric, num_bytes = memory.symmetric, memory.num_nvl_bytes
         if use_rdma_buffer:
-            if memory.low_latency is None:
+            if memory.rdma is None:
                 validate.refuse("use_rdma_buffer", True, "False: num_rdma_bytes was 0 at construction")
-            symmetric, num_bytes = memory.low_latency.symmetric, memory.low_latency.num_rdma_bytes
+            symmetric, num_bytes = memory.rdma.symmetric, memory.rdma.num_rdma_bytes
         offset = integer("offset", offset, 0)
         itemsize = symmetric.array(dtype, 0, 0).dtype.itemsize
         num_elements = num_bytes // itemsize
@@ -359,8 +362,9 @@ class Buffer(LowLatencyVerbs):
                   unless async_finish
         Source:   DeepEP deep_ep/buffer.py, Buffer.dispatch
         """
-        memory = self._usable_in_node("dispatch")
-        return dispatch(
+        memory = self._usable_normal("dispatch")
+        chosen = dispatch if memory.internode is None else internode_dispatch
+        return chosen(
             memory,
             x,
             handle,
@@ -407,8 +411,9 @@ class Buffer(LowLatencyVerbs):
         Blocks:   the current stream, unless async_finish
         Source:   DeepEP deep_ep/buffer.py, Buffer.combine
         """
-        memory = self._usable_in_node("combine")
-        return combine(
+        memory = self._usable_normal("combine")
+        chosen = combine if memory.internode is None else internode_combine
+        return chosen(
             memory,
             x,
             handle,
@@ -420,12 +425,13 @@ class Buffer(LowLatencyVerbs):
             allocate_on_comm_stream,
         )
 
-    def _usable_in_node(self, verb: str) -> NodeMemory:
+    def _usable_normal(self, verb: str) -> NodeMemory:
         memory = self._usable(verb)
-        if self.group_size not in validate.INTRANODE_RANKS:
-            validate.refuse("group", f"{self.group_size} ranks", f"2, 4 or 8 ranks for {verb}")
-        if memory.num_nodes > 1:
-            raise NotImplementedError(f"num_nvl_peers: got {memory.num_nodes} nodes; {BETWEEN_NODES} are not built yet")
+        if memory.internode is None:
+            if memory.num_nodes > 1:
+                validate.refuse("num_nvl_bytes", 0, f"positive at construction for {verb}")
+            if self.group_size not in validate.INTRANODE_RANKS:
+                validate.refuse("group", f"{self.group_size} ranks", f"2, 4 or 8 ranks for {verb} inside a node")
         return memory
 
     def _usable(self, verb: str) -> NodeMemory:

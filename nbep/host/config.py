@@ -187,6 +187,13 @@ def table_config(table: Table, num_sms: int, num_ranks: int) -> Config:
     raise ValueError(f"num_ranks: got {num_ranks}; must be one of {known}")
 
 
+def nodes_config(table: Table, num_sms: int, num_nodes: int) -> Config:
+    """The config for so many nodes: that of the table's next larger number, or of its largest."""
+    known = sorted(table.over_nodes)
+    num_ranks = next((ranks for ranks in known if ranks >= MAX_NVL_PEERS * num_nodes), known[-1])
+    return Config(num_sms, *table.over_nodes[num_ranks])
+
+
 def fit_config(config: Config, num_nvl_bytes: int, num_ranks: int, *token_sizes: int) -> Config:
     """The config with as many ring slots as the buffer holds, if it holds fewer. For default configs only.
 

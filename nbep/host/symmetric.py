@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from nbep.device.layout.internode import describe_nvl_offset
 from nbep.device.layout.intranode import (
     ALIGNMENT_BYTES,
     BARRIER_SIGNAL_BYTES,
@@ -38,14 +39,19 @@ from nbep.host.call_log import Arguments, CallLog
 from nbep.host.comm import Communicator, connect, gather_results
 from nbep.host.events import EventHandle, EventOverlap
 from nbep.host.faults import destroy_error, destroyed_without, fault_error
+from nbep.host.internode.memory import KERNELS as INTERNODE_KERNELS
+from nbep.host.internode.memory import InternodeMemory
+from nbep.host.low_latency.memory import KERNELS as LOW_LATENCY_KERNELS
 from nbep.host.low_latency.memory import LowLatencyMemory
 from nbep.host.network import check_target, create_transport
 from nbep.host.network.transport import NetworkOptions, NicOptions, Transport, TransportName
+from nbep.host.rdma import RdmaMemory
 from nbep.host.roll_call import RollCall
 from nbep.host.runtime.base import Array, Event, HandleType, Memory, Runtime
 
 LAYOUT_MAX_BLOCKS = 32
-COUNTER_WORDS = 1 + MAX_LOCAL_EXPERTS  # moe_recv_counter, then one for each local expert
+COUNTER_WORDS = 2 + MAX_LOCAL_EXPERTS  # moe_recv_counter, one for each local expert, moe_recv_rdma_counter
+RDMA_COUNTER = COUNTER_WORDS - 1
 
 Empty = Callable[[tuple[int, ...], str], Array]  # a new array of a shape and a dtype
 AnyMemory = TypeVar("AnyMemory", bound=Memory)
@@ -134,6 +140,7 @@ class NodeMemory:
         transport: Transport,
         zero: bool = False,
         num_rdma_bytes: int = 0,
+        low_latency_mode: bool = False,
         enable_shrink: bool = False,
         rdma_transport: Transport | None = None,
         num_nvl_peers: int = 0,
@@ -151,7 +158,9 @@ class NodeMemory:
         self._cells: list[tuple[int, str]] = []
         self.latest_event: Event | None = None  # at the end of the latest call
         self.fault: Exception | None = None
+        self.rdma: RdmaMemory | None = None
         self.low_latency: LowLatencyMemory | None = None  # unless the buffer has no low-latency mode
+        self.internode: InternodeMemory | None = None  # where the normal mode goes between nodes
         self._is_open = True
         # A rank that was masked has missed calls of the others.
         self._call_log = None if enable_shrink else CallLog.shared(comm)
@@ -161,8 +170,9 @@ class NodeMemory:
                 undo.callback(rdma_transport.end)
             self._roll_call = RollCall(comm, enable_shrink)
             undo.callback(self._roll_call.close)
+            modes = low_latency_mode, enable_shrink
             handles = gather_results(
-                comm, lambda: self._allocate(handle_type, zero, num_rdma_bytes, enable_shrink, rdma_transport, undo)
+                comm, lambda: self._allocate(handle_type, zero, num_rdma_bytes, modes, rdma_transport, undo)
             )
             # CUDA: memory must not be freed while another process has it open.
             undo.callback(comm.barrier)
@@ -175,7 +185,7 @@ class NodeMemory:
         handle_type: HandleType,
         zero: bool,
         num_rdma_bytes: int,
-        enable_shrink: bool,
+        modes: tuple[bool, bool],
         rdma_transport: Transport | None,
         undo: ExitStack,
     ) -> tuple[Any, Any]:
@@ -204,29 +214,41 @@ class NodeMemory:
         self._report = self.host_visible.array(np.int32, 0, REPORT_WORDS)
         self.counters = self.host_visible.array(np.int32, ALIGNMENT_BYTES, COUNTER_WORDS)
         assert REPORT_BYTES <= ALIGNMENT_BYTES
-        if rdma_transport is not None:
-            self.low_latency = LowLatencyMemory(
-                runtime, self.comm, num_rdma_bytes, handle_type, enable_shrink, rdma_transport
-            )
+        if rdma_transport is None:
+            return self.transport.handle, None
+        rdma = RdmaMemory(runtime, self.comm, num_rdma_bytes, self.num_nodes, handle_type, rdma_transport)
+        undo.callback(rdma.free)
+        self.rdma = rdma
+        low_latency_mode, enable_shrink = modes
+        if low_latency_mode:
+            self.low_latency = LowLatencyMemory(rdma, self.rank, self.num_ranks, enable_shrink)
             undo.callback(self.low_latency.free)
-        return self.transport.handle, None if self.low_latency is None else self.low_latency.handle
+        if self.num_nodes > 1 and self.num_nvl_bytes > 0:
+            self.internode = InternodeMemory(rdma, self.num_nodes, self.num_nvl_peers)
+            undo.callback(self.internode.free)
+        return self.transport.handle, rdma.handle
 
     def _close_peers(self) -> None:
-        if self.low_latency is not None:
-            self.low_latency.close_peers()
+        if self.rdma is not None:
+            self.rdma.close_peers()
         self.transport.close()
 
     def _open_peers(self, handles: list[tuple[Any, Any]]) -> None:
         """Open the peers' memory and write their addresses where kernels find them."""
-        if self.low_latency is not None:
-            self.low_latency.open([rdma for _, rdma in handles], self.bounds)
+        if self.rdma is not None:
+            kernels = (LOW_LATENCY_KERNELS if self.low_latency else ()) + (INTERNODE_KERNELS if self.internode else ())
+            memories = self.rdma.open([rdma for _, rdma in handles], self.bounds, kernels)
+            if self.low_latency is not None:
+                self.low_latency.open(memories)
         buffer_ptrs = self.num_nvl_bytes + BARRIER_SIGNAL_BYTES
         signal_ptrs = buffer_ptrs + POINTER_TABLE_BYTES
         self.network = self.transport.open([nvl for nvl, _ in handles], buffer_ptrs, self.bounds)
         bases = self.symmetric.read(buffer_ptrs, self.num_ranks, np.int64)
         self.symmetric.write(signal_ptrs, np.where(bases != 0, bases + self.num_nvl_bytes, 0))
         own = self.symmetric.address
-        self.peers = Peers(own + buffer_ptrs, own + signal_ptrs, self.rank, self.num_ranks)
+        first = self.rank // self.num_nvl_peers * self.num_nvl_peers  # of the node
+        tables = own + 8 * first
+        self.peers = Peers(tables + buffer_ptrs, tables + signal_ptrs, self.rank - first, self.num_nvl_peers)
 
     def close(self) -> None:
         """Wait for the peers, then for the work of all, then give everything back. Collective.
@@ -305,6 +327,10 @@ class NodeMemory:
         base = self.host_visible.address + ALIGNMENT_BYTES + (0 if polled else 4 * COUNTER_WORDS)
         return base, base + 4
 
+    def rdma_counter_address(self, polled: bool) -> int:
+        """Address of moe_recv_rdma_counter."""
+        return self.counter_addresses(polled)[0] + 4 * RDMA_COUNTER
+
     @contextmanager
     def allocations(self, order: Order, like: Array) -> Iterator[Empty]:
         """Allocate arrays like `like` for the next kernels to write; after it the comm stream is ordered.
@@ -364,7 +390,7 @@ class NodeMemory:
         """Raise what a kernel has reported, if one has. A buffer raises the same on every later call."""
         if self.fault is None and self.has_fault:
             report = FaultReport(*(int(word) for word in self._report))
-            transport = self.transport if self.low_latency is None else self.low_latency.transport
+            transport = self.transport if self.rdma is None else self.rdma.transport
             network = transport.describe(report.peer) if report.peer >= 0 else []
             self.fault = fault_error(self.rank, report, self.timeout_ms, network)
         if self.fault is not None:
@@ -375,4 +401,6 @@ class NodeMemory:
         if named and offset < self.num_nvl_bytes:
             start, name = self._cells[named - 1]
             return name if offset == start else f"{name} + {offset - start}"
+        if self.internode is not None and offset < self.num_nvl_bytes:
+            return describe_nvl_offset(self.ring_shape, self.num_nodes, self.num_nvl_peers, offset)
         return describe_offset(self.ring_shape, self.num_ranks, self.num_nvl_bytes, offset)

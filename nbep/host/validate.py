@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
+from nbep.device.layout.internode import MAX_RDMA_RANKS
 from nbep.device.layout.intranode import (
     ALIGNMENT_BYTES,
     MAX_LOCAL_EXPERTS,
@@ -22,7 +23,7 @@ from nbep.device.layout.low_latency import TRAILER_BYTES as RDMA_TRAILER_BYTES
 from nbep.device.protocols.copies import VEC_BYTES
 from nbep.device.protocols.fp8 import COLUMNS as SCALE_COLUMNS
 from nbep.host.arguments import integer, refuse
-from nbep.host.comm import Communicator, is_mpi_comm
+from nbep.host.comm import Communicator
 from nbep.host.config import Config
 from nbep.host.events import EventHandle, EventOverlap
 from nbep.host.intranode.handle import DispatchHandle
@@ -81,11 +82,6 @@ def buffer_arguments(
     """What must be the same on all ranks, by name, with the sizes as int."""
     num_nvl_bytes = symmetric_memory(runtime, "num_nvl_bytes", num_nvl_bytes, 0, handle_type)
     num_rdma_bytes = symmetric_memory(runtime, "num_rdma_bytes", num_rdma_bytes, 0, handle_type)
-    only_low_latency = low_latency_mode and num_nvl_bytes == 0
-    if comm.size not in (range(2, MAX_RANKS + 1) if only_low_latency else INTRANODE_RANKS):
-        hint = "; start the script under mpiexec" if comm.size == 1 and is_mpi_comm(comm) else ""
-        allowed = f"2 to {MAX_RANKS}" if only_low_latency else "2, 4 or 8"
-        refuse("group", f"{comm.size} ranks", f"a group of {allowed} ranks{hint}")
     if low_latency_mode and num_rdma_bytes == 0:
         refuse("num_rdma_bytes", 0, "positive with low_latency_mode; see get_low_latency_rdma_size_hint")
     if enable_shrink and not low_latency_mode:
@@ -97,6 +93,24 @@ def buffer_arguments(
         "enable_shrink": bool(enable_shrink),
         "handle_type": handle_type,
     }
+
+
+def nodes(num_ranks: int, sizes: dict[str, Any], num_nvl_peers: int) -> None:
+    """The number of ranks fits the modes that the buffer is for, and what is between nodes has its buffers."""
+    num_nodes = num_ranks // num_nvl_peers
+    hint = "; start the script under mpiexec, or with torchrun" if num_ranks == 1 else ""
+    if sizes["low_latency_mode"] and num_ranks not in range(2, MAX_RANKS + 1):
+        refuse("group", f"{num_ranks} ranks", f"a group of 2 to {MAX_RANKS} ranks{hint}")
+    if sizes["num_nvl_bytes"] == 0 and sizes["low_latency_mode"]:
+        return
+    if num_nodes == 1:
+        if num_ranks not in INTRANODE_RANKS:
+            refuse("group", f"{num_ranks} ranks", f"a group of 2, 4 or 8 ranks{hint}")
+    elif num_nodes > MAX_RDMA_RANKS:
+        refuse("group", f"{num_nodes} nodes of {num_nvl_peers} ranks", f"at most {MAX_RDMA_RANKS} nodes")
+    elif sizes["num_rdma_bytes"] == 0:
+        allowed = f"positive between {num_nodes} nodes; see Config.get_rdma_buffer_size_hint"
+        refuse("num_rdma_bytes", 0, allowed)
 
 
 def symmetric_memory(runtime: Runtime, name: str, num_bytes: Any, fewest: int, handle_type: object) -> int:
@@ -262,6 +276,15 @@ def row_alignment(runtime: Runtime, name: str, value: Array) -> None:
 def hidden_size(name: str, hidden: int, multiple: int) -> None:
     if hidden == 0 or hidden % multiple != 0:
         refuse(f"hidden size of {name}", hidden, f"a positive multiple of {multiple}")
+
+
+def only_with_counts(topk_idx: object, topk_weights: object, num_worst_tokens: int) -> None:
+    """A handle knows the routes and the number of tokens."""
+    for name, value in (("topk_idx", topk_idx), ("topk_weights", topk_weights)):
+        if value is not None:
+            refuse(name, type(value).__name__, "None together with a handle")
+    if num_worst_tokens > 0:
+        refuse("num_worst_tokens", num_worst_tokens, "0 together with a handle, which knows the number")
 
 
 # Settings

@@ -33,6 +33,7 @@ MAX_NVL_PEERS = 8
 MAX_LOCAL_EXPERTS = 128
 MAX_TOPK = 32
 ALIGNMENT_BYTES = 128
+MAX_POINTERS = 160  # ranks that a table has room for
 
 EXPERT_COUNTS = MAX_NVL_PEERS * MAX_NVL_PEERS * 4
 RINGS = EXPERT_COUNTS + MAX_NVL_PEERS * MAX_LOCAL_EXPERTS * 4
@@ -40,7 +41,7 @@ NUM_RING_CELLS = 4  # start, end, head, tail
 
 # Behind num_nvl_bytes
 BARRIER_SIGNAL_BYTES = ALIGNMENT_BYTES
-POINTER_TABLE_BYTES = ALIGNMENT_BYTES
+POINTER_TABLE_BYTES = 8 * MAX_POINTERS
 TRAILER_BYTES = BARRIER_SIGNAL_BYTES + 2 * POINTER_TABLE_BYTES
 
 
@@ -53,7 +54,9 @@ class RingShape(NamedTuple):
     hidden_bytes: I32
     num_topk: I32
     num_scales: I32
-    num_src_idx: I32  # 1 if the receiver is to know where a token was at its rank, else 0
+    num_src_idx: (
+        I32  # 1 if the receiver is to know where a token was at its rank, else 0; between nodes the source meta
+    )
 
 
 class Ring(NamedTuple):
@@ -144,6 +147,11 @@ def describe_offset(shape: RingShape | None, num_ranks: int, num_nvl_bytes: int,
         return f"rank_counts[src {src}, dst {dst}]"
     if offset < RINGS:
         return f"expert_counts word {(offset - EXPERT_COUNTS) // 4}"
+    return describe_ring(shape, offset)
+
+
+def describe_ring(shape: RingShape | None, offset: int) -> str:
+    """Name the cell of a ring at a byte offset from RINGS up."""
     if shape is None:
         return f"buffer + {offset}"
     num_rings = shape.num_channels * shape.num_ranks
@@ -157,8 +165,15 @@ def describe_offset(shape: RingShape | None, num_ranks: int, num_nvl_bytes: int,
     if not 0 <= ring < num_rings:
         return f"buffer + {offset} (padding)"
     channel, src = divmod(ring, shape.num_ranks)
+    part, at = part_of_slot(shape, byte)
+    return f"{part}[channel {channel}, src {src}, slot {slot}]" + (f" + {at}" if part != "padding" else "")
+
+
+def part_of_slot(shape: RingShape, byte: int) -> tuple[str, int]:
+    """What a byte of a slot belongs to, and which byte of that it is."""
+    row = note_bytes(shape)
     sizes = (8 * shape.num_topk, 4 * shape.num_topk, 4 * shape.num_scales, 4 * shape.num_src_idx, shape.hidden_bytes)
     for name, start, size in zip((*Notes._fields, "x"), (*locate_notes(row, shape), row), sizes, strict=True):
         if start <= byte < start + size:
-            return f"{name}[channel {channel}, src {src}, slot {slot}] + {byte - start}"
-    return f"padding[channel {channel}, src {src}, slot {slot}]"
+            return name, byte - start
+    return "padding", byte

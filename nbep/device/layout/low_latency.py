@@ -4,7 +4,7 @@
                           send: what this rank is about to put in half 0; then in half 1
  num_rdma_bytes           counts [2, MAX_RANKS, MAX_LOCAL_EXPERTS] s32, arrivals [2, MAX_RANKS] s32
                           credits [2, MAX_RANKS] s32, barrier signals [MAX_RANKS] s32
-                          the pointer table [MAX_RANKS] s64
+                          the pointer table [MAX_POINTERS] s64
 
  recv                     a share for each rank that sends:
    in dispatch            messages [num_local_experts, num_max_tokens]; with deduplicate [num_max_tokens]
@@ -34,11 +34,11 @@ Source: DeepEP csrc/config.hpp, LowLatencyLayout
 from typing import NamedTuple
 
 from nbep.device.jit import device_function
-from nbep.device.layout.intranode import ALIGNMENT_BYTES, align_up
+from nbep.device.layout.intranode import ALIGNMENT_BYTES, POINTER_TABLE_BYTES, align_up
 from nbep.device.types import I32
 
 NUM_HALVES = 2
-MAX_RANKS = 16  # a lane for each, and a pointer for each in the table
+MAX_RANKS = 16  # a lane for each
 MAX_EXPERTS = 2048
 MAX_LOCAL_EXPERTS = MAX_EXPERTS // 2
 MAX_TOPK = 32
@@ -52,7 +52,7 @@ ARRIVALS = COUNTS + NUM_HALVES * MAX_RANKS * MAX_LOCAL_EXPERTS * 4
 CREDITS = ARRIVALS + align_up(NUM_HALVES * MAX_RANKS * 4, ALIGNMENT_BYTES)
 BARRIER_SIGNALS = CREDITS + align_up(NUM_HALVES * MAX_RANKS * 4, ALIGNMENT_BYTES)
 POINTER_TABLE = BARRIER_SIGNALS + align_up(MAX_RANKS * 4, ALIGNMENT_BYTES)
-TRAILER_BYTES = POINTER_TABLE + align_up(MAX_RANKS * 8, ALIGNMENT_BYTES)
+TRAILER_BYTES = POINTER_TABLE + POINTER_TABLE_BYTES
 
 
 class LowLatencyShape(NamedTuple):

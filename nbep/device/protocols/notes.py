@@ -42,16 +42,20 @@ def clear_padding(row, shape, lane):
 
 
 @device_function
-def write_notes(store_s32, store_s64, store_f32, notes, inputs, token, peer, shape, sizes, lane):
-    """Write the notes of an input token for one peer; one warp. Experts of other ranks become -1, their weights 0."""
+def write_notes(
+    store_s32, store_s64, store_f32, notes, inputs, token, word, first_expert, num_experts, shape, sizes, lane
+):
+    """Write the notes of an input token; one warp. Experts outside of a range become -1, their weights 0.
+
+    word: in lane i word i of src_idx; first_expert: the one of the range that becomes 0
+    """
     num_topk = shape.num_topk
     if lane < shape.num_src_idx:
-        store_s32(notes.src_idx, token)
+        store_s32(notes.src_idx + 4 * lane, word)
     if lane < num_topk:
-        experts_per_rank = sizes.num_local_experts
-        expert = ld_na_s64(inputs.topk_idx + 8 * (token * num_topk + lane)) - peer * experts_per_rank
+        expert = ld_na_s64(inputs.topk_idx + 8 * (token * num_topk + lane)) - first_expert
         weight = ld_na_f32(inputs.topk_weights + 4 * (token * num_topk + lane))
-        if not 0 <= expert < experts_per_rank:
+        if not 0 <= expert < num_experts:
             expert, weight = -1, f32(0)
         store_s64(notes.topk_idx + 8 * lane, expert)
         store_f32(notes.topk_weights + 4 * lane, weight)
@@ -64,10 +68,26 @@ def write_notes(store_s32, store_s64, store_f32, notes, inputs, token, peer, sha
 def read_notes(to, notes, shape, lane):
     """Copy the notes of a slot to those of an output row; one warp."""
     if lane < shape.num_src_idx:
-        st_weak_s32(to.src_idx, ld_na_s32(notes.src_idx))
+        st_weak_s32(to.src_idx + 4 * lane, ld_na_s32(notes.src_idx + 4 * lane))
     if lane < shape.num_topk:
-        expert = ld_na_s64(notes.topk_idx + 8 * lane)
+        st_weak_s64(to.topk_idx + 8 * lane, ld_na_s64(notes.topk_idx + 8 * lane))
+        st_weak_f32(to.topk_weights + 4 * lane, ld_na_f32(notes.topk_weights + 4 * lane))
+    copy_scales(ld_na_s32, st_na_s32, to.scales, notes.scales, 1, shape.num_scales, lane)
+
+
+@device_function
+def read_notes_for(to, notes, keeps_source, first_expert, num_experts, shape, lane):
+    """The same for a slot that says all experts of the token: those outside of a range become -1, their weights 0.
+
+    keeps_source: whether the output has src_idx
+    """
+    if lane < shape.num_src_idx and keeps_source:
+        st_weak_s32(to.src_idx + 4 * lane, ld_na_s32(notes.src_idx + 4 * lane))
+    if lane < shape.num_topk:
+        expert = ld_na_s64(notes.topk_idx + 8 * lane) - first_expert
         weight = ld_na_f32(notes.topk_weights + 4 * lane)
+        if not 0 <= expert < num_experts:
+            expert, weight = -1, f32(0)
         st_weak_s64(to.topk_idx + 8 * lane, expert)
         st_weak_f32(to.topk_weights + 4 * lane, weight)
     copy_scales(ld_na_s32, st_na_s32, to.scales, notes.scales, 1, shape.num_scales, lane)

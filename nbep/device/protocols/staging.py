@@ -22,13 +22,14 @@ from nbep.device.primitives import (
     mbarrier_arrive_expect_tx,
     mbarrier_init,
     mbarrier_try_wait_parity,
+    st_shared_v4,
     syncwarp,
     tma_load_1d,
     tma_store_1d,
     tma_store_commit,
     tma_store_wait_read_all,
 )
-from nbep.device.protocols.copies import copy_row
+from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES, copy_row
 
 STAGE_BYTES = 8064  # what one bulk copy moves; with its mbarrier a stage takes STAGE_STRIDE bytes
 STAGE_STRIDE = STAGE_BYTES + 128
@@ -121,6 +122,21 @@ def wait_filled(stage, parity):
     while not mbarrier_try_wait_parity(stage.full, parity):
         pass
     return parity ^ 1
+
+
+@device_function
+def end_fill(load, src, num_bytes, front, stage, parity, lane):
+    """Wait until what begin_copy has started to load is in the stage, where every lane may read it; a warp.
+
+    Without a copy engine the warp loads it here. Returns the parity of the next fill.
+    """
+    if has_tma():
+        parity = wait_filled(stage, parity)
+    else:
+        for at in range(lane * VEC_BYTES, min(num_bytes, STAGE_BYTES - front), WARP_BYTES):
+            st_shared_v4(stage.data + front + at, load(src + at))
+    syncwarp(FULL_MASK)
+    return parity
 
 
 @device_function

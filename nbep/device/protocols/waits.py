@@ -53,6 +53,18 @@ IBGDA_TURN = 16
 IBGDA_COMPLETION = 17
 IBGDA_ERROR = 18
 NETWORK_PUSH = 19
+INTERNODE_NOTIFY = 20
+RDMA_SENDER_HEAD = 21
+RDMA_SENDER_COORDINATOR = 22
+FORWARDER_RDMA_TAIL = 23
+FORWARDER_NVL_HEAD = 24
+FORWARDER_COORDINATOR = 25
+NVL_RECEIVER_TAIL = 26
+NVL_SENDER_HEAD = 27
+FORWARDER_NVL_TAIL = 28
+FORWARDER_RDMA_HEAD = 29
+RDMA_RECEIVER_TAIL = 30
+RDMA_RECEIVER_COORDINATOR = 31
 OWN_SITES = 100
 
 SITES = {
@@ -74,6 +86,22 @@ SITES = {
     IBGDA_TURN: ("ibgda", "READY", "the entries before its own to be written"),
     IBGDA_COMPLETION: ("ibgda", "completion", "the NIC to be done with an entry"),
     IBGDA_ERROR: ("ibgda", "completion", "an entry that the NIC has refused"),
+    INTERNODE_NOTIFY: ("internode notify", "arrived", "the peer's arrival, and its counts if it sends some"),
+    RDMA_SENDER_HEAD: ("internode dispatch RDMA sender", "head", "free slots in the peer's RDMA ring"),
+    RDMA_SENDER_COORDINATOR: ("internode dispatch sender coordinator", "done", "the senders of its own block"),
+    FORWARDER_RDMA_TAIL: (
+        "internode dispatch forwarder",
+        "tail",
+        "the next tokens in an RDMA ring, the peer's among them",
+    ),
+    FORWARDER_NVL_HEAD: ("internode dispatch forwarder", "head", "free slots in the peer's NVL ring"),
+    FORWARDER_COORDINATOR: ("internode dispatch forwarder coordinator", "heads", "the forwarders of its own block"),
+    NVL_RECEIVER_TAIL: ("internode dispatch NVL receiver", "tail", "the peer's next chunk of tokens"),
+    NVL_SENDER_HEAD: ("internode combine NVL sender", "head", "free slots in the peer's NVL ring"),
+    FORWARDER_NVL_TAIL: ("internode combine forwarder", "tail", "the peer's next chunk of rows"),
+    FORWARDER_RDMA_HEAD: ("internode combine forwarder", "head", "free slots in the peer's RDMA ring"),
+    RDMA_RECEIVER_TAIL: ("internode combine RDMA receiver", "tail", "the peer's next sums"),
+    RDMA_RECEIVER_COORDINATOR: ("internode combine coordinator", "heads", "the RDMA receivers of its own block"),
     NETWORK_PUSH: ("network_push", "arrived", "the neighbour's messages, or its word that all have arrived"),
 }
 
@@ -182,7 +210,7 @@ def wait_announced(cell, bounds, peer, channel):
 
 
 @device_function
-def wait_tail_past(tail, head, last, bounds, peer, channel):
+def wait_tail_past(tail, head, last, bounds, site, peer, channel):
     """Wait until a ring's tail is past head; returns the tail. The slots below it are then readable.
 
     A failed wait returns last, the tail that the ring has when all is sent, so that the receiver's loop ends. Nor is
@@ -196,7 +224,7 @@ def wait_tail_past(tail, head, last, bounds, peer, channel):
         if deadline == 0:
             deadline = start_wait(bounds)
         elif wait_expired(deadline):
-            report_fault(bounds, DISPATCH_RECEIVER_TAIL, peer, channel, head + 1, seen)
+            report_fault(bounds, site, peer, channel, head + 1, seen)
             return last
 
 

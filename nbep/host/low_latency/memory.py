@@ -1,10 +1,8 @@
-"""One rank's share of the low-latency mode: its RDMA buffer, its workspace, and which half the next call takes.
+"""One rank's share of the low-latency mode: its workspace, and which half of the RDMA buffer the next call takes.
 
-allocate -> `handle` to all ranks -> open -> calls -> close_peers -> free
-
- call 0 (half 0): send .......... receive
- call 1 (half 1):        send .............. receive
- call 2 (half 0):                   send ............. receive      not before call 0 is received
+call 0 (half 0): send .......... receive
+call 1 (half 1):        send .............. receive
+call 2 (half 0):                   send ............. receive      not before call 0 is received
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from nbep.device.jit import over
 from nbep.device.kernels.low_latency.clean_low_latency_buffer import clean_low_latency_buffer
 from nbep.device.kernels.low_latency.combine import low_latency_combine
 from nbep.device.kernels.low_latency.dispatch import low_latency_dispatch
@@ -22,24 +19,19 @@ from nbep.device.kernels.low_latency.journal import JOURNAL_WORDS, RECV_PHASE, S
 from nbep.device.kernels.low_latency.update_mask_buffer import update_mask_buffer
 from nbep.device.layout.intranode import ALIGNMENT_BYTES, align_up
 from nbep.device.layout.low_latency import (
-    CREDITS,
     MAX_RANKS,
     NUM_HALVES,
-    POINTER_TABLE,
-    TRAILER_BYTES,
     LowLatencyShape,
-    describe_offset,
     message_stride,
     quarter_bytes,
     quarter_bytes_needed,
     share_bytes,
 )
 from nbep.device.network import sends_from_buffer
-from nbep.device.protocols.peers import Bounds
 from nbep.host.arguments import refuse
 from nbep.host.faults import unread_error
-from nbep.host.network.transport import Transport
-from nbep.host.runtime.base import HandleType, Kernel, Runtime, Stream
+from nbep.host.rdma import RdmaMemory
+from nbep.host.runtime.base import Kernel, Stream
 
 MAX_PLANS = 1024
 KERNELS = (low_latency_dispatch, low_latency_combine, clean_low_latency_buffer, update_mask_buffer)
@@ -76,33 +68,16 @@ class LowLatencyMemory:
     Attributes: network, work: arguments of the kernels; num_blocks: of their launches; plans: see `plan`
     """
 
-    network: Any  # of the transport's type
-
-    def __init__(
-        self,
-        runtime: Runtime,
-        comm: Any,
-        num_rdma_bytes: int,
-        handle_type: HandleType,
-        enable_shrink: bool,
-        transport: Transport,
-    ) -> None:
-        self.runtime = runtime
-        self.rank = comm.rank
-        self.num_ranks: int = comm.size
-        self.num_rdma_bytes = num_rdma_bytes
-        self.share_bytes = share_bytes(num_rdma_bytes, self.num_ranks)
-        self.shape: LowLatencyShape | None = None  # of the latest launch
-        self.transport = transport
-        self.symmetric = transport.allocate(
-            comm, num_rdma_bytes + TRAILER_BYTES, "rdma_buffer", self._describe, handle_type, False
-        )
-        try:
-            self._reset_cells()
-            self.workspace = runtime.allocate(WORKSPACE_BYTES, "low-latency workspace")
-        except BaseException:
-            self.symmetric.free()
-            raise
+    def __init__(self, rdma: RdmaMemory, rank: int, num_ranks: int, enable_shrink: bool) -> None:
+        self.rdma = rdma
+        self.runtime = runtime = rdma.runtime
+        self.rank = rank
+        self.num_ranks = num_ranks
+        self.num_rdma_bytes = num_rdma_bytes = rdma.num_rdma_bytes
+        self.share_bytes = share_bytes(num_rdma_bytes, num_ranks)
+        self.symmetric = rdma.symmetric
+        self.transport = rdma.transport
+        self.workspace = runtime.allocate(WORKSPACE_BYTES, "low-latency workspace")
         address = self.workspace.address
         self.mask = address + MASK if enable_shrink else 0
         self.work = Workspace(address, address + JOURNAL, self.mask, address + SUMS, address + BARRIERS)
@@ -112,34 +87,29 @@ class LowLatencyMemory:
         self.plans: dict[Any, Any] = {}
         self._last_stream: Stream | None = None
 
-    def _reset_cells(self) -> None:
-        """Nothing has come, and every half is free."""
-        cells = np.zeros(POINTER_TABLE // 4, np.int32)
-        cells[CREDITS // 4 : CREDITS // 4 + NUM_HALVES * MAX_RANKS] = 1
-        self.symmetric.write(self.num_rdma_bytes, cells)
+    def open(self, memories: list[Any]) -> None:
+        """The peers' memories are open: see RdmaMemory."""
+        self.num_blocks = self.runtime.low_latency_blocks(memories, self.transport.num_blocks_taken)
 
     @property
-    def handle(self) -> Any:
-        return self.symmetric.handle, self.transport.handle
+    def network(self) -> Any:
+        return self.rdma.network
 
-    def open(self, handles: list[Any], bounds: Bounds) -> None:
-        """Reach the peers' buffers. Raises: RuntimeError if one cannot be reached"""
-        for kernel in KERNELS:  # before one runs that does not end: the software NIC
-            self.runtime.load(self.kernel(kernel))
-        memories, ends = zip(*handles, strict=True)
-        self.network = self.transport.open(list(ends), self.num_rdma_bytes + POINTER_TABLE, bounds)
-        self.num_blocks = self.runtime.low_latency_blocks(list(memories), self.transport.num_blocks_taken)
+    @property
+    def shape(self) -> Any:
+        """Of the latest launch."""
+        return self.rdma.shape
+
+    @shape.setter
+    def shape(self, shape: LowLatencyShape) -> None:
+        self.rdma.shape = shape
 
     def kernel(self, kernel: Kernel) -> Kernel:
         """The kernel for this network."""
-        return over(kernel, self.transport.network_type)
-
-    def close_peers(self) -> None:
-        self.transport.close()
+        return self.rdma.kernel(kernel)
 
     def free(self) -> None:
         self.workspace.free()
-        self.symmetric.free()
 
     # Calls
 
@@ -249,6 +219,3 @@ class LowLatencyMemory:
             return []
         self.synchronize()
         return [int(rank) for rank in self.workspace.read(MASK, self.num_ranks, np.int32).nonzero()[0]]
-
-    def _describe(self, offset: int) -> str:
-        return describe_offset(self.shape, self.num_rdma_bytes, offset)

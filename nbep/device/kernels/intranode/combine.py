@@ -41,22 +41,17 @@ from nbep.device.primitives import (
     bar_red_and,
     block_dim,
     block_idx,
-    f32,
     ld_acquire_sys_s32,
     ld_na_f32,
-    ld_na_v4,
     ld_nc_s32,
     ld_nc_v4,
     ld_relaxed_cta_shared_s32,
-    ld_shared_s64,
-    popc_u32,
     smem_base,
     st_na_f32,
     st_na_v4,
     st_relaxed_sys_s32,
     st_release_sys_s32,
     st_shared_s32,
-    st_shared_s64,
     st_weak_f32,
     syncthreads,
     syncwarp,
@@ -64,13 +59,12 @@ from nbep.device.primitives import (
     u32_div,
     u32_mod,
     vote_all,
-    vote_ballot,
     wait_expired,
 )
 from nbep.device.protocols.channels import channel_task_range
-from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES, copy_row
+from nbep.device.protocols.copies import copy_row
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
-from nbep.device.protocols.reduce import add_bf16x8, to_bf16x8, zero_f32x8
+from nbep.device.protocols.sums import ENDLESS, Source, list_biases, list_rows, sum_rows, sum_weights
 from nbep.device.protocols.waits import (
     COMBINE_COORDINATOR,
     COMBINE_SENDER_HEAD,
@@ -84,8 +78,6 @@ from nbep.device.types import I32, In, Out
 
 MAX_RANKS = 8
 MAX_ROWS = MAX_RANKS + 2  # of one sum: one from each rank, and the biases
-HALF = MAX_RANKS // 2
-ENDLESS = (1 << 31) - 1  # slots of what is no ring and never begins again
 RETIRED = 1 << 30  # the head of a warp that needs no slot any more
 
 
@@ -120,16 +112,6 @@ class Board(NamedTuple):
     heads: int  # [num_warps, MAX_RANKS] s32; RETIRED once a warp has no more tokens
     rows: int  # [num_warps, MAX_ROWS] s64: the addresses of the rows to add, those of the biases first
     weights: int  # [num_warps, MAX_RANKS] s64: those of the ranks' top-k weights
-
-
-class Source(NamedTuple):
-    """Rows that come back from one rank: a ring or, from this rank itself, part of x. Strides are bytes."""
-
-    x: int
-    x_stride: int
-    topk_weights: int
-    topk_weights_stride: int
-    num_slots: int  # of a ring; ENDLESS if the rows do not begin again
 
 
 def combine_smem_bytes(num_threads: int) -> int:
@@ -267,94 +249,6 @@ def locate_source(inputs, peers, shape, channel, rank):
 
 
 @device_function
-def list_rows(inputs, rows, weights, token, lane, expected, source, shape):
-    """Write down where the rows of this token's sum are: its biases, then ranks ascending. The whole warp.
-
-    Returns how many come from ranks, and how many there are in all.
-    expected: in lane s, the token's index among those of rank s in this channel, or negative; source: see `Source`
-    """
-    present = vote_ballot(FULL_MASK, expected >= 0)
-    num_biases = (1 if inputs.bias_0 != 0 else 0) + (1 if inputs.bias_1 != 0 else 0)
-    if lane == 0:
-        row = token * shape.hidden_bytes
-        if inputs.bias_0 != 0:
-            st_shared_s64(rows, inputs.bias_0 + row)
-        if inputs.bias_1 != 0:
-            st_shared_s64(rows + 8 * (num_biases - 1), inputs.bias_1 + row)
-    if expected >= 0:
-        index = popc_u32(present & ((1 << lane) - 1))
-        slot = u32_mod(expected, source.num_slots)
-        st_shared_s64(rows + 8 * (num_biases + index), source.x + slot * source.x_stride)
-        st_shared_s64(weights + 8 * index, source.topk_weights + slot * source.topk_weights_stride)
-    syncwarp(FULL_MASK)
-    num_ranks = popc_u32(present)
-    return num_ranks, num_biases + num_ranks
-
-
-@device_function
-def load_rows(rows, num_rows, offset):
-    """16 bytes at the same offset of each listed row, at most HALF of them."""
-    nothing = (0, 0, 0, 0)
-    a = ld_na_v4(ld_shared_s64(rows) + offset) if num_rows > 0 else nothing
-    b = ld_na_v4(ld_shared_s64(rows + 8) + offset) if num_rows > 1 else nothing
-    c = ld_na_v4(ld_shared_s64(rows + 16) + offset) if num_rows > 2 else nothing
-    d = ld_na_v4(ld_shared_s64(rows + 24) + offset) if num_rows > 3 else nothing
-    return a, b, c, d
-
-
-@device_function
-def add_rows(total, loaded, num_rows):
-    """Add what `load_rows` has brought, in order."""
-    total = add_bf16x8(total, loaded[0])  # zeros if there are no rows
-    if num_rows > 1:
-        total = add_bf16x8(total, loaded[1])
-    if num_rows > 2:
-        total = add_bf16x8(total, loaded[2])
-    if num_rows > 3:
-        total = add_bf16x8(total, loaded[3])
-    return total
-
-
-@device_function
-def combine_row(out, rows, num_rows, token, lane, shape):
-    """Add the listed rows of one token in float32 and round once; the whole warp.
-
-    A lane has up to MAX_RANKS loads in flight before its first addition: of that many rows, or of two places in HALF
-    as many.
-    """
-    row = out.combined_x + token * shape.hidden_bytes
-    offset = lane * VEC_BYTES
-    while offset < shape.hidden_bytes:
-        next_offset = offset + WARP_BYTES
-        if num_rows > HALF:
-            others = load_rows(rows + 8 * HALF, num_rows - HALF, offset)
-            first = load_rows(rows, HALF, offset)
-            total = add_rows(add_rows(zero_f32x8(), first, HALF), others, num_rows - HALF)
-            for i in range(MAX_RANKS, num_rows):
-                total = add_bf16x8(total, ld_na_v4(ld_shared_s64(rows + 8 * i) + offset))
-            st_na_v4(row + offset, to_bf16x8(total))
-        else:
-            first = load_rows(rows, num_rows, offset)
-            num_next = num_rows if next_offset < shape.hidden_bytes else 0
-            second = load_rows(rows, num_next, next_offset)
-            st_na_v4(row + offset, to_bf16x8(add_rows(zero_f32x8(), first, num_rows)))
-            if next_offset < shape.hidden_bytes:
-                st_na_v4(row + next_offset, to_bf16x8(add_rows(zero_f32x8(), second, num_next)))
-            next_offset += WARP_BYTES
-        offset = next_offset
-
-
-@device_function
-def combine_topk_weights(out, weights, num_ranks, token, lane, shape):
-    """Add the listed top-k weights of one token, lane k those of choice k."""
-    if lane < shape.num_topk:
-        total = f32(0)
-        for i in range(num_ranks):
-            total += ld_na_f32(ld_shared_s64(weights + 8 * i) + 4 * lane)
-        st_weak_f32(out.combined_topk_weights + 4 * (token * shape.num_topk + lane), total)
-
-
-@device_function
 def load_expected(inputs, token, end, lane, shape):
     """The entry of send_head for a token and rank `lane`; as absent from the channel past its end."""
     if token < end and lane < shape.num_ranks:
@@ -386,10 +280,14 @@ def receive_tokens(out, inputs, board, num_warps, warp, lane, peers, bounds, sha
                 wait_shared_tail_past(board.tails + 4 * lane, expected, bounds, lane, channel)
         syncwarp(FULL_MASK)
         here = expected if has_rows else -1
-        num_ranks, num_rows = list_rows(inputs, rows, weights, token, lane, here, source, shape)
+        num_biases = list_biases(rows, (inputs.bias_0, inputs.bias_1), token, shape.hidden_bytes, lane)
+        num_ranks = list_rows(rows + 8 * num_biases, weights, lane, here, source)
         expected = load_expected(inputs, token + num_warps - 1, end, lane, shape)
-        combine_row(out, rows, num_rows, token, lane, shape)
-        combine_topk_weights(out, weights, num_ranks, token, lane, shape)
+        row = out.combined_x + token * shape.hidden_bytes
+        sum_rows(st_na_v4, row, rows, num_biases + num_ranks, 0, shape.hidden_bytes, lane)
+        if lane < shape.num_topk:
+            total = sum_weights(weights, num_ranks, lane)
+            st_weak_f32(out.combined_topk_weights + 4 * (token * shape.num_topk + lane), total)
         syncwarp(FULL_MASK)
         token += num_warps - 1
     if lane < MAX_RANKS:

@@ -34,8 +34,6 @@ from nbep.device.jit import device_function, kernel
 from nbep.device.layout.intranode import Notes, RingShape, locate_notes, locate_ring, note_bytes, slot_bytes
 from nbep.device.primitives import (
     FULL_MASK,
-    bar_red_and,
-    bar_sync,
     block_dim,
     block_idx,
     fence_proxy_async_global,
@@ -55,7 +53,6 @@ from nbep.device.primitives import (
     st_na_s32,
     st_na_s64,
     st_relaxed_sys_s32,
-    st_release_sys_s32,
     st_shared_f32,
     st_shared_s32,
     st_shared_s64,
@@ -73,8 +70,10 @@ from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.notes import clear_padding, read_notes, write_notes
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
 from nbep.device.protocols.staging import STAGE_STRIDE, begin_copy, end_copy, open_stage
+from nbep.device.protocols.teams import Team, publish_tail, team_barrier
 from nbep.device.protocols.waits import (
     DISPATCH_RECEIVER_ROWS,
+    DISPATCH_RECEIVER_TAIL,
     DISPATCH_SENDER_HEAD,
     has_timed_out,
     report_fault,
@@ -124,17 +123,6 @@ class DispatchSizes(NamedTuple):
     mix_roles: I32  # 1: see join_team
 
 
-class Team(NamedTuple):
-    """The warps of a block that serve one peer on one channel; the peer may be their own rank."""
-
-    sends: bool
-    peer: int
-    channel: int
-    warp: int
-    num_warps: int
-    lane: int
-
-
 def dispatch_smem_bytes(num_threads: int, has_tma: bool) -> int:
     """Dynamic shared memory of a dispatch block: the shared tails and, where there are bulk copies, a stage a warp.
 
@@ -166,12 +154,6 @@ def join_team(num_ranks, mix_roles):
 
 
 @device_function
-def team_barrier(team):
-    """Wait for all warps of the team. Barrier 0 is syncthreads, so teams take 1 and up."""
-    bar_sync(1 + team.peer, 32 * team.num_warps)
-
-
-@device_function
 def channel_range(inputs, shape, team):
     """Where this channel's tokens start and end among those that this rank sends to the peer."""
     prefix = inputs.channel_prefix_matrix + 4 * (team.peer * shape.num_channels + team.channel)
@@ -195,18 +177,22 @@ def fill_slot(row, inputs, token, shape, sizes, stage, parity, team):
     row is the address of the slot's row; the notes lie in front of it.
     """
     lane = team.lane
+    experts = sizes.num_local_experts
+    first = team.peer * experts
     src = inputs.x + token * shape.hidden_bytes
     front = note_bytes(shape)
     begin_copy(src, shape.hidden_bytes, front, stage, lane)
     if has_tma():
         syncwarp(FULL_MASK)
         notes = locate_notes(stage.data + front, shape)
-        write_notes(st_shared_s32, st_shared_s64, st_shared_f32, notes, inputs, token, team.peer, shape, sizes, lane)
+        write_notes(
+            st_shared_s32, st_shared_s64, st_shared_f32, notes, inputs, token, token, first, experts, shape, sizes, lane
+        )
         fence_proxy_async_shared()
         syncwarp(FULL_MASK)
     else:
         notes = locate_notes(row, shape)
-        write_notes(st_na_s32, st_na_s64, st_na_f32, notes, inputs, token, team.peer, shape, sizes, lane)
+        write_notes(st_na_s32, st_na_s64, st_na_f32, notes, inputs, token, token, first, experts, shape, sizes, lane)
     return end_copy(ld_nc_v4, row, src, shape.hidden_bytes, front, stage, parity, lane)
 
 
@@ -237,20 +223,6 @@ def note_send_heads(out, chosen, tail, token, end, shape, team):
         before = popc_u32(chosen & ((1 << team.lane) - 1))
         head = tail + before if (chosen >> team.lane) & 1 != 0 else -1
         st_weak_s32(out.send_head + 4 * ((token + team.lane) * shape.num_ranks + team.peer), head)
-
-
-@device_function
-def publish_tail(ring, tail, is_filled, team):
-    """Let the receiver have all slots below tail: each warp's own writes are done before it comes to the barrier.
-
-    Not if a warp has not filled its slots. Returns whether all have; the same in the whole team.
-    """
-    if has_tma() and team.lane == 0:
-        tma_store_wait_all()
-    is_filled = bar_red_and(1 + team.peer, 32 * team.num_warps, is_filled)
-    if is_filled and team.warp == 0 and team.lane == 0:
-        st_release_sys_s32(ring.tail, tail)  # PAIR dispatch-tail: the chunk's slots
-    return is_filled
 
 
 @device_function
@@ -374,9 +346,9 @@ def receive_tokens(out, inputs, peers, bounds, shape, num_rows, team):
     while num_left > 0:
         # One thread reads the tail for all: the warps of a team must agree on it.
         if team.warp == 0 and team.lane == 0:
-            st_shared_s32(
-                shared_tail, wait_tail_past(ring.tail, head, head + num_left, bounds, team.peer, team.channel)
-            )
+            last = head + num_left
+            tail = wait_tail_past(ring.tail, head, last, bounds, DISPATCH_RECEIVER_TAIL, team.peer, team.channel)
+            st_shared_s32(shared_tail, tail)
         team_barrier(team)
         tail = ld_shared_s32(shared_tail)
         if has_tma() and team.lane == 0:
@@ -400,10 +372,12 @@ def receive_tokens(out, inputs, peers, bounds, shape, num_rows, team):
 def copy_own_token(out, row, inputs, token, shape, sizes, stage, parity, team):
     """Copy one token to an output row; one warp. Returns the parity of the stage's next copy."""
     lane = team.lane
+    experts = sizes.num_local_experts
+    first = team.peer * experts
     src = inputs.x + token * shape.hidden_bytes
     begin_copy(src, shape.hidden_bytes, 0, stage, lane)
     notes = locate_output(out, row, shape)
-    write_notes(st_na_s32, st_na_s64, st_na_f32, notes, inputs, token, team.peer, shape, sizes, lane)
+    write_notes(st_na_s32, st_na_s64, st_na_f32, notes, inputs, token, token, first, experts, shape, sizes, lane)
     dst = out.recv_x + row * shape.hidden_bytes
     return end_copy(ld_nc_v4, dst, src, shape.hidden_bytes, 0, stage, parity, lane)
 

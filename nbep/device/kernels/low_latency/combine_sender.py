@@ -25,7 +25,6 @@ from nbep.device.primitives import (
     block_idx,
     f32_abs,
     f32_max,
-    fence_proxy_async_shared,
     grid_dim,
     has_tma,
     ld_nc_s32,
@@ -38,7 +37,6 @@ from nbep.device.primitives import (
     st_shared_v4,
     syncthreads,
     syncwarp,
-    tma_store_wait_read_all,
     u32_div,
     u32_mod,
 )
@@ -55,6 +53,7 @@ from nbep.device.protocols.logfmt import (
     log_range,
     pack_meta,
 )
+from nbep.device.protocols.messages import put_stage
 from nbep.device.protocols.reduce import half_warp_max_f32, unpack_bf16x8
 from nbep.device.protocols.staging import STAGE_BYTES, begin_fill, open_stage, wait_filled
 
@@ -124,19 +123,6 @@ def encode_columns(data, meta, words, is_active, lane):
     if place == 0 and is_active:
         st_shared_s32(meta + LOGFMT_META_BYTES * (lane // 16), word)
     return first + second
-
-
-@device_function
-def put_stage(network, dst, src, data, num_bytes, peer, queue, lane):
-    """Put what the lanes have written into a stage, and wait until it may be written again; one warp."""
-    if has_tma():
-        fence_proxy_async_shared()
-    syncwarp(FULL_MASK)
-    keep_message(network, src, data, num_bytes, lane)
-    put_nbi_warp(network, dst, src, data, num_bytes, peer, queue, lane)
-    if has_tma() and lane == 0:
-        tma_store_wait_read_all()
-    syncwarp(FULL_MASK)
 
 
 @device_function

@@ -1,0 +1,127 @@
+"""What the kernels of internode dispatch and combine take, and how their blocks share memory."""
+
+from typing import NamedTuple
+
+from nbep.device.jit import device_function
+from nbep.device.layout.internode import MAX_RDMA_RANKS
+from nbep.device.layout.intranode import MAX_NVL_PEERS, MAX_POINTERS
+from nbep.device.primitives import u32_div
+from nbep.device.types import I32, I64, In, Out
+
+MAX_WARPS = 24  # of a block
+MAX_TEAMS = 12  # each has a named barrier
+
+# Shared memory of a block, before what its warps have for themselves.
+BATCHES = 0  # [MAX_TEAMS] of 16 bytes: what a team takes next, or the tail that it has seen
+BOARD = 16 * MAX_TEAMS  # [MAX_WARPS, MAX_RDMA_RANKS] s32: how far each warp has come with each node's ring
+BOARD_ROW = 4 * MAX_RDMA_RANKS
+STAGES = (BOARD + MAX_WARPS * BOARD_ROW + 127) // 128 * 128
+
+# In combine there are the lists of a sum before the stages, see `protocols.sums`: rows and their top-k weights.
+LISTS = STAGES
+WEIGHT_LIST = 8 * (MAX_RDMA_RANKS + 2)  # in a warp's lists: behind its rows, biases among them
+LIST_BYTES = (WEIGHT_LIST + 8 * MAX_RDMA_RANKS + 127) // 128 * 128
+TOLD = LISTS + MAX_WARPS * LIST_BYTES  # [MAX_POINTERS] s32: the heads of a forwarder block's NVL rings, as told last
+COMBINE_STAGES = TOLD + 4 * MAX_POINTERS
+SUMS_WORD = MAX_NVL_PEERS  # of a forwarder's row on the board in combine: its sums; before it the NVL rings of its node
+
+
+class InternodeDispatchOutputs(NamedTuple):
+    """All but recv_x may be absent (0): what the inputs lack, and what only a new handle needs."""
+
+    recv_x: Out  # [num_recv_tokens, hidden_bytes]
+    recv_x_scales: Out  # [num_recv_tokens, num_scales] 4 bytes each
+    recv_src_meta: Out  # [num_recv_tokens, num_meta_words] s32
+    recv_topk_idx: Out  # [num_recv_tokens, num_topk] s64
+    recv_topk_weights: Out  # [num_recv_tokens, num_topk] f32
+    send_rdma_head: Out  # [num_tokens, num_rdma_ranks] s32: the token's index among those of its channel to the node
+    send_nvl_head: Out  # [num_rdma_recv_tokens, num_nvl_ranks] s32: the same of what passes through, to a rank; or -1
+
+
+class InternodeDispatchInputs(NamedTuple):
+    """x_scales, topk_idx and topk_weights may be absent (0). The prefix sums are those of notify_dispatch."""
+
+    x: In  # [num_tokens, hidden_bytes]
+    x_scales: In  # [num_tokens, num_scales] 4 bytes each, any strides
+    topk_idx: In  # [num_tokens, num_topk] s64
+    topk_weights: In  # [num_tokens, num_topk] f32
+    is_token_in_rank: In  # [num_tokens, num_ranks] u8
+    rdma_channel_prefix_matrix: In  # [num_rdma_ranks, num_channels] s32, inclusive
+    recv_rdma_channel_prefix_matrix: In  # [num_rdma_ranks, num_channels] s32, inclusive
+    recv_rdma_rank_prefix_sum: In  # [num_rdma_ranks] s32, inclusive
+    recv_gbl_channel_prefix_matrix: In  # [num_ranks, num_channels] s32: first rows of recv_x
+    recv_gbl_rank_prefix_sum: In  # [num_ranks] s32, inclusive
+
+
+class InternodeDispatchSizes(NamedTuple):
+    """Strides count scales, not bytes."""
+
+    num_tokens: I32
+    num_recv_tokens: I32  # rows of recv_x
+    num_rdma_recv_tokens: I32  # rows of send_nvl_head
+    num_worst_tokens: I32
+    num_experts: I32
+    num_max_nvl_send_tokens: I32
+    num_max_rdma_send_tokens: I32
+    num_receivers: I32  # warps of each team of NVL receivers
+    scale_token_stride: I32
+    scale_hidden_stride: I32
+    cells: I64  # offset in the RDMA buffer
+
+
+class InternodeCombineOutputs(NamedTuple):
+    """combined_topk_weights may be absent (0)."""
+
+    combined_x: Out  # [num_combined_tokens, hidden_bytes] bf16
+    combined_topk_weights: Out  # [num_combined_tokens, num_topk] f32
+
+
+class InternodeCombineInputs(NamedTuple):
+    """topk_weights, bias_0 and bias_1 may be absent (0). The heads are as internode_cached_notify leaves them."""
+
+    x: In  # [num_tokens, hidden_bytes] bf16
+    topk_weights: In  # [num_tokens, num_topk] f32
+    bias_0: In  # [num_combined_tokens, hidden_bytes] bf16
+    bias_1: In  # [num_combined_tokens, hidden_bytes] bf16
+    send_rdma_head: In  # [num_combined_tokens, num_rdma_ranks] s32
+    send_nvl_head: In  # [num_rdma_recv_tokens, num_nvl_ranks] s32
+    rdma_channel_prefix_matrix: In  # [num_rdma_ranks, num_channels] s32, inclusive
+    recv_rdma_channel_prefix_matrix: In  # [num_rdma_ranks, num_channels] s32, inclusive
+    recv_rdma_rank_prefix_sum: In  # [num_rdma_ranks] s32, inclusive
+    recv_gbl_channel_prefix_matrix: In  # [num_ranks, num_channels] s32: first rows of x
+    recv_gbl_rank_prefix_sum: In  # [num_ranks] s32, inclusive
+
+
+class InternodeCombineSizes(NamedTuple):
+    num_combined_tokens: I32
+    num_max_nvl_send_tokens: I32
+    num_max_rdma_send_tokens: I32
+    num_receivers: I32  # warps of the RDMA receivers
+    cells: I64  # offset in the RDMA buffer
+
+
+class Here(NamedTuple):
+    """Which rank this is: the nvl_rank-th of node rdma_rank. And the channel of its block."""
+
+    rdma_rank: int
+    nvl_rank: int
+    num_rdma_ranks: int
+    num_nvl_ranks: int
+    channel: int
+
+
+@device_function
+def find_here(network, peers, channel):
+    return Here(
+        u32_div(network.rank, peers.num_ranks),
+        peers.rank,
+        u32_div(network.num_ranks, peers.num_ranks),
+        peers.num_ranks,
+        channel,
+    )
+
+
+@device_function
+def rank_of(here, rdma_rank):
+    """The rank of a node that this one exchanges with: the one of the same place."""
+    return rdma_rank * here.num_nvl_ranks + here.nvl_rank

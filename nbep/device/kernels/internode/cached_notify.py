@@ -1,0 +1,101 @@
+"""Internode cached notify: the ranks come together before a dispatch whose counts are known, or before a combine.
+
+ block 0, (n, l):  arrived[n] += 1 at every (d, l); NVL ring cells = 0; barrier of the node; waits for every arrived[d]
+ block 1 + c:      before combine: heads of channel c, see intranode/cached_notify_combine.py: those of send_rdma_head,
+                   then those of send_nvl_head, node by node
+
+ cell                        written by             with                  read by            with
+ arrived[n]                  (n, l)                 amo_add               block 0, lane n    ld_acquire_sys
+ head, tail of NVL rings     the owner              st_weak 0, barrier    (next kernel)      -
+ send_rdma_head[t, n]        one warp               st_weak               same warp          ld_weak, before it writes
+ send_nvl_head[i, k]         one warp               st_weak               same warp          ld_weak, before it writes
+ rounds                      block 0                st_weak               (next notify)      -
+
+That (d, l) has arrived says that it has left its last kernel: it has emptied its slots of the RDMA rings, and this rank
+may fill them again. Only combine has blocks after the first one.
+
+Source: DeepEP csrc/kernels/internode.cu, cached_notify
+"""
+
+from typing import NamedTuple
+
+from nbep.device.jit import device_function, kernel
+from nbep.device.kernels.internode.notify_dispatch import wait_nodes
+from nbep.device.kernels.intranode.cached_notify_combine import encode_absent_tokens
+from nbep.device.kernels.intranode.notify_dispatch import reset_ring_cells
+from nbep.device.layout.internode import arrived_offset, rings_offset
+from nbep.device.network import Network, amo_add
+from nbep.device.primitives import block_dim, block_idx, ld_nc_s32, ld_weak_s32, st_weak_s32, thread_idx, u32_div
+from nbep.device.protocols.barrier import barrier_block
+from nbep.device.protocols.channels import channel_task_range
+from nbep.device.protocols.peers import Bounds, Peers, buffer_of
+from nbep.device.protocols.totals import Progress
+from nbep.device.protocols.waits import has_timed_out
+from nbep.device.types import I32, I64, In, InOut
+
+
+class CachedHeads(NamedTuple):
+    """What a combine needs prepared; all are absent (0) before a dispatch."""
+
+    send_rdma_head: InOut  # [num_combined_tokens, num_rdma_ranks] s32
+    send_nvl_head: InOut  # [num_rdma_recv_tokens, num_nvl_ranks] s32
+    recv_rdma_channel_prefix_matrix: In  # [num_rdma_ranks, num_channels] s32, inclusive
+    recv_rdma_rank_prefix_sum: In  # [num_rdma_ranks] s32, inclusive
+
+
+class CachedSizes(NamedTuple):
+    num_combined_tokens: I32
+    num_rdma_recv_tokens: I32  # rows of send_nvl_head
+    num_channels: I32
+    num_ring_cell_words: I32  # of the NVL rings
+    cells: I64  # offset in the RDMA buffer
+
+
+@device_function
+def passing_rows(heads, node, channel, num_channels):
+    """Which rows of send_nvl_head are those of (node, own place) on a channel: [begin, end)."""
+    base = ld_nc_s32(heads.recv_rdma_rank_prefix_sum + 4 * (node - 1)) if node > 0 else 0
+    prefix = heads.recv_rdma_channel_prefix_matrix + 4 * (node * num_channels + channel)
+    begin = ld_nc_s32(prefix - 4) if channel > 0 else 0
+    return base + begin, base + ld_nc_s32(prefix)
+
+
+@device_function
+def come_together(network, peers, progress, bounds, num_ring_cell_words, cells):
+    """Block 0."""
+    num_rdma_ranks = u32_div(network.num_ranks, peers.num_ranks)
+    wanted = ld_weak_s32(progress.rounds) + 1
+    node = thread_idx()
+    if node < num_rdma_ranks and not has_timed_out(bounds):
+        own = u32_div(network.rank, peers.num_ranks)
+        amo_add(network, arrived_offset(cells, own), 1, node * peers.num_ranks + peers.rank, 0, True)
+    rings = buffer_of(peers, peers.rank) + rings_offset(num_rdma_ranks, peers.num_ranks)
+    reset_ring_cells(rings, num_ring_cell_words)
+    barrier_block(peers, bounds)
+    wait_nodes(network, peers, bounds, cells, wanted)
+    if thread_idx() == 0:
+        st_weak_s32(progress.rounds, wanted)
+
+
+@kernel(max_threads=256)
+def internode_cached_notify(
+    heads: CachedHeads, network: Network, peers: Peers, progress: Progress, bounds: Bounds, sizes: CachedSizes
+):
+    """Grid: 1 block, before combine 1 + num_channels. Block: a multiple of 32."""
+    if block_idx() == 0:
+        come_together(network, peers, progress, bounds, sizes.num_ring_cell_words, sizes.cells)
+    elif not has_timed_out(bounds):  # after a time-out the handle may say anything
+        channel = block_idx() - 1
+        warp = thread_idx() // 32
+        lane = thread_idx() % 32
+        num_rdma_ranks = u32_div(network.num_ranks, peers.num_ranks)
+        begin, end = channel_task_range(sizes.num_combined_tokens, sizes.num_channels, channel)
+        for node in range(warp, num_rdma_ranks, block_dim() // 32):
+            encode_absent_tokens(heads.send_rdma_head, begin, end, node, num_rdma_ranks, lane)
+        for which in range(warp, network.num_ranks, block_dim() // 32):
+            node = u32_div(which, peers.num_ranks)
+            k = which - node * peers.num_ranks
+            first, last = passing_rows(heads, node, channel, sizes.num_channels)
+            encode_absent_tokens(
+                heads.send_nvl_head, first, min(last, sizes.num_rdma_recv_tokens), k, peers.num_ranks, lane
+            )

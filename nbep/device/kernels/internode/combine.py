@@ -1,0 +1,135 @@
+"""Internode combine: a token's rows go back the way it came, and are added up where they meet: in its node, then at home.
+
+ rank (d, k): x[i] --NVL sender--> NVLink --> NVL ring[channel, (n, k)] of rank (d, l)
+ rank (d, l): rings of all k --forwarder: sum over k--> network --> ring[channel, d] of rank (n, l)
+ rank (n, l): rings of all d --RDMA receiver: biases, sum over d--> combined_x[t]
+
+ block 2c         forwarders, some for each n; two coordinators         combine_forwarder.py
+ block 2c + 1     RDMA receivers; their coordinator                     combine_rdma_receiver.py
+                  NVL senders                                           combine_nvl_sender.py
+
+ who waits for whom               for                            cell                         moved by
+ NVL sender (d, k)                a free slot at (d, l)          head of NVL ring[c, (n, k)]  NVL coordinator (d, l)
+ forwarder (d, l)                 rows of (d, k)                 tail of NVL ring[c, (n, k)]  NVL sender (d, k)
+ forwarder (d, l)                 a free slot at (n, l)          heads[c, n]                  coordinator (n, l)
+ RDMA receiver (n, l)             sums of (d, l)                 tails[c, d]                  RDMA coordinator (d, l)
+ a coordinator                    the warps of its block         board                        each of them
+
+Each role's file has its ledger. Channels are those of the dispatch at rank (n, l), so a sender finds its rows in
+recv_gbl_channel_prefix_matrix, a forwarder its tokens in recv_rdma_channel_prefix_matrix.
+
+The waits of one (channel, n, l) depend on nothing but waits of the same: a sender serves the ring that has room, and each
+node has its own forwarders. Within it all take the tokens in the same order, that of the dispatch. So they make no
+circle.
+
+Source: DeepEP csrc/kernels/internode.cu, combine. Break it: notebooks/14_internode_combine.ipynb
+"""
+
+from nbep.device.jit import device_function, kernel
+from nbep.device.kernels.internode.arguments import (
+    COMBINE_STAGES,
+    LIST_BYTES,
+    LISTS,
+    MAX_WARPS,
+    WEIGHT_LIST,
+    InternodeCombineInputs,
+    InternodeCombineOutputs,
+    InternodeCombineSizes,
+    find_here,
+)
+from nbep.device.kernels.internode.combine_forwarder import coordinate_sums, forward_sums, tell_nvl_heads
+from nbep.device.kernels.internode.combine_nvl_sender import send_rows
+from nbep.device.kernels.internode.combine_rdma_receiver import coordinate_receivers, receive_sums
+from nbep.device.kernels.internode.dispatch import begin_block
+from nbep.device.layout.intranode import RingShape
+from nbep.device.network import Network
+from nbep.device.primitives import block_dim, block_idx, smem_base, thread_idx, u32_div
+from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers
+from nbep.device.protocols.staging import STAGE_STRIDE, open_stage
+from nbep.device.protocols.totals import Progress
+
+
+def combine_smem_bytes(num_threads: int) -> int:
+    """Dynamic shared memory of a combine block: batches, the board, lists of sums, a stage for each warp."""
+    return COMBINE_STAGES + STAGE_STRIDE * (num_threads // 32)
+
+
+@device_function
+def lists_of(warp):
+    """The shared addresses of what a warp adds up: rows and weights."""
+    lists = smem_base() + LISTS + LIST_BYTES * warp
+    return lists, lists + WEIGHT_LIST
+
+
+@device_function
+def forward(inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, warp, lane):
+    """Block 2c: the last two warps coordinate, the others are as many for each node; some may be left over."""
+    last = block_dim() // 32 - 1
+    num_warps = u32_div(last - 1, here.num_rdma_ranks)
+    node = u32_div(warp, num_warps)
+    if warp == last:
+        coordinate_sums(inputs, network, progress, bounds, here, rdma, sizes, num_warps, lane)
+    elif warp == last - 1:
+        tell_nvl_heads(peers, bounds, here, nvl, num_warps, lane)
+    elif node < here.num_rdma_ranks:
+        stage = open_stage(smem_base() + COMBINE_STAGES, warp, lane)
+        which = warp - node * num_warps
+        lists = lists_of(warp)
+        cells = sizes.cells
+        forward_sums(
+            inputs,
+            network,
+            peers,
+            progress,
+            bounds,
+            here,
+            nvl,
+            rdma,
+            cells,
+            node,
+            which,
+            warp,
+            num_warps,
+            lists,
+            stage,
+            lane,
+        )
+
+
+@device_function
+def send_and_receive(out, inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, warp, lane):
+    """Block 2c + 1: the last warp coordinates, the first ones receive, the others send."""
+    last = block_dim() // 32 - 1
+    if warp == last:
+        coordinate_receivers(inputs, network, progress, bounds, here, rdma, sizes, lane)
+    elif warp < sizes.num_receivers:
+        receive_sums(out, inputs, network, progress, bounds, here, rdma, sizes, warp, lists_of(warp), lane)
+    else:
+        num_senders = last - sizes.num_receivers
+        send_rows(inputs, peers, bounds, here, nvl, sizes, warp - sizes.num_receivers, num_senders, lane)
+
+
+@kernel(max_threads=32 * MAX_WARPS, clusters=CLUSTERS)
+def internode_combine(
+    out: InternodeCombineOutputs,
+    inputs: InternodeCombineInputs,
+    network: Network,
+    peers: Peers,
+    progress: Progress,
+    bounds: Bounds,
+    nvl: RingShape,
+    rdma: RingShape,
+    sizes: InternodeCombineSizes,
+):
+    """Grid: 2 * num_channels blocks. Block: at least num_rdma_ranks + 2 warps, and num_receivers + 2.
+
+    Shared memory: `combine_smem_bytes`.
+    """
+    warp = thread_idx() // 32
+    lane = thread_idx() % 32
+    here = find_here(network, peers, block_idx() // 2)
+    if begin_block(bounds):
+        if block_idx() % 2 == 0:
+            forward(inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, warp, lane)
+        else:
+            send_and_receive(out, inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, warp, lane)

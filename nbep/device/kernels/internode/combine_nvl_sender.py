@@ -1,0 +1,137 @@
+"""NVL senders: the first step of internode combine. See combine.py.
+
+ (d, k): x[i] --sender--> NVL ring[channel, n * num_nvl_ranks + k] of rank (d, l)     for every rank (n, l) of the group
+
+ cell                 written by         with              read by              with
+ slot of NVL ring     sender             st_na             forwarders (d, l)    ld_na, after tail
+ tail of NVL ring     warp 0 of a team   st_release_sys    forwarders (d, l)    ld_acquire_sys
+ head of NVL ring     coordinator (d,l)  st_relaxed_sys    warp 0, its lane     ld_relaxed_sys (1)
+ batch of a team      warp 0, lane 0     st_shared_s32     the team             ld_shared_s32, after bar_sync
+
+ (1) It publishes nothing: the forwarders have added up what was in a slot before its head moves.
+
+The rows of one source rank and channel lie together in x, and have a ring of their own. A team of warps serves several
+rings, and takes the next one that has room for a chunk: it must not wait for one ring while another could go on. If it
+did, two nodes could wait for each other: each for a row that stands behind one for which the other has no room.
+
+Source: DeepEP csrc/kernels/internode.cu, combine (WarpRole::kNVLSender)
+"""
+
+from nbep.device.jit import device_function
+from nbep.device.kernels.internode.arguments import BATCHES, MAX_TEAMS
+from nbep.device.kernels.internode.coordinator import next_after, share_batch
+from nbep.device.kernels.internode.dispatch_nvl_receiver import rows_from
+from nbep.device.layout.internode import rings_offset
+from nbep.device.layout.intranode import locate_notes, locate_ring, slot_bytes
+from nbep.device.primitives import (
+    FULL_MASK,
+    ld_na_f32,
+    ld_nc_v4,
+    ld_relaxed_sys_s32,
+    ld_shared_s32,
+    shfl_idx_s32,
+    smem_base,
+    st_na_f32,
+    u32_div,
+    u32_mod,
+    vote_any,
+    vote_ballot,
+    wait_expired,
+)
+from nbep.device.protocols.copies import copy_row
+from nbep.device.protocols.peers import buffer_of
+from nbep.device.protocols.reduce import warp_sum_s32
+from nbep.device.protocols.teams import Team, publish_tail, team_barrier
+from nbep.device.protocols.waits import NVL_SENDER_HEAD, report_fault, start_wait
+
+NOTHING = -1  # the ring of a batch for which no room came
+
+
+@device_function
+def join_team(here, sender, num_senders, lane):
+    """The team of a sender, whose number is its peer; and how many teams there are."""
+    num_teams = min(min(num_senders, here.num_rdma_ranks * here.num_nvl_ranks), MAX_TEAMS)
+    num_warps = u32_div(num_senders, num_teams)
+    return Team(True, u32_div(sender, num_warps), here.channel, u32_mod(sender, num_warps), num_warps, lane), num_teams
+
+
+@device_function
+def ring_for(peers, here, shape, rank):
+    """The ring that this rank fills with what goes back to a rank of the group; it is at this node's end of the way."""
+    node = u32_div(rank, here.num_nvl_ranks)
+    rings = buffer_of(peers, rank - node * here.num_nvl_ranks) + rings_offset(here.num_rdma_ranks, here.num_nvl_ranks)
+    return locate_ring(rings, shape, here.channel, node * here.num_nvl_ranks + here.nvl_rank)
+
+
+@device_function
+def find_room(ring, sent, count, shape, chunk, bounds, here, rank, last):
+    """Wait for a ring with room for a chunk: the lane that has it, the first row of the chunk and how many. One warp.
+
+    ring, sent, count, rank: each lane's own; count rows in all, 0 if it has no ring; last: the lane of the batch before
+    """
+    size = min(chunk, count - sent)
+    deadline = 0
+    while True:
+        has_room = False
+        seen = 0
+        if size > 0:
+            seen = ld_relaxed_sys_s32(ring.head)
+            has_room = shape.num_slots - (sent - seen) >= size
+        ready = vote_ballot(FULL_MASK, has_room)
+        if ready != 0:
+            which = next_after(ready, last)
+            return which, shfl_idx_s32(FULL_MASK, sent, which), shfl_idx_s32(FULL_MASK, size, which)
+        if deadline == 0:
+            deadline = start_wait(bounds)
+        elif vote_any(FULL_MASK, wait_expired(deadline)):
+            if size > 0:
+                peer = here.rdma_rank * here.num_nvl_ranks + u32_mod(rank, here.num_nvl_ranks)
+                report_fault(bounds, NVL_SENDER_HEAD, peer, here.channel, sent + size - shape.num_slots, seen)
+            return NOTHING, 0, 0
+
+
+@device_function
+def send_row(inputs, ring, index, row, shape, lane):
+    """Copy a row and its weights to the ring's slot for it; one warp."""
+    src = inputs.x + row * shape.hidden_bytes
+    dst = ring.x + u32_mod(index, shape.num_slots) * slot_bytes(shape)
+    copy_row(ld_nc_v4, dst, src, shape.hidden_bytes, lane)
+    if lane < shape.num_topk:
+        weight = ld_na_f32(inputs.topk_weights + 4 * (row * shape.num_topk + lane))
+        st_na_f32(locate_notes(dst, shape).topk_weights + 4 * lane, weight)
+
+
+@device_function
+def send_rows(inputs, peers, bounds, here, shape, sizes, sender, num_senders, lane):
+    """Sender: push this channel's rows back to where they came through, a chunk of one ring after the other."""
+    team, num_teams = join_team(here, sender, num_senders, lane)
+    rank = team.peer + num_teams * lane  # of the lane's ring
+    begin = end = 0
+    if team.peer < num_teams and rank < here.num_rdma_ranks * here.num_nvl_ranks:
+        begin, end = rows_from(inputs, shape, here.channel, rank)
+    batch = smem_base() + BATCHES + 16 * team.peer
+    own_ring = ring_for(peers, here, shape, rank if begin < end else team.peer % here.num_nvl_ranks)
+    left = warp_sum_s32(FULL_MASK, end - begin)
+    sent = 0
+    last = u32_div(here.rdma_rank * here.num_nvl_ranks, num_teams)  # not all ranks begin with the same
+    while left > 0:
+        if team.warp == 0:
+            chunk = sizes.num_max_nvl_send_tokens
+            which, first, count = find_room(own_ring, sent, end - begin, shape, chunk, bounds, here, rank, last)
+            if lane == 0:
+                share_batch(batch, which, first, count)
+        team_barrier(team)
+        which, first, count = ld_shared_s32(batch), ld_shared_s32(batch + 4), ld_shared_s32(batch + 8)
+        if which == NOTHING:
+            return
+        ring = ring_for(peers, here, shape, team.peer + num_teams * which)
+        row = shfl_idx_s32(FULL_MASK, begin, which)
+        i = first + team.warp
+        while i < first + count:
+            send_row(inputs, ring, i, row + i, shape, lane)
+            i += team.num_warps
+        publish_tail(ring, first + count, True, team)
+        left -= count
+        last = which
+        if lane == which:
+            sent = first + count

@@ -1,0 +1,97 @@
+"""What coordinators of both kernels do: they tell other nodes how far the warps of their block have come.
+
+ cell                  written by              with                       read by              with
+ board[w, i]           the warps               atom_exch_release_cta      coordinator          ld_acquire_cta
+ tails[c, n] of (d,l)  coordinator of (n, l)   amo_add, behind slots      who empties slots    ld_acquire_sys
+ heads[c, d] of (n,l)  coordinator of (d, l)   amo_add, for itself        who fills slots      ld_relaxed_sys
+ sent, received        coordinator, its lane   st_weak                    of the next call     ld_weak
+
+An add is a message on the network, so it waits until there is a chunk to tell, or the rest. Together they hold back
+less than two chunks of a ring: that much room it must have (see Config).
+
+Source: DeepEP csrc/kernels/internode.cu (kRDMASenderCoordinator, kForwarderCoordinator, combine's kCoordinator)
+"""
+
+from nbep.device.jit import device_function
+from nbep.device.kernels.internode.arguments import BOARD, BOARD_ROW, rank_of
+from nbep.device.layout.internode import head_offset, tail_offset
+from nbep.device.network import amo_add
+from nbep.device.primitives import ffs_u32, ld_nc_s32, ld_weak_s32, s32, smem_base, st_shared_s32, st_weak_s32
+from nbep.device.protocols.board import has_stalled, least_progress, start_stall
+
+
+@device_function
+def tokens_to_node(prefix_matrix, num_channels, channel, node):
+    """How many tokens of a channel there are for a node, or from it; prefix_matrix is inclusive."""
+    cell = prefix_matrix + 4 * (node * num_channels + channel)
+    return ld_nc_s32(cell) - (ld_nc_s32(cell - 4) if channel > 0 else 0)
+
+
+@device_function
+def tell_tails(network, progress, bounds, here, total, column, num_warps, chunk, cells, site, lane):
+    """Coordinator, lane d: tell node d how many of its slots some warps have filled, in chunks; column: see the board."""
+    peer = rank_of(here, lane)
+    sent = progress.sent + 4 * (here.channel * here.num_rdma_ranks + lane)
+    tail = tail_offset(cells, here.num_rdma_ranks, here.channel, here.rdma_rank)
+    told = 0
+    deadline = 0
+    while told < total:
+        filled = min(least_progress(column, BOARD_ROW, num_warps), total)
+        if filled - told >= chunk or filled == total:
+            amo_add(network, tail, filled - told, peer, here.channel, True)
+            told = filled
+            deadline = 0
+        elif deadline == 0:
+            deadline = start_stall(bounds)
+        elif has_stalled(deadline, bounds, site, peer, here.channel, total, filled):
+            return
+    if total > 0:
+        st_weak_s32(sent, s32(ld_weak_s32(sent) + total))
+
+
+@device_function
+def tell_heads(network, progress, bounds, here, total, num_warps, chunk, cells, site, lane):
+    """Coordinator, lane n: tell node n how many of its slots the first warps of the board have freed, in chunks."""
+    peer = rank_of(here, lane)
+    received = progress.received + 4 * (here.channel * here.num_rdma_ranks + lane)
+    head = head_offset(cells, here.num_rdma_ranks, here.channel, here.rdma_rank)
+    column = smem_base() + BOARD + 4 * lane
+    told = 0
+    deadline = 0
+    while told < total:
+        freed = min(least_progress(column, BOARD_ROW, num_warps), total)
+        if freed - told >= chunk or freed == total:
+            amo_add(network, head, freed - told, peer, here.channel, False)
+            told = freed
+            deadline = 0
+        elif deadline == 0:
+            deadline = start_stall(bounds)
+        elif has_stalled(deadline, bounds, site, peer, here.channel, total, freed):
+            return
+    if total > 0:
+        st_weak_s32(received, s32(ld_weak_s32(received) + total))
+
+
+@device_function
+def first_passing_row(inputs, shape, here, node):
+    """The row of send_nvl_head of the first token of this channel from a node."""
+    row = ld_nc_s32(inputs.recv_rdma_rank_prefix_sum + 4 * (node - 1)) if node > 0 else 0
+    if here.channel > 0:
+        prefix = inputs.recv_rdma_channel_prefix_matrix + 4 * (node * shape.num_channels + here.channel)
+        row += ld_nc_s32(prefix - 4)
+    return row
+
+
+@device_function
+def next_after(mask, last):
+    """The first bit of a mask behind a place, or else the first of all."""
+    behind = (mask >> (last + 1)) << (last + 1)
+    return ffs_u32(behind if behind != 0 else mask) - 1
+
+
+@device_function
+def share_batch(cell, node, first, count):
+    """Lane 0 of the first warp; a barrier of the team follows."""
+    st_shared_s32(cell, node)
+    st_shared_s32(cell + 4, first)
+    st_shared_s32(cell + 8, count)

@@ -1,0 +1,119 @@
+"""Internode dispatch: a token crosses the network once to each node that wants it, and NVLink once to each rank there.
+
+ rank (n, l): x[t] --RDMA sender--> network --> ring[channel, n] of rank (d, l)       the same place l of every node
+ rank (d, l): its slots --forwarder--> NVLink --> NVL ring[channel, l] of rank (d, k)  the ranks k of one node
+ rank (d, k): its slots --NVL receiver--> recv_x[i]
+
+ block 2c         forwarders, a team for each k; their coordinator       dispatch_forwarder.py
+ block 2c + 1     NVL receivers, a team for each l                       dispatch_nvl_receiver.py
+                  RDMA senders; their coordinator                        dispatch_rdma_sender.py
+
+ who waits for whom                 for                          cell                     moved by
+ RDMA sender (n, l)                 a free slot at (d, l)        heads[c, d]              forwarder coordinator (d, l)
+ forwarder (d, l)                   tokens of (n, l)             tails[c, n]              sender coordinator (n, l)
+ forwarder (d, l)                   a free slot at (d, k)        head of NVL ring[c, l]   NVL receiver (d, k)
+ NVL receiver (d, k)                tokens of (d, l)             tail of NVL ring[c, l]   forwarder (d, l)
+ a coordinator                      the warps of its block       board                    each of them
+
+Each role's file has its ledger. The waits make no circle: an NVL receiver waits for tokens only, so it always drains
+its ring; so a forwarder always gets on, and frees RDMA slots; so does a sender.
+
+How many tokens will come from whom is known before the kernel starts (notify_dispatch.py), so no cell announces it.
+What a rank sends to its own node, or to itself, goes the same way.
+
+Source: DeepEP csrc/kernels/internode.cu, dispatch. Break it: notebooks/13_internode_dispatch.ipynb
+"""
+
+from nbep.device.jit import device_function, kernel
+from nbep.device.kernels.internode.arguments import (
+    BOARD,
+    BOARD_ROW,
+    MAX_WARPS,
+    STAGES,
+    InternodeDispatchInputs,
+    InternodeDispatchOutputs,
+    InternodeDispatchSizes,
+    find_here,
+)
+from nbep.device.kernels.internode.dispatch_forwarder import coordinate_forwarders, forward_tokens
+from nbep.device.kernels.internode.dispatch_nvl_receiver import clean_unused_rows, receive_tokens
+from nbep.device.kernels.internode.dispatch_rdma_sender import coordinate_senders, send_tokens
+from nbep.device.layout.intranode import RingShape
+from nbep.device.network import Network
+from nbep.device.primitives import bar_red_and, block_dim, block_idx, smem_base, thread_idx, u32_div, u32_mod
+from nbep.device.protocols.board import reset_board
+from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers
+from nbep.device.protocols.staging import STAGE_STRIDE, open_stage
+from nbep.device.protocols.teams import Team
+from nbep.device.protocols.totals import Progress
+from nbep.device.protocols.waits import has_timed_out
+
+
+def dispatch_smem_bytes(num_threads: int) -> int:
+    """Dynamic shared memory of a dispatch block: batches, the board, a stage for each warp."""
+    return STAGES + STAGE_STRIDE * (num_threads // 32)
+
+
+@device_function
+def begin_block(bounds):
+    """Reset the board. Returns whether no wait of this rank was over time before; the same in the whole block."""
+    reset_board(smem_base() + BOARD, MAX_WARPS * BOARD_ROW // 4, thread_idx(), block_dim())
+    return bar_red_and(0, block_dim(), not has_timed_out(bounds))
+
+
+@device_function
+def forward(out, inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, warp, lane):
+    """Block 2c: the last warp coordinates, the others are teams of the same size; some may be left over."""
+    num_warps = u32_div(block_dim() // 32 - 1, here.num_nvl_ranks)
+    team = Team(True, u32_div(warp, num_warps), here.channel, u32_mod(warp, num_warps), num_warps, lane)
+    if warp == block_dim() // 32 - 1:
+        coordinate_forwarders(inputs, network, progress, bounds, here, rdma, sizes, lane)
+    elif team.peer < here.num_nvl_ranks:
+        stage = open_stage(smem_base() + STAGES, warp, lane)
+        forward_tokens(out, inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, team, stage)
+
+
+@device_function
+def send_and_receive(out, inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, warp, lane):
+    """Block 2c + 1: the last warp coordinates, the first ones are teams of receivers, the rest sends."""
+    num_senders = block_dim() // 32 - 1 - here.num_nvl_ranks * sizes.num_receivers
+    if warp == block_dim() // 32 - 1:
+        coordinate_senders(inputs, network, progress, bounds, here, rdma, sizes, num_senders, lane)
+    else:
+        stage = open_stage(smem_base() + STAGES, warp, lane)
+        if warp < num_senders:
+            send_tokens(out, inputs, network, progress, bounds, here, rdma, sizes, warp, num_senders, stage, lane)
+        else:
+            which = warp - num_senders
+            peer = u32_div(which, sizes.num_receivers)
+            num_warps = sizes.num_receivers
+            team = Team(False, peer, here.channel, u32_mod(which, num_warps), num_warps, lane)
+            receive_tokens(out, inputs, peers, bounds, here, nvl, sizes, team, stage)
+
+
+@kernel(max_threads=32 * MAX_WARPS, clusters=CLUSTERS)
+def internode_dispatch(
+    out: InternodeDispatchOutputs,
+    inputs: InternodeDispatchInputs,
+    network: Network,
+    peers: Peers,
+    progress: Progress,
+    bounds: Bounds,
+    nvl: RingShape,
+    rdma: RingShape,
+    sizes: InternodeDispatchSizes,
+):
+    """Grid: 2 * num_channels blocks. Block: at least num_nvl_ranks * num_receivers + 2 warps, and num_nvl_ranks + 1.
+
+    Shared memory: `dispatch_smem_bytes`.
+    """
+    warp = thread_idx() // 32
+    lane = thread_idx() % 32
+    here = find_here(network, peers, block_idx() // 2)
+    if begin_block(bounds):
+        if block_idx() % 2 == 0:
+            forward(out, inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, warp, lane)
+        else:
+            send_and_receive(out, inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, warp, lane)
+        if sizes.num_worst_tokens > 0:
+            clean_unused_rows(out, inputs, here, nvl, sizes.num_worst_tokens)

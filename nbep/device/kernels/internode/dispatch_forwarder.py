@@ -1,0 +1,248 @@
+"""Forwarders and their coordinator: where internode dispatch changes from RDMA to NVLink. See dispatch.py.
+
+ (d, l): ring[channel, n], for every node n --forwarder: those for (d, k)--> NVL ring[channel, l] of rank (d, k)
+         heads[channel, d] of (n, l) <--coordinator, when the forwarders of all k are past a slot
+
+ cell                  written by           with                    read by           with
+ tails[c, n]           (n, l)               amo_add                 warp 0, lane n    ld_acquire_sys
+ slot of RDMA ring     (n, l)               put_nbi_warp            forwarders        bulk copy, ld_na, after tails (1)
+ batch of a team       warp 0, lane 0       st_shared_s32           the team          ld_shared_s32, after bar_sync
+ slot of NVL ring      forwarder            bulk copy, or st_na     receivers (d, k)  after tail
+ tail of NVL ring      warp 0 of a team     st_release_sys          receivers (d, k)  ld_acquire_sys
+ head of NVL ring      receivers (d, k)     st_relaxed_sys          forwarders        ld_relaxed_sys
+ board[k, n]           warp 0 of team k     atom_exch_release_cta   coordinator       ld_acquire_cta
+ heads[c, d] of (n,l)  coordinator, lane n  amo_add, for itself     senders           ld_relaxed_sys
+ received[c, n]        coordinator, lane n  st_weak                 (next call)       ld_weak
+ send_nvl_head         warp 0 of team k     st_weak                 (combine)         -
+
+ (1) One lane acquires, a barrier of the team spreads it, and a proxy fence stands before the bulk copies.
+
+A team of warps for each rank of the node. Its first warp finds tokens that are there, from one node after the other,
+and the team takes those that its rank wants: a token with three goals in the node crosses the network once, and NVLink
+three times. A forwarder hands the slot on as it came; it reads nothing but the bits of the source meta.
+
+A head moves when the slowest team is past a slot, and then not for each slot but for a chunk: an add is a message on
+the network. So a sender must have room for two chunks (see Config).
+
+Source: DeepEP csrc/kernels/internode.cu, dispatch (WarpRole::kRDMAAndNVLForwarder, kForwarderCoordinator)
+"""
+
+from nbep.device.jit import device_function
+from nbep.device.kernels.internode.arguments import BATCHES, BOARD, BOARD_ROW, rank_of
+from nbep.device.kernels.internode.coordinator import (
+    first_passing_row,
+    next_after,
+    share_batch,
+    tell_heads,
+    tokens_to_node,
+)
+from nbep.device.layout.internode import bits_shift, bits_word, recv_row, rings_offset, tail_offset
+from nbep.device.layout.intranode import locate_notes, locate_ring, note_bytes, slot_bytes
+from nbep.device.network import own_ptr
+from nbep.device.primitives import (
+    FULL_MASK,
+    fence_proxy_async_global,
+    ffs_u32,
+    has_tma,
+    ld_acquire_sys_s32,
+    ld_na_s32,
+    ld_na_v4,
+    ld_nc_s32,
+    ld_shared_s32,
+    ld_weak_s32,
+    popc_u32,
+    s32,
+    shfl_idx_s32,
+    smem_base,
+    st_weak_s32,
+    u32_mod,
+    vote_all,
+    vote_any,
+    vote_ballot,
+    wait_expired,
+)
+from nbep.device.protocols.board import RETIRED, note_progress
+from nbep.device.protocols.peers import buffer_of
+from nbep.device.protocols.reduce import warp_sum_s32
+from nbep.device.protocols.staging import begin_copy, end_copy
+from nbep.device.protocols.teams import publish_tail, team_barrier
+from nbep.device.protocols.waits import (
+    DISPATCH_RECEIVER_ROWS,
+    FORWARDER_COORDINATOR,
+    FORWARDER_NVL_HEAD,
+    FORWARDER_RDMA_TAIL,
+    report_fault,
+    start_wait,
+    wait_free_slots,
+)
+
+NOTHING = -1  # the node of a batch that did not come
+
+
+@device_function
+def find_batch(network, bounds, here, cells, base, head, total, last, lane):
+    """Wait for tokens that are there: the node that they come from, the first and how many. All lanes of a warp.
+
+    base, head, total: in lane n what ring n's tail was at the start, how many of its tokens are done, and how many come
+    last: the node of the batch before
+    """
+    tail = own_ptr(network, tail_offset(cells, here.num_rdma_ranks, here.channel, lane))
+    deadline = 0
+    while True:
+        count = 0
+        seen = 0
+        if head < total:
+            seen = s32(ld_acquire_sys_s32(tail) - base)  # PAIR network-amo
+            count = min(seen, total) - head
+        ready = vote_ballot(FULL_MASK, count > 0)
+        if ready != 0:
+            node = next_after(ready, last)
+            return node, shfl_idx_s32(FULL_MASK, head, node), shfl_idx_s32(FULL_MASK, count, node)
+        if deadline == 0:
+            deadline = start_wait(bounds)
+        elif vote_any(FULL_MASK, wait_expired(deadline)):
+            if head < total:
+                report_fault(bounds, FORWARDER_RDMA_TAIL, rank_of(here, lane), here.channel, head + 1, seen)
+            return NOTHING, 0, 0
+
+
+@device_function
+def tokens_for_rank(slots, shape, here, first, count, k, lane):
+    """Which of 32 slots of a ring go to rank k of this node: bit j for slot first + j. The same in every lane."""
+    is_wanted = False
+    if lane < count:
+        row = slots + u32_mod(first + lane, shape.num_slots) * slot_bytes(shape)
+        bits = ld_na_s32(locate_notes(row, shape).src_idx + 4 * bits_word(here.rdma_rank))
+        is_wanted = (bits >> (bits_shift(here.rdma_rank) + k)) & 1 != 0
+    return vote_ballot(FULL_MASK, is_wanted)
+
+
+@device_function
+def note_nvl_heads(out, here, chosen, index, row, count, num_rows, k, lane):
+    """Write the indexes of up to 32 tokens that pass through, among those of their node and channel for rank k."""
+    if lane < count and row + lane < num_rows:
+        head = index + popc_u32(chosen & ((1 << lane) - 1)) if (chosen >> lane) & 1 != 0 else -1
+        st_weak_s32(out.send_nvl_head + 4 * ((row + lane) * here.num_nvl_ranks + k), head)
+
+
+@device_function
+def forward_slot(dst, src, shape, stage, parity, lane):
+    """Copy a slot, notes and all, to another one; one warp. Returns the parity of the stage's next copy."""
+    front = note_bytes(shape)
+    num_bytes = front + shape.hidden_bytes
+    begin_copy(src - front, num_bytes, 0, stage, lane)
+    return end_copy(ld_na_v4, dst - front, src - front, num_bytes, 0, stage, parity, lane)
+
+
+@device_function
+def check_passing(inputs, bounds, here, num_rows, team):
+    """Tell the host if send_nvl_head has fewer rows than tokens pass through; only with num_worst_tokens it may."""
+    last = here.num_rdma_ranks - 1
+    total = ld_nc_s32(inputs.recv_rdma_rank_prefix_sum + 4 * last)
+    if total > num_rows and team.warp == 0 and team.lane == 0:
+        report_fault(bounds, DISPATCH_RECEIVER_ROWS, rank_of(here, last), here.channel, total, num_rows)
+
+
+@device_function
+def forward_tokens(out, inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, team, stage):
+    """Forwarder: hand on to one rank of the node what it wants of the tokens that come on this channel."""
+    lane = team.lane
+    rings = buffer_of(peers, team.peer) + rings_offset(here.num_rdma_ranks, here.num_nvl_ranks)
+    ring = locate_ring(rings, nvl, here.channel, here.nvl_rank)
+    batch = smem_base() + BATCHES + 16 * team.peer
+    board = smem_base() + BOARD + BOARD_ROW * team.peer
+    base = head = total = row = index = 0
+    if lane < here.num_rdma_ranks:
+        base = ld_weak_s32(progress.received + 4 * (here.channel * here.num_rdma_ranks + lane))
+        total = tokens_to_node(inputs.recv_rdma_channel_prefix_matrix, rdma.num_channels, here.channel, lane)
+        row = first_passing_row(inputs, rdma, here, lane)
+    if out.send_nvl_head != 0:
+        check_passing(inputs, bounds, here, sizes.num_rdma_recv_tokens, team)
+    left = warp_sum_s32(FULL_MASK, total)
+    last = here.rdma_rank  # the node behind this one comes first, so that not all ranks begin with the same
+    parity = 0
+    tail = told = 0  # slots filled, and those of them that the receiver has been told of
+    chunk_end = 0
+    may_fill = True
+    while left > 0:
+        if team.warp == 0:
+            node, first, count = find_batch(network, bounds, here, sizes.cells, base, head, total, last, lane)
+            if lane == 0:
+                share_batch(batch, node, first, count)
+        team_barrier(team)
+        node, first, count = ld_shared_s32(batch), ld_shared_s32(batch + 4), ld_shared_s32(batch + 8)
+        if node == NOTHING:
+            return
+        if has_tma() and lane == 0:
+            fence_proxy_async_global()  # what the tail published, before the bulk copies that read it
+        slots = own_ptr(network, recv_row(rdma, here.channel, node, 0))
+        done = 0
+        while done < count:
+            chosen = tokens_for_rank(slots, rdma, here, first + done, count - done, team.peer, lane)
+            if team.warp == 0 and out.send_nvl_head != 0:
+                from_node = shfl_idx_s32(FULL_MASK, row, node) + first + done
+                note_nvl_heads(
+                    out,
+                    here,
+                    chosen,
+                    shfl_idx_s32(FULL_MASK, index, node),
+                    from_node,
+                    count - done,
+                    sizes.num_rdma_recv_tokens,
+                    team.peer,
+                    lane,
+                )
+            if lane == node:
+                index += popc_u32(chosen)
+            while chosen != 0:
+                if tail == chunk_end:
+                    chunk_end += sizes.num_max_nvl_send_tokens
+                    has_room = True
+                    if lane == 0 and chunk_end > nvl.num_slots:  # until then it cannot be full
+                        has_room = wait_free_slots(
+                            ring.head,
+                            tail,
+                            nvl.num_slots,
+                            sizes.num_max_nvl_send_tokens,
+                            bounds,
+                            FORWARDER_NVL_HEAD,
+                            here.rdma_rank * here.num_nvl_ranks + team.peer,
+                            here.channel,
+                        )
+                    may_fill = may_fill and vote_all(FULL_MASK, has_room)
+                if may_fill and u32_mod(tail, team.num_warps) == team.warp:
+                    slot = first + done + ffs_u32(chosen) - 1
+                    src = slots + u32_mod(slot, rdma.num_slots) * slot_bytes(rdma)
+                    dst = ring.x + u32_mod(tail, nvl.num_slots) * slot_bytes(nvl)
+                    parity = forward_slot(dst, src, rdma, stage, parity, lane)
+                chosen &= chosen - 1
+                tail += 1
+                if tail == chunk_end:
+                    if not publish_tail(ring, tail, may_fill, team):
+                        return
+                    told = tail
+            done += 32
+        # All of the batch at the latest now: the next one may be long in coming. But never the same tail twice: who has
+        # all of its tokens may have left, and have reset its cells for the next call.
+        if tail == told:
+            team_barrier(team)
+        elif not publish_tail(ring, tail, may_fill, team):
+            return
+        told = tail
+        left -= count
+        last = node
+        if lane == node:
+            head = first + count
+            if team.warp == 0:
+                note_progress(board + 4 * node, head)
+    if team.warp == 0 and lane < here.num_rdma_ranks:
+        note_progress(board + 4 * lane, RETIRED)
+
+
+@device_function
+def coordinate_forwarders(inputs, network, progress, bounds, here, shape, sizes, lane):
+    """Forwarder coordinator; one warp, a lane for each node."""
+    if lane < here.num_rdma_ranks:
+        total = tokens_to_node(inputs.recv_rdma_channel_prefix_matrix, shape.num_channels, here.channel, lane)
+        num_teams, chunk, site = here.num_nvl_ranks, sizes.num_max_rdma_send_tokens, FORWARDER_COORDINATOR
+        tell_heads(network, progress, bounds, here, total, num_teams, chunk, sizes.cells, site, lane)

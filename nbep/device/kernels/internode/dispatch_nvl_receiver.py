@@ -1,0 +1,164 @@
+"""NVL receivers: the last step of internode dispatch. See dispatch.py.
+
+ (d, k): NVL ring[channel, l] --receiver--> recv_x[i]     from every rank l of the node, itself included
+
+ cell               written by         with                    read by       with
+ tail of NVL ring   forwarder (d, l)   st_release_sys          warp 0        ld_acquire_sys
+ slot of NVL ring   forwarder (d, l)   bulk copy, or st_na     receivers     bulk copy, ld_na, after tail
+ tail of a team     warp 0, lane 0     st_shared_s32           the team      ld_shared_s32, after bar_sync
+ head of NVL ring   last warp          st_relaxed_sys (1)      forwarders    ld_relaxed_sys
+ recv_ arrays       receivers          bulk copy, st_na, weak  -             the next kernel
+
+ (1) All loads of the slots returned before the barrier that stands before it.
+
+A ring brings tokens of all nodes, in the order in which they came to the forwarder; those of one node are in their own
+order. So lane n counts the rows of node n, and a token's row is that of its node's next: recv_x is sorted by source
+rank, whatever came first.
+
+Source: DeepEP csrc/kernels/internode.cu, dispatch (WarpRole::kNVLReceivers)
+"""
+
+from nbep.device.jit import device_function
+from nbep.device.kernels.internode.arguments import BATCHES
+from nbep.device.layout.internode import rings_offset
+from nbep.device.layout.intranode import Notes, locate_notes, locate_ring, slot_bytes
+from nbep.device.primitives import (
+    FULL_MASK,
+    block_dim,
+    block_idx,
+    fence_proxy_async_global,
+    grid_dim,
+    has_tma,
+    ld_na_s32,
+    ld_na_v4,
+    ld_nc_s32,
+    ld_shared_s32,
+    popc_u32,
+    shfl_idx_s32,
+    smem_base,
+    st_relaxed_sys_s32,
+    st_shared_s32,
+    st_weak_s32,
+    st_weak_s64,
+    thread_idx,
+    tma_store_wait_all,
+    u32_mod,
+    vote_ballot,
+)
+from nbep.device.protocols.notes import read_notes_for
+from nbep.device.protocols.peers import buffer_of
+from nbep.device.protocols.reduce import warp_sum_s32
+from nbep.device.protocols.staging import begin_copy, end_copy
+from nbep.device.protocols.teams import team_barrier
+from nbep.device.protocols.waits import DISPATCH_RECEIVER_ROWS, NVL_RECEIVER_TAIL, report_fault, wait_tail_past
+
+
+@device_function
+def rows_from(inputs, shape, channel, rank):
+    """Where the rows of a source rank's channel begin in recv_x, and where those behind them."""
+    begins = inputs.recv_gbl_channel_prefix_matrix + 4 * (rank * shape.num_channels + channel)
+    if channel == shape.num_channels - 1:
+        return ld_nc_s32(begins), ld_nc_s32(inputs.recv_gbl_rank_prefix_sum + 4 * rank)
+    return ld_nc_s32(begins), ld_nc_s32(begins + 4)
+
+
+@device_function
+def locate_output(out, row, shape):
+    """Where the notes of an output row go."""
+    return Notes(
+        out.recv_topk_idx + 8 * row * shape.num_topk,
+        out.recv_topk_weights + 4 * row * shape.num_topk,
+        out.recv_x_scales + 4 * row * shape.num_scales,
+        out.recv_src_meta + 4 * row * shape.num_src_idx,
+    )
+
+
+@device_function
+def receive_token(out, src, row, here, shape, sizes, stage, parity, lane):
+    """Copy the slot that has its row at src to an output row; one warp. Returns the parity of the stage's next copy."""
+    begin_copy(src, shape.hidden_bytes, 0, stage, lane)
+    experts = sizes.num_experts // (here.num_rdma_ranks * here.num_nvl_ranks)
+    first = (here.rdma_rank * here.num_nvl_ranks + here.nvl_rank) * experts
+    notes = locate_notes(src, shape)
+    keeps_source = out.recv_src_meta != 0
+    read_notes_for(locate_output(out, row, shape), notes, keeps_source, first, experts, shape, lane)
+    dst = out.recv_x + row * shape.hidden_bytes
+    return end_copy(ld_na_v4, dst, src, shape.hidden_bytes, 0, stage, parity, lane)
+
+
+@device_function
+def next_rows(slots, shape, here, first, count, next_row, lane):
+    """The rows of up to 32 slots, in lane j that of slot first + j; and in lane n the next row of node n."""
+    source = -1
+    if lane < count:
+        row = slots + u32_mod(first + lane, shape.num_slots) * slot_bytes(shape)
+        source = ld_na_s32(locate_notes(row, shape).src_idx + 4)
+    mine = 0
+    for node in range(here.num_rdma_ranks):
+        same = vote_ballot(FULL_MASK, source == node)
+        row = shfl_idx_s32(FULL_MASK, next_row, node)
+        if source == node:
+            mine = row + popc_u32(same & ((1 << lane) - 1))
+        if lane == node:
+            next_row += popc_u32(same)
+    return mine, next_row
+
+
+@device_function
+def receive_tokens(out, inputs, peers, bounds, here, shape, sizes, team, stage):
+    """Receiver: drain one ring of this rank into the rows that the prefix sums give its tokens.
+
+    Tokens that do not fit are drained and dropped: the sender must not hang on the receiver's fault.
+    """
+    lane = team.lane
+    rings = buffer_of(peers, peers.rank) + rings_offset(here.num_rdma_ranks, here.num_nvl_ranks)
+    ring = locate_ring(rings, shape, here.channel, team.peer)
+    shared_tail = smem_base() + BATCHES + 16 * team.peer
+    next_row = end_row = 0
+    if lane < here.num_rdma_ranks:
+        rank = lane * here.num_nvl_ranks + team.peer
+        next_row, end_row = rows_from(inputs, shape, here.channel, rank)
+    num_left = warp_sum_s32(FULL_MASK, end_row - next_row)
+    fits = vote_ballot(FULL_MASK, end_row > sizes.num_recv_tokens) == 0
+    if not fits and end_row > sizes.num_recv_tokens and team.warp == 0:
+        peer = lane * here.num_nvl_ranks + team.peer
+        report_fault(bounds, DISPATCH_RECEIVER_ROWS, peer, here.channel, end_row, sizes.num_recv_tokens)
+    parity = 0
+    head = 0
+    while num_left > 0:
+        # One thread reads the tail for all: the warps of a team must agree on it.
+        if team.warp == 0 and lane == 0:
+            peer = here.rdma_rank * here.num_nvl_ranks + team.peer
+            tail = wait_tail_past(ring.tail, head, head + num_left, bounds, NVL_RECEIVER_TAIL, peer, here.channel)
+            st_shared_s32(shared_tail, tail)
+        team_barrier(team)
+        tail = ld_shared_s32(shared_tail)
+        if has_tma() and lane == 0:
+            fence_proxy_async_global()  # what the tail published, before the bulk copies that read it
+        num_left -= tail - head
+        first = head
+        while first < tail:
+            rows, next_row = next_rows(ring.x, shape, here, first, tail - first, next_row, lane)
+            for j in range(min(tail - first, 32)):
+                row = shfl_idx_s32(FULL_MASK, rows, j)
+                if fits and u32_mod(first + j, team.num_warps) == team.warp:
+                    src = ring.x + u32_mod(first + j, shape.num_slots) * slot_bytes(shape)
+                    parity = receive_token(out, src, row, here, shape, sizes, stage, parity, lane)
+            first += 32
+        head = tail
+        team_barrier(team)
+        if team.warp == team.num_warps - 1 and lane == 0:
+            st_relaxed_sys_s32(ring.head, head)
+    if has_tma() and lane == 0:
+        tma_store_wait_all()
+
+
+@device_function
+def clean_unused_rows(out, inputs, here, shape, num_worst_tokens):
+    """Mark the rows past the received ones: expert -1, weight 0."""
+    last = here.num_rdma_ranks * here.num_nvl_ranks - 1
+    num_recv_tokens = ld_nc_s32(inputs.recv_gbl_rank_prefix_sum + 4 * last)
+    begin = num_recv_tokens * shape.num_topk + block_idx() * block_dim() + thread_idx()
+    for i in range(begin, num_worst_tokens * shape.num_topk, grid_dim() * block_dim()):
+        st_weak_s64(out.recv_topk_idx + 8 * i, -1)
+        st_weak_s32(out.recv_topk_weights + 4 * i, 0)

@@ -1,0 +1,205 @@
+"""RDMA senders and their coordinator: the first hop of internode dispatch. See dispatch.py.
+
+ (n, l): x[t] --sender--> slot of ring[channel, n] of (d, l), for every node d with a rank that wants the token
+                          tails[channel, n] <--coordinator, when all slots below are filled
+
+ cell                 written by          with                     read by             with
+ stage of a warp      copy engine         bulk copy                network             after its mbarrier
+   its notes          lanes               st_shared                network             after a proxy fence, syncwarp
+ slot[k] of (d, l)    sender              put_nbi_warp             forwarder           after tails
+ board[w, d]          sender w, lane d    atom_exch_release_cta    coordinator         ld_acquire_cta
+ tails[c, n] of (d,l) coordinator, lane d amo_add, behind slots    forwarder           ld_acquire_sys
+ heads[c, d]          (d, l)              amo_add, for itself      senders, lane d     ld_relaxed_sys (1)
+ sent[c, d]           coordinator, lane d st_weak                  senders (next call) ld_weak
+ send_rdma_head       sender 0            st_weak                  (combine)           -
+
+ (1) The forwarders of (d, l) have loaded what was in a slot before its coordinator adds to heads.
+
+The warps go through the same tokens of the channel and take them in turn. Each knows without asking which slot a token
+has at a node: as many as tokens before it went there. They finish in any order, and the forwarder must not see a slot
+before the ones below it: so the coordinator tells it of as many as *all* warps have left behind. DeepEP has a window of
+32 bits for that, one for each slot behind the tail, under a lock.
+
+A sender waits for a free slot of each node that its token goes to before it writes any of them.
+
+Source: DeepEP csrc/kernels/internode.cu, dispatch (WarpRole::kRDMASender, kRDMASenderCoordinator)
+"""
+
+from nbep.device.jit import device_function
+from nbep.device.kernels.internode.arguments import BOARD, BOARD_ROW, rank_of
+from nbep.device.kernels.internode.coordinator import tell_tails, tokens_to_node
+from nbep.device.kernels.internode.notify_dispatch import goes_to_node
+from nbep.device.layout.internode import META_WORDS, NODES_PER_WORD, head_offset, recv_row, send_row
+from nbep.device.layout.intranode import MAX_NVL_PEERS, locate_notes, note_bytes
+from nbep.device.network import keep_message, own_ptr, put_nbi_warp, quiet
+from nbep.device.primitives import (
+    FULL_MASK,
+    fence_proxy_async_shared,
+    ffs_u32,
+    has_tma,
+    ld_nc_u8,
+    ld_nc_v4,
+    ld_weak_s32,
+    popc_u32,
+    s32,
+    shfl_idx_s32,
+    smem_base,
+    st_shared_f32,
+    st_shared_s32,
+    st_shared_s64,
+    st_weak_s32,
+    syncwarp,
+    u32_mod,
+    vote_all,
+    vote_ballot,
+)
+from nbep.device.protocols.board import RETIRED, note_progress
+from nbep.device.protocols.channels import channel_task_range
+from nbep.device.protocols.notes import clear_padding, write_notes
+from nbep.device.protocols.staging import STAGE_BYTES, begin_copy, end_fill
+from nbep.device.protocols.totals import wait_total_free
+from nbep.device.protocols.waits import RDMA_SENDER_COORDINATOR, RDMA_SENDER_HEAD
+
+
+@device_function
+def tokens_for_nodes(inputs, here, token, end, lane):
+    """Which of 32 tokens go to the node of a lane: bit j for token + j. And which of them go anywhere, in every lane."""
+    mine = 0
+    anywhere = 0
+    num_ranks = here.num_rdma_ranks * here.num_nvl_ranks
+    for node in range(here.num_rdma_ranks):
+        goes = False
+        if token + lane < end:
+            goes = goes_to_node(inputs.is_token_in_rank, token + lane, node, num_ranks, here.num_nvl_ranks)
+        chosen = vote_ballot(FULL_MASK, goes)
+        anywhere |= chosen
+        if lane == node:
+            mine = chosen
+    return mine, anywhere
+
+
+@device_function
+def note_rdma_heads(out, here, chosen, index, token, end, lane):
+    """Write the slots of 32 tokens at every node, lane j those of token + j; -1 where one does not go."""
+    for node in range(here.num_rdma_ranks):
+        to_node = shfl_idx_s32(FULL_MASK, s32(chosen), node)
+        first = shfl_idx_s32(FULL_MASK, index, node)
+        if token + lane < end:
+            before = popc_u32(to_node & ((1 << lane) - 1))
+            head = first + before if (to_node >> lane) & 1 != 0 else -1
+            st_weak_s32(out.send_rdma_head + 4 * ((token + lane) * here.num_rdma_ranks + node), head)
+
+
+@device_function
+def source_meta(inputs, here, shape, token, lane):
+    """In lane i word i of a token's source meta; see layout.internode."""
+    word = token if lane == 0 else here.rdma_rank
+    row = inputs.is_token_in_rank + token * here.num_rdma_ranks * here.num_nvl_ranks
+    k = lane % MAX_NVL_PEERS
+    for i in range(META_WORDS, shape.num_src_idx):
+        node = NODES_PER_WORD * (i - META_WORDS) + lane // MAX_NVL_PEERS
+        wants = 0
+        if node < here.num_rdma_ranks and k < here.num_nvl_ranks:
+            wants = ld_nc_u8(row + node * here.num_nvl_ranks + k)
+        bits = vote_ballot(FULL_MASK, wants != 0)
+        if lane == i:
+            word = s32(bits)
+    return word
+
+
+@device_function
+def put_part(network, here, shape, nodes, slot, offset, data, num_bytes, lane):
+    """Start to put a part of a slot, which is in the stage, to each node of a mask; one warp.
+
+    slot: in lane d the slot at node d; offset: of the part, from the slot's row on
+    """
+    while nodes != 0:
+        node = ffs_u32(nodes) - 1
+        at = u32_mod(shfl_idx_s32(FULL_MASK, slot, node), shape.num_slots)
+        dst = recv_row(shape, here.channel, here.rdma_rank, at) + offset
+        src = send_row(shape, here.channel, node, at) + offset
+        keep_message(network, src, data, num_bytes, lane)
+        put_nbi_warp(network, dst, src, data, num_bytes, rank_of(here, node), here.channel, lane)
+        nodes &= nodes - 1
+
+
+@device_function
+def send_token(inputs, network, here, shape, sizes, token, nodes, slot, stage, parity, lane):
+    """Put a token and its notes to each node of a mask; one warp. Returns the parity of the stage's next fill."""
+    row = inputs.x + token * shape.hidden_bytes
+    front = note_bytes(shape)
+    begin_copy(row, shape.hidden_bytes, front, stage, lane)
+    word = source_meta(inputs, here, shape, token, lane)  # while the row is on its way
+    syncwarp(FULL_MASK)
+    notes = locate_notes(stage.data + front, shape)
+    num_experts = sizes.num_experts
+    write_notes(
+        st_shared_s32, st_shared_s64, st_shared_f32, notes, inputs, token, word, 0, num_experts, shape, sizes, lane
+    )
+    if has_tma():
+        fence_proxy_async_shared()
+    parity = end_fill(ld_nc_v4, row, shape.hidden_bytes, front, stage, parity, lane)
+    done = min(shape.hidden_bytes, STAGE_BYTES - front)
+    put_part(network, here, shape, nodes, slot, -front, stage.data, front + done, lane)
+    while done < shape.hidden_bytes:
+        part = min(shape.hidden_bytes - done, STAGE_BYTES)
+        syncwarp(FULL_MASK)
+        begin_copy(row + done, part, 0, stage, lane)
+        parity = end_fill(ld_nc_v4, row + done, part, 0, stage, parity, lane)
+        put_part(network, here, shape, nodes, slot, done, stage.data, part, lane)
+        done += part
+    quiet(network, lane)
+    return parity
+
+
+@device_function
+def send_tokens(out, inputs, network, progress, bounds, here, shape, sizes, sender, num_senders, stage, lane):
+    """Sender: put every num_senders-th token of the channel to the nodes that want it."""
+    is_node = lane < here.num_rdma_ranks
+    base = 0
+    if is_node:
+        base = ld_weak_s32(progress.sent + 4 * (here.channel * here.num_rdma_ranks + lane))
+    head = own_ptr(network, head_offset(sizes.cells, here.num_rdma_ranks, here.channel, lane))
+    cell = smem_base() + BOARD + BOARD_ROW * sender + 4 * lane
+    if has_tma():
+        clear_padding(stage.data + note_bytes(shape), shape, lane)
+    parity = 0
+    index = 0  # in lane d: how many tokens of the channel before these 32 go to node d
+    token, end = channel_task_range(sizes.num_tokens, shape.num_channels, here.channel)
+    turn = 0  # whose turn it is with the first of them
+    while token < end:
+        chosen, anywhere = tokens_for_nodes(inputs, here, token, end, lane)
+        if sender == 0 and out.send_rdma_head != 0:
+            note_rdma_heads(out, here, chosen, index, token, end, lane)
+        own = anywhere & vote_ballot(FULL_MASK, u32_mod(turn + lane, num_senders) == sender)
+        while own != 0:
+            j = ffs_u32(own) - 1
+            goes = (chosen >> j) & 1 != 0
+            slot = index + popc_u32(chosen & ((1 << j) - 1))
+            has_room = True
+            if is_node:
+                note_progress(cell, slot)
+                if goes:
+                    has_room = wait_total_free(
+                        head, base, slot, shape.num_slots, bounds, RDMA_SENDER_HEAD, rank_of(here, lane), here.channel
+                    )
+            if not vote_all(FULL_MASK, has_room):
+                return
+            nodes = vote_ballot(FULL_MASK, goes)
+            parity = send_token(inputs, network, here, shape, sizes, token + j, nodes, slot, stage, parity, lane)
+            own &= own - 1
+        index += popc_u32(chosen)
+        token += 32
+        turn = u32_mod(turn + 32, num_senders)
+    if is_node:
+        note_progress(cell, RETIRED)
+
+
+@device_function
+def coordinate_senders(inputs, network, progress, bounds, here, shape, sizes, num_senders, lane):
+    """Sender coordinator; one warp, a lane for each node."""
+    if lane < here.num_rdma_ranks:
+        total = tokens_to_node(inputs.rdma_channel_prefix_matrix, shape.num_channels, here.channel, lane)
+        column = smem_base() + BOARD + 4 * lane
+        chunk, site = sizes.num_max_rdma_send_tokens, RDMA_SENDER_COORDINATOR
+        tell_tails(network, progress, bounds, here, total, column, num_senders, chunk, sizes.cells, site, lane)

@@ -1,0 +1,324 @@
+"""Internode notify dispatch: ranks tell each other how many tokens are coming, first between nodes, then inside them.
+
+ block 1 + i:     tokens of each channel that go to rank i, and behind the ranks to node i --> prefix sums
+                  --- grid barrier ---
+ block 0, (n, l): the sums of node d --put--> count message[n] of (d, l), for every node d
+        (d, l):   of the messages of all nodes, what is for (d, k) ---> counts[l] of every rank (d, k) of the node
+                  --- barrier of the node --->  counters for the CPU, prefix sums of the handle
+
+ cell                       written by             with                   read by           with
+ rdma_ and gbl_channel_     blocks 1 and up        st_weak                block 0           ld_weak, after grid barrier
+   prefix_matrix                                                          (dispatch)        -
+ stage of a warp            block 0                st_shared_s32          network           after a proxy fence, syncwarp
+ count message[n]           a warp of (n, l)       put_nbi_warp           block 0           ld_weak, after arrived[n]
+ arrived[n]                 (n, l)                 amo_add                block 0, lane n   ld_acquire_sys
+ counts[l]                  block 0 of (d, l)      st_weak, barrier       block 0 of peers  ld_weak
+ head, tail of NVL rings    block 0 of the owner   st_weak 0, barrier     (dispatch)        -
+ moe_recv_counter, for      block 0                st_release_sys         the CPU           polls until >= 0
+   rows, nodes, experts
+ recv_ arrays               block 0                st_weak                (dispatch)        -
+ rounds                     block 0                st_weak                (next notify)     -
+
+Messages and counts have two places, which notifies take in turn. A rank that is one notify ahead of another writes to
+the other place; it cannot be two ahead, since each waits for the one before of all ranks that write to it. DeepEP has
+one place, and a barrier more for it.
+
+The same holds for the slots of the RDMA rings: who has heard of this notify from (d, l) knows that (d, l) has left its
+last kernel, and so has emptied them. After it nobody has to announce anything: all that a rank must know of what will
+come to it, or pass through it, is in what `recv_` arrays say. DeepEP's dispatch sends it once more, channel by channel.
+
+Source: DeepEP csrc/kernels/internode.cu, notify_dispatch. Break it: notebooks/12_internode_notify.ipynb
+"""
+
+from typing import NamedTuple
+
+from nbep.device.jit import device_function, kernel
+from nbep.device.kernels.intranode.notify_dispatch import count_channel_tokens, reset_ring_cells
+from nbep.device.layout.internode import (
+    COUNT_MESSAGE_BYTES,
+    arrived_offset,
+    counts_bytes,
+    message_offset,
+    message_words,
+    rings_offset,
+)
+from nbep.device.network import Network, amo_add, keep_message, own_ptr, put_nbi_warp, quiet
+from nbep.device.primitives import (
+    FULL_MASK,
+    block_dim,
+    block_idx,
+    fence_proxy_async_shared,
+    has_tma,
+    ld_nc_s32,
+    ld_nc_u8,
+    ld_weak_s32,
+    smem_base,
+    st_release_sys_s32,
+    st_shared_s32,
+    st_weak_s32,
+    syncthreads,
+    syncwarp,
+    thread_idx,
+    u32_div,
+    u32_mod,
+)
+from nbep.device.protocols.barrier import barrier_block
+from nbep.device.protocols.channels import channel_task_range
+from nbep.device.protocols.grid_barrier import barrier_grid
+from nbep.device.protocols.peers import Bounds, Peers, buffer_of
+from nbep.device.protocols.reduce import warp_sum_s32
+from nbep.device.protocols.totals import Progress, wait_total
+from nbep.device.protocols.waits import INTERNODE_NOTIFY, has_timed_out
+from nbep.device.types import I32, I64, In, Out, Sym
+
+
+class InternodeNotifyOutputs(NamedTuple):
+    """num_rdma_ranks nodes of num_nvl_ranks ranks each; num_ranks in all."""
+
+    rdma_channel_prefix_matrix: Out  # [num_rdma_ranks, num_channels] s32, inclusive: tokens of this rank to a node
+    gbl_channel_prefix_matrix: Out  # [num_ranks, num_channels] s32, inclusive: to a rank
+    recv_rdma_channel_prefix_matrix: Out  # [num_rdma_ranks, num_channels] s32, inclusive: from (n, l) to this node
+    recv_rdma_rank_prefix_sum: Out  # [num_rdma_ranks] s32, inclusive over the nodes
+    recv_gbl_channel_prefix_matrix: Out  # [num_ranks, num_channels] s32: first row of recv_x from a rank's channel
+    recv_gbl_rank_prefix_sum: Out  # [num_ranks] s32, inclusive over the ranks
+    moe_recv_counter: Sym  # s32 that the CPU polls: rows of recv_x
+    moe_recv_rdma_counter: Sym  # s32 that the CPU polls: tokens that come to this rank for its node
+    moe_recv_expert_counter: Sym  # [num_local_experts] s32 that the CPU polls
+
+
+class InternodeNotifyInputs(NamedTuple):
+    num_tokens_per_expert: In  # [num_experts] s32
+    is_token_in_rank: In  # [num_tokens, num_ranks] u8
+
+
+class InternodeNotifySizes(NamedTuple):
+    num_tokens: I32
+    num_experts: I32
+    num_channels: I32
+    num_ring_cell_words: I32  # of the NVL rings
+    expert_alignment: I32
+    cells: I64  # offset in the RDMA buffer
+
+
+def notify_smem_bytes(num_threads: int) -> int:
+    """Dynamic shared memory of a block: a count message for each warp."""
+    return num_threads // 32 * COUNT_MESSAGE_BYTES
+
+
+@device_function
+def goes_to_node(is_token_in_rank, token, node, num_ranks, num_nvl_ranks):
+    """Whether a token goes to a rank of a node."""
+    row = is_token_in_rank + token * num_ranks + node * num_nvl_ranks
+    found = 0
+    for k in range(num_nvl_ranks):
+        found |= ld_nc_u8(row + k)
+    return found != 0
+
+
+@device_function
+def count_node_tokens(channel_prefix, is_token_in_rank, node, num_ranks, num_nvl_ranks, sizes):
+    """Prefix sums over channels of the tokens that go to a node; one warp counts one channel at a time."""
+    lane = thread_idx() % 32
+    for channel in range(thread_idx() // 32, sizes.num_channels, block_dim() // 32):
+        begin, end = channel_task_range(sizes.num_tokens, sizes.num_channels, channel)
+        count = 0
+        for token in range(begin + lane, end, 32):
+            count += 1 if goes_to_node(is_token_in_rank, token, node, num_ranks, num_nvl_ranks) else 0
+        count = warp_sum_s32(FULL_MASK, count)
+        if lane == 0:
+            st_weak_s32(channel_prefix + 4 * channel, count)
+    syncthreads()
+    if thread_idx() == 0:
+        total = 0
+        for channel in range(sizes.num_channels):
+            total += ld_weak_s32(channel_prefix + 4 * channel)
+            st_weak_s32(channel_prefix + 4 * channel, total)
+
+
+@device_function
+def count_tokens(out, inputs, num_ranks, num_nvl_ranks, sizes):
+    """Blocks 1 and up: the ranks first, then the nodes."""
+    which = block_idx() - 1
+    row_bytes = 4 * sizes.num_channels
+    if which < num_ranks:
+        prefix = out.gbl_channel_prefix_matrix + which * row_bytes
+        count_channel_tokens(prefix, inputs.is_token_in_rank, which, num_ranks, sizes)
+    else:
+        node = which - num_ranks
+        prefix = out.rdma_channel_prefix_matrix + node * row_bytes
+        count_node_tokens(prefix, inputs.is_token_in_rank, node, num_ranks, num_nvl_ranks, sizes)
+
+
+@device_function
+def fill_words(stage, src, num_words, lane):
+    """Copy words to shared memory; one warp."""
+    for i in range(lane, num_words, 32):
+        st_shared_s32(stage + 4 * i, ld_weak_s32(src + 4 * i))
+
+
+@device_function
+def send_message(out, inputs, network, peers, sizes, round_, node, lane):
+    """Put the count message for a node's rank, and tell it; one warp."""
+    num_nvl_ranks = peers.num_ranks
+    num_rdma_ranks = u32_div(network.num_ranks, num_nvl_ranks)
+    num_local_experts = u32_div(sizes.num_experts, network.num_ranks)
+    num_channels = sizes.num_channels
+    stage = smem_base() + COUNT_MESSAGE_BYTES * (thread_idx() // 32)
+    num_experts = num_nvl_ranks * num_local_experts  # of the node
+    to_ranks = out.gbl_channel_prefix_matrix + 4 * node * num_nvl_ranks * num_channels
+    fill_words(stage, to_ranks, num_nvl_ranks * num_channels, lane)
+    to_node = stage + 4 * num_nvl_ranks * num_channels
+    fill_words(to_node, out.rdma_channel_prefix_matrix + 4 * node * num_channels, num_channels, lane)
+    to_experts = to_node + 4 * num_channels
+    for i in range(lane, num_experts, 32):
+        st_shared_s32(to_experts + 4 * i, ld_nc_s32(inputs.num_tokens_per_expert + 4 * (node * num_experts + i)))
+    num_words = message_words(num_nvl_ranks, num_channels, num_local_experts)
+    if lane < (-num_words) & 3:  # up to a multiple of 16 bytes
+        st_shared_s32(stage + 4 * (num_words + lane), 0)
+    if has_tma():
+        fence_proxy_async_shared()
+    syncwarp(FULL_MASK)
+    num_bytes = (4 * num_words + 15) // 16 * 16
+    own = u32_div(network.rank, num_nvl_ranks)
+    peer = node * num_nvl_ranks + peers.rank
+    dst = message_offset(sizes.cells, num_rdma_ranks, round_ % 2, own)
+    src = message_offset(sizes.cells, num_rdma_ranks, 2 + round_ % 2, node)
+    keep_message(network, src, stage, num_bytes, lane)
+    put_nbi_warp(network, dst, src, stage, num_bytes, peer, 0, lane)
+    quiet(network, lane)
+    if lane == 0:
+        amo_add(network, arrived_offset(sizes.cells, own), 1, peer, 0, True)
+    syncwarp(FULL_MASK)
+
+
+@device_function
+def wait_nodes(network, peers, bounds, cells, wanted):
+    """Thread n waits until (n, own place) has arrived so often. All threads of the block call it."""
+    num_rdma_ranks = u32_div(network.num_ranks, peers.num_ranks)
+    node = thread_idx()
+    if node < num_rdma_ranks:
+        cell = own_ptr(network, arrived_offset(cells, node))
+        wait_total(cell, wanted, bounds, INTERNODE_NOTIFY, node * peers.num_ranks + peers.rank, -1)
+    syncthreads()
+
+
+@device_function
+def counts_from(buffer, num_rdma_ranks, num_nvl_ranks, round_, nvl_rank):
+    """What a rank of the node tells the owner of the buffer in this notify."""
+    return buffer + ((round_ % 2) * num_nvl_ranks + nvl_rank) * counts_bytes(num_rdma_ranks)
+
+
+@device_function
+def hand_on_counts(network, peers, sizes, round_):
+    """Give each rank of the node what the messages say of it."""
+    num_nvl_ranks = peers.num_ranks
+    num_rdma_ranks = u32_div(network.num_ranks, num_nvl_ranks)
+    num_local_experts = u32_div(sizes.num_experts, network.num_ranks)
+    num_channels = sizes.num_channels
+    messages = own_ptr(network, message_offset(sizes.cells, num_rdma_ranks, round_ % 2, 0))
+    experts = messages + 4 * (num_nvl_ranks + 1) * num_channels
+    for k in range(num_nvl_ranks):
+        counts = counts_from(buffer_of(peers, k), num_rdma_ranks, num_nvl_ranks, round_, peers.rank)
+        for i in range(thread_idx(), num_rdma_ranks * num_channels, block_dim()):
+            node = u32_div(i, num_channels)
+            word = k * num_channels + u32_mod(i, num_channels)
+            st_weak_s32(counts + 4 * i, ld_weak_s32(messages + node * COUNT_MESSAGE_BYTES + 4 * word))
+        counts += 4 * num_rdma_ranks * num_channels
+        for e in range(thread_idx(), num_local_experts, block_dim()):
+            total = 0
+            for node in range(num_rdma_ranks):
+                total += ld_weak_s32(experts + node * COUNT_MESSAGE_BYTES + 4 * (k * num_local_experts + e))
+            st_weak_s32(counts + 4 * e, total)
+
+
+@device_function
+def sum_node_counts(out, network, peers, sizes, round_):
+    """What comes to this rank for its node: from the messages. Thread 0."""
+    num_nvl_ranks = peers.num_ranks
+    num_rdma_ranks = u32_div(network.num_ranks, num_nvl_ranks)
+    total = 0
+    for node in range(num_rdma_ranks):
+        message = own_ptr(network, message_offset(sizes.cells, num_rdma_ranks, round_ % 2, node))
+        prefix = message + 4 * num_nvl_ranks * sizes.num_channels
+        row = out.recv_rdma_channel_prefix_matrix + 4 * node * sizes.num_channels
+        count = 0
+        for channel in range(sizes.num_channels):
+            count = ld_weak_s32(prefix + 4 * channel)
+            st_weak_s32(row + 4 * channel, count)
+        total += count
+        st_weak_s32(out.recv_rdma_rank_prefix_sum + 4 * node, total)
+    st_release_sys_s32(out.moe_recv_rdma_counter, total)
+
+
+@device_function
+def sum_rank_counts(out, buffer, num_rdma_ranks, num_nvl_ranks, num_channels, round_):
+    """What comes to this rank itself, from all ranks: from the node's counts. Thread 0."""
+    total = 0
+    for rank in range(num_rdma_ranks * num_nvl_ranks):
+        node = u32_div(rank, num_nvl_ranks)
+        nvl_rank = u32_mod(rank, num_nvl_ranks)
+        prefix = counts_from(buffer, num_rdma_ranks, num_nvl_ranks, round_, nvl_rank)
+        prefix += 4 * node * num_channels
+        row = out.recv_gbl_channel_prefix_matrix + 4 * rank * num_channels
+        count = 0
+        for channel in range(num_channels):
+            st_weak_s32(row + 4 * channel, total + count)
+            count = ld_weak_s32(prefix + 4 * channel)
+        total += count
+        st_weak_s32(out.recv_gbl_rank_prefix_sum + 4 * rank, total)
+    st_release_sys_s32(out.moe_recv_counter, total)
+
+
+@device_function
+def sum_expert_counts(out, buffer, num_rdma_ranks, num_nvl_ranks, num_local_experts, sizes, round_):
+    """How many tokens each expert of this rank gets, rounded up."""
+    for e in range(thread_idx(), num_local_experts, block_dim()):
+        total = 0
+        for nvl_rank in range(num_nvl_ranks):
+            counts = counts_from(buffer, num_rdma_ranks, num_nvl_ranks, round_, nvl_rank)
+            total += ld_weak_s32(counts + 4 * (num_rdma_ranks * sizes.num_channels + e))
+        total = u32_div(total + sizes.expert_alignment - 1, sizes.expert_alignment) * sizes.expert_alignment
+        st_release_sys_s32(out.moe_recv_expert_counter + 4 * e, total)
+
+
+@device_function
+def exchange(out, inputs, network, peers, progress, bounds, sizes):
+    """Block 0: between the nodes, then inside the node, then the sums."""
+    num_nvl_ranks = peers.num_ranks
+    num_rdma_ranks = u32_div(network.num_ranks, num_nvl_ranks)
+    num_local_experts = u32_div(sizes.num_experts, network.num_ranks)
+    round_ = ld_weak_s32(progress.rounds)
+    if not has_timed_out(bounds):  # a rank that is only late may still need what it has of the last call
+        for node in range(thread_idx() // 32, num_rdma_ranks, block_dim() // 32):
+            send_message(out, inputs, network, peers, sizes, round_, node, thread_idx() % 32)
+    wait_nodes(network, peers, bounds, sizes.cells, round_ + 1)
+    buffer = buffer_of(peers, peers.rank)
+    reset_ring_cells(buffer + rings_offset(num_rdma_ranks, num_nvl_ranks), sizes.num_ring_cell_words)
+    if not has_timed_out(bounds):
+        hand_on_counts(network, peers, sizes, round_)
+    barrier_block(peers, bounds)
+    if thread_idx() == 0:
+        st_weak_s32(progress.rounds, round_ + 1)
+        sum_node_counts(out, network, peers, sizes, round_)
+        sum_rank_counts(out, buffer, num_rdma_ranks, num_nvl_ranks, sizes.num_channels, round_)
+    sum_expert_counts(out, buffer, num_rdma_ranks, num_nvl_ranks, num_local_experts, sizes, round_)
+
+
+@kernel(max_threads=128)
+def internode_notify_dispatch(
+    out: InternodeNotifyOutputs,
+    inputs: InternodeNotifyInputs,
+    network: Network,
+    peers: Peers,
+    progress: Progress,
+    bounds: Bounds,
+    sizes: InternodeNotifySizes,
+):
+    """Grid: 1 + num_ranks + num_rdma_ranks blocks. Block: 128 threads, or any multiple of 32. Shared:
+    `notify_smem_bytes`.
+    """
+    if block_idx() > 0:
+        count_tokens(out, inputs, network.num_ranks, peers.num_ranks, sizes)
+    barrier_grid(progress.grid_arrivals, bounds)
+    if block_idx() == 0:
+        exchange(out, inputs, network, peers, progress, bounds, sizes)

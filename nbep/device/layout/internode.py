@@ -1,0 +1,196 @@
+"""Both symmetric buffers of one rank in the normal mode between nodes. rdma_rank n is its node, nvl_rank l its place there.
+
+ RDMA buffer
+   offset 0               recv: slots [num_channels, num_rdma_ranks, num_slots], from rank (n, own l)
+                          send: slots of the same number, where what goes there is kept, if it leaves from the buffer
+   cells                  arrived [num_rdma_ranks] s32
+                          tails, heads [MAX_CHANNELS, num_rdma_ranks] s32 each
+                          count messages: recv [2, num_rdma_ranks], send [2, num_rdma_ranks]
+ NVL buffer
+   offset 0               counts [2, num_nvl_ranks]: what each rank of the node has learned for the owner
+                          rings, as inside a node: see layout.intranode
+
+ a count message          from (n, l) to (d, l), s32 words: tokens of channels 0 to c to each rank (d, k)
+                          [num_nvl_ranks, num_channels]; the same to node d, where a token counts once [num_channels];
+                          tokens of each expert of the node [num_nvl_ranks, num_local_experts]
+ counts                   from (d, l) to (d, k): tokens of channels 0 to c from each rank (n, l) [num_rdma_ranks,
+                          num_channels]; tokens of each expert of the owner [num_local_experts]
+
+Rings at both levels have slots of one form, that of a ring inside a node. Its src_idx are the words of the source meta:
+the token's index at its rank, the rdma_rank of that rank, then bit k of byte d of the rest: the token goes to rank
+(d, k). So the same bytes go to every node, and a forwarder hands on a slot as it came.
+
+The ring (channel, n) in the RDMA buffer of (d, l) carries what (n, l) sends: tokens in dispatch, sums in combine. Its
+slots count from 0 in every call, its cells count on from call to call: tails[channel, n] at the receiver, which has
+heads[channel, d] at (n, l), are what all calls together have filled, and freed. Nobody resets what a network adds to.
+
+The cells lie behind num_rdma_bytes, and behind those of the low-latency mode, so the slots are all that the modes share.
+
+In dispatch the ring (channel, l) of the NVL buffer of (d, k) carries what (d, l) forwards to it. In combine there is one
+for each node that the tokens came from, since each comes to its end on its own: ring (channel, n * num_nvl_ranks + k) of
+(d, l) carries rows of (d, k) for rank (n, l).
+
+Source: DeepEP csrc/kernels/internode.cu (SourceMeta, get_rdma_clean_meta, get_nvl_clean_meta, and the comments at "RDMA
+symmetric layout" and "NVL buffer layouts")
+"""
+
+from functools import lru_cache
+
+from nbep.device.jit import device_function
+from nbep.device.layout.intranode import (
+    ALIGNMENT_BYTES,
+    MAX_LOCAL_EXPERTS,
+    MAX_NVL_PEERS,
+    RINGS,
+    RingShape,
+    align_up,
+    describe_ring,
+    note_bytes,
+    num_nvl_bytes_needed,
+    part_of_slot,
+    slot_bytes,
+)
+
+MAX_RDMA_RANKS = 20
+MAX_CHANNELS = 80
+META_WORDS = 2  # before the bits: token index, rdma_rank
+NODES_PER_WORD = 4  # whose ranks have their bits in one word
+MAX_COUNTS = (MAX_NVL_PEERS + 1) * MAX_CHANNELS + MAX_NVL_PEERS * MAX_LOCAL_EXPERTS
+COUNT_MESSAGE_BYTES = align_up(4 * MAX_COUNTS, ALIGNMENT_BYTES)
+
+
+@device_function
+def num_meta_words(num_rdma_ranks):
+    """Words of the source meta: the num_src_idx of a ring's shape."""
+    return META_WORDS + (num_rdma_ranks + NODES_PER_WORD - 1) // NODES_PER_WORD
+
+
+@device_function
+def bits_word(rdma_rank):
+    """Which word of the source meta has the bits of a node's ranks."""
+    return META_WORDS + rdma_rank // NODES_PER_WORD
+
+
+@device_function
+def bits_shift(rdma_rank):
+    """Where in that word they begin."""
+    return MAX_NVL_PEERS * (rdma_rank % NODES_PER_WORD)
+
+
+# The RDMA buffer
+
+
+@device_function
+def recv_row(shape, channel, rdma_rank, slot):
+    """Offset of the row of a slot that a node's rank fills; shape: of the RDMA rings. Its notes lie in front of it."""
+    ring = channel * shape.num_ranks + rdma_rank
+    return (ring * shape.num_slots + slot) * slot_bytes(shape) + note_bytes(shape)
+
+
+@device_function
+def send_row(shape, channel, rdma_rank, slot):
+    """Offset of the place where this rank keeps what it sends to that slot at a node's rank."""
+    return recv_row(shape, shape.num_channels, 0, 0) + recv_row(shape, channel, rdma_rank, slot) - note_bytes(shape)
+
+
+@device_function
+def arrived_offset(cells, rdma_rank):
+    """The cell that a node's rank adds to when its part of a notify is here."""
+    return cells + 4 * rdma_rank
+
+
+@device_function
+def tail_offset(cells, num_rdma_ranks, channel, rdma_rank):
+    """The cell that counts what a node's rank has filled here."""
+    return cells + 4 * (num_rdma_ranks * (1 + channel) + rdma_rank)
+
+
+@device_function
+def head_offset(cells, num_rdma_ranks, channel, rdma_rank):
+    """The cell that counts what a node's rank has freed of what this rank has filled there."""
+    return cells + 4 * (num_rdma_ranks * (1 + MAX_CHANNELS + channel) + rdma_rank)
+
+
+@device_function
+def message_offset(cells, num_rdma_ranks, parity, rdma_rank):
+    """Where the count message of a node's rank comes; with parity + 2: where this rank keeps the one for that node."""
+    messages = align_up(4 * num_rdma_ranks * (1 + 2 * MAX_CHANNELS), ALIGNMENT_BYTES)
+    return cells + messages + (parity * num_rdma_ranks + rdma_rank) * COUNT_MESSAGE_BYTES
+
+
+@device_function
+def message_words(num_nvl_ranks, num_channels, num_local_experts):
+    """Words of a count message."""
+    return (num_nvl_ranks + 1) * num_channels + num_nvl_ranks * num_local_experts
+
+
+def cells_bytes(num_rdma_ranks: int) -> int:
+    """Bytes of all cells."""
+    return message_offset(0, num_rdma_ranks, 4, 0)
+
+
+# The NVL buffer
+
+
+@device_function
+def counts_bytes(num_rdma_ranks):
+    """Room for what one rank tells another one of its node. It is the same in all calls: a rank may be one ahead."""
+    return align_up(4 * (num_rdma_ranks * MAX_CHANNELS + MAX_LOCAL_EXPERTS), ALIGNMENT_BYTES)
+
+
+@device_function
+def rings_offset(num_rdma_ranks, num_nvl_ranks):
+    """Where the NVL buffer's rings begin, less what a buffer inside a node has before its own."""
+    return 2 * num_nvl_ranks * counts_bytes(num_rdma_ranks) - RINGS
+
+
+@lru_cache(maxsize=1024)
+def num_nvl_bytes_needed_between_nodes(shape: RingShape, num_rdma_ranks: int, num_nvl_ranks: int) -> int:
+    """Bytes of NVL buffer that rings of this shape take, a multiple of ALIGNMENT_BYTES."""
+    return rings_offset(num_rdma_ranks, num_nvl_ranks) + num_nvl_bytes_needed(shape)
+
+
+@lru_cache(maxsize=1024)
+def num_rdma_bytes_needed(shape: RingShape) -> int:
+    """Bytes of RDMA buffer that rings of this shape take."""
+    return 2 * shape.num_ranks * shape.num_channels * shape.num_slots * slot_bytes(shape)
+
+
+# Names, for reports
+
+
+def describe_offset(shape: RingShape | object | None, num_rdma_ranks: int, cells: int, offset: int) -> str:
+    """Name the cell at a byte offset of the RDMA buffer. shape is that of the latest launch, if it was of this mode."""
+    if offset >= cells:
+        return _describe_cell(num_rdma_ranks, offset - cells)
+    if not isinstance(shape, RingShape) or offset >= num_rdma_bytes_needed(shape):
+        return f"buffer + {offset}"
+    area, byte = divmod(offset, num_rdma_bytes_needed(shape) // 2)
+    slot, byte = divmod(byte, slot_bytes(shape))
+    ring, slot = divmod(slot, shape.num_slots)
+    channel, node = divmod(ring, shape.num_ranks)
+    part, at = part_of_slot(shape, byte)
+    return f"{('recv', 'send')[area]} {part}[channel {channel}, node {node}, slot {slot}] + {at}"
+
+
+def _describe_cell(num_rdma_ranks: int, cell: int) -> str:
+    word = cell // 4
+    if word < num_rdma_ranks:
+        return f"arrived[node {word}]"
+    for name, first in (("tail", 1), ("head", 1 + MAX_CHANNELS)):
+        channel, node = divmod(word - first * num_rdma_ranks, num_rdma_ranks)
+        if 0 <= channel < MAX_CHANNELS:
+            return f"{name}[channel {channel}, node {node}]"
+    message, byte = divmod(cell - message_offset(0, num_rdma_ranks, 0, 0), COUNT_MESSAGE_BYTES)
+    place, node = divmod(message, num_rdma_ranks)
+    return f"count message {('recv', 'send')[place // 2]}[{place % 2}, node {node}] word {byte // 4}"
+
+
+def describe_nvl_offset(shape: RingShape | None, num_rdma_ranks: int, num_nvl_ranks: int, offset: int) -> str:
+    """Name the cell at a byte offset of the NVL buffer. shape is that of the latest launch, if any."""
+    rings = rings_offset(num_rdma_ranks, num_nvl_ranks)
+    if offset < rings + RINGS:
+        place, byte = divmod(offset, counts_bytes(num_rdma_ranks))
+        parity, source = divmod(place, num_nvl_ranks)
+        return f"counts[{parity}, from place {source}] word {byte // 4}"
+    return describe_ring(shape, offset - rings)

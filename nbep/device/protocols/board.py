@@ -1,0 +1,60 @@
+"""A board: how far each warp of a block has come, in shared memory, for the one that tells it on.
+
+ cell          written by   with                    read by       with
+ board[w, i]   warp w       atom_exch_release_cta   coordinator   ld_acquire_cta (PAIR board)
+
+A warp writes the first item that it is not done with yet, before it waits for it. Otherwise a warp that waits for its
+next item would hold back what others have done between its last one and this; and who waits for that would never free
+what the warp waits for.
+"""
+
+from nbep.device.jit import device_function
+from nbep.device.primitives import (
+    atom_exch_release_cta_shared_s32,
+    ld_acquire_cta_shared_s32,
+    st_shared_s32,
+    wait_expired,
+)
+from nbep.device.protocols.waits import report_fault, start_wait
+
+RETIRED = 1 << 30  # the warp has no more items
+
+
+@device_function
+def reset_board(board, num_words, thread, num_threads):
+    """Nobody has come anywhere. A block barrier follows."""
+    for i in range(thread, num_words, num_threads):
+        st_shared_s32(board + 4 * i, 0)
+
+
+@device_function
+def note_progress(cell, item):
+    """All items of this warp before this one are done."""
+    atom_exch_release_cta_shared_s32(cell, item)  # PAIR board
+
+
+@device_function
+def least_progress(column, row_bytes, num_warps):
+    """How far all warps have come: column is the cell of the first one."""
+    least = RETIRED
+    for warp in range(num_warps):
+        least = min(least, ld_acquire_cta_shared_s32(column + row_bytes * warp))  # PAIR board
+    return least
+
+
+@device_function
+def has_stalled(deadline, bounds, site, peer, channel, expected, seen):
+    """A coordinator's turn in which nothing has moved: whether that is so for too long. deadline as start_stall's.
+
+    Those it coordinates bound their own waits; this one only ends if they never come on.
+    """
+    if wait_expired(deadline):
+        report_fault(bounds, site, peer, channel, expected, seen)
+        return True
+    return False
+
+
+@device_function
+def start_stall(bounds):
+    """The deadline for `has_stalled`: later than those of the waits that it may stand behind."""
+    return start_wait(bounds) + bounds.timeout_ns

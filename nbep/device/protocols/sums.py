@@ -1,0 +1,130 @@
+"""Sums of the rows of one token, wherever they lie: a warp writes down their addresses, then adds them up in order.
+
+ cell         written by     with            read by         with
+ rows[i]      lanes          st_shared_s64   the same warp   ld_shared_s64, after syncwarp
+ weights[i]   lanes          st_shared_s64   the same warp   ld_shared_s64, after syncwarp
+ a row        see the kernel                 the warp        ld_na
+
+Source: DeepEP csrc/kernels/intranode.cu, combine ("Reduce data"); csrc/kernels/internode.cu, combine_token
+"""
+
+from typing import NamedTuple
+
+from nbep.device.jit import device_function
+from nbep.device.primitives import (
+    FULL_MASK,
+    f32,
+    ld_na_f32,
+    ld_na_v4,
+    ld_shared_s64,
+    popc_u32,
+    st_shared_s64,
+    syncwarp,
+    u32_mod,
+    vote_ballot,
+)
+from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
+from nbep.device.protocols.reduce import add_bf16x8, to_bf16x8, zero_f32x8
+
+MAX_IN_FLIGHT = 8  # loads of a lane; the code below spells them out
+HALF = MAX_IN_FLIGHT // 2
+ENDLESS = (1 << 31) - 1  # slots of what is no ring and never begins again
+
+
+class Source(NamedTuple):
+    """Rows that come back from one rank: a ring or, from this rank itself, part of x. Strides are bytes."""
+
+    x: int
+    x_stride: int
+    topk_weights: int
+    topk_weights_stride: int
+    num_slots: int  # of a ring; ENDLESS if the rows do not begin again
+
+
+@device_function
+def list_biases(rows, biases, token, hidden_bytes, lane):
+    """Write down where the biases of a token are, of two that may be absent (0). Returns how many there are."""
+    if lane == 0:
+        row = token * hidden_bytes
+        if biases[0] != 0:
+            st_shared_s64(rows, biases[0] + row)
+        if biases[1] != 0:
+            st_shared_s64(rows + (8 if biases[0] != 0 else 0), biases[1] + row)
+    return (1 if biases[0] != 0 else 0) + (1 if biases[1] != 0 else 0)
+
+
+@device_function
+def list_rows(rows, weights, lane, expected, source):
+    """Write down where the rows of a sum are that come from other places, in the order of the lanes. The whole warp.
+
+    Returns how many there are. expected: in lane s, the row's index among those of source s, or negative
+    """
+    present = vote_ballot(FULL_MASK, expected >= 0)
+    if expected >= 0:
+        index = popc_u32(present & ((1 << lane) - 1))
+        slot = u32_mod(expected, source.num_slots)
+        st_shared_s64(rows + 8 * index, source.x + slot * source.x_stride)
+        st_shared_s64(weights + 8 * index, source.topk_weights + slot * source.topk_weights_stride)
+    syncwarp(FULL_MASK)
+    return popc_u32(present)
+
+
+@device_function
+def load_rows(rows, num_rows, offset):
+    """16 bytes at the same offset of each listed row, at most HALF of them."""
+    nothing = (0, 0, 0, 0)
+    a = ld_na_v4(ld_shared_s64(rows) + offset) if num_rows > 0 else nothing
+    b = ld_na_v4(ld_shared_s64(rows + 8) + offset) if num_rows > 1 else nothing
+    c = ld_na_v4(ld_shared_s64(rows + 16) + offset) if num_rows > 2 else nothing
+    d = ld_na_v4(ld_shared_s64(rows + 24) + offset) if num_rows > 3 else nothing
+    return a, b, c, d
+
+
+@device_function
+def add_rows(total, loaded, num_rows):
+    """Add what `load_rows` has brought, in order."""
+    total = add_bf16x8(total, loaded[0])  # zeros if there are no rows
+    if num_rows > 1:
+        total = add_bf16x8(total, loaded[1])
+    if num_rows > 2:
+        total = add_bf16x8(total, loaded[2])
+    if num_rows > 3:
+        total = add_bf16x8(total, loaded[3])
+    return total
+
+
+@device_function
+def sum_rows(store, dst, rows, num_rows, begin, end, lane):
+    """Add bytes [begin, end) of the listed rows in float32, round once and store them from dst + begin on; a warp.
+
+    A lane has up to MAX_IN_FLIGHT loads in flight before its first addition: of that many rows, or of two places in
+    HALF as many.
+    """
+    offset = begin + lane * VEC_BYTES
+    while offset < end:
+        next_offset = offset + WARP_BYTES
+        if num_rows > HALF:
+            others = load_rows(rows + 8 * HALF, num_rows - HALF, offset)
+            first = load_rows(rows, HALF, offset)
+            total = add_rows(add_rows(zero_f32x8(), first, HALF), others, num_rows - HALF)
+            for i in range(MAX_IN_FLIGHT, num_rows):
+                total = add_bf16x8(total, ld_na_v4(ld_shared_s64(rows + 8 * i) + offset))
+            store(dst + offset, to_bf16x8(total))
+        else:
+            first = load_rows(rows, num_rows, offset)
+            num_next = num_rows if next_offset < end else 0
+            second = load_rows(rows, num_next, next_offset)
+            store(dst + offset, to_bf16x8(add_rows(zero_f32x8(), first, num_rows)))
+            if next_offset < end:
+                store(dst + next_offset, to_bf16x8(add_rows(zero_f32x8(), second, num_next)))
+            next_offset += WARP_BYTES
+        offset = next_offset
+
+
+@device_function
+def sum_weights(weights, num_rows, lane):
+    """The sum of the listed top-k weights of choice `lane`."""
+    total = f32(0)
+    for i in range(num_rows):
+        total += ld_na_f32(ld_shared_s64(weights + 8 * i) + 4 * lane)
+    return total

@@ -1,0 +1,65 @@
+"""Totals: cells that say how much has come, or has been freed, in all calls together. Nobody resets them.
+
+ cell       written by                 with                             read by   with
+ arrived    a peer, at each notify     amo_add (1)                      notify    ld_acquire_sys
+ tail       a sending coordinator      amo_add (slots), behind them     readers   ld_acquire_sys
+ head       a receiving coordinator    amo_add (slots), for itself      senders   ld_relaxed_sys
+
+A network can add to a cell, but not set it: so what is the tail of a ring inside a node counts on here, from call to
+call. What it was at the start of a call is in the rank's own memory (`Progress`), where the rank that fills a ring and
+the rank that empties it count the same. s32 wraps: only differences mean anything.
+
+A head may still be on its way when the next call starts; then it only seems that less is free.
+
+Source: DeepEP csrc/kernels/internode.cu (rdma_channel_head, rdma_channel_tail, which each notify resets)
+"""
+
+from typing import NamedTuple
+
+from nbep.device.jit import device_function
+from nbep.device.primitives import ld_acquire_sys_s32, ld_relaxed_sys_s32, s32, wait_expired
+from nbep.device.protocols.waits import report_fault, start_wait
+from nbep.device.types import Sym
+
+
+class Progress(NamedTuple):
+    """A rank's own memory: what the cells count at the start of a call."""
+
+    sent: Sym  # [MAX_CHANNELS, num_rdma_ranks] s32: slots that this rank has filled at the ranks of other nodes
+    received: Sym  # [MAX_CHANNELS, num_rdma_ranks] s32: slots of this rank that it has emptied
+    rounds: Sym  # s32: notifies so far
+    grid_arrivals: Sym  # s32, see `protocols.grid_barrier`
+
+
+@device_function
+def wait_total(cell, wanted, bounds, site, peer, channel):
+    """Wait until a cell counts so many: what was put before is there. Returns whether it does."""
+    deadline = 0
+    while True:
+        seen = ld_acquire_sys_s32(cell)  # PAIR network-amo
+        if s32(seen - wanted) >= 0:
+            return True
+        if deadline == 0:
+            deadline = start_wait(bounds)
+        elif wait_expired(deadline):
+            report_fault(bounds, site, peer, channel, wanted, seen)
+            return False
+
+
+@device_function
+def wait_total_free(head, base, slot, num_slots, bounds, site, peer, channel):
+    """Wait until a ring's slot is free: the one num_slots before it has been. Returns whether it is.
+
+    The head is read relaxed: who freed the slot had loaded its bytes before, and nothing is read after it.
+    base: what the head was at the start of the call
+    """
+    deadline = 0
+    while True:
+        seen = s32(ld_relaxed_sys_s32(head) - base)
+        if slot < seen + num_slots:
+            return True
+        if deadline == 0:
+            deadline = start_wait(bounds)
+        elif wait_expired(deadline):
+            report_fault(bounds, site, peer, channel, slot + 1 - num_slots, seen)
+            return False

@@ -1,0 +1,1 @@
+"""The normal mode between nodes: dispatch and combine over RDMA and NVLink."""

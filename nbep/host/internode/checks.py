@@ -1,0 +1,96 @@
+"""Checks of what the user passes to a dispatch or combine between nodes; see host.validate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nbep.device.kernels.internode.arguments import MAX_WARPS
+from nbep.device.layout.internode import MAX_CHANNELS, num_meta_words
+from nbep.host import validate
+from nbep.host.arguments import refuse
+from nbep.host.config import Config
+from nbep.host.internode.handle import InternodeHandle
+from nbep.host.internode.memory import InternodeMemory
+from nbep.host.runtime.base import MaybeArray
+from nbep.host.symmetric import NodeMemory
+from nbep.host.tokens import Counts, Tokens
+
+
+def mode_of(memory: NodeMemory) -> InternodeMemory:
+    assert memory.internode is not None
+    return memory.internode
+
+
+def node_counts(memory: NodeMemory, counts: Counts, num_tokens_per_rdma_rank: MaybeArray, may_read: bool) -> None:
+    """num_tokens_per_rdma_rank, given the other counts."""
+    num_nodes = mode_of(memory).num_rdma_ranks
+    if num_tokens_per_rdma_rank is None:
+        refuse("num_tokens_per_rdma_rank", "None", "given between nodes; get_dispatch_layout returns it")
+    validate.array(memory.runtime, "num_tokens_per_rdma_rank", num_tokens_per_rdma_rank, "int32", (num_nodes,))
+    if may_read:
+        in_node = counts.is_token_in_rank.reshape(-1, num_nodes, memory.num_nvl_peers).any(axis=2)
+        counted = in_node.sum(axis=0)
+        if (counted != num_tokens_per_rdma_rank).any():
+            allowed = f"{counted.tolist()}, as is_token_in_rank says"
+            refuse("num_tokens_per_rdma_rank", num_tokens_per_rdma_rank.tolist(), allowed)
+
+
+def cached(memory: NodeMemory, tokens: Tokens, value: Any, num_worst_tokens: int) -> InternodeHandle:
+    """The handle of a dispatch along its routes."""
+    found = handle(memory, value)
+    validate.only_with_counts(tokens.topk_idx, tokens.topk_weights, num_worst_tokens)
+    num_tokens = found.is_token_in_rank.shape[0]
+    if tokens.num_tokens != num_tokens:
+        refuse("x", f"{tokens.num_tokens} tokens", f"{num_tokens} tokens, as in the dispatch of the handle")
+    return found
+
+
+def handle(memory: NodeMemory, value: Any) -> InternodeHandle:
+    """A handle of this buffer. A plain tuple of the ten arrays is taken too, but nobody knows whose it is."""
+    if isinstance(value, tuple) and len(value) == 10:
+        value = InternodeHandle(*value)
+    if not isinstance(value, InternodeHandle):
+        allowed = "the handle that a dispatch between nodes returned, or a tuple of its ten arrays"
+        refuse("handle", type(value).__name__, allowed)
+    if value.owner is not None and value.owner is not memory.identity:
+        refuse("handle", "the handle of another buffer", f"a handle that this buffer made on rank {memory.rank}")
+    if value.owner is not None:
+        return value  # its arrays are as dispatch made them
+    mode = mode_of(memory)
+    num_ranks, num_nodes, num_places = memory.num_ranks, mode.num_rdma_ranks, mode.num_nvl_ranks
+    runtime = memory.runtime
+    validate.array(runtime, "handle.is_token_in_rank", value.is_token_in_rank, "bool", ("num_tokens", num_ranks))
+    num_tokens = value.is_token_in_rank.shape[0]
+    matrix = value.rdma_channel_prefix_matrix
+    validate.array(runtime, "handle.rdma_channel_prefix_matrix", matrix, "int32", (num_nodes, "num_channels"))
+    num_channels = value.num_channels
+    shapes: dict[str, tuple[int | str, ...]] = {
+        "gbl_channel_prefix_matrix": (num_ranks, num_channels),
+        "recv_rdma_channel_prefix_matrix": (num_nodes, num_channels),
+        "recv_rdma_rank_prefix_sum": (num_nodes,),
+        "recv_gbl_channel_prefix_matrix": (num_ranks, num_channels),
+        "recv_gbl_rank_prefix_sum": (num_ranks,),
+        "recv_src_meta": ("num_recv_tokens", num_meta_words(num_nodes)),
+        "send_rdma_head": (num_tokens, num_nodes),
+        "send_nvl_head": ("num_rdma_recv_tokens", num_places),
+    }
+    for name, shape in shapes.items():
+        validate.array(runtime, f"handle.{name}", getattr(value, name), "int32", shape)
+    return value
+
+
+def config(memory: NodeMemory, value: object) -> None:
+    """A Config whose blocks have warps for all roles."""
+    if not isinstance(value, Config):
+        refuse("config", type(value).__name__, "an nbep.Config or None")
+    if value.num_sms < 2 or value.num_sms % 2 != 0 or value.num_channels > MAX_CHANNELS:
+        refuse("config.num_sms", value.num_sms, f"even, from 2 to {2 * MAX_CHANNELS}")
+    fewest = 32 * mode_of(memory).fewest_warps
+    if value.num_threads is not None and not fewest <= value.num_threads <= 32 * MAX_WARPS:
+        refuse("config.num_threads", value.num_threads, f"a multiple of 32 from {fewest} to {32 * MAX_WARPS}")
+
+
+def handle_config(found: InternodeHandle, value: Config) -> None:
+    if value.num_channels != found.num_channels:
+        allowed = f"{2 * found.num_channels}, as in the dispatch that made the handle"
+        refuse("config.num_sms", value.num_sms, allowed)

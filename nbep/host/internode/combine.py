@@ -1,0 +1,110 @@
+"""Buffer.combine between nodes: bring tokens back to their source ranks, and add them up in each node and there.
+
+Source: DeepEP csrc/deep_ep.cpp, Buffer::internode_combine
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nbep.device.kernels.internode.arguments import (
+    InternodeCombineInputs,
+    InternodeCombineOutputs,
+    InternodeCombineSizes,
+)
+from nbep.device.kernels.internode.cached_notify import CachedHeads
+from nbep.device.kernels.internode.combine import combine_smem_bytes, internode_combine
+from nbep.host import validate
+from nbep.host.config import COMBINE_TABLE, Config, nodes_config
+from nbep.host.events import EventOverlap
+from nbep.host.internode import checks
+from nbep.host.internode.dispatch import launch_cached_notify
+from nbep.host.internode.rings import Rings, check_chunk, check_rings, combine_rings, fit_rings
+from nbep.host.runtime.base import Array, MaybeArray
+from nbep.host.symmetric import NodeMemory, Order
+from nbep.host.tokens import check_combine_inputs, combine_must_be_alike
+
+
+def combine(
+    memory: NodeMemory,
+    x: Array,
+    handle: Any,
+    topk_weights: MaybeArray,
+    bias: Any,
+    config: Config | None,
+    previous_event: EventOverlap | None,
+    async_finish: bool,
+    allocate_on_comm_stream: bool,
+) -> tuple[Array, MaybeArray, EventOverlap]:
+    """See Buffer.combine."""
+    runtime, mode = memory.runtime, checks.mode_of(memory)
+    memory.check_faults()
+    validate.stream_options(previous_event, async_finish, allocate_on_comm_stream)
+    handle = checks.handle(memory, handle)
+    num_tokens, num_combined_tokens = handle.recv_src_meta.shape[0], handle.send_rdma_head.shape[0]
+    given = check_combine_inputs(runtime, x, topk_weights, bias, num_tokens, num_combined_tokens)
+
+    def rings_of(config: Config) -> Rings:
+        return combine_rings(config, mode.num_rdma_ranks, mode.num_nvl_ranks, given.hidden_bytes, given.num_topk)
+
+    num_bytes = memory.num_nvl_bytes, mode.rdma.num_rdma_bytes
+    if config is None:
+        default = nodes_config(COMBINE_TABLE, 2 * handle.num_channels, mode.num_rdma_ranks)
+        config = fit_rings(default, rings_of, *num_bytes, mode.num_rdma_ranks)
+    checks.config(memory, config)
+    checks.handle_config(handle, config)
+    rings = rings_of(config)
+    check_chunk(config, rings)
+    check_rings(rings, *num_bytes)
+    mode.rdma.transport.check_message(rings.rdma.hidden_bytes)
+
+    with memory.allocations(Order(previous_event, allocate_on_comm_stream), x) as empty:
+        combined_x = empty((num_combined_tokens, x.shape[1]), "bfloat16")
+        combined_topk_weights: MaybeArray = None
+        if topk_weights is not None:
+            combined_topk_weights = empty((num_combined_tokens, given.num_topk), "float32")
+    memory.compare_call("combine", lambda: combine_must_be_alike(x.shape[1], given.num_topk, config))
+    memory.ring_shape, mode.rdma.shape = rings.nvl, rings.rdma
+    heads = CachedHeads(
+        handle.send_rdma_head,
+        handle.send_nvl_head,
+        handle.recv_rdma_channel_prefix_matrix,
+        handle.recv_rdma_rank_prefix_sum,
+    )
+    launch_cached_notify(memory, rings, heads, num_combined_tokens, handle.send_nvl_head.shape[0])
+    num_warps = mode.num_warps(config.num_threads)
+    runtime.launch(
+        memory.comm_stream,
+        mode.kernel(internode_combine),
+        config.num_sms,
+        32 * num_warps,
+        combine_smem_bytes(32 * num_warps),
+        InternodeCombineOutputs(combined_x, combined_topk_weights),
+        InternodeCombineInputs(
+            x,
+            topk_weights,
+            given.bias_0,
+            given.bias_1,
+            handle.send_rdma_head,
+            handle.send_nvl_head,
+            handle.rdma_channel_prefix_matrix,
+            handle.recv_rdma_channel_prefix_matrix,
+            handle.recv_rdma_rank_prefix_sum,
+            handle.recv_gbl_channel_prefix_matrix,
+            handle.recv_gbl_rank_prefix_sum,
+        ),
+        mode.network,
+        memory.peers,
+        mode.progress,
+        memory.bounds,
+        rings.nvl,
+        rings.rdma,
+        InternodeCombineSizes(
+            num_combined_tokens,
+            config.num_max_nvl_chunked_send_tokens,
+            config.num_max_rdma_chunked_send_tokens,
+            max(1, (num_warps - 1) // 2),
+            mode.cells,
+        ),
+    )
+    return combined_x, combined_topk_weights, memory.finish(async_finish)

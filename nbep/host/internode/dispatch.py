@@ -1,0 +1,275 @@
+"""Buffer.dispatch between nodes: send each token once to every node, and there once to every rank that wants it.
+
+ counts given:   internode_notify_dispatch --counters--> CPU sizes the outputs --> internode_dispatch
+ handle given:   internode_cached_notify ---------------------------------------> internode_dispatch
+ num_worst_tokens: as the first, but the CPU does not wait for the counters
+
+Source: DeepEP csrc/deep_ep.cpp, Buffer::internode_dispatch
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from nbep.device.kernels.internode.arguments import (
+    InternodeDispatchInputs,
+    InternodeDispatchOutputs,
+    InternodeDispatchSizes,
+)
+from nbep.device.kernels.internode.cached_notify import CachedHeads, CachedSizes, internode_cached_notify
+from nbep.device.kernels.internode.dispatch import dispatch_smem_bytes, internode_dispatch
+from nbep.device.kernels.internode.notify_dispatch import (
+    InternodeNotifyInputs,
+    InternodeNotifyOutputs,
+    InternodeNotifySizes,
+    internode_notify_dispatch,
+    notify_smem_bytes,
+)
+from nbep.device.layout.intranode import num_ring_cell_words
+from nbep.host import validate
+from nbep.host.arguments import integer
+from nbep.host.config import DISPATCH_TABLE, Config, nodes_config
+from nbep.host.events import EventOverlap
+from nbep.host.internode import checks
+from nbep.host.internode.handle import InternodeHandle
+from nbep.host.internode.rings import Rings, check_rings, dispatch_rings, fit_rings
+from nbep.host.runtime.base import Array, MaybeArray
+from nbep.host.symmetric import NodeMemory, Order
+from nbep.host.tokens import Counts, Tokens, check_counts, must_be_alike, pair, wait_counters
+
+
+class Prefixes(NamedTuple):
+    """What notify writes, as InternodeNotifyOutputs begins; and with rows of no token none of it is absent."""
+
+    rdma_channel_prefix_matrix: Array
+    gbl_channel_prefix_matrix: Array
+    recv_rdma_channel_prefix_matrix: Array
+    recv_rdma_rank_prefix_sum: Array
+    recv_gbl_channel_prefix_matrix: Array
+    recv_gbl_rank_prefix_sum: Array
+
+
+class Known(NamedTuple):
+    """What is known before dispatch: routes, sizes of outputs."""
+
+    is_token_in_rank: Array
+    prefixes: Prefixes
+    num_recv_tokens: int
+    num_rdma_recv_tokens: int
+    num_worst_tokens: int
+    num_experts: int
+    for_handle: bool
+
+
+def dispatch(
+    memory: NodeMemory,
+    x: Any,
+    handle: Any,
+    counts: Counts,
+    num_tokens_per_rdma_rank: MaybeArray,
+    topk_idx: MaybeArray,
+    topk_weights: MaybeArray,
+    expert_alignment: int,
+    num_worst_tokens: int,
+    config: Config | None,
+    num_sms: int,
+    previous_event: EventOverlap | None,
+    async_finish: bool,
+    allocate_on_comm_stream: bool,
+) -> tuple[Any, MaybeArray, MaybeArray, list[int] | None, InternodeHandle | None, EventOverlap]:
+    """See Buffer.dispatch. num_sms is that of the default config."""
+    runtime, mode = memory.runtime, checks.mode_of(memory)
+    memory.check_faults()
+    validate.stream_options(previous_event, async_finish, allocate_on_comm_stream)
+    expert_alignment = integer("expert_alignment", expert_alignment, 1)
+    num_worst_tokens = integer("num_worst_tokens", num_worst_tokens, 0)
+    tokens = Tokens(*validate.payload(runtime, x), topk_idx, topk_weights)
+    if handle is not None:
+        handle = checks.cached(memory, tokens, handle, num_worst_tokens)
+        num_sms = 2 * handle.num_channels
+    else:
+        may_read = validate.may_read(memory, previous_event)
+        check_counts(memory, tokens, counts, num_worst_tokens, may_read)
+        checks.node_counts(memory, counts, num_tokens_per_rdma_rank, may_read)
+
+    def rings_of(config: Config) -> Rings:
+        sizes = tokens.hidden_bytes, tokens.num_topk, tokens.num_scales
+        return dispatch_rings(config, mode.num_rdma_ranks, mode.num_nvl_ranks, *sizes)
+
+    num_bytes = memory.num_nvl_bytes, mode.rdma.num_rdma_bytes
+    if config is None:
+        default = nodes_config(DISPATCH_TABLE, num_sms, mode.num_rdma_ranks)
+        config = fit_rings(default, rings_of, *num_bytes, 1)
+    checks.config(memory, config)
+    if handle is not None:
+        checks.handle_config(handle, config)
+    rings = rings_of(config)
+    check_rings(rings, *num_bytes)
+    mode.rdma.transport.check_message(rings.rdma.hidden_bytes)
+
+    memory.ring_shape, mode.rdma.shape = rings.nvl, rings.rdma
+    order = Order(previous_event, allocate_on_comm_stream)
+    counted: list[int] | None = None
+    if handle is None:
+        known, counted = _notify(memory, tokens, counts, expert_alignment, num_worst_tokens, config, rings, order)
+    else:
+        memory.compare_call("dispatch", lambda: must_be_alike(runtime, tokens, None, config))
+        known = _cached_notify(memory, handle, rings)
+    recv = _launch(memory, tokens, known, config, rings, order)
+    recv_x = pair(recv.recv_x, recv.recv_x_scales)
+    if handle is not None:
+        return recv_x, None, None, None, None, memory.finish(async_finish)
+    made = InternodeHandle(
+        known.is_token_in_rank,
+        *known.prefixes,
+        recv.recv_src_meta,
+        recv.send_rdma_head,
+        recv.send_nvl_head,
+        owner=memory.identity,
+    )
+    return recv_x, recv.recv_topk_idx, recv.recv_topk_weights, counted, made, memory.finish(async_finish)
+
+
+def _notify(
+    memory: NodeMemory,
+    tokens: Tokens,
+    counts: Counts,
+    expert_alignment: int,
+    num_worst_tokens: int,
+    config: Config,
+    rings: Rings,
+    order: Order,
+) -> tuple[Known, list[int]]:
+    """Exchange the counts; wait for the totals unless num_worst_tokens is given."""
+    runtime, mode, num_ranks = memory.runtime, checks.mode_of(memory), memory.num_ranks
+    num_experts = counts.num_tokens_per_expert.shape[0]
+    num_channels, num_nodes = config.num_channels, mode.num_rdma_ranks
+    polled = num_worst_tokens == 0
+    with memory.allocations(order, tokens.x) as empty:
+        prefixes = Prefixes(
+            empty((num_nodes, num_channels), "int32"),
+            empty((num_ranks, num_channels), "int32"),
+            empty((num_nodes, num_channels), "int32"),
+            empty((num_nodes,), "int32"),
+            empty((num_ranks, num_channels), "int32"),
+            empty((num_ranks,), "int32"),
+        )
+    memory.compare_call("dispatch", lambda: must_be_alike(runtime, tokens, num_experts, config))
+    if polled:
+        memory.counters[:] = -1  # "not here yet"; no launch that writes this set is left
+    moe_recv_counter, moe_recv_expert_counter = memory.counter_addresses(polled)
+    counters = moe_recv_counter, memory.rdma_counter_address(polled), moe_recv_expert_counter
+    num_threads = runtime.notify_threads
+    runtime.launch(
+        memory.comm_stream,
+        mode.kernel(internode_notify_dispatch),
+        1 + num_ranks + num_nodes,
+        num_threads,
+        notify_smem_bytes(num_threads),
+        InternodeNotifyOutputs(*prefixes, *counters),
+        InternodeNotifyInputs(counts.num_tokens_per_expert, counts.is_token_in_rank),
+        mode.network,
+        memory.peers,
+        mode.progress,
+        memory.bounds,
+        InternodeNotifySizes(
+            tokens.num_tokens,
+            num_experts,
+            num_channels,
+            num_ring_cell_words(rings.nvl),
+            expert_alignment,
+            mode.cells,
+        ),
+    )
+    num_recv_tokens, num_rdma_recv_tokens, per_expert = num_worst_tokens, num_worst_tokens, []
+    if polled:
+        num_recv_tokens, per_expert, num_rdma_recv_tokens = wait_counters(memory, num_experts // num_ranks)
+    sizes = num_recv_tokens, num_rdma_recv_tokens, num_worst_tokens, num_experts
+    return Known(counts.is_token_in_rank, prefixes, *sizes, True), per_expert
+
+
+def _cached_notify(memory: NodeMemory, handle: InternodeHandle, rings: Rings) -> Known:
+    """Come together with all ranks that this one exchanges with."""
+    launch_cached_notify(memory, rings, CachedHeads(None, None, None, None), 0, 0)
+    arrays = tuple(handle)
+    num_rows = handle.recv_src_meta.shape[0], handle.send_nvl_head.shape[0]
+    return Known(handle.is_token_in_rank, Prefixes(*arrays[1:7]), *num_rows, 0, memory.num_ranks, False)
+
+
+def launch_cached_notify(
+    memory: NodeMemory, rings: Rings, heads: CachedHeads, num_combined_tokens: int, num_rdma_recv_tokens: int
+) -> None:
+    """Before a dispatch along known routes, or with heads before a combine."""
+    runtime, mode = memory.runtime, checks.mode_of(memory)
+    num_channels = rings.nvl.num_channels
+    runtime.launch(
+        memory.comm_stream,
+        mode.kernel(internode_cached_notify),
+        1 if heads.send_rdma_head is None else 1 + num_channels,
+        runtime.notify_threads,
+        0,
+        heads,
+        mode.network,
+        memory.peers,
+        mode.progress,
+        memory.bounds,
+        CachedSizes(
+            num_combined_tokens, num_rdma_recv_tokens, num_channels, num_ring_cell_words(rings.nvl), mode.cells
+        ),
+    )
+
+
+def _launch(
+    memory: NodeMemory, tokens: Tokens, known: Known, config: Config, rings: Rings, order: Order
+) -> InternodeDispatchOutputs:
+    runtime, mode = memory.runtime, checks.mode_of(memory)
+    num_recv, for_handle = known.num_recv_tokens, known.for_handle
+    with memory.allocations(order, tokens.x) as empty:
+
+        def empty_like(given: MaybeArray, *shape: int) -> MaybeArray:
+            return None if given is None else empty(shape, runtime.dtype_name(given))
+
+        def empty_index(*shape: int) -> MaybeArray:
+            return empty(shape, "int32") if for_handle else None
+
+        recv = InternodeDispatchOutputs(
+            recv_x=empty_like(tokens.x, num_recv, tokens.x.shape[1]),
+            recv_x_scales=empty_like(tokens.scales, num_recv, tokens.num_scales),
+            recv_src_meta=empty_index(num_recv, rings.nvl.num_src_idx),
+            recv_topk_idx=empty_like(tokens.topk_idx, num_recv, tokens.num_topk),
+            recv_topk_weights=empty_like(tokens.topk_weights, num_recv, tokens.num_topk),
+            send_rdma_head=empty_index(tokens.num_tokens, mode.num_rdma_ranks),
+            send_nvl_head=empty_index(known.num_rdma_recv_tokens, mode.num_nvl_ranks),
+        )
+    num_warps = mode.num_warps(config.num_threads)
+    token_stride, hidden_stride = (0, 0) if tokens.scales is None else runtime.strides(tokens.scales)
+    prefixes = known.prefixes
+    runtime.launch(
+        memory.comm_stream,
+        mode.kernel(internode_dispatch),
+        config.num_sms,
+        32 * num_warps,
+        dispatch_smem_bytes(32 * num_warps),
+        recv,
+        InternodeDispatchInputs(*tokens, known.is_token_in_rank, prefixes.rdma_channel_prefix_matrix, *prefixes[2:]),
+        mode.network,
+        memory.peers,
+        mode.progress,
+        memory.bounds,
+        rings.nvl,
+        rings.rdma,
+        InternodeDispatchSizes(
+            tokens.num_tokens,
+            num_recv,
+            known.num_rdma_recv_tokens,
+            known.num_worst_tokens,
+            known.num_experts,
+            config.num_max_nvl_chunked_send_tokens,
+            config.num_max_rdma_chunked_send_tokens,
+            max(1, (num_warps - 2) // 2 // mode.num_nvl_ranks),
+            token_stride,
+            hidden_stride,
+            mode.cells,
+        ),
+    )
+    return recv

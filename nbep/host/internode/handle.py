@@ -1,0 +1,62 @@
+"""What dispatch between nodes leaves behind for combine and for cached dispatches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from nbep.host.runtime.base import Array
+
+
+@dataclass(frozen=True, eq=False)
+class InternodeHandle:
+    """The routing of one internode dispatch, as one rank sees it. Unpacks, indexes and counts like DeepEP's 10-tuple.
+
+    Tied to the buffer that made it and to that dispatch's num_sms, which is twice num_channels. num_rdma_ranks nodes of
+    num_nvl_ranks ranks, num_ranks in all; this is the rank with nvl_rank l of its node.
+
+    is_token_in_rank                 [num_tokens, num_ranks] bool
+    rdma_channel_prefix_matrix       [num_rdma_ranks, num_channels] int32; [d, c]: tokens of channels 0 to c to node d
+    gbl_channel_prefix_matrix        [num_ranks, num_channels] int32; [r, c]: tokens of channels 0 to c to rank r
+    recv_rdma_channel_prefix_matrix  [num_rdma_ranks, num_channels] int32; [n, c]: those of rank (n, l) to this node
+    recv_rdma_rank_prefix_sum        [num_rdma_ranks] int32; [n]: tokens of the ranks (0, l) to (n, l) to this node
+    recv_gbl_channel_prefix_matrix   [num_ranks, num_channels] int32; [r, c]: first row of recv_x from channel c of rank r
+    recv_gbl_rank_prefix_sum         [num_ranks] int32; [r]: tokens of ranks 0 to r to this rank
+    recv_src_meta                    [num_recv_tokens, words] int32: each received token's index on its source rank, the
+                                     rdma_rank of that, then the bits of its goals; see layout.internode
+    send_rdma_head                   [num_tokens, num_rdma_ranks] int32; [t, d]: index of token t among those of its
+                                     channel to node d, or -1
+    send_nvl_head                    [num_rdma_recv_tokens, num_nvl_ranks] int32; [i, k]: of what passed through this
+                                     rank, by node and channel: the index among those of them for place k, or -1
+
+    Combine rewrites both heads in place.
+    """
+
+    is_token_in_rank: Array
+    rdma_channel_prefix_matrix: Array
+    gbl_channel_prefix_matrix: Array
+    recv_rdma_channel_prefix_matrix: Array
+    recv_rdma_rank_prefix_sum: Array
+    recv_gbl_channel_prefix_matrix: Array
+    recv_gbl_rank_prefix_sum: Array
+    recv_src_meta: Array
+    send_rdma_head: Array
+    send_nvl_head: Array
+    owner: object | None = field(default=None, repr=False)  # the identity of the buffer; None for a plain tuple
+
+    def __iter__(self) -> Iterator[Array]:
+        return iter(self._as_tuple())
+
+    def __len__(self) -> int:
+        return len(self._as_tuple())
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._as_tuple()[index]
+
+    def _as_tuple(self) -> tuple[Array, ...]:
+        return tuple(getattr(self, each.name) for each in fields(self) if each.name != "owner")
+
+    @property
+    def num_channels(self) -> int:
+        return int(self.rdma_channel_prefix_matrix.shape[1])

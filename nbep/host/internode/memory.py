@@ -1,0 +1,61 @@
+"""One rank's share of the mode between nodes: its workspace beside the RDMA buffer, and the size of its blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nbep.device.kernels.internode.cached_notify import internode_cached_notify
+from nbep.device.kernels.internode.combine import internode_combine
+from nbep.device.kernels.internode.dispatch import internode_dispatch
+from nbep.device.kernels.internode.notify_dispatch import internode_notify_dispatch
+from nbep.device.layout.internode import MAX_CHANNELS
+from nbep.device.layout.intranode import ALIGNMENT_BYTES, align_up
+from nbep.device.protocols.totals import Progress
+from nbep.host.rdma import RdmaMemory
+from nbep.host.runtime.base import Kernel
+
+KERNELS = (internode_notify_dispatch, internode_cached_notify, internode_dispatch, internode_combine)
+
+
+class InternodeMemory:
+    """See above.
+
+    Attributes: progress: argument of the kernels; num_rdma_ranks, num_nvl_ranks: nodes, and ranks of each
+    """
+
+    def __init__(self, rdma: RdmaMemory, num_rdma_ranks: int, num_nvl_ranks: int) -> None:
+        self.rdma = rdma
+        self.num_rdma_ranks = num_rdma_ranks
+        self.num_nvl_ranks = num_nvl_ranks
+        cells = align_up(4 * MAX_CHANNELS * num_rdma_ranks, ALIGNMENT_BYTES)
+        self.workspace = rdma.runtime.allocate(2 * (cells + ALIGNMENT_BYTES), "internode workspace")
+        sent = self.workspace.address
+        received, rounds = sent + cells, sent + 2 * cells
+        self.progress = Progress(sent, received, rounds, rounds + ALIGNMENT_BYTES)
+
+    @property
+    def network(self) -> Any:
+        return self.rdma.network
+
+    @property
+    def cells(self) -> int:
+        """Offset of the mode's cells in the RDMA buffer."""
+        return self.rdma.cells
+
+    def kernel(self, kernel: Kernel) -> Kernel:
+        """The kernel for this network."""
+        return self.rdma.kernel(kernel)
+
+    def num_warps(self, num_threads: int | None) -> int:
+        """Warps of a block of dispatch or combine; num_threads: of the config."""
+        if num_threads is not None:
+            return num_threads // 32
+        return max(self.fewest_warps, self.rdma.runtime.ring_threads(self.num_nvl_ranks) // 32)
+
+    @property
+    def fewest_warps(self) -> int:
+        """With which every role has one: NVL receivers and a sender, or forwarders of each node, and coordinators."""
+        return max(self.num_nvl_ranks, self.num_rdma_ranks) + 2
+
+    def free(self) -> None:
+        self.workspace.free()

@@ -1,0 +1,126 @@
+"""The rings of one call between nodes, at both levels, and whether a buffer has room for them.
+
+Dispatch has an NVL ring for each rank of the node; combine one for each rank of the group, each with as many slots as a
+node's share of num_max_nvl_chunked_recv_tokens (see layout.internode).
+
+Source: DeepEP csrc/kernels/internode.cu, get_nvl_clean_meta; combine (num_max_nvl_chunked_recv_tokens_per_rdma)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+from nbep.device.layout.internode import (
+    MAX_CHANNELS,
+    num_meta_words,
+    num_nvl_bytes_needed_between_nodes,
+    num_rdma_bytes_needed,
+)
+from nbep.device.layout.intranode import RingShape
+from nbep.host.arguments import refuse
+from nbep.host.config import Config
+
+
+class Rings(NamedTuple):
+    """Shapes of the rings at both levels."""
+
+    nvl: RingShape
+    rdma: RingShape
+    num_rdma_ranks: int
+    num_nvl_ranks: int
+
+    @property
+    def num_nvl_bytes(self) -> int:
+        return num_nvl_bytes_needed_between_nodes(self.nvl, self.num_rdma_ranks, self.num_nvl_ranks)
+
+    @property
+    def num_rdma_bytes(self) -> int:
+        return num_rdma_bytes_needed(self.rdma)
+
+
+RingsOf = Callable[[Config], Rings]
+
+
+def dispatch_rings(
+    config: Config, num_rdma_ranks: int, num_nvl_ranks: int, hidden_bytes: int, num_topk: int, num_scales: int
+) -> Rings:
+    """Of a dispatch."""
+    meta = num_meta_words(num_rdma_ranks)
+    slot = hidden_bytes, num_topk, num_scales, meta
+    nvl = RingShape(num_nvl_ranks, config.num_channels, config.num_max_nvl_chunked_recv_tokens, *slot)
+    rdma = RingShape(num_rdma_ranks, config.num_channels, config.num_max_rdma_chunked_recv_tokens, *slot)
+    return Rings(nvl, rdma, num_rdma_ranks, num_nvl_ranks)
+
+
+def combine_rings(config: Config, num_rdma_ranks: int, num_nvl_ranks: int, hidden_bytes: int, num_topk: int) -> Rings:
+    """Of a combine."""
+    slot = hidden_bytes, num_topk, 0, 0
+    num_slots = max(1, config.num_max_nvl_chunked_recv_tokens // num_rdma_ranks)
+    nvl = RingShape(num_rdma_ranks * num_nvl_ranks, config.num_channels, num_slots, *slot)
+    rdma = RingShape(num_rdma_ranks, config.num_channels, config.num_max_rdma_chunked_recv_tokens, *slot)
+    return Rings(nvl, rdma, num_rdma_ranks, num_nvl_ranks)
+
+
+def check_rings(rings: Rings, num_nvl_bytes: int, num_rdma_bytes: int) -> None:
+    """Raises: ValueError if a buffer has no room"""
+    if rings.nvl.num_channels > MAX_CHANNELS:
+        refuse("config.num_sms", 2 * rings.nvl.num_channels, f"at most {2 * MAX_CHANNELS} between nodes")
+    for name, given, needed, shape in (
+        ("num_nvl_bytes", num_nvl_bytes, rings.num_nvl_bytes, rings.nvl),
+        ("num_rdma_bytes", num_rdma_bytes, rings.num_rdma_bytes, rings.rdma),
+    ):
+        if needed > given:
+            raise ValueError(
+                f"{name}: got {given} at construction; must be at least {needed} for {shape.num_channels} channels of "
+                f"{shape.num_slots} slots from {shape.num_ranks} {'ranks' if name == 'num_nvl_bytes' else 'nodes'}, "
+                f"{shape.hidden_bytes} bytes a token"
+            )
+
+
+def check_chunk(config: Config, rings: Rings) -> None:
+    """Raises: ValueError if an NVL ring of combine has no room for a chunk"""
+    if config.num_max_nvl_chunked_send_tokens > rings.nvl.num_slots:
+        refuse(
+            "config.num_max_nvl_chunked_send_tokens",
+            config.num_max_nvl_chunked_send_tokens,
+            f"at most {rings.nvl.num_slots} in combine, a node's share of num_max_nvl_chunked_recv_tokens "
+            f"({config.num_max_nvl_chunked_recv_tokens})",
+        )
+
+
+def fit_rings(config: Config, rings_of: RingsOf, num_nvl_bytes: int, num_rdma_bytes: int, num_nodes: int) -> Config:
+    """The config with as many ring slots as the buffers hold, if they hold fewer. For default configs only.
+
+    num_nodes: which share an NVL ring's slots in combine; 1 in dispatch. A chunk for which a ring is too small becomes
+    smaller too. If not even the fewest slots fit, the caller finds the buffer too small.
+    """
+
+    def with_nvl(slots: int) -> Config:
+        chunk = min(config.num_max_nvl_chunked_send_tokens, max(1, slots // (2 * num_nodes)))
+        return replace(
+            config, num_max_nvl_chunked_recv_tokens=max(slots, chunk + 1), num_max_nvl_chunked_send_tokens=chunk
+        )
+
+    def with_rdma(slots: int) -> Config:
+        chunk = max(1, min(config.num_max_rdma_chunked_send_tokens, slots // 2))
+        slots = slots // chunk * chunk  # the config rounds up
+        return replace(config, num_max_rdma_chunked_recv_tokens=slots, num_max_rdma_chunked_send_tokens=chunk)
+
+    def most(first: int, fewest: int, fits: Callable[[int], bool]) -> int:
+        if fits(first):
+            return first
+        low, high = fewest, first
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
+
+    nvl = config.num_max_nvl_chunked_recv_tokens
+    fewest = max(2, num_nodes)
+    slots = most(nvl, fewest, lambda n: rings_of(with_nvl(n)).num_nvl_bytes <= num_nvl_bytes)
+    config = config if slots == nvl else with_nvl(slots)
+    rdma = config.num_max_rdma_chunked_recv_tokens
+    slots = most(rdma, 2, lambda n: rings_of(with_rdma(n)).num_rdma_bytes <= num_rdma_bytes)
+    return config if slots == rdma else with_rdma(slots)

@@ -1,0 +1,183 @@
+"""What travels in the normal mode, inside a node or between nodes, and what is known of it before: checks and counters.
+
+Source: DeepEP csrc/deep_ep.cpp, Buffer::intranode_dispatch, Buffer::internode_dispatch
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from nbep.host import validate
+from nbep.host.call_log import Arguments
+from nbep.host.config import Config
+from nbep.host.runtime.base import Array, MaybeArray, Runtime
+from nbep.host.symmetric import RDMA_COUNTER, NodeMemory
+
+BF16_BYTES = 2
+
+
+class Counts(NamedTuple):
+    """What get_dispatch_layout found out."""
+
+    num_tokens_per_rank: Array
+    is_token_in_rank: Array
+    num_tokens_per_expert: Array
+
+
+class Tokens(NamedTuple):
+    """What travels, as DispatchInputs begins. scales, topk_idx and topk_weights may be None."""
+
+    x: Array
+    scales: MaybeArray
+    topk_idx: MaybeArray
+    topk_weights: MaybeArray
+
+    @property
+    def num_tokens(self) -> int:
+        return self.x.shape[0]
+
+    @property
+    def hidden_bytes(self) -> int:
+        return self.x.shape[1] * self.x.dtype.itemsize
+
+    @property
+    def num_topk(self) -> int:
+        return 0 if self.topk_idx is None else self.topk_idx.shape[1]
+
+    @property
+    def num_scales(self) -> int:
+        return 0 if self.scales is None else self.scales.shape[1]
+
+
+def check_counts(memory: NodeMemory, tokens: Tokens, counts: Counts, num_worst_tokens: int, may_read: bool) -> None:
+    """What get_dispatch_layout found out, and top-k, fit to the tokens. may_read: see validate.may_read"""
+    runtime, num_ranks = memory.runtime, memory.num_ranks
+    for name, value in counts._asdict().items():
+        if value is None:
+            validate.refuse(name, "None", "given unless there is a handle; get_dispatch_layout returns it")
+    validate.array(runtime, "num_tokens_per_rank", counts.num_tokens_per_rank, "int32", (num_ranks,))
+    validate.array(runtime, "is_token_in_rank", counts.is_token_in_rank, "bool", (tokens.num_tokens, num_ranks))
+    validate.array(runtime, "num_tokens_per_expert", counts.num_tokens_per_expert, "int32", ("num_experts",))
+    num_experts = counts.num_tokens_per_expert.shape[0]
+    validate.num_experts(num_ranks, num_experts, "size of num_tokens_per_expert")
+    if (tokens.topk_idx is None) != (tokens.topk_weights is None):
+        missing, given = ("topk_idx", "topk_weights") if tokens.topk_idx is None else ("topk_weights", "topk_idx")
+        validate.refuse(missing, "None", f"given together with {given}")
+    if tokens.topk_idx is not None:
+        validate.array(runtime, "topk_idx", tokens.topk_idx, "int64", (tokens.num_tokens, "num_topk"))
+        validate.topk_size("topk_idx", tokens.num_topk)
+        validate.array(runtime, "topk_weights", tokens.topk_weights, "float32", (tokens.num_tokens, tokens.num_topk))
+    elif num_worst_tokens > 0:
+        validate.refuse("num_worst_tokens", num_worst_tokens, "0 without topk_idx and topk_weights")
+    if num_worst_tokens == 0 and runtime.is_capturing:
+        validate.refuse("num_worst_tokens", 0, "positive in a CUDA graph, or a handle given: the CPU cannot wait there")
+    if may_read:
+        validate.token_counts(counts.num_tokens_per_rank, counts.is_token_in_rank)
+        if tokens.topk_idx is not None:
+            validate.expert_indices(tokens.topk_idx, num_experts)
+            validate.routing(tokens.topk_idx, counts.is_token_in_rank, counts.num_tokens_per_expert)
+        # What the peers send is not known yet; the kernel reports if it does not fit.
+        num_own = int(counts.num_tokens_per_rank[memory.rank])
+        if 0 < num_worst_tokens < num_own:
+            allowed = f"at least {num_own}, the tokens that this rank sends to itself, and more for what peers send"
+            validate.refuse("num_worst_tokens", num_worst_tokens, allowed)
+
+
+def must_be_alike(runtime: Runtime, tokens: Tokens, num_experts: int | None, config: Config) -> Arguments:
+    """What peers read out of this rank's rings, and how they take part in its barriers; see Buffer.dispatch.
+
+    num_experts is None with a handle.
+    """
+    scales, topk_idx = tokens.scales, tokens.topk_idx
+    return {
+        "handle": "a handle" if num_experts is None else None,
+        "dtype of x": runtime.dtype_name(tokens.x),
+        "hidden size of x": tokens.x.shape[1],
+        "scales": None if scales is None else f"{tokens.num_scales} {runtime.dtype_name(scales)} a token",
+        "topk_idx": None if topk_idx is None else f"{tokens.num_topk} choices a token",
+        "size of num_tokens_per_expert": num_experts,
+        "config.num_sms": config.num_sms,
+        "config.num_max_nvl_chunked_recv_tokens": config.num_max_nvl_chunked_recv_tokens,
+    }
+
+
+def wait_counters(memory: NodeMemory, num_local_experts: int) -> tuple[int, list[int], int]:
+    """Block the CPU until the counters have arrived that a notify kernel writes.
+
+    Returns: moe_recv_counter, that of each local expert, and between nodes moe_recv_rdma_counter, else 0
+    """
+    counters = memory.counters
+    expected = counters[: 1 + num_local_experts]
+    of_node = counters[RDMA_COUNTER:] if memory.internode is not None else counters[:0]
+
+    def arrived() -> bool:
+        return bool((expected >= 0).all() and (of_node >= 0).all())
+
+    # The kernel's own waits are over first, and say more.
+    timeout_ns = int(2 * memory.timeout_ms * 1e6)
+    memory.runtime.wait_until(
+        lambda: memory.has_fault or arrived(), lambda: "moe_recv_counter: the counts of received tokens", timeout_ns
+    )
+    memory.check_faults()
+    if not arrived():
+        raise RuntimeError(
+            f"rank {memory.rank}: the counts of received tokens did not arrive in {timeout_ns / 1e6:g} ms"
+        )
+    return int(expected[0]), [int(count) for count in expected[1:]], int(of_node.sum())
+
+
+def pair(recv_x: Array, recv_x_scales: MaybeArray) -> Any:
+    """What dispatch returns first."""
+    return recv_x if recv_x_scales is None else (recv_x, recv_x_scales)
+
+
+# Combine
+
+
+class CombineGiven(NamedTuple):
+    """What combine was given, besides the rows."""
+
+    hidden_bytes: int
+    num_topk: int
+    bias_0: MaybeArray
+    bias_1: MaybeArray
+
+
+def check_combine_inputs(
+    runtime: Runtime, x: Array, topk_weights: MaybeArray, bias: Any, num_tokens: int, num_combined_tokens: int
+) -> CombineGiven:
+    """Rows, weights and biases fit each other, and the handle's numbers of tokens."""
+    validate.array(runtime, "x", x, "bfloat16", (num_tokens, "hidden"))
+    hidden = x.shape[1]
+    validate.hidden_size("x", hidden, 8)
+    validate.row_alignment(runtime, "x", x)
+    num_topk = 0
+    if topk_weights is not None:
+        validate.array(runtime, "topk_weights", topk_weights, "float32", (num_tokens, "num_topk"))
+        num_topk = topk_weights.shape[1]
+        validate.topk_size("topk_weights", num_topk)
+    biases = unpack_bias(bias)
+    for name, value in zip(("bias_0", "bias_1"), biases, strict=True):
+        if value is not None:
+            validate.array(runtime, name, value, "bfloat16", (num_combined_tokens, hidden))
+            validate.row_alignment(runtime, name, value)
+    return CombineGiven(hidden * BF16_BYTES, num_topk, *biases)
+
+
+def unpack_bias(bias: Any) -> tuple[MaybeArray, MaybeArray]:
+    """No bias, one, or a tuple of two."""
+    if not isinstance(bias, tuple):
+        return bias, None
+    if len(bias) != 2:
+        raise ValueError(f"bias: got a tuple of {len(bias)}; must be an array, a tuple of two, or None")
+    return bias
+
+
+def combine_must_be_alike(hidden: int, num_topk: int, config: Config) -> Arguments:
+    """What peers read out of this rank's rings, and how they take part in its barriers; see Buffer.combine."""
+    return {
+        "hidden size of x": hidden,
+        "topk_weights": f"{num_topk} choices a token" if num_topk else None,
+        "config.num_sms": config.num_sms,
+        "config.num_max_nvl_chunked_recv_tokens": config.num_max_nvl_chunked_recv_tokens,
+    }
