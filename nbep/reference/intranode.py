@@ -69,7 +69,7 @@ def get_dispatch_layout(topk_idx: np.ndarray, num_experts: int, num_ranks: int) 
     return Layout(num_tokens_per_rank, num_tokens_per_expert, is_token_in_rank)
 
 
-def _channel_prefix_matrix(is_token_in_rank: np.ndarray, num_channels: int) -> np.ndarray:
+def channel_prefix_matrix(is_token_in_rank: np.ndarray, num_channels: int) -> np.ndarray:
     """[num_ranks (dst), num_channels] int32: tokens for dst in this channel and those before it."""
     num_tokens, num_ranks = is_token_in_rank.shape
     prefix = np.zeros((num_ranks, num_channels), np.int32)
@@ -82,7 +82,7 @@ def _channel_prefix_matrix(is_token_in_rank: np.ndarray, num_channels: int) -> n
     return prefix
 
 
-def _send_head(is_token_in_rank: np.ndarray, num_channels: int) -> np.ndarray:
+def head_of_channels(is_token_in_rank: np.ndarray, num_channels: int) -> np.ndarray:
     """[num_tokens, num_ranks] int32: how many tokens of the same channel went to the rank before this one, or -1."""
     num_tokens, num_ranks = is_token_in_rank.shape
     head = np.full((num_tokens, num_ranks), -1, np.int32)
@@ -102,18 +102,22 @@ def encode_send_head(send_head: np.ndarray, num_channels: int) -> np.ndarray:
 
     Encoding twice is encoding once.
     """
-    num_tokens, num_ranks = send_head.shape
+    num_tokens = len(send_head)
     encoded = send_head.copy()
     for channel in range(num_channels):
-        begin, end = channel_task_range(num_tokens, num_channels, channel)
-        for dst in range(num_ranks):
-            following = NO_MORE_TOKENS
-            for token in reversed(range(begin, end)):
-                if send_head[token, dst] >= 0:
-                    following = int(send_head[token, dst])
-                else:
-                    encoded[token, dst] = -following - 1
+        encode_range(encoded, *channel_task_range(num_tokens, num_channels, channel))
     return encoded
+
+
+def encode_range(send_head: np.ndarray, begin: int, end: int) -> None:
+    """Encode rows [begin, end) in place: absent tokens name the next one among these rows."""
+    for dst in range(send_head.shape[1]):
+        following = NO_MORE_TOKENS
+        for token in reversed(range(begin, end)):
+            if send_head[token, dst] >= 0:
+                following = int(send_head[token, dst])
+            else:
+                send_head[token, dst] = -following - 1
 
 
 def _localise_topk(topk_idx: np.ndarray, topk_weights: np.ndarray, rank: int, experts_per_rank: int):
@@ -160,7 +164,7 @@ def dispatch(
     values = [item[0] if isinstance(item, tuple) else item for item in x]
     scales = [item[1] for item in x] if isinstance(x[0], tuple) else None
     rank_prefix_matrix = np.cumsum([layout.num_tokens_per_rank for layout in layouts], axis=0, dtype=np.int32)
-    channel_prefix = [_channel_prefix_matrix(layout.is_token_in_rank, num_channels) for layout in layouts]
+    channel_prefix = [channel_prefix_matrix(layout.is_token_in_rank, num_channels) for layout in layouts]
     experts_per_rank = len(layouts[0].num_tokens_per_expert) // num_ranks
     results = []
     for rank in range(num_ranks):
@@ -205,7 +209,7 @@ def dispatch(
                 recv_src_idx=np.array([token for _, token in sources], np.int32),
                 recv_src_rank=np.array([src for src, _ in sources], np.int32),
                 is_token_in_rank=layouts[rank].is_token_in_rank.copy(),
-                send_head=_send_head(layouts[rank].is_token_in_rank, num_channels),
+                send_head=head_of_channels(layouts[rank].is_token_in_rank, num_channels),
             )
         )
     return results
@@ -232,7 +236,7 @@ def combine(
     for rank in range(num_ranks):
         num_tokens = len(dispatched[rank].is_token_in_rank)
         total = np.zeros((num_tokens, x[rank].shape[1]), np.float32)
-        for term in _biases(bias[rank] if bias is not None else None):
+        for term in added_biases(bias[rank] if bias is not None else None):
             total += term.astype(np.float32)
         weights = None if topk_weights is None else np.zeros((num_tokens, topk_weights[rank].shape[1]), np.float32)
         for src in range(num_ranks):
@@ -246,7 +250,7 @@ def combine(
     return results
 
 
-def _biases(bias) -> tuple:
+def added_biases(bias) -> tuple:
     if bias is None:
         return ()
     return tuple(term for term in bias if term is not None) if isinstance(bias, tuple) else (bias,)

@@ -68,8 +68,8 @@ class Layer:
             **self.order(event),
         )
         event.current_stream_wait()
-        send_head = handle.send_head.clone()
-        outcome = Outcome(tuple(layout), recv_x, recv_topk_idx, recv_topk_weights, counts, handle, send_head)
+        heads = (handle.send_head.clone(),)
+        outcome = Outcome(tuple(layout), recv_x, recv_topk_idx, recv_topk_weights, counts, handle, heads)
         expert_output = (recv_x.float() * float(FACTORS[self.rank])).bfloat16()
         outcome.combined_x, outcome.combined_topk_weights, event = self.buffer.combine(
             expert_output, handle, topk_weights=recv_topk_weights, config=self.options.config, **self.order()

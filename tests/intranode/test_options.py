@@ -44,6 +44,10 @@ def test_worst_tokens_where_no_token_comes():
     run(make_case(6, num_tokens=3, routing="avoid_rank_0"), Options(num_worst_tokens=6))
 
 
+def test_weights_of_all_ranks_are_added_in_their_order():
+    run(make_case(10, num_ranks=4, num_tokens=6, num_topk=4), Options(own_weights=True))
+
+
 @pytest.mark.parametrize("num_biases", [1, 2])
 def test_biases_are_added_first(num_biases):
     run(make_case(7, num_ranks=4, num_tokens=5, num_topk=4), Options(num_biases=num_biases))

@@ -8,6 +8,7 @@ from mpi4py import MPI
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
+import internode_rounds
 import numpy as np
 import pytest
 from low_latency import ASYNC, HOOK, Options, Trip, check, make_buffer, make_low_latency_case
@@ -52,6 +53,23 @@ def low_latency(comm, num_nvl_peers, use_nvlink, num_kinds, seed, max_delay_ns):
         gathered = comm.gather(outcome)
         if comm.rank == 0:
             check(case, options, gathered, f"inputs {case.seed}, NIC {nic}")
+
+
+def internode(comm, is_direct, num_rounds, seed, max_delay_ns):
+    """Random rounds of the normal mode on two nodes of half of the ranks."""
+    sizes, num_nvl_peers = internode_rounds.SMALL, comm.size // 2
+    nic = nbep.NicOptions(num_entries=64, chunk_bytes=256, seed=seed, max_delay_ns=max_delay_ns)
+    buffer = nbep.Buffer(
+        comm,
+        **internode_rounds.num_bytes(2, num_nvl_peers, sizes),
+        transport="direct" if is_direct else "ibgda",
+        num_nvl_peers=num_nvl_peers,
+        num_qps_per_rank=sizes.most_channels,
+        nic=nic,
+    )
+    wrong = internode_rounds.wrong_rounds(buffer, 2, seed, num_rounds, sizes)
+    buffer.destroy()
+    assert not wrong, "\n".join(wrong)
 
 
 def pretended_hosts(comm, num_hosts, *arguments):

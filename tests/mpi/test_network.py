@@ -40,6 +40,14 @@ def test_ranks_in_nodes_agree_with_the_reference(num_nvl_peers, use_nvlink, num_
 
 
 @pytest.mark.parametrize(
+    ("is_direct", "num_rounds", "seed", "max_delay_ns"),
+    both_parts(short=[(0, 1, 1, 200_000)], thorough=[(0, 6, 2, 0), (0, 6, 3, 500_000), (1, 6, 4, 0)]),
+)
+def test_normal_calls_of_ranks_in_two_nodes_agree_with_the_reference(is_direct, num_rounds, seed, max_delay_ns):
+    mpiexec(4, "internode", is_direct, num_rounds, seed, max_delay_ns)
+
+
+@pytest.mark.parametrize(
     ("num_hosts", "num_kinds", "seed"), both_parts(short=[(2, 1, 7)], thorough=[(2, 5, 8), (4, 5, 9)])
 )
 def test_nodes_may_be_on_several_hosts_but_mapped_ranks_may_not(num_hosts, num_kinds, seed):

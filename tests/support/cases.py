@@ -8,6 +8,7 @@ import numpy as np
 from nbep import reference
 
 ROUTINGS = ("uniform", "one_rank", "avoid_rank_0", "nowhere", "everywhere")
+NODE_ROUTINGS = ("grouped", "one_node", "avoid_node_0")
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,12 @@ class Case:
     topk_idx: list[np.ndarray]
     topk_weights: list[np.ndarray]
     layouts: list[reference.Layout] = field(repr=False)
+    num_nodes: int = 1
+
+    @property
+    def num_nvl_peers(self) -> int:
+        """The ranks of a node."""
+        return self.num_ranks // self.num_nodes
 
     @property
     def hidden(self) -> int:
@@ -47,18 +54,22 @@ def make_case(
     experts_per_rank: int = 2,
     routing: str = "uniform",
     unused: float = 0.2,
+    num_nodes: int = 1,
 ) -> Case:
     """Random tokens and choices.
 
     Args:     num_tokens: of every rank, or one number for each
               routing "uniform": any experts; "one_rank": only those of the last rank; "avoid_rank_0": none of rank 0;
               "nowhere": all choices are unused; "everywhere": expert k of a token lies on rank k % num_ranks;
-              "one_expert": only the last one
+              "one_expert": only the last one; "grouped": each token chooses half of the nodes first, then experts of
+              those; "one_node": only the experts of the last node; "avoid_node_0": none of the first
               unused: the share of choices that are -1 (not with "everywhere")
+              num_nodes: how many nodes the ranks are on
     """
     rng = np.random.default_rng(seed)
     num_experts = num_ranks * experts_per_rank
     counts = [num_tokens] * num_ranks if isinstance(num_tokens, int) else list(num_tokens)
+    experts_per_node = num_experts // num_nodes
     candidates = {
         "uniform": np.arange(num_experts),
         "one_rank": np.arange(num_experts - experts_per_rank, num_experts),
@@ -66,6 +77,9 @@ def make_case(
         "nowhere": np.arange(num_experts),
         "everywhere": np.arange(num_experts),
         "one_expert": np.arange(num_experts - 1, num_experts),
+        "grouped": np.arange(num_experts),
+        "one_node": np.arange(num_experts - experts_per_node, num_experts),
+        "avoid_node_0": np.arange(experts_per_node, num_experts),
     }[routing]
     x, topk_idx, topk_weights = [], [], []
     for count in counts:
@@ -77,9 +91,13 @@ def make_case(
                 ranks = np.arange(num_topk) % num_ranks
                 idx[token] = ranks * experts_per_rank + (np.arange(num_topk) // num_ranks) % experts_per_rank
             elif routing != "nowhere":
-                chosen = rng.permutation(candidates)[:num_topk]
+                within = candidates
+                if routing == "grouped":
+                    nodes = rng.permutation(num_nodes)[: (num_nodes + 1) // 2]
+                    within = candidates[np.isin(candidates // experts_per_node, nodes)]
+                chosen = rng.permutation(within)[:num_topk]
                 idx[token, : len(chosen)] = np.where(rng.random(len(chosen)) < unused, -1, chosen)
         topk_idx.append(idx)
         topk_weights.append(rng.random((count, num_topk), np.float32))
     layouts = [reference.get_dispatch_layout(idx, num_experts, num_ranks) for idx in topk_idx]
-    return Case(seed, num_ranks, num_experts, x, topk_idx, topk_weights, layouts)
+    return Case(seed, num_ranks, num_experts, x, topk_idx, topk_weights, layouts, num_nodes)

@@ -1,8 +1,10 @@
 """Run layout, dispatch and combine through `nbep.Buffer`, and compare all outputs with `nbep.reference` bit for bit.
 
-The bodies run once per rank, with arrays of the target; see target.py and arrays.py.
+The bodies run once per rank, with arrays of the target; see target.py and arrays.py. They serve the mode between nodes,
+too: what differs there is a method of `Options`, and internode.py has other methods.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -29,6 +31,7 @@ class Options:
     fp8: None for bf16; "row" and "column" are the order of the scales in memory; "packed" are int32 scales
     num_biases: 0, 1 or 2
     handle_type: of the buffer
+    own_weights: each rank gives combine weights of its own for all choices; else it gives back what it received
     """
 
     config: nbep.Config = CONFIG
@@ -38,11 +41,48 @@ class Options:
     num_worst_tokens: int = 0
     num_biases: int = 0
     handle_type: str = "ipc"
+    own_weights: bool = False
+
+    # What a mode has of its own
+
+    def buffer_arguments(self, case: Case) -> dict[str, Any]:
+        """What a buffer is made with; those that end with _bytes are exactly what the calls need."""
+        return {"num_nvl_bytes": num_nvl_bytes(case, self), "handle_type": self.handle_type}
+
+    def factors(self, case: Case, rank: int) -> np.ndarray:
+        """What the experts of a rank multiply by: a number, or one for each column."""
+        return FACTORS[rank]
+
+    def counts(self, layout: tuple) -> dict[str, Any]:
+        """What dispatch takes of get_dispatch_layout's results."""
+        return {
+            "num_tokens_per_rank": layout[0],
+            "is_token_in_rank": layout[3],
+            "num_tokens_per_expert": layout[2],
+        }
+
+    def heads(self, handle: Any) -> tuple:
+        """The arrays of a handle that combine rewrites."""
+        return (handle.send_head,)
+
+    def reference_dispatch(self, case: Case, x: list, **options: Any) -> list:
+        return reference.dispatch(x, case.layouts, self.config.num_channels, **options)
+
+    def reference_combine(self, case: Case, x: list[np.ndarray], dispatched: list, **options: Any) -> list:
+        return reference.combine(x, dispatched, **options)
+
+    def check_layout(self, report: "Report", case: Case, rank: int, layout: tuple, sent: list[str]) -> None:
+        check_layout(report, case.layouts[rank], layout, sent)
+
+    def check_handle(
+        self, report: "Report", case: Case, want: Any, outcome: "Outcome", sent: list[str], received: list[str]
+    ) -> None:
+        check_handle(report, want, outcome, sent, received)
 
 
 @dataclass
 class Outcome:
-    """What one rank got back, in arrays of the target but for send_head."""
+    """What one rank got back, in arrays of the target but for the heads."""
 
     layout: tuple
     recv_x: Any
@@ -50,7 +90,7 @@ class Outcome:
     recv_topk_weights: np.ndarray | None
     counts: list[int]
     handle: Any
-    send_head: np.ndarray  # before combine rewrote it
+    heads: tuple  # before combine rewrote them
     combined_x: np.ndarray | None = None
     combined_topk_weights: np.ndarray | None = None
     cached_x: Any = None
@@ -81,13 +121,21 @@ def dispatch_input(case: Case, options: Options, rank: int):
     return x_fp8, (np.asfortranarray(scales) if options.fp8 == "column" else scales)
 
 
-def expert_output(recv_x, rank: int) -> np.ndarray:
+def expert_output(case: Case, options: Options, recv_x, rank: int) -> np.ndarray:
     """What the experts of a rank make of its tokens: something that differs from rank to rank."""
     values, scales = recv_x if isinstance(recv_x, tuple) else (recv_x, None)
     with np.errstate(all="ignore"):  # rows that num_worst_tokens added hold anything
         if scales is not None and scales.dtype == np.float32:
             values = reference.per_token_cast_back(values, scales)
-        return (values.astype(np.float32) * FACTORS[rank]).astype(reference.BF16)
+        return (values.astype(np.float32) * options.factors(case, rank)).astype(reference.BF16)
+
+
+def expert_weights(options: Options, recv_topk_weights: np.ndarray | None, rank: int) -> np.ndarray | None:
+    """The weights that a rank gives to combine."""
+    if recv_topk_weights is None or not options.own_weights:
+        return recv_topk_weights
+    with np.errstate(all="ignore"):
+        return (recv_topk_weights + np.float32(1)) / np.float32(rank + 3)
 
 
 def biases(case: Case, options: Options, rank: int):
@@ -108,9 +156,7 @@ def dispatch_arguments(buffer: nbep.Buffer, case: Case, options: Options, rank: 
     topk = {"topk_idx": topk_idx, "topk_weights": topk_weights} if options.with_topk else {}
     return layout, {
         "x": to_target(dispatch_input(case, options, rank)),
-        "num_tokens_per_rank": layout[0],
-        "is_token_in_rank": layout[3],
-        "num_tokens_per_expert": layout[2],
+        **options.counts(layout),
         "expert_alignment": options.expert_alignment,
         "num_worst_tokens": options.num_worst_tokens,
         "config": options.config,
@@ -123,16 +169,23 @@ def dispatch(buffer: nbep.Buffer, case: Case, options: Options, rank: int) -> Ou
     layout, arguments = dispatch_arguments(buffer, case, options, rank)
     recv_x, recv_topk_idx, recv_topk_weights, counts, handle, _ = buffer.dispatch(**arguments)
     assert_kind(layout, recv_x, recv_topk_idx, recv_topk_weights, tuple(handle))
-    head = to_numpy(handle.send_head).copy()
-    return Outcome(layout, recv_x, recv_topk_idx, recv_topk_weights, counts, handle, head)
+    return Outcome(layout, recv_x, recv_topk_idx, recv_topk_weights, counts, handle, copied_heads(options, handle))
+
+
+def copied_heads(options: Options, handle: Any) -> tuple:
+    """Before combine rewrites them."""
+    return tuple(to_numpy(head).copy() for head in options.heads(handle))
 
 
 def combine(buffer: nbep.Buffer, case: Case, options: Options, rank: int, outcome: Outcome) -> None:
     """Combine of one rank; unused rows of num_worst_tokens are not touched by it."""
+    weights = outcome.recv_topk_weights
+    if options.own_weights:
+        weights = to_target(expert_weights(options, to_numpy(weights), rank))
     outcome.combined_x, outcome.combined_topk_weights, _ = buffer.combine(
-        to_target(expert_output(to_numpy(outcome.recv_x), rank)),
+        to_target(expert_output(case, options, to_numpy(outcome.recv_x), rank)),
         outcome.handle,
-        topk_weights=outcome.recv_topk_weights,
+        topk_weights=weights,
         bias=to_target(biases(case, options, rank)),
         config=options.config,
     )
@@ -140,7 +193,15 @@ def combine(buffer: nbep.Buffer, case: Case, options: Options, rank: int, outcom
 
 
 def make_buffer(comm, case: Case, options: Options) -> nbep.Buffer:
-    return nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes(case, options), handle_type=options.handle_type)
+    """A buffer that is just large enough for the calls of one case."""
+    return make_buffer_for(comm, [(case, options)])
+
+
+def make_buffer_for(comm, calls: Sequence[tuple[Case, Options]]) -> nbep.Buffer:
+    """A buffer that is just large enough for the calls of some cases."""
+    of_calls = [options.buffer_arguments(case) for case, options in calls]
+    largest = {name: max(of_call[name] for of_call in of_calls) for name in of_calls[0] if name.endswith("_bytes")}
+    return nbep.Buffer(comm, **{**of_calls[0], **largest})
 
 
 def round_trip(comm, case: Case, options: Options) -> Outcome:
@@ -178,10 +239,9 @@ def run(case: Case, options: Options | None = None, *, fn=round_trip, seed: int 
 
 def expected_dispatch(case: Case, options: Options) -> list[reference.Dispatched]:
     """What the reference says that every rank receives."""
-    return reference.dispatch(
+    return options.reference_dispatch(
+        case,
         [dispatch_input(case, options, rank) for rank in range(case.num_ranks)],
-        case.layouts,
-        options.config.num_channels,
         topk_idx=case.topk_idx if options.with_topk else None,
         topk_weights=case.topk_weights if options.with_topk else None,
         expert_alignment=options.expert_alignment,
@@ -221,9 +281,9 @@ class Expected:
             for src, token in zip(want.recv_src_rank, want.recv_src_idx, strict=True)
         ]
         sent = [case.provenance(rank, token) for token in range(len(case.x[rank]))]
-        check_layout(report, case.layouts[rank], outcome.layout, sent)
+        self.options.check_layout(report, case, rank, outcome.layout, sent)
         check_received(report, want, outcome, received)
-        check_handle(report, want, outcome, sent, received)
+        self.options.check_handle(report, case, want, outcome, sent, received)
         if outcome.cached_x is not None:
             check_x(report, "cached recv_x", want, outcome.cached_x, received)
         if outcome.combined_x is not None:
@@ -234,10 +294,19 @@ class Expected:
                 report.same("combined_topk_weights", outcome.combined_topk_weights, combined_topk_weights, sent)
 
 
-def check_layout(report: "Report", want: reference.Layout, layout: tuple, sent: list[str]) -> None:
+def check_layout(
+    report: "Report",
+    want: reference.Layout,
+    layout: tuple,
+    sent: list[str],
+    want_per_rdma_rank: np.ndarray | None = None,
+) -> None:
     num_tokens_per_rank, num_tokens_per_rdma_rank, num_tokens_per_expert, is_token_in_rank = layout
     report.same("num_tokens_per_rank", num_tokens_per_rank, want.num_tokens_per_rank)
-    assert num_tokens_per_rdma_rank is None
+    if want_per_rdma_rank is None:
+        assert num_tokens_per_rdma_rank is None, report.where
+    else:
+        report.same("num_tokens_per_rdma_rank", num_tokens_per_rdma_rank, want_per_rdma_rank)
     report.same("num_tokens_per_expert", num_tokens_per_expert, want.num_tokens_per_expert)
     report.same("is_token_in_rank", is_token_in_rank, want.is_token_in_rank, sent)
 
@@ -273,7 +342,7 @@ def check_handle(
     report.same("recv_channel_prefix_matrix", recv_channel_prefix, want.recv_channel_prefix_matrix)
     report.same("recv_src_idx", recv_src_idx[: len(received)], want.recv_src_idx, received)
     report.same("is_token_in_rank", is_token_in_rank, want.is_token_in_rank, sent)
-    report.same("send_head", outcome.send_head, want.send_head, sent)
+    report.same("send_head", outcome.heads[0], want.send_head, sent)
     if outcome.combined_x is not None:
         num_channels = want.channel_prefix_matrix.shape[1]
         report.same(
@@ -287,13 +356,15 @@ def expected_combine(
     """What the reference says that every rank's tokens add up to."""
     if options.num_worst_tokens:
         dispatched = expected_dispatch(case, replace(options, num_worst_tokens=0))
-    return reference.combine(
+    weights = [expert_weights(options, d.recv_topk_weights, rank) for rank, d in enumerate(dispatched)]
+    return options.reference_combine(
+        case,
         [
-            expert_output((d.recv_x, d.recv_x_scales) if options.fp8 else d.recv_x, rank)
+            expert_output(case, options, (d.recv_x, d.recv_x_scales) if options.fp8 else d.recv_x, rank)
             for rank, d in enumerate(dispatched)
         ],
         dispatched,
-        topk_weights=[d.recv_topk_weights for d in dispatched] if options.with_topk else None,
+        topk_weights=weights if options.with_topk else None,
         bias=[biases(case, options, rank) for rank in range(case.num_ranks)],
     )
 

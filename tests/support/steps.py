@@ -1,7 +1,8 @@
 """The steps of kernels that order memory, found in their source, and kernels with one such step left out.
 
 A step is a call: a barrier, a fence, a wait for the copy engine, or an access that publishes or observes. Left out it
-is nothing at all, or the access without its order. The function itself is changed, for all who call it.
+is nothing at all, the access without its order, or a vote without waiting for the others. The function itself is
+changed, for all who call it.
 """
 
 import ast
@@ -16,6 +17,7 @@ import pytest
 from nbep.device import primitives
 
 NOTHING = "nothing"
+PREDICATE = "predicate"  # its last argument stands for what it returns
 ALONE = "alone"  # its last argument, which says that it comes behind what is quiet, is False in place of True
 # What stands for a step that is left out: nothing, or a weaker access.
 WEAKER = {
@@ -27,11 +29,15 @@ WEAKER = {
     "syncwarp": NOTHING,
     "tma_store_wait_all": NOTHING,
     "tma_store_wait_read_all": NOTHING,
+    "team_barrier": NOTHING,
+    "bar_red_and": PREDICATE,
     "quiet": NOTHING,
     "atom_add_release_sys_s32": "atom_add_relaxed_sys_s32",
+    "atom_exch_release_cta_shared_s32": "atom_exch_relaxed_cta_shared_s32",
     "atom_add_acq_rel_gpu_s32": "atom_add_relaxed_gpu_s32",
     "atom_add_acq_rel_sys_s32": "atom_add_relaxed_sys_s32",
     "atom_add_acq_rel_sys_s64": "atom_add_relaxed_sys_s64",
+    "ld_acquire_cta_shared_s32": "ld_relaxed_cta_shared_s32",
     "ld_acquire_gpu_s32": "ld_relaxed_gpu_s32",
     "ld_acquire_sys_s32": "ld_relaxed_sys_s32",
     "ld_acquire_sys_s64": "ld_relaxed_sys_s64",
@@ -62,7 +68,9 @@ class Step(NamedTuple):
         calls = _calls(_function(tree, self.function), self.name)
         call, weaker = calls[self.number], WEAKER[self.name]
         if weaker == NOTHING:
-            _Remove(call).visit(tree)
+            _Replace(call, None).visit(tree)
+        elif weaker == PREDICATE:
+            _Replace(call, call.args[-1]).visit(tree)
         elif weaker == ALONE:
             call.args[-1] = ast.copy_location(ast.Constant(False), call)
         else:
@@ -86,14 +94,20 @@ def replace_code(function: FunctionType, tree: ast.Module, path: str, patch: pyt
     patch.setattr(function, "__code__", code)
 
 
-class _Remove(ast.NodeTransformer):
-    """Replaces the statement that is one call."""
+class _Replace(ast.NodeTransformer):
+    """Puts an expression in place of a call, or nothing in place of the statement that is the call."""
 
-    def __init__(self, call: ast.Call):
+    def __init__(self, call: ast.Call, by: ast.expr | None):
         self.call = call
+        self.by = by
 
-    def visit_Expr(self, node: ast.Expr) -> ast.stmt:
-        return ast.copy_location(ast.Pass(), node) if node.value is self.call else node
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        if self.by is None and node.value is self.call:
+            return ast.copy_location(ast.Pass(), node)
+        return self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        return self.by if self.by is not None and node is self.call else self.generic_visit(node)
 
 
 def _function(tree: ast.Module, name: str) -> ast.FunctionDef:

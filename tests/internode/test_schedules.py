@@ -1,0 +1,50 @@
+"""Schedules between nodes: all seeds and memory models give one result."""
+
+import pytest
+from internode import SHAPES, Options, make_node_case, ragged, run
+from intranode import round_trip
+from parts import both_parts
+
+import nbep
+
+pytestmark = pytest.mark.emulator_only("a seed gives a schedule")
+
+
+@pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
+@pytest.mark.parametrize("seeds", both_parts([range(1)], thorough=[range(1, 9)]))
+@pytest.mark.parametrize("transport", ["direct", "ibgda"])
+def test_all_seeds_give_one_result(transport, seeds, memory_model):
+    case = make_node_case(2, num_tokens=(9, 0, 6, 3), hidden=128, num_topk=3)
+    for seed in seeds:
+        run(case, Options(num_biases=1, transport=transport), seed=seed, memory_model=memory_model)
+
+
+@pytest.mark.parametrize("memory_model", both_parts([], thorough=["sc", "delayed", "checked"]))
+@pytest.mark.parametrize(("num_nodes", "num_nvl_peers"), SHAPES)
+def test_every_shape_gives_one_result_if_stores_may_be_late_or_must_be_ordered(num_nodes, num_nvl_peers, memory_model):
+    num_ranks = num_nodes * num_nvl_peers
+    case = make_node_case(3, num_nodes, num_nvl_peers, num_tokens=ragged(num_ranks, 7), num_topk=3)
+    for seed in range(2):
+        run(case, seed=seed, memory_model=memory_model)
+
+
+def test_kernels_without_bulk_copies_give_the_same():
+    def main(comm, case, options):
+        comm.runtime.world.has_tma = False
+        return round_trip(comm, case, options)
+
+    run(make_node_case(5, num_tokens=(9, 0, 3, 4), hidden=264), fn=main)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        nbep.Config(2, 1, 2, 4, 64),
+        nbep.Config(2, 4, 64, 1, 2),
+        nbep.Config(2, 1, 2, 1, 2),
+    ],
+    ids=["nvl", "rdma", "both"],
+)
+def test_rings_smaller_than_the_traffic_at_either_level(config):
+    case = make_node_case(4, num_tokens=(24, 0, 17, 3), num_topk=4, routing="everywhere")
+    run(case, Options(config))

@@ -1,0 +1,130 @@
+"""What one rank does with handles and buffers that it uses more than once; inside a node and between nodes."""
+
+from collections.abc import Sequence
+
+from arrays import to_numpy, to_target
+from cases import Case
+from intranode import (
+    Options,
+    Outcome,
+    check,
+    combine,
+    copied_heads,
+    dispatch,
+    dispatch_arguments,
+    dispatch_input,
+    make_buffer,
+    make_buffer_for,
+)
+from target import spawn
+
+import nbep
+
+Round = tuple[Case, Options]
+
+
+def cached_dispatch_after_combine(comm, case: Case, options: Options) -> Outcome:
+    buffer = make_buffer(comm, case, options)
+    outcome = dispatch(buffer, case, options, comm.rank)
+    combine(buffer, case, options, comm.rank, outcome)
+    x = to_target(dispatch_input(case, options, comm.rank))
+    outcome.cached_x = buffer.dispatch(x, handle=outcome.handle, config=options.config)[0]
+    combine(buffer, case, options, comm.rank, outcome)
+    buffer.destroy()
+    return outcome
+
+
+def combine_twice(comm, case: Case, options: Options) -> Outcome:
+    buffer = make_buffer(comm, case, options)
+    outcome = dispatch(buffer, case, options, comm.rank)
+    combine(buffer, case, options, comm.rank, outcome)
+    first = to_numpy(outcome.combined_x).tobytes()
+    combine(buffer, case, options, comm.rank, outcome)
+    buffer.destroy()
+    assert to_numpy(outcome.combined_x).tobytes() == first
+    return outcome
+
+
+def chained_by_events(comm, case: Case, options: Options) -> Outcome:
+    """Layout and dispatch without waiting for either, then combine."""
+    rank = comm.rank
+    buffer = make_buffer(comm, case, options)
+    overlap = {"async_finish": True, "allocate_on_comm_stream": True}
+    topk_idx = to_target(case.topk_idx[rank])
+    *layout, event = buffer.get_dispatch_layout(topk_idx, case.num_experts, previous_event=buffer.capture(), **overlap)
+    _, arguments = dispatch_arguments(buffer, case, options, rank)
+    arguments |= options.counts(tuple(layout))
+    recv_x, recv_topk_idx, recv_topk_weights, counts, handle, event = buffer.dispatch(
+        **arguments, previous_event=event, **overlap
+    )
+    event.current_stream_wait()
+    heads = copied_heads(options, handle)
+    outcome = Outcome(tuple(layout), recv_x, recv_topk_idx, recv_topk_weights, counts, handle, heads)
+    combine(buffer, case, options, rank, outcome)
+    buffer.destroy()
+    return outcome
+
+
+def back_to_back(comm, rounds: Sequence[Round]) -> list[Outcome]:
+    """Dispatch and combine of each on one buffer."""
+    buffer = make_buffer_for(comm, rounds)
+    outcomes = []
+    for case, options in rounds:
+        outcomes.append(dispatch(buffer, case, options, comm.rank))
+        combine(buffer, case, options, comm.rank, outcomes[-1])
+    buffer.destroy()
+    return outcomes
+
+
+def two_handles_in_turns(comm, rounds: Sequence[Round]) -> list[Outcome]:
+    """Of two rounds on one buffer."""
+    (first, options), (second, others) = rounds
+    buffer = make_buffer_for(comm, rounds)
+    a = dispatch(buffer, first, options, comm.rank)
+    b = dispatch(buffer, second, others, comm.rank)
+    combine(buffer, first, options, comm.rank, a)
+    x = to_target(dispatch_input(second, others, comm.rank))
+    b.cached_x = buffer.dispatch(x, handle=b.handle, config=others.config)[0]
+    combine(buffer, second, others, comm.rank, b)
+    combine(buffer, first, options, comm.rank, a)
+    buffer.destroy()
+    return [a, b]
+
+
+def two_buffers_at_once(comm, rounds: Sequence[Round]) -> list[Outcome]:
+    """A round on each."""
+    buffers = [make_buffer(comm, case, options) for case, options in rounds]
+    outcomes = [
+        dispatch(buffer, case, options, comm.rank) for buffer, (case, options) in zip(buffers, rounds, strict=True)
+    ]
+    for buffer, (case, options), outcome in zip(buffers, rounds, outcomes, strict=True):
+        combine(buffer, case, options, comm.rank, outcome)
+    for buffer in buffers:
+        buffer.destroy()
+    return outcomes
+
+
+def run_rounds(fn, rounds: Sequence[Round], seed: int = 0, **spawn_options) -> None:
+    """Run fn(comm, rounds) on every rank and compare what it returns with the reference."""
+    by_rank = spawn(fn, rounds[0][0].num_ranks, (rounds,), seed, **spawn_options)
+    for (case, options), outcomes in zip(rounds, zip(*by_rank, strict=True), strict=True):
+        check(case, options, list(outcomes), seed)
+
+
+def blocking_call_on_default_config(comm, case: Case, num_bytes: dict[str, int]) -> tuple:
+    """recv_x and combined_x, with no config given."""
+    rank = comm.rank
+    buffer = nbep.Buffer(comm, **num_bytes)
+    per_rank, per_node, per_expert, is_token_in_rank, _ = buffer.get_dispatch_layout(
+        to_target(case.topk_idx[rank]), case.num_experts
+    )
+    recv_x, *_, handle, _ = buffer.dispatch(
+        to_target(case.x[rank]),
+        num_tokens_per_rank=per_rank,
+        num_tokens_per_rdma_rank=per_node,
+        is_token_in_rank=is_token_in_rank,
+        num_tokens_per_expert=per_expert,
+    )
+    combined_x, _, _ = buffer.combine(recv_x, handle)
+    buffer.destroy()
+    return to_numpy((recv_x, combined_x))
