@@ -13,7 +13,7 @@ from cases import Case
 from internode import NIC, Options, make_node_case
 from parts import both_parts
 from target import MEMORY_MODELS
-from trips import back_to_back, run_rounds
+from trips import dispatches_first, run_rounds
 
 import nbep
 from nbep import reference
@@ -67,4 +67,4 @@ def test_a_forwarder_is_done_with_a_rank_when_that_has_its_last_token(seed, memo
     slow.rank, slow.reads = 0, 200
     options = Options(nbep.Config(2, 1, 3, 1, 2))
     rounds = [(first_tokens_to_one_rank(number, 1), options) for number in range(3)]
-    run_rounds(back_to_back, rounds, seed, memory_model=memory_model)
+    run_rounds(dispatches_first, rounds, seed, memory_model=memory_model)
