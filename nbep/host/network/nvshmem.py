@@ -7,8 +7,8 @@
     free                  memory; with the last one what 3 and 2 have made, backwards
 
 A process is in one world at a time. When that has ended, another may be set up. A start that fails cannot be taken
-back: NVSHMEM counts it as one that has to be ended, and ranks that did start cannot end without the others. Then the
-process is of no more use for it, and says so.
+back: NVSHMEM counts it as one that has to be ended, and ranks that did start cannot end without the others. Nor can
+NVSHMEM be ended when it could not make a team: it crashes. Then the process is of no more use for it, and says so.
 
 A rank's number in its world is its PE. As in DeepEP, low latency has one world of all ranks; in the normal mode the
 ranks with the same index in their nodes are a world of their own, because the others are reached over NVLink.
@@ -51,7 +51,7 @@ UNIQUE_ID_BYTES = 128
 # As DeepEP sets them. What the user has set stays.
 ENVIRONMENT = {
     "NVSHMEM_QP_DEPTH": "1024",
-    "NVSHMEM_MAX_TEAMS": "7",  # memory of teams that nobody makes
+    "NVSHMEM_MAX_TEAMS": "16",  # NVSHMEM 3.8 makes 7 of its own; more take memory
     "NVSHMEM_DISABLE_NVLS": "1",  # multicast over NVLink takes memory, and rights that a container may lack
     "NVSHMEM_CUMEM_GRANULARITY": str(1 << 29),
 }
@@ -166,11 +166,14 @@ class World:
         self._undo = ExitStack()
         self._undo.callback(library.finalize)
 
-    def complete(self, modules: Sequence[int], num_nvl_peers: int, low_latency_mode: bool) -> None:
-        """Register modules, and split the world. Collective over the world."""
+    def register(self, modules: Sequence[int]) -> None:
+        """Let modules have NVSHMEM's constants."""
         for module in modules:
             self.library.register(module)
             self._undo.callback(self.library.unregister, module)
+
+    def split(self, num_nvl_peers: int, low_latency_mode: bool) -> None:
+        """Make the team. Collective over the world."""
         _, pe, num_pes = self.place
         if low_latency_mode and num_pes > num_nvl_peers:
             self.team = self.library.split_strided(pe % num_nvl_peers, num_nvl_peers, num_pes // num_nvl_peers)
@@ -396,9 +399,14 @@ def _enter(
     world.num_users += 1
     modules = [runtime.module_of(kernel) for kernel in kernels_over_nvshmem()]
     try:
-        gather_results(comm, lambda: world.complete(modules, num_nvl_peers, low_latency_mode))
+        gather_results(comm, lambda: world.register(modules))
     except Exception:
         _leave(world)
+        raise
+    try:
+        gather_results(comm, lambda: world.split(num_nvl_peers, low_latency_mode))
+    except Exception as error:  # to end NVSHMEM 3.8 after this ends the process
+        _process.world, _process.broken = None, f"it could not make a team ({error})"
         raise
     return world
 
