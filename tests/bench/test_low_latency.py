@@ -429,15 +429,8 @@ def test_push_has_whole_rows_for_all_bytes(num_ranks):
 
 @pytest.fixture
 def report(tmp_path):
-    options = argparse.Namespace(
-        transport="direct",
-        hidden=7168,
-        topk=8,
-        experts=288,
-        repeat=30,
-        json=tmp_path / "all.json",
-        plot=tmp_path / "plot.png",
-    )
+    files = {"json": tmp_path / "all.json", "plot": tmp_path / "plot.png"}
+    options = argparse.Namespace(transport="direct", hidden=7168, topk=8, experts=288, repeat=30, **files)
     return Report(4, options)
 
 
