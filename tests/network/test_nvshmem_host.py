@@ -47,6 +47,7 @@ class Ranks:
         self._local = threading.local()
         self._pools = [ThreadPoolExecutor(1) for _ in range(self.num_ranks)]
         self.broken_context = set()  # ranks
+        self.num_gpus = self.num_ranks
         monkeypatch.setattr(nvshmem, "_process", ThreadsProcess())
         monkeypatch.setattr(nvshmem, "load_library", lambda: Library(self.nvshmem, self.nvshmem, "GPU {}".format))
         for name in ("cuMemsetD8", "cuMemcpyHtoD", "cuStreamSynchronize", "cuCtxSynchronize"):
@@ -78,7 +79,7 @@ class Ranks:
     def runtime(self, rank):
         """What a rank's runtime has, as far as NVSHMEM needs it."""
         kernels = []
-        device = SimpleNamespace(make_current=lambda: None, ordinal=rank, bus_id=f"bus {rank}")
+        device = SimpleNamespace(make_current=lambda: None, ordinal=rank, bus_id=f"bus {rank % self.num_gpus}")
         return SimpleNamespace(
             target="cuda", device=device, load=kernels.append, module_of=lambda kernel: MODULE + kernels.index(kernel)
         )
@@ -407,6 +408,15 @@ def test_ranks_that_share_a_process_are_refused(make_ranks, monkeypatch):
     (error,) = ranks.errors(virtual)
     assert isinstance(error, ValueError)
     assert "one process a rank: mpiexec" in str(error)
+
+
+def test_ranks_that_share_a_gpu_are_refused(make_ranks):
+    ranks = make_ranks(4)
+    ranks.num_gpus = 2
+    for error in ranks.errors(allocate):
+        assert isinstance(error, ValueError)
+        assert "transport: got 'nvshmem' for ranks 0 and 2, which share GPU bus 0; must be another" in str(error)
+    assert ranks.machine.worlds == {}
 
 
 def test_nodes_of_different_size_are_refused(make_ranks):

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import socket
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -269,8 +270,8 @@ def allocate_nvshmem(
             num_nvl_peers     ranks of a node, which divides the ranks of comm or is not less than they are
             num_qps_per_rank  queue pairs to each peer, where there is a NIC
             low_latency_mode  False: the ranks with the same index in their nodes share memory, not all
-    Raises: ValueError on the emulator, and for ranks that share a process; RuntimeError if NVSHMEM is not installed,
-            does not start, or runs for other ranks, if kernels do not compile, or if there is no memory
+    Raises: ValueError on the emulator, and for ranks that share a process or a GPU; RuntimeError if NVSHMEM is not
+            installed, does not start, or runs for other ranks, if kernels do not compile, or if there is no memory
     Blocks: until all ranks are here. The first call compiles kernels unless they are in the cache.
     """
     place = Place.of(comm.rank, comm.size, num_nvl_peers, low_latency_mode)
@@ -363,6 +364,7 @@ class Prepared(NamedTuple):
     """What a rank knows before all start together: its place, the world that runs here, and a name for a new one."""
 
     place: Place
+    gpu: tuple[str, str]  # its host, and its number there
     running: tuple[bytes, Place] | None
     new_name: bytes
 
@@ -381,14 +383,16 @@ def _enter(
         """What can fail on one rank alone."""
         _refuse(runtime, comm, num_nvl_peers)
         library = load_library()
+        gpu = socket.gethostname(), runtime.device.bus_id
         if _process.world is not None:
-            return Prepared(place, (_process.world.name, _process.world.place), b"")
+            return Prepared(place, gpu, (_process.world.name, _process.world.place), b"")
         for kernel in kernels_over_nvshmem():
             runtime.load(kernel)
         _set_environment(num_qps_per_rank)
-        return Prepared(place, None, library.unique_id() if place.pe == 0 else b"")
+        return Prepared(place, gpu, None, library.unique_id() if place.pe == 0 else b"")
 
     prepared = gather_results(comm, prepare)
+    _refuse_shared_gpus([rank.gpu for rank in prepared])
     world = _process.world
     if any(rank.running is not None for rank in prepared):
         _refuse_other_world(prepared)
@@ -420,6 +424,14 @@ def _refuse(runtime: Any, comm: Communicator, num_nvl_peers: int) -> None:
         refuse("num_nvl_peers", num_nvl_peers, f"a divisor of the {comm.size} ranks")
     if _process.broken:
         raise RuntimeError(f"NVSHMEM cannot be used in this process any more: {_process.broken}")
+
+
+def _refuse_shared_gpus(gpus: list[tuple[str, str]]) -> None:
+    """Raises: ValueError, on all ranks alike. NVSHMEM would end a process that asks for a team."""
+    for rank, gpu in enumerate(gpus):
+        if gpu in gpus[:rank]:
+            what = f"'nvshmem' for ranks {gpus.index(gpu)} and {rank}, which share GPU {gpu[1]}"
+            refuse("transport", what, "another, or one GPU a rank")
 
 
 def _refuse_other_world(prepared: list[Prepared]) -> None:
