@@ -87,18 +87,21 @@ def receive_token(out, src, row, here, shape, sizes, stage, parity, lane):
 
 
 @device_function
-def next_rows(slots, shape, here, first, count, next_row, lane):
-    """The rows of up to 32 slots, in lane j that of slot first + j; and in lane n the next row of node n."""
+def next_rows(slots, shape, here, first, count, next_row, end_row, lane):
+    """The rows of up to 32 slots, in lane j that of slot first + j; and in lane n the next row of node n.
+
+    -1 where there is no row: behind the last one of the output, or after a wait that was over time.
+    """
     source = -1
     if lane < count:
         row = slots + u32_mod(first + lane, shape.num_slots) * slot_bytes(shape)
         source = ld_na_s32(locate_notes(row, shape).src_idx + 4)
-    mine = 0
+    mine = -1
     for node in range(here.num_rdma_ranks):
         same = vote_ballot(FULL_MASK, source == node)
-        row = shfl_idx_s32(FULL_MASK, next_row, node)
-        if source == node:
-            mine = row + popc_u32(same & ((1 << lane) - 1))
+        row = shfl_idx_s32(FULL_MASK, next_row, node) + popc_u32(same & ((1 << lane) - 1))
+        if row < shfl_idx_s32(FULL_MASK, end_row, node) and source == node:
+            mine = row
         if lane == node:
             next_row += popc_u32(same)
     return mine, next_row
@@ -119,10 +122,11 @@ def receive_tokens(out, inputs, peers, bounds, here, shape, sizes, team, stage):
         rank = lane * here.num_nvl_ranks + team.peer
         next_row, end_row = rows_from(inputs, shape, here.channel, rank)
     num_left = warp_sum_s32(FULL_MASK, end_row - next_row)
-    fits = vote_ballot(FULL_MASK, end_row > sizes.num_recv_tokens) == 0
-    if not fits and end_row > sizes.num_recv_tokens and team.warp == 0:
-        peer = lane * here.num_nvl_ranks + team.peer
-        report_fault(bounds, DISPATCH_RECEIVER_ROWS, peer, here.channel, end_row, sizes.num_recv_tokens)
+    if end_row > sizes.num_recv_tokens:
+        if team.warp == 0:
+            peer = lane * here.num_nvl_ranks + team.peer
+            report_fault(bounds, DISPATCH_RECEIVER_ROWS, peer, here.channel, end_row, sizes.num_recv_tokens)
+        end_row = sizes.num_recv_tokens
     parity = 0
     head = 0
     while num_left > 0:
@@ -138,10 +142,10 @@ def receive_tokens(out, inputs, peers, bounds, here, shape, sizes, team, stage):
         num_left -= tail - head
         first = head
         while first < tail:
-            rows, next_row = next_rows(ring.x, shape, here, first, tail - first, next_row, lane)
+            rows, next_row = next_rows(ring.x, shape, here, first, tail - first, next_row, end_row, lane)
             for j in range(min(tail - first, 32)):
                 row = shfl_idx_s32(FULL_MASK, rows, j)
-                if fits and u32_mod(first + j, team.num_warps) == team.warp:
+                if row >= 0 and u32_mod(first + j, team.num_warps) == team.warp:
                     src = ring.x + u32_mod(first + j, shape.num_slots) * slot_bytes(shape)
                     parity = receive_token(out, src, row, here, shape, sizes, stage, parity, lane)
             first += 32

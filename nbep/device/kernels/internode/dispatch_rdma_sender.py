@@ -161,8 +161,7 @@ def send_tokens(out, inputs, network, progress, bounds, here, shape, sizes, send
         base = ld_weak_s32(progress.sent + 4 * (here.channel * here.num_rdma_ranks + lane))
     head = own_ptr(network, head_offset(sizes.cells, here.num_rdma_ranks, here.channel, lane))
     cell = smem_base() + BOARD + BOARD_ROW * sender + 4 * lane
-    if has_tma():
-        clear_padding(stage.data + note_bytes(shape), shape, lane)
+    clear_padding(stage.data + note_bytes(shape), shape, lane)
     parity = 0
     index = 0  # in lane d: how many tokens of the channel before these 32 go to node d
     token, end = channel_task_range(sizes.num_tokens, shape.num_channels, here.channel)
