@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import pytest
 from internode import Options, make_node_case
 from intranode import Outcome, cached_round_trip, check, combine, dispatch, make_buffer_for
-from parts import both_parts
 from steps import Step, steps_of
 from target import spawn
 
@@ -96,7 +95,8 @@ NOT_SEEN: dict[str, str] = {}
 STEPS = [step for module in MODULES for step in steps_of(module)]
 
 
-@pytest.mark.parametrize("memory_model", both_parts(["checked"], thorough=["sc", "delayed"]))
+@pytest.mark.thorough
+@pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
 @pytest.mark.parametrize("program", PROGRAMS, ids=str)
 def test_unbroken_kernels_are_not_caught(program, memory_model):
     program.run(1, memory_model)
