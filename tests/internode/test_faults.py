@@ -33,7 +33,6 @@ def told(case, options: Options, absent=(), seed: int = 0) -> list[nbep.PeerTime
             try:
                 outcome = dispatch(buffer, case, options, comm.rank)
                 combine(buffer, case, options, comm.rank, outcome)
-                buffer.get_comm_stream().synchronize()
             except nbep.PeerTimeout as error:
                 said = error
                 with pytest.raises(nbep.PeerTimeout, match=f"rank {error.peer}"):

@@ -65,3 +65,17 @@ def test_one_expert_a_rank():
 @pytest.mark.parametrize(("num_nodes", "num_nvl_peers"), both_parts([], thorough=[(2, 8), (8, 2), (5, 3)]))
 def test_larger_groups(num_nodes, num_nvl_peers):
     run(make_node_case(10, num_nodes, num_nvl_peers, num_tokens=3, num_topk=4), Options(nbep.Config(2, 1, 8, 2, 4)))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        nbep.Config(2, 1, 2, 4, 64),
+        nbep.Config(2, 4, 64, 1, 2),
+        nbep.Config(2, 1, 2, 1, 2),
+    ],
+    ids=["nvl", "rdma", "both"],
+)
+def test_rings_smaller_than_the_traffic_at_either_level(config):
+    case = make_node_case(4, num_tokens=(24, 0, 17, 3), num_topk=4, routing="everywhere")
+    run(case, Options(config))
