@@ -9,11 +9,9 @@
  slot[k] of (d, l)    sender              put_nbi_warp             forwarder           after tails
  board[w, d]          sender w, lane d    atom_exch_release_cta    coordinator         ld_acquire_cta
  tails[c, n] of (d,l) coordinator, lane d amo_add, behind slots    forwarder           ld_acquire_sys
- heads[c, d]          (d, l)              amo_add, for itself      senders, lane d     ld_relaxed_sys (1)
+ heads[c, d]          (d, l)              amo_add, behind reads    senders, lane d     ld_acquire_sys
  sent[c, d]           coordinator, lane d st_weak                  senders (next call) ld_weak
  send_rdma_head       sender 0            st_weak                  (combine)           -
-
- (1) The forwarders of (d, l) have loaded what was in a slot before its coordinator adds to heads.
 
 The warps go through the same tokens of the channel and take them in turn. Each knows without asking which slot a token
 has at a node: as many as tokens before it went there. They finish in any order, and the forwarder must not see a slot
