@@ -42,6 +42,7 @@ from nbep.device.primitives import (
     st_weak_s64,
     thread_idx,
     tma_store_wait_all,
+    u32_div,
     u32_mod,
     vote_ballot,
 )
@@ -77,7 +78,7 @@ def locate_output(out, row, shape):
 def receive_token(out, src, row, here, shape, sizes, stage, parity, lane):
     """Copy the slot that has its row at src to an output row; one warp. Returns the parity of the stage's next copy."""
     begin_copy(src, shape.hidden_bytes, 0, stage, lane)
-    experts = sizes.num_experts // (here.num_rdma_ranks * here.num_nvl_ranks)
+    experts = u32_div(sizes.num_experts, here.num_rdma_ranks * here.num_nvl_ranks)
     first = (here.rdma_rank * here.num_nvl_ranks + here.nvl_rank) * experts
     notes = locate_notes(src, shape)
     keeps_source = out.recv_src_meta != 0

@@ -136,16 +136,17 @@ def send_token(inputs, network, here, shape, sizes, token, nodes, slot, stage, p
     )
     if has_tma():
         fence_proxy_async_shared()
-    parity = end_fill(ld_nc_v4, row, shape.hidden_bytes, front, stage, parity, lane)
-    done = min(shape.hidden_bytes, STAGE_BYTES - front)
-    put_part(network, here, shape, nodes, slot, -front, stage.data, front + done, lane)
-    while done < shape.hidden_bytes:
-        part = min(shape.hidden_bytes - done, STAGE_BYTES)
-        syncwarp(FULL_MASK)
-        begin_copy(row + done, part, 0, stage, lane)
-        parity = end_fill(ld_nc_v4, row + done, part, 0, stage, parity, lane)
-        put_part(network, here, shape, nodes, slot, done, stage.data, part, lane)
+    done = 0
+    while True:
+        part = min(shape.hidden_bytes - done, STAGE_BYTES - front)
+        parity = end_fill(ld_nc_v4, row + done, part, front, stage, parity, lane)
+        put_part(network, here, shape, nodes, slot, done - front, stage.data, front + part, lane)
         done += part
+        if done == shape.hidden_bytes:
+            break
+        front = 0  # the notes have gone with the first part
+        syncwarp(FULL_MASK)
+        begin_copy(row + done, shape.hidden_bytes - done, front, stage, lane)
     quiet(network, lane)
     return parity
 
