@@ -17,6 +17,7 @@ from low_latency import (
     Options,
     Outcome,
     Trip,
+    check,
     check_dispatched,
     expected_combine,
     expected_dispatch,
@@ -131,6 +132,38 @@ def test_what_a_rank_sends_after_it_was_masked_by_hand_counts_in_no_call(options
     results = spawn(main, 3, on_deadlock="expire")
     for rank in OTHERS:
         check_survivor(case, options, rank, results[rank], [LATE], [LATE])
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_rank_that_comes_late_to_a_clean_is_waited_for_in_the_next_one(options):
+    """What it sends before the next one, and nobody receives, must not meet cells that are clean already."""
+    case = make_case(0)
+    half_a_call = replace(options, dispatch_as=HOOK)
+
+    def main(comm, done):
+        buffer = make_buffer(comm, [(case, options)], enable_shrink=True)
+
+        def clean():
+            buffer.clean_low_latency_buffer(max(case.num_tokens), case.hidden, case.num_experts)
+            buffer._memory.low_latency.synchronize()
+
+        comm.barrier()
+        if comm.rank == LATE:
+            comm.runtime.wait_until(lambda: len(done) == len(OTHERS), lambda: "the others, to clean")
+        else:
+            buffer.low_latency_update_mask_buffer(LATE, True)
+        clean()
+        done.append(comm.rank)
+        comm.barrier()
+        buffer.low_latency_clean_mask_buffer()
+        comm.barrier()
+        if comm.rank == LATE:
+            Trip(buffer, case, half_a_call).send_dispatch()
+        clean()
+        return Trip(buffer, case, options).whole()
+
+    for seed in range(6):
+        check(case, options, spawn(main, 3, args=([],), seed=seed, on_deadlock="expire"), f"schedule {seed}")
 
 
 def test_tokens_of_an_expert_whose_count_was_given_up_have_no_rows(monkeypatch):
