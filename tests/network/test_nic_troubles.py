@@ -94,26 +94,6 @@ def test_a_nic_that_loses_the_first_message_has_sent_nothing_on_that_queue():
     assert "queue 0" not in receiver.split("\n  ")[2]
 
 
-def test_zero_copy_waits_no_longer_than_the_time_out_for_a_nic_that_has_stopped():
-    """Rank 0 has got a dispatch and would combine, but its own dispatch has yet to be read."""
-
-    def main(comm):
-        buffer = make_buffer(comm, stopped=(0, 0))
-        trip = Trip(buffer, CASE, Options(dispatch_as=HOOK, zero_copy=True))
-        trip.send_dispatch()
-        if comm.rank == 0:
-            trip.receive_dispatch()
-            with pytest.raises(nbep.PeerTimeout, match=f"rank 0: its NIC has not read .* in {TIMEOUT_MS} ms") as caught:
-                trip.send_combine()
-            error = caught.value
-            assert (error.rank, error.peer, error.role, error.cell) == (0, 1, "zero copy", None)
-            assert "the network to rank 1: queue 0 (queue pair 66): " in str(error)
-        comm.barrier()
-        buffer.destroy()
-
-    nbep.spawn(main, 2, "emulator", on_deadlock="expire")
-
-
 @kernel()
 def fill_the_queue(network: IbgdaNetwork, num_writes: I32):
     """One warp: more writes than the queue has entries."""
