@@ -124,7 +124,7 @@ class LowLatencyMemory:
 
     def open(self, handles: list[Any], bounds: Bounds) -> None:
         """Reach the peers' buffers. Raises: RuntimeError if one cannot be reached"""
-        for kernel in KERNELS:  # before one runs that does not end: the software NIC
+        for kernel in KERNELS:  # before one of them waits for other ranks: see Runtime.load
             self.runtime.load(self.kernel(kernel))
         memories, ends = zip(*handles, strict=True)
         self.network = self.transport.open(list(ends), self.num_rdma_bytes + POINTER_TABLE, bounds)
