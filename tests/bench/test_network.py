@@ -77,7 +77,7 @@ def test_only_ibgda_has_queues_to_vary():
     ("argv", "message"),
     [
         (["--sizes", "16,24"], "multiples of 16"),
-        (["--transports", "direct,smoke"], "smoke; there are direct, ibgda, nvshmem"),
+        (["--transports", "direct,smoke"], "smoke; allowed: direct, ibgda, nvshmem"),
         (["--queues", "64"], "--queues: at most 32 with --sms 8"),
         (["--sms", "1", "--queues", "8"], "--queues: at most 4 with --sms 1"),
         (["--batches", "3"], "--batches: nic: batch: got 3"),
