@@ -18,11 +18,12 @@ def mpiexec(num_ranks: int, *arguments: str, without: int | None = None, **optio
         assert (f"rank {rank} is done" in output) == (rank != without), output
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", both_parts([4], thorough=[2]))
 def test_ranks_in_processes_agree_with_the_reference(num_ranks):
     mpiexec(num_ranks, "round_trips,two_calls_in_flight")
 
 
-@pytest.mark.parametrize("kind", both_parts(["deduplicate"], thorough=["plain"]))
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["plain", "deduplicate"])
 def test_the_others_go_on_when_a_rank_is_killed_and_end_without_it(kind):
     mpiexec(4, "rank_that_is_killed", kind, without=1, survive=True, must_fail=True, NBEP_TIMEOUT_MS="10000")

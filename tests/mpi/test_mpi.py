@@ -20,7 +20,7 @@ def mpiexec(num_ranks: int, *programs: str, **environment: str | None) -> None:
         assert f"rank {rank} is done" in output
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", both_parts([4], thorough=[2]))
 def test_ranks_in_processes_agree_with_the_reference(num_ranks):
     mpiexec(num_ranks, "round_trips", "one_buffer_many_calls", "the_calls_of_the_readme")
 
@@ -35,7 +35,8 @@ def test_a_part_of_the_ranks_can_come_before_all():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="CUDA's bindings are for Linux")
 @pytest.mark.parametrize(
-    "program", ["part_of_the_gpus_first", "two_groups_on_one_host", "part_of_the_ranks_without_gpus"]
+    "program",
+    both_parts(["part_of_the_gpus_first"], thorough=["two_groups_on_one_host", "part_of_the_ranks_without_gpus"]),
 )
 def test_ranks_that_have_a_gpu_come_together_with_others(program):
     mpiexec(4, program, NBEP_TARGET=None)

@@ -53,7 +53,7 @@ def run_rounds(comm, seed: int, num_nvl_peers: int, num_rounds: int) -> list[str
     return wrong
 
 
-@pytest.mark.parametrize("seed", both_parts(range(3), thorough=range(3, 53)))
+@pytest.mark.parametrize("seed", both_parts(range(2), thorough=range(2, 53)))
 def test_rounds_of_all_kinds_are_right(seed):
     num_ranks, num_nvl_peers = SHAPES[seed % len(SHAPES)]
     model = MODELS[seed % len(MODELS)]
