@@ -6,6 +6,7 @@ import pytest
 from internode import Options, make_node_case, ragged, run
 from parts import both_parts
 
+import nbep
 from nbep import reference
 
 
