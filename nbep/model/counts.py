@@ -1,0 +1,168 @@
+"""The counts of each mode as forms: found from emulator runs, kept in data/counts.json, and read from there.
+
+    python -m nbep.model.counts        count again and write the file
+
+Nobody types a number into the file. The forms are found from all runs of a mode but the last ones, and these have to
+come out of them exactly. The tests make other runs, and compare.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+
+from nbep.host.network.transport import TransportName
+from nbep.model.features import Features, total
+from nbep.model.forms import Form, NotLinear, Sample, evaluate, evaluate_exactly, find_form, show
+from nbep.model.runs import count
+from nbep.model.traffic import HOME, LINKS
+from nbep.model.work import INTRANODE, LOW_LATENCY, VERBS, Work
+
+FILE = Path(__file__).parent / "data" / "counts.json"
+NUM_PROOFS = 2  # runs of each mode that the forms are not found from
+
+Forms = dict[str, dict[str, dict[str, Form]]]  # verb -> link -> what -> form
+
+# What a rank does in its own memory depends on all links; what goes over a link, on that link alone.
+AT_HOME = (
+    *("values.home", "values.nvlink", "rows", "rows.home", "rows.nvlink", "rows.network", "outputs", "hidden"),
+    *("choices.network", "parts.network", "experts.network", "chosen.network", "peers.network"),
+)
+
+
+def _low_latency(transport: TransportName) -> list[Work]:
+    """(ranks, ranks of a node, tokens, hidden, top-k, experts, FP8)"""
+    sizes = [
+        (4, 2, 2, 512, 2, 8, True),
+        (4, 2, 3, 128, 1, 4, True),
+        (4, 2, 1, 256, 3, 12, False),
+        (4, 2, 4, 128, 2, 16, True),
+        (4, 2, 0, 128, 1, 8, True),
+        (4, 2, 2, 384, 4, 8, False),
+        (6, 3, 2, 128, 2, 6, True),
+        (6, 2, 3, 256, 3, 12, True),
+        (2, 2, 3, 128, 2, 4, True),
+        (2, 1, 2, 256, 2, 4, True),
+        (4, 1, 2, 256, 2, 8, False),
+        (4, 4, 3, 128, 2, 8, False),
+        (6, 2, 2, 640, 4, 18, True),
+        (2, 1, 1, 7168, 2, 4, True),
+        (2, 1, 2, 5120, 1, 2, False),
+        (8, 4, 3, 512, 3, 16, True),
+    ]
+    return [Work(LOW_LATENCY, *size, transport=transport, seed=seed) for seed, size in enumerate(sizes)]
+
+
+def _intranode() -> list[Work]:
+    """(ranks, tokens, hidden, top-k, experts, FP8, channels, chunks of dispatch and combine)"""
+    sizes = [
+        (2, 5, 128, 2, 4, True, 1, (2, 1)),
+        (2, 9, 256, 1, 4, False, 2, (1, 2)),
+        (4, 3, 512, 2, 8, True, 1, (2, 3)),
+        (4, 6, 128, 3, 8, True, 2, (3, 1)),
+        (2, 0, 128, 1, 4, True, 1, (1, 1)),
+        (4, 2, 1152, 1, 4, False, 3, (1, 2)),
+        (2, 7, 5120, 2, 2, True, 2, (4, 4)),
+        (2, 11, 128, 2, 8, False, 3, (2, 5)),
+        (4, 8, 128, 4, 4, True, 1, (5, 2)),
+        (8, 6, 256, 3, 8, True, 2, (2, 2)),
+    ]
+    return [
+        Work(INTRANODE, size[0], size[0], *size[1:6], num_channels=size[6], nvl_chunks=size[7], seed=seed)
+        for seed, size in enumerate(sizes)
+    ]
+
+
+RUNS: dict[str, list[Work]] = {
+    "intranode": _intranode(),
+    "low_latency, ibgda": _low_latency("ibgda"),
+    "low_latency, direct": _low_latency("direct"),
+}
+
+
+def name_of(work: Work) -> str:
+    """Under which name the forms of a work stand."""
+    return work.mode if work.mode == INTRANODE else f"{work.mode}, {work.transport}"
+
+
+def find_forms(works: Sequence[Work], num_proofs: int = NUM_PROOFS) -> Forms:
+    """Run all works, find the forms from all but the last `num_proofs` runs, and prove them with those.
+
+    Raises: NotLinear if a count has no form, or a proof comes out wrong
+    """
+    runs = [count(work) for work in works]
+    forms: Forms = {}
+    for verb in VERBS:
+        sums = [total(work, verb) for work in works]
+        forms[verb] = {}
+        for link in LINKS:
+            forms[verb][link] = {}
+            for what in sorted({what for run in runs for what in run[verb][link]}):
+                samples = [Sample(sums[i], runs[i][verb][link].get(what, 0)) for i in range(len(works))]
+                names = AT_HOME if link == HOME else [name for name in sums[0] if name.endswith(f".{link}")]
+                try:
+                    form = find_form([name for name in names if name in sums[0]], samples[: len(works) - num_proofs])
+                except NotLinear as error:
+                    raise NotLinear(f"{verb}, {link}, {what}: {error}") from None
+                for sample in samples:
+                    if evaluate_exactly(form, sample.features) != sample.number:
+                        raise NotLinear(f"{verb}, {link}, {what}: {show(form)} is not {sample.number}")
+                forms[verb][link][what] = form
+    return forms
+
+
+def expected(forms: Forms, work: Work) -> dict[str, dict[str, dict[str, int]]]:
+    """What `runs.count` finds of a work, by its forms."""
+    return {
+        verb: {
+            link: {
+                what: int(value)
+                for what, form in forms[verb][link].items()
+                if (value := evaluate_exactly(form, total(work, verb)))
+            }
+            for link in LINKS
+        }
+        for verb in VERBS
+    }
+
+
+def evaluate_all(forms: Forms, verb: str, features: Features) -> dict[str, dict[str, float]]:
+    """Every count of one call, of features that may be means."""
+    return {link: {what: evaluate(form, features) for what, form in forms[verb][link].items()} for link in LINKS}
+
+
+def load() -> dict[str, Forms]:
+    """The forms of every mode, as the file has them."""
+    return {
+        name: {
+            verb: {
+                link: {
+                    what: {feature: Fraction(value) for feature, value in form.items()} for what, form in whats.items()
+                }
+                for link, whats in links.items()
+            }
+            for verb, links in verbs.items()
+        }
+        for name, verbs in json.loads(FILE.read_text()).items()
+    }
+
+
+def dump(forms: dict[str, Forms]) -> str:
+    """The file's text."""
+    return json.dumps(forms, indent=1, default=str) + "\n"
+
+
+def main() -> int:
+    found = {}
+    for name, works in RUNS.items():
+        print(f"{name}: {len(works)} runs", file=sys.stderr)
+        found[name] = find_forms(works)
+    FILE.write_text(dump(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
