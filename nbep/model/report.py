@@ -26,7 +26,7 @@ def compared_table(compared: Sequence[Compared]) -> str:
             row.ranks,
             f"{row.published_us:.0f}",
             f"{row.us:.0f}",
-            f"{100 * row.error:+.1f} %",
+            percent(row.error),
             "fitted" if row.is_fitted else "predicted",
             row.bound,
             bar(row.error),
@@ -40,8 +40,12 @@ def compared_table(compared: Sequence[Compared]) -> str:
         f"{align(lines, '<<>>>><<<')}\n\n"
         f"mean error: {100 * mean_error(compared, True):.1f} % of {num_fitted} fitted rows, "
         f"{100 * mean_error(compared, False):.1f} % of {len(predicted)} predicted ones\n"
-        f"worst prediction: {TITLES[worst.mode]}, {worst.verb}, {worst.ranks} ranks: {100 * worst.error:+.1f} %"
+        f"worst prediction: {TITLES[worst.mode]}, {worst.verb}, {worst.ranks} ranks: {percent(worst.error)}"
     )
+
+
+def percent(error: float) -> str:
+    return f"{round(100 * error, 1) + 0.0:+.1f} %"  # + 0.0: never -0.0
 
 
 def bar(error: float) -> str:
