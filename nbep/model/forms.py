@@ -57,6 +57,18 @@ def find_form(names: Sequence[str], samples: Sequence[Sample]) -> Form:
     return form
 
 
+def find_bound(names: Sequence[str], samples: Sequence[Sample]) -> Form:
+    """The least whole multiple that no count exceeds, of the first of these features that can bound them.
+
+    Raises: NotLinear if with each feature there is a count where it is 0
+    """
+    for name in names:
+        pairs = [(int(sample.features[name]), sample.number) for sample in samples if sample.number]
+        if all(feature > 0 for feature, _ in pairs):
+            return {name: Fraction(max(-(-number // feature) for feature, number in pairs))}
+    raise NotLinear(f"no bound among {', '.join(names)}")
+
+
 def evaluate_exactly(form: Form, features: Features) -> Fraction:
     """Of whole features."""
     return sum((value * int(features[name]) for name, value in form.items()), Fraction(0))

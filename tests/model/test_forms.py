@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from nbep.model.forms import NotLinear, Sample, evaluate, find_form, show
+from nbep.model.forms import NotLinear, Sample, evaluate, find_bound, find_form, show
 
 
 def samples(*rows):
@@ -33,6 +33,13 @@ def test_a_count_that_is_off_by_one_in_a_million_is_refused():
 def test_runs_that_do_not_tell_two_features_apart_are_refused():
     with pytest.raises(NotLinear, match="2 runs do not tell a, b apart"):
         find_form(["a", "b"], samples((1, 2, 3), (2, 4, 6)))
+
+
+def test_a_bound_is_the_least_multiple_of_the_first_feature_that_has_one():
+    assert find_bound(["b", "a"], samples((2, 1, 3), (4, 5, 7), (0, 0, 0))) == {"b": 3}
+    assert find_bound(["none", "a", "b"], samples((2, 1, 3), (4, 5, 7), (0, 0, 0))) == {"a": 2}
+    with pytest.raises(NotLinear, match="no bound among a"):
+        find_bound(["a"], samples((0, 1, 1), (1, 1, 1)))
 
 
 def test_a_form_gives_the_count_of_features_that_are_means():
