@@ -31,8 +31,8 @@ Forms = dict[str, dict[str, dict[str, Form]]]  # verb -> link -> what -> form
 
 # What a rank does in its own memory depends on all links; what goes over a link, on that link alone.
 AT_HOME = (
-    *("values.home", "values.nvlink", "rows", "rows.home", "rows.nvlink", "rows.network", "outputs", "hidden"),
-    *("choices.network", "parts.network", "experts.network", "chosen.network", "peers.network"),
+    *("values", "values.home", "values.nvlink", "rows", "rows.home", "rows.nvlink", "rows.node", "rows.network"),
+    *("outputs", "hidden"),
 )
 
 
@@ -122,8 +122,8 @@ def find_forms(works: Sequence[Work], num_proofs: int = NUM_PROOFS) -> Forms:
 
 
 def _bounds(link: str, names: Sequence[str]) -> list[str]:
-    """What bounds how often a flag moves, if it can: a flag moves for a chunk, or else for each token."""
-    return [name for name in (f"chunks.{link}", f"pairs.{link}") if name in names]
+    """What bounds how often a flag moves: it moves for a chunk, or else for each token that passes."""
+    return [name for name in (f"chunks.{link}", f"passes.{link}") if name in names]
 
 
 def is_proved(name: str, form: Form, sample: Sample) -> bool:

@@ -1,17 +1,20 @@
 """What the counts of a call grow with: numbers that follow from the routes and the sizes alone.
 
 Each is of the tokens of one rank, wherever they cause it: a token that a peer forwards counts for its source. A name
-ends in the link that it is about. `rows` are bytes: of what is sent, each with its notes as the protocol's own layout
-says; all other features are numbers of things.
+ends in the link that it is about. `rows` and `values` are bytes: of what is sent, with and without its notes, as the
+protocol's own layout says. So are `hidden` and `outputs`; all other features are numbers of things.
 
  normal modes    pairs      a token and a rank that gets it; on the network a token and a node
+                 passes     a token and a rank that it might be passed on to, by the rank that got it for its node
                  chunks     what is left of the pairs of one channel and one goal, cut in chunks, rounded up
                  rings      a channel and a peer; on the network a channel and a node
+                 nodes      other ones
+                 values     rows without their notes; rows.node: to the own node, through the same rings
  low latency     choices    of a token, by where the expert is
-                 parts      of their rows, as much at once as a sender's stage holds; dispatch sends a row at once
                  experts    that are there, chosen or not
                  chosen     experts that some token of this rank has chosen
  both            peers      other ranks
+                 parts      of the rows, each as large as a sender's stage; low-latency dispatch has one for a row
                  tokens, hidden: the tokens, and their bytes in bf16
 """
 
@@ -95,15 +98,20 @@ def _normal(work: Work, verb: str, rank: int) -> Features:
     others = np.delete(by_node, local, axis=2)  # and passes them on over NVLink
     chunks = work.nvl_chunks[VERBS.index(verb)], work.rdma_chunks[VERBS.index(verb)]
     row, values = row_bytes(work, verb), value_bytes(work, verb)
-    found: Features = {}
+    found: Features = {"values": work.num_tokens * values, "rows.node": int(by_node[:, node].any(axis=1).sum()) * row}
     for link, to, chunk in ((NVLINK, others, chunks[0]), (NETWORK, other_nodes, chunks[1])):
         pairs = to.reshape(work.num_tokens, int(np.prod(to.shape[1:])))
         found[f"pairs.{link}"] = int(pairs.sum())
         found[f"rows.{link}"] = int(pairs.sum()) * row
+        found[f"parts.{link}"] = int(pairs.sum()) * -(-row // STAGE_BYTES)
         found[f"values.{link}"] = int(pairs.sum()) * values
         found[f"chunks.{link}"] = _num_chunks(pairs, work.num_channels, chunk)
         found[f"rings.{link}"] = pairs.shape[1] * work.num_channels
+    num_passing = int(by_node.any(axis=2).sum())  # at the ranks with the same place, in all nodes
+    found[f"passes.{NVLINK}"] = num_passing * (work.num_nvl_peers - 1)
+    found[f"nodes.{NETWORK}"] = work.num_nodes - 1
     found[f"pairs.{HOME}"] = int(by_node[:, :, local].sum())
+    found[f"rows.{HOME}"] = found[f"pairs.{HOME}"] * row
     found[f"values.{HOME}"] = found[f"pairs.{HOME}"] * values
     return found
 

@@ -21,6 +21,8 @@ from nbep.emulator.orders import WEAK
 
 HOME, NVLINK, NETWORK = LINKS = ("home", "nvlink", "network")
 ROW_ACCESS_BYTES = 16  # of a row at once; smaller accesses to own memory are to counts and choices, and hit caches
+RING_CELLS = ("start", "end", "head", "tail")  # which of them depends on the call that the owner is in just now
+QUEUES = "queue pairs"
 _RESERVED = re.compile(r"RESERVED of queue pair (\d+) ")
 _NAME = re.compile(r"\w+")
 
@@ -79,6 +81,8 @@ class Traffic:
         size = KINDS[kind].size
         if thread.rank >= NIC_NUMBERS:
             self._by_nic(thread, allocation, size, order)
+            return
+        if allocation.name == QUEUES:  # what a rank tells its NIC crosses no link
             return
         tally = self._tally(thread, allocation)
         if order not in WEAK:
@@ -159,4 +163,5 @@ def _is_shared(allocation: Any) -> bool:
 def _flag(tally: Tally, allocation: Any, offset: int) -> None:
     text = allocation.name if allocation.describe is None else allocation.describe(offset)
     found = _NAME.match(text)
-    tally.flags[found[0] if found else text] += 1
+    name = found[0] if found else text
+    tally.flags["ring" if name in RING_CELLS else name] += 1

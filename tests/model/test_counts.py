@@ -65,10 +65,10 @@ def fake_runs(monkeypatch, change=None):
 
 def test_forms_that_a_proof_contradicts_are_refused(monkeypatch):
     def change(run):
-        run["dispatch"]["nvlink"]["flags.tail"] += 1
+        run["dispatch"]["nvlink"]["flags.ring"] += 1
 
     works, _ = fake_runs(monkeypatch, change)
-    with pytest.raises(NotLinear, match=r"dispatch, nvlink, flags.tail: chunks.nvlink is not"):
+    with pytest.raises(NotLinear, match=r"dispatch, nvlink, flags.ring: chunks.nvlink \+ 2 rings.nvlink is not"):
         find_forms(works)
 
 
@@ -83,10 +83,13 @@ def test_flags_without_a_form_have_a_bound_that_every_run_keeps(monkeypatch):
     works, runs = fake_runs(monkeypatch)
     for i, work in enumerate(works):
         tally = runs[work]["dispatch"]["nvlink"]
-        tally["flags.tail"] = max(0, tally["flags.tail"] - i % 3)
+        tally["flags.ring"] = max(0, total(work, "dispatch")["chunks.nvlink"] - i % 3)
     forms = find_forms(works)
-    assert forms["dispatch"]["nvlink"]["flags.tail at most"] == {"chunks.nvlink": 1}
-    assert "flags.tail" not in forms["dispatch"]["nvlink"]
+    assert "flags.ring" not in forms["dispatch"]["nvlink"]
+    assert forms["dispatch"]["nvlink"]["flags.ring at most"] == {"chunks.nvlink": 1}
+    assert [line for work in works for line in contradictions(forms, work, runs[work])] == []
+    runs[works[0]]["dispatch"]["nvlink"]["flags.ring"] *= 9
+    assert contradictions(forms, works[0], runs[works[0]]) != []
 
 
 def test_each_difference_between_a_run_and_the_forms_is_named(monkeypatch):
