@@ -1,6 +1,7 @@
 """The counts of each mode as forms: found from emulator runs, kept in data/counts.json, and read from there.
 
-    python -m nbep.model.counts        count again and write the file
+    python -m nbep.model.counts                 count all modes again and write the file
+    python -m nbep.model.counts intranode       count this one again
 
 Nobody types a number into the file. The forms are found from all runs of a mode but the last ones, and these have to
 come out of them exactly. The tests make other runs, and compare.
@@ -20,7 +21,7 @@ from nbep.host.network.transport import TransportName
 from nbep.model.features import Features, total
 from nbep.model.forms import Form, NotLinear, Sample, evaluate, evaluate_exactly, find_bound, find_form, show
 from nbep.model.runs import Counts, count
-from nbep.model.traffic import HOME, LINKS
+from nbep.model.traffic import HOME, LINKS, NETWORK
 from nbep.model.work import INTRANODE, LOW_LATENCY, VERBS, Work
 
 FILE = Path(__file__).parent / "data" / "counts.json"
@@ -96,7 +97,7 @@ def find_forms(works: Sequence[Work], num_proofs: int = NUM_PROOFS) -> Forms:
 
     Raises: NotLinear if a count has no form, or a proof comes out wrong
     """
-    runs = [count(work) for work in works]
+    runs = [count(work, work.seed) for work in works]
     forms: Forms = {}
     for verb in VERBS:
         sums = [total(work, verb) for work in works]
@@ -122,8 +123,9 @@ def find_forms(works: Sequence[Work], num_proofs: int = NUM_PROOFS) -> Forms:
 
 
 def _bounds(link: str, names: Sequence[str]) -> list[str]:
-    """What bounds how often a flag moves: it moves for a chunk, or else for each token that passes."""
-    return [name for name in (f"chunks.{link}", f"passes.{link}") if name in names]
+    """What bounds how often a flag moves: inside a node it may move for each token, on the network for a chunk only."""
+    name = f"chunks.{link}" if link == NETWORK else f"pairs.{link}"
+    return [name] if name in names else []
 
 
 def is_proved(name: str, form: Form, sample: Sample) -> bool:
@@ -175,14 +177,14 @@ def dump(forms: dict[str, Forms]) -> str:
     return json.dumps(forms, indent=1, default=str) + "\n"
 
 
-def main() -> int:
-    found = {}
-    for name, works in RUNS.items():
-        print(f"{name}: {len(works)} runs", file=sys.stderr)
-        found[name] = find_forms(works)
-    FILE.write_text(dump(found))
+def main(names: Sequence[str]) -> int:
+    found = load() if names else {}
+    for name in names or RUNS:
+        print(f"{name}: {len(RUNS[name])} runs", file=sys.stderr)
+        found[name] = find_forms(RUNS[name])
+    FILE.write_text(dump({name: found[name] for name in RUNS}))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -5,7 +5,6 @@ ends in the link that it is about. `rows` and `values` are bytes: of what is sen
 protocol's own layout says. So are `hidden` and `outputs`; all other features are numbers of things.
 
  normal modes    pairs      a token and a rank that gets it; on the network a token and a node
-                 passes     a token and a rank that it might be passed on to, by the rank that got it for its node
                  chunks     what is left of the pairs of one channel and one goal, cut in chunks, rounded up
                  rings      a channel and a peer; on the network a channel and a node
                  nodes      other ones
@@ -107,8 +106,6 @@ def _normal(work: Work, verb: str, rank: int) -> Features:
         found[f"values.{link}"] = int(pairs.sum()) * values
         found[f"chunks.{link}"] = _num_chunks(pairs, work.num_channels, chunk)
         found[f"rings.{link}"] = pairs.shape[1] * work.num_channels
-    num_passing = int(by_node.any(axis=2).sum())  # at the ranks with the same place, in all nodes
-    found[f"passes.{NVLINK}"] = num_passing * (work.num_nvl_peers - 1)
     found[f"nodes.{NETWORK}"] = work.num_nodes - 1
     found[f"pairs.{HOME}"] = int(by_node[:, :, local].sum())
     found[f"rows.{HOME}"] = found[f"pairs.{HOME}"] * row

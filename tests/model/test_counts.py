@@ -59,7 +59,7 @@ def fake_runs(monkeypatch, change=None):
     }
     if change is not None:
         change(runs[works[-1]])
-    monkeypatch.setattr(counts, "count", lambda work: runs[work])
+    monkeypatch.setattr(counts, "count", lambda work, seed: runs[work])
     return works, runs
 
 
@@ -82,13 +82,13 @@ def test_bytes_without_a_form_are_refused(monkeypatch):
 def test_flags_without_a_form_have_a_bound_that_every_run_keeps(monkeypatch):
     works, runs = fake_runs(monkeypatch)
     for i, work in enumerate(works):
-        tally = runs[work]["dispatch"]["nvlink"]
-        tally["flags.ring"] = max(0, total(work, "dispatch")["chunks.nvlink"] - i % 3)
+        most = total(work, "dispatch")["pairs.nvlink"]
+        runs[work]["dispatch"]["nvlink"]["flags.ring"] = max(0, most - i % 3)
     forms = find_forms(works)
     assert "flags.ring" not in forms["dispatch"]["nvlink"]
-    assert forms["dispatch"]["nvlink"]["flags.ring at most"] == {"chunks.nvlink": 1}
+    assert forms["dispatch"]["nvlink"]["flags.ring at most"] == {"pairs.nvlink": 1}
     assert [line for work in works for line in contradictions(forms, work, runs[work])] == []
-    runs[works[0]]["dispatch"]["nvlink"]["flags.ring"] *= 9
+    runs[works[0]]["dispatch"]["nvlink"]["flags.ring"] += 9
     assert contradictions(forms, works[0], runs[works[0]]) != []
 
 
