@@ -22,7 +22,7 @@ from nbep.model.features import Features, total
 from nbep.model.forms import Form, NotLinear, Sample, evaluate, evaluate_exactly, find_bound, find_form, show
 from nbep.model.runs import Counts, count
 from nbep.model.traffic import HOME, LINKS, NETWORK
-from nbep.model.work import INTRANODE, LOW_LATENCY, VERBS, Work
+from nbep.model.work import INTERNODE, INTRANODE, LOW_LATENCY, VERBS, Work
 
 FILE = Path(__file__).parent / "data" / "counts.json"
 NUM_PROOFS = 2  # runs of each mode that the forms are not found from
@@ -80,8 +80,33 @@ def _intranode() -> list[Work]:
     ]
 
 
+def _internode(transport: TransportName) -> list[Work]:
+    """(ranks, ranks of a node, tokens, hidden, top-k, experts, FP8, channels), chunks of dispatch and combine"""
+    sizes = [
+        ((4, 2, 5, 128, 2, 8, True, 1), (2, 1), (2, 3)),
+        ((4, 2, 4, 512, 3, 8, True, 2), (1, 2), (3, 1)),
+        ((4, 2, 6, 256, 1, 4, False, 1), (3, 2), (1, 2)),
+        ((4, 2, 0, 128, 1, 4, True, 1), (1, 1), (1, 1)),
+        ((6, 2, 3, 128, 3, 12, True, 1), (1, 1), (2, 1)),
+        ((6, 3, 4, 256, 2, 6, False, 2), (2, 3), (1, 1)),
+        ((4, 2, 3, 1152, 2, 8, True, 1), (1, 1), (1, 2)),
+        ((4, 2, 2, 5120, 2, 4, False, 1), (2, 2), (2, 2)),
+        ((8, 2, 4, 128, 4, 16, False, 1), (2, 1), (2, 2)),
+        ((4, 2, 1, 7168, 3, 8, True, 1), (1, 1), (1, 1)),
+        ((8, 4, 2, 384, 3, 8, True, 2), (1, 2), (1, 1)),
+        ((4, 2, 8, 128, 3, 8, True, 3), (2, 2), (2, 3)),
+        ((6, 2, 5, 640, 2, 12, True, 1), (3, 2), (3, 2)),
+    ]
+    return [
+        Work(INTERNODE, *size[:7], size[7], nvl, rdma, transport=transport, seed=seed)
+        for seed, (size, nvl, rdma) in enumerate(sizes)
+    ]
+
+
 RUNS: dict[str, list[Work]] = {
     "intranode": _intranode(),
+    "internode, ibgda": _internode("ibgda"),
+    "internode, direct": _internode("direct"),
     "low_latency, ibgda": _low_latency("ibgda"),
     "low_latency, direct": _low_latency("direct"),
 }

@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from nbep.device.layout.internode import num_meta_words
 from nbep.device.layout.intranode import RingShape, note_bytes
 from nbep.device.layout.low_latency import LowLatencyShape, row_stride
 from nbep.device.layout.low_latency import note_bytes as low_latency_note_bytes
 from nbep.device.layout.low_latency import note_offset as low_latency_note_offset
 from nbep.device.protocols.staging import STAGE_BYTES
 from nbep.model.traffic import HOME, LINKS, NETWORK, NVLINK
-from nbep.model.work import DISPATCH, LOW_LATENCY, VERBS, Work
+from nbep.model.work import DISPATCH, INTERNODE, LOW_LATENCY, VERBS, Work
 from nbep.reference.intranode import channel_task_range
 
 Features = dict[str, float]
@@ -116,8 +117,9 @@ def _normal(work: Work, verb: str, rank: int) -> Features:
 def row_bytes(work: Work, verb: str) -> int:
     """What a token takes on its way: with a handle there is no top-k, and combine sends no notes."""
     num_scales = work.hidden // 128 if verb == DISPATCH and work.use_fp8 else 0
+    num_src_idx = num_meta_words(work.num_nodes) if verb == DISPATCH and work.mode == INTERNODE else 0
     values = value_bytes(work, verb)
-    return values + note_bytes(RingShape(work.num_ranks, 1, 1, values, 0, num_scales, 0))
+    return values + note_bytes(RingShape(work.num_ranks, 1, 1, values, 0, num_scales, num_src_idx))
 
 
 def value_bytes(work: Work, verb: str) -> int:

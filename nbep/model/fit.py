@@ -17,7 +17,7 @@ import numpy as np
 
 from nbep.model.links import Link, Links
 from nbep.model.published import Row, rows, us_of, work_of
-from nbep.model.times import Loads, is_counted, loads_of, time_of
+from nbep.model.times import Loads, loads_of, time_of
 from nbep.model.work import DISPATCH
 
 MAX_FITTED_RANKS = 64
@@ -54,7 +54,7 @@ PARAMETERS: dict[str, tuple[Callable[[Links], float], Callable[[Links, float], L
 
 def fit(links: Links) -> Links:
     """The links with the parameters that suit the fitted rows best. Where the search begins does not matter."""
-    chosen = [row for row in rows() if is_fitted(row) and is_counted(work_of(row.mode, row.ranks))]
+    chosen = [row for row in rows() if is_fitted(row)]
     loads = [loads_of(work_of(row.mode, row.ranks), row.verb) for row in chosen]
     published = [us_of(row) for row in chosen]
     return _search(links, lambda candidate: misfits(candidate, loads, published))

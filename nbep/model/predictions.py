@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from statistics import fmean
 from typing import Any
 
 from nbep.model.fit import is_fitted
 from nbep.model.links import Links
 from nbep.model.published import rows, us_of, work_of
-from nbep.model.times import Load, is_counted, loads_of, time_of
+from nbep.model.times import Load, loads_of, time_of
 from nbep.model.traffic import NETWORK, NVLINK
 from nbep.model.work import INTERNODE, LOW_LATENCY, VERBS
 
@@ -45,32 +46,22 @@ class Predicted:
 
 
 def compare(links: Links) -> list[Compared]:
-    """Every published row whose mode is counted, in the order of the table."""
+    """Every published row, in the order of the table."""
     compared = []
     for row in rows():
-        work = work_of(row.mode, row.ranks)
-        if is_counted(work):
-            time, published = time_of(loads_of(work, row.verb), links), us_of(row)
-            error = time.us / published - 1
-            compared.append(
-                Compared(row.mode, row.verb, row.ranks, published, time.us, error, time.bound, is_fitted(row))
-            )
+        time, published = time_of(loads_of(work_of(row.mode, row.ranks), row.verb), links), us_of(row)
+        error = time.us / published - 1
+        compared.append(Compared(row.mode, row.verb, row.ranks, published, time.us, error, time.bound, is_fitted(row)))
     return compared
 
 
 def predict(links: Links, ranks: Sequence[int] = RANKS) -> list[Predicted]:
     """Both verbs of the modes that go between nodes, for each number of ranks."""
     predicted = []
-    for mode in (INTERNODE, LOW_LATENCY):
-        for num_ranks in ranks:
-            work = work_of(mode, num_ranks)
-            if is_counted(work):
-                for verb in VERBS:
-                    loads = loads_of(work, verb)
-                    time = time_of(loads, links)
-                    predicted.append(
-                        Predicted(mode, verb, num_ranks, time.us, time.bound, loads[NVLINK], loads[NETWORK])
-                    )
+    for mode, num_ranks, verb in product((INTERNODE, LOW_LATENCY), ranks, VERBS):
+        loads = loads_of(work_of(mode, num_ranks), verb)
+        time = time_of(loads, links)
+        predicted.append(Predicted(mode, verb, num_ranks, time.us, time.bound, loads[NVLINK], loads[NETWORK]))
     return predicted
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import nbep
 from nbep.device.layout.intranode import num_nvl_bytes_needed
 from nbep.device.layout.low_latency import NUM_HALVES, LowLatencyShape, quarter_bytes_needed
+from nbep.host.internode.rings import combine_rings, dispatch_rings
 from nbep.model.traffic import HOME, LINKS, Traffic
 from nbep.model.work import COMBINE, DISPATCH, INTRANODE, LOW_LATENCY, VERBS, Work
 from nbep.reference import BF16, per_token_cast_to_fp8
@@ -96,17 +97,23 @@ def config_of(work: Work, verb: str) -> nbep.Config:
     """Rings that hold all that is sent to them: how often a sender waits for room depends on who is first."""
     index = VERBS.index(verb)
     nvl, rdma = work.nvl_chunks[index], work.rdma_chunks[index]
-    most = work.num_tokens + 1
+    most = (work.num_tokens + 1) * work.num_nodes  # in combine, nodes share an NVLink ring's slots
     return nbep.Config(2 * work.num_channels, nvl, nvl * (most // nvl + 2), rdma, rdma * (most // rdma + 2))
 
 
 def _buffer_sizes(work: Work, configs: list[nbep.Config]) -> dict[str, Any]:
-    shapes = [config.ring_shape(work.num_ranks, 2 * work.hidden, 0, work.hidden // 128, 1) for config in configs]
-    sizes: dict[str, Any] = {"num_nvl_bytes": max(map(num_nvl_bytes_needed, shapes))}
-    if work.mode != INTRANODE:
-        hints = [config.get_rdma_buffer_size_hint(2 * work.hidden, work.num_ranks) for config in configs]
-        sizes |= {"num_rdma_bytes": max(hints), "num_nvl_peers": work.num_nvl_peers, "transport": work.transport}
-    return sizes
+    """With room for the rings of both verbs, in bf16 with scales: more than either takes."""
+    if work.mode == INTRANODE:
+        shapes = [config.ring_shape(work.num_ranks, 2 * work.hidden, 0, work.hidden // 128, 1) for config in configs]
+        return {"num_nvl_bytes": max(map(num_nvl_bytes_needed, shapes))}
+    sizes = work.num_nodes, work.num_nvl_peers, 2 * work.hidden, 0
+    rings = dispatch_rings(configs[0], *sizes, work.hidden // 128), combine_rings(configs[1], *sizes)
+    return {
+        "num_nvl_bytes": max(ring.num_nvl_bytes for ring in rings),
+        "num_rdma_bytes": max(ring.num_rdma_bytes for ring in rings),
+        "num_nvl_peers": work.num_nvl_peers,
+        "transport": work.transport,
+    }
 
 
 def tokens_of(work: Work, rank: int) -> np.ndarray:

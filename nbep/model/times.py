@@ -45,11 +45,6 @@ def forms() -> dict[str, counts.Forms]:
     return counts.load()
 
 
-def is_counted(work: Work) -> bool:
-    """Whether there are counts of this mode."""
-    return counts.name_of(work) in forms()
-
-
 @lru_cache(maxsize=256)
 def loads_of(work: Work, verb: str) -> Loads:
     """What a call puts on each link, by the counts."""

@@ -12,6 +12,8 @@ from nbep.model.work import Work
 pytestmark = pytest.mark.emulator_only("it counts with the emulator's tracer")
 OTHERS = [
     Work("intranode", 4, 4, 10, 384, 3, 12, num_channels=3, nvl_chunks=(2, 3), seed=91),
+    Work("internode", 4, 2, 6, 384, 3, 8, num_channels=2, nvl_chunks=(2, 3), rdma_chunks=(3, 2), seed=96),
+    Work("internode", 6, 2, 3, 256, 2, 12, nvl_chunks=(1, 2), rdma_chunks=(2, 1), transport="direct", seed=97),
     Work("low_latency", 4, 2, 5, 640, 3, 16, seed=92),
     Work("low_latency", 4, 2, 5, 384, 3, 8, use_fp8=False, transport="direct", seed=93),
 ]
@@ -24,6 +26,7 @@ def test_a_new_run_counts_what_the_forms_say(work):
 
 PUBLISHED_SIZE = [
     Work("intranode", 2, 2, 4, 7168, 8, 16, num_channels=2, nvl_chunks=(2, 1), seed=95),
+    Work("internode", 4, 2, 1, 7168, 8, 16, nvl_chunks=(1, 1), rdma_chunks=(1, 1), seed=98),
     Work("low_latency", 2, 1, 1, 7168, 8, 16, seed=94),
 ]
 

@@ -8,10 +8,9 @@ from nbep.model import fit as module
 from nbep.model.fit import PARAMETERS, fit, is_fitted
 from nbep.model.links import Links
 from nbep.model.published import Row, rows, table, unit_bytes, us_of, work_of
-from nbep.model.times import is_counted, loads_of, time_of
+from nbep.model.times import loads_of, time_of
 
 H800 = Links.read()
-COUNTED = [row for row in rows() if is_counted(work_of(row.mode, row.ranks))]
 
 
 def with_parameters(*values):
@@ -27,7 +26,6 @@ def parameters(links):
 
 def test_at_most_half_of_the_rows_are_fitted_and_none_of_combine():
     assert sum(map(is_fitted, rows())) <= len(rows()) / 2
-    assert sum(map(is_fitted, COUNTED)) <= len(COUNTED) / 2
     assert not any(is_fitted(row) for row in rows() if row.verb == "combine")
 
 
