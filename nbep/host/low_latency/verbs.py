@@ -157,7 +157,8 @@ class LowLatencyVerbs:
         """Put the cells of the low-latency mode back to their beginning. Collective, behind all earlier calls.
 
         The cells lie outside of what users write, so this is needed only after masks were taken off: a rank that was
-        masked may have left half a call behind. Calls that have not been received are forgotten.
+        masked may have left half a call behind. Calls that have not been received are forgotten. All ranks call it
+        equally often, those that are masked too.
 
         Args, Source: as DeepEP deep_ep/buffer.py, Buffer.clean_low_latency_buffer; the sizes are only checked
         """

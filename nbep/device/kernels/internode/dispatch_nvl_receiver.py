@@ -1,6 +1,6 @@
 """NVL receivers: the last step of internode dispatch. See dispatch.py.
 
- (d, k): NVL ring[channel, l] --receiver--> recv_x[i]     from every rank l of the node, itself included
+ (d, k): NVL ring[channel, l] --receiver--> recv_x[i]     from every other rank l of the node
 
  cell               written by         with                    read by       with
  tail of NVL ring   forwarder (d, l)   st_release_sys          warp 0        ld_acquire_sys
@@ -42,6 +42,7 @@ from nbep.device.primitives import (
     st_weak_s64,
     thread_idx,
     tma_store_wait_all,
+    u32_div,
     u32_mod,
     vote_ballot,
 )
@@ -77,7 +78,7 @@ def locate_output(out, row, shape):
 def receive_token(out, src, row, here, shape, sizes, stage, parity, lane):
     """Copy the slot that has its row at src to an output row; one warp. Returns the parity of the stage's next copy."""
     begin_copy(src, shape.hidden_bytes, 0, stage, lane)
-    experts = sizes.num_experts // (here.num_rdma_ranks * here.num_nvl_ranks)
+    experts = u32_div(sizes.num_experts, here.num_rdma_ranks * here.num_nvl_ranks)
     first = (here.rdma_rank * here.num_nvl_ranks + here.nvl_rank) * experts
     notes = locate_notes(src, shape)
     keeps_source = out.recv_src_meta != 0
@@ -108,6 +109,33 @@ def next_rows(slots, shape, here, first, count, next_row, end_row, lane):
 
 
 @device_function
+def output_rows(inputs, bounds, here, shape, sizes, team):
+    """Where the rows of this channel begin and end that come over place team.peer: in lane n those of node n.
+
+    The end is that of recv_x if it comes first; then the host is told.
+    """
+    begin = end = 0
+    if team.lane < here.num_rdma_ranks:
+        rank = team.lane * here.num_nvl_ranks + team.peer
+        begin, end = rows_from(inputs, shape, here.channel, rank)
+        if end > sizes.num_recv_tokens:
+            if team.warp == 0:
+                report_fault(bounds, DISPATCH_RECEIVER_ROWS, rank, here.channel, end, sizes.num_recv_tokens)
+            end = sizes.num_recv_tokens
+    return begin, end
+
+
+@device_function
+def tokens_of_ring(inputs, here, shape, team):
+    """How many tokens come over place team.peer on this channel, from all nodes; the same in every lane."""
+    count = 0
+    if team.lane < here.num_rdma_ranks:
+        begin, end = rows_from(inputs, shape, here.channel, team.lane * here.num_nvl_ranks + team.peer)
+        count = end - begin
+    return warp_sum_s32(FULL_MASK, count)
+
+
+@device_function
 def receive_tokens(out, inputs, peers, bounds, here, shape, sizes, team, stage):
     """Receiver: drain one ring of this rank into the rows that the prefix sums give its tokens.
 
@@ -117,16 +145,8 @@ def receive_tokens(out, inputs, peers, bounds, here, shape, sizes, team, stage):
     rings = buffer_of(peers, peers.rank) + rings_offset(here.num_rdma_ranks, here.num_nvl_ranks)
     ring = locate_ring(rings, shape, here.channel, team.peer)
     shared_tail = smem_base() + BATCHES + 16 * team.peer
-    next_row = end_row = 0
-    if lane < here.num_rdma_ranks:
-        rank = lane * here.num_nvl_ranks + team.peer
-        next_row, end_row = rows_from(inputs, shape, here.channel, rank)
-    num_left = warp_sum_s32(FULL_MASK, end_row - next_row)
-    if end_row > sizes.num_recv_tokens:
-        if team.warp == 0:
-            peer = lane * here.num_nvl_ranks + team.peer
-            report_fault(bounds, DISPATCH_RECEIVER_ROWS, peer, here.channel, end_row, sizes.num_recv_tokens)
-        end_row = sizes.num_recv_tokens
+    next_row, end_row = output_rows(inputs, bounds, here, shape, sizes, team)
+    num_left = tokens_of_ring(inputs, here, shape, team)
     parity = 0
     head = 0
     while num_left > 0:
