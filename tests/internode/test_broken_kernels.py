@@ -74,6 +74,8 @@ PROGRAMS = [
     Program(cached, Options(nbep.Config(2, 3, 8, 1, 8)), {}),
     Program(in_turn, Options(transport="ibgda"), {}),
     Program(in_turn, Options(), {}, has_tma=False),
+    # Several warps a team, and batches in which there is nothing for a rank.
+    Program(in_turn, Options(nbep.Config(2, 2, 4, 2, 4, num_threads=320)), {"routing": "grouped", "num_topk": 2}),
 ]
 
 
