@@ -48,6 +48,11 @@ def test_hidden_that_is_no_multiple_of_a_warps_row(hidden):
     run(make_node_case(6, num_tokens=3, hidden=hidden))
 
 
+def test_rows_that_take_two_stages():
+    """A stage of shared memory holds 8,064 bytes."""
+    run(make_node_case(11, num_tokens=(3, 0, 1, 2), hidden=4608, num_topk=3), Options(num_biases=1))
+
+
 @pytest.mark.parametrize("num_topk", both_parts([1, 32], thorough=[5]))
 def test_one_to_thirty_two_choices(num_topk):
     run(make_node_case(7, num_tokens=3, num_topk=num_topk, experts_per_rank=17))
