@@ -21,7 +21,7 @@ pytestmark = pytest.mark.emulator_only("the kernels are broken in Python")
 
 MODULES = [
     *(f"{kernels.__name__}.{module.name}" for module in pkgutil.iter_modules(kernels.__path__)),
-    *(f"nbep.device.protocols.{name}" for name in ("board", "messages", "staging", "sums", "teams", "totals")),
+    *(f"nbep.device.protocols.{name}" for name in ("board", "messages", "teams", "totals")),
 ]
 
 
