@@ -45,6 +45,8 @@ class Program(NamedTuple):
 
         def main(comm):
             comm.runtime.world.has_tma = self.has_tma
+            if self.options.config.num_threads is not None:
+                comm.runtime.notify_threads = 128
             return self.fn(comm, rounds)
 
         by_rank = spawn(main, rounds[0][0].num_ranks, (), seed, memory_model=memory_model)
@@ -77,8 +79,8 @@ PROGRAMS = [
     # A row takes two stages.
     Program(in_turn, Options(nbep.Config(2, 2, 4, 2, 4)), {"hidden": 4608, "num_tokens": (3, 0, 1, 1)}),
     Program(in_turn, Options(nbep.Config(2, 2, 4, 2, 4)), {"hidden": 4608, "num_tokens": (3, 0, 1, 1)}, has_tma=False),
-    # Several warps a team, and batches in which there is nothing for a rank.
-    Program(in_turn, Options(nbep.Config(2, 2, 4, 2, 4, num_threads=320)), {"routing": "grouped", "num_topk": 2}),
+    # Several warps a team and in notify, and batches in which there is nothing for a rank.
+    Program(in_turn, Options(nbep.Config(4, 2, 4, 2, 4, num_threads=320)), {"routing": "grouped", "num_topk": 2}),
 ]
 
 
