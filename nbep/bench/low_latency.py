@@ -43,6 +43,7 @@ from nbep.bench.parts.low_latency_calls import DEVICE, Bytes, Calls, Gap, Varian
 from nbep.bench.parts.low_latency_report import PAIR, HostCost, PushTime, Report, Row
 from nbep.device.kernels.intranode.push import ROW_BYTES, TO_PEERS, push
 from nbep.device.layout.low_latency import MAX_RANKS
+from nbep.host.network.transport import TransportName
 from nbep.host.runtime.base import HandleType
 from nbep.host.validate import INTRANODE_RANKS
 
@@ -98,6 +99,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--logfmt", action="store_true", help="combine with LogFMT, too")
     parser.add_argument("--repeat", type=positive, default=30, help="rounds that are timed")
     parser.add_argument("--handle-type", default="ipc", choices=get_args(HandleType), help="as in nbep.Buffer")
+    parser.add_argument(
+        "--transport",
+        default="direct",
+        choices=get_args(TransportName),
+        help="as in nbep.Buffer; if not direct, each rank is a node of its own, and nothing is compared with push",
+    )
     parser.add_argument(
         "--ranks",
         type=int,
@@ -167,7 +174,10 @@ def prepare(comm: Any, options: argparse.Namespace) -> Setup:
     most_tokens = max(options.tokens)
     num_rdma_bytes = nbep.Buffer.get_low_latency_rdma_size_hint(most_tokens, options.hidden, comm.size, options.experts)
     num_nvl_bytes = 0
-    if comm.size in INTRANODE_RANKS:  # push writes there: as many bytes as if all choices went to peers, and more
+    is_direct = options.transport == "direct"
+    if (
+        comm.size in INTRANODE_RANKS and is_direct
+    ):  # push writes there: as many bytes as if all choices went to peers, and more
         most_bytes = most_tokens * options.topk * (2 * options.hidden + 1024)
         num_nvl_bytes = PUSH_OFFSET + comm.size * push_rows(most_bytes, comm.size) * ROW_BYTES
     # The buffer comes first: its GPU is torch's current one from then on.
@@ -177,6 +187,8 @@ def prepare(comm: Any, options: argparse.Namespace) -> Setup:
         num_rdma_bytes=num_rdma_bytes,
         low_latency_mode=True,
         handle_type=options.handle_type,
+        transport=options.transport,
+        num_nvl_peers=None if is_direct else 1,
     )
     gap = Gap()
     gap()
@@ -333,7 +345,7 @@ def push_rows(num_bytes: float, num_ranks: int) -> int:
 
 
 def push_times(setup: Setup, clock: Clock, variant: Variant, moved: dict[str, Bytes]) -> list[PushTime]:
-    """None if the buffer has no memory for push, which knows 2, 4 or 8 ranks."""
+    """None if the buffer has no memory for push, which knows 2, 4 or 8 ranks, all mapped."""
     import torch
 
     memory = setup.buffer._memory

@@ -429,9 +429,8 @@ def test_push_has_whole_rows_for_all_bytes(num_ranks):
 
 @pytest.fixture
 def report(tmp_path):
-    options = argparse.Namespace(
-        hidden=7168, topk=8, experts=288, repeat=30, json=tmp_path / "all.json", plot=tmp_path / "plot.png"
-    )
+    files = {"json": tmp_path / "all.json", "plot": tmp_path / "plot.png"}
+    options = argparse.Namespace(transport="direct", hidden=7168, topk=8, experts=288, repeat=30, **files)
     return Report(4, options)
 
 
@@ -447,7 +446,10 @@ def test_every_variant_is_told_and_written_when_it_is_measured(report, capsys):
     variant = Variant(128)
     report.add(variant, rows_of(variant), PUSHES, [HostCost(False, "dispatch", 21.5)])
     told = capsys.readouterr().out
-    assert "4 ranks, 128 tokens, hidden 7168, top-8 of 288, dispatch fp8, combine bf16, deduplicate off" in told
+    assert (
+        "4 ranks over direct, 128 tokens, hidden 7168, top-8 of 288, dispatch fp8, combine bf16, deduplicate off"
+        in told
+    )
     assert "138.0" in told
     assert "host cost: dispatch 21.5 us" in told
     assert "no times of kernels" not in told

@@ -28,13 +28,20 @@ def over(transport, num_nvl_peers):
     return ["--transport", transport, "--num-nvl-peers", num_nvl_peers]
 
 
-@pytest.mark.parametrize("num_nvl_peers", [2, 1], ids=["2 nodes of 2", "4 nodes of 1"])
+@pytest.mark.parametrize(("num_nodes", "num_nvl_peers"), [(2, 1), (2, 2), (4, 1)])
 @pytest.mark.parametrize("transport", ["ibgda", "nvshmem"])
-def test_random_rounds_between_nodes_are_right(transport, num_nvl_peers):
-    network = over(transport, num_nvl_peers)
-    need_gpus(4)
-    output = run_python(HERE / "low_latency_main.py", "--rounds", 300, *network, ranks=4, **GPU_EACH)
-    assert "300 low-latency rounds on 4 GPUs: 0 wrong" in output
+def test_random_rounds_between_nodes_are_right(transport, num_nodes, num_nvl_peers):
+    network, num_gpus = over(transport, num_nvl_peers), num_nodes * num_nvl_peers
+    need_gpus(num_gpus)
+    output = run_python(HERE / "low_latency_main.py", "--rounds", 300, *network, ranks=num_gpus, **GPU_EACH)
+    assert f"300 low-latency rounds on {num_gpus} GPUs: 0 wrong" in output
+
+
+def test_nvshmem_is_set_up_and_ended_again_and_again():
+    nvshmem_package.include_folder()
+    need_gpus(2)
+    output = run_python(HERE / "nvshmem_main.py", ranks=2, **GPU_EACH)
+    assert "NVSHMEM three times on 2 GPUs: 0 wrong" in output
 
 
 @pytest.mark.parametrize("options", [[], ["--hooks"]], ids=["whole", "hooks"])

@@ -17,12 +17,13 @@ from nbep.device.network.nic import Nic, Troubles, software_nic
 from nbep.device.types import Out
 from nbep.host.runtime.cuda import launcher, streams
 from nbep.host.runtime.cuda import runtime as cuda_runtime
-from nbep.host.runtime.cuda.nic import NIC_LIMIT_NS
+from nbep.host.runtime.cuda.nic import LIMIT_IN_WAITS
 from nbep.host.runtime.cuda.runtime import CudaRuntime, SharedDevice
 from nbep.host.runtime.cuda.streams import CudaStream
 
 MAIN, OTHER, NIC_STREAM = 1, 2, 9
 STOP, QUEUES = 0x500, 0x900
+TIMEOUT_NS = 2_000_000
 SUCCESS = cu.CUresult.CUDA_SUCCESS
 
 
@@ -37,6 +38,7 @@ class Driver:
         for name in ("cuMemsetD32Async", "cuEventRecord", "cuStreamWaitEvent", "cuLaunchKernelEx", "cuEventCreate"):
             monkeypatch.setattr(cu, name, getattr(self, name))
         monkeypatch.setattr(cu, "cuEventDestroy", lambda event: (SUCCESS,))
+        monkeypatch.setattr(cu, "cuStreamSynchronize", lambda stream: (SUCCESS,))
         monkeypatch.setattr(cu, "cuModuleLoadData", lambda cubin: (SUCCESS, cubin))
         monkeypatch.setattr(cu, "cuModuleGetFunction", lambda module, name: (SUCCESS, (module, name)))
         monkeypatch.setattr(cu, "cuOccupancyMaxActiveBlocksPerMultiprocessor", lambda *_: (SUCCESS, 1))
@@ -99,16 +101,19 @@ def network(queues=QUEUES):
     return IbgdaNetwork(*(0 for _ in IbgdaNetwork._fields))._replace(queue_pairs=queues)
 
 
-def runtime_with_nic(num_ranks=1):
+def runtime_with_nic(driver, num_ranks=1):
     runtime = CudaRuntime(SharedDevice(0, num_ranks), 0)
     nic = runtime.create_nic()
     nic.start(
         software_nic,
         SimpleNamespace(address=QUEUES),
         3,
+        TIMEOUT_NS,
         Nic(0, 0, 3, 1, 0, STOP, 0),
         Troubles(0, 0, -1, -1, -1),
     )
+    assert driver.calls == [f"stop = 0 on {NIC_STREAM}"]
+    driver.calls.clear()
     return runtime, nic
 
 
@@ -127,15 +132,14 @@ BESIDE = [
 
 
 def test_a_launch_over_the_queues_has_the_nic_beside_it_and_none_runs_before_or_after(driver):
-    runtime, nic = runtime_with_nic()
-    assert driver.calls == []
+    runtime, nic = runtime_with_nic(driver)
     runtime.launch(stream(), over_queues, 1, 32, 0, 0, network())
     assert driver.calls == BESIDE
-    assert nic._args[0].limit_ns == NIC_LIMIT_NS > 0
+    assert nic._args[0].limit_ns == LIMIT_IN_WAITS * TIMEOUT_NS > 0
 
 
 def test_so_has_a_prepared_launch(driver):
-    runtime, _ = runtime_with_nic()
+    runtime, _ = runtime_with_nic(driver)
     prepared = runtime.prepare(over_queues, 1, 32, 0, network())
     assert driver.calls == []
     prepared.launch(stream(), (0,))
@@ -143,7 +147,7 @@ def test_so_has_a_prepared_launch(driver):
 
 
 def test_a_launch_over_other_queues_or_none_has_no_nic(driver):
-    runtime, nic = runtime_with_nic()
+    runtime, nic = runtime_with_nic(driver)
     runtime.launch(stream(), over_queues, 1, 32, 0, 0, network(QUEUES + 8))
     runtime.launch(stream(), over_nothing, 1, 32, 0, 0)
     nic.close()
@@ -152,7 +156,7 @@ def test_a_launch_over_other_queues_or_none_has_no_nic(driver):
 
 
 def test_a_launch_on_another_stream_waits_until_the_nic_is_free(driver):
-    runtime, _ = runtime_with_nic()
+    runtime, _ = runtime_with_nic(driver)
     runtime.launch(stream(), over_queues, 1, 32, 0, 0, network())
     driver.calls.clear()
     runtime.launch(stream(OTHER), over_queues, 1, 32, 0, 0, network())
@@ -160,7 +164,7 @@ def test_a_launch_on_another_stream_waits_until_the_nic_is_free(driver):
 
 
 def test_a_graph_holds_the_nic_and_waits_for_nothing_outside(driver):
-    runtime, _ = runtime_with_nic()
+    runtime, _ = runtime_with_nic(driver)
     runtime.launch(stream(), over_queues, 1, 32, 0, 0, network())
     driver.calls.clear()
     driver.capturing = MAIN
@@ -174,7 +178,7 @@ def test_a_graph_holds_the_nic_and_waits_for_nothing_outside(driver):
 
 
 def test_the_nic_is_told_to_end_when_the_launch_fails(driver, monkeypatch):
-    runtime, _ = runtime_with_nic()
+    runtime, _ = runtime_with_nic(driver)
     launch = cu.cuLaunchKernelEx
 
     def refuse(config, function, parameters, extra):
@@ -191,7 +195,7 @@ def test_the_nic_is_told_to_end_when_the_launch_fails(driver, monkeypatch):
 
 @pytest.mark.parametrize(("num_ranks", "room"), [(1, 131), (4, 32)])
 def test_an_sm_is_left_for_the_nic_of_each_rank_of_the_card(driver, num_ranks, room):
-    runtime, _ = runtime_with_nic(num_ranks)
+    runtime, _ = runtime_with_nic(driver, num_ranks)
     runtime.launch(stream(), over_queues, room, 32, 0, 0, network())
     with pytest.raises(ValueError, match=f"over_queues, grid: {room + 1} .* at most {room} blocks"):
         runtime.launch(stream(), over_queues, room + 1, 32, 0, 0, network())

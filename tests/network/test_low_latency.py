@@ -1,4 +1,7 @@
-"""Low-latency round trips over the software NIC, with delay and reordering: the results are the reference's bits."""
+"""Low-latency round trips over the software NIC, with delay and reordering: the results are the reference's bits.
+
+On a GPU delays are in nanoseconds, and queue pairs are served by the warps of a block.
+"""
 
 import random
 import re
@@ -6,17 +9,27 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from low_latency import ASYNC, HOOK, Options, Trip, check, make_buffer, make_low_latency_case, prepare
+from low_latency import (
+    ASYNC,
+    HOOK,
+    Options,
+    Trip,
+    check,
+    make_buffer,
+    make_low_latency_case,
+    prepare,
+    skip_what_the_target_lacks,
+)
 from low_latency_rounds import Sizes, make_plan, num_rdma_bytes, run_plan
 from own_network import Stores
 from parts import both_parts
+from target import TARGET, spawn
 
 import nbep
 from nbep.device.network import nic as device_nic
 from nbep.device.primitives import FULL_MASK, globaltimer, syncwarp
 
-pytestmark = pytest.mark.emulator_only("the software NIC is told how to misbehave")
-
+LOOKS_INSIDE = pytest.mark.emulator_only("it looks at what single functions do")
 SMALL = Sizes(hiddens=(128, 512), most_tokens=9, most_topk=4, experts_per_rank=(1, 3))
 SHAPES = [(2, 1), (3, 1), (4, 2), (4, 1)]  # ranks, and of a node
 MODELS = ["sc", "delayed", "checked"]
@@ -56,9 +69,8 @@ def run_rounds(comm, seed: int, num_nvl_peers: int, num_rounds: int) -> list[str
 @pytest.mark.parametrize("seed", both_parts(range(3), thorough=range(3, 53)))
 def test_rounds_of_all_kinds_are_right(seed):
     num_ranks, num_nvl_peers = SHAPES[seed % len(SHAPES)]
-    model = MODELS[seed % len(MODELS)]
-    args = (seed, num_nvl_peers, 2)
-    assert nbep.spawn(run_rounds, num_ranks, "emulator", args, seed, memory_model=model) == [[]] * num_ranks
+    model = {"memory_model": MODELS[seed % len(MODELS)]} if TARGET == "emulator" else {}
+    assert spawn(run_rounds, num_ranks, (seed, num_nvl_peers, 2), seed, **model) == [[]] * num_ranks
 
 
 OPTIONS = [
@@ -86,14 +98,18 @@ def round_trips(comm, cases, options: Options, nic: nbep.NicOptions, num_nvl_pee
 @pytest.mark.parametrize("memory_model", both_parts(["sc"], thorough=["delayed", "checked"]))
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_every_option_gives_the_references_bits(options, memory_model):
+    if TARGET != "emulator" and memory_model != "sc":
+        pytest.skip("a GPU has its own memory model")
+    skip_what_the_target_lacks(options)
     seed = OPTIONS.index(options)
     cases = [make_low_latency_case(seed + i, num_tokens=(5, 3), num_topk=3, hidden=512) for i in range(2)]
     nic = nbep.NicOptions(num_entries=64, chunk_bytes=256, seed=seed + 1, max_delay_ns=500)
-    by_rank = nbep.spawn(round_trips, 2, "emulator", (cases, options, nic, 1), seed, memory_model=memory_model)
+    by_rank = spawn(round_trips, 2, (cases, options, nic, 1), seed, memory_model=memory_model)
     for case, outcomes in zip(cases, zip(*by_rank, strict=True), strict=True):
         check(case, options, outcomes, f"schedule {seed}")
 
 
+@LOOKS_INSIDE
 def test_without_nvlink_everything_goes_through_the_nic():
     case = make_low_latency_case(3, num_ranks=4, num_tokens=3, num_topk=4)
     trace = Stores()
@@ -120,6 +136,7 @@ def only_second_experts(seed: int):
     return replace(case, topk_idx=[topk_idx | 1 for topk_idx in case.topk_idx])
 
 
+@LOOKS_INSIDE
 def test_a_zero_copy_buffer_is_handed_out_when_the_nic_has_read_what_was_sent_from_it(monkeypatch):
     """The NIC of rank 0 holds back the rows of the first combine until rank 0 writes those of the next to their place.
 
@@ -171,6 +188,7 @@ def test_a_zero_copy_buffer_is_handed_out_when_the_nic_has_read_what_was_sent_fr
     assert gate["patience"] == 0
 
 
+@LOOKS_INSIDE
 @pytest.mark.parametrize("is_over_time", [False, True])
 def test_a_zero_copy_buffer_that_the_nic_never_reads_is_not_handed_out(is_over_time):
     """A NIC that is stopped: nobody wakes the host. The emulator says so at once, a GPU when the wait is over time."""

@@ -47,6 +47,7 @@ class Ranks:
         self._local = threading.local()
         self._pools = [ThreadPoolExecutor(1) for _ in range(self.num_ranks)]
         self.broken_context = set()  # ranks
+        self.num_gpus = self.num_ranks
         monkeypatch.setattr(nvshmem, "_process", ThreadsProcess())
         monkeypatch.setattr(nvshmem, "load_library", lambda: Library(self.nvshmem, self.nvshmem, "GPU {}".format))
         for name in ("cuMemsetD8", "cuMemcpyHtoD", "cuStreamSynchronize", "cuCtxSynchronize"):
@@ -78,7 +79,7 @@ class Ranks:
     def runtime(self, rank):
         """What a rank's runtime has, as far as NVSHMEM needs it."""
         kernels = []
-        device = SimpleNamespace(make_current=lambda: None, ordinal=rank, bus_id=f"bus {rank}")
+        device = SimpleNamespace(make_current=lambda: None, ordinal=rank, bus_id=f"bus {rank % self.num_gpus}")
         return SimpleNamespace(
             target="cuda", device=device, load=kernels.append, module_of=lambda kernel: MODULE + kernels.index(kernel)
         )
@@ -283,15 +284,27 @@ def test_a_failed_allocation_leaves_the_other_buffer_alone(make_ranks):
     assert ranks.calls() == ["free", *UNREGISTER, "finalize"]
 
 
-@pytest.mark.parametrize("call", ["cumodule_init", "team_split_strided"])
-def test_a_failure_on_the_way_ends_nvshmem_and_the_next_buffer_starts_it_again(make_ranks, call):
+def test_a_failure_on_the_way_ends_nvshmem_and_the_next_buffer_starts_it_again(make_ranks):
     ranks = make_ranks(4)
-    ranks.machine.fails = {(rank, call): RuntimeError(f"{call} fails") for rank in range(4)}
+    ranks.machine.fails = {(rank, "cumodule_init"): RuntimeError("no symbol") for rank in range(4)}
     for error in ranks.errors(allocate):
-        assert f"ranks 0, 1, 2, 3: {call} fails" in str(error)
+        assert "ranks 0, 1, 2, 3: no symbol" in str(error)
     assert ranks.calls()[-1] == "finalize"
     ranks.machine.fails = {}
     ranks.run(use)
+
+
+def test_nvshmem_is_not_asked_to_end_when_it_could_not_make_a_team(make_ranks):
+    """NVSHMEM 3.8 crashes in nvshmem_finalize after nvshmem_team_split_strided had no room for the team."""
+    ranks = make_ranks(4)
+    ranks.machine.fails = {(rank, "team_split_strided"): RuntimeError("no team") for rank in range(4)}
+    for error in ranks.errors(allocate):
+        assert "ranks 0, 1, 2, 3: no team" in str(error)
+    assert "finalize" not in ranks.calls()
+    ranks.machine.fails = {}
+    for error in ranks.errors(allocate):
+        assert "NVSHMEM cannot be used in this process any more: it could not make a team (ranks 0," in str(error)
+    assert ranks.calls() == []
 
 
 def test_a_module_that_one_rank_cannot_register_fails_on_all(make_ranks):
@@ -395,6 +408,15 @@ def test_ranks_that_share_a_process_are_refused(make_ranks, monkeypatch):
     (error,) = ranks.errors(virtual)
     assert isinstance(error, ValueError)
     assert "one process a rank: mpiexec" in str(error)
+
+
+def test_ranks_that_share_a_gpu_are_refused(make_ranks):
+    ranks = make_ranks(4)
+    ranks.num_gpus = 2
+    for error in ranks.errors(allocate):
+        assert isinstance(error, ValueError)
+        assert "transport: got 'nvshmem' for ranks 0 and 2, which share GPU bus 0; must be another" in str(error)
+    assert ranks.machine.worlds == {}
 
 
 def test_nodes_of_different_size_are_refused(make_ranks):

@@ -82,8 +82,8 @@ class Report:
         self.hosts += hosts
         console, options = Console(width=120), self.options
         console.print(
-            f"\n{self.num_ranks} ranks, {variant.num_tokens} tokens, hidden {options.hidden}, top-{options.topk} of "
-            f"{options.experts}, dispatch {variant.dispatch}, combine {variant.combine}, "
+            f"\n{self.num_ranks} ranks over {options.transport}, {variant.num_tokens} tokens, hidden {options.hidden}, "
+            f"top-{options.topk} of {options.experts}, dispatch {variant.dispatch}, combine {variant.combine}, "
             f"deduplicate {'on' if variant.deduplicate else 'off'}"
         )
         console.print(table_of(rows))
@@ -106,6 +106,7 @@ class Report:
         options = self.options
         return {
             "num_ranks": self.num_ranks,
+            "transport": options.transport,
             "hidden": options.hidden,
             "topk": options.topk,
             "experts": options.experts,

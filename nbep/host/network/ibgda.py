@@ -158,7 +158,8 @@ class IbgdaTransport(Transport):
         queues = self._own(self._runtime.allocate(layout.num_bytes, "queue pairs", layout.describe))
         self._layout, self._queues = layout, queues
         self._write_queues(handles)
-        self._start_nic(handles, seen_by_nic, [peer for peer in range(self._num_ranks) if not mapped[peer]])
+        unmapped = [peer for peer in range(self._num_ranks) if not mapped[peer]]
+        self._start_nic(handles, seen_by_nic, unmapped, bounds.timeout_ns)
         return IbgdaNetwork(
             buffer_ptrs=self._symmetric.address + table_offset,
             rank=rank,
@@ -204,7 +205,7 @@ class IbgdaTransport(Transport):
         for number in range(len(table)):
             queues.write(layout.words_of(number) + STATUS_WORD, status)
 
-    def _start_nic(self, handles: list[IbgdaHandle], seen_by_nic: list[int], peers: list[int]) -> None:
+    def _start_nic(self, handles: list[IbgdaHandle], seen_by_nic: list[int], peers: list[int], timeout_ns: int) -> None:
         """Tell the NIC of the queue pairs to these peers, and of all regions; start it."""
         layout, options = self._layout, self._options
         numbers = [peer * options.num_qps + queue for peer in peers for queue in range(options.num_qps)]
@@ -238,7 +239,7 @@ class IbgdaTransport(Transport):
         )
         if numbers:
             self._runtime.load(software_nic)
-            self._nic.start(software_nic, self._queues, len(numbers), nic, self._troubles())
+            self._nic.start(software_nic, self._queues, len(numbers), timeout_ns, nic, self._troubles())
             self._is_running = True
 
     def _regions(self, handles: list[IbgdaHandle], seen_by_nic: list[int], queues_here: int) -> np.ndarray:

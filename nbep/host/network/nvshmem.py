@@ -7,8 +7,8 @@
     free                  memory; with the last one what 3 and 2 have made, backwards
 
 A process is in one world at a time. When that has ended, another may be set up. A start that fails cannot be taken
-back: NVSHMEM counts it as one that has to be ended, and ranks that did start cannot end without the others. Then the
-process is of no more use for it, and says so.
+back: NVSHMEM counts it as one that has to be ended, and ranks that did start cannot end without the others. Nor can
+NVSHMEM be ended when it could not make a team: it crashes. Then the process is of no more use for it, and says so.
 
 A rank's number in its world is its PE. As in DeepEP, low latency has one world of all ranks; in the normal mode the
 ranks with the same index in their nodes are a world of their own, because the others are reached over NVLink.
@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import socket
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -51,7 +52,7 @@ UNIQUE_ID_BYTES = 128
 # As DeepEP sets them. What the user has set stays.
 ENVIRONMENT = {
     "NVSHMEM_QP_DEPTH": "1024",
-    "NVSHMEM_MAX_TEAMS": "7",  # memory of teams that nobody makes
+    "NVSHMEM_MAX_TEAMS": "16",  # NVSHMEM 3.8 makes 7 of its own; more take memory
     "NVSHMEM_DISABLE_NVLS": "1",  # multicast over NVLink takes memory, and rights that a container may lack
     "NVSHMEM_CUMEM_GRANULARITY": str(1 << 29),
 }
@@ -166,11 +167,14 @@ class World:
         self._undo = ExitStack()
         self._undo.callback(library.finalize)
 
-    def complete(self, modules: Sequence[int], num_nvl_peers: int, low_latency_mode: bool) -> None:
-        """Register modules, and split the world. Collective over the world."""
+    def register(self, modules: Sequence[int]) -> None:
+        """Let modules have NVSHMEM's constants."""
         for module in modules:
             self.library.register(module)
             self._undo.callback(self.library.unregister, module)
+
+    def split(self, num_nvl_peers: int, low_latency_mode: bool) -> None:
+        """Make the team. Collective over the world."""
         _, pe, num_pes = self.place
         if low_latency_mode and num_pes > num_nvl_peers:
             self.team = self.library.split_strided(pe % num_nvl_peers, num_nvl_peers, num_pes // num_nvl_peers)
@@ -266,8 +270,8 @@ def allocate_nvshmem(
             num_nvl_peers     ranks of a node, which divides the ranks of comm or is not less than they are
             num_qps_per_rank  queue pairs to each peer, where there is a NIC
             low_latency_mode  False: the ranks with the same index in their nodes share memory, not all
-    Raises: ValueError on the emulator, and for ranks that share a process; RuntimeError if NVSHMEM is not installed,
-            does not start, or runs for other ranks, if kernels do not compile, or if there is no memory
+    Raises: ValueError on the emulator, and for ranks that share a process or a GPU; RuntimeError if NVSHMEM is not
+            installed, does not start, or runs for other ranks, if kernels do not compile, or if there is no memory
     Blocks: until all ranks are here. The first call compiles kernels unless they are in the cache.
     """
     place = Place.of(comm.rank, comm.size, num_nvl_peers, low_latency_mode)
@@ -360,6 +364,7 @@ class Prepared(NamedTuple):
     """What a rank knows before all start together: its place, the world that runs here, and a name for a new one."""
 
     place: Place
+    gpu: tuple[str, str]  # its host, and its number there
     running: tuple[bytes, Place] | None
     new_name: bytes
 
@@ -378,14 +383,16 @@ def _enter(
         """What can fail on one rank alone."""
         _refuse(runtime, comm, num_nvl_peers)
         library = load_library()
+        gpu = socket.gethostname(), runtime.device.bus_id
         if _process.world is not None:
-            return Prepared(place, (_process.world.name, _process.world.place), b"")
+            return Prepared(place, gpu, (_process.world.name, _process.world.place), b"")
         for kernel in kernels_over_nvshmem():
             runtime.load(kernel)
         _set_environment(num_qps_per_rank)
-        return Prepared(place, None, library.unique_id() if place.pe == 0 else b"")
+        return Prepared(place, gpu, None, library.unique_id() if place.pe == 0 else b"")
 
     prepared = gather_results(comm, prepare)
+    _refuse_shared_gpus([rank.gpu for rank in prepared])
     world = _process.world
     if any(rank.running is not None for rank in prepared):
         _refuse_other_world(prepared)
@@ -396,9 +403,14 @@ def _enter(
     world.num_users += 1
     modules = [runtime.module_of(kernel) for kernel in kernels_over_nvshmem()]
     try:
-        gather_results(comm, lambda: world.complete(modules, num_nvl_peers, low_latency_mode))
+        gather_results(comm, lambda: world.register(modules))
     except Exception:
         _leave(world)
+        raise
+    try:
+        gather_results(comm, lambda: world.split(num_nvl_peers, low_latency_mode))
+    except Exception as error:  # to end NVSHMEM 3.8 after this ends the process
+        _process.world, _process.broken = None, f"it could not make a team ({error})"
         raise
     return world
 
@@ -412,6 +424,14 @@ def _refuse(runtime: Any, comm: Communicator, num_nvl_peers: int) -> None:
         refuse("num_nvl_peers", num_nvl_peers, f"a divisor of the {comm.size} ranks")
     if _process.broken:
         raise RuntimeError(f"NVSHMEM cannot be used in this process any more: {_process.broken}")
+
+
+def _refuse_shared_gpus(gpus: list[tuple[str, str]]) -> None:
+    """Raises: ValueError, on all ranks alike. NVSHMEM would end a process that asks for a team."""
+    for rank, gpu in enumerate(gpus):
+        if gpu in gpus[:rank]:
+            what = f"'nvshmem' for ranks {gpus.index(gpu)} and {rank}, which share GPU {gpu[1]}"
+            refuse("transport", what, "another, or one GPU a rank")
 
 
 def _refuse_other_world(prepared: list[Prepared]) -> None:

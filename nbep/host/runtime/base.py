@@ -179,10 +179,12 @@ class NicDevice(ABC):
         """Where the NIC sees the symmetric memory of each rank, its own included."""
 
     @abstractmethod
-    def start(self, kernel: Kernel, queues: Memory, num_queue_pairs: int, nic: Any, *args: Any) -> None:
+    def start(
+        self, kernel: Kernel, queues: Memory, num_queue_pairs: int, timeout_ns: int, nic: Any, *args: Any
+    ) -> None:
         """Serve so many queue pairs by the kernel, which takes nic and args: a warp for each as far as there is room.
 
-        queues: of the rank, as its networks name them
+        queues: of the rank, as its networks name them; timeout_ns: longest time that one wait of its kernels takes
         """
 
     @abstractmethod

@@ -118,7 +118,9 @@ class EmulatedNic(NicDevice):
         self._mappings.append(mapping)
         return mapping.address
 
-    def start(self, kernel: Kernel, queues: Memory, num_queue_pairs: int, nic: Any, *args: Any) -> None:
+    def start(
+        self, kernel: Kernel, queues: Memory, num_queue_pairs: int, timeout_ns: int, nic: Any, *args: Any
+    ) -> None:
         self._runtime.launch(self._stream, kernel, num_queue_pairs, WARP, 0, nic, *args)
 
     def join(self) -> None:

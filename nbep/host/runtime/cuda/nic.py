@@ -13,7 +13,7 @@ from nbep.host.runtime.cuda.driver import check
 from nbep.host.runtime.cuda.streams import CudaEvent, CudaStream, is_capturing
 
 NIC_THREADS = 512
-NIC_LIMIT_NS = 600 * 10**9
+LIMIT_IN_WAITS = 6  # that one launch may have, each over time, before its NIC ends without it
 
 
 class CudaNic(NicDevice):
@@ -27,8 +27,8 @@ class CudaNic(NicDevice):
     cudaFree, the loading of another kernel, the capture of a graph by torch, and the end of the process.
 
     Both kernels must run at once: an SM is left for the NIC, see LoadedKernel. If the driver runs one stream behind the
-    other nevertheless, because there are more streams than CUDA_DEVICE_MAX_CONNECTIONS, the NIC ends after NIC_LIMIT_NS
-    and the kernel's waits report what has not come.
+    other nevertheless, because there are more streams than CUDA_DEVICE_MAX_CONNECTIONS, the NIC ends after
+    LIMIT_IN_WAITS time-outs, and the kernel's waits report what has not come.
     """
 
     def __init__(self, runtime: Runtime, nics: dict[int, CudaNic]):
@@ -49,12 +49,16 @@ class CudaNic(NicDevice):
     def open_peers(self, symmetric: SymmetricMemory, handles: list[Any], rank: int) -> list[int]:
         return symmetric.open_peers(handles, rank)
 
-    def start(self, kernel: Kernel, queues: Memory, num_queue_pairs: int, nic: Any, *args: Any) -> None:
+    def start(
+        self, kernel: Kernel, queues: Memory, num_queue_pairs: int, timeout_ns: int, nic: Any, *args: Any
+    ) -> None:
         self._kernel, self._stop = kernel, nic.stop
         self._num_threads = 32 * min(num_queue_pairs, NIC_THREADS // 32)
-        self._args = (nic._replace(limit_ns=NIC_LIMIT_NS), *args)
+        self._args = (nic._replace(limit_ns=LIMIT_IN_WAITS * timeout_ns), *args)
         self._queues = queues.address
         self._nics[self._queues] = self
+        self._tell(0, self._stream)  # what a driver loads for this, it loads now, and not while kernels wait
+        self._stream.synchronize()
 
     @contextmanager
     def beside(self, stream: CudaStream) -> Iterator[None]:
@@ -62,17 +66,20 @@ class CudaNic(NicDevice):
         is_captured = is_capturing(stream.handle)
         if self._ended is not None and not is_captured:  # a launch before, maybe on another stream
             stream.wait(self._ended)
-        check("cuMemsetD32Async", cu.cuMemsetD32Async(self._stop, 0, 1, stream.handle))
+        self._tell(0, stream)
         self._stream.wait(CudaEvent(stream.handle))
         self._runtime.launch(self._stream, self._kernel, 1, self._num_threads, 0, *self._args)
         try:
             yield
         finally:
-            check("cuMemsetD32Async", cu.cuMemsetD32Async(self._stop, 1, 1, stream.handle))
+            self._tell(1, stream)
             ended = CudaEvent(self._stream.handle)
             stream.wait(ended)
             if not is_captured:
                 self._ended = ended
+
+    def _tell(self, stop: int, stream: CudaStream) -> None:
+        check("cuMemsetD32Async", cu.cuMemsetD32Async(self._stop, stop, 1, stream.handle))
 
     def join(self) -> None:
         self._stream.synchronize()

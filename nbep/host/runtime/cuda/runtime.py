@@ -273,6 +273,7 @@ class CudaRuntime(Runtime):
                 arrays.append(leaf)
                 leaves[i] = pointer_of(leaf)
         nic = self.nics.get(leaves[loaded.queues]) if loaded.queues >= 0 else None
+        loaded.config(stream.handle, grid, block, smem_bytes)  # what it asks the driver is asked before the NIC runs
         with nullcontext() if nic is None else nic.beside(stream):
             loaded.launch(stream.handle, grid, block, smem_bytes, leaves)
         if not stream.is_callers:  # whose memory is handed out in the order of that stream
