@@ -8,7 +8,6 @@ import pkgutil
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import nbep.device.kernels.internode as kernels
 import pytest
 from internode import Options, make_node_case
 from intranode import Outcome, cached_round_trip, check, combine, dispatch, make_buffer_for
@@ -17,6 +16,7 @@ from steps import Step, steps_of
 from target import spawn
 
 import nbep
+import nbep.device.kernels.internode as kernels
 
 pytestmark = pytest.mark.emulator_only("the kernels are broken in Python")
 
