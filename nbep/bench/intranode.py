@@ -24,8 +24,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 import nbep
+<<<<<<< HEAD
 from nbep.bench import UNUSABLE, can_run, positive
 from nbep.bench.parts.normal_clock import Push, mean, mean_seconds, push_rates
+=======
+from nbep.bench import UNUSABLE, can_run, numbers, positive, some_of
+from nbep.device.kernels.intranode.push import AT_HOME, BOTH, ROW_BYTES, TO_PEERS, push
+>>>>>>> s17-inter
 from nbep.host.runtime.base import HandleType
 
 WORKS = ("dispatch bf16", "dispatch fp8", "combine bf16")
@@ -59,9 +64,6 @@ class Setup:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    def numbers(text: str) -> list[int]:
-        return [int(part) for part in text.split(",")]
-
     parser = argparse.ArgumentParser(prog="nbep bench intranode", description=__doc__.partition("\n")[0])
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--hidden", type=int, default=7168)
@@ -71,18 +73,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--chunks", type=numbers, default=[4, 6, 8, 12, 16, 24, 32], help="tokens a chunk to try")
     parser.add_argument("--slots", type=int, default=256, help="slots of a ring")
     parser.add_argument("--threads", type=int, default=None, help="threads a block")
-    parser.add_argument("--works", default=",".join(WORKS), help=f"some of: {', '.join(WORKS)}")
+    parser.add_argument("--works", type=some_of(WORKS), default=list(WORKS), help=f"some of: {', '.join(WORKS)}")
     parser.add_argument("--repeat", type=positive, default=30, help="timed calls of each kind")
     parser.add_argument("--handle-type", default="ipc", choices=get_args(HandleType), help="as in nbep.Buffer")
     parser.add_argument("--ranks", type=int, choices=(2, 4, 8), default=2, help="virtual ranks, when not under mpirun")
     parser.add_argument("--json", type=Path, help="write all measurements there")
     parser.add_argument("--plot", type=Path, help="draw GB/s over SMs there")
-    options = parser.parse_args(argv)
-    options.works = [work.strip() for work in options.works.split(",")]
-    unknown = set(options.works) - set(WORKS)
-    if unknown:
-        parser.error(f"--works: {', '.join(sorted(unknown))}; allowed: {', '.join(WORKS)}")
-    return options
+    return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -187,7 +187,9 @@ def _notify(
             mode.cells,
         ),
     )
-    num_recv_tokens = num_rdma_recv_tokens = num_worst_tokens
+    num_recv_tokens = num_worst_tokens
+    # Each token that passes through this rank is one of those that come to a rank of its node.
+    num_rdma_recv_tokens = num_worst_tokens * mode.num_nvl_ranks
     per_expert: list[int] = []
     if polled:
         num_recv_tokens, per_expert, num_rdma_recv_tokens = wait_counters(memory, num_experts // num_ranks)

@@ -12,10 +12,10 @@
  told[ring]             NVL coordinator        st_shared_s32           the same lane       ld_shared_s32
  head of NVL ring       NVL coordinator        st_relaxed_sys (1)      NVL sender (d, k)   ld_relaxed_sys
  tails[c, d] of (n, l)  RDMA coordinator       amo_add, behind slots   RDMA receiver       ld_acquire_sys
- heads[c, n]            (n, l)                 amo_add, for itself     forwarder, lane 0   ld_relaxed_sys (1)
+ heads[c, n]            (n, l)                 amo_add, behind reads   forwarder, lane 0   ld_acquire_sys
  sent[c, n]             RDMA coordinator       st_weak                 (next call)         ld_weak
 
- (1) Heads publish nothing: what was in a slot has been added up before.
+ (1) It publishes nothing: what was in a slot has been added up before.
 
 A forwarder sums the rows of one token, of the ranks of this node that it went to, and rounds the sum to bf16: so one
 row crosses the network where NVLink carried several. It does not know the token: it takes the tokens of node n in the
@@ -139,14 +139,16 @@ def forward_sums(inputs, network, peers, progress, bounds, here, nvl, rdma, cell
     i = group.warp
     expected = load_nvl_head(inputs, here, row, i, total, lane)
     while i < total:
-        has_room = True
+        # Both levels are told before any wait: what this warp waits for may wait for what it is done with.
         if lane < here.num_nvl_ranks:
             note_progress(board + 4 * lane, expected if expected >= 0 else -expected - 1)
-            if expected >= 0:
-                peer = here.rdma_rank * here.num_nvl_ranks + lane
-                wait_tail_past(ring.tail, expected, RETIRED, bounds, FORWARDER_NVL_TAIL, peer, here.channel)
         if lane == 0:
             note_progress(board + 4 * SUMS_WORD, i)
+        if expected >= 0:
+            peer = here.rdma_rank * here.num_nvl_ranks + lane
+            wait_tail_past(ring.tail, expected, RETIRED, bounds, FORWARDER_NVL_TAIL, peer, here.channel)
+        has_room = True
+        if lane == 0:
             peer = rank_of(here, node)
             has_room = wait_total_free(room, base, i, rdma.num_slots, bounds, FORWARDER_RDMA_HEAD, peer, here.channel)
         if not vote_all(FULL_MASK, has_room):

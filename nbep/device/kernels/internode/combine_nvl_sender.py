@@ -110,7 +110,7 @@ def send_rows(inputs, peers, bounds, here, shape, sizes, sender, num_senders, la
     if team.peer < num_teams and rank < here.num_rdma_ranks * here.num_nvl_ranks:
         begin, end = rows_from(inputs, shape, here.channel, rank)
     batch = smem_base() + BATCHES + 16 * team.peer
-    own_ring = ring_for(peers, here, shape, rank if begin < end else team.peer % here.num_nvl_ranks)
+    own_ring = ring_for(peers, here, shape, rank if begin < end else here.nvl_rank)
     left = warp_sum_s32(FULL_MASK, end - begin)
     sent = 0
     last = u32_div(here.rdma_rank * here.num_nvl_ranks, num_teams)  # not all ranks begin with the same
