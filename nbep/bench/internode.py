@@ -29,7 +29,7 @@ from typing import Any, get_args
 import numpy as np
 
 import nbep
-from nbep.bench import UNUSABLE, can_run, positive
+from nbep.bench import UNUSABLE, can_run, numbers, positive, some_of
 from nbep.bench.intranode import mpi_world
 from nbep.bench.parts.internode_calls import (
     COMBINE_BF16,
@@ -70,24 +70,11 @@ class Setup:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    def numbers(text: str) -> list[int]:
-        return [positive(part) for part in text.split(",")]
-
-    def names(allowed: Sequence[str]) -> Callable[[str], list[str]]:
-        def chosen(text: str) -> list[str]:
-            parts = [part.strip() for part in text.split(",")]
-            unknown = [part for part in parts if part not in allowed]
-            if unknown:
-                raise argparse.ArgumentTypeError(f"{', '.join(unknown)}; allowed: {', '.join(allowed)}")
-            return parts
-
-        return chosen
-
     parser = argparse.ArgumentParser(prog="nbep bench internode", description=__doc__.partition("\n")[0])
     parser.add_argument("--nodes", type=positive, default=2)
     parser.add_argument("--num-nvl-peers", type=positive, help="ranks of a node; 2, or under mpirun what there are")
     parser.add_argument(
-        "--transport", type=names(get_args(TransportName)), default=["direct", "ibgda"], help="direct,ibgda or one"
+        "--transport", type=some_of(get_args(TransportName)), default=["direct", "ibgda"], help="direct,ibgda or one"
     )
     parser.add_argument("--tokens", type=positive, default=4096, help="of each rank")
     parser.add_argument("--hidden", type=positive, default=7168)
@@ -101,7 +88,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rdma-slots", type=positive, default=128, help="slots of a ring between nodes")
     parser.add_argument("--threads", type=positive, help="threads a block")
     parser.add_argument("--num-qps", type=positive, help="queue pairs for each peer; one for each channel")
-    parser.add_argument("--works", type=names(WORKS), default=list(WORKS), help=f"some of: {', '.join(WORKS)}")
+    parser.add_argument("--works", type=some_of(WORKS), default=list(WORKS), help=f"some of: {', '.join(WORKS)}")
     parser.add_argument("--repeat", type=positive, default=30, help="timed calls of each kind")
     parser.add_argument("--handle-type", default="ipc", choices=get_args(HandleType), help="as in nbep.Buffer")
     parser.add_argument("--json", type=Path, help="write all measurements there")

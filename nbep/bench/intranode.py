@@ -24,13 +24,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 import nbep
-<<<<<<< HEAD
-from nbep.bench import UNUSABLE, can_run, positive
-from nbep.bench.parts.normal_clock import Push, mean, mean_seconds, push_rates
-=======
 from nbep.bench import UNUSABLE, can_run, numbers, positive, some_of
-from nbep.device.kernels.intranode.push import AT_HOME, BOTH, ROW_BYTES, TO_PEERS, push
->>>>>>> s17-inter
+from nbep.bench.parts.normal_clock import Push, mean, mean_seconds, push_rates
 from nbep.host.runtime.base import HandleType
 
 WORKS = ("dispatch bf16", "dispatch fp8", "combine bf16")

@@ -36,13 +36,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 import nbep
-<<<<<<< HEAD
-from nbep.bench import UNUSABLE, can_run, positive
-from nbep.bench.intranode import mpi_world
-=======
 from nbep.bench import UNUSABLE, add_ranks, can_run, numbers, positive, some_of
-from nbep.bench.intranode import PUSH_OFFSET, mpi_world
->>>>>>> s17-inter
+from nbep.bench.intranode import mpi_world
 from nbep.bench.parts.clocks import Clock, KernelTime, Spread, Step, by_events, by_profile, capture, over_ranks
 from nbep.bench.parts.low_latency_calls import DEVICE, Bytes, Calls, Gap, Variant, bytes_of, make_inputs
 from nbep.bench.parts.low_latency_report import PAIR, HostCost, PushTime, Report, Row
