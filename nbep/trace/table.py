@@ -86,13 +86,17 @@ def describe(event: Event) -> str:
 
 def ring_table(trace: Recorder, kernel: str | None, width: int) -> Text:
     """One line for each ring: how often its cells were published, and how full it was over its launch."""
+    rings = ring_fills(trace, kernel)
+    has_levels = any(ring.level for ring in rings)
+    level = ("level",) if has_levels else ()
     rows: list[tuple[object, ...]] = [
-        ("rank", "kernel", "channel", "src", "tokens", "tails", "heads", "peak", "slots", "fill over time")
+        ("rank", "kernel", *level, "channel", "src", "tokens", "tails", "heads", "peak", "slots", "fill over time")
     ]
     rows += [
         (
             ring.rank,
             ring.kernel if ring.call == 0 else f"{ring.kernel} {ring.call}",
+            *(_level(ring) if has_levels else ()),
             ring.channel,
             ring.src,
             ring.num_tokens,
@@ -102,9 +106,13 @@ def ring_table(trace: Recorder, kernel: str | None, width: int) -> Text:
             ring.capacity,
             sparkline(ring, width),
         )
-        for ring in ring_fills(trace, kernel)
+        for ring in rings
     ]
-    return align(rows, "><>>>>>>><")
+    return align(rows, ("><<" if has_levels else "><") + ">>>>>>><")
+
+
+def _level(ring: RingFill) -> tuple[str]:
+    return (ring.level if ring.node < 0 else f"{ring.level}, for node {ring.node}",)
 
 
 def sparkline(ring: RingFill, width: int) -> str:
