@@ -92,14 +92,14 @@ def test_a_journey_ends_in_the_rows_of_its_token(traced, call):
             assert sum(event.role == "NVL sender" for event in way) == len(rows)
 
 
-def test_a_journey_goes_one_hop_after_the_other(traced):
+def test_all_slots_and_rows_are_shared_out_among_the_journeys(traced):
     trace, results = traced
-    for rank in range(NUM_RANKS):
-        way = [event for event in journey(trace, rank, 1, 0) if event.kernel == COMBINE]
-        assert way[0].role == "NVL sender"
-        assert way[-1].role == "RDMA receiver"
-        forwarded = [event for event in way if event.role == "forwarder"]
-        assert len(forwarded) == len({goal // NUM_PLACES for goal in np.flatnonzero(results[rank][0][1])})
+    for call in (0, 1):
+        ways = [
+            journey(trace, rank, token, call) for rank, (goes, *_) in enumerate(results) for token in range(len(goes))
+        ]
+        fills = [event for event in trace.events("fill") if event.kernel in (DISPATCH, COMBINE) and event.call == call]
+        assert sorted(map(id, sum(ways, []))) == sorted(map(id, fills))
 
 
 def test_rings_of_both_levels_are_filled_from_zero_in_every_call(traced):
