@@ -23,9 +23,9 @@ the token's index at its rank, the rdma_rank of that rank, then bit k of byte d 
 (d, k). So the same bytes go to every node, and a forwarder hands on a slot as it came.
 
 The ring (channel, n) in the RDMA buffer of (d, l) carries what (n, l) sends: tokens in dispatch, sums in combine. Its
-slots count from 0 in every call. Its cells count on from call to call: tails[channel, n], at (d, l), says how many slots
-all calls together have filled, and heads[channel, d], at (n, l), how many they have freed. Nobody resets what a network
-adds to.
+slots count from 0 in every call. Its cells count on from call to call: tails[channel, n], at (d, l), says how many
+slots all calls together have filled, and heads[channel, d], at (n, l), how many they have freed. Nobody resets what a
+network adds to.
 
 The cells lie behind num_rdma_bytes, and behind those of the low-latency mode: the slots are all that the modes share.
 

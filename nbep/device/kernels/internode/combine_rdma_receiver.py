@@ -12,8 +12,8 @@
  received[c, d]         coordinator, lane d    st_weak                 (next call)         ld_weak
  combined_ arrays       receiver               st_na, st_weak          -                   the next kernel
 
-The receivers take the tokens of the channel in turn. send_rdma_head says which nodes have a sum for a token, and at which
-index of their rings it is. For a node that has none it says which index comes next: all before it are done when the
+The receivers take the tokens of the channel in turn. send_rdma_head says which nodes have a sum for a token, and which
+index it has in their rings. For a node that has none it says which index comes next: all before it are done when the
 token is passed (see cached_notify.py).
 
 Source: DeepEP csrc/kernels/internode.cu, combine (WarpRole::kRDMAReceiver)

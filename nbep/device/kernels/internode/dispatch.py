@@ -75,7 +75,7 @@ def forward(out, inputs, network, peers, progress, bounds, here, nvl, rdma, size
 
 @device_function
 def send_and_receive(out, inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, warp, lane):
-    """Block 2c + 1: the first warps send, the last one coordinates their tails, those between are teams of receivers."""
+    """Block 2c + 1: the first warps send, the last one coordinates them, those between are teams of receivers."""
     num_senders = block_dim() // 32 - 1 - here.num_nvl_ranks * sizes.num_receivers
     if warp == block_dim() // 32 - 1:
         coordinate_senders(inputs, network, progress, bounds, here, rdma, sizes, num_senders, lane)
