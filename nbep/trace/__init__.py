@@ -8,6 +8,7 @@
     trace.plot_channel(src=0, dst=1)
     trace.table("store", cell="tail")
     trace.table("fill", cell="recv_x")    # which role filled which row, and when
+    trace.stuck()                         # who waits for what, after a deadlock
     trace.plot_call("low_latency_dispatch")
     trace.plot_halves()
     trace.plot_hops(src=0, dst=3, token=(0, 2))    # between nodes: both hops
@@ -28,7 +29,7 @@ from nbep.trace.events import Cell, Event, Launch
 from nbep.trace.queues import queue_table
 from nbep.trace.recorder import Recorder
 from nbep.trace.rings import RingFill, ring_fills
-from nbep.trace.table import Text, event_table, ring_table
+from nbep.trace.table import Text, event_table, ring_table, stuck_table
 
 if TYPE_CHECKING:
     from nbep.trace.style import Picture
@@ -72,6 +73,10 @@ class Trace(Recorder):
         if what is None and cell is None:
             events = [event for event in events if event.cell.name not in ("shared", "mbarrier")]
         return event_table(events, limit)
+
+    def stuck(self, kernel: str | None = None, *, rank: int | None = None) -> Text:
+        """After a run that could not go on: who waits for which named cell, a line for each role of each rank."""
+        return stuck_table(self.events("wait", rank=rank, kernel=kernel))
 
     def ring_table(self, kernel: str | None = None, *, width: int = 40) -> Text:
         """Rings as text, a line each: publishes, peak, and the fill over the launch in `width` characters."""

@@ -62,6 +62,17 @@ def event_table(events: Sequence[Event], limit: int | None) -> Text:
     return text
 
 
+def stuck_table(events: Sequence[Event]) -> Text:
+    """One line for each cell that a role of a rank waits for and that nothing has changed since."""
+    rows: list[tuple[object, ...]] = [("rank", "role", "waits, and sees", "memory of")]
+    stuck = [event for event in events if event.until is None and "[byte " not in event.cell.text]
+    for event in sorted(stuck, key=lambda event: (event.rank, event.role, event.cell)):
+        row = (who(event.rank), event.role, f"{event.cell.text} = {event.value}", who(event.cell.owner))
+        if row not in rows:
+            rows.append(row)
+    return align(rows, "><<>")
+
+
 def who(number: int) -> str:
     """A rank, or the NIC of one, in a column."""
     return str(number) if number < NIC_NUMBERS else f"NIC {number - NIC_NUMBERS}"

@@ -5,6 +5,9 @@ import numpy as np
 import pytest
 
 import nbep
+from nbep.device.kernels.internode import coordinator
+from nbep.emulator import DeadlockError
+from nbep.notebook import edit
 from nbep.trace import Trace
 from nbep.trace.internode import COMBINE, DISPATCH
 from nbep.trace.journeys import journey
@@ -155,3 +158,16 @@ def test_what_the_trace_lacks_is_refused(trace):
 def test_the_picture_of_rings_has_a_row_for_each_ring_of_both_levels(trace):
     rows = {label.get_text() for label in trace.plot_rings(COMBINE).axes[0].get_yticklabels()}
     assert {"NVL from rank 0, channel 1, for node 1", "RDMA from rank 2, channel 0"} <= rows
+
+
+def test_after_a_deadlock_the_trace_says_which_role_waits_for_what():
+    trace = Trace()
+    with (
+        edit(coordinator.tell_heads, "freed - told >= chunk", "freed - told > 2 * chunk"),
+        pytest.raises(DeadlockError),
+    ):
+        nbep.spawn(main, NUM_RANKS, "emulator", seed=3, tracer=trace)
+    lines = trace.stuck(DISPATCH).splitlines()[1:]
+    assert any("RDMA sender" in line and "head[channel" in line and line.endswith("0") for line in lines)
+    assert not trace.stuck(COMBINE).splitlines()[1:]
+    assert len(lines) == len(set(lines))
