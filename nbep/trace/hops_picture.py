@@ -68,8 +68,10 @@ def hops_picture(
     height = LANE * len(way.lanes) + 0.4
     picture = Picture(9.5, height + FILL * len(rings) + 1.2)
     axes, *below = picture.subplots(1 + len(rings), 1, sharex=True, height_ratios=[height] + [FILL] * len(rings))
-    last = max([event.step for event in events], default=trace.last_step)
-    show_steps(axes, min([event.step for event in events], default=0), last)
+    steps = [event.step for event in events] or [0, trace.last_step]
+    is_stuck = any(event.what == "wait" and event.until is None for event in events)
+    last = max(steps) + (max(steps) - min(steps)) // 20 * is_stuck  # so that the last wait is seen too
+    show_steps(axes, min(steps), last)
     names = [f"{lane.role}\nrank {lane.rank}" for lane in way.lanes]
     draw_lanes(axes, names, events, lane_of, lambda event: event.cell.name in ("head", "tail"), [], last)
     if token is not None:

@@ -309,7 +309,7 @@ def _legend(axes: Axes, events: list[Event], arrows: list[Arrow]) -> None:
     if any(event.until is not None for event in waits):
         handles.append(Patch(color=WAIT_COLOR, label="waits"))
     if any(event.until is None for event in waits):
-        handles.append(Patch(color=STUCK_COLOR, label="waits and is never woken"))
+        handles.append(Patch(color=STUCK_COLOR, label="waits for ever"))
     legend = axes.legend(
         handles=handles,
         fontsize=TINY,
