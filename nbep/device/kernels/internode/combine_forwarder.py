@@ -18,12 +18,12 @@
 
  (1) It publishes nothing: what was in a slot has been added up before.
 
-A forwarder sums the rows of one token, of the ranks of this node that it went to, and rounds the sum to bf16: so one
-row crosses the network where NVLink carried several. It does not know the token: it takes the tokens of node n in the
-order in which they passed through this rank in dispatch, and send_nvl_head says which of the rings have a row.
+A forwarder adds up the rows of one token, one from each rank of this node that it went to, and rounds the sum to bf16:
+so one row crosses the network where NVLink carried several. It does not know the token: it takes the tokens of node n
+in the order in which they passed through this rank in dispatch, and send_nvl_head says which of the rings have a row.
 
-Each node has warps of its own, which take its tokens in turn. If one warp served two nodes it could wait for one of
-them while the other waits for it.
+Each node has warps of its own, which take its tokens in turn. A warp that served two nodes could wait for room at one
+node, whose receivers wait for a sum that a warp of another node puts only after it has found room at the second one.
 
 Source: DeepEP csrc/kernels/internode.cu, combine (WarpRole::kNVLAndRDMAForwarder, kCoordinator; combine_token)
 """

@@ -12,7 +12,8 @@
 
 The rows of one source rank and channel lie together in x, and have a ring of their own. A team of warps serves several
 rings, and takes the next one that has room for a chunk: it must not wait for one ring while another could go on. If it
-did, two nodes could wait for each other: each for a row that stands behind one for which the other has no room.
+did, a circle could close: this rank waits for room in the ring for node A, another rank of its node for room in that
+for node B. The forwarders of A wait for a row of the other rank, those of B for a row of this one.
 
 Source: DeepEP csrc/kernels/internode.cu, combine (WarpRole::kNVLSender)
 """
