@@ -37,10 +37,11 @@ from typing import Any, get_args
 
 import nbep
 from nbep.bench import UNUSABLE, add_ranks, can_run, numbers, positive, some_of
-from nbep.bench.intranode import PUSH_OFFSET, mpi_world
+from nbep.bench.intranode import mpi_world
 from nbep.bench.parts.clocks import Clock, KernelTime, Spread, Step, by_events, by_profile, capture, over_ranks
 from nbep.bench.parts.low_latency_calls import DEVICE, Bytes, Calls, Gap, Variant, bytes_of, make_inputs
 from nbep.bench.parts.low_latency_report import PAIR, HostCost, PushTime, Report, Row
+from nbep.bench.parts.normal_clock import PUSH_OFFSET, PUSH_THREADS
 from nbep.device.kernels.intranode.push import ROW_BYTES, TO_PEERS, push
 from nbep.device.layout.low_latency import MAX_RANKS
 from nbep.host.network.transport import TransportName
@@ -51,7 +52,6 @@ WORKS = ("dispatch", "combine", "both", "halves")
 HALVES = ("dispatch send", "dispatch receive", "combine send", "combine receive")
 GRAPH_ROUNDS = 10
 PUSH_SMS = 24  # fill the wire; for few bytes all SMs are faster
-PUSH_THREADS = 768
 NUM_HOST_CALLS = 30
 WRONG = 1  # the exit code if a round trip is
 

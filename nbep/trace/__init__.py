@@ -8,13 +8,16 @@
     trace.plot_channel(src=0, dst=1)
     trace.table("store", cell="tail")
     trace.table("fill", cell="recv_x")    # which role filled which row, and when
+    trace.stuck()                         # who waits for what, after a deadlock
     trace.plot_call("low_latency_dispatch")
     trace.plot_halves()
+    trace.plot_hops(src=0, dst=3, token=(0, 2))    # between nodes: both hops
+    trace.journey(rank=0, token=2)                 # between nodes: the slots and rows that it fills
     trace.queue(rank=0, peer=1)           # the entries of a send queue, with transport="ibgda"
     trace.plot_queue(rank=0, peer=1)
 
-Read in this order: events, roles, low_latency, recorder, rings, queues; then table, entries, ring_picture, space_time,
-halves_picture, queue_picture.
+Read in this order: events, roles, low_latency, internode, recorder, rings, queues, journeys; then table, entries,
+ring_picture, space_time, halves_picture, hops_picture, queue_picture.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from nbep.trace.events import Cell, Event, Launch
 from nbep.trace.queues import queue_table
 from nbep.trace.recorder import Recorder
 from nbep.trace.rings import RingFill, ring_fills
-from nbep.trace.table import Text, event_table, ring_table
+from nbep.trace.table import Text, event_table, ring_table, stuck_table
 
 if TYPE_CHECKING:
     from nbep.trace.style import Picture
@@ -70,6 +73,10 @@ class Trace(Recorder):
         if what is None and cell is None:
             events = [event for event in events if event.cell.name not in ("shared", "mbarrier")]
         return event_table(events, limit)
+
+    def stuck(self, kernel: str | None = None, *, rank: int | None = None) -> Text:
+        """After a run that could not go on: who waits for which named cell, a line for each role of each rank."""
+        return stuck_table(self.events("wait", rank=rank, kernel=kernel))
 
     def ring_table(self, kernel: str | None = None, *, width: int = 40) -> Text:
         """Rings as text, a line each: publishes, peak, and the fill over the launch in `width` characters."""
@@ -122,6 +129,36 @@ class Trace(Recorder):
         from nbep.trace.halves_picture import halves_picture
 
         return halves_picture(self)
+
+    def journey(self, rank: int = 0, token: int = 0, *, call: int = 0) -> Text:
+        """The way of one token between nodes, a line for each slot and row that it fills: dispatch, then combine.
+
+        Args:   call: which dispatch, and which combine
+        Raises: ValueError if the trace has no such dispatch, or the token goes nowhere
+        """
+        from nbep.trace.journeys import journey
+
+        return event_table(journey(self, rank, token, call), None)
+
+    def plot_hops(
+        self,
+        src: int = 0,
+        dst: int = 3,
+        channel: int = 0,
+        kernel: str = "internode_dispatch",
+        *,
+        call: int = 0,
+        token: tuple[int, int] | None = None,
+    ) -> Picture:
+        """Between nodes: the roles on the way from one rank to another on one timeline, and the fill of both rings.
+
+        Args:   kernel: "internode_dispatch" or "internode_combine"; call: which one, if there were several
+                token: its rank and its index there; a thick line follows it
+        Raises: ValueError if the trace has no such way
+        """
+        from nbep.trace.hops_picture import hops_picture
+
+        return hops_picture(self, src, dst, channel, kernel, call, token)
 
     def queue(self, rank: int = 0, peer: int = 1, queue: int = 0) -> Text:
         """The entries of a rank's send queue to a peer, a line each: when it was reserved, ready, rung for and done.

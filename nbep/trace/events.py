@@ -7,15 +7,20 @@ from typing import Any, NamedTuple
 
 from nbep.device.layout.intranode import Notes, RingShape
 
-# As layout.intranode.describe_offset names cells: `tail[channel 0, src 1]`, `x[channel 0, src 1, slot 2] + 16`.
-_CELL = re.compile(r"(\w+)(?:\[(?:channel (\d+), src (\d+)(?:, slot (\d+))?|[^]]*)\])?(?: \+ (\d+))?")
+# As the layouts name cells: `tail[channel 0, src 1]`, `x[channel 0, src 1, slot 2] + 16`; of the RDMA buffer between
+# nodes `tail[channel 0, node 1]`, `recv x[channel 0, node 1, slot 2] + 0`, `count message recv[0, node 1] word 0`.
+_CELL = re.compile(
+    r"(?:recv )?((?:send )?\w+)(?:\[(?:channel (\d+), (src|node) (\d+)(?:, slot (\d+))?|[^]]*)\])?(?: \+ (\d+))?"
+)
+_MESSAGE = re.compile(r"(count message) recv\[(\d+), node (\d+)\] word (\d+)")
 OUTPUTS = ("recv_x", "combined_x")  # what kernels write tokens to; a row is a cell
-TOKENS = ("x", "message", "row", *OUTPUTS)  # their first bytes are recorded
-PAYLOAD = (*Notes._fields, *TOKENS)
+TOKENS = ("x", "message", "count message", "row", *OUTPUTS)  # their first bytes are recorded
+KEPT = tuple(f"send {name}" for name in (*Notes._fields, "x", "padding"))  # in a rank's own buffer, for its NIC
+PAYLOAD = (*Notes._fields, "padding", *TOKENS, *KEPT)
 
 
 class Cell(NamedTuple):
-    """A place in memory. channel, src, slot and row are -1 where they mean nothing."""
+    """A place in memory. channel, src, node, slot and row are -1 where they mean nothing."""
 
     owner: int  # the rank whose memory it is
     text: str  # "tail[channel 0, src 1]"
@@ -25,6 +30,7 @@ class Cell(NamedTuple):
     slot: int = -1
     byte: int = 0  # within the slot or row
     row: int = -1  # of an output
+    node: int = -1  # of a cell in the RDMA buffer, in the mode between nodes
     is_in_tags: bool = False  # a count or an arrival of the low-latency mode: see protocols.arrivals
 
     @classmethod
@@ -33,15 +39,20 @@ class Cell(NamedTuple):
         match = _CELL.match(text)
         if match is None:
             return cls(owner, text, text)
-        name, channel, src, slot, byte = match.groups()
+        message = _MESSAGE.match(text)
+        if message is not None:
+            name, place, node, word = message.groups()
+            return cls(owner, text, name, slot=int(place), byte=4 * int(word), node=int(node))
+        name, channel, kind, src, slot, byte = match.groups()
         return cls(
             owner,
-            text,
+            text.removeprefix("recv "),
             name,
             int(channel) if channel else -1,
-            int(src) if src else -1,
+            int(src) if kind == "src" else -1,
             int(slot) if slot else -1,
             int(byte) if byte else 0,
+            node=int(src) if kind == "node" else -1,
         )
 
 
@@ -55,9 +66,12 @@ class Launch(NamedTuple):
     end: int | None  # None: it has not ended
     grid: int
     block: int
-    shape: RingShape | None  # of the rings that it was given
+    shape: RingShape | None  # of the rings that it was given; between nodes of the NVL rings
     half: int = -1  # in low-latency mode: of the buffer
     phases: str = ""  # in low-latency mode: "send", "receive" or "send and receive"
+
+    rdma_shape: RingShape | None = None  # between nodes: of the RDMA rings
+    num_nvl_ranks: int = 0  # between nodes: ranks of a node
 
     # (1) With a hook, the launches of both phases have the number of their call.
 
@@ -81,8 +95,10 @@ class Event(NamedTuple):
     block: int
     thread: int
     role: str  # what the thread is there for: "sender", "receiver", "copier", "coordinator", "putter", "counter",
-    # "keeper" (ends the calls before) or its kernel's name
+    # "keeper" (ends the calls before), between nodes one of `trace.internode.ROLES`, or its kernel's name
     cell: Cell
     value: Any
     order: str
     until: int | None = None
+    team: int = -1  # between nodes: which place or node a forwarder or an NVL receiver serves
+    token: tuple[int, int] | None = None  # between nodes, of a "fill" in dispatch: the token's rank and its index there

@@ -14,11 +14,7 @@ A warp has one role after the other: it keeps, counts, receives. So the function
 
 from __future__ import annotations
 
-import sys
-from types import FrameType
 from typing import Any, NamedTuple
-
-from greenlet import getcurrent
 
 from nbep.device.kernels.low_latency.dispatch_sender import PUTTER
 from nbep.device.kernels.low_latency.journal import (
@@ -51,6 +47,7 @@ from nbep.device.layout.low_latency import (
 from nbep.device.protocols.arrivals import LEAST_ABSENT, TAG
 from nbep.host.low_latency.memory import BARRIERS, JOURNAL, MASK, SUMS
 from nbep.trace.events import Cell
+from nbep.trace.roles import function_of
 
 BUFFER = "rdma_buffer"
 WORKSPACE = "low-latency workspace"
@@ -218,11 +215,8 @@ def role_of_low_latency(thread: Any, otherwise: str) -> str:
     """
     if thread.dead:
         return "receiver"
-    frame: FrameType | None = sys._getframe(1) if getcurrent() is thread else thread.gr_frame
-    role = otherwise
-    while frame is not None:
-        role = ROLES.get(frame.f_code.co_name, role)
-        frame = frame.f_back
+    frame = function_of(thread, ROLES)
+    role = otherwise if frame is None else ROLES[frame.f_code.co_name]
     return "putter" if role == "caster" and thread.thread_idx // 32 == PUTTER else role
 
 

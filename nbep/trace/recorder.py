@@ -17,6 +17,7 @@ from nbep.device.layout.intranode import RingShape, note_bytes
 from nbep.emulator.bulk import MBarrier
 from nbep.emulator.orders import POLLED
 from nbep.trace.events import OUTPUTS, PAYLOAD, TOKENS, Cell, Event, Launch
+from nbep.trace.internode import InternodeLaunch
 from nbep.trace.low_latency import BUFFER, WORKSPACE, Halves, LowLatencyLaunch, role_of_low_latency
 from nbep.trace.roles import role_of
 
@@ -26,14 +27,23 @@ ATOMICS = {"add": lambda old, operand: old + operand, "exch": lambda old, operan
 class _Call:
     """What is remembered of a running launch: its place in `Recorder.launches`, roles, cells and last values seen."""
 
-    __slots__ = ("index", "number", "row_bytes", "note_bytes", "low_latency", "roles", "cells", "seen")
+    __slots__ = ("index", "number", "row_bytes", "note_bytes", "low_latency", "internode", "roles", "cells", "seen")
 
-    def __init__(self, index: int, number: int, row_bytes: int, note_bytes: int, low_latency: LowLatencyLaunch | None):
+    def __init__(
+        self,
+        index: int,
+        number: int,
+        row_bytes: int,
+        note_bytes: int,
+        low_latency: LowLatencyLaunch | None,
+        internode: InternodeLaunch | None,
+    ):
         self.index = index
         self.number = number
         self.row_bytes = row_bytes  # of an output's row; 0 in a kernel that has no rings
         self.note_bytes = note_bytes  # in front of a slot's row
         self.low_latency = low_latency  # None in other modes
+        self.internode = internode  # None in other modes
         self.roles: dict[tuple[int, int], str] = {}
         self.cells: dict[tuple[Any, int, bool], Cell | None] = {}
         self.seen: dict[tuple[int, int, Cell], Any] = {}
@@ -104,9 +114,12 @@ class Recorder:
         index = len(self.launches)
         shape = next((arg for arg in launch.args if isinstance(arg, RingShape)), None)
         sizes = (0, 0) if shape is None else (shape.hidden_bytes, note_bytes(shape))
-        self._calls[launch] = _Call(index, number, *sizes, low_latency)
+        internode = InternodeLaunch.of(launch)
+        between = (None, 0) if internode is None else (internode.rdma, internode.num_nvl_ranks)
+        self._calls[launch] = _Call(index, number, *sizes, low_latency, internode)
+        size = (launch.grid, launch.block)
         self.launches.append(
-            Launch(launch.rank, launch.name, number, self._step(), None, launch.grid, launch.block, shape, half, phases)
+            Launch(launch.rank, launch.name, number, self._step(), None, *size, shape, half, phases, *between)
         )
 
         def done() -> None:
@@ -119,7 +132,7 @@ class Recorder:
         if order not in POLLED:
             return
         call = self._calls[thread.block.launch]
-        cell = self._cell(call, allocation, offset)
+        cell = self._cell(call, thread, allocation, offset)
         if cell is None:
             return
         key = (thread.block_idx, thread.thread_idx, cell)
@@ -133,7 +146,7 @@ class Recorder:
         call = self._calls[thread.block.launch]
         if order == "weak" and not _has_cells(call, allocation):
             return
-        cell = self._cell(call, allocation, offset, order == "weak")
+        cell = self._cell(call, thread, allocation, offset, order == "weak")
         if cell is None:
             return
         if max(cell.slot, cell.row) >= 0:
@@ -146,11 +159,15 @@ class Recorder:
         call = self._calls[thread.block.launch]
         if not _has_cells(call, allocation):
             return
-        cell = self._cell(call, allocation, offset)
+        cell = self._cell(call, thread, allocation, offset)
+        token = None
         if cell is None and allocation.describe is not None and len(data) > call.note_bytes:
-            cell = self._cell(call, allocation, offset + call.note_bytes)  # the row behind its notes
+            cell = self._cell(call, thread, allocation, offset + call.note_bytes)  # the row behind its notes
+            if cell is not None and call.internode is not None:
+                token = call.internode.token(cell, data)
         if cell is not None and max(cell.slot, cell.row) >= 0:
-            self._record("fill", thread, call, cell, max(cell.slot, cell.row), "")
+            event = self._event("fill", thread, call, cell, max(cell.slot, cell.row), "")
+            self._events.append(event._replace(token=token))
 
     def on_atomic(
         self,
@@ -165,7 +182,7 @@ class Recorder:
         scope: str,
     ) -> None:
         call = self._calls[thread.block.launch]
-        cell = self._cell(call, allocation, offset)
+        cell = self._cell(call, thread, allocation, offset)
         if cell is not None and (op in ATOMICS or allocation.read(offset, kind) != old):
             value = ATOMICS[op](old, operand) if op in ATOMICS else allocation.read(offset, kind)
             self._record("atomic", thread, call, cell, value, order)
@@ -174,9 +191,9 @@ class Recorder:
         call = self._calls[thread.block.launch]
         # Parked is who polled all of these; the one that was polled last and has a name is what the loop is about.
         allocation, offset, _, value = max(enumerate(cells), key=lambda item: (_telling(item[1][0]), item[0]))[1]
-        cell = self._cell(call, allocation, offset)
+        cell = self._cell(call, thread, allocation, offset)
         if cell is None:  # a poll of payload
-            cell = _cell(call, allocation, offset, False)
+            cell = _cell(call, thread, allocation, offset, False)
         assert cell is not None
         self._parked[thread] = self._event("wait", thread, call, cell, value, "")
 
@@ -190,19 +207,23 @@ class Recorder:
 
     def _event(self, what: str, thread: Any, call: _Call, cell: Cell, value: Any, order: str) -> Event:
         launch, place = thread.block.launch, (thread.block_idx, thread.thread_idx)
+        team = -1
         if call.low_latency is not None:
             role = role_of_low_latency(thread, launch.name)
+        elif call.internode is not None:
+            role, team = call.internode.role(thread)
         else:
             if place not in call.roles:
                 call.roles[place] = role_of(launch, *place)
             role = call.roles[place]
-        return Event(self._step(), what, thread.rank, launch.name, call.number, *place, role, cell, value, order)
+        step, name = self._step(), launch.name
+        return Event(step, what, thread.rank, name, call.number, *place, role, cell, value, order, team=team)
 
     def _step(self) -> int:
         """Primitive calls of all threads so far."""
         return self._world.step
 
-    def _cell(self, call: _Call, allocation: Any, offset: int, is_weak: bool = False) -> Cell | None:
+    def _cell(self, call: _Call, thread: Any, allocation: Any, offset: int, is_weak: bool = False) -> Cell | None:
         """The cell at an offset; None for the bytes of payload that are not recorded.
 
         is_weak: of a store; in the low-latency mode those are the keeper's, and of the call before
@@ -211,7 +232,7 @@ class Recorder:
         try:
             return call.cells[key]
         except KeyError:
-            cell = _cell(call, allocation, offset, is_weak)
+            cell = _cell(call, thread, allocation, offset, is_weak)
             is_recorded = cell is not None and (cell.name not in PAYLOAD or (cell.name in TOKENS and cell.byte == 0))
             return call.cells.setdefault(key, cell if is_recorded else None)
 
@@ -230,7 +251,7 @@ def _has_cells(call: _Call, allocation: Any) -> bool:
     return allocation.describe is not None or (call.row_bytes > 0 and allocation.name in OUTPUTS)
 
 
-def _cell(call: _Call, allocation: Any, offset: int, is_weak: bool) -> Cell | None:
+def _cell(call: _Call, thread: Any, allocation: Any, offset: int, is_weak: bool) -> Cell | None:
     if isinstance(allocation, MBarrier):
         return Cell(allocation.block.launch.rank, f"mbarrier[byte {allocation.address}]", "mbarrier")
     if call.low_latency is not None:
@@ -238,6 +259,10 @@ def _cell(call: _Call, allocation: Any, offset: int, is_weak: bool) -> Cell | No
             return call.low_latency.cell(allocation, offset, is_weak)
         if allocation.name in OUTPUTS:
             return call.low_latency.output_cell(allocation, offset)
+    if call.internode is not None:
+        cell = call.internode.cell(allocation, offset, thread.block_idx)
+        if cell is not None:
+            return cell
     if allocation.describe is not None:
         return Cell.parse(allocation.rank, allocation.describe(offset))
     if _has_cells(call, allocation):

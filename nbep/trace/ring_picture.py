@@ -19,7 +19,7 @@ def ring_picture(trace: Recorder, kernel: str | None) -> Picture:
         what = "of a kernel with rings" if kernel is None else f"of `{kernel}` with rings"
         raise ValueError(f"kernel: the trace has no launch {what}")
     ranks = sorted({ring.rank for ring in rings})
-    rows = {rank: sorted({(ring.channel, ring.src) for ring in rings if ring.rank == rank}) for rank in ranks}
+    rows = {rank: sorted({_row(ring) for ring in rings if ring.rank == rank}) for rank in ranks}
     num_rows = max(map(len, rows.values()))
     num_columns = min(len(ranks), 2)
     num_lines = -(-len(ranks) // num_columns)
@@ -38,8 +38,8 @@ def ring_picture(trace: Recorder, kernel: str | None) -> Picture:
     capacities = sorted({ring.capacity for ring in rings})
     slots = " or ".join(map(str, capacities)) + (" slot" if capacities == [1] else " slots")
     picture.suptitle(
-        f"Fill of the ring buffers over time. A row is one ring; the grey line above it is its capacity, {slots}. "
-        "What a rank sends to itself takes no ring.",
+        f"Fill of the ring buffers over time. A row is one ring; the grey line above it is its capacity, {slots}."
+        + ("" if any(ring.level for ring in rings) else " What a rank sends to itself takes no ring."),
         fontsize=SMALL + 2,
         color=INK,
         x=0.01,
@@ -48,8 +48,21 @@ def ring_picture(trace: Recorder, kernel: str | None) -> Picture:
     return picture
 
 
+Row = tuple[str, int, int, int]
+
+
+def _row(ring: RingFill) -> Row:
+    return ring.level, ring.channel, ring.node, ring.src
+
+
+def _label(row: Row) -> str:
+    level, channel, node, src = row
+    whose = f", for node {node}" if node >= 0 else ""
+    return f"{level} from rank {src}, channel {channel}{whose}".strip()
+
+
 def _draw_rank(
-    axes: Axes, rank: int, rows: list[tuple[int, int]], rings: list[RingFill], launches: list[Launch], last_step: int
+    axes: Axes, rank: int, rows: list[Row], rings: list[RingFill], launches: list[Launch], last_step: int
 ) -> None:
     plain_axes(axes)
     # First row on top.
@@ -62,13 +75,13 @@ def _draw_rank(
             (launch.begin + end) / 2, top, launch.kernel, fontsize=TINY, color=INK, ha="center", va="bottom", zorder=4
         )
     for ring in rings:
-        y = base[ring.channel, ring.src]
+        y = base[_row(ring)]
         color = RANK_COLORS[ring.src % len(RANK_COLORS)]
         heights = [y + fill / ring.capacity for fill in ring.fill]
         axes.plot([ring.steps[0], ring.steps[-1]], [y + 1, y + 1], color=FAINT, linewidth=0.6, zorder=2)
         axes.fill_between(ring.steps, y, heights, step="post", color=color, alpha=0.35, linewidth=0, zorder=1)
         axes.step(ring.steps, heights, where="post", color=color, linewidth=0.9, zorder=3)
     axes.set_yticks([y + 0.5 for y in base.values()])
-    axes.set_yticklabels([f"from rank {src}, channel {channel}" for channel, src in rows], fontsize=TINY)
+    axes.set_yticklabels([_label(row) for row in rows], fontsize=TINY)
     axes.set_ylim(-0.2, top + 0.2)
     axes.set_title(f"rank {rank} receives", fontsize=SMALL + 1, color=INK, loc="left", pad=12)

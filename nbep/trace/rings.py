@@ -1,12 +1,16 @@
 """How full each ring is over time, from the stores to its head and tail.
 
-What a rank sends to itself takes no ring: there is a ring for each channel and each other rank.
+Inside a node there is a ring for each channel and each other rank: what a rank sends to itself takes none. Between
+nodes there are rings at two levels, NVL and RDMA, and a rank's own tokens take them too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
+from nbep.trace.events import Event, Launch
+from nbep.trace.internode import COMBINE
 from nbep.trace.recorder import Recorder
 
 
@@ -29,6 +33,8 @@ class RingFill(NamedTuple):
     num_tail_stores: int
     num_head_stores: int
     num_tokens: int
+    level: str = ""  # between nodes "NVL" or "RDMA"
+    node: int = -1  # of an NVL ring of combine between nodes: to which node its rows go back
 
     @property
     def peak(self) -> int:
@@ -44,34 +50,92 @@ class RingFill(NamedTuple):
         return fill
 
 
+class _Place(NamedTuple):
+    """A ring: in whose memory, at which level, and the number of who fills it: the cells' `src`, or `node`."""
+
+    rank: int
+    level: str
+    channel: int
+    number: int
+
+
+Change = tuple[int, str, int]  # step, "head" or "tail", and what it is since the launch
+
+
 def ring_fills(trace: Recorder, kernel: str | None = None) -> list[RingFill]:
-    """All rings of all launches that have rings, by rank, launch, channel and source."""
-    stores: dict[tuple, list[tuple[int, str, int]]] = {}
-    for event in trace.events("store"):
-        cell = event.cell
-        if cell.name in ("head", "tail"):
-            key = (cell.owner, event.kernel, event.call, cell.channel, cell.src)
-            stores.setdefault(key, []).append((event.step, cell.name, event.value))
+    """All rings of all launches that have rings, by rank, launch, level, channel and source."""
+    changes = _changes(trace)
     rings = []
     for launch in sorted(trace.launches, key=lambda launch: (launch.rank, launch.begin)):
         if launch.shape is None or (kernel is not None and launch.kernel != kernel):
             continue
         end = trace.last_step if launch.end is None else launch.end
-        for channel in range(launch.shape.num_channels):
-            for src in range(launch.shape.num_ranks):
-                if src == launch.rank:
-                    continue
-                key = (launch.rank, launch.kernel, launch.call, channel, src)
-                rings.append(_ring_fill(key, launch.shape.num_slots, launch.begin, end, stores.get(key, [])))
+        for place, src, capacity, node in _places(launch):
+            mine = changes.get((place, launch.kernel, launch.call), [])
+            rings.append(_ring_fill(launch, place, src, capacity, node, end, mine))
     return rings
 
 
-def _ring_fill(key: tuple, capacity: int, begin: int, end: int, stores: list[tuple[int, str, int]]) -> RingFill:
-    rank, kernel, call, channel, src = key
+def _places(launch: Launch) -> Iterator[tuple[_Place, int, int, int]]:
+    """The rings that end at a launch's rank: who fills each, its slots, and `RingFill.node`."""
+    assert launch.shape is not None
+    rank, places = launch.rank, launch.num_nvl_ranks
+    first = rank - rank % places if places else 0  # of this node
+    for channel in range(launch.shape.num_channels):
+        for number in range(launch.shape.num_ranks):
+            if places:
+                node = number // places if launch.kernel == COMBINE else -1
+                place = _Place(rank, "NVL", channel, number)
+                yield place, first + number % places, launch.shape.num_slots, node
+            elif number != rank:
+                yield _Place(rank, "", channel, number), number, launch.shape.num_slots, -1
+    if launch.rdma_shape is not None:
+        for channel in range(launch.rdma_shape.num_channels):
+            for node in range(launch.rdma_shape.num_ranks):
+                src = node * places + rank % places
+                yield _Place(rank, "RDMA", channel, node), src, launch.rdma_shape.num_slots, -1
+
+
+def _changes(trace: Recorder) -> dict[tuple[_Place, str, int], list[Change]]:
+    """What happened to the head and the tail of each ring in each call.
+
+    An RDMA ring has its head where its slots are filled from, and both count on from call to call.
+    """
+    places = next((launch.num_nvl_ranks for launch in trace.launches if launch.num_nvl_ranks), 0)
+    changes: dict[tuple[_Place, str, int], list[Change]] = {}
+    begun: dict[tuple[object, str, int], int] = {}  # a total at the start of a call
+    totals: dict[object, int] = {}
+    for event in trace.events(["store", "atomic"]):
+        cell = event.cell
+        if cell.name not in ("head", "tail"):
+            continue
+        if cell.node >= 0:
+            begin = begun.setdefault((cell, event.kernel, event.call), totals.get(cell, 0))
+            totals[cell] = event.value
+            change = event.step, cell.name, event.value - begin
+            place = _rdma_place(event, places)
+        else:
+            change = event.step, cell.name, event.value
+            place = _Place(cell.owner, "NVL" if event.kernel.startswith("internode") else "", cell.channel, cell.src)
+        changes.setdefault((place, event.kernel, event.call), []).append(change)
+    return changes
+
+
+def _rdma_place(event: Event, places: int) -> _Place:
+    cell = event.cell
+    if cell.name == "tail":
+        return _Place(cell.owner, "RDMA", cell.channel, cell.node)
+    node, place = divmod(cell.owner, places)
+    return _Place(cell.node * places + place, "RDMA", cell.channel, node)
+
+
+def _ring_fill(
+    launch: Launch, place: _Place, src: int, capacity: int, node: int, end: int, changes: list[Change]
+) -> RingFill:
     # A peer may start sooner than the owner.
-    steps, fill = [min([begin, *(step for step, _, _ in stores)])], [0]
+    steps, fill = [min([launch.begin, *(step for step, _, _ in changes)])], [0]
     cells = {"head": 0, "tail": 0}
-    for step, name, value in stores:
+    for step, name, value in changes:
         cells[name] = value
         # Where nothing more can come, combine's head is past every tail.
         now = max(cells["tail"] - cells["head"], 0)
@@ -80,7 +144,19 @@ def _ring_fill(key: tuple, capacity: int, begin: int, end: int, stores: list[tup
             fill.append(now)
     steps.append(max(end, steps[-1]))
     fill.append(fill[-1])
-    names = [name for _, name, _ in stores]
+    names = [name for _, name, _ in changes]
     return RingFill(
-        rank, kernel, call, channel, src, capacity, steps, fill, names.count("tail"), names.count("head"), cells["tail"]
+        launch.rank,
+        launch.kernel,
+        launch.call,
+        place.channel,
+        src,
+        capacity,
+        steps,
+        fill,
+        names.count("tail"),
+        names.count("head"),
+        cells["tail"],
+        place.level,
+        node,
     )

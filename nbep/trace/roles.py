@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Container
+from types import FrameType
 from typing import Any
 
 from greenlet import getcurrent, greenlet
@@ -19,6 +21,17 @@ class _StandIn(greenlet):
         self.block_dim = launch.block
         self.block_idx = block
         self.thread_idx = thread
+
+
+def function_of(thread: Any, names: Container[str]) -> FrameType | None:
+    """The outermost function with one of these names that a thread is in."""
+    frame: FrameType | None = sys._getframe(1) if getcurrent() is thread else thread.gr_frame
+    found = None
+    while frame is not None:
+        if frame.f_code.co_name in names:
+            found = frame
+        frame = frame.f_back
+    return found
 
 
 def role_of(launch: Any, block: int, thread: int) -> str:

@@ -43,6 +43,7 @@ COLORS = {
     "tail": TAIL_COLOR,
     "head": HEAD_COLOR,
     "shared": SHARED_COLOR,
+    "board": SHARED_COLOR,
     "counts": TAIL_COLOR,
     "arrivals": OTHER_COLOR,
     "credits": HEAD_COLOR,
@@ -97,12 +98,12 @@ def channel_picture(trace: Recorder, src: int, dst: int, channel: int, kernel: s
     picture = Picture(9.5, 1.6 + 0.75 * len(roles) + 1.0)
     lanes, below = picture.subplots(2, 1, sharex=True, height_ratios=(0.75 * len(roles) + 0.4, 1.0))
     begin, end = min([ring.steps[0], *(event.step for event in events)]), ring.steps[-1]
-    _show_steps(lanes, begin, end)
+    show_steps(lanes, begin, end)
     # A shared tail has the value of the tail that it passes on.
-    _draw_lanes(lanes, names, events, lane_of, lambda event: event.cell.name != "shared", [], end)
-    _draw_fill(below, ring)
+    draw_lanes(lanes, names, events, lane_of, lambda event: event.cell.name != "shared", [], end)
+    draw_fill(below, ring)
     count_steps(below)
-    _title(lanes, f"{kernel}: the ring from rank {src} to rank {dst}, channel {channel}")
+    title(lanes, f"{kernel}: the ring from rank {src} to rank {dst}, channel {channel}")
     return picture
 
 
@@ -117,15 +118,15 @@ def cell_picture(trace: Recorder, cell: str, kernel: str | None) -> Picture:
     picture = Picture(9.5, 1.2 + 0.75 * len(ranks))
     axes = picture.subplots()
     end = max(trace.last_step if launch.end is None else launch.end for launch in launches)
-    _show_steps(axes, min(launch.begin for launch in launches), end)
+    show_steps(axes, min(launch.begin for launch in launches), end)
 
     def is_labelled(event: Event) -> bool:
         return len(ranks) == 2 and event.rank != event.cell.owner
 
-    _draw_lanes(axes, [f"rank {rank}" for rank in ranks], events, lambda event: event.rank, is_labelled, launches, end)
+    draw_lanes(axes, [f"rank {rank}" for rank in ranks], events, lambda event: event.rank, is_labelled, launches, end)
     count_steps(axes)
-    title = f"Who writes {cell}, and who waits for it."
-    _title(axes, f"{title} Labelled: what a rank writes into the other's memory." if len(ranks) == 2 else title)
+    text = f"Who writes {cell}, and who waits for it."
+    title(axes, f"{text} Labelled: what a rank writes into the other's memory." if len(ranks) == 2 else text)
     return picture
 
 
@@ -144,15 +145,15 @@ def call_picture(trace: Recorder, kernel: str, call: int) -> Picture:
     picture = Picture(9.5, 1.2 + 0.6 * len(lanes))
     axes = picture.subplots()
     end = max(trace.last_step if launch.end is None else launch.end for launch in launches)
-    _show_steps(axes, min(launch.begin for launch in launches), end)
+    show_steps(axes, min(launch.begin for launch in launches), end)
 
     def is_labelled(event: Event) -> bool:
         return event.cell.name != "credits" and event.value < 0
 
     names = [f"{role}\nrank {rank}" for rank, role in lanes]
-    _draw_lanes(axes, names, events, lambda event: lanes.index((event.rank, event.role)), is_labelled, [], end)
+    draw_lanes(axes, names, events, lambda event: lanes.index((event.rank, event.role)), is_labelled, [], end)
     count_steps(axes)
-    _title(axes, f"{kernel} {call}, half {launches[0].half}. Labelled: what counts and arrivals tell")
+    title(axes, f"{kernel} {call}, half {launches[0].half}. Labelled: what counts and arrivals tell")
     return picture
 
 
@@ -179,7 +180,7 @@ def arrows_of(events: Sequence[Event], lane_of: LaneOf) -> list[Arrow]:
     return arrows
 
 
-def _draw_lanes(
+def draw_lanes(
     axes: Axes,
     names: list[str],
     events: list[Event],
@@ -308,7 +309,7 @@ def _legend(axes: Axes, events: list[Event], arrows: list[Arrow]) -> None:
     if any(event.until is not None for event in waits):
         handles.append(Patch(color=WAIT_COLOR, label="waits"))
     if any(event.until is None for event in waits):
-        handles.append(Patch(color=STUCK_COLOR, label="waits and is never woken"))
+        handles.append(Patch(color=STUCK_COLOR, label="waits for ever"))
     legend = axes.legend(
         handles=handles,
         fontsize=TINY,
@@ -323,22 +324,22 @@ def _legend(axes: Axes, events: list[Event], arrows: list[Arrow]) -> None:
     legend.set_in_layout(False)
 
 
-def _title(axes: Axes, text: str) -> None:
+def title(axes: Axes, text: str) -> None:
     """Above the legend."""
     axes.set_title(text, loc="left", pad=20, fontsize=SMALL + 2, color=INK)
 
 
-def _show_steps(axes: Axes, begin: int, end: int) -> None:
+def show_steps(axes: Axes, begin: int, end: int) -> None:
     margin = 0.01 * max(end - begin, 1)
     axes.set_xlim(begin - margin, end + margin)
 
 
-def _draw_fill(axes: Axes, ring: RingFill) -> None:
+def draw_fill(axes: Axes, ring: RingFill) -> None:
     plain_axes(axes)
     color = RANK_COLORS[ring.src % len(RANK_COLORS)]
     axes.axhline(ring.capacity, color=FAINT, linewidth=0.8, linestyle="--")
     axes.fill_between(ring.steps, 0, ring.fill, step="post", color=color, alpha=0.35, linewidth=0)
     axes.step(ring.steps, ring.fill, where="post", color=color, linewidth=0.9)
     axes.set_ylim(0, ring.capacity * 1.15)
-    axes.set_yticks([0, ring.capacity], ["0", f"{ring.capacity} slots"])
+    axes.set_yticks([0, ring.capacity], ["0", "1 slot" if ring.capacity == 1 else f"{ring.capacity} slots"])
     axes.set_ylabel("fill", fontsize=SMALL, color=INK)

@@ -62,6 +62,17 @@ def event_table(events: Sequence[Event], limit: int | None) -> Text:
     return text
 
 
+def stuck_table(events: Sequence[Event]) -> Text:
+    """One line for each cell that a role of a rank waits for and that nothing has changed since."""
+    rows: list[tuple[object, ...]] = [("rank", "role", "waits, and sees", "memory of")]
+    stuck = [event for event in events if event.until is None and "[byte " not in event.cell.text]
+    for event in sorted(stuck, key=lambda event: (event.rank, event.role, event.cell)):
+        row = (who(event.rank), event.role, f"{event.cell.text} = {event.value}", who(event.cell.owner))
+        if row not in rows:
+            rows.append(row)
+    return align(rows, "><<>")
+
+
 def who(number: int) -> str:
     """A rank, or the NIC of one, in a column."""
     return str(number) if number < NIC_NUMBERS else f"NIC {number - NIC_NUMBERS}"
@@ -86,13 +97,17 @@ def describe(event: Event) -> str:
 
 def ring_table(trace: Recorder, kernel: str | None, width: int) -> Text:
     """One line for each ring: how often its cells were published, and how full it was over its launch."""
+    rings = ring_fills(trace, kernel)
+    has_levels = any(ring.level for ring in rings)
+    level = ("level",) if has_levels else ()
     rows: list[tuple[object, ...]] = [
-        ("rank", "kernel", "channel", "src", "tokens", "tails", "heads", "peak", "slots", "fill over time")
+        ("rank", "kernel", *level, "channel", "src", "tokens", "tails", "heads", "peak", "slots", "fill over time")
     ]
     rows += [
         (
             ring.rank,
             ring.kernel if ring.call == 0 else f"{ring.kernel} {ring.call}",
+            *(_level(ring) if has_levels else ()),
             ring.channel,
             ring.src,
             ring.num_tokens,
@@ -102,9 +117,13 @@ def ring_table(trace: Recorder, kernel: str | None, width: int) -> Text:
             ring.capacity,
             sparkline(ring, width),
         )
-        for ring in ring_fills(trace, kernel)
+        for ring in rings
     ]
-    return align(rows, "><>>>>>>><")
+    return align(rows, ("><<" if has_levels else "><") + ">>>>>>><")
+
+
+def _level(ring: RingFill) -> tuple[str]:
+    return (ring.level if ring.node < 0 else f"{ring.level}, for node {ring.node}",)
 
 
 def sparkline(ring: RingFill, width: int) -> str:

@@ -19,7 +19,7 @@ def output_texts(notebook: nbformat.NotebookNode) -> list[str]:
     return [str(output.get("text") or output.get("data", {}).get("text/plain", "")) for output in outputs]
 
 
-def test_there_are_eleven():
+def test_there_are_fourteen():
     assert [path.stem for path in NOTEBOOKS] == [
         "01_barrier",
         "02_layout",
@@ -32,6 +32,9 @@ def test_there_are_eleven():
         "09_hook_and_double_buffer",
         "10_one_rdma_write",
         "11_what_rdma_does_not_promise",
+        "12_internode_notify",
+        "13_internode_dispatch",
+        "14_internode_combine",
     ]
 
 

@@ -23,14 +23,15 @@ the token's index at its rank, the rdma_rank of that rank, then bit k of byte d 
 (d, k). So the same bytes go to every node, and a forwarder hands on a slot as it came.
 
 The ring (channel, n) in the RDMA buffer of (d, l) carries what (n, l) sends: tokens in dispatch, sums in combine. Its
-slots count from 0 in every call, its cells count on from call to call: tails[channel, n] at the receiver, which has
-heads[channel, d] at (n, l), are what all calls together have filled, and freed. Nobody resets what a network adds to.
+slots count from 0 in every call. Its cells count on from call to call: tails[channel, n], at (d, l), says how many
+slots all calls together have filled, and heads[channel, d], at (n, l), how many they have freed. Nobody resets what a
+network adds to.
 
 The cells lie behind num_rdma_bytes, and behind those of the low-latency mode: the slots are all that the modes share.
 
 In dispatch the ring (channel, l) of the NVL buffer of (d, k) carries what (d, l) forwards to it. In combine there is
-one for each node that the tokens came from, since each comes to its end on its own: ring (channel, n * num_nvl_ranks +
-k) of (d, l) carries rows of (d, k) for rank (n, l).
+one for each node that the tokens came from, so that no row stands behind one for another node: ring (channel,
+n * num_nvl_ranks + k) of (d, l) carries rows of (d, k) for rank (n, l).
 
 Source: DeepEP csrc/kernels/internode.cu (SourceMeta, get_rdma_clean_meta, get_nvl_clean_meta, and the comments at "RDMA
 symmetric layout" and "NVL buffer layouts")

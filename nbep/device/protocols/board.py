@@ -3,9 +3,9 @@
  cell          written by   with                    read by       with
  board[w, i]   warp w       atom_exch_release_cta   coordinator   ld_acquire_cta (PAIR board)
 
-A warp writes the first item that it is not done with yet, before it waits for it. Otherwise a warp that waits for its
-next item would hold back what others have done between its last one and this; and who waits for that would never free
-what the warp waits for.
+A warp writes down its next item before it waits for it: all items of this warp before that one are done. If it wrote
+its last item instead, what others have done between the two would be held back while it waits; and who waits to see
+those would never free what this warp waits for.
 """
 
 from nbep.device.jit import device_function

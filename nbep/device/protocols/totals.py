@@ -5,15 +5,16 @@
  tail       a sending coordinator      amo_add (slots), behind them     readers   ld_acquire_sys
  head       a receiving coordinator    amo_add (slots), behind reads    senders   ld_acquire_sys
 
-A network can add to a cell, but not set it: so what is the tail of a ring inside a node counts on here, from call to
-call. What it was at the start of a call is in the rank's own memory (`Progress`), where the rank that fills a ring and
-the rank that empties it count the same. s32 wraps: only differences mean anything.
+A cell that a network adds to must not be reset by its owner: of an add and a store at the same time one would be lost.
+So where a ring inside a node begins each call with a tail of 0, a total counts on. What it was at the start of a call
+is in the rank's own memory (`Progress`): both ends know how many tokens a call has, so both come to the same number.
+s32 wraps: only differences mean anything.
 
 The warps of a block fill the slots of a ring in turn, and nothing but the way to the receiver and back orders who fills
 a slot behind who has filled it before. So a head releases and acquires, as a tail does; inside a node a team has a
 barrier for that.
 
-A head may still be on its way when the next call starts; then it only seems that less is free.
+A head may still be on its way when the next call starts. Then less seems to be free than is, and that is safe.
 
 Source: DeepEP csrc/kernels/internode.cu (rdma_channel_head, rdma_channel_tail, which each notify resets)
 """

@@ -11,8 +11,8 @@
  send_nvl_head[i, k]         one warp               st_weak               same warp          ld_weak, before it writes
  rounds                      block 0                st_weak               (next notify)      -
 
-That (d, l) has arrived says that it has left its last kernel: it has emptied its slots of the RDMA rings, and this rank
-may fill them again. Only combine has blocks after the first one.
+That (d, l) has arrived says that it has left its last kernel: so it has emptied all slots of its RDMA rings, and this
+rank may fill them again. The barrier says the same of the NVL rings. Only before a combine are there blocks 1 + c.
 
 Source: DeepEP csrc/kernels/internode.cu, cached_notify
 """

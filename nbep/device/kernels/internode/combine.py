@@ -15,12 +15,12 @@
  RDMA receiver (n, l)             sums of (d, l)                 tails[c, d]                  RDMA coordinator (d, l)
  a coordinator                    the warps of its block         board                        each of them
 
-Each role's file has its ledger. Channels are those of the dispatch at rank (n, l), so a sender finds its rows in
-recv_gbl_channel_prefix_matrix, a forwarder its tokens in recv_rdma_channel_prefix_matrix.
+Each role's file has its ledger. A channel has the tokens that it had in dispatch at rank (n, l). So a sender finds its
+rows in recv_gbl_channel_prefix_matrix, and a forwarder its tokens in recv_rdma_channel_prefix_matrix.
 
-The waits of one (channel, n, l) depend on nothing but waits of the same: a sender serves the ring that has room, and
-each node has its own forwarders. Within it all take the tokens in the same order, that of the dispatch. So they make no
-circle.
+The waits make no circle. Those for the tokens of one (channel, n, l) depend on nothing but waits for tokens of the same
+three: an NVL sender takes the ring that has room, and each node has its own forwarders. And all roles take these tokens
+in the same order, that of the dispatch: for the first one that is not done, somebody can always go on.
 
 Source: DeepEP csrc/kernels/internode.cu, combine. Break it: notebooks/14_internode_combine.ipynb
 """

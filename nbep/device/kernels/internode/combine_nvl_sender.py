@@ -1,6 +1,6 @@
 """NVL senders: the first step of internode combine. See combine.py.
 
- (d, k): x[i] --sender--> NVL ring[channel, n * num_nvl_ranks + k] of rank (d, l)     for every rank (n, l) of the group
+ (d, k): x[i] --sender--> NVL ring[channel, n * num_nvl_ranks + k] of rank (d, l)     for every rank (n, l), l not k
 
  cell                 written by         with              read by              with
  slot of NVL ring     sender             st_na             forwarders (d, l)    ld_na, after tail
@@ -12,7 +12,8 @@
 
 The rows of one source rank and channel lie together in x, and have a ring of their own. A team of warps serves several
 rings, and takes the next one that has room for a chunk: it must not wait for one ring while another could go on. If it
-did, two nodes could wait for each other: each for a row that stands behind one for which the other has no room.
+did, a circle could close: this rank waits for room in the ring for node A, another rank of its node for room in that
+for node B. The forwarders of A wait for a row of the other rank, those of B for a row of this one.
 
 Source: DeepEP csrc/kernels/internode.cu, combine (WarpRole::kNVLSender)
 """
@@ -108,7 +109,9 @@ def send_rows(inputs, peers, bounds, here, shape, sizes, sender, num_senders, la
     rank = team.peer + num_teams * lane  # of the lane's ring
     begin = end = 0
     if team.peer < num_teams and rank < here.num_rdma_ranks * here.num_nvl_ranks:
-        begin, end = rows_from(inputs, shape, here.channel, rank)
+        # What came over this rank itself takes no ring: its forwarders read it where it is.
+        if u32_mod(rank, here.num_nvl_ranks) != here.nvl_rank:
+            begin, end = rows_from(inputs, shape, here.channel, rank)
     batch = smem_base() + BATCHES + 16 * team.peer
     own_ring = ring_for(peers, here, shape, rank if begin < end else here.nvl_rank)
     left = warp_sum_s32(FULL_MASK, end - begin)

@@ -13,7 +13,8 @@
  combined_ arrays       receiver               st_na, st_weak          -                   the next kernel
 
 The receivers take the tokens of the channel in turn. send_rdma_head says which nodes have a sum for a token, and which
-of their slots it is in; of a node that has none it says up to where that node's ring is done when the token is passed.
+index it has in their rings. For a node that has none it says which index comes next: all before it are done when the
+token is passed (see cached_notify.py).
 
 Source: DeepEP csrc/kernels/internode.cu, combine (WarpRole::kRDMAReceiver)
 """

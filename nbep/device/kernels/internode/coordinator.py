@@ -6,8 +6,8 @@
  heads[c, d] of (n,l)  coordinator of (d, l)   amo_add, behind reads      who fills slots      ld_acquire_sys
  sent, received        coordinator, its lane   st_weak                    of the next call     ld_weak
 
-An add is a message on the network, so it waits until there is a chunk to tell, or the rest. Together they hold back
-less than two chunks of a ring: that much room it must have (see Config).
+An add is a message on the network, so a coordinator waits until it has a chunk to tell, or the rest. The two of a ring
+together hold back less than two chunks, filled or freed: the ring must have that much room (see Config).
 
 Source: DeepEP csrc/kernels/internode.cu (kRDMASenderCoordinator, kForwarderCoordinator, combine's kCoordinator)
 """

@@ -16,11 +16,11 @@
  NVL receiver (d, k)                tokens of (d, l)             tail of NVL ring[c, l]   forwarder (d, l)
  a coordinator                      the warps of its block       board                    each of them
 
-Each role's file has its ledger. The waits make no circle: an NVL receiver waits for tokens only, so it always drains
-its ring; so a forwarder always gets on, and frees RDMA slots; so does a sender.
+Each role's file has its ledger. The waits make no circle: an NVL receiver waits for tokens only, so it always empties
+its ring; so a forwarder always gets on, and frees RDMA slots; so a sender gets on too.
 
 How many tokens will come from whom is known before the kernel starts (notify_dispatch.py), so no cell announces it.
-What a rank sends to its own node goes the same way.
+What a rank sends to its own node takes the same roles and rings; what comes to it over its own place is delivered.
 
 Source: DeepEP csrc/kernels/internode.cu, dispatch. Break it: notebooks/13_internode_dispatch.ipynb
 """
@@ -79,7 +79,7 @@ def forward(out, inputs, network, peers, progress, bounds, here, nvl, rdma, size
 
 @device_function
 def send_and_receive(out, inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, warp, lane):
-    """Block 2c + 1: the last warp coordinates, the first ones are teams of receivers, the rest sends."""
+    """Block 2c + 1: the first warps send, the last one coordinates them, those between are teams of receivers."""
     num_senders = block_dim() // 32 - 1 - (here.num_nvl_ranks - 1) * sizes.num_receivers
     if warp == block_dim() // 32 - 1:
         coordinate_senders(inputs, network, progress, bounds, here, rdma, sizes, num_senders, lane)

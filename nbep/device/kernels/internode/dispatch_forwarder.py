@@ -18,13 +18,13 @@
 
  (1) One lane acquires, a barrier of the team spreads it, and a proxy fence stands before the bulk copies.
 
-A team of warps for each rank of the node. Its first warp finds tokens that are there, from one node after the other,
-and the team takes those that its rank wants: a token with three goals in the node crosses the network once, and NVLink
-three times. A forwarder hands the slot on as it came; it reads nothing but the bits of the source meta. The team of the
-own rank delivers: its tokens go straight to recv_x.
+There is a team of warps for each rank of the node. Its first warp finds tokens that are there, from one node after the
+other, and the team takes those that its rank wants: a token with three goals in the node crosses the network once, and
+NVLink three times. A forwarder hands the slot on as it came; it reads nothing but the bits of the source meta. The
+team of the own rank delivers: its tokens go straight to recv_x.
 
-A head moves when the slowest team is past a slot, and then not for each slot but for a chunk: an add is a message on
-the network. So a sender must have room for two chunks (see Config).
+A slot is free when the slowest team is past it. The head does not tell each slot but each chunk: an add is a message on
+the network. So a ring must have room for two chunks (see Config).
 
 Source: DeepEP csrc/kernels/internode.cu, dispatch (WarpRole::kRDMAAndNVLForwarder, kForwarderCoordinator)
 """

@@ -14,11 +14,11 @@
  send_rdma_head       sender 0            st_weak                  (combine)           -
 
 The warps go through the same tokens of the channel and take them in turn. Each knows without asking which slot a token
-has at a node: as many as tokens before it went there. They finish in any order, and the forwarder must not see a slot
-before the ones below it: so the coordinator tells it of as many as *all* warps have left behind. DeepEP has a window of
-32 bits for that, one for each slot behind the tail, under a lock.
+has at a node: its index there is the number of tokens before it that go there. The warps finish in any order, but the
+tail says that all slots below it are filled: so the coordinator tells only as many as *all* warps are done with. DeepEP
+has a window of 32 bits for that, one for each slot behind the tail, under a lock.
 
-A sender waits for a free slot of each node that its token goes to before it writes any of them.
+A sender waits until each node that its token goes to has a free slot. Only then does it put the token to the first one.
 
 Source: DeepEP csrc/kernels/internode.cu, dispatch (WarpRole::kRDMASender, kRDMASenderCoordinator)
 """

@@ -19,13 +19,14 @@
  recv_ arrays               block 0                st_weak                (dispatch)        -
  rounds                     block 0                st_weak                (next notify)     -
 
-Messages and counts have two places, which notifies take in turn. A rank that is one notify ahead of another writes to
-the other place; it cannot be two ahead, since each waits for the one before of all ranks that write to it. DeepEP has
-one place, and a barrier more for it.
+Messages and counts have two places, which notifies take in turn. A rank may be one notify ahead of another; then it
+writes to the other place. It is never two ahead: a notify ends only when all ranks that this one writes to have begun
+theirs. DeepEP has one place, and a barrier more for it.
 
-The same holds for the slots of the RDMA rings: who has heard of this notify from (d, l) knows that (d, l) has left its
-last kernel, and so has emptied them. After it nobody has to announce anything: all that a rank must know of what will
-come to it, or pass through it, is in what `recv_` arrays say. DeepEP's dispatch sends it once more, channel by channel.
+An arrival also frees the slots of the RDMA rings: who has heard of this notify from (d, l) knows that (d, l) has left
+its last kernel, and so has emptied them. And after a notify nobody has to announce anything: the `recv_` arrays hold
+all that a rank must know of what will come to it, or pass through it. DeepEP's dispatch sends it once more, channel by
+channel.
 
 Source: DeepEP csrc/kernels/internode.cu, notify_dispatch. Break it: notebooks/12_internode_notify.ipynb
 """

@@ -1,0 +1,144 @@
+"""Launches of the mode between nodes in a trace: what their threads are there for, and how their cells are called.
+
+ NVL buffer     tail, head, x[channel, src]           as inside a node; src: see layout.internode
+ RDMA buffer    tail, head[channel, node], x[channel, node, slot], arrived[node], count message[place, node]
+ shared memory  board[channel, which warp or team, which node, place or its sums]
+
+Each role has a function, in which its threads are from the beginning to the end. So that function says the role, and
+its arguments say which peer a team serves.
+"""
+
+from __future__ import annotations
+
+from types import FrameType
+from typing import Any, NamedTuple
+
+from nbep.device.kernels.internode.arguments import (
+    BOARD,
+    BOARD_ROW,
+    MAX_WARPS,
+    SUMS_WORD,
+    InternodeCombineSizes,
+    InternodeDispatchSizes,
+)
+from nbep.device.kernels.internode.cached_notify import CachedSizes
+from nbep.device.kernels.internode.notify_dispatch import InternodeNotifySizes
+from nbep.device.layout.internode import (
+    META_WORDS,
+    cells_bytes,
+    describe_nvl_offset,
+    describe_offset,
+    num_nvl_bytes_needed_between_nodes,
+    num_rdma_bytes_needed,
+    rings_offset,
+)
+from nbep.device.layout.intranode import RINGS, RingShape, locate_notes, note_bytes
+from nbep.device.protocols.peers import Peers
+from nbep.trace.events import Cell
+from nbep.trace.roles import function_of
+
+DISPATCH = "internode_dispatch"
+COMBINE = "internode_combine"
+RDMA_BUFFER, NVL_BUFFER = "rdma_buffer", "nvl_buffer"
+SIZES = (InternodeNotifySizes, CachedSizes, InternodeDispatchSizes, InternodeCombineSizes)
+ROLES = {
+    DISPATCH: {
+        "send_tokens": "RDMA sender",
+        "coordinate_senders": "sender coordinator",
+        "forward_tokens": "forwarder",
+        "coordinate_forwarders": "forwarder coordinator",
+        "receive_tokens": "NVL receiver",
+    },
+    COMBINE: {
+        "send_rows": "NVL sender",
+        "tell_nvl_heads": "NVL coordinator",
+        "forward_sums": "forwarder",
+        "coordinate_sums": "RDMA coordinator",
+        "receive_sums": "RDMA receiver",
+        "coordinate_receivers": "receiver coordinator",
+    },
+}
+
+
+class Role(NamedTuple):
+    """name; team: the place, in combine the node, that a forwarder or an NVL receiver serves, else -1."""
+
+    name: str
+    team: int = -1
+
+
+class InternodeLaunch:
+    """One launch of the mode between nodes."""
+
+    def __init__(self, launch: Any, peers: Peers, cells: int):
+        self.kernel = launch.name
+        self.num_nvl_ranks = int(peers.num_ranks)
+        self.num_rdma_ranks = launch.world.num_ranks // self.num_nvl_ranks
+        shapes = [arg for arg in launch.args if isinstance(arg, RingShape)]
+        self.nvl, self.rdma = shapes if len(shapes) == 2 else (None, None)
+        self._cells = cells
+        self._roles: dict[tuple[int, int], Role] = {}
+
+    @classmethod
+    def of(cls, launch: Any) -> InternodeLaunch | None:
+        """None if the launch is of another mode."""
+        sizes = next((arg for arg in launch.args if isinstance(arg, SIZES)), None)
+        if sizes is None:
+            return None
+        return cls(launch, next(arg for arg in launch.args if isinstance(arg, Peers)), int(sizes.cells))
+
+    def role(self, thread: Any) -> Role:
+        """What a thread is there for; the kernel's name as long as it has not begun with it."""
+        place = (thread.block_idx, thread.thread_idx)
+        if place not in self._roles:
+            roles = ROLES.get(self.kernel, {})
+            frame = function_of(thread, roles)
+            if frame is None:
+                return Role(self.kernel)
+            self._roles[place] = Role(roles[frame.f_code.co_name], _team_of(frame))
+        return self._roles[place]
+
+    def cell(self, allocation: Any, offset: int, block: int) -> Cell | None:
+        """A cell of the buffers or of a block's board; None if it is nothing that this launch has names for."""
+        if allocation.number == 0:
+            return self._board_cell(allocation, offset - BOARD, block)
+        if allocation.name == RDMA_BUFFER:
+            in_slots = self.rdma is not None and offset < num_rdma_bytes_needed(self.rdma)
+            if in_slots or 0 <= offset - self._cells < cells_bytes(self.num_rdma_ranks):
+                text = describe_offset(self.rdma, self.num_rdma_ranks, self._cells, offset)
+                return Cell.parse(allocation.rank, text)
+        if allocation.name == NVL_BUFFER and self.nvl is not None:
+            nodes = self.num_rdma_ranks, self.num_nvl_ranks
+            begin, end = rings_offset(*nodes) + RINGS, num_nvl_bytes_needed_between_nodes(self.nvl, *nodes)
+            if begin <= offset < end:
+                return Cell.parse(allocation.rank, describe_nvl_offset(self.nvl, *nodes, offset))
+        return None
+
+    def token(self, cell: Cell, data: bytes) -> tuple[int, int] | None:
+        """Which token a slot of dispatch is filled with, notes and all: its rank, and its index there."""
+        if self.kernel != DISPATCH or self.rdma is None or cell.name != "x":
+            return None
+        meta = locate_notes(note_bytes(self.rdma), self.rdma).src_idx
+        index, node = (int.from_bytes(data[at : at + 4], "little") for at in range(meta, meta + 4 * META_WORDS, 4))
+        place = cell.owner % self.num_nvl_ranks if cell.node >= 0 else cell.src
+        return node * self.num_nvl_ranks + place, index
+
+    def _board_cell(self, allocation: Any, offset: int, block: int) -> Cell | None:
+        if self.kernel not in ROLES or not 0 <= offset < MAX_WARPS * BOARD_ROW:
+            return None
+        row, column = divmod(offset, BOARD_ROW)
+        column //= 4
+        if self.kernel == DISPATCH:
+            where = f"{'sender' if block % 2 else 'team'} {row}, node {column}"
+        elif block % 2:
+            where = f"receiver {row}, node {column}"
+        else:
+            where = f"forwarder {row}, {'sums' if column == SUMS_WORD else f'place {column}'}"
+        return Cell(allocation.rank, f"board[channel {block // 2}, {where}]", "board", channel=block // 2, slot=-1)
+
+
+def _team_of(frame: FrameType) -> int:
+    arguments = frame.f_locals
+    if frame.f_code.co_name in ("forward_tokens", "receive_tokens"):
+        return arguments["team"].peer
+    return arguments["group"].node if "group" in arguments else -1
