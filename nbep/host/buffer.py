@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import Any, Literal
 
 from nbep.host import validate
 from nbep.host.arguments import integer
@@ -33,13 +33,6 @@ from nbep.host.runtime.base import Array, HandleType, Stream
 from nbep.host.symmetric import NodeMemory
 
 DEFAULT_TIMEOUT_MS = 100_000.0  # DeepEP's 100 s
-
-BETWEEN_NODES = "the kernels between nodes"
-# DeepEP's methods that Buffer has not, and what they need.
-NOT_BUILT = {
-    "internode_dispatch": BETWEEN_NODES,
-    "internode_combine": BETWEEN_NODES,
-}
 
 
 class Buffer(LowLatencyVerbs):
@@ -133,11 +126,8 @@ class Buffer(LowLatencyVerbs):
         communicator, runtime = connect(group, comm)
 
         def check() -> tuple[dict[str, Any], float]:
-            for name, value, is_missing, missing in (
-                ("allow_mnnvl", allow_mnnvl, allow_mnnvl, "NVLink between nodes"),
-            ):
-                if is_missing:
-                    raise NotImplementedError(f"{name}: got {value}; {missing} are not built yet")
+            if allow_mnnvl:
+                raise NotImplementedError(f"allow_mnnvl: got {allow_mnnvl}; NVLink between nodes is not built yet")
             sizes = validate.buffer_arguments(
                 communicator, runtime, num_nvl_bytes, num_rdma_bytes, low_latency_mode, enable_shrink, handle_type
             )
@@ -210,14 +200,6 @@ class Buffer(LowLatencyVerbs):
 
     def __repr__(self) -> str:
         return f"<Buffer of rank {self.rank} of {self.group_size}, {self.num_nvl_bytes} bytes>"
-
-    if not TYPE_CHECKING:  # which is to find misspelt names
-
-        def __getattr__(self, name: str) -> NoReturn:
-            """Say of DeepEP's other methods that they are not built. hasattr is False of them."""
-            if name in NOT_BUILT:
-                raise AttributeError(f"{name}: {NOT_BUILT[name]} are not built yet", name=name, obj=self)
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     # Settings
 

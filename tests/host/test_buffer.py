@@ -295,16 +295,6 @@ def test_attributes_of_the_low_latency_mode_are_deepeps():
     spawn(main, 3)
 
 
-@pytest.mark.parametrize("name", ["internode_dispatch", "internode_combine"])
-def test_methods_that_are_not_built_say_so(name, on_two_ranks):
-    def main(buffer):
-        with pytest.raises(AttributeError, match=f"^{name}: the kernels between nodes are not built yet$"):
-            getattr(buffer, name)()
-        assert not hasattr(buffer, name)
-
-    on_two_ranks(main)
-
-
 def test_names_that_deepep_does_not_have_are_no_attributes(on_two_ranks):
     def main(buffer):
         with pytest.raises(AttributeError, match=r"^'Buffer' object has no attribute 'dispach'$"):
