@@ -20,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from nbep.device.compile import LOWEST_CC, arch_name
 from nbep.host.targets import why_no_gpu
 from nbep.version import __version__
 
@@ -28,7 +29,6 @@ PACKAGES = (
     "torch", "cupy-cuda12x", "cupy-cuda13x",
 )  # fmt: skip
 NICS = Path("/sys/class/infiniband")
-OLDEST_GPU = (8, 0)
 INSTALL_MPI = "pip install 'nbep[mpi]'"
 INSTALL_NVSHMEM = "pip install 'nbep[nvshmem]'"
 
@@ -153,8 +153,8 @@ def what_runs(
     gpus: list[dict[str, Any]], no_gpu: str | None, mpi: dict[str, Any], nics: list[str], packages: dict[str, str]
 ) -> dict[str, str]:
     """What nbep can do here: "yes", or why not."""
-    old = [i for i, gpu in enumerate(gpus) if tuple(gpu["compute_capability"]) < OLDEST_GPU]
-    gpu = "no GPU" if no_gpu else f"GPU {old[0]} is older than sm_80" if old else None
+    old = [i for i, gpu in enumerate(gpus) if tuple(gpu["compute_capability"]) < LOWEST_CC]
+    gpu = "no GPU" if no_gpu else f"GPU {old[0]} is older than {arch_name(LOWEST_CC)}" if old else None
     apart = [(i, j) for i in range(len(gpus)) for j in range(len(gpus)) if i != j and j not in gpus[i]["reaches"]]
     many = gpu or (None if len(gpus) > 1 else "there is one GPU")
     mapped = many or (f"GPU {apart[0][0]} cannot reach GPU {apart[0][1]}: no peer access" if apart else None)

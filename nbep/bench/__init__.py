@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable, Sequence
 
 from nbep.host.targets import why_no_gpu
 
@@ -38,3 +39,27 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not positive")
     return value
+
+
+def numbers(text: str) -> list[int]:
+    """Numbers for argparse, with commas between, each at least 1."""
+    return [positive(part) for part in text.split(",")]
+
+
+def some_of(allowed: Sequence[str]) -> Callable[[str], list[str]]:
+    """Some of these names for argparse, with commas between."""
+
+    def chosen(text: str) -> list[str]:
+        parts = [part.strip() for part in text.split(",")]
+        unknown = [part for part in parts if part not in allowed]
+        if unknown:
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown)}; allowed: {', '.join(allowed)}")
+        return parts
+
+    return chosen
+
+
+def add_ranks(parser: argparse.ArgumentParser, most: int) -> None:
+    """The argument --ranks, from 2 on."""
+    text = "virtual ranks, when not under mpirun"
+    parser.add_argument("--ranks", type=int, choices=range(2, most + 1), default=2, metavar=f"2..{most}", help=text)

@@ -8,7 +8,7 @@ rank's own included (DeepEP's unit); "wire" leaves the own ones out; "of push" i
 peers at once by 16-byte loads and stores, reaches with the same number of SMs in the same run. What the SMs copy at
 home, and what they copy in all when half of it goes to the peers, stands beside. Needs torch.
 
-Source: DeepEP tests/test_intranode.py (test_main, "Tune dispatch performance") and tests/utils.py (bench)
+Source: DeepEP tests/test_intranode.py (test_main, "Tune dispatch performance")
 """
 
 from __future__ import annotations
@@ -17,22 +17,19 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import nbep
-from nbep.bench import UNUSABLE, can_run, positive
-from nbep.device.kernels.intranode.push import AT_HOME, BOTH, ROW_BYTES, TO_PEERS, push
+from nbep.bench import UNUSABLE, can_run, numbers, positive, some_of
+from nbep.bench.parts.normal_clock import Push, mean, mean_seconds, push_rates
 from nbep.host.runtime.base import HandleType
 
 WORKS = ("dispatch bf16", "dispatch fp8", "combine bf16")
 NUM_NVL_BYTES = 2_000_000_000 // 128 * 128
-PUSH_ROWS = 4096
-PUSH_OFFSET = 1 << 20  # past the cells of the rings
-SLEEP_CYCLES = 20_000_000
 
 
 @dataclass(frozen=True)
@@ -46,14 +43,6 @@ class Row:
     gbps: float
     wire_gbps: float
     of_push: float
-
-
-class Push(NamedTuple):
-    """What SMs copy with nothing else to do, in GB/s of each rank; half of `both` goes to the peers."""
-
-    to_peers: float
-    at_home: float
-    both: float
 
 
 @dataclass
@@ -70,9 +59,6 @@ class Setup:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    def numbers(text: str) -> list[int]:
-        return [int(part) for part in text.split(",")]
-
     parser = argparse.ArgumentParser(prog="nbep bench intranode", description=__doc__.partition("\n")[0])
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--hidden", type=int, default=7168)
@@ -82,18 +68,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--chunks", type=numbers, default=[4, 6, 8, 12, 16, 24, 32], help="tokens a chunk to try")
     parser.add_argument("--slots", type=int, default=256, help="slots of a ring")
     parser.add_argument("--threads", type=int, default=None, help="threads a block")
-    parser.add_argument("--works", default=",".join(WORKS), help=f"some of: {', '.join(WORKS)}")
+    parser.add_argument("--works", type=some_of(WORKS), default=list(WORKS), help=f"some of: {', '.join(WORKS)}")
     parser.add_argument("--repeat", type=positive, default=30, help="timed calls of each kind")
     parser.add_argument("--handle-type", default="ipc", choices=get_args(HandleType), help="as in nbep.Buffer")
     parser.add_argument("--ranks", type=int, choices=(2, 4, 8), default=2, help="virtual ranks, when not under mpirun")
     parser.add_argument("--json", type=Path, help="write all measurements there")
     parser.add_argument("--plot", type=Path, help="draw GB/s over SMs there")
-    options = parser.parse_args(argv)
-    options.works = [work.strip() for work in options.works.split(",")]
-    unknown = set(options.works) - set(WORKS)
-    if unknown:
-        parser.error(f"--works: {', '.join(sorted(unknown))}; allowed: {', '.join(WORKS)}")
-    return options
+    return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -120,7 +101,9 @@ def mpi_world() -> Any:
 def measure_rank(comm: Any, options: argparse.Namespace) -> None:
     """Measure everything on this rank; rank 0 prints and writes."""
     setup = prepare(comm, options)
-    pushes = {sms: Push(*(push_gbps(setup, sms, goal) for goal in (TO_PEERS, AT_HOME, BOTH))) for sms in options.sms}
+    memory = setup.buffer._memory
+    assert memory is not None
+    pushes = {sms: push_rates(setup, memory, sms) for sms in options.sms}
     layout_us = 1e6 * mean_seconds(
         setup, lambda: setup.buffer.get_dispatch_layout(setup.topk_idx, options.experts), behind_sleep=True
     )
@@ -183,54 +166,6 @@ def measure_work(setup: Setup, work: str, num_sms: int, pushed: Push) -> list[Ro
         wire = mean(setup, (num_moved - num_own) * token_bytes) / seconds / 1e9
         rows.append(Row(work, num_sms, chunk, 1e6 * seconds, rate, wire, wire / pushed.to_peers))
     return rows
-
-
-def push_gbps(setup: Setup, num_sms: int, goal: int) -> float:
-    """What this many SMs copy, in GB/s of each rank."""
-    import torch
-
-    memory = setup.buffer._memory
-    assert memory is not None
-    runtime, num_peers = memory.runtime, setup.comm.size - 1
-    src = torch.ones(PUSH_ROWS * ROW_BYTES // 2, dtype=torch.int16, device="cuda")
-    torch.cuda.current_stream().synchronize()
-
-    def call() -> None:
-        runtime.launch(runtime.current_stream, push, num_sms, 768, 0, src, PUSH_OFFSET, PUSH_ROWS, goal, memory.peers)
-
-    num_regions = 2 * num_peers if goal == BOTH else num_peers
-    return PUSH_ROWS * ROW_BYTES * num_regions / mean_seconds(setup, call) / 1e9
-
-
-def mean(setup: Setup, value: float) -> float:
-    """The mean over ranks."""
-    return sum(setup.comm.allgather(float(value))) / setup.comm.size
-
-
-def mean_seconds(setup: Setup, call: Callable[[], Any], behind_sleep: bool = False) -> float:
-    """Time of a call on the GPU, the mean over repetitions and ranks.
-
-    behind_sleep queues all repetitions behind a kernel that sleeps, so that the time of launching them does not count.
-    """
-    import torch
-
-    repeat = setup.options.repeat
-    for _ in range(max(3, repeat // 3)):
-        call()
-    starts = [torch.cuda.Event(enable_timing=True) for _ in range(1 + repeat)]
-    ends = [torch.cuda.Event(enable_timing=True) for _ in range(1 + repeat)]
-    torch.cuda.current_stream().synchronize()
-    setup.comm.barrier()
-    if behind_sleep:
-        torch.cuda._sleep(SLEEP_CYCLES)
-    for start, end in zip(starts, ends, strict=True):
-        start.record()
-        call()
-        end.record()
-    torch.cuda.current_stream().synchronize()
-    # The first call after the barrier waits for the slowest rank.
-    times = [start.elapsed_time(end) / 1e3 for start, end in zip(starts, ends, strict=True)][1:]
-    return mean(setup, sum(times) / repeat)
 
 
 def host_cost_us(setup: Setup) -> float:

@@ -36,11 +36,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 import nbep
-from nbep.bench import UNUSABLE, can_run, positive
-from nbep.bench.intranode import PUSH_OFFSET, mpi_world
+from nbep.bench import UNUSABLE, add_ranks, can_run, numbers, positive, some_of
+from nbep.bench.intranode import mpi_world
 from nbep.bench.parts.clocks import Clock, KernelTime, Spread, Step, by_events, by_profile, capture, over_ranks
 from nbep.bench.parts.low_latency_calls import DEVICE, Bytes, Calls, Gap, Variant, bytes_of, make_inputs
 from nbep.bench.parts.low_latency_report import PAIR, HostCost, PushTime, Report, Row
+from nbep.bench.parts.normal_clock import PUSH_OFFSET, PUSH_THREADS
 from nbep.device.kernels.intranode.push import ROW_BYTES, TO_PEERS, push
 from nbep.device.layout.low_latency import MAX_RANKS
 from nbep.host.network.transport import TransportName
@@ -51,7 +52,6 @@ WORKS = ("dispatch", "combine", "both", "halves")
 HALVES = ("dispatch send", "dispatch receive", "combine send", "combine receive")
 GRAPH_ROUNDS = 10
 PUSH_SMS = 24  # fill the wire; for few bytes all SMs are faster
-PUSH_THREADS = 768
 NUM_HOST_CALLS = 30
 WRONG = 1  # the exit code if a round trip is
 
@@ -69,29 +69,16 @@ class Setup:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    def numbers(text: str) -> list[int]:
-        return [positive(part) for part in text.split(",")]
-
-    def names(allowed: Sequence[str]) -> Callable[[str], list[str]]:
-        def chosen(text: str) -> list[str]:
-            parts = [part.strip() for part in text.split(",")]
-            unknown = [part for part in parts if part not in allowed]
-            if unknown:
-                raise argparse.ArgumentTypeError(f"{', '.join(unknown)}; allowed: {', '.join(allowed)}")
-            return parts
-
-        return chosen
-
     parser = argparse.ArgumentParser(prog="nbep bench low-latency", description=__doc__.partition("\n")[0])
     parser.add_argument("--tokens", type=numbers, default=[128], help="tokens of a rank to try, such as 1,8,32,64,128")
     parser.add_argument("--hidden", type=positive, default=7168)
     parser.add_argument("--topk", type=positive, default=8)
     parser.add_argument("--experts", type=positive, default=288, help="of all ranks")
-    parser.add_argument("--works", type=names(WORKS), default=list(WORKS), help=f"some of: {', '.join(WORKS)}")
-    parser.add_argument("--deduplicate", type=names(("off", "on")), default=["off", "on"], help="off, on or off,on")
+    parser.add_argument("--works", type=some_of(WORKS), default=list(WORKS), help=f"some of: {', '.join(WORKS)}")
+    parser.add_argument("--deduplicate", type=some_of(("off", "on")), default=["off", "on"], help="off, on or off,on")
     parser.add_argument(
         "--graph",
-        type=names(("off", "on")),
+        type=some_of(("off", "on")),
         default=None,
         help="off, on or off,on: without CUDA graphs, with them; virtual ranks do without unless asked",
     )
@@ -105,14 +92,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         choices=get_args(TransportName),
         help="as in nbep.Buffer; if not direct, each rank is a node of its own, and nothing is compared with push",
     )
-    parser.add_argument(
-        "--ranks",
-        type=int,
-        choices=range(2, MAX_RANKS + 1),
-        default=2,
-        metavar=f"2..{MAX_RANKS}",
-        help="virtual ranks, when not under mpirun",
-    )
+    add_ranks(parser, MAX_RANKS)
     parser.add_argument("--json", type=Path, help="write all measurements there")
     parser.add_argument("--plot", type=Path, help="draw the time over tokens there")
     return parser.parse_args(argv)

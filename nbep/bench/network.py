@@ -24,13 +24,16 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
+import numpy as np
+
 import nbep
-from nbep.bench import UNUSABLE, can_run, positive
+from nbep.bench import UNUSABLE, add_ranks, can_run, numbers, positive, some_of
 from nbep.bench.intranode import mpi_world
 from nbep.bench.parts.clocks import driver_us
 from nbep.bench.parts.network_report import Report, Row
 from nbep.device.jit import over
 from nbep.device.kernels.network_push import (
+    CELLS_BYTES,
     MAX_QUEUES,
     MAX_WARPS,
     PushSizes,
@@ -56,23 +59,14 @@ class Setting(NamedTuple):
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    def numbers(text: str) -> list[int]:
-        return [positive(part) for part in text.split(",")]
-
     def sizes(text: str) -> list[int]:
         found = numbers(text)
         if any(size % 16 for size in found):
             raise argparse.ArgumentTypeError(f"{text}: messages have multiples of 16 bytes")
         return found
 
-    def transports(text: str) -> list[str]:
-        found = text.split(",")
-        unknown = [name for name in found if name not in get_args(TransportName)]
-        if unknown:
-            raise argparse.ArgumentTypeError(f"{', '.join(unknown)}; there are {', '.join(get_args(TransportName))}")
-        return found
-
     parser = argparse.ArgumentParser(prog="nbep bench network", description=__doc__.partition("\n")[0])
+    transports = some_of(get_args(TransportName))
     parser.add_argument("--transports", type=transports, default=None, help="some of: direct,ibgda,nvshmem")
     parser.add_argument("--sizes", type=sizes, default=[16 << 2 * i for i in range(9)], help="bytes of a message")
     parser.add_argument("--batches", type=numbers, default=[1, 4, 16], help="entries a doorbell to try, powers of two")
@@ -81,14 +75,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--messages", type=positive, default=64, help="of each warp in a launch, at most")
     parser.add_argument("--bytes", type=positive, default=1 << 26, help="of each rank in a launch, at most")
     parser.add_argument("--repeat", type=positive, default=5, help=f"times that {LAUNCHES} launches are timed")
-    parser.add_argument(
-        "--ranks",
-        type=int,
-        choices=range(2, MAX_NVL_PEERS + 1),
-        default=2,
-        metavar=f"2..{MAX_NVL_PEERS}",
-        help="virtual ranks, when not under mpirun",
-    )
+    add_ranks(parser, MAX_NVL_PEERS)
     parser.add_argument("--json", type=Path, help="write all measurements there")
     parser.add_argument("--plot", type=Path, help="draw GB/s over the size of messages there")
     options = parser.parse_args(argv)
@@ -177,7 +164,7 @@ def measure_setting(comm: Any, options: argparse.Namespace, setting: Setting, co
         sizes = sizes_of(options, size, setting.num_queues)
         comm.barrier()
         # The cells lie behind the messages, so their place depends on the size, and they begin as zeros.
-        memory.symmetric.write(2 * messages_bytes(num_warps, sizes), zero_cells())
+        memory.symmetric.write(2 * messages_bytes(num_warps, sizes), np.zeros(CELLS_BYTES // 4, np.int32))
         num_launches = 0
 
         def push(sizes: PushSizes = sizes) -> None:
@@ -205,14 +192,6 @@ def measure_setting(comm: Any, options: argparse.Namespace, setting: Setting, co
         )
     memory.close()
     return rows
-
-
-def zero_cells() -> Any:
-    import numpy as np
-
-    from nbep.device.kernels.network_push import CELLS_BYTES
-
-    return np.zeros(CELLS_BYTES // 4, np.int32)
 
 
 def copy_times(comm: Any, options: argparse.Namespace) -> dict[int, float]:

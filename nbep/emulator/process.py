@@ -87,15 +87,19 @@ class ProcessWorld(World):
             atexit.register(self.close)
         self._wakeup.set()
 
-    def host_wait(self, predicate: Callable[[], bool], describe: Describe) -> None:
+    def host_wait(self, predicate: Callable[[], bool], describe: Describe, timeout_ns: int | None = None) -> bool:
         """Block the host until `predicate()` holds, or raise what has stopped the kernels."""
+        deadline = None if timeout_ns is None else time.monotonic_ns() + timeout_ns
         while not predicate():
             if self.failure is not None:
                 raise self.failure
             if threading.current_thread() is self._thread:
                 raise EmulatorError("host_wait called from a kernel")
+            if deadline is not None and time.monotonic_ns() > deadline:
+                return predicate()
             self._progress.wait(_LONGEST_PAUSE_S)
             self._progress.clear()
+        return True
 
     def run(self, functions: Sequence[Callable[[], Any]]) -> list[Any]:
         raise EmulatorError("run: this world has one rank in this process; call its host function directly")

@@ -5,8 +5,8 @@ it parks; parked threads are in nobody's list and cost nothing.  Launch starts a
 operations*: they happen at some later step.  Hosts wait for predicates, which the hub looks at now and then.
 
 When nothing is runnable, no predicate holds and no operation is pending, the run is dead: the loop says so at once, or
-(`on_deadlock="expire"`) lets time pass to the earliest deadline of a spinning thread.  It is dead, too, when all that
-run poll and poll, while nobody stores or looks at the time.
+(`on_deadlock="expire"`) lets time pass to the earliest deadline of a spinning thread or a host.  It is dead, too, when
+all that run poll and poll, while nobody stores or looks at the time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LONGEST = (4096, 32, 4, 256, 2, 8)  # one of these bounds the quanta; neighbour
 class Host(greenlet):
     """A host function of one rank."""
 
-    __slots__ = ("rank", "function", "result", "predicate", "waits_for", "left", "reluctance", "finished")
+    __slots__ = ("rank", "function", "result", "predicate", "waits_for", "deadline", "left", "reluctance", "finished")
 
     def __init__(self, rank: int, function: Callable[[], Any], hub: greenlet):
         greenlet.__init__(self, parent=hub)
@@ -50,6 +50,7 @@ class Host(greenlet):
         self.result: Any = None
         self.predicate: Callable[[], bool] | None = None
         self.waits_for: Describe = ""
+        self.deadline = NEVER
         self.left = 0
         self.reluctance = 0.0
         self.finished = False
@@ -99,6 +100,7 @@ class Scheduler:
         self._last_change = 0  # in primitive calls
         self._was_idle = False  # once already, since then
         self._skipped_ns = 0
+        self._deadline = NEVER  # of the caller that waits while no run() is under way
         self._granted = 0
         self._longest = _LONGEST[seed % len(_LONGEST)]
         self._operation_rate = 0.5 ** self.random.randint(0, 5)
@@ -136,14 +138,20 @@ class Scheduler:
         """Virtual nanoseconds, as `thread` reads them."""
         return self.calls + self._granted - thread.left + self._skipped_ns
 
+    @property
+    def _host_now(self) -> int:
+        """Virtual nanoseconds, as a host reads them, which takes none."""
+        return self.calls + self._skipped_ns
+
     def overdue(self, thread: Thread, deadline_ns: int) -> bool:
         """Whether a deadline has passed for `thread`."""
         return self.now(thread) > deadline_ns
 
-    def host_wait(self, predicate: Callable[[], bool], describe: Describe) -> None:
+    def host_wait(self, predicate: Callable[[], bool], describe: Describe, timeout_ns: int | None = None) -> bool:
         """Block the calling host until `predicate()` holds; kernels and other hosts run meanwhile.
 
-        Args: describe: what the host waits for, in the deadlock report
+        Args:    describe: what the host waits for, in the deadlock report
+        Returns: False if timeout_ns have passed first, as a thread sees time
         """
         host = getcurrent()
         if self.failure is not None:
@@ -151,16 +159,25 @@ class Scheduler:
                 raise Aborted
             raise EmulatorError("this world has ended with an error") from self.failure
         if predicate():
-            return
+            return True
+        deadline = NEVER if timeout_ns is None else self._host_now + timeout_ns
+
+        def is_over() -> bool:
+            return predicate() or self._host_now > deadline
+
         if isinstance(host, Host):
-            host.predicate = predicate
+            host.predicate = is_over
             host.waits_for = describe
+            host.deadline = deadline
             self.waiting_hosts.append(host)
             self.hub.switch()
         elif host is self.current:
             raise EmulatorError("host_wait called from a kernel")
         else:  # no run() is under way: the caller is the only host
-            self._run_guarded(predicate, describe)
+            self._deadline = deadline
+            self._run_guarded(is_over, describe)
+            self._deadline = NEVER
+        return predicate()
 
     # --- the loop -----------------------------------------------------------------------------------------------
 
@@ -266,11 +283,14 @@ class Scheduler:
         return deadlock_error(self, [*hosts, ("the host", describe)] if describe else hosts, self.streams)
 
     def _expire(self) -> bool:
-        """Let time pass to the earliest deadline of a polling thread and wake those that have reached it."""
-        deadlines = [thread.deadline for thread in self.polling if thread.deadline != NEVER]
-        if not deadlines:
+        """Let time pass to the earliest deadline of those that wait, and wake the threads that have reached it.
+
+        The loop finds the hosts.
+        """
+        deadlines = [thread.deadline for thread in self.polling] + [host.deadline for host in self.waiting_hosts]
+        earliest = min([*deadlines, self._deadline])
+        if earliest == NEVER:
             return False
-        earliest = min(deadlines)
         self._skipped_ns = max(self._skipped_ns, earliest - self.calls + 1)
         for thread in list(self.polling):
             if thread.deadline <= earliest:

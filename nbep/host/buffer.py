@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import Any, Literal
 
 from nbep.host import validate
 from nbep.host.arguments import integer
@@ -34,13 +34,6 @@ from nbep.host.symmetric import NodeMemory
 
 DEFAULT_TIMEOUT_MS = 100_000.0  # DeepEP's 100 s
 
-BETWEEN_NODES = "the kernels between nodes"
-# DeepEP's methods that Buffer has not, and what they need.
-NOT_BUILT = {
-    "internode_dispatch": BETWEEN_NODES,
-    "internode_combine": BETWEEN_NODES,
-}
-
 
 class Buffer(LowLatencyVerbs):
     """One rank's end of a group that exchanges tokens. Every rank of the group makes one, with the same sizes.
@@ -49,10 +42,11 @@ class Buffer(LowLatencyVerbs):
               whose ranks must have set their own current GPU; comm is another name for it
               num_nvl_bytes size of the symmetric buffer, a multiple of 128; see Config.get_nvl_buffer_size_hint. The
               emulator's addresses hold less than 4 GiB
-              num_rdma_bytes size of the low-latency mode's buffer, a multiple of 128; see
-              get_low_latency_rdma_size_hint
+              num_rdma_bytes size of the buffer that the network reaches, a multiple of 128: for the low-latency mode
+              see get_low_latency_rdma_size_hint, for the others between nodes Config.get_rdma_buffer_size_hint
               low_latency_mode: the low-latency verbs can be used, beside the others if num_nvl_bytes is not 0. The
-              group then may have 2 to 16 ranks, 2, 4 or 8 if the others are to be used
+              group then may have 2 to 16 ranks; inside a node 2, 4 or 8 if the others are to be used. Between nodes
+              clean_low_latency_buffer comes after the others, before the low-latency verbs
               num_qps_per_rank queue pairs for each peer of another node, with transport "ibgda"
               allow_nvlink_for_low_latency_mode: False sends everything to other ranks through the network, also inside
               a node; not with transport "direct"
@@ -76,11 +70,11 @@ class Buffer(LowLatencyVerbs):
               nic how the software NIC is made, and what it does badly. None: environment variable NBEP_NIC
               ("seed=3,max_delay_ns=500"), or NicOptions(). "nvshmem": queue pairs of a real NIC, which NVSHMEM makes;
               this has run on no NIC yet
-    Raises:   ValueError if the group has not 2, 4 or 8 ranks, or a size or handle_type is wrong or differs between
-              ranks, or so do low_latency_mode or enable_shrink
+    Raises:   ValueError if the group has not 2, 4 or 8 ranks in one node, or more than 18 nodes; if there are several
+              nodes and num_rdma_bytes is 0; if a size or handle_type is wrong or differs between ranks, or so do
+              low_latency_mode or enable_shrink
               ValueError on the emulator under MPI if the ranks of a node, or all with "direct", are on several hosts
-              NotImplementedError for num_rdma_bytes without low_latency_mode, for allow_mnnvl, and for
-              low_latency_mode without NVLink
+              NotImplementedError for allow_mnnvl
               RuntimeError if a rank has not enough memory, its driver does not offer handle_type, or it cannot reach a
               peer; nothing stays allocated
               What is wrong on one rank is refused on all, with the rank's number; a wrong group only where it is wrong
@@ -132,11 +126,8 @@ class Buffer(LowLatencyVerbs):
         communicator, runtime = connect(group, comm)
 
         def check() -> tuple[dict[str, Any], float]:
-            for name, value, is_missing, missing in (
-                ("allow_mnnvl", allow_mnnvl, allow_mnnvl, "NVLink between nodes"),
-            ):
-                if is_missing:
-                    raise NotImplementedError(f"{name}: got {value}; {missing} are not built yet")
+            if allow_mnnvl:
+                raise NotImplementedError(f"allow_mnnvl: got {allow_mnnvl}; NVLink between nodes is not built yet")
             sizes = validate.buffer_arguments(
                 communicator, runtime, num_nvl_bytes, num_rdma_bytes, low_latency_mode, enable_shrink, handle_type
             )
@@ -210,14 +201,6 @@ class Buffer(LowLatencyVerbs):
     def __repr__(self) -> str:
         return f"<Buffer of rank {self.rank} of {self.group_size}, {self.num_nvl_bytes} bytes>"
 
-    if not TYPE_CHECKING:  # which is to find misspelt names
-
-        def __getattr__(self, name: str) -> NoReturn:
-            """Say of DeepEP's other methods that they are not built. hasattr is False of them."""
-            if name in NOT_BUILT:
-                raise AttributeError(f"{name}: {NOT_BUILT[name]} are not built yet", name=name, obj=self)
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-
     # Settings
 
     @staticmethod
@@ -230,12 +213,18 @@ class Buffer(LowLatencyVerbs):
 
     @staticmethod
     def get_dispatch_config(num_ranks: int) -> Config:
-        """The recommended dispatch config: measured inside a node, DeepEP's between nodes. ValueError if none."""
+        """The recommended dispatch config: measured for 2, 4 and 8 ranks, DeepEP's for 16 to 160 in nodes of 8.
+
+        Other nodes have no entry. A call without config takes that of the next larger number of nodes, and fewer ring
+        slots if the buffer is too small.
+
+        Raises: ValueError if there is none for num_ranks
+        """
         return table_config(DISPATCH_TABLE, Buffer.num_sms, num_ranks)
 
     @staticmethod
     def get_combine_config(num_ranks: int) -> Config:
-        """The recommended combine config: measured inside a node, DeepEP's between nodes. ValueError if none."""
+        """The recommended combine config; as get_dispatch_config."""
         return table_config(COMBINE_TABLE, Buffer.num_sms, num_ranks)
 
     @staticmethod
@@ -337,8 +326,9 @@ class Buffer(LowLatencyVerbs):
         Args:     x [num_tokens, hidden] bf16, or (x [num_tokens, hidden] e4m3, scales [num_tokens, hidden / 128]
                   float32 or int32, any strides); hidden a multiple of 8, for FP8 of 128 and at most 131072
                   handle of an earlier dispatch: send along the same routes, without counting and without top-k
-                  num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert as get_dispatch_layout returns them;
-                  not looked at with a handle. The emulator refuses what contradicts them or topk_idx
+                  num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert and between nodes
+                  num_tokens_per_rdma_rank as get_dispatch_layout returns them; not looked at with a handle. The
+                  emulator refuses what contradicts them or topk_idx
                   topk_idx [num_tokens, num_topk] int64 and topk_weights [num_tokens, num_topk] float32, or neither
                   expert_alignment rounds the counts of num_recv_tokens_per_expert_list up
                   num_worst_tokens rows of the outputs, at least as many as tokens come: the CPU does not wait to know
@@ -354,8 +344,9 @@ class Buffer(LowLatencyVerbs):
                   With a handle: (recv_x, None, None, None, None, event)
         Alike:    on all ranks must be: whether there is a handle; the hidden size and dtype of x, the number and dtype
                   of its scales; num_topk, or that there is no top-k; num_experts; num_sms and
-                  num_max_nvl_chunked_recv_tokens of config. All else may differ. Ranks of one process are compared,
-                  and so is the verb; processes are not: there the results are garbage or a wait is over time
+                  num_max_nvl_chunked_recv_tokens of config, between nodes also num_max_rdma_chunked_send_tokens and
+                  num_max_rdma_chunked_recv_tokens. All else may differ. Ranks of one process are compared, and so is
+                  the verb; processes are not: there the results are garbage or a wait is over time
         Raises:   ValueError for wrong arguments, before anything is launched, and on the later of two ranks that pass
                   something else; after it if num_worst_tokens turns out
                   to be too small. PeerTimeout if a peer does not come
@@ -404,9 +395,8 @@ class Buffer(LowLatencyVerbs):
         Returns:  combined_x [num_tokens, hidden] bf16, added in float32: bias, then ranks ascending
                   combined_topk_weights [num_tokens, num_topk] float32, None without topk_weights
                   event
-        Alike:    on all ranks must be: the hidden size of x; num_topk, or that there are no topk_weights; num_sms and
-                  num_max_nvl_chunked_recv_tokens of config; the dispatch that the handle is of. All but the last is
-                  compared, as in dispatch
+        Alike:    on all ranks must be: the hidden size of x; num_topk, or that there are no topk_weights; of config
+                  what dispatch says; the dispatch that the handle is of. All but the last is compared, as in dispatch
         Raises:   ValueError for wrong arguments, before anything is launched, and on the later of two ranks that pass
                   something else. PeerTimeout if a peer does not come
         Blocks:   the current stream, unless async_finish

@@ -17,6 +17,7 @@ from nbep.device.layout.intranode import (
     num_nvl_bytes_needed,
 )
 from nbep.host.arguments import integer, refuse
+from nbep.host.internode.rings import Rings, combine_rings, dispatch_rings
 
 # What the size hints reserve for each token in a ring.
 HINT_TOPK = 128
@@ -82,40 +83,51 @@ class Config:
     def num_channels(self) -> int:
         return self.num_sms // 2
 
-    def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+    def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int, *, num_nvl_peers: int | None = None) -> int:
         """num_nvl_bytes that serve any dispatch and combine of this config: DeepEP's number, or ours if larger.
 
         Above 4 GiB, only on GPUs.
 
-        Args:   hidden_bytes bytes of one token's row; num_ranks ranks in the group
-        Raises: ValueError if num_ranks is above 8 and no multiple of 8, or is above 8 while num_sms is odd
+        Args:   hidden_bytes bytes of one token's row, in dispatch or in combine, whichever has more
+                num_ranks ranks in the group; num_nvl_peers ranks of a node. None: 8, or all if they are fewer
+        Raises: ValueError if num_ranks is above 8 and no multiple of 8, or num_nvl_peers does not divide it; if there
+                are several nodes while num_sms is odd
         """
-        hidden_bytes, num_ranks = self._hint_arguments(hidden_bytes, num_ranks)
-        num_rdma_ranks = max(num_ranks // MAX_NVL_PEERS, 1)
-        num_rings = self.num_channels * min(num_ranks, MAX_NVL_PEERS)
+        hidden_bytes, num_rdma_ranks, num_nvl_ranks = _hint_arguments(self, hidden_bytes, num_ranks, num_nvl_peers)
+        num_rings = self.num_channels * num_nvl_ranks
         num_slots = num_rings * self.num_max_nvl_chunked_recv_tokens
         token_bytes = hidden_bytes + SOURCE_META_BYTES + HINT_TOPK * (8 + 4) + HINT_SCALES * 4
         num_bytes = num_rings * (2 * num_rdma_ranks + 3) * 4 + num_slots * token_bytes
-        num_bytes = align_up(num_bytes, ALIGNMENT_BYTES)
-        if num_ranks <= MAX_NVL_PEERS:
-            num_bytes = max(
-                num_bytes, num_nvl_bytes_needed(self.ring_shape(num_ranks, hidden_bytes, MAX_TOPK, HINT_SCALES, 1))
+        if num_rdma_ranks > 1:
+            needed = max(
+                rings.num_nvl_bytes for rings in self._largest_rings(hidden_bytes, num_rdma_ranks, num_nvl_ranks)
             )
-        return num_bytes
+        else:
+            needed = num_nvl_bytes_needed(self.ring_shape(num_nvl_ranks, hidden_bytes, MAX_TOPK, HINT_SCALES, 1))
+        return align_up(max(num_bytes, needed), ALIGNMENT_BYTES)
 
-    def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+    def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int, *, num_nvl_peers: int | None = None) -> int:
         """num_rdma_bytes that serve any dispatch and combine of this config; 0 inside a node.
 
-        Raises: ValueError as get_nvl_buffer_size_hint
+        Args, Raises: as get_nvl_buffer_size_hint
         """
-        hidden_bytes, num_ranks = self._hint_arguments(hidden_bytes, num_ranks)
-        if num_ranks <= MAX_NVL_PEERS:
+        hidden_bytes, num_rdma_ranks, num_nvl_ranks = _hint_arguments(self, hidden_bytes, num_ranks, num_nvl_peers)
+        if num_rdma_ranks == 1:
             return 0
-        num_rings = self.num_channels * (num_ranks // MAX_NVL_PEERS)
+        num_rings = self.num_channels * num_rdma_ranks
         num_slots = num_rings * self.num_max_rdma_chunked_recv_tokens
         token_bytes = hidden_bytes + SOURCE_META_BYTES + HINT_TOPK * (8 + 4) + HINT_SCALES * 4 + INT4_BYTES
-        num_bytes = 2 * (num_rings * (2 * MAX_NVL_PEERS + 2) * 4 + num_slots * token_bytes)
-        return align_up(num_bytes, ALIGNMENT_BYTES)
+        num_bytes = 2 * (num_rings * (2 * num_nvl_ranks + 2) * 4 + num_slots * token_bytes)
+        needed = max(rings.num_rdma_bytes for rings in self._largest_rings(hidden_bytes, num_rdma_ranks, num_nvl_ranks))
+        return align_up(max(num_bytes, needed), ALIGNMENT_BYTES)
+
+    def _largest_rings(self, hidden_bytes: int, num_rdma_ranks: int, num_nvl_ranks: int) -> tuple[Rings, Rings]:
+        """Of a dispatch and of a combine between nodes with all that a token can take along."""
+        nodes = num_rdma_ranks, num_nvl_ranks
+        return (
+            dispatch_rings(self, *nodes, hidden_bytes, MAX_TOPK, HINT_SCALES),
+            combine_rings(self, *nodes, hidden_bytes, MAX_TOPK),
+        )
 
     def ring_shape(
         self, num_ranks: int, hidden_bytes: int, num_topk: int, num_scales: int, num_src_idx: int
@@ -124,14 +136,24 @@ class Config:
         num_slots = self.num_max_nvl_chunked_recv_tokens
         return RingShape(num_ranks, self.num_channels, num_slots, hidden_bytes, num_topk, num_scales, num_src_idx)
 
-    def _hint_arguments(self, hidden_bytes: int, num_ranks: int) -> tuple[int, int]:
-        """Both as int."""
-        hidden_bytes, num_ranks = integer("hidden_bytes", hidden_bytes, 0), integer("num_ranks", num_ranks, 1)
-        if num_ranks > MAX_NVL_PEERS and num_ranks % MAX_NVL_PEERS != 0:
-            raise ValueError(f"num_ranks: got {num_ranks}; must be at most {MAX_NVL_PEERS}, or a multiple of it")
-        if num_ranks > MAX_NVL_PEERS and self.num_sms % 2 != 0:
-            raise ValueError(f"num_sms: got {self.num_sms}; must be even between nodes")
-        return hidden_bytes, num_ranks
+
+def _hint_arguments(
+    config: Config, hidden_bytes: int, num_ranks: int, num_nvl_peers: int | None
+) -> tuple[int, int, int]:
+    """hidden_bytes, nodes, and ranks of a node."""
+    hidden_bytes, num_ranks = integer("hidden_bytes", hidden_bytes, 0), integer("num_ranks", num_ranks, 1)
+    if num_nvl_peers is None:
+        size = min(num_ranks, MAX_NVL_PEERS)
+        if num_ranks % size != 0:
+            refuse("num_ranks", num_ranks, f"at most {MAX_NVL_PEERS}, or a multiple of it, without num_nvl_peers")
+    else:
+        size = integer("num_nvl_peers", num_nvl_peers, 1)
+        if size > MAX_NVL_PEERS or num_ranks % size != 0:
+            refuse("num_nvl_peers", size, f"1 to {MAX_NVL_PEERS}, and divide num_ranks ({num_ranks})")
+    num_nodes = num_ranks // size
+    if num_nodes > 1 and config.num_sms % 2 != 0:
+        refuse("num_sms", config.num_sms, "even between nodes")
+    return hidden_bytes, num_nodes, size
 
 
 class Table(NamedTuple):

@@ -70,7 +70,7 @@ class RdmaMemory:
 
     def open(self, handles: Sequence[Any], bounds: Bounds, kernels: Sequence[Kernel]) -> list[Any]:
         """Reach the peers' buffers; their memories. Raises: RuntimeError if one cannot be reached"""
-        for kernel in kernels:  # before one runs that does not end: the software NIC
+        for kernel in kernels:  # before one of them waits for other ranks: see Runtime.load
             self.runtime.load(self.kernel(kernel))
         memories, ends = zip(*handles, strict=True)
         self.network = self.transport.open(list(ends), self.num_rdma_bytes + POINTER_TABLE, bounds)

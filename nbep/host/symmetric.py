@@ -32,7 +32,7 @@ from nbep.device.layout.intranode import (
     describe_offset,
 )
 from nbep.device.protocols.peers import Bounds, Peers
-from nbep.device.protocols.waits import REPORT_BYTES, REPORT_WORDS, FaultReport
+from nbep.device.protocols.waits import BARRIER, REPORT_BYTES, REPORT_WORDS, FaultReport
 from nbep.host import validate
 from nbep.host.arguments import integer, refuse
 from nbep.host.call_log import Arguments, CallLog
@@ -246,9 +246,9 @@ class NodeMemory:
         bases = self.symmetric.read(buffer_ptrs, self.num_ranks, np.int64)
         self.symmetric.write(signal_ptrs, np.where(bases != 0, bases + self.num_nvl_bytes, 0))
         own = self.symmetric.address
-        first = self.rank // self.num_nvl_peers * self.num_nvl_peers  # of the node
-        tables = own + 8 * first
-        self.peers = Peers(tables + buffer_ptrs, tables + signal_ptrs, self.rank - first, self.num_nvl_peers)
+        tables = own + 8 * self._first_in_node
+        rank = self.rank - self._first_in_node
+        self.peers = Peers(tables + buffer_ptrs, tables + signal_ptrs, rank, self.num_nvl_peers)
 
     def close(self) -> None:
         """Wait for the peers, then for the work of all, then give everything back. Collective.
@@ -308,6 +308,10 @@ class NodeMemory:
     @property
     def num_nodes(self) -> int:
         return self.num_ranks // self.num_nvl_peers
+
+    @property
+    def _first_in_node(self) -> int:
+        return self.rank // self.num_nvl_peers * self.num_nvl_peers
 
     @property
     def _num_layout_counters(self) -> int:
@@ -390,6 +394,8 @@ class NodeMemory:
         """Raise what a kernel has reported, if one has. A buffer raises the same on every later call."""
         if self.fault is None and self.has_fault:
             report = FaultReport(*(int(word) for word in self._report))
+            if report.site == BARRIER:  # it counts the ranks of the node
+                report = report._replace(peer=report.peer + self._first_in_node)
             transport = self.transport if self.rdma is None else self.rdma.transport
             network = transport.describe(report.peer) if report.peer >= 0 else []
             self.fault = fault_error(self.rank, report, self.timeout_ms, network)

@@ -83,7 +83,9 @@ def check_counts(memory: NodeMemory, tokens: Tokens, counts: Counts, num_worst_t
             validate.refuse("num_worst_tokens", num_worst_tokens, allowed)
 
 
-def must_be_alike(runtime: Runtime, tokens: Tokens, num_experts: int | None, config: Config) -> Arguments:
+def must_be_alike(
+    runtime: Runtime, tokens: Tokens, num_experts: int | None, config: Config, between_nodes: bool = False
+) -> Arguments:
     """What peers read out of this rank's rings, and how they take part in its barriers; see Buffer.dispatch.
 
     num_experts is None with a handle.
@@ -96,9 +98,20 @@ def must_be_alike(runtime: Runtime, tokens: Tokens, num_experts: int | None, con
         "scales": None if scales is None else f"{tokens.num_scales} {runtime.dtype_name(scales)} a token",
         "topk_idx": None if topk_idx is None else f"{tokens.num_topk} choices a token",
         "size of num_tokens_per_expert": num_experts,
+        **_alike_configs(config, between_nodes),
+    }
+
+
+def _alike_configs(config: Config, between_nodes: bool) -> Arguments:
+    """What both ends of a ring must know alike: how many there are, their slots, between nodes also their chunks."""
+    alike: Arguments = {
         "config.num_sms": config.num_sms,
         "config.num_max_nvl_chunked_recv_tokens": config.num_max_nvl_chunked_recv_tokens,
     }
+    if between_nodes:
+        alike["config.num_max_rdma_chunked_send_tokens"] = config.num_max_rdma_chunked_send_tokens
+        alike["config.num_max_rdma_chunked_recv_tokens"] = config.num_max_rdma_chunked_recv_tokens
+    return alike
 
 
 def wait_counters(memory: NodeMemory, num_local_experts: int) -> tuple[int, list[int], int]:
@@ -173,11 +186,10 @@ def unpack_bias(bias: Any) -> tuple[MaybeArray, MaybeArray]:
     return bias
 
 
-def combine_must_be_alike(hidden: int, num_topk: int, config: Config) -> Arguments:
+def combine_must_be_alike(hidden: int, num_topk: int, config: Config, between_nodes: bool = False) -> Arguments:
     """What peers read out of this rank's rings, and how they take part in its barriers; see Buffer.combine."""
     return {
         "hidden size of x": hidden,
         "topk_weights": f"{num_topk} choices a token" if num_topk else None,
-        "config.num_sms": config.num_sms,
-        "config.num_max_nvl_chunked_recv_tokens": config.num_max_nvl_chunked_recv_tokens,
+        **_alike_configs(config, between_nodes),
     }

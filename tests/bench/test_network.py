@@ -7,10 +7,11 @@ import pytest
 
 import nbep
 from nbep.bench import network
-from nbep.bench.network import LAUNCHES, Setting, parse, settings, sizes_of
+from nbep.bench.network import Setting, parse, settings, sizes_of
 from nbep.bench.parts.network_report import Row, wire
 
 SMALL = ["--sizes", "16,64", "--batches", "1,4", "--queues", "1,2", "--sms", "1", "--messages", "3", "--repeat", "2"]
+LAUNCHES = 2
 LAUNCH_US = 8.0
 
 
@@ -24,6 +25,7 @@ def measure_on_the_emulator(argv, monkeypatch):
         stream.synchronize()
         return times * LAUNCH_US
 
+    monkeypatch.setattr(network, "LAUNCHES", LAUNCHES)
     monkeypatch.setattr(network, "driver_us", driver_us)
     monkeypatch.setattr(network, "copy", lambda memory, dst, src, num_bytes: calls.append(num_bytes))
     options = parse(argv)
@@ -75,7 +77,7 @@ def test_only_ibgda_has_queues_to_vary():
     ("argv", "message"),
     [
         (["--sizes", "16,24"], "multiples of 16"),
-        (["--transports", "direct,smoke"], "smoke; there are direct, ibgda, nvshmem"),
+        (["--transports", "direct,smoke"], "smoke; allowed: direct, ibgda, nvshmem"),
         (["--queues", "64"], "--queues: at most 32 with --sms 8"),
         (["--sms", "1", "--queues", "8"], "--queues: at most 4 with --sms 1"),
         (["--batches", "3"], "--batches: nic: batch: got 3"),

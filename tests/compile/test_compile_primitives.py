@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from parts import both_parts
 from primitive_promises import promise_of
 from processes import LIMIT_S, once_per_run
 
@@ -16,7 +17,7 @@ from nbep.device import primitives
 from nbep.device.jit import PRIMITIVES
 
 ROOT = Path(__file__).parents[2]
-ARCHES = ("sm_80", "sm_90", "sm_100")
+ARCHES = both_parts(["sm_90"], thorough=["sm_80", "sm_100"])
 COMPILED = [name for name in primitives.__all__ if name in PRIMITIVES and name != "has_tma"]
 
 pytestmark = pytest.mark.compile
@@ -62,12 +63,13 @@ def test_every_public_primitive_is_compiled(instructions_of):
 
 
 @pytest.mark.parametrize("name", COMPILED)
-@pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
+@pytest.mark.parametrize("arch", both_parts(["sm_90"], thorough=["sm_100"]))
 def test_primitive_is_the_instruction_its_name_promises(instructions_of, arch, name):
     promised = promise_of(name).ptx
     assert is_in_order(promised, instructions_of(arch)[name]), f"{promised} not in\n{instructions_of(arch)[name]}"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", COMPILED)
 def test_primitive_on_sm_80_is_the_same_instruction_or_a_stand_in(instructions_of, name):
     spec, ptx = PRIMITIVES[name], instructions_of("sm_80")[name]
@@ -96,7 +98,9 @@ def test_primitives_are_inlined_without_stack_or_doubles(probe, arch):
     assert 0 < report["registers"] <= 255
 
 
-@pytest.mark.parametrize(("arch", "kept", "dropped"), [("sm_80", 2222, 1111), ("sm_90", 1111, 2222)])
+@pytest.mark.parametrize(
+    ("arch", "kept", "dropped"), both_parts([("sm_90", 1111, 2222)], thorough=[("sm_80", 2222, 1111)])
+)
 def test_has_tma_drops_the_other_branch(probe, arch, kept, dropped):
     ptx = probe(arch)["branch"]
     assert str(kept) in ptx

@@ -92,6 +92,33 @@ def test_network_measures_processes(tmp_path):
     assert {row["transport"] for row in json.loads(report.read_text())["rows"]} >= {"direct", "ibgda"}
 
 
+INTERNODE = ["--tokens", 64, "--hidden", 256, "--topk", 2, "--experts", 8, "--num-sms", 4, "--repeat", 1]
+INTERNODE += ["--nvl-chunks", 2, "--rdma-chunks", 4]
+WORKS = ["dispatch bf16", "dispatch fp8", "combine bf16"]
+
+
+def internode_works(tmp_path, *options, **how):
+    """(transport, work) of the rows."""
+    report = tmp_path / "report.json"
+    run_python("-m", "nbep", "bench", "internode", *INTERNODE, *options, "--json", report, **how)
+    rows = json.loads(report.read_text())["rows"]
+    assert all(row["us"] > 0 and row["of_push"] > 0 for row in rows)
+    return [(row["transport"], row["work"]) for row in rows]
+
+
+@pytest.mark.parametrize("num_nvl_peers", [2, 4])
+def test_internode_measures_virtual_ranks_over_direct_and_ibgda(num_nvl_peers, tmp_path):
+    found = internode_works(tmp_path, "--num-nvl-peers", num_nvl_peers)
+    assert found == [(transport, work) for transport in ("direct", "ibgda") for work in WORKS]
+
+
+@pytest.mark.skipif(find_spec("mpi4py") is None, reason="no mpi4py here")
+def test_internode_measures_processes(tmp_path):
+    environment = {"PYTORCH_CUDA_ALLOC_CONF": None, "NBEP_TIMEOUT_MS": "30000"}
+    found = internode_works(tmp_path, "--transport", "direct", ranks=4, **environment)
+    assert found == [("direct", work) for work in WORKS]
+
+
 def test_launch_measures_every_launcher():
     costs = json.loads(run_python("-m", "nbep", "bench", "launch", "--repeat", 1, "--json"))
     assert len(costs) == 3

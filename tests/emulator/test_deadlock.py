@@ -112,6 +112,40 @@ def test_expire_ends_the_earliest_wait_first():
     assert outcome == {0: "late", 1: "seen"}
 
 
+@pytest.mark.parametrize("timeout", [TIMEOUT // 2, 2 * TIMEOUT])
+def test_expire_ends_the_earliest_wait_first_whether_a_hosts_or_a_threads(timeout):
+    """Rank 0 waits on the host for what rank 1's kernel does when its own wait is over time."""
+    world = World(2, on_deadlock="expire")
+    tail = world.ranks[1].space.allocate(4, "tail", zero=True)
+    late = []
+
+    def kernel():
+        late.append(not wait_tail(tail.address, 1))
+
+    def wait_late():
+        in_time = world.host_wait(lambda: bool(late), "the kernel to be late", timeout)
+        assert world.host_wait(lambda: bool(late), "the same", 10 * TIMEOUT)
+        return in_time
+
+    stream = world.ranks[1].create_stream("main")
+    stream.launch(kernel, (), 1, 1)
+    assert world.run([wait_late, stream.synchronize]) == [timeout > TIMEOUT, None]
+    assert late == [True]
+
+
+def test_a_caller_without_a_run_waits_no_longer_than_it_says():
+    world = World(1, on_deadlock="expire")
+    assert not world.host_wait(lambda: False, "nothing", TIMEOUT)
+    with pytest.raises(DeadlockError, match="the host waits for nothing"):
+        world.host_wait(lambda: False, "nothing")
+
+
+def test_a_hosts_time_out_does_not_hide_a_deadlock():
+    world = World(1)
+    with pytest.raises(DeadlockError, match="the host of rank 0 waits for nothing"):
+        world.run([lambda: world.host_wait(lambda: False, "nothing", TIMEOUT)])
+
+
 def test_host_that_waits_for_another_is_in_the_report():
     world = World(2)
     with pytest.raises(DeadlockError, match=r"1 host wait(.|\n)*the host of rank 1 waits for rank 0's answer"):

@@ -100,6 +100,11 @@ def test_callbacks_and_events_reach_the_host(two_worlds):
     assert sorted(done) == list(range(20))
 
 
+def test_a_host_waits_no_longer_than_it_says(two_worlds):
+    assert not two_worlds[0].host_wait(lambda: False, "nothing", 1)
+    assert two_worlds[0].host_wait(lambda: True, "anything", 1)
+
+
 def test_atomics_of_two_processes_lose_nothing():
     memory = SharedMemory(create=True, size=16)
     try:

@@ -176,7 +176,7 @@ def test_the_warning_is_seen_without_asking_for_it():
     assert "RuntimeWarning: <Buffer of rank 0 of 2, 256 bytes> goes away without destroy()" in output
 
 
-@pytest.mark.parametrize("num_ranks", [1, 3, 5, 16])
+@pytest.mark.parametrize("num_ranks", [1, 3, 5, 7])
 def test_other_rank_counts_are_refused(num_ranks, starts_nothing):
     def main(comm):
         with pytest.raises(ValueError, match=f"group: got {num_ranks} ranks; must be a group of 2, 4 or 8 ranks"):
@@ -227,7 +227,6 @@ def test_sizes_that_differ_between_ranks_are_refused_on_every_rank(starts_nothin
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_rdma_bytes": 128}, "num_rdma_bytes: got 128; the kernels between nodes are not built yet"),
         ({"allow_mnnvl": True}, "allow_mnnvl: got True; NVLink between nodes"),
     ],
 )
@@ -261,7 +260,7 @@ def test_wrong_settings_of_the_low_latency_mode_are_refused(arguments, message, 
         spawn(main, 2)
 
 
-@pytest.mark.parametrize("num_ranks", [3, 16])
+@pytest.mark.parametrize("num_ranks", [3, 6])
 def test_the_other_mode_beside_the_low_latency_mode_needs_2_4_or_8_ranks(num_ranks, starts_nothing):
     def main(comm):
         with pytest.raises(ValueError, match=f"group: got {num_ranks} ranks; must be a group of 2, 4 or 8 ranks"):
@@ -296,16 +295,6 @@ def test_attributes_of_the_low_latency_mode_are_deepeps():
     spawn(main, 3)
 
 
-@pytest.mark.parametrize("name", ["internode_dispatch", "internode_combine"])
-def test_methods_that_are_not_built_say_so(name, on_two_ranks):
-    def main(buffer):
-        with pytest.raises(AttributeError, match=f"^{name}: the kernels between nodes are not built yet$"):
-            getattr(buffer, name)()
-        assert not hasattr(buffer, name)
-
-    on_two_ranks(main)
-
-
 def test_names_that_deepep_does_not_have_are_no_attributes(on_two_ranks):
     def main(buffer):
         with pytest.raises(AttributeError, match=r"^'Buffer' object has no attribute 'dispach'$"):
@@ -320,9 +309,10 @@ def test_names_that_deepep_does_not_have_are_no_attributes(on_two_ranks):
         ({"num_nvl_bytes": 100}, ValueError("num_nvl_bytes: got 100; must be a multiple of 128")),
         ({"num_nvl_bytes": "many"}, ValueError("num_nvl_bytes: got 'many'; must be an integer of at least 0")),
         ({"handle_type": "fd"}, ValueError("handle_type: got 'fd'; must be one of ipc, posix_fd, fabric")),
+        ({"num_rdma_bytes": 1}, ValueError("num_rdma_bytes: got 1; must be a multiple of 128")),
         (
-            {"num_rdma_bytes": 1},
-            NotImplementedError("num_rdma_bytes: got 1; the kernels between nodes are not built yet"),
+            {"allow_mnnvl": True},
+            NotImplementedError("allow_mnnvl: got True; NVLink between nodes are not built yet"),
         ),
         (
             {"low_latency_mode": True, "num_rdma_bytes": 64},

@@ -1,11 +1,16 @@
 """Config, its size hints and the default tables, against the numbers of DeepEP."""
 
+from dataclasses import dataclass
+
+import internode
 import numpy as np
 import pytest
+from parts import both_parts
 
 import nbep
 from nbep.device.layout.intranode import num_nvl_bytes_needed
 from nbep.host.config import COMBINE_TABLE, DISPATCH_TABLE, fit_config
+from nbep.host.internode.rings import combine_rings, dispatch_rings
 
 # csrc/config.hpp evaluated term by term: cells, rows, source metadata, top-k indices, top-k weights, scales.
 CHANNELS = 10
@@ -61,6 +66,89 @@ def test_hints_refuse_rank_counts_that_fill_no_nodes(hint):
         getattr(nbep.Config(), hint)(14336, 12)
     with pytest.raises(ValueError, match="num_sms: got 3; must be even between nodes"):
         getattr(nbep.Config(3), hint)(14336, 16)
+
+
+def test_hints_for_smaller_nodes():
+    """The numbers of NVL ranks and of nodes change places with those of DeepEP's eight ranks a node."""
+    config = nbep.Config(20, 6, 256, 6, 132)
+    nvl_terms = [4 * (2 * 4 + 3), *NVL_TERMS[1:]]
+    hint = config.get_nvl_buffer_size_hint(14336, 8, num_nvl_peers=2)
+    assert hint == round_up(CHANNELS * 2 * sum(nvl_terms), 128)
+    rdma_terms = [(2 * 2 + 2) * 4, *(term // 128 * 132 for term in RDMA_TERMS[1:])]
+    hint = config.get_rdma_buffer_size_hint(14336, 8, num_nvl_peers=2)
+    assert hint == round_up(2 * CHANNELS * 4 * sum(rdma_terms), 128)
+    assert config.get_rdma_buffer_size_hint(14336, 4, num_nvl_peers=4) == 0
+
+
+@pytest.mark.parametrize("hint", ["get_nvl_buffer_size_hint", "get_rdma_buffer_size_hint"])
+def test_eight_ranks_a_node_are_the_default_of_hints(hint):
+    for num_ranks in (4, 8, 32):
+        of_default = getattr(nbep.Config(), hint)(14336, num_ranks)
+        assert of_default == getattr(nbep.Config(), hint)(14336, num_ranks, num_nvl_peers=min(num_ranks, 8))
+
+
+@pytest.mark.parametrize("hint", ["get_nvl_buffer_size_hint", "get_rdma_buffer_size_hint"])
+@pytest.mark.parametrize(
+    ("num_nvl_peers", "message"),
+    [
+        (0, "num_nvl_peers: got 0; must be an integer of at least 1"),
+        (2.0, "num_nvl_peers: got 2.0; must be an integer"),
+        (5, r"num_nvl_peers: got 5; must be 1 to 8, and divide num_ranks \(12\)"),
+        (12, r"num_nvl_peers: got 12; must be 1 to 8, and divide num_ranks \(12\)"),
+    ],
+)
+def test_hints_refuse_nodes_that_ranks_do_not_fill(hint, num_nvl_peers, message):
+    with pytest.raises(ValueError, match=message):
+        getattr(nbep.Config(), hint)(14336, 12, num_nvl_peers=num_nvl_peers)
+
+
+@pytest.mark.parametrize(
+    "config", [nbep.Config(2, 1, 2, 1, 2), nbep.Config(4, 2, 8, 2, 4), nbep.Config(160, 1, 2, 1, 2), nbep.Config(20)]
+)
+@pytest.mark.parametrize("hidden_bytes", [16, 14336])
+@pytest.mark.parametrize(("num_nodes", "num_nvl_peers"), [(2, 2), (3, 2), (2, 4), (4, 1), (18, 8)])
+def test_hints_between_nodes_hold_the_largest_rings(config, hidden_bytes, num_nodes, num_nvl_peers):
+    """32 choices and 128 scales a token."""
+    nodes, num_ranks = (num_nodes, num_nvl_peers), num_nodes * num_nvl_peers
+    num_nvl_bytes = config.get_nvl_buffer_size_hint(hidden_bytes, num_ranks, num_nvl_peers=num_nvl_peers)
+    num_rdma_bytes = config.get_rdma_buffer_size_hint(hidden_bytes, num_ranks, num_nvl_peers=num_nvl_peers)
+    assert num_nvl_bytes % 128 == num_rdma_bytes % 128 == 0
+    for rings in (
+        dispatch_rings(config, *nodes, hidden_bytes, 32, 128),
+        combine_rings(config, *nodes, hidden_bytes, 32),
+    ):
+        assert num_nvl_bytes >= rings.num_nvl_bytes
+        assert num_rdma_bytes >= rings.num_rdma_bytes
+
+
+@dataclass(frozen=True)
+class Hinted(internode.Options):
+    """Options of a buffer whose sizes are the hints of its config."""
+
+    def buffer_arguments(self, case):
+        arguments = 2 * case.hidden, case.num_ranks
+        return {
+            **super().buffer_arguments(case),
+            "num_nvl_bytes": self.config.get_nvl_buffer_size_hint(*arguments, num_nvl_peers=case.num_nvl_peers),
+            "num_rdma_bytes": self.config.get_rdma_buffer_size_hint(*arguments, num_nvl_peers=case.num_nvl_peers),
+        }
+
+
+@pytest.mark.parametrize(("num_nodes", "num_nvl_peers"), [(2, 2), (3, 2), (2, 4)])
+@pytest.mark.parametrize("fp8", ["row", None])
+@pytest.mark.parametrize("hidden", both_parts([512], thorough=[16384]))
+def test_a_buffer_of_the_hints_runs_their_config_between_nodes(num_nodes, num_nvl_peers, fp8, hidden):
+    """With 32 choices a token, and in FP8 with scales: in 3 nodes the smallest rings take more than DeepEP's number."""
+    case = internode.make_node_case(
+        3,
+        num_nodes=num_nodes,
+        num_nvl_peers=num_nvl_peers,
+        num_tokens=3,
+        hidden=hidden,
+        num_topk=32,
+        experts_per_rank=32,
+    )
+    internode.run(case, Hinted(nbep.Config(2, 1, 2, 1, 2), fp8=fp8))
 
 
 @pytest.mark.parametrize(

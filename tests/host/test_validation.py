@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from arrays import array_name, to_target
+from refusals import cases, check_refused
 from target import spawn
 
 import nbep
@@ -277,18 +278,6 @@ COMBINE = {
     "event": ({"previous_event": 1}, "previous_event: got int; must be an EventOverlap or None"),
     "comm stream": ({"allocate_on_comm_stream": True}, "allocate_on_comm_stream: got True without previous_event"),
 }
-
-
-def cases(table):
-    return pytest.mark.parametrize(("change", "message"), table.values(), ids=table.keys())
-
-
-def check_refused(call, arguments, change, message, starts_nothing):
-    """The call with one argument changed raises a ValueError with the message, and nothing has started by then."""
-    change = change(arguments) if callable(change) else change
-    arguments = {**arguments, **{name: to_target(value) for name, value in change.items()}}
-    with starts_nothing(), pytest.raises(ValueError, match="^" + re.escape(message)):
-        call(**arguments)
 
 
 @cases(LAYOUT)

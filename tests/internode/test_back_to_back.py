@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from calls import SlowRank, check_calls, check_steps, make_calls, make_steps
 from cases import Case
-from internode import NIC, Options, make_node_case
+from internode import NIC, TRANSPORTS, Options, make_node_case
 from parts import both_parts
-from target import MEMORY_MODELS
-from trips import back_to_back, run_rounds
+from target import TARGET
+from trips import dispatches_first, run_rounds
 
 import nbep
 from nbep import reference
@@ -22,12 +22,21 @@ IBGDA = {"transport": "ibgda", "nic": NIC}
 KERNELS = "nbep.device.kernels.internode"
 
 
-@pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 @pytest.mark.parametrize(
-    ("num_nodes", "num_nvl_peers", "seeds"),
-    both_parts([(2, 2, range(1))], thorough=[(2, 2, range(1, 8)), (3, 2, range(2)), (2, 3, range(2, 4))]),
+    ("memory_model", "num_nodes", "num_nvl_peers", "seeds"),
+    both_parts(
+        [("sc", 2, 2, range(1))],
+        thorough=[
+            *(("sc", *shape, range(1, 5)) for shape in ((2, 2), (3, 2), (2, 3))),
+            *((model, 2, 2, range(4)) for model in ("delayed", "checked")),
+            ("delayed", 2, 3, range(4, 6)),
+            ("checked", 3, 2, range(4, 6)),
+        ],
+    ),
 )
-def test_every_call_gets_the_references_bits(num_nodes, num_nvl_peers, seeds, memory_model):
+def test_every_call_gets_the_references_bits(memory_model, num_nodes, num_nvl_peers, seeds):
+    if memory_model != "sc" and TARGET != "emulator":
+        pytest.skip("a GPU has its own memory model")
     for seed in seeds:
         calls = make_calls(seed, num_nodes * num_nvl_peers, num_nodes)
         check_calls(seed, calls, memory_model=memory_model)
@@ -42,12 +51,19 @@ def test_every_call_over_nics_gets_the_references_bits(seeds, memory_model):
 
 
 @pytest.mark.emulator_only("the host is faster than every kernel")
-@pytest.mark.parametrize("memory_model", both_parts(["checked"], thorough=["sc", "delayed"]))
-@pytest.mark.parametrize("options", [{}, IBGDA], ids=["direct", "ibgda"])
-@pytest.mark.parametrize("seeds", both_parts([range(1)], thorough=[range(1, 5)]))
-def test_hosts_that_run_ahead_get_the_references_bits(seeds, options, memory_model):
+@pytest.mark.parametrize(
+    ("memory_model", "transport", "seeds"),
+    both_parts(
+        [("sc", "ibgda", range(1))],
+        thorough=[
+            (model, transport, range(1, 4)) for model in ("sc", "delayed", "checked") for transport in TRANSPORTS
+        ],
+    ),
+)
+def test_hosts_that_run_ahead_get_the_references_bits(memory_model, transport, seeds):
     for seed in seeds:
-        check_steps(seed, *make_steps(seed, make_calls(seed, 4, 2, **options)), memory_model=memory_model)
+        calls = make_calls(seed, 4, 2, transport=transport, nic=NIC)
+        check_steps(seed, *make_steps(seed, calls), memory_model=memory_model)
 
 
 def first_tokens_to_one_rank(seed: int, rank: int) -> Case:
@@ -67,4 +83,4 @@ def test_a_forwarder_is_done_with_a_rank_when_that_has_its_last_token(seed, memo
     slow.rank, slow.reads = 0, 200
     options = Options(nbep.Config(2, 1, 3, 1, 2))
     rounds = [(first_tokens_to_one_rank(number, 1), options) for number in range(3)]
-    run_rounds(back_to_back, rounds, seed, memory_model=memory_model)
+    run_rounds(dispatches_first, rounds, seed, memory_model=memory_model)

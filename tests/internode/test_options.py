@@ -6,6 +6,7 @@ import pytest
 from internode import Options, make_node_case, ragged, run
 from parts import both_parts
 
+import nbep
 from nbep import reference
 
 
@@ -68,3 +69,12 @@ def test_bias_of_a_token_that_went_nowhere_is_its_result():
 def test_options_together(fp8, num_worst_tokens, num_biases):
     case = make_node_case(9, num_tokens=(5, 11, 0, 8), num_topk=3, hidden=128)
     run(case, Options(fp8=fp8, num_worst_tokens=num_worst_tokens, num_biases=num_biases, expert_alignment=4))
+
+
+@pytest.mark.parametrize(("num_nodes", "num_nvl_peers"), both_parts([(2, 1)], thorough=[(2, 2), (3, 1)]))
+def test_blocks_with_more_warps_than_a_ring_has_slots_get_on(num_nodes, num_nvl_peers):
+    """A warp that waits at one level has told the other one what it is done with."""
+    case = make_node_case(
+        12, num_nodes, num_nvl_peers, num_tokens=(40,) * (num_nodes * num_nvl_peers), routing="everywhere", num_topk=4
+    )
+    run(case, Options(nbep.Config(2, 2, 4 * num_nodes, 2, 4, num_threads=640)))

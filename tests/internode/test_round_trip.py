@@ -37,7 +37,7 @@ def test_any_routing(routing):
     run(make_node_case(4, num_tokens=(6, 0, 9, 3), num_topk=3, routing=routing))
 
 
-@pytest.mark.parametrize(("num_nodes", "num_nvl_peers"), both_parts([(3, 2)], thorough=[(4, 2), (2, 4)]))
+@pytest.mark.parametrize(("num_nodes", "num_nvl_peers"), both_parts([], thorough=[(3, 2), (4, 2), (2, 4)]))
 @pytest.mark.parametrize("routing", NODE_ROUTINGS)
 def test_a_node_may_get_nothing(routing, num_nodes, num_nvl_peers):
     run(make_node_case(5, num_nodes, num_nvl_peers, num_tokens=4, num_topk=3, routing=routing))
@@ -46,6 +46,11 @@ def test_a_node_may_get_nothing(routing, num_nodes, num_nvl_peers):
 @pytest.mark.parametrize("hidden", both_parts([24], thorough=[8, 264, 520]))
 def test_hidden_that_is_no_multiple_of_a_warps_row(hidden):
     run(make_node_case(6, num_tokens=3, hidden=hidden))
+
+
+def test_rows_that_take_two_stages():
+    """A stage of shared memory holds 8,064 bytes."""
+    run(make_node_case(11, num_tokens=(3, 0, 1, 2), hidden=4608, num_topk=3), Options(num_biases=1))
 
 
 @pytest.mark.parametrize("num_topk", both_parts([1, 32], thorough=[5]))
@@ -65,3 +70,17 @@ def test_one_expert_a_rank():
 @pytest.mark.parametrize(("num_nodes", "num_nvl_peers"), both_parts([], thorough=[(2, 8), (8, 2), (5, 3)]))
 def test_larger_groups(num_nodes, num_nvl_peers):
     run(make_node_case(10, num_nodes, num_nvl_peers, num_tokens=3, num_topk=4), Options(nbep.Config(2, 1, 8, 2, 4)))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        nbep.Config(2, 1, 2, 4, 64),
+        nbep.Config(2, 4, 64, 1, 2),
+        nbep.Config(2, 1, 2, 1, 2),
+    ],
+    ids=["nvl", "rdma", "both"],
+)
+def test_rings_smaller_than_the_traffic_at_either_level(config):
+    case = make_node_case(4, num_tokens=(24, 0, 17, 3), num_topk=4, routing="everywhere")
+    run(case, Options(config))

@@ -5,8 +5,6 @@ from internode import SHAPES, Options, make_node_case, ragged, run
 from intranode import round_trip
 from parts import both_parts
 
-import nbep
-
 pytestmark = pytest.mark.emulator_only("a seed gives a schedule")
 
 
@@ -34,17 +32,3 @@ def test_kernels_without_bulk_copies_give_the_same():
         return round_trip(comm, case, options)
 
     run(make_node_case(5, num_tokens=(9, 0, 3, 4), hidden=264), fn=main)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        nbep.Config(2, 1, 2, 4, 64),
-        nbep.Config(2, 4, 64, 1, 2),
-        nbep.Config(2, 1, 2, 1, 2),
-    ],
-    ids=["nvl", "rdma", "both"],
-)
-def test_rings_smaller_than_the_traffic_at_either_level(config):
-    case = make_node_case(4, num_tokens=(24, 0, 17, 3), num_topk=4, routing="everywhere")
-    run(case, Options(config))

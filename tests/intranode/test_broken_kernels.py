@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from cases import make_case
 from intranode import Options, round_trip, run
+from parts import both_parts
 
 import nbep
 from nbep.device import primitives
@@ -55,7 +56,7 @@ def is_caught(memory_model: str, options: Options, seeds=range(40), fn=round_tri
 
 
 @pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
-@pytest.mark.parametrize("warps_per_rank", [1, 2])
+@pytest.mark.parametrize("warps_per_rank", both_parts([2], thorough=[1]))
 @pytest.mark.parametrize("fn", [round_trip, without_bulk_copies])
 def test_unbroken_kernels_are_not_caught(memory_model, warps_per_rank, fn):
     options = Options(nbep.Config(2, 2, 5, num_threads=64 * warps_per_rank))

@@ -3,6 +3,7 @@
 import pytest
 from cases import ROUTINGS, make_case
 from intranode import Options, run
+from parts import both_parts
 
 import nbep
 
@@ -46,7 +47,9 @@ def test_any_block_size(warps_per_rank):
     run(make_case(8, num_tokens=17), Options(config))
 
 
-@pytest.mark.parametrize(("num_ranks", "warps_per_rank"), [(2, 1), (2, 3), (4, 1), (4, 2), (8, 1)])
+@pytest.mark.parametrize(
+    ("num_ranks", "warps_per_rank"), both_parts([(2, 1), (2, 3), (4, 1), (4, 2)], thorough=[(8, 1)])
+)
 def test_blocks_that_both_send_and_receive(num_ranks, warps_per_rank):
     config = nbep.Config(4, 3, 5, num_threads=32 * num_ranks * warps_per_rank, mix_roles=True)
     case = make_case(12, num_ranks=num_ranks, num_tokens=[3 * rank for rank in range(num_ranks)], num_topk=3)

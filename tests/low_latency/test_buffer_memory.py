@@ -16,6 +16,7 @@ from low_latency import (
     make_low_latency_case,
     num_rdma_bytes,
 )
+from parts import both_parts
 from target import MEMORY_MODELS, TARGET, spawn
 
 import nbep
@@ -180,7 +181,7 @@ def test_without_the_mode_there_is_no_rdma_buffer_and_no_low_latency_call():
 
 
 @pytest.mark.parametrize("memory_model", MEMORY_MODELS)
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("num_ranks", both_parts([2], thorough=[3]))
 def test_calls_go_on_after_a_clean(num_ranks, memory_model):
     options = Options(dispatch_as=HOOK)
     case = make_low_latency_case(4, num_ranks=num_ranks, num_tokens=3)
@@ -227,7 +228,7 @@ def test_a_clean_forgets_calls_that_were_not_received():
 
 
 @pytest.mark.parametrize("memory_model", MEMORY_MODELS)
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", both_parts([2], thorough=[4]))
 def test_both_modes_take_turns_in_one_buffer(num_ranks, memory_model):
     case, options = make_low_latency_case(6, num_ranks=num_ranks, num_tokens=4), Options(combine_as=HOOK)
     other_case, other_options = make_case(7, num_ranks=num_ranks, num_tokens=5), IntranodeOptions()

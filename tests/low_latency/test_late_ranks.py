@@ -17,6 +17,7 @@ from low_latency import (
     Options,
     Outcome,
     Trip,
+    check,
     check_dispatched,
     expected_combine,
     expected_dispatch,
@@ -24,6 +25,7 @@ from low_latency import (
     make_low_latency_case,
 )
 from masked import check_survivor
+from parts import both_parts
 from target import spawn
 
 from nbep.device.kernels.low_latency import expand
@@ -79,8 +81,9 @@ def combine(trip: Trip) -> Outcome:
     return trip.outcome
 
 
+@pytest.mark.parametrize("seeds", both_parts([range(2)], thorough=[range(2, 14)]))
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_what_comes_late_meets_nothing_of_later_calls(options):
+def test_what_comes_late_meets_nothing_of_later_calls(options, seeds):
     """Two dispatches, then two combines: the late dispatch goes to the half in which the others combine."""
 
     def late(trips):
@@ -88,7 +91,7 @@ def test_what_comes_late_meets_nothing_of_later_calls(options):
             dispatch(trip)
         combine(trips[0])
 
-    for seed in range(12):
+    for seed in seeds:
         num_ready = []
 
         def other(trips, num_ready=num_ready):
@@ -133,6 +136,39 @@ def test_what_a_rank_sends_after_it_was_masked_by_hand_counts_in_no_call(options
         check_survivor(case, options, rank, results[rank], [LATE], [LATE])
 
 
+@pytest.mark.parametrize("seeds", both_parts([range(2)], thorough=[range(2, 12)]))
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_rank_that_comes_late_to_a_clean_is_waited_for_in_the_next_one(options, seeds):
+    """What it sends before the next one, and nobody receives, must not meet cells that are clean already."""
+    case = make_case(0)
+    half_a_call = replace(options, dispatch_as=HOOK)
+
+    def main(comm, done):
+        buffer = make_buffer(comm, [(case, options)], enable_shrink=True)
+
+        def clean():
+            buffer.clean_low_latency_buffer(max(case.num_tokens), case.hidden, case.num_experts)
+            buffer._memory.low_latency.synchronize()
+
+        comm.barrier()
+        if comm.rank == LATE:
+            comm.runtime.wait_until(lambda: len(done) == len(OTHERS), lambda: "the others, to clean")
+        else:
+            buffer.low_latency_update_mask_buffer(LATE, True)
+        clean()
+        done.append(comm.rank)
+        comm.barrier()
+        buffer.low_latency_clean_mask_buffer()
+        comm.barrier()
+        if comm.rank == LATE:
+            Trip(buffer, case, half_a_call).send_dispatch()
+        clean()
+        return Trip(buffer, case, options).whole()
+
+    for seed in seeds:
+        check(case, options, spawn(main, 3, args=([],), seed=seed, on_deadlock="expire"), f"schedule {seed}")
+
+
 def test_tokens_of_an_expert_whose_count_was_given_up_have_no_rows(monkeypatch):
     """With deduplicate the messages may be there all the same: an arrival of its own tells of them."""
     case, options = make_case(0), Options(deduplicate=True)
@@ -173,12 +209,14 @@ def num_present_in_a_race(options: Options, seed: int) -> list[int]:
     return [check_consistent(make_case(0), options, rank, results[rank]) for rank in OTHERS]
 
 
-def test_a_rank_that_comes_while_it_is_given_up_counts_for_all_blocks_or_for_none():
-    present = [num for options in OPTIONS for seed in range(25) for num in num_present_in_a_race(options, seed)]
+@pytest.mark.parametrize("seeds", both_parts([range(4)], thorough=[range(4, 29)]))
+def test_a_rank_that_comes_while_it_is_given_up_counts_for_all_blocks_or_for_none(seeds):
+    present = [num for options in OPTIONS for seed in seeds for num in num_present_in_a_race(options, seed)]
     assert 0 in present  # it was masked before anything came
     assert any(present)  # and it came in time, although it was masked
 
 
+@pytest.mark.thorough  # few schedules show it
 def test_a_wait_that_gives_up_alone_is_caught(monkeypatch):
     """The others may see what comes then, and put its tokens where it has put those of the next rank."""
     monkeypatch.setattr(arrivals, "give_up", lambda *_: arrivals.ABSENT)

@@ -29,7 +29,7 @@ def run_rounds(comm, seed: int, num_rounds: int) -> list[str]:
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
-@pytest.mark.parametrize("seed", both_parts(range(2), thorough=range(2, 12)))
+@pytest.mark.parametrize("seed", both_parts(range(1), thorough=range(1, 12)))
 def test_rounds_of_all_kinds_are_right(seed, num_ranks):
     assert spawn(run_rounds, num_ranks, (seed, NUM_ROUNDS), seed) == [[]] * num_ranks
 

@@ -6,6 +6,7 @@ A rank stops when its function returns. The emulator then lets time pass to the 
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from low_latency import (
     make_low_latency_case,
 )
 from masked import check_survivor
+from parts import both_parts
 from target import spawn
 
 import nbep
@@ -35,6 +37,15 @@ OPTIONS = [
     Options(deduplicate=True, use_fp8=True, dispatch_as=HOOK, combine_as=HOOK),
 ]
 MODELS = ["sc", "delayed"]  # once a wait is over time `checked` checks no more
+
+
+def in_turn(*others: Sequence[Any]) -> list:
+    """All combinations of OPTIONS and the others; in the short part each option with one of each other, in turn."""
+    short = [
+        (options, *(other[(i >> k) % len(other)] for k, other in enumerate(others)))
+        for i, options in enumerate(OPTIONS)
+    ]
+    return both_parts(short, thorough=[some for some in product(OPTIONS, *others) if some not in short])
 
 
 def make_case(seed: int) -> Case:
@@ -60,10 +71,8 @@ def spawn_and_destroy(main, destroyed_without: Sequence[int], **options: Any) ->
     return results
 
 
-@pytest.mark.parametrize("memory_model", MODELS)
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("gone", [[2], [0, 3]], ids=str)
-def test_ranks_that_stop_before_a_dispatch_are_masked_and_the_others_finish(gone, options, memory_model):
+@pytest.mark.parametrize(("options", "memory_model", "gone"), in_turn(MODELS, [[2], [0, 3]]))
+def test_ranks_that_stop_before_a_dispatch_are_masked_and_the_others_finish(options, memory_model, gone):
     cases = [make_case(seed) for seed in range(4)]
 
     def main(comm):
@@ -83,10 +92,10 @@ def test_ranks_that_stop_before_a_dispatch_are_masked_and_the_others_finish(gone
             check_survivor(case, options, rank, outcome, gone, gone)
 
 
-@pytest.mark.parametrize("memory_model", MODELS)
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("last_step", ["send_dispatch", "receive_dispatch"])
-def test_experts_of_a_rank_that_stops_before_combine_are_left_out(last_step, options, memory_model):
+@pytest.mark.parametrize(
+    ("options", "memory_model", "last_step"), in_turn(MODELS, ["send_dispatch", "receive_dispatch"])
+)
+def test_experts_of_a_rank_that_stops_before_combine_are_left_out(options, memory_model, last_step):
     """Its own tokens have arrived, and count in dispatch."""
     cases = [make_case(seed) for seed in range(2)]
     options = replace(options, dispatch_as=HOOK)
@@ -112,8 +121,7 @@ def test_experts_of_a_rank_that_stops_before_combine_are_left_out(last_step, opt
             check_survivor(cases[1], options, rank, outcomes[1], [1], [1])
 
 
-@pytest.mark.parametrize("memory_model", [*MODELS, "checked"])
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(("options", "memory_model"), in_turn([*MODELS, "checked"]))
 def test_a_rank_that_the_user_masks_is_left_out_until_it_is_taken_back(options, memory_model):
     """No wait is over time: the emulator would say so. Rank 3 makes no call while it is masked."""
     cases = [make_case(seed) for seed in range(4)]

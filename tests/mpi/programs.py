@@ -316,5 +316,6 @@ def the_calls_of_the_readme(comm):
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]](MPI.COMM_WORLD)
+    for name in sys.argv[1:]:
+        globals()[name](MPI.COMM_WORLD)
     print(f"rank {MPI.COMM_WORLD.rank} is done")

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from parts import both_parts
 from processes import run_python
 
 pytestmark = pytest.mark.mpi
@@ -11,18 +12,18 @@ PROGRAMS = Path(__file__).parent / "low_latency_programs.py"
 
 
 def mpiexec(num_ranks: int, *arguments: str, without: int | None = None, **options) -> None:
-    """Run one of the programs. All ranks but `without` must come to their end."""
+    """Run programs. All ranks but `without` must come to their end."""
     output = run_python(PROGRAMS, *arguments, ranks=num_ranks, NBEP_TARGET="emulator", **options)
     for rank in range(num_ranks):
         assert (f"rank {rank} is done" in output) == (rank != without), output
 
 
-@pytest.mark.parametrize("program", ["round_trips", "two_calls_in_flight"])
-@pytest.mark.parametrize("num_ranks", [2, 4])
-def test_ranks_in_processes_agree_with_the_reference(program, num_ranks):
-    mpiexec(num_ranks, program)
+@pytest.mark.parametrize("num_ranks", both_parts([4], thorough=[2]))
+def test_ranks_in_processes_agree_with_the_reference(num_ranks):
+    mpiexec(num_ranks, "round_trips,two_calls_in_flight")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["plain", "deduplicate"])
 def test_the_others_go_on_when_a_rank_is_killed_and_end_without_it(kind):
     mpiexec(4, "rank_that_is_killed", kind, without=1, survive=True, must_fail=True, NBEP_TIMEOUT_MS="10000")

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from parts import both_parts
 from processes import run_python
 
 pytestmark = pytest.mark.mpi
@@ -11,17 +12,17 @@ pytestmark = pytest.mark.mpi
 PROGRAMS = Path(__file__).parent / "programs.py"
 
 
-def mpiexec(num_ranks: int, program: str, **environment: str | None) -> None:
-    """Run one of the programs on num_ranks processes of this interpreter. All of them must come to their end."""
-    output = run_python("-m", "mpi4py", PROGRAMS, program, ranks=num_ranks, **{"NBEP_TARGET": "emulator"} | environment)
+def mpiexec(num_ranks: int, *programs: str, **environment: str | None) -> None:
+    """Run some programs on num_ranks processes of this interpreter. All of them must come to their end."""
+    environment = {"NBEP_TARGET": "emulator"} | environment
+    output = run_python("-m", "mpi4py", PROGRAMS, *programs, ranks=num_ranks, **environment)
     for rank in range(num_ranks):
         assert f"rank {rank} is done" in output
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
-@pytest.mark.parametrize("program", ["round_trips", "one_buffer_many_calls", "the_calls_of_the_readme"])
-def test_ranks_in_processes_agree_with_the_reference(program, num_ranks):
-    mpiexec(num_ranks, program)
+@pytest.mark.parametrize("num_ranks", both_parts([4], thorough=[2]))
+def test_ranks_in_processes_agree_with_the_reference(num_ranks):
+    mpiexec(num_ranks, "round_trips", "one_buffer_many_calls", "the_calls_of_the_readme")
 
 
 def test_two_groups_of_ranks_work_at_the_same_time():
@@ -34,7 +35,8 @@ def test_a_part_of_the_ranks_can_come_before_all():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="CUDA's bindings are for Linux")
 @pytest.mark.parametrize(
-    "program", ["part_of_the_gpus_first", "two_groups_on_one_host", "part_of_the_ranks_without_gpus"]
+    "program",
+    both_parts(["part_of_the_gpus_first"], thorough=["two_groups_on_one_host", "part_of_the_ranks_without_gpus"]),
 )
 def test_ranks_that_have_a_gpu_come_together_with_others(program):
     mpiexec(4, program, NBEP_TARGET=None)
@@ -48,7 +50,7 @@ def test_a_peer_that_does_not_come_is_named():
     mpiexec(2, "peer_that_does_not_come", NBEP_TIMEOUT_MS="1000")
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", both_parts([2], thorough=[4]))
 def test_a_peer_that_does_not_destroy_is_named(num_ranks):
     mpiexec(num_ranks, "peer_that_does_not_destroy", NBEP_TIMEOUT_MS="1000")
 
@@ -81,7 +83,7 @@ def test_a_rank_that_cannot_allocate_is_named_by_all():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
-@pytest.mark.parametrize("num_ranks", [2, 8])
+@pytest.mark.parametrize("num_ranks", both_parts([3], thorough=[8]))
 def test_file_descriptors_go_from_every_process_to_every_other(num_ranks):
     mpiexec(num_ranks, "file_descriptors")
 

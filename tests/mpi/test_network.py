@@ -66,6 +66,7 @@ def test_a_plain_store_reaches_the_own_node_alone():
     mpiexec(4, "plain_stores")
 
 
+@pytest.mark.thorough
 def test_a_nic_that_stops_ends_the_wait_of_every_rank_and_the_buffer_can_be_destroyed():
     mpiexec(4, "nic_that_stops", NBEP_TIMEOUT_MS="5000")
 

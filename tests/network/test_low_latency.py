@@ -66,7 +66,7 @@ def run_rounds(comm, seed: int, num_nvl_peers: int, num_rounds: int) -> list[str
     return wrong
 
 
-@pytest.mark.parametrize("seed", both_parts(range(3), thorough=range(3, 53)))
+@pytest.mark.parametrize("seed", both_parts(range(2), thorough=range(2, 53)))
 def test_rounds_of_all_kinds_are_right(seed):
     num_ranks, num_nvl_peers = SHAPES[seed % len(SHAPES)]
     model = {"memory_model": MODELS[seed % len(MODELS)]} if TARGET == "emulator" else {}
@@ -189,9 +189,9 @@ def test_a_zero_copy_buffer_is_handed_out_when_the_nic_has_read_what_was_sent_fr
 
 
 @LOOKS_INSIDE
-@pytest.mark.parametrize("is_over_time", [False, True])
-def test_a_zero_copy_buffer_that_the_nic_never_reads_is_not_handed_out(is_over_time):
-    """A NIC that is stopped: nobody wakes the host. The emulator says so at once, a GPU when the wait is over time."""
+@pytest.mark.parametrize("on_deadlock", ["raise", "expire"])
+def test_a_zero_copy_buffer_that_the_nic_never_reads_is_not_handed_out(on_deadlock):
+    """A NIC that is stopped: nobody wakes the host. The emulator says so at once, or when the wait is over time."""
     case = make_low_latency_case(1, num_tokens=4, num_topk=2, unused=0)
     options = Options(dispatch_as=HOOK)
 
@@ -202,19 +202,15 @@ def test_a_zero_copy_buffer_that_the_nic_never_reads_is_not_handed_out(is_over_t
         trip.send_dispatch()
         if comm.rank == 0:
             trip.receive_dispatch()
-            with pytest.MonkeyPatch.context() as patch:
-                if is_over_time:
-                    patch.setattr(comm.runtime, "wait_until", lambda *_: False)
-                buffer.get_next_low_latency_combine_buffer(trip.handle)
+            buffer.get_next_low_latency_combine_buffer(trip.handle)
 
-    expected = nbep.PeerTimeout if is_over_time else nbep.DeadlockError
-    with pytest.raises(expected) as caught:
-        nbep.spawn(main, 2, "emulator")
+    with pytest.raises(nbep.DeadlockError if on_deadlock == "raise" else nbep.PeerTimeout) as caught:
+        nbep.spawn(main, 2, "emulator", on_deadlock=on_deadlock)
     text = str(caught.value)
-    if is_over_time:
-        assert text.startswith(
-            "rank 0: its NIC has not read what goes to rank 1 in 100000 ms\n  the network to rank 1: "
-        )
-        assert "done up to entry 0" in text
-    else:
+    if on_deadlock == "raise":
         assert "the host of rank 0 waits for its NIC to read what goes to rank 1" in text
+        return
+    error = caught.value
+    assert (error.rank, error.peer, error.role, error.cell) == (0, 1, "zero copy", None)
+    assert text.startswith("rank 0: its NIC has not read what goes to rank 1 in 100000 ms\n  the network to rank 1: ")
+    assert "done up to entry 0" in text

@@ -298,6 +298,17 @@ WRONG_ENTRIES = {
     "opcode unknown": (WRITE, plus(CONTROL, mlx5.CONTROL["opcode"], 0x20), NOT_OURS),
     "opmod of no size": (ADD_32, plus(CONTROL, mlx5.CONTROL["opmod"], 8), NOT_OURS),
     "opmod of the other size": (ADD_32, plus(CONTROL, mlx5.CONTROL["opmod"], 1), LOCAL_KEY),
+    "boundary that splits a sum": (ADD_32, plus(LOCAL, mlx5.MASKED_FETCH_ADD_32["field_boundary"], 1 << 31), NOT_OURS),
+    "boundary that splits a long sum, high": (
+        ADD_64,
+        plus(LOCAL, mlx5.MASKED_FETCH_ADD_64["field_boundary"], 1 << 63),
+        NOT_OURS,
+    ),
+    "boundary that splits a long sum, low": (
+        ADD_64,
+        plus(LOCAL, mlx5.MASKED_FETCH_ADD_64["field_boundary"], 1),
+        NOT_OURS,
+    ),
     "too many segments": (WRITE_OF_TWO, plus(CONTROL, mlx5.CONTROL["ds"], 1), NOT_OURS),
     "too few segments": (ADD_64, plus(CONTROL, mlx5.CONTROL["ds"], -1), NOT_OURS),
     "remote key of another chunk": (

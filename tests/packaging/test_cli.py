@@ -57,7 +57,7 @@ def test_subcommand_gets_its_arguments_and_gives_the_exit_status(argv, module, r
     assert calls == [rest]
 
 
-@pytest.mark.parametrize("command", ["demo", "compile", *(f"bench {name}" for name in cli.BENCHMARKS)])
+@pytest.mark.parametrize("command", ["demo", "model", "compile", "info", *(f"bench {name}" for name in cli.BENCHMARKS)])
 def test_every_subcommand_exists_and_has_help(command, capsys):
     with pytest.raises(SystemExit) as exit_info:
         cli.main([*command.split(), "--help"])

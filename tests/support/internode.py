@@ -11,10 +11,10 @@ import intranode
 import numpy as np
 from cases import Case, make_case
 from intranode import FACTORS, Outcome, Report, check_layout
-from nbep.host.internode.rings import combine_rings, dispatch_rings
 
 import nbep
 from nbep import reference
+from nbep.host.internode.rings import combine_rings, dispatch_rings
 
 # Two channels, chunks of two tokens. Rings are smaller than most traffic: of four slots between nodes, and of eight
 # inside a node, which up to four nodes share in combine.

@@ -76,6 +76,16 @@ def back_to_back(comm, rounds: Sequence[Round]) -> list[Outcome]:
     return outcomes
 
 
+def dispatches_first(comm, rounds: Sequence[Round]) -> list[Outcome]:
+    """All dispatches, then all combines, on one buffer."""
+    buffer = make_buffer_for(comm, rounds)
+    outcomes = [dispatch(buffer, case, options, comm.rank) for case, options in rounds]
+    for (case, options), outcome in zip(rounds, outcomes, strict=True):
+        combine(buffer, case, options, comm.rank, outcome)
+    buffer.destroy()
+    return outcomes
+
+
 def two_handles_in_turns(comm, rounds: Sequence[Round]) -> list[Outcome]:
     """Of two rounds on one buffer."""
     (first, options), (second, others) = rounds

@@ -27,7 +27,8 @@ a write come in any order, and only an atomic or a completion of the same queue 
 begin in the middle of a write, where `Troubles` say so, and wait before each entry.
 
 Addresses and keys are checked as a card does: an entry carries a key, the key names a region of somebody's memory, its
-bounds and what may be done there. The NIC has its own address of each region.
+bounds and what may be done there. The NIC has its own address of each region. What a card does and this one does not is
+refused, as an entry that a card does not know: other opcodes, and adds of several fields in one number.
 
 Source: the mlx5 programmer's manual, "Work Queue Elements"; rdma-core providers/mlx5/mlx5dv.h (MLX5_CQE_SYNDROME_*);
 the InfiniBand specification, "Reliable Connection", ordering of messages
@@ -38,6 +39,7 @@ from typing import NamedTuple
 from nbep.device.jit import device_function, kernel
 from nbep.device.network.ibgda.completion import REQ, REQ_ERR, STATUS_WORD, SYNDROME_WORD
 from nbep.device.network.ibgda.entry import (
+    ATOMIC,
     ATOMIC_RESULT,
     CQ_UPDATE,
     DATA,
@@ -243,6 +245,10 @@ def execute_write(nic, entry, num_segments, peer, start, lane):
 @device_function
 def execute_add(nic, entry, is_64_bits, peer, lane):
     """A fetch-and-add, behind all that this queue pair has written. Returns an error."""
+    words = ld_na_v4(entry + ATOMIC)
+    boundary = words[2] | words[3] if is_64_bits else words[1]
+    if boundary != 0:
+        return LOCAL_QP_OP_ERR
     size = 8 if is_64_bits else 4
     where = ld_na_v4(entry + REMOTE_ADDRESS)
     address = be64(where[0], where[1])
@@ -255,7 +261,6 @@ def execute_add(nic, entry, is_64_bits, peer, lane):
     result = find(nic, nic.rank, to[1], be64(to[2], to[3]), size, 0)
     if result == NOWHERE or byteswap_u32(to[0]) != size:
         return LOCAL_PROT_ERR
-    words = ld_na_v4(entry + DATA)
     if lane == 0:
         if is_64_bits:
             st_weak_s64(result, atom_add_acq_rel_sys_s64(cell, be64(words[0], words[1])))  # PAIR network-amo

@@ -177,7 +177,7 @@ def wait_credit(cell, uses, bounds, mask, peer, half):
 
 @device_function
 def wait_peer(signal, wanted, bounds, mask, peer):
-    """Wait until a peer has come to `barrier_network` so often, or is masked."""
+    """Wait until a peer has come to a barrier of `barrier_network`, by its number, or is masked."""
     deadline = 0
     while True:
         value = ld_acquire_sys_s32(signal)  # PAIR network-amo

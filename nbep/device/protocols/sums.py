@@ -94,11 +94,31 @@ def add_rows(total, loaded, num_rows):
 
 
 @device_function
+def load_two(rows, num_rows, offset, end):
+    """16 bytes at the same offset of one listed row, or of two; nothing past the end."""
+    nothing = (0, 0, 0, 0)
+    is_inside = offset < end
+    a = ld_na_v4(ld_shared_s64(rows) + offset) if is_inside else nothing
+    b = ld_na_v4(ld_shared_s64(rows + 8) + offset) if is_inside and num_rows > 1 else nothing
+    return a, b
+
+
+@device_function
+def store_two(store, dst, loaded, num_rows, offset, end):
+    """Store the sum of what `load_two` has brought."""
+    if offset < end:
+        total = add_bf16x8(zero_f32x8(), loaded[0])
+        if num_rows > 1:
+            total = add_bf16x8(total, loaded[1])
+        store(dst + offset, to_bf16x8(total))
+
+
+@device_function
 def sum_rows(store, dst, rows, num_rows, begin, end, lane):
     """Add bytes [begin, end) of the listed rows in float32, round once and store them from dst + begin on; a warp.
 
     A lane has up to MAX_IN_FLIGHT loads in flight before its first addition: of that many rows, or of two places in
-    HALF as many.
+    HALF as many, or of four in one or two.
     """
     offset = begin + lane * VEC_BYTES
     while offset < end:
@@ -110,7 +130,7 @@ def sum_rows(store, dst, rows, num_rows, begin, end, lane):
             for i in range(MAX_IN_FLIGHT, num_rows):
                 total = add_bf16x8(total, ld_na_v4(ld_shared_s64(rows + 8 * i) + offset))
             store(dst + offset, to_bf16x8(total))
-        else:
+        elif num_rows > 2 or num_rows == 0:
             first = load_rows(rows, num_rows, offset)
             num_next = num_rows if next_offset < end else 0
             second = load_rows(rows, num_next, next_offset)
@@ -118,6 +138,16 @@ def sum_rows(store, dst, rows, num_rows, begin, end, lane):
             if next_offset < end:
                 store(dst + next_offset, to_bf16x8(add_rows(zero_f32x8(), second, num_next)))
             next_offset += WARP_BYTES
+        else:
+            first = load_two(rows, num_rows, offset, end)
+            second = load_two(rows, num_rows, next_offset, end)
+            third = load_two(rows, num_rows, next_offset + WARP_BYTES, end)
+            fourth = load_two(rows, num_rows, next_offset + 2 * WARP_BYTES, end)
+            store_two(store, dst, first, num_rows, offset, end)
+            store_two(store, dst, second, num_rows, next_offset, end)
+            store_two(store, dst, third, num_rows, next_offset + WARP_BYTES, end)
+            store_two(store, dst, fourth, num_rows, next_offset + 2 * WARP_BYTES, end)
+            next_offset += 3 * WARP_BYTES
         offset = next_offset
 
 

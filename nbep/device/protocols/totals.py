@@ -3,12 +3,16 @@
  cell       written by                 with                             read by   with
  arrived    a peer, at each notify     amo_add (1)                      notify    ld_acquire_sys
  tail       a sending coordinator      amo_add (slots), behind them     readers   ld_acquire_sys
- head       a receiving coordinator    amo_add (slots), for itself      senders   ld_relaxed_sys
+ head       a receiving coordinator    amo_add (slots), behind reads    senders   ld_acquire_sys
 
 A cell that a network adds to must not be reset by its owner: of an add and a store at the same time one would be lost.
 So where a ring inside a node begins each call with a tail of 0, a total counts on. What it was at the start of a call
 is in the rank's own memory (`Progress`): both ends know how many tokens a call has, so both come to the same number.
 s32 wraps: only differences mean anything.
+
+The warps of a block fill the slots of a ring in turn, and nothing but the way to the receiver and back orders who fills
+a slot behind who has filled it before. So a head releases and acquires, as a tail does; inside a node a team has a
+barrier for that.
 
 A head may still be on its way when the next call starts. Then less seems to be free than is, and that is safe.
 
@@ -18,7 +22,7 @@ Source: DeepEP csrc/kernels/internode.cu (rdma_channel_head, rdma_channel_tail, 
 from typing import NamedTuple
 
 from nbep.device.jit import device_function
-from nbep.device.primitives import ld_acquire_sys_s32, ld_relaxed_sys_s32, s32, wait_expired
+from nbep.device.primitives import ld_acquire_sys_s32, s32, wait_expired
 from nbep.device.protocols.waits import report_fault, start_wait
 from nbep.device.types import Sym
 
@@ -51,12 +55,11 @@ def wait_total(cell, wanted, bounds, site, peer, channel):
 def wait_total_free(head, base, slot, num_slots, bounds, site, peer, channel):
     """Wait until a ring's slot is free: the one num_slots before it has been. Returns whether it is.
 
-    The head is read relaxed: who freed the slot had loaded its bytes before, and nothing is read after it.
     base: what the head was at the start of the call
     """
     deadline = 0
     while True:
-        seen = s32(ld_relaxed_sys_s32(head) - base)
+        seen = s32(ld_acquire_sys_s32(head) - base)  # PAIR network-amo
         if slot < seen + num_slots:
             return True
         if deadline == 0:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from nbep.device.kernels.internode.arguments import MAX_WARPS
 from nbep.device.layout.internode import MAX_CHANNELS, num_meta_words
 from nbep.host import validate
 from nbep.host.arguments import refuse
@@ -85,9 +84,10 @@ def config(memory: NodeMemory, value: object) -> None:
         refuse("config", type(value).__name__, "an nbep.Config or None")
     if value.num_sms < 2 or value.num_sms % 2 != 0 or value.num_channels > MAX_CHANNELS:
         refuse("config.num_sms", value.num_sms, f"even, from 2 to {2 * MAX_CHANNELS}")
-    fewest = 32 * mode_of(memory).fewest_warps
-    if value.num_threads is not None and not fewest <= value.num_threads <= 32 * MAX_WARPS:
-        refuse("config.num_threads", value.num_threads, f"a multiple of 32 from {fewest} to {32 * MAX_WARPS}")
+    mode = mode_of(memory)
+    fewest, most = 32 * mode.fewest_warps, 32 * mode.most_warps
+    if value.num_threads is not None and not fewest <= value.num_threads <= most:
+        refuse("config.num_threads", value.num_threads, f"a multiple of 32 from {fewest} to {most}")
 
 
 def handle_config(found: InternodeHandle, value: Config) -> None:

@@ -20,6 +20,7 @@ from nbep.host.events import EventOverlap
 from nbep.host.internode import checks
 from nbep.host.internode.dispatch import launch_cached_notify
 from nbep.host.internode.rings import Rings, check_chunk, check_rings, combine_rings, fit_rings
+from nbep.host.internode.turns import check_turn, take_turn
 from nbep.host.runtime.base import Array, MaybeArray
 from nbep.host.symmetric import NodeMemory, Order
 from nbep.host.tokens import check_combine_inputs, combine_must_be_alike
@@ -39,6 +40,7 @@ def combine(
     """See Buffer.combine."""
     runtime, mode = memory.runtime, checks.mode_of(memory)
     memory.check_faults()
+    check_turn(memory, "combine")
     validate.stream_options(previous_event, async_finish, allocate_on_comm_stream)
     handle = checks.handle(memory, handle)
     num_tokens, num_combined_tokens = handle.recv_src_meta.shape[0], handle.send_rdma_head.shape[0]
@@ -63,7 +65,10 @@ def combine(
         combined_topk_weights: MaybeArray = None
         if topk_weights is not None:
             combined_topk_weights = empty((num_combined_tokens, given.num_topk), "float32")
-    memory.compare_call("combine", lambda: combine_must_be_alike(x.shape[1], given.num_topk, config))
+    memory.compare_call(
+        "combine", lambda: combine_must_be_alike(x.shape[1], given.num_topk, config, between_nodes=True)
+    )
+    take_turn(memory, "combine")
     memory.ring_shape, mode.rdma.shape = rings.nvl, rings.rdma
     heads = CachedHeads(
         handle.send_rdma_head,

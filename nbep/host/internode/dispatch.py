@@ -33,6 +33,7 @@ from nbep.host.events import EventOverlap
 from nbep.host.internode import checks
 from nbep.host.internode.handle import InternodeHandle
 from nbep.host.internode.rings import Rings, check_rings, dispatch_rings, fit_rings
+from nbep.host.internode.turns import check_turn, take_turn
 from nbep.host.runtime.base import Array, MaybeArray
 from nbep.host.symmetric import NodeMemory, Order
 from nbep.host.tokens import Counts, Tokens, check_counts, must_be_alike, pair, wait_counters
@@ -82,6 +83,7 @@ def dispatch(
     """See Buffer.dispatch. num_sms is that of the default config."""
     runtime, mode = memory.runtime, checks.mode_of(memory)
     memory.check_faults()
+    check_turn(memory, "dispatch")
     validate.stream_options(previous_event, async_finish, allocate_on_comm_stream)
     expert_alignment = integer("expert_alignment", expert_alignment, 1)
     num_worst_tokens = integer("num_worst_tokens", num_worst_tokens, 0)
@@ -115,7 +117,8 @@ def dispatch(
     if handle is None:
         known, counted = _notify(memory, tokens, counts, expert_alignment, num_worst_tokens, config, rings, order)
     else:
-        memory.compare_call("dispatch", lambda: must_be_alike(runtime, tokens, None, config))
+        memory.compare_call("dispatch", lambda: must_be_alike(runtime, tokens, None, config, between_nodes=True))
+        take_turn(memory, "dispatch")
         known = _cached_notify(memory, handle, rings)
     recv = _launch(memory, tokens, known, config, rings, order)
     recv_x = pair(recv.recv_x, recv.recv_x_scales)
@@ -156,7 +159,8 @@ def _notify(
             empty((num_ranks, num_channels), "int32"),
             empty((num_ranks,), "int32"),
         )
-    memory.compare_call("dispatch", lambda: must_be_alike(runtime, tokens, num_experts, config))
+    memory.compare_call("dispatch", lambda: must_be_alike(runtime, tokens, num_experts, config, between_nodes=True))
+    take_turn(memory, "dispatch")
     if polled:
         memory.counters[:] = -1  # "not here yet"; no launch that writes this set is left
     moe_recv_counter, moe_recv_expert_counter = memory.counter_addresses(polled)
@@ -183,7 +187,9 @@ def _notify(
             mode.cells,
         ),
     )
-    num_recv_tokens = num_rdma_recv_tokens = num_worst_tokens
+    num_recv_tokens = num_worst_tokens
+    # Each token that passes through this rank is one of those that come to a rank of its node.
+    num_rdma_recv_tokens = num_worst_tokens * mode.num_nvl_ranks
     per_expert: list[int] = []
     if polled:
         num_recv_tokens, per_expert, num_rdma_recv_tokens = wait_counters(memory, num_experts // num_ranks)

@@ -56,9 +56,14 @@ class InternodeMemory:
         """Warps of a block of dispatch or combine; num_threads: of the config."""
         if num_threads is not None:
             return num_threads // 32
-        runtime = self.rdma.runtime
-        room = (runtime.max_smem_bytes - combine_smem_bytes(0)) // (combine_smem_bytes(32) - combine_smem_bytes(0))
-        return max(self.fewest_warps, min(MAX_WARPS, room, runtime.ring_threads(self.num_nvl_ranks) // 32))
+        wanted = self.rdma.runtime.ring_threads(self.num_nvl_ranks) // 32
+        return max(self.fewest_warps, min(self.most_warps, wanted))
+
+    @property
+    def most_warps(self) -> int:
+        """For which a block's shared memory has room, in combine too."""
+        of_warp = combine_smem_bytes(32) - combine_smem_bytes(0)
+        return min(MAX_WARPS, (self.rdma.runtime.max_smem_bytes - combine_smem_bytes(0)) // of_warp)
 
     @property
     def fewest_warps(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from nbep.device.layout.internode import (
     MAX_CHANNELS,
@@ -20,7 +20,9 @@ from nbep.device.layout.internode import (
 )
 from nbep.device.layout.intranode import RingShape
 from nbep.host.arguments import refuse
-from nbep.host.config import Config
+
+if TYPE_CHECKING:
+    from nbep.host.config import Config
 
 
 class Rings(NamedTuple):
@@ -40,7 +42,7 @@ class Rings(NamedTuple):
         return num_rdma_bytes_needed(self.rdma)
 
 
-RingsOf = Callable[[Config], Rings]
+RingsOf = Callable[["Config"], Rings]
 
 
 def dispatch_rings(

@@ -10,6 +10,8 @@ from nbep.device.layout.low_latency import LowLatencyShape
 from nbep.host.arguments import integer
 from nbep.host.low_latency import checks
 from nbep.host.low_latency.launch import on_current_stream
+from nbep.host.low_latency.memory import LowLatencyMemory
+from nbep.host.runtime.base import PreparedLaunch
 from nbep.host.symmetric import NodeMemory
 
 VERB = "clean_low_latency_buffer"
@@ -19,12 +21,17 @@ def clean_low_latency_buffer(
     memory: NodeMemory, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int
 ) -> None:
     """See Buffer.clean_low_latency_buffer."""
-    runtime, mode = memory.runtime, checks.mode_of(memory, VERB)
+    mode = checks.mode_of(memory, VERB)
     memory.check_faults()
     num_max_tokens = integer("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank, 1)
     hidden, num_experts = integer("hidden", hidden, 1), checks.num_experts(mode, num_experts)
     mode.check_size(LowLatencyShape(mode.num_ranks, num_experts, num_max_tokens, hidden, 0, 0, 0, 0))
     memory.compare_call(VERB, dict)
     mode.restart()
+    on_current_stream(memory, prepare_clean(memory, mode))
+
+
+def prepare_clean(memory: NodeMemory, mode: LowLatencyMemory) -> PreparedLaunch:
+    """The kernel, behind which all ranks have come to it."""
     args = mode.network, mode.work, memory.bounds, mode.num_rdma_bytes
-    on_current_stream(memory, runtime.prepare(mode.kernel(clean_kernel), 1, runtime.notify_threads, 0, *args))
+    return memory.runtime.prepare(mode.kernel(clean_kernel), 1, memory.runtime.notify_threads, 0, *args)

@@ -27,6 +27,7 @@ from nbep.host.runtime.base import Array, MaybeArray, PreparedLaunch, Runtime
 from nbep.host.symmetric import NodeMemory
 
 VERB = "low_latency_combine"
+GET_NEXT = "get_next_low_latency_combine_buffer"
 
 
 class Plan(NamedTuple):
@@ -94,8 +95,9 @@ def get_next_low_latency_combine_buffer(memory: NodeMemory, handle: Any) -> Arra
 
     Where messages leave from the send area, a NIC may still read there what was sent in this half before.
     """
-    mode = checks.mode_of(memory, "get_next_low_latency_combine_buffer")
+    mode = checks.mode_of(memory, GET_NEXT)
     memory.check_faults()
+    mode.check_own(GET_NEXT)
     handle = checks.handle(mode, handle)
     mode.check_size(_shape(mode, handle, False))
     num_local_experts = handle.num_experts // mode.num_ranks
@@ -104,7 +106,7 @@ def get_next_low_latency_combine_buffer(memory: NodeMemory, handle: Any) -> Arra
     mode.zero_copy_number = mode.num_calls
     if mode.sends_from_buffer:
         if memory.runtime.is_capturing:
-            refuse("get_next_low_latency_combine_buffer", "a call while a graph is captured", "called before")
+            refuse(GET_NEXT, "a call while a graph is captured", "called before")
         mode.wait_sent(memory.timeout_ms)
     dtype = memory.runtime.dtype_like("bfloat16", handle.layout_range)
     offset = send_offset(mode.num_rdma_bytes, half)

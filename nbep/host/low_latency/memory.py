@@ -86,6 +86,7 @@ class LowLatencyMemory:
         self.zero_copy_number = -1  # of the call that the zero-copy buffer was handed out for
         self.plans: dict[Any, Any] = {}
         self._last_stream: Stream | None = None
+        self._taken_by: str | None = None  # the verb between nodes that has used the buffer last, since it was cleaned
 
     def open(self, memories: list[Any]) -> None:
         """The peers' memories are open: see RdmaMemory."""
@@ -116,8 +117,10 @@ class LowLatencyMemory:
     def next_call(self, verb: str) -> LowLatencyCall:
         """The call that is about to be made; `begin` makes it so.
 
-        Raises: ValueError if the call before the last, which used the same half, has not been received
+        Raises: ValueError if the call before the last, which used the same half, has not been received, or a call of
+                the normal mode has used the buffer
         """
+        self.check_own(verb)
         half = self.next_half
         holder = self._halves[half]
         if holder is not None and not holder.is_received:
@@ -144,6 +147,29 @@ class LowLatencyMemory:
         self._num_calls = 0
         self._halves = [None] * NUM_HALVES
         self.zero_copy_number = -1
+        self._taken_by = None
+
+    # Turns with the normal mode between nodes, which takes the same bytes
+
+    def check_own(self, verb: str) -> None:
+        """Raises: ValueError if a call of the normal mode has used the buffer since it was cleaned"""
+        if self._taken_by is not None:
+            allowed = f"called after clean_low_latency_buffer: {self._taken_by} between nodes has used the RDMA buffer"
+            refuse(verb, "a call", allowed)
+
+    def check_received(self, verb: str) -> None:
+        """Raises: ValueError if a call has not been received"""
+        for call in self._halves:
+            if call is not None and not call.is_received:
+                refuse(verb, f"a call while the hook of {call} has not been called", "called after that hook")
+
+    def give_way(self, verb: str, stream: Stream) -> bool:
+        """A verb of the normal mode comes next, on this stream. Returns whether calls were made since a clean."""
+        self.order(stream)
+        self.zero_copy_number = -1
+        was_used = self._taken_by is None and self._num_calls > 0
+        self._taken_by = verb
+        return was_used
 
     @staticmethod
     def _refuse_held(verb: str, holder: LowLatencyCall) -> NoReturn:

@@ -156,8 +156,12 @@ class LowLatencyVerbs:
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Put the cells of the low-latency mode back to their beginning. Collective, behind all earlier calls.
 
-        The cells lie outside of what users write, so this is needed only after masks were taken off: a rank that was
-        masked may have left half a call behind. Calls that have not been received are forgotten.
+        It must come between a dispatch or combine between nodes and the next low-latency call: they share the RDMA
+        buffer, and a rank may still need there what it got in the former. The low-latency verbs are refused until
+        then. A dispatch or combine after low-latency calls needs nothing but that their hooks have been called.
+        The cells lie outside of what users write, so else it is needed only after masks were taken off: a rank that
+        was masked may have left half a call behind. Calls that have not been received are forgotten. All ranks call it
+        equally often, those that are masked too.
 
         Args, Source: as DeepEP deep_ep/buffer.py, Buffer.clean_low_latency_buffer; the sizes are only checked
         """

@@ -327,10 +327,9 @@ class EmulatorRuntime(Runtime):
     def wait_until(
         self, predicate: Callable[[], bool], describe: Callable[[], str], timeout_ns: int | None = None
     ) -> bool:
-        # In one process nothing can be late: either something runs, or the world reports the deadlock.
-        self.world.host_wait(predicate, describe)
+        in_time = self.world.host_wait(predicate, describe, timeout_ns)
         self._unmap_finished()
-        return True
+        return in_time
 
     def settle(self, stream: Stream) -> None:
         stream.record().current_stream_wait()

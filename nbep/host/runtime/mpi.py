@@ -31,7 +31,6 @@ from __future__ import annotations
 import atexit
 import threading
 import time
-from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
@@ -204,16 +203,6 @@ class MpiEmulatorRuntime(EmulatorRuntime):
 
     def create_nic(self) -> NicDevice:
         return MpiNic(self)
-
-    def wait_until(
-        self, predicate: Callable[[], bool], describe: Callable[[], str], timeout_ns: int | None = None
-    ) -> bool:
-        """Other processes are out of the deadlock detector's sight, so here the clock bounds the wait."""
-        if timeout_ns is None:
-            return super().wait_until(predicate, describe)
-        deadline = time.monotonic_ns() + timeout_ns
-        super().wait_until(lambda: predicate() or time.monotonic_ns() > deadline, describe)
-        return predicate()
 
     @classmethod
     def of_process(cls) -> MpiEmulatorRuntime:

@@ -1,21 +1,22 @@
 """Forwarders and their coordinators: where internode combine changes from NVLink to RDMA. See combine.py.
 
- (d, l): NVL rings[channel, n * num_nvl_ranks + k], for all k --forwarder: sum over k--> network
+ (d, l): NVL rings[channel, n * num_nvl_ranks + k], for all k, and x --forwarder: sum over k--> network
                                                                     --> ring[channel, d] of rank (n, l)
 
  cell                   written by             with                    read by             with
  tail of NVL ring       NVL sender (d, k)      st_release_sys          forwarder, lane k   ld_acquire_sys
  slot of NVL ring       NVL sender (d, k)      st_na                   forwarder           ld_na, after tail
+ own rows of x          nobody                 -                       forwarder           ld_na
  stage of a warp        forwarder              st_shared               network             after a proxy fence, syncwarp
  slot of (n, l)         forwarder              put_nbi_warp            RDMA receiver       after tails
  board[w]               forwarder w            atom_exch_release_cta   coordinators        ld_acquire_cta
  told[ring]             NVL coordinator        st_shared_s32           the same lane       ld_shared_s32
  head of NVL ring       NVL coordinator        st_relaxed_sys (1)      NVL sender (d, k)   ld_relaxed_sys
  tails[c, d] of (n, l)  RDMA coordinator       amo_add, behind slots   RDMA receiver       ld_acquire_sys
- heads[c, n]            (n, l)                 amo_add, for itself     forwarder, lane 0   ld_relaxed_sys (1)
+ heads[c, n]            (n, l)                 amo_add, behind reads   forwarder, lane 0   ld_acquire_sys
  sent[c, n]             RDMA coordinator       st_weak                 (next call)         ld_weak
 
- (1) Heads publish nothing: what was in a slot has been added up before.
+ (1) It publishes nothing: what was in a slot has been added up before.
 
 A forwarder adds up the rows of one token, one from each rank of this node that it went to, and rounds the sum to bf16:
 so one row crosses the network where NVLink carried several. It does not know the token: it takes the tokens of node n
@@ -32,6 +33,7 @@ from typing import NamedTuple
 from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import BOARD, BOARD_ROW, SUMS_WORD, TOLD, rank_of
 from nbep.device.kernels.internode.coordinator import first_passing_row, tell_tails, tokens_to_node
+from nbep.device.kernels.internode.dispatch_nvl_receiver import rows_from
 from nbep.device.layout.internode import head_offset, recv_row, rings_offset, send_row
 from nbep.device.layout.intranode import locate_notes, locate_ring, note_bytes, slot_bytes
 from nbep.device.network import own_ptr, quiet
@@ -54,7 +56,7 @@ from nbep.device.protocols.board import RETIRED, has_stalled, least_progress, no
 from nbep.device.protocols.messages import put_stage
 from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.staging import STAGE_BYTES
-from nbep.device.protocols.sums import Source, list_rows, sum_rows, sum_weights
+from nbep.device.protocols.sums import ENDLESS, Source, list_rows, sum_rows, sum_weights
 from nbep.device.protocols.totals import wait_total_free
 from nbep.device.protocols.waits import (
     FORWARDER_COORDINATOR,
@@ -80,6 +82,20 @@ def own_ring(peers, here, shape, node, k):
     """The NVL ring of this rank that brings rows of place k for a node."""
     rings = buffer_of(peers, peers.rank) + rings_offset(here.num_rdma_ranks, here.num_nvl_ranks)
     return locate_ring(rings, shape, here.channel, node * here.num_nvl_ranks + k)
+
+
+@device_function
+def locate_source(inputs, here, shape, ring, node, k):
+    """Where rows of place k for a node are: in a ring or, what this rank has made of its own tokens, in x."""
+    x, topk_weights, num_slots = ring.x, locate_notes(ring.x, shape).topk_weights, shape.num_slots
+    x_stride = topk_weights_stride = slot_bytes(shape)
+    if k == here.nvl_rank:
+        first, _ = rows_from(inputs, shape, here.channel, node * here.num_nvl_ranks + k)
+        x_stride, topk_weights_stride = shape.hidden_bytes, 4 * shape.num_topk
+        x = inputs.x + first * x_stride
+        topk_weights = inputs.topk_weights + first * topk_weights_stride
+        num_slots = ENDLESS
+    return Source(x, x_stride, topk_weights, topk_weights_stride, num_slots)
 
 
 @device_function
@@ -132,21 +148,22 @@ def forward_sums(inputs, network, peers, progress, bounds, here, nvl, rdma, cell
     base = ld_weak_s32(progress.sent + 4 * (here.channel * here.num_rdma_ranks + node))
     room = own_ptr(network, head_offset(cells, here.num_rdma_ranks, here.channel, node))
     ring = own_ring(peers, here, nvl, node, lane if lane < here.num_nvl_ranks else 0)
-    stride = slot_bytes(nvl)
-    source = Source(ring.x, stride, locate_notes(ring.x, nvl).topk_weights, stride, nvl.num_slots)
+    source = locate_source(inputs, here, nvl, ring, node, lane)
     board = smem_base() + BOARD + BOARD_ROW * group.row
     clear_notes(stage, rdma, lane)
     i = group.warp
     expected = load_nvl_head(inputs, here, row, i, total, lane)
     while i < total:
-        has_room = True
+        # Both levels are told before any wait: what this warp waits for may wait for what it is done with.
         if lane < here.num_nvl_ranks:
             note_progress(board + 4 * lane, expected if expected >= 0 else -expected - 1)
-            if expected >= 0:
-                peer = here.rdma_rank * here.num_nvl_ranks + lane
-                wait_tail_past(ring.tail, expected, RETIRED, bounds, FORWARDER_NVL_TAIL, peer, here.channel)
         if lane == 0:
             note_progress(board + 4 * SUMS_WORD, i)
+        if expected >= 0 and lane != here.nvl_rank:
+            peer = here.rdma_rank * here.num_nvl_ranks + lane
+            wait_tail_past(ring.tail, expected, RETIRED, bounds, FORWARDER_NVL_TAIL, peer, here.channel)
+        has_room = True
+        if lane == 0:
             peer = rank_of(here, node)
             has_room = wait_total_free(room, base, i, rdma.num_slots, bounds, FORWARDER_RDMA_HEAD, peer, here.channel)
         if not vote_all(FULL_MASK, has_room):

@@ -1,6 +1,6 @@
 """NVL senders: the first step of internode combine. See combine.py.
 
- (d, k): x[i] --sender--> NVL ring[channel, n * num_nvl_ranks + k] of rank (d, l)     for every rank (n, l) of the group
+ (d, k): x[i] --sender--> NVL ring[channel, n * num_nvl_ranks + k] of rank (d, l)     for every rank (n, l), l not k
 
  cell                 written by         with              read by              with
  slot of NVL ring     sender             st_na             forwarders (d, l)    ld_na, after tail
@@ -109,9 +109,11 @@ def send_rows(inputs, peers, bounds, here, shape, sizes, sender, num_senders, la
     rank = team.peer + num_teams * lane  # of the lane's ring
     begin = end = 0
     if team.peer < num_teams and rank < here.num_rdma_ranks * here.num_nvl_ranks:
-        begin, end = rows_from(inputs, shape, here.channel, rank)
+        # What came over this rank itself takes no ring: its forwarders read it where it is.
+        if u32_mod(rank, here.num_nvl_ranks) != here.nvl_rank:
+            begin, end = rows_from(inputs, shape, here.channel, rank)
     batch = smem_base() + BATCHES + 16 * team.peer
-    own_ring = ring_for(peers, here, shape, rank if begin < end else team.peer % here.num_nvl_ranks)
+    own_ring = ring_for(peers, here, shape, rank if begin < end else here.nvl_rank)
     left = warp_sum_s32(FULL_MASK, end - begin)
     sent = 0
     last = u32_div(here.rdma_rank * here.num_nvl_ranks, num_teams)  # not all ranks begin with the same

@@ -3,7 +3,7 @@
  cell                  written by              with                       read by              with
  board[w, i]           the warps               atom_exch_release_cta      coordinator          ld_acquire_cta
  tails[c, n] of (d,l)  coordinator of (n, l)   amo_add, behind slots      who empties slots    ld_acquire_sys
- heads[c, d] of (n,l)  coordinator of (d, l)   amo_add, for itself        who fills slots      ld_relaxed_sys
+ heads[c, d] of (n,l)  coordinator of (d, l)   amo_add, behind reads      who fills slots      ld_acquire_sys
  sent, received        coordinator, its lane   st_weak                    of the next call     ld_weak
 
 An add is a message on the network, so a coordinator waits until it has a chunk to tell, or the rest. The two of a ring
@@ -61,7 +61,7 @@ def tell_heads(network, progress, bounds, here, total, num_warps, chunk, cells, 
     while told < total:
         freed = min(least_progress(column, BOARD_ROW, num_warps), total)
         if freed - told >= chunk or freed == total:
-            amo_add(network, head, freed - told, peer, here.channel, False)
+            amo_add(network, head, freed - told, peer, here.channel, True)
             told = freed
             deadline = 0
         elif deadline == 0:

@@ -5,7 +5,8 @@
  rank (d, k): its slots --NVL receiver--> recv_x[i]
 
  block 2c         forwarders, a team for each k; their coordinator       dispatch_forwarder.py
- block 2c + 1     NVL receivers, a team for each l                       dispatch_nvl_receiver.py
+                  for the own place they deliver to recv_x themselves
+ block 2c + 1     NVL receivers, a team for each other l                 dispatch_nvl_receiver.py
                   RDMA senders; their coordinator                        dispatch_rdma_sender.py
 
  who waits for whom                 for                          cell                     moved by
@@ -19,7 +20,7 @@ Each role's file has its ledger. The waits make no circle: an NVL receiver waits
 its ring; so a forwarder always gets on, and frees RDMA slots; so a sender gets on too.
 
 How many tokens will come from whom is known before the kernel starts (notify_dispatch.py), so no cell announces it.
-What a rank sends to its own node, or to itself, takes the same roles and rings.
+What a rank sends to its own node takes the same roles and rings; what comes to it over its own place is delivered.
 
 Source: DeepEP csrc/kernels/internode.cu, dispatch. Break it: notebooks/13_internode_dispatch.ipynb
 """
@@ -35,7 +36,7 @@ from nbep.device.kernels.internode.arguments import (
     InternodeDispatchSizes,
     find_here,
 )
-from nbep.device.kernels.internode.dispatch_forwarder import coordinate_forwarders, forward_tokens
+from nbep.device.kernels.internode.dispatch_forwarder import coordinate_forwarders, deliver_tokens, forward_tokens
 from nbep.device.kernels.internode.dispatch_nvl_receiver import clean_unused_rows, receive_tokens
 from nbep.device.kernels.internode.dispatch_rdma_sender import coordinate_senders, send_tokens
 from nbep.device.layout.intranode import RingShape
@@ -70,13 +71,16 @@ def forward(out, inputs, network, peers, progress, bounds, here, nvl, rdma, size
         coordinate_forwarders(inputs, network, progress, bounds, here, rdma, sizes, lane)
     elif team.peer < here.num_nvl_ranks:
         stage = open_stage(smem_base() + STAGES, warp, lane)
-        forward_tokens(out, inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, team, stage)
+        if team.peer == here.nvl_rank:
+            deliver_tokens(out, inputs, network, progress, bounds, here, rdma, sizes, team, stage)
+        else:
+            forward_tokens(out, inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, team, stage)
 
 
 @device_function
 def send_and_receive(out, inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, warp, lane):
     """Block 2c + 1: the first warps send, the last one coordinates them, those between are teams of receivers."""
-    num_senders = block_dim() // 32 - 1 - here.num_nvl_ranks * sizes.num_receivers
+    num_senders = block_dim() // 32 - 1 - (here.num_nvl_ranks - 1) * sizes.num_receivers
     if warp == block_dim() // 32 - 1:
         coordinate_senders(inputs, network, progress, bounds, here, rdma, sizes, num_senders, lane)
     else:
@@ -85,8 +89,9 @@ def send_and_receive(out, inputs, network, peers, progress, bounds, here, nvl, r
             send_tokens(out, inputs, network, progress, bounds, here, rdma, sizes, warp, num_senders, stage, lane)
         else:
             which = warp - num_senders
-            peer = u32_div(which, sizes.num_receivers)
             num_warps = sizes.num_receivers
+            other = u32_div(which, num_warps)
+            peer = other if other < here.nvl_rank else other + 1  # what comes over the own place is delivered
             team = Team(False, peer, here.channel, u32_mod(which, num_warps), num_warps, lane)
             receive_tokens(out, inputs, peers, bounds, here, nvl, sizes, team, stage)
 
@@ -103,7 +108,8 @@ def internode_dispatch(
     rdma: RingShape,
     sizes: InternodeDispatchSizes,
 ):
-    """Grid: 2 * num_channels blocks. Block: at least num_nvl_ranks * num_receivers + 2 warps, and num_nvl_ranks + 1.
+    """Grid: 2 * num_channels blocks. Block: at least (num_nvl_ranks - 1) * num_receivers + 2 warps, and
+    num_nvl_ranks + 1.
 
     Shared memory: `dispatch_smem_bytes`.
     """

@@ -11,21 +11,25 @@
  tail of NVL ring      warp 0 of a team     st_release_sys          receivers (d, k)  ld_acquire_sys
  head of NVL ring      receivers (d, k)     st_relaxed_sys          forwarders        ld_relaxed_sys
  board[k, n]           warp 0 of team k     atom_exch_release_cta   coordinator       ld_acquire_cta
- heads[c, d] of (n,l)  coordinator, lane n  amo_add, for itself     senders           ld_relaxed_sys
+ heads[c, d] of (n,l)  coordinator, lane n  amo_add, behind reads   senders           ld_acquire_sys
  received[c, n]        coordinator, lane n  st_weak                 (next call)       ld_weak
  send_nvl_head         warp 0 of team k     st_weak                 (combine)         -
+ recv_ arrays          deliverer            bulk copy, st_na, weak  -                 the next kernel
 
  (1) One lane acquires, a barrier of the team spreads it, and a proxy fence stands before the bulk copies.
 
 There is a team of warps for each rank of the node. Its first warp finds tokens that are there, from one node after the
 other, and the team takes those that its rank wants: a token with three goals in the node crosses the network once, and
-NVLink three times. A forwarder hands the slot on as it came; it reads nothing but the bits of the source meta.
+NVLink three times. A forwarder hands the slot on as it came; it reads nothing but the bits of the source meta. The
+team of the own rank delivers: its tokens go straight to recv_x.
 
 A slot is free when the slowest team is past it. The head does not tell each slot but each chunk: an add is a message on
 the network. So a ring must have room for two chunks (see Config).
 
 Source: DeepEP csrc/kernels/internode.cu, dispatch (WarpRole::kRDMAAndNVLForwarder, kForwarderCoordinator)
 """
+
+from typing import NamedTuple
 
 from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import BATCHES, BOARD, BOARD_ROW, rank_of
@@ -36,6 +40,7 @@ from nbep.device.kernels.internode.coordinator import (
     tell_heads,
     tokens_to_node,
 )
+from nbep.device.kernels.internode.dispatch_nvl_receiver import output_rows, receive_token
 from nbep.device.layout.internode import bits_shift, bits_word, recv_row, rings_offset, tail_offset
 from nbep.device.layout.intranode import locate_notes, locate_ring, note_bytes, slot_bytes
 from nbep.device.network import own_ptr
@@ -55,6 +60,7 @@ from nbep.device.primitives import (
     shfl_idx_s32,
     smem_base,
     st_weak_s32,
+    tma_store_wait_all,
     u32_mod,
     vote_all,
     vote_any,
@@ -143,55 +149,84 @@ def check_passing(inputs, bounds, here, num_rows, team):
         report_fault(bounds, DISPATCH_RECEIVER_ROWS, rank_of(here, last), here.channel, total, num_rows)
 
 
+class Incoming(NamedTuple):
+    """What comes to a forwarder on its channel: in lane n from node n. Rows are those of send_nvl_head."""
+
+    base: int  # what the ring's tail was at the start
+    total: int
+    row: int
+
+
+@device_function
+def find_incoming(out, inputs, progress, bounds, here, shape, sizes, team):
+    base = total = row = 0
+    if team.lane < here.num_rdma_ranks:
+        base = ld_weak_s32(progress.received + 4 * (here.channel * here.num_rdma_ranks + team.lane))
+        total = tokens_to_node(inputs.recv_rdma_channel_prefix_matrix, shape.num_channels, here.channel, team.lane)
+        row = first_passing_row(inputs, shape, here, team.lane)
+    if out.send_nvl_head != 0:
+        check_passing(inputs, bounds, here, sizes.num_rdma_recv_tokens, team)
+    return Incoming(base, total, row)
+
+
+@device_function
+def next_batch(network, bounds, here, cells, incoming, head, last, team):
+    """The tokens that the team takes next: their node, the first and how many. The whole team.
+
+    head: in lane n how many of node n are done; last: the node of the batch before
+    """
+    batch = smem_base() + BATCHES + 16 * team.peer
+    if team.warp == 0:
+        base, total = incoming.base, incoming.total
+        node, first, count = find_batch(network, bounds, here, cells, base, head, total, last, team.lane)
+        if team.lane == 0:
+            share_batch(batch, node, first, count)
+    team_barrier(team)
+    if has_tma() and team.lane == 0:
+        fence_proxy_async_global()  # what the tail published, before the bulk copies that read it
+    return ld_shared_s32(batch), ld_shared_s32(batch + 4), ld_shared_s32(batch + 8)
+
+
+@device_function
+def choose_tokens(out, slots, incoming, here, shape, sizes, node, first, count, index, team):
+    """Which of up to 32 slots of a node's ring go to the team's rank; and it is written down for combine.
+
+    index: in lane n how many of node n before them went there
+    """
+    chosen = tokens_for_rank(slots, shape, here, first, count, team.peer, team.lane)
+    if team.warp == 0 and out.send_nvl_head != 0:
+        row = shfl_idx_s32(FULL_MASK, incoming.row, node) + first
+        before = shfl_idx_s32(FULL_MASK, index, node)
+        num_rows = sizes.num_rdma_recv_tokens
+        note_nvl_heads(out, here, chosen, before, row, count, num_rows, team.peer, team.lane)
+    return chosen
+
+
 @device_function
 def forward_tokens(out, inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, team, stage):
-    """Forwarder: hand on to one rank of the node what it wants of the tokens that come on this channel."""
+    """Forwarder: hand on to another rank of the node what it wants of the tokens that come on this channel."""
     lane = team.lane
     rings = buffer_of(peers, team.peer) + rings_offset(here.num_rdma_ranks, here.num_nvl_ranks)
     ring = locate_ring(rings, nvl, here.channel, here.nvl_rank)
-    batch = smem_base() + BATCHES + 16 * team.peer
     board = smem_base() + BOARD + BOARD_ROW * team.peer
-    base = head = total = row = index = 0
-    if lane < here.num_rdma_ranks:
-        base = ld_weak_s32(progress.received + 4 * (here.channel * here.num_rdma_ranks + lane))
-        total = tokens_to_node(inputs.recv_rdma_channel_prefix_matrix, rdma.num_channels, here.channel, lane)
-        row = first_passing_row(inputs, rdma, here, lane)
-    if out.send_nvl_head != 0:
-        check_passing(inputs, bounds, here, sizes.num_rdma_recv_tokens, team)
-    left = warp_sum_s32(FULL_MASK, total)
+    incoming = find_incoming(out, inputs, progress, bounds, here, rdma, sizes, team)
+    left = warp_sum_s32(FULL_MASK, incoming.total)
+    head = index = 0  # in lane n: tokens of node n that are done, and those of them for this rank
     last = here.rdma_rank  # the node behind this one comes first, so that not all ranks begin with the same
     parity = 0
     tail = told = 0  # slots filled, and those of them that the receiver has been told of
     chunk_end = 0
     may_fill = True
     while left > 0:
-        if team.warp == 0:
-            node, first, count = find_batch(network, bounds, here, sizes.cells, base, head, total, last, lane)
-            if lane == 0:
-                share_batch(batch, node, first, count)
-        team_barrier(team)
-        node, first, count = ld_shared_s32(batch), ld_shared_s32(batch + 4), ld_shared_s32(batch + 8)
+        node, first, count = next_batch(network, bounds, here, sizes.cells, incoming, head, last, team)
         if node == NOTHING:
             return
-        if has_tma() and lane == 0:
-            fence_proxy_async_global()  # what the tail published, before the bulk copies that read it
         slots = own_ptr(network, recv_row(rdma, here.channel, node, 0))
-        done = 0
-        while done < count:
-            chosen = tokens_for_rank(slots, rdma, here, first + done, count - done, team.peer, lane)
-            if team.warp == 0 and out.send_nvl_head != 0:
-                from_node = shfl_idx_s32(FULL_MASK, row, node) + first + done
-                note_nvl_heads(
-                    out,
-                    here,
-                    chosen,
-                    shfl_idx_s32(FULL_MASK, index, node),
-                    from_node,
-                    count - done,
-                    sizes.num_rdma_recv_tokens,
-                    team.peer,
-                    lane,
-                )
+        slot = first
+        while slot < first + count:
+            chosen = choose_tokens(
+                out, slots, incoming, here, rdma, sizes, node, slot, first + count - slot, index, team
+            )
             if lane == node:
                 index += popc_u32(chosen)
             while chosen != 0:
@@ -211,8 +246,7 @@ def forward_tokens(out, inputs, network, peers, progress, bounds, here, nvl, rdm
                         )
                     may_fill = may_fill and vote_all(FULL_MASK, has_room)
                 if may_fill and u32_mod(tail, team.num_warps) == team.warp:
-                    slot = first + done + ffs_u32(chosen) - 1
-                    src = slots + u32_mod(slot, rdma.num_slots) * slot_bytes(rdma)
+                    src = slots + u32_mod(slot + ffs_u32(chosen) - 1, rdma.num_slots) * slot_bytes(rdma)
                     dst = ring.x + u32_mod(tail, nvl.num_slots) * slot_bytes(nvl)
                     parity = forward_slot(dst, src, rdma, stage, parity, lane)
                 chosen &= chosen - 1
@@ -221,7 +255,7 @@ def forward_tokens(out, inputs, network, peers, progress, bounds, here, nvl, rdm
                     if not publish_tail(ring, tail, may_fill, team):
                         return
                     told = tail
-            done += 32
+            slot += 32
         # All of the batch at the latest now: the next one may be long in coming. But never the same tail twice: who has
         # all of its tokens may have left, and have reset its cells for the next call.
         if tail == told:
@@ -237,6 +271,56 @@ def forward_tokens(out, inputs, network, peers, progress, bounds, here, nvl, rdm
                 note_progress(board + 4 * node, head)
     if team.warp == 0 and lane < here.num_rdma_ranks:
         note_progress(board + 4 * lane, RETIRED)
+
+
+@device_function
+def deliver_tokens(out, inputs, network, progress, bounds, here, rdma, sizes, team, stage):
+    """Deliverer: the forwarders for the own rank copy its tokens straight to their rows of recv_x.
+
+    Through a ring such a token would leave an SM twice.
+    """
+    lane = team.lane
+    board = smem_base() + BOARD + BOARD_ROW * team.peer
+    incoming = find_incoming(out, inputs, progress, bounds, here, rdma, sizes, team)
+    next_row, end_row = output_rows(inputs, bounds, here, rdma, sizes, team)
+    left = warp_sum_s32(FULL_MASK, incoming.total)
+    head = index = 0
+    last = here.rdma_rank
+    parity = 0
+    number = 0
+    while left > 0:
+        node, first, count = next_batch(network, bounds, here, sizes.cells, incoming, head, last, team)
+        if node == NOTHING:
+            return
+        slots = own_ptr(network, recv_row(rdma, here.channel, node, 0))
+        slot = first
+        while slot < first + count:
+            chosen = choose_tokens(
+                out, slots, incoming, here, rdma, sizes, node, slot, first + count - slot, index, team
+            )
+            row = shfl_idx_s32(FULL_MASK, next_row + index, node)
+            past_the_end = shfl_idx_s32(FULL_MASK, end_row, node)
+            if lane == node:
+                index += popc_u32(chosen)
+            while chosen != 0:
+                if u32_mod(number, team.num_warps) == team.warp and row < past_the_end:
+                    src = slots + u32_mod(slot + ffs_u32(chosen) - 1, rdma.num_slots) * slot_bytes(rdma)
+                    parity = receive_token(out, src, row, here, rdma, sizes, stage, parity, lane)
+                chosen &= chosen - 1
+                number += 1
+                row += 1
+            slot += 32
+        team_barrier(team)
+        left -= count
+        last = node
+        if lane == node:
+            head = first + count
+            if team.warp == 0:
+                note_progress(board + 4 * node, head)
+    if team.warp == 0 and lane < here.num_rdma_ranks:
+        note_progress(board + 4 * lane, RETIRED)
+    if has_tma() and lane == 0:
+        tma_store_wait_all()
 
 
 @device_function

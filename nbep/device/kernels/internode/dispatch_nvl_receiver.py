@@ -1,6 +1,6 @@
 """NVL receivers: the last step of internode dispatch. See dispatch.py.
 
- (d, k): NVL ring[channel, l] --receiver--> recv_x[i]     from every rank l of the node, itself included
+ (d, k): NVL ring[channel, l] --receiver--> recv_x[i]     from every other rank l of the node
 
  cell               written by         with                    read by       with
  tail of NVL ring   forwarder (d, l)   st_release_sys          warp 0        ld_acquire_sys
@@ -42,6 +42,7 @@ from nbep.device.primitives import (
     st_weak_s64,
     thread_idx,
     tma_store_wait_all,
+    u32_div,
     u32_mod,
     vote_ballot,
 )
@@ -77,7 +78,7 @@ def locate_output(out, row, shape):
 def receive_token(out, src, row, here, shape, sizes, stage, parity, lane):
     """Copy the slot that has its row at src to an output row; one warp. Returns the parity of the stage's next copy."""
     begin_copy(src, shape.hidden_bytes, 0, stage, lane)
-    experts = sizes.num_experts // (here.num_rdma_ranks * here.num_nvl_ranks)
+    experts = u32_div(sizes.num_experts, here.num_rdma_ranks * here.num_nvl_ranks)
     first = (here.rdma_rank * here.num_nvl_ranks + here.nvl_rank) * experts
     notes = locate_notes(src, shape)
     keeps_source = out.recv_src_meta != 0
@@ -87,21 +88,51 @@ def receive_token(out, src, row, here, shape, sizes, stage, parity, lane):
 
 
 @device_function
-def next_rows(slots, shape, here, first, count, next_row, lane):
-    """The rows of up to 32 slots, in lane j that of slot first + j; and in lane n the next row of node n."""
+def next_rows(slots, shape, here, first, count, next_row, end_row, lane):
+    """The rows of up to 32 slots, in lane j that of slot first + j; and in lane n the next row of node n.
+
+    -1 where there is no row: behind the last one of the output, or after a wait that was over time.
+    """
     source = -1
     if lane < count:
         row = slots + u32_mod(first + lane, shape.num_slots) * slot_bytes(shape)
         source = ld_na_s32(locate_notes(row, shape).src_idx + 4)
-    mine = 0
+    mine = -1
     for node in range(here.num_rdma_ranks):
         same = vote_ballot(FULL_MASK, source == node)
-        row = shfl_idx_s32(FULL_MASK, next_row, node)
-        if source == node:
-            mine = row + popc_u32(same & ((1 << lane) - 1))
+        row = shfl_idx_s32(FULL_MASK, next_row, node) + popc_u32(same & ((1 << lane) - 1))
+        if row < shfl_idx_s32(FULL_MASK, end_row, node) and source == node:
+            mine = row
         if lane == node:
             next_row += popc_u32(same)
     return mine, next_row
+
+
+@device_function
+def output_rows(inputs, bounds, here, shape, sizes, team):
+    """Where the rows of this channel begin and end that come over place team.peer: in lane n those of node n.
+
+    The end is that of recv_x if it comes first; then the host is told.
+    """
+    begin = end = 0
+    if team.lane < here.num_rdma_ranks:
+        rank = team.lane * here.num_nvl_ranks + team.peer
+        begin, end = rows_from(inputs, shape, here.channel, rank)
+        if end > sizes.num_recv_tokens:
+            if team.warp == 0:
+                report_fault(bounds, DISPATCH_RECEIVER_ROWS, rank, here.channel, end, sizes.num_recv_tokens)
+            end = sizes.num_recv_tokens
+    return begin, end
+
+
+@device_function
+def tokens_of_ring(inputs, here, shape, team):
+    """How many tokens come over place team.peer on this channel, from all nodes; the same in every lane."""
+    count = 0
+    if team.lane < here.num_rdma_ranks:
+        begin, end = rows_from(inputs, shape, here.channel, team.lane * here.num_nvl_ranks + team.peer)
+        count = end - begin
+    return warp_sum_s32(FULL_MASK, count)
 
 
 @device_function
@@ -114,15 +145,8 @@ def receive_tokens(out, inputs, peers, bounds, here, shape, sizes, team, stage):
     rings = buffer_of(peers, peers.rank) + rings_offset(here.num_rdma_ranks, here.num_nvl_ranks)
     ring = locate_ring(rings, shape, here.channel, team.peer)
     shared_tail = smem_base() + BATCHES + 16 * team.peer
-    next_row = end_row = 0
-    if lane < here.num_rdma_ranks:
-        rank = lane * here.num_nvl_ranks + team.peer
-        next_row, end_row = rows_from(inputs, shape, here.channel, rank)
-    num_left = warp_sum_s32(FULL_MASK, end_row - next_row)
-    fits = vote_ballot(FULL_MASK, end_row > sizes.num_recv_tokens) == 0
-    if not fits and end_row > sizes.num_recv_tokens and team.warp == 0:
-        peer = lane * here.num_nvl_ranks + team.peer
-        report_fault(bounds, DISPATCH_RECEIVER_ROWS, peer, here.channel, end_row, sizes.num_recv_tokens)
+    next_row, end_row = output_rows(inputs, bounds, here, shape, sizes, team)
+    num_left = tokens_of_ring(inputs, here, shape, team)
     parity = 0
     head = 0
     while num_left > 0:
@@ -138,10 +162,10 @@ def receive_tokens(out, inputs, peers, bounds, here, shape, sizes, team, stage):
         num_left -= tail - head
         first = head
         while first < tail:
-            rows, next_row = next_rows(ring.x, shape, here, first, tail - first, next_row, lane)
+            rows, next_row = next_rows(ring.x, shape, here, first, tail - first, next_row, end_row, lane)
             for j in range(min(tail - first, 32)):
                 row = shfl_idx_s32(FULL_MASK, rows, j)
-                if fits and u32_mod(first + j, team.num_warps) == team.warp:
+                if row >= 0 and u32_mod(first + j, team.num_warps) == team.warp:
                     src = ring.x + u32_mod(first + j, shape.num_slots) * slot_bytes(shape)
                     parity = receive_token(out, src, row, here, shape, sizes, stage, parity, lane)
             first += 32

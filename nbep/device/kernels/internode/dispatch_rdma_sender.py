@@ -9,11 +9,9 @@
  slot[k] of (d, l)    sender              put_nbi_warp             forwarder           after tails
  board[w, d]          sender w, lane d    atom_exch_release_cta    coordinator         ld_acquire_cta
  tails[c, n] of (d,l) coordinator, lane d amo_add, behind slots    forwarder           ld_acquire_sys
- heads[c, d]          (d, l)              amo_add, for itself      senders, lane d     ld_relaxed_sys (1)
+ heads[c, d]          (d, l)              amo_add, behind reads    senders, lane d     ld_acquire_sys
  sent[c, d]           coordinator, lane d st_weak                  senders (next call) ld_weak
  send_rdma_head       sender 0            st_weak                  (combine)           -
-
- (1) The forwarders of (d, l) have loaded what was in a slot before its coordinator adds to heads.
 
 The warps go through the same tokens of the channel and take them in turn. Each knows without asking which slot a token
 has at a node: its index there is the number of tokens before it that go there. The warps finish in any order, but the
@@ -138,16 +136,17 @@ def send_token(inputs, network, here, shape, sizes, token, nodes, slot, stage, p
     )
     if has_tma():
         fence_proxy_async_shared()
-    parity = end_fill(ld_nc_v4, row, shape.hidden_bytes, front, stage, parity, lane)
-    done = min(shape.hidden_bytes, STAGE_BYTES - front)
-    put_part(network, here, shape, nodes, slot, -front, stage.data, front + done, lane)
-    while done < shape.hidden_bytes:
-        part = min(shape.hidden_bytes - done, STAGE_BYTES)
-        syncwarp(FULL_MASK)
-        begin_copy(row + done, part, 0, stage, lane)
-        parity = end_fill(ld_nc_v4, row + done, part, 0, stage, parity, lane)
-        put_part(network, here, shape, nodes, slot, done, stage.data, part, lane)
+    done = 0
+    while True:
+        part = min(shape.hidden_bytes - done, STAGE_BYTES - front)
+        parity = end_fill(ld_nc_v4, row + done, part, front, stage, parity, lane)
+        put_part(network, here, shape, nodes, slot, done - front, stage.data, front + part, lane)
         done += part
+        if done == shape.hidden_bytes:
+            break
+        front = 0  # the notes have gone with the first part
+        syncwarp(FULL_MASK)
+        begin_copy(row + done, shape.hidden_bytes - done, front, stage, lane)
     quiet(network, lane)
     return parity
 
@@ -161,8 +160,7 @@ def send_tokens(out, inputs, network, progress, bounds, here, shape, sizes, send
         base = ld_weak_s32(progress.sent + 4 * (here.channel * here.num_rdma_ranks + lane))
     head = own_ptr(network, head_offset(sizes.cells, here.num_rdma_ranks, here.channel, lane))
     cell = smem_base() + BOARD + BOARD_ROW * sender + 4 * lane
-    if has_tma():
-        clear_padding(stage.data + note_bytes(shape), shape, lane)
+    clear_padding(stage.data + note_bytes(shape), shape, lane)
     parity = 0
     index = 0  # in lane d: how many tokens of the channel before these 32 go to node d
     token, end = channel_task_range(sizes.num_tokens, shape.num_channels, here.channel)

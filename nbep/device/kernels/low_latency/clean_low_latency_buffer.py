@@ -2,13 +2,18 @@
 
  cell                    written by       with                    read by      with
  barrier_signal[a][b]    rank b           amo_add                 rank a       ld_acquire_sys
- barriers[a][b]          rank a           st_weak                 rank a       of this launch or a later one
+ barriers[a][b]          rank a           st_weak                 rank a       ld_weak, behind a syncthreads or later
  all other cells         their owner      st_weak                 peers, later behind the second barrier
    of a masked rank      their owner      atom_exch_acq_rel_sys   (ABSENT): that rank may still add
 
 Nobody sends before all have cleaned, and nobody cleans before all are done. Ranks that are masked are not waited for.
 
-Source: DeepEP csrc/kernels/internode_ll.cu, clean_low_latency_buffer
+A signal is the number of the latest barrier that its rank has come to. All ranks clean equally often, so one that comes
+late counts for the barrier that it comes to, and not for the next one. A masked rank is told nothing; when it is masked
+no more, what is added next makes up for that.
+
+Source: DeepEP csrc/kernels/internode_ll.cu, clean_low_latency_buffer; csrc/kernels/legacy/internode_ll.cu after v1.2.1
+(barrier: a number, too)
 """
 
 from nbep.device.jit import device_function, kernel
@@ -24,14 +29,15 @@ from nbep.device.types import I64
 @device_function
 def barrier_network(network, work, bounds, num_rdma_bytes):
     """Wait for one block of every rank that is not masked; all its threads call it."""
+    number = s32(ld_weak_s32(work.barriers + 4 * network.rank) + 1)
     syncthreads()
     peer = thread_idx()
     if peer < network.num_ranks and not is_masked(work.mask, peer):
         signals = num_rdma_bytes + BARRIER_SIGNALS
-        wanted = s32(ld_weak_s32(work.barriers + 4 * peer) + 1)
-        st_weak_s32(work.barriers + 4 * peer, wanted)
-        amo_add(network, signals + 4 * network.rank, 1, peer, 0, True)
-        wait_peer(own_ptr(network, signals + 4 * peer), wanted, bounds, work.mask, peer)
+        told = ld_weak_s32(work.barriers + 4 * peer)
+        st_weak_s32(work.barriers + 4 * peer, number)
+        amo_add(network, signals + 4 * network.rank, s32(number - told), peer, 0, True)
+        wait_peer(own_ptr(network, signals + 4 * peer), number, bounds, work.mask, peer)
     syncthreads()
 
 

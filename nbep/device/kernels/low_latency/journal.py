@@ -82,7 +82,8 @@ class Workspace(NamedTuple):
 
     slots  [NUM_HALVES, MAX_EXPERTS + MAX_RANKS] s32: how many tokens have a place, for each expert and then each rank
     sums   of the same shape: what counts and arrivals are told, as far as it is known; see arrivals.tell
-    barriers  [MAX_RANKS] s32: how often this rank has met each other one in `barrier_network`
+    barriers  [MAX_RANKS] s32: the latest barrier of `barrier_network` that each rank was told of, which for this rank
+              itself is the latest of all
     """
 
     slots: Sym

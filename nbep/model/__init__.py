@@ -1,0 +1,76 @@
+"""`nbep model`: how long dispatch and combine take on real links, for up to 1,024 ranks, beside DeepEP's own figures.
+
+    nbep model                      every published row with the model's error, then 16 to 1,024 ranks
+    nbep model --links FILE         other links: their times alone
+    nbep model --plot DIR           the same as pictures
+    nbep model --fit                find the fitted parameters of the links again
+
+Bytes, messages and flags come from runs on the emulator. Read in this order: work, traffic, runs; features, forms,
+counts; links, times; published, fit; predictions, report, plots. docs/scaling.md explains it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+MOST_RANKS = 8192
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the model's tables and return the exit status.
+
+    Args:     argv without the program's name; None takes sys.argv
+    Raises:   SystemExit as argparse does, for bad options and for --help
+    """
+    from nbep.model.links import H800_FILE, Links
+    from nbep.model.predictions import RANKS, as_json, compare, predict
+
+    parser = argparse.ArgumentParser(prog="nbep model", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--links", type=Path, metavar="FILE", help=f"what carries the bytes; as {H800_FILE.name}")
+    parser.add_argument("--ranks", type=_ranks, default=RANKS, metavar="N,N", help="multiples of 8, from 16 on")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--plot", type=Path, metavar="DIR", help="write pictures there, as SVG")
+    parser.add_argument("--fit", action="store_true", help="fit the parameters of the links again, and print them")
+    options = parser.parse_args(argv)
+    try:
+        links = Links.read(options.links or H800_FILE)
+    except (OSError, ValueError, KeyError) as error:
+        parser.error(f"--links: {error}")
+    if options.fit:
+        from nbep.model.fit import fit
+        from nbep.model.report import parameter_lines
+
+        print(parameter_lines(fit(links)))
+        return 0
+
+    # The published rows are of one kind of machine, so other links have no error.
+    compared = compare(links) if options.links is None else []
+    predicted = predict(links, options.ranks)
+    if options.json:
+        print(json.dumps(as_json(links, compared, predicted), indent=1))
+    else:
+        from nbep.model.report import compared_table, predicted_table
+
+        print(links.name)
+        if compared:
+            print(f"\n{compared_table(compared)}")
+        print(f"\n{predicted_table(predicted)}")
+    if options.plot is not None:
+        from nbep.model.plots import save_all
+
+        for path in save_all(options.plot, links, compared, predicted):
+            if not options.json:
+                print(f"written: {path}")
+    return 0
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    """ "16,32" for argparse."""
+    ranks = tuple(int(part) for part in text.split(","))
+    for count in ranks:
+        if not 16 <= count <= MOST_RANKS or count % 8:
+            raise argparse.ArgumentTypeError(f"{count} is not a multiple of 8 from 16 to {MOST_RANKS}")
+    return ranks
