@@ -76,6 +76,14 @@ class Launch(NamedTuple):
     # (1) With a hook, the launches of both phases have the number of their call.
 
 
+class Token(NamedTuple):
+    """A token between nodes: its rank and its index there, and the ranks that it goes to."""
+
+    rank: int
+    index: int
+    goals: tuple[int, ...]
+
+
 class Event(NamedTuple):
     """Something that one thread did.
 
@@ -100,5 +108,5 @@ class Event(NamedTuple):
     value: Any
     order: str
     until: int | None = None
-    team: int = -1  # between nodes: which place or node a forwarder or an NVL receiver serves
-    token: tuple[int, int] | None = None  # between nodes, of a "fill" in dispatch: the token's rank and its index there
+    team: int = -1  # between nodes: which place or node a forwarder, a deliverer or an NVL receiver serves
+    token: Token | None = None  # between nodes, of a "fill" of a slot in dispatch

@@ -1,7 +1,9 @@
 """The picture of both hops between nodes: the roles on the way from one rank to another, on one timeline.
 
  dispatch   RDMA sender --RDMA ring--> forwarder --NVL ring--> NVL receiver; two coordinators tell tails and heads on
+            RDMA sender --RDMA ring--> deliverer                             between ranks of the same place
  combine    NVL sender --NVL ring--> forwarder --RDMA ring--> RDMA receiver; three coordinators
+            its own x --> forwarder --RDMA ring--> RDMA receiver             between ranks of the same place
 
 The forwarder is on the rank that has the place of the one end and the node of the other.
 """
@@ -81,15 +83,26 @@ def hops_picture(
         panel.set_ylabel(f"{ring.level} ring", fontsize=TINY)
     count_steps(below[-1])
     what = "" if token is None else f". Token {token[1]} of rank {token[0]} is the thick line"
-    title(axes, f"{kernel}: from rank {src} over rank {way.via} to rank {dst}, channel {channel}{what}")
+    over = f" over rank {way.via}" if way.via not in (src, dst) else ""
+    title(axes, f"{kernel}: from rank {src}{over} to rank {dst}, channel {channel}{what}")
     return picture
 
 
 def _way(launch: Launch, src: int, dst: int) -> Way:
     places = launch.num_nvl_ranks
     (src_node, src_place), (dst_node, dst_place) = divmod(src, places), divmod(dst, places)
+    is_straight = src_place == dst_place  # then there is no second hop, or no first one
     if launch.kernel == DISPATCH:
         via = dst_node * places + src_place
+        columns = f"node {dst_node}", f"node {src_node}"
+        if is_straight:
+            lanes = [
+                Lane("RDMA sender", src),
+                Lane("sender coordinator", src),
+                Lane("deliverer", dst),
+                Lane("forwarder coordinator", dst),
+            ]
+            return Way(lanes, via, [(dst, -1, src_node)], (src, dst_node), columns, [("RDMA", dst, src, -1)])
         lanes = [
             Lane("RDMA sender", src),
             Lane("sender coordinator", src),
@@ -98,7 +111,6 @@ def _way(launch: Launch, src: int, dst: int) -> Way:
             Lane("NVL receiver", dst, src_place),
         ]
         slots = [(via, -1, src_node), (dst, src_place, -1)]
-        columns = f"node {dst_node}", f"node {src_node}"
         return Way(lanes, via, slots, (src, dst_node), columns, [("RDMA", via, src, -1), ("NVL", dst, via, -1)])
     via = src_node * places + dst_place
     lanes = [
@@ -111,6 +123,8 @@ def _way(launch: Launch, src: int, dst: int) -> Way:
     ]
     slots = [(via, dst_node * places + src_place, -1), (dst, -1, src_node)]
     columns = f"place {src_place}", "sums", f"node {src_node}"
+    if is_straight:
+        return Way(lanes[2:], via, slots[1:], (via, dst_node), columns, [("RDMA", dst, via, -1)])
     return Way(lanes, via, slots, (via, dst_node), columns, [("NVL", via, src, dst_node), ("RDMA", dst, via, -1)])
 
 

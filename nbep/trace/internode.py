@@ -24,7 +24,8 @@ from nbep.device.kernels.internode.arguments import (
 from nbep.device.kernels.internode.cached_notify import CachedSizes
 from nbep.device.kernels.internode.notify_dispatch import InternodeNotifySizes
 from nbep.device.layout.internode import (
-    META_WORDS,
+    bits_shift,
+    bits_word,
     cells_bytes,
     describe_nvl_offset,
     describe_offset,
@@ -34,7 +35,7 @@ from nbep.device.layout.internode import (
 )
 from nbep.device.layout.intranode import RINGS, RingShape, locate_notes, note_bytes
 from nbep.device.protocols.peers import Peers
-from nbep.trace.events import Cell
+from nbep.trace.events import Cell, Token
 from nbep.trace.roles import function_of
 
 DISPATCH = "internode_dispatch"
@@ -46,6 +47,7 @@ ROLES = {
         "send_tokens": "RDMA sender",
         "coordinate_senders": "sender coordinator",
         "forward_tokens": "forwarder",
+        "deliver_tokens": "deliverer",
         "coordinate_forwarders": "forwarder coordinator",
         "receive_tokens": "NVL receiver",
     },
@@ -61,7 +63,7 @@ ROLES = {
 
 
 class Role(NamedTuple):
-    """name; team: the place, in combine the node, that a forwarder or an NVL receiver serves, else -1."""
+    """name; team: the place, in combine the node, that a forwarder, a deliverer or an NVL receiver serves, else -1."""
 
     name: str
     team: int = -1
@@ -114,14 +116,23 @@ class InternodeLaunch:
                 return Cell.parse(allocation.rank, describe_nvl_offset(self.nvl, *nodes, offset))
         return None
 
-    def token(self, cell: Cell, data: bytes) -> tuple[int, int] | None:
-        """Which token a slot of dispatch is filled with, notes and all: its rank, and its index there."""
+    def token(self, cell: Cell, data: bytes) -> Token | None:
+        """Which token a slot of dispatch is filled with, notes and all: its source meta says it."""
         if self.kernel != DISPATCH or self.rdma is None or cell.name != "x":
             return None
         meta = locate_notes(note_bytes(self.rdma), self.rdma).src_idx
-        index, node = (int.from_bytes(data[at : at + 4], "little") for at in range(meta, meta + 4 * META_WORDS, 4))
+
+        def word(i: int) -> int:
+            return int.from_bytes(data[meta + 4 * i : meta + 4 * i + 4], "little")
+
         place = cell.owner % self.num_nvl_ranks if cell.node >= 0 else cell.src
-        return node * self.num_nvl_ranks + place, index
+        goals = tuple(
+            node * self.num_nvl_ranks + k
+            for node in range(self.num_rdma_ranks)
+            for k in range(self.num_nvl_ranks)
+            if word(bits_word(node)) >> (bits_shift(node) + k) & 1
+        )
+        return Token(word(1) * self.num_nvl_ranks + place, word(0), goals)
 
     def _board_cell(self, allocation: Any, offset: int, block: int) -> Cell | None:
         if self.kernel not in ROLES or not 0 <= offset < MAX_WARPS * BOARD_ROW:
@@ -139,6 +150,6 @@ class InternodeLaunch:
 
 def _team_of(frame: FrameType) -> int:
     arguments = frame.f_locals
-    if frame.f_code.co_name in ("forward_tokens", "receive_tokens"):
+    if frame.f_code.co_name in ("forward_tokens", "deliver_tokens", "receive_tokens"):
         return arguments["team"].peer
     return arguments["group"].node if "group" in arguments else -1

@@ -1,17 +1,17 @@
 """The way of one token between nodes: which slots and rows it fills, in dispatch and in combine.
 
- dispatch   slot of an RDMA ring for each node --> slot of an NVL ring for each rank there --> row of recv_x
- combine    slot of an NVL ring for each of those rows --> slot of an RDMA ring for each node --> row of combined_x
+ dispatch   slot of an RDMA ring for each node --> slot of an NVL ring for each other rank there --> row of recv_x
+ combine    slot of an NVL ring for those rows --> slot of an RDMA ring for each node --> row of combined_x
 
-A slot's notes say in dispatch whose token it is. All else follows from the order: recv_x is sorted by source rank and
-token, and in a ring the token with index i fills slot i % num_slots as the (i // num_slots)-th one.
+The notes in a slot say in dispatch whose token it is, and where it goes. All else follows from the order: recv_x is
+sorted by source rank and token, and the token with index i of a ring is the (i // num_slots)-th that fills its slot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from nbep.trace.events import Event, Launch
+from nbep.trace.events import Event, Launch, Token
 from nbep.trace.internode import COMBINE, DISPATCH
 from nbep.trace.recorder import Recorder
 
@@ -21,72 +21,47 @@ def journey(trace: Recorder, rank: int, token: int, call: int) -> list[Event]:
 
     Raises: ValueError if the trace has no such dispatch, or the token goes nowhere
     """
-    launch = next((each for each in trace.launches if (each.kernel, each.call) == (DISPATCH, call)), None)
-    if launch is None:
+    if not any((launch.kernel, launch.call) == (DISPATCH, call) for launch in trace.launches):
         raise ValueError(f"call: the trace has no {DISPATCH} number {call}")
     sent = [event for event in trace.events("fill", kernel=DISPATCH) if event.call == call]
-    own = [event for event in sent if event.token == (rank, token)]
+    own = [event for event in sent if event.token is not None and event.token[:2] == (rank, token)]
     if not own:
         raise ValueError(f"rank, token: token {token} of rank {rank} goes nowhere in {DISPATCH} number {call}")
-    channel = own[0].cell.channel
-    rows = {event.cell.owner: _row(sent, event) for event in own if event.cell.src >= 0}
+    tokens = {event.token: event.cell.channel for event in sent if event.token is not None}
+    which = own[0].token
+    assert which is not None
+    rows = {goal: sum(each < which for each in tokens if goal in each.goals) for goal in which.goals}
     own += [event for event in sent if event.cell.name == "recv_x" and rows.get(event.cell.owner) == event.cell.row]
-    back = [event for event in trace.events("fill", kernel=COMBINE) if event.call == call]
-    returned = next((each for each in trace.launches if (each.kernel, each.call) == (COMBINE, call)), None)
-    if returned is not None:
-        own += _back(sent, back, returned, rank, token, channel, rows)
+    for launch in trace.launches:
+        if (launch.kernel, launch.call, launch.rank) == (COMBINE, call, rank):
+            back = [event for event in trace.events("fill", kernel=COMBINE) if event.call == call]
+            before = [each for each, channel in tokens.items() if channel == tokens[which] and each[0] == rank]
+            own += _back(back, launch, which, tokens[which], [each for each in before if each < which])
     return sorted(own, key=lambda event: event.step)
 
 
-def _row(sent: Iterable[Event], hop: Event) -> int:
-    """The row of recv_x of a token that fills a slot of an NVL ring."""
-    owner = hop.cell.owner
-    tokens = {event.token for event in sent if event.cell.owner == owner and event.cell.src >= 0 and event.token}
-    assert hop.token is not None
-    return sum(token < hop.token for token in tokens)
-
-
-def _back(
-    sent: list[Event], back: list[Event], launch: Launch, rank: int, token: int, channel: int, rows: dict[int, int]
-) -> Iterable[Event]:
+def _back(back: list[Event], launch: Launch, token: Token, channel: int, before: list[Token]) -> Iterator[Event]:
+    """In combine. before: the tokens of the same rank and channel that come before it"""
     assert launch.shape is not None
     assert launch.rdma_shape is not None
-    num_places = launch.num_nvl_ranks
-    source, place = divmod(rank, num_places)
-    for expert in rows:
-        # The ring for what goes back to `rank` brings only that: its rows in their order, channel by channel.
-        node, k = divmod(expert, num_places)
-        index = _index(sent, expert, rank, token, channel)
-        ring = [
-            event
-            for event in back
-            if (event.cell.owner, event.cell.channel) == (node * num_places + place, channel)
-            and event.cell.src == source * num_places + k
-        ]
-        yield from _nth(ring, index, launch.shape.num_slots)
-    for node in {expert // num_places for expert in rows}:
-        index = _index(sent, node * num_places + place, rank, token, channel, is_passing=True)
-        ring = [
-            event for event in back if (event.cell.owner, event.cell.channel, event.cell.node) == (rank, channel, node)
-        ]
+    places = launch.num_nvl_ranks
+    source, place = divmod(token.rank, places)
+    on_channel = [event for event in back if event.cell.channel == channel]
+    for goal in token.goals:
+        # A ring for each rank that rows go back to: it brings only those.
+        node, k = divmod(goal, places)
+        key = (node * places + place, source * places + k)
+        ring = [event for event in on_channel if (event.cell.owner, event.cell.src) == key]
+        yield from _nth(ring, sum(goal in each.goals for each in before), launch.shape.num_slots)
+    for node in {goal // places for goal in token.goals}:
+        ring = [event for event in on_channel if (event.cell.owner, event.cell.node) == (token.rank, node)]
+        index = sum(any(goal // places == node for goal in each.goals) for each in before)
         yield from _nth(ring, index, launch.rdma_shape.num_slots)
-    yield from (e for e in back if (e.cell.owner, e.cell.name, e.cell.row) == (rank, "combined_x", token))
+    row = (token.rank, "combined_x", token.index)
+    yield from (event for event in back if (event.cell.owner, event.cell.name, event.cell.row) == row)
 
 
-def _index(sent: Iterable[Event], owner: int, rank: int, token: int, channel: int, is_passing: bool = False) -> int:
-    """A token's index among those of its rank and channel that came to `owner`: for itself, or for its node."""
-    return sum(
-        event.cell.owner == owner
-        and event.cell.channel == channel
-        and (event.cell.node >= 0) == is_passing
-        and event.token is not None
-        and event.token[0] == rank
-        and event.token[1] < token
-        for event in sent
-    )
-
-
-def _nth(ring: list[Event], index: int, num_slots: int) -> list[Event]:
-    """What fills the slot of an index; nothing if the run ended before."""
+def _nth(ring: Iterable[Event], index: int, num_slots: int) -> list[Event]:
+    """What fills the slot of an index; nothing if the run ended before, or the rows take no ring."""
     lap, slot = divmod(index, num_slots)
     return [event for event in ring if event.cell.slot == slot][lap : lap + 1]

@@ -1,7 +1,7 @@
 """How full each ring is over time, from the stores to its head and tail.
 
-Inside a node there is a ring for each channel and each other rank: what a rank sends to itself takes none. Between
-nodes there are rings at two levels, NVL and RDMA, and a rank's own tokens take them too.
+There is a ring for each channel and each other rank of the node: what a rank gives to itself takes none. Between nodes
+there are RDMA rings too, one for each channel and node, the own node among them.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ def _places(launch: Launch) -> Iterator[tuple[_Place, int, int, int]]:
     first = rank - rank % places if places else 0  # of this node
     for channel in range(launch.shape.num_channels):
         for number in range(launch.shape.num_ranks):
-            if places:
+            if places and number % places != rank % places:
                 node = number // places if launch.kernel == COMBINE else -1
                 place = _Place(rank, "NVL", channel, number)
                 yield place, first + number % places, launch.shape.num_slots, node
-            elif number != rank:
+            elif not places and number != rank:
                 yield _Place(rank, "", channel, number), number, launch.shape.num_slots, -1
     if launch.rdma_shape is not None:
         for channel in range(launch.rdma_shape.num_channels):

@@ -64,19 +64,25 @@ def test_each_cell_of_a_ring_is_moved_by_one_role(trace, kernel, cell, level, ro
     assert {event.role for event in moved if (event.cell.node >= 0) == (level == "RDMA")} == {role}
 
 
-def test_slots_of_dispatch_are_filled_with_tokens_that_go_there(traced):
+def test_a_token_is_forwarded_to_other_ranks_and_delivered_to_the_own_one(traced):
     trace, results = traced
-    found = {
-        (event.token, event.cell.owner)
-        for event in trace.events("fill", kernel=DISPATCH)
-        if event.role == "forwarder" and event.call == 0
-    }
+    fills = [event for event in trace.events("fill", kernel=DISPATCH) if event.call == 0]
+    forwarded = {(event.token[:2], event.cell.owner) for event in fills if event.role == "forwarder"}
     wanted = {
-        ((rank, token), goal)
+        ((rank, int(token)), int(goal))
         for rank, (goes, *_) in enumerate(results)
         for token, goal in zip(*np.nonzero(goes), strict=True)
     }
-    assert found == wanted
+    assert forwarded == {(token, goal) for token, goal in wanted if (token[0] - goal) % NUM_PLACES != 0}
+    assert sum(event.role == "deliverer" for event in fills) == len(wanted) - len(forwarded)
+
+
+def test_a_slot_tells_where_its_token_goes(traced):
+    trace, results = traced
+    for event in trace.events("fill", kernel=DISPATCH):
+        if event.token is not None:
+            rank, token, goals = event.token
+            assert goals == tuple(np.flatnonzero(results[rank][0][token]))
 
 
 @pytest.mark.parametrize("call", [0, 1])
@@ -92,7 +98,8 @@ def test_a_journey_ends_in_the_rows_of_its_token(traced, call):
             for kernel, role in ((DISPATCH, "RDMA sender"), (COMBINE, "forwarder")):
                 slots = sorted(event.cell.slot for event in way if (event.kernel, event.role) == (kernel, role))
                 assert slots == sorted(head % 2 for head in rdma_head[token] if head >= 0)
-            assert sum(event.role == "NVL sender" for event in way) == len(rows)
+            others = [goal for goal in rows if (goal - rank) % NUM_PLACES != 0]
+            assert sum(event.role == "NVL sender" for event in way) == len(others)
 
 
 def test_all_slots_and_rows_are_shared_out_among_the_journeys(traced):
@@ -125,7 +132,7 @@ def test_rings_of_both_levels_are_filled_from_zero_in_every_call(traced):
 
 def test_a_ring_of_combine_is_named_after_the_node_that_its_rows_go_back_to(trace):
     rings = [ring for ring in trace.rings(COMBINE) if (ring.rank, ring.level, ring.call) == (3, "NVL", 0)]
-    assert {(ring.src, ring.node) for ring in rings} == {(2, 0), (3, 0), (2, 1), (3, 1)}
+    assert {(ring.src, ring.node) for ring in rings} == {(2, 0), (2, 1)}
     assert "NVL, for node 1" in trace.ring_table(COMBINE)
 
 
@@ -142,6 +149,8 @@ def test_the_picture_of_both_hops_has_a_lane_for_each_role(trace):
     assert [axes.get_ylabel() for axes in fills] == ["RDMA ring", "NVL ring"]
     back = trace.plot_hops(3, 0, kernel=COMBINE, call=1).axes
     assert len(back[0].get_yticklabels()) == 6
+    for kernel, src, dst in ((DISPATCH, 0, 2), (COMBINE, 2, 0)):  # the same place: no NVL ring
+        assert len(trace.plot_hops(src, dst, kernel=kernel).axes) == 2
 
 
 def test_what_the_trace_lacks_is_refused(trace):
@@ -157,7 +166,7 @@ def test_what_the_trace_lacks_is_refused(trace):
 
 def test_the_picture_of_rings_has_a_row_for_each_ring_of_both_levels(trace):
     rows = {label.get_text() for label in trace.plot_rings(COMBINE).axes[0].get_yticklabels()}
-    assert {"NVL from rank 0, channel 1, for node 1", "RDMA from rank 2, channel 0"} <= rows
+    assert {"NVL from rank 1, channel 1, for node 1", "RDMA from rank 2, channel 0"} <= rows
 
 
 def test_after_a_deadlock_the_trace_says_which_role_waits_for_what():
