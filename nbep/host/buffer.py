@@ -140,7 +140,7 @@ class Buffer(LowLatencyVerbs):
                 nic,
             )
             check_target(runtime, options)
-            validate.nodes(communicator.size, sizes, options.num_nvl_peers)
+            validate.nodes(communicator, sizes, options.num_nvl_peers)
             return {**sizes, **vars(options)}, _timeout_ms()
 
         settings, timeouts_ms = zip(*gather_results(communicator, check), strict=True)

@@ -23,7 +23,7 @@ from nbep.device.layout.low_latency import TRAILER_BYTES as RDMA_TRAILER_BYTES
 from nbep.device.protocols.copies import VEC_BYTES
 from nbep.device.protocols.fp8 import COLUMNS as SCALE_COLUMNS
 from nbep.host.arguments import integer, refuse
-from nbep.host.comm import Communicator
+from nbep.host.comm import Communicator, is_mpi_comm
 from nbep.host.config import Config
 from nbep.host.events import EventHandle, EventOverlap
 from nbep.host.intranode.handle import DispatchHandle
@@ -95,10 +95,11 @@ def buffer_arguments(
     }
 
 
-def nodes(num_ranks: int, sizes: dict[str, Any], num_nvl_peers: int) -> None:
+def nodes(comm: Communicator, sizes: dict[str, Any], num_nvl_peers: int) -> None:
     """The number of ranks fits the modes that the buffer is for, and what is between nodes has its buffers."""
+    num_ranks = comm.size
     num_nodes = num_ranks // num_nvl_peers
-    hint = "; start the script under mpiexec, or with torchrun" if num_ranks == 1 else ""
+    hint = "; start the script under mpiexec" if num_ranks == 1 and is_mpi_comm(comm) else ""
     if sizes["low_latency_mode"] and num_ranks not in range(2, MAX_RANKS + 1):
         refuse("group", f"{num_ranks} ranks", f"a group of 2 to {MAX_RANKS} ranks{hint}")
     if sizes["num_nvl_bytes"] == 0 and sizes["low_latency_mode"]:

@@ -112,10 +112,20 @@ def test_warps_have_as_many_loads_in_flight_as_their_code_says(reports):
 
 @pytest.mark.parametrize("name", sorted(KERNELS))
 def test_ptx_holds_what_the_ledger_names(reports, name):
-    """Each access that the kernel's own ledger names is in its PTX."""
-    ledger = importlib.import_module(KERNELS[name].function.__module__).__doc__
+    """Each access that the kernel's own ledger names is in its PTX, or the ledgers of its roles if they have files."""
+    module = importlib.import_module(KERNELS[name].function.__module__)
+    of_roles = {
+        each.__module__
+        for each in vars(module).values()
+        if callable(each) and each.__module__.startswith(f"{module.__package__}.")
+    }
+    ledger = module.__doc__ if LEDGER_WORD.search(module.__doc__) else "".join(ledgers_of(of_roles))
     both_ends = reports[name]["ptx"] + reports["software_nic"]["ptx"]
     check_words(name, set(LEDGER_WORD.findall(ledger)), both_ends)
+
+
+def ledgers_of(modules):
+    return [importlib.import_module(module).__doc__ for module in sorted(modules)]
 
 
 def check_words(name: str, words: set[str], ptx: str) -> None:

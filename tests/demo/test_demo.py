@@ -13,9 +13,7 @@ from nbep.cli import main as nbep_main
 from nbep.demo import main
 from nbep.demo.layer import PHASES, apply_experts
 from nbep.demo.progress import Progress
-from nbep.device.kernels.intranode import combine as combine_kernel
-from nbep.device.kernels.intranode import dispatch as dispatch_kernel
-from nbep.device.protocols import notes
+from nbep.device.protocols import notes, sums, teams
 
 SMALL = ["--ranks", "2", "--tokens", "5", "--hidden", "16", "--experts", "4"]
 
@@ -92,8 +90,8 @@ def test_no_picture_is_saved_when_none_is_wanted(capsys, tmp_path, monkeypatch):
 
 def test_a_wrong_sum_in_combine_fails_two_checks(capsys, monkeypatch):
     # The kernel forgets the third and fourth pair of a vector.
-    right = combine_kernel.add_bf16x8
-    monkeypatch.setattr(combine_kernel, "add_bf16x8", lambda total, v: right(total, (v[0], v[1], 0, 0)))
+    right = sums.add_bf16x8
+    monkeypatch.setattr(sums, "add_bf16x8", lambda total, v: right(total, (v[0], v[1], 0, 0)))
     status, output = run(capsys, "--no-picture")
     assert status == 1
     failed = {name for name, result in checks_of(output).items() if result == "FAIL"}
@@ -112,7 +110,7 @@ def test_a_wrong_weight_in_dispatch_fails_its_check(capsys, monkeypatch):
 
 def test_a_run_that_stops_is_reported(capsys, monkeypatch):
     # No tail is ever published, so receivers wait for ever.
-    monkeypatch.setattr(dispatch_kernel, "st_release_sys_s32", lambda address, value: None)
+    monkeypatch.setattr(teams, "st_release_sys_s32", lambda address, value: None)
     status, output = run(capsys, "--no-picture")
     assert status == 1
     assert "The run stopped: DeadlockError" in output

@@ -312,7 +312,7 @@ def test_names_that_deepep_does_not_have_are_no_attributes(on_two_ranks):
         ({"num_rdma_bytes": 1}, ValueError("num_rdma_bytes: got 1; must be a multiple of 128")),
         (
             {"allow_mnnvl": True},
-            NotImplementedError("allow_mnnvl: got True; NVLink between nodes are not built yet"),
+            NotImplementedError("allow_mnnvl: got True; NVLink between nodes is not built yet"),
         ),
         (
             {"low_latency_mode": True, "num_rdma_bytes": 64},

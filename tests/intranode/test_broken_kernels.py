@@ -25,6 +25,7 @@ COMBINE = "nbep.device.kernels.intranode.combine"
 BARRIER = "nbep.device.protocols.barrier"
 WAITS = "nbep.device.protocols.waits"
 STAGING = "nbep.device.protocols.staging"
+TEAMS = "nbep.device.protocols.teams"
 TAIL_WAIT = f"{WAITS}.wait_tail_past"
 SLOT = "x[channel 0, src 0, slot 0]"
 
@@ -64,7 +65,7 @@ def test_unbroken_kernels_are_not_caught(memory_model, warps_per_rank, fn):
 
 
 @pytest.mark.parametrize("fn", [round_trip, without_bulk_copies])
-@pytest.mark.parametrize("module", [DISPATCH, COMBINE])
+@pytest.mark.parametrize("module", [TEAMS, COMBINE])
 def test_relaxed_tail_is_caught_if_stores_may_be_late(module, fn, monkeypatch):
     monkeypatch.setattr(importlib.import_module(module), "st_release_sys_s32", st_relaxed_sys_s32)
     assert is_caught("delayed", Options(nbep.Config(2, 2, 5)), fn=fn)
@@ -75,7 +76,7 @@ def test_relaxed_tail_is_caught_if_stores_may_be_late(module, fn, monkeypatch):
     [
         (BARRIER, "atom_add_release_sys_s32", "atom_add_relaxed_sys_s32", "rank_counts"),
         (WAITS, "ld_acquire_sys_s32", "ld_relaxed_sys_s32", "rank_counts"),
-        (DISPATCH, "st_release_sys_s32", "st_relaxed_sys_s32", SLOT),
+        (TEAMS, "st_release_sys_s32", "st_relaxed_sys_s32", SLOT),
         (TAIL_WAIT, "ld_acquire_sys_s32", "ld_relaxed_sys_s32", SLOT),
         (COMBINE, "st_release_sys_s32", "st_relaxed_sys_s32", SLOT),
         (COMBINE, "ld_acquire_sys_s32", "ld_relaxed_sys_s32", SLOT),
@@ -108,7 +109,8 @@ def test_a_step_that_orders_a_slot_and_is_left_out_is_a_data_race(missing, monke
     in_place = {"bar_red_and": without_waiting, "tma_store_wait_all": primitives.tma_store_wait_read_all}.get(
         missing, nothing
     )
-    monkeypatch.setattr(importlib.import_module(DISPATCH), missing, in_place)
+    module = DISPATCH if missing == "fence_proxy_async_global" else TEAMS
+    monkeypatch.setattr(importlib.import_module(module), missing, in_place)
     case = make_case(1, num_tokens=16, num_topk=2, routing="everywhere")
     found = set()
     for seed in range(4):
@@ -154,7 +156,7 @@ def test_layout_blocks_that_count_themselves_relaxed_are_a_data_race(monkeypatch
 
 
 def test_tail_moved_before_bulk_copies_are_done_is_caught(monkeypatch):
-    monkeypatch.setattr(importlib.import_module(DISPATCH), "tma_store_wait_all", nothing)
+    monkeypatch.setattr(importlib.import_module(TEAMS), "tma_store_wait_all", nothing)
     assert is_caught("sc", Options(nbep.Config(2, 2, 5)))
 
 
@@ -171,7 +173,7 @@ def test_sender_that_does_not_wait_for_free_slots_is_caught(module, monkeypatch)
 
 
 def test_tail_moved_before_the_other_warps_have_written_is_caught(monkeypatch):
-    monkeypatch.setattr(importlib.import_module(DISPATCH), "bar_red_and", without_waiting)
+    monkeypatch.setattr(importlib.import_module(TEAMS), "bar_red_and", without_waiting)
     assert is_caught("sc", Options(nbep.Config(2, 4, 9, num_threads=64 * 2)))
 
 
@@ -181,7 +183,7 @@ def test_combine_tail_moved_before_the_other_warps_have_written_is_caught(monkey
 
 
 def test_ranks_added_in_another_order_are_caught(monkeypatch):
-    module = importlib.import_module(COMBINE)
+    module = importlib.import_module("nbep.device.protocols.sums")
     load_rows = module.load_rows
 
     def rotated(*arguments):

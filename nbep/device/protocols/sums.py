@@ -118,7 +118,7 @@ def sum_rows(store, dst, rows, num_rows, begin, end, lane):
     """Add bytes [begin, end) of the listed rows in float32, round once and store them from dst + begin on; a warp.
 
     A lane has up to MAX_IN_FLIGHT loads in flight before its first addition: of that many rows, or of two places in
-    HALF as many, or of four in one or two.
+    HALF as many.
     """
     offset = begin + lane * VEC_BYTES
     while offset < end:
@@ -130,7 +130,7 @@ def sum_rows(store, dst, rows, num_rows, begin, end, lane):
             for i in range(MAX_IN_FLIGHT, num_rows):
                 total = add_bf16x8(total, ld_na_v4(ld_shared_s64(rows + 8 * i) + offset))
             store(dst + offset, to_bf16x8(total))
-        elif num_rows > 2 or num_rows == 0:
+        else:
             first = load_rows(rows, num_rows, offset)
             num_next = num_rows if next_offset < end else 0
             second = load_rows(rows, num_next, next_offset)
@@ -138,17 +138,26 @@ def sum_rows(store, dst, rows, num_rows, begin, end, lane):
             if next_offset < end:
                 store(dst + next_offset, to_bf16x8(add_rows(zero_f32x8(), second, num_next)))
             next_offset += WARP_BYTES
-        else:
-            first = load_two(rows, num_rows, offset, end)
-            second = load_two(rows, num_rows, next_offset, end)
-            third = load_two(rows, num_rows, next_offset + WARP_BYTES, end)
-            fourth = load_two(rows, num_rows, next_offset + 2 * WARP_BYTES, end)
-            store_two(store, dst, first, num_rows, offset, end)
-            store_two(store, dst, second, num_rows, next_offset, end)
-            store_two(store, dst, third, num_rows, next_offset + WARP_BYTES, end)
-            store_two(store, dst, fourth, num_rows, next_offset + 2 * WARP_BYTES, end)
-            next_offset += 3 * WARP_BYTES
         offset = next_offset
+
+
+@device_function
+def sum_rows_or_two(store, dst, rows, num_rows, begin, end, lane):
+    """The same, with four places in flight where there are one or two rows. It takes registers."""
+    if num_rows > 2 or num_rows == 0:
+        sum_rows(store, dst, rows, num_rows, begin, end, lane)
+        return
+    offset = begin + lane * VEC_BYTES
+    while offset < end:
+        a = load_two(rows, num_rows, offset, end)
+        b = load_two(rows, num_rows, offset + WARP_BYTES, end)
+        c = load_two(rows, num_rows, offset + 2 * WARP_BYTES, end)
+        d = load_two(rows, num_rows, offset + 3 * WARP_BYTES, end)
+        store_two(store, dst, a, num_rows, offset, end)
+        store_two(store, dst, b, num_rows, offset + WARP_BYTES, end)
+        store_two(store, dst, c, num_rows, offset + 2 * WARP_BYTES, end)
+        store_two(store, dst, d, num_rows, offset + 3 * WARP_BYTES, end)
+        offset += 4 * WARP_BYTES
 
 
 @device_function

@@ -37,7 +37,7 @@ from nbep.device.primitives import (
 )
 from nbep.device.protocols.board import RETIRED, note_progress
 from nbep.device.protocols.channels import channel_task_range
-from nbep.device.protocols.sums import Source, list_biases, list_rows, sum_rows, sum_weights
+from nbep.device.protocols.sums import Source, list_biases, list_rows, sum_rows_or_two, sum_weights
 from nbep.device.protocols.totals import wait_total
 from nbep.device.protocols.waits import RDMA_RECEIVER_COORDINATOR, RDMA_RECEIVER_TAIL
 
@@ -79,7 +79,7 @@ def receive_sums(out, inputs, network, progress, bounds, here, shape, sizes, rec
         num_nodes = list_rows(rows + 8 * num_biases, weights, lane, expected, source)
         expected = load_rdma_head(inputs, here, token + sizes.num_receivers, end, lane)
         dst = out.combined_x + token * shape.hidden_bytes
-        sum_rows(st_na_v4, dst, rows, num_biases + num_nodes, 0, shape.hidden_bytes, lane)
+        sum_rows_or_two(st_na_v4, dst, rows, num_biases + num_nodes, 0, shape.hidden_bytes, lane)
         if lane < shape.num_topk:
             total = sum_weights(weights, num_nodes, lane)
             st_weak_f32(out.combined_topk_weights + 4 * (token * shape.num_topk + lane), total)
