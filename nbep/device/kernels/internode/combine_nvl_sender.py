@@ -12,8 +12,8 @@
 
 The rows of one source rank and channel lie together in x, and have a ring of their own. A team of warps serves several
 rings, and takes the next one that has room for a chunk: it must not wait for one ring while another could go on. If it
-did, a circle could close: this rank waits for room in the ring for node A, another rank of its node for room in that
-for node B. The forwarders of A wait for a row of the other rank, those of B for a row of this one.
+did, a circle could close: senders of one node wait for room in rings for node A, those of another one for node B. A's
+receivers wait for a sum for which the second node has no rows yet, and B's for one of the first.
 
 Source: DeepEP csrc/kernels/internode.cu, combine (WarpRole::kNVLSender)
 """
