@@ -38,22 +38,22 @@ class Progress(NamedTuple):
 
 @device_function
 def wait_total(cell, wanted, bounds, site, peer, channel):
-    """Wait until a cell counts so many: what was put before is there. Returns whether it does."""
+    """Wait until a cell counts so many: what was put before is there. Returns what it counts, at least so many."""
     deadline = 0
     while True:
         seen = ld_acquire_sys_s32(cell)  # PAIR network-amo
         if s32(seen - wanted) >= 0:
-            return True
+            return seen
         if deadline == 0:
             deadline = start_wait(bounds)
         elif wait_expired(deadline):
             report_fault(bounds, site, peer, channel, wanted, seen)
-            return False
+            return wanted
 
 
 @device_function
 def wait_total_free(head, base, slot, num_slots, bounds, site, peer, channel):
-    """Wait until a ring's slot is free: the one num_slots before it has been. Returns whether it is.
+    """Wait until a ring's slot is free: the one num_slots before it has been. Returns the first that is not, or 0.
 
     base: what the head was at the start of the call
     """
@@ -61,9 +61,9 @@ def wait_total_free(head, base, slot, num_slots, bounds, site, peer, channel):
     while True:
         seen = s32(ld_acquire_sys_s32(head) - base)  # PAIR network-amo
         if slot < seen + num_slots:
-            return True
+            return seen + num_slots
         if deadline == 0:
             deadline = start_wait(bounds)
         elif wait_expired(deadline):
             report_fault(bounds, site, peer, channel, slot + 1 - num_slots, seen)
-            return False
+            return 0

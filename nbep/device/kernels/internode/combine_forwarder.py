@@ -165,7 +165,8 @@ def forward_sums(inputs, network, peers, progress, bounds, here, nvl, rdma, cell
         has_room = True
         if lane == 0:
             peer = rank_of(here, node)
-            has_room = wait_total_free(room, base, i, rdma.num_slots, bounds, FORWARDER_RDMA_HEAD, peer, here.channel)
+            free_end = wait_total_free(room, base, i, rdma.num_slots, bounds, FORWARDER_RDMA_HEAD, peer, here.channel)
+            has_room = i < free_end
         if not vote_all(FULL_MASK, has_room):
             return
         num_rows = list_rows(rows, weights, lane, expected, source)

@@ -67,13 +67,14 @@ def receive_sums(out, inputs, network, progress, bounds, here, shape, sizes, rec
     cell = smem_base() + BOARD + BOARD_ROW * receiver + 4 * lane
     token, end = channel_task_range(sizes.num_combined_tokens, shape.num_channels, here.channel)
     token += receiver
+    arrived = 0  # in lane d: sums of node d that are known to be there
     expected = load_rdma_head(inputs, here, token, end, lane)
     while token < end:
         if is_node:
             note_progress(cell, expected if expected >= 0 else -expected - 1)
-            if expected >= 0:
-                peer = rank_of(here, lane)
-                wait_total(tail, s32(base + expected + 1), bounds, RDMA_RECEIVER_TAIL, peer, here.channel)
+            if expected >= arrived:
+                peer, wanted = rank_of(here, lane), s32(base + expected + 1)
+                arrived = s32(wait_total(tail, wanted, bounds, RDMA_RECEIVER_TAIL, peer, here.channel) - base)
         syncwarp(FULL_MASK)
         num_biases = list_biases(rows, (inputs.bias_0, inputs.bias_1), token, shape.hidden_bytes, lane)
         num_nodes = list_rows(rows + 8 * num_biases, weights, lane, expected, source)

@@ -163,6 +163,7 @@ def send_tokens(out, inputs, network, progress, bounds, here, shape, sizes, send
     clear_padding(stage.data + note_bytes(shape), shape, lane)
     parity = 0
     index = 0  # in lane d: how many tokens of the channel before these 32 go to node d
+    free_end = 0  # in lane d: the first slot at node d that is not known to be free
     token, end = channel_task_range(sizes.num_tokens, shape.num_channels, here.channel)
     turn = 0  # whose turn it is with the first of them
     while token < end:
@@ -174,14 +175,14 @@ def send_tokens(out, inputs, network, progress, bounds, here, shape, sizes, send
             j = ffs_u32(own) - 1
             goes = (chosen >> j) & 1 != 0
             slot = index + popc_u32(chosen & ((1 << j) - 1))
-            has_room = True
             if is_node:
                 note_progress(cell, slot)
-                if goes:
-                    has_room = wait_total_free(
-                        head, base, slot, shape.num_slots, bounds, RDMA_SENDER_HEAD, rank_of(here, lane), here.channel
-                    )
-            if not vote_all(FULL_MASK, has_room):
+            if goes and slot >= free_end:
+                peer = rank_of(here, lane)
+                free_end = wait_total_free(
+                    head, base, slot, shape.num_slots, bounds, RDMA_SENDER_HEAD, peer, here.channel
+                )
+            if not vote_all(FULL_MASK, not goes or slot < free_end):
                 return
             nodes = vote_ballot(FULL_MASK, goes)
             parity = send_token(inputs, network, here, shape, sizes, token + j, nodes, slot, stage, parity, lane)
