@@ -84,7 +84,6 @@ IDLE_ROLES = both_parts(
         ("dispatch", "coordinate_senders"),
         ("dispatch", "coordinate_forwarders"),
         ("dispatch", "receive_tokens"),
-        ("combine", "send_rows"),
         ("combine", "forward_sums"),
         ("combine", "coordinate_sums"),
         ("combine", "tell_nvl_heads"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nbep.device.kernels.internode.arguments import MAX_WARPS
+from nbep.device.kernels.internode.arguments import MAX_WARPS, MAX_WARPS_BEFORE_SM90
 from nbep.device.kernels.internode.cached_notify import internode_cached_notify
 from nbep.device.kernels.internode.combine import combine_smem_bytes, internode_combine
 from nbep.device.kernels.internode.dispatch import internode_dispatch
@@ -61,9 +61,10 @@ class InternodeMemory:
 
     @property
     def most_warps(self) -> int:
-        """For which a block's shared memory has room, in combine too."""
+        """For which a block has registers, and room in its shared memory, in combine too."""
+        most = MAX_WARPS if self.rdma.runtime.has_tma else MAX_WARPS_BEFORE_SM90
         of_warp = combine_smem_bytes(32) - combine_smem_bytes(0)
-        return min(MAX_WARPS, (self.rdma.runtime.max_smem_bytes - combine_smem_bytes(0)) // of_warp)
+        return min(most, (self.rdma.runtime.max_smem_bytes - combine_smem_bytes(0)) // of_warp)
 
     @property
     def fewest_warps(self) -> int:

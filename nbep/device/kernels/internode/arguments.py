@@ -9,6 +9,7 @@ from nbep.device.primitives import u32_div
 from nbep.device.types import I32, I64, In, Out
 
 MAX_WARPS = 20  # of a block
+MAX_WARPS_BEFORE_SM90 = 12  # where the warps copy themselves, which takes registers
 MAX_TEAMS = 12  # each has a named barrier
 
 # Shared memory of a block, before what its warps have for themselves.

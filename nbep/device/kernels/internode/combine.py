@@ -31,6 +31,7 @@ from nbep.device.kernels.internode.arguments import (
     LIST_BYTES,
     LISTS,
     MAX_WARPS,
+    MAX_WARPS_BEFORE_SM90,
     WEIGHT_LIST,
     InternodeCombineInputs,
     InternodeCombineOutputs,
@@ -92,7 +93,7 @@ def send_and_receive(out, inputs, network, peers, progress, bounds, here, nvl, r
         send_rows(inputs, peers, bounds, here, nvl, sizes, warp - sizes.num_receivers, num_senders, lane)
 
 
-@kernel(max_threads=32 * MAX_WARPS, clusters=CLUSTERS)
+@kernel(max_threads=32 * MAX_WARPS, clusters=CLUSTERS, max_threads_before_sm90=32 * MAX_WARPS_BEFORE_SM90)
 def internode_combine(
     out: InternodeCombineOutputs,
     inputs: InternodeCombineInputs,

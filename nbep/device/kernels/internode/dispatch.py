@@ -30,6 +30,7 @@ from nbep.device.kernels.internode.arguments import (
     BOARD,
     BOARD_ROW,
     MAX_WARPS,
+    MAX_WARPS_BEFORE_SM90,
     STAGES,
     InternodeDispatchInputs,
     InternodeDispatchOutputs,
@@ -96,7 +97,7 @@ def send_and_receive(out, inputs, network, peers, progress, bounds, here, nvl, r
             receive_tokens(out, inputs, peers, bounds, here, nvl, sizes, team, stage)
 
 
-@kernel(max_threads=32 * MAX_WARPS, clusters=CLUSTERS)
+@kernel(max_threads=32 * MAX_WARPS, clusters=CLUSTERS, max_threads_before_sm90=32 * MAX_WARPS_BEFORE_SM90)
 def internode_dispatch(
     out: InternodeDispatchOutputs,
     inputs: InternodeDispatchInputs,
