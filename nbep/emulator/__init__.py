@@ -1,22 +1,30 @@
 """A seeded emulator of GPU threads: all threads of all blocks of all ranks, interleaved at every primitive.
 
-It knows nothing of expert parallelism.  Read in this order:
+It knows nothing of expert parallelism.  Its parts, in an order to read them in:
 
-    kinds, memory   bytes at addresses, one address space per rank
-    orders          memory orders and scopes
-    access, thread  what one thread can do; `faults` explains what it must not, and `source` finds the line
-    block, warp     where threads meet
-    bulk            copies that happen later, and the mbarriers that say when
-    scheduler       who runs next, and what a deadlock is; `report` tells it
-    stream, world   launches, events, ranks
-    delayed         stores that are seen as late as their order allows
-    checked         accesses to the same bytes that nothing orders; `knowledge` is what threads know of each other's,
-                    `data_race` the report
-    tracing         calls an observer at every access
-    process         one rank per process, as under mpiexec
+    world      all ranks of a run; `process` has one rank a process, as under mpiexec
+    machine/   what a GPU is made of
+        kinds, memory   bytes at addresses, one address space per rank; `remote` is memory that only messages reach
+        access, thread  what one thread can do
+        block, warp     where threads meet
+        bulk            copies that happen later, and the mbarriers that say when
+        stream          launches and events
+    schedule/  who runs next
+    models/    when a store is seen, and what must be ordered
+        orders          memory orders and scopes
+        delayed         stores that are seen as late as their order allows
+        checked         accesses to the same bytes that nothing orders; `knowledge` is what threads know of each other's
+    reports/   what a stopped run says
+        errors, source  what can go wrong, and the line of code that did
+        faults          why an access failed
+        race, deadlock  who did not order what, who waits for whom
+    tracing    calls an observer at every access
 """
 
-from .errors import (
+from .machine.memory import AddressSpace, Allocation, Mapping
+from .machine.stream import Event, Launch, Stream
+from .machine.thread import FULL_MASK, Thread, current_thread
+from .reports.errors import (
     DataRace,
     DeadlockError,
     Divergence,
@@ -31,9 +39,6 @@ from .errors import (
     Unmapped,
     UseAfterFree,
 )
-from .memory import AddressSpace, Allocation, Mapping
-from .stream import Event, Launch, Stream
-from .thread import FULL_MASK, Thread, current_thread
 from .world import RankContext, World
 
 __all__ = [

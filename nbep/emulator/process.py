@@ -22,17 +22,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import EmulatorError
-from .remote import ReachingThread, RemoteAllocation, map_remote
-from .scheduler import NEVER
+from .machine.remote import ReachingThread, RemoteAllocation, map_remote
+from .reports.errors import EmulatorError
+from .schedule.scheduler import NEVER
 from .world import MEMORY_MODELS, World
 
 if TYPE_CHECKING:
-    from .memory import AddressSpace
-    from .memory import Describe as DescribeCell
-    from .remote import Channel
-    from .scheduler import Describe
-    from .thread import Thread
+    from .machine.memory import AddressSpace
+    from .machine.memory import Describe as DescribeCell
+    from .machine.remote import Channel
+    from .machine.thread import Thread
+    from .schedule.scheduler import Describe
 
 _SHORTEST_PAUSE_S = 20e-6
 _LONGEST_PAUSE_S = 1e-3

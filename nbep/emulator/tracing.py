@@ -17,8 +17,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from .source import Site
-from .thread import Thread
+from .machine.thread import Thread
+from .reports.source import Site
 
 HOOKS = ("on_load", "on_store", "on_atomic", "on_copy", "on_park", "on_wake", "on_launch", "on_exit")
 

@@ -13,13 +13,13 @@ from typing import Any
 
 from greenlet import getcurrent
 
-from .checked import CheckedThread
-from .delayed import DelayedThread
-from .memory import AddressSpace
-from .names import NIC_NUMBERS
-from .scheduler import Host, Scheduler
-from .stream import Stream
-from .thread import Thread
+from .machine.memory import AddressSpace
+from .machine.names import NIC_NUMBERS
+from .machine.stream import Stream
+from .machine.thread import Thread
+from .models.checked import CheckedThread
+from .models.delayed import DelayedThread
+from .schedule.scheduler import Host, Scheduler
 from .tracing import hooks, traced
 
 MEMORY_MODELS: dict[str, type[Thread]] = {"sc": Thread, "delayed": DelayedThread, "checked": CheckedThread}

@@ -15,9 +15,9 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbep.emulator.kinds import KINDS
-from nbep.emulator.names import NIC_NUMBERS
-from nbep.emulator.orders import WEAK
+from nbep.emulator.machine.kinds import KINDS
+from nbep.emulator.machine.names import NIC_NUMBERS
+from nbep.emulator.models.orders import WEAK
 
 HOME, NVLINK, NETWORK = LINKS = ("home", "nvlink", "network")
 ROW_ACCESS_BYTES = 16  # of a row at once; smaller accesses to own memory are to counts and choices, and hit caches

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from nbep.device.layout.intranode import RingShape, note_bytes
-from nbep.emulator.bulk import MBarrier
-from nbep.emulator.orders import POLLED
+from nbep.emulator.machine.bulk import MBarrier
+from nbep.emulator.models.orders import POLLED
 from nbep.trace.events import OUTPUTS, PAYLOAD, TOKENS, Cell, Event, Launch
 from nbep.trace.internode import InternodeLaunch
 from nbep.trace.low_latency import BUFFER, WORKSPACE, Halves, LowLatencyLaunch, role_of_low_latency

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nbep.emulator.names import NIC_NUMBERS
+from nbep.emulator.machine.names import NIC_NUMBERS
 from nbep.trace.events import Event
 from nbep.trace.low_latency import in_tags
 from nbep.trace.recorder import Recorder

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nbep.emulator import EmulatorError, OutOfBounds, World, current_thread
-from nbep.emulator.remote import runs
+from nbep.emulator.machine.remote import runs
 
 LIMIT_S = 60  # ends what hangs
 

@@ -15,7 +15,7 @@ import numpy as np
 from nbep.device.jit import spec_of
 from nbep.device.types import unflatten_args
 from nbep.emulator import World
-from nbep.emulator.memory import OFFSET_MASK
+from nbep.emulator.machine.memory import OFFSET_MASK
 from nbep.host.runtime.base import (
     Array,
     Describe,

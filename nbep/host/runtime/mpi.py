@@ -114,7 +114,7 @@ class RemoteWindow:
 
 
 class WindowChannel:
-    """The memory of one rank in a window, as `nbep.emulator.remote` wants it."""
+    """The memory of one rank in a window, as `nbep.emulator.machine.remote` wants it."""
 
     def __init__(self, window: MPI.Win, rank: int):
         self._window = window

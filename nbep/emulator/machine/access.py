@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from greenlet import greenlet
 
-from . import errors
-from .faults import error_at, explain
+from ..models.orders import POLLED
+from ..reports import errors
+from ..reports.faults import error_at, explain
+from ..reports.source import Site, site_of
 from .kinds import KINDS, wrap
 from .memory import Allocation
 from .names import name_of
-from .orders import POLLED
-from .source import Site, site_of
 
 if TYPE_CHECKING:
     from .block import Block

@@ -26,11 +26,15 @@ import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from .bulk import MBarrier
-from .data_race import race
-from .errors import EmulatorError
-from .faults import error_at
-from .kinds import KINDS
+from ..machine.bulk import MBarrier
+from ..machine.kinds import KINDS
+from ..machine.memory import OFFSET_BITS, OFFSET_MASK, Allocation
+from ..machine.thread import Thread
+from ..machine.warp import Collective, Warp
+from ..reports.errors import EmulatorError
+from ..reports.faults import error_at
+from ..reports.race import race
+from ..reports.source import Site, site_of
 from .knowledge import (
     ALL_CLOCKS,
     GRANULE_BITS,
@@ -46,16 +50,12 @@ from .knowledge import (
     later,
     with_signals,
 )
-from .memory import OFFSET_BITS, OFFSET_MASK, Allocation
 from .orders import ACQUIRES, POLLED, RELEASES, SCOPES
-from .source import Site, site_of
-from .thread import Thread
-from .warp import Collective, Warp
 
 if TYPE_CHECKING:
     from greenlet import greenlet
 
-    from .block import Block, NamedBarrier
+    from ..machine.block import Block, NamedBarrier
 
 MAX_WARPS = 32  # of a block
 MAX_CHAIN = 8  # atomics on one cell that a report knows of

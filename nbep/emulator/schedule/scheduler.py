@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from .errors import EmulatorError
-from .report import deadlock_error, host_entry
+from ..reports.deadlock import deadlock_error, host_entry
+from ..reports.errors import EmulatorError
 
 if TYPE_CHECKING:
-    from .stream import Launch, Stream
-    from .thread import Thread
+    from ..machine.stream import Launch, Stream
+    from ..machine.thread import Thread
 
 Describe = str | Callable[[], str]
 

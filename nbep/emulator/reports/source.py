@@ -6,7 +6,7 @@ A kernel calls a primitive, the primitive calls the emulator.  The frame worth n
 from pathlib import Path
 from types import CodeType, FrameType
 
-_PACKAGE = Path(__file__).resolve().parent.parent
+_PACKAGE = Path(__file__).resolve().parent.parent.parent
 _LIBRARY = (_PACKAGE / "emulator", _PACKAGE / "device" / "primitives")
 _is_library: dict[CodeType, bool] = {}
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import EmulatorError
+from ..reports.errors import EmulatorError
+from ..reports.source import Site
 from .kinds import Views
-from .source import Site
 
 if TYPE_CHECKING:
     from .stream import Launch

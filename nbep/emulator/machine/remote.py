@@ -22,12 +22,12 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from ..models.orders import RELEASES
+from ..reports.faults import explain
+from ..schedule.scheduler import NEVER
 from .access import FAULTS, wake_watchers
-from .faults import explain
 from .kinds import KINDS, encode, wrap
 from .memory import AddressSpace, Allocation
-from .orders import RELEASES
-from .scheduler import NEVER
 from .thread import Thread, current_thread
 
 if TYPE_CHECKING:

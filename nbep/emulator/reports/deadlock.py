@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .block import NamedBarrier, ranges
+from ..machine.block import NamedBarrier, ranges
+from ..machine.memory import OFFSET_BITS, Allocation
+from ..machine.names import name_of
+from ..machine.warp import Collective, place
 from .errors import DeadlockError
-from .memory import OFFSET_BITS, Allocation
-from .names import name_of
 from .source import Site, call_chain, describe_site
-from .warp import Collective, place
 
 if TYPE_CHECKING:
-    from .scheduler import Describe, Host, Scheduler
-    from .stream import Launch, Stream
-    from .thread import Thread
+    from ..machine.stream import Launch, Stream
+    from ..machine.thread import Thread
+    from ..schedule.scheduler import Describe, Host, Scheduler
 
 _MAX_GROUPS = 40
 

@@ -14,13 +14,13 @@ import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from . import errors
+from ..reports import errors
+from ..reports.errors import EmulatorError
+from ..reports.faults import error_at, explain_unmapped
+from ..reports.source import Site, describe_site, site_of
+from ..schedule.scheduler import NEVER
 from .access import AccessingThread, wake_watchers
-from .errors import EmulatorError
-from .faults import error_at, explain_unmapped
 from .memory import OFFSET_BITS, OFFSET_MASK, Allocation
-from .scheduler import NEVER
-from .source import Site, describe_site, site_of
 
 if TYPE_CHECKING:
     from .block import Block

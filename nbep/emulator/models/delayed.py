@@ -20,21 +20,21 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from .access import FAULTS, wake_watchers
-from .errors import Uninitialized
-from .faults import error_at, explain
-from .kinds import decode, encode
-from .memory import Allocation
+from ..machine.access import FAULTS, wake_watchers
+from ..machine.kinds import decode, encode
+from ..machine.memory import Allocation
+from ..machine.thread import FULL_MASK, Thread
+from ..machine.warp import Warp
+from ..reports.errors import Uninitialized
+from ..reports.faults import error_at, explain
+from ..reports.source import Site, site_of
+from ..schedule.scheduler import SKIPPED
 from .orders import POLLED, RELEASES, SCOPES
-from .scheduler import SKIPPED
-from .source import Site, site_of
-from .thread import FULL_MASK, Thread
-from .warp import Warp
 
 if TYPE_CHECKING:
     from greenlet import greenlet
 
-    from .block import Block
+    from ..machine.block import Block
 
 GRANULE = 16  # bytes within which stores arrive in order
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from . import errors
-from .faults import error_at
+from ..reports import errors
+from ..reports.faults import error_at
 from .memory import Allocation
 from .names import name_of
 

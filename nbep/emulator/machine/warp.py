@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import errors
+from ..reports import errors
+from ..reports.faults import error_at
+from ..reports.source import Site, describe_site, site_of
 from .block import WARP_SIZE, ranges
-from .faults import error_at
-from .source import Site, describe_site, site_of
 
 if TYPE_CHECKING:
     from .thread import Thread

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from greenlet import getcurrent
 
+from ..machine.kinds import KINDS
+from ..machine.memory import NUMBER_BITS, OFFSET_BITS, OFFSET_MASK, Allocation
+from ..machine.names import name_of
 from . import errors
-from .kinds import KINDS
-from .memory import NUMBER_BITS, OFFSET_BITS, OFFSET_MASK, Allocation
-from .names import name_of
 from .source import describe_site, site_of
 
 if TYPE_CHECKING:
-    from .thread import Thread
+    from ..machine.thread import Thread
 
 
 def error_at(thread: Thread, kind: type[errors.EmulatorError], message: str) -> errors.EmulatorError:

@@ -15,7 +15,7 @@ from .memory import AddressSpace, Allocation
 from .warp import Warp
 
 if TYPE_CHECKING:
-    from .world import World
+    from ..world import World
 
 MAX_BLOCK = 1024
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..machine.access import describe_thread
+from ..machine.memory import Allocation
+from ..models.knowledge import NOT_WAITED, NOT_YET, Access, distance
+from ..models.orders import ACQUIRES, RELEASES, SCOPES
 from . import errors
-from .access import describe_thread
 from .faults import error_at
-from .knowledge import NOT_WAITED, NOT_YET, Access, distance
-from .memory import Allocation
-from .orders import ACQUIRES, RELEASES, SCOPES
 from .source import describe_site
 
 if TYPE_CHECKING:
-    from .checked import CheckedThread
+    from ..models.checked import CheckedThread
 
 BETWEEN = {1: "threads of a block", 2: "blocks of a rank", 3: "ranks"}
 

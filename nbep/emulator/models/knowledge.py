@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from ..reports.source import Site
 from .orders import SCOPES, WEAK
-from .source import Site
 
 NOT_YET = 1 << 62  # the number of a signal that has not been given
 NOT_WAITED = NOT_YET + 1  # nor can it, before somebody has waited for the bulk copy

@@ -1,0 +1,1 @@
+"""What a GPU is made of: memory, threads, warps, blocks, copies that happen later, streams."""

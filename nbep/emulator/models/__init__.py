@@ -1,0 +1,1 @@
+"""When a store is seen, and which accesses nothing orders: `delayed`, `checked`."""
