@@ -12,6 +12,7 @@ import os
 import warnings
 from typing import Any, Literal
 
+from nbep.device.layout.intranode import MAX_NVL_PEERS
 from nbep.host import validate
 from nbep.host.arguments import integer
 from nbep.host.comm import connect, gather_results
@@ -27,7 +28,7 @@ from nbep.host.layout import get_dispatch_layout
 from nbep.host.low_latency.verbs import LowLatencyVerbs
 from nbep.host.network import check_target, create_transport
 from nbep.host.network.direct import DirectTransport
-from nbep.host.network.transport import MAX_NODE_RANKS, NetworkOptions, NicOptions, TransportName
+from nbep.host.network.transport import NetworkOptions, NicOptions, TransportName
 from nbep.host.rdma import rdma_trailer_bytes
 from nbep.host.runtime.base import Array, HandleType, Stream
 from nbep.host.symmetric import NodeMemory
@@ -438,7 +439,7 @@ def _network_options(
         transport = os.environ.get("NBEP_TRANSPORT", "direct")
     if num_nvl_peers is None:
         text = os.environ.get("NBEP_NUM_NVL_PEERS")
-        most = max(size for size in range(1, MAX_NODE_RANKS + 1) if num_ranks % size == 0)
+        most = max(size for size in range(1, MAX_NVL_PEERS + 1) if num_ranks % size == 0)
         num_nvl_peers = most if text is None else int(text) if text.isdecimal() else text
     if nic is None:
         nic = NicOptions.parse(os.environ.get("NBEP_NIC", ""))

@@ -17,7 +17,7 @@ from nbep.device.layout.intranode import (
     num_nvl_bytes_needed,
 )
 from nbep.host.arguments import integer, refuse
-from nbep.host.internode.rings import Rings, combine_rings, dispatch_rings
+from nbep.host.internode.rings import Rings, combine_rings, dispatch_rings, most_that_fit
 
 # What the size hints reserve for each token in a ring.
 HINT_TOPK = 128
@@ -230,15 +230,12 @@ def fit_config(config: Config, num_nvl_bytes: int, num_ranks: int, *token_sizes:
         shape = config.ring_shape(num_ranks, *token_sizes)
         return num_nvl_bytes_needed(shape._replace(num_slots=num_slots)) <= num_nvl_bytes
 
-    fewest, most = 2, config.num_max_nvl_chunked_recv_tokens
-    if fits(most):
+    slots = most_that_fit(2, config.num_max_nvl_chunked_recv_tokens, fits)
+    if slots == config.num_max_nvl_chunked_recv_tokens:
         return config
-    while most - fewest > 1:
-        middle = (fewest + most) // 2
-        fewest, most = (middle, most) if fits(middle) else (fewest, middle)
     chunk = config.num_max_nvl_chunked_send_tokens
     return replace(
         config,
-        num_max_nvl_chunked_send_tokens=chunk if chunk < fewest else fewest // 2,
-        num_max_nvl_chunked_recv_tokens=fewest,
+        num_max_nvl_chunked_send_tokens=chunk if chunk < slots else slots // 2,
+        num_max_nvl_chunked_recv_tokens=slots,
     )

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import pytest
 from internode import Options, make_node_case
-from intranode import Outcome, cached_round_trip, check, combine, dispatch, make_buffer_for
+from intranode import Outcome, cached_round_trip, check
 from steps import Step, steps_of
 from target import spawn
+from trips import back_to_back
 
 import nbep
 import nbep.device.kernels.internode as kernels
@@ -54,33 +55,24 @@ class Program(NamedTuple):
             check(case, options, list(outcomes), seed)
 
 
-def in_turn(comm, rounds) -> list[Outcome]:
-    """Dispatch and combine of each."""
-    buffer = make_buffer_for(comm, rounds)
-    outcomes = []
-    for case, options in rounds:
-        outcomes.append(dispatch(buffer, case, options, comm.rank))
-        combine(buffer, case, options, comm.rank, outcomes[-1])
-    buffer.destroy()
-    return outcomes
-
-
 def cached(comm, rounds) -> list[Outcome]:
     """A cached dispatch between them."""
     return [cached_round_trip(comm, case, options) for case, options in rounds]
 
 
+TWO_STAGES = {"hidden": 4608, "num_tokens": (3, 0, 1, 1)}  # a row takes two stages
 PROGRAMS = [
-    Program(in_turn, Options(), {}),
-    Program(in_turn, Options(nbep.Config(2, 2, 4, 2, 4), fp8="row"), {"hidden": 128}),
+    Program(back_to_back, Options(), {}),
+    Program(back_to_back, Options(nbep.Config(2, 2, 4, 2, 4), fp8="row"), {"hidden": 128}),
     Program(cached, Options(nbep.Config(2, 3, 8, 1, 8)), {}),
-    Program(in_turn, Options(transport="ibgda"), {}),
-    Program(in_turn, Options(), {}, has_tma=False),
-    # A row takes two stages.
-    Program(in_turn, Options(nbep.Config(2, 2, 4, 2, 4)), {"hidden": 4608, "num_tokens": (3, 0, 1, 1)}),
-    Program(in_turn, Options(nbep.Config(2, 2, 4, 2, 4)), {"hidden": 4608, "num_tokens": (3, 0, 1, 1)}, has_tma=False),
+    Program(back_to_back, Options(transport="ibgda"), {}),
+    Program(back_to_back, Options(), {}, has_tma=False),
+    Program(back_to_back, Options(nbep.Config(2, 2, 4, 2, 4)), {"hidden": 4608, "num_tokens": (3, 0, 1, 1)}),
+    Program(
+        back_to_back, Options(nbep.Config(2, 2, 4, 2, 4)), {"hidden": 4608, "num_tokens": (3, 0, 1, 1)}, has_tma=False
+    ),
     # Several warps a team and in notify, and batches in which there is nothing for a rank.
-    Program(in_turn, Options(nbep.Config(4, 2, 4, 2, 4, num_threads=320)), {"routing": "grouped", "num_topk": 2}),
+    Program(back_to_back, Options(nbep.Config(4, 2, 4, 2, 4, num_threads=320)), {"routing": "grouped", "num_topk": 2}),
 ]
 
 

@@ -12,12 +12,28 @@ from nbep.device.jit import device_function
 from nbep.device.primitives import (
     atom_exch_release_cta_shared_s32,
     ld_acquire_cta_shared_s32,
+    ld_nc_s32,
     st_shared_s32,
     wait_expired,
 )
 from nbep.device.protocols.waits import report_fault, start_wait
 
 RETIRED = 1 << 30  # the warp has no more items
+NOT_THERE = -RETIRED - 1  # what stands for an entry of heads behind the last item
+
+
+@device_function
+def load_expected(heads, item, is_item, num_places, lane):
+    """The entry for an item and place `lane` of heads [items, num_places], as a combine has them."""
+    if is_item and lane < num_places:
+        return ld_nc_s32(heads + 4 * (item * num_places + lane))
+    return NOT_THERE
+
+
+@device_function
+def first_needed(expected):
+    """The first row of a ring that a warp still needs: that of its item or, if it has none there, the next one's."""
+    return expected if expected >= 0 else -expected - 1
 
 
 @device_function

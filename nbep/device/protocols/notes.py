@@ -10,7 +10,10 @@ Source: DeepEP csrc/kernels/intranode.cu, dispatch ("Copy source index", "Copy `
 from nbep.device.jit import device_function
 from nbep.device.layout.intranode import ALIGNMENT_BYTES, note_bytes
 from nbep.device.primitives import (
+    block_dim,
+    block_idx,
     f32,
+    grid_dim,
     ld_na_f32,
     ld_na_s32,
     ld_na_s64,
@@ -20,6 +23,7 @@ from nbep.device.primitives import (
     st_weak_f32,
     st_weak_s32,
     st_weak_s64,
+    thread_idx,
 )
 
 
@@ -42,6 +46,22 @@ def clear_padding(row, shape, lane):
 
 
 @device_function
+def keep_in_range(expert, weight, num_experts):
+    """A choice of experts [0, num_experts); -1 and 0 if it is another one."""
+    if 0 <= expert < num_experts:
+        return expert, weight
+    return -1, f32(0)
+
+
+@device_function
+def clean_choices(topk_idx, topk_weights, begin, end):
+    """Mark choices [begin, end) of an output as absent: expert -1, weight 0. All threads of the grid."""
+    for i in range(begin + block_idx() * block_dim() + thread_idx(), end, grid_dim() * block_dim()):
+        st_weak_s64(topk_idx + 8 * i, -1)
+        st_weak_s32(topk_weights + 4 * i, 0)
+
+
+@device_function
 def write_notes(
     store_s32, store_s64, store_f32, notes, inputs, token, word, first_expert, num_experts, shape, sizes, lane
 ):
@@ -55,8 +75,7 @@ def write_notes(
     if lane < num_topk:
         expert = ld_na_s64(inputs.topk_idx + 8 * (token * num_topk + lane)) - first_expert
         weight = ld_na_f32(inputs.topk_weights + 4 * (token * num_topk + lane))
-        if not 0 <= expert < num_experts:
-            expert, weight = -1, f32(0)
+        expert, weight = keep_in_range(expert, weight, num_experts)
         store_s64(notes.topk_idx + 8 * lane, expert)
         store_f32(notes.topk_weights + 4 * lane, weight)
     scales = inputs.x_scales + 4 * token * sizes.scale_token_stride
@@ -86,8 +105,7 @@ def read_notes_for(to, notes, keeps_source, first_expert, num_experts, shape, la
     if lane < shape.num_topk:
         expert = ld_na_s64(notes.topk_idx + 8 * lane) - first_expert
         weight = ld_na_f32(notes.topk_weights + 4 * lane)
-        if not 0 <= expert < num_experts:
-            expert, weight = -1, f32(0)
+        expert, weight = keep_in_range(expert, weight, num_experts)
         st_weak_s64(to.topk_idx + 8 * lane, expert)
         st_weak_f32(to.topk_weights + 4 * lane, weight)
     copy_scales(ld_na_s32, st_na_s32, to.scales, notes.scales, 1, shape.num_scales, lane)

@@ -11,6 +11,7 @@ Source: DeepEP csrc/kernels/intranode.cu, combine ("Reduce data"); csrc/kernels/
 from typing import NamedTuple
 
 from nbep.device.jit import device_function
+from nbep.device.layout.intranode import locate_notes, slot_bytes
 from nbep.device.primitives import (
     FULL_MASK,
     f32,
@@ -39,6 +40,26 @@ class Source(NamedTuple):
     topk_weights: int
     topk_weights_stride: int
     num_slots: int  # of a ring; ENDLESS if the rows do not begin again
+
+
+@device_function
+def rows_of_ring(slots, shape):
+    """The rows in the slots of a ring."""
+    stride = slot_bytes(shape)
+    return Source(slots, stride, locate_notes(slots, shape).topk_weights, stride, shape.num_slots)
+
+
+@device_function
+def rows_or_ring(inputs, shape, is_own, first, slots):
+    """What this rank has made of its own tokens, the rows of x from the first on, or else the rows of a ring."""
+    x, topk_weights, num_slots = slots, locate_notes(slots, shape).topk_weights, shape.num_slots
+    x_stride = topk_weights_stride = slot_bytes(shape)
+    if is_own:
+        x_stride, topk_weights_stride = shape.hidden_bytes, 4 * shape.num_topk
+        x = inputs.x + first * x_stride
+        topk_weights = inputs.topk_weights + first * topk_weights_stride
+        num_slots = ENDLESS
+    return Source(x, x_stride, topk_weights, topk_weights_stride, num_slots)
 
 
 @device_function

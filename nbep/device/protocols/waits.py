@@ -95,7 +95,7 @@ SITES = {
         "the next tokens in an RDMA ring, the peer's among them",
     ),
     FORWARDER_NVL_HEAD: ("internode dispatch forwarder", "head", "free slots in the peer's NVL ring"),
-    FORWARDER_COORDINATOR: ("internode dispatch forwarder coordinator", "heads", "the forwarders of its own block"),
+    FORWARDER_COORDINATOR: ("internode forwarder coordinator", "heads", "the forwarders of its own block"),
     NVL_RECEIVER_TAIL: ("internode dispatch NVL receiver", "tail", "the peer's next chunk of tokens"),
     NVL_SENDER_HEAD: ("internode combine NVL sender", "head", "free slots in the peer's NVL ring"),
     FORWARDER_NVL_TAIL: ("internode combine forwarder", "tail", "the peer's next chunk of rows"),

@@ -92,6 +92,16 @@ def check_chunk(config: Config, rings: Rings) -> None:
         )
 
 
+def most_that_fit(fewest: int, most: int, fits: Callable[[int], bool]) -> int:
+    """The largest number up to most that fits, if all below one that fits do too; the fewest are not asked."""
+    if fits(most):
+        return most
+    while most - fewest > 1:
+        middle = (fewest + most) // 2
+        fewest, most = (middle, most) if fits(middle) else (fewest, middle)
+    return fewest
+
+
 def fit_rings(config: Config, rings_of: RingsOf, num_nvl_bytes: int, num_rdma_bytes: int, num_nodes: int) -> Config:
     """The config with as many ring slots as the buffers hold, if they hold fewer. For default configs only.
 
@@ -110,19 +120,9 @@ def fit_rings(config: Config, rings_of: RingsOf, num_nvl_bytes: int, num_rdma_by
         slots = slots // chunk * chunk  # the config rounds up
         return replace(config, num_max_rdma_chunked_recv_tokens=slots, num_max_rdma_chunked_send_tokens=chunk)
 
-    def most(first: int, fewest: int, fits: Callable[[int], bool]) -> int:
-        if fits(first):
-            return first
-        low, high = fewest, first
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
-
     nvl = config.num_max_nvl_chunked_recv_tokens
-    fewest = max(2, num_nodes)
-    slots = most(nvl, fewest, lambda n: rings_of(with_nvl(n)).num_nvl_bytes <= num_nvl_bytes)
+    slots = most_that_fit(max(2, num_nodes), nvl, lambda n: rings_of(with_nvl(n)).num_nvl_bytes <= num_nvl_bytes)
     config = config if slots == nvl else with_nvl(slots)
     rdma = config.num_max_rdma_chunked_recv_tokens
-    slots = most(rdma, 2, lambda n: rings_of(with_rdma(n)).num_rdma_bytes <= num_rdma_bytes)
+    slots = most_that_fit(2, rdma, lambda n: rings_of(with_rdma(n)).num_rdma_bytes <= num_rdma_bytes)
     return config if slots == rdma else with_rdma(slots)

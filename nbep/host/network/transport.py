@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
+from nbep.device.layout.intranode import MAX_NVL_PEERS
 from nbep.device.network.ibgda.queue_pair import DEFAULT_BATCH, MAX_ENTRIES, MIN_ENTRIES
 from nbep.device.protocols.peers import Bounds
 from nbep.host.arguments import integer, refuse
 from nbep.host.runtime.base import Describe, HandleType, SymmetricMemory
 
 TransportName = Literal["direct", "ibgda", "nvshmem"]
-MAX_NODE_RANKS = 8
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,8 @@ class NetworkOptions:
         if transport not in get_args(TransportName):
             refuse("transport", repr(transport), f"one of {', '.join(get_args(TransportName))}")
         size = integer("num_nvl_peers", num_nvl_peers, 1)
-        if size > MAX_NODE_RANKS or num_ranks % size != 0:
-            refuse("num_nvl_peers", size, f"1 to {MAX_NODE_RANKS}, and divide the {num_ranks} ranks of the group")
+        if size > MAX_NVL_PEERS or num_ranks % size != 0:
+            refuse("num_nvl_peers", size, f"1 to {MAX_NVL_PEERS}, and divide the {num_ranks} ranks of the group")
         if transport == "direct" and not use_nvlink:
             refuse("allow_nvlink_for_low_latency_mode", False, 'True with transport="direct", which maps all peers')
         if not isinstance(nic, NicOptions) and nic != "nvshmem":

@@ -20,12 +20,13 @@ Source: DeepEP csrc/kernels/internode.cu, cached_notify
 from typing import NamedTuple
 
 from nbep.device.jit import device_function, kernel
+from nbep.device.kernels.internode.coordinator import first_passing_row, tokens_to_node
 from nbep.device.kernels.internode.notify_dispatch import wait_nodes
 from nbep.device.kernels.intranode.cached_notify_combine import encode_absent_tokens
 from nbep.device.kernels.intranode.notify_dispatch import reset_ring_cells
 from nbep.device.layout.internode import arrived_offset, rings_offset
 from nbep.device.network import Network, amo_add
-from nbep.device.primitives import block_dim, block_idx, ld_nc_s32, ld_weak_s32, st_weak_s32, thread_idx, u32_div
+from nbep.device.primitives import block_dim, block_idx, ld_weak_s32, st_weak_s32, thread_idx, u32_div
 from nbep.device.protocols.barrier import barrier_block
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
@@ -49,15 +50,6 @@ class CachedSizes(NamedTuple):
     num_channels: I32
     num_ring_cell_words: I32  # of the NVL rings
     cells: I64  # offset in the RDMA buffer
-
-
-@device_function
-def passing_rows(heads, node, channel, num_channels):
-    """Which rows of send_nvl_head are those of (node, own place) on a channel: [begin, end)."""
-    base = ld_nc_s32(heads.recv_rdma_rank_prefix_sum + 4 * (node - 1)) if node > 0 else 0
-    prefix = heads.recv_rdma_channel_prefix_matrix + 4 * (node * num_channels + channel)
-    begin = ld_nc_s32(prefix - 4) if channel > 0 else 0
-    return base + begin, base + ld_nc_s32(prefix)
 
 
 @device_function
@@ -95,7 +87,7 @@ def internode_cached_notify(
         for which in range(warp, network.num_ranks, block_dim() // 32):
             node = u32_div(which, peers.num_ranks)
             k = which - node * peers.num_ranks
-            first, last = passing_rows(heads, node, channel, sizes.num_channels)
-            encode_absent_tokens(
-                heads.send_nvl_head, first, min(last, sizes.num_rdma_recv_tokens), k, peers.num_ranks, lane
-            )
+            first = first_passing_row(heads, sizes.num_channels, channel, node)
+            count = tokens_to_node(heads.recv_rdma_channel_prefix_matrix, sizes.num_channels, channel, node)
+            last = min(first + count, sizes.num_rdma_recv_tokens)
+            encode_absent_tokens(heads.send_nvl_head, first, last, k, peers.num_ranks, lane)

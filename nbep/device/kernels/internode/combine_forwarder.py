@@ -35,11 +35,10 @@ from nbep.device.kernels.internode.arguments import BOARD, BOARD_ROW, SUMS_WORD,
 from nbep.device.kernels.internode.coordinator import first_passing_row, tell_tails, tokens_to_node
 from nbep.device.kernels.internode.dispatch_nvl_receiver import rows_from
 from nbep.device.layout.internode import head_offset, recv_row, rings_offset, send_row
-from nbep.device.layout.intranode import locate_notes, locate_ring, note_bytes, slot_bytes
+from nbep.device.layout.intranode import locate_notes, locate_ring, note_bytes
 from nbep.device.network import own_ptr, quiet
 from nbep.device.primitives import (
     FULL_MASK,
-    ld_nc_s32,
     ld_shared_s32,
     ld_weak_s32,
     smem_base,
@@ -52,11 +51,19 @@ from nbep.device.primitives import (
     u32_mod,
     vote_all,
 )
-from nbep.device.protocols.board import RETIRED, has_stalled, least_progress, note_progress, start_stall
+from nbep.device.protocols.board import (
+    RETIRED,
+    first_needed,
+    has_stalled,
+    least_progress,
+    load_expected,
+    note_progress,
+    start_stall,
+)
 from nbep.device.protocols.messages import put_stage
 from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.staging import STAGE_BYTES
-from nbep.device.protocols.sums import ENDLESS, Source, list_rows, sum_rows_or_two, sum_weights
+from nbep.device.protocols.sums import list_rows, rows_or_ring, sum_rows_or_two, sum_weights
 from nbep.device.protocols.totals import wait_total_free
 from nbep.device.protocols.waits import (
     FORWARDER_COORDINATOR,
@@ -64,8 +71,6 @@ from nbep.device.protocols.waits import (
     FORWARDER_RDMA_HEAD,
     wait_tail_past,
 )
-
-NOT_THERE = -RETIRED - 1  # the entry of send_nvl_head behind the last token
 
 
 class Group(NamedTuple):
@@ -87,23 +92,10 @@ def own_ring(peers, here, shape, node, k):
 @device_function
 def locate_source(inputs, here, shape, ring, node, k):
     """Where rows of place k for a node are: in a ring or, what this rank has made of its own tokens, in x."""
-    x, topk_weights, num_slots = ring.x, locate_notes(ring.x, shape).topk_weights, shape.num_slots
-    x_stride = topk_weights_stride = slot_bytes(shape)
+    first = 0
     if k == here.nvl_rank:
         first, _ = rows_from(inputs, shape, here.channel, node * here.num_nvl_ranks + k)
-        x_stride, topk_weights_stride = shape.hidden_bytes, 4 * shape.num_topk
-        x = inputs.x + first * x_stride
-        topk_weights = inputs.topk_weights + first * topk_weights_stride
-        num_slots = ENDLESS
-    return Source(x, x_stride, topk_weights, topk_weights_stride, num_slots)
-
-
-@device_function
-def load_nvl_head(inputs, here, row, i, total, lane):
-    """The entry of send_nvl_head for token i of the node's, and place `lane`."""
-    if i < total and lane < here.num_nvl_ranks:
-        return ld_nc_s32(inputs.send_nvl_head + 4 * ((row + i) * here.num_nvl_ranks + lane))
-    return NOT_THERE
+    return rows_or_ring(inputs, shape, k == here.nvl_rank, first, ring.x)
 
 
 @device_function
@@ -144,7 +136,7 @@ def forward_sums(inputs, network, peers, progress, bounds, here, nvl, rdma, cell
     rows, weights = lists
     node, num_warps = group.node, group.num_warps
     total = tokens_to_node(inputs.recv_rdma_channel_prefix_matrix, rdma.num_channels, here.channel, node)
-    row = first_passing_row(inputs, rdma, here, node)
+    row = first_passing_row(inputs, rdma.num_channels, here.channel, node)
     base = ld_weak_s32(progress.sent + 4 * (here.channel * here.num_rdma_ranks + node))
     room = own_ptr(network, head_offset(cells, here.num_rdma_ranks, here.channel, node))
     ring = own_ring(peers, here, nvl, node, lane if lane < here.num_nvl_ranks else 0)
@@ -152,11 +144,11 @@ def forward_sums(inputs, network, peers, progress, bounds, here, nvl, rdma, cell
     board = smem_base() + BOARD + BOARD_ROW * group.row
     clear_notes(stage, rdma, lane)
     i = group.warp
-    expected = load_nvl_head(inputs, here, row, i, total, lane)
+    expected = load_expected(inputs.send_nvl_head, row + i, i < total, here.num_nvl_ranks, lane)
     while i < total:
         # Both levels are told before any wait: what this warp waits for may wait for what it is done with.
         if lane < here.num_nvl_ranks:
-            note_progress(board + 4 * lane, expected if expected >= 0 else -expected - 1)
+            note_progress(board + 4 * lane, first_needed(expected))
         if lane == 0:
             note_progress(board + 4 * SUMS_WORD, i)
         if expected >= 0 and lane != here.nvl_rank:
@@ -170,9 +162,10 @@ def forward_sums(inputs, network, peers, progress, bounds, here, nvl, rdma, cell
         if not vote_all(FULL_MASK, has_room):
             return
         num_rows = list_rows(rows, weights, lane, expected, source)
-        expected = load_nvl_head(inputs, here, row, i + num_warps, total, lane)
+        after = i + num_warps
+        expected = load_expected(inputs.send_nvl_head, row + after, after < total, here.num_nvl_ranks, lane)
         put_sum(network, here, rdma, node, i, rows, weights, num_rows, stage, lane)
-        i += num_warps
+        i = after
     syncwarp(FULL_MASK)
     if lane <= SUMS_WORD:
         note_progress(board + 4 * lane, RETIRED)

@@ -23,11 +23,9 @@ from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import BOARD, BOARD_ROW, rank_of
 from nbep.device.kernels.internode.coordinator import tell_heads, tokens_to_node
 from nbep.device.layout.internode import recv_row, tail_offset
-from nbep.device.layout.intranode import locate_notes, slot_bytes
 from nbep.device.network import own_ptr
 from nbep.device.primitives import (
     FULL_MASK,
-    ld_nc_s32,
     ld_weak_s32,
     s32,
     smem_base,
@@ -35,21 +33,11 @@ from nbep.device.primitives import (
     st_weak_f32,
     syncwarp,
 )
-from nbep.device.protocols.board import RETIRED, note_progress
+from nbep.device.protocols.board import RETIRED, first_needed, load_expected, note_progress
 from nbep.device.protocols.channels import channel_task_range
-from nbep.device.protocols.sums import Source, list_biases, list_rows, sum_rows_or_two, sum_weights
+from nbep.device.protocols.sums import list_biases, list_rows, rows_of_ring, sum_rows_or_two, sum_weights
 from nbep.device.protocols.totals import wait_total
 from nbep.device.protocols.waits import RDMA_RECEIVER_COORDINATOR, RDMA_RECEIVER_TAIL
-
-NOT_THERE = -RETIRED - 1  # the entry of send_rdma_head behind the channel's last token
-
-
-@device_function
-def load_rdma_head(inputs, here, token, end, lane):
-    """The entry of send_rdma_head for a token and node `lane`."""
-    if token < end and lane < here.num_rdma_ranks:
-        return ld_nc_s32(inputs.send_rdma_head + 4 * (token * here.num_rdma_ranks + lane))
-    return NOT_THERE
 
 
 @device_function
@@ -61,31 +49,30 @@ def receive_sums(out, inputs, network, progress, bounds, here, shape, sizes, rec
     if is_node:
         base = ld_weak_s32(progress.received + 4 * (here.channel * here.num_rdma_ranks + lane))
     tail = own_ptr(network, tail_offset(sizes.cells, here.num_rdma_ranks, here.channel, lane))
-    row = own_ptr(network, recv_row(shape, here.channel, lane, 0))
-    stride = slot_bytes(shape)
-    source = Source(row, stride, locate_notes(row, shape).topk_weights, stride, shape.num_slots)
+    source = rows_of_ring(own_ptr(network, recv_row(shape, here.channel, lane, 0)), shape)
     cell = smem_base() + BOARD + BOARD_ROW * receiver + 4 * lane
     token, end = channel_task_range(sizes.num_combined_tokens, shape.num_channels, here.channel)
     token += receiver
     arrived = 0  # in lane d: sums of node d that are known to be there
-    expected = load_rdma_head(inputs, here, token, end, lane)
+    expected = load_expected(inputs.send_rdma_head, token, token < end, here.num_rdma_ranks, lane)
     while token < end:
         if is_node:
-            note_progress(cell, expected if expected >= 0 else -expected - 1)
+            note_progress(cell, first_needed(expected))
             if expected >= arrived:
                 peer, wanted = rank_of(here, lane), s32(base + expected + 1)
                 arrived = s32(wait_total(tail, wanted, bounds, RDMA_RECEIVER_TAIL, peer, here.channel) - base)
         syncwarp(FULL_MASK)
         num_biases = list_biases(rows, (inputs.bias_0, inputs.bias_1), token, shape.hidden_bytes, lane)
         num_nodes = list_rows(rows + 8 * num_biases, weights, lane, expected, source)
-        expected = load_rdma_head(inputs, here, token + sizes.num_receivers, end, lane)
+        after = token + sizes.num_receivers
+        expected = load_expected(inputs.send_rdma_head, after, after < end, here.num_rdma_ranks, lane)
         dst = out.combined_x + token * shape.hidden_bytes
         sum_rows_or_two(st_na_v4, dst, rows, num_biases + num_nodes, 0, shape.hidden_bytes, lane)
         if lane < shape.num_topk:
             total = sum_weights(weights, num_nodes, lane)
             st_weak_f32(out.combined_topk_weights + 4 * (token * shape.num_topk + lane), total)
         syncwarp(FULL_MASK)
-        token += sizes.num_receivers
+        token = after
     if is_node:
         note_progress(cell, RETIRED)
 

@@ -28,57 +28,50 @@ def tokens_to_node(prefix_matrix, num_channels, channel, node):
 
 
 @device_function
-def tell_tails(network, progress, bounds, here, total, column, num_warps, chunk, cells, site, lane):
-    """Coordinator, lane d: tell node d how many of its slots a column of the board has filled, in chunks."""
-    peer = rank_of(here, lane)
-    sent = progress.sent + 4 * (here.channel * here.num_rdma_ranks + lane)
-    tail = tail_offset(cells, here.num_rdma_ranks, here.channel, here.rdma_rank)
+def tell_slots(network, counter, cell, column, bounds, here, total, num_warps, chunk, site, peer):
+    """Add to a peer's cell, in chunks, how many of total slots the first warps of a column of the board are done with.
+
+    counter: where the next call finds how many there were in all
+    """
     told = 0
     deadline = 0
     while told < total:
-        filled = min(least_progress(column, BOARD_ROW, num_warps), total)
-        if filled - told >= chunk or filled == total:
-            amo_add(network, tail, filled - told, peer, here.channel, True)
-            told = filled
+        done = min(least_progress(column, BOARD_ROW, num_warps), total)
+        if done - told >= chunk or done == total:
+            amo_add(network, cell, done - told, peer, here.channel, True)
+            told = done
             deadline = 0
         elif deadline == 0:
             deadline = start_stall(bounds)
-        elif has_stalled(deadline, bounds, site, peer, here.channel, total, filled):
+        elif has_stalled(deadline, bounds, site, peer, here.channel, total, done):
             return
     if total > 0:
-        st_weak_s32(sent, s32(ld_weak_s32(sent) + total))
+        st_weak_s32(counter, s32(ld_weak_s32(counter) + total))
+
+
+@device_function
+def tell_tails(network, progress, bounds, here, total, column, num_warps, chunk, cells, site, lane):
+    """Coordinator, lane d: tell node d how many of its slots a column of the board has filled."""
+    sent = progress.sent + 4 * (here.channel * here.num_rdma_ranks + lane)
+    tail = tail_offset(cells, here.num_rdma_ranks, here.channel, here.rdma_rank)
+    tell_slots(network, sent, tail, column, bounds, here, total, num_warps, chunk, site, rank_of(here, lane))
 
 
 @device_function
 def tell_heads(network, progress, bounds, here, total, num_warps, chunk, cells, site, lane):
-    """Coordinator, lane n: tell node n how many of its slots the first warps of the board have freed, in chunks."""
-    peer = rank_of(here, lane)
+    """Coordinator, lane n: tell node n how many of its slots the first warps of the board have freed."""
     received = progress.received + 4 * (here.channel * here.num_rdma_ranks + lane)
     head = head_offset(cells, here.num_rdma_ranks, here.channel, here.rdma_rank)
     column = smem_base() + BOARD + 4 * lane
-    told = 0
-    deadline = 0
-    while told < total:
-        freed = min(least_progress(column, BOARD_ROW, num_warps), total)
-        if freed - told >= chunk or freed == total:
-            amo_add(network, head, freed - told, peer, here.channel, True)
-            told = freed
-            deadline = 0
-        elif deadline == 0:
-            deadline = start_stall(bounds)
-        elif has_stalled(deadline, bounds, site, peer, here.channel, total, freed):
-            return
-    if total > 0:
-        st_weak_s32(received, s32(ld_weak_s32(received) + total))
+    tell_slots(network, received, head, column, bounds, here, total, num_warps, chunk, site, rank_of(here, lane))
 
 
 @device_function
-def first_passing_row(inputs, shape, here, node):
-    """The row of send_nvl_head of the first token of this channel from a node."""
+def first_passing_row(inputs, num_channels, channel, node):
+    """The row of send_nvl_head of the first token of a channel from a node."""
     row = ld_nc_s32(inputs.recv_rdma_rank_prefix_sum + 4 * (node - 1)) if node > 0 else 0
-    if here.channel > 0:
-        prefix = inputs.recv_rdma_channel_prefix_matrix + 4 * (node * shape.num_channels + here.channel)
-        row += ld_nc_s32(prefix - 4)
+    if channel > 0:
+        row += ld_nc_s32(inputs.recv_rdma_channel_prefix_matrix + 4 * (node * num_channels + channel - 1))
     return row
 
 

@@ -163,7 +163,7 @@ def find_incoming(out, inputs, progress, bounds, here, shape, sizes, team):
     if team.lane < here.num_rdma_ranks:
         base = ld_weak_s32(progress.received + 4 * (here.channel * here.num_rdma_ranks + team.lane))
         total = tokens_to_node(inputs.recv_rdma_channel_prefix_matrix, shape.num_channels, here.channel, team.lane)
-        row = first_passing_row(inputs, shape, here, team.lane)
+        row = first_passing_row(inputs, shape.num_channels, here.channel, team.lane)
     if out.send_nvl_head != 0:
         check_passing(inputs, bounds, here, sizes.num_rdma_recv_tokens, team)
     return Incoming(base, total, row)

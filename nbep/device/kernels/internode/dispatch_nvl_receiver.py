@@ -24,10 +24,7 @@ from nbep.device.layout.internode import rings_offset
 from nbep.device.layout.intranode import Notes, locate_notes, locate_ring, slot_bytes
 from nbep.device.primitives import (
     FULL_MASK,
-    block_dim,
-    block_idx,
     fence_proxy_async_global,
-    grid_dim,
     has_tma,
     ld_na_s32,
     ld_na_v4,
@@ -38,15 +35,12 @@ from nbep.device.primitives import (
     smem_base,
     st_relaxed_sys_s32,
     st_shared_s32,
-    st_weak_s32,
-    st_weak_s64,
-    thread_idx,
     tma_store_wait_all,
     u32_div,
     u32_mod,
     vote_ballot,
 )
-from nbep.device.protocols.notes import read_notes_for
+from nbep.device.protocols.notes import clean_choices, read_notes_for
 from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.reduce import warp_sum_s32
 from nbep.device.protocols.staging import begin_copy, end_copy
@@ -182,7 +176,5 @@ def clean_unused_rows(out, inputs, here, shape, num_worst_tokens):
     """Mark the rows past the received ones: expert -1, weight 0."""
     last = here.num_rdma_ranks * here.num_nvl_ranks - 1
     num_recv_tokens = ld_nc_s32(inputs.recv_gbl_rank_prefix_sum + 4 * last)
-    begin = num_recv_tokens * shape.num_topk + block_idx() * block_dim() + thread_idx()
-    for i in range(begin, num_worst_tokens * shape.num_topk, grid_dim() * block_dim()):
-        st_weak_s64(out.recv_topk_idx + 8 * i, -1)
-        st_weak_s32(out.recv_topk_weights + 4 * i, 0)
+    begin = num_recv_tokens * shape.num_topk
+    clean_choices(out.recv_topk_idx, out.recv_topk_weights, begin, num_worst_tokens * shape.num_topk)

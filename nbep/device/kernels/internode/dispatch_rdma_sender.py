@@ -26,7 +26,7 @@ Source: DeepEP csrc/kernels/internode.cu, dispatch (WarpRole::kRDMASender, kRDMA
 from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import BOARD, BOARD_ROW, rank_of
 from nbep.device.kernels.internode.coordinator import tell_tails, tokens_to_node
-from nbep.device.kernels.internode.notify_dispatch import goes_to_node
+from nbep.device.kernels.intranode.notify_dispatch import goes_to_any
 from nbep.device.layout.internode import META_WORDS, NODES_PER_WORD, head_offset, recv_row, send_row
 from nbep.device.layout.intranode import MAX_NVL_PEERS, locate_notes, note_bytes
 from nbep.device.network import keep_message, own_ptr, put_nbi_warp, quiet
@@ -68,7 +68,8 @@ def tokens_for_nodes(inputs, here, token, end, lane):
     for node in range(here.num_rdma_ranks):
         goes = False
         if token + lane < end:
-            goes = goes_to_node(inputs.is_token_in_rank, token + lane, node, num_ranks, here.num_nvl_ranks)
+            row = inputs.is_token_in_rank + (token + lane) * num_ranks
+            goes = goes_to_any(row + node * here.num_nvl_ranks, here.num_nvl_ranks) != 0
         chosen = vote_ballot(FULL_MASK, goes)
         anywhere |= chosen
         if lane == node:

@@ -51,7 +51,6 @@ from nbep.device.primitives import (
     fence_proxy_async_shared,
     has_tma,
     ld_nc_s32,
-    ld_nc_u8,
     ld_weak_s32,
     smem_base,
     st_release_sys_s32,
@@ -64,10 +63,8 @@ from nbep.device.primitives import (
     u32_mod,
 )
 from nbep.device.protocols.barrier import barrier_block
-from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.grid_barrier import barrier_grid
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.reduce import warp_sum_s32
 from nbep.device.protocols.totals import Progress, wait_total
 from nbep.device.protocols.waits import INTERNODE_NOTIFY, has_timed_out
 from nbep.device.types import I32, I64, In, Out, Sym
@@ -107,47 +104,17 @@ def notify_smem_bytes(num_threads: int) -> int:
 
 
 @device_function
-def goes_to_node(is_token_in_rank, token, node, num_ranks, num_nvl_ranks):
-    """Whether a token goes to a rank of a node."""
-    row = is_token_in_rank + token * num_ranks + node * num_nvl_ranks
-    found = 0
-    for k in range(num_nvl_ranks):
-        found |= ld_nc_u8(row + k)
-    return found != 0
-
-
-@device_function
-def count_node_tokens(channel_prefix, is_token_in_rank, node, num_ranks, num_nvl_ranks, sizes):
-    """Prefix sums over channels of the tokens that go to a node; one warp counts one channel at a time."""
-    lane = thread_idx() % 32
-    for channel in range(thread_idx() // 32, sizes.num_channels, block_dim() // 32):
-        begin, end = channel_task_range(sizes.num_tokens, sizes.num_channels, channel)
-        count = 0
-        for token in range(begin + lane, end, 32):
-            count += 1 if goes_to_node(is_token_in_rank, token, node, num_ranks, num_nvl_ranks) else 0
-        count = warp_sum_s32(FULL_MASK, count)
-        if lane == 0:
-            st_weak_s32(channel_prefix + 4 * channel, count)
-    syncthreads()
-    if thread_idx() == 0:
-        total = 0
-        for channel in range(sizes.num_channels):
-            total += ld_weak_s32(channel_prefix + 4 * channel)
-            st_weak_s32(channel_prefix + 4 * channel, total)
-
-
-@device_function
 def count_tokens(out, inputs, num_ranks, num_nvl_ranks, sizes):
     """Blocks 1 and up: the ranks first, then the nodes."""
     which = block_idx() - 1
     row_bytes = 4 * sizes.num_channels
     if which < num_ranks:
         prefix = out.gbl_channel_prefix_matrix + which * row_bytes
-        count_channel_tokens(prefix, inputs.is_token_in_rank, which, num_ranks, sizes)
+        count_channel_tokens(prefix, inputs.is_token_in_rank, num_ranks, which, 1, sizes)
     else:
         node = which - num_ranks
         prefix = out.rdma_channel_prefix_matrix + node * row_bytes
-        count_node_tokens(prefix, inputs.is_token_in_rank, node, num_ranks, num_nvl_ranks, sizes)
+        count_channel_tokens(prefix, inputs.is_token_in_rank, num_ranks, node * num_nvl_ranks, num_nvl_ranks, sizes)
 
 
 @device_function

@@ -59,18 +59,16 @@ from nbep.device.primitives import (
     u32_div,
     u32_mod,
     vote_all,
-    wait_expired,
 )
+from nbep.device.protocols.board import RETIRED, first_needed, has_stalled, load_expected, start_stall
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.copies import copy_row
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
-from nbep.device.protocols.sums import ENDLESS, Source, list_biases, list_rows, sum_rows, sum_weights
+from nbep.device.protocols.sums import list_biases, list_rows, rows_or_ring, sum_rows, sum_weights
 from nbep.device.protocols.waits import (
     COMBINE_COORDINATOR,
     COMBINE_SENDER_HEAD,
     has_fault,
-    report_fault,
-    start_wait,
     wait_free_slots,
     wait_shared_tail_past,
 )
@@ -78,7 +76,6 @@ from nbep.device.types import I32, In, Out
 
 MAX_RANKS = 8
 MAX_ROWS = MAX_RANKS + 2  # of one sum: one from each rank, and the biases
-RETIRED = 1 << 30  # the head of a warp that needs no slot any more
 
 
 class CombineOutputs(NamedTuple):
@@ -226,34 +223,19 @@ def coordinate(board, num_warps, peers, bounds, shape, channel, peer):
         if moved:
             deadline = 0
         elif deadline == 0:
-            # The receivers bound their own waits; this one only ends if they never retire.
-            deadline = start_wait(bounds) + bounds.timeout_ns
-        elif wait_expired(deadline):
-            report_fault(bounds, COMBINE_COORDINATOR, peers.rank, channel, RETIRED, head)
+            deadline = start_stall(bounds)
+        elif has_stalled(deadline, bounds, COMBINE_COORDINATOR, peers.rank, channel, RETIRED, head):
             return
 
 
 @device_function
 def locate_source(inputs, peers, shape, channel, rank):
     """Where this rank finds what a rank has made of the tokens of a channel."""
-    ring = locate_ring(buffer_of(peers, peers.rank), shape, channel, rank)
-    x, topk_weights, num_slots = ring.x, locate_notes(ring.x, shape).topk_weights, shape.num_slots
-    x_stride = topk_weights_stride = slot_bytes(shape)
+    first = 0
     if rank == peers.rank:
         first, _ = token_range_to_send(inputs, peers, shape, rank, channel)
-        x_stride, topk_weights_stride = shape.hidden_bytes, 4 * shape.num_topk
-        x = inputs.x + first * x_stride
-        topk_weights = inputs.topk_weights + first * topk_weights_stride
-        num_slots = ENDLESS
-    return Source(x, x_stride, topk_weights, topk_weights_stride, num_slots)
-
-
-@device_function
-def load_expected(inputs, token, end, lane, shape):
-    """The entry of send_head for a token and rank `lane`; as absent from the channel past its end."""
-    if token < end and lane < shape.num_ranks:
-        return ld_nc_s32(inputs.send_head + 4 * (token * shape.num_ranks + lane))
-    return -RETIRED - 1
+    ring = locate_ring(buffer_of(peers, peers.rank), shape, channel, rank)
+    return rows_or_ring(inputs, shape, rank == peers.rank, first, ring.x)
 
 
 @device_function
@@ -272,24 +254,25 @@ def receive_tokens(out, inputs, board, num_warps, warp, lane, peers, bounds, sha
     head = board.heads + 4 * (MAX_RANKS * warp + lane)
     token, end = channel_task_range(sizes.num_combined_tokens, shape.num_channels, channel)
     token += warp - 1
-    expected = load_expected(inputs, token, end, lane, shape)
+    expected = load_expected(inputs.send_head, token, token < end, shape.num_ranks, lane)
     while token < end:
         if lane < shape.num_ranks:
-            atom_exch_relaxed_cta_shared_s32(head, expected if expected >= 0 else -expected - 1)
+            atom_exch_relaxed_cta_shared_s32(head, first_needed(expected))
             if expected >= 0 and lane != peers.rank:
                 wait_shared_tail_past(board.tails + 4 * lane, expected, bounds, lane, channel)
         syncwarp(FULL_MASK)
         here = expected if has_rows else -1
         num_biases = list_biases(rows, (inputs.bias_0, inputs.bias_1), token, shape.hidden_bytes, lane)
         num_ranks = list_rows(rows + 8 * num_biases, weights, lane, here, source)
-        expected = load_expected(inputs, token + num_warps - 1, end, lane, shape)
+        after = token + num_warps - 1
+        expected = load_expected(inputs.send_head, after, after < end, shape.num_ranks, lane)
         row = out.combined_x + token * shape.hidden_bytes
         sum_rows(st_na_v4, row, rows, num_biases + num_ranks, 0, shape.hidden_bytes, lane)
         if lane < shape.num_topk:
             total = sum_weights(weights, num_ranks, lane)
             st_weak_f32(out.combined_topk_weights + 4 * (token * shape.num_topk + lane), total)
         syncwarp(FULL_MASK)
-        token += num_warps - 1
+        token = after
     if lane < MAX_RANKS:
         atom_exch_relaxed_cta_shared_s32(head, RETIRED)
 

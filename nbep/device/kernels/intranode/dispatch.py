@@ -39,7 +39,6 @@ from nbep.device.primitives import (
     fence_proxy_async_global,
     fence_proxy_async_shared,
     ffs_u32,
-    grid_dim,
     has_tma,
     ld_na_v4,
     ld_nc_s32,
@@ -57,7 +56,6 @@ from nbep.device.primitives import (
     st_shared_s32,
     st_shared_s64,
     st_weak_s32,
-    st_weak_s64,
     syncwarp,
     thread_idx,
     tma_store_wait_all,
@@ -67,7 +65,7 @@ from nbep.device.primitives import (
     vote_ballot,
 )
 from nbep.device.protocols.channels import channel_task_range
-from nbep.device.protocols.notes import clear_padding, read_notes, write_notes
+from nbep.device.protocols.notes import clean_choices, clear_padding, read_notes, write_notes
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
 from nbep.device.protocols.staging import STAGE_STRIDE, begin_copy, end_copy, open_stage
 from nbep.device.protocols.teams import Team, publish_tail, team_barrier
@@ -420,10 +418,8 @@ def clean_unused_rows(out, inputs, rank, shape, num_worst_tokens):
     """Mark the rows past the received ones: expert -1, weight 0."""
     num_recv_tokens = tokens_up_to(inputs, shape.num_ranks - 1, rank, shape)
     # After a failed barrier the matrix may hold anything.
-    begin = max(num_recv_tokens, 0) * shape.num_topk + block_idx() * block_dim() + thread_idx()
-    for i in range(begin, num_worst_tokens * shape.num_topk, grid_dim() * block_dim()):
-        st_weak_s64(out.recv_topk_idx + 8 * i, -1)
-        st_weak_s32(out.recv_topk_weights + 4 * i, 0)
+    begin = max(num_recv_tokens, 0) * shape.num_topk
+    clean_choices(out.recv_topk_idx, out.recv_topk_weights, begin, num_worst_tokens * shape.num_topk)
 
 
 @kernel(max_threads=768, clusters=CLUSTERS)

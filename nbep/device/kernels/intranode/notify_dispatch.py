@@ -117,14 +117,23 @@ def reset_ring_cells(buffer, num_words):
 
 
 @device_function
-def count_channel_tokens(channel_prefix, is_token_in_rank, dst_rank, num_ranks, sizes):
-    """Prefix sums over channels of the tokens that go to dst_rank; one warp counts one channel at a time."""
+def goes_to_any(row, num_ranks):
+    """Whether a token goes to one of the ranks from a place in its row of is_token_in_rank on: 1 or 0."""
+    found = 0
+    for k in range(num_ranks):
+        found |= ld_nc_u8(row + k)
+    return found
+
+
+@device_function
+def count_channel_tokens(channel_prefix, is_token_in_rank, num_ranks, first_rank, num_dst_ranks, sizes):
+    """Prefix sums over channels of the tokens that go to one of some ranks; one warp counts one channel at a time."""
     lane = thread_idx() % 32
     for channel in range(thread_idx() // 32, sizes.num_channels, block_dim() // 32):
         begin, end = channel_task_range(sizes.num_tokens, sizes.num_channels, channel)
         count = 0
         for token in range(begin + lane, end, 32):
-            count += ld_nc_u8(is_token_in_rank + token * num_ranks + dst_rank)
+            count += goes_to_any(is_token_in_rank + token * num_ranks + first_rank, num_dst_ranks)
         count = warp_sum_s32(FULL_MASK, count)
         if lane == 0:
             st_weak_s32(channel_prefix + 4 * channel, count)
@@ -150,4 +159,4 @@ def notify_dispatch(out: NotifyOutputs, inputs: NotifyInputs, peers: Peers, boun
     else:
         dst_rank = block_idx() - 1
         channel_prefix = out.channel_prefix_matrix + 4 * dst_rank * sizes.num_channels
-        count_channel_tokens(channel_prefix, inputs.is_token_in_rank, dst_rank, peers.num_ranks, sizes)
+        count_channel_tokens(channel_prefix, inputs.is_token_in_rank, peers.num_ranks, dst_rank, 1, sizes)
