@@ -15,9 +15,12 @@
     trace.journey(rank=0, token=2)                 # between nodes: the slots and rows that it fills
     trace.queue(rank=0, peer=1)           # the entries of a send queue, with transport="ibgda"
     trace.plot_queue(rank=0, peer=1)
+    trace.page()                          # in a notebook: all of it, with a slider over the steps
+    trace.to_html("trace.html")           # the same in a file
+    trace.to_perfetto("trace.json")       # for ui.perfetto.dev
 
-Read in this order: events, roles, low_latency, internode, recorder, rings, queues, journeys; then table, entries,
-ring_picture, space_time, halves_picture, hops_picture, queue_picture.
+Read in this order: events, roles, low_latency, internode, recorder, rings, queues, journeys, readings; then table,
+entries, ring_picture, space_time, halves_picture, hops_picture, queue_picture; page, perfetto.
 """
 
 from __future__ import annotations
@@ -32,6 +35,10 @@ from nbep.trace.rings import RingFill, ring_fills
 from nbep.trace.table import Text, event_table, ring_table, stuck_table
 
 if TYPE_CHECKING:
+    from os import PathLike
+    from pathlib import Path
+
+    from nbep.trace.page import Page
     from nbep.trace.style import Picture
 
 __all__ = ["Cell", "Event", "Launch", "RingFill", "Text", "Trace"]
@@ -50,6 +57,25 @@ class Trace(Recorder):
         kernels = [launch.kernel for launch in self.launches]
         counts = ", ".join(f"{kernels.count(kernel)} {kernel}" for kernel in dict.fromkeys(kernels))
         return f"<Trace of {self.num_ranks} ranks, {self.last_step} steps, launches: {counts or 'none'}>"
+
+    def page(self) -> Page:
+        """The run as a page with a slider over its steps: who does what, who waits, what is in the rings.
+
+        A notebook shows it; `to_html` writes it.
+        """
+        from nbep.trace.page import Page
+
+        return Page(self)
+
+    def to_html(self, path: str | PathLike[str]) -> Path:
+        """Write the page of the run into one file, which any browser opens without a network; its path."""
+        return self.page().save(path)
+
+    def to_perfetto(self, path: str | PathLike[str]) -> Path:
+        """Write the run as a timeline for ui.perfetto.dev or chrome://tracing; its path."""
+        from nbep.trace.perfetto import save_timeline
+
+        return save_timeline(self, path)
 
     def rings(self, kernel: str | None = None) -> list[RingFill]:
         """The fill of every ring during every launch that has rings, or during those of one kernel."""

@@ -100,7 +100,8 @@ class Event(NamedTuple):
            "fill"    wrote the first bytes of a token's row to slot `value` of a ring, to slot or token `value` of a
                      half, or to row `value` of an output
            "atomic"  changed the cell to `value`
-           "see"     a polling load got a `value` that this thread had not seen in the cell before, or that was stored anew
+           "see"     a polling load got a `value` that this thread had not seen in the cell before, or that was stored
+                     there anew
            "wait"    parked on the cell from `step` to `until`, having seen `value`; until is None if nothing ended it
            "hang"    has come to a barrier or a collective that nothing completes: see `Recorder.hangs`
     """

@@ -71,9 +71,12 @@ class Recorder:
         self._numbers: dict[tuple[int, str], int] = {}
         self._halves = Halves()
         self._parked: dict[Any, Event] = {}
-        self._meetings: dict[Any, tuple[int, Site | None]] = {}  # of a thread: the barrier or collective it last came to
+        self._meetings: dict[
+            Any, tuple[int, Site | None]
+        ] = {}  # of a thread: the barrier or collective it last came to
         self._versions: Counter[Cell] = Counter()  # how often a cell was stored to
         self._lines: dict[Site, Line] = {}
+        self._left: dict[tuple[int, str, int, int, int], list[int]] = {}
 
     def events(
         self,
@@ -99,6 +102,12 @@ class Recorder:
             and (kernel is None or event.kernel == kernel)
         ]
         return sorted(chosen, key=lambda event: event.step)
+
+    def exits(self) -> dict[tuple[int, str, int, int, int], int]:
+        """When the last thread of a warp has left: by rank, kernel, call, block and warp; only warps that are gone."""
+        blocks = {(each.rank, each.kernel, each.call): each.block for each in self.launches}
+        sizes = {warp: min(blocks[warp[:3]] - 32 * warp[4], 32) for warp in self._left}
+        return {warp: steps[-1] for warp, steps in self._left.items() if len(steps) % sizes[warp] == 0}
 
     def hangs(self) -> list[Event]:
         """Threads that stand at a barrier or a collective that nothing completes any more.
@@ -235,6 +244,9 @@ class Recorder:
 
     def on_exit(self, thread: Any) -> None:
         self._meetings.pop(thread, None)
+        launch = thread.block.launch
+        warp = thread.rank, launch.name, self._calls[launch].number, thread.block_idx, thread.warp
+        self._left[warp] = [*self._left.get(warp, ()), self._step()]
 
     # --- what they share --------------------------------------------------------------------------------------------
 
