@@ -11,7 +11,7 @@ for the first time.
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from types import FrameType
 from typing import Any
@@ -29,6 +29,7 @@ from nbep.trace.internode import InternodeLaunch
 from nbep.trace.low_latency import BUFFER, WORKSPACE, Halves, LowLatencyLaunch, role_of_low_latency
 from nbep.trace.roles import role_of
 
+Warp = tuple[int, str, int, int, int]  # rank, kernel, call, block, warp
 ATOMICS = {"add": lambda old, operand: old + operand, "exch": lambda old, operand: operand, "max": max, "min": min}
 
 
@@ -71,12 +72,10 @@ class Recorder:
         self._numbers: dict[tuple[int, str], int] = {}
         self._halves = Halves()
         self._parked: dict[Any, Event] = {}
-        self._meetings: dict[
-            Any, tuple[int, Site | None]
-        ] = {}  # of a thread: the barrier or collective it last came to
+        self._meetings: dict[Any, tuple[int, Site | None]] = {}  # when and where a thread last came to a barrier
         self._versions: Counter[Cell] = Counter()  # how often a cell was stored to
         self._lines: dict[Site, Line] = {}
-        self._left: dict[tuple[int, str, int, int, int], list[int]] = {}
+        self._left: defaultdict[Warp, list[int]] = defaultdict(list)
 
     def events(
         self,
@@ -103,7 +102,7 @@ class Recorder:
         ]
         return sorted(chosen, key=lambda event: event.step)
 
-    def exits(self) -> dict[tuple[int, str, int, int, int], int]:
+    def exits(self) -> dict[Warp, int]:
         """When the last thread of a warp has left: by rank, kernel, call, block and warp; only warps that are gone."""
         blocks = {(each.rank, each.kernel, each.call): each.block for each in self.launches}
         sizes = {warp: min(blocks[warp[:3]] - 32 * warp[4], 32) for warp in self._left}
@@ -246,7 +245,7 @@ class Recorder:
         self._meetings.pop(thread, None)
         launch = thread.block.launch
         warp = thread.rank, launch.name, self._calls[launch].number, thread.block_idx, thread.warp
-        self._left[warp] = [*self._left.get(warp, ()), self._step()]
+        self._left[warp].append(self._step())
 
     # --- what they share --------------------------------------------------------------------------------------------
 
@@ -307,7 +306,9 @@ def _frame_of(thread: Any) -> FrameType | None:
 
 def _is_open(what: Any) -> bool:
     """Whether a barrier or a collective still waits for somebody; False for anything else."""
-    return isinstance(what, NamedBarrier) and not what.is_full or isinstance(what, Collective) and bool(what.missing)
+    if isinstance(what, NamedBarrier):
+        return not what.is_full
+    return isinstance(what, Collective) and bool(what.missing)
 
 
 def _meeting(what: NamedBarrier | Collective) -> tuple[str, int]:
