@@ -19,7 +19,7 @@ NUM_TOKENS, HIDDEN = 4, 128
 
 @cache
 def traced_run(mode: str) -> Trace:
-    """Two calls of dispatch and combine, inside a node one."""
+    """Two calls of dispatch and combine in low latency and between nodes; inside a node and with queues one."""
     trace = Trace()
     if mode == "intranode":
         options = Options(nbep.Config(2, 2, 4))  # one channel, chunks of two tokens, rings of four
@@ -78,7 +78,7 @@ def _internode(comm, mode):
     buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 18, num_rdma_bytes=1 << 17, num_nvl_peers=2, **transport)
     per_rank, per_node, per_expert, is_token_in_rank, _ = buffer.get_dispatch_layout(topk_idx, 8)
     config = nbep.Config(2, 1, 4, 1, 2)  # one channel, rings of four and of two slots, chunks of one
-    for _ in range(2):
+    for _ in range(1 if mode == "ibgda" else 2):
         recv_x, _, _, _, handle, _ = buffer.dispatch(
             x, None, per_rank, per_node, is_token_in_rank, per_expert, topk_idx, weights, config=config
         )
