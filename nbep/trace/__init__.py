@@ -25,7 +25,7 @@ entries, ring_picture, space_time, halves_picture, hops_picture, queue_picture; 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from nbep.trace.events import Cell, Event, Launch
@@ -108,14 +108,15 @@ class Trace(Recorder):
         """Rings as text, a line each: publishes, peak, and the fill over the launch in `width` characters."""
         return ring_table(self, kernel, width)
 
-    def plot_rings(self, kernel: str | None = None) -> Picture:
+    def plot_rings(self, kernel: str | None = None, *, ranks: Collection[int] | None = None) -> Picture:
         """How full every ring is over time: a panel for each receiving rank, a row for each (channel, source).
 
+        Args:   ranks: panels for these alone
         Raises: ValueError if no kernel with rings ran
         """
         from nbep.trace.ring_picture import ring_picture
 
-        return ring_picture(self, kernel)
+        return ring_picture(self, kernel, ranks)
 
     def plot_channel(
         self, src: int = 0, dst: int = 1, channel: int = 0, kernel: str = "dispatch", *, call: int = 0
@@ -129,23 +130,27 @@ class Trace(Recorder):
 
         return channel_picture(self, src, dst, channel, kernel, call)
 
-    def plot_cells(self, cell: str, kernel: str | None = None) -> Picture:
+    def plot_cells(self, cell: str, kernel: str | None = None, *, ranks: Collection[int] | None = None) -> Picture:
         """Who writes the cells whose names begin with `cell`, who sees it and who waits for it: a lane for each rank.
 
+        Args:   ranks: what these do alone, where there are many
         Raises: ValueError if nothing happened at such a cell
         """
         from nbep.trace.space_time import cell_picture
 
-        return cell_picture(self, cell, kernel)
+        return cell_picture(self, cell, kernel, ranks)
 
-    def plot_call(self, kernel: str = "low_latency_dispatch", *, call: int = 0) -> Picture:
+    def plot_call(
+        self, kernel: str = "low_latency_dispatch", *, call: int = 0, ranks: Collection[int] | None = None
+    ) -> Picture:
         """One low-latency call: what its roles put and tell each other, and where they wait. A lane for each role.
 
+        Args:   ranks: what these do alone, where there are many
         Raises: ValueError if the trace has no such call
         """
         from nbep.trace.space_time import call_picture
 
-        return call_picture(self, kernel, call)
+        return call_picture(self, kernel, call, ranks)
 
     def plot_halves(self) -> Picture:
         """Low-latency calls over time: which half each takes, when it sends and receives, and what else the rank does.

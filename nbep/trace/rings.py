@@ -35,6 +35,12 @@ class RingFill(NamedTuple):
     num_tokens: int
     level: str = ""  # between nodes "NVL" or "RDMA"
     node: int = -1  # of an NVL ring of combine between nodes: to which node its rows go back
+    has_ended: bool = True  # whether the launch has
+
+    @property
+    def left(self) -> int:
+        """Tokens that stay in the ring, all received: of combine, as said above."""
+        return self.fill[-1] if self.has_ended else 0
 
     @property
     def peak(self) -> int:
@@ -159,4 +165,5 @@ def _ring_fill(
         cells["tail"],
         place.level,
         node,
+        launch.end is not None,
     )

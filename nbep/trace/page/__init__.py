@@ -30,6 +30,9 @@ class Page:
         self.html = page_html(trace)
         self._height = height
 
+    def __repr__(self) -> str:
+        return "<the page of a trace: a notebook shows it, save(path) writes it>"
+
     def save(self, path: str | PathLike[str]) -> Path:
         """Write the page; the path of the file."""
         path = Path(path)
