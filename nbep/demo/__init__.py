@@ -5,6 +5,7 @@ Read in this order: options, runs; layer and checks, or for `--low-latency` deco
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -14,7 +15,7 @@ from nbep.demo.layer import make_model
 from nbep.demo.options import check_options, parser_of_demo, settings_of
 from nbep.demo.progress import Progress
 from nbep.demo.report import print_checks
-from nbep.demo.runs import run_decoding_step, run_whole_layer
+from nbep.demo.runs import Run, run_decoding_step, run_whole_layer
 from nbep.trace import Trace
 
 
@@ -37,27 +38,48 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{'FP8' if settings.fp8 else 'bf16'}"
     )
     run = run_decoding_step(options.deduplicate) if options.low_latency else run_whole_layer()
-    trace = None if options.no_picture else Trace()
+    trace = None if options.no_picture and options.html is None else Trace()
     progress = Progress(console, settings.num_ranks, run.phases)
     try:
         checks, seconds = run.run(console, settings, make_model(settings), trace, progress)
     except (nbep.EmulatorError, nbep.PeerTimeout) as error:
         console.print(f"The run stopped: {type(error).__name__}: {error}", markup=False)
+        if trace is not None:
+            _save_page(console, trace, options)
         return 1
     print_checks(console, checks)
     _print_counters(console, progress, seconds)
-    if trace is not None:
-        try:
-            run.save_picture(console, trace, options.out)
-        except OSError as error:
-            console.print(f"--out: {error}", markup=False)
-            return 1
+    if trace is not None and not _save(console, run, trace, options):
+        return 1
     failed = [check.name for check in checks if not check.passed]
     if failed:
         console.print(f"{len(failed)} of {len(checks)} checks failed: {', '.join(failed)}", markup=False)
         return 1
     console.print(f"All {len(checks)} checks passed.")
     return 0
+
+
+def _save(console: Console, run: Run, trace: Trace, options: argparse.Namespace) -> bool:
+    """Write the picture and the page; whether that went well."""
+    try:
+        if not options.no_picture:
+            run.save_picture(console, trace, options.out)
+    except OSError as error:
+        console.print(f"--out: {error}", markup=False)
+        return False
+    return _save_page(console, trace, options)
+
+
+def _save_page(console: Console, trace: Trace, options: argparse.Namespace) -> bool:
+    if options.html is None:
+        return True
+    try:
+        path = trace.to_html(options.html)
+    except OSError as error:
+        console.print(f"--html: {error}", markup=False)
+        return False
+    console.print(f"Page of the run, for a browser: {path.resolve()}", markup=False)
+    return True
 
 
 def _print_counters(console: Console, progress: Progress, seconds: float) -> None:

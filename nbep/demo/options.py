@@ -14,6 +14,7 @@ MAX_LOCAL_EXPERTS = 128
 MAX_WEIGHT_BYTES = 1 << 30
 DEFAULT_OUT = Path("nbep_demo_rings.png")
 DEFAULT_HALVES_OUT = Path("nbep_demo_halves.png")
+DEFAULT_HTML = Path("nbep_demo.html")
 DECODE_TOKENS = 8  # of each rank, in a decoding step
 
 
@@ -56,7 +57,16 @@ def parser_of_demo() -> argparse.ArgumentParser:
         help="where the picture goes; the suffix says its format "
         f"(default: {DEFAULT_OUT}; {DEFAULT_HALVES_OUT} with --low-latency)",
     )
-    add("--no-picture", action="store_true", help="draw nothing, and run without a tracer")
+    add(
+        "--html",
+        type=Path,
+        nargs="?",
+        const=DEFAULT_HTML,
+        default=argparse.SUPPRESS,
+        metavar="PATH",
+        help=f"write a page of the run, with a slider over its steps (PATH: {DEFAULT_HTML} if left out)",
+    )
+    add("--no-picture", action="store_true", help="draw nothing; without --html, run without a tracer")
     return parser
 
 
@@ -66,6 +76,8 @@ def settings_of(options: argparse.Namespace) -> Settings:
         options.tokens = DECODE_TOKENS if options.low_latency else Settings().num_tokens
     if not hasattr(options, "out"):
         options.out = DEFAULT_HALVES_OUT if options.low_latency else DEFAULT_OUT
+    if not hasattr(options, "html"):
+        options.html = None
     return Settings(
         options.ranks, options.tokens, options.hidden, options.experts, options.topk, options.seed, options.fp8
     )
@@ -94,6 +106,9 @@ def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace, 
     demand(experts <= most, "--experts", experts, f"at most {most} with --hidden {hidden}, for 1 GiB of weights")
     demand(1 <= topk <= min(experts, MAX_TOPK), "--topk", topk, f"1 to {min(experts, MAX_TOPK)}")
     demand(settings.seed >= 0, "--seed", settings.seed, "0 or more")
+    if options.html is not None:
+        demand(options.html.parent.is_dir(), "--html", options.html, "in a folder that exists")
+        demand(options.html.suffix.lower() in (".html", ".htm"), "--html", options.html, "a .html file")
     if not options.no_picture:
         demand(options.out.parent.is_dir(), "--out", options.out, "in a folder that exists")
         demand(

@@ -5,9 +5,10 @@ A tracer has any of these methods:
     on_load(thread, allocation, offset, kind, value, order, scope)      after the load
     on_store(thread, allocation, offset, kind, value, order, scope)     after the store was issued
     on_atomic(thread, allocation, offset, kind, op, operand, old, order, scope)
-    on_copy(thread, allocation, offset, data)                           a bulk copy has written
+    on_copy(thread, allocation, offset, data, site)                     a bulk copy has written; site: who asked for it
     on_park(thread, cells)      cells: list of (allocation, offset, kind, value seen)
     on_wake(thread)
+    on_meet(thread)             it comes to a barrier or a collective, and may have to wait there
     on_launch(launch)
     on_exit(thread)
 """
@@ -20,7 +21,7 @@ from typing import Any
 from .machine.thread import Thread
 from .reports.source import Site
 
-HOOKS = ("on_load", "on_store", "on_atomic", "on_copy", "on_park", "on_wake", "on_launch", "on_exit")
+HOOKS = ("on_load", "on_store", "on_atomic", "on_copy", "on_park", "on_wake", "on_meet", "on_launch", "on_exit")
 
 
 def hooks(tracer: Any) -> SimpleNamespace:
@@ -71,13 +72,21 @@ class TracingMixin:
 
     def put_bytes(self: Any, allocation: Any, offset: int, data: bytes, site: Site | None) -> None:
         super().put_bytes(allocation, offset, data, site)  # type: ignore[misc]
-        self.world.hooks.on_copy(self, allocation, offset, data)
+        self.world.hooks.on_copy(self, allocation, offset, data, site)
 
     def watch(self: Any, cells: list, deadline_ns: int) -> bool:
         self.world.hooks.on_park(self, cells)
         expired = super().watch(cells, deadline_ns)  # type: ignore[misc]
         self.world.hooks.on_wake(self)
         return expired
+
+    def collect(self: Any, name: str, mask: int, value: Any) -> Any:
+        self.world.hooks.on_meet(self)
+        return super().collect(name, mask, value)  # type: ignore[misc]
+
+    def meet(self: Any, barrier_id: int, num_threads: int, predicate: bool) -> Any:
+        self.world.hooks.on_meet(self)
+        return super().meet(barrier_id, num_threads, predicate)  # type: ignore[misc]
 
     def leave(self: Any) -> None:
         self.world.hooks.on_exit(self)

@@ -90,7 +90,7 @@ class Traffic:
         elif allocation.rank != thread.rank or size >= ROW_ACCESS_BYTES:
             tally.payload += size
 
-    def on_copy(self, thread: Any, allocation: Any, offset: int, data: bytes) -> None:
+    def on_copy(self, thread: Any, allocation: Any, offset: int, data: bytes, site: Any) -> None:
         if _is_shared(allocation):  # from this rank's memory: no kernel reads a peer's
             self._home(thread).loads += len(data)
             return

@@ -15,14 +15,17 @@
     trace.journey(rank=0, token=2)                 # between nodes: the slots and rows that it fills
     trace.queue(rank=0, peer=1)           # the entries of a send queue, with transport="ibgda"
     trace.plot_queue(rank=0, peer=1)
+    trace.page()                          # in a notebook: all of it, with a slider over the steps
+    trace.to_html("trace.html")           # the same in a file
+    trace.to_perfetto("trace.json")       # for ui.perfetto.dev
 
-Read in this order: events, roles, low_latency, internode, recorder, rings, queues, journeys; then table, entries,
-ring_picture, space_time, halves_picture, hops_picture, queue_picture.
+Read in this order: events, roles, low_latency, internode, recorder, rings, queues, journeys, readings; then table,
+entries, ring_picture, space_time, halves_picture, hops_picture, queue_picture; page, perfetto.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from nbep.trace.events import Cell, Event, Launch
@@ -32,6 +35,10 @@ from nbep.trace.rings import RingFill, ring_fills
 from nbep.trace.table import Text, event_table, ring_table, stuck_table
 
 if TYPE_CHECKING:
+    from os import PathLike
+    from pathlib import Path
+
+    from nbep.trace.page import Page
     from nbep.trace.style import Picture
 
 __all__ = ["Cell", "Event", "Launch", "RingFill", "Text", "Trace"]
@@ -50,6 +57,25 @@ class Trace(Recorder):
         kernels = [launch.kernel for launch in self.launches]
         counts = ", ".join(f"{kernels.count(kernel)} {kernel}" for kernel in dict.fromkeys(kernels))
         return f"<Trace of {self.num_ranks} ranks, {self.last_step} steps, launches: {counts or 'none'}>"
+
+    def page(self) -> Page:
+        """The run as a page with a slider over its steps: who does what, who waits, what is in the rings.
+
+        A notebook shows it; `to_html` writes it.
+        """
+        from nbep.trace.page import Page
+
+        return Page(self)
+
+    def to_html(self, path: str | PathLike[str]) -> Path:
+        """Write the page of the run into one file, which any browser opens without a network; its path."""
+        return self.page().save(path)
+
+    def to_perfetto(self, path: str | PathLike[str]) -> Path:
+        """Write the run as a timeline for ui.perfetto.dev or chrome://tracing; its path."""
+        from nbep.trace.perfetto import save_timeline
+
+        return save_timeline(self, path)
 
     def rings(self, kernel: str | None = None) -> list[RingFill]:
         """The fill of every ring during every launch that has rings, or during those of one kernel."""
@@ -82,14 +108,15 @@ class Trace(Recorder):
         """Rings as text, a line each: publishes, peak, and the fill over the launch in `width` characters."""
         return ring_table(self, kernel, width)
 
-    def plot_rings(self, kernel: str | None = None) -> Picture:
+    def plot_rings(self, kernel: str | None = None, *, ranks: Collection[int] | None = None) -> Picture:
         """How full every ring is over time: a panel for each receiving rank, a row for each (channel, source).
 
+        Args:   ranks: panels for these alone
         Raises: ValueError if no kernel with rings ran
         """
         from nbep.trace.ring_picture import ring_picture
 
-        return ring_picture(self, kernel)
+        return ring_picture(self, kernel, ranks)
 
     def plot_channel(
         self, src: int = 0, dst: int = 1, channel: int = 0, kernel: str = "dispatch", *, call: int = 0
@@ -103,23 +130,27 @@ class Trace(Recorder):
 
         return channel_picture(self, src, dst, channel, kernel, call)
 
-    def plot_cells(self, cell: str, kernel: str | None = None) -> Picture:
+    def plot_cells(self, cell: str, kernel: str | None = None, *, ranks: Collection[int] | None = None) -> Picture:
         """Who writes the cells whose names begin with `cell`, who sees it and who waits for it: a lane for each rank.
 
+        Args:   ranks: what these do alone, where there are many
         Raises: ValueError if nothing happened at such a cell
         """
         from nbep.trace.space_time import cell_picture
 
-        return cell_picture(self, cell, kernel)
+        return cell_picture(self, cell, kernel, ranks)
 
-    def plot_call(self, kernel: str = "low_latency_dispatch", *, call: int = 0) -> Picture:
+    def plot_call(
+        self, kernel: str = "low_latency_dispatch", *, call: int = 0, ranks: Collection[int] | None = None
+    ) -> Picture:
         """One low-latency call: what its roles put and tell each other, and where they wait. A lane for each role.
 
+        Args:   ranks: what these do alone, where there are many
         Raises: ValueError if the trace has no such call
         """
         from nbep.trace.space_time import call_picture
 
-        return call_picture(self, kernel, call)
+        return call_picture(self, kernel, call, ranks)
 
     def plot_halves(self) -> Picture:
         """Low-latency calls over time: which half each takes, when it sends and receives, and what else the rank does.

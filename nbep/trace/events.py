@@ -84,6 +84,15 @@ class Token(NamedTuple):
     goals: tuple[int, ...]
 
 
+class Line(NamedTuple):
+    """A line of a kernel's source."""
+
+    file: str
+    number: int
+    function: str
+    begin: int  # the line where the function begins
+
+
 class Event(NamedTuple):
     """Something that one thread did.
 
@@ -91,8 +100,10 @@ class Event(NamedTuple):
            "fill"    wrote the first bytes of a token's row to slot `value` of a ring, to slot or token `value` of a
                      half, or to row `value` of an output
            "atomic"  changed the cell to `value`
-           "see"     a polling load got a `value` that this thread had not seen in the cell before
+           "see"     a polling load got a `value` that this thread had not seen in the cell before, or that was stored
+                     there anew
            "wait"    parked on the cell from `step` to `until`, having seen `value`; until is None if nothing ended it
+           "hang"    has come to a barrier or a collective that nothing completes: see `Recorder.hangs`
     """
 
     step: int
@@ -110,3 +121,4 @@ class Event(NamedTuple):
     until: int | None = None
     team: int = -1  # between nodes: which place or node a forwarder, a deliverer or an NVL receiver serves
     token: Token | None = None  # between nodes, of a "fill" of a slot in dispatch
+    at: tuple[Line, ...] = ()  # where the thread was, and who called that, innermost first

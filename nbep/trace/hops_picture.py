@@ -19,7 +19,7 @@ from nbep.trace.internode import COMBINE, DISPATCH
 from nbep.trace.journeys import journey
 from nbep.trace.recorder import Recorder
 from nbep.trace.rings import RingFill, ring_fills
-from nbep.trace.space_time import LaneOf, draw_fill, draw_lanes, show_steps, title
+from nbep.trace.space_time import WAITS, LaneOf, draw_fill, draw_lanes, show_steps, title
 from nbep.trace.style import RANK_COLORS, TINY, Picture, count_steps
 
 TOKEN_COLOR = RANK_COLORS[5]
@@ -71,8 +71,8 @@ def hops_picture(
     picture = Picture(9.5, height + FILL * len(rings) + 1.2)
     axes, *below = picture.subplots(1 + len(rings), 1, sharex=True, height_ratios=[height] + [FILL] * len(rings))
     steps = [event.step for event in events] or [0, trace.last_step]
-    is_stuck = any(event.what == "wait" and event.until is None for event in events)
-    last = max(steps) + (max(steps) - min(steps)) // 20 * is_stuck  # so that the last wait is seen too
+    is_stuck = any(event.what in WAITS and event.until is None for event in events)
+    last = trace.last_step if is_stuck else max(steps)
     show_steps(axes, min(steps), last)
     names = [f"{lane.role}\nrank {lane.rank}" for lane in way.lanes]
     draw_lanes(axes, names, events, lane_of, lambda event: event.cell.name in ("head", "tail"), [], last)
@@ -134,14 +134,15 @@ def _is(ring: RingFill, key: tuple[str, int, int, int], channel: int, call: int)
 
 def _events(trace: Recorder, way: Way, channel: int, kernel: str, call: int, lane_of: LaneOf) -> list[Event]:
     """What the lanes do to cells of the two rings, to the rows of the output and to the board."""
-    mine = [e for e in trace.events(kernel=kernel) if e.call == call and lane_of(e) is not None]
+    hangs = [event for event in trace.hangs() if event.kernel == kernel]
+    mine = [e for e in [*trace.events(kernel=kernel), *hangs] if e.call == call and lane_of(e) is not None]
     board = {e.cell for e in mine if e.what == "atomic" and e.cell.name == "board" and _is_told(e, way)}
 
     def belongs(event: Event) -> bool:
         cell = event.cell
         if cell.name == "board":
             return cell in board
-        if cell.row >= 0:
+        if cell.row >= 0 or event.what == "hang":
             return True
         if cell.channel != channel:
             return False

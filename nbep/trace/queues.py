@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from nbep.device.network.ibgda.completion import REQ_ERR, index_of, opcode_of
 from nbep.device.primitives import byteswap_u32
-from nbep.trace.events import Event
+from nbep.trace.events import Cell, Event
 from nbep.trace.recorder import Recorder
 from nbep.trace.table import Text, align
 
@@ -36,31 +36,53 @@ def entry_lives(trace: Recorder, rank: int, peer: int, queue: int) -> list[Entry
 
     Raises: ValueError if the trace has nothing of that queue
     """
-    progress: dict[str, list[tuple[int, int]]] = {"RESERVED": [], "READY": [], "doorbell": [], "completion": []}
-    refused = -1
-    for event in trace.events(["store", "atomic"]):
-        found = _CELL.match(event.cell.text)
-        if event.cell.owner != rank or found is None or (int(found[2]), int(found[3])) != (queue, peer):
-            continue
-        numbers = progress[found[1]]
-        past = NUMBERS[found[1]](event)
-        if past is None:
-            continue
-        if found[1] in ("doorbell", "completion"):  # 16 bits of it
-            last = numbers[-1][1] if numbers else 0
-            past = last + _signed_16(past - last)
-        if found[1] == "completion" and opcode_of(event.value) == REQ_ERR:
-            refused = past - 1
-        numbers.append((event.step, past))
-    if not progress["RESERVED"]:
+    lives = all_lives(trace).get((rank, peer, queue))
+    if lives is None:
         raise ValueError(
             f"rank, peer, queue: the trace has none of rank {rank}'s entries for rank {peer}, queue {queue}"
         )
-    num_entries = max(past for _, past in progress["RESERVED"])
-    return [
-        EntryLife(number, *(_step_past(numbers, number) for numbers in progress.values()), number == refused)
-        for number in range(num_entries)
-    ]
+    return lives
+
+
+def all_lives(trace: Recorder) -> dict[tuple[int, int, int], list[EntryLife]]:
+    """The entries of all queues that have any, by rank, peer and queue."""
+    queues: dict[tuple[int, int, int], _Progress] = {}
+    found: dict[Cell, re.Match[str] | None] = {}
+    for event in trace.events(["store", "atomic"]):
+        cell = event.cell
+        if cell not in found:
+            found[cell] = _CELL.match(cell.text)
+        match = found[cell]
+        if match is not None:
+            key = cell.owner, int(match[3]), int(match[2])
+            queues.setdefault(key, _Progress()).add(match[1], event)
+    return {key: progress.lives() for key, progress in queues.items() if progress.past["RESERVED"]}
+
+
+class _Progress:
+    """How far a queue's counters have got: for each, the steps at which it was past which number."""
+
+    def __init__(self) -> None:
+        self.past: dict[str, list[tuple[int, int]]] = {name: [] for name in NUMBERS}
+        self.refused = -1
+
+    def add(self, name: str, event: Event) -> None:
+        numbers, past = self.past[name], NUMBERS[name](event)
+        if past is None:
+            return
+        if name in ("doorbell", "completion"):  # 16 bits of it
+            last = numbers[-1][1] if numbers else 0
+            past = last + _signed_16(past - last)
+        if name == "completion" and opcode_of(event.value) == REQ_ERR:
+            self.refused = past - 1
+        numbers.append((event.step, past))
+
+    def lives(self) -> list[EntryLife]:
+        num_entries = max(past for _, past in self.past["RESERVED"])
+        return [
+            EntryLife(number, *(_step_past(numbers, number) for numbers in self.past.values()), number == self.refused)
+            for number in range(num_entries)
+        ]
 
 
 def queue_table(trace: Recorder, rank: int, peer: int, queue: int) -> Text:

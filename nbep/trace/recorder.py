@@ -10,17 +10,26 @@ for the first time.
 
 from __future__ import annotations
 
+import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterable
+from types import FrameType
 from typing import Any
 
+from greenlet import getcurrent
+
 from nbep.device.layout.intranode import RingShape, note_bytes
+from nbep.emulator.machine.block import NamedBarrier
 from nbep.emulator.machine.bulk import MBarrier
+from nbep.emulator.machine.warp import Collective
 from nbep.emulator.models.orders import POLLED
-from nbep.trace.events import OUTPUTS, PAYLOAD, TOKENS, Cell, Event, Launch
+from nbep.emulator.reports.source import Site, call_chain, site_of
+from nbep.trace.events import OUTPUTS, PAYLOAD, TOKENS, Cell, Event, Launch, Line
 from nbep.trace.internode import InternodeLaunch
 from nbep.trace.low_latency import BUFFER, WORKSPACE, Halves, LowLatencyLaunch, role_of_low_latency
 from nbep.trace.roles import role_of
 
+Warp = tuple[int, str, int, int, int]  # rank, kernel, call, block, warp
 ATOMICS = {"add": lambda old, operand: old + operand, "exch": lambda old, operand: operand, "max": max, "min": min}
 
 
@@ -63,6 +72,10 @@ class Recorder:
         self._numbers: dict[tuple[int, str], int] = {}
         self._halves = Halves()
         self._parked: dict[Any, Event] = {}
+        self._meetings: dict[Any, tuple[int, Site | None]] = {}  # when and where a thread last came to a barrier
+        self._versions: Counter[Cell] = Counter()  # how often a cell was stored to
+        self._lines: dict[Site, Line] = {}
+        self._left: defaultdict[Warp, list[int]] = defaultdict(list)
 
     def events(
         self,
@@ -88,6 +101,29 @@ class Recorder:
             and (kernel is None or event.kernel == kernel)
         ]
         return sorted(chosen, key=lambda event: event.step)
+
+    def exits(self) -> dict[Warp, int]:
+        """When the last thread of a warp has left: by rank, kernel, call, block and warp; only warps that are gone."""
+        blocks = {(each.rank, each.kernel, each.call): each.block for each in self.launches}
+        sizes = {warp: min(blocks[warp[:3]] - 32 * warp[4], 32) for warp in self._left}
+        return {warp: steps[-1] for warp, steps in self._left.items() if len(steps) % sizes[warp] == 0}
+
+    def hangs(self) -> list[Event]:
+        """Threads that stand at a barrier or a collective that nothing completes any more.
+
+        The name of the cell says what they wait for; `value` is how many threads have come.
+        """
+        hangs = []
+        for thread, (step, site) in self._meetings.items():
+            call = self._calls.get(thread.block.launch)
+            what = thread.waits_for
+            if call is None or thread.block.launch.is_service or not _is_open(what):
+                continue
+            text, count = _meeting(what)
+            cell = Cell(thread.rank, text, text.partition("[")[0])
+            event = self._event("hang", thread, call, cell, count, "")
+            hangs.append(event._replace(step=step, at=() if site is None else (self._line(site),)))
+        return sorted(hangs, key=lambda event: (event.step, event.rank, event.block, event.thread))
 
     @property
     def num_ranks(self) -> int:
@@ -135,9 +171,9 @@ class Recorder:
         cell = self._cell(call, thread, allocation, offset)
         if cell is None:
             return
-        key = (thread.block_idx, thread.thread_idx, cell)
-        if key not in call.seen or call.seen[key] != value:
-            call.seen[key] = value
+        key, seen = (thread.block_idx, thread.thread_idx, cell), (value, self._versions[cell])
+        if call.seen.get(key) != seen:
+            call.seen[key] = seen
             self._record("see", thread, call, cell, value, order)
 
     def on_store(
@@ -152,9 +188,10 @@ class Recorder:
         if max(cell.slot, cell.row) >= 0:
             self._record("fill", thread, call, cell, max(cell.slot, cell.row), order)
         else:
+            self._versions[cell] += 1
             self._record("store", thread, call, cell, value, order)
 
-    def on_copy(self, thread: Any, allocation: Any, offset: int, data: bytes) -> None:
+    def on_copy(self, thread: Any, allocation: Any, offset: int, data: bytes, site: Site | None) -> None:
         """A bulk copy fills a slot or a row when it is done; it has no order of its own."""
         call = self._calls[thread.block.launch]
         if not _has_cells(call, allocation):
@@ -167,7 +204,7 @@ class Recorder:
                 token = call.internode.token(cell, data)
         if cell is not None and max(cell.slot, cell.row) >= 0:
             event = self._event("fill", thread, call, cell, max(cell.slot, cell.row), "")
-            self._events.append(event._replace(token=token))
+            self._events.append(event._replace(token=token, at=() if site is None else (self._line(site),)))
 
     def on_atomic(
         self,
@@ -185,6 +222,7 @@ class Recorder:
         cell = self._cell(call, thread, allocation, offset)
         if cell is not None and (op in ATOMICS or allocation.read(offset, kind) != old):
             value = ATOMICS[op](old, operand) if op in ATOMICS else allocation.read(offset, kind)
+            self._versions[cell] += 1
             self._record("atomic", thread, call, cell, value, order)
 
     def on_park(self, thread: Any, cells: list[tuple[Any, int, str, Any]]) -> None:
@@ -199,6 +237,15 @@ class Recorder:
 
     def on_wake(self, thread: Any) -> None:
         self._events.append(self._parked.pop(thread)._replace(until=self._step()))
+
+    def on_meet(self, thread: Any) -> None:
+        self._meetings[thread] = self._step(), site_of(_frame_of(thread))
+
+    def on_exit(self, thread: Any) -> None:
+        self._meetings.pop(thread, None)
+        launch = thread.block.launch
+        warp = thread.rank, launch.name, self._calls[launch].number, thread.block_idx, thread.warp
+        self._left[warp].append(self._step())
 
     # --- what they share --------------------------------------------------------------------------------------------
 
@@ -217,7 +264,17 @@ class Recorder:
                 call.roles[place] = role_of(launch, *place)
             role = call.roles[place]
         step, name = self._step(), launch.name
-        return Event(step, what, thread.rank, name, call.number, *place, role, cell, value, order, team=team)
+        at = tuple(map(self._line, call_chain(_frame_of(thread))))
+        return Event(step, what, thread.rank, name, call.number, *place, role, cell, value, order, team=team, at=at)
+
+    def _line(self, site: Site) -> Line:
+        """The line of an instruction."""
+        if site not in self._lines:
+            code, instruction = site
+            lines = [line for begin, end, line in code.co_lines() if begin <= instruction < end and line]
+            number = lines[-1] if lines else code.co_firstlineno
+            self._lines[site] = Line(code.co_filename, number, code.co_name, code.co_firstlineno)
+        return self._lines[site]
 
     def _step(self) -> int:
         """Primitive calls of all threads so far."""
@@ -235,6 +292,30 @@ class Recorder:
             cell = _cell(call, thread, allocation, offset, is_weak)
             is_recorded = cell is not None and (cell.name not in PAYLOAD or (cell.name in TOKENS and cell.byte == 0))
             return call.cells.setdefault(key, cell if is_recorded else None)
+
+
+def _frame_of(thread: Any) -> FrameType | None:
+    """Where a thread is in the kernel, from within a hook."""
+    if getcurrent() is not thread:
+        return thread.gr_frame
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    return frame
+
+
+def _is_open(what: Any) -> bool:
+    """Whether a barrier or a collective still waits for somebody; False for anything else."""
+    if isinstance(what, NamedBarrier):
+        return not what.is_full
+    return isinstance(what, Collective) and bool(what.missing)
+
+
+def _meeting(what: NamedBarrier | Collective) -> tuple[str, int]:
+    """A barrier or a collective that is open, in words, and how many threads have come."""
+    if isinstance(what, NamedBarrier):
+        return f"barrier[{what.number}] of {what.expected} threads", len(what.arrived)
+    return f"{what.name}[mask {what.mask:#010x}]", len(what.values)
 
 
 def _telling(allocation: Any) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from matplotlib.axes import Axes
 
 from nbep.trace.events import Launch
@@ -9,15 +11,18 @@ from nbep.trace.recorder import Recorder
 from nbep.trace.rings import RingFill, ring_fills
 from nbep.trace.style import FAINT, INK, RANK_COLORS, SHADE, SMALL, TINY, Picture, count_steps, plain_axes
 
+LEFT = (
+    "A ring of combine may end above zero: all is received then, and nobody waits for another head, so none is stored."
+)
 ROW_GAP = 0.35  # between rows, in heights of a full ring
 
 
-def ring_picture(trace: Recorder, kernel: str | None) -> Picture:
-    """The fill of every ring over time."""
-    rings = ring_fills(trace, kernel)
+def ring_picture(trace: Recorder, kernel: str | None, only: Collection[int] | None) -> Picture:
+    """The fill of every ring over time. only: of these ranks"""
+    rings = [ring for ring in ring_fills(trace, kernel) if only is None or ring.rank in only]
     if not rings:
         what = "of a kernel with rings" if kernel is None else f"of `{kernel}` with rings"
-        raise ValueError(f"kernel: the trace has no launch {what}")
+        raise ValueError(f"kernel, ranks: the trace has no launch {what}")
     ranks = sorted({ring.rank for ring in rings})
     rows = {rank: sorted({_row(ring) for ring in rings if ring.rank == rank}) for rank in ranks}
     num_rows = max(map(len, rows.values()))
@@ -39,7 +44,8 @@ def ring_picture(trace: Recorder, kernel: str | None) -> Picture:
     slots = " or ".join(map(str, capacities)) + (" slot" if capacities == [1] else " slots")
     picture.suptitle(
         f"Fill of the ring buffers over time. A row is one ring; the grey line above it is its capacity, {slots}."
-        + ("" if any(ring.level for ring in rings) else " What a rank sends to itself takes no ring."),
+        + ("" if any(ring.level for ring in rings) else " What a rank sends to itself takes no ring.")
+        + ("\n" + LEFT if any(ring.left for ring in rings) else ""),
         fontsize=SMALL + 2,
         color=INK,
         x=0.01,

@@ -35,6 +35,12 @@ class RingFill(NamedTuple):
     num_tokens: int
     level: str = ""  # between nodes "NVL" or "RDMA"
     node: int = -1  # of an NVL ring of combine between nodes: to which node its rows go back
+    has_ended: bool = True  # whether the launch has
+
+    @property
+    def left(self) -> int:
+        """Tokens that stay in the ring, all received: of combine, as said above."""
+        return self.fill[-1] if self.has_ended else 0
 
     @property
     def peak(self) -> int:
@@ -50,7 +56,7 @@ class RingFill(NamedTuple):
         return fill
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
     """A ring: in whose memory, at which level, and the number of who fills it: the cells' `src`, or `node`."""
 
     rank: int
@@ -64,19 +70,19 @@ Change = tuple[int, str, int]  # step, "head" or "tail", and what it is since th
 
 def ring_fills(trace: Recorder, kernel: str | None = None) -> list[RingFill]:
     """All rings of all launches that have rings, by rank, launch, level, channel and source."""
-    changes = _changes(trace)
+    changes = ring_changes(trace)
     rings = []
     for launch in sorted(trace.launches, key=lambda launch: (launch.rank, launch.begin)):
         if launch.shape is None or (kernel is not None and launch.kernel != kernel):
             continue
         end = trace.last_step if launch.end is None else launch.end
-        for place, src, capacity, node in _places(launch):
+        for place, src, capacity, node in ring_places(launch):
             mine = changes.get((place, launch.kernel, launch.call), [])
             rings.append(_ring_fill(launch, place, src, capacity, node, end, mine))
     return rings
 
 
-def _places(launch: Launch) -> Iterator[tuple[_Place, int, int, int]]:
+def ring_places(launch: Launch) -> Iterator[tuple[Place, int, int, int]]:
     """The rings that end at a launch's rank: who fills each, its slots, and `RingFill.node`."""
     assert launch.shape is not None
     rank, places = launch.rank, launch.num_nvl_ranks
@@ -85,24 +91,24 @@ def _places(launch: Launch) -> Iterator[tuple[_Place, int, int, int]]:
         for number in range(launch.shape.num_ranks):
             if places and number % places != rank % places:
                 node = number // places if launch.kernel == COMBINE else -1
-                place = _Place(rank, "NVL", channel, number)
+                place = Place(rank, "NVL", channel, number)
                 yield place, first + number % places, launch.shape.num_slots, node
             elif not places and number != rank:
-                yield _Place(rank, "", channel, number), number, launch.shape.num_slots, -1
+                yield Place(rank, "", channel, number), number, launch.shape.num_slots, -1
     if launch.rdma_shape is not None:
         for channel in range(launch.rdma_shape.num_channels):
             for node in range(launch.rdma_shape.num_ranks):
                 src = node * places + rank % places
-                yield _Place(rank, "RDMA", channel, node), src, launch.rdma_shape.num_slots, -1
+                yield Place(rank, "RDMA", channel, node), src, launch.rdma_shape.num_slots, -1
 
 
-def _changes(trace: Recorder) -> dict[tuple[_Place, str, int], list[Change]]:
+def ring_changes(trace: Recorder) -> dict[tuple[Place, str, int], list[Change]]:
     """What happened to the head and the tail of each ring in each call.
 
     An RDMA ring has its head where its slots are filled from, and both count on from call to call.
     """
     places = next((launch.num_nvl_ranks for launch in trace.launches if launch.num_nvl_ranks), 0)
-    changes: dict[tuple[_Place, str, int], list[Change]] = {}
+    changes: dict[tuple[Place, str, int], list[Change]] = {}
     begun: dict[tuple[object, str, int], int] = {}  # a total at the start of a call
     totals: dict[object, int] = {}
     for event in trace.events(["store", "atomic"]):
@@ -116,21 +122,21 @@ def _changes(trace: Recorder) -> dict[tuple[_Place, str, int], list[Change]]:
             place = _rdma_place(event, places)
         else:
             change = event.step, cell.name, event.value
-            place = _Place(cell.owner, "NVL" if event.kernel.startswith("internode") else "", cell.channel, cell.src)
+            place = Place(cell.owner, "NVL" if event.kernel.startswith("internode") else "", cell.channel, cell.src)
         changes.setdefault((place, event.kernel, event.call), []).append(change)
     return changes
 
 
-def _rdma_place(event: Event, places: int) -> _Place:
+def _rdma_place(event: Event, places: int) -> Place:
     cell = event.cell
     if cell.name == "tail":
-        return _Place(cell.owner, "RDMA", cell.channel, cell.node)
+        return Place(cell.owner, "RDMA", cell.channel, cell.node)
     node, place = divmod(cell.owner, places)
-    return _Place(cell.node * places + place, "RDMA", cell.channel, node)
+    return Place(cell.node * places + place, "RDMA", cell.channel, node)
 
 
 def _ring_fill(
-    launch: Launch, place: _Place, src: int, capacity: int, node: int, end: int, changes: list[Change]
+    launch: Launch, place: Place, src: int, capacity: int, node: int, end: int, changes: list[Change]
 ) -> RingFill:
     # A peer may start sooner than the owner.
     steps, fill = [min([launch.begin, *(step for step, _, _ in changes)])], [0]
@@ -159,4 +165,5 @@ def _ring_fill(
         cells["tail"],
         place.level,
         node,
+        launch.end is not None,
     )

@@ -1,13 +1,13 @@
 r"""Space-time pictures: a lane for each role, what it publishes, when the other side sees it, and where it waits.
 
-lane a  ---*--------====waits====---      * publishes, and the arrow ends where the other lane first sees the value
-            \              /
-lane b  -----o--------*-------------
+lane a  ---*-----------------*------      * publishes, and the arrow ends where the other lane first sees the value
+            \     ==waits==   ^           a wait is a bar below its lane, so that no mark hides it
+lane b  -----v--------*------/------      o publishes, and nobody is seen to read it
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
@@ -17,6 +17,7 @@ from matplotlib.patches import Patch
 from nbep.device.kernels.intranode.cached_notify_combine import NO_MORE
 from nbep.trace.events import OUTPUTS, Event, Launch
 from nbep.trace.low_latency import in_tags
+from nbep.trace.readings import STORES, readings
 from nbep.trace.recorder import Recorder
 from nbep.trace.rings import RingFill, ring_fills
 from nbep.trace.style import (
@@ -36,7 +37,8 @@ from nbep.trace.style import (
     plain_axes,
 )
 
-LANE_HEIGHT = 0.16  # of a wait's bar, in distances of lanes
+WAIT_TOP, WAIT_HEIGHT = -0.07, 0.13  # of a wait's bar below its lane, in distances of lanes
+LEAST_WIDTH = 0.0025  # of a wait's bar, in widths of the picture
 MAX_LABELS = 32  # publishes that still get their value written beside them
 MERGED = 0.012  # labels closer than this share of the width for each character become one
 COLORS = {
@@ -48,16 +50,21 @@ COLORS = {
     "arrivals": OTHER_COLOR,
     "credits": HEAD_COLOR,
 }
+BY_RANK = " An arrow has the colour of the rank that stores."
 WORDS = {"shared": "shared tail"}
 CALL_ROLES = ("putter", "sender", "counter", "receiver")  # of the low-latency kernels, from top to bottom
 CALL_CELLS = ("counts", "arrivals", "credits", "message", "row", *OUTPUTS)
+WAITS = ("wait", "hang")
 SHOWN_CELLS = ("store", "atomic", "see", "wait")  # what happens to the cells of a cell picture
 LaneOf = Callable[[Event], int | None]
 IsLabelled = Callable[[Event], bool]
 
 
 class Arrow(NamedTuple):
-    """A value's way: from who stored it to who was first to see it. seen is None if nobody of another lane did."""
+    """A value's way: from who stored it to who was first to see it, in another lane if anybody there did.
+
+    seen is None if no other thread did.
+    """
 
     stored: Event
     seen: Event | None
@@ -89,12 +96,14 @@ def channel_picture(trace: Recorder, src: int, dst: int, channel: int, kernel: s
     def belongs(event: Event) -> bool:
         if (event.kernel, event.call) != (kernel, call) or lane_of(event) is None:
             return False
+        if event.what == "hang":
+            return True
         cell = event.cell
         if cell.name == "shared":  # combine's lane s passes on, or waits for, what rank s sends
             return event.thread % 32 == src and (event.what == "wait" or event.order in ("release", "acquire"))
         return (cell.owner, cell.src, cell.channel) == (dst, src, channel)
 
-    events = [event for event in trace.events() if belongs(event)]
+    events = [event for event in [*trace.events(), *trace.hangs()] if belongs(event)]
     picture = Picture(9.5, 1.6 + 0.75 * len(roles) + 1.0)
     lanes, below = picture.subplots(2, 1, sharex=True, height_ratios=(0.75 * len(roles) + 0.4, 1.0))
     begin, end = min([ring.steps[0], *(event.step for event in events)]), ring.steps[-1]
@@ -107,38 +116,47 @@ def channel_picture(trace: Recorder, src: int, dst: int, channel: int, kernel: s
     return picture
 
 
-def cell_picture(trace: Recorder, cell: str, kernel: str | None) -> Picture:
+def cell_picture(trace: Recorder, cell: str, kernel: str | None, only: Collection[int] | None) -> Picture:
     """Which rank writes the cells whose names begin with `cell`, who sees it, and who waits for it."""
-    events = trace.events(SHOWN_CELLS, cell=cell, kernel=kernel)
+    events = [e for e in trace.events(SHOWN_CELLS, cell=cell, kernel=kernel) if only is None or e.rank in only]
     if not events:
         names = dict.fromkeys(event.cell.name for event in trace.events(SHOWN_CELLS, kernel=kernel))
         raise ValueError(f"cell: got {cell!r}; the trace has events at {', '.join(names) or 'no cell'}")
-    ranks = list(range(trace.num_ranks))
-    launches = [launch for launch in trace.launches if launch.kernel in {event.kernel for event in events}]
+    ranks = [rank for rank in range(trace.num_ranks) if only is None or rank in only]
+    kernels = {event.kernel for event in events}
+    launches = [launch for launch in trace.launches if launch.kernel in kernels and launch.rank in ranks]
     picture = Picture(9.5, 1.2 + 0.75 * len(ranks))
     axes = picture.subplots()
-    end = max(trace.last_step if launch.end is None else launch.end for launch in launches)
-    show_steps(axes, min(launch.begin for launch in launches), end)
+    # What happens is often a small part of a launch: the bars of the launches go on beyond the picture.
+    begin, end = min(event.step for event in events), max(_end(event, trace.last_step) for event in events)
+    margin = (end - begin) // 8 + 1
+    show_steps(axes, begin - margin, end + margin)
 
     def is_labelled(event: Event) -> bool:
         return len(ranks) == 2 and event.rank != event.cell.owner
 
-    draw_lanes(axes, [f"rank {rank}" for rank in ranks], events, lambda event: event.rank, is_labelled, launches, end)
+    names, by_rank = [f"rank {rank}" for rank in ranks], len(ranks) > 2
+    draw_lanes(
+        axes, names, events, lambda event: ranks.index(event.rank), is_labelled, launches, trace.last_step, by_rank
+    )
     count_steps(axes)
-    text = f"Who writes {cell}, and who waits for it."
-    title(axes, f"{text} Labelled: what a rank writes into the other's memory." if len(ranks) == 2 else text)
+    labelled = " Labelled: what a rank writes into the other's memory." if len(ranks) == 2 else ""
+    title(axes, f"Who writes {cell}, and who waits for it.{BY_RANK if by_rank else labelled}")
     return picture
 
 
-def call_picture(trace: Recorder, kernel: str, call: int) -> Picture:
+def call_picture(trace: Recorder, kernel: str, call: int, only: Collection[int] | None) -> Picture:
     """What the roles of one low-latency call do: a lane for each role of each rank."""
     launches = [launch for launch in trace.launches if launch.phases and (launch.kernel, launch.call) == (kernel, call)]
     if not launches:
         raise ValueError(f"kernel, call: the trace has no {kernel} number {call} of the low-latency mode")
     events = [
         event
-        for event in trace.events()
-        if (event.kernel, event.call) == (kernel, call) and event.cell.name in CALL_CELLS and event.role != "keeper"
+        for event in [*trace.events(), *trace.hangs()]
+        if (event.kernel, event.call) == (kernel, call)
+        and (event.cell.name in CALL_CELLS or event.what == "hang")
+        and event.role in CALL_ROLES
+        and (only is None or event.rank in only)
     ]
     there = {(event.rank, event.role) for event in events}
     lanes = [(rank, role) for rank in range(trace.num_ranks) for role in CALL_ROLES if (rank, role) in there]
@@ -151,33 +169,23 @@ def call_picture(trace: Recorder, kernel: str, call: int) -> Picture:
         return event.cell.name != "credits" and event.value < 0
 
     names = [f"{role}\nrank {rank}" for rank, role in lanes]
-    draw_lanes(axes, names, events, lambda event: lanes.index((event.rank, event.role)), is_labelled, [], end)
+    by_rank = len({rank for rank, _ in lanes}) > 2
+    draw_lanes(axes, names, events, lambda event: lanes.index((event.rank, event.role)), is_labelled, [], end, by_rank)
     count_steps(axes)
-    title(axes, f"{kernel} {call}, half {launches[0].half}. Labelled: what counts and arrivals tell")
+    text = BY_RANK if by_rank else " Labelled: what counts and arrivals tell"
+    title(axes, f"{kernel} {call}, half {launches[0].half}.{text}")
     return picture
 
 
 def arrows_of(events: Sequence[Event], lane_of: LaneOf) -> list[Arrow]:
-    """Each store with the first later look at it from another lane, while the cell still holds it."""
-    arrows = []
-    stores = [event for event in events if event.what in ("store", "atomic")]
-    for i, stored in enumerate(stores):
-        replaced = next((later.step for later in stores[i + 1 :] if later.cell == stored.cell), None)
-        seen = next(
-            (
-                event
-                for event in events
-                if event.what == "see"
-                and event.cell == stored.cell
-                and event.value == stored.value
-                and event.step >= stored.step
-                and (replaced is None or event.step <= replaced)
-                and lane_of(event) != lane_of(stored)
-            ),
-            None,
-        )
-        arrows.append(Arrow(stored, seen))
-    return arrows
+    """Each store, with the first look that reads it: one from another lane, or else one of another thread."""
+    first: dict[int, Event] = {}
+    for stored, seen in readings(events):
+        best = first.get(stored)
+        lane = lane_of(events[stored])
+        if best is None or (lane_of(best) == lane and lane_of(events[seen]) != lane):
+            first[stored] = events[seen]
+    return [Arrow(event, first.get(i)) for i, event in enumerate(events) if event.what in STORES]
 
 
 def draw_lanes(
@@ -188,8 +196,9 @@ def draw_lanes(
     is_labelled: IsLabelled,
     launches: list[Launch],
     last_step: int,
+    by_rank: bool = False,
 ) -> None:
-    """One horizontal line for each name, the first on top."""
+    """One horizontal line for each name, the first on top. by_rank: a store has its rank's colour, not its cell's"""
     plain_axes(axes)
     top = len(names) - 1
 
@@ -202,34 +211,52 @@ def draw_lanes(
         axes.axhline(lane, color=FAINT, linewidth=0.6, zorder=0)
     for launch in launches:
         end = last_step if launch.end is None else launch.end
-        axes.plot([launch.begin, end], [top - launch.rank] * 2, color=FAINT, linewidth=3, solid_capstyle="butt")
-        axes.text(launch.begin, top - launch.rank + 0.22, launch.kernel, fontsize=TINY, color=INK)
+        lane = top - names.index(f"rank {launch.rank}")
+        begin, last = max(launch.begin, axes.get_xlim()[0]), min(end, axes.get_xlim()[1])
+        if begin < last:
+            axes.plot([begin, last], [lane] * 2, color=FAINT, linewidth=3, solid_capstyle="butt")
+            axes.text(begin, lane + 0.22, launch.kernel, fontsize=TINY, color=INK)
     for event in events:
-        if event.what == "wait":
+        if event.what in WAITS:
             _draw_wait(axes, event, height(event), last_step)
         elif event.what == "fill":
             axes.plot([event.step] * 2, [height(event), height(event) + 0.1], color=INK, linewidth=0.7, zorder=3)
     arrows = arrows_of(events, lane_of)
     for arrow in arrows:
-        _draw_arrow(axes, arrow, height)
-    _draw_labels(axes, [arrow.stored for arrow in arrows if is_labelled(arrow.stored)], height)
+        _draw_arrow(axes, arrow, height, by_rank)
+    if not by_rank:
+        _draw_labels(axes, [arrow.stored for arrow in arrows if is_labelled(arrow.stored)], height)
     axes.set_yticks(range(len(names)))
     axes.set_yticklabels(reversed(names))
     axes.set_ylim(-0.45, top + 0.5)
-    _legend(axes, events, arrows)
+    if by_rank:
+        for label, name in zip(axes.get_yticklabels(), reversed(names), strict=True):
+            label.set_color(_rank_color(int(name.rpartition(" ")[2])))
+    _legend(axes, events, arrows, by_rank)
 
 
 def _draw_wait(axes: Axes, event: Event, y: float, last_step: int) -> None:
-    end = last_step if event.until is None else event.until
     color = WAIT_COLOR if event.until is not None else STUCK_COLOR
-    axes.broken_barh(
-        [(event.step, max(end - event.step, 1))], (y - LANE_HEIGHT / 2, LANE_HEIGHT), color=color, linewidth=0, zorder=1
-    )
+    begin, until = axes.get_xlim()
+    width = max(_end(event, last_step) - event.step, LEAST_WIDTH * (until - begin))
+    place = y + WAIT_TOP - WAIT_HEIGHT, WAIT_HEIGHT
+    axes.broken_barh([(event.step, width)], place, color=color, linewidth=0, zorder=1)
 
 
-def _draw_arrow(axes: Axes, arrow: Arrow, height: Callable[[Event], float]) -> None:
+def _end(event: Event, last_step: int) -> int:
+    """Where an event ends: a wait that nothing ended lasts as long as the run."""
+    if event.what not in WAITS:
+        return event.step
+    return last_step if event.until is None else event.until
+
+
+def _rank_color(rank: int) -> str:
+    return RANK_COLORS[rank % len(RANK_COLORS)]
+
+
+def _draw_arrow(axes: Axes, arrow: Arrow, height: Callable[[Event], float], by_rank: bool) -> None:
     stored, seen = arrow
-    color = COLORS.get(stored.cell.name, OTHER_COLOR)
+    color = _rank_color(stored.rank) if by_rank else COLORS.get(stored.cell.name, OTHER_COLOR)
     y = height(stored)
     hollow = {} if seen is not None else {"markerfacecolor": "white"}
     axes.plot([stored.step], [y], marker="o", markersize=4, color=color, zorder=4, **hollow)
@@ -265,7 +292,7 @@ def _draw_labels(axes: Axes, stores: list[Event], height: Callable[[Event], floa
         text = ", ".join(_value(event) for event in group)
         # Heads go up to the sender, so their labels are below; announcements come before the tokens' marks, above them.
         below = first.cell.name == "head"
-        distance = 14 if first.cell.name in ("start", "end") else 5
+        distance = 14 if first.cell.name in ("start", "end") or below else 5
         axes.annotate(
             text,
             (first.step, height(first)),
@@ -287,25 +314,27 @@ def _value(event: Event) -> str:
     return "past the last" if event.cell.name == "head" and event.value >= NO_MORE else str(event.value)
 
 
-def _legend(axes: Axes, events: list[Event], arrows: list[Arrow]) -> None:
+def _legend(axes: Axes, events: list[Event], arrows: list[Arrow], by_rank: bool) -> None:
     """What the marks mean, for those that are there."""
     handles: list[Line2D | Patch] = []
     dot = {"marker": "o", "markersize": 4, "linewidth": 0.8}
     colors: dict[str, list[str]] = {}
     for stored, _ in arrows:
-        names = colors.setdefault(COLORS.get(stored.cell.name, OTHER_COLOR), [])
+        names = colors.setdefault(INK if by_rank else COLORS.get(stored.cell.name, OTHER_COLOR), [])
         name = WORDS.get(stored.cell.name, stored.cell.name)
         if name not in names:
             names.append(name)
     for color, names in colors.items():
         handles.append(Line2D([], [], color=color, label=" and ".join(names) + ": stored, then seen", **dot))
     if any(seen is None for _, seen in arrows):
-        handles.append(Line2D([], [], color=INK, markerfacecolor="white", label="not seen", **(dot | {"linewidth": 0})))
+        handles.append(
+            Line2D([], [], color=INK, markerfacecolor="white", label="seen by nobody else", **(dot | {"linewidth": 0}))
+        )
     if any(event.what == "fill" for event in events):
         is_ring = any(event.cell.name == "x" for event in events)
         label = "token put into a slot" if is_ring else "message or row written"
         handles.append(Line2D([], [], color=INK, marker="|", linestyle="", label=label))
-    waits = [event for event in events if event.what == "wait"]
+    waits = [event for event in events if event.what in WAITS]
     if any(event.until is not None for event in waits):
         handles.append(Patch(color=WAIT_COLOR, label="waits"))
     if any(event.until is None for event in waits):
@@ -343,3 +372,7 @@ def draw_fill(axes: Axes, ring: RingFill) -> None:
     axes.set_ylim(0, ring.capacity * 1.15)
     axes.set_yticks([0, ring.capacity], ["0", "1 slot" if ring.capacity == 1 else f"{ring.capacity} slots"])
     axes.set_ylabel("fill", fontsize=SMALL, color=INK)
+    if ring.left:
+        text = f"{ring.left} received and left here: nobody waits for another head"
+        place = (ring.steps[-1], ring.fill[-1])
+        axes.annotate(text, place, (-2, 3), textcoords="offset points", ha="right", fontsize=TINY, color=INK)

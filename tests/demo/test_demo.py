@@ -88,6 +88,26 @@ def test_no_picture_is_saved_when_none_is_wanted(capsys, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["nbep_demo_rings.png"]
 
 
+def test_a_page_of_the_run_is_written_when_it_is_wanted(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, output = run(capsys, "--no-picture", "--html")
+    assert status == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["nbep_demo.html"]
+    assert str(tmp_path / "nbep_demo.html") in output
+    assert "ring from rank 1, channel 0" in (tmp_path / "nbep_demo.html").read_text()
+    assert run(capsys, "--html", "mine.html")[0] == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"nbep_demo.html", "nbep_demo_rings.png", "mine.html"}
+
+
+def test_a_run_that_stops_leaves_its_page(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(teams, "st_release_sys_s32", lambda address, value: None)
+    path = tmp_path / "run.html"
+    status, output = run(capsys, "--no-picture", "--html", str(path))
+    assert status == 1
+    assert str(path) in output
+    assert '"barrier[1] of 32 threads"' in path.read_text(), "where the receivers' teams hang"
+
+
 def test_a_wrong_sum_in_combine_fails_two_checks(capsys, monkeypatch):
     # The kernel forgets the third and fourth pair of a vector.
     right = sums.add_bf16x8
@@ -129,6 +149,8 @@ def test_a_run_that_stops_is_reported(capsys, monkeypatch):
         ("--seed", "-1", "0 or more"),
         ("--out", "no_such_folder/rings.png", "a folder that exists"),
         ("--out", "rings.bmp", ".png"),
+        ("--html", "no_such_folder/run.html", "a folder that exists"),
+        ("--html", "run.png", "a .html file"),
         ("--tokens", "many", "invalid int value"),
     ],
 )

@@ -1,0 +1,222 @@
+"""What the page of a trace is told: slots follow the rings, lines are the kernels', no network is needed."""
+
+import html
+import json
+import linecache
+import re
+from pathlib import Path
+
+import pytest
+from traced_runs import MODES, hanging_run, traced_run
+
+import nbep
+from nbep.device.primitives import bar_sync, thread_idx
+from nbep.emulator import World
+from nbep.trace import Trace
+from nbep.trace.page import page_html
+from nbep.trace.page.data import KINDS, page_data
+from nbep.trace.page.slots import EMPTY, FILLING, FULL, all_slots
+
+WITH_RINGS = ("intranode", "internode", "ibgda")
+
+
+def states_at(slots, step: int) -> list[int]:
+    states = [EMPTY] * slots.count
+    for at, slot, state, _ in slots.changes:
+        if at <= step:
+            states[slot] = state
+    return states
+
+
+@pytest.mark.parametrize("mode", WITH_RINGS)
+def test_as_many_slots_are_published_as_the_ring_is_full(mode):
+    trace = traced_run(mode)
+    fills = {
+        (ring.rank, ring.kernel, ring.call, ring.channel, ring.src, ring.level, ring.node): ring
+        for ring in trace.rings()
+    }
+    rows = [slots for slots in all_slots(trace) if slots.kind == "ring"]
+    assert {slots.kernel for slots in rows} == {kernel for _, kernel, *_ in fills}
+    for slots in rows:
+        level, src, channel, node = re.fullmatch(
+            r"(?:(\w+) )?ring from rank (\d+), channel (\d+)(?:, for node (\d+))?", slots.title
+        ).groups()
+        key = slots.rank, slots.kernel, slots.call, int(channel), int(src), level or "", int(node or -1)
+        ring = fills[key]
+        for step in {change[0] for change in slots.changes}:
+            assert states_at(slots, step).count(FULL) == ring.at(step)
+
+
+@pytest.mark.parametrize("mode", WITH_RINGS)
+def test_a_slot_is_filled_then_published_then_given_back(mode):
+    for slots in all_slots(traced_run(mode)):
+        if slots.kind == "ring":
+            for slot in range(slots.count):
+                states = [state for _, number, state, _ in slots.changes if number == slot]
+                assert states == ([FILLING, FULL, EMPTY] * len(states))[: len(states)]
+
+
+def test_a_half_holds_what_was_put_into_it_until_its_call_is_received():
+    trace = traced_run("low latency")
+    rows = [slots for slots in all_slots(trace) if slots.kind == "half"]
+    assert {(slots.rank, slots.title) for slots in rows} >= {(0, "half 0: dispatch 0"), (1, "half 1: combine 0")}
+    for slots in rows:
+        fills = [
+            event
+            for name in ("message", "row")
+            for event in trace.events("fill", cell=name, kernel=slots.kernel)
+            if (event.cell.owner, event.call) == (slots.rank, slots.call)
+        ]
+        assert states_at(slots, max(event.step for event in fills)) == [FULL] * len({event.cell for event in fills})
+        assert states_at(slots, slots.end) == [EMPTY] * slots.count
+
+
+def test_a_send_queue_has_a_place_for_each_entry_that_is_under_way():
+    rows = [slots for slots in all_slots(traced_run("ibgda")) if slots.kind == "queue"]
+    assert rows
+    for slots in rows:
+        for slot in range(slots.count):
+            states = [state for _, number, state, _ in slots.changes if number == slot]
+            assert states == ([FILLING, FULL, EMPTY] * len(states))[: len(states)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_columns_say_what_the_events_say(mode):
+    trace = traced_run(mode)
+    data = json.loads(json.dumps(page_data(trace)))
+    columns, step = data["events"], 0
+    assert len(columns["step"]) == len(trace.events())
+    for i, event in enumerate(trace.events()):
+        step += columns["step"][i]
+        assert step == event.step
+        assert data["kinds"][columns["kind"][i]] == event.what
+        rank, role, block, warp = data["threads"][columns["thread"][i]]
+        assert (rank, block, 32 * warp + columns["lane"][i]) == (event.rank, event.block, event.thread)
+        assert role in (event.role, "all threads")
+        assert data["calls"][columns["call"][i]] == [event.kernel, event.call]
+        assert data["cells"][columns["cell"][i]] == [event.cell.owner, event.cell.text]
+        assert data["orders"][columns["order"][i]] == event.order
+        if event.what == "wait":
+            assert columns["until"][i] == (-1 if event.until is None else event.until)
+
+
+@pytest.mark.parametrize(
+    ("what", "cell", "code"),
+    [
+        ("store", "tail", "st_release_sys_s32(ring.tail"),
+        ("wait", "tail", "wait_expired(deadline)"),
+        ("fill", "x[", "tma_store_1d"),
+        ("atomic", "barrier_signal", "add_release_sys_s32"),
+    ],
+)
+def test_an_event_has_the_line_of_the_kernel_that_made_it(what, cell, code):
+    trace = traced_run("intranode")
+    data = page_data(trace)
+    events = trace.events()
+    chosen = [
+        i for i, e in enumerate(events) if e.what == what and e.cell.text.startswith(cell) and e.kernel != "combine"
+    ]
+    assert chosen
+    codes = set()
+    for i in chosen:
+        source, number = data["lines"][data["stacks"][data["events"]["stack"][i]][0]]
+        source = data["sources"][source]
+        codes.add(source["text"].splitlines()[number - source["begin"]])
+        file = Path(nbep.__file__).parents[1] / source["file"]
+        assert (
+            linecache.getline(str(file), number).rstrip("\n") == source["text"].splitlines()[number - source["begin"]]
+        )
+    assert any(code in each for each in codes)
+
+
+def test_a_thread_at_a_barrier_that_never_fills_hangs_since_it_came():
+    def kernel():
+        if thread_idx() < 64:
+            bar_sync(3 + thread_idx() // 32, 64)
+
+    trace = Trace()
+    world = World(1, seed=1, tracer=trace)
+
+    def host():
+        stream = world.ranks[0].create_stream("s")
+        stream.launch(kernel, (), 1, 96)
+        stream.synchronize()
+
+    with pytest.raises(nbep.DeadlockError):
+        world.run([host])
+    hangs = trace.hangs()
+    at = [(event.thread // 32, event.cell.text, event.value) for event in hangs]
+    expected = [(warp, f"barrier[{3 + warp}] of 64 threads", 32) for warp in range(2)]
+    assert sorted(at) == sorted(32 * expected)
+    assert {event.at[0].function for event in hangs} == {"kernel"}
+    steps = [event.step for event in hangs]
+    assert steps == sorted(steps)
+    assert len(set(steps)) > 32, "each since it came"
+    assert list(trace.exits()) == [(0, "kernel", 0, 0, 2)]
+
+
+def test_each_warp_of_a_launch_that_has_ended_has_left_before():
+    trace = traced_run("intranode")
+    exits = trace.exits()
+    assert len(exits) == sum(launch.grid * launch.block // 32 for launch in trace.launches)
+    for launch in trace.launches:
+        steps = [step for warp, step in exits.items() if warp[:3] == (launch.rank, launch.kernel, launch.call)]
+        assert launch.begin < min(steps) <= max(steps) <= launch.end
+
+
+def test_a_run_that_ends_leaves_nobody_hanging():
+    for mode in MODES:
+        trace = traced_run(mode)
+        assert trace.hangs() == []
+        data = page_data(trace)
+        waits = KINDS.index("wait")
+        nics = {i for i, (rank, *_) in enumerate(data["threads"]) if rank >= data["nicNumbers"]}
+        columns = zip(*(data["events"][name] for name in ("kind", "thread", "until")), strict=True)
+        assert not [1 for kind, thread, until in columns if kind == waits and until < 0 and thread not in nics]
+
+
+def test_the_page_of_a_run_that_hangs_says_who_waits_for_ever():
+    trace = hanging_run()
+    data = page_data(trace)
+    stuck = {
+        (data["threads"][thread][:2][1], data["cells"][cell][1].partition("[")[0])
+        for thread, cell, until in zip(*(data["events"][name] for name in ("thread", "cell", "until")), strict=True)
+        if until == -1
+    }
+    assert stuck == {("receiver", "tail"), ("receiver", "barrier")}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_page_names_no_other_file_and_no_place_of_this_machine(mode):
+    page = page_html(traced_run(mode))
+    assert not re.search(r"https?:|<link|<img|src=|@import|url\(|import\(|fetch\(", page)
+    assert str(Path(nbep.__file__).parents[1]) not in page
+    assert "/* " not in re.sub(r"<script.*|<style.*?</style>", "", page, flags=re.DOTALL), "a part is missing"
+
+
+def test_no_name_of_a_cell_ends_the_script():
+    def kernel(cell):
+        from nbep.device.primitives import st_release_sys_s32
+
+        st_release_sys_s32(cell, 1)
+
+    trace = Trace()
+    world = World(1, seed=1, tracer=trace)
+
+    def host():
+        cell = world.ranks[0].space.allocate(128, "</script><b>", zero=True)
+        stream = world.ranks[0].create_stream("s")
+        stream.launch(kernel, (cell.address,), 1, 1)
+        stream.synchronize()
+
+    world.run([host])
+    page = page_html(trace)
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1]
+    assert [0, "</script><b>[byte 0]"] in json.loads(data)["cells"]
+
+
+def test_a_notebook_shows_the_page_in_a_frame(tmp_path):
+    trace = traced_run("intranode")
+    shown = trace.page()._repr_html_()
+    page = html.unescape(re.fullmatch(r'<iframe srcdoc="([^"]*)".*></iframe>', shown, re.DOTALL)[1])
+    assert trace.to_html(tmp_path / "trace.html").read_text() == page
