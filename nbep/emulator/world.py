@@ -9,6 +9,7 @@ The same seed replays the same run exactly; another seed is another interleaving
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 from greenlet import getcurrent
@@ -19,9 +20,11 @@ from .machine.stream import Stream
 from .machine.thread import Thread
 from .models.checked import CheckedThread
 from .models.delayed import DelayedThread
+from .reports.expected import Told
 from .schedule.scheduler import Host, Scheduler
 from .tracing import hooks, traced
 
+ReadReport = Callable[[Thread, FrameType], Told | None]
 MEMORY_MODELS: dict[str, type[Thread]] = {"sc": Thread, "delayed": DelayedThread, "checked": CheckedThread}
 
 
@@ -90,6 +93,7 @@ class World(Scheduler):
         self.num_blocks = 0
         self.signals = 0  # so far; see `checked`
         self.timed_out = False  # whether a wait was ever over time; see `checked`
+        self.read_report: ReadReport | None = None  # what a frame of a thread tells the host; see `reports.expected`
         thread_class = self.thread_classes[memory_model]
         self.thread_class = thread_class if tracer is None else traced(thread_class)
         local = range(num_ranks) if local_rank is None else [local_rank]
