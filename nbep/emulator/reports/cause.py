@@ -62,9 +62,9 @@ class Waits:
         thread = None if writer is None else self._thread(writer)
         if group.told is not None and group.told.peer >= 0 and allocation.number:
             return self._of_rank(group, group.told.peer, thread)
+        if writer is not None and is_atomic(writer[2]):  # others may be yet to add to it
+            return Awaited(None, self._elsewhere(group))
         if writer is not None and thread not in group.threads:
-            if is_atomic(writer[2]):  # others may be yet to add to it
-                return Awaited(None, self._elsewhere(group))
             source = rank_of(writer[0])
             if thread is None:
                 others = [g for g in self.groups if of_rank(g) == source != group.rank]
@@ -76,6 +76,8 @@ class Waits:
         if not allocation.number:
             blocks = {thread.block for thread in group.threads}
             return Awaited(None, [g for g in self.groups if g is not group and blocks & {t.block for t in g.threads}])
+        if self.world.num_ranks == 1:
+            return Awaited(None, [g for g in self.groups if g is not group])
         return Awaited(None, [])
 
     def _of_rank(self, group: Group, rank: int, thread: Thread | None) -> Awaited:
@@ -108,7 +110,7 @@ class Waits:
         sources = {rank: rank_of(writer[0]) for rank, writer in writers.items()}
         num_ranks = self.world.num_ranks
         if len(sources) > 1:
-            if len(set(sources.values())) == 1 and allocation.rank not in sources.values():
+            if len(set(sources.values())) == 1:
                 return next(iter(sources.values()))
             shifts = {(source - rank) % num_ranks for rank, source in sources.items()}
             if len(shifts) == 1 and shifts != {0}:
@@ -155,8 +157,9 @@ class Waits:
         dependents = sum(group in self.reach[other] for other in self.groups)
         cell = group.cell
         is_unwritten = cell is not None and isinstance(cell[0], Allocation) and cell[1] not in cell[0].writers
+        has_missed = is_unwritten and cell is not None and bool(near(cell[0], cell[1], awaited.rank))
         order = self.groups.index(group)
-        tells = not group.wait.lacking, group.told is None, not is_unwritten
+        tells = not group.wait.lacking, group.told is None, not is_unwritten, not has_missed
         return not is_known, not (is_poll or group.wait.lacking), -dependents, *tells, order
 
     def way_round(self, group: Group) -> list[Group]:
@@ -192,7 +195,8 @@ def paragraph(waits: Waits, hosts: list[tuple[str, str]]) -> list[str]:
     way = waits.way_round(group)
     if len(way) > 1:
         lines += [sentence(other, waits.awaited[other].rank) for other in way[1 : 1 + _MOST_HOPS]]
-        names = [label(other) for other in way]
+        is_one_kernel = len({other.launch.name for other in way}) == 1
+        names = [label(other, is_one_kernel) for other in way]
         lines.append("They wait in a circle: " + " -> ".join([*names, names[0]]))
     alike = sorted(
         {of_rank(g) for g in waits.groups if g is not group and _is_alike(waits, g, group)} - {of_rank(group)}
@@ -200,6 +204,9 @@ def paragraph(waits: Waits, hosts: list[tuple[str, str]]) -> list[str]:
     if alike:
         whom = "" if awaited.rank is None else f" for {name_of(awaited.rank)}"
         lines.append(f"{_ranks(alike)} {_verb(alike, 'wait')}{whom} in the same way")
+    gone = [block.index for block in group.launch.blocks if not block.live]
+    if gone and awaited.rank in (None, group.rank):
+        lines.append(f"Of its launch, block {ranges(gone)} {'has' if len(gone) == 1 else 'have'} left the kernel")
     lines += _idle_ranks(waits)
     return lines
 
@@ -222,11 +229,12 @@ def sentence(group: Group, rank: int | None) -> str:
     return text + f", at {describe_site(group.chain[0])}" if group.chain else text
 
 
-def label(group: Group) -> str:
-    """A group in few words."""
+def label(group: Group, is_one_kernel: bool = False) -> str:
+    """A group in few words. is_one_kernel: its kernel need not be named"""
     if group.told is not None:
         return f"{name_of(group.rank)} {group.told.role}"
-    return f"{name_of(group.rank)} `{group.launch.name}` {who(group.threads)}"
+    kernel = "" if is_one_kernel else f" `{group.launch.name}`"
+    return f"{name_of(group.rank)}{kernel} {who(group.threads)}"
 
 
 def _poll(group: Group, cell: Cell) -> str:
@@ -259,13 +267,23 @@ def _stores(waits: Waits, group: Group, cell: Cell, awaited: Awaited) -> list[st
         lines = [f"The last store to it is its own, at {describe_site(writer[2])}"]
     else:
         lines = [f"The last store to it is by {_by(writer)}" + (", which has ended" if awaited.is_over else "")]
-    near = [o for o in allocation.writers if o != offset and abs(o - offset) <= _NEAR_BYTES]
-    if awaited.rank is not None:
-        near = [o for o in near if rank_of(allocation.writers[o][0]) == awaited.rank]
-    for other in sorted(near, key=lambda o: (abs(o - offset), o))[:_MOST_NEAR]:
+    others = near(allocation, offset, awaited.rank) or (near(allocation, offset, None) if writer is None else [])
+    for other in others[:_MOST_NEAR]:
         value = _value(allocation, other, kind)
         lines.append(f"Next to it, {allocation.cell(other)} is {value}, stored by {_by(allocation.writers[other])}")
     return lines
+
+
+def near(allocation: Allocation, offset: int, rank: int | None) -> list[int]:
+    """Where stores went next to a cell, the nearest first; only those of a rank, if one is given."""
+    return sorted(
+        (
+            at
+            for at, writer in allocation.writers.items()
+            if at != offset and abs(at - offset) <= _NEAR_BYTES and rank in (None, rank_of(writer[0]))
+        ),
+        key=lambda at: (abs(at - offset), at),
+    )
 
 
 def _value(allocation: Allocation, offset: int, kind: str) -> Any:
@@ -295,7 +313,13 @@ def _idle_ranks(waits: Waits) -> list[str]:
             what = host.waits_for() if callable(host.waits_for) else host.waits_for
             state = "has returned" if host.finished else f"waits for {what}"
             states.setdefault(state, []).append(host.rank)
-    return [f"{_ranks(ranks)} {_verb(ranks, 'run')} no kernel: its host {state}" for state, ranks in states.items()]
+    lines = []
+    for state, ranks in states.items():
+        if len(ranks) > 1:
+            state = state.replace("has ", "have ").replace("waits ", "wait ")
+        whose = "its host" if len(ranks) == 1 else "their hosts"
+        lines.append(f"{_ranks(ranks)} {_verb(ranks, 'run')} no kernel: {whose} {state}")
+    return lines
 
 
 def _ranks(ranks: list[int]) -> str:
@@ -321,19 +345,18 @@ def is_atomic(site: Site | None) -> bool:
     """Whether the call at a site is of an atomic, which several threads may make on one cell."""
     if site is None:
         return False
-    code, at = site
-    start = next((i.positions for i in dis.get_instructions(code) if i.offset == at), None)
-    if start is None or start.lineno is None:
-        return False
-    names = [
-        str(i.argval)
-        for i in dis.get_instructions(code)
-        if i.offset < at
-        and i.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD", "LOAD_DEREF", "LOAD_FAST")
-        and i.positions is not None
-        and (i.positions.lineno, i.positions.col_offset) == (start.lineno, start.col_offset)
-    ]
+    code, at = site  # of the call, or of the caches behind it
+    before = [i for i in dis.get_instructions(code) if i.offset <= at and i.positions is not None]
+    start = _start(before[-1])
+    loads = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD", "LOAD_DEREF", "LOAD_FAST")
+    names = [str(i.argval) for i in before if i.opname in loads and _start(i) == start]
     return bool(names) and bool(re.match(r"atom|red_|amo", names[-1]))
+
+
+def _start(instruction: dis.Instruction) -> tuple[int | None, int | None]:
+    """Line and column where the expression of an instruction begins."""
+    positions = instruction.positions
+    return (None, None) if positions is None else (positions.lineno, positions.col_offset)
 
 
 def unique(groups: Any) -> list[Group]:

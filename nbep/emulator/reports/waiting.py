@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..machine.block import NamedBarrier, ranges
+from ..machine.block import WARP_SIZE, NamedBarrier, ranges
 from ..machine.memory import OFFSET_BITS, Allocation
 from ..machine.names import name_of
 from ..machine.warp import Collective, place
@@ -150,7 +150,7 @@ def _loops(thread: Thread) -> Wait:
 def _at_barrier(barrier: NamedBarrier, thread: Thread) -> Wait:
     """What misses at a barrier of a thread's block are those who came to it last.
 
-    If nobody ever met there, and it is not for the whole block: all who have no other barrier of their own.
+    If nobody ever met there, and it is not for the whole block: all whose warps have no other barrier of their own.
     """
     block = thread.block
     arrived = set(barrier.arrived)
@@ -163,7 +163,8 @@ def _at_barrier(barrier: NamedBarrier, thread: Thread) -> Wait:
         waiting = [(b.number, b.expected, b.arrived) for b in block.barriers.values()]
         for number, size, met in [(n, len(met), met) for n, met in block.members.items()] + waiting:
             if number != barrier.number and size < block.launch.block:
-                elsewhere.update(dict.fromkeys(met, number))
+                warps = {index // WARP_SIZE for index in met}
+                elsewhere.update({t.thread_idx: number for t in absent if t.warp in warps})
     own = [t for t in absent if t.thread_idx not in elsewhere]
     lacking = max(0, barrier.expected - len(arrived) - len(own))
     strangers = [t for t in absent if t.thread_idx in elsewhere] if lacking else []
