@@ -13,7 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..machine.block import ranges
-from ..machine.memory import Allocation
+from ..machine.memory import Allocation, Writer
 from ..machine.names import NIC_NUMBERS, name_of
 from .source import Site, describe_site
 from .waiting import Group, warps_and_lanes, who
@@ -54,14 +54,22 @@ class Waits:
         if wait.absent or wait.strangers:
             threads = [*wait.absent, *wait.strangers]
             return Awaited(None, unique(self.group_of[t] for t in threads if t in self.group_of))
-        cell = group.cell
-        if cell is None or not isinstance(cell[0], Allocation):
+        cells = [cell for cell in wait.cells if isinstance(cell[0], Allocation)]
+        main = group.cell
+        if main is None or main not in cells:
             return Awaited(None, [])
+        whole = self._awaited_at(group, main)
+        others = [other for cell in cells if cell is not main for other in self._awaited_at(group, cell).groups]
+        return whole._replace(groups=unique([*whole.groups, *others]))
+
+    def _awaited_at(self, group: Group, cell: Cell) -> Awaited:
+        """Whom a group waits for that polls a cell."""
         allocation, offset, _, _ = cell
         writer = allocation.writers.get(offset)
         thread = None if writer is None else self._thread(writer)
-        if group.told is not None and group.told.peer >= 0 and allocation.number:
-            return self._of_rank(group, group.told.peer, thread)
+        peer = -1 if group.told is None or not allocation.number else group.told.peer
+        if peer >= 0 and (peer != group.rank or len(group.wait.cells) == 1):
+            return self._of_rank(group, peer, writer)
         if writer is not None and is_atomic(writer[2]):  # others may be yet to add to it
             return Awaited(None, self._elsewhere(group))
         if writer is not None and thread not in group.threads:
@@ -75,30 +83,35 @@ class Waits:
             return self._of_rank(group, only, None)
         if not allocation.number:
             blocks = {thread.block for thread in group.threads}
-            return Awaited(None, [g for g in self.groups if g is not group and blocks & {t.block for t in g.threads}])
+            there = [g for g in self.groups if g is not group and blocks & {t.block for t in g.threads}]
+            return Awaited(None, [g for g in there if not self._misses(g, group)] or there)
         if self.world.num_ranks == 1:
             return Awaited(None, [g for g in self.groups if g is not group])
         return Awaited(None, [])
 
-    def _of_rank(self, group: Group, rank: int, thread: Thread | None) -> Awaited:
+    def _of_rank(self, group: Group, rank: int, writer: Writer | None) -> Awaited:
         """A rank is waited for: its thread that has stored before, or else all that waits there."""
-        if thread is not None and thread in self.group_of and of_rank(self.group_of[thread]) == rank:
-            if thread not in group.threads:
+        if writer is not None and rank_of(writer[0]) == rank:
+            thread = self._thread(writer)
+            if thread is None and writer[0] in self.blocks and not is_atomic(writer[2]):
+                return Awaited(rank, [], is_over=True)
+            if thread in self.group_of and thread not in group.threads:
                 return Awaited(rank, [self.group_of[thread]])
-        return Awaited(rank, [g for g in self.groups if of_rank(g) == rank and g is not group])
+        there = [g for g in self.groups if of_rank(g) == rank and g is not group]
+        if rank == group.rank:  # those who wait in the same way, or for each other at a barrier, do not hold it up
+            there = [g for g in there if g.chain[:1] != group.chain[:1] and g.wait.cells]
+        return Awaited(rank, there)
 
     def _elsewhere(self, group: Group) -> list[Group]:
         """Groups that have not come to where this one waits."""
-        return [
-            g for g in self.groups if g.chain[:1] != group.chain[:1] and not (g.wait.absent and self._leads(g, group))
-        ]
+        return [g for g in self.groups if g.chain[:1] != group.chain[:1] and not self._misses(g, group)]
 
-    def _leads(self, group: Group, to: Group) -> bool:
-        """Whether a group at a barrier misses threads of another group."""
-        there = set(to.threads)
+    def _misses(self, group: Group, other: Group) -> bool:
+        """Whether a group waits at a barrier or a collective for threads of another one."""
+        there = set(other.threads)
         return any(thread in there for thread in group.wait.absent)
 
-    def _thread(self, writer: tuple[str, int, Site | None]) -> Thread | None:
+    def _thread(self, writer: Writer) -> Thread | None:
         """Who stored, if it is still there."""
         block = self.blocks.get(writer[0])
         thread = None if block is None or writer[1] >= len(block.threads) else block.threads[writer[1]]
@@ -157,9 +170,15 @@ class Waits:
         dependents = sum(group in self.reach[other] for other in self.groups)
         cell = group.cell
         is_unwritten = cell is not None and isinstance(cell[0], Allocation) and cell[1] not in cell[0].writers
-        has_missed = is_unwritten and cell is not None and bool(near(cell[0], cell[1], awaited.rank))
+        missed = 2  # 0: stores went to a cell of its name, 1: by whom it waits for to another one next to it
+        if is_unwritten and cell is not None:
+            around = near(cell[0], cell[1], awaited.rank)
+            if around:
+                is_kin = stem_of(cell[0], around[0]) == stem_of(cell[0], cell[1])
+                missed = 0 if is_kin else 2 - (awaited.rank is not None)
         order = self.groups.index(group)
-        tells = not group.wait.lacking, group.told is None, not is_unwritten, not has_missed
+        is_of_another = awaited.rank not in (None, group.rank)
+        tells = not group.wait.lacking, group.told is None, missed, not is_of_another, not is_unwritten
         return not is_known, not (is_poll or group.wait.lacking), -dependents, *tells, order
 
     def way_round(self, group: Group) -> list[Group]:
@@ -173,14 +192,25 @@ class Waits:
                 while way[-1] is not group:
                     way.append(before[way[-1]])
                 return way[::-1]
-            for other in sorted(self.awaited[here].groups, key=lambda g: not self._waits_for_rank(g, here.rank)):
+            for other in sorted(self.awaited[here].groups, key=lambda g: self._far_from(g, here)):
                 if other not in before and other is not group:
                     before[other] = here
                     queue.append(other)
         return []
 
-    def _waits_for_rank(self, group: Group, rank: int) -> bool:
-        return self.awaited[group].rank == rank
+    def _far_from(self, group: Group, here: Group) -> tuple[bool, bool, int]:
+        """How little a group has to do with another one that waits for it: with its threads, or with its index."""
+        groups = self.awaited[group].groups
+        at = None if here.cell is None else index_of(here.cell)
+        return here not in groups, at is None or at not in map(index_of, group.wait.cells), len(groups)
+
+
+def index_of(cell: Cell) -> tuple[int, str] | None:
+    """Whose memory a cell is in, and its index: `[channel 0, src 1]`. A ring's head and its tail have the same."""
+    if not isinstance(cell[0], Allocation) or cell[0].freed:
+        return None
+    found = re.search(r"\[.*?\]", cell[0].cell(cell[1]))
+    return (cell[0].rank, found[0]) if found else None
 
 
 def paragraph(waits: Waits, hosts: list[tuple[str, str]]) -> list[str]:
@@ -215,6 +245,8 @@ def sentence(group: Group, rank: int | None) -> str:
     """Who waits for whom, for which cell, what is expected there and what is seen."""
     told, cell = group.told, group.cell
     where = f"kernel `{group.launch.name}`, {who(group.threads)}"
+    if told is not None and told.peer != rank:
+        rank = None  # it polls several cells, and tells of another one
     for_whom = "" if rank is None else f" for {name_of(rank)}"
     if told is not None:
         text = f"{name_of(group.rank)}: the {told.role} ({where}) waits{for_whom}: {told.awaited}"
@@ -256,6 +288,7 @@ def _stores(waits: Waits, group: Group, cell: Cell, awaited: Awaited) -> list[st
     """Who stored to the cell, and next to it."""
     allocation, offset, kind, _ = cell
     writer = allocation.writers.get(offset)
+    last = "The last store of more than weak order to it is"
     if writer is None:
         lines = ["No store of more than weak order to it so far"]
         sources: dict[int, list[int]] = {}
@@ -264,9 +297,9 @@ def _stores(waits: Waits, group: Group, cell: Cell, awaited: Awaited) -> list[st
         for source, ranks in list(sources.items())[:_MOST_NEAR]:
             lines.append(f"The same byte of {_ranks(ranks).lower()} was stored to by {name_of(source)}")
     elif any((t.block.name, t.thread_idx) == writer[:2] for t in group.threads):
-        lines = [f"The last store to it is its own, at {describe_site(writer[2])}"]
+        lines = [f"{last} its own, at {describe_site(writer[2])}"]
     else:
-        lines = [f"The last store to it is by {_by(writer)}" + (", which has ended" if awaited.is_over else "")]
+        lines = [f"{last} by {_by(writer)}" + (", which has ended" if awaited.is_over else "")]
     others = near(allocation, offset, awaited.rank) or (near(allocation, offset, None) if writer is None else [])
     for other in others[:_MOST_NEAR]:
         value = _value(allocation, other, kind)
@@ -275,15 +308,20 @@ def _stores(waits: Waits, group: Group, cell: Cell, awaited: Awaited) -> list[st
 
 
 def near(allocation: Allocation, offset: int, rank: int | None) -> list[int]:
-    """Where stores went next to a cell, the nearest first; only those of a rank, if one is given."""
-    return sorted(
-        (
-            at
-            for at, writer in allocation.writers.items()
-            if at != offset and abs(at - offset) <= _NEAR_BYTES and rank in (None, rank_of(writer[0]))
-        ),
-        key=lambda at: (abs(at - offset), at),
-    )
+    """Where stores went next to a cell, those to cells of its name first; only those of a rank, if one is given."""
+    stem = stem_of(allocation, offset)
+    found = [
+        at
+        for at, writer in allocation.writers.items()
+        if at != offset and abs(at - offset) <= _NEAR_BYTES and rank in (None, rank_of(writer[0]))
+    ]
+    return sorted(found, key=lambda at: (stem_of(allocation, at) != stem, abs(at - offset), at))
+
+
+def stem_of(allocation: Allocation, offset: int) -> str:
+    """The name of a cell without its index: `tail` of `tail[channel 0, src 1]`, of `tail 3` and of `tail + 4`."""
+    name = "" if allocation.describe is None else allocation.describe(offset)
+    return re.split(r"[\[\d+(]", name)[0].strip()
 
 
 def _value(allocation: Allocation, offset: int, kind: str) -> Any:
@@ -293,15 +331,17 @@ def _value(allocation: Allocation, offset: int, kind: str) -> Any:
         return "not aligned"
 
 
-def _by(writer: tuple[str, int, Site | None]) -> str:
+def _by(writer: Writer) -> str:
     block, thread, site = writer
     return f"{block}, {warps_and_lanes([thread])}, at {describe_site(site)}"
 
 
 def _is_alike(waits: Waits, group: Group, cause: Group) -> bool:
     """Whether a group waits for the same rank at the same line."""
+    rank = waits.awaited[cause].rank
     same = group.chain[:1] == cause.chain[:1] and group.launch.name == cause.launch.name
-    return same and waits.awaited[group].rank == waits.awaited[cause].rank and group.wait.lacking == cause.wait.lacking
+    same = same and group.wait.lacking == cause.wait.lacking
+    return same and waits.awaited[group].rank == rank and (rank is None or of_rank(group) != rank)
 
 
 def _idle_ranks(waits: Waits) -> list[str]:

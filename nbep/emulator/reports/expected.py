@@ -160,10 +160,10 @@ def look(threads: Sequence[Thread], cells: Sequence[Cell]) -> dict[tuple[Any, in
         for other in threads:
             _wake(other)
         for _ in range(_MOST_STEPS):
-            for other in threads:
+            for other in thread.warp_state.lanes:  # some may wait for these at a collective
                 if other not in other.world.polling:
                     _step(other)
-            if notes and thread in thread.world.polling:
+            if thread in thread.world.polling:
                 break
     expected = {}
     for cell in dict.fromkeys(note.cell for note in notes):
@@ -174,22 +174,31 @@ def look(threads: Sequence[Thread], cells: Sequence[Cell]) -> dict[tuple[Any, in
 
 
 def expire(threads: Sequence[Thread]) -> Told | None:
-    """End the waits of some threads, which wait together: what the first of them that says something reports."""
-    world = threads[0].world
+    """End the waits of some threads, which wait together: what the first of them reports, or else another lane."""
+    first = threads[0]
+    world, lanes = first.world, first.warp_state.lanes
     if world.read_report is None:
         return None
-    for thread in threads:
-        if thread in world.polling:
-            thread.expired = True
-            _wake(thread)
-    for _ in range(_MOST_STEPS):
+    told = {thread: _read(thread) for thread in lanes}  # some may have come to their report already
+    if told[first] is None:
         for thread in threads:
-            if thread not in world.polling:
-                _step(thread)
-                told = None if thread.gr_frame is None else world.read_report(thread, thread.gr_frame)
-                if told is not None:
-                    return told
-    return None
+            if thread in world.polling:
+                thread.expired = True
+                _wake(thread)
+        for _ in range(_MOST_STEPS):
+            for thread in lanes:
+                if told[thread] is None and thread not in world.polling:
+                    _step(thread)
+                    told[thread] = _read(thread)
+            if told[first] is not None:
+                break
+    return told[first] or next((told[thread] for thread in threads if told[thread] is not None), None)
+
+
+def _read(thread: Thread) -> Told | None:
+    frame = None if thread.exited else thread.gr_frame
+    read_report = thread.world.read_report
+    return None if frame is None or read_report is None else read_report(thread, frame)
 
 
 def _is_emulators(frame: FrameType) -> bool:
