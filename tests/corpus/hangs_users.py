@@ -158,7 +158,7 @@ FLAGS = [
         (
             "rank 1, kernel `flag_of_the_next_round`",
             "flag (byte 0), expects 3 or more and sees 2",
-            "The last store of more than weak order to it is by rank 0, kernel `flag_of_the_next_round`, block 0, warp 0, lane 0",
+            "more than weak order to it is by rank 0, kernel `flag_of_the_next_round`, block 0, warp 0, lane 0",
             "which has ended",
         ),
         ("circle",),
@@ -321,7 +321,7 @@ RINGS = [
         (
             "rank 1, kernel `ring_with_one_more_row`, block 0, warp 0, lane 0, waits for rank 0",
             "polls `nvl_buffer` of rank 1: tail (byte 0), expects 11 or more and sees 10",
-            "The last store of more than weak order to it is by rank 0, kernel `ring_with_one_more_row`, block 0, warp 0, lane 0",
+            "more than weak order to it is by rank 0, kernel `ring_with_one_more_row`, block 0, warp 0, lane 0",
             "which has ended",
             "Rank 0 runs no kernel: its host has returned",
         ),

@@ -56,20 +56,21 @@ def host_entry(host: Host) -> tuple[str, Describe]:
 
 def ask(groups: list[Group]) -> None:
     """Find out what the groups that poll want to see. Their threads go on a little: see `expected`."""
-    polling = [group for group in groups if group.wait.cells][:_MOST_ASKED]
+    polling = {group: _together(group) for group in groups if group.wait.cells}
     if not polling:
         return
-    with quiet(polling[0].launch.world):
-        for group in polling:
-            group.expected = look(_together(group), group.wait.cells)
-        for group in polling:
-            group.told = expire(_together(group))
+    asked = list(polling.items())[:_MOST_ASKED]
+    with quiet(asked[0][0].launch.world):
+        for group, threads in asked:
+            group.expected = look(threads, group.wait.cells)
+        for group, threads in asked:
+            group.told = expire(threads)
 
 
 def _together(group: Group) -> list[Thread]:
     """The first thread of a group, and the lanes of its warp that wait at the same line for some cell."""
     first = group.threads[0]
-    if first.waits_for is None or not isinstance(first.waits_for, list):
+    if first not in first.world.polling:
         return [first]
     lanes = [t for t in first.warp_state.lanes if t is not first and t in t.world.polling]
     return [first, *(t for t in lanes if call_chain(t.gr_frame, 1) == list(group.chain[:1]))]

@@ -181,11 +181,11 @@ def expire(threads: Sequence[Thread]) -> Told | None:
         return None
     told = {thread: _read(thread) for thread in lanes}  # some may have come to their report already
     if told[first] is None:
-        for thread in threads:
-            if thread in world.polling:
-                thread.expired = True
-                _wake(thread)
         for _ in range(_MOST_STEPS):
+            for thread in threads:
+                if thread in world.polling:
+                    thread.expired = True
+                    _wake(thread)
             for thread in lanes:
                 if told[thread] is None and thread not in world.polling:
                     _step(thread)
