@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
+from weakref import ref
 
 from greenlet import getcurrent
 
@@ -57,6 +58,7 @@ class World(Scheduler):
     """
 
     thread_classes = MEMORY_MODELS
+    latest: ClassVar[Callable[[], World | None]] = lambda: None  # the world that was made last, if it is still there
 
     def __new__(cls, *args: Any, local_rank: int | None = None, **options: Any) -> World:
         """A world of one rank per process is another class."""
@@ -78,6 +80,7 @@ class World(Scheduler):
         has_tma: bool = True,
     ):
         super().__init__(seed, on_deadlock)
+        World.latest = ref(self)
         if num_ranks < 1:
             raise ValueError(f"num_ranks: {num_ranks}; allowed: at least 1")
         if memory_model not in MEMORY_MODELS:

@@ -90,7 +90,8 @@ def _shorten(head: list[str], listed: dict[Group, list[str]], others: list[str])
     same: dict[tuple, list[Group]] = {}
     for group in listed:
         same.setdefault((group.launch.name, group.chain, bool(group.wait.cells)), []).append(group)
-    blocks = [_merged(groups, listed) for groups in same.values()]
+    places = sorted(same.values(), key=lambda groups: not groups[0].wait.cells)  # who polls comes first
+    blocks = [_merged(groups, listed) for groups in places]
     room = MOST_LINES - len(head) - 1
     kept_others = others if len(others) <= 3 else [*others[:2], f"  ... and {len(others) - 2} more hosts and streams"]
     room -= len(kept_others)

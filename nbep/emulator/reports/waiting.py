@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..machine.block import WARP_SIZE, NamedBarrier, ranges
@@ -75,11 +76,16 @@ class Group:
         return f"{name_of(self.rank)}, kernel `{self.launch.name}`, {who(self.threads)}"
 
 
-def waiting_groups(world: World) -> list[Group]:
-    """The groups of all launches, but for those that serve others and have nothing to do."""
+def waiting_groups(world: World, here: tuple[Thread | None, FrameType | None] | None = None) -> list[Group]:
+    """The groups of all launches, but for those that serve others and have nothing to do.
+
+    Args: here: if the run has not ended: the thread that runs now, if one does, and its frame
+    """
     groups: dict[tuple[Launch, tuple[Site, ...], Body], Group] = {}
     waits: dict[int, Wait] = {}
     running = set(world.runnable)
+    if here is not None and here[0] is not None:
+        running.add(here[0])
     for launch in sorted(world.launches, key=lambda launch: launch.rank):
         if launch.is_service and is_idle(launch):
             continue
@@ -88,12 +94,13 @@ def waiting_groups(world: World) -> list[Group]:
                 if not thread.exited:
                     key = id(thread.waits_for)
                     if thread in running:
-                        wait = _loops(thread)
+                        wait = _loops(thread) if here is None else _runs(thread, thread is here[0])
                     elif key in waits:
                         wait = waits[key]
                     else:
                         wait = waits[key] = _waits(thread)
-                    chain = tuple(call_chain(thread.gr_frame))
+                    frame = here[1] if here is not None and thread is here[0] else thread.gr_frame
+                    chain = tuple(call_chain(frame))
                     groups.setdefault((launch, chain, wait.body), Group(launch, chain, wait)).threads.append(thread)
     return list(groups.values())
 
@@ -145,6 +152,13 @@ def _loops(thread: Thread) -> Wait:
     cells = list(thread.polled.values())
     lines = [line for cell in cells for line in _cell(*cell)]
     return Wait(("waits in a loop that does not call wait_expired", *lines) if lines else ("runs",), cells=cells)
+
+
+def _runs(thread: Thread, is_here: bool) -> Wait:
+    """The same for a thread that runs in a run that has not ended."""
+    if is_here:
+        return Wait(("is here",))
+    return Wait(("runs" if thread.gr_frame is not None else "has not started",))
 
 
 def _at_barrier(barrier: NamedBarrier, thread: Thread) -> Wait:
