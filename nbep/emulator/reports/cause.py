@@ -45,7 +45,8 @@ class Waits:
         self.group_of = {thread: group for group in groups for thread in group.threads}
         self.blocks = {block.name: block for launch in world.launches for block in launch.blocks}
         self.awaited = {group: self._awaited(group) for group in groups}
-        self.reach = {group: self._reach(group) for group in groups}
+        self.number = {group: i for i, group in enumerate(groups)}
+        self.reach = self._close()  # by number: a bit for each group that it waits for, directly or not
 
     # --- whom a group waits for ---------------------------------------------------------------------------------
 
@@ -143,31 +144,37 @@ class Waits:
 
     # --- the cause ----------------------------------------------------------------------------------------------
 
-    def _reach(self, group: Group) -> set[Group]:
-        """All that a group waits for, directly or not; itself, if the waits go round."""
-        reached: set[Group] = set()
-        todo = list(self.awaited[group].groups)
-        while todo:
-            other = todo.pop()
-            if other not in reached:
-                reached.add(other)
-                todo += self.awaited[other].groups
-        return reached
+    def _close(self) -> list[int]:
+        """The transitive closure of who waits for whom; a group waits for itself if the waits go round."""
+        reach = [sum(1 << self.number[other] for other in self.awaited[group].groups) for group in self.groups]
+        for i in range(len(reach)):
+            for j, mask in enumerate(reach):
+                if mask >> i & 1:
+                    reach[j] |= reach[i]
+        return reach
 
-    def circle(self, group: Group) -> set[Group]:
-        return {other for other in self.reach[group] if group in self.reach[other]}
+    def waits_for(self, group: Group, other: Group) -> bool:
+        return bool(self.reach[self.number[group]] >> self.number[other] & 1)
+
+    def circle(self, group: Group) -> list[Group]:
+        """The groups that a group waits for and that wait for it; itself among them, if there are any."""
+        return [other for other in self.groups if self.waits_for(group, other) and self.waits_for(other, group)]
 
     def cause(self) -> Group | None:
         """The group that the report is about."""
-        ends = [group for group in self.groups if self.reach[group] <= self.circle(group)]
+        ends = []
+        for group in self.groups:
+            members = sum(1 << self.number[other] for other in self.circle(group))
+            if not self.reach[self.number[group]] & ~members:
+                ends.append(group)
         return min(ends, key=self._rank_among_causes, default=None)
 
     def _rank_among_causes(self, group: Group) -> tuple:
         """Best first: how well it is known why this ends in nothing; who holds up most; who is the best to tell it."""
-        awaited, members = self.awaited[group], self.circle(group) or {group}
+        awaited, members = self.awaited[group], self.circle(group) or [group]
         is_known = any(member.wait.lacking for member in members) or awaited.rank is not None or len(members) > 1
         is_poll = group.cell is not None
-        dependents = sum(group in self.reach[other] for other in self.groups)
+        dependents = sum(self.waits_for(other, group) for other in self.groups)
         cell = group.cell
         is_unwritten = cell is not None and isinstance(cell[0], Allocation) and cell[1] not in cell[0].writers
         missed = 2  # 0: stores went to a cell of its name, 1: by whom it waits for to another one next to it
@@ -176,7 +183,7 @@ class Waits:
             if around:
                 is_kin = stem_of(cell[0], around[0]) == stem_of(cell[0], cell[1])
                 missed = 0 if is_kin else 2 - (awaited.rank is not None)
-        order = self.groups.index(group)
+        order = self.number[group]
         is_of_another = awaited.rank not in (None, group.rank)
         tells = not group.wait.lacking, group.told is None, missed, not is_of_another, not is_unwritten
         return not is_known, not (is_poll or group.wait.lacking), -dependents, *tells, order
