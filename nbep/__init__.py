@@ -7,6 +7,7 @@ def main(comm):                                    # once per rank
 results = nbep.spawn(main, num_ranks=4)            # or main(MPI.COMM_WORLD) under mpiexec
 """
 
+from nbep import debug
 from nbep.emulator import DataRace, DeadlockError, EmulatorError
 from nbep.host.buffer import Buffer
 from nbep.host.cast import per_token_cast_back, per_token_cast_to_fp8
@@ -33,6 +34,7 @@ __all__ = [
     "NicOptions",
     "NodeMemory",
     "PeerTimeout",
+    "debug",
     "per_token_cast_back",
     "per_token_cast_to_fp8",
     "spawn",

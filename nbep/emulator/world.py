@@ -9,7 +9,9 @@ The same seed replays the same run exactly; another seed is another interleaving
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import FrameType
+from typing import Any, ClassVar
+from weakref import ref
 
 from greenlet import getcurrent
 
@@ -19,9 +21,11 @@ from .machine.stream import Stream
 from .machine.thread import Thread
 from .models.checked import CheckedThread
 from .models.delayed import DelayedThread
+from .reports.expected import Told
 from .schedule.scheduler import Host, Scheduler
 from .tracing import hooks, traced
 
+ReadReport = Callable[[Thread, FrameType], Told | None]
 MEMORY_MODELS: dict[str, type[Thread]] = {"sc": Thread, "delayed": DelayedThread, "checked": CheckedThread}
 
 
@@ -54,6 +58,7 @@ class World(Scheduler):
     """
 
     thread_classes = MEMORY_MODELS
+    latest: ClassVar[Callable[[], World | None]] = lambda: None  # the world that was made last, if it is still there
 
     def __new__(cls, *args: Any, local_rank: int | None = None, **options: Any) -> World:
         """A world of one rank per process is another class."""
@@ -75,6 +80,7 @@ class World(Scheduler):
         has_tma: bool = True,
     ):
         super().__init__(seed, on_deadlock)
+        World.latest = ref(self)
         if num_ranks < 1:
             raise ValueError(f"num_ranks: {num_ranks}; allowed: at least 1")
         if memory_model not in MEMORY_MODELS:
@@ -90,6 +96,7 @@ class World(Scheduler):
         self.num_blocks = 0
         self.signals = 0  # so far; see `checked`
         self.timed_out = False  # whether a wait was ever over time; see `checked`
+        self.read_report: ReadReport | None = None  # what a frame of a thread tells the host; see `reports.expected`
         thread_class = self.thread_classes[memory_model]
         self.thread_class = thread_class if tracer is None else traced(thread_class)
         local = range(num_ranks) if local_rank is None else [local_rank]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import FrameType
+from typing import Any
 
 from nbep.device.protocols.waits import (
     BARRIER,
@@ -12,7 +14,9 @@ from nbep.device.protocols.waits import (
     LOW_LATENCY_HALF,
     SITES,
     FaultReport,
+    report_fault,
 )
+from nbep.emulator.reports.expected import Told
 from nbep.host.comm import join_ranks
 
 # Source: rdma-core providers/mlx5/mlx5dv.h, MLX5_CQE_SYNDROME_*
@@ -77,6 +81,26 @@ class NetworkError(RuntimeError):
 
 def syndrome_name(syndrome: int) -> str:
     return f"{SYNDROMES.get(syndrome, 'error')} (syndrome {syndrome:#04x})"
+
+
+def read_report(thread: Any, frame: FrameType | None) -> Told | None:
+    """What a thread of the emulator is about to report, if it is in `report_fault`: for the report of a deadlock."""
+    words: dict[str, Any] | None = None
+    first_in_node = 0
+    while frame is not None:
+        if frame.f_code is report_fault.__code__:
+            words = frame.f_locals
+        elif words is not None and words["site"] == BARRIER and "peers" in frame.f_locals:
+            first_in_node = thread.rank - frame.f_locals["peers"].rank  # its peer counts the ranks of the node
+            break
+        frame = frame.f_back
+    if words is None:
+        return None
+    role, cell, awaited = SITES.get(words["site"]) or ("kernel", "", "what its report does not name")
+    peer = int(words["peer"])
+    return Told(
+        role, peer if peer < 0 else peer + first_in_node, awaited, cell, int(words["expected"]), int(words["seen"])
+    )
 
 
 def fault_error(rank: int, report: FaultReport, timeout_ms: float, network: Sequence[str] = ()) -> Exception:

@@ -250,3 +250,183 @@ def test_ordinary_store_to_a_polled_cell_is_its_last_writer(launch, memory_model
 def test_same_waits_of_many_blocks_are_one_group(launch):
     with pytest.raises(DeadlockError, match=r"512 threads in 1 group(.|\n)*block 0-3, warp 0-3\n"):
         launch(wait_tail, np.zeros(4, np.int32), 1, grid=4, block=128)
+
+
+# --- the first paragraph ----------------------------------------------------------------------------------------------
+
+
+def first_paragraph(error):
+    return str(error).partition("\n\n")[0]
+
+
+def test_the_first_paragraph_tells_who_waits_for_what_and_who_stored_last():
+    with pytest.raises(DeadlockError) as caught:
+        starved_ring()
+    lines = first_paragraph(caught.value).splitlines()
+    assert lines[0] == "rank 1, kernel `receiver`, block 0, warp 0, waits for rank 0"
+    assert lines[1].startswith("It polls `ring` of rank 1: tail[channel 2] (byte 8), expects 5 or more and sees 3, at ")
+    assert lines[1].endswith(f"test_deadlock.py:{inspect.getsourcelines(wait_tail)[1] + 5} (wait_tail)")
+    by = "rank 0, kernel `sender`, block 0, warp 0, lane 0, at "
+    assert lines[2].startswith(f"The last store of more than weak order to it is by {by}")
+    assert lines[2].endswith("(sender), which has ended")
+    assert lines[3:] == ["Rank 0 runs no kernel: its host waits for late to be set"]
+
+
+CONDITIONS = {
+    "5": lambda value: value == 5,
+    "anything but 0": lambda value: value != 0,
+    "5 or more": lambda value: value > 4,
+    "4 or less": lambda value: 7 - value >= 3,
+    "-2 or less": lambda value: value + 1 < 0,
+    "its value & 4 == 4": lambda value: value & 4 == 4,
+    "its value // 2 == 3": lambda value: value // 2 == 3,
+    "10 or more or -10 or less": lambda value: value >= 10 or value <= -10,
+}
+
+
+@pytest.mark.parametrize("expected", CONDITIONS)
+@pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
+def test_what_a_cell_must_hold_is_found_from_the_comparison(launch, expected, memory_model):
+    condition = CONDITIONS[expected]
+    start = 6 if expected.startswith("4 or less") else 0
+
+    def kernel(cell):
+        t = current_thread()
+        while not condition(t.load(cell, "s32", "acquire", "sys")):
+            t.spin(10**12)
+
+    with pytest.raises(DeadlockError) as caught:
+        launch(kernel, np.full(4, start, np.int32), memory_model=memory_model)
+    assert f"byte 0, expects {expected} and sees {start}, at " in first_paragraph(caught.value)
+
+
+def test_asking_what_is_expected_changes_no_memory(launch):
+    """Behind the wait there is a store, and before it; the thread that is asked goes on to neither."""
+    cells = np.zeros(4, np.int32)
+
+    def kernel(cells):
+        t = current_thread()
+        deadline = t.globaltimer() + 100
+        while t.load(cells, "s32", "acquire", "sys") < 3:
+            if t.spin(deadline):
+                t.store(cells + 4, "s32", 1, "release", "sys")
+                return
+        t.store(cells + 8, "s32", 1, "release", "sys")
+
+    with pytest.raises(DeadlockError, match="expects 3 or more and sees 0"):
+        launch(kernel, cells)
+    assert not cells.any()
+
+
+def test_what_loops_compare_on_the_way_is_not_what_they_wait_for(launch):
+    """Only comparisons of the polled value count, and the emulator's own are none."""
+
+    def kernel(cells):
+        t = current_thread()
+        rounds = 0
+        while t.load(cells, "s32", "acquire", "sys") != 9:
+            rounds += 1
+            if rounds == 1000:
+                return
+            t.store(cells + 8, "s32", 1, "relaxed", "gpu")
+            t.spin(10**12)
+
+    with pytest.raises(DeadlockError, match="byte 0, expects 9 and sees 1, at"):
+        launch(kernel, np.ones(4, np.int32), block=2)
+
+
+def test_a_wait_in_a_vote_is_found_though_lanes_meet_in_every_turn(launch):
+    def kernel(cells):
+        t = current_thread()
+        while not t.vote("any", 0xFFFFFFFF, t.lane < 2 and t.load(cells + 4 * t.lane, "s32", "acquire", "sys") == 7):
+            t.spin(10**12)
+
+    with pytest.raises(DeadlockError, match="byte 0, expects 7 and sees 0, at"):
+        launch(kernel, np.zeros(4, np.int32), block=32)
+
+
+def two_teams(flag):
+    """Warps 0 and 1 meet at barrier 1, warps 2 and 3 at barrier 2; in the second round warp 1 waits for a flag."""
+    t = current_thread()
+    for i in range(2):
+        if i == 1 and t.thread_idx == 32:
+            wait_tail(flag, 1)
+        t.barrier(1 + t.warp // 2, 64)
+    t.barrier(0, 128)
+
+
+def test_a_warp_with_a_barrier_of_its_own_is_not_missing_at_anothers(launch):
+    with pytest.raises(DeadlockError) as caught:
+        launch(two_teams, np.zeros(1, np.int32), block=128)
+    at_1, at_0 = (
+        text.split("\n  rank")[0] for text in str(caught.value).partition("\n\n")[2].split("waits at barrier ")[1:]
+    )
+    if at_1.startswith("0"):
+        at_1, at_0 = at_0, at_1
+    assert at_1.startswith("1: 63 of 64 threads have arrived\n    missing: warp 1, lane 0, which are at ")
+    assert at_1.count("missing") == 1
+    # The last barrier is for all.
+    assert at_0.startswith("0: 64 of 128 threads have arrived\n")
+    assert "missing: warp 0; warp 1, lane 1-31, which are at" in at_0
+
+
+def test_threads_that_have_left_are_not_missing(launch):
+    def kernel(flag):
+        t = current_thread()
+        if t.warp == 3:
+            return
+        if t.warp == 2:
+            wait_tail(flag, 1)
+        t.barrier(1, 96)
+
+    with pytest.raises(DeadlockError) as caught:
+        launch(kernel, np.zeros(1, np.int32), block=128)
+    assert "missing: warp 2, which are at" in str(caught.value)
+    assert "have left" not in str(caught.value)
+
+
+def many_places(cells):
+    """Each thread waits at a place of its own: the depth of its recursion."""
+
+    def wait(depth):
+        if depth == 0:
+            wait_tail(cells + 4 * current_thread().thread_idx, 1)
+        else:
+            wait(depth - 1)
+
+    wait(min(3, current_thread().thread_idx))
+
+
+def hang_of_eight():
+    world = World(8)
+
+    def host(rank):
+        context = world.ranks[rank]
+        stream = context.create_stream("main")
+        stream.launch(many_places, (context.space.allocate(256, "cells", zero=True).address,), 1, 64)
+        stream.synchronize()
+
+    with pytest.raises(DeadlockError) as caught:
+        world.run([lambda rank=rank: host(rank) for rank in range(8)])
+    return caught.value
+
+
+def test_a_hang_of_eight_ranks_fits_in_40_lines_and_the_rest_is_there_on_request(monkeypatch):
+    error = hang_of_eight()
+    lines = str(error).splitlines()
+    assert len(lines) <= 40
+    assert lines[-1].endswith("all of it: error.full, or NBEP_REPORT=full")
+    assert "  ranks 0-7, kernel `many_places`, block 0, warp 0, lane 0" in lines
+    assert "    ... and 7 groups more like it" in lines
+    full = error.full.splitlines()
+    assert len(full) > 8 * 64
+    assert full[: len(first_paragraph(error).splitlines())] == first_paragraph(error).splitlines()
+    assert sum("polls `cells` of rank 5: byte 252 " in line for line in full) == 1
+    monkeypatch.setenv("NBEP_REPORT", "full")
+    assert str(hang_of_eight()) == error.full
+
+
+def test_a_short_report_is_whole():
+    with pytest.raises(DeadlockError) as caught:
+        starved_ring()
+    assert caught.value.full == str(caught.value)

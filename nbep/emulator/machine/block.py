@@ -57,6 +57,7 @@ class Block:
         "warps",
         "live",
         "barriers",
+        "members",
         "mbarriers",
         "proxy_fences",
         "stores",
@@ -73,6 +74,7 @@ class Block:
         self.warps: list[Warp] = []
         self.live = launch.block
         self.barriers: dict[int, NamedBarrier] = {}
+        self.members: dict[int, list[int]] = {}  # number -> who met there last
         self.mbarriers: dict[int, MBarrier] = {}
         self.proxy_fences = 0
         self.stores: dict[Any, None] = {}  # visible to the block, not beyond; see `delayed`
@@ -99,6 +101,7 @@ class Block:
         barrier.holds &= predicate
         if barrier.is_full:
             del self.barriers[number]
+            self.members[number] = barrier.arrived
             thread.runnable.extend(barrier.waiting)
             return barrier
         if wait:

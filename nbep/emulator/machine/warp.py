@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from greenlet import getcurrent
+
 from ..reports import errors
 from ..reports.faults import error_at
 from ..reports.source import Site, describe_site, site_of
@@ -146,11 +148,11 @@ def whereabouts(threads: list[Thread]) -> str:
 
 
 def place(thread: Thread) -> str:
-    """Where a thread is that does not run now."""
+    """Where a thread is."""
     if thread.exited:
         return "have left the kernel"
     if thread.gr_frame is None:
-        return "have not started"
+        return "are here" if thread is getcurrent() else "have not started"
     return f"are at {describe_site(site_of(thread.gr_frame))}"
 
 

@@ -65,7 +65,15 @@ class DataRace(EmulatorError):
 
 
 class DeadlockError(EmulatorError):
-    """Nothing can run any more; the message lists who waits for what."""
+    """Nothing can run any more; the message says why, and lists who waits for what.
+
+    Attributes:
+        full: the message, with all of the list
+    """
+
+    def __init__(self, message: str, thread: str | None = None, source: str | None = None, full: str = ""):
+        super().__init__(message, thread, source)
+        self.full = full or str(self)
 
 
 class Trap(EmulatorError):

@@ -280,7 +280,8 @@ class Scheduler:
 
     def _deadlock(self, describe: Describe) -> EmulatorError:
         hosts = [host_entry(host) for host in self.waiting_hosts]
-        return deadlock_error(self, [*hosts, ("the host", describe)] if describe else hosts, self.streams)
+        world: Any = self  # the only kind of scheduler that there is
+        return deadlock_error(world, [*hosts, ("the host", describe)] if describe else hosts, self.streams)
 
     def _expire(self) -> bool:
         """Let time pass to the earliest deadline of those that wait, and wake the threads that have reached it.

@@ -16,6 +16,7 @@ from nbep.device.jit import spec_of
 from nbep.device.types import unflatten_args
 from nbep.emulator import World
 from nbep.emulator.machine.memory import OFFSET_MASK
+from nbep.host.faults import read_report
 from nbep.host.runtime.base import (
     Array,
     Describe,
@@ -210,6 +211,7 @@ class EmulatorRuntime(Runtime):
 
     def __init__(self, world: World, rank: int):
         self.world = world
+        world.read_report = read_report
         self.rank = rank
         self._context = world.ranks[rank]
         self._current_stream: EmulatedStream | None = None

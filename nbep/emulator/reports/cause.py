@@ -1,0 +1,410 @@
+"""The first paragraph about a deadlock: the wait that holds up the others, for whom, and why that does not come.
+
+Each group waits for some others: for those that a barrier misses, for the peer that its report names, for the thread
+that last stored to the cell, or for whoever alone could. A wait that nobody else holds up, or a circle of waits, is
+the cause; where there are several, the one that is known best and that most others wait for.
+"""
+
+from __future__ import annotations
+
+import dis
+import re
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..machine.block import ranges
+from ..machine.memory import Allocation, Writer
+from ..machine.names import NIC_NUMBERS, name_of
+from .source import Site, describe_site
+from .waiting import Group, warps_and_lanes, who
+
+if TYPE_CHECKING:
+    from ..machine.access import Cell
+    from ..machine.thread import Thread
+    from ..world import World
+
+_NEAR_BYTES = 256
+_MOST_NEAR = 2
+_MOST_HOPS = 3  # of a circle, in words
+
+
+class Awaited(NamedTuple):
+    """Whom a group waits for: a rank, if one is known, and groups; is_over: the one who stored last is not there."""
+
+    rank: int | None
+    groups: list[Group]
+    is_over: bool = False
+
+
+class Waits:
+    """Who waits for whom."""
+
+    def __init__(self, world: World, groups: list[Group]):
+        self.world = world
+        self.groups = groups
+        self.group_of = {thread: group for group in groups for thread in group.threads}
+        self.blocks = {block.name: block for launch in world.launches for block in launch.blocks}
+        self.awaited = {group: self._awaited(group) for group in groups}
+        self.number = {group: i for i, group in enumerate(groups)}
+        self.reach = self._close()  # by number: a bit for each group that it waits for, directly or not
+
+    # --- whom a group waits for ---------------------------------------------------------------------------------
+
+    def _awaited(self, group: Group) -> Awaited:
+        wait = group.wait
+        if wait.absent or wait.strangers:
+            threads = [*wait.absent, *wait.strangers]
+            return Awaited(None, unique(self.group_of[t] for t in threads if t in self.group_of))
+        cells = [cell for cell in wait.cells if isinstance(cell[0], Allocation)]
+        main = group.cell
+        if main is None or main not in cells:
+            return Awaited(None, [])
+        whole = self._awaited_at(group, main)
+        others = [other for cell in cells if cell is not main for other in self._awaited_at(group, cell).groups]
+        return whole._replace(groups=unique([*whole.groups, *others]))
+
+    def _awaited_at(self, group: Group, cell: Cell) -> Awaited:
+        """Whom a group waits for that polls a cell."""
+        allocation, offset, _, _ = cell
+        writer = allocation.writers.get(offset)
+        thread = None if writer is None else self._thread(writer)
+        peer = -1 if group.told is None or not allocation.number else group.told.peer
+        if peer >= 0 and (peer != group.rank or len(group.wait.cells) == 1):
+            return self._of_rank(group, peer, writer)
+        if writer is not None and is_atomic(writer[2]):  # others may be yet to add to it
+            return Awaited(None, self._elsewhere(group))
+        if writer is not None and thread not in group.threads:
+            source = rank_of(writer[0])
+            if thread is None:
+                others = [g for g in self.groups if of_rank(g) == source != group.rank]
+                return Awaited(source, others, is_over=True)
+            return Awaited(source, [self.group_of[thread]] if thread in self.group_of else [])
+        only = self._only_rank(allocation, offset, group)
+        if only is not None:
+            return self._of_rank(group, only, None)
+        if not allocation.number:
+            blocks = {thread.block for thread in group.threads}
+            there = [g for g in self.groups if g is not group and blocks & {t.block for t in g.threads}]
+            return Awaited(None, [g for g in there if not self._misses(g, group)] or there)
+        if self.world.num_ranks == 1:
+            return Awaited(None, [g for g in self.groups if g is not group])
+        return Awaited(None, [])
+
+    def _of_rank(self, group: Group, rank: int, writer: Writer | None) -> Awaited:
+        """A rank is waited for: its thread that has stored before, or else all that waits there."""
+        if writer is not None and rank_of(writer[0]) == rank:
+            thread = self._thread(writer)
+            if thread is None and writer[0] in self.blocks and not is_atomic(writer[2]):
+                return Awaited(rank, [], is_over=True)
+            if thread in self.group_of and thread not in group.threads:
+                return Awaited(rank, [self.group_of[thread]])
+        there = [g for g in self.groups if of_rank(g) == rank and g is not group]
+        if rank == group.rank:  # those who wait in the same way, or for each other at a barrier, do not hold it up
+            there = [g for g in there if g.chain[:1] != group.chain[:1] and g.wait.cells]
+        return Awaited(rank, there)
+
+    def _elsewhere(self, group: Group) -> list[Group]:
+        """Groups that have not come to where this one waits."""
+        return [g for g in self.groups if g.chain[:1] != group.chain[:1] and not self._misses(g, group)]
+
+    def _misses(self, group: Group, other: Group) -> bool:
+        """Whether a group waits at a barrier or a collective for threads of another one."""
+        there = set(other.threads)
+        return any(thread in there for thread in group.wait.absent)
+
+    def _thread(self, writer: Writer) -> Thread | None:
+        """Who stored, if it is still there."""
+        block = self.blocks.get(writer[0])
+        thread = None if block is None or writer[1] >= len(block.threads) else block.threads[writer[1]]
+        return None if thread is None or thread.exited else thread
+
+    def _only_rank(self, allocation: Allocation, offset: int, group: Group) -> int | None:
+        """The rank that stores to this cell, if the same cell of other ranks tells, or if there is one other rank."""
+        writers = self.same_cell(allocation, offset)
+        sources = {rank: rank_of(writer[0]) for rank, writer in writers.items()}
+        num_ranks = self.world.num_ranks
+        if len(sources) > 1:
+            if len(set(sources.values())) == 1:
+                return next(iter(sources.values()))
+            shifts = {(source - rank) % num_ranks for rank, source in sources.items()}
+            if len(shifts) == 1 and shifts != {0}:
+                return (allocation.rank + shifts.pop()) % num_ranks
+        is_shared = sum(allocation in space.segments.values() for space in self.world.spaces.values()) > 1
+        return 1 - group.rank if num_ranks == 2 and is_shared and group.rank < 2 else None
+
+    def same_cell(self, allocation: Allocation, offset: int) -> dict[int, Any]:
+        """rank -> who stored last to the same byte of its memory of the same name."""
+        found = {}
+        for rank, space in self.world.spaces.items():
+            for other in space.segments.values():
+                same = other.rank == rank != allocation.rank and other.name == allocation.name
+                if same and other.nbytes == allocation.nbytes and offset in other.writers:
+                    found[rank] = other.writers[offset]
+        return found
+
+    # --- the cause ----------------------------------------------------------------------------------------------
+
+    def _close(self) -> list[int]:
+        """The transitive closure of who waits for whom; a group waits for itself if the waits go round."""
+        reach = [sum(1 << self.number[other] for other in self.awaited[group].groups) for group in self.groups]
+        for i in range(len(reach)):
+            for j, mask in enumerate(reach):
+                if mask >> i & 1:
+                    reach[j] |= reach[i]
+        return reach
+
+    def waits_for(self, group: Group, other: Group) -> bool:
+        return bool(self.reach[self.number[group]] >> self.number[other] & 1)
+
+    def circle(self, group: Group) -> list[Group]:
+        """The groups that a group waits for and that wait for it; itself among them, if there are any."""
+        return [other for other in self.groups if self.waits_for(group, other) and self.waits_for(other, group)]
+
+    def cause(self) -> Group | None:
+        """The group that the report is about."""
+        ends = []
+        for group in self.groups:
+            members = sum(1 << self.number[other] for other in self.circle(group))
+            if not self.reach[self.number[group]] & ~members:
+                ends.append(group)
+        return min(ends, key=self._rank_among_causes, default=None)
+
+    def _rank_among_causes(self, group: Group) -> tuple:
+        """Best first: how well it is known why this ends in nothing; who holds up most; who is the best to tell it."""
+        awaited, members = self.awaited[group], self.circle(group) or [group]
+        is_known = any(member.wait.lacking for member in members) or awaited.rank is not None or len(members) > 1
+        is_poll = group.cell is not None
+        dependents = sum(self.waits_for(other, group) for other in self.groups)
+        cell = group.cell
+        is_unwritten = cell is not None and isinstance(cell[0], Allocation) and cell[1] not in cell[0].writers
+        missed = 2  # 0: stores went to a cell of its name, 1: by whom it waits for to another one next to it
+        if is_unwritten and cell is not None:
+            around = near(cell[0], cell[1], awaited.rank)
+            if around:
+                is_kin = stem_of(cell[0], around[0]) == stem_of(cell[0], cell[1])
+                missed = 0 if is_kin else 2 - (awaited.rank is not None)
+        order = self.number[group]
+        is_of_another = awaited.rank not in (None, group.rank)
+        tells = not group.wait.lacking, group.told is None, missed, not is_of_another, not is_unwritten
+        return not is_known, not (is_poll or group.wait.lacking), -dependents, *tells, order
+
+    def way_round(self, group: Group) -> list[Group]:
+        """The shortest way from a group back to it, without its end; empty if there is none."""
+        before: dict[Group, Group] = {}
+        queue = deque([group])
+        while queue:
+            here = queue.popleft()
+            if group in self.awaited[here].groups:
+                way = [here]
+                while way[-1] is not group:
+                    way.append(before[way[-1]])
+                return way[::-1]
+            for other in sorted(self.awaited[here].groups, key=lambda g: self._far_from(g, here)):
+                if other not in before and other is not group:
+                    before[other] = here
+                    queue.append(other)
+        return []
+
+    def _far_from(self, group: Group, here: Group) -> tuple[bool, bool, int]:
+        """How little a group has to do with another one that waits for it: with its threads, or with its index."""
+        groups = self.awaited[group].groups
+        at = None if here.cell is None else index_of(here.cell)
+        return here not in groups, at is None or at not in map(index_of, group.wait.cells), len(groups)
+
+
+def index_of(cell: Cell) -> tuple[int, str] | None:
+    """Whose memory a cell is in, and its index: `[channel 0, src 1]`. A ring's head and its tail have the same."""
+    if not isinstance(cell[0], Allocation) or cell[0].freed:
+        return None
+    found = re.search(r"\[.*?\]", cell[0].cell(cell[1]))
+    return (cell[0].rank, found[0]) if found else None
+
+
+def paragraph(waits: Waits, hosts: list[tuple[str, str]]) -> list[str]:
+    """The lines of the first paragraph. hosts: names of those that wait, and for what."""
+    group = waits.cause()
+    if group is None:
+        return [f"{name} waits for {what}" for name, what in hosts[:1]]
+    awaited = waits.awaited[group]
+    lines = [sentence(group, awaited.rank)]
+    if group.cell is not None and isinstance(group.cell[0], Allocation) and not group.cell[0].freed:
+        lines += _stores(waits, group, group.cell, awaited)
+    way = waits.way_round(group)
+    if len(way) > 1:
+        lines += [sentence(other, waits.awaited[other].rank) for other in way[1 : 1 + _MOST_HOPS]]
+        is_one_kernel = len({other.launch.name for other in way}) == 1
+        names = [label(other, is_one_kernel) for other in way]
+        lines.append("They wait in a circle: " + " -> ".join([*names, names[0]]))
+    alike = sorted(
+        {of_rank(g) for g in waits.groups if g is not group and _is_alike(waits, g, group)} - {of_rank(group)}
+    )
+    if alike:
+        whom = "" if awaited.rank is None else f" for {name_of(awaited.rank)}"
+        lines.append(f"{_ranks(alike)} {_verb(alike, 'wait')}{whom} in the same way")
+    gone = [block.index for block in group.launch.blocks if not block.live]
+    if gone and awaited.rank in (None, group.rank):
+        lines.append(f"Of its launch, block {ranges(gone)} {'has' if len(gone) == 1 else 'have'} left the kernel")
+    lines += _idle_ranks(waits)
+    return lines
+
+
+def sentence(group: Group, rank: int | None) -> str:
+    """Who waits for whom, for which cell, what is expected there and what is seen."""
+    told, cell = group.told, group.cell
+    where = f"kernel `{group.launch.name}`, {who(group.threads)}"
+    if told is not None and told.peer != rank:
+        rank = None  # it polls several cells, and tells of another one
+    for_whom = "" if rank is None else f" for {name_of(rank)}"
+    if told is not None:
+        text = f"{name_of(group.rank)}: the {told.role} ({where}) waits{for_whom}: {told.awaited}"
+        text += "\nIt" if cell is not None else ""
+    elif cell is not None:
+        text = f"{name_of(group.rank)}, {where}, waits{for_whom}\nIt"
+    else:
+        text = f"{name_of(group.rank)}, {where}, {group.wait.body[0]}"
+        text += "".join(f"; {line}" for line in group.wait.body[1:])
+    if cell is not None:
+        text += f" {_poll(group, cell)}"
+    return text + f", at {describe_site(group.chain[0])}" if group.chain else text
+
+
+def label(group: Group, is_one_kernel: bool = False) -> str:
+    """A group in few words. is_one_kernel: its kernel need not be named"""
+    if group.told is not None:
+        return f"{name_of(group.rank)} {group.told.role}"
+    kernel = "" if is_one_kernel else f" `{group.launch.name}`"
+    return f"{name_of(group.rank)}{kernel} {who(group.threads)}"
+
+
+def _poll(group: Group, cell: Cell) -> str:
+    allocation, offset, kind, value = cell
+    if kind == "phase":
+        return f"waits for {allocation.cell(offset)}"
+    if allocation.freed:
+        return f"polls {allocation.cell(offset)}, which is freed"
+    expected = group.expected.get((allocation, offset))
+    if group.told is not None and (
+        expected is None or " or " in expected.replace(" or more", "").replace(" or less", "")
+    ):
+        expected, value = str(group.told.expected), group.told.seen
+    wanted = "" if expected is None else f"expects {expected} and "
+    return f"polls {allocation.cell(offset)}, {wanted}sees {value}"
+
+
+def _stores(waits: Waits, group: Group, cell: Cell, awaited: Awaited) -> list[str]:
+    """Who stored to the cell, and next to it."""
+    allocation, offset, kind, _ = cell
+    writer = allocation.writers.get(offset)
+    last = "The last store of more than weak order to it is"
+    if writer is None:
+        lines = ["No store of more than weak order to it so far"]
+        sources: dict[int, list[int]] = {}
+        for rank, other in waits.same_cell(allocation, offset).items():
+            sources.setdefault(rank_of(other[0]), []).append(rank)
+        for source, ranks in list(sources.items())[:_MOST_NEAR]:
+            lines.append(f"The same byte of {_ranks(ranks).lower()} was stored to by {name_of(source)}")
+    elif any((t.block.name, t.thread_idx) == writer[:2] for t in group.threads):
+        lines = [f"{last} its own, at {describe_site(writer[2])}"]
+    else:
+        lines = [f"{last} by {_by(writer)}" + (", which has ended" if awaited.is_over else "")]
+    others = near(allocation, offset, awaited.rank) or (near(allocation, offset, None) if writer is None else [])
+    for other in others[:_MOST_NEAR]:
+        value = _value(allocation, other, kind)
+        lines.append(f"Next to it, {allocation.cell(other)} is {value}, stored by {_by(allocation.writers[other])}")
+    return lines
+
+
+def near(allocation: Allocation, offset: int, rank: int | None) -> list[int]:
+    """Where stores went next to a cell, those to cells of its name first; only those of a rank, if one is given."""
+    stem = stem_of(allocation, offset)
+    found = [
+        at
+        for at, writer in allocation.writers.items()
+        if at != offset and abs(at - offset) <= _NEAR_BYTES and rank in (None, rank_of(writer[0]))
+    ]
+    return sorted(found, key=lambda at: (stem_of(allocation, at) != stem, abs(at - offset), at))
+
+
+def stem_of(allocation: Allocation, offset: int) -> str:
+    """The name of a cell without its index: `tail` of `tail[channel 0, src 1]`, of `tail 3` and of `tail + 4`."""
+    name = "" if allocation.describe is None else allocation.describe(offset)
+    return re.split(r"[\[\d+(]", name)[0].strip()
+
+
+def _value(allocation: Allocation, offset: int, kind: str) -> Any:
+    try:
+        return allocation.read(offset, kind)
+    except (IndexError, ValueError, TypeError):  # of another size, at the end
+        return "not aligned"
+
+
+def _by(writer: Writer) -> str:
+    block, thread, site = writer
+    return f"{block}, {warps_and_lanes([thread])}, at {describe_site(site)}"
+
+
+def _is_alike(waits: Waits, group: Group, cause: Group) -> bool:
+    """Whether a group waits for the same rank at the same line."""
+    rank = waits.awaited[cause].rank
+    same = group.chain[:1] == cause.chain[:1] and group.launch.name == cause.launch.name
+    same = same and group.wait.lacking == cause.wait.lacking
+    return same and waits.awaited[group].rank == rank and (rank is None or of_rank(group) != rank)
+
+
+def _idle_ranks(waits: Waits) -> list[str]:
+    """Lines for ranks on which no kernel waits: what their hosts do."""
+    busy = {of_rank(group) for group in waits.groups}
+    states: dict[str, list[int]] = {}
+    for host in waits.world.hosts:
+        if host.rank not in busy:
+            what = host.waits_for() if callable(host.waits_for) else host.waits_for
+            state = "has returned" if host.finished else f"waits for {what}"
+            states.setdefault(state, []).append(host.rank)
+    lines = []
+    for state, ranks in states.items():
+        if len(ranks) > 1:
+            state = state.replace("has ", "have ").replace("waits ", "wait ")
+        whose = "its host" if len(ranks) == 1 else "their hosts"
+        lines.append(f"{_ranks(ranks)} {_verb(ranks, 'run')} no kernel: {whose} {state}")
+    return lines
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"Rank {ranges(ranks)}" if len(ranks) == 1 else f"Ranks {ranges(ranks)}"
+
+
+def _verb(ranks: list[int], verb: str) -> str:
+    return f"{verb}s" if len(ranks) == 1 else verb
+
+
+def of_rank(group: Group) -> int:
+    """The rank of a group, or whose NIC it is."""
+    return group.rank % NIC_NUMBERS
+
+
+def rank_of(block_name: str) -> int:
+    """The rank of a block, from its name: that of a NIC counts for its rank."""
+    found = re.search(r"rank (\d+)", block_name)
+    return int(found[1]) if found else -1
+
+
+def is_atomic(site: Site | None) -> bool:
+    """Whether the call at a site is of an atomic, which several threads may make on one cell."""
+    if site is None:
+        return False
+    code, at = site  # of the call, or of the caches behind it
+    before = [i for i in dis.get_instructions(code) if i.offset <= at and i.positions is not None]
+    start = _start(before[-1])
+    loads = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD", "LOAD_DEREF", "LOAD_FAST")
+    names = [str(i.argval) for i in before if i.opname in loads and _start(i) == start]
+    return bool(names) and bool(re.match(r"atom|red_|amo", names[-1]))
+
+
+def _start(instruction: dis.Instruction) -> tuple[int | None, int | None]:
+    """Line and column where the expression of an instruction begins."""
+    positions = instruction.positions
+    return (None, None) if positions is None else (positions.lineno, positions.col_offset)
+
+
+def unique(groups: Any) -> list[Group]:
+    return list(dict.fromkeys(groups))

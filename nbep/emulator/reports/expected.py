@@ -1,0 +1,291 @@
+"""What a thread that waits would have to see, asked of the thread itself once the run is over.
+
+look    the thread takes one more turn of its loop. What it loads notes what it is compared with
+expire  its wait is over time. Where it goes on to report that, the world's `read_report` reads the report's words
+
+A thread is stopped before its next primitive has an effect, so that little changes. What changes all the same matters
+to nobody: the run has ended, and what its report says of memory and of places has been written down before.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..machine.kinds import KINDS
+from ..machine.memory import Allocation
+
+if TYPE_CHECKING:
+    from ..machine.access import Cell
+    from ..machine.thread import Thread
+
+_MOST_STEPS = 12  # primitive calls of a thread that looks again
+_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_NEGATED = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
+_MIRRORED = {"==": "==", "!=": "!=", "<": ">", ">": "<", "<=": ">=", ">=": "<="}
+
+
+class Told(NamedTuple):
+    """What a wait says that is over time: who waits (role) for which peer (-1: none) and for what (awaited)."""
+
+    role: str
+    peer: int
+    awaited: str
+    cell: str
+    expected: int
+    seen: int
+
+
+class _Note(NamedTuple):
+    """A comparison of a loaded value: what was compared (None: the value itself), with what, and whether it held."""
+
+    cell: tuple[Any, int]
+    text: str | None
+    sign: str
+    other: Any
+    holds: bool
+
+
+class Seen(int):
+    """A loaded value that notes what it is compared with; sums and differences are traced back to the value."""
+
+    notes: list[_Note]
+    cell: tuple[Any, int]
+    scale: int  # this is scale * value + shift, unless it has a text of its own
+    shift: Any
+    text: str | None
+
+    @classmethod
+    def of(cls, value: int, notes: list[_Note], cell: tuple[Any, int]) -> Seen:
+        return cls(value)._with(notes, cell, 1, 0, None)
+
+    def _with(self, notes: list[_Note], cell: tuple[Any, int], scale: int, shift: Any, text: str | None) -> Seen:
+        self.notes, self.cell, self.scale, self.shift, self.text = notes, cell, scale, shift, text
+        return self
+
+    def _sum(self, result: Any, sign: int, other: Any) -> Any:
+        """The result of other + sign * self."""
+        if isinstance(other, Seen) or not isinstance(other, int) or self.text is not None:
+            return result
+        return Seen(result)._with(self.notes, self.cell, sign * self.scale, other + sign * self.shift, None)
+
+    def __add__(self, other: Any) -> Any:
+        return self._sum(int(self) + other, 1, other)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Any:
+        return self._sum(int(self) - other, 1, -other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return self._sum(other - int(self), -1, other)
+
+    def __neg__(self) -> Any:
+        return self._sum(-int(self), -1, 0)
+
+    def _other_way(self, result: Any, sign: str, other: Any) -> Any:
+        if self.text is not None or (self.scale, self.shift) != (1, 0) or not isinstance(result, int):
+            return result
+        return Seen(result)._with(self.notes, self.cell, 1, 0, f"its value {sign} {other}")
+
+    def __and__(self, other: Any) -> Any:
+        return self._other_way(int(self) & other, "&", other)
+
+    __rand__ = __and__
+
+    def __mod__(self, other: Any) -> Any:
+        return self._other_way(int(self) % other, "%", other)
+
+    def __floordiv__(self, other: Any) -> Any:
+        return self._other_way(int(self) // other, "//", other)
+
+    def __rshift__(self, other: Any) -> Any:
+        return self._other_way(int(self) >> other, ">>", other)
+
+    def _compare(self, sign: str, other: Any) -> bool:
+        holds = _OPERATORS[sign](int(self), int(other) if isinstance(other, Seen) else other)
+        if isinstance(other, int) and not isinstance(other, Seen) and not _is_emulators(sys._getframe(2)):
+            if self.text is None:
+                if self.scale < 0:
+                    sign, other = _MIRRORED[sign], -other
+                    other += self.shift
+                else:
+                    other -= self.shift
+            self.notes.append(_Note(self.cell, self.text, sign, int(other), holds))
+        return holds
+
+    def __eq__(self, other: object) -> bool:
+        return self._compare("==", other)
+
+    def __ne__(self, other: object) -> bool:
+        return self._compare("!=", other)
+
+    def __lt__(self, other: Any) -> bool:
+        return self._compare("<", other)
+
+    def __le__(self, other: Any) -> bool:
+        return self._compare("<=", other)
+
+    def __gt__(self, other: Any) -> bool:
+        return self._compare(">", other)
+
+    def __ge__(self, other: Any) -> bool:
+        return self._compare(">=", other)
+
+    def __bool__(self) -> bool:
+        return self._compare("!=", 0)
+
+    __hash__ = int.__hash__
+
+
+def look(threads: Sequence[Thread], cells: Sequence[Cell]) -> dict[tuple[Any, int], str]:
+    """Let threads, which wait together, take one more turn: for each of `cells` what they would have to see there.
+
+    Args: threads: the lanes of one warp that wait at one place; cells: what the first of them polls
+    """
+    notes: list[_Note] = []
+    thread = threads[0]
+    with _noting(cells, notes):
+        for other in threads:
+            _wake(other)
+        for _ in range(_MOST_STEPS):
+            for other in thread.warp_state.lanes:  # some may wait for these at a collective
+                if other not in other.world.polling:
+                    _step(other)
+            if thread in thread.world.polling:
+                break
+    expected = {}
+    for cell in dict.fromkeys(note.cell for note in notes):
+        text = _condition([note for note in notes if note.cell == cell])
+        if text is not None:
+            expected[cell] = text
+    return expected
+
+
+def expire(threads: Sequence[Thread]) -> Told | None:
+    """End the waits of some threads, which wait together: what the first of them reports, or else another lane."""
+    first = threads[0]
+    world, lanes = first.world, first.warp_state.lanes
+    if world.read_report is None:
+        return None
+    told = {thread: _read(thread) for thread in lanes}  # some may have come to their report already
+    if told[first] is None:
+        for _ in range(_MOST_STEPS):
+            for thread in threads:
+                if thread in world.polling:
+                    thread.expired = True
+                    _wake(thread)
+            for thread in lanes:
+                if told[thread] is None and thread not in world.polling:
+                    _step(thread)
+                    told[thread] = _read(thread)
+            if told[first] is not None:
+                break
+    return told[first] or next((told[thread] for thread in threads if told[thread] is not None), None)
+
+
+def _read(thread: Thread) -> Told | None:
+    frame = None if thread.exited else thread.gr_frame
+    read_report = thread.world.read_report
+    return None if frame is None or read_report is None else read_report(thread, frame)
+
+
+def _is_emulators(frame: FrameType) -> bool:
+    """Whether the emulator itself compares, to find out what has changed."""
+    return str(frame.f_globals.get("__name__")).startswith("nbep.emulator.")
+
+
+def _wake(thread: Thread) -> None:
+    if thread in thread.world.polling:
+        thread.unwatch()
+
+
+def _step(thread: Thread) -> None:
+    """Let a thread go on up to its next primitive, if it can."""
+    runnable = thread.world.runnable
+    if not thread or thread.exited or thread not in runnable:
+        return
+    runnable.remove(thread)
+    thread.left = 0
+    thread.world.current = thread
+    with suppress(Exception):
+        thread.switch()
+    thread.world.current = None
+
+
+@contextmanager
+def quiet(world: Any) -> Iterator[None]:
+    """Let nobody be told of what threads do meanwhile."""
+    hooks, world.hooks = world.hooks, _Deaf()
+    try:
+        yield
+    finally:
+        world.hooks = hooks
+
+
+class _Deaf:
+    """In place of a tracer's methods."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_: None
+
+
+@contextmanager
+def _noting(cells: Sequence[Cell], notes: list[_Note]) -> Iterator[None]:
+    """Let loads of cells return values that note what they are compared with."""
+    before = []
+    for allocation, offset, kind, _ in cells:
+        if type(allocation) is Allocation and not allocation.freed and KINDS[kind].get is None:
+            loads = allocation.loads
+            before.append((loads, kind, loads[kind]))
+            loads[kind] = _entry(loads[kind], allocation, offset, notes)
+    try:
+        yield
+    finally:
+        for loads, kind, entry in reversed(before):
+            loads[kind] = entry
+
+
+def _entry(entry: tuple, allocation: Allocation, offset: int, notes: list[_Note]) -> tuple:
+    """In place of an entry of `Views`: a cell's value notes what happens to it."""
+    view, shift, misfit, convert, _, written = entry
+
+    def get(view: Any, at: int) -> Any:
+        value = view[at >> shift] if convert is None else convert(view, at)
+        return Seen.of(value, notes, (allocation, offset)) if at == offset else value
+
+    return view, shift, misfit, get, None, written
+
+
+def _condition(notes: list[_Note]) -> str | None:
+    """What a value has to be, in words, from the comparisons that it has not passed."""
+    wanted = []
+    for note in notes:
+        if note.holds == notes[-1].holds:  # the last one decides; those that came out otherwise have led to it
+            text = _in_words(note.text, _NEGATED[note.sign] if note.holds else note.sign, note.other)
+            if text not in wanted:
+                wanted.append(text)
+    return " or ".join(wanted[:3]) or None
+
+
+def _in_words(text: str | None, sign: str, other: int) -> str:
+    if text is not None:
+        return f"{text} {sign} {other}"
+    if sign == "==":
+        return str(other)
+    if sign == "!=":
+        return f"anything but {other}"
+    if sign in (">", ">="):
+        return f"{other + (sign == '>')} or more"
+    return f"{other - (sign == '<')} or less"

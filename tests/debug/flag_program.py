@@ -1,0 +1,37 @@
+"""Rank 0 counts a flag of rank 1 up; a thread of rank 1 stops in the debugger when it has seen 2.
+
+With an argument the run has a History.
+"""
+
+import sys
+
+import nbep
+from nbep.device.jit import kernel
+from nbep.device.primitives import ld_acquire_sys_s32, st_release_sys_s32, syncthreads, thread_idx, wait_expired
+from nbep.device.protocols.peers import Peers, buffer_of
+
+
+@kernel(max_threads=64)
+def raise_flags(peers: Peers):
+    flag = buffer_of(peers, 1)
+    if thread_idx() == 0 and peers.rank == 0:
+        st_release_sys_s32(flag, 1)
+        st_release_sys_s32(flag, 2)
+        while ld_acquire_sys_s32(flag) != 3:
+            wait_expired(1 << 62)
+    elif thread_idx() == 0:
+        while ld_acquire_sys_s32(flag) != 2:
+            wait_expired(1 << 62)
+        breakpoint()
+        st_release_sys_s32(flag, 3)
+    syncthreads()
+
+
+def main(comm):
+    memory = nbep.NodeMemory.create(comm, 128, cells={"flag": 0})
+    memory.runtime.launch(memory.comm_stream, raise_flags, 1, 64, 0, memory.peers)
+    memory.wait()
+
+
+nbep.spawn(main, 2, "emulator", tracer=nbep.debug.History() if len(sys.argv) > 1 else None)
+print("all done")
