@@ -100,9 +100,12 @@ class Puzzle:
         return self.text.partition("\n")[0]
 
     @property
+    def parameter_names(self) -> list[str]:
+        return list(self.kernel.__annotations__)
+
+    @property
     def output_names(self) -> list[str]:
-        names = list(self.kernel.__annotations__)
-        return names[: len(self.outputs(0))]
+        return self.parameter_names[: len(self.outputs(0))]
 
     def unfilled(self) -> list[str]:
         """The holes that still call `hole`."""

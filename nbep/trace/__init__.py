@@ -17,7 +17,7 @@
     trace.plot_queue(rank=0, peer=1)
 
 Read in this order: events, roles, low_latency, internode, recorder, rings, queues, journeys; then table, entries,
-ring_picture, space_time, halves_picture, hops_picture, queue_picture.
+ring_picture, space_time, halves_picture, hops_picture, queue_picture; touches stands alone.
 """
 
 from __future__ import annotations
