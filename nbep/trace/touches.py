@@ -1,8 +1,8 @@
 """Which threads read and write which elements: for kernels that work on arrays and tell nobody anything.
 
-    touches = Touches(reads=["topk_idx"], writes=["totals"], grid=2, block=32)
-    nbep.spawn(main, 2, tracer=touches)
-    touches.plot()
+touches = Touches(reads=["topk_idx"], writes=["totals"], grid=2, block=32)
+nbep.spawn(main, 2, tracer=touches)
+touches.plot()
 """
 
 from __future__ import annotations

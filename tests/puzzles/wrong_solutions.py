@@ -106,7 +106,12 @@ WRONG = {
         ),
     ],
     6: [
-        ("the same for all", [("barrier", "peers.num_ranks * (turn + 1)", "peers.num_ranks")], "", "lets a rank through too early"),
+        (
+            "the same for all",
+            [("barrier", "peers.num_ranks * (turn + 1)", "peers.num_ranks")],
+            "",
+            "lets a rank through too early",
+        ),
         (
             "set back",
             [
