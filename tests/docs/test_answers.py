@@ -40,7 +40,6 @@ def definitions(path: Path) -> dict:
 
 
 def run(source: str, names: dict, path: Path) -> None:
-    # Line by line as in the file: `edit` looks for the source of a function.
     exec(compile(source, str(path), "exec"), names)
 
 
@@ -64,4 +63,4 @@ def test_the_answers_hold(path):
     with redirect_stdout(io.StringIO()):
         names = definitions(path)
         for source in CODE.findall(answers_of(path)):
-            run(source, names, path)
+            run(source, names, path.parent / "answers" / f"{path.stem}.md")
