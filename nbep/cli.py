@@ -1,4 +1,4 @@
-"""The `nbep` command: `nbep demo`, `nbep bench <name>`, `nbep model`, `nbep compile`, `nbep info`.
+"""The `nbep` command: `nbep demo`, `nbep bench <name>`, `nbep puzzle`, `nbep model`, `nbep compile`, `nbep info`.
 
 Each subcommand is a module with `main(argv) -> int | None`; it is imported only when it is asked for, so that
 `nbep demo` does not load Numba.
@@ -29,6 +29,7 @@ def _parser() -> argparse.ArgumentParser:
     names = benchmarks.add_subparsers(dest="benchmark", required=True, metavar="NAME")
     for name in BENCHMARKS:
         names.add_parser(name, add_help=False, help=f"see `nbep bench {name} --help`")
+    commands.add_parser("puzzle", add_help=False, help="list the puzzles of a checkout, or check one")
     commands.add_parser("model", add_help=False, help="predict times on real links, for up to 1,024 ranks")
     commands.add_parser("compile", add_help=False, help="compile kernels to PTX and cubin; needs no GPU")
     commands.add_parser("info", add_help=False, help="say what is here, and what would run on it")
@@ -45,8 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command == "bench":
         module = f"nbep.bench.{arguments.benchmark.replace('-', '_')}"
     else:
-        modules = {"demo": "nbep.demo", "model": "nbep.model", "compile": "nbep.device.compile", "info": "nbep.info"}
-        module = modules[arguments.command]
+        module = "nbep.device.compile" if arguments.command == "compile" else f"nbep.{arguments.command}"
     return import_module(module).main(rest) or 0
 
 

@@ -167,7 +167,7 @@ class Table(NamedTuple):
     over_nodes: dict[int, tuple[int, int, int, int]]
 
 
-# Inside a node: from runs of `nbep bench intranode`, see docs/performance.md. Between nodes: DeepEP's.
+# Inside a node: from runs of `nbep bench intranode`, see docs/measured.md. Between nodes: DeepEP's.
 IN_NODE_SLOTS = 256
 DISPATCH_TABLE = Table(
     in_node={2: (48, 48, 48), 4: (32, 24, 12), 8: (48, 12, 6)},

@@ -19,7 +19,7 @@ def output_texts(notebook: nbformat.NotebookNode) -> list[str]:
     return [str(output.get("text") or output.get("data", {}).get("text/plain", "")) for output in outputs]
 
 
-def test_there_are_fourteen():
+def test_there_are_sixteen():
     assert [path.stem for path in NOTEBOOKS] == [
         "01_barrier",
         "02_layout",
@@ -35,6 +35,8 @@ def test_there_are_fourteen():
         "12_internode_notify",
         "13_internode_dispatch",
         "14_internode_combine",
+        "15_cached_notify",
+        "16_casts",
     ]
 
 
@@ -76,3 +78,29 @@ def test_source_is_shown_and_not_pasted(path):
     assert pieces
     for piece in pieces:
         assert any(piece.strip("\n") in source for source in sources), f"run `python notebooks/refresh.py`:\n{piece}"
+
+
+def shown_functions(cell: nbformat.NotebookNode) -> list[str]:
+    calls = re.findall(r"\bshow\((.*?)\)", cell.source, re.DOTALL)
+    return [name.strip() for call in calls for name in call.split(",") if name.strip()]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_what_is_broken_was_shown_before(path):
+    shown: set[str] = set()
+    for cell in load(path).cells:
+        shown.update(shown_functions(cell))
+        assert set(re.findall(r"\bedit\(\s*([\w.]+),", cell.source)) <= shown
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_run_comes_before_ten_functions(path):
+    cells = load(path).cells
+    first_run = next(i for i, cell in enumerate(cells) if "nbep.spawn(" in cell.source)
+    assert len([name for cell in cells[:first_run] for name in shown_functions(cell)]) < 10
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_every_notebook_has_a_picture_of_a_run(path):
+    outputs = [output for cell in load(path).cells for output in cell.get("outputs", [])]
+    assert any("image/png" in output.get("data", {}) for output in outputs)

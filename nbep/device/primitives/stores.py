@@ -3,7 +3,7 @@
  st_release_{sys,gpu}   what this thread wrote or acquired before is visible to whoever acquires the value
  st_relaxed_{sys,gpu}   one coherent value; publishes nothing else
  st_volatile            as relaxed at system scope, never merged or dropped
- st_na                  weak, not kept in L1: for payload that a release publishes later
+ st_na                  weak, with the hint not to keep it in L1: for payload that a release publishes later
  st_weak                weak: the thread's own data, or data that a release or barrier publishes later
 
 Addresses are byte addresses, aligned to the kind. Integers wrap to the kind. f32 takes np.float32, v2 and v4 take one

@@ -7,7 +7,7 @@ from nbep.device.primitives import ld_nc_s64
 from nbep.device.types import I32, I64, Sym
 
 # Clusters for kernels whose blocks all load the wire: spread evenly over the GPCs they slow each other down less, see
-# docs/performance.md.
+# docs/measured.md.
 CLUSTERS = (4, 5, 6, 2)
 
 

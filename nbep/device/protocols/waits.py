@@ -11,7 +11,8 @@ sees the claim), the outputs are garbage, and the host raises from the report. S
 addresses in range. Senders stop instead, and do not start if the rank has failed before: what they went on to send
 would overrun the rings of peers that are only late. Those miss the rest, and time out with a report of their own.
 
-Source: DeepEP csrc/kernels/intranode.cu, the `NUM_TIMEOUT_CYCLES` checks (which print and trap)
+Source: DeepEP csrc/kernels/intranode.cu, the `NUM_TIMEOUT_CYCLES` checks (which print and trap); its
+receivers' waits for `start` and `end` have no such check
 """
 
 from typing import NamedTuple

@@ -243,8 +243,8 @@ def receive_tokens(out, inputs, board, num_warps, warp, lane, peers, bounds, sha
     """Receiver: sum up the tokens of one channel; each warp takes every (num_warps - 1)-th.
 
     A warp's head is the first slot that it still needs. It moves before the warp waits for its token, not after it has
-    summed it up: otherwise a warp that has not had its first token yet would hold every ring at 0, and a ring with
-    fewer slots than the block has warps would never fill up to that token.
+    summed up the last one: otherwise the ring would be held there, and would need slots for a row of each receiving
+    warp and for a chunk, less one. See docs/memory_orders.md.
     """
     source = locate_source(inputs, peers, shape, channel, lane)
     # After a fault of dispatch the handle may say that x has more rows than it has.

@@ -1,0 +1,126 @@
+"""Run a puzzle under many seeds and memory models, and say in words what is wrong.
+
+sc        a few seeds: deadlocks, wrong results, accesses that may not be
+checked   accesses that nothing orders
+delayed   stores that arrive late: wrong results again
+cuda      the same kernel on a GPU: wrong results, waits that do not end
+"""
+
+from __future__ import annotations
+
+import textwrap
+import traceback
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import nbep
+from nbep.emulator.reports import errors
+from nbep.puzzle.frame import Clue, Puzzle
+
+MODELS = ("sc", "checked", "delayed")
+SHORT = 24  # elements of an array that are printed
+GPU_RUNS = 20
+KINDS = {
+    errors.DataRace: "race",
+    errors.DeadlockError: "deadlock",
+    errors.Divergence: "divergence",
+    nbep.PeerTimeout: "wait",
+}
+KIND_WORDS = {
+    "race": "Two accesses to the same bytes have no order. The result may be right here; on a GPU it need not be.",
+    "deadlock": "Nobody can go on: each thread below waits for something that no other will do any more.",
+    "divergence": "Threads of a warp, or of a block, that must meet at one line do not.",
+    "memory": "An address is wrong.",
+    "wait": "A wait did not end.",
+    "error": "The kernel stopped with an error of Python.",
+    "wrong result": "All threads have ended, but the result is not what NumPy computes.",
+}
+MEMORY_WORDS = {
+    errors.OutOfBounds: "A thread reaches past the end of an array.",
+    errors.Misaligned: "An address is no multiple of the size of the access.",
+    errors.ReadOnly: "A thread writes to an input.",
+    errors.Uninitialized: "A thread reads bytes that nobody has written.",
+    errors.NonCoherent: "Bytes that were read as constant, with ld_nc, are written while the kernel runs.",
+    errors.ProxyFence: "The copy engine reads shared memory that plain stores wrote, and no proxy fence lies between.",
+    errors.Unmapped: "An address means nothing: 0, another rank's own, or arithmetic gone wrong.",
+}
+
+
+class Verdict(NamedTuple):
+    """What the check says: whether the puzzle is solved, in words, and of which run."""
+
+    solved: bool
+    words: str
+    kind: str = ""
+    seed: int = 0
+    memory_model: str = "sc"
+
+
+def check(puzzle: Puzzle, target: str = "emulator", runs: int | None = None) -> Verdict:
+    """Run the puzzle until something is wrong, or all runs were right."""
+    if unfilled := puzzle.unfilled():
+        where = " and ".join(f"`{name}`" for name in unfilled)
+        return Verdict(False, f"There is still a hole in {where}. Put your code where it says hole().", "hole")
+    if target == "cuda":
+        return _check_on_gpu(puzzle)
+    num_runs = puzzle.runs if runs is None else runs
+    for model in MODELS:
+        for seed in range(num_runs):
+            if clue := attempt(puzzle, seed, model):
+                return Verdict(False, explain(clue), clue.kind, seed, model)
+    return Verdict(True, f"Solved: {len(MODELS) * num_runs} runs, under {', '.join(MODELS)}, all right.")
+
+
+def attempt(puzzle: Puzzle, seed: int = 0, memory_model: str = "sc", tracer: Any = None) -> Clue | None:
+    """One run on the emulator; what is wrong with it, or None."""
+    try:
+        results = puzzle.run(seed=seed, memory_model=memory_model, tracer=tracer)
+    except Exception as error:  # whatever the user's code raises is an answer
+        return _clue_of(puzzle, error)
+    return puzzle.first_difference(results)
+
+
+def _check_on_gpu(puzzle: Puzzle) -> Verdict:
+    for _ in range(GPU_RUNS):
+        try:
+            clue = puzzle.first_difference(puzzle.run("cuda"))
+        except Exception as error:
+            clue = _clue_of(puzzle, error)
+        if clue is not None:
+            return Verdict(False, explain(clue), clue.kind)
+    words = f"Right in {GPU_RUNS} runs on the GPU. That an order is missing may not show there: run the emulator too."
+    return Verdict(True, words)
+
+
+def explain(clue: Clue) -> str:
+    """What is wrong, in words: of what kind it is, advice that knows the puzzle, and the evidence."""
+    what = clue.report.partition("\n")[0].partition(":")[0]
+    words = next((text for kind, text in MEMORY_WORDS.items() if kind.__name__ == what), KIND_WORDS[clue.kind])
+    parts = [words, clue.puzzle.advice(clue), clue.report or _difference(clue)]
+    return "\n\n".join(part if part is parts[-1] else textwrap.fill(part, 100) for part in parts if part)
+
+
+def _clue_of(puzzle: Puzzle, error: Exception) -> Clue:
+    known = isinstance(error, (nbep.EmulatorError, nbep.PeerTimeout))
+    kind = next((name for type_, name in KINDS.items() if isinstance(error, type_)), "memory" if known else "error")
+    report = f"{type(error).__name__}: {error}"
+    if kind == "error":
+        frames = traceback.extract_tb(error.__traceback__)
+        frames = [f"  at {frame.filename}:{frame.lineno} ({frame.name})" for frame in frames]
+        report = "\n".join([report, *frames[-3:]])
+    return Clue(puzzle, kind, report.replace(f"{Path.cwd()}/", ""))
+
+
+def _difference(clue: Clue) -> str:
+    got, expected = np.asarray(clue.got), np.asarray(clue.expected)
+    wrong = np.argwhere(~((got == expected) | ((got != got) & (expected != expected))))
+    places = ", ".join(str(tuple(map(int, place)) if len(place) > 1 else int(place[0])) for place in wrong[:6])
+    more = f" and {len(wrong) - 6} more" if len(wrong) > 6 else ""
+    first = tuple(wrong[0])
+    values = f"got {got[first]}, expected {expected[first]}"
+    lines = [f"`{clue.name}` of rank {clue.rank} differs at {places}{more}: {values}"]
+    if got.size <= SHORT:
+        lines += [f"  got      {got.tolist()}", f"  expected {expected.tolist()}"]
+    return "\n".join(lines)

@@ -1,0 +1,182 @@
+"""One puzzle: a kernel with holes, how it is launched, what it must give, and what to say when it does not.
+
+    PUZZLE = Puzzle(kernel=flag, holes=("send", "receive"), outputs=..., inputs=..., answer=..., advice=...)
+
+A file of the folder puzzles/ defines one. `check` runs it, `command` is what the user types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType
+from typing import Any
+
+import numpy as np
+
+import nbep
+
+Arrays = tuple[np.ndarray, ...]
+WORST_CASE_MS = 2000  # of a wait on a GPU; the emulator says at once that nobody can go on
+
+
+@dataclass(frozen=True)
+class Clue:
+    """What is known of a run that was not right.
+
+    kind      "wrong result", "race", "deadlock", "divergence", "memory", "wait", or "error"
+    report    what the emulator said, without machine paths; "" for a wrong result
+    rank, name, got, expected   of a wrong result: whose output, which one, and what is in it
+    """
+
+    puzzle: Puzzle
+    kind: str
+    report: str = ""
+    rank: int = -1
+    name: str = ""
+    got: Any = None
+    expected: Any = None
+
+    def calls(self, *prefixes: str, where: str = "") -> bool:
+        """Whether the code in the holes, or in one of them, calls a function whose name begins so."""
+        holes = (where,) if where else self.puzzle.holes
+        return any(name.startswith(prefixes) for name in self.puzzle.called_names(holes))
+
+    def about(self, cell: str) -> bool:
+        """Whether the report is about a cell, by its name."""
+        return cell in self.report
+
+
+def no_advice(clue: Clue) -> str:
+    return ""
+
+
+@dataclass(frozen=True)
+class Puzzle:
+    """Attributes:
+
+    kernel      takes outputs, then inputs, then `peers`, `bounds`, then sizes
+    holes       names of the functions of its module that are to be filled in
+    outputs     outputs(rank): the arrays as they are before the launch
+    inputs      inputs(rank): what the kernel reads
+    answer      answer(rank): what the outputs must be; plain NumPy
+    sizes       the last arguments of the kernel, the same on all ranks
+    cells       names of what lies in the symmetric memory, by its first byte
+    num_bytes   of the symmetric memory of each rank, which is 0 before the launch
+    shows       the cell that the picture is about; "": which threads read and write which elements
+    advice      advice(clue): a sentence or two for one who is stuck there
+    runs        how many seeds under each memory model
+    """
+
+    kernel: Callable
+    holes: tuple[str, ...]
+    outputs: Callable[[int], Arrays]
+    answer: Callable[[int], Arrays]
+    inputs: Callable[[int], Arrays] = lambda rank: ()
+    num_ranks: int = 2
+    grid: int = 1
+    block: int = 32
+    smem_bytes: int = 0
+    sizes: tuple[int, ...] = ()
+    cells: Mapping[str, int] = field(default_factory=dict)
+    num_bytes: int = 1024
+    shows: str = ""
+    advice: Callable[[Clue], str] = no_advice
+    runs: int = 8
+
+    @property
+    def scope(self) -> dict[str, Any]:
+        """The globals of the puzzle's module."""
+        return self.kernel.__globals__  # type: ignore[attr-defined]
+
+    @property
+    def text(self) -> str:
+        """The module's docstring: the picture, the ledger, what there is to know."""
+        return str(self.scope["__doc__"])
+
+    @property
+    def title(self) -> str:
+        return self.text.partition("\n")[0]
+
+    @property
+    def parameter_names(self) -> list[str]:
+        return list(self.kernel.__annotations__)
+
+    @property
+    def output_names(self) -> list[str]:
+        return self.parameter_names[: len(self.outputs(0))]
+
+    def unfilled(self) -> list[str]:
+        """The holes that still call `hole`."""
+        return [name for name in self.holes if "hole" in _names(self.scope[name].__code__)]
+
+    def called_names(self, holes: Sequence[str]) -> set[str]:
+        """What the code in the holes calls, and what helpers of the same module call that it calls."""
+        found: set[str] = set()
+        waiting: list[Any] = [self.scope[name] for name in holes]
+        while waiting:
+            function = waiting.pop()
+            names = _names(function.__code__) - found
+            found |= names
+            near = [function.__globals__.get(name) for name in names]
+            waiting += [
+                other for other in near if isinstance(other, FunctionType) and other.__module__ == function.__module__
+            ]
+        return found
+
+    @contextmanager
+    def filled(self, functions: Mapping[str, Callable]) -> Iterator[None]:
+        """With other functions in the place of the holes."""
+        if missing := set(self.holes) - set(functions):
+            raise ValueError(f"functions: got {', '.join(functions)}; must have {', '.join(sorted(missing))} too")
+        before = {name: self.scope[name] for name in self.holes}
+        self.scope.update({name: functions[name] for name in self.holes})
+        try:
+            yield
+        finally:
+            self.scope.update(before)
+
+    def run(self, target: str = "emulator", **options: Any) -> list[Arrays]:
+        """One run: the outputs of every rank. options: seed, memory_model, tracer of nbep.spawn."""
+        return nbep.spawn(self._main, self.num_ranks, target, **options)
+
+    def _main(self, comm: Any) -> Arrays:
+        memory = nbep.NodeMemory.create(comm, self.num_bytes, timeout_ms=WORST_CASE_MS, cells=self.cells)
+        outputs = [to_target(memory.runtime, array) for array in self.outputs(comm.rank)]
+        inputs = [to_target(memory.runtime, array) for array in self.inputs(comm.rank)]
+        memory.runtime.load(self.kernel)
+        comm.barrier()  # memory and code come first: a GPU on which kernels wait may not hand out any
+        memory.comm_stream.wait_current_stream()
+        arguments = (*outputs, *inputs, memory.peers, memory.bounds, *self.sizes)
+        memory.runtime.launch(memory.comm_stream, self.kernel, self.grid, self.block, self.smem_bytes, *arguments)
+        memory.wait()
+        results = tuple(to_numpy(array) for array in outputs)
+        memory.close()
+        return results
+
+    def first_difference(self, results: Sequence[Arrays]) -> Clue | None:
+        """The first output that is not what it must be."""
+        for rank, got_arrays in enumerate(results):
+            expected_arrays = self.answer(rank)
+            for name, got, expected in zip(self.output_names, got_arrays, expected_arrays, strict=True):
+                if not np.array_equal(got, expected, equal_nan=got.dtype.kind == "f"):
+                    return Clue(self, "wrong result", rank=rank, name=name, got=got, expected=expected)
+        return None
+
+
+def to_target(runtime: Any, values: np.ndarray) -> Any:
+    """The emulator takes NumPy's arrays, and writes into them. A GPU takes torch's."""
+    if runtime.target == "emulator":
+        return values.copy()
+    import torch
+
+    return torch.from_numpy(values.copy()).cuda()
+
+
+def to_numpy(array: Any) -> np.ndarray:
+    return array if isinstance(array, np.ndarray) else array.cpu().numpy()
+
+
+def _names(code: CodeType) -> set[str]:
+    return set(code.co_names)

@@ -1,0 +1,65 @@
+"""Puzzle 8: offsets. Lane i knows how many rows come from source i; where do they begin?
+
+ counts:   3 0 2 5 ...      out: 0 3 3 5 ...
+
+ lane i: counts[i] --value--> exclusive_sum --> out[i] = counts[0] + ... + counts[i - 1]
+
+shfl_up_s32(FULL_MASK, value, delta) gives a lane the value of the lane `delta` below it, and a lane that has none below
+its own value. All 32 lanes must come to it. With delta 1, 2, 4, 8 and 16, five turns are enough.
+So notify_dispatch finds the rows of every rank, and a warp the slots of its tokens.
+"""
+
+import numpy as np
+
+from nbep.device.jit import device_function, kernel
+from nbep.device.primitives import *
+from nbep.device.protocols.peers import Bounds, Peers
+from nbep.device.types import In, Out
+from nbep.puzzle import Puzzle, hole, run_file
+
+
+@device_function
+def exclusive_sum(value, lane):
+    """All 32 lanes come here. The sum of the values of all lanes below this one."""
+    return hole()
+
+
+@kernel(max_threads=32)
+def offsets(out: Out, counts: In, peers: Peers, bounds: Bounds):
+    lane = lane_id()
+    st_weak_s32(out + 4 * lane, exclusive_sum(ld_nc_s32(counts + 4 * lane), lane))
+
+
+def counts(rank):
+    return np.random.default_rng(8).integers(0, 9, 32).astype(np.int32)
+
+
+def answer(rank):
+    return ((np.cumsum(counts(rank)) - counts(rank)).astype(np.int32),)
+
+
+def advice(clue):
+    if clue.kind in ("divergence", "deadlock"):
+        return "A shuffle stands where some lanes do not come. Shuffle in all lanes first, and then use it or not."
+    if clue.kind == "wrong result":
+        if np.array_equal(clue.got, np.cumsum(counts(0))):
+            return "That is the sum with the lane's own value. The rows of a source begin where those before it end."
+        if clue.got[0] != 0:
+            return "Lane 0 has nobody below: shfl_up gives it its own value, which it must not add."
+        return "Which value does a lane get that has fewer than `delta` lanes below it? It must not be added."
+    return ""
+
+
+PUZZLE = Puzzle(
+    kernel=offsets,
+    holes=("exclusive_sum",),
+    outputs=lambda rank: (np.full(32, -1, np.int32),),
+    inputs=lambda rank: (counts(rank),),
+    answer=answer,
+    num_ranks=1,
+    advice=advice,
+    runs=4,
+)
+
+if __name__ == "__main__":
+    raise SystemExit(run_file(PUZZLE, __file__))

@@ -1,0 +1,81 @@
+"""Puzzle 9: an announcement. A count is its own message, and it may be 0.
+
+ rank 0: lane i: counts[i] --announce--> cell[i]        rank 1: lane i: cell[i] --await_count--> out[i]
+
+ cell     lives in  written by         read by
+ cell[i]  rank 1    lane i of rank 0   lane i of rank 1: until it is not 0 any more
+
+The cells are 0 before the launch, and 0 has to mean "not here yet". So a count of n cannot travel as n. Nothing else is
+read because of it, so no release is needed; but a weak store or load is for bytes that no other thread touches.
+"""
+
+import numpy as np
+
+from nbep.device.jit import device_function, kernel
+from nbep.device.primitives import *
+from nbep.device.protocols.peers import Bounds, Peers, buffer_of
+from nbep.device.protocols.waits import start_wait
+from nbep.device.types import In, Out
+from nbep.puzzle import Puzzle, give_up, hole, run_file
+
+CELLS = 0
+
+
+@device_function
+def announce(cell, count):
+    """Tell a count of 0 or more through one s32."""
+    hole()
+
+
+@device_function
+def await_count(cell, bounds):
+    """Wait for it, and return it."""
+    deadline = start_wait(bounds)
+    while hole():
+        if give_up(bounds, deadline):
+            break
+    return hole()
+
+
+@kernel(max_threads=32)
+def announcements(out: Out, counts: In, peers: Peers, bounds: Bounds):
+    lane = lane_id()
+    cell = buffer_of(peers, 1) + CELLS + 4 * lane
+    if peers.rank == 0:
+        announce(cell, ld_nc_s32(counts + 4 * lane))
+    else:
+        st_weak_s32(out + 4 * lane, await_count(cell, bounds))
+
+
+def counts(rank):
+    return (np.arange(32, dtype=np.int32) * 5) % 7
+
+
+def advice(clue):
+    if clue.kind == "deadlock":
+        return (
+            "Some lanes of rank 1 wait for a cell that stays 0: their count is 0, and it was sent as 0. Send it so "
+            "that no count becomes 0, as -count - 1 or count + 1."
+        )
+    if clue.kind == "wrong result":
+        off = int(clue.got[1]) - int(clue.expected[1])
+        return f"What was sent is not what was read: lane 1 is off by {off}. Undo on rank 1 what rank 0 has done."
+    if clue.kind == "race":
+        return "A cell that another thread polls is no place for weak accesses: take relaxed ones, with scope sys."
+    return ""
+
+
+PUZZLE = Puzzle(
+    kernel=announcements,
+    holes=("announce", "await_count"),
+    outputs=lambda rank: (np.full(32, -1, np.int32),),
+    inputs=lambda rank: (counts(rank),),
+    answer=lambda rank: (counts(rank) if rank == 1 else np.full(32, -1, np.int32),),
+    cells={"cell": CELLS},
+    shows="cell + 4",
+    advice=advice,
+    runs=6,
+)
+
+if __name__ == "__main__":
+    raise SystemExit(run_file(PUZZLE, __file__))

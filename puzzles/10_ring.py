@@ -1,0 +1,93 @@
+"""Puzzle 10: a ring with flow control. Ten rows go through four slots.
+
+ rank 0: x[i] --send--> slots[i % 4]          rank 1: slots[i % 4] --receive--> out[i]
+
+ cell      lives in  written by           read by
+ slots[k]  rank 1    all lanes of rank 0  all lanes of rank 1: once tail is past the row
+ tail      rank 1    lane 0 of rank 0     rank 1: so many rows are there
+ head      rank 0    lane 0 of rank 1     rank 0: so many rows have been read, and their slots are free
+
+Before row i goes into a slot, row i - 4 must have been read there. The tail tells of data; the head tells of none, but
+it may not move before the row has been read. This is what dispatch's sender and receiver do with tokens.
+"""
+
+import numpy as np
+
+from nbep.device.jit import device_function, kernel
+from nbep.device.primitives import *
+from nbep.device.protocols.peers import Bounds, Peers, buffer_of
+from nbep.device.types import I32, In, Out
+from nbep.puzzle import Puzzle, hole, order_advice, run_file, wait_at_least
+
+NUM_SLOTS, ROWS, ROW_BYTES = 4, 10, 128
+TAIL, HEAD, SLOTS = 0, 64, 128
+
+
+@device_function
+def send(value, slot, tail, head, i, lane, bounds):
+    """Row i, one value for each of 32 lanes. slot: where its slot begins. tail, head: addresses of the cells."""
+    hole()
+
+
+@device_function
+def receive(slot, tail, head, i, lane, bounds):
+    """The value of row i for this lane."""
+    return hole()
+
+
+@kernel(max_threads=32)
+def ring(out: Out, x: In, peers: Peers, bounds: Bounds, num_rows: I32):
+    lane = lane_id()
+    tail, head = buffer_of(peers, 1) + TAIL, buffer_of(peers, 0) + HEAD
+    for i in range(num_rows):
+        slot = buffer_of(peers, 1) + SLOTS + ROW_BYTES * (i % NUM_SLOTS)
+        if peers.rank == 0:
+            send(ld_nc_s32(x + ROW_BYTES * i + 4 * lane), slot, tail, head, i, lane, bounds)
+        else:
+            st_weak_s32(out + ROW_BYTES * i + 4 * lane, receive(slot, tail, head, i, lane, bounds))
+
+
+def advice(clue):
+    if clue.kind == "deadlock":
+        return (
+            "Both ends wait, or one does for ever. Row i is there when the tail is i + 1. Row i - 4 has been read when "
+            "the head is i - 3, and the first four rows wait for nobody. Is the head moved after each row?"
+        )
+    if order := order_advice(clue, "tail"):
+        return order
+    if clue.kind in ("race", "wrong result"):
+        for where, cell in (("send", "tail"), ("receive", "head")):
+            if not clue.calls("syncwarp", "vote_", where=where):
+                return f"In `{where}` lane 0 moves the {cell} for 32 lanes: they have to meet at a syncwarp first."
+    if clue.kind == "wrong result" and (clue.got > clue.expected).any():
+        return (
+            "A row was overwritten by a later one before it was read. Before row i goes into a slot, the head has to "
+            "be i - 3: row i - 4, which was there, has been read."
+        )
+    if clue.kind in ("race", "wrong result"):
+        return (
+            "Either the tail moves before all lanes have stored, or a slot is written again before all lanes have read "
+            "it: the sender waits for the head, and the head moves behind the loads and a syncwarp."
+        )
+    return ""
+
+
+def rows(rank):
+    return np.arange(1000, 1000 + 32 * ROWS, dtype=np.int32).reshape(ROWS, 32)
+
+
+PUZZLE = Puzzle(
+    kernel=ring,
+    holes=("send", "receive"),
+    outputs=lambda rank: (np.full((ROWS, 32), -1, np.int32),),
+    inputs=lambda rank: (rows(rank),),
+    answer=lambda rank: (rows(rank) if rank == 1 else np.full((ROWS, 32), -1, np.int32),),
+    sizes=(ROWS,),
+    cells={"tail": TAIL, "head": HEAD, "slots": SLOTS},
+    shows="tail",
+    advice=advice,
+    runs=4,
+)
+
+if __name__ == "__main__":
+    raise SystemExit(run_file(PUZZLE, __file__))

@@ -1,0 +1,21 @@
+"""Puzzle 2, solved: a syncwarp lets lane 0's release speak for all, another passes on what lane 0 has acquired."""
+
+from nbep.device.jit import device_function
+from nbep.device.primitives import FULL_MASK, ld_weak_s32, st_release_sys_s32, st_weak_s32, syncwarp
+from nbep.puzzle import wait_at_least
+
+
+@device_function
+def send(value, data, flag, lane):
+    st_weak_s32(data + 4 * lane, value)
+    syncwarp(FULL_MASK)
+    if lane == 0:
+        st_release_sys_s32(flag, 1)
+
+
+@device_function
+def receive(data, flag, lane, bounds):
+    if lane == 0:
+        wait_at_least(flag, 1, bounds)
+    syncwarp(FULL_MASK)
+    return ld_weak_s32(data + 4 * lane)

@@ -1,0 +1,19 @@
+"""Puzzle 4, solved: add, meet, and arrive with an atomic that releases and acquires."""
+
+from nbep.device.jit import device_function
+from nbep.device.primitives import (
+    atom_add_acq_rel_gpu_s32,
+    atom_add_relaxed_gpu_s32,
+    grid_dim,
+    syncthreads,
+    thread_idx,
+)
+
+
+@device_function
+def add_and_arrive(value, total, arrivals):
+    atom_add_relaxed_gpu_s32(total, value)
+    syncthreads()
+    if thread_idx() != 0:
+        return False
+    return atom_add_acq_rel_gpu_s32(arrivals, 1) == grid_dim() - 1

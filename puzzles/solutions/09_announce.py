@@ -1,0 +1,20 @@
+"""Puzzle 9, solved: n travels as -n - 1, with relaxed order."""
+
+from nbep.device.jit import device_function
+from nbep.device.primitives import ld_relaxed_sys_s32, st_relaxed_sys_s32
+from nbep.device.protocols.waits import start_wait
+from nbep.puzzle import give_up
+
+
+@device_function
+def announce(cell, count):
+    st_relaxed_sys_s32(cell, -count - 1)
+
+
+@device_function
+def await_count(cell, bounds):
+    deadline = start_wait(bounds)
+    while ld_relaxed_sys_s32(cell) == 0:
+        if give_up(bounds, deadline):
+            break
+    return -ld_relaxed_sys_s32(cell) - 1

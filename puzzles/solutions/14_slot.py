@@ -1,0 +1,25 @@
+"""Puzzle 14, solved: one lane takes the slot and tells the others, all store and meet, one counts."""
+
+from nbep.device.jit import device_function
+from nbep.device.primitives import (
+    FULL_MASK,
+    atom_add_relaxed_gpu_s32,
+    atom_add_release_sys_s32,
+    shfl_idx_s32,
+    st_weak_s32,
+    syncwarp,
+)
+
+ROW_BYTES = 128
+
+
+@device_function
+def put_row(value, slots, next_slot, count, lane):
+    slot = 0
+    if lane == 0:
+        slot = atom_add_relaxed_gpu_s32(next_slot, 1)
+    slot = shfl_idx_s32(FULL_MASK, slot, 0)
+    st_weak_s32(slots + ROW_BYTES * slot + 4 * lane, value)
+    syncwarp(FULL_MASK)
+    if lane == 0:
+        atom_add_release_sys_s32(count, 1)

@@ -1,0 +1,24 @@
+"""Puzzle 15, solved: the credit is the last thing that the receiver does with a half, and a release."""
+
+from nbep.device.jit import device_function
+from nbep.device.primitives import FULL_MASK, atom_add_release_sys_s32, st_weak_s32, syncwarp
+from nbep.puzzle import wait_at_least
+
+COUNT, DATA = 0, 128
+
+
+@device_function
+def send_call(value, half, credit, n, lane, bounds):
+    wait_at_least(credit, n - 1, bounds)
+    st_weak_s32(half + DATA + 4 * lane, value)
+    syncwarp(FULL_MASK)
+    if lane == 0:
+        atom_add_release_sys_s32(half + COUNT, 1)
+
+
+@device_function
+def end_call(half, credit, lane):
+    syncwarp(FULL_MASK)
+    if lane == 0:
+        st_weak_s32(half + COUNT, 0)
+        atom_add_release_sys_s32(credit, 1)

@@ -1,0 +1,157 @@
+"""Every puzzle is solved by its solution, refuses typical wrong ones with words of its own, and has a picture."""
+
+import importlib.util
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from processes import LIMIT_S
+from target import TARGET
+
+from nbep.device.compile import compile_kernel
+from nbep.notebook import edit
+from nbep.puzzle import check, command, picture
+
+HERE = Path(__file__).resolve().parent
+FILES = sorted((HERE.parents[1] / "puzzles").glob("[0-9][0-9]_*.py"))
+spec = importlib.util.spec_from_file_location("wrong_solutions", HERE / "wrong_solutions.py")
+wrong_solutions = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(wrong_solutions)
+WRONG = [
+    pytest.param(path, *case[1:], id=f"{path.stem}: {case[0]}")
+    for path in FILES
+    for case in wrong_solutions.WRONG[int(path.name[:2])]
+]
+ON_THE_EMULATOR = pytest.mark.emulator_only("a GPU says less of what is wrong")
+
+each_puzzle = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_there_are_seventeen_and_their_numbers_have_no_gap():
+    assert [int(path.name[:2]) for path in FILES] == list(range(1, 18))
+    for number, path in enumerate(FILES, 1):
+        assert command.load(path).title.startswith(f"Puzzle {number}: ")
+
+
+@each_puzzle
+def test_the_solution_is_accepted(path):
+    puzzle = command.load(path)
+    with puzzle.filled(command.solution_of(path)):
+        verdict = check.check(puzzle, TARGET)
+    assert verdict.solved, verdict.words
+
+
+@ON_THE_EMULATOR
+@pytest.mark.thorough
+@each_puzzle
+def test_the_solution_is_accepted_under_many_seeds(path):
+    puzzle = command.load(path)
+    with puzzle.filled(command.solution_of(path)):
+        verdict = check.check(puzzle, runs=10)
+    assert verdict.solved, verdict.words
+
+
+@pytest.mark.thorough
+@pytest.mark.compile
+@each_puzzle
+def test_the_solution_compiles(path):
+    puzzle = command.load(path)
+    with puzzle.filled(command.solution_of(path)):
+        assert compile_kernel(puzzle.kernel).ptx
+
+
+@each_puzzle
+def test_a_hole_is_named_and_nothing_runs(path):
+    puzzle = command.load(path)
+    verdict = check.check(puzzle)
+    assert (verdict.solved, verdict.kind) == (False, "hole")
+    assert all(f"`{name}`" in verdict.words for name in puzzle.holes)
+
+
+@each_puzzle
+def test_the_file_has_what_its_solution_uses(path):
+    """Whoever writes the solution into the puzzle's file has to import nothing."""
+    puzzle, solution = command.load(path), command.solution_of(path)
+    names = {name for hole in puzzle.holes for name in solution[hole].__code__.co_names}
+    assert not {name for name in names & set(solution) if name not in puzzle.scope and not is_helper(solution, name)}
+
+
+def is_helper(solution, name: str) -> bool:
+    """Whether the solution defines it itself."""
+    return getattr(solution[name], "__module__", "").startswith("solution_")
+
+
+@ON_THE_EMULATOR
+@pytest.mark.parametrize(("path", "edits", "kind", "words"), WRONG)
+def test_a_wrong_solution_is_refused_with_the_right_words(path, edits, kind, words):
+    puzzle, solution = command.load(path), command.solution_of(path)
+    with ExitStack() as stack:
+        stack.enter_context(puzzle.filled(solution))
+        for function, old, new in edits:
+            stack.enter_context(edit(solution[function], old, new))
+        verdict = check.check(puzzle)
+    assert not verdict.solved
+    assert kind in (verdict.kind, "")
+    assert len(words) > 10
+    assert words in one_line(verdict.words)
+
+
+def test_every_puzzle_has_at_least_two_wrong_solutions():
+    assert all(len(wrong_solutions.WRONG[int(path.name[:2])]) >= 2 for path in FILES)
+
+
+@ON_THE_EMULATOR
+@each_puzzle
+def test_a_run_has_a_picture_with_lines_in_it(path):
+    puzzle = command.load(path)
+    with puzzle.filled(command.solution_of(path)):
+        drawn = picture.draw(puzzle, 0, "sc")
+    axes = drawn.axes[0]
+    assert len(axes.lines) + len(axes.collections) + len(axes.texts) > 5
+
+
+@ON_THE_EMULATOR
+def test_the_picture_of_a_hang_is_drawn_too(tmp_path):
+    path = FILES[0]
+    puzzle, solution = command.load(path), command.solution_of(path)
+    with puzzle.filled(solution), edit(solution["send"], "st_release_sys_s32(flag, 1)", "pass"):
+        assert picture.save(puzzle, tmp_path / "hang.png", 0, "sc")
+    assert (tmp_path / "hang.png").stat().st_size > 5000
+
+
+@ON_THE_EMULATOR
+def test_a_wrong_run_is_found_again_by_its_seed():
+    path = FILES[0]
+    puzzle, solution = command.load(path), command.solution_of(path)
+    with puzzle.filled(solution), edit(solution["receive"], "ld_acquire_sys_s32(flag) != 1", "False"):
+        verdict = check.check(puzzle)
+        clue = check.attempt(puzzle, verdict.seed, verdict.memory_model)
+        assert clue is not None
+        assert check.explain(clue) == verdict.words
+
+
+def test_a_file_with_a_hole_shows_its_picture_and_fails():
+    done = subprocess.run([sys.executable, FILES[0]], capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 1
+    assert "rank 0: x --send--> data, flag = 1" in done.stdout
+    assert "There is still a hole in `send` and `receive`" in done.stdout
+
+
+@ON_THE_EMULATOR
+def test_nbep_puzzle_lists_them_and_checks_one(capsys, monkeypatch):
+    monkeypatch.chdir(HERE.parents[1])
+    assert command.main([]) == 0
+    assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == [
+        f"Puzzle {number}" for number in range(1, 18)
+    ]
+    assert command.main(["8", "--solution", "--no-picture", "--runs", "1"]) == 0
+    assert "Solved: 3 runs" in capsys.readouterr().out
+    assert command.main(["8"]) == 1
+    with pytest.raises(SystemExit):
+        command.main(["99"])

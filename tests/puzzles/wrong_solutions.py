@@ -1,0 +1,385 @@
+"""Typical wrong solutions of the puzzles: edits of the right ones, and what the check has to say of each.
+
+WRONG[number] is a list of (name, edits, kind, words): an edit is (function, old text, new text), kind that of the clue,
+and words come out of the puzzle's own advice, not out of the emulator's report.
+"""
+
+WRONG = {
+    1: [
+        ("relaxed flag", [("send", "st_release", "st_relaxed")], "race", "Nothing in your code is a release"),
+        ("weak flag", [("send", "st_release_sys_s32", "st_weak_s32")], "race", "Nothing in your code is a release"),
+        ("relaxed poll", [("receive", "ld_acquire", "ld_relaxed")], "race", "Nothing in your code is an acquire"),
+        ("no flag", [("send", "st_release_sys_s32(flag, 1)", "pass")], "deadlock", "a flag that nobody raises"),
+        ("no wait", [("receive", "ld_acquire_sys_s32(flag) != 1", "False")], "wrong result", "read `data` before"),
+        (
+            "flag first",
+            [
+                (
+                    "send",
+                    "st_weak_s32(data, value)\n    st_release_sys_s32(flag, 1)",
+                    "st_release_sys_s32(flag, 1)\n    st_weak_s32(data, value)",
+                )
+            ],
+            "wrong result",
+            "read `data` before the number was there",
+        ),
+    ],
+    2: [
+        ("no syncwarp in send", [("send", "syncwarp(FULL_MASK)", "pass")], "", "Lane 0 speaks for 32 lanes"),
+        (
+            "no syncwarp in receive",
+            [("receive", "syncwarp(FULL_MASK)", "pass")],
+            "",
+            "does every lane know of the flag",
+        ),
+        ("relaxed flag", [("send", "st_release", "st_relaxed")], "race", "Nothing in your code is a release"),
+        (
+            "one lane syncs",
+            [("send", "    syncwarp(FULL_MASK)\n    if lane == 0:", "    if lane == 0:\n        syncwarp(FULL_MASK)")],
+            "divergence",
+            "is for all 32 lanes",
+        ),
+    ],
+    3: [
+        ("relaxed poll", [("pass_on", "ld_acquire", "ld_relaxed")], "race", "Nothing in your code is an acquire"),
+        ("relaxed store", [("pass_on", "st_release", "st_relaxed")], "race", "The chain breaks at rank 1"),
+        ("no wait", [("pass_on", "ld_acquire_sys_s32(first) == 0", "False")], "", "does the wait come first"),
+        (
+            "wrong cell",
+            [("pass_on", "st_release_sys_s32(second", "st_release_sys_s32(first")],
+            "deadlock",
+            "Does pass_on store a 1 there",
+        ),
+    ],
+    4: [
+        (
+            "relaxed arrival",
+            [("add_and_arrive", "atom_add_acq_rel_gpu_s32(arr", "atom_add_relaxed_gpu_s32(arr")],
+            "race",
+            "The atomic on `arrivals` is relaxed",
+        ),
+        ("no meeting", [("add_and_arrive", "syncthreads()", "pass")], "", "Thread 0 speaks for 64 threads"),
+        (
+            "no atomic",
+            [
+                (
+                    "add_and_arrive",
+                    "atom_add_relaxed_gpu_s32(total, value)",
+                    "st_relaxed_gpu_s32(total, ld_relaxed_gpu_s32(total) + value)",
+                )
+            ],
+            "wrong result",
+            "Some numbers are missing",
+        ),
+        (
+            "never the last",
+            [("add_and_arrive", "grid_dim() - 1", "grid_dim()")],
+            "wrong result",
+            "Nobody wrote the sum",
+        ),
+    ],
+    5: [
+        ("relaxed", [("barrier", "atom_add_release", "atom_add_relaxed")], "race", "Nothing in your code is a release"),
+        (
+            "no first meeting",
+            [("barrier", "syncthreads()\n    if thread_idx() < ", "if thread_idx() < ")],
+            "",
+            "The block has to meet before",
+        ),
+        (
+            "no second meeting",
+            [("barrier", "bounds)\n    syncthreads()", "bounds)")],
+            "",
+            "The block has to meet before",
+        ),
+        (
+            "one for each thread",
+            [("barrier", "if thread_idx() < peers.num_ranks:", "if thread_idx() < 1:")],
+            "deadlock",
+            "add 1 to the cell `arrived` of every rank",
+        ),
+        (
+            "one less",
+            [("barrier", "peers.num_ranks, bounds", "peers.num_ranks - 1, bounds")],
+            "",
+            "as many arrivals as there are ranks",
+        ),
+    ],
+    6: [
+        (
+            "the same for all",
+            [("barrier", "peers.num_ranks * (turn + 1)", "peers.num_ranks")],
+            "",
+            "lets a rank through too early",
+        ),
+        (
+            "set back",
+            [
+                (
+                    "barrier",
+                    "wait_at_least(buffer_of(peers, peers.rank) + ARRIVED, peers.num_ranks * (turn + 1), bounds)",
+                    "wait_at_least(buffer_of(peers, peers.rank) + ARRIVED, peers.num_ranks, bounds)\n    st_relaxed_sys_s32(buffer_of(peers, peers.rank) + ARRIVED, 0)",
+                )
+            ],
+            "deadlock",
+            "An arrival got lost",
+        ),
+        ("relaxed", [("barrier", "atom_add_release", "atom_add_relaxed")], "race", "Nothing in your code is a release"),
+    ],
+    7: [
+        (
+            "counts experts",
+            [
+                (
+                    "count_token",
+                    "            bits |= 1 << (expert // EXPERTS_PER_RANK)",
+                    "            bits |= 1 << (expert // EXPERTS_PER_RANK)\n            atom_add_relaxed_gpu_s32(per_rank + 4 * (expert // EXPERTS_PER_RANK), 1)",
+                ),
+                ("count_token", "            atom_add_relaxed_gpu_s32(per_rank + 4 * rank, 1)\n", ""),
+            ],
+            "wrong result",
+            "counted too often",
+        ),
+        (
+            "takes -1",
+            [
+                (
+                    "count_token",
+                    "        if expert >= 0:\n            bits |= 1 << (expert // EXPERTS_PER_RANK)",
+                    "        st_weak_s32(in_rank + 4 * (expert // EXPERTS_PER_RANK), 1)",
+                )
+            ],
+            "memory",
+            "An expert of -1 belongs to no rank",
+        ),
+        (
+            "no atomic",
+            [
+                (
+                    "count_token",
+                    "atom_add_relaxed_gpu_s32(per_rank + 4 * rank, 1)",
+                    "st_weak_s32(per_rank + 4 * rank, ld_weak_s32(per_rank + 4 * rank) + 1)",
+                )
+            ],
+            "wrong result",
+            "is counted too seldom",
+        ),
+    ],
+    8: [
+        ("inclusive", [("exclusive_sum", "total - value", "total")], "wrong result", "with the lane's own value"),
+        (
+            "all lanes add",
+            [("exclusive_sum", "if lane >= delta:", "if True:")],
+            "wrong result",
+            "Lane 0 has nobody below",
+        ),
+        (
+            "shuffle in some lanes",
+            [
+                (
+                    "exclusive_sum",
+                    "        below = shfl_up_s32(FULL_MASK, total, delta)\n        if lane >= delta:\n            total += below",
+                    "        if lane >= delta:\n            total += shfl_up_s32(FULL_MASK, total, delta)",
+                )
+            ],
+            "divergence",
+            "some lanes do not come",
+        ),
+    ],
+    9: [
+        (
+            "as it is",
+            [
+                ("announce", "-count - 1", "count"),
+                ("await_count", "-ld_relaxed_sys_s32(cell) - 1", "ld_relaxed_sys_s32(cell)"),
+            ],
+            "deadlock",
+            "their count is 0, and it was sent as 0",
+        ),
+        ("one off", [("await_count", "(cell) - 1", "(cell)")], "wrong result", "lane 1 is off by 1"),
+        ("weak store", [("announce", "st_relaxed_sys_s32", "st_weak_s32")], "race", "no place for weak accesses"),
+    ],
+    10: [
+        (
+            "no head",
+            [("send", "wait_at_least(head, i + 1 - NUM_SLOTS, bounds)", "pass")],
+            "",
+            "overwritten by a later one",
+        ),
+        (
+            "relaxed tail",
+            [("send", "st_release", "st_relaxed"), ("receive", "st_release", "st_relaxed")],
+            "race",
+            "Nothing in your code is a release",
+        ),
+        ("one slot too many", [("send", "i + 1 - NUM_SLOTS", "i - NUM_SLOTS")], "", "the head has to be i - 3"),
+        ("waits for its own row", [("send", "i + 1 - NUM_SLOTS", "i + 1")], "deadlock", "Row i - 4 has been read when"),
+        (
+            "no syncwarp",
+            [("send", "syncwarp(FULL_MASK)", "pass"), ("receive", "syncwarp(FULL_MASK)", "pass")],
+            "",
+            "In `send` lane 0 moves the tail",
+        ),
+    ],
+    11: [
+        ("no bound", [("copy_row", "while i < num_vectors:", "while i < 96:")], "memory", "Ask before you load"),
+        ("one turn", [("copy_row", "i += 32", "i += 128")], "wrong result", "were never written"),
+        ("four bytes apart", [("copy_row", "st_na_v4(dst + 16 * i", "st_na_v4(dst + 4 * i")], "memory", "16 * i bytes"),
+    ],
+    12: [
+        (
+            "no wait for the load",
+            [("add_one", "    while not mbarrier_try_wait_parity(full, 0):\n        pass\n", "")],
+            "",
+            "Nobody waits for the load",
+        ),
+        ("no proxy fence", [("add_one", "fence_proxy_async_shared()", "pass")], "memory", "A proxy fence is missing"),
+        (
+            "no wait for the store",
+            [("store", "tma_store_wait_all()", "pass")],
+            "",
+            "The kernel ends while the engine still writes",
+        ),
+        ("no meeting", [("add_one", "syncwarp(FULL_MASK)", "pass")], "", "only then do all lanes meet"),
+    ],
+    13: [
+        (
+            "each lane alone",
+            [("largest_of_warp", "while bit > 0:", "while bit > 16:")],
+            "wrong result",
+            "a scale of its own",
+        ),
+        (
+            "half the warp",
+            [("largest_of_warp", "while bit > 0:", "while bit > 1:")],
+            "wrong result",
+            "the maximum is not that of all 32 lanes",
+        ),
+        ("no floor", [("scales_of", "amax = f32_max(amax, f32(1e-4))", "pass")], "", "at least 1e-4"),
+        (
+            "scales the wrong way",
+            [
+                (
+                    "scales_of",
+                    "f32_div_rn(f32(448), amax), f32_div_rn(amax, f32(448))",
+                    "f32_div_rn(f32(448), amax), f32_div_rn(f32(448), amax)",
+                )
+            ],
+            "wrong result",
+            "what the receiver multiplies by",
+        ),
+    ],
+    14: [
+        (
+            "each lane a slot",
+            [
+                ("put_row", "    if lane == 0:\n        slot = atom", "    if True:\n        slot = atom"),
+                ("put_row", "    slot = shfl_idx_s32(FULL_MASK, slot, 0)\n", ""),
+            ],
+            "memory",
+            "one lane takes a slot for its whole warp",
+        ),
+        (
+            "no broadcast",
+            [("put_row", "    slot = shfl_idx_s32(FULL_MASK, slot, 0)\n", "")],
+            "",
+            "have to learn its number",
+        ),
+        (
+            "relaxed count",
+            [("put_row", "atom_add_release", "atom_add_relaxed")],
+            "race",
+            "Nothing in your code is a release",
+        ),
+        ("no syncwarp", [("put_row", "syncwarp(FULL_MASK)", "pass")], "", "they have to meet at a syncwarp"),
+        (
+            "no count",
+            [("put_row", "atom_add_release_sys_s32(count, 1)", "pass")],
+            "deadlock",
+            "Rank 1 waits until `count` is 9",
+        ),
+    ],
+    15: [
+        (
+            "credit first",
+            [
+                (
+                    "end_call",
+                    "st_weak_s32(half + COUNT, 0)\n        atom_add_release_sys_s32(credit, 1)",
+                    "atom_add_release_sys_s32(credit, 1)\n        st_weak_s32(half + COUNT, 0)",
+                )
+            ],
+            "",
+            "Both ranks change `count`",
+        ),
+        ("no credit", [("send_call", "wait_at_least(credit, n - 1, bounds)", "pass")], "", "Nobody waits for a credit"),
+        ("one call too late", [("send_call", "n - 1, bounds", "n + 1, bounds")], "deadlock", "needs n - 1 credits"),
+        ("count not set back", [("end_call", "st_weak_s32(half + COUNT, 0)", "pass")], "", "Nobody sets `count` back"),
+        (
+            "no syncwarp",
+            [("send_call", "syncwarp(FULL_MASK)", "pass"), ("end_call", "syncwarp(FULL_MASK)", "pass")],
+            "",
+            "In `send_call` lane 0 speaks",
+        ),
+    ],
+    16: [
+        (
+            "rounds each step",
+            [
+                (
+                    "combine_word",
+                    "high = f32_add_rn(high, f32_mul_rn(weight, b))",
+                    "high = f32_add_rn(high, f32_mul_rn(weight, b))\n            low, high = bf16x2_to_f32x2(f32x2_to_bf16x2(low, high))",
+                )
+            ],
+            "wrong result",
+            "rounded once",
+        ),
+        ("takes -1", [("combine_word", "if index >= 0:", "if True:")], "memory", "Row -1 lies in front"),
+        (
+            "no weight",
+            [("combine_word", "ld_nc_f32(weights + 4 * k)", "f32(1)")],
+            "wrong result",
+            "Has each row its weight",
+        ),
+        ("backwards", [("combine_word", "range(NUM_TOPK)", "(2, 1, 0)")], "wrong result", "Add in order"),
+    ],
+    17: [
+        (
+            "tail relaxed",
+            [("send_tokens", "st_release", "st_relaxed"), ("receive_tokens", "st_release", "st_relaxed")],
+            "race",
+            "Nothing in your code is a release",
+        ),
+        (
+            "count as it is",
+            [
+                (
+                    "send_tokens",
+                    "-count_tokens(is_token_in_rank, dst, num_tokens) - 1",
+                    "count_tokens(is_token_in_rank, dst, num_tokens)",
+                )
+            ],
+            "deadlock",
+            "a count of 0 may not travel as 0",
+        ),
+        (
+            "no offsets",
+            [("receive_tokens", "first += await_count", "first += 0 * await_count")],
+            "wrong result",
+            "begin behind those before it",
+        ),
+        (
+            "no head",
+            [("send_tokens", "wait_at_least(head, n + 1 - NUM_SLOTS, bounds)", "pass")],
+            "",
+            "Who waits for the head",
+        ),
+        (
+            "no syncwarp",
+            [("send_tokens", "syncwarp(FULL_MASK)", "pass"), ("receive_tokens", "syncwarp(FULL_MASK)", "pass")],
+            "",
+            "In `send_tokens` lane 0 moves the tail",
+        ),
+    ],
+}
