@@ -13,6 +13,7 @@ from nbep.device.kernels.per_token_cast_to_fp8 import CastOutputs, CastSizes
 from nbep.device.kernels.per_token_cast_to_fp8 import per_token_cast_to_fp8 as cast_kernel
 from nbep.device.protocols.fp8 import COLUMNS
 from nbep.host import validate
+from nbep.host.arguments import flags
 from nbep.host.runtime.base import Array, Runtime, current_runtime
 from nbep.host.spawn import spawn
 
@@ -48,6 +49,7 @@ def per_token_cast_back(x_fp8: Array, scales: Array) -> Array:
 
 
 def _cast_to_fp8(runtime: Runtime, x: Array, round_scale: bool, column_major_scales: bool) -> tuple[Array, Array]:
+    flags(round_scale=round_scale, column_major_scales=column_major_scales)
     validate.array(runtime, "x", x, "bfloat16", ("num_tokens", "hidden"))
     num_tokens, hidden = x.shape
     validate.hidden_size("x", hidden, COLUMNS)
