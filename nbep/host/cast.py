@@ -30,7 +30,9 @@ def per_token_cast_to_fp8(
     Args:     x [num_tokens, hidden] bf16
               round_scale makes every scale a power of two
               column_major_scales lays the scales out by columns (their shape stays the same)
-    Returns:  x_fp8 [num_tokens, hidden] e4m3; scales [num_tokens, hidden / 128] float32: x is about x_fp8 * scales
+    Returns:  x_fp8 [num_tokens, hidden] e4m3; scales [num_tokens, hidden / 128] float32: x is about x_fp8 * scales.
+              A NaN stays NaN, and is left out of its scale. Where there is an infinity, that is NaN, the scale is
+              infinity and the other columns are 0: cast back, all 128 are NaN
     Raises:   ValueError if hidden is not a multiple of 128
     Blocks:   the caller's current stream; outside of a rank, a world of one emulated rank runs for the call
     """
