@@ -5,6 +5,8 @@ from __future__ import annotations
 import operator
 from typing import Any, NoReturn
 
+import numpy as np
+
 
 def refuse(name: str, got: object, allowed: str) -> NoReturn:
     """Raises: ValueError that says which argument it is, what came and what is allowed"""
@@ -20,3 +22,10 @@ def integer(name: str, value: Any, minimum: int | None = None) -> int:
     if number is None or (minimum is not None and number < minimum):
         refuse(name, repr(value), "an integer" if minimum is None else f"an integer of at least {minimum}")
     return number
+
+
+def flags(**given: Any) -> None:
+    """What is switched on or off is True or False: a number, a text or an array in its place is a mistake."""
+    for name, value in given.items():
+        if value.__class__ is not bool and not isinstance(value, np.bool_):
+            refuse(name, repr(value), "True or False")

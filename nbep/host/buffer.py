@@ -14,9 +14,10 @@ from typing import Any, Literal
 
 from nbep.device.layout.intranode import MAX_NVL_PEERS
 from nbep.host import validate
-from nbep.host.arguments import integer
+from nbep.host.arguments import flags, integer
 from nbep.host.comm import connect, gather_results
 from nbep.host.config import COMBINE_TABLE, DISPATCH_TABLE, Config, table_config
+from nbep.host.dropped import Name, give_back_dropped, keep_dropped
 from nbep.host.events import EventHandle, EventOverlap
 from nbep.host.internode.combine import combine as internode_combine
 from nbep.host.internode.dispatch import dispatch as internode_dispatch
@@ -51,6 +52,7 @@ class Buffer(LowLatencyVerbs):
               num_qps_per_rank queue pairs for each peer of another node, with transport "ibgda"
               allow_nvlink_for_low_latency_mode: False sends everything to other ranks through the network, also inside
               a node; not with transport "direct"
+              allow_mnnvl: a permission that nothing makes use of: NVLink is used inside a host
               enable_shrink: a low-latency call that waits too long for a rank goes on without it, see LowLatencyVerbs
               explicitly_destroy: a RuntimeWarning if the buffer goes away without `destroy`, as DeepEP prints one
               handle_type how a GPU's memory gets to peers in other processes of the host; only the keyword is taken:
@@ -75,7 +77,6 @@ class Buffer(LowLatencyVerbs):
               nodes and num_rdma_bytes is 0; if a size or handle_type is wrong or differs between ranks, or so do
               low_latency_mode or enable_shrink
               ValueError on the emulator under MPI if the ranks of a node, or all with "direct", are on several hosts
-              NotImplementedError for allow_mnnvl
               RuntimeError if a rank has not enough memory, its driver does not offer handle_type, or it cannot reach a
               peer; nothing stays allocated
               What is wrong on one rank is refused on all, with the rank's number; a wrong group only where it is wrong
@@ -93,12 +94,12 @@ class Buffer(LowLatencyVerbs):
     After a PeerTimeout, or a num_worst_tokens that was too small, every call but destroy raises the same again.
 
     Streams:
-        Kernels run on the buffer's comm stream. They start after previous_event and after all that the current stream
-        holds when the call is made: its allocator may hand out memory for the outputs that earlier work there still
-        uses. (DeepEP's do not wait for that work if there is a previous_event.)
-        With allocate_on_comm_stream the outputs take memory of the comm stream, and the kernels start after
-        previous_event alone. torch is told that the current stream uses the outputs; on other streams call
-        record_stream. CuPy and Numba cannot be told, so with their arrays the kernels wait for the current stream too.
+        Kernels run on the buffer's comm stream. They start after all that the current stream holds when the call is
+        made, or after previous_event alone, if there is one. The current stream's allocator could then hand out memory
+        that earlier work there still uses. So the outputs take memory of the comm stream, with allocate_on_comm_stream
+        or without, and torch is told that the current stream uses them; on other streams call record_stream.
+        CuPy and Numba cannot be told, so with their arrays the kernels wait for the current stream too, and so they do
+        in a CUDA graph unless allocate_on_comm_stream is given.
         A call keeps its arrays alive: a blocking one until it returns, an asynchronous one until the stream that was
         current waits for its event, or until a later call finds the event done.
     """
@@ -126,9 +127,14 @@ class Buffer(LowLatencyVerbs):
         self._memory: NodeMemory | None = None
         communicator, runtime = connect(group, comm)
 
-        def check() -> tuple[dict[str, Any], float]:
-            if allow_mnnvl:
-                raise NotImplementedError(f"allow_mnnvl: got {allow_mnnvl}; NVLink between nodes is not built yet")
+        def check() -> tuple[dict[str, Any], float, int, list[Name]]:
+            flags(
+                low_latency_mode=low_latency_mode,
+                allow_nvlink_for_low_latency_mode=allow_nvlink_for_low_latency_mode,
+                allow_mnnvl=allow_mnnvl,
+                explicitly_destroy=explicitly_destroy,
+                enable_shrink=enable_shrink,
+            )
             sizes = validate.buffer_arguments(
                 communicator, runtime, num_nvl_bytes, num_rdma_bytes, low_latency_mode, enable_shrink, handle_type
             )
@@ -142,11 +148,12 @@ class Buffer(LowLatencyVerbs):
             )
             check_target(runtime, options)
             validate.nodes(communicator, sizes, options.num_nvl_peers)
-            return {**sizes, **vars(options)}, _timeout_ms()
+            return {**sizes, **vars(options)}, _timeout_ms(), next(runtime.buffer_numbers), list(runtime.dropped)
 
-        settings, timeouts_ms = zip(*gather_results(communicator, check), strict=True)
+        settings, timeouts_ms, numbers, held = zip(*gather_results(communicator, check), strict=True)
         for name in settings[0]:
             validate.same_on_all_ranks(name, [setting[name] for setting in settings])
+        give_back_dropped(runtime, held)
         own, timeout_ms = settings[communicator.rank], timeouts_ms[communicator.rank]
         num_nvl_bytes, num_rdma_bytes = own["num_nvl_bytes"], own["num_rdma_bytes"]
 
@@ -177,11 +184,13 @@ class Buffer(LowLatencyVerbs):
             rdma_transport=rdma_transport,
             num_nvl_peers=options.num_nvl_peers,
         )
+        self._memory.name = numbers
 
     def destroy(self) -> None:
         """Give the memory back. Collective: blocks until all ranks of the group are here.
 
-        Unlike DeepEP's it needs no explicitly_destroy: nothing else gives the memory back before the run ends.
+        Unlike DeepEP's it needs no explicitly_destroy. A buffer that goes away without it, and without
+        explicitly_destroy, is given back when its ranks make their next Buffer together.
 
         Raises: ValueError if it is destroyed already; RuntimeError on every rank if the work of one failed, and it
                 names the rank; under MPI PeerTimeout if a peer has not come after twice timeout_ms, and the memory
@@ -195,9 +204,13 @@ class Buffer(LowLatencyVerbs):
         memory.close()
 
     def __del__(self) -> None:
-        # Memory is freed by a collective call, so it cannot be freed here; it goes with the run.
-        if getattr(self, "explicitly_destroy", False) and self._memory is not None:
+        memory = getattr(self, "_memory", None)
+        if memory is None:
+            return
+        if self.explicitly_destroy:
             warnings.warn(f"{self!r} goes away without destroy()", RuntimeWarning, stacklevel=2)
+        else:
+            keep_dropped(memory)
 
     def __repr__(self) -> str:
         return f"<Buffer of rank {self.rank} of {self.group_size}, {self.num_nvl_bytes} bytes>"
@@ -237,7 +250,7 @@ class Buffer(LowLatencyVerbs):
 
     @staticmethod
     def capture() -> EventOverlap:
-        """An event at the present end of the caller's current stream."""
+        """An event at the present end of the caller's current stream. There need be no Buffer yet."""
         return EventOverlap(EventHandle())
 
     def get_comm_stream(self) -> Stream:
@@ -256,11 +269,13 @@ class Buffer(LowLatencyVerbs):
         """
         memory = self._usable("get_local_buffer_tensor")
         symmetric, num_bytes = memory.symmetric, memory.num_nvl_bytes
+        flags(use_rdma_buffer=use_rdma_buffer)
         if use_rdma_buffer:
             if memory.rdma is None:
                 validate.refuse("use_rdma_buffer", True, "False: num_rdma_bytes was 0 at construction")
             symmetric, num_bytes = memory.rdma.symmetric, memory.rdma.num_rdma_bytes
         offset = integer("offset", offset, 0)
+        dtype = validate.dtype(memory.runtime, "dtype", dtype)
         itemsize = symmetric.array(dtype, 0, 0).dtype.itemsize
         num_elements = num_bytes // itemsize
         if offset > num_elements:
@@ -285,10 +300,10 @@ class Buffer(LowLatencyVerbs):
 
         Args:     topk_idx [num_tokens, num_topk] int64, -1 = unused
                   num_experts of all ranks; the dispatch that follows takes the same number on every rank
-                  previous_event the kernel starts after it, and after the current stream's work; see Buffer
+                  previous_event an EventOverlap, or anything with such an event: the kernel starts after it, and else
+                  after the current stream's work; see Buffer
                   async_finish return at once; the outputs are there after event.current_stream_wait()
-                  allocate_on_comm_stream the outputs belong to the comm stream, and the kernel does not wait for the
-                  current stream's work (needs both of the former)
+                  allocate_on_comm_stream the outputs belong to the comm stream (needs both of the former)
         Returns:  num_tokens_per_rank [num_ranks] int32; num_tokens_per_rdma_rank [num_nodes] int32, None inside a node;
                   num_tokens_per_expert [num_experts] int32; is_token_in_rank [num_tokens, num_ranks] bool; event
         Raises:   ValueError for wrong arguments, PeerTimeout after an earlier one
@@ -324,12 +339,13 @@ class Buffer(LowLatencyVerbs):
     ]:
         """Send each token once to every rank that owns one of its experts. Collective.
 
-        Args:     x [num_tokens, hidden] bf16, or (x [num_tokens, hidden] e4m3, scales [num_tokens, hidden / 128]
-                  float32 or int32, any strides); hidden a multiple of 8, for FP8 of 128 and at most 131072
+        Args:     x [num_tokens, hidden] bf16, float16, float32 or e4m3, or (x [num_tokens, hidden] e4m3, scales
+                  [num_tokens, num_scales] float32 or int32, any strides); a row is a multiple of 16 bytes, num_scales
+                  at most 1024
                   handle of an earlier dispatch: send along the same routes, without counting and without top-k
                   num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert and between nodes
-                  num_tokens_per_rdma_rank as get_dispatch_layout returns them; not looked at with a handle. The
-                  emulator refuses what contradicts them or topk_idx
+                  num_tokens_per_rdma_rank as get_dispatch_layout returns them; not looked at with a handle, nor is
+                  num_worst_tokens. The emulator refuses what contradicts them or topk_idx
                   topk_idx [num_tokens, num_topk] int64 and topk_weights [num_tokens, num_topk] float32, or neither
                   expert_alignment rounds the counts of num_recv_tokens_per_expert_list up
                   num_worst_tokens rows of the outputs, at least as many as tokens come: the CPU does not wait to know

@@ -13,6 +13,7 @@ from nbep.device.kernels.per_token_cast_to_fp8 import CastOutputs, CastSizes
 from nbep.device.kernels.per_token_cast_to_fp8 import per_token_cast_to_fp8 as cast_kernel
 from nbep.device.protocols.fp8 import COLUMNS
 from nbep.host import validate
+from nbep.host.arguments import flags
 from nbep.host.runtime.base import Array, Runtime, current_runtime
 from nbep.host.spawn import spawn
 
@@ -29,7 +30,9 @@ def per_token_cast_to_fp8(
     Args:     x [num_tokens, hidden] bf16
               round_scale makes every scale a power of two
               column_major_scales lays the scales out by columns (their shape stays the same)
-    Returns:  x_fp8 [num_tokens, hidden] e4m3; scales [num_tokens, hidden / 128] float32: x is about x_fp8 * scales
+    Returns:  x_fp8 [num_tokens, hidden] e4m3; scales [num_tokens, hidden / 128] float32: x is about x_fp8 * scales.
+              A NaN stays NaN, and is left out of its scale. Where there is an infinity, that is NaN, the scale is
+              infinity and the other columns are 0: cast back, all 128 are NaN
     Raises:   ValueError if hidden is not a multiple of 128
     Blocks:   the caller's current stream; outside of a rank, a world of one emulated rank runs for the call
     """
@@ -48,6 +51,7 @@ def per_token_cast_back(x_fp8: Array, scales: Array) -> Array:
 
 
 def _cast_to_fp8(runtime: Runtime, x: Array, round_scale: bool, column_major_scales: bool) -> tuple[Array, Array]:
+    flags(round_scale=round_scale, column_major_scales=column_major_scales)
     validate.array(runtime, "x", x, "bfloat16", ("num_tokens", "hidden"))
     num_tokens, hidden = x.shape
     validate.hidden_size("x", hidden, COLUMNS)

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
-from nbep.host.runtime.base import Event, current_runtime
+from nbep.host.arguments import refuse
+from nbep.host.runtime.base import Event, PastEvent, current_runtime
+from nbep.host.targets import why_no_gpu
 
 
 class EventHandle:
     """A point in a stream. `EventHandle()` is the present end of the caller's current stream.
 
-    Raises: RuntimeError if made without an event outside of a rank
+    It may be made before the first Buffer, too: the rank of a process has a runtime from then on only.
     """
 
     def __init__(self, event: Event | None = None, check: Callable[[], None] | None = None):
         if event is None:
             runtime = current_runtime()
-            if runtime is None:
-                raise RuntimeError("no rank runs here: capture is for the function that nbep.spawn or mpiexec runs")
-            event = runtime.current_stream.record()
+            event = _end_without_runtime() if runtime is None else runtime.current_stream.record()
         self.event = event
         self._check = check
 
@@ -35,6 +36,31 @@ class EventHandle:
         self.event.current_stream_wait()
         if self._check is not None:
             self._check()
+
+
+def _end_without_runtime() -> Event:
+    """The end of the current stream of a GPU, where one is in use. What the emulator runs comes with its runtime."""
+    if os.environ.get("NBEP_TARGET") == "emulator" or why_no_gpu() is not None:
+        return PastEvent()
+    from nbep.host.runtime.cuda.streams import record_current_stream
+
+    return record_current_stream()
+
+
+def handle_of(previous_event: Any) -> EventHandle | None:
+    """The event that a call is to wait for: of an EventOverlap or whatever has such an `event`, or the event itself.
+
+    Raises: ValueError if it is something else
+    """
+    if previous_event is None or isinstance(previous_event, EventHandle):
+        return previous_event
+    try:
+        event = previous_event.event
+    except AttributeError:
+        refuse("previous_event", type(previous_event).__name__, "an EventOverlap or None")
+    if event is not None and not isinstance(event, EventHandle):
+        refuse("previous_event.event", type(event).__name__, "an EventHandle or None")
+    return event
 
 
 class EventOverlap:

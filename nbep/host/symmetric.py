@@ -37,7 +37,7 @@ from nbep.host import validate
 from nbep.host.arguments import integer, refuse
 from nbep.host.call_log import Arguments, CallLog
 from nbep.host.comm import Communicator, connect, gather_results
-from nbep.host.events import EventHandle, EventOverlap
+from nbep.host.events import EventHandle, EventOverlap, handle_of
 from nbep.host.faults import destroy_error, destroyed_without, fault_error
 from nbep.host.internode.memory import KERNELS as INTERNODE_KERNELS
 from nbep.host.internode.memory import InternodeMemory
@@ -47,7 +47,7 @@ from nbep.host.network import check_target, create_transport
 from nbep.host.network.transport import NetworkOptions, NicOptions, Transport, TransportName
 from nbep.host.rdma import RdmaMemory
 from nbep.host.roll_call import RollCall
-from nbep.host.runtime.base import Array, Event, HandleType, Memory, Runtime
+from nbep.host.runtime.base import Array, Event, HandleType, Memory, PastEvent, Runtime
 
 LAYOUT_MAX_BLOCKS = 32
 COUNTER_WORDS = 2 + MAX_LOCAL_EXPERTS  # moe_recv_counter, one for each local expert, moe_recv_rdma_counter
@@ -154,6 +154,7 @@ class NodeMemory:
         self.timeout_ms = timeout_ms
         self.transport = transport
         self.identity = object()
+        self.name: tuple[int, ...] = ()  # see host.dropped
         self.ring_shape: RingShape | None = None  # of the latest launch
         self._cells: list[tuple[int, str]] = []
         self.latest_event: Event | None = None  # at the end of the latest call
@@ -339,20 +340,23 @@ class NodeMemory:
     def allocations(self, order: Order, like: Array) -> Iterator[Empty]:
         """Allocate arrays like `like` for the next kernels to write; after it the comm stream is ordered.
 
-        It comes behind previous_event, and behind the current stream: that may still use memory that an allocator hands
-        out. Nobody does if the memory is the comm stream's own and its library minds other streams.
+        It comes behind previous_event, or else behind the current stream. That may still use memory that an allocator
+        hands out. So behind an event alone the memory is the comm stream's own, if its library minds other streams;
+        if not, the comm stream comes behind the current one after all.
         """
-        if order.previous_event is not None and order.previous_event.event is not None:
-            self.comm_stream.wait(order.previous_event.event.event)
+        previous = handle_of(order.previous_event)
+        if previous is not None and not isinstance(previous.event, PastEvent):
+            self.comm_stream.wait(previous.event)
         outputs: list[Array] = []
 
         def empty(shape: tuple[int, ...], dtype: str) -> Array:
             outputs.append(self.runtime.empty(shape, dtype, like))
             return outputs[-1]
 
-        with self.runtime.allocating_on(self.comm_stream) if order.allocate_on_comm_stream else nullcontext():
+        is_own = previous is not None and (order.allocate_on_comm_stream or not self.runtime.is_capturing)
+        with self.runtime.allocating_on(self.comm_stream) if is_own else nullcontext():
             yield empty
-        if not (order.allocate_on_comm_stream and self.runtime.let_current_stream_use(outputs)):
+        if not (is_own and self.runtime.let_current_stream_use(outputs)):
             self.comm_stream.wait_current_stream()
 
     def finish(self, async_finish: bool) -> EventOverlap:

@@ -21,11 +21,10 @@ from nbep.device.layout.intranode import (
 from nbep.device.layout.low_latency import MAX_RANKS
 from nbep.device.layout.low_latency import TRAILER_BYTES as RDMA_TRAILER_BYTES
 from nbep.device.protocols.copies import VEC_BYTES
-from nbep.device.protocols.fp8 import COLUMNS as SCALE_COLUMNS
-from nbep.host.arguments import integer, refuse
+from nbep.host.arguments import flags, integer, refuse
 from nbep.host.comm import Communicator, is_mpi_comm
 from nbep.host.config import Config
-from nbep.host.events import EventHandle, EventOverlap
+from nbep.host.events import EventOverlap, handle_of
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.runtime.base import Array, HandleType, Runtime
 
@@ -33,7 +32,8 @@ if TYPE_CHECKING:
     from nbep.host.symmetric import NodeMemory
 
 INTRANODE_RANKS = (2, 4, 8)
-MAX_FP8_HIDDEN = 1 << 17
+ROW_DTYPES = ("bfloat16", "float16", "float32", "float8_e4m3fn")
+MAX_SCALES = 1024
 MAX_RING_THREADS = 768
 MAX_TIMEOUT_MS = 1e12  # 31 years: a GPU's clock, plus that in nanoseconds, fits into int64
 
@@ -139,6 +139,24 @@ def timeout_ms(name: str, value: Any) -> float:
     return number
 
 
+def dtype(runtime: Runtime, name: str, value: Any) -> Any:
+    """A dtype of torch as it is, or one of NumPy; of numbers, in the machine's order of bytes."""
+    if not runtime.host_reads_arrays and type(value).__module__ == "torch" and type(value).__name__ == "dtype":
+        return value
+    try:
+        found = None if value is None else np.dtype(value)
+    except (TypeError, ValueError, SyntaxError):
+        found = None
+    if found is None or found.itemsize == 0 or not found.isnative or not (found.kind in "biufc" or is_extended(found)):
+        refuse(name, repr(value), "a dtype of numbers in this machine's order of bytes")
+    return found
+
+
+def is_extended(found: np.dtype) -> bool:
+    """Whether it is one of ml_dtypes, such as bfloat16."""
+    return found.kind == "V" and found.type is not np.void
+
+
 def shape(name: str, value: Any) -> tuple[int, ...]:
     """The value as a tuple of int."""
     try:
@@ -157,11 +175,8 @@ def same_on_all_ranks(name: str, values: list[Any]) -> None:
 
 
 def stream_options(previous_event: object, async_finish: bool, allocate_on_comm_stream: bool) -> None:
-    if previous_event is not None and not isinstance(previous_event, EventOverlap):
-        refuse("previous_event", type(previous_event).__name__, "an EventOverlap or None")
-    event = None if previous_event is None else previous_event.event
-    if event is not None and not isinstance(event, EventHandle):
-        refuse("previous_event.event", type(event).__name__, "an EventHandle or None")
+    flags(async_finish=async_finish, allocate_on_comm_stream=allocate_on_comm_stream)
+    event = handle_of(previous_event)
     if allocate_on_comm_stream and (event is None or not async_finish):
         raise ValueError(
             "allocate_on_comm_stream: got True without previous_event and async_finish; must come with both"
@@ -177,7 +192,8 @@ def may_read(memory: NodeMemory, previous_event: EventOverlap | None) -> bool:
         return False  # and no event is asked: one that a CUDA graph captures cannot be
     if memory.latest_event is not None and not memory.latest_event.done:
         return False
-    return previous_event is None or previous_event.event is None or previous_event.event.done
+    event = handle_of(previous_event)
+    return event is None or event.done
 
 
 # Routing
@@ -240,10 +256,10 @@ def routing(topk_idx: Array, is_token_in_rank: Array, num_tokens_per_expert: Arr
 
 
 def payload(runtime: Runtime, x: Any) -> tuple[Array, Array | None]:
-    """The tokens and their scales, None for bf16."""
+    """The tokens and their scales, None without."""
     if not isinstance(x, tuple):
-        array(runtime, "x", x, "bfloat16", ("num_tokens", "hidden"))
-        hidden_size("x", x.shape[1], 8)
+        array(runtime, "x", x, ROW_DTYPES, ("num_tokens", "hidden"))
+        hidden_size("x", x.shape[1], VEC_BYTES // x.dtype.itemsize)
         row_alignment(runtime, "x", x)
         return x, None
     if len(x) != 2:
@@ -251,17 +267,12 @@ def payload(runtime: Runtime, x: Any) -> tuple[Array, Array | None]:
     tokens, scales = x
     array(runtime, "x[0]", tokens, "float8_e4m3fn", ("num_tokens", "hidden"))
     num_tokens, hidden = tokens.shape
-    hidden_size("x[0]", hidden, SCALE_COLUMNS)
-    if hidden > MAX_FP8_HIDDEN:
-        refuse("hidden size of x[0]", hidden, f"at most {MAX_FP8_HIDDEN}: a warp's stage holds the scales of a token")
+    hidden_size("x[0]", hidden, VEC_BYTES)
     row_alignment(runtime, "x[0]", tokens)
     array(runtime, "x[1]", scales, ("float32", "int32"), (num_tokens, "num_scales"), contiguous=False)
-    num_scales = hidden // SCALE_COLUMNS
-    allowed = {num_scales}
-    if runtime.dtype_name(scales) == "int32":
-        allowed.add((num_scales + 3) // 4)  # four exponents a word
-    if scales.shape[1] not in allowed:
-        refuse("x[1]", f"{scales.shape[1]} scales a token", f"{' or '.join(map(str, sorted(allowed)))} scales a token")
+    if not 1 <= scales.shape[1] <= MAX_SCALES:
+        allowed = f"1 to {MAX_SCALES} scales a token: a warp's stage holds them"
+        refuse("x[1]", f"{scales.shape[1]} scales a token", allowed)
     if min(runtime.strides(scales)) < 0:
         refuse("x[1]", f"strides {runtime.strides(scales)}", "of strides that are not negative")
     return tokens, scales
@@ -279,13 +290,11 @@ def hidden_size(name: str, hidden: int, multiple: int) -> None:
         refuse(f"hidden size of {name}", hidden, f"a positive multiple of {multiple}")
 
 
-def only_with_counts(topk_idx: object, topk_weights: object, num_worst_tokens: int) -> None:
-    """A handle knows the routes and the number of tokens."""
+def only_with_counts(topk_idx: object, topk_weights: object) -> None:
+    """A handle knows the routes. num_worst_tokens means nothing beside it: it knows the number of tokens, too."""
     for name, value in (("topk_idx", topk_idx), ("topk_weights", topk_weights)):
         if value is not None:
             refuse(name, type(value).__name__, "None together with a handle")
-    if num_worst_tokens > 0:
-        refuse("num_worst_tokens", num_worst_tokens, "0 together with a handle, which knows the number")
 
 
 # Settings
@@ -316,8 +325,8 @@ def buffer_size(shape: RingShape, num_nvl_bytes: int) -> None:
 
 
 def handle(memory: NodeMemory, value: Any) -> DispatchHandle:
-    """A handle of this buffer. A plain tuple of the six arrays is taken too, but nobody knows whose it is."""
-    if isinstance(value, tuple) and len(value) == 6:
+    """A handle of this buffer. A tuple or list of the six arrays is taken too, but nobody knows whose it is."""
+    if isinstance(value, (tuple, list)) and len(value) == 6:
         value = DispatchHandle(*value)
     if not isinstance(value, DispatchHandle):
         refuse("handle", type(value).__name__, "the handle that dispatch returned, or a tuple of its six arrays")

@@ -6,6 +6,7 @@ import numpy as np
 BF16 = np.dtype(ml_dtypes.bfloat16)
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 E4M3_MAX = np.float32(448)
+E4M3_NAN, BF16_NAN = np.uint8(0x7F).view(E4M3), np.uint16(0x7FFF).view(BF16)  # a GPU's conversions know one NaN
 AMAX_FLOOR = np.float32(1e-4)
 COLUMNS_PER_SCALE = 128
 
@@ -13,6 +14,8 @@ COLUMNS_PER_SCALE = 128
 def _scales_of(amax: np.float32, round_scale: bool) -> tuple[np.float32, np.float32]:
     """(factor that x is multiplied by, factor that undoes it)."""
     amax = max(amax, AMAX_FLOOR)
+    if np.isinf(amax):
+        return np.float32(0), np.float32(np.inf)
     scale, scale_inv = E4M3_MAX / amax, amax / E4M3_MAX
     if round_scale:
         mantissa, exponent = np.frexp(scale_inv)  # scale_inv = mantissa * 2 ** exponent, 0.5 <= mantissa < 1
@@ -27,6 +30,8 @@ def per_token_cast_to_fp8(x: np.ndarray, round_scale: bool = False) -> tuple[np.
     Args:     x [num_tokens, hidden] bf16, hidden a multiple of 128; round_scale makes scales powers of two
     Returns:  x_fp8 [num_tokens, hidden] e4m3, rounded to nearest even and clamped to 448;
               scales [num_tokens, hidden / 128] float32
+              A NaN stays NaN, and is left out of its scale. Where there is an infinity, that is NaN, the scale is
+              infinity and the other columns are 0: cast back, all of them are NaN
     """
     num_tokens, hidden = x.shape
     x_fp8 = np.zeros((num_tokens, hidden), E4M3)
@@ -35,15 +40,20 @@ def per_token_cast_to_fp8(x: np.ndarray, round_scale: bool = False) -> tuple[np.
         for group in range(hidden // COLUMNS_PER_SCALE):
             columns = slice(group * COLUMNS_PER_SCALE, (group + 1) * COLUMNS_PER_SCALE)
             values = x[token, columns].astype(np.float32)
-            scale, scales[token, group] = _scales_of(np.abs(values).max(), round_scale)
-            x_fp8[token, columns] = np.clip(values * scale, -E4M3_MAX, E4M3_MAX).astype(E4M3)
+            scale, scales[token, group] = _scales_of(np.fmax.reduce(np.abs(values), initial=0), round_scale)
+            with np.errstate(invalid="ignore"):  # infinity * 0
+                scaled = values * scale
+            x_fp8[token, columns] = np.clip(scaled, -E4M3_MAX, E4M3_MAX).astype(E4M3)
+            x_fp8[token, columns][np.isnan(scaled)] = E4M3_NAN
     return x_fp8, scales
 
 
 def per_token_cast_back(x_fp8: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """Undo per_token_cast_to_fp8 up to rounding: [num_tokens, hidden] e4m3 -> [num_tokens, hidden] bf16."""
     factors = np.repeat(scales.astype(np.float32), COLUMNS_PER_SCALE, axis=1)
-    return (x_fp8.astype(np.float32) * factors).astype(BF16)
+    with np.errstate(invalid="ignore", over="ignore"):
+        x = x_fp8.astype(np.float32) * factors
+    return np.where(np.isnan(x), BF16_NAN, x.astype(BF16))
 
 
 def pack_ue8m0(scales: np.ndarray) -> np.ndarray:

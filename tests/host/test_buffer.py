@@ -227,21 +227,6 @@ def test_sizes_that_differ_between_ranks_are_refused_on_every_rank(starts_nothin
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"allow_mnnvl": True}, "allow_mnnvl: got True; NVLink between nodes"),
-    ],
-)
-def test_modes_that_are_not_built_say_so(arguments, message, starts_nothing):
-    def main(comm):
-        with pytest.raises(NotImplementedError, match=message):
-            nbep.Buffer(comm, num_nvl_bytes=256, **arguments)
-
-    with starts_nothing():
-        spawn(main, 2)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
         (
             {"low_latency_mode": True},
             "num_rdma_bytes: got 0; must be positive with low_latency_mode; see get_low_latenc",
@@ -310,10 +295,7 @@ def test_names_that_deepep_does_not_have_are_no_attributes(on_two_ranks):
         ({"num_nvl_bytes": "many"}, ValueError("num_nvl_bytes: got 'many'; must be an integer of at least 0")),
         ({"handle_type": "fd"}, ValueError("handle_type: got 'fd'; must be one of ipc, posix_fd, fabric")),
         ({"num_rdma_bytes": 1}, ValueError("num_rdma_bytes: got 1; must be a multiple of 128")),
-        (
-            {"allow_mnnvl": True},
-            NotImplementedError("allow_mnnvl: got True; NVLink between nodes is not built yet"),
-        ),
+        ({"allow_mnnvl": 1}, ValueError("allow_mnnvl: got 1; must be True or False")),
         (
             {"low_latency_mode": True, "num_rdma_bytes": 64},
             ValueError("num_rdma_bytes: got 64; must be a multiple of 128"),

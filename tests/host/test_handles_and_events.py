@@ -197,6 +197,16 @@ def test_extra_tensors_live_as_long_as_the_overlap():
     assert nbep.EventOverlap(None, tensors).extra_tensors is tensors
 
 
-def test_capture_outside_of_a_rank_is_refused():
-    with pytest.raises(RuntimeError, match="no rank runs here"):
-        nbep.Buffer.capture()
+def test_what_is_captured_before_the_first_buffer_holds_nothing_up(on_two_ranks, inputs):
+    """A process has no rank by then, nor has anything been launched."""
+    captured = nbep.Buffer.capture()
+    assert captured.event.done
+    captured.current_stream_wait()
+
+    def main(buffer):
+        arguments = inputs(buffer)
+        recv_x, *_ = buffer.dispatch(**arguments)
+        after_event, *_ = buffer.dispatch(**arguments, previous_event=captured)
+        return to_numpy(recv_x).tobytes() == to_numpy(after_event).tobytes()
+
+    assert on_two_ranks(main) == [True, True]

@@ -88,7 +88,6 @@ CACHED = {
         {"topk_idx": np.zeros((3, 4), np.int64)},
         f"topk_idx: got {ARRAY}; must be None together with a handle",
     ),
-    "worst": ({"num_worst_tokens": 9}, "num_worst_tokens: got 9; must be 0 together with a handle"),
     "tokens": (
         {"x": np.ones((4, 16), ml_dtypes.bfloat16)},
         "x: got 4 tokens; must be 3 tokens, as in the dispatch of the handle",

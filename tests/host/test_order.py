@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from nbep.host.events import EventHandle, EventOverlap
+from nbep.host.runtime.base import PastEvent
 from nbep.host.runtime.cuda.arrays import CupyArrays, NumbaArrays, TorchArrays
 from nbep.host.symmetric import NodeMemory, Order
 
@@ -14,7 +15,7 @@ NO_EVENT = (None, EventOverlap())
 AN_EVENT = EventOverlap(EventHandle("event"))
 
 
-def allocate(order: Order, library_minds_streams: bool = True) -> list[str]:
+def allocate(order: Order, library_minds_streams: bool = True, is_capturing: bool = False) -> list[str]:
     """What happens when a call allocates one array, in order."""
     log: list[str] = []
 
@@ -36,7 +37,12 @@ def allocate(order: Order, library_minds_streams: bool = True) -> list[str]:
         wait=lambda event: log.append(f"wait for {event}"),
         wait_current_stream=lambda: log.append("wait for current stream"),
     )
-    runtime = SimpleNamespace(allocating_on=allocating_on, let_current_stream_use=let_current_stream_use, empty=empty)
+    runtime = SimpleNamespace(
+        allocating_on=allocating_on,
+        let_current_stream_use=let_current_stream_use,
+        empty=empty,
+        is_capturing=is_capturing,
+    )
     memory = SimpleNamespace(runtime=runtime, comm_stream=stream)
     with NodeMemory.allocations(memory, order, "torch") as new:
         assert new((2, 3), "int32") == "int32 [2, 3] of torch"
@@ -48,14 +54,21 @@ def test_without_previous_event_a_call_waits_for_the_current_stream(previous_eve
     assert allocate(Order(previous_event, False)) == ["allocate", "wait for current stream"]
 
 
-def test_previous_event_alone_does_not_keep_a_call_from_waiting_for_the_current_stream():
-    """The memory of the outputs may be in use there, by work that came after the event."""
-    assert allocate(Order(AN_EVENT, False)) == ["wait for event", "allocate", "wait for current stream"]
-
-
-def test_outputs_of_the_comm_stream_are_made_known_to_the_current_stream_instead():
+@pytest.mark.parametrize("allocate_on_comm_stream", [False, True])
+def test_behind_an_event_outputs_are_the_comm_streams_and_the_current_stream_is_not_waited_for(allocate_on_comm_stream):
+    """Memory of the current stream may be in use there, by work that came after the event."""
     expected = ["wait for event", "on comm stream", "allocate", "on current stream"]
-    assert allocate(Order(AN_EVENT, True)) == [*expected, "let current stream use ['int32 [2, 3] of torch']"]
+    order = Order(AN_EVENT, allocate_on_comm_stream)
+    assert allocate(order) == [*expected, "let current stream use ['int32 [2, 3] of torch']"]
+
+
+def test_in_a_graph_memory_changes_its_stream_only_if_the_caller_says_so():
+    assert allocate(Order(AN_EVENT, False), is_capturing=True)[-2:] == ["allocate", "wait for current stream"]
+    assert allocate(Order(AN_EVENT, True), is_capturing=True)[1] == "on comm stream"
+
+
+def test_an_event_of_before_all_work_is_not_waited_for():
+    assert allocate(Order(EventOverlap(EventHandle(PastEvent())), False))[0] == "on comm stream"
 
 
 def test_a_library_that_does_not_mind_other_streams_makes_the_call_wait_after_all():

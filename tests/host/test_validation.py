@@ -78,10 +78,16 @@ LAYOUT = {
 }
 
 DISPATCH = {
-    "float x": (
-        {"x": np.zeros((3, 128), np.float32)},
-        "x: got float32 [3, 128]; must be bfloat16 [num_tokens, hidden]",
+    "double x": (
+        {"x": np.zeros((3, 128))},
+        "x: got float64 [3, 128]; must be bfloat16 or float16 or float32 or float8_e4m3fn [num_tokens, hidden]",
     ),
+    "big-endian x": pytest.param(
+        {"x": np.zeros((3, 128), ">f4")},
+        "x: got byte-swapped float32 [3, 128]; must be bfloat16",
+        marks=emulator_array,
+    ),
+    "float hidden": ({"x": np.zeros((3, 6), np.float32)}, "hidden size of x: got 6; must be a positive multiple of 4"),
     "no array": ({"x": None}, "x: got NoneType; must be an array of bfloat16"),
     "strided x": ({"x": bf16(3, 256)[:, ::2]}, "x: got a strided bfloat16 [3, 128]; must be row-major"),
     "misaligned x": pytest.param(
@@ -91,16 +97,24 @@ DISPATCH = {
     ),
     "hidden": ({"x": bf16(3, 12)}, "hidden size of x: got 12; must be a positive multiple of 8"),
     "no hidden": ({"x": bf16(3, 0)}, "hidden size of x: got 0; must be a positive multiple of 8"),
-    "fp8 without scales": ({"x": np.zeros((3, 128), FP8)}, "x: got float8_e4m3fn [3, 128]; must be bfloat16"),
     "tuple of three": ({"x": (1, 2, 3)}, "x: got a tuple of 3; must be an array, or a tuple of an FP8 array"),
     "bf16 with scales": ({"x": (bf16(3, 128), np.ones((3, 1)))}, "x[0]: got bfloat16 [3, 128]; must be float8_e4m3fn"),
     "fp8 hidden": (
         {"x": (np.zeros((3, 136), FP8), np.ones((3, 1), np.float32))},
-        "hidden size of x[0]: got 136; must be a positive multiple of 128",
+        "hidden size of x[0]: got 136; must be a positive multiple of 16",
     ),
-    "fp8 hidden too large": (
-        {"x": (np.zeros((3, 131200), FP8), np.ones((3, 1025), np.float32))},
-        "hidden size of x[0]: got 131200; must be at most 131072: a warp's stage holds the scales of a token",
+    "too many scales": (
+        {"x": (np.zeros((3, 128), FP8), np.ones((3, 1025), np.float32))},
+        "x[1]: got 1025 scales a token; must be 1 to 1024 scales a token: a warp's stage holds them",
+    ),
+    "no scales": (
+        {"x": (np.zeros((3, 128), FP8), np.ones((3, 0), np.float32))},
+        "x[1]: got 0 scales a token; must be 1 to 1024 scales a token",
+    ),
+    "big-endian scales": pytest.param(
+        {"x": (np.zeros((3, 128), FP8), np.ones((3, 1), ">f4"))},
+        "x[1]: got byte-swapped float32 [3, 1]; must be float32 or int32",
+        marks=emulator_array,
     ),
     "scales dtype": (
         {"x": (np.zeros((3, 128), FP8), np.ones((3, 1)))},
@@ -109,14 +123,6 @@ DISPATCH = {
     "scales rows": (
         {"x": (np.zeros((3, 128), FP8), np.ones((2, 1), np.float32))},
         "x[1]: got float32 [2, 1]; must be float32 or int32 [3, num_scales]",
-    ),
-    "scales columns": (
-        {"x": (np.zeros((3, 256), FP8), np.ones((3, 1), np.float32))},
-        "x[1]: got 1 scales a token; must be 2 scales a token",
-    ),
-    "packed scales columns": (
-        {"x": (np.zeros((3, 1024), FP8), np.ones((3, 3), np.int32))},
-        "x[1]: got 3 scales a token; must be 2 or 8 scales a token",
     ),
     "scales backwards": pytest.param(
         {"x": (np.zeros((3, 256), FP8), np.ones((3, 2), np.float32)[:, ::-1])},
@@ -174,10 +180,6 @@ DISPATCH = {
         {"num_tokens_per_expert": np.zeros(258, np.int32)},
         "size of num_tokens_per_expert: got 258; must be a multiple of 2 (ranks) of at most 256",
     ),
-    "nodes": (
-        {"num_tokens_per_rdma_rank": np.zeros(1, np.int32)},
-        f"num_tokens_per_rdma_rank: got {ARRAY}; must be None",
-    ),
     "indices alone": ({"topk_weights": None}, "topk_weights: got None; must be given together with topk_idx"),
     "weights alone": ({"topk_idx": None}, "topk_idx: got None; must be given together with topk_weights"),
     "indices dtype": (
@@ -192,6 +194,22 @@ DISPATCH = {
         {"topk_idx": np.zeros((3, 33), np.int64), "topk_weights": np.zeros((3, 33), np.float32)},
         "topk_idx: got 33 choices a token; must be 1 to 32 choices a token",
     ),
+    "big-endian indices": pytest.param(
+        lambda a: {"topk_idx": a["topk_idx"].astype(">i8")},
+        "topk_idx: got byte-swapped int64 [3, 2]; must be int64 [3, num_topk]",
+        marks=emulator_array,
+    ),
+    "big-endian weights": pytest.param(
+        lambda a: {"topk_weights": a["topk_weights"].astype(">f4")},
+        "topk_weights: got byte-swapped float32 [3, 2]; must be float32 [3, 2]",
+        marks=emulator_array,
+    ),
+    "big-endian counts": pytest.param(
+        lambda a: {"num_tokens_per_expert": a["num_tokens_per_expert"].astype(">i4")},
+        "num_tokens_per_expert: got byte-swapped int32 [4]; must be int32 [num_experts]",
+        marks=emulator_array,
+    ),
+    "flag": ({"async_finish": 1}, "async_finish: got 1; must be True or False"),
     "weights dtype": ({"topk_weights": np.zeros((3, 2))}, "topk_weights: got float64 [3, 2]; must be float32 [3, 2]"),
     "weights shape": (
         {"topk_weights": np.zeros((3, 1), np.float32)},
@@ -244,7 +262,6 @@ CACHED = {
         f"topk_idx: got {ARRAY}; must be None together with",
     ),
     "weights": ({"topk_weights": np.zeros((3, 2))}, f"topk_weights: got {ARRAY}; must be None together with"),
-    "worst": ({"num_worst_tokens": 9}, "num_worst_tokens: got 9; must be 0 together with a handle"),
     "tokens": ({"x": bf16(4, 128)}, "x: got 4 tokens; must be 3 tokens, as in the dispatch of the handle"),
     "other SMs": ({"config": nbep.Config(4, 2, 4)}, "config.num_sms: got 4; must be 2, as in the dispatch that made"),
     "type": ({"handle": 5}, "handle: got int; must be the handle that dispatch returned, or a tuple of its six"),

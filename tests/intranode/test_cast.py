@@ -65,6 +65,29 @@ def test_every_finite_bf16_casts_like_the_reference(round_scale):
     check_cast(finite[: len(finite) // 128 * 128].reshape(-1, 128), round_scale, False)
 
 
+@pytest.mark.parametrize("round_scale", [False, True])
+def test_a_nan_stays_one_and_leaves_its_neighbours_alone(round_scale):
+    x = tokens(3, 4, 256, 2)
+    x[1, 5], x[2, 130], x[3, 128:] = np.nan, -np.nan, np.nan
+    check_cast(x, round_scale, False)
+    x_fp8, scales, back = (array.astype(np.float32) for array in cast_and_back(x, round_scale))
+    assert (np.isnan(x_fp8) == np.isnan(x.astype(np.float32))).all()
+    assert (np.isnan(back) == np.isnan(x_fp8)).all()
+    without = cast_and_back(np.where(np.isnan(x.astype(np.float32)), 0, x).astype(reference.BF16), round_scale)
+    assert scales.tobytes() == without[1].tobytes()
+
+
+@pytest.mark.parametrize("round_scale", [False, True])
+def test_an_infinity_makes_its_128_columns_nan(round_scale):
+    x = tokens(4, 2, 256, 2)
+    x[0, 3], x[1, 200] = np.inf, -np.inf
+    check_cast(x, round_scale, False)
+    back = cast_and_back(x, round_scale)[2].astype(np.float32)
+    assert np.isnan(back).reshape(2, 2, 128).all(axis=2).tolist() == [[True, False], [False, True]]
+    assert np.isfinite(back[0, 128:]).all()
+    assert np.isfinite(back[1, :128]).all()
+
+
 def test_zeros_and_constants_round_trip_exactly():
     x = np.zeros((3, 128), reference.BF16)
     x[1:] = [[7], [-448]]

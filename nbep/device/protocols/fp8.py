@@ -4,6 +4,9 @@
 
 With round_scale, scale_inv is the next power of two, so that its exponent byte (UE8M0) says it all.
 
+A NaN stays one, 0x7f, and counts for no scale. An infinity has scale 0 and scale_inv infinity: it becomes NaN and its
+neighbours 0, and all 128 columns come back as NaN.
+
 Source: DeepEP csrc/kernels/utils.cuh, calculate_fp8_scales
 """
 
@@ -34,7 +37,7 @@ def log2_ceil(x):
 
 @device_function
 def pow2(n):
-    """2.0 ** n as a float32, for -126 <= n <= 127."""
+    """2.0 ** n as a float32, for -126 <= n <= 127; 0 for -127, infinity for 128."""
     return u32_bits_f32((n + 127) << 23)
 
 
@@ -46,7 +49,7 @@ def fp8_scales(amax, round_scale):
     scale = f32_div_rn(f32(E4M3_MAX), amax)
     if round_scale != 0:
         exponent = log2_ceil(scale_inv)
-        scale = pow2(-exponent)
+        scale = pow2(max(-exponent, -127))  # of infinity 128: 0, as without round_scale
         scale_inv = pow2(exponent)
     return scale, scale_inv
 

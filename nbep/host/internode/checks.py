@@ -34,10 +34,10 @@ def node_counts(memory: NodeMemory, counts: Counts, num_tokens_per_rdma_rank: Ma
             refuse("num_tokens_per_rdma_rank", num_tokens_per_rdma_rank.tolist(), allowed)
 
 
-def cached(memory: NodeMemory, tokens: Tokens, value: Any, num_worst_tokens: int) -> InternodeHandle:
+def cached(memory: NodeMemory, tokens: Tokens, value: Any) -> InternodeHandle:
     """The handle of a dispatch along its routes."""
     found = handle(memory, value)
-    validate.only_with_counts(tokens.topk_idx, tokens.topk_weights, num_worst_tokens)
+    validate.only_with_counts(tokens.topk_idx, tokens.topk_weights)
     num_tokens = found.is_token_in_rank.shape[0]
     if tokens.num_tokens != num_tokens:
         refuse("x", f"{tokens.num_tokens} tokens", f"{num_tokens} tokens, as in the dispatch of the handle")
@@ -45,8 +45,8 @@ def cached(memory: NodeMemory, tokens: Tokens, value: Any, num_worst_tokens: int
 
 
 def handle(memory: NodeMemory, value: Any) -> InternodeHandle:
-    """A handle of this buffer. A plain tuple of the ten arrays is taken too, but nobody knows whose it is."""
-    if isinstance(value, tuple) and len(value) == 10:
+    """A handle of this buffer. A tuple or list of the ten arrays is taken too, but nobody knows whose it is."""
+    if isinstance(value, (tuple, list)) and len(value) == 10:
         value = InternodeHandle(*value)
     if not isinstance(value, InternodeHandle):
         allowed = "the handle that a dispatch between nodes returned, or a tuple of its ten arrays"

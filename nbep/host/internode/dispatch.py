@@ -89,7 +89,7 @@ def dispatch(
     num_worst_tokens = integer("num_worst_tokens", num_worst_tokens, 0)
     tokens = Tokens(*validate.payload(runtime, x), topk_idx, topk_weights)
     if handle is not None:
-        handle = checks.cached(memory, tokens, handle, num_worst_tokens)
+        handle = checks.cached(memory, tokens, handle)
         num_sms = 2 * handle.num_channels
     else:
         may_read = validate.may_read(memory, previous_event)

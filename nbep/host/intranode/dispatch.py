@@ -47,17 +47,15 @@ def dispatch(
     async_finish: bool,
     allocate_on_comm_stream: bool,
 ) -> tuple[Any, MaybeArray, MaybeArray, list[int] | None, DispatchHandle | None, EventOverlap]:
-    """See Buffer.dispatch. num_sms is that of the default config."""
+    """See Buffer.dispatch. num_sms is that of the default config; num_tokens_per_rdma_rank is not looked at."""
     runtime = memory.runtime
     memory.check_faults()
     validate.stream_options(previous_event, async_finish, allocate_on_comm_stream)
     expert_alignment = integer("expert_alignment", expert_alignment, 1)
     num_worst_tokens = integer("num_worst_tokens", num_worst_tokens, 0)
-    if num_tokens_per_rdma_rank is not None:
-        validate.refuse("num_tokens_per_rdma_rank", type(num_tokens_per_rdma_rank).__name__, "None inside a node")
     tokens = Tokens(*validate.payload(runtime, x), topk_idx, topk_weights)
     if handle is not None:
-        handle = _check_cached(memory, tokens, handle, num_worst_tokens)
+        handle = _check_cached(memory, tokens, handle)
         num_sms = 2 * handle.channel_prefix_matrix.shape[1]
     else:
         may_read = validate.may_read(memory, previous_event)
@@ -98,9 +96,9 @@ def dispatch(
 # Validate
 
 
-def _check_cached(memory: NodeMemory, tokens: Tokens, handle: Any, num_worst_tokens: int) -> DispatchHandle:
+def _check_cached(memory: NodeMemory, tokens: Tokens, handle: Any) -> DispatchHandle:
     handle = validate.handle(memory, handle)
-    validate.only_with_counts(tokens.topk_idx, tokens.topk_weights, num_worst_tokens)
+    validate.only_with_counts(tokens.topk_idx, tokens.topk_weights)
     num_tokens = handle.is_token_in_rank.shape[0]
     if tokens.num_tokens != num_tokens:
         validate.refuse("x", f"{tokens.num_tokens} tokens", f"{num_tokens} tokens, as in the dispatch of the handle")

@@ -17,7 +17,7 @@ from nbep.device.kernels.low_latency.arguments import (
 from nbep.device.kernels.low_latency.combine import low_latency_combine as combine_kernel
 from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, LowLatencyShape, send_offset
 from nbep.host import validate
-from nbep.host.arguments import refuse
+from nbep.host.arguments import flags, refuse
 from nbep.host.events import EventOverlap
 from nbep.host.low_latency import checks
 from nbep.host.low_latency.handle import LowLatencyHandle
@@ -57,6 +57,7 @@ def low_latency_combine(
     memory.check_faults()
     call = mode.next_call(VERB)
     handle = checks.handle(mode, handle)
+    flags(use_logfmt=use_logfmt, zero_copy=zero_copy)
     choices_size: Any = getattr(topk_idx, "shape", None)
     key = (VERB, choices_size, *handle.sizes, use_logfmt, handle.num_topk)
     plan = mode.plan(key, lambda: _plan(memory, mode, handle, topk_idx, use_logfmt))

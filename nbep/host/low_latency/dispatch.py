@@ -19,7 +19,7 @@ from nbep.device.kernels.low_latency.sum_first import COLUMNS as SUM_COLUMNS
 from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, LowLatencyShape
 from nbep.device.protocols.arrivals import MAX_TAGS
 from nbep.host import validate
-from nbep.host.arguments import integer, refuse
+from nbep.host.arguments import flags, integer, refuse
 from nbep.host.events import EventOverlap
 from nbep.host.low_latency import checks
 from nbep.host.low_latency.handle import (
@@ -78,6 +78,12 @@ def low_latency_dispatch(
     call = mode.next_call(VERB)
     integer("num_max_dispatch_tokens_per_rank", options.num_max_tokens, 1)  # 4.0 would find the plan of 4
     checks.num_experts(mode, options.num_experts)
+    flags(
+        use_fp8=options.use_fp8,
+        round_scale=options.round_scale,
+        use_ue8m0=options.use_ue8m0,
+        deduplicate=options.deduplicate,
+    )
     x_size: Any = getattr(x, "shape", None)
     choices_size: Any = getattr(topk_idx, "shape", None)
     plan = mode.plan((VERB, x_size, choices_size, *options), lambda: _plan(memory, mode, x, topk_idx, options))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nbep.device.kernels.low_latency.journal import BOTH_PHASES, RECV_PHASE, SEND_PHASE
-from nbep.host.arguments import refuse
+from nbep.host.arguments import flags, refuse
 from nbep.host.events import EventOverlap
 from nbep.host.low_latency.memory import LowLatencyCall
 from nbep.host.runtime.base import PreparedLaunch
@@ -21,6 +21,7 @@ Hook = Callable[[], None]
 
 
 def check_options(verb: str, async_finish: bool, return_recv_hook: bool) -> None:
+    flags(async_finish=async_finish, return_recv_hook=return_recv_hook)
     if async_finish and return_recv_hook:
         refuse("return_recv_hook", "True together with async_finish", f"one of the two in {verb}")
 

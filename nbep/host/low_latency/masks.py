@@ -10,7 +10,7 @@ from typing import Any
 from nbep.device.kernels.low_latency.query_mask_buffer import query_mask_buffer as query_kernel
 from nbep.device.kernels.low_latency.update_mask_buffer import update_mask_buffer as update_kernel
 from nbep.host import validate
-from nbep.host.arguments import integer, refuse
+from nbep.host.arguments import flags, integer, refuse
 from nbep.host.low_latency import checks
 from nbep.host.low_latency.launch import on_current_stream
 from nbep.host.low_latency.memory import LowLatencyMemory
@@ -31,6 +31,7 @@ def update_mask_buffer(memory: NodeMemory, rank_to_mask: int, mask: bool) -> Non
     """See Buffer.low_latency_update_mask_buffer."""
     mode = _mode(memory, "low_latency_update_mask_buffer")
     rank = integer("rank_to_mask", rank_to_mask, 0)
+    flags(mask=mask)
     if rank >= mode.num_ranks:
         refuse("rank_to_mask", rank, f"a rank below {mode.num_ranks}")
     if rank == mode.rank:

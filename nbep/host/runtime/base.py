@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from functools import cached_property
+from itertools import count
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -88,6 +90,15 @@ class Event(ABC):
     @abstractmethod
     def current_stream_wait(self) -> None:
         """Hold back the caller's current stream until the event is done. On the emulator: wait for it."""
+
+
+class PastEvent(Event):
+    """A point that is behind everything: nothing was ever launched before it."""
+
+    done = True
+
+    def current_stream_wait(self) -> None:
+        """Nothing to wait for."""
 
 
 class Stream(ABC):
@@ -224,6 +235,16 @@ class Runtime(ABC):
     low_latency_threads: tuple[int, int]
     shares_current_stream: bool
     array_kinds: str
+
+    @cached_property
+    def dropped(self) -> dict[tuple[int, ...], Any]:
+        """Memory of Buffers that went away without destroy, by name; see host.dropped."""
+        return {}
+
+    @cached_property
+    def buffer_numbers(self) -> Iterator[int]:
+        """A new one for each Buffer of this rank."""
+        return count()
 
     @property
     @abstractmethod

@@ -16,6 +16,7 @@ from nbep.device.jit import spec_of
 from nbep.device.types import unflatten_args
 from nbep.emulator import World
 from nbep.emulator.machine.memory import OFFSET_MASK
+from nbep.host.dtypes import native_name
 from nbep.host.faults import read_report
 from nbep.host.runtime.base import (
     Array,
@@ -259,7 +260,7 @@ class EmulatorRuntime(Runtime):
         return is_such and bool(value.flags.c_contiguous)
 
     def dtype_name(self, array: Array) -> str:
-        return array.dtype.name
+        return native_name(array.dtype)
 
     def address_of(self, array: Array) -> int:
         return array.ctypes.data

@@ -14,6 +14,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from nbep.host.dtypes import native_name
+
 NUMPY_DTYPES = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
@@ -95,7 +97,7 @@ class CupyArrays:
 
     @staticmethod
     def dtype_name(array: Any) -> str:
-        return array.dtype.name
+        return native_name(array.dtype)
 
     @staticmethod
     def strides(array: Any) -> tuple[int, ...]:
@@ -107,7 +109,7 @@ class CupyArrays:
 
     @staticmethod
     def fits(array: Any, dtype: str, shape: tuple[int, ...]) -> bool:
-        return array.shape == shape and array.dtype.name == dtype and bool(array.flags.c_contiguous)
+        return array.shape == shape and native_name(array.dtype) == dtype and bool(array.flags.c_contiguous)
 
     @staticmethod
     def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
@@ -137,7 +139,7 @@ class NumbaArrays:
 
     @staticmethod
     def dtype_name(array: Any) -> str:
-        return array.dtype.name
+        return native_name(array.dtype)
 
     @staticmethod
     def strides(array: Any) -> tuple[int, ...]:
@@ -149,7 +151,7 @@ class NumbaArrays:
 
     @staticmethod
     def fits(array: Any, dtype: str, shape: tuple[int, ...]) -> bool:
-        return array.shape == shape and array.dtype.name == dtype and array.is_c_contiguous()
+        return array.shape == shape and native_name(array.dtype) == dtype and array.is_c_contiguous()
 
     @staticmethod
     def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:

@@ -8,9 +8,9 @@ from typing import Any
 
 from cuda.bindings import driver as cu
 
-from nbep.host.runtime.base import Event, Stream
+from nbep.host.runtime.base import Event, PastEvent, Stream
 from nbep.host.runtime.cuda.arrays import current_stream_handle
-from nbep.host.runtime.cuda.driver import check
+from nbep.host.runtime.cuda.driver import check, current_ordinal
 
 EVENT_FLAGS = int(cu.CUevent_flags.CU_EVENT_DISABLE_TIMING)
 HostWait = Callable[[Callable[[], bool], Callable[[], str]], Any]
@@ -80,6 +80,11 @@ class CudaEvent(Event):
         check("cuStreamWaitEvent", cu.cuStreamWaitEvent(current, self.event, 0))
         if current == self._caller:
             self.let_go()
+
+
+def record_current_stream() -> Event:
+    """The end of the calling thread's current stream, also if no rank has a runtime yet."""
+    return PastEvent() if current_ordinal() is None else CudaEvent(current_stream_handle())
 
 
 class CudaStream(Stream):

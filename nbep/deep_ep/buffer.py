@@ -1,0 +1,174 @@
+"""`nbep.Buffer` as programs know DeepEP's.
+
+ what a program does             nbep.Buffer                                this Buffer
+ Buffer(..., False, comm)        the ninth argument is enable_shrink        a communicator there is taken as comm
+ buffer.get_comm_stream()        nbep's stream                              torch.cuda.Stream, where torch is in use
+ blocking call -> event          is done: event.current_stream_wait() goes  event.event is None
+ a config whose rings are        refused                                    gets the slots that there is room for
+ larger than DeepEP's
+ buffer.runtime                  none                                       answers what DeepEP's tells of itself
+
+Source: DeepEP deep_ep/buffer.py
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from nbep.device.layout.intranode import RingShape, num_nvl_bytes_needed
+from nbep.host.buffer import Buffer as NbepBuffer
+from nbep.host.config import Config, fit_config
+from nbep.host.events import EventOverlap
+from nbep.host.symmetric import NodeMemory
+from nbep.host.tokens import BF16_BYTES
+
+
+class Buffer(NbepBuffer):
+    """See nbep.Buffer. Memory of a buffer that is dropped is given back when its ranks make their next one.
+
+    Attributes: runtime: see Runtime; None after destroy
+    """
+
+    runtime: Runtime | None = None
+
+    def __init__(
+        self,
+        group: Any = None,
+        num_nvl_bytes: int = 0,
+        num_rdma_bytes: int = 0,
+        low_latency_mode: bool = False,
+        num_qps_per_rank: int = 24,
+        allow_nvlink_for_low_latency_mode: bool = True,
+        allow_mnnvl: bool = False,
+        explicitly_destroy: bool = False,
+        enable_shrink: Any = False,
+        comm: Any = None,
+        **options: Any,
+    ) -> None:
+        """As nbep.Buffer, which also says what options there are.
+
+        Args: enable_shrink: in DeepEP v1.2.1 comm has this place. What has a size is one
+        """
+        if comm is None and (enable_shrink is None or hasattr(enable_shrink, "Get_size")):
+            enable_shrink, comm = False, enable_shrink
+        super().__init__(
+            group,
+            num_nvl_bytes,
+            num_rdma_bytes,
+            low_latency_mode,
+            num_qps_per_rank,
+            allow_nvlink_for_low_latency_mode,
+            allow_mnnvl,
+            explicitly_destroy,
+            enable_shrink,
+            comm,
+            **options,
+        )
+        self.runtime = Runtime(self._usable("runtime"))
+
+    def destroy(self) -> None:
+        super().destroy()
+        self.runtime = None
+
+    def get_comm_stream(self) -> Any:
+        """The stream that this buffer's kernels run on; for torch one of its own class, which record_stream takes."""
+        stream = super().get_comm_stream()
+        torch = sys.modules.get("torch")
+        if torch is None or not hasattr(stream, "cuda_stream"):
+            return stream
+        return torch.cuda.ExternalStream(stream.cuda_stream, device=stream.ordinal)
+
+    def get_dispatch_layout(self, *args: Any, **kwargs: Any) -> Any:
+        *layout, event = super().get_dispatch_layout(*args, **kwargs)
+        return (*layout, _of_async(event, _flag("async_finish", 3, args, kwargs)))
+
+    def dispatch(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = self._with_room(DISPATCH_CONFIG, args, kwargs, self._dispatch_rings)
+        *received, event = super().dispatch(*args, **kwargs)
+        return (*received, _of_async(event, _flag("async_finish", 12, args, kwargs)))
+
+    def combine(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = self._with_room(COMBINE_CONFIG, args, kwargs, self._combine_rings)
+        *combined, event = super().combine(*args, **kwargs)
+        return (*combined, _of_async(event, _flag("async_finish", 6, args, kwargs)))
+
+    internode_dispatch, internode_combine = dispatch, combine
+
+    def _with_room(self, at: int, args: tuple[Any, ...], kwargs: dict[str, Any], rings_of: Any) -> Any:
+        """The arguments, with fewer slots in config if DeepEP's rings would fit into the buffer and nbep's do not."""
+        config = args[at] if len(args) > at else kwargs.get("config")
+        memory = self._memory
+        if not isinstance(config, Config) or memory is None or memory.internode is not None:
+            return args, kwargs
+        try:
+            sizes = rings_of(*args, **kwargs)
+        except (AttributeError, IndexError, TypeError):  # arguments that are refused, and named, in a moment
+            return args, kwargs
+        shape = config.ring_shape(self.group_size, *sizes)
+        if num_nvl_bytes_needed(shape) <= self.num_nvl_bytes or deep_ep_bytes(shape) > self.num_nvl_bytes:
+            return args, kwargs
+        config = fit_config(config, self.num_nvl_bytes, self.group_size, *sizes)
+        if len(args) > at:
+            return (*args[:at], config, *args[at + 1 :]), kwargs
+        return args, {**kwargs, "config": config}
+
+    @staticmethod
+    def _dispatch_rings(x: Any, handle: Any = None, *args: Any, **kwargs: Any) -> tuple[int, int, int, int]:
+        tokens, scales = x if isinstance(x, tuple) else (x, None)
+        topk_idx = args[4] if len(args) > 4 else kwargs.get("topk_idx")
+        num_topk = 0 if topk_idx is None else topk_idx.shape[1]
+        num_scales = 0 if scales is None else scales.shape[1]
+        return tokens.shape[1] * tokens.dtype.itemsize, num_topk, num_scales, int(handle is None)
+
+    @staticmethod
+    def _combine_rings(
+        x: Any, handle: Any, topk_weights: Any = None, *args: Any, **kwargs: Any
+    ) -> tuple[int, int, int, int]:
+        return x.shape[1] * BF16_BYTES, 0 if topk_weights is None else topk_weights.shape[1], 0, 0
+
+
+DISPATCH_CONFIG, COMBINE_CONFIG = 10, 4  # where config comes among the arguments
+
+
+def deep_ep_bytes(shape: RingShape) -> int:
+    """What DeepEP's rings of this shape take. Source: DeepEP csrc/deep_ep.cpp, Buffer::intranode_dispatch"""
+    num_rings = shape.num_channels * shape.num_ranks
+    slot = shape.hidden_bytes + 4 + 12 * shape.num_topk + 4 * shape.num_scales
+    return 4 * shape.num_ranks**2 + num_rings * (4 * 4 + shape.num_slots * slot)
+
+
+def _flag(name: str, at: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return bool(args[at] if len(args) > at else kwargs.get(name, False))
+
+
+def _of_async(event: EventOverlap, is_async: bool) -> EventOverlap:
+    return event if is_async else EventOverlap()
+
+
+class Runtime:
+    """What DeepEP's deep_ep_cpp.Buffer tells of itself."""
+
+    def __init__(self, memory: NodeMemory):
+        self._memory = memory
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_internode_available(self) -> bool:
+        return self._memory.num_nodes > 1
+
+    def get_num_rdma_ranks(self) -> int:
+        return self._memory.num_nodes
+
+    def get_rdma_rank(self) -> int:
+        return self._memory.rank // self._memory.num_nvl_peers
+
+    def get_root_rdma_rank(self, is_global: bool) -> int:
+        """The first node, or with is_global its rank that has the place of this one."""
+        return self._memory.rank % self._memory.num_nvl_peers if is_global else 0
+
+    def get_local_device_id(self) -> int:
+        """The GPU's number in this process; -1 on the emulator."""
+        device = getattr(self._memory.runtime, "device", None)
+        return -1 if device is None else device.ordinal

@@ -1,0 +1,39 @@
+"""Memory of Buffers that went away without `destroy`, until all their ranks give it back together.
+
+ rank 0   drops buffer (4, 7)      makes a Buffer: "I hold (4, 7)" --+--> all ranks of (4, 7) hold it: they close it
+ rank 1   drops it later           makes a Buffer: "I hold (4, 7)" --+
+
+To give memory back is collective, and Python drops an object when it likes: in one rank's garbage collector, while an
+exception travels in another. A destructor that waits for the other ranks, as DeepEP's does, then hangs. So what was
+dropped waits for the next Buffer that the same ranks make together, and for no rank in particular.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from nbep.host.runtime.base import Runtime
+
+if TYPE_CHECKING:
+    from nbep.host.symmetric import NodeMemory
+
+Name = tuple[int, ...]  # the number that each rank has given to the buffer: no two buffers of a rank have one
+
+
+def keep_dropped(memory: NodeMemory) -> None:
+    """Nobody but its kernels uses the memory any more."""
+    memory.runtime.dropped[memory.name] = memory
+
+
+def give_back_dropped(runtime: Runtime, held: Sequence[Iterable[Name]]) -> None:
+    """Close what all the ranks that had made it have dropped. Collective; held: what each of the ranks here holds."""
+    for name in sorted(set.intersection(*map(set, held))):
+        if len(name) != len(held):
+            continue  # made by other ranks too, who are not here
+        try:
+            runtime.dropped.pop(name).close()
+        except Exception as error:
+            text = f"the memory of a Buffer that was dropped without destroy() is not given back: {error}"
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
