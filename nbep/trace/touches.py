@@ -40,7 +40,7 @@ class Touches:
     def on_atomic(self, thread: Any, allocation: Any, offset: int, *_: Any) -> None:
         self._keep(thread, allocation, offset, True)
 
-    def on_copy(self, thread: Any, allocation: Any, offset: int, data: bytes) -> None:
+    def on_copy(self, thread: Any, allocation: Any, offset: int, data: bytes, *_: Any) -> None:
         for at in range(offset, offset + len(data), 4):
             self._keep(thread, allocation, at, True)
 

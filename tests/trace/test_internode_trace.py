@@ -172,7 +172,7 @@ def test_the_picture_of_rings_has_a_row_for_each_ring_of_both_levels(trace):
 def test_after_a_deadlock_the_trace_says_which_role_waits_for_what():
     trace = Trace()
     with (
-        edit(coordinator.tell_heads, "freed - told >= chunk", "freed - told > 2 * chunk"),
+        edit(coordinator.tell_heads, "num_warps, chunk, site", "num_warps, 2 * chunk + 1, site"),
         pytest.raises(DeadlockError),
     ):
         nbep.spawn(main, NUM_RANKS, "emulator", seed=3, tracer=trace)
