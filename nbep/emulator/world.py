@@ -19,6 +19,7 @@ from .machine.stream import Stream
 from .machine.thread import Thread
 from .models.checked import CheckedThread
 from .models.delayed import DelayedThread
+from .models.host import HostReader
 from .schedule.scheduler import Host, Scheduler
 from .tracing import hooks, traced
 
@@ -31,7 +32,7 @@ class RankContext:
     def __init__(self, world: World, rank: int):
         self.world = world
         self.rank = rank
-        self.space = AddressSpace(rank)
+        self.space = AddressSpace(rank, world.host_reader)
 
     def create_stream(self, name: str, is_service: bool = False) -> Stream:
         stream = Stream(self.world, self.rank, self.space, name, is_service)
@@ -90,6 +91,7 @@ class World(Scheduler):
         self.num_blocks = 0
         self.signals = 0  # so far; see `checked`
         self.timed_out = False  # whether a wait was ever over time; see `checked`
+        self.host_reader = HostReader(self) if memory_model == "checked" else None
         thread_class = self.thread_classes[memory_model]
         self.thread_class = thread_class if tracer is None else traced(thread_class)
         local = range(num_ranks) if local_rank is None else [local_rank]

@@ -23,6 +23,7 @@ from ..reports.source import Site
 from .kinds import Views
 
 if TYPE_CHECKING:
+    from ..models.host import HostReader
     from .stream import Launch
     from .thread import Thread
 
@@ -196,8 +197,9 @@ class Mapping:
 class AddressSpace:
     """What the addresses of one rank mean."""
 
-    def __init__(self, rank: int):
+    def __init__(self, rank: int, host_reader: HostReader | None = None):
         self.rank = rank
+        self.host_reader = host_reader  # of `checked`
         self.segments: dict[int, Allocation] = {}
         self.retired: dict[int, str] = {}  # number -> what was there
         self.remotes: list[Any] = []  # memory of other processes; see `remote`
@@ -221,6 +223,13 @@ class AddressSpace:
         allocation = Allocation(self.rank, name, memory, self.new_number(), initialized=zero, describe=describe)
         self.enter(allocation)
         return allocation
+
+    def read(self, allocation: Allocation, dtype: Any, offset: int, count: int, polls: bool = False) -> np.ndarray:
+        """What the host reads: a copy of `count` elements as they are now. polls: while kernels write them."""
+        values = allocation.array(dtype, offset, count, writable=False).copy()
+        if self.host_reader is not None:
+            self.host_reader.read(allocation, offset, values.itemsize, count, polls)
+        return values
 
     def adopt(
         self, memory: memoryview, name: str, *, shared: bool = True, describe: Describe | None = None
