@@ -121,6 +121,7 @@ def wait_counters(memory: NodeMemory, num_local_experts: int) -> tuple[int, list
 
     Returns: moe_recv_counter, that of each local expert, and between nodes moe_recv_rdma_counter, else 0
     """
+
     def expected() -> np.ndarray:
         return memory.counters.poll(0, 1 + num_local_experts)
 

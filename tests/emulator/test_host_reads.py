@@ -126,4 +126,5 @@ def test_the_report_names_the_cell_the_store_and_the_hosts_line():
     assert "the CPU reads 4 bytes that a thread has stored: nothing orders the two" in message
     assert "in `memory` of rank 0: byte 0" in message
     assert "stored with weak order by rank 0, kernel `publish`, block 0, warp 0, lane 0" in message
-    assert "(store_words)" in message and "(words)" in message
+    assert "(store_words)" in message
+    assert "(words)" in message

@@ -189,7 +189,8 @@ def reported_fault(memory_model, seed):
 def status_before_words(function):
     """Let report_fault store the status first."""
     branch = function.body[-1]
-    assert isinstance(branch, ast.If) and "st_release" in ast.unparse(branch.body[-1])
+    assert isinstance(branch, ast.If)
+    assert "st_release" in ast.unparse(branch.body[-1])
     branch.body.insert(0, branch.body.pop())
 
 
