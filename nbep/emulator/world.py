@@ -8,6 +8,7 @@ The same seed replays the same run exactly; another seed is another interleaving
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -96,6 +97,9 @@ class World(Scheduler):
         self.thread_class = thread_class if tracer is None else traced(thread_class)
         local = range(num_ranks) if local_rank is None else [local_rank]
         self.ranks = {rank: RankContext(self, rank) for rank in local}
+        self.moment = 0  # how often stores have become visible; see `delayed`
+        self.early = random.Random(f"early loads {seed}")  # likewise
+        self.early_rate = 0.5 ** self.early.randint(1, 4)
         self.gpu_stores: dict[int, dict[Any, None]] = {rank: {} for rank in local}  # see `delayed`
         self.spaces = {rank: context.space for rank, context in self.ranks.items()}
 

@@ -74,6 +74,33 @@ def test_relaxed_tail_is_caught_if_stores_may_be_late(module, fn, monkeypatch):
     assert is_caught("delayed", Options(nbep.Config(2, 2, 5)), fn=fn)
 
 
+def relax(module, ordered, relaxed, patch):
+    """Let a module use one primitive in place of another."""
+    weaker = getattr(primitives, relaxed)
+    if module == TAIL_WAIT:  # other functions of its module use the same primitive
+        own_globals = {**wait_tail_past.__globals__, ordered: weaker}
+        replaced = FunctionType(wait_tail_past.__code__, own_globals)
+        patch.setattr(importlib.import_module(DISPATCH), "wait_tail_past", replaced)
+    else:
+        patch.setattr(importlib.import_module(module), ordered, weaker)
+
+
+@pytest.mark.parametrize(
+    ("module", "ordered", "relaxed"),
+    [
+        (WAITS, "ld_acquire_sys_s32", "ld_relaxed_sys_s32"),
+        (TAIL_WAIT, "ld_acquire_sys_s32", "ld_relaxed_sys_s32"),
+        (COMBINE, "ld_acquire_sys_s32", "ld_relaxed_sys_s32"),
+        (COMBINE, "atom_exch_release_cta_shared_s32", "atom_exch_relaxed_cta_shared_s32"),
+        (WAITS, "ld_acquire_cta_shared_s32", "ld_relaxed_cta_shared_s32"),
+    ],
+)
+def test_a_missing_acquire_goes_wrong_if_loads_may_be_early(module, ordered, relaxed, monkeypatch):
+    relax(module, ordered, relaxed, monkeypatch)
+    options = Options(nbep.Config(2, 4, 9, num_threads=128))
+    assert is_caught("delayed", options, range(6))
+
+
 @pytest.mark.parametrize(
     ("module", "ordered", "relaxed", "where"),
     [
@@ -95,13 +122,7 @@ def test_relaxed_tail_is_caught_if_stores_may_be_late(module, fn, monkeypatch):
 def test_either_end_of_a_pair_that_is_relaxed_is_a_data_race_under_the_first_seed(
     module, ordered, relaxed, where, monkeypatch
 ):
-    relaxed = getattr(primitives, relaxed)
-    if module == TAIL_WAIT:  # other functions of its module use the same primitive
-        own_globals = {**wait_tail_past.__globals__, ordered: relaxed}
-        replaced = FunctionType(wait_tail_past.__code__, own_globals)
-        monkeypatch.setattr(importlib.import_module(DISPATCH), "wait_tail_past", replaced)
-    else:
-        monkeypatch.setattr(importlib.import_module(module), ordered, relaxed)
+    relax(module, ordered, relaxed, monkeypatch)
     case = make_case(1, num_tokens=16, num_topk=2, routing="everywhere")
     with pytest.raises(nbep.DataRace, match=re.escape(f"`nvl_buffer` of rank 1: {where}")):
         run(case, Options(nbep.Config(2, 4, 9, num_threads=128)), memory_model="checked")

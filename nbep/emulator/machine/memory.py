@@ -53,13 +53,14 @@ class Allocation:
         unfenced: in shared memory, 16-byte granule -> last ordinary store: by which thread, after how many proxy fences
         nc_reads: 16-byte granule -> the kernel that last read it as constant, and which bytes
         pending: 16-byte granule -> stores on their way; see `delayed`
+        versions: 16-byte granule -> the latest stores in memory, oldest first; see `delayed`
         last_stores, last_loads: 16-byte granule -> who stored last, and who has loaded since; see `checked`
         messages: offset -> what the last store to a cell tells; see `checked`
     """
 
     __slots__ = (
         "rank", "name", "nbytes", "memory", "number", "base", "describe", "loads", "stores", "writable",
-        "watchers", "writers", "shared", "freed", "shadow", "unfenced", "nc_reads", "pending",
+        "watchers", "writers", "shared", "freed", "shadow", "unfenced", "nc_reads", "pending", "versions",
         "last_stores", "last_loads", "messages",
     )  # fmt: skip
 
@@ -94,6 +95,7 @@ class Allocation:
         self.unfenced: dict[int, tuple[int, int]] = {}
         self.nc_reads: dict[int, tuple[Launch, int]] = {}
         self.pending: dict[int, list[Any]] = {}
+        self.versions: dict[int, list[Any]] = {}
         self.last_stores: dict[int, list[Any]] = {}
         self.last_loads: dict[int, dict[Any, Any]] = {}
         self.messages: dict[int, Any] = {}
@@ -178,7 +180,7 @@ class Allocation:
         self.stores = {}
         self.memory = memoryview(b"")
         self.shadow = None
-        self.last_stores, self.last_loads, self.messages = {}, {}, {}
+        self.last_stores, self.last_loads, self.messages, self.versions = {}, {}, {}, {}
 
 
 class Mapping:
