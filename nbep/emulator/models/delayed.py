@@ -9,7 +9,8 @@ A store of less than release order to global memory waits in a buffer.  Who sees
 
 A release lifts what its thread stored, and what the thread can know of its block's and its GPU's stores (cumulativity),
 to the level of its scope before it is seen itself.  Without one, stores arrive at random later steps in random order,
-but in order within 16 aligned bytes.  So a tail that is published relaxed overtakes its payload under some seed.
+but in the order of their thread within 16 aligned bytes.  So a tail that is published relaxed overtakes its payload
+under some seed.
 A bulk store goes the same way from where it is done: waiting for it makes it visible to its own thread alone.
 A load may return an older value than the present one, unless an acquire or a barrier orders it: see `versions`.  So
 bytes that are read after a poll without an acquire are those from before, under some seed.  Reads of shared memory are
@@ -54,7 +55,8 @@ class PendingStore:
         self.site = site
         self.level = 0
         self.done = False
-        allocation.pending.setdefault(offset >> 4, []).append(self)
+        queue = allocation.pending.setdefault(offset >> 4, [])
+        queue.insert(thread.place_in(queue), self)
         thread.block.launch.stores[self] = None
 
     def __call__(self) -> object:
@@ -230,6 +232,13 @@ class DelayedThread(Thread):
             or (store.level >= 1 and store.thread.block is self.block)
             or (store.level >= 2 and store.thread.rank == self.rank)
         )
+
+    def place_in(self, queue: list[PendingStore]) -> int:
+        """Where a new store of this thread comes among those to the same 16 bytes: behind those that it sees."""
+        least = len(queue)
+        while least and not self.sees(queue[least - 1]):
+            least -= 1
+        return least if least == len(queue) else self.world.early.randint(least, len(queue))
 
     def knows(self, version: Version) -> bool:
         """Whether no load of this thread may miss a version that it sees."""
