@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nbep.emulator import World, current_thread
+from nbep.emulator import NonCoherent, World, current_thread
 
 SEEDS = range(40)
 
@@ -329,3 +329,30 @@ def test_stores_to_one_cell_arrive_in_order(seed):
     stream = world.ranks[1].create_stream("read")
     stream.launch(reader, (cell.address,), 1, 1)
     stream.synchronize()
+
+
+@pytest.mark.parametrize("model", ["delayed", "checked"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_bytes_that_came_since_the_kernel_began_may_not_be_read_as_constant(ranks, model):
+    """Also if they were acquired. Bytes from before may, and what another kernel of the stream has stored."""
+
+    def read_as_constant(t, tail):
+        acquire(t, tail)
+        assert t.load(tail + 16, "s32", "nc", "gpu") == 0
+        t.load(tail - 32, "s32", "nc", "gpu")
+
+    for seed in range(4):
+        with pytest.raises(NonCoherent, match=r"ld.global.nc of `ring` of rank \d: byte 0, .* since this kernel began"):
+            passes_message(release, read_as_constant, ranks=ranks, seed=seed, model=model)
+
+
+@pytest.mark.parametrize("model", ["delayed", "checked"])
+def test_what_an_earlier_kernel_has_stored_may_be_read_as_constant(model):
+    world = World(1, 3, memory_model=model)
+    memory = world.ranks[0].space.allocate(16, "memory", zero=True)
+    stream = world.ranks[0].create_stream("stream")
+    seen = []
+    stream.launch(lambda at: current_thread().store(at, "s32", 5, "weak", "cta"), (memory.address,), 1, 1)
+    stream.launch(lambda at: seen.append(current_thread().load(at, "s32", "nc", "gpu")), (memory.address,), 1, 1)
+    stream.synchronize()
+    assert seen == [5]

@@ -233,6 +233,21 @@ def test_a_fault_report_whose_status_does_not_come_behind_its_words_is_caught(ho
     assert any(is_wrong(seed) for seed in range(10)) == (how != "unbroken")
 
 
+@pytest.mark.parametrize("memory_model", ["delayed", "checked"])
+@pytest.mark.parametrize(
+    ("module", "coherent", "constant"),
+    [(DISPATCH, "ld_na_v4", "ld_nc_v4"), ("nbep.device.protocols.notes", "ld_na_s32", "ld_nc_s32")],
+)
+def test_a_slot_that_is_read_as_constant_is_found_although_the_tail_orders_it(
+    module, coherent, constant, memory_model, monkeypatch
+):
+    relax(module, coherent, constant, monkeypatch)
+    case = make_case(1, num_tokens=16, num_topk=2, routing="everywhere")
+    options = Options(nbep.Config(2, 20, 40))  # no slot is used twice: the stores all come before the loads
+    with pytest.raises(nbep.EmulatorError, match=r"ld\.global\.nc of `nvl_buffer`.* since this kernel began"):
+        run(case, options, fn=without_bulk_copies, memory_model=memory_model)
+
+
 def test_tail_moved_before_bulk_copies_are_done_is_caught(monkeypatch):
     monkeypatch.setattr(importlib.import_module(TEAMS), "tma_store_wait_all", nothing)
     assert is_caught("sc", Options(nbep.Config(2, 2, 5)))

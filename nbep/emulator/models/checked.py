@@ -303,9 +303,20 @@ class CheckedThread(Thread):
         load = Access(self.owner, "load", offset, offset + nbytes, order, scope, site_of(sys._getframe(2)))
         load.serving = self.serving
         self.check(allocation, load)
+        if order == "nc":
+            self.check_constant(allocation, load)
         if allocation.writable:
             self.loads.append(load)
             self.remember_load(allocation, load)
+
+    def check_constant(self, allocation: Allocation, load: Access) -> None:
+        """Stop the run when bytes are read as constant that have changed since this kernel began."""
+        if self.world.timed_out:
+            return
+        before = {ALL_CLOCKS: self.block.launch.first_signal}
+        for store in allocation.last_stores.get(load.begin >> GRANULE_BITS, ()):
+            if store.begin < load.end and load.begin < store.end and store.is_beyond(before):
+                raise self.not_constant(allocation, load.begin)
 
     def note_store(self, allocation: Allocation, offset: int, nbytes: int, order: str, scope: str) -> Access:
         """A store of at most 16 aligned bytes: check it, and remember it."""

@@ -27,7 +27,7 @@ from ..machine.kinds import KINDS, decode, encode
 from ..machine.memory import Allocation
 from ..machine.thread import Thread
 from ..machine.warp import Warp
-from ..reports.errors import NonCoherent, Uninitialized
+from ..reports.errors import Uninitialized
 from ..reports.faults import error_at, explain
 from ..reports.source import Site, site_of
 from ..schedule.scheduler import SKIPPED
@@ -327,7 +327,7 @@ class DelayedThread(Thread):
             if version.overlaps(offset, offset + nbytes) and (
                 not version.seen[3] or version.seen[3] > self.first_moment
             ):
-                raise error_at(self, NonCoherent, constant_message(allocation, offset))
+                raise self.not_constant(allocation, offset)
 
     def peek(self, allocation: Allocation, offset: int, kind: str) -> Any:
         if offset // GRANULE not in allocation.pending:
@@ -483,8 +483,3 @@ class DelayedThread(Thread):
 
 def later(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
     return max(a[0], b[0]), max(a[1], b[1])
-
-
-def constant_message(allocation: Allocation, offset: int) -> str:
-    """Why bytes that have changed may not be read as constant."""
-    return f"ld.global.nc of {allocation.cell(offset)}, to which a store has come since this kernel began"
