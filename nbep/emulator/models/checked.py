@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from ..machine.block import Block, NamedBarrier
 
 MAX_WARPS = 32  # of a block
+MBARRIER_BYTES = 8
 MAX_CHAIN = 8  # atomics on one cell that a report knows of
 MANY_LOADS = 64  # of a granule; then those that everybody knows of are forgotten
 
@@ -204,6 +205,10 @@ class CheckedThread(Thread):
         self.warp_stores = self.warp_loads = self.knowledge.stores[self.owner.clock]
         return barrier
 
+    def mbarrier_init(self, address: int, count: int) -> None:
+        super().mbarrier_init(address, count)
+        self.note_store(self.shared, address, MBARRIER_BYTES, "weak", "cta")
+
     def mbarrier_arrive(self, address: int) -> None:
         super().mbarrier_arrive(address)
         self._arrived(address)
@@ -214,6 +219,7 @@ class CheckedThread(Thread):
 
     def _arrived(self, address: int) -> None:
         mbarrier = self.block.mbarriers[address]
+        self.note_load(self.shared, address, MBARRIER_BYTES, "relaxed", "cta")  # it must know of the initialisation
         self.signal(True)
         mbarrier.knowledge = join((mbarrier.knowledge or NOTHING, self.with_latest(self.knowledge)))
 
@@ -221,6 +227,7 @@ class CheckedThread(Thread):
         done = super().mbarrier_try_wait(address, parity)
         mbarrier = self.block.mbarriers.get(address)
         if done and mbarrier is not None:
+            self.note_load(self.shared, address, MBARRIER_BYTES, "relaxed", "cta")
             self.world.signals += 1
             number = self.world.signals
             for access in mbarrier.copies:
