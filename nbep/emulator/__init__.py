@@ -12,7 +12,7 @@ It knows nothing of expert parallelism.  Its parts, in an order to read them in:
     schedule/  who runs next
     models/    when a store is seen, and what must be ordered
         orders          memory orders and scopes
-        delayed         stores that are seen as late as their order allows
+        delayed         stores that are seen as late as their order allows, loads that are early
         checked         accesses to the same bytes that nothing orders; `knowledge` is what threads know of each other's
     reports/   what a stopped run says
         errors, source  what can go wrong, and the line of code that did

@@ -8,6 +8,7 @@ The same seed replays the same run exactly; another seed is another interleaving
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, ClassVar
@@ -21,6 +22,7 @@ from .machine.stream import Stream
 from .machine.thread import Thread
 from .models.checked import CheckedThread
 from .models.delayed import DelayedThread
+from .models.host import HostReader
 from .reports.expected import Told
 from .schedule.scheduler import Host, Scheduler
 from .tracing import hooks, traced
@@ -35,7 +37,7 @@ class RankContext:
     def __init__(self, world: World, rank: int):
         self.world = world
         self.rank = rank
-        self.space = AddressSpace(rank)
+        self.space = AddressSpace(rank, world.host_reader)
 
     def create_stream(self, name: str, is_service: bool = False) -> Stream:
         stream = Stream(self.world, self.rank, self.space, name, is_service)
@@ -97,10 +99,14 @@ class World(Scheduler):
         self.signals = 0  # so far; see `checked`
         self.timed_out = False  # whether a wait was ever over time; see `checked`
         self.read_report: ReadReport | None = None  # what a frame of a thread tells the host; see `reports.expected`
+        self.host_reader = HostReader(self) if memory_model == "checked" else None
         thread_class = self.thread_classes[memory_model]
         self.thread_class = thread_class if tracer is None else traced(thread_class)
         local = range(num_ranks) if local_rank is None else [local_rank]
         self.ranks = {rank: RankContext(self, rank) for rank in local}
+        self.moment = 0  # how often stores have become visible; see `delayed`
+        self.early = random.Random(f"early loads {seed}")  # likewise
+        self.early_rate = 0.5 ** self.early.randint(1, 4)
         self.gpu_stores: dict[int, dict[Any, None]] = {rank: {} for rank in local}  # see `delayed`
         self.spaces = {rank: context.space for rank, context in self.ranks.items()}
 

@@ -29,8 +29,9 @@ def spawn(
 
     Args:     target "emulator", "cuda", or "auto": cuda where it can run, else the emulator
               seed decides the order in which the emulator runs threads; the same seed replays the same run
-              memory_model "sc": stores are seen at once; "delayed": as late as their order allows; "checked": at once,
-              and two accesses to the same bytes, one of them a store, that nothing orders are an error
+              memory_model "sc": stores are seen at once; "delayed": as late as their order allows, and loads early;
+              "checked": at once, and two accesses to the same bytes, one of them a store, that nothing orders are an
+              error
               on_deadlock "raise", or "expire": waits that nothing can end are over time, as on a GPU
               tracer sees every access to memory; see nbep.emulator
     Raises:   ValueError for bad arguments; RuntimeError if target "cuda" cannot run.

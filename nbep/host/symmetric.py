@@ -47,7 +47,7 @@ from nbep.host.network import check_target, create_transport
 from nbep.host.network.transport import NetworkOptions, NicOptions, Transport, TransportName
 from nbep.host.rdma import RdmaMemory
 from nbep.host.roll_call import RollCall
-from nbep.host.runtime.base import Array, Event, HandleType, Memory, PastEvent, Runtime
+from nbep.host.runtime.base import Array, Event, HandleType, HostWords, Memory, PastEvent, Runtime
 
 LAYOUT_MAX_BLOCKS = 32
 COUNTER_WORDS = 2 + MAX_LOCAL_EXPERTS  # moe_recv_counter, one for each local expert, moe_recv_rdma_counter
@@ -212,8 +212,8 @@ class NodeMemory:
         self.host_visible = owned(
             runtime.allocate_host_visible(ALIGNMENT_BYTES + 2 * 4 * COUNTER_WORDS, "fault report and counters")
         )
-        self._report = self.host_visible.array(np.int32, 0, REPORT_WORDS)
-        self.counters = self.host_visible.array(np.int32, ALIGNMENT_BYTES, COUNTER_WORDS)
+        self._report = self.host_visible.words(0, REPORT_WORDS)
+        self.counters = self.host_visible.words(ALIGNMENT_BYTES, COUNTER_WORDS)
         assert REPORT_BYTES <= ALIGNMENT_BYTES
         if rdma_transport is None:
             return self.transport.handle, None
@@ -295,7 +295,8 @@ class NodeMemory:
     def _leave(self) -> None:
         """Let nobody use it any more."""
         self._is_open = False
-        self._report = self._report.copy()  # an event of this buffer may ask for faults when the memory is gone
+        # An event of this buffer may ask for faults when the memory is gone.
+        self._report = HostWords(self._report.read() if self.has_fault else np.zeros(REPORT_WORDS, np.int32))
 
     def _give_back(self) -> None:
         self._leave()
@@ -392,12 +393,12 @@ class NodeMemory:
     @property
     def has_fault(self) -> bool:
         """Whether a wait of this rank was over time."""
-        return int(self._report[0]) != 0
+        return int(self._report.poll(0, 1)[0]) != 0
 
     def check_faults(self) -> None:
         """Raise what a kernel has reported, if one has. A buffer raises the same on every later call."""
         if self.fault is None and self.has_fault:
-            report = FaultReport(*(int(word) for word in self._report))
+            report = FaultReport(*(int(word) for word in self._report.read()))
             if report.site == BARRIER:  # it counts the ranks of the node
                 report = report._replace(peer=report.peer + self._first_in_node)
             transport = self.transport if self.rdma is None else self.rdma.transport

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from nbep.host import validate
 from nbep.host.call_log import Arguments
 from nbep.host.config import Config
@@ -119,12 +121,15 @@ def wait_counters(memory: NodeMemory, num_local_experts: int) -> tuple[int, list
 
     Returns: moe_recv_counter, that of each local expert, and between nodes moe_recv_rdma_counter, else 0
     """
-    counters = memory.counters
-    expected = counters[: 1 + num_local_experts]
-    of_node = counters[RDMA_COUNTER:] if memory.internode is not None else counters[:0]
+
+    def expected() -> np.ndarray:
+        return memory.counters.poll(0, 1 + num_local_experts)
+
+    def of_node() -> np.ndarray:
+        return memory.counters.poll(RDMA_COUNTER, RDMA_COUNTER + (memory.internode is not None))
 
     def arrived() -> bool:
-        return bool((expected >= 0).all() and (of_node >= 0).all())
+        return bool((expected() >= 0).all() and (of_node() >= 0).all())
 
     # The kernel's own waits are over first, and say more.
     timeout_ns = int(2 * memory.timeout_ms * 1e6)
@@ -136,7 +141,8 @@ def wait_counters(memory: NodeMemory, num_local_experts: int) -> tuple[int, list
         raise RuntimeError(
             f"rank {memory.rank}: the counts of received tokens did not arrive in {timeout_ns / 1e6:g} ms"
         )
-    return int(expected[0]), [int(count) for count in expected[1:]], int(of_node.sum())
+    total, *of_experts = (int(count) for count in expected())
+    return total, of_experts, int(of_node().sum())
 
 
 def pair(recv_x: Array, recv_x_scales: MaybeArray) -> Any:

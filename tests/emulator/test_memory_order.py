@@ -3,15 +3,20 @@
 import numpy as np
 import pytest
 
-from nbep.emulator import World, current_thread
+from nbep.emulator import NonCoherent, World, current_thread
 
 SEEDS = range(40)
 
 
-def passes_message(publish, *, ranks=1, seed=0, block=1, model="delayed"):
-    """Two kernels: the writer stores 1 to the payload and calls publish(t, tail); the reader waits for the tail.
+def acquire(t, tail):
+    while t.load(tail, "s32", "acquire", "sys") == 0:
+        t.spin(10**12)
 
-    Returns what the reader found in the payload. The writer is rank 0, the reader the last rank.
+
+def passes_message(publish, observe=acquire, *, ranks=1, seed=0, block=1, reader_block=1, model="delayed"):
+    """Two kernels: the writer stores 1 to the payload and calls publish(t, tail); the reader calls observe(t, tail).
+
+    Returns what the reader's last thread found in the payload. The writer is rank 0, the reader the last rank.
     """
     world = World(ranks, seed, memory_model=model)
     owner = world.ranks[ranks - 1]
@@ -27,18 +32,18 @@ def passes_message(publish, *, ranks=1, seed=0, block=1, model="delayed"):
 
     def reader(ring):
         t = current_thread()
-        while t.load(ring + 32, "s32", "acquire", "sys") == 0:
-            t.spin(10**12)
-        t.store(ring + 64, "s32", t.load(ring, "s32", "weak", "cta"), "weak", "cta")
+        observe(t, ring + 32)
+        if t.thread_idx == t.block_dim - 1:
+            t.store(ring + 64, "s32", t.load(ring, "s32", "weak", "cta"), "weak", "cta")
 
-    world.ranks[0].create_stream("write").launch(writer, (theirs.address,), 1, block)
+    world.ranks[0].create_stream("write").launch(writer, (theirs.address,), 1, block, 64)
     stream = owner.create_stream("read")
-    stream.launch(reader, (ring.address,), 1, 1)
+    stream.launch(reader, (ring.address,), 1, reader_block, 64)
     stream.synchronize()
     return int(found[0])
 
 
-def passes_bulk_message(publish, seed):
+def passes_bulk_message(publish, seed, observe=acquire):
     """As passes_message, with a payload that the copy engine writes and the writer has waited for."""
     world = World(1, seed, memory_model="delayed")
     ring = world.ranks[0].space.allocate(128, "ring", zero=True)
@@ -56,8 +61,7 @@ def passes_bulk_message(publish, seed):
 
     def reader(ring):
         t = current_thread()
-        while t.load(ring + 32, "s32", "acquire", "sys") == 0:
-            t.spin(10**12)
+        observe(t, ring + 32)
         payload = [t.load(ring + 4 * i, "s32", "weak", "cta") for i in range(8)]
         t.store(ring + 64, "s32", min(payload), "weak", "cta")
 
@@ -93,6 +97,124 @@ def test_payload_is_stale_behind_a_relaxed_tail_under_some_seed(ranks):
 def test_bulk_payload_needs_the_release_too():
     assert {passes_bulk_message(release, seed) for seed in SEEDS} == {1}
     assert {passes_bulk_message(relaxed, seed) for seed in SEEDS} == {0, 1}
+
+
+def poll(order, scope="sys"):
+    def observe(t, tail):
+        while t.load(tail, "s32", order, scope) == 0:
+            t.spin(10**12)
+
+    return observe
+
+
+def polled_by_thread_0(order, meet):
+    """Thread 0 polls, and all of its block meet behind that."""
+
+    def observe(t, tail):
+        if t.thread_idx == 0:
+            poll(order)(t, tail)
+        meet(t)
+
+    return observe
+
+
+def told_in_shared_memory(order, shared_order):
+    """Thread 0 polls, and tells thread 32 with these orders."""
+
+    def observe(t, tail):
+        if t.thread_idx == 0:
+            poll(order)(t, tail)
+            t.atomic_shared("exch", 0, "s32", 1, "release" if shared_order == "acquire" else shared_order)
+        elif t.thread_idx == 32:
+            while t.load_shared(0, "s32", shared_order) == 0:
+                t.spin(10**12)
+
+    def zeroed(t, tail):
+        if t.thread_idx == 0:
+            t.store_shared(0, "s32", 0, "weak")
+        t.barrier(0, 33)
+        observe(t, tail)
+
+    return zeroed
+
+
+def fenced(order, scope):
+    def observe(t, tail):
+        poll(order)(t, tail)
+        t.fence("acq_rel", scope)
+
+    return observe
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("order", ["relaxed", "volatile"])
+def test_payload_may_be_loaded_before_a_poll_that_acquires_nothing(order, ranks):
+    assert found(release, observe=poll(order), ranks=ranks) == {0, 1}
+    assert found(release, observe=poll(order), ranks=ranks, model="sc") == {1}
+
+
+def test_a_fence_behind_the_poll_does_for_an_acquire_if_its_scope_reaches():
+    assert found(release, observe=fenced("relaxed", "sys"), ranks=2) == {1}
+    assert found(release, observe=fenced("relaxed", "gpu"), ranks=2) == {0, 1}
+    assert found(release, observe=fenced("relaxed", "gpu"), ranks=1) == {1}
+
+
+def test_the_scope_of_an_acquire_has_to_reach_the_one_who_released():
+    assert found(release, observe=poll("acquire", "gpu"), ranks=1) == {1}
+    assert found(release, observe=poll("acquire", "gpu"), ranks=2) == {0, 1}
+    assert found(release, observe=poll("acquire", "cta"), ranks=1) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("meet", "block"), [(lambda t: t.barrier(0, 64), 64), (lambda t: t.syncwarp(), 32)], ids=["barrier", "syncwarp"]
+)
+def test_a_meeting_hands_on_what_has_been_acquired_and_acquires_nothing_itself(meet, block):
+    options = {"ranks": 2, "reader_block": block}
+    assert found(release, observe=polled_by_thread_0("acquire", meet), **options) == {1}
+    assert found(release, observe=polled_by_thread_0("relaxed", meet), **options) == {0, 1}
+
+
+def test_a_chain_through_shared_memory_needs_all_its_links():
+    options = {"ranks": 2, "reader_block": 33}
+    assert found(release, observe=told_in_shared_memory("acquire", "acquire"), **options) == {1}
+    assert found(release, observe=told_in_shared_memory("acquire", "relaxed"), **options) == {0, 1}
+    assert found(release, observe=told_in_shared_memory("relaxed", "acquire"), **options) == {0, 1}
+
+
+def load_row_in_bulk(order):
+    """A reader of eight words that the copy engine brings."""
+
+    def observe(t, tail):
+        poll(order)(t, tail)
+        t.mbarrier_init(32, 1)
+        t.fence_proxy_async_global()
+        t.bulk_load(0, tail - 32, 32, 32)
+        t.mbarrier_arrive_expect_tx(32, 32)
+        while not t.mbarrier_try_wait(32, 0):
+            pass
+        t.store(tail + 64, "s32", t.load_shared(0, "s32", "weak"), "weak", "cta")
+
+    return observe
+
+
+def test_a_bulk_load_may_be_early_too():
+    def found_in_bulk(order, seed):
+        world = World(1, seed, memory_model="delayed")
+        ring = world.ranks[0].space.allocate(128, "ring", zero=True)
+
+        def writer(ring):
+            for i in range(8):
+                current_thread().store(ring + 4 * i, "s32", 1, "weak", "cta")
+            release(current_thread(), ring + 32)
+
+        world.ranks[0].create_stream("write").launch(writer, (ring.address,), 1, 1)
+        stream = world.ranks[0].create_stream("read")
+        stream.launch(lambda ring: load_row_in_bulk(order)(current_thread(), ring + 32), (ring.address,), 1, 1, 64)
+        stream.synchronize()
+        return int(ring.array(np.int32, 96, 1)[0])
+
+    assert {found_in_bulk("acquire", seed) for seed in SEEDS} == {1}
+    assert {found_in_bulk("relaxed", seed) for seed in SEEDS} == {0, 1}
 
 
 def test_sequential_consistency_hides_the_missing_release():
@@ -207,3 +329,30 @@ def test_stores_to_one_cell_arrive_in_order(seed):
     stream = world.ranks[1].create_stream("read")
     stream.launch(reader, (cell.address,), 1, 1)
     stream.synchronize()
+
+
+@pytest.mark.parametrize("model", ["delayed", "checked"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_bytes_that_came_since_the_kernel_began_may_not_be_read_as_constant(ranks, model):
+    """Also if they were acquired. Bytes from before may, and what another kernel of the stream has stored."""
+
+    def read_as_constant(t, tail):
+        acquire(t, tail)
+        assert t.load(tail + 16, "s32", "nc", "gpu") == 0
+        t.load(tail - 32, "s32", "nc", "gpu")
+
+    for seed in range(4):
+        with pytest.raises(NonCoherent, match=r"ld.global.nc of `ring` of rank \d: byte 0, .* since this kernel began"):
+            passes_message(release, read_as_constant, ranks=ranks, seed=seed, model=model)
+
+
+@pytest.mark.parametrize("model", ["delayed", "checked"])
+def test_what_an_earlier_kernel_has_stored_may_be_read_as_constant(model):
+    world = World(1, 3, memory_model=model)
+    memory = world.ranks[0].space.allocate(16, "memory", zero=True)
+    stream = world.ranks[0].create_stream("stream")
+    seen = []
+    stream.launch(lambda at: current_thread().store(at, "s32", 5, "weak", "cta"), (memory.address,), 1, 1)
+    stream.launch(lambda at: seen.append(current_thread().load(at, "s32", "nc", "gpu")), (memory.address,), 1, 1)
+    stream.synchronize()
+    assert seen == [5]

@@ -128,6 +128,19 @@ def copy_that_another_warp_waits_for():
     ], "not waited on the mbarrier of that copy, nor met one that has"
 
 
+def mbarrier_that_another_warp_has_made():
+    def wait(t, memory):
+        if t.thread_idx == 0:
+            t.mbarrier_init(MBARRIER, 1)
+            t.mbarrier_arrive(MBARRIER)
+            t.store(memory + FLAG, "s32", 1, "relaxed", "cta")
+        elif t.thread_idx == 32:
+            wait_for(memory + FLAG, "relaxed", "cta")
+            t.mbarrier_try_wait(MBARRIER, 0)
+
+    return [(0, wait, 1, 64)], f"relaxed.cta load of 8 bytes(.|\n)*`shared memory`: byte {MBARRIER}"
+
+
 def bulk_store_that_is_not_committed():
     def write(t, memory):
         store_in_bulk(t, memory + DATA)
@@ -170,6 +183,7 @@ PATTERNS = [
     store_behind_a_bar_arrive,
     copy_that_nobody_waits_for,
     copy_that_another_warp_waits_for,
+    mbarrier_that_another_warp_has_made,
     bulk_store_that_is_not_committed,
     bulk_load_of_own_stores_without_a_proxy_fence,
     bulk_stores_to_the_same_bytes,

@@ -3,6 +3,7 @@
 Each test replaces one primitive or one step of one kernel, and looks for the damage over a few schedules.
 """
 
+import ast
 import importlib
 import re
 from types import FunctionType
@@ -12,10 +13,12 @@ import pytest
 from cases import make_case
 from intranode import Options, round_trip, run
 from parts import both_parts
+from steps import change
 
 import nbep
 from nbep.device import primitives
 from nbep.device.primitives import st_relaxed_sys_s32
+from nbep.device.protocols import waits
 from nbep.device.protocols.waits import wait_tail_past
 
 pytestmark = pytest.mark.emulator_only("the kernels are broken in Python")
@@ -71,6 +74,33 @@ def test_relaxed_tail_is_caught_if_stores_may_be_late(module, fn, monkeypatch):
     assert is_caught("delayed", Options(nbep.Config(2, 2, 5)), fn=fn)
 
 
+def relax(module, ordered, relaxed, patch):
+    """Let a module use one primitive in place of another."""
+    weaker = getattr(primitives, relaxed)
+    if module == TAIL_WAIT:  # other functions of its module use the same primitive
+        own_globals = {**wait_tail_past.__globals__, ordered: weaker}
+        replaced = FunctionType(wait_tail_past.__code__, own_globals)
+        patch.setattr(importlib.import_module(DISPATCH), "wait_tail_past", replaced)
+    else:
+        patch.setattr(importlib.import_module(module), ordered, weaker)
+
+
+@pytest.mark.parametrize(
+    ("module", "ordered", "relaxed"),
+    [
+        (WAITS, "ld_acquire_sys_s32", "ld_relaxed_sys_s32"),
+        (TAIL_WAIT, "ld_acquire_sys_s32", "ld_relaxed_sys_s32"),
+        (COMBINE, "ld_acquire_sys_s32", "ld_relaxed_sys_s32"),
+        (COMBINE, "atom_exch_release_cta_shared_s32", "atom_exch_relaxed_cta_shared_s32"),
+        (WAITS, "ld_acquire_cta_shared_s32", "ld_relaxed_cta_shared_s32"),
+    ],
+)
+def test_a_missing_acquire_goes_wrong_if_loads_may_be_early(module, ordered, relaxed, monkeypatch):
+    relax(module, ordered, relaxed, monkeypatch)
+    options = Options(nbep.Config(2, 4, 9, num_threads=128))
+    assert is_caught("delayed", options, range(6))
+
+
 @pytest.mark.parametrize(
     ("module", "ordered", "relaxed", "where"),
     [
@@ -92,13 +122,7 @@ def test_relaxed_tail_is_caught_if_stores_may_be_late(module, fn, monkeypatch):
 def test_either_end_of_a_pair_that_is_relaxed_is_a_data_race_under_the_first_seed(
     module, ordered, relaxed, where, monkeypatch
 ):
-    relaxed = getattr(primitives, relaxed)
-    if module == TAIL_WAIT:  # other functions of its module use the same primitive
-        own_globals = {**wait_tail_past.__globals__, ordered: relaxed}
-        replaced = FunctionType(wait_tail_past.__code__, own_globals)
-        monkeypatch.setattr(importlib.import_module(DISPATCH), "wait_tail_past", replaced)
-    else:
-        monkeypatch.setattr(importlib.import_module(module), ordered, relaxed)
+    relax(module, ordered, relaxed, monkeypatch)
     case = make_case(1, num_tokens=16, num_topk=2, routing="everywhere")
     with pytest.raises(nbep.DataRace, match=re.escape(f"`nvl_buffer` of rank 1: {where}")):
         run(case, Options(nbep.Config(2, 4, 9, num_threads=128)), memory_model="checked")
@@ -153,6 +177,75 @@ def test_layout_blocks_that_count_themselves_relaxed_are_a_data_race(monkeypatch
     monkeypatch.setattr(module, "atom_add_acq_rel_gpu_s32", primitives.atom_add_relaxed_gpu_s32)
     with pytest.raises(nbep.DataRace, match="claim and layout workspace"):
         nbep.spawn(layout, 2, target="emulator", memory_model="checked")
+
+
+@pytest.mark.parametrize("weaker", ["st_weak_s32", "st_relaxed_gpu_s32"])
+def test_a_count_that_the_cpu_polls_and_that_need_not_reach_it_is_a_data_race(weaker, monkeypatch):
+    module = importlib.import_module("nbep.device.kernels.intranode.notify_dispatch")
+    monkeypatch.setattr(module, "st_relaxed_sys_s32", getattr(primitives, weaker))
+    case = make_case(1, num_tokens=16, num_topk=2, routing="everywhere")
+    with pytest.raises(nbep.DataRace, match=r"the CPU polls 4 bytes(.|\n)*`fault report and counters` of rank"):
+        run(case, memory_model="checked")
+
+
+def reported_fault(memory_model, seed):
+    """The report of a rank whose peer does not dispatch, as its CPU reads it while the kernel still runs."""
+
+    def main(comm):
+        buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 16)
+        layout = buffer.get_dispatch_layout(np.zeros((3, 1), np.int64), num_experts=4)[:4]
+        report = None
+        if comm.rank == 0:
+            names = ("num_tokens_per_rank", None, "num_tokens_per_expert", "is_token_in_rank")
+            counts = {name: count for name, count in zip(names, layout, strict=True) if name}
+            with pytest.raises(nbep.PeerTimeout) as caught:
+                buffer.dispatch(np.zeros((3, 64), nbep.reference.BF16), **counts)
+            report = caught.value.report
+        buffer.destroy()
+        return report
+
+    return nbep.spawn(main, 2, target="emulator", seed=seed, memory_model=memory_model, on_deadlock="expire")[0]
+
+
+def status_before_words(function):
+    """Let report_fault store the status first."""
+    branch = function.body[-1]
+    assert isinstance(branch, ast.If)
+    assert "st_release" in ast.unparse(branch.body[-1])
+    branch.body.insert(0, branch.body.pop())
+
+
+@pytest.mark.parametrize("memory_model", ["delayed", "checked"])
+@pytest.mark.parametrize("how", ["unbroken", "relaxed status", "status first"])
+def test_a_fault_report_whose_status_does_not_come_behind_its_words_is_caught(how, memory_model, monkeypatch):
+    right = reported_fault("sc", 0)
+    if how == "relaxed status":
+        monkeypatch.setattr(waits, "st_release_sys_s32", st_relaxed_sys_s32)
+    elif how == "status first":
+        change(waits.report_fault, status_before_words, monkeypatch)
+
+    def is_wrong(seed):
+        try:
+            return reported_fault(memory_model, seed) != right
+        except nbep.DataRace:
+            return True
+
+    assert any(is_wrong(seed) for seed in range(10)) == (how != "unbroken")
+
+
+@pytest.mark.parametrize("memory_model", ["delayed", "checked"])
+@pytest.mark.parametrize(
+    ("module", "coherent", "constant"),
+    [(DISPATCH, "ld_na_v4", "ld_nc_v4"), ("nbep.device.protocols.notes", "ld_na_s32", "ld_nc_s32")],
+)
+def test_a_slot_that_is_read_as_constant_is_found_although_the_tail_orders_it(
+    module, coherent, constant, memory_model, monkeypatch
+):
+    relax(module, coherent, constant, monkeypatch)
+    case = make_case(1, num_tokens=16, num_topk=2, routing="everywhere")
+    options = Options(nbep.Config(2, 20, 40))  # no slot is used twice: the stores all come before the loads
+    with pytest.raises(nbep.EmulatorError, match=r"ld\.global\.nc of `nvl_buffer`.* since this kernel began"):
+        run(case, options, fn=without_bulk_copies, memory_model=memory_model)
 
 
 def test_tail_moved_before_bulk_copies_are_done_is_caught(monkeypatch):

@@ -27,7 +27,7 @@ def has_tma():
 
 @primitive("mbarrier.init.shared::cta.b64 [$0], $1;", None, ("smem", "s32"), since=SM90)
 def mbarrier_init(mbarrier, count):
-    """Start phase 0 of an mbarrier that `count` arrivals complete. Call fence_mbarrier_init afterwards."""
+    """Start phase 0 of an mbarrier that `count` arrivals complete. Who else uses it has to meet this thread first."""
     current_thread().mbarrier_init(mbarrier, count)
 
 
@@ -62,7 +62,7 @@ def mbarrier_inval(mbarrier):
 
 @primitive("fence.mbarrier_init.release.cluster;", since=SM90)
 def fence_mbarrier_init():
-    """Make mbarrier_init visible to bulk copies."""
+    """Release mbarrier_init to other blocks of the cluster, and to bulk copies on older cards."""
     current_thread().fence("weak", "cta")
 
 

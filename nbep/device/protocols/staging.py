@@ -44,14 +44,18 @@ class Stage(NamedTuple):
 
 @device_function
 def open_stage(stages, warp, lane):
-    """The stage of a warp; stages is the address of warp 0's. Its whole warp calls this once, before any copy."""
+    """The stage of a warp; stages is the address of warp 0's. Its whole warp calls this once, before any copy.
+
+    Behind the syncwarp any lane may wait for the mbarrier. The two fences are for cards and versions of PTX that do not
+    say how the engine accesses it: see docs/memory_orders.md.
+    """
     data = stages + STAGE_STRIDE * warp
     full = data + STAGE_BYTES
     if has_tma():
         if lane == 0:
             mbarrier_init(full, 1)
             fence_mbarrier_init()
-            fence_proxy_async_shared()  # the engine sees the initialised mbarrier
+            fence_proxy_async_shared()
         syncwarp(FULL_MASK)
     return Stage(data, full)
 

@@ -287,6 +287,11 @@ class AccessingThread(greenlet):
                     message = f"a store changes {allocation.cell(offset)}, which {reader} has read with ld.global.nc"
                     raise error_at(self, errors.NonCoherent, message)
 
+    def not_constant(self, allocation: Allocation, offset: int) -> errors.EmulatorError:
+        """The error for bytes that this thread reads as constant, and that have changed since its kernel began."""
+        message = f"ld.global.nc of {allocation.cell(offset)}, to which a store has come since this kernel began"
+        return error_at(self, errors.NonCoherent, message)
+
     def notify(self, allocation: Allocation, offset: int, nbytes: int, site: Site | None = None) -> None:
         """Bytes have changed: note who did it (`site`: where, if not here) and wake those who poll them."""
         watchers = allocation.watchers

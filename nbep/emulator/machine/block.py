@@ -61,6 +61,8 @@ class Block:
         "mbarriers",
         "proxy_fences",
         "stores",
+        "views",
+        "told",
         "serial",
     )
 
@@ -78,6 +80,8 @@ class Block:
         self.mbarriers: dict[int, MBarrier] = {}
         self.proxy_fences = 0
         self.stores: dict[Any, None] = {}  # visible to the block, not beyond; see `delayed`
+        self.views: dict[Any, Any] = {}  # what its threads have read where they had a choice; see `delayed`
+        self.told: dict[int, tuple[int, int]] = {}  # what strong stores to its shared memory tell; see `delayed`
         self.serial = launch.world.count_block()
 
     def arrive(self, thread: Thread, number: int, expected: int, wait: bool, predicate: bool = True) -> NamedBarrier:

@@ -23,6 +23,7 @@ from ..reports.source import Site
 from .kinds import Views
 
 if TYPE_CHECKING:
+    from ..models.host import HostReader
     from .stream import Launch
     from .thread import Thread
 
@@ -52,13 +53,14 @@ class Allocation:
         unfenced: in shared memory, 16-byte granule -> last ordinary store: by which thread, after how many proxy fences
         nc_reads: 16-byte granule -> the kernel that last read it as constant, and which bytes
         pending: 16-byte granule -> stores on their way; see `delayed`
+        versions: 16-byte granule -> the latest stores in memory, oldest first; see `delayed`
         last_stores, last_loads: 16-byte granule -> who stored last, and who has loaded since; see `checked`
         messages: offset -> what the last store to a cell tells; see `checked`
     """
 
     __slots__ = (
         "rank", "name", "nbytes", "memory", "number", "base", "describe", "loads", "stores", "writable",
-        "watchers", "writers", "shared", "freed", "shadow", "unfenced", "nc_reads", "pending",
+        "watchers", "writers", "shared", "freed", "shadow", "unfenced", "nc_reads", "pending", "versions",
         "last_stores", "last_loads", "messages",
     )  # fmt: skip
 
@@ -93,6 +95,7 @@ class Allocation:
         self.unfenced: dict[int, tuple[int, int]] = {}
         self.nc_reads: dict[int, tuple[Launch, int]] = {}
         self.pending: dict[int, list[Any]] = {}
+        self.versions: dict[int, list[Any]] = {}
         self.last_stores: dict[int, list[Any]] = {}
         self.last_loads: dict[int, dict[Any, Any]] = {}
         self.messages: dict[int, Any] = {}
@@ -177,7 +180,7 @@ class Allocation:
         self.stores = {}
         self.memory = memoryview(b"")
         self.shadow = None
-        self.last_stores, self.last_loads, self.messages = {}, {}, {}
+        self.last_stores, self.last_loads, self.messages, self.versions = {}, {}, {}, {}
 
 
 class Mapping:
@@ -196,8 +199,9 @@ class Mapping:
 class AddressSpace:
     """What the addresses of one rank mean."""
 
-    def __init__(self, rank: int):
+    def __init__(self, rank: int, host_reader: HostReader | None = None):
         self.rank = rank
+        self.host_reader = host_reader  # of `checked`
         self.segments: dict[int, Allocation] = {}
         self.retired: dict[int, str] = {}  # number -> what was there
         self.remotes: list[Any] = []  # memory of other processes; see `remote`
@@ -221,6 +225,13 @@ class AddressSpace:
         allocation = Allocation(self.rank, name, memory, self.new_number(), initialized=zero, describe=describe)
         self.enter(allocation)
         return allocation
+
+    def read(self, allocation: Allocation, dtype: Any, offset: int, count: int, polls: bool = False) -> np.ndarray:
+        """What the host reads: a copy of `count` elements as they are now. polls: while kernels write them."""
+        values = allocation.array(dtype, offset, count, writable=False).copy()
+        if self.host_reader is not None:
+            self.host_reader.read(allocation, offset, values.itemsize, count, polls)
+        return values
 
     def adopt(
         self, memory: memoryview, name: str, *, shared: bool = True, describe: Describe | None = None

@@ -26,7 +26,13 @@ class Event:
     def __init__(self, stream: Stream):
         self.stream = stream
         self.done = False
+        self.first_signal = 0  # what was signalled by then; see `checked`
         self.waiters: list[Stream] = []
+
+    def tell_host(self) -> None:
+        """The host has seen that it is done."""
+        if self.stream.world.host_reader is not None:
+            self.stream.world.host_reader.wait(self.first_signal)
 
 
 class Launch:
@@ -157,6 +163,7 @@ class Stream:
         """Block the host until all queued work is done."""
         event = self.record()
         self.world.host_wait(lambda: event.done, self.describe)
+        event.tell_host()
 
     def _enqueue(self, what: str, item: Launch | Event) -> None:
         self.queue.append((what, item))
@@ -176,6 +183,7 @@ class Stream:
                 item.start()
             elif what == "record":
                 item.done = True
+                item.first_signal = self.world.signals
                 for stream in item.waiters:
                     self.world.submit(stream.advance)
 

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from ..machine.block import Block, NamedBarrier
 
 MAX_WARPS = 32  # of a block
+MBARRIER_BYTES = 8
 MAX_CHAIN = 8  # atomics on one cell that a report knows of
 MANY_LOADS = 64  # of a granule; then those that everybody knows of are forgotten
 
@@ -204,6 +205,10 @@ class CheckedThread(Thread):
         self.warp_stores = self.warp_loads = self.knowledge.stores[self.owner.clock]
         return barrier
 
+    def mbarrier_init(self, address: int, count: int) -> None:
+        super().mbarrier_init(address, count)
+        self.note_store(self.shared, address, MBARRIER_BYTES, "weak", "cta")
+
     def mbarrier_arrive(self, address: int) -> None:
         super().mbarrier_arrive(address)
         self._arrived(address)
@@ -214,6 +219,7 @@ class CheckedThread(Thread):
 
     def _arrived(self, address: int) -> None:
         mbarrier = self.block.mbarriers[address]
+        self.note_load(self.shared, address, MBARRIER_BYTES, "relaxed", "cta")  # it must know of the initialisation
         self.signal(True)
         mbarrier.knowledge = join((mbarrier.knowledge or NOTHING, self.with_latest(self.knowledge)))
 
@@ -221,6 +227,7 @@ class CheckedThread(Thread):
         done = super().mbarrier_try_wait(address, parity)
         mbarrier = self.block.mbarriers.get(address)
         if done and mbarrier is not None:
+            self.note_load(self.shared, address, MBARRIER_BYTES, "relaxed", "cta")
             self.world.signals += 1
             number = self.world.signals
             for access in mbarrier.copies:
@@ -303,9 +310,20 @@ class CheckedThread(Thread):
         load = Access(self.owner, "load", offset, offset + nbytes, order, scope, site_of(sys._getframe(2)))
         load.serving = self.serving
         self.check(allocation, load)
+        if order == "nc":
+            self.check_constant(allocation, load)
         if allocation.writable:
             self.loads.append(load)
             self.remember_load(allocation, load)
+
+    def check_constant(self, allocation: Allocation, load: Access) -> None:
+        """Stop the run when bytes are read as constant that have changed since this kernel began."""
+        if self.world.timed_out:
+            return
+        before = {ALL_CLOCKS: self.block.launch.first_signal}
+        for store in allocation.last_stores.get(load.begin >> GRANULE_BITS, ()):
+            if store.begin < load.end and load.begin < store.end and store.is_beyond(before):
+                raise self.not_constant(allocation, load.begin)
 
     def note_store(self, allocation: Allocation, offset: int, nbytes: int, order: str, scope: str) -> Access:
         """A store of at most 16 aligned bytes: check it, and remember it."""

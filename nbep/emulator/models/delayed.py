@@ -1,4 +1,4 @@
-"""The memory model "delayed": a store is seen by others as late as its order allows.
+"""The memory model "delayed": a store is seen by others as late as its order allows, and a load may be early.
 
 A store of less than release order to global memory waits in a buffer.  Who sees it already, by its level:
 
@@ -9,10 +9,12 @@ A store of less than release order to global memory waits in a buffer.  Who sees
 
 A release lifts what its thread stored, and what the thread can know of its block's and its GPU's stores (cumulativity),
 to the level of its scope before it is seen itself.  Without one, stores arrive at random later steps in random order,
-but in order within 16 aligned bytes.  So a tail that is published relaxed overtakes its payload under some seed.
+but in the order of their thread within 16 aligned bytes.  So a tail that is published relaxed overtakes its payload
+under some seed.
 A bulk store goes the same way from where it is done: waiting for it makes it visible to its own thread alone.
-Loads are never early, so a missing acquire does not show: that is for `checked`.  A kernel is done when all its stores
-have arrived.
+A load may return an older value than the present one, unless an acquire or a barrier orders it: see `versions`.  So
+bytes that are read after a poll without an acquire are those from before, under some seed.  Reads of shared memory are
+never early.  A kernel is done when all its stores have arrived.
 """
 
 from __future__ import annotations
@@ -21,41 +23,40 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ..machine.access import FAULTS, wake_watchers
-from ..machine.kinds import decode, encode
+from ..machine.kinds import KINDS, decode, encode
 from ..machine.memory import Allocation
-from ..machine.thread import FULL_MASK, Thread
+from ..machine.thread import Thread
 from ..machine.warp import Warp
 from ..reports.errors import Uninitialized
 from ..reports.faults import error_at, explain
 from ..reports.source import Site, site_of
 from ..schedule.scheduler import SKIPPED
-from .orders import POLLED, RELEASES, SCOPES
+from .orders import ACQUIRES, POLLED, RELEASES, SCOPES
+from .versions import GRANULE, MAX_VERSIONS, Version
 
 if TYPE_CHECKING:
     from greenlet import greenlet
 
-    from ..machine.block import Block
-
-GRANULE = 16  # bytes within which stores arrive in order
+    from ..machine.block import Block, NamedBarrier
+    from ..machine.warp import Collective
 
 
 class PendingStore:
     """A store on its way to memory.  Called by the scheduler, it arrives."""
 
-    __slots__ = ("thread", "allocation", "offset", "data", "order", "site", "level", "done")
+    __slots__ = ("thread", "allocation", "offset", "data", "site", "level", "done", "version")
 
-    def __init__(
-        self, thread: DelayedThread, allocation: Allocation, offset: int, data: bytes, order: str, site: Site | None
-    ):
+    def __init__(self, thread: DelayedThread, allocation: Allocation, data: bytes, version: Version, site: Site | None):
         self.thread = thread
         self.allocation = allocation
-        self.offset = offset
+        self.offset = offset = version.begin
         self.data = data
-        self.order = order
+        self.version = version
         self.site = site
         self.level = 0
         self.done = False
-        allocation.pending.setdefault(offset >> 4, []).append(self)
+        queue = allocation.pending.setdefault(offset >> 4, [])
+        queue.insert(thread.place_in(queue), self)
         thread.block.launch.stores[self] = None
 
     def __call__(self) -> object:
@@ -90,9 +91,11 @@ class PendingStore:
             launch.check_done()
 
     def _write(self, thread: DelayedThread, allocation: Allocation, offset: int) -> None:
+        self.version.keep(allocation)
+        self.version.arrive(allocation, thread.next_moment())
         allocation.memory[offset : offset + len(self.data)] = self.data
         allocation.mark_written(offset, len(self.data))
-        if self.order != "weak":
+        if self.version.reach:
             allocation.writers[offset] = (thread.block.name, thread.thread_idx, self.site)
         self.show()
 
@@ -107,13 +110,18 @@ class PendingStore:
 
 
 class DelayedThread(Thread):
-    """A thread whose stores to global memory are delayed."""
+    """A thread whose stores to global memory are delayed, and whose loads may be early."""
 
-    __slots__ = ("buffer",)
+    __slots__ = ("buffer", "floor", "block_floor", "told", "heard", "heard_shared", "first_moment")
 
     def __init__(self, block: Block, thread_idx: int, warp: Warp, hub: greenlet):
         super().__init__(block, thread_idx, warp, hub)
         self.buffer: dict[PendingStore, None] = {}
+        # Moments; see `versions`.
+        self.first_moment = self.floor = self.block_floor = self.world.moment
+        self.told = (0, 0)  # its floor at its last release or fence, and the moment of that
+        self.heard = [0, 0, 0, 0]  # what relaxed loads have met, by how far away that was stored
+        self.heard_shared = (0, 0)
 
     # --- accesses -----------------------------------------------------------------------------------------------
 
@@ -122,32 +130,39 @@ class DelayedThread(Thread):
         try:
             allocation = self.segments[address >> 32]
             offset = address & 0xFFFFFFFF
-            if offset >> 4 not in allocation.pending:
-                return super().load(address, kind, order, scope)
-            misfit = allocation.loads[kind][2]
-            if offset & misfit or offset + misfit >= allocation.nbytes:
+            granule = offset // GRANULE
+            if granule not in allocation.pending:
+                versions = allocation.versions.get(granule)
+                if versions is None or (order == "weak" and self.knows(versions[-1])):
+                    if allocation.shared and order in ACQUIRES:
+                        self.floor = self.world.moment  # what other processes store has no versions
+                    return super().load(address, kind, order, scope)
+            nbytes = allocation.loads[kind][2] + 1
+            if offset % nbytes or offset + nbytes > allocation.nbytes:
                 raise IndexError
         except FAULTS as fault:
             raise explain(self, address, kind, False, False, fault) from None
-        data, unwritten = self.visible(allocation, offset, misfit + 1)
+        if order == "nc" and allocation.writable:
+            self.check_constant(allocation, offset, nbytes)
+        data, unwritten, versions = self.look(allocation, offset, nbytes)
         if unwritten >= 0:
-            message = f"load of {misfit + 1} bytes ({kind}) at {address:#x}: never written, as far as this thread sees"
+            message = f"load of {nbytes} bytes ({kind}) at {address:#x}: never written, as far as this thread sees"
             raise error_at(self, Uninitialized, f"{message}\n  in {allocation.cell(offset)}")
         value = decode(data, kind)
         self.left -= 1
         if order in POLLED:
             self.polled[allocation, offset] = (allocation, offset, kind, value)
+            self.hear(allocation, versions, offset, nbytes, order, scope)
         elif order == "nc":
-            self.note_nc(allocation, offset, misfit + 1)
+            self.note_nc(allocation, offset, nbytes)
         return value
 
     def store(self, address: int, kind: str, value: Any, order: str, scope: str) -> None:
         self._count()
         level = SCOPES[scope] if order == "release" else 0
         self.publish(level)
-        if level == SCOPES["sys"]:
-            return super().store(address, kind, value, order, scope)
-        self.left -= 1
+        if level:
+            self.told = self.floor, self.world.moment
         try:
             allocation = self.segments[address >> 32]
             offset = address & 0xFFFFFFFF
@@ -157,15 +172,22 @@ class DelayedThread(Thread):
             data = encode(value, kind)
         except FAULTS as fault:
             raise explain(self, address, kind, True, False, fault) from None
+        version = Version(self, offset, misfit + 1, order, scope, self.told[1])
+        if level == SCOPES["sys"]:
+            version.keep(allocation)
+            super().store(address, kind, value, order, scope)
+            version.arrive(allocation, self.next_moment())
+            return
+        self.left -= 1
         site = None if order == "weak" else site_of(sys._getframe(1))
-        store = PendingStore(self, allocation, offset, data, order, site)
+        store = PendingStore(self, allocation, data, version, site)
         self.buffer[store] = None
         if allocation.nc_reads:
             self.check_nc(allocation, offset, misfit + 1)
         if level:
             self.publish(level)
         self.world.submit(store)
-        return None
+        return
 
     def atomic(
         self, op: str, address: int, kind: str, operand: Any, order: str, scope: str, compare: Any = None
@@ -174,13 +196,25 @@ class DelayedThread(Thread):
         self._count()
         if order in RELEASES:
             self.publish(SCOPES[scope])
+            self.told = self.floor, self.world.moment
         allocation = self.segments.get(address >> 32)
-        if allocation is not None:
-            for store in reversed(allocation.pending.get((address & 0xFFFFFFFF) >> 4, [])):
-                if self.sees(store):
-                    store.commit()
-                    break
-        return super().atomic(op, address, kind, operand, order, scope, compare)
+        offset = address & 0xFFFFFFFF
+        if allocation is None or allocation.freed or kind not in KINDS:
+            return super().atomic(op, address, kind, operand, order, scope, compare)
+        for store in reversed(allocation.pending.get(offset // GRANULE, [])):
+            if self.sees(store):
+                store.commit()
+                break
+        nbytes = KINDS[kind].size
+        version = Version(self, offset, nbytes, order, scope, self.told[1])
+        version.keep(allocation)
+        old = super().atomic(op, address, kind, operand, order, scope, compare)
+        versions = allocation.versions.get(offset // GRANULE, [])
+        said = self.hear(allocation, versions, offset, nbytes, order, scope)
+        if op != "cas" or old == compare:
+            version.says = max(version.says, said)  # it passes on what it has read
+            version.arrive(allocation, self.next_moment())
+        return old
 
     def _count(self) -> None:
         """Be switched here, not between looking at the buffers and acting; the access itself counts the call."""
@@ -199,31 +233,116 @@ class DelayedThread(Thread):
             or (store.level >= 2 and store.thread.rank == self.rank)
         )
 
-    def visible(self, allocation: Allocation, offset: int, nbytes: int) -> tuple[bytearray, int]:
-        """The bytes as this thread sees them, and the offset of the first that is not written (-1: all are)."""
-        data = bytearray(allocation.memory[offset : offset + nbytes])
+    def place_in(self, queue: list[PendingStore]) -> int:
+        """Where a new store of this thread comes among those to the same 16 bytes: behind those that it sees."""
+        least = len(queue)
+        while least and not self.sees(queue[least - 1]):
+            least -= 1
+        return least if least == len(queue) else self.world.early.randint(least, len(queue))
+
+    def knows(self, version: Version) -> bool:
+        """Whether no load of this thread may miss a version that it sees."""
+        if version.block == self.block.serial:
+            return version.thread_idx == self.thread_idx or version.seen[1] <= max(self.floor, self.block_floor)
+        return version.seen[2 if version.rank == self.rank else 3] <= self.floor
+
+    def look(
+        self, allocation: Allocation, offset: int, nbytes: int, is_early: bool = True
+    ) -> tuple[bytearray, int, list[Version]]:
+        """The bytes as this thread sees them, the offset of the first that is not written (-1: all are), and the
+        versions of the last 16 bytes that are in them. Unless is_early they are the latest.
+        """
+        end = offset + nbytes
+        data = bytearray(allocation.memory[offset:end])
         shadow = allocation.shadow
-        written = bytearray(b"\1" * nbytes if shadow is None else shadow[offset : offset + nbytes])
-        for granule in range(offset >> 4, (offset + nbytes + 15) >> 4):
-            for store in allocation.pending.get(granule, ()):
-                if self.sees(store):
-                    for i, byte in enumerate(store.data, store.offset - offset):
-                        if 0 <= i < nbytes:
-                            data[i] = byte
-                            written[i] = 1
+        written = bytearray(b"\1" * nbytes if shadow is None else shadow[offset:end])
+        seen: list[Version] = []
+        for granule in range(offset // GRANULE, -(-end // GRANULE)):
+            in_memory = allocation.versions.get(granule, [])
+            stores = [store for store in allocation.pending.get(granule, ()) if self.sees(store)]
+            seen = [*in_memory, *(store.version for store in stores)]
+            if is_early and seen:
+                count = self.choose(allocation, granule, seen)
+                if count < len(in_memory):
+                    older, low = in_memory[count], granule * GRANULE
+                    here = slice(max(low, offset) - offset, min(low + GRANULE, end) - offset)
+                    there = slice(max(low, offset) - low, min(low + GRANULE, end) - low)
+                    data[here] = older.before[there]
+                    if older.written_before is not None:
+                        written[here] = older.written_before[there]
+                del seen[count:], stores[max(count - len(in_memory), 0) :]
+            for store in stores:
+                for i, byte in enumerate(store.data, store.offset - offset):
+                    if 0 <= i < nbytes:
+                        data[i] = byte
+                        written[i] = 1
         hole = written.find(0)
-        return data, hole if hole < 0 else offset + hole
+        return data, hole if hole < 0 else offset + hole, seen
+
+    def choose(self, allocation: Allocation, granule: int, versions: list[Version]) -> int:
+        """How many of the versions of some bytes, oldest first, are in what a load of this thread returns."""
+        least = count = len(versions)
+        while least and not self.knows(versions[least - 1]):
+            least -= 1
+        if least == count:
+            return count
+        views, cell = self.block.views, (allocation, granule)
+        last = views.get(cell)
+        if last in versions[least:]:
+            least = versions.index(last) + 1
+        world = self.world
+        if least < count and world.early.random() < world.early_rate:
+            count = world.early.randrange(least, count)
+        if count:
+            views[cell] = versions[count - 1]
+        return count
+
+    def hear(
+        self, allocation: Allocation, versions: list[Version], offset: int, nbytes: int, order: str, scope: str
+    ) -> int:
+        """A strong access has read bytes, in which these versions are; what they say is known now, or after a fence."""
+        reach, away, said = SCOPES[scope], 1, 0
+        for version in reversed(versions):
+            if version.overlaps(offset, offset + nbytes):
+                away = version.distance(self)
+                said = version.says if min(version.reach, reach) >= away else 0
+                break
+        else:
+            in_memory = allocation.versions.get(offset // GRANULE, [])
+            if len(in_memory) == MAX_VERSIONS:  # it may be forgotten, and have said so much
+                said = in_memory[0].seen[SCOPES["sys"]]
+        if allocation.shared:
+            said = self.world.moment
+        if order in ACQUIRES:
+            self.floor = max(self.floor, said, *self.heard[1 : reach + 1])
+        else:
+            self.heard[away] = max(self.heard[away], said)
+        return said
+
+    def check_constant(self, allocation: Allocation, offset: int, nbytes: int) -> None:
+        """Stop the run when bytes are read as constant that have changed since this kernel began."""
+        granule = offset // GRANULE
+        stores = [store.version for store in allocation.pending.get(granule, ())]
+        for version in [*allocation.versions.get(granule, ()), *stores]:
+            if version.overlaps(offset, offset + nbytes) and (
+                not version.seen[3] or version.seen[3] > self.first_moment
+            ):
+                raise self.not_constant(allocation, offset)
 
     def peek(self, allocation: Allocation, offset: int, kind: str) -> Any:
-        if offset >> 4 not in allocation.pending:
+        if offset // GRANULE not in allocation.pending:
             return allocation.read(offset, kind)
-        return decode(self.visible(allocation, offset, allocation.loads[kind][2] + 1)[0], kind)
+        return decode(self.look(allocation, offset, allocation.loads[kind][2] + 1, is_early=False)[0], kind)
 
     def peek_bytes(self, allocation: Allocation, offset: int, nbytes: int, site: Site | None) -> bytes:
-        if not allocation.pending or allocation.freed:
+        if not (allocation.pending or allocation.versions) or allocation.freed:
             return super().peek_bytes(allocation, offset, nbytes, site)
-        data, unwritten = self.visible(allocation, offset, nbytes)
+        data, unwritten, _ = self.look(allocation, offset, nbytes)
         return super().peek_bytes(allocation, offset, nbytes, site) if unwritten >= 0 else bytes(data)
+
+    def next_moment(self) -> int:
+        self.world.moment += 1
+        return self.world.moment
 
     # --- what makes stores visible ------------------------------------------------------------------------------
 
@@ -238,21 +357,13 @@ class DelayedThread(Thread):
                 store.commit()
 
     def _lift(self, stores: dict[PendingStore, None], level: int, target: dict[PendingStore, None]) -> None:
+        moment = self.next_moment()
         for store in stores:
             store.level = level
+            store.version.lift(level, moment)
             target[store] = None
             store.show()
         stores.clear()
-
-    def store_shared(self, address: int, kind: str, value: Any, order: str) -> None:
-        if order == "release":
-            self.publish(1)
-        super().store_shared(address, kind, value, order)
-
-    def atomic_shared(self, op: str, address: int, kind: str, operand: Any, order: str, compare: Any = None) -> Any:
-        if order in RELEASES:
-            self.publish(1)
-        return super().atomic_shared(op, address, kind, operand, order, compare)
 
     def put_bytes(self, allocation: Allocation, offset: int, data: bytes, site: Site | None) -> None:
         """A bulk copy that is done is visible to its thread; to others as if the thread had stored the bytes."""
@@ -262,32 +373,113 @@ class DelayedThread(Thread):
             self.check_nc(allocation, offset, len(data))
         for begin in range(0, len(data), GRANULE):
             piece = data[begin : begin + GRANULE]
-            store = PendingStore(self, allocation, offset + begin, piece, "weak", site)
+            store = PendingStore(
+                self, allocation, piece, Version(self, offset + begin, len(piece), "weak", "cta", 0), site
+            )
             self.buffer[store] = None
             self.world.submit(store)
         return None
 
+    # --- what orders loads besides ------------------------------------------------------------------------------
+
     def fence(self, order: str, scope: str) -> None:
         if order in RELEASES:
             self.publish(SCOPES[scope])
+            self.floor = max(self.floor, self.heard_shared[0], *self.heard[1 : SCOPES[scope] + 1])
+            self.block_floor = max(self.block_floor, self.heard_shared[1])
+            self.told = self.floor, self.world.moment
         super().fence(order, scope)
 
-    def syncwarp(self, mask: int = FULL_MASK) -> None:
-        self.publish(1)
-        super().syncwarp(mask)
+    def store_shared(self, address: int, kind: str, value: Any, order: str) -> None:
+        if order == "release":
+            self.publish(1)
+        super().store_shared(address, kind, value, order)
+        self.tell_shared(address, order, modifies=False)
 
-    def barrier(self, barrier_id: int, num_threads: int, predicate: bool = True) -> bool:
-        self.publish(1)
-        return super().barrier(barrier_id, num_threads, predicate)
+    def load_shared(self, address: int, kind: str, order: str) -> Any:
+        value = super().load_shared(address, kind, order)
+        if order in POLLED:
+            self.hear_shared(address, order)
+        return value
 
-    def barrier_arrive(self, barrier_id: int, num_threads: int) -> None:
+    def atomic_shared(self, op: str, address: int, kind: str, operand: Any, order: str, compare: Any = None) -> Any:
+        if order in RELEASES:
+            self.publish(1)
+        old = super().atomic_shared(op, address, kind, operand, order, compare)
+        self.hear_shared(address, order)
+        if op != "cas" or old == compare:
+            self.tell_shared(address, order, modifies=True)
+        return old
+
+    def tell_shared(self, address: int, order: str, modifies: bool) -> None:
+        """A store to shared memory tells what its thread knows."""
+        told = self.block.told
+        if order == "weak":
+            told.pop(address, None)
+            return
+        if order in RELEASES:
+            self.told = self.floor, self.world.moment
+        told[address] = later(self.told, told.get(address, (0, 0))) if modifies else self.told
+
+    def hear_shared(self, address: int, order: str) -> None:
+        said = later(self.heard_shared, self.block.told.get(address, (0, 0)))
+        if order in ACQUIRES:
+            self.learn(*said)
+        else:
+            self.heard_shared = said
+
+    def learn(self, floor: int, block_floor: int) -> None:
+        self.floor = max(self.floor, floor)
+        self.block_floor = max(self.block_floor, block_floor)
+
+    def converge(self, name: str, mask: int, value: Any) -> Collective:
+        if name == "syncwarp":
+            self.publish(1)
+            self.floor = max(self.floor, self.heard[1])
+        collective = super().converge(name, mask, value)
+        collective.known = max(collective.known or 0, self.floor)
+        return collective
+
+    def collect(self, name: str, mask: int, value: Any) -> Collective:
+        collective = super().collect(name, mask, value)
+        if name == "syncwarp":
+            self.learn(collective.known, self.world.moment)
+        return collective
+
+    def arrive(self, barrier_id: int, num_threads: int, wait: bool, predicate: bool = True) -> NamedBarrier:
         self.publish(1)
-        super().barrier_arrive(barrier_id, num_threads)
+        self.floor = max(self.floor, self.heard[1])
+        barrier = super().arrive(barrier_id, num_threads, wait, predicate)
+        barrier.known = max(barrier.known or 0, self.floor)
+        return barrier
+
+    def meet(self, barrier_id: int, num_threads: int, predicate: bool) -> NamedBarrier:
+        barrier = super().meet(barrier_id, num_threads, predicate)
+        self.learn(barrier.known, self.world.moment)
+        return barrier
 
     def mbarrier_arrive(self, address: int) -> None:
         self.publish(1)
+        self._told(address)
         super().mbarrier_arrive(address)
 
     def mbarrier_arrive_expect_tx(self, address: int, nbytes: int) -> None:
         self.publish(1)
+        self._told(address)
         super().mbarrier_arrive_expect_tx(address, nbytes)
+
+    def _told(self, address: int) -> None:
+        mbarrier = self.block.mbarriers.get(address)
+        if mbarrier is not None:
+            mbarrier.knowledge = max(mbarrier.knowledge or 0, self.floor, self.heard[1])
+
+    def mbarrier_try_wait(self, address: int, parity: int) -> bool:
+        done = super().mbarrier_try_wait(address, parity)
+        mbarrier = self.block.mbarriers.get(address)
+        if done and mbarrier is not None:
+            self.learn(mbarrier.knowledge or 0, self.world.moment)
+        return done
+
+
+def later(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+    return max(a[0], b[0]), max(a[1], b[1])

@@ -57,7 +57,7 @@ class ProxyFence(EmulatorError):
 
 
 class NonCoherent(EmulatorError):
-    """A write to bytes that a running kernel has read as constant (`ld.global.nc`)."""
+    """A write to bytes that a running kernel has read as constant (`ld.global.nc`), or such a read after the write."""
 
 
 class DataRace(EmulatorError):

@@ -162,7 +162,7 @@ def _notify(
     memory.compare_call("dispatch", lambda: must_be_alike(runtime, tokens, num_experts, config, between_nodes=True))
     take_turn(memory, "dispatch")
     if polled:
-        memory.counters[:] = -1  # "not here yet"; no launch that writes this set is left
+        memory.counters.fill(-1)  # "not here yet"; no launch that writes this set is left
     moe_recv_counter, moe_recv_expert_counter = memory.counter_addresses(polled)
     counters = moe_recv_counter, memory.rdma_counter_address(polled), moe_recv_expert_counter
     num_threads = runtime.notify_threads

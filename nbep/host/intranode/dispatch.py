@@ -127,7 +127,7 @@ def _dispatch_counted(
         channel_prefix_matrix = empty((num_ranks, shape.num_channels), "int32")
     memory.compare_call("dispatch", lambda: must_be_alike(runtime, tokens, num_experts, config))
     if polled:
-        memory.counters[:] = -1  # "not here yet"; no launch that writes this set is left
+        memory.counters.fill(-1)  # "not here yet"; no launch that writes this set is left
     runtime.launch(
         memory.comm_stream,
         notify_dispatch,

@@ -58,6 +58,33 @@ class Memory(ABC):
         """Give the memory back. Nothing may use it any more."""
 
 
+class HostWords:
+    """Words of memory that kernels write while the CPU reads them."""
+
+    def __init__(self, array: np.ndarray):
+        self._array = array
+
+    def poll(self, begin: int, end: int) -> np.ndarray:
+        """Some words as they are now. What was released with them is there for a `read` that follows."""
+        return self._array[begin:end]
+
+    def read(self) -> np.ndarray:
+        """A copy of all: of words that a poll has announced, or the end of their kernel."""
+        return self._array.copy()
+
+    def fill(self, value: int) -> None:
+        """Set all, while no kernel writes them."""
+        self._array[:] = value
+
+
+class PolledMemory(Memory):
+    """Memory that kernels write and that the CPU reads while they run."""
+
+    def words(self, offset: int, count: int) -> HostWords:
+        """`count` words of 32 bits from byte `offset` on."""
+        return HostWords(self.array(np.int32, offset, count))
+
+
 class SymmetricMemory(Memory):
     """Memory that peers of the node can open.
 
@@ -280,7 +307,7 @@ class Runtime(ABC):
         """What a software NIC of this rank runs on."""
 
     @abstractmethod
-    def allocate_host_visible(self, num_bytes: int, name: str) -> Memory:
+    def allocate_host_visible(self, num_bytes: int, name: str) -> PolledMemory:
         """Memory, all zeros, that kernels write and that the host reads while they run."""
 
     # Arrays

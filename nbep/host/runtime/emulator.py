@@ -23,11 +23,13 @@ from nbep.host.runtime.base import (
     Describe,
     Event,
     HandleType,
+    HostWords,
     Kernel,
     Memory,
     NicDevice,
     Parts,
     PartsLayout,
+    PolledMemory,
     PreparedLaunch,
     Reach,
     Runtime,
@@ -60,6 +62,27 @@ class EmulatedMemory(Memory):
 
     def free(self) -> None:
         self.space.free(self.allocation)
+
+
+class EmulatedHostWords(HostWords):
+    """Words whose reads are checked if the memory model asks for it; see nbep.emulator.models.host."""
+
+    def __init__(self, memory: EmulatedMemory, offset: int, count: int):
+        super().__init__(memory.array(np.int32, offset, count))
+        self._memory = memory
+        self._offset = offset
+
+    def poll(self, begin: int, end: int) -> np.ndarray:
+        offset, count = self._offset + 4 * begin, end - begin
+        return self._memory.space.read(self._memory.allocation, np.int32, offset, count, polls=True)
+
+    def read(self) -> np.ndarray:
+        return self._memory.space.read(self._memory.allocation, np.int32, self._offset, self._array.size)
+
+
+class EmulatedPolledMemory(EmulatedMemory, PolledMemory):
+    def words(self, offset: int, count: int) -> HostWords:
+        return EmulatedHostWords(self, offset, count)
 
 
 class EmulatedSymmetricMemory(EmulatedMemory, SymmetricMemory):
@@ -142,6 +165,8 @@ class EmulatedEvent(Event):
 
     @property
     def done(self) -> bool:
+        if self.event.done:
+            self.event.tell_host()
         return self.event.done
 
     def current_stream_wait(self) -> None:
@@ -249,8 +274,8 @@ class EmulatorRuntime(Runtime):
     def create_nic(self) -> NicDevice:
         return EmulatedNic(self)
 
-    def allocate_host_visible(self, num_bytes: int, name: str) -> Memory:
-        return self.allocate(num_bytes, name)
+    def allocate_host_visible(self, num_bytes: int, name: str) -> PolledMemory:
+        return EmulatedPolledMemory(self.space, self.space.allocate(num_bytes, name, zero=True))
 
     def is_array(self, value: Any) -> bool:
         return isinstance(value, np.ndarray)

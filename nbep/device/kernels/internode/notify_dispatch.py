@@ -14,7 +14,7 @@
  arrived[n]                 (n, l)                 amo_add                block 0, lane n   ld_acquire_sys
  counts[l]                  block 0 of (d, l)      st_weak, barrier       block 0 of peers  ld_weak
  head, tail of NVL rings    block 0 of the owner   st_weak 0, barrier     (dispatch)        -
- moe_recv_counter, for      block 0                st_release_sys         the CPU           polls until >= 0
+ moe_recv_counter, for      block 0                st_relaxed_sys         the CPU           polls until >= 0
    rows, nodes, experts
  recv_ arrays               block 0                st_weak                (dispatch)        -
  rounds                     block 0                st_weak                (next notify)     -
@@ -53,7 +53,7 @@ from nbep.device.primitives import (
     ld_nc_s32,
     ld_weak_s32,
     smem_base,
-    st_release_sys_s32,
+    st_relaxed_sys_s32,
     st_shared_s32,
     st_weak_s32,
     syncthreads,
@@ -215,7 +215,7 @@ def sum_node_counts(out, network, peers, sizes, round_):
             st_weak_s32(row + 4 * channel, count)
         total += count
         st_weak_s32(out.recv_rdma_rank_prefix_sum + 4 * node, total)
-    st_release_sys_s32(out.moe_recv_rdma_counter, total)
+    st_relaxed_sys_s32(out.moe_recv_rdma_counter, total)
 
 
 @device_function
@@ -234,7 +234,7 @@ def sum_rank_counts(out, buffer, num_rdma_ranks, num_nvl_ranks, num_channels, ro
             count = ld_weak_s32(prefix + 4 * channel)
         total += count
         st_weak_s32(out.recv_gbl_rank_prefix_sum + 4 * rank, total)
-    st_release_sys_s32(out.moe_recv_counter, total)
+    st_relaxed_sys_s32(out.moe_recv_counter, total)
 
 
 @device_function
@@ -246,7 +246,7 @@ def sum_expert_counts(out, buffer, num_rdma_ranks, num_nvl_ranks, num_local_expe
             counts = counts_from(buffer, num_rdma_ranks, num_nvl_ranks, round_, nvl_rank)
             total += ld_weak_s32(counts + 4 * (num_rdma_ranks * sizes.num_channels + e))
         total = u32_div(total + sizes.expert_alignment - 1, sizes.expert_alignment) * sizes.expert_alignment
-        st_release_sys_s32(out.moe_recv_expert_counter + 4 * e, total)
+        st_relaxed_sys_s32(out.moe_recv_expert_counter + 4 * e, total)
 
 
 @device_function

@@ -10,8 +10,8 @@
  rank_counts[s, d]           block 0 of rank s        st_weak, barrier       block 0           ld_weak
  expert_counts[s, e]         block 0 of rank s        st_weak, barrier       block 0           ld_weak
  start, end, head, tail      block 0 of the owner     st_weak 0, barrier     (dispatch)        -
- moe_recv_counter            block 0                  st_release_sys         the CPU           polls until >= 0
- moe_recv_expert_counter[e]  block 0                  st_release_sys         the CPU           polls until >= 0
+ moe_recv_counter            block 0                  st_relaxed_sys         the CPU           polls until >= 0
+ moe_recv_expert_counter[e]  block 0                  st_relaxed_sys         the CPU           polls until >= 0
  rank_prefix_matrix          block 0                  st_weak                (dispatch)        -
  channel_prefix_matrix       block 1 + d              st_weak                (dispatch)        -
 
@@ -39,7 +39,7 @@ from nbep.device.primitives import (
     ld_nc_s32,
     ld_nc_u8,
     ld_weak_s32,
-    st_release_sys_s32,
+    st_relaxed_sys_s32,
     st_weak_s32,
     syncthreads,
     thread_idx,
@@ -100,13 +100,13 @@ def sum_counts(out, buffer, peers, num_local_experts, expert_alignment):
             total += ld_weak_s32(buffer + cell)
             st_weak_s32(out.rank_prefix_matrix + cell, total)
         if dst == peers.rank:
-            st_release_sys_s32(out.moe_recv_counter, total)
+            st_relaxed_sys_s32(out.moe_recv_counter, total)
     for e in range(thread_idx(), num_local_experts, block_dim()):
         total = 0
         for src in range(peers.num_ranks):
             total += ld_weak_s32(buffer + EXPERT_COUNTS + 4 * (src * num_local_experts + e))
         total = u32_div(total + expert_alignment - 1, expert_alignment) * expert_alignment
-        st_release_sys_s32(out.moe_recv_expert_counter + 4 * e, total)
+        st_relaxed_sys_s32(out.moe_recv_expert_counter + 4 * e, total)
 
 
 @device_function

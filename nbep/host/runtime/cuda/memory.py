@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver as cu
 
-from nbep.host.runtime.base import Memory
+from nbep.host.runtime.base import Memory, PolledMemory
 from nbep.host.runtime.cuda.arrays import as_array
 from nbep.host.runtime.cuda.driver import Device, check
 
@@ -52,7 +52,7 @@ class DeviceMemory(Memory):
         self._undo.close()
 
 
-class HostVisibleMemory(Memory):
+class HostVisibleMemory(PolledMemory):
     """Pinned host memory that kernels see too. `array` is the host's view; `address` is the device's."""
 
     def __init__(self, num_bytes: int, name: str):

@@ -1,0 +1,79 @@
+"""Older values of cells, for `delayed`: a load may return one as long as nothing orders it behind the store over it.
+
+That is what a load does that is executed early, or that hits a stale line of a cache.  Each store to global memory is a
+*version* of its 16 bytes.  Moments number the points at which versions become visible: to a block, a rank, everybody.
+A thread has a floor, a moment up to which it knows all versions that it could see then, and one more for those of its
+own block.  A load returns any version that is not older than one which its thread knows, nor than what its block has
+read there before.
+
+What raises the floor: an acquire that reads a released version, up to the moment of that release; a fence, for what
+relaxed loads have read; a barrier, a syncwarp or an mbarrier, to the highest floor of those that meet; the start of a
+kernel.  An acquire knows more then than PTX promises it, never less: all that anybody could see at the release.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..machine.memory import Allocation
+from .orders import SCOPES, WEAK
+
+if TYPE_CHECKING:
+    from .delayed import DelayedThread
+
+MAX_VERSIONS = 8  # of 16 bytes; the oldest are forgotten
+GRANULE = 16  # bytes within which stores arrive in order
+
+
+class Version:
+    """One store to at most 16 aligned bytes.
+
+    rank, block, thread_idx: who stored; block is a number that no other block of the run has
+    reach: of its scope; 0 for a weak one, which says nothing to who reads it
+    says: the moment up to which who acquires it knows all versions
+    seen: by level, the moment at which it became visible there, 0 if it is not yet
+    before, written_before: the 16 bytes that were there, and which of them were written (None: all)
+    """
+
+    __slots__ = (
+        "rank", "block", "thread_idx", "begin", "end", "reach", "says", "seen", "before", "written_before",
+    )  # fmt: skip
+
+    def __init__(self, thread: Any, begin: int, nbytes: int, order: str, scope: str, says: int):
+        self.rank: int = thread.rank
+        self.block: int = thread.block.serial
+        self.thread_idx: int = thread.thread_idx
+        self.begin = begin
+        self.end = begin + nbytes
+        self.reach = 0 if order in WEAK else SCOPES[scope]
+        self.says = says if self.reach else 0
+        self.seen = [0, 0, 0, 0]
+        self.before = b""
+        self.written_before: bytes | None = None
+
+    def lift(self, level: int, moment: int) -> None:
+        """It becomes visible on a level, if it was not yet."""
+        self.seen[level] = self.seen[level] or moment
+
+    def keep(self, allocation: Allocation) -> None:
+        """Keep the bytes that it is about to change."""
+        low = self.begin & -GRANULE
+        self.before = bytes(allocation.memory[low : low + GRANULE])
+        shadow = allocation.shadow
+        self.written_before = None if shadow is None else bytes(shadow[low : low + GRANULE])
+
+    def arrive(self, allocation: Allocation, moment: int) -> None:
+        """It is in memory now, for everybody."""
+        for level in SCOPES.values():
+            self.lift(level, moment)
+        versions = allocation.versions.setdefault(self.begin // GRANULE, [])
+        if len(versions) == MAX_VERSIONS:
+            del versions[0]
+        versions.append(self)
+
+    def distance(self, thread: DelayedThread) -> int:
+        """The reach that an order needs between the two, and the level on which the thread sees it."""
+        return 1 if self.block == thread.block.serial else 2 if self.rank == thread.rank else 3
+
+    def overlaps(self, begin: int, end: int) -> bool:
+        return self.begin < end and begin < self.end

@@ -1,0 +1,15 @@
+"""Litmus tests: small programs whose outcomes tell memory models apart.
+
+    programs   the classic shapes, with and without the orders and scopes that they need
+    axioms     which outcomes the PTX memory model allows
+    runs       which outcomes the emulator shows, and what `checked` says
+    table      all of it side by side: python -m nbep.litmus
+
+The page docs/litmus.md explains the table.
+"""
+
+from nbep.litmus.axioms import Verdict, allowed
+from nbep.litmus.programs import PROGRAMS, Program
+from nbep.litmus.runs import is_race, outcomes
+
+__all__ = ["PROGRAMS", "Program", "Verdict", "allowed", "is_race", "outcomes"]

@@ -1,0 +1,130 @@
+"""The host reads what kernels write for it: "checked" wants an order for that, and "delayed" shows late stores late."""
+
+import numpy as np
+import pytest
+
+from nbep.emulator import DataRace, World, current_thread
+
+WORDS, STATUS = 0, 32  # 32 bytes apart: stores to the same 16 bytes arrive in order
+SEEDS = range(20)
+
+
+def store_words(t, memory, order="weak"):
+    for i in range(4):
+        t.store(memory + WORDS + 4 * i, "s32", 7, order, "sys")
+
+
+def publish(order, scope="sys", fence=None):
+    """A kernel that writes the words, and then the status, with these orders."""
+
+    def kernel(memory):
+        t = current_thread()
+        store_words(t, memory)
+        if fence is not None:
+            t.fence("acq_rel", fence)
+        t.store(memory + STATUS, "s32", 1, order, scope)
+        for _ in range(400):
+            t.globaltimer()
+
+    return kernel
+
+
+def status_first(memory):
+    t = current_thread()
+    t.store(memory + STATUS, "s32", 1, "release", "sys")
+    store_words(t, memory)
+
+
+class Machine:
+    """One rank whose kernel writes memory that its host reads."""
+
+    def __init__(self, kernel, model, seed=0):
+        self.world = World(1, seed, memory_model=model)
+        rank = self.world.ranks[0]
+        self.space = rank.space
+        self.memory = self.space.allocate(64, "memory", zero=True)
+        self.stream = rank.create_stream("stream")
+        self.stream.launch(kernel, (self.memory.address,), 1, 1, name="publish")
+
+    def poll(self, offset=STATUS):
+        return int(self.space.read(self.memory, np.int32, offset, 1, polls=True)[0])
+
+    def words(self):
+        return self.space.read(self.memory, np.int32, WORDS, 4).tolist()
+
+    def poll_and_read(self):
+        self.world.host_wait(lambda: self.poll() != 0, "the status")
+        return self.words()
+
+
+@pytest.mark.parametrize("fence", [None, "sys"])
+def test_what_is_released_before_a_polled_status_is_there(fence):
+    kernel = publish("relaxed" if fence else "release", fence=fence)
+    for model in ("sc", "delayed", "checked"):
+        for seed in SEEDS:
+            assert Machine(kernel, model, seed).poll_and_read() == [7] * 4
+
+
+@pytest.mark.parametrize(
+    ("kernel", "why"),
+    [
+        (publish("relaxed"), "has released nothing since"),
+        (publish("relaxed", fence="gpu"), "released with scope sys since"),
+        (publish("release", "gpu"), "scope gpu does not reach the CPU"),
+        (publish("weak"), "that takes a store with an order"),
+        (status_first, "has released nothing since"),
+    ],
+    ids=["relaxed", "narrow fence", "narrow scope", "weak", "status first"],
+)
+def test_a_status_that_does_not_order_its_words_is_a_data_race(kernel, why):
+    for seed in SEEDS:
+        with pytest.raises(DataRace, match=why):
+            Machine(kernel, "checked", seed).poll_and_read()
+
+
+@pytest.mark.parametrize("kernel", [publish("relaxed"), status_first])
+def test_words_come_late_if_stores_may_be_late(kernel):
+    assert {tuple(Machine(kernel, "delayed", seed).poll_and_read()) for seed in SEEDS} > {(7,) * 4}
+
+
+def test_a_count_that_is_its_own_message_may_be_relaxed():
+    for seed in SEEDS:
+        machine = Machine(publish("relaxed"), "checked", seed)
+        machine.world.host_wait(lambda machine=machine: machine.poll() != 0, "the count")
+        assert machine.poll() == 1
+
+
+@pytest.mark.parametrize("wait", ["stream", "event"])
+def test_a_stream_or_an_event_that_was_waited_for_orders_all_that_its_kernels_have_stored(wait):
+    machine = Machine(publish("weak"), "checked")
+    if wait == "stream":
+        machine.stream.synchronize()
+    else:
+        event = machine.stream.record()
+        machine.world.host_wait(lambda: event.done, "the event")
+        event.tell_host()
+    assert machine.words() == [7] * 4
+
+
+def test_an_event_says_nothing_of_what_comes_behind_it():
+    machine = Machine(publish("release"), "checked")
+    event = machine.stream.record()
+    machine.stream.launch(publish("release"), (machine.memory.address,), 1, 1, name="again")
+    end = machine.stream.record()
+    machine.world.host_wait(lambda: end.done, "the end")
+    event.tell_host()
+    with pytest.raises(DataRace, match=r"kernel `again`(.|\n)*nor waited for an event since"):
+        machine.words()
+    end.tell_host()
+    assert machine.words() == [7] * 4
+
+
+def test_the_report_names_the_cell_the_store_and_the_hosts_line():
+    with pytest.raises(DataRace) as caught:
+        Machine(publish("relaxed"), "checked").poll_and_read()
+    message = str(caught.value)
+    assert "the CPU reads 4 bytes that a thread has stored: nothing orders the two" in message
+    assert "in `memory` of rank 0: byte 0" in message
+    assert "stored with weak order by rank 0, kernel `publish`, block 0, warp 0, lane 0" in message
+    assert "(store_words)" in message
+    assert "(words)" in message

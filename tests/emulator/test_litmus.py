@@ -1,0 +1,124 @@
+"""Litmus tests: what the emulator shows is what the axioms of PTX allow, and what `checked` says is a race is one."""
+
+import random
+
+import pytest
+from parts import both_parts
+
+from nbep.litmus import PROGRAMS, Program, allowed, is_race
+from nbep.litmus.programs import PLACES
+from nbep.litmus.runs import run
+
+NEVER_LATE = "a load is never later than its place in the program"
+SAYS_ALL = "who acquires a release knows all that anybody could see by then"
+# Weak outcomes that PTX allows and that no seed shows, by shape and place, and by what is in their threads.
+NOT_SHOWN = [
+    ("LB", "", "relaxed", NEVER_LATE),
+    ("MP, load first", "", "wait.relaxed", NEVER_LATE),
+    ("ISA2", "", "wait.relaxed y 1", SAYS_ALL),
+    ("IRIW", "", "st.release", SAYS_ALL),
+    ("IRIW", "a block", "relaxed", "what a thread has read, its block does not miss"),
+    ("2+2W", "", "st.release", "a store that releases comes before all that its thread cannot see"),
+    ("CoRR", "", "ld.weak", "nobody sees a cell go back in time"),
+    ("add", "", "add.relaxed.cta", "atomics are performed one after the other, whatever their scope"),
+]
+
+
+def is_not_shown(program: Program) -> bool:
+    return any(
+        program.shape == shape and where in program.where and steps in " ".join(program.threads)
+        for shape, where, steps, _ in NOT_SHOWN
+    )
+
+
+def named(programs):
+    return {"argvalues": programs, "ids": [program.name for program in programs]}
+
+
+@pytest.mark.parametrize("seeds", both_parts([range(60)], thorough=[range(60, 200)]))
+@pytest.mark.parametrize("program", **named(PROGRAMS))
+def test_delayed_shows_only_what_ptx_allows_and_the_weak_outcome_where_it_can(program, seeds):
+    verdict = allowed(program)
+    is_shown = False
+    for seed in seeds if verdict.allows(program) or seeds[0] else seeds[:20]:
+        outcome = run(program, "delayed", seed)
+        assert outcome in verdict.outcomes, f"seed {seed}: {dict(outcome)}"
+        is_shown |= program.is_weak(outcome)
+        if is_shown and not seeds[0]:
+            break
+    assert is_shown == (verdict.allows(program) and not is_not_shown(program))
+
+
+@pytest.mark.parametrize("program", **named(PROGRAMS))
+def test_checked_finds_the_races_of_ptx_but_for_relaxed_heads(program):
+    """A load is over before its thread stores: see docs/memory_orders.md. PTX itself does not promise that."""
+    is_head = program.shape == "MP, load first" and "wait.relaxed" in program.threads[-1]
+    assert is_race(program, range(8)) == (allowed(program).has_race and not is_head)
+
+
+def verdict_on(weak: str, *threads: str, where="ranks") -> bool:
+    outcome = {name: int(value) for name, value in (part.split("=") for part in weak.split())}
+    program = Program("", threads, where, outcome)
+    return allowed(program).allows(program)
+
+
+def test_the_axioms_agree_with_the_litmus_tests_of_the_ptx_isa():
+    """Source: PTX ISA 8.5, Memory Consistency Model, 8.10 Axioms"""
+    fence = "fence.acq_rel"
+    assert not verdict_on("x=1", "add.relaxed r0 x 1", "add.relaxed r1 x 1")
+    assert verdict_on("x=1", "add.relaxed.cta r0 x 1", "add.relaxed.gpu r1 x 1", where="a GPU")
+    assert verdict_on("r0=1 r1=1", "ld.weak r0 x; st.weak y 1", "ld.weak r1 y; st.weak x 1")
+    assert not verdict_on("r0=1 r1=0", "st.relaxed x 1", "ld.relaxed r0 x; ld.relaxed r1 x")
+    assert not verdict_on(
+        "r0=1 r1=0", f"st.weak x 1; {fence}; st.relaxed y 1", f"ld.relaxed r0 y; {fence}; ld.weak r1 x"
+    )
+    assert verdict_on("r0=0 r1=0", f"st.weak x 1; {fence}; ld.weak r0 y", f"st.weak y 1; {fence}; ld.weak r1 x")
+
+
+def test_the_axioms_want_scopes_that_reach_at_both_ends():
+    """Source: PTX ISA 8.5, 8.7 Morally strong operations"""
+    for release, acquire in (("release.gpu", "acquire"), ("release", "acquire.gpu")):
+        threads = f"st.weak x 1; st.{release} y 1", f"wait.{acquire} y 1; ld.weak r0 x"
+        assert verdict_on("r0=0", *threads)
+        assert not verdict_on("r0=0", *threads, where="a GPU")
+
+
+def random_program(seed: int) -> Program:
+    """Two or three threads of two or three steps on two cells."""
+    choose = random.Random(seed)
+    where = choose.choice(list(PLACES))
+    registers = iter(range(20))
+
+    def step():
+        cell = choose.choice("xy")
+        scope = choose.choice(["", "", "", ".cta", ".gpu", ".sys"])
+        match choose.choice(["st", "st", "ld", "ld", "add", "fence"]):
+            case "st":
+                order = choose.choice(["weak", "relaxed", "release", "volatile"])
+                return f"st.{order}{scope if order != 'volatile' else '.sys'} {cell} {choose.choice([1, 2])}"
+            case "ld":
+                order = choose.choice(["weak", "relaxed", "acquire", "volatile"])
+                return f"ld.{order}{scope if order != 'volatile' else '.sys'} r{next(registers)} {cell}"
+            case "add":
+                return f"add.{choose.choice(['relaxed', 'release', 'acq_rel'])}.sys r{next(registers)} {cell} 1"
+            case _:
+                return f"fence.acq_rel{scope}"
+
+    threads = ["; ".join(step() for _ in range(choose.choice([2, 3]))) for _ in range(choose.choice([2, 2, 3]))]
+    return Program(f"program {seed}", tuple(threads), where, {})
+
+
+@pytest.mark.parametrize("numbers", both_parts([range(40)], thorough=[range(40, 300)]))
+def test_random_programs_show_only_what_ptx_allows_and_are_alarms_only_if_they_have_races(numbers):
+    outcomes = races = 0
+    for number in numbers:
+        program = random_program(number)
+        verdict = allowed(program)
+        for seed in range(8):
+            outcome = run(program, "delayed", seed)
+            assert outcome in verdict.outcomes, f"{program.name}, seed {seed}: {dict(outcome)}"
+        alarm = is_race(program, range(3))
+        assert verdict.has_race or not alarm, program.name
+        outcomes += len(verdict.outcomes) > 1
+        races += alarm
+    assert min(outcomes, races) > len(numbers) // 4, "programs that say little"
