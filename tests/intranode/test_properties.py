@@ -10,6 +10,8 @@ from target import MEMORY_MODELS
 
 import nbep
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 
 @st.composite
 def cases(draw):

@@ -22,6 +22,7 @@ from intranode import (
     make_buffer_for,
 )
 from target import spawn
+from trips import cached_dispatch
 
 import nbep
 from nbep.device.primitives import globaltimer
@@ -71,7 +72,7 @@ def one_after_the_other(comm, calls: Sequence[Call]) -> list[Outcome]:
         outcome = dispatch(buffer, case, options, comm.rank)
         if with_cached:
             x = to_target(dispatch_input(case, options, comm.rank))
-            outcome.cached_x = buffer.dispatch(x, handle=outcome.handle, config=options.config)[0]
+            outcome.cached_x = cached_dispatch(buffer, x, outcome.handle, options)
         if with_combine:
             combine(buffer, case, options, comm.rank, outcome)
         outcomes.append(outcome)
@@ -114,7 +115,7 @@ def run_ahead(comm, rounds: Sequence[Round], steps: Sequence[Step]) -> list:
     handles, outcomes = {}, []
     for what, number in steps:
         (case, options), wanted = rounds[number], expected[number]
-        later = {"config": options.config, "async_finish": True}
+        later = {"config": options.config, "async_finish": True, **options.way}
         if what == "dispatch":
             _, arguments = dispatch_arguments(buffer, case, options, rank)
             outcome, *_, handles[number], event = buffer.dispatch(**arguments, async_finish=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from nbep.device.kernels.intranode.cached_notify_dispatch import cached_notify_dispatch
 from nbep.device.kernels.intranode.dispatch import (
     DispatchInputs,
     DispatchOutputs,
@@ -19,13 +18,14 @@ from nbep.device.kernels.intranode.dispatch import (
     dispatch_smem_bytes,
 )
 from nbep.device.kernels.intranode.dispatch import dispatch as dispatch_kernel
-from nbep.device.kernels.intranode.notify_dispatch import NotifyInputs, NotifyOutputs, NotifySizes, notify_dispatch
 from nbep.device.layout.intranode import RingShape, num_ring_cell_words
 from nbep.host import validate
 from nbep.host.arguments import integer
-from nbep.host.config import DISPATCH_TABLE, Config, fit_config, table_config
+from nbep.host.config import DISPATCH_TABLE, Config, fit_config, table_config, zero_copy_config
 from nbep.host.events import EventOverlap
+from nbep.host.intranode import direct_dispatch
 from nbep.host.intranode.handle import DispatchHandle
+from nbep.host.intranode.notify import exchange_counts, reset_cells
 from nbep.host.runtime.base import Array, MaybeArray, Runtime
 from nbep.host.symmetric import Empty, NodeMemory, Order
 from nbep.host.tokens import Counts, Tokens, check_counts, must_be_alike, pair, wait_counters
@@ -46,6 +46,7 @@ def dispatch(
     previous_event: EventOverlap | None,
     async_finish: bool,
     allocate_on_comm_stream: bool,
+    zero_copy: bool = False,
 ) -> tuple[Any, MaybeArray, MaybeArray, list[int] | None, DispatchHandle | None, EventOverlap]:
     """See Buffer.dispatch. num_sms is that of the default config."""
     runtime = memory.runtime
@@ -64,7 +65,11 @@ def dispatch(
         check_counts(memory, tokens, counts, num_worst_tokens, may_read)
     # A handle knows already where the tokens were at their ranks.
     token_sizes = (tokens.hidden_bytes, tokens.num_topk, tokens.num_scales, int(handle is None))
-    if config is None:
+    if zero_copy:
+        validate.zero_copy(memory)
+    if config is None and zero_copy:
+        config = zero_copy_config(num_sms)
+    elif config is None:
         config = fit_config(
             table_config(DISPATCH_TABLE, num_sms, memory.num_ranks),
             memory.num_nvl_bytes,
@@ -74,11 +79,26 @@ def dispatch(
     validate.config(config, memory.num_ranks, 32 * memory.num_ranks)
     if handle is not None:
         validate.handle_config(handle, config)
+    order = Order(previous_event, allocate_on_comm_stream)
+    recv: DispatchOutputs | direct_dispatch.Received
+    if zero_copy and handle is not None:
+        recv = direct_dispatch.dispatch_cached(memory, tokens, handle, config, order)
+        return pair(recv.recv_x, recv.recv_x_scales), None, None, None, None, memory.finish(async_finish)
+    if zero_copy:
+        recv, handle, counted = direct_dispatch.dispatch_counted(
+            memory, tokens, counts, expert_alignment, num_worst_tokens, config, order
+        )
+        return (
+            pair(recv.recv_x, recv.recv_x_scales),
+            recv.recv_topk_idx,
+            recv.recv_topk_weights,
+            counted,
+            handle,
+            memory.finish(async_finish),
+        )
     shape = config.ring_shape(memory.num_ranks, *token_sizes)
     validate.buffer_size(shape, memory.num_nvl_bytes)
-
     memory.ring_shape = shape
-    order = Order(previous_event, allocate_on_comm_stream)
     if handle is not None:
         recv = _dispatch_cached(memory, tokens, handle, config, shape, order)
         return pair(recv.recv_x, recv.recv_x_scales), None, None, None, None, memory.finish(async_finish)
@@ -128,19 +148,15 @@ def _dispatch_counted(
         rank_prefix_matrix = empty((num_ranks, num_ranks), "int32")
         channel_prefix_matrix = empty((num_ranks, shape.num_channels), "int32")
     memory.compare_call("dispatch", lambda: must_be_alike(runtime, tokens, num_experts, config))
-    if polled:
-        memory.counters[:] = -1  # "not here yet"; no launch that writes this set is left
-    runtime.launch(
-        memory.comm_stream,
-        notify_dispatch,
-        1 + num_ranks,
-        runtime.notify_threads,
-        0,
-        NotifyOutputs(rank_prefix_matrix, channel_prefix_matrix, *memory.counter_addresses(polled)),
-        NotifyInputs(counts.num_tokens_per_rank, counts.num_tokens_per_expert, counts.is_token_in_rank),
+    exchange_counts(
+        memory,
         memory.peers,
-        memory.bounds,
-        NotifySizes(tokens.num_tokens, num_experts, shape.num_channels, num_ring_cell_words(shape), expert_alignment),
+        num_ring_cell_words(shape),
+        counts,
+        expert_alignment,
+        polled,
+        rank_prefix_matrix,
+        channel_prefix_matrix,
     )
     num_recv_tokens = num_worst_tokens
     per_expert: list[int] = []
@@ -181,16 +197,7 @@ def _dispatch_cached(
     with memory.allocations(order, tokens.x) as empty:
         recv = _empty_outputs(runtime, empty, tokens, num_recv_tokens, memory.num_ranks, shape.num_channels, False)
     memory.compare_call("dispatch", lambda: must_be_alike(runtime, tokens, None, config))
-    runtime.launch(
-        memory.comm_stream,
-        cached_notify_dispatch,
-        1,
-        runtime.notify_threads,
-        0,
-        num_ring_cell_words(shape),
-        memory.peers,
-        memory.bounds,
-    )
+    reset_cells(memory, memory.peers, num_ring_cell_words(shape))
     _launch_dispatch(
         memory,
         recv,
