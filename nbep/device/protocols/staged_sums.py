@@ -5,8 +5,8 @@
  half 0, half 1   copy engine   tma_load_1d (1)               the warp      ld_shared, after full
  a row            see the kernel                              copy engine   tma_load_1d, after a proxy fence (2)
 
- (1) A half is loaded again after the syncwarp behind the warp's loads from it. The first loads of a sum come after
-     tma_store_wait_read_all where the warp's stores have read the stage before.
+ (1) A half is loaded again after the syncwarp behind the warp's loads from it. A warp that has sent from its stage
+     before has waited for that (tma_store_wait_all).
  (2) The lanes that start the copies fence after the syncwarp that follows the acquire.
 
 While a warp adds up one half, the engine fills the other. A load by bulk copies takes no registers, so a warp has up to

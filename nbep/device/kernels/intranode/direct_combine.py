@@ -14,7 +14,7 @@
  (1) The barrier of the notify kernel stands before: the owner has left the combine before, whose slots they were.
  (2) Bulk copies are waited for to the end (tma_store_wait_all) by the thread that started them, before it says that
      the chunk has landed; a syncwarp stands between the lanes' stores of weights and that. A summer's lanes acquire,
-     meet at a syncwarp, and fence for the copy engine.
+     meet at the syncwarp of list_rows, and fence for the copy engine.
 
 Here d is the rank that sends back and s the one that the tokens came from. Every (token, rank) of s has a slot of its
 own at s, see layout.direct: so pushers never wait, and nobody tells them anything. What a rank sends to itself is
@@ -273,7 +273,6 @@ def sum_tokens(out, inputs, peers, bounds, places, shape, num_tokens, lists, sta
         next_token = take_token(area, lane)
         if index >= 0 and lane != peers.rank:
             wait_landed(landed + 4 * u32_div(index, shape.chunk), bounds, lane, index)
-        syncwarp(FULL_MASK)
         parities = sum_token(out, inputs, lists, token, index, source, shape, stage, parities, lane)
         token = shfl_idx_s32(FULL_MASK, next_token, 0)
 
