@@ -185,21 +185,17 @@ def spread_scales(area, row, wanted, places, scales, stride, num_scales, lane):
 @device_function
 def spread_row(area, row, wanted, places, src, num_bytes, lane):
     """Load a row and store it at all ranks that want it; one warp, without the copy engine."""
-    for begin in range(0, num_bytes, 2 * WARP_BYTES):
+    for begin in range(0, num_bytes, WARP_BYTES):
         offset = begin + lane * VEC_BYTES
-        nothing = (0, 0, 0, 0)
-        a = ld_nc_v4(src + offset) if offset < num_bytes else nothing
-        b = ld_nc_v4(src + offset + WARP_BYTES) if offset + WARP_BYTES < num_bytes else nothing
+        values = ld_nc_v4(src + offset) if offset < num_bytes else (0, 0, 0, 0)
         left = wanted
         while left != 0:
             turn = ffs_u32(left) - 1
             left &= left - 1
             base = shfl_idx_s64(FULL_MASK, area, turn) + places.x
-            dst = base + shfl_idx_s32(FULL_MASK, row, turn) * num_bytes + offset
+            dst = base + shfl_idx_s32(FULL_MASK, row, turn) * num_bytes
             if offset < num_bytes:
-                st_na_v4(dst, a)
-            if offset + WARP_BYTES < num_bytes:
-                st_na_v4(dst + WARP_BYTES, b)
+                st_na_v4(dst + offset, values)
 
 
 @device_function
@@ -289,12 +285,14 @@ def send_tokens(inputs, peers, places, shape, sizes, warp, lane):
     token = block_idx() + grid_dim() * warp
     row = load_row(inputs, goal, peers, places, shape, sizes, token, lane)
     while token < sizes.num_tokens:
-        next_row = load_row(inputs, goal, peers, places, shape, sizes, token + num_senders, lane)
+        next_row = -1
+        if has_tma():  # it arrives while this token goes out; without a copy engine the registers are needed there
+            next_row = load_row(inputs, goal, peers, places, shape, sizes, token + num_senders, lane)
         wanted = vote_ballot(FULL_MASK, row >= 0)
         if wanted != 0:
             parity = send_token(inputs, peers, goal, row, wanted, token, places, shape, sizes, stage, parity, lane)
-        row = next_row
         token += num_senders
+        row = next_row if has_tma() else load_row(inputs, goal, peers, places, shape, sizes, token, lane)
     if has_tma() and lane == 0:
         tma_store_wait_all()
 
