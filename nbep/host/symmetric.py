@@ -360,9 +360,9 @@ class NodeMemory:
             outputs.append(self.runtime.empty(shape, dtype, like))
             return outputs[-1]
 
-        with self.runtime.allocating_on(self.comm_stream) if order.allocate_on_comm_stream else nullcontext():
-            yield empty
         is_ordered = order.allocate_on_comm_stream
+        with self.runtime.allocating_on(self.comm_stream) if is_ordered else nullcontext():
+            yield empty
         if not (is_ordered and (not outputs or self.runtime.let_current_stream_use(outputs))):
             self.comm_stream.wait_current_stream()
 

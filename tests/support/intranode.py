@@ -109,7 +109,6 @@ class Outcome:
     combined_x: np.ndarray | None = None
     combined_topk_weights: np.ndarray | None = None
     cached_x: Any = None
-    recv_src_idx: Any = None  # a copy, where the handle's is the caller's for a while only
 
     def on_host(self) -> "Outcome":
         """The same in NumPy arrays, the handle as a tuple of them."""
@@ -206,10 +205,9 @@ def outcome_of(options: Options, layout: tuple, recv_x, recv_topk_idx, recv_topk
     """What a dispatch gave, which is done."""
     assert_kind(layout, recv_x, recv_topk_idx, recv_topk_weights, tuple(handle))
     received = kept(options, recv_x), kept(options, recv_topk_idx), kept(options, recv_topk_weights)
-    outcome = Outcome(layout, *received, counts, handle, copied_heads(options, handle))
     if options.zero_copy:
-        outcome.recv_src_idx = to_numpy(handle.recv_src_idx).copy()
-    return outcome
+        handle = replace(handle, recv_src_idx=kept(options, handle.recv_src_idx))
+    return Outcome(layout, *received, counts, handle, copied_heads(options, handle))
 
 
 def kept(options: Options, received: Any) -> Any:
@@ -396,8 +394,6 @@ def check_handle(
     report.same("rank_prefix_matrix", rank_prefix, want.rank_prefix_matrix)
     report.same("channel_prefix_matrix", channel_prefix, want.channel_prefix_matrix)
     report.same("recv_channel_prefix_matrix", recv_channel_prefix, want.recv_channel_prefix_matrix)
-    if outcome.recv_src_idx is not None:
-        recv_src_idx = outcome.recv_src_idx
     report.same("recv_src_idx", recv_src_idx[: len(received)], want.recv_src_idx, received)
     report.same("is_token_in_rank", is_token_in_rank, want.is_token_in_rank, sent)
     report.same("send_head", outcome.heads[0], want.send_head, sent)

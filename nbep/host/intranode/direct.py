@@ -9,6 +9,9 @@ Combine's slots are used within one call, so there is one set of them.
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 
 from nbep.device.layout.direct import (
@@ -29,6 +32,7 @@ from nbep.host.arguments import integer, refuse
 from nbep.host.runtime.base import Array, Runtime, SymmetricMemory
 from nbep.host.runtime.lent import Lease
 
+MAX_ARRAYS = 256
 MAX_SMS = 256  # that a size hint has room for
 
 
@@ -48,6 +52,7 @@ class DirectMemory:
         self.num_bytes = num_bytes
         self._num_dispatches = 0
         self._leases: list[Lease | None] = [None] * NUM_HALVES
+        self._arrays: dict[Any, Array] = {}
         self._half: tuple[HalfPlaces, DirectShape, int] | None = None  # of the latest dispatch
         self._slots: tuple[SlotPlaces, SlotShape] | None = None  # of the latest combine
 
@@ -57,20 +62,23 @@ class DirectMemory:
         table = self._symmetric.address + self.start
         self.peers = peers._replace(buffer_ptrs=table)
 
-    def place_half(self, shape: DirectShape) -> HalfPlaces:
-        """Where the next dispatch finds its arrays.
+    @property
+    def next_half(self) -> int:
+        return self._num_dispatches % NUM_HALVES
+
+    def place_halves(self, shape: DirectShape) -> list[HalfPlaces]:
+        """Where dispatches find their arrays in either half.
 
         Raises: ValueError if there is no room for a row
         """
-        places = place_half(self.num_bytes, self._num_dispatches % NUM_HALVES, self._num_ranks, shape)
-        if places.num_rows == 0:
+        places = [place_half(self.num_bytes, half, self._num_ranks, shape) for half in range(NUM_HALVES)]
+        if places[0].num_rows == 0:
             refuse("num_zero_copy_bytes", f"{self.num_bytes} at construction", "enough for a row; see the size hint")
         return places
 
     def begin_dispatch(self, places: HalfPlaces, shape: DirectShape) -> Lease:
         """The next dispatch takes its half: what is in there is not the caller's any more."""
-        number = self._num_dispatches
-        half = number % NUM_HALVES
+        number, half = self._num_dispatches, self.next_half
         before = self._leases[half]
         if before is not None:
             before.end(f"zero-copy dispatch {number}")
@@ -94,11 +102,24 @@ class DirectMemory:
     def begin_combine(self, places: SlotPlaces, shape: SlotShape) -> None:
         self._slots = places, shape
 
-    def array(self, place: int, shape: tuple[int, ...], dtype: str, like: Array, lease: Lease) -> Array:
-        """An array that begins at a place of the area, of the kind of `like`."""
-        count = int(np.prod(shape))
-        flat = self._symmetric.array(self._runtime.dtype_like(dtype, like), self.start + FIXED + place, count)
-        return self._runtime.lend(flat.reshape(shape), lease)
+    def array(self, place: int, num_rows: int, shape: tuple[int, ...], dtype: str, like: Array, lease: Lease) -> Array:
+        """An array that begins at a place of the area, of the kind of `like`. There is room for num_rows.
+
+        To make one costs the host as much as a launch, so that of all rows is kept, and each call gets a view of it.
+        The emulator takes all that the host has seen for written, so there each call gets its own.
+        """
+        offset, row = self.start + FIXED + place, math.prod(shape[1:])
+        if self._runtime.host_reads_arrays:
+            flat = self._symmetric.array(self._runtime.dtype_like(dtype, like), offset, shape[0] * row)
+            return self._runtime.lend(flat.reshape(shape), lease)
+        key = place, num_rows, row, dtype, type(like)
+        found = self._arrays.get(key)
+        if found is None:
+            if len(self._arrays) >= MAX_ARRAYS:
+                self._arrays.clear()
+            found = self._symmetric.array(self._runtime.dtype_like(dtype, like), offset, num_rows * row)
+            found = self._arrays[key] = found.reshape((num_rows, *shape[1:]))
+        return found[: shape[0]]
 
     def describe(self, offset: int) -> str:
         """Name the cell at an offset of the symmetric memory."""

@@ -22,7 +22,7 @@ from nbep.host import validate
 from nbep.host.config import Config
 from nbep.host.intranode.direct import DirectMemory
 from nbep.host.intranode.handle import DispatchHandle
-from nbep.host.intranode.notify import exchange_counts, reset_cells
+from nbep.host.intranode.notify import exchange_counts
 from nbep.host.runtime.base import Array, MaybeArray
 from nbep.host.runtime.lent import Lease
 from nbep.host.symmetric import NodeMemory, Order
@@ -53,7 +53,7 @@ def dispatch_counted(
     num_channels = config.num_channels
     num_experts = counts.num_tokens_per_expert.shape[0]
     shape = DirectShape(num_channels, tokens.hidden_bytes, tokens.num_topk, tokens.num_scales, 1)
-    places = direct.place_half(shape)
+    places = direct.place_halves(shape)[direct.next_half]
     if num_worst_tokens > places.num_rows:
         allowed = f"at most {places.num_rows} with zero_copy: num_zero_copy_bytes was {direct.num_bytes}"
         validate.refuse("num_worst_tokens", num_worst_tokens, allowed)
@@ -122,27 +122,6 @@ def dispatch_counted(
     return recv, handle, per_expert
 
 
-def dispatch_cached(
-    memory: NodeMemory, tokens: Tokens, handle: DispatchHandle, config: Config, order: Order
-) -> Received:
-    """Dispatch again along the same routes."""
-    direct, num_recv_tokens = validate.zero_copy(memory), handle.recv_src_idx.shape[0]
-    shape = DirectShape(config.num_channels, tokens.hidden_bytes, 0, tokens.num_scales, 0)
-    places = direct.place_half(shape)
-    if num_recv_tokens > places.num_rows:
-        room = f"{direct.num_bytes} at construction, which has room for {places.num_rows} rows"
-        validate.refuse("num_zero_copy_bytes", room, f"enough for {num_recv_tokens}")
-    with memory.allocations(order, tokens.x):
-        pass
-    memory.compare_call("dispatch", lambda: must_be_alike(memory.runtime, tokens, None, config, zero_copy=True))
-    lease = direct.begin_dispatch(places, shape)
-    reset_cells(memory, direct.peers, CELL_WORDS)
-    recv = _received(memory, direct, tokens, places, num_recv_tokens, False, lease)
-    sizes = DirectSizes(tokens.num_tokens, num_recv_tokens, 0, 0, *_scale_strides(memory, tokens))
-    _launch_dispatch(memory, direct, tokens, handle, None, places, shape, sizes, config)
-    return recv
-
-
 def _launch_dispatch(
     memory: NodeMemory,
     direct: DirectMemory,
@@ -194,11 +173,12 @@ def _received(
     def like(given: MaybeArray, place: int, *size: int) -> MaybeArray:
         if given is None:
             return None
-        return direct.array(place, (num_recv_tokens, *size), runtime.dtype_name(given), given, lease)
+        dtype = runtime.dtype_name(given)
+        return direct.array(place, places.num_rows, (num_recv_tokens, *size), dtype, given, lease)
 
     src_idx = None
     if for_handle:
-        src_idx = direct.array(places.src_idx, (num_recv_tokens,), "int32", tokens.x, lease)
+        src_idx = direct.array(places.src_idx, places.num_rows, (num_recv_tokens,), "int32", tokens.x, lease)
     return Received(
         like(tokens.x, places.x, tokens.x.shape[1]),
         like(tokens.scales, places.scales, tokens.num_scales),

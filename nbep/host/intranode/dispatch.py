@@ -24,8 +24,9 @@ from nbep.host.arguments import integer
 from nbep.host.config import DISPATCH_TABLE, Config, fit_config, table_config, zero_copy_config
 from nbep.host.events import EventOverlap
 from nbep.host.intranode import direct_dispatch
+from nbep.host.intranode.cached_dispatch import dispatch_cached
 from nbep.host.intranode.handle import DispatchHandle
-from nbep.host.intranode.notify import exchange_counts, reset_cells
+from nbep.host.intranode.notify import exchange_counts
 from nbep.host.runtime.base import Array, MaybeArray, Runtime
 from nbep.host.symmetric import Empty, NodeMemory, Order
 from nbep.host.tokens import Counts, Tokens, check_counts, must_be_alike, pair, wait_counters
@@ -56,15 +57,13 @@ def dispatch(
     num_worst_tokens = integer("num_worst_tokens", num_worst_tokens, 0)
     if num_tokens_per_rdma_rank is not None:
         validate.refuse("num_tokens_per_rdma_rank", type(num_tokens_per_rdma_rank).__name__, "None inside a node")
-    tokens = Tokens(*validate.payload(runtime, x), topk_idx, topk_weights)
+    order = Order(previous_event, allocate_on_comm_stream)
     if handle is not None:
-        handle = _check_cached(memory, tokens, handle, num_worst_tokens)
-        num_sms = 2 * handle.channel_prefix_matrix.shape[1]
-    else:
-        may_read = validate.may_read(memory, previous_event)
-        check_counts(memory, tokens, counts, num_worst_tokens, may_read)
-    # A handle knows already where the tokens were at their ranks.
-    token_sizes = (tokens.hidden_bytes, tokens.num_topk, tokens.num_scales, int(handle is None))
+        recv_x = dispatch_cached(memory, x, handle, topk_idx, topk_weights, num_worst_tokens, config, order, zero_copy)
+        return recv_x, None, None, None, None, memory.finish(async_finish)
+    tokens = Tokens(*validate.payload(runtime, x), topk_idx, topk_weights)
+    check_counts(memory, tokens, counts, num_worst_tokens, validate.may_read(memory, previous_event))
+    token_sizes = (tokens.hidden_bytes, tokens.num_topk, tokens.num_scales, 1)
     if zero_copy:
         validate.zero_copy(memory)
     if config is None and zero_copy:
@@ -77,34 +76,18 @@ def dispatch(
             *token_sizes,
         )
     validate.config(config, memory.num_ranks, 32 * memory.num_ranks)
-    if handle is not None:
-        validate.handle_config(handle, config)
-    order = Order(previous_event, allocate_on_comm_stream)
     recv: DispatchOutputs | direct_dispatch.Received
-    if zero_copy and handle is not None:
-        recv = direct_dispatch.dispatch_cached(memory, tokens, handle, config, order)
-        return pair(recv.recv_x, recv.recv_x_scales), None, None, None, None, memory.finish(async_finish)
     if zero_copy:
         recv, handle, counted = direct_dispatch.dispatch_counted(
             memory, tokens, counts, expert_alignment, num_worst_tokens, config, order
         )
-        return (
-            pair(recv.recv_x, recv.recv_x_scales),
-            recv.recv_topk_idx,
-            recv.recv_topk_weights,
-            counted,
-            handle,
-            memory.finish(async_finish),
+    else:
+        shape = config.ring_shape(memory.num_ranks, *token_sizes)
+        validate.buffer_size(shape, memory.num_nvl_bytes)
+        memory.ring_shape = shape
+        recv, handle, counted = _dispatch_counted(
+            memory, tokens, counts, expert_alignment, num_worst_tokens, config, shape, order
         )
-    shape = config.ring_shape(memory.num_ranks, *token_sizes)
-    validate.buffer_size(shape, memory.num_nvl_bytes)
-    memory.ring_shape = shape
-    if handle is not None:
-        recv = _dispatch_cached(memory, tokens, handle, config, shape, order)
-        return pair(recv.recv_x, recv.recv_x_scales), None, None, None, None, memory.finish(async_finish)
-    recv, handle, counted = _dispatch_counted(
-        memory, tokens, counts, expert_alignment, num_worst_tokens, config, shape, order
-    )
     return (
         pair(recv.recv_x, recv.recv_x_scales),
         recv.recv_topk_idx,
@@ -113,18 +96,6 @@ def dispatch(
         handle,
         memory.finish(async_finish),
     )
-
-
-# Validate
-
-
-def _check_cached(memory: NodeMemory, tokens: Tokens, handle: Any, num_worst_tokens: int) -> DispatchHandle:
-    handle = validate.handle(memory, handle)
-    validate.only_with_counts(tokens.topk_idx, tokens.topk_weights, num_worst_tokens)
-    num_tokens = handle.is_token_in_rank.shape[0]
-    if tokens.num_tokens != num_tokens:
-        validate.refuse("x", f"{tokens.num_tokens} tokens", f"{num_tokens} tokens, as in the dispatch of the handle")
-    return handle
 
 
 # Size, launch, return
@@ -187,31 +158,6 @@ def _dispatch_counted(
         memory.identity,
     )
     return recv, handle, per_expert
-
-
-def _dispatch_cached(
-    memory: NodeMemory, tokens: Tokens, handle: DispatchHandle, config: Config, shape: RingShape, order: Order
-) -> DispatchOutputs:
-    """Dispatch again along the same routes."""
-    runtime, num_recv_tokens = memory.runtime, handle.recv_src_idx.shape[0]
-    with memory.allocations(order, tokens.x) as empty:
-        recv = _empty_outputs(runtime, empty, tokens, num_recv_tokens, memory.num_ranks, shape.num_channels, False)
-    memory.compare_call("dispatch", lambda: must_be_alike(runtime, tokens, None, config))
-    reset_cells(memory, memory.peers, num_ring_cell_words(shape))
-    _launch_dispatch(
-        memory,
-        recv,
-        tokens,
-        handle.is_token_in_rank,
-        handle.rank_prefix_matrix,
-        handle.channel_prefix_matrix,
-        num_recv_tokens,
-        0,
-        0,
-        config,
-        shape,
-    )
-    return recv
 
 
 def _launch_dispatch(
