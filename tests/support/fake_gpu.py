@@ -59,8 +59,8 @@ def make_torch() -> ModuleType:
         def reshape(self, shape: tuple[int, ...]) -> "Tensor":
             return Tensor(shape, self.dtype)
 
-        def __getitem__(self, index: Any) -> "Tensor":
-            return self
+        def __getitem__(self, rows: slice) -> "Tensor":
+            return Tensor((min(rows.stop, self.shape[0]), *self.shape[1:]), self.dtype)
 
     Tensor.__module__ = "torch"
     torch.Tensor, torch.dtype = Tensor, dtype
@@ -156,7 +156,7 @@ def make_buffer(**sizes: int) -> nbep.Buffer:
     options = NetworkOptions.check("direct", NUM_RANKS, 1, True, NicOptions(), NUM_RANKS)
     buffer = nbep.Buffer.__new__(nbep.Buffer)
     transport = DirectTransport(runtime, 0, options)
-    buffer.rank, buffer.group_size = 0, NUM_RANKS
+    buffer.rank, buffer.group_size, buffer.explicitly_destroy = 0, NUM_RANKS, False
     buffer._memory = NodeMemory(SameOnAll(), runtime, 1 << 30, 1000.0, "ipc", transport, **sizes)
     return buffer
 

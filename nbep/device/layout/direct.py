@@ -170,8 +170,6 @@ def describe_direct(
         return "next_token"
     if half is not None and offset >= half[0].channel_starts:
         return _describe_half(*half, offset)
-    if slots is not None and half is not None and offset < half[0].channel_starts:
-        return _describe_slots(*slots, offset)
     if slots is not None:
         return _describe_slots(*slots, offset)
     return f"direct area + {offset}"
@@ -189,9 +187,9 @@ def _describe_half(places: HalfPlaces, shape: DirectShape, number: int, offset: 
         if offset >= start and stride > 0:
             row, at = divmod(offset - start, stride)
             if row < places.num_rows:
-                return f"half {number}: {name}[row {row}] + {at}"
+                return f"{name}[row {row}, half {number}] + {at}"
     src, channel = divmod((offset - places.channel_starts) // 4, shape.num_channels)
-    return f"half {number}: channel_starts[src {src}, channel {channel}]"
+    return f"channel_starts[half {number}, src {src}, channel {channel}]"
 
 
 def _describe_slots(places: SlotPlaces, shape: SlotShape, offset: int) -> str:
@@ -199,8 +197,8 @@ def _describe_slots(places: SlotPlaces, shape: SlotShape, offset: int) -> str:
         return f"landed[{(offset - places.landed) // 4}]"
     if offset < places.topk_weights:
         slot, at = divmod(offset - places.x, slot_stride(shape.hidden_bytes))
-        return f"slot[{slot}] + {at}"
+        return f"x[slot {slot}] + {at}"
     if shape.num_topk == 0:
         return f"direct area + {offset}"
     slot, at = divmod(offset - places.topk_weights, 4 * shape.num_topk)
-    return f"slot weights[{slot}] + {at}"
+    return f"topk_weights[slot {slot}] + {at}"
