@@ -2,6 +2,7 @@
 
     mpirun -n 8 nbep bench intranode [--sms 8,16,24] [--chunks 4,8,16] [--json FILE] [--plot FILE]
     nbep bench intranode --ranks 4        virtual ranks on one card: the kernels run, but no wire is measured
+    nbep bench intranode --zero-copy      the calls without rings; --push-sms 3,5 tries splits of combine's SMs
 
 All with a cached handle; times are the mean over the repetitions and the ranks. GB/s counts every received token, the
 rank's own included (DeepEP's unit); "wire" leaves the own ones out; "of push" is wire over what `push`, copies to all
@@ -34,7 +35,7 @@ NUM_NVL_BYTES = 2_000_000_000 // 128 * 128
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement. Bandwidths are in GB/s for each rank."""
+    """One measurement. Bandwidths are in GB/s for each rank. num_push_sms is 0 where the config does not say it."""
 
     work: str
     num_sms: int
@@ -43,6 +44,7 @@ class Row:
     gbps: float
     wire_gbps: float
     of_push: float
+    num_push_sms: int = 0
 
 
 @dataclass
@@ -65,7 +67,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--topk", type=int, default=8)
     parser.add_argument("--experts", type=int, default=256)
     parser.add_argument("--sms", type=numbers, default=[8, 12, 16, 20, 24], help="SMs to try, even numbers")
-    parser.add_argument("--chunks", type=numbers, default=[4, 6, 8, 12, 16, 24, 32], help="tokens a chunk to try")
+    parser.add_argument("--chunks", type=numbers, help="tokens a chunk to try; with --zero-copy of combine alone")
+    parser.add_argument("--zero-copy", action="store_true", help="calls without rings")
+    parser.add_argument("--push-sms", type=numbers, default=[], help="with --zero-copy: SMs that push first, to try")
     parser.add_argument("--slots", type=int, default=256, help="slots of a ring")
     parser.add_argument("--threads", type=int, default=None, help="threads a block")
     parser.add_argument("--works", type=some_of(WORKS), default=list(WORKS), help=f"some of: {', '.join(WORKS)}")
@@ -74,7 +78,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, choices=(2, 4, 8), default=2, help="virtual ranks, when not under mpirun")
     parser.add_argument("--json", type=Path, help="write all measurements there")
     parser.add_argument("--plot", type=Path, help="draw GB/s over SMs there")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if options.chunks is None:
+        options.chunks = [2, 4, 8] if options.zero_copy else [4, 6, 8, 12, 16, 24, 32]
+    return options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -118,7 +125,16 @@ def prepare(comm: Any, options: argparse.Namespace) -> Setup:
     import torch
 
     # The buffer comes first: its GPU is torch's current one from then on.
-    buffer = nbep.Buffer(comm, num_nvl_bytes=NUM_NVL_BYTES, handle_type=options.handle_type)
+    num_zero_copy_bytes = 0
+    if options.zero_copy:
+        sizes = options.tokens, options.hidden, comm.size, options.topk
+        num_zero_copy_bytes = nbep.Buffer.get_zero_copy_size_hint(*sizes)
+    buffer = nbep.Buffer(
+        comm,
+        num_nvl_bytes=NUM_NVL_BYTES,
+        handle_type=options.handle_type,
+        num_zero_copy_bytes=num_zero_copy_bytes,
+    )
     generator = torch.Generator("cuda").manual_seed(comm.rank)
     shape = (options.tokens, options.hidden)
     x = torch.randn(shape, dtype=torch.bfloat16, device="cuda", generator=generator)
@@ -138,15 +154,25 @@ def prepare(comm: Any, options: argparse.Namespace) -> Setup:
     return Setup(comm, buffer, x, x_fp8, layout, topk_idx, options)
 
 
-def config_of(options: argparse.Namespace, num_sms: int, chunk: int) -> nbep.Config:
-    return nbep.Config(num_sms, chunk, options.slots, num_threads=options.threads)
+def config_of(options: argparse.Namespace, num_sms: int, chunk: int, num_push_sms: int = 0) -> nbep.Config:
+    return nbep.Config(num_sms, chunk, options.slots, num_threads=options.threads, num_push_sms=num_push_sms or None)
+
+
+def settings_of(options: argparse.Namespace, work: str, num_sms: int) -> list[tuple[int, int]]:
+    """The (chunk, num_push_sms) to try: what has no meaning for a work is not tried."""
+    if not options.zero_copy:
+        return [(chunk, 0) for chunk in options.chunks]
+    if work != "combine bf16":
+        return [(options.chunks[0], 0)]
+    splits = [0, *(sms for sms in options.push_sms if sms <= num_sms)]
+    return [(chunk, split) for split in splits for chunk in options.chunks]
 
 
 def measure_work(setup: Setup, work: str, num_sms: int, pushed: Push) -> list[Row]:
     """All chunk sizes of one work at one number of SMs."""
     buffer, options = setup.buffer, setup.options
     config = config_of(options, num_sms, options.chunks[0])
-    recv_x, _, _, _, handle, _ = buffer.dispatch(setup.x, config=config, **setup.layout)
+    recv_x, _, _, _, handle, _ = buffer.dispatch(setup.x, config=config, zero_copy=options.zero_copy, **setup.layout)
     token_bytes = options.hidden * 2
     if work == "dispatch fp8":
         token_bytes = options.hidden + options.hidden // 128 * 4
@@ -156,15 +182,19 @@ def measure_work(setup: Setup, work: str, num_sms: int, pushed: Push) -> list[Ro
     num_moved = recv_x.shape[0]
     x = setup.x_fp8 if work == "dispatch fp8" else setup.x
     rows = []
-    for chunk in options.chunks:
-        config = config_of(options, num_sms, chunk)
+    for chunk, num_push_sms in settings_of(options, work, num_sms):
+        config = config_of(options, num_sms, chunk, num_push_sms)
         if work == "combine bf16":
-            seconds = mean_seconds(setup, partial(buffer.combine, recv_x, handle, config=config))
+            seconds = mean_seconds(
+                setup, partial(buffer.combine, recv_x, handle, config=config, zero_copy=options.zero_copy)
+            )
         else:
-            seconds = mean_seconds(setup, partial(buffer.dispatch, x, handle=handle, config=config))
+            seconds = mean_seconds(
+                setup, partial(buffer.dispatch, x, handle=handle, config=config, zero_copy=options.zero_copy)
+            )
         rate = mean(setup, num_moved * token_bytes) / seconds / 1e9
         wire = mean(setup, (num_moved - num_own) * token_bytes) / seconds / 1e9
-        rows.append(Row(work, num_sms, chunk, 1e6 * seconds, rate, wire, wire / pushed.to_peers))
+        rows.append(Row(work, num_sms, chunk, 1e6 * seconds, rate, wire, wire / pushed.to_peers, num_push_sms))
     return rows
 
 
@@ -174,13 +204,13 @@ def host_cost_us(setup: Setup) -> float:
 
     buffer, options = setup.buffer, setup.options
     config = config_of(options, options.sms[0], options.chunks[0])
-    handle = buffer.dispatch(setup.x, config=config, **setup.layout)[4]
+    handle = buffer.dispatch(setup.x, config=config, zero_copy=options.zero_copy, **setup.layout)[4]
     spent = 0.0
     for i in range(40):
         torch.cuda.current_stream().synchronize()
         setup.comm.barrier()
         start = time.perf_counter()
-        buffer.dispatch(setup.x, handle=handle, config=config)
+        buffer.dispatch(setup.x, handle=handle, config=config, zero_copy=options.zero_copy)
         if i >= 10:
             spent += time.perf_counter() - start
     torch.cuda.current_stream().synchronize()
@@ -200,12 +230,13 @@ def report(
 
     console = Console(width=120)
     table = Table(title=f"{num_ranks} ranks, {options.tokens} tokens, hidden {options.hidden}, top-{options.topk}")
-    for name in ("work", "SMs", "chunk", "us", "GB/s", "wire GB/s", "of push"):
+    for name in ("work", "SMs", "push SMs", "chunk", "us", "GB/s", "wire GB/s", "of push"):
         table.add_column(name, justify="left" if name == "work" else "right")
     for row in rows:
         table.add_row(
             row.work,
             str(row.num_sms),
+            str(row.num_push_sms or ""),
             str(row.chunk),
             f"{row.us:.1f}",
             f"{row.gbps:.1f}",

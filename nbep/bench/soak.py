@@ -5,8 +5,8 @@
 
 Every rank makes the inputs of all ranks from the same seeds, so that it knows what must arrive: tokens by
 source rank, then token; sums in float32 over ranks ascending, rounded once. Where the hidden size allows it, half of
-the rounds send FP8. A round that is wrong, or in which a wait is over time, ends the run with a report and exit code 1.
-Needs torch.
+the rounds send FP8. Half of the dispatches and half of the combines go without rings (zero_copy). A round that is
+wrong, or in which a wait is over time, ends the run with a report and exit code 1. Needs torch.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from nbep.bench.intranode import mpi_world
 NUM_NVL_BYTES = 1 << 29
 HIDDENS = (128, 2056, 2560, 7168)
 MAX_TOKENS = 600
+MAX_TOPK = 8
 EXPERTS_PER_RANK = 8
 PROGRESS_S = 10.0
 
@@ -38,6 +39,8 @@ class Plan(NamedTuple):
     config: nbep.Config
     fp8: bool
     seed: int
+    direct_dispatch: bool
+    direct_combine: bool
 
 
 class Inputs(NamedTuple):
@@ -64,7 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def soak(comm: Any, options: argparse.Namespace) -> bool:
     """Rounds on this rank, up to the first that any rank finds wrong. Returns whether none was."""
-    buffer = nbep.Buffer(comm, num_nvl_bytes=NUM_NVL_BYTES)  # its GPU is torch's current one from here on
+    num_zero_copy_bytes = nbep.Buffer.get_zero_copy_size_hint(MAX_TOKENS, max(HIDDENS), comm.size, MAX_TOPK)
+    # Its GPU is torch's current one from here on.
+    buffer = nbep.Buffer(comm, num_nvl_bytes=NUM_NVL_BYTES, num_zero_copy_bytes=num_zero_copy_bytes)
     plans = random.Random(options.seed)
     say = print if comm.rank == 0 else lambda *_, **__: None
     begin = last = time.perf_counter()
@@ -99,7 +104,8 @@ def make_plan(plans: random.Random, num_ranks: int) -> Plan:
     num_sms, chunk = 2 * plans.randint(1, 4), plans.randint(1, 12)
     config = nbep.Config(num_sms, chunk, plans.randint(chunk + 1, 64))
     fp8 = hidden % 128 == 0 and plans.random() < 0.5
-    return Plan(hidden, plans.randint(1, 8), num_tokens, config, fp8, plans.getrandbits(48))
+    num_topk, seed = plans.randint(1, MAX_TOPK), plans.getrandbits(48)
+    return Plan(hidden, num_topk, num_tokens, config, fp8, seed, plans.random() < 0.5, plans.random() < 0.5)
 
 
 def inputs_of(plan: Plan, rank: int, num_experts: int) -> Inputs:
@@ -145,11 +151,12 @@ def run_round(rank: int, num_ranks: int, buffer: nbep.Buffer, plan: Plan) -> lis
         is_token_in_rank=is_token_in_rank,
         num_tokens_per_expert=num_tokens_per_expert,
         config=plan.config,
+        zero_copy=plan.direct_dispatch,
     )
     assert handle is not None
     tokens = nbep.per_token_cast_back(*received) if plan.fp8 else received
     combined, combined_weights, _ = buffer.combine(
-        tokens * (rank + 1), handle, topk_weights=recv_weights, config=plan.config
+        tokens * (rank + 1), handle, topk_weights=recv_weights, config=plan.config, zero_copy=plan.direct_combine
     )
 
     faults = []

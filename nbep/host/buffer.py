@@ -12,7 +12,7 @@ import os
 import warnings
 from typing import Any, Literal
 
-from nbep.device.layout.intranode import MAX_NVL_PEERS
+from nbep.device.layout.intranode import MAX_NVL_PEERS, MAX_TOPK
 from nbep.host import validate
 from nbep.host.arguments import flags, integer
 from nbep.host.comm import connect, gather_results
@@ -23,6 +23,7 @@ from nbep.host.internode.combine import combine as internode_combine
 from nbep.host.internode.dispatch import dispatch as internode_dispatch
 from nbep.host.internode.handle import InternodeHandle
 from nbep.host.intranode.combine import combine
+from nbep.host.intranode.direct import size_hint
 from nbep.host.intranode.dispatch import Counts, dispatch
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.layout import get_dispatch_layout
@@ -70,6 +71,8 @@ class Buffer(LowLatencyVerbs):
                   "nvshmem"   NVSHMEM's heap and device calls; needs GPUs, a process for each, and nbep[nvshmem]
               num_nvl_peers ranks of a node, which are consecutive: 1 to 8. None: environment variable
               NBEP_NUM_NVL_PEERS, or all ranks, if they are more than 8 the most that divide them
+              num_zero_copy_bytes more symmetric memory, for calls with zero_copy inside a node; see
+              get_zero_copy_size_hint. Only the keyword is taken
               nic how the software NIC is made, and what it does badly. None: environment variable NBEP_NIC
               ("seed=3,max_delay_ns=500"), or NicOptions(). "nvshmem": queue pairs of a real NIC, which NVSHMEM makes;
               this has run on no NIC yet
@@ -123,6 +126,7 @@ class Buffer(LowLatencyVerbs):
         transport: TransportName | None = None,
         num_nvl_peers: int | None = None,
         nic: NicOptions | Literal["nvshmem"] | None = None,
+        num_zero_copy_bytes: int = 0,
     ):
         self._memory: NodeMemory | None = None
         communicator, runtime = connect(group, comm)
@@ -136,7 +140,14 @@ class Buffer(LowLatencyVerbs):
                 enable_shrink=enable_shrink,
             )
             sizes = validate.buffer_arguments(
-                communicator, runtime, num_nvl_bytes, num_rdma_bytes, low_latency_mode, enable_shrink, handle_type
+                communicator,
+                runtime,
+                num_nvl_bytes,
+                num_rdma_bytes,
+                low_latency_mode,
+                enable_shrink,
+                handle_type,
+                num_zero_copy_bytes,
             )
             options = _network_options(
                 communicator.size,
@@ -183,6 +194,7 @@ class Buffer(LowLatencyVerbs):
             enable_shrink=enable_shrink,
             rdma_transport=rdma_transport,
             num_nvl_peers=options.num_nvl_peers,
+            num_zero_copy_bytes=own["num_zero_copy_bytes"],
         )
         self._memory.name = numbers
 
@@ -240,6 +252,17 @@ class Buffer(LowLatencyVerbs):
     def get_combine_config(num_ranks: int) -> Config:
         """The recommended combine config; as get_dispatch_config."""
         return table_config(COMBINE_TABLE, Buffer.num_sms, num_ranks)
+
+    @staticmethod
+    def get_zero_copy_size_hint(
+        num_max_tokens_per_rank: int, hidden: int, num_ranks: int, num_topk: int = MAX_TOPK
+    ) -> int:
+        """num_zero_copy_bytes that serve any dispatch and combine with zero_copy, of so many tokens of each rank.
+
+        Room for all tokens of all ranks twice, for two dispatches, and once for combine. Fewer bytes serve as well if
+        fewer tokens come; a call for which they are too few says so.
+        """
+        return size_hint(num_max_tokens_per_rank, hidden, num_ranks, num_topk)
 
     @staticmethod
     def is_sm90_compiled() -> bool:
@@ -329,6 +352,8 @@ class Buffer(LowLatencyVerbs):
         previous_event: EventOverlap | None = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
+        *,
+        zero_copy: bool = False,
     ) -> tuple[
         Array | tuple[Array, Array],
         Array | None,
@@ -352,6 +377,11 @@ class Buffer(LowLatencyVerbs):
                   config None: get_dispatch_config, with as many ring slots as the buffer holds (with a handle: of its
                   num_sms)
                   previous_event, async_finish, allocate_on_comm_stream as in get_dispatch_layout
+                  zero_copy inside a node: no rings. recv_x, its scales, recv_topk_idx, recv_topk_weights and the
+                  handle's recv_src_idx lie in the symmetric memory, and are the caller's until the second dispatch
+                  with zero_copy from here: that starts after the current stream's work, with allocate_on_comm_stream
+                  after previous_event alone, and then they are other tokens'. On the emulator a later use is an error.
+                  The rest of the handle stays, and serves calls of both kinds
         Returns:  recv_x as x: [num_recv_tokens, hidden], scales row-major; by source rank, then in the order of x
                   recv_topk_idx [num_recv_tokens, num_topk] int64, this rank's experts from 0 on, or -1
                   recv_topk_weights [num_recv_tokens, num_topk] float32, 0 where the index is -1
@@ -373,6 +403,7 @@ class Buffer(LowLatencyVerbs):
         """
         memory = self._usable_normal("dispatch")
         chosen = dispatch if memory.internode is None else internode_dispatch
+        options = _zero_copy_option(memory, zero_copy)
         return chosen(
             memory,
             x,
@@ -388,6 +419,7 @@ class Buffer(LowLatencyVerbs):
             previous_event,
             async_finish,
             allocate_on_comm_stream,
+            **options,
         )
 
     def combine(
@@ -400,6 +432,8 @@ class Buffer(LowLatencyVerbs):
         previous_event: EventOverlap | None = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
+        *,
+        zero_copy: bool = False,
     ) -> tuple[Array, Array | None, EventOverlap]:
         """Bring tokens back to where they came from and add them up, without weights. Collective.
 
@@ -409,6 +443,8 @@ class Buffer(LowLatencyVerbs):
                   bias [num_tokens, hidden] bf16, or a tuple of two: added first
                   config None: get_combine_config of the handle's num_sms, with as many ring slots as the buffer holds
                   previous_event, async_finish, allocate_on_comm_stream as in get_dispatch_layout
+                  zero_copy inside a node: rows go straight to their source's symmetric memory, without rings; x may
+                  lie anywhere. The handle is not rewritten
         Returns:  combined_x [num_tokens, hidden] bf16, added in float32: bias, then ranks ascending
                   combined_topk_weights [num_tokens, num_topk] float32, None without topk_weights
                   event
@@ -421,6 +457,7 @@ class Buffer(LowLatencyVerbs):
         """
         memory = self._usable_normal("combine")
         chosen = combine if memory.internode is None else internode_combine
+        options = _zero_copy_option(memory, zero_copy)
         return chosen(
             memory,
             x,
@@ -431,6 +468,7 @@ class Buffer(LowLatencyVerbs):
             previous_event,
             async_finish,
             allocate_on_comm_stream,
+            **options,
         )
 
     def _usable_normal(self, verb: str) -> NodeMemory:
@@ -460,6 +498,13 @@ def _network_options(
     if nic is None:
         nic = NicOptions.parse(os.environ.get("NBEP_NIC", ""))
     return NetworkOptions.check(transport, num_nvl_peers, num_qps, use_nvlink, nic, num_ranks)
+
+
+def _zero_copy_option(memory: NodeMemory, zero_copy: bool) -> dict[str, bool]:
+    """What the verbs inside a node take besides."""
+    if zero_copy and memory.internode is not None:
+        validate.refuse("zero_copy", True, "False between nodes")
+    return {"zero_copy": True} if zero_copy else {}
 
 
 def _timeout_ms() -> float:

@@ -39,6 +39,9 @@ class Config:
     mix_roles                          dispatch: False: even blocks send and odd ones receive, as DeepEP's; True: all
                                        do both; None: what suits the target
 
+    num_push_sms                       combine with zero_copy: SMs that push before they add up, the others add up from
+                                       the start; None: five of eight
+
     Raises: ValueError if a setting is no integer or out of range
     """
 
@@ -48,6 +51,7 @@ class Config:
     num_max_rdma_chunked_send_tokens: int = 6
     num_max_rdma_chunked_recv_tokens: int = 256
     num_threads: int | None = field(default=None, kw_only=True)
+    num_push_sms: int | None = field(default=None, kw_only=True)
     mix_roles: bool | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -73,6 +77,8 @@ class Config:
                 f"num_max_rdma_chunked_send_tokens: got {send_tokens}; "
                 f"must be at most half of num_max_rdma_chunked_recv_tokens ({recv_tokens})"
             )
+        if self.num_push_sms is not None:
+            object.__setattr__(self, "num_push_sms", integer("num_push_sms", self.num_push_sms, 1))
         if self.num_threads is not None:
             num_threads = integer("num_threads", self.num_threads)
             if num_threads <= 0 or num_threads % 32 != 0:
@@ -207,6 +213,14 @@ def table_config(table: Table, num_sms: int, num_ranks: int) -> Config:
         return Config(num_sms, *table.over_nodes[num_ranks])
     known = ", ".join(map(str, (*table.in_node, *table.over_nodes)))
     raise ValueError(f"num_ranks: got {num_ranks}; must be one of {known}")
+
+
+ZERO_COPY_CHUNK = 4  # rows that combine with zero_copy pushes before it says so
+
+
+def zero_copy_config(num_sms: int) -> Config:
+    """The config of calls with zero_copy when none is given. Such calls have no rings."""
+    return Config(num_sms, ZERO_COPY_CHUNK)
 
 
 def nodes_config(table: Table, num_sms: int, num_nodes: int) -> Config:

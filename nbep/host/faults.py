@@ -105,6 +105,11 @@ def read_report(thread: Any, frame: FrameType | None) -> Told | None:
 
 def fault_error(rank: int, report: FaultReport, timeout_ms: float, network: Sequence[str] = ()) -> Exception:
     """The exception for a report whose status is not 0. network: what is known of the network to the peer."""
+    if report.site == DISPATCH_RECEIVER_ROWS and report.channel < 0:
+        return ValueError(
+            f"recv_x: got {report.seen} rows on rank {rank}; must be at least {report.expected}, the tokens that came. "
+            f"Either num_worst_tokens or, if none was given, num_zero_copy_bytes at construction is too small"
+        )
     if report.site == DISPATCH_RECEIVER_ROWS:
         return ValueError(
             f"recv_x: got {report.seen} rows on rank {rank}; must be at least {report.expected}, "

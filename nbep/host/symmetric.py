@@ -4,6 +4,7 @@ construct: allocate -> handles to all ranks -> open peers, fill the pointer tabl
 is known to all ranks, and all give back what they have made.
 
 symmetric memory  num_nvl_bytes of rings | barrier signals | buffer_ptrs | barrier_signal_ptrs; see layout.intranode
+                  | num_zero_copy_bytes for calls without rings; see layout.direct
 counters          moe_recv_counter, moe_recv_expert_counter: kernels write, the CPU polls
 report            FaultReport: kernels write, the CPU reads
 claim, workspace  this rank's kernels only
@@ -41,6 +42,7 @@ from nbep.host.events import EventHandle, EventOverlap, handle_of
 from nbep.host.faults import destroy_error, destroyed_without, fault_error
 from nbep.host.internode.memory import KERNELS as INTERNODE_KERNELS
 from nbep.host.internode.memory import InternodeMemory
+from nbep.host.intranode.direct import DirectMemory
 from nbep.host.low_latency.memory import KERNELS as LOW_LATENCY_KERNELS
 from nbep.host.low_latency.memory import LowLatencyMemory
 from nbep.host.network import check_target, create_transport
@@ -144,6 +146,7 @@ class NodeMemory:
         enable_shrink: bool = False,
         rdma_transport: Transport | None = None,
         num_nvl_peers: int = 0,
+        num_zero_copy_bytes: int = 0,
     ):
         self.runtime = runtime
         self.comm = comm
@@ -151,6 +154,7 @@ class NodeMemory:
         self.num_ranks = comm.size
         self.num_nvl_peers = num_nvl_peers or comm.size  # ranks of a node
         self.num_nvl_bytes = num_nvl_bytes
+        self.num_zero_copy_bytes = num_zero_copy_bytes
         self.timeout_ms = timeout_ms
         self.transport = transport
         self.identity = object()
@@ -161,6 +165,7 @@ class NodeMemory:
         self.fault: Exception | None = None
         self.rdma: RdmaMemory | None = None
         self.low_latency: LowLatencyMemory | None = None  # unless the buffer has no low-latency mode
+        self.direct: DirectMemory | None = None  # unless the buffer has no room for it
         self.internode: InternodeMemory | None = None  # where the normal mode goes between nodes
         self._is_open = True
         # A rank that was masked has missed calls of the others.
@@ -199,10 +204,13 @@ class NodeMemory:
         runtime = self.runtime
         self.comm_stream = runtime.create_stream("comm")
         undo.callback(self.comm_stream.close)
-        num_bytes = self.num_nvl_bytes + TRAILER_BYTES
+        num_bytes = self.num_nvl_bytes + TRAILER_BYTES + self.num_zero_copy_bytes
         self.symmetric = owned(
             self.transport.allocate(self.comm, num_bytes, "nvl_buffer", self._describe, handle_type, zero)
         )
+        if self.num_zero_copy_bytes > 0:
+            start = self.num_nvl_bytes + TRAILER_BYTES
+            self.direct = DirectMemory(runtime, self.symmetric, start, self.num_zero_copy_bytes, self.num_ranks)
         self.symmetric.write(self.num_nvl_bytes, np.zeros(BARRIER_SIGNAL_BYTES // 4, np.int32))
         self.device = owned(
             runtime.allocate(ALIGNMENT_BYTES + 4 * self._num_layout_counters, "claim and layout workspace")
@@ -250,6 +258,8 @@ class NodeMemory:
         tables = own + 8 * self._first_in_node
         rank = self.rank - self._first_in_node
         self.peers = Peers(tables + buffer_ptrs, tables + signal_ptrs, rank, self.num_nvl_peers)
+        if self.direct is not None:
+            self.direct.open(bases, self.peers)
 
     def close(self) -> None:
         """Wait for the peers, then for the work of all, then give everything back. Collective.
@@ -357,7 +367,7 @@ class NodeMemory:
         is_own = previous is not None and (order.allocate_on_comm_stream or not self.runtime.is_capturing)
         with self.runtime.allocating_on(self.comm_stream) if is_own else nullcontext():
             yield empty
-        if not (is_own and self.runtime.let_current_stream_use(outputs)):
+        if not (is_own and (not outputs or self.runtime.let_current_stream_use(outputs))):
             self.comm_stream.wait_current_stream()
 
     def finish(self, async_finish: bool) -> EventOverlap:
@@ -408,6 +418,8 @@ class NodeMemory:
             raise self.fault
 
     def _describe(self, offset: int) -> str:
+        if self.direct is not None and offset >= self.direct.start:
+            return self.direct.describe(offset)
         named = bisect.bisect(self._cells, offset, key=lambda cell: cell[0])
         if named and offset < self.num_nvl_bytes:
             start, name = self._cells[named - 1]

@@ -29,6 +29,7 @@ from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.runtime.base import Array, HandleType, Runtime
 
 if TYPE_CHECKING:
+    from nbep.host.intranode.direct import DirectMemory
     from nbep.host.symmetric import NodeMemory
 
 INTRANODE_RANKS = (2, 4, 8)
@@ -78,10 +79,14 @@ def buffer_arguments(
     low_latency_mode: bool,
     enable_shrink: bool,
     handle_type: object,
+    num_zero_copy_bytes: Any = 0,
 ) -> dict[str, Any]:
     """What must be the same on all ranks, by name, with the sizes as int."""
     num_nvl_bytes = symmetric_memory(runtime, "num_nvl_bytes", num_nvl_bytes, 0, handle_type)
     num_rdma_bytes = symmetric_memory(runtime, "num_rdma_bytes", num_rdma_bytes, 0, handle_type)
+    num_zero_copy_bytes = symmetric_memory(runtime, "num_zero_copy_bytes", num_zero_copy_bytes, 0, handle_type)
+    if num_zero_copy_bytes > 0:
+        symmetric_memory(runtime, "num_nvl_bytes + num_zero_copy_bytes", num_nvl_bytes + num_zero_copy_bytes, 0, "ipc")
     if low_latency_mode and num_rdma_bytes == 0:
         refuse("num_rdma_bytes", 0, "positive with low_latency_mode; see get_low_latency_rdma_size_hint")
     if enable_shrink and not low_latency_mode:
@@ -89,6 +94,7 @@ def buffer_arguments(
     return {
         "num_nvl_bytes": num_nvl_bytes,
         "num_rdma_bytes": num_rdma_bytes,
+        "num_zero_copy_bytes": num_zero_copy_bytes,
         "low_latency_mode": bool(low_latency_mode),
         "enable_shrink": bool(enable_shrink),
         "handle_type": handle_type,
@@ -99,6 +105,8 @@ def nodes(comm: Communicator, sizes: dict[str, Any], num_nvl_peers: int) -> None
     """The number of ranks fits the modes that the buffer is for, and what is between nodes has its buffers."""
     num_ranks = comm.size
     num_nodes = num_ranks // num_nvl_peers
+    if sizes["num_zero_copy_bytes"] > 0 and num_nodes > 1:
+        refuse("num_zero_copy_bytes", sizes["num_zero_copy_bytes"], f"0 between {num_nodes} nodes")
     hint = "; start the script under mpiexec" if num_ranks == 1 and is_mpi_comm(comm) else ""
     if sizes["low_latency_mode"] and num_ranks not in range(2, MAX_RANKS + 1):
         refuse("group", f"{num_ranks} ranks", f"a group of 2 to {MAX_RANKS} ranks{hint}")
@@ -312,6 +320,18 @@ def config(value: object, num_ranks: int, min_threads: int) -> None:
             threads,
             f"a multiple of {32 * num_ranks} (a warp a rank) from {min_threads} to {MAX_RING_THREADS}",
         )
+
+
+def zero_copy(memory: NodeMemory) -> DirectMemory:
+    """The memory for calls without rings."""
+    if memory.direct is None:
+        refuse("zero_copy", True, "False: num_zero_copy_bytes was 0 at construction")
+    return memory.direct
+
+
+def num_push_sms(config: Config) -> None:
+    if config.num_push_sms is not None and config.num_push_sms > config.num_sms:
+        refuse("config.num_push_sms", config.num_push_sms, f"at most num_sms, {config.num_sms}")
 
 
 def buffer_size(shape: RingShape, num_nvl_bytes: int) -> None:

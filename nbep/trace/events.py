@@ -12,11 +12,13 @@ from nbep.device.layout.intranode import Notes, RingShape
 _CELL = re.compile(
     r"(?:recv )?((?:send )?\w+)(?:\[(?:channel (\d+), (src|node) (\d+)(?:, slot (\d+))?|[^]]*)\])?(?: \+ (\d+))?"
 )
+_DIRECT = re.compile(r"\w+\[(row|slot) (\d+)[],]")  # without rings: `recv_x[row 3, half 0] + 0`, `x[slot 2] + 0`
 _MESSAGE = re.compile(r"(count message) recv\[(\d+), node (\d+)\] word (\d+)")
 OUTPUTS = ("recv_x", "combined_x")  # what kernels write tokens to; a row is a cell
 TOKENS = ("x", "message", "count message", "row", *OUTPUTS)  # their first bytes are recorded
 KEPT = tuple(f"send {name}" for name in (*Notes._fields, "x", "padding"))  # in a rank's own buffer, for its NIC
-PAYLOAD = (*Notes._fields, "padding", *TOKENS, *KEPT)
+DIRECT_NOTES = ("recv_src_idx", "recv_topk_idx", "recv_topk_weights", "recv_x_scales")  # without rings
+PAYLOAD = (*Notes._fields, "padding", *DIRECT_NOTES, *TOKENS, *KEPT)
 
 
 class Cell(NamedTuple):
@@ -44,6 +46,10 @@ class Cell(NamedTuple):
             name, place, node, word = message.groups()
             return cls(owner, text, name, slot=int(place), byte=4 * int(word), node=int(node))
         name, channel, kind, src, slot, byte = match.groups()
+        direct = _DIRECT.match(text)
+        row = -1
+        if direct is not None:
+            row, slot = (int(direct[2]), None) if direct[1] == "row" else (-1, direct[2])
         return cls(
             owner,
             text.removeprefix("recv "),
@@ -52,6 +58,7 @@ class Cell(NamedTuple):
             int(src) if kind == "src" else -1,
             int(slot) if slot else -1,
             int(byte) if byte else 0,
+            row=row,
             node=int(src) if kind == "node" else -1,
         )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from greenlet import getcurrent, greenlet
 
+from nbep.device.kernels.intranode.direct_combine import DirectCombineSizes
 from nbep.device.kernels.intranode.dispatch import DispatchSizes, join_team
 from nbep.device.layout.intranode import RingShape
 
@@ -48,4 +49,8 @@ def role_of(launch: Any, block: int, thread: int) -> str:
         if block % 2 == 0:
             return "sender"
         return "coordinator" if thread < 32 else "receiver"
+    if launch.name == "direct_dispatch":
+        return "sender"
+    if launch.name == "direct_combine" and DirectCombineSizes in args:
+        return "pusher" if block < args[DirectCombineSizes].num_push_blocks else "summer"
     return launch.name

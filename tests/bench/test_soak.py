@@ -12,6 +12,7 @@ from nbep.bench import soak
 def soak_of(monkeypatch):
     """Run the soak on two emulated ranks, whose rounds find what find(rank, number) returns; which ones were run."""
     monkeypatch.setattr(soak, "NUM_NVL_BYTES", 256)
+    monkeypatch.setattr(soak, "MAX_TOKENS", 2)
     monkeypatch.setattr(soak, "can_run", lambda *_, **__: True)
     monkeypatch.setattr(soak, "mpi_world", lambda: None)
     spawn = nbep.spawn
@@ -79,6 +80,8 @@ def test_every_round_has_inputs_and_sizes_of_its_own():
     assert len({tuple(plan.num_tokens) for plan in plans}) == len(plans)
     assert any(0 in plan.num_tokens for plan in plans)
     assert all(plan.hidden % 128 == 0 for plan in plans if plan.fp8)
+    ways = {(plan.direct_dispatch, plan.direct_combine) for plan in plans}
+    assert len(ways) == 4, "rings and no rings follow each other in every order"
     assert 0.2 < sum(plan.fp8 for plan in plans) / len(plans) < 0.6
 
 

@@ -1,9 +1,9 @@
 """Layout, dispatch and combine in one CUDA graph, replayed with new inputs; one process per GPU.
 
-    mpirun -n 2 python tests/cuda/graph_main.py [--async]
+    mpirun -n 2 python tests/cuda/graph_main.py [--async] [--zero-copy]
 
 With num_worst_tokens nothing on the way needs the CPU. The exit code is 0 if every replay gave what the reference says.
-With --async the calls return at once, and their outputs belong to the comm stream.
+With --async the calls return at once, and their outputs belong to the comm stream. With --zero-copy there are no rings.
 """
 
 import sys
@@ -16,7 +16,7 @@ import mpi_main  # sets the environment, so it comes first
 from arrays import to_target
 from cases import Case, make_case
 from graphs import NUM_REPLAYS, NUM_TOKENS, replay
-from intranode import FACTORS, Expected, Options, Outcome, num_nvl_bytes
+from intranode import FACTORS, Expected, Options, Outcome
 from mpi4py import MPI
 
 import nbep
@@ -34,8 +34,10 @@ class Layer:
         self.rank = comm.rank
         case = case_of(0, comm.size)
         self.num_experts = case.num_experts
-        self.options = Options(nbep.Config(4, 3, 8), num_worst_tokens=sum(case.num_tokens) + 3)
-        self.buffer = nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes(case, self.options))
+        self.options = Options(
+            nbep.Config(4, 3, 8), num_worst_tokens=sum(case.num_tokens) + 3, zero_copy="--zero-copy" in sys.argv
+        )
+        self.buffer = nbep.Buffer(comm, **self.options.buffer_arguments(case))
         self.inputs = self.arrays(case)
         self.is_async = "--async" in sys.argv
 
@@ -65,6 +67,7 @@ class Layer:
             num_tokens_per_expert=layout[2],
             num_worst_tokens=self.options.num_worst_tokens,
             config=self.options.config,
+            **self.options.way,
             **self.order(event),
         )
         event.current_stream_wait()
@@ -72,7 +75,12 @@ class Layer:
         outcome = Outcome(tuple(layout), recv_x, recv_topk_idx, recv_topk_weights, counts, handle, heads)
         expert_output = (recv_x.float() * float(FACTORS[self.rank])).bfloat16()
         outcome.combined_x, outcome.combined_topk_weights, event = self.buffer.combine(
-            expert_output, handle, topk_weights=recv_topk_weights, config=self.options.config, **self.order()
+            expert_output,
+            handle,
+            topk_weights=recv_topk_weights,
+            config=self.options.config,
+            **self.options.way,
+            **self.order(),
         )
         event.current_stream_wait()
         return outcome

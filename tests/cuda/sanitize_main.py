@@ -34,6 +34,9 @@ def main() -> None:
     run(make_case(2, num_tokens=5, hidden=256), Options(small, fp8="column"), fn=cached_round_trip)
     run(make_case(3, num_tokens=4), Options(num_worst_tokens=9))
     run(make_case(4, num_tokens=12, hidden=4608, routing="everywhere"), Options(nbep.Config(2, 3, 7)))
+    run(make_case(5, num_tokens=(7, 3), hidden=264), Options(small, num_biases=2, zero_copy=True))
+    run(make_case(6, num_tokens=5, hidden=512), Options(small, fp8="column", zero_copy=True), fn=cached_round_trip)
+    run(make_case(7, num_tokens=12, hidden=4608), Options(nbep.Config(2, 3, 7), zero_copy=True))
     target.spawn(cast, 1)
     print("all results are right")
 

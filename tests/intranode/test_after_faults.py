@@ -2,28 +2,15 @@
 
 import numpy as np
 import pytest
+from calls import hold_back
 from cases import make_case
 from intranode import Options, combine, dispatch, dispatch_arguments, make_buffer
 from target import spawn
 
 import nbep
 from nbep import reference
-from nbep.host.runtime.base import current_runtime
 
 pytestmark = pytest.mark.emulator_only("the late launch is arranged")
-
-
-def hold_back(patch: pytest.MonkeyPatch, kernel: str, arrived: list) -> None:
-    """Launch this rank's kernel of that name only when `arrived` is not empty."""
-    runtime = current_runtime()
-    launch = runtime.launch
-
-    def late(stream, function, *args):
-        if function.__name__ == kernel:
-            runtime.wait_until(lambda: bool(arrived), lambda: "the fault of the other rank")
-        launch(stream, function, *args)
-
-    patch.setattr(runtime, "launch", late)
 
 
 @pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])

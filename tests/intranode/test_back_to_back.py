@@ -26,6 +26,16 @@ def test_every_call_gets_the_references_bits(num_ranks, seeds, memory_model):
         check_calls(seed, make_calls(seed, num_ranks), memory_model=memory_model)
 
 
+@pytest.mark.parametrize("memory_model", MEMORY_MODELS)
+@pytest.mark.parametrize(
+    ("num_ranks", "seeds"),
+    both_parts([(2, range(1))], thorough=[(2, range(1, 7)), (4, range(2))]),
+)
+def test_calls_through_rings_and_without_get_the_references_bits_in_turn(num_ranks, seeds, memory_model):
+    for seed in seeds:
+        check_calls(seed, make_calls(seed, num_ranks, mixed=True), memory_model=memory_model)
+
+
 SLOW_PLACES = [
     (f"{KERNELS}.notify_dispatch", "sum_counts"),
     (f"{KERNELS}.notify_dispatch", "count_channel_tokens"),
@@ -58,3 +68,13 @@ def test_a_notify_kernel_without_its_barrier_is_caught(kernel, monkeypatch):
     with pytest.raises((AssertionError, nbep.EmulatorError)):  # noqa: PT012
         for seed in range(12):
             check_calls(seed, make_calls(seed, 2), memory_model="checked")
+
+
+@pytest.mark.emulator_only("a wrong kernel may hang a GPU")
+@pytest.mark.parametrize("kernel", ["notify_dispatch", "cached_notify_dispatch"])
+def test_without_rings_too_a_notify_kernel_without_its_barrier_is_caught(kernel, monkeypatch):
+    module = import_module(f"{KERNELS}.{kernel}")
+    monkeypatch.setattr(module, "barrier_block", lambda peers, bounds: None)
+    with pytest.raises((AssertionError, nbep.EmulatorError)):  # noqa: PT012
+        for seed in range(12):
+            check_calls(seed, make_calls(seed, 2, zero_copy=True), memory_model="checked")

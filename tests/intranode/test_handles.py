@@ -18,6 +18,8 @@ from trips import (
 import nbep
 from nbep import reference
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_cached_dispatch_delivers_the_same_rows(num_ranks):
@@ -79,6 +81,7 @@ def test_asynchronous_calls_chain_by_events():
     run(make_case(10, num_tokens=6), fn=chained_by_events)
 
 
+@pytest.mark.about_rings
 def test_default_configs_fit_their_rings_into_the_buffer():
     case = make_case(12, num_tokens=30, routing="everywhere")
     expected = expected_dispatch(case, Options(nbep.Config()))

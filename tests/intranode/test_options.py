@@ -8,6 +8,8 @@ from parts import both_parts
 import nbep
 from nbep.device.layout.intranode import locate_ring
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 
 def test_without_topk_only_x_travels():
     run(make_case(1, num_ranks=4, num_tokens=6), Options(with_topk=False))
@@ -23,6 +25,7 @@ def test_fp8_with_one_scale_per_token():
     run(make_case(3, num_tokens=5, hidden=128), Options(fp8="column"))
 
 
+@pytest.mark.about_rings
 def test_rings_may_lie_beyond_2_gib():
     case, options = make_case(20, num_tokens=9), Options(nbep.Config(4, 2, 3 << 20))
     shape = options.config.ring_shape(2, 2 * case.hidden, case.topk_idx[0].shape[1], 0, 1)

@@ -39,11 +39,12 @@ def options(draw, case):
         expert_alignment=draw(st.sampled_from([1, 3, 8])),
         num_worst_tokens=sum(case.num_tokens) + draw(st.integers(0, 3)) if with_topk and draw(st.booleans()) else 0,
         num_biases=draw(st.integers(0, 2)),
+        zero_copy=draw(st.booleans()),
     )
 
 
 @pytest.mark.parametrize("memory_model", MEMORY_MODELS)
-@pytest.mark.parametrize("max_examples", both_parts([12], thorough=[200]))
+@pytest.mark.parametrize("max_examples", both_parts([16], thorough=[240]))
 def test_dispatch_and_combine_are_the_references_bits(max_examples, memory_model):
     @settings(max_examples=max_examples)
     @given(data=st.data(), case=cases(), seed=st.integers(0, 1 << 20))

@@ -7,6 +7,8 @@ from parts import both_parts
 
 import nbep
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
 def test_tokens_arrive_in_order_of_rank_channel_token_and_return(num_ranks):
@@ -47,6 +49,7 @@ def test_any_block_size(warps_per_rank):
     run(make_case(8, num_tokens=17), Options(config))
 
 
+@pytest.mark.about_rings
 @pytest.mark.parametrize(
     ("num_ranks", "warps_per_rank"), both_parts([(2, 1), (2, 3), (4, 1), (4, 2)], thorough=[(8, 1)])
 )
@@ -61,6 +64,7 @@ def test_any_number_of_channels(num_sms):
     run(make_case(9, num_tokens=7), Options(nbep.Config(num_sms, 2, 4)))
 
 
+@pytest.mark.about_rings
 @pytest.mark.parametrize(("send", "recv"), [(1, 2), (1, 3), (3, 4), (4, 16), (5, 64)])
 def test_any_chunk_and_ring_size(send, recv):
     run(make_case(10, num_tokens=23, routing="everywhere"), Options(nbep.Config(2, send, recv)))

@@ -38,6 +38,7 @@ def round_trips(comm):
         (make_case(3, num_ranks=num_ranks, num_tokens=4, hidden=256), Options(fp8="column", with_topk=False)),
         (make_case(4, num_ranks=num_ranks, num_tokens=3), Options(num_worst_tokens=3 * num_ranks)),
         (make_case(5, num_ranks=num_ranks, num_tokens=6), Options(expert_alignment=4)),
+        (make_case(6, num_ranks=num_ranks, num_tokens=6, hidden=512), Options(fp8="row", zero_copy=True)),
     ):
         check_all_ranks(comm, case, options, round_trip(comm, case, options))
 

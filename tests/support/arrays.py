@@ -47,7 +47,9 @@ def assert_kind(*values: Any) -> None:
         if isinstance(value, tuple):
             assert_kind(*value)
         elif hasattr(value, "dtype"):
-            assert type(value) is _library().array_class(), f"{type(value)} came out where {LIBRARY}'s arrays went in"
+            assert isinstance(value, _library().array_class()), (
+                f"{type(value)} came out where {LIBRARY}'s arrays went in"
+            )
 
 
 def array_name() -> str:

@@ -22,18 +22,23 @@ from intranode import (
     make_buffer_for,
 )
 from target import spawn
+from trips import cached_dispatch
 
 import nbep
 from nbep.device.primitives import globaltimer
 from nbep.emulator import current_thread
+from nbep.host.runtime.base import current_runtime
 
 NUM_CALLS = 5
 Call = tuple[Case, Options, bool, bool]
 
 
-def make_calls(seed: int, num_ranks: int, num_nodes: int = 1, **options: Any) -> list[Call]:
-    """(case, options, whether a cached dispatch and a combine follow) of some rounds, each of other sizes."""
-    rng = random.Random(seed)
+def make_calls(seed: int, num_ranks: int, num_nodes: int = 1, mixed: bool = False, **options: Any) -> list[Call]:
+    """(case, options, whether a cached dispatch and a combine follow) of some rounds, each of other sizes.
+
+    mixed: some go through rings, some do not
+    """
+    rng, ways = random.Random(seed), random.Random(seed)
     calls = []
     for _ in range(NUM_CALLS):
         chunk = rng.randint(1, 4)
@@ -52,6 +57,8 @@ def make_calls(seed: int, num_ranks: int, num_nodes: int = 1, **options: Any) ->
         else:
             config = internode.random_config(rng, num_nodes)
         kind = Options if num_nodes == 1 else internode.Options
+        if mixed:
+            options["zero_copy"] = ways.random() < 0.6
         calls.append(
             (
                 case,
@@ -71,7 +78,7 @@ def one_after_the_other(comm, calls: Sequence[Call]) -> list[Outcome]:
         outcome = dispatch(buffer, case, options, comm.rank)
         if with_cached:
             x = to_target(dispatch_input(case, options, comm.rank))
-            outcome.cached_x = buffer.dispatch(x, handle=outcome.handle, config=options.config)[0]
+            outcome.cached_x = cached_dispatch(buffer, x, outcome.handle, options)
         if with_combine:
             combine(buffer, case, options, comm.rank, outcome)
         outcomes.append(outcome)
@@ -114,7 +121,7 @@ def run_ahead(comm, rounds: Sequence[Round], steps: Sequence[Step]) -> list:
     handles, outcomes = {}, []
     for what, number in steps:
         (case, options), wanted = rounds[number], expected[number]
-        later = {"config": options.config, "async_finish": True}
+        later = {"config": options.config, "async_finish": True, **options.way}
         if what == "dispatch":
             _, arguments = dispatch_arguments(buffer, case, options, rank)
             outcome, *_, handles[number], event = buffer.dispatch(**arguments, async_finish=True)
@@ -159,3 +166,16 @@ class SlowRank:
             return function(*args)
 
         return slow_function
+
+
+def hold_back(patch: pytest.MonkeyPatch, kernel: str, arrived: list) -> None:
+    """Launch this rank's kernel of that name only when `arrived` is not empty."""
+    runtime = current_runtime()
+    launch = runtime.launch
+
+    def late(stream, function, *args):
+        if function.__name__ == kernel:
+            runtime.wait_until(lambda: bool(arrived), lambda: "the fault of the other rank")
+        launch(stream, function, *args)
+
+    patch.setattr(runtime, "launch", late)

@@ -32,6 +32,25 @@ def _rounds(num_ranks: int) -> list[tuple]:
         (cached_round_trip, case(11, num_ranks, ragged, hidden=256), Options(fp8="column", config=wide)),
         (round_trip, case(12, num_ranks, 64, hidden=7168, num_topk=8, experts_per_rank=8), Options(wide)),
         (round_trip, case(13, num_ranks, 64, hidden=7168, num_topk=8, experts_per_rank=8), Options(wide, fp8="column")),
+        *rounds_without_rings(num_ranks),
+    ]
+
+
+def rounds_without_rings(num_ranks: int) -> list[tuple]:
+    ragged = [(7 * rank + 3) % 12 for rank in range(num_ranks)]
+    wide = nbep.Config(8, 4, 16)
+    large = {"hidden": 7168, "num_topk": 8, "experts_per_rank": 8}
+    return [
+        (fn, case, replace(options, zero_copy=True))
+        for fn, case, options in (
+            (round_trip, case(21, num_ranks, ragged, hidden=264), Options(num_biases=2)),
+            (round_trip, case(22, num_ranks, 5), Options(num_worst_tokens=5 * num_ranks + 2, expert_alignment=16)),
+            (round_trip, case(23, num_ranks, 4, routing="nowhere"), Options(num_biases=1)),
+            (cached_round_trip, case(24, num_ranks, ragged, hidden=256), Options(fp8="column", config=wide)),
+            (round_trip, case(25, num_ranks, 9, hidden=384), Options(fp8="packed", with_topk=False)),
+            (cached_round_trip, case(26, num_ranks, 200, **large), Options(wide)),
+            (round_trip, case(27, num_ranks, 200, **large), Options(wide, fp8="column")),
+        )
     ]
 
 

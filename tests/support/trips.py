@@ -9,12 +9,13 @@ from intranode import (
     Outcome,
     check,
     combine,
-    copied_heads,
     dispatch,
     dispatch_arguments,
     dispatch_input,
+    kept,
     make_buffer,
     make_buffer_for,
+    outcome_of,
 )
 from target import spawn
 
@@ -23,12 +24,17 @@ import nbep
 Round = tuple[Case, Options]
 
 
+def cached_dispatch(buffer, x, handle, options: Options):
+    """recv_x of a dispatch of x along the routes of a handle."""
+    return kept(options, buffer.dispatch(x, handle=handle, config=options.config, **options.way)[0])
+
+
 def cached_dispatch_after_combine(comm, case: Case, options: Options) -> Outcome:
     buffer = make_buffer(comm, case, options)
     outcome = dispatch(buffer, case, options, comm.rank)
     combine(buffer, case, options, comm.rank, outcome)
     x = to_target(dispatch_input(case, options, comm.rank))
-    outcome.cached_x = buffer.dispatch(x, handle=outcome.handle, config=options.config)[0]
+    outcome.cached_x = cached_dispatch(buffer, x, outcome.handle, options)
     combine(buffer, case, options, comm.rank, outcome)
     buffer.destroy()
     return outcome
@@ -58,8 +64,7 @@ def chained_by_events(comm, case: Case, options: Options) -> Outcome:
         **arguments, previous_event=event, **overlap
     )
     event.current_stream_wait()
-    heads = copied_heads(options, handle)
-    outcome = Outcome(tuple(layout), recv_x, recv_topk_idx, recv_topk_weights, counts, handle, heads)
+    outcome = outcome_of(options, tuple(layout), recv_x, recv_topk_idx, recv_topk_weights, counts, handle)
     combine(buffer, case, options, rank, outcome)
     buffer.destroy()
     return outcome
@@ -94,7 +99,7 @@ def two_handles_in_turns(comm, rounds: Sequence[Round]) -> list[Outcome]:
     b = dispatch(buffer, second, others, comm.rank)
     combine(buffer, first, options, comm.rank, a)
     x = to_target(dispatch_input(second, others, comm.rank))
-    b.cached_x = buffer.dispatch(x, handle=b.handle, config=others.config)[0]
+    b.cached_x = cached_dispatch(buffer, x, b.handle, others)
     combine(buffer, second, others, comm.rank, b)
     combine(buffer, first, options, comm.rank, a)
     buffer.destroy()

@@ -66,6 +66,8 @@ FORWARDER_NVL_TAIL = 28
 FORWARDER_RDMA_HEAD = 29
 RDMA_RECEIVER_TAIL = 30
 RDMA_RECEIVER_COORDINATOR = 31
+DIRECT_ARRIVED = 32
+DIRECT_LANDED = 33
 OWN_SITES = 100
 
 SITES = {
@@ -103,6 +105,8 @@ SITES = {
     FORWARDER_RDMA_HEAD: ("internode combine forwarder", "head", "free slots in the peer's RDMA ring"),
     RDMA_RECEIVER_TAIL: ("internode combine RDMA receiver", "tail", "the peer's next sums"),
     RDMA_RECEIVER_COORDINATOR: ("internode combine coordinator", "heads", "the RDMA receivers of its own block"),
+    DIRECT_ARRIVED: ("direct dispatch receiver", "arrived", "all blocks of the peer to have sent their tokens"),
+    DIRECT_LANDED: ("direct combine summer", "landed", "the peer's row of a token"),
     NETWORK_PUSH: ("network_push", "arrived", "the neighbour's messages, or its word that all have arrived"),
 }
 
@@ -241,6 +245,36 @@ def wait_shared_tail_past(tail, index, bounds, peer, channel):
             deadline = start_wait(bounds)
         elif wait_expired(deadline):
             report_fault(bounds, COMBINE_RECEIVER_TAIL, peer, channel, index + 1, seen)
+            return
+
+
+@device_function
+def wait_blocks_arrived(cell, num_blocks, bounds, peer):
+    """Wait until so many blocks of a peer have sent all that they have: it can be read then."""
+    deadline = 0
+    while True:
+        seen = ld_acquire_sys_s32(cell)  # PAIR direct-arrived
+        if seen >= num_blocks:
+            return
+        if deadline == 0:
+            deadline = start_wait(bounds)
+        elif wait_expired(deadline):
+            report_fault(bounds, DIRECT_ARRIVED, peer, -1, num_blocks, seen)
+            return
+
+
+@device_function
+def wait_landed(cell, bounds, peer, row):
+    """Wait until a peer has pushed the chunk of rows that a cell stands for: they can be read then."""
+    deadline = 0
+    while True:
+        seen = ld_acquire_sys_s32(cell)  # PAIR direct-landed
+        if seen != 0:
+            return
+        if deadline == 0:
+            deadline = start_wait(bounds)
+        elif wait_expired(deadline):
+            report_fault(bounds, DIRECT_LANDED, peer, -1, row, seen)
             return
 
 

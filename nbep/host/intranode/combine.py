@@ -12,8 +12,9 @@ from nbep.device.kernels.intranode.combine import CombineInputs, CombineOutputs,
 from nbep.device.kernels.intranode.combine import combine as combine_kernel
 from nbep.device.layout.intranode import num_ring_cell_words
 from nbep.host import validate
-from nbep.host.config import COMBINE_TABLE, Config, fit_config, table_config
+from nbep.host.config import COMBINE_TABLE, Config, fit_config, table_config, zero_copy_config
 from nbep.host.events import EventOverlap
+from nbep.host.intranode.direct_combine import combine_direct
 from nbep.host.runtime.base import Array, MaybeArray
 from nbep.host.symmetric import NodeMemory, Order
 from nbep.host.tokens import check_combine_inputs, combine_must_be_alike
@@ -31,6 +32,7 @@ def combine(
     previous_event: EventOverlap | None,
     async_finish: bool,
     allocate_on_comm_stream: bool,
+    zero_copy: bool = False,
 ) -> tuple[Array, MaybeArray, EventOverlap]:
     """See Buffer.combine."""
     runtime, num_ranks = memory.runtime, memory.num_ranks
@@ -41,8 +43,10 @@ def combine(
     given = check_combine_inputs(runtime, x, topk_weights, bias, num_tokens, num_combined_tokens)
     hidden, num_topk = x.shape[1], given.num_topk
     token_sizes = (given.hidden_bytes, num_topk, 0, 0)
-    if config is None:
-        num_sms = 2 * handle.channel_prefix_matrix.shape[1]
+    num_sms = 2 * handle.channel_prefix_matrix.shape[1]
+    if config is None and zero_copy:
+        config = zero_copy_config(num_sms)
+    elif config is None:
         config = fit_config(
             table_config(COMBINE_TABLE, num_sms, num_ranks),
             memory.num_nvl_bytes,
@@ -51,10 +55,15 @@ def combine(
         )
     validate.config(config, num_ranks, MIN_THREADS)
     validate.handle_config(handle, config)
+    order = Order(previous_event, allocate_on_comm_stream)
+    if zero_copy:
+        validate.num_push_sms(config)
+        outputs = combine_direct(memory, x, handle, topk_weights, given, config, order)
+        return *outputs, memory.finish(async_finish)
     shape = config.ring_shape(num_ranks, *token_sizes)
     validate.buffer_size(shape, memory.num_nvl_bytes)
 
-    with memory.allocations(Order(previous_event, allocate_on_comm_stream), x) as empty:
+    with memory.allocations(order, x) as empty:
         combined_x = empty((num_combined_tokens, hidden), "bfloat16")
         combined_topk_weights: MaybeArray = None
         if topk_weights is not None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from nbep.device.kernels.intranode.cached_notify_dispatch import cached_notify_dispatch
 from nbep.device.kernels.intranode.dispatch import (
     DispatchInputs,
     DispatchOutputs,
@@ -19,13 +18,15 @@ from nbep.device.kernels.intranode.dispatch import (
     dispatch_smem_bytes,
 )
 from nbep.device.kernels.intranode.dispatch import dispatch as dispatch_kernel
-from nbep.device.kernels.intranode.notify_dispatch import NotifyInputs, NotifyOutputs, NotifySizes, notify_dispatch
 from nbep.device.layout.intranode import RingShape, num_ring_cell_words
 from nbep.host import validate
 from nbep.host.arguments import integer
-from nbep.host.config import DISPATCH_TABLE, Config, fit_config, table_config
+from nbep.host.config import DISPATCH_TABLE, Config, fit_config, table_config, zero_copy_config
 from nbep.host.events import EventOverlap
+from nbep.host.intranode import direct_dispatch
+from nbep.host.intranode.cached_dispatch import dispatch_cached
 from nbep.host.intranode.handle import DispatchHandle
+from nbep.host.intranode.notify import exchange_counts
 from nbep.host.runtime.base import Array, MaybeArray, Runtime
 from nbep.host.symmetric import Empty, NodeMemory, Order
 from nbep.host.tokens import Counts, Tokens, check_counts, must_be_alike, pair, wait_counters
@@ -46,6 +47,7 @@ def dispatch(
     previous_event: EventOverlap | None,
     async_finish: bool,
     allocate_on_comm_stream: bool,
+    zero_copy: bool = False,
 ) -> tuple[Any, MaybeArray, MaybeArray, list[int] | None, DispatchHandle | None, EventOverlap]:
     """See Buffer.dispatch. num_sms is that of the default config; num_tokens_per_rdma_rank is not looked at."""
     runtime = memory.runtime
@@ -53,16 +55,18 @@ def dispatch(
     validate.stream_options(previous_event, async_finish, allocate_on_comm_stream)
     expert_alignment = integer("expert_alignment", expert_alignment, 1)
     num_worst_tokens = integer("num_worst_tokens", num_worst_tokens, 0)
-    tokens = Tokens(*validate.payload(runtime, x), topk_idx, topk_weights)
+    order = Order(previous_event, allocate_on_comm_stream)
     if handle is not None:
-        handle = _check_cached(memory, tokens, handle)
-        num_sms = 2 * handle.channel_prefix_matrix.shape[1]
-    else:
-        may_read = validate.may_read(memory, previous_event)
-        check_counts(memory, tokens, counts, num_worst_tokens, may_read)
-    # A handle knows already where the tokens were at their ranks.
-    token_sizes = (tokens.hidden_bytes, tokens.num_topk, tokens.num_scales, int(handle is None))
-    if config is None:
+        recv_x = dispatch_cached(memory, x, handle, topk_idx, topk_weights, config, order, zero_copy)
+        return recv_x, None, None, None, None, memory.finish(async_finish)
+    tokens = Tokens(*validate.payload(runtime, x), topk_idx, topk_weights)
+    check_counts(memory, tokens, counts, num_worst_tokens, validate.may_read(memory, previous_event))
+    token_sizes = (tokens.hidden_bytes, tokens.num_topk, tokens.num_scales, 1)
+    if zero_copy:
+        validate.zero_copy(memory)
+    if config is None and zero_copy:
+        config = zero_copy_config(num_sms)
+    elif config is None:
         config = fit_config(
             table_config(DISPATCH_TABLE, num_sms, memory.num_ranks),
             memory.num_nvl_bytes,
@@ -70,19 +74,18 @@ def dispatch(
             *token_sizes,
         )
     validate.config(config, memory.num_ranks, 32 * memory.num_ranks)
-    if handle is not None:
-        validate.handle_config(handle, config)
-    shape = config.ring_shape(memory.num_ranks, *token_sizes)
-    validate.buffer_size(shape, memory.num_nvl_bytes)
-
-    memory.ring_shape = shape
-    order = Order(previous_event, allocate_on_comm_stream)
-    if handle is not None:
-        recv = _dispatch_cached(memory, tokens, handle, config, shape, order)
-        return pair(recv.recv_x, recv.recv_x_scales), None, None, None, None, memory.finish(async_finish)
-    recv, handle, counted = _dispatch_counted(
-        memory, tokens, counts, expert_alignment, num_worst_tokens, config, shape, order
-    )
+    recv: DispatchOutputs | direct_dispatch.Received
+    if zero_copy:
+        recv, handle, counted = direct_dispatch.dispatch_counted(
+            memory, tokens, counts, expert_alignment, num_worst_tokens, config, order
+        )
+    else:
+        shape = config.ring_shape(memory.num_ranks, *token_sizes)
+        validate.buffer_size(shape, memory.num_nvl_bytes)
+        memory.ring_shape = shape
+        recv, handle, counted = _dispatch_counted(
+            memory, tokens, counts, expert_alignment, num_worst_tokens, config, shape, order
+        )
     return (
         pair(recv.recv_x, recv.recv_x_scales),
         recv.recv_topk_idx,
@@ -91,18 +94,6 @@ def dispatch(
         handle,
         memory.finish(async_finish),
     )
-
-
-# Validate
-
-
-def _check_cached(memory: NodeMemory, tokens: Tokens, handle: Any) -> DispatchHandle:
-    handle = validate.handle(memory, handle)
-    validate.only_with_counts(tokens.topk_idx, tokens.topk_weights)
-    num_tokens = handle.is_token_in_rank.shape[0]
-    if tokens.num_tokens != num_tokens:
-        validate.refuse("x", f"{tokens.num_tokens} tokens", f"{num_tokens} tokens, as in the dispatch of the handle")
-    return handle
 
 
 # Size, launch, return
@@ -126,19 +117,15 @@ def _dispatch_counted(
         rank_prefix_matrix = empty((num_ranks, num_ranks), "int32")
         channel_prefix_matrix = empty((num_ranks, shape.num_channels), "int32")
     memory.compare_call("dispatch", lambda: must_be_alike(runtime, tokens, num_experts, config))
-    if polled:
-        memory.counters.fill(-1)  # "not here yet"; no launch that writes this set is left
-    runtime.launch(
-        memory.comm_stream,
-        notify_dispatch,
-        1 + num_ranks,
-        runtime.notify_threads,
-        0,
-        NotifyOutputs(rank_prefix_matrix, channel_prefix_matrix, *memory.counter_addresses(polled)),
-        NotifyInputs(counts.num_tokens_per_rank, counts.num_tokens_per_expert, counts.is_token_in_rank),
+    exchange_counts(
+        memory,
         memory.peers,
-        memory.bounds,
-        NotifySizes(tokens.num_tokens, num_experts, shape.num_channels, num_ring_cell_words(shape), expert_alignment),
+        num_ring_cell_words(shape),
+        counts,
+        expert_alignment,
+        polled,
+        rank_prefix_matrix,
+        channel_prefix_matrix,
     )
     num_recv_tokens = num_worst_tokens
     per_expert: list[int] = []
@@ -169,40 +156,6 @@ def _dispatch_counted(
         memory.identity,
     )
     return recv, handle, per_expert
-
-
-def _dispatch_cached(
-    memory: NodeMemory, tokens: Tokens, handle: DispatchHandle, config: Config, shape: RingShape, order: Order
-) -> DispatchOutputs:
-    """Dispatch again along the same routes."""
-    runtime, num_recv_tokens = memory.runtime, handle.recv_src_idx.shape[0]
-    with memory.allocations(order, tokens.x) as empty:
-        recv = _empty_outputs(runtime, empty, tokens, num_recv_tokens, memory.num_ranks, shape.num_channels, False)
-    memory.compare_call("dispatch", lambda: must_be_alike(runtime, tokens, None, config))
-    runtime.launch(
-        memory.comm_stream,
-        cached_notify_dispatch,
-        1,
-        runtime.notify_threads,
-        0,
-        num_ring_cell_words(shape),
-        memory.peers,
-        memory.bounds,
-    )
-    _launch_dispatch(
-        memory,
-        recv,
-        tokens,
-        handle.is_token_in_rank,
-        handle.rank_prefix_matrix,
-        handle.channel_prefix_matrix,
-        num_recv_tokens,
-        0,
-        0,
-        config,
-        shape,
-    )
-    return recv
 
 
 def _launch_dispatch(

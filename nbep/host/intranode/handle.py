@@ -31,12 +31,16 @@ class DispatchHandle:
     is_token_in_rank: Array
     send_head: Array
     owner: object | None = field(default=None, repr=False)  # the identity of the buffer; None for a plain tuple
+    plans: dict[Any, Any] = field(default_factory=dict, repr=False)  # of cached dispatches, see cached_dispatch
 
     def __iter__(self) -> Iterator[Array]:
         return iter(self._as_tuple())
 
     def __len__(self) -> int:
         return 6
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "plans": {}}  # they are for this process
 
     def __getitem__(self, index: Any) -> Any:
         return self._as_tuple()[index]

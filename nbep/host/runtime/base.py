@@ -348,6 +348,10 @@ class Runtime(ABC):
     def empty_by_columns(self, shape: tuple[int, int, int], dtype: str, like: Array) -> Array:
         """As `empty`, but neighbours in the second dimension lie side by side in memory, not those in the last."""
 
+    def lend(self, array: Array, lease: Any) -> Array:
+        """The array, as the caller gets it who may use it until a `lent.Lease` ends. The emulator finds later uses."""
+        return array
+
     @abstractmethod
     def dtype_like(self, dtype: str, like: Array) -> Any:
         """The dtype of that name, as the library of an array has it."""

@@ -37,6 +37,7 @@ from nbep.host.runtime.base import (
     SymmetricMemory,
 )
 from nbep.host.runtime.launches import check_launch
+from nbep.host.runtime.lent import check, lend
 
 WARP = 32
 UNWRITTEN = 0xCC  # every byte of a new array; -1.07e8 in bf16 and in float32
@@ -278,9 +279,11 @@ class EmulatorRuntime(Runtime):
         return EmulatedPolledMemory(self.space, self.space.allocate(num_bytes, name, zero=True))
 
     def is_array(self, value: Any) -> bool:
+        check(value)
         return isinstance(value, np.ndarray)
 
     def fits(self, value: Any, dtype: str, shape: tuple[int, ...]) -> bool:
+        check(value)
         is_such = isinstance(value, np.ndarray) and value.dtype == np.dtype(dtype) and value.shape == shape
         return is_such and bool(value.flags.c_contiguous)
 
@@ -307,6 +310,9 @@ class EmulatorRuntime(Runtime):
 
     def empty_by_columns(self, shape: tuple[int, int, int], dtype: str, like: Array) -> Array:
         return self.empty((shape[0], shape[2], shape[1]), dtype, like).transpose(0, 2, 1)
+
+    def lend(self, array: Array, lease: Any) -> Array:
+        return lend(array, lease)
 
     def dtype_like(self, dtype: str, like: Array) -> Any:
         return np.dtype(dtype)
@@ -338,6 +344,7 @@ class EmulatorRuntime(Runtime):
         mappings = []
         for i, param in enumerate(spec.params):
             if isinstance(leaves[i], np.ndarray):
+                check(leaves[i])
                 name = param.path.rpartition(".")[2]
                 mappings.append(self.space.map_array(leaves[i], name, writable=param.type.is_writable))
                 leaves[i] = mappings[-1].address

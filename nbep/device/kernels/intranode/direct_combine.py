@@ -1,0 +1,303 @@
+"""Direct combine: ranks push the rows they got back to where they came from, one place for each; the source adds up.
+
+ rank d: x[i] --pusher--> NVLink --> slot[(t, d)] --summer: sum over d--> combined_x[t] : rank s
+ rank s: x[i], what it got from itself ------------------^
+
+ cell               written by        with                     read by             with
+ landed[d, chunk]   pusher(d)         st_release_sys           summers(s)          ld_acquire_sys
+ slot, its weights  pusher(d)         bulk copy, st_na (1)     summers(s)          bulk copy, ld_na, after landed (2)
+ next_token         summers           atom_add_relaxed_gpu     summers             the same
+ landed, next_token the owner         st_weak 0 (notify), barrier (this kernel)    -
+ own rows, biases   nobody            -                        summers(s)          bulk copy, or ld_na
+ rows, weights[w]   warp w            st_shared                the same warp       ld_shared, after syncwarp
+
+ (1) The barrier of the notify kernel stands before: the owner has left the combine before, whose slots they were.
+ (2) Bulk copies are waited for to the end (tma_store_wait_all) by the thread that started them, before it says that
+     the chunk has landed; a syncwarp stands between the lanes' stores of weights and that. A summer's lanes acquire,
+     meet at the syncwarp of list_rows, and fence for the copy engine.
+
+Here d is the rank that sends back and s the one that the tokens came from. Every (token, rank) of s has a slot of its
+own at s, see layout.direct: so pushers never wait, and nobody tells them anything. What a rank sends to itself is
+added where it is, in x.
+
+A chunk is some rows in a row that go to one source. Warps of pushers take chunks in turn, of one source after the
+other, beginning with the one behind their own rank: otherwise all ranks would push to rank 0 first. A chunk is said to
+have landed when its last row has: each release makes an SM wait for what it has under way.
+
+The first num_push_blocks blocks push, the others add up from the first token on. Whoever has pushed all adds up, too. A
+warp takes the next token that nobody has taken, so that both kinds of blocks end together.
+
+Source: DeepEP csrc/kernels/intranode.cu, combine
+"""
+
+from typing import NamedTuple
+
+from nbep.device.jit import device_function, kernel
+from nbep.device.layout.direct import NEXT_TOKEN, SlotPlaces, SlotShape, locate_landed, slot_stride
+from nbep.device.primitives import (
+    FULL_MASK,
+    atom_add_relaxed_gpu_s32,
+    block_dim,
+    block_idx,
+    fence_proxy_async_global,
+    has_tma,
+    ld_na_f32,
+    ld_nc_s32,
+    ld_nc_v4,
+    shfl_idx_s32,
+    shfl_idx_s64,
+    smem_base,
+    st_na_f32,
+    st_na_v4,
+    st_release_sys_s32,
+    st_weak_f32,
+    syncwarp,
+    thread_idx,
+    tma_store_wait_all,
+    u32_div,
+    u32_mod,
+    vote_all,
+)
+from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
+from nbep.device.protocols.staged_sums import FULL_BYTES, SUM_STAGE_BYTES, open_sum_stage, sum_rows_staged
+from nbep.device.protocols.staging import Stage, begin_copy, end_copy
+from nbep.device.protocols.sums import ENDLESS, Source, list_biases, list_rows, sum_rows, sum_weights
+from nbep.device.protocols.waits import has_fault, wait_landed
+from nbep.device.types import I32, In, Out
+
+MAX_RANKS = 8
+MAX_ROWS = MAX_RANKS + 2  # of one sum: one from each rank, and the biases
+
+
+class DirectCombineOutputs(NamedTuple):
+    """combined_topk_weights may be absent (0)."""
+
+    combined_x: Out  # [num_combined_tokens, hidden_bytes] bf16
+    combined_topk_weights: Out  # [num_combined_tokens, num_topk] f32
+
+
+class DirectCombineInputs(NamedTuple):
+    """topk_weights, bias_0 and bias_1 may be absent (0)."""
+
+    x: In  # [num_tokens, hidden_bytes] bf16
+    topk_weights: In  # [num_tokens, num_topk] f32
+    bias_0: In  # [num_combined_tokens, hidden_bytes] bf16
+    bias_1: In  # [num_combined_tokens, hidden_bytes] bf16
+    rank_prefix_matrix: In  # [num_ranks, num_ranks] s32, inclusive over the source rank
+    channel_prefix_matrix: In  # [num_ranks, num_channels] s32, inclusive
+    send_head: In  # [num_combined_tokens, num_ranks] s32: index among those of the channel to the rank, or negative
+
+
+class DirectCombineSizes(NamedTuple):
+    num_combined_tokens: I32
+    num_push_blocks: I32
+
+
+class Rows(NamedTuple):
+    """What a lane knows of the rows that go back to one source: in x from begin on, there from first_slot on."""
+
+    area: int  # where this rank sees the source's
+    begin: int
+    num_rows: int
+    first_slot: int
+
+
+class Lists(NamedTuple):
+    """What a warp writes down of one sum: the addresses of rows and of their top-k weights, s64 each."""
+
+    rows: int  # [MAX_ROWS]
+    weights: int  # [MAX_RANKS]
+
+
+def direct_combine_smem_bytes(num_threads: int, has_tma: bool) -> int:
+    """Dynamic shared memory of a block: lists for each warp and, where there are bulk copies, a stage."""
+    return num_threads // 32 * (8 * (MAX_ROWS + MAX_RANKS) + (SUM_STAGE_BYTES + FULL_BYTES if has_tma else 0))
+
+
+@device_function
+def locate_lists(num_warps, warp):
+    """The lists of a warp; they lie behind the stages, where there are any."""
+    base = smem_base() + ((SUM_STAGE_BYTES + FULL_BYTES) * num_warps if has_tma() else 0)
+    rows = base + 8 * (MAX_ROWS + MAX_RANKS) * warp
+    return Lists(rows, rows + 8 * MAX_ROWS)
+
+
+@device_function
+def tokens_between(inputs, src, dst, num_ranks):
+    """How many tokens a rank sends to another."""
+    up_to = inputs.rank_prefix_matrix + 4 * (src * num_ranks + dst)
+    before = ld_nc_s32(up_to - 4 * num_ranks) if src > 0 else 0
+    return ld_nc_s32(up_to) - before
+
+
+@device_function
+def first_slot_of(inputs, src, dst, num_ranks):
+    """The first slot at src of what it sends to dst; its own tokens have none."""
+    first = 0
+    for rank in range(dst):
+        if rank != src:
+            first += tokens_between(inputs, src, rank, num_ranks)
+    return first
+
+
+@device_function
+def find_rows(inputs, peers, lane):
+    """In lane i the rows for the (rank + 1 + i)-th source, counted around."""
+    source = u32_mod(peers.rank + 1 + lane, peers.num_ranks)
+    num_rows = tokens_between(inputs, source, peers.rank, peers.num_ranks)
+    begin = ld_nc_s32(inputs.rank_prefix_matrix + 4 * (source * peers.num_ranks + peers.rank)) - num_rows
+    first_slot = first_slot_of(inputs, source, peers.rank, peers.num_ranks)
+    return Rows(buffer_of(peers, source), begin, num_rows, first_slot)
+
+
+@device_function
+def most_rows(inputs, peers):
+    """The most rows that go back to one other rank."""
+    most = 0
+    for source in range(peers.num_ranks):
+        if source != peers.rank:
+            most = max(most, tokens_between(inputs, source, peers.rank, peers.num_ranks))
+    return most
+
+
+@device_function
+def push_row(area, places, slot, inputs, row, shape, stage, parity, lane):
+    """Copy a row and its weights to a slot; one warp. Returns the parity of the stage's next copy."""
+    src = inputs.x + row * shape.hidden_bytes
+    begin_copy(src, shape.hidden_bytes, 0, stage, lane)
+    if lane < shape.num_topk:
+        weight = ld_na_f32(inputs.topk_weights + 4 * (row * shape.num_topk + lane))
+        st_na_f32(area + places.topk_weights + 4 * (slot * shape.num_topk + lane), weight)
+    dst = area + places.x + slot * slot_stride(shape.hidden_bytes)
+    return end_copy(ld_nc_v4, dst, src, shape.hidden_bytes, 0, stage, parity, lane)
+
+
+@device_function
+def push_rows(inputs, peers, places, shape, num_push_blocks, num_warps, warp, stage, lane):
+    """Pusher: the chunks of this warp, of one source after the other. Returns the parity of the stage's next copy."""
+    rows = find_rows(inputs, peers, lane)
+    num_sources = peers.num_ranks - 1
+    num_chunks = num_sources * u32_div(most_rows(inputs, peers) + shape.chunk - 1, shape.chunk)
+    parity = 0
+    number = block_idx() + num_push_blocks * warp
+    while number < num_chunks:
+        turn = u32_mod(number, num_sources)
+        chunk = u32_div(number, num_sources)
+        area = shfl_idx_s64(FULL_MASK, rows.area, turn)
+        begin = shfl_idx_s32(FULL_MASK, rows.begin, turn)
+        num_rows = shfl_idx_s32(FULL_MASK, rows.num_rows, turn)
+        first_slot = shfl_idx_s32(FULL_MASK, rows.first_slot, turn)
+        i = chunk * shape.chunk
+        end = min(i + shape.chunk, num_rows)
+        if i < end:
+            while i < end:
+                parity = push_row(area, places, first_slot + i, inputs, begin + i, shape, stage, parity, lane)
+                i += 1
+            if has_tma() and lane == 0:
+                tma_store_wait_all()
+            syncwarp(FULL_MASK)
+            if lane == 0:
+                landed = locate_landed(first_slot, peers.rank, shape.chunk) + chunk
+                st_release_sys_s32(area + places.landed + 4 * landed, 1)  # PAIR direct-landed: the chunk's slots
+        number += num_push_blocks * num_warps
+    return shfl_idx_s32(FULL_MASK, parity, 0)  # lane 0 drives the copies, so it alone knows
+
+
+@device_function
+def take_token(area, lane):
+    """The next token that no warp has taken, in lane 0; it arrives while other work goes on."""
+    return atom_add_relaxed_gpu_s32(area + NEXT_TOKEN, 1) if lane == 0 else 0
+
+
+@device_function
+def find_source(inputs, area, peers, places, shape, first_slot, rank):
+    """Where this rank finds what a rank has made of its tokens."""
+    x = area + places.x + first_slot * slot_stride(shape.hidden_bytes)
+    weights = area + places.topk_weights + 4 * first_slot * shape.num_topk
+    x_stride = slot_stride(shape.hidden_bytes)
+    if rank == peers.rank:
+        first = 0
+        if rank > 0:
+            first = ld_nc_s32(inputs.rank_prefix_matrix + 4 * ((rank - 1) * peers.num_ranks + rank))
+        x = inputs.x + first * shape.hidden_bytes
+        weights = inputs.topk_weights + 4 * first * shape.num_topk
+        x_stride = shape.hidden_bytes
+    return Source(x, x_stride, weights, 4 * shape.num_topk, ENDLESS)
+
+
+@device_function
+def load_index(inputs, peers, shape, num_tokens, token, lane):
+    """The index of a token among all that go to rank `lane`; negative if it does not go there."""
+    if token >= num_tokens or lane >= peers.num_ranks:
+        return -1
+    channel = u32_div(token, u32_div(num_tokens + shape.num_channels - 1, shape.num_channels))
+    head = ld_nc_s32(inputs.send_head + 4 * (token * peers.num_ranks + lane))
+    before = inputs.channel_prefix_matrix + 4 * (lane * shape.num_channels + channel - 1)
+    start = ld_nc_s32(before) if channel > 0 else 0
+    return start + head if head >= 0 else -1
+
+
+@device_function
+def sum_token(out, inputs, lists, token, index, source, shape, stage, parities, lane):
+    """Add up the rows of a token, which are there, and their weights. Returns the parities of the next fills."""
+    num_biases = list_biases(lists.rows, (inputs.bias_0, inputs.bias_1), token, shape.hidden_bytes, lane)
+    num_ranks = list_rows(lists.rows + 8 * num_biases, lists.weights, lane, index, source)
+    dst = out.combined_x + token * shape.hidden_bytes
+    if has_tma():
+        fence_proxy_async_global()  # what the peers have landed, before the bulk copies that read it
+        num_rows = num_biases + num_ranks
+        parities = sum_rows_staged(dst, lists.rows, num_rows, shape.hidden_bytes, stage, parities, lane)
+    else:
+        sum_rows(st_na_v4, dst, lists.rows, num_biases + num_ranks, 0, shape.hidden_bytes, lane)
+    if lane < shape.num_topk:
+        total = sum_weights(lists.weights, num_ranks, lane)
+        st_weak_f32(out.combined_topk_weights + 4 * (token * shape.num_topk + lane), total)
+    syncwarp(FULL_MASK)
+    return parities
+
+
+@device_function
+def sum_tokens(out, inputs, peers, bounds, places, shape, num_tokens, lists, stage, parities, lane):
+    """Summer: add up the tokens that this warp gets hold of."""
+    area = buffer_of(peers, peers.rank)
+    first_slot = 0
+    if lane < peers.num_ranks:
+        first_slot = first_slot_of(inputs, peers.rank, lane, peers.num_ranks)
+    source = find_source(inputs, area, peers, places, shape, first_slot, lane)
+    landed = area + places.landed + 4 * locate_landed(first_slot, lane, shape.chunk)
+    # After a fault the handle may say anything of where rows are.
+    has_rows = vote_all(FULL_MASK, not has_fault(bounds))
+    token = shfl_idx_s32(FULL_MASK, take_token(area, lane), 0)
+    while token < num_tokens:
+        index = load_index(inputs, peers, shape, num_tokens, token, lane) if has_rows else -1
+        next_token = take_token(area, lane)
+        if index >= 0 and lane != peers.rank:
+            wait_landed(landed + 4 * u32_div(index, shape.chunk), bounds, lane, index)
+        parities = sum_token(out, inputs, lists, token, index, source, shape, stage, parities, lane)
+        token = shfl_idx_s32(FULL_MASK, next_token, 0)
+
+
+@kernel(max_threads=768, clusters=CLUSTERS)
+def direct_combine(
+    out: DirectCombineOutputs,
+    inputs: DirectCombineInputs,
+    peers: Peers,
+    bounds: Bounds,
+    places: SlotPlaces,
+    shape: SlotShape,
+    sizes: DirectCombineSizes,
+):
+    """Grid: num_push_blocks and any more. Block: a multiple of 32. Shared memory: `direct_combine_smem_bytes`.
+
+    peers: of the areas
+    """
+    num_warps = block_dim() // 32
+    warp = thread_idx() // 32
+    lane = thread_idx() % 32
+    stage = open_sum_stage(smem_base(), num_warps, warp, lane)
+    lists = locate_lists(num_warps, warp)
+    parities = 0
+    if block_idx() < sizes.num_push_blocks and vote_all(FULL_MASK, not has_fault(bounds)):
+        push_stage = Stage(stage.data, stage.full)
+        parities = push_rows(inputs, peers, places, shape, sizes.num_push_blocks, num_warps, warp, push_stage, lane)
+    sum_tokens(out, inputs, peers, bounds, places, shape, sizes.num_combined_tokens, lists, stage, parities, lane)

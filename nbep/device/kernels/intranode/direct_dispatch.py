@@ -1,0 +1,373 @@
+"""Direct dispatch: a sender puts each token into its row of every peer's recv_x. No ring, no receiver, no flow control.
+
+ rank s: x[t] --one load--> stage --a store for each rank that wants it--> recv_x[i] of rank r, itself included
+         its notes -------------------------------------------------------> recv_topk_idx[i], ...
+         last: arrived[s] += 1 for each block ----------------------------> block 0 of rank r waits for all blocks
+
+ cell                    written by         with                        read by         with
+ row of recv_x           sender(s)          bulk copy, or st_na (1)     the next kernel -
+ scales, topk_idx, ...   sender(s)          bulk copy, or st_na         the next kernel -
+ channel_starts[s, c]    block 0 of s       st_na                       block 0 of r    ld_na, after arrived
+ arrived[s]              each block of s    atom_add_release_sys (2)    block 0 of r    ld_acquire_sys
+ arrived                 the owner          st_weak 0 (notify), barrier (this kernel)   -
+ unused rows of topk     the owner          st_weak                     the next kernel -
+
+ (1) The barrier of the notify kernel stands before: whoever is here may write to this half of every peer. A peer comes
+     to that barrier behind its own work on what the half held; see Buffer.dispatch for how long that is.
+ (2) Each warp has waited for its bulk copies (tma_store_wait_all) before the block's barrier, and the threads that add
+     come behind it.
+
+recv_x and what goes with it lie in the symmetric memory: see layout.direct. After notify_dispatch, or with a handle,
+each rank knows in which row of a peer a token ends: those of the ranks before, those of its own channels before, and
+those of its channel before, which send_head counts.
+
+Block 0 alone waits for the peers, so the kernel ends when everything is there. A rank whose wait was over time sends
+nothing and adds nothing; its peers are then over time, too.
+
+The tokens are dealt out to the warps of the grid one by one. A warp goes through the ranks that want its token
+beginning with the one behind its own, so that not all send to the same.
+
+Source: DeepEP csrc/kernels/intranode.cu, dispatch; DeepEP V2 sends without rings, too
+"""
+
+from typing import NamedTuple
+
+from nbep.device.jit import device_function, kernel
+from nbep.device.layout.direct import DirectShape, HalfPlaces
+from nbep.device.layout.intranode import RINGS, align_up
+from nbep.device.primitives import (
+    FULL_MASK,
+    atom_add_release_sys_s32,
+    bar_red_and,
+    block_dim,
+    block_idx,
+    f32,
+    fence_proxy_async_shared,
+    ffs_u32,
+    grid_dim,
+    has_tma,
+    ld_na_f32,
+    ld_na_s32,
+    ld_na_s64,
+    ld_nc_keep_s32,
+    ld_nc_s32,
+    ld_nc_v4,
+    mbarrier_try_wait_parity,
+    shfl_idx_s32,
+    shfl_idx_s64,
+    smem_base,
+    st_na_f32,
+    st_na_s32,
+    st_na_s64,
+    st_na_v4,
+    st_shared_s32,
+    st_weak_s32,
+    st_weak_s64,
+    syncthreads,
+    syncwarp,
+    thread_idx,
+    tma_store_1d,
+    tma_store_commit,
+    tma_store_wait_all,
+    u32_div,
+    u32_mod,
+    vote_all,
+    vote_ballot,
+)
+from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
+from nbep.device.protocols.notes import copy_scales
+from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
+from nbep.device.protocols.staging import STAGE_BYTES, STAGE_STRIDE, load_stage, open_stage
+from nbep.device.protocols.waits import DISPATCH_RECEIVER_ROWS, has_timed_out, report_fault, wait_blocks_arrived
+from nbep.device.types import I32, In, Out
+
+
+class DirectOutputs(NamedTuple):
+    """It may be absent (0): only a new handle needs it. All other outputs are in the symmetric memory."""
+
+    recv_channel_prefix_matrix: Out  # [num_ranks, num_channels] s32, exclusive
+
+
+class DirectInputs(NamedTuple):
+    """x_scales, topk_idx and topk_weights may be absent (0)."""
+
+    x: In  # [num_tokens, hidden_bytes]
+    x_scales: In  # [num_tokens, num_scales] 4 bytes each, any strides
+    topk_idx: In  # [num_tokens, num_topk] s64
+    topk_weights: In  # [num_tokens, num_topk] f32
+    send_head: In  # [num_tokens, num_ranks] s32: the token's index among those of its channel to the rank, or negative
+    rank_prefix_matrix: In  # [num_ranks, num_ranks] s32, inclusive over the source rank
+    channel_prefix_matrix: In  # [num_ranks, num_channels] s32, inclusive
+
+
+class DirectSizes(NamedTuple):
+    """Strides count scales, not bytes."""
+
+    num_tokens: I32
+    num_recv_tokens: I32  # rows of this rank's recv_x
+    num_worst_tokens: I32
+    num_local_experts: I32
+    scale_token_stride: I32
+    scale_hidden_stride: I32
+
+
+class Goal(NamedTuple):
+    """What a lane knows of one peer: lane i of the (rank + 1 + i)-th, counted around. Lanes from num_ranks on: none."""
+
+    peer: int
+    area: int  # where this rank sees the peer's
+    first_row: int  # of this rank's tokens there
+
+
+def direct_dispatch_smem_bytes(num_threads: int, has_tma: bool) -> int:
+    """Dynamic shared memory of a block: where there are bulk copies, a stage for each warp."""
+    return STAGE_STRIDE * (num_threads // 32) if has_tma else 0
+
+
+@device_function
+def peer_of(peers, turn):
+    """The peer whose turn it is, from the one behind this rank up to this rank itself."""
+    return u32_mod(peers.rank + 1 + turn, peers.num_ranks)
+
+
+@device_function
+def find_goal(inputs, peers, lane):
+    """What this lane has to know of its peer."""
+    peer = peer_of(peers, lane)
+    first_row = 0
+    if peers.rank > 0:
+        first_row = ld_nc_s32(inputs.rank_prefix_matrix + 4 * ((peers.rank - 1) * peers.num_ranks + peer))
+    return Goal(peer, buffer_of(peers, peer), first_row)
+
+
+@device_function
+def load_row(inputs, goal, peers, places, shape, sizes, token, lane):
+    """The row of a token at the lane's peer; -1 if it does not go there, or if the peer has no such row."""
+    if lane >= peers.num_ranks or token >= sizes.num_tokens:
+        return -1
+    channel = u32_div(token, u32_div(sizes.num_tokens + shape.num_channels - 1, shape.num_channels))
+    head = ld_nc_s32(inputs.send_head + 4 * (token * peers.num_ranks + goal.peer))
+    before = inputs.channel_prefix_matrix + 4 * (goal.peer * shape.num_channels + channel - 1)
+    start = ld_nc_s32(before) if channel > 0 else 0
+    row = goal.first_row + start + head
+    return row if head >= 0 and 0 <= row < places.num_rows else -1
+
+
+@device_function
+def store_notes(area, places, row, token, expert, weight, first_expert, num_experts, shape, lane):
+    """Write what goes with a token besides its scales; one warp. expert, weight: in lane k those of choice k."""
+    if lane < shape.num_src_idx:
+        st_na_s32(area + places.src_idx + 4 * row, token)
+    if lane < shape.num_topk:
+        expert -= first_expert
+        if not 0 <= expert < num_experts:
+            expert, weight = -1, f32(0)
+        st_na_s64(area + places.topk_idx + 8 * (row * shape.num_topk + lane), expert)
+        st_na_f32(area + places.topk_weights + 4 * (row * shape.num_topk + lane), weight)
+
+
+@device_function
+def spread_scales(area, row, wanted, places, scales, stride, num_scales, lane):
+    """Load the scales of a token and store them at all ranks that want it; one warp, without the copy engine."""
+    for begin in range(0, num_scales, 32):
+        is_one = begin + lane < num_scales
+        scale = ld_nc_keep_s32(scales + 4 * (begin + lane) * stride) if is_one else 0
+        left = wanted
+        while left != 0:
+            turn = ffs_u32(left) - 1
+            left &= left - 1
+            dst = shfl_idx_s64(FULL_MASK, area, turn) + places.scales
+            at = shfl_idx_s32(FULL_MASK, row, turn) * num_scales + begin + lane
+            if is_one:
+                st_na_s32(dst + 4 * at, scale)
+
+
+@device_function
+def spread_row(area, row, wanted, places, src, num_bytes, lane):
+    """Load a row and store it at all ranks that want it; one warp, without the copy engine."""
+    for begin in range(0, num_bytes, WARP_BYTES):
+        offset = begin + lane * VEC_BYTES
+        values = ld_nc_v4(src + offset) if offset < num_bytes else (0, 0, 0, 0)
+        left = wanted
+        while left != 0:
+            turn = ffs_u32(left) - 1
+            left &= left - 1
+            base = shfl_idx_s64(FULL_MASK, area, turn) + places.x
+            dst = base + shfl_idx_s32(FULL_MASK, row, turn) * num_bytes
+            if offset < num_bytes:
+                st_na_v4(dst + offset, values)
+
+
+@device_function
+def spread_rest(area, row, wanted, places, src, begin, num_bytes, stage, parity, lane):
+    """What of a row did not fit into the stage with its beginning. Returns the parity of the stage's next copy."""
+    offset = begin
+    while offset < num_bytes:
+        part = min(num_bytes - offset, STAGE_BYTES)
+        if lane == 0:
+            load_stage(stage.data, src + offset, part, stage)
+            while not mbarrier_try_wait_parity(stage.full, parity):
+                pass
+        parity ^= 1
+        left = wanted
+        while left != 0:
+            turn = ffs_u32(left) - 1
+            left &= left - 1
+            base = shfl_idx_s64(FULL_MASK, area, turn) + places.x
+            dst = base + shfl_idx_s32(FULL_MASK, row, turn) * num_bytes
+            if lane == 0:
+                tma_store_1d(dst + offset, stage.data, part)
+        if lane == 0:
+            tma_store_commit()
+        offset += part
+    return parity
+
+
+@device_function
+def send_token(inputs, peers, goal, row, wanted, token, places, shape, sizes, stage, parity, lane):
+    """Put one token into its row of each rank that wants it; one warp. Returns the parity of the stage's next copy.
+
+    row: in lane i at the lane's peer; wanted: bit i says whether there is one
+    """
+    src = inputs.x + token * shape.hidden_bytes
+    scales = inputs.x_scales + 4 * token * sizes.scale_token_stride
+    in_stage = has_tma() and shape.num_scales % 4 == 0  # else a row of scales is no multiple of 16 bytes
+    front = align_up(4 * shape.num_scales, VEC_BYTES) if in_stage else 0
+    part = min(shape.hidden_bytes, STAGE_BYTES - front)
+    if has_tma() and lane == 0:
+        load_stage(stage.data + front, src, part, stage)
+    expert = ld_na_s64(inputs.topk_idx + 8 * (token * shape.num_topk + lane)) if lane < shape.num_topk else 0
+    weight = f32(0)
+    if lane < shape.num_topk:
+        weight = ld_na_f32(inputs.topk_weights + 4 * (token * shape.num_topk + lane))
+    if front != 0:
+        syncwarp(FULL_MASK)  # the last store has read the stage
+        # Column-major scales of neighbouring tokens share sectors, so L1 keeps them.
+        stride = sizes.scale_hidden_stride
+        copy_scales(ld_nc_keep_s32, st_shared_s32, stage.data, scales, stride, shape.num_scales, lane)
+        fence_proxy_async_shared()
+        syncwarp(FULL_MASK)
+    if has_tma():
+        if lane == 0:
+            while not mbarrier_try_wait_parity(stage.full, parity):
+                pass
+        parity ^= 1
+    left = wanted
+    while left != 0:
+        turn = ffs_u32(left) - 1
+        left &= left - 1
+        area = shfl_idx_s64(FULL_MASK, goal.area, turn)
+        to = shfl_idx_s32(FULL_MASK, row, turn)
+        if has_tma() and lane == 0:
+            tma_store_1d(area + places.x + to * shape.hidden_bytes, stage.data + front, part)
+            if front != 0:
+                tma_store_1d(area + places.scales + 4 * to * shape.num_scales, stage.data, 4 * shape.num_scales)
+        first_expert = peer_of(peers, turn) * sizes.num_local_experts
+        store_notes(area, places, to, token, expert, weight, first_expert, sizes.num_local_experts, shape, lane)
+    if has_tma():
+        if lane == 0:
+            tma_store_commit()
+        parity = spread_rest(goal.area, row, wanted, places, src, part, shape.hidden_bytes, stage, parity, lane)
+    else:
+        spread_row(goal.area, row, wanted, places, src, shape.hidden_bytes, lane)
+    if shape.num_scales != 0 and not in_stage:
+        spread_scales(goal.area, row, wanted, places, scales, sizes.scale_hidden_stride, shape.num_scales, lane)
+    return parity
+
+
+@device_function
+def send_tokens(inputs, peers, places, shape, sizes, warp, lane):
+    """Sender: all tokens of this rank, each warp its share."""
+    goal = find_goal(inputs, peers, lane)
+    stage = open_stage(smem_base(), warp, lane)
+    parity = 0
+    num_senders = grid_dim() * (block_dim() // 32)
+    token = block_idx() + grid_dim() * warp
+    row = load_row(inputs, goal, peers, places, shape, sizes, token, lane)
+    while token < sizes.num_tokens:
+        next_row = -1
+        if has_tma():  # it arrives while this token goes out; without a copy engine the registers are needed there
+            next_row = load_row(inputs, goal, peers, places, shape, sizes, token + num_senders, lane)
+        wanted = vote_ballot(FULL_MASK, row >= 0)
+        if wanted != 0:
+            parity = send_token(inputs, peers, goal, row, wanted, token, places, shape, sizes, stage, parity, lane)
+        token += num_senders
+        row = next_row if has_tma() else load_row(inputs, goal, peers, places, shape, sizes, token, lane)
+    if has_tma() and lane == 0:
+        tma_store_wait_all()
+
+
+@device_function
+def tell_channel_starts(inputs, peers, places, shape):
+    """Tell each rank where the channels start among the tokens that go there; one block."""
+    for i in range(thread_idx(), peers.num_ranks * shape.num_channels, block_dim()):
+        peer = u32_div(i, shape.num_channels)
+        channel = u32_mod(i, shape.num_channels)
+        start = ld_nc_s32(inputs.channel_prefix_matrix + 4 * (i - 1)) if channel > 0 else 0
+        starts = buffer_of(peers, peer) + places.channel_starts
+        st_na_s32(starts + 4 * (peers.rank * shape.num_channels + channel), start)
+
+
+@device_function
+def receive(out, inputs, peers, bounds, places, shape, num_rows):
+    """Receiver: wait until all blocks of all peers have sent what they have; one block."""
+    peer = thread_idx()
+    if peer < peers.num_ranks and peer != peers.rank:
+        wait_blocks_arrived(buffer_of(peers, peers.rank) + RINGS + 4 * peer, grid_dim(), bounds, peer)
+    num_tokens = num_received(inputs, peers)
+    if thread_idx() == 0 and not 0 <= num_tokens <= num_rows:
+        report_fault(bounds, DISPATCH_RECEIVER_ROWS, peers.rank, -1, num_tokens, num_rows)
+    syncthreads()
+    if out.recv_channel_prefix_matrix != 0:
+        starts = buffer_of(peers, peers.rank) + places.channel_starts
+        for i in range(thread_idx(), peers.num_ranks * shape.num_channels, block_dim()):
+            st_weak_s32(out.recv_channel_prefix_matrix + 4 * i, ld_na_s32(starts + 4 * i))
+
+
+@device_function
+def num_received(inputs, peers):
+    """How many tokens all ranks send to this one."""
+    last = (peers.num_ranks - 1) * peers.num_ranks + peers.rank
+    return ld_nc_s32(inputs.rank_prefix_matrix + 4 * last)
+
+
+@device_function
+def clean_unused_rows(inputs, peers, places, shape, num_worst_tokens):
+    """Mark the rows past the received ones: expert -1, weight 0."""
+    area = buffer_of(peers, peers.rank)
+    # After a failed barrier the matrix may hold anything.
+    begin = max(num_received(inputs, peers), 0) * shape.num_topk + block_idx() * block_dim() + thread_idx()
+    for i in range(begin, num_worst_tokens * shape.num_topk, grid_dim() * block_dim()):
+        st_weak_s64(area + places.topk_idx + 8 * i, -1)
+        st_weak_s32(area + places.topk_weights + 4 * i, 0)
+
+
+@kernel(max_threads=768, clusters=CLUSTERS)
+def direct_dispatch(
+    out: DirectOutputs,
+    inputs: DirectInputs,
+    peers: Peers,
+    bounds: Bounds,
+    places: HalfPlaces,
+    shape: DirectShape,
+    sizes: DirectSizes,
+):
+    """Grid: any, the same on all ranks. Block: a multiple of 32. Shared memory: `direct_dispatch_smem_bytes`.
+
+    peers: of the areas
+    """
+    warp = thread_idx() // 32
+    lane = thread_idx() % 32
+    may_send = vote_all(FULL_MASK, not has_timed_out(bounds))
+    if may_send:
+        send_tokens(inputs, peers, places, shape, sizes, warp, lane)
+        if block_idx() == 0:
+            tell_channel_starts(inputs, peers, places, shape)
+    if sizes.num_worst_tokens > 0:
+        clean_unused_rows(inputs, peers, places, shape, sizes.num_worst_tokens)
+    have_sent = bar_red_and(1, block_dim(), may_send)
+    peer = thread_idx()
+    if have_sent and peer < peers.num_ranks and peer != peers.rank:
+        atom_add_release_sys_s32(buffer_of(peers, peer) + RINGS + 4 * peers.rank, 1)  # PAIR direct-arrived: its rows
+    if block_idx() == 0:
+        receive(out, inputs, peers, bounds, places, shape, sizes.num_recv_tokens)

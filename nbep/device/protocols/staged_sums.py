@@ -1,0 +1,119 @@
+"""Sums of rows that come through shared memory: the copy engine brings a piece of each row, the warp adds them up.
+
+ cell             written by    with                          read by       with
+ full[0], full[1] copy engine   complete_tx                   the warp      mbarrier_try_wait_parity
+ half 0, half 1   copy engine   tma_load_1d (1)               the warp      ld_shared, after full
+ a row            see the kernel                              copy engine   tma_load_1d, after a proxy fence (2)
+
+ (1) A half is loaded again after the syncwarp behind the warp's loads from it. A warp that has sent from its stage
+     before has waited for that (tma_store_wait_all).
+ (2) The lanes that start the copies fence after the syncwarp that follows the acquire.
+
+While a warp adds up one half, the engine fills the other. A load by bulk copies takes no registers, so a warp has up to
+8 KB on its way; sum_rows, whose lanes load for themselves, has 4.
+
+Source: PTX ISA, cp.async.bulk
+"""
+
+from typing import NamedTuple
+
+from nbep.device.jit import device_function
+from nbep.device.primitives import (
+    FULL_MASK,
+    fence_mbarrier_init,
+    fence_proxy_async_shared,
+    has_tma,
+    ld_shared_s64,
+    ld_shared_v4,
+    mbarrier_arrive_expect_tx,
+    mbarrier_init,
+    mbarrier_try_wait_parity,
+    st_na_v4,
+    syncwarp,
+    tma_load_1d,
+    u32_div,
+)
+from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
+from nbep.device.protocols.reduce import add_bf16x8, to_bf16x8, zero_f32x8
+
+HALF_BYTES = 4096
+SUM_STAGE_BYTES = 2 * HALF_BYTES  # of a warp
+FULL_BYTES = 16  # its two mbarriers
+
+
+class SumStage(NamedTuple):
+    """The shared addresses of one warp's two halves, which lie together, and of their mbarriers."""
+
+    data: int
+    full: int
+
+
+@device_function
+def open_sum_stage(stages, num_warps, warp, lane):
+    """The stage of a warp; stages is the address of warp 0's. Its whole warp calls this once, before any copy."""
+    data = stages + SUM_STAGE_BYTES * warp
+    full = stages + SUM_STAGE_BYTES * num_warps + FULL_BYTES * warp
+    if has_tma():
+        if lane == 0:
+            mbarrier_init(full, 1)
+            mbarrier_init(full + 8, 1)
+            fence_mbarrier_init()
+            fence_proxy_async_shared()  # the engine sees the initialised mbarriers
+        syncwarp(FULL_MASK)
+    return SumStage(data, full)
+
+
+@device_function
+def piece_bytes(num_rows):
+    """Bytes of each row that a half holds: whole accesses of a warp where it has room for one of each row."""
+    room = u32_div(HALF_BYTES, num_rows)
+    return room // WARP_BYTES * WARP_BYTES if room >= WARP_BYTES else room // VEC_BYTES * VEC_BYTES
+
+
+@device_function
+def load_piece(stage, half, rows, num_rows, offset, num_bytes, stride, lane):
+    """Start to load the same bytes of each listed row into a half: lane i those of row i."""
+    if lane < num_rows:
+        src = ld_shared_s64(rows + 8 * lane) + offset
+        tma_load_1d(stage.data + HALF_BYTES * half + stride * lane, src, num_bytes, stage.full + 8 * half)
+    if lane == 0:
+        mbarrier_arrive_expect_tx(stage.full + 8 * half, num_bytes * num_rows)
+
+
+@device_function
+def add_piece(dst, data, num_rows, num_bytes, stride, lane):
+    """Add up what a half holds, in the order of the rows, round once and store it; a warp."""
+    for offset in range(lane * VEC_BYTES, num_bytes, WARP_BYTES):
+        total = zero_f32x8()
+        for i in range(num_rows):
+            total = add_bf16x8(total, ld_shared_v4(data + stride * i + offset))
+        st_na_v4(dst + offset, to_bf16x8(total))
+
+
+@device_function
+def sum_rows_staged(dst, rows, num_rows, num_bytes, stage, parities, lane):
+    """Add up the listed rows in float32, round once and store the sum at dst; a warp. At most 32 rows.
+
+    Returns the parities of the halves' next fills: bit h for half h. The result has the bits of `sums.sum_rows`.
+    """
+    if num_rows == 0:
+        for offset in range(lane * VEC_BYTES, num_bytes, WARP_BYTES):
+            st_na_v4(dst + offset, (0, 0, 0, 0))
+        return parities
+    stride = piece_bytes(num_rows)
+    half = 0
+    load_piece(stage, half, rows, num_rows, 0, min(stride, num_bytes), stride, lane)
+    offset = 0
+    while offset < num_bytes:
+        ahead = offset + stride
+        if ahead < num_bytes:
+            load_piece(stage, 1 - half, rows, num_rows, ahead, min(stride, num_bytes - ahead), stride, lane)
+        while not mbarrier_try_wait_parity(stage.full + 8 * half, (parities >> half) & 1):
+            pass
+        parities ^= 1 << half
+        data = stage.data + HALF_BYTES * half
+        add_piece(dst + offset, data, num_rows, min(stride, num_bytes - offset), stride, lane)
+        syncwarp(FULL_MASK)  # all lanes have read the half: it may be loaded again
+        offset = ahead
+        half = 1 - half
+    return parities

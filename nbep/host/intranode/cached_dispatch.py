@@ -1,0 +1,244 @@
+"""Buffer.dispatch with a handle, inside a node: what does not change from call to call is prepared once.
+
+ first call with a handle and such tokens:  check all, size, prepare both launches --> a plan, kept by the handle
+ each call:                                 find the plan, check the arrays, allocate, launch twice
+
+A training step makes such a call for each layer, and the CPU's time for it counts where the GPU's is short.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from nbep.device.kernels.intranode.cached_notify_dispatch import cached_notify_dispatch
+from nbep.device.kernels.intranode.direct_dispatch import (
+    DirectInputs,
+    DirectOutputs,
+    DirectSizes,
+    direct_dispatch,
+    direct_dispatch_smem_bytes,
+)
+from nbep.device.kernels.intranode.dispatch import (
+    DispatchInputs,
+    DispatchOutputs,
+    DispatchSizes,
+    dispatch,
+    dispatch_smem_bytes,
+)
+from nbep.device.layout.direct import CELL_WORDS, DirectShape, HalfPlaces
+from nbep.device.layout.intranode import RingShape, num_ring_cell_words
+from nbep.host import validate
+from nbep.host.call_log import Arguments
+from nbep.host.config import DISPATCH_TABLE, Config, fit_config, table_config, zero_copy_config
+from nbep.host.intranode.handle import DispatchHandle
+from nbep.host.runtime.base import Array, MaybeArray, PreparedLaunch
+from nbep.host.symmetric import NodeMemory, Order
+from nbep.host.tokens import Tokens, must_be_alike, pair
+
+ABSENT: MaybeArray = None  # what a handle's dispatch neither takes nor gives
+NO_OUTPUTS = DirectOutputs(ABSENT)
+MAX_PLANS = 64  # of a handle
+
+
+class Way(NamedTuple):
+    """How the tokens of one half of the calls go; through rings all go alike."""
+
+    launch: PreparedLaunch
+    places: HalfPlaces | None  # None: through rings
+
+
+class Plan(NamedTuple):
+    """What depends on the handle, on the sizes and dtypes of the tokens, and on the config."""
+
+    dtype: str
+    scale_dtype: str | None
+    x_size: tuple[int, int]
+    recv_x_size: tuple[int, int]
+    recv_scales_size: tuple[int, int]
+    notify: PreparedLaunch
+    ways: tuple[Way, ...]
+    shape: RingShape | DirectShape
+    alike: Arguments
+
+
+def dispatch_cached(
+    memory: NodeMemory,
+    x: Any,
+    handle: Any,
+    topk_idx: MaybeArray,
+    topk_weights: MaybeArray,
+    config: Config | None,
+    order: Order,
+    zero_copy: bool,
+) -> Any:
+    """Dispatch again along the routes of a handle; recv_x, with its scales if x has some."""
+    validate.only_with_counts(topk_idx, topk_weights)
+    values, scales = x if type(x) is tuple and len(x) == 2 else (x, None)
+    key = _key(memory, values, scales, config, zero_copy)
+    plan = None
+    if key is not None and type(handle) is DispatchHandle and handle.owner is memory.identity:
+        plan = handle.plans.get(key)
+    if plan is None:
+        values, scales = validate.payload(memory.runtime, x)
+        handle = validate.handle(memory, handle)
+        plan = _make_plan(memory, Tokens(values, scales, None, None), handle, config, zero_copy)
+        if len(handle.plans) >= MAX_PLANS:
+            handle.plans.clear()
+        if key is not None:
+            handle.plans[key] = plan
+    else:
+        validate.array(memory.runtime, "x", values, plan.dtype, plan.x_size)
+        validate.row_alignment(memory.runtime, "x", values)
+        if scales is not None:
+            validate.array(memory.runtime, "x[1]", scales, (plan.scale_dtype or "",), scales.shape, contiguous=False)
+    recv_x, recv_x_scales = _launch(memory, plan, values, scales, handle, order)
+    return pair(recv_x, recv_x_scales)
+
+
+def _key(memory: NodeMemory, values: Any, scales: Any, config: Config | None, zero_copy: bool) -> Any:
+    """What tells plans of a handle apart; None for what is no array, which is refused later."""
+    try:
+        of_scales = None if scales is None else (scales.shape, scales.dtype, memory.runtime.strides(scales))
+        key = values.shape, values.dtype, of_scales, config, zero_copy
+        hash(key)
+    except (AttributeError, TypeError):
+        return None
+    return key
+
+
+def _make_plan(
+    memory: NodeMemory, tokens: Tokens, handle: DispatchHandle, config: Config | None, zero_copy: bool
+) -> Plan:
+    """Check what does not change, and prepare the launches."""
+    runtime, num_ranks = memory.runtime, memory.num_ranks
+    num_tokens, num_sms = handle.is_token_in_rank.shape[0], 2 * handle.channel_prefix_matrix.shape[1]
+    if tokens.num_tokens != num_tokens:
+        validate.refuse("x", f"{tokens.num_tokens} tokens", f"{num_tokens} tokens, as in the dispatch of the handle")
+    # The handle knows already where the tokens were at their ranks.
+    sizes = (tokens.hidden_bytes, 0, tokens.num_scales, 0)
+    if config is None and zero_copy:
+        config = zero_copy_config(num_sms)
+    elif config is None:
+        table = table_config(DISPATCH_TABLE, num_sms, num_ranks)
+        config = fit_config(table, memory.num_nvl_bytes, num_ranks, *sizes)
+    validate.config(config, num_ranks, 32 * num_ranks)
+    validate.handle_config(handle, config)
+    num_recv_tokens = handle.recv_src_idx.shape[0]
+    strides = (0, 0)
+    if tokens.scales is not None:
+        token_stride, hidden_stride = runtime.strides(tokens.scales)
+        strides = token_stride, hidden_stride
+    shape: RingShape | DirectShape
+    if zero_copy:
+        shape = DirectShape(config.num_channels, *sizes)
+        ways = _direct_ways(
+            memory, config, shape, num_recv_tokens, DirectSizes(num_tokens, num_recv_tokens, 0, 0, *strides)
+        )
+        num_words, peers = CELL_WORDS, validate.zero_copy(memory).peers
+    else:
+        shape = config.ring_shape(num_ranks, *sizes)
+        validate.buffer_size(shape, memory.num_nvl_bytes)
+        ways = _ring_ways(memory, config, shape, num_tokens, num_recv_tokens, strides)
+        num_words, peers = num_ring_cell_words(shape), memory.peers
+    notify = runtime.prepare(cached_notify_dispatch, 1, runtime.notify_threads, 0, num_words, peers, memory.bounds)
+    return Plan(
+        runtime.dtype_name(tokens.x),
+        None if tokens.scales is None else runtime.dtype_name(tokens.scales),
+        (num_tokens, tokens.x.shape[1]),
+        (num_recv_tokens, tokens.x.shape[1]),
+        (num_recv_tokens, tokens.num_scales),
+        notify,
+        ways,
+        shape,
+        must_be_alike(runtime, tokens, None, config, zero_copy=zero_copy),
+    )
+
+
+def _ring_ways(
+    memory: NodeMemory,
+    config: Config,
+    shape: RingShape,
+    num_tokens: int,
+    num_recv_tokens: int,
+    strides: tuple[int, int],
+) -> tuple[Way, ...]:
+    runtime = memory.runtime
+    num_threads = config.num_threads or runtime.ring_threads(memory.num_ranks)
+    mix_roles = int(runtime.mix_roles if config.mix_roles is None else config.mix_roles)
+    chunk = config.num_max_nvl_chunked_send_tokens
+    launch = runtime.prepare(
+        dispatch,
+        config.num_sms,
+        num_threads,
+        dispatch_smem_bytes(num_threads, runtime.has_tma),
+        memory.peers,
+        memory.bounds,
+        shape,
+        DispatchSizes(num_tokens, num_recv_tokens, 0, 0, chunk, *strides, mix_roles),
+    )
+    return (Way(launch, None),)
+
+
+def _direct_ways(
+    memory: NodeMemory, config: Config, shape: DirectShape, num_recv_tokens: int, sizes: DirectSizes
+) -> tuple[Way, ...]:
+    runtime, direct = memory.runtime, validate.zero_copy(memory)
+    num_threads = config.num_threads or runtime.ring_threads(memory.num_ranks)
+    ways = []
+    for places in direct.place_halves(shape):
+        if num_recv_tokens > places.num_rows:
+            room = f"{direct.num_bytes} at construction, which has room for {places.num_rows} rows"
+            validate.refuse("num_zero_copy_bytes", room, f"enough for {num_recv_tokens}")
+        launch = runtime.prepare(
+            direct_dispatch,
+            config.num_sms,
+            num_threads,
+            direct_dispatch_smem_bytes(num_threads, runtime.has_tma),
+            direct.peers,
+            memory.bounds,
+            places,
+            shape,
+            sizes,
+        )
+        ways.append(Way(launch, places))
+    return tuple(ways)
+
+
+def _launch(
+    memory: NodeMemory,
+    plan: Plan,
+    values: Array,
+    scales: MaybeArray,
+    handle: DispatchHandle,
+    order: Order,
+) -> tuple[Array, MaybeArray]:
+    direct, stream = memory.direct, memory.comm_stream
+    way = plan.ways[direct.next_half if direct is not None and len(plan.ways) > 1 else 0]
+    if way.places is not None and direct is not None:
+        with memory.allocations(order, values):
+            pass
+        memory.compare_call("dispatch", lambda: plan.alike)
+        lease = direct.begin_dispatch(way.places, plan.shape)  # type: ignore[arg-type]
+        recv_x = direct.array(way.places.x, way.places.num_rows, plan.recv_x_size, plan.dtype, values, lease)
+        recv_x_scales: MaybeArray = None
+        if scales is not None:
+            place, size = way.places.scales, plan.recv_scales_size
+            recv_x_scales = direct.array(place, way.places.num_rows, size, plan.scale_dtype or "", scales, lease)
+        plan.notify.launch(stream)
+        inputs = DirectInputs(
+            values, scales, ABSENT, ABSENT, handle.send_head, handle.rank_prefix_matrix, handle.channel_prefix_matrix
+        )
+        way.launch.launch(stream, NO_OUTPUTS, inputs)
+        return recv_x, recv_x_scales
+    recv_x_scales = None
+    with memory.allocations(order, values) as empty:
+        recv_x = empty(plan.recv_x_size, plan.dtype)
+        if scales is not None:
+            recv_x_scales = empty(plan.recv_scales_size, plan.scale_dtype or "")
+    memory.compare_call("dispatch", lambda: plan.alike)
+    memory.ring_shape = plan.shape  # type: ignore[assignment]
+    plan.notify.launch(stream)
+    outputs = DispatchOutputs(recv_x, recv_x_scales, ABSENT, ABSENT, ABSENT, ABSENT, ABSENT)
+    routes = handle.is_token_in_rank, handle.rank_prefix_matrix, handle.channel_prefix_matrix
+    way.launch.launch(stream, outputs, DispatchInputs(values, scales, ABSENT, ABSENT, *routes))
+    return recv_x, recv_x_scales

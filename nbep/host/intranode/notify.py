@@ -1,0 +1,59 @@
+"""What comes before dispatch inside a node: the exchange of counts, or only the reset of cells."""
+
+from __future__ import annotations
+
+from nbep.device.kernels.intranode.cached_notify_dispatch import cached_notify_dispatch
+from nbep.device.kernels.intranode.notify_dispatch import NotifyInputs, NotifyOutputs, NotifySizes, notify_dispatch
+from nbep.device.protocols.peers import Peers
+from nbep.host.runtime.base import Array
+from nbep.host.symmetric import NodeMemory
+from nbep.host.tokens import Counts
+
+
+def exchange_counts(
+    memory: NodeMemory,
+    peers: Peers,
+    num_cell_words: int,
+    counts: Counts,
+    expert_alignment: int,
+    polled: bool,
+    rank_prefix_matrix: Array,
+    channel_prefix_matrix: Array,
+) -> None:
+    """Launch the kernel that does it, and resets so many words. polled: the CPU is going to wait for the counters."""
+    runtime = memory.runtime
+    if polled:
+        memory.counters.fill(-1)  # "not here yet"; no launch that writes this set is left
+    runtime.launch(
+        memory.comm_stream,
+        notify_dispatch,
+        1 + memory.num_ranks,
+        runtime.notify_threads,
+        0,
+        NotifyOutputs(rank_prefix_matrix, channel_prefix_matrix, *memory.counter_addresses(polled)),
+        NotifyInputs(counts.num_tokens_per_rank, counts.num_tokens_per_expert, counts.is_token_in_rank),
+        peers,
+        memory.bounds,
+        NotifySizes(
+            counts.is_token_in_rank.shape[0],
+            counts.num_tokens_per_expert.shape[0],
+            channel_prefix_matrix.shape[1],
+            num_cell_words,
+            expert_alignment,
+        ),
+    )
+
+
+def reset_cells(memory: NodeMemory, peers: Peers, num_cell_words: int) -> None:
+    """Launch the kernel that resets so many words and meets the peers."""
+    runtime = memory.runtime
+    runtime.launch(
+        memory.comm_stream,
+        cached_notify_dispatch,
+        1,
+        runtime.notify_threads,
+        0,
+        num_cell_words,
+        peers,
+        memory.bounds,
+    )

@@ -1,0 +1,17 @@
+"""Tests of the mode inside a node run both ways, through rings and without, if their module asks for `both_ways`."""
+
+import intranode
+import pytest
+
+
+def pytest_generate_tests(metafunc):
+    if "both_ways" in metafunc.fixturenames:
+        is_about_rings = any(metafunc.definition.iter_markers("about_rings"))
+        ways = ["rings"] if is_about_rings else ["rings", "zero_copy"]
+        metafunc.parametrize("both_ways", ways, indirect=True)
+
+
+@pytest.fixture
+def both_ways(request, monkeypatch):
+    """What `Options` of the test say if they do not say which way."""
+    monkeypatch.setitem(intranode.DEFAULTS, "zero_copy", request.param == "zero_copy")

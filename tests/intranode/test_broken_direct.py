@@ -1,0 +1,117 @@
+"""Kernels without rings, broken on purpose, are caught: every step that orders memory is left out once.
+
+`steps` finds them in the source, so a new one is tested, too. A few of them order nothing: NOT_NEEDED says why.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pytest
+from cases import make_case
+from intranode import Options, Outcome, check, combine, dispatch, dispatch_input, make_buffer_for
+from parts import both_parts
+from steps import Step, steps_of
+from target import spawn
+from trips import cached_dispatch
+
+import nbep
+
+pytestmark = pytest.mark.emulator_only("the kernels are broken in Python")
+
+MODULES = [
+    "nbep.device.kernels.intranode.direct_dispatch",
+    "nbep.device.kernels.intranode.direct_combine",
+    "nbep.device.protocols.staged_sums",
+]
+OWN_WAITS = ("wait_blocks_arrived", "wait_landed")
+STEPS = [step for module in MODULES for step in steps_of(module)] + [
+    step for step in steps_of("nbep.device.protocols.waits") if step.function in OWN_WAITS
+]
+
+
+class Program(NamedTuple):
+    """What is run on one buffer: two rounds of dispatch, cached dispatch and combine."""
+
+    options: Options
+    shape: dict[str, Any]  # of make_case
+    has_tma: bool = True
+
+    def run(self, seed: int, memory_model: str) -> None:
+        """Raises: AssertionError for wrong results; EmulatorError"""
+        shape = {"num_tokens": (9, 5), "num_topk": 2, "routing": "everywhere", **self.shape}
+        rounds = [(make_case(i, **shape), self.options) for i in range(2)]
+
+        def main(comm) -> list[Outcome]:
+            comm.runtime.world.has_tma = self.has_tma
+            buffer = make_buffer_for(comm, rounds)
+            outcomes = []
+            for case, options in rounds:
+                outcome = dispatch(buffer, case, options, comm.rank)
+                outcome.cached_x = cached_dispatch(
+                    buffer, dispatch_input(case, options, comm.rank), outcome.handle, options
+                )
+                combine(buffer, case, options, comm.rank, outcome)
+                outcomes.append(outcome)
+            buffer.destroy()
+            return outcomes
+
+        by_rank = spawn(main, rounds[0][0].num_ranks, (), seed, memory_model=memory_model)
+        for (case, options), outcomes in zip(rounds, zip(*by_rank, strict=True), strict=True):
+            check(case, options, list(outcomes), seed)
+
+
+TWO_WARPS = nbep.Config(2, 2, 3, num_threads=64)
+PROGRAMS = [
+    Program(Options(TWO_WARPS, zero_copy=True), {}),
+    Program(Options(nbep.Config(4, 1, 3), fp8="row", zero_copy=True), {"hidden": 512}),
+    Program(Options(TWO_WARPS, zero_copy=True), {}, has_tma=False),
+    # A row takes two stages, and a sum several pieces.
+    Program(Options(TWO_WARPS, num_biases=1, zero_copy=True), {"hidden": 4608, "num_tokens": (3, 2)}),
+]
+
+
+def is_caught(memory_model: str, programs: Sequence[Program] = PROGRAMS, seeds: Sequence[int] = range(4)) -> bool:
+    """Whether a program ends in wrong results or in an error of the emulator, under one of the schedules."""
+    for seed in seeds:
+        for program in programs:
+            try:
+                program.run(seed, memory_model)
+            except (AssertionError, nbep.EmulatorError):
+                return True
+    return False
+
+
+LISTED = "list_rows has one before the first copy"
+UNSEEN = "on the emulator the engine sees an mbarrier at once"
+NOT_NEEDED = {
+    "direct_combine.sum_token-syncwarp-0": "the shuffle that brings the next token stands behind it, too",
+    "staged_sums.open_sum_stage-syncwarp-0": LISTED,
+    "staged_sums.open_sum_stage-fence_mbarrier_init-0": UNSEEN,
+    "staged_sums.open_sum_stage-fence_proxy_async_shared-0": UNSEEN,
+}
+PAIRS = ("st_release_sys_s32", "atom_add_release_sys_s32", "ld_acquire_sys_s32")  # and the other steps are thorough
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
+def test_unbroken_kernels_are_not_caught(memory_model):
+    assert not is_caught(memory_model, seeds=range(1))
+
+
+NEEDED = [step for step in STEPS if str(step) not in NOT_NEEDED]
+
+
+@pytest.mark.parametrize(
+    "step",
+    both_parts(
+        [(step,) for step in NEEDED if step.name in PAIRS],
+        thorough=[(step,) for step in NEEDED if step.name not in PAIRS],
+    ),
+)
+def test_a_step_that_is_left_out_is_caught(step: Step, monkeypatch):
+    step.leave_out(monkeypatch)
+    assert is_caught("checked")
+
+
+def test_no_step_is_said_to_be_needless_that_is_not_there():
+    assert NOT_NEEDED.keys() <= {str(step) for step in STEPS}
