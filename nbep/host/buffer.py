@@ -12,7 +12,7 @@ import os
 import warnings
 from typing import Any, Literal
 
-from nbep.device.layout.intranode import MAX_NVL_PEERS, MAX_TOPK
+from nbep.device.layout.intranode import MAX_TOPK
 from nbep.host import validate
 from nbep.host.arguments import flags, integer
 from nbep.host.comm import connect, gather_results
@@ -30,7 +30,7 @@ from nbep.host.layout import get_dispatch_layout
 from nbep.host.low_latency.verbs import LowLatencyVerbs
 from nbep.host.network import check_target, create_transport
 from nbep.host.network.direct import DirectTransport
-from nbep.host.network.transport import NetworkOptions, NicOptions, TransportName
+from nbep.host.network.transport import NetworkOptions, NicOptions, TransportName, chosen_options
 from nbep.host.rdma import rdma_trailer_bytes
 from nbep.host.runtime.base import Array, HandleType, Stream
 from nbep.host.symmetric import NodeMemory
@@ -149,7 +149,7 @@ class Buffer(LowLatencyVerbs):
                 handle_type,
                 num_zero_copy_bytes,
             )
-            options = _network_options(
+            options = chosen_options(
                 communicator.size,
                 transport,
                 num_nvl_peers,
@@ -484,20 +484,6 @@ class Buffer(LowLatencyVerbs):
         if self._memory is None:
             raise ValueError(f"buffer: got a destroyed one; {verb} must come before destroy")
         return self._memory
-
-
-def _network_options(
-    num_ranks: int, transport: Any, num_nvl_peers: Any, num_qps: Any, use_nvlink: Any, nic: Any
-) -> NetworkOptions:
-    if transport is None:
-        transport = os.environ.get("NBEP_TRANSPORT", "direct")
-    if num_nvl_peers is None:
-        text = os.environ.get("NBEP_NUM_NVL_PEERS")
-        most = max(size for size in range(1, MAX_NVL_PEERS + 1) if num_ranks % size == 0)
-        num_nvl_peers = most if text is None else int(text) if text.isdecimal() else text
-    if nic is None:
-        nic = NicOptions.parse(os.environ.get("NBEP_NIC", ""))
-    return NetworkOptions.check(transport, num_nvl_peers, num_qps, use_nvlink, nic, num_ranks)
 
 
 def _zero_copy_option(memory: NodeMemory, zero_copy: bool) -> dict[str, bool]:

@@ -174,7 +174,7 @@ class Copies:
         self.stored: Counter = Counter()
         self.first_goal: dict = {}  # pusher -> source
 
-    def on_copy(self, thread, allocation, offset, data):
+    def on_copy(self, thread, allocation, offset, data, site):
         if thread.block.launch.name == "direct_dispatch":
             counter = self.loaded if allocation.number == 0 else self.stored
             counter[thread.rank] += 1

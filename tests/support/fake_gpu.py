@@ -14,6 +14,7 @@ import nbep
 from nbep.host.comm import Communicator
 from nbep.host.network.direct import DirectTransport
 from nbep.host.network.transport import NetworkOptions, NicOptions
+from nbep.host.runtime.base import HostWords
 from nbep.host.runtime.cuda import launcher
 from nbep.host.runtime.cuda import runtime as cuda_runtime
 from nbep.host.runtime.cuda.runtime import CudaRuntime, SharedDevice
@@ -102,6 +103,9 @@ class FakeMemory:
             return sys.modules["torch"].Tensor((count,), dtype)
         size = np.dtype(dtype).itemsize
         return self._bytes[offset : offset + count * size].view(dtype)
+
+    def words(self, offset: int, count: int) -> HostWords:
+        return HostWords(self.array(np.int32, offset, count))
 
     def write(self, offset: int, values: np.ndarray) -> None:
         pass

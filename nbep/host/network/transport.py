@@ -9,6 +9,7 @@ Life cycle: create (collective) -> allocate -> `handle` to all ranks -> open -> 
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -119,6 +120,21 @@ class NetworkOptions:
     def is_mapped(self, rank: int, peer: int) -> bool:
         """Whether kernels that use the network reach a peer through its memory."""
         return rank == peer or (self.use_nvlink and self.is_in_node(rank, peer))
+
+
+def chosen_options(
+    num_ranks: int, transport: Any, num_nvl_peers: Any, num_qps: Any, use_nvlink: Any, nic: Any
+) -> NetworkOptions:
+    """The network of a buffer: as its arguments say, or else the environment, or else by default."""
+    if transport is None:
+        transport = os.environ.get("NBEP_TRANSPORT", "direct")
+    if num_nvl_peers is None:
+        text = os.environ.get("NBEP_NUM_NVL_PEERS")
+        most = max(size for size in range(1, MAX_NVL_PEERS + 1) if num_ranks % size == 0)
+        num_nvl_peers = most if text is None else int(text) if text.isdecimal() else text
+    if nic is None:
+        nic = NicOptions.parse(os.environ.get("NBEP_NIC", ""))
+    return NetworkOptions.check(transport, num_nvl_peers, num_qps, use_nvlink, nic, num_ranks)
 
 
 class Transport(ABC):
