@@ -298,9 +298,10 @@ INSIDE_A_NODE = [
         PUBLISH_TAIL,
         NOTHING,
         (
-            waits(SENDER.replace("dispatch", "combine"), FOR_1, FREE, HEAD + "1 or more and sees 0"),
-            "It polls `nvl_buffer` of rank 1: tail[channel 0, src 0] (byte 4376), expects anything but 0 and sees 0",
-            "rank 0 combine sender -> rank 1 combine coordinator -> rank 0 combine sender",
+            "rank 0: the combine coordinator (kernel `combine`, block 1, warp 0, lane 1) waits: the receivers of its own",
+            "It polls `nvl_buffer` of rank 0: tail[channel 0, src 1] (byte 4380), expects anything but 0 and sees 0",
+            "polls `nvl_buffer` of rank 0: head[channel 0, src 1] (byte 4372), expects 1 or more and sees 0",
+            "rank 0 combine coordinator -> rank 1 combine sender -> rank 0 combine coordinator",
         ),
     ),
 ]
@@ -399,7 +400,7 @@ BETWEEN_NODES = [
             f"{RDMA_SENDER} waits for rank 2: free slots in the peer's RDMA ring",
             "It polls `rdma_buffer` of rank 0: head[channel 0, node 1] (byte 137484), expects 1 and sees 0",
             NO_STORE,
-            "They wait in a circle: rank 0 internode dispatch RDMA sender -> rank 2 ",
+            "The ranks wait for each other: rank 0 internode dispatch RDMA sender -> rank 2 ",
         ),
         ("Next to it, `rdma_buffer` of rank 0: head",),
     ),

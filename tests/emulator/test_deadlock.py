@@ -383,6 +383,7 @@ def test_threads_that_have_left_are_not_missing(launch):
         launch(kernel, np.zeros(1, np.int32), block=128)
     assert "missing: warp 2, which are at" in str(caught.value)
     assert "have left" not in str(caught.value)
+    assert "kernel `kernel` of rank 0 has been left by block 0, warp 3" in first_paragraph(caught.value).lower()
 
 
 def many_places(cells):

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _NEAR_BYTES = 256
 _MOST_NEAR = 2
+_MOST_CELLS = 3  # besides the one that a wait is about
+_LONGEST = 120  # characters of a list of threads
 _MOST_HOPS = 3  # of a circle, in words
 
 
@@ -67,7 +69,7 @@ class Waits:
         """Whom a group waits for that polls a cell."""
         allocation, offset, _, _ = cell
         writer = allocation.writers.get(offset)
-        thread = None if writer is None else self._thread(writer)
+        thread = None if writer is None else self.thread_of(writer)
         peer = -1 if group.told is None or not allocation.number else group.told.peer
         if peer >= 0 and (peer != group.rank or len(group.wait.cells) == 1):
             return self._of_rank(group, peer, writer)
@@ -92,16 +94,18 @@ class Waits:
 
     def _of_rank(self, group: Group, rank: int, writer: Writer | None) -> Awaited:
         """A rank is waited for: its thread that has stored before, or else all that waits there."""
+        is_over = False
         if writer is not None and rank_of(writer[0]) == rank:
-            thread = self._thread(writer)
+            thread = self.thread_of(writer)
             if thread is None and writer[0] in self.blocks and not is_atomic(writer[2]):
                 return Awaited(rank, [], is_over=True)
             if thread in self.group_of and thread not in group.threads:
                 return Awaited(rank, [self.group_of[thread]])
+            is_over = thread is None and kernel_of(writer[0]) == group.launch.name and not is_atomic(writer[2])
         there = [g for g in self.groups if of_rank(g) == rank and g is not group]
         if rank == group.rank:  # those who wait in the same way, or for each other at a barrier, do not hold it up
             there = [g for g in there if g.chain[:1] != group.chain[:1] and g.wait.cells]
-        return Awaited(rank, there)
+        return Awaited(rank, there, is_over)
 
     def _elsewhere(self, group: Group) -> list[Group]:
         """Groups that have not come to where this one waits."""
@@ -112,7 +116,7 @@ class Waits:
         there = set(other.threads)
         return any(thread in there for thread in group.wait.absent)
 
-    def _thread(self, writer: Writer) -> Thread | None:
+    def thread_of(self, writer: Writer) -> Thread | None:
         """Who stored, if it is still there."""
         block = self.blocks.get(writer[0])
         thread = None if block is None or writer[1] >= len(block.threads) else block.threads[writer[1]]
@@ -185,7 +189,14 @@ class Waits:
                 missed = 0 if is_kin else 2 - (awaited.rank is not None)
         order = self.number[group]
         is_of_another = awaited.rank not in (None, group.rank)
-        tells = not group.wait.lacking, group.told is None, missed, not is_of_another, not is_unwritten
+        tells = (
+            not group.wait.lacking,
+            group.told is None,
+            not awaited.is_over,
+            missed,
+            not is_of_another,
+            not is_unwritten,
+        )
         return not is_known, not (is_poll or group.wait.lacking), -dependents, *tells, order
 
     def way_round(self, group: Group) -> list[Group]:
@@ -204,6 +215,15 @@ class Waits:
                     before[other] = here
                     queue.append(other)
         return []
+
+    def is_sure(self, group: Group, other: Group) -> bool:
+        """Whether a group waits for this other one, not only for some thread of its rank."""
+        awaited = self.awaited[group]
+        polling = [there for there in awaited.groups if there.cell is not None]
+        if awaited.rank is None or len(polling) < 2:
+            return True
+        at = None if group.cell is None else index_of(group.cell)
+        return at is not None and at in map(index_of, other.wait.cells)
 
     def _far_from(self, group: Group, here: Group) -> tuple[bool, bool, int]:
         """How little a group has to do with another one that waits for it: with its threads, or with its index."""
@@ -224,7 +244,10 @@ def paragraph(waits: Waits, hosts: list[tuple[str, str]]) -> list[str]:
     """The lines of the first paragraph. hosts: names of those that wait, and for what."""
     group = waits.cause()
     if group is None:
-        return [f"{name} waits for {what}" for name, what in hosts[:1]]
+        same: dict[str, list[str]] = {}
+        for name, what in hosts:
+            same.setdefault(what, []).append(name)
+        return [f"{', '.join(names)} wait{'s' * (len(names) == 1)} for {what}" for what, names in same.items()]
     awaited = waits.awaited[group]
     lines = [sentence(group, awaited.rank)]
     if group.cell is not None and isinstance(group.cell[0], Allocation) and not group.cell[0].freed:
@@ -234,16 +257,16 @@ def paragraph(waits: Waits, hosts: list[tuple[str, str]]) -> list[str]:
         lines += [sentence(other, waits.awaited[other].rank) for other in way[1 : 1 + _MOST_HOPS]]
         is_one_kernel = len({other.launch.name for other in way}) == 1
         names = [label(other, is_one_kernel) for other in way]
-        lines.append("They wait in a circle: " + " -> ".join([*names, names[0]]))
+        sure = all(waits.is_sure(here, there) for here, there in zip(way, [*way[1:], way[0]], strict=True))
+        how = "They wait in a circle" if sure else "The ranks wait for each other"
+        lines.append(f"{how}: " + " -> ".join([*names, names[0]]))
     alike = sorted(
         {of_rank(g) for g in waits.groups if g is not group and _is_alike(waits, g, group)} - {of_rank(group)}
     )
     if alike:
         whom = "" if awaited.rank is None else f" for {name_of(awaited.rank)}"
         lines.append(f"{_ranks(alike)} {_verb(alike, 'wait')}{whom} in the same way")
-    gone = [block.index for block in group.launch.blocks if not block.live]
-    if gone and awaited.rank in (None, group.rank):
-        lines.append(f"Of its launch, block {ranges(gone)} {'has' if len(gone) == 1 else 'have'} left the kernel")
+    lines += _left(waits, group, group.rank if awaited.rank is None else awaited.rank)
     lines += _idle_ranks(waits)
     return lines
 
@@ -265,6 +288,9 @@ def sentence(group: Group, rank: int | None) -> str:
         text += "".join(f"; {line}" for line in group.wait.body[1:])
     if cell is not None:
         text += f" {_poll(group, cell)}"
+        if told is None or told.cell not in cell[0].cell(cell[1]):  # it is not known which of them matters
+            others = [other for other in group.wait.cells if other is not cell]
+            text += "".join(f", and {_poll(group, other)}" for other in others[:_MOST_CELLS])
     return text + f", at {describe_site(group.chain[0])}" if group.chain else text
 
 
@@ -306,9 +332,13 @@ def _stores(waits: Waits, group: Group, cell: Cell, awaited: Awaited) -> list[st
     elif any((t.block.name, t.thread_idx) == writer[:2] for t in group.threads):
         lines = [f"{last} its own, at {describe_site(writer[2])}"]
     else:
-        lines = [f"{last} by {_by(writer)}" + (", which has ended" if awaited.is_over else "")]
+        lines = [f"{last} by {_by(writer)}" + (", which has ended" if waits.thread_of(writer) is None else "")]
     others = near(allocation, offset, awaited.rank) or (near(allocation, offset, None) if writer is None else [])
+    running = {(launch.rank, launch.name) for launch in waits.world.launches}
+    is_stale = any(rank == awaited.rank for rank, _ in running)
     for other in others[:_MOST_NEAR]:
+        if is_stale and _launch_of(allocation.writers[other]) not in running:
+            continue  # of a kernel before
         value = _value(allocation, other, kind)
         lines.append(f"Next to it, {allocation.cell(other)} is {value}, stored by {_by(allocation.writers[other])}")
     return lines
@@ -338,6 +368,10 @@ def _value(allocation: Allocation, offset: int, kind: str) -> Any:
         return "not aligned"
 
 
+def _launch_of(writer: Writer) -> tuple[int, str]:
+    return rank_of(writer[0]), kernel_of(writer[0])
+
+
 def _by(writer: Writer) -> str:
     block, thread, site = writer
     return f"{block}, {warps_and_lanes([thread])}, at {describe_site(site)}"
@@ -349,6 +383,17 @@ def _is_alike(waits: Waits, group: Group, cause: Group) -> bool:
     same = group.chain[:1] == cause.chain[:1] and group.launch.name == cause.launch.name
     same = same and group.wait.lacking == cause.wait.lacking
     return same and waits.awaited[group].rank == rank and (rank is None or of_rank(group) != rank)
+
+
+def _left(waits: Waits, group: Group, rank: int) -> list[str]:
+    """A line for the threads of a rank's launch that have left the kernel."""
+    lines = []
+    for launch in waits.world.launches:
+        if launch.rank == rank and launch.name == group.launch.name:
+            gone = [thread for block in launch.blocks for thread in block.threads if thread.exited]
+            if gone and len(text := who(gone)) <= _LONGEST:
+                lines.append(f"Kernel `{launch.name}` of {name_of(rank)} has been left by {text}")
+    return lines
 
 
 def _idle_ranks(waits: Waits) -> list[str]:
@@ -380,6 +425,11 @@ def _verb(ranks: list[int], verb: str) -> str:
 def of_rank(group: Group) -> int:
     """The rank of a group, or whose NIC it is."""
     return group.rank % NIC_NUMBERS
+
+
+def kernel_of(block_name: str) -> str:
+    """The name of a block's kernel, from its own name."""
+    return block_name.partition("`")[2].partition("`")[0]
 
 
 def rank_of(block_name: str) -> int:
