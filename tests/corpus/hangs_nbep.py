@@ -298,7 +298,7 @@ INSIDE_A_NODE = [
         PUBLISH_TAIL,
         NOTHING,
         (
-            "rank 0: the combine coordinator (kernel `combine`, block 1, warp 0, lane 1) waits: the receivers of its own",
+            "rank 0: the combine coordinator (kernel `combine`, block 1, warp 0, lane 1) waits: the receivers of",
             "It polls `nvl_buffer` of rank 0: tail[channel 0, src 1] (byte 4380), expects anything but 0 and sees 0",
             "polls `nvl_buffer` of rank 0: head[channel 0, src 1] (byte 4372), expects 1 or more and sees 0",
             "rank 0 combine coordinator -> rank 1 combine sender -> rank 0 combine coordinator",
