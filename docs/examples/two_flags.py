@@ -1,4 +1,4 @@
-"""Rank 0 raises a flag of rank 1 twice, and waits until rank 1 does it once more. Before that, rank 1 stops in a debugger.
+"""Rank 0 raises a flag of rank 1 twice, and waits until rank 1 does it once more. Rank 1 stops in a debugger first.
 
 python docs/examples/two_flags.py             the debugger reads what you type
 python docs/examples/two_flags.py history     the same, and all stores are remembered

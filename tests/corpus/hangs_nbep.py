@@ -60,9 +60,13 @@ def low_latency_thrice(seed: int) -> None:
     with_low_latency(seed, fn=three_trips)
 
 
-def sent_once(seed: int) -> None:
+def over_a_nic_that_loses_a_message(seed: int) -> None:
+    def lossy(comm: Any, case: Any, options: Any) -> Any:
+        nic = nbep.NicOptions(num_entries=64, chunk_bytes=256, lost=(0, 1, 1, 1))
+        return low_latency.Trip(low_latency.make_buffer(comm, [(case, options)], nic=nic), case, options).whole()
+
     case = low_latency.make_low_latency_case(1, num_ranks=2, num_tokens=(7, 4), num_topk=2)
-    low_latency.run(case, low_latency.Options(use_fp8=True, deduplicate=True), seed=seed)
+    low_latency.run(case, low_latency.Options(over_nic=True), seed=seed, fn=lossy)
 
 
 def edited(
@@ -356,6 +360,23 @@ LOW_LATENCY = [
         ),
     ),
 ]
+
+LOW_LATENCY.append(
+    Broken(
+        "low latency: a NIC loses a message",
+        over_a_nic_that_loses_a_message,
+        DeadlockError,
+        (
+            "rank 1: the low-latency dispatch receiver (kernel `low_latency_dispatch`, block 0-1, warp 1, lane 0) waits for",
+            "It polls `rdma_buffer` of rank 1: counts[half 0, rank 0, local expert 1] (byte 43012), expects -1 and sees 0",
+            "counts[half 0, rank 0, local expert 0] (byte 43008) is -6, stored by the NIC of rank 0, kernel `software_nic`",
+            "rank 1 low-latency dispatch receiver -> rank 0 low-latency combine receiver -> rank 1",
+        ),
+        ("circle",),
+        range(2),
+        2,
+    )
+)
 
 ARRIVED = "the peer's arrival, and its counts if it sends some"
 RDMA_SENDER = "rank 0: the internode dispatch RDMA sender (kernel `internode_dispatch`, block 1, warp 0-1, lane 1)"

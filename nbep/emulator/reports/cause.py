@@ -220,10 +220,15 @@ class Waits:
         """Whether a group waits for this other one, not only for some thread of its rank."""
         awaited = self.awaited[group]
         polling = [there for there in awaited.groups if there.cell is not None]
-        if awaited.rank is None or len(polling) < 2:
-            return True
         at = None if group.cell is None else index_of(group.cell)
-        return at is not None and at in map(index_of, other.wait.cells)
+        if awaited.rank is None or (at is not None and at in map(index_of, other.wait.cells)):
+            return True
+        return len(polling) < 2 and not self._has_lost_a_warp(other)
+
+    def _has_lost_a_warp(self, group: Group) -> bool:
+        """Whether all threads of a warp have left the kernel of a group: they may be the ones that are waited for."""
+        warps = [warp for block in group.launch.blocks for warp in block.warps]
+        return any(all(thread.exited for thread in warp.lanes) for warp in warps)
 
     def _far_from(self, group: Group, here: Group) -> tuple[bool, bool, int]:
         """How little a group has to do with another one that waits for it: with its threads, or with its index."""
@@ -247,7 +252,7 @@ def paragraph(waits: Waits, hosts: list[tuple[str, str]]) -> list[str]:
         same: dict[str, list[str]] = {}
         for name, what in hosts:
             same.setdefault(what, []).append(name)
-        return [f"{', '.join(names)} wait{'s' * (len(names) == 1)} for {what}" for what, names in same.items()]
+        return [f"No kernel runs: {_hosts(names)} for {what}" for what, names in same.items()]
     awaited = waits.awaited[group]
     lines = [sentence(group, awaited.rank)]
     if group.cell is not None and isinstance(group.cell[0], Allocation) and not group.cell[0].freed:
@@ -334,7 +339,7 @@ def _stores(waits: Waits, group: Group, cell: Cell, awaited: Awaited) -> list[st
     else:
         lines = [f"{last} by {_by(writer)}" + (", which has ended" if waits.thread_of(writer) is None else "")]
     others = near(allocation, offset, awaited.rank) or (near(allocation, offset, None) if writer is None else [])
-    running = {(launch.rank, launch.name) for launch in waits.world.launches}
+    running = {(launch.rank % NIC_NUMBERS, launch.name) for launch in waits.world.launches}
     is_stale = any(rank == awaited.rank for rank, _ in running)
     for other in others[:_MOST_NEAR]:
         if is_stale and _launch_of(allocation.writers[other]) not in running:
@@ -412,6 +417,12 @@ def _idle_ranks(waits: Waits) -> list[str]:
         whose = "its host" if len(ranks) == 1 else "their hosts"
         lines.append(f"{_ranks(ranks)} {_verb(ranks, 'run')} no kernel: {whose} {state}")
     return lines
+
+
+def _hosts(names: list[str]) -> str:
+    """`the hosts of ranks 0-3 wait`, for names as `the host of rank 2`."""
+    ranks = [int(name.rpartition(" ")[2]) for name in names if name[-1].isdecimal()]
+    return f"the hosts of ranks {ranges(ranks)} wait" if len(ranks) > 1 else f"{names[0]} waits"
 
 
 def _ranks(ranks: list[int]) -> str:
