@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _NEAR_BYTES = 256
 _MOST_NEAR = 2
-_MOST_CELLS = 3  # besides the one that a wait is about
+_MOST_CELLS = 2  # besides the one that a wait is about
 _LONGEST = 120  # characters of a list of threads
 _MOST_HOPS = 3  # of a circle, in words
 
@@ -99,13 +99,14 @@ class Waits:
             thread = self.thread_of(writer)
             if thread is None and writer[0] in self.blocks and not is_atomic(writer[2]):
                 return Awaited(rank, [], is_over=True)
-            if thread in self.group_of and thread not in group.threads:
-                return Awaited(rank, [self.group_of[thread]])
+            there = None if thread is None or thread in group.threads else self.group_of.get(thread)
+            if there is not None and not self._misses(there, group):
+                return Awaited(rank, [there])
             is_over = thread is None and kernel_of(writer[0]) == group.launch.name and not is_atomic(writer[2])
-        there = [g for g in self.groups if of_rank(g) == rank and g is not group]
+        others = [g for g in self.groups if of_rank(g) == rank and g is not group]
         if rank == group.rank:  # those who wait in the same way, or for each other at a barrier, do not hold it up
-            there = [g for g in there if g.chain[:1] != group.chain[:1] and g.wait.cells]
-        return Awaited(rank, there, is_over)
+            others = [g for g in others if g.chain[:1] != group.chain[:1] and g.wait.cells]
+        return Awaited(rank, others, is_over)
 
     def _elsewhere(self, group: Group) -> list[Group]:
         """Groups that have not come to where this one waits."""
@@ -338,7 +339,10 @@ def _stores(waits: Waits, group: Group, cell: Cell, awaited: Awaited) -> list[st
         lines = [f"{last} its own, at {describe_site(writer[2])}"]
     else:
         lines = [f"{last} by {_by(writer)}" + (", which has ended" if waits.thread_of(writer) is None else "")]
-    others = near(allocation, offset, awaited.rank) or (near(allocation, offset, None) if writer is None else [])
+    others = near(allocation, offset, awaited.rank)
+    if not others and writer is None:  # whoever stored to a cell of the same name
+        stem = stem_of(allocation, offset)
+        others = [at for at in near(allocation, offset, None) if stem_of(allocation, at) == stem]
     running = {(launch.rank % NIC_NUMBERS, launch.name) for launch in waits.world.launches}
     is_stale = any(rank == awaited.rank for rank, _ in running)
     for other in others[:_MOST_NEAR]:
