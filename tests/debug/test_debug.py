@@ -165,9 +165,11 @@ def test_after_a_deadlock_where_is_its_whole_report():
 
 def test_a_host_function_can_ask_too():
     def main(comm):
-        return debug.where(rank=comm.rank)
+        return debug.where(rank=comm.rank), debug.what(1 << 60, rank=7)
 
-    assert nbep.spawn(main, 2, "emulator")[1] == "the host of rank 1 is here"
+    where, what = nbep.spawn(main, 2, "emulator")[1]
+    assert where == "the host of rank 1 is here"
+    assert what == "rank: got 7; the run has rank 0, rank 1"
 
 
 def test_without_a_run_the_words_say_so(monkeypatch):
