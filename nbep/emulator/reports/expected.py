@@ -229,7 +229,8 @@ def _step(thread: Thread) -> None:
 def quiet(world: World) -> Iterator[None]:
     """Let nobody be told of what threads do meanwhile, and no launch end."""
     hooks, launches = world.hooks, list(world.launches)
-    world.hooks = None if hooks is None else _Deaf()
+    deaf: Any = _Deaf()
+    world.hooks = None if hooks is None else deaf
     for launch in launches:
         launch.copies += 1
     try:
