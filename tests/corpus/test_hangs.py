@@ -1,5 +1,7 @@
 """The first paragraph about a kernel that hangs names the cause: the wait, the cell, what is expected and seen."""
 
+from functools import partial
+
 import hangs_groups
 import hangs_nbep
 import hangs_users
@@ -27,6 +29,13 @@ ENTRIES = [*hangs_nbep.ENTRIES, *hangs_users.ENTRIES, *hangs_groups.ENTRIES]
 @pytest.mark.parametrize("broken", ENTRIES, ids=str)
 def test_the_report_names_why_it_hangs(broken: Broken, seeds: range) -> None:
     check(broken._replace(seeds=seeds, least=len(seeds)))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("memory_model", ["delayed", "checked"])
+@pytest.mark.parametrize("broken", [*hangs_users.ENTRIES, *hangs_groups.ENTRIES], ids=str)
+def test_the_report_is_the_same_in_every_memory_model(broken: Broken, memory_model: str) -> None:
+    check(broken._replace(run=partial(broken.run, memory_model=memory_model), seeds=range(2), least=2))
 
 
 def inside_a_node() -> None:
