@@ -7,15 +7,14 @@ the cause; where there are several, the one that is known best and that most oth
 
 from __future__ import annotations
 
-import dis
-import re
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..machine.block import ranges
 from ..machine.memory import Allocation, Writer
 from ..machine.names import NIC_NUMBERS, name_of
-from .source import Site, describe_site
+from .source import describe_site
+from .stores import index_of, is_atomic, kernel_of, near, rank_of, stem_of
 from .waiting import Group, warps_and_lanes, who
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from ..machine.thread import Thread
     from ..world import World
 
-_NEAR_BYTES = 256
 _MOST_NEAR = 2
 _MOST_CELLS = 2  # besides the one that a wait is about
 _LONGEST = 120  # characters of a list of threads
@@ -56,14 +54,14 @@ class Waits:
         wait = group.wait
         if wait.absent or wait.strangers:
             threads = [*wait.absent, *wait.strangers]
-            return Awaited(None, unique(self.group_of[t] for t in threads if t in self.group_of))
+            return Awaited(None, _unique(self.group_of[t] for t in threads if t in self.group_of))
         cells = [cell for cell in wait.cells if isinstance(cell[0], Allocation)]
         main = group.cell
         if main is None or main not in cells:
             return Awaited(None, [])
         whole = self._awaited_at(group, main)
         others = [other for cell in cells if cell is not main for other in self._awaited_at(group, cell).groups]
-        return whole._replace(groups=unique([*whole.groups, *others]))
+        return whole._replace(groups=_unique([*whole.groups, *others]))
 
     def _awaited_at(self, group: Group, cell: Cell) -> Awaited:
         """Whom a group waits for that polls a cell."""
@@ -238,14 +236,6 @@ class Waits:
         return here not in groups, at is None or at not in map(index_of, group.wait.cells), len(groups)
 
 
-def index_of(cell: Cell) -> tuple[int, str] | None:
-    """Whose memory a cell is in, and its index: `[channel 0, src 1]`. A ring's head and its tail have the same."""
-    if not isinstance(cell[0], Allocation) or cell[0].freed:
-        return None
-    found = re.search(r"\[.*?\]", cell[0].cell(cell[1]))
-    return (cell[0].rank, found[0]) if found else None
-
-
 def paragraph(waits: Waits, hosts: list[tuple[str, str]]) -> list[str]:
     """The lines of the first paragraph. hosts: names of those that wait, and for what."""
     group = waits.cause()
@@ -344,30 +334,13 @@ def _stores(waits: Waits, group: Group, cell: Cell, awaited: Awaited) -> list[st
         stem = stem_of(allocation, offset)
         others = [at for at in near(allocation, offset, None) if stem_of(allocation, at) == stem]
     running = {(launch.rank % NIC_NUMBERS, launch.name) for launch in waits.world.launches}
-    is_stale = any(rank == awaited.rank for rank, _ in running)
+    still_runs = any(rank == awaited.rank for rank, _ in running)
     for other in others[:_MOST_NEAR]:
-        if is_stale and _launch_of(allocation.writers[other]) not in running:
+        if still_runs and _launch_of(allocation.writers[other]) not in running:
             continue  # of a kernel before
         value = _value(allocation, other, kind)
         lines.append(f"Next to it, {allocation.cell(other)} is {value}, stored by {_by(allocation.writers[other])}")
     return lines
-
-
-def near(allocation: Allocation, offset: int, rank: int | None) -> list[int]:
-    """Where stores went next to a cell, those to cells of its name first; only those of a rank, if one is given."""
-    stem = stem_of(allocation, offset)
-    found = [
-        at
-        for at, writer in allocation.writers.items()
-        if at != offset and abs(at - offset) <= _NEAR_BYTES and rank in (None, rank_of(writer[0]))
-    ]
-    return sorted(found, key=lambda at: (stem_of(allocation, at) != stem, abs(at - offset), at))
-
-
-def stem_of(allocation: Allocation, offset: int) -> str:
-    """The name of a cell without its index: `tail` of `tail[channel 0, src 1]`, of `tail 3` and of `tail + 4`."""
-    name = "" if allocation.describe is None else allocation.describe(offset)
-    return re.split(r"[\[\d+(]", name)[0].strip()
 
 
 def _value(allocation: Allocation, offset: int, kind: str) -> Any:
@@ -417,7 +390,7 @@ def _idle_ranks(waits: Waits) -> list[str]:
     lines = []
     for state, ranks in states.items():
         if len(ranks) > 1:
-            state = state.replace("has ", "have ").replace("waits ", "wait ")
+            state = state.replace("has ", "have ", 1).replace("waits ", "wait ", 1)
         whose = "its host" if len(ranks) == 1 else "their hosts"
         lines.append(f"{_ranks(ranks)} {_verb(ranks, 'run')} no kernel: {whose} {state}")
     return lines
@@ -442,34 +415,5 @@ def of_rank(group: Group) -> int:
     return group.rank % NIC_NUMBERS
 
 
-def kernel_of(block_name: str) -> str:
-    """The name of a block's kernel, from its own name."""
-    return block_name.partition("`")[2].partition("`")[0]
-
-
-def rank_of(block_name: str) -> int:
-    """The rank of a block, from its name: that of a NIC counts for its rank."""
-    found = re.search(r"rank (\d+)", block_name)
-    return int(found[1]) if found else -1
-
-
-def is_atomic(site: Site | None) -> bool:
-    """Whether the call at a site is of an atomic, which several threads may make on one cell."""
-    if site is None:
-        return False
-    code, at = site  # of the call, or of the caches behind it
-    before = [i for i in dis.get_instructions(code) if i.offset <= at and i.positions is not None]
-    start = _start(before[-1])
-    loads = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD", "LOAD_DEREF", "LOAD_FAST")
-    names = [str(i.argval) for i in before if i.opname in loads and _start(i) == start]
-    return bool(names) and bool(re.match(r"atom|red_|amo", names[-1]))
-
-
-def _start(instruction: dis.Instruction) -> tuple[int | None, int | None]:
-    """Line and column where the expression of an instruction begins."""
-    positions = instruction.positions
-    return (None, None) if positions is None else (positions.lineno, positions.col_offset)
-
-
-def unique(groups: Any) -> list[Group]:
+def _unique(groups: Any) -> list[Group]:
     return list(dict.fromkeys(groups))
