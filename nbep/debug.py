@@ -212,6 +212,8 @@ def _locate(address: int, rank: int | None) -> tuple[Allocation, int]:
         if isinstance(current, Thread) and rank in (None, current.rank):
             return current.shared, offset
         raise LookupError(f"{address:#x} is an address in the shared memory of a block: ask from a thread of it")
+    if rank is not None and rank not in world.spaces:
+        raise LookupError(f"rank: got {rank}; the run has {', '.join(map(name_of, world.spaces))}")
     spaces = world.spaces if rank is None else {rank: world.spaces[rank]}
     for space in spaces.values():  # no two ranks share a segment's number
         if number in space.segments:

@@ -17,7 +17,9 @@ It knows nothing of expert parallelism.  Its parts, in an order to read them in:
     reports/   what a stopped run says
         errors, source  what can go wrong, and the line of code that did
         faults          why an access failed
-        race, deadlock  who did not order what, who waits for whom
+        race            who did not order what
+        deadlock        who waits for whom: `waiting` groups the threads, `expected` asks them what they want to see,
+                        `cause` finds the wait that holds up the others, `stores` who stored where
     tracing    calls an observer at every access
 """
 

@@ -416,7 +416,7 @@ REDUCTIONS = [
             "rank 0, kernel `reduction_of_blocks`, block 0, warp 0, lane 0",
             "polls `nvl_buffer` of rank 0: parts (byte 0), expects 3 and sees 2",
             "The last store of more than weak order to it is by rank 0, kernel `reduction_of_blocks`, block",
-            "Of its launch, block 1-3 have left the kernel",
+            "`reduction_of_blocks` of rank 0 has been left by block 0, warp 0, lane 1-31; block 1-3, warp 0",
         ),
         ("circle",),
         cells={"parts": 0},

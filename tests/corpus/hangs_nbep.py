@@ -60,9 +60,13 @@ def low_latency_thrice(seed: int) -> None:
     with_low_latency(seed, fn=three_trips)
 
 
-def sent_once(seed: int) -> None:
+def over_a_nic_that_loses_a_message(seed: int) -> None:
+    def lossy(comm: Any, case: Any, options: Any) -> Any:
+        nic = nbep.NicOptions(num_entries=64, chunk_bytes=256, lost=(0, 1, 1, 1))
+        return low_latency.Trip(low_latency.make_buffer(comm, [(case, options)], nic=nic), case, options).whole()
+
     case = low_latency.make_low_latency_case(1, num_ranks=2, num_tokens=(7, 4), num_topk=2)
-    low_latency.run(case, low_latency.Options(use_fp8=True, deduplicate=True), seed=seed)
+    low_latency.run(case, low_latency.Options(over_nic=True), seed=seed, fn=lossy)
 
 
 def edited(
@@ -298,9 +302,10 @@ INSIDE_A_NODE = [
         PUBLISH_TAIL,
         NOTHING,
         (
-            waits(SENDER.replace("dispatch", "combine"), FOR_1, FREE, HEAD + "1 or more and sees 0"),
-            "It polls `nvl_buffer` of rank 1: tail[channel 0, src 0] (byte 4376), expects anything but 0 and sees 0",
-            "rank 0 combine sender -> rank 1 combine coordinator -> rank 0 combine sender",
+            "rank 0: the combine coordinator (kernel `combine`, block 1, warp 0, lane 1) waits: the receivers of",
+            "It polls `nvl_buffer` of rank 0: tail[channel 0, src 1] (byte 4380), expects anything but 0 and sees 0",
+            "polls `nvl_buffer` of rank 0: head[channel 0, src 1] (byte 4372), expects 1 or more and sees 0",
+            "rank 0 combine coordinator -> rank 1 combine sender -> rank 0 combine coordinator",
         ),
     ),
 ]
@@ -356,6 +361,23 @@ LOW_LATENCY = [
     ),
 ]
 
+LOW_LATENCY.append(
+    Broken(
+        "low latency: a NIC loses a message",
+        over_a_nic_that_loses_a_message,
+        DeadlockError,
+        (
+            "rank 1: the low-latency dispatch receiver (kernel `low_latency_dispatch`, block 0-1, warp 1, lane 0)",
+            "`rdma_buffer` of rank 1: counts[half 0, rank 0, local expert 1] (byte 43012), expects -1 and sees 0",
+            "counts[half 0, rank 0, local expert 0] (byte 43008) is -4, stored by the NIC of rank 0,",
+            "rank 1 low-latency dispatch receiver -> rank 0 low-latency combine receiver -> rank 1",
+        ),
+        ("circle",),
+        range(2),
+        2,
+    )
+)
+
 ARRIVED = "the peer's arrival, and its counts if it sends some"
 RDMA_SENDER = "rank 0: the internode dispatch RDMA sender (kernel `internode_dispatch`, block 1, warp 0-1, lane 1)"
 FORWARDER = "rank 0: the internode dispatch forwarder (kernel `internode_dispatch`, block 0, "
@@ -399,7 +421,7 @@ BETWEEN_NODES = [
             f"{RDMA_SENDER} waits for rank 2: free slots in the peer's RDMA ring",
             "It polls `rdma_buffer` of rank 0: head[channel 0, node 1] (byte 137484), expects 1 and sees 0",
             NO_STORE,
-            "They wait in a circle: rank 0 internode dispatch RDMA sender -> rank 2 ",
+            "The ranks wait for each other: rank 0 internode dispatch RDMA sender -> rank 2 ",
         ),
         ("Next to it, `rdma_buffer` of rank 0: head",),
     ),

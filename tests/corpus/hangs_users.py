@@ -42,6 +42,7 @@ def run_kernel(
     grid: int,
     block: int,
     seed: int,
+    memory_model: str = "sc",
 ) -> None:
     """Launch a kernel with `peers` on all ranks but those that are absent, and wait for it."""
 
@@ -52,7 +53,7 @@ def run_kernel(
             memory.wait()
 
     with patch.object(World, "max_idle_calls", 5000):  # a loop without wait_expired would take seconds
-        nbep.spawn(main, num_ranks, "emulator", seed=seed)
+        nbep.spawn(main, num_ranks, "emulator", seed=seed, memory_model=memory_model)
 
 
 def hang(

@@ -1,11 +1,24 @@
 """The first paragraph about a kernel that hangs names the cause: the wait, the cell, what is expected and seen."""
 
+from functools import partial
+
 import hangs_groups
 import hangs_nbep
 import hangs_users
+import internode
+import intranode
+import low_latency
 import pytest
-from entries import Broken, check
+from cases import make_case
+from entries import Broken, beginning, check
+from hangs_nbep import NOTHING, PUBLISH_HEAD
 from parts import both_parts
+
+import nbep
+from nbep.device.kernels.internode import coordinator
+from nbep.device.kernels.intranode import dispatch
+from nbep.device.kernels.low_latency import dispatch_sender
+from nbep.notebook import edit
 
 pytestmark = pytest.mark.emulator_only("a GPU reports no deadlock")
 
@@ -16,3 +29,47 @@ ENTRIES = [*hangs_nbep.ENTRIES, *hangs_users.ENTRIES, *hangs_groups.ENTRIES]
 @pytest.mark.parametrize("broken", ENTRIES, ids=str)
 def test_the_report_names_why_it_hangs(broken: Broken, seeds: range) -> None:
     check(broken._replace(seeds=seeds, least=len(seeds)))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("memory_model", ["delayed", "checked"])
+@pytest.mark.parametrize("broken", [*hangs_users.ENTRIES, *hangs_groups.ENTRIES], ids=str)
+def test_the_report_is_the_same_in_every_memory_model(broken: Broken, memory_model: str) -> None:
+    check(broken._replace(run=partial(broken.run, memory_model=memory_model), seeds=range(2), least=2))
+
+
+def inside_a_node() -> None:
+    case = make_case(1, num_ranks=8, num_tokens=40, num_topk=4, routing="everywhere")
+    with edit(dispatch.receive_tokens, PUBLISH_HEAD, NOTHING):
+        intranode.run(case, intranode.Options(nbep.Config(4, 2, 5)))
+
+
+def between_nodes() -> None:
+    case = internode.make_node_case(1, 2, 4, num_tokens=24, num_topk=4, routing="everywhere")
+    with edit(coordinator.tell_heads, "amo_add(network, head, freed - told, peer, here.channel, True)", NOTHING):
+        internode.run(case, internode.Options(nbep.Config(4, 2, 8, 2, 4)))
+
+
+def with_low_latency() -> None:
+    case = low_latency.make_low_latency_case(1, num_ranks=8, num_tokens=8, num_topk=4)
+    with edit(dispatch_sender.count_choices, "completion(num_chosen)", "completion(num_chosen + 1)"):
+        low_latency.run(case, low_latency.Options())
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("hang", "who"),
+    [
+        (inside_a_node, "the dispatch sender"),
+        (between_nodes, "the internode dispatch RDMA sender"),
+        (with_low_latency, "the low-latency dispatch receiver"),
+    ],
+)
+def test_a_hang_of_eight_ranks_fits_in_40_lines(hang, who) -> None:
+    with pytest.raises(nbep.DeadlockError) as caught:
+        hang()
+    lines = str(caught.value).splitlines()
+    assert len(lines) <= 40
+    assert who in lines[0]
+    assert caught.value.full.startswith(beginning(caught.value))
+    assert len(caught.value.full.splitlines()) > 200

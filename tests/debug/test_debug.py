@@ -29,7 +29,7 @@ from nbep.trace import Trace
 pytestmark = pytest.mark.emulator_only("a GPU has no debugger of Python")
 
 SAID: list[str] = []
-PROGRAM = Path(__file__).parent / "flag_program.py"
+PROGRAM = Path(__file__).parents[2] / "docs" / "examples" / "two_flags.py"
 AFTER_THE_STOP = PROGRAM.read_text().splitlines().index("        breakpoint()") + 2
 NEVER = 1 << 62
 
@@ -45,28 +45,28 @@ def pdb(commands: str, *arguments: str) -> str:
 
 
 def test_a_pdb_session_shows_where_what_and_history():
-    said = pdb("nbep.debug.where()\nnbep.debug.what(flag)\nnbep.debug.history(flag)\nn\nc\n", "h")
+    said = pdb("nbep.debug.where()\nnbep.debug.what(flag)\nnbep.debug.history(flag)\nn\nc\n", "history")
     where, what, history, then, end = said.split("(Pdb) ")[1:]
-    assert "rank 1, kernel `raise_flags`, block 0, warp 0, lane 0\n  at " in where
-    assert f"flag_program.py:{AFTER_THE_STOP} (raise_flags)\n  is here\n" in where
+    assert "rank 1, kernel `flags`, block 0, warp 0, lane 0\n  at " in where
+    assert f"two_flags.py:{AFTER_THE_STOP} (flags)\n  is here\n" in where
     assert where.count("  is here\n") == 1
     assert "  polls `nvl_buffer` of rank 1: flag (byte 0) at 0x80000100000000: sees 2 (s32)\n" in where
     assert "missing: warp 0, lane 0, which are here\n" in where
     assert "the host of rank 0 waits for the end of its comm stream" in where
     assert "is `nvl_buffer` of rank 1: flag (byte 0), of " in what
     assert "holds s32 2, s64 2\n" in what
-    assert "last written by rank 0, kernel `raise_flags`, block 0, warp 0, lane 0, at " in what
+    assert "last written by rank 0, kernel `flags`, block 0, warp 0, lane 0, at " in what
     lines = history.splitlines()
     assert lines[0] == "`nvl_buffer` of rank 1: flag (byte 0)"
     assert ["release.sys store of 1" in lines[1], "release.sys store of 2" in lines[2]] == [True, True]
     assert len(lines) == 3
-    assert then.startswith(f"> {PROGRAM}({AFTER_THE_STOP + 1})raise_flags()")  # the next line of the same thread
+    assert then.startswith(f"> {PROGRAM}({AFTER_THE_STOP + 1})flags()")  # the next line of the same thread
     assert end == "all done\n"
 
 
 def test_without_a_history_the_last_store_is_told_and_how_to_get_all():
     history = pdb("nbep.debug.history(flag)\nc\n").split("(Pdb) ")[1]
-    assert "last written by rank 0, kernel `raise_flags`" in history
+    assert "last written by rank 0, kernel `flags`" in history
     assert "spawn(..., tracer=nbep.debug.History())" in history
 
 
@@ -165,9 +165,11 @@ def test_after_a_deadlock_where_is_its_whole_report():
 
 def test_a_host_function_can_ask_too():
     def main(comm):
-        return debug.where(rank=comm.rank)
+        return debug.where(rank=comm.rank), debug.what(1 << 60, rank=7)
 
-    assert nbep.spawn(main, 2, "emulator")[1] == "the host of rank 1 is here"
+    where, what = nbep.spawn(main, 2, "emulator")[1]
+    assert where == "the host of rank 1 is here"
+    assert what == "rank: got 7; the run has rank 0, rank 1"
 
 
 def test_without_a_run_the_words_say_so(monkeypatch):

@@ -1,6 +1,7 @@
 """When nothing can run, the run stops at once and says who waits for which cell."""
 
 import inspect
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -318,6 +319,34 @@ def test_asking_what_is_expected_changes_no_memory(launch):
     assert not cells.any()
 
 
+def test_a_tracer_is_not_told_of_what_the_report_asks():
+    """Asked for its report, the thread comes to the end of its kernel; the trace ends with its wait."""
+
+    class Tracer:
+        told: ClassVar[list] = []
+
+        def on_park(self, thread, cells):
+            self.told.append("park")
+
+        def on_wake(self, thread):
+            self.told.append("wake")
+
+        def on_exit(self, thread):
+            self.told.append("exit")
+
+        def on_launch(self, launch):
+            launch.callbacks.append(lambda: self.told.append("end"))
+
+    world = World(1, tracer=Tracer())
+    world.read_report = lambda thread, frame: None
+    cell = world.ranks[0].space.allocate(4, "cell", zero=True)
+    stream = world.ranks[0].create_stream("main")
+    stream.launch(wait_tail, (cell.address, 1), 1, 1)
+    with pytest.raises(DeadlockError, match="expects 1 or more and sees 0"):
+        stream.synchronize()
+    assert Tracer.told == ["park", "wake", "park"]  # it looked again by itself, before the run was over
+
+
 def test_what_loops_compare_on_the_way_is_not_what_they_wait_for(launch):
     """Only comparisons of the polled value count, and the emulator's own are none."""
 
@@ -383,6 +412,7 @@ def test_threads_that_have_left_are_not_missing(launch):
         launch(kernel, np.zeros(1, np.int32), block=128)
     assert "missing: warp 2, which are at" in str(caught.value)
     assert "have left" not in str(caught.value)
+    assert "kernel `kernel` of rank 0 has been left by block 0, warp 3" in first_paragraph(caught.value).lower()
 
 
 def many_places(cells):

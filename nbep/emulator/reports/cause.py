@@ -7,15 +7,14 @@ the cause; where there are several, the one that is known best and that most oth
 
 from __future__ import annotations
 
-import dis
-import re
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..machine.block import ranges
 from ..machine.memory import Allocation, Writer
 from ..machine.names import NIC_NUMBERS, name_of
-from .source import Site, describe_site
+from .source import describe_site
+from .stores import index_of, is_atomic, kernel_of, near, rank_of, stem_of
 from .waiting import Group, warps_and_lanes, who
 
 if TYPE_CHECKING:
@@ -23,8 +22,9 @@ if TYPE_CHECKING:
     from ..machine.thread import Thread
     from ..world import World
 
-_NEAR_BYTES = 256
 _MOST_NEAR = 2
+_MOST_CELLS = 2  # besides the one that a wait is about
+_LONGEST = 120  # characters of a list of threads
 _MOST_HOPS = 3  # of a circle, in words
 
 
@@ -54,20 +54,20 @@ class Waits:
         wait = group.wait
         if wait.absent or wait.strangers:
             threads = [*wait.absent, *wait.strangers]
-            return Awaited(None, unique(self.group_of[t] for t in threads if t in self.group_of))
+            return Awaited(None, _unique(self.group_of[t] for t in threads if t in self.group_of))
         cells = [cell for cell in wait.cells if isinstance(cell[0], Allocation)]
         main = group.cell
         if main is None or main not in cells:
             return Awaited(None, [])
         whole = self._awaited_at(group, main)
         others = [other for cell in cells if cell is not main for other in self._awaited_at(group, cell).groups]
-        return whole._replace(groups=unique([*whole.groups, *others]))
+        return whole._replace(groups=_unique([*whole.groups, *others]))
 
     def _awaited_at(self, group: Group, cell: Cell) -> Awaited:
         """Whom a group waits for that polls a cell."""
         allocation, offset, _, _ = cell
         writer = allocation.writers.get(offset)
-        thread = None if writer is None else self._thread(writer)
+        thread = None if writer is None else self.thread_of(writer)
         peer = -1 if group.told is None or not allocation.number else group.told.peer
         if peer >= 0 and (peer != group.rank or len(group.wait.cells) == 1):
             return self._of_rank(group, peer, writer)
@@ -92,16 +92,19 @@ class Waits:
 
     def _of_rank(self, group: Group, rank: int, writer: Writer | None) -> Awaited:
         """A rank is waited for: its thread that has stored before, or else all that waits there."""
+        is_over = False
         if writer is not None and rank_of(writer[0]) == rank:
-            thread = self._thread(writer)
+            thread = self.thread_of(writer)
             if thread is None and writer[0] in self.blocks and not is_atomic(writer[2]):
                 return Awaited(rank, [], is_over=True)
-            if thread in self.group_of and thread not in group.threads:
-                return Awaited(rank, [self.group_of[thread]])
-        there = [g for g in self.groups if of_rank(g) == rank and g is not group]
+            there = None if thread is None or thread in group.threads else self.group_of.get(thread)
+            if there is not None and not self._misses(there, group):
+                return Awaited(rank, [there])
+            is_over = thread is None and kernel_of(writer[0]) == group.launch.name and not is_atomic(writer[2])
+        others = [g for g in self.groups if of_rank(g) == rank and g is not group]
         if rank == group.rank:  # those who wait in the same way, or for each other at a barrier, do not hold it up
-            there = [g for g in there if g.chain[:1] != group.chain[:1] and g.wait.cells]
-        return Awaited(rank, there)
+            others = [g for g in others if g.chain[:1] != group.chain[:1] and g.wait.cells]
+        return Awaited(rank, others, is_over)
 
     def _elsewhere(self, group: Group) -> list[Group]:
         """Groups that have not come to where this one waits."""
@@ -112,7 +115,7 @@ class Waits:
         there = set(other.threads)
         return any(thread in there for thread in group.wait.absent)
 
-    def _thread(self, writer: Writer) -> Thread | None:
+    def thread_of(self, writer: Writer) -> Thread | None:
         """Who stored, if it is still there."""
         block = self.blocks.get(writer[0])
         thread = None if block is None or writer[1] >= len(block.threads) else block.threads[writer[1]]
@@ -185,7 +188,14 @@ class Waits:
                 missed = 0 if is_kin else 2 - (awaited.rank is not None)
         order = self.number[group]
         is_of_another = awaited.rank not in (None, group.rank)
-        tells = not group.wait.lacking, group.told is None, missed, not is_of_another, not is_unwritten
+        tells = (
+            not group.wait.lacking,
+            group.told is None,
+            not awaited.is_over,
+            missed,
+            not is_of_another,
+            not is_unwritten,
+        )
         return not is_known, not (is_poll or group.wait.lacking), -dependents, *tells, order
 
     def way_round(self, group: Group) -> list[Group]:
@@ -205,6 +215,20 @@ class Waits:
                     queue.append(other)
         return []
 
+    def is_sure(self, group: Group, other: Group) -> bool:
+        """Whether a group waits for this other one, not only for some thread of its rank."""
+        awaited = self.awaited[group]
+        polling = [there for there in awaited.groups if there.cell is not None]
+        at = None if group.cell is None else index_of(group.cell)
+        if awaited.rank is None or (at is not None and at in map(index_of, other.wait.cells)):
+            return True
+        return len(polling) < 2 and not self._has_lost_a_warp(other)
+
+    def _has_lost_a_warp(self, group: Group) -> bool:
+        """Whether all threads of a warp have left the kernel of a group: they may be the ones that are waited for."""
+        warps = [warp for block in group.launch.blocks for warp in block.warps]
+        return any(all(thread.exited for thread in warp.lanes) for warp in warps)
+
     def _far_from(self, group: Group, here: Group) -> tuple[bool, bool, int]:
         """How little a group has to do with another one that waits for it: with its threads, or with its index."""
         groups = self.awaited[group].groups
@@ -212,19 +236,14 @@ class Waits:
         return here not in groups, at is None or at not in map(index_of, group.wait.cells), len(groups)
 
 
-def index_of(cell: Cell) -> tuple[int, str] | None:
-    """Whose memory a cell is in, and its index: `[channel 0, src 1]`. A ring's head and its tail have the same."""
-    if not isinstance(cell[0], Allocation) or cell[0].freed:
-        return None
-    found = re.search(r"\[.*?\]", cell[0].cell(cell[1]))
-    return (cell[0].rank, found[0]) if found else None
-
-
 def paragraph(waits: Waits, hosts: list[tuple[str, str]]) -> list[str]:
     """The lines of the first paragraph. hosts: names of those that wait, and for what."""
     group = waits.cause()
     if group is None:
-        return [f"{name} waits for {what}" for name, what in hosts[:1]]
+        same: dict[str, list[str]] = {}
+        for name, what in hosts:
+            same.setdefault(what, []).append(name)
+        return [f"No kernel runs: {_hosts(names)} for {what}" for what, names in same.items()]
     awaited = waits.awaited[group]
     lines = [sentence(group, awaited.rank)]
     if group.cell is not None and isinstance(group.cell[0], Allocation) and not group.cell[0].freed:
@@ -234,16 +253,16 @@ def paragraph(waits: Waits, hosts: list[tuple[str, str]]) -> list[str]:
         lines += [sentence(other, waits.awaited[other].rank) for other in way[1 : 1 + _MOST_HOPS]]
         is_one_kernel = len({other.launch.name for other in way}) == 1
         names = [label(other, is_one_kernel) for other in way]
-        lines.append("They wait in a circle: " + " -> ".join([*names, names[0]]))
+        sure = all(waits.is_sure(here, there) for here, there in zip(way, [*way[1:], way[0]], strict=True))
+        how = "They wait in a circle" if sure else "The ranks wait for each other"
+        lines.append(f"{how}: " + " -> ".join([*names, names[0]]))
     alike = sorted(
         {of_rank(g) for g in waits.groups if g is not group and _is_alike(waits, g, group)} - {of_rank(group)}
     )
     if alike:
         whom = "" if awaited.rank is None else f" for {name_of(awaited.rank)}"
         lines.append(f"{_ranks(alike)} {_verb(alike, 'wait')}{whom} in the same way")
-    gone = [block.index for block in group.launch.blocks if not block.live]
-    if gone and awaited.rank in (None, group.rank):
-        lines.append(f"Of its launch, block {ranges(gone)} {'has' if len(gone) == 1 else 'have'} left the kernel")
+    lines += _left(waits, group, group.rank if awaited.rank is None else awaited.rank)
     lines += _idle_ranks(waits)
     return lines
 
@@ -265,6 +284,9 @@ def sentence(group: Group, rank: int | None) -> str:
         text += "".join(f"; {line}" for line in group.wait.body[1:])
     if cell is not None:
         text += f" {_poll(group, cell)}"
+        if told is None or told.cell not in cell[0].cell(cell[1]):  # it is not known which of them matters
+            others = [other for other in group.wait.cells if other is not cell]
+            text += "".join(f", and {_poll(group, other)}" for other in others[:_MOST_CELLS])
     return text + f", at {describe_site(group.chain[0])}" if group.chain else text
 
 
@@ -306,29 +328,19 @@ def _stores(waits: Waits, group: Group, cell: Cell, awaited: Awaited) -> list[st
     elif any((t.block.name, t.thread_idx) == writer[:2] for t in group.threads):
         lines = [f"{last} its own, at {describe_site(writer[2])}"]
     else:
-        lines = [f"{last} by {_by(writer)}" + (", which has ended" if awaited.is_over else "")]
-    others = near(allocation, offset, awaited.rank) or (near(allocation, offset, None) if writer is None else [])
+        lines = [f"{last} by {_by(writer)}" + (", which has ended" if waits.thread_of(writer) is None else "")]
+    others = near(allocation, offset, awaited.rank)
+    if not others and writer is None:  # whoever stored to a cell of the same name
+        stem = stem_of(allocation, offset)
+        others = [at for at in near(allocation, offset, None) if stem_of(allocation, at) == stem]
+    running = {(launch.rank % NIC_NUMBERS, launch.name) for launch in waits.world.launches}
+    still_runs = any(rank == awaited.rank for rank, _ in running)
     for other in others[:_MOST_NEAR]:
+        if still_runs and _launch_of(allocation.writers[other]) not in running:
+            continue  # of a kernel before
         value = _value(allocation, other, kind)
         lines.append(f"Next to it, {allocation.cell(other)} is {value}, stored by {_by(allocation.writers[other])}")
     return lines
-
-
-def near(allocation: Allocation, offset: int, rank: int | None) -> list[int]:
-    """Where stores went next to a cell, those to cells of its name first; only those of a rank, if one is given."""
-    stem = stem_of(allocation, offset)
-    found = [
-        at
-        for at, writer in allocation.writers.items()
-        if at != offset and abs(at - offset) <= _NEAR_BYTES and rank in (None, rank_of(writer[0]))
-    ]
-    return sorted(found, key=lambda at: (stem_of(allocation, at) != stem, abs(at - offset), at))
-
-
-def stem_of(allocation: Allocation, offset: int) -> str:
-    """The name of a cell without its index: `tail` of `tail[channel 0, src 1]`, of `tail 3` and of `tail + 4`."""
-    name = "" if allocation.describe is None else allocation.describe(offset)
-    return re.split(r"[\[\d+(]", name)[0].strip()
 
 
 def _value(allocation: Allocation, offset: int, kind: str) -> Any:
@@ -336,6 +348,10 @@ def _value(allocation: Allocation, offset: int, kind: str) -> Any:
         return allocation.read(offset, kind)
     except (IndexError, ValueError, TypeError):  # of another size, at the end
         return "not aligned"
+
+
+def _launch_of(writer: Writer) -> tuple[int, str]:
+    return rank_of(writer[0]), kernel_of(writer[0])
 
 
 def _by(writer: Writer) -> str:
@@ -351,6 +367,17 @@ def _is_alike(waits: Waits, group: Group, cause: Group) -> bool:
     return same and waits.awaited[group].rank == rank and (rank is None or of_rank(group) != rank)
 
 
+def _left(waits: Waits, group: Group, rank: int) -> list[str]:
+    """A line for the threads of a rank's launch that have left the kernel."""
+    lines = []
+    for launch in waits.world.launches:
+        if launch.rank == rank and launch.name == group.launch.name:
+            gone = [thread for block in launch.blocks for thread in block.threads if thread.exited]
+            if gone and len(text := who(gone)) <= _LONGEST:
+                lines.append(f"Kernel `{launch.name}` of {name_of(rank)} has been left by {text}")
+    return lines
+
+
 def _idle_ranks(waits: Waits) -> list[str]:
     """Lines for ranks on which no kernel waits: what their hosts do."""
     busy = {of_rank(group) for group in waits.groups}
@@ -363,10 +390,16 @@ def _idle_ranks(waits: Waits) -> list[str]:
     lines = []
     for state, ranks in states.items():
         if len(ranks) > 1:
-            state = state.replace("has ", "have ").replace("waits ", "wait ")
+            state = state.replace("has ", "have ", 1).replace("waits ", "wait ", 1)
         whose = "its host" if len(ranks) == 1 else "their hosts"
         lines.append(f"{_ranks(ranks)} {_verb(ranks, 'run')} no kernel: {whose} {state}")
     return lines
+
+
+def _hosts(names: list[str]) -> str:
+    """`the hosts of ranks 0-3 wait`, for names as `the host of rank 2`."""
+    ranks = [int(name.rpartition(" ")[2]) for name in names if name[-1].isdecimal()]
+    return f"the hosts of ranks {ranges(ranks)} wait" if len(ranks) > 1 else f"{names[0]} waits"
 
 
 def _ranks(ranks: list[int]) -> str:
@@ -382,29 +415,5 @@ def of_rank(group: Group) -> int:
     return group.rank % NIC_NUMBERS
 
 
-def rank_of(block_name: str) -> int:
-    """The rank of a block, from its name: that of a NIC counts for its rank."""
-    found = re.search(r"rank (\d+)", block_name)
-    return int(found[1]) if found else -1
-
-
-def is_atomic(site: Site | None) -> bool:
-    """Whether the call at a site is of an atomic, which several threads may make on one cell."""
-    if site is None:
-        return False
-    code, at = site  # of the call, or of the caches behind it
-    before = [i for i in dis.get_instructions(code) if i.offset <= at and i.positions is not None]
-    start = _start(before[-1])
-    loads = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD", "LOAD_DEREF", "LOAD_FAST")
-    names = [str(i.argval) for i in before if i.opname in loads and _start(i) == start]
-    return bool(names) and bool(re.match(r"atom|red_|amo", names[-1]))
-
-
-def _start(instruction: dis.Instruction) -> tuple[int | None, int | None]:
-    """Line and column where the expression of an instruction begins."""
-    positions = instruction.positions
-    return (None, None) if positions is None else (positions.lineno, positions.col_offset)
-
-
-def unique(groups: Any) -> list[Group]:
+def _unique(groups: Any) -> list[Group]:
     return list(dict.fromkeys(groups))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..world import World
 
 MOST_LINES = 40
-_MOST_ASKED = 200  # groups
+_MOST_ASKED = 2000  # groups
 
 
 def deadlock_error(world: World, hosts: list[tuple[str, Describe]], streams: list[Stream]) -> DeadlockError:

@@ -22,6 +22,7 @@ from ..machine.memory import Allocation
 if TYPE_CHECKING:
     from ..machine.access import Cell
     from ..machine.thread import Thread
+    from ..world import World
 
 _MOST_STEPS = 12  # primitive calls of a thread that looks again
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
@@ -225,13 +226,19 @@ def _step(thread: Thread) -> None:
 
 
 @contextmanager
-def quiet(world: Any) -> Iterator[None]:
-    """Let nobody be told of what threads do meanwhile."""
-    hooks, world.hooks = world.hooks, _Deaf()
+def quiet(world: World) -> Iterator[None]:
+    """Let nobody be told of what threads do meanwhile, and no launch end."""
+    hooks, launches = world.hooks, list(world.launches)
+    deaf: Any = _Deaf()
+    world.hooks = None if hooks is None else deaf
+    for launch in launches:
+        launch.copies += 1
     try:
         yield
     finally:
         world.hooks = hooks
+        for launch in launches:
+            launch.copies -= 1
 
 
 class _Deaf:

@@ -1,6 +1,7 @@
-"""Rank 0 counts a flag of rank 1 up; a thread of rank 1 stops in the debugger when it has seen 2.
+"""Rank 0 raises a flag of rank 1 twice, and waits until rank 1 does it once more. Rank 1 stops in a debugger first.
 
-With an argument the run has a History.
+python docs/examples/two_flags.py             the debugger reads what you type
+python docs/examples/two_flags.py history     the same, and all stores are remembered
 """
 
 import sys
@@ -12,7 +13,7 @@ from nbep.device.protocols.peers import Peers, buffer_of
 
 
 @kernel(max_threads=64)
-def raise_flags(peers: Peers):
+def flags(peers: Peers):
     flag = buffer_of(peers, 1)
     if thread_idx() == 0 and peers.rank == 0:
         st_release_sys_s32(flag, 1)
@@ -29,7 +30,7 @@ def raise_flags(peers: Peers):
 
 def main(comm):
     memory = nbep.NodeMemory.create(comm, 128, cells={"flag": 0})
-    memory.runtime.launch(memory.comm_stream, raise_flags, 1, 64, 0, memory.peers)
+    memory.runtime.launch(memory.comm_stream, flags, 1, 64, 0, memory.peers)
     memory.wait()
 
 
