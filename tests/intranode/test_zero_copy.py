@@ -166,6 +166,13 @@ def test_any_number_of_rows_may_land_together(chunk):
     run(make_case(7, num_tokens=(17, 5)), Options(nbep.Config(2, chunk, chunk + 1), zero_copy=True))
 
 
+@pytest.mark.parametrize("hidden", [384, 512, 8704])
+def test_scales_travel_in_copies_of_their_own_or_by_the_lanes(hidden):
+    """Of 3, 4 and 68: a copy takes multiples of 16 bytes, and a lane keeps two."""
+    case = make_case(10, num_tokens=(3, 2), hidden=hidden, routing="everywhere")
+    run(case, Options(fp8="column", with_topk=False, zero_copy=True))
+
+
 class Copies:
     """Counts what the copy engine moves in direct_dispatch, and where the first rows of combine go."""
 

@@ -24,8 +24,8 @@ those of its channel before, which send_head counts.
 Block 0 alone waits for the peers, so the kernel ends when everything is there. A rank whose wait was over time sends
 nothing and adds nothing; its peers are then over time, too.
 
-The tokens are dealt out to the warps of the grid one by one. A warp goes through the ranks that want its token
-beginning with the one behind its own, so that not all send to the same.
+The tokens are dealt out to the warps of the grid one by one, neighbours to the same block. A warp goes through the
+ranks that want its token beginning with the one behind its own, so that not all send to the same.
 
 Source: DeepEP csrc/kernels/intranode.cu, dispatch; DeepEP V2 sends without rings, too
 """
@@ -167,6 +167,25 @@ def store_notes(area, places, row, token, expert, weight, first_expert, num_expe
 
 
 @device_function
+def load_scales(scales, stride, num_scales, lane):
+    """The first two scales of each lane, of a token's; one warp."""
+    scale = ld_nc_keep_s32(scales + 4 * lane * stride) if lane < num_scales else 0
+    next_scale = ld_nc_keep_s32(scales + 4 * (lane + 32) * stride) if lane + 32 < num_scales else 0
+    return scale, next_scale
+
+
+@device_function
+def store_scales(dst, scale, next_scale, scales, stride, num_scales, lane):
+    """Write a token's scales to the stage: those that `load_scales` has brought, and the others."""
+    if lane < num_scales:
+        st_shared_s32(dst + 4 * lane, scale)
+    if lane + 32 < num_scales:
+        st_shared_s32(dst + 4 * (lane + 32), next_scale)
+    if num_scales > 64:
+        copy_scales(ld_nc_keep_s32, st_shared_s32, dst + 256, scales + 256 * stride, stride, num_scales - 64, lane)
+
+
+@device_function
 def spread_scales(area, row, wanted, places, scales, stride, num_scales, lane):
     """Load the scales of a token and store them at all ranks that want it; one warp, without the copy engine."""
     for begin in range(0, num_scales, 32):
@@ -234,6 +253,9 @@ def send_token(inputs, peers, goal, row, wanted, token, places, shape, sizes, st
     in_stage = has_tma() and shape.num_scales % 4 == 0  # else a row of scales is no multiple of 16 bytes
     front = align_up(4 * shape.num_scales, VEC_BYTES) if in_stage else 0
     part = min(shape.hidden_bytes, STAGE_BYTES - front)
+    scale, next_scale = 0, 0
+    if front != 0:  # they arrive while the last store still reads the stage
+        scale, next_scale = load_scales(scales, sizes.scale_hidden_stride, shape.num_scales, lane)
     if has_tma() and lane == 0:
         load_stage(stage.data + front, src, part, stage)
     expert = ld_na_s64(inputs.topk_idx + 8 * (token * shape.num_topk + lane)) if lane < shape.num_topk else 0
@@ -242,9 +264,7 @@ def send_token(inputs, peers, goal, row, wanted, token, places, shape, sizes, st
         weight = ld_na_f32(inputs.topk_weights + 4 * (token * shape.num_topk + lane))
     if front != 0:
         syncwarp(FULL_MASK)  # the last store has read the stage
-        # Column-major scales of neighbouring tokens share sectors, so L1 keeps them.
-        stride = sizes.scale_hidden_stride
-        copy_scales(ld_nc_keep_s32, st_shared_s32, stage.data, scales, stride, shape.num_scales, lane)
+        store_scales(stage.data, scale, next_scale, scales, sizes.scale_hidden_stride, shape.num_scales, lane)
         fence_proxy_async_shared()
         syncwarp(FULL_MASK)
     if has_tma():
@@ -281,8 +301,10 @@ def send_tokens(inputs, peers, places, shape, sizes, warp, lane):
     goal = find_goal(inputs, peers, lane)
     stage = open_stage(smem_base(), warp, lane)
     parity = 0
-    num_senders = grid_dim() * (block_dim() // 32)
-    token = block_idx() + grid_dim() * warp
+    num_warps = block_dim() // 32
+    num_senders = grid_dim() * num_warps
+    # Neighbours on one SM: column-major scales of eight tokens share sectors, which L1 then brings once.
+    token = block_idx() * num_warps + warp
     row = load_row(inputs, goal, peers, places, shape, sizes, token, lane)
     while token < sizes.num_tokens:
         next_row = -1
