@@ -76,20 +76,20 @@ def check(puzzle: Puzzle, target: str = "emulator", runs: int | None = None) -> 
 def attempt(puzzle: Puzzle, seed: int = 0, memory_model: str = "sc", tracer: Any = None) -> Clue | None:
     """One run on the emulator; what is wrong with it, or None."""
     try:
-        results = puzzle.run(seed=seed, memory_model=memory_model, tracer=tracer)
+        [results] = puzzle.run(seed=seed, memory_model=memory_model, tracer=tracer)
     except Exception as error:  # whatever the user's code raises is an answer
         return _clue_of(puzzle, error)
     return puzzle.first_difference(results)
 
 
 def _check_on_gpu(puzzle: Puzzle) -> Verdict:
-    for _ in range(GPU_RUNS):
-        try:
-            clue = puzzle.first_difference(puzzle.run("cuda"))
-        except Exception as error:
-            clue = _clue_of(puzzle, error)
-        if clue is not None:
-            return Verdict(False, explain(clue), clue.kind)
+    try:
+        clues = map(puzzle.first_difference, puzzle.run("cuda", GPU_RUNS))
+        clue = next((clue for clue in clues if clue is not None), None)
+    except Exception as error:
+        clue = _clue_of(puzzle, error)
+    if clue is not None:
+        return Verdict(False, explain(clue), clue.kind)
     words = f"Right in {GPU_RUNS} runs on the GPU. That an order is missing may not show there: run the emulator too."
     return Verdict(True, words)
 

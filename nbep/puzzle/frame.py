@@ -137,11 +137,18 @@ class Puzzle:
         finally:
             self.scope.update(before)
 
-    def run(self, target: str = "emulator", **options: Any) -> list[Arrays]:
-        """One run: the outputs of every rank. options: seed, memory_model, tracer of nbep.spawn."""
-        return nbep.spawn(self._main, self.num_ranks, target, **options)
+    def run(self, target: str = "emulator", rounds: int = 1, **options: Any) -> list[list[Arrays]]:
+        """Run it so often, each time with new memory: for each round the outputs of every rank.
 
-    def _main(self, comm: Any) -> Arrays:
+        options: seed, memory_model, tracer of nbep.spawn. A GPU compiles the kernel once for all rounds.
+        """
+        by_rank = nbep.spawn(self._main, self.num_ranks, target, (rounds,), **options)
+        return [list(results) for results in zip(*by_rank, strict=True)]
+
+    def _main(self, comm: Any, rounds: int) -> list[Arrays]:
+        return [self._round(comm) for _ in range(rounds)]
+
+    def _round(self, comm: Any) -> Arrays:
         memory = nbep.NodeMemory.create(comm, self.num_bytes, timeout_ms=WORST_CASE_MS, cells=self.cells)
         outputs = [to_target(memory.runtime, array) for array in self.outputs(comm.rank)]
         inputs = [to_target(memory.runtime, array) for array in self.inputs(comm.rank)]

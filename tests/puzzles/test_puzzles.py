@@ -24,6 +24,11 @@ WRONG = [
     for path in FILES
     for case in wrong_solutions.WRONG[int(path.name[:2])]
 ]
+RIGHT_TOO = [
+    pytest.param(path, edits, id=f"{path.stem}: {name}")
+    for path in FILES
+    for name, edits in wrong_solutions.RIGHT_TOO.get(int(path.name[:2]), ())
+]
 ON_THE_EMULATOR = pytest.mark.emulator_only("a GPU says less of what is wrong")
 
 each_puzzle = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -100,6 +105,18 @@ def test_a_wrong_solution_is_refused_with_the_right_words(path, edits, kind, wor
     assert kind in (verdict.kind, "")
     assert len(words) > 10
     assert words in one_line(verdict.words)
+
+
+@ON_THE_EMULATOR
+@pytest.mark.parametrize(("path", "edits"), RIGHT_TOO)
+def test_another_right_way_is_accepted(path, edits):
+    puzzle, solution = command.load(path), command.solution_of(path)
+    with ExitStack() as stack:
+        stack.enter_context(puzzle.filled(solution))
+        for function, old, new in edits:
+            stack.enter_context(edit(solution[function], old, new))
+        verdict = check.check(puzzle)
+    assert verdict.solved, verdict.words
 
 
 def test_every_puzzle_has_at_least_two_wrong_solutions():
