@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from parts import both_parts
 from processes import LIMIT_S
 from target import TARGET
 
@@ -124,7 +125,7 @@ def test_every_puzzle_has_at_least_two_wrong_solutions():
 
 
 @ON_THE_EMULATOR
-@each_puzzle
+@pytest.mark.parametrize("path", both_parts([FILES[5], FILES[11]], FILES))
 def test_a_run_has_a_picture_with_lines_in_it(path):
     puzzle = command.load(path)
     with puzzle.filled(command.solution_of(path)):
