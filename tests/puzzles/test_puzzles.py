@@ -6,14 +6,16 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
 from parts import both_parts
 from processes import LIMIT_S
 from target import TARGET
 
+import nbep
 from nbep.device.compile import compile_kernel
 from nbep.notebook import edit
-from nbep.puzzle import check, command, picture
+from nbep.puzzle import Clue, check, command, picture
 
 HERE = Path(__file__).resolve().parent
 FILES = sorted((HERE.parents[1] / "puzzles").glob("[0-9][0-9]_*.py"))
@@ -143,6 +145,27 @@ def test_the_picture_of_a_hang_is_drawn_too(tmp_path):
     assert (tmp_path / "hang.png").stat().st_size > 5000
 
 
+@each_puzzle
+def test_advice_has_an_answer_to_whatever_comes_out(path):
+    puzzle = command.load(path)
+    rng = np.random.default_rng(1)
+    with puzzle.filled(command.solution_of(path)):
+        for kind in check.KIND_WORDS.keys() - {"wrong result"}:
+            assert isinstance(puzzle.advice(Clue(puzzle, kind, "no such report")), str)
+        for rank in range(puzzle.num_ranks):
+            for name, expected in zip(puzzle.output_names, puzzle.answer(rank), strict=True):
+                noise = rng.integers(-(2**31), 2**31, expected.shape)
+                for got in (
+                    np.zeros_like(expected),
+                    np.full_like(expected, -1),
+                    expected + 1,
+                    noise.astype(expected.dtype),
+                ):
+                    if not np.array_equal(got, expected):
+                        clue = Clue(puzzle, "wrong result", rank=rank, name=name, got=got, expected=expected)
+                        assert check.explain(clue).startswith("All threads have ended")
+
+
 @ON_THE_EMULATOR
 def test_a_wrong_run_is_found_again_by_its_seed():
     path = FILES[0]
@@ -152,6 +175,20 @@ def test_a_wrong_run_is_found_again_by_its_seed():
         clue = check.attempt(puzzle, verdict.seed, verdict.memory_model)
         assert clue is not None
         assert check.explain(clue) == verdict.words
+
+
+@ON_THE_EMULATOR
+def test_a_wait_that_ends_late_is_explained_like_a_deadlock():
+    """What a GPU reports: a time-out, and no deadlock."""
+    path = FILES[0]
+    puzzle, solution = command.load(path), command.solution_of(path)
+    with puzzle.filled(solution), edit(solution["send"], "st_release_sys_s32(flag, 1)", "pass"):
+        with pytest.raises(nbep.PeerTimeout) as caught:
+            puzzle.run(on_deadlock="expire")
+        words = one_line(check.explain(check.clue_of(puzzle, caught.value)))
+    assert words.startswith("A wait did not end")
+    assert "a flag that nobody raises" in words
+    assert "PeerTimeout: rank 1, block 0, thread 0 waited more than 2000 ms" in words
 
 
 def test_a_file_with_a_hole_shows_its_picture_and_fails():
