@@ -56,9 +56,9 @@ def advice(clue):
             "Rank 1 took the 0 that was there before: it read `data` before the number was there. Is the number stored "
             "before the flag, and loaded after the loop?"
         )
-    if clue.kind == "race" and not order_advice(clue, "flag"):
+    if clue.kind == "race" and not order_advice(clue, "flag", "send", "receive"):
         return "Is the number stored before the flag, and loaded after the loop?"
-    return order_advice(clue, "flag")
+    return order_advice(clue, "flag", "send", "receive")
 
 
 PUZZLE = Puzzle(

@@ -45,7 +45,7 @@ def one_for_all(out: Out, x: In, peers: Peers, bounds: Bounds):
 
 
 def advice(clue):
-    if order := order_advice(clue, "flag"):
+    if order := order_advice(clue, "flag", "send", "receive"):
         return order
     if clue.kind == "divergence":
         return "syncwarp(FULL_MASK) is for all 32 lanes: a lane that does not come there, or has left, is missed."

@@ -53,7 +53,7 @@ def advice(clue):
             "Both ends wait, or one does for ever. Row i is there when the tail is i + 1. Row i - 4 has been read when "
             "the head is i - 3, and the first four rows wait for nobody. Is the head moved after each row?"
         )
-    if order := order_advice(clue, "tail"):
+    if order := order_advice(clue, "tail", "send", "receive"):
         return order
     if clue.kind in ("race", "wrong result"):
         for where, cell in (("send", "tail"), ("receive", "head")):
@@ -62,7 +62,8 @@ def advice(clue):
     if clue.kind == "wrong result" and (clue.got > clue.expected).any():
         return (
             "A row was overwritten by a later one before it was read. Before row i goes into a slot, the head has to "
-            "be i - 3: row i - 4, which was there, has been read."
+            "be i - 3: row i - 4, which was there, has been read. Does `send` wait for that, and does `receive` move "
+            "the head only behind its load?"
         )
     if clue.kind in ("race", "wrong result"):
         return (

@@ -64,7 +64,7 @@ def advice(clue):
             "A count was lost, or a credit. If the credit is given before the count is set back, the next call's count "
             "is wiped out. Before call n the sender needs n - 1 credits, one for each call up to n - 2."
         )
-    if order := order_advice(clue, "count"):
+    if order := order_advice(clue, "count", "send_call") or order_advice(clue, "credit", "end_call"):
         return order
     if clue.kind in ("race", "wrong result") and clue.about("count of half"):
         return (

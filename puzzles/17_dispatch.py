@@ -124,7 +124,7 @@ def advice(clue):
             f"Row {rows[0]} of rank {clue.rank} holds {what}. Rows of rank 0 come first, then those of rank 1: does "
             f"every source begin behind those before it? And are all slots read before the sender uses them again?"
         )
-    if order := order_advice(clue, "tail"):
+    if order := order_advice(clue, "tail", "send_tokens", "receive_tokens"):
         return order
     if clue.kind == "race":
         return (

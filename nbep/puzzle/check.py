@@ -17,7 +17,7 @@ import numpy as np
 
 import nbep
 from nbep.emulator.reports import errors
-from nbep.puzzle.frame import Clue, Puzzle
+from nbep.puzzle.frame import LONGEST_WAIT_MS, Clue, Puzzle
 
 MODELS = ("sc", "checked", "delayed")
 SHORT = 24  # elements of an array that are printed
@@ -26,18 +26,18 @@ KINDS = {
     errors.DataRace: "race",
     errors.DeadlockError: "deadlock",
     errors.Divergence: "divergence",
-    nbep.PeerTimeout: "wait",
+    nbep.PeerTimeout: "deadlock",
 }
 KIND_WORDS = {
     "race": "Two accesses to the same bytes have no order. The result may be right here; on a GPU it need not be.",
     "deadlock": "Nobody can go on: each thread below waits for something that no other will do any more.",
     "divergence": "Threads of a warp, or of a block, that must meet at one line do not.",
     "memory": "An address is wrong.",
-    "wait": "A wait did not end.",
     "error": "The kernel stopped with an error of Python.",
     "wrong result": "All threads have ended, but the result is not what NumPy computes.",
 }
-MEMORY_WORDS = {
+ERROR_WORDS = {
+    nbep.PeerTimeout: "A wait did not end: the thread below waits for something that no other does in time.",
     errors.OutOfBounds: "A thread reaches past the end of an array.",
     errors.Misaligned: "An address is no multiple of the size of the access.",
     errors.ReadOnly: "A thread writes to an input.",
@@ -76,20 +76,20 @@ def check(puzzle: Puzzle, target: str = "emulator", runs: int | None = None) -> 
 def attempt(puzzle: Puzzle, seed: int = 0, memory_model: str = "sc", tracer: Any = None) -> Clue | None:
     """One run on the emulator; what is wrong with it, or None."""
     try:
-        results = puzzle.run(seed=seed, memory_model=memory_model, tracer=tracer)
+        [results] = puzzle.run(seed=seed, memory_model=memory_model, tracer=tracer)
     except Exception as error:  # whatever the user's code raises is an answer
-        return _clue_of(puzzle, error)
+        return clue_of(puzzle, error)
     return puzzle.first_difference(results)
 
 
 def _check_on_gpu(puzzle: Puzzle) -> Verdict:
-    for _ in range(GPU_RUNS):
-        try:
-            clue = puzzle.first_difference(puzzle.run("cuda"))
-        except Exception as error:
-            clue = _clue_of(puzzle, error)
-        if clue is not None:
-            return Verdict(False, explain(clue), clue.kind)
+    try:
+        clues = map(puzzle.first_difference, puzzle.run("cuda", GPU_RUNS))
+        clue = next((clue for clue in clues if clue is not None), None)
+    except Exception as error:
+        clue = clue_of(puzzle, error)
+    if clue is not None:
+        return Verdict(False, explain(clue), clue.kind)
     words = f"Right in {GPU_RUNS} runs on the GPU. That an order is missing may not show there: run the emulator too."
     return Verdict(True, words)
 
@@ -97,19 +97,22 @@ def _check_on_gpu(puzzle: Puzzle) -> Verdict:
 def explain(clue: Clue) -> str:
     """What is wrong, in words: of what kind it is, advice that knows the puzzle, and the evidence."""
     what = clue.report.partition("\n")[0].partition(":")[0]
-    words = next((text for kind, text in MEMORY_WORDS.items() if kind.__name__ == what), KIND_WORDS[clue.kind])
+    words = next((text for error, text in ERROR_WORDS.items() if error.__name__ == what), KIND_WORDS[clue.kind])
     parts = [words, clue.puzzle.advice(clue), clue.report or _difference(clue)]
     return "\n\n".join(part if part is parts[-1] else textwrap.fill(part, 100) for part in parts if part)
 
 
-def _clue_of(puzzle: Puzzle, error: Exception) -> Clue:
+def clue_of(puzzle: Puzzle, error: Exception) -> Clue:
+    """What an error that ended a run says."""
     known = isinstance(error, (nbep.EmulatorError, nbep.PeerTimeout))
     kind = next((name for type_, name in KINDS.items() if isinstance(error, type_)), "memory" if known else "error")
     report = f"{type(error).__name__}: {error}"
+    if isinstance(error, nbep.PeerTimeout) and error.report is not None:
+        who = f"rank {error.rank}, block {error.report.block}, thread {error.report.thread}"
+        report = f"PeerTimeout: {who} waited more than {LONGEST_WAIT_MS} ms"
     if kind == "error":
-        frames = traceback.extract_tb(error.__traceback__)
-        frames = [f"  at {frame.filename}:{frame.lineno} ({frame.name})" for frame in frames]
-        report = "\n".join([report, *frames[-3:]])
+        frames = traceback.extract_tb(error.__traceback__)[-3:]
+        report = "\n".join([report, *(f"  at {frame.filename}:{frame.lineno} ({frame.name})" for frame in frames)])
     return Clue(puzzle, kind, report.replace(f"{Path.cwd()}/", ""))
 
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from nbep.host.targets import resolve_target
 from nbep.puzzle.check import MODELS, attempt, check, explain
 from nbep.puzzle.frame import Puzzle
 
@@ -60,6 +61,10 @@ def run_file(puzzle: Puzzle, path: str, argv: Sequence[str] | None = None) -> in
     parser.add_argument("--solution", action="store_true", help="fill the holes from the folder solutions")
     parser.add_argument("--no-picture", action="store_true")
     options = parser.parse_args(argv)
+    try:
+        resolve_target(options.target)
+    except RuntimeError as error:
+        parser.error(str(error))
     file = Path(path).resolve()
     if options.solution:
         with puzzle.filled(solution_of(file)):

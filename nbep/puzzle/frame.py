@@ -18,14 +18,14 @@ import numpy as np
 import nbep
 
 Arrays = tuple[np.ndarray, ...]
-WORST_CASE_MS = 2000  # of a wait on a GPU; the emulator says at once that nobody can go on
+LONGEST_WAIT_MS = 2000  # on a GPU; the emulator says at once that nobody can go on
 
 
 @dataclass(frozen=True)
 class Clue:
     """What is known of a run that was not right.
 
-    kind      "wrong result", "race", "deadlock", "divergence", "memory", "wait", or "error"
+    kind      "wrong result", "race", "deadlock", "divergence", "memory", or "error"
     report    what the emulator said, without machine paths; "" for a wrong result
     rank, name, got, expected   of a wrong result: whose output, which one, and what is in it
     """
@@ -88,7 +88,7 @@ class Puzzle:
     @property
     def scope(self) -> dict[str, Any]:
         """The globals of the puzzle's module."""
-        return self.kernel.__globals__  # type: ignore[attr-defined]
+        return self.kernel.__globals__
 
     @property
     def text(self) -> str:
@@ -137,12 +137,19 @@ class Puzzle:
         finally:
             self.scope.update(before)
 
-    def run(self, target: str = "emulator", **options: Any) -> list[Arrays]:
-        """One run: the outputs of every rank. options: seed, memory_model, tracer of nbep.spawn."""
-        return nbep.spawn(self._main, self.num_ranks, target, **options)
+    def run(self, target: str = "emulator", rounds: int = 1, **options: Any) -> list[list[Arrays]]:
+        """Run it so often, each time with new memory: for each round the outputs of every rank.
 
-    def _main(self, comm: Any) -> Arrays:
-        memory = nbep.NodeMemory.create(comm, self.num_bytes, timeout_ms=WORST_CASE_MS, cells=self.cells)
+        options: seed, memory_model, tracer of nbep.spawn. A GPU compiles the kernel once for all rounds.
+        """
+        by_rank = nbep.spawn(self._main, self.num_ranks, target, (rounds,), **options)
+        return [list(results) for results in zip(*by_rank, strict=True)]
+
+    def _main(self, comm: Any, rounds: int) -> list[Arrays]:
+        return [self._round(comm) for _ in range(rounds)]
+
+    def _round(self, comm: Any) -> Arrays:
+        memory = nbep.NodeMemory.create(comm, self.num_bytes, timeout_ms=LONGEST_WAIT_MS, cells=self.cells)
         outputs = [to_target(memory.runtime, array) for array in self.outputs(comm.rank)]
         inputs = [to_target(memory.runtime, array) for array in self.inputs(comm.rank)]
         memory.runtime.load(self.kernel)

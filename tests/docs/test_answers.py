@@ -12,7 +12,7 @@ import nbep.notebook
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
 CODE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-LONG = ("06", "07", "08", "09", "12", "13", "14")  # a run takes long, and so do its answers
+LONG = ("05", "06", "07", "08", "09", "12", "13", "14")  # a run takes long, and so do its answers
 
 
 def answers_of(path: Path) -> str:
@@ -64,3 +64,26 @@ def test_the_answers_hold(path):
         names = definitions(path)
         for source in CODE.findall(answers_of(path)):
             run(source, names, path.parent / "answers" / f"{path.stem}.md")
+
+
+LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
+
+
+def anchors(page: Path) -> set[str]:
+    """GitHub's anchors of the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_links_of_notebooks_and_answers_lead_somewhere(path):
+    cells = nbformat.read(path, as_version=4).cells
+    prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    for folder, text in ((path.parent, prose), (path.parent / "answers", CODE.sub("", answers_of(path)))):
+        for link in LINK.finditer(text):
+            target, _, anchor = link["target"].partition("#")
+            if "://" in target:
+                continue
+            there = (folder / target).resolve()
+            assert there.exists(), f"{link['target']}: no such file"
+            assert not anchor or anchor in anchors(there), f"{link['target']}: no such heading"

@@ -6,13 +6,16 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
+from parts import both_parts
 from processes import LIMIT_S
 from target import TARGET
 
+import nbep
 from nbep.device.compile import compile_kernel
 from nbep.notebook import edit
-from nbep.puzzle import check, command, picture
+from nbep.puzzle import Clue, check, command, picture
 
 HERE = Path(__file__).resolve().parent
 FILES = sorted((HERE.parents[1] / "puzzles").glob("[0-9][0-9]_*.py"))
@@ -23,6 +26,11 @@ WRONG = [
     pytest.param(path, *case[1:], id=f"{path.stem}: {case[0]}")
     for path in FILES
     for case in wrong_solutions.WRONG[int(path.name[:2])]
+]
+RIGHT_TOO = [
+    pytest.param(path, edits, id=f"{path.stem}: {name}")
+    for path in FILES
+    for name, edits in wrong_solutions.RIGHT_TOO.get(int(path.name[:2]), ())
 ]
 ON_THE_EMULATOR = pytest.mark.emulator_only("a GPU says less of what is wrong")
 
@@ -102,12 +110,24 @@ def test_a_wrong_solution_is_refused_with_the_right_words(path, edits, kind, wor
     assert words in one_line(verdict.words)
 
 
+@ON_THE_EMULATOR
+@pytest.mark.parametrize(("path", "edits"), RIGHT_TOO)
+def test_another_right_way_is_accepted(path, edits):
+    puzzle, solution = command.load(path), command.solution_of(path)
+    with ExitStack() as stack:
+        stack.enter_context(puzzle.filled(solution))
+        for function, old, new in edits:
+            stack.enter_context(edit(solution[function], old, new))
+        verdict = check.check(puzzle)
+    assert verdict.solved, verdict.words
+
+
 def test_every_puzzle_has_at_least_two_wrong_solutions():
     assert all(len(wrong_solutions.WRONG[int(path.name[:2])]) >= 2 for path in FILES)
 
 
 @ON_THE_EMULATOR
-@each_puzzle
+@pytest.mark.parametrize("path", both_parts([FILES[5], FILES[11]], FILES))
 def test_a_run_has_a_picture_with_lines_in_it(path):
     puzzle = command.load(path)
     with puzzle.filled(command.solution_of(path)):
@@ -125,6 +145,27 @@ def test_the_picture_of_a_hang_is_drawn_too(tmp_path):
     assert (tmp_path / "hang.png").stat().st_size > 5000
 
 
+@each_puzzle
+def test_advice_has_an_answer_to_whatever_comes_out(path):
+    puzzle = command.load(path)
+    rng = np.random.default_rng(1)
+    with puzzle.filled(command.solution_of(path)):
+        for kind in check.KIND_WORDS.keys() - {"wrong result"}:
+            assert isinstance(puzzle.advice(Clue(puzzle, kind, "no such report")), str)
+        for rank in range(puzzle.num_ranks):
+            for name, expected in zip(puzzle.output_names, puzzle.answer(rank), strict=True):
+                noise = rng.integers(-(2**31), 2**31, expected.shape)
+                for got in (
+                    np.zeros_like(expected),
+                    np.full_like(expected, -1),
+                    expected + 1,
+                    noise.astype(expected.dtype),
+                ):
+                    if not np.array_equal(got, expected):
+                        clue = Clue(puzzle, "wrong result", rank=rank, name=name, got=got, expected=expected)
+                        assert check.explain(clue).startswith("All threads have ended")
+
+
 @ON_THE_EMULATOR
 def test_a_wrong_run_is_found_again_by_its_seed():
     path = FILES[0]
@@ -134,6 +175,20 @@ def test_a_wrong_run_is_found_again_by_its_seed():
         clue = check.attempt(puzzle, verdict.seed, verdict.memory_model)
         assert clue is not None
         assert check.explain(clue) == verdict.words
+
+
+@ON_THE_EMULATOR
+def test_a_wait_that_ends_late_is_explained_like_a_deadlock():
+    """What a GPU reports: a time-out, and no deadlock."""
+    path = FILES[0]
+    puzzle, solution = command.load(path), command.solution_of(path)
+    with puzzle.filled(solution), edit(solution["send"], "st_release_sys_s32(flag, 1)", "pass"):
+        with pytest.raises(nbep.PeerTimeout) as caught:
+            puzzle.run(on_deadlock="expire")
+        words = one_line(check.explain(check.clue_of(puzzle, caught.value)))
+    assert words.startswith("A wait did not end")
+    assert "a flag that nobody raises" in words
+    assert "PeerTimeout: rank 1, block 0, thread 0 waited more than 2000 ms" in words
 
 
 def test_a_file_with_a_hole_shows_its_picture_and_fails():

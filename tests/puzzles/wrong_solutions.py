@@ -6,9 +6,10 @@ and words come out of the puzzle's own advice, not out of the emulator's report.
 
 WRONG = {
     1: [
-        ("relaxed flag", [("send", "st_release", "st_relaxed")], "race", "Nothing in your code is a release"),
-        ("weak flag", [("send", "st_release_sys_s32", "st_weak_s32")], "race", "Nothing in your code is a release"),
-        ("relaxed poll", [("receive", "ld_acquire", "ld_relaxed")], "race", "Nothing in your code is an acquire"),
+        ("scope gpu", [("send", "st_release_sys", "st_release_gpu")], "race", "does not reach another rank"),
+        ("relaxed flag", [("send", "st_release", "st_relaxed")], "race", "Nothing in `send` is a release"),
+        ("weak flag", [("send", "st_release_sys_s32", "st_weak_s32")], "race", "Nothing in `send` is a release"),
+        ("relaxed poll", [("receive", "ld_acquire", "ld_relaxed")], "race", "Nothing in `receive` is an acquire"),
         ("no flag", [("send", "st_release_sys_s32(flag, 1)", "pass")], "deadlock", "a flag that nobody raises"),
         ("no wait", [("receive", "ld_acquire_sys_s32(flag) != 1", "False")], "wrong result", "read `data` before"),
         (
@@ -32,7 +33,7 @@ WRONG = {
             "",
             "does every lane know of the flag",
         ),
-        ("relaxed flag", [("send", "st_release", "st_relaxed")], "race", "Nothing in your code is a release"),
+        ("relaxed flag", [("send", "st_release", "st_relaxed")], "race", "Nothing in `send` is a release"),
         (
             "one lane syncs",
             [("send", "    syncwarp(FULL_MASK)\n    if lane == 0:", "    if lane == 0:\n        syncwarp(FULL_MASK)")],
@@ -201,6 +202,15 @@ WRONG = {
     ],
     10: [
         (
+            "head before the load",
+            [
+                ("receive", "    value = ld_weak_s32(slot + 4 * lane)\n", ""),
+                ("receive", "    return value", "    return ld_weak_s32(slot + 4 * lane)"),
+            ],
+            "",
+            "move the head only behind its load",
+        ),
+        (
             "no head",
             [("send", "wait_at_least(head, i + 1 - NUM_SLOTS, bounds)", "pass")],
             "",
@@ -208,9 +218,9 @@ WRONG = {
         ),
         (
             "relaxed tail",
-            [("send", "st_release", "st_relaxed"), ("receive", "st_release", "st_relaxed")],
+            [("send", "st_release", "st_relaxed")],
             "race",
-            "Nothing in your code is a release",
+            "Nothing in `send` is a release",
         ),
         ("one slot too many", [("send", "i + 1 - NUM_SLOTS", "i - NUM_SLOTS")], "", "the head has to be i - 3"),
         ("waits for its own row", [("send", "i + 1 - NUM_SLOTS", "i + 1")], "deadlock", "Row i - 4 has been read when"),
@@ -300,6 +310,8 @@ WRONG = {
         ),
     ],
     15: [
+        ("relaxed credit", [("end_call", "atom_add_release", "atom_add_relaxed")], "race", "Nothing in `end_call` is"),
+        ("relaxed count", [("send_call", "atom_add_release", "atom_add_relaxed")], "race", "Nothing in `send_call` is"),
         (
             "credit first",
             [
@@ -347,9 +359,9 @@ WRONG = {
     17: [
         (
             "tail relaxed",
-            [("send_tokens", "st_release", "st_relaxed"), ("receive_tokens", "st_release", "st_relaxed")],
+            [("send_tokens", "st_release", "st_relaxed")],
             "race",
-            "Nothing in your code is a release",
+            "Nothing in `send_tokens` is a release",
         ),
         (
             "count as it is",
@@ -381,5 +393,66 @@ WRONG = {
             "",
             "In `send_tokens` lane 0 moves the tail",
         ),
+    ],
+}
+
+# Other ways that are right too, as edits of the solutions.
+RIGHT_TOO = {
+    1: [
+        (
+            "fences",
+            [
+                ("send", "st_release_sys_s32(flag, 1)", "fence_acq_rel_sys()\n    st_relaxed_sys_s32(flag, 1)"),
+                ("receive", "ld_acquire_sys_s32(flag) != 1", "ld_relaxed_sys_s32(flag) != 1"),
+                ("receive", "    return ld_weak", "    fence_acq_rel_sys()\n    return ld_weak"),
+            ],
+        ),
+    ],
+    2: [("all lanes wait", [("receive", "    if lane == 0:\n        wait", "    if True:\n        wait")])],
+    4: [
+        (
+            "a fence",
+            [
+                (
+                    "add_and_arrive",
+                    "    return atom_add_acq_rel_gpu_s32(arrivals, 1) == grid_dim() - 1",
+                    "    fence_acq_rel_gpu()\n    arrived = atom_add_relaxed_gpu_s32(arrivals, 1)\n    fence_acq_rel_gpu()\n    return arrived == grid_dim() - 1",
+                )
+            ],
+        )
+    ],
+    5: [
+        (
+            "one thread tells all",
+            [
+                (
+                    "barrier",
+                    "    if thread_idx() < peers.num_ranks:\n        atom_add_release_sys_s32(buffer_of(peers, thread_idx()) + ARRIVED, 1)\n    if thread_idx() == 0:\n",
+                    "    if thread_idx() == 0:\n        for rank in range(peers.num_ranks):\n            atom_add_release_sys_s32(buffer_of(peers, rank) + ARRIVED, 1)\n",
+                )
+            ],
+        )
+    ],
+    9: [
+        (
+            "one more",
+            [
+                ("announce", "-count - 1", "count + 1"),
+                ("await_count", "-ld_relaxed_sys_s32(cell) - 1", "ld_relaxed_sys_s32(cell) - 1"),
+            ],
+        )
+    ],
+    10: [
+        (
+            "a relaxed head",
+            [
+                ("receive", "st_release", "st_relaxed"),
+                (
+                    "send",
+                    "    wait_at_least(head, i + 1 - NUM_SLOTS, bounds)",
+                    "    while ld_relaxed_sys_s32(head) < i + 1 - NUM_SLOTS and not wait_expired(1 << 62):\n        pass",
+                ),
+            ],
+        )
     ],
 }
