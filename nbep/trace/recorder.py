@@ -260,11 +260,11 @@ class Recorder:
         has_acted = self._acted.get(thread.warp_state, -1) >= (before.until or 0)
         return (before.cell, before.value) == (event.cell, event.value) and not has_acted
 
-    def on_meet(self, thread: Any) -> None:
+    def on_meet(self, thread: Any, name: str) -> None:
         # Lanes that poll come to the same collectives again and again: since when, while their warp does nothing else?
         site, step = site_of(_frame_of(thread)), self._step()
         since = self._meetings.get(thread, {})
-        if since and self._acted.get(thread.warp_state, -1) >= min(since.values()):
+        if name == "barrier" or (since and self._acted.get(thread.warp_state, -1) >= min(since.values())):
             since = {}
         first = since.pop(site, step)
         self._meetings[thread] = {**since, site: first}
