@@ -103,12 +103,19 @@ def test_who_is_never_woken_waits_to_the_end_of_the_run():
 
 def test_who_is_never_woken_between_nodes_waits_to_the_end_of_the_run():
     trace = hanging_run_between_nodes()
-    axes = trace.plot_hops(0, 3).axes[0]
+    picture = trace.plot_hops(0, 3)
+    axes = picture.axes[0]
     stuck = bars(axes, STUCK_COLOR)
-    assert stuck
     assert {right for _, right, *_ in stuck} == {trace.last_step}
     assert min(left for left, *_ in stuck) < trace.last_step - 1000
     assert axes.get_xlim()[1] >= trace.last_step
+    names = [label.get_text().split("\n")[0] for label in axes.get_yticklabels()]
+    lanes = {names[round((bottom + top) / 2)] for _, _, bottom, top in stuck}
+    assert lanes == {"RDMA sender", "sender coordinator", "forwarder", "forwarder coordinator", "NVL receiver"}
+    picture.canvas.draw()
+    legend = axes.get_legend().get_window_extent()
+    assert legend.x0 >= 0
+    assert legend.x1 <= picture.bbox.width, "it fits"
 
 
 def test_an_arrow_prefers_a_look_from_another_lane():
