@@ -8,7 +8,7 @@ A tracer has any of these methods:
     on_copy(thread, allocation, offset, data, site)                     a bulk copy has written; site: who asked for it
     on_park(thread, cells)      cells: list of (allocation, offset, kind, value seen)
     on_wake(thread)
-    on_meet(thread)             it comes to a barrier or a collective, and may have to wait there
+    on_meet(thread, name)       it comes to a barrier, "barrier", or to a collective, and may have to wait there
     on_launch(launch)
     on_exit(thread)
 """
@@ -81,11 +81,11 @@ class TracingMixin:
         return expired
 
     def collect(self: Any, name: str, mask: int, value: Any) -> Any:
-        self.world.hooks.on_meet(self)
+        self.world.hooks.on_meet(self, name)
         return super().collect(name, mask, value)  # type: ignore[misc]
 
     def meet(self: Any, barrier_id: int, num_threads: int, predicate: bool) -> Any:
-        self.world.hooks.on_meet(self)
+        self.world.hooks.on_meet(self, "barrier")
         return super().meet(barrier_id, num_threads, predicate)  # type: ignore[misc]
 
     def leave(self: Any) -> None:

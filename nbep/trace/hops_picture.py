@@ -141,7 +141,7 @@ def _events(trace: Recorder, way: Way, channel: int, kernel: str, call: int, lan
     def belongs(event: Event) -> bool:
         cell = event.cell
         if cell.name == "board":
-            return cell in board
+            return cell in board or (event.what in WAITS and event.until is None)
         if cell.row >= 0 or event.what == "hang":
             return True
         if cell.channel != channel:

@@ -72,7 +72,10 @@ class Recorder:
         self._numbers: dict[tuple[int, str], int] = {}
         self._halves = Halves()
         self._parked: dict[Any, Event] = {}
-        self._meetings: dict[Any, tuple[int, Site | None]] = {}  # when and where a thread last came to a barrier
+        self._polled: dict[Any, list[Any]] = {}
+        self._acted: dict[Any, int] = {}  # when a warp last stored something
+        self._woken: dict[Any, Event] = {}  # waits that may go on, for the same value
+        self._meetings: dict[Any, dict[Site | None, int]] = {}  # where a thread came to a barrier, the last one last
         self._versions: Counter[Cell] = Counter()  # how often a cell was stored to
         self._lines: dict[Site, Line] = {}
         self._left: defaultdict[Warp, list[int]] = defaultdict(list)
@@ -94,7 +97,7 @@ class Recorder:
         kinds = None if what is None else {what} if isinstance(what, str) else set(what)
         chosen = [
             event
-            for event in (*self._events, *self._parked.values())
+            for event in (*self._events, *self._woken.values(), *self._parked.values())
             if (kinds is None or event.what in kinds)
             and (cell is None or event.cell.text.startswith(cell))
             and (rank is None or event.rank == rank)
@@ -114,7 +117,8 @@ class Recorder:
         The name of the cell says what they wait for; `value` is how many threads have come.
         """
         hangs = []
-        for thread, (step, site) in self._meetings.items():
+        for thread, meetings in self._meetings.items():
+            site, step = list(meetings.items())[-1]
             call = self._calls.get(thread.block.launch)
             what = thread.waits_for
             if call is None or thread.block.launch.is_service or not _is_open(what):
@@ -233,16 +237,42 @@ class Recorder:
         if cell is None:  # a poll of payload
             cell = _cell(call, thread, allocation, offset, False)
         assert cell is not None
-        self._parked[thread] = self._event("wait", thread, call, cell, value, "")
+        event = self._event("wait", thread, call, cell, value, "")
+        before = self._woken.pop(thread, None)
+        if before is not None and self._goes_on(thread, before, event):
+            event = event._replace(step=before.step)
+        elif before is not None:
+            self._events.append(before)
+        self._parked[thread] = event
+        self._polled[thread] = cells
 
     def on_wake(self, thread: Any) -> None:
-        self._events.append(self._parked.pop(thread)._replace(until=self._step()))
+        event = self._parked.pop(thread)._replace(until=self._step())
+        # Who is woken and finds what it has seen, because a lane of its warp has news or because the emulator makes
+        # sure that nothing goes on, waits on.
+        if thread.expired or thread.changed(self._polled.pop(thread)):
+            self._events.append(event)
+        else:
+            self._woken[thread] = event
 
-    def on_meet(self, thread: Any) -> None:
-        self._meetings[thread] = self._step(), site_of(_frame_of(thread))
+    def _goes_on(self, thread: Any, before: Event, event: Event) -> bool:
+        """Whether a thread waits as before, and its warp has done nothing since."""
+        has_acted = self._acted.get(thread.warp_state, -1) >= (before.until or 0)
+        return (before.cell, before.value) == (event.cell, event.value) and not has_acted
+
+    def on_meet(self, thread: Any, name: str) -> None:
+        # Lanes that poll come to the same collectives again and again: since when, while their warp does nothing else?
+        site, step = site_of(_frame_of(thread)), self._step()
+        since = self._meetings.get(thread, {})
+        if name == "barrier" or (since and self._acted.get(thread.warp_state, -1) >= min(since.values())):
+            since = {}
+        first = since.pop(site, step)
+        self._meetings[thread] = {**since, site: first}
 
     def on_exit(self, thread: Any) -> None:
         self._meetings.pop(thread, None)
+        if thread in self._woken:
+            self._events.append(self._woken.pop(thread))
         launch = thread.block.launch
         warp = thread.rank, launch.name, self._calls[launch].number, thread.block_idx, thread.warp
         self._left[warp].append(self._step())
@@ -250,6 +280,8 @@ class Recorder:
     # --- what they share --------------------------------------------------------------------------------------------
 
     def _record(self, what: str, thread: Any, call: _Call, cell: Cell, value: Any, order: str) -> None:
+        if what != "see":
+            self._acted[thread.warp_state] = self._step()
         self._events.append(self._event(what, thread, call, cell, value, order))
 
     def _event(self, what: str, thread: Any, call: _Call, cell: Cell, value: Any, order: str) -> Event:

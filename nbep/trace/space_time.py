@@ -327,9 +327,7 @@ def _legend(axes: Axes, events: list[Event], arrows: list[Arrow], by_rank: bool)
     for color, names in colors.items():
         handles.append(Line2D([], [], color=color, label=" and ".join(names) + ": stored, then seen", **dot))
     if any(seen is None for _, seen in arrows):
-        handles.append(
-            Line2D([], [], color=INK, markerfacecolor="white", label="seen by nobody else", **(dot | {"linewidth": 0}))
-        )
+        handles.append(Line2D([], [], color=INK, markerfacecolor="white", label="unread", **(dot | {"linewidth": 0})))
     if any(event.what == "fill" for event in events):
         is_ring = any(event.cell.name == "x" for event in events)
         label = "token put into a slot" if is_ring else "message or row written"
@@ -347,7 +345,8 @@ def _legend(axes: Axes, events: list[Event], arrows: list[Arrow], by_rank: bool)
         loc="lower left",
         bbox_to_anchor=(0, 1),
         borderaxespad=0,
-        columnspacing=1.4,
+        columnspacing=1.1,
+        handlelength=1.6,
         handletextpad=0.5,
     )
     legend.set_in_layout(False)

@@ -1,5 +1,6 @@
 """One traced run of each mode, small and cached: what can be made of a trace is tested on all of them."""
 
+from contextlib import suppress
 from functools import cache
 
 import ml_dtypes
@@ -8,7 +9,9 @@ from cases import make_case
 from intranode import Options, round_trip
 
 import nbep
+from nbep.device.kernels.internode import coordinator
 from nbep.device.protocols import teams
+from nbep.notebook import edit
 from nbep.trace import Trace
 
 MODES = ("intranode", "low latency", "internode", "ibgda")
@@ -33,7 +36,7 @@ def traced_run(mode: str) -> Trace:
 
 @cache
 def hanging_run() -> Trace:
-    """The first two tails arrive; those that follow are lost, and receivers wait."""
+    """Inside a node the first two tails arrive; those that follow are lost, and receivers wait."""
     release, count = teams.st_release_sys_s32, 0
 
     def lose(address, value):
@@ -51,6 +54,17 @@ def hanging_run() -> Trace:
     finally:
         teams.st_release_sys_s32 = release
     raise AssertionError("the run does not hang")
+
+
+@cache
+def hanging_run_between_nodes() -> Trace:
+    """Heads of the RDMA rings are told too late, as in notebook 13: senders wait for them, and receivers for tokens."""
+    trace = Trace()
+    late = edit(coordinator.tell_heads, "freed - told >= chunk", "freed - told > 2 * chunk")
+    with late, suppress(nbep.DeadlockError):
+        nbep.spawn(_internode, 4, "emulator", ("internode",), 3, tracer=trace)
+        raise AssertionError("the run does not hang")
+    return trace
 
 
 def _low_latency(comm):

@@ -194,6 +194,7 @@ def test_a_thread_that_is_never_woken_is_red_to_the_end(open_page):
     go_to(page, trace.last_step)
     assert row_of(page, 0, "receiver")[4] == "hangs"
     assert row_of(page, 0, "receiver")[2].startswith(f"waits for ever for {wait.cell.text}, sees {wait.value}")
+    assert "wait_tail_past" in page.locator("#source button[aria-pressed=true]").inner_text(), "it is shown unasked"
     row = page.evaluate("page.rows.list.findIndex(({ rank, label }) => rank === 0 && label === 'receiver')")
     for step in (wait.step + 1, (wait.step + trace.last_step) // 2, trace.last_step - 1):
         x, y = page.evaluate(f"[page.timeline.x({step}), page.timeline.heights[{row}] + 6]")

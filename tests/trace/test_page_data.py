@@ -131,8 +131,9 @@ def test_an_event_has_the_line_of_the_kernel_that_made_it(what, cell, code):
 
 def test_a_thread_at_a_barrier_that_never_fills_hangs_since_it_came():
     def kernel():
-        if thread_idx() < 64:
-            bar_sync(3 + thread_idx() // 32, 64)
+        for turn in range(4):
+            if turn < 3 or thread_idx() < 64:
+                bar_sync(2 if turn < 3 else 3 + thread_idx() // 32, 96 if turn < 3 else 64)
 
     trace = Trace()
     world = World(1, seed=1, tracer=trace)
@@ -149,6 +150,7 @@ def test_a_thread_at_a_barrier_that_never_fills_hangs_since_it_came():
     expected = [(warp, f"barrier[{3 + warp}] of 64 threads", 32) for warp in range(2)]
     assert sorted(at) == sorted(32 * expected)
     assert {event.at[0].function for event in hangs} == {"kernel"}
+    assert min(event.step for event in hangs) >= 3 * 96, "not since the barriers that were complete"
     steps = [event.step for event in hangs]
     assert steps == sorted(steps)
     assert len(set(steps)) > 32, "each since it came"

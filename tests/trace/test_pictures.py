@@ -3,8 +3,9 @@
 import pytest
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
-from traced_runs import hanging_run, traced_run
+from traced_runs import hanging_run, hanging_run_between_nodes, traced_run
 
+from nbep.trace.events import Cell, Event
 from nbep.trace.readings import readings
 from nbep.trace.space_time import arrows_of
 from nbep.trace.style import RANK_COLORS, STUCK_COLOR, WAIT_COLOR
@@ -98,6 +99,33 @@ def test_who_is_never_woken_waits_to_the_end_of_the_run():
     assert all(right == max(trace.last_step, left + least) for left, right, *_ in stuck)
     assert axes.get_xlim()[1] >= trace.last_step
     assert "waits for ever" in [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def test_who_is_never_woken_between_nodes_waits_to_the_end_of_the_run():
+    trace = hanging_run_between_nodes()
+    picture = trace.plot_hops(0, 3)
+    axes = picture.axes[0]
+    stuck = bars(axes, STUCK_COLOR)
+    assert {right for _, right, *_ in stuck} == {trace.last_step}
+    assert min(left for left, *_ in stuck) < trace.last_step - 1000
+    assert axes.get_xlim()[1] >= trace.last_step
+    names = [label.get_text().split("\n")[0] for label in axes.get_yticklabels()]
+    lanes = {names[round((bottom + top) / 2)] for _, _, bottom, top in stuck}
+    assert lanes == {"RDMA sender", "sender coordinator", "forwarder", "forwarder coordinator", "NVL receiver"}
+    picture.canvas.draw()
+    legend = axes.get_legend().get_window_extent()
+    assert legend.x0 >= 0
+    assert legend.x1 <= picture.bbox.width, "it fits"
+
+
+def test_an_arrow_prefers_a_look_from_another_lane():
+    cell = Cell.parse(0, "flag")
+    stored, near, far = (
+        Event(step, what, rank, "kernel", 0, 0, thread, "kernel", cell, 1, "")
+        for step, (what, rank, thread) in enumerate([("store", 0, 0), ("see", 0, 1), ("see", 1, 0)])
+    )
+    assert arrows_of([stored, near, far], lambda event: event.rank) == [(stored, far)]
+    assert arrows_of([stored, near], lambda event: event.rank) == [(stored, near)]
 
 
 def test_what_combine_leaves_in_a_ring_is_explained():

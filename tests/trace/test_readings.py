@@ -3,6 +3,9 @@
 import pytest
 from traced_runs import MODES, traced_run
 
+from nbep.device.primitives import ld_acquire_sys_s32, st_release_sys_s32
+from nbep.emulator import World
+from nbep.trace import Trace
 from nbep.trace.events import Cell, Event
 from nbep.trace.readings import readings
 
@@ -68,5 +71,20 @@ def test_each_signal_of_a_barrier_to_another_rank_is_read_by_who_waits_for_it_th
 
 
 def test_a_value_that_is_stored_again_is_seen_again():
-    signals = traced_run("intranode").events("see", cell="barrier_signal", rank=0, kernel="cached_notify_combine")
-    assert {(event.thread, event.value) for event in signals} >= {(0, 0), (1, 0)}
+    def kernel(flag):
+        for value in (1, 1, 2):
+            st_release_sys_s32(flag, value)
+            ld_acquire_sys_s32(flag)
+            ld_acquire_sys_s32(flag)
+
+    trace = Trace()
+    world = World(1, seed=1, tracer=trace)
+
+    def host():
+        flag = world.ranks[0].space.allocate(4, "flag", zero=True)
+        stream = world.ranks[0].create_stream("s")
+        stream.launch(kernel, (flag.address,), 1, 1)
+        stream.synchronize()
+
+    world.run([host])
+    assert [event.value for event in trace.events("see", cell="flag")] == [1, 1, 2]

@@ -280,3 +280,29 @@ def test_a_run_that_hangs_leaves_its_waits_open():
     assert "never woken" in trace.table("wait")
     assert trace.launches[0].end is None
     assert trace.plot_cells("flag").axes
+
+
+def test_a_wait_that_finds_what_it_has_seen_goes_on():
+    def kernel(flag):
+        if thread_idx() == 0:
+            while ld_acquire_sys_s32(flag) == 0:
+                wait_expired(1 << 60)
+        else:
+            for _ in range(50):
+                ld_acquire_sys_s32(flag + 64)
+
+    trace = Trace()
+    world = World(1, seed=1, tracer=trace)
+
+    def host():
+        flag = world.ranks[0].space.allocate(128, "flag", zero=True)
+        stream = world.ranks[0].create_stream("s")
+        stream.launch(kernel, (flag.address,), 1, 2)
+        stream.synchronize()
+
+    # Before the emulator says that nothing goes on, it wakes who waits, to look once more.
+    with pytest.raises(nbep.DeadlockError):
+        world.run([host])
+    (wait,) = trace.events("wait")
+    assert wait.until is None
+    assert wait.step < trace.last_step - 20

@@ -68,10 +68,11 @@ class Now {
     return { row, event, state: "runs", text: (hasWaited || run.words(event)) + others };
   }
 
-  // The latest wait for a cell that has a name; any if none has.
+  // The latest wait for a cell that has a name; else one for any cell; else one at a barrier.
   telling(waits) {
-    const hasName = (wait) => !this.run.cells[this.run.cell[wait]][1].includes("[byte ");
-    return waits.findLast(hasName) ?? waits.at(-1);
+    const hasCell = (wait) => this.run.kind[wait] === KIND.wait;
+    const hasName = (wait) => hasCell(wait) && !this.run.cells[this.run.cell[wait]][1].includes("[byte ");
+    return waits.findLast(hasName) ?? waits.findLast(hasCell) ?? waits.at(-1);
   }
 
   draw(step) {
@@ -92,9 +93,11 @@ class Now {
     this.drawSource(chosen);
   }
 
-  // Whoever has just done something.
+  // Who hangs; if nobody does, whoever has just done something.
   firstChoice(states) {
-    return states.reduce((best, state) => (best && best.event >= state.event ? best : state), undefined);
+    const hanging = states.filter(({ state }) => state === "hangs");
+    const among = hanging.length ? hanging : states;
+    return among.reduce((best, state) => (best && best.event >= state.event ? best : state), undefined);
   }
 
   drawSource(state) {

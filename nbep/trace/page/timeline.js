@@ -225,10 +225,8 @@ class Timeline {
     this.pen.globalAlpha = Math.max(0.1, Math.min(0.5, (0.5 * FAINT_ARROWS) / Math.max(count, 1)));
     this.pen.lineWidth = 1;
     for (const [name, arrows] of quiet) this.strokeArrows(arrows, this.colors[name], count < 1500);
-    const isCrowded = underWay.length > LOUD_ARROWS;
-    if (!isCrowded) loud.push(...underWay);
-    this.pen.globalAlpha = 0.5;
-    if (isCrowded) for (const arrow of underWay) this.strokeArrows([arrow], this.colors[arrow[4]], true);
+    if (underWay.length <= LOUD_ARROWS) loud.push(...underWay);
+    else for (const arrow of underWay) this.strokeArrows([arrow], this.colors[arrow[4]], false);
     this.pen.globalAlpha = 0.95;
     this.pen.lineWidth = 1.6;
     for (const arrow of loud) this.strokeArrows([arrow], this.colors[arrow[4]], true);
