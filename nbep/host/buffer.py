@@ -444,6 +444,7 @@ class Buffer(LowLatencyVerbs):
     def _usable(self, verb: str) -> NodeMemory:
         if self._memory is None:
             raise ValueError(f"buffer: got a destroyed one; {verb} must come before destroy")
+        self._memory.runtime.check_caller(verb)
         return self._memory
 
 

@@ -55,7 +55,7 @@ def dispatch(
     num_worst_tokens = integer("num_worst_tokens", num_worst_tokens, 0)
     tokens = Tokens(*validate.payload(runtime, x), topk_idx, topk_weights)
     if handle is not None:
-        handle = _check_cached(memory, tokens, handle)
+        handle = _check_cached(memory, tokens, handle, previous_event)
         num_sms = 2 * handle.channel_prefix_matrix.shape[1]
     else:
         may_read = validate.may_read(memory, previous_event)
@@ -96,8 +96,10 @@ def dispatch(
 # Validate
 
 
-def _check_cached(memory: NodeMemory, tokens: Tokens, handle: Any) -> DispatchHandle:
-    handle = validate.handle(memory, handle)
+def _check_cached(
+    memory: NodeMemory, tokens: Tokens, handle: Any, previous_event: EventOverlap | None
+) -> DispatchHandle:
+    handle = validate.handle(memory, handle, previous_event)
     validate.only_with_counts(tokens.topk_idx, tokens.topk_weights)
     num_tokens = handle.is_token_in_rank.shape[0]
     if tokens.num_tokens != num_tokens:
@@ -166,8 +168,7 @@ def _dispatch_counted(
         recv.recv_src_idx,
         counts.is_token_in_rank,
         recv.send_head,
-        memory.identity,
-    )
+    ).owned_by(memory.identity)
     return recv, handle, per_expert
 
 
