@@ -23,7 +23,7 @@ from nbep.device.layout.low_latency import TRAILER_BYTES as RDMA_TRAILER_BYTES
 from nbep.device.protocols.copies import VEC_BYTES
 from nbep.host import handle_contents
 from nbep.host.arguments import flags, integer, refuse
-from nbep.host.comm import Communicator, is_mpi_comm
+from nbep.host.comm import MAX_TIMEOUT_MS, Communicator, is_mpi_comm
 from nbep.host.config import Config
 from nbep.host.events import EventOverlap, handle_of
 from nbep.host.intranode.handle import DispatchHandle
@@ -36,7 +36,6 @@ INTRANODE_RANKS = (2, 4, 8)
 ROW_DTYPES = ("bfloat16", "float16", "float32", "float8_e4m3fn")
 MAX_SCALES = 1024
 MAX_RING_THREADS = 768
-MAX_TIMEOUT_MS = 1e12  # 31 years: a GPU's clock, plus that in nanoseconds, fits into int64
 
 
 def array(
