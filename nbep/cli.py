@@ -11,12 +11,15 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from nbep import bench
+from nbep.device.extras import what_is_missing
 from nbep.version import __version__
 
 # A package there holds parts of benchmarks. Names of commands have dashes.
 BENCHMARKS = sorted(
     module.name.replace("_", "-") for module in pkgutil.iter_modules(bench.__path__) if not module.ispkg
 )
+
+INTERRUPTED = 130  # what a shell says of a program that Ctrl-C has ended
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -47,7 +50,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         module = f"nbep.bench.{arguments.benchmark.replace('-', '_')}"
     else:
         module = "nbep.device.compile" if arguments.command == "compile" else f"nbep.{arguments.command}"
-    return import_module(module).main(rest) or 0
+    try:
+        return import_module(module).main(rest) or 0
+    except KeyboardInterrupt:
+        print(f"nbep {arguments.command}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except ImportError as error:
+        missing = what_is_missing(error)
+        if missing is None:
+            raise
+        print(f"nbep {arguments.command}: {missing}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

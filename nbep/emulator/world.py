@@ -96,6 +96,7 @@ class World(Scheduler):
         self.has_tma = has_tma
         self.lock: Any = None
         self.num_blocks = 0
+        self.is_over = False  # run() has ended
         self.signals = 0  # so far; see `checked`
         self.timed_out = False  # whether a wait was ever over time; see `checked`
         self.read_report: ReadReport | None = None  # what a frame of a thread tells the host; see `reports.expected`
@@ -139,7 +140,10 @@ class World(Scheduler):
             raise ValueError(f"functions: {len(functions)} for {self.num_ranks} ranks")
         self.hosts = [Host(rank, function, getcurrent()) for rank, function in enumerate(functions)]
         self.runnable += self.hosts
-        self._run_guarded(self._all_done)
+        try:
+            self._run_guarded(self._all_done)
+        finally:
+            self.is_over = True
         self._abort()  # what serves others has nothing left to do
         return [host.result for host in self.hosts]
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from nbep.device.layout.intranode import MAX_TOPK
 from nbep.host import validate
 from nbep.host.arguments import flags, integer
-from nbep.host.comm import connect, gather_results
+from nbep.host.comm import DEFAULT_TIMEOUT_MS, connect, gather_results
 from nbep.host.config import COMBINE_TABLE, DISPATCH_TABLE, Config, table_config
 from nbep.host.dropped import Name, give_back_dropped, keep_dropped
 from nbep.host.events import EventHandle, EventOverlap
@@ -34,8 +34,6 @@ from nbep.host.network.transport import NetworkOptions, NicOptions, TransportNam
 from nbep.host.rdma import rdma_trailer_bytes
 from nbep.host.runtime.base import Array, HandleType, Stream
 from nbep.host.symmetric import NodeMemory
-
-DEFAULT_TIMEOUT_MS = 100_000.0  # DeepEP's 100 s
 
 
 class Buffer(LowLatencyVerbs):
@@ -83,6 +81,7 @@ class Buffer(LowLatencyVerbs):
               RuntimeError if a rank has not enough memory, its driver does not offer handle_type, or it cannot reach a
               peer; nothing stays allocated
               What is wrong on one rank is refused on all, with the rank's number; a wrong group only where it is wrong
+              Under MPI PeerTimeout if a rank has not come after twice NBEP_TIMEOUT_MS
     Blocks:   until all ranks of the group construct theirs
     Source:   DeepEP deep_ep/buffer.py, Buffer.__init__; csrc/utils/shared_memory.hpp
 
@@ -483,6 +482,7 @@ class Buffer(LowLatencyVerbs):
     def _usable(self, verb: str) -> NodeMemory:
         if self._memory is None:
             raise ValueError(f"buffer: got a destroyed one; {verb} must come before destroy")
+        self._memory.runtime.check_caller(verb)
         return self._memory
 
 

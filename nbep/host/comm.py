@@ -11,12 +11,16 @@ The n-th collective call of every rank is meeting n. A rank waits there until al
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from nbep.host.runtime.base import Runtime
 
 Result = TypeVar("Result")
+
+DEFAULT_TIMEOUT_MS = 100_000.0  # DeepEP's 100 s
+MAX_TIMEOUT_MS = 1e12  # 31 years: a GPU's clock, plus that in nanoseconds, fits into int64
 
 
 class Communicator(Protocol):
@@ -201,6 +205,10 @@ def gather_results(comm: Communicator, make: Callable[[], Result]) -> list[Resul
         result = make()
     except Exception as caught:  # told to the peers, which would wait for this rank
         error = caught
+    if is_mpi_comm(comm):
+        from nbep.host.await_ranks import await_all
+
+        await_all(comm, 2 * timeout_ns())  # a rank may have been killed, and MPI's own calls would wait for it
     outcomes = comm.allgather((result, None if error is None else (_kind(error), str(error) or repr(error))))
     failures: dict[str, list[int]] = {}
     kinds: set[type[Exception]] = set()
@@ -213,6 +221,15 @@ def gather_results(comm: Communicator, make: Callable[[], Result]) -> list[Resul
         kind = kinds.pop() if len(kinds) == 1 else RuntimeError
         raise kind("; ".join(f"{join_ranks(ranks)}: {text}" for text, ranks in failures.items())) from error
     return [result for result, _ in outcomes]
+
+
+def timeout_ns() -> int:
+    """Longest time that a wait inside a kernel may take, as the environment says; a wrong one is refused elsewhere."""
+    try:
+        milliseconds = float(os.environ.get("NBEP_TIMEOUT_MS", DEFAULT_TIMEOUT_MS))
+    except ValueError:
+        milliseconds = DEFAULT_TIMEOUT_MS
+    return int(1e6 * max(milliseconds, 1.0)) if milliseconds < MAX_TIMEOUT_MS else int(1e6 * MAX_TIMEOUT_MS)
 
 
 def _kind(error: Exception) -> type[Exception]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from nbep.device.extras import what_is_missing
+
 TARGETS = ("auto", "emulator", "cuda")
 
 
@@ -27,6 +29,6 @@ def why_no_gpu() -> str | None:
     try:
         from nbep.host.runtime.cuda.driver import unusable_reason
     except ImportError as error:  # macOS has no cuda-python
-        return str(error)
+        return what_is_missing(error) or str(error)
     reason = unusable_reason()
     return None if reason is None else reason.partition("\n")[0]

@@ -21,8 +21,9 @@ from nbep.device.layout.intranode import (
 from nbep.device.layout.low_latency import MAX_RANKS
 from nbep.device.layout.low_latency import TRAILER_BYTES as RDMA_TRAILER_BYTES
 from nbep.device.protocols.copies import VEC_BYTES
+from nbep.host import handle_contents
 from nbep.host.arguments import flags, integer, refuse
-from nbep.host.comm import Communicator, is_mpi_comm
+from nbep.host.comm import MAX_TIMEOUT_MS, Communicator, is_mpi_comm
 from nbep.host.config import Config
 from nbep.host.events import EventOverlap, handle_of
 from nbep.host.intranode.handle import DispatchHandle
@@ -36,7 +37,6 @@ INTRANODE_RANKS = (2, 4, 8)
 ROW_DTYPES = ("bfloat16", "float16", "float32", "float8_e4m3fn")
 MAX_SCALES = 1024
 MAX_RING_THREADS = 768
-MAX_TIMEOUT_MS = 1e12  # 31 years: a GPU's clock, plus that in nanoseconds, fits into int64
 
 
 def array(
@@ -344,7 +344,7 @@ def buffer_size(shape: RingShape, num_nvl_bytes: int) -> None:
         )
 
 
-def handle(memory: NodeMemory, value: Any) -> DispatchHandle:
+def handle(memory: NodeMemory, value: Any, previous_event: EventOverlap | None) -> DispatchHandle:
     """A handle of this buffer. A tuple or list of the six arrays is taken too, but nobody knows whose it is."""
     if isinstance(value, (tuple, list)) and len(value) == 6:
         value = DispatchHandle(*value)
@@ -352,8 +352,14 @@ def handle(memory: NodeMemory, value: Any) -> DispatchHandle:
         refuse("handle", type(value).__name__, "the handle that dispatch returned, or a tuple of its six arrays")
     if value.owner is not None and value.owner is not memory.identity:
         refuse("handle", "the handle of another buffer", f"a handle that this buffer made on rank {memory.rank}")
-    if value.owner is not None:
-        return value  # its arrays are as dispatch made them
+    if value.owner is None:  # else its arrays are those that dispatch made
+        _handle_arrays(memory, value)
+    if may_read(memory, previous_event):
+        handle_contents.intranode(value, memory.rank)
+    return value
+
+
+def _handle_arrays(memory: NodeMemory, value: DispatchHandle) -> None:
     runtime, num_ranks = memory.runtime, memory.num_ranks
     array(runtime, "handle.rank_prefix_matrix", value.rank_prefix_matrix, "int32", (num_ranks, num_ranks))
     array(runtime, "handle.channel_prefix_matrix", value.channel_prefix_matrix, "int32", (num_ranks, "num_channels"))
@@ -369,7 +375,6 @@ def handle(memory: NodeMemory, value: Any) -> DispatchHandle:
     array(runtime, "handle.is_token_in_rank", value.is_token_in_rank, "bool", ("num_tokens", num_ranks))
     num_tokens = value.is_token_in_rank.shape[0]
     array(runtime, "handle.send_head", value.send_head, "int32", (num_tokens, num_ranks))
-    return value
 
 
 def handle_config(handle: DispatchHandle, config: Config) -> None:

@@ -57,6 +57,15 @@ def test_subcommand_gets_its_arguments_and_gives_the_exit_status(argv, module, r
     assert calls == [rest]
 
 
+def test_ctrl_c_ends_a_command_in_one_line(monkeypatch, capsys):
+    def main(argv):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "import_module", lambda name: SimpleNamespace(main=main))
+    assert cli.main(["demo"]) == 130
+    assert capsys.readouterr().err == "nbep demo: interrupted\n"
+
+
 @pytest.mark.parametrize("command", ["demo", "model", "compile", "info", *(f"bench {name}" for name in cli.BENCHMARKS)])
 def test_every_subcommand_exists_and_has_help(command, capsys):
     with pytest.raises(SystemExit) as exit_info:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from nbep.device.layout.internode import MAX_CHANNELS, num_meta_words
-from nbep.host import validate
+from nbep.host import handle_contents, validate
 from nbep.host.arguments import refuse
 from nbep.host.config import Config
+from nbep.host.events import EventOverlap
 from nbep.host.internode.handle import InternodeHandle
 from nbep.host.internode.memory import InternodeMemory
 from nbep.host.runtime.base import MaybeArray
@@ -34,9 +35,9 @@ def node_counts(memory: NodeMemory, counts: Counts, num_tokens_per_rdma_rank: Ma
             refuse("num_tokens_per_rdma_rank", num_tokens_per_rdma_rank.tolist(), allowed)
 
 
-def cached(memory: NodeMemory, tokens: Tokens, value: Any) -> InternodeHandle:
+def cached(memory: NodeMemory, tokens: Tokens, value: Any, previous_event: EventOverlap | None) -> InternodeHandle:
     """The handle of a dispatch along its routes."""
-    found = handle(memory, value)
+    found = handle(memory, value, previous_event)
     validate.only_with_counts(tokens.topk_idx, tokens.topk_weights)
     num_tokens = found.is_token_in_rank.shape[0]
     if tokens.num_tokens != num_tokens:
@@ -44,7 +45,7 @@ def cached(memory: NodeMemory, tokens: Tokens, value: Any) -> InternodeHandle:
     return found
 
 
-def handle(memory: NodeMemory, value: Any) -> InternodeHandle:
+def handle(memory: NodeMemory, value: Any, previous_event: EventOverlap | None) -> InternodeHandle:
     """A handle of this buffer. A tuple or list of the ten arrays is taken too, but nobody knows whose it is."""
     if isinstance(value, (tuple, list)) and len(value) == 10:
         value = InternodeHandle(*value)
@@ -53,8 +54,14 @@ def handle(memory: NodeMemory, value: Any) -> InternodeHandle:
         refuse("handle", type(value).__name__, allowed)
     if value.owner is not None and value.owner is not memory.identity:
         refuse("handle", "the handle of another buffer", f"a handle that this buffer made on rank {memory.rank}")
-    if value.owner is not None:
-        return value  # its arrays are as dispatch made them
+    if value.owner is None:  # else its arrays are those that dispatch made
+        _arrays(memory, value)
+    if validate.may_read(memory, previous_event):
+        handle_contents.internode(value, memory.rank, memory.num_nvl_peers)
+    return value
+
+
+def _arrays(memory: NodeMemory, value: InternodeHandle) -> None:
     mode = mode_of(memory)
     num_ranks, num_nodes, num_places = memory.num_ranks, mode.num_rdma_ranks, mode.num_nvl_ranks
     runtime = memory.runtime
@@ -75,7 +82,6 @@ def handle(memory: NodeMemory, value: Any) -> InternodeHandle:
     }
     for name, shape in shapes.items():
         validate.array(runtime, f"handle.{name}", getattr(value, name), "int32", shape)
-    return value
 
 
 def config(memory: NodeMemory, value: object) -> None:

@@ -42,7 +42,7 @@ def combine(
     memory.check_faults()
     check_turn(memory, "combine")
     validate.stream_options(previous_event, async_finish, allocate_on_comm_stream)
-    handle = checks.handle(memory, handle)
+    handle = checks.handle(memory, handle, previous_event)
     num_tokens, num_combined_tokens = handle.recv_src_meta.shape[0], handle.send_rdma_head.shape[0]
     given = check_combine_inputs(runtime, x, topk_weights, bias, num_tokens, num_combined_tokens)
 

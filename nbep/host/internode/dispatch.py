@@ -89,7 +89,7 @@ def dispatch(
     num_worst_tokens = integer("num_worst_tokens", num_worst_tokens, 0)
     tokens = Tokens(*validate.payload(runtime, x), topk_idx, topk_weights)
     if handle is not None:
-        handle = checks.cached(memory, tokens, handle)
+        handle = checks.cached(memory, tokens, handle, previous_event)
         num_sms = 2 * handle.num_channels
     else:
         may_read = validate.may_read(memory, previous_event)
@@ -130,8 +130,7 @@ def dispatch(
         recv.recv_src_meta,
         recv.send_rdma_head,
         recv.send_nvl_head,
-        owner=memory.identity,
-    )
+    ).owned_by(memory.identity)
     return recv_x, recv.recv_topk_idx, recv.recv_topk_weights, counted, made, memory.finish(async_finish)
 
 

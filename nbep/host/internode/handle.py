@@ -43,7 +43,13 @@ class InternodeHandle:
     recv_src_meta: Array
     send_rdma_head: Array
     send_nvl_head: Array
-    owner: object | None = field(default=None, repr=False)  # the identity of the buffer; None for a plain tuple
+    # The identity of the buffer; None for arrays that somebody else has put together.
+    owner: object | None = field(default=None, init=False, repr=False)
+
+    def owned_by(self, owner: object) -> InternodeHandle:
+        """The same, as made by the buffer of this identity: the arrays need not be checked again."""
+        object.__setattr__(self, "owner", owner)
+        return self
 
     def __iter__(self) -> Iterator[Array]:
         return iter(self._as_tuple())

@@ -80,13 +80,14 @@ def dispatch_cached(
         plan = handle.plans.get(key)
     if plan is None:
         values, scales = validate.payload(memory.runtime, x)
-        handle = validate.handle(memory, handle)
+        handle = validate.handle(memory, handle, order.previous_event)
         plan = _make_plan(memory, Tokens(values, scales, None, None), handle, config, zero_copy)
         if len(handle.plans) >= MAX_PLANS:
             handle.plans.clear()
         if key is not None:
             handle.plans[key] = plan
     else:
+        validate.handle(memory, handle, order.previous_event)
         validate.array(memory.runtime, "x", values, plan.dtype, plan.x_size)
         validate.row_alignment(memory.runtime, "x", values)
         if scales is not None:

@@ -38,7 +38,7 @@ def combine(
     runtime, num_ranks = memory.runtime, memory.num_ranks
     memory.check_faults()
     validate.stream_options(previous_event, async_finish, allocate_on_comm_stream)
-    handle = validate.handle(memory, handle)
+    handle = validate.handle(memory, handle, previous_event)
     num_tokens, num_combined_tokens = handle.recv_src_idx.shape[0], handle.send_head.shape[0]
     given = check_combine_inputs(runtime, x, topk_weights, bias, num_tokens, num_combined_tokens)
     hidden, num_topk = x.shape[1], given.num_topk

@@ -100,8 +100,7 @@ def dispatch_counted(
         recv.recv_src_idx,
         counts.is_token_in_rank,
         send_head,
-        memory.identity,
-    )
+    ).owned_by(memory.identity)
     _launch_dispatch(
         memory,
         direct,

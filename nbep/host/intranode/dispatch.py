@@ -153,8 +153,7 @@ def _dispatch_counted(
         recv.recv_src_idx,
         counts.is_token_in_rank,
         recv.send_head,
-        memory.identity,
-    )
+    ).owned_by(memory.identity)
     return recv, handle, per_expert
 
 

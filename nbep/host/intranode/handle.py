@@ -30,8 +30,14 @@ class DispatchHandle:
     recv_src_idx: Array
     is_token_in_rank: Array
     send_head: Array
-    owner: object | None = field(default=None, repr=False)  # the identity of the buffer; None for a plain tuple
-    plans: dict[Any, Any] = field(default_factory=dict, repr=False)  # of cached dispatches, see cached_dispatch
+    # The identity of the buffer; None for arrays that somebody else has put together.
+    owner: object | None = field(default=None, init=False, repr=False)
+    plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # of cached dispatches
+
+    def owned_by(self, owner: object) -> DispatchHandle:
+        """The same, as made by the buffer of this identity: the arrays need not be checked again."""
+        object.__setattr__(self, "owner", owner)
+        return self
 
     def __iter__(self) -> Iterator[Array]:
         return iter(self._as_tuple())

@@ -10,7 +10,7 @@ from nbep.device.layout.low_latency import MAX_EXPERTS
 from nbep.host import validate
 from nbep.host.arguments import integer, refuse
 from nbep.host.low_latency.handle import LowLatencyHandle
-from nbep.host.low_latency.memory import LowLatencyMemory
+from nbep.host.low_latency.memory import LowLatencyCall, LowLatencyMemory
 from nbep.host.runtime.base import Array
 from nbep.host.symmetric import NodeMemory
 
@@ -50,12 +50,34 @@ def handle(mode: LowLatencyMemory, value: Any) -> LowLatencyHandle:
         value = LowLatencyHandle((src_info, layout_range), *sizes)
     if not isinstance(value, LowLatencyHandle):
         refuse("handle", type(value).__name__, "the handle that low_latency_dispatch returned, or a tuple of its parts")
+    if value.call is not None and not isinstance(value.call, LowLatencyCall):
+        refuse("handle.call", type(value.call).__name__, "that of low_latency_dispatch, or None")
     if value.call is not None and value.call.owner is not mode:
         refuse("handle", "the handle of another buffer", f"a handle that this buffer made on rank {mode.rank}")
     if value.call is not None and not value.call.is_received:
         refuse("handle", f"that of {value.call}, whose hook has not been called", "of a dispatch that is received")
-    if value.call is None:
+    if not value.is_as_made:
+        if value.num_topk != 0:
+            allowed = "the one that low_latency_dispatch with deduplicate returned"
+            refuse("handle", "one that was put together", allowed)
         integer("handle.num_max_dispatch_tokens_per_rank", value.num_max_dispatch_tokens_per_rank, 1)
         integer("handle.hidden", value.hidden, 1)
         num_experts(mode, value.num_experts)
     return value
+
+
+def handle_contents(mode: LowLatencyMemory, value: LowLatencyHandle) -> None:
+    """What the arrays of a handle say; only if `may_read`."""
+    begins, counts = value.layout_range >> 32, value.layout_range & 0xFFFFFFFF
+    num_rows = mode.num_ranks * value.num_max_dispatch_tokens_per_rank
+    wrong = (begins < 0) | (counts > value.num_max_dispatch_tokens_per_rank) | (begins + counts > num_rows)
+    if wrong.any():
+        expert, rank = (int(i[0]) for i in wrong.nonzero())
+        got = f"{counts[expert, rank]} rows from {begins[expert, rank]} on"
+        allowed = f"at most {value.num_max_dispatch_tokens_per_rank} of {num_rows} rows, as dispatch made it"
+        refuse(f"handle.layout_range[{expert}, {rank}]", got, allowed)
+    for expert, rank in zip(*counts.nonzero(), strict=True):
+        rows = value.src_info[expert, begins[expert, rank] :][: counts[expert, rank]]
+        if ((rows < 0) | (rows >= value.num_max_dispatch_tokens_per_rank)).any():
+            allowed = f"tokens below {value.num_max_dispatch_tokens_per_rank} of rank {rank}, as dispatch made it"
+            refuse(f"handle.src_info[{expert}]", rows.tolist(), allowed)

@@ -67,7 +67,7 @@ def low_latency_combine(
     validate.row_alignment(runtime, "x", x)
     validate.array(runtime, "topk_idx", topk_idx, "int64", choices_size)
     validate.array(runtime, "topk_weights", topk_weights, "float32", choices_size)
-    if handle.call is None:  # else its arrays are as dispatch made them
+    if not handle.is_as_made:  # else its arrays are those that dispatch made
         _check_handle(runtime, mode, handle)
     if out is not None:
         validate.array(runtime, "out", out, "bfloat16", plan.out_size)
@@ -80,6 +80,7 @@ def low_latency_combine(
         _check_zero_copy(mode, use_logfmt)
     if validate.may_read(memory, None):
         checks.choices(topk_idx, handle.num_experts)
+        checks.handle_contents(mode, handle)
         _check_weights(handle, topk_weights)
     combined_x = runtime.empty(plan.out_size, "bfloat16", x) if out is None else out
     source = mode.symmetric.address + send_offset(mode.num_rdma_bytes, call.half) if zero_copy else x

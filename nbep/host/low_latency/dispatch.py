@@ -131,7 +131,7 @@ def low_latency_dispatch(
     event, hook = run_call(memory, call, plan.kernel, outputs, inputs, async_finish, return_recv_hook)
     handle = LowLatencyHandle(
         parts, shape.num_max_tokens, shape.hidden, shape.num_experts, call, shape.num_topk, topk_weights
-    )
+    ).seal()
     received = recv_x if recv_x_scales is None else (recv_x, recv_x_scales)
     return received, recv_count, handle, event, hook
 

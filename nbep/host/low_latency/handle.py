@@ -79,6 +79,20 @@ class LowLatencyHandle:
         return self._call
 
     @property
+    def is_as_made(self) -> bool:
+        """Whether all of it is what its dispatch has put together."""
+        return self._call is not None and self._call.handle_parts == self._parts
+
+    def seal(self) -> LowLatencyHandle:
+        """Let its dispatch remember what it is made of."""
+        self._call.handle_parts = self._parts
+        return self
+
+    @property
+    def _parts(self) -> tuple[Any, ...]:
+        return id(self._arrays), *self._sizes, self._num_topk, id(self._topk_weights)
+
+    @property
     def arguments(self) -> tuple[Any, ...]:
         """What the combine kernel takes of it: recv_src_info, recv_layout_range, and of messages."""
         arrays = self._arrays

@@ -57,6 +57,7 @@ class LowLatencyCall:
         self.half = half
         self.is_received = False
         self.is_forgotten = False
+        self.handle_parts: tuple[Any, ...] = ()  # of a dispatch
 
     def __str__(self) -> str:
         return f"{self.verb} (low-latency call {self.number})"

@@ -263,6 +263,10 @@ class Runtime(ABC):
     shares_current_stream: bool
     array_kinds: str
 
+    def check_caller(self, verb: str) -> None:
+        """Raises: RuntimeError if the rank cannot be used where this is called"""
+        return
+
     @cached_property
     def dropped(self) -> dict[tuple[int, ...], Any]:
         """Memory of Buffers that went away without destroy, by name; see host.dropped."""

@@ -5,6 +5,7 @@ The host reads arrays at once, so the host itself is the rank's current stream: 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -243,6 +244,14 @@ class EmulatorRuntime(Runtime):
         self._context = world.ranks[rank]
         self._current_stream: EmulatedStream | None = None
         self._in_flight: list[tuple[Any, list[Any]]] = []  # launches and the arrays that they use
+        self._thread = threading.get_ident()
+
+    def check_caller(self, verb: str) -> None:
+        """Raises: RuntimeError in another thread than the ranks', and after the end of its run"""
+        if threading.get_ident() != self._thread:
+            raise RuntimeError(f"{verb}: called in another thread; emulated ranks run in the thread that called spawn")
+        if self.world.is_over:
+            raise RuntimeError(f"{verb}: called after the end of the spawn that this rank was part of")
 
     @property
     def has_tma(self) -> bool:

@@ -204,6 +204,9 @@ class MpiEmulatorRuntime(EmulatorRuntime):
     def create_nic(self) -> NicDevice:
         return MpiNic(self)
 
+    def check_caller(self, verb: str) -> None:
+        """Any thread of the process may: the kernels have one of their own."""
+
     @classmethod
     def of_process(cls) -> MpiEmulatorRuntime:
         """This process's rank of a new world, which lives as long as the process."""

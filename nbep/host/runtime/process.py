@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any, NamedTuple
 
-from nbep.host.comm import TorchComm, gather_results
+from nbep.host.await_ranks import end_after_timeouts
+from nbep.host.comm import TorchComm, gather_results, is_mpi_comm
 from nbep.host.runtime.base import Runtime, set_process_runtime
 from nbep.host.targets import resolve_target
 
@@ -64,6 +65,8 @@ def process_runtime(comm: Any) -> Runtime:
             f"group: got ranks that have used GPUs, but {targets.count('emulator')} of {comm.size} ranks would run on "
             f"the emulator; all ranks of a group must run on the same target"
         )
+    if is_mpi_comm(comm):
+        end_after_timeouts()
     if not all(made):
         _make_runtimes(comm, "emulator" if "emulator" in targets else "cuda", wishes[0])
     assert _runtime is not None

@@ -160,7 +160,9 @@ class Card(NamedTuple):
 
 
 class LoadedKernel:
-    """One kernel on one device. A launch copies its parameters, so one block serves all launches of a thread.
+    """One kernel on one device. A launch copies its parameters, so one block serves all launches, one at a time.
+
+    Threads of one rank, such as torch's for the backward pass, launch through the same one: they take turns.
 
     is_own: it is nbep's, and `Buffer` has checked its arguments
     spins: it takes Bounds, or queues that a NIC serves, so it waits for blocks of others, and all its blocks must be
@@ -182,6 +184,7 @@ class LoadedKernel:
         self.spins = Bounds in spec.hints.values() or self.queues >= 0
         self.addresses = tuple(i for i, param in enumerate(spec.params) if param.type.is_address)
         self.block = ParameterBlock(spec.params)
+        self._turn = threading.Lock()
         self._smem_limit = smem_limit or SharedMemoryLimit(self.function)
         self._configs: dict[tuple[int, int, int, int], Any] = {}
 
@@ -190,8 +193,8 @@ class LoadedKernel:
         cubin = load_cubin(spec, card.compute_capability, key)
         return cls(spec, check("cuModuleLoadData", cu.cuModuleLoadData(cubin)), card)
 
-    def for_thread(self) -> LoadedKernel:
-        """The same kernel with a parameter block of its own."""
+    def for_rank(self) -> LoadedKernel:
+        """The same kernel with a parameter block of its own: no virtual rank waits for another one's launches."""
         return LoadedKernel(self.spec, self.module, self.card, self._smem_limit)
 
     def config(self, stream: int, grid: int, block: int, smem_bytes: int) -> Any:
@@ -210,8 +213,9 @@ class LoadedKernel:
         Raises: ValueError as config
         """
         config = self.config(stream, grid, block, smem_bytes)
-        self.block.pack(leaves)
-        self.start(config, self.block)
+        with self._turn:
+            self.block.pack(leaves)
+            self.start(config, self.block)
 
     def start(self, config: Any, parameters: ParameterBlock) -> None:
         """Queue the kernel with parameters that are packed."""

@@ -113,6 +113,7 @@ class CudaPreparedLaunch(PreparedLaunch):
         num_first = len(loaded.spec.params) - len(last)
         self._parameters.pack([0] * num_first + last)
         self._first = self._parameters.first(num_first)
+        self._turn = threading.Lock()  # of the threads that launch
         self._configs: dict[int, Any] = {}  # by stream
         queues = loaded.queues - num_first
         self._nic = nics.get(last[queues]) if queues >= 0 else None
@@ -126,8 +127,8 @@ class CudaPreparedLaunch(PreparedLaunch):
         config = self._configs.get(stream.handle)
         if config is None:
             config = self._configs[stream.handle] = self._loaded.config(stream.handle, *self._size)
-        self._parameters.pack_first(self._first, addresses)
-        with nullcontext() if self._nic is None else self._nic.beside(stream):
+        with nullcontext() if self._nic is None else self._nic.beside(stream), self._turn:
+            self._parameters.pack_first(self._first, addresses)
             self._loaded.start(config, self._parameters)
         if not stream.is_callers:
             stream.unrecorded += [leaf for leaf in leaves if leaf is not None and leaf.__class__ is not int]
@@ -157,7 +158,7 @@ class CudaRuntime(Runtime):
         self._host_wait: HostWait | None = self.wait_until if shared.num_ranks > 1 else None
         self._current_streams: dict[int, CudaStream] = {}
         # A launch packs its parameters in place, so virtual ranks, each in a thread of its own, must not share blocks.
-        self._kernels = {kernel: loaded.for_thread() for kernel, loaded in shared.kernels.items()}
+        self._kernels = {kernel: loaded.for_rank() for kernel, loaded in shared.kernels.items()}
         self.nics: dict[int, CudaNic] = {}  # by the address of the queues that each serves
 
     @property
@@ -293,7 +294,7 @@ class CudaRuntime(Runtime):
         return int(self._kernels[kernel].module)
 
     def _load(self, kernel: Kernel) -> LoadedKernel:
-        loaded = self._kernels[kernel] = self.shared.load(kernel).for_thread()
+        loaded = self._kernels[kernel] = self.shared.load(kernel).for_rank()
         return loaded
 
     def wait_until(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from threading import Lock
 from typing import Any
 
 from cuda.bindings import driver as cu
@@ -101,6 +102,7 @@ class CudaStream(Stream):
         self.unrecorded: list[Any] = []  # arrays of the launches since the last event
         self._in_flight: deque[CudaEvent] = deque()  # those that keep arrays, or did so
         self._behind_current: CudaEvent | None = None  # of wait_current_stream; recorded anew each time
+        self._turn = Lock()  # of the threads that record it
 
     @property
     def key(self) -> object:
@@ -137,11 +139,12 @@ class CudaStream(Stream):
     def wait_current_stream(self) -> None:
         current = current_stream_handle()
         if current != self.handle:
-            if self._behind_current is None:
-                self._behind_current = CudaEvent(current)
-            else:
-                self._behind_current.record(current)
-            self.wait(self._behind_current)
+            with self._turn:
+                if self._behind_current is None:
+                    self._behind_current = CudaEvent(current)
+                else:
+                    self._behind_current.record(current)
+                self.wait(self._behind_current)
 
     def synchronize(self) -> None:
         check("cuStreamSynchronize", cu.cuStreamSynchronize(self.handle))

@@ -1,0 +1,23 @@
+"""Packages that nbep does without until something asks for them, and the line that installs them."""
+
+from __future__ import annotations
+
+EXTRAS = {
+    "cuda": "cuda",
+    "llvmlite": "cuda",
+    "numba": "cuda",
+    "numba_cuda": "cuda",
+    "mpi4py": "mpi",
+    "nvshmem": "nvshmem",
+    "torch": "torch",
+}
+
+
+def what_is_missing(error: ImportError) -> str | None:
+    """In one line which package is missing and what installs it; None if it is none of an extra."""
+    package = (error.name or "").partition(".")[0]
+    extra = EXTRAS.get(package)
+    if extra is None or not isinstance(error, ModuleNotFoundError):
+        return None
+    drivers = ", or 'nbep[cuda12]' for a driver of CUDA 12" if extra == "cuda" else ""
+    return f"{package} is not installed: pip install 'nbep[{extra}]'{drivers}"

@@ -1,0 +1,111 @@
+"""What the arrays of a handle say, against each other; where the host can read them.
+
+A handle's arrays are the caller's to overwrite, and a tuple may come from anywhere. Kernels take counts and row numbers
+out of them, and would read and write where those lead.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from nbep.device.protocols.channels import channel_task_range
+from nbep.host.arguments import refuse
+from nbep.host.internode.handle import InternodeHandle
+from nbep.host.intranode.handle import DispatchHandle
+
+
+def intranode(handle: DispatchHandle, rank: int) -> None:
+    """Raises: ValueError if arrays contradict each other"""
+    is_token_in_rank, prefix = handle.is_token_in_rank, handle.rank_prefix_matrix
+    num_channels = handle.channel_prefix_matrix.shape[1]
+    _same(
+        "handle.channel_prefix_matrix",
+        handle.channel_prefix_matrix,
+        _channel_prefixes(is_token_in_rank, num_channels),
+        "as handle.is_token_in_rank says",
+    )
+    _heads("handle.send_head", handle.send_head, is_token_in_rank, _channels(len(is_token_in_rank), num_channels))
+    _ascending("handle.rank_prefix_matrix", prefix, axis=0)
+    counts = np.diff(prefix, axis=0, prepend=0)
+    _same(
+        "handle.rank_prefix_matrix",
+        counts[rank],
+        is_token_in_rank.sum(axis=0),
+        f"in row {rank} what handle.is_token_in_rank says, added to the row before",
+    )
+    received = handle.recv_channel_prefix_matrix
+    _ascending("handle.recv_channel_prefix_matrix", received, axis=1)
+    _at_most("handle.recv_channel_prefix_matrix", received, counts[:, rank][:, None], "tokens of a rank")
+    num_rows = int(prefix[-1, rank])
+    if num_rows > len(handle.recv_src_idx):
+        allowed = f"at least {num_rows}, the tokens that handle.rank_prefix_matrix brings to rank {rank}"
+        refuse("handle.recv_src_idx", f"{len(handle.recv_src_idx)} rows", allowed)
+
+
+def internode(handle: InternodeHandle, rank: int, num_nvl_peers: int) -> None:
+    """Raises: ValueError if arrays contradict each other"""
+    is_token_in_rank, num_channels = handle.is_token_in_rank, handle.num_channels
+    num_tokens, num_ranks = is_token_in_rank.shape
+    in_node = is_token_in_rank.reshape(num_tokens, num_ranks // num_nvl_peers, num_nvl_peers).any(axis=2)
+    for name, goes in (("rdma_channel_prefix_matrix", in_node), ("gbl_channel_prefix_matrix", is_token_in_rank)):
+        wanted = _channel_prefixes(goes, num_channels)
+        _same(f"handle.{name}", getattr(handle, name), wanted, "as handle.is_token_in_rank says")
+    _heads("handle.send_rdma_head", handle.send_rdma_head, in_node, _channels(num_tokens, num_channels))
+    for what, rows in (("rdma", handle.send_nvl_head), ("gbl", handle.recv_src_meta)):
+        sums = getattr(handle, f"recv_{what}_rank_prefix_sum")
+        _ascending(f"handle.recv_{what}_rank_prefix_sum", sums, axis=0)
+        _at_most(f"handle.recv_{what}_rank_prefix_sum", sums, len(rows), "rows")
+    counts = np.diff(handle.recv_rdma_rank_prefix_sum, prepend=0)
+    name, received = "handle.recv_rdma_channel_prefix_matrix", handle.recv_rdma_channel_prefix_matrix
+    _ascending(name, received, axis=1)
+    _same(name, received[:, -1], counts, "in its last column what handle.recv_rdma_rank_prefix_sum says")
+    _ascending("handle.recv_gbl_channel_prefix_matrix", handle.recv_gbl_channel_prefix_matrix, axis=1)
+    ends = handle.recv_gbl_rank_prefix_sum[:, None]
+    _at_most("handle.recv_gbl_channel_prefix_matrix", handle.recv_gbl_channel_prefix_matrix, ends, "rows up to a rank")
+    # What passed through this rank: those of each node, by channel, and where to. The rows behind are of no token.
+    num_rows = int(handle.recv_rdma_rank_prefix_sum[-1])
+    heads = handle.send_nvl_head[:num_rows]
+    firsts = np.concatenate([[0], handle.recv_rdma_rank_prefix_sum[:-1]])[:, None]
+    bounds = np.unique(np.concatenate([[0], (firsts + received).ravel()]))
+    _heads("handle.send_nvl_head", heads, heads >= 0, list(pairwise(bounds.tolist())))
+
+
+def _channels(num_tokens: int, num_channels: int) -> list[tuple[int, int]]:
+    """The tokens [begin, end) of each channel."""
+    return [channel_task_range(num_tokens, num_channels, channel) for channel in range(num_channels)]
+
+
+def _channel_prefixes(goes: np.ndarray, num_channels: int) -> np.ndarray:
+    """[goals, num_channels]: tokens of channels 0 to c that go to each goal; goes [num_tokens, goals]"""
+    counts = [goes[begin:end].sum(axis=0) for begin, end in _channels(len(goes), num_channels)]
+    return np.cumsum(counts, axis=0).T
+
+
+def _heads(name: str, heads: np.ndarray, goes: np.ndarray, ranges: list[tuple[int, int]]) -> None:
+    """Those of tokens that go somewhere count up from 0 in each range; the others are negative, see combine."""
+    for begin, end in ranges:
+        here = goes[begin:end]
+        wrong = np.where(here, heads[begin:end] != np.cumsum(here, axis=0) - 1, heads[begin:end] >= 0)
+        if wrong.any():
+            token, goal = (int(i[0]) for i in wrong.nonzero())
+            got = heads[begin + token, goal]
+            refuse(f"{name}[{begin + token}, {goal}]", got, "as dispatch made it: its token's place in the ring, or -1")
+
+
+def _same(name: str, got: np.ndarray, wanted: np.ndarray, why: str) -> None:
+    if (got != wanted).any():
+        refuse(name, got.tolist(), f"{wanted.tolist()}, {why}")
+
+
+def _ascending(name: str, values: np.ndarray, axis: int) -> None:
+    if (np.diff(values, axis=axis, prepend=0) < 0).any():
+        refuse(name, values.tolist(), "sums, from 0 on, that never get less")
+
+
+def _at_most(name: str, values: np.ndarray, most: np.ndarray | int, what: str) -> None:
+    if (values > most).any():
+        refuse(
+            name, values.tolist(), f"at most {most.ravel().tolist() if isinstance(most, np.ndarray) else most} {what}"
+        )
