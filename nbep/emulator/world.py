@@ -8,6 +8,7 @@ The same seed replays the same run exactly; another seed is another interleaving
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from .machine.stream import Stream
 from .machine.thread import Thread
 from .models.checked import CheckedThread
 from .models.delayed import DelayedThread
+from .models.history import History
 from .schedule.scheduler import Host, Scheduler
 from .tracing import hooks, traced
 
@@ -88,7 +90,9 @@ class World(Scheduler):
         self.has_tma = has_tma
         self.lock: Any = None
         self.num_blocks = 0
+        self.num_launches: Counter[tuple[int, str]] = Counter()
         self.signals = 0  # so far; see `checked`
+        self.history = History()  # see `checked`
         self.timed_out = False  # whether a wait was ever over time; see `checked`
         thread_class = self.thread_classes[memory_model]
         self.thread_class = thread_class if tracer is None else traced(thread_class)
@@ -111,6 +115,11 @@ class World(Scheduler):
         """The number of a new block, which no other block of the run has."""
         self.num_blocks += 1
         return self.num_blocks
+
+    def count_launch(self, rank: int, kernel: str) -> int:
+        """The number of a new launch among those of its kernel on its rank, from 1."""
+        self.num_launches[rank, kernel] += 1
+        return self.num_launches[rank, kernel]
 
     @property
     def counters(self) -> dict[str, int]:
