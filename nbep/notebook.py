@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from nbep.device import primitives
 from nbep.emulator import EmulatorError
+from nbep.emulator.reports.source import edited as sources
 from nbep.host.faults import NetworkError, PeerTimeout
 
 PACKAGE_PARENT = Path(__file__).resolve().parent.parent
@@ -105,11 +106,13 @@ def edit(function: FunctionType, old: str, new: str) -> Iterator[None]:
     function.__globals__.update({name: getattr(primitives, name) for name in names})
     function.__code__ = code
     _edited[function] = edited
+    sources[code] = code.co_firstlineno, edited.splitlines()
     try:
         yield
     finally:
         function.__code__ = original
         _edited[function] = source
+        sources.pop(code, None)
         for name in names:
             del function.__globals__[name]
 

@@ -19,7 +19,7 @@ It knows nothing of expert parallelism.  Its parts, in an order to read them in:
         faults          why an access failed
         race            who did not order what
         deadlock        who waits for whom: `waiting` groups the threads, `expected` asks them what they want to see,
-                        `cause` finds the wait that holds up the others, `stores` who stored where
+                        `hang_cause` finds the wait that holds up the others, `stores` who stored where
     tracing    calls an observer at every access
 """
 

@@ -9,6 +9,7 @@ The same seed replays the same run exactly; another seed is another interleaving
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, ClassVar
@@ -22,6 +23,7 @@ from .machine.stream import Stream
 from .machine.thread import Thread
 from .models.checked import CheckedThread
 from .models.delayed import DelayedThread
+from .models.history import History
 from .models.host import HostReader
 from .reports.expected import Told
 from .schedule.scheduler import Host, Scheduler
@@ -97,7 +99,9 @@ class World(Scheduler):
         self.lock: Any = None
         self.num_blocks = 0
         self.is_over = False  # run() has ended
+        self.num_launches: Counter[tuple[int, str]] = Counter()
         self.signals = 0  # so far; see `checked`
+        self.history = History()  # see `checked`
         self.timed_out = False  # whether a wait was ever over time; see `checked`
         self.read_report: ReadReport | None = None  # what a frame of a thread tells the host; see `reports.expected`
         self.host_reader = HostReader(self) if memory_model == "checked" else None
@@ -125,6 +129,11 @@ class World(Scheduler):
         """The number of a new block, which no other block of the run has."""
         self.num_blocks += 1
         return self.num_blocks
+
+    def count_launch(self, rank: int, kernel: str) -> int:
+        """The number of a new launch among those of its kernel on its rank, from 1."""
+        self.num_launches[rank, kernel] += 1
+        return self.num_launches[rank, kernel]
 
     @property
     def counters(self) -> dict[str, int]:

@@ -26,7 +26,10 @@ def flag_whose_scope_is_the_writers_gpu():
     def poll(t, memory):
         wait_for(memory + FLAG, "relaxed")
 
-    return [(0, write, 1, 1), (1, poll, 1, 1)], "the scope of one of them does not reach the other"
+    return [
+        (0, write, 1, 1),
+        (1, poll, 1, 1),
+    ], "the scope of (the|this) store to `memory` of rank 1: byte 64 is too small: gpu, but between ranks it takes sys"
 
 
 def fence_of_a_block_between_ranks():
@@ -35,7 +38,10 @@ def fence_of_a_block_between_ranks():
         t.fence("acq_rel", "gpu")
         t.store(memory + FLAG, "s32", 1, "relaxed", "sys")
 
-    return [(0, write, 1, 1), (1, read_payload, 1, 1)], "this thread has acquired nothing that says so"
+    return [
+        (0, write, 1, 1),
+        (1, read_payload, 1, 1),
+    ], "the scope of the fence before the store to `memory` of rank 1: byte 64 is too small"
 
 
 def narrow_fence_of_the_reader():
@@ -48,7 +54,10 @@ def narrow_fence_of_the_reader():
         t.fence("acq_rel", "gpu")
         take(t, memory + DATA)
 
-    return [(0, write, 1, 1), (1, read, 1, 1)], "a relaxed load acquires nothing, unless a fence comes after it"
+    return [
+        (0, write, 1, 1),
+        (1, read, 1, 1),
+    ], "the scope of the fence after the load of `memory` of rank 1: byte 64 is too small"
 
 
 def narrow_release_between_ranks():
@@ -56,7 +65,10 @@ def narrow_release_between_ranks():
         put(t, memory + DATA)
         t.store(memory + FLAG, "s32", 1, "release", "gpu")
 
-    return [(0, write, 1, 1), (1, read_payload, 1, 1)], "does not reach|between ranks both take scope sys at least"
+    return [
+        (0, write, 1, 1),
+        (1, read_payload, 1, 1),
+    ], "the scope of (the|this) store to `memory` of rank 1: byte 64 is too small"
 
 
 def chain_through_a_narrow_atomic():
@@ -72,7 +84,7 @@ def chain_through_a_narrow_atomic():
         wait_for(memory + FLAG, at_least=2)
         take(t, memory + DATA)
 
-    return [(0, write, 1, 1), (1, add, 1, 1), (2, read, 1, 1)], "does not reach"
+    return [(0, write, 1, 1), (1, add, 1, 1), (2, read, 1, 1)], "byte 64 (are|is) too small"
 
 
 def warps_that_meet_apart():
@@ -81,7 +93,7 @@ def warps_that_meet_apart():
         t.syncwarp()
         t.load_shared(4 * (t.thread_idx ^ 32), "s32", "weak")
 
-    return [(0, exchange, 1, 64)], "nothing that says so|has stored nothing since|has released nothing since"
+    return [(0, exchange, 1, 64)], "no barrier is between the (store|load) and this (load|store) of `shared memory`"
 
 
 def store_behind_a_bar_arrive():
@@ -93,7 +105,9 @@ def store_behind_a_bar_arrive():
             t.barrier_arrive(1, 33)
             put(t, memory + DATA)
 
-    return [(0, run, 1, 33)], "since"
+    return [
+        (0, run, 1, 33)
+    ], "no barrier is between the (store|load) and this (load|store) of `memory` of rank 0: byte 0"
 
 
 def copy_that_nobody_waits_for():
@@ -108,7 +122,10 @@ def copy_that_nobody_waits_for():
             t.globaltimer()
         t.load_shared(0, "s32", "weak")
 
-    return [(0, write_words, 1, 1), (1, read, 1, 1)], "nobody has waited on the mbarrier of that copy"
+    return [
+        (0, write_words, 1, 1),
+        (1, read, 1, 1),
+    ], "nobody has waited on the mbarrier of the bulk copy that writes `shared memory`: byte 0"
 
 
 def copy_that_another_warp_waits_for():
@@ -125,7 +142,7 @@ def copy_that_another_warp_waits_for():
     return [
         (0, write_words, 1, 1),
         (1, read, 1, 64),
-    ], "not waited on the mbarrier of that copy, nor met one that has"
+    ], "the store to `memory` of rank 1: byte 96 is too weak"
 
 
 def mbarrier_that_another_warp_has_made():
@@ -152,7 +169,7 @@ def bulk_store_that_is_not_committed():
     return [
         (0, write, 1, 1),
         (1, read_payload, 1, 1),
-    ], "not waited for that copy|released nothing since"
+    ], "has not been waited for: a wait_group is missing before the store to `memory` of rank 1: byte 64"
 
 
 def bulk_load_of_own_stores_without_a_proxy_fence():
@@ -161,7 +178,9 @@ def bulk_load_of_own_stores_without_a_proxy_fence():
             put(t, memory + DATA + 4 * i)
         load_in_bulk(t, memory + DATA)
 
-    return [(0, run, 1, 1)], "of 32 bytes that this thread has stored(.|\n)*no fence.proxy.async.global"
+    return [
+        (0, run, 1, 1)
+    ], "no fence.proxy.async.global comes before the bulk load(.|\n)*of 32 bytes that this thread has stored"
 
 
 def bulk_stores_to_the_same_bytes():

@@ -21,7 +21,7 @@ from ..reports.faults import error_at, explain
 from ..reports.source import Site, site_of
 from .kinds import KINDS, wrap
 from .memory import Allocation
-from .names import name_of
+from .names import name_of, title_of
 
 if TYPE_CHECKING:
     from .block import Block
@@ -94,7 +94,8 @@ class AccessingThread(greenlet):
         self.serving: tuple[int, int] | None = None  # the queue pair and the entry that a NIC's thread is about
 
     def describe(self) -> str:
-        return describe_thread(self.rank, self.block.launch.name, self.block_idx, self.thread_idx)
+        launch = self.block.launch
+        return describe_thread(self.rank, launch.name, launch.number, self.block_idx, self.thread_idx)
 
     def run(self) -> None:
         """The greenlet's life: the kernel, then the bookkeeping of leaving."""
@@ -369,9 +370,9 @@ class AccessingThread(greenlet):
         return allocation.read(offset, kind)
 
 
-def describe_thread(rank: int, kernel: str, block_idx: int, thread_idx: int) -> str:
+def describe_thread(rank: int, kernel: str, launch: int, block_idx: int, thread_idx: int) -> str:
     warp, lane = divmod(thread_idx, 32)
-    return f"{name_of(rank)}, kernel `{kernel}`, block {block_idx}, warp {warp}, lane {lane} (thread {thread_idx})"
+    return f"{name_of(rank)}, {title_of(kernel, launch)}, block {block_idx}, warp {warp}, lane {lane} (thread {thread_idx})"
 
 
 def wake_watchers(allocation: Allocation, granule: int) -> None:

@@ -70,7 +70,7 @@ class Block:
         self.launch = launch
         self.index = index
         # For reports, also when it is gone.
-        self.name = f"{name_of(launch.rank)}, kernel `{launch.name}`, block {index}"
+        self.name = f"{name_of(launch.rank)}, {launch.title}, block {index}"
         self.shared = shared
         self.threads: list[Thread] = []
         self.warps: list[Warp] = []

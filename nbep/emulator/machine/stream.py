@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .block import WARP_SIZE, Block
 from .memory import AddressSpace, Allocation
+from .names import title_of
 from .warp import Warp
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Launch:
         self.block = block
         self.smem_bytes = smem
         self.name = name
+        self.number = stream.world.count_launch(stream.rank, name)  # of this kernel on this rank, counted from 1
         self.is_service = stream.is_service
         self.blocks: list[Block] = []
         self.live = grid
@@ -57,6 +59,11 @@ class Launch:
         self.first_signal = 0  # what was signalled before it started; see `checked`
         self.done = False
         self.callbacks = Callbacks()
+
+    @property
+    def title(self) -> str:
+        """How reports name it."""
+        return title_of(self.name, self.number)
 
     def start(self) -> None:
         """Create the threads; they are runnable from now on."""

@@ -29,12 +29,12 @@ from typing import TYPE_CHECKING, Any
 from ..machine.bulk import MBarrier
 from ..machine.kinds import KINDS
 from ..machine.memory import OFFSET_BITS, OFFSET_MASK, Allocation
-from ..machine.thread import Thread
 from ..machine.warp import Collective, Warp
 from ..reports.errors import EmulatorError
 from ..reports.faults import error_at
 from ..reports.race import race
 from ..reports.source import Site, site_of
+from .history import Forgotten, RememberingThread, Stored, Waited
 from .knowledge import (
     ALL_CLOCKS,
     GRANULE_BITS,
@@ -59,25 +59,25 @@ if TYPE_CHECKING:
 
 MAX_WARPS = 32  # of a block
 MBARRIER_BYTES = 8
-MAX_CHAIN = 8  # atomics on one cell that a report knows of
 MANY_LOADS = 64  # of a granule; then those that everybody knows of are forgotten
 
 Cell = tuple[Allocation, int]
 
 
-class CheckedThread(Thread):
+class CheckedThread(RememberingThread):
     """A thread whose accesses are checked against those of others."""
 
     __slots__ = (
         "owner", "engine", "knowledge", "warp_stores", "warp_loads", "fences", "released", "heard", "observed",
-        "last_poll", "stores", "loads", "open_group", "groups", "issued",
+        "stores", "loads", "open_group", "groups", "issued",
     )  # fmt: skip
 
     def __init__(self, block: Block, thread_idx: int, warp: Warp, hub: greenlet):
         super().__init__(block, thread_idx, warp, hub)
         launch = block.launch
         clock = block.serial * MAX_WARPS + self.warp
-        self.owner = Owner(self.rank, launch.name, block.serial, clock, block.index, thread_idx)
+        number, known = launch.number, launch.first_signal
+        self.owner = Owner(self.rank, launch.name, block.serial, clock, block.index, thread_idx, number, known)
         self.engine = self.owner._replace(clock=-clock)  # as long as the thread has not waited for it
         so_far = {ALL_CLOCKS: launch.first_signal}
         self.knowledge = Knowledge(so_far, so_far, so_far)
@@ -89,7 +89,6 @@ class CheckedThread(Thread):
         # What relaxed loads have met, for a later acquire or fence that reaches as far.
         self.heard: dict[tuple[Cell, int], Knowledge] = {}
         self.observed: set[Access] = set()  # strong stores whose values this thread has loaded
-        self.last_poll: tuple[Allocation, int, str, str] | None = None  # ..., order, scope
         self.stores: list[Access] = []  # those that no release tells of yet
         self.loads: list[Access] = []  # those that no signal tells of yet
         # What the copy engine does for bulk stores, until the thread has waited for it.
@@ -119,8 +118,10 @@ class CheckedThread(Thread):
         """A store to a cell; one that modifies it, as atomics do, passes on what the cell said before."""
         offset, order, reach = store.begin, store.order, store.reach
         if not reach:
-            allocation.messages.pop(offset, None)
+            if allocation.messages.pop(offset, None) is not None:
+                self.world.history.add(Forgotten(allocation, offset))
             return
+        self.world.history.add(Stored(allocation, store))
         cell = allocation, offset
         self.signal(order in RELEASES)
         now = self.with_latest(self.knowledge)
@@ -129,21 +130,20 @@ class CheckedThread(Thread):
         else:
             now = NOTHING._replace(loads=now.loads)
         earlier = [*self.fences.items(), *self.released.get(cell, {}).items()]
-        stores: tuple[Access, ...] = (store,)
         before = allocation.messages.get(offset) if modifies else None
+        passes_on = False
         if before is not None and reach >= distance(self.owner, before.owner):
+            passes_on = True
             earlier += before.parts.items()
-            stores += before.stores[: MAX_CHAIN - 1]
         parts = {reach: now}
         for its_reach, knowledge in earlier:
             least = min(its_reach, reach)
             parts[least] = join((parts.get(least, NOTHING), knowledge))
-        allocation.messages[offset] = Message(self.owner, parts, stores)
+        allocation.messages[offset] = Message(self.owner, parts, passes_on)
 
     def receive(self, allocation: Allocation, offset: int, order: str, scope: str) -> None:
         """A strong access has read a cell."""
         cell, reach = (allocation, offset), SCOPES[scope]
-        self.last_poll = allocation, offset, order, scope
         for store in allocation.last_stores.get(offset >> GRANULE_BITS, ()):
             if store.begin == offset and min(store.reach, reach) >= distance(store.owner, self.owner):
                 self.observed.add(store)
@@ -233,6 +233,7 @@ class CheckedThread(Thread):
             for access in mbarrier.copies:
                 access.number = number
             signals = {access.owner.clock: number for access in mbarrier.copies}
+            self.world.history.add(Waited(self.owner, address, tuple(mbarrier.copies)))
             mbarrier.copies = []
             mbarrier.knowledge = with_signals(mbarrier.knowledge or NOTHING, signals)
             self.knowledge = join((self.knowledge, mbarrier.knowledge))
@@ -265,9 +266,10 @@ class CheckedThread(Thread):
     def load(self, address: int, kind: str, order: str, scope: str) -> Any:
         value = super().load(address, kind, order, scope)
         allocation, offset = self.locate(address)
-        self.note_load(allocation, offset, KINDS[kind].size, order, scope)
+        load = self.note_load(allocation, offset, KINDS[kind].size, order, scope)
         if order in POLLED:
             self.receive(allocation, offset, order, scope)
+            self.remember_polled(allocation, load)
         return value
 
     def store(self, address: int, kind: str, value: Any, order: str, scope: str) -> None:
@@ -285,9 +287,10 @@ class CheckedThread(Thread):
 
     def load_shared(self, address: int, kind: str, order: str) -> Any:
         value = super().load_shared(address, kind, order)
-        self.note_load(self.shared, address, KINDS[kind].size, order, "cta")
+        load = self.note_load(self.shared, address, KINDS[kind].size, order, "cta")
         if order in POLLED:
             self.receive(self.shared, address, order, "cta")
+            self.remember_polled(self.shared, load)
         return value
 
     def store_shared(self, address: int, kind: str, value: Any, order: str) -> None:
@@ -302,19 +305,21 @@ class CheckedThread(Thread):
 
     def _modified(self, allocation: Allocation, offset: int, kind: str, order: str, scope: str) -> None:
         self.receive(allocation, offset, order, scope)
-        store = self.note_store(allocation, offset, KINDS[kind].size, order, scope)
+        store = self.note_store(allocation, offset, KINDS[kind].size, order, scope, is_atomic=True)
         self.send(allocation, store, modifies=True)
 
-    def note_load(self, allocation: Allocation, offset: int, nbytes: int, order: str, scope: str) -> None:
+    def note_load(self, allocation: Allocation, offset: int, nbytes: int, order: str, scope: str) -> Access:
         """A load of at most 16 aligned bytes: check it, and remember it."""
         load = Access(self.owner, "load", offset, offset + nbytes, order, scope, site_of(sys._getframe(2)))
         load.serving = self.serving
+        load.time = self.world.history.now
         self.check(allocation, load)
         if order == "nc":
             self.check_constant(allocation, load)
         if allocation.writable:
             self.loads.append(load)
             self.remember_load(allocation, load)
+        return load
 
     def check_constant(self, allocation: Allocation, load: Access) -> None:
         """Stop the run when bytes are read as constant that have changed since this kernel began."""
@@ -325,10 +330,14 @@ class CheckedThread(Thread):
             if store.begin < load.end and load.begin < store.end and store.is_beyond(before):
                 raise self.not_constant(allocation, load.begin)
 
-    def note_store(self, allocation: Allocation, offset: int, nbytes: int, order: str, scope: str) -> Access:
+    def note_store(
+        self, allocation: Allocation, offset: int, nbytes: int, order: str, scope: str, is_atomic: bool = False
+    ) -> Access:
         """A store of at most 16 aligned bytes: check it, and remember it."""
         store = Access(self.owner, "store", offset, offset + nbytes, order, scope, site_of(sys._getframe(2)))
         store.serving = self.serving
+        store.time = self.world.history.now
+        store.is_atomic = is_atomic
         self.check(allocation, store)
         self.stores.append(store)
         self.remember_store(allocation, store)
@@ -354,7 +363,7 @@ class CheckedThread(Thread):
         self.check(read, load)
         self.check(written, store)
         for access in (load, store):
-            access.owner, access.number = self.engine, NOT_WAITED
+            access.owner, access.number, access.time = self.engine, NOT_WAITED, self.world.history.now
         if read.writable:
             self.remember_load(read, load)
         self.remember_store(written, store)
@@ -388,6 +397,7 @@ class CheckedThread(Thread):
         for access in copies:
             access.owner = self.owner
             access.number = NOT_YET
+            access.time = self.world.history.now
             (self.loads if access.verb == "load" else self.stores).append(access)
 
     # --- the check ----------------------------------------------------------------------------------------------
@@ -401,12 +411,16 @@ class CheckedThread(Thread):
                 return max(old.begin, low) < store.begin or store.end < min(old.end, high)
 
             stores = allocation.last_stores.get(granule, ())
-            allocation.last_stores[granule] = [*filter(is_left, stores), store]
+            left = [*filter(is_left, stores), store]
+            if len(left) <= len(stores):
+                store.before = next(old for old in stores if old not in left)
+                store.before.before = None
+            allocation.last_stores[granule] = left
             loads = allocation.last_loads.pop(granule, None)
             if loads:
-                left = {key: load for key, load in loads.items() if is_left(load)}
-                if left:
-                    allocation.last_loads[granule] = left
+                remaining = {key: load for key, load in loads.items() if is_left(load)}
+                if remaining:
+                    allocation.last_loads[granule] = remaining
 
     def remember_load(self, allocation: Allocation, load: Access) -> None:
         for granule in _granules(load):

@@ -71,7 +71,7 @@ class HostReader:
         else:
             why = "the CPU has polled nothing that was released with scope sys since, nor waited for an event since"
         what = f"the CPU {'polls' if load.reach else 'reads'} {load.end - load.begin} bytes"
-        thread = describe_thread(owner.rank, owner.kernel, owner.block_idx, owner.thread_idx)
+        thread = describe_thread(owner.rank, owner.kernel, owner.launch, owner.block_idx, owner.thread_idx)
         lines = [
             f"{what} that a thread has stored: nothing orders the two",
             f"  in {allocation.cell(max(load.begin, store.begin))}",

@@ -33,6 +33,8 @@ class Owner(NamedTuple):
     clock: int  # likewise of its warp, or of the copy engine of that warp
     block_idx: int
     thread_idx: int
+    launch: int = 1  # of this kernel on this rank, counted from 1
+    first_signal: int = 0  # all that was signalled before its launch started is known to it
 
 
 def distance(a: Owner, b: Owner) -> int:
@@ -43,12 +45,12 @@ def distance(a: Owner, b: Owner) -> int:
 class Message(NamedTuple):
     """What the last store to a cell tells those who read it, by how far it tells it.
 
-    stores: that one, and before it those that the atomics among them have modified
+    passes_on: whether that is an atomic that has met another thread's message, and passes on what it tells
     """
 
     owner: Owner
     parts: dict[int, Knowledge]
-    stores: tuple[Access, ...]
+    passes_on: bool
 
     def heard(self, needed: int) -> Knowledge:
         return join(part for reach, part in self.parts.items() if reach >= needed)
@@ -60,9 +62,14 @@ class Access:
     reach: of its scope; 0 for a weak one, which may meet no other access unordered
     number: of the first signal of its thread that tells of it; at_exit: that was the end of the kernel
     serving: the queue pair and the entry that a NIC did it for
+    For reports: time: how much history there was; is_atomic: whether it is the store of an atomic; before: a store
+    whose bytes this one took, of which that is forgotten.
     """
 
-    __slots__ = ("owner", "verb", "begin", "end", "order", "scope", "reach", "site", "number", "at_exit", "serving")
+    __slots__ = (
+        "owner", "verb", "begin", "end", "order", "scope", "reach", "site", "number", "at_exit", "serving",
+        "time", "is_atomic", "before",
+    )  # fmt: skip
 
     def __init__(self, owner: Owner, verb: str, begin: int, end: int, order: str, scope: str, site: Site | None):
         self.owner = owner
@@ -76,6 +83,9 @@ class Access:
         self.number = NOT_YET
         self.at_exit = False
         self.serving: tuple[int, int] | None = None
+        self.time = 0
+        self.is_atomic = False
+        self.before: Access | None = None
 
     def is_beyond(self, known: Numbers) -> bool:
         """Whether no signal with a known number tells of it."""

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from ..machine.block import ranges
 from ..machine.names import name_of
-from .cause import Waits, paragraph
 from .errors import DeadlockError
 from .expected import expire, look, quiet
+from .hang_cause import Waits, paragraph
 from .source import call_chain, describe_site
 from .waiting import Group, count, waiting_groups, who
 

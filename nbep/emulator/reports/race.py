@@ -1,4 +1,4 @@
-"""The report of a data race: both accesses, what is missing between them, and what the thread polled last."""
+"""The report of a data race: its cause in one sentence, both accesses, and the cells that were to order them."""
 
 from __future__ import annotations
 
@@ -6,86 +6,58 @@ from typing import TYPE_CHECKING
 
 from ..machine.access import describe_thread
 from ..machine.memory import Allocation
-from ..models.knowledge import NOT_WAITED, NOT_YET, Access, distance
-from ..models.orders import ACQUIRES, RELEASES, SCOPES
+from ..models.knowledge import Access
 from . import errors
-from .faults import error_at
-from .source import describe_site
+from .chains import Link
+from .race_cause import Race, find_cause
+from .source import describe_site, source_line
 
 if TYPE_CHECKING:
     from ..models.checked import CheckedThread
 
-BETWEEN = {1: "threads of a block", 2: "blocks of a rank", 3: "ranks"}
+MAX_LINKS = 4  # of a chain that are shown
 
 
 def race(thread: CheckedThread, allocation: Allocation, access: Access, earlier: Access) -> errors.EmulatorError:
     """The error for an access that meets an earlier one, which the thread cannot know of."""
-    is_load = earlier.verb == "load"
-    is_mbarriers = earlier.order == "bulk" and (allocation is thread.shared) is not is_load
-    if earlier.number == NOT_WAITED:
-        what = "nobody has waited on the mbarrier of" if is_mbarriers else "its thread has not waited for"
-        why = f"{what} that copy"
-    elif is_mbarriers and not is_load:
-        why = "this thread has not waited on the mbarrier of that copy, nor met one that has"
-    elif not is_load and not thread.is_new(earlier):
-        why = "this thread knows of it, but the copy engine does not: there is no fence.proxy.async.global"
-    elif earlier.reach and access.reach:
-        why = "the scope of one of them does not reach the other"
-    elif earlier.number == NOT_YET or earlier.at_exit:
-        why = "its thread has stored nothing since" if is_load else "its thread has released nothing since"
-    elif is_load:
-        why = "its thread has signalled since, but this thread has read nothing that says so"
-    else:
-        why = "the store has been released, but this thread has acquired nothing that says so"
+    one = Race(thread, allocation, access, earlier)
+    cause = find_cause(one)
     who = "this thread" if earlier.owner is thread.owner else "another thread"
     who = "a bulk copy" if earlier.order == "bulk" else who
-    nbytes = access.end - access.begin
-    what = f"{access.how} {access.verb} {'to' if access.verb == 'store' else 'of'} {nbytes} bytes"
+    what = f"{access.how} {access.verb} {'to' if access.verb == 'store' else 'of'} {access.end - access.begin} bytes"
     lines = [
-        f"{what} that {who} has {'loaded' if is_load else 'stored'}: nothing orders the two",
-        f"  in {allocation.cell(max(access.begin, earlier.begin))}",
+        cause.sentence,
+        f"  {what} that {who} has {'loaded' if earlier.verb == 'load' else 'stored'}",
+        f"  in {one.cell}",
         *_describe(earlier),
-        f"  {why}",
+        *_describe_links(cause.links),
     ]
-    return error_at(thread, errors.DataRace, "\n".join(lines + _describe_poll(thread, earlier.owner.block)))
+    here = [f"  by {thread.describe()}", *_place(access, "  ")]
+    error = errors.DataRace("\n".join(lines + here))
+    error.thread, error.source = thread.describe(), describe_site(access.site)
+    return error
 
 
-def _describe_poll(thread: CheckedThread, block: int) -> list[str]:
-    """Lines for a poll that should have ordered the thread behind a block: its own, or one of another of its block."""
-    for poller in (thread, *thread.block.threads):
-        if poller.last_poll is not None and not poller.last_poll[0].freed:
-            allocation, offset, order, scope = poller.last_poll
-            message = allocation.messages.get(offset)
-            for store in () if message is None else message.stores:
-                if store.owner.block == block:
-                    who = "this thread" if poller is thread else f"thread {poller.thread_idx} of this block"
-                    return [
-                        f"  {who} last polled {allocation.cell(offset)}, with {order}.{scope} order",
-                        *_describe(store),
-                        *_what_lacks(store, order, scope, distance(store.owner, thread.owner)),
-                    ]
-    return []
-
-
-def _what_lacks(store: Access, order: str, scope: str, needed: int) -> list[str]:
-    """A line that says why a store and a load of the value do not order anything, if they do not."""
-    if min(store.reach, SCOPES[scope]) < needed:
-        names = {reach: name for name, reach in SCOPES.items()}
-        return [f"      between {BETWEEN[needed]} both take scope {names[needed]} at least"]
-    if store.order not in RELEASES:
-        return [f"      a {store.order} store releases nothing, unless a fence comes before it"]
-    if order not in ACQUIRES:
-        return [f"      a {order} load acquires nothing, unless a fence comes after it"]
-    return []
+def _describe_links(links: tuple[Link, ...]) -> list[str]:
+    lines: list[str] = []
+    for allocation, store, load in links[-MAX_LINKS:]:
+        lines += [f"  then {allocation.cell(load.begin)}", *_describe(store), *_describe(load)]
+    return lines
 
 
 def _describe(access: Access) -> list[str]:
     owner = access.owner
-    thread = describe_thread(owner.rank, owner.kernel, owner.block_idx, owner.thread_idx)
-    done = "stored" if access.verb == "store" else "loaded"
+    thread = describe_thread(owner.rank, owner.kernel, owner.launch, owner.block_idx, owner.thread_idx)
+    done = "changed" if access.is_atomic else "stored" if access.verb == "store" else "loaded"
     how = "by a bulk copy of" if access.order == "bulk" else f"with {access.how} order by"
-    lines = [f"    {done} {how} {thread}", f"      at {describe_site(access.site)}"]
+    lines = [f"    {done} {how} {thread}", *_place(access, "      ")]
     if access.serving is not None:
         queue_pair, entry = access.serving
         lines.append(f"      for entry {entry} of queue pair {queue_pair}")
     return lines
+
+
+def _place(access: Access, indent: str) -> list[str]:
+    """The line that accesses, and what stands there."""
+    text = source_line(access.site)
+    return [f"{indent}at {describe_site(access.site)}", *([f"{indent}  {text}"] if text else [])]

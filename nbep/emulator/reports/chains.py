@@ -1,0 +1,323 @@
+"""Why nothing orders two accesses: the chain that was to order them, and where it is too weak.
+
+After an access other threads may come to hear of it: its thread stores to a cell, another one loads what it has stored,
+meets the rest of its block at a barrier, and so on to the thread of the second access. In the history such a chain can
+be found also where a link of it orders nothing: a store without a release, a load without an acquire, a scope that is
+too small, a vote in place of a syncwarp, a barrier that is left out, a bulk copy that nobody has waited for. Each such
+*flaw* has a cost, and the cheapest chain is taken for the one that was meant.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..models.history import (
+    Arrived,
+    Event,
+    Fenced,
+    Filled,
+    Forgotten,
+    Loaded,
+    Met,
+    Signed,
+    Stored,
+    Waited,
+)
+from ..models.knowledge import NOT_WAITED, Access, Owner, distance
+from ..models.orders import ACQUIRES, RELEASES, SCOPES
+
+if TYPE_CHECKING:
+    from ..machine.memory import Allocation
+    from .source import Site
+
+LANES = 32
+MAX_WARPS = 32  # of a block
+FLAW = 1000  # an end of a link that orders nothing
+NARROW = 900  # a fence with too small a scope: somebody has thought of it
+LEFT_OUT = 1500  # threads of a block that have not met
+ATOMIC = 200  # more for an atomic that acquires nothing: it is there to store
+SAME_DATA = 500  # a link through bytes that are more likely data than a flag
+HOP = 1  # short chains first
+
+
+class Flaw(NamedTuple):
+    """Where a chain orders nothing.
+
+    what: "store", "load": an end of a link. "store scope", "load scope": its scope. "fence scope", "load fence scope":
+        that of its fence. "vote": lanes that have voted or shuffled. "before", "after": threads of a block that have
+        not met, at the chain's begin or end. "copy": a bulk copy that its thread has not waited for.
+    """
+
+    what: str
+    allocation: Allocation | None = None
+    store: Access | None = None
+    load: Access | None = None
+    site: Site | None = None  # of a fence or a vote
+    name: str = ""  # what has been met at; the scope of a fence
+    needed: int = 0  # the reach that it takes
+
+
+class Link(NamedTuple):
+    """A store to a cell, and the load of it, or the atomic."""
+
+    allocation: Allocation
+    store: Access
+    load: Access
+
+
+class Way(NamedTuple):
+    """A chain from an access to a thread."""
+
+    cost: int
+    flaws: tuple[Flaw, ...] = ()
+    links: tuple[Link, ...] = ()
+
+    def by(self, *flaws: Flaw, cost: int = 0) -> Way:
+        if not flaws:
+            return self._replace(cost=self.cost + cost) if cost else self
+        return self._replace(cost=self.cost + cost, flaws=self.flaws + flaws)
+
+
+class Told(NamedTuple):
+    """What a store takes along: a chain, how far, and what is wrong with it already."""
+
+    way: Way
+    reach: int
+    store: Access
+    flaw: Flaw | None
+
+
+Cell = tuple["Allocation", int]
+
+
+def key_of(owner: Owner) -> int:
+    """A number for a thread, the same for its copy engine."""
+    return abs(owner.clock) * LANES + owner.thread_idx % LANES
+
+
+def block_of(key: int) -> int:
+    return key // (LANES * MAX_WARPS)
+
+
+class Search:
+    """The cheapest chains from an access to every thread, after some events.
+
+    Only a store needs releases and acquires: that a load is over, a relaxed store or a vote can tell.
+    """
+
+    def __init__(self, source: Access):
+        self.source = source
+        self.is_store = source.verb == "store"
+        self.block = source.owner.block
+        start = Way(FLAW, (Flaw("copy"),)) if source.number == NOT_WAITED else Way(0)
+        # A copy that an mbarrier tells of is known to those who have waited there.
+        is_mbarriers = source.order == "bulk" and source.number != NOT_WAITED and source.owner.clock < 0
+        self.ways: dict[int, Way] = {} if is_mbarriers else {key_of(source.owner): start}
+        self.stranger = start.by(Flaw("before"), cost=LEFT_OUT)
+        self.cells: dict[Cell, list[Told]] = {}
+        self.own: dict[tuple[int, Cell], list[Told]] = {}  # what a thread has released to a cell before
+        self.fences: dict[int, dict[int, tuple[Way, Site | None]]] = {}
+        self.heard: dict[int, list[tuple[int, Way]]] = {}  # for a later fence: the reach that it needs, the chain
+        self.arrived: dict[tuple[int, int], dict[int, Way | None]] = {}
+        self.mbarriers: dict[tuple[int, int], Way] = {}
+
+    def follow(self, events: list[Event]) -> None:
+        for event in events:
+            match event:
+                case Stored(allocation, store):
+                    if store.is_atomic:
+                        self.load(allocation, store)
+                    self.store(allocation, store)
+                case Loaded(allocation, load):
+                    self.load(allocation, load)
+                case Forgotten(allocation, offset):
+                    self.cells.pop((allocation, offset), None)
+                case Fenced(owner, reach, site):
+                    self.fence(owner, reach, site)
+                case Met():
+                    self.meet(event)
+                case Arrived(owner, barrier):
+                    kept = self.arrived.setdefault((owner.block, barrier), {})
+                    kept[key_of(owner)] = self.ways.get(key_of(owner))
+                case Filled():
+                    self.fill(event)
+                case Signed(owner, address):
+                    self.improve_mbarrier((owner.block, address), self.way_to(owner))
+                case Waited(owner, address, copies):
+                    if self.source in copies:
+                        self.improve_mbarrier((owner.block, address), Way(0))
+                    self.improve(key_of(owner), self.mbarriers.get((owner.block, address)))
+
+    # --- chains to threads ----------------------------------------------------------------------------------------
+
+    def way_to(self, owner: Owner) -> Way | None:
+        return self.way(key_of(owner), owner)
+
+    def way(self, key: int, owner: Owner) -> Way | None:
+        """The cheapest chain to a thread; owner: it, or another one of its block."""
+        way = self.ways.get(key)
+        if way is None and self.source.number <= owner.first_signal:
+            way = Way(0)  # its kernel has started since
+        if block_of(key) == self.block and (way is None or way.cost > self.stranger.cost):
+            return self.stranger
+        return way
+
+    def improve(self, key: int, way: Way | None) -> None:
+        if way is not None and ((old := self.ways.get(key)) is None or way.cost < old.cost):
+            self.ways[key] = way
+
+    def improve_mbarrier(self, key: tuple[int, int], way: Way | None) -> None:
+        if way is not None and ((old := self.mbarriers.get(key)) is None or way.cost < old.cost):
+            self.mbarriers[key] = way
+
+    def result(self, owner: Owner) -> Way | None:
+        """The cheapest chain to a thread, if need be from another one of its block that it has not met since."""
+        ways = [way] if (way := self.way_to(owner)) is not None else []
+        mates = [way for key, way in self.ways.items() if block_of(key) == owner.block and key != key_of(owner)]
+        if mates:
+            ways.append(min(mates, key=lambda way: way.cost).by(Flaw("after"), cost=LEFT_OUT))
+        return min(ways, key=lambda way: way.cost, default=None)
+
+    # --- links ----------------------------------------------------------------------------------------------------
+
+    def store(self, allocation: Allocation, store: Access) -> None:
+        owner, cell = store.owner, (allocation, store.begin)
+        key = key_of(owner)
+        way = self.way_to(owner)
+        told: list[Told] = []
+        if way is not None:
+            if not self.is_store or store.order in RELEASES:
+                told.append(Told(way, store.reach, store, None))
+                self.own.setdefault((key, cell), []).append(told[0])
+            else:
+                told.append(Told(way, store.reach, store, Flaw("store", allocation, store)))
+        for reach, (before, site) in self.fences.get(key, {}).items():
+            name = next(name for name, number in SCOPES.items() if number == reach)
+            flaw = Flaw("fence scope", allocation, store, None, site, name) if reach < store.reach else None
+            told.append(Told(before, min(reach, store.reach), store, flaw))
+        told += self.own.get((key, cell), [])
+        if store.is_atomic:
+            told += [one._replace(reach=min(one.reach, store.reach)) for one in self.cells.get(cell, [])]
+        if told:
+            self.cells[cell] = _cheapest(told)
+        else:
+            self.cells.pop(cell, None)
+
+    def load(self, allocation: Allocation, load: Access) -> None:
+        """What a thread hears by a load, or by an atomic."""
+        owner = load.owner
+        for way, reach, store, flaw in self.cells.get((allocation, load.begin), []):
+            if store.owner is owner:
+                continue
+            needed = distance(store.owner, owner)
+            cost = HOP
+            flaws: list[Flaw] = []
+            if flaw is not None and (flaw.what == "store" or reach < needed):
+                flaws.append(flaw._replace(load=load, needed=needed))
+                cost += FLAW if flaw.what == "store" else NARROW
+            elif reach < needed:
+                flaws.append(Flaw("store scope", allocation, store, load, needed=needed))
+                cost += FLAW
+            if self.is_data(allocation, store):
+                cost += SAME_DATA
+            way = way.by(*flaws, cost=cost)._replace(links=(*way.links, Link(allocation, store, load)))
+            if load.reach < needed:
+                way = way.by(Flaw("load scope", allocation, store, load, needed=needed), cost=FLAW)
+            if not self.is_store or load.order in ACQUIRES:
+                self.improve(key_of(owner), way)
+            else:
+                self.heard.setdefault(key_of(owner), []).append((needed, way))
+                cost = FLAW + ATOMIC * load.is_atomic
+                self.improve(key_of(owner), way.by(Flaw("load", allocation, store, load), cost=cost))
+
+    def is_data(self, allocation: Allocation, store: Access) -> bool:
+        """Whether a store to a cell is one to the bytes in question, or their like."""
+        return store is self.source or (store.site == self.source.site and store.verb == self.source.verb)
+
+    def fence(self, owner: Owner, reach: int, site: Site | None) -> None:
+        key = key_of(owner)
+        for needed, way in self.heard.get(key, []):
+            if needed <= reach:
+                self.improve(key, way)
+            else:
+                link = way.links[-1]
+                name = next(name for name, number in SCOPES.items() if number == reach)
+                flaw = Flaw("load fence scope", link.allocation, link.store, link.load, site, name, needed)
+                self.improve(key, way.by(flaw, cost=NARROW))
+        so_far = self.way_to(owner)
+        if so_far is not None:
+            self.fences.setdefault(key, {})[reach] = so_far, site
+
+    # --- meetings -------------------------------------------------------------------------------------------------
+
+    def meet(self, met: Met) -> None:
+        first = met.owner.clock * LANES
+        keys = [first + lane for lane in range(LANES) if met.mask >> lane & 1]
+        if not any(key in self.ways for key in keys):
+            return
+        known = [way for key in keys if (way := self.way(key, met.owner)) is not None]
+        best = min(known, key=lambda way: way.cost)
+        if self.is_store and met.name != "syncwarp":
+            best = best.by(Flaw("vote", site=met.site, name=met.name), cost=FLAW)
+        best = best.by(cost=HOP)
+        for key in keys:
+            self.improve(key, best)
+
+    def fill(self, filled: Filled) -> None:
+        owner = filled.owner
+        only_arrived = self.arrived.pop((owner.block, filled.barrier), {})
+        first = owner.block * MAX_WARPS * LANES
+        waiting = [first + index for index in filled.waiting]
+        ways = [*only_arrived.values(), *(self.ways.get(key) for key in waiting)]
+        known = [way for way in ways if way is not None]
+        if known:
+            best = min(known, key=lambda way: way.cost).by(cost=HOP)
+            for key in waiting:
+                self.improve(key, best)
+
+
+def _cheapest(told: list[Told]) -> list[Told]:
+    """A few of them: one for each reach and flaw is enough."""
+    best: dict[tuple[int, str, Owner], Told] = {}
+    for one in told:
+        key = one.reach, one.flaw.what if one.flaw else "", one.store.owner
+        if key not in best or one.way.cost < best[key].way.cost:
+            best[key] = one
+    return list(best.values())
+
+
+def last_told(events: list[Event], listener: Owner, block: int) -> Link | None:
+    """The last strong store by a thread of a block that another thread can have heard of, however weakly, and the load.
+
+    events: up to the time in question
+    """
+    listeners = {key_of(listener)}
+    wanted: dict[Cell, Access] = {}
+    for event in reversed(events):
+        match event:
+            case Loaded(allocation, load):
+                if key_of(load.owner) in listeners:
+                    wanted[allocation, load.begin] = load
+            case Forgotten(allocation, offset):
+                wanted.pop((allocation, offset), None)
+            case Stored(allocation, store):
+                cell = allocation, store.begin
+                reader = wanted.get(cell)
+                if reader is not None and store.owner is not reader.owner:
+                    if store.owner.block == block:
+                        return Link(allocation, store, reader)
+                    listeners.add(key_of(store.owner))
+                if store.is_atomic:
+                    if key_of(store.owner) in listeners:
+                        wanted[cell] = store
+                else:
+                    wanted.pop(cell, None)
+            case Met(owner, _, mask, _):
+                keys = {owner.clock * LANES + lane for lane in range(LANES) if mask >> lane & 1}
+                if not keys.isdisjoint(listeners):
+                    listeners |= keys
+            case Filled(owner, _, arrived, waiting):
+                first = owner.block * MAX_WARPS * LANES
+                if any(first + index in listeners for index in waiting):
+                    listeners |= {first + index for index in arrived}
+    return None
