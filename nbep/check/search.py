@@ -1,0 +1,107 @@
+"""Many runs, in several processes: the first that finds something, and the smallest one like it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from nbep.check.runs import Finding, Run, perform
+from nbep.check.scenario import load_scenario
+
+T = TypeVar("T")
+SHRINK_SEEDS = 2  # tried for each smaller shape, besides the failing one
+SHRINK_RUNS = 150  # at most, in all
+
+
+class Workers(Protocol):
+    """Calls a function for items; the results come in the order of the items."""
+
+    def __call__(self, function: Callable[[Any], T], items: Iterable[Any]) -> Iterator[T]: ...
+
+
+@contextmanager
+def workers(jobs: int) -> Iterator[Workers]:
+    """So many processes; with one, it is this one. Leaving ends what they do."""
+    if jobs == 1:
+        yield map
+        return
+    pool = multiprocessing.get_context("spawn").Pool(jobs, _leave_interrupts_to_the_parent)
+    try:
+        yield pool.imap
+    finally:
+        pool.terminate()
+        pool.join()
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def first_finding(runs: Sequence[Run], each: Workers, advance: Callable[[int], object]) -> Finding | None:
+    """The first of the runs that finds something. `advance` is told how many are done."""
+    for number, finding in enumerate(each(perform, runs), 1):
+        advance(number)
+        if finding is not None:
+            return finding
+    return None
+
+
+def smallest(finding: Finding, each: Workers) -> Finding:
+    """A run with less of everything that still finds something of the same kind.
+
+    Preemptions first, then each parameter of the scenario: its least value, then values between; and again, until
+    nothing gets smaller.
+    """
+    left = SHRINK_RUNS
+    before = None
+    while finding.run != before and left > 0:
+        before = finding.run
+        for parts in _parts(before):
+            for smaller in parts:
+                run = smaller(finding.run)
+                if run is None or left <= 0:
+                    continue
+                seeds = dict.fromkeys((run.seed, *range(SHRINK_SEEDS)))
+                attempts = [replace(run, seed=seed) for seed in seeds][:left]
+                left -= len(attempts)
+                found = next((f for f in each(perform, attempts) if f is not None and f.kind == finding.kind), None)
+                if found is not None:
+                    finding = found
+                    break
+    return finding
+
+
+Smaller = Callable[[Run], Run | None]
+
+
+def _parts(run: Run) -> Iterator[list[Smaller]]:
+    """For each thing of which there can be less: how to get less of it, the largest steps first."""
+    yield [_uniform, _one_preemption_less]
+    scenario = load_scenario(run.scenario)
+    for name, value in run.values.items():
+        least = scenario.least.get(name, 1)
+        if name != "inputs" and value > least:
+            yield [
+                partial(_with_value, name, smaller)
+                for smaller in dict.fromkeys((least, (least + value) // 2, value - 1))
+            ]
+
+
+def _uniform(run: Run) -> Run | None:
+    return None if run.strategy == "uniform" else replace(run, strategy="uniform")
+
+
+def _one_preemption_less(run: Run) -> Run | None:
+    name, *numbers = run.strategy.split(":")
+    if not numbers or int(numbers[0]) == 0:
+        return None
+    return replace(run, strategy=":".join([name, str(int(numbers[0]) - 1), *numbers[1:]]))
+
+
+def _with_value(name: str, value: int, run: Run) -> Run:
+    return run.with_values(**{name: value})
