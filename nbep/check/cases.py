@@ -1,7 +1,8 @@
 """Inputs of dispatch and combine for all ranks of a run, made from a seed."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -101,3 +102,27 @@ def make_case(
         topk_weights.append(rng.random((count, num_topk), np.float32))
     layouts = [reference.get_dispatch_layout(idx, num_experts, num_ranks) for idx in topk_idx]
     return Case(seed, num_ranks, num_experts, x, topk_idx, topk_weights, layouts, num_nodes)
+
+
+def make_low_latency_case(seed: int = 0, **arguments: Any) -> Case:
+    """As make_case, with tokens and weights that show what the low-latency mode could get wrong.
+
+    Each 128 columns of a token have another size, some are zeros, some have a scale that is a power of two: casts and
+    LogFMT take all their ways. Weights of a token repeat, so that rows cancel: another order of additions, a fused one
+    or rounding in between shows. No token names an expert twice.
+    """
+    case = make_case(seed, **{"hidden": 128, **arguments})
+    rng = np.random.default_rng(seed + 1)
+    xs, weights = [], []
+    for x, topk_idx, topk_weights in zip(case.x, case.topk_idx, case.topk_weights, strict=True):
+        for k in range(1, topk_idx.shape[1]):
+            topk_idx[(topk_idx[:, :k] == topk_idx[:, k : k + 1]).any(axis=1), k] = -1
+        blocks = x.astype(np.float32).reshape(len(x), x.shape[1] // 128, 128)
+        is_exact = rng.random(blocks.shape[:2]) < 0.2
+        blocks[is_exact] = np.clip(blocks[is_exact], -1.75, 1.75)  # 448 / 256
+        blocks[is_exact, 0] = 1.75
+        sizes = rng.choice(np.array([1, 0.125, 2**-9, 2**-22, 0], np.float32), (*blocks.shape[:2], 1))
+        xs.append((blocks * sizes).reshape(x.shape).astype(reference.BF16))
+        is_other = rng.random(topk_weights.shape) < 0.2
+        weights.append(np.where(is_other, topk_weights, rng.random((len(x), 1), np.float32)))
+    return replace(case, x=xs, topk_weights=weights)

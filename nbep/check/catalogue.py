@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from importlib import import_module
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, cast
 
 import nbep.device.kernels
 from nbep.check.faults import ENDLESS, NOTHING, ONE_MORE, OPINION, ORDERS, SCOPES, TRUE, UNORDERED, Fault
@@ -57,7 +57,7 @@ def faults_of(*wholes: Any) -> list[Fault]:
         else:
             found = reached_from(whole) if hasattr(whole, "kernel_spec") else [whole]
         functions |= dict.fromkeys(found)
-    return [fault for function in functions for fault in _faults_in(function)]
+    return [fault for function in functions for fault in faults_of_function(function)]
 
 
 def _functions_in(module: ModuleType) -> list[FunctionType]:
@@ -83,7 +83,7 @@ def reached_from(kernel: FunctionType) -> tuple[FunctionType, ...]:
 
 def _called_by(function: FunctionType) -> Iterator[FunctionType]:
     for name in function.__code__.co_names:
-        value = function.__globals__.get(name)
+        value: Any = function.__globals__.get(name)
         if hasattr(value, "versions"):
             yield from value.versions.values()
         elif isinstance(value, FunctionType) and name not in PRIMITIVES and value.__name__ == name:
@@ -91,7 +91,7 @@ def _called_by(function: FunctionType) -> Iterator[FunctionType]:
 
 
 @cache
-def _faults_in(function: FunctionType) -> tuple[Fault, ...]:
+def faults_of_function(function: FunctionType) -> tuple[Fault, ...]:
     """The faults of one function, in the order of its lines."""
     try:
         tree = function_tree(function)
@@ -131,12 +131,16 @@ def _use_of(tree: ast.FunctionDef, node: ast.expr) -> str:
 
 
 def _place(function: FunctionType) -> str:
-    module = function.__module__
-    if not module.startswith(DEVICE):
+    module = _module(function)
+    if not function.__module__.startswith(DEVICE):
         return function.__name__
-    for folder in ("kernels.", "protocols."):
-        module = module.removeprefix(DEVICE).removeprefix(folder)
     return module if module.rpartition(".")[2] == function.__name__ else f"{module}.{function.__name__}"
+
+
+def _module(function: FunctionType) -> str:
+    """The module of a function of nbep, as users type it."""
+    module = function.__module__.removeprefix(DEVICE)
+    return module.removeprefix("kernels.").removeprefix("protocols.")
 
 
 def _ways(step: str, call: ast.Call, is_statement: bool, cell: Callable[[], str]) -> Iterator[tuple[str, str, str]]:
@@ -176,7 +180,7 @@ def _is_true(node: ast.expr) -> bool:
 @cache
 def _order_and_scope(primitive: str) -> tuple[str, str]:
     """What the body of a primitive says; "" if it says nothing."""
-    tree = function_tree(PRIMITIVES[primitive].function)
+    tree = function_tree(cast(FunctionType, PRIMITIVES[primitive].function))
     words = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
     order = next((word for word in words if word in ORDERS), "")
     return order, next((word for word in words if word in SCOPES), "")
@@ -196,7 +200,8 @@ def own_modules() -> tuple[ModuleType, ...]:
 def own_kernels() -> dict[str, FunctionType]:
     """nbep's kernels by the names that users type: intranode.dispatch, low_latency.combine, get_dispatch_layout."""
     own_modules()
-    return {_place(spec.function): spec.function for spec in KERNELS.values()}  # type: ignore[arg-type]
+    functions = [cast(FunctionType, spec.function) for spec in KERNELS.values()]
+    return {_module(function): function for function in functions}
 
 
 @cache
@@ -204,7 +209,7 @@ def own_faults() -> dict[str, Fault]:
     """All faults of nbep's kernels by name."""
     own_modules()
     functions = {f: None for kernel in own_kernels().values() for f in reached_from(kernel)}
-    return {fault.name: fault for function in functions for fault in _faults_in(function)}
+    return {fault.name: fault for function in functions for fault in faults_of_function(function)}
 
 
 def kernels_named(name: str) -> list[FunctionType]:

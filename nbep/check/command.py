@@ -17,13 +17,14 @@ from nbep.check.catalogue import UnknownName, faults_of, kernels_named, own_faul
 from nbep.check.debug import debug
 from nbep.check.faults import Fault
 from nbep.check.options import parameters_of, parser_of_check
-from nbep.check.runs import MODELS, STRATEGIES, Finding, Run, World, faults_in, perform, planned
+from nbep.check.runs import ERROR, MODELS, STRATEGIES, Finding, Run, World, faults_in, perform, planned
 from nbep.check.scenario import Scenario, ScenarioError, load_module, load_scenario
 from nbep.check.search import first_finding, smallest, workers
 from nbep.emulator.schedule.strategies import strategy_of
 
 NOTHING_FOUND, FOUND, INTERRUPTED = 0, 1, 130
 SEEDS, FAULT_SEEDS = 200, 12  # if nobody says how many
+SHORT_RUN = 20_000  # primitive calls; other processes are no help with such runs
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -109,7 +110,7 @@ def search(console: Console, base: Run, options: argparse.Namespace, done: Done)
     """Run until something is found; then make it smaller."""
     strategies = [options.strategy] if options.strategy else STRATEGIES
     models = [options.memory_model] if options.memory_model else MODELS
-    with workers(options.jobs) as each, progress_bar() as bar:
+    with progress_bar() as bar:
         seen = World()
         first = perform(Run(base.scenario, base.parameters, faults=base.faults), None, seen)  # also: how long it is
         length = max(seen.calls, 1)
@@ -120,19 +121,21 @@ def search(console: Console, base: Run, options: argparse.Namespace, done: Done)
             done.runs = number
             bar.update(task, completed=number)
 
-        if first is not None and first.kind == "error":
+        if first is not None and first.kind == ERROR:
             finding: Finding | None = first
         else:
-            finding = first_finding(runs, each, advance)
+            with workers(options.jobs) as each:
+                finding = first_finding(runs, each, advance)
         if finding is None:
             bar.stop()
             return nothing_found(console, len(runs))
-        if not options.no_shrink:
+        plain = finding
+        if not options.no_shrink and finding.kind != ERROR:
             bar.update(task, description="making it smaller", total=None)
-            plain = finding
-            finding = smallest(finding, each)
+            with workers(options.jobs if length > SHORT_RUN else 1) as each:
+                finding = smallest(finding, each)
     console.print(f"Found after {max(done.runs, 1)} of {len(runs)} runs: {finding.kind}")
-    if not options.no_shrink and finding.run != plain.run:
+    if finding.run != plain.run:
         console.print(f"First seen with: {plain.run.command}")
     console.print()
     console.print(finding.message)

@@ -126,7 +126,8 @@ def perform(
         try:
             _run(scenario, run, values, on_failure, seen)
         except Exception as error:
-            return Finding(run, kind_of(error), text_of(error), seen.calls)
+            kind = ERROR if isinstance(error, ValueError) and seen.calls == 0 else kind_of(error)  # wrong numbers
+            return Finding(run, kind, text_of(error), seen.calls)
     return None
 
 

@@ -5,37 +5,40 @@ from __future__ import annotations
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from itertools import chain
+from typing import Any
 
 from nbep.check.runs import Finding, Run, perform
 from nbep.check.scenario import load_scenario
 
-T = TypeVar("T")
+FIRST_RUNS = 6  # before other processes start: much that is wrong shows at once
 SHRINK_SEEDS = 2  # tried for each smaller shape, besides the failing one
 SHRINK_RUNS = 150  # at most, in all
 
 
-class Workers(Protocol):
-    """Calls a function for items; the results come in the order of the items."""
-
-    def __call__(self, function: Callable[[Any], T], items: Iterable[Any]) -> Iterator[T]: ...
+Workers = Callable[..., Iterable[Any]]  # calls a function for items; the results come in the order of the items
 
 
 @contextmanager
 def workers(jobs: int) -> Iterator[Workers]:
-    """So many processes; with one, it is this one. Leaving ends what they do."""
-    if jobs == 1:
-        yield map
-        return
-    pool = multiprocessing.get_context("spawn").Pool(jobs, _leave_interrupts_to_the_parent)
-    try:
-        yield pool.imap
-    finally:
-        pool.terminate()
-        pool.join()
+    """So many processes, started when they are needed; with one, it is this one. Leaving ends what they do."""
+    with ExitStack() as stack:
+        pool: Any = None
+
+        def each(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterable[Any]:
+            nonlocal pool
+            if jobs == 1:
+                return map(function, items)
+            if pool is None:
+                pool = multiprocessing.get_context("spawn").Pool(jobs, _leave_interrupts_to_the_parent)
+                stack.callback(pool.join)
+                stack.callback(pool.terminate)
+            return pool.imap(function, items)
+
+        yield each
 
 
 def _leave_interrupts_to_the_parent() -> None:
@@ -44,11 +47,16 @@ def _leave_interrupts_to_the_parent() -> None:
 
 def first_finding(runs: Sequence[Run], each: Workers, advance: Callable[[int], object]) -> Finding | None:
     """The first of the runs that finds something. `advance` is told how many are done."""
-    for number, finding in enumerate(each(perform, runs), 1):
+    results = chain(map(perform, runs[:FIRST_RUNS]), _later(each, runs[FIRST_RUNS:]))
+    for number, finding in enumerate(results, 1):
         advance(number)
         if finding is not None:
             return finding
     return None
+
+
+def _later(each: Workers, runs: Sequence[Run]) -> Iterator[Finding | None]:
+    yield from each(perform, runs)
 
 
 def smallest(finding: Finding, each: Workers) -> Finding:

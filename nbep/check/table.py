@@ -6,21 +6,25 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from types import FunctionType
 from typing import NamedTuple
 
 from rich.console import Console
 
-from nbep.check.catalogue import UnknownName, faults_of, kernels_named, own_kernels, reached_from
+from nbep.check.catalogue import faults_of, faults_of_function, kernels_named, own_kernels, reached_from
 from nbep.check.faults import edited
-from nbep.check.reasons import REASONS
+from nbep.check.reasons import reason_for
 from nbep.check.runs import ERROR, STRATEGIES, Run, perform, planned
 from nbep.check.scenario import load_module
 from nbep.check.search import workers
 
 MODELS = ("checked", "delayed")  # what `sc` shows, `delayed` shows too
-REASON_SEEDS = 2  # of a fault that is not expected to be found
+REASON_SEEDS = 1  # of a fault that is not expected to be found
+FEW_TASKS = 16  # are for one process
+MOST_RUNS = 30  # after which no further seed is begun
 LENGTH = 10_000  # primitive calls of a usual run, for preemptions
 NOTE = "_note_reached"
 
@@ -37,12 +41,13 @@ class Row(NamedTuple):
     """What has found a fault; kind is "" if nothing has.
 
     num_seeds: how many it took, or were tried
+    run: that has found it
     """
 
     fault: str
     kind: str
-    memory_model: str
     num_seeds: int
+    run: Run | None
     reason: str
 
     @property
@@ -51,22 +56,26 @@ class Row(NamedTuple):
 
     @property
     def found(self) -> str:
-        if self.kind:
+        if self.run is not None:
             seeds = "1 seed" if self.num_seeds == 1 else f"{self.num_seeds} seeds"
-            return f"{self.kind} ({self.memory_model}), {seeds}"
-        return f"not found: {self.reason}" if self.reason else f"NOT FOUND in {self.num_seeds} seeds"
+            return f"{self.kind} ({self.run.memory_model}), {seeds}"
+        return f"nothing: {self.reason}" if self.reason else f"NOTHING in {self.num_seeds} seeds: a hole"
 
 
 def check_fault(task: Task) -> Row:
     """Break one step and run until something is found."""
-    reason = REASONS.get(task.fault, "")
+    reason = reason_for(task.fault)
+    num_runs = 0
     for seed in range(task.num_seeds):
+        if num_runs > MOST_RUNS:
+            return Row(task.fault, "", seed, None, reason)
         for base in task.bases:
+            num_runs += len(MODELS)
             for run in planned(replace(base, faults=(task.fault,)), [seed], STRATEGIES, MODELS, LENGTH):
                 finding = perform(run)
                 if finding is not None and finding.kind != ERROR:
-                    return Row(task.fault, finding.kind, run.memory_model, seed + 1, reason)
-    return Row(task.fault, "", "", task.num_seeds, reason)
+                    return Row(task.fault, finding.kind, seed + 1, run, reason)
+    return Row(task.fault, "", task.num_seeds, None, reason)
 
 
 def tasks_of(what: str, num_seeds: int) -> list[Task]:
@@ -75,38 +84,41 @@ def tasks_of(what: str, num_seeds: int) -> list[Task]:
     Raises: UnknownName
     """
     if what.endswith(".py"):
-        bases = {Run(what): None}
-        faults = faults_of(load_module(Path(what)))
-        return [Task(fault.name, tuple(bases), num_seeds) for fault in faults]
+        return [Task(fault.name, (Run(what),), num_seeds) for fault in faults_of(load_module(Path(what)))]
     kernels = kernels_named(what) if what else list(own_kernels().values())
     reached = reached_by_runs(kernels)
     tasks = []
     for fault in faults_of(*kernels):
         bases = [run for run, functions in reached.items() if fault.function in functions]
-        if bases:
-            seeds = min(num_seeds, REASON_SEEDS) if fault.name in REASONS else num_seeds
-            tasks.append(Task(fault.name, tuple(bases), seeds))
-    if not tasks:
-        raise UnknownName(f"no scenario runs {what}")
+        seeds = min(num_seeds, REASON_SEEDS) if reason_for(fault.name) else num_seeds
+        tasks.append(Task(fault.name, tuple(bases), seeds))
     return tasks
 
 
 def reached_by_runs(kernels: Sequence[FunctionType]) -> dict[Run, set[FunctionType]]:
-    """The runs of all scenarios that call some of the kernels, and the device functions that each of them calls."""
+    """Runs of scenarios that call some of the kernels, and which functions with faults each of them calls.
+
+    The modes come one after the other, and one comes only for what those before it do not call.
+    """
     from nbep.check.scenarios import SCENARIOS
 
-    functions = list(dict.fromkeys(f for kernel in kernels for f in reached_from(kernel)))
     reached: dict[Run, set[FunctionType]] = {}
-    for scenario in SCENARIOS.values():
-        called = {kernel for name in scenario.kernels for kernel in kernels_named(name)}
-        if called.isdisjoint(kernels):
-            continue
-        for variant in scenario.variants:
-            run = Run(scenario.name, tuple(variant.items()))
-            with noting(functions) as found:
-                finding = perform(run)
-            assert finding is None, f"{run.command}: {finding}"
-            reached[run] = set(found)
+    functions = dict.fromkeys(f for kernel in kernels for f in reached_from(kernel))
+    missing = {f for f in functions if any(not reason_for(fault.name) for fault in faults_of_function(f))}
+    for _, mode in groupby(SCENARIOS.values(), key=lambda scenario: scenario.name.partition(".")[0]):
+        called_here: set[FunctionType] = set()
+        for scenario in mode:
+            called = {kernel for name in scenario.kernels for kernel in kernels_named(name)}
+            if called.isdisjoint(kernels) or not missing:
+                continue
+            for variant in scenario.variants:
+                run = Run(scenario.name, tuple(variant.items()))
+                with noting(missing) as found:
+                    finding = perform(run)
+                assert finding is None, f"{run.command}: {finding}"
+                reached[run] = set(found)
+                called_here |= found
+        missing -= called_here
     return reached
 
 
@@ -121,12 +133,16 @@ def noting(functions: Iterable[FunctionType]) -> Iterator[set[FunctionType]]:
 
     with ExitStack() as stack:
         for number, function in by_number.items():
-            if faults_of(function):
+            if faults_of_function(function):
                 function.__globals__[NOTE] = note
                 stack.callback(function.__globals__.pop, NOTE, None)
                 call = ast.Call(ast.Name(NOTE, ast.Load()), [ast.Constant(number)], [])
-                stack.enter_context(edited(function, lambda tree, call=call: tree.body.insert(0, ast.Expr(call))))
+                stack.enter_context(edited(function, partial(_begin_with, ast.Expr(call))))
         yield found
+
+
+def _begin_with(statement: ast.stmt, tree: ast.FunctionDef) -> None:
+    tree.body.insert(0, statement)
 
 
 def check_faults(console: Console, what: str, num_seeds: int, jobs: int) -> int:
@@ -134,7 +150,7 @@ def check_faults(console: Console, what: str, num_seeds: int, jobs: int) -> int:
     tasks = tasks_of(what, num_seeds)
     width = max(len(task.fault) for task in tasks)
     rows = []
-    with workers(jobs) as each:
+    with workers(min(jobs, -(-len(tasks) // FEW_TASKS))) as each:
         for row in each(check_fault, tasks):
             rows.append(row)
             console.print(f"{row.fault:{width}}  {row.found}")

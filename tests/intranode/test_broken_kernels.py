@@ -1,11 +1,10 @@
 """Kernels broken on purpose are caught: the tests of this folder, the emulator's checks and its schedules have teeth.
 
-Each test replaces one primitive or one step of one kernel, and looks for the damage over a few schedules.
+Each test breaks one step by its name, and looks for the damage over a few schedules. All steps in turn: tests/check.
 """
 
 import importlib
 import re
-from types import FunctionType
 
 import numpy as np
 import pytest
@@ -14,29 +13,15 @@ from intranode import Options, round_trip, run
 from parts import both_parts
 
 import nbep
+from nbep.check import broken
 from nbep.device import primitives
-from nbep.device.primitives import st_relaxed_sys_s32
-from nbep.device.protocols.waits import wait_tail_past
 
 pytestmark = pytest.mark.emulator_only("the kernels are broken in Python")
 
-DISPATCH = "nbep.device.kernels.intranode.dispatch"
-COMBINE = "nbep.device.kernels.intranode.combine"
-BARRIER = "nbep.device.protocols.barrier"
-WAITS = "nbep.device.protocols.waits"
-STAGING = "nbep.device.protocols.staging"
-TEAMS = "nbep.device.protocols.teams"
-TAIL_WAIT = f"{WAITS}.wait_tail_past"
+DISPATCH_TAIL = "teams.publish_tail: release of dispatch-tail"
+COMBINE_TAIL = "intranode.combine.send_tokens: release of combine-tail"
+BARRIER = "barrier.barrier_block: release of barrier-signal"
 SLOT = "x[channel 0, src 0, slot 0]"
-
-
-def nothing(*_):
-    """In place of a step."""
-
-
-def without_waiting(barrier_id, num_threads, predicate):
-    """In place of bar_red_and."""
-    return predicate
 
 
 def without_bulk_copies(comm, case, options):
@@ -65,82 +50,69 @@ def test_unbroken_kernels_are_not_caught(memory_model, warps_per_rank, fn):
 
 
 @pytest.mark.parametrize("fn", [round_trip, without_bulk_copies])
-@pytest.mark.parametrize("module", [TEAMS, COMBINE])
-def test_relaxed_tail_is_caught_if_stores_may_be_late(module, fn, monkeypatch):
-    monkeypatch.setattr(importlib.import_module(module), "st_release_sys_s32", st_relaxed_sys_s32)
-    assert is_caught("delayed", Options(nbep.Config(2, 2, 5)), fn=fn)
+@pytest.mark.parametrize("fault", [DISPATCH_TAIL, COMBINE_TAIL])
+def test_relaxed_tail_is_caught_if_stores_may_be_late(fault, fn):
+    with broken(fault):
+        assert is_caught("delayed", Options(nbep.Config(2, 2, 5)), fn=fn)
 
 
 @pytest.mark.parametrize(
-    ("module", "ordered", "relaxed", "where"),
+    ("fault", "where"),
     [
-        (BARRIER, "atom_add_release_sys_s32", "atom_add_relaxed_sys_s32", "rank_counts"),
-        (WAITS, "ld_acquire_sys_s32", "ld_relaxed_sys_s32", "rank_counts"),
-        (TEAMS, "st_release_sys_s32", "st_relaxed_sys_s32", SLOT),
-        (TAIL_WAIT, "ld_acquire_sys_s32", "ld_relaxed_sys_s32", SLOT),
-        (COMBINE, "st_release_sys_s32", "st_relaxed_sys_s32", SLOT),
-        (COMBINE, "ld_acquire_sys_s32", "ld_relaxed_sys_s32", SLOT),
-        (
-            COMBINE,
-            "atom_exch_release_cta_shared_s32",
-            "atom_exch_relaxed_cta_shared_s32",
-            SLOT,
-        ),
-        (WAITS, "ld_acquire_cta_shared_s32", "ld_relaxed_cta_shared_s32", SLOT),
+        (BARRIER, "rank_counts"),
+        ("waits.wait_signal_not_positive: acquire of barrier-signal", "rank_counts"),
+        (DISPATCH_TAIL, SLOT),
+        ("waits.wait_tail_past: acquire of dispatch-tail", SLOT),
+        (COMBINE_TAIL, SLOT),
+        ("intranode.combine.coordinate: acquire of combine-tail", SLOT),
+        ("intranode.combine.coordinate: release of combine-shared-tail", SLOT),
+        ("waits.wait_shared_tail_past: acquire of combine-shared-tail", SLOT),
     ],
 )
-def test_either_end_of_a_pair_that_is_relaxed_is_a_data_race_under_the_first_seed(
-    module, ordered, relaxed, where, monkeypatch
-):
-    relaxed = getattr(primitives, relaxed)
-    if module == TAIL_WAIT:  # other functions of its module use the same primitive
-        own_globals = {**wait_tail_past.__globals__, ordered: relaxed}
-        replaced = FunctionType(wait_tail_past.__code__, own_globals)
-        monkeypatch.setattr(importlib.import_module(DISPATCH), "wait_tail_past", replaced)
-    else:
-        monkeypatch.setattr(importlib.import_module(module), ordered, relaxed)
+def test_either_end_of_a_pair_that_is_relaxed_is_a_data_race_under_the_first_seed(fault, where):
     case = make_case(1, num_tokens=16, num_topk=2, routing="everywhere")
-    with pytest.raises(nbep.DataRace, match=re.escape(f"`nvl_buffer` of rank 1: {where}")):
+    with broken(fault), pytest.raises(nbep.DataRace, match=re.escape(f"`nvl_buffer` of rank 1: {where}")):
         run(case, Options(nbep.Config(2, 4, 9, num_threads=128)), memory_model="checked")
 
 
-@pytest.mark.parametrize("missing", ["bar_red_and", "fence_proxy_async_global", "tma_store_wait_all"])
-def test_a_step_that_orders_a_slot_and_is_left_out_is_a_data_race(missing, monkeypatch):
-    in_place = {"bar_red_and": without_waiting, "tma_store_wait_all": primitives.tma_store_wait_read_all}.get(
-        missing, nothing
-    )
-    module = DISPATCH if missing == "fence_proxy_async_global" else TEAMS
-    monkeypatch.setattr(importlib.import_module(module), missing, in_place)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "teams.publish_tail: bar_red_and",
+        "intranode.dispatch.receive_tokens: fence_proxy_async_global",
+        "teams.publish_tail: tma_store_wait_all",
+    ],
+)
+def test_a_step_that_orders_a_slot_and_is_left_out_is_a_data_race(fault):
     case = make_case(1, num_tokens=16, num_topk=2, routing="everywhere")
     found = set()
     for seed in range(4):
-        with pytest.raises(nbep.EmulatorError) as caught:
+        with broken(fault), pytest.raises(nbep.EmulatorError) as caught:
             run(case, Options(nbep.Config(2, 4, 9, num_threads=128)), seed=seed, memory_model="checked")
         found.add(type(caught.value).__name__)
     assert "DataRace" in found
 
 
 @pytest.mark.parametrize(
-    ("module", "step", "in_place"),
+    "fault",
     [
-        (DISPATCH, "wait_free_slots", lambda *_: True),
-        (COMBINE, "wait_free_slots", lambda *_: True),
-        (STAGING, "tma_store_wait_read_all", nothing),
+        "intranode.dispatch.send_tokens: wait for head",
+        "intranode.combine.send_tokens: wait for head",
+        "staging.load_stage: tma_store_wait_read_all",
     ],
 )
-def test_a_store_over_what_has_not_been_read_is_a_data_race(module, step, in_place, monkeypatch):
-    monkeypatch.setattr(importlib.import_module(module), step, in_place)
+def test_a_store_over_what_has_not_been_read_is_a_data_race(fault):
     case = make_case(1, num_tokens=16, num_topk=2, routing="everywhere")
 
     def run_all():
         for seed in range(4):
             run(case, Options(nbep.Config(2, 2, 5)), seed=seed, memory_model="checked")
 
-    with pytest.raises(nbep.DataRace, match=r"`nvl_buffer`|`shared memory`"):
+    with broken(fault), pytest.raises(nbep.DataRace, match=r"`nvl_buffer`|`shared memory`"):
         run_all()
 
 
-def test_layout_blocks_that_count_themselves_relaxed_are_a_data_race(monkeypatch):
+def test_layout_blocks_that_count_themselves_relaxed_are_a_data_race():
     """The block that comes last reads what the others have added."""
 
     def layout(comm):
@@ -149,37 +121,29 @@ def test_layout_blocks_that_count_themselves_relaxed_are_a_data_race(monkeypatch
         buffer.destroy()
 
     nbep.spawn(layout, 2, target="emulator", memory_model="checked")
-    module = importlib.import_module("nbep.device.kernels.get_dispatch_layout")
-    monkeypatch.setattr(module, "atom_add_acq_rel_gpu_s32", primitives.atom_add_relaxed_gpu_s32)
-    with pytest.raises(nbep.DataRace, match="claim and layout workspace"):
+    fault = "get_dispatch_layout: acquire and release of layout-arrivals"
+    with broken(fault), pytest.raises(nbep.DataRace, match="claim and layout workspace"):
         nbep.spawn(layout, 2, target="emulator", memory_model="checked")
 
 
-def test_tail_moved_before_bulk_copies_are_done_is_caught(monkeypatch):
-    monkeypatch.setattr(importlib.import_module(TEAMS), "tma_store_wait_all", nothing)
-    assert is_caught("sc", Options(nbep.Config(2, 2, 5)))
+def test_relaxed_barrier_signal_is_caught_if_stores_may_be_late():
+    with broken(BARRIER):
+        assert is_caught("delayed", Options(nbep.Config(2, 2, 5)))
 
 
-def test_relaxed_barrier_signal_is_caught_if_stores_may_be_late(monkeypatch):
-    relaxed = primitives.atom_add_relaxed_sys_s32
-    monkeypatch.setattr(importlib.import_module(BARRIER), "atom_add_release_sys_s32", relaxed)
-    assert is_caught("delayed", Options(nbep.Config(2, 2, 5)))
-
-
-@pytest.mark.parametrize("module", [DISPATCH, COMBINE])
-def test_sender_that_does_not_wait_for_free_slots_is_caught(module, monkeypatch):
-    monkeypatch.setattr(importlib.import_module(module), "wait_free_slots", lambda *_: True)
-    assert is_caught("sc", Options(nbep.Config(2, 2, 5)))
-
-
-def test_tail_moved_before_the_other_warps_have_written_is_caught(monkeypatch):
-    monkeypatch.setattr(importlib.import_module(TEAMS), "bar_red_and", without_waiting)
-    assert is_caught("sc", Options(nbep.Config(2, 4, 9, num_threads=64 * 2)))
-
-
-def test_combine_tail_moved_before_the_other_warps_have_written_is_caught(monkeypatch):
-    monkeypatch.setattr(importlib.import_module(COMBINE), "bar_red_and", without_waiting)
-    assert is_caught("sc", Options(nbep.Config(2, 4, 9, num_threads=64 * 4)))
+@pytest.mark.parametrize(
+    ("fault", "config"),
+    [
+        ("teams.publish_tail: tma_store_wait_all", nbep.Config(2, 2, 5)),
+        ("intranode.dispatch.send_tokens: wait for head", nbep.Config(2, 2, 5)),
+        ("intranode.combine.send_tokens: wait for head", nbep.Config(2, 2, 5)),
+        ("teams.publish_tail: bar_red_and", nbep.Config(2, 4, 9, num_threads=128)),
+        ("intranode.combine.send_tokens: bar_red_and", nbep.Config(2, 4, 9, num_threads=256)),
+    ],
+)
+def test_slots_that_are_taken_or_given_too_early_make_results_wrong(fault, config):
+    with broken(fault):
+        assert is_caught("sc", Options(config))
 
 
 def test_ranks_added_in_another_order_are_caught(monkeypatch):

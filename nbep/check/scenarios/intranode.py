@@ -12,7 +12,8 @@ from nbep.check.scenario import Scenario
 from nbep.check.scenarios.tokens import Plan, call_round, counts_of, expected_round
 from nbep.device.layout.intranode import num_nvl_bytes_needed
 
-# channels: half of the blocks of a launch. chunk, slots: tokens of a chunk, slots of a ring. warps: for each peer.
+# channels: half of the blocks of a launch. chunk, slots: tokens of a chunk, slots of a ring. warps: for each peer;
+# notify_warps: of a block of notify.
 # fp8, tma, uneven: 1 or 0. tma: whether there is a copy engine. inputs: seed of the tokens and where they go.
 PARAMETERS = {
     "ranks": 2,
@@ -23,6 +24,7 @@ PARAMETERS = {
     "chunk": 2,
     "slots": 4,
     "warps": 1,
+    "notify_warps": 1,
     "rounds": 1,
     "fp8": 0,
     "tma": 1,
@@ -38,7 +40,7 @@ VARIANTS = (
     {"rounds": 3},
     {"hidden": 4608, "tokens": 5},  # a row takes two stages
     {"hidden": 128, "fp8": 1, "rounds": 2},
-    {"tokens": 70, "warps": 2, "channels": 2, "chunk": 3, "slots": 6},
+    {"tokens": 70, "warps": 2, "notify_warps": 2, "channels": 2, "chunk": 3, "slots": 6},
 )
 
 
@@ -71,6 +73,7 @@ def cases_of(parameters: dict[str, int]) -> list[Case]:
 def main(comm: Any, last: str, is_cached: bool, **parameters: int) -> list[dict[str, Any]]:
     """Rounds on one buffer, which is just large enough."""
     comm.runtime.world.has_tma = bool(parameters["tma"])
+    comm.runtime.notify_threads = 32 * parameters["notify_warps"]
     plan = plan_of(last, is_cached, parameters)
     hidden, topk = parameters["hidden"], parameters["topk"]
     shape = plan.config.ring_shape(comm.size, 2 * hidden, topk, hidden // 128, 1)

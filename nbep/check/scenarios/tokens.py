@@ -80,6 +80,7 @@ def call_round(buffer: nbep.Buffer, case: Case, plan: Plan) -> dict[str, Any]:
     if plan.is_cached:
         got |= received("cached ", buffer.dispatch(x, handle=handle, config=plan.config)[0])
     if plan.last == "combine":
+        assert handle is not None
         got["combined_x"], got["combined_topk_weights"], _ = buffer.combine(
             apply_experts(recv_x, rank), handle, topk_weights=recv_topk_weights, config=plan.config
         )
@@ -100,11 +101,11 @@ def expected_round(case: Case, plan: Plan) -> list[dict[str, Any]]:
         return wanted
     arguments = [sent_by(case, plan, rank) for rank in ranks], case.layouts, plan.config.num_channels
     choices: dict[str, Any] = {"topk_idx": case.topk_idx, "topk_weights": case.topk_weights}
-    dispatched: list[Any]
-    if case.num_nodes > 1:
-        dispatched = reference.internode_dispatch(*arguments, case.num_nvl_peers, **choices)
-    else:
-        dispatched = reference.dispatch(*arguments, **choices)
+    is_internode = case.num_nodes > 1
+    nodes = (case.num_nvl_peers,) if is_internode else ()
+    dispatch: Any = reference.internode_dispatch if is_internode else reference.dispatch
+    combine: Any = reference.internode_combine if is_internode else reference.combine
+    dispatched = dispatch(*arguments, *nodes, **choices)
     outputs = []
     for rank, (want, there) in enumerate(zip(wanted, dispatched, strict=True)):
         recv_x = there.recv_x if there.recv_x_scales is None else (there.recv_x, there.recv_x_scales)
@@ -118,10 +119,7 @@ def expected_round(case: Case, plan: Plan) -> list[dict[str, Any]]:
         }
     if plan.last == "combine":
         weights = [there.recv_topk_weights for there in dispatched]
-        if case.num_nodes > 1:
-            combined = reference.internode_combine(outputs, dispatched, case.num_nvl_peers, topk_weights=weights)
-        else:
-            combined = reference.combine(outputs, dispatched, topk_weights=weights)
+        combined = combine(outputs, dispatched, *nodes, topk_weights=weights)
         for want, (x, sums) in zip(wanted, combined, strict=True):
             want |= {"combined_x": x, "combined_topk_weights": sums}
     return wanted
