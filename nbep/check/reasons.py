@@ -10,6 +10,7 @@ TOGETHER = "brings the lanes together again"
 AFTER_TIMEOUT = "runs only after a wait that was over time"
 FOR_THE_CPU = "the CPU reads nothing else that the kernel has written"
 MASKS = "no scenario masks ranks; tests/low_latency/test_shrink.py does"
+AT_ONCE = "a hole in the emulator: an mbarrier is there for all as soon as it is initialised"
 BENCHMARK = "no scenario runs the benchmark's kernel; tests/network/test_push.py does"
 
 # By the name of a fault, or of a place: then all faults there have the reason.
@@ -31,6 +32,9 @@ REASONS = {
     "network.ibgda.transport.post_few: syncwarp": "comes before stores over what the NIC has read: so says the vote",
     # Not shown by the emulator
     "arrivals.tell: acquire and release of arrival-sum": "atomics of a thread: the emulator keeps their order",
+    "staging.open_stage: fence_mbarrier_init": AT_ONCE,
+    "staging.open_stage: fence_proxy_async_shared": AT_ONCE,
+    "staging.open_stage: syncwarp": AT_ONCE,
     "intranode.notify_dispatch.sum_counts": FOR_THE_CPU,
     "internode.notify_dispatch.sum_node_counts": FOR_THE_CPU,
     "internode.notify_dispatch.sum_rank_counts": FOR_THE_CPU,

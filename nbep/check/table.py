@@ -17,14 +17,14 @@ from rich.console import Console
 from nbep.check.catalogue import faults_of, faults_of_function, kernels_named, own_kernels, reached_from
 from nbep.check.faults import edited
 from nbep.check.reasons import reason_for
-from nbep.check.runs import ERROR, STRATEGIES, Run, perform, planned
+from nbep.check.runs import ERROR, STRATEGIES, Run, World, perform, planned
 from nbep.check.scenario import load_module
 from nbep.check.search import workers
 
 MODELS = ("checked", "delayed")  # what `sc` shows, `delayed` shows too
 REASON_SEEDS = 1  # of a fault that is not expected to be found
 FEW_TASKS = 16  # are for one process
-MOST_RUNS = 30  # after which no further seed is begun
+MOST_CALLS = 3_000_000  # primitive calls after which no further seed is begun
 LENGTH = 10_000  # primitive calls of a usual run, for preemptions
 NOTE = "_note_reached"
 
@@ -65,14 +65,14 @@ class Row(NamedTuple):
 def check_fault(task: Task) -> Row:
     """Break one step and run until something is found."""
     reason = reason_for(task.fault)
-    num_runs = 0
+    calls, seen = 0, World()
     for seed in range(task.num_seeds):
-        if num_runs > MOST_RUNS:
+        if calls > MOST_CALLS:
             return Row(task.fault, "", seed, None, reason)
         for base in task.bases:
-            num_runs += len(MODELS)
             for run in planned(replace(base, faults=(task.fault,)), [seed], STRATEGIES, MODELS, LENGTH):
-                finding = perform(run)
+                finding = perform(run, None, seen)
+                calls += seen.calls
                 if finding is not None and finding.kind != ERROR:
                     return Row(task.fault, finding.kind, seed + 1, run, reason)
     return Row(task.fault, "", task.num_seeds, None, reason)

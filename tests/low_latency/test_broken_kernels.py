@@ -9,15 +9,14 @@ from dataclasses import replace
 
 import pytest
 from parts import both_parts
-from table import found_in, in_parts, is_found_again
+from table import faults_of_mode, in_parts, is_found, runs_of
 
 from nbep.check import Run, broken, edited, perform
-from nbep.check.scenarios.low_latency import ONCE, SCENARIOS, USUAL
+from nbep.check.scenarios.low_latency import ONCE, USUAL
 from nbep.device.kernels.low_latency import journal
 
 pytestmark = pytest.mark.emulator_only("the kernels are broken in Python")
 
-RUNS = [Run(scenario.name, tuple(variant.items())) for scenario in SCENARIOS for variant in scenario.variants]
 OVERLAPPING = [Run("low_latency.overlap", tuple({**USUAL, **more}.items())) for more in ({"fp8": 1}, ONCE)]
 
 
@@ -31,14 +30,14 @@ def name_of(run: Run) -> str:
 
 
 @pytest.mark.parametrize("memory_model", both_parts(["checked"], thorough=["sc", "delayed"]))
-@pytest.mark.parametrize("base", RUNS, ids=name_of)
+@pytest.mark.parametrize("base", runs_of("low_latency"), ids=name_of)
 def test_unbroken_kernels_are_not_caught(base, memory_model):
     assert perform(replace(base, seed=1, memory_model=memory_model)) is None
 
 
-@pytest.mark.parametrize("line", in_parts(found_in("low_latency")))
-def test_a_step_that_is_broken_is_caught(line):
-    assert is_found_again(line)
+@pytest.mark.parametrize("fault", in_parts(faults_of_mode("low_latency")))
+def test_a_step_that_is_broken_is_caught(fault):
+    assert is_found(fault, "low_latency")
 
 
 def credit_before_zeros(function: ast.FunctionDef) -> None:
