@@ -1,5 +1,6 @@
 """The table of faults in docs/faults.md, for tests that hold parts of it."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from nbep.check.reasons import reason_for
 from nbep.check.rows import Line, lines_in
 from nbep.check.runs import Run
 from nbep.check.scenarios import SCENARIOS
-from nbep.check.table import Task, check_fault
+from nbep.check.table import Task, check_fault, tasks_of
 
 LINES = lines_in((Path(__file__).resolve().parents[2] / "docs" / "faults.md").read_text())
 FOUND = {line.fault: line for line in LINES if line.base is not None}
@@ -29,8 +30,14 @@ def is_found(fault: str, mode: str) -> bool:
     """Whether a fault is found in the run of its line, or in any run of the mode if it has no line."""
     line = FOUND.get(fault)
     if line is None or line.base is None:
-        return check_fault(Task(fault, tuple(runs_of(mode)), SEEDS_WITHOUT_LINE)).run is not None
+        return check_fault(tasks_without_lines(mode)[fault]).run is not None
     return check_fault(Task(fault, (line.base,), line.num_seeds + MORE_SEEDS)).run is not None
+
+
+@cache
+def tasks_without_lines(mode: str) -> dict[str, Task]:
+    """As `nbep check --faults` does it: first it finds out which runs lead where."""
+    return {task.fault: task for task in tasks_of(mode, SEEDS_WITHOUT_LINE)}
 
 
 def faults_of_mode(mode: str) -> list[str]:
