@@ -1,4 +1,4 @@
-"""The `nbep` command: `nbep demo`, `nbep bench <name>`, `nbep puzzle`, `nbep model`, `nbep compile`, `nbep info`.
+"""The `nbep` command: `nbep demo`, `nbep check`, `nbep bench <name>`, `nbep puzzle`, `nbep model`, `nbep compile`, `nbep info`.
 
 Each subcommand is a module with `main(argv) -> int | None`; it is imported only when it is asked for, so that
 `nbep demo` does not load Numba.
@@ -28,6 +28,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     # add_help=False: `nbep demo --help` is answered by the subcommand's own parser.
     commands.add_parser("demo", add_help=False, help="run a small MoE layer on emulated ranks and check it")
+    commands.add_parser("check", add_help=False, help="find races, deadlocks and wrong results")
     benchmarks = commands.add_parser("bench", help=f"measure or stress: {', '.join(BENCHMARKS)}")
     names = benchmarks.add_subparsers(dest="benchmark", required=True, metavar="NAME")
     for name in BENCHMARKS:

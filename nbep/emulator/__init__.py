@@ -9,7 +9,7 @@ It knows nothing of expert parallelism.  Its parts, in an order to read them in:
         block, warp     where threads meet
         bulk            copies that happen later, and the mbarriers that say when
         stream          launches and events
-    schedule/  who runs next
+    schedule/  who runs next: `scheduler` runs them, `strategies` make the choices
     models/    when a store is seen, and what must be ordered
         orders          memory orders and scopes
         delayed         stores that are seen as late as their order allows, loads that are early

@@ -55,6 +55,8 @@ class World(Scheduler):
         seed: chooses the interleaving
         memory_model: "sc": a store is visible to all at once; "delayed", "checked": see the modules of these names
         on_deadlock: "raise", or "expire" to let the kernels' own time-outs run
+        strategy: how the interleaving is chosen: see `schedule.strategies`
+        on_failure: is called with the first error, while all threads still stand where they were
         local_rank: None: all ranks live in this process; r: only rank r does, the others are other processes, and
             `lock_path` may name the file that they lock around atomics on shared memory (see `process`)
         has_tma: whether kernels find bulk copies, as on sm_90
@@ -82,8 +84,10 @@ class World(Scheduler):
         local_rank: int | None = None,
         tracer: Any = None,
         has_tma: bool = True,
+        strategy: str = "uniform",
+        on_failure: Callable[[BaseException], object] | None = None,
     ):
-        super().__init__(seed, on_deadlock)
+        super().__init__(seed, on_deadlock, strategy, on_failure)
         World.latest = ref(self)
         if num_ranks < 1:
             raise ValueError(f"num_ranks: {num_ranks}; allowed: at least 1")
@@ -148,6 +152,8 @@ class World(Scheduler):
         if len(functions) != self.num_ranks:
             raise ValueError(f"functions: {len(functions)} for {self.num_ranks} ranks")
         self.hosts = [Host(rank, function, getcurrent()) for rank, function in enumerate(functions)]
+        for host in self.hosts:
+            host.reluctance = self.strategy.host_reluctance(host.rank, self.num_ranks)
         self.runnable += self.hosts
         try:
             self._run_guarded(self._all_done)

@@ -24,6 +24,8 @@ def spawn(
     memory_model: str = "sc",
     on_deadlock: str = "raise",
     tracer: Any = None,
+    strategy: str = "uniform",
+    on_failure: Callable[[BaseException], object] | None = None,
 ) -> list[Any]:
     """Run fn(comm, *args) once per rank and return the results, by rank.
 
@@ -34,6 +36,9 @@ def spawn(
               error
               on_deadlock "raise", or "expire": waits that nothing can end are over time, as on a GPU
               tracer sees every access to memory; see nbep.emulator
+              strategy how the emulator chooses who runs next: "uniform", "few_preemptions", "starved" or "late"; see
+              nbep.emulator.schedule.strategies
+              on_failure is called with the first error, while all threads of the emulator still stand where they were
     Raises:   ValueError for bad arguments; RuntimeError if target "cuda" cannot run.
               The first exception of a rank ends all ranks and is raised here, with its own traceback and a note that
               names the rank.
@@ -51,7 +56,15 @@ def spawn(
 
         return run_virtual_ranks(fn, num_ranks, args)
 
-    world = World(num_ranks, seed, memory_model=memory_model, on_deadlock=on_deadlock, tracer=tracer)
+    world = World(
+        num_ranks,
+        seed,
+        memory_model=memory_model,
+        on_deadlock=on_deadlock,
+        tracer=tracer,
+        strategy=strategy,
+        on_failure=on_failure,
+    )
     group = CommGroup(range(num_ranks))
 
     def main_of(rank: int) -> Callable[[], Any]:

@@ -1,6 +1,6 @@
 """Kernels without rings, broken on purpose, are caught: every step that orders memory is left out once.
 
-`steps` finds them in the source, so a new one is tested, too. A few of them order nothing: NOT_NEEDED says why.
+`faults_of` finds them in the source, so a new one is tested, too. A few of them order nothing: NOT_NEEDED says why.
 """
 
 from collections.abc import Sequence
@@ -10,22 +10,22 @@ import pytest
 from cases import make_case
 from intranode import Options, Outcome, check, combine, dispatch, dispatch_input, make_buffer_for
 from parts import both_parts
-from steps import Step, steps_of
+from table import LEFT_OUT
 from target import spawn
 from trips import cached_dispatch
 
 import nbep
+from nbep.check import broken
+from nbep.check.catalogue import faults_of
+from nbep.device.kernels.intranode import direct_combine, direct_dispatch
+from nbep.device.protocols import staged_sums, waits
 
 pytestmark = pytest.mark.emulator_only("the kernels are broken in Python")
 
-MODULES = [
-    "nbep.device.kernels.intranode.direct_dispatch",
-    "nbep.device.kernels.intranode.direct_combine",
-    "nbep.device.protocols.staged_sums",
-]
-OWN_WAITS = ("wait_blocks_arrived", "wait_landed")
-STEPS = [step for module in MODULES for step in steps_of(module)] + [
-    step for step in steps_of("nbep.device.protocols.waits") if step.function in OWN_WAITS
+FAULTS = [
+    fault
+    for fault in faults_of(direct_dispatch, direct_combine, staged_sums, waits.wait_blocks_arrived, waits.wait_landed)
+    if fault.kind in LEFT_OUT
 ]
 
 
@@ -84,12 +84,13 @@ def is_caught(memory_model: str, programs: Sequence[Program] = PROGRAMS, seeds: 
 LISTED = "list_rows has one before the first copy"
 UNSEEN = "on the emulator the engine sees an mbarrier at once"
 NOT_NEEDED = {
-    "direct_combine.sum_token-syncwarp-0": "the shuffle that brings the next token stands behind it, too",
-    "staged_sums.open_sum_stage-syncwarp-0": LISTED,
-    "staged_sums.open_sum_stage-fence_mbarrier_init-0": UNSEEN,
-    "staged_sums.open_sum_stage-fence_proxy_async_shared-0": UNSEEN,
+    "intranode.direct_combine.sum_token: syncwarp": "the shuffle that brings the next token stands behind it, too",
+    "staged_sums.open_sum_stage: syncwarp": LISTED,
+    "staged_sums.open_sum_stage: fence_mbarrier_init": UNSEEN,
+    "staged_sums.open_sum_stage: fence_proxy_async_shared": UNSEEN,
 }
-PAIRS = ("st_release_sys_s32", "atom_add_release_sys_s32", "ld_acquire_sys_s32")  # and the other steps are thorough
+NEEDED = [fault for fault in FAULTS if fault.name not in NOT_NEEDED]
+PAIRS = ("release", "acquire")  # and the other steps are thorough
 
 
 @pytest.mark.thorough
@@ -98,20 +99,17 @@ def test_unbroken_kernels_are_not_caught(memory_model):
     assert not is_caught(memory_model, seeds=range(1))
 
 
-NEEDED = [step for step in STEPS if str(step) not in NOT_NEEDED]
-
-
 @pytest.mark.parametrize(
-    "step",
+    "fault",
     both_parts(
-        [(step,) for step in NEEDED if step.name in PAIRS],
-        thorough=[(step,) for step in NEEDED if step.name not in PAIRS],
+        [(fault.name,) for fault in NEEDED if fault.kind in PAIRS],
+        thorough=[(fault.name,) for fault in NEEDED if fault.kind not in PAIRS],
     ),
 )
-def test_a_step_that_is_left_out_is_caught(step: Step, monkeypatch):
-    step.leave_out(monkeypatch)
-    assert is_caught("checked")
+def test_a_step_that_is_left_out_is_caught(fault):
+    with broken(fault):
+        assert is_caught("checked")
 
 
 def test_no_step_is_said_to_be_needless_that_is_not_there():
-    assert NOT_NEEDED.keys() <= {str(step) for step in STEPS}
+    assert NOT_NEEDED.keys() <= {fault.name for fault in FAULTS}

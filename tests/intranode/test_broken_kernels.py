@@ -1,45 +1,33 @@
 """Kernels broken on purpose are caught: the tests of this folder, the emulator's checks and its schedules have teeth.
 
-Each test replaces one primitive or one step of one kernel, and looks for the damage over a few schedules.
+Each test breaks one step by its name, and looks for the damage over a few schedules. All steps in turn: tests/check.
 """
 
 import ast
 import importlib
 import re
-from types import FunctionType
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 from cases import make_case
 from intranode import Options, round_trip, run
 from parts import both_parts
-from steps import change
 
 import nbep
+from nbep.check import broken
+from nbep.check.faults import edited
 from nbep.device import primitives
+from nbep.device.kernels.intranode import dispatch, notify_dispatch
 from nbep.device.primitives import st_relaxed_sys_s32
-from nbep.device.protocols import waits
-from nbep.device.protocols.waits import wait_tail_past
+from nbep.device.protocols import notes, waits
 
 pytestmark = pytest.mark.emulator_only("the kernels are broken in Python")
 
-DISPATCH = "nbep.device.kernels.intranode.dispatch"
-COMBINE = "nbep.device.kernels.intranode.combine"
-BARRIER = "nbep.device.protocols.barrier"
-WAITS = "nbep.device.protocols.waits"
-STAGING = "nbep.device.protocols.staging"
-TEAMS = "nbep.device.protocols.teams"
-TAIL_WAIT = f"{WAITS}.wait_tail_past"
+DISPATCH_TAIL = "teams.publish_tail: release of dispatch-tail"
+COMBINE_TAIL = "intranode.combine.send_tokens: release of combine-tail"
+BARRIER = "barrier.barrier_block: release of barrier-signal"
 SLOT = "x[channel 0, src 0, slot 0]"
-
-
-def nothing(*_):
-    """In place of a step."""
-
-
-def without_waiting(barrier_id, num_threads, predicate):
-    """In place of bar_red_and."""
-    return predicate
 
 
 def without_bulk_copies(comm, case, options):
@@ -68,103 +56,84 @@ def test_unbroken_kernels_are_not_caught(memory_model, warps_per_rank, fn):
 
 
 @pytest.mark.parametrize("fn", [round_trip, without_bulk_copies])
-@pytest.mark.parametrize("module", [TEAMS, COMBINE])
-def test_relaxed_tail_is_caught_if_stores_may_be_late(module, fn, monkeypatch):
-    monkeypatch.setattr(importlib.import_module(module), "st_release_sys_s32", st_relaxed_sys_s32)
-    assert is_caught("delayed", Options(nbep.Config(2, 2, 5)), fn=fn)
-
-
-def relax(module, ordered, relaxed, patch):
-    """Let a module use one primitive in place of another."""
-    weaker = getattr(primitives, relaxed)
-    if module == TAIL_WAIT:  # other functions of its module use the same primitive
-        own_globals = {**wait_tail_past.__globals__, ordered: weaker}
-        replaced = FunctionType(wait_tail_past.__code__, own_globals)
-        patch.setattr(importlib.import_module(DISPATCH), "wait_tail_past", replaced)
-    else:
-        patch.setattr(importlib.import_module(module), ordered, weaker)
+@pytest.mark.parametrize("fault", [DISPATCH_TAIL, COMBINE_TAIL])
+def test_relaxed_tail_is_caught_if_stores_may_be_late(fault, fn):
+    with broken(fault):
+        assert is_caught("delayed", Options(nbep.Config(2, 2, 5)), fn=fn)
 
 
 @pytest.mark.parametrize(
-    ("module", "ordered", "relaxed"),
+    "fault",
     [
-        (WAITS, "ld_acquire_sys_s32", "ld_relaxed_sys_s32"),
-        (TAIL_WAIT, "ld_acquire_sys_s32", "ld_relaxed_sys_s32"),
-        (COMBINE, "ld_acquire_sys_s32", "ld_relaxed_sys_s32"),
-        (COMBINE, "atom_exch_release_cta_shared_s32", "atom_exch_relaxed_cta_shared_s32"),
-        (WAITS, "ld_acquire_cta_shared_s32", "ld_relaxed_cta_shared_s32"),
+        "waits.wait_signal_not_positive: acquire of barrier-signal",
+        "waits.wait_tail_past: acquire of dispatch-tail",
+        "intranode.combine.coordinate: acquire of combine-tail",
+        "intranode.combine.coordinate: release of combine-shared-tail",
+        "waits.wait_shared_tail_past: acquire of combine-shared-tail",
     ],
 )
-def test_a_missing_acquire_goes_wrong_if_loads_may_be_early(module, ordered, relaxed, monkeypatch):
-    relax(module, ordered, relaxed, monkeypatch)
-    options = Options(nbep.Config(2, 4, 9, num_threads=128))
-    assert is_caught("delayed", options, range(6))
+def test_a_missing_acquire_goes_wrong_if_loads_may_be_early(fault):
+    with broken(fault):
+        assert is_caught("delayed", Options(nbep.Config(2, 4, 9, num_threads=128)), range(6))
 
 
 @pytest.mark.parametrize(
-    ("module", "ordered", "relaxed", "where"),
+    ("fault", "where"),
     [
-        (BARRIER, "atom_add_release_sys_s32", "atom_add_relaxed_sys_s32", "rank_counts"),
-        (WAITS, "ld_acquire_sys_s32", "ld_relaxed_sys_s32", "rank_counts"),
-        (TEAMS, "st_release_sys_s32", "st_relaxed_sys_s32", SLOT),
-        (TAIL_WAIT, "ld_acquire_sys_s32", "ld_relaxed_sys_s32", SLOT),
-        (COMBINE, "st_release_sys_s32", "st_relaxed_sys_s32", SLOT),
-        (COMBINE, "ld_acquire_sys_s32", "ld_relaxed_sys_s32", SLOT),
-        (
-            COMBINE,
-            "atom_exch_release_cta_shared_s32",
-            "atom_exch_relaxed_cta_shared_s32",
-            SLOT,
-        ),
-        (WAITS, "ld_acquire_cta_shared_s32", "ld_relaxed_cta_shared_s32", SLOT),
+        (BARRIER, "rank_counts"),
+        ("waits.wait_signal_not_positive: acquire of barrier-signal", "rank_counts"),
+        (DISPATCH_TAIL, SLOT),
+        ("waits.wait_tail_past: acquire of dispatch-tail", SLOT),
+        (COMBINE_TAIL, SLOT),
+        ("intranode.combine.coordinate: acquire of combine-tail", SLOT),
+        ("intranode.combine.coordinate: release of combine-shared-tail", SLOT),
+        ("waits.wait_shared_tail_past: acquire of combine-shared-tail", SLOT),
     ],
 )
-def test_either_end_of_a_pair_that_is_relaxed_is_a_data_race_under_the_first_seed(
-    module, ordered, relaxed, where, monkeypatch
-):
-    relax(module, ordered, relaxed, monkeypatch)
+def test_either_end_of_a_pair_that_is_relaxed_is_a_data_race_under_the_first_seed(fault, where):
     case = make_case(1, num_tokens=16, num_topk=2, routing="everywhere")
-    with pytest.raises(nbep.DataRace, match=re.escape(f"`nvl_buffer` of rank 1: {where}")):
+    with broken(fault), pytest.raises(nbep.DataRace, match=re.escape(f"`nvl_buffer` of rank 1: {where}")):
         run(case, Options(nbep.Config(2, 4, 9, num_threads=128)), memory_model="checked")
 
 
-@pytest.mark.parametrize("missing", ["bar_red_and", "fence_proxy_async_global", "tma_store_wait_all"])
-def test_a_step_that_orders_a_slot_and_is_left_out_is_a_data_race(missing, monkeypatch):
-    in_place = {"bar_red_and": without_waiting, "tma_store_wait_all": primitives.tma_store_wait_read_all}.get(
-        missing, nothing
-    )
-    module = DISPATCH if missing == "fence_proxy_async_global" else TEAMS
-    monkeypatch.setattr(importlib.import_module(module), missing, in_place)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "teams.publish_tail: bar_red_and",
+        "intranode.dispatch.receive_tokens: fence_proxy_async_global",
+        "teams.publish_tail: tma_store_wait_all",
+    ],
+)
+def test_a_step_that_orders_a_slot_and_is_left_out_is_a_data_race(fault):
     case = make_case(1, num_tokens=16, num_topk=2, routing="everywhere")
     found = set()
     for seed in range(4):
-        with pytest.raises(nbep.EmulatorError) as caught:
+        with broken(fault), pytest.raises(nbep.EmulatorError) as caught:
             run(case, Options(nbep.Config(2, 4, 9, num_threads=128)), seed=seed, memory_model="checked")
         found.add(type(caught.value).__name__)
     assert "DataRace" in found
 
 
 @pytest.mark.parametrize(
-    ("module", "step", "in_place"),
+    "fault",
     [
-        (DISPATCH, "wait_free_slots", lambda *_: True),
-        (COMBINE, "wait_free_slots", lambda *_: True),
-        (STAGING, "tma_store_wait_read_all", nothing),
+        "intranode.dispatch.send_tokens: wait for head",
+        "intranode.combine.send_tokens: wait for head",
+        "staging.load_stage: tma_store_wait_read_all",
     ],
 )
-def test_a_store_over_what_has_not_been_read_is_a_data_race(module, step, in_place, monkeypatch):
-    monkeypatch.setattr(importlib.import_module(module), step, in_place)
+def test_a_store_over_what_has_not_been_read_is_a_data_race(fault):
     case = make_case(1, num_tokens=16, num_topk=2, routing="everywhere")
 
     def run_all():
         for seed in range(4):
             run(case, Options(nbep.Config(2, 2, 5)), seed=seed, memory_model="checked")
 
-    with pytest.raises(nbep.DataRace, match=r"`nvl_buffer`|`shared memory`"):
+    with broken(fault), pytest.raises(nbep.DataRace, match=r"`nvl_buffer`|`shared memory`"):
         run_all()
 
 
-def test_layout_blocks_that_count_themselves_relaxed_are_a_data_race(monkeypatch):
+def test_layout_blocks_that_count_themselves_relaxed_are_a_data_race():
     """The block that comes last reads what the others have added."""
 
     def layout(comm):
@@ -173,16 +142,14 @@ def test_layout_blocks_that_count_themselves_relaxed_are_a_data_race(monkeypatch
         buffer.destroy()
 
     nbep.spawn(layout, 2, target="emulator", memory_model="checked")
-    module = importlib.import_module("nbep.device.kernels.get_dispatch_layout")
-    monkeypatch.setattr(module, "atom_add_acq_rel_gpu_s32", primitives.atom_add_relaxed_gpu_s32)
-    with pytest.raises(nbep.DataRace, match="claim and layout workspace"):
+    fault = "get_dispatch_layout: acquire and release of layout-arrivals"
+    with broken(fault), pytest.raises(nbep.DataRace, match="claim and layout workspace"):
         nbep.spawn(layout, 2, target="emulator", memory_model="checked")
 
 
 @pytest.mark.parametrize("weaker", ["st_weak_s32", "st_relaxed_gpu_s32"])
 def test_a_count_that_the_cpu_polls_and_that_need_not_reach_it_is_a_data_race(weaker, monkeypatch):
-    module = importlib.import_module("nbep.device.kernels.intranode.notify_dispatch")
-    monkeypatch.setattr(module, "st_relaxed_sys_s32", getattr(primitives, weaker))
+    monkeypatch.setattr(notify_dispatch, "st_relaxed_sys_s32", getattr(primitives, weaker))
     case = make_case(1, num_tokens=16, num_topk=2, routing="everywhere")
     with pytest.raises(nbep.DataRace, match=r"the CPU polls 4 bytes(.|\n)*`fault report and counters` of rank"):
         run(case, memory_model="checked")
@@ -221,8 +188,6 @@ def test_a_fault_report_whose_status_does_not_come_behind_its_words_is_caught(ho
     right = reported_fault("sc", 0)
     if how == "relaxed status":
         monkeypatch.setattr(waits, "st_release_sys_s32", st_relaxed_sys_s32)
-    elif how == "status first":
-        change(waits.report_fault, status_before_words, monkeypatch)
 
     def is_wrong(seed):
         try:
@@ -231,49 +196,43 @@ def test_a_fault_report_whose_status_does_not_come_behind_its_words_is_caught(ho
             return True
 
     num_seeds = 10 if how == "unbroken" else 80
-    assert any(is_wrong(seed) for seed in range(num_seeds)) == (how != "unbroken")
+    with edited(waits.report_fault, status_before_words) if how == "status first" else nullcontext():
+        assert any(is_wrong(seed) for seed in range(num_seeds)) == (how != "unbroken")
 
 
 @pytest.mark.parametrize("memory_model", ["delayed", "checked"])
 @pytest.mark.parametrize(
     ("module", "coherent", "constant"),
-    [(DISPATCH, "ld_na_v4", "ld_nc_v4"), ("nbep.device.protocols.notes", "ld_na_s32", "ld_nc_s32")],
+    [(dispatch, "ld_na_v4", "ld_nc_v4"), (notes, "ld_na_s32", "ld_nc_s32")],
 )
 def test_a_slot_that_is_read_as_constant_is_found_although_the_tail_orders_it(
     module, coherent, constant, memory_model, monkeypatch
 ):
-    relax(module, coherent, constant, monkeypatch)
+    monkeypatch.setattr(module, coherent, getattr(primitives, constant))
     case = make_case(1, num_tokens=16, num_topk=2, routing="everywhere")
     options = Options(nbep.Config(2, 20, 40))  # no slot is used twice: the stores all come before the loads
     with pytest.raises(nbep.EmulatorError, match=r"ld\.global\.nc of `nvl_buffer`.* since this kernel began"):
         run(case, options, fn=without_bulk_copies, memory_model=memory_model)
 
 
-def test_tail_moved_before_bulk_copies_are_done_is_caught(monkeypatch):
-    monkeypatch.setattr(importlib.import_module(TEAMS), "tma_store_wait_all", nothing)
-    assert is_caught("sc", Options(nbep.Config(2, 2, 5)))
+def test_relaxed_barrier_signal_is_caught_if_stores_may_be_late():
+    with broken(BARRIER):
+        assert is_caught("delayed", Options(nbep.Config(2, 2, 5)))
 
 
-def test_relaxed_barrier_signal_is_caught_if_stores_may_be_late(monkeypatch):
-    relaxed = primitives.atom_add_relaxed_sys_s32
-    monkeypatch.setattr(importlib.import_module(BARRIER), "atom_add_release_sys_s32", relaxed)
-    assert is_caught("delayed", Options(nbep.Config(2, 2, 5)))
-
-
-@pytest.mark.parametrize("module", [DISPATCH, COMBINE])
-def test_sender_that_does_not_wait_for_free_slots_is_caught(module, monkeypatch):
-    monkeypatch.setattr(importlib.import_module(module), "wait_free_slots", lambda *_: True)
-    assert is_caught("sc", Options(nbep.Config(2, 2, 5)))
-
-
-def test_tail_moved_before_the_other_warps_have_written_is_caught(monkeypatch):
-    monkeypatch.setattr(importlib.import_module(TEAMS), "bar_red_and", without_waiting)
-    assert is_caught("sc", Options(nbep.Config(2, 4, 9, num_threads=64 * 2)))
-
-
-def test_combine_tail_moved_before_the_other_warps_have_written_is_caught(monkeypatch):
-    monkeypatch.setattr(importlib.import_module(COMBINE), "bar_red_and", without_waiting)
-    assert is_caught("sc", Options(nbep.Config(2, 4, 9, num_threads=64 * 4)))
+@pytest.mark.parametrize(
+    ("fault", "config"),
+    [
+        ("teams.publish_tail: tma_store_wait_all", nbep.Config(2, 2, 5)),
+        ("intranode.dispatch.send_tokens: wait for head", nbep.Config(2, 2, 5)),
+        ("intranode.combine.send_tokens: wait for head", nbep.Config(2, 2, 5)),
+        ("teams.publish_tail: bar_red_and", nbep.Config(2, 4, 9, num_threads=128)),
+        ("intranode.combine.send_tokens: bar_red_and", nbep.Config(2, 4, 9, num_threads=256)),
+    ],
+)
+def test_slots_that_are_taken_or_given_too_early_make_results_wrong(fault, config):
+    with broken(fault):
+        assert is_caught("sc", Options(config))
 
 
 def test_ranks_added_in_another_order_are_caught(monkeypatch):

@@ -21,9 +21,9 @@ from own_network import (
     sent_by,
     wait_flag,
 )
-from steps import change
 
 import nbep
+from nbep.check import edited
 from nbep.device.jit import kernel
 from nbep.device.network.ibgda import doorbell, queue_pair, transport
 from nbep.device.network.ibgda.queue_pair import entry_at
@@ -207,9 +207,9 @@ def ring_first(function: ast.FunctionDef) -> None:
 
 
 @pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
-def test_a_record_after_its_doorbell_is_caught(memory_model, monkeypatch):
-    change(queue_pair.submit, ring_first, monkeypatch)
-    assert any(outcome(many_blocks, 20, num_bytes=640, memory_model=memory_model, seed=seed) for seed in range(12))
+def test_a_record_after_its_doorbell_is_caught(memory_model):
+    with edited(queue_pair.submit, ring_first):
+        assert any(outcome(many_blocks, 20, num_bytes=640, memory_model=memory_model, seed=seed) for seed in range(12))
 
 
 @pytest.mark.parametrize("memory_model", ["sc", "checked"])

@@ -16,6 +16,7 @@ from target import spawn
 
 import nbep
 from nbep import reference
+from nbep.check.compare import Report
 from nbep.device.layout.direct import DirectShape, SlotShape, num_direct_bytes_needed
 from nbep.device.layout.intranode import num_nvl_bytes_needed
 
@@ -86,11 +87,11 @@ class Options:
     def reference_combine(self, case: Case, x: list[np.ndarray], dispatched: list, **options: Any) -> list:
         return reference.combine(x, dispatched, **options)
 
-    def check_layout(self, report: "Report", case: Case, rank: int, layout: tuple, sent: list[str]) -> None:
+    def check_layout(self, report: Report, case: Case, rank: int, layout: tuple, sent: list[str]) -> None:
         check_layout(report, case.layouts[rank], layout, sent)
 
     def check_handle(
-        self, report: "Report", case: Case, want: Any, outcome: "Outcome", sent: list[str], received: list[str]
+        self, report: Report, case: Case, want: Any, outcome: "Outcome", sent: list[str], received: list[str]
     ) -> None:
         check_handle(report, want, outcome, sent, received, combine_encodes=not self.zero_copy)
 
@@ -344,7 +345,7 @@ class Expected:
 
 
 def check_layout(
-    report: "Report",
+    report: Report,
     want: reference.Layout,
     layout: tuple,
     sent: list[str],
@@ -360,7 +361,7 @@ def check_layout(
     report.same("is_token_in_rank", is_token_in_rank, want.is_token_in_rank, sent)
 
 
-def check_x(report: "Report", name: str, want: reference.Dispatched, recv_x, received: list[str]) -> None:
+def check_x(report: Report, name: str, want: reference.Dispatched, recv_x, received: list[str]) -> None:
     """Rows that num_worst_tokens added may hold anything."""
     values, scales = recv_x if isinstance(recv_x, tuple) else (recv_x, None)
     used = len(received)
@@ -373,7 +374,7 @@ def check_x(report: "Report", name: str, want: reference.Dispatched, recv_x, rec
         report.same(f"scales of {name}", scales[:used], want.recv_x_scales[:used], received)
 
 
-def check_received(report: "Report", want: reference.Dispatched, outcome: Outcome, received: list[str]) -> None:
+def check_received(report: Report, want: reference.Dispatched, outcome: Outcome, received: list[str]) -> None:
     check_x(report, "recv_x", want, outcome.recv_x, received)
     assert outcome.counts == want.num_recv_tokens_per_expert_list, report.where
     assert (outcome.recv_topk_idx is None) == (want.recv_topk_idx is None), report.where
@@ -383,7 +384,7 @@ def check_received(report: "Report", want: reference.Dispatched, outcome: Outcom
 
 
 def check_handle(
-    report: "Report",
+    report: Report,
     want: reference.Dispatched,
     outcome: Outcome,
     sent: list[str],
@@ -420,22 +421,3 @@ def expected_combine(
         topk_weights=weights if options.with_topk else None,
         bias=[biases(case, options, rank) for rank in range(case.num_ranks)],
     )
-
-
-@dataclass
-class Report:
-    """Compares arrays bit for bit and says where they differ."""
-
-    where: str
-
-    def same(self, name: str, got: np.ndarray, want: np.ndarray, rows: list[str] | None = None) -> None:
-        where = f"{self.where}, {name}"
-        assert (got.shape, got.dtype) == (want.shape, want.dtype), where
-        if got.tobytes() == want.tobytes():
-            return
-        wrong = [i for i in range(len(want)) if got[i].tobytes() != want[i].tobytes()]
-        lines = [f"{where}: {len(wrong)} of {len(want)} rows differ"]
-        for i in wrong[:4]:
-            token = f" ({rows[i]})" if rows is not None and i < len(rows) else ""
-            lines.append(f"  row {i}{token}: got {got[i].ravel()[:8]}, expected {want[i].ravel()[:8]}")
-        raise AssertionError("\n".join(lines))

@@ -9,18 +9,19 @@ Rows of one expert and source come in any order: `LowLatencyDispatched.in_order`
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 from arrays import LIBRARY, assert_kind, assign, to_numpy, to_target
-from cases import ROUTINGS, Case, make_case
+from cases import ROUTINGS, Case
 from intranode import Report
 from target import TARGET, spawn
 
 import nbep
 from nbep import reference
+from nbep.check.cases import make_low_latency_case as make_low_latency_case
 from nbep.device.layout.low_latency import NUM_HALVES, LowLatencyShape, quarter_bytes_needed
 
 # What experts multiply by, in turn: all are powers of two but the tiny ones, and 1, tiny, -1 cancel.
@@ -66,30 +67,6 @@ class Outcome:
     num_experts: int
     combined_x: np.ndarray | None = None
     stats: list[np.ndarray] = field(default_factory=list)  # recv_stats, wait of dispatch, wait of combine
-
-
-def make_low_latency_case(seed: int = 0, **arguments: Any) -> Case:
-    """As make_case, with tokens and weights that show what the low-latency mode could get wrong.
-
-    Each 128 columns of a token have another size, some are zeros, some have a scale that is a power of two: casts and
-    LogFMT take all their ways. Weights of a token repeat, so that rows cancel: another order of additions, a fused one
-    or rounding in between shows. No token names an expert twice.
-    """
-    case = make_case(seed, **{"hidden": 128, **arguments})
-    rng = np.random.default_rng(seed + 1)
-    xs, weights = [], []
-    for x, topk_idx, topk_weights in zip(case.x, case.topk_idx, case.topk_weights, strict=True):
-        for k in range(1, topk_idx.shape[1]):
-            topk_idx[(topk_idx[:, :k] == topk_idx[:, k : k + 1]).any(axis=1), k] = -1
-        blocks = x.astype(np.float32).reshape(len(x), x.shape[1] // 128, 128)
-        is_exact = rng.random(blocks.shape[:2]) < 0.2
-        blocks[is_exact] = np.clip(blocks[is_exact], -1.75, 1.75)  # 448 / 256
-        blocks[is_exact, 0] = 1.75
-        sizes = rng.choice(np.array([1, 0.125, 2**-9, 2**-22, 0], np.float32), (*blocks.shape[:2], 1))
-        xs.append((blocks * sizes).reshape(x.shape).astype(reference.BF16))
-        is_other = rng.random(topk_weights.shape) < 0.2
-        weights.append(np.where(is_other, topk_weights, rng.random((len(x), 1), np.float32)))
-    return replace(case, x=xs, topk_weights=weights)
 
 
 def num_max_tokens(case: Case, options: Options) -> int:

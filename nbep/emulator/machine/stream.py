@@ -76,7 +76,7 @@ class Launch:
             block = Block(self, index, shared)
             self.blocks.append(block)
             for first in range(0, self.block, WARP_SIZE):
-                warp = Warp(first // WARP_SIZE, world.draw_reluctance(self.rank))
+                warp = Warp(first // WARP_SIZE, world.strategy.reluctance(self.rank, index))
                 block.warps.append(warp)
                 warp.lanes = [
                     thread_class(block, i, warp, hub) for i in range(first, min(first + WARP_SIZE, self.block))

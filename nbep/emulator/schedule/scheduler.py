@@ -1,4 +1,4 @@
-"""The run loop: one greenlet, the hub, picks who runs next; everything it decides comes from the seed.
+"""The run loop: one greenlet, the hub, picks who runs next; everything it decides comes from the seed and a strategy.
 
 Runnable are kernel threads and host functions alike.  A picked thread runs for a quantum of primitive calls, or until
 it parks; parked threads are in nobody's list and cost nothing.  Launch starts and bulk copies are *asynchronous
@@ -21,6 +21,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 
 from ..reports.deadlock import deadlock_error, host_entry
 from ..reports.errors import EmulatorError
+from .strategies import Ready, strategy_of
 
 if TYPE_CHECKING:
     from ..machine.stream import Launch, Stream
@@ -31,10 +32,7 @@ Describe = str | Callable[[], str]
 SKIPPED = object()  # returned by an operation that had happened before its turn came
 _TICK = 64  # steps between two looks at the waiting hosts
 _NUM_QUANTA = 4096  # quanta drawn at a time
-_RELUCTANCE = 0.85  # of a slow thread
-_SLOW_SHARE = 0.2
 NEVER = 1 << 62  # a deadline that does not come
-_LONGEST = (4096, 32, 4, 256, 2, 8)  # one of these bounds the quanta; neighbouring seeds have different ones
 
 
 class Host(greenlet):
@@ -76,14 +74,23 @@ class Scheduler:
 
     max_idle_calls = 1 << 21  # primitive calls without a store or the like, after which a loop that polls is endless
 
-    def __init__(self, seed: int, on_deadlock: str):
+    def __init__(
+        self,
+        seed: int,
+        on_deadlock: str,
+        strategy: str = "uniform",
+        on_failure: Callable[[BaseException], object] | None = None,
+    ):
         if on_deadlock not in ("raise", "expire"):
             raise ValueError(f"on_deadlock: {on_deadlock!r}; allowed: 'raise', 'expire'")
         self.seed = seed
         self.on_deadlock = on_deadlock
+        self.on_failure = on_failure
         self.random = random.Random(seed)
+        self.strategy = strategy_of(strategy, seed, self.random)
+        self._ready = self.strategy.ready_list()
         self.hub: greenlet = getcurrent()
-        self.runnable: list[Any] = []
+        self.runnable: Any = [] if self._ready is None else self._ready
         self.launches: dict[Launch, None] = {}
         self.polling: dict[Thread, None] = {}
         self.streams: list[Stream] = []
@@ -102,25 +109,7 @@ class Scheduler:
         self._skipped_ns = 0
         self._deadline = NEVER  # of the caller that waits while no run() is under way
         self._granted = 0
-        self._longest = _LONGEST[seed % len(_LONGEST)]
-        self._operation_rate = 0.5 ** self.random.randint(0, 5)
-        self._quanta = self._draw_quanta()
-        self._slow_ranks: dict[int, bool] = {}
-
-    def _draw_quanta(self) -> list[int]:
-        uniform, longest = self.random.random, self._longest
-        return [int(longest ** uniform()) - 1 for _ in range(_NUM_QUANTA)]
-
-    def draw_reluctance(self, rank: int) -> float:
-        """How often the threads of a new warp give way when it is their turn; 0 for seed 0.
-
-        Some ranks are slow, and some warps of the others.
-        """
-        if self.seed == 0:
-            return 0.0
-        if rank not in self._slow_ranks:
-            self._slow_ranks[rank] = self.random.random() < _SLOW_SHARE
-        return _RELUCTANCE if self._slow_ranks[rank] or self.random.random() < _SLOW_SHARE else 0.0
+        self._quanta = self.strategy.quanta(_NUM_QUANTA)
 
     # --- what threads and hosts ask for -------------------------------------------------------------------------
 
@@ -185,7 +174,10 @@ class Scheduler:
         """Run until `finished()`; an error ends everything that runs and names where it came from."""
         self.hub = getcurrent()
         try:
-            self._loop(finished, describe)
+            if self._ready is None:
+                self._loop(finished, describe)
+            else:
+                self._loop_by_priority(self._ready, finished, describe)
         except BaseException as error:
             self.failure = error
             where = self.current.describe() if hasattr(self.current, "describe") else None
@@ -195,13 +187,15 @@ class Scheduler:
                 error.add_note(f"raised in {where}, seed {self.seed}")
             else:
                 error.add_note(f"seed {self.seed} replays this run")
+            if self.on_failure is not None:
+                self.on_failure(error)
             self._abort()
             raise
 
     def _loop(self, finished: Callable[[], bool], describe: Describe) -> None:
         runnable = self.runnable
         operations = self.operations
-        uniform = self.random.random
+        uniform, operation_rate = self.random.random, self.strategy.operation_rate
         while not finished():
             start = self.random.randrange(_NUM_QUANTA - _TICK)
             for quantum in self._quanta[start : start + _TICK]:
@@ -221,17 +215,42 @@ class Scheduler:
                 self.calls += quantum - thread.left
                 self._granted = 0
                 self.steps += 1
-                if operations and uniform() < self._operation_rate:
+                if operations and uniform() < operation_rate:
                     self._operate()
-            self.current = None
-            self._poll_hosts()
-            if self.has_changed:
-                self.has_changed = self._was_idle = False
-                self._last_change = self.calls
-            elif self.calls - self._last_change > self.max_idle_calls:
-                self._find_endless_loops(describe)
-            if not runnable and not finished():
-                self._idle(describe)
+            self._look_around(finished, describe)
+
+    def _loop_by_priority(self, ready: Ready, finished: Callable[[], bool], describe: Describe) -> None:
+        """As `_loop`, where the strategy says who is next."""
+        strategy = ready.strategy
+        while not finished():
+            for quantum in self._quanta[:_TICK]:
+                if not ready:
+                    break
+                thread = ready.take()
+                quantum = strategy.quantum(self.calls, quantum)
+                self._granted = thread.left = quantum
+                self.current = thread
+                thread.switch()
+                self.calls += quantum - thread.left
+                if thread.left < 0:
+                    strategy.put_last(thread)  # preempted, or it polls and polls
+                self._granted = 0
+                self.steps += 1
+                if self.operations and self.random.random() < strategy.operation_rate:
+                    self._operate()
+            self._look_around(finished, describe)
+
+    def _look_around(self, finished: Callable[[], bool], describe: Describe) -> None:
+        """Between two batches of steps: hosts, endless loops, and what happens when nothing is runnable."""
+        self.current = None
+        self._poll_hosts()
+        if self.has_changed:
+            self.has_changed = self._was_idle = False
+            self._last_change = self.calls
+        elif self.calls - self._last_change > self.max_idle_calls:
+            self._find_endless_loops(describe)
+        if not self.runnable and not finished():
+            self._idle(describe)
 
     def _operate(self) -> None:
         """Let one asynchronous operation happen."""

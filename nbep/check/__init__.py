@@ -1,0 +1,12 @@
+"""`nbep check`: run a scenario under many seeds, strategies and memory models; break kernels by name.
+
+Read in this order: scenario, scenarios/; runs, search, debug; faults, steps, catalogue, reasons, table; then options
+and command.
+"""
+
+from nbep.check.catalogue import fault_of, faults_of
+from nbep.check.command import main
+from nbep.check.faults import Fault, broken, edited
+from nbep.check.runs import Finding, Run, perform
+
+__all__ = ["Fault", "Finding", "Run", "broken", "edited", "fault_of", "faults_of", "main", "perform"]

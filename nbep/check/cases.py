@@ -1,0 +1,128 @@
+"""Inputs of dispatch and combine for all ranks of a run, made from a seed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from nbep import reference
+
+ROUTINGS = ("uniform", "one_rank", "avoid_rank_0", "nowhere", "everywhere")
+NODE_ROUTINGS = ("grouped", "one_node", "avoid_node_0")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set of inputs; lists hold one item per rank. `case.layouts` is where the reference sends its tokens."""
+
+    seed: int
+    num_ranks: int
+    num_experts: int
+    x: list[np.ndarray]
+    topk_idx: list[np.ndarray]
+    topk_weights: list[np.ndarray]
+    layouts: list[reference.Layout] = field(repr=False)
+    num_nodes: int = 1
+
+    @property
+    def num_nvl_peers(self) -> int:
+        """The ranks of a node."""
+        return self.num_ranks // self.num_nodes
+
+    @property
+    def hidden(self) -> int:
+        return self.x[0].shape[1]
+
+    @property
+    def num_tokens(self) -> list[int]:
+        return [len(x) for x in self.x]
+
+    def provenance(self, rank: int, token: int) -> str:
+        """Where a token goes: `r1t3 -> r0e2 r0e3` is token 3 of rank 1, chosen by local experts 2 and 3 of rank 0."""
+        experts_per_rank = self.num_experts // self.num_ranks
+        goals = [divmod(int(e), experts_per_rank) for e in self.topk_idx[rank][token] if e >= 0]
+        return f"r{rank}t{token} -> " + (" ".join(f"r{r}e{e}" for r, e in goals) or "nowhere")
+
+
+def make_case(
+    seed: int = 0,
+    *,
+    num_ranks: int = 2,
+    num_tokens: int | Sequence[int] = 5,
+    hidden: int = 16,
+    num_topk: int = 2,
+    experts_per_rank: int = 2,
+    routing: str = "uniform",
+    unused: float = 0.2,
+    num_nodes: int = 1,
+) -> Case:
+    """Random tokens and choices.
+
+    Args:     num_tokens: of every rank, or one number for each
+              routing "uniform": any experts; "one_rank": only those of the last rank; "avoid_rank_0": none of rank 0;
+              "nowhere": all choices are unused; "everywhere": expert k of a token lies on rank k % num_ranks;
+              "one_expert": only the last one; "grouped": each token chooses half of the nodes first, then experts of
+              those; "one_node": only the experts of the last node; "avoid_node_0": none of the first
+              unused: the share of choices that are -1 (not with "everywhere")
+              num_nodes: how many nodes the ranks are on
+    """
+    rng = np.random.default_rng(seed)
+    num_experts = num_ranks * experts_per_rank
+    counts = [num_tokens] * num_ranks if isinstance(num_tokens, int) else list(num_tokens)
+    experts_per_node = num_experts // num_nodes
+    candidates = {
+        "uniform": np.arange(num_experts),
+        "one_rank": np.arange(num_experts - experts_per_rank, num_experts),
+        "avoid_rank_0": np.arange(experts_per_rank, num_experts),
+        "nowhere": np.arange(num_experts),
+        "everywhere": np.arange(num_experts),
+        "one_expert": np.arange(num_experts - 1, num_experts),
+        "grouped": np.arange(num_experts),
+        "one_node": np.arange(num_experts - experts_per_node, num_experts),
+        "avoid_node_0": np.arange(experts_per_node, num_experts),
+    }[routing]
+    x, topk_idx, topk_weights = [], [], []
+    for count in counts:
+        x.append(rng.standard_normal((count, hidden), np.float32).astype(reference.BF16))
+        # Each token's choices are different experts, as a gate's are; where there are too few, the rest is unused.
+        idx = np.full((count, num_topk), -1, np.int64)
+        for token in range(count):
+            if routing == "everywhere":
+                ranks = np.arange(num_topk) % num_ranks
+                idx[token] = ranks * experts_per_rank + (np.arange(num_topk) // num_ranks) % experts_per_rank
+            elif routing != "nowhere":
+                within = candidates
+                if routing == "grouped":
+                    nodes = rng.permutation(num_nodes)[: (num_nodes + 1) // 2]
+                    within = candidates[np.isin(candidates // experts_per_node, nodes)]
+                chosen = rng.permutation(within)[:num_topk]
+                idx[token, : len(chosen)] = np.where(rng.random(len(chosen)) < unused, -1, chosen)
+        topk_idx.append(idx)
+        topk_weights.append(rng.random((count, num_topk), np.float32))
+    layouts = [reference.get_dispatch_layout(idx, num_experts, num_ranks) for idx in topk_idx]
+    return Case(seed, num_ranks, num_experts, x, topk_idx, topk_weights, layouts, num_nodes)
+
+
+def make_low_latency_case(seed: int = 0, **arguments: Any) -> Case:
+    """As make_case, with tokens and weights that show what the low-latency mode could get wrong.
+
+    Each 128 columns of a token have another size, some are zeros, some have a scale that is a power of two: casts and
+    LogFMT take all their ways. Weights of a token repeat, so that rows cancel: another order of additions, a fused one
+    or rounding in between shows. No token names an expert twice.
+    """
+    case = make_case(seed, **{"hidden": 128, **arguments})
+    rng = np.random.default_rng(seed + 1)
+    xs, weights = [], []
+    for x, topk_idx, topk_weights in zip(case.x, case.topk_idx, case.topk_weights, strict=True):
+        for k in range(1, topk_idx.shape[1]):
+            topk_idx[(topk_idx[:, :k] == topk_idx[:, k : k + 1]).any(axis=1), k] = -1
+        blocks = x.astype(np.float32).reshape(len(x), x.shape[1] // 128, 128)
+        is_exact = rng.random(blocks.shape[:2]) < 0.2
+        blocks[is_exact] = np.clip(blocks[is_exact], -1.75, 1.75)  # 448 / 256
+        blocks[is_exact, 0] = 1.75
+        sizes = rng.choice(np.array([1, 0.125, 2**-9, 2**-22, 0], np.float32), (*blocks.shape[:2], 1))
+        xs.append((blocks * sizes).reshape(x.shape).astype(reference.BF16))
+        is_other = rng.random(topk_weights.shape) < 0.2
+        weights.append(np.where(is_other, topk_weights, rng.random((len(x), 1), np.float32)))
+    return replace(case, x=xs, topk_weights=weights)

@@ -1,0 +1,235 @@
+"""Which faults there are: found in the source of nbep's kernels, or of a user's."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, partial
+from importlib import import_module
+from types import FunctionType, ModuleType
+from typing import Any, cast
+
+import nbep.device.kernels
+from nbep.check.faults import ENDLESS, NOTHING, ONE_MORE, OPINION, ORDERS, SCOPES, TRUE, UNORDERED, Fault
+from nbep.check.steps import calls_of, cell_of, function_tree, ring_sizes_of
+from nbep.device.jit import KERNELS, PRIMITIVES
+
+DEVICE = "nbep.device."
+
+
+class UnknownName(LookupError):
+    """A kernel or a fault that nobody has."""
+
+
+# Steps that say by their name alone what they are: their kind, and what comes in their place.
+BY_NAME = {
+    **dict.fromkeys(("syncthreads", "bar_sync", "syncwarp", "team_barrier"), ("barrier", NOTHING)),
+    **dict.fromkeys(("barrier_block", "barrier_grid", "barrier_network"), ("barrier", NOTHING)),
+    "bar_red_and": ("barrier", OPINION),
+    **dict.fromkeys(("fence_acq_rel_cta", "fence_acq_rel_gpu", "fence_acq_rel_sys"), ("fence", NOTHING)),
+    **dict.fromkeys(("fence_mbarrier_init", "fence_proxy_async_shared"), ("fence", NOTHING)),
+    "fence_proxy_async_global": ("fence", NOTHING),
+    "tma_store_wait_all": ("copies", NOTHING),
+    **{f"tma_store_wait_read_{what}": ("copies", NOTHING) for what in ("all", "1", "3", "7")},
+    "mbarrier_try_wait_parity": ("copies", TRUE),
+    "quiet": ("network", NOTHING),
+    **dict.fromkeys(("amo_add", "add_to_arrival", "add_to_count"), ("network", UNORDERED)),
+    **dict.fromkeys(("wait_free_slots", "wait_credit"), ("head", TRUE)),
+    "wait_total_free": ("head", ENDLESS),
+}
+RESETS = ("reset_", "clear_", "empty_cell", "empty_half", "empty_rank")
+HALVES = {"release": "release", "acquire": "acquire", "acq_rel": "acquire and release"}
+SMALLER = {"sys": "gpu", "gpu": "cta"}
+
+
+def faults_of(*wholes: Any) -> list[Fault]:
+    """All faults of a kernel, of a function that kernels call, or of a module.
+
+    A kernel's are those of all functions that it calls, of nbep or of its own module.
+    """
+    functions: dict[FunctionType, None] = {}
+    for whole in wholes:
+        if isinstance(whole, ModuleType):
+            found: Iterable[FunctionType] = _functions_in(whole)
+        else:
+            found = reached_from(whole) if hasattr(whole, "kernel_spec") else [whole]
+        functions |= dict.fromkeys(found)
+    return [fault for function in functions for fault in faults_of_function(function)]
+
+
+def _functions_in(module: ModuleType) -> list[FunctionType]:
+    own = [value for value in vars(module).values() if isinstance(value, FunctionType)]
+    return [
+        function for function in own if function.__module__ == module.__name__ and not hasattr(function, "versions")
+    ]
+
+
+@cache
+def reached_from(kernel: FunctionType) -> tuple[FunctionType, ...]:
+    """The device functions that a kernel calls, and itself; of a function with versions for networks, all of them."""
+    own = kernel.__module__
+    reached: dict[FunctionType, None] = {kernel: None}
+    waiting = [kernel]
+    while waiting:
+        for function in _called_by(waiting.pop()):
+            if function not in reached and (function.__module__ == own or function.__module__.startswith(DEVICE)):
+                reached[function] = None
+                waiting.append(function)
+    return tuple(reached)
+
+
+def _called_by(function: FunctionType) -> Iterator[FunctionType]:
+    for name in function.__code__.co_names:
+        value: Any = function.__globals__.get(name)
+        if hasattr(value, "versions"):
+            yield from value.versions.values()
+        elif isinstance(value, FunctionType) and name not in PRIMITIVES and value.__name__ == name:
+            yield value
+
+
+@cache
+def faults_of_function(function: FunctionType) -> tuple[Fault, ...]:
+    """The faults of one function, in the order of its lines."""
+    try:
+        tree = function_tree(function)
+    except (OSError, SyntaxError):
+        return ()  # made by a program
+    if function.__closure__ or function.__module__.startswith(f"{DEVICE}layout."):
+        return ()  # one cannot be compiled without the function around it, the others only say where cells are
+    lines, first = inspect.getsourcelines(function)
+    place = _place(function)
+    statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    found: list[tuple[tuple[int, int], str, str, str, int, str]] = []
+    for step, calls in calls_of(tree).items():
+        for number, call in enumerate(calls):
+            assert isinstance(call, ast.Call)
+            for kind, what, instead in _ways(step, call, id(call) in statements, partial(cell_of, call, lines, first)):
+                found.append(((call.lineno, call.col_offset), what, kind, step, number, instead))
+    for number, node in enumerate(ring_sizes_of(tree)):
+        where = (node.lineno, node.col_offset)
+        found.append((where, f"ring size in {_use_of(tree, node)}", "ring size", "num_slots", number, ONE_MORE))
+    faults, seen = [], {}  # type: ignore[var-annotated]
+    for _, what, kind, step, number, instead in sorted(found):
+        seen[what] = seen.get(what, 0) + 1
+        name = f"{place}: {what}" + (f" {seen[what]}" if seen[what] > 1 else "")
+        faults.append(Fault(name, kind, function, step, number, instead))
+    return tuple(faults)
+
+
+def _use_of(tree: ast.FunctionDef, node: ast.expr) -> str:
+    """What a number of slots is for: the function that it is passed to, or what is written there."""
+    around: list[ast.AST] = [n for n in ast.walk(tree) if any(child is node for child in ast.iter_child_nodes(n))]
+    for parent in around:
+        if isinstance(parent, ast.Call):
+            return ast.unparse(parent.func)
+        if isinstance(parent, ast.Compare):
+            return "a comparison"
+    return "the sums" if isinstance(around[0], ast.BinOp) else "the slots"
+
+
+def _place(function: FunctionType) -> str:
+    module = _module(function)
+    if not function.__module__.startswith(DEVICE):
+        return function.__name__
+    return module if module.rpartition(".")[2] == function.__name__ else f"{module}.{function.__name__}"
+
+
+def _module(function: FunctionType) -> str:
+    """The module of a function of nbep, as users type it."""
+    module = function.__module__.removeprefix(DEVICE)
+    return module.removeprefix("kernels.").removeprefix("protocols.")
+
+
+def _ways(step: str, call: ast.Call, is_statement: bool, cell: Callable[[], str]) -> Iterator[tuple[str, str, str]]:
+    """(kind, step in words, what comes in its place) for each way to break a call."""
+    if step in BY_NAME:
+        kind, instead = BY_NAME[step]
+        if instead == UNORDERED and not (call.args and _is_true(call.args[-1])):
+            return
+        if instead == NOTHING and not is_statement:
+            return
+        yield kind, f"wait for {cell()}" if kind == "head" else step, instead
+    elif step.startswith(RESETS):
+        if is_statement:
+            yield "reset", step, NOTHING
+    if step not in PRIMITIVES:
+        return
+    order, scope = _order_and_scope(step)
+    if order in HALVES:
+        if "fence" not in step:
+            yield "acquire" if order == "acquire" else "release", f"{HALVES[order]} of {cell()}", "relaxed"
+        if scope in SMALLER:
+            what = "fence" if "fence" in step else f"{HALVES[order]} of {cell()}"
+            yield "scope", f"scope of the {what}", SMALLER[scope]
+    elif order == "relaxed" and step.startswith(("st_", "atom_exch")) and _is_a_head(call):
+        yield "head", f"value of {cell()}", ONE_MORE
+
+
+def _is_a_head(call: ast.Call) -> bool:
+    """Whether a reader says how far it is; a constant says something else."""
+    return "head" in ast.unparse(call.args[0]) and not ast.unparse(call.args[1]).isupper()
+
+
+def _is_true(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is True
+
+
+@cache
+def _order_and_scope(primitive: str) -> tuple[str, str]:
+    """What the body of a primitive says; "" if it says nothing."""
+    tree = function_tree(cast(FunctionType, PRIMITIVES[primitive].function))
+    words = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    order = next((word for word in words if word in ORDERS), "")
+    return order, next((word for word in words if word in SCOPES), "")
+
+
+# nbep's own kernels
+
+
+@cache
+def own_modules() -> tuple[ModuleType, ...]:
+    """All modules of nbep's kernels, and so all that they call."""
+    names = [module.name for module in pkgutil.walk_packages(nbep.device.kernels.__path__, "nbep.device.kernels.")]
+    return tuple(import_module(name) for name in [*names, "nbep.device.network.ibgda", "nbep.device.network.nic"])
+
+
+@cache
+def own_kernels() -> dict[str, FunctionType]:
+    """nbep's kernels by the names that users type: intranode.dispatch, low_latency.combine, get_dispatch_layout."""
+    own_modules()
+    functions = [cast(FunctionType, spec.function) for spec in KERNELS.values()]
+    return {_module(function): function for function in functions}
+
+
+@cache
+def own_faults() -> dict[str, Fault]:
+    """All faults of nbep's kernels by name."""
+    own_modules()
+    functions = {f: None for kernel in own_kernels().values() for f in reached_from(kernel)}
+    return {fault.name: fault for function in functions for fault in faults_of_function(function)}
+
+
+def kernels_named(name: str) -> list[FunctionType]:
+    """The kernels of a name, or of a folder of them: intranode.
+
+    Raises: UnknownName if there is none
+    """
+    found = [kernel for own, kernel in own_kernels().items() if own == name or own.startswith(f"{name}.")]
+    if not found:
+        raise UnknownName(f"no kernel {name!r}; there are {', '.join(own_kernels())}")
+    return found
+
+
+def fault_of(name: str, among: Sequence[Fault] = ()) -> Fault:
+    """The fault of a name, of nbep's kernels or among others.
+
+    Raises: UnknownName if there is none; it names some that are alike
+    """
+    faults = {**own_faults(), **{fault.name: fault for fault in among}}
+    if name not in faults:
+        alike = difflib.get_close_matches(name, faults, 3, 0.4) or list(faults)[:3]
+        raise UnknownName(f"no fault {name!r}; alike: {', '.join(map(repr, alike))}")
+    return faults[name]

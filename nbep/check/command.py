@@ -1,0 +1,187 @@
+"""`nbep check`: what it prints, and its exit status."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from nbep.check.catalogue import UnknownName, faults_of, kernels_named, own_faults
+from nbep.check.debug import debug
+from nbep.check.faults import Fault
+from nbep.check.options import parameters_of, parser_of_check
+from nbep.check.runs import ERROR, MODELS, STRATEGIES, Finding, Run, World, faults_in, perform, planned
+from nbep.check.scenario import Scenario, ScenarioError, load_module, load_scenario
+from nbep.check.search import first_finding, smallest, workers
+from nbep.emulator.schedule.strategies import strategy_of
+
+NOTHING_FOUND, FOUND, INTERRUPTED = 0, 1, 130
+SEEDS, FAULT_SEEDS = 200, 12  # if nobody says how many
+SHORT_RUN = 20_000  # primitive calls; other processes are no help with such runs
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command. Exit status: 0 nothing was found, 1 something was, 2 bad arguments, 130 after Ctrl-C.
+
+    Args:     argv without the program's name; None takes sys.argv
+    Raises:   SystemExit as argparse does
+    """
+    parser = parser_of_check()
+    options, rest = parser.parse_known_args(argv)
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    done = Done()
+    try:
+        return _main(parser, options, rest, console, done)
+    except (ScenarioError, UnknownName) as error:
+        parser.error(str(error))
+    except KeyboardInterrupt:
+        console.print(f"Interrupted after {done.runs} runs; nothing was found up to there.")
+        return INTERRUPTED
+
+
+class Done:
+    """How many runs are over."""
+
+    runs = 0
+
+
+def _main(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, rest: list[str], console: Console, done: Done
+) -> int:
+    if options.list:
+        print_scenarios(console)
+        return NOTHING_FOUND
+    if options.faults is not None:
+        from nbep.check.table import check_faults
+
+        if rest or options.scenario:
+            parser.error(f"--faults takes one kernel: {' '.join([*rest, options.scenario or ''])} is too much")
+        return check_faults(console, options.faults, options.seeds or FAULT_SEEDS, options.jobs)
+    if options.list_faults:
+        return print_faults(console, options.scenario)
+    if options.scenario is None:
+        parser.error("which SCENARIO? `nbep check --list` lists them")
+    scenario = load_scenario(options.scenario)
+    base = Run(scenario.name, parameters_of(parser, scenario, rest), faults=tuple(options.fault))
+    faults_in(base)  # a wrong name is an error before anything runs
+    if options.strategy is not None:
+        try:
+            strategy_of(options.strategy, 0, random.Random(0))
+        except ValueError as error:
+            parser.error(str(error))
+    if options.pdb and options.seed is None:
+        parser.error("--pdb: takes --seed, too; the command that a search prints has one")
+    if options.seed is not None:
+        run = Run(
+            base.scenario,
+            base.parameters,
+            options.seed,
+            options.strategy or "uniform",
+            options.memory_model or "checked",
+            base.faults,
+        )
+        return run_once(console, run, options.pdb)
+    return search(console, base, options, done)
+
+
+def run_once(console: Console, run: Run, under_pdb: bool) -> int:
+    if under_pdb:
+        return FOUND if debug(run) else nothing_found(console, 1)
+    finding = perform(run)
+    if finding is None:
+        return nothing_found(console, 1)
+    console.print(finding.message)
+    return FOUND
+
+
+def nothing_found(console: Console, runs: int) -> int:
+    console.print(f"{runs} run{'s' * (runs != 1)}: nothing found.")
+    return NOTHING_FOUND
+
+
+def search(console: Console, base: Run, options: argparse.Namespace, done: Done) -> int:
+    """Run until something is found; then make it smaller."""
+    strategies = [options.strategy] if options.strategy else STRATEGIES
+    models = [options.memory_model] if options.memory_model else MODELS
+    with progress_bar() as bar:
+        seen = World()
+        first = perform(Run(base.scenario, base.parameters, faults=base.faults), None, seen)  # also: how long it is
+        length = max(seen.calls, 1)
+        runs = planned(base, range(options.seeds or SEEDS), strategies, models, length)
+        task = bar.add_task(base.scenario, total=len(runs))
+
+        def advance(number: int) -> None:
+            done.runs = number
+            bar.update(task, completed=number)
+
+        if first is not None and first.kind == ERROR:
+            finding: Finding | None = first
+        else:
+            with workers(options.jobs) as each:
+                finding = first_finding(runs, each, advance)
+        if finding is None:
+            bar.stop()
+            return nothing_found(console, len(runs))
+        plain = finding
+        if not options.no_shrink and finding.kind != ERROR:
+            bar.update(task, description="making it smaller", total=None)
+            with workers(options.jobs if length > SHORT_RUN else 1) as each:
+                finding = smallest(finding, each)
+    console.print(f"Found after {max(done.runs, 1)} of {len(runs)} runs: {finding.kind}")
+    if finding.run != plain.run:
+        console.print(f"First seen with: {plain.run.command}")
+    console.print()
+    console.print(finding.message)
+    console.print()
+    console.print("See it again, with --pdb in the debugger at the step that fails:")
+    console.print(f"  {finding.run.command}")
+    return FOUND
+
+
+@contextmanager
+def progress_bar() -> Any:
+    """On the terminal's error stream, and gone when it is done."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        yield bar
+
+
+def print_scenarios(console: Console) -> None:
+    from nbep.check.scenarios import SCENARIOS
+
+    for scenario in SCENARIOS.values():
+        console.print(f"{scenario.name:24} {scenario.about}")
+        console.print(
+            " " * 25 + " ".join(f"--{name.replace('_', '-')} {value}" for name, value in scenario.parameters.items())
+        )
+    console.print("A file with main(comm) is one, too; numbers that main takes are its options.")
+
+
+def print_faults(console: Console, name: str | None) -> int:
+    """The faults of a scenario's kernels, of a kernel, or of all."""
+    faults: list[Fault]
+    if name is None:
+        faults = list(own_faults().values())
+    elif name.endswith(".py"):
+        faults = faults_of(load_module(Path(name)))
+    else:
+        faults = faults_of(*kernels_of(name))
+    for fault in faults:
+        console.print(f"{fault.name:80} {fault.change}")
+    return NOTHING_FOUND
+
+
+def kernels_of(name: str) -> list[Any]:
+    """The kernels of a scenario, or of a name."""
+    from nbep.check.scenarios import SCENARIOS
+
+    scenario: Scenario | None = SCENARIOS.get(name)
+    names = (name,) if scenario is None else scenario.kernels
+    return [kernel for one in names for kernel in kernels_named(one)]

@@ -1,0 +1,209 @@
+"""Faults by name: each step of a kernel that keeps order can be left out, or made too weak, while the program runs.
+
+    with broken("intranode.combine.send_tokens: release of combine-tail"):
+        nbep.spawn(main, 2, "emulator", memory_model="checked")     # DataRace
+
+A name is a place, which is a function of device code, and a step in it. `faults_of` finds the steps in the source, so
+that none is written down twice. A function is changed for all who call it, and is as before when the block ends.
+
+ kind        a step                                                    what comes in its place
+ release     a store or an atomic that publishes                       the same, relaxed
+ acquire     a load or an atomic that observes                         the same, relaxed
+ scope       an order among several GPUs, or among blocks of one       the next smaller scope
+ fence       a fence, also one of the copy engine                      nothing
+ barrier     threads, blocks or ranks that meet                        nothing; of a vote, the own opinion
+ copies      a wait for the copy engine                                nothing
+ network     a wait for messages, or an order behind them              nothing, or no such order
+ head        a wait for room, or what a reader says that it has read   no wait, or one slot more
+ reset       cells that become empty                                   nothing: they stay as they are
+ ring size   a number of slots                                         one slot more
+
+The emulator alone runs such kernels: a GPU's are compiled before.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType
+from typing import Any
+
+from nbep.check.steps import calls_of, function_tree, ring_sizes_of
+from nbep.device import primitives
+from nbep.device.jit import over
+
+Edit = Callable[[ast.FunctionDef], None]
+
+# What comes in the place of a step.
+NOTHING = "nothing"
+OPINION = "its last argument"
+TRUE = "True"
+ENDLESS = "a number that no ring reaches"
+UNORDERED = "its last argument is False"
+ONE_MORE = "one more"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One step of one function, and what comes in its place.
+
+    name: the place and the step, as `broken` takes it
+    kind: see the table above
+    step: the name of what is called there, or num_slots
+    number: which of the steps of that name in the function it is, counted from 0
+    instead: one of the constants above, or an order or a scope
+    """
+
+    name: str
+    kind: str
+    function: FunctionType = field(repr=False)
+    step: str
+    number: int
+    instead: str
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def change(self) -> str:
+        """What is done, in a few words."""
+        if self.instead in (NOTHING, OPINION, TRUE, ENDLESS, UNORDERED, ONE_MORE):
+            return f"{self.step}: {self.instead}"
+        return f"{self.step}: {self.instead} instead"
+
+    def apply(self, tree: ast.FunctionDef, steps: dict[str, list[ast.expr]]) -> None:
+        """Change a function's tree; `steps` are those of the unchanged one."""
+        node = steps[self.step][self.number]
+        if self.instead == NOTHING:
+            _Replace(node, None).visit(tree)
+        elif self.instead == OPINION:
+            _Replace(node, node.args[-1]).visit(tree)  # type: ignore[attr-defined]
+        elif self.instead == TRUE:
+            _Replace(node, ast.Constant(True)).visit(tree)
+        elif self.instead == ENDLESS:
+            _Replace(node, ast.Constant(1 << 30)).visit(tree)
+        elif self.instead == UNORDERED:
+            node.args[-1] = ast.copy_location(ast.Constant(False), node)  # type: ignore[attr-defined]
+        elif self.instead == ONE_MORE and isinstance(node, ast.Call):
+            node.args[1] = _plus_one(node.args[1])
+        elif self.instead == ONE_MORE:
+            _Replace(node, _plus_one(node)).visit(tree)
+        else:
+            node.func.id = weakened_name(self.step, self.instead)  # type: ignore[attr-defined]
+
+
+def _plus_one(node: ast.expr) -> ast.expr:
+    return ast.BinOp(node, ast.Add(), ast.Constant(1))
+
+
+class _Replace(ast.NodeTransformer):
+    """Puts an expression in place of another one, or nothing in place of the statement that is the call."""
+
+    def __init__(self, old: ast.expr, new: ast.expr | None):
+        self.old = old
+        self.new = None if new is None else ast.copy_location(new, old)
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        if self.new is None and node.value is self.old:
+            return ast.copy_location(ast.Pass(), node)
+        return self.generic_visit(node)
+
+    def visit(self, node: ast.AST) -> Any:
+        if node is self.old and self.new is not None:
+            return self.new
+        return super().visit(node)
+
+
+_active: dict[FunctionType, list[Fault | Edit]] = {}  # what is changed now
+_plain: dict[FunctionType, CodeType] = {}  # and what it was before
+
+
+@contextmanager
+def broken(*faults: str | Fault) -> Iterator[None]:
+    """Run with faults, which are given by name or as `faults_of` lists them.
+
+    Raises: LookupError if nbep's kernels have no fault of that name; it names some that are alike
+    """
+    from nbep.check.catalogue import fault_of
+
+    with ExitStack() as stack:
+        for fault in faults:
+            fault = fault_of(fault) if isinstance(fault, str) else fault
+            stack.enter_context(_changed(fault.function, fault))
+        yield
+
+
+def edited(function: FunctionType, edit: Edit) -> Any:
+    """Run with a function whose tree is changed by `edit`: for faults that are no single step."""
+    return _changed(function, edit)
+
+
+@contextmanager
+def _changed(function: FunctionType, change: Fault | Edit) -> Iterator[None]:
+    _active.setdefault(function, []).append(change)
+    try:
+        _plain.setdefault(function, function.__code__)
+        _recompile(function)
+        yield
+    finally:
+        _active[function].remove(change)
+        _recompile(function)
+
+
+def _recompile(function: FunctionType) -> None:
+    """Let a function do what its source and all that is changed in it say."""
+    changes = _active[function]
+    if changes:
+        tree = function_tree(function)
+        steps = {**calls_of(tree), "num_slots": ring_sizes_of(tree)}
+        for change in changes:
+            if isinstance(change, Fault):
+                change.apply(tree, steps)
+            else:
+                change(tree)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name) and "__" in node.id and node.id not in function.__globals__:
+                name, _, weaker = node.id.partition("__")
+                if hasattr(primitives, name):
+                    function.__globals__[node.id] = weakened(name, weaker)
+        function.__code__ = _code_of(tree, function)
+    else:
+        function.__code__ = _plain.pop(function)
+        del _active[function]
+    if hasattr(function, "kernel_spec"):
+        over.cache_clear()  # kernels for other networks are copies of it
+
+
+def _code_of(tree: ast.FunctionDef, function: FunctionType) -> CodeType:
+    """The code of a changed tree; its lines are those of the function's source."""
+    tree.decorator_list = []
+    module = ast.fix_missing_locations(ast.Module([tree], []))
+    codes = compile(module, function.__code__.co_filename, "exec", dont_inherit=True).co_consts
+    return next(code for code in codes if isinstance(code, CodeType) and code.co_name == function.__name__)
+
+
+def weakened_name(primitive: str, weaker: str) -> str:
+    """How a weakened primitive is called in a changed function."""
+    return f"{primitive}__{weaker}"
+
+
+def weakened(primitive: str, weaker: str) -> FunctionType:
+    """A primitive with a weaker order or a smaller scope."""
+    plain = getattr(primitives, primitive)
+    tree = ast.parse(textwrap.dedent(inspect.getsource(plain))).body[0]
+    assert isinstance(tree, ast.FunctionDef)
+    words = ORDERS if weaker in ORDERS else SCOPES
+    said = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and node.value in words]
+    assert len(said) == 1, primitive
+    said[0].value = weaker
+    ast.increment_lineno(tree, plain.__code__.co_firstlineno - 1)
+    code = _code_of(tree, plain)
+    return FunctionType(code, plain.__globals__, weakened_name(primitive, weaker), plain.__defaults__)
+
+
+ORDERS = ("weak", "relaxed", "acquire", "release", "acq_rel", "volatile")
+SCOPES = ("cta", "gpu", "sys")

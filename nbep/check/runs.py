@@ -1,0 +1,203 @@
+"""One run of a scenario: all that it depends on, what it finds, and the command that does it again."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import nbep
+from nbep.check.catalogue import fault_of, faults_of
+from nbep.check.faults import Fault, broken
+from nbep.check.scenario import Scenario, accepted, load_module, load_scenario
+from nbep.host.faults import NetworkError, PeerTimeout
+
+MODELS = ("checked", "delayed", "sc")  # the one that says most comes first
+STRATEGIES = ("uniform", "few_preemptions", "starved", "late")
+PACKAGE_PARENT = Path(nbep.__file__).resolve().parent.parent
+
+# What a run may find, in the words of the table of faults.
+RACE, WRONG, DEADLOCK, MEMORY, TIMEOUT, REPORTED = (
+    "race",
+    "wrong result",
+    "deadlock",
+    "memory check",
+    "time-out",
+    "kernel's report",
+)
+ERROR = "error"
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that a run depends on.
+
+    parameters: those of the scenario that are not as it says
+    strategy: see nbep.emulator.schedule.strategies
+    faults: names of what is broken in it
+    """
+
+    scenario: str
+    parameters: tuple[tuple[str, int], ...] = ()
+    seed: int = 0
+    strategy: str = "uniform"
+    memory_model: str = "sc"
+    faults: tuple[str, ...] = ()
+
+    @property
+    def values(self) -> dict[str, int]:
+        """All parameters of the scenario."""
+        return {**load_scenario(self.scenario).parameters, **dict(self.parameters)}
+
+    def with_values(self, **changed: int) -> Run:
+        """The same run with other parameters."""
+        plain = load_scenario(self.scenario).parameters
+        values = {**self.values, **changed}
+        return replace(self, parameters=tuple((name, values[name]) for name in plain if values[name] != plain[name]))
+
+    @property
+    def command(self) -> str:
+        """What a user types to see it again."""
+        words = ["nbep", "check", self.scenario]
+        for name, value in self.parameters:
+            words += [option_of(name), str(value)]
+        words += ["--seed", str(self.seed), "--strategy", self.strategy, "--memory-model", self.memory_model]
+        for name in self.faults:
+            words += ["--fault", name]
+        return shlex.join(words)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a run has found.
+
+    kind: one of the words above
+    message: what was raised
+    calls: primitive calls up to there
+    """
+
+    run: Run
+    kind: str
+    message: str
+    calls: int
+
+    @property
+    def first_line(self) -> str:
+        return self.message.partition("\n")[0]
+
+
+class World:
+    """Takes note of the world of a run."""
+
+    def __init__(self) -> None:
+        self.world: Any = None
+
+    @property
+    def calls(self) -> int:
+        return 0 if self.world is None else self.world.calls
+
+
+def option_of(parameter: str) -> str:
+    return "--" + parameter.replace("_", "-")
+
+
+def faults_in(run: Run) -> list[Fault]:
+    """The faults of a run, of nbep's kernels or of those in the user's file."""
+    path = Path(run.scenario)
+    own = faults_of(load_module(path)) if run.faults and path.suffix == ".py" else []
+    return [fault_of(name, own) for name in run.faults]
+
+
+def perform(
+    run: Run, on_failure: Callable[[BaseException], object] | None = None, seen: World | None = None
+) -> Finding | None:
+    """Run it; what it finds, or None.
+
+    Args: on_failure is called with the first error, while all threads still stand where they were
+          seen takes note of the world
+    """
+    scenario = load_scenario(run.scenario)
+    seen = seen or World()
+    values = run.values
+    with broken(*faults_in(run)):
+        try:
+            _run(scenario, run, values, on_failure, seen)
+        except Exception as error:
+            kind = ERROR if isinstance(error, ValueError) and seen.calls == 0 else kind_of(error)  # wrong numbers
+            return Finding(run, kind, text_of(error), seen.calls)
+    return None
+
+
+def _run(scenario: Scenario, run: Run, values: dict[str, int], on_failure: Callable | None, seen: World) -> None:
+    arguments = accepted(scenario.main, values)
+
+    def main(comm: Any) -> Any:
+        seen.world = comm.runtime.world
+        return scenario.main(comm, **arguments)
+
+    results = nbep.spawn(
+        main,
+        values["ranks"],
+        "emulator",
+        seed=run.seed,
+        memory_model=run.memory_model,
+        strategy=run.strategy,
+        on_failure=on_failure,
+    )
+    if scenario.check is not None:
+        try:
+            scenario.check(results, **accepted(scenario.check, values))
+        except Exception as error:
+            if on_failure is not None:
+                on_failure(error)
+            raise
+
+
+def kind_of(error: BaseException) -> str:
+    """What a run that ends so has found."""
+    if isinstance(error, nbep.DataRace):
+        return RACE
+    if isinstance(error, nbep.DeadlockError):
+        return DEADLOCK
+    if isinstance(error, (PeerTimeout, NetworkError)):
+        return TIMEOUT
+    if isinstance(error, nbep.EmulatorError):
+        return MEMORY
+    if isinstance(error, AssertionError):
+        return WRONG
+    return REPORTED if isinstance(error, ValueError) and _is_from_host(error) else ERROR
+
+
+def _is_from_host(error: BaseException) -> bool:
+    """Whether nbep has raised it, and not the user's code."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and "nbep" in Path(trace.tb_frame.f_code.co_filename).parts
+
+
+def text_of(error: BaseException) -> str:
+    """An error as it is shown: without the machine's paths."""
+    name = type(error).__name__
+    text = re.sub(r"[^\s(]*site-packages/", "", str(error).replace(f"{PACKAGE_PARENT}/", ""))
+    return f"{name}: {text}" if text else name
+
+
+def planned(
+    base: Run, seeds: Sequence[int], strategies: Sequence[str], models: Sequence[str], length: int
+) -> list[Run]:
+    """The runs of a search: each seed under all models, and the strategies in turn.
+
+    Args: length: primitive calls of such a run, among which preemptions are chosen
+    """
+    runs = []
+    for seed in seeds:
+        # Each strategy meets all residues of the seed: the longest quantum depends on them.
+        strategy = strategies[(seed + seed // 6) % len(strategies)]
+        if strategy == "few_preemptions":
+            strategy = f"few_preemptions:{1 + seed // 8 % 4}:{length}"
+        runs += [replace(base, seed=seed, strategy=strategy, memory_model=model) for model in models]
+    return runs

@@ -1,0 +1,108 @@
+"""What is run again and again: a function of each rank, and what must come out of it.
+
+A file of a user's is a scenario, too:
+
+    NUM_RANKS = 2                      if it is not there: 2
+
+    def main(comm, tokens=8): ...      once per rank; numbers with defaults are options (`--tokens 3`)
+
+    def check(results, tokens=8): ...  may be there: gets what the ranks have returned, and raises AssertionError if it
+                                       is wrong. main may use assert, too
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+Parameters = Mapping[str, int]
+
+
+class ScenarioError(Exception):
+    """A scenario that cannot be run: what is wrong with it, in words for the user."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A program for a number of ranks.
+
+    name: as users type it: that of one of nbep's, or a path
+    about: what it does, in a line
+    main: main(comm, **parameters), once per rank
+    check: check(results, **parameters) raises AssertionError if what the ranks have returned is wrong
+    parameters: numbers that the program takes, and what they are if nobody says; "ranks" is one
+    least: how small they may become when a failing run is made smaller; 1 if it is not said
+    kernels: whose faults it can show: names of kernels, or of folders of them
+    variants: parameters that lead into all of their code, for faults
+    """
+
+    name: str
+    about: str
+    main: Callable[..., Any] = field(repr=False)
+    check: Callable[..., None] | None = field(repr=False)
+    parameters: Parameters
+    least: Parameters = field(default_factory=dict)
+    kernels: tuple[str, ...] = ()
+    variants: tuple[Parameters, ...] = ({},)
+
+
+@cache
+def load_scenario(name: str) -> Scenario:
+    """One of nbep's scenarios, or that of a file.
+
+    Raises: ScenarioError
+    """
+    from nbep.check.scenarios import SCENARIOS
+
+    if name in SCENARIOS:
+        return SCENARIOS[name]
+    path = Path(name)
+    if path.suffix != ".py" and not path.exists():
+        raise ScenarioError(f"no scenario {name!r}; there are {', '.join(SCENARIOS)}, and files with main(comm)")
+    return scenario_of(load_module(path), name)
+
+
+@cache
+def load_module(path: Path) -> ModuleType:
+    """A user's file as a module. Its errors are the user's."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ScenarioError(f"{path}: no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # as if the file were run
+    spec.loader.exec_module(module)
+    return module
+
+
+def scenario_of(module: ModuleType, name: str) -> Scenario:
+    """The scenario that a module with main(comm) is."""
+    main, check = getattr(module, "main", None), getattr(module, "check", None)
+    if not callable(main):
+        raise ScenarioError(f"{name}: has no function main(comm)")
+    parameters = {"ranks": getattr(module, "NUM_RANKS", 2), **numbers_of(main)}
+    about = (inspect.getdoc(module) or "").partition("\n")[0] or f"main of {name}"
+    return Scenario(name, about, main, check if callable(check) else None, parameters)
+
+
+def numbers_of(function: Callable) -> dict[str, int]:
+    """The parameters of a function that have numbers for defaults."""
+    defaults = {p.name: p.default for p in inspect.signature(function).parameters.values()}
+    return {name: int(value) for name, value in defaults.items() if isinstance(value, int)}
+
+
+def accepted(function: Callable, parameters: Parameters) -> dict[str, int]:
+    """Those parameters that a function takes."""
+    taken = inspect.signature(function).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in taken):
+        return dict(parameters)
+    return {p.name: parameters[p.name] for p in taken if p.name in parameters}

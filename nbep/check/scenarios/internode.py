@@ -1,0 +1,133 @@
+"""Between nodes: dispatch and combine, and cached dispatches."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import nbep
+from nbep.check.cases import Case, make_case
+from nbep.check.compare import Report
+from nbep.check.scenario import Scenario
+from nbep.check.scenarios.tokens import Plan, call_round, counts_of, expected_round
+from nbep.host.internode.rings import combine_rings, dispatch_rings
+
+# ranks: of all nodes. chunk, slots: inside a node; rdma_chunk, rdma_slots: between nodes. threads: of a block, 0 for
+# what suits. 1 or 0: tma, a copy engine; ibgda, the software NIC; uneven, other numbers of tokens on each rank;
+# grouped, tokens that go to half of the nodes alone. inputs: seed of the tokens.
+PARAMETERS = {
+    "ranks": 4,
+    "nodes": 2,
+    "tokens": 4,
+    "hidden": 16,
+    "topk": 4,
+    "channels": 1,
+    "chunk": 2,
+    "slots": 4,
+    "rdma_chunk": 2,
+    "rdma_slots": 4,
+    "threads": 0,
+    "rounds": 1,
+    "fp8": 0,
+    "tma": 1,
+    "ibgda": 0,
+    "uneven": 0,
+    "grouped": 0,
+    "inputs": 0,
+}
+LEAST = {"ranks": 2, "nodes": 2, "hidden": 16, "threads": 0, "fp8": 0, "ibgda": 0, "uneven": 0, "grouped": 0}
+# What is run for faults.
+USUAL = {"tokens": 16, "channels": 2, "slots": 8, "rounds": 2, "uneven": 1}
+SMALL = {"channels": 1, "slots": 4}
+LONG = {**SMALL, "hidden": 4608, "tokens": 3}  # a row takes two stages
+# Small, so that queues wrap and messages are cut.
+NIC = nbep.NicOptions(num_entries=64, chunk_bytes=512, seed=1)
+
+
+def plan_of(is_cached: bool, parameters: dict[str, int]) -> Plan:
+    names = ("chunk", "slots", "rdma_chunk", "rdma_slots")
+    sizes = [parameters[name] for name in names]
+    config = nbep.Config(2 * parameters["channels"], *sizes, num_threads=parameters["threads"] or None)
+    return Plan("combine", is_cached, bool(parameters["fp8"]), config)
+
+
+def cases_of(parameters: dict[str, int]) -> list[Case]:
+    """The inputs of each round."""
+    num_ranks = parameters["ranks"]
+    return [
+        make_case(
+            parameters["inputs"] + number,
+            num_ranks=num_ranks,
+            num_nodes=parameters["nodes"],
+            num_tokens=counts_of(parameters["tokens"], num_ranks, bool(parameters["uneven"])),
+            hidden=parameters["hidden"],
+            num_topk=parameters["topk"],
+            routing="grouped" if parameters["grouped"] else "everywhere",
+        )
+        for number in range(parameters["rounds"])
+    ]
+
+
+def main(comm: Any, is_cached: bool, **parameters: int) -> list[dict[str, Any]]:
+    """Rounds on one buffer, which is just large enough."""
+    comm.runtime.world.has_tma = bool(parameters["tma"])
+    if parameters["threads"]:
+        comm.runtime.notify_threads = 128
+    plan, hidden, topk = plan_of(is_cached, parameters), parameters["hidden"], parameters["topk"]
+    nodes = parameters["nodes"], comm.size // parameters["nodes"]
+    slot = ((1 if plan.is_fp8 else 2) * hidden, topk, hidden // 128 if plan.is_fp8 else 0)
+    rings = dispatch_rings(plan.config, *nodes, *slot), combine_rings(plan.config, *nodes, 2 * hidden, topk)
+    buffer = nbep.Buffer(
+        comm,
+        max(of_call.num_nvl_bytes for of_call in rings),
+        max(of_call.num_rdma_bytes for of_call in rings),
+        num_nvl_peers=nodes[1],
+        transport="ibgda" if parameters["ibgda"] else "direct",
+        nic=NIC,
+        num_qps_per_rank=parameters["channels"],
+    )
+    results = [call_round(buffer, case, plan) for case in cases_of(parameters)]
+    buffer.destroy()
+    return results
+
+
+def check(results: list[list[dict[str, Any]]], is_cached: bool, **parameters: int) -> None:
+    """Compare with the reference, bit for bit."""
+    plan = plan_of(is_cached, parameters)
+    for number, case in enumerate(cases_of(parameters)):
+        for rank, want in enumerate(expected_round(case, plan)):
+            Report(f"round {number}, rank {rank}").all_same(results[rank][number], want)
+
+
+def make(name: str, about: str, is_cached: bool, variants: tuple, *kernels: str) -> Scenario:
+    own = ("get_dispatch_layout", "internode.notify_dispatch", "internode.dispatch", "internode.combine", "network.nic")
+    mains = partial(main, is_cached=is_cached), partial(check, is_cached=is_cached)
+    usual = ({}, *({**USUAL, **variant} for variant in variants))
+    return Scenario(f"internode{name}", about, *mains, PARAMETERS, LEAST, (*own, *kernels), usual)
+
+
+SCENARIOS = (
+    make(
+        "",
+        "tokens go to their experts and come back",
+        False,
+        (
+            {},
+            {**SMALL, "fp8": 1, "hidden": 128},
+            {"ibgda": 1},
+            {"tma": 0},
+            LONG,
+            {**LONG, "tma": 0},
+            # Several warps a team and in notify, and batches in which there is nothing for a rank.
+            {"slots": 4, "chunk": 2, "threads": 320, "grouped": 1, "topk": 2},
+        ),
+        "internode.cached_notify",
+    ),
+    make(
+        ".cached",
+        "the same, each dispatched twice",
+        True,
+        ({"channels": 1, "chunk": 3, "rdma_chunk": 1, "rdma_slots": 8},),
+        "internode.cached_notify",
+    ),
+)

@@ -1,0 +1,260 @@
+"""The low-latency mode: dispatch and combine in turn, two at a time, and with a buffer that is cleaned."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+import nbep
+from nbep import reference
+from nbep.check.cases import Case, make_low_latency_case
+from nbep.check.compare import Report
+from nbep.check.scenario import Scenario
+from nbep.device.layout.low_latency import NUM_HALVES, LowLatencyShape, quarter_bytes_needed
+
+# experts: of each rank. fp8, dedup, logfmt: as the arguments use_fp8, deduplicate and use_logfmt. tma: whether there is
+# a copy engine. nic: everything between ranks goes through the software NIC. inputs: seed of the tokens.
+PARAMETERS = {
+    "ranks": 2,
+    "tokens": 3,
+    "hidden": 128,
+    "topk": 3,
+    "experts": 2,
+    "rounds": 1,
+    "fp8": 0,
+    "dedup": 0,
+    "logfmt": 0,
+    "tma": 1,
+    "nic": 0,
+    "inputs": 0,
+}
+LEAST = {"ranks": 2, "hidden": 128, "fp8": 0, "dedup": 0, "logfmt": 0, "nic": 0}
+ONE_EXPERT = {"experts": 1, "topk": 2}  # its rows are shared by all warps of a block
+USUAL = {"rounds": 3, "tokens": 7, "hidden": 256}  # of what is run for faults
+# What experts multiply by, in turn: all are powers of two but the tiny ones, and 1, tiny, -1 cancel.
+FACTORS = np.array([1, -1, 1.5 * 2**-18, 1, -1, 1.25 * 2**-17, 0.5], np.float32)
+
+
+def cases_of(parameters: dict[str, int]) -> list[Case]:
+    """The inputs of each round; every other rank has about half of the tokens."""
+    tokens, num_ranks = parameters["tokens"], parameters["ranks"]
+    return [
+        make_low_latency_case(
+            parameters["inputs"] + number,
+            num_ranks=num_ranks,
+            num_tokens=[tokens if rank % 2 == 0 else (tokens + 1) // 2 for rank in range(num_ranks)],
+            hidden=parameters["hidden"],
+            num_topk=parameters["topk"],
+            experts_per_rank=parameters["experts"],
+        )
+        for number in range(parameters["rounds"])
+    ]
+
+
+def make_buffer(comm: Any, case: Case, parameters: dict[str, int]) -> nbep.Buffer:
+    """A buffer that is just large enough."""
+    shape = LowLatencyShape(
+        case.num_ranks,
+        case.num_experts,
+        max(case.num_tokens),
+        case.hidden,
+        parameters["topk"],
+        0,
+        parameters["dedup"],
+        0,
+    )
+    network: dict[str, Any] = {}
+    if parameters["nic"]:
+        # So small that queues wrap, and that a message lies in several chunks.
+        network = {
+            "transport": "ibgda",
+            "num_nvl_peers": 1,
+            "nic": nbep.NicOptions(num_entries=64, chunk_bytes=256, seed=1),
+        }
+    return nbep.Buffer(
+        comm,
+        num_rdma_bytes=2 * NUM_HALVES * quarter_bytes_needed(shape),
+        low_latency_mode=True,
+        num_qps_per_rank=parameters["experts"],
+        **network,
+    )
+
+
+def apply_experts(received: reference.LowLatencyDispatched, rank: int) -> np.ndarray:
+    """What the experts of a rank make of their rows. Rows past recv_count become NaN: one that is read shows."""
+    values, scales = received.recv_x, received.recv_x_scales
+    out = np.full(values.shape, np.nan, reference.BF16)
+    for expert, count in enumerate(received.recv_count):
+        rows = values[expert, :count]
+        if scales is not None:
+            rows = reference.per_token_cast_back(rows, scales[expert, :count])
+        factor = FACTORS[(rank * len(values) + expert) % len(FACTORS)]
+        out[expert, :count] = (rows.astype(np.float32) * factor).astype(reference.BF16)
+    return out
+
+
+class Trip:
+    """One dispatch and one combine of one rank: four steps, between which those of other trips may lie."""
+
+    def __init__(self, buffer: nbep.Buffer, case: Case, parameters: dict[str, int]):
+        self.buffer = buffer
+        self.case = case
+        self.parameters = parameters
+        self.topk_idx = case.topk_idx[buffer.rank]
+        self.topk_weights = case.topk_weights[buffer.rank]
+        self.received: Any = None
+        self.combined_x: Any = None
+
+    def send_dispatch(self, with_hook: bool = True) -> None:
+        dedup = bool(self.parameters["dedup"])
+        self.x, self.count, self.handle, _, self.hook = self.buffer.low_latency_dispatch(
+            self.case.x[self.buffer.rank],
+            self.topk_idx,
+            max(self.case.num_tokens),
+            self.case.num_experts,
+            use_fp8=bool(self.parameters["fp8"]),
+            return_recv_hook=with_hook,
+            deduplicate=dedup,
+            topk_weights=self.topk_weights if dedup else None,
+        )
+
+    def receive_dispatch(self) -> None:
+        if self.hook is not None:
+            self.hook()
+        values, scales = self.x if isinstance(self.x, tuple) else (self.x, None)
+        info, layout = self.handle.src_info, self.handle.layout_range
+        self.received = reference.LowLatencyDispatched(values, scales, self.count, info, layout)
+
+    def send_combine(self, with_hook: bool = True) -> None:
+        self.combined_x, _, self.hook = self.buffer.low_latency_combine(
+            apply_experts(self.received, self.buffer.rank),
+            self.topk_idx,
+            self.topk_weights,
+            self.handle,
+            use_logfmt=bool(self.parameters["logfmt"]),
+            return_recv_hook=with_hook,
+        )
+
+    def receive_combine(self) -> None:
+        if self.hook is not None:
+            self.hook()
+
+    def whole(self) -> None:
+        """All four steps, each call with both of its phases in one launch."""
+        self.send_dispatch(with_hook=False)
+        self.receive_dispatch()
+        self.send_combine(with_hook=False)
+        self.receive_combine()
+
+
+def in_turn(trips: list[Trip]) -> None:
+    for trip in trips:
+        trip.whole()
+
+
+def two_at_a_time(trips: list[Trip]) -> None:
+    """All dispatches, then all combines, two calls under way: each is received when the next one is sent."""
+    trips[0].send_dispatch()
+    for trip, following in pairwise(trips):
+        following.send_dispatch()
+        trip.receive_dispatch()
+    trips[-1].receive_dispatch()
+    trips[0].send_combine()
+    for trip, following in pairwise(trips):
+        following.send_combine()
+        trip.receive_combine()
+    trips[-1].receive_combine()
+
+
+def with_cleans(trips: list[Trip]) -> None:
+    """clean_low_latency_buffer after each trip, and after a dispatch that nobody has received."""
+    for trip in trips:
+        trip.whole()
+        Trip(trip.buffer, trip.case, trip.parameters).send_dispatch()
+        case = trip.case
+        trip.buffer.clean_low_latency_buffer(max(case.num_tokens), case.hidden, case.num_experts)
+
+
+def main(comm: Any, order: Any, **parameters: int) -> list[tuple]:
+    """Trips on one buffer; what each has received and summed up."""
+    comm.runtime.world.has_tma = bool(parameters["tma"])
+    if order is with_cleans:
+        comm.runtime.notify_threads = 128  # warps that do not know of each other by themselves
+    cases = cases_of(parameters)
+    buffer = make_buffer(comm, cases[0], parameters)
+    trips = [Trip(buffer, case, parameters) for case in cases]
+    order(trips)
+    buffer.destroy()
+    return [(trip.received, trip.combined_x) for trip in trips]
+
+
+def check(results: list[list[tuple]], **parameters: int) -> None:
+    """Compare with the reference, bit for bit; rows of one expert and source come in any order."""
+    for number, case in enumerate(cases_of(parameters)):
+        dispatched = reference.low_latency_dispatch(
+            case.x, case.topk_idx, max(case.num_tokens), case.num_experts, use_fp8=bool(parameters["fp8"])
+        )
+        combined = reference.low_latency_combine(
+            [apply_experts(of_rank, rank) for rank, of_rank in enumerate(dispatched)],
+            case.topk_idx,
+            case.topk_weights,
+            dispatched,
+            use_logfmt=bool(parameters["logfmt"]),
+            deduplicate=bool(parameters["dedup"]),
+        )
+        for rank, (received, combined_x) in enumerate(of_rank[number] for of_rank in results):
+            report = Report(f"round {number}, rank {rank}")
+            report.same("recv_count", received.recv_count, dispatched[rank].recv_count)
+            report.same("layout_range", received.layout_range, dispatched[rank].layout_range)
+            report.all_same(rows_of(received), rows_of(dispatched[rank]))
+            report.same("combined_x", combined_x, combined[rank])
+
+
+def rows_of(received: reference.LowLatencyDispatched) -> dict[str, np.ndarray]:
+    """The arrays with rows that mean something, by name and expert, those of each source by token."""
+    received = received.in_order()
+    names = ["recv_x", "src_info"] + (["recv_x_scales"] if received.recv_x_scales is not None else [])
+    counts = received.recv_count
+    return {f"{name} of expert {e}": getattr(received, name)[e, :n] for name in names for e, n in enumerate(counts)}
+
+
+def make(name: str, about: str, order: Any, variants: tuple, *kernels: str) -> Scenario:
+    own = ("low_latency.dispatch", "low_latency.combine", "network.nic", *kernels)
+    defaults = {**PARAMETERS, "rounds": 1 if order is in_turn else 2}
+    usual = [{**USUAL, **variant} for variant in variants]
+    return Scenario(f"low_latency{name}", about, partial(main, order=order), check, defaults, LEAST, own, tuple(usual))
+
+
+ONCE = {"fp8": 1, "dedup": 1}
+SCENARIOS = (
+    make(
+        "",
+        "dispatch and combine in turn, on one buffer",
+        in_turn,
+        (
+            {"fp8": 1},
+            ONCE,
+            {"logfmt": 1, **ONE_EXPERT},
+            {"logfmt": 1, "tma": 0, **ONE_EXPERT},
+            {**ONCE, "ranks": 3, "tokens": 2},  # a block counts for two ranks
+            {"hidden": 2304, "tokens": 3},  # the stages of the send phase reach into those of the receive phase
+            {"dedup": 1, "nic": 1, "tokens": 6, **ONE_EXPERT},
+        ),
+    ),
+    make(
+        ".overlap",
+        "with hooks: each call is received when the next one is sent",
+        two_at_a_time,
+        ({"fp8": 1}, ONE_EXPERT, ONCE, {"tma": 0}, {**ONCE, "tma": 0}, {"fp8": 1, "nic": 1}),
+    ),
+    make(
+        ".clean",
+        "with a buffer that is cleaned between the rounds",
+        with_cleans,
+        ({}, ONCE),
+        "low_latency.clean_low_latency_buffer",
+    ),
+)

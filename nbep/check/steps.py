@@ -1,0 +1,69 @@
+"""The steps of a function of device code: what is called there, in the order of its lines; numbers of slots."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from types import FunctionType
+
+
+def function_tree(function: FunctionType) -> ast.FunctionDef:
+    """The tree of a function's source, with the line numbers of its file; nested functions have none of their own.
+
+    Raises: OSError if the source cannot be found
+    """
+    lines, first = inspect.getsourcelines(function)
+    tree = ast.parse(textwrap.dedent("".join(lines)))
+    ast.increment_lineno(tree, first - 1)
+    found = tree.body[0]
+    if not isinstance(found, ast.FunctionDef):
+        raise OSError(f"{function.__name__} is not written with def")
+    return found
+
+
+def calls_of(tree: ast.AST) -> dict[str, list[ast.expr]]:
+    """All calls of names in a tree, by the name."""
+    found: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            found.setdefault(node.func.id, []).append(node)
+    return {name: sorted(nodes, key=position) for name, nodes in found.items()}
+
+
+def ring_sizes_of(tree: ast.AST) -> list[ast.expr]:
+    """Where a tree reads the number of slots of a ring, but for what it only reports."""
+    reported = {id(inner) for call in calls_of(tree).get("report_fault", []) for inner in ast.walk(call)}
+    found = [
+        node
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Attribute) and node.attr == "num_slots") and id(node) not in reported
+    ]
+    return sorted(found, key=position)
+
+
+def position(node: ast.expr) -> tuple[int, int]:
+    return node.lineno, node.col_offset
+
+
+def cell_of(call: ast.Call, lines: list[str], first: int) -> str:
+    """What a call's address is called: the tag of its pair, or the constant or the name in it."""
+    for number in range(call.lineno, (call.end_lineno or call.lineno) + 1):
+        _, is_tagged, tag = lines[number - first].partition("# PAIR ")
+        if is_tagged:
+            return tag.split(":")[0].split()[0]
+    if not call.args:
+        return ""
+    terms = _terms(call.args[0])
+    constants = [term for term in terms if isinstance(term, ast.Name) and term.id.isupper()]
+    address = constants[-1] if constants else terms[0]
+    if isinstance(address, ast.Call):
+        address = address.func
+    return address.attr if isinstance(address, ast.Attribute) else ast.unparse(address)
+
+
+def _terms(node: ast.expr) -> list[ast.expr]:
+    """What is added up."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return [*_terms(node.left), *_terms(node.right)]
+    return [node]

@@ -1,0 +1,233 @@
+"""`nbep check` finds what is wrong, makes it small, says how to see it again, and says by its exit status whether."""
+
+import linecache
+import shlex
+import subprocess
+import sys
+
+import pytest
+from processes import LIMIT_S
+
+from nbep.check import Run, debug, main, perform, search
+from nbep.check.runs import MODELS, STRATEGIES, planned
+from nbep.check.scenario import load_scenario
+
+TAIL = "intranode.combine.send_tokens: release of combine-tail"
+USERS = '''
+"""Rank 0 sends numbers to rank 1, one after the other."""
+import numpy as np
+import nbep
+from nbep.device.jit import kernel
+from nbep.device.primitives import (
+    ld_acquire_sys_s32, ld_weak_s32, st_relaxed_sys_s32, st_release_sys_s32, st_weak_s32, wait_expired
+)
+from nbep.device.protocols.peers import Bounds, Peers, buffer_of
+from nbep.device.types import I32, Out
+
+DATA, FLAG = 0, 1024
+
+@kernel(max_threads=1)
+def send(out: Out, peers: Peers, bounds: Bounds, tokens: I32):
+    cells = buffer_of(peers, 1)
+    if peers.rank == 0:
+        for i in range(tokens):
+            st_weak_s32(cells + DATA + 4 * i, 10 + i)
+        RAISE(cells + FLAG, 1)
+    elif peers.rank == 1:
+        while ld_acquire_sys_s32(cells + FLAG) == 0:
+            wait_expired(1 << 62)
+        for i in range(tokens):
+            st_weak_s32(out + 4 * i, ld_weak_s32(cells + DATA + 4 * i))
+
+def main(comm, tokens=5, is_wrong=False):
+    memory = nbep.NodeMemory.create(comm, 2048, timeout_ms=5000)
+    out = np.zeros(tokens, np.int32)
+    comm.barrier()
+    memory.runtime.launch(memory.comm_stream, send, 1, 1, 0, out, memory.peers, memory.bounds, tokens)
+    memory.wait()
+    memory.close()
+    assert not is_wrong, "said so"
+    return out.tolist()
+
+def check(results, tokens=5):
+    assert results[1] == list(range(10, 10 + tokens)), results
+'''
+
+
+@pytest.fixture
+def program(tmp_path):
+    """Writes the user's file; RAISE is what raises the flag."""
+
+    def write(raise_flag):
+        path = tmp_path / f"user_{raise_flag}.py"
+        path.write_text(USERS.replace("RAISE", raise_flag))
+        return str(path)
+
+    return write
+
+
+def run_command(capsys, *argv):
+    status = main([*argv, "--jobs", "1"])
+    return status, capsys.readouterr().out
+
+
+def test_a_program_without_faults_is_not_blamed(program, capsys):
+    status, out = run_command(capsys, program("st_release_sys_s32"), "--seeds", "8")
+    assert (status, out) == (0, "24 runs: nothing found.\n")
+
+
+def test_what_is_found_is_made_small_and_its_command_finds_it_again(program, capsys):
+    path = program("st_relaxed_sys_s32")
+    status, out = run_command(capsys, path, "--seeds", "8", "--ranks", "4")
+    assert status == 1
+    assert "DataRace" in out
+    command = shlex.split(out.splitlines()[-1])
+    assert command[:3] == ["nbep", "check", path]
+    assert command[command.index("--tokens") + 1] == "1"
+    assert "--ranks" not in command  # 2, as the file has it
+    status, again = run_command(capsys, *command[2:])
+    assert status == 1
+    assert again.strip() in out
+
+
+def test_results_that_are_wrong_are_found_where_stores_are_late(program, capsys):
+    path = program("st_relaxed_sys_s32")
+    status, out = run_command(capsys, path, "--memory-model", "delayed", "--seeds", "40", "--no-shrink")
+    assert status == 1
+    assert "wrong result" in out
+
+
+def test_numbers_with_defaults_are_options(program, capsys):
+    path = program("st_release_sys_s32")
+    assert load_scenario(path).parameters == {"ranks": 2, "tokens": 5, "is_wrong": 0}
+    status, out = run_command(capsys, path, "--is-wrong", "1", "--seeds", "1")
+    assert status == 1
+    assert "said so" in out
+
+
+def test_a_fault_of_a_users_kernel_is_found_by_name(program, capsys):
+    path = program("st_release_sys_s32")
+    status, out = run_command(capsys, path, "--fault", "send: release of FLAG", "--seeds", "4", "--no-shrink")
+    assert status == 1
+    assert "race" in out
+    assert "--fault 'send: release of FLAG'" in out.splitlines()[-1]
+
+
+def test_each_fault_of_a_users_file_is_broken_in_turn(program, capsys):
+    status, out = run_command(capsys, "--faults", program("st_release_sys_s32"), "--seeds", "2")
+    assert status == 0
+    assert "4 faults: 4 are found" in out
+
+
+def test_a_fault_of_nbeps_own_is_found_by_name(capsys):
+    status, out = run_command(capsys, "intranode.combine", "--fault", TAIL, "--seeds", "2", "--no-shrink")
+    assert status == 1
+    assert "tail[channel 0, src 0]" in out
+
+
+def test_several_processes_find_the_same_as_one(program, capsys):
+    path = program("st_relaxed_sys_s32")
+    arguments = path, "--seeds", "4", "--no-shrink", "--jobs"
+    outs = []
+    for jobs in ("1", "2"):
+        assert main([*arguments, jobs]) == 1
+        outs.append(capsys.readouterr().out)
+    assert outs[0] == outs[1]
+
+
+def test_all_strategies_and_models_take_part():
+    runs = planned(Run("intranode.layout"), range(48), STRATEGIES, MODELS, 1000)
+    assert {(run.strategy.partition(":")[0], run.memory_model) for run in runs} == {
+        (strategy, model) for strategy in STRATEGIES for model in MODELS
+    }
+    # Seeds bound quanta in six ways: each strategy meets all of them.
+    for strategy in STRATEGIES:
+        assert {run.seed % 6 for run in runs if run.strategy.startswith(strategy)} == set(range(6))
+
+
+def test_preemptions_become_fewer():
+    finding = perform(Run("intranode.combine", (), 0, "few_preemptions:3:9000", "checked", (TAIL,)))
+    assert finding.kind == "race"
+    small = search.smallest(finding, map).run
+    assert small.strategy == "uniform"
+    assert small.values["tokens"] == 1
+    assert small.values["ranks"] == 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "which SCENARIO"),
+        (["nothing"], "no scenario 'nothing'; there are intranode.layout"),
+        (["nothing.py"], "no Python file"),
+        (["intranode.layout", "--colour", "3"], "takes --ranks --tokens"),
+        (["intranode.layout", "--fault", "x"], "no fault 'x'"),
+        (["intranode.layout", "--strategy", "fair"], "must be uniform"),
+        (["intranode.layout", "--pdb"], "takes --seed"),
+        (["--faults", "nothing"], "no kernel 'nothing'"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_runs(argv, message, capsys):
+    with pytest.raises(SystemExit) as raised:
+        main(argv)
+    assert raised.value.code == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_scenarios_and_faults_are_listed(capsys):
+    assert run_command(capsys, "--list")[1].startswith("intranode.layout")
+    assert TAIL in run_command(capsys, "intranode.combine", "--list-faults")[1]
+    assert TAIL not in run_command(capsys, "intranode.layout", "--list-faults")[1]
+
+
+@pytest.mark.parametrize("fault", [TAIL, "intranode.combine.send_tokens: wait for head"])
+def test_the_debugger_stops_at_the_kernels_line_that_fails(fault, monkeypatch, capsys):
+    frames = []
+
+    def look(trace):
+        while trace.tb_next is not None:
+            trace = trace.tb_next
+        frames.append((trace.tb_frame.f_code.co_name, sorted(trace.tb_frame.f_locals)))
+
+    monkeypatch.setattr("pdb.post_mortem", look)
+    assert main(["intranode.combine", "--fault", fault, "--seed", "0", "--pdb"]) == 1
+    name, names = frames[0]
+    assert f"({name})" in capsys.readouterr().out
+    assert "rows" in names or "dst" in names
+
+
+def test_the_debugger_stops_in_a_thread_that_waits_if_all_do(program, monkeypatch):
+    lines = []
+
+    def look(trace):
+        while trace.tb_next is not None:
+            trace = trace.tb_next
+        lines.append(linecache.getline(trace.tb_frame.f_code.co_filename, trace.tb_lineno).strip())
+
+    monkeypatch.setattr("pdb.post_mortem", look)
+    assert debug.debug(Run(program("max")))  # nobody raises the flag
+    assert lines == ["wait_expired(1 << 62)"]
+
+
+def test_the_debugger_does_not_stop_where_nothing_fails(program, monkeypatch, capsys):
+    monkeypatch.setattr("pdb.post_mortem", pytest.fail)
+    assert main([program("st_release_sys_s32"), "--seed", "3", "--pdb"]) == 0
+    assert capsys.readouterr().out == "1 run: nothing found.\n"
+
+
+def test_ctrl_c_ends_it_in_one_line():
+    code = (
+        "import nbep.check.command as c, os, signal\n"
+        "plain = c.first_finding\n"
+        "def interrupted(runs, each, advance):\n"
+        "    def told(number):\n"
+        "        advance(number)\n"
+        "        if number == 2: os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return plain(runs, each, told)\n"
+        "c.first_finding = interrupted\n"
+        "if __name__ == '__main__': raise SystemExit(c.main(['intranode.layout', '--jobs', '2']))\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S)
+    assert out.returncode == 130
+    assert out.stdout == "Interrupted after 2 runs; nothing was found up to there.\n"
+    assert out.stderr == ""

@@ -1,0 +1,79 @@
+"""The table of faults in docs/faults.md is what the emulator finds."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from table import FOUND, LINES, is_found_again
+
+from nbep.check.catalogue import faults_of, kernels_named, own_faults
+from nbep.check.reasons import REASONS, reason_for
+from nbep.check.rows import Line, lines_in, text_of
+from nbep.check.runs import Run
+from nbep.check.table import Row, Task, check_fault, tasks_of
+
+# Kernels all of whose steps have a line.
+WITH_LINES = [*kernels_named("get_dispatch_layout"), *kernels_named("intranode")]
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
+
+
+def test_every_step_that_can_be_broken_has_a_line():
+    with_lines = {line.fault for line in LINES}
+    missing = [fault.name for fault in faults_of(*WITH_LINES) if fault.name not in with_lines]
+    assert missing == [], "out of date: run `python docs/faults.py KERNEL`"
+    assert [line.fault for line in LINES] == [name for name in own_faults() if name in with_lines]
+
+
+def test_what_nothing_finds_has_a_reason():
+    for line in LINES:
+        assert (line.base is None) == bool(line.reason)
+        if line.base is None:
+            assert line.reason == reason_for(line.fault)
+
+
+def test_no_reason_is_given_for_what_is_not_there():
+    names = own_faults()
+    places = {
+        ".".join(place.split(".")[: end + 1])
+        for name in names
+        for place in [name.partition(":")[0]]
+        for end in range(9)
+    }
+    assert REASONS.keys() <= names.keys() | places
+
+
+def test_what_has_a_reason_is_not_found():
+    """Then the reason is not true."""
+    assert [fault for fault in FOUND if fault in REASONS] == []
+
+
+@pytest.mark.parametrize(
+    "line", [line for line in FOUND if "intranode" in line.base.scenario][::9], ids=lambda line: line.fault
+)
+def test_a_line_finds_its_fault(line: Line):
+    assert is_found_again(line)
+
+
+def test_a_step_that_breaks_nothing_is_a_hole_unless_there_is_a_reason():
+    run = Run("intranode.layout")  # its kernel has no tail
+    hole = check_fault(Task("teams.publish_tail: release of dispatch-tail", (run,), 1))
+    assert hole == Row(hole.fault, "", 1, None, "")
+    assert hole.is_hole
+    told = check_fault(Task("low_latency.send_once.tell_counts: syncwarp", (run,), 1))
+    assert not told.is_hole
+    assert "brings the lanes together" in told.found
+
+
+def test_faults_are_looked_for_where_their_function_is_called():
+    by_fault = {task.fault: task.bases for task in tasks_of("get_dispatch_layout", 3)}
+    assert {run.scenario for run in by_fault["get_dispatch_layout: syncthreads"]} >= {"intranode.layout"}
+
+
+def test_lines_are_read_as_they_are_written():
+    lines = [
+        Line("a.b: release of c", "race", "checked", 2, Run("intranode.layout", (("tokens", 3), ("topk", 1))), ""),
+        Line("a.b: syncwarp 2", "", "", 0, None, "not needed, here"),
+    ]
+    assert lines_in(f"text\n{text_of(lines)}more\n") == lines
+    assert lines_in(PAGE.read_text()) == LINES
+    assert replace(Run("x"), seed=1) != Run("x")
