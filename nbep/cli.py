@@ -1,4 +1,4 @@
-"""The `nbep` command: `nbep demo`, `nbep check`, `nbep bench <name>`, `nbep puzzle`, `nbep model`, `nbep compile`, `nbep info`.
+"""The `nbep` command: `nbep demo`, `nbep puzzle`, `nbep check`, `nbep bench <name>`, `nbep model`, `nbep compile` ...
 
 Each subcommand is a module with `main(argv) -> int | None`; it is imported only when it is asked for, so that
 `nbep demo` does not load Numba.

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 from table import faults_of_mode, is_found, runs_of
 
-import nbep
 from nbep.check import Run, perform
 from nbep.device import primitives
 from nbep.device.kernels.internode import notify_dispatch
@@ -36,6 +35,6 @@ def test_a_step_that_is_broken_is_caught(fault):
 @pytest.mark.parametrize("weaker", ["st_weak_s32", "st_relaxed_gpu_s32"])
 def test_counts_that_the_cpu_polls_and_that_need_not_reach_it_are_a_data_race(weaker, monkeypatch):
     monkeypatch.setattr(notify_dispatch, "st_relaxed_sys_s32", getattr(primitives, weaker))
-    failure = perform(replace(runs_of("internode")[0], seed=0, memory_model="checked"))
-    assert isinstance(failure, nbep.DataRace)
-    assert "the CPU polls 4 bytes" in str(failure)
+    found = perform(replace(runs_of("internode")[0], seed=0, memory_model="checked"))
+    assert found is not None
+    assert "the CPU polls 4 bytes" in found.text
