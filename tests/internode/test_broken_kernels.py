@@ -37,4 +37,4 @@ def test_counts_that_the_cpu_polls_and_that_need_not_reach_it_are_a_data_race(we
     monkeypatch.setattr(notify_dispatch, "st_relaxed_sys_s32", getattr(primitives, weaker))
     found = perform(replace(runs_of("internode")[0], seed=0, memory_model="checked"))
     assert found is not None
-    assert "the CPU polls 4 bytes" in found.text
+    assert "the CPU polls 4 bytes" in found.message
