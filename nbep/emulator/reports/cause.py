@@ -19,6 +19,7 @@ from .waiting import Group, warps_and_lanes, who
 
 if TYPE_CHECKING:
     from ..machine.access import Cell
+    from ..machine.stream import Launch
     from ..machine.thread import Thread
     from ..world import World
 
@@ -49,6 +50,9 @@ class Waits:
         self.groups = groups
         self.group_of = {thread: group for group in groups for thread in group.threads}
         self.blocks = {block.name: block for launch in world.launches for block in launch.blocks}
+        self.index = {group: None if group.cell is None else index_of(group.cell) for group in groups}
+        self.indices = {group: {index_of(cell) for cell in group.wait.cells} - {None} for group in groups}
+        self.has_lost_warps = {launch: _has_lost_a_warp(launch) for launch in world.launches}
         self.awaited = {group: self._awaited(group) for group in groups}
         self.number = {group: i for i, group in enumerate(groups)}
         # By number: a bit for each group that it waits for, directly or not; and of those that it surely waits for.
@@ -243,22 +247,21 @@ class Waits:
     def is_sure(self, group: Group, other: Group) -> bool:
         """Whether a group waits for this other one, not only for some thread of its rank."""
         awaited = self.awaited[group]
-        polling = [there for there in awaited.groups if there.cell is not None]
-        at = None if group.cell is None else index_of(group.cell)
-        if other in awaited.exact or (at is not None and at in map(index_of, other.wait.cells)):
+        if other in awaited.exact or self.index[group] in self.indices[other]:
             return True
-        return len(polling) < 2 and not self._has_lost_a_warp(other)
-
-    def _has_lost_a_warp(self, group: Group) -> bool:
-        """Whether all threads of a warp have left the kernel of a group: they may be the ones that are waited for."""
-        warps = [warp for block in group.launch.blocks for warp in block.warps]
-        return any(all(thread.exited for thread in warp.lanes) for warp in warps)
+        if self.has_lost_warps[other.launch]:  # they may be the ones that are waited for
+            return False
+        return sum(there.cell is not None for there in awaited.groups) < 2
 
     def _far_from(self, group: Group, here: Group) -> tuple[bool, bool, int]:
         """How little a group has to do with another one that waits for it: with its threads, or with its index."""
         groups = self.awaited[group].groups
-        at = None if here.cell is None else index_of(here.cell)
-        return here not in groups, at is None or at not in map(index_of, group.wait.cells), len(groups)
+        return here not in groups, self.index[here] not in self.indices[group], len(groups)
+
+
+def _has_lost_a_warp(launch: Launch) -> bool:
+    """Whether all threads of a warp have left a kernel."""
+    return any(all(thread.exited for thread in warp.lanes) for block in launch.blocks for warp in block.warps)
 
 
 def paragraph(waits: Waits, hosts: list[tuple[str, str]]) -> list[str]:
