@@ -445,9 +445,10 @@ BETWEEN_NODES = [
         "bounds, here, total, num_warps",
         "bounds, here, 0, num_warps",
         (
-            FORWARDER + "warp 0, lane 1)",
-            "waits for rank 2: the next tokens in an RDMA ring, the peer's among them",
-            "It polls `rdma_buffer` of rank 0: tail[channel 0, node 1] (byte 136844), expects 1 and sees 0",
+            FORWARDER + "warp 0, lane 0) waits for rank 0: the next tokens in an RDMA ring",
+            "It polls `rdma_buffer` of rank 0: tail[channel 0, node 0] (byte 136840), expects 1 and sees 0",
+            "It polls `rdma_buffer` of rank 0: head[channel 0, node 0] (byte 137480), expects 1 and sees 0",
+            "They wait in a circle: rank 0 internode dispatch forwarder -> rank 0 internode dispatch RDMA sender",
             NO_STORE,
         ),
         ("Next to it, `rdma_buffer` of rank 0: tail",),

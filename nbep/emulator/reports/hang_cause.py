@@ -19,21 +19,27 @@ from .waiting import Group, warps_and_lanes, who
 
 if TYPE_CHECKING:
     from ..machine.access import Cell
+    from ..machine.stream import Launch
     from ..machine.thread import Thread
     from ..world import World
 
 _MOST_NEAR = 2
 _MOST_CELLS = 2  # besides the one that a wait is about
 _LONGEST = 120  # characters of a list of threads
-_MOST_HOPS = 3  # of a circle, in words
+_MOST_HOPS = 4  # of a circle, in words
 
 
 class Awaited(NamedTuple):
-    """Whom a group waits for: a rank, if one is known, and groups; is_over: the one who stored last is not there."""
+    """Whom a group waits for: a rank, if one is known, and groups.
+
+    is_over: the one who stored last is not there
+    exact: those of the groups that are known to be waited for themselves, and not just their rank
+    """
 
     rank: int | None
     groups: list[Group]
     is_over: bool = False
+    exact: tuple[Group, ...] = ()
 
 
 class Waits:
@@ -44,9 +50,15 @@ class Waits:
         self.groups = groups
         self.group_of = {thread: group for group in groups for thread in group.threads}
         self.blocks = {block.name: block for launch in world.launches for block in launch.blocks}
+        self.index = {group: None if group.cell is None else index_of(group.cell) for group in groups}
+        self.indices = {group: {index_of(cell) for cell in group.wait.cells} - {None} for group in groups}
+        self.has_lost_warps = {launch: _has_lost_a_warp(launch) for launch in world.launches}
         self.awaited = {group: self._awaited(group) for group in groups}
         self.number = {group: i for i, group in enumerate(groups)}
-        self.reach = self._close()  # by number: a bit for each group that it waits for, directly or not
+        # By number: a bit for each group that it waits for, directly or not; and of those that it surely waits for.
+        self.reach = self._close([self.awaited[group].groups for group in groups])
+        self.sure = {group: [g for g in self.awaited[group].groups if self.is_sure(group, g)] for group in groups}
+        self.sure_reach = self._close(list(self.sure.values()))
 
     # --- whom a group waits for ---------------------------------------------------------------------------------
 
@@ -54,14 +66,15 @@ class Waits:
         wait = group.wait
         if wait.absent or wait.strangers:
             threads = [*wait.absent, *wait.strangers]
-            return Awaited(None, _unique(self.group_of[t] for t in threads if t in self.group_of))
+            missing = _unique(self.group_of[t] for t in threads if t in self.group_of)
+            return Awaited(None, missing, exact=tuple(missing))
         cells = [cell for cell in wait.cells if isinstance(cell[0], Allocation)]
         main = group.cell
         if main is None or main not in cells:
             return Awaited(None, [])
-        whole = self._awaited_at(group, main)
-        others = [other for cell in cells if cell is not main for other in self._awaited_at(group, cell).groups]
-        return whole._replace(groups=_unique([*whole.groups, *others]))
+        parts = [self._awaited_at(group, main), *(self._awaited_at(group, c) for c in cells if c is not main)]
+        groups = _unique(other for part in parts for other in part.groups)
+        return parts[0]._replace(groups=groups, exact=tuple(other for part in parts for other in part.exact))
 
     def _awaited_at(self, group: Group, cell: Cell) -> Awaited:
         """Whom a group waits for that polls a cell."""
@@ -78,14 +91,13 @@ class Waits:
             if thread is None:
                 others = [g for g in self.groups if of_rank(g) == source != group.rank]
                 return Awaited(source, others, is_over=True)
-            return Awaited(source, [self.group_of[thread]] if thread in self.group_of else [])
+            there = [self.group_of[thread]] if thread in self.group_of else []
+            return Awaited(source, there, exact=tuple(there))
         only = self._only_rank(allocation, offset, group)
         if only is not None:
             return self._of_rank(group, only, None)
         if not allocation.number:
-            blocks = {thread.block for thread in group.threads}
-            there = [g for g in self.groups if g is not group and blocks & {t.block for t in g.threads}]
-            return Awaited(None, [g for g in there if not self._misses(g, group)] or there)
+            return self._of_block(group, allocation, offset)
         if self.world.num_ranks == 1:
             return Awaited(None, [g for g in self.groups if g is not group])
         return Awaited(None, [])
@@ -99,12 +111,23 @@ class Waits:
                 return Awaited(rank, [], is_over=True)
             there = None if thread is None or thread in group.threads else self.group_of.get(thread)
             if there is not None and not self._misses(there, group):
-                return Awaited(rank, [there])
+                return Awaited(rank, [there], exact=(there,))
             is_over = thread is None and kernel_of(writer[0]) == group.launch.name and not is_atomic(writer[2])
         others = [g for g in self.groups if of_rank(g) == rank and g is not group]
         if rank == group.rank:  # those who wait in the same way, or for each other at a barrier, do not hold it up
             others = [g for g in others if g.chain[:1] != group.chain[:1] and g.wait.cells]
         return Awaited(rank, others, is_over)
+
+    def _of_block(self, group: Group, allocation: Allocation, offset: int) -> Awaited:
+        """A cell in shared memory to which nobody has stored: who did next to it, or else all that waits there."""
+        writers = [self.thread_of(allocation.writers[at]) for at in near(allocation, offset, None)]
+        known = _unique(self.group_of[t] for t in writers if t in self.group_of)
+        known = [g for g in known if g.chain[:1] != group.chain[:1] and not self._misses(g, group)]
+        if known:
+            return Awaited(None, known[:1], exact=(known[0],))
+        blocks = {thread.block for thread in group.threads}
+        there = [g for g in self.groups if g is not group and blocks & {t.block for t in g.threads}]
+        return Awaited(None, [g for g in there if not self._misses(g, group)] or there)
 
     def _elsewhere(self, group: Group) -> list[Group]:
         """Groups that have not come to where this one waits."""
@@ -147,9 +170,9 @@ class Waits:
 
     # --- the cause ----------------------------------------------------------------------------------------------
 
-    def _close(self) -> list[int]:
+    def _close(self, awaited: list[list[Group]]) -> list[int]:
         """The transitive closure of who waits for whom; a group waits for itself if the waits go round."""
-        reach = [sum(1 << self.number[other] for other in self.awaited[group].groups) for group in self.groups]
+        reach = [sum(1 << self.number[other] for other in others) for others in awaited]
         for i in range(len(reach)):
             for j, mask in enumerate(reach):
                 if mask >> i & 1:
@@ -187,12 +210,14 @@ class Waits:
                 is_kin = stem_of(cell[0], around[0]) == stem_of(cell[0], cell[1])
                 missed = 0 if is_kin else 2 - (awaited.rank is not None)
         order = self.number[group]
+        goes_round = bool(self.sure_reach[order] >> order & 1)
         is_of_another = awaited.rank not in (None, group.rank)
         tells = (
             not group.wait.lacking,
             group.told is None,
             not awaited.is_over,
             missed,
+            not goes_round,
             not is_of_another,
             not is_unwritten,
         )
@@ -200,16 +225,20 @@ class Waits:
 
     def way_round(self, group: Group) -> list[Group]:
         """The shortest way from a group back to it, without its end; empty if there is none."""
+        awaited = {other: self.awaited[other].groups for other in self.groups}
+        return self._shortest(group, self.sure) or self._shortest(group, awaited)
+
+    def _shortest(self, group: Group, awaited: dict[Group, list[Group]]) -> list[Group]:
         before: dict[Group, Group] = {}
         queue = deque([group])
         while queue:
             here = queue.popleft()
-            if group in self.awaited[here].groups:
+            if group in awaited[here]:
                 way = [here]
                 while way[-1] is not group:
                     way.append(before[way[-1]])
                 return way[::-1]
-            for other in sorted(self.awaited[here].groups, key=lambda g: self._far_from(g, here)):
+            for other in sorted(awaited[here], key=lambda g: self._far_from(g, here)):
                 if other not in before and other is not group:
                     before[other] = here
                     queue.append(other)
@@ -218,22 +247,21 @@ class Waits:
     def is_sure(self, group: Group, other: Group) -> bool:
         """Whether a group waits for this other one, not only for some thread of its rank."""
         awaited = self.awaited[group]
-        polling = [there for there in awaited.groups if there.cell is not None]
-        at = None if group.cell is None else index_of(group.cell)
-        if awaited.rank is None or (at is not None and at in map(index_of, other.wait.cells)):
+        if other in awaited.exact or self.index[group] in self.indices[other]:
             return True
-        return len(polling) < 2 and not self._has_lost_a_warp(other)
-
-    def _has_lost_a_warp(self, group: Group) -> bool:
-        """Whether all threads of a warp have left the kernel of a group: they may be the ones that are waited for."""
-        warps = [warp for block in group.launch.blocks for warp in block.warps]
-        return any(all(thread.exited for thread in warp.lanes) for warp in warps)
+        if self.has_lost_warps[other.launch]:  # they may be the ones that are waited for
+            return False
+        return sum(there.cell is not None for there in awaited.groups) < 2
 
     def _far_from(self, group: Group, here: Group) -> tuple[bool, bool, int]:
         """How little a group has to do with another one that waits for it: with its threads, or with its index."""
         groups = self.awaited[group].groups
-        at = None if here.cell is None else index_of(here.cell)
-        return here not in groups, at is None or at not in map(index_of, group.wait.cells), len(groups)
+        return here not in groups, self.index[here] not in self.indices[group], len(groups)
+
+
+def _has_lost_a_warp(launch: Launch) -> bool:
+    """Whether all threads of a warp have left a kernel."""
+    return any(all(thread.exited for thread in warp.lanes) for block in launch.blocks for warp in block.warps)
 
 
 def paragraph(waits: Waits, hosts: list[tuple[str, str]]) -> list[str]:
