@@ -64,7 +64,7 @@ def advice(clue):
         return "Row -1 lies in front of the first one: an expert that the token did not have adds nothing."
     if clue.kind == "wrong result":
         got, expected = (np.ascontiguousarray(a).view(BF16).astype(np.float32) for a in (clue.got, clue.expected))
-        close = np.abs(got - expected) <= 0.04 * np.abs(expected) + 0.04
+        close = np.isclose(got, expected, rtol=0.04, atol=0.04, equal_nan=True)
         if close.all():
             return "All numbers are about right, but not all bits. Is every step in float32, in order, rounded once?"
         wrong = [int(t) for t in np.argwhere(~close.all(axis=1))[:, 0]]
