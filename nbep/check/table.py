@@ -22,7 +22,7 @@ from nbep.check.scenario import load_module
 from nbep.check.search import workers
 
 MODELS = ("checked", "delayed")  # what `sc` shows, `delayed` shows too
-REASON_SEEDS = 1  # of a fault that is not expected to be found
+REASON_RUNS = 3  # of a fault that is not expected to be found, with one seed
 FEW_TASKS = 16  # are for one process
 MOST_CALLS = 3_000_000  # primitive calls after which no further seed is begun
 LENGTH = 10_000  # primitive calls of a usual run, for preemptions
@@ -90,8 +90,10 @@ def tasks_of(what: str, num_seeds: int) -> list[Task]:
     tasks = []
     for fault in faults_of(*kernels):
         bases = [run for run, functions in reached.items() if fault.function in functions]
-        seeds = min(num_seeds, REASON_SEEDS) if reason_for(fault.name) else num_seeds
-        tasks.append(Task(fault.name, tuple(bases), seeds))
+        if reason_for(fault.name):
+            tasks.append(Task(fault.name, tuple(bases[:REASON_RUNS]), min(num_seeds, 1)))
+        else:
+            tasks.append(Task(fault.name, tuple(bases), num_seeds))
     return tasks
 
 
