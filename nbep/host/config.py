@@ -16,7 +16,7 @@ from nbep.device.layout.intranode import (
     align_up,
     num_nvl_bytes_needed,
 )
-from nbep.host.arguments import integer, refuse
+from nbep.host.arguments import flags, integer, refuse
 from nbep.host.internode.rings import Rings, combine_rings, dispatch_rings, most_that_fit
 
 # What the size hints reserve for each token in a ring.
@@ -79,6 +79,8 @@ class Config:
             )
         if self.num_push_sms is not None:
             object.__setattr__(self, "num_push_sms", integer("num_push_sms", self.num_push_sms, 1))
+        if self.mix_roles is not None:
+            flags(mix_roles=self.mix_roles)
         if self.num_threads is not None:
             num_threads = integer("num_threads", self.num_threads)
             if num_threads <= 0 or num_threads % 32 != 0:
@@ -206,6 +208,7 @@ def table_config(table: Table, num_sms: int, num_ranks: int) -> Config:
 
     Raises: ValueError if the table has no entry for it
     """
+    num_ranks = integer("num_ranks", num_ranks, 1)
     if num_ranks in table.in_node:
         few, some, many = table.in_node[num_ranks]
         return Config(num_sms, few if num_sms <= 16 else some if num_sms <= 20 else many, IN_NODE_SLOTS, 6, 128)

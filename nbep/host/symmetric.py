@@ -115,10 +115,13 @@ class NodeMemory:
         def check() -> tuple[tuple[int, NetworkOptions], float, list[tuple[int, str]]]:
             if communicator.size > MAX_NVL_PEERS:
                 refuse("comm", f"{communicator.size} ranks", f"at most {MAX_NVL_PEERS} ranks")
-            offsets = sorted((integer(f"cells[{name!r}]", at, 0), str(name)) for name, at in dict(cells or {}).items())
+            if cells is not None and not isinstance(cells, Mapping):
+                refuse("cells", type(cells).__name__, "a mapping from names to offsets, or None")
+            offsets = sorted((integer(f"cells[{name!r}]", at, 0), str(name)) for name, at in (cells or {}).items())
             size = validate.symmetric_memory(runtime, "num_bytes", num_bytes, 1, handle_type)
             node_size = min(integer("num_nvl_peers", num_nvl_peers, 1), communicator.size)
-            options = NetworkOptions.check(transport, node_size, num_qps, True, nic or NicOptions(), communicator.size)
+            qps = integer("num_qps", num_qps, 1)
+            options = NetworkOptions.check(transport, node_size, qps, True, nic or NicOptions(), communicator.size)
             check_target(runtime, options)
             return (size, options), validate.timeout_ms("timeout_ms", timeout_ms), offsets
 

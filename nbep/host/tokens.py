@@ -16,6 +16,7 @@ from nbep.host.runtime.base import Array, MaybeArray, Runtime
 from nbep.host.symmetric import RDMA_COUNTER, NodeMemory
 
 BF16_BYTES = 2
+MAX_ROWS = (1 << 31) - 1
 
 
 class Counts(NamedTuple):
@@ -69,6 +70,10 @@ def check_counts(memory: NodeMemory, tokens: Tokens, counts: Counts, num_worst_t
         validate.array(runtime, "topk_idx", tokens.topk_idx, "int64", (tokens.num_tokens, "num_topk"))
         validate.topk_size("topk_idx", tokens.num_topk)
         validate.array(runtime, "topk_weights", tokens.topk_weights, "float32", (tokens.num_tokens, tokens.num_topk))
+        # Kernels number rows by int32; the emulator's addresses hold less.
+        most = min(MAX_ROWS, (runtime.max_symmetric_bytes or MAX_ROWS * tokens.hidden_bytes) // tokens.hidden_bytes)
+        if num_worst_tokens > most:
+            validate.refuse("num_worst_tokens", num_worst_tokens, f"at most {most}")
     elif num_worst_tokens > 0:
         validate.refuse("num_worst_tokens", num_worst_tokens, "0 without topk_idx and topk_weights")
     if num_worst_tokens == 0 and runtime.is_capturing:
