@@ -19,7 +19,7 @@ def output_texts(notebook: nbformat.NotebookNode) -> list[str]:
     return [str(output.get("text") or output.get("data", {}).get("text/plain", "")) for output in outputs]
 
 
-def test_there_are_fourteen():
+def test_there_are_these():
     assert [path.stem for path in NOTEBOOKS] == [
         "01_barrier",
         "02_layout",
@@ -35,6 +35,7 @@ def test_there_are_fourteen():
         "12_internode_notify",
         "13_internode_dispatch",
         "14_internode_combine",
+        "17_without_rings",
     ]
 
 

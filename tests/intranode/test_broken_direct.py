@@ -3,18 +3,29 @@
 `steps` finds them in the source, so a new one is tested, too. A few of them order nothing: NOT_NEEDED says why.
 """
 
+import importlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pytest
 from cases import make_case
-from intranode import Options, Outcome, check, combine, dispatch, dispatch_input, make_buffer_for
+from intranode import (
+    Options,
+    Outcome,
+    check,
+    combine,
+    dispatch,
+    dispatch_arguments,
+    dispatch_input,
+    make_buffer_for,
+)
 from parts import both_parts
 from steps import Step, steps_of
 from target import spawn
 from trips import cached_dispatch
 
 import nbep
+from nbep.device import primitives
 
 pytestmark = pytest.mark.emulator_only("the kernels are broken in Python")
 
@@ -111,6 +122,31 @@ NEEDED = [step for step in STEPS if str(step) not in NOT_NEEDED]
 def test_a_step_that_is_left_out_is_caught(step: Step, monkeypatch):
     step.leave_out(monkeypatch)
     assert is_caught("checked")
+
+
+def test_slots_that_are_announced_while_their_copies_are_under_way_are_a_data_race(monkeypatch):
+    """The stage has been read, which is enough for the next load only.
+
+    In dispatch the emulator does not see it: what reads the rows comes behind the peers' next barrier, or is a host.
+    """
+    case = make_case(1, num_tokens=9, num_topk=2, routing="everywhere")
+    options = Options(TWO_WARPS, zero_copy=True)
+
+    def in_place(comm):
+        buffer = make_buffer_for(comm, [(case, options)])
+        recv_x, *_, handle, _ = buffer.dispatch(**dispatch_arguments(buffer, case, options, comm.rank)[1])
+        buffer.combine(recv_x, handle, config=options.config, zero_copy=True)
+        buffer.destroy()
+
+    spawn(in_place, 2, (), 0, memory_model="checked")
+    monkeypatch.setattr(importlib.import_module(MODULES[1]), "tma_store_wait_all", primitives.tma_store_wait_read_all)
+
+    def run_all():
+        for seed in range(20):
+            spawn(in_place, 2, (), seed, memory_model="checked")
+
+    with pytest.raises(nbep.DataRace, match="slot"):
+        run_all()
 
 
 def test_no_step_is_said_to_be_needless_that_is_not_there():
