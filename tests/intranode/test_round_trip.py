@@ -25,6 +25,7 @@ def test_every_rank_has_another_number_of_tokens():
     run(make_case(3, num_ranks=4, num_tokens=[3, 0, 11, 1], num_topk=3))
 
 
+@pytest.mark.costs_time
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_any_routing(routing):
     run(make_case(4, num_ranks=4, num_tokens=6, num_topk=4, routing=routing))
