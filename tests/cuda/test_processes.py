@@ -66,7 +66,9 @@ def test_ranks_of_a_torch_process_group_get_what_the_reference_says(num_gpus):
 
 
 @pytest.mark.parametrize("num_gpus", [2, 8])
-@pytest.mark.parametrize("options", [[], ["--async"]], ids=["blocking", "async"])
+@pytest.mark.parametrize(
+    "options", [[], ["--async"], ["--zero-copy"], ["--async", "--zero-copy"]], ids=lambda options: " ".join(options)
+)
 def test_a_cuda_graph_of_dispatch_and_combine_takes_new_inputs(num_gpus, options):
     need_gpus(num_gpus)
     output = run_python(HERE / "graph_main.py", *options, ranks=num_gpus, **GPU_EACH)

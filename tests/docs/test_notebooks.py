@@ -19,7 +19,7 @@ def output_texts(notebook: nbformat.NotebookNode) -> list[str]:
     return [str(output.get("text") or output.get("data", {}).get("text/plain", "")) for output in outputs]
 
 
-def test_there_are_sixteen():
+def test_there_are_these():
     assert [path.stem for path in NOTEBOOKS] == [
         "01_barrier",
         "02_layout",
@@ -37,6 +37,7 @@ def test_there_are_sixteen():
         "14_internode_combine",
         "15_cached_notify",
         "16_casts",
+        "17_without_rings",
     ]
 
 

@@ -6,8 +6,11 @@ import pytest
 
 def pytest_generate_tests(metafunc):
     if "both_ways" in metafunc.fixturenames:
-        is_about_rings = any(metafunc.definition.iter_markers("about_rings"))
-        ways = ["rings"] if is_about_rings else ["rings", "zero_copy"]
+        marked = {mark.name for mark in metafunc.definition.iter_markers()}
+        ways: list = ["rings"]
+        if "about_rings" not in marked:
+            marks = [pytest.mark.thorough] if "costs_time" in marked else []
+            ways.append(pytest.param("zero_copy", marks=marks))
         metafunc.parametrize("both_ways", ways, indirect=True)
 
 

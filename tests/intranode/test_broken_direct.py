@@ -3,12 +3,22 @@
 `faults_of` finds them in the source, so a new one is tested, too. A few of them order nothing: NOT_NEEDED says why.
 """
 
+import importlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pytest
 from cases import make_case
-from intranode import Options, Outcome, check, combine, dispatch, dispatch_input, make_buffer_for
+from intranode import (
+    Options,
+    Outcome,
+    check,
+    combine,
+    dispatch,
+    dispatch_arguments,
+    dispatch_input,
+    make_buffer_for,
+)
 from parts import both_parts
 from table import LEFT_OUT
 from target import spawn
@@ -17,6 +27,7 @@ from trips import cached_dispatch
 import nbep
 from nbep.check import broken
 from nbep.check.catalogue import faults_of
+from nbep.device import primitives
 from nbep.device.kernels.intranode import direct_combine, direct_dispatch
 from nbep.device.protocols import staged_sums, waits
 
@@ -109,6 +120,33 @@ def test_unbroken_kernels_are_not_caught(memory_model):
 def test_a_step_that_is_left_out_is_caught(fault):
     with broken(fault):
         assert is_caught("checked")
+
+
+def test_slots_that_are_announced_while_their_copies_are_under_way_are_a_data_race(monkeypatch):
+    """The stage has been read, which is enough for the next load only.
+
+    In dispatch the emulator does not see it: what reads the rows comes behind the peers' next barrier, or is a host.
+    """
+    case = make_case(1, num_tokens=9, num_topk=2, routing="everywhere")
+    options = Options(TWO_WARPS, zero_copy=True)
+
+    def in_place(comm):
+        buffer = make_buffer_for(comm, [(case, options)])
+        recv_x, *_, handle, _ = buffer.dispatch(**dispatch_arguments(buffer, case, options, comm.rank)[1])
+        buffer.combine(recv_x, handle, config=options.config, zero_copy=True)
+        buffer.destroy()
+
+    spawn(in_place, 2, (), 0, memory_model="checked")
+    monkeypatch.setattr(
+        importlib.import_module(direct_combine.__name__), "tma_store_wait_all", primitives.tma_store_wait_read_all
+    )
+
+    def run_all():
+        for seed in range(20):
+            spawn(in_place, 2, (), seed, memory_model="checked")
+
+    with pytest.raises(nbep.DataRace, match="slot"):
+        run_all()
 
 
 def test_no_step_is_said_to_be_needless_that_is_not_there():

@@ -56,6 +56,7 @@ def test_biases_are_added_first(num_biases):
     run(make_case(7, num_ranks=4, num_tokens=5, num_topk=4), Options(num_biases=num_biases))
 
 
+@pytest.mark.costs_time
 @pytest.mark.parametrize(
     ("num_topk", "num_biases"), both_parts([(8, 2)], thorough=[(3, 0), (3, 1), (3, 2), (8, 0), (8, 1)])
 )

@@ -10,6 +10,7 @@ import nbep
 pytestmark = pytest.mark.usefixtures("both_ways")
 
 
+@pytest.mark.costs_time
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
 def test_tokens_arrive_in_order_of_rank_channel_token_and_return(num_ranks):
     run(make_case(1, num_ranks=num_ranks, num_tokens=5, num_topk=3))
@@ -24,11 +25,13 @@ def test_every_rank_has_another_number_of_tokens():
     run(make_case(3, num_ranks=4, num_tokens=[3, 0, 11, 1], num_topk=3))
 
 
+@pytest.mark.costs_time
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_any_routing(routing):
     run(make_case(4, num_ranks=4, num_tokens=6, num_topk=4, routing=routing))
 
 
+@pytest.mark.costs_time
 def test_all_tokens_of_eight_ranks_to_one_rank():
     run(make_case(5, num_ranks=8, num_tokens=4, num_topk=2, routing="one_rank", unused=0))
 

@@ -27,7 +27,7 @@ nothing and adds nothing; its peers are then over time, too.
 The tokens are dealt out to the warps of the grid one by one, neighbours to the same block. A warp goes through the
 ranks that want its token beginning with the one behind its own, so that not all send to the same.
 
-Source: DeepEP csrc/kernels/intranode.cu, dispatch; DeepEP V2 sends without rings, too
+Source: DeepEP csrc/kernels/intranode.cu, dispatch, which has rings. Break it: notebooks/17_without_rings.ipynb
 """
 
 from typing import NamedTuple
