@@ -121,6 +121,18 @@ def test_a_step_that_is_left_out_is_caught(step: Step, monkeypatch):
     assert is_caught("checked")
 
 
+@pytest.mark.parametrize(
+    ("module", "function"),
+    [
+        ("nbep.device.kernels.internode.dispatch_forwarder", "find_batch"),
+        ("nbep.device.protocols.totals", "wait_total"),
+    ],
+)
+def test_a_tail_that_is_not_acquired_goes_wrong_if_loads_may_be_early(module, function, monkeypatch):
+    Step(module, function, "ld_acquire_sys_s32", 0).leave_out(monkeypatch)
+    assert is_caught("delayed", PROGRAMS[:1])
+
+
 def test_no_step_is_said_to_be_needless_that_is_not_there():
     assert NOT_NEEDED.keys() <= {str(step) for step in STEPS}
 

@@ -187,6 +187,11 @@ def test_a_step_that_is_left_out_is_caught(step, monkeypatch):
     assert is_caught("checked", special_programs(step), range(12)) or is_caught("checked", PROGRAMS)
 
 
+def test_a_count_that_is_not_acquired_goes_wrong_if_loads_may_be_early(monkeypatch):
+    Step("nbep.device.protocols.arrivals", "wait_arrival", "ld_acquire_sys_s32", 0).leave_out(monkeypatch)
+    assert is_caught("delayed", PROGRAMS[:2])
+
+
 def test_no_step_is_said_to_be_needless_that_is_not_there():
     assert NOT_NEEDED.keys() | NOT_SEEN.keys() <= {str(step) for step in STEPS}
 
