@@ -104,8 +104,11 @@ def random_program(seed: int) -> Program:
             case _:
                 return f"fence.acq_rel{scope}"
 
-    threads = ["; ".join(step() for _ in range(choose.choice([2, 3]))) for _ in range(choose.choice([2, 2, 3]))]
-    return Program(f"program {seed}", tuple(threads), where, {})
+    threads = [[step() for _ in range(choose.choice([2, 3]))] for _ in range(choose.choice([2, 2, 3]))]
+    if where == "a block" and choose.random() < 0.5:
+        for steps in threads:
+            steps.insert(choose.randrange(len(steps) + 1), "bar")
+    return Program(f"program {seed}", tuple("; ".join(steps) for steps in threads), where, {})
 
 
 @pytest.mark.parametrize("numbers", both_parts([range(40)], thorough=[range(40, 300)]))

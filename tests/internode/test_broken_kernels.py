@@ -32,6 +32,19 @@ def test_a_step_that_is_broken_is_caught(fault):
     assert is_found(fault, "internode")
 
 
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "internode.dispatch_forwarder.find_batch: acquire of network-amo",
+        "totals.wait_total: acquire of network-amo",
+    ],
+)
+def test_a_tail_that_is_not_acquired_goes_wrong_if_loads_may_be_early(fault):
+    base = runs_of("internode")[0]
+    runs = [replace(base, seed=seed, memory_model="delayed", faults=(fault,)) for seed in range(4)]
+    assert any(perform(run) is not None for run in runs)
+
+
 @pytest.mark.parametrize("weaker", ["st_weak_s32", "st_relaxed_gpu_s32"])
 def test_counts_that_the_cpu_polls_and_that_need_not_reach_it_are_a_data_race(weaker, monkeypatch):
     monkeypatch.setattr(notify_dispatch, "st_relaxed_sys_s32", getattr(primitives, weaker))

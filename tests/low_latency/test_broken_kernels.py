@@ -40,6 +40,16 @@ def test_a_step_that_is_broken_is_caught(fault):
     assert is_found(fault, "low_latency")
 
 
+def test_a_count_that_is_not_acquired_goes_wrong_if_loads_may_be_early():
+    fault = "arrivals.wait_arrival: acquire of network-amo"
+    runs = [
+        replace(base, seed=seed, memory_model="delayed", faults=(fault,))
+        for seed in range(4)
+        for base in runs_of("low_latency")[:2]
+    ]
+    assert any(perform(run) is not None for run in runs)
+
+
 def credit_before_zeros(function: ast.FunctionDef) -> None:
     """Let the keeper give its credits before it empties the cells."""
     give = function.body.pop()
