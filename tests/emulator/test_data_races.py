@@ -440,8 +440,10 @@ def test_the_report_names_both_threads_both_lines_and_the_cell_that_was_polled()
         pass_message(store_and(store_tail("relaxed")), read, ranks=2)
     lines = [re.sub(r"py:\d+", "py:N", line) for line in str(caught.value).splitlines()]
     assert [re.sub(r"at \S*(test_data_races|litmus)", r"at \1", line) for line in lines[:-1]] == [
-        "the store to `memory` of rank 1: byte 32 is too weak to order the store before this load: "
-        "with relaxed.sys order it releases nothing, and no fence comes before it",
+        (
+            "the store to `memory` of rank 1: byte 32 is too weak to order the store before this load: "
+            "with relaxed.sys order it releases nothing, and no fence comes before it"
+        ),
         "  weak load of 4 bytes that another thread has stored",
         "  in `memory` of rank 1: byte 0",
         "    stored with weak order by rank 0, kernel `write`, block 0, warp 0, lane 0 (thread 0)",
@@ -462,13 +464,13 @@ def test_the_report_names_both_threads_both_lines_and_the_cell_that_was_polled()
 
 def test_two_launches_of_a_kernel_can_be_told_apart():
     world = World(1, memory_model="checked")
-    cell = world.ranks[0].space.allocate(4, "cell", zero=True)
+    cell = world.ranks[0].space.allocate(8, "cell", zero=True)
 
     def store(cell):
         t = current_thread()
+        t.atomic("add", cell + 4, "s32", 1, "relaxed", "sys")
+        wait_for(cell + 4, "relaxed", at_least=2)
         t.store(cell, "s32", 1, "weak", "cta")
-        for _ in range(100):
-            t.globaltimer()
 
     streams = [world.ranks[0].create_stream(name) for name in ("one", "two")]
     for stream in streams:

@@ -95,9 +95,13 @@ def _of_chain(race: Race, way: Way) -> Cause:
     return Cause("; and ".join(texts), way.links)
 
 
+def _link(flaw: Flaw) -> Link:
+    """Where it is; not of flaws between threads of a block."""
+    return Link(flaw.allocation, flaw.store, flaw.load)  # type: ignore[arg-type]
+
+
 def _both_ends(race: Race, flaw: Flaw) -> str:
-    allocation, store, load = flaw.allocation, flaw.store, flaw.load
-    assert allocation is not None and store is not None and load is not None
+    allocation, store, load = _link(flaw)
     ends = "the atomics on" if store.is_atomic and load.is_atomic else f"the {_noun(store)} to and the load of"
     hows = store.how if store.how == load.how else f"{store.how} and {load.how}"
     what = f"{ends} {allocation.cell(load.begin)} are both too weak to order {race.order}"
@@ -112,8 +116,7 @@ def _flaw(race: Race, flaw: Flaw, way: Way) -> str:
             return _vote(race, flaw, way)
         case "before" | "after":
             return _not_met(race, flaw.what, way)
-    allocation, store, load = flaw.allocation, flaw.store, flaw.load
-    assert allocation is not None and store is not None and load is not None
+    allocation, store, load = _link(flaw)
     cell = allocation.cell(load.begin)
     storing = f"the atomic on {cell}" if store.is_atomic else f"the store to {cell}"
     loading = f"the atomic on {cell} that reads it" if load.is_atomic else f"the load of {cell}"
@@ -230,8 +233,8 @@ def _is_overwritten(race: Race) -> bool:
 
 
 def _told_by_another(race: Race) -> Cause | None:
-    """A thread that was told to load, but not by the one that stores: that one may store before the load, or after it."""
-    thread, allocation, access, earlier = race
+    """A thread that was told to load, but not by the one that stores, which may do that before or after the load."""
+    thread, _, access, earlier = race
     if access.verb == earlier.verb or earlier.owner.block == thread.owner.block:
         return None
     link = _last_link(race)

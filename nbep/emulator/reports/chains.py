@@ -287,7 +287,7 @@ def _cheapest(told: list[Told]) -> list[Told]:
 
 
 def last_told(events: list[Event], listener: Owner, block: int) -> Link | None:
-    """The last strong store by a thread of a block that another thread can have heard of, however weakly, and the load.
+    """The last store by a thread of a block that another thread can have heard of, and the load; one end has an order.
 
     events: up to the time in question
     """
@@ -304,7 +304,7 @@ def last_told(events: list[Event], listener: Owner, block: int) -> Link | None:
                 cell = allocation, store.begin
                 reader = wanted.get(cell)
                 if reader is not None and store.owner is not reader.owner:
-                    if store.owner.block == block:
+                    if store.owner.block == block and (store.order in RELEASES or reader.order in ACQUIRES):
                         return Link(allocation, store, reader)
                     listeners.add(key_of(store.owner))
                 if store.is_atomic:
