@@ -4,11 +4,12 @@ import blocks
 import flags
 import kernels
 import pytest
+import rings
 from entries import check
 
 pytestmark = pytest.mark.emulator_only("the kernels are broken in Python")
 
-ENTRIES = [*flags.ENTRIES, *blocks.ENTRIES, *kernels.ENTRIES]
+ENTRIES = [*flags.ENTRIES, *blocks.ENTRIES, *rings.ENTRIES, *kernels.ENTRIES]
 
 
 @pytest.mark.parametrize("broken", ENTRIES, ids=str)
