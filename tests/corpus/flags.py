@@ -214,7 +214,8 @@ ENTRIES = [
     ),
     Broken(
         "flag: lanes write, a shuffle in place of a syncwarp", message(lanes_write(shuffle), lanes_read(meet_all), 32),
-        DataRace, ("no syncwarp orders", ("shfl.idx brings lanes together, but orders no memory", cell("flag"))), ("too weak", "scope"),
+        DataRace, ("no syncwarp orders", ("shfl.idx brings lanes together, but orders no memory", cell("flag"))),
+        ("too weak", "scope"),
         least=4,
     ),
     Broken(

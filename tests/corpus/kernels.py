@@ -136,5 +136,6 @@ ENTRIES = [
            least=2),
     Broken("layout: arrivals are relaxed",
            layouts(replaced(LAYOUT, "atom_add_acq_rel_gpu_s32", primitives.atom_add_relaxed_gpu_s32)), DataRace,
-           ("the atomics on `claim and layout workspace` of rank", ": byte 64 are both too weak"), ("byte 128", "scope"), least=2),
+           ("the atomics on `claim and layout workspace` of rank", ": byte 64 are both too weak"),
+           ("byte 128", "scope"), least=2),
 ]  # fmt: skip

@@ -138,7 +138,7 @@ ENTRIES = [
     Broken("ring: the sender does not wait", ring(sender(slots=ITEMS), receiver(pace=linger)), DataRace,
            (LOST, cell("data[")[:-2]), ("too weak", "scope", "tail"), range(8), least=4),
     Broken("ring: the sender takes it for larger than it is", ring(sender(slots=SLOTS + 1), receiver(pace=linger)),
-           DataRace, (LOST, cell("data[")[:-2]), ("too weak", "scope", "tail"), range(8), least=2),
+           DataRace, (LOST, cell("data[")[:-2]), ("too weak", "scope", "tail"), range(6), least=2),
     Broken("ring: the head moves before the load", ring(sender(), receiver(head_first=True, pace=linger)), DataRace,
            (LOST, cell("data[")[:-2], cell("head")), ("too weak", "scope", "tail"), range(8), least=2),
     Broken("ring: the tail moves before the store", ring(sender(tail_first=True), receiver()), DataRace,

@@ -241,7 +241,7 @@ def _overwritten(race: Race) -> Cause:
     events = history.between(0, earlier.time)
     link = next(told_by(events, earlier.owner, race.thread.owner.block, is_store=False), None)
     what = f"{race.cell} was overwritten before this load: this thread was told of the store before that one"
-    if link is None:
+    if link is None or link.store.time < earlier.before[0].time:
         return Cause(f"{what}, and nothing made the later one wait")
     cell = link.allocation.cell(link.load.begin)
     return Cause(
@@ -294,10 +294,14 @@ def _is_sound(race: Race, link: Link) -> bool:
 
 def _has_loaded_what_it_was_told(race: Race) -> bool:
     """Whether an earlier load has met bytes that somebody had told its thread of: they are to be stored to again."""
+    return any(_is_told(race.earlier.owner, race.thread.owner, store) for store in _met(race))
+
+
+def _met(race: Race) -> list[Access]:
+    """What an earlier load has loaded."""
     granules = range(race.earlier.begin >> 4, (race.earlier.end + 15) >> 4)
     stores = [store for granule in granules for store in race.allocation.last_stores.get(granule, ())]
-    met = [store for store in stores if store.begin < race.access.end and race.access.begin < store.end]
-    return any(_is_told(race.earlier.owner, race.thread.owner, store) for store in met)
+    return [store for store in stores if store.begin < race.access.end and race.access.begin < store.end]
 
 
 def _is_older(race: Race, told: Access, store: Access, storer: Owner) -> bool:
@@ -318,7 +322,7 @@ def _nothing(race: Race) -> Cause:
         what = f"{race.cell} is overwritten, and nothing at all tells this thread that it has been read"
         events = thread.world.history.between(0, thread.world.history.now)
         link = next(told_by(events, thread.owner, earlier.owner.block, is_store=False), None)
-        if link is None:
+        if link is None or all(link.store.time < store.time for store in _met(race)):
             return Cause(f"{what}: it has waited for nothing that comes after the load")
         cell = link.allocation.cell(link.load.begin)
         return Cause(
