@@ -464,13 +464,13 @@ def test_the_report_names_both_threads_both_lines_and_the_cell_that_was_polled()
 
 def test_two_launches_of_a_kernel_can_be_told_apart():
     world = World(1, memory_model="checked")
-    cell = world.ranks[0].space.allocate(4, "cell", zero=True)
+    cell = world.ranks[0].space.allocate(8, "cell", zero=True)
 
     def store(cell):
         t = current_thread()
+        t.atomic("add", cell + 4, "s32", 1, "relaxed", "sys")
+        wait_for(cell + 4, "relaxed", at_least=2)
         t.store(cell, "s32", 1, "weak", "cta")
-        for _ in range(100):
-            t.globaltimer()
 
     streams = [world.ranks[0].create_stream(name) for name in ("one", "two")]
     for stream in streams:

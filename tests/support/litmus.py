@@ -7,16 +7,16 @@ MBARRIER = 256  # shared bytes at which load_in_bulk puts it
 STARTED = 1020
 
 
-def run_together(kernels, seed):
+def run_together(kernels, seed, describe=None):
     """Run kernels (rank, function(t, memory), grid, block) at once; all start before any goes on.
 
     The memory is 1024 zeroed bytes of the last rank, of which the last four are taken.  What a kernel stores that ends
-    before another one starts would count as known.
+    before another one starts would count as known. describe: what its bytes are called
     """
     num_ranks = 1 + max(rank for rank, *_ in kernels)
     world = World(num_ranks, seed, memory_model="checked")
     owner = world.ranks[num_ranks - 1]
-    memory = owner.space.allocate(1024, "memory", zero=True)
+    memory = owner.space.allocate(1024, "memory", zero=True, describe=describe)
     streams = []
     for rank, function, grid, block in kernels:
         mine = memory if rank == num_ranks - 1 else world.ranks[rank].space.open(memory.handle)

@@ -372,7 +372,8 @@ class AccessingThread(greenlet):
 
 def describe_thread(rank: int, kernel: str, launch: int, block_idx: int, thread_idx: int) -> str:
     warp, lane = divmod(thread_idx, 32)
-    return f"{name_of(rank)}, {title_of(kernel, launch)}, block {block_idx}, warp {warp}, lane {lane} (thread {thread_idx})"
+    where = f"block {block_idx}, warp {warp}, lane {lane} (thread {thread_idx})"
+    return f"{name_of(rank)}, {title_of(kernel, launch)}, {where}"
 
 
 def wake_watchers(allocation: Allocation, granule: int) -> None:

@@ -1,4 +1,4 @@
-"""What ranks, their NICs and launches are called. A NIC has a number of its own, as if it were a rank: memory of its own, too."""
+"""What ranks, their NICs and launches are called. A NIC has a number of its own, as if it were a rank, and memory."""
 
 NIC_NUMBERS = 256  # from here up: 256 + the rank whose NIC it is
 

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 
 MAX_WARPS = 32  # of a block
 MBARRIER_BYTES = 8
+MAX_BEFORE = 4  # stores to the same bytes that a report knows of
 MANY_LOADS = 64  # of a granule; then those that everybody knows of are forgotten
 
 Cell = tuple[Allocation, int]
@@ -412,11 +413,12 @@ class CheckedThread(RememberingThread):
 
             stores = allocation.last_stores.get(granule, ())
             left = [*filter(is_left, stores), store]
-            if len(left) <= len(stores):
-                store.before = next(old for old in stores if old not in left)
-                store.before.before = None
+            loads = allocation.last_loads.pop(granule, {})
+            if len(left) <= len(stores) and all(map(is_left, loads.values())):
+                old = next(old for old in stores if old not in left)
+                store.before = old, *old.before[: MAX_BEFORE - 1]
+                old.before = ()
             allocation.last_stores[granule] = left
-            loads = allocation.last_loads.pop(granule, None)
             if loads:
                 remaining = {key: load for key, load in loads.items() if is_left(load)}
                 if remaining:

@@ -1,4 +1,4 @@
-"""The history of a run under `checked`: who has told whom something, for reports that say why nothing orders two accesses.
+"""The history of a run under `checked`: who has told whom something, for reports that say why there is a race.
 
 Only what may order threads is written down: strong stores and loads, fences, and meetings. The oldest is forgotten.
 """

@@ -62,8 +62,8 @@ class Access:
     reach: of its scope; 0 for a weak one, which may meet no other access unordered
     number: of the first signal of its thread that tells of it; at_exit: that was the end of the kernel
     serving: the queue pair and the entry that a NIC did it for
-    For reports: time: how much history there was; is_atomic: whether it is the store of an atomic; before: a store
-    whose bytes this one took, of which that is forgotten.
+    For reports: time: how much history there was; is_atomic: whether it is the store of an atomic; before: stores
+    whose bytes this one took before anybody has loaded them, the last first.
     """
 
     __slots__ = (
@@ -85,7 +85,7 @@ class Access:
         self.serving: tuple[int, int] | None = None
         self.time = 0
         self.is_atomic = False
-        self.before: Access | None = None
+        self.before: tuple[Access, ...] = ()
 
     def is_beyond(self, known: Numbers) -> bool:
         """Whether no signal with a known number tells of it."""

@@ -9,6 +9,7 @@ too small, a vote in place of a syncwarp, a barrier that is left out, a bulk cop
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..models.history import (
@@ -286,8 +287,10 @@ def _cheapest(told: list[Told]) -> list[Told]:
     return list(best.values())
 
 
-def last_told(events: list[Event], listener: Owner, block: int) -> Link | None:
-    """The last strong store by a thread of a block that another thread can have heard of, however weakly, and the load.
+def told_by(events: list[Event], listener: Owner, block: int, is_store: bool = True) -> Iterator[Link]:
+    """The stores by threads of a block that another thread can have heard of, and the loads; the last one first.
+
+    is_store: they are to tell of a store, so one end at least has an order
 
     events: up to the time in question
     """
@@ -304,8 +307,9 @@ def last_told(events: list[Event], listener: Owner, block: int) -> Link | None:
                 cell = allocation, store.begin
                 reader = wanted.get(cell)
                 if reader is not None and store.owner is not reader.owner:
-                    if store.owner.block == block:
-                        return Link(allocation, store, reader)
+                    has_order = store.order in RELEASES or reader.order in ACQUIRES
+                    if store.owner.block == block and (has_order or not is_store):
+                        yield Link(allocation, store, reader)
                     listeners.add(key_of(store.owner))
                 if store.is_atomic:
                     if key_of(store.owner) in listeners:
@@ -320,4 +324,3 @@ def last_told(events: list[Event], listener: Owner, block: int) -> Link | None:
                 first = owner.block * MAX_WARPS * LANES
                 if any(first + index in listeners for index in waiting):
                     listeners |= {first + index for index in arrived}
-    return None

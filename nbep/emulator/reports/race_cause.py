@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..machine.memory import Allocation
-from ..models.knowledge import NOT_WAITED, Access, Owner, distance
+from ..models.knowledge import NOT_WAITED, NOT_YET, Access, Owner, distance
 from ..models.orders import SCOPES
-from .chains import ATOMIC, FLAW, LEFT_OUT, Flaw, Link, Search, Way, last_told
+from .chains import ATOMIC, FLAW, LEFT_OUT, Flaw, Link, Search, Way, told_by
 
 if TYPE_CHECKING:
     from ..models.checked import CheckedThread
@@ -20,6 +22,7 @@ BOTH_ENDS = 2 * FLAW + ATOMIC
 NOT_MET = LEFT_OUT + ATOMIC
 POSSIBLE = LEFT_OUT + FLAW
 HOPS = 200
+MAX_TOLD = 16  # stores that are looked at, the last first
 
 
 class Cause(NamedTuple):
@@ -58,10 +61,13 @@ def find_cause(race: Race) -> Cause:
     if earlier.verb == "store" and not thread.is_new(earlier):
         return _proxy(race, way)
     cost = way.cost - HOPS if way is not None and way.flaws else sys.maxsize
-    ends = () if way is None else {flaw.what for flaw in way.flaws} & {"before", "after"}
+    whats = set() if way is None else {flaw.what for flaw in way.flaws}
+    ends = whats & {"before", "after"}
+    if whats & {"vote", "after"} and (cause := _told_by_another(race)):
+        return cause
     if way is not None and not ends and cost <= BOTH_ENDS:
         return _of_chain(race, way)
-    if earlier.number == NOT_WAITED:
+    if earlier.number == NOT_WAITED and not _is_overwritten(race):
         return Cause(_copy(race))
     if earlier.reach and access.reach:
         return Cause(_scope(race))
@@ -70,10 +76,7 @@ def find_cause(race: Race) -> Cause:
     if way is not None and cost <= NOT_MET and (ends == {"before"} or not _is_overwritten(race)):
         return _of_chain(race, way)
     if _is_overwritten(race):
-        return Cause(
-            f"{race.cell} was overwritten before this load: this thread knows of the store before, and comes too late "
-            "for it. Nothing made the later store wait"
-        )
+        return _overwritten(race)
     if cause := _told_by_another(race):
         return cause
     if way is not None and cost <= POSSIBLE:
@@ -95,11 +98,13 @@ def _of_chain(race: Race, way: Way) -> Cause:
     return Cause("; and ".join(texts), way.links)
 
 
+def _link(flaw: Flaw) -> Link:
+    """Where it is; not of flaws between threads of a block."""
+    return Link(flaw.allocation, flaw.store, flaw.load)  # type: ignore[arg-type]
+
+
 def _both_ends(race: Race, flaw: Flaw) -> str:
-    allocation, store, load = flaw.allocation, flaw.store, flaw.load
-    assert allocation is not None
-    assert store is not None
-    assert load is not None
+    allocation, store, load = _link(flaw)
     ends = "the atomics on" if store.is_atomic and load.is_atomic else f"the {_noun(store)} to and the load of"
     hows = store.how if store.how == load.how else f"{store.how} and {load.how}"
     what = f"{ends} {allocation.cell(load.begin)} are both too weak to order {race.order}"
@@ -114,10 +119,7 @@ def _flaw(race: Race, flaw: Flaw, way: Way) -> str:
             return _vote(race, flaw, way)
         case "before" | "after":
             return _not_met(race, flaw.what, way)
-    allocation, store, load = flaw.allocation, flaw.store, flaw.load
-    assert allocation is not None
-    assert store is not None
-    assert load is not None
+    allocation, store, load = _link(flaw)
     cell = allocation.cell(load.begin)
     storing = f"the atomic on {cell}" if store.is_atomic else f"the store to {cell}"
     loading = f"the atomic on {cell} that reads it" if load.is_atomic else f"the load of {cell}"
@@ -218,27 +220,41 @@ def _weak(race: Race) -> str:
     return f"{what} {strong.how} order, as a cell that threads wait for"
 
 
-def _is_told(thread_owner: Owner, store: Access | None) -> bool:
-    """Whether somebody else has made a store and told of it since the thread's kernel has started."""
-    if store is None or store.owner is thread_owner or store.number >= NOT_WAITED - 1:
+def _is_told(loading: Owner, storing: Owner, store: Access) -> bool:
+    """Whether a store has been told of since the kernel of a thread has started, or is of those that store again."""
+    if store.owner is loading or store.number >= NOT_YET:
         return False
-    return store.number > thread_owner.first_signal
+    return store.number > loading.first_signal or store.owner.block == storing.block
 
 
 def _is_overwritten(race: Race) -> bool:
-    before = race.earlier.before
-    if race.access.verb != "load" or race.earlier.verb != "store" or not _is_told(race.thread.owner, before):
-        return False
-    assert before is not None
-    return not race.thread.is_new(before)
+    """Whether this thread was told of an earlier store to bytes that it loads."""
+    thread, _, access, earlier = race
+    return access.verb == "load" and any(
+        _is_told(thread.owner, earlier.owner, store) and not thread.is_new(store) for store in earlier.before
+    )
+
+
+def _overwritten(race: Race) -> Cause:
+    """A load that comes too late."""
+    earlier, history = race.earlier, race.thread.world.history
+    events = history.between(0, earlier.time)
+    link = next(told_by(events, earlier.owner, race.thread.owner.block, is_store=False), None)
+    what = f"{race.cell} was overwritten before this load: this thread was told of the store before that one"
+    if link is None or link.store.time < earlier.before[0].time:
+        return Cause(f"{what}, and nothing made the later one wait")
+    cell = link.allocation.cell(link.load.begin)
+    return Cause(
+        f"{what}, and the later one did not wait for this load, but had heard of this block by {cell}", (link,)
+    )
 
 
 def _told_by_another(race: Race) -> Cause | None:
-    """A thread that was told to load, but not by the one that stores: that one may store before the load, or after it."""
-    thread, _allocation, access, earlier = race
+    """A thread that was told to load, but not by the one that stores, which may do that before or after the load."""
+    thread, _, access, earlier = race
     if access.verb == earlier.verb or earlier.owner.block == thread.owner.block:
         return None
-    link = _last_link(race)
+    link = next((link for link in islice(_told(race), MAX_TOLD) if _is_sound(race, link)), None)
     if link is None:
         return None
     store, load = (earlier, access) if access.verb == "load" else (access, earlier)
@@ -256,20 +272,36 @@ def _told_by_another(race: Race) -> Cause | None:
     return Cause(f"{what} {cell}: another thread of its block makes that one", (link,))
 
 
-def _last_link(race: Race) -> Link | None:
-    """How the thread that loads has last heard of the block that stores."""
+def _told(race: Race) -> Iterator[Link]:
+    """How the thread that loads has heard of the block that stores, the last first."""
     history = race.thread.world.history
     if race.access.verb == "load":
-        return last_told(history.between(0, history.now), race.thread.owner, race.earlier.owner.block)
-    return last_told(history.between(0, race.earlier.time), race.earlier.owner, race.thread.owner.block)
+        return told_by(history.between(0, history.now), race.thread.owner, race.earlier.owner.block)
+    return told_by(history.between(0, race.earlier.time), race.earlier.owner, race.thread.owner.block)
+
+
+def _is_sound(race: Race, link: Link) -> bool:
+    """Whether what was told by a cell has reached the thread that loads without a flaw."""
+    history = race.thread.world.history
+    owner, end = (
+        (race.thread.owner, history.now) if race.access.verb == "load" else (race.earlier.owner, race.earlier.time)
+    )
+    search = Search(link.store)
+    search.follow(history.between(link.store.time, end))
+    way = search.way_to(owner)
+    return way is not None and not way.flaws
 
 
 def _has_loaded_what_it_was_told(race: Race) -> bool:
     """Whether an earlier load has met bytes that somebody had told its thread of: they are to be stored to again."""
+    return any(_is_told(race.earlier.owner, race.thread.owner, store) for store in _met(race))
+
+
+def _met(race: Race) -> list[Access]:
+    """What an earlier load has loaded."""
     granules = range(race.earlier.begin >> 4, (race.earlier.end + 15) >> 4)
     stores = [store for granule in granules for store in race.allocation.last_stores.get(granule, ())]
-    met = [store for store in stores if store.begin < race.access.end and race.access.begin < store.end]
-    return any(_is_told(race.earlier.owner, store) for store in met)
+    return [store for store in stores if store.begin < race.access.end and race.access.begin < store.end]
 
 
 def _is_older(race: Race, told: Access, store: Access, storer: Owner) -> bool:
@@ -288,11 +320,18 @@ def _nothing(race: Race) -> Cause:
     thread, _, access, earlier = race
     if earlier.verb == "load":
         what = f"{race.cell} is overwritten, and nothing at all tells this thread that it has been read"
-        return Cause(f"{what}: it has waited for nothing that comes after the load")
+        events = thread.world.history.between(0, thread.world.history.now)
+        link = next(told_by(events, thread.owner, earlier.owner.block, is_store=False), None)
+        if link is None or all(link.store.time < store.time for store in _met(race)):
+            return Cause(f"{what}: it has waited for nothing that comes after the load")
+        cell = link.allocation.cell(link.load.begin)
+        return Cause(
+            f"{what}: the last that it has heard of the other block is {cell}, stored before the load", (link,)
+        )
     if access.verb == "store":
         return Cause(f"two threads store to {race.cell}, and nothing at all orders one before the other")
     what = f"nothing at all orders {race.order} of {race.cell}"
-    link = _last_link(race)
+    link = next(_told(race), None)
     if link is not None and earlier.order == "bulk" and link.store.owner is earlier.owner:
         return Cause(_copy(race, link), (link,))
     if link is not None:

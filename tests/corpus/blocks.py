@@ -1,0 +1,246 @@
+"""Threads that meet, broken: barriers of a block, of a grid and between ranks, reductions, all-to-all."""
+
+from cells import ALL, COUNT, DATA, OTHER, OUT, PARTS, cell, together, wait
+from entries import Broken
+
+from nbep.device.primitives import (
+    atom_add_acq_rel_gpu_s32,
+    atom_add_relaxed_cta_shared_s32,
+    atom_add_relaxed_gpu_s32,
+    atom_add_relaxed_sys_s32,
+    atom_add_release_sys_s32,
+    bar_arrive,
+    bar_sync,
+    block_dim,
+    block_idx,
+    fence_acq_rel_gpu,
+    lane_id,
+    ld_acquire_gpu_s32,
+    ld_acquire_sys_s32,
+    ld_relaxed_gpu_s32,
+    ld_relaxed_sys_s32,
+    ld_shared_s32,
+    ld_volatile_s32,
+    ld_weak_s32,
+    shfl_xor_s32,
+    st_shared_s32,
+    st_weak_s32,
+    syncthreads,
+    syncwarp,
+    thread_idx,
+)
+from nbep.emulator import DataRace, current_thread
+
+SHARED = "of `shared memory`"
+NO_BARRIER, NO_SYNCWARP = "no barrier is between", "no syncwarp is between"
+
+
+def nothing():
+    """No step."""
+
+
+def start():
+    """Leave something in shared memory: words that nobody has written are another error."""
+    st_shared_s32(4 * thread_idx(), 0)
+    syncthreads()
+
+
+def exchange(middle=syncthreads, end=syncthreads):
+    """Threads pass words through shared memory, twice."""
+
+    def exchange_words(memory):
+        other = 4 * (thread_idx() ^ (block_dim() - 1))
+        start()
+        for turn in range(2):
+            st_shared_s32(4 * thread_idx(), turn)
+            middle()
+            assert ld_shared_s32(other) == turn
+            end()
+
+    return exchange_words
+
+
+def in_one_block(kernel, threads=64):
+    return together((0, kernel, 1, threads))
+
+
+def warps_at_barriers_of_their_own():
+    bar_sync(1 + thread_idx() // 32, 32)
+
+
+def tree_sum(meet):
+    def sum_tree(memory):
+        start()
+        st_shared_s32(4 * thread_idx(), 1)
+        meet()
+        half = block_dim() // 2
+        while half > 0:
+            if thread_idx() < half:
+                total = ld_shared_s32(4 * thread_idx()) + ld_shared_s32(4 * (thread_idx() + half))
+                st_shared_s32(4 * thread_idx(), total)
+            meet()
+            half //= 2
+
+    return sum_tree
+
+
+def counters_that_are_not_ready(memory):
+    """Thread 0 empties a counter that all add to, and nobody waits for it."""
+    if thread_idx() == 0:
+        st_shared_s32(0, 0)
+        syncthreads()
+        st_shared_s32(0, 0)
+    else:
+        syncthreads()
+    atom_add_relaxed_cta_shared_s32(0, 1)
+
+
+def store_behind_an_arrival(memory):
+    if thread_idx() < 32:
+        bar_sync(1, 33)
+        ld_weak_s32(memory + DATA)
+    else:
+        bar_arrive(1, 33)
+        st_weak_s32(memory + DATA, 1)
+
+
+def last_block_sums(count=atom_add_acq_rel_gpu_s32, before=syncthreads, after=syncthreads):
+    """Each block leaves a part, and the last to come adds them up."""
+
+    def sum_parts(memory):
+        st_weak_s32(memory + PARTS + 4 * (block_idx() * 32 + thread_idx()), 1)
+        before()
+        if thread_idx() == 0:
+            st_shared_s32(0, count(memory + COUNT, 1))
+        after()
+        if thread_idx() == 0 and ld_shared_s32(0) == 2:
+            for i in range(0, 96, 31):
+                ld_weak_s32(memory + PARTS + 4 * i)
+
+    return sum_parts
+
+
+def fence_and_count(address, value):
+    """As with __threadfence() before the atomic, and none behind it."""
+    fence_acq_rel_gpu()
+    return atom_add_relaxed_gpu_s32(address, value)
+
+
+def count_and_fence(address, value):
+    old = atom_add_relaxed_gpu_s32(address, value)
+    fence_acq_rel_gpu()
+    return old
+
+
+def grid_barrier(arrive=atom_add_acq_rel_gpu_s32, poll=ld_acquire_gpu_s32, before=syncthreads, after=syncthreads):
+    """All blocks come together; then each reads what the next one has stored."""
+
+    def meet(memory):
+        st_weak_s32(memory + PARTS + 4 * (block_idx() * 32 + thread_idx()), 1)
+        before()
+        if thread_idx() == 0:
+            arrive(memory + COUNT, 1)
+            wait(memory + COUNT, poll, at_least=2)
+        after()
+        ld_weak_s32(memory + PARTS + 4 * ((1 - block_idx()) * 32 + thread_idx()))
+
+    return meet
+
+
+def blocks(kernel, grid=2, threads=32):
+    return together((0, kernel, grid, threads))
+
+
+def all_to_all(send=atom_add_release_sys_s32, receive=ld_acquire_sys_s32, num_waited=2, slot=lambda rank: rank):
+    """Ranks 0 and 1 each put a word into rank 2's memory, and count it there."""
+
+    def put(memory):
+        rank = current_thread().rank
+        st_weak_s32(memory + PARTS + 4 * slot(rank), rank)
+        send(memory + COUNT + 4 * rank, 1)
+
+    def take(memory):
+        for rank in range(num_waited):
+            wait(memory + COUNT + 4 * rank, receive)
+        for rank in range(2):
+            ld_weak_s32(memory + PARTS + 4 * slot(rank))
+
+    return together((0, put, 1, 1), (1, put, 1, 1), (2, take, 1, 1))
+
+
+def lanes_sum(meet):
+    """A warp adds up through shared memory."""
+
+    def sum_lanes(memory):
+        start()
+        st_shared_s32(4 * lane_id(), 1)
+        meet()
+        if lane_id() == 0:
+            st_weak_s32(memory + OUT, ld_shared_s32(0) + ld_shared_s32(4 * 31))
+
+    return sum_lanes
+
+
+def shuffle():
+    shfl_xor_s32(ALL, 1, 1)
+
+
+def read_early(memory):
+    """The reset of a counter, while others still add to it."""
+    atom_add_relaxed_sys_s32(memory + OTHER, 1)
+    if thread_idx() == 0:
+        ld_weak_s32(memory + OTHER)
+
+
+ARRIVALS = cell("arrivals", 0)
+TIES = ("parts", "scope")
+ENTRIES = [
+    Broken("block: no barrier before the loads", in_one_block(exchange(middle=nothing)), DataRace,
+           (NO_BARRIER, SHARED), ("too weak", "syncwarp"), range(8)),
+    Broken("block: no barrier before the next stores", in_one_block(exchange(end=nothing)), DataRace,
+           (NO_BARRIER, ("the load and this store", "the store and this load"), SHARED),
+           ("too weak", "syncwarp"), range(8)),
+    Broken("block: each warp has a barrier of its own", in_one_block(exchange(warps_at_barriers_of_their_own)),
+           DataRace, (NO_BARRIER, SHARED), ("too weak",), range(8)),
+    Broken("warp: no syncwarp before the loads", in_one_block(exchange(middle=nothing), 32), DataRace,
+           (NO_SYNCWARP, SHARED), ("too weak", "barrier"), range(8)),
+    Broken("block: a store behind its arrival", in_one_block(store_behind_an_arrival, 33), DataRace,
+           (NO_BARRIER, f"of {cell('data[0]', 0)}"), ("too weak",), range(8)),
+    Broken("block: a counter that is not ready", in_one_block(counters_that_are_not_ready), DataRace,
+           ("is between two stores", SHARED), ("too weak",), range(8)),
+    Broken("reduction: a tree without barriers", in_one_block(tree_sum(nothing)), DataRace,
+           ((NO_BARRIER, NO_SYNCWARP), SHARED), ("too weak",), range(8)),
+    Broken("reduction: a tree with syncwarp alone", in_one_block(tree_sum(lambda: syncwarp(ALL))), DataRace,
+           (NO_BARRIER, SHARED), ("too weak",), range(8)),
+    Broken("reduction: lanes, no syncwarp", in_one_block(lanes_sum(nothing), 32), DataRace,
+           (NO_SYNCWARP, SHARED), ("too weak",), range(12)),
+    Broken("reduction: lanes, a shuffle in place of a syncwarp", in_one_block(lanes_sum(shuffle), 32), DataRace,
+           ("no syncwarp orders the store before this load", "shfl.xor"), ("too weak",), range(8)),
+    Broken("reduction: a total is read while others add", in_one_block(read_early), DataRace,
+           ("is between the ", f"of {cell('other flag', 0)}"), ("too weak",), range(8)),
+    Broken("last block: counts itself relaxed", blocks(last_block_sums(atom_add_relaxed_gpu_s32), 3), DataRace,
+           (f"the atomics on {ARRIVALS}", "both too weak"), TIES, least=4),
+    Broken("last block: a fence before the count alone", blocks(last_block_sums(fence_and_count), 3), DataRace,
+           (f"the atomic on {ARRIVALS}", "that reads it is too weak", "acquires nothing"), (*TIES, "both"), least=4),
+    Broken("last block: a fence behind the count alone", blocks(last_block_sums(count_and_fence), 3), DataRace,
+           (f"the atomic on {ARRIVALS}", "releases nothing"), (*TIES, "both", "that reads it"), least=4),
+    Broken("last block: no barrier before the count", blocks(last_block_sums(before=nothing), 3), DataRace,
+           ("no syncwarp orders", "store before the atomic to", ARRIVALS), ("too weak", "scope"), range(8)),
+    Broken("grid barrier: relaxed arrival", blocks(grid_barrier(atom_add_relaxed_gpu_s32)), DataRace,
+           (f"the atomic on {ARRIVALS}", "releases nothing"), (*TIES, "both", "that reads it"), range(8)),
+    Broken("grid barrier: relaxed poll", blocks(grid_barrier(fence_and_count,
+                                                             ld_relaxed_gpu_s32)), DataRace,
+           (ARRIVALS, "is too weak", "acquires nothing"), (*TIES, "releases"), range(8)),
+    Broken("grid barrier: no barrier before the arrival", blocks(grid_barrier(before=nothing)), DataRace,
+           ("no syncwarp orders", "store before the atomic to", ARRIVALS), ("too weak", "scope"), range(8)),
+    Broken("all-to-all: relaxed counts", all_to_all(atom_add_relaxed_sys_s32), DataRace,
+           ("the atomic on `memory` of rank 2: arrivals", "releases nothing"), TIES, least=4),
+    Broken("all-to-all: volatile polls", all_to_all(receive=ld_volatile_s32), DataRace,
+           ("the load of `memory` of rank 2: arrivals", "volatile.sys", "acquires nothing"), TIES, least=4),
+    Broken("all-to-all: relaxed polls", all_to_all(receive=ld_relaxed_sys_s32), DataRace,
+           ("the load of `memory` of rank 2: arrivals", "acquires nothing"), TIES, least=4),
+    Broken("all-to-all: waits for one rank, reads of both", all_to_all(num_waited=1), DataRace,
+           ("nothing", cell("parts[1]", 2)), ("too weak", "scope", "parts[0]"), range(12)),
+    Broken("all-to-all: two ranks put into one slot", all_to_all(slot=lambda rank: 0), DataRace,
+           ("two threads store to", cell("parts[0]", 2)), ("too weak", "scope"), range(8)),
+]  # fmt: skip

@@ -1,0 +1,141 @@
+"""nbep's own kernels, with one step left out or one access weaker."""
+
+import importlib
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from cases import make_case
+from entries import Broken
+from intranode import Options, round_trip, run
+from steps import Step
+from target import spawn
+
+import nbep
+from nbep.device import primitives
+from nbep.emulator import DataRace, Uninitialized
+
+DISPATCH, COMBINE = (f"nbep.device.kernels.intranode.{name}" for name in ("dispatch", "combine"))
+LAYOUT = "nbep.device.kernels.get_dispatch_layout"
+BARRIER, WAITS, TEAMS, STAGING, TOTALS = (
+    f"nbep.device.protocols.{name}" for name in ("barrier", "waits", "teams", "staging", "totals")
+)
+BLOCK_OF_TWO = nbep.Config(2, 4, 9, num_threads=128)
+Change = Callable[[pytest.MonkeyPatch], None]
+
+
+def left_out(module: str, function: str, name: str, number: int = 0) -> Change:
+    return Step(module, function, name, number).leave_out
+
+
+def replaced(module: str, name: str, by: Callable) -> Change:
+    return lambda patch: patch.setattr(importlib.import_module(module), name, by)
+
+
+def changed(*changes: Change) -> Change:
+    """Several at once."""
+
+    def change(patch: pytest.MonkeyPatch) -> None:
+        for one in changes:
+            one(patch)
+
+    return change
+
+
+def fence_and_add(address, value):
+    """As DeepEP's barrier signals: a fence, and an atomic without an order."""
+    primitives.fence_acq_rel_sys()
+    return primitives.atom_add_relaxed_sys_s32(address, value)
+
+
+def round_trips(change: Change, config: nbep.Config = BLOCK_OF_TWO) -> Callable[[int], None]:
+    """A round trip inside a node."""
+    case = make_case(1, num_tokens=16, num_topk=2, routing="everywhere")
+
+    def attempt(seed: int) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            change(patch)
+            run(case, Options(config), fn=round_trip, seed=seed, memory_model="checked")
+
+    return attempt
+
+
+def layouts(change: Change) -> Callable[[int], None]:
+    def layout(comm):
+        buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 16)
+        buffer.get_dispatch_layout(np.zeros((300, 2), np.int64), num_experts=4)
+        buffer.destroy()
+
+    def attempt(seed: int) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            change(patch)
+            spawn(layout, 2, (), seed, memory_model="checked")
+
+    return attempt
+
+
+SIGNAL = "barrier_signal[rank "
+RING = ("head[", "barrier_signal", "scope")
+TWO_ENDS = ("both", "scope", "tail[")
+SLOTS = nbep.Config(2, 2, 5)
+ENTRIES = [
+    Broken("barrier: its signal is relaxed",
+           round_trips(left_out(BARRIER, "barrier_block", "atom_add_release_sys_s32")), DataRace,
+           ("the atomic on `nvl_buffer`", SIGNAL, "releases nothing"), ("rank_counts", *TWO_ENDS), least=4),
+    Broken("barrier: its poll is relaxed",
+           round_trips(left_out(WAITS, "wait_signal_not_positive", "ld_acquire_sys_s32")), DataRace,
+           ("the load of `nvl_buffer`", SIGNAL, "acquires nothing"), ("rank_counts", *TWO_ENDS), least=4),
+    Broken("barrier: a fence and a relaxed signal, a volatile poll",
+           round_trips(changed(replaced(BARRIER, "atom_add_release_sys_s32", fence_and_add),
+                               replaced(WAITS, "ld_acquire_sys_s32", primitives.ld_volatile_s32))), DataRace,
+           ("the load of `nvl_buffer`", SIGNAL, "volatile.sys", "acquires nothing"),
+           ("rank_counts", "releases nothing", "the atomic on", *TWO_ENDS), least=4),
+    Broken("dispatch: relaxed tail", round_trips(left_out(TEAMS, "publish_tail", "st_release_sys_s32")), DataRace,
+           ("the store to `nvl_buffer`", "tail[channel", "releases nothing"), ("load of", *RING), least=4),
+    Broken("dispatch: relaxed poll of the tail", round_trips(left_out(WAITS, "wait_tail_past", "ld_acquire_sys_s32")),
+           DataRace, ("the load of `nvl_buffer`", "tail[channel", "acquires nothing"), ("store to", *RING), least=4),
+    Broken("dispatch: the copy engine is not told",
+           round_trips(left_out(DISPATCH, "receive_tokens", "fence_proxy_async_global")), DataRace,
+           ("the copy engine is not told", "tail[channel", "fence.proxy.async.global"), ("too weak", *RING), least=4),
+    Broken("dispatch: the tail does not wait for bulk stores",
+           round_trips(left_out(TEAMS, "publish_tail", "tma_store_wait_all")), DataRace,
+           ("has not been waited for: a wait_group is missing before the store to", "tail[channel"),
+           ("too weak", *RING), least=3),
+    Broken("dispatch: the tail does not wait for the team",
+           round_trips(left_out(TEAMS, "publish_tail", "bar_red_and")), DataRace,
+           ("no barrier or syncwarp orders", "before the store to `nvl_buffer`", "tail[channel"),
+           ("too weak", *RING), also=(Uninitialized,)),
+    Broken("dispatch: the ring overruns", round_trips(replaced(DISPATCH, "wait_free_slots", lambda *_: True), SLOTS),
+           DataRace, ("channel", ("is overwritten, and nothing at all tells this thread that it has been read",
+                                  "was overwritten before this load")),
+           ("too weak", "scope", "wait_group"), range(6)),
+    Broken("combine: the ring overruns", round_trips(replaced(COMBINE, "wait_free_slots", lambda *_: True), SLOTS),
+           DataRace, ("channel", ("is overwritten, and nothing at all tells this thread that it has been read",
+                                  "was overwritten before this load")),
+           ("too weak", "scope", "wait_group"), range(6)),
+    Broken("combine: relaxed tail", round_trips(left_out(COMBINE, "send_tokens", "st_release_sys_s32")), DataRace,
+           ("the store to `nvl_buffer`", "tail[channel", "releases nothing"), ("load of", *RING), least=4),
+    Broken("combine: relaxed poll of the tail", round_trips(left_out(COMBINE, "coordinate", "ld_acquire_sys_s32")),
+           DataRace, ("the load of `nvl_buffer`", "tail[channel", "acquires nothing"), ("store to", *RING), least=4),
+    Broken("combine: the shared tail is relaxed",
+           round_trips(left_out(COMBINE, "coordinate", "atom_exch_release_cta_shared_s32")), DataRace,
+           ("the atomic on `shared memory`: byte 70", "releases nothing"), ("nvl_buffer", "load of"), least=4),
+    Broken("combine: the poll of the shared tail is relaxed",
+           round_trips(left_out(WAITS, "wait_shared_tail_past", "ld_acquire_cta_shared_s32")), DataRace,
+           ("the load of `shared memory`: byte 70", "acquires nothing"), ("nvl_buffer", "atomic"), least=4),
+    Broken("combine: the tail does not wait for the team", round_trips(left_out(COMBINE, "send_tokens", "bar_red_and")),
+           DataRace, ("no ", "orders the store before the store to `nvl_buffer`", "tail[channel"), ("too weak", *RING),
+           least=2),
+    Broken("combine: the head does not wait for the warps",
+           round_trips(left_out(COMBINE, "receive_tokens", "syncwarp", 1)),
+           DataRace, ("no barrier or syncwarp orders the load before the store to `nvl_buffer`", "head[channel"),
+           ("too weak", "tail["), range(3), least=2),
+    Broken("stages: stored to while a copy reads them",
+           round_trips(left_out(STAGING, "load_stage", "tma_store_wait_read_all")), DataRace,
+           ("the bulk copy that reads `shared memory`", "wait_group.read is missing"), ("nvl_buffer", "too weak"),
+           least=2),
+    Broken("layout: arrivals are relaxed",
+           layouts(replaced(LAYOUT, "atom_add_acq_rel_gpu_s32", primitives.atom_add_relaxed_gpu_s32)), DataRace,
+           ("the atomics on `claim and layout workspace` of rank", ": byte 64 are both too weak"),
+           ("byte 128", "scope"), least=2),
+]  # fmt: skip
