@@ -19,6 +19,7 @@ REASONS = {
     # Not needed
     "intranode.combine.receive_tokens: syncwarp": "sums.list_rows has one before rows are read",
     "intranode.dispatch.announce_tokens: syncwarp": TOGETHER,
+    "staging.end_copy: syncwarp": "fill_slot has one before lanes write into the stage again",
     "internode.combine_rdma_receiver.receive_sums: syncwarp": "sums.list_rows has one behind what lanes write down",
     "internode.cached_notify.come_together: amo_add": "publishes nothing: what peers fill next was loaded before",
     "internode.dispatch_rdma_sender.send_token: syncwarp 2": "a place is filled again by the lane that has read it",

@@ -24,7 +24,7 @@ from nbep.check.search import workers
 MODELS = ("checked", "delayed")  # what `sc` shows, `delayed` shows too
 REASON_RUNS = 3  # of a fault that is not expected to be found, with one seed
 FEW_TASKS = 16  # are for one process
-MOST_CALLS = 3_000_000  # primitive calls after which no further seed is begun
+MOST_CALLS = 12_000_000  # primitive calls after which no further seed is begun
 LENGTH = 10_000  # primitive calls of a usual run, for preemptions
 NOTE = "_note_reached"
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from table import FOUND, LINES, is_found_again
+from table import FOUND, LINES, faults_of_mode, is_found
 
 from nbep.check.catalogue import faults_of, kernels_named, own_faults
 from nbep.check.reasons import REASONS, reason_for
@@ -20,7 +20,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
 def test_every_step_that_can_be_broken_has_a_line():
     with_lines = {line.fault for line in LINES}
     missing = [fault.name for fault in faults_of(*WITH_LINES) if fault.name not in with_lines]
-    assert missing == [], "out of date: run `python docs/faults.py KERNEL`"
+    assert missing == [], "out of date: run `python docs/faults.py --missing KERNEL`"
     assert [line.fault for line in LINES] == [name for name in own_faults() if name in with_lines]
 
 
@@ -48,10 +48,14 @@ def test_what_has_a_reason_is_not_found():
 
 
 @pytest.mark.parametrize(
-    "line", [line for line in FOUND if "intranode" in line.base.scenario][::9], ids=lambda line: line.fault
+    "fault",
+    [
+        *faults_of_mode("intranode")[::9],
+        *(pytest.param(fault, marks=pytest.mark.thorough) for fault in faults_of_mode("intranode")),
+    ],
 )
-def test_a_line_finds_its_fault(line: Line):
-    assert is_found_again(line)
+def test_the_run_of_a_line_finds_its_fault(fault):
+    assert is_found(fault, "intranode")
 
 
 def test_a_step_that_breaks_nothing_is_a_hole_unless_there_is_a_reason():

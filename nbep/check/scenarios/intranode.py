@@ -37,6 +37,7 @@ VARIANTS = (
     {"slots": 5, "tma": 0},
     {"chunk": 4, "slots": 9, "warps": 2, "tokens": 16},
     {"chunk": 4, "slots": 9, "warps": 2, "tokens": 16, "tma": 0},
+    {"slots": 5, "tokens": 16},
     {"rounds": 3},
     {"hidden": 4608, "tokens": 5},  # a row takes two stages
     {"hidden": 128, "fp8": 1, "rounds": 2},
