@@ -1,17 +1,19 @@
 """nbep's own kernels, with one step left out or one access weaker."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import numpy as np
 import pytest
 from cases import make_case
 from entries import Broken
 from intranode import Options, round_trip, run
-from steps import Step
 from target import spawn
 
 import nbep
+from nbep.check import broken
+from nbep.check.catalogue import faults_of
 from nbep.device import primitives
 from nbep.emulator import DataRace, Uninitialized
 
@@ -21,23 +23,35 @@ BARRIER, WAITS, TEAMS, STAGING, TOTALS = (
     f"nbep.device.protocols.{name}" for name in ("barrier", "waits", "teams", "staging", "totals")
 )
 BLOCK_OF_TWO = nbep.Config(2, 4, 9, num_threads=128)
-Change = Callable[[pytest.MonkeyPatch], None]
+Change = Callable[[], AbstractContextManager]
 
 
 def left_out(module: str, function: str, name: str, number: int = 0) -> Change:
-    return Step(module, function, name, number).leave_out
+    """Without the number-th call of a name in a function, or with a weaker one."""
+    faults = faults_of(getattr(importlib.import_module(module), function))
+    fault = next(fault for fault in faults if (fault.step, fault.number) == (name, number))
+    return lambda: broken(fault)
 
 
 def replaced(module: str, name: str, by: Callable) -> Change:
-    return lambda patch: patch.setattr(importlib.import_module(module), name, by)
+    @contextmanager
+    def change() -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(importlib.import_module(module), name, by)
+            yield
+
+    return change
 
 
 def changed(*changes: Change) -> Change:
     """Several at once."""
 
-    def change(patch: pytest.MonkeyPatch) -> None:
-        for one in changes:
-            one(patch)
+    @contextmanager
+    def change() -> Iterator[None]:
+        with ExitStack() as stack:
+            for one in changes:
+                stack.enter_context(one())
+            yield
 
     return change
 
@@ -53,8 +67,7 @@ def round_trips(change: Change, config: nbep.Config = BLOCK_OF_TWO) -> Callable[
     case = make_case(1, num_tokens=16, num_topk=2, routing="everywhere")
 
     def attempt(seed: int) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            change(patch)
+        with change():
             run(case, Options(config), fn=round_trip, seed=seed, memory_model="checked")
 
     return attempt
@@ -67,8 +80,7 @@ def layouts(change: Change) -> Callable[[int], None]:
         buffer.destroy()
 
     def attempt(seed: int) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            change(patch)
+        with change():
             spawn(layout, 2, (), seed, memory_model="checked")
 
     return attempt

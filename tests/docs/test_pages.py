@@ -30,7 +30,16 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", sync.pages(), ids=lambda page: page.stem)
+SLOW = ("check", "litmus", "own_kernels")  # what they run takes from 15 to 30 seconds
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.stem, marks=[pytest.mark.thorough] if page.stem in SLOW else [])
+        for page in sync.pages()
+    ],
+)
 def test_code_and_outputs_on_the_page_are_current(page):
     text = page.read_text()
     assert text == sync.up_to_date(text), "out of date: run `python docs/sync.py`"

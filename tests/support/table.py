@@ -16,6 +16,7 @@ LINES = lines_in((Path(__file__).resolve().parents[2] / "docs" / "faults.md").re
 FOUND = {line.fault: line for line in LINES if line.base is not None}
 MORE_SEEDS = 4  # a change of a kernel moves its schedules
 SEEDS_WITHOUT_LINE = 6
+PAIRS = ("release", "acquire", "fence")
 # What is left out in the short part; other scopes, heads, resets and sizes are for the thorough one.
 LEFT_OUT = ("release", "acquire", "fence", "barrier", "copies", "network")
 
@@ -52,6 +53,7 @@ def is_of(line: Line, mode: str) -> bool:
 
 
 def in_parts(faults: list[str]) -> list:
-    """For `pytest.mark.parametrize`."""
+    """For `pytest.mark.parametrize`: the short part has ends of pairs whose line says where to look."""
     kinds = {name: own_faults()[name].kind for name in faults}
-    return [pytest.param(name, marks=() if kinds[name] in LEFT_OUT else pytest.mark.thorough) for name in faults]
+    short = {name for name in faults if name in FOUND and kinds[name] in PAIRS}
+    return [pytest.param(name, marks=() if name in short else pytest.mark.thorough) for name in faults]
