@@ -34,6 +34,7 @@ def measure_on_the_emulator(argv, monkeypatch):
     return calls
 
 
+@pytest.mark.thorough
 def test_every_transport_size_and_use_of_queues_has_a_row(monkeypatch, tmp_path, capsys):
     report = tmp_path / "report.json"
     copied = measure_on_the_emulator([*SMALL, "--json", str(report), "--plot", str(tmp_path / "p.png")], monkeypatch)

@@ -218,6 +218,7 @@ def test_the_debugger_does_not_stop_where_nothing_fails(program, monkeypatch, ca
 def test_ctrl_c_ends_it_in_one_line():
     code = (
         "import nbep.check.command as c, os, signal\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a job in the background has none
         "plain = c.first_finding\n"
         "def interrupted(runs, each, advance):\n"
         "    def told(number):\n"

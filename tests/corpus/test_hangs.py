@@ -46,7 +46,7 @@ def inside_a_node() -> None:
 
 def between_nodes() -> None:
     case = internode.make_node_case(1, 2, 4, num_tokens=24, num_topk=4, routing="everywhere")
-    with edit(coordinator.tell_heads, "amo_add(network, head, freed - told, peer, here.channel, True)", NOTHING):
+    with edit(coordinator.tell_heads, "column, bounds, here, total", "column, bounds, here, 0"):
         internode.run(case, internode.Options(nbep.Config(4, 2, 8, 2, 4)))
 
 

@@ -30,7 +30,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-SLOW = ("check", "litmus", "own_kernels")  # what they run takes from 15 to 30 seconds
+SLOW = ("check", "litmus", "own_kernels", "scaling", "direct", "internode")  # what they run takes from 4 to 30 seconds
 
 
 @pytest.mark.parametrize(

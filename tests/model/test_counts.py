@@ -1,6 +1,7 @@
 """The forms in the file are those of the protocol: runs that they were not found from come out of them exactly."""
 
 import pytest
+from parts import both_parts
 
 from nbep.model import counts
 from nbep.model.counts import RUNS, NotLinear, contradictions, dump, find_forms, load, name_of
@@ -19,7 +20,9 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("work", OTHERS, ids=name_of)
+@pytest.mark.parametrize(
+    "work", both_parts([(work,) for work in OTHERS[2:]], thorough=[(work,) for work in OTHERS[:2]])
+)
 def test_a_new_run_counts_what_the_forms_say(work):
     assert contradictions(load()[name_of(work)], work, count(work, seed=7)) == []
 

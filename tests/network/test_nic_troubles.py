@@ -197,7 +197,7 @@ def test_a_text_that_names_no_option_is_refused(text):
     [
         ({"transport": "ibverbs"}, "transport: got 'ibverbs'; must be one of direct, ibgda, nvshmem"),
         ({"num_nvl_peers": 0}, "num_nvl_peers: got 0; must be an integer of at least 1"),
-        ({"num_qps": 0}, "num_qps_per_rank: got 0; must be an integer of at least 1"),
+        ({"num_qps": 0}, "num_qps: got 0; must be an integer of at least 1"),
         ({"nic": "seed=3"}, "nic: got 'seed=3'; must be NicOptions"),
     ],
     ids=str,

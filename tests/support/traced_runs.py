@@ -60,7 +60,7 @@ def hanging_run() -> Trace:
 def hanging_run_between_nodes() -> Trace:
     """Heads of the RDMA rings are told too late, as in notebook 13: senders wait for them, and receivers for tokens."""
     trace = Trace()
-    late = edit(coordinator.tell_heads, "freed - told >= chunk", "freed - told > 2 * chunk")
+    late = edit(coordinator.tell_heads, "num_warps, chunk, site", "num_warps, 2 * chunk + 1, site")
     with late, suppress(nbep.DeadlockError):
         nbep.spawn(_internode, 4, "emulator", ("internode",), 3, tracer=trace)
         raise AssertionError("the run does not hang")
