@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..machine.kinds import KINDS
 from ..machine.memory import Allocation
+from ..models.versions import GRANULE
 
 if TYPE_CHECKING:
     from ..machine.access import Cell
@@ -250,18 +251,25 @@ class _Deaf:
 
 @contextmanager
 def _noting(cells: Sequence[Cell], notes: list[_Note]) -> Iterator[None]:
-    """Let loads of cells return values that note what they are compared with."""
+    """Let loads of cells return values that note what they are compared with.
+
+    All stores have been seen by now, so loads need not choose among versions, as they do with `delayed`.
+    """
     before = []
     for allocation, offset, kind, _ in cells:
         if type(allocation) is Allocation and not allocation.freed and KINDS[kind].get is None:
-            loads = allocation.loads
-            before.append((loads, kind, loads[kind]))
+            loads, granule = allocation.loads, offset // GRANULE
+            before.append(
+                (loads, kind, loads[kind], allocation.versions, granule, allocation.versions.pop(granule, None))
+            )
             loads[kind] = _entry(loads[kind], allocation, offset, notes)
     try:
         yield
     finally:
-        for loads, kind, entry in reversed(before):
+        for loads, kind, entry, versions, granule, kept in reversed(before):
             loads[kind] = entry
+            if kept is not None:
+                versions[granule] = kept
 
 
 def _entry(entry: tuple, allocation: Allocation, offset: int, notes: list[_Note]) -> tuple:
