@@ -233,7 +233,7 @@ def run_random_program(seed, lanes):
 
 
 @pytest.mark.parametrize("lanes", [1, 4])
-@pytest.mark.parametrize("seeds", both_parts([range(60)], thorough=[range(60, 400)]))
+@pytest.mark.parametrize("seeds", both_parts([range(60)], thorough=[range(60, 160)], long=[range(160, 400)]))
 def test_alarms_are_races_and_with_one_thread_a_warp_races_are_alarms(seeds, lanes):
     """Outcomes are (is a race, is an alarm)."""
     outcomes = Counter()

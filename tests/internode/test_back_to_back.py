@@ -18,6 +18,8 @@ from trips import dispatches_first, run_rounds
 import nbep
 from nbep import reference
 
+pytestmark = pytest.mark.long
+
 IBGDA = {"transport": "ibgda", "nic": NIC}
 KERNELS = "nbep.device.kernels.internode"
 

@@ -11,6 +11,8 @@ from target import TARGET, spawn
 
 import nbep
 
+pytestmark = pytest.mark.long
+
 ROUNDS = 2
 
 

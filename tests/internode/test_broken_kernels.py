@@ -12,7 +12,7 @@ from nbep.check import Run, perform
 from nbep.device import primitives
 from nbep.device.kernels.internode import notify_dispatch
 
-pytestmark = pytest.mark.emulator_only("the kernels are broken in Python")
+pytestmark = [pytest.mark.emulator_only("the kernels are broken in Python"), pytest.mark.long]
 
 
 def name_of(run: Run) -> str:

@@ -11,6 +11,8 @@ from target import TARGET, spawn
 import nbep
 from nbep.emulator import current_thread
 
+pytestmark = pytest.mark.long
+
 KERNELS = "nbep.device.kernels.internode"
 TIMEOUT_MS = 500 if TARGET == "cuda" else 2000
 

@@ -19,6 +19,8 @@ from trips import (
 
 import nbep
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("num_nodes", both_parts([2], thorough=[3]))
 def test_cached_dispatch_delivers_the_same_rows(num_nodes):

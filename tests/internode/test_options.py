@@ -9,6 +9,8 @@ from parts import both_parts
 import nbep
 from nbep import reference
 
+pytestmark = pytest.mark.long
+
 
 def test_without_topk_only_x_travels():
     run(make_node_case(1, num_tokens=(6, 0, 3, 8)), Options(with_topk=False))

@@ -10,6 +10,8 @@ from target import MEMORY_MODELS
 
 import nbep
 
+pytestmark = pytest.mark.long
+
 
 @st.composite
 def cases(draw):

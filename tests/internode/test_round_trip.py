@@ -7,6 +7,8 @@ from parts import both_parts
 
 import nbep
 
+pytestmark = pytest.mark.long
+
 SHORT = [(2, 2)]
 LONG = [shape for shape in SHAPES if shape not in SHORT]
 

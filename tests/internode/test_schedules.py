@@ -5,7 +5,7 @@ from internode import SHAPES, Options, make_node_case, ragged, run
 from intranode import round_trip
 from parts import both_parts
 
-pytestmark = pytest.mark.emulator_only("a seed gives a schedule")
+pytestmark = [pytest.mark.emulator_only("a seed gives a schedule"), pytest.mark.long]
 
 
 @pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])

@@ -19,7 +19,7 @@ KERNELS = "nbep.device.kernels.intranode"
 @pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 @pytest.mark.parametrize(
     ("num_ranks", "seeds"),
-    both_parts([(2, range(2))], thorough=[(2, range(2, 18)), (4, range(7))]),
+    both_parts([(2, range(2))], thorough=[(2, range(2, 8)), (4, range(2))], long=[(2, range(8, 18)), (4, range(2, 7))]),
 )
 def test_every_call_gets_the_references_bits(num_ranks, seeds, memory_model):
     for seed in seeds:
@@ -51,7 +51,11 @@ SLOW_PLACES = [
 @pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
 @pytest.mark.parametrize(
     ("num_ranks", "seeds"),
-    both_parts([(2, range(2, 3))], thorough=[(2, range(2)), (2, range(3, 15)), (4, range(7))]),
+    both_parts(
+        [(2, range(2, 3))],
+        thorough=[(2, range(2)), (2, range(3, 7)), (4, range(2))],
+        long=[(2, range(7, 15)), (4, range(2, 7))],
+    ),
 )
 def test_hosts_that_run_ahead_of_a_slow_rank_get_the_references_bits(num_ranks, seeds, memory_model, monkeypatch):
     slow = SlowRank(monkeypatch, SLOW_PLACES)

@@ -15,7 +15,7 @@ from nbep.check import Run, broken, edited, perform
 from nbep.check.scenarios.low_latency import ONCE, USUAL
 from nbep.device.kernels.low_latency import journal
 
-pytestmark = pytest.mark.emulator_only("the kernels are broken in Python")
+pytestmark = [pytest.mark.emulator_only("the kernels are broken in Python"), pytest.mark.long]
 
 OVERLAPPING = [Run("low_latency.overlap", tuple({**USUAL, **more}.items())) for more in ({"fp8": 1}, ONCE)]
 

@@ -110,7 +110,11 @@ def check_steps(seed, num_ranks, **spawn_options):
 @pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 @pytest.mark.parametrize(
     ("num_ranks", "seeds"),
-    both_parts([(2, range(2)), (3, range(1))], thorough=[(2, range(2, 24)), (3, range(1, 8)), (4, range(3))]),
+    both_parts(
+        [(2, range(2)), (3, range(1))],
+        thorough=[(2, range(2, 8)), (3, range(1, 4)), (4, range(1))],
+        long=[(2, range(8, 24)), (3, range(4, 8)), (4, range(1, 3))],
+    ),
 )
 def test_calls_of_all_shapes_overlap_and_give_the_references_bits(num_ranks, seeds, memory_model):
     for seed in seeds:

@@ -81,7 +81,7 @@ def combine(trip: Trip) -> Outcome:
     return trip.outcome
 
 
-@pytest.mark.parametrize("seeds", both_parts([range(2)], thorough=[range(2, 14)]))
+@pytest.mark.parametrize("seeds", both_parts([range(2)], thorough=[range(2, 6)], long=[range(6, 14)]))
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_what_comes_late_meets_nothing_of_later_calls(options, seeds):
     """Two dispatches, then two combines: the late dispatch goes to the half in which the others combine."""
@@ -136,7 +136,7 @@ def test_what_a_rank_sends_after_it_was_masked_by_hand_counts_in_no_call(options
         check_survivor(case, options, rank, results[rank], [LATE], [LATE])
 
 
-@pytest.mark.parametrize("seeds", both_parts([range(2)], thorough=[range(2, 12)]))
+@pytest.mark.parametrize("seeds", both_parts([range(2)], thorough=[range(2, 6)], long=[range(6, 12)]))
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_a_rank_that_comes_late_to_a_clean_is_waited_for_in_the_next_one(options, seeds):
     """What it sends before the next one, and nobody receives, must not meet cells that are clean already."""
@@ -209,7 +209,7 @@ def num_present_in_a_race(options: Options, seed: int) -> list[int]:
     return [check_consistent(make_case(0), options, rank, results[rank]) for rank in OTHERS]
 
 
-@pytest.mark.parametrize("seeds", both_parts([range(4)], thorough=[range(4, 29)]))
+@pytest.mark.parametrize("seeds", both_parts([range(4)], thorough=[range(4, 12)], long=[range(12, 29)]))
 def test_a_rank_that_comes_while_it_is_given_up_counts_for_all_blocks_or_for_none(seeds):
     present = [num for options in OPTIONS for seed in seeds for num in num_present_in_a_race(options, seed)]
     assert 0 in present  # it was masked before anything came

@@ -26,7 +26,7 @@ from target import spawn
 
 import nbep
 
-pytestmark = pytest.mark.emulator_only("it lets time pass")
+pytestmark = [pytest.mark.emulator_only("it lets time pass"), pytest.mark.long]
 
 NUM_RANKS = 4
 OPTIONS = [

@@ -40,6 +40,7 @@ def test_a_run_with_tokens_of_the_published_size_counts_what_the_forms_say(work)
 
 
 @pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.parametrize("name", RUNS)
 def test_the_file_is_what_the_runs_give(name):
     assert dump({name: find_forms(RUNS[name])}) == dump({name: load()[name]})

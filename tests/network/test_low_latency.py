@@ -29,6 +29,8 @@ import nbep
 from nbep.device.network import nic as device_nic
 from nbep.device.primitives import FULL_MASK, globaltimer, syncwarp
 
+pytestmark = pytest.mark.long
+
 LOOKS_INSIDE = pytest.mark.emulator_only("it looks at what single functions do")
 SMALL = Sizes(hiddens=(128, 512), most_tokens=9, most_topk=4, experts_per_rank=(1, 3))
 SHAPES = [(2, 1), (3, 1), (4, 2), (4, 1)]  # ranks, and of a node

@@ -2,6 +2,9 @@
 
 A test that has more to try than the short part has time for takes its seeds or shapes from a parameter of `both_parts`;
 its body does not know which part it is in.
+
+Some of the thorough part has the mark `long` too: it takes minutes. CI leaves it out: -m 'thorough and not long'. A
+module that has that mark is meant with its thorough part alone.
 """
 
 from collections.abc import Sequence
@@ -10,9 +13,11 @@ from typing import Any
 import pytest
 
 
-def both_parts(short: Sequence[Any], thorough: Sequence[Any]) -> list:
+def both_parts(short: Sequence[Any], thorough: Sequence[Any], long: Sequence[Any] = ()) -> list:
     """Values for `pytest.mark.parametrize` or a fixture's params: some for each part. Several of a test are a tuple."""
-    marked = [(value, ()) for value in short] + [(value, pytest.mark.thorough) for value in thorough]
+    marked: list[tuple[Any, Any]] = [(value, ()) for value in short]
+    marked += [(value, pytest.mark.thorough) for value in thorough]
+    marked += [(value, (pytest.mark.thorough, pytest.mark.long)) for value in long]
     params = []
     for value, marks in marked:
         values = value if isinstance(value, tuple) else (value,)
