@@ -120,6 +120,7 @@ def test_a_transport_says_what_it_is_linked_with(monkeypatch):
     monkeypatch.delitem(jit.LIBRARIES, Network)
 
 
+@pytest.mark.thorough
 def test_kernels_over_nvshmem_call_it_where_a_peer_is_not_mapped():
     if sys.platform != "linux":
         pytest.skip("NVSHMEM is Linux's")

@@ -12,6 +12,7 @@ from calls import SlowRank
 from internode import NIC, Options, make_node_case
 from intranode import Report, check, combine, dispatch, dispatch_input
 from low_latency import HOOK, Trip, make_low_latency_case
+from parts import both_parts
 from target import spawn
 
 import nbep
@@ -134,7 +135,7 @@ def test_a_zero_copy_buffer_does_not_outlive_a_call_between_nodes():
 
 
 @emulator_only
-@pytest.mark.parametrize("transport", ["direct", "ibgda"])
+@pytest.mark.parametrize("transport", both_parts(["ibgda"], thorough=["direct"]))
 def test_clean_comes_behind_an_asynchronous_call_of_every_rank(transport, monkeypatch):
     """Nobody has waited for combine when clean_low_latency_buffer is called, and one rank still receives sums."""
     slow = SlowRank(monkeypatch, [("nbep.device.kernels.internode.combine", "receive_sums")])
@@ -157,7 +158,9 @@ def test_clean_comes_behind_an_asynchronous_call_of_every_rank(transport, monkey
 
 
 @emulator_only
-@pytest.mark.parametrize(("transport", "cached"), [("direct", True), ("ibgda", True), ("ibgda", False)])
+@pytest.mark.parametrize(
+    ("transport", "cached"), both_parts([("ibgda", False)], thorough=[("direct", True), ("ibgda", True)])
+)
 def test_a_call_between_nodes_comes_behind_a_low_latency_call_on_another_stream(transport, cached, monkeypatch):
     """The low-latency call runs on the caller's stream, which nobody waits for, and one rank receives late."""
     slow = SlowRank(monkeypatch, [("nbep.device.kernels.low_latency.dispatch", "receive_messages")])

@@ -21,6 +21,7 @@ from own_network import (
     sent_by,
     wait_flag,
 )
+from parts import both_parts
 
 import nbep
 from nbep.check import Fault, broken, faults_of
@@ -117,7 +118,7 @@ KINDS = ("release", "acquire", "barrier", "copies", "network")
 FAULTS = [fault for module in MODULES for fault in faults_of(import_module(module)) if fault.kind in KINDS]
 
 
-@pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
+@pytest.mark.parametrize("memory_model", both_parts(["checked"], thorough=["sc", "delayed"]))
 @pytest.mark.parametrize("program", PROGRAMS, ids=["add-32", "add-64", "warps", "completion", "wrap"])
 def test_unbroken_queues_are_not_caught(program, memory_model):
     program(memory_model=memory_model, seed=1, nic={"seed": 1, "max_delay_ns": 300})
