@@ -80,9 +80,9 @@ class TracingMixin:
         self.world.hooks.on_wake(self)
         return expired
 
-    def collect(self: Any, name: str, mask: int, value: Any) -> Any:
+    def collect(self: Any, name: str, mask: int, value: Any, site: Site | None) -> Any:
         self.world.hooks.on_meet(self, name)
-        return super().collect(name, mask, value)  # type: ignore[misc]
+        return super().collect(name, mask, value, site)  # type: ignore[misc]
 
     def meet(self: Any, barrier_id: int, num_threads: int, predicate: bool) -> Any:
         self.world.hooks.on_meet(self, "barrier")

@@ -124,14 +124,14 @@ class ComparedThread(CheckedThread):
         self.learn([said for _, said in self.heard_of], SCOPES[scope])
         self.fenced.append((self.owner, SCOPES[scope], joined(self.known)))
 
-    def converge(self, name, mask, value):
-        collective = super().converge(name, mask, value)
+    def converge(self, *args):
+        collective = super().converge(*args)
         self.note_meeting(collective)
         return collective
 
-    def collect(self, name, mask, value):
-        collective = super().collect(name, mask, value)
-        self.meet_all(collective, orders_stores=name == "syncwarp")
+    def collect(self, *args):
+        collective = super().collect(*args)
+        self.meet_all(collective, orders_stores=collective.name == "syncwarp")
         return collective
 
     def arrive(self, *args, **options):

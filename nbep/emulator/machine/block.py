@@ -27,22 +27,19 @@ NUM_BARRIERS = 16
 class NamedBarrier:
     """One phase of `bar.sync id, expected`."""
 
-    __slots__ = ("number", "expected", "arrived", "waiting", "holds", "knowledge", "signals", "known")
+    __slots__ = ("number", "expected", "arrived", "waiting", "is_full", "holds", "knowledge", "signals", "known")
 
     def __init__(self, number: int, expected: int):
         self.number = number
         self.expected = expected
         self.arrived: list[int] = []  # thread indices, with those of bar.arrive
         self.waiting: list[Thread] = []
+        self.is_full = False
         self.holds = True  # the predicates of all threads so far
         # For `checked`: what those who have arrived know and have signalled, and what all know then.
         self.knowledge: list[Any] = []
         self.signals: dict[int, int] = {}
         self.known: Any = None
-
-    @property
-    def is_full(self) -> bool:
-        return len(self.arrived) == self.expected
 
 
 class Block:
@@ -103,7 +100,8 @@ class Block:
             )
         barrier.arrived.append(thread.thread_idx)
         barrier.holds &= predicate
-        if barrier.is_full:
+        if len(barrier.arrived) == expected:
+            barrier.is_full = True
             del self.barriers[number]
             self.members[number] = barrier.arrived
             thread.runnable.extend(barrier.waiting)

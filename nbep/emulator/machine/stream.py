@@ -57,6 +57,7 @@ class Launch:
         self.copies = 0  # bulk copies under way
         self.stores: dict[Any, None] = {}  # stores on their way; see `delayed`
         self.first_signal = 0  # what was signalled before it started; see `checked`
+        self.known: Any = None  # what all its threads know when it starts; see `checked`
         self.done = False
         self.callbacks = Callbacks()
 

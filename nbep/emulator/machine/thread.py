@@ -10,7 +10,7 @@ from greenlet import getcurrent
 
 from ..reports import errors
 from ..reports.faults import error_at
-from ..reports.source import site_of
+from ..reports.source import Site, site_of
 from .block import NamedBarrier
 from .bulk import CopyingThread
 from .warp import Collective, match_result, shfl_source, vote_result
@@ -41,11 +41,11 @@ class Thread(CopyingThread):
 
     def syncwarp(self, mask: int = FULL_MASK) -> None:
         """Wait for the lanes in `mask`."""
-        self.collect("syncwarp", mask, None)
+        self.collect("syncwarp", mask, None, site_of(sys._getframe(1)))
 
     def shfl(self, mode: str, mask: int, value: Any, lane_or_delta: int) -> Any:
         """The `value` of another lane of `mask`: mode idx, xor, up or down."""
-        values = self.collect(_SHFL[mode], mask, value).values
+        values = self.collect(_SHFL[mode], mask, value, site_of(sys._getframe(1))).values
         source = shfl_source(mode, self.lane, lane_or_delta)
         if source not in values:
             message = f"shfl.{mode}: lane {self.lane} reads lane {source}, which mask {mask:#010x} does not name"
@@ -54,33 +54,33 @@ class Thread(CopyingThread):
 
     def vote(self, mode: str, mask: int, predicate: Any) -> Any:
         """Mode any, all: a bool; ballot: the mask of the lanes whose predicate holds."""
-        collective = self.collect(_VOTE[mode], mask, predicate)
+        collective = self.collect(_VOTE[mode], mask, predicate, site_of(sys._getframe(1)))
         if collective.result is None:
             collective.result = vote_result(mode, collective.values)
         return collective.result
 
     def match_any(self, mask: int, value: Any) -> int:
         """The mask of the lanes that pass the same value."""
-        collective = self.collect("match_any", mask, value)
+        collective = self.collect("match_any", mask, value, site_of(sys._getframe(1)))
         if collective.result is None:
             collective.result = match_result(collective.values)
         return collective.result[value]
 
-    def collect(self, name: str, mask: int, value: Any) -> Collective:
+    def collect(self, name: str, mask: int, value: Any, site: Site | None) -> Collective:
         """Wait in a collective for the other lanes of `mask`; the collective, which is full."""
         self.empty_spins = 0
-        collective = self.converge(name, mask, value)
+        collective = self.converge(name, mask, value, site)
         if collective.missing:
             self.waits_for = collective
             self.park()
         return collective
 
-    def converge(self, name: str, mask: int, value: Any) -> Collective:
+    def converge(self, name: str, mask: int, value: Any, site: Site | None) -> Collective:
         """Count this lane in."""
         self.left -= 1
         if self.left < 0:
             self.pause()
-        return self.warp_state.arrive(self, name, mask, site_of(sys._getframe(2)), value)
+        return self.warp_state.arrive(self, name, mask, site, value)
 
     def barrier(self, barrier_id: int, num_threads: int, predicate: bool = True) -> bool:
         """bar.sync and bar.red.and: wait until `num_threads` threads of the block have arrived; whether all agree."""

@@ -103,6 +103,8 @@ class Warp:
         if mask >> len(self.lanes):
             absent = ranges(lane for lane in lanes_of(mask) if lane >= len(self.lanes))
             raise error_at(thread, errors.Divergence, f"{name}: the mask names lanes {absent}, which do not exist")
+        if thread.block.live == thread.block_dim:
+            return
         gone = [lane for lane in lanes_of(mask) if self.lanes[lane].exited]
         if gone:
             raise error_at(thread, errors.Divergence, f"{name}: lanes {ranges(gone)} of the mask have left the kernel")

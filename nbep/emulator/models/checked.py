@@ -79,9 +79,11 @@ class CheckedThread(RememberingThread):
         clock = block.serial * MAX_WARPS + self.warp
         number, known = launch.number, launch.first_signal
         self.owner = Owner(self.rank, launch.name, block.serial, clock, block.index, thread_idx, number, known)
-        self.engine = self.owner._replace(clock=-clock)  # as long as the thread has not waited for it
-        so_far = {ALL_CLOCKS: launch.first_signal}
-        self.knowledge = Knowledge(so_far, so_far, so_far)
+        self.engine: Owner | None = None  # of its copies, as long as the thread has not waited for them
+        if launch.known is None:
+            so_far = {ALL_CLOCKS: launch.first_signal}
+            launch.known = Knowledge(so_far, so_far, so_far)
+        self.knowledge: Knowledge = launch.known
         self.warp_stores = self.warp_loads = 0  # signals of its warp that it knows besides
         # What a store takes along that no release orders: what was known at the last fence of each reach, and at this
         # thread's last release of each reach to the same cell.
@@ -129,7 +131,7 @@ class CheckedThread(RememberingThread):
         if order in RELEASES:
             self.released[cell] = {**self.released.get(cell, {}), reach: now}
         else:
-            now = NOTHING._replace(loads=now.loads)
+            now = NOTHING.with_loads(now.loads)
         earlier = [*self.fences.items(), *self.released.get(cell, {}).items()]
         before = allocation.messages.get(offset) if modifies else None
         passes_on = False
@@ -156,7 +158,7 @@ class CheckedThread(RememberingThread):
             self.knowledge = join((self.knowledge, said, *heard))
         elif said is not NOTHING:
             self.heard[cell, needed] = join((self.heard.get((cell, needed), NOTHING), said))
-            self.knowledge = self.knowledge._replace(loads=later(self.knowledge.loads, said.loads))
+            self.knowledge = self.knowledge.with_loads(later(self.knowledge.loads, said.loads))
 
     def fence(self, order: str, scope: str) -> None:
         super().fence(order, scope)
@@ -172,30 +174,33 @@ class CheckedThread(RememberingThread):
         self.signal(True)
         self.knowledge = self.knowledge._replace(engine=self.with_latest(self.knowledge).stores)
 
-    def converge(self, name: str, mask: int, value: Any) -> Collective:
+    def converge(self, name: str, mask: int, value: Any, site: Site | None) -> Collective:
         self.signal(name == "syncwarp")
-        collective = super().converge(name, mask, value)
-        collective.knowledge.append(self.knowledge)
+        collective = super().converge(name, mask, value, site)
+        if not collective.knowledge or collective.knowledge[-1] is not self.knowledge:
+            collective.knowledge.append(self.knowledge)
         if not collective.missing:
+            self.remember_collective(collective)
             collective.known = join(collective.knowledge), self.world.signals
         return collective
 
-    def collect(self, name: str, mask: int, value: Any) -> Collective:
+    def collect(self, name: str, mask: int, value: Any, site: Site | None) -> Collective:
         """Only a syncwarp orders stores; but whoever goes on from a vote or a shuffle, the others' loads are over."""
-        collective = super().collect(name, mask, value)
+        collective = super().collect(name, mask, value, site)
         known, self.warp_loads = collective.known
         if name == "syncwarp":
             self.warp_stores = self.warp_loads
             self.knowledge = known
         else:
-            self.knowledge = self.knowledge._replace(loads=known.loads)
+            self.knowledge = self.knowledge.with_loads(known.loads)
         return collective
 
     def arrive(self, barrier_id: int, num_threads: int, wait: bool, predicate: bool = True) -> NamedBarrier:
         self.signal(True)
         barrier = super().arrive(barrier_id, num_threads, wait, predicate)
         barrier.signals[self.owner.clock] = self.world.signals
-        barrier.knowledge.append(self.knowledge)
+        if not barrier.knowledge or barrier.knowledge[-1] is not self.knowledge:
+            barrier.knowledge.append(self.knowledge)
         if barrier.is_full:
             barrier.known = with_signals(join(barrier.knowledge), barrier.signals)
         return barrier
@@ -363,6 +368,8 @@ class CheckedThread(RememberingThread):
         store = Access(self.owner, "store", to, to + nbytes, "bulk", "cta", site)
         self.check(read, load)
         self.check(written, store)
+        if self.engine is None:
+            self.engine = self.owner._replace(clock=-self.owner.clock)
         for access in (load, store):
             access.owner, access.number, access.time = self.engine, NOT_WAITED, self.world.history.now
         if read.writable:
@@ -405,28 +412,29 @@ class CheckedThread(RememberingThread):
 
     def remember_store(self, allocation: Allocation, store: Access) -> None:
         """Make a store the last one to its bytes, with no loads since."""
-        for granule in _granules(store):
-            low, high = granule << GRANULE_BITS, (granule + 1) << GRANULE_BITS
-
-            def is_left(old: Access, low: int = low, high: int = high) -> bool:
-                return max(old.begin, low) < store.begin or store.end < min(old.end, high)
-
-            stores = allocation.last_stores.get(granule, ())
-            left = [*filter(is_left, stores), store]
-            loads = allocation.last_loads.pop(granule, {})
-            if len(left) <= len(stores) and all(map(is_left, loads.values())):
+        for granule in store.granules:
+            stores = allocation.last_stores.get(granule)
+            loads = allocation.last_loads.pop(granule, None)
+            if not stores and not loads:
+                allocation.last_stores[granule] = [store]
+                continue
+            stores, loads = stores or [], loads or {}
+            left = [old for old in stores if _is_left(old, store, granule)]
+            remaining = {key: load for key, load in loads.items() if _is_left(load, store, granule)}
+            if len(left) < len(stores) and len(remaining) == len(loads):
                 old = next(old for old in stores if old not in left)
                 store.before = old, *old.before[: MAX_BEFORE - 1]
                 old.before = ()
+            left.append(store)
             allocation.last_stores[granule] = left
-            if loads:
-                remaining = {key: load for key, load in loads.items() if is_left(load)}
-                if remaining:
-                    allocation.last_loads[granule] = remaining
+            if remaining:
+                allocation.last_loads[granule] = remaining
 
     def remember_load(self, allocation: Allocation, load: Access) -> None:
-        for granule in _granules(load):
-            loads = allocation.last_loads.setdefault(granule, {})
+        for granule in load.granules:
+            loads = allocation.last_loads.get(granule)
+            if loads is None:
+                loads = allocation.last_loads[granule] = {}
             loads[id(load.owner), load.begin, load.end] = load
             if len(loads) > MANY_LOADS and len(loads).bit_count() == 1:  # not every time
                 known = min(launch.first_signal for launch in self.world.launches)
@@ -437,8 +445,9 @@ class CheckedThread(RememberingThread):
         if self.world.timed_out:
             return
         stores, loads = allocation.last_stores, allocation.last_loads
-        is_proxys = access.verb == "load" and access.order == "bulk" and allocation is not self.shared
-        for granule in _granules(access):
+        is_store = access.verb == "store"
+        is_proxys = not is_store and access.order == "bulk" and allocation is not self.shared
+        for granule in access.granules:
             for store in stores.get(granule, ()):
                 # Between two copies of a block there is no change of proxy.
                 if is_proxys and not (store.order == "bulk" and store.owner.block == self.owner.block):
@@ -447,18 +456,18 @@ class CheckedThread(RememberingThread):
                     is_new = self.is_new(store)
                 if is_new and self.may_not_meet(access, store):
                     raise race(self, allocation, access, store)
-            if access.verb == "store" and granule in loads:
+            if is_store and granule in loads:
                 for load in loads[granule].values():
                     if self.is_new(load) and self.may_not_meet(access, load):
                         raise race(self, allocation, access, load)
 
     def is_new(self, access: Access) -> bool:
         """Whether this thread cannot know of an access."""
-        owner = access.owner
-        if owner is self.owner:
+        owner, own = access.owner, self.owner
+        if owner is own:
             return False
         is_store = access.verb == "store"
-        if owner.clock == self.owner.clock and access.number <= (self.warp_stores if is_store else self.warp_loads):
+        if owner.clock == own.clock and access.number <= (self.warp_stores if is_store else self.warp_loads):
             return False
         return access.is_beyond(self.knowledge.stores if is_store else self.knowledge.loads)
 
@@ -471,5 +480,8 @@ class CheckedThread(RememberingThread):
         )
 
 
-def _granules(access: Access) -> range:
-    return range(access.begin >> GRANULE_BITS, (access.end + (1 << GRANULE_BITS) - 1) >> GRANULE_BITS)
+def _is_left(old: Access, store: Access, granule: int) -> bool:
+    """Whether an access to some bytes of a granule is to others, too, than a store to it."""
+    return (old.begin < store.begin and granule << GRANULE_BITS < store.begin) or (
+        store.end < old.end and store.end < (granule + 1) << GRANULE_BITS
+    )

@@ -55,8 +55,11 @@ class PendingStore:
         self.site = site
         self.level = 0
         self.done = False
-        queue = allocation.pending.setdefault(offset >> 4, [])
-        queue.insert(thread.place_in(queue), self)
+        queue = allocation.pending.get(offset >> 4)
+        if queue is None:
+            allocation.pending[offset >> 4] = [self]
+        else:
+            queue.insert(thread.place_in(queue), self)
         thread.block.launch.stores[self] = None
 
     def __call__(self) -> object:
@@ -67,8 +70,6 @@ class PendingStore:
 
     def commit(self) -> None:
         """Write to memory, after the earlier stores to the same 16 bytes."""
-        if self.done:
-            return
         granule = self.offset >> 4
         queue = self.allocation.pending[granule]
         first = None
@@ -83,8 +84,7 @@ class PendingStore:
         thread, allocation, offset = self.thread, self.allocation, self.offset
         launch = thread.block.launch
         del launch.stores[self]
-        for stores in (thread.buffer, thread.block.stores, thread.world.gpu_stores[thread.rank]):
-            stores.pop(self, None)
+        del thread.stores_of(self.level)[self]
         if not allocation.freed:
             self._write(thread, allocation, offset)
         if not launch.stores:
@@ -126,7 +126,8 @@ class DelayedThread(Thread):
     # --- accesses -----------------------------------------------------------------------------------------------
 
     def load(self, address: int, kind: str, order: str, scope: str) -> Any:
-        self._count()
+        if self.left <= 0:
+            self._count()
         try:
             allocation = self.segments[address >> 32]
             offset = address & 0xFFFFFFFF
@@ -158,10 +159,12 @@ class DelayedThread(Thread):
         return value
 
     def store(self, address: int, kind: str, value: Any, order: str, scope: str) -> None:
-        self._count()
-        level = SCOPES[scope] if order == "release" else 0
-        self.publish(level)
-        if level:
+        if self.left <= 0:
+            self._count()
+        level = 0
+        if order == "release":
+            level = SCOPES[scope]
+            self.publish(level)
             self.told = self.floor, self.world.moment
         try:
             allocation = self.segments[address >> 32]
@@ -193,7 +196,8 @@ class DelayedThread(Thread):
         self, op: str, address: int, kind: str, operand: Any, order: str, scope: str, compare: Any = None
     ) -> Any:
         """Atomics act on memory itself; a releasing one publishes first."""
-        self._count()
+        if self.left <= 0:
+            self._count()
         if order in RELEASES:
             self.publish(SCOPES[scope])
             self.told = self.floor, self.world.moment
@@ -219,11 +223,14 @@ class DelayedThread(Thread):
     def _count(self) -> None:
         """Be switched here, not between looking at the buffers and acting; the access itself counts the call."""
         self.left -= 1
-        if self.left < 0:
-            self.pause()
+        self.pause()
         self.left += 1
 
     # --- what this thread sees ----------------------------------------------------------------------------------
+
+    def stores_of(self, level: int) -> dict[PendingStore, None]:
+        """Where this thread's stores on their way are noted that are visible on a level."""
+        return self.buffer if level == 0 else self.block.stores if level == 1 else self.world.gpu_stores[self.rank]
 
     def sees(self, store: PendingStore) -> bool:
         """Whether a store that is not in memory yet is visible to this thread."""
@@ -354,7 +361,8 @@ class DelayedThread(Thread):
             self._lift(self.block.stores, 2, self.world.gpu_stores[self.rank])
         if level >= 3:
             for store in list(self.world.gpu_stores[self.rank]):
-                store.commit()
+                if not store.done:  # not with one before it
+                    store.commit()
 
     def _lift(self, stores: dict[PendingStore, None], level: int, target: dict[PendingStore, None]) -> None:
         moment = self.next_moment()
@@ -432,16 +440,16 @@ class DelayedThread(Thread):
         self.floor = max(self.floor, floor)
         self.block_floor = max(self.block_floor, block_floor)
 
-    def converge(self, name: str, mask: int, value: Any) -> Collective:
+    def converge(self, name: str, mask: int, value: Any, site: Site | None) -> Collective:
         if name == "syncwarp":
             self.publish(1)
             self.floor = max(self.floor, self.heard[1])
-        collective = super().converge(name, mask, value)
+        collective = super().converge(name, mask, value, site)
         collective.known = max(collective.known or 0, self.floor)
         return collective
 
-    def collect(self, name: str, mask: int, value: Any) -> Collective:
-        collective = super().collect(name, mask, value)
+    def collect(self, name: str, mask: int, value: Any, site: Site | None) -> Collective:
+        collective = super().collect(name, mask, value, site)
         if name == "syncwarp":
             self.learn(collective.known, self.world.moment)
         return collective

@@ -6,7 +6,7 @@ Only what may order threads is written down: strong stores and loads, fences, an
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..machine.memory import Allocation
 from ..machine.thread import Thread
@@ -128,11 +128,9 @@ class RememberingThread(Thread):
         super().fence(order, scope)
         self.world.history.add(Fenced(self.owner, SCOPES[scope], site_of(sys._getframe())))
 
-    def converge(self, name: str, mask: int, value: Any) -> Collective:
-        collective = super().converge(name, mask, value)
-        if not collective.missing:
-            self.world.history.add(Met(self.owner, name, mask, collective.site))
-        return collective
+    def remember_collective(self, collective: Collective) -> None:
+        """The last lane has come."""
+        self.world.history.add(Met(self.owner, collective.name, collective.mask, collective.site))
 
     def arrive(self, barrier_id: int, num_threads: int, wait: bool, predicate: bool = True) -> NamedBarrier:
         barrier = super().arrive(barrier_id, num_threads, wait, predicate)

@@ -17,11 +17,18 @@ Numbers = dict[int, int]  # clock -> its latest signal that is known.  Never cha
 
 
 class Knowledge(NamedTuple):
-    """Of stores, what a thread knows itself, and what the copy engine knows when it starts a copy; of loads."""
+    """Of stores, what a thread knows itself, and what the copy engine knows when it starts a copy; of loads.
+
+    Those who know the same have the same object where that is cheap: what they know together is found sooner then.
+    """
 
     stores: Numbers
     engine: Numbers
     loads: Numbers
+
+    def with_loads(self, loads: Numbers) -> Knowledge:
+        """The same but for the loads."""
+        return self if loads is self.loads else Knowledge(self.stores, self.engine, loads)
 
 
 class Owner(NamedTuple):
@@ -59,6 +66,7 @@ class Message(NamedTuple):
 class Access:
     """A store or a load of some bytes.
 
+    granules: in which its bytes lie: one, but for a bulk copy
     reach: of its scope; 0 for a weak one, which may meet no other access unordered
     number: of the first signal of its thread that tells of it; at_exit: that was the end of the kernel
     serving: the queue pair and the entry that a NIC did it for
@@ -67,8 +75,8 @@ class Access:
     """
 
     __slots__ = (
-        "owner", "verb", "begin", "end", "order", "scope", "reach", "site", "number", "at_exit", "serving",
-        "time", "is_atomic", "before",
+        "owner", "verb", "begin", "end", "granules", "order", "scope", "reach", "site", "number", "at_exit",
+        "serving", "time", "is_atomic", "before",
     )  # fmt: skip
 
     def __init__(self, owner: Owner, verb: str, begin: int, end: int, order: str, scope: str, site: Site | None):
@@ -76,6 +84,9 @@ class Access:
         self.verb = verb
         self.begin = begin
         self.end = end
+        self.granules: Iterable[int] = (begin >> GRANULE_BITS,)
+        if end - begin > 1 << GRANULE_BITS:
+            self.granules = range(begin >> GRANULE_BITS, (end - 1 >> GRANULE_BITS) + 1)
         self.order = order
         self.scope = scope
         self.reach = 0 if order in WEAK else SCOPES[scope]
@@ -98,25 +109,29 @@ class Access:
 
 def join(knowledge: Iterable[Knowledge]) -> Knowledge:
     """What those who meet know together."""
-    stores: Numbers = {}
-    engine: Numbers = {}
-    loads: Numbers = {}
+    together = NOTHING
     for one in {id(one): one for one in knowledge}.values():
-        stores = later(stores, one.stores)
-        engine = later(engine, one.engine)
-        loads = later(loads, one.loads)
-    return Knowledge(stores, engine, loads)
+        stores = later(together.stores, one.stores)
+        engine = later(together.engine, one.engine)
+        loads = later(together.loads, one.loads)
+        if stores is one.stores and engine is one.engine and loads is one.loads:
+            together = one
+        elif stores is not together.stores or engine is not together.engine or loads is not together.loads:
+            together = Knowledge(stores, engine, loads)
+    return together
 
 
 def with_signals(knowledge: Knowledge, signals: Numbers) -> Knowledge:
     """The knowledge, and what these signals tell, but the copy engine does not know that."""
-    return knowledge._replace(stores={**knowledge.stores, **signals}, loads={**knowledge.loads, **signals})
+    return Knowledge({**knowledge.stores, **signals}, knowledge.engine, {**knowledge.loads, **signals})
 
 
 def later(a: Numbers, b: Numbers) -> Numbers:
     """The later number of each clock, without those that are known of all clocks."""
     if not a or a is b:
         return b
+    if not b:
+        return a
     known = a.get(ALL_CLOCKS, 0)
     new = {clock: number for clock, number in b.items() if a.get(clock, known) < number}
     if not new:

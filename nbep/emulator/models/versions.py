@@ -64,9 +64,13 @@ class Version:
 
     def arrive(self, allocation: Allocation, moment: int) -> None:
         """It is in memory now, for everybody."""
-        for level in SCOPES.values():
-            self.lift(level, moment)
-        versions = allocation.versions.setdefault(self.begin // GRANULE, [])
+        _, cta, gpu, sys = self.seen
+        self.seen = [0, cta or moment, gpu or moment, sys or moment]
+        granule = self.begin // GRANULE
+        versions = allocation.versions.get(granule)
+        if versions is None:
+            allocation.versions[granule] = [self]
+            return
         if len(versions) == MAX_VERSIONS:
             del versions[0]
         versions.append(self)

@@ -9,7 +9,18 @@ from types import CodeType, FrameType
 
 _PACKAGE = Path(__file__).resolve().parent.parent.parent
 _LIBRARY = (_PACKAGE / "emulator", _PACKAGE / "device" / "primitives")
-_is_library: dict[CodeType, bool] = {}
+
+
+class _Libraries(dict[str, bool]):
+    """Name of a source file -> whether no kernel stands there. (A code object would take long to hash.)"""
+
+    def __missing__(self, name: str) -> bool:
+        path = Path(name).resolve()
+        is_library = self[name] = any(folder in path.parents for folder in _LIBRARY)
+        return is_library
+
+
+_is_library = _Libraries()
 
 # Code that does not stand in its file: its first line, and what it was made from.
 edited: dict[CodeType, tuple[int, list[str]]] = {}
@@ -20,22 +31,19 @@ Site = tuple[CodeType, int]
 
 def kernel_frame(frame: FrameType | None) -> FrameType | None:
     """The innermost frame at or outside `frame` that belongs to a kernel; None when there is none."""
-    while frame is not None:
-        code = frame.f_code
-        library = _is_library.get(code)
-        if library is None:
-            path = Path(code.co_filename).resolve()
-            library = _is_library[code] = any(folder in path.parents for folder in _LIBRARY)
-        if not library:
-            return frame
+    while frame is not None and _is_library[frame.f_code.co_filename]:
         frame = frame.f_back
-    return None
+    return frame
 
 
 def site_of(frame: FrameType | None) -> Site | None:
     """The instruction that a frame's kernel code executes: cheap to take, and comparable between threads."""
-    frame = kernel_frame(frame)
-    return None if frame is None else (frame.f_code, frame.f_lasti)
+    while frame is not None:
+        code = frame.f_code
+        if not _is_library[code.co_filename]:
+            return code, frame.f_lasti
+        frame = frame.f_back
+    return None
 
 
 def call_chain(frame: FrameType | None, depth: int = 4) -> list[Site]:

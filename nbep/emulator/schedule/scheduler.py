@@ -204,7 +204,8 @@ class Scheduler:
                     break
                 index = int(uniform() * count)
                 thread = runnable[index]
-                if thread.reluctance and uniform() < thread.reluctance:
+                reluctance = thread.reluctance
+                if reluctance and uniform() < reluctance:
                     continue
                 last = runnable.pop()
                 if last is not thread:
