@@ -223,7 +223,16 @@ class IbgdaTransport(Transport):
             row[device_nic.PEER] = peer
             row[device_nic.RECEIVED] = seen_by_nic[peer] + self._received + 4 * (self._rank * options.num_qps + queue)
         regions = self._regions(handles, seen_by_nic, here)
-        memory = self._own(self._nic.allocate(pairs.nbytes + regions.nbytes + ALIGNMENT_BYTES, "NIC"))
+
+        def describe(offset: int) -> str:
+            """Name the cell at an offset of what the NIC keeps, for reports."""
+            number, byte = divmod(offset, device_nic.QUEUE_PAIR_BYTES)
+            if number < len(numbers):
+                word = {device_nic.SERVED: "SERVED", device_nic.STATE: "STATE"}.get(byte // 8, f"word {byte // 8}")
+                return f"{word} of {layout.name_of(numbers[number])}"
+            return "regions" if offset < pairs.nbytes + regions.nbytes else "stop"
+
+        memory = self._own(self._nic.allocate(pairs.nbytes + regions.nbytes + ALIGNMENT_BYTES, "NIC", describe))
         memory.write(0, pairs.reshape(-1))
         memory.write(pairs.nbytes, regions.reshape(-1))
         self._stop = memory, pairs.nbytes + regions.nbytes

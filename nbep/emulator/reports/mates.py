@@ -1,0 +1,76 @@
+"""Threads of a block that still wait in a place which another one has left: a hint that they were to meet there."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from .source import Site, call_chain, describe_site
+
+if TYPE_CHECKING:
+    from ..machine.block import Block
+    from ..machine.thread import Thread
+    from ..models.knowledge import Owner
+    from ..world import World
+
+WAITS = {"wait_expired", "mbarrier_try_wait_parity"}  # what loops call that poll
+MOST_CALLS = 32
+
+
+def block_of(world: World, owner: Owner) -> Block | None:
+    """The block of a thread that has accessed something; None if its launch is over."""
+    for launch in world.launches:
+        if (launch.rank, launch.name, launch.number) == (owner.rank, owner.kernel, owner.launch):
+            return launch.blocks[owner.block_idx]
+    return None
+
+
+def who_is_behind(world: World, owner: Owner) -> str:
+    """`thread 0 of its block waits for CELL`, of one that is where this thread has gone on; nothing if none is.
+
+    One that does not wait counts only in a function that the kernel has called: its roles are not behind each other.
+    """
+    block = block_of(world, owner)
+    if block is None:
+        return ""
+    here = block.threads[owner.thread_idx]
+    own = _places(here)
+    found = [
+        (waits, depth, mate.warp == here.warp, -mate.thread_idx)
+        for mate in block.threads
+        if (depth := _common_calls(places := _places(mate), own))
+        and ((waits := _waits(mate, places[depth:])) or depth > 1)
+    ]
+    if not found:
+        return ""
+    waits, *_, number = max(found)
+    mate = block.threads[-number]
+    who = f"thread {mate.thread_idx} of its block"
+    if not waits:
+        return f"{who} is still at {describe_site(_places(mate)[-1])}"
+    cells = mate.waits_for if mate in world.polling else []
+    return f"{who} waits for {cells[0][0].cell(cells[0][1])}" if cells else f"{who} waits in {_name(mate)}"
+
+
+def _name(thread: Thread) -> str:
+    """The function that a thread is in."""
+    return _places(thread)[-1][0].co_name
+
+
+def _places(thread: Thread) -> list[Site]:
+    """The calls that a thread is in, the kernel's first."""
+    frame = sys._getframe() if thread is thread.world.current else thread.gr_frame
+    return [] if thread.exited else call_chain(frame, MOST_CALLS)[::-1]
+
+
+def _common_calls(places: list[Site], further: list[Site]) -> int:
+    """How many calls a thread has in common with another one that is further; 0 if that is not further."""
+    depth = next((i for i, (a, b) in enumerate(zip(places, further, strict=False)) if a != b), None)
+    if depth is None or places[depth][0] is not further[depth][0] or places[depth][1] > further[depth][1]:
+        return 0
+    return depth + 1
+
+
+def _waits(thread: Thread, inner: list[Site]) -> bool:
+    """Whether a thread polls; inner: the calls in which it may do so."""
+    return thread in thread.world.polling or any(not WAITS.isdisjoint(code.co_names) for code, _ in inner)
