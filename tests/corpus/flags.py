@@ -229,7 +229,8 @@ ENTRIES = [
     ),
     Broken(
         "flag: nobody waits", message(writer(), read_without_waiting), DataRace,
-        (("nothing at all orders the store before this load", "nothing at all orders the load and this store of"), cell("data[0]")),
+        (("nothing at all orders the store before this load", "nothing at all orders the load and this store of"),
+         cell("data[0]")),
         ("too weak", "flag"), range(8),
     ),
     Broken(

@@ -48,6 +48,12 @@ class Fenced(NamedTuple):
     site: Site | None
 
 
+class EngineTold(NamedTuple):
+    """A fence.proxy.async.global: the copy engine is told what its thread knows."""
+
+    owner: Owner
+
+
 class Met(NamedTuple):
     """Lanes of a warp at a collective; owner: the last to come."""
 
@@ -88,7 +94,7 @@ class Waited(NamedTuple):
     copies: tuple[Access, ...]
 
 
-Event = Stored | Loaded | Forgotten | Fenced | Met | Arrived | Filled | Signed | Waited
+Event = Stored | Loaded | Forgotten | Fenced | EngineTold | Met | Arrived | Filled | Signed | Waited
 
 
 class History:
@@ -127,6 +133,10 @@ class RememberingThread(Thread):
     def fence(self, order: str, scope: str) -> None:
         super().fence(order, scope)
         self.world.history.add(Fenced(self.owner, SCOPES[scope], site_of(sys._getframe())))
+
+    def fence_proxy_async_global(self) -> None:
+        super().fence_proxy_async_global()
+        self.world.history.add(EngineTold(self.owner))
 
     def converge(self, name: str, mask: int, value: Any) -> Collective:
         collective = super().converge(name, mask, value)

@@ -36,7 +36,7 @@ MAX_WARPS = 32  # of a block
 FLAW = 1000  # an end of a link that orders nothing
 NARROW = 900  # a fence with too small a scope: somebody has thought of it
 LEFT_OUT = 1500  # threads of a block that have not met
-ATOMIC = 200  # more for an atomic that acquires nothing: it is there to store
+ATOMIC = 600  # more for an atomic that acquires nothing: it is there to store
 SAME_DATA = 500  # a link through bytes that are more likely data than a flag
 HOP = 1  # short chains first
 

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..machine.memory import Allocation
+from ..models.history import EngineTold
 from ..models.knowledge import NOT_WAITED, NOT_YET, Access, Owner, distance
 from ..models.orders import SCOPES
 from .chains import ATOMIC, FLAW, LEFT_OUT, Flaw, Link, Search, Way, told_by
@@ -23,6 +24,8 @@ BOTH_ENDS = 2 * FLAW + ATOMIC
 NOT_MET = LEFT_OUT + ATOMIC
 POSSIBLE = LEFT_OUT + FLAW
 HOPS = 200
+BY_ATOMIC = FLAW + ATOMIC - HOPS  # chains by atomics that acquire nothing are believed if nobody else has told anything
+_OF = {"atomic": "on", "load": "of", "store": "to"}
 MAX_TOLD = 16  # stores that are looked at, the last first
 
 
@@ -69,7 +72,8 @@ def find_cause(race: Race) -> Cause:
     cost = way.cost - HOPS if way is not None and way.flaws else sys.maxsize
     whats = set() if way is None else {flaw.what for flaw in way.flaws}
     ends = whats & {"before", "after"}
-    if whats & {"vote", "after"} and (cause := _told_by_another(race)):
+    is_doubtful = way is not None and (whats & {"vote", "after"} or BY_ATOMIC <= cost < sys.maxsize)
+    if is_doubtful and (cause := _told_by_another(race)):
         return cause
     if way is not None and not ends and cost <= BOTH_ENDS:
         return _of_chain(race, way)
@@ -180,11 +184,18 @@ def _not_met(race: Race, end: str, way: Way) -> str:
 
 
 def _proxy(race: Race, way: Way | None) -> Cause:
+    owner, history = race.thread.owner, race.thread.world.history
     links = way.links if way is not None else ()
     by = f" by {links[-1].allocation.cell(links[-1].load.begin)}" if links else ""
-    told = "has stored itself" if race.earlier.owner is race.thread.owner else f"knows{by or ' of'}"
+    told = "has stored itself" if race.earlier.owner is owner else f"knows{by or ' of'}"
     what = f"the copy engine is not told what this thread {told}"
-    return Cause(f"{what}: no fence.proxy.async.global comes before the bulk load of {race.cell}", links)
+    since = history.between(race.earlier.time, history.now)
+    if not any(isinstance(event, EngineTold) and event.owner is owner for event in since):
+        return Cause(f"{what}: no fence.proxy.async.global comes before the bulk load of {race.cell}", links)
+    what += f": its fence.proxy.async.global before the bulk load of {race.cell} comes too soon"
+    if links and links[-1].load.owner is not owner:
+        what += f", no {_meeting(links[-1].load.owner, owner)} makes it wait for the thread that has loaded that"
+    return Cause(what, links)
 
 
 def _copy(race: Race, link: Link | None = None) -> str:
@@ -204,7 +215,7 @@ def _scope(race: Race) -> str:
     """Both accesses are strong, but one does not reach the other."""
     needed = distance(race.earlier.owner, race.access.owner)
     ends = [
-        f"the scope of {which} {access.verb} {'of' if access.verb == 'load' else 'to'} {race.cell}"
+        f"the scope of {which} {_noun(access)} {_OF[_noun(access)]} {race.cell}"
         for which, access in (("the", race.earlier), ("this", race.access))
         if access.reach < needed
     ]
