@@ -4,6 +4,7 @@ from functools import partial
 
 import hangs_groups
 import hangs_nbep
+import hangs_networks
 import hangs_users
 import internode
 import intranode
@@ -22,7 +23,7 @@ from nbep.notebook import edit
 
 pytestmark = pytest.mark.emulator_only("a GPU reports no deadlock")
 
-ENTRIES = [*hangs_nbep.ENTRIES, *hangs_users.ENTRIES, *hangs_groups.ENTRIES]
+ENTRIES = [*hangs_nbep.ENTRIES, *hangs_users.ENTRIES, *hangs_groups.ENTRIES, *hangs_networks.ENTRIES]
 
 
 @pytest.mark.parametrize("seeds", both_parts([range(1)], thorough=[range(1, 3)]), ids=str)
@@ -31,11 +32,20 @@ def test_the_report_names_why_it_hangs(broken: Broken, seeds: range) -> None:
     check(broken._replace(seeds=seeds, least=len(seeds)))
 
 
+SMALL = [*hangs_users.ENTRIES, *hangs_groups.ENTRIES]
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize("memory_model", ["delayed", "checked"])
-@pytest.mark.parametrize("broken", [*hangs_users.ENTRIES, *hangs_groups.ENTRIES], ids=str)
-def test_the_report_is_the_same_in_every_memory_model(broken: Broken, memory_model: str) -> None:
-    check(broken._replace(run=partial(broken.run, memory_model=memory_model), seeds=range(2), least=2))
+@pytest.mark.parametrize(
+    ("broken", "memory_model", "seeds"),
+    [
+        *((broken, model, range(2)) for broken in SMALL for model in ("delayed", "checked")),
+        *((broken, "delayed", range(1)) for broken in hangs_networks.ENTRIES),
+    ],
+    ids=str,
+)
+def test_the_report_is_the_same_in_every_memory_model(broken: Broken, memory_model: str, seeds: range) -> None:
+    check(broken._replace(run=partial(broken.run, memory_model=memory_model), seeds=seeds, least=len(seeds)))
 
 
 def inside_a_node() -> None:
