@@ -14,11 +14,14 @@ from cases import make_case
 from entries import Broken, beginning, check
 from hangs_nbep import NOTHING, PUBLISH_HEAD
 from parts import both_parts
+from scenarios import scenario, with_edit
 
 import nbep
 from nbep.device.kernels.internode import coordinator
 from nbep.device.kernels.intranode import dispatch
 from nbep.device.kernels.low_latency import dispatch_sender
+from nbep.device.network.ibgda import queue_pair
+from nbep.device.protocols import grid_barrier
 from nbep.notebook import edit
 
 pytestmark = pytest.mark.emulator_only("a GPU reports no deadlock")
@@ -66,10 +69,22 @@ def with_low_latency() -> None:
         low_latency.run(case, low_latency.Options())
 
 
+def at_a_grid_barrier() -> None:
+    run = scenario("internode", ranks=8)
+    with_edit(grid_barrier.barrier_grid, "arrived + grid_dim()", "arrived + 1 + grid_dim()", run)(1)
+
+
+def over_nics() -> None:
+    run = scenario("low_latency", ranks=8, nic=1, experts=1, topk=2, tokens=2)
+    with_edit(queue_pair.submit, "ring(field(qp, DOORBELL), after, field(qp, QPN))", NOTHING, run)(1)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("hang", "who"),
     [
+        (at_a_grid_barrier, "the grid barrier"),
+        (over_nics, "the low-latency dispatch receiver"),
         (inside_a_node, "the dispatch sender"),
         (between_nodes, "the internode dispatch RDMA sender"),
         (with_low_latency, "the low-latency dispatch receiver"),
@@ -82,4 +97,4 @@ def test_a_hang_of_eight_ranks_fits_in_40_lines(hang, who) -> None:
     assert len(lines) <= 40
     assert who in lines[0]
     assert caught.value.full.startswith(beginning(caught.value))
-    assert len(caught.value.full.splitlines()) > 200
+    assert len(caught.value.full.splitlines()) > 2 * len(lines)
