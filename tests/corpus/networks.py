@@ -1,8 +1,16 @@
-"""nbep's kernels that send over a network, broken in one step: low latency, between nodes, queue pairs, the NIC."""
+"""Kernels that send over a network, broken in one step: low latency, between nodes, queue pairs, the NIC."""
+
+from collections.abc import Callable
+from functools import partial
 
 from entries import Broken, Name
+from own_network import FLAGS, SOURCE, TARGET, fill_source, run, see, wait_flag
 from scenarios import scenario, with_fault
 
+from nbep.device.jit import kernel
+from nbep.device.network.ibgda.transport import IbgdaNetwork, fetched_32, post_add, post_write, wait_written
+from nbep.device.network.seam import own_ptr
+from nbep.device.primitives import FULL_MASK, ld_acquire_sys_s32, syncwarp, thread_idx, wait_expired
 from nbep.emulator import DataRace
 
 # Small runs. Over the NIC each rank has one expert, and so one queue pair to the other.
@@ -171,4 +179,84 @@ OVER_THE_NIC = [
          ("the scope of ", QUEUES, ": completion of queue pair 6", "gpu, but between ranks it takes sys"),
          ("too weak", "doorbell")),
 ]  # fmt: skip
-ENTRIES = [*LOW_LATENCY, *BETWEEN_NODES, *OVER_THE_NIC]
+
+
+# --- kernels of a user's own, one warp on each of two ranks -----------------------------------------------------------
+
+SIZE = 256
+
+
+@kernel()
+def flag_on_another_queue(network: IbgdaNetwork):
+    """The data go through queue 0, the flag behind them through queue 1."""
+    lane, peer = thread_idx(), 1 - network.rank
+    fill_source(network, SOURCE, SIZE, lane)
+    post_write(network, TARGET, SOURCE, SIZE, peer, 0, True, lane)
+    if lane == 0:
+        post_add(network, FLAGS, 1, False, peer, 1)
+    wait_flag(network, 0, 1, lane)
+    see(network, 0, SIZE, lane)
+
+
+@kernel()
+def last_word_as_a_flag(network: IbgdaNetwork):
+    """The receiver polls the last word of the data."""
+    lane, peer = thread_idx(), 1 - network.rank
+    fill_source(network, SOURCE, SIZE, lane)
+    post_write(network, TARGET, SOURCE, SIZE, peer, 0, True, lane)
+    if lane == 0:
+        while ld_acquire_sys_s32(own_ptr(network, TARGET + SIZE - 4)) == 0:
+            wait_expired(1 << 62)
+    syncwarp(FULL_MASK)
+    see(network, 0, SIZE, lane)
+
+
+@kernel()
+def source_filled_again(network: IbgdaNetwork):
+    """The next message is written while the NIC may still read the one before."""
+    lane, peer = thread_idx(), 1 - network.rank
+    for _ in range(2):
+        fill_source(network, SOURCE, SIZE, lane)
+        post_write(network, TARGET, SOURCE, SIZE, peer, 0, True, lane)
+
+
+@kernel()
+def old_value(network: IbgdaNetwork):
+    """An add at the peer, and what was there before."""
+    if thread_idx() == 0:
+        peer = 1 - network.rank
+        wait_written(network, peer, 0, post_add(network, FLAGS, 1, False, peer, 0))
+        fetched_32(network, peer, 0)
+
+
+def own(function: Callable) -> Callable[..., None]:
+    """A kernel over the software NIC, which is slow. The buffer's cells have no names."""
+
+    def attempt(seed: int, memory_model: str = "checked") -> None:
+        run(function, 1, 32, num_qps=2, nic={"seed": 1, "max_delay_ns": 300}, seed=seed, memory_model=memory_model)
+
+    return attempt
+
+
+def users(name: str, function: Callable, names: tuple[Name, ...], not_names: tuple[str, ...] = (), least=1) -> Broken:
+    return Broken(name, partial(own(function)), DataRace, names, not_names, range(4), least)
+
+
+USERS = [
+    users("NIC: the flag on another queue pair", flag_on_another_queue,
+          ("nothing at all orders the store before this load of " + NVL, "the NIC has stored it for entry 0 of ",
+           "heard of the NIC is " + NVL, ", for entry 0 of queue pair 6", "nothing orders two queue pairs"),
+          ("too weak",)),
+    users("NIC: the last word of a message as a flag", last_word_as_a_flag,
+          (NVL, "is too weak: weak, but another thread loads it with acquire.sys order"), ("scope",)),
+    users("NIC: a source is filled again while it is read", source_filled_again,
+          (NVL, ("is overwritten, and nothing at all tells this thread that it has been read",
+                 "was overwritten before this load: this thread was told of the store before that one",
+                 "nothing at all orders the load and this store of ")), ("too weak", "syncwarp")),
+    race("queue pair: a completion is awaited relaxed",
+         "network.ibgda.completion.wait_done: acquire of ibgda-completion", own(old_value),
+         (LOAD + QUEUES, ": completion of queue pair 6", ACQUIRES), (STORE, *TIES)),
+    race("NIC: a completion is relaxed", "network.nic.complete: release of ibgda-completion", own(old_value),
+         (STORE + QUEUES, ": completion of queue pair 6", RELEASES), (LOAD, *TIES)),
+]  # fmt: skip
+ENTRIES = [*LOW_LATENCY, *BETWEEN_NODES, *OVER_THE_NIC, *USERS]

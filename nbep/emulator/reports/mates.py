@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import sys
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from ..world import World
 
 WAITS = {"wait_expired", "mbarrier_try_wait_parity"}  # what loops call that poll
+LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"}
 MOST_CALLS = 32
 
 
@@ -28,7 +30,7 @@ def block_of(world: World, owner: Owner) -> Block | None:
 def who_is_behind(world: World, owner: Owner) -> str:
     """`thread 0 of its block waits for CELL`, of one that is where this thread has gone on; nothing if none is.
 
-    One that does not wait counts only in a function that the kernel has called: its roles are not behind each other.
+    One that does not wait yet counts if it is on its way there: what it comes to is named `wait_...`.
     """
     block = block_of(world, owner)
     if block is None:
@@ -39,7 +41,7 @@ def who_is_behind(world: World, owner: Owner) -> str:
         (waits, depth, mate.warp == here.warp, -mate.thread_idx)
         for mate in block.threads
         if (depth := _common_calls(places := _places(mate), own))
-        and ((waits := _waits(mate, places[depth:])) or depth > 1)
+        and ((waits := _waits(mate, places[depth:])) or _will_wait(places, own, depth))
     ]
     if not found:
         return ""
@@ -74,3 +76,12 @@ def _common_calls(places: list[Site], further: list[Site]) -> int:
 def _waits(thread: Thread, inner: list[Site]) -> bool:
     """Whether a thread polls; inner: the calls in which it may do so."""
     return thread in thread.world.polling or any(not WAITS.isdisjoint(code.co_names) for code, _ in inner)
+
+
+def _will_wait(places: list[Site], further: list[Site], depth: int) -> bool:
+    """Whether a thread is in a call that waits, or has one to come before it is as far as the other one."""
+    code, begin = places[depth - 1]
+    end = further[depth - 1][1]
+    names = {str(i.argval) for i in dis.get_instructions(code) if i.opname in LOADS and begin < i.offset < end}
+    names |= {name for inner, _ in places[depth:] for name in inner.co_names}
+    return any(name.startswith("wait_") for name in names)

@@ -73,7 +73,7 @@ def find_cause(race: Race) -> Cause:
     whats = set() if way is None else {flaw.what for flaw in way.flaws}
     ends = whats & {"before", "after"}
     is_doubtful = way is not None and (whats & {"vote", "after"} or BY_ATOMIC <= cost < sys.maxsize)
-    if is_doubtful and (cause := _told_by_another(race)):
+    if is_doubtful and not _is_overwritten(race) and (cause := _told_by_another(race)):
         return cause
     if way is not None and not ends and cost <= BOTH_ENDS:
         return _of_chain(race, way)
@@ -85,7 +85,8 @@ def find_cause(race: Race) -> Cause:
         return Cause(_scope(race))
     if weak := _weak(race):
         return Cause(weak)
-    if way is not None and cost <= NOT_MET and (ends == {"before"} or not _is_overwritten(race)):
+    is_first = not _is_overwritten(race) or (way is not None and ends == {"before"} and not _tells_of_other(race, way))
+    if way is not None and cost <= NOT_MET and is_first:
         return _of_chain(race, way)
     if _is_overwritten(race):
         return _overwritten(race)
@@ -255,11 +256,20 @@ def _is_overwritten(race: Race) -> bool:
     )
 
 
+def _tells_of_other(race: Race, way: Way) -> bool:
+    """Whether the last link of a chain has told of an earlier store to bytes that this thread loads: it is for that."""
+    if not way.links:
+        return False
+    load = way.links[-1].load
+    known = [store for store in race.earlier.before if not race.thread.is_new(store)]
+    return any(not _has_reached(race, store, load.owner, load.time) for store in known)
+
+
 def _overwritten(race: Race) -> Cause:
     """A load that comes too late."""
     earlier, history = race.earlier, race.thread.world.history
     events = history.between(0, earlier.time)
-    link = next(told_by(events, earlier.owner, race.thread.owner.block, is_store=False), None)
+    link = next(told_by(events, earlier.owner, race.thread.owner, is_store=False), None)
     what = f"{race.cell} was overwritten before this load: this thread was told of the store before that one"
     if link is None or link.store.time < earlier.before[0].time:
         return Cause(f"{what}, and nothing made the later one wait")
@@ -324,7 +334,7 @@ def _by_another(act: Access, which: str, link: Link) -> str:
 def _told(race: Race, hearing: Hearing) -> Iterator[Link]:
     """How a thread has heard of the other one's block, the last first."""
     events = race.thread.world.history.between(0, hearing.end)
-    return told_by(events, hearing.listener, hearing.act.owner.block)
+    return told_by(events, hearing.listener, hearing.act.owner)
 
 
 def _is_sound(race: Race, hearing: Hearing, link: Link) -> bool:
@@ -376,16 +386,32 @@ def _nothing(race: Race) -> Cause:
         cell = link.allocation.cell(link.store.begin)
         last = f"the last that this thread has heard of {who} is {cell}"
         return Cause(f"{what}: {last}, which was stored before", (link,))
+    if earlier.serving is not None and (cause := _by_another_queue_pair(race, what)):
+        return cause
     if behind := who_is_behind(thread.world, thread.owner):
         return Cause(f"{what}: this thread has gone on while {behind}")
     return Cause(f"{what}: this thread has waited for nothing that the other one, or its block, has stored")
+
+
+def _by_another_queue_pair(race: Race, what: str) -> Cause | None:
+    """What a NIC has written, and a thread that has heard of what it did for another queue pair."""
+    thread, earlier = race.thread, race.earlier
+    events = thread.world.history.between(0, thread.world.history.now)
+    told = told_by(events, thread.owner, earlier.owner, of_rank=True)
+    link = next((link for link in told if link.store.serving not in (None, earlier.serving)), None)
+    if link is None or link.store.serving is None or earlier.serving is None:
+        return None
+    cell = link.allocation.cell(link.load.begin)
+    wrote, heard = (f"entry {entry} of queue pair {number}" for number, entry in (earlier.serving, link.store.serving))
+    last = f"the last that this thread has heard of the NIC is {cell}, for {heard}"
+    return Cause(f"{what}: the NIC has stored it for {wrote}, {last}, and nothing orders two queue pairs", (link,))
 
 
 def _not_told_of_load(race: Race) -> Cause:
     """A store to bytes that another thread has loaded, which has told nobody."""
     thread, _, _, earlier = race
     events = thread.world.history.between(0, thread.world.history.now)
-    link = next(told_by(events, thread.owner, earlier.owner.block, is_store=False), None)
+    link = next(told_by(events, thread.owner, earlier.owner, is_store=False), None)
     is_old = link is None or all(link.store.time < store.time for store in _met(race))
     if not _has_loaded_what_it_was_told(race):
         what = f"nothing at all orders the {_noun(earlier)} and this {_noun(race.access)} of {race.cell}"
