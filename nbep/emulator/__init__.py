@@ -17,9 +17,10 @@ It knows nothing of expert parallelism.  Its parts, in an order to read them in:
     reports/   what a stopped run says
         errors, source  what can go wrong, and the line of code that did
         faults          why an access failed
-        race            who did not order what
+        race            who did not order what: `chains` and `race_cause` find the end that is too weak
         deadlock        who waits for whom: `waiting` groups the threads, `expected` asks them what they want to see,
-                        `hang_cause` finds the wait that holds up the others, `stores` who stored where
+                        `hang_cause` finds the wait that holds up the others, `hang_words` says so,
+                        `stores` knows who stored where
     tracing    calls an observer at every access
 """
 

@@ -59,6 +59,13 @@ Empty = Callable[[tuple[int, ...], str], Array]  # a new array of a shape and a 
 AnyMemory = TypeVar("AnyMemory", bound=Memory)
 
 
+def _describe_workspace(offset: int) -> str:
+    """Name the cell at an offset of the claim and layout workspace, for reports."""
+    if offset >= ALIGNMENT_BYTES:
+        return f"layout totals[{(offset - ALIGNMENT_BYTES) // 4}]"
+    return "claim" if offset < ALIGNMENT_BYTES // 2 else "layout arrivals"
+
+
 class Order(NamedTuple):
     """What the caller said of a call's place among other work; see Buffer.get_dispatch_layout."""
 
@@ -216,7 +223,9 @@ class NodeMemory:
             self.direct = DirectMemory(runtime, self.symmetric, start, self.num_zero_copy_bytes, self.num_ranks)
         self.symmetric.write(self.num_nvl_bytes, np.zeros(BARRIER_SIGNAL_BYTES // 4, np.int32))
         self.device = owned(
-            runtime.allocate(ALIGNMENT_BYTES + 4 * self._num_layout_counters, "claim and layout workspace")
+            runtime.allocate(
+                ALIGNMENT_BYTES + 4 * self._num_layout_counters, "claim and layout workspace", _describe_workspace
+            )
         )
         # Two sets of counters: one that the CPU polls, and one for launches that no CPU waits for. A launch of the
         # second kind may still run when the next call resets the first set.

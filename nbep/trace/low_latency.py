@@ -19,13 +19,8 @@ from typing import Any, NamedTuple
 from nbep.device.kernels.low_latency.dispatch_sender import PUTTER
 from nbep.device.kernels.low_latency.journal import (
     BOTH_PHASES,
-    NEXT_HALF,
-    NUM_COUNTS,
-    NUM_SLOTS,
-    RECEIVED_HALF,
     RECV_PHASE,
     SEND_PHASE,
-    SENT_HALF,
     SLOT_WORDS,
     Call,
 )
@@ -45,7 +40,7 @@ from nbep.device.layout.low_latency import (
     row_stride,
 )
 from nbep.device.protocols.arrivals import LEAST_ABSENT, TAG
-from nbep.host.low_latency.memory import BARRIERS, JOURNAL, MASK, SUMS
+from nbep.host.low_latency.memory import BARRIERS, JOURNAL, JOURNAL_NAMES, MASK, SUMS
 from nbep.trace.events import Cell
 from nbep.trace.roles import function_of
 
@@ -53,13 +48,6 @@ BUFFER = "rdma_buffer"
 WORKSPACE = "low-latency workspace"
 DISPATCH = "low_latency_dispatch"
 PHASES = {SEND_PHASE: "send", RECV_PHASE: "receive", BOTH_PHASES: "send and receive"}
-JOURNAL_NAMES = {
-    SENT_HALF: "sent half + 1",
-    RECEIVED_HALF: "received half + 1",
-    NUM_SLOTS: "slots",
-    NUM_COUNTS: "counts",
-    NEXT_HALF: "next half",
-}
 ROLES = {
     "end_earlier_calls": "keeper",
     "wait_keeper": "receiver",

@@ -30,6 +30,8 @@ from nbep.trace.low_latency import BUFFER, WORKSPACE, Halves, LowLatencyLaunch, 
 from nbep.trace.roles import role_of
 
 Warp = tuple[int, str, int, int, int]  # rank, kernel, call, block, warp
+# Memory of a rank that its own kernels alone use: its cells have names in reports, and no place in a trace.
+PRIVATE = (WORKSPACE, "internode workspace", "claim and layout workspace", "NIC")
 ATOMICS = {"add": lambda old, operand: old + operand, "exch": lambda old, operand: operand, "max": max, "min": min}
 
 
@@ -354,14 +356,19 @@ def _telling(allocation: Any) -> int:
     """Which allocation a wait is about, if it polls several: one with named cells, else the block's, else another."""
     if isinstance(allocation, MBarrier):
         return 1
-    return 2 if allocation.describe is not None else int(allocation.number == 0)
+    return 2 if _is_described(allocation) else int(allocation.number == 0)
+
+
+def _is_described(allocation: Any) -> bool:
+    """Whether an allocation has named cells that others than its owner's kernels may see."""
+    return allocation.describe is not None and allocation.name not in PRIVATE
 
 
 def _has_cells(call: _Call, allocation: Any) -> bool:
     """Whether the allocation, or the row that a kernel with rings writes, has a name to record weak stores under."""
     if call.low_latency is not None and allocation.name in (WORKSPACE, *OUTPUTS):
         return True
-    return allocation.describe is not None or (call.row_bytes > 0 and allocation.name in OUTPUTS)
+    return _is_described(allocation) or (call.row_bytes > 0 and allocation.name in OUTPUTS)
 
 
 def _cell(call: _Call, thread: Any, allocation: Any, offset: int, is_weak: bool) -> Cell | None:
@@ -376,7 +383,7 @@ def _cell(call: _Call, thread: Any, allocation: Any, offset: int, is_weak: bool)
         cell = call.internode.cell(allocation, offset, thread.block_idx)
         if cell is not None:
             return cell
-    if allocation.describe is not None:
+    if _is_described(allocation):
         return Cell.parse(allocation.rank, allocation.describe(offset))
     if _has_cells(call, allocation):
         row, byte = divmod(offset, call.row_bytes)

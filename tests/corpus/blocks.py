@@ -215,7 +215,7 @@ ENTRIES = [
     Broken("reduction: lanes, no syncwarp", in_one_block(lanes_sum(nothing), 32), DataRace,
            (NO_SYNCWARP, SHARED), ("too weak",), range(12)),
     Broken("reduction: lanes, a shuffle in place of a syncwarp", in_one_block(lanes_sum(shuffle), 32), DataRace,
-           ("no syncwarp orders the store before this load", "shfl.xor"), ("too weak",), range(8)),
+           ("no syncwarp is between the store and this load of `shared memory`", "shfl.xor"), ("too weak",), range(8)),
     Broken("reduction: a total is read while others add", in_one_block(read_early), DataRace,
            ("is between the ", f"of {cell('other flag', 0)}"), ("too weak",), range(8)),
     Broken("last block: counts itself relaxed", blocks(last_block_sums(atom_add_relaxed_gpu_s32), 3), DataRace,

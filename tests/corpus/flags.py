@@ -225,11 +225,12 @@ ENTRIES = [
     Broken(
         "flag: a lane waits, the others do not", message(lanes_write(meet_all), lanes_read(nothing), 32), DataRace,
         (("no syncwarp orders this load behind the load of", "nothing at all orders the store before this load of",
-          "nothing at all tells this thread"), (cell("flag"), "data[")), ("too weak", "scope"), least=4,
+          "nothing at all orders the load and this store of"), (cell("flag"), "data[")), ("too weak", "scope"), least=4,
     ),
     Broken(
         "flag: nobody waits", message(writer(), read_without_waiting), DataRace,
-        (("nothing at all orders the store before this load", "nothing at all tells this thread"), cell("data[0]")),
+        (("nothing at all orders the store before this load", "nothing at all orders the load and this store of"),
+         cell("data[0]")),
         ("too weak", "flag"), range(8),
     ),
     Broken(

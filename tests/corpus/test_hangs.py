@@ -4,6 +4,7 @@ from functools import partial
 
 import hangs_groups
 import hangs_nbep
+import hangs_networks
 import hangs_users
 import internode
 import intranode
@@ -13,16 +14,19 @@ from cases import make_case
 from entries import Broken, beginning, check
 from hangs_nbep import NOTHING, PUBLISH_HEAD
 from parts import both_parts
+from scenarios import scenario, with_edit
 
 import nbep
 from nbep.device.kernels.internode import coordinator
 from nbep.device.kernels.intranode import dispatch
 from nbep.device.kernels.low_latency import dispatch_sender
+from nbep.device.network.ibgda import queue_pair
+from nbep.device.protocols import grid_barrier
 from nbep.notebook import edit
 
 pytestmark = pytest.mark.emulator_only("a GPU reports no deadlock")
 
-ENTRIES = [*hangs_nbep.ENTRIES, *hangs_users.ENTRIES, *hangs_groups.ENTRIES]
+ENTRIES = [*hangs_nbep.ENTRIES, *hangs_users.ENTRIES, *hangs_groups.ENTRIES, *hangs_networks.ENTRIES]
 
 
 @pytest.mark.parametrize("seeds", both_parts([range(1)], thorough=[range(1, 3)]), ids=str)
@@ -31,11 +35,20 @@ def test_the_report_names_why_it_hangs(broken: Broken, seeds: range) -> None:
     check(broken._replace(seeds=seeds, least=len(seeds)))
 
 
+SMALL = [*hangs_users.ENTRIES, *hangs_groups.ENTRIES]
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize("memory_model", ["delayed", "checked"])
-@pytest.mark.parametrize("broken", [*hangs_users.ENTRIES, *hangs_groups.ENTRIES], ids=str)
-def test_the_report_is_the_same_in_every_memory_model(broken: Broken, memory_model: str) -> None:
-    check(broken._replace(run=partial(broken.run, memory_model=memory_model), seeds=range(2), least=2))
+@pytest.mark.parametrize(
+    ("broken", "memory_model", "seeds"),
+    [
+        *((broken, model, range(2)) for broken in SMALL for model in ("delayed", "checked")),
+        *((broken, "delayed", range(1)) for broken in hangs_networks.ENTRIES),
+    ],
+    ids=str,
+)
+def test_the_report_is_the_same_in_every_memory_model(broken: Broken, memory_model: str, seeds: range) -> None:
+    check(broken._replace(run=partial(broken.run, memory_model=memory_model), seeds=seeds, least=len(seeds)))
 
 
 def inside_a_node() -> None:
@@ -56,10 +69,22 @@ def with_low_latency() -> None:
         low_latency.run(case, low_latency.Options())
 
 
+def at_a_grid_barrier() -> None:
+    run = scenario("internode", ranks=8)
+    with_edit(grid_barrier.barrier_grid, "arrived + grid_dim()", "arrived + 1 + grid_dim()", run)(1)
+
+
+def over_nics() -> None:
+    run = scenario("low_latency", ranks=8, nic=1, experts=1, topk=2, tokens=2)
+    with_edit(queue_pair.submit, "ring(field(qp, DOORBELL), after, field(qp, QPN))", NOTHING, run)(1)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("hang", "who"),
     [
+        (at_a_grid_barrier, "the grid barrier"),
+        (over_nics, "the low-latency dispatch receiver"),
         (inside_a_node, "the dispatch sender"),
         (between_nodes, "the internode dispatch RDMA sender"),
         (with_low_latency, "the low-latency dispatch receiver"),
@@ -72,4 +97,4 @@ def test_a_hang_of_eight_ranks_fits_in_40_lines(hang, who) -> None:
     assert len(lines) <= 40
     assert who in lines[0]
     assert caught.value.full.startswith(beginning(caught.value))
-    assert len(caught.value.full.splitlines()) > 200
+    assert len(caught.value.full.splitlines()) > 2 * len(lines)

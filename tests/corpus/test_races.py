@@ -3,6 +3,7 @@
 import blocks
 import flags
 import kernels
+import networks
 import pytest
 import rings
 from entries import check
@@ -10,7 +11,7 @@ from parts import both_parts
 
 pytestmark = pytest.mark.emulator_only("the kernels are broken in Python")
 
-ENTRIES = [*flags.ENTRIES, *blocks.ENTRIES, *rings.ENTRIES, *kernels.ENTRIES]
+ENTRIES = [*flags.ENTRIES, *blocks.ENTRIES, *rings.ENTRIES, *kernels.ENTRIES, *networks.ENTRIES]
 
 
 @pytest.mark.parametrize(

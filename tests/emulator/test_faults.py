@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 
+from nbep.device.network.ibgda.completion import syndrome_at
 from nbep.emulator import (
     EmulatorError,
     Misaligned,
@@ -76,6 +77,18 @@ def test_source_line_is_the_kernels_not_the_primitives():
         run(world, lambda table: device_function(table + 128), table.address)
     assert line_of(test_source_line_is_the_kernels_not_the_primitives, "# the fault") in caught.value.source
     assert "device_function" in caught.value.source
+
+
+@pytest.mark.parametrize(
+    ("kernel", "named"), [(syndrome_at, "nbep/device/network/ibgda/completion.py"), (load, __file__)]
+)
+def test_files_of_nbep_are_named_alike_wherever_it_is_installed(kernel, named, monkeypatch, tmp_path):
+    world = World(1)
+    table = world.ranks[0].space.allocate(64, "table", zero=True)
+    monkeypatch.chdir(tmp_path)  # a user's own file is not below it, so it is named in full
+    with pytest.raises(OutOfBounds) as caught:
+        run(world, kernel, table.address + 64)
+    assert f"  at {named}:" in str(caught.value)
 
 
 def test_fault_in_a_cell_that_the_owner_can_name():

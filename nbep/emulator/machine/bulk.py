@@ -46,6 +46,8 @@ class MBarrier:
         self.arrivals_left = count
         self.tx_bytes = 0
         self.phase = 0
+        self.phases = 0  # that are over
+        self.last: Any = None  # who has arrived last
         self.watchers: dict[int, dict[Thread, None]] = {}
         self.writers: dict[int, Any] = {}
         self.knowledge: Any = None  # what those who have arrived know; see `checked`
@@ -60,6 +62,7 @@ class MBarrier:
         self.tx_bytes += tx_bytes
         if self.arrivals_left == 0 and self.tx_bytes == 0:
             self.phase ^= 1
+            self.phases += 1
             self.arrivals_left = self.count
             wake_watchers(self, 0)  # type: ignore[arg-type]
 
@@ -125,11 +128,16 @@ class CopyingThread(AccessingThread):
 
     def mbarrier_arrive(self, address: int) -> None:
         """Arrive once."""
-        self._mbarrier(address).update(1, 0)
+        self._arrive(address, 0)
 
     def mbarrier_arrive_expect_tx(self, address: int, nbytes: int) -> None:
         """Expect `nbytes` more bytes in this phase, and arrive once."""
-        self._mbarrier(address).update(1, nbytes)
+        self._arrive(address, nbytes)
+
+    def _arrive(self, address: int, nbytes: int) -> None:
+        mbarrier = self._mbarrier(address)
+        mbarrier.last = self
+        mbarrier.update(1, nbytes)
 
     def mbarrier_try_wait(self, address: int, parity: int) -> bool:
         """Whether the phase of `parity` is complete.  Waits for that, within the limit of the hardware's patience."""

@@ -48,6 +48,12 @@ class Fenced(NamedTuple):
     site: Site | None
 
 
+class EngineTold(NamedTuple):
+    """A fence.proxy.async.global: the copy engine is told what its thread knows."""
+
+    owner: Owner
+
+
 class Met(NamedTuple):
     """Lanes of a warp at a collective; owner: the last to come."""
 
@@ -88,7 +94,7 @@ class Waited(NamedTuple):
     copies: tuple[Access, ...]
 
 
-Event = Stored | Loaded | Forgotten | Fenced | Met | Arrived | Filled | Signed | Waited
+Event = Stored | Loaded | Forgotten | Fenced | EngineTold | Met | Arrived | Filled | Signed | Waited
 
 
 class History:
@@ -131,6 +137,10 @@ class RememberingThread(Thread):
     def remember_collective(self, collective: Collective) -> None:
         """The last lane has come."""
         self.world.history.add(Met(self.owner, collective.name, collective.mask, collective.site))
+
+    def fence_proxy_async_global(self) -> None:
+        super().fence_proxy_async_global()
+        self.world.history.add(EngineTold(self.owner))
 
     def arrive(self, barrier_id: int, num_threads: int, wait: bool, predicate: bool = True) -> NamedBarrier:
         barrier = super().arrive(barrier_id, num_threads, wait, predicate)

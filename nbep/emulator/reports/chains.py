@@ -36,7 +36,7 @@ MAX_WARPS = 32  # of a block
 FLAW = 1000  # an end of a link that orders nothing
 NARROW = 900  # a fence with too small a scope: somebody has thought of it
 LEFT_OUT = 1500  # threads of a block that have not met
-ATOMIC = 200  # more for an atomic that acquires nothing: it is there to store
+ATOMIC = 600  # more for an atomic that acquires nothing: it is there to store
 SAME_DATA = 500  # a link through bytes that are more likely data than a flag
 HOP = 1  # short chains first
 
@@ -287,8 +287,12 @@ def _cheapest(told: list[Told]) -> list[Told]:
     return list(best.values())
 
 
-def told_by(events: list[Event], listener: Owner, block: int, is_store: bool = True) -> Iterator[Link]:
-    """The stores by threads of a block that another thread can have heard of, and the loads; the last one first.
+def told_by(
+    events: list[Event], listener: Owner, teller: Owner, is_store: bool = True, of_rank: bool = False
+) -> Iterator[Link]:
+    """The stores by threads of the teller's block that another thread can have heard of, and the loads; the last first.
+
+    of_rank: by those of all blocks of its rank, or of its NIC
 
     is_store: they are to tell of a store, so one end at least has an order
 
@@ -308,7 +312,8 @@ def told_by(events: list[Event], listener: Owner, block: int, is_store: bool = T
                 reader = wanted.get(cell)
                 if reader is not None and store.owner is not reader.owner:
                     has_order = store.order in RELEASES or reader.order in ACQUIRES
-                    if store.owner.block == block and (has_order or not is_store):
+                    is_tellers = store.owner.rank == teller.rank if of_rank else store.owner.block == teller.block
+                    if is_tellers and (has_order or not is_store):
                         yield Link(allocation, store, reader)
                     listeners.add(key_of(store.owner))
                 if store.is_atomic:

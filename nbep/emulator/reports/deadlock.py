@@ -13,7 +13,8 @@ from ..machine.block import ranges
 from ..machine.names import name_of
 from .errors import DeadlockError
 from .expected import expire, look, quiet
-from .hang_cause import Waits, paragraph
+from .hang_cause import Waits
+from .hang_words import paragraph
 from .source import call_chain, describe_site
 from .waiting import Group, count, waiting_groups, who
 

@@ -1,8 +1,8 @@
-"""The first paragraph about a deadlock: the wait that holds up the others, for whom, and why that does not come.
+"""Who waits for whom at the end of a run, and the wait that holds up the others.
 
 Each group waits for some others: for those that a barrier misses, for the peer that its report names, for the thread
 that last stored to the cell, or for whoever alone could. A wait that nobody else holds up, or a circle of waits, is
-the cause; where there are several, the one that is known best and that most others wait for.
+the cause; where there are several, the one that is known best and that most others wait for. `hang_words` tells it.
 """
 
 from __future__ import annotations
@@ -10,23 +10,16 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..machine.block import ranges
 from ..machine.memory import Allocation, Writer
-from ..machine.names import NIC_NUMBERS, name_of
-from .source import describe_site
+from ..machine.names import NIC_NUMBERS
 from .stores import index_of, is_atomic, kernel_of, near, rank_of, stem_of
-from .waiting import Group, warps_and_lanes, who
+from .waiting import Group
 
 if TYPE_CHECKING:
     from ..machine.access import Cell
     from ..machine.stream import Launch
     from ..machine.thread import Thread
     from ..world import World
-
-_MOST_NEAR = 2
-_MOST_CELLS = 2  # besides the one that a wait is about
-_LONGEST = 120  # characters of a list of threads
-_MOST_HOPS = 4  # of a circle, in words
 
 
 class Awaited(NamedTuple):
@@ -50,6 +43,7 @@ class Waits:
         self.groups = groups
         self.group_of = {thread: group for group in groups for thread in group.threads}
         self.blocks = {block.name: block for launch in world.launches for block in launch.blocks}
+        self._seen_by: dict[Allocation, set[int]] = {}
         self.index = {group: None if group.cell is None else index_of(group.cell) for group in groups}
         self.indices = {group: {index_of(cell) for cell in group.wait.cells} - {None} for group in groups}
         self.has_lost_warps = {launch: _has_lost_a_warp(launch) for launch in world.launches}
@@ -70,6 +64,10 @@ class Waits:
             return Awaited(None, missing, exact=tuple(missing))
         cells = [cell for cell in wait.cells if isinstance(cell[0], Allocation)]
         main = group.cell
+        if main is not None and main[2] == "phase":
+            mbarrier: Any = main[0]
+            last = self.group_of.get(mbarrier.last)
+            return Awaited(None, [last], exact=(last,)) if last not in (None, group) else Awaited(None, [])
         if main is None or main not in cells:
             return Awaited(None, [])
         parts = [self._awaited_at(group, main), *(self._awaited_at(group, c) for c in cells if c is not main)]
@@ -82,10 +80,15 @@ class Waits:
         writer = allocation.writers.get(offset)
         thread = None if writer is None else self.thread_of(writer)
         peer = -1 if group.told is None or not allocation.number else group.told.peer
+        is_private = self.is_private(cell)
+        if is_private and (writer is None or thread in group.threads or peer >= 0):
+            return self._of_rank(group, group.rank, writer)
         if peer >= 0 and (peer != group.rank or len(group.wait.cells) == 1):
             return self._of_rank(group, peer, writer)
         if writer is not None and is_atomic(writer[2]):  # others may be yet to add to it
-            return Awaited(None, self._elsewhere(group))
+            seen_by = self.ranks_that_see(allocation)
+            others = [g for g in self._elsewhere(group) if not allocation.number or of_rank(g) in seen_by]
+            return Awaited(group.rank if is_private else None, others)
         if writer is not None and thread not in group.threads:
             source = rank_of(writer[0])
             if thread is None:
@@ -128,6 +131,20 @@ class Waits:
         blocks = {thread.block for thread in group.threads}
         there = [g for g in self.groups if g is not group and blocks & {t.block for t in g.threads}]
         return Awaited(None, [g for g in there if not self._misses(g, group)] or there)
+
+    def ranks_that_see(self, allocation: Allocation) -> set[int]:
+        """The ranks that have an address for some memory, or whose NIC has."""
+        if allocation not in self._seen_by:
+            spaces = self.world.spaces.items()
+            self._seen_by[allocation] = {n % NIC_NUMBERS for n, s in spaces if allocation in s.segments.values()}
+        return self._seen_by[allocation]
+
+    def is_private(self, cell: Cell | None) -> bool:
+        """Whether a cell lies in global memory that no other rank sees."""
+        allocation = None if cell is None else cell[0]
+        if not isinstance(allocation, Allocation) or not allocation.number or allocation.freed:
+            return False
+        return self.world.num_ranks > 1 and len(self.ranks_that_see(allocation)) == 1
 
     def _elsewhere(self, group: Group) -> list[Group]:
         """Groups that have not come to where this one waits."""
@@ -249,7 +266,7 @@ class Waits:
         awaited = self.awaited[group]
         if other in awaited.exact or self.index[group] in self.indices[other]:
             return True
-        if self.has_lost_warps[other.launch]:  # they may be the ones that are waited for
+        if self.is_private(group.cell) or self.has_lost_warps[other.launch]:  # they may be the ones that are waited for
             return False
         return sum(there.cell is not None for there in awaited.groups) < 2
 
@@ -262,180 +279,6 @@ class Waits:
 def _has_lost_a_warp(launch: Launch) -> bool:
     """Whether all threads of a warp have left a kernel."""
     return any(all(thread.exited for thread in warp.lanes) for block in launch.blocks for warp in block.warps)
-
-
-def paragraph(waits: Waits, hosts: list[tuple[str, str]]) -> list[str]:
-    """The lines of the first paragraph. hosts: names of those that wait, and for what."""
-    group = waits.cause()
-    if group is None:
-        same: dict[str, list[str]] = {}
-        for name, what in hosts:
-            same.setdefault(what, []).append(name)
-        return [f"No kernel runs: {_hosts(names)} for {what}" for what, names in same.items()]
-    awaited = waits.awaited[group]
-    lines = [sentence(group, awaited.rank)]
-    if group.cell is not None and isinstance(group.cell[0], Allocation) and not group.cell[0].freed:
-        lines += _stores(waits, group, group.cell, awaited)
-    way = waits.way_round(group)
-    if len(way) > 1:
-        lines += [sentence(other, waits.awaited[other].rank) for other in way[1 : 1 + _MOST_HOPS]]
-        is_one_kernel = len({other.launch.name for other in way}) == 1
-        names = [label(other, is_one_kernel) for other in way]
-        sure = all(waits.is_sure(here, there) for here, there in zip(way, [*way[1:], way[0]], strict=True))
-        how = "They wait in a circle" if sure else "The ranks wait for each other"
-        lines.append(f"{how}: " + " -> ".join([*names, names[0]]))
-    alike = sorted(
-        {of_rank(g) for g in waits.groups if g is not group and _is_alike(waits, g, group)} - {of_rank(group)}
-    )
-    if alike:
-        whom = "" if awaited.rank is None else f" for {name_of(awaited.rank)}"
-        lines.append(f"{_ranks(alike)} {_verb(alike, 'wait')}{whom} in the same way")
-    lines += _left(waits, group, group.rank if awaited.rank is None else awaited.rank)
-    lines += _idle_ranks(waits)
-    return lines
-
-
-def sentence(group: Group, rank: int | None) -> str:
-    """Who waits for whom, for which cell, what is expected there and what is seen."""
-    told, cell = group.told, group.cell
-    where = f"kernel `{group.launch.name}`, {who(group.threads)}"
-    if told is not None and told.peer != rank:
-        rank = None  # it polls several cells, and tells of another one
-    for_whom = "" if rank is None else f" for {name_of(rank)}"
-    if told is not None:
-        text = f"{name_of(group.rank)}: the {told.role} ({where}) waits{for_whom}: {told.awaited}"
-        text += "\nIt" if cell is not None else ""
-    elif cell is not None:
-        text = f"{name_of(group.rank)}, {where}, waits{for_whom}\nIt"
-    else:
-        text = f"{name_of(group.rank)}, {where}, {group.wait.body[0]}"
-        text += "".join(f"; {line}" for line in group.wait.body[1:])
-    if cell is not None:
-        text += f" {_poll(group, cell)}"
-        if told is None or told.cell not in cell[0].cell(cell[1]):  # it is not known which of them matters
-            others = [other for other in group.wait.cells if other is not cell]
-            text += "".join(f", and {_poll(group, other)}" for other in others[:_MOST_CELLS])
-    return text + f", at {describe_site(group.chain[0])}" if group.chain else text
-
-
-def label(group: Group, is_one_kernel: bool = False) -> str:
-    """A group in few words. is_one_kernel: its kernel need not be named"""
-    if group.told is not None:
-        return f"{name_of(group.rank)} {group.told.role}"
-    kernel = "" if is_one_kernel else f" `{group.launch.name}`"
-    return f"{name_of(group.rank)}{kernel} {who(group.threads)}"
-
-
-def _poll(group: Group, cell: Cell) -> str:
-    allocation, offset, kind, value = cell
-    if kind == "phase":
-        return f"waits for {allocation.cell(offset)}"
-    if allocation.freed:
-        return f"polls {allocation.cell(offset)}, which is freed"
-    expected = group.expected.get((allocation, offset))
-    if group.told is not None and (
-        expected is None or " or " in expected.replace(" or more", "").replace(" or less", "")
-    ):
-        expected, value = str(group.told.expected), group.told.seen
-    wanted = "" if expected is None else f"expects {expected} and "
-    return f"polls {allocation.cell(offset)}, {wanted}sees {value}"
-
-
-def _stores(waits: Waits, group: Group, cell: Cell, awaited: Awaited) -> list[str]:
-    """Who stored to the cell, and next to it."""
-    allocation, offset, kind, _ = cell
-    writer = allocation.writers.get(offset)
-    last = "The last store of more than weak order to it is"
-    if writer is None:
-        lines = ["No store of more than weak order to it so far"]
-        sources: dict[int, list[int]] = {}
-        for rank, other in waits.same_cell(allocation, offset).items():
-            sources.setdefault(rank_of(other[0]), []).append(rank)
-        for source, ranks in list(sources.items())[:_MOST_NEAR]:
-            lines.append(f"The same byte of {_ranks(ranks).lower()} was stored to by {name_of(source)}")
-    elif any((t.block.name, t.thread_idx) == writer[:2] for t in group.threads):
-        lines = [f"{last} its own, at {describe_site(writer[2])}"]
-    else:
-        lines = [f"{last} by {_by(writer)}" + (", which has ended" if waits.thread_of(writer) is None else "")]
-    others = near(allocation, offset, awaited.rank)
-    if not others and writer is None:  # whoever stored to a cell of the same name
-        stem = stem_of(allocation, offset)
-        others = [at for at in near(allocation, offset, None) if stem_of(allocation, at) == stem]
-    running = {(launch.rank % NIC_NUMBERS, launch.name) for launch in waits.world.launches}
-    still_runs = any(rank == awaited.rank for rank, _ in running)
-    for other in others[:_MOST_NEAR]:
-        if still_runs and _launch_of(allocation.writers[other]) not in running:
-            continue  # of a kernel before
-        value = _value(allocation, other, kind)
-        lines.append(f"Next to it, {allocation.cell(other)} is {value}, stored by {_by(allocation.writers[other])}")
-    return lines
-
-
-def _value(allocation: Allocation, offset: int, kind: str) -> Any:
-    try:
-        return allocation.read(offset, kind)
-    except (IndexError, ValueError, TypeError):  # of another size, at the end
-        return "not aligned"
-
-
-def _launch_of(writer: Writer) -> tuple[int, str]:
-    return rank_of(writer[0]), kernel_of(writer[0])
-
-
-def _by(writer: Writer) -> str:
-    block, thread, site = writer
-    return f"{block}, {warps_and_lanes([thread])}, at {describe_site(site)}"
-
-
-def _is_alike(waits: Waits, group: Group, cause: Group) -> bool:
-    """Whether a group waits for the same rank at the same line."""
-    rank = waits.awaited[cause].rank
-    same = group.chain[:1] == cause.chain[:1] and group.launch.name == cause.launch.name
-    same = same and group.wait.lacking == cause.wait.lacking
-    return same and waits.awaited[group].rank == rank and (rank is None or of_rank(group) != rank)
-
-
-def _left(waits: Waits, group: Group, rank: int) -> list[str]:
-    """A line for the threads of a rank's launch that have left the kernel."""
-    lines = []
-    for launch in waits.world.launches:
-        if launch.rank == rank and launch.name == group.launch.name:
-            gone = [thread for block in launch.blocks for thread in block.threads if thread.exited]
-            if gone and len(text := who(gone)) <= _LONGEST:
-                lines.append(f"Kernel `{launch.name}` of {name_of(rank)} has been left by {text}")
-    return lines
-
-
-def _idle_ranks(waits: Waits) -> list[str]:
-    """Lines for ranks on which no kernel waits: what their hosts do."""
-    busy = {of_rank(group) for group in waits.groups}
-    states: dict[str, list[int]] = {}
-    for host in waits.world.hosts:
-        if host.rank not in busy:
-            what = host.waits_for() if callable(host.waits_for) else host.waits_for
-            state = "has returned" if host.finished else f"waits for {what}"
-            states.setdefault(state, []).append(host.rank)
-    lines = []
-    for state, ranks in states.items():
-        if len(ranks) > 1:
-            state = state.replace("has ", "have ", 1).replace("waits ", "wait ", 1)
-        whose = "its host" if len(ranks) == 1 else "their hosts"
-        lines.append(f"{_ranks(ranks)} {_verb(ranks, 'run')} no kernel: {whose} {state}")
-    return lines
-
-
-def _hosts(names: list[str]) -> str:
-    """`the hosts of ranks 0-3 wait`, for names as `the host of rank 2`."""
-    ranks = [int(name.rpartition(" ")[2]) for name in names if name[-1].isdecimal()]
-    return f"the hosts of ranks {ranges(ranks)} wait" if len(ranks) > 1 else f"{names[0]} waits"
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"Rank {ranges(ranks)}" if len(ranks) == 1 else f"Ranks {ranges(ranks)}"
-
-
-def _verb(ranks: list[int], verb: str) -> str:
-    return f"{verb}s" if len(ranks) == 1 else verb
 
 
 def of_rank(group: Group) -> int:

@@ -8,9 +8,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..machine.memory import Allocation
+from ..models.history import EngineTold
 from ..models.knowledge import NOT_WAITED, NOT_YET, Access, Owner, distance
 from ..models.orders import SCOPES
 from .chains import ATOMIC, FLAW, LEFT_OUT, Flaw, Link, Search, Way, told_by
+from .mates import who_is_behind
 
 if TYPE_CHECKING:
     from ..models.checked import CheckedThread
@@ -22,6 +24,8 @@ BOTH_ENDS = 2 * FLAW + ATOMIC
 NOT_MET = LEFT_OUT + ATOMIC
 POSSIBLE = LEFT_OUT + FLAW
 HOPS = 200
+BY_ATOMIC = FLAW + ATOMIC - HOPS  # chains by atomics that acquire nothing are believed if nobody else has told anything
+_OF = {"atomic": "on", "load": "of", "store": "to"}
 MAX_TOLD = 16  # stores that are looked at, the last first
 
 
@@ -51,6 +55,11 @@ class Race(NamedTuple):
             return "one store before the other"
         return f"the {self.earlier.verb} before this {self.access.verb}"
 
+    @property
+    def accesses(self) -> str:
+        """Both, in words."""
+        return "two stores" if self.earlier.verb == self.access.verb else self.order.replace("before", "and")
+
 
 def find_cause(race: Race) -> Cause:
     thread, _, access, earlier = race
@@ -63,17 +72,21 @@ def find_cause(race: Race) -> Cause:
     cost = way.cost - HOPS if way is not None and way.flaws else sys.maxsize
     whats = set() if way is None else {flaw.what for flaw in way.flaws}
     ends = whats & {"before", "after"}
-    if whats & {"vote", "after"} and (cause := _told_by_another(race)):
+    is_doubtful = way is not None and (whats & {"vote", "after"} or BY_ATOMIC <= cost < sys.maxsize)
+    if is_doubtful and not _is_overwritten(race) and (cause := _told_by_another(race)):
         return cause
     if way is not None and not ends and cost <= BOTH_ENDS:
         return _of_chain(race, way)
     if earlier.number == NOT_WAITED and not _is_overwritten(race):
+        if way is not None and whats == {"copy", "before"} and cost <= NOT_MET + FLAW:
+            return _of_chain(race, way)
         return Cause(_copy(race))
     if earlier.reach and access.reach:
         return Cause(_scope(race))
     if weak := _weak(race):
         return Cause(weak)
-    if way is not None and cost <= NOT_MET and (ends == {"before"} or not _is_overwritten(race)):
+    is_first = not _is_overwritten(race) or (way is not None and ends == {"before"} and not _tells_of_other(race, way))
+    if way is not None and cost <= NOT_MET and is_first:
         return _of_chain(race, way)
     if _is_overwritten(race):
         return _overwritten(race)
@@ -142,7 +155,7 @@ def _flaw(race: Race, flaw: Flaw, way: Way) -> str:
 def _vote(race: Race, flaw: Flaw, way: Way) -> str:
     what = f"a {flaw.name} brings lanes together, but orders no memory"
     if not way.links:
-        return f"no syncwarp orders {race.order}: {what}"
+        return f"no syncwarp is between {race.accesses} of {race.cell}: {what}"
     link = way.links[-1]
     return f"no syncwarp passes on to all lanes what one has heard by {link.allocation.cell(link.load.begin)}: {what}"
 
@@ -158,8 +171,7 @@ def _not_met(race: Race, end: str, way: Way) -> str:
     if not way.links:
         is_warp = abs(mine.clock) == abs(theirs.clock)
         meeting, who = ("syncwarp", "lanes of a warp") if is_warp else ("barrier", "warps of a block")
-        accesses = "two stores" if race.earlier.verb == race.access.verb else race.order.replace("before", "and")
-        return f"no {meeting} is between {accesses} of {race.cell}: two {who} that have not met since"
+        return f"no {meeting} is between {race.accesses} of {race.cell}: two {who} that have not met since"
     if end == "before":
         allocation, store, _ = way.links[0]
         what = f"no {_meeting(store.owner, theirs)} orders the {_noun(race.earlier)} before the {_noun(store)} to"
@@ -173,11 +185,18 @@ def _not_met(race: Race, end: str, way: Way) -> str:
 
 
 def _proxy(race: Race, way: Way | None) -> Cause:
+    owner, history = race.thread.owner, race.thread.world.history
     links = way.links if way is not None else ()
     by = f" by {links[-1].allocation.cell(links[-1].load.begin)}" if links else ""
-    told = "has stored itself" if race.earlier.owner is race.thread.owner else f"knows{by or ' of'}"
+    told = "has stored itself" if race.earlier.owner is owner else f"knows{by or ' of'}"
     what = f"the copy engine is not told what this thread {told}"
-    return Cause(f"{what}: no fence.proxy.async.global comes before the bulk load of {race.cell}", links)
+    since = history.between(race.earlier.time, history.now)
+    if not any(isinstance(event, EngineTold) and event.owner is owner for event in since):
+        return Cause(f"{what}: no fence.proxy.async.global comes before the bulk load of {race.cell}", links)
+    what += f": its fence.proxy.async.global before the bulk load of {race.cell} comes too soon"
+    if links and links[-1].load.owner is not owner:
+        what += f", no {_meeting(links[-1].load.owner, owner)} makes it wait for the thread that has loaded that"
+    return Cause(what, links)
 
 
 def _copy(race: Race, link: Link | None = None) -> str:
@@ -197,7 +216,7 @@ def _scope(race: Race) -> str:
     """Both accesses are strong, but one does not reach the other."""
     needed = distance(race.earlier.owner, race.access.owner)
     ends = [
-        f"the scope of {which} {access.verb} {'of' if access.verb == 'load' else 'to'} {race.cell}"
+        f"the scope of {which} {_noun(access)} {_OF[_noun(access)]} {race.cell}"
         for which, access in (("the", race.earlier), ("this", race.access))
         if access.reach < needed
     ]
@@ -217,7 +236,9 @@ def _weak(race: Race) -> str:
     which = "this" if weak is access else "the"
     to, of = ("to", "loads") if weak.verb == "store" else ("of", "stores to")
     what = f"{which} {weak.verb} {to} {race.cell} is too weak: {weak.order}, but another thread {of} it with"
-    return f"{what} {strong.how} order, as a cell that threads wait for"
+    what += f" {strong.how} order, as a cell that threads wait for"
+    is_one_block = earlier.owner.block == access.owner.block
+    return f"{what}; nor is there a {_meeting(earlier.owner, access.owner)} between the two" if is_one_block else what
 
 
 def _is_told(loading: Owner, storing: Owner, store: Access) -> bool:
@@ -235,11 +256,20 @@ def _is_overwritten(race: Race) -> bool:
     )
 
 
+def _tells_of_other(race: Race, way: Way) -> bool:
+    """Whether the last link of a chain has told of an earlier store to bytes that this thread loads: it is for that."""
+    if not way.links:
+        return False
+    load = way.links[-1].load
+    known = [store for store in race.earlier.before if not race.thread.is_new(store)]
+    return any(not _has_reached(race, store, load.owner, load.time) for store in known)
+
+
 def _overwritten(race: Race) -> Cause:
     """A load that comes too late."""
     earlier, history = race.earlier, race.thread.world.history
     events = history.between(0, earlier.time)
-    link = next(told_by(events, earlier.owner, race.thread.owner.block, is_store=False), None)
+    link = next(told_by(events, earlier.owner, race.thread.owner, is_store=False), None)
     what = f"{race.cell} was overwritten before this load: this thread was told of the store before that one"
     if link is None or link.store.time < earlier.before[0].time:
         return Cause(f"{what}, and nothing made the later one wait")
@@ -249,45 +279,73 @@ def _overwritten(race: Race) -> Cause:
     )
 
 
+class Hearing(NamedTuple):
+    """A thread that may have heard of another one's block before some time, and what that other one does.
+
+    is_late: whether the listener is the second of the race
+    """
+
+    listener: Owner
+    end: int
+    act: Access
+    is_late: bool
+
+
+def _hearings(race: Race) -> list[Hearing]:
+    """Who may have been told to go on before the other one's access: whoever loads, or each of two that store."""
+    access, earlier = race.access, race.earlier
+    late = Hearing(race.thread.owner, race.thread.world.history.now, earlier, True)
+    soon = Hearing(earlier.owner, earlier.time, access, False)
+    if access.verb == earlier.verb:
+        return [late, soon]
+    return [late] if access.verb == "load" else [soon]
+
+
 def _told_by_another(race: Race) -> Cause | None:
-    """A thread that was told to load, but not by the one that stores, which may do that before or after the load."""
-    thread, _, access, earlier = race
-    if access.verb == earlier.verb or earlier.owner.block == thread.owner.block:
+    """A thread that was told to go on, but not by the one that stores, which may do that before or after."""
+    if race.earlier.owner.block == race.thread.owner.block:
         return None
-    link = next((link for link in islice(_told(race), MAX_TOLD) if _is_sound(race, link)), None)
-    if link is None:
+    return next((cause for hearing in _hearings(race) if (cause := _told_too_soon(race, hearing))), None)
+
+
+def _told_too_soon(race: Race, hearing: Hearing) -> Cause | None:
+    act, is_late = hearing.act, hearing.is_late
+    are_stores = race.access.verb == race.earlier.verb
+    link = next((link for link in islice(_told(race, hearing), MAX_TOLD) if _is_sound(race, hearing, link)), None)
+    if link is None or (are_stores and link.store.owner is act.owner):
         return None
-    store, load = (earlier, access) if access.verb == "load" else (access, earlier)
-    storer = thread.owner if store is access else earlier.owner
-    if store is access and _has_loaded_what_it_was_told(race):
+    if not is_late and not are_stores and _has_loaded_what_it_was_told(race):
         return None
     cell = link.allocation.cell(link.store.begin)
-    if _is_older(race, link.store, store, storer):
-        if store is earlier:
+    if _is_older(race, link.store, act, act.owner if is_late else race.thread.owner):
+        if is_late or are_stores:
             return None
-        what = f"nothing orders the {_noun(load)} of {race.cell} behind this {_noun(store)}"
+        what = f"nothing orders the {_noun(race.earlier)} of {race.cell} behind this {_noun(act)}"
         return Cause(f"{what}: the last that was heard of its block is {cell}, which was stored before", (link,))
-    which = "this" if store is access else "the"
-    what = f"no {_meeting(link.store.owner, storer)} orders {which} {_noun(store)} before the {_noun(link.store)} to"
-    return Cause(f"{what} {cell}: another thread of its block makes that one", (link,))
+    return Cause(_by_another(act, "the" if is_late else "this", link), (link,))
 
 
-def _told(race: Race) -> Iterator[Link]:
-    """How the thread that loads has heard of the block that stores, the last first."""
-    history = race.thread.world.history
-    if race.access.verb == "load":
-        return told_by(history.between(0, history.now), race.thread.owner, race.earlier.owner.block)
-    return told_by(history.between(0, race.earlier.time), race.earlier.owner, race.thread.owner.block)
+def _by_another(act: Access, which: str, link: Link) -> str:
+    """A thread of another one's block speaks for it, and does not wait for it."""
+    what = f"no {_meeting(link.store.owner, act.owner)} orders {which} {_noun(act)} before the {_noun(link.store)} to"
+    return f"{what} {link.allocation.cell(link.store.begin)}: another thread of its block makes that one"
 
 
-def _is_sound(race: Race, link: Link) -> bool:
-    """Whether what was told by a cell has reached the thread that loads without a flaw."""
-    history = race.thread.world.history
-    owner, end = (
-        (race.thread.owner, history.now) if race.access.verb == "load" else (race.earlier.owner, race.earlier.time)
-    )
-    search = Search(link.store)
-    search.follow(history.between(link.store.time, end))
+def _told(race: Race, hearing: Hearing) -> Iterator[Link]:
+    """How a thread has heard of the other one's block, the last first."""
+    events = race.thread.world.history.between(0, hearing.end)
+    return told_by(events, hearing.listener, hearing.act.owner)
+
+
+def _is_sound(race: Race, hearing: Hearing, link: Link) -> bool:
+    """Whether what was told by a cell has reached the listener without a flaw."""
+    return _has_reached(race, link.store, hearing.listener, hearing.end)
+
+
+def _has_reached(race: Race, access: Access, owner: Owner, end: int) -> bool:
+    """Whether a thread knows of an access at some time."""
+    search = Search(access)
+    search.follow(race.thread.world.history.between(access.time, end))
     way = search.way_to(owner)
     return way is not None and not way.flaws
 
@@ -310,28 +368,17 @@ def _is_older(race: Race, told: Access, store: Access, storer: Owner) -> bool:
         return told.time <= store.time
     if told.time > store.time:
         return False
-    search = Search(told)
-    search.follow(race.thread.world.history.between(told.time, store.time))
-    way = search.way_to(storer)
-    return way is not None and not way.flaws
+    return _has_reached(race, told, storer, store.time)
 
 
 def _nothing(race: Race) -> Cause:
     thread, _, access, earlier = race
     if earlier.verb == "load":
-        what = f"{race.cell} is overwritten, and nothing at all tells this thread that it has been read"
-        events = thread.world.history.between(0, thread.world.history.now)
-        link = next(told_by(events, thread.owner, earlier.owner.block, is_store=False), None)
-        if link is None or all(link.store.time < store.time for store in _met(race)):
-            return Cause(f"{what}: it has waited for nothing that comes after the load")
-        cell = link.allocation.cell(link.load.begin)
-        return Cause(
-            f"{what}: the last that it has heard of the other block is {cell}, stored before the load", (link,)
-        )
+        return _not_told_of_load(race)
     if access.verb == "store":
         return Cause(f"two threads store to {race.cell}, and nothing at all orders one before the other")
     what = f"nothing at all orders {race.order} of {race.cell}"
-    link = next(_told(race), None)
+    link = next(_told(race, _hearings(race)[0]), None)
     if link is not None and earlier.order == "bulk" and link.store.owner is earlier.owner:
         return Cause(_copy(race, link), (link,))
     if link is not None:
@@ -339,12 +386,46 @@ def _nothing(race: Race) -> Cause:
         cell = link.allocation.cell(link.store.begin)
         last = f"the last that this thread has heard of {who} is {cell}"
         return Cause(f"{what}: {last}, which was stored before", (link,))
-    for mate in thread.block.threads:
-        cells = mate.waits_for if isinstance(mate.waits_for, list) else [*mate.polled.values()]
-        if mate is not thread and cells:
-            cell = cells[0][0].cell(cells[0][1])
-            return Cause(f"{what}: this thread goes on while thread {mate.thread_idx} of its block waits for {cell}")
+    if earlier.serving is not None and (cause := _by_another_queue_pair(race, what)):
+        return cause
+    if behind := who_is_behind(thread.world, thread.owner):
+        return Cause(f"{what}: this thread has gone on while {behind}")
     return Cause(f"{what}: this thread has waited for nothing that the other one, or its block, has stored")
+
+
+def _by_another_queue_pair(race: Race, what: str) -> Cause | None:
+    """What a NIC has written, and a thread that has heard of what it did for another queue pair."""
+    thread, earlier = race.thread, race.earlier
+    events = thread.world.history.between(0, thread.world.history.now)
+    told = told_by(events, thread.owner, earlier.owner, of_rank=True)
+    link = next((link for link in told if link.store.serving not in (None, earlier.serving)), None)
+    if link is None or link.store.serving is None or earlier.serving is None:
+        return None
+    cell = link.allocation.cell(link.load.begin)
+    wrote, heard = (f"entry {entry} of queue pair {number}" for number, entry in (earlier.serving, link.store.serving))
+    last = f"the last that this thread has heard of the NIC is {cell}, for {heard}"
+    return Cause(f"{what}: the NIC has stored it for {wrote}, {last}, and nothing orders two queue pairs", (link,))
+
+
+def _not_told_of_load(race: Race) -> Cause:
+    """A store to bytes that another thread has loaded, which has told nobody."""
+    thread, _, _, earlier = race
+    events = thread.world.history.between(0, thread.world.history.now)
+    link = next(told_by(events, thread.owner, earlier.owner, is_store=False), None)
+    is_old = link is None or all(link.store.time < store.time for store in _met(race))
+    if not _has_loaded_what_it_was_told(race):
+        what = f"nothing at all orders the {_noun(earlier)} and this {_noun(race.access)} of {race.cell}"
+        if behind := who_is_behind(thread.world, earlier.owner):
+            return Cause(f"{what}: the thread that loads has gone on while {behind}")
+        if is_old:
+            return Cause(f"{what}: none of the two threads has waited for the other, or for its block")
+    what = f"{race.cell} is overwritten, and nothing at all tells this thread that it has been read"
+    if link is None or is_old:
+        return Cause(f"{what}: it has waited for nothing that comes after the load")
+    if link.store.owner is not earlier.owner and not _has_reached(race, link.store, earlier.owner, earlier.time):
+        return Cause(_by_another(earlier, "the", link), (link,))
+    cell = link.allocation.cell(link.load.begin)
+    return Cause(f"{what}: the last that it has heard of the other block is {cell}, stored before the load", (link,))
 
 
 def _noun(access: Access) -> str:

@@ -9,6 +9,7 @@ from types import CodeType, FrameType
 
 _PACKAGE = Path(__file__).resolve().parent.parent.parent
 _LIBRARY = (_PACKAGE / "emulator", _PACKAGE / "device" / "primitives")
+_HERE = Path(__file__).parent.parent.parent  # the package, as the names of its files begin
 
 
 class _Libraries(dict[str, bool]):
@@ -66,14 +67,18 @@ def line_number(site: Site) -> int:
 
 
 def describe_site(site: Site | None) -> str:
-    """`file:line (function)` of a site, with the file relative to the working directory when it lies below."""
+    """`file:line (function)` of a site."""
     if site is None:
         return "an unknown line"
     code, _ = site
-    path = Path(code.co_filename)
-    if path.is_relative_to(Path.cwd()):
-        path = path.relative_to(Path.cwd())
-    return f"{path}:{line_number(site)} ({code.co_name})"
+    return f"{_short_path(code.co_filename)}:{line_number(site)} ({code.co_name})"
+
+
+def _short_path(filename: str) -> str:
+    """A file of nbep as `nbep/...`, wherever it is installed; others relative to the working directory, if below it."""
+    path = Path(filename)
+    folder = _HERE.parent if path.is_relative_to(_HERE) else Path.cwd()
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else filename
 
 
 def source_line(site: Site | None) -> str:

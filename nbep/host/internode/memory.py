@@ -34,10 +34,18 @@ class InternodeMemory:
         self.num_rdma_ranks = num_rdma_ranks
         self.num_nvl_ranks = num_nvl_ranks
         cells = align_up(4 * MAX_CHANNELS * num_rdma_ranks, ALIGNMENT_BYTES)
-        self.workspace = rdma.runtime.allocate(2 * (cells + ALIGNMENT_BYTES), "internode workspace")
+        self.workspace = rdma.runtime.allocate(2 * (cells + ALIGNMENT_BYTES), "internode workspace", self._describe)
         sent = self.workspace.address
         received, rounds = sent + cells, sent + 2 * cells
         self.progress = Progress(sent, received, rounds, rounds + ALIGNMENT_BYTES)
+
+    def _describe(self, offset: int) -> str:
+        """Name the cell at an offset of the workspace, for reports."""
+        rounds = self.progress.rounds - self.progress.sent
+        if offset >= rounds:
+            return "rounds" if offset < rounds + ALIGNMENT_BYTES else "grid arrivals"
+        name, word = ("sent", offset // 4) if offset < rounds // 2 else ("received", (offset - rounds // 2) // 4)
+        return f"{name}[channel {word // self.num_rdma_ranks}, node {word % self.num_rdma_ranks}]"
 
     @property
     def network(self) -> Any:

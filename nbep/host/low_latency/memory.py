@@ -15,10 +15,23 @@ import numpy as np
 from nbep.device.kernels.low_latency.clean_low_latency_buffer import clean_low_latency_buffer
 from nbep.device.kernels.low_latency.combine import low_latency_combine
 from nbep.device.kernels.low_latency.dispatch import low_latency_dispatch
-from nbep.device.kernels.low_latency.journal import JOURNAL_WORDS, RECV_PHASE, SLOT_WORDS, Call, Workspace
+from nbep.device.kernels.low_latency.journal import (
+    JOURNAL_WORDS,
+    NEXT_HALF,
+    NUM_COUNTS,
+    NUM_SLOTS,
+    RECEIVED_HALF,
+    RECV_PHASE,
+    SENT_HALF,
+    SLOT_WORDS,
+    USES,
+    Call,
+    Workspace,
+)
 from nbep.device.kernels.low_latency.update_mask_buffer import update_mask_buffer
 from nbep.device.layout.intranode import ALIGNMENT_BYTES, align_up
 from nbep.device.layout.low_latency import (
+    MAX_EXPERTS,
     MAX_RANKS,
     NUM_HALVES,
     LowLatencyShape,
@@ -40,8 +53,29 @@ BARRIERS = SUMS + align_up(4 * NUM_HALVES * SLOT_WORDS, ALIGNMENT_BYTES)
 JOURNAL = BARRIERS + align_up(4 * MAX_RANKS, ALIGNMENT_BYTES)
 MASK = JOURNAL + align_up(4 * JOURNAL_WORDS, ALIGNMENT_BYTES)
 WORKSPACE_BYTES = MASK + align_up(4 * MAX_RANKS, ALIGNMENT_BYTES)
+JOURNAL_NAMES = {
+    SENT_HALF: "sent half + 1",
+    RECEIVED_HALF: "received half + 1",
+    NUM_SLOTS: "slots",
+    NUM_COUNTS: "counts",
+    NEXT_HALF: "next half",
+}
 
 Plan = TypeVar("Plan")
+
+
+def describe_workspace(offset: int) -> str:
+    """Name the cell at an offset of the workspace, for reports."""
+    if offset >= MASK:
+        return f"mask[rank {(offset - MASK) // 4}]"
+    if offset >= JOURNAL:
+        word = (offset - JOURNAL) // 4
+        return f"journal[{JOURNAL_NAMES.get(word, f'uses of half {word - USES}')}]"
+    if offset >= BARRIERS:
+        return f"barriers[rank {(offset - BARRIERS) // 4}]"
+    half, unit = divmod(offset % SUMS // 4, SLOT_WORDS)
+    where = f"expert {unit}" if unit < MAX_EXPERTS else f"rank {unit - MAX_EXPERTS}"
+    return f"{'sums' if offset >= SUMS else 'slots'}[half {half}, {where}]"
 
 
 class LowLatencyCall:
@@ -78,7 +112,7 @@ class LowLatencyMemory:
         self.share_bytes = share_bytes(num_rdma_bytes, num_ranks)
         self.symmetric = rdma.symmetric
         self.transport = rdma.transport
-        self.workspace = runtime.allocate(WORKSPACE_BYTES, "low-latency workspace")
+        self.workspace = runtime.allocate(WORKSPACE_BYTES, "low-latency workspace", describe_workspace)
         address = self.workspace.address
         self.mask = address + MASK if enable_shrink else 0
         self.work = Workspace(address, address + JOURNAL, self.mask, address + SUMS, address + BARRIERS)

@@ -223,7 +223,16 @@ class IbgdaTransport(Transport):
             row[device_nic.PEER] = peer
             row[device_nic.RECEIVED] = seen_by_nic[peer] + self._received + 4 * (self._rank * options.num_qps + queue)
         regions = self._regions(handles, seen_by_nic, here)
-        memory = self._own(self._nic.allocate(pairs.nbytes + regions.nbytes + ALIGNMENT_BYTES, "NIC"))
+
+        def describe(offset: int) -> str:
+            """Name the cell at an offset of what the NIC keeps, for reports."""
+            number, byte = divmod(offset, device_nic.QUEUE_PAIR_BYTES)
+            if number < len(numbers):
+                word = {device_nic.SERVED: "SERVED", device_nic.STATE: "STATE"}.get(byte // 8, f"word {byte // 8}")
+                return f"{word} of {layout.name_of(numbers[number])}"
+            return "regions" if offset < pairs.nbytes + regions.nbytes else "stop"
+
+        memory = self._own(self._nic.allocate(pairs.nbytes + regions.nbytes + ALIGNMENT_BYTES, "NIC", describe))
         memory.write(0, pairs.reshape(-1))
         memory.write(pairs.nbytes, regions.reshape(-1))
         self._stop = memory, pairs.nbytes + regions.nbytes
@@ -240,6 +249,7 @@ class IbgdaTransport(Transport):
         if numbers:
             self._runtime.load(software_nic)
             self._nic.start(software_nic, self._queues, len(numbers), timeout_ns, nic, self._troubles())
+            self._nic.explain(self.describe)
             self._is_running = True
 
     def _regions(self, handles: list[IbgdaHandle], seen_by_nic: list[int], queues_here: int) -> np.ndarray:
@@ -272,6 +282,7 @@ class IbgdaTransport(Transport):
 
     def close(self) -> None:
         if self._is_running:
+            self._nic.explain(None)
             memory, offset = self._stop
             memory.write(offset, np.ones(1, np.int32))
             self._nic.join()
@@ -321,12 +332,18 @@ class IbgdaTransport(Transport):
         """What has become of the entries of one queue pair; "" if it has had none."""
         number = peer * self._options.num_qps + queue
         row = self._queues.read(number * queue_pair.QUEUE_PAIR_BYTES, queue_pair.NUM_WORDS, np.int64)
-        num_ready = int(row[queue_pair.READY]) & 0xFFFFFFFF
-        if num_ready == 0:
+        num_ready, num_reserved = (int(row[word]) & 0xFFFFFFFF for word in (queue_pair.READY, queue_pair.RESERVED))
+        if num_reserved == 0:
             return ""
         words = self._layout.words_of(number)
         status = int(self._queues.read(words + STATUS_WORD, 1, np.int32)[0])
+        doorbell = int(self._queues.read(words + DOORBELL_AT, 1, np.uint32)[0])
+        rung = int.from_bytes(doorbell.to_bytes(4, "little"), "big") >> 8  # of 16 bits
         text = f"queue {queue} (queue pair {FIRST_QPN + number}): {num_ready} entries"
+        if num_reserved != num_ready:
+            text += f" of {num_reserved} that are reserved"
+        if rung != num_ready & 0xFFFF:
+            text += f", rung for {rung}"
         if opcode_of(status) == REQ_ERR:
             syndrome = int(self._queues.read(words + SYNDROME_WORD, 1, np.uint32)[0]) >> 24
             return f"{text}, entry {index_of(status)} refused: {syndrome_name(syndrome)}, nothing after it"

@@ -225,6 +225,9 @@ class NicDevice(ABC):
         queues: of the rank, as its networks name them; timeout_ns: longest time that one wait of its kernels takes
         """
 
+    def explain(self, describe: Callable[[int], list[str]] | None) -> None:  # noqa: B027 - a GPU reports no deadlock
+        """What to say of the network to a peer, in reports of the emulator; None: nothing any more."""
+
     @abstractmethod
     def join(self) -> None:
         """Block the caller until the kernel has ended."""

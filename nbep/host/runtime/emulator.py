@@ -145,6 +145,12 @@ class EmulatedNic(NicDevice):
         self._mappings.append(mapping)
         return mapping.address
 
+    def explain(self, describe: Callable[[int], list[str]] | None) -> None:
+        networks = self._runtime.world.networks
+        networks.pop(self._runtime.rank, None)
+        if describe is not None:
+            networks[self._runtime.rank] = describe
+
     def start(
         self, kernel: Kernel, queues: Memory, num_queue_pairs: int, timeout_ns: int, nic: Any, *args: Any
     ) -> None:

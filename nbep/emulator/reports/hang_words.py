@@ -1,0 +1,240 @@
+"""The first paragraph about a deadlock: the wait that holds up the others, for whom, and why that does not come."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..machine.block import ranges
+from ..machine.memory import Allocation, Writer
+from ..machine.names import NIC_NUMBERS, name_of
+from .hang_cause import Awaited, Waits, of_rank
+from .source import describe_site
+from .stores import kernel_of, near, rank_of, stem_of
+from .waiting import Group, is_idle, warps_and_lanes, who
+
+if TYPE_CHECKING:
+    from ..machine.access import Cell
+
+_MOST_NEAR = 2
+_MOST_CELLS = 2  # besides the one that a wait is about
+_LONGEST = 120  # characters of a list of threads
+_MOST_HOPS = 4  # of a circle, in words
+
+
+def paragraph(waits: Waits, hosts: list[tuple[str, str]]) -> list[str]:
+    """The lines of the first paragraph. hosts: names of those that wait, and for what."""
+    group = waits.cause()
+    if group is None:
+        same: dict[str, list[str]] = {}
+        for name, what in hosts:
+            same.setdefault(what, []).append(name)
+        return [f"No kernel runs: {_hosts(names)} for {what}" for what, names in same.items()]
+    awaited = waits.awaited[group]
+    lines = [sentence(group, awaited.rank)]
+    if group.cell is not None and isinstance(group.cell[0], Allocation) and not group.cell[0].freed:
+        lines += _stores(waits, group, group.cell, awaited)
+        lines += _network(waits, group, awaited)
+    elif group.cell is not None and group.cell[2] == "phase":
+        lines += _phases(group.cell[0])
+    way = waits.way_round(group)
+    if len(way) > 1:
+        lines += [sentence(other, waits.awaited[other].rank) for other in way[1 : 1 + _MOST_HOPS]]
+        is_one_kernel = len({other.launch.name for other in way}) == 1
+        names = [label(other, is_one_kernel) for other in way]
+        sure = all(waits.is_sure(here, there) for here, there in zip(way, [*way[1:], way[0]], strict=True))
+        several = len({of_rank(other) for other in way}) > 1
+        how = "They wait in a circle" if sure else f"{'The ranks' if several else 'They'} wait for each other"
+        lines.append(f"{how}: " + " -> ".join([*names, names[0]]))
+    alike = sorted(
+        {of_rank(g) for g in waits.groups if g is not group and _is_alike(waits, g, group)} - {of_rank(group)}
+    )
+    if alike:
+        is_own = awaited.rank == group.rank and waits.is_private(group.cell)
+        whom = "" if awaited.rank is None or is_own else f" for {name_of(awaited.rank)}"
+        lines.append(f"{_ranks(alike)} {_verb(alike, 'wait')}{whom} in the same way")
+    lines += _left(waits, group, group.rank if awaited.rank is None else awaited.rank)
+    lines += _idle_ranks(waits)
+    if _is_given_up(waits, group, awaited):
+        nobody = f"{_ranks([group.rank])} has no thread left that could store to it: all wait here, or for those here"
+        services = [launch for launch in waits.world.launches if launch.is_service and _rank(launch) == group.rank]
+        lines.append(nobody + ("; its NIC has nothing to do" if any(map(is_idle, services)) else ""))
+    return [line for text in lines for line in text.splitlines()]
+
+
+def sentence(group: Group, rank: int | None) -> str:
+    """Who waits for whom, for which cell, what is expected there and what is seen."""
+    told, cell = group.told, group.cell
+    where = f"kernel `{group.launch.name}`, {who(group.threads)}"
+    if told is not None and told.peer != rank:
+        rank = None  # it polls several cells, and tells of another one
+    for_whom = "" if rank is None else f" for {name_of(rank)}"
+    if told is not None:
+        text = f"{name_of(group.rank)}: the {told.role} ({where}) waits{for_whom}: {told.awaited}"
+        text += "\nIt" if cell is not None else ""
+    elif cell is not None:
+        text = f"{name_of(group.rank)}, {where}, waits{for_whom}\nIt"
+    else:
+        text = f"{name_of(group.rank)}, {where}, {group.wait.body[0]}"
+        text += "".join(f"; {line}" for line in group.wait.body[1:])
+    if cell is not None:
+        text += f" {_poll(group, cell)}"
+        if told is None or told.cell not in cell[0].cell(cell[1]):  # it is not known which of them matters
+            others = [other for other in group.wait.cells if other is not cell]
+            text += "".join(f", and {_poll(group, other)}" for other in others[:_MOST_CELLS])
+    return text + f", at {describe_site(group.chain[0])}" if group.chain else text
+
+
+def label(group: Group, is_one_kernel: bool = False) -> str:
+    """A group in few words. is_one_kernel: its kernel need not be named"""
+    if group.told is not None:
+        return f"{name_of(group.rank)} {group.told.role}"
+    kernel = "" if is_one_kernel else f" `{group.launch.name}`"
+    return f"{name_of(group.rank)}{kernel} {who(group.threads)}"
+
+
+def _poll(group: Group, cell: Cell) -> str:
+    allocation, offset, kind, value = cell
+    if kind == "phase":
+        return f"waits for {allocation.cell(offset)}"
+    if allocation.freed:
+        return f"polls {allocation.cell(offset)}, which is freed"
+    expected = group.expected.get((allocation, offset))
+    if group.told is not None and (
+        expected is None or " or " in expected.replace(" or more", "").replace(" or less", "")
+    ):
+        expected, value = str(group.told.expected), group.told.seen
+    wanted = "" if expected is None else f"expects {expected} and "
+    return f"polls {allocation.cell(offset)}, {wanted}sees {value}"
+
+
+def _stores(waits: Waits, group: Group, cell: Cell, awaited: Awaited) -> list[str]:
+    """Who stored to the cell, and next to it."""
+    allocation, offset, kind, _ = cell
+    writer = allocation.writers.get(offset)
+    last = "The last store of more than weak order to it is"
+    if writer is None:
+        lines = ["No store of more than weak order to it so far"]
+        sources: dict[int, list[int]] = {}
+        for rank, other in waits.same_cell(allocation, offset).items():
+            sources.setdefault(rank_of(other[0]), []).append(rank)
+        for source, ranks in list(sources.items())[:_MOST_NEAR]:
+            lines.append(f"The same byte of {_ranks(ranks).lower()} was stored to by {name_of(source)}")
+    elif any((t.block.name, t.thread_idx) == writer[:2] for t in group.threads):
+        lines = [f"{last} its own, at {describe_site(writer[2])}"]
+    else:
+        lines = [f"{last} by {_by(writer)}" + (", which has ended" if waits.thread_of(writer) is None else "")]
+    others = near(allocation, offset, awaited.rank)
+    if not others and writer is None:  # whoever stored to a cell of the same name
+        stem = stem_of(allocation, offset)
+        others = [at for at in near(allocation, offset, None) if stem_of(allocation, at) == stem]
+    elif waits.is_private(cell):  # no peer takes another cell there for this one
+        others = [at for at in others if stem_of(allocation, at) == stem_of(allocation, offset)]
+    running = {(_rank(launch), launch.name) for launch in waits.world.launches}
+    still_runs = any(rank == awaited.rank for rank, _ in running)
+    for other in others[:_MOST_NEAR]:
+        if still_runs and _launch_of(allocation.writers[other]) not in running:
+            continue  # of a kernel before
+        value = _value(allocation, other, kind)
+        lines.append(f"Next to it, {allocation.cell(other)} is {value}, stored by {_by(allocation.writers[other])}")
+    return lines
+
+
+def _network(waits: Waits, group: Group, awaited: Awaited) -> list[str]:
+    """What has become of the messages that a group waits for, if a NIC carries them."""
+    peer = -1 if group.told is None else group.told.peer
+    source, goal = (group.rank, peer) if awaited.rank == group.rank else (awaited.rank, group.rank)
+    describe = None if source is None else waits.world.networks.get(source)
+    found = [] if describe is None or goal < 0 or goal == source else describe(goal)[:1]
+    return [f"On {name_of(source or 0)}, {line}" for line in found]
+
+
+def _phases(mbarrier: Any) -> list[str]:
+    """How far an mbarrier is, for threads that may have missed a phase."""
+    if mbarrier.last is None:
+        return ["Nobody has arrived at it so far"]
+    over = "1 phase of it is over" if mbarrier.phases == 1 else f"{mbarrier.phases} phases of it are over"
+    last = mbarrier.last
+    return [f"{over}; the last to arrive was {last.block.name}, {warps_and_lanes([last.thread_idx])}"]
+
+
+def _is_given_up(waits: Waits, group: Group, awaited: Awaited) -> bool:
+    """Whether a rank waits for itself, and all of its threads that are left wait there, or for those that do."""
+    if awaited.rank != group.rank or awaited.groups or group.cell is None:
+        return False
+    here = [g for g in waits.groups if of_rank(g) == group.rank]
+    alike = [g for g in here if g.chain[:1] == group.chain[:1]]
+    return all(g in alike or any(waits.waits_for(g, other) for other in alike) for g in here)
+
+
+def _value(allocation: Allocation, offset: int, kind: str) -> Any:
+    try:
+        return allocation.read(offset, kind)
+    except (IndexError, ValueError, TypeError):  # of another size, at the end
+        return "not aligned"
+
+
+def _launch_of(writer: Writer) -> tuple[int, str]:
+    return rank_of(writer[0]), kernel_of(writer[0])
+
+
+def _by(writer: Writer) -> str:
+    block, thread, site = writer
+    return f"{block}, {warps_and_lanes([thread])}, at {describe_site(site)}"
+
+
+def _is_alike(waits: Waits, group: Group, cause: Group) -> bool:
+    """Whether a group waits for the same rank at the same line."""
+    rank = waits.awaited[cause].rank
+    same = group.chain[:1] == cause.chain[:1] and group.launch.name == cause.launch.name
+    same = same and group.wait.lacking == cause.wait.lacking
+    if rank == cause.rank and waits.is_private(cause.cell):
+        return same and waits.awaited[group].rank == of_rank(group)
+    return same and waits.awaited[group].rank == rank and (rank is None or of_rank(group) != rank)
+
+
+def _left(waits: Waits, group: Group, rank: int) -> list[str]:
+    """A line for the threads of a rank's launch that have left the kernel."""
+    lines = []
+    for launch in waits.world.launches:
+        if launch.rank == rank and launch.name == group.launch.name:
+            gone = [thread for block in launch.blocks for thread in block.threads if thread.exited]
+            if gone and len(text := who(gone)) <= _LONGEST:
+                lines.append(f"Kernel `{launch.name}` of {name_of(rank)} has been left by {text}")
+    return lines
+
+
+def _idle_ranks(waits: Waits) -> list[str]:
+    """Lines for ranks on which no kernel waits: what their hosts do."""
+    busy = {of_rank(group) for group in waits.groups}
+    states: dict[str, list[int]] = {}
+    for host in waits.world.hosts:
+        if host.rank not in busy:
+            what = host.waits_for() if callable(host.waits_for) else host.waits_for
+            state = "has returned" if host.finished else f"waits for {what}"
+            states.setdefault(state, []).append(host.rank)
+    lines = []
+    for state, ranks in states.items():
+        if len(ranks) > 1:
+            state = state.replace("has ", "have ", 1).replace("waits ", "wait ", 1)
+        whose = "its host" if len(ranks) == 1 else "their hosts"
+        lines.append(f"{_ranks(ranks)} {_verb(ranks, 'run')} no kernel: {whose} {state}")
+    return lines
+
+
+def _rank(launch: Any) -> int:
+    """The rank of a launch, or whose NIC it is."""
+    return launch.rank % NIC_NUMBERS
+
+
+def _hosts(names: list[str]) -> str:
+    """`the hosts of ranks 0-3 wait`, for names as `the host of rank 2`."""
+    ranks = [int(name.rpartition(" ")[2]) for name in names if name[-1].isdecimal()]
+    return f"the hosts of ranks {ranges(ranks)} wait" if len(ranks) > 1 else f"{names[0]} waits"
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"Rank {ranges(ranks)}" if len(ranks) == 1 else f"Ranks {ranges(ranks)}"
+
+
+def _verb(ranks: list[int], verb: str) -> str:
+    return f"{verb}s" if len(ranks) == 1 else verb

@@ -1,0 +1,87 @@
+"""Threads of a block that still wait in a place which another one has left: a hint that they were to meet there."""
+
+from __future__ import annotations
+
+import dis
+import sys
+from typing import TYPE_CHECKING
+
+from .source import Site, call_chain, describe_site
+
+if TYPE_CHECKING:
+    from ..machine.block import Block
+    from ..machine.thread import Thread
+    from ..models.knowledge import Owner
+    from ..world import World
+
+WAITS = {"wait_expired", "mbarrier_try_wait_parity"}  # what loops call that poll
+LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"}
+MOST_CALLS = 32
+
+
+def block_of(world: World, owner: Owner) -> Block | None:
+    """The block of a thread that has accessed something; None if its launch is over."""
+    for launch in world.launches:
+        if (launch.rank, launch.name, launch.number) == (owner.rank, owner.kernel, owner.launch):
+            return launch.blocks[owner.block_idx]
+    return None
+
+
+def who_is_behind(world: World, owner: Owner) -> str:
+    """`thread 0 of its block waits for CELL`, of one that is where this thread has gone on; nothing if none is.
+
+    One that does not wait yet counts if it is on its way there: what it comes to is named `wait_...`.
+    """
+    block = block_of(world, owner)
+    if block is None:
+        return ""
+    here = block.threads[owner.thread_idx]
+    own = _places(here)
+    found = [
+        (waits, depth, mate.warp == here.warp, -mate.thread_idx)
+        for mate in block.threads
+        if (depth := _common_calls(places := _places(mate), own))
+        and ((waits := _waits(mate, places[depth:])) or _will_wait(places, own, depth))
+    ]
+    if not found:
+        return ""
+    waits, *_, number = max(found)
+    mate = block.threads[-number]
+    who = f"thread {mate.thread_idx} of its block"
+    if not waits:
+        return f"{who} is still at {describe_site(_places(mate)[-1])}"
+    cells = mate.waits_for if mate in world.polling else []
+    return f"{who} waits for {cells[0][0].cell(cells[0][1])}" if cells else f"{who} waits in {_name(mate)}"
+
+
+def _name(thread: Thread) -> str:
+    """The function that a thread is in."""
+    return _places(thread)[-1][0].co_name
+
+
+def _places(thread: Thread) -> list[Site]:
+    """The calls that a thread is in, the kernel's first."""
+    frame = sys._getframe() if thread is thread.world.current else thread.gr_frame
+    return [] if thread.exited else call_chain(frame, MOST_CALLS)[::-1]
+
+
+def _common_calls(places: list[Site], further: list[Site]) -> int:
+    """How many calls a thread has in common with another one that is further; 0 if that is not further."""
+    depth = next((i for i, (a, b) in enumerate(zip(places, further, strict=False)) if a != b), None)
+    if depth is None or places[depth][0] is not further[depth][0] or places[depth][1] > further[depth][1]:
+        return 0
+    return depth + 1
+
+
+def _waits(thread: Thread, inner: list[Site]) -> bool:
+    """Whether a thread polls; inner: the calls in which it may do so."""
+    return thread in thread.world.polling or any(not WAITS.isdisjoint(code.co_names) for code, _ in inner)
+
+
+def _will_wait(places: list[Site], further: list[Site], depth: int) -> bool:
+    """Whether a thread is in a call that waits, or has one to come before it is as far as the other one."""
+    code, begin = places[depth - 1]
+    end = further[depth - 1][1]
+    names = {str(i.argval) for i in dis.get_instructions(code) if i.opname in LOADS and begin < i.offset < end}
+    names |= {name for inner, _ in places[depth:] for name in inner.co_names}
+    return any(name.startswith("wait_") for name in names)
