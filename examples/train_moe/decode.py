@@ -129,7 +129,7 @@ def run(group, device, state):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model", help="what train.py --save has written")
-    state = torch.load(parser.parse_args().model, weights_only=True)
+    state = torch.load(parser.parse_args().model, map_location="cpu", weights_only=True)
     group, device = start()
     run(group, device, state)
     torch.distributed.destroy_process_group()

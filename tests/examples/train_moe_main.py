@@ -54,7 +54,7 @@ def gradients_are_those_without_communication(group, device):
     ranks = [[values.to(device) for values in rank] for rank in ranks]
     parallel = ExpertParallel(group, len(scales), COLUMNS)
     x, topk_idx, topk_weights, grad = ranks[group.rank()]
-    x, topk_weights = x.bfloat16().requires_grad_(), topk_weights.requires_grad_()
+    x, topk_weights = x.bfloat16().requires_grad_(), topk_weights.clone().requires_grad_()
     own_scales = scales.to(device)[parallel.own_experts].clone().requires_grad_()
     recv_x, recv_topk_idx, recv_topk_weights, handle = parallel.dispatch(x, topk_idx, topk_weights)
     y = scaled(recv_x.float(), recv_topk_idx, recv_topk_weights, own_scales).bfloat16()
@@ -149,7 +149,7 @@ def main():
     if rank == 0:
         torch.save(plain.model.state_dict(), folder / "trained.pt")
     train.run(group, device, 1, folder / "loss.png", folder / "model.pt")
-    decode.run(group, device, torch.load(folder / "trained.pt", weights_only=True))
+    decode.run(group, device, torch.load(folder / "trained.pt", map_location="cpu", weights_only=True))
     torch.distributed.destroy_process_group()
 
 
