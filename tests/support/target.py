@@ -2,7 +2,7 @@
 
 NBEP_TEST_TARGET   emulator (default) or cuda
 NBEP_TEST_ARRAYS   whose arrays nbep gets; see arrays.py. On a GPU torch (default), cupy or numba; on the emulator numpy
-                   (default) or torch
+                   (default) or torch, which some tests that are marked emulator_only do not take
 """
 
 import os

@@ -52,7 +52,7 @@ class CpuTensors(TorchArrays):
 
 def _is_extended(name: str) -> bool:
     """Whether NumPy has the dtype from ml_dtypes, and torch its own."""
-    return numpy_dtype(name).kind == "V"
+    return numpy_dtype(name).isbuiltin != 1
 
 
 def is_torch_dtype(value: Any) -> bool:
