@@ -165,6 +165,7 @@ def what_runs(
     reasons = {
         "emulator, nbep.spawn": None,
         "emulator, a process for each rank": mpi["missing"],
+        "emulator, under torchrun": torch or (None if sys.platform == "linux" else "it takes Linux"),
         "one GPU, virtual ranks": gpu,
         "a GPU for each rank, under mpiexec": mapped or mpi["missing"],
         "a GPU for each rank, under torchrun": mapped or torch,

@@ -35,7 +35,7 @@ def get_dispatch_layout(
     num_tokens, num_topk = topk_idx.shape
     validate.topk_size("topk_idx", num_topk)
     if validate.may_read(memory, previous_event):
-        validate.expert_indices(topk_idx, num_experts)
+        validate.expert_indices(runtime.contents(topk_idx), num_experts)
 
     sizes = LayoutSizes(num_tokens, num_topk, memory.num_ranks, memory.num_nvl_peers, num_experts)
     block = runtime.layout_threads

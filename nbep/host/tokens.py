@@ -79,10 +79,12 @@ def check_counts(memory: NodeMemory, tokens: Tokens, counts: Counts, num_worst_t
     if num_worst_tokens == 0 and runtime.is_capturing:
         validate.refuse("num_worst_tokens", 0, "positive in a CUDA graph, or a handle given: the CPU cannot wait there")
     if may_read:
-        validate.token_counts(counts.num_tokens_per_rank, counts.is_token_in_rank)
+        found = Counts(*map(runtime.contents, counts))
+        validate.token_counts(found.num_tokens_per_rank, found.is_token_in_rank)
         if tokens.topk_idx is not None:
-            validate.expert_indices(tokens.topk_idx, num_experts)
-            validate.routing(tokens.topk_idx, counts.is_token_in_rank, counts.num_tokens_per_expert)
+            topk_idx = runtime.contents(tokens.topk_idx)
+            validate.expert_indices(topk_idx, num_experts)
+            validate.routing(topk_idx, found.is_token_in_rank, found.num_tokens_per_expert)
         # What the peers send is not known yet; the kernel reports if it does not fit.
         num_own = int(counts.num_tokens_per_rank[memory.rank])
         if 0 < num_worst_tokens < num_own:

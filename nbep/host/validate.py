@@ -52,7 +52,8 @@ def array(
         return
     dtypes = (dtypes,) if isinstance(dtypes, str) else dtypes
     if not runtime.is_array(value):
-        refuse(name, type(value).__name__, f"an array of {_describe(' or '.join(dtypes), shape)}")
+        where = f" on {value.device}" if hasattr(value, "device") else ""  # the wrong one, for this target
+        refuse(name, f"{type(value).__name__}{where}", f"an array of {_describe(' or '.join(dtypes), shape)}")
     dtype, sizes = runtime.dtype_name(value), value.shape
     if dtype not in dtypes or len(sizes) != len(shape) or not all(map(_size_fits, sizes, shape)):
         refuse(name, _describe(dtype, sizes), _describe(" or ".join(dtypes), shape))
@@ -149,7 +150,7 @@ def timeout_ms(name: str, value: Any) -> float:
 
 def dtype(runtime: Runtime, name: str, value: Any) -> Any:
     """A dtype of torch as it is, or one of NumPy; of numbers, in the machine's order of bytes."""
-    if not runtime.host_reads_arrays and type(value).__module__ == "torch" and type(value).__name__ == "dtype":
+    if type(value).__module__ == "torch" and type(value).__name__ == "dtype":
         return value
     try:
         found = None if value is None else np.dtype(value)
@@ -355,7 +356,7 @@ def handle(memory: NodeMemory, value: Any, previous_event: EventOverlap | None) 
     if value.owner is None:  # else its arrays are those that dispatch made
         _handle_arrays(memory, value)
     if may_read(memory, previous_event):
-        handle_contents.intranode(value, memory.rank)
+        handle_contents.intranode(DispatchHandle(*map(memory.runtime.contents, value)), memory.rank)
     return value
 
 

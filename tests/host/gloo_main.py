@@ -1,7 +1,14 @@
-"""What test_torch_group.py runs, once per rank: a communicator over gloo, on CPUs."""
+"""What test_torch_group.py runs, once per rank: the emulator in processes of a gloo group, with torch's tensors.
+
+NBEP_TARGET=emulator NBEP_TEST_ARRAYS=torch torchrun --standalone --nproc-per-node 2 tests/host/gloo_main.py
+"""
 
 import pytest
 import torch.distributed
+from cases import make_case
+from intranode import Expected, Options, cached_round_trip, round_trip
+from low_latency import HOOK, Trip, check, make_buffer, make_low_latency_case
+from low_latency import Options as LowLatencyOptions
 
 import nbep
 from nbep.host.comm import TorchComm, is_torch_group
@@ -16,11 +23,18 @@ def main() -> None:
     assert (comm.rank, comm.size) == (rank, size)
     assert comm.allgather({"rank": rank}) == [{"rank": peer} for peer in range(size)]
     comm.barrier()
-    with pytest.raises(
-        RuntimeError, match="group: got a process group of torch, but 2 of 2 ranks would run on the emu"
-    ):
-        nbep.Buffer(group, num_nvl_bytes=256)
-    print(f"rank {rank} is done")
+    for seed, fn, options in ((1, round_trip, Options(num_biases=2)), (2, cached_round_trip, Options(zero_copy=True))):
+        case = make_case(seed, num_ranks=size, num_tokens=[5, 3, 0, 7][:size])
+        Expected(case, options).check(rank, fn(group, case, options), f"rank {rank}")
+    case = make_low_latency_case(3, num_ranks=size, num_tokens=[3] * size, hidden=128)
+    options = LowLatencyOptions(use_fp8=True, dispatch_as=HOOK)
+    buffer = make_buffer(group, [(case, options)])
+    outcomes = comm.allgather(Trip(buffer, case, options).whole())
+    buffer.destroy()
+    check(case, options, outcomes, "low latency")
+    with pytest.raises(ValueError, match="ranks 0, 1: transport: got ibgda on the emulator under torchrun"):
+        nbep.Buffer(group, num_rdma_bytes=1 << 20, low_latency_mode=True, transport="ibgda", num_nvl_peers=1)
+    print(f"rank {rank} is done", flush=True)
     torch.distributed.destroy_process_group()
 
 

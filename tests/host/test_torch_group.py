@@ -1,19 +1,23 @@
 """A process group of torch.distributed as the communicator: what DeepEP's users have."""
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 from cases import make_case
 from intranode import round_trip, run
 from processes import run_python
 
 import nbep
+from nbep.emulator.machine.memory import OFFSET_BITS, AddressSpace
 from nbep.host.comm import TorchComm, is_torch_group
 from nbep.host.runtime import process
 from nbep.host.runtime.base import current_runtime
+from nbep.host.runtime.torchrun import SharedMemory
 
 GLOO_PROGRAM = Path(__file__).parent / "gloo_main.py"
 
@@ -93,26 +97,27 @@ def test_collectives_are_those_of_a_communicator():
     assert nbep.spawn(main, 3, "emulator") == [(rank, 3, [0, 10, 20]) for rank in range(3)]
 
 
-@emulator_only
-@pytest.mark.usefixtures("torch_without_torch")
-def test_a_process_group_without_gpus_is_refused_on_every_rank(monkeypatch):
-    monkeypatch.setenv("NBEP_TARGET", "emulator")
-    monkeypatch.setattr(process, "_runtime", None)
-
-    def main(comm):
-        with pytest.raises(
-            RuntimeError, match="group: got a process group of torch, but 2 of 2 ranks would run on the"
-        ):
-            nbep.Buffer(ProcessGroup(comm), num_nvl_bytes=256)
-
-    nbep.spawn(main, 2, "emulator")
-
-
 @pytest.mark.skipif(find_spec("torch") is None, reason="no torch here")
-def test_two_processes_under_gloo():
-    """What torch itself does with the calls; no GPU is needed."""
-    output = run_python(
-        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, GLOO_PROGRAM, NBEP_TARGET="emulator"
-    )
+def test_two_processes_under_gloo_agree_with_the_reference():
+    """On the emulator, with torch's tensors on the CPU."""
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
+    output = run_python(*launcher, GLOO_PROGRAM, NBEP_TARGET="emulator", NBEP_TEST_ARRAYS="torch")
     for rank in range(2):
         assert f"rank {rank} is done" in output
+
+
+def test_processes_map_each_others_memory():
+    """Without torch: two threads stand for the processes, whose address spaces share nothing else."""
+    memories = [SharedMemory(AddressSpace(rank), 64, "memory", str) for rank in range(2)]
+    handles = [memory.handle for memory in memories]
+    with ThreadPoolExecutor(2) as ranks:
+        opened = list(ranks.map(lambda rank: memories[rank].open_peers(handles, rank), range(2)))
+    for rank, memory in enumerate(memories):
+        assert opened[rank][rank] == memory.address
+        seen_by_peer = memories[1 - rank].space.segments[opened[1 - rank][rank] >> OFFSET_BITS]
+        memory.write(8, np.array([rank + 7], np.int64))
+        assert seen_by_peer.array(np.int64, 8, 1).tolist() == [rank + 7]
+        assert seen_by_peer.shared
+    for memory in memories:
+        memory.close_peers()
+        memory.free()

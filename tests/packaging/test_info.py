@@ -84,6 +84,7 @@ def test_with_everything_there_all_runs():
         ([GPU], {**MPI, "missing": "none here"}, [], EVERYTHING, "emulator, a process for each rank", "none here"),
         ([GPU], MPI, ["rxe0"], EVERYTHING, "transport ibgda, a real NIC", "there is no mlx5 NIC"),
         ([GPU], MPI, [], {}, "transport nvshmem", "pip install 'nbep[nvshmem]'"),
+        ([], MPI, [], {}, "emulator, under torchrun", "torch is not installed"),
         (
             two_gpus("PCIe", "PCIe"),
             MPI,

@@ -13,8 +13,8 @@ import ml_dtypes
 import numpy as np
 from target import TARGET
 
-LIBRARY = "numpy" if TARGET == "emulator" else os.environ.get("NBEP_TEST_ARRAYS", "torch")
-DEVICE = "cuda"
+LIBRARY = os.environ.get("NBEP_TEST_ARRAYS", "numpy" if TARGET == "emulator" else "torch")
+DEVICE = "cpu" if TARGET == "emulator" else "cuda"
 WARM_BYTES = 1 << 28
 
 
@@ -135,6 +135,8 @@ class Torch:
     def warm_up() -> None:
         import torch
 
+        if DEVICE == "cpu":
+            return
         torch.cuda.init()
         torch.empty(WARM_BYTES, dtype=torch.uint8, device=DEVICE)  # the pool keeps it
         torch.cuda.synchronize()
@@ -221,5 +223,6 @@ def _library() -> Any:
     return {"numpy": Numpy, "torch": Torch, "cupy": Cupy, "numba": Numba}[LIBRARY]
 
 
-if LIBRARY not in ("numpy", "torch", "cupy", "numba"):
-    raise ValueError(f"NBEP_TEST_ARRAYS: got {LIBRARY!r}; must be torch, cupy or numba")
+ALLOWED = ("numpy", "torch") if TARGET == "emulator" else ("torch", "cupy", "numba")
+if LIBRARY not in ALLOWED:
+    raise ValueError(f"NBEP_TEST_ARRAYS: got {LIBRARY!r}; must be {' or '.join(ALLOWED)}")

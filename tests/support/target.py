@@ -1,7 +1,8 @@
 """Where the tests run: on the emulator, or on a GPU whose virtual ranks are threads of this process.
 
 NBEP_TEST_TARGET   emulator (default) or cuda
-NBEP_TEST_ARRAYS   torch (default), cupy or numba: whose arrays nbep gets on a GPU; see arrays.py
+NBEP_TEST_ARRAYS   whose arrays nbep gets; see arrays.py. On a GPU torch (default), cupy or numba; on the emulator numpy
+                   (default) or torch, which some tests that are marked emulator_only do not take
 """
 
 import os

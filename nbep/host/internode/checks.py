@@ -28,9 +28,10 @@ def node_counts(memory: NodeMemory, counts: Counts, num_tokens_per_rdma_rank: Ma
         refuse("num_tokens_per_rdma_rank", "None", "given between nodes; get_dispatch_layout returns it")
     validate.array(memory.runtime, "num_tokens_per_rdma_rank", num_tokens_per_rdma_rank, "int32", (num_nodes,))
     if may_read:
-        in_node = counts.is_token_in_rank.reshape(-1, num_nodes, memory.num_nvl_peers).any(axis=2)
+        contents = memory.runtime.contents
+        in_node = contents(counts.is_token_in_rank).reshape(-1, num_nodes, memory.num_nvl_peers).any(axis=2)
         counted = in_node.sum(axis=0)
-        if (counted != num_tokens_per_rdma_rank).any():
+        if (counted != contents(num_tokens_per_rdma_rank)).any():
             allowed = f"{counted.tolist()}, as is_token_in_rank says"
             refuse("num_tokens_per_rdma_rank", num_tokens_per_rdma_rank.tolist(), allowed)
 
@@ -57,7 +58,8 @@ def handle(memory: NodeMemory, value: Any, previous_event: EventOverlap | None) 
     if value.owner is None:  # else its arrays are those that dispatch made
         _arrays(memory, value)
     if validate.may_read(memory, previous_event):
-        handle_contents.internode(value, memory.rank, memory.num_nvl_peers)
+        contents = InternodeHandle(*map(memory.runtime.contents, value))
+        handle_contents.internode(contents, memory.rank, memory.num_nvl_peers)
     return value
 
 

@@ -68,7 +68,9 @@ def handle(mode: LowLatencyMemory, value: Any) -> LowLatencyHandle:
 
 def handle_contents(mode: LowLatencyMemory, value: LowLatencyHandle) -> None:
     """What the arrays of a handle say; only if `may_read`."""
-    begins, counts = value.layout_range >> 32, value.layout_range & 0xFFFFFFFF
+    contents = mode.runtime.contents
+    layout_range, src_info = contents(value.layout_range), contents(value.src_info)
+    begins, counts = layout_range >> 32, layout_range & 0xFFFFFFFF
     num_rows = mode.num_ranks * value.num_max_dispatch_tokens_per_rank
     wrong = (begins < 0) | (counts > value.num_max_dispatch_tokens_per_rank) | (begins + counts > num_rows)
     if wrong.any():
@@ -77,7 +79,7 @@ def handle_contents(mode: LowLatencyMemory, value: LowLatencyHandle) -> None:
         allowed = f"at most {value.num_max_dispatch_tokens_per_rank} of {num_rows} rows, as dispatch made it"
         refuse(f"handle.layout_range[{expert}, {rank}]", got, allowed)
     for expert, rank in zip(*counts.nonzero(), strict=True):
-        rows = value.src_info[expert, begins[expert, rank] :][: counts[expert, rank]]
+        rows = src_info[expert, begins[expert, rank] :][: counts[expert, rank]]
         if ((rows < 0) | (rows >= value.num_max_dispatch_tokens_per_rank)).any():
             allowed = f"tokens below {value.num_max_dispatch_tokens_per_rank} of rank {rank}, as dispatch made it"
             refuse(f"handle.src_info[{expert}]", rows.tolist(), allowed)

@@ -79,9 +79,9 @@ def low_latency_combine(
     if zero_copy:
         _check_zero_copy(mode, use_logfmt)
     if validate.may_read(memory, None):
-        checks.choices(topk_idx, handle.num_experts)
+        checks.choices(runtime.contents(topk_idx), handle.num_experts)
         checks.handle_contents(mode, handle)
-        _check_weights(handle, topk_weights)
+        _check_weights(runtime, handle, topk_weights)
     combined_x = runtime.empty(plan.out_size, "bfloat16", x) if out is None else out
     source = mode.symmetric.address + send_offset(mode.num_rdma_bytes, call.half) if zero_copy else x
     outputs = CombineOutputs(combined_x, combine_wait_recv_cost_stats)
@@ -181,8 +181,10 @@ def _check_zero_copy(mode: LowLatencyMemory, use_logfmt: bool) -> None:
         )
 
 
-def _check_weights(handle: LowLatencyHandle, topk_weights: Array) -> None:
+def _check_weights(runtime: Runtime, handle: LowLatencyHandle, topk_weights: Array) -> None:
     """With deduplicate the weights went with the tokens; only if `may_read`."""
-    sent = handle.topk_weights
-    if sent is not None and (sent.shape != topk_weights.shape or (sent != topk_weights).any()):
+    if handle.topk_weights is None:
+        return
+    sent, given = runtime.contents(handle.topk_weights), runtime.contents(topk_weights)
+    if sent.shape != given.shape or (sent != given).any():
         refuse("topk_weights", "others than in the dispatch with deduplicate", "those: they went with the tokens")

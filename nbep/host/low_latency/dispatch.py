@@ -103,7 +103,7 @@ def low_latency_dispatch(
     if options.deduplicate or topk_weights is not None:
         _check_weights(runtime, options.deduplicate, topk_weights, choices_size)
     if validate.may_read(memory, None):
-        checks.choices(topk_idx, shape.num_experts)
+        checks.choices(runtime.contents(topk_idx), shape.num_experts)
 
     recv_x = runtime.empty(*plan.recv_x, x)
     recv_x_scales: MaybeArray = None

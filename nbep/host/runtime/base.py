@@ -252,6 +252,7 @@ class Runtime(ABC):
         low_latency_threads: block sizes of low-latency dispatch and combine
         shares_current_stream: ranks of this process have one current stream in common, on which none may wait
         array_kinds: the arrays that it takes, in words
+        has_nic: whether create_nic gives one
     """
 
     target: str
@@ -265,6 +266,7 @@ class Runtime(ABC):
     low_latency_threads: tuple[int, int]
     shares_current_stream: bool
     array_kinds: str
+    has_nic = True
 
     def check_caller(self, verb: str) -> None:
         """Raises: RuntimeError if the rank cannot be used where this is called"""
@@ -342,6 +344,10 @@ class Runtime(ABC):
     @abstractmethod
     def is_contiguous(self, array: Array) -> bool:
         """Whether the array is row-major without gaps."""
+
+    def contents(self, array: Array) -> np.ndarray:
+        """The array as one of NumPy, of the same memory; only where host_reads_arrays."""
+        return array
 
     @abstractmethod
     def empty(self, shape: tuple[int, ...], dtype: str, like: Array) -> Array:

@@ -1,4 +1,4 @@
-"""The emulator as a target: NumPy arrays, one greenlet per rank, all ranks in one process.
+"""The emulator as a target: NumPy arrays and torch's tensors, one greenlet per rank, all ranks in one process.
 
 The host reads arrays at once, so the host itself is the rank's current stream: waiting for an event blocks it.
 """
@@ -37,6 +37,8 @@ from nbep.host.runtime.base import (
     Stream,
     SymmetricMemory,
 )
+from nbep.host.runtime.cpu_tensors import CpuTensors, in_backward_pass, is_torch_dtype, own_grad_mode
+from nbep.host.runtime.cuda.arrays import numpy_dtype
 from nbep.host.runtime.launches import check_launch
 from nbep.host.runtime.lent import check, lend
 
@@ -54,6 +56,9 @@ class EmulatedMemory(Memory):
         self.num_bytes = allocation.nbytes
 
     def array(self, dtype: Any, offset: int = 0, count: int = -1) -> Array:
+        if is_torch_dtype(dtype):
+            name = CpuTensors.name_of(dtype)
+            return CpuTensors.wrap(self.allocation.array(numpy_dtype(name), offset, count), name)
         return self.allocation.array(dtype, offset, count)
 
     def write(self, offset: int, values: np.ndarray) -> None:
@@ -241,7 +246,7 @@ class EmulatorRuntime(Runtime):
     low_latency_threads = (3 * WARP, 3 * WARP)
     shares_current_stream = False
     max_smem_bytes = 227 << 10  # as on sm_90 and sm_100
-    array_kinds = "a NumPy array"
+    array_kinds = "a NumPy array, a tensor of torch on the CPU"
 
     def __init__(self, world: World, rank: int):
         self.world = world
@@ -253,11 +258,17 @@ class EmulatorRuntime(Runtime):
         self._thread = threading.get_ident()
 
     def check_caller(self, verb: str) -> None:
-        """Raises: RuntimeError in another thread than the ranks', and after the end of its run"""
+        """Raises: RuntimeError in another thread than the ranks', after the end of its run, and in a backward pass"""
         if threading.get_ident() != self._thread:
             raise RuntimeError(f"{verb}: called in another thread; emulated ranks run in the thread that called spawn")
         if self.world.is_over:
             raise RuntimeError(f"{verb}: called after the end of the spawn that this rank was part of")
+        if in_backward_pass():
+            # torch's engine takes the backward pass of the next rank for a part of this one's, and mixes up their work.
+            raise RuntimeError(
+                f"{verb}: called in torch's backward pass by a rank of nbep.spawn; ranks of one thread cannot take "
+                f"turns there: start a process for each rank, with torchrun"
+            )
 
     @property
     def has_tma(self) -> bool:
@@ -295,42 +306,50 @@ class EmulatorRuntime(Runtime):
 
     def is_array(self, value: Any) -> bool:
         check(value)
-        return isinstance(value, np.ndarray)
+        return isinstance(value, np.ndarray) or CpuTensors.is_array(value)
 
     def fits(self, value: Any, dtype: str, shape: tuple[int, ...]) -> bool:
         check(value)
+        if CpuTensors.is_array(value):
+            return CpuTensors.fits(value, dtype, shape)
         is_such = isinstance(value, np.ndarray) and value.dtype == np.dtype(dtype) and value.shape == shape
         return is_such and bool(value.flags.c_contiguous)
 
     def dtype_name(self, array: Array) -> str:
-        return native_name(array.dtype)
+        return native_name(array.dtype) if isinstance(array, np.ndarray) else CpuTensors.dtype_name(array)
 
     def address_of(self, array: Array) -> int:
-        return array.ctypes.data
+        return array.ctypes.data if isinstance(array, np.ndarray) else CpuTensors.pointer(array)
 
     def strides(self, array: Array) -> tuple[int, ...]:
+        if not isinstance(array, np.ndarray):
+            return CpuTensors.strides(array)
         return tuple(stride // array.itemsize for stride in array.strides)
 
     def is_contiguous(self, array: Array) -> bool:
-        return bool(array.flags.c_contiguous)
+        return bool(array.flags.c_contiguous) if isinstance(array, np.ndarray) else CpuTensors.is_contiguous(array)
+
+    def contents(self, array: Array) -> np.ndarray:
+        return array if isinstance(array, np.ndarray) else CpuTensors.view(array)
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: Array) -> Array:
         # Bytes of no meaning, but the same in every run: what a kernel leaves unwritten must not look right by chance.
-        array = np.empty(shape, np.dtype(dtype))
+        array = np.empty(shape, numpy_dtype(dtype))
         array.reshape(-1).view(np.uint8)[:] = UNWRITTEN
-        return array
+        return array if isinstance(like, np.ndarray) else CpuTensors.wrap(array, dtype)
 
     def empty_parts(self, layout: PartsLayout, like: Array) -> Parts:
         return EmulatedParts([self.empty(shape, dtype, like) for _, shape, dtype in layout.parts])
 
     def empty_by_columns(self, shape: tuple[int, int, int], dtype: str, like: Array) -> Array:
-        return self.empty((shape[0], shape[2], shape[1]), dtype, like).transpose(0, 2, 1)
+        by_columns = self.empty((shape[0], shape[2], shape[1]), dtype, like)
+        return by_columns.transpose(0, 2, 1) if isinstance(like, np.ndarray) else by_columns.transpose(1, 2)
 
     def lend(self, array: Array, lease: Any) -> Array:
         return lend(array, lease)
 
     def dtype_like(self, dtype: str, like: Array) -> Any:
-        return np.dtype(dtype)
+        return np.dtype(dtype) if isinstance(like, np.ndarray) else CpuTensors.dtype(dtype)
 
     def allocating_on(self, stream: Stream) -> AbstractContextManager[None]:
         return nullcontext()  # NumPy's memory belongs to no stream
@@ -358,10 +377,10 @@ class EmulatorRuntime(Runtime):
         leaves = check_launch(self, spec, grid, block, smem_bytes, args)
         mappings = []
         for i, param in enumerate(spec.params):
-            if isinstance(leaves[i], np.ndarray):
+            if isinstance(leaves[i], np.ndarray) or CpuTensors.is_array(leaves[i]):
                 check(leaves[i])
                 name = param.path.rpartition(".")[2]
-                mappings.append(self.space.map_array(leaves[i], name, writable=param.type.is_writable))
+                mappings.append(self.space.map_array(self.contents(leaves[i]), name, writable=param.type.is_writable))
                 leaves[i] = mappings[-1].address
 
         flat = unflatten_args(kernel, leaves)
@@ -377,7 +396,8 @@ class EmulatorRuntime(Runtime):
     def wait_until(
         self, predicate: Callable[[], bool], describe: Callable[[], str], timeout_ns: int | None = None
     ) -> bool:
-        in_time = self.world.host_wait(predicate, describe, timeout_ns)
+        with own_grad_mode():  # other ranks run meanwhile
+            in_time = self.world.host_wait(predicate, describe, timeout_ns)
         self._unmap_finished()
         return in_time
 

@@ -37,6 +37,8 @@ import numpy as np
 from mpi4py import MPI
 
 from nbep.emulator.process import ProcessWorld
+from nbep.host.arguments import refuse
+from nbep.host.comm import is_mpi_comm
 from nbep.host.runtime.base import Describe, HandleType, NicDevice, Reach, SymmetricMemory
 from nbep.host.runtime.emulator import EmulatedNic, EmulatedSymmetricMemory, EmulatorRuntime
 
@@ -191,6 +193,8 @@ class MpiEmulatorRuntime(EmulatorRuntime):
         zero: bool,
         reach: Reach,
     ) -> SymmetricMemory:
+        if not is_mpi_comm(comm):
+            refuse("group", type(comm).__name__, "a communicator of MPI, as the first one of this process")
         node_comm = node_of(comm, reach)
 
         def network_of(memory: memoryview) -> RemoteWindow | None:

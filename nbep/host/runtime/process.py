@@ -40,10 +40,9 @@ def process_runtime(comm: Any) -> Runtime:
     process group of torch, else the one with the process's number on the host: what the launcher says (LOCAL_RANKS), or
     the number of the rank among those of comm there if it says nothing, or would put two of them on one GPU in vain.
 
-    Raises: RuntimeError if NBEP_TARGET is "cuda" and a rank can use no GPU, if a process group of torch would run on
-            the emulator, if some ranks have used GPUs before and others can use none, or if a rank cannot make its
-            runtime; ValueError for another NBEP_TARGET, or if it is not the same on all ranks.
-            Every rank of comm raises.
+    Raises: RuntimeError if NBEP_TARGET is "cuda" and a rank can use no GPU, if some ranks have used GPUs before and
+            others can use none, or if a rank cannot make its runtime; ValueError for another NBEP_TARGET, or if it is
+            not the same on all ranks. Every rank of comm raises.
     """
 
     def look() -> tuple[str, str, bool]:
@@ -55,11 +54,6 @@ def process_runtime(comm: Any) -> Runtime:
     wishes, targets, made = zip(*gather_results(comm, look), strict=True)
     if len(set(wishes)) > 1:
         raise ValueError(f"NBEP_TARGET: got {list(wishes)}; must be the same on all ranks")
-    if "emulator" in targets and isinstance(comm, TorchComm):
-        raise RuntimeError(
-            f"group: got a process group of torch, but {targets.count('emulator')} of {comm.size} ranks would run "
-            f"on the emulator; that takes MPI.COMM_WORLD under mpiexec, or nbep.spawn"
-        )
     if "emulator" in targets and ("cuda", True) in zip(targets, made, strict=True):
         raise RuntimeError(
             f"group: got ranks that have used GPUs, but {targets.count('emulator')} of {comm.size} ranks would run on "
@@ -80,14 +74,18 @@ def _make_runtimes(comm: Any, target: str, wanted: str) -> None:
     def make() -> None:
         global _runtime, _made_for
         if _runtime is None:
-            _runtime = _emulator_runtime() if target == "emulator" else _cuda_runtime(comm, neighbours)
+            _runtime = _emulator_runtime(comm) if target == "emulator" else _cuda_runtime(comm, neighbours)
             _made_for = wanted
             set_process_runtime(_runtime)
 
     gather_results(comm, make)
 
 
-def _emulator_runtime() -> Runtime:
+def _emulator_runtime(comm: Any) -> Runtime:
+    if isinstance(comm, TorchComm):
+        from nbep.host.runtime.torchrun import TorchEmulatorRuntime
+
+        return TorchEmulatorRuntime.of_process()
     from nbep.host.runtime.mpi import MpiEmulatorRuntime
 
     return MpiEmulatorRuntime.of_process()
