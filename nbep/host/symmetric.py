@@ -117,7 +117,7 @@ class NodeMemory:
         """
         communicator, runtime = connect(None, comm)
 
-        def check() -> tuple[tuple[int, NetworkOptions], float, list[tuple[int, str]]]:
+        def check() -> tuple[tuple[int, HandleType, NetworkOptions], float, list[tuple[int, str]]]:
             if communicator.size > MAX_NVL_PEERS:
                 refuse("comm", f"{communicator.size} ranks", f"at most {MAX_NVL_PEERS} ranks")
             if cells is not None and not isinstance(cells, Mapping):
@@ -129,12 +129,13 @@ class NodeMemory:
             options = NetworkOptions.check(transport, node_size, qps, True, nic or NicOptions(), communicator.size)
             check_target(runtime, options)
             validate.host_memory(handle_type, options.transport, 1, {})
-            return (size, options), validate.timeout_ms("timeout_ms", timeout_ms), offsets
+            return (size, handle_type, options), validate.timeout_ms("timeout_ms", timeout_ms), offsets
 
         checked = gather_results(communicator, check)
-        validate.same_on_all_ranks("num_bytes", [size for (size, _), _, _ in checked])
-        validate.same_on_all_ranks("transport and its options", [options for (_, options), _, _ in checked])
-        (size, options), longest_ms, offsets = checked[communicator.rank]
+        names = "num_bytes", "handle_type", "transport and its options"
+        for name, values in zip(names, zip(*(alike for alike, _, _ in checked), strict=True), strict=True):
+            validate.same_on_all_ranks(name, list(values))
+        (size, _, options), longest_ms, offsets = checked[communicator.rank]
         end = create_transport(runtime, communicator, options, size + TRAILER_BYTES, handle_type)
         memory = cls(communicator, runtime, size, longest_ms, handle_type, end, zero=True)
         memory._cells = offsets
