@@ -1,6 +1,7 @@
 """Finds the line of kernel code behind a running or parked thread.
 
-A kernel calls a primitive, the primitive calls the emulator.  The frame worth naming is the innermost one outside both.
+A kernel calls a primitive, the primitive calls the emulator.  The frame worth naming is the innermost one outside both,
+and no frame of `by_network` that only chooses a function.
 """
 
 import linecache
@@ -8,7 +9,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 _PACKAGE = Path(__file__).resolve().parent.parent.parent
-_LIBRARY = (_PACKAGE / "emulator", _PACKAGE / "device" / "primitives")
+_LIBRARY = (_PACKAGE / "emulator", _PACKAGE / "device" / "primitives", _PACKAGE / "device" / "jit.py")
 _is_library: dict[CodeType, bool] = {}
 
 # Code that does not stand in its file: its first line, and what it was made from.
@@ -25,7 +26,7 @@ def kernel_frame(frame: FrameType | None) -> FrameType | None:
         library = _is_library.get(code)
         if library is None:
             path = Path(code.co_filename).resolve()
-            library = _is_library[code] = any(folder in path.parents for folder in _LIBRARY)
+            library = _is_library[code] = any(part in (path, *path.parents) for part in _LIBRARY)
         if not library:
             return frame
         frame = frame.f_back
