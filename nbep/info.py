@@ -92,6 +92,7 @@ def look_at_gpus() -> list[dict[str, Any]]:
     handle_types = {
         "posix_fd": names.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
         "fabric": names.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED,
+        "host": names.CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED,
     }
     gpus = []
     for ordinal in range(num_devices()):
@@ -158,6 +159,8 @@ def what_runs(
     apart = [(i, j) for i in range(len(gpus)) for j in range(len(gpus)) if i != j and j not in gpus[i]["reaches"]]
     many = gpu or (None if len(gpus) > 1 else "there is one GPU")
     mapped = many or (f"GPU {apart[0][0]} cannot reach GPU {apart[0][1]}: no peer access" if apart else None)
+    no_host = [i for i, given in enumerate(gpus) if "host" not in given["handle_types"]]
+    on_host = many or (f"GPU {no_host[0]} cannot map memory of the host" if no_host else None)
     torch = None if "torch" in packages else "torch is not installed"
     is_nvshmem = {"nvshmem4py-cu13", "nvidia-nvshmem-cu13"} <= packages.keys()
     nvshmem = gpu or (None if is_nvshmem else f"NVSHMEM is not installed: {INSTALL_NVSHMEM}")
@@ -169,6 +172,7 @@ def what_runs(
         "one GPU, virtual ranks": gpu,
         "a GPU for each rank, under mpiexec": mapped or mpi["missing"],
         "a GPU for each rank, under torchrun": mapped or torch,
+        'a GPU for each rank, handle_type="host"': on_host or (mpi["missing"] and torch),
         "transport direct": None,
         "transport ibgda, software NIC": None,
         "transport ibgda, a real NIC": nic,

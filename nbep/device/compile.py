@@ -3,7 +3,8 @@
     nbep compile [FILE] --arch sm_90 [--kernel NAME ...] [--json] [--ptx DIR]
 
 Without FILE they are nbep's own; KERNEL-NETWORK is one over another network than that of its signature, and all are
-there that need no extra package. With FILE they are those that it defines, and it is imported.
+there that need no extra package. Those for buffers in the host's memory are compiled when they are named:
+KERNEL-HostNetwork and KERNEL-HostPeers. With FILE they are those that it defines, and it is imported.
 
 Numba and NVVM make the PTX, nvJitLink assembles it and reports registers, spills and stack frame. Neither needs a card
 or a driver. A kernel whose network calls a library is linked with it; see `jit.LIBRARIES`. One process compiles for one
@@ -34,6 +35,14 @@ from .machine_code import disassemble, loads_in_flight
 from .types import Param, flatten_params, param_type
 
 LOWEST_CC: ComputeCapability = (8, 0)
+HOST_MEMORY = {  # the kernels that have versions for buffers in the host's memory, and the parameter that says so
+    "notify_dispatch": "peers",
+    "cached_notify_dispatch": "peers",
+    "cached_notify_combine": "peers",
+    "low_latency_dispatch": "network",
+    "low_latency_combine": "network",
+    "clean_low_latency_buffer": "network",
+}
 
 
 @dataclass(frozen=True)
@@ -83,6 +92,17 @@ def with_variants(kernels: Iterable[KernelSpec]) -> dict[str, KernelSpec]:
         for one in (spec, *(spec_of(over(spec.function, network)) for network in networks)):
             specs[one.label] = one
     return specs
+
+
+def for_host_memory() -> dict[str, KernelSpec]:
+    """nbep's kernels for buffers in the host's memory, by label."""
+    from .network import HostNetwork
+    from .protocols.peers import HostPeers
+
+    kinds = {"network": HostNetwork, "peers": HostPeers}
+    kernels = load_kernels()
+    made = [spec_of(over(kernels[name].function, kinds[by], by)) for name, by in HOST_MEMORY.items()]
+    return {spec.label: spec for spec in made}
 
 
 def find_kernel(kernel: str | Callable | KernelSpec) -> KernelSpec:
@@ -324,14 +344,15 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"FILE: got {options.file}; must be a file of Python")
     if not specs:
         parser.error(f"FILE: got {options.file}, which defines no kernel")
-    unknown = [name for name in options.kernel or () if name not in specs]
+    named = specs if options.file is not None else specs | for_host_memory()
+    unknown = [name for name in options.kernel or () if name not in named]
     if unknown:
-        parser.error(f"no kernel {', '.join(unknown)}; there are {', '.join(sorted(specs))}")
+        parser.error(f"no kernel {', '.join(unknown)}; there are {', '.join(sorted(named))}")
     rows = []
     num_failed = 0
     for name in options.kernel or sorted(specs):
         try:
-            row = describe(specs[name], options.arch, options.ptx)
+            row = describe(named[name], options.arch, options.ptx)
         except (CompileError, TypeError) as error:
             num_failed += 1
             print(error, file=sys.stderr)

@@ -2,7 +2,7 @@
 
     @primitive        one PTX instruction; the Python body is what the emulator does
     @device_function  Python code called by kernels
-    @by_network       a device function of which each network has its own version
+    @by_network       a device function of which each network, or kind of peers, has its own version
     @external         a function of a library that a kernel is linked with
     @kernel           an entry point
 
@@ -77,7 +77,7 @@ class KernelSpec:
     """One kernel. `max_threads` a block and `min_blocks` an SM bound the compiler's use of registers.
 
     clusters: numbers of blocks that a GPU of sm_90 or above may place side by side, in one GPC; the best first
-    variant: the network that it is for, if it is not the one of its signature; see `over`
+    variant: the network or the peers that it is for, if they are not those of its signature; see `over`
     """
 
     name: str
@@ -171,9 +171,9 @@ def external(
 
 
 def by_network(function: F) -> F:
-    """Record a function whose first argument, a network, says which version of it is meant.
+    """Record a function whose first argument, a network or the peers, says which version of it is meant.
 
-    The decorated body says what all versions do. `versions` of the result maps the type of a network to its own.
+    The decorated body says what all versions do. `versions` of the result maps the type of that argument to its own.
     """
     versions: dict[type, Callable] = {}
 
@@ -237,19 +237,21 @@ def spec_of(function: Callable) -> KernelSpec:
 
 
 @cache
-def over(function: Callable, network: type) -> Callable:
+def over(function: Callable, kind: type, parameter: str = "network") -> Callable:
     """A kernel with a `network` parameter, for a network of another type. On a GPU it is compiled anew.
 
-    Raises: TypeError if the function is no kernel; ValueError if it has no parameter `network`
+    parameter: "peers" for another type of those; see `NodeMemory.kernel`
+
+    Raises: TypeError if the function is no kernel; ValueError if it has no such parameter
     """
     spec = spec_of(function)
-    if "network" not in spec.hints:
-        raise ValueError(f"{spec.name}: has no parameter `network`")
-    if spec.hints["network"] is network:
+    if parameter not in spec.hints:
+        raise ValueError(f"{spec.name}: has no parameter `{parameter}`")
+    if spec.hints[parameter] is kind:
         return function
     plain: Any = function
     made = FunctionType(plain.__code__, plain.__globals__, plain.__name__, plain.__defaults__, plain.__closure__)
     made.__module__, made.__qualname__, made.__doc__ = plain.__module__, plain.__qualname__, plain.__doc__
-    made.__annotations__ = {**plain.__annotations__, "network": network}
-    made.kernel_spec = replace(spec, function=made, variant=network.__name__)  # type: ignore[attr-defined]
+    made.__annotations__ = {**plain.__annotations__, parameter: kind}
+    made.kernel_spec = replace(spec, function=made, variant=kind.__name__)  # type: ignore[attr-defined]
     return made

@@ -233,9 +233,9 @@ def register(compute_capability: ComputeCapability) -> None:
 
 def _register_by_network(function) -> None:
     versions = function.versions
-    parameters = ", ".join(list(inspect.signature(function).parameters)[1:])
+    first, *others = inspect.signature(function).parameters  # Numba matches arguments by these names
     names = {"versions": versions}
-    exec(f"def made(network, {parameters}): return versions[network.instance_class]", names)
+    exec(f"def made({first}, {', '.join(others)}): return versions[{first}.instance_class]", names)
     overload(function)(names["made"])
 
 

@@ -28,8 +28,7 @@ from nbep.host.intranode.dispatch import Counts, dispatch
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.layout import get_dispatch_layout
 from nbep.host.low_latency.verbs import LowLatencyVerbs
-from nbep.host.network import check_target, create_transport
-from nbep.host.network.direct import DirectTransport
+from nbep.host.network import check_target, create_transport, mapped_transport
 from nbep.host.network.transport import NetworkOptions, NicOptions, TransportName, chosen_options
 from nbep.host.rdma import rdma_trailer_bytes
 from nbep.host.runtime.base import Array, HandleType, Stream
@@ -59,6 +58,8 @@ class Buffer(LowLatencyVerbs):
                   "posix_fd"  cuMemCreate, and a file descriptor that goes from process to process
                   "fabric"    cuMemCreate, and 64 bytes that the NVLink fabric knows (DeepEP's use_fabric); the driver
                               offers them where a GPU has a fabric and the user an IMEX channel
+                  "host"      the host's memory, which all GPUs map: for GPUs that do not reach each other. Slow, and
+                              without num_zero_copy_bytes, enable_shrink, nodes; see docs/architecture.md
                   Virtual ranks have memory of this type too, and use its plain address. The emulator checks the
                   value, and maps memory in its own way whichever it is
               transport what is behind the low-latency mode's network; only the keyword is taken, as of the next two.
@@ -158,6 +159,7 @@ class Buffer(LowLatencyVerbs):
             )
             check_target(runtime, options)
             validate.nodes(communicator, sizes, options.num_nvl_peers)
+            validate.host_memory(handle_type, options.transport, communicator.size // options.num_nvl_peers, sizes)
             return {**sizes, **vars(options)}, _timeout_ms(), next(runtime.buffer_numbers), list(runtime.dropped)
 
         settings, timeouts_ms, numbers, held = zip(*gather_results(communicator, check), strict=True)
@@ -180,14 +182,14 @@ class Buffer(LowLatencyVerbs):
         rdma_transport = None
         if num_rdma_bytes > 0:
             num_bytes = num_rdma_bytes + rdma_trailer_bytes(communicator.size // options.num_nvl_peers)
-            rdma_transport = create_transport(runtime, communicator, options, num_bytes)
+            rdma_transport = create_transport(runtime, communicator, options, num_bytes, handle_type)
         self._memory = NodeMemory(
             communicator,
             runtime,
             num_nvl_bytes,
             timeout_ms,
             handle_type,
-            DirectTransport(runtime, communicator.rank, options),
+            mapped_transport(runtime, communicator.rank, options, handle_type),
             num_rdma_bytes=num_rdma_bytes,
             low_latency_mode=low_latency_mode,
             enable_shrink=enable_shrink,

@@ -21,6 +21,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from nbep.device.jit import over
+from nbep.device.kernels.intranode.cached_notify_combine import cached_notify_combine
+from nbep.device.kernels.intranode.cached_notify_dispatch import cached_notify_dispatch
+from nbep.device.kernels.intranode.notify_dispatch import notify_dispatch
 from nbep.device.layout.internode import describe_nvl_offset
 from nbep.device.layout.intranode import (
     ALIGNMENT_BYTES,
@@ -32,7 +36,7 @@ from nbep.device.layout.intranode import (
     RingShape,
     describe_offset,
 )
-from nbep.device.protocols.peers import Bounds, Peers
+from nbep.device.protocols.peers import Bounds, HostPeers, Peers
 from nbep.device.protocols.waits import BARRIER, REPORT_BYTES, REPORT_WORDS, FaultReport
 from nbep.host import validate
 from nbep.host.arguments import integer, refuse
@@ -49,8 +53,9 @@ from nbep.host.network import check_target, create_transport
 from nbep.host.network.transport import NetworkOptions, NicOptions, Transport, TransportName
 from nbep.host.rdma import RdmaMemory
 from nbep.host.roll_call import RollCall
-from nbep.host.runtime.base import Array, Event, HandleType, HostWords, Memory, PastEvent, Runtime
+from nbep.host.runtime.base import Array, Event, HandleType, HostWords, Kernel, Memory, PastEvent, Runtime
 
+BARRIER_KERNELS = notify_dispatch, cached_notify_dispatch, cached_notify_combine
 LAYOUT_MAX_BLOCKS = 32
 COUNTER_WORDS = 2 + MAX_LOCAL_EXPERTS  # moe_recv_counter, one for each local expert, moe_recv_rdma_counter
 RDMA_COUNTER = COUNTER_WORDS - 1
@@ -81,7 +86,7 @@ class NodeMemory:
         runtime               launch, and what else a target gives; see Runtime
         comm_stream           the stream to launch on
         symmetric             the symmetric memory: its address here, array(dtype, offset, count), write(offset, values)
-        peers, bounds         arguments for kernels: see protocols.peers
+        peers, bounds         arguments for kernels: see protocols.peers; their type depends on handle_type
         network               another one, for the functions of nbep.device.network; its type depends on the transport
         wait(), close()
 
@@ -119,7 +124,7 @@ class NodeMemory:
         """
         communicator, runtime = connect(None, comm)
 
-        def check() -> tuple[tuple[int, NetworkOptions], float, list[tuple[int, str]]]:
+        def check() -> tuple[tuple[int, HandleType, NetworkOptions], float, list[tuple[int, str]]]:
             if communicator.size > MAX_NVL_PEERS:
                 refuse("comm", f"{communicator.size} ranks", f"at most {MAX_NVL_PEERS} ranks")
             if cells is not None and not isinstance(cells, Mapping):
@@ -130,13 +135,15 @@ class NodeMemory:
             qps = integer("num_qps", num_qps, 1)
             options = NetworkOptions.check(transport, node_size, qps, True, nic or NicOptions(), communicator.size)
             check_target(runtime, options)
-            return (size, options), validate.timeout_ms("timeout_ms", timeout_ms), offsets
+            validate.host_memory(handle_type, options.transport, 1, {})
+            return (size, handle_type, options), validate.timeout_ms("timeout_ms", timeout_ms), offsets
 
         checked = gather_results(communicator, check)
-        validate.same_on_all_ranks("num_bytes", [size for (size, _), _, _ in checked])
-        validate.same_on_all_ranks("transport and its options", [options for (_, options), _, _ in checked])
-        (size, options), longest_ms, offsets = checked[communicator.rank]
-        end = create_transport(runtime, communicator, options, size + TRAILER_BYTES)
+        names = "num_bytes", "handle_type", "transport and its options"
+        for name, values in zip(names, zip(*(alike for alike, _, _ in checked), strict=True), strict=True):
+            validate.same_on_all_ranks(name, list(values))
+        (size, _, options), longest_ms, offsets = checked[communicator.rank]
+        end = create_transport(runtime, communicator, options, size + TRAILER_BYTES, handle_type)
         memory = cls(communicator, runtime, size, longest_ms, handle_type, end, zero=True)
         memory._cells = offsets
         communicator.barrier()
@@ -215,6 +222,9 @@ class NodeMemory:
         self.comm_stream = runtime.create_stream("comm")
         undo.callback(self.comm_stream.close)
         num_bytes = self.num_nvl_bytes + TRAILER_BYTES + self.num_zero_copy_bytes
+        self._signal_table: Memory | None = None  # in the symmetric memory, unless that is the host's
+        if handle_type == "host":
+            self._signal_table = owned(runtime.allocate(8 * self.num_ranks, "table of barrier signals"))
         self.symmetric = owned(
             self.transport.allocate(self.comm, num_bytes, "nvl_buffer", self._describe, handle_type, zero)
         )
@@ -266,10 +276,16 @@ class NodeMemory:
         self.network = self.transport.open([nvl for nvl, _ in handles], buffer_ptrs, self.bounds)
         bases = self.symmetric.read(buffer_ptrs, self.num_ranks, np.int64)
         self.symmetric.write(signal_ptrs, np.where(bases != 0, bases + self.num_nvl_bytes, 0))
-        own = self.symmetric.address
-        tables = own + 8 * self._first_in_node
-        rank = self.rank - self._first_in_node
-        self.peers = Peers(tables + buffer_ptrs, tables + signal_ptrs, rank, self.num_nvl_peers)
+        first = self._first_in_node
+        here = self.rank - first, self.num_nvl_peers
+        if self._signal_table is None:
+            tables = self.symmetric.address + 8 * first
+            self.peers = Peers(tables + buffer_ptrs, tables + signal_ptrs, *here)
+        else:
+            self._signal_table.write(0, self.symmetric.read(signal_ptrs, self.num_ranks, np.int64))
+            self.peers = HostPeers(self.network.buffer_ptrs + 8 * first, self._signal_table.address + 8 * first, *here)
+            for kernel in BARRIER_KERNELS:  # before one of them waits for other ranks: see Runtime.load
+                self.runtime.load(self.kernel(kernel))
         if self.direct is not None:
             self.direct.open(bases, self.peers)
 
@@ -328,6 +344,11 @@ class NodeMemory:
     def bounds(self) -> Bounds:
         """How the waits of a launch are bounded."""
         return Bounds(int(self.timeout_ms * 1e6), self.device.address, self.host_visible.address)
+
+    def kernel(self, kernel: Kernel) -> Kernel:
+        """One of nbep's kernels that meet the peers, for where these have their memory."""
+        kind: Any = type(self.peers)
+        return over(kernel, kind, "peers")
 
     @property
     def num_nodes(self) -> int:

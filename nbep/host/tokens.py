@@ -13,7 +13,7 @@ from nbep.host import validate
 from nbep.host.call_log import Arguments
 from nbep.host.config import Config
 from nbep.host.runtime.base import Array, MaybeArray, Runtime
-from nbep.host.symmetric import RDMA_COUNTER, NodeMemory
+from nbep.host.symmetric import RDMA_COUNTER, Empty, NodeMemory
 
 BF16_BYTES = 2
 MAX_ROWS = (1 << 31) - 1
@@ -50,6 +50,20 @@ class Tokens(NamedTuple):
     @property
     def num_scales(self) -> int:
         return 0 if self.scales is None else self.scales.shape[1]
+
+
+def empty_rows(runtime: Runtime, empty: Empty, tokens: Tokens, num_rows: int) -> dict[str, MaybeArray]:
+    """Arrays for received rows, by the names that outputs have for them; None for what the tokens do not have."""
+    given = {
+        "recv_x": tokens.x,
+        "recv_x_scales": tokens.scales,
+        "recv_topk_idx": tokens.topk_idx,
+        "recv_topk_weights": tokens.topk_weights,
+    }
+    return {
+        name: None if array is None else empty((num_rows, array.shape[1]), runtime.dtype_name(array))
+        for name, array in given.items()
+    }
 
 
 def check_counts(memory: NodeMemory, tokens: Tokens, counts: Counts, num_worst_tokens: int, may_read: bool) -> None:

@@ -123,6 +123,23 @@ def nodes(comm: Communicator, sizes: dict[str, Any], num_nvl_peers: int) -> None
         refuse("num_rdma_bytes", 0, allowed)
 
 
+def host_memory(handle_type: object, transport: str, num_nodes: int, sizes: dict[str, Any]) -> None:
+    """What does without atomics between GPUs, as memory of the host asks for: see docs/architecture.md."""
+    if handle_type != "host":
+        return
+    if transport != "direct":
+        refuse("transport", transport, 'direct with handle_type="host"')
+    if num_nodes > 1 and sizes.get("num_nvl_bytes", 0) > 0:
+        refuse("handle_type", "host", f"another one between {num_nodes} nodes, but for the low-latency mode alone")
+    if sizes.get("num_zero_copy_bytes", 0) > 0:
+        refuse(
+            "num_zero_copy_bytes", sizes["num_zero_copy_bytes"], '0 with handle_type="host": its arrays would lie there'
+        )
+    if sizes.get("enable_shrink"):
+        because = "who masks a rank changes cells that this rank may change, which takes atomics between GPUs"
+        refuse("enable_shrink", True, f'False with handle_type="host": {because}')
+
+
 def symmetric_memory(runtime: Runtime, name: str, num_bytes: Any, fewest: int, handle_type: object) -> int:
     """The bytes of a rank as an int."""
     num_bytes = integer(name, num_bytes, fewest)

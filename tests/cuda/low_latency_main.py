@@ -1,7 +1,7 @@
 """Random low-latency rounds with one process per GPU: each with fresh routing, sizes and options, all on one buffer.
 
-    mpirun -n 4 python tests/cuda/low_latency_main.py [--rounds 3000] [--seed 0] [--handle-type ipc|posix_fd|fabric]
-        [--transport direct|ibgda|nvshmem] [--num-nvl-peers 2] [--num-qps 24]
+    mpirun -n 4 python tests/cuda/low_latency_main.py [--rounds 3000] [--seed 0]
+        [--handle-type ipc|posix_fd|fabric|host] [--transport direct|ibgda|nvshmem] [--num-nvl-peers 2] [--num-qps 24]
 
 Every rank compares what it gets bit for bit, rows in LogFMT up to their rounding. The first round that is wrong on any
 rank ends the run. The exit code is 0 if none is.
@@ -12,6 +12,7 @@ import random
 import sys
 import time
 from pathlib import Path
+from typing import get_args
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -21,6 +22,7 @@ from mpi4py import MPI
 from network_options import add_network_options, network_arguments
 
 import nbep
+from nbep.host.runtime.base import HandleType
 
 SIZES = Sizes()
 PROGRESS_S = 20.0
@@ -30,7 +32,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--handle-type", default="ipc", choices=("ipc", "posix_fd", "fabric"))
+    parser.add_argument("--handle-type", default="ipc", choices=get_args(HandleType))
     add_network_options(parser)
     return parser.parse_args()
 

@@ -1,6 +1,6 @@
 """Round trips with one process per GPU: every rank compares what it gets with the reference.
 
-    mpirun -n 8 python tests/cuda/mpi_main.py [ipc|posix_fd|fabric]
+    mpirun -n 8 python tests/cuda/mpi_main.py [ipc|posix_fd|fabric|host]
 
 The exit code is 0 if every rank got everything right.
 """

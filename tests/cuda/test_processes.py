@@ -1,16 +1,19 @@
 """One process per rank: peers' memory comes through handles of every type, and calls go into CUDA graphs."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from cases import make_case
 from intranode import Options, run
 from processes import GPU_EACH, need_gpus, run_python
 
+from nbep.host.runtime.base import HandleType
+
 pytestmark = pytest.mark.cuda
 
 HERE = Path(__file__).parent
-HANDLE_TYPES = ("ipc", "posix_fd", "fabric")
+HANDLE_TYPES = get_args(HandleType)
 
 
 def fabric_refusal() -> str | None:
@@ -55,6 +58,13 @@ def test_virtual_ranks_get_what_the_reference_says_or_are_told_why_not(handle_ty
             run(case, options)
     else:
         run(case, options)
+
+
+@pytest.mark.parametrize("num_gpus", [2, 4])
+def test_everything_goes_through_the_hosts_memory_where_gpus_do_not_reach_each_other(num_gpus):
+    need_gpus(num_gpus)
+    output = run_python(HERE / "host_main.py", ranks=num_gpus, **GPU_EACH)
+    assert f"memory of the host on {num_gpus} GPUs: 0 wrong" in output
 
 
 @pytest.mark.parametrize("num_gpus", [2, 8])

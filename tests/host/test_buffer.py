@@ -293,7 +293,7 @@ def test_names_that_deepep_does_not_have_are_no_attributes(on_two_ranks):
     [
         ({"num_nvl_bytes": 100}, ValueError("num_nvl_bytes: got 100; must be a multiple of 128")),
         ({"num_nvl_bytes": "many"}, ValueError("num_nvl_bytes: got 'many'; must be an integer of at least 0")),
-        ({"handle_type": "fd"}, ValueError("handle_type: got 'fd'; must be one of ipc, posix_fd, fabric")),
+        ({"handle_type": "fd"}, ValueError("handle_type: got 'fd'; must be one of ipc, posix_fd, fabric, host")),
         ({"num_rdma_bytes": 1}, ValueError("num_rdma_bytes: got 1; must be a multiple of 128")),
         ({"allow_mnnvl": 1}, ValueError("allow_mnnvl: got 1; must be True or False")),
         (

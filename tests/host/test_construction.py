@@ -5,6 +5,7 @@ import pytest
 from target import spawn
 
 import nbep
+from nbep.device.layout.intranode import BARRIER_SIGNAL_BYTES
 from nbep.host.runtime.emulator import EmulatedStream, EmulatedSymmetricMemory, EmulatorRuntime
 
 emulator_only = pytest.mark.emulator_only("what fails is the emulator's memory")
@@ -13,7 +14,7 @@ emulator_only = pytest.mark.emulator_only("what fails is the emulator's memory")
 @pytest.mark.parametrize("handle_type", ["IPC", "cuda_ipc", "", None, 1, True])
 def test_an_unknown_handle_type_is_refused(handle_type, starts_nothing):
     def main(comm):
-        with pytest.raises(ValueError, match=r"handle_type: got .*; must be one of ipc, posix_fd, fabric"):
+        with pytest.raises(ValueError, match=r"handle_type: got .*; must be one of ipc, posix_fd, fabric, host"):
             nbep.Buffer(comm, num_nvl_bytes=256, handle_type=handle_type)
 
     with starts_nothing():
@@ -32,14 +33,14 @@ def test_handle_types_that_differ_between_ranks_are_refused_on_every_rank(starts
 
 
 @pytest.mark.emulator_only("a driver may not offer a type; see tests/cuda")
-@pytest.mark.parametrize("handle_type", ["ipc", "posix_fd", "fabric"])
+@pytest.mark.parametrize("handle_type", ["ipc", "posix_fd", "fabric", "host"])
 def test_the_emulator_maps_memory_in_its_own_way_for_every_handle_type(handle_type):
     def main(comm):
         buffer = nbep.Buffer(comm, num_nvl_bytes=256, handle_type=handle_type)
         buffer.get_local_buffer_tensor(np.int32)[:] = comm.rank
         comm.barrier()
         memory = buffer._memory
-        table = memory.symmetric.array(np.int64, memory.peers.buffer_ptrs - memory.symmetric.address, 2)
+        table = memory.symmetric.array(np.int64, 256 + BARRIER_SIGNAL_BYTES, 2)
         segments = [memory.runtime.space.segments[int(address) >> 32] for address in table]
         buffer.destroy()
         return [segment.rank for segment in segments]

@@ -5,6 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
+import ml_dtypes
+import numpy as np
 import pytest
 
 if sys.platform != "linux":
@@ -13,10 +15,11 @@ if sys.platform != "linux":
 from fake_driver import DEVICE, GRANULARITY, RESULT, FakeDriver
 from processes import run_python
 
-from nbep.host.runtime.cuda import peers
-from nbep.host.runtime.cuda.peers import SYMMETRIC_MEMORY
+from nbep.host.runtime.cuda import peers, pinned
+from nbep.host.runtime.cuda.peers import SYMMETRIC_MEMORY, VmmMemory
 
-VMM_TYPES = [name for name in SYMMETRIC_MEMORY if name != "ipc"]
+VMM_TYPES = [name for name, memory in SYMMETRIC_MEMORY.items() if issubclass(memory, VmmMemory)]
+FILES_OF_HOST = 2 * (1 + 2)  # each rank keeps its own, and mmap one for each mapping
 all_types = pytest.mark.parametrize("handle_type", SYMMETRIC_MEMORY)
 vmm_types = pytest.mark.parametrize("handle_type", VMM_TYPES)
 
@@ -57,9 +60,12 @@ def test_all_of_the_memory_is_zeroed_and_given_back(handle_type, num_bytes, monk
     driver, before = FakeDriver().install(monkeypatch), open_files()
     memory = allocate(handle_type, num_bytes)
     granules = max(1, -(-num_bytes // GRANULARITY))
-    allocated = max(num_bytes, 1) if handle_type == "ipc" else granules * GRANULARITY
+    allocated = granules * GRANULARITY if handle_type in VMM_TYPES else max(num_bytes, 1)
     assert (memory.num_bytes, memory.handle.num_bytes) == (num_bytes, allocated)
-    assert driver.zeroed == {driver.memory_at(memory.address): allocated}
+    if handle_type == "host":
+        assert not memory.read(0, num_bytes, np.uint8).any()
+    else:
+        assert driver.zeroed == {driver.memory_at(memory.address): allocated}
     memory.free()
     assert driver.outstanding == []
     assert open_files() == before
@@ -70,7 +76,7 @@ def test_ranks_in_two_processes_see_each_others_memory(handle_type, monkeypatch)
     driver, before = FakeDriver().install(monkeypatch), open_files()
     memories = pair(handle_type)
     tables = open_all(memories)
-    assert open_files() == before
+    assert open_files() == before + (FILES_OF_HOST if handle_type == "host" else 0)
     for rank, table in enumerate(tables):
         assert table[rank] == memories[rank].address
         assert table[1 - rank] != memories[1 - rank].address
@@ -141,7 +147,7 @@ def test_a_failure_half_way_gives_back_what_was_made(handle_type, monkeypatch):
 
 @pytest.mark.parametrize(
     ("handle_type", "call"),
-    [("ipc", "cuIpcOpenMemHandle")]
+    [("ipc", "cuIpcOpenMemHandle"), ("host", "cuMemHostRegister"), ("host", "cuMemHostGetDevicePointer")]
     + [
         (handle_type, call)
         for handle_type in VMM_TYPES
@@ -198,13 +204,14 @@ def test_too_little_memory_is_not_taken_for_a_missing_type(handle_type, monkeypa
     assert "offer" not in str(error.value)
 
 
-@all_types
+@pytest.mark.parametrize("handle_type", [name for name in SYMMETRIC_MEMORY if name != "host"])
 def test_a_gpu_that_cannot_be_reached_is_named_and_the_peer_need_not_wait(handle_type, monkeypatch):
     FakeDriver().install(monkeypatch)
     memories = pair(handle_type)
     memories[0].device.can_reach = lambda bus_id: bus_id == "0000:00:00.0"
     handles = [memory.handle for memory in memories]
-    with pytest.raises(RuntimeError, match=r"GPU 0000:00:00.0 cannot reach GPU 0000:01:00.0 of rank 1: no peer access"):
+    wanted = r'GPU 0000:00:00.0 cannot reach GPU 0000:01:00.0 of rank 1: no peer access; with handle_type="host" they'
+    with pytest.raises(RuntimeError, match=wanted):
         memories[0].open_peers(handles, 0)
     memories[1].open_peers(handles, 1)  # alone: nothing that it needs is still to come
 
@@ -216,3 +223,59 @@ def test_a_rank_of_another_host_is_named(handle_type, monkeypatch):
     far = memory.handle._replace(host="far", process=b"far")
     with pytest.raises(RuntimeError, match=r"rank 1 is on host far, this rank on .*: not one node"):
         memory.open_peers([memory.handle, far], 0)
+
+
+def test_gpus_that_do_not_reach_each_other_meet_in_memory_of_the_host(monkeypatch):
+    driver = FakeDriver().install(monkeypatch)
+    memories = pair("host")
+    for memory in memories:
+        memory.device.can_reach = lambda bus_id: False
+    for rank, table in enumerate(open_all(memories)):
+        assert driver.memory_at(table[1 - rank]) == driver.memory_at(memories[1 - rank].address)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, ml_dtypes.bfloat16])
+def test_the_host_reads_its_memory_as_it_has_written_it(dtype, monkeypatch):
+    FakeDriver().install(monkeypatch)
+    memory = allocate("host")
+    memory.write(64, np.arange(6, dtype=dtype)[::2])
+    assert memory.read(64, 4, dtype).tolist() == [0, 2, 4, 0]
+    assert not memory.read(0, 64, np.uint8).any()
+
+
+def test_memory_of_the_host_is_refused_where_gpus_cannot_map_it(monkeypatch):
+    driver, before = FakeDriver().install(monkeypatch), open_files()
+    wanted = r"got host; GPU 0000:00:00.0 does not offer it \(CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED is 0\)"
+    with pytest.raises(RuntimeError, match=wanted):
+        allocate("host", attribute=lambda attribute: 0)
+    assert (driver.calls, open_files()) == ([], before)
+
+
+def test_more_memory_than_the_host_has_is_named_before_a_page_is_touched(monkeypatch):
+    driver, before = FakeDriver().install(monkeypatch), open_files()
+    monkeypatch.setattr(pinned, "available_bytes", lambda: 999)
+    with pytest.raises(RuntimeError, match="no 1000 bytes of the host's memory for nvl_buffer: 999 are available"):
+        allocate("host", 1000)
+    assert (driver.calls, open_files()) == ([], before)
+
+
+@pytest.mark.parametrize("code", [RESULT.CUDA_ERROR_PEER_ACCESS_UNSUPPORTED, RESULT.CUDA_ERROR_INVALID_DEVICE])
+@pytest.mark.parametrize(("handle_type", "call"), [("ipc", "cuIpcOpenMemHandle"), ("posix_fd", "cuMemSetAccess")])
+def test_what_a_driver_says_of_gpus_that_others_do_not_see_names_the_way_too(handle_type, call, code, monkeypatch):
+    driver = FakeDriver().install(monkeypatch)
+    memories = pair(handle_type)
+    driver.failing, driver.failure = call, code
+    with pytest.raises(RuntimeError, match=rf'{call}.*{code.name}.*; with handle_type="host" they meet'):
+        open_all(memories)
+
+
+def test_memory_of_the_host_has_no_name_that_a_killed_process_could_leave_behind(monkeypatch):
+    FakeDriver().install(monkeypatch)
+    memories = pair("host")
+    open_all(memories)
+    maps = Path("/proc/self/maps").read_text()
+    assert maps.count("/memfd:nbep nvl_buffer (deleted)") == 4  # of each rank its own, and the peer's
+    for memory in memories:
+        memory.close_peers()
+        memory.free()
+    assert "memfd:nbep" not in Path("/proc/self/maps").read_text()

@@ -103,9 +103,10 @@ def test_memory_is_zeros_on_all_ranks_when_it_is_handed_out():
         ({"num_bytes": 0}, "rank 1: num_bytes: got 0; must be an integer of at least 1"),
         ({"num_bytes": 128.0}, r"rank 1: num_bytes: got 128\.0; must be an integer"),
         ({"num_bytes": 256}, r"num_bytes: got \[128, 256\] on ranks 0 to 1; must be the same on all"),
+        ({"handle_type": "host"}, r"handle_type: got \['ipc', 'host'\] on ranks 0 to 1; must be the same on all"),
         ({"timeout_ms": 0}, "rank 1: timeout_ms: got 0; must be a positive number of milliseconds"),
         ({"cells": {"tail": "0"}}, r"rank 1: cells\['tail'\]: got '0'; must be an integer"),
-        ({"handle_type": "other"}, "rank 1: handle_type: got 'other'; must be one of ipc, posix_fd, fabric"),
+        ({"handle_type": "other"}, "rank 1: handle_type: got 'other'; must be one of ipc, posix_fd, fabric, host"),
     ],
 )
 def test_a_wrong_argument_on_one_rank_is_refused_on_all(options, message):

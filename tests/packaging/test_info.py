@@ -13,7 +13,7 @@ GPU = {
     "sms": 132,
     "memory_gib": 80.0,
     "bus_id": "0000:01:00.0",
-    "handle_types": ["ipc", "posix_fd"],
+    "handle_types": ["ipc", "posix_fd", "host"],
     "reaches": {},
 }
 MPI = {"library": "an MPI", "mpiexec": "/usr/bin/mpiexec", "missing": None}
@@ -51,6 +51,7 @@ def test_without_a_gpu_what_needs_one_says_why():
         "one GPU, virtual ranks",
         "a GPU for each rank, under mpiexec",
         "a GPU for each rank, under torchrun",
+        'a GPU for each rank, handle_type="host"',
         "transport ibgda, a real NIC",
         "transport nvshmem",
     }
@@ -72,6 +73,15 @@ def test_with_everything_there_all_runs():
             EVERYTHING,
             "a GPU for each rank, under torchrun",
             "GPU 1 cannot reach GPU 0: no peer access",
+        ),
+        (two_gpus(None, None), MPI, [], EVERYTHING, 'a GPU for each rank, handle_type="host"', "yes"),
+        (
+            [GPU, {**GPU, "handle_types": ["ipc"]}],
+            MPI,
+            [],
+            EVERYTHING,
+            'a GPU for each rank, handle_type="host"',
+            "GPU 1 cannot map memory of the host",
         ),
         (
             [{**GPU, "compute_capability": [7, 5]}],

@@ -1,11 +1,12 @@
 """The memory calls of the CUDA driver without a GPU. It hands out numbers, keeps account of them and refuses misuse.
 
 Memory is a number too: two addresses are the same memory if `memory_at` says the same. The structures are the real
-ones of cuda.bindings.
+ones of cuda.bindings. Memory of the host is the real one as well, and its number is that of its file.
 """
 
 import ctypes
 import os
+from pathlib import Path
 
 from cuda.bindings import driver as cu
 
@@ -29,6 +30,7 @@ class FakeDriver:
         self.handles: dict[int, int] = {}  # handle, memory
         self.sizes: dict[int, int] = {}  # memory, bytes
         self.opened: dict[int, int] = {}  # cuIpcOpenMemHandle: address, memory
+        self.registered: dict[int, tuple[int, int]] = {}  # cuMemHostRegister: the host's address, (the device's, file)
         self._next = 0
 
     def install(self, monkeypatch) -> "FakeDriver":
@@ -40,13 +42,16 @@ class FakeDriver:
     @property
     def outstanding(self) -> list[dict]:
         """All that is not given back."""
-        kept = (self.allocated, self.reserved, self.mapped, self.readable, self.handles, self.opened)
+        kept = (self.allocated, self.reserved, self.mapped, self.readable, self.handles, self.opened, self.registered)
         return [entries for entries in kept if entries]
 
     def memory_at(self, address: int) -> int:
         if address in self.mapped:
             assert self.readable[address] == DEVICE, "no access"
             return self.mapped[address][0]
+        of_host = dict(self.registered.values())
+        if address in of_host:
+            return of_host[address]
         return self.allocated.get(address) or self.opened[address]
 
     def _new(self) -> int:
@@ -96,6 +101,24 @@ class FakeDriver:
 
     def cuIpcCloseMemHandle(self, address):  # noqa: N802
         del self.opened[address]
+        return (RESULT.CUDA_SUCCESS,)
+
+    def cuMemHostRegister(self, host, num_bytes, flags):  # noqa: N802
+        if not self._make("cuMemHostRegister"):
+            return (self.failure,)
+        assert flags == cu.CU_MEMHOSTREGISTER_PORTABLE | cu.CU_MEMHOSTREGISTER_DEVICEMAP
+        assert host not in self.registered
+        self.registered[host] = self._new(), file_mapped_at(host, num_bytes)
+        return (RESULT.CUDA_SUCCESS,)
+
+    def cuMemHostGetDevicePointer(self, host, flags):  # noqa: N802
+        if not self._make("cuMemHostGetDevicePointer"):
+            return self.failure, None
+        return RESULT.CUDA_SUCCESS, cu.CUdeviceptr(self.registered[host][0])
+
+    def cuMemHostUnregister(self, host):  # noqa: N802
+        _, file = self.registered.pop(host)
+        assert file_mapped_at(host, 1) == file, "unmapped before it is unregistered"
         return (RESULT.CUDA_SUCCESS,)
 
     def cuMemGetAllocationGranularity(self, properties, option):  # noqa: N802
@@ -170,3 +193,14 @@ class FakeDriver:
         handle = self._new()
         self.handles[handle] = int.from_bytes(content, "little")
         return RESULT.CUDA_SUCCESS, handle
+
+
+def file_mapped_at(address: int, num_bytes: int) -> int:
+    """The number of the file that this process has mapped, shared and writable, at so many bytes of its memory."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, access, _, _, inode, *_ = line.split()
+        begin, end = (int(part, 16) for part in span.split("-"))
+        if begin <= address and address + num_bytes <= end:
+            assert access == "rw-s"
+            return int(inode)
+    raise AssertionError(f"nothing is mapped at {address:#x}")

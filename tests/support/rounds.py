@@ -12,7 +12,10 @@ import nbep
 
 def rounds(num_ranks: int, handle_type: str = "ipc") -> list[tuple]:
     """(fn, case, options) of each; fn(comm, case, options) is for one rank."""
-    return [(fn, case, replace(options, handle_type=handle_type)) for fn, case, options in _rounds(num_ranks)]
+    made = _rounds(num_ranks)
+    if handle_type != "host":  # which has no calls without rings
+        made += rounds_without_rings(num_ranks)
+    return [(fn, case, replace(options, handle_type=handle_type)) for fn, case, options in made]
 
 
 def _rounds(num_ranks: int) -> list[tuple]:
@@ -32,7 +35,6 @@ def _rounds(num_ranks: int) -> list[tuple]:
         (cached_round_trip, case(11, num_ranks, ragged, hidden=256), Options(fp8="column", config=wide)),
         (round_trip, case(12, num_ranks, 64, hidden=7168, num_topk=8, experts_per_rank=8), Options(wide)),
         (round_trip, case(13, num_ranks, 64, hidden=7168, num_topk=8, experts_per_rank=8), Options(wide, fp8="column")),
-        *rounds_without_rings(num_ranks),
     ]
 
 

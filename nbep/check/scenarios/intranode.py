@@ -11,10 +11,12 @@ from nbep.check.compare import Report
 from nbep.check.scenario import Scenario
 from nbep.check.scenarios.tokens import Plan, call_round, counts_of, expected_round
 from nbep.device.layout.intranode import num_nvl_bytes_needed
+from nbep.host.runtime.base import HandleType
 
 # channels: half of the blocks of a launch. chunk, slots: tokens of a chunk, slots of a ring. warps: for each peer;
 # notify_warps: of a block of notify.
-# fp8, tma, uneven: 1 or 0. tma: whether there is a copy engine. inputs: seed of the tokens and where they go.
+# fp8, tma, uneven, host: 1 or 0. tma: whether there is a copy engine. host: the rings are in the host's memory.
+# inputs: seed of the tokens and where they go.
 PARAMETERS = {
     "ranks": 2,
     "tokens": 8,
@@ -29,9 +31,10 @@ PARAMETERS = {
     "fp8": 0,
     "tma": 1,
     "uneven": 0,
+    "host": 0,
     "inputs": 1,
 }
-LEAST = {"ranks": 2, "hidden": 16, "fp8": 0, "uneven": 0}
+LEAST = {"ranks": 2, "hidden": 16, "fp8": 0, "uneven": 0, "host": 0}
 VARIANTS = (
     {"slots": 5},
     {"slots": 5, "tma": 0},
@@ -42,6 +45,7 @@ VARIANTS = (
     {"hidden": 4608, "tokens": 5},  # a row takes two stages
     {"hidden": 128, "fp8": 1, "rounds": 2},
     {"tokens": 70, "warps": 2, "notify_warps": 2, "channels": 2, "chunk": 3, "slots": 6},
+    {"slots": 5, "host": 1},
 )
 
 
@@ -78,7 +82,8 @@ def main(comm: Any, last: str, is_cached: bool, **parameters: int) -> list[dict[
     plan = plan_of(last, is_cached, parameters)
     hidden, topk = parameters["hidden"], parameters["topk"]
     shape = plan.config.ring_shape(comm.size, 2 * hidden, topk, hidden // 128, 1)
-    buffer = nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes_needed(shape))
+    handle_type: HandleType = "host" if parameters["host"] else "ipc"
+    buffer = nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes_needed(shape), handle_type=handle_type)
     results = [call_round(buffer, case, plan) for case in cases_of(parameters)]
     buffer.destroy()
     return results

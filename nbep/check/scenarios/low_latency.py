@@ -16,7 +16,8 @@ from nbep.check.scenario import Scenario
 from nbep.device.layout.low_latency import NUM_HALVES, LowLatencyShape, quarter_bytes_needed
 
 # experts: of each rank. fp8, dedup, logfmt: as the arguments use_fp8, deduplicate and use_logfmt. tma: whether there is
-# a copy engine. nic: everything between ranks goes through the software NIC. inputs: seed of the tokens.
+# a copy engine. nic: everything between ranks goes through the software NIC. host: the buffer is in the host's memory.
+# inputs: seed of the tokens.
 PARAMETERS = {
     "ranks": 2,
     "tokens": 3,
@@ -29,9 +30,10 @@ PARAMETERS = {
     "logfmt": 0,
     "tma": 1,
     "nic": 0,
+    "host": 0,
     "inputs": 0,
 }
-LEAST = {"ranks": 2, "hidden": 128, "fp8": 0, "dedup": 0, "logfmt": 0, "nic": 0}
+LEAST = {"ranks": 2, "hidden": 128, "fp8": 0, "dedup": 0, "logfmt": 0, "nic": 0, "host": 0}
 ONE_EXPERT = {"experts": 1, "topk": 2}  # its rows are shared by all warps of a block
 USUAL = {"rounds": 3, "tokens": 7, "hidden": 256}  # of what is run for faults
 # What experts multiply by, in turn: all are powers of two but the tiny ones, and 1, tiny, -1 cancel.
@@ -66,7 +68,7 @@ def make_buffer(comm: Any, case: Case, parameters: dict[str, int]) -> nbep.Buffe
         parameters["dedup"],
         0,
     )
-    network: dict[str, Any] = {}
+    network: dict[str, Any] = {"handle_type": "host"} if parameters["host"] else {}
     if parameters["nic"]:
         # So small that queues wrap, and that a message lies in several chunks.
         network = {
@@ -242,6 +244,8 @@ SCENARIOS = (
             {**ONCE, "ranks": 3, "tokens": 2},  # a block counts for two ranks
             {"hidden": 2304, "tokens": 3},  # the stages of the send phase reach into those of the receive phase
             {"dedup": 1, "nic": 1, "tokens": 6, **ONE_EXPERT},
+            {"host": 1},
+            {**ONCE, "host": 1},
         ),
     ),
     make(
@@ -254,7 +258,7 @@ SCENARIOS = (
         ".clean",
         "with a buffer that is cleaned between the rounds",
         with_cleans,
-        ({}, ONCE),
+        ({}, ONCE, {"host": 1}),
         "low_latency.clean_low_latency_buffer",
     ),
 )

@@ -20,6 +20,12 @@ class Peers(NamedTuple):
     num_ranks: I32
 
 
+class HostPeers(Peers):
+    """The same for ranks whose buffers lie in the host's memory, where only loads and stores are promised."""
+
+    __slots__ = ()
+
+
 class Bounds(NamedTuple):
     """How a launch bounds its waits.
 

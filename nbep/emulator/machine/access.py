@@ -193,6 +193,9 @@ class AccessingThread(greenlet):
             allocation = self.segments[address >> 32]
         except FAULTS as fault:
             raise explain(self, address, kind, False, False, fault) from None
+        if allocation.on_host and scope == "sys":
+            cell = allocation.cell(address & 0xFFFFFFFF)
+            raise error_at(self, errors.HostAtomic, f"atomic {op} of scope sys on {cell}: memory of the host")
         return self.modify(op, allocation, address & 0xFFFFFFFF, kind, operand, compare, address)
 
     def modify(

@@ -48,6 +48,10 @@ class ReadOnly(EmulatorError):
     """A write to an array that the host passed as input."""
 
 
+class HostAtomic(EmulatorError):
+    """An atomic of scope sys on memory of the host, where CUDA promises none that other GPUs see in one step."""
+
+
 class Divergence(EmulatorError):
     """Threads that should execute one collective together do not."""
 

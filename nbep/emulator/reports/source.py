@@ -1,6 +1,7 @@
 """Finds the line of kernel code behind a running or parked thread.
 
-A kernel calls a primitive, the primitive calls the emulator.  The frame worth naming is the innermost one outside both.
+A kernel calls a primitive, the primitive calls the emulator.  The frame worth naming is the innermost one outside both,
+and no frame of `by_network` that only chooses a function.
 """
 
 import linecache
@@ -8,7 +9,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 _PACKAGE = Path(__file__).resolve().parent.parent.parent
-_LIBRARY = (_PACKAGE / "emulator", _PACKAGE / "device" / "primitives")
+_LIBRARY = (_PACKAGE / "emulator", _PACKAGE / "device" / "primitives", _PACKAGE / "device" / "jit.py")
 _HERE = Path(__file__).parent.parent.parent  # the package, as the names of its files begin
 
 
@@ -17,7 +18,7 @@ class _Libraries(dict[str, bool]):
 
     def __missing__(self, name: str) -> bool:
         path = Path(name).resolve()
-        is_library = self[name] = any(folder in path.parents for folder in _LIBRARY)
+        is_library = self[name] = any(part in (path, *path.parents) for part in _LIBRARY)
         return is_library
 
 

@@ -36,7 +36,7 @@ from nbep.host.internode.rings import Rings, check_rings, dispatch_rings, fit_ri
 from nbep.host.internode.turns import check_turn, take_turn
 from nbep.host.runtime.base import Array, MaybeArray
 from nbep.host.symmetric import NodeMemory, Order
-from nbep.host.tokens import Counts, Tokens, check_counts, must_be_alike, pair, wait_counters
+from nbep.host.tokens import Counts, Tokens, check_counts, empty_rows, must_be_alike, pair, wait_counters
 
 NO_HEADS = CachedHeads(0, 0, 0, 0)  # before a dispatch
 
@@ -234,18 +234,12 @@ def _launch(
     num_recv, for_handle = known.num_recv_tokens, known.for_handle
     with memory.allocations(order, tokens.x) as empty:
 
-        def empty_like(given: MaybeArray, *shape: int) -> MaybeArray:
-            return None if given is None else empty(shape, runtime.dtype_name(given))
-
         def empty_index(*shape: int) -> MaybeArray:
             return empty(shape, "int32") if for_handle else None
 
         recv = InternodeDispatchOutputs(
-            recv_x=empty_like(tokens.x, num_recv, tokens.x.shape[1]),
-            recv_x_scales=empty_like(tokens.scales, num_recv, tokens.num_scales),
+            **empty_rows(runtime, empty, tokens, num_recv),
             recv_src_meta=empty_index(num_recv, rings.nvl.num_src_idx),
-            recv_topk_idx=empty_like(tokens.topk_idx, num_recv, tokens.num_topk),
-            recv_topk_weights=empty_like(tokens.topk_weights, num_recv, tokens.num_topk),
             send_rdma_head=empty_index(tokens.num_tokens, mode.num_rdma_ranks),
             send_nvl_head=empty_index(known.num_rdma_recv_tokens, mode.num_nvl_ranks),
         )

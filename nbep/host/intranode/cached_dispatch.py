@@ -141,7 +141,8 @@ def _make_plan(
         validate.buffer_size(shape, memory.num_nvl_bytes)
         ways = _ring_ways(memory, config, shape, num_tokens, num_recv_tokens, strides)
         num_words, peers = num_ring_cell_words(shape), memory.peers
-    notify = runtime.prepare(cached_notify_dispatch, 1, runtime.notify_threads, 0, num_words, peers, memory.bounds)
+    notify_kernel = memory.kernel(cached_notify_dispatch)
+    notify = runtime.prepare(notify_kernel, 1, runtime.notify_threads, 0, num_words, peers, memory.bounds)
     return Plan(
         runtime.dtype_name(tokens.x),
         None if tokens.scales is None else runtime.dtype_name(tokens.scales),

@@ -74,7 +74,7 @@ def combine(
     memory.ring_shape = shape
     runtime.launch(
         memory.comm_stream,
-        cached_notify_combine,
+        memory.kernel(cached_notify_combine),
         1 + shape.num_channels,
         max(runtime.notify_threads, 32 * num_ranks),
         0,

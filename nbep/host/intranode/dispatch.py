@@ -29,7 +29,7 @@ from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.intranode.notify import exchange_counts
 from nbep.host.runtime.base import Array, MaybeArray, Runtime
 from nbep.host.symmetric import Empty, NodeMemory, Order
-from nbep.host.tokens import Counts, Tokens, check_counts, must_be_alike, pair, wait_counters
+from nbep.host.tokens import Counts, Tokens, check_counts, empty_rows, must_be_alike, pair, wait_counters
 
 
 def dispatch(
@@ -208,18 +208,12 @@ def _empty_outputs(
 ) -> DispatchOutputs:
     """Arrays for what dispatch writes; None where the input has no such part, or if no handle will be made of it."""
 
-    def empty_like(given: MaybeArray, *shape: int) -> MaybeArray:
-        return None if given is None else empty(shape, runtime.dtype_name(given))
-
     def empty_index(*shape: int) -> MaybeArray:
         return empty(shape, "int32") if for_handle else None
 
     return DispatchOutputs(
-        recv_x=empty_like(tokens.x, num_recv_tokens, tokens.x.shape[1]),
-        recv_x_scales=empty_like(tokens.scales, num_recv_tokens, tokens.num_scales),
+        **empty_rows(runtime, empty, tokens, num_recv_tokens),
         recv_src_idx=empty_index(num_recv_tokens),
-        recv_topk_idx=empty_like(tokens.topk_idx, num_recv_tokens, tokens.num_topk),
-        recv_topk_weights=empty_like(tokens.topk_weights, num_recv_tokens, tokens.num_topk),
         recv_channel_prefix_matrix=empty_index(num_ranks, num_channels),
         send_head=empty_index(tokens.num_tokens, num_ranks),
     )

@@ -26,7 +26,7 @@ def exchange_counts(
         memory.counters.fill(-1)  # "not here yet"; no launch that writes this set is left
     runtime.launch(
         memory.comm_stream,
-        notify_dispatch,
+        memory.kernel(notify_dispatch),
         1 + memory.num_ranks,
         runtime.notify_threads,
         0,
@@ -49,7 +49,7 @@ def reset_cells(memory: NodeMemory, peers: Peers, num_cell_words: int) -> None:
     runtime = memory.runtime
     runtime.launch(
         memory.comm_stream,
-        cached_notify_dispatch,
+        memory.kernel(cached_notify_dispatch),
         1,
         runtime.notify_threads,
         0,

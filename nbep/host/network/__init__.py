@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from nbep.host.arguments import refuse
 from nbep.host.comm import Communicator
-from nbep.host.network.direct import DirectTransport
+from nbep.host.network.direct import DirectTransport, HostTransport
 from nbep.host.network.ibgda import IbgdaTransport
 from nbep.host.network.transport import NetworkOptions, NicOptions, Transport
-from nbep.host.runtime.base import Runtime
+from nbep.host.runtime.base import HandleType, Runtime
 
 
 def check_target(runtime: Runtime, options: NetworkOptions) -> None:
@@ -21,13 +21,20 @@ def check_target(runtime: Runtime, options: NetworkOptions) -> None:
         refuse("nic", "nvshmem on the emulator", "NicOptions there: a real NIC needs GPUs")
 
 
-def create_transport(runtime: Runtime, comm: Communicator, options: NetworkOptions, num_bytes: int) -> Transport:
+def mapped_transport(runtime: Runtime, rank: int, options: NetworkOptions, handle_type: HandleType) -> DirectTransport:
+    """This rank's view of the peers of its node."""
+    return (HostTransport if handle_type == "host" else DirectTransport)(runtime, rank, options)
+
+
+def create_transport(
+    runtime: Runtime, comm: Communicator, options: NetworkOptions, num_bytes: int, handle_type: HandleType
+) -> Transport:
     """This rank's end of a new network, for a buffer of num_bytes. Collective.
 
     Raises: RuntimeError on all ranks if NVSHMEM is wanted and does not start on one
     """
     if options.transport == "direct":
-        return DirectTransport(runtime, comm.rank, options)
+        return mapped_transport(runtime, comm.rank, options, handle_type)
     if options.transport == "ibgda" and isinstance(options.nic, NicOptions):
         return IbgdaTransport(runtime, comm.rank, comm.size, options, options.nic)
     # Imported here: it is an extra, and takes a GPU.

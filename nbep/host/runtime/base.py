@@ -21,7 +21,7 @@ Array = Any
 MaybeArray = Any  # an array or None; kernels get address 0 for None
 Kernel = Callable[..., None]
 Describe = Callable[[int], str]
-HandleType = Literal["ipc", "posix_fd", "fabric"]  # see Buffer
+HandleType = Literal["ipc", "posix_fd", "fabric", "host"]  # see Buffer
 
 
 class Reach(NamedTuple):
@@ -304,7 +304,8 @@ class Runtime(ABC):
 
         zero: its bytes begin as zeros; otherwise they are unspecified
         reach: what processes of the emulator have to prepare; elsewhere memory is made alike for all
-        handle_type is what a GPU's driver makes for peers in other processes; the emulator has only its own way.
+        handle_type is what a GPU's driver makes for peers in other processes; the emulator has only its own way, and
+        takes no atomics of scope sys on memory of the host
         """
 
     @abstractmethod

@@ -293,6 +293,7 @@ class EmulatorRuntime(Runtime):
         # run ends with the time-out and not with a read of never-written memory.
         zero = zero or self.world.on_deadlock == "expire"
         allocation = self.space.allocate(num_bytes, name, zero=zero, describe=describe)
+        allocation.on_host = handle_type == "host"
         return EmulatedSymmetricMemory(self.space, allocation)
 
     def allocate(self, num_bytes: int, name: str, describe: Describe | None = None) -> Memory:

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from nbep.device.jit import KernelSpec
+from nbep.device.network import HostNetwork
+from nbep.device.protocols.peers import HostPeers
 from nbep.device.types import Param, flatten_args
 from nbep.host.arguments import integer, refuse
 from nbep.host.runtime.base import Runtime
@@ -29,6 +31,8 @@ def check_launch(runtime: Runtime, spec: KernelSpec, grid: int, block: int, smem
             f"{spec.name} takes {_count(len(spec.hints), len(spec.params))}; got {_count(len(args), len(leaves))}: "
             f"its parameters are {', '.join(param.path for param in spec.params)}"
         )
+    if not spec.is_own:
+        _check_kinds(spec, args)
     grid, block, smem_bytes = (
         integer(f"{spec.name}, {name}", value)
         for name, value in (("grid", grid), ("block", block), ("smem_bytes", smem_bytes))
@@ -40,6 +44,15 @@ def check_launch(runtime: Runtime, spec: KernelSpec, grid: int, block: int, smem
     if not 0 <= smem_bytes <= runtime.max_smem_bytes:
         refuse(f"{spec.name}, smem_bytes", smem_bytes, f"0 to {runtime.max_smem_bytes}, what a block can have")
     return [_leaf(runtime, spec, param, value) for param, value in zip(spec.params, leaves, strict=True)]
+
+
+def _check_kinds(spec: KernelSpec, args: tuple) -> None:
+    """What says that memory is the host's is not taken for its like: that kernel would add to cells there."""
+    for (name, hint), value in zip(spec.hints.items(), args, strict=True):
+        kind = type(value)
+        if kind in (HostNetwork, HostPeers) and hint is not kind:
+            made = f"over({spec.name}, {kind.__name__}, {name!r})"
+            refuse(f"{spec.name}, {name}", kind.__name__, f"{hint.__name__}, or the kernel {made}")
 
 
 def _leaf(runtime: Runtime, spec: KernelSpec, param: Param, value: Any) -> Any:

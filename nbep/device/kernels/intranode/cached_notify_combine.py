@@ -28,7 +28,7 @@ from nbep.device.primitives import (
     thread_idx,
     vote_ballot,
 )
-from nbep.device.protocols.barrier import barrier_block
+from nbep.device.protocols.barriers import barrier_block
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.types import I32, InOut

@@ -13,7 +13,7 @@ Source: DeepEP csrc/kernels/intranode.cu, cached_notify_dispatch
 
 from nbep.device.jit import kernel
 from nbep.device.kernels.intranode.notify_dispatch import reset_ring_cells
-from nbep.device.protocols.barrier import barrier_block
+from nbep.device.protocols.barriers import barrier_block
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.types import I32
 

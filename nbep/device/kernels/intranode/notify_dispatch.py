@@ -45,7 +45,7 @@ from nbep.device.primitives import (
     thread_idx,
     u32_div,
 )
-from nbep.device.protocols.barrier import barrier_block
+from nbep.device.protocols.barriers import barrier_block
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.reduce import warp_sum_s32

@@ -24,7 +24,7 @@ class DeviceMemory(Memory):
         self.name = name
         with ExitStack() as undo:
             self.address = self._allocate(undo)
-            check("cuMemsetD8", cu.cuMemsetD8(self.address, 0, self.allocated_bytes))
+            self._clear()
             self._undo = undo.pop_all()
 
     def _allocate(self, undo: ExitStack) -> int:
@@ -33,6 +33,9 @@ class DeviceMemory(Memory):
         address = int(check(f"cuMemAlloc of {num_bytes} bytes for {self.name}", cu.cuMemAlloc(num_bytes)))
         undo.callback(lambda: check("cuMemFree", cu.cuMemFree(address)))
         return address
+
+    def _clear(self) -> None:
+        check("cuMemsetD8", cu.cuMemsetD8(self.address, 0, self.allocated_bytes))
 
     def array(self, dtype: Any, offset: int = 0, count: int = -1) -> Any:
         return as_array(self.address + offset, self.num_bytes - offset, dtype)[: count if count >= 0 else None]

@@ -4,6 +4,7 @@ peer in this process      its plain address: virtual ranks share a card, which m
 peer in another process   "ipc"       cuIpcOpenMemHandle of 64 bytes that came with the handles of all ranks
                           "posix_fd"  a file descriptor that came into this rank's mailbox, imported and mapped
                           "fabric"    64 bytes that came with the handles of all ranks, imported and mapped
+                          "host"      a file descriptor that came into the mailbox, mapped and registered
 
 Source: DeepEP csrc/utils/shared_memory.hpp, SharedMemoryAllocator
 """
@@ -19,13 +20,18 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
 from cuda.bindings import driver as cu
 
 from nbep.host.runtime.base import HandleType, SymmetricMemory
-from nbep.host.runtime.cuda import vmm
+from nbep.host.runtime.cuda import pinned, vmm
 from nbep.host.runtime.cuda.driver import CudaError, Device, check
 from nbep.host.runtime.cuda.mailbox import Mailbox, send
 from nbep.host.runtime.cuda.memory import DeviceMemory
+
+# What a driver answers where GPUs have no way to each other
+NO_ACCESS = (cu.CUresult.CUDA_ERROR_PEER_ACCESS_UNSUPPORTED, cu.CUresult.CUDA_ERROR_INVALID_DEVICE)
+OVER_HOST = 'with handle_type="host" they meet in the memory of the host, which is slower'
 
 _process = b""
 
@@ -54,8 +60,12 @@ class PeerHandle(NamedTuple):
 
 
 class CudaSymmetricMemory(DeviceMemory, SymmetricMemory):
-    """Device memory that peers of the node map. _allocate sets `exported`."""
+    """Memory that peers of the node map. _allocate sets `exported`.
 
+    Raises: RuntimeError if the GPU or its driver does not offer the handle type
+    """
+
+    handle_type: HandleType
     exported: Any
 
     def __init__(self, device: Device, num_bytes: int, name: str):
@@ -76,11 +86,29 @@ class CudaSymmetricMemory(DeviceMemory, SymmetricMemory):
         own = self.handle
         if handle.host != own.host:
             raise RuntimeError(f"rank {peer} is on host {handle.host}, this rank on {own.host}: not one node")
-        if not self.device.can_reach(handle.bus_id):
-            raise RuntimeError(f"GPU {own.bus_id} cannot reach GPU {handle.bus_id} of rank {peer}: no peer access")
+        self._check_reach(handle, peer)
         if handle.process == own.process:
             return handle.address
-        return self._open(handle, peer, f"memory of rank {peer} on GPU {handle.bus_id}")
+        try:
+            return self._open(handle, peer, f"memory of rank {peer} on GPU {handle.bus_id}")
+        except CudaError as error:
+            if error.code not in NO_ACCESS:
+                raise
+            raise RuntimeError(f"{error}; {OVER_HOST}") from error
+
+    def _check_reach(self, handle: PeerHandle, peer: int) -> None:
+        if not self.device.can_reach(handle.bus_id):
+            pair = f"GPU {self.device.bus_id} cannot reach GPU {handle.bus_id} of rank {peer}"
+            raise RuntimeError(f"{pair}: no peer access; {OVER_HOST}")
+
+    def _check_offered(self, attribute: Any) -> None:
+        """Raises: RuntimeError if this attribute of the device is 0, which says whether it has what is needed"""
+        if not self.device.attribute(attribute):
+            raise RuntimeError(f"{self._refusal} ({attribute.name} is 0)")
+
+    @property
+    def _refusal(self) -> str:
+        return f"handle_type: got {self.handle_type}; GPU {self.device.bus_id} does not offer it"
 
     @abstractmethod
     def _open(self, handle: PeerHandle, peer: int, what: str) -> int:
@@ -93,6 +121,8 @@ class CudaSymmetricMemory(DeviceMemory, SymmetricMemory):
 
 class IpcMemory(CudaSymmetricMemory):
     """Memory from cuMemAlloc, with a CUDA IPC handle."""
+
+    handle_type = "ipc"
 
     def _allocate(self, undo: ExitStack) -> int:
         address = super()._allocate(undo)
@@ -110,28 +140,19 @@ class IpcMemory(CudaSymmetricMemory):
 
 
 class VmmMemory(CudaSymmetricMemory):
-    """Memory from cuMemCreate, which other processes import and map.
+    """Memory from cuMemCreate, which other processes import and map."""
 
-    Raises: RuntimeError if the GPU or its driver does not offer the handle type
-    """
-
-    handle_type: HandleType
     driver_type: Any  # its CUmemAllocationHandleType
     supported: Any  # the device attribute that tells whether it is offered
     needs: str  # what is missing where the driver refuses it
 
     def _allocate(self, undo: ExitStack) -> int:
-        if not self.device.attribute(self.supported):
-            raise RuntimeError(f"{self._refusal} ({self.supported.name} is 0)")
+        self._check_offered(self.supported)
         with self._refused():
             size, name = self.allocated_bytes, self.name
             physical, self.allocated_bytes = vmm.create(self.device, size, self.driver_type, name, undo)
             self._export(physical, undo)
         return vmm.map_memory(self.device, physical, self.allocated_bytes, self.name, undo)
-
-    @property
-    def _refusal(self) -> str:
-        return f"handle_type: got {self.handle_type}; GPU {self.device.bus_id} does not offer it"
 
     @contextmanager
     def _refused(self) -> Iterator[None]:
@@ -171,16 +192,12 @@ class FabricMemory(VmmMemory):
         return self._map_peer(handle, handle.exported, what)
 
 
-class PosixFdMemory(VmmMemory):
+class MailedMemory(CudaSymmetricMemory):
     """Memory that a file descriptor stands for. `exported` is where this rank wants those of its peers."""
 
-    handle_type = "posix_fd"
-    driver_type = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-    supported = cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
-    needs = "it takes a driver with virtual memory management"
+    _mailbox: Mailbox
 
-    def _export(self, physical: Any, undo: ExitStack) -> None:
-        self._physical = physical
+    def _open_mailbox(self, undo: ExitStack) -> None:
         self._mailbox = Mailbox()
         undo.callback(self._mailbox.close)
         self.exported = self._mailbox.address
@@ -194,7 +211,7 @@ class PosixFdMemory(VmmMemory):
 
     def _send(self, handles: list[PeerHandle | None], rank: int) -> None:
         """Send this rank's memory to the peers in other processes of the host."""
-        own, fd = self.handle, self._export_as(self._physical)
+        own, fd = self.handle, self._descriptor()
         try:
             for peer, handle in enumerate(handles):
                 if handle is not None and handle.host == own.host and handle.process != own.process:
@@ -205,6 +222,10 @@ class PosixFdMemory(VmmMemory):
         finally:
             os.close(fd)
 
+    @abstractmethod
+    def _descriptor(self) -> int:
+        """A new file descriptor of this rank's memory."""
+
     def _open(self, handle: PeerHandle, peer: int, what: str) -> int:
         fd = self._mailbox.receive(peer)
         try:
@@ -212,9 +233,65 @@ class PosixFdMemory(VmmMemory):
         finally:
             os.close(fd)
 
+    @abstractmethod
+    def _map_peer(self, handle: PeerHandle, shared: int, what: str) -> int:
+        """The address of a peer's memory, from its file descriptor; _opened gets what undoes it."""
+
+
+class PosixFdMemory(MailedMemory, VmmMemory):
+    """Memory from cuMemCreate that a file descriptor stands for."""
+
+    handle_type = "posix_fd"
+    driver_type = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    supported = cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+    needs = "it takes a driver with virtual memory management"
+
+    def _export(self, physical: Any, undo: ExitStack) -> None:
+        self._physical = physical
+        self._open_mailbox(undo)
+
+    def _descriptor(self) -> int:
+        return self._export_as(self._physical)
+
+    def _map_peer(self, handle: PeerHandle, shared: int | bytes, what: str) -> int:
+        return VmmMemory._map_peer(self, handle, shared, what)
+
+
+class HostMemory(MailedMemory):
+    """Memory of the host. All GPUs map it, whether they reach each other or not."""
+
+    handle_type = "host"
+
+    def _allocate(self, undo: ExitStack) -> int:
+        self._check_offered(cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED)
+        self._fd = pinned.create(self.allocated_bytes, self.name, undo)
+        self._open_mailbox(undo)
+        self._mapped, address = pinned.map_memory(self._fd, self.allocated_bytes, self.name, undo)
+        return address
+
+    def _clear(self) -> None:
+        """New memory is zeros."""
+
+    def _check_reach(self, handle: PeerHandle, peer: int) -> None:
+        """The GPUs need no way to each other."""
+
+    def _descriptor(self) -> int:
+        return os.dup(self._fd)
+
+    def _map_peer(self, handle: PeerHandle, shared: int, what: str) -> int:
+        return pinned.map_memory(shared, handle.num_bytes, what, self._opened)[1]
+
+    def write(self, offset: int, values: np.ndarray) -> None:
+        values = np.ascontiguousarray(values)
+        self._mapped[offset : offset + values.nbytes] = values.tobytes()
+
+    def read(self, offset: int, count: int, dtype: Any) -> np.ndarray:
+        return np.frombuffer(self._mapped, np.uint8, count * np.dtype(dtype).itemsize, offset).view(dtype).copy()
+
 
 SYMMETRIC_MEMORY: dict[HandleType, type[CudaSymmetricMemory]] = {
     "ipc": IpcMemory,
     "posix_fd": PosixFdMemory,
     "fabric": FabricMemory,
+    "host": HostMemory,
 }
