@@ -10,6 +10,12 @@ WRONG = {
         ("relaxed flag", [("send", "st_release", "st_relaxed")], "race", "Nothing in `send` is a release"),
         ("weak flag", [("send", "st_release_sys_s32", "st_weak_s32")], "race", "Nothing in `send` is a release"),
         ("relaxed poll", [("receive", "ld_acquire", "ld_relaxed")], "race", "Nothing in `receive` is an acquire"),
+        (
+            "fence behind the flag",
+            [("send", "st_release_sys_s32(flag, 1)", "st_relaxed_sys_s32(flag, 1)\n    fence_acq_rel_sys()")],
+            "race",
+            "so its place matters",
+        ),
         ("no flag", [("send", "st_release_sys_s32(flag, 1)", "pass")], "deadlock", "a flag that nobody raises"),
         ("no wait", [("receive", "ld_acquire_sys_s32(flag) != 1", "False")], "wrong result", "read `data` before"),
         (
@@ -104,6 +110,30 @@ WRONG = {
             [("barrier", "peers.num_ranks, bounds", "peers.num_ranks - 1, bounds")],
             "",
             "as many arrivals as there are ranks",
+        ),
+        (
+            "no atomic",
+            [
+                (
+                    "barrier",
+                    "atom_add_release_sys_s32(buffer_of(peers, thread_idx()) + ARRIVED, 1)",
+                    "cell = buffer_of(peers, thread_idx()) + ARRIVED\n        st_release_sys_s32(cell, ld_relaxed_sys_s32(cell) + 1)",
+                )
+            ],
+            "deadlock",
+            "An atomic adds in one step",
+        ),
+        (
+            "some threads meet",
+            [("barrier", "bounds)\n    syncthreads()", "bounds)\n        syncthreads()")],
+            "divergence",
+            "not stand where only some of them come",
+        ),
+        (
+            "no such primitive",
+            [("barrier", "atom_add_release_sys_s32", "atom_add_release_cta_s32")],
+            "error",
+            "near it are atom_add_re",
         ),
     ],
     6: [
@@ -222,6 +252,19 @@ WRONG = {
             "race",
             "Nothing in `send` is a release",
         ),
+        (
+            "lanes share a word",
+            [("send", "slot + 4 * lane", "slot")],
+            "wrong result",
+            "but not in their places",
+        ),
+        (
+            "one lane waits",
+            [("receive", "wait_at_least(tail", "lane != 0 or wait_at_least(tail")],
+            "wrong result",
+            "meet at a syncwarp the one that does",
+        ),
+        ("returns nothing", [("receive", "return value", "return")], "memory", "Does a function of yours return"),
         ("one slot too many", [("send", "i + 1 - NUM_SLOTS", "i - NUM_SLOTS")], "", "the head has to be i - 3"),
         ("waits for its own row", [("send", "i + 1 - NUM_SLOTS", "i + 1")], "deadlock", "Row i - 4 has been read when"),
         (
