@@ -7,6 +7,7 @@
  arrived     every rank  every rank: + 1, atomically     its owner: until it is num_ranks
 
 thread_idx() is 0 to 63. buffer_of(peers, rank) is where this rank sees the memory of another one, or its own.
+wait_at_least(cell, wanted, bounds) waits, with acquire order.
 """
 
 import numpy as np
