@@ -340,7 +340,7 @@ def _nothing(race: Race) -> Cause:
         last = f"the last that this thread has heard of {who} is {cell}"
         return Cause(f"{what}: {last}, which was stored before", (link,))
     for mate in thread.block.threads:
-        cells = mate.waits_for if isinstance(mate.waits_for, list) else ()  # `polled` has what it got past, too
+        cells = mate.waits_for if isinstance(mate.waits_for, list) else [*mate.polled.values()]
         if mate is not thread and cells:
             cell = cells[0][0].cell(cells[0][1])
             return Cause(f"{what}: this thread goes on while thread {mate.thread_idx} of its block waits for {cell}")
