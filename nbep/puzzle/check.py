@@ -34,7 +34,7 @@ KIND_WORDS = {
     "race": "Two accesses to the same bytes have no order. The result may be right here; on a GPU it need not be.",
     "deadlock": "Nobody can go on: each thread below waits for something that no other will do any more.",
     "divergence": "Threads of a warp, or of a block, that must meet at one line do not: some go another way.",
-    "memory": "An address is wrong.",
+    "memory": "The run was stopped at an access, or a step, that may not be.",
     "error": "The kernel stopped with an error of Python.",
     "wrong result": "All threads have ended, but the result is not what NumPy computes.",
 }

@@ -159,6 +159,12 @@ WRONG = {
     ],
     7: [
         (
+            "half an expert",
+            [("count_token", "ld_nc_s64(experts + 8 * k)", "ld_nc_s32(experts + 4 * k)")],
+            "wrong result",
+            "The experts are s64",
+        ),
+        (
             "counts experts",
             [
                 (
@@ -280,6 +286,8 @@ WRONG = {
         ("four bytes apart", [("copy_row", "st_na_v4(dst + 16 * i", "st_na_v4(dst + 4 * i")], "memory", "16 * i bytes"),
     ],
     12: [
+        ("no commit", [("store", "tma_store_commit()", "pass")], "memory", "comes between store and wait"),
+        ("the other parity", [("add_one", "(full, 0)", "(full, 1)")], "memory", "the phase with parity 0"),
         (
             "no wait for the load",
             [("add_one", "    while not mbarrier_try_wait_parity(full, 0):\n        pass\n", "")],
@@ -323,6 +331,12 @@ WRONG = {
         ),
     ],
     14: [
+        (
+            "count for this GPU",
+            [("put_row", "atom_add_release_sys_s32(count", "atom_add_acq_rel_gpu_s32(count")],
+            "race",
+            "It takes the scope `sys`",
+        ),
         (
             "each lane a slot",
             [
@@ -378,6 +392,13 @@ WRONG = {
         ),
     ],
     16: [
+        ("rows of one byte", [("combine_word", "ROW_BYTES * index", "index")], "memory", "lane i has 4 of them"),
+        (
+            "halves exchanged",
+            [("combine_word", "f32x2_to_bf16x2(low, high)", "f32x2_to_bf16x2(high, low)")],
+            "wrong result",
+            "have changed places",
+        ),
         (
             "rounds each step",
             [
