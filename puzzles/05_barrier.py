@@ -7,6 +7,7 @@
  arrived     every rank  every rank: + 1, atomically     its owner: until it is num_ranks
 
 thread_idx() is 0 to 63. buffer_of(peers, rank) is where this rank sees the memory of another one, or its own.
+wait_at_least(cell, wanted, bounds) waits, with acquire order.
 """
 
 import numpy as np
@@ -40,6 +41,10 @@ def exchange(out: Out, peers: Peers, bounds: Bounds):
 
 
 def advice(clue):
+    if clue.kind == "divergence":
+        return "A syncthreads is for all 64 threads of the block: it may not stand where only some of them come."
+    if clue.kind in ("deadlock", "race") and not clue.calls("atom_"):
+        return "Three ranks that load, add and store at once lose arrivals. An atomic adds in one step."
     if clue.kind == "deadlock":
         return (
             "A rank waits for arrivals that do not come. Does every rank add 1 to the cell `arrived` of every rank, "

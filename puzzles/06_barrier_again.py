@@ -43,6 +43,8 @@ def rounds(out: Out, peers: Peers, bounds: Bounds, num_rounds: I32):
 
 
 def advice(clue):
+    if clue.kind in ("deadlock", "race") and not clue.calls("atom_"):
+        return "Three ranks that load, add and store at once lose arrivals. An atomic adds in one step."
     if clue.kind == "deadlock":
         return (
             "An arrival got lost, or too many are awaited. If the cell is set back, what a quick peer has added for "

@@ -47,6 +47,8 @@ def answer(rank):
 
 
 def advice(clue):
+    if not clue.calls("ld_nc_s64", "ld_weak_s64", "ld_na_s64", "ld_volatile_s64", "ld_relaxed", "ld_acquire"):
+        return "The experts are s64: each takes 8 bytes, and a load of its own kind."
     if clue.kind == "memory":
         return "An expert of -1 belongs to no rank: -1 // 2 is -1, and that is an address in front of the array."
     if clue.kind == "race":

@@ -59,6 +59,15 @@ def advice(clue):
         for where, cell in (("send", "tail"), ("receive", "head")):
             if not clue.calls("syncwarp", "vote_", where=where):
                 return f"In `{where}` lane 0 moves the {cell} for 32 lanes: they have to meet at a syncwarp first."
+    if clue.kind == "wrong result":
+        row = int(np.argwhere((clue.got != clue.expected).any(axis=1))[0, 0])
+        if (np.isin(clue.got[row], clue.expected[row]) & (clue.got[row] != clue.expected[row])).any():
+            return f"Row {row} has numbers of its own, but not in their places: lane i uses slot + 4 * i."
+        if (clue.got[row] < clue.expected[row]).any():
+            return (
+                "A lane has read before its row was there. Does every lane wait for the tail, or meet at a syncwarp "
+                "the one that does? And does the tail move behind the stores of all lanes?"
+            )
     if clue.kind == "wrong result" and (clue.got > clue.expected).any():
         return (
             "A row was overwritten by a later one before it was read. Before row i goes into a slot, the head has to "

@@ -67,6 +67,12 @@ def advice(clue):
         )
     if not clue.calls("tma_store_wait_all"):
         return "The kernel ends while the engine still writes. Lane 0 has to wait for its store: tma_store_wait_all."
+    if clue.about("bulk stores may still read"):
+        return "A wait counts the stores that were committed before it: tma_store_commit comes between store and wait."
+    if clue.about("never written"):
+        return (
+            "The lanes read before the row is there. The first load completes the phase with parity 0: wait for that."
+        )
     if clue.kind in ("race", "memory") or not clue.calls("syncwarp"):
         return (
             "Each lane passes the proxy fence behind its own store, and only then do all lanes meet: lane 0's store "

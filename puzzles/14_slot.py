@@ -62,6 +62,8 @@ def advice(clue):
         return order_advice(clue, "count")
     if clue.kind in ("race", "wrong result") and not clue.calls("syncwarp"):
         return "Lane 0 adds to `count` for 32 lanes: they have to meet at a syncwarp between their stores and that."
+    if clue.kind == "race" and clue.about("between ranks it takes sys"):
+        return "The count tells another rank: `cta` reaches the block, `gpu` this GPU. It takes the scope `sys`."
     if clue.kind in ("race", "wrong result"):
         return "Is a row complete when it is counted? First the stores, then a syncwarp, then one release of the count."
     return ""

@@ -60,6 +60,8 @@ def answer(rank):
 
 
 def advice(clue):
+    if clue.kind == "memory" and clue.about("Misaligned"):
+        return "A row has ROW_BYTES bytes, and lane i has 4 of them, its word: from 4 * i on."
     if clue.kind == "memory":
         return "Row -1 lies in front of the first one: an expert that the token did not have adds nothing."
     if clue.kind == "wrong result":
@@ -67,6 +69,8 @@ def advice(clue):
         close = np.isclose(got, expected, rtol=0.04, atol=0.04, equal_nan=True)
         if close.all():
             return "All numbers are about right, but not all bits. Is every step in float32, in order, rounded once?"
+        if np.isclose(got, expected.reshape(-1, 2)[:, ::-1].reshape(got.shape), rtol=0.04, atol=0.04).all():
+            return "The two numbers of each word have changed places: low is the first of the tuple, high the second."
         wrong = [int(t) for t in np.argwhere(~close.all(axis=1))[:, 0]]
         t = next((t for t in wrong if t not in (1, 4)), wrong[0])
         if wrong == [0]:

@@ -102,6 +102,8 @@ def advice(clue):
             "A ring stands still, or a count never came. Row n is there when the tail is n + 1; a slot is free again "
             "when the head is n - 3; both count for each pair of ranks on their own."
         )
+    if clue.kind == "divergence":
+        return "Some lanes of a warp go another way. Do all find the same counts? One that is still 0 is not there yet."
     if clue.kind in ("race", "wrong result"):
         for where, cell in (("send_tokens", "tail"), ("receive_tokens", "head")):
             if not clue.calls("syncwarp", "vote_", where=where):

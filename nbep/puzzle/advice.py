@@ -42,6 +42,17 @@ def order_advice(clue: Clue, cell: str, writer: str = "", reader: str = "") -> s
             f"Nothing in {_name(reader)} is an acquire. Whoever polls `{cell}` with a weak, relaxed or volatile load "
             f"learns its value and nothing else: what comes next may be read too early."
         )
+    first = clue.report.partition("\n")[0]
+    if f"{cell} (byte" in first and "releases nothing" in first:
+        return (
+            f"The store to `{cell}` is no release, and no fence of its thread stands between it and what was stored "
+            f"before. A fence orders what comes before it with what comes behind it, so its place matters."
+        )
+    if f"{cell} (byte" in first and "acquires nothing" in first:
+        return (
+            f"The load of `{cell}` that ends the wait is no acquire, and no fence of its thread stands between it and "
+            f"what is loaded next."
+        )
     near = sorted(name for name in clue.puzzle.called_names(clue.puzzle.holes) if NEAR.search(name))
     if near and clue.puzzle.num_ranks > 1:
         return (

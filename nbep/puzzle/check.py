@@ -8,6 +8,8 @@ cuda      the same kernel on a GPU: wrong results, waits that do not end
 
 from __future__ import annotations
 
+import difflib
+import re
 import textwrap
 import traceback
 from pathlib import Path
@@ -31,8 +33,8 @@ KINDS = {
 KIND_WORDS = {
     "race": "Two accesses to the same bytes have no order. The result may be right here; on a GPU it need not be.",
     "deadlock": "Nobody can go on: each thread below waits for something that no other will do any more.",
-    "divergence": "Threads of a warp, or of a block, that must meet at one line do not.",
-    "memory": "An address is wrong.",
+    "divergence": "Threads of a warp, or of a block, that must meet at one line do not: some go another way.",
+    "memory": "The run was stopped at an access, or a step, that may not be.",
     "error": "The kernel stopped with an error of Python.",
     "wrong result": "All threads have ended, but the result is not what NumPy computes.",
 }
@@ -98,15 +100,31 @@ def explain(clue: Clue) -> str:
     """What is wrong, in words: of what kind it is, advice that knows the puzzle, and the evidence."""
     what = clue.report.partition("\n")[0].partition(":")[0]
     words = next((text for error, text in ERROR_WORDS.items() if error.__name__ == what), KIND_WORDS[clue.kind])
-    parts = [words, clue.puzzle.advice(clue), clue.report or _difference(clue)]
+    if "invalid type for format" in clue.report or "required argument is not" in clue.report:
+        words = "A thread stores something that is no number of this type. Does a function of yours return nothing?"
+    parts = [words, clue.puzzle.advice(clue), _missed(clue), clue.report or _difference(clue)]
     return "\n\n".join(part if part is parts[-1] else textwrap.fill(part, 100) for part in parts if part)
+
+
+def _missed(clue: Clue) -> str:
+    """Of a deadlock: that a wait looks for a number that was there and is over."""
+    for wanted, seen in re.findall(r"expects (\d+) and sees (\d+)", clue.report):
+        if int(seen) > int(wanted):
+            return f"A wait looks for {wanted} and sees {seen}: the cell counts on and may be past it."
+    return ""
 
 
 def clue_of(puzzle: Puzzle, error: Exception) -> Clue:
     """What an error that ended a run says."""
     known = isinstance(error, (nbep.EmulatorError, nbep.PeerTimeout))
     kind = next((name for type_, name in KINDS.items() if isinstance(error, type_)), "memory" if known else "error")
+    if "can never fill" in str(error):  # not all threads of the block come to its barrier
+        kind = "divergence"
     report = f"{type(error).__name__}: {error}"
+    if isinstance(error, NameError):
+        near = difflib.get_close_matches(error.name, puzzle.scope, n=4, cutoff=0.8)
+        hint = f"; near it are {', '.join(near)}" if near else ""
+        report += f"{hint}. docs/primitives.md lists all loads, stores and atomics"
     if isinstance(error, nbep.PeerTimeout) and error.report is not None:
         who = f"rank {error.rank}, block {error.report.block}, thread {error.report.thread}"
         report = f"PeerTimeout: {who} waited more than {LONGEST_WAIT_MS} ms"

@@ -21,7 +21,7 @@ def draw(puzzle: Puzzle, seed: int, memory_model: str) -> Picture:
         attempt(puzzle, seed, memory_model, trace)
         return trace.plot_cells(puzzle.shows)
     inputs = puzzle.parameter_names[len(puzzle.output_names) :][: len(puzzle.inputs(0))]
-    touches = Touches(inputs, ["shared memory", *puzzle.output_names], puzzle.grid, puzzle.block)
+    touches = Touches(inputs, ["shared memory", *puzzle.output_names])
     attempt(puzzle, seed, memory_model, touches)
     return touches.plot()
 

@@ -1,6 +1,6 @@
 """Which threads read and write which elements: for kernels that work on arrays and tell nobody anything.
 
-touches = Touches(reads=["topk_idx"], writes=["totals"], grid=2, block=32)
+touches = Touches(reads=["topk_idx"], writes=["totals"])
 nbep.spawn(main, 2, tracer=touches)
 touches.plot()
 """
@@ -20,14 +20,12 @@ class Touches:
     """A tracer that keeps what the threads of rank 0 touch, themselves or by bulk copies.
 
     Args: reads, writes  names of arrays, those of the launch's parameters; "shared memory" is that of a block
-          grid, block    of the launch
     """
 
-    def __init__(self, reads: Sequence[str], writes: Sequence[str], grid: int, block: int):
+    def __init__(self, reads: Sequence[str], writes: Sequence[str]):
         self.reads = reads
         self.writes = writes
-        self.grid = grid
-        self.block = block
+        self.num_threads = 0  # of the largest launch that touched something
         self.found: dict[tuple[str, bool, int, int], None] = {}  # (array, is a store, byte, thread): an ordered set
         self.sizes: dict[str, int] = {}
 
@@ -47,14 +45,16 @@ class Touches:
     def _keep(self, thread: Any, allocation: Any, offset: int, is_store: bool) -> None:
         if thread.rank == 0 and allocation.name in (*self.reads, *self.writes):
             self.sizes[allocation.name] = allocation.nbytes
-            index = thread.block_idx * self.block + thread.thread_idx
+            launch = thread.block.launch
+            self.num_threads = max(self.num_threads, launch.grid * launch.block)
+            index = thread.block_idx * launch.block + thread.thread_idx
             self.found[allocation.name, is_store, offset, index] = None
 
     def plot(self) -> Picture:
         """Rows of squares: what is read, the threads, what is written. A line for each access."""
         rows = [name for name in self.reads if name in self.sizes]
         rows = [*rows, THREADS, *(name for name in self.writes if name in self.sizes)]
-        sizes = {name: max(self.sizes[name] // 4, 1) for name in self.sizes} | {THREADS: self.grid * self.block}
+        sizes = {name: max(self.sizes[name] // 4, 1) for name in self.sizes} | {THREADS: max(self.num_threads, 1)}
         picture = Picture(9.5, 0.5 + 0.9 * len(rows))
         axes = picture.subplots()
 

@@ -34,10 +34,10 @@ AFTER_THE_STOP = PROGRAM.read_text().splitlines().index("        breakpoint()") 
 NEVER = 1 << 62
 
 
-def pdb(commands: str, *arguments: str) -> str:
+def pdb(commands: str, *arguments: str, program: tuple[str, ...] = (str(PROGRAM),)) -> str:
     """What a session says: the program stops where it calls breakpoint()."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONBREAKPOINT": ""}
-    command = [sys.executable, str(PROGRAM), *arguments]
+    command = [sys.executable, *program, *arguments]
     done = subprocess.run(
         command, input=commands, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=True
     )
@@ -161,6 +161,20 @@ def test_after_a_deadlock_where_is_its_whole_report():
     error = hang(None)
     assert debug.where() == error.full
     assert repr(debug.where()) == error.full  # as a debugger shows it
+
+
+def test_behind_a_failed_run_pdb_gets_the_program_s_names_and_its_history(tmp_path):
+    text = PROGRAM.read_text().replace("        breakpoint()\n        st_release_sys_s32(flag, 3)\n", "")
+    program = tmp_path / "hangs.py"
+    spawned = 'history = nbep.debug.History()\nnbep.spawn(main, 2, "emulator", tracer=history)\n'
+    program.write_text(text.partition("nbep.spawn(")[0] + spawned)
+    commands = "c\nfrom __main__ import *\nnbep.debug.where()\nhistory.of('flag')\nq\nq\n"
+    said = pdb(commands, program=("-m", "pdb", str(program)))
+    assert "NameError" not in said
+    _, failed, _, where, history, *_ = said.split("(Pdb) ")
+    assert "Entering post mortem debugging" in failed
+    assert "expects 3 and sees 2" in where
+    assert "release.sys store of 2" in history
 
 
 def test_a_host_function_can_ask_too():

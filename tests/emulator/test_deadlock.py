@@ -173,6 +173,25 @@ def test_loops_that_poll_without_telling_the_scheduler_end_too(launch):
     assert "in a loop that does not call wait_expired\n    polls `arg0` of rank 0: byte 0" in str(caught.value)
 
 
+def poll_each_in_its_way(cells):
+    """Thread 0 parks, after a look at another cell; thread 1 polls and polls."""
+    t = current_thread()
+    if t.thread_idx == 0:
+        t.load(cells + 8, "s32", "acquire", "sys")
+    while t.load(cells + 4 * t.thread_idx, "s32", "acquire", "sys") == 0:
+        if t.thread_idx == 0:
+            t.spin(10**12)
+
+
+def test_who_is_parked_beside_an_endless_loop_waits_for_what_its_loop_polls(launch, monkeypatch):
+    monkeypatch.setattr(World, "max_idle_calls", 2000)
+    with pytest.raises(DeadlockError, match="nothing changes any more") as caught:
+        launch(poll_each_in_its_way, np.zeros(4, np.int32), block=2)
+    assert "byte 0" in str(caught.value)
+    assert "byte 4" in str(caught.value)
+    assert "byte 8" not in str(caught.value)
+
+
 def load_for_long(cells):
     t = current_thread()
     t.load(cells, "s32", "relaxed", "sys")  # one poll, long ago

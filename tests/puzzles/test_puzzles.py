@@ -191,6 +191,14 @@ def test_a_wait_that_ends_late_is_explained_like_a_deadlock():
     assert "PeerTimeout: rank 1, block 0, thread 0 waited more than 2000 ms" in words
 
 
+def test_a_wait_for_a_number_that_is_over_is_named():
+    puzzle = command.load(FILES[9])
+    report = "DeadlockError: rank 1 waits\nIt polls tail (byte 0), expects {} and sees 4"
+    assert "looks for 1 and sees 4" in check.explain(Clue(puzzle, "deadlock", report.format("1")))
+    for other in ("5", "anything but 4", "5 or more"):
+        assert "looks for" not in check.explain(Clue(puzzle, "deadlock", report.format(other)))
+
+
 def test_a_file_with_a_hole_shows_its_picture_and_fails():
     done = subprocess.run([sys.executable, FILES[0]], capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 1

@@ -10,6 +10,12 @@ WRONG = {
         ("relaxed flag", [("send", "st_release", "st_relaxed")], "race", "Nothing in `send` is a release"),
         ("weak flag", [("send", "st_release_sys_s32", "st_weak_s32")], "race", "Nothing in `send` is a release"),
         ("relaxed poll", [("receive", "ld_acquire", "ld_relaxed")], "race", "Nothing in `receive` is an acquire"),
+        (
+            "fence behind the flag",
+            [("send", "st_release_sys_s32(flag, 1)", "st_relaxed_sys_s32(flag, 1)\n    fence_acq_rel_sys()")],
+            "race",
+            "so its place matters",
+        ),
         ("no flag", [("send", "st_release_sys_s32(flag, 1)", "pass")], "deadlock", "a flag that nobody raises"),
         ("no wait", [("receive", "ld_acquire_sys_s32(flag) != 1", "False")], "wrong result", "read `data` before"),
         (
@@ -105,6 +111,30 @@ WRONG = {
             "",
             "as many arrivals as there are ranks",
         ),
+        (
+            "no atomic",
+            [
+                (
+                    "barrier",
+                    "atom_add_release_sys_s32(buffer_of(peers, thread_idx()) + ARRIVED, 1)",
+                    "cell = buffer_of(peers, thread_idx()) + ARRIVED\n        st_release_sys_s32(cell, ld_relaxed_sys_s32(cell) + 1)",
+                )
+            ],
+            "deadlock",
+            "An atomic adds in one step",
+        ),
+        (
+            "some threads meet",
+            [("barrier", "bounds)\n    syncthreads()", "bounds)\n        syncthreads()")],
+            "divergence",
+            "not stand where only some of them come",
+        ),
+        (
+            "no such primitive",
+            [("barrier", "atom_add_release_sys_s32", "atom_add_release_cta_s32")],
+            "error",
+            "near it are atom_add_re",
+        ),
     ],
     6: [
         (
@@ -128,6 +158,12 @@ WRONG = {
         ("relaxed", [("barrier", "atom_add_release", "atom_add_relaxed")], "race", "Nothing in your code is a release"),
     ],
     7: [
+        (
+            "half an expert",
+            [("count_token", "ld_nc_s64(experts + 8 * k)", "ld_nc_s32(experts + 4 * k)")],
+            "wrong result",
+            "The experts are s64",
+        ),
         (
             "counts experts",
             [
@@ -222,6 +258,19 @@ WRONG = {
             "race",
             "Nothing in `send` is a release",
         ),
+        (
+            "lanes share a word",
+            [("send", "slot + 4 * lane", "slot")],
+            "wrong result",
+            "but not in their places",
+        ),
+        (
+            "one lane waits",
+            [("receive", "wait_at_least(tail", "lane != 0 or wait_at_least(tail")],
+            "wrong result",
+            "meet at a syncwarp the one that does",
+        ),
+        ("returns nothing", [("receive", "return value", "return")], "memory", "Does a function of yours return"),
         ("one slot too many", [("send", "i + 1 - NUM_SLOTS", "i - NUM_SLOTS")], "", "the head has to be i - 3"),
         ("waits for its own row", [("send", "i + 1 - NUM_SLOTS", "i + 1")], "deadlock", "Row i - 4 has been read when"),
         (
@@ -237,6 +286,8 @@ WRONG = {
         ("four bytes apart", [("copy_row", "st_na_v4(dst + 16 * i", "st_na_v4(dst + 4 * i")], "memory", "16 * i bytes"),
     ],
     12: [
+        ("no commit", [("store", "tma_store_commit()", "pass")], "memory", "comes between store and wait"),
+        ("the other parity", [("add_one", "(full, 0)", "(full, 1)")], "memory", "the phase with parity 0"),
         (
             "no wait for the load",
             [("add_one", "    while not mbarrier_try_wait_parity(full, 0):\n        pass\n", "")],
@@ -280,6 +331,12 @@ WRONG = {
         ),
     ],
     14: [
+        (
+            "count for this GPU",
+            [("put_row", "atom_add_release_sys_s32(count", "atom_add_acq_rel_gpu_s32(count")],
+            "race",
+            "It takes the scope `sys`",
+        ),
         (
             "each lane a slot",
             [
@@ -335,6 +392,13 @@ WRONG = {
         ),
     ],
     16: [
+        ("rows of one byte", [("combine_word", "ROW_BYTES * index", "index")], "memory", "lane i has 4 of them"),
+        (
+            "halves exchanged",
+            [("combine_word", "f32x2_to_bf16x2(low, high)", "f32x2_to_bf16x2(high, low)")],
+            "wrong result",
+            "have changed places",
+        ),
         (
             "rounds each step",
             [

@@ -234,6 +234,19 @@ def test_one_call_is_shown_alone(open_page):
     assert page.locator("#slider").input_value() == str(begin)
 
 
+def test_it_opens_where_the_first_slot_is_filled(open_page):
+    trace = traced_run("intranode")
+    page = settled(open_page(trace))
+    assert page.locator("#slider").input_value() == str(trace.events("fill")[0].step)
+    assert page.locator("#now tbody tr[data-key]").count() > 0
+    assert page.locator("#source .here").count() == 1
+
+
+def test_it_opens_at_the_end_if_somebody_hangs(open_page):
+    trace = hanging_run()
+    assert settled(open_page(trace)).locator("#slider").input_value() == str(trace.last_step)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_is_light_or_dark_as_the_reader_likes_and_can_be_changed(open_page, scheme):
     page = open_page(traced_run("intranode"), color_scheme=scheme)

@@ -1,14 +1,18 @@
 """The pictures show what happened: arrows for all stores that were read, waits that nothing hides, hangs to the end."""
 
+import ml_dtypes
+import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 from traced_runs import hanging_run, hanging_run_between_nodes, traced_run
 
+import nbep
 from nbep.trace.events import Cell, Event
 from nbep.trace.readings import readings
 from nbep.trace.space_time import arrows_of
 from nbep.trace.style import RANK_COLORS, STUCK_COLOR, WAIT_COLOR
+from nbep.trace.touches import Touches
 
 
 def arrows(axes) -> list[tuple[tuple[float, float], tuple[float, float]]]:
@@ -167,3 +171,16 @@ def test_the_bars_of_launches_do_not_squeeze_what_happens():
     assert begin < min(steps)
     assert max(steps) < end
     assert (max(steps) - min(steps)) / (end - begin) > 0.6
+
+
+def test_the_threads_of_all_blocks_have_squares_and_each_access_a_line_between_squares():
+    touches = Touches(["x"], ["x_fp8"])
+    x = np.ones((1, 256), ml_dtypes.bfloat16)  # 128 columns for the warp of each block
+    nbep.spawn(lambda comm: nbep.per_token_cast_to_fp8(x), 1, "emulator", tracer=touches)
+    axes = touches.plot().axes[0]
+    squares = {(x, y) for marks in axes.collections for x, y in marks.get_offsets().round(6)}
+    threads = sorted(x for x, y in squares if y == -1)
+    assert len(threads) == 64
+    ends = {(round(x, 6), y) for line in axes.lines for x, y in zip(*line.get_data(), strict=True)}
+    assert sorted(x for x, y in ends if y == -1) == threads
+    assert all(0 < x < 1 for x, _ in ends)

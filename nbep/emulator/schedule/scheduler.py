@@ -278,20 +278,26 @@ class Scheduler:
             self._operate()
         elif self.on_deadlock == "expire" and self._expire():
             pass
-        elif again := [thread for thread in self.polling if not thread.has_looked_again]:
-            # Then they wait for what their loops poll, and not for what they have met on the way there besides.
-            for thread in again:
-                thread.has_looked_again = True
-                thread.unwatch()
-        else:
+        elif not self._look_again():
             raise self._deadlock(describe)
+
+    def _look_again(self) -> bool:
+        """Let each parked thread poll once more before a deadlock is reported; whether there is one that has not.
+
+        Then they wait for what their loops poll, and not for what they have met on the way there besides.
+        """
+        again = [thread for thread in self.polling if not thread.has_looked_again]
+        for thread in again:
+            thread.has_looked_again = True
+            thread.unwatch()
+        return bool(again)
 
     def _find_endless_loops(self, describe: Describe) -> None:
         """Stop the run if each thread that can run has polled lately, or another one of its block has."""
         threads = [thread for thread in self.runnable if not isinstance(thread, Host)]
         blocks = {thread.block for thread in threads}
         is_endless = all(any(thread.polled for thread in block.threads) for block in blocks)
-        if self._was_idle and blocks and is_endless:
+        if self._was_idle and blocks and is_endless and not self._look_again():
             raise self._deadlock(describe)
         for thread in threads:
             thread.polled.clear()  # what it polled long ago

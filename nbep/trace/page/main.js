@@ -9,11 +9,11 @@ class Page {
     this.timeline = new Timeline(this.run, this.rows, this.colors);
     this.slots = new Slots(this.run, this.rows, this.colors);
     this.now = new Now(this.run, this.rows);
-    this.step = this.run.firstStep;
+    this.step = this.run.openingStep;
     this.isPlaying = false;
     this.willDraw = false;
     this.setUp();
-    this.goTo(Number(new URLSearchParams(location.hash.slice(1)).get("step")) || this.run.firstStep);
+    this.goTo(Number(new URLSearchParams(location.hash.slice(1)).get("step")) || this.run.openingStep);
     this.draw();
   }
 

@@ -48,6 +48,12 @@ class Run {
     return Math.min(this.lastStep, ...this.launches.map((launch) => launch[2]));
   }
 
+  // Where the page opens, so that no part of it is empty: at the end if somebody hangs, else where the first slot is filled.
+  get openingStep() {
+    if (this.waits.some((wait) => this.until[wait] === NEVER)) return this.lastStep;
+    return this.count ? this.step[Math.max(this.kind.indexOf(KIND.fill), 0)] : this.firstStep;
+  }
+
   // The step at which a wait ends; the end of the run if it never does.
   end(wait) {
     return this.until[wait] === NEVER ? this.lastStep : this.until[wait];
