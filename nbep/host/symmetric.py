@@ -3,7 +3,7 @@
 construct: allocate -> handles to all ranks -> open peers, fill the pointer tables; use; close. A rank that fails there
 is known to all ranks, and all give back what they have made.
 
-symmetric memory  num_nvl_bytes of rings | barrier signals | buffer_ptrs | barrier_signal_ptrs; see layout.intranode
+symmetric memory  num_nvl_bytes of rings | barrier signals | pointer tables | calls; see layout.intranode
                   | num_zero_copy_bytes for calls without rings; see layout.direct
 counters          moe_recv_counter, moe_recv_expert_counter: kernels write, the CPU polls
 report            FaultReport: kernels write, the CPU reads
@@ -32,11 +32,13 @@ from nbep.device.layout.intranode import (
     RingShape,
     describe_offset,
 )
+from nbep.device.protocols.calls import Call
 from nbep.device.protocols.peers import Bounds, Peers
-from nbep.device.protocols.waits import BARRIER, REPORT_BYTES, REPORT_WORDS, FaultReport
+from nbep.device.protocols.waits import OF_NODE, REPORT_BYTES, REPORT_WORDS, FaultReport
 from nbep.host import validate
 from nbep.host.arguments import integer, refuse
 from nbep.host.call_log import Arguments, CallLog
+from nbep.host.calls import VERBS, arguments_of
 from nbep.host.comm import Communicator, connect, gather_results
 from nbep.host.events import EventHandle, EventOverlap, handle_of
 from nbep.host.faults import destroy_error, destroyed_without, fault_error
@@ -390,6 +392,11 @@ class NodeMemory:
         self.runtime.wait_until(lambda: end.done, lambda: "the end of its comm stream")
         self.check_faults()
 
+    def compare(self, call: Call) -> None:
+        """As compare_call, of a call whose notify kernel compares it, too."""
+        if self._call_log is not None:
+            self.compare_call(VERBS[call.verb], lambda: arguments_of(call))
+
     def compare_call(self, verb: str, arguments: Callable[[], Arguments]) -> None:
         """Compare what must be alike on all ranks of a collective call, if they live in this process.
 
@@ -412,7 +419,7 @@ class NodeMemory:
         """Raise what a kernel has reported, if one has. A buffer raises the same on every later call."""
         if self.fault is None and self.has_fault:
             report = FaultReport(*(int(word) for word in self._report.read()))
-            if report.site == BARRIER:  # it counts the ranks of the node
+            if report.site in OF_NODE:  # they count the ranks of the node
                 report = report._replace(peer=report.peer + self._first_in_node)
             transport = self.transport if self.rdma is None else self.rdma.transport
             network = transport.describe(report.peer) if report.peer >= 0 else []

@@ -25,6 +25,7 @@ from nbep.host import handle_contents
 from nbep.host.arguments import flags, integer, refuse
 from nbep.host.comm import MAX_TIMEOUT_MS, Communicator, is_mpi_comm
 from nbep.host.config import Config
+from nbep.host.dtypes import ROW_DTYPES
 from nbep.host.events import EventOverlap, handle_of
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.runtime.base import Array, HandleType, Runtime
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from nbep.host.symmetric import NodeMemory
 
 INTRANODE_RANKS = (2, 4, 8)
-ROW_DTYPES = ("bfloat16", "float16", "float32", "float8_e4m3fn")
 MAX_SCALES = 1024
 MAX_RING_THREADS = 768
 

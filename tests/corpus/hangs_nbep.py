@@ -16,7 +16,7 @@ import nbep
 from nbep.device.kernels.internode import coordinator, notify_dispatch
 from nbep.device.kernels.intranode import combine, dispatch
 from nbep.device.kernels.low_latency import dispatch_sender, journal
-from nbep.device.protocols import barrier, teams
+from nbep.device.protocols import calls, teams
 from nbep.emulator import DeadlockError
 from nbep.notebook import edit
 
@@ -220,11 +220,11 @@ INSIDE_A_NODE = [
     edited(
         "barrier: the signal of another pair",
         inside_a_node,
-        barrier.barrier_block,
-        "+ 4 * peers.rank, -1)",
-        "+ 4 * peer, -1)",
+        calls.meet_block,
+        "+ 4 * peers.rank, -call.signal)",
+        "+ 4 * peer, -call.signal)",
         (
-            waits(NOTIFY, FOR_1, ARRIVAL, SIGNAL + "0 or less and sees 1"),
+            waits(NOTIFY, FOR_1, ARRIVAL, SIGNAL + "its value >> 24 <= 0 and sees "),
             "The last store of more than weak order to it is its own",
             "rank 0 notify -> rank 1 notify",
         ),
@@ -232,12 +232,12 @@ INSIDE_A_NODE = [
     edited(
         "barrier: counts that differ",
         inside_a_node,
-        barrier.barrier_block,
-        "own_signal, 1)",
-        "own_signal, 2)",
+        calls.meet_block,
+        "own_signal, call.signal)",
+        "own_signal, 2 * call.signal)",
         (
             "the peer's arrival at the barrier\nIt polls",
-            "expects 0 or less and sees 1",
+            "expects its value >> 24 <= 0 and sees ",
             "last store of more than weak order to it is its own",
         ),
         ("runs no kernel",),
@@ -248,7 +248,7 @@ INSIDE_A_NODE = [
         DeadlockError,
         (
             "rank 0: the notify (kernel `notify_dispatch`, block 0, warp 0, lane 7) waits for rank 7: " + ARRIVAL,
-            "It polls `nvl_buffer` of rank 0: barrier_signal[rank 7] (byte 65564), expects 0 or less and sees 1",
+            "It polls `nvl_buffer` of rank 0: barrier_signal[rank 7] (byte 65564), expects its value >> 24 <= 0 and sees ",
             "Ranks 1-6 wait for rank 7 in the same way",
             "Rank 7 runs no kernel: its host has returned",
         ),

@@ -19,8 +19,8 @@ from nbep.emulator import DataRace, Uninitialized
 
 DISPATCH, COMBINE = (f"nbep.device.kernels.intranode.{name}" for name in ("dispatch", "combine"))
 LAYOUT = "nbep.device.kernels.get_dispatch_layout"
-BARRIER, WAITS, TEAMS, STAGING, TOTALS = (
-    f"nbep.device.protocols.{name}" for name in ("barrier", "waits", "teams", "staging", "totals")
+CALLS, WAITS, TEAMS, STAGING, TOTALS = (
+    f"nbep.device.protocols.{name}" for name in ("calls", "waits", "teams", "staging", "totals")
 )
 BLOCK_OF_TWO = nbep.Config(2, 4, 9, num_threads=128)
 Change = Callable[[], AbstractContextManager]
@@ -92,13 +92,13 @@ TWO_ENDS = ("both", "scope", "tail[")
 SLOTS = nbep.Config(2, 2, 5)
 ENTRIES = [
     Broken("barrier: its signal is relaxed",
-           round_trips(left_out(BARRIER, "barrier_block", "atom_add_release_sys_s32")), DataRace,
+           round_trips(left_out(CALLS, "meet_block", "atom_add_release_sys_s32")), DataRace,
            ("the atomic on `nvl_buffer`", SIGNAL, "releases nothing"), ("rank_counts", *TWO_ENDS), least=4),
     Broken("barrier: its poll is relaxed",
-           round_trips(left_out(WAITS, "wait_signal_not_positive", "ld_acquire_sys_s32")), DataRace,
+           round_trips(left_out(WAITS, "wait_call", "ld_acquire_sys_s32")), DataRace,
            ("the load of `nvl_buffer`", SIGNAL, "acquires nothing"), ("rank_counts", *TWO_ENDS), least=4),
     Broken("barrier: a fence and a relaxed signal, a volatile poll",
-           round_trips(changed(replaced(BARRIER, "atom_add_release_sys_s32", fence_and_add),
+           round_trips(changed(replaced(CALLS, "atom_add_release_sys_s32", fence_and_add),
                                replaced(WAITS, "ld_acquire_sys_s32", primitives.ld_volatile_s32))), DataRace,
            ("the load of `nvl_buffer`", SIGNAL, "volatile.sys", "acquires nothing"),
            ("rank_counts", "releases nothing", "the atomic on", *TWO_ENDS), least=4),

@@ -68,7 +68,10 @@ RDMA_RECEIVER_TAIL = 30
 RDMA_RECEIVER_COORDINATOR = 31
 DIRECT_ARRIVED = 32
 DIRECT_LANDED = 33
+CALL_TOLD = 34
+CALLS_DIFFER = 35
 OWN_SITES = 100
+OF_NODE = (BARRIER, CALL_TOLD, CALLS_DIFFER)  # whose peer counts the ranks of the node
 
 SITES = {
     BARRIER: ("notify", "barrier_signal", "the peer's arrival at the barrier"),
@@ -107,6 +110,8 @@ SITES = {
     RDMA_RECEIVER_COORDINATOR: ("internode combine coordinator", "heads", "the RDMA receivers of its own block"),
     DIRECT_ARRIVED: ("direct dispatch receiver", "arrived", "all blocks of the peer to have sent their tokens"),
     DIRECT_LANDED: ("direct combine summer", "landed", "the peer's row of a token"),
+    CALL_TOLD: ("notify", "told", "the peer to say what it has called: something else than this rank"),
+    CALLS_DIFFER: ("notify", "call", "the same call on all ranks"),
     NETWORK_PUSH: ("network_push", "arrived", "the neighbour's messages, or its word that all have arrived"),
 }
 
@@ -178,6 +183,39 @@ def wait_signal_not_positive(signal, bounds, peer):
         elif wait_expired(deadline):
             report_fault(bounds, BARRIER, peer, -1, 0, value)
             return
+
+
+@device_function
+def wait_call(signal, digest_bits, bounds, peer):
+    """Wait until a barrier signal counts 0 or less; it counts above its digest_bits. Returns it; 0 if it never came."""
+    deadline = 0
+    while True:
+        value = ld_acquire_sys_s32(signal)  # PAIR barrier-signal
+        if value >> digest_bits <= 0:
+            return value
+        if deadline == 0:
+            deadline = start_wait(bounds)
+        elif wait_expired(deadline):
+            report_fault(bounds, BARRIER, peer, -1, 0, value >> digest_bits)
+            return 0
+
+
+@device_function
+def wait_told(cell, bounds, peer):
+    """Wait until a peer has said what it has called. Returns whether it has.
+
+    As long as ever, also if a wait of this rank was over time before: see protocols.calls.
+    """
+    deadline = 0
+    while True:
+        seen = ld_acquire_sys_s32(cell)  # PAIR call-told
+        if seen != 0:
+            return True
+        if deadline == 0:
+            deadline = deadline_after(bounds.timeout_ns)
+        elif wait_expired(deadline):
+            report_fault(bounds, CALL_TOLD, peer, -1, 1, seen)
+            return False
 
 
 @device_function

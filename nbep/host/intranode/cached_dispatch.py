@@ -27,13 +27,14 @@ from nbep.device.kernels.intranode.dispatch import (
 )
 from nbep.device.layout.direct import CELL_WORDS, DirectShape, HalfPlaces
 from nbep.device.layout.intranode import RingShape, num_ring_cell_words
+from nbep.device.protocols.calls import Call
 from nbep.host import validate
-from nbep.host.call_log import Arguments
+from nbep.host.calls import dispatch_call
 from nbep.host.config import DISPATCH_TABLE, Config, fit_config, table_config, zero_copy_config
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.runtime.base import Array, MaybeArray, PreparedLaunch
 from nbep.host.symmetric import NodeMemory, Order
-from nbep.host.tokens import Tokens, must_be_alike, pair
+from nbep.host.tokens import Tokens, pair
 
 ABSENT: MaybeArray = None  # what a handle's dispatch neither takes nor gives
 NO_OUTPUTS = DirectOutputs(ABSENT)
@@ -58,7 +59,7 @@ class Plan(NamedTuple):
     notify: PreparedLaunch
     ways: tuple[Way, ...]
     shape: RingShape | DirectShape
-    alike: Arguments
+    call: Call
 
 
 def dispatch_cached(
@@ -141,7 +142,10 @@ def _make_plan(
         validate.buffer_size(shape, memory.num_nvl_bytes)
         ways = _ring_ways(memory, config, shape, num_tokens, num_recv_tokens, strides)
         num_words, peers = num_ring_cell_words(shape), memory.peers
-    notify = runtime.prepare(cached_notify_dispatch, 1, runtime.notify_threads, 0, num_words, peers, memory.bounds)
+    call = dispatch_call(runtime, tokens, None, config, zero_copy=zero_copy)
+    notify = runtime.prepare(
+        cached_notify_dispatch, 1, runtime.notify_threads, 0, num_words, peers, memory.bounds, call
+    )
     return Plan(
         runtime.dtype_name(tokens.x),
         None if tokens.scales is None else runtime.dtype_name(tokens.scales),
@@ -151,7 +155,7 @@ def _make_plan(
         notify,
         ways,
         shape,
-        must_be_alike(runtime, tokens, None, config, zero_copy=zero_copy),
+        call,
     )
 
 
@@ -218,7 +222,7 @@ def _launch(
     if way.places is not None and direct is not None:
         with memory.allocations(order, values):
             pass
-        memory.compare_call("dispatch", lambda: plan.alike)
+        memory.compare(plan.call)
         lease = direct.begin_dispatch(way.places, plan.shape)  # type: ignore[arg-type]
         recv_x = direct.array(way.places.x, way.places.num_rows, plan.recv_x_size, plan.dtype, values, lease)
         recv_x_scales: MaybeArray = None
@@ -236,7 +240,7 @@ def _launch(
         recv_x = empty(plan.recv_x_size, plan.dtype)
         if scales is not None:
             recv_x_scales = empty(plan.recv_scales_size, plan.scale_dtype or "")
-    memory.compare_call("dispatch", lambda: plan.alike)
+    memory.compare(plan.call)
     memory.ring_shape = plan.shape  # type: ignore[assignment]
     plan.notify.launch(stream)
     outputs = DispatchOutputs(recv_x, recv_x_scales, ABSENT, ABSENT, ABSENT, ABSENT, ABSENT)

@@ -12,12 +12,13 @@ from nbep.device.kernels.intranode.combine import CombineInputs, CombineOutputs,
 from nbep.device.kernels.intranode.combine import combine as combine_kernel
 from nbep.device.layout.intranode import num_ring_cell_words
 from nbep.host import validate
+from nbep.host.calls import combine_call
 from nbep.host.config import COMBINE_TABLE, Config, fit_config, table_config, zero_copy_config
 from nbep.host.events import EventOverlap
 from nbep.host.intranode.direct_combine import combine_direct
 from nbep.host.runtime.base import Array, MaybeArray
 from nbep.host.symmetric import NodeMemory, Order
-from nbep.host.tokens import check_combine_inputs, combine_must_be_alike
+from nbep.host.tokens import check_combine_inputs
 
 MIN_THREADS = 64  # one warp coordinates, the others receive
 
@@ -68,7 +69,8 @@ def combine(
         combined_topk_weights: MaybeArray = None
         if topk_weights is not None:
             combined_topk_weights = empty((num_combined_tokens, num_topk), "float32")
-    memory.compare_call("combine", lambda: combine_must_be_alike(hidden, num_topk, config))
+    call = combine_call(hidden, num_topk, config)
+    memory.compare(call)
     num_threads = config.num_threads or max(MIN_THREADS, runtime.ring_threads(num_ranks))
 
     memory.ring_shape = shape
@@ -84,6 +86,7 @@ def combine(
         num_ring_cell_words(shape),
         memory.peers,
         memory.bounds,
+        call,
     )
     runtime.launch(
         memory.comm_stream,

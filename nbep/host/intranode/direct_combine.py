@@ -14,12 +14,13 @@ from nbep.device.kernels.intranode.direct_combine import (
 from nbep.device.kernels.intranode.direct_combine import direct_combine as combine_kernel
 from nbep.device.layout.direct import CELL_WORDS, SlotShape, num_landed_words
 from nbep.host import validate
+from nbep.host.calls import combine_call
 from nbep.host.config import Config
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.intranode.notify import reset_cells
 from nbep.host.runtime.base import Array, MaybeArray
 from nbep.host.symmetric import NodeMemory, Order
-from nbep.host.tokens import CombineGiven, combine_must_be_alike
+from nbep.host.tokens import CombineGiven
 
 
 def num_push_sms(config: Config) -> int:
@@ -47,9 +48,11 @@ def combine_direct(
         combined_topk_weights: MaybeArray = None
         if topk_weights is not None:
             combined_topk_weights = empty((num_tokens, given.num_topk), "float32")
-    memory.compare_call("combine", lambda: combine_must_be_alike(hidden, given.num_topk, config, zero_copy=True))
+    call = combine_call(hidden, given.num_topk, config, zero_copy=True)
+    memory.compare(call)
     direct.begin_combine(places, shape)
-    reset_cells(memory, direct.peers, CELL_WORDS + num_landed_words(num_tokens * (num_ranks - 1), num_ranks, chunk))
+    num_words = CELL_WORDS + num_landed_words(num_tokens * (num_ranks - 1), num_ranks, chunk)
+    reset_cells(memory, direct.peers, num_words, call)
     num_threads = config.num_threads or runtime.ring_threads(num_ranks)
     runtime.launch(
         memory.comm_stream,

@@ -27,7 +27,7 @@ from nbep.device.kernels.intranode.notify_dispatch import reset_ring_cells
 from nbep.device.layout.internode import arrived_offset, rings_offset
 from nbep.device.network import Network, amo_add
 from nbep.device.primitives import block_dim, block_idx, ld_weak_s32, st_weak_s32, thread_idx, u32_div
-from nbep.device.protocols.barrier import barrier_block
+from nbep.device.protocols.calls import Call, meet_block
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.totals import Progress
@@ -53,7 +53,7 @@ class CachedSizes(NamedTuple):
 
 
 @device_function
-def come_together(network, peers, progress, bounds, num_ring_cell_words, cells):
+def come_together(network, peers, progress, bounds, num_ring_cell_words, cells, call):
     """Block 0."""
     num_rdma_ranks = u32_div(network.num_ranks, peers.num_ranks)
     wanted = ld_weak_s32(progress.rounds) + 1
@@ -63,7 +63,7 @@ def come_together(network, peers, progress, bounds, num_ring_cell_words, cells):
         amo_add(network, arrived_offset(cells, own), 1, node * peers.num_ranks + peers.rank, 0, True)
     rings = buffer_of(peers, peers.rank) + rings_offset(num_rdma_ranks, peers.num_ranks)
     reset_ring_cells(rings, num_ring_cell_words)
-    barrier_block(peers, bounds)
+    meet_block(peers, bounds, call)
     wait_nodes(network, peers, bounds, cells, wanted)
     if thread_idx() == 0:
         st_weak_s32(progress.rounds, wanted)
@@ -71,11 +71,17 @@ def come_together(network, peers, progress, bounds, num_ring_cell_words, cells):
 
 @kernel(max_threads=256)
 def internode_cached_notify(
-    heads: CachedHeads, network: Network, peers: Peers, progress: Progress, bounds: Bounds, sizes: CachedSizes
+    heads: CachedHeads,
+    network: Network,
+    peers: Peers,
+    progress: Progress,
+    bounds: Bounds,
+    sizes: CachedSizes,
+    call: Call,
 ):
     """Grid: 1 block, before combine 1 + num_channels. Block: a multiple of 32."""
     if block_idx() == 0:
-        come_together(network, peers, progress, bounds, sizes.num_ring_cell_words, sizes.cells)
+        come_together(network, peers, progress, bounds, sizes.num_ring_cell_words, sizes.cells, call)
     elif not has_timed_out(bounds):  # after a time-out the handle may say anything
         channel = block_idx() - 1
         warp = thread_idx() // 32

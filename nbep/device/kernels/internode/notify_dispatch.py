@@ -62,7 +62,7 @@ from nbep.device.primitives import (
     u32_div,
     u32_mod,
 )
-from nbep.device.protocols.barrier import barrier_block
+from nbep.device.protocols.calls import Call, meet_block
 from nbep.device.protocols.grid_barrier import barrier_grid
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.totals import Progress, wait_total
@@ -250,7 +250,7 @@ def sum_expert_counts(out, buffer, num_rdma_ranks, num_nvl_ranks, num_local_expe
 
 
 @device_function
-def exchange(out, inputs, network, peers, progress, bounds, sizes):
+def exchange(out, inputs, network, peers, progress, bounds, sizes, call):
     """Block 0: between the nodes, then inside the node, then the sums."""
     num_nvl_ranks = peers.num_ranks
     num_rdma_ranks = u32_div(network.num_ranks, num_nvl_ranks)
@@ -264,7 +264,7 @@ def exchange(out, inputs, network, peers, progress, bounds, sizes):
     reset_ring_cells(buffer + rings_offset(num_rdma_ranks, num_nvl_ranks), sizes.num_ring_cell_words)
     if not has_timed_out(bounds):
         hand_on_counts(network, peers, sizes, round_)
-    barrier_block(peers, bounds)
+    meet_block(peers, bounds, call)
     if thread_idx() == 0:
         st_weak_s32(progress.rounds, round_ + 1)
         sum_node_counts(out, network, peers, sizes, round_)
@@ -281,6 +281,7 @@ def internode_notify_dispatch(
     progress: Progress,
     bounds: Bounds,
     sizes: InternodeNotifySizes,
+    call: Call,
 ):
     """Grid: 1 + num_ranks + num_rdma_ranks blocks. Block: 128 threads, or any multiple of 32. Shared:
     `notify_smem_bytes`.
@@ -289,4 +290,4 @@ def internode_notify_dispatch(
         count_tokens(out, inputs, network.num_ranks, peers.num_ranks, sizes)
     barrier_grid(progress.grid_arrivals, bounds)
     if block_idx() == 0:
-        exchange(out, inputs, network, peers, progress, bounds, sizes)
+        exchange(out, inputs, network, peers, progress, bounds, sizes, call)

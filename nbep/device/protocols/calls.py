@@ -1,0 +1,142 @@
+"""A barrier between the ranks of a node that compares what they call: the digest of a call travels in its signal.
+
+ rank a: signal[a][b] += ONE + digest of its call      rank b: signal[a][b] -= ONE + digest of its call
+
+ signal[a][b]      says to rank a
+ ONE or more       b has not come
+ 0                 b has come, with the same call
+ -ONE or less      b has come, and is one barrier ahead: in this one its call was the same (1)
+ any other         b has come, with another call: each tells the other its words, and reports the first that differs
+
+ cell              written by        with                    read by    with
+ signal[a][b]      rank a (+)        atom_add_relaxed_sys    -          -
+                   rank b (-)        atom_add_release_sys    rank a     ld_acquire_sys
+ call[a][b]        rank b            st_weak                 rank a     ld_weak, behind told[a][b]
+ told[a][b]        rank b            st_release_sys          rank a     ld_acquire_sys
+
+ (1) Who finds another call stays until the peer has told its words, and so until the peer has found it too.
+
+Where all calls are the same this is `barrier_block` with another number: no message, no access to memory more. The
+words are written only where calls differ, once: such a buffer is of no use any more.
+
+A digest is that of `nbep.host.calls`: calls that differ in one word never have the same, others one time in 16 million.
+"""
+
+from typing import NamedTuple
+
+from nbep.device.jit import device_function
+from nbep.device.layout.intranode import CALL_BYTES, CALL_WORDS, TOLD
+from nbep.device.primitives import (
+    atom_add_relaxed_sys_s32,
+    atom_add_release_sys_s32,
+    bar_red_and,
+    block_dim,
+    ld_weak_s32,
+    st_release_sys_s32,
+    st_weak_s32,
+    syncthreads,
+    thread_idx,
+)
+from nbep.device.protocols.peers import barrier_signals_of
+from nbep.device.protocols.waits import CALLS_DIFFER, has_timed_out, report_fault, wait_call, wait_told
+from nbep.device.types import I32
+
+DIGEST_BITS = 24
+ONE = 1 << DIGEST_BITS
+WORDS_OF_VERB = 16  # a report's channel is the word that differs, and so often the verb
+
+
+class Call(NamedTuple):
+    """A collective call: what arrives for it, and the words of which that is the digest; see nbep.host.calls."""
+
+    signal: I32  # ONE + digest
+    verb: I32
+    handle: I32
+    zero_copy: I32
+    dtype: I32
+    hidden: I32
+    scales: I32
+    num_topk: I32
+    num_experts: I32
+    num_sms: I32
+    chunk: I32
+    num_slots: I32
+    rdma_chunk: I32
+    num_rdma_slots: I32
+
+
+@device_function
+def tell_call(call, peers, peer):
+    """Write this rank's words where a peer reads them."""
+    signals = barrier_signals_of(peers, peer)
+    row = signals + CALL_WORDS + CALL_BYTES * peers.rank
+    st_weak_s32(row, call.verb)
+    st_weak_s32(row + 4, call.handle)
+    st_weak_s32(row + 8, call.zero_copy)
+    st_weak_s32(row + 12, call.dtype)
+    st_weak_s32(row + 16, call.hidden)
+    st_weak_s32(row + 20, call.scales)
+    st_weak_s32(row + 24, call.num_topk)
+    st_weak_s32(row + 28, call.num_experts)
+    st_weak_s32(row + 32, call.num_sms)
+    st_weak_s32(row + 36, call.chunk)
+    st_weak_s32(row + 40, call.num_slots)
+    st_weak_s32(row + 44, call.rdma_chunk)
+    st_weak_s32(row + 48, call.num_rdma_slots)
+    st_release_sys_s32(signals + TOLD + 4 * peers.rank, 1)  # PAIR call-told
+
+
+@device_function
+def first_difference(found, row, index, word):
+    """(index, word, seen) of the first word that differs so far; index -1 if none does."""
+    seen = ld_weak_s32(row + 4 * index)
+    if found[0] < 0 and seen != word:
+        return index, word, seen
+    return found
+
+
+@device_function
+def report_difference(call, peers, bounds, peer):
+    """Report the first word in which a peer's call differs, which it has told."""
+    row = barrier_signals_of(peers, peers.rank) + CALL_WORDS + CALL_BYTES * peer
+    found = (-1, 0, 0)
+    found = first_difference(found, row, 0, call.verb)
+    found = first_difference(found, row, 1, call.handle)
+    found = first_difference(found, row, 2, call.zero_copy)
+    found = first_difference(found, row, 3, call.dtype)
+    found = first_difference(found, row, 4, call.hidden)
+    found = first_difference(found, row, 5, call.scales)
+    found = first_difference(found, row, 6, call.num_topk)
+    found = first_difference(found, row, 7, call.num_experts)
+    found = first_difference(found, row, 8, call.num_sms)
+    found = first_difference(found, row, 9, call.chunk)
+    found = first_difference(found, row, 10, call.num_slots)
+    found = first_difference(found, row, 11, call.rdma_chunk)
+    found = first_difference(found, row, 12, call.num_rdma_slots)
+    channel = WORDS_OF_VERB * call.verb + found[0]
+    report_fault(bounds, CALLS_DIFFER, peer, channel, found[1], found[2])
+
+
+@device_function
+def meet_block(peers, bounds, call):
+    """As `barrier_block`, and compare calls. Returns whether all peers that have come called the same.
+
+    It returns the same to all threads of the block. If it is False, this rank has reported a difference.
+    """
+    # After the block's barrier thread `peer` speaks for all threads: its release covers what they wrote.
+    syncthreads()
+    peer = thread_idx()
+    is_same = True
+    if peer < peers.num_ranks:
+        own_signal = barrier_signals_of(peers, peers.rank) + 4 * peer
+        atom_add_relaxed_sys_s32(own_signal, call.signal)
+        atom_add_release_sys_s32(barrier_signals_of(peers, peer) + 4 * peers.rank, -call.signal)  # PAIR barrier-signal
+        signal = wait_call(own_signal, DIGEST_BITS, bounds, peer)
+        if signal != 0 and signal > -ONE:
+            is_same = False
+            tell_call(call, peers, peer)
+            told = wait_told(barrier_signals_of(peers, peers.rank) + TOLD + 4 * peer, bounds, peer)
+            # Who has failed before does not read: what it queued may meet words that are written anew.
+            if told and not has_timed_out(bounds):
+                report_difference(call, peers, bounds, peer)
+    return bar_red_and(0, block_dim(), is_same)
