@@ -17,6 +17,7 @@ from intranode import Options, check, combine, dispatch, dispatch_arguments, dis
 import nbep
 from nbep.device.kernels.intranode.cached_notify_combine import cached_notify_combine
 from nbep.emulator import UseAfterFree
+from nbep.host.calls import combine_call
 from nbep.host.runtime import process
 from nbep.host.runtime.cuda.mailbox import Mailbox, send
 from nbep.host.runtime.process import process_runtime
@@ -284,7 +285,18 @@ def memory_is_given_back(comm):
     buffer.destroy()
     assert space.segments == {}
     memory.runtime.launch(
-        memory.comm_stream, cached_notify_combine, 1, 128, 0, None, 0, 0, 0, memory.peers, memory.bounds
+        memory.comm_stream,
+        cached_notify_combine,
+        1,
+        128,
+        0,
+        None,
+        0,
+        0,
+        0,
+        memory.peers,
+        memory.bounds,
+        combine_call(128, 0, nbep.Config()),
     )
     with pytest.raises(UseAfterFree, match="nvl_buffer"):
         memory.comm_stream.synchronize()

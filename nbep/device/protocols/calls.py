@@ -118,6 +118,21 @@ def report_difference(call, peers, bounds, peer):
 
 
 @device_function
+def exchange_words(call, peers, bounds, is_other):
+    """Tell the peers that have called something else, and report what one of them tells. All threads of the block."""
+    peer = thread_idx()
+    told = False
+    if is_other:
+        tell_call(call, peers, peer)
+        told = wait_told(barrier_signals_of(peers, peers.rank) + TOLD + 4 * peer, bounds, peer)
+    syncthreads()  # a report ends all waits that have not begun
+    # Who has failed before does not read: what it has queued may meet words that are written anew.
+    if told and not has_timed_out(bounds):
+        report_difference(call, peers, bounds, peer)
+    syncthreads()
+
+
+@device_function
 def meet_block(peers, bounds, call):
     """As `barrier_block`, and compare calls. Returns whether all peers that have come called the same.
 
@@ -126,17 +141,14 @@ def meet_block(peers, bounds, call):
     # After the block's barrier thread `peer` speaks for all threads: its release covers what they wrote.
     syncthreads()
     peer = thread_idx()
-    is_same = True
+    is_other = False
     if peer < peers.num_ranks:
         own_signal = barrier_signals_of(peers, peers.rank) + 4 * peer
         atom_add_relaxed_sys_s32(own_signal, call.signal)
         atom_add_release_sys_s32(barrier_signals_of(peers, peer) + 4 * peers.rank, -call.signal)  # PAIR barrier-signal
         signal = wait_call(own_signal, DIGEST_BITS, bounds, peer)
-        if signal != 0 and signal > -ONE:
-            is_same = False
-            tell_call(call, peers, peer)
-            told = wait_told(barrier_signals_of(peers, peers.rank) + TOLD + 4 * peer, bounds, peer)
-            # Who has failed before does not read: what it queued may meet words that are written anew.
-            if told and not has_timed_out(bounds):
-                report_difference(call, peers, bounds, peer)
-    return bar_red_and(0, block_dim(), is_same)
+        is_other = signal != 0 and signal > -ONE
+    is_same = bar_red_and(0, block_dim(), not is_other)
+    if not is_same:
+        exchange_words(call, peers, bounds, is_other)
+    return is_same

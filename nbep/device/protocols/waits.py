@@ -202,17 +202,14 @@ def wait_call(signal, digest_bits, bounds, peer):
 
 @device_function
 def wait_told(cell, bounds, peer):
-    """Wait until a peer has said what it has called. Returns whether it has.
-
-    As long as ever, also if a wait of this rank was over time before: see protocols.calls.
-    """
+    """Wait until a peer has said what it has called. Returns whether it has."""
     deadline = 0
     while True:
         seen = ld_acquire_sys_s32(cell)  # PAIR call-told
         if seen != 0:
             return True
         if deadline == 0:
-            deadline = deadline_after(bounds.timeout_ns)
+            deadline = start_wait(bounds)
         elif wait_expired(deadline):
             report_fault(bounds, CALL_TOLD, peer, -1, 1, seen)
             return False
