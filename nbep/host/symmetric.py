@@ -375,6 +375,16 @@ class NodeMemory:
         if not (is_own and (not outputs or self.runtime.let_current_stream_use(outputs))):
             self.comm_stream.wait_current_stream()
 
+    def allocate(self, order: Order, like: Array, *wanted: tuple[tuple[int, ...], str]) -> list[Array]:
+        """As `allocations`, of arrays whose shapes and dtypes are known: most calls have nothing to come behind."""
+        if order.previous_event is None:
+            empty = self.runtime.empty
+            outputs = [empty(shape, dtype, like) for shape, dtype in wanted]
+            self.comm_stream.wait_current_stream()
+            return outputs
+        with self.allocations(order, like) as empty_behind:
+            return [empty_behind(shape, dtype) for shape, dtype in wanted]
+
     def finish(self, async_finish: bool) -> EventOverlap:
         """The event at the end of a call; unless async_finish, the caller's current stream waits for it."""
         self.latest_event = self.comm_stream.record()
@@ -413,7 +423,7 @@ class NodeMemory:
     @property
     def has_fault(self) -> bool:
         """Whether a wait of this rank was over time."""
-        return int(self._report.poll(0, 1)[0]) != 0
+        return self._report.poll_word(0) != 0
 
     def check_faults(self) -> None:
         """Raise what a kernel has reported, if one has. A buffer raises the same on every later call."""

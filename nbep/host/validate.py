@@ -182,8 +182,11 @@ def same_on_all_ranks(name: str, values: list[Any]) -> None:
 # Streams and events
 
 
-def stream_options(previous_event: object, async_finish: bool, allocate_on_comm_stream: bool) -> None:
-    flags(async_finish=async_finish, allocate_on_comm_stream=allocate_on_comm_stream)
+def stream_options(previous_event: object, async_finish: Any, allocate_on_comm_stream: Any) -> None:
+    if async_finish.__class__ is not bool or allocate_on_comm_stream.__class__ is not bool:
+        flags(async_finish=async_finish, allocate_on_comm_stream=allocate_on_comm_stream)
+    if previous_event is None and not allocate_on_comm_stream:
+        return
     event = handle_of(previous_event)
     if allocate_on_comm_stream and (event is None or not async_finish):
         raise ValueError(

@@ -6,7 +6,7 @@ from nbep.device.kernels.intranode.cached_notify_dispatch import cached_notify_d
 from nbep.device.kernels.intranode.notify_dispatch import NotifyInputs, NotifyOutputs, NotifySizes, notify_dispatch
 from nbep.device.protocols.calls import Call
 from nbep.device.protocols.peers import Peers
-from nbep.host.runtime.base import Array
+from nbep.host.runtime.base import Array, PreparedLaunch
 from nbep.host.symmetric import NodeMemory
 from nbep.host.tokens import Counts
 
@@ -50,17 +50,8 @@ def exchange_counts(
     )
 
 
-def reset_cells(memory: NodeMemory, peers: Peers, num_cell_words: int, call: Call) -> None:
-    """Launch the kernel that resets so many words and meets the peers, whose calls it compares."""
+def prepare_reset(memory: NodeMemory, peers: Peers, num_cell_words: int, call: Call) -> PreparedLaunch:
+    """The launch of the kernel that resets so many words and meets the peers, whose calls it compares."""
     runtime = memory.runtime
-    runtime.launch(
-        memory.comm_stream,
-        cached_notify_dispatch,
-        1,
-        runtime.notify_threads,
-        0,
-        num_cell_words,
-        peers,
-        memory.bounds,
-        call,
-    )
+    threads = runtime.notify_threads
+    return runtime.prepare(cached_notify_dispatch, 1, threads, 0, num_cell_words, peers, memory.bounds, call)
