@@ -16,7 +16,7 @@ from nbep.host.dtypes import ROW_DTYPES
 if TYPE_CHECKING:
     from nbep.host.call_log import Arguments
     from nbep.host.config import Config
-    from nbep.host.runtime.base import Runtime
+    from nbep.host.symmetric import NodeMemory
     from nbep.host.tokens import Tokens
 
 DISPATCH, COMBINE = range(2)
@@ -45,16 +45,16 @@ FACTOR = 6700417
 
 
 @lru_cache(maxsize=1024)
-def make_call(words: tuple[int, ...]) -> Call:
-    """The words, from the verb on, with what arrives for them."""
+def make_call(rank: int, words: tuple[int, ...]) -> Call:
+    """The words of a rank's call, from the verb on, with what arrives for them."""
     digest = 0
     for word in words:
         digest = (digest * FACTOR + word) % DIGESTS
-    return Call(ONE + digest, *words)
+    return Call(ONE + digest, rank, *words)
 
 
 def dispatch_call(
-    runtime: Runtime,
+    memory: NodeMemory,
     tokens: Tokens,
     num_experts: int | None,
     config: Config,
@@ -65,23 +65,24 @@ def dispatch_call(
 
     num_experts is None with a handle.
     """
-    scales = 0
+    runtime, scales = memory.runtime, 0
     if tokens.scales is not None:
         scales = 2 * tokens.num_scales + SCALES_DTYPES.index(runtime.dtype_name(tokens.scales))
     dtype = ROW_DTYPES.index(runtime.dtype_name(tokens.x))
     sizes = tokens.x.shape[1], scales, tokens.num_topk, num_experts or 0
     has_handle = int(num_experts is None)
     return make_call(
-        (DISPATCH, has_handle, int(zero_copy), dtype, *sizes, *_of_config(config, between_nodes, zero_copy))
+        memory.rank,
+        (DISPATCH, has_handle, int(zero_copy), dtype, *sizes, *_of_config(config, between_nodes, zero_copy)),
     )
 
 
 def combine_call(
-    hidden: int, num_topk: int, config: Config, between_nodes: bool = False, zero_copy: bool = False
+    rank: int, hidden: int, num_topk: int, config: Config, between_nodes: bool = False, zero_copy: bool = False
 ) -> Call:
     """What peers read out of this rank's rings, and how they take part in its barriers; see Buffer.combine."""
     words = COMBINE, 1, int(zero_copy), 0, hidden, 0, num_topk, 0
-    return make_call((*words, *_of_config(config, between_nodes, zero_copy)))
+    return make_call(rank, (*words, *_of_config(config, between_nodes, zero_copy)))
 
 
 def _of_config(config: Config, between_nodes: bool, zero_copy: bool) -> tuple[int, ...]:
@@ -107,7 +108,7 @@ def _of_config(config: Config, between_nodes: bool, zero_copy: bool) -> tuple[in
 
 def arguments_of(call: Call) -> Arguments:
     """What `call_log` compares: the arguments by their names."""
-    named = (_named(call.verb, index, word) for index, word in enumerate(call[1:]) if index != VERB)
+    named = (_named(call.verb, index, word) for index, word in enumerate(call[2:]) if index != VERB)
     return dict(named)
 
 

@@ -150,7 +150,7 @@ def test_memory_of_a_destroyed_buffer_is_out_of_reach():
             0,
             memory.peers,
             memory.bounds,
-            combine_call(128, 0, nbep.Config()),
+            combine_call(0, 128, 0, nbep.Config()),
         )
         memory.comm_stream.synchronize()
 

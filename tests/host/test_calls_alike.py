@@ -211,9 +211,9 @@ def test_a_peer_that_does_not_tell_its_words_is_named(monkeypatch):
 
 def test_a_digest_fits_below_the_count_and_every_word_changes_it():
     words = (0, 1, 0, 0, 7168, 112, 8, 256, 24, 0, 256, 0, 0)
-    assert len(words) == len(NAMES) == len(make_call(words)) - 1
+    assert len(words) == len(NAMES) == len(make_call(0, words)) - 2
     for index, word in enumerate(words):
         for other in (word + 1, word ^ 1, word + 2, 4 * word + 3, DIGESTS - 1):
-            changed = make_call((*words[:index], other, *words[index + 1 :])).signal
+            changed = make_call(0, (*words[:index], other, *words[index + 1 :])).signal
             assert ONE <= changed < 2 * ONE
-            assert changed != make_call(words).signal
+            assert changed != make_call(0, words).signal

@@ -296,7 +296,7 @@ def memory_is_given_back(comm):
         0,
         memory.peers,
         memory.bounds,
-        combine_call(128, 0, nbep.Config()),
+        combine_call(0, 128, 0, nbep.Config()),
     )
     with pytest.raises(UseAfterFree, match="nvl_buffer"):
         memory.comm_stream.synchronize()

@@ -45,7 +45,8 @@ TOLD = 4 * MAX_NVL_PEERS
 POINTER_TABLE_BYTES = 8 * MAX_POINTERS
 CALL_WORDS = BARRIER_SIGNAL_BYTES + 2 * POINTER_TABLE_BYTES  # from the signals on; see protocols.calls
 CALL_BYTES = 64
-TRAILER_BYTES = CALL_WORDS + MAX_NVL_PEERS * CALL_BYTES
+RELAYED_WORDS = CALL_WORDS + MAX_NVL_PEERS * CALL_BYTES
+TRAILER_BYTES = RELAYED_WORDS + MAX_NVL_PEERS * CALL_BYTES
 
 
 class RingShape(NamedTuple):
@@ -146,7 +147,8 @@ def describe_offset(shape: RingShape | None, num_ranks: int, num_nvl_bytes: int,
             return f"told[rank {(trailer - TOLD) // 4}]"
         if trailer >= CALL_WORDS:
             row, byte = divmod(trailer - CALL_WORDS, CALL_BYTES)
-            return f"call[rank {row}] word {byte // 4}"
+            name, rank = ("call", "relayed call")[row // MAX_NVL_PEERS], row % MAX_NVL_PEERS
+            return f"{name}[rank {rank}] word {byte // 4}"
         return f"pointer table + {trailer - BARRIER_SIGNAL_BYTES}"
     if num_nvl_bytes <= RINGS:  # no room for a ring: it holds something else
         return f"buffer + {offset}"

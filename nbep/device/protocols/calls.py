@@ -11,10 +11,13 @@
  cell              written by        with                    read by    with
  signal[a][b]      rank a (+)        atom_add_relaxed_sys    -          -
                    rank b (-)        atom_add_release_sys    rank a     ld_acquire_sys
- call[a][b]        rank b            st_weak                 rank a     ld_weak, behind told[a][b]
+ call[a][b]        rank b            st_weak                 rank a     ld_relaxed_sys, behind told[a][b]
+ relayed[a][b]     rank b            st_weak (2)             rank a     ld_relaxed_sys, behind told[a][b]
  told[a][b]        rank b            st_release_sys          rank a     ld_acquire_sys
 
  (1) Who finds another call stays until the peer has told its words, and so until the peer has found it too.
+ (2) Between nodes: the words of a rank of another node, where its call is the one that differs. Then b comes with
+     another signal, although its own words are those of a. See kernels.internode.come_together.
 
 Where all calls are the same this is `barrier_block` with another number: no message, no access to memory more. The
 words are written only where calls differ, once: such a buffer is of no use any more.
@@ -25,13 +28,13 @@ A digest is that of `nbep.host.calls`: calls that differ in one word never have 
 from typing import NamedTuple
 
 from nbep.device.jit import device_function
-from nbep.device.layout.intranode import CALL_BYTES, CALL_WORDS, TOLD
+from nbep.device.layout.intranode import CALL_BYTES, CALL_WORDS, RELAYED_WORDS, TOLD
 from nbep.device.primitives import (
     atom_add_relaxed_sys_s32,
     atom_add_release_sys_s32,
     bar_red_and,
     block_dim,
-    ld_weak_s32,
+    ld_relaxed_sys_s32,
     st_release_sys_s32,
     st_weak_s32,
     syncthreads,
@@ -43,13 +46,19 @@ from nbep.device.types import I32
 
 DIGEST_BITS = 24
 ONE = 1 << DIGEST_BITS
+RANK_WORD = 13  # behind the words that are compared
+TOLD_WORDS = 14
 WORDS_OF_VERB = 16  # a report's channel is the word that differs, and so often the verb
 
 
 class Call(NamedTuple):
-    """A collective call: what arrives for it, and the words of which that is the digest; see nbep.host.calls."""
+    """A collective call: what arrives for it, whose it is, and the words of which that is the digest.
+
+    See nbep.host.calls.
+    """
 
     signal: I32  # ONE + digest
+    rank: I32  # among all
     verb: I32
     handle: I32
     zero_copy: I32
@@ -67,38 +76,38 @@ class Call(NamedTuple):
 
 @device_function
 def tell_call(call, peers, peer):
-    """Write this rank's words where a peer reads them."""
+    """Write this rank's words, each and 1 more, where a peer reads them."""
     signals = barrier_signals_of(peers, peer)
     row = signals + CALL_WORDS + CALL_BYTES * peers.rank
-    st_weak_s32(row, call.verb)
-    st_weak_s32(row + 4, call.handle)
-    st_weak_s32(row + 8, call.zero_copy)
-    st_weak_s32(row + 12, call.dtype)
-    st_weak_s32(row + 16, call.hidden)
-    st_weak_s32(row + 20, call.scales)
-    st_weak_s32(row + 24, call.num_topk)
-    st_weak_s32(row + 28, call.num_experts)
-    st_weak_s32(row + 32, call.num_sms)
-    st_weak_s32(row + 36, call.chunk)
-    st_weak_s32(row + 40, call.num_slots)
-    st_weak_s32(row + 44, call.rdma_chunk)
-    st_weak_s32(row + 48, call.num_rdma_slots)
+    st_weak_s32(row, call.verb + 1)
+    st_weak_s32(row + 4, call.handle + 1)
+    st_weak_s32(row + 8, call.zero_copy + 1)
+    st_weak_s32(row + 12, call.dtype + 1)
+    st_weak_s32(row + 16, call.hidden + 1)
+    st_weak_s32(row + 20, call.scales + 1)
+    st_weak_s32(row + 24, call.num_topk + 1)
+    st_weak_s32(row + 28, call.num_experts + 1)
+    st_weak_s32(row + 32, call.num_sms + 1)
+    st_weak_s32(row + 36, call.chunk + 1)
+    st_weak_s32(row + 40, call.num_slots + 1)
+    st_weak_s32(row + 44, call.rdma_chunk + 1)
+    st_weak_s32(row + 48, call.num_rdma_slots + 1)
+    st_weak_s32(row + 4 * RANK_WORD, call.rank + 1)
     st_release_sys_s32(signals + TOLD + 4 * peers.rank, 1)  # PAIR call-told
 
 
 @device_function
 def first_difference(found, row, index, word):
     """(index, word, seen) of the first word that differs so far; index -1 if none does."""
-    seen = ld_weak_s32(row + 4 * index)
+    seen = ld_relaxed_sys_s32(row + 4 * index) - 1
     if found[0] < 0 and seen != word:
         return index, word, seen
     return found
 
 
 @device_function
-def report_difference(call, peers, bounds, peer):
-    """Report the first word in which a peer's call differs, which it has told."""
-    row = barrier_signals_of(peers, peers.rank) + CALL_WORDS + CALL_BYTES * peer
+def report_difference(call, row, bounds):
+    """Report the first word in which a call differs that has been told. Returns whether there is one."""
     found = (-1, 0, 0)
     found = first_difference(found, row, 0, call.verb)
     found = first_difference(found, row, 1, call.handle)
@@ -113,8 +122,11 @@ def report_difference(call, peers, bounds, peer):
     found = first_difference(found, row, 10, call.num_slots)
     found = first_difference(found, row, 11, call.rdma_chunk)
     found = first_difference(found, row, 12, call.num_rdma_slots)
-    channel = WORDS_OF_VERB * call.verb + found[0]
-    report_fault(bounds, CALLS_DIFFER, peer, channel, found[1], found[2])
+    if found[0] >= 0:
+        channel = WORDS_OF_VERB * call.verb + found[0]
+        rank = ld_relaxed_sys_s32(row + 4 * RANK_WORD) - 1
+        report_fault(bounds, CALLS_DIFFER, rank, channel, found[1], found[2])
+    return found[0] >= 0
 
 
 @device_function
@@ -128,7 +140,9 @@ def exchange_words(call, peers, bounds, is_other):
     syncthreads()  # a report ends all waits that have not begun
     # Who has failed before does not read: what it has queued may meet words that are written anew.
     if told and not has_timed_out(bounds):
-        report_difference(call, peers, bounds, peer)
+        own_signals = barrier_signals_of(peers, peers.rank)
+        if not report_difference(call, own_signals + CALL_WORDS + CALL_BYTES * peer, bounds):
+            report_difference(call, own_signals + RELAYED_WORDS + CALL_BYTES * peer, bounds)
     syncthreads()
 
 
@@ -138,16 +152,22 @@ def meet_block(peers, bounds, call):
 
     It returns the same to all threads of the block. If it is False, this rank has reported a difference.
     """
+    return meet_with(peers, bounds, call, call.signal)
+
+
+@device_function
+def meet_with(peers, bounds, call, signal):
+    """As `meet_block`; a rank that has relayed a call to its peers comes with another signal than its call's."""
     # After the block's barrier thread `peer` speaks for all threads: its release covers what they wrote.
     syncthreads()
     peer = thread_idx()
     is_other = False
     if peer < peers.num_ranks:
         own_signal = barrier_signals_of(peers, peers.rank) + 4 * peer
-        atom_add_relaxed_sys_s32(own_signal, call.signal)
-        atom_add_release_sys_s32(barrier_signals_of(peers, peer) + 4 * peers.rank, -call.signal)  # PAIR barrier-signal
-        signal = wait_call(own_signal, DIGEST_BITS, bounds, peer)
-        is_other = signal != 0 and signal > -ONE
+        atom_add_relaxed_sys_s32(own_signal, signal)
+        atom_add_release_sys_s32(barrier_signals_of(peers, peer) + 4 * peers.rank, -signal)  # PAIR barrier-signal
+        left = wait_call(own_signal, DIGEST_BITS, bounds, peer)
+        is_other = left != 0 and left > -ONE
     is_same = bar_red_and(0, block_dim(), not is_other)
     if not is_same:
         exchange_words(call, peers, bounds, is_other)

@@ -70,8 +70,9 @@ DIRECT_ARRIVED = 32
 DIRECT_LANDED = 33
 CALL_TOLD = 34
 CALLS_DIFFER = 35
+NODE_CALL = 36
 OWN_SITES = 100
-OF_NODE = (BARRIER, CALL_TOLD, CALLS_DIFFER)  # whose peer counts the ranks of the node
+OF_NODE = (BARRIER, CALL_TOLD)  # whose peer counts the ranks of the node
 
 SITES = {
     BARRIER: ("notify", "barrier_signal", "the peer's arrival at the barrier"),
@@ -112,6 +113,7 @@ SITES = {
     DIRECT_LANDED: ("direct combine summer", "landed", "the peer's row of a token"),
     CALL_TOLD: ("notify", "told", "the peer to say what it has called: something else than this rank"),
     CALLS_DIFFER: ("notify", "call", "the same call on all ranks"),
+    NODE_CALL: ("internode notify", "call", "the peer to say what it has called: something else than this rank"),
     NETWORK_PUSH: ("network_push", "arrived", "the neighbour's messages, or its word that all have arrived"),
 }
 
@@ -212,6 +214,21 @@ def wait_told(cell, bounds, peer):
             deadline = start_wait(bounds)
         elif wait_expired(deadline):
             report_fault(bounds, CALL_TOLD, peer, -1, 1, seen)
+            return False
+
+
+@device_function
+def wait_node_call(cell, bounds, peer):
+    """Wait until a rank of another node has said a word of its call. Returns whether it has."""
+    deadline = 0
+    while True:
+        seen = ld_relaxed_sys_s32(cell)  # the word is the message itself: nothing else is published by it
+        if seen != 0:
+            return True
+        if deadline == 0:
+            deadline = start_wait(bounds)
+        elif wait_expired(deadline):
+            report_fault(bounds, NODE_CALL, peer, -1, 1, seen)
             return False
 
 

@@ -66,7 +66,7 @@ def combine(
         combined_topk_weights: MaybeArray = None
         if topk_weights is not None:
             combined_topk_weights = empty((num_combined_tokens, given.num_topk), "float32")
-    call = combine_call(x.shape[1], given.num_topk, config, between_nodes=True)
+    call = combine_call(memory.rank, x.shape[1], given.num_topk, config, between_nodes=True)
     memory.compare(call)
     take_turn(memory, "combine")
     memory.ring_shape, mode.rdma.shape = rings.nvl, rings.rdma

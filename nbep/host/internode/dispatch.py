@@ -119,7 +119,7 @@ def dispatch(
     if handle is None:
         known, counted = _notify(memory, tokens, counts, expert_alignment, num_worst_tokens, config, rings, order)
     else:
-        call = dispatch_call(runtime, tokens, None, config, between_nodes=True)
+        call = dispatch_call(memory, tokens, None, config, between_nodes=True)
         memory.compare(call)
         take_turn(memory, "dispatch")
         known = _cached_notify(memory, handle, rings, call)
@@ -161,7 +161,7 @@ def _notify(
             empty((num_ranks, num_channels), "int32"),
             empty((num_ranks,), "int32"),
         )
-    call = dispatch_call(runtime, tokens, num_experts, config, between_nodes=True)
+    call = dispatch_call(memory, tokens, num_experts, config, between_nodes=True)
     memory.compare(call)
     take_turn(memory, "dispatch")
     if polled:

@@ -132,7 +132,7 @@ def _make_plan(
         validate.buffer_size(shape, memory.num_nvl_bytes)
         ways = _ring_ways(memory, config, shape, num_tokens, num_recv_tokens, strides)
         num_words, peers = num_ring_cell_words(shape), memory.peers
-    call = dispatch_call(runtime, tokens, None, config, zero_copy=zero_copy)
+    call = dispatch_call(memory, tokens, None, config, zero_copy=zero_copy)
     notify = prepare_reset(memory, peers, num_words, call)
     dtype, hidden = runtime.dtype_name(tokens.x), tokens.x.shape[1]
     outputs: tuple[tuple[tuple[int, int], str], ...] = (((num_recv_tokens, hidden), dtype),)

@@ -121,7 +121,7 @@ def _make_plan(
         config = fit_config(table, memory.num_nvl_bytes, num_ranks, *token_sizes)
     validate.config(config, num_ranks, MIN_THREADS)
     validate.handle_config(handle, config)
-    call = combine_call(hidden, num_topk, config, zero_copy=zero_copy)
+    call = combine_call(memory.rank, hidden, num_topk, config, zero_copy=zero_copy)
     way: RingCombine | DirectCombine
     if zero_copy:
         validate.num_push_sms(config)

@@ -63,7 +63,7 @@ def dispatch_counted(
         channel_prefix_matrix = empty((num_ranks, num_channels), "int32")
         recv_channel_prefix_matrix = empty((num_ranks, num_channels), "int32")
         send_head = empty((tokens.num_tokens, num_ranks), "int32")
-    call = dispatch_call(runtime, tokens, num_experts, config, zero_copy=True)
+    call = dispatch_call(memory, tokens, num_experts, config, zero_copy=True)
     memory.compare(call)
     lease = direct.begin_dispatch(places, shape)
     polled = num_worst_tokens == 0

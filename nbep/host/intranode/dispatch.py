@@ -117,7 +117,7 @@ def _dispatch_counted(
     with memory.allocations(order, tokens.x) as empty:
         rank_prefix_matrix = empty((num_ranks, num_ranks), "int32")
         channel_prefix_matrix = empty((num_ranks, shape.num_channels), "int32")
-    call = dispatch_call(runtime, tokens, num_experts, config)
+    call = dispatch_call(memory, tokens, num_experts, config)
     memory.compare(call)
     exchange_counts(
         memory,
