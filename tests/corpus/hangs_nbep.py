@@ -220,9 +220,9 @@ INSIDE_A_NODE = [
     edited(
         "barrier: the signal of another pair",
         inside_a_node,
-        calls.meet_block,
-        "+ 4 * peers.rank, -call.signal)",
-        "+ 4 * peer, -call.signal)",
+        calls.wait_peer,
+        "+ 4 * peers.rank, -signal)",
+        "+ 4 * peer, -signal)",
         (
             waits(NOTIFY, FOR_1, ARRIVAL, SIGNAL + "its value >> 24 <= 0 and sees "),
             "The last store of more than weak order to it is its own",
@@ -232,9 +232,9 @@ INSIDE_A_NODE = [
     edited(
         "barrier: counts that differ",
         inside_a_node,
-        calls.meet_block,
-        "own_signal, call.signal)",
-        "own_signal, 2 * call.signal)",
+        calls.wait_peer,
+        "own_signal, signal)",
+        "own_signal, 2 * signal)",
         (
             "the peer's arrival at the barrier\nIt polls",
             "expects its value >> 24 <= 0 and sees ",
@@ -248,7 +248,7 @@ INSIDE_A_NODE = [
         DeadlockError,
         (
             "rank 0: the notify (kernel `notify_dispatch`, block 0, warp 0, lane 7) waits for rank 7: " + ARRIVAL,
-            "It polls `nvl_buffer` of rank 0: barrier_signal[rank 7] (byte 65564), expects its value >> 24 <= 0 and sees ",
+            "It polls `nvl_buffer` of rank 0: barrier_signal[rank 7] (byte 65564), expects its value >> 24 <= 0 and",
             "Ranks 1-6 wait for rank 7 in the same way",
             "Rank 7 runs no kernel: its host has returned",
         ),

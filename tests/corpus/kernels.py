@@ -92,7 +92,7 @@ TWO_ENDS = ("both", "scope", "tail[")
 SLOTS = nbep.Config(2, 2, 5)
 ENTRIES = [
     Broken("barrier: its signal is relaxed",
-           round_trips(left_out(CALLS, "meet_block", "atom_add_release_sys_s32")), DataRace,
+           round_trips(left_out(CALLS, "wait_peer", "atom_add_release_sys_s32")), DataRace,
            ("the atomic on `nvl_buffer`", SIGNAL, "releases nothing"), ("rank_counts", *TWO_ENDS), least=4),
     Broken("barrier: its poll is relaxed",
            round_trips(left_out(WAITS, "wait_call", "ld_acquire_sys_s32")), DataRace,

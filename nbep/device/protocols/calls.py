@@ -130,20 +130,43 @@ def report_difference(call, row, bounds):
 
 
 @device_function
-def exchange_words(call, peers, bounds, is_other):
-    """Tell the peers that have called something else, and report what one of them tells. All threads of the block."""
+def wait_peer(peers, bounds, signal):
+    """Thread `peer` signals that peer and waits for it. Returns whether the peer has come with another call."""
+    # After the block's barrier thread `peer` speaks for all threads: its release covers what they wrote.
+    syncthreads()
     peer = thread_idx()
+    is_other = False
+    if peer < peers.num_ranks:
+        own_signal = barrier_signals_of(peers, peers.rank) + 4 * peer
+        atom_add_relaxed_sys_s32(own_signal, signal)
+        atom_add_release_sys_s32(barrier_signals_of(peers, peer) + 4 * peers.rank, -signal)  # PAIR barrier-signal
+        left = wait_call(own_signal, DIGEST_BITS, bounds, peer)
+        is_other = left != 0 and left > -ONE
+    return is_other
+
+
+@device_function
+def ask_peer(call, peers, bounds, is_other):
+    """Exchange words with a peer that has come with another call. Returns whether its words are here."""
     told = False
     if is_other:
+        peer = thread_idx()
         tell_call(call, peers, peer)
         told = wait_told(barrier_signals_of(peers, peers.rank) + TOLD + 4 * peer, bounds, peer)
-    syncthreads()  # a report ends all waits that have not begun
-    # Who has failed before does not read: what it has queued may meet words that are written anew.
+    return told
+
+
+@device_function
+def report_peer(call, peers, bounds, told):
+    """Report what a peer has called, if its words are here.
+
+    Who has failed before does not read: what it has queued may meet words that are written anew.
+    """
     if told and not has_timed_out(bounds):
         own_signals = barrier_signals_of(peers, peers.rank)
-        if not report_difference(call, own_signals + CALL_WORDS + CALL_BYTES * peer, bounds):
-            report_difference(call, own_signals + RELAYED_WORDS + CALL_BYTES * peer, bounds)
-    syncthreads()
+        row = CALL_BYTES * thread_idx()
+        if not report_difference(call, own_signals + CALL_WORDS + row, bounds):
+            report_difference(call, own_signals + RELAYED_WORDS + row, bounds)
 
 
 @device_function
@@ -158,17 +181,11 @@ def meet_block(peers, bounds, call):
 @device_function
 def meet_with(peers, bounds, call, signal):
     """As `meet_block`; a rank that has relayed a call to its peers comes with another signal than its call's."""
-    # After the block's barrier thread `peer` speaks for all threads: its release covers what they wrote.
-    syncthreads()
-    peer = thread_idx()
-    is_other = False
-    if peer < peers.num_ranks:
-        own_signal = barrier_signals_of(peers, peers.rank) + 4 * peer
-        atom_add_relaxed_sys_s32(own_signal, signal)
-        atom_add_release_sys_s32(barrier_signals_of(peers, peer) + 4 * peers.rank, -signal)  # PAIR barrier-signal
-        left = wait_call(own_signal, DIGEST_BITS, bounds, peer)
-        is_other = left != 0 and left > -ONE
+    is_other = wait_peer(peers, bounds, signal)
     is_same = bar_red_and(0, block_dim(), not is_other)
     if not is_same:
-        exchange_words(call, peers, bounds, is_other)
+        told = ask_peer(call, peers, bounds, is_other)
+        syncthreads()  # a report ends all waits that have not begun
+        report_peer(call, peers, bounds, told)
+        syncthreads()
     return is_same

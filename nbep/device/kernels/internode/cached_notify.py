@@ -23,13 +23,23 @@ from typing import NamedTuple
 
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.internode.coordinator import first_passing_row, tokens_to_node
-from nbep.device.kernels.internode.meet_nodes import wait_nodes
+from nbep.device.kernels.internode.meet_nodes import ask_node, report_node, wait_node
 from nbep.device.kernels.intranode.cached_notify_combine import encode_absent_tokens
 from nbep.device.kernels.intranode.notify_dispatch import reset_ring_cells
 from nbep.device.layout.internode import arrived_offset, rings_offset
 from nbep.device.network import Network, amo_add
-from nbep.device.primitives import block_dim, block_idx, ld_weak_s32, s32, st_weak_s32, thread_idx, u32_div
-from nbep.device.protocols.calls import Call, meet_block
+from nbep.device.primitives import (
+    bar_red_and,
+    block_dim,
+    block_idx,
+    ld_weak_s32,
+    s32,
+    st_weak_s32,
+    syncthreads,
+    thread_idx,
+    u32_div,
+)
+from nbep.device.protocols.calls import Call, ask_peer, report_peer, wait_peer
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.totals import Progress
@@ -66,8 +76,14 @@ def come_together(network, peers, progress, bounds, num_ring_cell_words, cells, 
         amo_add(network, arrived_offset(cells, own), call.signal, node * peers.num_ranks + peers.rank, 0, True)
     rings = buffer_of(peers, peers.rank) + rings_offset(num_rdma_ranks, peers.num_ranks)
     reset_ring_cells(rings, num_ring_cell_words)
-    meet_block(peers, bounds, call)
-    wait_nodes(network, peers, bounds, cells, call, called)
+    is_other = wait_peer(peers, bounds, call.signal)
+    is_other_node = wait_node(network, peers, bounds, cells, call, called)
+    if not bar_red_and(0, block_dim(), not (is_other or is_other_node)):
+        told = ask_peer(call, peers, bounds, is_other)
+        told_by_node = ask_node(network, peers, bounds, cells, call, is_other_node)
+        syncthreads()  # a report ends all waits that have not begun
+        report_peer(call, peers, bounds, told)
+        report_node(network, peers, bounds, cells, call, told_by_node)
     if thread_idx() == 0:
         st_weak_s32(progress.rounds, rounds + 1)
         st_weak_s32(progress.called, s32(called + call.signal))

@@ -61,27 +61,8 @@ def tell_node(network, cells, num_rdma_ranks, own, peer, call):
 
 
 @device_function
-def exchange_node_words(network, peers, bounds, cells, call, is_other):
-    """Tell the ranks that have called something else, and report what one of them tells. All threads of the block."""
-    num_rdma_ranks = u32_div(network.num_ranks, peers.num_ranks)
-    node = thread_idx()
-    row = own_ptr(network, call_offset(cells, num_rdma_ranks, node))
-    told = is_other
-    if is_other:
-        peer = node * peers.num_ranks + peers.rank
-        tell_node(network, cells, num_rdma_ranks, u32_div(network.rank, peers.num_ranks), peer, call)
-        for i in range(TOLD_WORDS):
-            if not wait_node_call(row + 4 * i, bounds, peer):
-                told = False
-    syncthreads()  # a report ends all waits that have not begun
-    if told and not has_timed_out(bounds):
-        report_difference(call, row, bounds)
-    syncthreads()
-
-
-@device_function
-def wait_nodes(network, peers, bounds, cells, call, called):
-    """Thread n waits for (n, own place). Returns to all threads whether all that have come call the same."""
+def wait_node(network, peers, bounds, cells, call, called):
+    """Thread n waits for (n, own place). Returns whether that rank has come with another call."""
     num_rdma_ranks = u32_div(network.num_ranks, peers.num_ranks)
     node = thread_idx()
     is_other = False
@@ -89,9 +70,43 @@ def wait_nodes(network, peers, bounds, cells, call, called):
         cell = own_ptr(network, arrived_offset(cells, node))
         ahead = wait_arrived(cell, s32(called + call.signal), -ONE, bounds, node * peers.num_ranks + peers.rank)
         is_other = ahead != 0 and ahead < ONE
+    return is_other
+
+
+@device_function
+def ask_node(network, peers, bounds, cells, call, is_other):
+    """Exchange words with a rank that has come with another call. Returns whether its words are here."""
+    told = is_other
+    if is_other:
+        num_rdma_ranks = u32_div(network.num_ranks, peers.num_ranks)
+        node = thread_idx()
+        peer = node * peers.num_ranks + peers.rank
+        tell_node(network, cells, num_rdma_ranks, u32_div(network.rank, peers.num_ranks), peer, call)
+        row = own_ptr(network, call_offset(cells, num_rdma_ranks, node))
+        for i in range(TOLD_WORDS):
+            if not wait_node_call(row + 4 * i, bounds, peer):
+                told = False
+    return told
+
+
+@device_function
+def report_node(network, peers, bounds, cells, call, told):
+    """Report what a rank of another node has called, if its words are here."""
+    if told and not has_timed_out(bounds):
+        num_rdma_ranks = u32_div(network.num_ranks, peers.num_ranks)
+        report_difference(call, own_ptr(network, call_offset(cells, num_rdma_ranks, thread_idx())), bounds)
+
+
+@device_function
+def meet_nodes(network, peers, bounds, cells, call, called):
+    """Wait for the ranks of other nodes. Returns to all threads whether all that have come call the same."""
+    is_other = wait_node(network, peers, bounds, cells, call, called)
     is_same = bar_red_and(0, block_dim(), not is_other)
     if not is_same:
-        exchange_node_words(network, peers, bounds, cells, call, is_other)
+        told = ask_node(network, peers, bounds, cells, call, is_other)
+        syncthreads()  # a report ends all waits that have not begun
+        report_node(network, peers, bounds, cells, call, told)
+        syncthreads()
     return is_same
 
 

@@ -36,7 +36,7 @@ Source: DeepEP csrc/kernels/internode.cu, notify_dispatch. Break it: notebooks/1
 from typing import NamedTuple
 
 from nbep.device.jit import device_function, kernel
-from nbep.device.kernels.internode.meet_nodes import relay_call, wait_nodes
+from nbep.device.kernels.internode.meet_nodes import meet_nodes, relay_call
 from nbep.device.kernels.intranode.notify_dispatch import count_channel_tokens, reset_ring_cells
 from nbep.device.layout.internode import (
     COUNT_MESSAGE_BYTES,
@@ -265,7 +265,7 @@ def exchange(out, inputs, network, peers, progress, bounds, sizes, call):
     if not has_timed_out(bounds):  # a rank that is only late may still need what it has of the last call
         for node in range(thread_idx() // 32, num_rdma_ranks, block_dim() // 32):
             send_message(out, inputs, network, peers, sizes, call, round_, node, thread_idx() % 32)
-    is_same = wait_nodes(network, peers, bounds, sizes.cells, call, called)
+    is_same = meet_nodes(network, peers, bounds, sizes.cells, call, called)
     buffer = buffer_of(peers, peers.rank)
     reset_ring_cells(buffer + rings_offset(num_rdma_ranks, num_nvl_ranks), sizes.num_ring_cell_words)
     if not has_timed_out(bounds):
