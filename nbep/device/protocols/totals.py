@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from nbep.device.jit import device_function
 from nbep.device.primitives import ld_acquire_sys_s32, s32, wait_expired
+from nbep.device.protocols.calls import DIGEST_BITS, ONE
 from nbep.device.protocols.waits import INTERNODE_NOTIFY, report_fault, start_wait
 from nbep.device.types import Sym
 
@@ -53,20 +54,20 @@ def wait_total(cell, wanted, bounds, site, peer, channel):
 
 
 @device_function
-def wait_arrived(cell, wanted, behind, bounds, peer):
-    """Wait until a cell counts more than wanted + behind. Returns how far it is past wanted; 0 if it never came there.
+def wait_arrived(cell, wanted, bounds, peer):
+    """Wait until a peer has added its call to a cell. Returns how far that is past wanted; 0 if it never came.
 
     See kernels.internode.meet_nodes: all that a peer had put before is there.
     """
     deadline = 0
     while True:
         seen = s32(ld_acquire_sys_s32(cell) - wanted)  # PAIR network-amo
-        if seen > behind:
+        if seen > -ONE:
             return seen
         if deadline == 0:
             deadline = start_wait(bounds)
         elif wait_expired(deadline):
-            report_fault(bounds, INTERNODE_NOTIFY, peer, -1, behind + 1, seen)
+            report_fault(bounds, INTERNODE_NOTIFY, peer, -1, 1, (seen >> DIGEST_BITS) + 2)  # arrivals for this call
             return 0
 
 

@@ -68,7 +68,7 @@ def wait_node(network, peers, bounds, cells, call, called):
     is_other = False
     if node < num_rdma_ranks:
         cell = own_ptr(network, arrived_offset(cells, node))
-        ahead = wait_arrived(cell, s32(called + call.signal), -ONE, bounds, node * peers.num_ranks + peers.rank)
+        ahead = wait_arrived(cell, s32(called + call.signal), bounds, node * peers.num_ranks + peers.rank)
         is_other = ahead != 0 and ahead < ONE
     return is_other
 
