@@ -69,9 +69,9 @@ class Call(NamedTuple):
     num_experts: I32
     num_sms: I32
     chunk: I32
-    num_slots: I32
+    slots: I32
     rdma_chunk: I32
-    num_rdma_slots: I32
+    rdma_slots: I32
 
 
 @device_function
@@ -89,9 +89,9 @@ def tell_call(call, peers, peer):
     st_weak_s32(row + 28, call.num_experts + 1)
     st_weak_s32(row + 32, call.num_sms + 1)
     st_weak_s32(row + 36, call.chunk + 1)
-    st_weak_s32(row + 40, call.num_slots + 1)
+    st_weak_s32(row + 40, call.slots + 1)
     st_weak_s32(row + 44, call.rdma_chunk + 1)
-    st_weak_s32(row + 48, call.num_rdma_slots + 1)
+    st_weak_s32(row + 48, call.rdma_slots + 1)
     st_weak_s32(row + 4 * RANK_WORD, call.rank + 1)
     st_release_sys_s32(signals + TOLD + 4 * peers.rank, 1)  # PAIR call-told
 
@@ -119,9 +119,9 @@ def report_difference(call, row, bounds):
     found = first_difference(found, row, 7, call.num_experts)
     found = first_difference(found, row, 8, call.num_sms)
     found = first_difference(found, row, 9, call.chunk)
-    found = first_difference(found, row, 10, call.num_slots)
+    found = first_difference(found, row, 10, call.slots)
     found = first_difference(found, row, 11, call.rdma_chunk)
-    found = first_difference(found, row, 12, call.num_rdma_slots)
+    found = first_difference(found, row, 12, call.rdma_slots)
     if found[0] >= 0:
         channel = WORDS_OF_VERB * call.verb + found[0]
         rank = ld_relaxed_sys_s32(row + 4 * RANK_WORD) - 1

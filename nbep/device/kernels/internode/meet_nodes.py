@@ -54,9 +54,9 @@ def tell_node(network, cells, num_rdma_ranks, own, peer, call):
     amo_add(network, row + 28, call.num_experts + 1, peer, 0, False)
     amo_add(network, row + 32, call.num_sms + 1, peer, 0, False)
     amo_add(network, row + 36, call.chunk + 1, peer, 0, False)
-    amo_add(network, row + 40, call.num_slots + 1, peer, 0, False)
+    amo_add(network, row + 40, call.slots + 1, peer, 0, False)
     amo_add(network, row + 44, call.rdma_chunk + 1, peer, 0, False)
-    amo_add(network, row + 48, call.num_rdma_slots + 1, peer, 0, False)
+    amo_add(network, row + 48, call.rdma_slots + 1, peer, 0, False)
     amo_add(network, row + 52, call.rank + 1, peer, 0, False)
 
 
