@@ -28,6 +28,7 @@ class UnknownName(LookupError):
 BY_NAME = {
     **dict.fromkeys(("syncthreads", "bar_sync", "syncwarp", "team_barrier"), ("barrier", NOTHING)),
     **dict.fromkeys(("barrier_block", "barrier_grid", "barrier_network"), ("barrier", NOTHING)),
+    "meet_block": ("barrier", TRUE),
     "bar_red_and": ("barrier", OPINION),
     **dict.fromkeys(("fence_acq_rel_cta", "fence_acq_rel_gpu", "fence_acq_rel_sys"), ("fence", NOTHING)),
     **dict.fromkeys(("fence_mbarrier_init", "fence_proxy_async_shared"), ("fence", NOTHING)),

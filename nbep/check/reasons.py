@@ -12,6 +12,7 @@ MASKS = "no scenario masks ranks; tests/low_latency/test_shrink.py does"
 OLD_PTX = "for versions of PTX that do not say how the engine accesses an mbarrier: docs/memory_orders.md"
 WITHOUT_RINGS = "no scenario goes without rings; tests/intranode/test_broken_direct.py does"
 SLOTS_ALONE = "kernels only use slots again behind it; tests/network/test_broken_steps.py reads more"
+SAME_CALLS = "in all scenarios all ranks call the same; tests/host/test_calls_alike.py differs"
 BENCHMARK = "no scenario runs the benchmark's kernel; tests/network/test_push.py does"
 
 # By the name of a fault, or of a place: then all faults there have the reason.
@@ -46,6 +47,13 @@ REASONS = {
     "arrivals.mask_rank": AFTER_TIMEOUT,
     "arrivals.empty_cell": MASKS,
     "low_latency.update_mask_buffer": MASKS,
+    "calls.tell_call": SAME_CALLS,
+    "waits.wait_told": SAME_CALLS,
+    "calls.meet_with: syncthreads": SAME_CALLS,
+    "calls.meet_with: syncthreads 2": SAME_CALLS,
+    "internode.meet_nodes: syncthreads": SAME_CALLS,
+    "internode.meet_nodes: syncthreads 2": SAME_CALLS,
+    "internode.cached_notify.come_together: syncthreads": SAME_CALLS,
     "intranode.direct_dispatch": WITHOUT_RINGS,
     "intranode.direct_combine": WITHOUT_RINGS,
     "staged_sums": WITHOUT_RINGS,

@@ -15,6 +15,8 @@ def refuse(name: str, got: object, allowed: str) -> NoReturn:
 
 def integer(name: str, value: Any, minimum: int | None = None) -> int:
     """The value as an int. Whatever Python takes for an index is one, also a NumPy integer, but no bool."""
+    if value.__class__ is int and (minimum is None or value >= minimum):
+        return value
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:

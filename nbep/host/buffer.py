@@ -393,11 +393,11 @@ class Buffer(LowLatencyVerbs):
         Alike:    on all ranks must be: whether there is a handle; the hidden size and dtype of x, the number and dtype
                   of its scales; num_topk, or that there is no top-k; num_experts; num_sms and
                   num_max_nvl_chunked_recv_tokens of config, between nodes also num_max_rdma_chunked_send_tokens and
-                  num_max_rdma_chunked_recv_tokens. All else may differ. Ranks of one process are compared, and so is
-                  the verb; processes are not: there the results are garbage or a wait is over time
-        Raises:   ValueError for wrong arguments, before anything is launched, and on the later of two ranks that pass
-                  something else; after it if num_worst_tokens turns out
-                  to be too small. PeerTimeout if a peer does not come
+                  num_max_rdma_chunked_recv_tokens; with zero_copy num_max_nvl_chunked_send_tokens in place of the
+                  slots. All else may differ. Verbs and zero_copy are compared, too
+        Raises:   ValueError for wrong arguments, before anything is launched; if ranks pass something else, on the
+                  later one of a process before it, else on all after it (between nodes, with a handle: on those of its
+                  node and place); after it if num_worst_tokens is too small. PeerTimeout if a peer does not come
         Blocks:   the CPU until the counts arrive, unless handle or num_worst_tokens is given; the current stream,
                   unless async_finish
         Source:   DeepEP deep_ep/buffer.py, Buffer.dispatch
@@ -451,8 +451,8 @@ class Buffer(LowLatencyVerbs):
                   event
         Alike:    on all ranks must be: the hidden size of x; num_topk, or that there are no topk_weights; of config
                   what dispatch says; the dispatch that the handle is of. All but the last is compared, as in dispatch
-        Raises:   ValueError for wrong arguments, before anything is launched, and on the later of two ranks that pass
-                  something else. PeerTimeout if a peer does not come
+        Raises:   ValueError for wrong arguments, before anything is launched, and if ranks pass something else, as a
+                  dispatch with a handle. PeerTimeout if a peer does not come
         Blocks:   the current stream, unless async_finish
         Source:   DeepEP deep_ep/buffer.py, Buffer.combine
         """

@@ -5,7 +5,7 @@
  rank 1: call 7: dispatch, 2 choices a token --> last at call 7: takes it away
 
 Nobody waits: a rank may be calls ahead of another. In processes of their own the ranks would have to exchange messages
-to compare, and what they pass is not compared.
+to compare. Dispatch and combine do so in their notify kernels; see host.calls.
 """
 
 from __future__ import annotations

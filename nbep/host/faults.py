@@ -7,16 +7,18 @@ from types import FrameType
 from typing import Any
 
 from nbep.device.protocols.waits import (
-    BARRIER,
+    CALLS_DIFFER,
     DISPATCH_RECEIVER_ROWS,
     IBGDA_ERROR,
     LOW_LATENCY_CHOICE,
     LOW_LATENCY_HALF,
+    OF_NODE,
     SITES,
     FaultReport,
     report_fault,
 )
 from nbep.emulator.reports.expected import Told
+from nbep.host.calls import difference_error
 from nbep.host.comm import join_ranks
 
 # Source: rdma-core providers/mlx5/mlx5dv.h, MLX5_CQE_SYNDROME_*
@@ -90,7 +92,7 @@ def read_report(thread: Any, frame: FrameType | None) -> Told | None:
     while frame is not None:
         if frame.f_code is report_fault.__code__:
             words = frame.f_locals
-        elif words is not None and words["site"] == BARRIER and "peers" in frame.f_locals:
+        elif words is not None and words["site"] in OF_NODE and "peers" in frame.f_locals:
             first_in_node = thread.rank - frame.f_locals["peers"].rank  # its peer counts the ranks of the node
             break
         frame = frame.f_back
@@ -117,6 +119,8 @@ def fault_error(rank: int, report: FaultReport, timeout_ms: float, network: Sequ
             f"too small or, if none was given, rank {report.peer} sends more tokens (is_token_in_rank) than it "
             f"announced (num_tokens_per_rank, or the handle)"
         )
+    if report.site == CALLS_DIFFER:
+        return difference_error(rank, report)
     if report.site == LOW_LATENCY_HALF:
         return ValueError(
             f"low-latency calls: got one in half {report.seen} on rank {rank}; must be in half {report.expected}: "
@@ -132,7 +136,7 @@ def fault_error(rank: int, report: FaultReport, timeout_ms: float, network: Sequ
         return NetworkError(rank, report.peer, report.channel, report.expected, report.seen, network)
     role, cell, awaited = SITES.get(report.site) or ("kernel", f"a cell of site {report.site}", "it")
     where = f"block {report.block}, thread {report.thread}"
-    if report.site != BARRIER:
+    if report.site not in OF_NODE:
         where += f", channel {report.channel}"
     message = (
         f"rank {rank}: the {role} ({where}) waited more than {timeout_ms:g} ms for rank {report.peer}: "

@@ -3,7 +3,7 @@
 construct: allocate -> handles to all ranks -> open peers, fill the pointer tables; use; close. A rank that fails there
 is known to all ranks, and all give back what they have made.
 
-symmetric memory  num_nvl_bytes of rings | barrier signals | buffer_ptrs | barrier_signal_ptrs; see layout.intranode
+symmetric memory  num_nvl_bytes of rings | barrier signals | pointer tables | calls; see layout.intranode
                   | num_zero_copy_bytes for calls without rings; see layout.direct
 counters          moe_recv_counter, moe_recv_expert_counter: kernels write, the CPU polls
 report            FaultReport: kernels write, the CPU reads
@@ -36,11 +36,13 @@ from nbep.device.layout.intranode import (
     RingShape,
     describe_offset,
 )
+from nbep.device.protocols.calls import Call
 from nbep.device.protocols.peers import Bounds, HostPeers, Peers
-from nbep.device.protocols.waits import BARRIER, REPORT_BYTES, REPORT_WORDS, FaultReport
+from nbep.device.protocols.waits import OF_NODE, REPORT_BYTES, REPORT_WORDS, FaultReport
 from nbep.host import validate
 from nbep.host.arguments import integer, refuse
 from nbep.host.call_log import Arguments, CallLog
+from nbep.host.calls import VERBS, arguments_of
 from nbep.host.comm import Communicator, connect, gather_results
 from nbep.host.events import EventHandle, EventOverlap, handle_of
 from nbep.host.faults import destroy_error, destroyed_without, fault_error
@@ -403,6 +405,16 @@ class NodeMemory:
         if not (is_own and (not outputs or self.runtime.let_current_stream_use(outputs))):
             self.comm_stream.wait_current_stream()
 
+    def allocate(self, order: Order, like: Array, *wanted: tuple[tuple[int, ...], str]) -> list[Array]:
+        """As `allocations`, of arrays whose shapes and dtypes are known: most calls have nothing to come behind."""
+        if order.previous_event is None:
+            empty = self.runtime.empty
+            outputs = [empty(shape, dtype, like) for shape, dtype in wanted]
+            self.comm_stream.wait_current_stream()
+            return outputs
+        with self.allocations(order, like) as empty_behind:
+            return [empty_behind(shape, dtype) for shape, dtype in wanted]
+
     def finish(self, async_finish: bool) -> EventOverlap:
         """The event at the end of a call; unless async_finish, the caller's current stream waits for it."""
         self.latest_event = self.comm_stream.record()
@@ -420,6 +432,11 @@ class NodeMemory:
         self.runtime.wait_until(lambda: end.done, lambda: "the end of its comm stream")
         self.check_faults()
 
+    def compare(self, call: Call) -> None:
+        """As compare_call, of a call whose notify kernel compares it, too."""
+        if self._call_log is not None:
+            self.compare_call(VERBS[call.verb], lambda: arguments_of(call))
+
     def compare_call(self, verb: str, arguments: Callable[[], Arguments]) -> None:
         """Compare what must be alike on all ranks of a collective call, if they live in this process.
 
@@ -436,13 +453,13 @@ class NodeMemory:
     @property
     def has_fault(self) -> bool:
         """Whether a wait of this rank was over time."""
-        return int(self._report.poll(0, 1)[0]) != 0
+        return self._report.poll_word(0) != 0
 
     def check_faults(self) -> None:
         """Raise what a kernel has reported, if one has. A buffer raises the same on every later call."""
         if self.fault is None and self.has_fault:
             report = FaultReport(*(int(word) for word in self._report.read()))
-            if report.site == BARRIER:  # it counts the ranks of the node
+            if report.site in OF_NODE:  # they count the ranks of the node
                 report = report._replace(peer=report.peer + self._first_in_node)
             transport = self.transport if self.rdma is None else self.rdma.transport
             network = transport.describe(report.peer) if report.peer >= 0 else []

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nbep.host import validate
-from nbep.host.call_log import Arguments
-from nbep.host.config import Config
 from nbep.host.runtime.base import Array, MaybeArray, Runtime
 from nbep.host.symmetric import RDMA_COUNTER, Empty, NodeMemory
 
@@ -106,49 +104,6 @@ def check_counts(memory: NodeMemory, tokens: Tokens, counts: Counts, num_worst_t
             validate.refuse("num_worst_tokens", num_worst_tokens, allowed)
 
 
-def must_be_alike(
-    runtime: Runtime,
-    tokens: Tokens,
-    num_experts: int | None,
-    config: Config,
-    between_nodes: bool = False,
-    zero_copy: bool = False,
-) -> Arguments:
-    """What peers read out of this rank's rings, and how they take part in its barriers; see Buffer.dispatch.
-
-    num_experts is None with a handle.
-    """
-    scales, topk_idx = tokens.scales, tokens.topk_idx
-    return {
-        "handle": "a handle" if num_experts is None else None,
-        "zero_copy": zero_copy,
-        "dtype of x": runtime.dtype_name(tokens.x),
-        "hidden size of x": tokens.x.shape[1],
-        "scales": None if scales is None else f"{tokens.num_scales} {runtime.dtype_name(scales)} a token",
-        "topk_idx": None if topk_idx is None else f"{tokens.num_topk} choices a token",
-        "size of num_tokens_per_expert": num_experts,
-        **_alike_configs(config, between_nodes, zero_copy),
-    }
-
-
-def _alike_configs(config: Config, between_nodes: bool, zero_copy: bool) -> Arguments:
-    """What both ends of a ring must know alike: how many there are, their slots, between nodes also their chunks.
-
-    Without rings: how many blocks there are, and which rows land together.
-    """
-    if zero_copy:
-        chunk = config.num_max_nvl_chunked_send_tokens
-        return {"config.num_sms": config.num_sms, "config.num_max_nvl_chunked_send_tokens": chunk}
-    alike: Arguments = {
-        "config.num_sms": config.num_sms,
-        "config.num_max_nvl_chunked_recv_tokens": config.num_max_nvl_chunked_recv_tokens,
-    }
-    if between_nodes:
-        alike["config.num_max_rdma_chunked_send_tokens"] = config.num_max_rdma_chunked_send_tokens
-        alike["config.num_max_rdma_chunked_recv_tokens"] = config.num_max_rdma_chunked_recv_tokens
-    return alike
-
-
 def wait_counters(memory: NodeMemory, num_local_experts: int) -> tuple[int, list[int], int]:
     """Block the CPU until the counters have arrived that a notify kernel writes.
 
@@ -223,15 +178,3 @@ def unpack_bias(bias: Any) -> tuple[MaybeArray, MaybeArray]:
     if len(bias) != 2:
         raise ValueError(f"bias: got a tuple of {len(bias)}; must be an array, a tuple of two, or None")
     return bias
-
-
-def combine_must_be_alike(
-    hidden: int, num_topk: int, config: Config, between_nodes: bool = False, zero_copy: bool = False
-) -> Arguments:
-    """What peers read out of this rank's rings, and how they take part in its barriers; see Buffer.combine."""
-    return {
-        "zero_copy": zero_copy,
-        "hidden size of x": hidden,
-        "topk_weights": f"{num_topk} choices a token" if num_topk else None,
-        **_alike_configs(config, between_nodes, zero_copy),
-    }

@@ -25,6 +25,7 @@ from nbep.host import handle_contents
 from nbep.host.arguments import flags, integer, refuse
 from nbep.host.comm import MAX_TIMEOUT_MS, Communicator, is_mpi_comm
 from nbep.host.config import Config
+from nbep.host.dtypes import ROW_DTYPES
 from nbep.host.events import EventOverlap, handle_of
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.runtime.base import Array, HandleType, Runtime
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from nbep.host.symmetric import NodeMemory
 
 INTRANODE_RANKS = (2, 4, 8)
-ROW_DTYPES = ("bfloat16", "float16", "float32", "float8_e4m3fn")
 MAX_SCALES = 1024
 MAX_RING_THREADS = 768
 
@@ -200,8 +200,11 @@ def same_on_all_ranks(name: str, values: list[Any]) -> None:
 # Streams and events
 
 
-def stream_options(previous_event: object, async_finish: bool, allocate_on_comm_stream: bool) -> None:
-    flags(async_finish=async_finish, allocate_on_comm_stream=allocate_on_comm_stream)
+def stream_options(previous_event: object, async_finish: Any, allocate_on_comm_stream: Any) -> None:
+    if async_finish.__class__ is not bool or allocate_on_comm_stream.__class__ is not bool:
+        flags(async_finish=async_finish, allocate_on_comm_stream=allocate_on_comm_stream)
+    if previous_event is None and not allocate_on_comm_stream:
+        return
     event = handle_of(previous_event)
     if allocate_on_comm_stream and (event is None or not async_finish):
         raise ValueError(

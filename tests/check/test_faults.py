@@ -20,7 +20,7 @@ from nbep.device.primitives import (
     st_weak_s32,
     wait_expired,
 )
-from nbep.device.protocols import barrier, waits
+from nbep.device.protocols import calls, waits
 from nbep.device.types import InOut
 
 TAIL = "intranode.combine.send_tokens: release of combine-tail"
@@ -64,8 +64,8 @@ def test_names_say_the_place_and_the_step_and_are_unique():
         "intranode.combine.send_tokens: ring size in u32_mod",
         "intranode.combine: reset_board",
         "waits.wait_tail_past: acquire of dispatch-tail",
-        "barrier.barrier_block: syncthreads 2",
-        "intranode.notify_dispatch: barrier_block",
+        "calls.meet_with: bar_red_and",
+        "intranode.notify_dispatch: meet_block",
         "staging.open_stage: fence_mbarrier_init",
         "teams.publish_tail: tma_store_wait_all",
         "network.direct.quiet: tma_store_wait_all",
@@ -123,15 +123,15 @@ def test_a_report_names_the_line_of_the_source():
 
 
 def test_two_faults_of_one_function_are_both_there():
-    plain = barrier.barrier_block.__code__
-    with broken("barrier.barrier_block: syncthreads"):
-        first = barrier.barrier_block.__code__
-        with broken("barrier.barrier_block: syncthreads 2", "barrier.barrier_block: release of barrier-signal"):
-            names = barrier.barrier_block.__code__.co_names
+    plain = calls.wait_peer.__code__
+    with broken("calls.wait_peer: syncthreads"):
+        first = calls.wait_peer.__code__
+        with broken("calls.wait_peer: release of barrier-signal"):
+            names = calls.wait_peer.__code__.co_names
             assert "syncthreads" not in names
             assert "atom_add_release_sys_s32" not in names
-        assert barrier.barrier_block.__code__.co_code == first.co_code
-    assert barrier.barrier_block.__code__ is plain
+        assert calls.wait_peer.__code__.co_code == first.co_code
+    assert calls.wait_peer.__code__ is plain
 
 
 def test_an_error_inside_the_block_mends_the_function_too():

@@ -16,7 +16,7 @@ import nbep
 from nbep.device.kernels.internode import coordinator, notify_dispatch
 from nbep.device.kernels.intranode import combine, dispatch
 from nbep.device.kernels.low_latency import dispatch_sender, journal
-from nbep.device.protocols import barrier, teams
+from nbep.device.protocols import calls, teams
 from nbep.emulator import DeadlockError
 from nbep.notebook import edit
 
@@ -220,11 +220,11 @@ INSIDE_A_NODE = [
     edited(
         "barrier: the signal of another pair",
         inside_a_node,
-        barrier.barrier_block,
-        "+ 4 * peers.rank, -1)",
-        "+ 4 * peer, -1)",
+        calls.wait_peer,
+        "+ 4 * peers.rank, -signal)",
+        "+ 4 * peer, -signal)",
         (
-            waits(NOTIFY, FOR_1, ARRIVAL, SIGNAL + "0 or less and sees 1"),
+            waits(NOTIFY, FOR_1, ARRIVAL, SIGNAL + "its value >> 24 <= 0 and sees "),
             "The last store of more than weak order to it is its own",
             "rank 0 notify -> rank 1 notify",
         ),
@@ -232,12 +232,12 @@ INSIDE_A_NODE = [
     edited(
         "barrier: counts that differ",
         inside_a_node,
-        barrier.barrier_block,
-        "own_signal, 1)",
-        "own_signal, 2)",
+        calls.wait_peer,
+        "own_signal, signal)",
+        "own_signal, 2 * signal)",
         (
             "the peer's arrival at the barrier\nIt polls",
-            "expects 0 or less and sees 1",
+            "expects its value >> 24 <= 0 and sees ",
             "last store of more than weak order to it is its own",
         ),
         ("runs no kernel",),
@@ -248,7 +248,7 @@ INSIDE_A_NODE = [
         DeadlockError,
         (
             "rank 0: the notify (kernel `notify_dispatch`, block 0, warp 0, lane 7) waits for rank 7: " + ARRIVAL,
-            "It polls `nvl_buffer` of rank 0: barrier_signal[rank 7] (byte 65564), expects 0 or less and sees 1",
+            "It polls `nvl_buffer` of rank 0: barrier_signal[rank 7] (byte 65564), expects its value >> 24 <= 0 and",
             "Ranks 1-6 wait for rank 7 in the same way",
             "Rank 7 runs no kernel: its host has returned",
         ),
@@ -387,7 +387,7 @@ BETWEEN_NODES = [
         "between nodes: notify tells nobody",
         between_nodes,
         notify_dispatch.send_message,
-        "amo_add(network, arrived_offset(sizes.cells, own), 1, peer, 0, True)",
+        "amo_add(network, arrived_offset(sizes.cells, own), call.signal, peer, 0, True)",
         NOTHING,
         (
             NODE_NOTIFY + " waits for rank 0: " + ARRIVED,
@@ -400,13 +400,13 @@ BETWEEN_NODES = [
         "between nodes: notify tells at the place of another node",
         between_nodes,
         notify_dispatch.send_message,
-        "arrived_offset(sizes.cells, own), 1,",
-        "arrived_offset(sizes.cells, node), 1,",
+        "arrived_offset(sizes.cells, own), call.signal,",
+        "arrived_offset(sizes.cells, node), call.signal,",
         (
             "It polls `rdma_buffer` of rank 1: arrived[node 1] (byte 136836), expects 1 and sees 0",
             (
-                "Next to it, `rdma_buffer` of rank 1: arrived[node 0] (byte 136832) is 2, stored by rank 3",
-                "Next to it, `rdma_buffer` of rank 3: arrived[node 1] (byte 136836) is 2, stored by rank 1",
+                "Next to it, `rdma_buffer` of rank 1: arrived[node 0] (byte 136832) is ",
+                "Next to it, `rdma_buffer` of rank 3: arrived[node 1] (byte 136836) is ",
             ),
             "rank 1 internode notify -> rank 3 internode notify",
         ),

@@ -93,10 +93,10 @@ SLOTS = nbep.Config(2, 2, 5)
 TWICE = range(2), 2  # seeds, and how many of them find it
 ENTRIES = [
     Broken("barrier: its signal is relaxed",
-           round_trips(left_out(BARRIER, "barrier_block", "atom_add_release_sys_s32")), DataRace,
+           round_trips(left_out(BARRIER, "meet_by_adding", "atom_add_release_sys_s32")), DataRace,
            ("the atomic on `nvl_buffer`", SIGNAL, "releases nothing"), ("rank_counts", *TWO_ENDS), *TWICE),
     Broken("barrier: its poll is relaxed",
-           round_trips(left_out(WAITS, "wait_signal_not_positive", "ld_acquire_sys_s32")), DataRace,
+           round_trips(left_out(WAITS, "wait_call", "ld_acquire_sys_s32")), DataRace,
            ("the load of `nvl_buffer`", SIGNAL, "acquires nothing"), ("rank_counts", *TWO_ENDS), *TWICE),
     Broken("barrier: a fence and a relaxed signal, a volatile poll",
            round_trips(changed(replaced(BARRIER, "atom_add_release_sys_s32", fence_and_add),

@@ -13,6 +13,7 @@ import nbep
 from nbep.device.layout.intranode import TRAILER_BYTES
 from nbep.device.layout.low_latency import TRAILER_BYTES as RDMA_TRAILER_BYTES
 from nbep.emulator import UseAfterFree
+from nbep.host.calls import combine_call
 
 address_spaces = pytest.mark.emulator_only("it has an address space for each rank")
 
@@ -149,6 +150,7 @@ def test_memory_of_a_destroyed_buffer_is_out_of_reach():
             0,
             memory.peers,
             memory.bounds,
+            combine_call(0, 128, 0, nbep.Config()),
         )
         memory.comm_stream.synchronize()
 

@@ -7,11 +7,12 @@ from target import spawn
 
 import nbep
 from nbep.device.protocols.waits import (
-    BARRIER,
+    CALLS_DIFFER,
     DISPATCH_RECEIVER_ROWS,
     IBGDA_ERROR,
     LOW_LATENCY_CHOICE,
     LOW_LATENCY_HALF,
+    OF_NODE,
     SITES,
     FaultReport,
 )
@@ -110,6 +111,7 @@ def test_too_few_worst_tokens_are_told_after_the_launch(inputs):
 
 # What is reported though nobody waited.
 WRONG = {
+    CALLS_DIFFER: "buffer: got combine on rank 0, dispatch on rank 3 in the same call; must be the same on all ranks",
     DISPATCH_RECEIVER_ROWS: "recv_x: got 4 rows on rank 0; must be at least 5",
     LOW_LATENCY_HALF: "got one in half 4 on rank 0; must be in half 5: calls take the halves in turn",
     IBGDA_ERROR: "the NIC has refused entry 5 of queue 2 to rank 3: local protection error (syndrome 0x04)",
@@ -120,6 +122,8 @@ WRONG = {
 @pytest.mark.parametrize("site", SITES)
 def test_every_site_has_words(site):
     report = FaultReport(1, site, peer=3, expected=5, seen=4, block=6, thread=7, channel=2)
+    if site == CALLS_DIFFER:
+        report = report._replace(expected=1, seen=0, channel=0)
     error = fault_error(0, report, 250.0)
     wrong = nbep.NetworkError if site == IBGDA_ERROR else ValueError
     assert isinstance(error, wrong if site in WRONG else nbep.PeerTimeout)
@@ -127,7 +131,7 @@ def test_every_site_has_words(site):
         role, cell, awaited = SITES[site]
         for words in (role, cell, awaited, "rank 0", "rank 3", "block 6", "thread 7", "expected 5", "saw 4", "250 ms"):
             assert words in str(error)
-        assert ("channel 2" in str(error)) == (site != BARRIER)
+        assert ("channel 2" in str(error)) == (site not in OF_NODE)
     else:
         assert WRONG[site] in str(error)
 

@@ -1,4 +1,4 @@
-"""What a cached dispatch costs the CPU between the call and the driver: counted in calls of Python, not in time."""
+"""What calls with a handle cost the CPU between the call and the driver: counted in calls of Python, not in time."""
 
 import sys
 
@@ -12,7 +12,7 @@ import fake_gpu
 import nbep
 
 NUM_TOKENS, HIDDEN = 128, 7168
-MOST_CALLS = 225  # of functions, Python's own and built in; 234 to 317 before anything was prepared
+MOST_CALLS = 212  # of functions, Python's own and built in; 234 to 317 before anything was prepared
 
 
 @pytest.fixture
@@ -85,9 +85,63 @@ def test_what_is_prepared_does_not_hide_what_is_wrong_with_the_next_array(gpu):
         buffer.dispatch(tokens(torch, False), handle=handle, topk_idx=torch.Tensor((NUM_TOKENS, 2), torch.int64))
 
 
-def test_combine_without_rings_gets_to_the_driver(gpu):
+def rows(torch, num_rows=3 * NUM_TOKENS):
+    return torch.Tensor((num_rows, HIDDEN), torch.bfloat16)
+
+
+@pytest.mark.parametrize("zero_copy", [False, True])
+@pytest.mark.parametrize("with_weights", [False, True])
+@pytest.mark.parametrize("config", [None, nbep.Config(8, 4, 16)], ids=["default", "given"])
+def test_a_combine_is_prepared_by_the_first_calls(gpu, config, with_weights, zero_copy):
     torch, buffer, handle = gpu
-    x = torch.Tensor((3 * NUM_TOKENS, HIDDEN), torch.bfloat16)
-    combined_x, weights, _ = buffer.combine(x, handle, zero_copy=True)
+    weights = torch.Tensor((3 * NUM_TOKENS, 8), torch.float32) if with_weights else None
+    x = rows(torch)
+
+    def call():
+        return buffer.combine(x, handle, weights, None, config, zero_copy=zero_copy)
+
+    first, *_, later = (calls_of(call) for _ in range(4))
+    assert later <= MOST_CALLS
+    assert later < first / 2
+    assert len(handle.plans) == 1
+    combined_x, combined_weights, _ = call()
     assert tuple(combined_x.shape) == (NUM_TOKENS, HIDDEN)
-    assert weights is None
+    assert (combined_weights is None) == (weights is None)
+
+
+def test_what_is_prepared_does_not_hide_what_is_wrong_with_the_next_combine(gpu):
+    torch, buffer, handle = gpu
+    weights = torch.Tensor((3 * NUM_TOKENS, 8), torch.float32)
+    for given in (None, weights):
+        buffer.combine(rows(torch), handle, given, rows(torch, NUM_TOKENS))
+    wrong = {
+        "x: got a strided bfloat16": {"x": torch.Tensor((3 * NUM_TOKENS, HIDDEN), torch.bfloat16, (2 * HIDDEN, 1))},
+        "x: got float16": {"x": torch.Tensor((3 * NUM_TOKENS, HIDDEN), torch.float16)},
+        "x: got Thing": {"x": type("Thing", (), {"shape": (3 * NUM_TOKENS, HIDDEN)})()},
+        "topk_weights: got int32": {"topk_weights": torch.Tensor((3 * NUM_TOKENS, 8), torch.int32)},
+        "bias_1: got bfloat16": {"bias": (None, rows(torch))},
+        "bias: got a tuple of 3": {"bias": (None, None, None)},
+        "config.num_sms: got 4": {"config": nbep.Config(4, 4, 16)},
+        "config: got list": {"config": []},
+        "async_finish: got 1": {"async_finish": 1},
+    }
+    right = {"x": rows(torch), "handle": handle, "topk_weights": weights}
+    buffer.combine(**right)
+    for message, argument in wrong.items():
+        with pytest.raises(ValueError, match=message):
+            buffer.combine(**right | argument)
+    assert len(handle.plans) == 2
+
+
+def test_one_handle_serves_dispatches_and_combines_of_all_kinds(gpu):
+    torch, buffer, handle = gpu
+    for zero_copy in (False, True, False):
+        for num_topk in (0, 2, 4):
+            weights = torch.Tensor((3 * NUM_TOKENS, num_topk), torch.float32) if num_topk else None
+            received = buffer.dispatch(tokens(torch, False), handle, zero_copy=zero_copy)[0]
+            combined_x, combined_weights, _ = buffer.combine(received, handle, weights, zero_copy=zero_copy)
+            assert tuple(combined_x.shape) == (NUM_TOKENS, HIDDEN)
+            assert (tuple(combined_weights.shape) if num_topk else None) == (
+                (NUM_TOKENS, num_topk) if num_topk else None
+            )
+    assert len(handle.plans) == 2 * (1 + 3)

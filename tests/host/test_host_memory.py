@@ -23,8 +23,9 @@ from nbep.check.faults import broken
 from nbep.device.jit import kernel, over
 from nbep.device.network import HostNetwork, Network, amo_add
 from nbep.device.primitives import atom_add_relaxed_sys_s32, st_weak_s32
-from nbep.device.protocols.barriers import barrier_block
+from nbep.device.protocols.barriers import barrier_block, meet_peer
 from nbep.device.protocols.peers import Bounds, HostPeers, Peers, buffer_of
+from nbep.device.protocols.waits import ONE
 from nbep.device.types import Out
 from nbep.emulator import DataRace, EmulatorError
 
@@ -121,7 +122,7 @@ def test_an_atomic_of_scope_sys_on_memory_of_the_host_is_an_error(memory_model):
 
 @emulator_only
 def test_the_barrier_of_other_memory_is_an_error_there(monkeypatch):
-    monkeypatch.setitem(barrier_block.versions, HostPeers, barrier_block.versions[Peers])
+    monkeypatch.setitem(meet_peer.versions, HostPeers, meet_peer.versions[Peers])
     with pytest.raises(EmulatorError, match=r"of scope sys on `nvl_buffer`.*barrier_signal.*memory of the host"):
         run_intranode(make_case(1, num_ranks=2, num_tokens=2), OPTIONS, fn=cached_round_trip)
 
@@ -143,21 +144,19 @@ def test_a_kernel_for_memory_of_a_gpu_is_refused(function, arguments, words):
 
 def test_own_kernels_meet_and_add_there():
     meets, adds = over(come_together, HostPeers, "peers"), over(add_over_network, HostNetwork)
-    assert spawn(launch_own, 2, (meets, "out", "peers", "bounds")) == [[3, 3]] * 2
+    assert spawn(launch_own, 2, (meets, "out", "peers", "bounds")) == [[3 * ONE] * 2] * 2
     spawn(launch_own, 2, (adds, "network"))
 
 
-def test_the_number_of_a_barrier_may_wrap_around():
+def test_the_sum_of_a_barrier_may_wrap_around():
     meets = over(come_together, HostPeers, "peers")
-    last = (1 << 31) - 2
+    last = (1 << 31) - 2 * ONE
     numbers = spawn(lambda comm: launch_own(comm, meets, "out", "peers", "bounds", start=last), 2)
-    assert numbers == [[last + 3 - (1 << 32)] * 2] * 2
+    assert numbers == [[last + 3 * ONE - (1 << 32)] * 2] * 2
 
 
 @emulator_only
-@pytest.mark.parametrize(
-    "step", ["host_barrier_block: release of host-barrier", "wait_arrived: acquire of host-barrier"]
-)
+@pytest.mark.parametrize("step", ["meet_by_storing: release of host-barrier", "wait_sum: acquire of host-barrier"])
 def test_an_order_that_is_missing_in_the_barrier_is_found(step):
     with broken(f"host_barrier.{step}"), pytest.raises((DataRace, AssertionError)):
         run_intranode(make_case(1, num_ranks=2, num_tokens=5), OPTIONS, memory_model="checked")
@@ -180,7 +179,7 @@ def test_a_peer_that_does_not_come_to_the_barrier_is_named():
         with pytest.MonkeyPatch.context() as patch:
             if comm.rank == 1:
                 hold_back(patch, "notify_dispatch", failed)
-            words = r"for rank 1: .*barrier_signal, expected 1, saw 0" if comm.rank == 0 else "for rank 0"
+            words = r"for rank 1: .*barrier_signal, expected 0, saw 1" if comm.rank == 0 else "for rank 0"
             with pytest.raises(nbep.PeerTimeout, match=words) as error:
                 dispatch(buffer, case, OPTIONS, comm.rank)
             failed.append(error.value.rank)

@@ -68,7 +68,7 @@ def test_hosts_that_run_ahead_of_a_slow_rank_get_the_references_bits(num_ranks, 
 @pytest.mark.parametrize("kernel", ["notify_dispatch", "cached_notify_dispatch", "cached_notify_combine"])
 def test_a_notify_kernel_without_its_barrier_is_caught(kernel, monkeypatch):
     module = import_module(f"{KERNELS}.{kernel}")
-    monkeypatch.setattr(module, "barrier_block", lambda peers, bounds: None)
+    monkeypatch.setattr(module, "meet_block", lambda peers, bounds, call: True)
     with pytest.raises((AssertionError, nbep.EmulatorError)):  # noqa: PT012
         for seed in range(12):
             check_calls(seed, make_calls(seed, 2), memory_model="checked")
@@ -78,7 +78,7 @@ def test_a_notify_kernel_without_its_barrier_is_caught(kernel, monkeypatch):
 @pytest.mark.parametrize("kernel", ["notify_dispatch", "cached_notify_dispatch"])
 def test_without_rings_too_a_notify_kernel_without_its_barrier_is_caught(kernel, monkeypatch):
     module = import_module(f"{KERNELS}.{kernel}")
-    monkeypatch.setattr(module, "barrier_block", lambda peers, bounds: None)
+    monkeypatch.setattr(module, "meet_block", lambda peers, bounds, call: True)
     with pytest.raises((AssertionError, nbep.EmulatorError)):  # noqa: PT012
         for seed in range(12):
             check_calls(seed, make_calls(seed, 2, zero_copy=True), memory_model="checked")

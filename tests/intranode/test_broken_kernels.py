@@ -26,7 +26,7 @@ pytestmark = pytest.mark.emulator_only("the kernels are broken in Python")
 
 DISPATCH_TAIL = "teams.publish_tail: release of dispatch-tail"
 COMBINE_TAIL = "intranode.combine.send_tokens: release of combine-tail"
-BARRIER = "barrier.barrier_block: release of barrier-signal"
+BARRIER = "calls.wait_peer: release of barrier-signal"
 SLOT = "x[channel 0, src 0, slot 0]"
 
 
@@ -65,7 +65,7 @@ def test_relaxed_tail_is_caught_if_stores_may_be_late(fault, fn):
 @pytest.mark.parametrize(
     "fault",
     [
-        "waits.wait_signal_not_positive: acquire of barrier-signal",
+        "waits.wait_call: acquire of barrier-signal",
         "waits.wait_tail_past: acquire of dispatch-tail",
         "intranode.combine.coordinate: acquire of combine-tail",
         "intranode.combine.coordinate: release of combine-shared-tail",
@@ -81,7 +81,7 @@ def test_a_missing_acquire_goes_wrong_if_loads_may_be_early(fault):
     ("fault", "where"),
     [
         (BARRIER, "rank_counts"),
-        ("waits.wait_signal_not_positive: acquire of barrier-signal", "rank_counts"),
+        ("waits.wait_call: acquire of barrier-signal", "rank_counts"),
         (DISPATCH_TAIL, SLOT),
         ("waits.wait_tail_past: acquire of dispatch-tail", SLOT),
         (COMBINE_TAIL, SLOT),

@@ -9,6 +9,7 @@ from mpi4py import MPI
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
+import ml_dtypes
 import numpy as np
 import pytest
 from cases import make_case
@@ -17,6 +18,7 @@ from intranode import Options, check, combine, dispatch, dispatch_arguments, dis
 import nbep
 from nbep.device.kernels.intranode.cached_notify_combine import cached_notify_combine
 from nbep.emulator import UseAfterFree
+from nbep.host.calls import combine_call
 from nbep.host.runtime import process
 from nbep.host.runtime.cuda.mailbox import Mailbox, send
 from nbep.host.runtime.process import process_runtime
@@ -275,6 +277,89 @@ def file_descriptors(comm):
     mailbox.close()
 
 
+def calls_that_differ(comm):
+    """What the ranks must pass alike and do not is told to each of them, with both values."""
+    last = comm.rank == comm.size - 1
+    case = make_case(1, num_ranks=comm.size, num_tokens=3)
+    small, large = nbep.Config(2, 2, 4), nbep.Config(4, 2, 5)
+    fp8 = np.zeros((3, case.hidden), np.uint8).view(ml_dtypes.float8_e4m3fn)
+    half = np.zeros((3, case.hidden), np.float16)
+    wide = np.zeros((3, 2 * case.hidden), ml_dtypes.bfloat16)
+    experts = np.zeros(2 * case.num_experts, np.int32)
+    no_choice = {"topk_idx": None, "topk_weights": None}
+    choices = case.topk_idx[comm.rank], case.topk_weights[comm.rank]
+    one_choice = {name: of_tokens[:, :1].copy() for name, of_tokens in zip(no_choice, choices, strict=True)}
+    of_topk = case.topk_idx[comm.rank].shape[1]
+    differing = [
+        ({}, {"x": half}, "dtype of x", "bfloat16", "float16"),
+        ({}, {"x": wide}, "hidden size of x", case.hidden, 2 * case.hidden),
+        (
+            {"x": (fp8, np.ones((3, 1), np.float32))},
+            {"x": (fp8, np.ones((3, 2), np.int32))},
+            "scales",
+            "1 float32 a token",
+            "2 int32 a token",
+        ),
+        ({}, no_choice, "topk_idx", f"{of_topk} choices a token", None),
+        (
+            {},
+            dict(zip(no_choice, one_choice, strict=True)),
+            "topk_idx",
+            f"{of_topk} choices a token",
+            "1 choices a token",
+        ),
+        (
+            no_choice,
+            {"num_tokens_per_expert": experts},
+            "size of num_tokens_per_expert",
+            case.num_experts,
+            2 * case.num_experts,
+        ),
+        ({}, {"config": nbep.Config(4, 2, 4)}, "config.num_sms", 2, 4),
+        ({}, {"config": nbep.Config(2, 2, 5)}, "config.num_max_nvl_chunked_recv_tokens", 4, 5),
+        ({}, {"zero_copy": True}, "zero_copy", False, True),
+        (
+            {"zero_copy": True},
+            {"config": nbep.Config(2, 1, 4)},
+            "config.num_max_nvl_chunked_send_tokens",
+            2,
+            1,
+        ),
+    ]
+    sizes = {"num_nvl_bytes": num_nvl_bytes(case, Options(large)) * 2, "num_zero_copy_bytes": 1 << 17}
+
+    def told(name, own, theirs, verb="dispatch"):
+        own, theirs = (theirs, own) if last else (own, theirs)
+        other = r"\d" if last else str(comm.size - 1)
+        text = f"{own} on rank {comm.rank}, {theirs} on rank {other} in the same {verb}; must be the same on all ranks"
+        return pytest.raises(ValueError, match=f"^{name}: got {text}$")
+
+    for all_pass, last_passes, *words in differing:
+        buffer = nbep.Buffer(comm, **sizes)
+        _, arguments = dispatch_arguments(buffer, case, Options(small), comm.rank)
+        arguments |= all_pass | (last_passes if last else {})
+        with pytest.MonkeyPatch.context() as patch, told(*words):
+            patch.setattr(nbep.host.validate, "routing", lambda *_: None)  # counts of other experts, and other choices
+            buffer.dispatch(**arguments)
+        buffer.destroy()
+    for zero_copy in (False, True):
+        buffer = nbep.Buffer(comm, **sizes)
+        options = Options(small, zero_copy=zero_copy)
+        outcome = dispatch(buffer, case, options, comm.rank)
+        x = wide if last else case.x[comm.rank]
+        with told("hidden size of x", case.hidden, 2 * case.hidden):
+            buffer.dispatch(x, handle=outcome.handle, config=small, zero_copy=zero_copy)
+        buffer.destroy()
+    buffer = nbep.Buffer(comm, **sizes)
+    outcome = dispatch(buffer, case, Options(small), comm.rank)
+    with told("buffer", "dispatch", "combine", "call"):
+        if last:
+            buffer.combine(outcome.recv_x, outcome.handle, config=small)
+        else:
+            dispatch(buffer, case, Options(small), comm.rank)
+    buffer.destroy()
+
+
 def memory_is_given_back(comm):
     """A destroyed buffer leaves no segment behind, and its addresses are out of reach."""
     nbep.Buffer(comm, num_nvl_bytes=256).destroy()
@@ -284,7 +369,18 @@ def memory_is_given_back(comm):
     buffer.destroy()
     assert space.segments == {}
     memory.runtime.launch(
-        memory.comm_stream, cached_notify_combine, 1, 128, 0, None, 0, 0, 0, memory.peers, memory.bounds
+        memory.comm_stream,
+        cached_notify_combine,
+        1,
+        128,
+        0,
+        None,
+        0,
+        0,
+        0,
+        memory.peers,
+        memory.bounds,
+        combine_call(0, 128, 0, nbep.Config()),
     )
     with pytest.raises(UseAfterFree, match="nvl_buffer"):
         memory.comm_stream.synchronize()

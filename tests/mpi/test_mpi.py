@@ -42,6 +42,11 @@ def test_ranks_that_have_a_gpu_come_together_with_others(program):
     mpiexec(4, program, NBEP_TARGET=None)
 
 
+@pytest.mark.parametrize("num_ranks", both_parts([2], thorough=[4]))
+def test_processes_that_call_something_else_are_told_what_both_have_passed(num_ranks):
+    mpiexec(num_ranks, "calls_that_differ")
+
+
 def test_kernels_run_while_the_host_is_in_mpi():
     mpiexec(2, "asynchronous")
 

@@ -22,7 +22,16 @@ from nbep.host.symmetric import NodeMemory
 
 SUCCESS = cu.CUresult.CUDA_SUCCESS
 NUM_RANKS = 4
-ITEM_BYTES = {"bfloat16": 2, "float8_e4m3fn": 1, "float32": 4, "int32": 4, "int64": 8, "bool": 1, "uint8": 1}
+ITEM_BYTES = {
+    "bfloat16": 2,
+    "float16": 2,
+    "float8_e4m3fn": 1,
+    "float32": 4,
+    "int32": 4,
+    "int64": 8,
+    "bool": 1,
+    "uint8": 1,
+}
 
 
 def make_torch() -> ModuleType:

@@ -8,6 +8,7 @@ Rank (n, l) is the one with rdma_rank n, its node, and nvl_rank l, its place the
    cells                  arrived [num_rdma_ranks] s32
                           tails, heads [MAX_CHANNELS, num_rdma_ranks] s32 each
                           count messages: recv [2, num_rdma_ranks], send [2, num_rdma_ranks]
+                          calls that differ [num_rdma_ranks]
  NVL buffer
    offset 0               counts [2, num_nvl_ranks]: what each rank of the node has learned for the owner
                           rings, as inside a node: see layout.intranode
@@ -42,6 +43,7 @@ from functools import lru_cache
 from nbep.device.jit import device_function
 from nbep.device.layout.intranode import (
     ALIGNMENT_BYTES,
+    CALL_BYTES,
     MAX_LOCAL_EXPERTS,
     MAX_NVL_PEERS,
     RINGS,
@@ -127,9 +129,15 @@ def message_words(num_nvl_ranks, num_channels, num_local_experts):
     return (num_nvl_ranks + 1) * num_channels + num_nvl_ranks * num_local_experts
 
 
+@device_function
+def call_offset(cells, num_rdma_ranks, rdma_rank):
+    """Where the words of a node's rank come if its call differs."""
+    return message_offset(cells, num_rdma_ranks, 4, 0) + CALL_BYTES * rdma_rank
+
+
 def cells_bytes(num_rdma_ranks: int) -> int:
     """Bytes of all cells."""
-    return message_offset(0, num_rdma_ranks, 4, 0)
+    return align_up(call_offset(0, num_rdma_ranks, num_rdma_ranks), ALIGNMENT_BYTES)
 
 
 # The NVL buffer
@@ -186,6 +194,9 @@ def _describe_cell(num_rdma_ranks: int, cell: int) -> str:
             return f"{name}[channel {channel}, node {node}]"
     message, byte = divmod(cell - message_offset(0, num_rdma_ranks, 0, 0), COUNT_MESSAGE_BYTES)
     place, node = divmod(message, num_rdma_ranks)
+    if place >= 4:
+        node, byte = divmod(cell - call_offset(0, num_rdma_ranks, 0), CALL_BYTES)
+        return f"call[node {node}] word {byte // 4}"
     return f"count message {('recv', 'send')[place // 2]}[{place % 2}, node {node}] word {byte // 4}"
 
 

@@ -10,8 +10,8 @@
 
 A ring carries the tokens of one (channel, source rank) to the owner of the buffer. What a rank sends to itself takes no
 ring, so those whose source is the owner stay empty. Dispatch and combine share the layout; combine leaves start, end
-and all notes but the weights unused. Behind the buffer's num_nvl_bytes come the barrier signals and the two pointer
-tables.
+and all notes but the weights unused. Behind the buffer's num_nvl_bytes come the barrier signals, the two pointer tables
+and what peers say of a call that differs.
 
 Notes lie in front of their row, with padding between, so that the row's first bulk copy takes them along. DeepEP has
 an array for each, which takes stores of 4 and 8 bytes over the wire. Messages that start elsewhere than at multiples of
@@ -40,9 +40,13 @@ RINGS = EXPERT_COUNTS + MAX_NVL_PEERS * MAX_LOCAL_EXPERTS * 4
 NUM_RING_CELLS = 4  # start, end, head, tail
 
 # Behind num_nvl_bytes
-BARRIER_SIGNAL_BYTES = ALIGNMENT_BYTES
+BARRIER_SIGNAL_BYTES = ALIGNMENT_BYTES  # behind the signals: told, see protocols.calls
+TOLD = 4 * MAX_NVL_PEERS
 POINTER_TABLE_BYTES = 8 * MAX_POINTERS
-TRAILER_BYTES = BARRIER_SIGNAL_BYTES + 2 * POINTER_TABLE_BYTES
+CALL_WORDS = BARRIER_SIGNAL_BYTES + 2 * POINTER_TABLE_BYTES  # from the signals on; see protocols.calls
+CALL_BYTES = 64
+RELAYED_WORDS = CALL_WORDS + MAX_NVL_PEERS * CALL_BYTES
+TRAILER_BYTES = RELAYED_WORDS + MAX_NVL_PEERS * CALL_BYTES
 
 
 class RingShape(NamedTuple):
@@ -137,8 +141,14 @@ def describe_offset(shape: RingShape | None, num_ranks: int, num_nvl_bytes: int,
     """Name the cell at a byte offset of the buffer, for reports. shape is that of the latest launch, if any."""
     if offset >= num_nvl_bytes:
         trailer = offset - num_nvl_bytes
-        if trailer < BARRIER_SIGNAL_BYTES:
+        if trailer < TOLD:
             return f"barrier_signal[rank {trailer // 4}]"
+        if trailer < BARRIER_SIGNAL_BYTES:
+            return f"told[rank {(trailer - TOLD) // 4}]"
+        if trailer >= CALL_WORDS:
+            row, byte = divmod(trailer - CALL_WORDS, CALL_BYTES)
+            name, rank = ("call", "relayed call")[row // MAX_NVL_PEERS], row % MAX_NVL_PEERS
+            return f"{name}[rank {rank}] word {byte // 4}"
         return f"pointer table + {trailer - BARRIER_SIGNAL_BYTES}"
     if num_nvl_bytes <= RINGS:  # no room for a ring: it holds something else
         return f"buffer + {offset}"

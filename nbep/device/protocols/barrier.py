@@ -12,13 +12,16 @@ signal[a][b] counts how far a is ahead of b. It needs no reset: each barrier add
 DeepEP's barrier_block fences before the block's barrier and signals relaxed after it, spins on a volatile load and has
 no acquire behind it; here the signal itself releases and the poll itself acquires.
 
+The kernels of the normal mode meet by `meet_by_adding`: the same with another number in place of 1, which says what a
+rank calls, too. See calls.py.
+
 Source: DeepEP csrc/kernels/utils.cuh, barrier_block. Break it: notebooks/01_barrier.ipynb
 """
 
 from nbep.device.jit import device_function
 from nbep.device.primitives import atom_add_relaxed_sys_s32, atom_add_release_sys_s32, syncthreads, thread_idx
 from nbep.device.protocols.peers import barrier_signals_of
-from nbep.device.protocols.waits import wait_signal_not_positive
+from nbep.device.protocols.waits import wait_call, wait_signal_not_positive
 
 
 @device_function
@@ -36,3 +39,18 @@ def barrier_block(peers, bounds):
         atom_add_release_sys_s32(barrier_signals_of(peers, peer) + 4 * peers.rank, -1)  # PAIR barrier-signal
         wait_signal_not_positive(own_signal, bounds, peer)
     syncthreads()
+
+
+@device_function
+def meet_by_adding(peers, bounds, signal):
+    """Where each rank's memory is on its own GPU; see `barriers.meet_peer`."""
+    # After the block's barrier thread `peer` speaks for all threads: its release covers what they wrote.
+    syncthreads()
+    peer = thread_idx()
+    left = 0
+    if peer < peers.num_ranks:
+        own_signal = barrier_signals_of(peers, peers.rank) + 4 * peer
+        atom_add_relaxed_sys_s32(own_signal, signal)
+        atom_add_release_sys_s32(barrier_signals_of(peers, peer) + 4 * peers.rank, -signal)  # PAIR barrier-signal
+        left = wait_call(own_signal, bounds, peer)
+    return left

@@ -1,8 +1,9 @@
-"""The barrier between the ranks of a node, for either kind of memory: the type of `peers` says which."""
+"""How the ranks of a node meet, for either kind of memory: the type of `peers` says which."""
 
 from nbep.device.jit import by_network
 from nbep.device.protocols.barrier import barrier_block as barrier_by_adding
-from nbep.device.protocols.host_barrier import host_barrier_block
+from nbep.device.protocols.barrier import meet_by_adding
+from nbep.device.protocols.host_barrier import host_barrier_block, meet_by_storing
 from nbep.device.protocols.peers import HostPeers, Peers
 
 
@@ -14,5 +15,13 @@ def barrier_block(peers, bounds):
     """
 
 
-barrier_block.versions[Peers] = barrier_by_adding
-barrier_block.versions[HostPeers] = host_barrier_block
+@by_network
+def meet_peer(peers, bounds, signal):
+    """Thread `peer` signals that peer and waits for it. A syncthreads must follow, and then it is a barrier as above.
+
+    Returns: what signal[own][peer] says, see `protocols.calls`; 0 too for threads without a peer, and if it never came
+    """
+
+
+barrier_block.versions.update({Peers: barrier_by_adding, HostPeers: host_barrier_block})
+meet_peer.versions.update({Peers: meet_by_adding, HostPeers: meet_by_storing})

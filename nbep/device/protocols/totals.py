@@ -1,7 +1,7 @@
 """Totals: cells that say how much has come, or has been freed, in all calls together. Nobody resets them.
 
  cell       written by                 with                             read by   with
- arrived    a peer, at each notify     amo_add (1)                      notify    ld_acquire_sys
+ arrived    a peer, at each notify     amo_add (its call)               notify    ld_acquire_sys
  tail       a sending coordinator      amo_add (slots), behind them     readers   ld_acquire_sys
  head       a receiving coordinator    amo_add (slots), behind reads    senders   ld_acquire_sys
 
@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from nbep.device.jit import device_function
 from nbep.device.primitives import ld_acquire_sys_s32, s32, wait_expired
-from nbep.device.protocols.waits import report_fault, start_wait
+from nbep.device.protocols.waits import DIGEST_BITS, INTERNODE_NOTIFY, ONE, report_fault, start_wait
 from nbep.device.types import Sym
 
 
@@ -33,6 +33,7 @@ class Progress(NamedTuple):
     sent: Sym  # [MAX_CHANNELS, num_rdma_ranks] s32: slots that this rank has filled at the ranks of other nodes
     received: Sym  # [MAX_CHANNELS, num_rdma_ranks] s32: slots of this rank that it has emptied
     rounds: Sym  # s32: notifies so far
+    called: Sym  # s32: what this rank has added to the arrivals of its peers so far
     grid_arrivals: Sym  # s32, see `protocols.grid_barrier`
 
 
@@ -49,6 +50,24 @@ def wait_total(cell, wanted, bounds, site, peer, channel):
         elif wait_expired(deadline):
             report_fault(bounds, site, peer, channel, wanted, seen)
             return wanted
+
+
+@device_function
+def wait_arrived(cell, wanted, bounds, peer):
+    """Wait until a peer has added its call to a cell. Returns how far that is past wanted; 0 if it never came.
+
+    See kernels.internode.meet_nodes: all that a peer had put before is there.
+    """
+    deadline = 0
+    while True:
+        seen = s32(ld_acquire_sys_s32(cell) - wanted)  # PAIR network-amo
+        if seen > -ONE:
+            return seen
+        if deadline == 0:
+            deadline = start_wait(bounds)
+        elif wait_expired(deadline):
+            report_fault(bounds, INTERNODE_NOTIFY, peer, -1, 1, (seen >> DIGEST_BITS) + 2)  # arrivals for this call
+            return 0
 
 
 @device_function

@@ -68,7 +68,11 @@ RDMA_RECEIVER_TAIL = 30
 RDMA_RECEIVER_COORDINATOR = 31
 DIRECT_ARRIVED = 32
 DIRECT_LANDED = 33
+CALL_TOLD = 34
+CALLS_DIFFER = 35
+NODE_CALL = 36
 OWN_SITES = 100
+OF_NODE = (BARRIER, CALL_TOLD)  # whose peer counts the ranks of the node
 
 SITES = {
     BARRIER: ("notify", "barrier_signal", "the peer's arrival at the barrier"),
@@ -107,8 +111,15 @@ SITES = {
     RDMA_RECEIVER_COORDINATOR: ("internode combine coordinator", "heads", "the RDMA receivers of its own block"),
     DIRECT_ARRIVED: ("direct dispatch receiver", "arrived", "all blocks of the peer to have sent their tokens"),
     DIRECT_LANDED: ("direct combine summer", "landed", "the peer's row of a token"),
+    CALL_TOLD: ("notify", "told", "the peer to say what it has called: something else than this rank"),
+    CALLS_DIFFER: ("notify", "call", "the same call on all ranks"),
+    NODE_CALL: ("internode notify", "call", "the peer to say what it has called: something else than this rank"),
     NETWORK_PUSH: ("network_push", "arrived", "the neighbour's messages, or its word that all have arrived"),
 }
+
+# A signal of a barrier counts above these bits; below is the digest of a call. See protocols.calls.
+DIGEST_BITS = 24
+ONE = 1 << DIGEST_BITS
 
 REPORT_WORDS = 8
 REPORT_BYTES = 4 * REPORT_WORDS
@@ -178,6 +189,51 @@ def wait_signal_not_positive(signal, bounds, peer):
         elif wait_expired(deadline):
             report_fault(bounds, BARRIER, peer, -1, 0, value)
             return
+
+
+@device_function
+def wait_call(signal, bounds, peer):
+    """Wait until a barrier signal counts 0 or less; it counts above DIGEST_BITS. Returns it; 0 if it never came."""
+    deadline = 0
+    while True:
+        value = ld_acquire_sys_s32(signal)  # PAIR barrier-signal
+        if value >> DIGEST_BITS <= 0:
+            return value
+        if deadline == 0:
+            deadline = start_wait(bounds)
+        elif wait_expired(deadline):
+            report_fault(bounds, BARRIER, peer, -1, 0, value >> DIGEST_BITS)
+            return 0
+
+
+@device_function
+def wait_told(cell, bounds, peer):
+    """Wait until a peer has said what it has called. Returns whether it has."""
+    deadline = 0
+    while True:
+        seen = ld_acquire_sys_s32(cell)  # PAIR call-told
+        if seen != 0:
+            return True
+        if deadline == 0:
+            deadline = start_wait(bounds)
+        elif wait_expired(deadline):
+            report_fault(bounds, CALL_TOLD, peer, -1, 1, seen)
+            return False
+
+
+@device_function
+def wait_node_call(cell, bounds, peer):
+    """Wait until a rank of another node has said a word of its call. Returns whether it has."""
+    deadline = 0
+    while True:
+        seen = ld_relaxed_sys_s32(cell)  # the word is the message itself: nothing else is published by it
+        if seen != 0:
+            return True
+        if deadline == 0:
+            deadline = start_wait(bounds)
+        elif wait_expired(deadline):
+            report_fault(bounds, NODE_CALL, peer, -1, 1, seen)
+            return False
 
 
 @device_function

@@ -15,6 +15,7 @@ from nbep.device.kernels.internode.arguments import (
 from nbep.device.kernels.internode.cached_notify import CachedHeads
 from nbep.device.kernels.internode.combine import combine_smem_bytes, internode_combine
 from nbep.host import validate
+from nbep.host.calls import combine_call
 from nbep.host.config import COMBINE_TABLE, Config, nodes_config
 from nbep.host.events import EventOverlap
 from nbep.host.internode import checks
@@ -23,7 +24,7 @@ from nbep.host.internode.rings import Rings, check_chunk, check_rings, combine_r
 from nbep.host.internode.turns import check_turn, take_turn
 from nbep.host.runtime.base import Array, MaybeArray
 from nbep.host.symmetric import NodeMemory, Order
-from nbep.host.tokens import check_combine_inputs, combine_must_be_alike
+from nbep.host.tokens import check_combine_inputs
 
 
 def combine(
@@ -65,9 +66,8 @@ def combine(
         combined_topk_weights: MaybeArray = None
         if topk_weights is not None:
             combined_topk_weights = empty((num_combined_tokens, given.num_topk), "float32")
-    memory.compare_call(
-        "combine", lambda: combine_must_be_alike(x.shape[1], given.num_topk, config, between_nodes=True)
-    )
+    call = combine_call(memory.rank, x.shape[1], given.num_topk, config, between_nodes=True)
+    memory.compare(call)
     take_turn(memory, "combine")
     memory.ring_shape, mode.rdma.shape = rings.nvl, rings.rdma
     heads = CachedHeads(
@@ -76,7 +76,7 @@ def combine(
         handle.recv_rdma_channel_prefix_matrix,
         handle.recv_rdma_rank_prefix_sum,
     )
-    launch_cached_notify(memory, rings, heads, num_combined_tokens, handle.send_nvl_head.shape[0])
+    launch_cached_notify(memory, rings, heads, num_combined_tokens, handle.send_nvl_head.shape[0], call)
     num_warps = mode.num_warps(config.num_threads)
     runtime.launch(
         memory.comm_stream,

@@ -26,8 +26,10 @@ from nbep.device.kernels.internode.notify_dispatch import (
     notify_smem_bytes,
 )
 from nbep.device.layout.intranode import num_ring_cell_words
+from nbep.device.protocols.calls import Call
 from nbep.host import validate
 from nbep.host.arguments import integer
+from nbep.host.calls import dispatch_call
 from nbep.host.config import DISPATCH_TABLE, Config, nodes_config
 from nbep.host.events import EventOverlap
 from nbep.host.internode import checks
@@ -36,7 +38,7 @@ from nbep.host.internode.rings import Rings, check_rings, dispatch_rings, fit_ri
 from nbep.host.internode.turns import check_turn, take_turn
 from nbep.host.runtime.base import Array, MaybeArray
 from nbep.host.symmetric import NodeMemory, Order
-from nbep.host.tokens import Counts, Tokens, check_counts, empty_rows, must_be_alike, pair, wait_counters
+from nbep.host.tokens import Counts, Tokens, check_counts, empty_rows, pair, wait_counters
 
 NO_HEADS = CachedHeads(0, 0, 0, 0)  # before a dispatch
 
@@ -117,9 +119,10 @@ def dispatch(
     if handle is None:
         known, counted = _notify(memory, tokens, counts, expert_alignment, num_worst_tokens, config, rings, order)
     else:
-        memory.compare_call("dispatch", lambda: must_be_alike(runtime, tokens, None, config, between_nodes=True))
+        call = dispatch_call(memory, tokens, None, config, between_nodes=True)
+        memory.compare(call)
         take_turn(memory, "dispatch")
-        known = _cached_notify(memory, handle, rings)
+        known = _cached_notify(memory, handle, rings, call)
     recv = _launch(memory, tokens, known, config, rings, order)
     recv_x = pair(recv.recv_x, recv.recv_x_scales)
     if handle is not None:
@@ -158,7 +161,8 @@ def _notify(
             empty((num_ranks, num_channels), "int32"),
             empty((num_ranks,), "int32"),
         )
-    memory.compare_call("dispatch", lambda: must_be_alike(runtime, tokens, num_experts, config, between_nodes=True))
+    call = dispatch_call(memory, tokens, num_experts, config, between_nodes=True)
+    memory.compare(call)
     take_turn(memory, "dispatch")
     if polled:
         memory.counters.fill(-1)  # "not here yet"; no launch that writes this set is left
@@ -185,6 +189,7 @@ def _notify(
             expert_alignment,
             mode.cells,
         ),
+        call,
     )
     num_recv_tokens = num_worst_tokens
     # Each token that passes through this rank is one of those that come to a rank of its node.
@@ -196,16 +201,21 @@ def _notify(
     return Known(counts.is_token_in_rank, prefixes, *sizes, True), per_expert
 
 
-def _cached_notify(memory: NodeMemory, handle: InternodeHandle, rings: Rings) -> Known:
+def _cached_notify(memory: NodeMemory, handle: InternodeHandle, rings: Rings, call: Call) -> Known:
     """Come together with all ranks that this one exchanges with."""
-    launch_cached_notify(memory, rings, NO_HEADS, 0, 0)
+    launch_cached_notify(memory, rings, NO_HEADS, 0, 0, call)
     arrays = tuple(handle)
     num_rows = handle.recv_src_meta.shape[0], handle.send_nvl_head.shape[0]
     return Known(handle.is_token_in_rank, Prefixes(*arrays[1:7]), *num_rows, 0, memory.num_ranks, False)
 
 
 def launch_cached_notify(
-    memory: NodeMemory, rings: Rings, heads: CachedHeads, num_combined_tokens: int, num_rdma_recv_tokens: int
+    memory: NodeMemory,
+    rings: Rings,
+    heads: CachedHeads,
+    num_combined_tokens: int,
+    num_rdma_recv_tokens: int,
+    call: Call,
 ) -> None:
     """Before a dispatch along known routes, or with heads before a combine."""
     runtime, mode = memory.runtime, checks.mode_of(memory)
@@ -224,6 +234,7 @@ def launch_cached_notify(
         CachedSizes(
             num_combined_tokens, num_rdma_recv_tokens, num_channels, num_ring_cell_words(rings.nvl), mode.cells
         ),
+        call,
     )
 
 

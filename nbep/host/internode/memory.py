@@ -37,7 +37,7 @@ class InternodeMemory:
         self.workspace = rdma.runtime.allocate(2 * (cells + ALIGNMENT_BYTES), "internode workspace", self._describe)
         sent = self.workspace.address
         received, rounds = sent + cells, sent + 2 * cells
-        self.progress = Progress(sent, received, rounds, rounds + ALIGNMENT_BYTES)
+        self.progress = Progress(sent, received, rounds, rounds + 4, rounds + ALIGNMENT_BYTES)
 
     def _describe(self, offset: int) -> str:
         """Name the cell at an offset of the workspace, for reports."""

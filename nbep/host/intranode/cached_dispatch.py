@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from nbep.device.kernels.intranode.cached_notify_dispatch import cached_notify_dispatch
 from nbep.device.kernels.intranode.direct_dispatch import (
     DirectInputs,
     DirectOutputs,
@@ -27,17 +26,18 @@ from nbep.device.kernels.intranode.dispatch import (
 )
 from nbep.device.layout.direct import CELL_WORDS, DirectShape, HalfPlaces
 from nbep.device.layout.intranode import RingShape, num_ring_cell_words
+from nbep.device.protocols.calls import Call
 from nbep.host import validate
-from nbep.host.call_log import Arguments
+from nbep.host.calls import dispatch_call
 from nbep.host.config import DISPATCH_TABLE, Config, fit_config, table_config, zero_copy_config
-from nbep.host.intranode.handle import DispatchHandle
+from nbep.host.intranode.handle import DispatchHandle, keep_plan
+from nbep.host.intranode.notify import prepare_reset
 from nbep.host.runtime.base import Array, MaybeArray, PreparedLaunch
 from nbep.host.symmetric import NodeMemory, Order
-from nbep.host.tokens import Tokens, must_be_alike, pair
+from nbep.host.tokens import Tokens, pair
 
 ABSENT: MaybeArray = None  # what a handle's dispatch neither takes nor gives
 NO_OUTPUTS = DirectOutputs(ABSENT)
-MAX_PLANS = 64  # of a handle
 
 
 class Way(NamedTuple):
@@ -53,12 +53,11 @@ class Plan(NamedTuple):
     dtype: str
     scale_dtype: str | None
     x_size: tuple[int, int]
-    recv_x_size: tuple[int, int]
-    recv_scales_size: tuple[int, int]
+    outputs: tuple[tuple[tuple[int, int], str], ...]  # recv_x, and its scales if there are some
     notify: PreparedLaunch
     ways: tuple[Way, ...]
     shape: RingShape | DirectShape
-    alike: Arguments
+    call: Call
 
 
 def dispatch_cached(
@@ -72,20 +71,23 @@ def dispatch_cached(
     zero_copy: bool,
 ) -> Any:
     """Dispatch again along the routes of a handle; recv_x, with its scales if x has some."""
-    validate.only_with_counts(topk_idx, topk_weights)
+    if topk_idx is not None or topk_weights is not None:
+        validate.only_with_counts(topk_idx, topk_weights)
     values, scales = x if type(x) is tuple and len(x) == 2 else (x, None)
-    key = _key(memory, values, scales, config, zero_copy)
-    plan = None
-    if key is not None and type(handle) is DispatchHandle and handle.owner is memory.identity:
-        plan = handle.plans.get(key)
+    key = plan = None
+    if type(handle) is DispatchHandle and handle.owner is memory.identity:
+        try:
+            of_scales = None if scales is None else (scales.shape, scales.dtype, memory.runtime.strides(scales))
+            key = values.shape, values.dtype, of_scales, config, zero_copy
+            plan = handle.plans.get(key)
+        except (AttributeError, TypeError):  # no arrays, or no config; it is refused
+            key = None
     if plan is None:
         values, scales = validate.payload(memory.runtime, x)
         handle = validate.handle(memory, handle, order.previous_event)
         plan = _make_plan(memory, Tokens(values, scales, None, None), handle, config, zero_copy)
-        if len(handle.plans) >= MAX_PLANS:
-            handle.plans.clear()
         if key is not None:
-            handle.plans[key] = plan
+            keep_plan(handle, key, plan)
     else:
         validate.handle(memory, handle, order.previous_event)
         validate.array(memory.runtime, "x", values, plan.dtype, plan.x_size)
@@ -94,17 +96,6 @@ def dispatch_cached(
             validate.array(memory.runtime, "x[1]", scales, (plan.scale_dtype or "",), scales.shape, contiguous=False)
     recv_x, recv_x_scales = _launch(memory, plan, values, scales, handle, order)
     return pair(recv_x, recv_x_scales)
-
-
-def _key(memory: NodeMemory, values: Any, scales: Any, config: Config | None, zero_copy: bool) -> Any:
-    """What tells plans of a handle apart; None for what is no array, which is refused later."""
-    try:
-        of_scales = None if scales is None else (scales.shape, scales.dtype, memory.runtime.strides(scales))
-        key = values.shape, values.dtype, of_scales, config, zero_copy
-        hash(key)
-    except (AttributeError, TypeError):
-        return None
-    return key
 
 
 def _make_plan(
@@ -141,19 +132,15 @@ def _make_plan(
         validate.buffer_size(shape, memory.num_nvl_bytes)
         ways = _ring_ways(memory, config, shape, num_tokens, num_recv_tokens, strides)
         num_words, peers = num_ring_cell_words(shape), memory.peers
-    notify_kernel = memory.kernel(cached_notify_dispatch)
-    notify = runtime.prepare(notify_kernel, 1, runtime.notify_threads, 0, num_words, peers, memory.bounds)
-    return Plan(
-        runtime.dtype_name(tokens.x),
-        None if tokens.scales is None else runtime.dtype_name(tokens.scales),
-        (num_tokens, tokens.x.shape[1]),
-        (num_recv_tokens, tokens.x.shape[1]),
-        (num_recv_tokens, tokens.num_scales),
-        notify,
-        ways,
-        shape,
-        must_be_alike(runtime, tokens, None, config, zero_copy=zero_copy),
-    )
+    call = dispatch_call(memory, tokens, None, config, zero_copy=zero_copy)
+    notify = prepare_reset(memory, peers, num_words, call)
+    dtype, hidden = runtime.dtype_name(tokens.x), tokens.x.shape[1]
+    outputs: tuple[tuple[tuple[int, int], str], ...] = (((num_recv_tokens, hidden), dtype),)
+    scale_dtype = None
+    if tokens.scales is not None:
+        scale_dtype = runtime.dtype_name(tokens.scales)
+        outputs += (((num_recv_tokens, tokens.num_scales), scale_dtype),)
+    return Plan(dtype, scale_dtype, (num_tokens, hidden), outputs, notify, ways, shape, call)
 
 
 def _ring_ways(
@@ -217,27 +204,24 @@ def _launch(
     direct, stream = memory.direct, memory.comm_stream
     way = plan.ways[direct.next_half if direct is not None and len(plan.ways) > 1 else 0]
     if way.places is not None and direct is not None:
-        with memory.allocations(order, values):
-            pass
-        memory.compare_call("dispatch", lambda: plan.alike)
+        memory.allocate(order, values)
+        memory.compare(plan.call)
         lease = direct.begin_dispatch(way.places, plan.shape)  # type: ignore[arg-type]
-        recv_x = direct.array(way.places.x, way.places.num_rows, plan.recv_x_size, plan.dtype, values, lease)
+        size, dtype = plan.outputs[0]
+        recv_x = direct.array(way.places.x, way.places.num_rows, size, dtype, values, lease)
         recv_x_scales: MaybeArray = None
         if scales is not None:
-            place, size = way.places.scales, plan.recv_scales_size
-            recv_x_scales = direct.array(place, way.places.num_rows, size, plan.scale_dtype or "", scales, lease)
+            size, dtype = plan.outputs[1]
+            recv_x_scales = direct.array(way.places.scales, way.places.num_rows, size, dtype, scales, lease)
         plan.notify.launch(stream)
         inputs = DirectInputs(
             values, scales, ABSENT, ABSENT, handle.send_head, handle.rank_prefix_matrix, handle.channel_prefix_matrix
         )
         way.launch.launch(stream, NO_OUTPUTS, inputs)
         return recv_x, recv_x_scales
-    recv_x_scales = None
-    with memory.allocations(order, values) as empty:
-        recv_x = empty(plan.recv_x_size, plan.dtype)
-        if scales is not None:
-            recv_x_scales = empty(plan.recv_scales_size, plan.scale_dtype or "")
-    memory.compare_call("dispatch", lambda: plan.alike)
+    recv_x, *rest = memory.allocate(order, values, *plan.outputs)
+    recv_x_scales = rest[0] if rest else None
+    memory.compare(plan.call)
     memory.ring_shape = plan.shape  # type: ignore[assignment]
     plan.notify.launch(stream)
     outputs = DispatchOutputs(recv_x, recv_x_scales, ABSENT, ABSENT, ABSENT, ABSENT, ABSENT)

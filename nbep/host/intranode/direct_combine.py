@@ -5,6 +5,8 @@ cached_notify_dispatch: meet the peers --> direct_combine
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from nbep.device.kernels.intranode.direct_combine import (
     DirectCombineInputs,
     DirectCombineOutputs,
@@ -12,14 +14,15 @@ from nbep.device.kernels.intranode.direct_combine import (
     direct_combine_smem_bytes,
 )
 from nbep.device.kernels.intranode.direct_combine import direct_combine as combine_kernel
-from nbep.device.layout.direct import CELL_WORDS, SlotShape, num_landed_words
+from nbep.device.layout.direct import CELL_WORDS, SlotPlaces, SlotShape, num_landed_words
+from nbep.device.protocols.calls import Call
 from nbep.host import validate
 from nbep.host.config import Config
 from nbep.host.intranode.handle import DispatchHandle
-from nbep.host.intranode.notify import reset_cells
-from nbep.host.runtime.base import Array, MaybeArray
-from nbep.host.symmetric import NodeMemory, Order
-from nbep.host.tokens import CombineGiven, combine_must_be_alike
+from nbep.host.intranode.notify import prepare_reset
+from nbep.host.runtime.base import Array, MaybeArray, PreparedLaunch
+from nbep.host.symmetric import NodeMemory
+from nbep.host.tokens import CombineGiven
 
 
 def num_push_sms(config: Config) -> int:
@@ -27,50 +30,50 @@ def num_push_sms(config: Config) -> int:
     return config.num_push_sms or max(1, config.num_sms * 5 // 8)
 
 
-def combine_direct(
-    memory: NodeMemory,
-    x: Array,
-    handle: DispatchHandle,
-    topk_weights: MaybeArray,
-    given: CombineGiven,
-    config: Config,
-    order: Order,
-) -> tuple[Array, MaybeArray]:
-    """Of arguments that are checked."""
+class DirectCombine(NamedTuple):
+    """The launches of a combine without rings."""
+
+    notify: PreparedLaunch
+    combine: PreparedLaunch
+    places: SlotPlaces
+    shape: SlotShape
+
+
+def prepare_direct_combine(
+    memory: NodeMemory, num_combined_tokens: int, given: CombineGiven, config: Config, call: Call
+) -> DirectCombine:
+    """The launches, for arguments that are checked."""
     runtime, num_ranks, direct = memory.runtime, memory.num_ranks, validate.zero_copy(memory)
-    num_tokens, hidden = handle.send_head.shape[0], x.shape[1]
     chunk = config.num_max_nvl_chunked_send_tokens
     shape = SlotShape(num_ranks, config.num_channels, given.hidden_bytes, given.num_topk, chunk)
-    places = direct.place_slots(shape, num_tokens)
-    with memory.allocations(order, x) as empty:
-        combined_x = empty((num_tokens, hidden), "bfloat16")
-        combined_topk_weights: MaybeArray = None
-        if topk_weights is not None:
-            combined_topk_weights = empty((num_tokens, given.num_topk), "float32")
-    memory.compare_call("combine", lambda: combine_must_be_alike(hidden, given.num_topk, config, zero_copy=True))
-    direct.begin_combine(places, shape)
-    reset_cells(memory, direct.peers, CELL_WORDS + num_landed_words(num_tokens * (num_ranks - 1), num_ranks, chunk))
+    places = direct.place_slots(shape, num_combined_tokens)
+    num_words = CELL_WORDS + num_landed_words(num_combined_tokens * (num_ranks - 1), num_ranks, chunk)
     num_threads = config.num_threads or runtime.ring_threads(num_ranks)
-    runtime.launch(
-        memory.comm_stream,
+    combine = runtime.prepare(
         combine_kernel,
         config.num_sms,
         num_threads,
         direct_combine_smem_bytes(num_threads, runtime.has_tma),
-        DirectCombineOutputs(combined_x, combined_topk_weights),
-        DirectCombineInputs(
-            x,
-            topk_weights,
-            given.bias_0,
-            given.bias_1,
-            handle.rank_prefix_matrix,
-            handle.channel_prefix_matrix,
-            handle.send_head,
-        ),
         direct.peers,
         memory.bounds,
         places,
         shape,
-        DirectCombineSizes(num_tokens, num_push_sms(config)),
+        DirectCombineSizes(num_combined_tokens, num_push_sms(config)),
     )
-    return combined_x, combined_topk_weights
+    return DirectCombine(prepare_reset(memory, direct.peers, num_words, call), combine, places, shape)
+
+
+def combine_direct(
+    memory: NodeMemory,
+    way: DirectCombine,
+    outputs: tuple[Array, MaybeArray],
+    x: Array,
+    handle: DispatchHandle,
+    topk_weights: MaybeArray,
+    biases: tuple[MaybeArray, MaybeArray],
+) -> None:
+    validate.zero_copy(memory).begin_combine(way.places, way.shape)
+    way.notify.launch(memory.comm_stream)
+    routes = handle.rank_prefix_matrix, handle.channel_prefix_matrix, handle.send_head
+    inputs = DirectCombineInputs(x, topk_weights, *biases, *routes)
+    way.combine.launch(memory.comm_stream, DirectCombineOutputs(*outputs), inputs)

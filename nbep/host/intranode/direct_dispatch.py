@@ -19,6 +19,7 @@ from nbep.device.kernels.intranode.direct_dispatch import direct_dispatch as dis
 from nbep.device.kernels.intranode.number_tokens import number_tokens
 from nbep.device.layout.direct import CELL_WORDS, DirectShape, HalfPlaces
 from nbep.host import validate
+from nbep.host.calls import dispatch_call
 from nbep.host.config import Config
 from nbep.host.intranode.direct import DirectMemory
 from nbep.host.intranode.handle import DispatchHandle
@@ -26,7 +27,7 @@ from nbep.host.intranode.notify import exchange_counts
 from nbep.host.runtime.base import Array, MaybeArray
 from nbep.host.runtime.lent import Lease
 from nbep.host.symmetric import NodeMemory, Order
-from nbep.host.tokens import Counts, Tokens, must_be_alike, wait_counters
+from nbep.host.tokens import Counts, Tokens, wait_counters
 
 
 class Received(NamedTuple):
@@ -62,7 +63,8 @@ def dispatch_counted(
         channel_prefix_matrix = empty((num_ranks, num_channels), "int32")
         recv_channel_prefix_matrix = empty((num_ranks, num_channels), "int32")
         send_head = empty((tokens.num_tokens, num_ranks), "int32")
-    memory.compare_call("dispatch", lambda: must_be_alike(runtime, tokens, num_experts, config, zero_copy=True))
+    call = dispatch_call(memory, tokens, num_experts, config, zero_copy=True)
+    memory.compare(call)
     lease = direct.begin_dispatch(places, shape)
     polled = num_worst_tokens == 0
     exchange_counts(
@@ -74,6 +76,7 @@ def dispatch_counted(
         polled,
         rank_prefix_matrix,
         channel_prefix_matrix,
+        call,
     )
     runtime.launch(
         memory.comm_stream,

@@ -21,6 +21,7 @@ from nbep.device.kernels.intranode.dispatch import dispatch as dispatch_kernel
 from nbep.device.layout.intranode import RingShape, num_ring_cell_words
 from nbep.host import validate
 from nbep.host.arguments import integer
+from nbep.host.calls import dispatch_call
 from nbep.host.config import DISPATCH_TABLE, Config, fit_config, table_config, zero_copy_config
 from nbep.host.events import EventOverlap
 from nbep.host.intranode import direct_dispatch
@@ -29,7 +30,7 @@ from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.intranode.notify import exchange_counts
 from nbep.host.runtime.base import Array, MaybeArray, Runtime
 from nbep.host.symmetric import Empty, NodeMemory, Order
-from nbep.host.tokens import Counts, Tokens, check_counts, empty_rows, must_be_alike, pair, wait_counters
+from nbep.host.tokens import Counts, Tokens, check_counts, empty_rows, pair, wait_counters
 
 
 def dispatch(
@@ -116,7 +117,8 @@ def _dispatch_counted(
     with memory.allocations(order, tokens.x) as empty:
         rank_prefix_matrix = empty((num_ranks, num_ranks), "int32")
         channel_prefix_matrix = empty((num_ranks, shape.num_channels), "int32")
-    memory.compare_call("dispatch", lambda: must_be_alike(runtime, tokens, num_experts, config))
+    call = dispatch_call(memory, tokens, num_experts, config)
+    memory.compare(call)
     exchange_counts(
         memory,
         memory.peers,
@@ -126,6 +128,7 @@ def _dispatch_counted(
         polled,
         rank_prefix_matrix,
         channel_prefix_matrix,
+        call,
     )
     num_recv_tokens = num_worst_tokens
     per_expert: list[int] = []

@@ -8,6 +8,8 @@ from typing import Any
 
 from nbep.host.runtime.base import Array
 
+MAX_PLANS = 64  # of a handle
+
 
 @dataclass(frozen=True, eq=False)
 class DispatchHandle:
@@ -32,7 +34,7 @@ class DispatchHandle:
     send_head: Array
     # The identity of the buffer; None for arrays that somebody else has put together.
     owner: object | None = field(default=None, init=False, repr=False)
-    plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # of cached dispatches
+    plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # of dispatches and combines with it
 
     def owned_by(self, owner: object) -> DispatchHandle:
         """The same, as made by the buffer of this identity: the arrays need not be checked again."""
@@ -60,3 +62,10 @@ class DispatchHandle:
             self.is_token_in_rank,
             self.send_head,
         )
+
+
+def keep_plan(handle: DispatchHandle, key: Any, plan: Any) -> None:
+    """Keep what is prepared for calls with a handle. key: all that it depends on"""
+    if len(handle.plans) >= MAX_PLANS:
+        handle.plans.clear()
+    handle.plans[key] = plan

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from nbep.device.kernels.intranode.cached_notify_dispatch import cached_notify_dispatch
 from nbep.device.kernels.intranode.notify_dispatch import NotifyInputs, NotifyOutputs, NotifySizes, notify_dispatch
+from nbep.device.protocols.calls import Call
 from nbep.device.protocols.peers import Peers
-from nbep.host.runtime.base import Array
+from nbep.host.runtime.base import Array, PreparedLaunch
 from nbep.host.symmetric import NodeMemory
 from nbep.host.tokens import Counts
 
@@ -19,8 +20,12 @@ def exchange_counts(
     polled: bool,
     rank_prefix_matrix: Array,
     channel_prefix_matrix: Array,
+    call: Call,
 ) -> None:
-    """Launch the kernel that does it, and resets so many words. polled: the CPU is going to wait for the counters."""
+    """Launch the kernel that does it, compares the ranks' calls, and resets so many words.
+
+    polled: the CPU is going to wait for the counters
+    """
     runtime = memory.runtime
     if polled:
         memory.counters.fill(-1)  # "not here yet"; no launch that writes this set is left
@@ -41,19 +46,13 @@ def exchange_counts(
             num_cell_words,
             expert_alignment,
         ),
+        call,
     )
 
 
-def reset_cells(memory: NodeMemory, peers: Peers, num_cell_words: int) -> None:
-    """Launch the kernel that resets so many words and meets the peers."""
+def prepare_reset(memory: NodeMemory, peers: Peers, num_cell_words: int, call: Call) -> PreparedLaunch:
+    """The launch of the kernel that resets so many words and meets the peers, whose calls it compares."""
     runtime = memory.runtime
-    runtime.launch(
-        memory.comm_stream,
-        memory.kernel(cached_notify_dispatch),
-        1,
-        runtime.notify_threads,
-        0,
-        num_cell_words,
-        peers,
-        memory.bounds,
-    )
+    threads = runtime.notify_threads
+    kernel = memory.kernel(cached_notify_dispatch)
+    return runtime.prepare(kernel, 1, threads, 0, num_cell_words, peers, memory.bounds, call)

@@ -68,6 +68,10 @@ class HostWords:
         """Some words as they are now. What was released with them is there for a `read` that follows."""
         return self._array[begin:end]
 
+    def poll_word(self, index: int) -> int:
+        """One of them, as `poll`."""
+        return self._array.item(index)
+
     def read(self) -> np.ndarray:
         """A copy of all: of words that a poll has announced, or the end of their kernel."""
         return self._array.copy()

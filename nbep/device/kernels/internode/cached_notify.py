@@ -1,6 +1,6 @@
 """Internode cached notify: the ranks come together before a dispatch whose counts are known, or before a combine.
 
- block 0, (n, l):  arrived[n] += 1 at every (d, l); NVL ring cells = 0; barrier of the node; waits for every arrived[d]
+ block 0, (n, l):  arrived[n] += call at every (d, l); NVL ring cells = 0; barrier of the node; waits for arrived[d]
  block 1 + c:      before combine: heads of channel c, see intranode/cached_notify_combine.py: those of send_rdma_head,
                    then those of send_nvl_head, node by node
 
@@ -9,10 +9,12 @@
  head, tail of NVL rings     the owner              st_weak 0, barrier    (next kernel)      -
  send_rdma_head[t, n]        one warp               st_weak               same warp          ld_weak, before it writes
  send_nvl_head[i, k]         one warp               st_weak               same warp          ld_weak, before it writes
- rounds                      block 0                st_weak               (next notify)      -
+ rounds, called              block 0                st_weak               (next notify)      -
 
 That (d, l) has arrived says that it has left its last kernel: so it has emptied all slots of its RDMA rings, and this
-rank may fill them again. The barrier says the same of the NVL rings. Only before a combine are there blocks 1 + c.
+rank may fill them again. The barrier says the same of the NVL rings. Both compare the ranks' calls: see meet_nodes and
+protocols.calls. A rank whose call differs is known to those of its node and of its place in the others; for the rest
+the waits of the next kernel are over time. Only before a combine are there blocks 1 + c.
 
 Source: DeepEP csrc/kernels/internode.cu, cached_notify
 """
@@ -21,13 +23,23 @@ from typing import NamedTuple
 
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.internode.coordinator import first_passing_row, tokens_to_node
-from nbep.device.kernels.internode.notify_dispatch import wait_nodes
+from nbep.device.kernels.internode.meet_nodes import ask_node, report_node, wait_node
 from nbep.device.kernels.intranode.cached_notify_combine import encode_absent_tokens
 from nbep.device.kernels.intranode.notify_dispatch import reset_ring_cells
 from nbep.device.layout.internode import arrived_offset, rings_offset
 from nbep.device.network import Network, amo_add
-from nbep.device.primitives import block_dim, block_idx, ld_weak_s32, st_weak_s32, thread_idx, u32_div
-from nbep.device.protocols.barrier import barrier_block
+from nbep.device.primitives import (
+    bar_red_and,
+    block_dim,
+    block_idx,
+    ld_weak_s32,
+    s32,
+    st_weak_s32,
+    syncthreads,
+    thread_idx,
+    u32_div,
+)
+from nbep.device.protocols.calls import Call, ask_peer, report_peer, wait_peer
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.totals import Progress
@@ -53,29 +65,43 @@ class CachedSizes(NamedTuple):
 
 
 @device_function
-def come_together(network, peers, progress, bounds, num_ring_cell_words, cells):
+def come_together(network, peers, progress, bounds, num_ring_cell_words, cells, call):
     """Block 0."""
     num_rdma_ranks = u32_div(network.num_ranks, peers.num_ranks)
-    wanted = ld_weak_s32(progress.rounds) + 1
+    rounds = ld_weak_s32(progress.rounds)
+    called = ld_weak_s32(progress.called)
     node = thread_idx()
     if node < num_rdma_ranks and not has_timed_out(bounds):
         own = u32_div(network.rank, peers.num_ranks)
-        amo_add(network, arrived_offset(cells, own), 1, node * peers.num_ranks + peers.rank, 0, True)
+        amo_add(network, arrived_offset(cells, own), call.signal, node * peers.num_ranks + peers.rank, 0, True)
     rings = buffer_of(peers, peers.rank) + rings_offset(num_rdma_ranks, peers.num_ranks)
     reset_ring_cells(rings, num_ring_cell_words)
-    barrier_block(peers, bounds)
-    wait_nodes(network, peers, bounds, cells, wanted)
+    is_other = wait_peer(peers, bounds, call.signal)
+    is_other_node = wait_node(network, peers, bounds, cells, call, called)
+    if not bar_red_and(0, block_dim(), not (is_other or is_other_node)):
+        told = ask_peer(call, peers, bounds, is_other)
+        told_by_node = ask_node(network, peers, bounds, cells, call, is_other_node)
+        syncthreads()  # a report ends all waits that have not begun
+        report_peer(call, peers, bounds, told)
+        report_node(network, peers, bounds, cells, call, told_by_node)
     if thread_idx() == 0:
-        st_weak_s32(progress.rounds, wanted)
+        st_weak_s32(progress.rounds, rounds + 1)
+        st_weak_s32(progress.called, s32(called + call.signal))
 
 
 @kernel(max_threads=256)
 def internode_cached_notify(
-    heads: CachedHeads, network: Network, peers: Peers, progress: Progress, bounds: Bounds, sizes: CachedSizes
+    heads: CachedHeads,
+    network: Network,
+    peers: Peers,
+    progress: Progress,
+    bounds: Bounds,
+    sizes: CachedSizes,
+    call: Call,
 ):
     """Grid: 1 block, before combine 1 + num_channels. Block: a multiple of 32."""
     if block_idx() == 0:
-        come_together(network, peers, progress, bounds, sizes.num_ring_cell_words, sizes.cells)
+        come_together(network, peers, progress, bounds, sizes.num_ring_cell_words, sizes.cells, call)
     elif not has_timed_out(bounds):  # after a time-out the handle may say anything
         channel = block_idx() - 1
         warp = thread_idx() // 32

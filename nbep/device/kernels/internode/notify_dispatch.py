@@ -17,11 +17,13 @@
  moe_recv_counter, for      block 0                st_relaxed_sys         the CPU           polls until >= 0
    rows, nodes, experts
  recv_ arrays               block 0                st_weak                (dispatch)        -
- rounds                     block 0                st_weak                (next notify)     -
+ rounds, called             block 0                st_weak                (next notify)     -
 
 Messages and counts have two places, which notifies take in turn. A rank may be one notify ahead of another; then it
 writes to the other place. It is never two ahead: a notify ends only when all ranks that this one writes to have begun
 theirs. DeepEP has one place, and a barrier more for it.
+
+An arrival, and the barrier of the node, compare the ranks' calls: see meet_nodes and protocols.calls.
 
 An arrival also frees the slots of the RDMA rings: who has heard of this notify from (d, l) knows that (d, l) has left
 its last kernel, and so has emptied them. And after a notify nobody has to announce anything: the `recv_` arrays hold
@@ -34,6 +36,7 @@ Source: DeepEP csrc/kernels/internode.cu, notify_dispatch. Break it: notebooks/1
 from typing import NamedTuple
 
 from nbep.device.jit import device_function, kernel
+from nbep.device.kernels.internode.meet_nodes import meet_nodes, relay_call
 from nbep.device.kernels.intranode.notify_dispatch import count_channel_tokens, reset_ring_cells
 from nbep.device.layout.internode import (
     COUNT_MESSAGE_BYTES,
@@ -52,21 +55,21 @@ from nbep.device.primitives import (
     has_tma,
     ld_nc_s32,
     ld_weak_s32,
+    s32,
     smem_base,
     st_relaxed_sys_s32,
     st_shared_s32,
     st_weak_s32,
-    syncthreads,
     syncwarp,
     thread_idx,
     u32_div,
     u32_mod,
 )
-from nbep.device.protocols.barrier import barrier_block
+from nbep.device.protocols.calls import Call, meet_with
 from nbep.device.protocols.grid_barrier import barrier_grid
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.totals import Progress, wait_total
-from nbep.device.protocols.waits import INTERNODE_NOTIFY, has_timed_out
+from nbep.device.protocols.totals import Progress
+from nbep.device.protocols.waits import has_timed_out
 from nbep.device.types import I32, I64, In, Out, Sym
 
 
@@ -125,7 +128,7 @@ def fill_words(stage, src, num_words, lane):
 
 
 @device_function
-def send_message(out, inputs, network, peers, sizes, round_, node, lane):
+def send_message(out, inputs, network, peers, sizes, call, round_, node, lane):
     """Put the count message for a node's rank, and tell it; one warp."""
     num_nvl_ranks = peers.num_ranks
     num_rdma_ranks = u32_div(network.num_ranks, num_nvl_ranks)
@@ -155,19 +158,8 @@ def send_message(out, inputs, network, peers, sizes, round_, node, lane):
     put_nbi_warp(network, dst, src, stage, num_bytes, peer, 0, lane)
     quiet(network, lane)
     if lane == 0:
-        amo_add(network, arrived_offset(sizes.cells, own), 1, peer, 0, True)
+        amo_add(network, arrived_offset(sizes.cells, own), call.signal, peer, 0, True)
     syncwarp(FULL_MASK)
-
-
-@device_function
-def wait_nodes(network, peers, bounds, cells, wanted):
-    """Thread n waits until (n, own place) has arrived so often. All threads of the block call it."""
-    num_rdma_ranks = u32_div(network.num_ranks, peers.num_ranks)
-    node = thread_idx()
-    if node < num_rdma_ranks:
-        cell = own_ptr(network, arrived_offset(cells, node))
-        wait_total(cell, wanted, bounds, INTERNODE_NOTIFY, node * peers.num_ranks + peers.rank, -1)
-    syncthreads()
 
 
 @device_function
@@ -250,23 +242,45 @@ def sum_expert_counts(out, buffer, num_rdma_ranks, num_nvl_ranks, num_local_expe
 
 
 @device_function
-def exchange(out, inputs, network, peers, progress, bounds, sizes):
+def count_none(out, num_ranks, num_rdma_ranks, num_channels):
+    """What dispatch finds if ranks called something else: no tokens. The CPU waits for counters, or for a fault."""
+    for i in range(thread_idx(), num_rdma_ranks * num_channels, block_dim()):
+        st_weak_s32(out.recv_rdma_channel_prefix_matrix + 4 * i, 0)
+    for i in range(thread_idx(), num_rdma_ranks, block_dim()):
+        st_weak_s32(out.recv_rdma_rank_prefix_sum + 4 * i, 0)
+    for i in range(thread_idx(), num_ranks * num_channels, block_dim()):
+        st_weak_s32(out.recv_gbl_channel_prefix_matrix + 4 * i, 0)
+    for i in range(thread_idx(), num_ranks, block_dim()):
+        st_weak_s32(out.recv_gbl_rank_prefix_sum + 4 * i, 0)
+
+
+@device_function
+def exchange(out, inputs, network, peers, progress, bounds, sizes, call):
     """Block 0: between the nodes, then inside the node, then the sums."""
     num_nvl_ranks = peers.num_ranks
     num_rdma_ranks = u32_div(network.num_ranks, num_nvl_ranks)
     num_local_experts = u32_div(sizes.num_experts, network.num_ranks)
     round_ = ld_weak_s32(progress.rounds)
+    called = ld_weak_s32(progress.called)
     if not has_timed_out(bounds):  # a rank that is only late may still need what it has of the last call
         for node in range(thread_idx() // 32, num_rdma_ranks, block_dim() // 32):
-            send_message(out, inputs, network, peers, sizes, round_, node, thread_idx() % 32)
-    wait_nodes(network, peers, bounds, sizes.cells, round_ + 1)
+            send_message(out, inputs, network, peers, sizes, call, round_, node, thread_idx() % 32)
+    is_same = meet_nodes(network, peers, bounds, sizes.cells, call, called)
     buffer = buffer_of(peers, peers.rank)
     reset_ring_cells(buffer + rings_offset(num_rdma_ranks, num_nvl_ranks), sizes.num_ring_cell_words)
     if not has_timed_out(bounds):
         hand_on_counts(network, peers, sizes, round_)
-    barrier_block(peers, bounds)
+    signal = call.signal
+    if not is_same and relay_call(network, peers, sizes.cells):
+        signal += 1  # to the peers it is another call: they ask
+    have_met = meet_with(peers, bounds, call, signal)
     if thread_idx() == 0:
         st_weak_s32(progress.rounds, round_ + 1)
+        st_weak_s32(progress.called, s32(called + call.signal))
+    if not (is_same and have_met):
+        count_none(out, network.num_ranks, num_rdma_ranks, sizes.num_channels)
+        return
+    if thread_idx() == 0:
         sum_node_counts(out, network, peers, sizes, round_)
         sum_rank_counts(out, buffer, num_rdma_ranks, num_nvl_ranks, sizes.num_channels, round_)
     sum_expert_counts(out, buffer, num_rdma_ranks, num_nvl_ranks, num_local_experts, sizes, round_)
@@ -281,6 +295,7 @@ def internode_notify_dispatch(
     progress: Progress,
     bounds: Bounds,
     sizes: InternodeNotifySizes,
+    call: Call,
 ):
     """Grid: 1 + num_ranks + num_rdma_ranks blocks. Block: 128 threads, or any multiple of 32. Shared:
     `notify_smem_bytes`.
@@ -289,4 +304,4 @@ def internode_notify_dispatch(
         count_tokens(out, inputs, network.num_ranks, peers.num_ranks, sizes)
     barrier_grid(progress.grid_arrivals, bounds)
     if block_idx() == 0:
-        exchange(out, inputs, network, peers, progress, bounds, sizes)
+        exchange(out, inputs, network, peers, progress, bounds, sizes, call)

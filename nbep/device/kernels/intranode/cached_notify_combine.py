@@ -11,7 +11,8 @@
  start, end, head, tail   the owner    st_weak 0, barrier   (combine)    -
  send_head[t, r]          one warp     st_weak              same warp    ld_weak, before it writes
 
-DeepEP has one more barrier before the reset; why it is not needed: see notify_dispatch.py.
+DeepEP has one more barrier before the reset; why it is not needed: see notify_dispatch.py. The barrier compares the
+ranks' calls, too: see protocols.calls.
 
 Source: DeepEP csrc/kernels/intranode.cu, cached_notify_combine
 """
@@ -28,7 +29,7 @@ from nbep.device.primitives import (
     thread_idx,
     vote_ballot,
 )
-from nbep.device.protocols.barriers import barrier_block
+from nbep.device.protocols.calls import Call, meet_block
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.types import I32, InOut
@@ -63,7 +64,13 @@ def encode_absent_tokens(send_head, begin, end, rank, num_ranks, lane):
 
 @kernel(max_threads=256)
 def cached_notify_combine(
-    send_head: InOut, num_tokens: I32, num_channels: I32, num_ring_cell_words: I32, peers: Peers, bounds: Bounds
+    send_head: InOut,
+    num_tokens: I32,
+    num_channels: I32,
+    num_ring_cell_words: I32,
+    peers: Peers,
+    bounds: Bounds,
+    call: Call,
 ):
     """Grid: 1 + num_channels blocks. Block: a multiple of 32, at least 32 * num_ranks.
 
@@ -71,7 +78,7 @@ def cached_notify_combine(
     """
     if block_idx() == 0:
         reset_ring_cells(buffer_of(peers, peers.rank), num_ring_cell_words)
-        barrier_block(peers, bounds)
+        meet_block(peers, bounds, call)
     else:
         rank = thread_idx() // 32
         if rank < peers.num_ranks:

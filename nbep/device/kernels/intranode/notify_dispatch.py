@@ -23,7 +23,8 @@ front of the counts, and one more behind the sums. nbep needs neither:
    dispatch, which came after the peer's sums.
 After a wait of a rank that was over time neither holds for it, but its results are not used any more.
 
-Every rank writes its whole row at every peer: after the exchange each of them holds the same counts.
+Every rank writes its whole row at every peer: after the exchange each of them holds the same counts. The barrier
+compares the ranks' calls, too: see protocols.calls.
 
 Source: DeepEP csrc/kernels/intranode.cu, notify_dispatch. Break it: notebooks/03_notify.ipynb
 """
@@ -45,7 +46,7 @@ from nbep.device.primitives import (
     thread_idx,
     u32_div,
 )
-from nbep.device.protocols.barriers import barrier_block
+from nbep.device.protocols.calls import Call, meet_block
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.reduce import warp_sum_s32
@@ -110,6 +111,13 @@ def sum_counts(out, buffer, peers, num_local_experts, expert_alignment):
 
 
 @device_function
+def count_nothing(out, num_ranks):
+    """What dispatch finds if the peers called something else: no tokens. The CPU waits for counters, or for a fault."""
+    for i in range(thread_idx(), num_ranks * num_ranks, block_dim()):
+        st_weak_s32(out.rank_prefix_matrix + 4 * i, 0)
+
+
+@device_function
 def reset_ring_cells(buffer, num_words):
     """Set start, end, head and tail of all rings to 0. A barrier with the peers follows."""
     for i in range(thread_idx(), num_words, block_dim()):
@@ -146,7 +154,9 @@ def count_channel_tokens(channel_prefix, is_token_in_rank, num_ranks, first_rank
 
 
 @kernel(max_threads=128)
-def notify_dispatch(out: NotifyOutputs, inputs: NotifyInputs, peers: Peers, bounds: Bounds, sizes: NotifySizes):
+def notify_dispatch(
+    out: NotifyOutputs, inputs: NotifyInputs, peers: Peers, bounds: Bounds, sizes: NotifySizes, call: Call
+):
     """Grid: 1 + num_ranks blocks. Block: 128 threads, or any multiple of 32 that is at least num_ranks."""
     if block_idx() == 0:
         buffer = buffer_of(peers, peers.rank)
@@ -154,8 +164,10 @@ def notify_dispatch(out: NotifyOutputs, inputs: NotifyInputs, peers: Peers, boun
         reset_ring_cells(buffer, sizes.num_ring_cell_words)
         if not has_timed_out(bounds):  # a peer that is only late may still need those of the last call
             send_counts(inputs, peers, num_local_experts)
-        barrier_block(peers, bounds)
-        sum_counts(out, buffer, peers, num_local_experts, sizes.expert_alignment)
+        if meet_block(peers, bounds, call):
+            sum_counts(out, buffer, peers, num_local_experts, sizes.expert_alignment)
+        else:
+            count_nothing(out, peers.num_ranks)
     else:
         dst_rank = block_idx() - 1
         channel_prefix = out.channel_prefix_matrix + 4 * dst_rank * sizes.num_channels

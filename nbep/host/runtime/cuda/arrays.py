@@ -252,12 +252,21 @@ def on_stream(handle: int) -> Iterator[None]:
         yield
 
 
+_torch_streams: dict[Any, tuple[Any, Any]] = {}  # how torch says which stream is current, once it uses a GPU
+
+
 def current_stream_handle() -> int:
     """The stream on which the caller's own work runs: torch's or CuPy's current one, else the default stream."""
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        # torch.cuda.current_stream() makes an object around this number, ten times slower.
-        return torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
+    if torch is not None:
+        found = _torch_streams.get(torch)
+        if found is not None:
+            raw_stream, device = found
+            return raw_stream(device())
+        if torch.cuda.is_initialized():  # and it stays so
+            # torch.cuda.current_stream() makes an object around this number, ten times slower.
+            _torch_streams[torch] = torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice
+            return current_stream_handle()
     cupy = sys.modules.get("cupy")
     if cupy is not None:
         return cupy.cuda.get_current_stream().ptr

@@ -120,18 +120,33 @@ class CudaPreparedLaunch(PreparedLaunch):
 
     def launch(self, stream: Stream, *first_args: Any) -> None:
         assert isinstance(stream, CudaStream)
-        leaves: list[Any] = []
+        addresses: list[int] = []
+        arrays: list[Any] = []
         for arg in first_args:
-            leaves += arg
-        addresses = [0 if leaf is None else leaf if leaf.__class__ is int else pointer_of(leaf) for leaf in leaves]
+            for leaf in arg if isinstance(arg, tuple) else (arg,):
+                if leaf is None:
+                    addresses.append(0)
+                elif leaf.__class__ is int:
+                    addresses.append(leaf)
+                else:
+                    addresses.append(pointer_of(leaf))
+                    arrays.append(leaf)
         config = self._configs.get(stream.handle)
         if config is None:
             config = self._configs[stream.handle] = self._loaded.config(stream.handle, *self._size)
-        with nullcontext() if self._nic is None else self._nic.beside(stream), self._turn:
-            self._parameters.pack_first(self._first, addresses)
-            self._loaded.start(config, self._parameters)
+        if self._nic is None:
+            self._start(config, addresses)
+        else:
+            with self._nic.beside(stream):
+                self._start(config, addresses)
         if not stream.is_callers:
-            stream.unrecorded += [leaf for leaf in leaves if leaf is not None and leaf.__class__ is not int]
+            stream.unrecorded += arrays
+
+    def _start(self, config: Any, addresses: list[int]) -> None:
+        with self._turn:
+            if addresses:
+                self._parameters.pack_first(self._first, addresses)
+            self._loaded.start(config, self._parameters)
 
 
 class CudaRuntime(Runtime):

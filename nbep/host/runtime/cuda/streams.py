@@ -13,6 +13,8 @@ from nbep.host.runtime.base import Event, PastEvent, Stream
 from nbep.host.runtime.cuda.arrays import current_stream_handle
 from nbep.host.runtime.cuda.driver import check, current_ordinal
 
+SUCCESS = cu.CUresult.CUDA_SUCCESS
+ACTIVE = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
 EVENT_FLAGS = int(cu.CUevent_flags.CU_EVENT_DISABLE_TIMING)
 HostWait = Callable[[Callable[[], bool], Callable[[], str]], Any]
 
@@ -20,8 +22,13 @@ HostWait = Callable[[Callable[[], bool], Callable[[], str]], Any]
 def is_capturing(stream: int) -> bool:
     """Whether the stream's work goes into a CUDA graph."""
     code, status = cu.cuStreamIsCapturing(stream)[:2]
-    active = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
-    return bool(code == cu.CUresult.CUDA_SUCCESS and status == active)
+    return bool(code == SUCCESS and status == ACTIVE)
+
+
+def order(call: str, result: tuple) -> None:
+    """As `check`, of a driver call that returns nothing; these come several times in each of nbep's calls."""
+    if result[0] != SUCCESS:
+        check(call, result)
 
 
 class CudaEvent(Event):
@@ -31,20 +38,32 @@ class CudaEvent(Event):
     they are let go: what that stream does with their memory from then on comes after the launches.
     """
 
-    def __init__(self, stream: int, host_wait: HostWait | None = None):
+    def __init__(self, stream: int, host_wait: HostWait | None = None, idle: list[Any] | None = None):
+        """idle: events of the driver that nobody uses any more; this one comes from there, and goes there."""
         self._host_wait = host_wait
         self._arrays: list[Any] = []
         self._caller = -1
         self._is_captured = False
-        self.event = check("cuEventCreate", cu.cuEventCreate(EVENT_FLAGS))
+        self._goes_to: list[Any] | None = None
+        self._idle = idle
+        try:
+            self.event = idle.pop() if idle else None
+        except IndexError:  # another thread took it
+            self.event = None
+        if self.event is None:
+            self.event = check("cuEventCreate", cu.cuEventCreate(EVENT_FLAGS))
         self.record(stream)
 
     def record(self, stream: int) -> None:
-        check("cuEventRecord", cu.cuEventRecord(self.event, stream))
+        order("cuEventRecord", cu.cuEventRecord(self.event, stream))
 
     def __del__(self) -> None:
         event = getattr(self, "event", None)
-        if event is not None:
+        if event is None:
+            return
+        if self._goes_to is not None:  # who waits for it waits for what it stood for then, also if it is recorded anew
+            self._goes_to.append(event)
+        else:
             cu.cuEventDestroy(event)
 
     @property
@@ -63,6 +82,7 @@ class CudaEvent(Event):
     def keep(self, arrays: list[Any], is_captured: bool) -> None:
         """Keep the arrays alive; their caller's stream is the current one."""
         self._arrays, self._caller, self._is_captured = arrays, current_stream_handle(), is_captured
+        self._goes_to = None if is_captured else self._idle  # one that belongs to a graph is not used again
 
     @property
     def keeps_arrays(self) -> bool:
@@ -78,7 +98,7 @@ class CudaEvent(Event):
         # one rank's kernel would hold the kernels of the others back, which it waits for.
         if self._host_wait is not None and not is_capturing(current):
             self._host_wait(lambda: self.done, lambda: "an event of its comm stream")
-        check("cuStreamWaitEvent", cu.cuStreamWaitEvent(current, self.event, 0))
+        order("cuStreamWaitEvent", cu.cuStreamWaitEvent(current, self.event, 0))
         if current == self._caller:
             self.let_go()
 
@@ -102,6 +122,7 @@ class CudaStream(Stream):
         self.unrecorded: list[Any] = []  # arrays of the launches since the last event
         self._in_flight: deque[CudaEvent] = deque()  # those that keep arrays, or did so
         self._behind_current: CudaEvent | None = None  # of wait_current_stream; recorded anew each time
+        self._idle_events: list[Any] = []
         self._turn = Lock()  # of the threads that record it
 
     @property
@@ -114,7 +135,7 @@ class CudaStream(Stream):
         return self.handle
 
     def record(self) -> CudaEvent:
-        event = CudaEvent(self.handle, self._host_wait)
+        event = CudaEvent(self.handle, self._host_wait, self._idle_events)
         if self.unrecorded:
             capturing = is_capturing(self.handle)
             event.keep(self.unrecorded, capturing)
@@ -129,12 +150,13 @@ class CudaStream(Stream):
 
         Not during a capture: no event may be asked then.
         """
-        while self._in_flight and (not self._in_flight[0].keeps_arrays or self._in_flight[0].is_past):
-            self._in_flight.popleft().let_go()
+        in_flight = self._in_flight
+        while in_flight and (not in_flight[0].keeps_arrays or in_flight[0].is_past):
+            in_flight.popleft().let_go()
 
     def wait(self, event: Event) -> None:
         assert isinstance(event, CudaEvent)
-        check("cuStreamWaitEvent", cu.cuStreamWaitEvent(self.handle, event.event, 0))
+        order("cuStreamWaitEvent", cu.cuStreamWaitEvent(self.handle, event.event, 0))
 
     def wait_current_stream(self) -> None:
         current = current_stream_handle()

@@ -1,0 +1,143 @@
+"""What all ranks must pass alike to a dispatch or a combine, as words; see Buffer.dispatch.
+
+Ranks of one process are compared before a launch, by `call_log`. The notify kernels compare those of a node, in
+processes of their own too, by a digest of the words; see nbep.device.protocols.calls.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from nbep.device.protocols.calls import WORDS_OF_VERB, Call
+from nbep.device.protocols.waits import ONE, FaultReport
+from nbep.host.dtypes import ROW_DTYPES
+
+if TYPE_CHECKING:
+    from nbep.host.call_log import Arguments
+    from nbep.host.config import Config
+    from nbep.host.symmetric import NodeMemory
+    from nbep.host.tokens import Tokens
+
+DISPATCH, COMBINE = range(2)
+VERBS = ("dispatch", "combine")
+SCALES_DTYPES = ("float32", "int32")
+NAMES = (
+    "buffer",
+    "handle",
+    "zero_copy",
+    "dtype of x",
+    "hidden size of x",
+    "scales",
+    "topk_idx",
+    "size of num_tokens_per_expert",
+    "config.num_sms",
+    "config.num_max_nvl_chunked_send_tokens",
+    "config.num_max_nvl_chunked_recv_tokens",
+    "config.num_max_rdma_chunked_send_tokens",
+    "config.num_max_rdma_chunked_recv_tokens",
+)
+VERB, HANDLE, ZERO_COPY, DTYPE, _, SCALES, TOPK, EXPERTS = range(8)
+
+# Below ONE, so a digest fits. Both are primes: words that differ in one place have different digests.
+DIGESTS = 16777213
+FACTOR = 6700417
+
+
+@lru_cache(maxsize=1024)
+def make_call(rank: int, words: tuple[int, ...]) -> Call:
+    """The words of a rank's call, from the verb on, with what arrives for them."""
+    digest = 0
+    for word in words:
+        digest = (digest * FACTOR + word) % DIGESTS
+    return Call(ONE + digest, rank, *words)
+
+
+def dispatch_call(
+    memory: NodeMemory,
+    tokens: Tokens,
+    num_experts: int | None,
+    config: Config,
+    between_nodes: bool = False,
+    zero_copy: bool = False,
+) -> Call:
+    """What peers read out of this rank's rings, and how they take part in its barriers; see Buffer.dispatch.
+
+    num_experts is None with a handle.
+    """
+    runtime, scales = memory.runtime, 0
+    if tokens.scales is not None:
+        scales = 2 * tokens.num_scales + SCALES_DTYPES.index(runtime.dtype_name(tokens.scales))
+    dtype = ROW_DTYPES.index(runtime.dtype_name(tokens.x))
+    sizes = tokens.x.shape[1], scales, tokens.num_topk, num_experts or 0
+    has_handle = int(num_experts is None)
+    return make_call(
+        memory.rank,
+        (DISPATCH, has_handle, int(zero_copy), dtype, *sizes, *_of_config(config, between_nodes, zero_copy)),
+    )
+
+
+def combine_call(
+    rank: int, hidden: int, num_topk: int, config: Config, between_nodes: bool = False, zero_copy: bool = False
+) -> Call:
+    """What peers read out of this rank's rings, and how they take part in its barriers; see Buffer.combine."""
+    words = COMBINE, 1, int(zero_copy), 0, hidden, 0, num_topk, 0
+    return make_call(rank, (*words, *_of_config(config, between_nodes, zero_copy)))
+
+
+def _of_config(config: Config, between_nodes: bool, zero_copy: bool) -> tuple[int, ...]:
+    """What both ends of a ring must know alike: how many there are, their slots, between nodes also their chunks.
+
+    Without rings: how many blocks there are, and which rows land together.
+    """
+    if zero_copy:
+        return config.num_sms, config.num_max_nvl_chunked_send_tokens, 0, 0, 0
+    if not between_nodes:
+        return config.num_sms, 0, config.num_max_nvl_chunked_recv_tokens, 0, 0
+    return (
+        config.num_sms,
+        0,
+        config.num_max_nvl_chunked_recv_tokens,
+        config.num_max_rdma_chunked_send_tokens,
+        config.num_max_rdma_chunked_recv_tokens,
+    )
+
+
+# In words
+
+
+def arguments_of(call: Call) -> Arguments:
+    """What `call_log` compares: the arguments by their names."""
+    named = (_named(call.verb, index, word) for index, word in enumerate(call[2:]) if index != VERB)
+    return dict(named)
+
+
+def difference_error(rank: int, report: FaultReport) -> ValueError:
+    """What a rank is told whose call is not that of a peer."""
+    verb, index = divmod(report.channel, WORDS_OF_VERB)
+    name, own = _named(verb, index, report.expected)
+    theirs = _named(verb, index, report.seen)[1]
+    where = "the same call" if index == VERB else f"the same {VERBS[verb]}"
+    return ValueError(
+        f"{name}: got {own} on rank {rank}, {theirs} on rank {report.peer} in {where}; must be the same on all ranks"
+    )
+
+
+def _named(verb: int, index: int, word: int) -> tuple[str, object]:
+    """What a word is called in a call of a verb, and what its value is."""
+    name, value = NAMES[index], word
+    if index == VERB:
+        return name, VERBS[word]
+    if index == HANDLE:
+        return name, "a handle" if word else None
+    if index == ZERO_COPY:
+        return name, bool(word)
+    if index == DTYPE:
+        return name, ROW_DTYPES[word]
+    if index == SCALES:
+        return name, f"{word // 2} {SCALES_DTYPES[word % 2]} a token" if word else None
+    if index == TOPK:
+        return name if verb == DISPATCH else "topk_weights", f"{word} choices a token" if word else None
+    if index == EXPERTS:
+        return name, word or None
+    return name, value
