@@ -19,9 +19,16 @@ from nbep.puzzle import Clue, check, command, picture
 
 HERE = Path(__file__).resolve().parent
 FILES = sorted((HERE.parents[1] / "puzzles").glob("[0-9][0-9]_*.py"))
-spec = importlib.util.spec_from_file_location("wrong_solutions", HERE / "wrong_solutions.py")
-wrong_solutions = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(wrong_solutions)
+
+
+def table_of(name):
+    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+wrong_solutions, other_solutions = table_of("wrong_solutions"), table_of("other_solutions")
 WRONG = [
     pytest.param(path, *case[1:], id=f"{path.stem}: {case[0]}")
     for path in FILES
@@ -30,7 +37,7 @@ WRONG = [
 RIGHT_TOO = [
     pytest.param(path, edits, id=f"{path.stem}: {name}")
     for path in FILES
-    for name, edits in wrong_solutions.RIGHT_TOO.get(int(path.name[:2]), ())
+    for name, edits in other_solutions.RIGHT_TOO.get(int(path.name[:2]), ())
 ]
 ON_THE_EMULATOR = pytest.mark.emulator_only("a GPU says less of what is wrong")
 
