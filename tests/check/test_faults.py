@@ -20,7 +20,7 @@ from nbep.device.primitives import (
     st_weak_s32,
     wait_expired,
 )
-from nbep.device.protocols import calls, waits
+from nbep.device.protocols import barrier, waits
 from nbep.device.types import InOut
 
 TAIL = "intranode.combine.send_tokens: release of combine-tail"
@@ -123,15 +123,15 @@ def test_a_report_names_the_line_of_the_source():
 
 
 def test_two_faults_of_one_function_are_both_there():
-    plain = calls.wait_peer.__code__
-    with broken("calls.wait_peer: syncthreads"):
-        first = calls.wait_peer.__code__
-        with broken("calls.wait_peer: release of barrier-signal"):
-            names = calls.wait_peer.__code__.co_names
+    plain = barrier.meet_by_adding.__code__
+    with broken("barrier.meet_by_adding: syncthreads"):
+        first = barrier.meet_by_adding.__code__
+        with broken("barrier.meet_by_adding: release of barrier-signal"):
+            names = barrier.meet_by_adding.__code__.co_names
             assert "syncthreads" not in names
             assert "atom_add_release_sys_s32" not in names
-        assert calls.wait_peer.__code__.co_code == first.co_code
-    assert calls.wait_peer.__code__ is plain
+        assert barrier.meet_by_adding.__code__.co_code == first.co_code
+    assert barrier.meet_by_adding.__code__ is plain
 
 
 def test_an_error_inside_the_block_mends_the_function_too():

@@ -16,7 +16,7 @@ import nbep
 from nbep.device.kernels.internode import coordinator, notify_dispatch
 from nbep.device.kernels.intranode import combine, dispatch
 from nbep.device.kernels.low_latency import dispatch_sender, journal
-from nbep.device.protocols import calls, teams
+from nbep.device.protocols import barrier, teams
 from nbep.emulator import DeadlockError
 from nbep.notebook import edit
 
@@ -220,7 +220,7 @@ INSIDE_A_NODE = [
     edited(
         "barrier: the signal of another pair",
         inside_a_node,
-        calls.wait_peer,
+        barrier.meet_by_adding,
         "+ 4 * peers.rank, -signal)",
         "+ 4 * peer, -signal)",
         (
@@ -232,7 +232,7 @@ INSIDE_A_NODE = [
     edited(
         "barrier: counts that differ",
         inside_a_node,
-        calls.wait_peer,
+        barrier.meet_by_adding,
         "own_signal, signal)",
         "own_signal, 2 * signal)",
         (

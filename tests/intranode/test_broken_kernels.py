@@ -26,7 +26,7 @@ pytestmark = pytest.mark.emulator_only("the kernels are broken in Python")
 
 DISPATCH_TAIL = "teams.publish_tail: release of dispatch-tail"
 COMBINE_TAIL = "intranode.combine.send_tokens: release of combine-tail"
-BARRIER = "calls.wait_peer: release of barrier-signal"
+BARRIER = "barrier.meet_by_adding: release of barrier-signal"
 SLOT = "x[channel 0, src 0, slot 0]"
 
 
