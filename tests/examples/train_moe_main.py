@@ -82,14 +82,13 @@ class RoundedMoE(MoE):
     num_shares = 1
 
     def own_experts(self, x, topk_idx, topk_weights):
-        share = EXPERTS // self.num_shares
-        whole = self.up, self.down
-        total = torch.zeros_like(x, dtype=torch.float32)
+        x = x.float()  # here the gradients of the shares are added up, before they are rounded again
+        total, share = torch.zeros_like(x), EXPERTS // self.num_shares
         for first in range(0, EXPERTS, share):
-            here = slice(first, first + share)
+            part = OneShare(self.up[first : first + share], self.down[first : first + share])
             is_here = (topk_idx >= first) & (topk_idx < first + share)
-            part = OneShare(whole[0][here], whole[1][here])
-            total = total + MoE.own_experts(part, x, torch.where(is_here, topk_idx - first, -1), topk_weights).float()
+            idx_here = torch.where(is_here, topk_idx - first, -1)
+            total = total + MoE.own_experts(part, x.bfloat16(), idx_here, topk_weights)
         return total.bfloat16()
 
 
