@@ -1,5 +1,6 @@
 """Which kernels a GPU's runtime loads, and when; without a GPU, and with a compiler and a driver that only count."""
 
+import os
 import sys
 from types import SimpleNamespace
 
@@ -207,3 +208,18 @@ def test_all_ranks_of_a_card_must_fit_at_once(launched):
 def test_a_cluster_is_one_that_every_card_can_place():
     with pytest.raises(ValueError, match=r"clusters: got \(4, 16\); must be sizes of 2 to 8 blocks"):
         kernel(clusters=(4, 16))
+
+
+@pytest.mark.parametrize("step", ["write", "replace"])
+def test_a_cache_that_cannot_be_written_gets_no_half_files(step, tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError("the disk is full")
+
+    monkeypatch.setenv("NBEP_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(launcher, "_compile", lambda spec, cc: b"machine code")
+    if step == "replace":
+        monkeypatch.setattr(launcher.Path, "replace", fail)
+    else:
+        monkeypatch.setattr(launcher.os, "fdopen", lambda handle, mode: os.close(handle) or fail())
+    assert launcher.load_cubin(load_kernels()["push"], (9, 0), "key") == b"machine code"
+    assert list(tmp_path.iterdir()) == []
