@@ -60,8 +60,8 @@ class Buffer(LowLatencyVerbs):
                               offers them where a GPU has a fabric and the user an IMEX channel
                   "host"      the host's memory, which all GPUs map: for GPUs that do not reach each other. Slow, and
                               without num_zero_copy_bytes, enable_shrink, nodes; see docs/architecture.md
-                  Virtual ranks have memory of this type too, and use its plain address. The emulator checks the
-                  value, and maps memory in its own way whichever it is
+                  Virtual ranks have memory of this type too, and use its plain address. The emulator maps memory
+                  in its own way whichever it is; with "host" it runs the kernels for that
               transport what is behind the low-latency mode's network; only the keyword is taken, as of the next two.
               None: environment variable NBEP_TRANSPORT, or "direct":
                   "direct"    all peers' memory is mapped

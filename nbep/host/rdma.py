@@ -10,6 +10,7 @@ Source: DeepEP csrc/deep_ep.cpp, Buffer::sync (rdma_buffer_ptr)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,10 @@ class RdmaMemory:
         self.symmetric = transport.allocate(comm, num_bytes, "rdma_buffer", self._describe, handle_type, False)
         cells = np.zeros((num_bytes - num_rdma_bytes) // 4, np.int32)
         cells[CREDITS // 4 : CREDITS // 4 + NUM_HALVES * MAX_RANKS] = 1  # every half is free
-        self.symmetric.write(num_rdma_bytes, cells)
+        with ExitStack() as undo:
+            undo.callback(self.free)
+            self.symmetric.write(num_rdma_bytes, cells)
+            undo.pop_all()
 
     @property
     def cells(self) -> int:

@@ -262,9 +262,10 @@ class NodeMemory:
         return self.transport.handle, rdma.handle
 
     def _close_peers(self) -> None:
-        if self.rdma is not None:
-            self.rdma.close_peers()
-        self.transport.close()
+        with ExitStack() as undo:  # the one also if the other fails
+            undo.callback(self.transport.close)
+            if self.rdma is not None:
+                undo.callback(self.rdma.close_peers)
 
     def _open_peers(self, handles: list[tuple[Any, Any]]) -> None:
         """Open the peers' memory and write their addresses where kernels find them."""

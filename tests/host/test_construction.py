@@ -59,14 +59,44 @@ def fails_on(rank_of, failing_rank: int, function):
     return maybe
 
 
-def construct_in_vain(comm) -> None:
+def construct_in_vain(comm, **arguments) -> None:
     """A construction that fails because rank 1 does, and leaves nothing in the address space."""
     space = comm.runtime.space
     before = set(space.segments)
     with pytest.raises(RuntimeError, match=r"^rank 1: no more of it$"):
-        nbep.Buffer(comm, num_nvl_bytes=256)
+        nbep.Buffer(comm, num_nvl_bytes=256, **arguments)
     comm.barrier()
     assert set(space.segments) == before
+
+
+@emulator_only
+@pytest.mark.parametrize("transport", ["direct", "ibgda"])
+def test_a_network_buffer_that_cannot_be_written_is_given_back(transport, monkeypatch):
+    def write(self, offset, values):
+        if self.allocation.name == "rdma_buffer" and self.space.rank == 1:
+            raise RuntimeError("no more of it")
+        original(self, offset, values)
+
+    original = EmulatedSymmetricMemory.write
+    monkeypatch.setattr(EmulatedSymmetricMemory, "write", write)
+    network = {"transport": transport, "num_nvl_peers": 1 if transport == "ibgda" else 2}
+    spawn(lambda comm: construct_in_vain(comm, num_rdma_bytes=1 << 16, **network), 2)
+
+
+@emulator_only
+@pytest.mark.parametrize("name", ["nvl_buffer", "pointer table of nvl_buffer", "table of barrier signals"])
+def test_tables_of_memory_of_the_host_are_given_back_when_an_allocation_fails(name, monkeypatch):
+    def unless_named(original):
+        def allocate(self, *arguments):
+            if self.rank == 1 and name in arguments:
+                raise RuntimeError("no more of it")
+            return original(self, *arguments)
+
+        return allocate
+
+    for step in ("allocate_symmetric", "allocate"):
+        monkeypatch.setattr(EmulatorRuntime, step, unless_named(getattr(EmulatorRuntime, step)))
+    spawn(lambda comm: construct_in_vain(comm, handle_type="host"), 2)
 
 
 @emulator_only

@@ -1,5 +1,6 @@
 """Which kernels a GPU's runtime loads, and when; without a GPU, and with a compiler and a driver that only count."""
 
+import os
 import sys
 from types import SimpleNamespace
 
@@ -8,14 +9,19 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("CUDA is Linux's", allow_module_level=True)
 
-from nbep.device.compile import CompileError, load_kernels
+import fake_gpu
+
+from nbep.device.compile import CompileError, for_host_memory, load_kernels
 from nbep.device.jit import kernel
 from nbep.device.primitives import st_weak_s32
-from nbep.device.protocols.peers import Bounds
+from nbep.device.protocols.peers import Bounds, HostPeers
 from nbep.device.types import Out
+from nbep.host.network import mapped_transport
+from nbep.host.network.transport import NetworkOptions, NicOptions
 from nbep.host.runtime.cuda import launcher
 from nbep.host.runtime.cuda import runtime as cuda_runtime
 from nbep.host.runtime.cuda.runtime import CudaRuntime, SharedDevice
+from nbep.host.symmetric import NodeMemory
 
 
 @pytest.fixture
@@ -207,3 +213,32 @@ def test_all_ranks_of_a_card_must_fit_at_once(launched):
 def test_a_cluster_is_one_that_every_card_can_place():
     with pytest.raises(ValueError, match=r"clusters: got \(4, 16\); must be sizes of 2 to 8 blocks"):
         kernel(clusters=(4, 16))
+
+
+@pytest.mark.parametrize("step", ["write", "replace"])
+def test_a_cache_that_cannot_be_written_gets_no_half_files(step, tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError("the disk is full")
+
+    monkeypatch.setenv("NBEP_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(launcher, "_compile", lambda spec, cc: b"machine code")
+    if step == "replace":
+        monkeypatch.setattr(launcher.Path, "replace", fail)
+    else:
+        monkeypatch.setattr(launcher.os, "fdopen", lambda handle, mode: os.close(handle) or fail())
+    assert launcher.load_cubin(load_kernels()["push"], (9, 0), "key") == b"machine code"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_kernels_for_memory_of_the_host_are_loaded_before_one_of_them_waits(monkeypatch):
+    fake_gpu.install(monkeypatch)
+    runtime = CudaRuntime(SharedDevice(0), 0)
+    runtime.device.bus_id = ""
+    loaded = set(runtime._kernels)
+    options = NetworkOptions.check("direct", fake_gpu.NUM_RANKS, 1, True, NicOptions(), fake_gpu.NUM_RANKS)
+    ends = [mapped_transport(runtime, 0, options, "host") for _ in range(2)]
+    sizes = {"num_rdma_bytes": 1 << 20, "low_latency_mode": True, "rdma_transport": ends[1]}
+    memory = NodeMemory(fake_gpu.SameOnAll(), runtime, 1 << 20, 1000.0, "host", ends[0], **sizes)
+    new = {kernel.kernel_spec.label for kernel in runtime._kernels.keys() - loaded}
+    assert new == {*for_host_memory(), "update_mask_buffer-HostNetwork"}
+    assert type(memory.peers) is HostPeers

@@ -12,10 +12,12 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("CUDA and abstract sockets are Linux's", allow_module_level=True)
 
+from cuda.bindings import driver as cu
 from fake_driver import DEVICE, GRANULARITY, RESULT, FakeDriver
 from processes import run_python
 
 from nbep.host.runtime.cuda import peers, pinned
+from nbep.host.runtime.cuda.memory import DeviceMemory, HostVisibleMemory
 from nbep.host.runtime.cuda.peers import SYMMETRIC_MEMORY, VmmMemory
 
 VMM_TYPES = [name for name, memory in SYMMETRIC_MEMORY.items() if issubclass(memory, VmmMemory)]
@@ -267,6 +269,28 @@ def test_what_a_driver_says_of_gpus_that_others_do_not_see_names_the_way_too(han
     driver.failing, driver.failure = call, code
     with pytest.raises(RuntimeError, match=rf'{call}.*{code.name}.*; with handle_type="host" they meet'):
         open_all(memories)
+
+
+def test_memory_that_the_host_polls_is_zeros_and_is_given_back_after_a_failure_too(monkeypatch):
+    driver = FakeDriver().install(monkeypatch)
+    memory = HostVisibleMemory(100, "counters")
+    assert memory.read(0, 25, np.int32).tolist() == [0] * 25
+    memory.free()
+    assert driver.outstanding == []
+    driver.failing = "cuMemHostGetDevicePointer"
+    with pytest.raises(RuntimeError, match="cuMemHostGetDevicePointer"):
+        HostVisibleMemory(100, "counters")
+    assert driver.outstanding == []
+
+
+def test_memory_is_set_before_it_is_handed_out(monkeypatch):
+    """Comm streams do not wait for the default stream, on which it is set."""
+    driver, done = FakeDriver().install(monkeypatch), []
+    monkeypatch.setattr(
+        cu, "cuStreamSynchronize", lambda stream: done.append((stream, *driver.zeroed)) or (RESULT.CUDA_SUCCESS,)
+    )
+    memory = DeviceMemory(device(), 100, "workspace")
+    assert done == [(0, driver.memory_at(memory.address))]
 
 
 def test_memory_of_the_host_has_no_name_that_a_killed_process_could_leave_behind(monkeypatch):

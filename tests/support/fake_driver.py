@@ -31,6 +31,7 @@ class FakeDriver:
         self.sizes: dict[int, int] = {}  # memory, bytes
         self.opened: dict[int, int] = {}  # cuIpcOpenMemHandle: address, memory
         self.registered: dict[int, tuple[int, int]] = {}  # cuMemHostRegister: the host's address, (the device's, file)
+        self.pinned: dict[int, object] = {}  # cuMemHostAlloc: the host's address, its bytes
         self._next = 0
 
     def install(self, monkeypatch) -> "FakeDriver":
@@ -83,6 +84,22 @@ class FakeDriver:
         assert value == 0
         assert num_bytes == self.sizes[self.memory_at(address)]
         self.zeroed[self.memory_at(address)] = num_bytes
+        return (RESULT.CUDA_SUCCESS,)
+
+    def cuStreamSynchronize(self, stream):  # noqa: N802
+        return (RESULT.CUDA_SUCCESS,)
+
+    def cuMemHostAlloc(self, num_bytes, flags):  # noqa: N802
+        if not self._make("cuMemHostAlloc"):
+            return self.failure, None
+        host = ctypes.create_string_buffer(b"\xff" * num_bytes, num_bytes)
+        address = ctypes.addressof(host)
+        self.pinned[address] = host
+        self.registered[address] = self._new(), 0
+        return RESULT.CUDA_SUCCESS, address
+
+    def cuMemFreeHost(self, host):  # noqa: N802
+        del self.pinned[host], self.registered[host]
         return (RESULT.CUDA_SUCCESS,)
 
     def cuIpcGetMemHandle(self, address):  # noqa: N802

@@ -10,6 +10,7 @@ of its rank; the last region is the queues themselves, where the old values of a
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -134,7 +135,10 @@ class IbgdaTransport(Transport):
         is_all_mapped = all(self._options.is_mapped(self._rank, peer) for peer in range(self._num_ranks))
         reach = Reach(self._options.num_nvl_peers, by_nics=not is_all_mapped)
         memory = self._runtime.allocate_symmetric(comm, total, name, describe_all, handle_type, zero, reach)
-        memory.write(num_bytes, np.zeros((total - num_bytes) // 4, np.int32))
+        with ExitStack() as undo:
+            undo.callback(memory.free)
+            memory.write(num_bytes, np.zeros((total - num_bytes) // 4, np.int32))
+            undo.pop_all()
         self._symmetric = memory
         self._num_chunks = -(-total // self._nic_options.chunk_bytes)
         return memory

@@ -68,7 +68,9 @@ class SharedWindow(EmulatedSymmetricMemory):
         return space.adopt(memoryview(cast(Any, segment)), name, shared=True, describe=self.describe)
 
     def _map(self, handle: Any, peer: int) -> Any:
-        return self._adopt(self.space, handle, f"{self.name} of peer {peer}")
+        allocation = self._adopt(self.space, handle, f"{self.name} of peer {peer}")
+        allocation.on_host = self.allocation.on_host
+        return allocation
 
     def _unmap(self, mapping: Any) -> None:
         self.space.free(mapping)
@@ -201,6 +203,7 @@ class MpiEmulatorRuntime(EmulatorRuntime):
             return RemoteWindow(comm, memory) if reach.by_nics else None
 
         window = SharedWindow(self.space, node_comm, num_bytes, name, describe, network_of)
+        window.allocation.on_host = handle_type == "host"
         if zero:
             window.write(0, np.zeros(num_bytes, np.uint8))
         return window

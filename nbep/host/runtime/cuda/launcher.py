@@ -22,6 +22,7 @@ import struct
 import tempfile
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -85,9 +86,12 @@ def load_cubin(spec: KernelSpec, cc: ComputeCapability, key: str) -> bytes:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(cubin)
-        Path(temporary).replace(path)  # processes that race write the same bytes
+        with ExitStack() as undo:
+            undo.callback(os.unlink, temporary)
+            with os.fdopen(handle, "wb") as file:
+                file.write(cubin)
+            Path(temporary).replace(path)  # processes that race write the same bytes
+            undo.pop_all()
     except OSError:
         pass  # a cache that cannot be written only costs time
     return cubin

@@ -36,6 +36,8 @@ class DeviceMemory(Memory):
 
     def _clear(self) -> None:
         check("cuMemsetD8", cu.cuMemsetD8(self.address, 0, self.allocated_bytes))
+        # The call may return before the memory is set, and comm streams do not wait for the default stream.
+        check("cuStreamSynchronize", cu.cuStreamSynchronize(0))
 
     def array(self, dtype: Any, offset: int = 0, count: int = -1) -> Any:
         return as_array(self.address + offset, self.num_bytes - offset, dtype)[: count if count >= 0 else None]
@@ -61,9 +63,12 @@ class HostVisibleMemory(PolledMemory):
     def __init__(self, num_bytes: int, name: str):
         self.num_bytes = num_bytes
         flags = cu.CU_MEMHOSTALLOC_DEVICEMAP | cu.CU_MEMHOSTALLOC_PORTABLE
-        self._host = int(check(f"cuMemHostAlloc of {num_bytes} bytes for {name}", cu.cuMemHostAlloc(num_bytes, flags)))
-        self.address = int(check("cuMemHostGetDevicePointer", cu.cuMemHostGetDevicePointer(self._host, 0)))
-        self._bytes = np.ctypeslib.as_array((ctypes.c_uint8 * num_bytes).from_address(self._host))
+        host = int(check(f"cuMemHostAlloc of {num_bytes} bytes for {name}", cu.cuMemHostAlloc(num_bytes, flags)))
+        with ExitStack() as undo:
+            undo.callback(lambda: check("cuMemFreeHost", cu.cuMemFreeHost(host)))
+            self.address = int(check("cuMemHostGetDevicePointer", cu.cuMemHostGetDevicePointer(host, 0)))
+            self._undo = undo.pop_all()
+        self._bytes = np.ctypeslib.as_array((ctypes.c_uint8 * num_bytes).from_address(host))
         self._bytes[:] = 0
 
     def array(self, dtype: Any, offset: int = 0, count: int = -1) -> np.ndarray:
@@ -79,4 +84,4 @@ class HostVisibleMemory(PolledMemory):
         return self.array(dtype, offset, count).copy()
 
     def free(self) -> None:
-        check("cuMemFreeHost", cu.cuMemFreeHost(self._host))
+        self._undo.close()
