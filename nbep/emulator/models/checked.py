@@ -47,6 +47,7 @@ from .knowledge import (
     Owner,
     distance,
     join,
+    join_two,
     later,
     with_signals,
 )
@@ -129,7 +130,7 @@ class CheckedThread(RememberingThread):
         self.signal(order in RELEASES)
         now = self.with_latest(self.knowledge)
         if order in RELEASES:
-            self.released[cell] = {**self.released.get(cell, {}), reach: now}
+            self.released.setdefault(cell, {})[reach] = now
         else:
             now = NOTHING.with_loads(now.loads)
         earlier = [*self.fences.items(), *self.released.get(cell, {}).items()]
@@ -141,7 +142,7 @@ class CheckedThread(RememberingThread):
         parts = {reach: now}
         for its_reach, knowledge in earlier:
             least = min(its_reach, reach)
-            parts[least] = join((parts.get(least, NOTHING), knowledge))
+            parts[least] = join_two(parts.get(least, NOTHING), knowledge)
         allocation.messages[offset] = Message(self.owner, parts, passes_on)
 
     def receive(self, allocation: Allocation, offset: int, order: str, scope: str) -> None:
@@ -154,10 +155,11 @@ class CheckedThread(RememberingThread):
         needed = 0 if message is None else distance(message.owner, self.owner)
         said = NOTHING if message is None or reach < needed else message.heard(needed)
         if order in ACQUIRES:
-            heard = [knowledge for n in range(1, reach + 1) if (knowledge := self.heard.get((cell, n)))]
-            self.knowledge = join((self.knowledge, said, *heard))
+            self.knowledge = join_two(self.knowledge, said)
+            for near in range(1, reach + 1) if self.heard else ():
+                self.knowledge = join_two(self.knowledge, self.heard.get((cell, near), NOTHING))
         elif said is not NOTHING:
-            self.heard[cell, needed] = join((self.heard.get((cell, needed), NOTHING), said))
+            self.heard[cell, needed] = join_two(self.heard.get((cell, needed), NOTHING), said)
             self.knowledge = self.knowledge.with_loads(later(self.knowledge.loads, said.loads))
 
     def fence(self, order: str, scope: str) -> None:
@@ -316,9 +318,9 @@ class CheckedThread(RememberingThread):
 
     def note_load(self, allocation: Allocation, offset: int, nbytes: int, order: str, scope: str) -> Access:
         """A load of at most 16 aligned bytes: check it, and remember it."""
-        load = Access(self.owner, "load", offset, offset + nbytes, order, scope, site_of(sys._getframe(2)))
+        site, now = site_of(sys._getframe(2)), self.world.history.now
+        load = Access(self.owner, "load", offset, offset + nbytes, order, scope, site, now)
         load.serving = self.serving
-        load.time = self.world.history.now
         self.check(allocation, load)
         if order == "nc":
             self.check_constant(allocation, load)
@@ -340,9 +342,9 @@ class CheckedThread(RememberingThread):
         self, allocation: Allocation, offset: int, nbytes: int, order: str, scope: str, is_atomic: bool = False
     ) -> Access:
         """A store of at most 16 aligned bytes: check it, and remember it."""
-        store = Access(self.owner, "store", offset, offset + nbytes, order, scope, site_of(sys._getframe(2)))
+        site, now = site_of(sys._getframe(2)), self.world.history.now
+        store = Access(self.owner, "store", offset, offset + nbytes, order, scope, site, now)
         store.serving = self.serving
-        store.time = self.world.history.now
         store.is_atomic = is_atomic
         self.check(allocation, store)
         self.stores.append(store)
@@ -446,7 +448,7 @@ class CheckedThread(RememberingThread):
             return
         stores, loads = allocation.last_stores, allocation.last_loads
         is_store = access.verb == "store"
-        is_proxys = not is_store and access.order == "bulk" and allocation is not self.shared
+        is_proxys = access.order == "bulk" and not is_store and allocation is not self.shared
         for granule in access.granules:
             for store in stores.get(granule, ()):
                 # Between two copies of a block there is no change of proxy.

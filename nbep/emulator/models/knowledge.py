@@ -79,7 +79,9 @@ class Access:
         "serving", "time", "is_atomic", "before",
     )  # fmt: skip
 
-    def __init__(self, owner: Owner, verb: str, begin: int, end: int, order: str, scope: str, site: Site | None):
+    def __init__(
+        self, owner: Owner, verb: str, begin: int, end: int, order: str, scope: str, site: Site | None, time: int = 0
+    ):
         self.owner = owner
         self.verb = verb
         self.begin = begin
@@ -94,7 +96,7 @@ class Access:
         self.number = NOT_YET
         self.at_exit = False
         self.serving: tuple[int, int] | None = None
-        self.time = 0
+        self.time = time
         self.is_atomic = False
         self.before: tuple[Access, ...] = ()
 
@@ -111,14 +113,22 @@ def join(knowledge: Iterable[Knowledge]) -> Knowledge:
     """What those who meet know together."""
     together = NOTHING
     for one in {id(one): one for one in knowledge}.values():
-        stores = later(together.stores, one.stores)
-        engine = later(together.engine, one.engine)
-        loads = later(together.loads, one.loads)
-        if stores is one.stores and engine is one.engine and loads is one.loads:
-            together = one
-        elif stores is not together.stores or engine is not together.engine or loads is not together.loads:
-            together = Knowledge(stores, engine, loads)
+        together = join_two(together, one)
     return together
+
+
+def join_two(a: Knowledge, b: Knowledge) -> Knowledge:
+    """The same of two; the object of one of them if the other adds nothing."""
+    if a is b or a is NOTHING:
+        return b
+    if b is NOTHING:
+        return a
+    stores, engine, loads = later(a.stores, b.stores), later(a.engine, b.engine), later(a.loads, b.loads)
+    if stores is a.stores and engine is a.engine and loads is a.loads:
+        return a
+    if stores is b.stores and engine is b.engine and loads is b.loads:
+        return b
+    return Knowledge(stores, engine, loads)
 
 
 def with_signals(knowledge: Knowledge, signals: Numbers) -> Knowledge:

@@ -11,9 +11,10 @@ all that run poll and poll, while nobody stores or looks at the time.
 
 from __future__ import annotations
 
+import gc
 import random
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ Describe = str | Callable[[], str]
 SKIPPED = object()  # returned by an operation that had happened before its turn came
 _TICK = 64  # steps between two looks at the waiting hosts
 _NUM_QUANTA = 4096  # quanta drawn at a time
+_COLLECT_AFTER = 50_000  # new objects that Python's garbage collector waits for
 NEVER = 1 << 62  # a deadline that does not come
 
 
@@ -60,6 +62,18 @@ class Host(greenlet):
 
 class Aborted(BaseException):
     """Unwinds a host whose run another rank's error has ended."""
+
+
+@contextmanager
+def few_collections() -> Iterator[None]:
+    """Let Python look for garbage less often: threads and stores are many objects, and most of them are none."""
+    thresholds = gc.get_threshold()
+    if 0 < thresholds[0] < _COLLECT_AFTER:
+        gc.set_threshold(_COLLECT_AFTER, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 class Scheduler:
@@ -174,10 +188,11 @@ class Scheduler:
         """Run until `finished()`; an error ends everything that runs and names where it came from."""
         self.hub = getcurrent()
         try:
-            if self._ready is None:
-                self._loop(finished, describe)
-            else:
-                self._loop_by_priority(self._ready, finished, describe)
+            with few_collections():
+                if self._ready is None:
+                    self._loop(finished, describe)
+                else:
+                    self._loop_by_priority(self._ready, finished, describe)
         except BaseException as error:
             self.failure = error
             where = self.current.describe() if hasattr(self.current, "describe") else None
@@ -199,10 +214,9 @@ class Scheduler:
         while not finished():
             start = self.random.randrange(_NUM_QUANTA - _TICK)
             for quantum in self._quanta[start : start + _TICK]:
-                count = len(runnable)
-                if not count:
+                if not runnable:
                     break
-                index = int(uniform() * count)
+                index = int(uniform() * len(runnable))
                 thread = runnable[index]
                 reluctance = thread.reluctance
                 if reluctance and uniform() < reluctance:

@@ -110,8 +110,8 @@ class FewPreemptions(Strategy):
         super().__init__(seed, draws)
         self.name = f"few_preemptions:{preemptions}:{length}"
         self.points = sorted(draws.randrange(1, length + 1) for _ in range(preemptions))
-        # Ranks, blocks or warps are what is ordered by priority.
-        self.grain = draws.choice(("rank", "block", "warp", "warp"))
+        # Ranks, blocks or warps are what is ordered by priority: an attribute of threads.
+        self.grain = draws.choice(("rank", "block", "warp_state", "warp_state"))
         self.priorities: dict[Any, float] = {}
         self.lowest = 0.0
 
@@ -126,9 +126,7 @@ class FewPreemptions(Strategy):
 
     def group_of(self, thread: Any) -> Any:
         """Those who have one priority: a host, or what the grain says."""
-        if not hasattr(thread, "warp_state"):
-            return thread
-        return {"rank": thread.rank, "block": thread.block, "warp": thread.warp_state}[self.grain]
+        return getattr(thread, self.grain) if hasattr(thread, "warp_state") else thread
 
     def priority(self, thread: Any) -> float:
         """Of a thread or a host; the highest runs."""
