@@ -120,7 +120,8 @@ def test_who_waits_for_room_is_told_the_last_entry_that_is_done():
     assert (error.rank, error.peer, error.role, error.cell) == (0, 1, "sender on a queue pair", "completion")
     waited, to, came = str(error).split("\n  ")
     assert waited.endswith("the NIC to be done with an entry. It polled completion, expected 2, saw 1")
-    assert to == "the network to rank 1: queue 0 (queue pair 65): 66 entries, done up to entry 1"
+    entries = "66 entries of 71 that are reserved, done up to entry 1"
+    assert to == f"the network to rank 1: queue 0 (queue pair 65): {entries}"
     assert came == "the network from rank 1: nothing has come"
 
 
