@@ -13,7 +13,18 @@ from types import FunctionType, ModuleType
 from typing import Any, cast
 
 import nbep.device.kernels
-from nbep.check.faults import ENDLESS, NOTHING, ONE_MORE, OPINION, ORDERS, SCOPES, TRUE, UNORDERED, Fault
+from nbep.check.faults import (
+    ENDLESS,
+    NOTHING,
+    ONE_MORE,
+    OPINION,
+    ORDERS,
+    SCOPES,
+    TRUE,
+    UNORDERED,
+    UNTIL_READ,
+    Fault,
+)
 from nbep.check.steps import calls_of, cell_of, function_tree, ring_sizes_of
 from nbep.device.jit import KERNELS, PRIMITIVES
 
@@ -152,6 +163,8 @@ def _ways(step: str, call: ast.Call, is_statement: bool, cell: Callable[[], str]
         if instead == NOTHING and not is_statement:
             return
         yield kind, f"wait for {cell()}" if kind == "head" else step, instead
+        if step == "tma_store_wait_all":
+            yield kind, "tma_store_wait_all until read", UNTIL_READ
     elif step.startswith(RESETS):
         if is_statement:
             yield "reset", step, NOTHING

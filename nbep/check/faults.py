@@ -12,7 +12,7 @@ that none is written down twice. A function is changed for all who call it, and 
  scope       an order among several GPUs, or among blocks of one       the next smaller scope
  fence       a fence, also one of the copy engine                      nothing
  barrier     threads, blocks or ranks that meet                        nothing; of a vote, the own opinion
- copies      a wait for the copy engine                                nothing
+ copies      a wait for the copy engine                                nothing, or a wait until it has read its source
  network     a wait for messages, or an order behind them              nothing, or no such order
  head        a wait for room, or what a reader says that it has read   no wait, or one slot more
  reset       cells that become empty                                   nothing: they stay as they are
@@ -45,6 +45,7 @@ TRUE = "True"
 ENDLESS = "a number that no ring reaches"
 UNORDERED = "its last argument is False"
 ONE_MORE = "one more"
+UNTIL_READ = "tma_store_wait_read_all"  # in place of tma_store_wait_all
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,9 @@ def weakened_name(primitive: str, weaker: str) -> str:
 
 
 def weakened(primitive: str, weaker: str) -> FunctionType:
-    """A primitive with a weaker order or a smaller scope."""
+    """A primitive with a weaker order or a smaller scope; another one if `weaker` is its name."""
+    if hasattr(primitives, weaker):
+        return getattr(primitives, weaker)
     plain = getattr(primitives, primitive)
     tree = ast.parse(textwrap.dedent(inspect.getsource(plain))).body[0]
     assert isinstance(tree, ast.FunctionDef)

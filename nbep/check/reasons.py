@@ -7,12 +7,16 @@ hole: in the emulator, in the scenarios, or in the kernel, which may not need th
 from __future__ import annotations
 
 TOGETHER = "brings the lanes together again"
-AFTER_TIMEOUT = "runs only after a wait that was over time"
-MASKS = "no scenario masks ranks; tests/low_latency/test_shrink.py does"
+AFTER_TIMEOUT = (
+    "runs only after a wait that was over time: `checked` checks nothing any more, and few schedules show it"
+)
 OLD_PTX = "for versions of PTX that do not say how the engine accesses an mbarrier: docs/memory_orders.md"
-WITHOUT_RINGS = "no scenario goes without rings; tests/intranode/test_broken_direct.py does"
 SLOTS_ALONE = "kernels only use slots again behind it; tests/network/test_broken_steps.py reads more"
-BENCHMARK = "no scenario runs the benchmark's kernel; tests/network/test_push.py does"
+NO_READER = "nobody reads the messages: only the time counts, and a launch would end before they are there"
+FLAG = "publishes nothing, and only this GPU's threads look at it: relaxed.gpu would do"
+END_OF_KERNEL = "the end of the kernel ends its copies, and nobody reads the rows before: DeepEP waits no longer"
+LEFT_BEHIND = "kernels leave nothing that counts behind for the NIC; tests/network/test_nic_end.py does"
+ADDS_64_BITS = "no kernel of nbep's adds to 64 bits; tests/network/test_broken_steps.py does"
 
 # By the name of a fault, or of a place: then all faults there have the reason.
 REASONS = {
@@ -34,25 +38,38 @@ REASONS = {
     "low_latency.sum_first.send_sums: syncwarp": "the vote in the next part comes before its stores, too",
     "network.ibgda.transport.post_few: syncwarp": "comes before stores over what the NIC has read: so says the vote",
     "network.ibgda.completion.wait_done": SLOTS_ALONE,
+    "network.nic.complete: release of ibgda-completion": SLOTS_ALONE,
     "staging.drain_stage: syncwarp": "a shuffle comes before it, but for messages without a row: none without masks",
     "staging.open_stage: syncwarp": "lanes meet again before they wait; tests/device/test_staging.py does without",
+    "staged_sums.open_sum_stage: syncwarp": "sums.list_rows has one before the first copy",
+    "intranode.direct_combine.sum_token: syncwarp": "the shuffle for the next token comes behind its loads, too",
+    "waits.report_fault: acquire and release of claim": FLAG,
+    "waits.report_fault: scope of the acquire and release of claim": FLAG,
+    "waits.report_fault: acquire and release of claim 2": FLAG,
+    "waits.report_fault: scope of the acquire and release of claim 2": FLAG,
+    "arrivals.mask_rank": FLAG,
+    "low_latency.update_mask_buffer: acquire and release of mask": FLAG,
+    "low_latency.update_mask_buffer: scope of the acquire and release of mask": FLAG,
+    "arrivals.empty_cell: acquire and release of cell": "publishes nothing: relaxed would do",
+    "network_push: amo_add": NO_READER,
+    "network_push.wait_neighbours": NO_READER,
+    "waits.wait_pushed: acquire of network-amo": NO_READER,
+    "intranode.dispatch.copy_own_tokens: tma_store_wait_all until read": END_OF_KERNEL,
+    "intranode.dispatch.receive_tokens: tma_store_wait_all until read": END_OF_KERNEL,
+    "internode.dispatch_nvl_receiver.receive_tokens: tma_store_wait_all until read": END_OF_KERNEL,
+    "internode.dispatch_forwarder.deliver_tokens: tma_store_wait_all until read": END_OF_KERNEL,
+    "grid_barrier.barrier_grid: syncthreads": "thread 0, which arrives, has written itself what other blocks read",
+    "internode.combine_forwarder.forward_sums: syncwarp": "quiet has one before it, behind the last loads",
     # Not shown by the emulator
     "arrivals.tell: acquire and release of arrival-sum": "atomics of a thread: the emulator keeps their order",
     "staging.open_stage: fence_mbarrier_init": OLD_PTX,
     "staging.open_stage: fence_proxy_async_shared": OLD_PTX,
-    # Not run by the scenarios
-    "waits.report_fault": AFTER_TIMEOUT,
+    "staged_sums.open_sum_stage: fence_mbarrier_init": OLD_PTX,
+    "staged_sums.open_sum_stage: fence_proxy_async_shared": OLD_PTX,
+    "network.nic.must_stop": LEFT_BEHIND,
+    "network.nic.execute_add: acquire and release of network-amo": ADDS_64_BITS,
+    "network.nic.execute_add: scope of the acquire and release of network-amo": ADDS_64_BITS,
     "arrivals.give_up": AFTER_TIMEOUT,
-    "arrivals.mask_rank": AFTER_TIMEOUT,
-    "arrivals.empty_cell": MASKS,
-    "low_latency.update_mask_buffer": MASKS,
-    "intranode.direct_dispatch": WITHOUT_RINGS,
-    "intranode.direct_combine": WITHOUT_RINGS,
-    "staged_sums": WITHOUT_RINGS,
-    "waits.wait_blocks_arrived": WITHOUT_RINGS,
-    "waits.wait_landed": WITHOUT_RINGS,
-    "network_push": BENCHMARK,
-    "waits.wait_pushed": BENCHMARK,
 }
 
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..machine.bulk import MBarrier
@@ -251,12 +252,18 @@ class CheckedThread(RememberingThread):
         if any(access.verb == "load" for group in groups for access in group):
             message = "a thread leaves the kernel without having waited until its bulk stores have read shared memory"
             raise error_at(self, EmulatorError, f"{message}: wait_group.read is missing")
-        for group in groups:
-            self.take_over(group)
+        copies = [access for group in groups for access in group]
+        if copies:  # nobody has waited until they are written: the end of the kernel does
+            self.block.launch.callbacks.append(partial(self.end_copies, copies))
         for access in self.stores:
             access.at_exit = True
         self.signal(True)
         super().leave()
+
+    def end_copies(self, copies: list[Access]) -> None:
+        """The kernel is done, and so are copies for which no thread has waited."""
+        self.take_over(copies)
+        self.signal(True)
 
     # --- accesses -----------------------------------------------------------------------------------------------
 
