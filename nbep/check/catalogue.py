@@ -177,8 +177,11 @@ def _ways(step: str, call: ast.Call, is_statement: bool, cell: Callable[[], str]
         if scope in SMALLER:
             what = "fence" if "fence" in step else f"{HALVES[order]} of {cell()}"
             yield "scope", f"scope of the {what}", SMALLER[scope]
-    elif order == "relaxed" and step.startswith(("st_", "atom_exch")) and _is_a_head(call):
-        yield "head", f"value of {cell()}", ONE_MORE
+    elif order == "relaxed":
+        if step.startswith(("st_", "atom_exch")) and _is_a_head(call):
+            yield "head", f"value of {cell()}", ONE_MORE
+        if scope in SMALLER:
+            yield "scope", f"scope of {cell()}", SMALLER[scope]
 
 
 def _is_a_head(call: ast.Call) -> bool:

@@ -9,7 +9,7 @@ that none is written down twice. A function is changed for all who call it, and 
  kind        a step                                                    what comes in its place
  release     a store or an atomic that publishes                       the same, relaxed
  acquire     a load or an atomic that observes                         the same, relaxed
- scope       an order among several GPUs, or among blocks of one       the next smaller scope
+ scope       an access for other GPUs and the CPU, or other blocks     the next smaller scope
  fence       a fence, also one of the copy engine                      nothing
  barrier     threads, blocks or ranks that meet                        nothing; of a vote, the own opinion
  copies      a wait for the copy engine                                nothing, or a wait until it has read its source

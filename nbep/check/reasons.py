@@ -14,7 +14,11 @@ OLD_PTX = "for versions of PTX that do not say how the engine accesses an mbarri
 SLOTS_ALONE = "kernels only use slots again behind it; tests/network/test_broken_steps.py reads more"
 NO_READER = "nobody reads the messages: only the time counts, and a launch would end before they are there"
 FLAG = "publishes nothing, and only this GPU's threads look at it: relaxed.gpu would do"
+WORDS = "the release of the status takes the words along, whatever their own scope"
 END_OF_KERNEL = "the end of the kernel ends its copies, and nobody reads the rows before: DeepEP waits no longer"
+MASKS = "kernels that have ended have written masks, or a wait was over time: then `checked` checks nothing any more"
+CLAIM = "0 before a wait is over time, and then `checked` checks nothing any more"
+STATISTICS = "only this GPU's threads add to it: relaxed.gpu would do"
 LEFT_BEHIND = "kernels leave nothing that counts behind for the NIC; tests/network/test_nic_end.py does"
 ADDS_64_BITS = "no kernel of nbep's adds to 64 bits; tests/network/test_broken_steps.py does"
 
@@ -47,6 +51,7 @@ REASONS = {
     "waits.report_fault: scope of the acquire and release of claim": FLAG,
     "waits.report_fault: acquire and release of claim 2": FLAG,
     "waits.report_fault: scope of the acquire and release of claim 2": FLAG,
+    **{f"waits.report_fault: scope of report{number}": WORDS for number in ("", *(f" {i}" for i in range(2, 8)))},
     "arrivals.mask_rank": FLAG,
     "low_latency.update_mask_buffer: acquire and release of mask": FLAG,
     "low_latency.update_mask_buffer: scope of the acquire and release of mask": FLAG,
@@ -66,6 +71,16 @@ REASONS = {
     "staging.open_stage: fence_proxy_async_shared": OLD_PTX,
     "staged_sums.open_sum_stage: fence_mbarrier_init": OLD_PTX,
     "staged_sums.open_sum_stage: fence_proxy_async_shared": OLD_PTX,
+    "low_latency.combine_receiver.locate_row: scope of wait_recv_cost_stats": STATISTICS,
+    "low_latency.dispatch_receiver.note_range: scope of cumulative_recv_stats": "one thread of a launch adds to a cell",
+    "low_latency.dispatch_receiver.wait_counts: scope of wait_recv_cost_stats": STATISTICS,
+    "low_latency.expand.wait_sources: scope of wait_recv_cost_stats": STATISTICS,
+    "network.nic.must_stop: scope of stop": "the CPU writes it, and whether its stores arrive is not checked",
+    "network.nic.serve_entry: scope of RECEIVED": "the peer's CPU reads it only when a wait was over time",
+    "waits.has_timed_out: scope of claim": CLAIM,
+    "waits.has_fault: scope of claim": CLAIM,
+    "arrivals.is_masked: scope of mask": MASKS,
+    "low_latency.query_mask_buffer: scope of mask": MASKS,
     "network.nic.must_stop": LEFT_BEHIND,
     "network.nic.execute_add: acquire and release of network-amo": ADDS_64_BITS,
     "network.nic.execute_add: scope of the acquire and release of network-amo": ADDS_64_BITS,

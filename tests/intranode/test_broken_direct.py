@@ -6,7 +6,6 @@ Their other steps are broken by tests/check/test_table.py.
 from dataclasses import replace
 
 import pytest
-from parts import both_parts
 from table import FOUND, PAIRS, is_found, runs_of
 
 from nbep.check import perform
@@ -22,7 +21,8 @@ ENDS = [
 ]
 
 
-@pytest.mark.parametrize("memory_model", both_parts(["checked"], thorough=["sc", "delayed"]))
+@pytest.mark.thorough
+@pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
 @pytest.mark.parametrize("base", RUNS, ids=str)
 def test_unbroken_kernels_are_not_caught(base, memory_model):
     assert perform(replace(base, seed=1, memory_model=memory_model)) is None
@@ -30,10 +30,10 @@ def test_unbroken_kernels_are_not_caught(base, memory_model):
 
 @pytest.mark.parametrize("fault", ENDS)
 def test_either_end_of_a_pair_that_is_broken_is_caught(fault):
-    assert is_found(fault, "intranode")
+    assert is_found(fault)
 
 
 def test_rows_that_are_announced_while_their_copies_are_under_way_are_caught():
     """The stage has been read, which is enough for the next load only."""
     for kernel in ("direct_dispatch.send_tokens", "direct_combine.push_rows"):
-        assert is_found(f"intranode.{kernel}: tma_store_wait_all until read", "intranode")
+        assert is_found(f"intranode.{kernel}: tma_store_wait_all until read")

@@ -111,8 +111,8 @@ def check(results: list[list[dict[str, Any]]], is_cached: bool, **parameters: in
 def make(name: str, about: str, is_cached: bool, variants: tuple, *kernels: str) -> Scenario:
     own = ("get_dispatch_layout", "internode.notify_dispatch", "internode.dispatch", "internode.combine", "network.nic")
     mains = partial(main, is_cached=is_cached), partial(check, is_cached=is_cached)
-    usual = [{**USUAL, **variant} for variant in variants]
-    return Scenario(f"internode{name}", about, *mains, PARAMETERS, LEAST, (*own, *kernels), (*FIRST, *usual))
+    usual = [*(({},) if is_cached else FIRST), *({**USUAL, **variant} for variant in variants)]
+    return Scenario(f"internode{name}", about, *mains, PARAMETERS, LEAST, (*own, *kernels), tuple(usual))
 
 
 SCENARIOS = (

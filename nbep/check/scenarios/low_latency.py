@@ -296,7 +296,7 @@ SCENARIOS = (
         ".masked",
         "with a rank that the others leave out for a while",
         with_masks,
-        ({"ranks": 3, "tokens": 3},),
+        ({**SMALL, "rounds": 3, "ranks": 3}, {**SMALL, **ONCE, "rounds": 3, "ranks": 3}),
         "low_latency.clean_low_latency_buffer",
         "low_latency.update_mask_buffer",
     ),
