@@ -44,6 +44,7 @@ LONG = {**SMALL, "hidden": 4608, "tokens": 3}  # a row takes two stages
 FIRST: tuple[dict[str, int], ...] = (
     {"ranks": 2, "tokens": 3},
     {"ranks": 2, "tokens": 12},
+    {"ranks": 2, "tokens": 12, "ibgda": 1},
     {},
     {"tokens": 12},
     {"tokens": 12, "slots": 5},
