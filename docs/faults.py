@@ -1,6 +1,6 @@
 """Write the table of docs/faults.md: break each step of nbep's kernels in turn, and note what finds it.
 
-    python docs/faults.py                      all kernels; takes about half an hour on two idle cores
+    python docs/faults.py                      all kernels; takes about ten minutes on two idle cores
     python docs/faults.py intranode.combine    the steps of some kernels, or of a folder of them; the other lines stay
 
 The tests say when it is out of date: a step that is new or has another name, and one that its line's run does not find.

@@ -14,9 +14,9 @@ thread knows what all of its warp have signalled before, a kernel that starts kn
 passes on counts as told by its thread.
 
 The copy engine loads from global memory with what its thread knows to be behind a fence.proxy.async.global, of its own
-or of one who stored.  A copy is checked where it starts; it is over for those who know of a wait for it, or of the end of
-its kernel.  A thread that leaves without a wait for what its copies read is an error, also if they happen to have read
-it.
+or of one who stored.  A copy is checked where it starts; it is over for those who know of a wait for it, or of its
+kernel's end.  A thread that leaves without a wait for what its copies read is an error, also if they happen to have
+read it.
 
 Once a wait was over time nothing is checked any more.
 """
