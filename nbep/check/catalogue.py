@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import nbep.device.kernels
 from nbep.check.faults import (
+    CONSTANT,
     ENDLESS,
     NOTHING,
     ONE_MORE,
@@ -25,7 +26,7 @@ from nbep.check.faults import (
     UNTIL_READ,
     Fault,
 )
-from nbep.check.steps import calls_of, cell_of, function_tree, ring_sizes_of
+from nbep.check.steps import calls_of, cell_of, coherent_loads_of, function_tree, position, ring_sizes_of
 from nbep.device.jit import KERNELS, PRIMITIVES
 
 DEVICE = "nbep.device."
@@ -122,6 +123,10 @@ def faults_of_function(function: FunctionType) -> tuple[Fault, ...]:
     for number, node in enumerate(ring_sizes_of(tree)):
         where = (node.lineno, node.col_offset)
         found.append((where, f"ring size in {_use_of(tree, node)}", "ring size", "num_slots", number, ONE_MORE))
+    loads = coherent_loads_of(tree)
+    if loads:
+        where = min(map(position, loads))
+        found.append((where, "coherent loads", "coherent", "ld_na", 0, CONSTANT))
     faults, seen = [], {}  # type: ignore[var-annotated]
     for _, what, kind, step, number, instead in sorted(found):
         seen[what] = seen.get(what, 0) + 1

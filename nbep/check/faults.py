@@ -17,6 +17,7 @@ that none is written down twice. A function is changed for all who call it, and 
  head        a wait for room, or what a reader says that it has read   no wait, or one slot more
  reset       cells that become empty                                   nothing: they stay as they are
  ring size   a number of slots                                         one slot more
+ coherent    the coherent loads of a function, ld_na                   ld_nc, for what nobody writes meanwhile
 
 The emulator alone runs such kernels: a GPU's are compiled before.
 """
@@ -32,7 +33,7 @@ from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any
 
-from nbep.check.steps import calls_of, function_tree, ring_sizes_of
+from nbep.check.steps import calls_of, coherent_loads_of, function_tree, ring_sizes_of
 from nbep.device import primitives
 from nbep.device.jit import over
 
@@ -45,6 +46,7 @@ TRUE = "True"
 ENDLESS = "a number that no ring reaches"
 UNORDERED = "its last argument is False"
 ONE_MORE = "one more"
+CONSTANT = "ld_nc instead, which is for what nobody writes meanwhile"
 UNTIL_READ = "tma_store_wait_read_all"  # in place of tma_store_wait_all
 
 
@@ -72,12 +74,16 @@ class Fault:
     @property
     def change(self) -> str:
         """What is done, in a few words."""
-        if self.instead in (NOTHING, OPINION, TRUE, ENDLESS, UNORDERED, ONE_MORE):
+        if self.instead in (NOTHING, OPINION, TRUE, ENDLESS, UNORDERED, ONE_MORE, CONSTANT):
             return f"{self.step}: {self.instead}"
         return f"{self.step}: {self.instead} instead"
 
     def apply(self, tree: ast.FunctionDef, steps: dict[str, list[ast.expr]]) -> None:
         """Change a function's tree; `steps` are those of the unchanged one."""
+        if self.instead == CONSTANT:
+            for name in coherent_loads_of(tree):
+                name.id = weakened_name(name.id, name.id.replace("ld_na_", "ld_nc_"))
+            return
         node = steps[self.step][self.number]
         if self.instead == NOTHING:
             _Replace(node, None).visit(tree)

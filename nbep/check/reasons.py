@@ -9,6 +9,7 @@ from __future__ import annotations
 TOGETHER = "brings the lanes together again"
 END_OF_KERNEL = "nobody reads the rows before the kernel has ended, copies included; DeepEP also waits until read"
 FLAG = "publishes nothing, and only this GPU's threads look at it: relaxed.gpu would do"
+INPUTS = "loads inputs, which nobody writes while the kernel runs"
 STATISTICS = "only this GPU's threads add to it: relaxed.gpu would do"
 WORDS = "the release of the status takes the words along, whatever their own scope"
 SLOTS_ALONE = "kernels only use slots again behind it; tests/network/test_broken_steps.py reads more"
@@ -23,6 +24,14 @@ MASKS = "masks are written by kernels that have ended, or after a wait timed out
 # By the name of a fault, or of a place: then all faults there have the reason.
 REASONS = {
     # Not needed
+    "internode.combine_nvl_sender.send_row: coherent loads": INPUTS,
+    "intranode.combine.send_tokens: coherent loads": INPUTS,
+    "intranode.direct_combine.push_row: coherent loads": INPUTS,
+    "intranode.direct_dispatch.send_token: coherent loads": INPUTS,
+    "low_latency.combine_receiver.list_rows: coherent loads": INPUTS,
+    "low_latency.send_once.take_places: coherent loads": INPUTS,
+    "low_latency.sum_first.add_part: coherent loads": INPUTS,
+    "notes.write_notes: coherent loads": INPUTS,
     "intranode.combine.receive_tokens: syncwarp": "sums.list_rows has one before rows are read",
     "intranode.direct_combine.sum_token: syncwarp": "the shuffle for the next token comes behind its loads, too",
     "intranode.dispatch.announce_tokens: syncwarp": TOGETHER,
@@ -72,6 +81,8 @@ REASONS = {
     "network_push: amo_add": NO_READER,
     "network_push.wait_neighbours": NO_READER,
     "waits.wait_pushed: acquire of network-amo": NO_READER,
+    # Not run by the scenarios
+    "sums.sum_rows: coherent loads": "for the ninth row of a sum and later ones: eight ranks and a bias",
     # Not shown by the emulator
     "arrivals.give_up": AFTER_TIMEOUT,
     "arrivals.is_masked: scope of mask": MASKS,

@@ -42,6 +42,11 @@ def ring_sizes_of(tree: ast.AST) -> list[ast.expr]:
     return sorted(found, key=position)
 
 
+def coherent_loads_of(tree: ast.AST) -> list[ast.Name]:
+    """Where a tree names a load that bypasses L1 and is coherent all the same: it calls it, or passes it on."""
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id.startswith("ld_na_")]
+
+
 def position(node: ast.expr) -> tuple[int, int]:
     return node.lineno, node.col_offset
 

@@ -28,8 +28,10 @@ def name_of(run: Run) -> str:
     return "-".join([run.scenario, *(f"{name}={value}" for name, value in run.parameters)])
 
 
-def is_small(run: Run) -> bool:
-    return run.values["hidden"] == SMALL["hidden"] and not (run.values["ranks"] > 2 and run.values["nic"])
+def is_quick(run: Run) -> bool:
+    """For the short part."""
+    values = run.values
+    return values["hidden"] == SMALL["hidden"] and values["tma"] == 1 and not (values["ranks"] > 2 and values["nic"])
 
 
 @pytest.mark.parametrize(
@@ -39,7 +41,7 @@ def is_small(run: Run) -> bool:
             base,
             memory_model,
             id=f"{name_of(base)}-{memory_model}",
-            marks=() if memory_model == "checked" and is_small(base) else pytest.mark.thorough,
+            marks=() if memory_model == "checked" and is_quick(base) else pytest.mark.thorough,
         )
         for base in runs_of("low_latency")
         for memory_model in ("checked", "sc", "delayed")

@@ -46,6 +46,7 @@ FIRST: tuple[dict[str, int], ...] = (
     {"ranks": 2, "tokens": 12},
     {"ranks": 2, "tokens": 12, "ibgda": 1},
     {},
+    {"tma": 0},
     {"tokens": 12},
     {"tokens": 12, "slots": 5},
     {"tokens": 12, "threads": 320},
