@@ -1,6 +1,6 @@
 """Write the table of docs/faults.md: break each step of nbep's kernels in turn, and note what finds it.
 
-    python docs/faults.py                      all kernels; about half an hour on two idle cores
+    python docs/faults.py                      all kernels; takes about ten minutes on two idle cores
     python docs/faults.py intranode.combine    the steps of some kernels, or of a folder of them; the other lines stay
 
 The tests say when it is out of date: a step that is new or has another name, and one that its line's run does not find.
@@ -26,12 +26,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("kernels", nargs="*", default=[""], metavar="KERNEL")
     parser.add_argument("--jobs", type=positive, default=default_jobs())
+    parser.add_argument("--seeds", type=positive, default=NUM_SEEDS)
     parser.add_argument("--missing", action="store_true", help="only the steps that have no line yet")
     options = parser.parse_args()
-    tasks = {task.fault: task for kernel in options.kernels or [""] for task in tasks_of(kernel, NUM_SEEDS)}
-    if options.missing:
-        for line in lines_in(PAGE.read_text()):
-            tasks.pop(line.fault, None)
+    done = {line.fault for line in lines_in(PAGE.read_text())} if options.missing else set()
+    tasks = {task.fault: task for kernel in options.kernels or [""] for task in tasks_of(kernel, options.seeds, done)}
     holes = []
     with workers(options.jobs) as each:
         for row in each(check_fault, tasks.values()):

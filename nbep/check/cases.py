@@ -104,6 +104,13 @@ def make_case(
     return Case(seed, num_ranks, num_experts, x, topk_idx, topk_weights, layouts, num_nodes)
 
 
+def without(case: Case, senders: Sequence[int], owners: Sequence[int]) -> Case:
+    """The case as if some ranks had no choices, and nobody had chosen the experts of some ranks."""
+    num_local_experts = case.num_experts // case.num_ranks
+    topk_idx = [np.where(np.isin(idx // num_local_experts, owners), -1, idx) for idx in case.topk_idx]
+    return replace(case, topk_idx=[np.full_like(i, -1) if r in senders else i for r, i in enumerate(topk_idx)])
+
+
 def make_low_latency_case(seed: int = 0, **arguments: Any) -> Case:
     """As make_case, with tokens and weights that show what the low-latency mode could get wrong.
 

@@ -13,8 +13,20 @@ from types import FunctionType, ModuleType
 from typing import Any, cast
 
 import nbep.device.kernels
-from nbep.check.faults import ENDLESS, NOTHING, ONE_MORE, OPINION, ORDERS, SCOPES, TRUE, UNORDERED, Fault
-from nbep.check.steps import calls_of, cell_of, function_tree, ring_sizes_of
+from nbep.check.faults import (
+    CONSTANT,
+    ENDLESS,
+    NOTHING,
+    ONE_MORE,
+    OPINION,
+    ORDERS,
+    SCOPES,
+    TRUE,
+    UNORDERED,
+    UNTIL_READ,
+    Fault,
+)
+from nbep.check.steps import calls_of, cell_of, coherent_loads_of, function_tree, position, ring_sizes_of
 from nbep.device.jit import KERNELS, PRIMITIVES
 
 DEVICE = "nbep.device."
@@ -112,6 +124,10 @@ def faults_of_function(function: FunctionType) -> tuple[Fault, ...]:
     for number, node in enumerate(ring_sizes_of(tree)):
         where = (node.lineno, node.col_offset)
         found.append((where, f"ring size in {_use_of(tree, node)}", "ring size", "num_slots", number, ONE_MORE))
+    loads = coherent_loads_of(tree)
+    if loads:
+        where = min(map(position, loads))
+        found.append((where, "coherent loads", "coherent", "ld_na", 0, CONSTANT))
     faults, seen = [], {}  # type: ignore[var-annotated]
     for _, what, kind, step, number, instead in sorted(found):
         seen[what] = seen.get(what, 0) + 1
@@ -153,6 +169,8 @@ def _ways(step: str, call: ast.Call, is_statement: bool, cell: Callable[[], str]
         if instead == NOTHING and not is_statement:
             return
         yield kind, f"wait for {cell()}" if kind == "head" else step, instead
+        if step == "tma_store_wait_all":
+            yield kind, "tma_store_wait_all until read", UNTIL_READ
     elif step.startswith(RESETS):
         if is_statement:
             yield "reset", step, NOTHING
@@ -165,8 +183,11 @@ def _ways(step: str, call: ast.Call, is_statement: bool, cell: Callable[[], str]
         if scope in SMALLER:
             what = "fence" if "fence" in step else f"{HALVES[order]} of {cell()}"
             yield "scope", f"scope of the {what}", SMALLER[scope]
-    elif order == "relaxed" and step.startswith(("st_", "atom_exch")) and _is_a_head(call):
-        yield "head", f"value of {cell()}", ONE_MORE
+    elif order == "relaxed":
+        if step.startswith(("st_", "atom_exch")) and _is_a_head(call):
+            yield "head", f"value of {cell()}", ONE_MORE
+        if scope in SMALLER:
+            yield "scope", f"scope of {cell()}", SMALLER[scope]
 
 
 def _is_a_head(call: ast.Call) -> bool:

@@ -9,14 +9,15 @@ that none is written down twice. A function is changed for all who call it, and 
  kind        a step                                                    what comes in its place
  release     a store or an atomic that publishes                       the same, relaxed
  acquire     a load or an atomic that observes                         the same, relaxed
- scope       an order among several GPUs, or among blocks of one       the next smaller scope
+ scope       an access for other GPUs and the CPU, or other blocks     the next smaller scope
  fence       a fence, also one of the copy engine                      nothing
  barrier     threads, blocks or ranks that meet                        nothing; of a vote, the own opinion
- copies      a wait for the copy engine                                nothing
+ copies      a wait for the copy engine                                nothing, or a wait until it has read its source
  network     a wait for messages, or an order behind them              nothing, or no such order
  head        a wait for room, or what a reader says that it has read   no wait, or one slot more
  reset       cells that become empty                                   nothing: they stay as they are
  ring size   a number of slots                                         one slot more
+ coherent    the coherent loads of a function, ld_na                   ld_nc, for what nobody writes meanwhile
 
 The emulator alone runs such kernels: a GPU's are compiled before.
 """
@@ -32,7 +33,7 @@ from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any
 
-from nbep.check.steps import calls_of, function_tree, ring_sizes_of
+from nbep.check.steps import calls_of, coherent_loads_of, function_tree, ring_sizes_of
 from nbep.device import primitives
 from nbep.device.jit import over
 
@@ -45,6 +46,8 @@ TRUE = "True"
 ENDLESS = "a number that no ring reaches"
 UNORDERED = "its last argument is False"
 ONE_MORE = "one more"
+CONSTANT = "ld_nc instead, which is for what nobody writes meanwhile"
+UNTIL_READ = "tma_store_wait_read_all"  # in place of tma_store_wait_all
 
 
 @dataclass(frozen=True)
@@ -71,12 +74,16 @@ class Fault:
     @property
     def change(self) -> str:
         """What is done, in a few words."""
-        if self.instead in (NOTHING, OPINION, TRUE, ENDLESS, UNORDERED, ONE_MORE):
+        if self.instead in (NOTHING, OPINION, TRUE, ENDLESS, UNORDERED, ONE_MORE, CONSTANT):
             return f"{self.step}: {self.instead}"
         return f"{self.step}: {self.instead} instead"
 
     def apply(self, tree: ast.FunctionDef, steps: dict[str, list[ast.expr]]) -> None:
         """Change a function's tree; `steps` are those of the unchanged one."""
+        if self.instead == CONSTANT:
+            for name in coherent_loads_of(tree):
+                name.id = weakened_name(name.id, name.id.replace("ld_na_", "ld_nc_"))
+            return
         node = steps[self.step][self.number]
         if self.instead == NOTHING:
             _Replace(node, None).visit(tree)
@@ -192,7 +199,9 @@ def weakened_name(primitive: str, weaker: str) -> str:
 
 
 def weakened(primitive: str, weaker: str) -> FunctionType:
-    """A primitive with a weaker order or a smaller scope."""
+    """A primitive with a weaker order or a smaller scope; another one if `weaker` is its name."""
+    if hasattr(primitives, weaker):
+        return getattr(primitives, weaker)
     plain = getattr(primitives, primitive)
     tree = ast.parse(textwrap.dedent(inspect.getsource(plain))).body[0]
     assert isinstance(tree, ast.FunctionDef)

@@ -7,46 +7,82 @@ hole: in the emulator, in the scenarios, or in the kernel, which may not need th
 from __future__ import annotations
 
 TOGETHER = "brings the lanes together again"
-AFTER_TIMEOUT = "runs only after a wait that was over time"
-MASKS = "no scenario masks ranks; tests/low_latency/test_shrink.py does"
-OLD_PTX = "for versions of PTX that do not say how the engine accesses an mbarrier: docs/memory_orders.md"
-WITHOUT_RINGS = "no scenario goes without rings; tests/intranode/test_broken_direct.py does"
+END_OF_KERNEL = "nobody reads the rows before the kernel has ended, copies included; DeepEP also waits until read"
+FLAG = "publishes nothing, and only this GPU's threads look at it: relaxed.gpu would do"
+INPUTS = "loads inputs, which nobody writes while the kernel runs"
+STATISTICS = "only this GPU's threads add to it: relaxed.gpu would do"
+WORDS = "the release of the status takes the words along, whatever their own scope"
 SLOTS_ALONE = "kernels only use slots again behind it; tests/network/test_broken_steps.py reads more"
 SAME_CALLS = "in all scenarios all ranks call the same; tests/host/test_calls_alike.py differs"
-BENCHMARK = "no scenario runs the benchmark's kernel; tests/network/test_push.py does"
+ADDS_64_BITS = "no kernel of nbep's adds to 64 bits; tests/network/test_broken_steps.py does"
+LEFT_BEHIND = "kernels leave nothing that counts behind for the NIC; tests/network/test_nic_end.py does"
+NO_READER = "nobody reads the messages: only the time counts, and a launch would end before they are there"
+OLD_PTX = "for versions of PTX that do not say how the engine accesses an mbarrier: docs/memory_orders.md"
+AFTER_TIMEOUT = "runs only after a wait timed out, when `checked` checks nothing; few schedules show it"
+CLAIM = "0 until a wait times out, and `checked` checks nothing after that"
+MASKS = "masks are written by kernels that have ended, or after a wait timed out, when `checked` checks nothing"
 
 # By the name of a fault, or of a place: then all faults there have the reason.
 REASONS = {
     # Not needed
+    "internode.combine_nvl_sender.send_row: coherent loads": INPUTS,
+    "intranode.combine.send_tokens: coherent loads": INPUTS,
+    "intranode.direct_combine.push_row: coherent loads": INPUTS,
+    "intranode.direct_dispatch.send_token: coherent loads": INPUTS,
+    "low_latency.combine_receiver.list_rows: coherent loads": INPUTS,
+    "low_latency.send_once.take_places: coherent loads": INPUTS,
+    "low_latency.sum_first.add_part: coherent loads": INPUTS,
+    "notes.write_notes: coherent loads": INPUTS,
     "intranode.combine.receive_tokens: syncwarp": "sums.list_rows has one before rows are read",
+    "intranode.direct_combine.sum_token: syncwarp": "the shuffle for the next token comes behind its loads, too",
     "intranode.dispatch.announce_tokens: syncwarp": TOGETHER,
+    "intranode.dispatch.copy_own_tokens: tma_store_wait_all until read": END_OF_KERNEL,
+    "intranode.dispatch.receive_tokens: tma_store_wait_all until read": END_OF_KERNEL,
+    "staged_sums.open_sum_stage: syncwarp": "sums.list_rows has one before the first copy",
+    "staging.drain_stage: syncwarp": "a shuffle comes before it, but for messages without a row: none without masks",
     "staging.end_copy: syncwarp": "fill_slot has one before lanes write into the stage again",
-    "internode.combine_rdma_receiver.receive_sums: syncwarp": "sums.list_rows has one behind what lanes write down",
+    "staging.open_stage: syncwarp": "lanes meet again before they wait; tests/device/test_staging.py does without",
+    "grid_barrier.barrier_grid: syncthreads": "thread 0, which arrives, has written itself what other blocks read",
     "internode.cached_notify.come_together: amo_add": "publishes nothing: what peers fill next was loaded before",
+    "internode.combine_forwarder.forward_sums: syncwarp": "quiet has one before it, behind the last loads",
+    "internode.combine_rdma_receiver.receive_sums: syncwarp": "sums.list_rows has one behind what lanes write down",
+    "internode.dispatch_forwarder.deliver_tokens: tma_store_wait_all until read": END_OF_KERNEL,
+    "internode.dispatch_nvl_receiver.receive_tokens: tma_store_wait_all until read": END_OF_KERNEL,
     "internode.dispatch_rdma_sender.send_token: syncwarp 2": "a place is filled again by the lane that has read it",
     "internode.notify_dispatch.send_message: syncwarp 2": "quiet has one before it",
+    "arrivals.empty_cell: acquire and release of cell": "publishes nothing: relaxed would do",
+    "arrivals.mask_rank": FLAG,
     "arrivals.tell: amo_add": "for networks where an add is a message of its own: they order it behind their queue",
+    "low_latency.combine_receiver.locate_row: scope of wait_recv_cost_stats": STATISTICS,
     "low_latency.combine_sender.put_row: syncwarp": "direct: a lane puts what it has written; others need it",
-    "low_latency.send_once.count_ranks: syncwarp 2": "the one in may_warp_send comes before its loads, too",
-    "low_latency.send_once.tell_counts: syncwarp": TOGETHER,
+    "low_latency.dispatch_receiver.note_range: scope of cumulative_recv_stats": "one thread of a launch adds to a cell",
+    "low_latency.dispatch_receiver.wait_counts: scope of wait_recv_cost_stats": STATISTICS,
     "low_latency.dispatch_sender.count_choices: syncwarp": TOGETHER,
     "low_latency.expand.expand_messages: syncwarp": TOGETHER,
+    "low_latency.expand.wait_sources: scope of wait_recv_cost_stats": STATISTICS,
+    "low_latency.send_once.count_ranks: syncwarp 2": "the one in may_warp_send comes before its loads, too",
+    "low_latency.send_once.tell_counts: syncwarp": TOGETHER,
     "low_latency.sum_first.announce_parts: syncwarp": TOGETHER,
     "low_latency.sum_first.send_sums: syncwarp": "the vote in the next part comes before its stores, too",
+    "low_latency.update_mask_buffer: acquire and release of mask": FLAG,
+    "low_latency.update_mask_buffer: scope of the acquire and release of mask": FLAG,
     "network.ibgda.transport.post_few: syncwarp": "comes before stores over what the NIC has read: so says the vote",
-    "network.ibgda.completion.wait_done": SLOTS_ALONE,
-    "staging.drain_stage: syncwarp": "a shuffle comes before it, but for messages without a row: none without masks",
-    "staging.open_stage: syncwarp": "lanes meet again before they wait; tests/device/test_staging.py does without",
-    # Not shown by the emulator
-    "arrivals.tell: acquire and release of arrival-sum": "atomics of a thread: the emulator keeps their order",
-    "staging.open_stage: fence_mbarrier_init": OLD_PTX,
-    "staging.open_stage: fence_proxy_async_shared": OLD_PTX,
+    "waits.report_fault: acquire and release of claim": FLAG,
+    "waits.report_fault: acquire and release of claim 2": FLAG,
+    "waits.report_fault: scope of the acquire and release of claim": FLAG,
+    "waits.report_fault: scope of the acquire and release of claim 2": FLAG,
+    **{f"waits.report_fault: scope of report{number}": WORDS for number in ("", *(f" {i}" for i in range(2, 8)))},
+    # Not needed by nbep's own kernels
+    "network.ibgda.completion.wait_done: acquire of ibgda-completion": SLOTS_ALONE,
+    "network.nic.complete: release of ibgda-completion": SLOTS_ALONE,
+    "network.nic.execute_add: acquire and release of network-amo": ADDS_64_BITS,
+    "network.nic.execute_add: scope of the acquire and release of network-amo": ADDS_64_BITS,
+    "network.nic.must_stop: fence_acq_rel_sys": LEFT_BEHIND,
+    "network.nic.must_stop: scope of the fence": LEFT_BEHIND,
+    "network_push: amo_add": NO_READER,
+    "network_push.wait_neighbours": NO_READER,
+    "waits.wait_pushed: acquire of network-amo": NO_READER,
     # Not run by the scenarios
-    "waits.report_fault": AFTER_TIMEOUT,
-    "arrivals.give_up": AFTER_TIMEOUT,
-    "arrivals.mask_rank": AFTER_TIMEOUT,
-    "arrivals.empty_cell": MASKS,
-    "low_latency.update_mask_buffer": MASKS,
     "calls.tell_call": SAME_CALLS,
     "waits.wait_told": SAME_CALLS,
     "calls.meet_with: syncthreads": SAME_CALLS,
@@ -54,13 +90,20 @@ REASONS = {
     "internode.meet_nodes: syncthreads": SAME_CALLS,
     "internode.meet_nodes: syncthreads 2": SAME_CALLS,
     "internode.cached_notify.come_together: syncthreads": SAME_CALLS,
-    "intranode.direct_dispatch": WITHOUT_RINGS,
-    "intranode.direct_combine": WITHOUT_RINGS,
-    "staged_sums": WITHOUT_RINGS,
-    "waits.wait_blocks_arrived": WITHOUT_RINGS,
-    "waits.wait_landed": WITHOUT_RINGS,
-    "network_push": BENCHMARK,
-    "waits.wait_pushed": BENCHMARK,
+    "sums.sum_rows: coherent loads": "for the ninth row of a sum and later ones: eight ranks and a bias",
+    # Not shown by the emulator
+    "arrivals.give_up": AFTER_TIMEOUT,
+    "arrivals.is_masked: scope of mask": MASKS,
+    "arrivals.tell: acquire and release of arrival-sum": "atomics of a thread: the emulator keeps their order",
+    "low_latency.query_mask_buffer: scope of mask": MASKS,
+    "network.nic.must_stop: scope of stop": "the CPU writes it, and whether its stores arrive is not checked",
+    "network.nic.serve_entry: scope of RECEIVED": "the peer's CPU reads it only when a wait has timed out",
+    "staged_sums.open_sum_stage: fence_mbarrier_init": OLD_PTX,
+    "staged_sums.open_sum_stage: fence_proxy_async_shared": OLD_PTX,
+    "staging.open_stage: fence_mbarrier_init": OLD_PTX,
+    "staging.open_stage: fence_proxy_async_shared": OLD_PTX,
+    "waits.has_fault: scope of claim": CLAIM,
+    "waits.has_timed_out: scope of claim": CLAIM,
 }
 
 

@@ -42,6 +42,11 @@ def ring_sizes_of(tree: ast.AST) -> list[ast.expr]:
     return sorted(found, key=position)
 
 
+def coherent_loads_of(tree: ast.AST) -> list[ast.Name]:
+    """Where a tree names a load that bypasses L1 and is coherent all the same: it calls it, or passes it on."""
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id.startswith("ld_na_")]
+
+
 def position(node: ast.expr) -> tuple[int, int]:
     return node.lineno, node.col_offset
 
@@ -55,11 +60,17 @@ def cell_of(call: ast.Call, lines: list[str], first: int) -> str:
     if not call.args:
         return ""
     terms = _terms(call.args[0])
-    constants = [term for term in terms if isinstance(term, ast.Name) and term.id.isupper()]
-    address = constants[-1] if constants else terms[0]
+    constants = [term for term in terms if _is_constant(term)]
+    address: ast.AST = constants[-1] if constants else terms[0]
+    if isinstance(address, ast.Call) and ast.unparse(address.func).startswith("ld_"):  # a table says where it is
+        address = next((name for name in ast.walk(address.args[0]) if _is_constant(name)), address)
     if isinstance(address, ast.Call):
         address = address.func
     return address.attr if isinstance(address, ast.Attribute) else ast.unparse(address)
+
+
+def _is_constant(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and node.id.isupper()
 
 
 def _terms(node: ast.expr) -> list[ast.expr]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from nbep.check.catalogue import faults_of, faults_of_function, kernels_named, own_kernels, reached_from
-from nbep.check.faults import edited
+from nbep.check.catalogue import faults_of, faults_of_function, kernels_named, own_kernels
+from nbep.check.faults import Fault, edited
 from nbep.check.reasons import reason_for
 from nbep.check.runs import ERROR, STRATEGIES, Run, World, perform, planned
 from nbep.check.scenario import load_module
@@ -78,17 +78,18 @@ def check_fault(task: Task) -> Row:
     return Row(task.fault, "", task.num_seeds, None, reason)
 
 
-def tasks_of(what: str, num_seeds: int) -> list[Task]:
-    """What to do for a kernel, a folder of kernels, a user's file, or all of nbep's ("").
+def tasks_of(what: str, num_seeds: int, done: Collection[str] = ()) -> list[Task]:
+    """What to do for a kernel, a folder of kernels, a user's file, or all of nbep's (""); not for faults in `done`.
 
     Raises: UnknownName
     """
     if what.endswith(".py"):
         return [Task(fault.name, (Run(what),), num_seeds) for fault in faults_of(load_module(Path(what)))]
     kernels = kernels_named(what) if what else list(own_kernels().values())
-    reached = reached_by_runs(kernels)
+    faults = [fault for fault in faults_of(*kernels) if fault.name not in done]
+    reached = reached_by_runs(kernels, faults)
     tasks = []
-    for fault in faults_of(*kernels):
+    for fault in faults:
         bases = [run for run, functions in reached.items() if fault.function in functions]
         if reason_for(fault.name):
             tasks.append(Task(fault.name, tuple(bases[:REASON_RUNS]), min(num_seeds, 1)))
@@ -97,16 +98,16 @@ def tasks_of(what: str, num_seeds: int) -> list[Task]:
     return tasks
 
 
-def reached_by_runs(kernels: Sequence[FunctionType]) -> dict[Run, set[FunctionType]]:
-    """Runs of scenarios that call some of the kernels, and which functions with faults each of them calls.
+def reached_by_runs(kernels: Sequence[FunctionType], faults: Iterable[Fault]) -> dict[Run, set[FunctionType]]:
+    """Runs of scenarios that call some of the kernels, and which functions with these faults each of them calls.
 
-    The modes come one after the other, and one comes only for what those before it do not call.
+    A fault that has a reason needs none. The modes come one after the other, and one comes only for what those before
+    it do not call.
     """
     from nbep.check.scenarios import SCENARIOS
 
     reached: dict[Run, set[FunctionType]] = {}
-    functions = dict.fromkeys(f for kernel in kernels for f in reached_from(kernel))
-    missing = {f for f in functions if any(not reason_for(fault.name) for fault in faults_of_function(f))}
+    missing = {fault.function for fault in faults if not reason_for(fault.name)}
     for _, mode in groupby(SCENARIOS.values(), key=lambda scenario: scenario.name.partition(".")[0]):
         called_here: set[FunctionType] = set()
         for scenario in mode:

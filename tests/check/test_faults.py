@@ -75,7 +75,7 @@ def test_names_say_the_place_and_the_step_and_are_unique():
 def test_every_kind_of_step_is_there():
     kinds = {fault.kind for fault in own_faults().values()}
     expected = ["release", "acquire", "scope", "fence", "barrier", "copies", "network", "head", "reset"]
-    assert kinds == {*expected, "ring size"}
+    assert kinds == {*expected, "ring size", "coherent"}
 
 
 def test_every_ordering_primitive_of_the_kernels_has_a_fault():

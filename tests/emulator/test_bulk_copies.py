@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+from litmus import store_in_bulk, wait_for
 
-from nbep.emulator import DeadlockError, EmulatorError, Misaligned, ProxyFence, current_thread
+from nbep.emulator import DataRace, DeadlockError, EmulatorError, Misaligned, ProxyFence, World, current_thread
 
 SEEDS = range(12)
+FLAG = 32  # behind a row of 32 bytes
 MBARRIER = 256  # behind the stage
 
 
@@ -176,3 +178,39 @@ def test_waiting_for_all_but_more_groups_than_there_are_waits_for_none(launch):
         launch(hasty, y, smem_bytes=64, seed=seed)
         seen.add(int(y[0]))
     assert seen == {1, 2}
+
+
+@pytest.mark.parametrize("waits_for", ["bulk_wait_group", "bulk_wait_group_read"])
+def test_a_bulk_store_that_nobody_has_waited_for_is_not_over_when_its_thread_has_left(waits_for):
+    """Rank 1 reads in a kernel of its own: that the kernel which stores has ended, only the stream of rank 0 knows."""
+
+    def write(ring):
+        t = current_thread()
+        store_in_bulk(t, ring)
+        t.bulk_commit_group()
+        getattr(t, waits_for)(0)
+        t.store(ring + FLAG, "s32", 1, "release", "sys")
+
+    def wait(ring):
+        wait_for(ring + FLAG)
+        for _ in range(100):  # the other thread leaves meanwhile
+            current_thread().globaltimer()
+
+    def load(ring):
+        current_thread().load(ring, "s32", "weak", "cta")
+
+    def is_race(seed):
+        world = World(2, seed, memory_model="checked", strategy="late")
+        ring = world.ranks[1].space.allocate(64, "ring", zero=True)
+        theirs = world.ranks[0].space.open(ring.handle).address
+        world.ranks[0].create_stream("write").launch(write, (theirs,), 1, 1, 32)
+        reading = world.ranks[1].create_stream("read")
+        for kernel in (wait, load):
+            reading.launch(kernel, (ring.address,), 1, 1)
+        try:
+            reading.synchronize()
+        except DataRace as error:
+            return "not been waited for: a wait_group is missing" in str(error)
+        return False
+
+    assert any(map(is_race, SEEDS)) == (waits_for == "bulk_wait_group_read")

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from parts import both_parts
 from table import faults_of_mode, in_parts, is_found, runs_of
 
 from nbep.check import Run, broken, edited, perform
-from nbep.check.scenarios.low_latency import ONCE, USUAL
+from nbep.check.scenarios.low_latency import ONCE, SMALL, USUAL
 from nbep.device.kernels.low_latency import journal
 
 pytestmark = [pytest.mark.emulator_only("the kernels are broken in Python"), pytest.mark.long]
@@ -29,15 +28,32 @@ def name_of(run: Run) -> str:
     return "-".join([run.scenario, *(f"{name}={value}" for name, value in run.parameters)])
 
 
-@pytest.mark.parametrize("memory_model", both_parts(["checked"], thorough=["sc", "delayed"]))
-@pytest.mark.parametrize("base", runs_of("low_latency"), ids=name_of)
+def is_quick(run: Run) -> bool:
+    """For the short part."""
+    values = run.values
+    return values["hidden"] == SMALL["hidden"] and values["tma"] == 1 and not (values["ranks"] > 2 and values["nic"])
+
+
+@pytest.mark.parametrize(
+    ("base", "memory_model"),
+    [
+        pytest.param(
+            base,
+            memory_model,
+            id=f"{name_of(base)}-{memory_model}",
+            marks=() if memory_model == "checked" and is_quick(base) else pytest.mark.thorough,
+        )
+        for base in runs_of("low_latency")
+        for memory_model in ("checked", "sc", "delayed")
+    ],
+)
 def test_unbroken_kernels_are_not_caught(base, memory_model):
     assert perform(replace(base, seed=1, memory_model=memory_model)) is None
 
 
-@pytest.mark.parametrize("fault", in_parts(faults_of_mode("low_latency")))
+@pytest.mark.parametrize("fault", in_parts(faults_of_mode("low_latency"), 2))
 def test_a_step_that_is_broken_is_caught(fault):
-    assert is_found(fault, "low_latency")
+    assert is_found(fault)
 
 
 def test_a_count_that_is_not_acquired_goes_wrong_if_loads_may_be_early():

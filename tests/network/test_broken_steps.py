@@ -25,7 +25,7 @@ from parts import both_parts
 
 import nbep
 from nbep.check import Fault, broken, faults_of
-from nbep.check.reasons import SLOTS_ALONE, reason_for
+from nbep.check.reasons import ADDS_64_BITS, SLOTS_ALONE, reason_for
 from nbep.device.jit import kernel
 from nbep.device.network.ibgda.transport import (
     IbgdaNetwork,
@@ -125,7 +125,7 @@ def test_unbroken_queues_are_not_caught(program, memory_model):
 
 
 # A reason that holds for nbep's own kernels need not hold here.
-NEEDED = [fault for fault in FAULTS if reason_for(fault.name) in ("", SLOTS_ALONE)]
+NEEDED = [fault for fault in FAULTS if reason_for(fault.name) in ("", SLOTS_ALONE, ADDS_64_BITS)]
 
 
 @pytest.mark.parametrize("fault", NEEDED, ids=str)

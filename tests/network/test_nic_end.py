@@ -6,6 +6,7 @@ from parts import both_parts
 from target import spawn
 
 import nbep
+from nbep.check import broken
 from nbep.device.jit import kernel
 from nbep.device.network.ibgda.transport import IbgdaNetwork, post_value
 from nbep.device.primitives import thread_idx
@@ -37,4 +38,18 @@ def leave(comm):
 @pytest.mark.parametrize("seed", both_parts(range(20), thorough=range(20, 60)))
 def test_what_was_rung_for_before_the_stop_is_served(seed):
     for came in spawn(leave, 2, seed=seed):
+        assert came.tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("step", ["fence_acq_rel_sys", "scope of the fence"])
+def test_a_nic_that_does_not_order_its_last_look_behind_the_stop_is_caught(step):
+    with broken(f"network.nic.must_stop: {step}"):
+        results = [spawn(leave, 2, seed=seed, memory_model="delayed") for seed in range(10)]
+    assert any(came.tolist() != [1, 2, 3, 4] for of_run in results for came in of_run)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(20))
+def test_a_nic_whose_last_look_may_be_early_serves_what_was_rung_for(seed):
+    for came in spawn(leave, 2, seed=seed, memory_model="delayed"):
         assert came.tolist() == [1, 2, 3, 4]

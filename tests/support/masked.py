@@ -1,19 +1,12 @@
 """What ranks get that go on without others: the reference, for calls in which some ranks take no part."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-import numpy as np
 from cases import Case
 from intranode import Report
 from low_latency import Options, Outcome, check_combined, check_dispatched, expected_combine, expected_dispatch
 
-
-def without(case: Case, senders: Sequence[int], owners: Sequence[int]) -> Case:
-    """The case as if some ranks had no choices, and nobody had chosen the experts of some ranks."""
-    num_local_experts = case.num_experts // case.num_ranks
-    topk_idx = [np.where(np.isin(idx // num_local_experts, owners), -1, idx) for idx in case.topk_idx]
-    return replace(case, topk_idx=[np.full_like(i, -1) if r in senders else i for r, i in enumerate(topk_idx)])
+from nbep.check.cases import without
 
 
 def check_survivor(

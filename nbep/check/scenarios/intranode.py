@@ -1,4 +1,4 @@
-"""Inside a node: layout, notify, dispatch and combine."""
+"""Inside a node: layout, notify, dispatch and combine, with rings and without; and a rank that does not come."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from nbep.check.cases import Case, make_case
 from nbep.check.compare import Report
 from nbep.check.scenario import Scenario
 from nbep.check.scenarios.tokens import Plan, call_round, counts_of, expected_round
+from nbep.device.layout.direct import DirectShape, SlotShape, num_direct_bytes_needed
 from nbep.device.layout.intranode import num_nvl_bytes_needed
+from nbep.device.protocols.waits import BARRIER, FaultReport
 from nbep.host.runtime.base import HandleType
 
 # channels: half of the blocks of a launch. chunk, slots: tokens of a chunk, slots of a ring. warps: for each peer;
@@ -49,14 +51,23 @@ VARIANTS = (
 )
 
 
-def plan_of(last: str, is_cached: bool, parameters: dict[str, int]) -> Plan:
+LAYOUT_VARIANTS: tuple[dict[str, int], ...] = ({}, {"tokens": 700, "ranks": 4})
+DIRECT_VARIANTS: tuple[dict[str, int], ...] = (
+    {"channels": 2, "tokens": 3},
+    {"fp8": 1, "hidden": 512, "tokens": 6},
+    {"tokens": 3, "tma": 0},
+    {"hidden": 4608, "tokens": 3},  # a row takes two stages, and a sum several pieces
+)
+
+
+def plan_of(last: str, is_cached: bool, parameters: dict[str, int], is_direct: bool = False) -> Plan:
     config = nbep.Config(
         2 * parameters["channels"],
         parameters["chunk"],
         parameters["slots"],
         num_threads=32 * parameters["ranks"] * max(parameters["warps"], -(-2 // parameters["ranks"])),
     )
-    return Plan(last, is_cached, bool(parameters["fp8"]), config)
+    return Plan(last, is_cached, bool(parameters["fp8"]), config, is_direct)
 
 
 def cases_of(parameters: dict[str, int]) -> list[Case]:
@@ -75,45 +86,96 @@ def cases_of(parameters: dict[str, int]) -> list[Case]:
     ]
 
 
-def main(comm: Any, last: str, is_cached: bool, **parameters: int) -> list[dict[str, Any]]:
-    """Rounds on one buffer, which is just large enough."""
+def bytes_of(cases: list[Case], plan: Plan, parameters: dict[str, int]) -> dict[str, Any]:
+    """Sizes of a buffer that is just large enough."""
+    num_ranks, hidden, topk, config = parameters["ranks"], parameters["hidden"], parameters["topk"], plan.config
+    if not plan.is_direct:
+        return {"num_nvl_bytes": num_nvl_bytes_needed(config.ring_shape(num_ranks, 2 * hidden, topk, hidden // 128, 1))}
+    num_rows = max(
+        sum(layout.num_tokens_per_rank[rank] for layout in c.layouts) for c in cases for rank in range(num_ranks)
+    )
+    num_slots = parameters["tokens"] * (num_ranks - 1)
+    shape = DirectShape(config.num_channels, 2 * hidden, topk, hidden // 128, 1)
+    slots = SlotShape(num_ranks, config.num_channels, 2 * hidden, topk, config.num_max_nvl_chunked_send_tokens)
+    return {"num_zero_copy_bytes": num_direct_bytes_needed(max(num_rows, 1), num_slots, num_ranks, shape, slots)}
+
+
+def make_buffer(comm: Any, cases: list[Case], plan: Plan, parameters: dict[str, int]) -> nbep.Buffer:
+    """A buffer on a machine as the parameters say."""
     comm.runtime.world.has_tma = bool(parameters["tma"])
     comm.runtime.notify_threads = 32 * parameters["notify_warps"]
-    plan = plan_of(last, is_cached, parameters)
-    hidden, topk = parameters["hidden"], parameters["topk"]
-    shape = plan.config.ring_shape(comm.size, 2 * hidden, topk, hidden // 128, 1)
     handle_type: HandleType = "host" if parameters["host"] else "ipc"
-    buffer = nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes_needed(shape), handle_type=handle_type)
-    results = [call_round(buffer, case, plan) for case in cases_of(parameters)]
+    return nbep.Buffer(comm, handle_type=handle_type, **bytes_of(cases, plan, parameters))
+
+
+def main(comm: Any, last: str, is_cached: bool, is_direct: bool = False, **parameters: int) -> list[dict[str, Any]]:
+    """Rounds on one buffer."""
+    plan, cases = plan_of(last, is_cached, parameters, is_direct), cases_of(parameters)
+    buffer = make_buffer(comm, cases, plan, parameters)
+    results = [call_round(buffer, case, plan) for case in cases]
     buffer.destroy()
     return results
 
 
-def check(results: list[list[dict[str, Any]]], last: str, is_cached: bool, **parameters: int) -> None:
+def check(
+    results: list[list[dict[str, Any]]], last: str, is_cached: bool, is_direct: bool = False, **parameters: int
+) -> None:
     """Compare with the reference, bit for bit."""
-    plan = plan_of(last, is_cached, parameters)
+    plan = plan_of(last, is_cached, parameters, is_direct)
     for number, case in enumerate(cases_of(parameters)):
         for rank, want in enumerate(expected_round(case, plan)):
             Report(f"round {number}, rank {rank}").all_same(results[rank][number], want)
 
 
-def make(name: str, about: str, last: str, is_cached: bool, kernels: tuple[str, ...], **changed: int) -> Scenario:
+def main_alone(comm: Any, **parameters: int) -> FaultReport | None:
+    """Rank 0 dispatches, and nobody else; what its kernel reports."""
+    case = cases_of({**PARAMETERS, **parameters})[0]
+    buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 16)
+    report = None
+    if comm.rank == 0:
+        try:
+            call_round(buffer, case, plan_of("dispatch", False, {**PARAMETERS, **parameters}))
+        except nbep.PeerTimeout as error:
+            report = error.report
+    buffer.destroy()
+    return report
+
+
+def check_alone(results: list[FaultReport | None], **_: int) -> None:
+    """It is the first wait of rank 0, for any of the others."""
+    report, *others = results
+    assert report is not None, "no time-out"
+    assert 0 < report.peer < len(results), report
+    assert report == FaultReport(1, BARRIER, report.peer, 0, 1, 0, report.peer, -1), report
+    assert others == [None] * len(others)
+
+
+def make(
+    name: str,
+    about: str,
+    last: str,
+    is_cached: bool,
+    kernels: tuple[str, ...],
+    variants: tuple[dict[str, int], ...] = VARIANTS,
+    is_direct: bool = False,
+    **changed: int,
+) -> Scenario:
     return Scenario(
         f"intranode.{name}",
         about,
-        partial(main, last=last, is_cached=is_cached),
-        partial(check, last=last, is_cached=is_cached),
+        partial(main, last=last, is_cached=is_cached, is_direct=is_direct),
+        partial(check, last=last, is_cached=is_cached, is_direct=is_direct),
         {**PARAMETERS, **changed},
         LEAST,
         kernels,
-        VARIANTS if name != "layout" else ({}, {"tokens": 700, "ranks": 4}),
+        variants,
     )
 
 
 NOTIFY = ("get_dispatch_layout", "intranode.notify_dispatch")
 DISPATCH = (*NOTIFY, "intranode.dispatch")
 SCENARIOS = (
-    make("layout", "who gets how many tokens", "layout", False, NOTIFY[:1], tokens=300),
+    make("layout", "who gets how many tokens", "layout", False, NOTIFY[:1], LAYOUT_VARIANTS, tokens=300),
     make(
         "notify",
         "small rounds, each dispatched twice: counts, and rings that are used again",
@@ -130,5 +192,24 @@ SCENARIOS = (
         "combine",
         False,
         (*DISPATCH, "intranode.cached_notify_combine", "intranode.combine"),
+    ),
+    make(
+        "direct",
+        "the same without rings, each dispatched twice",
+        "combine",
+        True,
+        (*NOTIFY, "intranode.cached_notify_dispatch", "intranode.direct_dispatch", "intranode.direct_combine"),
+        DIRECT_VARIANTS,
+        True,
+    ),
+    Scenario(
+        "intranode.alone",
+        "the other ranks do not come: what the kernel tells its CPU",
+        main_alone,
+        check_alone,
+        {"ranks": 2, "tokens": 3, "inputs": 1},
+        {"ranks": 2},
+        NOTIFY,
+        lets_time_pass=True,
     ),
 )

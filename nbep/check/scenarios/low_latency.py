@@ -1,4 +1,4 @@
-"""The low-latency mode: dispatch and combine in turn, two at a time, and with a buffer that is cleaned."""
+"""The low-latency mode: dispatch and combine in turn, two at a time, with a buffer that is cleaned, and with masks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 import nbep
 from nbep import reference
-from nbep.check.cases import Case, make_low_latency_case
+from nbep.check.cases import Case, make_low_latency_case, without
 from nbep.check.compare import Report
 from nbep.check.scenario import Scenario
 from nbep.device.layout.low_latency import NUM_HALVES, LowLatencyShape, quarter_bytes_needed
@@ -36,6 +36,7 @@ PARAMETERS = {
 LEAST = {"ranks": 2, "hidden": 128, "fp8": 0, "dedup": 0, "logfmt": 0, "nic": 0, "host": 0}
 ONE_EXPERT = {"experts": 1, "topk": 2}  # its rows are shared by all warps of a block
 USUAL = {"rounds": 3, "tokens": 7, "hidden": 256}  # of what is run for faults
+SMALL = {"rounds": 2, "tokens": 3, "hidden": 128}  # of what is run before: it finds most
 # What experts multiply by, in turn: all are powers of two but the tiny ones, and 1, tiny, -1 cancel.
 FACTORS = np.array([1, -1, 1.5 * 2**-18, 1, -1, 1.25 * 2**-17, 0.5], np.float32)
 
@@ -56,8 +57,8 @@ def cases_of(parameters: dict[str, int]) -> list[Case]:
     ]
 
 
-def make_buffer(comm: Any, case: Case, parameters: dict[str, int]) -> nbep.Buffer:
-    """A buffer that is just large enough."""
+def make_buffer(comm: Any, case: Case, parameters: dict[str, int], masks: bool) -> nbep.Buffer:
+    """A buffer that is just large enough; masks: whether ranks may be left out."""
     shape = LowLatencyShape(
         case.num_ranks,
         case.num_experts,
@@ -70,17 +71,18 @@ def make_buffer(comm: Any, case: Case, parameters: dict[str, int]) -> nbep.Buffe
     )
     network: dict[str, Any] = {"handle_type": "host"} if parameters["host"] else {}
     if parameters["nic"]:
-        # So small that queues wrap, and that a message lies in several chunks.
+        # So small that queues wrap, and that a message lies in several chunks; and so slow that some wait.
         network = {
             "transport": "ibgda",
             "num_nvl_peers": 1,
-            "nic": nbep.NicOptions(num_entries=64, chunk_bytes=256, seed=1),
+            "nic": nbep.NicOptions(num_entries=64, chunk_bytes=256, seed=1, max_delay_ns=5000),
         }
     return nbep.Buffer(
         comm,
         num_rdma_bytes=2 * NUM_HALVES * quarter_bytes_needed(shape),
         low_latency_mode=True,
         num_qps_per_rank=parameters["experts"],
+        enable_shrink=masks,
         **network,
     )
 
@@ -180,22 +182,39 @@ def with_cleans(trips: list[Trip]) -> None:
         trip.buffer.clean_low_latency_buffer(max(case.num_tokens), case.hidden, case.num_experts)
 
 
+def with_masks(trips: list[Trip]) -> None:
+    """All but the first and the last trip go without the last rank, which sends a dispatch that nobody waits for."""
+    buffer, case = trips[0].buffer, trips[0].case
+    trips[0].whole()
+    if buffer.rank == case.num_ranks - 1:
+        Trip(buffer, case, trips[0].parameters).send_dispatch()
+    else:
+        buffer.low_latency_update_mask_buffer(case.num_ranks - 1, True)
+        for trip in trips[1:-1]:
+            trip.whole()
+        buffer.low_latency_clean_mask_buffer()
+    buffer.clean_low_latency_buffer(max(case.num_tokens), case.hidden, case.num_experts)
+    trips[-1].whole()
+
+
 def main(comm: Any, order: Any, **parameters: int) -> list[tuple]:
     """Trips on one buffer; what each has received and summed up."""
     comm.runtime.world.has_tma = bool(parameters["tma"])
     if order is with_cleans:
         comm.runtime.notify_threads = 128  # warps that do not know of each other by themselves
     cases = cases_of(parameters)
-    buffer = make_buffer(comm, cases[0], parameters)
+    buffer = make_buffer(comm, cases[0], parameters, order is with_masks)
     trips = [Trip(buffer, case, parameters) for case in cases]
     order(trips)
     buffer.destroy()
     return [(trip.received, trip.combined_x) for trip in trips]
 
 
-def check(results: list[list[tuple]], **parameters: int) -> None:
+def check(results: list[list[tuple]], order: Any, **parameters: int) -> None:
     """Compare with the reference, bit for bit; rows of one expert and source come in any order."""
     for number, case in enumerate(cases_of(parameters)):
+        masked = [case.num_ranks - 1] if order is with_masks and 0 < number < parameters["rounds"] - 1 else []
+        case = without(case, masked, masked)
         dispatched = reference.low_latency_dispatch(
             case.x, case.topk_idx, max(case.num_tokens), case.num_experts, use_fp8=bool(parameters["fp8"])
         )
@@ -208,6 +227,8 @@ def check(results: list[list[tuple]], **parameters: int) -> None:
             deduplicate=bool(parameters["dedup"]),
         )
         for rank, (received, combined_x) in enumerate(of_rank[number] for of_rank in results):
+            if rank in masked:
+                continue
             report = Report(f"round {number}, rank {rank}")
             report.same("recv_count", received.recv_count, dispatched[rank].recv_count)
             report.same("layout_range", received.layout_range, dispatched[rank].layout_range)
@@ -225,9 +246,11 @@ def rows_of(received: reference.LowLatencyDispatched) -> dict[str, np.ndarray]:
 
 def make(name: str, about: str, order: Any, variants: tuple, *kernels: str) -> Scenario:
     own = ("low_latency.dispatch", "low_latency.combine", "network.nic", *kernels)
-    defaults = {**PARAMETERS, "rounds": 1 if order is in_turn else 2}
+    changed = {in_turn: {"rounds": 1}, with_masks: {"rounds": 3, "ranks": 3}}
+    defaults = {**PARAMETERS, **changed.get(order, {"rounds": 2})}
+    mains = partial(main, order=order), partial(check, order=order)
     usual = [{**USUAL, **variant} for variant in variants]
-    return Scenario(f"low_latency{name}", about, partial(main, order=order), check, defaults, LEAST, own, tuple(usual))
+    return Scenario(f"low_latency{name}", about, *mains, defaults, LEAST, own, tuple(usual))
 
 
 ONCE = {"fp8": 1, "dedup": 1}
@@ -237,6 +260,13 @@ SCENARIOS = (
         "dispatch and combine in turn, on one buffer",
         in_turn,
         (
+            {**SMALL, "fp8": 1},
+            {**SMALL, **ONCE},
+            {**SMALL, "rounds": 1, "logfmt": 1, **ONE_EXPERT},
+            {**SMALL, "rounds": 1, "dedup": 1, "nic": 1, **ONE_EXPERT},
+            {**SMALL, "fp8": 1, "tma": 0},
+            {**SMALL, **ONCE, "tma": 0},
+            {**SMALL, "rounds": 1, "logfmt": 1, "tma": 0, **ONE_EXPERT},
             {"fp8": 1},
             ONCE,
             {"logfmt": 1, **ONE_EXPERT},
@@ -252,7 +282,15 @@ SCENARIOS = (
         ".overlap",
         "with hooks: each call is received when the next one is sent",
         two_at_a_time,
-        ({"fp8": 1}, ONE_EXPERT, ONCE, {"tma": 0}, {**ONCE, "tma": 0}, {"fp8": 1, "nic": 1}),
+        (
+            {**SMALL, "rounds": 3, "fp8": 1},
+            {"fp8": 1},
+            ONE_EXPERT,
+            ONCE,
+            {"tma": 0},
+            {**SMALL, **ONCE, "rounds": 3, "tma": 0, "ranks": 3},
+            {**SMALL, "rounds": 4, "tokens": 2, "ranks": 3, "nic": 1},
+        ),
     ),
     make(
         ".clean",
@@ -260,5 +298,13 @@ SCENARIOS = (
         with_cleans,
         ({}, ONCE, {"host": 1}),
         "low_latency.clean_low_latency_buffer",
+    ),
+    make(
+        ".masked",
+        "with a rank that the others leave out for a while",
+        with_masks,
+        ({**SMALL, "rounds": 3, "ranks": 3}, {**SMALL, **ONCE, "rounds": 3, "ranks": 3}),
+        "low_latency.clean_low_latency_buffer",
+        "low_latency.update_mask_buffer",
     ),
 )

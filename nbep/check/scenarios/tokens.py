@@ -22,12 +22,14 @@ class Plan(NamedTuple):
 
     last: the verb that ends a round: "layout", "dispatch" or "combine"
     is_cached: dispatch is called again with its handle
+    is_direct: without rings
     """
 
     last: str
     is_cached: bool
     is_fp8: bool
     config: nbep.Config
+    is_direct: bool = False
 
 
 def counts_of(tokens: int, num_ranks: int, uneven: bool) -> list[int]:
@@ -70,27 +72,35 @@ def call_round(buffer: nbep.Buffer, case: Case, plan: Plan) -> dict[str, Any]:
         is_token_in_rank=is_token_in_rank,
         num_tokens_per_expert=per_expert,
         config=plan.config,
+        zero_copy=plan.is_direct,
     )
+    # Without rings it is a kernel that first reads what peers have written into this rank's memory.
+    values = nbep.per_token_cast_back(*recv_x) if plan.is_direct and plan.is_fp8 else recv_x
     got |= {
         **received("", recv_x),
-        "recv_topk_idx": recv_topk_idx,
-        "recv_topk_weights": recv_topk_weights,
+        "recv_topk_idx": np.array(recv_topk_idx),
+        "recv_topk_weights": np.array(recv_topk_weights),
         "num_recv_tokens_per_expert_list": np.array(counts),
     }
     if plan.is_cached:
-        got |= received("cached ", buffer.dispatch(x, handle=handle, config=plan.config)[0])
+        got |= received("cached ", buffer.dispatch(x, handle=handle, config=plan.config, zero_copy=plan.is_direct)[0])
     if plan.last == "combine":
         assert handle is not None
         got["combined_x"], got["combined_topk_weights"], _ = buffer.combine(
-            apply_experts(recv_x, rank), handle, topk_weights=recv_topk_weights, config=plan.config
+            apply_experts(values, rank),
+            handle,
+            topk_weights=recv_topk_weights,
+            config=plan.config,
+            zero_copy=plan.is_direct,
         )
     return got
 
 
 def received(name: str, recv_x: Any) -> dict[str, np.ndarray]:
-    """recv_x with a name, and its scales."""
+    """A copy of recv_x with a name, and of its scales: without rings they are the caller's for a while only."""
     values, scales = recv_x if isinstance(recv_x, tuple) else (recv_x, None)
-    return {f"{name}recv_x": values, **({} if scales is None else {f"{name}recv_x_scales": scales})}
+    arrays = {f"{name}recv_x": values, **({} if scales is None else {f"{name}recv_x_scales": scales})}
+    return {key: np.array(array) for key, array in arrays.items()}
 
 
 def expected_round(case: Case, plan: Plan) -> list[dict[str, Any]]:

@@ -14,8 +14,9 @@ thread knows what all of its warp have signalled before, a kernel that starts kn
 passes on counts as told by its thread.
 
 The copy engine loads from global memory with what its thread knows to be behind a fence.proxy.async.global, of its own
-or of one who stored.  A copy is checked where it starts; it is over for those who know of a wait for it.  A thread that
-leaves without a wait for what its copies read is an error, also if they happen to have read it.
+or of one who stored.  A copy is checked where it starts; it is over for those who know of a wait for it, or of its
+kernel's end.  A thread that leaves without a wait for what its copies read is an error, also if they happen to have
+read it.
 
 Once a wait was over time nothing is checked any more.
 """
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..machine.bulk import MBarrier
@@ -258,12 +260,18 @@ class CheckedThread(RememberingThread):
         if any(access.verb == "load" for group in groups for access in group):
             message = "a thread leaves the kernel without having waited until its bulk stores have read shared memory"
             raise error_at(self, EmulatorError, f"{message}: wait_group.read is missing")
-        for group in groups:
-            self.take_over(group)
+        copies = [access for group in groups for access in group]
+        if copies:  # nobody has waited until they are written: the end of the kernel does
+            self.block.launch.callbacks.append(partial(self.end_copies, copies))
         for access in self.stores:
             access.at_exit = True
         self.signal(True)
         super().leave()
+
+    def end_copies(self, copies: list[Access]) -> None:
+        """The kernel is done, and so are copies for which no thread has waited."""
+        self.take_over(copies)
+        self.signal(True)
 
     # --- accesses -----------------------------------------------------------------------------------------------
 
