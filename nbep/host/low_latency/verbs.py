@@ -81,8 +81,8 @@ class LowLatencyVerbs:
                   handle for low_latency_combine
                   event, empty unless async_finish
                   hook, None unless return_recv_hook; it is to be called once
-        Alike:    on all ranks: all but the contents and number of tokens, the stats, async_finish and the streams. Ranks
-                  of one process are compared; others are not, and get garbage or a PeerTimeout
+        Alike:    on all ranks: all but the contents and number of tokens, the stats, async_finish and the streams.
+                  Ranks of one process are compared; others are not, and get garbage or a PeerTimeout
         Raises:   ValueError for wrong arguments, before anything is launched, and if a third call would be under way;
                   PeerTimeout if a peer does not come, unless the buffer shrinks
         Source:   DeepEP deep_ep/buffer.py, Buffer.low_latency_dispatch
