@@ -395,8 +395,8 @@ class Buffer(LowLatencyVerbs):
                   num_max_nvl_chunked_recv_tokens of config, between nodes also num_max_rdma_chunked_send_tokens and
                   num_max_rdma_chunked_recv_tokens; with zero_copy num_max_nvl_chunked_send_tokens in place of the
                   slots. All else may differ. Verbs and zero_copy are compared, too
-        Raises:   ValueError for wrong arguments, before anything is launched; if ranks pass something else, on the
-                  later one of a process before it, else on all after it (between nodes, with a handle: on those of its
+        Raises:   ValueError for wrong arguments, before anything is launched; if ranks pass something else, before it
+                  on the later one of a process, else after it on all (between nodes, with a handle, on those of its
                   node and place); after it if num_worst_tokens is too small. PeerTimeout if a peer does not come
         Blocks:   the CPU until the counts arrive, unless handle or num_worst_tokens is given; the current stream,
                   unless async_finish

@@ -8,6 +8,7 @@ if sys.platform != "linux":
     pytest.skip("CUDA is Linux's", allow_module_level=True)
 
 import fake_gpu
+from cuda.bindings import driver as cu
 
 import nbep
 
@@ -145,3 +146,37 @@ def test_one_handle_serves_dispatches_and_combines_of_all_kinds(gpu):
                 (NUM_TOKENS, num_topk) if num_topk else None
             )
     assert len(handle.plans) == 2 * (1 + 3)
+
+
+def test_events_that_nobody_holds_are_used_again_but_for_those_of_a_graph(gpu, monkeypatch):
+    torch, buffer, handle = gpu
+    made, destroyed = [], []
+
+    def create(flags):
+        made.append(len(made) + 1)
+        return fake_gpu.SUCCESS, made[-1]
+
+    monkeypatch.setattr(cu, "cuEventCreate", create)
+    monkeypatch.setattr(cu, "cuEventDestroy", lambda event: destroyed.append(event) or (fake_gpu.SUCCESS,))
+    x = tokens(torch, False)
+    for _ in range(4):
+        buffer.dispatch(x, handle)
+    enough = len(made)
+    held = [buffer.dispatch(x, handle)[-1] for _ in range(3)]
+    assert len({overlap.event.event.event for overlap in held}) == 3
+    for _ in range(8):
+        buffer.dispatch(x, handle)
+    assert len(made) <= enough + 3
+    assert destroyed == []
+    active = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
+    monkeypatch.setattr(cu, "cuStreamIsCapturing", lambda stream: (fake_gpu.SUCCESS, active))
+    captured = [buffer.dispatch(x, handle)[-1] for _ in range(3)]
+    numbers = {overlap.event.event.event for overlap in captured}
+    monkeypatch.setattr(cu, "cuStreamIsCapturing", lambda stream: (fake_gpu.SUCCESS, 0))
+    del captured
+    for _ in range(3):
+        buffer.dispatch(x, handle)
+    assert set(destroyed) == numbers
+    stream, latest = buffer._memory.comm_stream, buffer._memory.latest_event
+    for event in (latest, stream._behind_current, *stream._in_flight, *(overlap.event.event for overlap in held)):
+        event.event = None  # none to destroy without the driver that made it
