@@ -40,27 +40,34 @@ def test_nothing_is_said_of_processes_of_other_hosts():
     assert not who_is_gone([own._replace(host="elsewhere", started="0"), own._replace(host="", started="0")])
 
 
-def test_after_a_rank_did_not_come_nothing_more_is_undone():
+def undone(what, inside=lambda: None):
+    """What is undone if `inside` runs inside, and an error ends it: by name, in order."""
     done = []
 
-    def wait_in_vain():
-        done.append("wait")
-        raise PeerTimeout("rank 0: rank 1 did not come", 0, 1, "construction")
+    def called(name, call):
+        done.append(name)
+        call()
 
-    with pytest.raises(PeerTimeout), Undo() as undo:
-        undo.callback(done.append, "first made")
-        undo.callback(wait_in_vain)
-        undo.callback(done.append, "last made")
-    assert done == ["last made", "wait"]
-    with pytest.raises(PeerTimeout), Undo() as undo:
-        undo.callback(done.append, "made before the wait")
-        wait_in_vain()
-    assert done == ["last made", "wait", "wait"]
+    def run():
+        with Undo() as undo:
+            for name, call in what.items():
+                undo.callback(called, name, call)
+            inside()
+
+    with pytest.raises((PeerTimeout, ZeroDivisionError)):
+        run()
+    return done
+
+
+def wait_in_vain():
+    raise PeerTimeout("rank 0: rank 1 did not come", 0, 1, "construction")
+
+
+def test_after_a_rank_did_not_come_nothing_more_is_undone():
+    assert undone({"first": int, "wait": wait_in_vain, "last": int}) == ["last", "wait"]
+    assert undone({"made": int}, inside=wait_in_vain) == []
 
 
 def test_after_another_error_all_is_undone():
-    done = []
-    with pytest.raises(ZeroDivisionError), Undo() as undo:
-        undo.callback(done.append, "made")
-        undo.callback(lambda: 1 // 0)
-    assert done == ["made"]
+    assert undone({"first": int, "wrong": lambda: 1 // 0, "last": int}) == ["last", "wrong", "first"]
+    assert undone({"made": int}, inside=lambda: 1 // 0) == ["made"]
