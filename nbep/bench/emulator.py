@@ -1,6 +1,6 @@
 """Primitive calls a second that the emulator makes on one core.
 
-    nbep bench emulator [--seconds S] [--json]
+    nbep bench emulator [--seconds S] [--json [FILE.json]]
 
 "plain" rows never switch threads.  "switching" rows interleave 128 threads as finely as a seed may.  Collectives and
 barriers count one call for each thread that takes part.  Each row takes the best of three runs.
@@ -9,11 +9,11 @@ barriers count one call for each thread that takes part.  Each row takes the bes
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from nbep.device.terminal import STDOUT, add_json, write_json
 from nbep.emulator import FULL_MASK, World, current_thread
 
 REPEATS = 3
@@ -138,11 +138,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="nbep bench emulator", description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=0.1, help="length of one run (default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    add_json(parser)
     arguments = parser.parse_args(argv)
     rows = measure(arguments.seconds)
-    if arguments.json:
-        print(json.dumps({"calls_per_second": {row.name: round(row.calls_per_second) for row in rows}}))
+    write_json(arguments.json, {"calls_per_second": {row.name: round(row.calls_per_second) for row in rows}})
+    if arguments.json == STDOUT:
         return 0
     from rich.console import Console
     from rich.table import Table
