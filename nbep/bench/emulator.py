@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from nbep.device.terminal import STDOUT, add_json, write_json
+from nbep.device.terminal import STDOUT, add_json, progress, write_json
 from nbep.emulator import FULL_MASK, World, current_thread
 
 REPEATS = 3
@@ -113,8 +113,8 @@ def _seconds(primitive: Callable[[int], Any], threads: int, seed: int, memory_mo
     return time.perf_counter() - start
 
 
-def measure(seconds: float) -> list[Row]:
-    """All rows; each run takes about `seconds`."""
+def measure(seconds: float, advance: Callable[..., None] = lambda: None) -> list[Row]:
+    """All rows; each run takes about `seconds`. advance is called after each row but the last."""
     rows = []
     for name, primitive, threads, seed, memory_model in CASES:
         shape = (primitive, threads, seed, memory_model)
@@ -124,6 +124,7 @@ def measure(seconds: float) -> list[Row]:
         count = max(1, int(count * seconds / elapsed))
         best = min(_seconds(*shape, count) for _ in range(REPEATS))
         rows.append(Row(name, threads, threads * count / best))
+        advance()
     threads = 1024
     best = min(_seconds(_nothing, threads, COARSE, "sc", 0) for _ in range(REPEATS))
     rows.append(Row("thread created, run and left", threads, threads / best))
@@ -140,7 +141,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=0.1, help="length of one run (default: %(default)s)")
     add_json(parser)
     arguments = parser.parse_args(argv)
-    rows = measure(arguments.seconds)
+    with progress("primitives", len(CASES) + 1) as advance:
+        rows = measure(arguments.seconds, advance)
     write_json(arguments.json, {"calls_per_second": {row.name: round(row.calls_per_second) for row in rows}})
     if arguments.json == STDOUT:
         return 0

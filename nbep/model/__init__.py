@@ -41,10 +41,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, ValueError, KeyError) as error:
         parser.error(f"--links: {error}")
     if options.fit:
-        from nbep.model.fit import fit
+        from nbep.model.fit import PARAMETERS, fit
         from nbep.model.report import parameter_lines
 
-        print(parameter_lines(fit(links)))
+        fitted = fit(links)
+        write_json(options.json, {name: value_of(fitted) for name, (value_of, _) in PARAMETERS.items()})
+        if options.json != STDOUT:
+            print(parameter_lines(fitted))
         return 0
 
     # The published rows are of one kind of machine, so other links have no error.
