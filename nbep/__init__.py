@@ -7,6 +7,9 @@ def main(comm):                                    # once per rank
 results = nbep.spawn(main, num_ranks=4)            # or main(MPI.COMM_WORLD) under mpiexec
 """
 
+from nbep import starting  # noqa: F401 - before all that takes long
+
+# isort: split
 from nbep import debug
 from nbep.emulator import DataRace, DeadlockError, EmulatorError
 from nbep.host.buffer import Buffer

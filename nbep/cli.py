@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from nbep import bench
+from nbep import bench, starting
 from nbep.device.extras import what_is_missing
 from nbep.version import __version__
 
@@ -19,7 +19,7 @@ BENCHMARKS = sorted(
     module.name.replace("_", "-") for module in pkgutil.iter_modules(bench.__path__) if not module.ispkg
 )
 
-INTERRUPTED = 130  # what a shell says of a program that Ctrl-C has ended
+MODULES = {"compile": "nbep.device.compile", "litmus": "nbep.litmus.command"}  # the others are called as they are
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -34,6 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     for name in BENCHMARKS:
         names.add_parser(name, add_help=False, help=f"see `nbep bench {name} --help`")
     commands.add_parser("puzzle", add_help=False, help="list the puzzles of a checkout, or check one")
+    commands.add_parser("litmus", add_help=False, help="compare the emulator's memory models with the axioms of PTX")
     commands.add_parser("model", add_help=False, help="predict times on real links, for up to 1,024 ranks")
     commands.add_parser("compile", add_help=False, help="compile kernels to PTX and cubin; needs no GPU")
     commands.add_parser("info", add_help=False, help="say what is here, and what would run on it")
@@ -50,12 +51,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command == "bench":
         module = f"nbep.bench.{arguments.benchmark.replace('-', '_')}"
     else:
-        module = "nbep.device.compile" if arguments.command == "compile" else f"nbep.{arguments.command}"
+        module = MODULES.get(arguments.command, f"nbep.{arguments.command}")
     try:
-        return import_module(module).main(rest) or 0
+        command = import_module(module)
+        starting.let_raise()
+        return command.main(rest) or 0
     except KeyboardInterrupt:
         print(f"nbep {arguments.command}: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return starting.INTERRUPTED
     except ImportError as error:
         missing = what_is_missing(error)
         if missing is None:

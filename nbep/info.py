@@ -1,6 +1,6 @@
 """What is here, what of nbep would run on it, and what not and why.
 
-    nbep info [--json]
+    nbep info [--json [FILE.json]]
 
 Nothing is started: no kernel runs, and neither MPI nor NVSHMEM is set up.
 """
@@ -8,7 +8,6 @@ Nothing is started: no kernel runs, and neither MPI nor NVSHMEM is set up.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import shutil
@@ -21,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from nbep.device.compile import LOWEST_CC, arch_name
+from nbep.device.extras import install_line
+from nbep.device.terminal import STDOUT, add_json, write_json
 from nbep.host.targets import why_no_gpu
 from nbep.version import __version__
 
@@ -29,16 +30,19 @@ PACKAGES = (
     "torch", "cupy-cuda12x", "cupy-cuda13x",
 )  # fmt: skip
 NICS = Path("/sys/class/infiniband")
-INSTALL_MPI = "pip install 'nbep[mpi]'"
-INSTALL_NVSHMEM = "pip install 'nbep[nvshmem]'"
+COMPILERS = ("numba", "numba-cuda", "cuda-bindings")
+NVSHMEM = ("nvshmem4py-cu13", "nvidia-nvshmem-cu13")
+NVLINK, PCIE = "NVLink", "PCIe"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="nbep info", description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-    as_json = parser.parse_args(argv).json
+    add_json(parser)
+    options = parser.parse_args(argv)
     found = look()
-    print(json.dumps(found, indent=1) if as_json else "\n".join(lines_of(found)))
+    write_json(options.json, found)
+    if options.json != STDOUT:
+        print("\n".join(lines_of(found)))
     return 0
 
 
@@ -83,7 +87,7 @@ def driver_version() -> str:
 
 
 def look_at_gpus() -> list[dict[str, Any]]:
-    """The GPUs, without a context on any, and for each the numbers of those whose memory it reaches."""
+    """The GPUs, without a context on any, and for each how it reaches the memory of others, by their numbers."""
     from cuda.bindings import driver as cu
 
     from nbep.host.runtime.cuda.driver import check, num_devices
@@ -107,7 +111,7 @@ def look_at_gpus() -> list[dict[str, Any]]:
             if other != ordinal and check("cuDeviceCanAccessPeer", cu.cuDeviceCanAccessPeer(device, peer)):
                 atomics = cu.CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
                 has_atomics = check("cuDeviceGetP2PAttribute", cu.cuDeviceGetP2PAttribute(atomics, device, peer))
-                reaches[other] = "NVLink" if has_atomics else "PCIe"  # only NVLink carries atomics
+                reaches[str(other)] = NVLINK if has_atomics else PCIE  # only NVLink carries atomics
         major = attribute(names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
         minor = attribute(names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
         gpus.append(
@@ -128,14 +132,14 @@ def look_at_mpi() -> dict[str, Any]:
     """MPI's library, which another process loads, and the command that starts processes."""
     mpiexec = shutil.which("mpiexec") or shutil.which("mpirun")
     if find_spec("mpi4py") is None:
-        return {"library": None, "mpiexec": mpiexec, "missing": f"mpi4py is not installed: {INSTALL_MPI}"}
+        return {"library": None, "mpiexec": mpiexec, "missing": f"mpi4py is not installed: {install_line('mpi')}"}
     program = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     if done.returncode != 0:
         why = done.stderr.strip().rpartition("\n")[2]
         return {"library": None, "mpiexec": mpiexec, "missing": f"mpi4py finds no MPI: {why}"}
     library = " ".join(done.stdout.partition("\n")[0].replace("\0", "").split())
-    missing = None if mpiexec else "neither mpiexec nor mpirun is here"
+    missing = None if mpiexec else f"neither mpiexec nor mpirun is on the PATH: {install_line('mpi')} brings MPICH's"
     return {"library": library, "mpiexec": mpiexec, "missing": missing}
 
 
@@ -154,21 +158,23 @@ def what_runs(
     gpus: list[dict[str, Any]], no_gpu: str | None, mpi: dict[str, Any], nics: list[str], packages: dict[str, str]
 ) -> dict[str, str]:
     """What nbep can do here: "yes", or why not."""
+    compilers = [name for name in COMPILERS if name not in packages]
+    compiling = f"{compilers[0]} is not installed: {install_line('cuda')}" if compilers else None
     old = [i for i, gpu in enumerate(gpus) if tuple(gpu["compute_capability"]) < LOWEST_CC]
-    gpu = "no GPU" if no_gpu else f"GPU {old[0]} is older than {arch_name(LOWEST_CC)}" if old else None
-    apart = [(i, j) for i in range(len(gpus)) for j in range(len(gpus)) if i != j and j not in gpus[i]["reaches"]]
+    gpu = no_gpu_here(no_gpu) if no_gpu else f"GPU {old[0]} is older than {arch_name(LOWEST_CC)}" if old else compiling
     many = gpu or (None if len(gpus) > 1 else "there is one GPU")
-    mapped = many or (f"GPU {apart[0][0]} cannot reach GPU {apart[0][1]}: no peer access" if apart else None)
+    mapped = many or why_not_mapped(gpus)
     no_host = [i for i, given in enumerate(gpus) if "host" not in given["handle_types"]]
     on_host = many or (f"GPU {no_host[0]} cannot map memory of the host" if no_host else None)
-    torch = None if "torch" in packages else "torch is not installed"
-    is_nvshmem = {"nvshmem4py-cu13", "nvidia-nvshmem-cu13"} <= packages.keys()
-    nvshmem = gpu or (None if is_nvshmem else f"NVSHMEM is not installed: {INSTALL_NVSHMEM}")
+    torch = None if "torch" in packages else f"torch is not installed: {install_line('torch')}"
+    is_nvshmem = set(NVSHMEM) <= packages.keys()
+    nvshmem = gpu or (None if is_nvshmem else f"NVSHMEM is not installed: {install_line('nvshmem')}")
     nic = nvshmem or (None if any(name.startswith("mlx5") for name in nics) else f"there is no mlx5 NIC in {NICS}")
     reasons = {
         "emulator, nbep.spawn": None,
         "emulator, a process for each rank": mpi["missing"],
         "emulator, under torchrun": torch or (None if sys.platform == "linux" else "it takes Linux"),
+        "compile kernels": compiling,
         "one GPU, virtual ranks": gpu,
         "a GPU for each rank, under mpiexec": mapped or mpi["missing"],
         "a GPU for each rank, under torchrun": mapped or torch,
@@ -179,6 +185,33 @@ def what_runs(
         "transport nvshmem": nvshmem,
     }
     return {what: reason or "yes" for what, reason in reasons.items()}
+
+
+def no_gpu_here(reason: str) -> str:
+    """What is said for each thing that needs a GPU; the driver's own words come once."""
+    return reason if "pip install" in reason else "no GPU"
+
+
+def why_not_mapped(gpus: list[dict[str, Any]]) -> str | None:
+    """Why kernels cannot use the memory of all GPUs."""
+    pairs = [(i, j, gpus[i]["reaches"].get(str(j))) for i in range(len(gpus)) for j in range(len(gpus)) if i != j]
+    for i, j, how in pairs:
+        if how is None:
+            return f"GPU {i} cannot reach GPU {j}: no peer access"
+    for i, j, how in pairs:
+        if how != NVLINK:
+            return f"untried: GPU {i} reaches GPU {j} over {how}, without the atomics that barriers use"
+    return None
+
+
+def table_of_links(gpus: list[dict[str, Any]]) -> list[str]:
+    """How each GPU, a line, reaches each other, a column."""
+    names = [f"GPU {number}" for number in range(len(gpus))]
+    rows = [["reaches", *names]]
+    for number, gpu in enumerate(gpus):
+        cells = ["-" if number == other else gpu["reaches"].get(str(other), "not") for other in range(len(gpus))]
+        rows.append([names[number], *cells])
+    return ["  " + "".join(f"{cell:8}" for cell in row).rstrip() for row in rows]
 
 
 def lines_of(found: dict[str, Any]) -> list[str]:
@@ -195,10 +228,12 @@ def lines_of(found: dict[str, Any]) -> list[str]:
             f"GPU {number}: {gpu['name']}, sm_{major}{minor}, {gpu['sms']} SMs, {gpu['memory_gib']} GiB, "
             f"{gpu['bus_id']}; handle types {', '.join(gpu['handle_types'])}"
         )
-        reaches = ", ".join(f"GPU {other} over {how}" for other, how in gpu["reaches"].items())
-        lines.append(f"  reaches {reaches or 'no other GPU'}")
+    if len(found["gpus"]) > 1:
+        lines += table_of_links(found["gpus"])
     mpi = found["mpi"]
     lines.append(f"MPI: {mpi['library'] or mpi['missing']}; {mpi['mpiexec'] or 'no mpiexec'}")
+    nvshmem = ", ".join(f"{name} {found['packages'][name]}" for name in NVSHMEM if name in found["packages"])
+    lines.append(f"NVSHMEM: {nvshmem or 'not installed: ' + install_line('nvshmem')}")
     lines.append(f"NICs: {', '.join(found['nics']) or 'none'}")
     cache = found["cache"]
     lines.append(f"cache: {cache['folder']}, {cache['kernels']} kernels, {cache['bytes'] / 2**20:.1f} MiB")

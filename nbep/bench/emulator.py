@@ -1,6 +1,6 @@
 """Primitive calls a second that the emulator makes on one core.
 
-    nbep bench emulator [--seconds S] [--json]
+    nbep bench emulator [--seconds S] [--json [FILE.json]]
 
 "plain" rows never switch threads.  "switching" rows interleave 128 threads as finely as a seed may.  Collectives and
 barriers count one call for each thread that takes part.  Each row takes the best of three runs.
@@ -9,11 +9,11 @@ barriers count one call for each thread that takes part.  Each row takes the bes
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from nbep.device.terminal import STDOUT, add_json, progress, write_json
 from nbep.emulator import FULL_MASK, World, current_thread
 
 REPEATS = 3
@@ -113,8 +113,8 @@ def _seconds(primitive: Callable[[int], Any], threads: int, seed: int, memory_mo
     return time.perf_counter() - start
 
 
-def measure(seconds: float) -> list[Row]:
-    """All rows; each run takes about `seconds`."""
+def measure(seconds: float, advance: Callable[..., None] = lambda: None) -> list[Row]:
+    """All rows; each run takes about `seconds`. advance is called after each row but the last."""
     rows = []
     for name, primitive, threads, seed, memory_model in CASES:
         shape = (primitive, threads, seed, memory_model)
@@ -124,6 +124,7 @@ def measure(seconds: float) -> list[Row]:
         count = max(1, int(count * seconds / elapsed))
         best = min(_seconds(*shape, count) for _ in range(REPEATS))
         rows.append(Row(name, threads, threads * count / best))
+        advance()
     threads = 1024
     best = min(_seconds(_nothing, threads, COARSE, "sc", 0) for _ in range(REPEATS))
     rows.append(Row("thread created, run and left", threads, threads / best))
@@ -138,11 +139,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="nbep bench emulator", description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=0.1, help="length of one run (default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    add_json(parser)
     arguments = parser.parse_args(argv)
-    rows = measure(arguments.seconds)
-    if arguments.json:
-        print(json.dumps({"calls_per_second": {row.name: round(row.calls_per_second) for row in rows}}))
+    with progress("primitives", len(CASES) + 1) as advance:
+        rows = measure(arguments.seconds, advance)
+    write_json(arguments.json, {"calls_per_second": {row.name: round(row.calls_per_second) for row in rows}})
+    if arguments.json == STDOUT:
         return 0
     from rich.console import Console
     from rich.table import Table

@@ -23,7 +23,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -48,6 +47,7 @@ from nbep.bench.parts.internode_calls import (
 from nbep.bench.parts.internode_report import Report, Row
 from nbep.bench.parts.normal_clock import Push, mean_seconds, push_bytes, push_rates
 from nbep.device.layout.intranode import MAX_NVL_PEERS
+from nbep.device.terminal import add_json
 from nbep.host.comm import InProcessComm
 from nbep.host.network.transport import TransportName
 from nbep.host.runtime.base import HandleType
@@ -91,7 +91,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--works", type=some_of(WORKS), default=list(WORKS), help=f"some of: {', '.join(WORKS)}")
     parser.add_argument("--repeat", type=positive, default=30, help="timed calls of each kind")
     parser.add_argument("--handle-type", default="ipc", choices=get_args(HandleType), help="as in nbep.Buffer")
-    parser.add_argument("--json", type=Path, help="write all measurements there")
+    add_json(parser)
     return parser.parse_args(argv)
 
 
@@ -168,8 +168,10 @@ def measure_rank(comm: Any, options: argparse.Namespace) -> bool:
             else:
                 report.add(rows)
         if faults:
-            return False
-    return True
+            break
+    if comm.rank == 0:
+        report.close()
+    return not faults
 
 
 def measure_push(comm: Any, options: argparse.Namespace) -> dict[int, Push]:

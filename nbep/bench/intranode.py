@@ -1,6 +1,6 @@
 """Dispatch and combine inside a node, as DeepEP's own test measures them, beside what the wire can carry.
 
-    mpirun -n 8 nbep bench intranode [--sms 8,16,24] [--chunks 4,8,16] [--json FILE] [--plot FILE]
+    mpirun -n 8 nbep bench intranode [--sms 8,16,24] [--chunks 4,8,16] [--json [FILE.json]] [--plot FILE]
     nbep bench intranode --ranks 4        virtual ranks on one card: the kernels run, but no wire is measured
     nbep bench intranode --zero-copy      the calls without rings; --push-sms 3,5 tries splits of combine's SMs
 
@@ -15,7 +15,6 @@ Source: DeepEP tests/test_intranode.py (test_main, "Tune dispatch performance")
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from typing import Any, get_args
 import nbep
 from nbep.bench import UNUSABLE, can_run, numbers, positive, some_of
 from nbep.bench.parts.normal_clock import Push, mean, mean_seconds, push_rates
+from nbep.device.terminal import add_json, console_for, write_json
 from nbep.host.runtime.base import HandleType
 
 WORKS = ("dispatch bf16", "dispatch fp8", "combine bf16")
@@ -76,7 +76,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeat", type=positive, default=30, help="timed calls of each kind")
     parser.add_argument("--handle-type", default="ipc", choices=get_args(HandleType), help="as in nbep.Buffer")
     parser.add_argument("--ranks", type=int, choices=(2, 4, 8), default=2, help="virtual ranks, when not under mpirun")
-    parser.add_argument("--json", type=Path, help="write all measurements there")
+    add_json(parser)
     parser.add_argument("--plot", type=Path, help="draw GB/s over SMs there")
     options = parser.parse_args(argv)
     if options.chunks is None:
@@ -225,10 +225,9 @@ def report(
     num_ranks: int,
     options: argparse.Namespace,
 ) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=120)
+    console = console_for(options.json, width=120)
     table = Table(title=f"{num_ranks} ranks, {options.tokens} tokens, hidden {options.hidden}, top-{options.topk}")
     for name in ("work", "SMs", "push SMs", "chunk", "us", "GB/s", "wire GB/s", "of push"):
         table.add_column(name, justify="left" if name == "work" else "right")
@@ -260,15 +259,14 @@ def report(
                     f"best {work} at no more than {limit} SMs: {best.gbps:.1f} GB/s, {best.us:.1f} us "
                     f"({best.num_sms} SMs, chunk {best.chunk}, {best.of_push:.2f} of push)"
                 )
-    if options.json:
-        everything = {
-            "num_ranks": num_ranks,
-            "rows": [asdict(row) for row in rows],
-            "push_gbps": {sms: rates._asdict() for sms, rates in pushes.items()},
-            "layout_us": layout_us,
-            "host_us": host_us,
-        }
-        options.json.write_text(json.dumps(everything, indent=1))
+    everything = {
+        "num_ranks": num_ranks,
+        "rows": [asdict(row) for row in rows],
+        "push_gbps": {sms: rates._asdict() for sms, rates in pushes.items()},
+        "layout_us": layout_us,
+        "host_us": host_us,
+    }
+    write_json(options.json, everything)
     if options.plot:
         plot(rows, pushes, num_ranks, options.plot)
 

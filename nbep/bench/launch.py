@@ -1,6 +1,6 @@
 """What one launch costs the CPU: nbep's launcher beside Numba's dispatcher and the bare driver call, in one run.
 
-    nbep bench launch [--repeat N] [--json]
+    nbep bench launch [--repeat N] [--json [FILE.json]]
 
 All launch a kernel of twelve parameters that has nothing to do, on an idle stream. Needs a GPU.
 """
@@ -8,7 +8,6 @@ All launch a kernel of twelve parameters that has nothing to do, on an idle stre
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from nbep.device.kernels.get_dispatch_layout import (
     LayoutWorkspace,
     get_dispatch_layout,
 )
+from nbep.device.terminal import STDOUT, add_json, write_json
 
 GRID, BLOCK = 1, 32
 
@@ -29,15 +29,13 @@ GRID, BLOCK = 1, 32
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="nbep bench launch", description=__doc__.partition("\n")[0])
     parser.add_argument("--repeat", type=positive, default=2000)
-    parser.add_argument("--json", action="store_true")
+    add_json(parser)
     options = parser.parse_args(argv)
     if not can_run("launch", with_torch=False):
         return UNUSABLE
     [costs] = nbep.spawn(measure, 1, "cuda", (options.repeat,))
-    if options.json:
-        json.dump(costs, sys.stdout, indent=1)
-        print()
-    else:
+    write_json(options.json, costs)
+    if options.json != STDOUT:
         for name, microseconds in costs.items():
             print(f"{name:24} {microseconds:6.1f} us")
     return 0

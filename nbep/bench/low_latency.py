@@ -1,6 +1,6 @@
 """Low-latency dispatch and combine, as DeepEP's own test measures them, beside what the wire can carry.
 
-    mpirun -n 4 nbep bench low-latency [--tokens 1,8,32,64,128] [--json FILE] [--plot FILE]
+    mpirun -n 4 nbep bench low-latency [--tokens 1,8,32,64,128] [--json [FILE.json]] [--plot FILE]
     nbep bench low-latency --ranks 4      virtual ranks on one card: the kernels run, but no wire is measured
 
  clock    graph   us
@@ -44,6 +44,7 @@ from nbep.bench.parts.low_latency_report import PAIR, HostCost, PushTime, Report
 from nbep.bench.parts.normal_clock import PUSH_OFFSET, PUSH_THREADS
 from nbep.device.kernels.intranode.push import ROW_BYTES, TO_PEERS, push
 from nbep.device.layout.low_latency import MAX_RANKS
+from nbep.device.terminal import add_json
 from nbep.host.network.transport import TransportName
 from nbep.host.runtime.base import HandleType
 from nbep.host.validate import INTRANODE_RANKS
@@ -93,7 +94,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="as in nbep.Buffer; if not direct, each rank is a node of its own, and nothing is compared with push",
     )
     add_ranks(parser, MAX_RANKS)
-    parser.add_argument("--json", type=Path, help="write all measurements there")
+    add_json(parser)
     parser.add_argument("--plot", type=Path, help="draw the time over tokens there")
     return parser.parse_args(argv)
 

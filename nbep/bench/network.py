@@ -1,6 +1,6 @@
 """Message rate and bandwidth of each transport: every rank sends to the next and receives from the one before.
 
-    mpirun -n 2 nbep bench network [--sizes 16,1024,1048576] [--json FILE] [--plot FILE]
+    mpirun -n 2 nbep bench network [--sizes 16,1024,1048576] [--json [FILE.json]] [--plot FILE]
     nbep bench network --ranks 2          virtual ranks on one card: the kernels run, the wire is its memory
 
  direct    the next rank's memory is mapped: bulk copies, or 16-byte stores
@@ -43,6 +43,7 @@ from nbep.device.kernels.network_push import (
     smem_bytes,
 )
 from nbep.device.layout.intranode import ALIGNMENT_BYTES, MAX_NVL_PEERS, align_up
+from nbep.device.terminal import add_json
 from nbep.host.comm import InProcessComm
 from nbep.host.network.transport import TransportName
 
@@ -76,7 +77,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--bytes", type=positive, default=1 << 26, help="of each rank in a launch, at most")
     parser.add_argument("--repeat", type=positive, default=5, help=f"times that {LAUNCHES} launches are timed")
     add_ranks(parser, MAX_NVL_PEERS)
-    parser.add_argument("--json", type=Path, help="write all measurements there")
+    add_json(parser)
     parser.add_argument("--plot", type=Path, help="draw GB/s over the size of messages there")
     options = parser.parse_args(argv)
     if max(options.queues) > min(MAX_QUEUES, MAX_WARPS * options.sms):

@@ -6,12 +6,10 @@ import argparse
 import random
 import sys
 from collections.abc import Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from nbep.check.catalogue import UnknownName, faults_of, kernels_named, own_faults
 from nbep.check.debug import debug
@@ -20,6 +18,7 @@ from nbep.check.options import parameters_of, parser_of_check
 from nbep.check.runs import ERROR, MODELS, STRATEGIES, Finding, Run, World, faults_in, perform, planned
 from nbep.check.scenario import Scenario, ScenarioError, load_module, load_scenario
 from nbep.check.search import first_finding, smallest, workers
+from nbep.device.terminal import STDOUT, console_for, progress, write_json
 from nbep.emulator.schedule.strategies import strategy_of
 
 NOTHING_FOUND, FOUND, INTERRUPTED = 0, 1, 130
@@ -35,14 +34,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = parser_of_check()
     options, rest = parser.parse_known_args(argv)
-    console = Console(soft_wrap=True, highlight=False, markup=False)
+    console = console_for(options.json, soft_wrap=True, highlight=False, markup=False)
     done = Done()
     try:
         return _main(parser, options, rest, console, done)
     except (ScenarioError, UnknownName) as error:
         parser.error(str(error))
     except KeyboardInterrupt:
-        console.print(f"Interrupted after {done.runs} runs; nothing was found up to there.")
+        if done.runs == 0:
+            raise
+        file = sys.stderr if options.json == STDOUT else sys.stdout
+        print(f"Interrupted after {done.runs} runs; nothing was found up to there.", file=file)
         return INTERRUPTED
 
 
@@ -56,16 +58,16 @@ def _main(
     parser: argparse.ArgumentParser, options: argparse.Namespace, rest: list[str], console: Console, done: Done
 ) -> int:
     if options.list:
-        print_scenarios(console)
+        print_scenarios(console, options.json)
         return NOTHING_FOUND
     if options.faults is not None:
         from nbep.check.table import check_faults
 
         if rest or options.scenario:
             parser.error(f"--faults takes one kernel: {' '.join([*rest, options.scenario or ''])} is too much")
-        return check_faults(console, options.faults, options.seeds or FAULT_SEEDS, options.jobs)
+        return check_faults(console, options.faults, options.seeds or FAULT_SEEDS, options.jobs, options.json)
     if options.list_faults:
-        return print_faults(console, options.scenario)
+        return print_faults(console, options.scenario, options.json)
     if options.scenario is None:
         parser.error("which SCENARIO? `nbep check --list` lists them")
     scenario = load_scenario(options.scenario)
@@ -87,14 +89,15 @@ def _main(
             options.memory_model or "checked",
             base.faults,
         )
-        return run_once(console, run, options.pdb)
+        return run_once(console, run, options)
     return search(console, base, options, done)
 
 
-def run_once(console: Console, run: Run, under_pdb: bool) -> int:
-    if under_pdb:
+def run_once(console: Console, run: Run, options: argparse.Namespace) -> int:
+    if options.pdb:
         return FOUND if debug(run) else nothing_found(console, 1)
     finding = perform(run)
+    write_json(options.json, as_json(1, finding, run))
     if finding is None:
         return nothing_found(console, 1)
     console.print(finding.message)
@@ -106,34 +109,43 @@ def nothing_found(console: Console, runs: int) -> int:
     return NOTHING_FOUND
 
 
+def as_json(runs: int, found: Finding | None, first: Run) -> dict[str, Any]:
+    """What a search says to programs; first: the run that has found it, before it was made smaller."""
+    if found is None:
+        return {"runs": runs, "found": None}
+    what = {"kind": found.kind, "message": found.message, "calls": found.calls}
+    return {"runs": runs, "found": {**what, "command": found.run.command, "first_command": first.command}}
+
+
 def search(console: Console, base: Run, options: argparse.Namespace, done: Done) -> int:
     """Run until something is found; then make it smaller."""
     strategies = [options.strategy] if options.strategy else STRATEGIES
     models = [options.memory_model] if options.memory_model else MODELS
-    with progress_bar() as bar:
+    with progress(base.scenario, None) as show:
         seen = World()
         first = perform(Run(base.scenario, base.parameters, faults=base.faults), None, seen)  # also: how long it is
         length = max(seen.calls, 1)
         runs = planned(base, range(options.seeds or SEEDS), strategies, models, length)
-        task = bar.add_task(base.scenario, total=len(runs))
+        show(total=len(runs))
 
         def advance(number: int) -> None:
             done.runs = number
-            bar.update(task, completed=number)
+            show(completed=number)
 
         if first is not None and first.kind == ERROR:
             finding: Finding | None = first
         else:
             with workers(options.jobs) as each:
                 finding = first_finding(runs, each, advance)
-        if finding is None:
-            bar.stop()
-            return nothing_found(console, len(runs))
         plain = finding
-        if not options.no_shrink and finding.kind != ERROR:
-            bar.update(task, description="making it smaller", total=None)
+        if finding is not None and not options.no_shrink and finding.kind != ERROR:
+            show(description="making it smaller", total=None)
             with workers(options.jobs if length > SHORT_RUN else 1) as each:
                 finding = smallest(finding, each)
+    if finding is None or plain is None:
+        write_json(options.json, as_json(len(runs), None, base))
+        return nothing_found(console, len(runs))
+    write_json(options.json, as_json(max(done.runs, 1), finding, plain.run))
     console.print(f"Found after {max(done.runs, 1)} of {len(runs)} runs: {finding.kind}")
     if finding.run != plain.run:
         console.print(f"First seen with: {plain.run.command}")
@@ -145,17 +157,11 @@ def search(console: Console, base: Run, options: argparse.Namespace, done: Done)
     return FOUND
 
 
-@contextmanager
-def progress_bar() -> Any:
-    """On the terminal's error stream, and gone when it is done."""
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        yield bar
-
-
-def print_scenarios(console: Console) -> None:
+def print_scenarios(console: Console, json: Path | None) -> None:
     from nbep.check.scenarios import SCENARIOS
 
+    told = [{"name": s.name, "about": s.about, "parameters": dict(s.parameters)} for s in SCENARIOS.values()]
+    write_json(json, told)
     for scenario in SCENARIOS.values():
         console.print(f"{scenario.name:24} {scenario.about}")
         console.print(
@@ -164,7 +170,7 @@ def print_scenarios(console: Console) -> None:
     console.print("A file with main(comm) is one, too; numbers that main takes are its options.")
 
 
-def print_faults(console: Console, name: str | None) -> int:
+def print_faults(console: Console, name: str | None, json: Path | None) -> int:
     """The faults of a scenario's kernels, of a kernel, or of all."""
     faults: list[Fault]
     if name is None:
@@ -173,6 +179,7 @@ def print_faults(console: Console, name: str | None) -> int:
         faults = faults_of(load_module(Path(name)))
     else:
         faults = faults_of(*kernels_of(name))
+    write_json(json, [{"name": fault.name, "change": fault.change} for fault in faults])
     for fault in faults:
         console.print(f"{fault.name:80} {fault.change}")
     return NOTHING_FOUND

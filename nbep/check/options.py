@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from nbep.check.runs import MODELS, STRATEGIES, option_of
 from nbep.check.scenario import Scenario
+from nbep.device.terminal import add_json
 
 EXAMPLES = """\
 examples:
@@ -44,6 +45,7 @@ def parser_of_check() -> argparse.ArgumentParser:
     parser.add_argument("--pdb", action="store_true", help="with --seed: stop in the debugger at the step that fails")
     parser.add_argument("--fault", action="append", default=[], metavar="NAME", help="break a step; may be repeated")
     parser.add_argument("--list-faults", action="store_true", help="list the faults of SCENARIO's kernels, or of all")
+    add_json(parser)
     parser.add_argument(
         "--faults",
         nargs="?",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -33,7 +34,8 @@ def workers(jobs: int) -> Iterator[Workers]:
             if jobs == 1:
                 return map(function, items)
             if pool is None:
-                pool = multiprocessing.get_context("spawn").Pool(jobs, _leave_interrupts_to_the_parent)
+                with _without_interrupts():
+                    pool = multiprocessing.get_context("spawn").Pool(jobs)
                 stack.callback(pool.join)
                 stack.callback(pool.terminate)
             return pool.imap(function, items)
@@ -41,8 +43,17 @@ def workers(jobs: int) -> Iterator[Workers]:
         yield each
 
 
-def _leave_interrupts_to_the_parent() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Let processes that start inside leave Ctrl-C to this one, from their first moment on."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def first_finding(runs: Sequence[Run], each: Workers, advance: Callable[[int], object]) -> Finding | None:

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 from types import FunctionType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -20,6 +20,7 @@ from nbep.check.reasons import reason_for
 from nbep.check.runs import ERROR, STRATEGIES, Run, World, perform, planned
 from nbep.check.scenario import load_module
 from nbep.check.search import workers
+from nbep.device.terminal import progress, write_json
 
 MODELS = ("checked", "delayed")  # what `sc` shows, `delayed` shows too
 REASON_RUNS = 3  # of a fault that is not expected to be found, with one seed
@@ -148,15 +149,22 @@ def _begin_with(statement: ast.stmt, tree: ast.FunctionDef) -> None:
     tree.body.insert(0, statement)
 
 
-def check_faults(console: Console, what: str, num_seeds: int, jobs: int) -> int:
+def as_json(row: Row) -> dict[str, Any]:
+    command = None if row.run is None else row.run.command
+    return {"fault": row.fault, "kind": row.kind, "num_seeds": row.num_seeds, "command": command, "reason": row.reason}
+
+
+def check_faults(console: Console, what: str, num_seeds: int, jobs: int, json: Path | None = None) -> int:
     """Print what finds each fault. Exit status: 1 if there is a hole."""
     tasks = tasks_of(what, num_seeds)
     width = max(len(task.fault) for task in tasks)
     rows = []
-    with workers(min(jobs, -(-len(tasks) // FEW_TASKS))) as each:
+    with progress("faults", len(tasks)) as advance, workers(min(jobs, -(-len(tasks) // FEW_TASKS))) as each:
         for row in each(check_fault, tasks):
             rows.append(row)
             console.print(f"{row.fault:{width}}  {row.found}")
+            advance()
+    write_json(json, [as_json(row) for row in rows])
     print_summary(console, rows)
     return 1 if any(row.is_hole for row in rows) else 0
 

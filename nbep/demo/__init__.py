@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import asdict
+from math import isfinite
+from typing import Any
 
 from rich.console import Console
 
 import nbep
-from nbep.demo.layer import make_model
+from nbep.demo.layer import Settings, make_model
 from nbep.demo.options import check_options, parser_of_demo, settings_of
 from nbep.demo.progress import Progress
 from nbep.demo.report import print_checks
-from nbep.demo.runs import Run, run_decoding_step, run_whole_layer
+from nbep.demo.runs import Outcome, Run, run_decoding_step, run_whole_layer
+from nbep.device.terminal import console_for, write_json
 from nbep.trace import Trace
 
 
@@ -30,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = settings_of(options)
     check_options(parser, options, settings)
 
-    console = Console(soft_wrap=True, highlight=False)
+    console = console_for(options.json, soft_wrap=True, highlight=False)
     what = "One decoding step of a Mixture-of-Experts layer" if options.low_latency else "A Mixture-of-Experts layer"
     console.print(
         f"{what} on {settings.num_ranks} emulated ranks: {settings.num_tokens} tokens a rank, "
@@ -41,14 +45,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     trace = None if options.no_picture and options.html is None else Trace()
     progress = Progress(console, settings.num_ranks, run.phases)
     try:
-        checks, seconds = run.run(console, settings, make_model(settings), trace, progress)
+        outcome = run.run(console, settings, make_model(settings), trace, progress)
     except (nbep.EmulatorError, nbep.PeerTimeout) as error:
         console.print(f"The run stopped: {type(error).__name__}: {error}", markup=False)
         if trace is not None:
             _save_page(console, trace, options)
+        write_json(options.json, {"settings": asdict(settings), "error": f"{type(error).__name__}: {error}"})
         return 1
+    checks = outcome.checks
+    write_json(options.json, _as_json(settings, outcome, progress))
     print_checks(console, checks)
-    _print_counters(console, progress, seconds)
+    _print_counters(console, progress, outcome.seconds)
     if trace is not None and not _save(console, run, trace, options):
         return 1
     failed = [check.name for check in checks if not check.passed]
@@ -57,6 +64,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     console.print(f"All {len(checks)} checks passed.")
     return 0
+
+
+def _as_json(settings: Settings, outcome: Outcome, progress: Progress) -> dict[str, Any]:
+    checks = [
+        {**asdict(check), "passed": bool(check.passed), "error": float(check.error) if isfinite(check.error) else None}
+        for check in outcome.checks
+    ]
+    return {
+        "settings": asdict(settings),
+        "seconds": outcome.seconds,
+        "counters": progress.world.counters,
+        "sent": outcome.sent,
+        "tokens_of_experts": outcome.of_experts,
+        "checks": checks,
+    }
 
 
 def _save(console: Console, run: Run, trace: Trace, options: argparse.Namespace) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from nbep.demo.layer import Settings
 from nbep.device.layout.low_latency import MAX_RANKS
+from nbep.device.terminal import add_json
 from nbep.host.config import MAX_TOPK
 
 RANKS = (2, 4, 8)
@@ -66,6 +67,7 @@ def parser_of_demo() -> argparse.ArgumentParser:
         metavar="PATH",
         help=f"write a page of the run, with a slider over its steps (PATH: {DEFAULT_HTML} if left out)",
     )
+    add_json(parser)
     add("--no-picture", action="store_true", help="draw nothing; without --html, run without a tracer")
     return parser
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -21,34 +21,40 @@ from nbep.demo.report import print_experts, print_traffic
 from nbep.trace import Trace
 
 
+class Outcome(NamedTuple):
+    """sent[src][dst] counts copies of tokens, or messages; of_experts[rank][expert] counts tokens."""
+
+    checks: list[Check]
+    seconds: float
+    sent: list[list[int]]
+    of_experts: list[list[int]]
+
+
 @dataclass(frozen=True)
 class Run:
-    """phases in their order; run(console, settings, model, trace, progress) returns checks and seconds."""
+    """phases in their order; run(console, settings, model, trace, progress) returns checks, seconds and counts."""
 
     phases: tuple[str, ...]
-    run: Callable[[Console, Settings, Model, Trace | None, Progress], tuple[list[Check], float]]
+    run: Callable[[Console, Settings, Model, Trace | None, Progress], Outcome]
     save_picture: Callable[[Console, Trace, Path], None]
 
 
 def run_whole_layer() -> Run:
-    def run(
-        console: Console, settings: Settings, model: Model, trace: Trace | None, progress: Progress
-    ) -> tuple[list[Check], float]:
+    def run(console: Console, settings: Settings, model: Model, trace: Trace | None, progress: Progress) -> Outcome:
         results = _spawn(settings, trace, progress, lambda comm: run_layer(comm, settings, model, progress.enter))
         seconds = progress.seconds
         sent = [[int(count) for count in result.layout.num_tokens_per_rank] for result in results]
         received = [len(result.recv_topk_idx) for result in results]
         print_traffic(console, "Tokens sent", sent, received, [len(result.topk_idx) for result in results])
-        print_experts(console, settings, [result.num_recv_tokens_per_expert_list for result in results])
-        return check_all(settings, model, results), seconds
+        of_experts = [list(map(int, result.num_recv_tokens_per_expert_list)) for result in results]
+        print_experts(console, settings, of_experts)
+        return Outcome(check_all(settings, model, results), seconds, sent, of_experts)
 
     return Run(PHASES, run, _save_rings)
 
 
 def run_decoding_step(deduplicate: bool) -> Run:
-    def run(
-        console: Console, settings: Settings, model: Model, trace: Trace | None, progress: Progress
-    ) -> tuple[list[Check], float]:
+    def run(console: Console, settings: Settings, model: Model, trace: Trace | None, progress: Progress) -> Outcome:
         results = _spawn(
             settings, trace, progress, lambda comm: run_step(comm, settings, model, progress.enter, deduplicate)
         )
@@ -58,8 +64,9 @@ def run_decoding_step(deduplicate: bool) -> Run:
         title = "Messages sent, both batches" + (", each token once to a rank" if deduplicate else "")
         received = [sum(column) for column in zip(*sent, strict=True)]
         print_traffic(console, title, sent, received, [settings.num_tokens] * settings.num_ranks)
-        print_experts(console, settings, [[int(count) for count in of_rank] for of_rank in counts])
-        return check_step(settings, model, results, deduplicate), seconds
+        of_experts = [[int(count) for count in of_rank] for of_rank in counts]
+        print_experts(console, settings, of_experts)
+        return Outcome(check_step(settings, model, results, deduplicate), seconds, sent, of_experts)
 
     return Run(DECODE_PHASES, run, _save_halves)
 

@@ -1,6 +1,6 @@
 """Compile kernels to PTX and machine code, with or without a GPU.
 
-    nbep compile [FILE] --arch sm_90 [--kernel NAME ...] [--json] [--ptx DIR]
+    nbep compile [FILE] --arch sm_90 [--kernel NAME ...] [--json [FILE.json]] [--ptx DIR]
 
 Without FILE they are nbep's own; KERNEL-NETWORK is one over another network than that of its signature, and all are
 there that need no extra package. Those for buffers in the host's memory are compiled when they are named:
@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-import json
 import pkgutil
 import re
 import sys
@@ -32,6 +31,7 @@ from .diagnosis import explain
 from .jit import KERNELS, ComputeCapability, KernelSpec, LinkInput, over, spec_of
 from .loops import keep_loops
 from .machine_code import disassemble, loads_in_flight
+from .terminal import STDOUT, add_json, progress, write_json
 from .types import Param, flatten_params, param_type
 
 LOWEST_CC: ComputeCapability = (8, 0)
@@ -241,6 +241,17 @@ def parse_arch(text: str) -> ComputeCapability:
     return cc
 
 
+def check_arch(cc: ComputeCapability) -> None:
+    """Raises: ValueError if the assembler that is installed does not know it"""
+    from cuda.bindings import nvjitlink
+
+    try:
+        nvjitlink.destroy(nvjitlink.create(1, [f"-arch={arch_name(cc)}"]))
+    except nvjitlink.nvJitLinkError as error:
+        number = ".".join(map(str, nvjitlink.version()))
+        raise ValueError(f"got {arch_name(cc)}, which nvJitLink {number} does not know: {error}") from error
+
+
 def kernels_of(path: Path) -> dict[str, KernelSpec]:
     """Name -> kernel, for the kernels that a file of Python defines. The file is imported, from its own folder.
 
@@ -308,7 +319,6 @@ def describe(spec: KernelSpec, cc: ComputeCapability, ptx_dir: Path | None) -> d
     compiled = compile_kernel(spec, cc)
     seconds = round(time.perf_counter() - start, 2)
     if ptx_dir is not None:
-        ptx_dir.mkdir(parents=True, exist_ok=True)
         (ptx_dir / f"{spec.label}.{arch_name(cc)}.ptx").write_text(compiled.ptx)
         (ptx_dir / f"{spec.label}.{arch_name(cc)}.cubin").write_bytes(compiled.cubin)
     text = disassemble(compiled.cubin)
@@ -332,9 +342,19 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help="its kernels, in place of nbep's own")
     parser.add_argument("--arch", type=parse_arch, default=(9, 0), help="sm_80, sm_90, sm_100, ...; default sm_90")
     parser.add_argument("--kernel", action="append", metavar="NAME", help="only this kernel; may be repeated")
-    parser.add_argument("--json", action="store_true", help="one JSON array, with all counts")
+    add_json(parser)
     parser.add_argument("--ptx", type=Path, metavar="DIR", help="keep the PTX and the machine code there")
     options = parser.parse_args(argv)
+
+    try:
+        check_arch(options.arch)
+    except ValueError as error:
+        parser.error(f"argument --arch: {error}")
+    if options.ptx is not None:
+        try:
+            options.ptx.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            parser.error(f"argument --ptx: {error}")
 
     if options.file is None:
         specs = with_variants(load_kernels().values())
@@ -350,19 +370,21 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"no kernel {', '.join(unknown)}; there are {', '.join(sorted(named))}")
     rows = []
     num_failed = 0
-    for name in options.kernel or sorted(specs):
-        try:
-            row = describe(named[name], options.arch, options.ptx)
-        except (CompileError, TypeError) as error:
-            num_failed += 1
-            print(error, file=sys.stderr)
-            continue
-        rows.append(row)
-        if not options.json:
-            print_row(row)
-    if options.json:
-        json.dump(rows, sys.stdout, indent=1)
-        print()
+    names = options.kernel or sorted(specs)
+    with progress("compiling", len(names)) as advance:
+        for name in names:
+            advance(description=name)
+            try:
+                row = describe(named[name], options.arch, options.ptx)
+            except (CompileError, TypeError) as error:
+                num_failed += 1
+                print(error, file=sys.stderr)
+            else:
+                rows.append(row)
+                if options.json != STDOUT:
+                    print_row(row)
+            advance()
+    write_json(options.json, rows)
     return 1 if num_failed else 0
 
 

@@ -19,5 +19,10 @@ def what_is_missing(error: ImportError) -> str | None:
     extra = EXTRAS.get(package)
     if extra is None or not isinstance(error, ModuleNotFoundError):
         return None
+    return f"{package} is not installed: {install_line(extra)}"
+
+
+def install_line(extra: str) -> str:
+    """What to type to get an extra."""
     drivers = ", or 'nbep[cuda12]' for a driver of CUDA 12" if extra == "cuda" else ""
-    return f"{package} is not installed: pip install 'nbep[{extra}]'{drivers}"
+    return f"pip install 'nbep[{extra}]'{drivers}"

@@ -25,7 +25,12 @@ HOOKS = ("on_load", "on_store", "on_atomic", "on_copy", "on_park", "on_wake", "o
 
 
 def hooks(tracer: Any) -> SimpleNamespace:
-    """A tracer's methods; those it lacks do nothing."""
+    """A tracer's methods; those it lacks do nothing. Raises: ValueError if it has none of them"""
+    if isinstance(tracer, type):
+        raise ValueError(f"tracer: got the class {tracer.__name__}; must be an object, as {tracer.__name__}()")
+    if not any(callable(getattr(tracer, name, None)) for name in HOOKS):
+        what = type(tracer).__name__
+        raise ValueError(f"tracer: got {what}; must have some of {', '.join(HOOKS)}, as nbep.trace.Trace() does")
     return SimpleNamespace(**{name: getattr(tracer, name, lambda *_: None) for name in HOOKS})
 
 

@@ -91,7 +91,7 @@ class World(Scheduler):
         World.latest = ref(self)
         if num_ranks < 1:
             raise ValueError(f"num_ranks: {num_ranks}; allowed: at least 1")
-        if memory_model not in MEMORY_MODELS:
+        if not isinstance(memory_model, str) or memory_model not in MEMORY_MODELS:
             raise ValueError(f"memory_model: {memory_model!r}; allowed: {', '.join(map(repr, MEMORY_MODELS))}")
         if memory_model == "checked" and local_rank is not None:
             raise ValueError("memory_model: 'checked' knows nothing of other processes; it takes all ranks in one")

@@ -1,29 +1,42 @@
-"""A barrier of MPI's ranks that has an end, and says who did not come to it.
+"""Collective calls of MPI that have an end, and say who did not come.
 
            rank 0                      rank 1                       rank 2
- barrier   comes                       comes, a little later        computes, or has been killed
+ barrier   comes                       comes, a little later        computes, is stopped, or has been killed
            time is up: "are you here?" -> 1, 2
            "here" from 1               answers while it waits       says nothing: it is missing
 
-The barrier is a collective call of the user's communicator. Messages go over it only when something has gone wrong:
-before, one could be taken by a receive of the user's that takes messages from anybody.
+MPI's blocking calls wait for a rank that was killed for ever. So nbep makes none: it starts calls that return at once,
+and looks again and again whether they are done. Calls that MPI has in their blocking form alone, as those for windows,
+wait in a thread of their own.
+
+The calls are of the user's communicator. Messages go over it only when something has gone wrong: before, one could be
+taken by a receive of the user's that takes messages from anybody.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import pickle
 import sys
+import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-from nbep.host.comm import join_ranks
+import numpy as np
+
+from nbep.host.comm import MISSED_MEETING, join_ranks
 from nbep.host.faults import PeerTimeout
+
+Result = TypeVar("Result")
 
 SHORTEST_PAUSE_S = 20e-6
 LONGEST_PAUSE_S = 1e-3
 QUESTION, ANSWER = 0x6E62, 0x6E63  # tags
 ANSWER_S = 2.0  # who waits looks for questions every LONGEST_PAUSE_S
+
+_under_way: list[Any] = []  # requests that were given up: MPI may still use their arrays
 
 
 def await_all(comm: Any, timeout_ns: int) -> None:
@@ -31,21 +44,94 @@ def await_all(comm: Any, timeout_ns: int) -> None:
 
     Raises: PeerTimeout if some do not. MPI's own end, which waits for them, is left out then when the process ends
     """
-    request = comm.Ibarrier()
+    _finish(comm, comm.Ibarrier(), timeout_ns)
+
+
+def gather_objects(comm: Any, value: Any, timeout_ns: int) -> list[Any]:
+    """What every rank of an mpi4py communicator passes, by rank. Collective. Raises: as await_all"""
+    from mpi4py import MPI
+
+    data = np.frombuffer(pickle.dumps(value), np.uint8)
+    sizes = np.zeros(comm.size, np.int64)
+    _finish(comm, comm.Iallgather(np.array([data.size]), sizes), timeout_ns)
+    ends = np.cumsum(sizes)
+    received = np.zeros(ends[-1], np.uint8)
+    whole = [received, sizes, ends - sizes, MPI.BYTE]
+    _finish(comm, comm.Iallgatherv([data, MPI.BYTE], whole), timeout_ns)
+    return [pickle.loads(received[end - size : end].tobytes()) for size, end in zip(sizes, ends, strict=True)]
+
+
+def duplicate(comm: Any, timeout_ns: int) -> Any:
+    """A communicator of the same ranks. Collective. Raises: as await_all"""
+    copy, request = comm.Idup()
+    _finish(comm, request, timeout_ns)
+    return copy
+
+
+def call_bounded(comm: Any, call: Callable[[], Result], timeout_ns: int) -> Result:
+    """What a call of MPI returns that waits for ranks of comm. Who waits elsewhere on comm is not taken for missing.
+
+    Where MPI does not let two threads call it, the wait has no end.
+
+    Raises: as await_all, and what the call raises
+    """
+    from mpi4py import MPI
+
+    if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
+        return call()
+    results: list[Result] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:  # raised by who waits
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="nbep-mpi-call", daemon=True)
+    thread.start()
+
+    def is_done(pause_s: float) -> bool:
+        thread.join(pause_s)
+        return not thread.is_alive()
+
+    _wait(comm, is_done, timeout_ns)
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def _finish(comm: Any, request: Any, timeout_ns: int) -> None:
+    """Wait for a request of all ranks."""
+
+    def is_done(pause_s: float) -> bool:
+        if request.Test():
+            return True
+        time.sleep(pause_s)
+        return False
+
+    try:
+        _wait(comm, is_done, timeout_ns)
+    except PeerTimeout:
+        _under_way.append(request)
+        raise
+
+
+def _wait(comm: Any, is_done: Callable[[float], bool], timeout_ns: int) -> None:
+    """Wait until is_done, which may pause for the seconds it is given. Answers those who ask meanwhile."""
     deadline, pause_s = time.monotonic_ns() + timeout_ns, SHORTEST_PAUSE_S
-    while not request.Test():
+    while not is_done(pause_s):
         _answer(comm)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         if time.monotonic_ns() > deadline:
             missing = _silent_peers(comm)
-            if request.Test():
+            if is_done(0):
                 return  # all have come meanwhile
             end_without_mpi()
             names = join_ranks(missing) if missing else "a rank that has given up"
             what = f"did not come to make, or to destroy, a Buffer in {timeout_ns / 1e6:g} ms"
             peer = missing[0] if missing else -1
-            raise PeerTimeout(f"rank {comm.rank}: {names} {what}", comm.rank, peer, "construction")
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            raise PeerTimeout(f"rank {comm.rank}: {names} {what}", comm.rank, peer, MISSED_MEETING)
 
 
 def _answer(comm: Any) -> None:
@@ -73,15 +159,16 @@ def _silent_peers(comm: Any) -> list[int]:
     return silent
 
 
-def end_without_mpi() -> None:
-    """Let this process end with status 1, and without MPI_Finalize: that would wait for the missing ranks for ever."""
+def end_without_mpi(status: int = 1) -> None:
+    """Let this process end with a status, and without MPI_Finalize: that would wait for the missing ranks for ever."""
+    atexit.unregister(_leave)
+    atexit.register(_leave, status)
 
-    def leave() -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
 
-    atexit.register(leave)
+def _leave(status: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def end_after_timeouts() -> None:
@@ -93,9 +180,7 @@ def end_after_timeouts() -> None:
     def hook(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
         report(kind, error, traceback)
         if isinstance(error, PeerTimeout):
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(1)
+            _leave(1)
 
     hook.ends_after_timeouts = True  # type: ignore[attr-defined]
     sys.excepthook = hook

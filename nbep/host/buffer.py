@@ -60,8 +60,7 @@ class Buffer(LowLatencyVerbs):
                               offers them where a GPU has a fabric and the user an IMEX channel
                   "host"      the host's memory, which all GPUs map: for GPUs that do not reach each other. Slow, and
                               without num_zero_copy_bytes, enable_shrink, nodes; see docs/architecture.md
-                  Virtual ranks have memory of this type too, and use its plain address. The emulator maps memory
-                  in its own way whichever it is; with "host" it runs the kernels for that
+                  Virtual ranks use its plain address. The emulator maps memory in its own way whichever it is
               transport what is behind the low-latency mode's network; only the keyword is taken, as of the next two.
               None: environment variable NBEP_TRANSPORT, or "direct":
                   "direct"    all peers' memory is mapped
@@ -490,6 +489,7 @@ class Buffer(LowLatencyVerbs):
 
 def _zero_copy_option(memory: NodeMemory, zero_copy: bool) -> dict[str, bool]:
     """What the verbs inside a node take besides."""
+    flags(zero_copy=zero_copy)
     if zero_copy and memory.internode is not None:
         validate.refuse("zero_copy", True, "False between nodes")
     return {"zero_copy": True} if zero_copy else {}

@@ -20,6 +20,7 @@ from nbep.host.runtime.base import Runtime
 Result = TypeVar("Result")
 
 DEFAULT_TIMEOUT_MS = 100_000.0  # DeepEP's 100 s
+MISSED_MEETING = "construction"  # role of a PeerTimeout: a rank did not come to make, or to destroy, a Buffer
 MAX_TIMEOUT_MS = 1e12  # 31 years: a GPU's clock, plus that in nanoseconds, fits into int64
 
 
@@ -204,12 +205,10 @@ def gather_results(comm: Communicator, make: Callable[[], Result]) -> list[Resul
     try:
         result = make()
     except Exception as caught:  # told to the peers, which would wait for this rank
+        if getattr(caught, "role", "") == MISSED_MEETING:
+            raise  # they find out themselves
         error = caught
-    if is_mpi_comm(comm):
-        from nbep.host.await_ranks import await_all
-
-        await_all(comm, 2 * timeout_ns())  # a rank may have been killed, and MPI's own calls would wait for it
-    outcomes = comm.allgather((result, None if error is None else (_kind(error), str(error) or repr(error))))
+    outcomes = gather_objects(comm, (result, None if error is None else (_kind(error), str(error) or repr(error))))
     failures: dict[str, list[int]] = {}
     kinds: set[type[Exception]] = set()
     for rank, (_, failure) in enumerate(outcomes):
@@ -221,6 +220,25 @@ def gather_results(comm: Communicator, make: Callable[[], Result]) -> list[Resul
         kind = kinds.pop() if len(kinds) == 1 else RuntimeError
         raise kind("; ".join(f"{join_ranks(ranks)}: {text}" for text, ranks in failures.items())) from error
     return [result for result, _ in outcomes]
+
+
+def gather_objects(comm: Communicator, value: Any) -> list[Any]:
+    """What every rank passes, by rank. Collective. Under MPI it has an end: raises PeerTimeout if a rank is missing."""
+    if not is_mpi_comm(comm):
+        return comm.allgather(value)
+    from nbep.host import await_ranks
+
+    return await_ranks.gather_objects(comm, value, 2 * timeout_ns())
+
+
+def await_all(comm: Communicator) -> None:
+    """A barrier. Under MPI it has an end: raises PeerTimeout if a rank is missing."""
+    if not is_mpi_comm(comm):
+        comm.barrier()
+        return
+    from nbep.host import await_ranks
+
+    await_ranks.await_all(comm, 2 * timeout_ns())
 
 
 def timeout_ns() -> int:

@@ -20,6 +20,7 @@ from nbep.device.protocols.waits import (
 from nbep.emulator.reports.expected import Told
 from nbep.host.calls import difference_error
 from nbep.host.comm import join_ranks
+from nbep.host.processes import NOBODY, Gone
 
 # Source: rdma-core providers/mlx5/mlx5dv.h, MLX5_CQE_SYNDROME_*
 SYNDROMES = {
@@ -48,7 +49,10 @@ class PeerTimeout(RuntimeError):
             "zero copy" if it waited for its NIC
         cell: the cell that a kernel polled, e.g. "tail"; None if the CPU waited
         report: the whole FaultReport of a kernel; None if the CPU waited
+        gone: ranks whose processes have ended or are stopped, as far as this host can tell
     """
+
+    gone: tuple[int, ...] = ()
 
     def __init__(
         self, message: str, rank: int, peer: int, role: str, cell: str | None = None, report: FaultReport | None = None
@@ -105,8 +109,13 @@ def read_report(thread: Any, frame: FrameType | None) -> Told | None:
     )
 
 
-def fault_error(rank: int, report: FaultReport, timeout_ms: float, network: Sequence[str] = ()) -> Exception:
-    """The exception for a report whose status is not 0. network: what is known of the network to the peer."""
+def fault_error(
+    rank: int, report: FaultReport, timeout_ms: float, network: Sequence[str] = (), gone: Gone = NOBODY
+) -> Exception:
+    """The exception for a report whose status is not 0.
+
+    network: what is known of the network to the peer; gone: ranks that do nothing any more
+    """
     if report.site == DISPATCH_RECEIVER_ROWS and report.channel < 0:
         return ValueError(
             f"recv_x: got {report.seen} rows on rank {rank}; must be at least {report.expected}, the tokens that came. "
@@ -142,8 +151,8 @@ def fault_error(rank: int, report: FaultReport, timeout_ms: float, network: Sequ
         f"rank {rank}: the {role} ({where}) waited more than {timeout_ms:g} ms for rank {report.peer}: "
         f"{awaited}. It polled {cell}, expected {report.expected}, saw {report.seen}"
     )
-    message = "\n  ".join((message, *network))
-    return PeerTimeout(message, rank, report.peer, role, cell, report)
+    message = "\n  ".join((_with_gone(message, gone), *network))
+    return _noting(PeerTimeout(message, rank, report.peer, role, cell, report), gone)
 
 
 def unread_error(rank: int, peer: int, timeout_ms: float, network: Sequence[str]) -> PeerTimeout:
@@ -152,13 +161,22 @@ def unread_error(rank: int, peer: int, timeout_ms: float, network: Sequence[str]
     return PeerTimeout("\n  ".join((message, *network)), rank, peer, "zero copy")
 
 
-def destroy_error(rank: int, missing: list[int], timeout_ms: float) -> PeerTimeout:
+def destroy_error(rank: int, missing: list[int], timeout_ms: float, gone: Gone = NOBODY) -> PeerTimeout:
     """The exception of a rank that came to destroy while others did not."""
     message = (
         f"rank {rank}: {join_ranks(missing)} did not come to destroy in {timeout_ms:g} ms, or had given up before. The "
         f"buffer's memory stays allocated until the process ends: a peer may still use it"
     )
-    return PeerTimeout(message, rank, missing[0], "destroy")
+    return _noting(PeerTimeout(_with_gone(message, gone), rank, missing[0], "destroy"), gone)
+
+
+def _with_gone(message: str, gone: Gone) -> str:
+    return f"{message}; {gone}" if gone else message
+
+
+def _noting(error: PeerTimeout, gone: Gone) -> PeerTimeout:
+    error.gone = tuple(sorted(gone.ended + gone.stopped))
+    return error
 
 
 def destroyed_without(rank: int, masked: list[int]) -> str:

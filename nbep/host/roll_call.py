@@ -27,12 +27,18 @@ import time
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from nbep.host.comm import Communicator, InProcessComm, is_mpi_comm, join_ranks
+from nbep.host.comm import Communicator, InProcessComm, is_mpi_comm, join_ranks, timeout_ns
 
 SHORTEST_PAUSE_S = 20e-6
 LONGEST_PAUSE_S = 1e-3
 HERE, GONE = 1, 0
 MASK_BYTES = 8
+
+
+def _duplicate(comm: Any) -> Any:
+    from nbep.host.await_ranks import duplicate
+
+    return duplicate(comm, 2 * timeout_ns())
 
 
 class Attendance(NamedTuple):
@@ -50,7 +56,7 @@ class RollCall:
     """
 
     def __init__(self, comm: Communicator, can_mask: bool = False):
-        self._comm: Any = comm.Dup() if is_mpi_comm(comm) else None  # type: ignore[attr-defined]
+        self._comm: Any = _duplicate(comm) if is_mpi_comm(comm) else None
         self._in_process = comm if isinstance(comm, InProcessComm) and can_mask else None
         self._board: dict[int, frozenset[int]] = {} if self._in_process is None else self._in_process.bcast({})
         self._masked: set[int] = set()

@@ -47,10 +47,14 @@ def spawn(
         raise ValueError(f"fn: got {type(fn).__name__}; must be callable")
     num_ranks, seed = integer("num_ranks", num_ranks, 1), integer("seed", seed)
     target = resolve_target(target)
-    if memory_model not in MEMORY_MODELS:
+    if not isinstance(memory_model, str) or memory_model not in MEMORY_MODELS:
         raise ValueError(f"memory_model: got {memory_model!r}; must be {', '.join(MEMORY_MODELS)}")
-    if on_deadlock not in ("raise", "expire"):
+    if not isinstance(on_deadlock, str) or on_deadlock not in ("raise", "expire"):
         raise ValueError(f"on_deadlock: got {on_deadlock!r}; must be raise or expire")
+    if not isinstance(args, Sequence) or isinstance(args, (str, bytes)):
+        raise ValueError(f"args: got {type(args).__name__}; must be a tuple or a list, what fn takes besides comm")
+    if on_failure is not None and not callable(on_failure):
+        raise ValueError(f"on_failure: got {type(on_failure).__name__}; must be callable, or None")
     if target == "cuda":
         from nbep.host.runtime.cuda.ranks import run_virtual_ranks
 

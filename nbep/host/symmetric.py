@@ -15,7 +15,7 @@ from __future__ import annotations
 import bisect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
@@ -41,9 +41,10 @@ from nbep.device.protocols.peers import Bounds, HostPeers, Peers
 from nbep.device.protocols.waits import OF_NODE, REPORT_BYTES, REPORT_WORDS, FaultReport
 from nbep.host import validate
 from nbep.host.arguments import integer, refuse
+from nbep.host.await_ranks import end_without_mpi
 from nbep.host.call_log import Arguments, CallLog
 from nbep.host.calls import VERBS, arguments_of
-from nbep.host.comm import Communicator, connect, gather_results
+from nbep.host.comm import Communicator, await_all, connect, gather_results, is_mpi_comm
 from nbep.host.events import EventHandle, EventOverlap, handle_of
 from nbep.host.faults import destroy_error, destroyed_without, fault_error
 from nbep.host.internode.memory import KERNELS as INTERNODE_KERNELS
@@ -53,9 +54,11 @@ from nbep.host.low_latency.memory import KERNELS as LOW_LATENCY_KERNELS
 from nbep.host.low_latency.memory import LowLatencyMemory
 from nbep.host.network import check_target, create_transport
 from nbep.host.network.transport import NetworkOptions, NicOptions, Transport, TransportName
+from nbep.host.processes import Gone, Process, who_is_gone
 from nbep.host.rdma import RdmaMemory
 from nbep.host.roll_call import RollCall
 from nbep.host.runtime.base import Array, Event, HandleType, HostWords, Kernel, Memory, PastEvent, Runtime
+from nbep.host.undo import Undo
 
 BARRIER_KERNELS = notify_dispatch, cached_notify_dispatch, cached_notify_combine
 LAYOUT_MAX_BLOCKS = 32
@@ -148,7 +151,7 @@ class NodeMemory:
         end = create_transport(runtime, communicator, options, size + TRAILER_BYTES, handle_type)
         memory = cls(communicator, runtime, size, longest_ms, handle_type, end, zero=True)
         memory._cells = offsets
-        communicator.barrier()
+        await_all(communicator)
         return memory
 
     def __init__(
@@ -189,7 +192,7 @@ class NodeMemory:
         self._is_open = True
         # A rank that was masked has missed calls of the others.
         self._call_log = None if enable_shrink else CallLog.shared(comm)
-        with ExitStack() as undo:
+        with Undo() as undo:
             undo.callback(transport.end)
             if rdma_transport is not None:
                 undo.callback(rdma_transport.end)
@@ -199,8 +202,9 @@ class NodeMemory:
             handles = gather_results(
                 comm, lambda: self._allocate(handle_type, zero, num_rdma_bytes, modes, rdma_transport, undo)
             )
+            self._processes = [process for _, _, process in handles]
             # CUDA: memory must not be freed while another process has it open.
-            undo.callback(comm.barrier)
+            undo.callback(lambda: await_all(comm))
             undo.callback(self._close_peers)
             gather_results(comm, lambda: self._open_peers(handles))
             self._undo = undo.pop_all()
@@ -212,8 +216,8 @@ class NodeMemory:
         num_rdma_bytes: int,
         modes: tuple[bool, bool],
         rdma_transport: Transport | None,
-        undo: ExitStack,
-    ) -> tuple[Any, Any]:
+        undo: Undo,
+    ) -> tuple[Any, Any, Process]:
         """Make everything that is this rank's; what peers need to open the symmetric memories."""
 
         def owned(memory: AnyMemory) -> AnyMemory:
@@ -248,7 +252,7 @@ class NodeMemory:
         self.counters = self.host_visible.words(ALIGNMENT_BYTES, COUNTER_WORDS)
         assert REPORT_BYTES <= ALIGNMENT_BYTES
         if rdma_transport is None:
-            return self.transport.handle, None
+            return self.transport.handle, None, Process.own()
         rdma = RdmaMemory(runtime, self.comm, num_rdma_bytes, self.num_nodes, handle_type, rdma_transport)
         undo.callback(rdma.free)
         self.rdma = rdma
@@ -259,24 +263,24 @@ class NodeMemory:
         if self.num_nodes > 1 and self.num_nvl_bytes > 0:
             self.internode = InternodeMemory(rdma, self.num_nodes, self.num_nvl_peers)
             undo.callback(self.internode.free)
-        return self.transport.handle, rdma.handle
+        return self.transport.handle, rdma.handle, Process.own()
 
     def _close_peers(self) -> None:
-        with ExitStack() as undo:  # the one also if the other fails
+        with Undo() as undo:  # the one also if the other fails
             undo.callback(self.transport.close)
             if self.rdma is not None:
                 undo.callback(self.rdma.close_peers)
 
-    def _open_peers(self, handles: list[tuple[Any, Any]]) -> None:
+    def _open_peers(self, handles: list[tuple[Any, Any, Process]]) -> None:
         """Open the peers' memory and write their addresses where kernels find them."""
         if self.rdma is not None:
             kernels = (LOW_LATENCY_KERNELS if self.low_latency else ()) + (INTERNODE_KERNELS if self.internode else ())
-            memories = self.rdma.open([rdma for _, rdma in handles], self.bounds, kernels)
+            memories = self.rdma.open([rdma for _, rdma, _ in handles], self.bounds, kernels)
             if self.low_latency is not None:
                 self.low_latency.open(memories)
         buffer_ptrs = self.num_nvl_bytes + BARRIER_SIGNAL_BYTES
         signal_ptrs = buffer_ptrs + POINTER_TABLE_BYTES
-        self.network = self.transport.open([nvl for nvl, _ in handles], buffer_ptrs, self.bounds)
+        self.network = self.transport.open([nvl for nvl, _, _ in handles], buffer_ptrs, self.bounds)
         bases = self.symmetric.read(buffer_ptrs, self.num_ranks, np.int64)
         self.symmetric.write(signal_ptrs, np.where(bases != 0, bases + self.num_nvl_bytes, 0))
         first = self._first_in_node
@@ -309,10 +313,12 @@ class NodeMemory:
         timeout_ms = 2 * self.timeout_ms
         missing, masked = self._roll_call.meet(int(timeout_ms * 1e6), masked)
         if missing:
-            raise destroy_error(self.rank, missing, timeout_ms)
+            raise destroy_error(self.rank, missing, timeout_ms, self.who_is_gone())
         if masked:
             self._synchronize()
             self._leave()
+            if is_mpi_comm(self.comm) and who_is_gone(self._processes):
+                end_without_mpi(0)
             warnings.warn(destroyed_without(self.rank, masked), RuntimeWarning, stacklevel=3)
             return
         try:
@@ -456,6 +462,13 @@ class NodeMemory:
         """Whether a wait of this rank was over time."""
         return self._report.poll_word(0) != 0
 
+    def who_is_gone(self) -> Gone:
+        """The ranks whose processes do nothing any more. If there are some, this process ends without MPI's own end."""
+        gone = who_is_gone(self._processes)
+        if gone and is_mpi_comm(self.comm):
+            end_without_mpi()
+        return gone
+
     def check_faults(self) -> None:
         """Raise what a kernel has reported, if one has. A buffer raises the same on every later call."""
         if self.fault is None and self.has_fault:
@@ -464,7 +477,7 @@ class NodeMemory:
                 report = report._replace(peer=report.peer + self._first_in_node)
             transport = self.transport if self.rdma is None else self.rdma.transport
             network = transport.describe(report.peer) if report.peer >= 0 else []
-            self.fault = fault_error(self.rank, report, self.timeout_ms, network)
+            self.fault = fault_error(self.rank, report, self.timeout_ms, network, self.who_is_gone())
         if self.fault is not None:
             raise self.fault
 

@@ -126,8 +126,10 @@ def wait_counters(memory: NodeMemory, num_local_experts: int) -> tuple[int, list
     )
     memory.check_faults()
     if not arrived():
+        gone = memory.who_is_gone()
         raise RuntimeError(
             f"rank {memory.rank}: the counts of received tokens did not arrive in {timeout_ns / 1e6:g} ms"
+            + (f"; {gone}" if gone else "")
         )
     total, *of_experts = (int(count) for count in expected())
     return total, of_experts, int(of_node().sum())

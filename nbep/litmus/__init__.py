@@ -3,7 +3,7 @@
     programs   the classic shapes, with and without the orders and scopes that they need
     axioms     which outcomes the PTX memory model allows
     runs       which outcomes the emulator shows, and what `checked` says
-    table      all of it side by side: python -m nbep.litmus
+    table      all of it side by side: nbep litmus
 
 The page docs/litmus.md explains the table.
 """

@@ -1,5 +1,7 @@
-"""`python -m nbep.litmus` prints the table."""
+"""`python -m nbep.litmus` is `nbep litmus`."""
 
-from nbep.litmus.table import main
+import sys
 
-main()
+from nbep.litmus.command import main
+
+sys.exit(main())

@@ -12,9 +12,10 @@ counts; links, times; published, fit; predictions, report, plots. docs/scaling.m
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
+
+from nbep.device.terminal import STDOUT, add_json, write_json
 
 MOST_RANKS = 8192
 
@@ -31,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="nbep model", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--links", type=Path, metavar="FILE", help=f"what carries the bytes; as {H800_FILE.name}")
     parser.add_argument("--ranks", type=_ranks, default=RANKS, metavar="N,N", help="multiples of 8, from 16 on")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+    add_json(parser)
     parser.add_argument("--plot", type=Path, metavar="DIR", help="write pictures there, as SVG")
     parser.add_argument("--fit", action="store_true", help="fit the parameters of the links again, and print them")
     options = parser.parse_args(argv)
@@ -40,18 +41,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, ValueError, KeyError) as error:
         parser.error(f"--links: {error}")
     if options.fit:
-        from nbep.model.fit import fit
+        from nbep.model.fit import PARAMETERS, fit
         from nbep.model.report import parameter_lines
 
-        print(parameter_lines(fit(links)))
+        fitted = fit(links)
+        write_json(options.json, {name: value_of(fitted) for name, (value_of, _) in PARAMETERS.items()})
+        if options.json != STDOUT:
+            print(parameter_lines(fitted))
         return 0
 
     # The published rows are of one kind of machine, so other links have no error.
     compared = compare(links) if options.links is None else []
     predicted = predict(links, options.ranks)
-    if options.json:
-        print(json.dumps(as_json(links, compared, predicted), indent=1))
-    else:
+    write_json(options.json, as_json(links, compared, predicted))
+    if options.json != STDOUT:
         from nbep.model.report import compared_table, predicted_table
 
         print(links.name)
@@ -62,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from nbep.model.plots import save_all
 
         for path in save_all(options.plot, links, compared, predicted):
-            if not options.json:
+            if options.json != STDOUT:
                 print(f"written: {path}")
     return 0
 

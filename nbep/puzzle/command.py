@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from nbep.device.terminal import STDOUT, add_json, write_json
 from nbep.host.targets import resolve_target
 from nbep.puzzle.check import MODELS, attempt, check, explain
 from nbep.puzzle.frame import Puzzle
@@ -103,14 +104,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the subcommand and return its exit status."""
     parser = argparse.ArgumentParser(prog="nbep puzzle", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("number", type=int, nargs="?", help="which one; none: list them")
+    add_json(parser)
     options, rest = parser.parse_known_args(argv)
     found = files()
     if not found:
         parser.error("no folder puzzles/ here: run it in a checkout of nbep")
     if options.number is None:
-        for path in found:
-            print(load(path).title)
+        titles = {int(path.name[:2]): load(path).title for path in found}
+        write_json(options.json, [{"number": number, "title": title} for number, title in titles.items()])
+        if options.json != STDOUT:
+            print("\n".join(titles.values()))
         return 0
+    if options.json is not None:
+        parser.error("--json: is for the list of puzzles, without a number")
     chosen = [path for path in found if int(path.name[:2]) == options.number]
     if not chosen:
         parser.error(f"number: got {options.number}; must be 1 to {len(found)}")

@@ -72,6 +72,9 @@ def test_one_kernel_of_a_file_is_compiled(file):
     [
         (["--arch", "sm_75"], "sm_75 is too old; the lowest is sm_80"),
         (["--arch", "90"], "'90' is not an architecture such as sm_90"),
+        (["--arch", "sm_999"], r"--arch: got sm_999, which nvJitLink [\d.]+ does not know"),
+        (["--ptx", __file__], "--ptx: .*File exists"),
+        (["--json", "my_kernels.py"], r"--json: got 'my_kernels\.py'; must be a file that ends in \.json"),
         (["--kernel", "nothing"], "no kernel nothing; there are .*combine, .*dispatch"),
         (["nowhere.py"], r"FILE: got nowhere\.py; must be a file of Python"),
         ([__file__], "FILE: got .*test_compile_command.py, which defines no kernel"),

@@ -2,11 +2,13 @@
 
 import traceback
 
+import numpy as np
 import pytest
 from processes import run_python
 from target import TARGET, spawn
 
 import nbep
+import nbep.trace
 
 
 def test_results_come_back_by_rank_and_args_arrive():
@@ -70,6 +72,12 @@ def test_without_a_gpu_cuda_is_refused_and_auto_is_the_emulator(monkeypatch):
         ({"seed": 1.0}, "seed: got 1.0; must be an integer"),
         ({"target": "gpu"}, "target: got 'gpu'; must be one of auto, emulator, cuda"),
         ({"memory_model": "tso"}, "memory_model: got 'tso'; must be sc, delayed, checked"),
+        ({"memory_model": ["sc"]}, r"memory_model: got \['sc'\]; must be sc, delayed, checked"),
+        ({"args": 3}, "args: got int; must be a tuple or a list, what fn takes besides comm"),
+        ({"args": "ab"}, "args: got str; must be a tuple or a list, what fn takes besides comm"),
+        ({"on_failure": "stop"}, "on_failure: got str; must be callable, or None"),
+        ({"on_deadlock": np.zeros(2)}, "on_deadlock: got array.*; must be raise or expire"),
+        ({"target": np.zeros(2)}, "target: got array.*; must be one of auto"),
         ({"on_deadlock": "wait"}, "on_deadlock: got 'wait'; must be raise or expire"),
     ],
 )
@@ -77,6 +85,22 @@ def test_bad_arguments_are_refused_before_anything_runs(arguments, message):
     ran = []
     with pytest.raises(ValueError, match=message):
         nbep.spawn(**{"fn": ran.append, "num_ranks": 2, "target": TARGET, **arguments})
+    assert ran == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"tracer": "trace"}, "tracer: got str; must have some of on_load, "),
+        ({"tracer": nbep.trace.Trace}, r"tracer: got the class Trace; must be an object, as Trace\(\)"),
+        ({"strategy": 3}, "strategy: got 3; must be uniform, "),
+        ({"strategy": None}, "strategy: got None; must be uniform, "),
+    ],
+)
+def test_what_only_the_emulator_takes_is_refused_before_anything_runs(arguments, message):
+    ran = []
+    with pytest.raises(ValueError, match=message):
+        nbep.spawn(ran.append, 2, "emulator", **arguments)
     assert ran == []
 
 

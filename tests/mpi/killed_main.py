@@ -1,41 +1,102 @@
-"""What test_kills.py runs, once per rank: calls on buffers, until one rank is killed.
+"""What test_kills.py runs, once per rank: calls on buffers, until one rank is killed, or stopped.
 
-python killed_main.py VICTIM STEP
+python killed_main.py VICTIM SIGNAL KIND step STEP
+python killed_main.py VICTIM SIGNAL KIND after MILLISECONDS
+
+VICTIM gets SIGNAL, KILL or STOP, before its step of that number or after that time. A rank that is stopped goes on when
+the processes of all others have ended.
 """
 
 import os
 import signal
+import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from itertools import count
 
+import internode_rounds
+import low_latency
 from cases import make_case
 from intranode import Options, combine, dispatch, num_nvl_bytes
 from mpi4py import MPI
 
 import nbep
 
+WAIT_AND_GO_ON = """
+for pid in $1 $2 $3; do while kill -0 $pid 2>/dev/null; do sleep 0.05; done; done; kill -CONT $0
+"""
 
-def main(victim: int, last_step: int) -> None:
-    """The victim ends before its step of this number, or within it, while its kernels run."""
-    comm, steps = MPI.COMM_WORLD, count()
+
+def intranode(comm: MPI.Comm) -> Iterator[None]:
     case, options = make_case(21, num_ranks=comm.size, num_tokens=3), Options(nbep.Config(2, 2, 4))
+    yield
+    buffer = nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes(case, options))
+    yield
+    outcome = dispatch(buffer, case, options, comm.rank)
+    yield
+    combine(buffer, case, options, comm.rank, outcome)
+    yield
+    buffer.dispatch(case.x[comm.rank], handle=outcome.handle, config=options.config, async_finish=True)
+    yield
+    buffer.destroy()
 
-    def step() -> None:
-        if next(steps) == last_step and comm.rank == victim:
-            os.kill(os.getpid(), signal.SIGKILL)
 
+def nodes(comm: MPI.Comm) -> Iterator[None]:
+    """Two nodes, low latency over NICs."""
+    case = low_latency.make_low_latency_case(5, num_ranks=comm.size, num_tokens=[3] * comm.size, num_topk=3, hidden=256)
+    trips = [(case, low_latency.Options())]
+    yield
+    buffer = low_latency.make_buffer(comm, trips, transport="ibgda", num_nvl_peers=2)
+    yield
+    trip = low_latency.Trip(buffer, *trips[0])
+    trip.send_dispatch()
+    yield
+    trip.receive_dispatch()
+    yield
+    trip.send_combine()
+    trip.receive_combine()
+    yield
+    buffer.destroy()
+
+
+def internode(comm: MPI.Comm) -> Iterator[None]:
+    """Two nodes, the normal mode over NICs."""
+    sizes = internode_rounds.SMALL
+    yield
+    buffer = nbep.Buffer(
+        comm,
+        **internode_rounds.num_bytes(2, 2, sizes),
+        transport="ibgda",
+        num_nvl_peers=2,
+        num_qps_per_rank=sizes.most_channels,
+    )
+    yield
+    internode_rounds.wrong_rounds(buffer, 2, 3, 1, sizes)
+    yield
+    buffer.destroy()
+
+
+def main(victim: int, name: str, kind: str, when: str, number: int) -> None:
+    comm, steps = MPI.COMM_WORLD, count()
+    others = [pid for rank, pid in enumerate(comm.allgather(os.getpid())) if rank != victim]
+    is_victim = comm.rank == victim
+    if is_victim and name == "STOP":
+        subprocess.Popen(["sh", "-c", WAIT_AND_GO_ON, str(os.getpid()), *map(str, others)], start_new_session=True)
+
+    def end() -> None:
+        os.kill(os.getpid(), getattr(signal, f"SIG{name}"))
+
+    comm.barrier()
+    if is_victim and when == "after":
+        timer = threading.Timer(number / 1000, end)
+        timer.daemon = True
+        timer.start()
     while True:
-        step()
-        buffer = nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes(case, options))
-        step()
-        outcome = dispatch(buffer, case, options, comm.rank)
-        step()
-        combine(buffer, case, options, comm.rank, outcome)
-        step()
-        buffer.dispatch(case.x[comm.rank], outcome.handle, config=options.config, async_finish=True)
-        step()
-        buffer.destroy()
+        for _ in {"intranode": intranode, "nodes": nodes, "internode": internode}[kind](comm):
+            if is_victim and when == "step" and next(steps) == number:
+                end()
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(int(sys.argv[1]), *sys.argv[2:5], int(sys.argv[5]))

@@ -53,3 +53,14 @@ def test_a_nic_that_does_not_order_its_last_look_behind_the_stop_is_caught(step)
 def test_a_nic_whose_last_look_may_be_early_serves_what_was_rung_for(seed):
     for came in spawn(leave, 2, seed=seed, memory_model="delayed"):
         assert came.tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_nic_that_has_been_idle_while_another_ended_is_stopped_too(order):
+    def main(comm):
+        memories = [nbep.NodeMemory.create(comm, 128, transport="ibgda", num_nvl_peers=1) for _ in order]
+        comm.barrier()
+        for which in order:
+            memories[which].close()
+
+    spawn(main, 2)

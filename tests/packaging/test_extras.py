@@ -46,7 +46,7 @@ def test_the_demo_needs_no_extra(tmp_path):
     assert picture.exists()
 
 
-@pytest.mark.parametrize(("command", "package"), [("compile", "numba")])
+@pytest.mark.parametrize(("command", "package"), [("compile", "cuda")])
 def test_a_command_says_which_line_installs_what_it_lacks(command, package):
     done = run(f"from nbep.cli import main; sys.exit(main({command.split()}))", returncode=1)
     assert done.stderr == f"nbep {command.split()[0]}: {package} is not installed: {LINE}\n"

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from fake_driver import FakeGpus
 
 from nbep import info
 from nbep.cli import main
@@ -17,12 +18,19 @@ GPU = {
     "reaches": {},
 }
 MPI = {"library": "an MPI", "mpiexec": "/usr/bin/mpiexec", "missing": None}
-EVERYTHING = {"torch": "2", "nvshmem4py-cu13": "0.4", "nvidia-nvshmem-cu13": "3.8"}
+COMPILER = {"numba": "0.68", "numba-cuda": "0.30", "cuda-bindings": "13"}
+EVERYTHING = {**COMPILER, "torch": "2", "nvshmem4py-cu13": "0.4", "nvidia-nvshmem-cu13": "3.8"}
 
 
 def two_gpus(*how):
     """Two GPUs; how[i] is how GPU i reaches the other, None if it does not."""
-    return [{**GPU, "reaches": {} if link is None else {1 - i: link}} for i, link in enumerate(how)]
+    return [{**GPU, "reaches": {} if link is None else {str(1 - i): link}} for i, link in enumerate(how)]
+
+
+@pytest.fixture
+def quick_mpi(monkeypatch):
+    """As if MPI had been looked at: that takes a process."""
+    monkeypatch.setattr(info, "look_at_mpi", lambda: MPI)
 
 
 def test_json_and_text_tell_the_same(capsys):
@@ -37,11 +45,32 @@ def test_json_and_text_tell_the_same(capsys):
         assert any(what in line and answer in line for line in text.splitlines())
 
 
-def test_the_settings_of_nbep_are_shown(monkeypatch):
+def test_the_settings_of_nbep_are_shown(monkeypatch, quick_mpi):
     monkeypatch.setenv("NBEP_TRANSPORT", "ibgda")
     monkeypatch.setenv("OTHER", "secret")
     assert info.look()["environment"]["NBEP_TRANSPORT"] == "ibgda"
     assert "secret" not in "\n".join(info.lines_of(info.look()))
+
+
+def test_what_the_driver_says_of_gpus_and_pairs_of_them_is_told(monkeypatch, quick_mpi, capsys):
+    """GPU 0 and 1 have NVLink, GPU 2 reaches GPU 0 over PCIe, and nothing else is reached."""
+    FakeGpus(3, {(0, 1): True, (1, 0): True, (2, 0): False}).install(monkeypatch)
+    assert main(["info", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["driver"] == "13.2"
+    assert [gpu["reaches"] for gpu in found["gpus"]] == [{"1": "NVLink"}, {"0": "NVLink"}, {"0": "PCIe"}]
+    assert found["runs"]["one GPU, virtual ranks"] == "yes"
+    assert found["runs"]["a GPU for each rank, under mpiexec"] == "GPU 0 cannot reach GPU 2: no peer access"
+    assert main(["info"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "driver: CUDA 13.2" in lines
+    assert "GPU 2: Fake 2, sm_90, 132 SMs, 80.0 GiB, 0000:02:00.0; handle types ipc, posix_fd, host" in lines
+    table = lines.index("  reaches GPU 0   GPU 1   GPU 2")
+    assert [line.split()[2:] for line in lines[table + 1 : table + 4]] == [
+        ["-", "NVLink", "not"],
+        ["NVLink", "-", "not"],
+        ["PCIe", "not", "-"],
+    ]
 
 
 def test_without_a_gpu_what_needs_one_says_why():
@@ -60,6 +89,14 @@ def test_without_a_gpu_what_needs_one_says_why():
 def test_with_everything_there_all_runs():
     runs = info.what_runs(two_gpus("NVLink", "NVLink"), None, MPI, ["mlx5_0"], EVERYTHING)
     assert set(runs.values()) == {"yes"}
+
+
+def test_without_the_extras_each_line_of_what_does_not_run_says_what_installs_it():
+    mpi = {"library": None, "mpiexec": None, "missing": "mpi4py is not installed: pip install 'nbep[mpi]'"}
+    runs = info.what_runs([], "cuda is not installed: pip install 'nbep[cuda]'", mpi, [], {})
+    not_here = {what: answer for what, answer in runs.items() if answer != "yes"}
+    assert {"compile kernels", "one GPU, virtual ranks", "emulator, a process for each rank"} < not_here.keys()
+    assert all("pip install 'nbep[" in answer for answer in not_here.values())
 
 
 @pytest.mark.parametrize(
@@ -93,15 +130,24 @@ def test_with_everything_there_all_runs():
         ),
         ([GPU], {**MPI, "missing": "none here"}, [], EVERYTHING, "emulator, a process for each rank", "none here"),
         ([GPU], MPI, ["rxe0"], EVERYTHING, "transport ibgda, a real NIC", "there is no mlx5 NIC"),
-        ([GPU], MPI, [], {}, "transport nvshmem", "pip install 'nbep[nvshmem]'"),
         ([], MPI, [], {}, "emulator, under torchrun", "torch is not installed"),
+        ([GPU], MPI, [], COMPILER, "transport nvshmem", "pip install 'nbep[nvshmem]'"),
+        ([GPU], MPI, [], {}, "one GPU, virtual ranks", "numba is not installed: pip install 'nbep[cuda]'"),
         (
             two_gpus("PCIe", "PCIe"),
             MPI,
             [],
-            {},
+            EVERYTHING,
+            "a GPU for each rank, under mpiexec",
+            "untried: GPU 0 reaches GPU 1 over PCIe, without the atomics that barriers use",
+        ),
+        (
+            two_gpus("NVLink", "NVLink"),
+            MPI,
+            [],
+            COMPILER,
             "a GPU for each rank, under torchrun",
-            "torch is not installed",
+            "torch is not installed: pip install 'nbep[torch]'",
         ),
     ],
 )
@@ -109,9 +155,6 @@ def test_what_is_missing_is_named(gpus, mpi, nics, packages, what, why):
     assert why in info.what_runs(gpus, None, mpi, nics, packages)[what]
 
 
-def test_gpus_and_how_they_reach_each_other_are_listed():
-    found = {**info.look(), "gpus": two_gpus("NVLink", None), "no_gpu": None, "driver": "13.0"}
-    text = "\n".join(info.lines_of(found))
-    assert "GPU 0: a GPU, sm_90, 132 SMs, 80.0 GiB, 0000:01:00.0; handle types ipc, posix_fd" in text
-    assert "reaches GPU 1 over NVLink" in text
-    assert "reaches no other GPU" in text
+def test_an_mpi_without_its_launcher_says_what_brings_one(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert "nor mpirun is on the PATH: pip install 'nbep[mpi]'" in info.look_at_mpi()["missing"]

@@ -1,5 +1,6 @@
 """What the README shows is run; what it names exists."""
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -35,6 +36,19 @@ def test_setup_is_two_lines():
 @pytest.mark.parametrize("path", re.findall(r"^\| `(\w+/(?:\w+/)?)` \|", README, re.MULTILINE))
 def test_folder_of_the_map_exists(path):
     assert (ROOT / path).is_dir()
+
+
+def test_the_package_s_description_has_no_link_that_leads_nowhere_outside_the_source():
+    spec = importlib.util.spec_from_file_location("setup_of_nbep", ROOT / "setup.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    text = module.description(README)
+    links = re.findall(r"\[[^\]]+\]\(([^)]*)\)", text)
+    assert links
+    assert all(link.startswith("https://") for link in links)
+    assert "Litmus tests (docs/litmus.md)".lower() in text.lower()
+    assert "docs/start.md tells" in text
+    assert "<!--" not in text
 
 
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])

@@ -221,3 +221,61 @@ def file_mapped_at(address: int, num_bytes: int) -> int:
             assert access == "rw-s"
             return int(inode)
     raise AssertionError(f"nothing is mapped at {address:#x}")
+
+
+class FakeGpus:
+    """What the driver says of GPUs that nobody has.
+
+    links: (GPU, other) -> whether the first reaches the second with native atomics; others are out of reach
+    """
+
+    def __init__(self, num_gpus: int, links: dict[tuple[int, int], bool], compute_capability: tuple[int, int] = (9, 0)):
+        self.num_gpus = num_gpus
+        self.links = links
+        names = cu.CUdevice_attribute
+        self.attributes = {
+            names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: compute_capability[0],
+            names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: compute_capability[1],
+            names.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: 132,
+            names.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED: 1,
+            names.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED: 0,
+            names.CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED: 1,
+        }
+
+    def install(self, monkeypatch) -> None:
+        for name in dir(self):
+            if name.startswith("cu"):
+                monkeypatch.setattr(cu, name, getattr(self, name))
+
+    def cuInit(self, flags):  # noqa: N802
+        return (RESULT.CUDA_SUCCESS,)
+
+    def cuDriverGetVersion(self):  # noqa: N802
+        return RESULT.CUDA_SUCCESS, 13020
+
+    def cuDeviceGetCount(self):  # noqa: N802
+        return RESULT.CUDA_SUCCESS, self.num_gpus
+
+    def cuDeviceGet(self, ordinal):  # noqa: N802
+        assert 0 <= ordinal < self.num_gpus
+        return RESULT.CUDA_SUCCESS, ordinal
+
+    def cuDeviceCanAccessPeer(self, device, peer):  # noqa: N802
+        assert device != peer
+        return RESULT.CUDA_SUCCESS, int((device, peer) in self.links)
+
+    def cuDeviceGetP2PAttribute(self, attribute, device, peer):  # noqa: N802
+        assert attribute == cu.CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
+        return RESULT.CUDA_SUCCESS, int(self.links[device, peer])
+
+    def cuDeviceGetAttribute(self, attribute, device):  # noqa: N802
+        return RESULT.CUDA_SUCCESS, self.attributes[attribute]
+
+    def cuDeviceGetName(self, size, device):  # noqa: N802
+        return RESULT.CUDA_SUCCESS, f"Fake {device}".encode().ljust(size, b"\0")
+
+    def cuDeviceTotalMem(self, device):  # noqa: N802
+        return RESULT.CUDA_SUCCESS, 80 << 30
+
+    def cuDeviceGetPCIBusId(self, size, device):  # noqa: N802
+        return RESULT.CUDA_SUCCESS, f"0000:0{device}:00.0".encode().ljust(size, b"\0")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from nbep.bench.parts.internode_calls import Carried
 from nbep.bench.parts.normal_clock import Push
+from nbep.device.terminal import console_for, write_json
 
 
 @dataclass(frozen=True)
@@ -56,14 +57,12 @@ class Report:
         carried: dict[str, Carried],
         pushes: dict[int, Push],
     ):
-        from rich.console import Console
-
         self.is_virtual = is_virtual
         self.options = options
         self.carried = carried
         self.pushes = pushes
         self.rows: list[Row] = []
-        self.console = Console(width=120)
+        self.console = console_for(options.json, width=120)
 
     def begin(self) -> None:
         """Say what is measured, and the ceiling."""
@@ -114,17 +113,19 @@ class Report:
                 f"{best.rdma_chunk})",
                 highlight=False,
             )
-        self._write()
+        write_json(self.options.json, self._everything(), is_last=False)
+
+    def close(self) -> None:
+        """Nothing comes any more."""
+        write_json(self.options.json, self._everything())
 
     def add_faults(self, transport: str, faults: list[str]) -> None:
         for fault in faults:
             self.console.print(f"{transport}: {fault}", highlight=False)
 
-    def _write(self) -> None:
+    def _everything(self) -> dict[str, Any]:
         options = self.options
-        if options.json is None:
-            return
-        everything = {
+        return {
             "num_nodes": options.nodes,
             "num_nvl_peers": options.num_nvl_peers,
             "network": network(self.is_virtual),
@@ -133,4 +134,3 @@ class Report:
             "push_gbps": {sms: rates._asdict() for sms, rates in self.pushes.items()},
             "rows": [{**asdict(row), "of_push": row.of_push} for row in self.rows],
         }
-        options.json.write_text(json.dumps(everything, indent=1))

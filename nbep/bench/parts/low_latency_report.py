@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from nbep.bench.parts.low_latency_calls import Variant
+from nbep.device.terminal import console_for, write_json
 
 PAIR = ("dispatch", "combine")
 
@@ -75,12 +75,10 @@ class Report:
                 print(f"  rank {rank}: {fault}", file=sys.stderr, flush=True)
 
     def add(self, variant: Variant, rows: list[Row], pushes: list[PushTime], hosts: list[HostCost]) -> None:
-        from rich.console import Console
-
         self.rows += rows
         self.pushes += pushes
         self.hosts += hosts
-        console, options = Console(width=120), self.options
+        console, options = console_for(self.options.json, width=120), self.options
         console.print(
             f"\n{self.num_ranks} ranks over {options.transport}, {variant.num_tokens} tokens, hidden {options.hidden}, "
             f"top-{options.topk} of {options.experts}, dispatch {variant.dispatch}, combine {variant.combine}, "
@@ -95,10 +93,10 @@ class Report:
                 f"events {push_time.events_us:.1f} us"
             )
         console.print("host cost: " + ", ".join(f"{host.call} {host.us:.1f} us" for host in hosts))
-        if options.json:
-            options.json.write_text(json.dumps(self._everything(), indent=1))
+        write_json(options.json, self._everything(), is_last=False)
 
     def close(self) -> None:
+        write_json(self.options.json, self._everything())
         if self.options.plot:
             plot(self.rows, self.pushes, self.num_ranks, self.options.plot)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+
+from nbep.device.terminal import console_for, write_json
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,9 @@ class Report:
         self.rows: list[Row] = []
 
     def add(self, rows: list[Row]) -> None:
-        from rich.console import Console
         from rich.table import Table
 
-        console = Console(width=120)
+        console = console_for(self.options.json, width=120)
         if not self.rows:
             console.print(f"{self.num_ranks} ranks, {self.options.sms} blocks each; {wire(self.is_virtual)}")
         self.rows += rows
@@ -67,16 +68,18 @@ class Report:
                 f"{row.of_copy:.2f}",
             )
         console.print(table)
-        if self.options.json:
-            everything = {
-                "num_ranks": self.num_ranks,
-                "wire": wire(self.is_virtual),
-                "sms": self.options.sms,
-                "rows": [asdict(row) for row in self.rows],
-            }
-            self.options.json.write_text(json.dumps(everything, indent=1))
+        write_json(self.options.json, self._everything(), is_last=False)
+
+    def _everything(self) -> dict[str, Any]:
+        return {
+            "num_ranks": self.num_ranks,
+            "wire": wire(self.is_virtual),
+            "sms": self.options.sms,
+            "rows": [asdict(row) for row in self.rows],
+        }
 
     def close(self) -> None:
+        write_json(self.options.json, self._everything())
         if self.options.plot:
             plot(self.rows, f"{self.num_ranks} ranks; {wire(self.is_virtual)}", self.options.plot)
 

@@ -202,7 +202,7 @@ def strategy_of(text: str, seed: int, draws: random.Random) -> Strategy:
 
     Raises: ValueError if there is none
     """
-    name, *numbers = text.split(":")
+    name, *numbers = text.split(":") if isinstance(text, str) else [""]
     made = STRATEGIES.get(name)
     allowed = 2 if made is FewPreemptions else 0
     are_numbers = all(number.isdecimal() and int(number) < 1 << 40 for number in numbers)

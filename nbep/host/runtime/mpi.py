@@ -20,7 +20,7 @@ as it is by mpi4py that is not told otherwise.
 Nothing of this needs one host for all nodes. It is run on one machine with MPICH, also when that takes the machine for
 several hosts (MPIR_CVAR_NOLOCAL, MPIR_CVAR_NUM_CLIQUES) and goes through its network between them. It was run neither
 on several machines nor with another MPI. What goes to a peer that was killed never arrives: kernels' waits end at their
-deadlines all the same, but MPI_Finalize then waits for ever, as it does without a network.
+deadlines all the same. MPI_Finalize would then wait for ever, as it does without a network: see host.await_ranks.
 
 Source: MPI 4.1, sections "Window That Allocates Shared Memory" (MPI_Win_allocate_shared, MPI_Win_shared_query),
 "Memory Model" and "Progress" of the chapter "One-Sided Communications"
@@ -31,16 +31,20 @@ from __future__ import annotations
 import atexit
 import threading
 import time
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from mpi4py import MPI
 
 from nbep.emulator.process import ProcessWorld
 from nbep.host.arguments import refuse
-from nbep.host.comm import is_mpi_comm
+from nbep.host.await_ranks import call_bounded, duplicate
+from nbep.host.comm import gather_objects, is_mpi_comm, timeout_ns
 from nbep.host.runtime.base import Describe, HandleType, NicDevice, Reach, SymmetricMemory
 from nbep.host.runtime.emulator import EmulatedNic, EmulatedSymmetricMemory, EmulatorRuntime
+
+Result = TypeVar("Result")
 
 SHORTEST_PAUSE_S = 20e-6  # between two looks for whether a message has arrived
 PAUSE_S = 1e-3  # between two looks for what has come; also the longest of those
@@ -49,16 +53,25 @@ PAUSE_S = 1e-3  # between two looks for what has come; also the longest of those
 class SharedWindow(EmulatedSymmetricMemory):
     """This rank's segment of a shared window, and the peers' of its node as this process sees them.
 
+    comm: all ranks of the buffer; node_comm: those of its node
     `handle` is a window rank; `network`: what NICs reach it through, None if they do not
     """
 
     def __init__(
-        self, space: Any, node_comm: MPI.Intracomm, num_bytes: int, name: str, describe: Describe, network_of: Any
+        self,
+        space: Any,
+        comm: MPI.Intracomm,
+        node_comm: MPI.Intracomm,
+        num_bytes: int,
+        name: str,
+        describe: Describe,
+        network_of: Any,
     ):
         self.name = name
         self.describe = describe
+        self._comm = comm
         self._node_comm = node_comm
-        self._window = MPI.Win.Allocate_shared(num_bytes, 1, comm=node_comm)
+        self._window = _bounded(comm, lambda: MPI.Win.Allocate_shared(num_bytes, 1, comm=node_comm))
         super().__init__(space, self._adopt(space, node_comm.rank, name))
         self.handle = node_comm.rank
         self.network: RemoteWindow | None = network_of(self.allocation.memory)
@@ -79,7 +92,7 @@ class SharedWindow(EmulatedSymmetricMemory):
         if self.network is not None:
             self.network.free()
         super().free()
-        self._window.Free()
+        _bounded(self._comm, self._window.Free)
         self._node_comm.Free()
 
 
@@ -87,8 +100,10 @@ class RemoteWindow:
     """A window over the memory that each rank of comm has already. Making it and freeing it is collective."""
 
     def __init__(self, comm: MPI.Intracomm, memory: memoryview):
-        self._comm = comm.Dup()  # on which nobody sends anything: only a look for that always makes progress
-        self._window = MPI.Win.Create(memory, 1, comm=self._comm)
+        self._users = comm
+        # Nobody sends anything on this one: only a look for that always makes progress.
+        self._comm = duplicate(comm, 2 * timeout_ns())
+        self._window = _bounded(comm, lambda: MPI.Win.Create(memory, 1, comm=self._comm))
         self._window.Lock_all(MPI.MODE_NOCHECK)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._let_in, name="nbep-let-in", daemon=True)
@@ -112,8 +127,12 @@ class RemoteWindow:
 
     def free(self) -> None:
         self._end()
-        self._window.Unlock_all()
-        self._window.Free()
+
+        def free() -> None:
+            self._window.Unlock_all()
+            self._window.Free()
+
+        _bounded(self._users, free)
         self._comm.Free()
 
 
@@ -202,7 +221,7 @@ class MpiEmulatorRuntime(EmulatorRuntime):
         def network_of(memory: memoryview) -> RemoteWindow | None:
             return RemoteWindow(comm, memory) if reach.by_nics else None
 
-        window = SharedWindow(self.space, node_comm, num_bytes, name, describe, network_of)
+        window = SharedWindow(self.space, comm, node_comm, num_bytes, name, describe, network_of)
         window.allocation.on_host = handle_type == "host"
         if zero:
             window.write(0, np.zeros(num_bytes, np.uint8))
@@ -221,18 +240,23 @@ class MpiEmulatorRuntime(EmulatorRuntime):
         return cls(world, MPI.COMM_WORLD.rank)
 
 
+def _bounded(comm: MPI.Intracomm, call: Callable[[], Result]) -> Result:
+    """What a collective call returns. Raises: PeerTimeout if a rank of comm does not come"""
+    return call_bounded(comm, call, 2 * timeout_ns())
+
+
 def node_of(comm: Any, reach: Reach) -> MPI.Intracomm:
     """The ranks of this rank's node. Collective.
 
     Raises: on every rank, ValueError if the ranks of a node are on several hosts; RuntimeError if NICs are to reach the
             memory and MPI does not let two threads call it
     """
-    node_comm = comm.Split(comm.rank // reach.node_size, comm.rank)
-    on_this_host = node_comm.Split_type(MPI.COMM_TYPE_SHARED)
+    node_comm = _bounded(comm, lambda: comm.Split(comm.rank // reach.node_size, comm.rank))
+    on_this_host = _bounded(comm, lambda: node_comm.Split_type(MPI.COMM_TYPE_SHARED))
     is_spread = on_this_host.size != node_comm.size
     on_this_host.Free()
     lacks_threads = reach.by_nics and MPI.Query_thread() != MPI.THREAD_MULTIPLE
-    spread, lacking = zip(*comm.allgather((is_spread, lacks_threads)), strict=True)
+    spread, lacking = zip(*gather_objects(comm, (is_spread, lacks_threads)), strict=True)
     if not any(spread) and not any(lacking):
         return node_comm
     node_comm.Free()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any, NamedTuple
 
-from nbep.host.await_ranks import end_after_timeouts
-from nbep.host.comm import TorchComm, gather_results, is_mpi_comm
+from nbep.host.await_ranks import call_bounded, end_after_timeouts
+from nbep.host.comm import TorchComm, gather_objects, gather_results, is_mpi_comm, timeout_ns
 from nbep.host.runtime.base import Runtime, set_process_runtime
 from nbep.host.targets import resolve_target
 
@@ -105,9 +105,9 @@ def _neighbours(comm: Any) -> Neighbours:
         return Neighbours(0, [])
     from mpi4py import MPI
 
-    node_comm = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    node_comm = call_bounded(comm, lambda: comm.Split_type(MPI.COMM_TYPE_SHARED), 2 * timeout_ns())
     told = next((os.environ[name] for name in LOCAL_RANKS if os.environ.get(name, "").isdecimal()), None)
-    neighbours = Neighbours(node_comm.rank, node_comm.allgather(None if told is None else int(told)))
+    neighbours = Neighbours(node_comm.rank, gather_objects(node_comm, None if told is None else int(told)))
     node_comm.Free()
     return neighbours
 
