@@ -303,7 +303,7 @@ def calls_that_differ(comm):
         ({}, no_choice, "topk_idx", f"{of_topk} choices a token", None),
         (
             {},
-            dict(zip(no_choice, one_choice, strict=True)),
+            one_choice,
             "topk_idx",
             f"{of_topk} choices a token",
             "1 choices a token",
