@@ -29,16 +29,18 @@ def main() -> int:
     parser.add_argument("--seeds", type=positive, default=NUM_SEEDS)
     parser.add_argument("--missing", action="store_true", help="only the steps that have no line yet")
     options = parser.parse_args()
-    done = {line.fault for line in lines_in(PAGE.read_text())} if options.missing else set()
+    lines = lines_in(PAGE.read_text())
+    found = {line.fault for line in lines if line.base is not None}  # maybe by runs of another kernel
+    done = {line.fault for line in lines} if options.missing else set()
     tasks = {task.fault: task for kernel in options.kernels or [""] for task in tasks_of(kernel, options.seeds, done)}
     holes = []
     with workers(options.jobs) as each:
         for row in each(check_fault, tasks.values()):
             print(f"{row.fault}: {row.found}", flush=True)
-            if row.is_hole:
-                holes.append(row.fault)
-            else:
+            if not row.is_hole:
                 write(row)
+            elif row.fault not in found:
+                holes.append(row.fault)
     return 1 if holes else 0
 
 
