@@ -413,7 +413,8 @@ def _not_told_of_load(race: Race) -> Cause:
     events = thread.world.history.between(0, thread.world.history.now)
     link = next(told_by(events, thread.owner, earlier.owner, is_store=False), None)
     is_old = link is None or all(link.store.time < store.time for store in _met(race))
-    if not _has_loaded_what_it_was_told(race):
+    from_there = any(store.owner.rank == thread.owner.rank != earlier.owner.rank for store in _met(race))
+    if not from_there and not _has_loaded_what_it_was_told(race):
         what = f"nothing at all orders the {_noun(earlier)} and this {_noun(race.access)} of {race.cell}"
         if behind := who_is_behind(thread.world, earlier.owner):
             return Cause(f"{what}: the thread that loads has gone on while {behind}")
