@@ -18,7 +18,7 @@ from nbep.host.internode.rings import combine_rings, dispatch_rings
 PARAMETERS = {
     "ranks": 4,
     "nodes": 2,
-    "tokens": 4,
+    "tokens": 2,
     "hidden": 16,
     "topk": 4,
     "channels": 1,
