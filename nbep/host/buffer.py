@@ -488,6 +488,7 @@ class Buffer(LowLatencyVerbs):
 
 def _zero_copy_option(memory: NodeMemory, zero_copy: bool) -> dict[str, bool]:
     """What the verbs inside a node take besides."""
+    flags(zero_copy=zero_copy)
     if zero_copy and memory.internode is not None:
         validate.refuse("zero_copy", True, "False between nodes")
     return {"zero_copy": True} if zero_copy else {}

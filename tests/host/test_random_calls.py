@@ -13,9 +13,10 @@ from parts import both_parts
 from target import spawn
 
 import nbep
+from nbep import deep_ep
 
 pytestmark = pytest.mark.emulator_only("it makes NumPy arrays, and what a GPU cannot look at would run")
-CONFIG = nbep.Config(2, 2, 4)
+CONFIG = nbep.Config(2, 2, 4, 2, 4)
 NUM_CALLS = 500  # of each rank, for a seed
 BF16 = ml_dtypes.bfloat16
 # What a message may begin with besides an argument's name: what belongs to one.
@@ -31,15 +32,18 @@ class Calls:
     def __init__(self, comm, seed: int):
         self.comm = comm
         self.rng = random.Random(seed)
-        self.buffer = nbep.Buffer(comm, 1 << 16, 1 << 16, low_latency_mode=True)
+        self.buffer = nbep.Buffer(comm, 1 << 16, 1 << 16, low_latency_mode=True, num_zero_copy_bytes=1 << 16)
+        self.of_nodes = nbep.Buffer(comm, 1 << 16, 1 << 18, num_nvl_peers=1, transport="ibgda")
+        self.deep_ep = deep_ep.Buffer(comm, 1 << 16)
         self.topk_idx = np.array([[0, 2], [1, -1], [3, 0]])
         self.weights = np.full((3, 2), 0.5, np.float32)
         self.x = np.full((3, 128), comm.rank + 1, BF16)
         *self.layout, _ = self.buffer.get_dispatch_layout(self.topk_idx, 4)
+        *self.layout_of_nodes, _ = self.of_nodes.get_dispatch_layout(self.topk_idx, 4)
         self.outcomes: Counter[str] = Counter()
 
-    def dispatch_arguments(self) -> dict:
-        per_rank, per_node, per_expert, is_token_in_rank = self.layout
+    def dispatch_arguments(self, layout=None, **more) -> dict:
+        per_rank, per_node, per_expert, is_token_in_rank = layout or self.layout
         return {
             "x": self.x,
             "handle": None,
@@ -55,23 +59,29 @@ class Calls:
             "previous_event": None,
             "async_finish": False,
             "allocate_on_comm_stream": False,
+            **more,
         }
+
+    def low_latency_arguments(self) -> dict:
+        arguments = {"x": self.x, "topk_idx": self.topk_idx, "num_max_dispatch_tokens_per_rank": 4, "num_experts": 4}
+        options = dict.fromkeys(("use_fp8", "round_scale", "use_ue8m0", "return_recv_hook", "deduplicate"), False)
+        return {**arguments, **options, "topk_weights": None}
 
     def valid(self, name: str) -> tuple:
         """(function, arguments that are right, check of the result)"""
         buffer, x = self.buffer, self.x
-        if name == "dispatch":
-            return buffer.dispatch, self.dispatch_arguments(), self.check_dispatch
-        if name in ("cached", "combine"):
-            recv_x, *_, handle, _ = buffer.dispatch(**self.dispatch_arguments())
-            if name == "cached":
-                return buffer.dispatch, {"x": x, "handle": handle, "config": CONFIG, "num_worst_tokens": 0}, None
-            arguments = {"topk_weights": None, "bias": None, "config": CONFIG, "async_finish": False}
-            return buffer.combine, {"x": recv_x, "handle": handle, **arguments}, None
+        where, _, verb = name.rpartition(" ")
+        if verb in ("dispatch", "cached", "combine"):
+            return self.valid_normal(where, verb)
         if name == "low_latency_dispatch":
-            options = dict.fromkeys(("use_fp8", "round_scale", "use_ue8m0", "return_recv_hook", "deduplicate"), False)
-            arguments = {"x": x, "topk_idx": self.topk_idx, "num_max_dispatch_tokens_per_rank": 4, "num_experts": 4}
-            return buffer.low_latency_dispatch, {**arguments, **options, "topk_weights": None}, None
+            return buffer.low_latency_dispatch, self.low_latency_arguments(), None
+        if name in ("low_latency_combine", "get_next_low_latency_combine_buffer"):
+            received, _, handle, _, _ = buffer.low_latency_dispatch(**self.low_latency_arguments())
+            if name == "get_next_low_latency_combine_buffer":
+                return buffer.get_next_low_latency_combine_buffer, {"handle": handle}, None
+            arguments = {"x": received, "topk_idx": self.topk_idx, "topk_weights": self.weights, "handle": handle}
+            options = {"use_logfmt": False, "zero_copy": False, "async_finish": False, "return_recv_hook": False}
+            return buffer.low_latency_combine, {**arguments, **options, "out": None}, None
         arguments = {
             "get_dispatch_layout": {"topk_idx": self.topk_idx, "num_experts": 4, "previous_event": None},
             "get_local_buffer_tensor": {"dtype": np.int32, "size": (3, 2), "offset": 1, "use_rdma_buffer": False},
@@ -83,6 +93,12 @@ class Calls:
                 "hidden": 128,
                 "num_ranks": 2,
                 "num_experts": 4,
+            },
+            "get_zero_copy_size_hint": {
+                "num_max_tokens_per_rank": 4,
+                "hidden": 128,
+                "num_ranks": 2,
+                "num_topk": 2,
             },
             "clean_low_latency_buffer": {"num_max_dispatch_tokens_per_rank": 4, "hidden": 128, "num_experts": 4},
             "low_latency_query_mask_buffer": {"mask_status": np.zeros(2, np.int32)},
@@ -105,6 +121,20 @@ class Calls:
             "Buffer": (self.other_buffer, {"num_nvl_bytes": 256, "handle_type": "ipc", "num_nvl_peers": None}),
         }
         return (*others[name], None)
+
+    def valid_normal(self, where: str, verb: str) -> tuple:
+        """A call of the normal mode: inside a node, with or without rings, between nodes, or by DeepEP's names."""
+        buffer = {"": self.buffer, "direct": self.buffer, "nodes": self.of_nodes, "deep_ep": self.deep_ep}[where]
+        layout = self.layout_of_nodes if where == "nodes" else self.layout
+        way = {"zero_copy": where == "direct"} if buffer is self.buffer else {}
+        first = self.dispatch_arguments(layout, **way)
+        if verb == "dispatch":
+            return buffer.dispatch, first, self.check_dispatch if buffer is self.buffer else None
+        recv_x, *_, handle, _ = buffer.dispatch(**first)
+        if verb == "cached":
+            return buffer.dispatch, {"x": self.x, "handle": handle, "config": CONFIG, "num_worst_tokens": 0, **way}, None
+        arguments = {"topk_weights": None, "bias": None, "config": CONFIG, "async_finish": False, **way}
+        return buffer.combine, {"x": recv_x, "handle": handle, **arguments}, None
 
     def node_memory(self, num_bytes, timeout_ms, cells, num_qps):
         options = {"timeout_ms": timeout_ms, "cells": cells, "transport": "ibgda", "num_qps": num_qps}
@@ -149,7 +179,7 @@ class Calls:
         self.outcomes["done"] += 1
         if check is not None:
             check(changed, result)
-        if name == "low_latency_dispatch":
+        if name in ("low_latency_dispatch", "low_latency_combine"):
             *_, hook = result
             if hook is not None:
                 hook()
@@ -159,7 +189,9 @@ NAMES = (
     "dispatch", "dispatch", "dispatch", "cached", "combine", "low_latency_dispatch", "get_dispatch_layout", "Config",
     "get_local_buffer_tensor", "set_num_sms", "get_dispatch_config", "get_combine_config", "clean_low_latency_buffer",
     "get_low_latency_rdma_size_hint", "low_latency_query_mask_buffer", "low_latency_update_mask_buffer", "size hint",
-    "to fp8", "back", "NodeMemory", "Buffer",
+    "to fp8", "back", "NodeMemory", "Buffer", "direct dispatch", "direct cached", "direct combine", "nodes dispatch",
+    "nodes cached", "nodes combine", "deep_ep dispatch", "deep_ep combine", "low_latency_combine",
+    "get_next_low_latency_combine_buffer", "get_zero_copy_size_hint",
 )  # fmt: skip
 
 
@@ -174,7 +206,8 @@ def test_odd_arguments_are_refused_by_name_or_give_what_they_should(seed):
             except BaseException as error:
                 error.add_note(f"seed {seed}, call {number}, {name}")
                 raise
-        calls.buffer.destroy()
+        for buffer in (calls.buffer, calls.of_nodes, calls.deep_ep):
+            buffer.destroy()
         return calls.outcomes
 
     before = nbep.Buffer.num_sms

@@ -40,7 +40,7 @@ def check_named(victim: int, told: dict[int, str]) -> None:
         assert re.search(rf"\branks? (\d, )*{victim}\b", told[survivor]), (victim, told)
 
 
-@pytest.mark.parametrize("seed", both_parts(range(3), thorough=range(3, 9)))
+@pytest.mark.parametrize("seed", both_parts([0, 1], thorough=range(2, 9)))
 def test_survivors_name_a_rank_that_is_killed(seed):
     rng = random.Random(seed)
     victim = rng.randrange(NUM_RANKS)
