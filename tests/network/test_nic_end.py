@@ -38,3 +38,14 @@ def leave(comm):
 def test_what_was_rung_for_before_the_stop_is_served(seed):
     for came in spawn(leave, 2, seed=seed):
         assert came.tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_nic_that_has_been_idle_while_another_ended_is_stopped_too(order):
+    def main(comm):
+        memories = [nbep.NodeMemory.create(comm, 128, transport="ibgda", num_nvl_peers=1) for _ in order]
+        comm.barrier()
+        for which in order:
+            memories[which].close()
+
+    spawn(main, 2)

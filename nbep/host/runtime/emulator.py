@@ -58,6 +58,10 @@ class EmulatedMemory(Memory):
 
     def write(self, offset: int, values: np.ndarray) -> None:
         self.array(values.dtype, offset, values.size)[:] = values
+        # No store of a thread wakes who waits for this: let the scheduler look again, also where it has done so before.
+        for threads in list(self.allocation.watchers.values()):
+            for thread in list(threads):
+                thread.has_looked_again = False
 
     def read(self, offset: int, count: int, dtype: Any) -> np.ndarray:
         return self.array(dtype, offset, count).copy()
