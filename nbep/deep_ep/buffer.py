@@ -103,7 +103,7 @@ class Buffer(NbepBuffer):
             return args, kwargs
         try:
             sizes = rings_of(*args, **kwargs)
-        except (AttributeError, IndexError, TypeError):  # arguments that are refused, and named, in a moment
+        except (AttributeError, IndexError, TypeError, ValueError):  # arguments that are soon refused, and named
             return args, kwargs
         shape = config.ring_shape(self.group_size, *sizes)
         if num_nvl_bytes_needed(shape) <= self.num_nvl_bytes or deep_ep_bytes(shape) > self.num_nvl_bytes:

@@ -49,7 +49,7 @@ def spawn(
     target = resolve_target(target)
     if not isinstance(memory_model, str) or memory_model not in MEMORY_MODELS:
         raise ValueError(f"memory_model: got {memory_model!r}; must be {', '.join(MEMORY_MODELS)}")
-    if on_deadlock not in ("raise", "expire"):
+    if not isinstance(on_deadlock, str) or on_deadlock not in ("raise", "expire"):
         raise ValueError(f"on_deadlock: got {on_deadlock!r}; must be raise or expire")
     if not isinstance(args, Sequence) or isinstance(args, (str, bytes)):
         raise ValueError(f"args: got {type(args).__name__}; must be a tuple or a list, what fn takes besides comm")

@@ -12,7 +12,7 @@ def resolve_target(target: str) -> str:
 
     Raises: ValueError for another target; RuntimeError if target is "cuda" and no GPU can be used
     """
-    if target not in TARGETS:
+    if not isinstance(target, str) or target not in TARGETS:
         raise ValueError(f"target: got {target!r}; must be one of {', '.join(TARGETS)}")
     if target == "emulator":
         return target

@@ -131,7 +131,7 @@ def symmetric_memory(runtime: Runtime, name: str, num_bytes: Any, fewest: int, h
     if runtime.max_symmetric_bytes is not None and num_bytes + trailer_bytes > runtime.max_symmetric_bytes:
         most = (runtime.max_symmetric_bytes - trailer_bytes) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
         refuse(name, num_bytes, f"at most {most} on the {runtime.target}")
-    if handle_type not in get_args(HandleType):
+    if not isinstance(handle_type, str) or handle_type not in get_args(HandleType):
         refuse("handle_type", repr(handle_type), f"one of {', '.join(get_args(HandleType))}")
     return num_bytes
 

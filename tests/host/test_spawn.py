@@ -2,6 +2,7 @@
 
 import traceback
 
+import numpy as np
 import pytest
 from processes import run_python
 from target import TARGET, spawn
@@ -75,6 +76,8 @@ def test_without_a_gpu_cuda_is_refused_and_auto_is_the_emulator(monkeypatch):
         ({"args": 3}, "args: got int; must be a tuple or a list, what fn takes besides comm"),
         ({"args": "ab"}, "args: got str; must be a tuple or a list, what fn takes besides comm"),
         ({"on_failure": "stop"}, "on_failure: got str; must be callable, or None"),
+        ({"on_deadlock": np.zeros(2)}, "on_deadlock: got array.*; must be raise or expire"),
+        ({"target": np.zeros(2)}, "target: got array.*; must be one of auto"),
         ({"on_deadlock": "wait"}, "on_deadlock: got 'wait'; must be raise or expire"),
     ],
 )
