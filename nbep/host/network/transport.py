@@ -102,14 +102,16 @@ class NetworkOptions:
         cls, transport: Any, num_nvl_peers: Any, num_qps: Any, use_nvlink: Any, nic: Any, num_ranks: int
     ) -> NetworkOptions:
         """Raises: ValueError for a value that is wrong, or does not fit with the others"""
-        if not isinstance(transport, str) or transport not in get_args(TransportName):
+        is_known = isinstance(transport, str) and transport in get_args(TransportName)
+        if not is_known:
             refuse("transport", repr(transport), f"one of {', '.join(get_args(TransportName))}")
         size = integer("num_nvl_peers", num_nvl_peers, 1)
         if size > MAX_NVL_PEERS or num_ranks % size != 0:
             refuse("num_nvl_peers", size, f"1 to {MAX_NVL_PEERS}, and divide the {num_ranks} ranks of the group")
         if transport == "direct" and not use_nvlink:
             refuse("allow_nvlink_for_low_latency_mode", False, 'True with transport="direct", which maps all peers')
-        if not isinstance(nic, NicOptions) and not (isinstance(nic, str) and nic == "nvshmem"):
+        is_known = isinstance(nic, NicOptions) or (isinstance(nic, str) and nic == "nvshmem")
+        if not is_known:
             refuse("nic", repr(nic), 'NicOptions, or "nvshmem"')
         return cls(transport, size, integer("num_qps_per_rank", num_qps, 1), bool(use_nvlink), nic)
 
