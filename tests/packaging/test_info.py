@@ -94,7 +94,7 @@ def test_without_the_extras_each_line_of_what_does_not_run_says_what_installs_it
     mpi = {"library": None, "mpiexec": None, "missing": "mpi4py is not installed: pip install 'nbep[mpi]'"}
     runs = info.what_runs([], "cuda is not installed: pip install 'nbep[cuda]'", mpi, [], {})
     not_here = {what: answer for what, answer in runs.items() if answer != "yes"}
-    assert len(not_here) == 7
+    assert {"compile kernels", "one GPU, virtual ranks", "emulator, a process for each rank"} < not_here.keys()
     assert all("pip install 'nbep[" in answer for answer in not_here.values())
 
 
