@@ -403,12 +403,19 @@ BETWEEN_NODES = [
         "arrived_offset(sizes.cells, own), call.signal,",
         "arrived_offset(sizes.cells, node), call.signal,",
         (
-            "It polls `rdma_buffer` of rank 1: arrived[node 1] (byte 136836), expects 1 and sees 0",
             (
+                "It polls `rdma_buffer` of rank 1: arrived[node 1] (byte 136836), expects 1 and sees 0",
+                "It polls `rdma_buffer` of rank 2: arrived[node 0] (byte 136832), expects 1 and sees 0",
+            ),
+            (
+                "Next to it, `rdma_buffer` of rank 2: arrived[node 1] (byte 136836) is ",
                 "Next to it, `rdma_buffer` of rank 1: arrived[node 0] (byte 136832) is ",
                 "Next to it, `rdma_buffer` of rank 3: arrived[node 1] (byte 136836) is ",
             ),
-            "rank 1 internode notify -> rank 3 internode notify",
+            (
+                "rank 1 internode notify -> rank 3 internode notify",
+                "rank 2 internode notify -> rank 0 internode notify",
+            ),
         ),
     ),
     edited(

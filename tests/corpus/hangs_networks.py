@@ -16,7 +16,7 @@ from nbep.emulator import DeadlockError
 
 TRIP = scenario("low_latency")
 ONCE = scenario("low_latency", dedup=1)
-CLEAN = scenario("low_latency.clean", rounds=1, tokens=2)
+CLEAN = scenario("low_latency.clean", tokens=1)
 # Over the NIC each rank has one expert, and so one queue pair to the other: 65 of rank 0, 64 of rank 1.
 NIC = scenario("low_latency", nic=1, experts=1, topk=2, tokens=2)
 WRAPPING = scenario("low_latency", nic=1, experts=1, topk=2, tokens=8, hidden=512, rounds=3)
@@ -72,8 +72,8 @@ LOW_LATENCY = [
          "signals + 4 * network.rank, s32", "signals + 4 * peer, s32",
          (": the clean_low_latency_buffer", "It polls " + RDMA, ": barrier_signal[rank ", "expects 1 and sees 0",
           ("The same byte of rank 0 was stored to by rank 0", "The same byte of rank 1 was stored to by rank 1"),
-          ("barrier_signal[rank 1] (byte 143620) is 2, stored by rank 0, kernel `clean_low_latency_buffer`",
-           "barrier_signal[rank 0] (byte 143616) is 2, stored by rank 1, kernel `clean_low_latency_buffer`"),
+          ("barrier_signal[rank 1] (byte 137476) is 2, stored by rank 0, kernel `clean_low_latency_buffer`",
+           "barrier_signal[rank 0] (byte 137472) is 2, stored by rank 1, kernel `clean_low_latency_buffer`"),
           "They wait in a circle")),
     hang("stages: lanes miss a phase of their mbarrier", TRIP, combine_sender.put_row,
          "        put_nbi_warp(network, dst + offset, src + offset, stage.data, part, peer, queue, lane)\n"
@@ -99,9 +99,10 @@ BETWEEN_NODES = [
           "Kernel `internode_notify_dispatch` of rank 0 has been left by block 3, warp 0", "Rank 0 " + NOBODY),
          ("circle", "wait for each other")),
     hang("between nodes: a cached notify tells nobody", scenario("internode.cached"), cached_notify.come_together,
-         "amo_add(network, arrived_offset(cells, own), 1, node * peers.num_ranks + peers.rank, 0, True)", NOTHING,
+         "amo_add(network, arrived_offset(cells, own), call.signal, node * peers.num_ranks + peers.rank, 0, True)",
+         NOTHING,
          ("rank 0: the internode notify (kernel `internode_cached_notify`, block 0, warp 0, lane 0)",
-          "It polls `rdma_buffer` of rank 0: arrived[node 0] (byte 136832), expects 2 and sees 1",
+          "It polls `rdma_buffer` of rank 0: arrived[node 0] (byte 136832), expects 1 and sees 0",
           "by rank 0, kernel `internode_notify_dispatch`, block 0, warp 0, lane 0", "which has ended"), ("circle",)),
     hang("between nodes: combine does not publish its heads inside a node", scenario("internode", tokens=8),
          combine_forwarder.tell_nvl_heads, "st_relaxed_sys_s32", "max",

@@ -249,7 +249,7 @@ def one_rank_has_no_memory(comm):
     """A rank that cannot allocate is named by all, and the group can try again."""
     runtime = process_runtime(comm)
 
-    def no_memory(num_bytes, name):
+    def no_memory(num_bytes, name, *_):
         raise MemoryError(f"no room for {name}")
 
     with pytest.MonkeyPatch.context() as patch:
