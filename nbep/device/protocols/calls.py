@@ -135,12 +135,13 @@ def wait_peer(peers, bounds, signal):
 
 
 @device_function
-def ask_peer(call, peers, bounds, is_other):
+def ask_peer(call, peers, bounds, is_other, has_told):
     """Exchange words with a peer that has come with another call. Returns whether its words are here."""
     told = False
     if is_other:
         peer = thread_idx()
-        tell_call(call, peers, peer)
+        if not has_told:
+            tell_call(call, peers, peer)
         told = wait_told(barrier_signals_of(peers, peers.rank) + TOLD + 4 * peer, bounds, peer)
     return told
 
@@ -164,16 +165,19 @@ def meet_block(peers, bounds, call):
 
     It returns the same to all threads of the block. If it is False, this rank has reported a difference.
     """
-    return meet_with(peers, bounds, call, call.signal)
+    return meet_with(peers, bounds, call, call.signal, False)
 
 
 @device_function
-def meet_with(peers, bounds, call, signal):
-    """As `meet_block`; a rank that has relayed a call to its peers comes with another signal than its call's."""
+def meet_with(peers, bounds, call, signal, has_told):
+    """As `meet_block`; a rank that has relayed a call to its peers comes with another signal than its call's.
+
+    It has told them its own words, too: it has reported what it knows, and does not wait for them any more.
+    """
     is_other = wait_peer(peers, bounds, signal)
     is_same = bar_red_and(0, block_dim(), not is_other)
     if not is_same:
-        told = ask_peer(call, peers, bounds, is_other)
+        told = ask_peer(call, peers, bounds, is_other, has_told)
         syncthreads()  # a report ends all waits that have not begun
         report_peer(call, peers, bounds, told)
         syncthreads()

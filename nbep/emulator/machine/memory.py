@@ -61,7 +61,7 @@ class Allocation:
     __slots__ = (
         "rank", "name", "nbytes", "memory", "number", "base", "describe", "loads", "stores", "writable",
         "watchers", "writers", "shared", "freed", "shadow", "unfenced", "nc_reads", "pending", "versions",
-        "last_stores", "last_loads", "messages", "on_host",
+        "last_stores", "last_loads", "messages", "on_host", "signals",
     )  # fmt: skip
 
     def __init__(
@@ -87,6 +87,7 @@ class Allocation:
         self.writable = writable
         self.shared = shared
         self.on_host = False
+        self.signals: set[int] = set()  # the 16 bytes with a word that the CPU has written while kernels may run
         self.freed = False
         self.shadow = None if initialized else _new_shadow(self.nbytes)
         self.loads: dict[str, tuple] = Views(memory, self.shadow, storing=False)

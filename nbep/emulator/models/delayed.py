@@ -137,6 +137,8 @@ class DelayedThread(Thread):
                 if versions is None or (order == "weak" and self.knows(versions[-1])):
                     if allocation.shared and order in ACQUIRES:
                         self.floor = self.world.moment  # what other processes store has no versions
+                    elif granule in allocation.signals and order in POLLED:
+                        self.hear(allocation, [], offset, 0, order, scope)
                     return super().load(address, kind, order, scope)
             nbytes = allocation.loads[kind][2] + 1
             if offset % nbytes or offset + nbytes > allocation.nbytes:
@@ -320,6 +322,8 @@ class DelayedThread(Thread):
                 said = in_memory[0].seen[SCOPES["sys"]]
         if allocation.shared:
             said = self.world.moment
+        elif not versions and offset // GRANULE in allocation.signals:  # the CPU's: it tells all that has arrived
+            said, away = self.world.moment, SCOPES["sys"]
         if order in ACQUIRES:
             self.floor = max(self.floor, said, *self.heard[1 : reach + 1])
         else:

@@ -63,6 +63,8 @@ class EmulatedMemory(Memory):
 
     def write(self, offset: int, values: np.ndarray) -> None:
         self.array(values.dtype, offset, values.size)[:] = values
+        if values.nbytes <= 8:
+            self.allocation.signals.add(offset // 16)
         # No store of a thread wakes who waits for this: let the scheduler look again, also where it has done so before.
         for threads in list(self.allocation.watchers.values()):
             for thread in list(threads):

@@ -79,7 +79,7 @@ def come_together(network, peers, progress, bounds, num_ring_cell_words, cells, 
     is_other = wait_peer(peers, bounds, call.signal)
     is_other_node = wait_node(network, peers, bounds, cells, call, called)
     if not bar_red_and(0, block_dim(), not (is_other or is_other_node)):
-        told = ask_peer(call, peers, bounds, is_other)
+        told = ask_peer(call, peers, bounds, is_other, False)
         told_by_node = ask_node(network, peers, bounds, cells, call, is_other_node)
         syncthreads()  # a report ends all waits that have not begun
         report_peer(call, peers, bounds, told)

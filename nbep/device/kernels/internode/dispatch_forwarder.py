@@ -291,7 +291,7 @@ def deliver_tokens(out, inputs, network, progress, bounds, here, rdma, sizes, te
     while left > 0:
         node, first, count = next_batch(network, bounds, here, sizes.cells, incoming, head, last, team)
         if node == NOTHING:
-            return
+            break
         slots = own_ptr(network, recv_row(rdma, here.channel, node, 0))
         slot = first
         while slot < first + count:
@@ -317,7 +317,7 @@ def deliver_tokens(out, inputs, network, progress, bounds, here, rdma, sizes, te
             head = first + count
             if team.warp == 0:
                 note_progress(board + 4 * node, head)
-    if team.warp == 0 and lane < here.num_rdma_ranks:
+    if left == 0 and team.warp == 0 and lane < here.num_rdma_ranks:
         note_progress(board + 4 * lane, RETIRED)
     if has_tma() and lane == 0:
         tma_store_wait_all()

@@ -34,7 +34,7 @@ from nbep.device.primitives import (
     thread_idx,
     u32_div,
 )
-from nbep.device.protocols.calls import TOLD_WORDS, report_difference
+from nbep.device.protocols.calls import TOLD_WORDS, report_difference, tell_call
 from nbep.device.protocols.peers import barrier_signals_of
 from nbep.device.protocols.totals import wait_arrived
 from nbep.device.protocols.waits import ONE, has_timed_out, wait_node_call
@@ -111,10 +111,10 @@ def meet_nodes(network, peers, bounds, cells, call, called):
 
 
 @device_function
-def relay_call(network, peers, cells):
-    """Write a call that another node's rank has told where the peers of this node read it; all threads of the block.
+def relay_call(network, peers, cells, call):
+    """Write a call that another node's rank has told where the peers of this node read it, and the own one behind it.
 
-    Returns whether there is one.
+    All threads of the block call it. Returns whether there is one.
     """
     num_rdma_ranks = u32_div(network.num_ranks, peers.num_ranks)
     found = -1
@@ -127,4 +127,5 @@ def relay_call(network, peers, cells):
         relayed = barrier_signals_of(peers, peer) + RELAYED_WORDS + CALL_BYTES * peers.rank
         for i in range(TOLD_WORDS):
             st_weak_s32(relayed + 4 * i, ld_relaxed_sys_s32(row + 4 * i))
+        tell_call(call, peers, peer)
     return found >= 0

@@ -270,10 +270,9 @@ def exchange(out, inputs, network, peers, progress, bounds, sizes, call):
     reset_ring_cells(buffer + rings_offset(num_rdma_ranks, num_nvl_ranks), sizes.num_ring_cell_words)
     if not has_timed_out(bounds):
         hand_on_counts(network, peers, sizes, round_)
-    signal = call.signal
-    if not is_same and relay_call(network, peers, sizes.cells):
-        signal += 1  # to the peers it is another call: they ask
-    have_met = meet_with(peers, bounds, call, signal)
+    relays = not is_same and relay_call(network, peers, sizes.cells, call)
+    # With another signal it is another call to the peers, and they ask.
+    have_met = meet_with(peers, bounds, call, call.signal + relays, relays)
     if thread_idx() == 0:
         st_weak_s32(progress.rounds, round_ + 1)
         st_weak_s32(progress.called, s32(called + call.signal))
