@@ -149,7 +149,8 @@ BETWEEN_NODES = [
          ("orders the load before the store to " + NVL, ": head[channel 0, src ", OTHER_LANE),
          ("too weak", "overwritten"), range(1)),
     race("between nodes: the ring of a node overruns", "internode.dispatch_forwarder.forward_tokens: wait for head",
-         scenario("internode", tokens=4), (NVL, "is overwritten, and nothing at all tells this thread that it has been read"), ("too weak",),
+         scenario("internode", tokens=4),
+         (NVL, "is overwritten, and nothing at all tells this thread that it has been read"), ("too weak",),
          range(1)),
 ]  # fmt: skip
 
