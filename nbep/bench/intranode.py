@@ -2,7 +2,7 @@
 
     mpirun -n 8 nbep bench intranode [--sms 8,16,24] [--chunks 4,8,16] [--json [FILE.json]] [--plot FILE]
     nbep bench intranode --ranks 4        virtual ranks on one card: the kernels run, but no wire is measured
-    nbep bench intranode --zero-copy      the calls without rings; --push-sms 3,5 tries splits of combine's SMs
+    nbep bench intranode --zero-copy      the calls without rings; --push-warps 8,12 tries splits of combine's SMs
 
 All with a cached handle; times are the mean over the repetitions and the ranks. GB/s counts every received token, the
 rank's own included (DeepEP's unit); "wire" leaves the own ones out; "of push" is wire over what `push`, copies to all
@@ -35,7 +35,7 @@ NUM_NVL_BYTES = 2_000_000_000 // 128 * 128
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement. Bandwidths are in GB/s for each rank. num_push_sms is 0 where the config does not say it."""
+    """One measurement. Bandwidths are in GB/s for each rank. num_push_warps is 0 where the config does not say it."""
 
     work: str
     num_sms: int
@@ -44,7 +44,7 @@ class Row:
     gbps: float
     wire_gbps: float
     of_push: float
-    num_push_sms: int = 0
+    num_push_warps: int = 0
 
 
 @dataclass
@@ -69,7 +69,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--sms", type=numbers, default=[8, 12, 16, 20, 24], help="SMs to try, even numbers")
     parser.add_argument("--chunks", type=numbers, help="tokens a chunk to try; with --zero-copy of combine alone")
     parser.add_argument("--zero-copy", action="store_true", help="calls without rings")
-    parser.add_argument("--push-sms", type=numbers, default=[], help="with --zero-copy: SMs that push first, to try")
+    parser.add_argument("--push-warps", type=numbers, default=[], help="with --zero-copy: warps that begin to push")
     parser.add_argument("--slots", type=int, default=256, help="slots of a ring")
     parser.add_argument("--threads", type=int, default=None, help="threads a block")
     parser.add_argument("--works", type=some_of(WORKS), default=list(WORKS), help=f"some of: {', '.join(WORKS)}")
@@ -154,17 +154,18 @@ def prepare(comm: Any, options: argparse.Namespace) -> Setup:
     return Setup(comm, buffer, x, x_fp8, layout, topk_idx, options)
 
 
-def config_of(options: argparse.Namespace, num_sms: int, chunk: int, num_push_sms: int = 0) -> nbep.Config:
-    return nbep.Config(num_sms, chunk, options.slots, num_threads=options.threads, num_push_sms=num_push_sms or None)
+def config_of(options: argparse.Namespace, num_sms: int, chunk: int, num_push_warps: int = 0) -> nbep.Config:
+    push_warps = num_push_warps or None
+    return nbep.Config(num_sms, chunk, options.slots, num_threads=options.threads, num_push_warps=push_warps)
 
 
 def settings_of(options: argparse.Namespace, work: str, num_sms: int) -> list[tuple[int, int]]:
-    """The (chunk, num_push_sms) to try: what has no meaning for a work is not tried."""
+    """The (chunk, num_push_warps) to try: what has no meaning for a work is not tried."""
     if not options.zero_copy:
         return [(chunk, 0) for chunk in options.chunks]
     if work != "combine bf16":
         return [(options.chunks[0], 0)]
-    splits = [0, *(sms for sms in options.push_sms if sms <= num_sms)]
+    splits = [0, *options.push_warps]
     return [(chunk, split) for split in splits for chunk in options.chunks]
 
 
@@ -182,8 +183,8 @@ def measure_work(setup: Setup, work: str, num_sms: int, pushed: Push) -> list[Ro
     num_moved = recv_x.shape[0]
     x = setup.x_fp8 if work == "dispatch fp8" else setup.x
     rows = []
-    for chunk, num_push_sms in settings_of(options, work, num_sms):
-        config = config_of(options, num_sms, chunk, num_push_sms)
+    for chunk, num_push_warps in settings_of(options, work, num_sms):
+        config = config_of(options, num_sms, chunk, num_push_warps)
         if work == "combine bf16":
             seconds = mean_seconds(
                 setup, partial(buffer.combine, recv_x, handle, config=config, zero_copy=options.zero_copy)
@@ -194,7 +195,7 @@ def measure_work(setup: Setup, work: str, num_sms: int, pushed: Push) -> list[Ro
             )
         rate = mean(setup, num_moved * token_bytes) / seconds / 1e9
         wire = mean(setup, (num_moved - num_own) * token_bytes) / seconds / 1e9
-        rows.append(Row(work, num_sms, chunk, 1e6 * seconds, rate, wire, wire / pushed.to_peers, num_push_sms))
+        rows.append(Row(work, num_sms, chunk, 1e6 * seconds, rate, wire, wire / pushed.to_peers, num_push_warps))
     return rows
 
 
@@ -229,13 +230,13 @@ def report(
 
     console = console_for(options.json, width=120)
     table = Table(title=f"{num_ranks} ranks, {options.tokens} tokens, hidden {options.hidden}, top-{options.topk}")
-    for name in ("work", "SMs", "push SMs", "chunk", "us", "GB/s", "wire GB/s", "of push"):
+    for name in ("work", "SMs", "push warps", "chunk", "us", "GB/s", "wire GB/s", "of push"):
         table.add_column(name, justify="left" if name == "work" else "right")
     for row in rows:
         table.add_row(
             row.work,
             str(row.num_sms),
-            str(row.num_push_sms or ""),
+            str(row.num_push_warps or ""),
             str(row.chunk),
             f"{row.us:.1f}",
             f"{row.gbps:.1f}",

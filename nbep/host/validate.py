@@ -350,9 +350,9 @@ def zero_copy(memory: NodeMemory) -> DirectMemory:
     return memory.direct
 
 
-def num_push_sms(config: Config) -> None:
-    if config.num_push_sms is not None and config.num_push_sms > config.num_sms:
-        refuse("config.num_push_sms", config.num_push_sms, f"at most num_sms, {config.num_sms}")
+def num_push_warps(config: Config, num_warps: int) -> None:
+    if config.num_push_warps is not None and config.num_push_warps > num_warps:
+        refuse("config.num_push_warps", config.num_push_warps, f"at most the warps of a block, {num_warps}")
 
 
 def buffer_size(shape: RingShape, num_nvl_bytes: int) -> None:

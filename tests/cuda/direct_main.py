@@ -87,7 +87,7 @@ def parts(comm: MPI.Intracomm, options: argparse.Namespace) -> int:
     sms = ",".join(map(str, options.sms))
     common = ["--sms", sms, "--repeat", "15"]
     for name, flags in (
-        ("zero_copy", ["--zero-copy", "--chunks", "2,4,8", "--push-sms", "2,3,4,5,6,8,10,12"]),
+        ("zero_copy", ["--zero-copy", "--chunks", "4,8", "--push-warps", "6,8,10,12,16"]),
         ("rings", ["--chunks", "12,24,48"]),
     ):
         say(comm, f"{name}, {time.strftime('%X')}")

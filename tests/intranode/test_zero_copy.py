@@ -152,13 +152,13 @@ def test_hosts_that_run_ahead_of_a_slow_rank_do_not_take_rows_that_are_in_use(se
                 assert got.tobytes() == wanted[number % 3][rank][0].tobytes(), (seed, rank, number)
 
 
-# The split of SMs, and what moves
+# The split of warps, and what moves
 
 
-@pytest.mark.parametrize("num_push_sms", both_parts([1, 4], thorough=[2, 3]))
-def test_any_split_of_sms_gives_the_references_bits(num_push_sms):
+@pytest.mark.parametrize("num_push_warps", both_parts([1, 4], thorough=[2, 3]))
+def test_any_split_of_warps_gives_the_references_bits(num_push_warps):
     case = make_case(6, num_ranks=4, num_tokens=(9, 0, 3, 14), num_topk=3, hidden=1032)
-    run(case, Options(nbep.Config(4, 2, 3, num_push_sms=num_push_sms), num_biases=1, zero_copy=True))
+    run(case, Options(nbep.Config(4, 2, 3, num_push_warps=num_push_warps), num_biases=1, zero_copy=True))
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 64])
@@ -236,8 +236,9 @@ def test_too_few_slots_for_combine_are_refused():
     refused("num_zero_copy_bytes: got 8448", case, Options(config, zero_copy=True), "combine", num_zero_copy_bytes=8448)
 
 
-def test_more_pushing_sms_than_there_are_is_refused():
-    refused("config.num_push_sms: got 5; must be at most", verb="combine", config=nbep.Config(4, 2, 4, num_push_sms=5))
+def test_more_pushing_warps_than_there_are_is_refused():
+    config = nbep.Config(4, 2, 4, num_push_warps=5)
+    refused("config.num_push_warps: got 5; must be at most", verb="combine", config=config)
 
 
 @pytest.mark.parametrize("with_worst", [False, True])

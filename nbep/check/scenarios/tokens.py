@@ -38,8 +38,11 @@ def counts_of(tokens: int, num_ranks: int, uneven: bool) -> list[int]:
 
 
 def sent_by(case: Case, plan: Plan, rank: int) -> Any:
-    """x of a rank as dispatch takes it."""
-    return reference.per_token_cast_to_fp8(case.x[rank]) if plan.is_fp8 else case.x[rank]
+    """x of a rank as dispatch takes it. Without rings scales go two ways: those of odd ranks are column-major."""
+    if not plan.is_fp8:
+        return case.x[rank]
+    x, scales = reference.per_token_cast_to_fp8(case.x[rank])
+    return x, np.asfortranarray(scales) if plan.is_direct and rank % 2 == 1 else scales
 
 
 def apply_experts(recv_x: Any, rank: int) -> np.ndarray:

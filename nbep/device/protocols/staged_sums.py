@@ -81,13 +81,67 @@ def load_piece(stage, half, rows, num_rows, offset, num_bytes, stride, lane):
 
 
 @device_function
+def add_pair(total, data, stride):
+    """Add 16 bytes of two rows."""
+    first = ld_shared_v4(data)
+    second = ld_shared_v4(data + stride)
+    return add_bf16x8(add_bf16x8(total, first), second)
+
+
+@device_function
+def add_quad(total, data, stride):
+    """Add 16 bytes of four rows, all loaded before the first is added."""
+    first = ld_shared_v4(data)
+    second = ld_shared_v4(data + stride)
+    third = ld_shared_v4(data + 2 * stride)
+    fourth = ld_shared_v4(data + 3 * stride)
+    return add_bf16x8(add_bf16x8(add_bf16x8(add_bf16x8(total, first), second), third), fourth)
+
+
+@device_function
+def add_up(data, num_rows, stride):
+    """The sum of 16 bytes of each row, in order. The loads of four rows go together; in a loop each would wait."""
+    total = zero_f32x8()
+    left = num_rows
+    while left > 3:
+        total = add_quad(total, data, stride)
+        data += 4 * stride
+        left -= 4
+    if left > 1:
+        total = add_pair(total, data, stride)
+        data += 2 * stride
+    if left & 1 != 0:
+        total = add_bf16x8(total, ld_shared_v4(data))
+    return total
+
+
+@device_function
 def add_piece(dst, data, num_rows, num_bytes, stride, lane):
-    """Add up what a half holds, in the order of the rows, round once and store it; a warp."""
-    for offset in range(lane * VEC_BYTES, num_bytes, WARP_BYTES):
-        total = zero_f32x8()
-        for i in range(num_rows):
-            total = add_bf16x8(total, ld_shared_v4(data + stride * i + offset))
-        st_na_v4(dst + offset, to_bf16x8(total))
+    """Add up what a half holds, in the order of the rows, round once and store it; a warp.
+
+    The numbers of rows that most tokens have get code of their own.
+    """
+    dst += lane * VEC_BYTES
+    data += lane * VEC_BYTES
+    left = num_bytes - lane * VEC_BYTES
+    if num_rows == 4:
+        while left > 0:
+            st_na_v4(dst, to_bf16x8(add_quad(zero_f32x8(), data, stride)))
+            dst += WARP_BYTES
+            data += WARP_BYTES
+            left -= WARP_BYTES
+    elif num_rows == 2:
+        while left > 0:
+            st_na_v4(dst, to_bf16x8(add_pair(zero_f32x8(), data, stride)))
+            dst += WARP_BYTES
+            data += WARP_BYTES
+            left -= WARP_BYTES
+    else:
+        while left > 0:
+            st_na_v4(dst, to_bf16x8(add_up(data, num_rows, stride)))
+            dst += WARP_BYTES
+            data += WARP_BYTES
+            left -= WARP_BYTES
 
 
 @device_function

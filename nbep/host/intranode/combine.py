@@ -124,7 +124,6 @@ def _make_plan(
     call = combine_call(memory.rank, hidden, num_topk, config, zero_copy=zero_copy)
     way: RingCombine | DirectCombine
     if zero_copy:
-        validate.num_push_sms(config)
         way = prepare_direct_combine(memory, num_combined_tokens, given, config, call)
     else:
         shape = config.ring_shape(num_ranks, *token_sizes)

@@ -25,9 +25,9 @@ from nbep.host.symmetric import NodeMemory
 from nbep.host.tokens import CombineGiven
 
 
-def num_push_sms(config: Config) -> int:
-    """How many of the SMs begin as pushers: pushing takes an SM longer than adding up what has come."""
-    return config.num_push_sms or max(1, config.num_sms * 5 // 8)
+def num_push_warps(config: Config, num_warps: int) -> int:
+    """How many warps of an SM begin as pushers: enough to fill its way out, the others keep its way in busy."""
+    return config.num_push_warps or max(1, num_warps // (3 if config.num_sms <= 12 else 2))
 
 
 class DirectCombine(NamedTuple):
@@ -49,6 +49,7 @@ def prepare_direct_combine(
     places = direct.place_slots(shape, num_combined_tokens)
     num_words = CELL_WORDS + num_landed_words(num_combined_tokens * (num_ranks - 1), num_ranks, chunk)
     num_threads = config.num_threads or runtime.ring_threads(num_ranks)
+    validate.num_push_warps(config, num_threads // 32)
     combine = runtime.prepare(
         combine_kernel,
         config.num_sms,
@@ -58,7 +59,7 @@ def prepare_direct_combine(
         memory.bounds,
         places,
         shape,
-        DirectCombineSizes(num_combined_tokens, num_push_sms(config)),
+        DirectCombineSizes(num_combined_tokens, num_push_warps(config, num_threads // 32)),
     )
     return DirectCombine(prepare_reset(memory, direct.peers, num_words, call), combine, places, shape)
 

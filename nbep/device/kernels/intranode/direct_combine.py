@@ -24,8 +24,9 @@ A chunk is some rows in a row that go to one source. Warps of pushers take chunk
 other, beginning with the one behind their own rank: otherwise all ranks would push to rank 0 first. A chunk is said to
 have landed when its last row has: each release makes an SM wait for what it has under way.
 
-The first num_push_blocks blocks push, the others add up from the first token on. Whoever has pushed all adds up, too. A
-warp takes the next token that nobody has taken, so that both kinds of blocks end together.
+The first num_push_warps warps of each block push, the others add up from the first token on: what leaves an SM and what
+comes in have ways of their own. Whoever has pushed all adds up, too. A warp takes the next token that nobody has taken,
+so that all end together.
 
 Source: DeepEP csrc/kernels/intranode.cu, combine
 """
@@ -40,6 +41,7 @@ from nbep.device.primitives import (
     block_dim,
     block_idx,
     fence_proxy_async_global,
+    grid_dim,
     has_tma,
     ld_na_f32,
     ld_nc_s32,
@@ -90,7 +92,7 @@ class DirectCombineInputs(NamedTuple):
 
 class DirectCombineSizes(NamedTuple):
     num_combined_tokens: I32
-    num_push_blocks: I32
+    num_push_warps: I32  # of a block
 
 
 class Rows(NamedTuple):
@@ -173,13 +175,13 @@ def push_row(area, places, slot, inputs, row, shape, stage, parity, lane):
 
 
 @device_function
-def push_rows(inputs, peers, places, shape, num_push_blocks, num_warps, warp, stage, lane):
+def push_rows(inputs, peers, places, shape, num_push_warps, warp, stage, lane):
     """Pusher: the chunks of this warp, of one source after the other. Returns the parity of the stage's next copy."""
     rows = find_rows(inputs, peers, lane)
     num_sources = peers.num_ranks - 1
     num_chunks = num_sources * u32_div(most_rows(inputs, peers) + shape.chunk - 1, shape.chunk)
     parity = 0
-    number = block_idx() + num_push_blocks * warp
+    number = block_idx() + grid_dim() * warp
     while number < num_chunks:
         turn = u32_mod(number, num_sources)
         chunk = u32_div(number, num_sources)
@@ -199,7 +201,7 @@ def push_rows(inputs, peers, places, shape, num_push_blocks, num_warps, warp, st
             if lane == 0:
                 landed = locate_landed(first_slot, peers.rank, shape.chunk) + chunk
                 st_release_sys_s32(area + places.landed + 4 * landed, 1)  # PAIR direct-landed: the chunk's slots
-        number += num_push_blocks * num_warps
+        number += grid_dim() * num_push_warps
     return shfl_idx_s32(FULL_MASK, parity, 0)  # lane 0 drives the copies, so it alone knows
 
 
@@ -287,7 +289,7 @@ def direct_combine(
     shape: SlotShape,
     sizes: DirectCombineSizes,
 ):
-    """Grid: num_push_blocks and any more. Block: a multiple of 32. Shared memory: `direct_combine_smem_bytes`.
+    """Grid: any. Block: a multiple of 32. Shared memory: `direct_combine_smem_bytes`.
 
     peers: of the areas
     """
@@ -297,7 +299,7 @@ def direct_combine(
     stage = open_sum_stage(smem_base(), num_warps, warp, lane)
     lists = locate_lists(num_warps, warp)
     parities = 0
-    if block_idx() < sizes.num_push_blocks and vote_all(FULL_MASK, not has_fault(bounds)):
+    if warp < sizes.num_push_warps and vote_all(FULL_MASK, not has_fault(bounds)):
         push_stage = Stage(stage.data, stage.full)
-        parities = push_rows(inputs, peers, places, shape, sizes.num_push_blocks, num_warps, warp, push_stage, lane)
+        parities = push_rows(inputs, peers, places, shape, sizes.num_push_warps, warp, push_stage, lane)
     sum_tokens(out, inputs, peers, bounds, places, shape, sizes.num_combined_tokens, lists, stage, parities, lane)

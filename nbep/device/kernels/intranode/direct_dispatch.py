@@ -27,6 +27,9 @@ nothing and adds nothing; its peers are then over time, too.
 The tokens are dealt out to the warps of the grid one by one, neighbours to the same block. A warp goes through the
 ranks that want its token beginning with the one behind its own, so that not all send to the same.
 
+Scales are dealt out in groups of up to 32 neighbours. A warp brings those of a group into its stage; as the rows of
+neighbours follow each other at a peer, one copy takes the scales of all tokens in a row that go there.
+
 Source: DeepEP csrc/kernels/intranode.cu, dispatch, which has rings. Break it: notebooks/17_without_rings.ipynb
 """
 
@@ -34,7 +37,7 @@ from typing import NamedTuple
 
 from nbep.device.jit import device_function, kernel
 from nbep.device.layout.direct import DirectShape, HalfPlaces
-from nbep.device.layout.intranode import RINGS, align_up
+from nbep.device.layout.intranode import RINGS
 from nbep.device.primitives import (
     FULL_MASK,
     atom_add_release_sys_s32,
@@ -60,7 +63,7 @@ from nbep.device.primitives import (
     st_na_s32,
     st_na_s64,
     st_na_v4,
-    st_shared_s32,
+    st_shared_v4,
     st_weak_s32,
     st_weak_s64,
     syncthreads,
@@ -69,15 +72,23 @@ from nbep.device.primitives import (
     tma_store_1d,
     tma_store_commit,
     tma_store_wait_all,
+    tma_store_wait_read_all,
     u32_div,
     u32_mod,
     vote_all,
     vote_ballot,
 )
 from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
-from nbep.device.protocols.notes import copy_scales
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
-from nbep.device.protocols.staging import STAGE_BYTES, STAGE_STRIDE, load_stage, open_stage
+from nbep.device.protocols.staging import (
+    STAGE_BYTES,
+    STAGE_STRIDE,
+    begin_fill,
+    drain_stage,
+    load_stage,
+    open_stage,
+    wait_filled,
+)
 from nbep.device.protocols.waits import DISPATCH_RECEIVER_ROWS, has_timed_out, report_fault, wait_blocks_arrived
 from nbep.device.types import I32, In, Out
 
@@ -141,16 +152,22 @@ def find_goal(inputs, peers, lane):
 
 
 @device_function
-def load_row(inputs, goal, peers, places, shape, sizes, token, lane):
-    """The row of a token at the lane's peer; -1 if it does not go there, or if the peer has no such row."""
+def load_row(inputs, peer, first_row, num_ranks, places, shape, sizes, token):
+    """The row of a token at a peer; -1 if it does not go there, or if the peer has no such row."""
+    channel = u32_div(token, u32_div(sizes.num_tokens + shape.num_channels - 1, shape.num_channels))
+    head = ld_nc_s32(inputs.send_head + 4 * (token * num_ranks + peer))
+    before = inputs.channel_prefix_matrix + 4 * (peer * shape.num_channels + channel - 1)
+    start = ld_nc_s32(before) if channel > 0 else 0
+    row = first_row + start + head
+    return row if head >= 0 and 0 <= row < places.num_rows else -1
+
+
+@device_function
+def load_own_row(inputs, goal, peers, places, shape, sizes, token, lane):
+    """The row of a token at the lane's peer, or -1."""
     if lane >= peers.num_ranks or token >= sizes.num_tokens:
         return -1
-    channel = u32_div(token, u32_div(sizes.num_tokens + shape.num_channels - 1, shape.num_channels))
-    head = ld_nc_s32(inputs.send_head + 4 * (token * peers.num_ranks + goal.peer))
-    before = inputs.channel_prefix_matrix + 4 * (goal.peer * shape.num_channels + channel - 1)
-    start = ld_nc_s32(before) if channel > 0 else 0
-    row = goal.first_row + start + head
-    return row if head >= 0 and 0 <= row < places.num_rows else -1
+    return load_row(inputs, goal.peer, goal.first_row, peers.num_ranks, places, shape, sizes, token)
 
 
 @device_function
@@ -167,25 +184,6 @@ def store_notes(area, places, row, token, expert, weight, first_expert, num_expe
 
 
 @device_function
-def load_scales(scales, stride, num_scales, lane):
-    """The first two scales of each lane, of a token's; one warp."""
-    scale = ld_nc_keep_s32(scales + 4 * lane * stride) if lane < num_scales else 0
-    next_scale = ld_nc_keep_s32(scales + 4 * (lane + 32) * stride) if lane + 32 < num_scales else 0
-    return scale, next_scale
-
-
-@device_function
-def store_scales(dst, scale, next_scale, scales, stride, num_scales, lane):
-    """Write a token's scales to the stage: those that `load_scales` has brought, and the others."""
-    if lane < num_scales:
-        st_shared_s32(dst + 4 * lane, scale)
-    if lane + 32 < num_scales:
-        st_shared_s32(dst + 4 * (lane + 32), next_scale)
-    if num_scales > 64:
-        copy_scales(ld_nc_keep_s32, st_shared_s32, dst + 256, scales + 256 * stride, stride, num_scales - 64, lane)
-
-
-@device_function
 def spread_scales(area, row, wanted, places, scales, stride, num_scales, lane):
     """Load the scales of a token and store them at all ranks that want it; one warp, without the copy engine."""
     for begin in range(0, num_scales, 32):
@@ -199,6 +197,84 @@ def spread_scales(area, row, wanted, places, scales, stride, num_scales, lane):
             at = shfl_idx_s32(FULL_MASK, row, turn) * num_scales + begin + lane
             if is_one:
                 st_na_s32(dst + 4 * at, scale)
+
+
+@device_function
+def num_scales_at_once(shape):
+    """Of how many neighbours a stage holds the scales; 0 if lanes store them, as one token's are not N * 16 bytes."""
+    num_bytes = 4 * shape.num_scales
+    if not has_tma() or num_bytes == 0 or num_bytes % VEC_BYTES != 0:
+        return 0
+    return min(32, u32_div(STAGE_BYTES, num_bytes))
+
+
+@device_function
+def load_scales(stage, scales, count, shape, sizes, parity, lane):
+    """Bring the scales of neighbours into the stage, lane i those of token i. Returns the parity of the next fill.
+
+    A lane has eight loads in flight; where scales are column-major, a load brings those of neighbours.
+    """
+    num_bytes = 4 * shape.num_scales
+    if sizes.scale_hidden_stride == 1 and sizes.scale_token_stride == shape.num_scales and scales % VEC_BYTES == 0:
+        begin_fill(scales, count * num_bytes, stage, lane)
+        return wait_filled(stage, parity)
+    if lane == 0:
+        tma_store_wait_read_all()
+    syncwarp(FULL_MASK)
+    if lane < count:
+        src = scales + 4 * lane * sizes.scale_token_stride
+        stride = 4 * sizes.scale_hidden_stride
+        to = stage.data + num_bytes * lane
+        end = to + num_bytes
+        while to < end:
+            has_next = to + VEC_BYTES < end
+            next_src = src + 4 * stride if has_next else src
+            a = ld_nc_keep_s32(src)
+            b = ld_nc_keep_s32(src + stride)
+            c = ld_nc_keep_s32(src + 2 * stride)
+            d = ld_nc_keep_s32(src + 3 * stride)
+            e = ld_nc_keep_s32(next_src)
+            f = ld_nc_keep_s32(next_src + stride)
+            g = ld_nc_keep_s32(next_src + 2 * stride)
+            h = ld_nc_keep_s32(next_src + 3 * stride)
+            st_shared_v4(to, (a, b, c, d))
+            if has_next:
+                st_shared_v4(to + VEC_BYTES, (e, f, g, h))
+            src += 8 * stride
+            to += 2 * VEC_BYTES
+    fence_proxy_async_shared()
+    syncwarp(FULL_MASK)
+    return parity
+
+
+@device_function
+def send_scales(inputs, peers, goal, first, count, places, shape, sizes, stage, parity, lane):
+    """Put the scales of neighbours, at most 32, into their rows; one warp. Returns the parity of the next fill.
+
+    Rows of neighbours that go to the same rank follow each other, so one copy takes the scales of a run of tokens.
+    """
+    num_bytes = 4 * shape.num_scales
+    scales = inputs.x_scales + 4 * first * sizes.scale_token_stride
+    parity = load_scales(stage, scales, count, shape, sizes, parity, lane)
+    for turn in range(peers.num_ranks):
+        area = shfl_idx_s64(FULL_MASK, goal.area, turn)
+        first_row = shfl_idx_s32(FULL_MASK, goal.first_row, turn)
+        row = -1
+        if lane < count:
+            peer = peer_of(peers, turn)
+            row = load_row(inputs, peer, first_row, peers.num_ranks, places, shape, sizes, first + lane)
+        before = shfl_idx_s32(FULL_MASK, row, max(lane - 1, 0))
+        goes_on = vote_ballot(FULL_MASK, lane > 0 and before >= 0 and row == before + 1)
+        left = vote_ballot(FULL_MASK, row >= 0) & ~goes_on
+        while left != 0:
+            begin = ffs_u32(left) - 1
+            left &= left - 1
+            length = ffs_u32(~(goes_on >> (begin + 1)))
+            to = area + places.scales + num_bytes * shfl_idx_s32(FULL_MASK, row, begin)
+            if lane == 0:
+                tma_store_1d(to, stage.data + num_bytes * begin, num_bytes * length)
+    drain_stage(lane)
+    return parity
 
 
 @device_function
@@ -249,24 +325,13 @@ def send_token(inputs, peers, goal, row, wanted, token, places, shape, sizes, st
     row: in lane i at the lane's peer; wanted: bit i says whether there is one
     """
     src = inputs.x + token * shape.hidden_bytes
-    scales = inputs.x_scales + 4 * token * sizes.scale_token_stride
-    in_stage = has_tma() and shape.num_scales % 4 == 0  # else a row of scales is no multiple of 16 bytes
-    front = align_up(4 * shape.num_scales, VEC_BYTES) if in_stage else 0
-    part = min(shape.hidden_bytes, STAGE_BYTES - front)
-    scale, next_scale = 0, 0
-    if front != 0:  # they arrive while the last store still reads the stage
-        scale, next_scale = load_scales(scales, sizes.scale_hidden_stride, shape.num_scales, lane)
-    if has_tma() and lane == 0:
-        load_stage(stage.data + front, src, part, stage)
+    part = min(shape.hidden_bytes, STAGE_BYTES)
+    if has_tma():
+        begin_fill(src, shape.hidden_bytes, stage, lane)
     expert = ld_na_s64(inputs.topk_idx + 8 * (token * shape.num_topk + lane)) if lane < shape.num_topk else 0
     weight = f32(0)
     if lane < shape.num_topk:
         weight = ld_na_f32(inputs.topk_weights + 4 * (token * shape.num_topk + lane))
-    if front != 0:
-        syncwarp(FULL_MASK)  # the last store has read the stage
-        store_scales(stage.data, scale, next_scale, scales, sizes.scale_hidden_stride, shape.num_scales, lane)
-        fence_proxy_async_shared()
-        syncwarp(FULL_MASK)
     if has_tma():
         if lane == 0:
             while not mbarrier_try_wait_parity(stage.full, parity):
@@ -279,9 +344,7 @@ def send_token(inputs, peers, goal, row, wanted, token, places, shape, sizes, st
         area = shfl_idx_s64(FULL_MASK, goal.area, turn)
         to = shfl_idx_s32(FULL_MASK, row, turn)
         if has_tma() and lane == 0:
-            tma_store_1d(area + places.x + to * shape.hidden_bytes, stage.data + front, part)
-            if front != 0:
-                tma_store_1d(area + places.scales + 4 * to * shape.num_scales, stage.data, 4 * shape.num_scales)
+            tma_store_1d(area + places.x + to * shape.hidden_bytes, stage.data, part)
         first_expert = peer_of(peers, turn) * sizes.num_local_experts
         store_notes(area, places, to, token, expert, weight, first_expert, sizes.num_local_experts, shape, lane)
     if has_tma():
@@ -290,7 +353,8 @@ def send_token(inputs, peers, goal, row, wanted, token, places, shape, sizes, st
         parity = spread_rest(goal.area, row, wanted, places, src, part, shape.hidden_bytes, stage, parity, lane)
     else:
         spread_row(goal.area, row, wanted, places, src, shape.hidden_bytes, lane)
-    if shape.num_scales != 0 and not in_stage:
+    if shape.num_scales != 0 and num_scales_at_once(shape) == 0:
+        scales = inputs.x_scales + 4 * token * sizes.scale_token_stride
         spread_scales(goal.area, row, wanted, places, scales, sizes.scale_hidden_stride, shape.num_scales, lane)
     return parity
 
@@ -303,18 +367,24 @@ def send_tokens(inputs, peers, places, shape, sizes, warp, lane):
     parity = 0
     num_warps = block_dim() // 32
     num_senders = grid_dim() * num_warps
-    # Neighbours on one SM: column-major scales of eight tokens share sectors, which L1 then brings once.
     token = block_idx() * num_warps + warp
-    row = load_row(inputs, goal, peers, places, shape, sizes, token, lane)
-    while token < sizes.num_tokens:
+    row = load_own_row(inputs, goal, peers, places, shape, sizes, token, lane)
+    at_once = num_scales_at_once(shape)
+    # Scales go out behind a row, whose copies keep the way out busy meanwhile.
+    first = at_once * (block_idx() + grid_dim() * warp) if at_once > 0 else sizes.num_tokens
+    while token < sizes.num_tokens or first < sizes.num_tokens:
         next_row = -1
         if has_tma():  # it arrives while this token goes out; without a copy engine the registers are needed there
-            next_row = load_row(inputs, goal, peers, places, shape, sizes, token + num_senders, lane)
+            next_row = load_own_row(inputs, goal, peers, places, shape, sizes, token + num_senders, lane)
         wanted = vote_ballot(FULL_MASK, row >= 0)
         if wanted != 0:
             parity = send_token(inputs, peers, goal, row, wanted, token, places, shape, sizes, stage, parity, lane)
+        if first < sizes.num_tokens:
+            count = min(at_once, sizes.num_tokens - first)
+            parity = send_scales(inputs, peers, goal, first, count, places, shape, sizes, stage, parity, lane)
+            first += at_once * num_senders
         token += num_senders
-        row = next_row if has_tma() else load_row(inputs, goal, peers, places, shape, sizes, token, lane)
+        row = next_row if has_tma() else load_own_row(inputs, goal, peers, places, shape, sizes, token, lane)
     if has_tma() and lane == 0:
         tma_store_wait_all()
 
