@@ -161,6 +161,16 @@ def test_any_split_of_warps_gives_the_references_bits(num_push_warps):
     run(case, Options(nbep.Config(4, 2, 3, num_push_warps=num_push_warps), num_biases=1, zero_copy=True))
 
 
+@pytest.mark.parametrize("num_rows", both_parts([3, 5], thorough=[1, 2, 4, 6, 7, 8, 9, 10]))
+def test_a_sum_of_any_number_of_rows_has_the_references_bits(num_rows):
+    """From as many ranks as a token has experts, and two biases if it has more than two rows."""
+    num_biases = 2 if num_rows > 2 else 0
+    num_topk, num_ranks = num_rows - num_biases, 4 if num_rows <= 6 else 8
+    case = make_case(9, num_ranks=num_ranks, num_tokens=2, num_topk=num_topk, experts_per_rank=1, unused=0, hidden=776)
+    assert all(layout.is_token_in_rank.sum(1).tolist() == [num_topk] * 2 for layout in case.layouts)
+    run(case, Options(nbep.Config(2, 1, 2), num_biases=num_biases, zero_copy=True))
+
+
 @pytest.mark.parametrize("chunk", [1, 2, 5, 64])
 def test_any_number_of_rows_may_land_together(chunk):
     run(make_case(7, num_tokens=(17, 5)), Options(nbep.Config(2, chunk, chunk + 1), zero_copy=True))
@@ -171,6 +181,27 @@ def test_scales_travel_in_copies_of_their_own_or_by_the_lanes(hidden):
     """Of 3, 4 and 68: a copy takes multiples of 16 bytes, and a lane keeps two."""
     case = make_case(10, num_tokens=(3, 2), hidden=hidden, routing="everywhere")
     run(case, Options(fp8="column", with_topk=False, zero_copy=True))
+
+
+@pytest.mark.emulator_only("the arrays are NumPy's")
+def test_scales_of_more_neighbours_than_a_stage_takes_arrive_however_they_lie_in_memory():
+    """40 tokens with gaps between those that go to the same rank: two groups, of several runs each."""
+    case = make_case(12, num_ranks=2, num_tokens=(40, 5), num_topk=1, hidden=512)
+    for fp8 in ("row", "column"):
+        run(case, Options(fp8=fp8, with_topk=False, zero_copy=True))
+
+    def main(buffer, arguments):
+        x, scales = reference.per_token_cast_to_fp8(arguments["x"])
+        apart, shifted = np.zeros((2 * len(scales), 8), np.float32), np.zeros(scales.size + 1, np.float32)
+        apart[::2, ::2] = scales
+        shifted[1:] = scales.ravel()
+        received = []
+        for each in (scales, np.asfortranarray(scales), apart[::2, ::2], shifted[1:].reshape(scales.shape)):
+            recv_x = buffer.dispatch(**arguments | {"x": (x, each)})[0]
+            received.append(recv_x[1].tobytes())
+        return received[1:] == [received[0]] * 3
+
+    assert on_each_rank(main, Options(zero_copy=True, with_topk=False), case) == [True, True]
 
 
 class Copies:
@@ -197,6 +228,14 @@ def test_a_token_is_loaded_once_however_many_ranks_want_it_and_ranks_begin_with_
     assert copies.loaded == dict.fromkeys(range(4), 6)
     assert copies.stored == dict.fromkeys(range(4), 4 * 6)
     assert copies.first_goal == {rank: (rank + 1) % 4 for rank in range(4)}
+
+
+@pytest.mark.emulator_only("a tracer sees it")
+def test_scales_of_neighbours_leave_in_one_copy_for_each_rank():
+    copies = Copies()
+    case = make_case(8, num_ranks=2, num_tokens=6, num_topk=2, hidden=512, routing="everywhere")
+    run(case, Options(fp8="column", with_topk=False, zero_copy=True), tracer=copies)
+    assert copies.stored == dict.fromkeys(range(2), 2 * 6 + 2)
 
 
 # What is refused

@@ -52,6 +52,7 @@ def rounds_without_rings(num_ranks: int) -> list[tuple]:
             (round_trip, case(25, num_ranks, 9, hidden=384), Options(fp8="packed", with_topk=False)),
             (cached_round_trip, case(26, num_ranks, 200, **large), Options(wide)),
             (round_trip, case(27, num_ranks, 200, **large), Options(wide, fp8="column")),
+            (round_trip, case(28, num_ranks, 90, **large), Options(wide, fp8="row")),
         )
     ]
 
