@@ -108,7 +108,7 @@ def combine(
             num_combined_tokens,
             config.num_max_nvl_chunked_send_tokens,
             config.num_max_rdma_chunked_send_tokens,
-            max(1, (num_warps - 1) // 2),
+            mode.num_rdma_receivers(num_warps),
             mode.cells,
         ),
     )

@@ -279,7 +279,7 @@ def _launch(
             known.num_experts,
             config.num_max_nvl_chunked_send_tokens,
             config.num_max_rdma_chunked_send_tokens,
-            max(1, (num_warps - 2) // 2 // mode.num_nvl_ranks),
+            mode.num_nvl_receivers(num_warps),
             token_stride,
             hidden_stride,
             mode.cells,

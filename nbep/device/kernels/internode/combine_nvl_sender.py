@@ -49,11 +49,19 @@ NOTHING = -1  # the ring of a batch for which no room came
 
 
 @device_function
-def join_team(here, sender, num_senders, lane):
+def join_team(here, num_rings, sender, num_senders, lane):
     """The team of a sender, whose number is its peer; and how many teams there are."""
-    num_teams = min(min(num_senders, here.num_rdma_ranks * here.num_nvl_ranks), MAX_TEAMS)
+    num_teams = min(min(num_senders, num_rings), MAX_TEAMS)
     num_warps = u32_div(num_senders, num_teams)
     return Team(True, u32_div(sender, num_warps), here.channel, u32_mod(sender, num_warps), num_warps, lane), num_teams
+
+
+@device_function
+def rank_of_ring(here, which):
+    """The rank whose rows take a ring: the which-th of those that are at another place."""
+    node = u32_div(which, here.num_nvl_ranks - 1)
+    place = which - node * (here.num_nvl_ranks - 1)
+    return node * here.num_nvl_ranks + (place if place < here.nvl_rank else place + 1)
 
 
 @device_function
@@ -105,18 +113,22 @@ def send_row(inputs, ring, index, row, shape, lane):
 @device_function
 def send_rows(inputs, peers, bounds, here, shape, sizes, sender, num_senders, lane):
     """Sender: push this channel's rows back to where they came through, a chunk of one ring after the other."""
-    team, num_teams = join_team(here, sender, num_senders, lane)
-    rank = team.peer + num_teams * lane  # of the lane's ring
+    # What came over this rank itself takes no ring: its forwarders read it where it is.
+    num_rings = here.num_rdma_ranks * (here.num_nvl_ranks - 1)
+    if num_rings == 0:
+        return
+    team, num_teams = join_team(here, num_rings, sender, num_senders, lane)
+    which = team.peer + num_teams * lane  # the lane's ring
+    rank = here.nvl_rank
     begin = end = 0
-    if team.peer < num_teams and rank < here.num_rdma_ranks * here.num_nvl_ranks:
-        # What came over this rank itself takes no ring: its forwarders read it where it is.
-        if u32_mod(rank, here.num_nvl_ranks) != here.nvl_rank:
-            begin, end = rows_from(inputs, shape, here.channel, rank)
+    if team.peer < num_teams and which < num_rings:
+        rank = rank_of_ring(here, which)
+        begin, end = rows_from(inputs, shape, here.channel, rank)
     batch = smem_base() + BATCHES + 16 * team.peer
-    own_ring = ring_for(peers, here, shape, rank if begin < end else here.nvl_rank)
+    own_ring = ring_for(peers, here, shape, rank)
     left = warp_sum_s32(FULL_MASK, end - begin)
     sent = 0
-    last = u32_div(here.rdma_rank * here.num_nvl_ranks, num_teams)  # not all ranks begin with the same
+    last = u32_div(here.rdma_rank * (here.num_nvl_ranks - 1), num_teams)  # not all ranks begin with the same
     while left > 0:
         if team.warp == 0:
             chunk = sizes.num_max_nvl_send_tokens
@@ -127,7 +139,7 @@ def send_rows(inputs, peers, bounds, here, shape, sizes, sender, num_senders, la
         which, first, count = ld_shared_s32(batch), ld_shared_s32(batch + 4), ld_shared_s32(batch + 8)
         if which == NOTHING:
             return
-        ring = ring_for(peers, here, shape, team.peer + num_teams * which)
+        ring = ring_for(peers, here, shape, shfl_idx_s32(FULL_MASK, rank, which))
         row = shfl_idx_s32(FULL_MASK, begin, which)
         i = first + team.warp
         while i < first + count:
