@@ -120,33 +120,34 @@ def send_rows(inputs, peers, bounds, here, shape, sizes, sender, num_senders, la
     team, num_teams = join_team(here, num_rings, sender, num_senders, lane)
     which = team.peer + num_teams * lane  # the lane's ring
     rank = here.nvl_rank
-    begin = end = 0
+    begin = count = 0
     if team.peer < num_teams and which < num_rings:
         rank = rank_of_ring(here, which)
-        begin, end = rows_from(inputs, shape, here.channel, rank)
+        begin, behind = rows_from(inputs, shape, here.channel, rank)
+        count = behind - begin
     batch = smem_base() + BATCHES + 16 * team.peer
     own_ring = ring_for(peers, here, shape, rank)
-    left = warp_sum_s32(FULL_MASK, end - begin)
+    left = warp_sum_s32(FULL_MASK, count)
     sent = 0
     last = u32_div(here.rdma_rank * (here.num_nvl_ranks - 1), num_teams)  # not all ranks begin with the same
     while left > 0:
         if team.warp == 0:
             chunk = sizes.num_max_nvl_send_tokens
-            which, first, count = find_room(own_ring, sent, end - begin, shape, chunk, bounds, here, rank, last)
+            which, first, size = find_room(own_ring, sent, count, shape, chunk, bounds, here, rank, last)
             if lane == 0:
-                share_batch(batch, which, first, count)
+                share_batch(batch, which, first, first + size)
         team_barrier(team)
-        which, first, count = ld_shared_s32(batch), ld_shared_s32(batch + 4), ld_shared_s32(batch + 8)
+        which, first, end = ld_shared_s32(batch), ld_shared_s32(batch + 4), ld_shared_s32(batch + 8)
         if which == NOTHING:
             return
         ring = ring_for(peers, here, shape, shfl_idx_s32(FULL_MASK, rank, which))
         row = shfl_idx_s32(FULL_MASK, begin, which)
         i = first + team.warp
-        while i < first + count:
+        while i < end:
             send_row(inputs, ring, i, row + i, shape, lane)
             i += team.num_warps
-        publish_tail(ring, first + count, True, team)
-        left -= count
+        publish_tail(ring, end, True, team)
+        left -= end - first
         last = which
         if lane == which:
-            sent = first + count
+            sent = end
