@@ -91,7 +91,8 @@ def send_and_receive(out, inputs, network, peers, progress, bounds, here, nvl, r
     else:
         num_senders = last - sizes.num_receivers
         sender = warp - sizes.num_receivers
-        send_rows(inputs, peers, bounds, here, nvl, sizes, sender, num_senders, lane)
+        stage = open_stage(smem_base() + COMBINE_STAGES, sender, lane, 2)  # the places of receivers, who need none
+        send_rows(inputs, peers, bounds, here, nvl, sizes, sender, num_senders, stage, lane)
 
 
 @kernel(max_threads=32 * MAX_WARPS, clusters=CLUSTERS, max_threads_before_sm90=32 * MAX_WARPS_BEFORE_SM90)
@@ -106,8 +107,8 @@ def internode_combine(
     rdma: RingShape,
     sizes: InternodeCombineSizes,
 ):
-    """Grid: 2 * num_channels blocks. Block: at least num_rdma_ranks + 2 warps, and num_receivers + 1; one more if
-    a node has several ranks.
+    """Grid: 2 * num_channels blocks. Block: at least num_rdma_ranks + 2 warps. At most half of the warps send, and at
+    least one if a node has several ranks.
 
     Shared memory: `combine_smem_bytes`.
     """

@@ -5,7 +5,7 @@
 
  cell                   written by             with                    read by             with
  tail of NVL ring       NVL sender (d, k)      st_release_sys          forwarder, lane k   ld_acquire_sys
- slot of NVL ring       NVL sender (d, k)      st_na                   forwarder           ld_na, after tail
+ slot of NVL ring       NVL sender (d, k)      bulk copy, st_na        forwarder           ld_na, after tail
  own rows of x          nobody                 -                       forwarder           ld_na
  stage of a warp        forwarder              st_shared               network             after a proxy fence, syncwarp
  slot of (n, l)         forwarder              put_nbi_warp            RDMA receiver       after tails

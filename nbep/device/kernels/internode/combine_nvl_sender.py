@@ -3,7 +3,7 @@
  (d, k): x[i] --sender--> NVL ring[channel, n * num_nvl_ranks + k] of rank (d, l)     for every rank (n, l), l not k
 
  cell                 written by         with              read by              with
- slot of NVL ring     sender             st_na             forwarders (d, l)    ld_na, after tail
+ slot of NVL ring     sender             bulk copy, st_na  forwarders (d, l)    ld_na, after tail
  tail of NVL ring     warp 0 of a team   st_release_sys    forwarders (d, l)    ld_acquire_sys
  head of NVL ring     coordinator (d,l)  st_relaxed_sys    warp 0, its lane     ld_relaxed_sys (1)
  batch of a team      warp 0, lane 0     st_shared_s32     the team             ld_shared_s32, after bar_sync
@@ -39,9 +39,9 @@ from nbep.device.primitives import (
     vote_ballot,
     wait_expired,
 )
-from nbep.device.protocols.copies import copy_row
 from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.reduce import warp_sum_s32
+from nbep.device.protocols.staging import begin_copy, end_copy
 from nbep.device.protocols.teams import Team, publish_tail, team_barrier
 from nbep.device.protocols.waits import NVL_SENDER_HEAD, report_fault, start_wait
 
@@ -100,18 +100,19 @@ def find_room(ring, sent, count, shape, chunk, bounds, here, rank, last):
 
 
 @device_function
-def send_row(inputs, ring, index, row, shape, lane):
-    """Copy a row and its weights to the ring's slot for it; one warp."""
+def send_row(inputs, ring, index, row, shape, stage, parity, lane):
+    """Copy a row and its weights to the ring's slot for it; one warp. Returns the parity of the stage's next copy."""
     src = inputs.x + row * shape.hidden_bytes
     dst = ring.x + u32_mod(index, shape.num_slots) * slot_bytes(shape)
-    copy_row(ld_nc_v4, dst, src, shape.hidden_bytes, lane)
+    begin_copy(src, shape.hidden_bytes, 0, stage, lane)
     if lane < shape.num_topk:
         weight = ld_na_f32(inputs.topk_weights + 4 * (row * shape.num_topk + lane))
         st_na_f32(locate_notes(dst, shape).topk_weights + 4 * lane, weight)
+    return end_copy(ld_nc_v4, dst, src, shape.hidden_bytes, 0, stage, parity, lane)
 
 
 @device_function
-def send_rows(inputs, peers, bounds, here, shape, sizes, sender, num_senders, lane):
+def send_rows(inputs, peers, bounds, here, shape, sizes, sender, num_senders, stage, lane):
     """Sender: push this channel's rows back to where they came through, a chunk of one ring after the other."""
     # What came over this rank itself takes no ring: its forwarders read it where it is.
     num_rings = here.num_rdma_ranks * (here.num_nvl_ranks - 1)
@@ -129,6 +130,7 @@ def send_rows(inputs, peers, bounds, here, shape, sizes, sender, num_senders, la
     own_ring = ring_for(peers, here, shape, rank)
     left = warp_sum_s32(FULL_MASK, count)
     sent = 0
+    parity = 0
     last = u32_div(here.rdma_rank * (here.num_nvl_ranks - 1), num_teams)  # not all ranks begin with the same
     while left > 0:
         if team.warp == 0:
@@ -144,7 +146,7 @@ def send_rows(inputs, peers, bounds, here, shape, sizes, sender, num_senders, la
         row = shfl_idx_s32(FULL_MASK, begin, which)
         i = first + team.warp
         while i < end:
-            send_row(inputs, ring, i, row + i, shape, lane)
+            parity = send_row(inputs, ring, i, row + i, shape, stage, parity, lane)
             i += team.num_warps
         publish_tail(ring, end, True, team)
         left -= end - first
