@@ -169,13 +169,16 @@ class Table(NamedTuple):
 
     in_node      tokens of a chunk with up to 16 SMs, up to 20, and more; rings have IN_NODE_SLOTS slots
     over_nodes   NVLink send and receive tokens, RDMA send and receive tokens
+    two_of_two   NVLink and RDMA send tokens with 2 nodes of 2; slots as with 2 nodes of 8
     """
 
     in_node: dict[int, tuple[int, int, int]]
     over_nodes: dict[int, tuple[int, int, int, int]]
+    two_of_two: tuple[int, int]
 
 
-# Inside a node: from runs of `nbep bench intranode`, see docs/measured.md. Between nodes: DeepEP's.
+# Inside a node: from runs of `nbep bench intranode`, see docs/measured.md. Between nodes: DeepEP's, but for 2 nodes of
+# 2, which are from runs of `nbep bench internode`: there a ring has many warps, and so a chunk takes many tokens.
 IN_NODE_SLOTS = 256
 DISPATCH_TABLE = Table(
     in_node={2: (48, 48, 48), 4: (32, 24, 12), 8: (48, 12, 6)},
@@ -188,6 +191,7 @@ DISPATCH_TABLE = Table(
         144: (32, 720, 12, 128),
         160: (28, 720, 12, 128),
     },
+    two_of_two=(64, 8),
 )
 COMBINE_TABLE = Table(
     in_node={2: (12, 12, 12), 4: (24, 12, 12), 8: (18, 6, 3)},
@@ -200,6 +204,7 @@ COMBINE_TABLE = Table(
         144: (2, 720, 8, 128),
         160: (2, 720, 8, 128),
     },
+    two_of_two=(32, 8),
 )
 
 
@@ -226,11 +231,14 @@ def zero_copy_config(num_sms: int) -> Config:
     return Config(num_sms, ZERO_COPY_CHUNK)
 
 
-def nodes_config(table: Table, num_sms: int, num_nodes: int) -> Config:
+def nodes_config(table: Table, num_sms: int, num_nodes: int, num_nvl_ranks: int) -> Config:
     """The config for so many nodes: that of the table's next larger number, or of its largest."""
     known = sorted(table.over_nodes)
     num_ranks = next((ranks for ranks in known if ranks >= MAX_NVL_PEERS * num_nodes), known[-1])
-    return Config(num_sms, *table.over_nodes[num_ranks])
+    nvl_chunk, nvl_slots, rdma_chunk, rdma_slots = table.over_nodes[num_ranks]
+    if num_nodes == num_nvl_ranks == 2:
+        nvl_chunk, rdma_chunk = table.two_of_two
+    return Config(num_sms, nvl_chunk, nvl_slots, rdma_chunk, rdma_slots)
 
 
 def fit_config(config: Config, num_nvl_bytes: int, num_ranks: int, *token_sizes: int) -> Config:

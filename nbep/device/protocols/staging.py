@@ -32,32 +32,36 @@ from nbep.device.primitives import (
 from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES, copy_row
 
 STAGE_BYTES = 8064  # what one bulk copy moves; with its mbarrier a stage takes STAGE_STRIDE bytes
-STAGE_STRIDE = STAGE_BYTES + 128
+MBARRIER_BYTES = 128
+STAGE_STRIDE = STAGE_BYTES + MBARRIER_BYTES
 
 
 class Stage(NamedTuple):
-    """The shared addresses of one warp's stage."""
+    """The shared addresses of one warp's stage, and how many bytes it holds."""
 
     data: int
     full: int
+    room: int
 
 
 @device_function
-def open_stage(stages, warp, lane):
+def open_stage(stages, warp, lane, width=1):
     """The stage of a warp; stages is the address of warp 0's. Its whole warp calls this once, before any copy.
 
+    width: how many warps' places it takes: one, or more where some warps need none
     Behind the syncwarp any lane may wait for the mbarrier. The two fences are for cards and versions of PTX that do not
     say how the engine accesses it: see docs/memory_orders.md.
     """
-    data = stages + STAGE_STRIDE * warp
-    full = data + STAGE_BYTES
+    data = stages + STAGE_STRIDE * width * warp
+    room = STAGE_STRIDE * width - MBARRIER_BYTES
+    full = data + room
     if has_tma():
         if lane == 0:
             mbarrier_init(full, 1)
             fence_mbarrier_init()
             fence_proxy_async_shared()
         syncwarp(FULL_MASK)
-    return Stage(data, full)
+    return Stage(data, full, room)
 
 
 @device_function
@@ -87,7 +91,7 @@ def begin_copy(src, num_bytes, front, stage, lane):
     """
     if has_tma():
         if lane == 0:
-            load_stage(stage.data + front, src, min(num_bytes, STAGE_BYTES - front), stage)
+            load_stage(stage.data + front, src, min(num_bytes, stage.room - front), stage)
 
 
 @device_function
@@ -100,10 +104,10 @@ def end_copy(load, dst, src, num_bytes, front, stage, parity, lane):
     """
     if has_tma():
         if lane == 0:
-            offset = min(num_bytes, STAGE_BYTES - front)
+            offset = min(num_bytes, stage.room - front)
             parity = store_stage(dst - front, front + offset, stage, parity)
             while offset < num_bytes:
-                part = min(num_bytes - offset, STAGE_BYTES)
+                part = min(num_bytes - offset, stage.room)
                 load_stage(stage.data, src + offset, part, stage)
                 parity = store_stage(dst + offset, part, stage, parity)
                 offset += part
@@ -117,7 +121,7 @@ def end_copy(load, dst, src, num_bytes, front, stage, parity, lane):
 def begin_fill(src, num_bytes, stage, lane):
     """Start to copy what fits from global memory into the stage, when its last stores have read it; a warp."""
     if lane == 0:
-        load_stage(stage.data, src, min(num_bytes, STAGE_BYTES), stage)
+        load_stage(stage.data, src, min(num_bytes, stage.room), stage)
 
 
 @device_function
@@ -137,7 +141,7 @@ def end_fill(load, src, num_bytes, front, stage, parity, lane):
     if has_tma():
         parity = wait_filled(stage, parity)
     else:
-        for at in range(lane * VEC_BYTES, min(num_bytes, STAGE_BYTES - front), WARP_BYTES):
+        for at in range(lane * VEC_BYTES, min(num_bytes, stage.room - front), WARP_BYTES):
             st_shared_v4(stage.data + front + at, load(src + at))
     syncwarp(FULL_MASK)
     return parity
@@ -147,7 +151,7 @@ def end_fill(load, src, num_bytes, front, stage, parity, lane):
 def empty_stage(dst, num_bytes, stage, lane):
     """Start to copy the stage, up to num_bytes of it, to global memory; it may go to several places. A warp."""
     if lane == 0:
-        tma_store_1d(dst, stage.data, min(num_bytes, STAGE_BYTES))
+        tma_store_1d(dst, stage.data, min(num_bytes, stage.room))
 
 
 @device_function

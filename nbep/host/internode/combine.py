@@ -52,7 +52,7 @@ def combine(
 
     num_bytes = memory.num_nvl_bytes, mode.rdma.num_rdma_bytes
     if config is None:
-        default = nodes_config(COMBINE_TABLE, 2 * handle.num_channels, mode.num_rdma_ranks)
+        default = nodes_config(COMBINE_TABLE, 2 * handle.num_channels, mode.num_rdma_ranks, mode.num_nvl_ranks)
         config = fit_rings(default, rings_of, *num_bytes, mode.num_rdma_ranks)
     checks.config(memory, config)
     checks.handle_config(handle, config)
@@ -108,7 +108,7 @@ def combine(
             num_combined_tokens,
             config.num_max_nvl_chunked_send_tokens,
             config.num_max_rdma_chunked_send_tokens,
-            max(1, (num_warps - 1) // 2),
+            mode.num_rdma_receivers(num_warps),
             mode.cells,
         ),
     )

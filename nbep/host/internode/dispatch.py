@@ -104,7 +104,7 @@ def dispatch(
 
     num_bytes = memory.num_nvl_bytes, mode.rdma.num_rdma_bytes
     if config is None:
-        default = nodes_config(DISPATCH_TABLE, num_sms, mode.num_rdma_ranks)
+        default = nodes_config(DISPATCH_TABLE, num_sms, mode.num_rdma_ranks, mode.num_nvl_ranks)
         config = fit_rings(default, rings_of, *num_bytes, 1)
     checks.config(memory, config)
     if handle is not None:
@@ -279,7 +279,7 @@ def _launch(
             known.num_experts,
             config.num_max_nvl_chunked_send_tokens,
             config.num_max_rdma_chunked_send_tokens,
-            max(1, (num_warps - 2) // 2 // mode.num_nvl_ranks),
+            mode.num_nvl_receivers(num_warps),
             token_stride,
             hidden_stride,
             mode.cells,

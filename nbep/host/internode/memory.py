@@ -79,5 +79,13 @@ class InternodeMemory:
         """With which every role has one: NVL receivers and a sender, or forwarders of each node, and coordinators."""
         return max(self.num_nvl_ranks, self.num_rdma_ranks) + 2
 
+    def num_nvl_receivers(self, num_warps: int) -> int:
+        """Warps of each team of NVL receivers in dispatch; the other half of the block sends."""
+        return max(1, (num_warps - 2) // 2 // max(1, self.num_nvl_ranks - 1))
+
+    def num_rdma_receivers(self, num_warps: int) -> int:
+        """Warps that receive in combine; the other half sends, if NVLink carries rows at all."""
+        return num_warps - 1 if self.num_nvl_ranks == 1 else max(1, (num_warps - 1) // 2)
+
     def free(self) -> None:
         self.workspace.free()

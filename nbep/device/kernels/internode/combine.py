@@ -90,7 +90,9 @@ def send_and_receive(out, inputs, network, peers, progress, bounds, here, nvl, r
         receive_sums(out, inputs, network, progress, bounds, here, rdma, sizes, warp, lists_of(warp), lane)
     else:
         num_senders = last - sizes.num_receivers
-        send_rows(inputs, peers, bounds, here, nvl, sizes, warp - sizes.num_receivers, num_senders, lane)
+        sender = warp - sizes.num_receivers
+        stage = open_stage(smem_base() + COMBINE_STAGES, sender, lane, 2)  # the places of receivers, who need none
+        send_rows(inputs, peers, bounds, here, nvl, sizes, sender, num_senders, stage, lane)
 
 
 @kernel(max_threads=32 * MAX_WARPS, clusters=CLUSTERS, max_threads_before_sm90=32 * MAX_WARPS_BEFORE_SM90)
@@ -105,7 +107,8 @@ def internode_combine(
     rdma: RingShape,
     sizes: InternodeCombineSizes,
 ):
-    """Grid: 2 * num_channels blocks. Block: at least num_rdma_ranks + 2 warps, and num_receivers + 2.
+    """Grid: 2 * num_channels blocks. Block: at least num_rdma_ranks + 2 warps. At most half of the warps send, and at
+    least one if a node has several ranks.
 
     Shared memory: `combine_smem_bytes`.
     """

@@ -5,7 +5,7 @@
 
  cell                   written by             with                    read by             with
  tail of NVL ring       NVL sender (d, k)      st_release_sys          forwarder, lane k   ld_acquire_sys
- slot of NVL ring       NVL sender (d, k)      st_na                   forwarder           ld_na, after tail
+ slot of NVL ring       NVL sender (d, k)      bulk copy, st_na        forwarder           ld_na, after tail
  own rows of x          nobody                 -                       forwarder           ld_na
  stage of a warp        forwarder              st_shared               network             after a proxy fence, syncwarp
  slot of (n, l)         forwarder              put_nbi_warp            RDMA receiver       after tails
@@ -41,6 +41,7 @@ from nbep.device.primitives import (
     FULL_MASK,
     ld_shared_s32,
     ld_weak_s32,
+    s32,
     smem_base,
     st_relaxed_sys_s32,
     st_shared_f32,
@@ -135,16 +136,17 @@ def forward_sums(inputs, network, peers, progress, bounds, here, nvl, rdma, cell
     """
     rows, weights = lists
     node, num_warps = group.node, group.num_warps
-    total = tokens_to_node(inputs.recv_rdma_channel_prefix_matrix, rdma.num_channels, here.channel, node)
-    row = first_passing_row(inputs, rdma.num_channels, here.channel, node)
+    total = s32(tokens_to_node(inputs.recv_rdma_channel_prefix_matrix, rdma.num_channels, here.channel, node))
+    first = first_passing_row(inputs, rdma.num_channels, here.channel, node)
+    heads = inputs.send_nvl_head + 4 * first * here.num_nvl_ranks
     base = ld_weak_s32(progress.sent + 4 * (here.channel * here.num_rdma_ranks + node))
     room = own_ptr(network, head_offset(cells, here.num_rdma_ranks, here.channel, node))
     ring = own_ring(peers, here, nvl, node, lane if lane < here.num_nvl_ranks else 0)
     source = locate_source(inputs, here, nvl, ring, node, lane)
     board = smem_base() + BOARD + BOARD_ROW * group.row
     clear_notes(stage, rdma, lane)
-    i = group.warp
-    expected = load_expected(inputs.send_nvl_head, row + i, i < total, here.num_nvl_ranks, lane)
+    i = s32(group.warp)
+    expected = load_expected(heads, i, i < total, here.num_nvl_ranks, lane)
     while i < total:
         # Both levels are told before any wait: what this warp waits for may wait for what it is done with.
         if lane < here.num_nvl_ranks:
@@ -162,8 +164,8 @@ def forward_sums(inputs, network, peers, progress, bounds, here, nvl, rdma, cell
         if not vote_all(FULL_MASK, has_room):
             return
         num_rows = list_rows(rows, weights, lane, expected, source)
-        after = i + num_warps
-        expected = load_expected(inputs.send_nvl_head, row + after, after < total, here.num_nvl_ranks, lane)
+        after = s32(i + num_warps)
+        expected = load_expected(heads, after, after < total, here.num_nvl_ranks, lane)
         put_sum(network, here, rdma, node, i, rows, weights, num_rows, stage, lane)
         i = after
     syncwarp(FULL_MASK)

@@ -3,7 +3,7 @@
  (d, k): x[i] --sender--> NVL ring[channel, n * num_nvl_ranks + k] of rank (d, l)     for every rank (n, l), l not k
 
  cell                 written by         with              read by              with
- slot of NVL ring     sender             st_na             forwarders (d, l)    ld_na, after tail
+ slot of NVL ring     sender             bulk copy, st_na  forwarders (d, l)    ld_na, after tail
  tail of NVL ring     warp 0 of a team   st_release_sys    forwarders (d, l)    ld_acquire_sys
  head of NVL ring     coordinator (d,l)  st_relaxed_sys    warp 0, its lane     ld_relaxed_sys (1)
  batch of a team      warp 0, lane 0     st_shared_s32     the team             ld_shared_s32, after bar_sync
@@ -39,9 +39,9 @@ from nbep.device.primitives import (
     vote_ballot,
     wait_expired,
 )
-from nbep.device.protocols.copies import copy_row
 from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.reduce import warp_sum_s32
+from nbep.device.protocols.staging import begin_copy, end_copy
 from nbep.device.protocols.teams import Team, publish_tail, team_barrier
 from nbep.device.protocols.waits import NVL_SENDER_HEAD, report_fault, start_wait
 
@@ -49,11 +49,19 @@ NOTHING = -1  # the ring of a batch for which no room came
 
 
 @device_function
-def join_team(here, sender, num_senders, lane):
+def join_team(here, num_rings, sender, num_senders, lane):
     """The team of a sender, whose number is its peer; and how many teams there are."""
-    num_teams = min(min(num_senders, here.num_rdma_ranks * here.num_nvl_ranks), MAX_TEAMS)
+    num_teams = min(min(num_senders, num_rings), MAX_TEAMS)
     num_warps = u32_div(num_senders, num_teams)
     return Team(True, u32_div(sender, num_warps), here.channel, u32_mod(sender, num_warps), num_warps, lane), num_teams
+
+
+@device_function
+def rank_of_ring(here, which):
+    """The rank whose rows take a ring: the which-th of those that are at another place."""
+    node = u32_div(which, here.num_nvl_ranks - 1)
+    place = which - node * (here.num_nvl_ranks - 1)
+    return node * here.num_nvl_ranks + (place if place < here.nvl_rank else place + 1)
 
 
 @device_function
@@ -92,49 +100,56 @@ def find_room(ring, sent, count, shape, chunk, bounds, here, rank, last):
 
 
 @device_function
-def send_row(inputs, ring, index, row, shape, lane):
-    """Copy a row and its weights to the ring's slot for it; one warp."""
+def send_row(inputs, ring, index, row, shape, stage, parity, lane):
+    """Copy a row and its weights to the ring's slot for it; one warp. Returns the parity of the stage's next copy."""
     src = inputs.x + row * shape.hidden_bytes
     dst = ring.x + u32_mod(index, shape.num_slots) * slot_bytes(shape)
-    copy_row(ld_nc_v4, dst, src, shape.hidden_bytes, lane)
+    begin_copy(src, shape.hidden_bytes, 0, stage, lane)
     if lane < shape.num_topk:
         weight = ld_na_f32(inputs.topk_weights + 4 * (row * shape.num_topk + lane))
         st_na_f32(locate_notes(dst, shape).topk_weights + 4 * lane, weight)
+    return end_copy(ld_nc_v4, dst, src, shape.hidden_bytes, 0, stage, parity, lane)
 
 
 @device_function
-def send_rows(inputs, peers, bounds, here, shape, sizes, sender, num_senders, lane):
+def send_rows(inputs, peers, bounds, here, shape, sizes, sender, num_senders, stage, lane):
     """Sender: push this channel's rows back to where they came through, a chunk of one ring after the other."""
-    team, num_teams = join_team(here, sender, num_senders, lane)
-    rank = team.peer + num_teams * lane  # of the lane's ring
-    begin = end = 0
-    if team.peer < num_teams and rank < here.num_rdma_ranks * here.num_nvl_ranks:
-        # What came over this rank itself takes no ring: its forwarders read it where it is.
-        if u32_mod(rank, here.num_nvl_ranks) != here.nvl_rank:
-            begin, end = rows_from(inputs, shape, here.channel, rank)
+    # What came over this rank itself takes no ring: its forwarders read it where it is.
+    num_rings = here.num_rdma_ranks * (here.num_nvl_ranks - 1)
+    if num_rings == 0:
+        return
+    team, num_teams = join_team(here, num_rings, sender, num_senders, lane)
+    which = team.peer + num_teams * lane  # the lane's ring
+    rank = here.nvl_rank
+    begin = count = 0
+    if team.peer < num_teams and which < num_rings:
+        rank = rank_of_ring(here, which)
+        begin, behind = rows_from(inputs, shape, here.channel, rank)
+        count = behind - begin
     batch = smem_base() + BATCHES + 16 * team.peer
-    own_ring = ring_for(peers, here, shape, rank if begin < end else here.nvl_rank)
-    left = warp_sum_s32(FULL_MASK, end - begin)
+    own_ring = ring_for(peers, here, shape, rank)
+    left = warp_sum_s32(FULL_MASK, count)
     sent = 0
-    last = u32_div(here.rdma_rank * here.num_nvl_ranks, num_teams)  # not all ranks begin with the same
+    parity = 0
+    last = u32_div(here.rdma_rank * (here.num_nvl_ranks - 1), num_teams)  # not all ranks begin with the same
     while left > 0:
         if team.warp == 0:
             chunk = sizes.num_max_nvl_send_tokens
-            which, first, count = find_room(own_ring, sent, end - begin, shape, chunk, bounds, here, rank, last)
+            which, first, size = find_room(own_ring, sent, count, shape, chunk, bounds, here, rank, last)
             if lane == 0:
-                share_batch(batch, which, first, count)
+                share_batch(batch, which, first, first + size)
         team_barrier(team)
-        which, first, count = ld_shared_s32(batch), ld_shared_s32(batch + 4), ld_shared_s32(batch + 8)
+        which, first, end = ld_shared_s32(batch), ld_shared_s32(batch + 4), ld_shared_s32(batch + 8)
         if which == NOTHING:
             return
-        ring = ring_for(peers, here, shape, team.peer + num_teams * which)
+        ring = ring_for(peers, here, shape, shfl_idx_s32(FULL_MASK, rank, which))
         row = shfl_idx_s32(FULL_MASK, begin, which)
         i = first + team.warp
-        while i < first + count:
-            send_row(inputs, ring, i, row + i, shape, lane)
+        while i < end:
+            parity = send_row(inputs, ring, i, row + i, shape, stage, parity, lane)
             i += team.num_warps
-        publish_tail(ring, first + count, True, team)
-        left -= count
+        publish_tail(ring, end, True, team)
+        left -= end - first
         last = which
         if lane == which:
-            sent = first + count
+            sent = end

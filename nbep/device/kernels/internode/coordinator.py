@@ -83,8 +83,8 @@ def next_after(mask, last):
 
 
 @device_function
-def share_batch(cell, node, first, count):
-    """Lane 0 of the first warp; a barrier of the team follows."""
-    st_shared_s32(cell, node)
+def share_batch(cell, which, first, end):
+    """Lane 0 of the first warp; a barrier of the team follows. which: node or ring"""
+    st_shared_s32(cell, which)
     st_shared_s32(cell + 4, first)
-    st_shared_s32(cell + 8, count)
+    st_shared_s32(cell + 8, end)

@@ -69,7 +69,6 @@ from nbep.device.primitives import (
 )
 from nbep.device.protocols.board import RETIRED, note_progress
 from nbep.device.protocols.peers import buffer_of
-from nbep.device.protocols.reduce import warp_sum_s32
 from nbep.device.protocols.staging import begin_copy, end_copy
 from nbep.device.protocols.teams import publish_tail, team_barrier
 from nbep.device.protocols.waits import (
@@ -124,6 +123,25 @@ def tokens_for_rank(slots, shape, here, first, count, k, lane):
 
 
 @device_function
+def share_out(chosen, number, most, team):
+    """The first of the chosen tokens, at most so many, and those of them that are this warp's: two masks.
+
+    number: of the first one; the warps of the team take the numbers in turn
+    """
+    before = popc_u32(chosen & ((1 << team.lane) - 1))
+    is_first = (chosen >> team.lane) & 1 != 0 and before < most
+    is_own = is_first and u32_mod(number + before, team.num_warps) == team.warp
+    return vote_ballot(FULL_MASK, is_first), vote_ballot(FULL_MASK, is_own)
+
+
+@device_function
+def own_number(number, team):
+    """How far it is from a number to the next one that is this warp's."""
+    ahead = team.warp - u32_mod(number, team.num_warps)
+    return ahead if ahead >= 0 else ahead + team.num_warps
+
+
+@device_function
 def note_nvl_heads(out, here, chosen, index, row, count, num_rows, k, lane):
     """Write the indexes of up to 32 tokens that pass through, among those of their node and channel for rank k."""
     if lane < count and row + lane < num_rows:
@@ -171,7 +189,7 @@ def find_incoming(out, inputs, progress, bounds, here, shape, sizes, team):
 
 @device_function
 def next_batch(network, bounds, here, cells, incoming, head, last, team):
-    """The tokens that the team takes next: their node, the first and how many. The whole team.
+    """The tokens that the team takes next: their node, the first and the one behind the last. The whole team.
 
     head: in lane n how many of node n are done; last: the node of the batch before
     """
@@ -180,7 +198,7 @@ def next_batch(network, bounds, here, cells, incoming, head, last, team):
         base, total = incoming.base, incoming.total
         node, first, count = find_batch(network, bounds, here, cells, base, head, total, last, team.lane)
         if team.lane == 0:
-            share_batch(batch, node, first, count)
+            share_batch(batch, node, first, first + count)
     team_barrier(team)
     if has_tma() and team.lane == 0:
         fence_proxy_async_global()  # what the tail published, before the bulk copies that read it
@@ -210,23 +228,20 @@ def forward_tokens(out, inputs, network, peers, progress, bounds, here, nvl, rdm
     ring = locate_ring(rings, nvl, here.channel, here.nvl_rank)
     board = smem_base() + BOARD + BOARD_ROW * team.peer
     incoming = find_incoming(out, inputs, progress, bounds, here, rdma, sizes, team)
-    left = warp_sum_s32(FULL_MASK, incoming.total)
     head = index = 0  # in lane n: tokens of node n that are done, and those of them for this rank
     last = here.rdma_rank  # the node behind this one comes first, so that not all ranks begin with the same
     parity = 0
-    tail = told = 0  # slots filled, and those of them that the receiver has been told of
+    tail = 0  # slots filled
+    is_told = True  # the receiver, of all of them
     chunk_end = 0
     may_fill = True
-    while left > 0:
-        node, first, count = next_batch(network, bounds, here, sizes.cells, incoming, head, last, team)
+    while vote_any(FULL_MASK, head < incoming.total):
+        node, slot, end = next_batch(network, bounds, here, sizes.cells, incoming, head, last, team)
         if node == NOTHING:
             return
         slots = own_ptr(network, recv_row(rdma, here.channel, node, 0))
-        slot = first
-        while slot < first + count:
-            chosen = choose_tokens(
-                out, slots, incoming, here, rdma, sizes, node, slot, first + count - slot, index, team
-            )
+        while slot < end:
+            chosen = choose_tokens(out, slots, incoming, here, rdma, sizes, node, slot, end - slot, index, team)
             if lane == node:
                 index += popc_u32(chosen)
             while chosen != 0:
@@ -245,28 +260,33 @@ def forward_tokens(out, inputs, network, peers, progress, bounds, here, nvl, rdm
                             here.channel,
                         )
                     may_fill = may_fill and vote_all(FULL_MASK, has_room)
-                if may_fill and u32_mod(tail, team.num_warps) == team.warp:
-                    src = slots + u32_mod(slot + ffs_u32(chosen) - 1, rdma.num_slots) * slot_bytes(rdma)
-                    dst = ring.x + u32_mod(tail, nvl.num_slots) * slot_bytes(nvl)
+                of_chunk, own = share_out(chosen, tail, chunk_end - tail, team)
+                own = own if may_fill else 0
+                at = tail + own_number(tail, team)
+                chosen ^= of_chunk
+                tail += popc_u32(of_chunk)
+                is_told = False
+                while own != 0:
+                    src = slots + u32_mod(slot + ffs_u32(own) - 1, rdma.num_slots) * slot_bytes(rdma)
+                    dst = ring.x + u32_mod(at, nvl.num_slots) * slot_bytes(nvl)
                     parity = forward_slot(dst, src, rdma, stage, parity, lane)
-                chosen &= chosen - 1
-                tail += 1
+                    own &= own - 1
+                    at += team.num_warps
                 if tail == chunk_end:
                     if not publish_tail(ring, tail, may_fill, team):
                         return
-                    told = tail
+                    is_told = True
             slot += 32
         # All of the batch at the latest now: the next one may be long in coming. But never the same tail twice: who has
         # all of its tokens may have left, and have reset its cells for the next call.
-        if tail == told:
+        if is_told:
             team_barrier(team)
         elif not publish_tail(ring, tail, may_fill, team):
             return
-        told = tail
-        left -= count
+        is_told = True
         last = node
         if lane == node:
-            head = first + count
+            head = end
             if team.warp == 0:
                 note_progress(board + 4 * node, head)
     if team.warp == 0 and lane < here.num_rdma_ranks:
@@ -283,41 +303,37 @@ def deliver_tokens(out, inputs, network, progress, bounds, here, rdma, sizes, te
     board = smem_base() + BOARD + BOARD_ROW * team.peer
     incoming = find_incoming(out, inputs, progress, bounds, here, rdma, sizes, team)
     next_row, end_row = output_rows(inputs, bounds, here, rdma, sizes, team)
-    left = warp_sum_s32(FULL_MASK, incoming.total)
     head = index = 0
     last = here.rdma_rank
     parity = 0
     number = 0
-    while left > 0:
-        node, first, count = next_batch(network, bounds, here, sizes.cells, incoming, head, last, team)
+    while vote_any(FULL_MASK, head < incoming.total):
+        node, slot, end = next_batch(network, bounds, here, sizes.cells, incoming, head, last, team)
         if node == NOTHING:
             break
         slots = own_ptr(network, recv_row(rdma, here.channel, node, 0))
-        slot = first
-        while slot < first + count:
-            chosen = choose_tokens(
-                out, slots, incoming, here, rdma, sizes, node, slot, first + count - slot, index, team
-            )
+        while slot < end:
+            chosen = choose_tokens(out, slots, incoming, here, rdma, sizes, node, slot, end - slot, index, team)
             row = shfl_idx_s32(FULL_MASK, next_row + index, node)
-            past_the_end = shfl_idx_s32(FULL_MASK, end_row, node)
+            left_there = shfl_idx_s32(FULL_MASK, end_row, node) - row  # rows up to the end of recv_x
             if lane == node:
                 index += popc_u32(chosen)
-            while chosen != 0:
-                if u32_mod(number, team.num_warps) == team.warp and row < past_the_end:
-                    src = slots + u32_mod(slot + ffs_u32(chosen) - 1, rdma.num_slots) * slot_bytes(rdma)
-                    parity = receive_token(out, src, row, here, rdma, sizes, stage, parity, lane)
-                chosen &= chosen - 1
-                number += 1
-                row += 1
+            _, own = share_out(chosen, number, left_there, team)
+            row += own_number(number, team)
+            number += popc_u32(chosen)
+            while own != 0:
+                src = slots + u32_mod(slot + ffs_u32(own) - 1, rdma.num_slots) * slot_bytes(rdma)
+                parity = receive_token(out, src, row, here, rdma, sizes, stage, parity, lane)
+                own &= own - 1
+                row += team.num_warps
             slot += 32
         team_barrier(team)
-        left -= count
         last = node
         if lane == node:
-            head = first + count
+            head = end
             if team.warp == 0:
                 note_progress(board + 4 * node, head)
-    if left == 0 and team.warp == 0 and lane < here.num_rdma_ranks:
+    if not vote_any(FULL_MASK, head < incoming.total) and team.warp == 0 and lane < here.num_rdma_ranks:
         note_progress(board + 4 * lane, RETIRED)
     if has_tma() and lane == 0:
         tma_store_wait_all()

@@ -25,6 +25,7 @@ from nbep.device.layout.intranode import Notes, locate_notes, locate_ring, slot_
 from nbep.device.primitives import (
     FULL_MASK,
     fence_proxy_async_global,
+    ffs_u32,
     has_tma,
     ld_na_s32,
     ld_na_v4,
@@ -157,11 +158,14 @@ def receive_tokens(out, inputs, peers, bounds, here, shape, sizes, team, stage):
         first = head
         while first < tail:
             rows, next_row = next_rows(ring.x, shape, here, first, tail - first, next_row, end_row, lane)
-            for j in range(min(tail - first, 32)):
+            is_own = rows >= 0 and u32_mod(first + lane, team.num_warps) == team.warp
+            own = vote_ballot(FULL_MASK, is_own)
+            while own != 0:
+                j = ffs_u32(own) - 1
+                own &= own - 1
+                src = ring.x + u32_mod(first + j, shape.num_slots) * slot_bytes(shape)
                 row = shfl_idx_s32(FULL_MASK, rows, j)
-                if row >= 0 and u32_mod(first + j, team.num_warps) == team.warp:
-                    src = ring.x + u32_mod(first + j, shape.num_slots) * slot_bytes(shape)
-                    parity = receive_token(out, src, row, here, shape, sizes, stage, parity, lane)
+                parity = receive_token(out, src, row, here, shape, sizes, stage, parity, lane)
             first += 32
         head = tail
         team_barrier(team)

@@ -62,7 +62,7 @@ from nbep.device.primitives import (
 )
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
 from nbep.device.protocols.staged_sums import FULL_BYTES, SUM_STAGE_BYTES, open_sum_stage, sum_rows_staged
-from nbep.device.protocols.staging import Stage, begin_copy, end_copy
+from nbep.device.protocols.staging import STAGE_BYTES, Stage, begin_copy, end_copy
 from nbep.device.protocols.sums import ENDLESS, Source, list_biases, list_rows, sum_rows, sum_weights
 from nbep.device.protocols.waits import has_fault, wait_landed
 from nbep.device.types import I32, In, Out
@@ -300,6 +300,6 @@ def direct_combine(
     lists = locate_lists(num_warps, warp)
     parities = 0
     if warp < sizes.num_push_warps and vote_all(FULL_MASK, not has_fault(bounds)):
-        push_stage = Stage(stage.data, stage.full)
+        push_stage = Stage(stage.data, stage.full, STAGE_BYTES)
         parities = push_rows(inputs, peers, places, shape, sizes.num_push_warps, warp, push_stage, lane)
     sum_tokens(out, inputs, peers, bounds, places, shape, sizes.num_combined_tokens, lists, stage, parities, lane)

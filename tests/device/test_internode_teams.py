@@ -1,0 +1,53 @@
+"""Who takes part in the hops between nodes: every warp that can have work has some."""
+
+from collections import Counter
+
+import pytest
+
+import nbep
+from nbep.device.kernels.internode.arguments import MAX_TEAMS, Here
+from nbep.device.kernels.internode.combine_nvl_sender import join_team, rank_of_ring
+from nbep.host.config import COMBINE_TABLE, DISPATCH_TABLE, nodes_config
+from nbep.host.internode.memory import InternodeMemory
+
+SHAPES = [(nodes, places) for nodes in (2, 3, 8, 18) for places in (2, 3, 8)]
+
+
+@pytest.mark.parametrize(("num_nodes", "num_places"), SHAPES)
+@pytest.mark.parametrize("num_senders", [1, 2, 10, 18])
+def test_each_ring_of_a_combine_has_one_team_and_each_team_has_rings(num_nodes, num_places, num_senders):
+    for place in range(num_places):
+        here = Here(0, place, num_nodes, num_places, 0)
+        num_rings = num_nodes * (num_places - 1)
+        sizes: Counter = Counter()
+        served: Counter = Counter()
+        for sender in range(num_senders):
+            team, num_teams = join_team(here, num_rings, sender, num_senders, 0)
+            if team.peer < num_teams:
+                sizes[team.peer] += 1
+                assert team.warp < team.num_warps
+        for team in range(num_teams):
+            served.update(rank_of_ring(here, ring) for ring in range(team, num_rings, num_teams))
+        assert set(served.values()) == {1}
+        assert sorted(served) == [rank for rank in range(num_nodes * num_places) if rank % num_places != place]
+        assert sorted(sizes) == list(range(num_teams))
+        assert set(sizes.values()) == {num_senders // num_teams}
+        assert num_teams == min(num_senders, num_rings, MAX_TEAMS)
+
+
+@pytest.mark.parametrize(("num_nodes", "num_places"), [*SHAPES, (2, 1), (18, 1)])
+@pytest.mark.parametrize("most_warps", [0, 12, 20])
+def test_blocks_have_warps_for_all_roles_and_stages_for_both_halves(num_nodes, num_places, most_warps):
+    mode = InternodeMemory.__new__(InternodeMemory)
+    mode.num_rdma_ranks, mode.num_nvl_ranks = num_nodes, num_places
+    for num_warps in range(mode.fewest_warps, max(most_warps, mode.fewest_warps) + 1):
+        assert (num_places - 1) * mode.num_nvl_receivers(num_warps) <= num_warps - 2  # a sender, and its coordinator
+        num_senders = num_warps - 1 - mode.num_rdma_receivers(num_warps)
+        assert 2 * num_senders <= num_warps  # each has two places for its stage
+        assert (num_senders > 0) == (num_places > 1)
+
+
+def test_two_nodes_of_two_have_chunks_of_their_own():
+    assert nodes_config(DISPATCH_TABLE, 24, 2, 2) == nbep.Config(24, 64, 288, 8, 128)
+    assert nodes_config(COMBINE_TABLE, 24, 2, 2) == nbep.Config(24, 32, 288, 8, 128)
+    assert nodes_config(COMBINE_TABLE, 24, 2, 8) == nbep.Config(24, 4, 288, 12, 128)
