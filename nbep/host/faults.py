@@ -134,8 +134,8 @@ def fault_error(
     if report.site == LOW_LATENCY_CALL:
         return ValueError(
             f"low-latency calls: rank {rank} and rank {report.peer} have made different ones, where they must make the "
-            f"same: the verb, num_max_dispatch_tokens_per_rank, num_experts, the hidden size, use_fp8, use_logfmt, "
-            f"deduplicate, and with it the number of choices, must be the same on all ranks"
+            f"same: the verb, num_max_dispatch_tokens_per_rank, num_experts, the hidden size, use_fp8, round_scale, "
+            f"use_logfmt, deduplicate, and with it the number of choices, must be the same on all ranks"
         )
     if report.site == LOW_LATENCY_HALF:
         return ValueError(

@@ -21,9 +21,9 @@ LEAST_OF_COMBINE = 1 << 13
 DIGESTS_OF_COMBINE = 8191  # a prime: words that differ in one place have different digests
 
 
-def for_dispatch(shape: LowLatencyShape) -> LowLatencyShape:
+def for_dispatch(shape: LowLatencyShape, round_scale: bool) -> LowLatencyShape:
     """The shape with its digest."""
-    return shape._replace(digest=ONE + digest_of(shape[:-1], DIGESTS))
+    return shape._replace(digest=ONE + digest_of((*shape[:-1], int(round_scale)), DIGESTS))
 
 
 def for_combine(shape: LowLatencyShape) -> LowLatencyShape:

@@ -163,7 +163,7 @@ def _plan(memory: NodeMemory, mode: LowLatencyMemory, x: Array, topk_idx: Array,
         int(options.deduplicate),
         0,
     )
-    shape = digest.for_dispatch(shape)
+    shape = digest.for_dispatch(shape, options.round_scale)
     mode.check_size(shape)
     num_parts = num_max_tokens * -(-hidden // SUM_COLUMNS)
     if options.deduplicate and num_parts > MAX_TAGS:
