@@ -3,6 +3,7 @@
 cell             written by    with                    read by      with
 counts[e, s]     source s      amo_add                 receivers    ld_acquire_sys
 message          source s      put_nbi_warp            receivers    bulk copy and ld_na, after the count
+its digest       receivers     st_weak (0)             the next one that lies there; behind the source's credit
 recv_*           receivers     bulk copy, st_weak      -            the next kernel
 """
 
