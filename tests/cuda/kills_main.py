@@ -30,7 +30,7 @@ from processes import surviving_mpirun
 KINDS = ("intranode", "nodes", "internode")
 LONGEST_MS = 2000  # a process makes its first buffer in about one second, and later ones at once
 MOST_STEPS = 20
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 
 class Plan(NamedTuple):

@@ -1,4 +1,7 @@
-"""A rank that is killed or stopped: the others end in time and name it, nothing stays behind."""
+"""A rank that is killed or stopped: the others end in time and name it, nothing stays behind.
+
+All parts together kill thirty ranks and stop ten.
+"""
 
 import random
 
@@ -26,7 +29,7 @@ def check_named(victim: int, told: dict[int, str]) -> None:
     assert not who_does_not_name(victim, told), (victim, told)
 
 
-@pytest.mark.parametrize("seed", both_parts([0, 1], thorough=range(2, 9)))
+@pytest.mark.parametrize("seed", both_parts([0, 1], thorough=range(2, 9), long=range(9, 27)))
 def test_survivors_name_a_rank_that_is_killed(seed):
     rng = random.Random(seed)
     victim = rng.randrange(NUM_RANKS)
@@ -42,7 +45,14 @@ def test_survivors_name_a_rank_that_is_killed_at_any_moment(kind):
     check_named(victim, run_until_one_is_gone(victim, "KILL", kind, "after", rng.randrange(LONGEST_MS)))
 
 
-@pytest.mark.parametrize(("kind", "seed"), both_parts([("intranode", 1)], thorough=[("intranode", 2), ("nodes", 3)]))
+@pytest.mark.parametrize(
+    ("kind", "seed"),
+    both_parts(
+        [("intranode", 1)],
+        thorough=[("intranode", 2), ("nodes", 3)],
+        long=[("intranode", seed) for seed in range(4, 8)] + [("nodes", seed) for seed in range(8, 11)],
+    ),
+)
 def test_survivors_name_a_rank_that_is_stopped_and_it_ends_too_when_it_goes_on(kind, seed):
     rng = random.Random(seed)
     victim = rng.randrange(NUM_RANKS)
