@@ -42,6 +42,7 @@ from nbep.bench.parts.clocks import Clock, KernelTime, Spread, Step, by_events, 
 from nbep.bench.parts.low_latency_calls import DEVICE, Bytes, Calls, Gap, Variant, bytes_of, make_inputs
 from nbep.bench.parts.low_latency_report import PAIR, HostCost, PushTime, Report, Row
 from nbep.bench.parts.normal_clock import PUSH_OFFSET, PUSH_THREADS
+from nbep.device.jit import spec_of
 from nbep.device.kernels.intranode.push import ROW_BYTES, TO_PEERS, push
 from nbep.device.layout.low_latency import MAX_RANKS
 from nbep.device.terminal import add_json
@@ -266,8 +267,8 @@ def graph_samples(clock: Clock, calls: Calls, works: Sequence[str]) -> Samples:
 
 
 def names_of(labels: Iterable[str]) -> list[str]:
-    """The kernel that each of these launches."""
-    return [f"low_latency_{label.split()[0]}" for label in labels]
+    """The kernel that each of these launches, as the profiler calls it."""
+    return [f"nbep::low_latency::{label.split()[0]}" for label in labels]
 
 
 def kernel_samples(rounds: list[list[KernelTime]] | None, labels: Sequence[str], graph: bool) -> Samples:
@@ -346,7 +347,7 @@ def push_times(setup: Setup, clock: Clock, variant: Variant, moved: dict[str, By
         for num_sms in sorted({PUSH_SMS, memory.low_latency.num_blocks}):
             on_sms = partial(call, num_sms)
             of_events.append(over_ranks(setup.comm, by_events(clock, [Step("push", on_sms)])["push"]).mean)
-            rounds = by_profile(clock, on_sms, ["push"])
+            rounds = by_profile(clock, on_sms, [spec_of(push).full_name])
             if rounds is not None:
                 of_kernel.append(over_ranks(setup.comm, [kernels[0].us for kernels in rounds]).mean)
         events_us = min(of_events)

@@ -135,12 +135,12 @@ def compile_kernel(
     spec = find_kernel(kernel)
     ptx = compile_to_ptx(spec, cc, lineinfo=lineinfo)
     libraries = spec.libraries(cc) if spec.libraries is not None else ()
-    cubin, report = assemble(ptx, cc, spec.name, libraries)
-    return CompiledKernel(spec.name, cc, ptx, cubin, report, spec.name, spec.params)
+    cubin, report = assemble(ptx, cc, spec.name, libraries, spec.entry_name)
+    return CompiledKernel(spec.name, cc, ptx, cubin, report, spec.entry_name, spec.params)
 
 
 def compile_to_ptx(spec: KernelSpec, cc: ComputeCapability, *, lineinfo: bool = False) -> str:
-    """The PTX of one kernel; its entry has the kernel's own name. Raises as compile_kernel."""
+    """The PTX of one kernel; its entry is called spec.entry_name. Raises as compile_kernel."""
     from numba.cuda import compiler, types
 
     from .lowering import mark_convergent, register
@@ -164,14 +164,18 @@ def compile_to_ptx(spec: KernelSpec, cc: ComputeCapability, *, lineinfo: bool = 
         mark_convergent(library.modules)
         library._llvm_strs = [keep_loops(str(module)) for module in library.modules]
         (ptx,) = library.get_asm_strs(cc=cc)
-    ptx = ptx.replace(library._entry_name, spec.name)
+    ptx = ptx.replace(library._entry_name, spec.entry_name)
     # Numba declares one environment pointer for each function for the sake of its CPU target; no instruction uses them.
     return re.sub(r"^\.common \.global \S+ \d+ \.u64 _ZN08NumbaEnv\w+;\n", "", ptx, flags=re.MULTILINE)
 
 
-def assemble(ptx: str, cc: ComputeCapability, name: str, libraries: Sequence[LinkInput] = ()) -> tuple[bytes, Report]:
-    """The machine code of PTX text, linked with libraries, and the assembler's report on its entry `name`.
+def assemble(
+    ptx: str, cc: ComputeCapability, name: str, libraries: Sequence[LinkInput] = (), entry_name: str | None = None
+) -> tuple[bytes, Report]:
+    """The machine code of PTX text, linked with libraries, and the assembler's report on its entry.
 
+    Args:   name        the kernel's, for messages
+            entry_name  None if it is the same
     Raises: CompileError with the assembler's messages
     """
     from cuda.bindings import nvjitlink
@@ -198,7 +202,7 @@ def assemble(ptx: str, cc: ComputeCapability, name: str, libraries: Sequence[Lin
             raise CompileError(f"{name} for {arch_name(cc)}: {error}\n{messages}") from error
         cubin = bytearray(nvjitlink.get_linked_cubin_size(linker))
         nvjitlink.get_linked_cubin(linker, cubin)
-        return bytes(cubin), parse_report(log(nvjitlink.get_info_log_size, nvjitlink.get_info_log), name)
+        return bytes(cubin), parse_report(log(nvjitlink.get_info_log_size, nvjitlink.get_info_log), entry_name or name)
     finally:
         nvjitlink.destroy(linker)
 

@@ -108,6 +108,29 @@ class KernelSpec:
         return f"{self.name}-{self.variant}" if self.variant else self.name
 
     @property
+    def full_name(self) -> str:
+        """A name as of C++: low_latency_dispatch of nbep's folder low_latency is nbep::low_latency::dispatch.
+
+        A kernel of another module has its own name, and no more.
+        """
+        if not self.is_own:
+            return self.name
+        folder = self.function.__module__.split(".")[-2]
+        if folder == "kernels":  # it belongs to no mode
+            return f"nbep::{self.name}"
+        return f"nbep::{folder}::{self.name.removeprefix(f'{folder}_')}"
+
+    @property
+    def entry_name(self) -> str:
+        """What the kernel is called in PTX and machine code: of nbep's own, the full name as C++ mangles it.
+
+        Profilers write such names as C++ has them: nbep::low_latency::dispatch().
+        """
+        if not self.is_own:
+            return self.name
+        return f"_ZN{''.join(f'{len(word)}{word}' for word in self.full_name.split('::'))}Ev"
+
+    @property
     def libraries(self) -> Callable[[ComputeCapability], Sequence[LinkInput]] | None:
         """What the kernel is linked with for a card, which its network says; None if nothing."""
         return LIBRARIES.get(self.hints.get("network"))

@@ -6,6 +6,7 @@ processes of their own too, by a digest of the words; see nbep.device.protocols.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -47,10 +48,15 @@ FACTOR = 6700417
 @lru_cache(maxsize=1024)
 def make_call(rank: int, words: tuple[int, ...]) -> Call:
     """The words of a rank's call, from the verb on, with what arrives for them."""
+    return Call(ONE + digest_of(words, DIGESTS), rank, *words)
+
+
+def digest_of(words: Iterable[int], num_digests: int) -> int:
+    """One of so many, a prime number."""
     digest = 0
     for word in words:
-        digest = (digest * FACTOR + word) % DIGESTS
-    return Call(ONE + digest, rank, *words)
+        digest = (digest * FACTOR + word) % num_digests
+    return digest
 
 
 def dispatch_call(

@@ -14,6 +14,7 @@ from nbep.bench.parts import clocks
 from nbep.bench.parts.clocks import Clock, KernelTime, Spread, Step
 from nbep.bench.parts.low_latency_calls import Bytes, Variant, bytes_of, calc_diff
 from nbep.bench.parts.low_latency_report import HostCost, PushTime, Report, plot
+from nbep.device.jit import spec_of
 from nbep.device.kernels.low_latency.combine import low_latency_combine
 from nbep.device.kernels.low_latency.dispatch import low_latency_dispatch
 
@@ -368,7 +369,7 @@ def test_only_what_is_asked_for_is_run(measure, work, series):
 
 
 def test_the_profiler_is_asked_for_the_names_of_the_kernels():
-    names = [kernel.__name__ for kernel in (low_latency_dispatch, low_latency_combine)]
+    names = [spec_of(kernel).full_name for kernel in (low_latency_dispatch, low_latency_combine)]
     assert low_latency.names_of(["dispatch", "combine"]) == names
     assert low_latency.names_of(low_latency.HALVES) == [names[0], names[0], names[1], names[1]]
 

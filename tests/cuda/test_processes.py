@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 from cases import make_case
 from intranode import Options, run
-from processes import GPU_EACH, need_gpus, run_python
+from processes import GPU_EACH, need_gpus, run_python, surviving_mpirun
 
 from nbep.host.runtime.base import HandleType
 
@@ -83,3 +83,10 @@ def test_a_cuda_graph_of_dispatch_and_combine_takes_new_inputs(num_gpus, options
     need_gpus(num_gpus)
     output = run_python(HERE / "graph_main.py", *options, ranks=num_gpus, **GPU_EACH)
     assert f"replays on {num_gpus} GPUs: 0 wrong" in output
+
+
+def test_survivors_of_a_process_that_is_killed_or_stopped_name_its_rank():
+    need_gpus(4)
+    surviving_mpirun(4)
+    output = run_python(HERE / "kills_main.py", "--kills", 6, "--stops", 2, "--at-once", 4, **GPU_EACH)
+    assert "6 kills and 2 stops of 4 processes: 0 wrong" in output

@@ -10,6 +10,7 @@ from nbep.device.protocols.waits import (
     CALLS_DIFFER,
     DISPATCH_RECEIVER_ROWS,
     IBGDA_ERROR,
+    LOW_LATENCY_CALL,
     LOW_LATENCY_CHOICE,
     LOW_LATENCY_HALF,
     OF_NODE,
@@ -115,6 +116,7 @@ WRONG = {
     DISPATCH_RECEIVER_ROWS: "recv_x: got 4 rows on rank 0; must be at least 5",
     LOW_LATENCY_HALF: "got one in half 4 on rank 0; must be in half 5: calls take the halves in turn",
     IBGDA_ERROR: "the NIC has refused entry 5 of queue 2 to rank 3: local protection error (syndrome 0x04)",
+    LOW_LATENCY_CALL: "low-latency calls: rank 0 and rank 3 have made different ones",
     LOW_LATENCY_CHOICE: "topk_idx[2, 5]: got 4 on rank 0; must be -1 or an expert",
 }
 

@@ -11,7 +11,7 @@ if sys.platform != "linux":
 
 from cuda.bindings import driver as cu
 
-from nbep.device.jit import kernel
+from nbep.device.jit import kernel, spec_of
 from nbep.device.network import IbgdaNetwork
 from nbep.device.network.nic import Nic, Troubles, software_nic
 from nbep.device.types import Out
@@ -124,7 +124,7 @@ def stream(handle=MAIN):
 BESIDE = [
     f"stop = 0 on {MAIN}",
     f"{NIC_STREAM} waits for {MAIN}",
-    f"software_nic on {NIC_STREAM}",
+    f"{spec_of(software_nic).entry_name} on {NIC_STREAM}",
     f"over_queues on {MAIN}",
     f"stop = 1 on {MAIN}",
     f"{MAIN} waits for {NIC_STREAM}",

@@ -4,7 +4,7 @@ python killed_main.py VICTIM SIGNAL KIND step STEP
 python killed_main.py VICTIM SIGNAL KIND after MILLISECONDS
 
 VICTIM gets SIGNAL, KILL or STOP, before its step of that number or after that time. A rank that is stopped goes on when
-the processes of all others have ended.
+the processes of all others have ended. With NBEP_TEST_TARGET=cuda it runs on GPUs, and between nodes without NICs.
 """
 
 import os
@@ -12,17 +12,21 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from itertools import count
 
 import internode_rounds
 import low_latency
+from arrays import to_target
 from cases import make_case
 from intranode import Options, combine, dispatch, num_nvl_bytes
 from mpi4py import MPI
+from target import TARGET
 
 import nbep
 
+NETWORK = {"transport": "ibgda" if TARGET == "emulator" else "direct", "num_nvl_peers": 2}
 WAIT_AND_GO_ON = """
 for pid in $1 $2 $3; do while kill -0 $pid 2>/dev/null; do sleep 0.05; done; done; kill -CONT $0
 """
@@ -37,17 +41,17 @@ def intranode(comm: MPI.Comm) -> Iterator[None]:
     yield
     combine(buffer, case, options, comm.rank, outcome)
     yield
-    buffer.dispatch(case.x[comm.rank], handle=outcome.handle, config=options.config, async_finish=True)
+    buffer.dispatch(to_target(case.x[comm.rank]), handle=outcome.handle, config=options.config, async_finish=True)
     yield
     buffer.destroy()
 
 
 def nodes(comm: MPI.Comm) -> Iterator[None]:
-    """Two nodes, low latency over NICs."""
+    """Two nodes, low latency."""
     case = low_latency.make_low_latency_case(5, num_ranks=comm.size, num_tokens=[3] * comm.size, num_topk=3, hidden=256)
     trips = [(case, low_latency.Options())]
     yield
-    buffer = low_latency.make_buffer(comm, trips, transport="ibgda", num_nvl_peers=2)
+    buffer = low_latency.make_buffer(comm, trips, **NETWORK)
     yield
     trip = low_latency.Trip(buffer, *trips[0])
     trip.send_dispatch()
@@ -61,20 +65,26 @@ def nodes(comm: MPI.Comm) -> Iterator[None]:
 
 
 def internode(comm: MPI.Comm) -> Iterator[None]:
-    """Two nodes, the normal mode over NICs."""
+    """Two nodes, the normal mode."""
     sizes = internode_rounds.SMALL
     yield
     buffer = nbep.Buffer(
         comm,
         **internode_rounds.num_bytes(2, 2, sizes),
-        transport="ibgda",
-        num_nvl_peers=2,
+        **NETWORK,
         num_qps_per_rank=sizes.most_channels,
     )
     yield
     internode_rounds.wrong_rounds(buffer, 2, 3, 1, sizes)
     yield
     buffer.destroy()
+
+
+def take_gpu(rank: int) -> None:
+    import torch
+
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+    torch.zeros(1, device="cuda")
 
 
 def main(victim: int, name: str, kind: str, when: str, number: int) -> None:
@@ -84,7 +94,11 @@ def main(victim: int, name: str, kind: str, when: str, number: int) -> None:
     if is_victim and name == "STOP":
         subprocess.Popen(["sh", "-c", WAIT_AND_GO_ON, str(os.getpid()), *map(str, others)], start_new_session=True)
 
+    if TARGET == "cuda":
+        take_gpu(comm.rank)
+
     def end() -> None:
+        print(f"at {time.time()}", flush=True)  # for tests/cuda/kills_main.py
         os.kill(os.getpid(), getattr(signal, f"SIG{name}"))
 
     comm.barrier()
@@ -99,4 +113,8 @@ def main(victim: int, name: str, kind: str, when: str, number: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), *sys.argv[2:5], int(sys.argv[5]))
+    try:
+        main(int(sys.argv[1]), *sys.argv[2:5], int(sys.argv[5]))
+    except RuntimeError as error:
+        os.write(2, f"ends: {error}\n".encode())  # in one piece: lines of a traceback mix with those of other ranks
+        raise

@@ -12,7 +12,8 @@
  send                     messages [num_max_tokens] of dispatch, rows [num_local_experts, num_ranks * num_max_tokens] of
                           combine: its zero-copy buffer
  a message                x [hidden], e4m3 or bf16; scales [hidden / 128] f32, only with e4m3; note: its token's index
-                          at the source, s32, and with deduplicate for each choice local expert or -1, slot, weight
+                          at the source and the call's digest, s32, then with deduplicate for each choice local expert
+                          or -1, slot, weight
  a row                    x [hidden] bf16; with LogFMT `protocols.logfmt` says what is in it
 
 Recv and send of each half have a quarter of num_rdma_bytes. So where they are does not depend on what a call is made
@@ -44,6 +45,7 @@ MAX_LOCAL_EXPERTS = MAX_EXPERTS // 2
 MAX_TOPK = 32
 COLUMNS_PER_SCALE = 128
 NOTE_ALIGNMENT = 16
+NOTE_DIGEST = 4  # where the digest stands in a note, behind the token's index
 LOGFMT_COLUMNS = 128  # that share a minimum and a maximum
 LOGFMT_META_BYTES = 4
 
@@ -56,7 +58,10 @@ TRAILER_BYTES = POINTER_TABLE + POINTER_TABLE_BYTES
 
 
 class LowLatencyShape(NamedTuple):
-    """What all ranks must agree on in one call. use_fp8, deduplicate and use_logfmt are 0 or 1."""
+    """What all ranks must agree on in one call. use_fp8, deduplicate and use_logfmt are 0 or 1.
+
+    digest: of all that and the verb, by which receivers compare it; see host.low_latency.digest
+    """
 
     num_ranks: I32
     num_experts: I32
@@ -66,6 +71,7 @@ class LowLatencyShape(NamedTuple):
     use_fp8: I32
     deduplicate: I32
     use_logfmt: I32
+    digest: I32 = 0
 
 
 @device_function
@@ -87,7 +93,7 @@ def note_offset(shape):
 
 @device_function
 def note_bytes(shape):
-    """Bytes of a note: the token's index, then with deduplicate an expert, a slot and a weight for each choice."""
+    """Bytes of a note: index and digest, then with deduplicate an expert, a slot and a weight for each choice."""
     return NOTE_ALIGNMENT + (align_up(12 * shape.num_topk, NOTE_ALIGNMENT) if shape.deduplicate != 0 else 0)
 
 

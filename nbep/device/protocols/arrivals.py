@@ -75,13 +75,25 @@ def is_complete(value):
 @device_function
 def completion(count):
     """What is added, besides a TAG for each, to complete a cell that counts so many."""
-    return -count - 1 - count * TAG
+    return completion_with(count, count)
+
+
+@device_function
+def completion_with(count, number):
+    """The same for a cell that tells another number, below TAG - 1, than how many it counts."""
+    return -number - 1 - count * TAG
+
+
+@device_function
+def number_of(value):
+    """The number that a complete cell tells."""
+    return -value - 1
 
 
 @device_function
 def announced(value, most):
     """The number that a complete cell tells, 0 if it was given up; no more than `most`, whatever a fault has left."""
-    return min(-value - 1, most) if is_complete(value) else 0
+    return min(number_of(value), most) if is_complete(value) else 0
 
 
 @device_function

@@ -19,7 +19,7 @@ from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, LowLatencyShape, s
 from nbep.host import validate
 from nbep.host.arguments import flags, refuse
 from nbep.host.events import EventOverlap
-from nbep.host.low_latency import checks
+from nbep.host.low_latency import checks, digest
 from nbep.host.low_latency.handle import LowLatencyHandle
 from nbep.host.low_latency.launch import Hook, check_options, run_call
 from nbep.host.low_latency.memory import LowLatencyMemory
@@ -133,7 +133,7 @@ def _shape(mode: LowLatencyMemory, handle: LowLatencyHandle, use_logfmt: bool) -
         int(use_logfmt),
     )
     mode.check_size(shape)
-    return shape
+    return digest.for_combine(shape)
 
 
 def _plan(

@@ -21,7 +21,7 @@ from nbep.device.protocols.arrivals import MAX_TAGS
 from nbep.host import validate
 from nbep.host.arguments import flags, integer, refuse
 from nbep.host.events import EventOverlap
-from nbep.host.low_latency import checks
+from nbep.host.low_latency import checks, digest
 from nbep.host.low_latency.handle import (
     LAYOUT_RANGE,
     MESSAGE_WEIGHTS,
@@ -163,6 +163,7 @@ def _plan(memory: NodeMemory, mode: LowLatencyMemory, x: Array, topk_idx: Array,
         int(options.deduplicate),
         0,
     )
+    shape = digest.for_dispatch(shape, options.round_scale)
     mode.check_size(shape)
     num_parts = num_max_tokens * -(-hidden // SUM_COLUMNS)
     if options.deduplicate and num_parts > MAX_TAGS:

@@ -43,10 +43,10 @@ from nbep.device.primitives import (
     u32_div,
     vote_ballot,
 )
-from nbep.device.protocols.arrivals import is_complete, wait_arrival
+from nbep.device.protocols.arrivals import is_complete, number_of, wait_arrival
 from nbep.device.protocols.logfmt import ENCODED_BYTES, HIGH_BITS, PLAIN_BYTES, decode_four, is_encoded, log_range
 from nbep.device.protocols.reduce import add_weighted_bf16x8, add_weighted_f32x8, to_bf16x8, zero_f32x8
-from nbep.device.protocols.waits import LOW_LATENCY_COMBINE_COUNT
+from nbep.device.protocols.waits import LOW_LATENCY_CALL, LOW_LATENCY_COMBINE_COUNT, report_fault
 
 # The sum table
 ROWS = 0  # [32] s64: their addresses
@@ -68,9 +68,13 @@ def locate_row(out, network, work, bounds, call, shape, token, expert, lane):
     value = wait_arrival(own_ptr(network, cell), bounds, work.mask, peer, LOW_LATENCY_COMBINE_COUNT, expert)
     if out.wait_recv_cost_stats != 0:
         atom_add_relaxed_sys_s64(out.wait_recv_cost_stats + 8 * peer, clock64() - start)
+    if not is_complete(value):
+        return 0
+    if number_of(value) != shape.digest:
+        report_fault(bounds, LOW_LATENCY_CALL, peer, expert, shape.digest, number_of(value))
     place = recv_offset(call.num_rdma_bytes, call.share_bytes, call.half, peer)
     place += (unit * shape.num_max_tokens + token) * row_stride(shape)
-    return own_ptr(network, place) if is_complete(value) else 0
+    return own_ptr(network, place)
 
 
 @device_function

@@ -40,7 +40,7 @@ from nbep.device.primitives import (
     u32_div,
     u32_mod,
 )
-from nbep.device.protocols.arrivals import completion
+from nbep.device.protocols.arrivals import completion_with
 from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
 from nbep.device.protocols.fp8 import abs_max8
 from nbep.device.protocols.logfmt import (
@@ -167,7 +167,7 @@ def tell_sources(inputs, network, work, bounds, call, shape, lane):
         has_rows = ld_nc_s64(inputs.recv_layout_range + 8 * pair) & 0xFFFFFFFF != 0
         if has_rows and may_send(network, work, bounds, call, peer):
             cell = count_offset(call.num_rdma_bytes, call.half, network.rank, local_expert)
-            amo_add(network, cell, completion(0), peer, local_expert, True)
+            amo_add(network, cell, completion_with(0, shape.digest), peer, local_expert, True)
 
 
 @device_function

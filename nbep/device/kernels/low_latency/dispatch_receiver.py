@@ -3,11 +3,13 @@
 cell             written by    with                    read by      with
 counts[e, s]     source s      amo_add                 receivers    ld_acquire_sys
 message          source s      put_nbi_warp            receivers    bulk copy and ld_na, after the count
+its digest       receivers     st_weak (0)             the next one that lies there; behind the source's credit
 recv_*           receivers     bulk copy, st_weak      -            the next kernel
 """
 
 from nbep.device.jit import device_function
 from nbep.device.layout.low_latency import (
+    NOTE_DIGEST,
     count_offset,
     message_stride,
     note_offset,
@@ -44,7 +46,7 @@ from nbep.device.primitives import (
 from nbep.device.protocols.arrivals import announced, wait_arrival
 from nbep.device.protocols.reduce import warp_sum_s32
 from nbep.device.protocols.staging import begin_copy, end_copy, open_stage
-from nbep.device.protocols.waits import LOW_LATENCY_DISPATCH_COUNT
+from nbep.device.protocols.waits import LOW_LATENCY_CALL, LOW_LATENCY_DISPATCH_COUNT, report_fault
 
 
 @device_function
@@ -90,11 +92,26 @@ def store_scale(out, scale, shape, use_ue8m0, expert_row, num_rows, row, index):
 
 
 @device_function
-def copy_notes(out, message, shape, sizes, local_expert, row, lane):
+def index_of(bounds, shape, note, src):
+    """The token's index that a note tells; one thread. A message of another call is reported, and tells 0.
+
+    The digest is emptied: where the next message is shorter, or lies elsewhere, nobody takes this note for its own.
+    """
+    src_idx = ld_na_s32(note)
+    digest = ld_na_s32(note + NOTE_DIGEST)
+    if digest != shape.digest:
+        report_fault(bounds, LOW_LATENCY_CALL, src, -1, shape.digest, digest)
+        src_idx = 0
+    st_weak_s32(note + NOTE_DIGEST, 0)
+    return src_idx
+
+
+@device_function
+def copy_notes(out, bounds, message, shape, sizes, local_expert, src, row, lane):
     """Copy the source index and the scales of a message to those of an output row; one warp."""
     num_rows = shape.num_ranks * shape.num_max_tokens
     if lane == 0:
-        src_idx = ld_na_s32(message + note_offset(shape))
+        src_idx = index_of(bounds, shape, message + note_offset(shape), src)
         st_weak_s32(out.recv_src_info + 4 * (local_expert * num_rows + row), src_idx)
     for index in range(lane, num_scales(shape), 32):
         scale = ld_na_f32(message + shape.hidden + 4 * index)
@@ -127,7 +144,7 @@ def receive_messages(out, network, work, bounds, call, shape, sizes, warp, lane)
         while i < num_tokens:
             row = begin + i
             begin_copy(message, payload_bytes(shape), 0, stage, lane)
-            copy_notes(out, message, shape, sizes, local_expert, row, lane)
+            copy_notes(out, bounds, message, shape, sizes, local_expert, src, row, lane)
             dst = out.recv_x + (local_expert * num_rows + row) * payload_bytes(shape)
             parity = end_copy(ld_na_v4, dst, message, payload_bytes(shape), 0, stage, parity, lane)
             message += group_warps * message_stride(shape)

@@ -208,7 +208,7 @@ def send_messages(inputs, network, work, bounds, call, shape, sizes, warp, lane)
             expert, slot = take_slot(inputs, network, work, bounds, call, shape, sizes.num_topk, token, lane)
             clear_gap(stage, shape, lane)
             if lane == 0:
-                st_shared_v4(stage + note_offset(shape), (token, 0, 0, 0))
+                st_shared_v4(stage + note_offset(shape), (token, shape.digest, 0, 0))
             open_to_engine()
             put_token(network, work, call, shape, stage, token, expert, slot, lane)
         else:

@@ -13,7 +13,7 @@ tokens of the sources before it. So rows do not depend on who comes first, and e
 
 from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency.arguments import TABLE_BYTES
-from nbep.device.kernels.low_latency.dispatch_receiver import note_range, store_scale
+from nbep.device.kernels.low_latency.dispatch_receiver import index_of, note_range, store_scale
 from nbep.device.kernels.low_latency.send_once import ENTRIES, SRC_IDX
 from nbep.device.layout.low_latency import (
     ALIGNMENT_BYTES,
@@ -136,8 +136,9 @@ def find_row(out, shape, table, entry, src, cell):
     num_rows = shape.num_ranks * shape.num_max_tokens
     expert, place, weight = entry
     row = -1
-    # A count may have been given up, although the messages came.
-    if expert >= 0 and place < count_of(shape, table, expert, src):
+    # A count may have been given up, although the messages came; and a message may be one of another call.
+    is_here = 0 <= expert < u32_div(shape.num_experts, shape.num_ranks)
+    if is_here and 0 <= place < count_of(shape, table, expert, src):
         row = expert * num_rows + begin_of(shape, table, expert, src) + place
     st_weak_s32(out.message_rows + 4 * cell, row)
     st_weak_f32(out.message_weights + 4 * cell, weight)
@@ -194,7 +195,7 @@ def store_scales(out, scale, row, shape, sizes, index):
 
 
 @device_function
-def expand_message(out, message, shape, sizes, table, src, index, stage, parity, lane):
+def expand_message(out, bounds, message, shape, sizes, table, src, index, stage, parity, lane):
     """Copy one message to the rows of all its experts here; one warp. Returns the parity of the stage's next fill.
 
     All loads begin before the first of them is used.
@@ -217,7 +218,7 @@ def expand_message(out, message, shape, sizes, table, src, index, stage, parity,
     if row >= 0:
         st_weak_s32(out.recv_src_info + 4 * row, src_idx)
     if lane == 0:
-        st_weak_s32(out.message_src_idx + 4 * cell, src_idx)
+        st_weak_s32(out.message_src_idx + 4 * cell, index_of(bounds, shape, note, src))
     store_scales(out, scale, row, shape, sizes, lane)
     store_scales(out, next_scale, row, shape, sizes, lane + 32)
     for first in range(64, num_scales(shape), 32):
@@ -243,7 +244,7 @@ def expand_messages(out, network, work, bounds, call, shape, sizes, warp, lane):
         index = u32_div(unit, shape.num_ranks)
         if index < ld_shared_s32(table + NUM_MESSAGES + 4 * src):
             message = messages + src * call.share_bytes + index * message_stride(shape)
-            parity = expand_message(out, message, shape, sizes, table, src, index, stage, parity, lane)
+            parity = expand_message(out, bounds, message, shape, sizes, table, src, index, stage, parity, lane)
         syncwarp(FULL_MASK)
         unit += grid_dim() * (block_dim() // 32)
     note_ranges(out, shape, table)

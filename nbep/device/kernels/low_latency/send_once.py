@@ -67,6 +67,7 @@ from nbep.device.protocols.reduce import warp_sum_s32
 QUEUE = 0
 # Words of a note
 SRC_IDX = 0
+DIGEST = 1
 ENTRIES = 4  # for each choice: local expert or -1, place, weight
 NOBODY = -1
 
@@ -119,7 +120,7 @@ def write_notes(notes, shape, token, choice, lane):
             st_shared_s32(entry + 4, choice.place)
             st_shared_f32(entry + 8, choice.weight)
         if lane < ENTRIES:
-            st_shared_s32(note + 4 * lane, token if lane == SRC_IDX else 0)
+            st_shared_s32(note + 4 * lane, token if lane == SRC_IDX else shape.digest if lane == DIGEST else 0)
         if lane < shape.num_topk & 3:  # three words for each choice, and padding to a multiple of NOTE_ALIGNMENT
             st_shared_s32(note + 4 * ENTRIES + 12 * shape.num_topk + 4 * lane, 0)
         left &= left - 1

@@ -45,7 +45,7 @@ from nbep.device.primitives import (
     u32_mod,
     vote_ballot,
 )
-from nbep.device.protocols.arrivals import TAG, completion
+from nbep.device.protocols.arrivals import TAG, completion_with
 from nbep.device.protocols.reduce import add_weighted_bf16x8, to_bf16x8, zero_f32x8
 from nbep.device.protocols.staging import STAGE_STRIDE
 
@@ -141,7 +141,8 @@ def announce_parts(inputs, network, work, bounds, call, shape, num_parts, lane):
     if lane < shape.num_ranks:
         num_messages = ld_nc_s32(inputs.num_messages + 4 * lane)
         if num_messages != 0 and may_send(network, work, bounds, call, lane):
-            add_to_arrival(network, work, call, lane, completion(num_messages * num_parts), False)
+            value = completion_with(num_messages * num_parts, shape.digest)
+            add_to_arrival(network, work, call, lane, value, False)
     syncwarp(FULL_MASK)
 
 

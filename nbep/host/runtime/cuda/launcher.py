@@ -179,7 +179,7 @@ class LoadedKernel:
         self.spec = spec
         self.module = module
         self.card = card
-        self.function = check("cuModuleGetFunction", cu.cuModuleGetFunction(module, spec.name.encode()))
+        self.function = check("cuModuleGetFunction", cu.cuModuleGetFunction(module, spec.entry_name.encode()))
         self.is_own = spec.is_own
         self.queues = -1
         for name, hint in spec.hints.items():
