@@ -128,7 +128,7 @@ def run(monkeypatch, is_mapped, seed=0, **options):
         stand_in.bases[comm.rank] = bases
         seen = [base if peer == comm.rank or is_mapped(comm.rank, peer) else 0 for peer, base in enumerate(bases)]
         memory.symmetric.write(TABLE, np.array(seen, np.int64))
-        network = NvshmemNetwork(own + TABLE, comm.rank, comm.size, seen.count(0))
+        network = NvshmemNetwork(own + TABLE, comm.rank, comm.size, seen.count(0), seen[comm.rank])
         out = memory.runtime.allocate_host_visible(ANSWERS + 4 * (NUM_RANKS + 1), "out")
         comm.barrier()
         memory.runtime.launch(memory.comm_stream, send_to_all, 1, 32, MESSAGE, out.address, network)

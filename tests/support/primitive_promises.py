@@ -89,6 +89,7 @@ OTHERS = {
     "block_idx": Promise(("%ctaid.x",)),
     "grid_dim": Promise(("%nctaid.x",)),
     "block_dim": Promise(("%ntid.x",)),
+    "prefetch_l2": Promise(("prefetch.global.L2",)),
     "lane_id": Promise(("%laneid",)),
     "globaltimer": Promise(("mov.u64", "%globaltimer")),
     "clock64": Promise(("mov.u64", "%clock64")),

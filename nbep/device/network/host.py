@@ -31,6 +31,7 @@ class HostNetwork(NamedTuple):
     buffer_ptrs: Sym  # where this rank sees the buffer of each; 0 if it cannot
     rank: I32
     num_ranks: I32
+    own_buffer: Sym  # where this rank sees its own
 
 
 @device_function

@@ -43,6 +43,7 @@ class NvshmemNetwork(NamedTuple):
     rank: I32  # NVSHMEM's PE too
     num_ranks: I32
     num_remote: I32  # how many of them have 0 in the table
+    own_buffer: Sym  # where this rank sees its own
 
 
 class NeedsGpu(RuntimeError):

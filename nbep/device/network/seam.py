@@ -21,19 +21,19 @@ nvshmemi_ibgda_quiet, nvshmemi_get_p2p_ptr)
 """
 
 from nbep.device.jit import LIBRARIES, by_network, device_function
-from nbep.device.primitives import ld_nc_s64
+from nbep.device.primitives import ld_nc_keep_s64
 
 
 @device_function
 def own_ptr(network, offset):
     """The address of a place in this rank's own buffer."""
-    return ld_nc_s64(network.buffer_ptrs + 8 * network.rank) + offset
+    return network.own_buffer + offset
 
 
 @device_function
 def peer_ptr(network, offset, peer):
     """The address at which this rank sees a place in a peer's buffer; 0 if the peer's memory is not mapped."""
-    base = ld_nc_s64(network.buffer_ptrs + 8 * peer)
+    base = ld_nc_keep_s64(network.buffer_ptrs + 8 * peer)
     return base + offset if base != 0 else 0
 
 

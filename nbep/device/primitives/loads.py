@@ -90,6 +90,12 @@ def ld_nc_s64(address):
     return current_thread().load(address, "s64", "nc", "cta")
 
 
+@primitive("ld.global.nc.s64 $0, [$1];", "s64", "s64", effect="pure")
+def ld_nc_keep_s64(address):
+    """Read a constant int64 that shares its 128 bytes with others that this block needs."""
+    return current_thread().load(address, "s64", "nc", "cta")
+
+
 @primitive("ld.global.nc.L1::no_allocate.f32 $0, [$1];", "f32", "s64", effect="pure")
 def ld_nc_f32(address):
     """Read a constant float32."""

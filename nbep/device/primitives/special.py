@@ -56,6 +56,11 @@ def serving(queue_pair, entry):
     current_thread().serving = int(queue_pair), int(entry)
 
 
+@primitive("prefetch.global.L2 [$0];", None, "s64")
+def prefetch_l2(address):
+    """What lies there may be read soon: a hint, which reads nothing. On the emulator: nothing."""
+
+
 @primitive("trap;", effect="converge")
 def trap():
     """Stop the whole launch with an error."""

@@ -37,7 +37,7 @@ class DirectTransport(Transport):
         wanted = [handle if self._options.is_in_node(self._rank, peer) else None for peer, handle in enumerate(handles)]
         addresses = self._symmetric.open_peers(wanted, self._rank)
         self._symmetric.write(table_offset, np.array(addresses, np.int64))
-        return Network(self._symmetric.address + table_offset, self._rank, len(handles))
+        return Network(self._symmetric.address + table_offset, self._rank, len(handles), addresses[self._rank])
 
     def close(self) -> None:
         self._symmetric.close_peers()
@@ -56,10 +56,10 @@ class HostTransport(DirectTransport):
         return super().allocate(comm, num_bytes, name, describe, handle_type, zero)
 
     def open(self, handles: list[Any], table_offset: int, bounds: Bounds) -> Any:
-        super().open(handles, table_offset, bounds)
+        mapped = super().open(handles, table_offset, bounds)
         assert self._table is not None
         self._table.write(0, self._symmetric.read(table_offset, len(handles), np.int64))
-        return HostNetwork(self._table.address, self._rank, len(handles))
+        return HostNetwork(self._table.address, self._rank, len(handles), mapped.own_buffer)
 
     def end(self) -> None:
         if self._table is not None:

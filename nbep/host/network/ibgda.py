@@ -156,7 +156,8 @@ class IbgdaTransport(Transport):
         seen_by_nic = self._nic.open_peers(self._symmetric, [handle.memory for handle in handles], rank)
         mapped = [options.is_mapped(rank, peer) for peer in range(self._num_ranks)]
         wanted = [handle.memory if there else None for handle, there in zip(handles, mapped, strict=True)]
-        self._symmetric.write(table_offset, np.array(self._symmetric.open_peers(wanted, rank), np.int64))
+        addresses = self._symmetric.open_peers(wanted, rank)
+        self._symmetric.write(table_offset, np.array(addresses, np.int64))
 
         layout = Layout(self._num_ranks, options.num_qps, self._num_chunks, self._nic_options.num_entries)
         queues = self._own(self._runtime.allocate(layout.num_bytes, "queue pairs", layout.describe))
@@ -168,6 +169,7 @@ class IbgdaTransport(Transport):
             buffer_ptrs=self._symmetric.address + table_offset,
             rank=rank,
             num_ranks=self._num_ranks,
+            own_buffer=addresses[rank],
             num_qps=options.num_qps,
             log2_batch=self._nic_options.batch.bit_length() - 1,
             queue_pairs=queues.address,

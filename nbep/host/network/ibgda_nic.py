@@ -39,6 +39,7 @@ class IbgdaNicTransport(NvshmemTransport):
             buffer_ptrs=mapped.buffer_ptrs,
             rank=mapped.rank,
             num_ranks=mapped.num_ranks,
+            own_buffer=mapped.own_buffer,
             num_qps=pairs.queue_pairs.shape[1],
             log2_batch=DEFAULT_BATCH.bit_length() - 1,
             queue_pairs=queue_pairs,

@@ -305,7 +305,7 @@ def open_nvshmem(
     addresses = symmetric.open_peers(handles, rank)
     addresses = [at if peer == rank or may_be_mapped(peer) else 0 for peer, at in enumerate(addresses)]
     symmetric.write(table_offset, np.array(addresses, np.int64))
-    return NvshmemNetwork(symmetric.address + table_offset, rank, len(addresses), addresses.count(0))
+    return NvshmemNetwork(symmetric.address + table_offset, rank, len(addresses), addresses.count(0), addresses[rank])
 
 
 class NvshmemTransport(Transport):

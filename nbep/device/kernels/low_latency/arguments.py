@@ -11,6 +11,7 @@ from nbep.device.layout.low_latency import (
     message_stride,
     note_bytes,
 )
+from nbep.device.primitives import block_idx, grid_dim
 from nbep.device.protocols.staging import STAGE_STRIDE
 from nbep.device.types import I32, In, InOut, Out
 
@@ -45,7 +46,7 @@ class DispatchInputs(NamedTuple):
 class DispatchSizes(NamedTuple):
     num_tokens: I32
     num_topk: I32
-    num_groups: I32  # groups of warps of a block that receive
+    num_groups: I32  # most groups of warps of a block that receive: see groups_here
     round_scale: I32  # 1: scales are powers of two
     use_ue8m0: I32  # 1: recv_x_scales are exponent bytes, four in a word
 
@@ -74,7 +75,7 @@ class CombineInputs(NamedTuple):
 class CombineSizes(NamedTuple):
     num_tokens: I32
     num_topk: I32
-    num_groups: I32  # groups of warps of a block that send
+    num_groups: I32  # most groups of warps of a block that send: see groups_here
 
 
 @device_function
@@ -90,8 +91,14 @@ def stage_bytes(shape):
 
 
 def num_groups(num_experts: int, num_blocks: int, num_threads: int) -> int:
-    """Groups of warps in a block: one for each (local expert, source) that falls to it, within the limits."""
+    """Most groups of warps in a block: one for each (local expert, source) that falls to it, within the limits."""
     return min(-(-num_experts // num_blocks), MAX_GROUPS, num_threads // 32)
+
+
+@device_function
+def groups_here(num_experts, most):
+    """Groups of warps in this block: where one pair less falls to it, there is one group less, and each is larger."""
+    return most - 1 if most > 1 and block_idx() + grid_dim() * (most - 1) >= num_experts else most
 
 
 def dispatch_smem_bytes(shape: LowLatencyShape, num_threads: int, has_tma: bool) -> int:

@@ -34,6 +34,7 @@ from nbep.device.primitives import (
     ld_shared_s64,
     match_any_s32,
     popc_u32,
+    prefetch_l2,
     smem_base,
     st_na_v4,
     st_shared_f32,
@@ -64,6 +65,10 @@ def locate_row(out, network, work, bounds, call, shape, token, expert, lane):
     cell = count_offset(call.num_rdma_bytes, call.half, peer, unit)
     if shape.deduplicate != 0:
         cell = arrival_offset(call.num_rdma_bytes, call.half, peer)
+    place = recv_offset(call.num_rdma_bytes, call.share_bytes, call.half, peer)
+    place += (unit * shape.num_max_tokens + token) * row_stride(shape)
+    row = own_ptr(network, place)
+    prefetch_l2(row)  # its page, too: each expert has one of its own
     start = clock64()
     value = wait_arrival(own_ptr(network, cell), bounds, work.mask, peer, LOW_LATENCY_COMBINE_COUNT, expert)
     if out.wait_recv_cost_stats != 0:
@@ -72,23 +77,19 @@ def locate_row(out, network, work, bounds, call, shape, token, expert, lane):
         return 0
     if number_of(value) != shape.digest:
         report_fault(bounds, LOW_LATENCY_CALL, peer, expert, shape.digest, number_of(value))
-    place = recv_offset(call.num_rdma_bytes, call.share_bytes, call.half, peer)
-    place += (unit * shape.num_max_tokens + token) * row_stride(shape)
-    return own_ptr(network, place)
+    return row
 
 
 @device_function
 def list_rows(out, inputs, network, work, bounds, call, shape, sizes, token, lane):
     """Wait for the rows of a token and write down where they are, in the order of its choices; one warp."""
     table = smem_base()
-    expert = -1
     weight = f32(1)
-    if lane < sizes.num_topk:
-        cell = token * sizes.num_topk + lane
-        expert = ld_nc_s64(inputs.topk_idx + 8 * cell)
-        if shape.deduplicate == 0:
-            weight = ld_na_f32(inputs.topk_weights + 4 * cell)
-    is_wanted = 0 <= expert < shape.num_experts
+    cell = token * sizes.num_topk + min(lane, sizes.num_topk - 1)
+    expert = ld_nc_s64(inputs.topk_idx + 8 * cell)
+    if shape.deduplicate == 0:
+        weight = ld_na_f32(inputs.topk_weights + 4 * cell)
+    is_wanted = lane < sizes.num_topk and 0 <= expert < shape.num_experts
     if shape.deduplicate != 0:  # one row from each rank
         peer = u32_div(expert, u32_div(shape.num_experts, shape.num_ranks)) if is_wanted else -1
         same = match_any_s32(FULL_MASK, peer)

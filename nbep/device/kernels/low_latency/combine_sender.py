@@ -8,7 +8,7 @@ stage       copy engine         bulk copy               engine            after 
 """
 
 from nbep.device.jit import device_function
-from nbep.device.kernels.low_latency.arguments import SUM_TABLE_BYTES
+from nbep.device.kernels.low_latency.arguments import SUM_TABLE_BYTES, groups_here
 from nbep.device.kernels.low_latency.journal import may_send, may_warp_send
 from nbep.device.layout.low_latency import (
     LOGFMT_COLUMNS,
@@ -40,7 +40,7 @@ from nbep.device.primitives import (
     u32_div,
     u32_mod,
 )
-from nbep.device.protocols.arrivals import completion_with
+from nbep.device.protocols.arrivals import completion_with, is_masked
 from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
 from nbep.device.protocols.fp8 import abs_max8
 from nbep.device.protocols.logfmt import (
@@ -156,31 +156,43 @@ def put_encoded_row(network, dst, src, row, shape, peer, queue, stage, lane):
 
 
 @device_function
-def tell_sources(inputs, network, work, bounds, call, shape, lane):
+def may_tell(inputs, network, work, bounds, call, shape, pair):
+    """Whether the source of a (local expert, source) has rows there, and may be told so; one thread."""
+    if pair >= shape.num_experts:
+        return False
+    has_rows = ld_nc_s64(inputs.recv_layout_range + 8 * pair) & 0xFFFFFFFF != 0
+    return has_rows and may_send(network, work, bounds, call, u32_mod(pair, shape.num_ranks))
+
+
+@device_function
+def tell_sources(inputs, network, work, bounds, call, shape, pair, is_told):
     """Tell the sources that what this block has sent is there, a lane for each (local expert, source); one warp.
 
-    All at once: a fence waits for whatever its SM has on the way.
+    All at once: a fence waits for whatever its SM has on the way. pair, is_told: the lane's first, and its `may_tell`.
+    A source that is masked by now may have missed rows.
     """
-    for pair in range(block_idx() + grid_dim() * lane, shape.num_experts, 32 * grid_dim()):
-        local_expert = u32_div(pair, shape.num_ranks)
+    while pair < shape.num_experts:
         peer = u32_mod(pair, shape.num_ranks)
-        has_rows = ld_nc_s64(inputs.recv_layout_range + 8 * pair) & 0xFFFFFFFF != 0
-        if has_rows and may_send(network, work, bounds, call, peer):
+        if is_told and not is_masked(work.mask, peer):
+            local_expert = u32_div(pair, shape.num_ranks)
             cell = count_offset(call.num_rdma_bytes, call.half, network.rank, local_expert)
             amo_add(network, cell, completion_with(0, shape.digest), peer, local_expert, True)
+        pair += 32 * grid_dim()
+        is_told = may_tell(inputs, network, work, bounds, call, shape, pair)
 
 
 @device_function
 def send_rows(inputs, network, work, bounds, call, shape, sizes, warp, lane):
     """Sender: a group of warps for each (local expert, source), its warps take the rows in turn."""
     num_rows = shape.num_ranks * shape.num_max_tokens
-    group_warps = u32_div(block_dim() // 32, sizes.num_groups)
+    num_groups = groups_here(shape.num_experts, sizes.num_groups)
+    group_warps = u32_div(block_dim() // 32, num_groups)
     group = u32_div(warp, group_warps)
     warp_in_group = warp - group * group_warps
     stage = open_stage(smem_base() + SUM_TABLE_BYTES, warp, lane)
     parity = 0
     pair = block_idx() + grid_dim() * group
-    if group >= sizes.num_groups:
+    if group >= num_groups:
         pair = shape.num_experts
     while pair < shape.num_experts:
         local_expert = u32_div(pair, shape.num_ranks)
@@ -202,8 +214,11 @@ def send_rows(inputs, network, work, bounds, call, shape, sizes, warp, lane):
             else:
                 parity = put_row(network, dst, src, x, 2 * shape.hidden, peer, local_expert, stage, parity, lane)
             i += group_warps
-        pair += grid_dim() * sizes.num_groups
+        pair += grid_dim() * num_groups
+    # What telling takes is looked up before: behind the wait every load would come on top of it.
+    pair = block_idx() + grid_dim() * lane
+    is_told = warp == 0 and may_tell(inputs, network, work, bounds, call, shape, pair)
     quiet(network, lane)
     syncthreads()
     if warp == 0:
-        tell_sources(inputs, network, work, bounds, call, shape, lane)
+        tell_sources(inputs, network, work, bounds, call, shape, pair, is_told)

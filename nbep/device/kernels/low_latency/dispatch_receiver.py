@@ -8,6 +8,7 @@ recv_*           receivers     bulk copy, st_weak      -            the next ker
 """
 
 from nbep.device.jit import device_function
+from nbep.device.kernels.low_latency.arguments import groups_here
 from nbep.device.layout.low_latency import (
     NOTE_DIGEST,
     count_offset,
@@ -25,6 +26,7 @@ from nbep.device.primitives import (
     block_dim,
     block_idx,
     clock64,
+    f32,
     f32_to_ue8m0,
     fence_proxy_async_global,
     grid_dim,
@@ -32,6 +34,7 @@ from nbep.device.primitives import (
     ld_na_f32,
     ld_na_s32,
     ld_na_v4,
+    prefetch_l2,
     shfl_idx_s32,
     smem_base,
     st_weak_f32,
@@ -92,13 +95,12 @@ def store_scale(out, scale, shape, use_ue8m0, expert_row, num_rows, row, index):
 
 
 @device_function
-def index_of(bounds, shape, note, src):
-    """The token's index that a note tells; one thread. A message of another call is reported, and tells 0.
+def index_of(bounds, shape, note, src, src_idx, digest):
+    """The token's index that a note tells; one thread, which has loaded index and digest from it.
 
-    The digest is emptied: where the next message is shorter, or lies elsewhere, nobody takes this note for its own.
+    A message of another call is reported, and tells 0. The digest is emptied: where the next message is shorter, or
+    lies elsewhere, nobody takes this note for its own.
     """
-    src_idx = ld_na_s32(note)
-    digest = ld_na_s32(note + NOTE_DIGEST)
     if digest != shape.digest:
         report_fault(bounds, LOW_LATENCY_CALL, src, -1, shape.digest, digest)
         src_idx = 0
@@ -107,48 +109,68 @@ def index_of(bounds, shape, note, src):
 
 
 @device_function
-def copy_notes(out, bounds, message, shape, sizes, local_expert, src, row, lane):
-    """Copy the source index and the scales of a message to those of an output row; one warp."""
+def load_scale(message, shape, index):
+    """A scale of a message; 0 past the last."""
+    return ld_na_f32(message + shape.hidden + 4 * index) if index < num_scales(shape) else f32(0)
+
+
+@device_function
+def receive_message(out, bounds, message, shape, sizes, local_expert, src, row, stage, parity, lane):
+    """Copy a message to a row; one warp. Returns the parity of the stage's next fill.
+
+    All loads begin before the first of them is used.
+    """
     num_rows = shape.num_ranks * shape.num_max_tokens
+    num_bytes = payload_bytes(shape)
+    begin_copy(message, num_bytes, 0, stage, lane)
+    note = message + note_offset(shape)
+    src_idx = ld_na_s32(note)
+    digest = ld_na_s32(note + NOTE_DIGEST) if lane == 0 else 0
+    scale = load_scale(message, shape, lane)
+    next_scale = load_scale(message, shape, lane + 32)
+    place = local_expert * num_rows + row
+    parity = end_copy(ld_na_v4, out.recv_x + place * num_bytes, message, num_bytes, 0, stage, parity, lane)
     if lane == 0:
-        src_idx = index_of(bounds, shape, message + note_offset(shape), src)
-        st_weak_s32(out.recv_src_info + 4 * (local_expert * num_rows + row), src_idx)
-    for index in range(lane, num_scales(shape), 32):
-        scale = ld_na_f32(message + shape.hidden + 4 * index)
+        st_weak_s32(out.recv_src_info + 4 * place, index_of(bounds, shape, note, src, src_idx, digest))
+    index = lane
+    while index < num_scales(shape):
         store_scale(out, scale, shape, sizes.use_ue8m0, local_expert, num_rows, row, index)
+        scale = next_scale
+        index += 32
+        next_scale = load_scale(message, shape, index + 32)
+    return parity
 
 
 @device_function
 def receive_messages(out, network, work, bounds, call, shape, sizes, warp, lane):
     """Receiver: a group of warps for each (local expert, source), its warps take the messages in turn."""
-    num_rows = shape.num_ranks * shape.num_max_tokens
-    group_warps = u32_div(block_dim() // 32, sizes.num_groups)
+    num_groups = groups_here(shape.num_experts, sizes.num_groups)
+    group_warps = u32_div(block_dim() // 32, num_groups)
     group = u32_div(warp, group_warps)
     warp_in_group = warp - group * group_warps
     stage = open_stage(smem_base(), warp, lane)
     parity = 0
     pair = block_idx() + grid_dim() * group
-    if group >= sizes.num_groups:
+    if group >= num_groups:
         pair = shape.num_experts
     while pair < shape.num_experts:
         local_expert = u32_div(pair, shape.num_ranks)
         src = u32_mod(pair, shape.num_ranks)
+        message = own_ptr(network, recv_offset(call.num_rdma_bytes, call.share_bytes, call.half, src))
+        message += (local_expert * shape.num_max_tokens + warp_in_group) * message_stride(shape)
+        if lane == 0:
+            prefetch_l2(message)  # its page, too: a group has one of its own
         begin, num_tokens = wait_counts(
             out, network, work, bounds, call, shape, local_expert, src, lane, warp_in_group == 0
         )
-        if warp_in_group == 0 and lane == 0:
-            note_range(out, shape, local_expert, src, begin, num_tokens)
-        message = own_ptr(network, recv_offset(call.num_rdma_bytes, call.share_bytes, call.half, src))
-        message += (local_expert * shape.num_max_tokens + warp_in_group) * message_stride(shape)
         i = warp_in_group
         while i < num_tokens:
             row = begin + i
-            begin_copy(message, payload_bytes(shape), 0, stage, lane)
-            copy_notes(out, bounds, message, shape, sizes, local_expert, src, row, lane)
-            dst = out.recv_x + (local_expert * num_rows + row) * payload_bytes(shape)
-            parity = end_copy(ld_na_v4, dst, message, payload_bytes(shape), 0, stage, parity, lane)
+            parity = receive_message(out, bounds, message, shape, sizes, local_expert, src, row, stage, parity, lane)
             message += group_warps * message_stride(shape)
             i += group_warps
-        pair += grid_dim() * sizes.num_groups
+        if warp_in_group == 0 and lane == 0:
+            note_range(out, shape, local_expert, src, begin, num_tokens)
+        pair += grid_dim() * num_groups
     if has_tma() and lane == 0:
         tma_store_wait_read_all()  # a block's shared memory ends with it

@@ -13,11 +13,12 @@ tokens of the sources before it. So rows do not depend on who comes first, and e
 
 from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency.arguments import TABLE_BYTES
-from nbep.device.kernels.low_latency.dispatch_receiver import index_of, note_range, store_scale
+from nbep.device.kernels.low_latency.dispatch_receiver import index_of, load_scale, note_range, store_scale
 from nbep.device.kernels.low_latency.send_once import ENTRIES, SRC_IDX
 from nbep.device.layout.low_latency import (
     ALIGNMENT_BYTES,
     MAX_EXPERTS,
+    NOTE_DIGEST,
     arrival_offset,
     count_offset,
     message_stride,
@@ -42,6 +43,7 @@ from nbep.device.primitives import (
     ld_na_s32,
     ld_na_v4,
     ld_shared_s32,
+    prefetch_l2,
     shfl_idx_s32,
     smem_base,
     st_na_v4,
@@ -75,7 +77,7 @@ assert TABLE_BYTES - NUM_MESSAGES >= ALIGNMENT_BYTES
 @device_function
 def wait_sources(out, network, work, bounds, call, shape, table):
     """Wait for all sources and note how many messages each has sent. A whole block; a barrier follows."""
-    src = thread_idx()
+    src = block_dim() - 1 - thread_idx()  # the last threads: the first ones wait for counts meanwhile
     if src < shape.num_ranks:
         start = clock64()
         arrival = own_ptr(network, arrival_offset(call.num_rdma_bytes, call.half, src))
@@ -118,8 +120,11 @@ def begin_of(shape, table, local_expert, src):
 
 @device_function
 def note_ranges(out, shape, table):
-    """Note where the tokens of each source are, for every grid_dim()-th expert; a whole block."""
-    for cell in range(thread_idx(), shape.num_experts, block_dim()):
+    """Note where the tokens of each source are, for every grid_dim()-th expert; a whole block.
+
+    The last threads first: their warps have the fewest messages.
+    """
+    for cell in range(block_dim() - 1 - thread_idx(), shape.num_experts, block_dim()):
         local_expert = u32_div(cell, shape.num_ranks)
         if u32_mod(local_expert, grid_dim()) == block_idx():
             src = cell - local_expert * shape.num_ranks
@@ -177,11 +182,6 @@ def copy_to_rows(out, message, row, shape, stage, parity, lane):
 
 
 @device_function
-def load_scale(message, shape, index):
-    return ld_na_f32(message + shape.hidden + 4 * index) if index < num_scales(shape) else f32(0)
-
-
-@device_function
 def store_scales(out, scale, row, shape, sizes, index):
     """Write one scale of a message, a lane's own, to all its rows; one warp. row: as in `copy_to_rows`."""
     num_rows = shape.num_ranks * shape.num_max_tokens
@@ -208,6 +208,7 @@ def expand_message(out, bounds, message, shape, sizes, table, src, index, stage,
         at = note + 4 * ENTRIES + 12 * lane
         entry = (ld_na_s32(at), ld_na_s32(at + 4), ld_na_f32(at + 8))
     src_idx = ld_na_s32(note + 4 * SRC_IDX)
+    digest = ld_na_s32(note + NOTE_DIGEST) if lane == 0 else 0
     scale = load_scale(message, shape, lane)
     next_scale = load_scale(message, shape, lane + 32)
     cell = src * shape.num_max_tokens + index
@@ -218,7 +219,7 @@ def expand_message(out, bounds, message, shape, sizes, table, src, index, stage,
     if row >= 0:
         st_weak_s32(out.recv_src_info + 4 * row, src_idx)
     if lane == 0:
-        st_weak_s32(out.message_src_idx + 4 * cell, index_of(bounds, shape, note, src))
+        st_weak_s32(out.message_src_idx + 4 * cell, index_of(bounds, shape, note, src, src_idx, digest))
     store_scales(out, scale, row, shape, sizes, lane)
     store_scales(out, next_scale, row, shape, sizes, lane + 32)
     for first in range(64, num_scales(shape), 32):
@@ -227,23 +228,32 @@ def expand_message(out, bounds, message, shape, sizes, table, src, index, stage,
 
 
 @device_function
+def message_of(messages, call, shape, unit):
+    """Where a message lies: those of all sources in turn."""
+    src = u32_mod(unit, shape.num_ranks)
+    return messages + src * call.share_bytes + u32_div(unit, shape.num_ranks) * message_stride(shape)
+
+
+@device_function
 def expand_messages(out, network, work, bounds, call, shape, sizes, warp, lane):
     """Receiver: all warps take the messages of all sources in turn."""
     table = smem_base()
     stage = open_stage(table + TABLE_BYTES, warp, lane)
+    messages = own_ptr(network, recv_offset(call.num_rdma_bytes, call.share_bytes, call.half, 0))
+    unit = block_idx() + grid_dim() * warp
+    if lane == 0 and unit < shape.num_ranks * shape.num_max_tokens:
+        prefetch_l2(message_of(messages, call, shape, unit))
     load_counts(network, work, bounds, call, shape, table)
     wait_sources(out, network, work, bounds, call, shape, table)
     syncthreads()
     if has_tma() and lane == 0:
         fence_proxy_async_global()  # what the arrivals have published, before the bulk copies that read it
     parity = 0
-    messages = own_ptr(network, recv_offset(call.num_rdma_bytes, call.share_bytes, call.half, 0))
-    unit = block_idx() + grid_dim() * warp
     while unit < shape.num_ranks * shape.num_max_tokens:
         src = u32_mod(unit, shape.num_ranks)
         index = u32_div(unit, shape.num_ranks)
         if index < ld_shared_s32(table + NUM_MESSAGES + 4 * src):
-            message = messages + src * call.share_bytes + index * message_stride(shape)
+            message = message_of(messages, call, shape, unit)
             parity = expand_message(out, bounds, message, shape, sizes, table, src, index, stage, parity, lane)
         syncwarp(FULL_MASK)
         unit += grid_dim() * (block_dim() // 32)

@@ -139,26 +139,29 @@ def is_keeper():
 @device_function
 def end_earlier_calls(network, work, call, bounds, num_experts, lane):
     """Keeper: take and give the credits of the launch before, and write down what this one does. The whole warp."""
+    # All loads begin before the first of them is used.
     sent = ld_weak_s32(work.journal + 4 * SENT_HALF)
     received = ld_weak_s32(work.journal + 4 * RECEIVED_HALF)
+    num_slots = ld_weak_s32(work.journal + 4 * NUM_SLOTS)
+    num_counts = ld_weak_s32(work.journal + 4 * NUM_COUNTS)
+    uses_0 = ld_weak_s32(work.journal + 4 * USES) if lane == 0 else 0
+    uses_1 = ld_weak_s32(work.journal + 4 * (USES + 1)) if lane == 0 else 0
     if sent != 0:
         if lane == 0:
-            uses = work.journal + 4 * (USES + sent - 1)
-            st_weak_s32(uses, s32(ld_weak_s32(uses) + 1))
+            st_weak_s32(work.journal + 4 * (USES + sent - 1), s32((uses_0 if sent == 1 else uses_1) + 1))
         slots = work.slots + 4 * (sent - 1) * SLOT_WORDS
-        clear_words(slots, ld_weak_s32(work.journal + 4 * NUM_SLOTS), lane)
+        clear_words(slots, num_slots, lane)
         clear_words(slots + 4 * MAX_EXPERTS, MAX_RANKS, lane)
     if received != 0:
-        empty_half(network, work, call, received - 1, lane)
+        empty_half(network, work, call, received - 1, num_counts, lane)
     syncwarp(FULL_MASK)
     if lane == 0:
         write_journal(network, work, call, bounds, num_experts)
 
 
 @device_function
-def empty_half(network, work, call, half, lane):
+def empty_half(network, work, call, half, num_counts, lane):
     """Keeper: empty the cells of the call that was received in a half, then give a credit to all who may send again."""
-    num_counts = ld_weak_s32(work.journal + 4 * NUM_COUNTS)
     masked = vote_ballot(FULL_MASK, lane < network.num_ranks and is_masked(work.mask, lane))
     for rank in range(network.num_ranks):
         is_absent = masked & (1 << rank) != 0

@@ -39,7 +39,7 @@ from nbep.device.network.ibgda.queue_pair import (
     submit,
     wait_room,
 )
-from nbep.device.network.seam import own_ptr
+from nbep.device.network.seam import own_ptr, peer_ptr
 from nbep.device.primitives import (
     FULL_MASK,
     byteswap_u32,
@@ -69,6 +69,7 @@ class IbgdaNetwork(NamedTuple):
     buffer_ptrs: Sym  # where this rank sees the buffer of each; 0 if only the NIC reaches it
     rank: I32
     num_ranks: I32
+    own_buffer: Sym  # where this rank sees its own
     num_qps: I32  # queue pairs for each peer
     log2_batch: I32  # of the entries a doorbell, where they need not leave at once
     queue_pairs: Sym  # [num_ranks, num_qps] descriptions, see `queue_pair`
@@ -85,7 +86,7 @@ class IbgdaNetwork(NamedTuple):
 
 @device_function
 def is_mapped(network, peer):
-    return ld_nc_s64(network.buffer_ptrs + 8 * peer) != 0
+    return peer_ptr(network, 0, peer) != 0
 
 
 @device_function
