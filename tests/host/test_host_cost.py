@@ -131,7 +131,7 @@ def test_what_is_prepared_does_not_hide_what_is_wrong_with_the_next_combine(gpu)
     for message, argument in wrong.items():
         with pytest.raises(ValueError, match=message):
             buffer.combine(**right | argument)
-    assert len(handle.plans) == 2
+    assert len(handle.plans) == 3  # with a bias, with weights and a bias, with weights
 
 
 def test_one_handle_serves_dispatches_and_combines_of_all_kinds(gpu):

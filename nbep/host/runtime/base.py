@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import cached_property
@@ -164,10 +164,14 @@ class Stream(ABC):
 
 
 class PartsLayout(NamedTuple):
-    """Several arrays in one piece of memory: for each its first word of 4 bytes, its shape and its dtype."""
+    """Several arrays in one piece of memory: for each its first word of 4 bytes, its shape and its dtype.
+
+    offsets: the first byte of each
+    """
 
     num_words: int
     parts: tuple[tuple[int, tuple[int, ...], str], ...]
+    offsets: tuple[int, ...]
 
     @classmethod
     def of(cls, *parts: tuple[tuple[int, ...], str]) -> PartsLayout:
@@ -177,27 +181,54 @@ class PartsLayout(NamedTuple):
         for shape, dtype in parts:
             placed.append((word, shape, dtype))
             word += -(-math.prod(shape) * np.dtype(dtype).itemsize // 16) * 4
-        return cls(word, tuple(placed))
+        return cls(word, tuple(placed), tuple(4 * first for first, *_ in placed))
 
 
 class Parts(ABC):
     """New arrays that are made as one piece of memory. What a launch takes costs less than the arrays."""
 
+    @property
     @abstractmethod
-    def argument(self, index: int) -> Any:
-        """What a launch takes for an array."""
+    def arguments(self) -> tuple[Any, ...]:
+        """What a launch takes for the arrays."""
 
     @abstractmethod
     def array(self, index: int) -> Array:
         """The array."""
 
 
+class ByColumns(NamedTuple):
+    """An array whose neighbours in the second dimension lie side by side in memory, not those in the last."""
+
+    shape: tuple[int, int, int]
+    dtype: str
+
+
+Wanted = tuple[tuple[int, ...], str]  # an array: its shape and its dtype
+Make = Callable[[Array], list[Any]]  # new arrays, and Parts for a PartsLayout, of the kind of an array
+
+
+class Seen(NamedTuple):
+    """What can be said of some arrays at a glance; None stands for one that is not given.
+
+    kinds: class, shape, dtype, gaps and alignment; what is right with some arrays is right with all of their kinds
+    arguments: what a launch takes for each
+    """
+
+    kinds: tuple[Any, ...]
+    arguments: list[Any]
+
+
 class PreparedLaunch(ABC):
     """A kernel with its launch size and its last arguments, which stay as they are from call to call."""
 
     @abstractmethod
-    def launch(self, stream: Stream, *first_args: Any) -> None:
-        """Start the kernel with first_args and then the arguments that it was prepared with, as Runtime.launch."""
+    def launch(self, stream: Stream, *first_leaves: Any, keep: Sequence[Any] = ()) -> None:
+        """Start the kernel with first_leaves and then the arguments that it was prepared with, as Runtime.launch.
+
+        first_leaves: the values of its first parameters, those of NamedTuples one by one
+        keep: arrays whose addresses are among them, and which stay alive as those do that are there themselves
+        """
 
 
 class NicDevice(ABC):
@@ -366,6 +397,28 @@ class Runtime(ABC):
     def empty_by_columns(self, shape: tuple[int, int, int], dtype: str, like: Array) -> Array:
         """As `empty`, but neighbours in the second dimension lie side by side in memory, not those in the last."""
 
+    def prepare_empty(self, wanted: Sequence[Wanted | ByColumns | PartsLayout], like: Array) -> Make:
+        """What makes such arrays at once, for calls whose arrays are of the kind of `like`."""
+
+        def make(like: Array) -> list[Any]:
+            arrays: list[Any] = []
+            for each in wanted:
+                empty: Any = self.empty
+                if isinstance(each, (ByColumns, PartsLayout)):
+                    empty = self.empty_by_columns if isinstance(each, ByColumns) else self.empty_parts
+                arrays.append(empty(each, like) if isinstance(each, PartsLayout) else empty(*each, like))
+            return arrays
+
+        return make
+
+    def look_at(self, arrays: Sequence[MaybeArray]) -> Seen | None:
+        """What can be said of the arrays if they are of this target, where that costs little; else None."""
+        return None
+
+    def arguments(self, arrays: Sequence[MaybeArray]) -> list[Any]:
+        """What a launch takes for arrays: they themselves, or their addresses, and then somebody has to keep them."""
+        return list(arrays)
+
     def lend(self, array: Array, lease: Any) -> Array:
         """The array, as the caller gets it who may use it until a `lent.Lease` ends. The emulator finds later uses."""
         return array
@@ -418,7 +471,7 @@ class Runtime(ABC):
     def prepare(self, kernel: Kernel, grid: int, block: int, smem_bytes: int, *last_args: Any) -> PreparedLaunch:
         """For launches of one of nbep's own kernels that cost the host as little as can be.
 
-        last_args are numbers and addresses, no arrays.
+        last_args are numbers, addresses and arrays, which the caller keeps alive while it launches with them.
         """
 
     @abstractmethod
