@@ -11,35 +11,28 @@ their contents are checked, too: nothing is found there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from nbep.host.runtime.base import MaybeArray, Runtime
 
+NOTHING = None, None, None
 
-class Found(NamedTuple):
-    """What the arrays and options of a call lead to.
 
-    arguments: what a launch takes for the arrays; None if it takes a closer look to know
-    key: what to keep a plan under, once all is checked; None if none must be kept
-    plan: of an earlier call; None if there was none
+def find_plan(
+    runtime: Runtime, plans: dict[Any, Any], arrays: Sequence[MaybeArray], options: tuple[Any, ...]
+) -> tuple[list[Any] | None, Any, Any]:
+    """The plan of an earlier call with such arrays and the same options.
+
+    Returns: what a launch takes for the arrays, None if it takes a closer look to know; what to keep a plan under once
+             all is checked, None if none must be kept; the plan, None if there is none
     """
-
-    arguments: list[Any] | None
-    key: Any
-    plan: Any
-
-
-NOTHING = Found(None, None, None)
-
-
-def find_plan(runtime: Runtime, plans: dict[Any, Any], arrays: Sequence[MaybeArray], options: tuple[Any, ...]) -> Found:
-    """The plan of an earlier call with such arrays and the same options."""
     seen = runtime.look_at(arrays)
     if seen is None:
         return NOTHING
-    key = seen.kinds, options, tuple(map(type, options))  # 1 is no True, and 4.0 no 4
+    kinds, arguments = seen
+    key = (*kinds, *options, *map(type, options))  # 1 is no True, and 4.0 no 4
     try:
-        return Found(seen.arguments, key, plans.get(key))
+        return arguments, key, plans.get(key)
     except TypeError:  # an option that cannot be part of a key
         return NOTHING
 

@@ -425,17 +425,19 @@ class NodeMemory:
 
     def allocate(
         self, order: Order, like: Array, wanted: Sequence[Wanted] = (), make: Make | None = None
-    ) -> list[Array]:
+    ) -> tuple[list[Array], list[Any]]:
         """As `allocations`, of arrays whose shapes and dtypes are known: most calls have nothing to come behind.
 
         make: what `prepare_empty` has given for them
+        Returns: as make
         """
         if order.previous_event is None:
-            outputs = [] if make is None else make(like)
+            made: tuple[list[Array], list[Any]] = ([], []) if make is None else make(like)
             self.comm_stream.wait_current_stream()
-            return outputs
+            return made
         with self.allocations(order, like) as empty:
-            return [empty(shape, dtype) for shape, dtype in wanted]
+            arrays = [empty(shape, dtype) for shape, dtype in wanted]
+        return arrays, self.runtime.arguments(arrays)
 
     def finish(self, async_finish: bool) -> EventOverlap:
         """The event at the end of a call; unless async_finish, the caller's current stream waits for it."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from nbep.device.kernels.intranode.direct_dispatch import (
-    DirectOutputs,
     DirectSizes,
     direct_dispatch,
     direct_dispatch_smem_bytes,
@@ -25,14 +24,12 @@ from nbep.host.calls import dispatch_call
 from nbep.host.config import DISPATCH_TABLE, Config, fit_config, table_config, zero_copy_config
 from nbep.host.intranode.handle import MAX_PLANS, DispatchHandle
 from nbep.host.intranode.notify import prepare_reset
-from nbep.host.plans import find_plan, keep_plan
+from nbep.host.plans import NOTHING, find_plan, keep_plan
 from nbep.host.runtime.base import Array, Make, MaybeArray, PreparedLaunch
 from nbep.host.symmetric import NodeMemory, Order
 from nbep.host.tokens import Tokens, pair
 
-ABSENT: MaybeArray = None  # what a handle's dispatch neither takes nor gives
-NO_OUTPUTS = DirectOutputs(ABSENT)
-NO_LISTS = (ABSENT,) * (len(DispatchOutputs._fields) - 2)  # its outputs besides tokens and scales
+NO_LISTS = (0,) * (len(DispatchOutputs._fields) - 2)  # besides tokens and scales, a handle's dispatch gives nothing
 
 
 class Way(NamedTuple):
@@ -67,15 +64,16 @@ def dispatch_cached(
     if topk_idx is not None or topk_weights is not None:
         validate.only_with_counts(topk_idx, topk_weights)
     values, scales = x if type(x) is tuple and len(x) == 2 else (x, None)
-    key = plan = None
-    if type(handle) is DispatchHandle and handle.owner is memory.identity:
-        _, key, plan = find_plan(memory.runtime, handle.plans, (values, scales), (config, zero_copy))
+    seen, key, plan = NOTHING
+    if handle.__class__ is DispatchHandle and handle.owner is memory.identity:
+        seen, key, plan = find_plan(memory.runtime, handle.plans, (values, scales), (config, zero_copy))
     if plan is None:
         values, scales = validate.payload(memory.runtime, x)
         handle = validate.handle(memory, handle, order.previous_event)
         plan = _make_plan(memory, Tokens(values, scales, None, None), handle, config, zero_copy)
         keep_plan(handle.plans, key, plan, MAX_PLANS)
-    recv_x, recv_x_scales = _launch(memory, plan, values, scales, handle, order)
+    of_tokens = seen or memory.runtime.arguments((values, scales))
+    recv_x, recv_x_scales = _launch(memory, plan, values, scales, of_tokens, handle, order)
     return pair(recv_x, recv_x_scales)
 
 
@@ -180,6 +178,7 @@ def _launch(
     plan: Plan,
     values: Array,
     scales: MaybeArray,
+    of_tokens: list[Any],
     handle: DispatchHandle,
     order: Order,
 ) -> tuple[Array, MaybeArray]:
@@ -196,12 +195,13 @@ def _launch(
             size, dtype = plan.outputs[1]
             recv_x_scales = direct.array(way.places.scales, way.places.num_rows, size, dtype, scales, lease)
         plan.notify.launch(stream)
-        way.launch.launch(stream, *NO_OUTPUTS, values, scales, ABSENT, ABSENT, keep=(handle,))
+        way.launch.launch(stream, 0, *of_tokens, 0, 0, keep=(values, scales, handle, recv_x, recv_x_scales))
         return recv_x, recv_x_scales
-    recv_x, *rest = memory.allocate(order, values, plan.outputs, plan.make)
+    (recv_x, *rest), (rows, *scale_rows) = memory.allocate(order, values, plan.outputs, plan.make)
     recv_x_scales = rest[0] if rest else None
     memory.compare(plan.call)
     memory.ring_shape = plan.shape  # type: ignore[assignment]
     plan.notify.launch(stream)
-    way.launch.launch(stream, recv_x, recv_x_scales, *NO_LISTS, values, scales, ABSENT, ABSENT, keep=(handle,))
+    outputs = rows, scale_rows[0] if rest else 0, *NO_LISTS
+    way.launch.launch(stream, *outputs, *of_tokens, 0, 0, keep=(values, scales, handle, recv_x, recv_x_scales))
     return recv_x, recv_x_scales

@@ -19,9 +19,9 @@ from nbep.host import validate
 from nbep.host.calls import combine_call
 from nbep.host.config import COMBINE_TABLE, Config, fit_config, table_config, zero_copy_config
 from nbep.host.events import EventOverlap
-from nbep.host.intranode.direct_combine import DirectCombine, combine_direct, prepare_direct_combine
+from nbep.host.intranode.direct_combine import DirectCombine, prepare_direct_combine
 from nbep.host.intranode.handle import MAX_PLANS, DispatchHandle
-from nbep.host.plans import find_plan, keep_plan
+from nbep.host.plans import NOTHING, find_plan, keep_plan
 from nbep.host.runtime.base import Array, Make, MaybeArray, PreparedLaunch
 from nbep.host.symmetric import NodeMemory, Order
 from nbep.host.tokens import CombineGiven, check_combine_inputs
@@ -62,28 +62,30 @@ def combine(
     """See Buffer.combine."""
     memory.check_faults()
     validate.stream_options(previous_event, async_finish, allocate_on_comm_stream)
-    key = plan = None
-    biases: Any = bias if isinstance(bias, tuple) else (bias, None)
-    if len(biases) == 2 and type(handle) is DispatchHandle and handle.owner is memory.identity:
-        arrays = x, topk_weights, *biases
-        _, key, plan = find_plan(memory.runtime, handle.plans, arrays, (COMBINE, config, zero_copy))
+    seen, key, plan = NOTHING
+    given: Any = x, topk_weights, *(bias if isinstance(bias, tuple) else (bias, None))
+    if len(given) == 4 and handle.__class__ is DispatchHandle and handle.owner is memory.identity:
+        seen, key, plan = find_plan(memory.runtime, handle.plans, given, (COMBINE, config, zero_copy))
     if plan is None:
         handle = validate.handle(memory, handle, previous_event)
         num_tokens, num_combined_tokens = handle.recv_src_idx.shape[0], handle.send_head.shape[0]
-        given = check_combine_inputs(memory.runtime, x, topk_weights, bias, num_tokens, num_combined_tokens)
-        plan = _make_plan(memory, x, handle, given, config, zero_copy)
+        checked = check_combine_inputs(memory.runtime, x, topk_weights, bias, num_tokens, num_combined_tokens)
+        plan = _make_plan(memory, x, handle, checked, config, zero_copy)
         keep_plan(handle.plans, key, plan, MAX_PLANS)
-        biases = given.bias_0, given.bias_1
     order = Order(previous_event, allocate_on_comm_stream)
-    combined_x, *rest = memory.allocate(order, x, plan.outputs, plan.make)
-    combined_topk_weights = rest[0] if rest else None
+    outputs, of_outputs = memory.allocate(order, x, plan.outputs, plan.make)
     memory.compare(plan.call)
-    outputs = combined_x, combined_topk_weights
-    if isinstance(plan.way, DirectCombine):
-        combine_direct(memory, plan.way, outputs, x, handle, topk_weights, biases)
+    way = plan.way
+    if isinstance(way, DirectCombine):
+        validate.zero_copy(memory).begin_combine(way.places, way.shape)
     else:
-        _combine(memory, plan.way, outputs, x, handle, topk_weights, biases)
-    return *outputs, memory.finish(async_finish)
+        memory.ring_shape = way.shape
+    way.notify.launch(memory.comm_stream)
+    if topk_weights is None:
+        of_outputs.append(0)
+    of_given = seen or memory.runtime.arguments(given)
+    way.combine.launch(memory.comm_stream, *of_outputs, *of_given, keep=(given, outputs, handle))
+    return outputs[0], None if topk_weights is None else outputs[1], memory.finish(async_finish)
 
 
 def _make_plan(
@@ -144,17 +146,3 @@ def _prepare(memory: NodeMemory, handle: DispatchHandle, config: Config, shape: 
         CombineSizes(num_combined_tokens, config.num_max_nvl_chunked_send_tokens),
     )
     return RingCombine(notify, combine, shape)
-
-
-def _combine(
-    memory: NodeMemory,
-    way: RingCombine,
-    outputs: tuple[Array, MaybeArray],
-    x: Array,
-    handle: DispatchHandle,
-    topk_weights: MaybeArray,
-    biases: tuple[MaybeArray, MaybeArray],
-) -> None:
-    memory.ring_shape = way.shape
-    way.notify.launch(memory.comm_stream)
-    way.combine.launch(memory.comm_stream, *outputs, x, topk_weights, *biases, keep=(handle,))

@@ -15,7 +15,7 @@ from nbep.host import validate
 from nbep.host.config import Config
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.intranode.notify import prepare_reset
-from nbep.host.runtime.base import Array, MaybeArray, PreparedLaunch
+from nbep.host.runtime.base import PreparedLaunch
 from nbep.host.symmetric import NodeMemory
 from nbep.host.tokens import CombineGiven
 
@@ -58,17 +58,3 @@ def prepare_direct_combine(
         DirectCombineSizes(num_combined_tokens, num_push_sms(config)),
     )
     return DirectCombine(prepare_reset(memory, direct.peers, num_words, call), combine, places, shape)
-
-
-def combine_direct(
-    memory: NodeMemory,
-    way: DirectCombine,
-    outputs: tuple[Array, MaybeArray],
-    x: Array,
-    handle: DispatchHandle,
-    topk_weights: MaybeArray,
-    biases: tuple[MaybeArray, MaybeArray],
-) -> None:
-    validate.zero_copy(memory).begin_combine(way.places, way.shape)
-    way.notify.launch(memory.comm_stream)
-    way.combine.launch(memory.comm_stream, *outputs, x, topk_weights, *biases, keep=(handle,))

@@ -55,40 +55,34 @@ class Plan(NamedTuple):
 
 
 def low_latency_combine(
-    memory: NodeMemory, given: Given, handle: Any, options: Options
+    memory: NodeMemory, given: tuple[Any, ...], handle: Any, options: tuple[Any, ...]
 ) -> tuple[Array, EventOverlap, Hook | None]:
-    """See Buffer.low_latency_combine."""
+    """See Buffer.low_latency_combine; given and options as in Given and Options."""
     runtime, mode = memory.runtime, checks.mode_of(memory, VERB)
     memory.check_faults()
     call = mode.next_call(VERB)
     seen, key, plan = NOTHING
     if checks.is_ready(mode, handle):
-        seen, key, plan = find_plan(runtime, mode.plans, given, (*options, *handle.sizes, handle.num_topk))
+        seen, key, plan = find_plan(runtime, mode.combine_plans, given, (*options, *handle.sizes, handle.num_topk))
     if plan is None:
-        plan, handle = _checked_plan(memory, mode, given, handle, options)
-        keep_plan(mode.plans, key, plan, MAX_PLANS)
-    if options.zero_copy:
-        _check_zero_copy(mode, options.use_logfmt)
+        plan, handle = _checked_plan(memory, mode, Given(*given), handle, Options(*options))
+        keep_plan(mode.combine_plans, key, plan, MAX_PLANS)
+    use_logfmt, zero_copy, async_finish, return_recv_hook = options
+    if zero_copy:
+        _check_zero_copy(mode, use_logfmt)
     x, topk_idx, topk_weights, out, stats = seen or runtime.arguments(given)
 
-    shape, combined_x = plan.shape, given.out
+    shape, combined_x = plan.shape, given[3]
     if combined_x is None:
-        (combined_x,) = plan.make(given.x)
-        (out,) = runtime.arguments((combined_x,))
-    if options.zero_copy:
+        (combined_x,), (out,) = plan.make(given[0])
+    if zero_copy:
         x = mode.symmetric.address + send_offset(mode.num_rdma_bytes, call.half)
-    arguments = (out, stats, x, topk_idx, topk_weights, *handle.arguments)
-    memory.compare_call(VERB, lambda: {**shape._asdict(), "hook": options.return_recv_hook})
+    of_handle = handle.arguments if handle.is_as_made else runtime.arguments(handle.arguments)
+    arguments = out, stats, x, topk_idx, topk_weights, *of_handle
+    memory.compare_call(VERB, lambda: {**shape._asdict(), "hook": return_recv_hook})
     mode.shape = shape
-    event, hook = run_call(
-        memory,
-        call,
-        plan.launches,
-        arguments,
-        (given, combined_x, handle.arrays),
-        options.async_finish,
-        options.return_recv_hook,
-    )
+    arrays = given, combined_x, handle.arrays
+    event, hook = run_call(memory, call, plan.launches, arguments, arrays, async_finish, return_recv_hook)
     return combined_x, event, hook
 
 

@@ -19,7 +19,7 @@ from nbep.host import validate
 from nbep.host.arguments import flags, integer, refuse
 from nbep.host.events import EventOverlap
 from nbep.host.low_latency import checks
-from nbep.host.low_latency.handle import NO_MESSAGES, NUM_MESSAGES, LowLatencyHandle
+from nbep.host.low_latency.handle import NO_MESSAGES, LowLatencyHandle
 from nbep.host.low_latency.launch import Hook, check_options, run_call
 from nbep.host.low_latency.memory import MAX_PLANS, Launches, LowLatencyMemory
 from nbep.host.plans import find_plan, keep_plan
@@ -45,7 +45,7 @@ class Options(NamedTuple):
 
 
 class Given(NamedTuple):
-    """The arrays of a dispatch, in the order in which the kernel's inputs and outputs take them."""
+    """The arrays of a dispatch."""
 
     x: Array
     topk_idx: Array
@@ -64,32 +64,34 @@ class Plan(NamedTuple):
 
 
 def low_latency_dispatch(
-    memory: NodeMemory, given: Given, options: Options
+    memory: NodeMemory, given: tuple[Any, ...], options: tuple[Any, ...]
 ) -> tuple[Any, Array, LowLatencyHandle, EventOverlap, Hook | None]:
-    """See Buffer.low_latency_dispatch."""
+    """See Buffer.low_latency_dispatch; given and options as in Given and Options."""
     runtime, mode = memory.runtime, checks.mode_of(memory, VERB)
     memory.check_faults()
     call = mode.next_call(VERB)
-    seen, key, plan = find_plan(runtime, mode.plans, given, options)
+    seen, key, plan = find_plan(runtime, mode.dispatch_plans, given, options)
     if plan is None:
-        plan = _checked_plan(memory, mode, given, options)
-        keep_plan(mode.plans, key, plan, MAX_PLANS)
-    x, topk_idx, weights, *stats = seen or runtime.arguments(given)
+        plan = _checked_plan(memory, mode, Given(*given), Options(*options))
+        keep_plan(mode.dispatch_plans, key, plan, MAX_PLANS)
+    x, topk_idx, weights, recv_stats, cost_stats = seen or runtime.arguments(given)
 
     shape = plan.shape
-    recv_x, recv_count, parts, *scales = arrays = plan.make(given.x)
-    outputs = runtime.arguments((recv_x, scales[0] if scales else None, recv_count))
-    of_parts = parts.arguments
-    messages = of_parts[NUM_MESSAGES:] or NO_MESSAGES
-    arguments = (outputs[0], outputs[1], *of_parts[:NUM_MESSAGES], outputs[2], *stats, *messages, x, topk_idx, weights)
-    memory.compare_call(VERB, lambda: _alike(options, shape.hidden))
+    arrays, (rows, count, of_handle, *scale_rows) = plan.make(given[0])
+    recv_x, recv_count, parts, *scales = arrays
+    if not shape.deduplicate:
+        of_handle += NO_MESSAGES
+    src_info, layout_range, *messages = of_handle
+    outputs = rows, scale_rows[0] if scales else 0, src_info, layout_range, count, recv_stats, cost_stats, *messages
+    if scales:
+        recv_x = recv_x, scales[0]
+    memory.compare_call(VERB, lambda: _alike(Options(*options), shape.hidden))
     mode.shape = shape
     event, hook = run_call(
-        memory, call, plan.launches, arguments, (given, arrays), options.async_finish, options.return_recv_hook
+        memory, call, plan.launches, (*outputs, x, topk_idx, weights), (given, arrays), options[-2], options[-1]
     )
-    of_handle = (*of_parts[:NUM_MESSAGES], *messages)
-    handle = LowLatencyHandle.of_dispatch(parts, of_handle, plan.handle_sizes, call, shape.num_topk, given.topk_weights)
-    return (recv_x, scales[0]) if scales else recv_x, recv_count, handle, event, hook
+    handle = LowLatencyHandle.of_dispatch(parts, of_handle, plan.handle_sizes, call, shape.num_topk, given[2])
+    return recv_x, recv_count, handle, event, hook
 
 
 def _alike(options: Options, hidden: int) -> dict[str, object]:

@@ -9,7 +9,7 @@ from nbep.host.runtime.base import Array, MaybeArray, Parts
 
 # The arrays of a dispatch that are made as one piece of memory; the last four only with deduplicate
 SRC_INFO, LAYOUT_RANGE, NUM_MESSAGES, MESSAGE_SRC_IDX, MESSAGE_ROWS, MESSAGE_WEIGHTS = range(6)
-NO_MESSAGES: tuple[Any, ...] = (None, None, None, None)
+NO_MESSAGES = (0, 0, 0, 0)  # addresses of what is not there
 
 
 class LowLatencyHandle:

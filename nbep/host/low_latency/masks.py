@@ -53,4 +53,5 @@ def _mode(memory: NodeMemory, verb: str) -> LowLatencyMemory:
 
 
 def _launch(memory: NodeMemory, kernel: Any, arrays: tuple[Any, ...], *last_args: Any) -> None:
-    on_current_stream(memory, memory.runtime.prepare(kernel, 1, WARP, 0, *last_args), arrays)
+    runtime = memory.runtime
+    on_current_stream(memory, runtime.prepare(kernel, 1, WARP, 0, *last_args), runtime.arguments(arrays), arrays)

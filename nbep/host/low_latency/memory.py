@@ -125,6 +125,8 @@ class LowLatencyMemory:
         self._halves: list[LowLatencyCall | None] = [None] * NUM_HALVES  # who used each half last
         self.zero_copy_number = -1  # of the call that the zero-copy buffer was handed out for
         self.plans: dict[Any, Any] = {}
+        self.dispatch_plans: dict[Any, Any] = {}  # for calls that need not be checked again: see host.plans
+        self.combine_plans: dict[Any, Any] = {}
         self._last_stream: Stream | None = None
         self._taken_by: str | None = None  # the verb between nodes that has used the buffer last, since it was cleaned
 

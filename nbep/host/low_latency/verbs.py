@@ -7,11 +7,7 @@ from typing import TYPE_CHECKING, Any
 from nbep.host.events import EventOverlap
 from nbep.host.low_latency import masks
 from nbep.host.low_latency.clean import clean_low_latency_buffer
-from nbep.host.low_latency.combine import Given as CombineGiven
-from nbep.host.low_latency.combine import Options as CombineOptions
 from nbep.host.low_latency.combine import get_next_low_latency_combine_buffer, low_latency_combine
-from nbep.host.low_latency.dispatch import Given as DispatchGiven
-from nbep.host.low_latency.dispatch import Options as DispatchOptions
 from nbep.host.low_latency.dispatch import low_latency_dispatch
 from nbep.host.low_latency.handle import LowLatencyHandle
 from nbep.host.low_latency.launch import Hook
@@ -93,8 +89,8 @@ class LowLatencyVerbs:
         """
         return low_latency_dispatch(
             self._usable("low_latency_dispatch"),
-            DispatchGiven(x, topk_idx, topk_weights, cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats),
-            DispatchOptions(
+            (x, topk_idx, topk_weights, cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats),
+            (
                 num_max_dispatch_tokens_per_rank,
                 num_experts,
                 use_fp8,
@@ -139,9 +135,9 @@ class LowLatencyVerbs:
         """
         return low_latency_combine(
             self._usable("low_latency_combine"),
-            CombineGiven(x, topk_idx, topk_weights, out, combine_wait_recv_cost_stats),
+            (x, topk_idx, topk_weights, out, combine_wait_recv_cost_stats),
             handle,
-            CombineOptions(use_logfmt, zero_copy, async_finish, return_recv_hook),
+            (use_logfmt, zero_copy, async_finish, return_recv_hook),
         )
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle | tuple[Any, ...]) -> Array:

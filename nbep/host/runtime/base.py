@@ -205,29 +205,19 @@ class ByColumns(NamedTuple):
 
 
 Wanted = tuple[tuple[int, ...], str]  # an array: its shape and its dtype
-Make = Callable[[Array], list[Any]]  # new arrays, and Parts for a PartsLayout, of the kind of an array
-
-
-class Seen(NamedTuple):
-    """What can be said of some arrays at a glance; None stands for one that is not given.
-
-    kinds: class, shape, dtype, gaps and alignment; what is right with some arrays is right with all of their kinds
-    arguments: what a launch takes for each
-    """
-
-    kinds: tuple[Any, ...]
-    arguments: list[Any]
+# New arrays, and Parts for a PartsLayout, of the kind of an array; and what a launch takes for each, a tuple for Parts.
+Make = Callable[[Array], tuple[list[Any], list[Any]]]
 
 
 class PreparedLaunch(ABC):
     """A kernel with its launch size and its last arguments, which stay as they are from call to call."""
 
     @abstractmethod
-    def launch(self, stream: Stream, *first_leaves: Any, keep: Sequence[Any] = ()) -> None:
-        """Start the kernel with first_leaves and then the arguments that it was prepared with, as Runtime.launch.
+    def launch(self, stream: Stream, *first: Any, keep: Sequence[Any] = ()) -> None:
+        """Start the kernel with these arguments and then those that it was prepared with, as Runtime.launch.
 
-        first_leaves: the values of its first parameters, those of NamedTuples one by one
-        keep: arrays whose addresses are among them, and which stay alive as those do that are there themselves
+        first: of its first parameters, the fields of NamedTuples one by one; for an array what `arguments` gives
+        keep: those arrays, or what holds them: they stay alive until the launch is done
         """
 
 
@@ -400,19 +390,23 @@ class Runtime(ABC):
     def prepare_empty(self, wanted: Sequence[Wanted | ByColumns | PartsLayout], like: Array) -> Make:
         """What makes such arrays at once, for calls whose arrays are of the kind of `like`."""
 
-        def make(like: Array) -> list[Any]:
+        def make(like: Array) -> tuple[list[Any], list[Any]]:
             arrays: list[Any] = []
             for each in wanted:
                 empty: Any = self.empty
                 if isinstance(each, (ByColumns, PartsLayout)):
                     empty = self.empty_by_columns if isinstance(each, ByColumns) else self.empty_parts
                 arrays.append(empty(each, like) if isinstance(each, PartsLayout) else empty(*each, like))
-            return arrays
+            return arrays, [each.arguments if isinstance(each, Parts) else self.arguments([each])[0] for each in arrays]
 
         return make
 
-    def look_at(self, arrays: Sequence[MaybeArray]) -> Seen | None:
-        """What can be said of the arrays if they are of this target, where that costs little; else None."""
+    def look_at(self, arrays: Sequence[MaybeArray]) -> tuple[tuple[Any, ...], list[Any]] | None:
+        """What can be said of arrays at a glance, if they are of this target. None: it takes a closer look.
+
+        Returns: class, shape, dtype, gaps and alignment of each, or None for one that is not given: what is right with
+                 some arrays is right with all of their kinds; and what a launch takes for each
+        """
         return None
 
     def arguments(self, arrays: Sequence[MaybeArray]) -> list[Any]:

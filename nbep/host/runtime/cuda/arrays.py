@@ -74,7 +74,7 @@ class TorchArrays:
         return like.new_empty_strided(shape, (rows * columns, 1, rows), dtype=TorchArrays.dtype(dtype))
 
     @staticmethod
-    def prepare_empty(wanted: Sequence[tuple[tuple[int, ...], str]]) -> Callable[[Any], list[Any]]:
+    def prepare_empty(wanted: Sequence[tuple[tuple[int, ...], str]]) -> Callable[[Any], tuple[list[Any], list[Any]]]:
         """What makes such arrays, on the device of another one. wanted: shapes and dtypes; maybe ByColumns"""
         torch = sys.modules["torch"]
         make_one = _maker_of_one(torch)
@@ -87,10 +87,12 @@ class TorchArrays:
                 strides = strides[0], 1, max(1, shape[1])
             places.append((shape, strides, TorchArrays.dtype(dtype)))
 
-        def make(like: Any) -> list[Any]:
+        def make(like: Any) -> tuple[list[Any], list[Any]]:
             if make_one is not None and like.get_device() == torch._C._cuda_getDevice():
-                return [make_one(shape, strides, dtype) for shape, strides, dtype in places]
-            return [like.new_empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in places]
+                arrays = [make_one(shape, strides, dtype) for shape, strides, dtype in places]
+            else:
+                arrays = [like.new_empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in places]
+            return arrays, [array.data_ptr() for array in arrays]
 
         return make
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,6 @@ from nbep.host.runtime.base import (
     PreparedLaunch,
     Reach,
     Runtime,
-    Seen,
     Stream,
     SymmetricMemory,
     Wanted,
@@ -136,25 +135,21 @@ class CudaPreparedLaunch(PreparedLaunch):
         queues = loaded.queues - num_first
         self._nic = nics.get(last[queues]) if queues >= 0 else None
 
-    def launch(self, stream: Stream, *first_leaves: Any, keep: Sequence[Any] = ()) -> None:
-        assert isinstance(stream, CudaStream)
-        addresses = arguments_of(first_leaves)
+    def launch(self, stream: Any, *first: Any, keep: Sequence[Any] = ()) -> None:
         config = self._configs.get(stream.handle)
         if config is None:
             config = self._configs[stream.handle] = self._loaded.config(stream.handle, *self._size)
-        if self._nic is None:
-            self._start(config, addresses)
-        else:
-            with self._nic.beside(stream):
-                self._start(config, addresses)
+        with self._turn if self._nic is None else self._beside_nic(stream):
+            self._pack_first(*first)
+            self._loaded.start(config, self._parameters)
         if not stream.is_callers:
             stream.unrecorded += keep
-            stream.unrecorded += first_leaves  # numbers among them cost nothing
 
-    def _start(self, config: Any, addresses: list[int]) -> None:
-        with self._turn:
-            self._pack_first(*addresses)
-            self._loaded.start(config, self._parameters)
+    @contextmanager
+    def _beside_nic(self, stream: Any) -> Iterator[None]:
+        assert self._nic is not None
+        with self._nic.beside(stream), self._turn:
+            yield
 
 
 class CudaRuntime(Runtime):
@@ -253,15 +248,17 @@ class CudaRuntime(Runtime):
         if not layouts:
             return make
 
-        def make_with_parts(like: Array) -> list[Any]:
-            arrays = make(like)
+        def make_with_parts(like: Array) -> tuple[list[Any], list[Any]]:
+            arrays, addresses = make(like)
             for i, layout in layouts:
+                first = addresses[i]
+                addresses[i] = tuple([first + offset for offset in layout.offsets])
                 arrays[i] = CudaParts(layout, arrays[i])
-            return arrays
+            return arrays, addresses
 
         return make_with_parts
 
-    def look_at(self, arrays: Sequence[MaybeArray]) -> Seen | None:
+    def look_at(self, arrays: Sequence[MaybeArray]) -> tuple[tuple[Any, ...], list[Any]] | None:
         kinds: list[Any] = []
         addresses = []
         for array in arrays:
@@ -278,7 +275,7 @@ class CudaRuntime(Runtime):
                 addresses.append(address)
             else:
                 return None
-        return Seen(tuple(kinds), addresses)
+        return tuple(kinds), addresses
 
     def arguments(self, arrays: Sequence[MaybeArray]) -> list[Any]:
         return arguments_of(arrays)
