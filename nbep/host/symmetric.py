@@ -57,18 +57,8 @@ from nbep.host.network.transport import NetworkOptions, NicOptions, Transport, T
 from nbep.host.processes import Gone, Process, who_is_gone
 from nbep.host.rdma import RdmaMemory
 from nbep.host.roll_call import RollCall
-from nbep.host.runtime.base import (
-    Array,
-    Event,
-    HandleType,
-    HostWords,
-    Kernel,
-    Make,
-    Memory,
-    PastEvent,
-    Runtime,
-    Wanted,
-)
+from nbep.host.runtime.base import Array, Event, HandleType, HostWords, Kernel, Memory, PastEvent, Runtime
+from nbep.host.runtime.new_arrays import Make, Wanted
 from nbep.host.undo import Undo
 
 BARRIER_KERNELS = notify_dispatch, cached_notify_dispatch, cached_notify_combine
@@ -426,11 +416,7 @@ class NodeMemory:
     def allocate(
         self, order: Order, like: Array, wanted: Sequence[Wanted] = (), make: Make | None = None
     ) -> tuple[list[Array], list[Any]]:
-        """As `allocations`, of arrays whose shapes and dtypes are known: most calls have nothing to come behind.
-
-        make: what `prepare_empty` has given for them
-        Returns: as make
-        """
+        """As `allocations`, for calls that seldom have an event to come behind. make: of what is wanted"""
         if order.previous_event is None:
             made: tuple[list[Array], list[Any]] = ([], []) if make is None else make(like)
             self.comm_stream.wait_current_stream()
@@ -441,11 +427,11 @@ class NodeMemory:
 
     def finish(self, async_finish: bool) -> EventOverlap:
         """The event at the end of a call; unless async_finish, the caller's current stream waits for it."""
-        self.latest_event = self.comm_stream.record()
-        event = EventHandle(self.latest_event, self.check_faults)
+        stream = self.comm_stream
+        self.latest_event = stream.record() if async_finish else stream.hand_over()
         if not async_finish:
-            event.current_stream_wait()
-        return EventOverlap(event)
+            self.check_faults()
+        return EventOverlap(EventHandle(self.latest_event, self.check_faults))
 
     def wait(self) -> None:
         """Block until all work of the comm stream is done.

@@ -25,7 +25,8 @@ from nbep.host.config import DISPATCH_TABLE, Config, fit_config, table_config, z
 from nbep.host.intranode.handle import MAX_PLANS, DispatchHandle
 from nbep.host.intranode.notify import prepare_reset
 from nbep.host.plans import NOTHING, find_plan, keep_plan
-from nbep.host.runtime.base import Array, Make, MaybeArray, PreparedLaunch
+from nbep.host.runtime.base import Array, MaybeArray, PreparedLaunch
+from nbep.host.runtime.new_arrays import Make
 from nbep.host.symmetric import NodeMemory, Order
 from nbep.host.tokens import Tokens, pair
 

@@ -22,7 +22,8 @@ from nbep.host.events import EventOverlap
 from nbep.host.intranode.direct_combine import DirectCombine, prepare_direct_combine
 from nbep.host.intranode.handle import MAX_PLANS, DispatchHandle
 from nbep.host.plans import NOTHING, find_plan, keep_plan
-from nbep.host.runtime.base import Array, Make, MaybeArray, PreparedLaunch
+from nbep.host.runtime.base import Array, MaybeArray, PreparedLaunch
+from nbep.host.runtime.new_arrays import Make
 from nbep.host.symmetric import NodeMemory, Order
 from nbep.host.tokens import CombineGiven, check_combine_inputs
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from nbep.host.runtime.base import Array, MaybeArray, Parts
+from nbep.host.runtime.base import Array, MaybeArray
+from nbep.host.runtime.new_arrays import Parts
 
 # The arrays of a dispatch that are made as one piece of memory; the last four only with deduplicate
 SRC_INFO, LAYOUT_RANGE, NUM_MESSAGES, MESSAGE_SRC_IDX, MESSAGE_ROWS, MESSAGE_WEIGHTS = range(6)

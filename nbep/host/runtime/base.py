@@ -6,7 +6,6 @@ in and gets back (NumPy arrays on the emulator); its dtype is spoken of by NumPy
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -17,7 +16,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-Array = Any
+from nbep.host.runtime.new_arrays import Array, ByColumns, Make, Parts, PartsLayout, Wanted
+
 MaybeArray = Any  # an array or None; kernels get address 0 for None
 Kernel = Callable[..., None]
 Describe = Callable[[int], str]
@@ -146,6 +146,12 @@ class Stream(ABC):
     def record(self) -> Event:
         """An event at the stream's present end."""
 
+    def hand_over(self) -> Event:
+        """As `record`, and the caller's current stream waits for the event at once."""
+        event = self.record()
+        event.current_stream_wait()
+        return event
+
     @abstractmethod
     def wait(self, event: Event) -> None:
         """Later work of this stream starts after the event."""
@@ -161,52 +167,6 @@ class Stream(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give the stream back. It is empty."""
-
-
-class PartsLayout(NamedTuple):
-    """Several arrays in one piece of memory: for each its first word of 4 bytes, its shape and its dtype.
-
-    offsets: the first byte of each
-    """
-
-    num_words: int
-    parts: tuple[tuple[int, tuple[int, ...], str], ...]
-    offsets: tuple[int, ...]
-
-    @classmethod
-    def of(cls, *parts: tuple[tuple[int, ...], str]) -> PartsLayout:
-        """The layout of arrays of these shapes and dtypes, each at a multiple of 16 bytes."""
-        placed = []
-        word = 0
-        for shape, dtype in parts:
-            placed.append((word, shape, dtype))
-            word += -(-math.prod(shape) * np.dtype(dtype).itemsize // 16) * 4
-        return cls(word, tuple(placed), tuple(4 * first for first, *_ in placed))
-
-
-class Parts(ABC):
-    """New arrays that are made as one piece of memory. What a launch takes costs less than the arrays."""
-
-    @property
-    @abstractmethod
-    def arguments(self) -> tuple[Any, ...]:
-        """What a launch takes for the arrays."""
-
-    @abstractmethod
-    def array(self, index: int) -> Array:
-        """The array."""
-
-
-class ByColumns(NamedTuple):
-    """An array whose neighbours in the second dimension lie side by side in memory, not those in the last."""
-
-    shape: tuple[int, int, int]
-    dtype: str
-
-
-Wanted = tuple[tuple[int, ...], str]  # an array: its shape and its dtype
-# New arrays, and Parts for a PartsLayout, of the kind of an array; and what a launch takes for each, a tuple for Parts.
-Make = Callable[[Array], tuple[list[Any], list[Any]]]
 
 
 class PreparedLaunch(ABC):

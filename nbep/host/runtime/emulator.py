@@ -28,8 +28,6 @@ from nbep.host.runtime.base import (
     Kernel,
     Memory,
     NicDevice,
-    Parts,
-    PartsLayout,
     PolledMemory,
     PreparedLaunch,
     Reach,
@@ -41,6 +39,7 @@ from nbep.host.runtime.cpu_tensors import CpuTensors, in_backward_pass, is_torch
 from nbep.host.runtime.cuda.arrays import numpy_dtype
 from nbep.host.runtime.launches import check_launch
 from nbep.host.runtime.lent import check, lend
+from nbep.host.runtime.new_arrays import Parts, PartsLayout
 
 WARP = 32
 UNWRITTEN = 0xCC  # every byte of a new array; -1.07e8 in bf16 and in float32

@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from nbep.host.dtypes import native_name
-from nbep.host.runtime.base import ByColumns
+from nbep.host.runtime.new_arrays import ByColumns
 
 NUMPY_DTYPES = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),

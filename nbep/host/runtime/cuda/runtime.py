@@ -26,22 +26,17 @@ from nbep.device.protocols.copies import VEC_BYTES
 from nbep.device.types import flatten_args
 from nbep.host.runtime.base import (
     Array,
-    ByColumns,
     Describe,
     HandleType,
     Kernel,
-    Make,
     MaybeArray,
     Memory,
     NicDevice,
-    Parts,
-    PartsLayout,
     PreparedLaunch,
     Reach,
     Runtime,
     Stream,
     SymmetricMemory,
-    Wanted,
 )
 from nbep.host.runtime.cuda.arrays import (
     TorchArrays,
@@ -58,6 +53,7 @@ from nbep.host.runtime.cuda.nic import CudaNic
 from nbep.host.runtime.cuda.peers import SYMMETRIC_MEMORY
 from nbep.host.runtime.cuda.streams import CudaStream, HostWait, idle_streams, is_capturing
 from nbep.host.runtime.launches import check_launch
+from nbep.host.runtime.new_arrays import ByColumns, Make, Parts, PartsLayout, Wanted
 
 
 class SharedDevice:
