@@ -5,6 +5,7 @@ Real are all of nbep's own steps between a call and the driver. What the driver 
 
 import math
 import sys
+from itertools import count
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -38,6 +39,7 @@ ITEM_BYTES = {
 def make_torch() -> ModuleType:
     """A module with as much of torch as nbep's adapter asks for."""
     torch = ModuleType("torch")
+    addresses = count(1 << 20, 512)
 
     class dtype:  # noqa: N801
         def __init__(self, name: str):
@@ -51,9 +53,10 @@ def make_torch() -> ModuleType:
 
         def __init__(self, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...] | None = None):
             self.shape, self.dtype, self._strides = shape, dtype, strides
+            self.address = next(addresses)
 
         def data_ptr(self) -> int:
-            return 1 << 20
+            return self.address
 
         def is_contiguous(self) -> bool:
             return self._strides is None or self._strides == self._packed()
