@@ -203,8 +203,8 @@ def over_ranks(comm: Any, samples: Sequence[float]) -> Spread:
 def host_us(clock: Clock, steps: Sequence[Step]) -> dict[str, list[float]]:
     """Microseconds that the CPU takes from each call to its return.
 
-    Before each this rank's GPU is idle and all ranks have met, so the CPU's caches are cold: calls in a row take a tenth
-    to a third less. Where others share the CPU it is half as slow again from one minute to the next: the least of the
+    Before each this rank's GPU is idle and all ranks have met, so the caches of the CPU are cold: calls in a row take a
+    tenth to a third less. Where others share the CPU all may take half as long again a minute later: the least of the
     samples says more of the code, their median more of the machine.
     """
     spent: dict[str, list[float]] = {step.label: [] for step in steps}
