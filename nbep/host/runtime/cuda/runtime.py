@@ -261,16 +261,20 @@ class CudaRuntime(Runtime):
             if array is None:
                 kinds.append(None)
                 addresses.append(0)
-            elif library_of(array) is TorchArrays and array.is_cuda:
-                kinds += (array.__class__, array.shape, array.dtype)
-                if not array.is_contiguous():
-                    kinds.append(array.stride())
-                address = array.data_ptr()
-                if address % VEC_BYTES:
-                    kinds.append(address % VEC_BYTES)
-                addresses.append(address)
+                continue
+            library = library_of(array)
+            if library is TorchArrays and array.is_cuda:  # the most frequent ones, without functions in between
+                has_gaps, address = not array.is_contiguous(), array.data_ptr()
+            elif library is not None and library.is_array(array):
+                has_gaps, address = not library.is_contiguous(array), pointer_of(array)
             else:
                 return None
+            kinds += (array.__class__, array.shape, array.dtype)
+            if has_gaps:
+                kinds.append(library.strides(array))
+            if address % VEC_BYTES:
+                kinds.append(address % VEC_BYTES)
+            addresses.append(address)
         return tuple(kinds), addresses
 
     def arguments(self, arrays: Sequence[MaybeArray]) -> list[Any]:
