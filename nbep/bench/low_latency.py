@@ -27,7 +27,6 @@ import math
 import os
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -38,7 +37,7 @@ from typing import Any, get_args
 import nbep
 from nbep.bench import UNUSABLE, add_ranks, can_run, numbers, positive, some_of
 from nbep.bench.intranode import mpi_world
-from nbep.bench.parts.clocks import Clock, KernelTime, Spread, Step, by_events, by_profile, capture, over_ranks
+from nbep.bench.parts.clocks import Clock, KernelTime, Spread, Step, by_events, by_profile, capture, host_us, over_ranks
 from nbep.bench.parts.low_latency_calls import DEVICE, Bytes, Calls, Gap, Variant, bytes_of, make_inputs
 from nbep.bench.parts.low_latency_report import PAIR, HostCost, PushTime, Report, Row
 from nbep.bench.parts.normal_clock import PUSH_OFFSET, PUSH_THREADS
@@ -54,7 +53,6 @@ WORKS = ("dispatch", "combine", "both", "halves")
 HALVES = ("dispatch send", "dispatch receive", "combine send", "combine receive")
 GRAPH_ROUNDS = 10
 PUSH_SMS = 24  # fill the wire; for few bytes all SMs are faster
-NUM_HOST_CALLS = 30
 WRONG = 1  # the exit code if a round trip is
 
 Samples = dict[tuple[str, str, bool], list[float]]  # microseconds by work, clock and whether in a graph
@@ -367,7 +365,7 @@ def push_times(setup: Setup, clock: Clock, variant: Variant, moved: dict[str, By
 
 
 def host_costs(setup: Setup, clock: Clock, calls: Calls) -> list[HostCost]:
-    """What each call costs the CPU: the median over calls, the mean over ranks."""
+    """What each call costs the CPU: the median over calls, the mean over ranks; and the least of all."""
     steps = [
         Step("dispatch", calls.dispatch),
         Step("combine", calls.combine),
@@ -376,15 +374,9 @@ def host_costs(setup: Setup, clock: Clock, calls: Calls) -> list[HostCost]:
         Step("combine with hook", calls.send_combine),
         Step("hook of combine", calls.receive),
     ]
-    spent: dict[str, list[float]] = {step.label: [] for step in steps}
-    for _ in range(10 + NUM_HOST_CALLS):
-        for step in steps:
-            clock.meet()
-            start = time.perf_counter()
-            step.call()
-            spent[step.label].append(1e6 * (time.perf_counter() - start))
     return [
-        HostCost(calls.variant.deduplicate, label, over_ranks(setup.comm, us[10:]).mean) for label, us in spent.items()
+        HostCost(calls.variant.deduplicate, label, over_ranks(setup.comm, us).mean, min(setup.comm.allgather(min(us))))
+        for label, us in host_us(clock, steps).items()
     ]
 
 

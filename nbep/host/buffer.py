@@ -24,7 +24,7 @@ from nbep.host.internode.dispatch import dispatch as internode_dispatch
 from nbep.host.internode.handle import InternodeHandle
 from nbep.host.intranode.combine import combine
 from nbep.host.intranode.direct import size_hint
-from nbep.host.intranode.dispatch import Counts, dispatch
+from nbep.host.intranode.dispatch import dispatch
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.layout import get_dispatch_layout
 from nbep.host.low_latency.verbs import LowLatencyVerbs
@@ -33,6 +33,7 @@ from nbep.host.network.transport import NetworkOptions, NicOptions, TransportNam
 from nbep.host.rdma import rdma_trailer_bytes
 from nbep.host.runtime.base import Array, HandleType, Stream
 from nbep.host.symmetric import NodeMemory
+from nbep.host.tokens import NO_COUNTS, Counts
 
 
 class Buffer(LowLatencyVerbs):
@@ -403,12 +404,11 @@ class Buffer(LowLatencyVerbs):
         """
         memory = self._usable_normal("dispatch")
         chosen = dispatch if memory.internode is None else internode_dispatch
-        options = _zero_copy_option(memory, zero_copy)
         return chosen(
             memory,
             x,
             handle,
-            Counts(num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert),
+            NO_COUNTS if handle is not None else Counts(num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert),
             num_tokens_per_rdma_rank,
             topk_idx,
             topk_weights,
@@ -419,7 +419,7 @@ class Buffer(LowLatencyVerbs):
             previous_event,
             async_finish,
             allocate_on_comm_stream,
-            **options,
+            **_zero_copy_option(memory, zero_copy),
         )
 
     def combine(

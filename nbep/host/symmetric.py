@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import bisect
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
@@ -58,6 +58,7 @@ from nbep.host.processes import Gone, Process, who_is_gone
 from nbep.host.rdma import RdmaMemory
 from nbep.host.roll_call import RollCall
 from nbep.host.runtime.base import Array, Event, HandleType, HostWords, Kernel, Memory, PastEvent, Runtime
+from nbep.host.runtime.new_arrays import Make, Wanted
 from nbep.host.undo import Undo
 
 BARRIER_KERNELS = notify_dispatch, cached_notify_dispatch, cached_notify_combine
@@ -412,23 +413,25 @@ class NodeMemory:
         if not (is_own and (not outputs or self.runtime.let_current_stream_use(outputs))):
             self.comm_stream.wait_current_stream()
 
-    def allocate(self, order: Order, like: Array, *wanted: tuple[tuple[int, ...], str]) -> list[Array]:
-        """As `allocations`, of arrays whose shapes and dtypes are known: most calls have nothing to come behind."""
+    def allocate(
+        self, order: Order, like: Array, wanted: Sequence[Wanted] = (), make: Make | None = None
+    ) -> tuple[list[Array], list[Any]]:
+        """As `allocations`, for calls that seldom have an event to come behind. make: of what is wanted"""
         if order.previous_event is None:
-            empty = self.runtime.empty
-            outputs = [empty(shape, dtype, like) for shape, dtype in wanted]
+            made: tuple[list[Array], list[Any]] = ([], []) if make is None else make(like)
             self.comm_stream.wait_current_stream()
-            return outputs
-        with self.allocations(order, like) as empty_behind:
-            return [empty_behind(shape, dtype) for shape, dtype in wanted]
+            return made
+        with self.allocations(order, like) as empty:
+            arrays = [empty(shape, dtype) for shape, dtype in wanted]
+        return arrays, self.runtime.arguments(arrays)
 
     def finish(self, async_finish: bool) -> EventOverlap:
         """The event at the end of a call; unless async_finish, the caller's current stream waits for it."""
-        self.latest_event = self.comm_stream.record()
-        event = EventHandle(self.latest_event, self.check_faults)
+        stream = self.comm_stream
+        self.latest_event = stream.record() if async_finish else stream.hand_over()
         if not async_finish:
-            event.current_stream_wait()
-        return EventOverlap(event)
+            self.check_faults()
+        return EventOverlap(EventHandle(self.latest_event, self.check_faults))
 
     def wait(self) -> None:
         """Block until all work of the comm stream is done.
@@ -471,7 +474,9 @@ class NodeMemory:
 
     def check_faults(self) -> None:
         """Raise what a kernel has reported, if one has. A buffer raises the same on every later call."""
-        if self.fault is None and self.has_fault:
+        if self.fault is None:
+            if self._report.poll_word(0) == 0:
+                return
             report = FaultReport(*(int(word) for word in self._report.read()))
             if report.site in OF_NODE:  # they count the ranks of the node
                 report = report._replace(peer=report.peer + self._first_in_node)

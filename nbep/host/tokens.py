@@ -25,6 +25,9 @@ class Counts(NamedTuple):
     num_tokens_per_expert: Array
 
 
+NO_COUNTS = Counts(None, None, None)  # a handle knows them
+
+
 class Tokens(NamedTuple):
     """What travels, as DispatchInputs begins. scales, topk_idx and topk_weights may be None."""
 

@@ -1,4 +1,4 @@
-"""What calls with a handle cost the CPU between the call and the driver: counted in calls of Python, not in time."""
+"""What prepared calls cost the CPU between the call and the driver: counted in calls of Python, not in time."""
 
 import sys
 
@@ -13,14 +13,17 @@ from cuda.bindings import driver as cu
 import nbep
 
 NUM_TOKENS, HIDDEN = 128, 7168
-MOST_CALLS = 214  # of functions, Python's own and built in; 234 to 317 before anything was prepared
+MOST_CALLS = 145  # of functions, Python's own and built in; 234 to 317 before anything was prepared
+NUM_EXPERTS, NUM_RANKS = 64, fake_gpu.NUM_RANKS
+RDMA_BYTES = nbep.Buffer.get_low_latency_rdma_size_hint(NUM_TOKENS, HIDDEN, NUM_RANKS, NUM_EXPERTS)
+MOST_LOW_LATENCY_CALLS = {"plain": 80, "hook": 105, "async": 120}  # 144 to 250 before they were prepared
 
 
 @pytest.fixture
 def gpu(monkeypatch):
     """torch, a buffer and a handle of it, on a GPU that is none."""
     torch = fake_gpu.install(monkeypatch)
-    buffer = fake_gpu.make_buffer(num_zero_copy_bytes=1 << 28)
+    buffer = fake_gpu.make_buffer(RDMA_BYTES, num_zero_copy_bytes=1 << 28)
     return torch, buffer, fake_gpu.handle_of(torch, buffer, NUM_TOKENS, 4)
 
 
@@ -131,7 +134,7 @@ def test_what_is_prepared_does_not_hide_what_is_wrong_with_the_next_combine(gpu)
     for message, argument in wrong.items():
         with pytest.raises(ValueError, match=message):
             buffer.combine(**right | argument)
-    assert len(handle.plans) == 2
+    assert len(handle.plans) == 3  # with a bias, with weights and a bias, with weights
 
 
 def test_one_handle_serves_dispatches_and_combines_of_all_kinds(gpu):
@@ -146,6 +149,42 @@ def test_one_handle_serves_dispatches_and_combines_of_all_kinds(gpu):
                 (NUM_TOKENS, num_topk) if num_topk else None
             )
     assert len(handle.plans) == 2 * (1 + 3)
+
+
+LOW_LATENCY = {
+    "fp8": {},
+    "bf16": {"use_fp8": False},
+    "ue8m0": {"round_scale": True, "use_ue8m0": True},
+    "deduplicate": {"deduplicate": True},
+}
+
+
+@pytest.mark.parametrize("way", ["plain", "hook", "async"])
+@pytest.mark.parametrize("options", LOW_LATENCY.values(), ids=LOW_LATENCY)
+def test_low_latency_calls_are_prepared_by_the_first_ones(gpu, options, way):
+    torch, buffer, _ = gpu
+    x, topk_idx = torch.Tensor((NUM_TOKENS, HIDDEN), torch.bfloat16), torch.Tensor((NUM_TOKENS, 8), torch.int64)
+    weights = torch.Tensor((NUM_TOKENS, 8), torch.float32)
+    expert_output = torch.Tensor((NUM_EXPERTS // NUM_RANKS, NUM_RANKS * NUM_TOKENS, HIDDEN), torch.bfloat16)
+    out = torch.Tensor((NUM_TOKENS, HIDDEN), torch.bfloat16)
+    ways = {"return_recv_hook": way == "hook", "async_finish": way == "async"}
+    sent = options | ways | ({"topk_weights": weights} if "deduplicate" in options else {})
+
+    def dispatch():
+        *received, hook = buffer.low_latency_dispatch(x, topk_idx, NUM_TOKENS, NUM_EXPERTS, **sent)
+        if hook is not None:
+            hook()
+        return received
+
+    def combine(**more):
+        hook = buffer.low_latency_combine(expert_output, topk_idx, weights, handle, **ways, **more)[-1]
+        if hook is not None:
+            hook()
+
+    handle = dispatch()[2]
+    for call in (dispatch, combine, lambda: combine(out=out)):
+        *_, later = (calls_of(call) for _ in range(4))
+        assert later <= MOST_LOW_LATENCY_CALLS[way]
 
 
 def test_events_that_nobody_holds_are_used_again_but_for_those_of_a_graph(gpu, monkeypatch):

@@ -3,7 +3,9 @@
 Real are all of nbep's own steps between a call and the driver. What the driver and torch would take is left out.
 """
 
+import math
 import sys
+from itertools import count
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -37,6 +39,7 @@ ITEM_BYTES = {
 def make_torch() -> ModuleType:
     """A module with as much of torch as nbep's adapter asks for."""
     torch = ModuleType("torch")
+    addresses = count(1 << 20, 512)
 
     class dtype:  # noqa: N801
         def __init__(self, name: str):
@@ -50,18 +53,28 @@ def make_torch() -> ModuleType:
 
         def __init__(self, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...] | None = None):
             self.shape, self.dtype, self._strides = shape, dtype, strides
+            self.address = next(addresses)
 
         def data_ptr(self) -> int:
-            return 1 << 20
+            return self.address
 
         def is_contiguous(self) -> bool:
-            return self._strides is None
+            return self._strides is None or self._strides == self._packed()
 
         def stride(self) -> tuple[int, ...]:
-            return self._strides or tuple(int(np.prod(self.shape[i + 1 :])) for i in range(len(self.shape)))
+            return self._strides or self._packed()
+
+        def _packed(self) -> tuple[int, ...]:
+            return tuple(math.prod(self.shape[i + 1 :]) for i in range(len(self.shape)))
 
         def new_empty(self, shape: tuple[int, ...], dtype: Any) -> "Tensor":
             return Tensor(shape, dtype)
+
+        def new_empty_strided(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any) -> "Tensor":
+            return Tensor(shape, dtype, strides)
+
+        def get_device(self) -> int:
+            return 0
 
         def view(self, what: Any) -> "Tensor":
             return Tensor(self.shape, what) if not isinstance(what, tuple) else Tensor(what, self.dtype)
@@ -76,7 +89,9 @@ def make_torch() -> ModuleType:
     torch.Tensor, torch.dtype = Tensor, dtype
     for name in ITEM_BYTES:
         setattr(torch, name, dtype(name))
+    guards = SimpleNamespace(_empty_strided_cuda=lambda shape, strides, dtype: Tensor(shape, dtype, strides))
     torch._C = SimpleNamespace(_cuda_getCurrentRawStream=lambda device: 0, _cuda_getDevice=lambda: 0)
+    torch._C._dynamo = SimpleNamespace(guards=guards)
     torch.cuda = SimpleNamespace(is_initialized=lambda: True, current_device=lambda: 0)
     torch.device = lambda *_: None
     torch.as_tensor = lambda span, device: Tensor((span.__cuda_array_interface__["shape"][0],), torch.uint8)
@@ -154,7 +169,7 @@ def install(monkeypatch: Any) -> ModuleType:
     for name, result in results.items():
         monkeypatch.setattr(cu, name, lambda *_, result=result: result)
     device = SimpleNamespace(compute_capability=(9, 0), ordinal=0, num_sms=132, make_current=lambda: None)
-    device.max_smem_bytes = 227 << 10
+    device.max_smem_bytes, device.bus_id = 227 << 10, FakeMemory.handle.bus_id
     monkeypatch.setattr(cuda_runtime, "Device", lambda ordinal: device)
     monkeypatch.setattr(launcher, "load_cubin", lambda spec, cc, key: b"")
     for name in ("allocate", "allocate_host_visible"):
@@ -163,14 +178,19 @@ def install(monkeypatch: Any) -> ModuleType:
     return torch
 
 
-def make_buffer(**sizes: int) -> nbep.Buffer:
-    """A buffer of a rank among NUM_RANKS."""
+def make_buffer(num_rdma_bytes: int = 0, **sizes: int) -> nbep.Buffer:
+    """A buffer of a rank among NUM_RANKS, for the low-latency mode too if it has num_rdma_bytes."""
     runtime = CudaRuntime(SharedDevice(0), 0)
     options = NetworkOptions.check("direct", NUM_RANKS, 1, True, NicOptions(), NUM_RANKS)
     buffer = nbep.Buffer.__new__(nbep.Buffer)
     transport = DirectTransport(runtime, 0, options)
+    rdma: dict[str, Any] = {}
+    if num_rdma_bytes > 0:
+        rdma = {"low_latency_mode": True, "rdma_transport": DirectTransport(runtime, 0, options)}
     buffer.rank, buffer.group_size, buffer.explicitly_destroy = 0, NUM_RANKS, False
-    buffer._memory = NodeMemory(SameOnAll(), runtime, 1 << 30, 1000.0, "ipc", transport, **sizes)
+    buffer._memory = NodeMemory(
+        SameOnAll(), runtime, 1 << 30, 1000.0, "ipc", transport, num_rdma_bytes=num_rdma_bytes, **rdma, **sizes
+    )
     return buffer
 
 

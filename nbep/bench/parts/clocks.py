@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -25,6 +26,7 @@ from nbep.host.comm import InProcessComm
 SLEEP_CYCLES = 4_000_000  # 2 ms
 SLEEP_CYCLES_PER_CALL = 200_000  # 0.1 ms, more than the host takes to queue a call and an event
 TRIES = 3  # the profiler may lose a kernel
+NUM_HOST_WARM_UPS, NUM_HOST_CALLS = 20, 100
 
 
 class Clock:
@@ -196,6 +198,25 @@ def over_ranks(comm: Any, samples: Sequence[float]) -> Spread:
         strict=True,
     )
     return Spread(statistics.fmean(medians), min(medians), max(medians), statistics.fmean(averages))
+
+
+def host_us(clock: Clock, steps: Sequence[Step]) -> dict[str, list[float]]:
+    """Microseconds that the CPU takes from each call to its return.
+
+    Before each this rank's GPU is idle and all ranks have met, so the caches of the CPU are cold: calls in a row take a
+    tenth to a third less. Where others share the CPU all may take half as long again a minute later: the least of the
+    samples says more of the code, their median more of the machine.
+    """
+    spent: dict[str, list[float]] = {step.label: [] for step in steps}
+    for number in range(NUM_HOST_WARM_UPS + NUM_HOST_CALLS):
+        for step in steps:
+            clock.meet()
+            start = time.perf_counter()
+            step.call()
+            us = 1e6 * (time.perf_counter() - start)
+            if number >= NUM_HOST_WARM_UPS:
+                spent[step.label].append(us)
+    return spent
 
 
 def driver_us(stream: Any, call: Callable[[], Any], times: int) -> float:

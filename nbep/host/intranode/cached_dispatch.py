@@ -11,33 +11,26 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from nbep.device.kernels.intranode.direct_dispatch import (
-    DirectInputs,
-    DirectOutputs,
     DirectSizes,
     direct_dispatch,
     direct_dispatch_smem_bytes,
 )
-from nbep.device.kernels.intranode.dispatch import (
-    DispatchInputs,
-    DispatchOutputs,
-    DispatchSizes,
-    dispatch,
-    dispatch_smem_bytes,
-)
+from nbep.device.kernels.intranode.dispatch import DispatchOutputs, DispatchSizes, dispatch, dispatch_smem_bytes
 from nbep.device.layout.direct import CELL_WORDS, DirectShape, HalfPlaces
 from nbep.device.layout.intranode import RingShape, num_ring_cell_words
 from nbep.device.protocols.calls import Call
 from nbep.host import validate
 from nbep.host.calls import dispatch_call
 from nbep.host.config import DISPATCH_TABLE, Config, fit_config, table_config, zero_copy_config
-from nbep.host.intranode.handle import DispatchHandle, keep_plan
+from nbep.host.intranode.handle import MAX_PLANS, DispatchHandle
 from nbep.host.intranode.notify import prepare_reset
+from nbep.host.plans import NOTHING, find_plan, keep_plan
 from nbep.host.runtime.base import Array, MaybeArray, PreparedLaunch
+from nbep.host.runtime.new_arrays import Make
 from nbep.host.symmetric import NodeMemory, Order
 from nbep.host.tokens import Tokens, pair
 
-ABSENT: MaybeArray = None  # what a handle's dispatch neither takes nor gives
-NO_OUTPUTS = DirectOutputs(ABSENT)
+NO_LISTS = (0,) * (len(DispatchOutputs._fields) - 2)  # besides tokens and scales, a handle's dispatch gives nothing
 
 
 class Way(NamedTuple):
@@ -50,10 +43,8 @@ class Way(NamedTuple):
 class Plan(NamedTuple):
     """What depends on the handle, on the sizes and dtypes of the tokens, and on the config."""
 
-    dtype: str
-    scale_dtype: str | None
-    x_size: tuple[int, int]
     outputs: tuple[tuple[tuple[int, int], str], ...]  # recv_x, and its scales if there are some
+    make: Make | None  # them; None: they lie in the symmetric memory
     notify: PreparedLaunch
     ways: tuple[Way, ...]
     shape: RingShape | DirectShape
@@ -74,27 +65,16 @@ def dispatch_cached(
     if topk_idx is not None or topk_weights is not None:
         validate.only_with_counts(topk_idx, topk_weights)
     values, scales = x if type(x) is tuple and len(x) == 2 else (x, None)
-    key = plan = None
-    if type(handle) is DispatchHandle and handle.owner is memory.identity:
-        try:
-            of_scales = None if scales is None else (scales.shape, scales.dtype, memory.runtime.strides(scales))
-            key = values.shape, values.dtype, of_scales, config, zero_copy
-            plan = handle.plans.get(key)
-        except (AttributeError, TypeError):  # no arrays, or no config; it is refused
-            key = None
+    seen, key, plan = NOTHING
+    if handle.__class__ is DispatchHandle and handle.owner is memory.identity:
+        seen, key, plan = find_plan(memory.runtime, handle.plans, (values, scales), (config, zero_copy))
     if plan is None:
         values, scales = validate.payload(memory.runtime, x)
         handle = validate.handle(memory, handle, order.previous_event)
         plan = _make_plan(memory, Tokens(values, scales, None, None), handle, config, zero_copy)
-        if key is not None:
-            keep_plan(handle, key, plan)
-    else:
-        validate.handle(memory, handle, order.previous_event)
-        validate.array(memory.runtime, "x", values, plan.dtype, plan.x_size)
-        validate.row_alignment(memory.runtime, "x", values)
-        if scales is not None:
-            validate.array(memory.runtime, "x[1]", scales, (plan.scale_dtype or "",), scales.shape, contiguous=False)
-    recv_x, recv_x_scales = _launch(memory, plan, values, scales, handle, order)
+        keep_plan(handle.plans, key, plan, MAX_PLANS)
+    of_tokens = seen or memory.runtime.arguments((values, scales))
+    recv_x, recv_x_scales = _launch(memory, plan, values, scales, of_tokens, handle, order)
     return pair(recv_x, recv_x_scales)
 
 
@@ -123,54 +103,54 @@ def _make_plan(
     shape: RingShape | DirectShape
     if zero_copy:
         shape = DirectShape(config.num_channels, *sizes)
-        ways = _direct_ways(
-            memory, config, shape, num_recv_tokens, DirectSizes(num_tokens, num_recv_tokens, 0, 0, *strides)
-        )
+        ways = _direct_ways(memory, config, shape, handle, DirectSizes(num_tokens, num_recv_tokens, 0, 0, *strides))
         num_words, peers = CELL_WORDS, validate.zero_copy(memory).peers
     else:
         shape = config.ring_shape(num_ranks, *sizes)
         validate.buffer_size(shape, memory.num_nvl_bytes)
-        ways = _ring_ways(memory, config, shape, num_tokens, num_recv_tokens, strides)
+        chunk = config.num_max_nvl_chunked_send_tokens
+        mix_roles = int(runtime.mix_roles if config.mix_roles is None else config.mix_roles)
+        ring_sizes = DispatchSizes(num_tokens, num_recv_tokens, 0, 0, chunk, *strides, mix_roles)
+        ways = _ring_ways(memory, config, shape, handle, ring_sizes)
         num_words, peers = num_ring_cell_words(shape), memory.peers
     call = dispatch_call(memory, tokens, None, config, zero_copy=zero_copy)
     notify = prepare_reset(memory, peers, num_words, call)
-    dtype, hidden = runtime.dtype_name(tokens.x), tokens.x.shape[1]
-    outputs: tuple[tuple[tuple[int, int], str], ...] = (((num_recv_tokens, hidden), dtype),)
-    scale_dtype = None
+    outputs: tuple[tuple[tuple[int, int], str], ...] = (
+        ((num_recv_tokens, tokens.x.shape[1]), runtime.dtype_name(tokens.x)),
+    )
     if tokens.scales is not None:
-        scale_dtype = runtime.dtype_name(tokens.scales)
-        outputs += (((num_recv_tokens, tokens.num_scales), scale_dtype),)
-    return Plan(dtype, scale_dtype, (num_tokens, hidden), outputs, notify, ways, shape, call)
+        outputs += (((num_recv_tokens, tokens.num_scales), runtime.dtype_name(tokens.scales)),)
+    make = None if zero_copy else runtime.prepare_empty(outputs, tokens.x)
+    return Plan(outputs, make, notify, ways, shape, call)
 
 
 def _ring_ways(
     memory: NodeMemory,
     config: Config,
     shape: RingShape,
-    num_tokens: int,
-    num_recv_tokens: int,
-    strides: tuple[int, int],
+    handle: DispatchHandle,
+    sizes: DispatchSizes,
 ) -> tuple[Way, ...]:
     runtime = memory.runtime
     num_threads = config.num_threads or runtime.ring_threads(memory.num_ranks)
-    mix_roles = int(runtime.mix_roles if config.mix_roles is None else config.mix_roles)
-    chunk = config.num_max_nvl_chunked_send_tokens
     launch = runtime.prepare(
         dispatch,
         config.num_sms,
         num_threads,
         dispatch_smem_bytes(num_threads, runtime.has_tma),
+        (handle.is_token_in_rank, handle.rank_prefix_matrix, handle.channel_prefix_matrix),
         memory.peers,
         memory.bounds,
         shape,
-        DispatchSizes(num_tokens, num_recv_tokens, 0, 0, chunk, *strides, mix_roles),
+        sizes,
     )
     return (Way(launch, None),)
 
 
 def _direct_ways(
-    memory: NodeMemory, config: Config, shape: DirectShape, num_recv_tokens: int, sizes: DirectSizes
+    memory: NodeMemory, config: Config, shape: DirectShape, handle: DispatchHandle, sizes: DirectSizes
 ) -> tuple[Way, ...]:
+    num_recv_tokens = handle.recv_src_idx.shape[0]
     runtime, direct = memory.runtime, validate.zero_copy(memory)
     num_threads = config.num_threads or runtime.ring_threads(memory.num_ranks)
     ways = []
@@ -183,6 +163,7 @@ def _direct_ways(
             config.num_sms,
             num_threads,
             direct_dispatch_smem_bytes(num_threads, runtime.has_tma),
+            (handle.send_head, handle.rank_prefix_matrix, handle.channel_prefix_matrix),
             direct.peers,
             memory.bounds,
             places,
@@ -198,6 +179,7 @@ def _launch(
     plan: Plan,
     values: Array,
     scales: MaybeArray,
+    of_tokens: list[Any],
     handle: DispatchHandle,
     order: Order,
 ) -> tuple[Array, MaybeArray]:
@@ -214,17 +196,13 @@ def _launch(
             size, dtype = plan.outputs[1]
             recv_x_scales = direct.array(way.places.scales, way.places.num_rows, size, dtype, scales, lease)
         plan.notify.launch(stream)
-        inputs = DirectInputs(
-            values, scales, ABSENT, ABSENT, handle.send_head, handle.rank_prefix_matrix, handle.channel_prefix_matrix
-        )
-        way.launch.launch(stream, NO_OUTPUTS, inputs)
+        way.launch.launch(stream, 0, *of_tokens, 0, 0, keep=(values, scales, handle, recv_x, recv_x_scales))
         return recv_x, recv_x_scales
-    recv_x, *rest = memory.allocate(order, values, *plan.outputs)
+    (recv_x, *rest), (rows, *scale_rows) = memory.allocate(order, values, plan.outputs, plan.make)
     recv_x_scales = rest[0] if rest else None
     memory.compare(plan.call)
     memory.ring_shape = plan.shape  # type: ignore[assignment]
     plan.notify.launch(stream)
-    outputs = DispatchOutputs(recv_x, recv_x_scales, ABSENT, ABSENT, ABSENT, ABSENT, ABSENT)
-    routes = handle.is_token_in_rank, handle.rank_prefix_matrix, handle.channel_prefix_matrix
-    way.launch.launch(stream, outputs, DispatchInputs(values, scales, ABSENT, ABSENT, *routes))
+    outputs = rows, scale_rows[0] if rest else 0, *NO_LISTS
+    way.launch.launch(stream, *outputs, *of_tokens, 0, 0, keep=(values, scales, handle, recv_x, recv_x_scales))
     return recv_x, recv_x_scales

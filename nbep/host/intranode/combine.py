@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from nbep.device.kernels.intranode.cached_notify_combine import cached_notify_combine
-from nbep.device.kernels.intranode.combine import CombineInputs, CombineOutputs, CombineSizes, combine_smem_bytes
+from nbep.device.kernels.intranode.combine import CombineSizes, combine_smem_bytes
 from nbep.device.kernels.intranode.combine import combine as combine_kernel
 from nbep.device.layout.intranode import RingShape, num_ring_cell_words
 from nbep.device.protocols.calls import Call
@@ -19,12 +19,15 @@ from nbep.host import validate
 from nbep.host.calls import combine_call
 from nbep.host.config import COMBINE_TABLE, Config, fit_config, table_config, zero_copy_config
 from nbep.host.events import EventOverlap
-from nbep.host.intranode.direct_combine import DirectCombine, combine_direct, prepare_direct_combine
-from nbep.host.intranode.handle import DispatchHandle, keep_plan
+from nbep.host.intranode.direct_combine import DirectCombine, prepare_direct_combine
+from nbep.host.intranode.handle import MAX_PLANS, DispatchHandle
+from nbep.host.plans import NOTHING, find_plan, keep_plan
 from nbep.host.runtime.base import Array, MaybeArray, PreparedLaunch
+from nbep.host.runtime.new_arrays import Make
 from nbep.host.symmetric import NodeMemory, Order
-from nbep.host.tokens import CombineGiven, check_combine_inputs, unpack_bias
+from nbep.host.tokens import CombineGiven, check_combine_inputs
 
+COMBINE = "combine"  # in the key of a plan: a handle keeps those of dispatches, too
 MIN_THREADS = 64  # one warp coordinates, the others receive
 
 
@@ -39,10 +42,8 @@ class RingCombine(NamedTuple):
 class Plan(NamedTuple):
     """What depends on the handle, on the sizes of rows and weights, and on the config."""
 
-    x_size: tuple[int, int]
-    weights_size: tuple[int, int] | None
-    bias_size: tuple[int, int]
     outputs: tuple[tuple[tuple[int, int], str], ...]  # combined_x, and the weights if there are some
+    make: Make  # them
     way: RingCombine | DirectCombine
     call: Call
 
@@ -62,56 +63,38 @@ def combine(
     """See Buffer.combine."""
     memory.check_faults()
     validate.stream_options(previous_event, async_finish, allocate_on_comm_stream)
-    key = plan = None
-    if type(handle) is DispatchHandle and handle.owner is memory.identity:
-        try:
-            key = "combine", x.shape, None if topk_weights is None else topk_weights.shape, config, zero_copy
-            plan = handle.plans.get(key)
-        except (AttributeError, TypeError):  # no arrays, or no config; it is refused
-            key = None
-    handle = validate.handle(memory, handle, previous_event)
+    seen, key, plan = NOTHING
+    given: Any = x, topk_weights, *(bias if isinstance(bias, tuple) else (bias, None))
+    if len(given) == 4 and handle.__class__ is DispatchHandle and handle.owner is memory.identity:
+        seen, key, plan = find_plan(memory.runtime, handle.plans, given, (COMBINE, config, zero_copy))
     if plan is None:
+        handle = validate.handle(memory, handle, previous_event)
         num_tokens, num_combined_tokens = handle.recv_src_idx.shape[0], handle.send_head.shape[0]
-        given = check_combine_inputs(memory.runtime, x, topk_weights, bias, num_tokens, num_combined_tokens)
-        plan = _make_plan(memory, x, handle, given, config, zero_copy)
-        if key is not None:
-            keep_plan(handle, key, plan)
-        biases = given.bias_0, given.bias_1
-    else:
-        biases = unpack_bias(bias)
-        _check_arrays(memory, plan, x, topk_weights, biases)
-    combined_x, *rest = memory.allocate(Order(previous_event, allocate_on_comm_stream), x, *plan.outputs)
-    combined_topk_weights = rest[0] if rest else None
+        checked = check_combine_inputs(memory.runtime, x, topk_weights, bias, num_tokens, num_combined_tokens)
+        plan = _make_plan(memory, x, handle, checked, config, zero_copy)
+        keep_plan(handle.plans, key, plan, MAX_PLANS)
+    order = Order(previous_event, allocate_on_comm_stream)
+    outputs, of_outputs = memory.allocate(order, x, plan.outputs, plan.make)
     memory.compare(plan.call)
-    outputs = combined_x, combined_topk_weights
-    if isinstance(plan.way, DirectCombine):
-        combine_direct(memory, plan.way, outputs, x, handle, topk_weights, biases)
+    way = plan.way
+    if isinstance(way, DirectCombine):
+        validate.zero_copy(memory).begin_combine(way.places, way.shape)
     else:
-        _combine(memory, plan.way, outputs, x, handle, topk_weights, biases)
-    return *outputs, memory.finish(async_finish)
-
-
-def _check_arrays(
-    memory: NodeMemory, plan: Plan, x: Array, topk_weights: MaybeArray, biases: tuple[MaybeArray, MaybeArray]
-) -> None:
-    """What `check_combine_inputs` asks of arrays that have the plan's sizes."""
-    runtime = memory.runtime
-    validate.array(runtime, "x", x, "bfloat16", plan.x_size)
-    validate.row_alignment(runtime, "x", x)
-    if topk_weights is not None and plan.weights_size is not None:
-        validate.array(runtime, "topk_weights", topk_weights, "float32", plan.weights_size)
-    for name, value in zip(("bias_0", "bias_1"), biases, strict=True):
-        if value is not None:
-            validate.array(runtime, name, value, "bfloat16", plan.bias_size)
-            validate.row_alignment(runtime, name, value)
+        memory.ring_shape = way.shape
+    way.notify.launch(memory.comm_stream)
+    if topk_weights is None:
+        of_outputs.append(0)
+    of_given = seen or memory.runtime.arguments(given)
+    way.combine.launch(memory.comm_stream, *of_outputs, *of_given, keep=(given, outputs, handle))
+    return outputs[0], None if topk_weights is None else outputs[1], memory.finish(async_finish)
 
 
 def _make_plan(
     memory: NodeMemory, x: Array, handle: DispatchHandle, given: CombineGiven, config: Config | None, zero_copy: bool
 ) -> Plan:
     """Check what does not change, and prepare the launches."""
-    num_ranks, hidden, num_topk = memory.num_ranks, x.shape[1], given.num_topk
-    num_tokens, num_combined_tokens = handle.recv_src_idx.shape[0], handle.send_head.shape[0]
+    runtime, num_ranks, hidden, num_topk = memory.runtime, memory.num_ranks, x.shape[1], given.num_topk
+    num_combined_tokens = handle.send_head.shape[0]
     token_sizes = (given.hidden_bytes, num_topk, 0, 0)
     num_sms = 2 * handle.channel_prefix_matrix.shape[1]
     if config is None and zero_copy:
@@ -124,27 +107,26 @@ def _make_plan(
     call = combine_call(memory.rank, hidden, num_topk, config, zero_copy=zero_copy)
     way: RingCombine | DirectCombine
     if zero_copy:
-        way = prepare_direct_combine(memory, num_combined_tokens, given, config, call)
+        way = prepare_direct_combine(memory, handle, given, config, call)
     else:
         shape = config.ring_shape(num_ranks, *token_sizes)
         validate.buffer_size(shape, memory.num_nvl_bytes)
-        way = _prepare(memory, num_combined_tokens, config, shape, call)
+        way = _prepare(memory, handle, config, shape, call)
     outputs: tuple[tuple[tuple[int, int], str], ...] = (((num_combined_tokens, hidden), "bfloat16"),)
-    weights_size = None
     if num_topk > 0:
-        weights_size = num_tokens, num_topk
         outputs += (((num_combined_tokens, num_topk), "float32"),)
-    return Plan((num_tokens, hidden), weights_size, (num_combined_tokens, hidden), outputs, way, call)
+    return Plan(outputs, runtime.prepare_empty(outputs, x), way, call)
 
 
-def _prepare(memory: NodeMemory, num_combined_tokens: int, config: Config, shape: RingShape, call: Call) -> RingCombine:
-    runtime, num_ranks = memory.runtime, memory.num_ranks
+def _prepare(memory: NodeMemory, handle: DispatchHandle, config: Config, shape: RingShape, call: Call) -> RingCombine:
+    runtime, num_ranks, num_combined_tokens = memory.runtime, memory.num_ranks, handle.send_head.shape[0]
     num_threads = config.num_threads or max(MIN_THREADS, runtime.ring_threads(num_ranks))
     notify = runtime.prepare(
         memory.kernel(cached_notify_combine),
         1 + shape.num_channels,
         max(runtime.notify_threads, 32 * num_ranks),
         0,
+        handle.send_head,
         num_combined_tokens,
         shape.num_channels,
         num_ring_cell_words(shape),
@@ -157,25 +139,10 @@ def _prepare(memory: NodeMemory, num_combined_tokens: int, config: Config, shape
         config.num_sms,
         num_threads,
         combine_smem_bytes(num_threads),
+        (handle.rank_prefix_matrix, handle.recv_channel_prefix_matrix, handle.send_head),
         memory.peers,
         memory.bounds,
         shape,
         CombineSizes(num_combined_tokens, config.num_max_nvl_chunked_send_tokens),
     )
     return RingCombine(notify, combine, shape)
-
-
-def _combine(
-    memory: NodeMemory,
-    way: RingCombine,
-    outputs: tuple[Array, MaybeArray],
-    x: Array,
-    handle: DispatchHandle,
-    topk_weights: MaybeArray,
-    biases: tuple[MaybeArray, MaybeArray],
-) -> None:
-    memory.ring_shape = way.shape
-    way.notify.launch(memory.comm_stream, handle.send_head)
-    routes = handle.rank_prefix_matrix, handle.recv_channel_prefix_matrix, handle.send_head
-    inputs = CombineInputs(x, topk_weights, *biases, *routes)
-    way.combine.launch(memory.comm_stream, CombineOutputs(*outputs), inputs)

@@ -7,12 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from nbep.device.kernels.intranode.direct_combine import (
-    DirectCombineInputs,
-    DirectCombineOutputs,
-    DirectCombineSizes,
-    direct_combine_smem_bytes,
-)
+from nbep.device.kernels.intranode.direct_combine import DirectCombineSizes, direct_combine_smem_bytes
 from nbep.device.kernels.intranode.direct_combine import direct_combine as combine_kernel
 from nbep.device.layout.direct import CELL_WORDS, SlotPlaces, SlotShape, num_landed_words
 from nbep.device.protocols.calls import Call
@@ -20,7 +15,7 @@ from nbep.host import validate
 from nbep.host.config import Config
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.intranode.notify import prepare_reset
-from nbep.host.runtime.base import Array, MaybeArray, PreparedLaunch
+from nbep.host.runtime.base import PreparedLaunch
 from nbep.host.symmetric import NodeMemory
 from nbep.host.tokens import CombineGiven
 
@@ -40,10 +35,11 @@ class DirectCombine(NamedTuple):
 
 
 def prepare_direct_combine(
-    memory: NodeMemory, num_combined_tokens: int, given: CombineGiven, config: Config, call: Call
+    memory: NodeMemory, handle: DispatchHandle, given: CombineGiven, config: Config, call: Call
 ) -> DirectCombine:
     """The launches, for arguments that are checked."""
     runtime, num_ranks, direct = memory.runtime, memory.num_ranks, validate.zero_copy(memory)
+    num_combined_tokens = handle.send_head.shape[0]
     chunk = config.num_max_nvl_chunked_send_tokens
     shape = SlotShape(num_ranks, config.num_channels, given.hidden_bytes, given.num_topk, chunk)
     places = direct.place_slots(shape, num_combined_tokens)
@@ -55,6 +51,7 @@ def prepare_direct_combine(
         config.num_sms,
         num_threads,
         direct_combine_smem_bytes(num_threads, runtime.has_tma),
+        (handle.rank_prefix_matrix, handle.channel_prefix_matrix, handle.send_head),
         direct.peers,
         memory.bounds,
         places,
@@ -62,19 +59,3 @@ def prepare_direct_combine(
         DirectCombineSizes(num_combined_tokens, num_push_warps(config, num_threads // 32)),
     )
     return DirectCombine(prepare_reset(memory, direct.peers, num_words, call), combine, places, shape)
-
-
-def combine_direct(
-    memory: NodeMemory,
-    way: DirectCombine,
-    outputs: tuple[Array, MaybeArray],
-    x: Array,
-    handle: DispatchHandle,
-    topk_weights: MaybeArray,
-    biases: tuple[MaybeArray, MaybeArray],
-) -> None:
-    validate.zero_copy(memory).begin_combine(way.places, way.shape)
-    way.notify.launch(memory.comm_stream)
-    routes = handle.rank_prefix_matrix, handle.channel_prefix_matrix, handle.send_head
-    inputs = DirectCombineInputs(x, topk_weights, *biases, *routes)
-    way.combine.launch(memory.comm_stream, DirectCombineOutputs(*outputs), inputs)

@@ -34,7 +34,7 @@ class DispatchHandle:
     send_head: Array
     # The identity of the buffer; None for arrays that somebody else has put together.
     owner: object | None = field(default=None, init=False, repr=False)
-    plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # of dispatches and combines with it
+    plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # of calls with it; see host.plans
 
     def owned_by(self, owner: object) -> DispatchHandle:
         """The same, as made by the buffer of this identity: the arrays need not be checked again."""
@@ -62,10 +62,3 @@ class DispatchHandle:
             self.is_token_in_rank,
             self.send_head,
         )
-
-
-def keep_plan(handle: DispatchHandle, key: Any, plan: Any) -> None:
-    """Keep what is prepared for calls with a handle. key: all that it depends on"""
-    if len(handle.plans) >= MAX_PLANS:
-        handle.plans.clear()
-    handle.plans[key] = plan

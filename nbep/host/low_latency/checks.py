@@ -66,6 +66,14 @@ def handle(mode: LowLatencyMemory, value: Any) -> LowLatencyHandle:
     return value
 
 
+def is_ready(mode: LowLatencyMemory, value: Any) -> bool:
+    """Whether it is a handle as a dispatch of this buffer has made it, which has been received."""
+    if value.__class__ is not LowLatencyHandle or not value.is_as_made:
+        return False
+    call = value.call
+    return call.owner is mode and call.is_received
+
+
 def handle_contents(mode: LowLatencyMemory, value: LowLatencyHandle) -> None:
     """What the arrays of a handle say; only if `may_read`."""
     contents = mode.runtime.contents

@@ -7,13 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from nbep.device.kernels.low_latency.arguments import (
-    CombineInputs,
-    CombineOutputs,
-    CombineSizes,
-    combine_smem_bytes,
-    num_groups,
-)
+from nbep.device.kernels.low_latency.arguments import CombineSizes, combine_smem_bytes, num_groups
 from nbep.device.kernels.low_latency.combine import low_latency_combine as combine_kernel
 from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, LowLatencyShape, send_offset
 from nbep.host import validate
@@ -22,73 +16,74 @@ from nbep.host.events import EventOverlap
 from nbep.host.low_latency import checks, digest
 from nbep.host.low_latency.handle import LowLatencyHandle
 from nbep.host.low_latency.launch import Hook, check_options, run_call
-from nbep.host.low_latency.memory import LowLatencyMemory
-from nbep.host.runtime.base import Array, MaybeArray, PreparedLaunch, Runtime
+from nbep.host.low_latency.memory import MAX_PLANS, Launches, LowLatencyMemory
+from nbep.host.plans import NOTHING, find_plan, keep_plan
+from nbep.host.runtime.base import Array, MaybeArray, Runtime
+from nbep.host.runtime.new_arrays import Make
 from nbep.host.symmetric import NodeMemory
 
 VERB = "low_latency_combine"
 GET_NEXT = "get_next_low_latency_combine_buffer"
 
 
+class Options(NamedTuple):
+    """What a combine is asked for, besides its arrays and the handle."""
+
+    use_logfmt: bool
+    zero_copy: bool
+    async_finish: bool
+    return_recv_hook: bool
+
+
+class Given(NamedTuple):
+    """The arrays of a combine."""
+
+    x: Array
+    topk_idx: Array
+    topk_weights: Array
+    out: MaybeArray
+    combine_wait_recv_cost_stats: MaybeArray
+
+
 class Plan(NamedTuple):
     """What depends on sizes and options alone."""
 
     shape: LowLatencyShape
-    kernel: PreparedLaunch
+    launches: Launches
     x_size: tuple[int, ...]
     out_size: tuple[int, ...]
+    make: Make  # combined_x
 
 
 def low_latency_combine(
-    memory: NodeMemory,
-    x: Array,
-    topk_idx: Array,
-    topk_weights: Array,
-    handle: Any,
-    use_logfmt: bool,
-    zero_copy: bool,
-    async_finish: bool,
-    return_recv_hook: bool,
-    out: MaybeArray,
-    combine_wait_recv_cost_stats: MaybeArray,
+    memory: NodeMemory, given: tuple[Any, ...], handle: Any, options: tuple[Any, ...]
 ) -> tuple[Array, EventOverlap, Hook | None]:
-    """See Buffer.low_latency_combine."""
+    """See Buffer.low_latency_combine; given and options as in Given and Options."""
     runtime, mode = memory.runtime, checks.mode_of(memory, VERB)
     memory.check_faults()
     call = mode.next_call(VERB)
-    handle = checks.handle(mode, handle)
-    flags(use_logfmt=use_logfmt, zero_copy=zero_copy)
-    choices_size: Any = getattr(topk_idx, "shape", None)
-    key = (VERB, choices_size, *handle.sizes, use_logfmt, handle.num_topk)
-    plan = mode.plan(key, lambda: _plan(memory, mode, handle, topk_idx, use_logfmt))
-    shape = plan.shape
-    check_options(VERB, async_finish, return_recv_hook)
-    validate.array(runtime, "x", x, "bfloat16", plan.x_size)
-    validate.row_alignment(runtime, "x", x)
-    validate.array(runtime, "topk_idx", topk_idx, "int64", choices_size)
-    validate.array(runtime, "topk_weights", topk_weights, "float32", choices_size)
-    if not handle.is_as_made:  # else its arrays are those that dispatch made
-        _check_handle(runtime, mode, handle)
-    if out is not None:
-        validate.array(runtime, "out", out, "bfloat16", plan.out_size)
-        validate.row_alignment(runtime, "out", out)
-    if combine_wait_recv_cost_stats is not None:
-        validate.array(
-            runtime, "combine_wait_recv_cost_stats", combine_wait_recv_cost_stats, "int64", (shape.num_ranks,)
-        )
+    seen, key, plan = NOTHING
+    if checks.is_ready(mode, handle):
+        seen, key, plan = find_plan(runtime, mode.combine_plans, given, (*options, *handle.sizes, handle.num_topk))
+    if plan is None:
+        plan, handle = _checked_plan(memory, mode, Given(*given), handle, Options(*options))
+        keep_plan(mode.combine_plans, key, plan, MAX_PLANS)
+    use_logfmt, zero_copy, async_finish, return_recv_hook = options
     if zero_copy:
         _check_zero_copy(mode, use_logfmt)
-    if validate.may_read(memory, None):
-        checks.choices(runtime.contents(topk_idx), handle.num_experts)
-        checks.handle_contents(mode, handle)
-        _check_weights(runtime, handle, topk_weights)
-    combined_x = runtime.empty(plan.out_size, "bfloat16", x) if out is None else out
-    source = mode.symmetric.address + send_offset(mode.num_rdma_bytes, call.half) if zero_copy else x
-    outputs = CombineOutputs(combined_x, combine_wait_recv_cost_stats)
-    inputs = CombineInputs(source, topk_idx, topk_weights, *handle.arguments)
+    x, topk_idx, topk_weights, out, stats = seen or runtime.arguments(given)
+
+    shape, combined_x = plan.shape, given[3]
+    if combined_x is None:
+        (combined_x,), (out,) = plan.make(given[0])
+    if zero_copy:
+        x = mode.symmetric.address + send_offset(mode.num_rdma_bytes, call.half)
+    of_handle = handle.arguments if handle.is_as_made else runtime.arguments(handle.arguments)
+    arguments = out, stats, x, topk_idx, topk_weights, *of_handle
     memory.compare_call(VERB, lambda: {**shape._asdict(), "hook": return_recv_hook})
     mode.shape = shape
-    event, hook = run_call(memory, call, plan.kernel, outputs, inputs, async_finish, return_recv_hook)
+    arrays = given, combined_x, handle.arrays
+    event, hook = run_call(memory, call, plan.launches, arguments, arrays, async_finish, return_recv_hook)
     return combined_x, event, hook
 
 
@@ -118,6 +113,42 @@ def get_next_low_latency_combine_buffer(memory: NodeMemory, handle: Any) -> Arra
 # Validate
 
 
+def _checked_plan(
+    memory: NodeMemory, mode: LowLatencyMemory, given: Given, handle: Any, options: Options
+) -> tuple[Plan, LowLatencyHandle]:
+    """Check everything; the plan for this call, and for later ones with such arrays and these options."""
+    runtime = memory.runtime
+    x, topk_idx, topk_weights, out, combine_wait_recv_cost_stats = given
+    use_logfmt, zero_copy, async_finish, return_recv_hook = options
+    handle = checks.handle(mode, handle)
+    flags(use_logfmt=use_logfmt, zero_copy=zero_copy)
+    choices_size: Any = getattr(topk_idx, "shape", None)
+    key = (VERB, type(x), choices_size, *handle.sizes, use_logfmt, handle.num_topk)
+    plan = mode.plan(key, lambda: _plan(memory, mode, handle, x, topk_idx, use_logfmt))
+    shape = plan.shape
+    check_options(VERB, async_finish, return_recv_hook)
+    validate.array(runtime, "x", x, "bfloat16", plan.x_size)
+    validate.row_alignment(runtime, "x", x)
+    validate.array(runtime, "topk_idx", topk_idx, "int64", choices_size)
+    validate.array(runtime, "topk_weights", topk_weights, "float32", choices_size)
+    if not handle.is_as_made:  # else its arrays are those that dispatch made
+        _check_handle(runtime, mode, handle)
+    if out is not None:
+        validate.array(runtime, "out", out, "bfloat16", plan.out_size)
+        validate.row_alignment(runtime, "out", out)
+    if combine_wait_recv_cost_stats is not None:
+        validate.array(
+            runtime, "combine_wait_recv_cost_stats", combine_wait_recv_cost_stats, "int64", (shape.num_ranks,)
+        )
+    if zero_copy:
+        _check_zero_copy(mode, use_logfmt)
+    if validate.may_read(memory, None):
+        checks.choices(runtime.contents(topk_idx), handle.num_experts)
+        checks.handle_contents(mode, handle)
+        _check_weights(runtime, handle, topk_weights)
+    return plan, handle
+
+
 def _shape(mode: LowLatencyMemory, handle: LowLatencyHandle, use_logfmt: bool) -> LowLatencyShape:
     deduplicate = handle.num_topk != 0
     if deduplicate and use_logfmt:
@@ -137,7 +168,7 @@ def _shape(mode: LowLatencyMemory, handle: LowLatencyHandle, use_logfmt: bool) -
 
 
 def _plan(
-    memory: NodeMemory, mode: LowLatencyMemory, handle: LowLatencyHandle, topk_idx: Array, use_logfmt: bool
+    memory: NodeMemory, mode: LowLatencyMemory, handle: LowLatencyHandle, x: Array, topk_idx: Array, use_logfmt: bool
 ) -> Plan:
     runtime = memory.runtime
     shape = _shape(mode, handle, use_logfmt)
@@ -151,14 +182,15 @@ def _plan(
     _, num_threads = runtime.low_latency_threads
     groups = num_groups(shape.num_experts, mode.num_blocks, num_threads)
     num_rows = shape.num_ranks * shape.num_max_tokens
-    args = mode.network, mode.work, memory.bounds, shape, CombineSizes(num_tokens, num_topk, groups)
+    sizes = CombineSizes(num_tokens, num_topk, groups)
     smem_bytes = combine_smem_bytes(num_threads)
-    kernel = runtime.prepare(mode.kernel(combine_kernel), mode.num_blocks, num_threads, smem_bytes, *args)
+    out_size = num_tokens, shape.hidden
     return Plan(
         shape,
-        kernel,
+        mode.prepare(combine_kernel, num_threads, smem_bytes, memory.bounds, shape, sizes),
         (shape.num_experts // shape.num_ranks, num_rows, shape.hidden),
-        (num_tokens, shape.hidden),
+        out_size,
+        runtime.prepare_empty([(out_size, "bfloat16")], x),
     )
 
 

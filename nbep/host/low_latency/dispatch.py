@@ -1,5 +1,8 @@
 """Buffer.low_latency_dispatch: every choice of every token to its expert, packed by expert.
 
+ first call with such arrays and options:  check all, size, prepare --> a plan, kept by the buffer
+ each call:                                look at the arrays, find the plan, allocate, launch
+
 Source: DeepEP csrc/deep_ep.cpp, Buffer::low_latency_dispatch
 """
 
@@ -7,13 +10,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from nbep.device.kernels.low_latency.arguments import (
-    DispatchInputs,
-    DispatchOutputs,
-    DispatchSizes,
-    dispatch_smem_bytes,
-    num_groups,
-)
+from nbep.device.kernels.low_latency.arguments import DispatchSizes, dispatch_smem_bytes, num_groups
 from nbep.device.kernels.low_latency.dispatch import low_latency_dispatch as dispatch_kernel
 from nbep.device.kernels.low_latency.sum_first import COLUMNS as SUM_COLUMNS
 from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, LowLatencyShape
@@ -22,21 +19,17 @@ from nbep.host import validate
 from nbep.host.arguments import flags, integer, refuse
 from nbep.host.events import EventOverlap
 from nbep.host.low_latency import checks, digest
-from nbep.host.low_latency.handle import (
-    LAYOUT_RANGE,
-    MESSAGE_WEIGHTS,
-    NUM_MESSAGES,
-    SRC_INFO,
-    LowLatencyHandle,
-)
+from nbep.host.low_latency.handle import NO_MESSAGES, LowLatencyHandle
 from nbep.host.low_latency.launch import Hook, check_options, run_call
-from nbep.host.low_latency.memory import LowLatencyMemory
-from nbep.host.runtime.base import Array, MaybeArray, PartsLayout, PreparedLaunch, Runtime
+from nbep.host.low_latency.memory import MAX_PLANS, Launches, LowLatencyMemory
+from nbep.host.plans import find_plan, keep_plan
+from nbep.host.runtime.base import Array, MaybeArray, Runtime
+from nbep.host.runtime.new_arrays import ByColumns, Make, PartsLayout, Wanted
 from nbep.host.symmetric import NodeMemory
 
 VERB = "low_latency_dispatch"
-NO_MESSAGES: tuple[Any, ...] = (None, None, None, None)
 COLUMNS_PER_WORD = 4 * COLUMNS_PER_SCALE  # of packed scales
+OPTIONS_OF_PLAN = 6  # of Options
 
 
 class Options(NamedTuple):
@@ -48,34 +41,73 @@ class Options(NamedTuple):
     round_scale: bool
     use_ue8m0: bool
     deduplicate: bool
+    async_finish: bool
+    return_recv_hook: bool
+
+
+class Given(NamedTuple):
+    """The arrays of a dispatch."""
+
+    x: Array
+    topk_idx: Array
+    topk_weights: MaybeArray
+    cumulative_local_expert_recv_stats: MaybeArray
+    dispatch_wait_recv_cost_stats: MaybeArray
 
 
 class Plan(NamedTuple):
     """What depends on sizes and options alone."""
 
     shape: LowLatencyShape
-    kernel: PreparedLaunch
-    recv_x: tuple[tuple[int, ...], str]  # shape and dtype
-    recv_count: tuple[int]  # shape
-    parts: PartsLayout
-    scales: tuple[tuple[int, int, int], str] | None  # of recv_x_scales
+    launches: Launches
+    make: Make  # recv_x, recv_count, parts and, with FP8, recv_x_scales
+    handle_sizes: tuple[int, int, int]
 
 
 def low_latency_dispatch(
-    memory: NodeMemory,
-    x: Array,
-    topk_idx: Array,
-    options: Options,
-    cumulative_local_expert_recv_stats: MaybeArray,
-    dispatch_wait_recv_cost_stats: MaybeArray,
-    async_finish: bool,
-    return_recv_hook: bool,
-    topk_weights: MaybeArray,
+    memory: NodeMemory, given: tuple[Any, ...], options: tuple[Any, ...]
 ) -> tuple[Any, Array, LowLatencyHandle, EventOverlap, Hook | None]:
-    """See Buffer.low_latency_dispatch."""
+    """See Buffer.low_latency_dispatch; given and options as in Given and Options."""
     runtime, mode = memory.runtime, checks.mode_of(memory, VERB)
     memory.check_faults()
     call = mode.next_call(VERB)
+    seen, key, plan = find_plan(runtime, mode.dispatch_plans, given, options)
+    if plan is None:
+        plan = _checked_plan(memory, mode, Given(*given), Options(*options))
+        keep_plan(mode.dispatch_plans, key, plan, MAX_PLANS)
+    x, topk_idx, weights, recv_stats, cost_stats = seen or runtime.arguments(given)
+
+    shape = plan.shape
+    arrays, (rows, count, of_handle, *scale_rows) = plan.make(given[0])
+    recv_x, recv_count, parts, *scales = arrays
+    if not shape.deduplicate:
+        of_handle += NO_MESSAGES
+    src_info, layout_range, *messages = of_handle
+    outputs = rows, scale_rows[0] if scales else 0, src_info, layout_range, count, recv_stats, cost_stats, *messages
+    if scales:
+        recv_x = recv_x, scales[0]
+    memory.compare_call(VERB, lambda: _alike(Options(*options), shape.hidden))
+    mode.shape = shape
+    event, hook = run_call(
+        memory, call, plan.launches, (*outputs, x, topk_idx, weights), (given, arrays), options[-2], options[-1]
+    )
+    handle = LowLatencyHandle.of_dispatch(parts, of_handle, plan.handle_sizes, call, shape.num_topk, given[2])
+    return recv_x, recv_count, handle, event, hook
+
+
+def _alike(options: Options, hidden: int) -> dict[str, object]:
+    """What all ranks must pass alike."""
+    of_plan = dict(zip(options._fields, options[:OPTIONS_OF_PLAN], strict=False))
+    return {**of_plan, "hidden": hidden, "hook": options.return_recv_hook}
+
+
+# Validate
+
+
+def _checked_plan(memory: NodeMemory, mode: LowLatencyMemory, given: Given, options: Options) -> Plan:
+    """Check everything; the plan for this call, and for later ones with such arrays and these options."""
+    runtime = memory.runtime
+    x, topk_idx, topk_weights, cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats = given
     integer("num_max_dispatch_tokens_per_rank", options.num_max_tokens, 1)  # 4.0 would find the plan of 4
     checks.num_experts(mode, options.num_experts)
     flags(
@@ -86,12 +118,13 @@ def low_latency_dispatch(
     )
     x_size: Any = getattr(x, "shape", None)
     choices_size: Any = getattr(topk_idx, "shape", None)
-    plan = mode.plan((VERB, x_size, choices_size, *options), lambda: _plan(memory, mode, x, topk_idx, options))
+    key = VERB, type(x), x_size, choices_size, *options[:OPTIONS_OF_PLAN]
+    plan = mode.plan(key, lambda: _plan(memory, mode, x, topk_idx, options))
     shape = plan.shape
     validate.array(runtime, "x", x, "bfloat16", x_size)
     validate.row_alignment(runtime, "x", x)
     validate.array(runtime, "topk_idx", topk_idx, "int64", choices_size)
-    check_options(VERB, async_finish, return_recv_hook)
+    check_options(VERB, options.async_finish, options.return_recv_hook)
     if cumulative_local_expert_recv_stats is not None:
         size = (shape.num_experts // shape.num_ranks,)
         name = "cumulative_local_expert_recv_stats"
@@ -104,39 +137,7 @@ def low_latency_dispatch(
         _check_weights(runtime, options.deduplicate, topk_weights, choices_size)
     if validate.may_read(memory, None):
         checks.choices(runtime.contents(topk_idx), shape.num_experts)
-
-    recv_x = runtime.empty(*plan.recv_x, x)
-    recv_x_scales: MaybeArray = None
-    if plan.scales is not None:
-        recv_x_scales = runtime.empty_by_columns(*plan.scales, x)
-    recv_count = runtime.empty(plan.recv_count, "int32", x)
-    parts = runtime.empty_parts(plan.parts, x)
-    messages = NO_MESSAGES
-    if options.deduplicate:
-        messages = tuple(parts.argument(i) for i in range(NUM_MESSAGES, MESSAGE_WEIGHTS + 1))
-    outputs = DispatchOutputs(
-        recv_x,
-        recv_x_scales,
-        parts.argument(SRC_INFO),
-        parts.argument(LAYOUT_RANGE),
-        recv_count,
-        cumulative_local_expert_recv_stats,
-        dispatch_wait_recv_cost_stats,
-        *messages,
-    )
-    inputs = DispatchInputs(x, topk_idx, topk_weights)
-
-    memory.compare_call(VERB, lambda: {**options._asdict(), "hidden": shape.hidden, "hook": return_recv_hook})
-    mode.shape = shape
-    event, hook = run_call(memory, call, plan.kernel, outputs, inputs, async_finish, return_recv_hook)
-    handle = LowLatencyHandle(
-        parts, shape.num_max_tokens, shape.hidden, shape.num_experts, call, shape.num_topk, topk_weights
-    ).seal()
-    received = recv_x if recv_x_scales is None else (recv_x, recv_x_scales)
-    return received, recv_count, handle, event, hook
-
-
-# Validate
+    return plan
 
 
 def _plan(memory: NodeMemory, mode: LowLatencyMemory, x: Array, topk_idx: Array, options: Options) -> Plan:
@@ -175,11 +176,12 @@ def _plan(memory: NodeMemory, mode: LowLatencyMemory, x: Array, topk_idx: Array,
         refuse("hidden size of x", hidden, f"so small that two tokens fit into {runtime.max_smem_bytes} bytes")
     groups = num_groups(num_experts, mode.num_blocks, num_threads)
     sizes = DispatchSizes(num_tokens, num_topk, groups, int(options.round_scale), int(options.use_ue8m0))
-    args = mode.network, mode.work, memory.bounds, shape, sizes
-    kernel = runtime.prepare(mode.kernel(dispatch_kernel), mode.num_blocks, num_threads, smem_bytes, *args)
+    launches = mode.prepare(dispatch_kernel, num_threads, smem_bytes, memory.bounds, shape, sizes)
     rows = (num_experts // mode.num_ranks, mode.num_ranks * num_max_tokens, hidden)
     recv_x = (rows, "float8_e4m3fn" if options.use_fp8 else "bfloat16")
-    return Plan(shape, kernel, recv_x, rows[:1], _parts(shape), _scales(shape, options))
+    wanted: tuple[Wanted | ByColumns | PartsLayout, ...]
+    wanted = recv_x, (rows[:1], "int32"), _parts(shape), *_scales(shape, options)
+    return Plan(shape, launches, runtime.prepare_empty(wanted, x), (num_max_tokens, hidden, num_experts))
 
 
 def _parts(shape: LowLatencyShape) -> PartsLayout:
@@ -196,15 +198,12 @@ def _parts(shape: LowLatencyShape) -> PartsLayout:
     return PartsLayout.of(*parts)
 
 
-def _scales(shape: LowLatencyShape, options: Options) -> tuple[tuple[int, int, int], str] | None:
+def _scales(shape: LowLatencyShape, options: Options) -> tuple[ByColumns, ...]:
     if not options.use_fp8:
-        return None
+        return ()
     columns, dtype = (COLUMNS_PER_WORD, "int32") if options.use_ue8m0 else (COLUMNS_PER_SCALE, "float32")
-    return (
-        shape.num_experts // shape.num_ranks,
-        shape.num_ranks * shape.num_max_tokens,
-        shape.hidden // columns,
-    ), dtype
+    num_rows = shape.num_ranks * shape.num_max_tokens
+    return (ByColumns((shape.num_experts // shape.num_ranks, num_rows, shape.hidden // columns), dtype),)
 
 
 def _check_scales(options: Options, hidden: int) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from nbep.host.runtime.base import Array, MaybeArray, Parts
+from nbep.host.runtime.base import Array, MaybeArray
+from nbep.host.runtime.new_arrays import Parts
 
 # The arrays of a dispatch that are made as one piece of memory; the last four only with deduplicate
 SRC_INFO, LAYOUT_RANGE, NUM_MESSAGES, MESSAGE_SRC_IDX, MESSAGE_ROWS, MESSAGE_WEIGHTS = range(6)
+NO_MESSAGES = (0, 0, 0, 0)  # addresses of what is not there
 
 
 class LowLatencyHandle:
@@ -23,7 +25,7 @@ class LowLatencyHandle:
     topk_weights  with deduplicate: those that went with the tokens
     """
 
-    __slots__ = ("_arrays", "_call", "_num_topk", "_sizes", "_topk_weights")
+    __slots__ = ("_arguments", "_arrays", "_call", "_num_topk", "_sizes", "_topk_weights")
 
     def __init__(
         self,
@@ -40,6 +42,18 @@ class LowLatencyHandle:
         self._call = call
         self._num_topk = num_topk
         self._topk_weights = topk_weights
+        self._arguments: tuple[Any, ...] | None = None
+
+    @classmethod
+    def of_dispatch(
+        cls, parts: Parts, arguments: Any, sizes: tuple[int, int, int], call: Any, num_topk: int, weights: MaybeArray
+    ) -> LowLatencyHandle:
+        """What a dispatch has put together. arguments: of its arrays, for the combine kernel"""
+        handle = cls.__new__(cls)
+        handle._arrays, handle._sizes, handle._call = parts, sizes, call
+        handle._num_topk, handle._topk_weights = num_topk, weights
+        handle._arguments = arguments
+        return handle
 
     @property
     def src_info(self) -> Array:
@@ -81,27 +95,17 @@ class LowLatencyHandle:
     @property
     def is_as_made(self) -> bool:
         """Whether all of it is what its dispatch has put together."""
-        return self._call is not None and self._call.handle_parts == self._parts
-
-    def seal(self) -> LowLatencyHandle:
-        """Let its dispatch remember what it is made of."""
-        self._call.handle_parts = self._parts
-        return self
-
-    @property
-    def _parts(self) -> tuple[Any, ...]:
-        return id(self._arrays), *self._sizes, self._num_topk, id(self._topk_weights)
+        return self._arguments is not None
 
     @property
     def arguments(self) -> tuple[Any, ...]:
         """What the combine kernel takes of it: recv_src_info, recv_layout_range, and of messages."""
-        arrays = self._arrays
-        if isinstance(arrays, tuple):
-            return (*arrays, None, None, None, None)
-        if self.num_topk == 0:
-            return arrays.argument(SRC_INFO), arrays.argument(LAYOUT_RANGE), None, None, None, None
-        messages = (arrays.argument(i) for i in range(NUM_MESSAGES, MESSAGE_WEIGHTS + 1))
-        return (arrays.argument(SRC_INFO), arrays.argument(LAYOUT_RANGE), *messages)
+        return self._arguments or (self.src_info, self.layout_range, *NO_MESSAGES)
+
+    @property
+    def arrays(self) -> Any:
+        """What keeps them alive."""
+        return self._arrays
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._as_tuple())

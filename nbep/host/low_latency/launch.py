@@ -7,13 +7,13 @@ return_recv_hook   send, on the current stream; the hook launches receive on the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from nbep.device.kernels.low_latency.journal import BOTH_PHASES, RECV_PHASE, SEND_PHASE
 from nbep.host.arguments import flags, refuse
 from nbep.host.events import EventOverlap
-from nbep.host.low_latency.memory import LowLatencyCall
+from nbep.host.low_latency.memory import Launches, LowLatencyCall
 from nbep.host.runtime.base import PreparedLaunch
 from nbep.host.symmetric import NodeMemory
 
@@ -29,29 +29,35 @@ def check_options(verb: str, async_finish: bool, return_recv_hook: bool) -> None
 def run_call(
     memory: NodeMemory,
     call: LowLatencyCall,
-    kernel: PreparedLaunch,
-    outputs: Any,
-    inputs: Any,
+    launches: Launches,
+    arguments: Sequence[Any],
+    arrays: Sequence[Any],
     async_finish: bool,
     return_recv_hook: bool,
 ) -> tuple[EventOverlap, Hook | None]:
-    """Make a call.
+    """Make a call. arguments: of the kernel's outputs and inputs; arrays: those that these are of
 
     Returns: the event, empty unless async_finish; the hook, None unless return_recv_hook
     """
     mode: Any = memory.low_latency
     mode.begin(call)
+    if return_recv_hook:
+        on_current_stream(memory, launches[call.half, SEND_PHASE], arguments, arrays)
+        return EventOverlap(), _hook(memory, call, launches[call.half, RECV_PHASE], arguments, arrays)
+    call.is_received = True
+    both = launches[call.half, BOTH_PHASES]
     if async_finish:
         memory.comm_stream.wait_current_stream()
         mode.order(memory.comm_stream)
-        kernel.launch(memory.comm_stream, outputs, inputs, mode.phases(call, BOTH_PHASES))
+        both.launch(memory.comm_stream, *arguments, keep=arrays)
         return memory.finish(True), None
-    phases = mode.phases(call, SEND_PHASE if return_recv_hook else BOTH_PHASES)
-    on_current_stream(memory, kernel, outputs, inputs, phases)
-    return EventOverlap(), _hook(memory, call, kernel, outputs, inputs) if return_recv_hook else None
+    on_current_stream(memory, both, arguments, arrays)
+    return EventOverlap(), None
 
 
-def on_current_stream(memory: NodeMemory, kernel: PreparedLaunch, *args: Any) -> None:
+def on_current_stream(
+    memory: NodeMemory, kernel: PreparedLaunch, arguments: Sequence[Any] = (), arrays: Sequence[Any] = ()
+) -> None:
     """Launch on the caller's current stream, whose later work comes after it."""
     mode: Any = memory.low_latency
     runtime = memory.runtime
@@ -60,11 +66,13 @@ def on_current_stream(memory: NodeMemory, kernel: PreparedLaunch, *args: Any) ->
         stream = memory.comm_stream
         stream.wait_current_stream()
     mode.order(stream)
-    kernel.launch(stream, *args)
+    kernel.launch(stream, *arguments, keep=arrays)
     runtime.settle(stream)
 
 
-def _hook(memory: NodeMemory, call: LowLatencyCall, kernel: PreparedLaunch, outputs: Any, inputs: Any) -> Hook:
+def _hook(
+    memory: NodeMemory, call: LowLatencyCall, kernel: PreparedLaunch, arguments: Sequence[Any], arrays: Sequence[Any]
+) -> Hook:
     def hook() -> None:
         """Receive: the results are there for what the current stream does next.
 
@@ -77,7 +85,7 @@ def _hook(memory: NodeMemory, call: LowLatencyCall, kernel: PreparedLaunch, outp
         if call.is_forgotten:
             refuse("hook", f"that of {call} after clean_low_latency_buffer", "called before it")
         memory.check_faults()
-        mode: Any = memory.low_latency
-        on_current_stream(memory, kernel, outputs, inputs, mode.phases(call, RECV_PHASE))
+        call.is_received = True
+        on_current_stream(memory, kernel, arguments, arrays)
 
     return hook

@@ -24,7 +24,7 @@ def query_mask_buffer(memory: NodeMemory, mask_status: Array) -> None:
     """See Buffer.low_latency_query_mask_buffer."""
     mode = _mode(memory, "low_latency_query_mask_buffer")
     validate.array(memory.runtime, "mask_status", mask_status, "int32", (mode.num_ranks,))
-    _launch(memory, query_kernel, ((mask_status,),), mode.mask, mode.num_ranks)
+    _launch(memory, query_kernel, (mask_status,), mode.mask, mode.num_ranks)
 
 
 def update_mask_buffer(memory: NodeMemory, rank_to_mask: int, mask: bool) -> None:
@@ -52,5 +52,6 @@ def _mode(memory: NodeMemory, verb: str) -> LowLatencyMemory:
     return mode
 
 
-def _launch(memory: NodeMemory, kernel: Any, first_args: tuple[Any, ...], *last_args: Any) -> None:
-    on_current_stream(memory, memory.runtime.prepare(kernel, 1, WARP, 0, *last_args), *first_args)
+def _launch(memory: NodeMemory, kernel: Any, arrays: tuple[Any, ...], *last_args: Any) -> None:
+    runtime = memory.runtime
+    on_current_stream(memory, runtime.prepare(kernel, 1, WARP, 0, *last_args), runtime.arguments(arrays), arrays)

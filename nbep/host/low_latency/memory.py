@@ -16,12 +16,14 @@ from nbep.device.kernels.low_latency.clean_low_latency_buffer import clean_low_l
 from nbep.device.kernels.low_latency.combine import low_latency_combine
 from nbep.device.kernels.low_latency.dispatch import low_latency_dispatch
 from nbep.device.kernels.low_latency.journal import (
+    BOTH_PHASES,
     JOURNAL_WORDS,
     NEXT_HALF,
     NUM_COUNTS,
     NUM_SLOTS,
     RECEIVED_HALF,
     RECV_PHASE,
+    SEND_PHASE,
     SENT_HALF,
     SLOT_WORDS,
     USES,
@@ -43,8 +45,9 @@ from nbep.device.layout.low_latency import (
 from nbep.device.network import sends_from_buffer
 from nbep.host.arguments import refuse
 from nbep.host.faults import unread_error
+from nbep.host.plans import keep_plan
 from nbep.host.rdma import RdmaMemory
-from nbep.host.runtime.base import Kernel, Stream
+from nbep.host.runtime.base import Kernel, PreparedLaunch, Stream
 
 MAX_PLANS = 1024
 KERNELS: tuple[Kernel, ...] = (low_latency_dispatch, low_latency_combine, clean_low_latency_buffer, update_mask_buffer)
@@ -62,6 +65,7 @@ JOURNAL_NAMES = {
 }
 
 Plan = TypeVar("Plan")
+Launches = dict[tuple[int, int], PreparedLaunch]  # by half and phases
 
 
 def describe_workspace(offset: int) -> str:
@@ -84,6 +88,8 @@ class LowLatencyCall:
     `is_forgotten` if clean_low_latency_buffer came before that; `owner` is the memory that it was made with.
     """
 
+    __slots__ = ("half", "is_forgotten", "is_received", "number", "owner", "verb")
+
     def __init__(self, owner: LowLatencyMemory, verb: str, number: int, half: int):
         self.owner = owner
         self.verb = verb
@@ -91,7 +97,6 @@ class LowLatencyCall:
         self.half = half
         self.is_received = False
         self.is_forgotten = False
-        self.handle_parts: tuple[Any, ...] = ()  # of a dispatch
 
     def __str__(self) -> str:
         return f"{self.verb} (low-latency call {self.number})"
@@ -120,6 +125,8 @@ class LowLatencyMemory:
         self._halves: list[LowLatencyCall | None] = [None] * NUM_HALVES  # who used each half last
         self.zero_copy_number = -1  # of the call that the zero-copy buffer was handed out for
         self.plans: dict[Any, Any] = {}
+        self.dispatch_plans: dict[Any, Any] = {}  # for calls that need not be checked again: see host.plans
+        self.combine_plans: dict[Any, Any] = {}
         self._last_stream: Stream | None = None
         self._taken_by: str | None = None  # the verb between nodes that has used the buffer last, since it was cleaned
 
@@ -155,8 +162,9 @@ class LowLatencyMemory:
         Raises: ValueError if the call before the last, which used the same half, has not been received, or a call of
                 the normal mode has used the buffer
         """
-        self.check_own(verb)
-        half = self.next_half
+        if self._taken_by is not None:
+            self.check_own(verb)
+        half = self._num_calls % NUM_HALVES
         holder = self._halves[half]
         if holder is not None and not holder.is_received:
             self._refuse_held(verb, holder)
@@ -210,11 +218,23 @@ class LowLatencyMemory:
     def _refuse_held(verb: str, holder: LowLatencyCall) -> NoReturn:
         refuse(verb, f"a third call under way: the hook of {holder} has not been called", "made after that hook")
 
-    def phases(self, call: LowLatencyCall, phases: int) -> Call:
-        """The kernels' argument for these phases of a call."""
-        if phases & RECV_PHASE:
-            call.is_received = True
-        return Call(self.num_rdma_bytes, self.share_bytes, call.half, phases)
+    def prepare(self, kernel: Kernel, num_threads: int, smem_bytes: int, *last_args: Any) -> Launches:
+        """The launches of dispatch or combine; last_args are those after the workspace."""
+        kernel = self.kernel(kernel)
+        return {
+            (half, phases): self.runtime.prepare(
+                kernel,
+                self.num_blocks,
+                num_threads,
+                smem_bytes,
+                Call(self.num_rdma_bytes, self.share_bytes, half, phases),
+                self.network,
+                self.work,
+                *last_args,
+            )
+            for half in range(NUM_HALVES)
+            for phases in (SEND_PHASE, RECV_PHASE, BOTH_PHASES)
+        }
 
     def plan(self, key: Any, make: Callable[[], Plan]) -> Plan:
         """What a call needs that depends on its sizes and options alone: checked and worked out once for each key."""
@@ -224,9 +244,7 @@ class LowLatencyMemory:
             return make()
         if found is None:
             found = make()
-            if len(self.plans) >= MAX_PLANS:
-                self.plans.clear()
-            self.plans[key] = found
+            keep_plan(self.plans, key, found, MAX_PLANS)
         return found
 
     def check_size(self, shape: LowLatencyShape) -> None:
@@ -245,6 +263,8 @@ class LowLatencyMemory:
     def order(self, stream: Stream) -> None:
         """Let what is launched on a stream next come behind the calls before it, which may be on another stream."""
         last = self._last_stream
+        if last is stream:
+            return
         if last is not None and last.key != stream.key and not self.runtime.is_capturing:
             stream.wait(last.record())
         self._last_stream = stream

@@ -8,7 +8,7 @@ from nbep.host.events import EventOverlap
 from nbep.host.low_latency import masks
 from nbep.host.low_latency.clean import clean_low_latency_buffer
 from nbep.host.low_latency.combine import get_next_low_latency_combine_buffer, low_latency_combine
-from nbep.host.low_latency.dispatch import Options, low_latency_dispatch
+from nbep.host.low_latency.dispatch import low_latency_dispatch
 from nbep.host.low_latency.handle import LowLatencyHandle
 from nbep.host.low_latency.launch import Hook
 from nbep.host.low_latency.size import low_latency_rdma_size_hint
@@ -90,14 +90,17 @@ class LowLatencyVerbs:
         """
         return low_latency_dispatch(
             self._usable("low_latency_dispatch"),
-            x,
-            topk_idx,
-            Options(num_max_dispatch_tokens_per_rank, num_experts, use_fp8, round_scale, use_ue8m0, deduplicate),
-            cumulative_local_expert_recv_stats,
-            dispatch_wait_recv_cost_stats,
-            async_finish,
-            return_recv_hook,
-            topk_weights,
+            (x, topk_idx, topk_weights, cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats),
+            (
+                num_max_dispatch_tokens_per_rank,
+                num_experts,
+                use_fp8,
+                round_scale,
+                use_ue8m0,
+                deduplicate,
+                async_finish,
+                return_recv_hook,
+            ),
         )
 
     def low_latency_combine(
@@ -133,16 +136,9 @@ class LowLatencyVerbs:
         """
         return low_latency_combine(
             self._usable("low_latency_combine"),
-            x,
-            topk_idx,
-            topk_weights,
+            (x, topk_idx, topk_weights, out, combine_wait_recv_cost_stats),
             handle,
-            use_logfmt,
-            zero_copy,
-            async_finish,
-            return_recv_hook,
-            out,
-            combine_wait_recv_cost_stats,
+            (use_logfmt, zero_copy, async_finish, return_recv_hook),
         )
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle | tuple[Any, ...]) -> Array:

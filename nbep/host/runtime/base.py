@@ -6,9 +6,8 @@ in and gets back (NumPy arrays on the emulator); its dtype is spoken of by NumPy
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import cached_property
@@ -17,7 +16,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-Array = Any
+from nbep.host.runtime.new_arrays import Array, ByColumns, Make, Parts, PartsLayout, Wanted
+
 MaybeArray = Any  # an array or None; kernels get address 0 for None
 Kernel = Callable[..., None]
 Describe = Callable[[int], str]
@@ -146,6 +146,12 @@ class Stream(ABC):
     def record(self) -> Event:
         """An event at the stream's present end."""
 
+    def hand_over(self) -> Event:
+        """As `record`, and the caller's current stream waits for the event at once."""
+        event = self.record()
+        event.current_stream_wait()
+        return event
+
     @abstractmethod
     def wait(self, event: Event) -> None:
         """Later work of this stream starts after the event."""
@@ -163,41 +169,16 @@ class Stream(ABC):
         """Give the stream back. It is empty."""
 
 
-class PartsLayout(NamedTuple):
-    """Several arrays in one piece of memory: for each its first word of 4 bytes, its shape and its dtype."""
-
-    num_words: int
-    parts: tuple[tuple[int, tuple[int, ...], str], ...]
-
-    @classmethod
-    def of(cls, *parts: tuple[tuple[int, ...], str]) -> PartsLayout:
-        """The layout of arrays of these shapes and dtypes, each at a multiple of 16 bytes."""
-        placed = []
-        word = 0
-        for shape, dtype in parts:
-            placed.append((word, shape, dtype))
-            word += -(-math.prod(shape) * np.dtype(dtype).itemsize // 16) * 4
-        return cls(word, tuple(placed))
-
-
-class Parts(ABC):
-    """New arrays that are made as one piece of memory. What a launch takes costs less than the arrays."""
-
-    @abstractmethod
-    def argument(self, index: int) -> Any:
-        """What a launch takes for an array."""
-
-    @abstractmethod
-    def array(self, index: int) -> Array:
-        """The array."""
-
-
 class PreparedLaunch(ABC):
     """A kernel with its launch size and its last arguments, which stay as they are from call to call."""
 
     @abstractmethod
-    def launch(self, stream: Stream, *first_args: Any) -> None:
-        """Start the kernel with first_args and then the arguments that it was prepared with, as Runtime.launch."""
+    def launch(self, stream: Stream, *first: Any, keep: Sequence[Any] = ()) -> None:
+        """Start the kernel with these arguments and then those that it was prepared with, as Runtime.launch.
+
+        first: of its first parameters, the fields of NamedTuples one by one; for an array what `arguments` gives
+        keep: those arrays, or what holds them: they stay alive until the launch is done
+        """
 
 
 class NicDevice(ABC):
@@ -366,6 +347,32 @@ class Runtime(ABC):
     def empty_by_columns(self, shape: tuple[int, int, int], dtype: str, like: Array) -> Array:
         """As `empty`, but neighbours in the second dimension lie side by side in memory, not those in the last."""
 
+    def prepare_empty(self, wanted: Sequence[Wanted | ByColumns | PartsLayout], like: Array) -> Make:
+        """What makes such arrays at once, for calls whose arrays are of the kind of `like`."""
+
+        def make(like: Array) -> tuple[list[Any], list[Any]]:
+            arrays: list[Any] = []
+            for each in wanted:
+                empty: Any = self.empty
+                if isinstance(each, (ByColumns, PartsLayout)):
+                    empty = self.empty_by_columns if isinstance(each, ByColumns) else self.empty_parts
+                arrays.append(empty(each, like) if isinstance(each, PartsLayout) else empty(*each, like))
+            return arrays, [each.arguments if isinstance(each, Parts) else self.arguments([each])[0] for each in arrays]
+
+        return make
+
+    def look_at(self, arrays: Sequence[MaybeArray]) -> tuple[tuple[Any, ...], list[Any]] | None:
+        """What can be said of arrays at a glance, if they are of this target. None: it takes a closer look.
+
+        Returns: class, shape, dtype, gaps and alignment of each, or None for one that is not given: what is right with
+                 some arrays is right with all of their kinds; and what a launch takes for each
+        """
+        return None
+
+    def arguments(self, arrays: Sequence[MaybeArray]) -> list[Any]:
+        """What a launch takes for arrays: they themselves, or their addresses, and then somebody has to keep them."""
+        return list(arrays)
+
     def lend(self, array: Array, lease: Any) -> Array:
         """The array, as the caller gets it who may use it until a `lent.Lease` ends. The emulator finds later uses."""
         return array
@@ -418,7 +425,7 @@ class Runtime(ABC):
     def prepare(self, kernel: Kernel, grid: int, block: int, smem_bytes: int, *last_args: Any) -> PreparedLaunch:
         """For launches of one of nbep's own kernels that cost the host as little as can be.
 
-        last_args are numbers and addresses, no arrays.
+        last_args are numbers, addresses and arrays, which the caller keeps alive while it launches with them.
         """
 
     @abstractmethod

@@ -6,7 +6,7 @@ The host reads arrays at once, so the host itself is the rank's current stream: 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -14,7 +14,7 @@ import ml_dtypes  # noqa: F401 - registers bfloat16 and float8_e4m3fn with NumPy
 import numpy as np
 
 from nbep.device.jit import spec_of
-from nbep.device.types import unflatten_args
+from nbep.device.types import flatten_args, unflatten_args
 from nbep.emulator import World
 from nbep.emulator.machine.memory import OFFSET_MASK
 from nbep.host.dtypes import native_name
@@ -28,8 +28,6 @@ from nbep.host.runtime.base import (
     Kernel,
     Memory,
     NicDevice,
-    Parts,
-    PartsLayout,
     PolledMemory,
     PreparedLaunch,
     Reach,
@@ -41,6 +39,7 @@ from nbep.host.runtime.cpu_tensors import CpuTensors, in_backward_pass, is_torch
 from nbep.host.runtime.cuda.arrays import numpy_dtype
 from nbep.host.runtime.launches import check_launch
 from nbep.host.runtime.lent import check, lend
+from nbep.host.runtime.new_arrays import Parts, PartsLayout
 
 WARP = 32
 UNWRITTEN = 0xCC  # every byte of a new array; -1.07e8 in bf16 and in float32
@@ -226,8 +225,9 @@ class EmulatedParts(Parts):
     def __init__(self, arrays: list[Array]):
         self._arrays = arrays
 
-    def argument(self, index: int) -> Any:
-        return self._arrays[index]
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        return tuple(self._arrays)
 
     def array(self, index: int) -> Array:
         return self._arrays[index]
@@ -237,10 +237,11 @@ class EmulatedPreparedLaunch(PreparedLaunch):
     def __init__(self, runtime: Runtime, what: tuple[Kernel, int, int, int], last_args: tuple[Any, ...]):
         self._runtime = runtime
         self._what = what
-        self._last_args = last_args
+        self._last_leaves = flatten_args(last_args)
 
-    def launch(self, stream: Stream, *first_args: Any) -> None:
-        self._runtime.launch(stream, *self._what, *first_args, *self._last_args)
+    def launch(self, stream: Stream, *first: Any, keep: Sequence[Any] = ()) -> None:
+        args = unflatten_args(self._what[0], [*first, *self._last_leaves])
+        self._runtime.launch(stream, *self._what, *args)
 
 
 class EmulatorRuntime(Runtime):

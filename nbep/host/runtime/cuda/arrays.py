@@ -5,8 +5,9 @@ None of the three is imported here: a value's own class tells which library it i
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
@@ -15,6 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from nbep.host.dtypes import native_name
+from nbep.host.runtime.new_arrays import ByColumns
 
 NUMPY_DTYPES = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
@@ -72,6 +74,29 @@ class TorchArrays:
         return like.new_empty_strided(shape, (rows * columns, 1, rows), dtype=TorchArrays.dtype(dtype))
 
     @staticmethod
+    def prepare_empty(wanted: Sequence[tuple[tuple[int, ...], str]]) -> Callable[[Any], tuple[list[Any], list[Any]]]:
+        """What makes such arrays, on the device of another one. wanted: shapes and dtypes; maybe ByColumns"""
+        torch = sys.modules["torch"]
+        make_one = _maker_of_one(torch)
+        places = []
+        for each in wanted:
+            shape, dtype = each
+            inner = [(*shape[i + 1 :], 1) for i in range(len(shape))]
+            strides = tuple(math.prod(max(1, size) for size in sizes) for sizes in inner)
+            if isinstance(each, ByColumns):
+                strides = strides[0], 1, max(1, shape[1])
+            places.append((shape, strides, TorchArrays.dtype(dtype)))
+
+        def make(like: Any) -> tuple[list[Any], list[Any]]:
+            if make_one is not None and like.get_device() == torch._C._cuda_getDevice():
+                arrays = [make_one(shape, strides, dtype) for shape, strides, dtype in places]
+            else:
+                arrays = [like.new_empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in places]
+            return arrays, [array.data_ptr() for array in arrays]
+
+        return make
+
+    @staticmethod
     @cache
     def dtype(name: str) -> Any:
         return getattr(sys.modules["torch"], name)
@@ -82,6 +107,21 @@ class TorchArrays:
         for array in arrays:
             array.record_stream(stream)
         return True
+
+
+@cache
+def _maker_of_one(torch: Any) -> Any:
+    """A function (shape, strides, dtype) of torch that goes around its dispatcher, or None if this torch has none.
+
+    It is what the programs call that torch compiles. It takes the current device.
+    """
+    try:
+        make_one = torch._C._dynamo.guards._empty_strided_cuda
+        array = make_one((2, 3), (1, 2), torch.int64)
+        as_asked = tuple(array.shape) == (2, 3) and tuple(array.stride()) == (1, 2) and array.dtype is torch.int64
+        return make_one if as_asked and array.is_cuda else None
+    except (AttributeError, TypeError, RuntimeError):  # it is not for others to call, and may change
+        return None
 
 
 class CupyArrays:
@@ -206,6 +246,11 @@ def _find_pointer(array: Any) -> int:
 
 
 _pointer_of_class: dict[type, Any] = {}
+
+
+def arguments_of(leaves: Iterable[Any]) -> list[int]:
+    """What the driver gets for arrays, addresses and None."""
+    return [leaf if leaf.__class__ is int else 0 if leaf is None else pointer_of(leaf) for leaf in leaves]
 
 
 class DeviceSpan:

@@ -21,8 +21,9 @@ import os
 import struct
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -127,13 +128,9 @@ class ParameterBlock:
     def pack(self, leaves: Sequence[Any]) -> None:
         self._format.pack_into(self._bytes, 0, *leaves)
 
-    def first(self, num_params: int) -> struct.Struct:
-        """The format of the first parameters alone, for `pack_first`."""
-        return struct.Struct(param_format(self._params[:num_params]))
-
-    def pack_first(self, first: struct.Struct, leaves: Sequence[Any]) -> None:
-        """Pack only the first parameters; the others stay as they are."""
-        first.pack_into(self._bytes, 0, *leaves)
+    def packer(self, num_params: int) -> Callable[..., None]:
+        """A function that takes the first parameters and packs only those; the others stay as they are."""
+        return partial(struct.Struct(param_format(self._params[:num_params])).pack_into, self._bytes, 0)
 
 
 class SharedMemoryLimit:

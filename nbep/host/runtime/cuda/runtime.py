@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -22,23 +22,30 @@ from cuda.bindings import driver as cu
 from nbep.device.compile import load_kernels
 from nbep.device.jit import spec_of
 from nbep.device.primitives.tma import SM90
+from nbep.device.protocols.copies import VEC_BYTES
 from nbep.device.types import flatten_args
 from nbep.host.runtime.base import (
     Array,
     Describe,
     HandleType,
     Kernel,
+    MaybeArray,
     Memory,
     NicDevice,
-    Parts,
-    PartsLayout,
     PreparedLaunch,
     Reach,
     Runtime,
     Stream,
     SymmetricMemory,
 )
-from nbep.host.runtime.cuda.arrays import current_stream_handle, library_of, on_stream, pointer_of
+from nbep.host.runtime.cuda.arrays import (
+    TorchArrays,
+    arguments_of,
+    current_stream_handle,
+    library_of,
+    on_stream,
+    pointer_of,
+)
 from nbep.host.runtime.cuda.driver import Device, check
 from nbep.host.runtime.cuda.launcher import Card, LoadedKernel, ParameterBlock, source_key
 from nbep.host.runtime.cuda.memory import DeviceMemory, HostVisibleMemory
@@ -46,6 +53,7 @@ from nbep.host.runtime.cuda.nic import CudaNic
 from nbep.host.runtime.cuda.peers import SYMMETRIC_MEMORY
 from nbep.host.runtime.cuda.streams import CudaStream, HostWait, idle_streams, is_capturing
 from nbep.host.runtime.launches import check_launch
+from nbep.host.runtime.new_arrays import ByColumns, Make, Parts, PartsLayout, Wanted
 
 
 class SharedDevice:
@@ -83,16 +91,21 @@ class SharedDevice:
 class CudaParts(Parts):
     """One array of words; the others are views of it, made when they are asked for."""
 
+    __slots__ = ("_arrays", "_layout", "_words")
+
     def __init__(self, layout: PartsLayout, words: Array):
         self._layout = layout
         self._words = words
-        self._address = pointer_of(words)
-        self._arrays: dict[int, Array] = {}
+        self._arrays: dict[int, Array] | None = None
 
-    def argument(self, index: int) -> Any:
-        return self._address + 4 * self._layout.parts[index][0]
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        address = pointer_of(self._words)
+        return tuple([address + offset for offset in self._layout.offsets])
 
     def array(self, index: int) -> Array:
+        if self._arrays is None:
+            self._arrays = {}
         if index not in self._arrays:
             first, shape, dtype = self._layout.parts[index]
             num_words = math.prod(shape) * np.dtype(dtype).itemsize // 4
@@ -112,41 +125,27 @@ class CudaPreparedLaunch(PreparedLaunch):
         self._parameters = ParameterBlock(loaded.spec.params)
         num_first = len(loaded.spec.params) - len(last)
         self._parameters.pack([0] * num_first + last)
-        self._first = self._parameters.first(num_first)
+        self._pack_first = self._parameters.packer(num_first)
         self._turn = threading.Lock()  # of the threads that launch
         self._configs: dict[int, Any] = {}  # by stream
         queues = loaded.queues - num_first
         self._nic = nics.get(last[queues]) if queues >= 0 else None
 
-    def launch(self, stream: Stream, *first_args: Any) -> None:
-        assert isinstance(stream, CudaStream)
-        addresses: list[int] = []
-        arrays: list[Any] = []
-        for arg in first_args:
-            for leaf in arg if isinstance(arg, tuple) else (arg,):
-                if leaf is None:
-                    addresses.append(0)
-                elif leaf.__class__ is int:
-                    addresses.append(leaf)
-                else:
-                    addresses.append(pointer_of(leaf))
-                    arrays.append(leaf)
+    def launch(self, stream: Any, *first: Any, keep: Sequence[Any] = ()) -> None:
         config = self._configs.get(stream.handle)
         if config is None:
             config = self._configs[stream.handle] = self._loaded.config(stream.handle, *self._size)
-        if self._nic is None:
-            self._start(config, addresses)
-        else:
-            with self._nic.beside(stream):
-                self._start(config, addresses)
-        if not stream.is_callers:
-            stream.unrecorded += arrays
-
-    def _start(self, config: Any, addresses: list[int]) -> None:
-        with self._turn:
-            if addresses:
-                self._parameters.pack_first(self._first, addresses)
+        with self._turn if self._nic is None else self._beside_nic(stream):
+            self._pack_first(*first)
             self._loaded.start(config, self._parameters)
+        if not stream.is_callers:
+            stream.unrecorded += keep
+
+    @contextmanager
+    def _beside_nic(self, stream: Any) -> Iterator[None]:
+        assert self._nic is not None
+        with self._nic.beside(stream), self._turn:
+            yield
 
 
 class CudaRuntime(Runtime):
@@ -234,6 +233,53 @@ class CudaRuntime(Runtime):
     def empty_by_columns(self, shape: tuple[int, int, int], dtype: str, like: Array) -> Array:
         return library_of(like).empty_by_columns(shape, dtype, like)
 
+    def prepare_empty(self, wanted: Sequence[Wanted | ByColumns | PartsLayout], like: Array) -> Make:
+        library = library_of(like)
+        if library is not TorchArrays:
+            return super().prepare_empty(wanted, like)
+        layouts = [(i, each) for i, each in enumerate(wanted) if isinstance(each, PartsLayout)]
+        make: Make = library.prepare_empty(
+            [((each.num_words,), "int32") if isinstance(each, PartsLayout) else each for each in wanted]
+        )
+        if not layouts:
+            return make
+
+        def make_with_parts(like: Array) -> tuple[list[Any], list[Any]]:
+            arrays, addresses = make(like)
+            for i, layout in layouts:
+                first = addresses[i]
+                addresses[i] = tuple([first + offset for offset in layout.offsets])
+                arrays[i] = CudaParts(layout, arrays[i])
+            return arrays, addresses
+
+        return make_with_parts
+
+    def look_at(self, arrays: Sequence[MaybeArray]) -> tuple[tuple[Any, ...], list[Any]] | None:
+        kinds: list[Any] = []
+        addresses = []
+        for array in arrays:
+            if array is None:
+                kinds.append(None)
+                addresses.append(0)
+                continue
+            library = library_of(array)
+            if library is TorchArrays and array.is_cuda:  # the most frequent ones, without functions in between
+                has_gaps, address = not array.is_contiguous(), array.data_ptr()
+            elif library is not None and library.is_array(array):
+                has_gaps, address = not library.is_contiguous(array), pointer_of(array)
+            else:
+                return None
+            kinds += (array.__class__, array.shape, array.dtype)
+            if has_gaps:
+                kinds.append(library.strides(array))
+            if address % VEC_BYTES:
+                kinds.append(address % VEC_BYTES)
+            addresses.append(address)
+        return tuple(kinds), addresses
+
+    def arguments(self, arrays: Sequence[MaybeArray]) -> list[Any]:
+        return arguments_of(arrays)
+
     def dtype_like(self, dtype: str, like: Array) -> Any:
         return library_of(like).dtype(dtype)
 
@@ -298,7 +344,8 @@ class CudaRuntime(Runtime):
     def prepare(self, kernel: Kernel, grid: int, block: int, smem_bytes: int, *last_args: Any) -> PreparedLaunch:
         self.load(kernel)
         size = grid, block, smem_bytes
-        return CudaPreparedLaunch(self._kernels[kernel], size, flatten_args(last_args), self.nics)
+        leaves = [leaf if library_of(leaf) is None else pointer_of(leaf) for leaf in flatten_args(last_args)]
+        return CudaPreparedLaunch(self._kernels[kernel], size, leaves, self.nics)
 
     def load(self, kernel: Kernel) -> None:
         if kernel not in self._kernels:

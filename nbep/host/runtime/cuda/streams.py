@@ -82,7 +82,12 @@ class CudaEvent(Event):
     def keep(self, arrays: list[Any], is_captured: bool) -> None:
         """Keep the arrays alive; their caller's stream is the current one."""
         self._arrays, self._caller, self._is_captured = arrays, current_stream_handle(), is_captured
-        self._goes_to = None if is_captured else self._idle  # one that belongs to a graph is not used again
+        if not is_captured:
+            self.use_again()
+
+    def use_again(self) -> None:
+        """When nobody holds it any more. Not for one that belongs to a graph."""
+        self._goes_to = self._idle
 
     @property
     def keeps_arrays(self) -> bool:
@@ -135,14 +140,26 @@ class CudaStream(Stream):
         return self.handle
 
     def record(self) -> CudaEvent:
+        arrays, self.unrecorded = self.unrecorded, []  # another thread's that come from here on stay
         event = CudaEvent(self.handle, self._host_wait, self._idle_events)
-        if self.unrecorded:
+        if arrays:
             capturing = is_capturing(self.handle)
-            event.keep(self.unrecorded, capturing)
-            self.unrecorded = []
+            event.keep(arrays, capturing)
             if not capturing:
                 self._let_go_of_the_past()
             self._in_flight.append(event)
+        return event
+
+    def hand_over(self) -> Event:
+        if self._host_wait is not None:
+            return super().hand_over()
+        self.unrecorded = []  # what the current stream does with their memory comes after the event
+        event = CudaEvent(self.handle, None, self._idle_events)
+        order("cuStreamWaitEvent", cu.cuStreamWaitEvent(current_stream_handle(), event.event, 0))
+        if not is_capturing(self.handle):
+            event.use_again()
+            if self._in_flight:
+                self._let_go_of_the_past()
         return event
 
     def _let_go_of_the_past(self) -> None:
