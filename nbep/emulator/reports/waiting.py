@@ -83,7 +83,7 @@ def waiting_groups(world: World, here: tuple[Thread | None, FrameType | None] | 
     """
     groups: dict[tuple[Launch, tuple[Site, ...], Body], Group] = {}
     waits: dict[int, Wait] = {}
-    running = set(world.runnable)
+    running = {*world.runnable, *world.slow}
     if here is not None and here[0] is not None:
         running.add(here[0])
     for launch in sorted(world.launches, key=lambda launch: launch.rank):
