@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from ..reports.deadlock import deadlock_error, host_entry
-from ..reports.errors import EmulatorError
+from ..reports.errors import EmulatorError, Uninitialized
+from ..reports.unwritten import tell_who_writes
 from .strategies import Ready, strategy_of
 
 if TYPE_CHECKING:
@@ -189,6 +190,7 @@ class Scheduler:
     def _run_guarded(self, finished: Callable[[], bool], describe: Describe = "") -> None:
         """Run until `finished()`; an error ends everything that runs and names where it came from."""
         self.hub = getcurrent()
+        world: Any = self  # the only kind of scheduler that there is
         try:
             with few_collections():
                 if self._ready is None:
@@ -206,6 +208,8 @@ class Scheduler:
                 error.add_note(f"seed {self.seed} replays this run")
             if self.on_failure is not None:
                 self.on_failure(error)
+            if isinstance(error, Uninitialized):
+                tell_who_writes(error, world)
             self._abort()
             raise
 
@@ -330,7 +334,7 @@ class Scheduler:
 
     def _deadlock(self, describe: Describe) -> EmulatorError:
         hosts = [host_entry(host) for host in self.waiting_hosts]
-        world: Any = self  # the only kind of scheduler that there is
+        world: Any = self
         return deadlock_error(world, [*hosts, ("the host", describe)] if describe else hosts, self.streams)
 
     def _expire(self) -> bool:
