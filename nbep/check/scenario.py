@@ -41,7 +41,7 @@ class Scenario:
     least: how small they may become when a failing run is made smaller; 1 if it is not said
     kernels: whose faults it can show: names of kernels, or of folders of them
     variants: parameters that lead into all of their code, for faults
-    shapes: parameters with which seeds take turns, if nobody says any: most are small, so that many seeds take little time
+    shapes: parameters that seeds take in turn, if nobody says any: most are small, so that many seeds take little time
     lets_time_pass: waits that nothing can end are over time, as on a GPU; else that is a deadlock
     """
 

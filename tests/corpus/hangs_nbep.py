@@ -291,7 +291,7 @@ INSIDE_A_NODE = [
         (
             "rank 0: the combine receiver (kernel `combine`, block 1, warp 1, lane 1) waits: " + CHUNK,
             "It polls `shared memory`: tails[src 1] (byte 356), expects 1 or more and sees 0",
-            "Next to it, `shared memory`: tails[src 0] (byte 352) is 4, stored by rank 0, kernel `combine`, block 1, warp 0, lane 1",
+            "Next to it, `shared memory`: tails[src 0] (byte 352) is 4, stored by rank 0, kernel `combine`, block 1",
             "rank 0 combine receiver -> rank 0 combine coordinator -> rank 0 combine receiver",
         ),
     ),

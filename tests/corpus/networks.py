@@ -74,6 +74,8 @@ LOW_LATENCY = [
     race("low latency: a credit before the cells are empty", "low_latency.journal.empty_half: syncwarp", OVERLAP,
          ("no syncwarp orders the store before the atomic to " + RDMA, ": credits[half ", OTHER_LANE), ("too weak",),
          least=1),
+    race("low latency: no credit is waited for", "low_latency.journal.may_send: wait for credit", OVERLAP,
+         (RDMA, ": counts[half ", "waited for nothing that the "), ("no barrier", "too weak"), least=1),
     race("low latency: relaxed credits", "low_latency.journal.empty_half: amo_add", OVERLAP,
          (ATOMIC + RDMA, ": credits[half ", "too weak to order one store before the other", RELEASES), (LOAD, *TIES),
          least=1),

@@ -135,7 +135,7 @@ class AccessingThread(greenlet):
                 if shadow is not None and shadow.find(b"\0", offset, offset + misfit + 1) >= 0:
                     raise IndexError
         except FAULTS as fault:
-            raise explain(self, address, kind, False, False, fault) from None
+            raise explain(self, address, kind, False, False, fault, order in POLLED) from None
         if order in POLLED:
             self.polled[allocation, offset] = (allocation, offset, kind, value)
         elif order == "nc" and allocation.writable:
@@ -212,7 +212,7 @@ class AccessingThread(greenlet):
             old = view[offset >> shift] if convert is None else convert(view, offset)
             self.write(allocation, offset, kind, OPS[op](old, operand, compare), address)
         except FAULTS as fault:
-            raise explain(self, address, kind, False, allocation is self.shared, fault) from None
+            raise explain(self, address, kind, False, allocation is self.shared, fault, True) from None
         finally:
             if lock is not None:
                 lock.release()
@@ -244,7 +244,7 @@ class AccessingThread(greenlet):
                 if shadow is not None and shadow.find(b"\0", address, address + misfit + 1) >= 0:
                     raise IndexError
         except FAULTS as fault:
-            raise explain(self, address, kind, False, True, fault) from None
+            raise explain(self, address, kind, False, True, fault, order in POLLED) from None
         if order in POLLED:
             self.polled[allocation, address] = (allocation, address, kind, value)
         return value

@@ -28,7 +28,7 @@ from ..machine.memory import Allocation
 from ..machine.thread import Thread
 from ..machine.warp import Warp
 from ..reports.errors import Uninitialized
-from ..reports.faults import error_at, explain, who_and_where
+from ..reports.faults import explain, who_and_where
 from ..reports.source import Site, site_of
 from ..reports.unwritten import with_hole
 from ..schedule.scheduler import SKIPPED
@@ -152,7 +152,7 @@ class DelayedThread(Thread):
         if unwritten >= 0:
             message = f"load of {nbytes} bytes ({kind}) at {address:#x}: never written, as far as this thread sees"
             error = Uninitialized(f"{message}\n  in {allocation.cell(offset)}", *who_and_where(self))
-            raise with_hole(error, self, allocation, offset, nbytes)
+            raise with_hole(error, self, allocation, offset, nbytes, order in POLLED)
         value = decode(data, kind)
         self.left -= 1
         if order in POLLED:

@@ -33,12 +33,15 @@ def who_and_where(thread: Thread) -> tuple[str, str]:
     return thread.describe(), describe_site(site_of(frame))
 
 
-def explain(thread: Thread, address: int, kind: str, storing: bool, shared: bool, cause: Exception) -> Exception:
+def explain(
+    thread: Thread, address: int, kind: str, storing: bool, shared: bool, cause: Exception, polls: bool = False
+) -> Exception:
     """Why an access by `thread` failed.
 
     Args:
         shared: the access was made through a shared-memory primitive
         cause: the Python exception that the fast path met
+        polls: it may be a wait, or an atomic, which takes what was there before
     """
     verb = "store" if storing else "load"
     if kind not in KINDS:
@@ -50,15 +53,22 @@ def explain(thread: Thread, address: int, kind: str, storing: bool, shared: bool
     size = KINDS[kind].size
     access = f"{verb} of {size} bytes ({kind}) at {address:#x}"
     if shared:
-        return _explain_inside(thread, thread.shared, address, size, access, storing, cause)
+        return _explain_inside(thread, thread.shared, address, size, access, storing, cause, polls)
     allocation = thread.segments.get(address >> OFFSET_BITS)
     if allocation is None:
         return explain_unmapped(thread, address, access)
-    return _explain_inside(thread, allocation, address & OFFSET_MASK, size, access, storing, cause)
+    return _explain_inside(thread, allocation, address & OFFSET_MASK, size, access, storing, cause, polls)
 
 
 def _explain_inside(
-    thread: Thread, allocation: Allocation, offset: int, size: int, access: str, storing: bool, cause: Exception
+    thread: Thread,
+    allocation: Allocation,
+    offset: int,
+    size: int,
+    access: str,
+    storing: bool,
+    cause: Exception,
+    polls: bool,
 ) -> Exception:
     if allocation.freed:
         return error_at(
@@ -77,7 +87,7 @@ def _explain_inside(
         if unwritten >= 0:
             which = "" if unwritten == offset else f" (byte {unwritten})"
             error = errors.Uninitialized(f"{access}: never written{which}\n  in {cell}", *who_and_where(thread))
-            return with_hole(error, thread, allocation, offset, size)
+            return with_hole(error, thread, allocation, offset, size, polls)
     return error_at(thread, errors.EmulatorError, f"{access}: {cause}\n  in {cell}")
 
 

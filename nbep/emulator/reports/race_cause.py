@@ -173,8 +173,9 @@ def _not_met(race: Race, end: str, way: Way) -> str:
             return _before(race, link)
         is_warp = abs(mine.clock) == abs(theirs.clock)
         if not is_warp and race.allocation is not race.thread.shared and _is_for_others(race):
-            what = f"nothing orders {race.accesses} of {race.cell}: two warps of a block that have not met since, and this"
-            return f"{what} thread has waited for nothing that the other one, or its warp, has stored since{_told_next(race)}"
+            what = f"nothing orders {race.accesses} of {race.cell}: two warps of a block that have not met since, and"
+            what += " this thread has waited for nothing that the other one, or its warp, has stored since"
+            return what + _told_next(race)
         meeting, who = ("syncwarp", "lanes of a warp") if is_warp else ("barrier", "warps of a block")
         return f"no {meeting} is between {race.accesses} of {race.cell}: two {who} that have not met since"
     if end == "before":
@@ -187,7 +188,8 @@ def _not_met(race: Race, end: str, way: Way) -> str:
 def _before(race: Race, link: Link) -> str:
     """Another thread of the earlier one's block has told of what that one has done, and did not wait for it."""
     allocation, store, _ = link
-    what = f"no {_meeting(store.owner, race.earlier.owner)} orders the {_noun(race.earlier)} before the {_noun(store)} to"
+    meeting = _meeting(store.owner, race.earlier.owner)
+    what = f"no {meeting} orders the {_noun(race.earlier)} before the {_noun(store)} to"
     return f"{what} {allocation.cell(store.begin)}: another thread of its block makes that one"
 
 
@@ -211,10 +213,12 @@ def _told_by_mate(race: Race) -> Link | None:
     thread, allocation, _, earlier = race
     if allocation is thread.shared or earlier.owner.clock == thread.owner.clock:
         return None
-    events = thread.world.history.between(earlier.time, thread.world.history.now)
+    now = thread.world.history.now
+    events = thread.world.history.between(earlier.time, now)
     for link in islice(told_by(events, thread.owner, earlier.owner), MAX_TOLD):
-        is_mates = abs(link.store.owner.clock) == abs(earlier.owner.clock) and link.store.owner is not earlier.owner
-        if is_mates and link.allocation is not thread.shared and _has_reached(race, link.store, thread.owner, sys.maxsize):
+        teller = link.store.owner
+        is_mates = abs(teller.clock) == abs(earlier.owner.clock) and teller is not earlier.owner
+        if is_mates and link.allocation is not thread.shared and _has_reached(race, link.store, thread.owner, now):
             return link
     return None
 
@@ -416,7 +420,8 @@ def _nothing(race: Race) -> Cause:
     if access.verb == "store":
         what = f"two threads store to {race.cell}, and nothing at all orders one before the other"
         if next(_told(race, _hearings(race)[0]), None) is None:
-            what += f": the second has waited for nothing that the first one, or its block, has stored{_told_next(race)}"
+            such = _told_next(race)
+            what += f": the second has waited for nothing that the first one, or its block, has stored{such}"
         return Cause(what)
     what = f"nothing at all orders {race.order} of {race.cell}"
     link = next(_told(race, _hearings(race)[0]), None)

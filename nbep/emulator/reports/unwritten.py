@@ -6,6 +6,7 @@ The run is over then. The other threads go on for a moment, one primitive at a t
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,15 +20,17 @@ if TYPE_CHECKING:
     from ..world import World
 
 MOST_STEPS = 20_000
+OPERATION_RATE = 0.1  # of those steps, if a copy or a start of a kernel is under way
 
 
 class Hole(NamedTuple):
-    """Bytes that a thread has tried to load."""
+    """Bytes that a thread has tried to load; polls: it may have waited for them, or is an atomic."""
 
     thread: Thread
     allocation: Allocation
     offset: int
     nbytes: int
+    polls: bool = False
 
 
 class Writer(NamedTuple):
@@ -54,18 +57,40 @@ def tell_who_writes(error: Uninitialized, world: World) -> None:
     if writer is None and not _is_there(hole):
         writer = _who_writes(hole, world)
         if writer is None:
+            _add(error, _not_launched(hole, world))
             return
-    first, *rest = str(error).splitlines()
+    by: list[str] = []
     if writer is None:
-        what, by = "it is stored, but nothing makes this thread see that", []
+        what = "it is stored, but nothing makes this thread see that"
     elif writer.thread is None:
-        what, by = "a copy or a store that is under way writes it, and nothing makes this load wait for that", []
+        what = "a copy or a store that is under way writes it, and nothing makes this load wait for that"
     else:
         what = f"{_who(hole.thread, writer.thread)} stores it, and nothing makes this load wait for that"
         by = [f"    stored by {writer.thread.describe()}", f"      at {describe_site(writer.site)}"]
         by += [f"        {text}"] if (text := source_line(writer.site)) else []
+    is_near = writer is not None and writer.thread is not None and writer.thread.block is hole.thread.block
+    if hole.polls and not is_near and writer is not None and writer.thread is not None:
+        who = _who(hole.thread, writer.thread)
+        _add(error, f"{who} stores it, but it is looked at before: what resets it is missing, or comes too late", by)
+        return
+    _add(error, f"{what}: {_missing(hole, writer)}", by)
+
+
+def _add(error: Uninitialized, what: str, by: Sequence[str] = ()) -> None:
+    """Say something more in the error's first line, and behind the line that names the cell."""
+    first, *rest = str(error).splitlines()
     end = next((i for i, line in enumerate(rest) if not line.startswith("  in ")), len(rest))
-    error.args = ("\n".join([f"{first}; {what}: {_missing(hole, writer)}", *rest[:end], *by, *rest[end:]]),)
+    error.args = ("\n".join([f"{first}; {what}" if what else first, *rest[:end], *by, *rest[end:]]),)
+
+
+def _not_launched(hole: Hole, world: World) -> str:
+    """Of ranks that have not launched this kernel as often: what they will do is not known."""
+    launch = hole.thread.block.launch
+    late = [rank for rank in range(world.num_ranks) if world.num_launches[rank, launch.name] < launch.number]
+    if hole.allocation is hole.thread.shared or not late:
+        return ""
+    who, has = (f"rank {late[0]}", "has") if len(late) == 1 else (f"ranks {', '.join(map(str, late))}", "have")
+    return f"{who} {has} not launched this kernel yet: if it is to store that, nothing makes this load wait for it"
 
 
 def _who(reader: Thread, writer: Thread) -> str:
@@ -111,7 +136,7 @@ def _who_writes(hole: Hole, world: World) -> Writer | None:
         world.slow.clear()
         if not ready and not world.operations:
             return None
-        if world.operations and (not ready or world.random.random() < 0.1):  # noqa: PLR2004
+        if world.operations and (not ready or world.random.random() < OPERATION_RATE):
             world._operate()
             if _is_there(hole):
                 return Writer(None)
