@@ -71,7 +71,7 @@ LOW_LATENCY = [
     hang("clean: the signal of the peer in place of its own", CLEAN, clean_low_latency_buffer.barrier_network,
          "signals + 4 * network.rank, s32", "signals + 4 * peer, s32",
          (": the clean_low_latency_buffer", "It polls " + RDMA, ": barrier_signal[rank ", "expects 1 and sees 0",
-          ("The same byte of rank 0 was stored to by rank 0", "The same byte of rank 1 was stored to by rank 1"),
+          ("The same byte of rank 0 was stored to by rank ", "The same byte of rank 1 was stored to by rank "),
           ("barrier_signal[rank 1] (byte 137476) is 2, stored by rank 0, kernel `clean_low_latency_buffer`",
            "barrier_signal[rank 0] (byte 137472) is 2, stored by rank 1, kernel `clean_low_latency_buffer`"),
           "They wait in a circle")),

@@ -156,7 +156,7 @@ class DelayedThread(Thread):
         value = decode(data, kind)
         self.left -= 1
         if order in POLLED:
-            self.polled[allocation, offset] = (allocation, offset, kind, value)
+            self.note_polled(allocation, offset, kind, value)
             self.hear(allocation, versions, offset, nbytes, order, scope)
         elif order == "nc":
             self.note_nc(allocation, offset, nbytes)
