@@ -16,7 +16,7 @@ from nbep.emulator import DeadlockError
 
 TRIP = scenario("low_latency")
 ONCE = scenario("low_latency", dedup=1)
-CLEAN = scenario("low_latency.clean", tokens=1)
+CLEAN = scenario("low_latency.clean", tokens=1, blocks=2)
 # Over the NIC each rank has one expert, and so one queue pair to the other: 65 of rank 0, 64 of rank 1.
 NIC = scenario("low_latency", nic=1, experts=1, topk=2, tokens=2)
 WRAPPING = scenario("low_latency", nic=1, experts=1, topk=2, tokens=8, hidden=512, rounds=3)

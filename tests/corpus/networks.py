@@ -17,7 +17,7 @@ from nbep.emulator import DataRace
 TRIP = scenario("low_latency")
 ONCE = scenario("low_latency", dedup=1, fp8=1)
 OVERLAP = scenario("low_latency.overlap", rounds=3, tokens=4)
-CLEAN = scenario("low_latency.clean", rounds=2, tokens=2)
+CLEAN = scenario("low_latency.clean", rounds=2, tokens=2, blocks=2)
 NIC = scenario("low_latency", nic=1, experts=1, topk=2, tokens=2)
 NODES = scenario("internode")
 WITHOUT_TMA = scenario("internode", tma=0, tokens=8)

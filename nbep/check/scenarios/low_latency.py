@@ -252,7 +252,11 @@ def rows_of(received: reference.LowLatencyDispatched) -> dict[str, np.ndarray]:
 def make(name: str, about: str, order: Any, variants: tuple, *kernels: str) -> Scenario:
     own = ("low_latency.dispatch", "low_latency.combine", "network.nic", *kernels)
     several = {"rounds": 2, "tokens": 2, "topk": 2}  # less of all, so that a run stays short
-    changed = {in_turn: {}, with_masks: {**several, "ranks": 3, "experts": 1, "blocks": 1}}
+    changed = {
+        in_turn: {},
+        with_cleans: {**several, "blocks": 1},
+        with_masks: {**several, "ranks": 3, "experts": 1, "blocks": 1},
+    }
     defaults = {**PARAMETERS, **changed.get(order, several)}
     mains = partial(main, order=order), partial(check, order=order)
     kept = {name: PARAMETERS[name] for name in ("topk", "experts", "blocks") if defaults[name] != PARAMETERS[name]}

@@ -6,6 +6,7 @@ The offsets are those of the kernels. Who changes one there, changes its name he
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from nbep.device.kernels.get_dispatch_layout import LayoutSizes, num_counters
@@ -14,6 +15,7 @@ from nbep.device.kernels.intranode import combine, direct_combine
 from nbep.device.kernels.intranode.dispatch import SHARED_TAILS_BYTES
 from nbep.device.kernels.low_latency.arguments import SUM_TABLE_BYTES, TABLE_BYTES, stage_bytes
 from nbep.device.kernels.network_push import PushSizes, smem_bytes
+from nbep.device.layout.internode import COUNT_MESSAGE_BYTES
 from nbep.device.layout.low_latency import LowLatencyShape
 from nbep.device.protocols.staged_sums import FULL_BYTES, SUM_STAGE_BYTES
 from nbep.device.protocols.staging import STAGE_BYTES, STAGE_STRIDE
@@ -32,9 +34,10 @@ def shared_cells(kernel: str, args: Sequence[Any], num_threads: int, has_tma: bo
         "direct_combine": lambda offset: _direct_combine(num_threads // WARP, has_tma, offset),
         "low_latency_dispatch": lambda offset: _low_latency_dispatch(_one_of(args, LowLatencyShape), offset),
         "low_latency_combine": _low_latency_combine,
+        "internode_notify_dispatch": partial(_of_warp, "count message", COUNT_MESSAGE_BYTES),
         "internode_dispatch": _internode_dispatch,
         "internode_combine": _internode_combine,
-        "network_push": lambda offset: _push(smem_bytes(WARP, _one_of(args, PushSizes).num_bytes), offset),
+        "network_push": lambda offset: _of_warp("stage", smem_bytes(WARP, _one_of(args, PushSizes).num_bytes), offset),
     }
     return by_kernel.get(kernel)
 
@@ -133,6 +136,7 @@ def _internode_combine(offset: int) -> str:
     return f"rows[warp {warp}, {row}]" if row < weights else f"weights[warp {warp}, {row - weights}]"
 
 
-def _push(stage_bytes: int, offset: int) -> str:
-    warp, byte = divmod(offset, stage_bytes)
-    return f"stage[warp {warp}] + {byte}"
+def _of_warp(name: str, num_bytes: int, offset: int) -> str:
+    """Where each warp has as many bytes."""
+    warp, byte = divmod(offset, num_bytes)
+    return f"{name}[warp {warp}] + {byte}"
