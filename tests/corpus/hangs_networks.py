@@ -84,7 +84,7 @@ LOW_LATENCY = [
 ]  # fmt: skip
 
 GRID = "the grid barrier (kernel `internode_notify_dispatch`, block "
-OWN_BLOCKS = "waits: the other blocks of its own launch"
+OWN_BLOCKS = "waits for the other blocks of its own launch"
 BETWEEN_NODES = [
     hang("grid barrier: for one block more", NODES, grid_barrier.barrier_grid, "arrived + grid_dim()",
          "arrived + 1 + grid_dim()",
@@ -114,7 +114,7 @@ BETWEEN_NODES = [
 COUNT = ": counts[half 0, rank 1, local expert 0] (byte 10240), expects -1 and"
 FROM_1 = "On rank 1, the network to rank 0: queue 0 (queue pair 64): "
 SENDER = "the sender on a queue pair (kernel `low_latency_"
-TURN, DONE = "waits: the entries before its own to be written", "waits: the NIC to be done with an entry"
+TURN, DONE = "waits for the entries before its own to be written", "waits for the NIC to be done with an entry"
 OVER_THE_NIC = [
     hang("queue pair: the turn is not passed on", NIC, queue_pair.submit,
          "st_release_gpu_s32(qp + 8 * READY, s32(after))", NOTHING,

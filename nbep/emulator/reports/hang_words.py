@@ -69,7 +69,8 @@ def sentence(group: Group, rank: int | None) -> str:
         rank = None  # it polls several cells, and tells of another one
     for_whom = "" if rank is None else f" for {name_of(rank)}"
     if told is not None:
-        text = f"{name_of(group.rank)}: the {told.role} ({where}) waits{for_whom}: {told.awaited}"
+        for_what = f"{for_whom}: {told.awaited}" if for_whom else f" for {told.awaited}"
+        text = f"{name_of(group.rank)}: the {told.role} ({where}) waits{for_what}"
         text += "\nIt" if cell is not None else ""
     elif cell is not None:
         text = f"{name_of(group.rank)}, {where}, waits{for_whom}\nIt"
