@@ -52,7 +52,7 @@ FIRST: tuple[dict[str, int], ...] = (
     {"tokens": 12, "threads": 320},
 )
 # One rank a node finds most. Four ranks, in which a node's ranks pass tokens on, take more than twice as long.
-SHAPES: tuple[dict[str, int], ...] = (*({"ranks": 2, "tokens": 3},) * 7, {})
+SHAPES: tuple[dict[str, int], ...] = (*({"ranks": 2, "tokens": 3},) * 9, {})
 # Small, so that queues wrap and messages are cut.
 NIC = nbep.NicOptions(num_entries=64, chunk_bytes=512, seed=1)
 
