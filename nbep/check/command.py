@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from nbep.check.catalogue import UnknownName, faults_of, kernels_named, own_faul
 from nbep.check.debug import debug
 from nbep.check.faults import Fault
 from nbep.check.options import parameters_of, parser_of_check
-from nbep.check.runs import ERROR, MODELS, STRATEGIES, Finding, Run, World, faults_in, perform, planned
+from nbep.check.runs import ERROR, SEARCHED, STRATEGIES, Finding, Run, World, faults_in, in_turns, option_of, perform
 from nbep.check.scenario import Scenario, ScenarioError, load_module, load_scenario
 from nbep.check.search import first_finding, smallest, workers
 from nbep.device.terminal import STDOUT, console_for, progress, write_json
@@ -120,12 +121,16 @@ def as_json(runs: int, found: Finding | None, first: Run) -> dict[str, Any]:
 def search(console: Console, base: Run, options: argparse.Namespace, done: Done) -> int:
     """Run until something is found; then make it smaller."""
     strategies = [options.strategy] if options.strategy else STRATEGIES
-    models = [options.memory_model] if options.memory_model else MODELS
+    models = [options.memory_model] if options.memory_model else SEARCHED
     with progress(base.scenario, None) as show:
-        seen = World()
-        first = perform(Run(base.scenario, base.parameters, faults=base.faults), None, seen)  # also: how long it is
-        length = max(seen.calls, 1)
-        runs = planned(base, range(options.seeds or SEEDS), strategies, models, length)
+        shapes = shapes_of(base)
+        lengths, first = {}, None
+        for shape in dict.fromkeys(shapes):
+            seen = World()
+            first = first or perform(shape, None, seen)  # also: how long it is
+            lengths[shape] = max(seen.calls, 1)
+        turns = [(shape, lengths[shape]) for shape in shapes]
+        runs = in_turns(turns, range(options.seeds or SEEDS), strategies, models)
         show(total=len(runs))
 
         def advance(number: int) -> None:
@@ -140,7 +145,7 @@ def search(console: Console, base: Run, options: argparse.Namespace, done: Done)
         plain = finding
         if finding is not None and not options.no_shrink and finding.kind != ERROR:
             show(description="making it smaller", total=None)
-            with workers(options.jobs if length > SHORT_RUN else 1) as each:
+            with workers(options.jobs if max(lengths.values()) > SHORT_RUN else 1) as each:
                 finding = smallest(finding, each)
     if finding is None or plain is None:
         write_json(options.json, as_json(len(runs), None, base))
@@ -157,6 +162,13 @@ def search(console: Console, base: Run, options: argparse.Namespace, done: Done)
     return FOUND
 
 
+def shapes_of(base: Run) -> list[Run]:
+    """What seeds take turns with: the scenario's shapes, unless somebody says parameters."""
+    if base.parameters:
+        return [base]
+    return [base.with_values(**shape) for shape in load_scenario(base.scenario).shapes]
+
+
 def print_scenarios(console: Console, json: Path | None) -> None:
     from nbep.check.scenarios import SCENARIOS
 
@@ -167,6 +179,9 @@ def print_scenarios(console: Console, json: Path | None) -> None:
         console.print(
             " " * 25 + " ".join(f"--{name.replace('_', '-')} {value}" for name, value in scenario.parameters.items())
         )
+        for shape, times in Counter(tuple(shape.items()) for shape in scenario.shapes if shape).items():
+            words = " ".join(f"{option_of(name)} {value}" for name, value in shape)
+            console.print(f"{'':24} {times} of {len(scenario.shapes)} seeds, if nothing is given: {words}")
     console.print("A file with main(comm) is one, too; numbers that main takes are its options.")
 
 

@@ -6,7 +6,7 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from nbep.check.runs import MODELS, STRATEGIES, option_of
+from nbep.check.runs import MODELS, SEARCHED, STRATEGIES, option_of
 from nbep.check.scenario import Scenario
 from nbep.device.terminal import add_json
 
@@ -39,7 +39,12 @@ def parser_of_check() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=positive, metavar="N", help="how many (200; with --faults 12)")
     parser.add_argument("--seed", type=int, metavar="S", help="this one alone, with --strategy and --memory-model")
     parser.add_argument("--strategy", metavar="NAME", help=f"one of {', '.join(STRATEGIES)}; else in turn")
-    parser.add_argument("--memory-model", choices=MODELS, metavar="NAME", help=f"one of {', '.join(MODELS)}; else all")
+    parser.add_argument(
+        "--memory-model",
+        choices=MODELS,
+        metavar="NAME",
+        help=f"one of {', '.join(MODELS)}; else {' and '.join(SEARCHED)}, and so sc: checked takes the same steps",
+    )
     parser.add_argument("--jobs", type=positive, default=default_jobs(), metavar="N", help="processes (one a CPU)")
     parser.add_argument("--no-shrink", action="store_true", help="show the first run that fails, not the smallest")
     parser.add_argument("--pdb", action="store_true", help="with --seed: stop in the debugger at the step that fails")

@@ -57,6 +57,7 @@ REASONS = {
     "low_latency.combine_sender.put_row: syncwarp": "direct: a lane puts what it has written; others need it",
     "low_latency.dispatch_receiver.note_range: scope of cumulative_recv_stats": "one thread of a launch adds to a cell",
     "low_latency.dispatch_receiver.wait_counts: scope of wait_recv_cost_stats": STATISTICS,
+    "low_latency.clean_low_latency_buffer: clear_vectors 2": "sums are 0 between launches, but for one that gave up",
     "low_latency.dispatch_sender.count_choices: syncwarp": TOGETHER,
     "low_latency.expand.expand_messages: syncwarp": TOGETHER,
     "low_latency.expand.wait_sources: scope of wait_recv_cost_stats": STATISTICS,

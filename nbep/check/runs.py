@@ -16,6 +16,9 @@ from nbep.check.scenario import Scenario, accepted, load_module, load_scenario
 from nbep.host.faults import NetworkError, PeerTimeout
 
 MODELS = ("checked", "delayed", "sc")  # the one that says most comes first
+# What a search runs if no model is asked for: a run of `checked` takes the same steps as one of `sc` with its seed, so
+# what `sc` shows, `checked` has shown.
+SEARCHED = MODELS[:2]
 STRATEGIES = ("uniform", "few_preemptions", "starved", "late")
 PACKAGE_PARENT = Path(nbep.__file__).resolve().parent.parent
 
@@ -201,4 +204,15 @@ def planned(
         if strategy == "few_preemptions":
             strategy = f"few_preemptions:{1 + seed // 8 % 4}:{length}"
         runs += [replace(base, seed=seed, strategy=strategy, memory_model=model) for model in models]
+    return runs
+
+
+def in_turns(
+    shapes: Sequence[tuple[Run, int]], seeds: Sequence[int], strategies: Sequence[str], models: Sequence[str]
+) -> list[Run]:
+    """The same, where a few seeds run one shape, the next few the next one, each with its length."""
+    runs: list[Run] = []
+    for seed in seeds:
+        base, length = shapes[seed // len(STRATEGIES) % len(shapes)]
+        runs += planned(base, [seed], strategies, models, length)
     return runs

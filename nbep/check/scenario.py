@@ -41,6 +41,7 @@ class Scenario:
     least: how small they may become when a failing run is made smaller; 1 if it is not said
     kernels: whose faults it can show: names of kernels, or of folders of them
     variants: parameters that lead into all of their code, for faults
+    shapes: parameters that seeds take in turn, if nobody says any: most are small, so that many seeds take little time
     lets_time_pass: waits that nothing can end are over time, as on a GPU; else that is a deadlock
     """
 
@@ -52,6 +53,7 @@ class Scenario:
     least: Parameters = field(default_factory=dict)
     kernels: tuple[str, ...] = ()
     variants: tuple[Parameters, ...] = ({},)
+    shapes: tuple[Parameters, ...] = ({},)
     lets_time_pass: bool = False
 
 
@@ -93,7 +95,8 @@ def scenario_of(module: ModuleType, name: str) -> Scenario:
         raise ScenarioError(f"{name}: has no function main(comm)")
     parameters = {"ranks": getattr(module, "NUM_RANKS", 2), **numbers_of(main)}
     about = (inspect.getdoc(module) or "").partition("\n")[0] or f"main of {name}"
-    return Scenario(name, about, main, check if callable(check) else None, parameters)
+    least = {"ranks": min(2, parameters["ranks"])}  # a rank that talks to itself hides what is wrong between two
+    return Scenario(name, about, main, check if callable(check) else None, parameters, least)
 
 
 def numbers_of(function: Callable) -> dict[str, int]:

@@ -17,12 +17,11 @@ from rich.console import Console
 from nbep.check.catalogue import faults_of, faults_of_function, kernels_named, own_kernels
 from nbep.check.faults import Fault, edited
 from nbep.check.reasons import reason_for
-from nbep.check.runs import ERROR, STRATEGIES, Run, World, perform, planned
+from nbep.check.runs import ERROR, SEARCHED, STRATEGIES, Run, World, perform, planned
 from nbep.check.scenario import load_module
 from nbep.check.search import workers
 from nbep.device.terminal import progress, write_json
 
-MODELS = ("checked", "delayed")  # what `sc` shows, `delayed` shows too
 REASON_RUNS = 3  # of a fault that is not expected to be found, with one seed
 FEW_TASKS = 16  # are for one process
 MOST_CALLS = 12_000_000  # primitive calls after which no further seed is begun
@@ -71,7 +70,7 @@ def check_fault(task: Task) -> Row:
         if calls > MOST_CALLS:
             return Row(task.fault, "", seed, None, reason)
         for base in task.bases:
-            for run in planned(replace(base, faults=(task.fault,)), [seed], STRATEGIES, MODELS, LENGTH):
+            for run in planned(replace(base, faults=(task.fault,)), [seed], STRATEGIES, SEARCHED, LENGTH):
                 finding = perform(run, None, seen)
                 calls += seen.calls
                 if finding is not None and finding.kind != ERROR:

@@ -4,12 +4,14 @@ import linecache
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from processes import LIMIT_S
 
 from nbep.check import Run, debug, main, perform, search
-from nbep.check.runs import MODELS, STRATEGIES, planned
+from nbep.check.command import shapes_of
+from nbep.check.runs import MODELS, SEARCHED, STRATEGIES, World, in_turns, planned
 from nbep.check.scenario import load_scenario
 
 TAIL = "intranode.combine.send_tokens: release of combine-tail"
@@ -73,7 +75,7 @@ def run_command(capsys, *argv):
 
 def test_a_program_without_faults_is_not_blamed(program, capsys):
     status, out = run_command(capsys, program("st_release_sys_s32"), "--seeds", "8")
-    assert (status, out) == (0, "24 runs: nothing found.\n")
+    assert (status, out) == (0, "16 runs: nothing found.\n")
 
 
 def test_what_is_found_is_made_small_and_its_command_finds_it_again(program, capsys):
@@ -143,6 +145,29 @@ def test_all_strategies_and_models_take_part():
     # Seeds bound quanta in six ways: each strategy meets all of them.
     for strategy in STRATEGIES:
         assert {run.seed % 6 for run in runs if run.strategy.startswith(strategy)} == set(range(6))
+
+
+@pytest.mark.parametrize("scenario", ["intranode.dispatch", "low_latency", "network.push"])
+def test_a_checked_run_takes_the_same_steps_as_one_under_sc(scenario):
+    """So a search leaves sc out."""
+    for run in planned(Run(scenario), range(3, 7), STRATEGIES, ["sc"], 9000):
+        seen, again = World(), World()
+        assert perform(run, None, seen) is None
+        assert perform(replace(run, memory_model="checked"), None, again) is None
+        assert again.world.counters == seen.world.counters
+        assert again.world.random.getstate() == seen.world.random.getstate()
+
+
+def test_a_search_takes_turns_with_the_shapes_of_its_scenario():
+    shapes = shapes_of(Run("internode"))
+    runs = in_turns([(shape, 1000) for shape in shapes], range(200), STRATEGIES, SEARCHED)
+    assert len(runs) == 400
+    for shape in set(shapes):
+        own = [run for run in runs if run.parameters == shape.parameters]
+        assert {run.strategy.partition(":")[0] for run in own} == set(STRATEGIES)
+        assert {run.seed % 6 for run in own} == set(range(6))
+    given = Run("internode", (("ranks", 2),))
+    assert shapes_of(given) == [given]
 
 
 def test_preemptions_become_fewer():

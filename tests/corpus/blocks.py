@@ -1,6 +1,6 @@
 """Threads that meet, broken: barriers of a block, of a grid and between ranks, reductions, all-to-all."""
 
-from cells import ALL, COUNT, DATA, OTHER, OUT, PARTS, cell, together, wait
+from cells import ALL, COUNT, DATA, FLAG, OTHER, OUT, PARTS, cell, linger, together, wait
 from entries import Broken
 
 from nbep.device.primitives import (
@@ -23,6 +23,7 @@ from nbep.device.primitives import (
     ld_volatile_s32,
     ld_weak_s32,
     shfl_xor_s32,
+    st_release_sys_s32,
     st_shared_s32,
     st_weak_s32,
     syncthreads,
@@ -194,7 +195,29 @@ def read_early(memory):
 
 ARRIVALS = cell("arrivals", 0)
 TIES = ("parts", "scope")
+
+
+def late_flag(memory):
+    st_weak_s32(memory + DATA, 42)
+    linger(2000)
+    st_release_sys_s32(memory + FLAG, 1)
+
+
+def one_waits_for_all(memory):
+    """Warp 0 waits for the flag, after a look at another cell, as nbep's waits look whether one has timed out."""
+    if thread_idx() == 0:
+        ld_relaxed_sys_s32(memory + OTHER)
+        wait(memory + FLAG)
+    elif thread_idx() == block_dim() // 2:
+        linger(400)
+        ld_weak_s32(memory + DATA)
+
+
 ENTRIES = [
+    Broken("block: no barrier behind the thread that waits",
+           together((0, late_flag, 1, 1), (1, one_waits_for_all, 1, 64)), DataRace,
+           (("thread 0 of its block waits for " + cell("flag"), "behind the load of " + cell("flag"),
+             "none of the two threads has waited for the other"),), ("other flag",), range(8)),
     Broken("block: no barrier before the loads", in_one_block(exchange(middle=nothing)), DataRace,
            (NO_BARRIER, SHARED), ("too weak", "syncwarp"), range(8)),
     Broken("block: no barrier before the next stores", in_one_block(exchange(end=nothing)), DataRace,

@@ -289,9 +289,9 @@ INSIDE_A_NODE = [
         "board.tails + 4 * peer, tail",
         "board.tails + 4 * (peer ^ 1), tail",
         (
-            "rank 0: the combine receiver (kernel `combine`, block 1, warp 1, lane 1) waits: " + CHUNK,
-            "It polls `shared memory`: byte 356, expects 1 or more and sees 0",
-            "Next to it, `shared memory`: byte 352 is 4, stored by rank 0, kernel `combine`, block 1, warp 0, lane 1",
+            "rank 0: the combine receiver (kernel `combine`, block 1, warp 1, lane 1) waits for " + CHUNK,
+            "It polls `shared memory`: tails[src 1] (byte 356), expects 1 or more and sees 0",
+            "Next to it, `shared memory`: tails[src 0] (byte 352) is 4, stored by rank 0, kernel `combine`, block 1",
             "rank 0 combine receiver -> rank 0 combine coordinator -> rank 0 combine receiver",
         ),
     ),
@@ -302,7 +302,7 @@ INSIDE_A_NODE = [
         PUBLISH_TAIL,
         NOTHING,
         (
-            "rank 0: the combine coordinator (kernel `combine`, block 1, warp 0, lane 1) waits: the receivers of",
+            "rank 0: the combine coordinator (kernel `combine`, block 1, warp 0, lane 1) waits for the receivers of",
             "It polls `nvl_buffer` of rank 0: tail[channel 0, src 1] (byte 4380), expects anything but 0 and sees 0",
             "polls `nvl_buffer` of rank 0: head[channel 0, src 1] (byte 4372), expects 1 or more and sees 0",
             "rank 0 combine coordinator -> rank 1 combine sender -> rank 0 combine coordinator",

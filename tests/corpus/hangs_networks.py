@@ -16,7 +16,7 @@ from nbep.emulator import DeadlockError
 
 TRIP = scenario("low_latency")
 ONCE = scenario("low_latency", dedup=1)
-CLEAN = scenario("low_latency.clean", tokens=1)
+CLEAN = scenario("low_latency.clean", tokens=1, blocks=2)
 # Over the NIC each rank has one expert, and so one queue pair to the other: 65 of rank 0, 64 of rank 1.
 NIC = scenario("low_latency", nic=1, experts=1, topk=2, tokens=2)
 WRAPPING = scenario("low_latency", nic=1, experts=1, topk=2, tokens=8, hidden=512, rounds=3)
@@ -71,7 +71,7 @@ LOW_LATENCY = [
     hang("clean: the signal of the peer in place of its own", CLEAN, clean_low_latency_buffer.barrier_network,
          "signals + 4 * network.rank, s32", "signals + 4 * peer, s32",
          (": the clean_low_latency_buffer", "It polls " + RDMA, ": barrier_signal[rank ", "expects 1 and sees 0",
-          ("The same byte of rank 0 was stored to by rank 0", "The same byte of rank 1 was stored to by rank 1"),
+          ("The same byte of rank 0 was stored to by rank ", "The same byte of rank 1 was stored to by rank "),
           ("barrier_signal[rank 1] (byte 137476) is 2, stored by rank 0, kernel `clean_low_latency_buffer`",
            "barrier_signal[rank 0] (byte 137472) is 2, stored by rank 1, kernel `clean_low_latency_buffer`"),
           "They wait in a circle")),
@@ -84,7 +84,7 @@ LOW_LATENCY = [
 ]  # fmt: skip
 
 GRID = "the grid barrier (kernel `internode_notify_dispatch`, block "
-OWN_BLOCKS = "waits: the other blocks of its own launch"
+OWN_BLOCKS = "waits for the other blocks of its own launch"
 BETWEEN_NODES = [
     hang("grid barrier: for one block more", NODES, grid_barrier.barrier_grid, "arrived + grid_dim()",
          "arrived + 1 + grid_dim()",
@@ -114,7 +114,7 @@ BETWEEN_NODES = [
 COUNT = ": counts[half 0, rank 1, local expert 0] (byte 10240), expects -1 and"
 FROM_1 = "On rank 1, the network to rank 0: queue 0 (queue pair 64): "
 SENDER = "the sender on a queue pair (kernel `low_latency_"
-TURN, DONE = "waits: the entries before its own to be written", "waits: the NIC to be done with an entry"
+TURN, DONE = "waits for the entries before its own to be written", "waits for the NIC to be done with an entry"
 OVER_THE_NIC = [
     hang("queue pair: the turn is not passed on", NIC, queue_pair.submit,
          "st_release_gpu_s32(qp + 8 * READY, s32(after))", NOTHING,

@@ -17,7 +17,7 @@ from nbep.emulator import DataRace
 TRIP = scenario("low_latency")
 ONCE = scenario("low_latency", dedup=1, fp8=1)
 OVERLAP = scenario("low_latency.overlap", rounds=3, tokens=4)
-CLEAN = scenario("low_latency.clean", rounds=2, tokens=2)
+CLEAN = scenario("low_latency.clean", rounds=2, tokens=2, blocks=2)
 NIC = scenario("low_latency", nic=1, experts=1, topk=2, tokens=2)
 NODES = scenario("internode")
 WITHOUT_TMA = scenario("internode", tma=0, tokens=8)
@@ -74,6 +74,8 @@ LOW_LATENCY = [
     race("low latency: a credit before the cells are empty", "low_latency.journal.empty_half: syncwarp", OVERLAP,
          (("no syncwarp orders the store before the atomic to " + RDMA, "no barrier is between two stores of " + RDMA),
           (": credits[half ", ": counts[half "), (OTHER_LANE, "two warps of a block")), ("too weak",), least=1),
+    race("low latency: no credit is waited for", "low_latency.journal.may_send: wait for credit", OVERLAP,
+         (RDMA, ": counts[half ", "waited for nothing that the "), ("no barrier", "too weak"), least=1),
     race("low latency: relaxed credits", "low_latency.journal.empty_half: amo_add", OVERLAP,
          (ATOMIC + RDMA, ": credits[half ", "too weak to order one store before the other", RELEASES), (LOAD, *TIES),
          least=1),
@@ -130,12 +132,12 @@ BETWEEN_NODES = [
          "internode.dispatch_forwarder.next_batch: fence_proxy_async_global", NODES,
          (ENGINE + RDMA, ": tail[channel 0, node ", NO_FENCE + " the bulk load of " + RDMA), ("too weak",), range(1)),
     race("between nodes: a warp notes its progress relaxed", "board.note_progress: release of board", NODES,
-         (ATOMIC + "`shared memory`: byte ", RELEASES), ("rdma_buffer", *TIES), range(1)),
+         (ATOMIC + "`shared memory`: board[warp ", RELEASES), ("rdma_buffer", *TIES), range(1)),
     race("between nodes: the coordinator reads progress relaxed", "board.least_progress: acquire of board", NODES,
-         (LOAD + "`shared memory`: byte ", ACQUIRES), ("rdma_buffer", *TIES), range(1)),
+         (LOAD + "`shared memory`: board[warp ", ACQUIRES), ("rdma_buffer", *TIES), range(1)),
     race("between nodes: the notes of a slot are written by lanes that have not met",
          "internode.dispatch_rdma_sender.send_token: syncwarp", NODES,
-         ("no syncwarp is between two stores of `shared memory`: byte ", "a vote.ballot brings lanes together"),
+         ("no syncwarp is between two stores of `shared memory`: stage[warp ", "a vote.ballot brings lanes together"),
          ("too weak", "no barrier"), range(1)),
     race("between nodes: the tail of a node does not wait for bulk stores", "teams.publish_tail: tma_store_wait_all",
          NODES, ("the bulk copy that writes " + NVL, "a wait_group is missing before the store to " + NVL,

@@ -136,7 +136,7 @@ ENTRIES = [
            (("the scope of the load of", "the scope of this load of", "the scope of this store to"), cell("head")),
            ("tail", "data[")),
     Broken("ring: the sender does not wait", ring(sender(slots=ITEMS), receiver(pace=linger)), DataRace,
-           (LOST, cell("data[")[:-2]), ("too weak", "scope", "tail"), range(8), least=4),
+           (LOST, cell("data[")[:-2]), ("too weak", "scope", "tail"), range(8), least=2),
     Broken("ring: the sender takes it for larger than it is", ring(sender(slots=SLOTS + 1), receiver(pace=linger)),
            DataRace, (LOST, cell("data[")[:-2]), ("too weak", "scope", "tail"), range(6), least=2),
     Broken("ring: the head moves before the load", ring(sender(), receiver(head_first=True, pace=linger)), DataRace,

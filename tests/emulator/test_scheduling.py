@@ -92,7 +92,7 @@ def test_threads_of_all_blocks_and_ranks_interleave_at_every_primitive():
             order.append((t.rank, t.block_idx, i))
 
     interrupted = set()
-    for seed in range(30):
+    for seed in range(60):
         order.clear()
         world = World(2, seed)
         for rank in range(2):

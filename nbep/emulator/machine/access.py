@@ -135,9 +135,9 @@ class AccessingThread(greenlet):
                 if shadow is not None and shadow.find(b"\0", offset, offset + misfit + 1) >= 0:
                     raise IndexError
         except FAULTS as fault:
-            raise explain(self, address, kind, False, False, fault) from None
+            raise explain(self, address, kind, False, False, fault, order in POLLED) from None
         if order in POLLED:
-            self.polled[allocation, offset] = (allocation, offset, kind, value)
+            self.note_polled(allocation, offset, kind, value)
         elif order == "nc" and allocation.writable:
             self.note_nc(allocation, offset, misfit + 1)
         return value
@@ -212,7 +212,7 @@ class AccessingThread(greenlet):
             old = view[offset >> shift] if convert is None else convert(view, offset)
             self.write(allocation, offset, kind, OPS[op](old, operand, compare), address)
         except FAULTS as fault:
-            raise explain(self, address, kind, False, allocation is self.shared, fault) from None
+            raise explain(self, address, kind, False, allocation is self.shared, fault, True) from None
         finally:
             if lock is not None:
                 lock.release()
@@ -244,9 +244,9 @@ class AccessingThread(greenlet):
                 if shadow is not None and shadow.find(b"\0", address, address + misfit + 1) >= 0:
                     raise IndexError
         except FAULTS as fault:
-            raise explain(self, address, kind, False, True, fault) from None
+            raise explain(self, address, kind, False, True, fault, order in POLLED) from None
         if order in POLLED:
-            self.polled[allocation, address] = (allocation, address, kind, value)
+            self.note_polled(allocation, address, kind, value)
         return value
 
     def store_shared(self, address: int, kind: str, value: Any, order: str) -> None:
@@ -269,6 +269,12 @@ class AccessingThread(greenlet):
         if self.left < 0:
             self.pause()
         return self.modify(op, self.shared, address, kind, operand, compare, address)
+
+    def note_polled(self, allocation: Allocation, offset: int, kind: str, value: Any) -> None:
+        """Remember what a load has seen that may be a wait's. The latest comes last, also if it is looked at again."""
+        cell = allocation, offset
+        self.polled.pop(cell, None)
+        self.polled[cell] = allocation, offset, kind, value
 
     def note_nc(self, allocation: Allocation, offset: int, nbytes: int) -> None:
         """Remember that this thread's kernel takes some bytes (inside 16 aligned ones) for constant."""

@@ -18,6 +18,7 @@ from ..reports import errors
 from ..reports.errors import EmulatorError
 from ..reports.faults import error_at, explain_unmapped
 from ..reports.source import Site, describe_site, site_of
+from ..reports.unwritten import with_hole
 from ..schedule.scheduler import NEVER
 from .access import AccessingThread, wake_watchers
 from .memory import OFFSET_BITS, OFFSET_MASK, Allocation
@@ -254,7 +255,8 @@ class CopyingThread(AccessingThread):
         unwritten = allocation.first_unwritten(offset, nbytes)
         if unwritten >= 0:
             message = f"a bulk copy of {nbytes} bytes reads {allocation.cell(unwritten)}, never written"
-            raise errors.Uninitialized(message, self.describe(), describe_site(site))
+            error = errors.Uninitialized(message, self.describe(), describe_site(site))
+            raise with_hole(error, self, allocation, offset, nbytes)
         return bytes(allocation.memory[offset : offset + nbytes])
 
     def put_bytes(self, allocation: Allocation, offset: int, data: bytes, site: Site | None) -> None:

@@ -103,9 +103,9 @@ class Allocation:
         self.messages: dict[int, Any] = {}
 
     @classmethod
-    def scratch(cls, rank: int, name: str, nbytes: int) -> Allocation:
+    def scratch(cls, rank: int, name: str, nbytes: int, describe: Describe | None = None) -> Allocation:
         """Memory outside every address space, as a block's shared memory is."""
-        return cls(rank, name, _new_memory(nbytes), initialized=False)
+        return cls(rank, name, _new_memory(nbytes), initialized=False, describe=describe)
 
     @property
     def address(self) -> int:

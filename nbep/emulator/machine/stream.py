@@ -11,7 +11,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from .block import WARP_SIZE, Block
-from .memory import AddressSpace, Allocation
+from .memory import AddressSpace, Allocation, Describe
 from .names import title_of
 from .warp import Warp
 
@@ -52,6 +52,7 @@ class Launch:
         self.name = name
         self.number = stream.world.count_launch(stream.rank, name)  # of this kernel on this rank, counted from 1
         self.is_service = stream.is_service
+        self.describe_shared: Describe | None = None  # what names the bytes of its blocks' shared memory
         self.blocks: list[Block] = []
         self.live = grid
         self.copies = 0  # bulk copies under way
@@ -73,7 +74,7 @@ class Launch:
         thread_class = world.thread_class
         hub = world.hub
         for index in range(self.grid):
-            shared = Allocation.scratch(self.rank, "shared memory", self.smem_bytes)
+            shared = Allocation.scratch(self.rank, "shared memory", self.smem_bytes, self.describe_shared)
             block = Block(self, index, shared)
             self.blocks.append(block)
             for first in range(0, self.block, WARP_SIZE):
@@ -147,13 +148,21 @@ class Stream:
         self.running: Launch | None = None
 
     def launch(
-        self, function: Callable, args: tuple, grid: int, block: int, smem_bytes: int = 0, name: str = ""
+        self,
+        function: Callable,
+        args: tuple,
+        grid: int,
+        block: int,
+        smem_bytes: int = 0,
+        name: str = "",
+        describe_shared: Describe | None = None,
     ) -> Launch:
-        """Queue `function(*args)` for `grid` blocks of `block` threads."""
+        """Queue `function(*args)` for `grid` blocks of `block` threads; describe_shared names their shared memory."""
         if grid < 1 or not 1 <= block <= MAX_BLOCK:
             raise ValueError(f"grid: {grid}, block: {block}; allowed: grid >= 1, block 1 .. {MAX_BLOCK}")
         name = name or getattr(function, "__name__", "kernel")
         launch = Launch(self, function, args, grid, block, smem_bytes, name)
+        launch.describe_shared = describe_shared
         self._enqueue("launch", launch)
         return launch
 

@@ -28,8 +28,9 @@ from ..machine.memory import Allocation
 from ..machine.thread import Thread
 from ..machine.warp import Warp
 from ..reports.errors import Uninitialized
-from ..reports.faults import error_at, explain
+from ..reports.faults import explain, who_and_where
 from ..reports.source import Site, site_of
+from ..reports.unwritten import with_hole
 from ..schedule.scheduler import SKIPPED
 from .orders import ACQUIRES, POLLED, RELEASES, SCOPES
 from .versions import GRANULE, MAX_VERSIONS, Version
@@ -150,11 +151,12 @@ class DelayedThread(Thread):
         data, unwritten, versions = self.look(allocation, offset, nbytes)
         if unwritten >= 0:
             message = f"load of {nbytes} bytes ({kind}) at {address:#x}: never written, as far as this thread sees"
-            raise error_at(self, Uninitialized, f"{message}\n  in {allocation.cell(offset)}")
+            error = Uninitialized(f"{message}\n  in {allocation.cell(offset)}", *who_and_where(self))
+            raise with_hole(error, self, allocation, offset, nbytes, order in POLLED)
         value = decode(data, kind)
         self.left -= 1
         if order in POLLED:
-            self.polled[allocation, offset] = (allocation, offset, kind, value)
+            self.note_polled(allocation, offset, kind, value)
             self.hear(allocation, versions, offset, nbytes, order, scope)
         elif order == "nc":
             self.note_nc(allocation, offset, nbytes)

@@ -4,6 +4,8 @@ Every error is an `EmulatorError`.  One raised by a thread's own act says what h
 (rank, kernel, block, warp, lane) and at which line of the kernel; the same facts are attributes, for tests and tools.
 """
 
+from typing import Any
+
 
 class EmulatorError(RuntimeError):
     """A fault in the emulated program.
@@ -41,7 +43,9 @@ class Misaligned(EmulatorError):
 
 
 class Uninitialized(EmulatorError):
-    """A read of bytes that nobody has written."""
+    """A read of bytes that nobody has written. hole: which, and who has read them; see `unwritten`."""
+
+    hole: Any = None
 
 
 class ReadOnly(EmulatorError):

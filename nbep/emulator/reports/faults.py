@@ -16,6 +16,7 @@ from ..machine.memory import NUMBER_BITS, OFFSET_BITS, OFFSET_MASK, Allocation
 from ..machine.names import name_of
 from . import errors
 from .source import describe_site, site_of
+from .unwritten import with_hole
 
 if TYPE_CHECKING:
     from ..machine.thread import Thread
@@ -23,16 +24,24 @@ if TYPE_CHECKING:
 
 def error_at(thread: Thread, kind: type[errors.EmulatorError], message: str) -> errors.EmulatorError:
     """An error of class `kind` blamed on `thread` at the line of kernel code that it executes."""
+    return kind(message, *who_and_where(thread))
+
+
+def who_and_where(thread: Thread) -> tuple[str, str]:
+    """A thread, and the line of kernel code that it executes."""
     frame = sys._getframe(1) if thread is getcurrent() else thread.gr_frame
-    return kind(message, thread.describe(), describe_site(site_of(frame)))
+    return thread.describe(), describe_site(site_of(frame))
 
 
-def explain(thread: Thread, address: int, kind: str, storing: bool, shared: bool, cause: Exception) -> Exception:
+def explain(
+    thread: Thread, address: int, kind: str, storing: bool, shared: bool, cause: Exception, polls: bool = False
+) -> Exception:
     """Why an access by `thread` failed.
 
     Args:
         shared: the access was made through a shared-memory primitive
         cause: the Python exception that the fast path met
+        polls: it may be a wait, or an atomic, which takes what was there before
     """
     verb = "store" if storing else "load"
     if kind not in KINDS:
@@ -44,15 +53,22 @@ def explain(thread: Thread, address: int, kind: str, storing: bool, shared: bool
     size = KINDS[kind].size
     access = f"{verb} of {size} bytes ({kind}) at {address:#x}"
     if shared:
-        return _explain_inside(thread, thread.shared, address, size, access, storing, cause)
+        return _explain_inside(thread, thread.shared, address, size, access, storing, cause, polls)
     allocation = thread.segments.get(address >> OFFSET_BITS)
     if allocation is None:
         return explain_unmapped(thread, address, access)
-    return _explain_inside(thread, allocation, address & OFFSET_MASK, size, access, storing, cause)
+    return _explain_inside(thread, allocation, address & OFFSET_MASK, size, access, storing, cause, polls)
 
 
 def _explain_inside(
-    thread: Thread, allocation: Allocation, offset: int, size: int, access: str, storing: bool, cause: Exception
+    thread: Thread,
+    allocation: Allocation,
+    offset: int,
+    size: int,
+    access: str,
+    storing: bool,
+    cause: Exception,
+    polls: bool,
 ) -> Exception:
     if allocation.freed:
         return error_at(
@@ -70,7 +86,8 @@ def _explain_inside(
         unwritten = allocation.first_unwritten(offset, size)
         if unwritten >= 0:
             which = "" if unwritten == offset else f" (byte {unwritten})"
-            return error_at(thread, errors.Uninitialized, f"{access}: never written{which}\n  in {cell}")
+            error = errors.Uninitialized(f"{access}: never written{which}\n  in {cell}", *who_and_where(thread))
+            return with_hole(error, thread, allocation, offset, size, polls)
     return error_at(thread, errors.EmulatorError, f"{access}: {cause}\n  in {cell}")
 
 

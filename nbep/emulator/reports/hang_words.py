@@ -10,7 +10,7 @@ from ..machine.names import NIC_NUMBERS, name_of
 from .hang_cause import Awaited, Waits, of_rank
 from .source import describe_site
 from .stores import kernel_of, near, rank_of, stem_of
-from .waiting import Group, is_idle, warps_and_lanes, who
+from .waiting import Group, is_idle, is_told_of, warps_and_lanes, who
 
 if TYPE_CHECKING:
     from ..machine.access import Cell
@@ -69,7 +69,8 @@ def sentence(group: Group, rank: int | None) -> str:
         rank = None  # it polls several cells, and tells of another one
     for_whom = "" if rank is None else f" for {name_of(rank)}"
     if told is not None:
-        text = f"{name_of(group.rank)}: the {told.role} ({where}) waits{for_whom}: {told.awaited}"
+        for_what = f"{for_whom}: {told.awaited}" if for_whom else f" for {told.awaited}"
+        text = f"{name_of(group.rank)}: the {told.role} ({where}) waits{for_what}"
         text += "\nIt" if cell is not None else ""
     elif cell is not None:
         text = f"{name_of(group.rank)}, {where}, waits{for_whom}\nIt"
@@ -78,7 +79,7 @@ def sentence(group: Group, rank: int | None) -> str:
         text += "".join(f"; {line}" for line in group.wait.body[1:])
     if cell is not None:
         text += f" {_poll(group, cell)}"
-        if told is None or told.cell not in cell[0].cell(cell[1]):  # it is not known which of them matters
+        if not is_told_of(told, cell):  # it is not known which of them matters
             others = [other for other in group.wait.cells if other is not cell]
             text += "".join(f", and {_poll(group, other)}" for other in others[:_MOST_CELLS])
     return text + f", at {describe_site(group.chain[0])}" if group.chain else text

@@ -51,7 +51,10 @@ def who_is_behind(world: World, owner: Owner) -> str:
     if not waits:
         return f"{who} is still at {describe_site(_places(mate)[-1])}"
     cells = mate.waits_for if mate in world.polling else []
-    return f"{who} waits for {cells[0][0].cell(cells[0][1])}" if cells else f"{who} waits in {_name(mate)}"
+    if not cells:
+        return f"{who} waits in {_name(mate)}"
+    allocation, offset, *_ = cells[-1]  # those before it may have been met on the way to the loop
+    return f"{who} waits for {allocation.cell(offset)}"
 
 
 def _name(thread: Thread) -> str:

@@ -8,9 +8,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..machine.memory import Allocation
-from ..models.history import EngineTold
+from ..models.history import EngineTold, Stored
 from ..models.knowledge import NOT_WAITED, NOT_YET, Access, Owner, distance
-from ..models.orders import SCOPES
+from ..models.orders import RELEASES, SCOPES
 from .chains import ATOMIC, FLAW, LEFT_OUT, Flaw, Link, Search, Way, told_by
 from .mates import who_is_behind
 
@@ -169,16 +169,58 @@ def _not_met(race: Race, end: str, way: Way) -> str:
     """Threads of a block that have not met."""
     mine, theirs = race.thread.owner, race.earlier.owner
     if not way.links:
+        if link := _told_by_mate(race):
+            return _before(race, link)
         is_warp = abs(mine.clock) == abs(theirs.clock)
+        if not is_warp and race.allocation is not race.thread.shared and _is_for_others(race):
+            what = f"nothing orders {race.accesses} of {race.cell}: two warps of a block that have not met since, and"
+            what += " this thread has waited for nothing that the other one, or its warp, has stored since"
+            return what + _told_next(race)
         meeting, who = ("syncwarp", "lanes of a warp") if is_warp else ("barrier", "warps of a block")
         return f"no {meeting} is between {race.accesses} of {race.cell}: two {who} that have not met since"
     if end == "before":
-        allocation, store, _ = way.links[0]
-        what = f"no {_meeting(store.owner, theirs)} orders the {_noun(race.earlier)} before the {_noun(store)} to"
-        return f"{what} {allocation.cell(store.begin)}: another thread of its block makes that one"
+        return _before(race, way.links[0])
     allocation, _, load = way.links[-1]
     what = f"no {_meeting(load.owner, mine)} orders this {_noun(race.access)} behind the load of"
     return f"{what} {allocation.cell(load.begin)}: another thread of its block makes that one"
+
+
+def _before(race: Race, link: Link) -> str:
+    """Another thread of the earlier one's block has told of what that one has done, and did not wait for it."""
+    allocation, store, _ = link
+    meeting = _meeting(store.owner, race.earlier.owner)
+    what = f"no {meeting} orders the {_noun(race.earlier)} before the {_noun(store)} to"
+    return f"{what} {allocation.cell(store.begin)}: another thread of its block makes that one"
+
+
+def _is_for_others(race: Race) -> bool:
+    """Whether one of the two accesses reaches other blocks: then a barrier of a block is not what orders such bytes."""
+    return max(race.access.reach, race.earlier.reach) > SCOPES["cta"]
+
+
+def _told_next(race: Race) -> str:
+    """A cell by which the earlier one's warp has told of what it has done, to whoever waits for that."""
+    history = race.thread.world.history
+    for event in history.between(race.earlier.time, history.now):
+        if isinstance(event, Stored) and event.store.order in RELEASES and event.allocation is not race.thread.shared:
+            if abs(event.store.owner.clock) == abs(race.earlier.owner.clock) and event.store is not race.earlier:
+                return f", such as {event.allocation.cell(event.store.begin)}"
+    return ""
+
+
+def _told_by_mate(race: Race) -> Link | None:
+    """How a lane of the earlier one's warp has told another warp of its block to go on, through global memory."""
+    thread, allocation, _, earlier = race
+    if allocation is thread.shared or earlier.owner.clock == thread.owner.clock:
+        return None
+    now = thread.world.history.now
+    events = thread.world.history.between(earlier.time, now)
+    for link in islice(told_by(events, thread.owner, earlier.owner), MAX_TOLD):
+        teller = link.store.owner
+        is_mates = abs(teller.clock) == abs(earlier.owner.clock) and teller is not earlier.owner
+        if is_mates and link.allocation is not thread.shared and _has_reached(race, link.store, thread.owner, now):
+            return link
+    return None
 
 
 # --- no chain ---------------------------------------------------------------------------------------------------
@@ -376,7 +418,11 @@ def _nothing(race: Race) -> Cause:
     if earlier.verb == "load":
         return _not_told_of_load(race)
     if access.verb == "store":
-        return Cause(f"two threads store to {race.cell}, and nothing at all orders one before the other")
+        what = f"two threads store to {race.cell}, and nothing at all orders one before the other"
+        if next(_told(race, _hearings(race)[0]), None) is None:
+            such = _told_next(race)
+            what += f": the second has waited for nothing that the first one, or its block, has stored{such}"
+        return Cause(what)
     what = f"nothing at all orders {race.order} of {race.cell}"
     link = next(_told(race, _hearings(race)[0]), None)
     if link is not None and earlier.order == "bulk" and link.store.owner is earlier.owner:

@@ -34,7 +34,7 @@ def stem_of(allocation: Allocation, offset: int) -> str:
 
 def index_of(cell: Cell) -> tuple[int, str] | None:
     """Whose memory a cell is in, and its index: `[channel 0, src 1]`. A ring's head and its tail have the same."""
-    if not isinstance(cell[0], Allocation) or cell[0].freed:
+    if not isinstance(cell[0], Allocation) or cell[0].freed or cell[0].number == 0:
         return None
     found = re.search(r"\[.*?\]", cell[0].cell(cell[1]))
     return (cell[0].rank, found[0]) if found else None

@@ -67,13 +67,19 @@ class Group:
         cells = self.wait.cells
         if not cells:
             return None
-        named = [] if self.told is None else [cell for cell in cells if self.told.cell in cell[0].cell(cell[1])]
+        named = [cell for cell in cells if is_told_of(self.told, cell)]
         compared = [cell for cell in cells if (cell[0], cell[1]) in self.expected]
         both = [cell for cell in named if (cell[0], cell[1]) in self.expected]
         return (both or compared or named or cells)[-1]
 
     def who(self) -> str:
         return f"{name_of(self.rank)}, kernel `{self.launch.name}`, {who(self.threads)}"
+
+
+def is_told_of(told: Told | None, cell: Cell) -> bool:
+    """Whether a cell is the one that a wait tells of; never in shared memory, where a coordinator looks besides."""
+    is_shared = isinstance(cell[0], Allocation) and cell[0].number == 0
+    return told is not None and not is_shared and told.cell in cell[0].cell(cell[1])
 
 
 def waiting_groups(world: World, here: tuple[Thread | None, FrameType | None] | None = None) -> list[Group]:
@@ -83,7 +89,7 @@ def waiting_groups(world: World, here: tuple[Thread | None, FrameType | None] | 
     """
     groups: dict[tuple[Launch, tuple[Site, ...], Body], Group] = {}
     waits: dict[int, Wait] = {}
-    running = set(world.runnable)
+    running = {*world.runnable, *world.slow}
     if here is not None and here[0] is not None:
         running.add(here[0])
     for launch in sorted(world.launches, key=lambda launch: launch.rank):

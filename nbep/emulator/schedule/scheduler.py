@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from ..reports.deadlock import deadlock_error, host_entry
-from ..reports.errors import EmulatorError
+from ..reports.errors import EmulatorError, Uninitialized
+from ..reports.unwritten import tell_who_writes
 from .strategies import Ready, strategy_of
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class Scheduler:
 
     Attributes:
         runnable: threads and hosts that can run, in no particular order
+        slow: more of them, which run less often: the loop puts those here that are reluctant
         launches: the kernels running now
         polling: threads parked on cells they poll
         calls, steps, parks: primitive calls, quanta given, times a thread parked on polled cells
@@ -105,6 +107,7 @@ class Scheduler:
         self._ready = self.strategy.ready_list()
         self.hub: greenlet = getcurrent()
         self.runnable: Any = [] if self._ready is None else self._ready
+        self.slow: list[Any] = []
         self.launches: dict[Launch, None] = {}
         self.polling: dict[Thread, None] = {}
         self.streams: list[Stream] = []
@@ -187,6 +190,7 @@ class Scheduler:
     def _run_guarded(self, finished: Callable[[], bool], describe: Describe = "") -> None:
         """Run until `finished()`; an error ends everything that runs and names where it came from."""
         self.hub = getcurrent()
+        world: Any = self  # the only kind of scheduler that there is
         try:
             with few_collections():
                 if self._ready is None:
@@ -204,26 +208,34 @@ class Scheduler:
                 error.add_note(f"seed {self.seed} replays this run")
             if self.on_failure is not None:
                 self.on_failure(error)
+            if isinstance(error, Uninitialized):
+                tell_who_writes(error, world)
             self._abort()
             raise
 
     def _loop(self, finished: Callable[[], bool], describe: Describe) -> None:
-        runnable = self.runnable
+        runnable, slow = self.runnable, self.slow
         operations = self.operations
         uniform, operation_rate = self.random.random, self.strategy.operation_rate
+        willing = 1 - self.strategy.slow_reluctance
         while not finished():
             start = self.random.randrange(_NUM_QUANTA - _TICK)
             for quantum in self._quanta[start : start + _TICK]:
-                if not runnable:
+                if not (runnable or slow):
                     break
-                index = int(uniform() * len(runnable))
-                thread = runnable[index]
-                reluctance = thread.reluctance
-                if reluctance and uniform() < reluctance:
-                    continue
-                last = runnable.pop()
+                # Those in `slow` count for less, so that nobody who is picked has to give way again and again.
+                draw = uniform() * (len(runnable) + len(slow) * willing)
+                if draw < len(runnable):
+                    index, waiting = int(draw), runnable
+                else:
+                    index, waiting = min(int((draw - len(runnable)) / willing), len(slow) - 1), slow
+                thread = waiting[index]
+                last = waiting.pop()
                 if last is not thread:
-                    runnable[index] = last
+                    waiting[index] = last
+                if thread.reluctance and waiting is runnable:
+                    slow.append(thread)
+                    continue
                 self._granted = thread.left = quantum
                 self.current = thread
                 thread.switch()
@@ -264,7 +276,7 @@ class Scheduler:
             self._last_change = self.calls
         elif self.calls - self._last_change > self.max_idle_calls:
             self._find_endless_loops(describe)
-        if not self.runnable and not finished():
+        if not (self.runnable or self.slow) and not finished():
             self._idle(describe)
 
     def _operate(self) -> None:
@@ -308,6 +320,8 @@ class Scheduler:
 
     def _find_endless_loops(self, describe: Describe) -> None:
         """Stop the run if each thread that can run has polled lately, or another one of its block has."""
+        self.runnable += self.slow
+        self.slow.clear()
         threads = [thread for thread in self.runnable if not isinstance(thread, Host)]
         blocks = {thread.block for thread in threads}
         is_endless = all(any(thread.polled for thread in block.threads) for block in blocks)
@@ -320,7 +334,7 @@ class Scheduler:
 
     def _deadlock(self, describe: Describe) -> EmulatorError:
         hosts = [host_entry(host) for host in self.waiting_hosts]
-        world: Any = self  # the only kind of scheduler that there is
+        world: Any = self
         return deadlock_error(world, [*hosts, ("the host", describe)] if describe else hosts, self.streams)
 
     def _expire(self) -> bool:
@@ -344,6 +358,7 @@ class Scheduler:
         for thread in list(self.polling):  # a watch list would keep it, and so the world, for good: see `memory.Writer`
             thread.unwatch()
         self.runnable.clear()
+        self.slow.clear()
         self.operations.clear()
         for host in self.hosts:
             if host and host is not self.current:

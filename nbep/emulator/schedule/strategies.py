@@ -35,9 +35,11 @@ class Strategy:
         name: as `strategy_of` reads it
         seed: of the run; all choices come from it
         operation_rate: the chance, at each step, that one of the operations under way happens
+        slow_reluctance: how often slow threads and hosts give way when it is their turn
     """
 
     name = "uniform"
+    slow_reluctance = _SLOW
 
     def __init__(self, seed: int, draws: random.Random):
         self.seed = seed
@@ -52,7 +54,7 @@ class Strategy:
         return [int(longest ** uniform()) - 1 for _ in range(count)]
 
     def reluctance(self, rank: int, block: int) -> float:
-        """How often the threads of a new warp give way when it is their turn; 0 for seed 0.
+        """How often the threads of a new warp give way when it is their turn: `slow_reluctance`, or 0, as for seed 0.
 
         Some ranks are slow, and some warps of the others.
         """
@@ -60,7 +62,7 @@ class Strategy:
             return 0.0
         if rank not in self.slow_ranks:
             self.slow_ranks[rank] = self.draws.random() < _SLOW_SHARE
-        return _SLOW if self.slow_ranks[rank] or self.draws.random() < _SLOW_SHARE else 0.0
+        return self.slow_reluctance if self.slow_ranks[rank] or self.draws.random() < _SLOW_SHARE else 0.0
 
     def host_reluctance(self, rank: int, num_ranks: int) -> float:
         """The same for a host; asked before anything runs."""
@@ -75,6 +77,7 @@ class Starved(Strategy):
     """One rank, or one part of it, runs when nobody else can, or hardly ever."""
 
     name = "starved"
+    slow_reluctance = _STARVED
 
     def __init__(self, seed: int, draws: random.Random):
         super().__init__(seed, draws)
@@ -85,12 +88,12 @@ class Starved(Strategy):
 
     def host_reluctance(self, rank: int, num_ranks: int) -> float:
         self.rank = int(self.choice * num_ranks)
-        return _STARVED if rank == self.rank and self.part in ("all", "host") else 0.0
+        return self.slow_reluctance if rank == self.rank and self.part in ("all", "host") else 0.0
 
     def reluctance(self, rank: int, block: int) -> float:
         if rank != self.rank or self.part == "host":
             return 0.0
-        return _STARVED if self.part != "block" or block == self.block else 0.0
+        return self.slow_reluctance if self.part != "block" or block == self.block else 0.0
 
 
 class Late(Strategy):

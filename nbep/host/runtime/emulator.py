@@ -14,6 +14,7 @@ import ml_dtypes  # noqa: F401 - registers bfloat16 and float8_e4m3fn with NumPy
 import numpy as np
 
 from nbep.device.jit import spec_of
+from nbep.device.kernels.shared_cells import shared_cells
 from nbep.device.types import flatten_args, unflatten_args
 from nbep.emulator import World
 from nbep.emulator.machine.memory import OFFSET_MASK
@@ -395,7 +396,8 @@ class EmulatorRuntime(Runtime):
                 leaves[i] = mappings[-1].address
 
         flat = unflatten_args(kernel, leaves)
-        launch = stream.stream.launch(kernel, flat, grid, block, smem_bytes, spec.name)
+        describe = shared_cells(spec.name, flat, block, self.world.has_tma)
+        launch = stream.stream.launch(kernel, flat, grid, block, smem_bytes, spec.name, describe)
         self._in_flight.append((launch, mappings))
 
     def prepare(self, kernel: Kernel, grid: int, block: int, smem_bytes: int, *last_args: Any) -> PreparedLaunch:

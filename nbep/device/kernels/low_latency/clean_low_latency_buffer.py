@@ -3,7 +3,7 @@
  cell                    written by       with                    read by      with
  barrier_signal[a][b]    rank b           amo_add                 rank a       ld_acquire_sys
  barriers[a][b]          rank a           st_weak                 rank a       ld_weak, behind a syncthreads or later
- all other cells         their owner      st_weak                 peers, later behind the second barrier
+ all other cells         their owner      st_weak, st_na          peers, later behind the second barrier
    of a masked rank      their owner      atom_exch_acq_rel_sys   (ABSENT): that rank may still add
 
 Nobody sends before all have cleaned, and nobody cleans before all are done. Ranks that are masked are not waited for.
@@ -17,7 +17,7 @@ Source: DeepEP csrc/kernels/internode_ll.cu, clean_low_latency_buffer; csrc/kern
 """
 
 from nbep.device.jit import device_function, kernel
-from nbep.device.kernels.low_latency.journal import JOURNAL_WORDS, SLOT_WORDS, Workspace, empty_rank
+from nbep.device.kernels.low_latency.journal import JOURNAL_WORDS, SLOT_WORDS, Workspace, clear_vectors, empty_rank
 from nbep.device.layout.low_latency import BARRIER_SIGNALS, CREDITS, MAX_RANKS, NUM_HALVES
 from nbep.device.network import Network, amo_add, own_ptr
 from nbep.device.primitives import block_dim, ld_weak_s32, s32, st_weak_s32, syncthreads, thread_idx
@@ -54,7 +54,7 @@ def clean_low_latency_buffer(network: Network, work: Workspace, bounds: Bounds, 
     for rank in range(network.num_ranks):
         empty_rank(network, num_rdma_bytes, rank, is_masked(work.mask, rank))
     fill(own_ptr(network, num_rdma_bytes + CREDITS), NUM_HALVES * MAX_RANKS, 1)
-    fill(work.slots, NUM_HALVES * SLOT_WORDS, 0)
-    fill(work.sums, NUM_HALVES * SLOT_WORDS, 0)
+    clear_vectors(work.slots, NUM_HALVES * SLOT_WORDS // 4)
+    clear_vectors(work.sums, NUM_HALVES * SLOT_WORDS // 4)
     fill(work.journal, JOURNAL_WORDS, 0)
     barrier_network(network, work, bounds, num_rdma_bytes)

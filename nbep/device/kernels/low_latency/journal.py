@@ -50,6 +50,7 @@ from nbep.device.primitives import (
     block_idx,
     ld_weak_s32,
     s32,
+    st_na_v4,
     st_weak_s32,
     syncthreads,
     syncwarp,
@@ -121,12 +122,22 @@ def clear_words(address, num_words, lane):
 
 
 @device_function
+def clear_vectors(address, num_vectors):
+    """Zero 16 bytes at a time; a whole block."""
+    for i in range(thread_idx(), num_vectors, block_dim()):
+        st_na_v4(address + 16 * i, (0, 0, 0, 0))
+
+
+@device_function
 def empty_rank(network, num_rdma_bytes, rank, is_absent):
     """Empty all cells of a rank, in both halves; a whole block."""
     for half in range(NUM_HALVES):
         counts = own_ptr(network, count_offset(num_rdma_bytes, half, rank, 0))
-        for i in range(thread_idx(), MAX_LOCAL_EXPERTS, block_dim()):
-            empty_cell(counts + 4 * i, is_absent)
+        if is_absent:
+            for i in range(thread_idx(), MAX_LOCAL_EXPERTS, block_dim()):
+                empty_cell(counts + 4 * i, True)
+        else:
+            clear_vectors(counts, MAX_LOCAL_EXPERTS // 4)
         if thread_idx() == 0:
             empty_cell(own_ptr(network, arrival_offset(num_rdma_bytes, half, rank)), is_absent)
 

@@ -1,0 +1,142 @@
+"""What stands where in the shared memory of nbep's kernels, in words: for reports of the emulator.
+
+The offsets are those of the kernels. Who changes one there, changes its name here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from nbep.device.kernels.get_dispatch_layout import LayoutSizes, num_counters
+from nbep.device.kernels.internode import arguments as internode
+from nbep.device.kernels.intranode import combine, direct_combine
+from nbep.device.kernels.intranode.dispatch import SHARED_TAILS_BYTES
+from nbep.device.kernels.low_latency.arguments import SUM_TABLE_BYTES, TABLE_BYTES, stage_bytes
+from nbep.device.kernels.network_push import PushSizes, smem_bytes
+from nbep.device.layout.internode import COUNT_MESSAGE_BYTES
+from nbep.device.layout.low_latency import LowLatencyShape
+from nbep.device.protocols.staged_sums import FULL_BYTES, SUM_STAGE_BYTES
+from nbep.device.protocols.staging import STAGE_BYTES, STAGE_STRIDE
+
+Describe = Callable[[int], str]
+WARP = 32
+
+
+def shared_cells(kernel: str, args: Sequence[Any], num_threads: int, has_tma: bool) -> Describe | None:
+    """What names the byte at an offset of a block's shared memory; None for a kernel of another's."""
+    by_kernel: dict[str, Describe] = {
+        "get_dispatch_layout": lambda offset: _layout(_one_of(args, LayoutSizes), offset),
+        "dispatch": _dispatch,
+        "combine": lambda offset: _combine(num_threads // WARP, offset),
+        "direct_dispatch": _stage,
+        "direct_combine": lambda offset: _direct_combine(num_threads // WARP, has_tma, offset),
+        "low_latency_dispatch": lambda offset: _low_latency_dispatch(_one_of(args, LowLatencyShape), offset),
+        "low_latency_combine": _low_latency_combine,
+        "internode_notify_dispatch": partial(_of_warp, "count message", COUNT_MESSAGE_BYTES),
+        "internode_dispatch": _internode_dispatch,
+        "internode_combine": _internode_combine,
+        "network_push": lambda offset: _of_warp("stage", smem_bytes(WARP, _one_of(args, PushSizes).num_bytes), offset),
+    }
+    return by_kernel.get(kernel)
+
+
+def _one_of(args: Sequence[Any], kind: type) -> Any:
+    return next(argument for argument in args if isinstance(argument, kind))
+
+
+def _stage(offset: int) -> str:
+    """Of `staging.open_stage`."""
+    warp, byte = divmod(offset, STAGE_STRIDE)
+    return f"stage[warp {warp}] + {byte}" if byte < STAGE_BYTES else f"full[warp {warp}], its stage's mbarrier"
+
+
+def _layout(sizes: LayoutSizes, offset: int) -> str:
+    counter = offset // 4
+    return f"counts[{counter}]" if counter < num_counters(sizes) else "is_last"
+
+
+def _dispatch(offset: int) -> str:
+    if offset >= SHARED_TAILS_BYTES:
+        return _stage(offset - SHARED_TAILS_BYTES)
+    return f"shared_tail[team of warp {offset // 4}]"
+
+
+def _combine(num_warps: int, offset: int) -> str:
+    weights = 8 * combine.MAX_ROWS * num_warps
+    heads = weights + 8 * combine.MAX_RANKS * num_warps
+    tails = heads + 4 * combine.MAX_RANKS * num_warps
+    if offset >= tails:
+        return f"tails[src {(offset - tails) // 4}]"
+    if offset >= heads:
+        warp, rank = divmod((offset - heads) // 4, combine.MAX_RANKS)
+        return f"heads[warp {warp}, src {rank}]"
+    if offset >= weights:
+        warp, row = divmod((offset - weights) // 8, combine.MAX_RANKS)
+        return f"weights[warp {warp}, {row}]"
+    warp, row = divmod(offset // 8, combine.MAX_ROWS)
+    return f"rows[warp {warp}, {row}]"
+
+
+def _direct_combine(num_warps: int, has_tma: bool, offset: int) -> str:
+    stages = (SUM_STAGE_BYTES + FULL_BYTES) * num_warps if has_tma else 0
+    if offset >= stages:
+        warp, byte = divmod(offset - stages, 8 * (direct_combine.MAX_ROWS + direct_combine.MAX_RANKS))
+        row = byte // 8
+        if row < direct_combine.MAX_ROWS:
+            return f"rows[warp {warp}, {row}]"
+        return f"weights[warp {warp}, {row - direct_combine.MAX_ROWS}]"
+    return _sum_stage(num_warps, offset)
+
+
+def _sum_stage(num_warps: int, offset: int) -> str:
+    """Of `staged_sums.open_sum_stage`: the stages of all warps, then their mbarriers."""
+    warp, byte = divmod(offset, SUM_STAGE_BYTES)
+    if warp < num_warps:
+        return f"stage[warp {warp}] + {byte}"
+    warp, byte = divmod(offset - SUM_STAGE_BYTES * num_warps, FULL_BYTES)
+    return f"full[warp {warp}, {byte // 8}], a mbarrier of its stage"
+
+
+def _low_latency_dispatch(shape: LowLatencyShape, offset: int) -> str:
+    """What sends and what receives use the same bytes."""
+    number, byte = divmod(offset, stage_bytes(shape))
+    sends = f"stage {number} + {byte}" if number < 2 else f"histogram[{(offset - 2 * stage_bytes(shape)) // 4}]"
+    receives = f"table + {offset}" if offset < TABLE_BYTES else _stage(offset - TABLE_BYTES)
+    return f"{sends} to send, {receives} to receive"
+
+
+def _low_latency_combine(offset: int) -> str:
+    return f"table + {offset}" if offset < SUM_TABLE_BYTES else _stage(offset - SUM_TABLE_BYTES)
+
+
+def _teams(offset: int) -> str:
+    """What dispatch and combine between nodes have in common."""
+    if offset < internode.BOARD:
+        return f"batch[team {offset // 16}] + {offset % 16}"
+    warp, byte = divmod(offset - internode.BOARD, internode.BOARD_ROW)
+    return f"board[warp {warp}, {byte // 4}]"
+
+
+def _internode_dispatch(offset: int) -> str:
+    return _teams(offset) if offset < internode.STAGES else _stage(offset - internode.STAGES)
+
+
+def _internode_combine(offset: int) -> str:
+    if offset < internode.LISTS:
+        return _teams(offset)
+    if offset >= internode.COMBINE_STAGES:
+        return _stage(offset - internode.COMBINE_STAGES)
+    if offset >= internode.TOLD:
+        return f"told[{(offset - internode.TOLD) // 4}]"
+    warp, byte = divmod(offset - internode.LISTS, internode.LIST_BYTES)
+    row = byte // 8
+    weights = internode.WEIGHT_LIST // 8
+    return f"rows[warp {warp}, {row}]" if row < weights else f"weights[warp {warp}, {row - weights}]"
+
+
+def _of_warp(name: str, num_bytes: int, offset: int) -> str:
+    """Where each warp has as many bytes."""
+    warp, byte = divmod(offset, num_bytes)
+    return f"{name}[warp {warp}] + {byte}"

@@ -1,0 +1,157 @@
+"""A load of bytes that nobody has written: whether somebody writes them a moment later, so that an order is missing.
+
+The run is over then. The other threads go on for a moment, one primitive at a time, to see who would have stored there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..machine.memory import Allocation
+from .errors import Uninitialized
+from .source import Site, describe_site, site_of, source_line
+
+if TYPE_CHECKING:
+    from ..machine.thread import Thread
+    from ..world import World
+
+MOST_STEPS = 20_000
+OPERATION_RATE = 0.1  # of those steps, if a copy or a start of a kernel is under way
+
+
+class Hole(NamedTuple):
+    """Bytes that a thread has tried to load; polls: it may have waited for them, or is an atomic."""
+
+    thread: Thread
+    allocation: Allocation
+    offset: int
+    nbytes: int
+    polls: bool = False
+
+
+class Writer(NamedTuple):
+    """Who stores them; thread is None for what was under way: a bulk copy, or a store of `delayed`."""
+
+    thread: Thread | None
+    site: Site | None = None
+
+
+def with_hole(error: Uninitialized, *hole: Any) -> Uninitialized:
+    error.hole = Hole(*hole)
+    return error
+
+
+def tell_who_writes(error: Uninitialized, world: World) -> None:
+    """Add to the error's first line that an order is missing, if that is the cause, and who stores the bytes.
+
+    What the other threads do is lost: nobody may look at the run afterwards.
+    """
+    hole = error.hole
+    if hole is None or world.lock is not None or hole.allocation.freed:
+        return
+    writer = _on_its_way(hole)
+    if writer is None and not _is_there(hole):
+        writer = _who_writes(hole, world)
+        if writer is None:
+            _add(error, _not_launched(hole, world))
+            return
+    by: list[str] = []
+    if writer is None:
+        what = "it is stored, but nothing makes this thread see that"
+    elif writer.thread is None:
+        what = "a copy or a store that is under way writes it, and nothing makes this load wait for that"
+    else:
+        what = f"{_who(hole.thread, writer.thread)} stores it, and nothing makes this load wait for that"
+        by = [f"    stored by {writer.thread.describe()}", f"      at {describe_site(writer.site)}"]
+        by += [f"        {text}"] if (text := source_line(writer.site)) else []
+    is_near = writer is not None and writer.thread is not None and writer.thread.block is hole.thread.block
+    if hole.polls and not is_near and writer is not None and writer.thread is not None:
+        who = _who(hole.thread, writer.thread)
+        _add(error, f"{who} stores it, but it is looked at before: what resets it is missing, or comes too late", by)
+        return
+    _add(error, f"{what}: {_missing(hole, writer)}", by)
+
+
+def _add(error: Uninitialized, what: str, by: Sequence[str] = ()) -> None:
+    """Say something more in the error's first line, and behind the line that names the cell."""
+    first, *rest = str(error).splitlines()
+    end = next((i for i, line in enumerate(rest) if not line.startswith("  in ")), len(rest))
+    error.args = ("\n".join([f"{first}; {what}" if what else first, *rest[:end], *by, *rest[end:]]),)
+
+
+def _not_launched(hole: Hole, world: World) -> str:
+    """Of ranks that have not launched this kernel as often: what they will do is not known."""
+    launch = hole.thread.block.launch
+    late = [rank for rank in range(world.num_ranks) if world.num_launches[rank, launch.name] < launch.number]
+    if hole.allocation is hole.thread.shared or not late:
+        return ""
+    who, has = (f"rank {late[0]}", "has") if len(late) == 1 else (f"ranks {', '.join(map(str, late))}", "have")
+    return f"{who} {has} not launched this kernel yet: if it is to store that, nothing makes this load wait for it"
+
+
+def _who(reader: Thread, writer: Thread) -> str:
+    if writer.block is reader.block:
+        return "another thread of its block"
+    if writer.rank != reader.rank:
+        return f"rank {writer.rank}"
+    return "another block of its rank" if writer.block.launch is reader.block.launch else "another kernel of its rank"
+
+
+def _missing(hole: Hole, writer: Writer | None) -> str:
+    """What may be left out."""
+    if writer is not None and writer.thread is not None and writer.thread.block is hole.thread.block:
+        meeting = "syncwarp" if writer.thread.warp_state is hole.thread.warp_state else "barrier"
+        return f"a {meeting} or a wait is missing, or comes too late"
+    return "a wait is missing, or what it polls is too weak or comes too soon"
+
+
+def _is_there(hole: Hole) -> bool:
+    return not hole.allocation.freed and hole.allocation.first_unwritten(hole.offset, hole.nbytes) < 0
+
+
+def _on_its_way(hole: Hole) -> Writer | None:
+    """Who has stored there, if that is not in memory yet; see `delayed`."""
+    for granule in range(hole.offset >> 4, (hole.offset + hole.nbytes + 15) >> 4):
+        for store in hole.allocation.pending.get(granule, ()):
+            if store.offset < hole.offset + hole.nbytes and hole.offset < store.offset + len(store.data):
+                if store.thread is not hole.thread:
+                    return Writer(store.thread, store.site)
+    return None
+
+
+def _who_writes(hole: Hole, world: World) -> Writer | None:
+    """Let all threads go on, until one has stored the bytes."""
+    from ..schedule.scheduler import Host
+
+    if world.hooks is not None:
+        world.hooks = SimpleNamespace(**dict.fromkeys(vars(world.hooks), lambda *_: None))
+    ready: deque[Any] = deque()
+    for _ in range(MOST_STEPS):
+        ready += [one for one in (*world.runnable, *world.slow) if not isinstance(one, Host)]
+        world.runnable.clear()
+        world.slow.clear()
+        if not ready and not world.operations:
+            return None
+        if world.operations and (not ready or world.random.random() < OPERATION_RATE):
+            world._operate()
+            if _is_there(hole):
+                return Writer(None)
+            continue
+        thread = ready.popleft()
+        if thread.dead or thread.exited:
+            continue
+        site = None if thread.gr_frame is None else site_of(thread.gr_frame)
+        world._granted = thread.left = 0
+        world.current = thread
+        with suppress(Exception):
+            thread.switch()
+        world.current = None
+        if _is_there(hole) or _on_its_way(hole):
+            return Writer(thread, site)
+        if hole.allocation.freed:
+            return None
+    return None
