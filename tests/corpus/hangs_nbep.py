@@ -290,8 +290,8 @@ INSIDE_A_NODE = [
         "board.tails + 4 * (peer ^ 1), tail",
         (
             "rank 0: the combine receiver (kernel `combine`, block 1, warp 1, lane 1) waits for " + CHUNK,
-            "It polls `shared memory`: tails[src 1] (byte 356), expects 1 or more and sees 0",
-            "Next to it, `shared memory`: tails[src 0] (byte 352) is 4, stored by rank 0, kernel `combine`, block 1",
+            "It polls `shared memory`: shared_tails[src 1] (byte 356), expects 1 or more and sees 0",
+            "Next to it, `shared memory`: shared_tails[src 0] (byte 352) is 4, stored by rank 0, kernel `combine`",
             "rank 0 combine receiver -> rank 0 combine coordinator -> rank 0 combine receiver",
         ),
     ),

@@ -90,7 +90,7 @@ LOW_LATENCY = [
          (ATOMIC + RDMA, ": arrivals[half 1, rank ", RELEASES), (LOAD, "counts[", *TIES)),
     race("once a rank: lanes write and read a part without meeting", "low_latency.sum_first.send_part: syncwarp", ONCE,
          ("no syncwarp is between the store and this load of `shared memory`", "two lanes of a warp"),
-         ("too weak", "no barrier")),
+         ("too weak", "no barrier"), seeds=(0, 3)),
     race("clean: relaxed signals", "low_latency.clean_low_latency_buffer.barrier_network: amo_add", CLEAN,
          (ATOMIC + RDMA, ": barrier_signal[rank ", RELEASES), (LOAD, *TIES), least=1),
     race("clean: relaxed polls", "arrivals.wait_peer: acquire of network-amo", CLEAN,
@@ -243,15 +243,17 @@ def own(function: Callable) -> Callable[..., None]:
     return attempt
 
 
-def users(name: str, function: Callable, names: tuple[Name, ...], not_names: tuple[str, ...] = (), least=1) -> Broken:
-    return Broken(name, partial(own(function)), DataRace, names, not_names, range(4), least)
+def users(
+    name: str, function: Callable, names: tuple[Name, ...], not_names: tuple[str, ...] = (), least=1, seeds=range(4)
+) -> Broken:
+    return Broken(name, partial(own(function)), DataRace, names, not_names, seeds, least)
 
 
 USERS = [
     users("NIC: the flag on another queue pair", flag_on_another_queue,
           ("nothing at all orders the store before this load of " + NVL, "the NIC has stored it for entry 0 of ",
            "heard of the NIC is " + NVL, ", for entry 0 of queue pair 6", "nothing orders two queue pairs"),
-          ("too weak",)),
+          ("too weak",), seeds=(0, 2, 3, 4)),
     users("NIC: the last word of a message as a flag", last_word_as_a_flag,
           (NVL, "is too weak: weak, but another thread loads it with acquire.sys order"), ("scope",)),
     users("NIC: a source is filled again while it is read", source_filled_again,

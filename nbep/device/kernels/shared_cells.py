@@ -68,10 +68,10 @@ def _combine(num_warps: int, offset: int) -> str:
     heads = weights + 8 * combine.MAX_RANKS * num_warps
     tails = heads + 4 * combine.MAX_RANKS * num_warps
     if offset >= tails:
-        return f"tails[src {(offset - tails) // 4}]"
+        return f"shared_tails[src {(offset - tails) // 4}]"
     if offset >= heads:
         warp, rank = divmod((offset - heads) // 4, combine.MAX_RANKS)
-        return f"heads[warp {warp}, src {rank}]"
+        return f"shared_heads[warp {warp}, src {rank}]"
     if offset >= weights:
         warp, row = divmod((offset - weights) // 8, combine.MAX_RANKS)
         return f"weights[warp {warp}, {row}]"
