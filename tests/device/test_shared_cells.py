@@ -21,6 +21,6 @@ def test_the_parts_of_combines_board_lie_behind_each_other():
     describe = shared_cells("combine", (), 96, True)
     names = [describe(offset) for offset in range(0, combine_smem_bytes(96), 4)]
     stems = [name.partition("[")[0] for name in names]
-    assert list(dict.fromkeys(stems)) == ["rows", "weights", "heads", "tails"]
-    assert stems == sorted(stems, key=["rows", "weights", "heads", "tails"].index)
-    assert names[-1] == "tails[src 7]"
+    assert list(dict.fromkeys(stems)) == ["rows", "weights", "shared_heads", "shared_tails"]
+    assert stems == sorted(stems, key=["rows", "weights", "shared_heads", "shared_tails"].index)
+    assert names[-1] == "shared_tails[src 7]"
