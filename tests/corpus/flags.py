@@ -191,7 +191,8 @@ ENTRIES = [
     ),
     Broken(
         "flag: raised before the data is written", message(flag_before_data, reader()), DataRace,
-        (f"of {cell('data[0]')}", f"heard of its thread is {cell('flag')}", "which was stored before"),
+        (f"of {cell('data[0]')}", (f"heard of its thread is {cell('flag')}", f"heard of its block is {cell('flag')}"),
+         "which was stored before"),
         ("too weak", "scope"), range(12),
     ),
     Broken(

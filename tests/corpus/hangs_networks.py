@@ -106,7 +106,7 @@ BETWEEN_NODES = [
           "by rank 0, kernel `internode_notify_dispatch`, block 0, warp 0, lane 0", "which has ended"), ("circle",)),
     hang("between nodes: combine does not publish its heads inside a node", scenario("internode", tokens=8),
          combine_forwarder.tell_nvl_heads, "st_relaxed_sys_s32", "max",
-         ("the internode combine NVL sender (kernel `internode_combine`, block 1, warp 2, lane 0) waits for rank 1",
+         ("the internode combine NVL sender (kernel `internode_combine`, block 1, warp 1, lane 0) waits for rank 1",
           ": head[channel 0, src 0] (byte ", "expects 2 or more and sees 0", NO_STORE,
           "rank 0 internode combine NVL sender -> rank 1 internode combine forwarder -> rank 0")),
 ]  # fmt: skip

@@ -298,7 +298,9 @@ class CheckedThread(RememberingThread):
         self, op: str, address: int, kind: str, operand: Any, order: str, scope: str, compare: Any = None
     ) -> Any:
         old = super().atomic(op, address, kind, operand, order, scope, compare)
-        self._modified(*self.locate(address), kind, order, scope)
+        allocation, offset = self.locate(address)
+        self._modified(allocation, offset, kind, order, scope)
+        self.world.timed_out |= allocation.name.startswith("claim") and op == "cas"  # see waits.report_fault
         return old
 
     def load_shared(self, address: int, kind: str, order: str) -> Any:
