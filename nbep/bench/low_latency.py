@@ -41,7 +41,7 @@ from nbep.bench.parts.clocks import Clock, KernelTime, Spread, Step, by_events, 
 from nbep.bench.parts.low_latency_calls import DEVICE, Bytes, Calls, Gap, Variant, bytes_of, make_inputs
 from nbep.bench.parts.low_latency_report import PAIR, HostCost, PushTime, Report, Row
 from nbep.bench.parts.normal_clock import PUSH_OFFSET, PUSH_THREADS
-from nbep.device.jit import spec_of
+from nbep.device.jit import KERNELS, spec_of
 from nbep.device.kernels.intranode.push import ROW_BYTES, TO_PEERS, push
 from nbep.device.layout.low_latency import MAX_RANKS
 from nbep.device.terminal import add_json
@@ -266,7 +266,7 @@ def graph_samples(clock: Clock, calls: Calls, works: Sequence[str]) -> Samples:
 
 def names_of(labels: Iterable[str]) -> list[str]:
     """The kernel that each of these launches, as the profiler calls it."""
-    return [f"nbep::low_latency::{label.split()[0]}" for label in labels]
+    return [KERNELS[f"low_latency_{label.split()[0]}"].full_name for label in labels]
 
 
 def kernel_samples(rounds: list[list[KernelTime]] | None, labels: Sequence[str], graph: bool) -> Samples:

@@ -11,8 +11,6 @@ import argparse
 import os
 import random
 import re
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,7 +23,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(folder) for folder in (HERE.parents[1], HERE.parent / "support")]
 
 from kills import MPICH_FILE, NUM_RANKS, PROGRAM, last_words, who_does_not_name
-from processes import surviving_mpirun
+from processes import run_within, surviving_mpirun
 
 KINDS = ("intranode", "nodes", "internode")
 LONGEST_MS = 2000  # a process makes its first buffer in about one second, and later ones at once
@@ -61,26 +59,15 @@ def make_plans(rng: random.Random, name: str, number: int) -> list[Plan]:
 
 def run(plan: Plan, command: Sequence[str], target: str) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="run") as folder:
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([*sys.path[:2], os.environ.get("PYTHONPATH", "")]),
-            "NBEP_TARGET": target,
-            "NBEP_TEST_TARGET": target,
-            "TMPDIR": folder,
-        }
-        with subprocess.Popen(
+        status, output = run_within(
+            LIMIT_S,
             [*command, sys.executable, str(PROGRAM), *map(str, plan)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        ) as process:
-            try:
-                output, _ = process.communicate(timeout=LIMIT_S)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                return Outcome(plan, LIMIT_S, [f"not done after {LIMIT_S} s"], process.communicate()[0])
+            NBEP_TARGET=target,
+            NBEP_TEST_TARGET=target,
+            TMPDIR=folder,
+        )
+        if status is None:
+            return Outcome(plan, LIMIT_S, [f"not done after {LIMIT_S} s"], output)
         faults = [f"{path} stayed" for path in Path(folder).iterdir()]
     faults += [f"rank {rank} does not name it" for rank in who_does_not_name(plan.victim, last_words(output))]
     moment = re.search(r"^at (\d+\.\d+)", output, re.MULTILINE)

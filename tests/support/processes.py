@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -39,6 +39,20 @@ def run_python(
     """
     global _limit_s
     command = [*(surviving_mpirun(ranks) if survive else mpirun(ranks)), sys.executable, *map(str, arguments)]
+    status, output = run_within(_limit_s, command, **environment)
+    if status is None:
+        message = f"{' '.join(command)} is not done after {_limit_s} s\n{output}"
+        _limit_s = LATER_LIMIT_S
+        pytest.fail(message)
+    assert (status != 0) == must_fail, output
+    return output
+
+
+def run_within(limit_s: float, command: Sequence[str], **environment: str | None) -> tuple[int | None, str]:
+    """A command's status and what it prints. The status is None if it was not done in time: then it is killed.
+
+    So are the processes that it has started. They find nbep and tests/support. A variable that is None is unset.
+    """
     paths = [str(ROOT), str(ROOT / "tests" / "support"), *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = {
         **os.environ,
@@ -56,14 +70,11 @@ def run_python(
         start_new_session=True,
     ) as process:
         try:
-            output, _ = process.communicate(timeout=_limit_s)
+            output, _ = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            message = f"{' '.join(command)} is not done after {_limit_s} s\n{process.communicate()[0]}"
-            _limit_s = LATER_LIMIT_S
-            pytest.fail(message)
-    assert (process.returncode != 0) == must_fail, output
-    return output
+            return None, process.communicate()[0]
+    return process.returncode, output
 
 
 def mpirun(ranks: int | None) -> list[str]:

@@ -82,7 +82,7 @@ def load_piece(stage, half, rows, num_rows, offset, num_bytes, stride, lane):
 
 @device_function
 def add_pair(total, data, stride):
-    """Add 16 bytes of two rows."""
+    """Add 16 bytes of two rows, both loaded before the first is added."""
     first = ld_shared_v4(data)
     second = ld_shared_v4(data + stride)
     return add_bf16x8(add_bf16x8(total, first), second)
@@ -99,7 +99,17 @@ def add_quad(total, data, stride):
 
 
 @device_function
-def add_up(data, num_rows, stride):
+def sum_of_four(data, _, stride):
+    return add_quad(zero_f32x8(), data, stride)
+
+
+@device_function
+def sum_of_two(data, _, stride):
+    return add_pair(zero_f32x8(), data, stride)
+
+
+@device_function
+def sum_of_any(data, num_rows, stride):
     """The sum of 16 bytes of each row, in order. The loads of four rows go together; in a loop each would wait."""
     total = zero_f32x8()
     left = num_rows
@@ -116,6 +126,16 @@ def add_up(data, num_rows, stride):
 
 
 @device_function
+def store_sums(sum_of, dst, data, num_rows, left, stride):
+    """Store the sums of what a lane has of a half: every 512th byte of 16, as long as there are some left."""
+    while left > 0:
+        st_na_v4(dst, to_bf16x8(sum_of(data, num_rows, stride)))
+        dst += WARP_BYTES
+        data += WARP_BYTES
+        left -= WARP_BYTES
+
+
+@device_function
 def add_piece(dst, data, num_rows, num_bytes, stride, lane):
     """Add up what a half holds, in the order of the rows, round once and store it; a warp.
 
@@ -125,23 +145,11 @@ def add_piece(dst, data, num_rows, num_bytes, stride, lane):
     data += lane * VEC_BYTES
     left = num_bytes - lane * VEC_BYTES
     if num_rows == 4:
-        while left > 0:
-            st_na_v4(dst, to_bf16x8(add_quad(zero_f32x8(), data, stride)))
-            dst += WARP_BYTES
-            data += WARP_BYTES
-            left -= WARP_BYTES
+        store_sums(sum_of_four, dst, data, num_rows, left, stride)
     elif num_rows == 2:
-        while left > 0:
-            st_na_v4(dst, to_bf16x8(add_pair(zero_f32x8(), data, stride)))
-            dst += WARP_BYTES
-            data += WARP_BYTES
-            left -= WARP_BYTES
+        store_sums(sum_of_two, dst, data, num_rows, left, stride)
     else:
-        while left > 0:
-            st_na_v4(dst, to_bf16x8(add_up(data, num_rows, stride)))
-            dst += WARP_BYTES
-            data += WARP_BYTES
-            left -= WARP_BYTES
+        store_sums(sum_of_any, dst, data, num_rows, left, stride)
 
 
 @device_function

@@ -31,6 +31,7 @@ from nbep.device.kernels.low_latency.dispatch_sender import (
 from nbep.device.kernels.low_latency.journal import may_send, may_warp_send, slot_counter, sum_cell
 from nbep.device.layout.low_latency import (
     MAX_EXPERTS,
+    NOTE_DIGEST,
     arrival_offset,
     count_offset,
     message_stride,
@@ -67,7 +68,7 @@ from nbep.device.protocols.reduce import warp_sum_s32
 QUEUE = 0
 # Words of a note
 SRC_IDX = 0
-DIGEST = 1
+DIGEST = NOTE_DIGEST // 4
 ENTRIES = 4  # for each choice: local expert or -1, place, weight
 NOBODY = -1
 
