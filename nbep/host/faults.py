@@ -10,7 +10,6 @@ from nbep.device.protocols.waits import (
     CALLS_DIFFER,
     DISPATCH_RECEIVER_ROWS,
     IBGDA_ERROR,
-    LOW_LATENCY_CALL,
     LOW_LATENCY_CHOICE,
     LOW_LATENCY_HALF,
     OF_NODE,
@@ -131,12 +130,6 @@ def fault_error(
         )
     if report.site == CALLS_DIFFER:
         return difference_error(rank, report)
-    if report.site == LOW_LATENCY_CALL:
-        return ValueError(
-            f"low-latency calls: rank {rank} and rank {report.peer} have made different ones, where they must make the "
-            f"same: the verb, num_max_dispatch_tokens_per_rank, num_experts, the hidden size, use_fp8, round_scale, "
-            f"use_logfmt, deduplicate, and with it the number of choices, must be the same on all ranks"
-        )
     if report.site == LOW_LATENCY_HALF:
         return ValueError(
             f"low-latency calls: got one in half {report.seen} on rank {rank}; must be in half {report.expected}: "

@@ -38,15 +38,16 @@ from nbep.device.layout.intranode import (
 )
 from nbep.device.protocols.calls import Call
 from nbep.device.protocols.peers import Bounds, HostPeers, Peers
-from nbep.device.protocols.waits import OF_NODE, REPORT_BYTES, REPORT_WORDS, FaultReport
+from nbep.device.protocols.waits import REPORT_BYTES, REPORT_WORDS, FaultReport
 from nbep.host import validate
 from nbep.host.arguments import integer, refuse
 from nbep.host.await_ranks import end_without_mpi
 from nbep.host.call_log import Arguments, CallLog
 from nbep.host.calls import VERBS, arguments_of
+from nbep.host.causes import error_of
 from nbep.host.comm import Communicator, await_all, connect, gather_results, is_mpi_comm
 from nbep.host.events import EventHandle, EventOverlap, handle_of
-from nbep.host.faults import destroy_error, destroyed_without, fault_error
+from nbep.host.faults import destroy_error, destroyed_without
 from nbep.host.internode.memory import KERNELS as INTERNODE_KERNELS
 from nbep.host.internode.memory import InternodeMemory
 from nbep.host.intranode.direct import DirectMemory
@@ -284,7 +285,7 @@ class NodeMemory:
         self.network = self.transport.open([nvl for nvl, _, _ in handles], buffer_ptrs, self.bounds)
         bases = self.symmetric.read(buffer_ptrs, self.num_ranks, np.int64)
         self.symmetric.write(signal_ptrs, np.where(bases != 0, bases + self.num_nvl_bytes, 0))
-        first = self._first_in_node
+        first = self.first_in_node
         here = self.rank - first, self.num_nvl_peers
         if self._signal_table is None:
             tables = self.symmetric.address + 8 * first
@@ -365,7 +366,7 @@ class NodeMemory:
         return self.num_ranks // self.num_nvl_peers
 
     @property
-    def _first_in_node(self) -> int:
+    def first_in_node(self) -> int:
         return self.rank // self.num_nvl_peers * self.num_nvl_peers
 
     @property
@@ -477,14 +478,8 @@ class NodeMemory:
         if self.fault is None:
             if self._report.poll_word(0) == 0:
                 return
-            report = FaultReport(*(int(word) for word in self._report.read()))
-            if report.site in OF_NODE:  # they count the ranks of the node
-                report = report._replace(peer=report.peer + self._first_in_node)
-            transport = self.transport if self.rdma is None else self.rdma.transport
-            network = transport.describe(report.peer) if report.peer >= 0 else []
-            self.fault = fault_error(self.rank, report, self.timeout_ms, network, self.who_is_gone())
-        if self.fault is not None:
-            raise self.fault
+            self.fault = error_of(self, FaultReport(*(int(word) for word in self._report.read())))
+        raise self.fault
 
     def _describe(self, offset: int) -> str:
         if self.direct is not None and offset >= self.direct.start:

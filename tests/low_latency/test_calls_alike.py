@@ -1,7 +1,7 @@
 """Ranks in processes of their own that make low-latency calls which differ: none of them goes on with what came.
 
 Here they live in one process, which would compare them before; that is switched off. Who waits for a message that the
-other call does not send is told of a time-out.
+other call does not send may be told of a time-out.
 """
 
 import ml_dtypes
@@ -18,7 +18,6 @@ from nbep.host.low_latency import digest
 
 pytestmark = pytest.mark.emulator_only("a GPU's virtual ranks live in one process: what they launch is compared before")
 MODELS = ["sc", "delayed", "checked"]
-DIFFERENT = "have made different ones, where they must make the same"
 SHAPE = LowLatencyShape(2, 4, 4, 256, 2, 1, 0, 0)
 TOPK_IDX = np.array([[0, 2], [1, 3], [2, 0]])
 WEIGHTS = np.ones((3, 2), np.float32)
@@ -66,31 +65,49 @@ def run(main, memory_model="sc", seed=0):
     return nbep.spawn(of_rank, 2, "emulator", seed=seed, memory_model=memory_model, on_deadlock="expire")
 
 
-def check_refused(outcomes):
+def check_refused(outcomes, named):
+    """Each rank is told what both have passed, or that it has waited in vain; the first is so for one of them."""
+    name, own, theirs = named
     assert all(outcomes), outcomes
-    assert any(DIFFERENT in outcome for outcome in outcomes), outcomes
-    assert all(DIFFERENT in outcome or "waited more than" in outcome for outcome in outcomes), outcomes
+    texts = [
+        f"{name}: got {mine} on rank {rank}, {other} on rank {1 - rank} in the same "
+        for rank, mine, other in ((0, own, theirs), (1, theirs, own))
+    ]
+    is_named = [outcome.startswith(text) for outcome, text in zip(outcomes, texts, strict=True)]
+    assert any(is_named), outcomes
+    assert all(is_so or "waited more than" in outcome for is_so, outcome in zip(is_named, outcomes, strict=True)), (
+        outcomes
+    )
 
 
 OF_ONE = {"deduplicate": True, "topk_weights": WEIGHTS}
+# What the last rank passes in place of the defaults; the name; what the others and the last one have passed.
 DISPATCHES = {
-    "shorter rows": {"hidden": 128},
-    "longer rows": {"hidden": 512},
-    "more tokens": {"num_max_tokens": 7},
-    "more experts": {"num_experts": 8},
-    "bf16": {"use_fp8": False},
-    "powers of two": {"round_scale": True},
-    "once a rank": OF_ONE,
+    "shorter rows": ({"hidden": 128}, ("hidden size of x", 256, 128)),
+    "longer rows": ({"hidden": 512}, ("hidden size of x", 256, 512)),
+    "more tokens": ({"num_max_tokens": 7}, ("num_max_dispatch_tokens_per_rank", 4, 7)),
+    "more experts": ({"num_experts": 8}, ("num_experts", 4, 8)),
+    "bf16": ({"use_fp8": False}, ("use_fp8", True, False)),
+    "powers of two": ({"round_scale": True}, ("round_scale", False, True)),
+    "once a rank": (OF_ONE, ("deduplicate", False, True)),
 }
 
 
+def dispatches_that_differ(which):
+    return lambda buffer, is_last, _: dispatch(buffer, **(DISPATCHES[which][0] if is_last else {}))
+
+
 @pytest.mark.parametrize("which", both_parts(["shorter rows", "once a rank"], thorough=list(DISPATCHES)[1:-1]))
-def test_no_rank_goes_on_with_tokens_of_another_dispatch(which):
-    check_refused(run(lambda buffer, is_last, _: dispatch(buffer, **(DISPATCHES[which] if is_last else {}))))
+def test_no_rank_goes_on_with_tokens_of_another_dispatch_and_both_values_are_named(which):
+    check_refused(run(dispatches_that_differ(which)), DISPATCHES[which][1])
 
 
 def test_no_rank_goes_on_where_one_has_dispatched_with_deduplicate_and_other_rows():
-    check_refused(run(lambda buffer, is_last, _: dispatch(buffer, hidden=512 if is_last else 256, **OF_ONE)))
+    outcomes = run(lambda buffer, is_last, _: dispatch(buffer, hidden=512 if is_last else 256, **OF_ONE))
+    check_refused(outcomes, DISPATCHES["longer rows"][1])
+
+
+LOGFMT = "use_logfmt", False, True
 
 
 def in_another_format(buffer, is_last, received):
@@ -98,13 +115,12 @@ def in_another_format(buffer, is_last, received):
 
 
 def test_no_rank_goes_on_with_rows_in_another_format():
-    check_refused(run(in_another_format))
+    check_refused(run(in_another_format), LOGFMT)
 
 
 def test_no_rank_goes_on_where_one_dispatches_and_the_other_combines():
-    check_refused(
-        run(lambda buffer, is_last, received: dispatch(buffer) if is_last else combine(buffer, received)),
-    )
+    outcomes = run(lambda buffer, is_last, received: dispatch(buffer) if is_last else combine(buffer, received))
+    check_refused(outcomes, ("buffer", "low_latency_combine", "low_latency_dispatch"))
 
 
 def test_a_message_of_an_earlier_call_is_not_taken_for_one_that_lies_elsewhere():
@@ -114,17 +130,15 @@ def test_a_message_of_an_earlier_call_is_not_taken_for_one_that_lies_elsewhere()
             dispatch(buffer, topk_idx=only_second)
         dispatch(buffer, topk_idx=only_second, num_max_tokens=7 if is_last else 4)
 
-    check_refused(run(main))
+    check_refused(run(main), DISPATCHES["more tokens"][1])
 
 
 @pytest.mark.parametrize("memory_model", MODELS)
 @pytest.mark.parametrize("seed", both_parts([1], thorough=range(2, 6)))
 def test_so_it_is_under_every_memory_model(memory_model, seed):
-    options = DISPATCHES["shorter rows"]
-    check_refused(run(lambda buffer, is_last, _: dispatch(buffer, **(options if is_last else {})), memory_model, seed))
-    check_refused(
-        run(lambda buffer, is_last, received: combine(buffer, received, use_logfmt=is_last), memory_model, seed)
-    )
+    outcomes = run(dispatches_that_differ("shorter rows"), memory_model, seed)
+    check_refused(outcomes, DISPATCHES["shorter rows"][1])
+    check_refused(run(in_another_format, memory_model, seed), LOGFMT)
 
 
 @pytest.mark.parametrize("index", range(1, len(SHAPE) - 1))

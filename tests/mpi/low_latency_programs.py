@@ -14,6 +14,7 @@ from mpi4py import MPI
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 import numpy as np
+import pytest
 from low_latency import ASYNC, HOOK, Options, Trip, check, make_buffer, make_low_latency_case
 from masked import check_survivor
 
@@ -65,6 +66,33 @@ def two_calls_in_flight(comm):
         buffer.destroy()
         for case, trip in zip(cases, trips, strict=True):
             check_all_ranks(comm, case, options, trip.outcome)
+
+
+def calls_that_differ(comm):
+    """What the last rank passes alone is told to each of them, with both values."""
+    last = comm.size - 1
+    case = make_low_latency_case(3, num_ranks=comm.size, num_tokens=[8] * comm.size, num_topk=3, hidden=256)
+    wide = make_low_latency_case(3, num_ranks=comm.size, num_tokens=[8] * comm.size, num_topk=3, hidden=512)
+    fp8 = Options(use_fp8=True)
+    for of_all, of_last, name, values in (
+        ((case, Options()), (wide, Options()), "hidden size of x", (256, 512)),
+        ((case, Options()), (case, fp8), "use_fp8", (False, True)),
+        ((case, fp8), (case, Options(use_fp8=True, round_scale=True)), "round_scale", (False, True)),
+        ((case, Options()), (case, Options(use_logfmt=True)), "use_logfmt", (False, True)),
+    ):
+        buffer = make_buffer(comm, [of_all, of_last])
+        own, theirs = values[::-1] if comm.rank == last else values
+        others = rf"[0-{last - 1}]" if comm.rank == last else str(last)
+        text = rf"^{name}: got {own} on rank {comm.rank}, {theirs} on rank {others} in the same low_latency_"
+        trip = Trip(buffer, *(of_last if comm.rank == last else of_all))
+        with pytest.raises(ValueError, match=text):
+            make_trip(trip)
+        buffer.destroy()
+
+
+def make_trip(trip):
+    trip.whole()
+    trip.buffer._memory.check_faults()  # as the next call does
 
 
 def rank_that_is_killed(comm):

@@ -24,6 +24,12 @@ def test_ranks_in_processes_agree_with_the_reference(num_ranks):
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_ranks_in_processes_whose_calls_differ_are_told_what_both_have_passed(num_ranks):
+    mpiexec(num_ranks, "calls_that_differ")
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["plain", "deduplicate"])
 def test_the_others_go_on_when_a_rank_is_killed_and_end_without_it(kind):
     mpiexec(4, "rank_that_is_killed", kind, without=1, survive=True, must_fail=True, NBEP_TIMEOUT_MS="10000")

@@ -81,7 +81,7 @@ def low_latency_combine(
     of_handle = handle.arguments if handle.is_as_made else runtime.arguments(handle.arguments)
     arguments = out, stats, x, topk_idx, topk_weights, *of_handle
     memory.compare_call(VERB, lambda: {**shape._asdict(), "hook": return_recv_hook})
-    mode.shape = shape
+    mode.rdma.shape = call.shape = shape
     arrays = given, combined_x, handle.arrays
     event, hook = run_call(memory, call, plan.launches, arguments, arrays, async_finish, return_recv_hook)
     return combined_x, event, hook

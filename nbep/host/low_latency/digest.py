@@ -5,7 +5,7 @@
 
 So it is one access to memory more for each message of a dispatch, and no message more. Calls that differ in one word
 never have the same digest; others do one time in 16 million, and one time in 8191 in combine. What a combine is passed
-comes from a dispatch that was compared, but for use_logfmt.
+comes from a dispatch that was compared, but for use_logfmt. Which word it is that differs, `difference` finds out.
 
 A digest of dispatch is not 0, the word of a note that was read. One of combine is no number of tokens that a dispatch
 would send, up to LEAST_OF_COMBINE: the verbs use the same counts.

@@ -87,7 +87,7 @@ def low_latency_dispatch(
     if scales:
         recv_x = recv_x, scales[0]
     memory.compare_call(VERB, lambda: _alike(Options(*options), shape.hidden))
-    mode.shape = shape
+    mode.rdma.shape = call.shape = shape
     event, hook = run_call(
         memory, call, plan.launches, (*outputs, x, topk_idx, weights), (given, arrays), options[-2], options[-1]
     )

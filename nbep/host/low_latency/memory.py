@@ -7,7 +7,7 @@ call 2 (half 0):                   send ............. receive      not before ca
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -85,10 +85,12 @@ def describe_workspace(offset: int) -> str:
 class LowLatencyCall:
     """One dispatch or combine: `is_received` once its receive phase is launched.
 
-    `is_forgotten` if clean_low_latency_buffer came before that; `owner` is the memory that it was made with.
+    `is_forgotten` if clean_low_latency_buffer came before that; `owner` is the memory that it was made with; `shape` is
+    set when it begins.
     """
 
-    __slots__ = ("half", "is_forgotten", "is_received", "number", "owner", "verb")
+    __slots__ = ("half", "is_forgotten", "is_received", "number", "owner", "shape", "verb")
+    shape: LowLatencyShape
 
     def __init__(self, owner: LowLatencyMemory, verb: str, number: int, half: int):
         self.owner = owner
@@ -138,15 +140,6 @@ class LowLatencyMemory:
     def network(self) -> Any:
         return self.rdma.network
 
-    @property
-    def shape(self) -> Any:
-        """Of the latest launch."""
-        return self.rdma.shape
-
-    @shape.setter
-    def shape(self, shape: LowLatencyShape) -> None:
-        self.rdma.shape = shape
-
     def kernel(self, kernel: Kernel) -> Kernel:
         """The kernel for this network."""
         return self.rdma.kernel(kernel)
@@ -181,6 +174,16 @@ class LowLatencyMemory:
     @property
     def num_calls(self) -> int:
         return self._num_calls
+
+    def received_calls(self) -> Iterator[tuple[int, LowLatencyCall]]:
+        """The latest call of each half, if its receive phase is launched."""
+        for half, call in enumerate(self._halves):
+            if call is not None and call.is_received:
+                yield half, call
+
+    def known_shapes(self) -> list[LowLatencyShape]:
+        """Of the calls that are planned, each once."""
+        return list(dict.fromkeys(plan.shape for plan in self.plans.values()))
 
     def restart(self) -> None:
         """Begin with half 0 again, as after construction: see clean_low_latency_buffer."""
