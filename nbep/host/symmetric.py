@@ -344,7 +344,9 @@ class NodeMemory:
     def _leave(self) -> None:
         """Let nobody use it any more."""
         self._is_open = False
-        # An event of this buffer may ask for faults when the memory is gone.
+        # An event of this buffer may ask for faults when the memory is gone, which tells more of them.
+        with suppress(Exception):
+            self.check_faults()
         self._report = HostWords(self._report.read() if self.has_fault else np.zeros(REPORT_WORDS, np.int32))
 
     def _give_back(self) -> None:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -250,8 +251,10 @@ def _reported(mode: LowLatencyMemory, own_digest: int) -> list[tuple[LowLatencyS
 
 def _named(mode: LowLatencyMemory, shape: LowLatencyShape, half: int | None, peer: int, seen: int | None) -> str:
     """In what a peer's call differs from one of this rank, of which the half may be known; "" if unknown."""
-    own = passed(shape)
-    arrived = NOTHING if half is None or mode.runtime.is_capturing else Arrived.of(mode, half, peer)
+    own, arrived = passed(shape), NOTHING
+    if half is not None and not mode.runtime.is_capturing:
+        with suppress(RuntimeError):  # a GPU that has failed: what is known without its memory is told
+            arrived = Arrived.of(mode, half, peer)
     known = mode.known_shapes()
     digests = {seen}
     if own.verb == COMBINE:
