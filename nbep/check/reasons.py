@@ -97,6 +97,7 @@ REASONS = {
     "internode.meet_nodes.relay_call": SAME_CALLS,
     "internode.cached_notify.come_together: bar_red_and": SAME_CALLS,
     "internode.cached_notify.come_together: syncthreads": SAME_CALLS,
+    "internode.cached_notify.come_together: syncthreads 2": SAME_CALLS,
     "sums.sum_rows: coherent loads": "for the ninth row of a sum and later ones: eight ranks and a bias",
     # Not shown by the emulator
     "arrivals.give_up": AFTER_TIMEOUT,

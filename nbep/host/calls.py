@@ -6,12 +6,12 @@ processes of their own too, by a digest of the words; see nbep.device.protocols.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from nbep.device.protocols.calls import WORDS_OF_VERB, Call
-from nbep.device.protocols.waits import ONE, FaultReport
+from nbep.device.protocols.calls import RANK_WORD, WORDS_OF_VERB, Call
+from nbep.device.protocols.waits import CALLS_DIFFER, ONE, FaultReport
 from nbep.host.dtypes import ROW_DTYPES
 
 if TYPE_CHECKING:
@@ -127,6 +127,19 @@ def difference_error(rank: int, report: FaultReport) -> ValueError:
     return ValueError(
         f"{name}: got {own} on rank {rank}, {theirs} on rank {report.peer} in {where}; must be the same on all ranks"
     )
+
+
+def relayed_error(rank: int, own: Sequence[int], relayed: Sequence[int]) -> ValueError | None:
+    """What a rank is told of a call that another one of its node has met and passed on, with its rank behind the words.
+
+    own: the words of that one, who calls the same as this rank. None if nothing is there.
+    """
+    peer = relayed[RANK_WORD]
+    for index, (expected, seen) in enumerate(zip(own[:RANK_WORD], relayed, strict=False)):
+        if peer >= 0 and expected != seen:
+            channel = WORDS_OF_VERB * own[VERB] + index
+            return difference_error(rank, FaultReport(1, CALLS_DIFFER, peer, expected, seen, 0, 0, channel))
+    return None
 
 
 def _named(verb: int, index: int, word: int) -> tuple[str, object]:

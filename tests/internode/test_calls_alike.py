@@ -1,4 +1,4 @@
-"""Ranks that live in processes of their own and pass something else: who meets them is told what both have passed.
+"""Ranks that live in processes of their own and pass something else: each is told what both have passed.
 
 Here they live in one process, which would compare them before; that is switched off.
 """
@@ -81,10 +81,25 @@ def test_nodes_that_differ_are_refused_on_all_ranks():
     run(case, Options(), main, "checked")
 
 
-@pytest.mark.parametrize("transport", both_parts(["direct"], thorough=["ibgda"]))
-@pytest.mark.parametrize("verb", both_parts(["combine"], thorough=["dispatch"]))
-def test_with_a_handle_the_ranks_of_its_node_and_of_its_place_are_told_and_no_rank_gets_results(verb, transport):
-    case, odd = make_node_case(1, num_tokens=6, routing="everywhere"), 3
+@pytest.mark.parametrize("memory_model", both_parts(["checked"], thorough=["sc", "delayed"]))
+@pytest.mark.parametrize(
+    ("verb", "transport", "odd", "shape"),
+    both_parts(
+        [("combine", "direct", 3, (2, 2))],
+        thorough=[
+            ("dispatch", "direct", 3, (2, 2)),
+            ("combine", "ibgda", 0, (2, 2)),
+            ("dispatch", "ibgda", 2, (3, 2)),
+            ("combine", "direct", 6, (2, 4)),
+        ],
+    ),
+)
+def test_a_call_with_a_handle_that_differs_on_one_rank_is_told_to_all(verb, transport, odd, shape, memory_model):
+    """Those of another node and place have gone on: they are told when they have waited in vain.
+
+    Where there are more ranks than that, some get all that they need: they wait in vain in their next call.
+    """
+    case = make_node_case(1, *shape, num_tokens=6)
     options = Options(transport=transport)
 
     def main(comm, buffer):
@@ -99,14 +114,28 @@ def test_with_a_handle_the_ranks_of_its_node_and_of_its_place_are_told_and_no_ra
                 buffer.combine(np.zeros_like(outcome.recv_x), outcome.handle, config=config)
             buffer._memory.wait()
 
-        if comm.rank == 0:
-            with pytest.raises(nbep.PeerTimeout):
-                call()
-        else:
-            with refused(comm, odd, SLOTS, ("4", "6"), verb):
+        with refused(comm, odd, SLOTS, ("4", "6"), verb):
+            for _ in range(1 if case.num_ranks == 4 else 2):
                 call()
 
-    run(case, options, main)
+    run(case, options, main, memory_model)
+
+
+def test_a_peer_that_does_not_come_is_a_time_out_where_no_call_differs():
+    case = make_node_case(1, num_tokens=6)
+
+    def main(comm, buffer):
+        outcome = dispatch(buffer, case, Options(), comm.rank)
+
+        def call():
+            buffer.combine(np.zeros_like(outcome.recv_x), outcome.handle, config=CONFIG)
+            buffer._memory.wait()
+
+        if comm.rank != 3:
+            with pytest.raises(nbep.PeerTimeout):
+                call()
+
+    run(case, Options(), main)
 
 
 @pytest.mark.thorough

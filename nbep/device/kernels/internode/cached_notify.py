@@ -10,11 +10,16 @@
  send_rdma_head[t, n]        one warp               st_weak               same warp          ld_weak, before it writes
  send_nvl_head[i, k]         one warp               st_weak               same warp          ld_weak, before it writes
  rounds, called              block 0                st_weak               (next notify)      -
+ relayed[k], call[k] (1)     (d, k)                 st_weak               the host           after told[k]
+ told[k] (1)                 (d, k)                 st_release_sys        the host           once a wait is over time
+
+(1) Only where calls differ, and once.
 
 That (d, l) has arrived says that it has left its last kernel: so it has emptied all slots of its RDMA rings, and this
 rank may fill them again. The barrier says the same of the NVL rings. Both compare the ranks' calls: see meet_nodes and
-protocols.calls. A rank whose call differs is known to those of its node and of its place in the others; for the rest
-the waits of the next kernel are over time. Only before a combine are there blocks 1 + c.
+protocols.calls. A rank whose call differs is known to those of its node and of its place in the others. These pass it
+on to the rest, who may have left this kernel: the waits of their next one are over time, and then the host finds the
+words in their memory. Only before a combine are there blocks 1 + c.
 
 Source: DeepEP csrc/kernels/internode.cu, cached_notify
 """
@@ -23,7 +28,7 @@ from typing import NamedTuple
 
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.internode.coordinator import first_passing_row, tokens_to_node
-from nbep.device.kernels.internode.meet_nodes import ask_node, report_node, wait_node
+from nbep.device.kernels.internode.meet_nodes import ask_node, relay_call, report_node, wait_node
 from nbep.device.kernels.intranode.cached_notify_combine import encode_absent_tokens
 from nbep.device.kernels.intranode.notify_dispatch import reset_ring_cells
 from nbep.device.layout.internode import arrived_offset, rings_offset
@@ -81,6 +86,9 @@ def come_together(network, peers, progress, bounds, num_ring_cell_words, cells, 
     if not bar_red_and(0, block_dim(), not (is_other or is_other_node)):
         told = ask_peer(call, peers, bounds, is_other, False)
         told_by_node = ask_node(network, peers, bounds, cells, call, is_other_node)
+        syncthreads()
+        if not has_timed_out(bounds):  # else the words may not be those of one call
+            relay_call(network, peers, cells, call, not is_other)
         syncthreads()  # a report ends all waits that have not begun
         report_peer(call, peers, bounds, told)
         report_node(network, peers, bounds, cells, call, told_by_node)

@@ -12,12 +12,13 @@ any other            it has come, with another call: each tells the other its wo
 cell            written by        with              read by                 with
 arrived[n]      (n, l)            amo_add           block 0, thread n       ld_acquire_sys
 call[n, i]      (n, l)            amo_add (1)       block 0, thread n       ld_relaxed_sys, until it is not 0
-relayed[k]      (d, l)            st_weak (2)       (d, k)                  see protocols.calls
+relayed[k]      (d, l)            st_weak (2)       (d, k), or its host     see protocols.calls
 called          block 0           st_weak           (next notify)           -
 
 (1) A word and 1 more, to a cell that was 0: each says itself that it has come. Only where calls differ, and once.
-(2) A rank is told of a call that differs by those of its node and of its place. Where the nodes meet before the ranks
-    of a node do, those of its place hand it on, and so all ranks are told.
+(2) A rank is told of a call that differs by those of its node and of its place. Those of its place hand it on, and so
+    all ranks are told: where the nodes meet before the ranks of a node do, in the same kernel; where both meet at the
+    same time, by the host, when a later wait is over time.
 """
 
 from nbep.device.jit import device_function
@@ -111,10 +112,11 @@ def meet_nodes(network, peers, bounds, cells, call, called):
 
 
 @device_function
-def relay_call(network, peers, cells, call):
+def relay_call(network, peers, cells, call, is_same):
     """Write a call that another node's rank has told where the peers of this node read it, and the own one behind it.
 
-    All threads of the block call it. Returns whether there is one.
+    All threads of the block call it. is_same: whether this thread's peer calls the same as this rank, for all that is
+    known; else both have told each other. Returns whether there is a call to pass on.
     """
     num_rdma_ranks = u32_div(network.num_ranks, peers.num_ranks)
     found = -1
@@ -122,7 +124,7 @@ def relay_call(network, peers, cells, call):
         if ld_relaxed_sys_s32(own_ptr(network, call_offset(cells, num_rdma_ranks, node))) != 0:
             found = node
     peer = thread_idx()
-    if found >= 0 and peer < peers.num_ranks:
+    if found >= 0 and peer < peers.num_ranks and is_same:
         row = own_ptr(network, call_offset(cells, num_rdma_ranks, found))
         relayed = barrier_signals_of(peers, peer) + RELAYED_WORDS + CALL_BYTES * peers.rank
         for i in range(TOLD_WORDS):

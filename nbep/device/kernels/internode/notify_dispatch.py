@@ -270,7 +270,7 @@ def exchange(out, inputs, network, peers, progress, bounds, sizes, call):
     reset_ring_cells(buffer + rings_offset(num_rdma_ranks, num_nvl_ranks), sizes.num_ring_cell_words)
     if not has_timed_out(bounds):
         hand_on_counts(network, peers, sizes, round_)
-    relays = not is_same and relay_call(network, peers, sizes.cells, call)
+    relays = not is_same and relay_call(network, peers, sizes.cells, call, True)
     # With another signal it is another call to the peers, and they ask.
     have_met = meet_with(peers, bounds, call, call.signal + relays, relays)
     if thread_idx() == 0:
