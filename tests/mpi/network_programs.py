@@ -2,13 +2,16 @@
 
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
 from mpi4py import MPI
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
+import internode as internode_support
 import internode_rounds
+import intranode
 import numpy as np
 import pytest
 from low_latency import ASYNC, HOOK, Options, Trip, check, make_buffer, make_low_latency_case
@@ -70,6 +73,27 @@ def internode(comm, is_direct, num_rounds, seed, max_delay_ns):
     wrong = internode_rounds.wrong_rounds(buffer, 2, seed, num_rounds, sizes)
     buffer.destroy()
     assert not wrong, "\n".join(wrong)
+
+
+def calls_that_differ(comm, odd):
+    """What one rank passes with a handle is told to those of its node and place, and by them to the others."""
+    case = internode_support.make_node_case(1, num_tokens=6)
+    options = internode_support.Options(transport="ibgda")
+    other = replace(options.config, num_max_rdma_chunked_recv_tokens=6)
+    buffer = intranode.make_buffer(comm, case, replace(options, config=other))
+    outcome = intranode.dispatch(buffer, case, options, comm.rank)
+    config = other if comm.rank == odd else options.config
+
+    def call():
+        buffer.combine(np.zeros_like(outcome.recv_x), outcome.handle, config=config)
+        buffer._memory.wait()
+
+    own, theirs, ranks = ("6", "4", rf"[^{odd}]") if comm.rank == odd else ("4", "6", odd)
+    got = f"config.num_max_rdma_chunked_recv_tokens: got {own} on rank {comm.rank}, {theirs} on rank {ranks}"
+    comm.barrier()
+    with pytest.raises(ValueError, match=f"^{got} in the same combine; must be the same on all ranks$"):
+        call()
+    buffer.destroy()
 
 
 def pretended_hosts(comm, num_hosts, *arguments):

@@ -47,6 +47,12 @@ def test_normal_calls_of_ranks_in_two_nodes_agree_with_the_reference(is_direct, 
     mpiexec(4, "internode", is_direct, num_rounds, seed, max_delay_ns)
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("odd", [0, 3])
+def test_a_call_with_a_handle_that_differs_on_one_rank_is_told_to_ranks_in_all_processes(odd):
+    mpiexec(4, "calls_that_differ", odd, NBEP_TIMEOUT_MS="5000")
+
+
 @pytest.mark.parametrize(
     ("num_hosts", "num_kinds", "seed"), both_parts(short=[(2, 1, 7)], thorough=[(2, 5, 8), (4, 5, 9)])
 )
