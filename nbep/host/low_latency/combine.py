@@ -122,15 +122,12 @@ def _checked_plan(
     use_logfmt, zero_copy, async_finish, return_recv_hook = options
     handle = checks.handle(mode, handle)
     flags(use_logfmt=use_logfmt, zero_copy=zero_copy)
-    choices_size: Any = getattr(topk_idx, "shape", None)
-    key = (VERB, type(x), choices_size, *handle.sizes, use_logfmt, handle.num_topk)
-    plan = mode.plan(key, lambda: _plan(memory, mode, handle, x, topk_idx, use_logfmt))
+    plan = _plan(memory, mode, handle, x, topk_idx, use_logfmt)
     shape = plan.shape
     check_options(VERB, async_finish, return_recv_hook)
     validate.array(runtime, "x", x, "bfloat16", plan.x_size)
     validate.row_alignment(runtime, "x", x)
-    validate.array(runtime, "topk_idx", topk_idx, "int64", choices_size)
-    validate.array(runtime, "topk_weights", topk_weights, "float32", choices_size)
+    validate.array(runtime, "topk_weights", topk_weights, "float32", topk_idx.shape)
     if not handle.is_as_made:  # else its arrays are those that dispatch made
         _check_handle(runtime, mode, handle)
     if out is not None:
@@ -185,6 +182,7 @@ def _plan(
     sizes = CombineSizes(num_tokens, num_topk, groups)
     smem_bytes = combine_smem_bytes(num_threads)
     out_size = num_tokens, shape.hidden
+    mode.known_shapes.add(shape)
     return Plan(
         shape,
         mode.prepare(combine_kernel, num_threads, smem_bytes, memory.bounds, shape, sizes),

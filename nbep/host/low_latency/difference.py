@@ -245,7 +245,7 @@ def _reported(mode: LowLatencyMemory, own_digest: int) -> list[tuple[LowLatencyS
     calls: list[tuple[LowLatencyShape, int | None]]
     calls = [(call.shape, half) for half, call in mode.received_calls() if call.shape.digest == own_digest]
     if not calls:
-        calls.extend((shape, None) for shape in mode.known_shapes() if shape.digest == own_digest)
+        calls.extend((shape, None) for shape in mode.known_shapes if shape.digest == own_digest)
     return calls
 
 
@@ -255,7 +255,7 @@ def _named(mode: LowLatencyMemory, shape: LowLatencyShape, half: int | None, pee
     if half is not None and not mode.runtime.is_capturing:
         with suppress(RuntimeError):  # a GPU that has failed: what is known without its memory is told
             arrived = Arrived.of(mode, half, peer)
-    known = mode.known_shapes()
+    known = mode.known_shapes
     digests = {seen}
     if own.verb == COMBINE:
         digests.update(arrived.numbers)

@@ -108,7 +108,7 @@ def _checked_plan(memory: NodeMemory, mode: LowLatencyMemory, given: Given, opti
     """Check everything; the plan for this call, and for later ones with such arrays and these options."""
     runtime = memory.runtime
     x, topk_idx, topk_weights, cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats = given
-    integer("num_max_dispatch_tokens_per_rank", options.num_max_tokens, 1)  # 4.0 would find the plan of 4
+    integer("num_max_dispatch_tokens_per_rank", options.num_max_tokens, 1)
     checks.num_experts(mode, options.num_experts)
     flags(
         use_fp8=options.use_fp8,
@@ -116,14 +116,9 @@ def _checked_plan(memory: NodeMemory, mode: LowLatencyMemory, given: Given, opti
         use_ue8m0=options.use_ue8m0,
         deduplicate=options.deduplicate,
     )
-    x_size: Any = getattr(x, "shape", None)
-    choices_size: Any = getattr(topk_idx, "shape", None)
-    key = VERB, type(x), x_size, choices_size, *options[:OPTIONS_OF_PLAN]
-    plan = mode.plan(key, lambda: _plan(memory, mode, x, topk_idx, options))
+    plan = _plan(memory, mode, x, topk_idx, options)
     shape = plan.shape
-    validate.array(runtime, "x", x, "bfloat16", x_size)
     validate.row_alignment(runtime, "x", x)
-    validate.array(runtime, "topk_idx", topk_idx, "int64", choices_size)
     check_options(VERB, options.async_finish, options.return_recv_hook)
     if cumulative_local_expert_recv_stats is not None:
         size = (shape.num_experts // shape.num_ranks,)
@@ -134,7 +129,7 @@ def _checked_plan(memory: NodeMemory, mode: LowLatencyMemory, given: Given, opti
             runtime, "dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats, "int64", (shape.num_ranks,)
         )
     if options.deduplicate or topk_weights is not None:
-        _check_weights(runtime, options.deduplicate, topk_weights, choices_size)
+        _check_weights(runtime, options.deduplicate, topk_weights, topk_idx.shape)
     if validate.may_read(memory, None):
         checks.choices(runtime.contents(topk_idx), shape.num_experts)
     return plan
@@ -181,6 +176,7 @@ def _plan(memory: NodeMemory, mode: LowLatencyMemory, x: Array, topk_idx: Array,
     recv_x = (rows, "float8_e4m3fn" if options.use_fp8 else "bfloat16")
     wanted: tuple[Wanted | ByColumns | PartsLayout, ...]
     wanted = recv_x, (rows[:1], "int32"), _parts(shape), *_scales(shape, options)
+    mode.known_shapes.add(shape)
     return Plan(shape, launches, runtime.prepare_empty(wanted, x), (num_max_tokens, hidden, num_experts))
 
 

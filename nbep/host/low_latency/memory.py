@@ -7,8 +7,8 @@ call 2 (half 0):                   send ............. receive      not before ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Iterator
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -45,7 +45,6 @@ from nbep.device.layout.low_latency import (
 from nbep.device.network import sends_from_buffer
 from nbep.host.arguments import refuse
 from nbep.host.faults import unread_error
-from nbep.host.plans import keep_plan
 from nbep.host.rdma import RdmaMemory
 from nbep.host.runtime.base import Kernel, PreparedLaunch, Stream
 
@@ -64,7 +63,6 @@ JOURNAL_NAMES = {
     NEXT_HALF: "next half",
 }
 
-Plan = TypeVar("Plan")
 Launches = dict[tuple[int, int], PreparedLaunch]  # by half and phases
 
 
@@ -107,7 +105,7 @@ class LowLatencyCall:
 class LowLatencyMemory:
     """See above.
 
-    Attributes: network, work: arguments of the kernels; num_blocks: of their launches; plans: see `plan`
+    Attributes: network, work: arguments of the kernels; num_blocks: of their launches
     """
 
     def __init__(self, rdma: RdmaMemory, rank: int, num_ranks: int, enable_shrink: bool) -> None:
@@ -126,9 +124,9 @@ class LowLatencyMemory:
         self._num_calls = 0
         self._halves: list[LowLatencyCall | None] = [None] * NUM_HALVES  # who used each half last
         self.zero_copy_number = -1  # of the call that the zero-copy buffer was handed out for
-        self.plans: dict[Any, Any] = {}
         self.dispatch_plans: dict[Any, Any] = {}  # for calls that need not be checked again: see host.plans
         self.combine_plans: dict[Any, Any] = {}
+        self.known_shapes: set[LowLatencyShape] = set()  # of all calls so far
         self._last_stream: Stream | None = None
         self._taken_by: str | None = None  # the verb between nodes that has used the buffer last, since it was cleaned
 
@@ -180,10 +178,6 @@ class LowLatencyMemory:
         for half, call in enumerate(self._halves):
             if call is not None and call.is_received:
                 yield half, call
-
-    def known_shapes(self) -> list[LowLatencyShape]:
-        """Of the calls that are planned, each once."""
-        return list(dict.fromkeys(plan.shape for plan in self.plans.values()))
 
     def restart(self) -> None:
         """Begin with half 0 again, as after construction: see clean_low_latency_buffer."""
@@ -238,17 +232,6 @@ class LowLatencyMemory:
             for half in range(NUM_HALVES)
             for phases in (SEND_PHASE, RECV_PHASE, BOTH_PHASES)
         }
-
-    def plan(self, key: Any, make: Callable[[], Plan]) -> Plan:
-        """What a call needs that depends on its sizes and options alone: checked and worked out once for each key."""
-        try:
-            found = self.plans.get(key)
-        except TypeError:  # a size or an option that cannot be part of a key
-            return make()
-        if found is None:
-            found = make()
-            keep_plan(self.plans, key, found, MAX_PLANS)
-        return found
 
     def check_size(self, shape: LowLatencyShape) -> None:
         """Raises: ValueError if the buffer, or a chunk of the network, is too small for calls of this shape"""
