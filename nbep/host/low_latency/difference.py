@@ -24,6 +24,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -51,6 +52,7 @@ from nbep.device.protocols.waits import (
     ONE,
     FaultReport,
 )
+from nbep.host.calls import DIGESTS
 from nbep.host.low_latency import digest
 from nbep.host.low_latency.memory import LowLatencyMemory
 
@@ -124,9 +126,13 @@ def passed(shape: LowLatencyShape) -> Passed:
 
 
 def other_flags(own: Passed) -> Iterator[Passed]:
-    """The calls with one other flag; those with deduplicate say how many choices there are."""
+    """The calls with one other flag, but deduplicate."""
     for flag in ("use_fp8", "round_scale") if own.verb == DISPATCH else ("use_logfmt",):
         yield own.with_words(**{flag: 1 - own.word(flag)})
+
+
+def other_deduplicate(own: Passed) -> Iterator[Passed]:
+    """The calls with the other deduplicate; with it they say how many choices there are."""
     if own.shape.deduplicate:
         yield own.with_words(deduplicate=0, num_topk=0)
     else:
@@ -152,10 +158,10 @@ def other_sizes(own: Passed, num_rdma_bytes: int) -> Iterator[Passed]:
 def likely_first(own: Passed, num_rdma_bytes: int, known: Iterable[LowLatencyShape]) -> Iterator[list[Passed]]:
     """Calls that the peer may have made, the likeliest first. known: shapes of this rank's own calls"""
     flags = list(other_flags(own))
-    yield [*flags, *other_sizes(own, num_rdma_bytes)]
+    yield [*flags, *other_deduplicate(own), *other_sizes(own, num_rdma_bytes)]
     yield [call for call in map(passed, known) if call.verb == own.verb]
     for call in flags:
-        yield [*other_flags(call), *other_sizes(call, num_rdma_bytes)]
+        yield [*other_flags(call), *other_deduplicate(call), *other_sizes(call, num_rdma_bytes)]
 
 
 def matching(
@@ -172,11 +178,16 @@ def matching(
 # What has come from the peer
 
 
-class Arrived(NamedTuple):
+@dataclass
+class Arrived:
     """What a peer has sent to this rank in one half."""
 
     numbers: list[int]  # that its complete counts tell
     share: np.ndarray  # s32
+
+    def __post_init__(self) -> None:
+        may_be_digests = (self.share >= ONE) & (self.share < ONE + DIGESTS)
+        self._words = set(self.share[may_be_digests].tolist())
 
     @classmethod
     def of(cls, mode: LowLatencyMemory, half: int, peer: int) -> Arrived:
@@ -202,6 +213,8 @@ class Arrived(NamedTuple):
         Not of the very first alone: a receiver may have taken it for its own call's, and have emptied its digest.
         """
         shape = call.shape
+        if shape.digest not in self._words:
+            return False
         num_units = 1 if shape.deduplicate else shape.num_experts // shape.num_ranks
         units = np.arange(num_units)[:, np.newaxis] * shape.num_max_tokens
         messages = (units + np.arange(min(shape.num_max_tokens, MOST_MESSAGES))) * message_stride(shape)
