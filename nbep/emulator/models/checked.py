@@ -206,7 +206,8 @@ class CheckedThread(RememberingThread):
         if not barrier.knowledge or barrier.knowledge[-1] is not self.knowledge:
             barrier.knowledge.append(self.knowledge)
         if barrier.is_full:
-            barrier.known = with_signals(join(barrier.knowledge), barrier.signals)
+            told = Knowledge(barrier.signals, {}, barrier.signals)  # bar.arrive: some know more by now
+            barrier.known = join((*barrier.knowledge, told))
         return barrier
 
     def meet(self, barrier_id: int, num_threads: int, predicate: bool) -> NamedBarrier:
