@@ -213,7 +213,8 @@ class CheckedThread(RememberingThread):
     def meet(self, barrier_id: int, num_threads: int, predicate: bool) -> NamedBarrier:
         barrier = super().meet(barrier_id, num_threads, predicate)
         self.knowledge = barrier.known
-        self.warp_stores = self.warp_loads = self.knowledge.stores[self.owner.clock]
+        known = self.knowledge.stores
+        self.warp_stores = self.warp_loads = known.get(self.owner.clock, known.get(ALL_CLOCKS, 0))
         return barrier
 
     def mbarrier_init(self, address: int, count: int) -> None:
