@@ -217,7 +217,9 @@ def run_random_program(seed, lanes):
     # What an atomic passes on counts as told by its thread: with narrow scopes that is not exact either.
     atomics = lanes > 1 or choose.random() < 0.5
     scopes = ["sys"] if atomics and lanes == 1 else ["cta", "gpu", "sys", "sys"]
-    meetings = [choose.choice(["barrier", "syncwarp", "vote", "arrive", "crossed"]) for _ in range(choose.randint(1, 4))]
+    meetings = [
+        choose.choice(["barrier", "syncwarp", "vote", "arrive", "crossed"]) for _ in range(choose.randint(1, 4))
+    ]
 
     def kernel(memory, seed):
         t = current_thread()

@@ -6,7 +6,7 @@ because too many threads have left the kernel, is reported at once instead of ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..reports import errors
@@ -119,8 +119,8 @@ class Block:
         gone = [t.thread_idx for t in self.threads if t.exited]
         here = barrier.waiting[0] if barrier.waiting else None
         message = (
-            f"barrier {barrier.number} of {self.name} can never fill: threads {ranges(barrier.arrived)} of "
-            f"{barrier.expected} arrived, threads {ranges(gone)} have left the kernel"
+            f"barrier {barrier.number} of {self.name} can never fill: it takes {barrier.expected} threads, "
+            f"{who_have('thread', barrier.arrived)} arrived, and {who_have('thread', gone)} left the kernel"
         )
         raise error_at(here, errors.DeadlockError, message) if here else errors.DeadlockError(message)
 
@@ -134,6 +134,11 @@ class Block:
                 self.check_barrier(barrier)
         if not self.live:
             self.launch.block_left()
+
+
+def who_have(noun: str, numbers: Sequence[int]) -> str:
+    """`thread 3 has` or `threads 0-2, 4 have`."""
+    return f"{noun} {numbers[0]} has" if len(numbers) == 1 else f"{noun}s {ranges(numbers)} have"
 
 
 def ranges(numbers: Iterable[int]) -> str:

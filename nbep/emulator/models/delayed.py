@@ -92,12 +92,14 @@ class PendingStore:
             launch.check_done()
 
     def _write(self, thread: DelayedThread, allocation: Allocation, offset: int) -> None:
+        if self.version.reach:
+            data = self.data
+            kind = {4: "s32", 8: "s64"}.get(len(data), "")
+            thread.note_writer(allocation, offset, kind, int.from_bytes(data, sys.byteorder, signed=True), self.site)
         self.version.keep(allocation)
         self.version.arrive(allocation, thread.next_moment())
         allocation.memory[offset : offset + len(self.data)] = self.data
         allocation.mark_written(offset, len(self.data))
-        if self.version.reach:
-            allocation.writers[offset] = (thread.block.name, thread.thread_idx, self.site)
         self.show()
 
     def show(self) -> None:

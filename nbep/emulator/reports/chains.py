@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..machine.names import name_of
 from ..models.history import (
     Arrived,
     Event,
@@ -329,3 +330,16 @@ def told_by(
                 first = owner.block * MAX_WARPS * LANES
                 if any(first + index in listeners for index in waiting):
                     listeners |= {first + index for index in arrived}
+
+
+def last_heard(events: list[Event], owner: Owner) -> str:
+    """The cell by which a thread was last told to go on, and by which rank; nothing if it has waited for nobody."""
+    wanted: Cell | None = None
+    for event in reversed(events):
+        if wanted is None and isinstance(event, Loaded) and event.load.owner is owner:
+            wanted = (event.allocation, event.load.begin) if event.load.order in ACQUIRES else None
+        elif isinstance(event, Stored) and wanted == (event.allocation, event.store.begin):
+            if event.store.owner is not owner:
+                return f"{event.allocation.cell(event.store.begin)}, stored by {name_of(event.store.owner.rank)}"
+            wanted = None
+    return ""
