@@ -7,6 +7,7 @@ from litmus import MBARRIER
 from nbep.device.primitives import (
     atom_cas_acq_rel_sys_s32,
     fence_acq_rel_sys,
+    fence_mbarrier_init,
     fence_proxy_async_global,
     fence_proxy_async_shared,
     lane_id,
@@ -30,7 +31,7 @@ from nbep.device.primitives import (
     tma_store_wait_all,
     tma_store_wait_read_all,
 )
-from nbep.emulator import DataRace
+from nbep.emulator import DataRace, DeadlockError
 
 SLOTS, ITEMS = 2, 6
 
@@ -124,6 +125,30 @@ def two_stages(wait_until_read=tma_store_wait_read_all, wait_for_load=True):
     return together((0, send_twice, 1, 1))
 
 
+def loads_through_two_stages(mbarrier, parity):
+    """Four rows come by bulk loads. mbarrier(row), parity(row): what is waited for; each stage has an mbarrier."""
+
+    def load_rows(memory):
+        for i in range(8 * 4):
+            st_weak_s32(memory + DATA + 4 * i, i)
+        fence_proxy_async_global()
+        for stage in range(2):
+            mbarrier_init(MBARRIER + 8 * stage, 1)
+            for word in range(8):
+                st_shared_s32(32 * stage + 4 * word, -1)
+        fence_mbarrier_init()
+        fence_proxy_async_shared()
+        for row in range(4):
+            stage = row % 2
+            mbarrier_arrive_expect_tx(MBARRIER + 8 * stage, 32)
+            tma_load_1d(32 * stage, memory + DATA + 32 * row, 32, MBARRIER + 8 * stage)
+            while not mbarrier_try_wait_parity(MBARRIER + 8 * mbarrier(row), parity(row)):
+                pass
+            ld_shared_s32(32 * stage)
+
+    return together((0, load_rows, 1, 1))
+
+
 FULL, FREE = (TAIL, OTHER), (HEAD, COUNT)  # of the two slots of a ring
 
 
@@ -168,6 +193,7 @@ def empty_halves(half):
     def empty(memory):
         for item in range(4):
             wait(memory + TAIL, at_least=item + 1)
+            linger(5)
             ld_weak_s32(memory + DATA + 64 * half(item))
             st_release_sys_s32(memory + HEAD, item + 1)
 
@@ -234,6 +260,7 @@ def count_under_a_lock(memory):
 
 
 STORE, LOAD = f"the store to {cell('tail')}", f"the load of {cell('tail')}"
+COPY = "the bulk copy that writes `shared memory`"
 LOST = (
     "was overwritten before this load",
     "is overwritten, and nothing at all tells this thread that it has been read",
@@ -264,8 +291,14 @@ ENTRIES = [
     Broken("double buffer: a stage is filled while a copy reads it", two_stages(nothing), DataRace,
            ("the bulk copy that reads `shared memory`: byte 0", "wait_group.read is missing"), ("too weak",), least=4),
     Broken("double buffer: nobody waits on the mbarrier", two_stages(wait_for_load=False), DataRace,
-           ("nobody has waited on the mbarrier of the bulk copy that writes `shared memory`: byte 0",), ("wait_group",),
-           least=4),
+           (f"nobody has waited on the mbarrier at shared byte 256 of {COPY}: byte 0",), ("wait_group",), least=4),
+    Broken("double buffer: the parity of an mbarrier stays the same",
+           loads_through_two_stages(lambda row: row % 2, lambda row: 0), DataRace,
+           ("this thread has waited on the mbarrier at shared byte 256, but for a phase that was over before",
+            f"{COPY}: byte 0"), ("nobody", "too weak"), also=(DeadlockError,)),
+    Broken("double buffer: waits on the mbarrier of the other stage",
+           loads_through_two_stages(lambda row: 0, lambda row: row // 2), DataRace,
+           (f"nobody has waited on the mbarrier at shared byte 264 of {COPY}: byte 32",), ("too weak",), least=4),
     Broken("ring of two: waits for the other slot's flag", ring(fill_two, empty_two(lambda item: 0)), DataRace,
            ("nothing at all orders the store before this load of", cell("data[16]"),
             "heard of the one that stores is " + cell("tail"), "what tells of the store is " + cell("other flag")),

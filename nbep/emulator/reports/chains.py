@@ -30,6 +30,7 @@ from ..models.orders import ACQUIRES, RELEASES, SCOPES
 
 if TYPE_CHECKING:
     from ..machine.memory import Allocation
+    from ..models.checked import CheckedThread
     from .source import Site
 
 LANES = 32
@@ -343,3 +344,19 @@ def last_heard(events: list[Event], owner: Owner) -> str:
                 return f"{event.allocation.cell(event.store.begin)}, stored by {name_of(event.store.owner.rank)}"
             wanted = None
     return ""
+
+
+def waited_on_mbarrier(thread: CheckedThread, copy: Access) -> str:
+    """Who has waited on the mbarrier of a bulk copy that is not there yet, up to the name of the copy."""
+    block, history = thread.block, thread.world.history
+    issued = [one for mate in block.threads for one in mate.issued]
+    under_way = (mbarrier for *accesses, mbarrier in issued if copy in accesses)
+    mbarrier = next(under_way, None) or next((m for m in block.mbarriers.values() if copy in m.copies), None)
+    if mbarrier is None:
+        return "nobody has waited on the mbarrier of"
+    events = history.between(copy.time, history.now)
+    waits = [event for event in events if isinstance(event, Waited) and event.address == mbarrier.address]
+    if any(wait.owner is thread.owner for wait in waits):
+        where = f"the mbarrier at shared byte {mbarrier.address}"
+        return f"this thread has waited on {where}, but for a phase that was over before that of"
+    return f"nobody has waited on the mbarrier at shared byte {mbarrier.address} of"

@@ -11,7 +11,7 @@ from ..machine.memory import Allocation
 from ..models.history import EngineTold, Stored
 from ..models.knowledge import NOT_WAITED, NOT_YET, Access, Owner, distance
 from ..models.orders import RELEASES, SCOPES
-from .chains import ATOMIC, FLAW, LEFT_OUT, Flaw, Link, Search, Way, last_heard, told_by
+from .chains import ATOMIC, FLAW, LEFT_OUT, Flaw, Link, Search, Way, last_heard, told_by, waited_on_mbarrier
 from .mates import who_is_behind
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ def _copy(race: Race, link: Link | None = None) -> str:
     is_load = race.earlier.verb == "load"
     done = "reads" if is_load else "writes"
     if (race.allocation is race.thread.shared) is not is_load:
-        return f"nobody has waited on the mbarrier of the bulk copy that {done} {race.cell}"
+        return f"{waited_on_mbarrier(race.thread, race.earlier)} the bulk copy that {done} {race.cell}"
     wait = "wait_group.read" if is_load else "wait_group"
     what = f"the bulk copy that {done} {race.cell} has not been waited for: a {wait} is missing"
     if link is None:
