@@ -207,6 +207,21 @@ def test_missing_thread_at_a_barrier_is_reported_and_does_not_hang(launch):
         assert "(kernel)" in caught.value.source
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_thread_that_arrives_twice_at_a_barrier_that_is_not_full_is_named(launch, seed):
+    def kernel():
+        t = current_thread()
+        for _ in range(2):
+            if t.warp == 0:
+                t.barrier_arrive(1, 64)  # nothing tells it that the others have come
+            else:
+                t.barrier(1, 64)
+
+    with pytest.raises(Divergence, match=r"^barrier 1: this thread arrives again, but \d+ of 64") as caught:
+        launch(kernel, block=64, seed=seed)
+    assert "warp 0" in caught.value.thread
+
+
 def test_barrier_is_reported_when_the_missing_thread_leaves_last(launch):
     arrived = []
 
