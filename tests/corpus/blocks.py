@@ -105,6 +105,21 @@ def store_behind_an_arrival(memory):
         st_weak_s32(memory + DATA, 1)
 
 
+def give_back_before_the_load(memory):
+    """Warp 0 fills a stage and warp 1 empties it, which says so before it has read its words."""
+    for turn in range(4):
+        if thread_idx() < 32:
+            if turn:
+                bar_sync(2, 64)
+            st_shared_s32(4 * lane_id(), turn)
+            bar_arrive(1, 64)
+        else:
+            bar_sync(1, 64)
+            if turn < 3:
+                bar_arrive(2, 64)
+            ld_shared_s32(4 * lane_id())
+
+
 def last_block_sums(count=atom_add_acq_rel_gpu_s32, before=syncthreads, after=syncthreads):
     """Each block leaves a part, and the last to come adds them up."""
 
@@ -258,6 +273,8 @@ ENTRIES = [
            (NO_SYNCWARP, SHARED), ("too weak", "barrier"), range(8)),
     Broken("block: a store behind its arrival", in_one_block(store_behind_an_arrival, 33), DataRace,
            (NO_BARRIER, f"of {cell('data[0]', 0)}"), ("too weak",), range(8)),
+    Broken("block: a stage is given back before it is read", in_one_block(give_back_before_the_load), DataRace,
+           (NO_BARRIER, SHARED), ("too weak", "syncwarp"), least=4),
     Broken("block: a counter that is not ready", in_one_block(counters_that_are_not_ready), DataRace,
            ("is between two stores", SHARED), ("too weak",), range(8)),
     Broken("reduction: a tree without barriers", in_one_block(tree_sum(nothing)), DataRace,

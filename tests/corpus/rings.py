@@ -149,6 +149,22 @@ def loads_through_two_stages(mbarrier, parity):
     return together((0, load_rows, 1, 1))
 
 
+def lanes_fill_a_stage(memory):
+    """Lane 0 starts the copies; lane 1 waits for them, and so for none."""
+    for turn in range(2):
+        st_shared_s32(4 * lane_id(), turn)
+        fence_proxy_async_shared()
+        syncwarp(ALL)
+        if lane_id() == 0:
+            tma_store_1d(memory + DATA + 128 * turn, 0, 128)
+            tma_store_commit()
+        elif lane_id() == 1:
+            tma_store_wait_read_all()
+        syncwarp(ALL)
+    if lane_id() == 0:
+        tma_store_wait_all()
+
+
 FULL, FREE = (TAIL, OTHER), (HEAD, COUNT)  # of the two slots of a ring
 
 
@@ -299,6 +315,9 @@ ENTRIES = [
     Broken("double buffer: waits on the mbarrier of the other stage",
            loads_through_two_stages(lambda row: 0, lambda row: row // 2), DataRace,
            (f"nobody has waited on the mbarrier at shared byte 264 of {COPY}: byte 32",), ("too weak",), least=4),
+    Broken("double buffer: another lane waits for the copy", together((0, lanes_fill_a_stage, 1, 32)), DataRace,
+           ("the bulk copy that reads `shared memory`", "wait_group.read is missing in the thread that has started it"),
+           ("too weak", "mbarrier"), least=4),
     Broken("ring of two: waits for the other slot's flag", ring(fill_two, empty_two(lambda item: 0)), DataRace,
            ("nothing at all orders the store before this load of", cell("data[16]"),
             "heard of the one that stores is " + cell("tail"), "what tells of the store is " + cell("other flag")),

@@ -255,7 +255,8 @@ def _copy(race: Race, link: Link | None = None) -> str:
     wait = "wait_group.read" if is_load else "wait_group"
     what = f"the bulk copy that {done} {race.cell} has not been waited for: a {wait} is missing"
     if link is None:
-        return what
+        is_own = race.earlier.owner.thread_idx == race.thread.thread_idx
+        return what if is_own else f"{what} in the thread that has started it"
     noun = _noun(link.store)
     return f"{what} before the {noun} {_OF[noun]} {link.allocation.cell(link.store.begin)}"
 
