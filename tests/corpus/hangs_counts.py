@@ -29,7 +29,7 @@ def ring_with_a_head_that_wraps(peers: Peers):
 def barrier_that_all_set_back(peers: Peers):
     """Each rank empties the cell for the next time, when another one may have come there again."""
     if thread_idx() == 0:
-        for _ in range(2):
+        for _ in range(6):
             atom_add_release_sys_s32(buffer_of(peers, 0) + COUNT, 1)
             wait_for(buffer_of(peers, 0) + COUNT, peers.num_ranks)
             st_release_sys_s32(buffer_of(peers, 0) + COUNT, 0)

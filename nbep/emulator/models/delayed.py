@@ -93,9 +93,8 @@ class PendingStore:
 
     def _write(self, thread: DelayedThread, allocation: Allocation, offset: int) -> None:
         if self.version.reach:
-            data = self.data
-            kind = {4: "s32", 8: "s64"}.get(len(data), "")
-            thread.note_writer(allocation, offset, kind, int.from_bytes(data, sys.byteorder, signed=True), self.site)
+            value = int.from_bytes(self.data, sys.byteorder, signed=True)
+            thread.note_writer(allocation, offset, f"s{8 * len(self.data)}", value, self.site)
         self.version.keep(allocation)
         self.version.arrive(allocation, thread.next_moment())
         allocation.memory[offset : offset + len(self.data)] = self.data
