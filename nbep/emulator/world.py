@@ -106,7 +106,7 @@ class World(Scheduler):
         self.num_launches: Counter[tuple[int, str]] = Counter()
         self.signals = 0  # so far; see `checked`
         self.history = History()  # see `checked`
-        self.timed_out = False  # whether a wait was ever over time; see `checked`
+        self.has_failed = False  # whether a wait was ever over time, or a fault reported; see `checked`
         self.networks: dict[int, Callable[[int], list[str]]] = {}  # rank -> what to say of its network to a peer
         self.read_report: ReadReport | None = None  # what a frame of a thread tells the host; see `reports.expected`
         self.host_reader = HostReader(self) if memory_model == "checked" else None

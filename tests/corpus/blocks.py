@@ -105,6 +105,21 @@ def store_behind_an_arrival(memory):
         st_weak_s32(memory + DATA, 1)
 
 
+def give_back_before_the_load(memory):
+    """Warp 0 fills a stage and warp 1 empties it, which says so before it has read its words."""
+    for turn in range(4):
+        if thread_idx() < 32:
+            if turn:
+                bar_sync(2, 64)
+            st_shared_s32(4 * lane_id(), turn)
+            bar_arrive(1, 64)
+        else:
+            bar_sync(1, 64)
+            if turn < 3:
+                bar_arrive(2, 64)
+            ld_shared_s32(4 * lane_id())
+
+
 def last_block_sums(count=atom_add_acq_rel_gpu_s32, before=syncthreads, after=syncthreads):
     """Each block leaves a part, and the last to come adds them up."""
 
@@ -169,6 +184,35 @@ def all_to_all(send=atom_add_release_sys_s32, receive=ld_acquire_sys_s32, num_wa
     return together((0, put, 1, 1), (1, put, 1, 1), (2, take, 1, 1))
 
 
+def all_count(at_least):
+    """Ranks 0 and 1 each put a word into rank 2's memory, and count themselves in the same cell."""
+
+    def put(memory):
+        st_weak_s32(memory + PARTS + 4 * current_thread().rank, 1)
+        atom_add_release_sys_s32(memory + COUNT, 1)
+
+    def take(memory):
+        if thread_idx() == 0:
+            wait(memory + COUNT, at_least=at_least)
+            for rank in range(2):
+                ld_weak_s32(memory + PARTS + 4 * rank)
+
+    return together((0, put, 1, 1), (1, put, 1, 1), (2, take, 1, 32))
+
+
+def count_together():
+    """Two ranks tell each other that they have stored."""
+
+    def meet(memory):
+        rank = current_thread().rank
+        st_weak_s32(memory + PARTS + 4 * rank, 1)
+        atom_add_acq_rel_gpu_s32(memory + COUNT, 1)
+        wait(memory + COUNT, ld_acquire_gpu_s32, at_least=2)
+        ld_weak_s32(memory + PARTS + 4 * (1 - rank))
+
+    return together((0, meet, 1, 1), (1, meet, 1, 1))
+
+
 def lanes_sum(meet):
     """A warp adds up through shared memory."""
 
@@ -229,6 +273,8 @@ ENTRIES = [
            (NO_SYNCWARP, SHARED), ("too weak", "barrier"), range(8)),
     Broken("block: a store behind its arrival", in_one_block(store_behind_an_arrival, 33), DataRace,
            (NO_BARRIER, f"of {cell('data[0]', 0)}"), ("too weak",), range(8)),
+    Broken("block: a stage is given back before it is read", in_one_block(give_back_before_the_load), DataRace,
+           (NO_BARRIER, SHARED), ("too weak", "syncwarp"), least=4),
     Broken("block: a counter that is not ready", in_one_block(counters_that_are_not_ready), DataRace,
            ("is between two stores", SHARED), ("too weak",), range(8)),
     Broken("reduction: a tree without barriers", in_one_block(tree_sum(nothing)), DataRace,
@@ -249,14 +295,14 @@ ENTRIES = [
     Broken("last block: a fence behind the count alone", blocks(last_block_sums(count_and_fence), 3), DataRace,
            (f"the atomic on {ARRIVALS}", "releases nothing"), (*TIES, "both", "that reads it"), least=4),
     Broken("last block: no barrier before the count", blocks(last_block_sums(before=nothing), 3), DataRace,
-           ("no syncwarp orders", "store before the atomic to", ARRIVALS), ("too weak", "scope"), range(8)),
+           ("no syncwarp orders", "store before the atomic on", ARRIVALS), ("too weak", "scope"), range(8)),
     Broken("grid barrier: relaxed arrival", blocks(grid_barrier(atom_add_relaxed_gpu_s32)), DataRace,
            (f"the atomic on {ARRIVALS}", "releases nothing"), (*TIES, "both", "that reads it"), range(8)),
     Broken("grid barrier: relaxed poll", blocks(grid_barrier(fence_and_count,
                                                              ld_relaxed_gpu_s32)), DataRace,
            (ARRIVALS, "is too weak", "acquires nothing"), (*TIES, "releases"), range(8)),
     Broken("grid barrier: no barrier before the arrival", blocks(grid_barrier(before=nothing)), DataRace,
-           ("no syncwarp orders", "store before the atomic to", ARRIVALS), ("too weak", "scope"), range(8)),
+           ("no syncwarp orders", "store before the atomic on", ARRIVALS), ("too weak", "scope"), range(8)),
     Broken("all-to-all: relaxed counts", all_to_all(atom_add_relaxed_sys_s32), DataRace,
            ("the atomic on `memory` of rank 2: arrivals", "releases nothing"), TIES, least=4),
     Broken("all-to-all: volatile polls", all_to_all(receive=ld_volatile_s32), DataRace,
@@ -265,6 +311,11 @@ ENTRIES = [
            ("the load of `memory` of rank 2: arrivals", "acquires nothing"), TIES, least=4),
     Broken("all-to-all: waits for one rank, reads of both", all_to_all(num_waited=1), DataRace,
            ("nothing", cell("parts[1]", 2)), ("too weak", "scope", "parts[0]"), range(12)),
+    Broken("all-to-all: waits until one of two has counted itself", all_count(at_least=1), DataRace,
+           ("nothing at all orders", "the last that", "has waited for is " + cell("arrivals", 2), "stored by rank "),
+           ("too weak", "scope", "still at"), range(12)),
+    Broken("barrier between ranks: counts with the GPU's scope", count_together(), DataRace,
+           ("the scope of", cell("arrivals"), "between ranks it takes sys"), ("too weak", "parts["), range(4)),
     Broken("all-to-all: two ranks put into one slot", all_to_all(slot=lambda rank: 0), DataRace,
            ("two threads store to", cell("parts[0]", 2)), ("too weak", "scope"), range(8)),
 ]  # fmt: skip

@@ -191,8 +191,8 @@ ENTRIES = [
     ),
     Broken(
         "flag: raised before the data is written", message(flag_before_data, reader()), DataRace,
-        (f"of {cell('data[0]')}", (f"heard of its thread is {cell('flag')}", f"heard of its block is {cell('flag')}"),
-         "which was stored before"),
+        (f"of {cell('data[0]')}", (f"heard of the one that stores is {cell('flag')}",
+                                     f"heard of this block is {cell('flag')}"), "which was stored before"),
         ("too weak", "scope"), range(12),
     ),
     Broken(
@@ -236,7 +236,9 @@ ENTRIES = [
     ),
     Broken(
         "flag: the reader waits for another one", message(write_with_another_flag, reader(flag=OTHER)), DataRace,
-        (cell("data[0]"), f"is {cell('other flag')}", "which was stored before"), ("too weak", ": flag"), range(12),
+        (cell("data[0]"), (f"heard of the one that stores is {cell('other flag')}",
+                           f"heard of this block is {cell('other flag')}"), "which was stored before"),
+        ("too weak", "scope"), range(12),
     ),
     Broken(
         "chain: a relay loads relaxed", three(relay(ld_relaxed_sys_s32), reader(flag=OTHER)), DataRace,

@@ -226,7 +226,7 @@ BLOCKS = [
     hang(
         "block: a warp that returns before the barrier",
         barrier_that_a_warp_leaves_out,
-        ("barrier 0 of rank 0, kernel `barrier_that_a_warp_leaves_out`, block 0 can never fill: threads ",),
+        ("barrier 0 of rank 0, kernel `barrier_that_a_warp_leaves_out`, block 0 can never fill: it takes 64 threads",),
         num_ranks=1,
         block=64,
     ),

@@ -279,7 +279,7 @@ INSIDE_A_NODE = [
                 "barrier 1 of rank 1, kernel `combine`, block 0 can never",
                 "barrier 2 of rank 0, kernel `combine`, block 0 can never",
             ),
-            "of 64 arrived",
+            "it takes 64 threads",
         ),
     ),
     edited(

@@ -1,12 +1,16 @@
 """Rings and double buffers, broken: rank 0 fills slots, rank 1 empties them; tail and head say how far they are."""
 
-from cells import DATA, HEAD, TAIL, cell, linger, together, wait
+from cells import ALL, COUNT, DATA, FLAG, HEAD, OTHER, OUT, TAIL, cell, linger, together, wait
 from entries import Broken
 from litmus import MBARRIER
 
 from nbep.device.primitives import (
+    atom_cas_acq_rel_sys_s32,
+    fence_acq_rel_sys,
+    fence_mbarrier_init,
     fence_proxy_async_global,
     fence_proxy_async_shared,
+    lane_id,
     ld_acquire_sys_s32,
     ld_relaxed_gpu_s32,
     ld_relaxed_sys_s32,
@@ -20,13 +24,14 @@ from nbep.device.primitives import (
     st_release_sys_s32,
     st_shared_s32,
     st_weak_s32,
+    syncwarp,
     tma_load_1d,
     tma_store_1d,
     tma_store_commit,
     tma_store_wait_all,
     tma_store_wait_read_all,
 )
-from nbep.emulator import DataRace
+from nbep.emulator import DataRace, DeadlockError
 
 SLOTS, ITEMS = 2, 6
 
@@ -120,7 +125,158 @@ def two_stages(wait_until_read=tma_store_wait_read_all, wait_for_load=True):
     return together((0, send_twice, 1, 1))
 
 
+def loads_through_two_stages(mbarrier, parity):
+    """Four rows come by bulk loads. mbarrier(row), parity(row): what is waited for; each stage has an mbarrier."""
+
+    def load_rows(memory):
+        for i in range(8 * 4):
+            st_weak_s32(memory + DATA + 4 * i, i)
+        fence_proxy_async_global()
+        for stage in range(2):
+            mbarrier_init(MBARRIER + 8 * stage, 1)
+            for word in range(8):
+                st_shared_s32(32 * stage + 4 * word, -1)
+        fence_mbarrier_init()
+        fence_proxy_async_shared()
+        for row in range(4):
+            stage = row % 2
+            mbarrier_arrive_expect_tx(MBARRIER + 8 * stage, 32)
+            tma_load_1d(32 * stage, memory + DATA + 32 * row, 32, MBARRIER + 8 * stage)
+            while not mbarrier_try_wait_parity(MBARRIER + 8 * mbarrier(row), parity(row)):
+                pass
+            ld_shared_s32(32 * stage)
+
+    return together((0, load_rows, 1, 1))
+
+
+def lanes_fill_a_stage(memory):
+    """Lane 0 starts the copies; lane 1 waits for them, and so for none."""
+    for turn in range(2):
+        st_shared_s32(4 * lane_id(), turn)
+        fence_proxy_async_shared()
+        syncwarp(ALL)
+        if lane_id() == 0:
+            tma_store_1d(memory + DATA + 128 * turn, 0, 128)
+            tma_store_commit()
+        elif lane_id() == 1:
+            tma_store_wait_read_all()
+        syncwarp(ALL)
+    if lane_id() == 0:
+        tma_store_wait_all()
+
+
+FULL, FREE = (TAIL, OTHER), (HEAD, COUNT)  # of the two slots of a ring
+
+
+def fill_two(memory):
+    """Rank 0 fills two slots in turn, each with a flag of its own."""
+    for item in range(ITEMS):
+        slot, turn = item % SLOTS, item // SLOTS
+        wait(memory + FREE[slot], at_least=turn)
+        st_weak_s32(memory + DATA + 64 * slot, item)
+        st_release_sys_s32(memory + FULL[slot], turn + 1)
+
+
+def empty_two(flag):
+    """flag(item): the slot whose flag is waited for."""
+
+    def empty(memory):
+        for item in range(ITEMS):
+            slot, turn = item % SLOTS, item // SLOTS
+            wait(memory + FULL[flag(item)], at_least=turn + (flag(item) <= slot))
+            ld_weak_s32(memory + DATA + 64 * slot)
+            st_release_sys_s32(memory + FREE[slot], turn + 1)
+
+    return empty
+
+
+def half_after_half(swap):
+    """Rounds through a buffer of two halves. swap: whether this side takes the other half each time."""
+    return lambda item: item % 2 * swap
+
+
+def fill_halves(half):
+    def fill(memory):
+        for item in range(4):
+            wait(memory + HEAD, at_least=item - 1)
+            st_weak_s32(memory + DATA + 64 * half(item), item)
+            st_release_sys_s32(memory + TAIL, item + 1)
+
+    return fill
+
+
+def empty_halves(half):
+    def empty(memory):
+        for item in range(4):
+            wait(memory + TAIL, at_least=item + 1)
+            linger(5)
+            ld_weak_s32(memory + DATA + 64 * half(item))
+            st_release_sys_s32(memory + HEAD, item + 1)
+
+    return empty
+
+
+def raise_the_same_flag(memory):
+    for item in range(3):
+        wait(memory + HEAD, at_least=item)
+        st_weak_s32(memory + DATA, item)
+        st_release_sys_s32(memory + FLAG, 1)
+
+
+def see_the_same_flag(memory):
+    """Nobody takes the flag back: it is up from the first message on."""
+    for item in range(3):
+        wait(memory + FLAG)
+        ld_weak_s32(memory + DATA)
+        st_release_sys_s32(memory + HEAD, item + 1)
+
+
+def send_by_lanes(memory):
+    for item in range(ITEMS):
+        if lane_id() == 0:
+            wait(memory + HEAD, at_least=item + 1 - SLOTS)
+        syncwarp(ALL)
+        st_weak_s32(memory + DATA + 128 * (item % SLOTS) + 4 * lane_id(), item)
+        syncwarp(ALL)
+        if lane_id() == 0:
+            st_release_sys_s32(memory + TAIL, item + 1)
+
+
+def receive_by_lanes(memory):
+    """Lane 0 gives a slot back when it has read its own word, and speaks for all."""
+    for item in range(ITEMS):
+        if lane_id() == 0:
+            wait(memory + TAIL, at_least=item + 1)
+        syncwarp(ALL)
+        ld_weak_s32(memory + DATA + 128 * (item % SLOTS) + 4 * lane_id())
+        if lane_id() == 0:
+            st_release_sys_s32(memory + HEAD, item + 1)
+
+
+def fence_for_the_first_one(memory):
+    for item in range(3):
+        st_weak_s32(memory + DATA + 4 * item, item)
+        if item == 0:
+            fence_acq_rel_sys()
+        st_relaxed_sys_s32(memory + TAIL, item + 1)
+
+
+def take_all(memory):
+    for item in range(3):
+        wait(memory + TAIL, at_least=item + 1)
+        ld_weak_s32(memory + DATA + 4 * item)
+
+
+def count_under_a_lock(memory):
+    """The lock is given back by a store without an order."""
+    while atom_cas_acq_rel_sys_s32(memory + FLAG, 0, 1) != 0:
+        linger(1)
+    st_weak_s32(memory + OUT, ld_weak_s32(memory + OUT) + 1)
+    st_relaxed_sys_s32(memory + FLAG, 0)
+
+
 STORE, LOAD = f"the store to {cell('tail')}", f"the load of {cell('tail')}"
+COPY = "the bulk copy that writes `shared memory`"
 LOST = (
     "was overwritten before this load",
     "is overwritten, and nothing at all tells this thread that it has been read",
@@ -151,6 +307,34 @@ ENTRIES = [
     Broken("double buffer: a stage is filled while a copy reads it", two_stages(nothing), DataRace,
            ("the bulk copy that reads `shared memory`: byte 0", "wait_group.read is missing"), ("too weak",), least=4),
     Broken("double buffer: nobody waits on the mbarrier", two_stages(wait_for_load=False), DataRace,
-           ("nobody has waited on the mbarrier of the bulk copy that writes `shared memory`: byte 0",), ("wait_group",),
-           least=4),
+           (f"nobody has waited on the mbarrier at shared byte 256 of {COPY}: byte 0",), ("wait_group",), least=4),
+    Broken("double buffer: the parity of an mbarrier stays the same",
+           loads_through_two_stages(lambda row: row % 2, lambda row: 0), DataRace,
+           ("this thread has waited on the mbarrier at shared byte 256, but for a phase that was over before",
+            f"{COPY}: byte 0"), ("nobody", "too weak"), also=(DeadlockError,)),
+    Broken("double buffer: waits on the mbarrier of the other stage",
+           loads_through_two_stages(lambda row: 0, lambda row: row // 2), DataRace,
+           (f"nobody has waited on the mbarrier at shared byte 264 of {COPY}: byte 32",), ("too weak",), least=4),
+    Broken("double buffer: another lane waits for the copy", together((0, lanes_fill_a_stage, 1, 32)), DataRace,
+           ("the bulk copy that reads `shared memory`", "wait_group.read is missing in the thread that has started it"),
+           ("too weak", "mbarrier"), least=4),
+    Broken("ring of two: waits for the other slot's flag", ring(fill_two, empty_two(lambda item: 0)), DataRace,
+           ("nothing at all orders the store before this load of", cell("data[16]"),
+            "heard of the one that stores is " + cell("tail"), "what tells of the store is " + cell("other flag")),
+           ("too weak", "scope", "head"), range(8)),
+    Broken("double buffer: one side alone takes the halves in turn",
+           ring(fill_halves(half_after_half(True)), empty_halves(half_after_half(False))), DataRace,
+           (cell("data[0]"), ("heard of the one that stores is " + cell("tail"),
+                              "heard of the other block is " + cell("head"))), ("too weak", "scope"), range(8)),
+    Broken("flag: is up from the message before", ring(raise_the_same_flag, see_the_same_flag), DataRace,
+           (cell("data[0]"), ("heard of the one that stores is " + cell("flag"),
+                              "heard of the other block is " + cell("head"))), ("too weak", "scope"), range(12)),
+    Broken("ring: a lane gives the slot back for all lanes",
+           together((0, send_by_lanes, 1, 32), (1, receive_by_lanes, 1, 32)), DataRace,
+           (cell("head"), ("no syncwarp orders the load before the store to", "was overwritten before this load")),
+           ("too weak", "scope", "tail"), range(6)),
+    Broken("ring: a fence for the first item alone", ring(fence_for_the_first_one, take_all), DataRace,
+           (STORE, "releases nothing, and no fence comes before it"), (LOAD, "scope", "data["), range(8)),
+    Broken("lock: is given back relaxed", ring(count_under_a_lock, count_under_a_lock), DataRace,
+           ("the store to " + cell("flag"), "releases nothing"), ("scope", "out[", "acquires"), range(8)),
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import hangs_counts
 import hangs_groups
 import hangs_nbep
 import hangs_networks
@@ -26,7 +27,7 @@ from nbep.notebook import edit
 
 pytestmark = pytest.mark.emulator_only("a GPU reports no deadlock")
 
-ENTRIES = [*hangs_nbep.ENTRIES, *hangs_users.ENTRIES, *hangs_groups.ENTRIES]
+ENTRIES = [*hangs_nbep.ENTRIES, *hangs_users.ENTRIES, *hangs_groups.ENTRIES, *hangs_counts.ENTRIES]
 NETWORKS = hangs_networks.ENTRIES
 
 
@@ -45,7 +46,7 @@ def test_the_report_names_why_it_hangs(broken: Broken, seeds: range) -> None:
     check(broken._replace(seeds=seeds, least=len(seeds)))
 
 
-SMALL = [*hangs_users.ENTRIES, *hangs_groups.ENTRIES]
+SMALL = [*hangs_users.ENTRIES, *hangs_groups.ENTRIES, *hangs_counts.ENTRIES]
 
 
 @pytest.mark.thorough

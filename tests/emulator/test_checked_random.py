@@ -177,7 +177,8 @@ def random_step(t, memory, choose, scopes, atomics):
             t.fence("acq_rel", scope)
 
 
-def random_meeting(t, how):
+def random_meeting(t, how, step):
+    """Threads meet; step() is an access of a random kind that may come between."""
     if how == "barrier":
         t.barrier(0, t.block_dim)
     elif how == "syncwarp":
@@ -189,6 +190,15 @@ def random_meeting(t, how):
             t.barrier(1, 64)
         else:
             t.barrier_arrive(1, 64)
+        t.barrier(2, 64)
+    elif how == "crossed" and t.block_dim == 64:  # what warp 0 waits for last, warp 1 has done first
+        for number in (4, 3) if t.warp == 0 else (3, 4):
+            step()
+            if t.warp == 0:
+                t.barrier(number, 64)
+            else:
+                t.barrier_arrive(number, 64)
+        step()
         t.barrier(2, 64)
 
 
@@ -207,7 +217,9 @@ def run_random_program(seed, lanes):
     # What an atomic passes on counts as told by its thread: with narrow scopes that is not exact either.
     atomics = lanes > 1 or choose.random() < 0.5
     scopes = ["sys"] if atomics and lanes == 1 else ["cta", "gpu", "sys", "sys"]
-    meetings = [choose.choice(["barrier", "syncwarp", "vote", "arrive"]) for _ in range(choose.randint(1, 4))]
+    meetings = [
+        choose.choice(["barrier", "syncwarp", "vote", "arrive", "crossed"]) for _ in range(choose.randint(1, 4))
+    ]
 
     def kernel(memory, seed):
         t = current_thread()
@@ -218,9 +230,14 @@ def run_random_program(seed, lanes):
                 t.spin(10**12)
         choose = random.Random(f"{seed} {t.block_idx} {t.thread_idx}")
         for how in meetings:
-            for _ in range(choose.randint(0, 5) if is_active else 0):
-                random_step(t, memory, choose, scopes, atomics)
-            random_meeting(t, how)
+
+            def step():
+                if is_active:
+                    random_step(t, memory, choose, scopes, atomics)
+
+            for _ in range(choose.randint(0, 5)):
+                step()
+            random_meeting(t, how, step)
 
     streams = []
     for i, (rank, grid, block) in enumerate(shapes):

@@ -203,8 +203,23 @@ def test_missing_thread_at_a_barrier_is_reported_and_does_not_hang(launch):
         with pytest.raises(DeadlockError) as caught:
             launch(kernel, block=96, seed=seed)
         assert "barrier 0 of rank 0, kernel `kernel`, block 0 can never fill" in str(caught.value)
-        assert "have left the kernel" in str(caught.value)
+        assert "left the kernel" in str(caught.value)
         assert "(kernel)" in caught.value.source
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_thread_that_arrives_twice_at_a_barrier_that_is_not_full_is_named(launch, seed):
+    def kernel():
+        t = current_thread()
+        for _ in range(2):
+            if t.warp == 0:
+                t.barrier_arrive(1, 64)  # nothing tells it that the others have come
+            else:
+                t.barrier(1, 64)
+
+    with pytest.raises(Divergence, match=r"^barrier 1: this thread arrives again, but \d+ of 64") as caught:
+        launch(kernel, block=64, seed=seed)
+    assert "warp 0" in caught.value.thread
 
 
 def test_barrier_is_reported_when_the_missing_thread_leaves_last(launch):
@@ -219,7 +234,8 @@ def test_barrier_is_reported_when_the_missing_thread_leaves_last(launch):
             t.fence("acq_rel", "cta")
 
     with pytest.raises(
-        DeadlockError, match=r"barrier 4 .* can never fill: threads 0-69, 71-95 of 96 .* threads 70 have left"
+        DeadlockError,
+        match=r"barrier 4 .*: it takes 96 threads, threads 0-69, 71-95 have arrived, and thread 70 has left",
     ):
         launch(kernel, block=96, seed=2)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from litmus import MBARRIER, run_together, store_in_bulk, wait_for
 
+from nbep.device.primitives import fault_reported
 from nbep.emulator import DataRace, World, current_thread
 
 SEEDS = range(8)
@@ -478,6 +479,19 @@ def test_two_launches_of_a_kernel_can_be_told_apart():
     with pytest.raises(DataRace) as caught:
         streams[0].synchronize()
     assert sorted(re.findall(r"kernel `store`(.*), block", str(caught.value))) == ["", ", launch 2"]
+
+
+def test_nothing_is_checked_once_a_kernel_has_reported_a_fault():
+    def read_at_once(report):
+        def read(t, ring):
+            wait_for(ring + TAIL, "relaxed")
+            report()
+            t.load(ring + PAYLOAD, "s32", "weak", "cta")
+
+        return read
+
+    assert races(store_and(store_tail("release")), read_at_once(lambda: None), ranks=2) == len(SEEDS)
+    assert races(store_and(store_tail("release")), read_at_once(fault_reported), ranks=2) == 0
 
 
 def test_it_takes_all_ranks_in_one_process():

@@ -155,6 +155,40 @@ def consumers_that_wait_for_their_producers_copy():
     return [(0, write, 1, 1), (1, read, 1, 64)]
 
 
+def halves_that_two_warps_fill_and_empty():
+    """With a barrier for each half that is full, and one for each that is free, as double buffers have them."""
+
+    def exchange(t, memory):
+        for i in range(6):
+            half = i % 2
+            if t.warp == 0:
+                if i >= 2:
+                    t.barrier(3 + half, 64)
+                t.store_shared(128 * half + 4 * t.lane, "s32", i, "weak")
+                t.barrier_arrive(1 + half, 64)
+            else:
+                t.barrier(1 + half, 64)
+                assert t.load_shared(128 * half + 4 * t.lane, "s32", "weak") == i
+                if i < 4:
+                    t.barrier_arrive(3 + half, 64)
+
+    return [(0, exchange, 1, 64)]
+
+
+def older_arrivals_that_are_waited_for_later():
+    def exchange(t, memory):
+        for number, half in ((3, 0), (4, 1)) if t.warp else ((4, 1), (3, 0)):
+            if t.warp == 0:
+                t.barrier(number, 64)
+                continue
+            t.store_shared(128 * half + 4 * t.lane, "s32", number, "weak")
+            t.barrier_arrive(number, 64)
+        if t.warp == 0:
+            assert [t.load_shared(128 * half + 4 * t.lane, "s32", "weak") for half in range(2)] == [3, 4]
+
+    return [(0, exchange, 1, 64)]
+
+
 PATTERNS = [
     relaxed_store_behind_a_release,
     acquire_behind_a_relaxed_load_of_the_same_cell,
@@ -165,6 +199,8 @@ PATTERNS = [
     proxy_fence_of_the_one_who_stored,
     bulk_load_of_what_the_block_has_stored_in_bulk,
     consumers_that_wait_for_their_producers_copy,
+    halves_that_two_warps_fill_and_empty,
+    older_arrivals_that_are_waited_for_later,
 ]
 
 

@@ -125,7 +125,7 @@ def copy_that_nobody_waits_for():
     return [
         (0, write_words, 1, 1),
         (1, read, 1, 1),
-    ], "nobody has waited on the mbarrier of the bulk copy that writes `shared memory`: byte 0"
+    ], "nobody has waited on the mbarrier at shared byte 256 of the bulk copy that writes `shared memory`: byte 0"
 
 
 def copy_that_another_warp_waits_for():

@@ -158,6 +158,7 @@ def make(
     kernels: tuple[str, ...],
     variants: tuple[dict[str, int], ...] = VARIANTS,
     is_direct: bool = False,
+    shapes: tuple[dict[str, int], ...] = ({},),
     **changed: int,
 ) -> Scenario:
     return Scenario(
@@ -169,6 +170,7 @@ def make(
         LEAST,
         kernels,
         variants,
+        shapes,
     )
 
 
@@ -182,6 +184,7 @@ SCENARIOS = (
         "dispatch",
         True,
         (*DISPATCH, "intranode.cached_notify_dispatch"),
+        shapes=({"rounds": 2}, {"rounds": 2}, {}),
         tokens=3,
         rounds=3,
     ),

@@ -1,6 +1,7 @@
 """What stands where in the shared memory of nbep's kernels, in words: for reports of the emulator.
 
-The offsets are those of the kernels. Who changes one there, changes its name here.
+Where something lies is asked of the kernels: of their constants and of the functions by which they find it, as shared
+memory begins at 0 on the emulator. What it is called stands here.
 """
 
 from __future__ import annotations
@@ -64,25 +65,23 @@ def _dispatch(offset: int) -> str:
 
 
 def _combine(num_warps: int, offset: int) -> str:
-    weights = 8 * combine.MAX_ROWS * num_warps
-    heads = weights + 8 * combine.MAX_RANKS * num_warps
-    tails = heads + 4 * combine.MAX_RANKS * num_warps
-    if offset >= tails:
-        return f"shared_tails[src {(offset - tails) // 4}]"
-    if offset >= heads:
-        warp, rank = divmod((offset - heads) // 4, combine.MAX_RANKS)
+    board = combine.locate_board(num_warps)
+    if offset >= board.tails:
+        return f"shared_tails[src {(offset - board.tails) // 4}]"
+    if offset >= board.heads:
+        warp, rank = divmod((offset - board.heads) // 4, combine.MAX_RANKS)
         return f"shared_heads[warp {warp}, src {rank}]"
-    if offset >= weights:
-        warp, row = divmod((offset - weights) // 8, combine.MAX_RANKS)
+    if offset >= board.weights:
+        warp, row = divmod((offset - board.weights) // 8, combine.MAX_RANKS)
         return f"weights[warp {warp}, {row}]"
-    warp, row = divmod(offset // 8, combine.MAX_ROWS)
+    warp, row = divmod((offset - board.rows) // 8, combine.MAX_ROWS)
     return f"rows[warp {warp}, {row}]"
 
 
 def _direct_combine(num_warps: int, has_tma: bool, offset: int) -> str:
     stages = (SUM_STAGE_BYTES + FULL_BYTES) * num_warps if has_tma else 0
     if offset >= stages:
-        warp, byte = divmod(offset - stages, 8 * (direct_combine.MAX_ROWS + direct_combine.MAX_RANKS))
+        warp, byte = divmod(offset - stages, direct_combine.LIST_BYTES)
         row = byte // 8
         if row < direct_combine.MAX_ROWS:
             return f"rows[warp {warp}, {row}]"

@@ -56,6 +56,12 @@ def serving(queue_pair, entry):
     current_thread().serving = int(queue_pair), int(entry)
 
 
+@primitive("")
+def fault_reported():
+    """From now on a rank goes on with what is not there, as its host is told: nothing is checked. On a GPU: nothing."""
+    current_thread().world.has_failed = True
+
+
 @primitive("prefetch.global.L2 [$0];", None, "s64")
 def prefetch_l2(address):
     """What lies there may be read soon: a hint, which reads nothing. On the emulator: nothing."""

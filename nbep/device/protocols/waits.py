@@ -22,6 +22,7 @@ from nbep.device.primitives import (
     atom_cas_acq_rel_sys_s32,
     block_idx,
     deadline_after,
+    fault_reported,
     ld_acquire_cta_shared_s32,
     ld_acquire_gpu_s32,
     ld_acquire_sys_s32,
@@ -164,6 +165,7 @@ def start_wait(bounds):
 @device_function
 def report_fault(bounds, site, peer, channel, expected, seen):
     """Tell the host which wait was over time. Only the first one of a rank is told."""
+    fault_reported()
     claimed = atom_cas_acq_rel_sys_s32(bounds.claim, 0, site)
     if claimed == DISPATCH_RECEIVER_ROWS:
         atom_cas_acq_rel_sys_s32(bounds.claim, claimed, site)  # that was no wait: now later waits need not wait either

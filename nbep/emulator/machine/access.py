@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextvars
 import struct
 import sys
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from ..reports import errors
 from ..reports.faults import error_at, explain
 from ..reports.source import Site, site_of
 from .kinds import KINDS, wrap
-from .memory import Allocation
+from .memory import Allocation, Lost
 from .names import name_of, title_of
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ OPS = {
     "and": lambda old, operand, _: old & operand,
 }
 MAX_EMPTY_SPINS = 100_000
+COUNTS = {"s32": 4, "s64": 8}  # kinds of cells that say how far somebody is
 _DEVICE_CONTEXT = contextvars.Context()
 _DEVICE_CONTEXT.run(np.seterr, all="ignore")  # a GPU raises no floating-point warnings
 
@@ -152,10 +154,10 @@ class AccessingThread(greenlet):
             offset = address & 0xFFFFFFFF
         except FAULTS as fault:
             raise explain(self, address, kind, True, False, fault) from None
+        if order != "weak":
+            self.note_writer(allocation, offset, kind, value, site_of(sys._getframe(1)))
         self.write(allocation, offset, kind, value, address)
         self.world.has_changed = True
-        if order != "weak":
-            allocation.writers[offset] = (self.block.name, self.thread_idx, site_of(sys._getframe(1)))
         if allocation.watchers:
             self.notify(allocation, offset, KINDS[kind].size)
 
@@ -255,10 +257,10 @@ class AccessingThread(greenlet):
         if self.left < 0:
             self.pause()
         allocation = self.shared
+        if order != "weak":
+            self.note_writer(allocation, address, kind, value, site_of(sys._getframe(1)))
         self.write(allocation, address, kind, value, address)
         self.world.has_changed = True
-        if order != "weak":
-            allocation.writers[address] = (self.block.name, self.thread_idx, site_of(sys._getframe(1)))
         allocation.unfenced[address >> 4] = (self.thread_idx, self.block.proxy_fences)
         if allocation.watchers:
             self.notify(allocation, address, KINDS[kind].size)
@@ -269,6 +271,18 @@ class AccessingThread(greenlet):
         if self.left < 0:
             self.pause()
         return self.modify(op, self.shared, address, kind, operand, compare, address)
+
+    def note_writer(self, allocation: Allocation, offset: int, kind: str, value: Any, site: Site | None) -> None:
+        """This thread is about to store to a cell with more than weak order: note who, and what is lost by it."""
+        writer = self.block.name, self.thread_idx, site
+        before = allocation.writers.get(offset)
+        if before is not None and kind in COUNTS and isinstance(value, Integral) and not allocation.freed:
+            old = int.from_bytes(allocation.memory[offset : offset + COUNTS[kind]], sys.byteorder, signed=True)
+            if value < old or (value == old and before[:2] != writer[:2]):
+                kept = allocation.lost.get(offset)
+                if kept is None or kept.value <= old or kept.by[0] != writer[0]:
+                    allocation.lost[offset] = Lost(old, before, int(value), writer)
+        allocation.writers[offset] = writer
 
     def note_polled(self, allocation: Allocation, offset: int, kind: str, value: Any) -> None:
         """Remember what a load has seen that may be a wait's. The latest comes last, also if it is looked at again."""

@@ -6,7 +6,7 @@ because too many threads have left the kernel, is reported at once instead of ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..reports import errors
@@ -27,13 +27,16 @@ NUM_BARRIERS = 16
 class NamedBarrier:
     """One phase of `bar.sync id, expected`."""
 
-    __slots__ = ("number", "expected", "arrived", "waiting", "is_full", "holds", "knowledge", "signals", "known")
+    __slots__ = (
+        "number", "expected", "arrived", "waiting", "passed", "is_full", "holds", "knowledge", "signals", "known",
+    )  # fmt: skip
 
     def __init__(self, number: int, expected: int):
         self.number = number
         self.expected = expected
         self.arrived: list[int] = []  # thread indices, with those of bar.arrive
         self.waiting: list[Thread] = []
+        self.passed: set[int] = set()  # those of bar.arrive
         self.is_full = False
         self.holds = True  # the predicates of all threads so far
         # For `checked`: what those who have arrived know and have signalled, and what all know then.
@@ -98,6 +101,10 @@ class Block:
                 f"barrier {number}: this thread says {expected} threads, threads {ranges(barrier.arrived)} said "
                 f"{barrier.expected}",
             )
+        elif thread.thread_idx in barrier.passed:
+            so_far = f"{len(barrier.arrived)} of {expected} threads have come so far"
+            message = f"barrier {number}: this thread arrives again, but {so_far}: nothing makes it wait for the others"
+            raise error_at(thread, errors.Divergence, message)
         barrier.arrived.append(thread.thread_idx)
         barrier.holds &= predicate
         if len(barrier.arrived) == expected:
@@ -108,6 +115,8 @@ class Block:
             return barrier
         if wait:
             barrier.waiting.append(thread)
+        else:
+            barrier.passed.add(thread.thread_idx)
         if self.live < self.launch.block:
             self.check_barrier(barrier)
         return barrier
@@ -119,8 +128,8 @@ class Block:
         gone = [t.thread_idx for t in self.threads if t.exited]
         here = barrier.waiting[0] if barrier.waiting else None
         message = (
-            f"barrier {barrier.number} of {self.name} can never fill: threads {ranges(barrier.arrived)} of "
-            f"{barrier.expected} arrived, threads {ranges(gone)} have left the kernel"
+            f"barrier {barrier.number} of {self.name} can never fill: it takes {barrier.expected} threads, "
+            f"{who_have('thread', barrier.arrived)} arrived, and {who_have('thread', gone)} left the kernel"
         )
         raise error_at(here, errors.DeadlockError, message) if here else errors.DeadlockError(message)
 
@@ -134,6 +143,11 @@ class Block:
                 self.check_barrier(barrier)
         if not self.live:
             self.launch.block_left()
+
+
+def who_have(noun: str, numbers: Sequence[int]) -> str:
+    """`thread 3 has` or `threads 0-2, 4 have`."""
+    return f"{noun} {numbers[0]} has" if len(numbers) == 1 else f"{noun}s {ranges(numbers)} have"
 
 
 def ranges(numbers: Iterable[int]) -> str:

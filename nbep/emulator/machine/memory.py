@@ -14,7 +14,7 @@ import ctypes
 import mmap
 from collections.abc import Callable
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -37,6 +37,17 @@ _PAGED_BYTES = 1 << 20  # a shadow of so many bytes takes memory only where it i
 # them.  And to the garbage collector a running greenlet is no container, so it stops tracking a tuple or dict that
 # holds nothing else; a cycle through one is never freed, unless somebody breaks it.
 Writer = tuple[str, int, Site | None]
+
+
+class Lost(NamedTuple):
+    """A value of a cell, and who wrote it; the smaller one that somebody has stored there since, or the same one."""
+
+    value: int
+    writer: Writer
+    new: int
+    by: Writer
+
+
 Describe = Callable[[int], str]
 
 
@@ -49,6 +60,7 @@ class Allocation:
         loads, stores: typed views by access kind; empty once freed, `stores` empty when read-only
         watchers: 8-byte granule -> parked threads that poll a cell in it (a dict as an ordered set)
         writers: offset -> who stored last and where, for cells written with more than weak order
+        lost: offset -> the highest value of such a cell that a store has not left there; see `Lost`
         shared: other processes write here too
         unfenced: in shared memory, 16-byte granule -> last ordinary store: by which thread, after how many proxy fences
         nc_reads: 16-byte granule -> the kernel that last read it as constant, and which bytes
@@ -60,7 +72,7 @@ class Allocation:
 
     __slots__ = (
         "rank", "name", "nbytes", "memory", "number", "base", "describe", "loads", "stores", "writable",
-        "watchers", "writers", "shared", "freed", "shadow", "unfenced", "nc_reads", "pending", "versions",
+        "watchers", "writers", "lost", "shared", "freed", "shadow", "unfenced", "nc_reads", "pending", "versions",
         "last_stores", "last_loads", "messages", "on_host", "signals",
     )  # fmt: skip
 
@@ -94,6 +106,7 @@ class Allocation:
         self.stores: dict[str, tuple] = Views(memory, self.shadow, storing=True) if writable else {}
         self.watchers: dict[int, dict[Thread, None]] = {}
         self.writers: dict[int, Writer] = {}
+        self.lost: dict[int, Lost] = {}
         self.unfenced: dict[int, tuple[int, int]] = {}
         self.nc_reads: dict[int, tuple[Launch, int]] = {}
         self.pending: dict[int, list[Any]] = {}

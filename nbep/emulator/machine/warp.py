@@ -16,7 +16,7 @@ from greenlet import getcurrent
 from ..reports import errors
 from ..reports.faults import error_at
 from ..reports.source import Site, describe_site, site_of
-from .block import WARP_SIZE, ranges
+from .block import WARP_SIZE, ranges, who_have
 
 if TYPE_CHECKING:
     from .thread import Thread
@@ -107,7 +107,8 @@ class Warp:
             return
         gone = [lane for lane in lanes_of(mask) if self.lanes[lane].exited]
         if gone:
-            raise error_at(thread, errors.Divergence, f"{name}: lanes {ranges(gone)} of the mask have left the kernel")
+            message = f"{name} with mask {mask:#010x}: {who_have('lane', gone)} left the kernel"
+            raise error_at(thread, errors.Divergence, message)
 
     def check_others(self, thread: Thread, collective: Collective) -> None:
         """A lane comes to one of several collectives: does it wait for lanes that wait for it?"""
@@ -131,11 +132,10 @@ class Warp:
         """A lane has returned from the kernel while others of its warp are inside a collective."""
         for collective in self.pending.values():
             if collective.missing >> thread.lane & 1:
-                came = ranges(t.lane for t in collective.threads)
                 first = collective.threads[0]
                 raise errors.Divergence(
-                    f"{collective.name} with mask {collective.mask:#010x}: lanes {came} came, "
-                    f"lane {thread.lane} has left the kernel",
+                    f"{collective.name} with mask {collective.mask:#010x}: lane {thread.lane} has left the kernel, "
+                    f"{who_have('lane', [t.lane for t in collective.threads])} come",
                     first.describe(),
                     describe_site(collective.site),
                 )

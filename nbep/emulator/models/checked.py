@@ -18,7 +18,7 @@ or of one who stored.  A copy is checked where it starts; it is over for those w
 kernel's end.  A thread that leaves without a wait for what its copies read is an error, also if they happen to have
 read it.
 
-Once a wait was over time nothing is checked any more.
+Once a wait was over time, or a kernel has reported a fault, nothing is checked any more.
 """
 
 from __future__ import annotations
@@ -206,13 +206,15 @@ class CheckedThread(RememberingThread):
         if not barrier.knowledge or barrier.knowledge[-1] is not self.knowledge:
             barrier.knowledge.append(self.knowledge)
         if barrier.is_full:
-            barrier.known = with_signals(join(barrier.knowledge), barrier.signals)
+            told = Knowledge(barrier.signals, {}, barrier.signals)  # bar.arrive: some know more by now
+            barrier.known = join((*barrier.knowledge, told))
         return barrier
 
     def meet(self, barrier_id: int, num_threads: int, predicate: bool) -> NamedBarrier:
         barrier = super().meet(barrier_id, num_threads, predicate)
         self.knowledge = barrier.known
-        self.warp_stores = self.warp_loads = self.knowledge.stores[self.owner.clock]
+        known = self.knowledge.stores
+        self.warp_stores = self.warp_loads = known.get(self.owner.clock, known.get(ALL_CLOCKS, 0))
         return barrier
 
     def mbarrier_init(self, address: int, count: int) -> None:
@@ -252,7 +254,7 @@ class CheckedThread(RememberingThread):
     def spin(self, deadline_ns: int) -> bool:
         """A wait that is over time ends the checks: what threads do then, they do to bytes that are not there."""
         is_over = super().spin(deadline_ns)
-        self.world.timed_out |= is_over
+        self.world.has_failed |= is_over
         return is_over
 
     def leave(self) -> None:
@@ -300,7 +302,6 @@ class CheckedThread(RememberingThread):
         old = super().atomic(op, address, kind, operand, order, scope, compare)
         allocation, offset = self.locate(address)
         self._modified(allocation, offset, kind, order, scope)
-        self.world.timed_out |= allocation.name.startswith("claim") and op == "cas"  # see waits.report_fault
         return old
 
     def load_shared(self, address: int, kind: str, order: str) -> Any:
@@ -341,7 +342,7 @@ class CheckedThread(RememberingThread):
 
     def check_constant(self, allocation: Allocation, load: Access) -> None:
         """Stop the run when bytes are read as constant that have changed since this kernel began."""
-        if self.world.timed_out:
+        if self.world.has_failed:
             return
         before = {ALL_CLOCKS: self.block.launch.first_signal}
         for store in allocation.last_stores.get(load.begin >> GRANULE_BITS, ()):
@@ -454,7 +455,7 @@ class CheckedThread(RememberingThread):
 
     def check(self, allocation: Allocation, access: Access) -> None:
         """Stop the run if this access meets one that the thread cannot know of."""
-        if self.world.timed_out:
+        if self.world.has_failed:
             return
         stores, loads = allocation.last_stores, allocation.last_loads
         is_store = access.verb == "store"

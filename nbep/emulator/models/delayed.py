@@ -92,12 +92,13 @@ class PendingStore:
             launch.check_done()
 
     def _write(self, thread: DelayedThread, allocation: Allocation, offset: int) -> None:
+        if self.version.reach:
+            value = int.from_bytes(self.data, sys.byteorder, signed=True)
+            thread.note_writer(allocation, offset, f"s{8 * len(self.data)}", value, self.site)
         self.version.keep(allocation)
         self.version.arrive(allocation, thread.next_moment())
         allocation.memory[offset : offset + len(self.data)] = self.data
         allocation.mark_written(offset, len(self.data))
-        if self.version.reach:
-            allocation.writers[offset] = (thread.block.name, thread.thread_idx, self.site)
         self.show()
 
     def show(self) -> None:

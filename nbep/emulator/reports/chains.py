@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..machine.names import name_of
 from ..models.history import (
     Arrived,
     Event,
@@ -29,6 +30,7 @@ from ..models.orders import ACQUIRES, RELEASES, SCOPES
 
 if TYPE_CHECKING:
     from ..machine.memory import Allocation
+    from ..models.checked import CheckedThread
     from .source import Site
 
 LANES = 32
@@ -329,3 +331,32 @@ def told_by(
                 first = owner.block * MAX_WARPS * LANES
                 if any(first + index in listeners for index in waiting):
                     listeners |= {first + index for index in arrived}
+
+
+def last_heard(events: list[Event], owner: Owner) -> str:
+    """The cell by which a thread was last told to go on, and by which rank; nothing if it has waited for nobody."""
+    wanted: Cell | None = None
+    for event in reversed(events):
+        if wanted is None and isinstance(event, Loaded) and event.load.owner is owner:
+            wanted = (event.allocation, event.load.begin) if event.load.order in ACQUIRES else None
+        elif isinstance(event, Stored) and wanted == (event.allocation, event.store.begin):
+            if event.store.owner is not owner:
+                return f"{event.allocation.cell(event.store.begin)}, stored by {name_of(event.store.owner.rank)}"
+            wanted = None
+    return ""
+
+
+def waited_on_mbarrier(thread: CheckedThread, copy: Access) -> str:
+    """Who has waited on the mbarrier of a bulk copy that is not there yet, up to the name of the copy."""
+    block, history = thread.block, thread.world.history
+    issued = [one for mate in block.threads for one in mate.issued]
+    under_way = (mbarrier for *accesses, mbarrier in issued if copy in accesses)
+    mbarrier = next(under_way, None) or next((m for m in block.mbarriers.values() if copy in m.copies), None)
+    if mbarrier is None:
+        return "nobody has waited on the mbarrier of"
+    events = history.between(copy.time, history.now)
+    waits = [event for event in events if isinstance(event, Waited) and event.address == mbarrier.address]
+    if any(wait.owner is thread.owner for wait in waits):
+        where = f"the mbarrier at shared byte {mbarrier.address}"
+        return f"this thread has waited on {where}, but for a phase that was over before that of"
+    return f"nobody has waited on the mbarrier at shared byte {mbarrier.address} of"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from ..machine.block import ranges
@@ -38,7 +39,10 @@ def paragraph(waits: Waits, hosts: list[tuple[str, str]]) -> list[str]:
         lines += _phases(group.cell[0])
     way = waits.way_round(group)
     if len(way) > 1:
-        lines += [sentence(other, waits.awaited[other].rank) for other in way[1 : 1 + _MOST_HOPS]]
+        for other in way[1 : 1 + _MOST_HOPS]:
+            lines.append(sentence(other, waits.awaited[other].rank))
+            if other.cell is not None and isinstance(other.cell[0], Allocation):
+                lines += _lost(other, other.cell)
         is_one_kernel = len({other.launch.name for other in way}) == 1
         names = [label(other, is_one_kernel) for other in way]
         sure = all(waits.is_sure(here, there) for here, there in zip(way, [*way[1:], way[0]], strict=True))
@@ -124,6 +128,7 @@ def _stores(waits: Waits, group: Group, cell: Cell, awaited: Awaited) -> list[st
         lines = [f"{last} its own, at {describe_site(writer[2])}"]
     else:
         lines = [f"{last} by {_by(writer)}" + (", which has ended" if waits.thread_of(writer) is None else "")]
+    lines += _lost(group, cell)
     others = near(allocation, offset, awaited.rank)
     if not others and writer is None:  # whoever stored to a cell of the same name
         stem = stem_of(allocation, offset)
@@ -138,6 +143,26 @@ def _stores(waits: Waits, group: Group, cell: Cell, awaited: Awaited) -> list[st
         value = _value(allocation, other, kind)
         lines.append(f"Next to it, {allocation.cell(other)} is {value}, stored by {_by(allocation.writers[other])}")
     return lines
+
+
+def _lost(group: Group, cell: Cell) -> list[str]:
+    """That the cell has gone back, or that two threads have stored to it as if to count."""
+    allocation, offset, _, seen = cell
+    lost = allocation.lost.get(offset)
+    expected = group.expected.get((allocation, offset), "" if group.told is None else str(group.told.expected))
+    wanted = re.fullmatch(r"(-?\d+)( or more)?", expected)
+    launch = f", {group.launch.title}, block "
+    if lost is None or wanted is None or launch not in lost.by[0] or launch not in lost.writer[0]:
+        return []  # what was before this launch is another story
+    least, counts_up = int(wanted[1]), wanted[2] is not None
+    if lost.new < lost.value and (counts_up or lost.value == least):
+        if lost.by == lost.writer:
+            return [f"It has gone back from {lost.value} to {lost.new}, by a store of {_by(lost.by)}"]
+        return [f"It has gone back from {lost.value}, stored by {_by(lost.writer)}, to {lost.new}, by {_by(lost.by)}"]
+    if counts_up and seen == lost.value == lost.new < least and lost.writer[2] == lost.by[2]:
+        before, last = _by((*lost.writer[:2], None)), _by((*lost.by[:2], None))
+        return [f"Both {before}, and {last}, have stored {lost.value} there: to count together takes an atomic"]
+    return []
 
 
 def _network(waits: Waits, group: Group, awaited: Awaited) -> list[str]:
@@ -180,7 +205,7 @@ def _launch_of(writer: Writer) -> tuple[int, str]:
 
 def _by(writer: Writer) -> str:
     block, thread, site = writer
-    return f"{block}, {warps_and_lanes([thread])}, at {describe_site(site)}"
+    return f"{block}, {warps_and_lanes([thread])}" + (f", at {describe_site(site)}" if site is not None else "")
 
 
 def _is_alike(waits: Waits, group: Group, cause: Group) -> bool:

@@ -27,10 +27,11 @@ def block_of(world: World, owner: Owner) -> Block | None:
     return None
 
 
-def who_is_behind(world: World, owner: Owner) -> str:
+def who_is_behind(world: World, owner: Owner, only_waiting: bool = False) -> str:
     """`thread 0 of its block waits for CELL`, of one that is where this thread has gone on; nothing if none is.
 
     One that does not wait yet counts if it is on its way there: what it comes to is named `wait_...`.
+    only_waiting: it does not count; this thread has waited itself
     """
     block = block_of(world, owner)
     if block is None:
@@ -41,7 +42,7 @@ def who_is_behind(world: World, owner: Owner) -> str:
         (waits, depth, mate.warp == here.warp, -mate.thread_idx)
         for mate in block.threads
         if (depth := _common_calls(places := _places(mate), own))
-        and ((waits := _waits(mate, places[depth:])) or _will_wait(places, own, depth))
+        and ((waits := _waits(mate, places[depth:])) or (not only_waiting and _will_wait(places, own, depth)))
     ]
     if not found:
         return ""

@@ -11,7 +11,7 @@ from ..machine.memory import Allocation
 from ..models.history import EngineTold, Stored
 from ..models.knowledge import NOT_WAITED, NOT_YET, Access, Owner, distance
 from ..models.orders import RELEASES, SCOPES
-from .chains import ATOMIC, FLAW, LEFT_OUT, Flaw, Link, Search, Way, told_by
+from .chains import ATOMIC, FLAW, LEFT_OUT, Flaw, Link, Search, Way, last_heard, told_by, waited_on_mbarrier
 from .mates import who_is_behind
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def _not_met(race: Race, end: str, way: Way) -> str:
         if not is_warp and race.allocation is not race.thread.shared and _is_for_others(race):
             what = f"nothing orders {race.accesses} of {race.cell}: two warps of a block that have not met since, and"
             what += " this thread has waited for nothing that the other one, or its warp, has stored since"
-            return what + _told_next(race)
+            return what + _such_as(_told_next(race))
         meeting, who = ("syncwarp", "lanes of a warp") if is_warp else ("barrier", "warps of a block")
         return f"no {meeting} is between {race.accesses} of {race.cell}: two {who} that have not met since"
     if end == "before":
@@ -189,7 +189,8 @@ def _before(race: Race, link: Link) -> str:
     """Another thread of the earlier one's block has told of what that one has done, and did not wait for it."""
     allocation, store, _ = link
     meeting = _meeting(store.owner, race.earlier.owner)
-    what = f"no {meeting} orders the {_noun(race.earlier)} before the {_noun(store)} to"
+    noun = _noun(store)
+    what = f"no {meeting} orders the {_noun(race.earlier)} before the {noun} {_OF[noun]}"
     return f"{what} {allocation.cell(store.begin)}: another thread of its block makes that one"
 
 
@@ -198,14 +199,18 @@ def _is_for_others(race: Race) -> bool:
     return max(race.access.reach, race.earlier.reach) > SCOPES["cta"]
 
 
-def _told_next(race: Race) -> str:
-    """A cell by which the earlier one's warp has told of what it has done, to whoever waits for that."""
+def _told_next(race: Race) -> Stored | None:
+    """How the earlier one's warp has told of what it has done, to whoever waits for that."""
     history = race.thread.world.history
     for event in history.between(race.earlier.time, history.now):
         if isinstance(event, Stored) and event.store.order in RELEASES and event.allocation is not race.thread.shared:
             if abs(event.store.owner.clock) == abs(race.earlier.owner.clock) and event.store is not race.earlier:
-                return f", such as {event.allocation.cell(event.store.begin)}"
-    return ""
+                return event
+    return None
+
+
+def _such_as(told: Stored | None) -> str:
+    return "" if told is None else f", such as {told.allocation.cell(told.store.begin)}"
 
 
 def _told_by_mate(race: Race) -> Link | None:
@@ -246,12 +251,14 @@ def _copy(race: Race, link: Link | None = None) -> str:
     is_load = race.earlier.verb == "load"
     done = "reads" if is_load else "writes"
     if (race.allocation is race.thread.shared) is not is_load:
-        return f"nobody has waited on the mbarrier of the bulk copy that {done} {race.cell}"
+        return f"{waited_on_mbarrier(race.thread, race.earlier)} the bulk copy that {done} {race.cell}"
     wait = "wait_group.read" if is_load else "wait_group"
     what = f"the bulk copy that {done} {race.cell} has not been waited for: a {wait} is missing"
     if link is None:
-        return what
-    return f"{what} before the {_noun(link.store)} to {link.allocation.cell(link.store.begin)}"
+        is_own = race.earlier.owner.thread_idx == race.thread.thread_idx
+        return what if is_own else f"{what} in the thread that has started it"
+    noun = _noun(link.store)
+    return f"{what} before the {noun} {_OF[noun]} {link.allocation.cell(link.store.begin)}"
 
 
 def _scope(race: Race) -> str:
@@ -363,13 +370,15 @@ def _told_too_soon(race: Race, hearing: Hearing) -> Cause | None:
         if is_late or are_stores:
             return None
         what = f"nothing orders the {_noun(race.earlier)} of {race.cell} behind this {_noun(act)}"
-        return Cause(f"{what}: the last that was heard of its block is {cell}, which was stored before", (link,))
+        last = f"the last that the thread that loads has heard of this block is {cell}"
+        return Cause(f"{what}: {last}, which was stored before", (link,))
     return Cause(_by_another(act, "the" if is_late else "this", link), (link,))
 
 
 def _by_another(act: Access, which: str, link: Link) -> str:
     """A thread of another one's block speaks for it, and does not wait for it."""
-    what = f"no {_meeting(link.store.owner, act.owner)} orders {which} {_noun(act)} before the {_noun(link.store)} to"
+    noun = _noun(link.store)
+    what = f"no {_meeting(link.store.owner, act.owner)} orders {which} {_noun(act)} before the {noun} {_OF[noun]}"
     return f"{what} {link.allocation.cell(link.store.begin)}: another thread of its block makes that one"
 
 
@@ -420,7 +429,7 @@ def _nothing(race: Race) -> Cause:
     if access.verb == "store":
         what = f"two threads store to {race.cell}, and nothing at all orders one before the other"
         if next(_told(race, _hearings(race)[0]), None) is None:
-            such = _told_next(race)
+            such = _such_as(_told_next(race))
             what += f": the second has waited for nothing that the first one, or its block, has stored{such}"
         return Cause(what)
     what = f"nothing at all orders {race.order} of {race.cell}"
@@ -428,15 +437,21 @@ def _nothing(race: Race) -> Cause:
     if link is not None and earlier.order == "bulk" and link.store.owner is earlier.owner:
         return Cause(_copy(race, link), (link,))
     if link is not None:
-        who = "its thread" if link.store.owner is earlier.owner else "its block"
+        who = "the one that stores" if link.store.owner is earlier.owner else "the block that stores"
         cell = link.allocation.cell(link.store.begin)
-        last = f"the last that this thread has heard of {who} is {cell}"
-        return Cause(f"{what}: {last}, which was stored before", (link,))
+        last = f"the last that this thread has heard of {who} is {cell}, which was stored before"
+        if (told := _told_next(race)) is not None:
+            is_same = told.allocation is link.allocation and told.store.begin == link.store.begin
+            teller = "a later store to that cell" if is_same else told.allocation.cell(told.store.begin)
+            last += f"; what tells of the store is {teller}"
+        return Cause(f"{what}: {last}", (link,))
     if earlier.serving is not None and (cause := _by_another_queue_pair(race, what)):
         return cause
-    if behind := who_is_behind(thread.world, thread.owner):
+    heard = last_heard(thread.world.history.between(0, thread.world.history.now), thread.owner)
+    if behind := who_is_behind(thread.world, thread.owner, only_waiting=bool(heard)):
         return Cause(f"{what}: this thread has gone on while {behind}")
-    return Cause(f"{what}: this thread has waited for nothing that the other one, or its block, has stored")
+    last = f"; the last that it has waited for is {heard}" if heard else ""
+    return Cause(f"{what}: this thread has waited for nothing that the other one, or its block, has stored{last}")
 
 
 def _by_another_queue_pair(race: Race, what: str) -> Cause | None:
@@ -462,10 +477,12 @@ def _not_told_of_load(race: Race) -> Cause:
     from_there = any(store.owner.rank == thread.owner.rank != earlier.owner.rank for store in _met(race))
     if not from_there and not _has_loaded_what_it_was_told(race):
         what = f"nothing at all orders the {_noun(earlier)} and this {_noun(race.access)} of {race.cell}"
-        if behind := who_is_behind(thread.world, earlier.owner):
+        heard = last_heard(thread.world.history.between(0, earlier.time), earlier.owner)
+        if behind := who_is_behind(thread.world, earlier.owner, only_waiting=bool(heard)):
             return Cause(f"{what}: the thread that loads has gone on while {behind}")
         if is_old:
-            return Cause(f"{what}: none of the two threads has waited for the other, or for its block")
+            last = f"; the last that the one that loads has waited for is {heard}" if heard else ""
+            return Cause(f"{what}: none of the two threads has waited for the other, or for its block{last}")
     what = f"{race.cell} is overwritten, and nothing at all tells this thread that it has been read"
     if link is None or is_old:
         return Cause(f"{what}: it has waited for nothing that comes after the load")

@@ -69,6 +69,7 @@ from nbep.device.types import I32, In, Out
 
 MAX_RANKS = 8
 MAX_ROWS = MAX_RANKS + 2  # of one sum: one from each rank, and the biases
+LIST_BYTES = 8 * (MAX_ROWS + MAX_RANKS)  # of a warp; see Lists
 
 
 class DirectCombineOutputs(NamedTuple):
@@ -113,14 +114,14 @@ class Lists(NamedTuple):
 
 def direct_combine_smem_bytes(num_threads: int, has_tma: bool) -> int:
     """Dynamic shared memory of a block: lists for each warp and, where there are bulk copies, a stage."""
-    return num_threads // 32 * (8 * (MAX_ROWS + MAX_RANKS) + (SUM_STAGE_BYTES + FULL_BYTES if has_tma else 0))
+    return num_threads // 32 * (LIST_BYTES + (SUM_STAGE_BYTES + FULL_BYTES if has_tma else 0))
 
 
 @device_function
 def locate_lists(num_warps, warp):
     """The lists of a warp; they lie behind the stages, where there are any."""
     base = smem_base() + ((SUM_STAGE_BYTES + FULL_BYTES) * num_warps if has_tma() else 0)
-    rows = base + 8 * (MAX_ROWS + MAX_RANKS) * warp
+    rows = base + LIST_BYTES * warp
     return Lists(rows, rows + 8 * MAX_ROWS)
 
 
