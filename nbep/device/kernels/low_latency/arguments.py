@@ -46,7 +46,6 @@ class DispatchInputs(NamedTuple):
 class DispatchSizes(NamedTuple):
     num_tokens: I32
     num_topk: I32
-    num_groups: I32  # most groups of warps of a block that receive: see groups_here
     round_scale: I32  # 1: scales are powers of two
     use_ue8m0: I32  # 1: recv_x_scales are exponent bytes, four in a word
 
