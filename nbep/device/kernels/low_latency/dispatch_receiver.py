@@ -9,6 +9,7 @@ recv_*           receivers     bulk copy, st_weak      -            the next ker
 
 from nbep.device.jit import device_function
 from nbep.device.layout.low_latency import (
+    MAX_RANKS,
     NOTE_DIGEST,
     count_offset,
     message_stride,
@@ -28,7 +29,6 @@ from nbep.device.primitives import (
     f32,
     f32_to_ue8m0,
     fence_proxy_async_global,
-    grid_dim,
     has_tma,
     ld_na_f32,
     ld_na_s32,
@@ -43,12 +43,20 @@ from nbep.device.primitives import (
     syncwarp,
     tma_store_wait_read_all,
     u32_div,
-    u32_mod,
 )
 from nbep.device.protocols.arrivals import announced, wait_arrival
 from nbep.device.protocols.reduce import warp_sum_s32
 from nbep.device.protocols.staging import begin_copy, end_copy, open_stage
 from nbep.device.protocols.waits import LOW_LATENCY_CALL, LOW_LATENCY_DISPATCH_COUNT, report_fault
+
+
+@device_function
+def prefetch_counts(network, call, shape, warp, lane):
+    """Bring the counts of all ranks to L2 while a warp finds out which it needs: each warp 64 of every rank."""
+    rank = lane % MAX_RANKS
+    first = 32 * (lane // MAX_RANKS) + 64 * (warp % 4)
+    if rank < shape.num_ranks:
+        prefetch_l2(own_ptr(network, count_offset(call.num_rdma_bytes, call.half, rank, first)))
 
 
 @device_function
@@ -146,19 +154,17 @@ def receive_messages(out, network, work, bounds, call, shape, sizes, warp, lane)
 
     The warps of all blocks are shared out evenly: a team may have its warps in two blocks.
     """
-    num_warps = grid_dim() * (block_dim() // 32)
-    team_warps = min(max(u32_div(num_warps, shape.num_experts), 1), shape.num_max_tokens)
+    prefetch_counts(network, call, shape, warp, lane)
     unit = block_idx() * (block_dim() // 32) + warp
-    pair = u32_div(unit, team_warps)
-    warp_in_team = unit - pair * team_warps
-    num_teams = u32_div(num_warps, team_warps)
-    if pair == num_teams:  # too few are left for a team
+    pair = u32_div(unit, sizes.team_warps)
+    warp_in_team = unit - pair * sizes.team_warps
+    if pair == sizes.num_teams:  # too few are left for a team
         pair = shape.num_experts
     stage = open_stage(smem_base(), warp, lane)
     parity = 0
     while pair < shape.num_experts:
         local_expert = u32_div(pair, shape.num_ranks)
-        src = u32_mod(pair, shape.num_ranks)
+        src = pair - local_expert * shape.num_ranks
         message = own_ptr(network, recv_offset(call.num_rdma_bytes, call.share_bytes, call.half, src))
         message += (local_expert * shape.num_max_tokens + warp_in_team) * message_stride(shape)
         if lane == 0:
@@ -170,10 +176,10 @@ def receive_messages(out, network, work, bounds, call, shape, sizes, warp, lane)
         while i < num_tokens:
             row = begin + i
             parity = receive_message(out, bounds, message, shape, sizes, local_expert, src, row, stage, parity, lane)
-            message += team_warps * message_stride(shape)
-            i += team_warps
+            message += sizes.team_warps * message_stride(shape)
+            i += sizes.team_warps
         if warp_in_team == 0 and lane == 0:
             note_range(out, shape, local_expert, src, begin, num_tokens)
-        pair += num_teams
+        pair += sizes.num_teams
     if has_tma() and lane == 0:
         tma_store_wait_read_all()  # a block's shared memory ends with it
