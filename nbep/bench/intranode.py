@@ -24,7 +24,7 @@ from typing import Any, get_args
 
 import nbep
 from nbep.bench import UNUSABLE, can_run, numbers, positive, some_of
-from nbep.bench.parts.clocks import Clock, Step, host_us, over_ranks
+from nbep.bench.parts.clocks import Clock, HostTime, Step, host_times
 from nbep.bench.parts.normal_clock import Push, mean, mean_seconds, push_rates
 from nbep.device.terminal import add_json, console_for, write_json
 from nbep.host.runtime.base import HandleType
@@ -199,22 +199,21 @@ def measure_work(setup: Setup, work: str, num_sms: int, pushed: Push) -> list[Ro
     return rows
 
 
-def host_cost(setup: Setup) -> tuple[float, float]:
-    """What a cached dispatch costs the CPU: the median over calls, the mean over ranks; and the least of all."""
+def host_cost(setup: Setup) -> HostTime:
+    """What a cached dispatch costs the CPU."""
     buffer, options = setup.buffer, setup.options
     config = config_of(options, options.sms[0], options.chunks[0])
     handle = buffer.dispatch(setup.x, config=config, zero_copy=options.zero_copy, **setup.layout)[4]
     call = partial(buffer.dispatch, setup.x, handle=handle, config=config, zero_copy=options.zero_copy)
     clock = Clock(setup.comm, lambda: None, options.repeat)
-    us = host_us(clock, [Step("cached dispatch", call)])["cached dispatch"]
-    return over_ranks(setup.comm, us).mean, min(setup.comm.allgather(min(us)))
+    return host_times(clock, [Step("cached dispatch", call)])["cached dispatch"]
 
 
 def report(
     rows: list[Row],
     pushes: dict[int, Push],
     layout_us: float,
-    host: tuple[float, float],
+    host: HostTime,
     num_ranks: int,
     options: argparse.Namespace,
 ) -> None:
@@ -242,9 +241,10 @@ def report(
     for sms, rates in pushes.items():
         copies.add_row(str(sms), *(f"{rate:.1f}" for rate in rates))
     console.print(copies)
-    median, least = host
-    told = f"host cost of a cached dispatch: median {median:.1f} us, least {least:.1f} us"
-    console.print(f"get_dispatch_layout: {layout_us:.1f} us; {told}")
+    console.print(
+        f"get_dispatch_layout: {layout_us:.1f} us; host cost of a cached dispatch: {host.us:.1f} us "
+        f"(least {host.least_us:.1f}, in a row {host.in_a_row_us:.1f})"
+    )
     for work in options.works:
         for limit in sorted({min(options.sms), 16, 20, max(options.sms)}):
             of_work = [row for row in rows if row.work == work and row.num_sms <= limit]
@@ -259,8 +259,7 @@ def report(
         "rows": [asdict(row) for row in rows],
         "push_gbps": {sms: rates._asdict() for sms, rates in pushes.items()},
         "layout_us": layout_us,
-        "host_us": median,
-        "host_least_us": least,
+        "host": host._asdict(),
     }
     write_json(options.json, everything)
     if options.plot:

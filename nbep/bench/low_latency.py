@@ -14,7 +14,7 @@ the mean over rounds and ranks, as DeepEP's test takes it. The halves are the tw
 product of matrices between them; in a graph only the profiler sees them. GB/s counts every choice of a rank's tokens
 (DeepEP's unit: hidden + hidden / 128 * 4 + 16 bytes in FP8), wire what leaves the rank. "of push" is the time in which
 `push` copies as many bytes to the peers, rounded up to whole rows, over the time of the call; with a graph it is that
-of push's kernel. The host cost is what a call takes until it returns, with nothing under way; virtual ranks wait for
+of push's kernel. The host cost is what a call takes until it returns, alone and in a row; virtual ranks wait for
 their kernels in it. Before anything is measured, a round trip is compared with torch. Needs torch.
 
 Source: DeepEP tests/test_low_latency.py and tests/utils.py
@@ -37,7 +37,17 @@ from typing import Any, get_args
 import nbep
 from nbep.bench import UNUSABLE, add_ranks, can_run, numbers, positive, some_of
 from nbep.bench.intranode import mpi_world
-from nbep.bench.parts.clocks import Clock, KernelTime, Spread, Step, by_events, by_profile, capture, host_us, over_ranks
+from nbep.bench.parts.clocks import (
+    Clock,
+    KernelTime,
+    Spread,
+    Step,
+    by_events,
+    by_profile,
+    capture,
+    host_times,
+    over_ranks,
+)
 from nbep.bench.parts.low_latency_calls import DEVICE, Bytes, Calls, Gap, Variant, bytes_of, make_inputs
 from nbep.bench.parts.low_latency_report import PAIR, HostCost, PushTime, Report, Row
 from nbep.bench.parts.normal_clock import PUSH_OFFSET, PUSH_THREADS
@@ -365,7 +375,7 @@ def push_times(setup: Setup, clock: Clock, variant: Variant, moved: dict[str, By
 
 
 def host_costs(setup: Setup, clock: Clock, calls: Calls) -> list[HostCost]:
-    """What each call costs the CPU: the median over calls, the mean over ranks; and the least of all."""
+    """What each call costs the CPU."""
     steps = [
         Step("dispatch", calls.dispatch),
         Step("combine", calls.combine),
@@ -375,8 +385,8 @@ def host_costs(setup: Setup, clock: Clock, calls: Calls) -> list[HostCost]:
         Step("hook of combine", calls.receive),
     ]
     return [
-        HostCost(calls.variant.deduplicate, label, over_ranks(setup.comm, us).mean, min(setup.comm.allgather(min(us))))
-        for label, us in host_us(clock, steps).items()
+        HostCost(calls.variant.deduplicate, label, **spent._asdict())
+        for label, spent in host_times(clock, steps).items()
     ]
 
 

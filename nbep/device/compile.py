@@ -31,6 +31,7 @@ from .diagnosis import explain
 from .jit import KERNELS, ComputeCapability, KernelSpec, LinkInput, over, spec_of
 from .loops import keep_loops
 from .machine_code import disassemble, loads_in_flight
+from .sizes import assume_sizes
 from .terminal import STDOUT, add_json, progress, write_json
 from .types import Param, flatten_params, param_type
 
@@ -162,7 +163,10 @@ def compile_to_ptx(spec: KernelSpec, cc: ComputeCapability, *, lineinfo: bool = 
         except Exception as error:  # Numba's own errors, and those of what it does not expect
             raise CompileError(f"{spec.name} for {arch_name(cc)}: {explain(error, spec.function)}") from error
         mark_convergent(library.modules)
-        library._llvm_strs = [keep_loops(str(module)) for module in library.modules]
+        kernel, *others = map(str, library.modules)
+        if spec.is_own:
+            kernel = assume_sizes(kernel, spec.params)
+        library._llvm_strs = [keep_loops(module) for module in (kernel, *others)]
         (ptx,) = library.get_asm_strs(cc=cc)
     ptx = ptx.replace(library._entry_name, spec.entry_name)
     # Numba declares one environment pointer for each function for the sake of its CPU target; no instruction uses them.

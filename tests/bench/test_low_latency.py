@@ -445,14 +445,14 @@ def rows_of(variant: Variant) -> list[low_latency.Row]:
 
 def test_every_variant_is_told_and_written_when_it_is_measured(report, capsys):
     variant = Variant(128)
-    report.add(variant, rows_of(variant), PUSHES, [HostCost(False, "dispatch", 21.5, 18.25)])
+    report.add(variant, rows_of(variant), PUSHES, [HostCost(False, "dispatch", 21.5, 18.25, 19.75)])
     told = capsys.readouterr().out
     assert (
         "4 ranks over direct, 128 tokens, hidden 7168, top-8 of 288, dispatch fp8, combine bf16, deduplicate off"
         in told
     )
     assert "138.0" in told
-    assert "host cost: dispatch 21.5 us (least 18.2)" in told
+    assert "host cost: dispatch 21.5 us (least 18.2, in a row 19.8)" in told
     assert "no times of kernels" not in told
     report.add(Variant(8), rows_of(Variant(8)), [], [])
     written = json.loads(report.options.json.read_text())
@@ -460,7 +460,9 @@ def test_every_variant_is_told_and_written_when_it_is_measured(report, capsys):
     assert [row["num_tokens"] for row in written["rows"]] == [128] * 3 + [8] * 3
     assert written["rows"][0]["us"] == 138.0
     assert written["push"][1]["kernel_us"] == 4.0
-    assert written["host"] == [{"deduplicate": False, "call": "dispatch", "us": 21.5, "least_us": 18.25}]
+    assert written["host"] == [
+        {"deduplicate": False, "call": "dispatch", "us": 21.5, "least_us": 18.25, "in_a_row_us": 19.75}
+    ]
 
 
 def test_times_of_kernels_that_are_missing_are_told(report, capsys):

@@ -13,7 +13,7 @@ from cuda.bindings import driver as cu
 
 from nbep.device.jit import kernel, spec_of
 from nbep.device.network import IbgdaNetwork
-from nbep.device.network.nic import Nic, Troubles, software_nic
+from nbep.device.network.nic import NO_ENTRY, Nic, Troubles, software_nic
 from nbep.device.types import Out
 from nbep.host.runtime.cuda import launcher, streams
 from nbep.host.runtime.cuda import runtime as cuda_runtime
@@ -110,7 +110,7 @@ def runtime_with_nic(driver, num_ranks=1):
         3,
         TIMEOUT_NS,
         Nic(0, 0, 3, 1, 0, STOP, 0),
-        Troubles(0, 0, -1, -1, -1),
+        Troubles(0, 0, NO_ENTRY, NO_ENTRY, NO_ENTRY),
     )
     assert driver.calls == [f"stop = 0 on {NIC_STREAM}"]
     driver.calls.clear()

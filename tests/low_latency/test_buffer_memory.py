@@ -154,7 +154,7 @@ def test_what_a_user_writes_into_the_buffer_does_not_disturb_the_next_call():
 
 def test_without_the_mode_there_is_no_rdma_buffer_and_no_low_latency_call():
     def main(comm):
-        buffer = nbep.Buffer(comm, num_nvl_bytes=256)
+        buffer = nbep.Buffer(comm, num_nvl_bytes=256, num_nvl_peers=2)
         with pytest.raises(ValueError, match="use_rdma_buffer: got True; must be False: num_rdma_bytes was 0"):
             buffer.get_local_buffer_tensor(np.uint8, use_rdma_buffer=True)
         calls = {
@@ -234,7 +234,8 @@ def test_both_modes_take_turns_in_one_buffer(num_ranks, memory_model):
     other_case, other_options = make_case(7, num_ranks=num_ranks, num_tokens=5), IntranodeOptions()
 
     def main(comm):
-        buffer = make_buffer(comm, [(case, options)], num_nvl_bytes=num_nvl_bytes(other_case, other_options))
+        num_bytes = num_nvl_bytes(other_case, other_options)
+        buffer = make_buffer(comm, [(case, options)], num_nvl_bytes=num_bytes, num_nvl_peers=num_ranks)
         trip = Trip(buffer, case, options)
         trip.send_dispatch()
         other = dispatch(buffer, other_case, other_options, comm.rank)

@@ -27,6 +27,7 @@ SLEEP_CYCLES = 4_000_000  # 2 ms
 SLEEP_CYCLES_PER_CALL = 200_000  # 0.1 ms, more than the host takes to queue a call and an event
 TRIES = 3  # the profiler may lose a kernel
 NUM_HOST_WARM_UPS, NUM_HOST_CALLS = 20, 100
+HOST_CALLS_IN_A_ROW = 20
 
 
 class Clock:
@@ -200,22 +201,45 @@ def over_ranks(comm: Any, samples: Sequence[float]) -> Spread:
     return Spread(statistics.fmean(medians), min(medians), max(medians), statistics.fmean(averages))
 
 
-def host_us(clock: Clock, steps: Sequence[Step]) -> dict[str, list[float]]:
-    """Microseconds that the CPU takes from each call to its return.
+class HostTime(NamedTuple):
+    """Microseconds that the CPU takes from a call to its return: each rank's median, the mean over ranks.
 
-    Before each this rank's GPU is idle and all ranks have met, so the caches of the CPU are cold: calls in a row take a
-    tenth to a third less. Where others share the CPU all may take half as long again a minute later: the least of the
-    samples says more of the code, their median more of the machine.
+    us           before each call this rank's GPU is idle and all ranks have met, so the caches of the CPU are cold
+    least_us     the least of all of these: where others share the CPU, it says more of the code than their median
+    in_a_row_us  calls come one after the other, as in a program that queues its work ahead
     """
-    spent: dict[str, list[float]] = {step.label: [] for step in steps}
-    for number in range(NUM_HOST_WARM_UPS + NUM_HOST_CALLS):
-        for step in steps:
+
+    us: float
+    least_us: float
+    in_a_row_us: float
+
+
+def host_times(clock: Clock, steps: Sequence[Step]) -> dict[str, HostTime]:
+    """What each step costs the CPU. Collective."""
+    alone = _host_us(clock, [[step] for step in steps], NUM_HOST_CALLS)
+    in_a_row = _host_us(clock, [[*steps] * HOST_CALLS_IN_A_ROW], NUM_HOST_CALLS // HOST_CALLS_IN_A_ROW)
+    return {
+        label: HostTime(
+            over_ranks(clock.comm, us).mean,
+            min(clock.comm.allgather(min(us))),
+            over_ranks(clock.comm, in_a_row[label]).mean,
+        )
+        for label, us in alone.items()
+    }
+
+
+def _host_us(clock: Clock, series: Sequence[Sequence[Step]], rounds: int) -> dict[str, list[float]]:
+    """Microseconds of each call of these series. Before each series this rank's GPU is idle and all ranks have met."""
+    spent: dict[str, list[float]] = {}
+    for number in range(NUM_HOST_WARM_UPS + rounds):
+        for steps in series:
             clock.meet()
-            start = time.perf_counter()
-            step.call()
-            us = 1e6 * (time.perf_counter() - start)
-            if number >= NUM_HOST_WARM_UPS:
-                spent[step.label].append(us)
+            for step in steps:
+                start = time.perf_counter()
+                step.call()
+                us = 1e6 * (time.perf_counter() - start)
+                if number >= NUM_HOST_WARM_UPS:
+                    spent.setdefault(step.label, []).append(us)
     return spent
 
 

@@ -50,12 +50,13 @@ class PushTime:
 
 @dataclass(frozen=True)
 class HostCost:
-    """What a call costs the CPU until it returns; see clocks.host_us."""
+    """What a call costs the CPU until it returns; see clocks.HostTime."""
 
     deduplicate: bool
     call: str
     us: float
     least_us: float
+    in_a_row_us: float
 
 
 class Report:
@@ -93,7 +94,8 @@ class Report:
                 f"push of {push_time.verb}'s {push_time.wire_bytes / 1e6:.2f} MB: kernel {push_time.kernel_us:.1f} us, "
                 f"events {push_time.events_us:.1f} us"
             )
-        console.print("host cost: " + ", ".join(f"{h.call} {h.us:.1f} us (least {h.least_us:.1f})" for h in hosts))
+        costs = (f"{h.call} {h.us:.1f} us (least {h.least_us:.1f}, in a row {h.in_a_row_us:.1f})" for h in hosts)
+        console.print("host cost: " + ", ".join(costs))
         write_json(options.json, self._everything(), is_last=False)
 
     def close(self) -> None:

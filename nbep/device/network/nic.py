@@ -139,8 +139,11 @@ class Nic(NamedTuple):
     limit_ns: I64  # longest time that it runs; 0 for no limit
 
 
+NO_ENTRY = (1 << 31) - 1
+
+
 class Troubles(NamedTuple):
-    """What a NIC is told to do badly. Entries are counted from 0 on their queue pair; -1 for none."""
+    """What a NIC is told to do badly. Entries are counted from 0 on their queue pair; NO_ENTRY for none."""
 
     seed: I64
     max_delay_ns: I32  # before each entry: 0 to so long
@@ -299,7 +302,7 @@ def complete(qp, index, error):
 
 @device_function
 def is_lost(troubles, qpn, index):
-    return (qpn == troubles.lost_queue_pair and index == troubles.lost_entry) or (0 <= troubles.last_entry < index)
+    return (qpn == troubles.lost_queue_pair and index == troubles.lost_entry) or index > troubles.last_entry
 
 
 @device_function

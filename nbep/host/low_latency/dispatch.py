@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from nbep.device.kernels.low_latency.arguments import DispatchSizes, dispatch_smem_bytes, num_groups
+from nbep.device.kernels.low_latency.arguments import DispatchSizes, dispatch_smem_bytes, teams
 from nbep.device.kernels.low_latency.dispatch import low_latency_dispatch as dispatch_kernel
 from nbep.device.kernels.low_latency.sum_first import COLUMNS as SUM_COLUMNS
 from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, LowLatencyShape
@@ -169,8 +169,8 @@ def _plan(memory: NodeMemory, mode: LowLatencyMemory, x: Array, topk_idx: Array,
     smem_bytes = dispatch_smem_bytes(shape, num_threads, runtime.has_tma)
     if smem_bytes > runtime.max_smem_bytes:
         refuse("hidden size of x", hidden, f"so small that two tokens fit into {runtime.max_smem_bytes} bytes")
-    groups = num_groups(num_experts, mode.num_blocks, num_threads)
-    sizes = DispatchSizes(num_tokens, num_topk, groups, int(options.round_scale), int(options.use_ue8m0))
+    of_teams = teams(num_experts, num_max_tokens, mode.num_blocks, num_threads)
+    sizes = DispatchSizes(num_tokens, num_topk, *of_teams, int(options.round_scale), int(options.use_ue8m0))
     launches = mode.prepare(dispatch_kernel, num_threads, smem_bytes, memory.bounds, shape, sizes)
     rows = (num_experts // mode.num_ranks, mode.num_ranks * num_max_tokens, hidden)
     recv_x = (rows, "float8_e4m3fn" if options.use_fp8 else "bfloat16")

@@ -30,7 +30,7 @@ from nbep.device.network.ibgda.completion import (
 )
 from nbep.device.network.ibgda.entry import ENTRY_BYTES
 from nbep.device.network.ibgda.transport import MOST_PIECES, IbgdaNetwork
-from nbep.device.network.nic import Nic, Troubles, software_nic
+from nbep.device.network.nic import NO_ENTRY, Nic, Troubles, software_nic
 from nbep.device.protocols.peers import Bounds
 from nbep.host.arguments import refuse
 from nbep.host.faults import syndrome_name
@@ -278,7 +278,7 @@ class IbgdaTransport(Transport):
     def _troubles(self) -> Troubles:
         options = self._nic_options
         lost, stopped = options.lost, options.stopped
-        queue_pair_number, entry, last = -1, -1, -1
+        queue_pair_number, entry, last = NO_ENTRY, NO_ENTRY, NO_ENTRY
         if lost is not None and lost[0] == self._rank:
             _, peer, queue, entry = lost
             queue_pair_number = FIRST_QPN + peer * self._options.num_qps + queue

@@ -10,6 +10,7 @@ import numpy as np
 from nbep.device.jit import KernelSpec
 from nbep.device.network import HostNetwork
 from nbep.device.protocols.peers import HostPeers
+from nbep.device.sizes import is_size
 from nbep.device.types import Param, flatten_args
 from nbep.host.arguments import integer, refuse
 from nbep.host.runtime.base import Runtime
@@ -58,7 +59,10 @@ def _check_kinds(spec: KernelSpec, args: tuple) -> None:
 def _leaf(runtime: Runtime, spec: KernelSpec, param: Param, value: Any) -> Any:
     name = f"{spec.name}, {param.path}"
     if not param.type.is_address:
-        return _number(name, param, value)
+        number = _number(name, param, value)
+        if spec.is_own and is_size(param) and number < 0:
+            raise AssertionError(f"{name}: got {number}; the compiler takes it for a number that is not negative")
+        return number
     if value is None:
         return 0
     if not runtime.is_array(value):

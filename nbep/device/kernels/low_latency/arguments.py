@@ -46,7 +46,8 @@ class DispatchInputs(NamedTuple):
 class DispatchSizes(NamedTuple):
     num_tokens: I32
     num_topk: I32
-    num_groups: I32  # most groups of warps of a block that receive: see groups_here
+    team_warps: I32  # that receive what one source has for one expert
+    num_teams: I32
     round_scale: I32  # 1: scales are powers of two
     use_ue8m0: I32  # 1: recv_x_scales are exponent bytes, four in a word
 
@@ -93,6 +94,13 @@ def stage_bytes(shape):
 def num_groups(num_experts: int, num_blocks: int, num_threads: int) -> int:
     """Most groups of warps in a block: one for each (local expert, source) that falls to it, within the limits."""
     return min(-(-num_experts // num_blocks), MAX_GROUPS, num_threads // 32)
+
+
+def teams(num_experts: int, num_max_tokens: int, num_blocks: int, num_threads: int) -> tuple[int, int]:
+    """Warps of a team, and teams: all warps are shared out to the pairs of a local expert and a source."""
+    num_warps = num_blocks * (num_threads // 32)
+    team_warps = min(max(num_warps // num_experts, 1), num_max_tokens)
+    return team_warps, num_warps // team_warps
 
 
 @device_function

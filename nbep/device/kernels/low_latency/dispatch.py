@@ -14,7 +14,7 @@ takes a slot for each choice, its place among this rank's messages for that expe
 them, and behind the message adds TAG to the count of each. A counter reads all choices, counts those for some experts,
 and adds what makes their counts complete: then a count is -n - 1, and 0 means "nothing yet". See `protocols.arrivals`.
 
-Receive phase. A group of warps for each (local expert, source) waits for its count, and for those of the sources before
+Receive phase. A team of warps for each (local expert, source) waits for its count, and for those of the sources before
 it: their sum is where its tokens begin in recv_x. So rows are ordered by source, and no grid barrier is needed between
 the phases when one launch runs both: a block goes on to receive when it has sent. (DeepEP reserves rows with an atomic
 that the send phase has zeroed, behind a barrier of all blocks.)

@@ -8,8 +8,8 @@ recv_*           receivers     bulk copy, st_weak      -            the next ker
 """
 
 from nbep.device.jit import device_function
-from nbep.device.kernels.low_latency.arguments import groups_here
 from nbep.device.layout.low_latency import (
+    MAX_RANKS,
     NOTE_DIGEST,
     count_offset,
     message_stride,
@@ -29,7 +29,6 @@ from nbep.device.primitives import (
     f32,
     f32_to_ue8m0,
     fence_proxy_async_global,
-    grid_dim,
     has_tma,
     ld_na_f32,
     ld_na_s32,
@@ -44,12 +43,20 @@ from nbep.device.primitives import (
     syncwarp,
     tma_store_wait_read_all,
     u32_div,
-    u32_mod,
 )
 from nbep.device.protocols.arrivals import announced, wait_arrival
 from nbep.device.protocols.reduce import warp_sum_s32
 from nbep.device.protocols.staging import begin_copy, end_copy, open_stage
 from nbep.device.protocols.waits import LOW_LATENCY_CALL, LOW_LATENCY_DISPATCH_COUNT, report_fault
+
+
+@device_function
+def prefetch_counts(network, call, shape, warp, lane):
+    """Bring the counts of all ranks to L2 while a warp finds out which it needs: each warp 64 of every rank."""
+    rank = lane % MAX_RANKS
+    first = 32 * (lane // MAX_RANKS) + 64 * (warp % 4)
+    if rank < shape.num_ranks:
+        prefetch_l2(own_ptr(network, count_offset(call.num_rdma_bytes, call.half, rank, first)))
 
 
 @device_function
@@ -143,34 +150,36 @@ def receive_message(out, bounds, message, shape, sizes, local_expert, src, row, 
 
 @device_function
 def receive_messages(out, network, work, bounds, call, shape, sizes, warp, lane):
-    """Receiver: a group of warps for each (local expert, source), its warps take the messages in turn."""
-    num_groups = groups_here(shape.num_experts, sizes.num_groups)
-    group_warps = u32_div(block_dim() // 32, num_groups)
-    group = u32_div(warp, group_warps)
-    warp_in_group = warp - group * group_warps
+    """Receiver: a team of warps for each (local expert, source), which take its messages in turn.
+
+    The warps of all blocks are shared out evenly: a team may have its warps in two blocks.
+    """
+    prefetch_counts(network, call, shape, warp, lane)
+    unit = block_idx() * (block_dim() // 32) + warp
+    pair = u32_div(unit, sizes.team_warps)
+    warp_in_team = unit - pair * sizes.team_warps
+    if pair == sizes.num_teams:  # too few are left for a team
+        pair = shape.num_experts
     stage = open_stage(smem_base(), warp, lane)
     parity = 0
-    pair = block_idx() + grid_dim() * group
-    if group >= num_groups:
-        pair = shape.num_experts
     while pair < shape.num_experts:
         local_expert = u32_div(pair, shape.num_ranks)
-        src = u32_mod(pair, shape.num_ranks)
+        src = pair - local_expert * shape.num_ranks
         message = own_ptr(network, recv_offset(call.num_rdma_bytes, call.share_bytes, call.half, src))
-        message += (local_expert * shape.num_max_tokens + warp_in_group) * message_stride(shape)
+        message += (local_expert * shape.num_max_tokens + warp_in_team) * message_stride(shape)
         if lane == 0:
-            prefetch_l2(message)  # its page, too: a group has one of its own
+            prefetch_l2(message)  # its page, too: a team has one of its own
         begin, num_tokens = wait_counts(
-            out, network, work, bounds, call, shape, local_expert, src, lane, warp_in_group == 0
+            out, network, work, bounds, call, shape, local_expert, src, lane, warp_in_team == 0
         )
-        i = warp_in_group
+        i = warp_in_team
         while i < num_tokens:
             row = begin + i
             parity = receive_message(out, bounds, message, shape, sizes, local_expert, src, row, stage, parity, lane)
-            message += group_warps * message_stride(shape)
-            i += group_warps
-        if warp_in_group == 0 and lane == 0:
+            message += sizes.team_warps * message_stride(shape)
+            i += sizes.team_warps
+        if warp_in_team == 0 and lane == 0:
             note_range(out, shape, local_expert, src, begin, num_tokens)
-        pair += grid_dim() * num_groups
+        pair += sizes.num_teams
     if has_tma() and lane == 0:
         tma_store_wait_read_all()  # a block's shared memory ends with it

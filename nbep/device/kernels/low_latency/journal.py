@@ -18,8 +18,9 @@
 A credit counts how often the peer has freed the half. It is never counted down: only the network writes it. The journal
 says how often this rank has filled the half, and a call may, once the credits are ahead of that.
 
-The keeper is the last warp of block 0. The journal says which half the launch before has sent in and which it has
-received in; it lies on the device, so that a CUDA graph replays the right steps.
+The keeper is the last warp of the last block, which has the least other work where that does not divide evenly. The
+journal says which half the launch before has sent in and which it has received in. It lies on the device, so that a
+CUDA graph replays the right steps.
 
  send phase in half h    takes the credits of h, one of each peer        the next launch counts the use of h,
                          and slots of h                                  and zeroes the slots
@@ -48,6 +49,7 @@ from nbep.device.primitives import (
     FULL_MASK,
     block_dim,
     block_idx,
+    grid_dim,
     ld_weak_s32,
     s32,
     st_na_v4,
@@ -144,7 +146,7 @@ def empty_rank(network, num_rdma_bytes, rank, is_absent):
 
 @device_function
 def is_keeper():
-    return block_idx() == 0 and thread_idx() // 32 == block_dim() // 32 - 1
+    return block_idx() == grid_dim() - 1 and thread_idx() // 32 == block_dim() // 32 - 1
 
 
 @device_function

@@ -60,6 +60,7 @@ from nbep.device.primitives import (
     st_shared_s32,
     syncwarp,
     u32_div,
+    u32_mod,
     vote_ballot,
 )
 from nbep.device.protocols.arrivals import TAG, completion, tell
@@ -244,8 +245,9 @@ def count_ranks(inputs, network, work, bounds, call, shape, sizes, lane):
     """Counter: tell every grid_dim()-th rank how many tokens its experts get, then count its messages; one warp."""
     num_local_experts = u32_div(shape.num_experts, shape.num_ranks)
     histogram = smem_base() + 2 * stage_bytes(shape)
-    # The last blocks: if they have no token to send, their SMs have nothing on the way that loads would wait behind.
-    peer = grid_dim() - 1 - block_idx()
+    # The blocks before the last one, which has the keeper: if they have no token to send, their SMs have nothing on the
+    # way that loads would wait behind.
+    peer = u32_mod(2 * grid_dim() - 2 - block_idx(), grid_dim())
     while peer < shape.num_ranks:
         for i in range(lane, num_local_experts, 32):
             st_shared_s32(histogram + 4 * i, 0)
