@@ -7,7 +7,7 @@
 
 MPI's blocking calls wait for a rank that was killed for ever. So nbep makes none: it starts calls that return at once,
 and looks again and again whether they are done. Calls that MPI has in their blocking form alone, as those for windows,
-wait in a thread of their own.
+wait in a thread of their own; so does the one that makes a communicator.
 
 The calls are of the user's communicator. Messages go over it only when something has gone wrong: before, one could be
 taken by a receive of the user's that takes messages from anybody.
@@ -62,7 +62,14 @@ def gather_objects(comm: Any, value: Any, timeout_ns: int) -> list[Any]:
 
 
 def duplicate(comm: Any, timeout_ns: int) -> Any:
-    """A communicator of the same ranks. Collective. Raises: as await_all"""
+    """A communicator of the same ranks. Collective.
+
+    A test of MPICH's Idup may itself wait for a rank, for ever if that rank is killed meanwhile.
+
+    Raises: as await_all
+    """
+    if _may_call_from_threads():
+        return call_bounded(comm, comm.Dup, timeout_ns)
     copy, request = comm.Idup()
     _finish(comm, request, timeout_ns)
     return copy
@@ -75,9 +82,7 @@ def call_bounded(comm: Any, call: Callable[[], Result], timeout_ns: int) -> Resu
 
     Raises: as await_all, and what the call raises
     """
-    from mpi4py import MPI
-
-    if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
+    if not _may_call_from_threads():
         return call()
     results: list[Result] = []
     errors: list[BaseException] = []
@@ -99,6 +104,12 @@ def call_bounded(comm: Any, call: Callable[[], Result], timeout_ns: int) -> Resu
     if errors:
         raise errors[0]
     return results[0]
+
+
+def _may_call_from_threads() -> bool:
+    from mpi4py import MPI
+
+    return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
 
 
 def _finish(comm: Any, request: Any, timeout_ns: int) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from intranode import Options, check, combine, dispatch, dispatch_arguments, dis
 import nbep
 from nbep.device.kernels.intranode.cached_notify_combine import cached_notify_combine
 from nbep.emulator import UseAfterFree
+from nbep.host.await_ranks import duplicate
 from nbep.host.calls import combine_call
 from nbep.host.runtime import process
 from nbep.host.runtime.cuda.mailbox import Mailbox, send
@@ -182,6 +184,19 @@ def peer_that_does_not_come(comm):
         assert failure.value.peer in range(1, comm.size)
     comm.barrier()
     buffer.destroy()
+
+
+def communicator_that_is_never_done(comm):
+    """MPI's Dup waits for ever for a rank that is killed in it. The process ends with status 1, without MPI's own end."""
+
+    class Stuck(MPI.Intracomm):
+        def Dup(self, info=None):
+            threading.Event().wait()
+
+    with pytest.raises(nbep.PeerTimeout, match="did not come to make, or to destroy, a Buffer in 100 ms"):
+        duplicate(Stuck(comm), 100_000_000)
+    print(f"rank {comm.rank} has waited in time", flush=True)
+    comm.barrier()
 
 
 def peer_that_does_not_destroy(comm):

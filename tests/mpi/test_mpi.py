@@ -95,3 +95,9 @@ def test_file_descriptors_go_from_every_process_to_every_other(num_ranks):
 
 def test_a_destroyed_buffer_is_out_of_reach():
     mpiexec(2, "memory_is_given_back")
+
+
+def test_a_communicator_that_mpi_never_gets_done_is_not_waited_for_longer_than_that():
+    output = run_python("-m", "mpi4py", PROGRAMS, "communicator_that_is_never_done", ranks=2, must_fail=True)
+    for rank in range(2):
+        assert f"rank {rank} has waited in time" in output
