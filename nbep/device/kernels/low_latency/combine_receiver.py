@@ -7,7 +7,6 @@ sum table               listing warp    st_shared      all warps          ld_sha
 """
 
 from nbep.device.jit import device_function
-from nbep.device.kernels.low_latency.dispatch_receiver import prefetch_counts
 from nbep.device.layout.low_latency import (
     LOGFMT_COLUMNS,
     LOGFMT_META_BYTES,
@@ -223,7 +222,6 @@ def sum_token(out, shape, token, warp, lane):
 @device_function
 def sum_rows(out, inputs, network, work, bounds, call, shape, sizes, warp, lane):
     """Receiver: all tokens of this block, one after the other."""
-    prefetch_counts(network, call, shape, warp, lane)
     token = block_idx()
     while token < sizes.num_tokens:
         if warp == 0:

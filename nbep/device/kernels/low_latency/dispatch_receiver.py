@@ -9,7 +9,6 @@ recv_*           receivers     bulk copy, st_weak      -            the next ker
 
 from nbep.device.jit import device_function
 from nbep.device.layout.low_latency import (
-    MAX_RANKS,
     NOTE_DIGEST,
     count_offset,
     message_stride,
@@ -48,15 +47,6 @@ from nbep.device.protocols.arrivals import announced, wait_arrival
 from nbep.device.protocols.reduce import warp_sum_s32
 from nbep.device.protocols.staging import begin_copy, end_copy, open_stage
 from nbep.device.protocols.waits import LOW_LATENCY_CALL, LOW_LATENCY_DISPATCH_COUNT, report_fault
-
-
-@device_function
-def prefetch_counts(network, call, shape, warp, lane):
-    """Bring the counts of all ranks to L2 while a warp finds out which it needs: each warp 64 of every rank."""
-    rank = lane % MAX_RANKS
-    first = 32 * (lane // MAX_RANKS) + 64 * (warp % 4)
-    if rank < shape.num_ranks:
-        prefetch_l2(own_ptr(network, count_offset(call.num_rdma_bytes, call.half, rank, first)))
 
 
 @device_function
@@ -154,7 +144,6 @@ def receive_messages(out, network, work, bounds, call, shape, sizes, warp, lane)
 
     The warps of all blocks are shared out evenly: a team may have its warps in two blocks.
     """
-    prefetch_counts(network, call, shape, warp, lane)
     unit = block_idx() * (block_dim() // 32) + warp
     pair = u32_div(unit, sizes.team_warps)
     warp_in_team = unit - pair * sizes.team_warps
