@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import sys
+from types import CodeType
 from typing import TYPE_CHECKING
 
 from .source import Site, call_chain, describe_site
@@ -85,7 +86,12 @@ def _waits(thread: Thread, inner: list[Site]) -> bool:
 def _will_wait(places: list[Site], further: list[Site], depth: int) -> bool:
     """Whether a thread is in a call that waits, or has one to come before it is as far as the other one."""
     code, begin = places[depth - 1]
-    end = further[depth - 1][1]
-    names = {str(i.argval) for i in dis.get_instructions(code) if i.opname in LOADS and begin < i.offset < end}
-    names |= {name for inner, _ in places[depth:] for name in inner.co_names}
+    names = _loaded(code, begin, further[depth - 1][1])
+    for inner, at in places[depth:]:
+        names |= _loaded(inner, at, len(inner.co_code))  # what it has called there before is past
     return any(name.startswith("wait_") for name in names)
+
+
+def _loaded(code: CodeType, begin: int, end: int) -> set[str]:
+    """The names of functions and values of others that code uses between two of its instructions."""
+    return {str(i.argval) for i in dis.get_instructions(code) if i.opname in LOADS and begin < i.offset < end}
