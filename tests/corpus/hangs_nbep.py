@@ -367,7 +367,7 @@ LOW_LATENCY.append(
         over_a_nic_that_loses_a_message,
         DeadlockError,
         (
-            "rank 1: the low-latency dispatch receiver (kernel `low_latency_dispatch`, block 0, warp 2, lane 0; block 1",
+            "rank 1: the low-latency dispatch receiver (kernel `low_latency_dispatch`, block 0, warp 2, lane 0; ",
             "`rdma_buffer` of rank 1: counts[half 0, rank 0, local expert 1] (byte 43012), expects -1 and sees 0",
             "counts[half 0, rank 0, local expert 0] (byte 43008) is -4, stored by the NIC of rank 0,",
             "rank 1 low-latency dispatch receiver -> rank 0 low-latency combine receiver -> rank 1",
