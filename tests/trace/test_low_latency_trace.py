@@ -181,7 +181,7 @@ def test_the_table_says_when_a_count_is_complete(trace):
     lines = [line for line in table.splitlines() if line.endswith(" 0")]
     assert len(lines) == 3
     assert "makes counts[half 0, local expert 0, src 0] -3 (" in lines[-1]
-    assert "TAG (release)" in lines[0]
+    assert any("TAG (release)" in line for line in lines[:-1])  # the counter's add may come first
     fills = trace.table("fill", cell="message", kernel="low_latency_dispatch")
     assert "putter  fills message[half 0, local expert 0, src 0, slot 0]" in fills
 
