@@ -17,7 +17,7 @@ from nbep.check.catalogue import own_faults  # noqa: E402
 from nbep.check.options import default_jobs, positive  # noqa: E402
 from nbep.check.rows import HEAD, line_of, lines_in, text_of  # noqa: E402
 from nbep.check.search import workers  # noqa: E402
-from nbep.check.table import Row, check_fault, tasks_of  # noqa: E402
+from nbep.check.table import Row, Task, check_fault, tasks_of  # noqa: E402
 
 NUM_SEEDS = 12
 
@@ -30,17 +30,19 @@ def main() -> int:
     parser.add_argument("--missing", action="store_true", help="only the steps that have no line yet")
     options = parser.parse_args()
     lines = lines_in(PAGE.read_text())
-    found = {line.fault for line in lines if line.base is not None}  # maybe by runs of another kernel
+    bases = {line.fault: line.base for line in lines if line.base is not None}  # maybe runs of another kernel
     done = {line.fault for line in lines} if options.missing else set()
     tasks = {task.fault: task for kernel in options.kernels or [""] for task in tasks_of(kernel, options.seeds, done)}
     holes = []
     with workers(options.jobs) as each:
         for row in each(check_fault, tasks.values()):
+            if row.is_hole and row.fault in bases:
+                row = check_fault(Task(row.fault, (bases[row.fault],), options.seeds))
             print(f"{row.fault}: {row.found}", flush=True)
-            if not row.is_hole:
-                write(row)
-            elif row.fault not in found:
+            if row.is_hole:
                 holes.append(row.fault)
+            else:
+                write(row)
     return 1 if holes else 0
 
 

@@ -51,6 +51,7 @@ REASONS = {
     "internode.dispatch_rdma_sender.send_token: syncwarp 2": "a place is filled again by the lane that has read it",
     "internode.notify_dispatch.send_message: syncwarp 2": "quiet has one before it",
     "arrivals.empty_cell: acquire and release of cell": "publishes nothing: relaxed would do",
+    "arrivals.empty_word: acquire and release of cell": "publishes nothing: relaxed would do",
     "arrivals.mask_rank": FLAG,
     "arrivals.tell: amo_add": "for networks where an add is a message of its own: they order it behind their queue",
     "low_latency.combine_receiver.locate_row: scope of wait_recv_cost_stats": STATISTICS,

@@ -48,14 +48,14 @@ FACTOR = 6700417
 @lru_cache(maxsize=1024)
 def make_call(rank: int, words: tuple[int, ...]) -> Call:
     """The words of a rank's call, from the verb on, with what arrives for them."""
-    return Call(ONE + digest_of(words, DIGESTS), rank, *words)
+    return Call(ONE + digest_of(words), rank, *words)
 
 
-def digest_of(words: Iterable[int], num_digests: int) -> int:
-    """One of so many, a prime number."""
+def digest_of(words: Iterable[int]) -> int:
+    """One of DIGESTS."""
     digest = 0
     for word in words:
-        digest = (digest * FACTOR + word) % num_digests
+        digest = (digest * FACTOR + word) % DIGESTS
     return digest
 
 

@@ -16,7 +16,7 @@ from nbep.device.protocols.calls import TOLD_WORDS
 from nbep.device.protocols.waits import OF_NODE, FaultReport
 from nbep.host.calls import relayed_error
 from nbep.host.faults import PeerTimeout, fault_error
-from nbep.host.low_latency.difference import call_error
+from nbep.host.low_latency.calls import difference_error, late_difference
 
 if TYPE_CHECKING:
     from nbep.host.symmetric import NodeMemory
@@ -29,12 +29,17 @@ def error_of(memory: NodeMemory, report: FaultReport) -> Exception:
     transport = memory.transport if memory.rdma is None else memory.rdma.transport
     network = transport.describe(report.peer) if report.peer >= 0 else []
     gone = memory.who_is_gone()
-    different = None if memory.low_latency is None else call_error(memory.low_latency, report)
-    error = different or fault_error(memory.rank, report, memory.timeout_ms, network, gone)
+    error = fault_error(memory.rank, report, memory.timeout_ms, network, gone)
     if isinstance(error, PeerTimeout) and not memory.runtime.is_capturing:
         with suppress(RuntimeError):  # a GPU that has failed
-            error = _passed_on(memory) or error
+            error = _late_difference(memory) or _passed_on(memory) or error
     return error
+
+
+def _late_difference(memory: NodeMemory) -> ValueError | None:
+    """What words of low-latency calls say that no kernel has come to compare."""
+    report = None if memory.low_latency is None else late_difference(memory.low_latency)
+    return None if report is None else difference_error(memory.rank, report)
 
 
 def _passed_on(memory: NodeMemory) -> ValueError | None:

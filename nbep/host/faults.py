@@ -10,6 +10,7 @@ from nbep.device.protocols.waits import (
     CALLS_DIFFER,
     DISPATCH_RECEIVER_ROWS,
     IBGDA_ERROR,
+    LOW_LATENCY_CALLS_DIFFER,
     LOW_LATENCY_CHOICE,
     LOW_LATENCY_HALF,
     OF_NODE,
@@ -18,8 +19,9 @@ from nbep.device.protocols.waits import (
     report_fault,
 )
 from nbep.emulator.reports.expected import Told
-from nbep.host.calls import difference_error
+from nbep.host import calls
 from nbep.host.comm import join_ranks
+from nbep.host.low_latency import calls as low_latency_calls
 from nbep.host.processes import NOBODY, Gone
 
 # Source: rdma-core providers/mlx5/mlx5dv.h, MLX5_CQE_SYNDROME_*
@@ -129,7 +131,9 @@ def fault_error(
             f"announced (num_tokens_per_rank, or the handle)"
         )
     if report.site == CALLS_DIFFER:
-        return difference_error(rank, report)
+        return calls.difference_error(rank, report)
+    if report.site == LOW_LATENCY_CALLS_DIFFER:
+        return low_latency_calls.difference_error(rank, report)
     if report.site == LOW_LATENCY_HALF:
         return ValueError(
             f"low-latency calls: got one in half {report.seen} on rank {rank}; must be in half {report.expected}: "

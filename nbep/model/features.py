@@ -70,7 +70,7 @@ def _sum(parts: list[Features]) -> Features:
 
 
 def _low_latency(work: Work, verb: str, rank: int) -> Features:
-    shape = LowLatencyShape(
+    shape = LowLatencyShape.of(
         work.num_ranks, work.num_experts, work.num_tokens, work.hidden, work.num_topk, int(work.use_fp8), 0, 0
     )
     message = low_latency_note_offset(shape) + low_latency_note_bytes(shape)

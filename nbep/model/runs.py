@@ -45,7 +45,7 @@ def count(work: Work, seed: int = 0) -> dict[str, Counts]:
 
 def _low_latency(comm: Any, work: Work, traffic: Traffic) -> None:
     num_experts, most = work.num_experts, max(work.num_tokens, 1)
-    shape = LowLatencyShape(work.num_ranks, num_experts, most, work.hidden, work.num_topk, 0, 0, 0)
+    shape = LowLatencyShape.of(work.num_ranks, num_experts, most, work.hidden, work.num_topk, 0, 0, 0)
     buffer = nbep.Buffer(
         comm,
         num_rdma_bytes=2 * NUM_HALVES * quarter_bytes_needed(shape),

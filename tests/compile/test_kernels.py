@@ -28,7 +28,7 @@ LEDGER_WORD = re.compile(r"\b(?:ld|st|atom|fence)_[a-z_]+[a-z]\b")
 
 # Stack frame, local bytes and calls where LLVM leaves a function out of line; no such GPU has been at hand to see what
 # that costs.
-OUT_OF_LINE = {("low_latency_combine-IbgdaNetwork", "sm_100"): (112, 8, 2)}
+OUT_OF_LINE = {("low_latency_combine-IbgdaNetwork", "sm_100"): (112, 8, 4)}
 
 # Bytes that are spilled in stores and in loads, and of the stack frame, where no GPU was at hand to make it better.
 # They are ceilings: from one run of the compiler to the next they differ by a word or two.
@@ -191,7 +191,7 @@ def test_dispatch_without_bulk_copies_asks_for_little_shared_memory():
 
 
 def test_low_latency_blocks_fit_into_the_shared_memory_of_an_a100():
-    shape = LowLatencyShape(8, 288, 128, 7168, 8, 0, 1, 0)
+    shape = LowLatencyShape.of(8, 288, 128, 7168, 8, 0, 1, 0)
     assert low_latency.dispatch_smem_bytes(shape, 768, has_tma=False) <= 163 << 10
     assert low_latency.combine_smem_bytes(512) <= 163 << 10
 

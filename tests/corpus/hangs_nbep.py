@@ -355,7 +355,7 @@ LOW_LATENCY = [
         (
             "rank 0: the low-latency sender (kernel `low_latency_dispatch`,",
             " waits for rank 0: the peer's half of the buffer to be free again",
-            "It polls `rdma_buffer` of rank 0: credits[half 0, rank 0] (byte 174208), expects 2 and sees 1",
+            "It polls `rdma_buffer` of rank 0: credits[half 0, rank 0] (byte 174464), expects 2 and sees 1",
             "Rank 1 waits for rank 0 in the same way",
         ),
     ),
@@ -391,7 +391,7 @@ BETWEEN_NODES = [
         NOTHING,
         (
             NODE_NOTIFY + " waits for rank 0: " + ARRIVED,
-            "It polls `rdma_buffer` of rank 0: arrived[node 0] (byte 136832), expects 1 and sees 0",
+            "It polls `rdma_buffer` of rank 0: arrived[node 0] (byte 137088), expects 1 and sees 0",
             NO_STORE,
         ),
         ("circle", "Next to it"),
@@ -404,13 +404,13 @@ BETWEEN_NODES = [
         "arrived_offset(sizes.cells, node), call.signal,",
         (
             (
-                "It polls `rdma_buffer` of rank 1: arrived[node 1] (byte 136836), expects 1 and sees 0",
-                "It polls `rdma_buffer` of rank 2: arrived[node 0] (byte 136832), expects 1 and sees 0",
+                "It polls `rdma_buffer` of rank 1: arrived[node 1] (byte 137092), expects 1 and sees 0",
+                "It polls `rdma_buffer` of rank 2: arrived[node 0] (byte 137088), expects 1 and sees 0",
             ),
             (
-                "Next to it, `rdma_buffer` of rank 2: arrived[node 1] (byte 136836) is ",
-                "Next to it, `rdma_buffer` of rank 1: arrived[node 0] (byte 136832) is ",
-                "Next to it, `rdma_buffer` of rank 3: arrived[node 1] (byte 136836) is ",
+                "Next to it, `rdma_buffer` of rank 2: arrived[node 1] (byte 137092) is ",
+                "Next to it, `rdma_buffer` of rank 1: arrived[node 0] (byte 137088) is ",
+                "Next to it, `rdma_buffer` of rank 3: arrived[node 1] (byte 137092) is ",
             ),
             (
                 "rank 1 internode notify -> rank 3 internode notify",
@@ -426,7 +426,7 @@ BETWEEN_NODES = [
         "column, bounds, here, 0",
         (
             f"{RDMA_SENDER} waits for rank 2: free slots in the peer's RDMA ring",
-            "It polls `rdma_buffer` of rank 0: head[channel 0, node 1] (byte 137484), expects 1 and sees 0",
+            "It polls `rdma_buffer` of rank 0: head[channel 0, node 1] (byte 137740), expects 1 and sees 0",
             NO_STORE,
             "The ranks wait for each other: rank 0 internode dispatch RDMA sender -> rank 2 ",
         ),
@@ -440,9 +440,9 @@ BETWEEN_NODES = [
         "network.rank)",
         (
             f"{RDMA_SENDER} waits for rank 2: free slots in the peer's RDMA ring",
-            "It polls `rdma_buffer` of rank 0: head[channel 0, node 1] (byte 137484), expects 1 and sees 0",
+            "It polls `rdma_buffer` of rank 0: head[channel 0, node 1] (byte 137740), expects 1 and sees 0",
             "The same byte of rank 2 was stored to by rank 2",
-            "Next to it, `rdma_buffer` of rank 0: head[channel 0, node 0] (byte 137480) is",
+            "Next to it, `rdma_buffer` of rank 0: head[channel 0, node 0] (byte 137736) is",
         ),
     ),
     edited(
@@ -453,8 +453,8 @@ BETWEEN_NODES = [
         "bounds, here, 0, num_warps",
         (
             FORWARDER + "warp 0, lane 0) waits for rank 0: the next tokens in an RDMA ring",
-            "It polls `rdma_buffer` of rank 0: tail[channel 0, node 0] (byte 136840), expects 1 and sees 0",
-            "It polls `rdma_buffer` of rank 0: head[channel 0, node 0] (byte 137480), expects 1 and sees 0",
+            "It polls `rdma_buffer` of rank 0: tail[channel 0, node 0] (byte 137096), expects 1 and sees 0",
+            "It polls `rdma_buffer` of rank 0: head[channel 0, node 0] (byte 137736), expects 1 and sees 0",
             "They wait in a circle: rank 0 internode dispatch forwarder -> rank 0 internode dispatch RDMA sender",
             NO_STORE,
         ),
@@ -468,7 +468,7 @@ BETWEEN_NODES = [
         "bounds, here, total - 1, num_warps",
         (
             FORWARDER + "warp 0, lane 1) waits for rank 2: ",
-            "It polls `rdma_buffer` of rank 0: tail[channel 0, node 1] (byte 136844), expects 9 and sees 8",
+            "It polls `rdma_buffer` of rank 0: tail[channel 0, node 1] (byte 137100), expects 9 and sees 8",
             "The last store of more than weak order to it is by rank 2, kernel `internode_dispatch`, block 1, warp 3",
         ),
     ),

@@ -1,5 +1,6 @@
 """The first paragraph about a kernel that hangs names the cause: the wait, the cell, what is expected and seen."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import hangs_counts
@@ -49,16 +50,19 @@ def test_the_report_names_why_it_hangs(broken: Broken, seeds: range) -> None:
 SMALL = [*hangs_users.ENTRIES, *hangs_groups.ENTRIES, *hangs_counts.ENTRIES]
 
 
+FIRST = {"stages: lanes miss a phase of their mbarrier": 1}  # the first seed that shows it with delayed stores
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("broken", "memory_model", "seeds"),
     [
         *((broken, model, range(2)) for broken in SMALL for model in ("delayed", "checked")),
-        *((broken, "delayed", range(1)) for broken in NETWORKS[1::2]),
+        *((broken, "delayed", [FIRST.get(broken.name, 0)]) for broken in NETWORKS[1::2]),
     ],
     ids=str,
 )
-def test_the_report_is_the_same_in_every_memory_model(broken: Broken, memory_model: str, seeds: range) -> None:
+def test_the_report_is_the_same_in_every_memory_model(broken: Broken, memory_model: str, seeds: Sequence[int]) -> None:
     check(broken._replace(run=partial(broken.run, memory_model=memory_model), seeds=seeds, least=len(seeds)))
 
 

@@ -110,6 +110,32 @@ def store_behind_a_bar_arrive():
     ], "no barrier is between the (store|load) and this (load|store) of `memory` of rank 0: byte 0"
 
 
+def flag_that_another_one_raises():
+    """Each thread waits for itself: that thread 32 is still on its way to the flag is not what is wrong."""
+
+    def write(t, memory):
+        put(t, memory + DATA)
+
+    def raise_flag(t, memory):
+        t.store(memory + FLAG, "s32", 1, "release", "sys")
+
+    def read(t, memory):
+        if t.thread_idx % 32 == 0:
+            for _ in range(20 * t.thread_idx):
+                t.globaltimer()
+            wait_for(memory + FLAG)
+        if t.thread_idx == 0:
+            for _ in range(100):
+                t.globaltimer()
+            take(t, memory + DATA)
+
+    return [
+        (0, write, 1, 1),
+        (0, raise_flag, 1, 1),
+        (1, read, 1, 64),
+    ], "has waited for nothing that the other one, or its block, has stored; the last that it has waited for is "
+
+
 def copy_that_nobody_waits_for():
     def read(t, memory):
         wait_for(memory + FLAG)
@@ -200,6 +226,7 @@ PATTERNS = [
     chain_through_a_narrow_atomic,
     warps_that_meet_apart,
     store_behind_a_bar_arrive,
+    flag_that_another_one_raises,
     copy_that_nobody_waits_for,
     copy_that_another_warp_waits_for,
     mbarrier_that_another_warp_has_made,

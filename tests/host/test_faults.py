@@ -10,7 +10,7 @@ from nbep.device.protocols.waits import (
     CALLS_DIFFER,
     DISPATCH_RECEIVER_ROWS,
     IBGDA_ERROR,
-    LOW_LATENCY_CALL,
+    LOW_LATENCY_CALLS_DIFFER,
     LOW_LATENCY_CHOICE,
     LOW_LATENCY_HALF,
     OF_NODE,
@@ -113,6 +113,7 @@ def test_too_few_worst_tokens_are_told_after_the_launch(inputs):
 # What is reported though nobody waited.
 WRONG = {
     CALLS_DIFFER: "buffer: got combine on rank 0, dispatch on rank 3 in the same call; must be the same on all ranks",
+    LOW_LATENCY_CALLS_DIFFER: "buffer: got low_latency_combine on rank 0, low_latency_dispatch on rank 3 in the same",
     DISPATCH_RECEIVER_ROWS: "recv_x: got 4 rows on rank 0; must be at least 5",
     LOW_LATENCY_HALF: "got one in half 4 on rank 0; must be in half 5: calls take the halves in turn",
     IBGDA_ERROR: "the NIC has refused entry 5 of queue 2 to rank 3: local protection error (syndrome 0x04)",
@@ -120,10 +121,10 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("site", SITES.keys() - {LOW_LATENCY_CALL})  # see tests/low_latency/test_difference.py
+@pytest.mark.parametrize("site", SITES)
 def test_every_site_has_words(site):
     report = FaultReport(1, site, peer=3, expected=5, seen=4, block=6, thread=7, channel=2)
-    if site == CALLS_DIFFER:
+    if site in (CALLS_DIFFER, LOW_LATENCY_CALLS_DIFFER):
         report = report._replace(expected=1, seen=0, channel=0)
     error = fault_error(0, report, 250.0)
     wrong = nbep.NetworkError if site == IBGDA_ERROR else ValueError

@@ -12,6 +12,7 @@ from cuda.bindings import driver as cu
 
 import nbep
 
+pytestmark = pytest.mark.emulator_only("its GPU is none")
 NUM_TOKENS, HIDDEN = 128, 7168
 MOST_CALLS = 145  # of functions, Python's own and built in; 234 to 317 before anything was prepared
 NUM_EXPERTS, NUM_RANKS = 64, fake_gpu.NUM_RANKS

@@ -166,6 +166,7 @@ def test_inside_a_node_a_handle_from_between_nodes_is_refused(on_two_ranks, inpu
     on_two_ranks(main)
 
 
+@pytest.mark.emulator_only("it takes shared memory away")
 def test_more_threads_than_shared_memory_has_room_for_are_refused(on_two_nodes, starts_nothing, monkeypatch):
     def main(buffer):
         arguments = arguments_of(buffer)

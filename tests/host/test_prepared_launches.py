@@ -15,6 +15,7 @@ import nbep
 from nbep.device.layout.low_latency import send_offset
 from nbep.host.runtime.cuda.launcher import LoadedKernel
 
+pytestmark = pytest.mark.emulator_only("its GPU is none")
 NUM_TOKENS, HIDDEN, NUM_TOPK, NUM_EXPERTS = 16, 512, 4, 32
 SEND, RECEIVE, BOTH = 1, 2, 3
 MESSAGES = "num_messages", "message_src_idx", "message_rows", "message_weights"

@@ -101,7 +101,9 @@ def test_collectives_are_those_of_a_communicator():
 def test_two_processes_under_gloo_agree_with_the_reference():
     """On the emulator, with torch's tensors on the CPU."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
-    output = run_python(*launcher, GLOO_PROGRAM, NBEP_TARGET="emulator", NBEP_TEST_ARRAYS="torch")
+    output = run_python(
+        *launcher, GLOO_PROGRAM, NBEP_TARGET="emulator", NBEP_TEST_TARGET="emulator", NBEP_TEST_ARRAYS="torch"
+    )
     for rank in range(2):
         assert f"rank {rank} is done" in output
 

@@ -11,7 +11,7 @@ from calls import SlowRank, hold_back
 from cases import make_case
 from intranode import Expected, Options, check, combine, dispatch, dispatch_arguments, make_buffer, run
 from parts import both_parts
-from target import spawn
+from target import GPU_HAS_ITS_OWN, spawn
 from trips import cached_dispatch
 
 import nbep
@@ -276,12 +276,12 @@ def test_too_few_slots_for_combine_are_refused():
 
 
 def test_more_pushing_warps_than_there_are_is_refused():
-    config = nbep.Config(4, 2, 4, num_push_warps=5)
-    refused("config.num_push_warps: got 5; must be at most", verb="combine", config=config)
+    config = nbep.Config(4, 2, 4, num_push_warps=33)
+    refused("config.num_push_warps: got 33; must be at most", verb="combine", config=config)
 
 
 @pytest.mark.parametrize("with_worst", [False, True])
-@pytest.mark.parametrize("memory_model", ["sc", "checked"])
+@pytest.mark.parametrize("memory_model", ["sc", pytest.param("checked", marks=GPU_HAS_ITS_OWN)])
 def test_tokens_that_do_not_fit_are_told_and_dropped(memory_model, with_worst):
     case = make_case(9, num_tokens=30, routing="everywhere", num_topk=2)
     options = Options(num_worst_tokens=40 if with_worst else 0, zero_copy=True)

@@ -1,7 +1,6 @@
-"""Ranks in processes of their own that make low-latency calls which differ: none of them goes on with what came.
+"""Ranks in processes of their own that make low-latency calls which differ: each is told what both have passed.
 
-Here they live in one process, which would compare them before; that is switched off. Who waits for a message that the
-other call does not send may be told of a time-out.
+Here they live in one process, which would compare them before; that is switched off.
 """
 
 import ml_dtypes
@@ -10,15 +9,14 @@ import pytest
 from parts import both_parts
 
 import nbep
-from nbep.device.layout.low_latency import LowLatencyShape
-from nbep.device.protocols.arrivals import TAG, completion_with, is_complete, number_of
-from nbep.device.protocols.waits import ONE
+from nbep.device.layout.low_latency import MAX_EXPERTS, MAX_TOPK, LowLatencyShape
+from nbep.device.protocols.arrivals import ABSENT, LEAST_ABSENT, MAX_TAGS
+from nbep.device.protocols.waits import LOW_LATENCY_CALLS_DIFFER, FaultReport
 from nbep.host.call_log import CallLog
-from nbep.host.low_latency import digest
+from nbep.host.low_latency.calls import COMBINE, DISPATCH, VERBS, difference_error, words_of
 
 pytestmark = pytest.mark.emulator_only("a GPU's virtual ranks live in one process: what they launch is compared before")
 MODELS = ["sc", "delayed", "checked"]
-SHAPE = LowLatencyShape(2, 4, 4, 256, 2, 1, 0, 0)
 TOPK_IDX = np.array([[0, 2], [1, 3], [2, 0]])
 WEIGHTS = np.ones((3, 2), np.float32)
 
@@ -66,18 +64,11 @@ def run(main, memory_model="sc", seed=0):
 
 
 def check_refused(outcomes, named):
-    """Each rank is told what both have passed, or that it has waited in vain; the first is so for one of them."""
+    """Each rank is told what both have passed."""
     name, own, theirs = named
-    assert all(outcomes), outcomes
-    texts = [
-        f"{name}: got {mine} on rank {rank}, {other} on rank {1 - rank} in the same "
-        for rank, mine, other in ((0, own, theirs), (1, theirs, own))
-    ]
-    is_named = [outcome.startswith(text) for outcome, text in zip(outcomes, texts, strict=True)]
-    assert any(is_named), outcomes
-    assert all(is_so or "waited more than" in outcome for is_so, outcome in zip(is_named, outcomes, strict=True)), (
-        outcomes
-    )
+    for rank, (mine, other) in enumerate(((own, theirs), (theirs, own))):
+        text = f"{name}: got {mine} on rank {rank}, {other} on rank {1 - rank} in the same "
+        assert outcomes[rank].startswith(text), outcomes
 
 
 OF_ONE = {"deduplicate": True, "topk_weights": WEIGHTS}
@@ -141,18 +132,97 @@ def test_so_it_is_under_every_memory_model(memory_model, seed):
     check_refused(run(in_another_format, memory_model, seed), LOGFMT)
 
 
-@pytest.mark.parametrize("index", range(1, len(SHAPE) - 1))
-def test_one_word_that_differs_makes_another_digest(index):
-    other = SHAPE._replace(**{SHAPE._fields[index]: SHAPE[index] + 1})
-    for of_verb in (lambda shape: digest.for_dispatch(shape, False), digest.for_combine):
-        assert of_verb(SHAPE).digest != of_verb(other).digest
-        assert of_verb(SHAPE)[:-1] == SHAPE[:-1]
+def test_a_rank_to_which_no_token_goes_is_told_too():
+    def main(buffer, is_last, _):
+        only_own = np.array([[0, 1], [1, 0], [0, 1]]) + 2 * is_last  # the experts of this rank
+        dispatch(buffer, topk_idx=only_own, num_max_tokens=7 if is_last else 4)
+
+    check_refused(run(main), DISPATCHES["more tokens"][1])
 
 
-def test_a_digest_is_not_taken_for_what_else_stands_there():
-    assert digest.for_dispatch(SHAPE, False).digest >= ONE  # 0 is the word of a note that was read
-    for number in (digest.LEAST_OF_COMBINE, digest.LEAST_OF_COMBINE + digest.DIGESTS_OF_COMBINE - 1):
-        for count in (0, 5):
-            told = completion_with(count, number)
-            assert [is_complete(told + tags * TAG) for tags in range(count + 2)] == [*[False] * count, True, False]
-            assert number_of(told + count * TAG) == number
+def test_combines_with_handles_of_different_dispatches_are_told_what_differs():
+    def main(buffer, is_last, _):
+        received = [dispatch(buffer, num_max_tokens=number) for number in (4, 7)]
+        handle = received[is_last][2]
+        rows = np.ones((2, 2 * handle.num_max_dispatch_tokens_per_rank, 256), ml_dtypes.bfloat16)
+        buffer.low_latency_combine(rows, TOPK_IDX, WEIGHTS, handle)
+
+    check_refused(run(main), ("handle.num_max_dispatch_tokens_per_rank", 4, 7))
+
+
+def test_a_peer_that_does_not_come_is_a_time_out_whatever_its_earlier_calls_have_left():
+    def main(buffer, is_last, _):
+        if is_last:
+            raise RuntimeError("gone")
+        dispatch(buffer, hidden=512)
+
+    first, last = run(main)
+    assert last == "gone"
+    assert "waited more than" in first
+    assert "for rank 1" in first
+
+
+# The words of a call
+
+SHAPE = LowLatencyShape.of(2, 64, 128, 7168, 8, 1, 1, 0)
+OTHERS = {
+    "num_experts": (MAX_EXPERTS, f"num_experts: got 64 on rank 0, {MAX_EXPERTS} on rank 1"),
+    "num_max_tokens": (MAX_TAGS, f"num_max_dispatch_tokens_per_rank: got 128 on rank 0, {MAX_TAGS} on rank 1"),
+    "hidden": (58368, "hidden size of x: got 7168 on rank 0, 58368 on rank 1"),
+    "num_topk": (MAX_TOPK, f"topk_idx: got 8 choices a token on rank 0, {MAX_TOPK} choices a token on rank 1"),
+    "use_fp8": (0, "use_fp8: got True on rank 0, False on rank 1"),
+    "deduplicate": (0, "deduplicate: got True on rank 0, False on rank 1"),
+    "use_logfmt": (1, "use_logfmt: got False on rank 0, True on rank 1"),
+    "round_scale": (1, "round_scale: got False on rank 0, True on rank 1"),
+}
+
+
+def words(verb, round_scale=0, **other):
+    return words_of(verb, SHAPE._replace(**other), bool(round_scale))
+
+
+def told(own, theirs):
+    """What rank 0 is told that has called `own`, for each word that differs."""
+    return [
+        str(difference_error(0, FaultReport(1, LOW_LATENCY_CALLS_DIFFER, 1, mine, other, 0, 0, index)))
+        for index, (mine, other) in enumerate(zip(own, theirs, strict=True))
+        if mine != other
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "verb"),
+    [(name, DISPATCH) for name in OTHERS if name != "use_logfmt"]
+    + [(name, COMBINE) for name in OTHERS if name not in ("use_fp8", "round_scale")],
+)
+def test_every_argument_is_in_a_word_of_its_own_bits_and_is_named_with_both_values(name, verb):
+    value, text = OTHERS[name]
+    (error,) = told(words(verb), words(verb, **{name: value}))
+    values = text.partition(": ")[2]
+    assert f": {values} in the same {VERBS[verb]}; must be the same" in error
+    if verb == DISPATCH:
+        assert error.startswith(text)
+
+
+def test_two_arguments_of_a_word_are_both_named():
+    (error,) = told(words(DISPATCH), words(DISPATCH, use_fp8=0, num_experts=128))
+    assert "use_fp8: got True on rank 0, False on rank 1 and num_experts: got 64 on rank 0, 128 on rank 1" in error
+
+
+def test_a_choice_less_is_not_named_beside_deduplicate():
+    (error,) = told(words(DISPATCH), words(DISPATCH, deduplicate=0, num_topk=0))
+    assert "topk_idx" not in error
+
+
+def test_another_verb_differs_in_both_words():
+    for error in told(words(DISPATCH), words(COMBINE)):
+        assert "got low_latency_dispatch on rank 0, low_latency_combine on rank 1 in the same call" in error
+    assert len(told(words(DISPATCH), words(COMBINE))) == len(words(DISPATCH))
+
+
+def test_a_late_word_leaves_a_cell_that_was_given_up_as_it_is():
+    largest = SHAPE._replace(
+        num_experts=MAX_EXPERTS, num_max_tokens=MAX_TAGS, hidden=1 << 16, num_topk=MAX_TOPK, use_logfmt=1
+    )
+    for word in words_of(COMBINE, largest, True):
+        assert LEAST_ABSENT < ABSENT - 4 * (word + 1) < ABSENT

@@ -1,7 +1,7 @@
 """The entries that low-latency calls write for the NIC, counted against DeepEP's scheme.
 
 Source: DeepEP v1.2.1 csrc/kernels/internode_ll.cu: nvshmemi_ibgda_put_nbi_warp for each token and expert, and one
-nvshmemi_ibgda_amo_nonfetch_add for each expert and rank. nbep's credits are atomics besides.
+nvshmemi_ibgda_amo_nonfetch_add for each expert and rank. nbep's credits are atomics besides, and the words of a call.
 """
 
 import re
@@ -16,11 +16,14 @@ from cases import Case
 from low_latency import Options, Trip, check, make_buffer, make_low_latency_case, prepare
 
 import nbep
+from nbep.device.layout.low_latency import WORDS_OF_CALL
 
 pytestmark = pytest.mark.emulator_only("it reads the entries as they are written")
 
 SLOT = re.compile(r": entry (\d+) of queue pair \d+ \(queue (\d+) to rank (\d+)\) \+ (\d+) ")
-CELL = re.compile(r"(counts|credits|arrivals)\[half \d, rank \d+(?:, local expert (\d+))?\]|recv\[half \d\]")
+CELL = re.compile(
+    r"(counts|credits|arrivals|calls)\[half \d, rank \d+(?:, local expert (\d+)|, word \d)?\]|recv\[half \d\]"
+)
 DISPATCH, COMBINE = "low_latency_dispatch", "low_latency_combine"
 
 
@@ -115,6 +118,11 @@ def choices(case: Case, rank: int, peer: int) -> Counter:
     return Counter(int(expert) % num_local for expert in chosen if expert >= 0 and expert // num_local == peer)
 
 
+def words_told(case: Case, num_nvl_peers: int) -> Counter:
+    """The words of a call, which each rank tells every other one."""
+    return Counter({(*pair, 0): WORDS_OF_CALL for pair in unmapped(case, num_nvl_peers)})
+
+
 WRITE, ADD = mlx5.OPCODE_RDMA_WRITE, mlx5.OPCODE_MASKED_FETCH_ADD
 SHAPES = [(3, 1), (4, 2)]
 
@@ -132,14 +140,15 @@ def test_a_dispatch_is_a_write_for_each_token_and_expert_and_an_atomic_for_each_
 ):
     case = make_case(num_ranks)
     entries = entries_of_trip(num_ranks, num_nvl_peers)
-    writes, adds = Counter(), Counter()
+    writes, adds, told = Counter(), Counter(), words_told(case, num_nvl_peers)
     for rank, peer in unmapped(case, num_nvl_peers):
         writes.update({(rank, peer, expert): n for expert, n in choices(case, rank, peer).items()})
         adds.update({(rank, peer, expert): 1 for expert in range(3)})  # also of experts that get nothing
     assert count(entries, DISPATCH, WRITE, "message") == writes
     assert count(entries, DISPATCH, ADD, "counts") == adds
     of_dispatch = [entry for entry in entries if entry.kernel == DISPATCH]
-    assert len(of_dispatch) == writes.total() + adds.total()
+    assert count(entries, DISPATCH, ADD, "calls") == told
+    assert len(of_dispatch) == writes.total() + adds.total() + told.total()
     assert len({entry.num_bytes for entry in of_dispatch if entry.opcode == WRITE}) == 1
 
 
@@ -147,7 +156,7 @@ def test_a_dispatch_is_a_write_for_each_token_and_expert_and_an_atomic_for_each_
 def test_a_combine_is_a_write_for_each_row_and_an_atomic_for_each_expert_and_source_with_rows(num_ranks, num_nvl_peers):
     case = make_case(num_ranks)
     entries = entries_of_trip(num_ranks, num_nvl_peers)
-    writes, adds, given = Counter(), Counter(), Counter()
+    writes, adds, given, told = Counter(), Counter(), Counter(), words_told(case, num_nvl_peers)
     for rank, peer in unmapped(case, num_nvl_peers):
         rows = choices(case, peer, rank)
         writes.update({(rank, peer, expert): n for expert, n in rows.items()})
@@ -157,7 +166,8 @@ def test_a_combine_is_a_write_for_each_row_and_an_atomic_for_each_expert_and_sou
     assert count(entries, COMBINE, ADD, "counts") == adds
     assert count(entries, COMBINE, ADD, "credits") == given
     of_combine = [entry for entry in entries if entry.kernel == COMBINE]
-    assert len(of_combine) == writes.total() + adds.total() + given.total()
+    assert count(entries, COMBINE, ADD, "calls") == told
+    assert len(of_combine) == writes.total() + adds.total() + given.total() + told.total()
 
 
 def test_data_and_count_of_an_expert_share_a_queue_pair():

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from cuda.bindings import driver as cu
 
+from nbep.host.runtime.cuda import pinned
+
 GRANULARITY = 1 << 21
 RESULT = cu.CUresult
 DEVICE = 3
@@ -38,6 +40,7 @@ class FakeDriver:
         for name in dir(self):
             if name.startswith("cu"):
                 monkeypatch.setattr(cu, name, getattr(self, name))
+        monkeypatch.setattr(pinned, "_registered", {})  # what a test drops is known to its own driver alone
         return self
 
     @property

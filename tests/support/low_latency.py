@@ -77,7 +77,7 @@ def num_rdma_bytes(case: Case, options: Options) -> int:
     """Exactly what the calls need, so that a write past the halves is out of bounds."""
     num_topk = case.topk_idx[0].shape[1]
     most = num_max_tokens(case, options)
-    shape = LowLatencyShape(
+    shape = LowLatencyShape.of(
         case.num_ranks, case.num_experts, most, case.hidden, num_topk, 0, int(options.deduplicate), 0
     )
     return 2 * NUM_HALVES * quarter_bytes_needed(shape)

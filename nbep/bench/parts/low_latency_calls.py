@@ -209,7 +209,7 @@ def bytes_of(variant: Variant, choices: Any, rank: int, hidden: int, num_experts
     Args: choices [num_ranks, num_tokens, num_topk] NumPy, topk_idx of all ranks
     """
     num_ranks, _, num_topk = choices.shape
-    shape = LowLatencyShape(
+    shape = LowLatencyShape.of(
         num_ranks,
         num_experts,
         variant.num_tokens,

@@ -60,7 +60,7 @@ def cases_of(parameters: dict[str, int]) -> list[Case]:
 
 def make_buffer(comm: Any, case: Case, parameters: dict[str, int], masks: bool) -> nbep.Buffer:
     """A buffer that is just large enough; masks: whether ranks may be left out."""
-    shape = LowLatencyShape(
+    shape = LowLatencyShape.of(
         case.num_ranks,
         case.num_experts,
         max(case.num_tokens),
@@ -286,7 +286,8 @@ SCENARIOS = (
             {"logfmt": 1, **ONE_EXPERT},
             {"logfmt": 1, "tma": 0, **ONE_EXPERT},
             {**ONCE, "ranks": 3, "tokens": 2},  # a block counts for two ranks
-            {"hidden": 2304, "tokens": 3},  # the stages of the send phase reach into those of the receive phase
+            {**SMALL, "rounds": 4, "tokens": 2, "topk": 1, "ranks": 3},  # ranks that have nothing for each other
+            {"hidden": 4096, "tokens": 2, "rounds": 1},  # stages of the send phase reach into those to receive
             {"dedup": 1, "nic": 1, "tokens": 6, **ONE_EXPERT},
             {"host": 1},
             {**ONCE, "host": 1},

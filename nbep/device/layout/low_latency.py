@@ -3,7 +3,7 @@
  offset 0                 recv: what peers put here for a call that uses half 0; then the same for half 1
                           send: what this rank is about to put in half 0; then in half 1
  num_rdma_bytes           counts [2, MAX_RANKS, MAX_LOCAL_EXPERTS] s32, arrivals [2, MAX_RANKS] s32
-                          credits [2, MAX_RANKS] s32, barrier signals [MAX_RANKS] s32
+                          calls [2, MAX_RANKS, 2] s32, credits [2, MAX_RANKS] s32, barrier signals [MAX_RANKS] s32
                           the pointer table [MAX_POINTERS] s64
 
  recv                     a share for each rank that sends:
@@ -12,8 +12,8 @@
  send                     messages [num_max_tokens] of dispatch, rows [num_local_experts, num_ranks * num_max_tokens] of
                           combine: its zero-copy buffer
  a message                x [hidden], e4m3 or bf16; scales [hidden / 128] f32, only with e4m3; note: its token's index
-                          at the source and the call's digest, s32, then with deduplicate for each choice local expert
-                          or -1, slot, weight
+                          at the source, s32, and padding; then with deduplicate for each choice local expert or -1,
+                          slot, weight
  a row                    x [hidden] bf16; with LogFMT `protocols.logfmt` says what is in it
 
 Recv and send of each half have a quarter of num_rdma_bytes. So where they are does not depend on what a call is made
@@ -26,7 +26,8 @@ comes late, with a call that the peer has given up, meets nothing that the other
 The cells lie behind num_rdma_bytes: what a user writes into the buffer does not reach them.
 counts[source, local expert] says that the tokens of a source for a local expert are there, and how many; in combine
 counts[rank, its local expert] says that an expert's rows are there. An arrival says the same of all that a source
-sends, with deduplicate; see `protocols.arrivals`. credits[half, peer] says how often the peer has freed the half, which
+sends, with deduplicate; see `protocols.arrivals`. calls[half, source] says what the source has called; see
+`kernels.low_latency.calls`. credits[half, peer] says how often the peer has freed the half, which
 is free at first: this rank may fill it when that is ahead of how often it has.
 
 Source: DeepEP csrc/config.hpp, LowLatencyLayout
@@ -34,6 +35,7 @@ Source: DeepEP csrc/config.hpp, LowLatencyLayout
 
 from typing import NamedTuple
 
+from nbep.device.division import divided, inverse_of
 from nbep.device.jit import device_function
 from nbep.device.layout.intranode import ALIGNMENT_BYTES, POINTER_TABLE_BYTES, align_up
 from nbep.device.types import I32
@@ -45,23 +47,21 @@ MAX_LOCAL_EXPERTS = MAX_EXPERTS // 2
 MAX_TOPK = 32
 COLUMNS_PER_SCALE = 128
 NOTE_ALIGNMENT = 16
-NOTE_DIGEST = 4  # where the digest stands in a note, behind the token's index
+WORDS_OF_CALL = 2
 LOGFMT_COLUMNS = 128  # that share a minimum and a maximum
 LOGFMT_META_BYTES = 4
 
 COUNTS = 0
 ARRIVALS = COUNTS + NUM_HALVES * MAX_RANKS * MAX_LOCAL_EXPERTS * 4
-CREDITS = ARRIVALS + align_up(NUM_HALVES * MAX_RANKS * 4, ALIGNMENT_BYTES)
+CALLS = ARRIVALS + align_up(NUM_HALVES * MAX_RANKS * 4, ALIGNMENT_BYTES)
+CREDITS = CALLS + align_up(NUM_HALVES * MAX_RANKS * WORDS_OF_CALL * 4, ALIGNMENT_BYTES)
 BARRIER_SIGNALS = CREDITS + align_up(NUM_HALVES * MAX_RANKS * 4, ALIGNMENT_BYTES)
 POINTER_TABLE = BARRIER_SIGNALS + align_up(MAX_RANKS * 4, ALIGNMENT_BYTES)
 TRAILER_BYTES = POINTER_TABLE + POINTER_TABLE_BYTES
 
 
 class LowLatencyShape(NamedTuple):
-    """What all ranks must agree on in one call. use_fp8, deduplicate and use_logfmt are 0 or 1.
-
-    digest: of all that and the verb, by which receivers compare it; see host.low_latency.digest
-    """
+    """What all ranks must agree on in one call. use_fp8, deduplicate and use_logfmt are 0 or 1. Made by `of`."""
 
     num_ranks: I32
     num_experts: I32
@@ -71,7 +71,40 @@ class LowLatencyShape(NamedTuple):
     use_fp8: I32
     deduplicate: I32
     use_logfmt: I32
-    digest: I32 = 0
+    # What follows from the others, worked out by the host
+    num_local_experts: I32  # of a rank
+    inverse_of_local: I32  # of their number: see nbep.device.division
+    inverse_of_ranks: I32
+
+    @classmethod
+    def of(
+        cls,
+        num_ranks: int,
+        num_experts: int,
+        num_max_tokens: int,
+        hidden: int,
+        num_topk: int = 0,
+        use_fp8: int = 0,
+        deduplicate: int = 0,
+        use_logfmt: int = 0,
+    ) -> "LowLatencyShape":
+        local = num_experts // num_ranks
+        given = num_ranks, num_experts, num_max_tokens, hidden, num_topk, use_fp8, deduplicate, use_logfmt
+        return cls(*given, local, inverse_of(max(local, 1)), inverse_of(num_ranks))  # a hint may have fewer experts
+
+
+@device_function
+def rank_of(shape, expert):
+    """Whose expert it is, and its number there."""
+    rank = divided(expert, shape.inverse_of_local)
+    return rank, expert - rank * shape.num_local_experts
+
+
+@device_function
+def local_and_rank(shape, pair):
+    """A (local expert, rank) by its number, which goes on with the next rank."""
+    local_expert = divided(pair, shape.inverse_of_ranks)
+    return local_expert, pair - local_expert * shape.num_ranks
 
 
 @device_function
@@ -93,7 +126,7 @@ def note_offset(shape):
 
 @device_function
 def note_bytes(shape):
-    """Bytes of a note: index and digest, then with deduplicate an expert, a slot and a weight for each choice."""
+    """Bytes of a note: the index, then with deduplicate an expert, a slot and a weight for each choice."""
     return NOTE_ALIGNMENT + (align_up(12 * shape.num_topk, NOTE_ALIGNMENT) if shape.deduplicate != 0 else 0)
 
 
@@ -116,10 +149,15 @@ def quarter_bytes(num_rdma_bytes):
     return num_rdma_bytes // 4 // ALIGNMENT_BYTES * ALIGNMENT_BYTES
 
 
+def recv_begin(num_rdma_bytes: int, half: int) -> int:
+    """Where the shares of a half begin."""
+    return half * quarter_bytes(num_rdma_bytes)
+
+
 @device_function
-def recv_offset(num_rdma_bytes, share_bytes, half, rank):
-    """Where a rank puts what it sends in a half."""
-    return half * quarter_bytes(num_rdma_bytes) + rank * share_bytes
+def recv_offset(call, rank):
+    """Where a rank puts what it sends in a call."""
+    return call.recv_begin + rank * call.share_bytes
 
 
 @device_function
@@ -137,6 +175,11 @@ def count_offset(num_rdma_bytes, half, rank, local_expert):
 @device_function
 def arrival_offset(num_rdma_bytes, half, rank):
     return num_rdma_bytes + ARRIVALS + 4 * (half * MAX_RANKS + rank)
+
+
+@device_function
+def call_offset(num_rdma_bytes, half, rank, word):
+    return num_rdma_bytes + CALLS + 4 * ((half * MAX_RANKS + rank) * WORDS_OF_CALL + word)
 
 
 @device_function
@@ -176,6 +219,7 @@ def _describe_cell(shape: LowLatencyShape | None, cell: int) -> str:
     for name, start, count, size in (
         ("counts", COUNTS, MAX_RANKS * MAX_LOCAL_EXPERTS, 4),
         ("arrivals", ARRIVALS, MAX_RANKS, 4),
+        ("calls", CALLS, MAX_RANKS * WORDS_OF_CALL, 4),
         ("credits", CREDITS, MAX_RANKS, 4),
     ):
         if start <= cell < start + NUM_HALVES * count * size:
@@ -183,6 +227,8 @@ def _describe_cell(shape: LowLatencyShape | None, cell: int) -> str:
             if name == "counts":
                 rank, expert = divmod(index, MAX_LOCAL_EXPERTS)
                 return f"counts[half {half}, rank {rank}, local expert {expert}]"
+            if name == "calls":
+                return f"calls[half {half}, rank {index // WORDS_OF_CALL}, word {index % WORDS_OF_CALL}]"
             return f"{name}[half {half}, rank {index}]"
     if BARRIER_SIGNALS <= cell < POINTER_TABLE:
         return f"barrier_signal[rank {(cell - BARRIER_SIGNALS) // 4}]"

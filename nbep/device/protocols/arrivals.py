@@ -5,6 +5,8 @@
                    who gives up                 atom_cas_acq_rel_sys (ABSENT)
  count for itself  the same                     the same                             receivers    ld_relaxed_sys
  all of them       their owner, between calls   st_weak (0)                          receivers    of the next call
+ word              a peer                       amo_add (-word - 1)                  one reader   ld_relaxed_sys
+                   its owner, between calls     st_relaxed_sys (0)                   one reader   in the next call
    of a masked rank: atom_exch_acq_rel_sys (ABSENT)
  sum               who knows a part of a count  atom_add_acq_rel_gpu                 the last one the same
  credit            peer, through the network    amo_add (1)                          senders      ld_acquire_sys
@@ -34,6 +36,7 @@ from nbep.device.primitives import (
     ld_relaxed_gpu_s32,
     ld_relaxed_sys_s32,
     s32,
+    st_relaxed_sys_s32,
     st_weak_s32,
     wait_expired,
 )
@@ -75,13 +78,7 @@ def is_complete(value):
 @device_function
 def completion(count):
     """What is added, besides a TAG for each, to complete a cell that counts so many."""
-    return completion_with(count, count)
-
-
-@device_function
-def completion_with(count, number):
-    """The same for a cell that tells another number, below TAG - 1, than how many it counts."""
-    return -number - 1 - count * TAG
+    return -count - 1 - count * TAG
 
 
 @device_function
@@ -137,6 +134,15 @@ def empty_cell(cell, is_absent):
 
 
 @device_function
+def empty_word(cell, is_absent):
+    """The same for a cell that is added to once, relaxed, and read so."""
+    if is_absent:
+        atom_exch_acq_rel_sys_s32(cell, ABSENT)
+    else:
+        st_relaxed_sys_s32(cell, 0)
+
+
+@device_function
 def wait_arrival(cell, bounds, mask, peer, site, index):
     """Wait until a cell is complete; what it holds then, or ABSENT. index is for the report."""
     deadline = 0
@@ -155,11 +161,11 @@ def wait_arrival(cell, bounds, mask, peer, site, index):
 
 @device_function
 def wait_number(cell, bounds, mask, peer, site, index):
-    """Wait until a cell is complete that counts no messages; what it holds then, or ABSENT."""
+    """Wait until a cell is told a number that counts no messages; what it holds then, or ABSENT."""
     deadline = 0
     while True:
         value = ld_relaxed_sys_s32(cell)  # the number is the message itself: nothing else is published by it
-        if is_complete(value) or value > LEAST_ABSENT:
+        if value != 0:
             return value
         if is_masked(mask, peer):
             return give_up(cell, value)

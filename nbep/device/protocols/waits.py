@@ -73,6 +73,7 @@ CALL_TOLD = 34
 CALLS_DIFFER = 35
 NODE_CALL = 36
 LOW_LATENCY_CALL = 37
+LOW_LATENCY_CALLS_DIFFER = 38
 OWN_SITES = 100
 OF_NODE = (BARRIER, CALL_TOLD)  # whose peer counts the ranks of the node
 
@@ -92,7 +93,8 @@ SITES = {
     LOW_LATENCY_HALF: ("low-latency sender", "journal", "calls that take the two halves in turn"),
     LOW_LATENCY_BARRIER: ("clean_low_latency_buffer", "barrier_signal", "the peer's arrival at the barrier"),
     LOW_LATENCY_CHOICE: ("low-latency dispatch sender", "topk_idx", "experts that are there, each once for a token"),
-    LOW_LATENCY_CALL: ("low-latency receiver", "digest", "the same call on all ranks"),
+    LOW_LATENCY_CALL: ("low-latency teller", "calls", "the peer's call"),
+    LOW_LATENCY_CALLS_DIFFER: ("low-latency teller", "calls", "the same call on all ranks"),
     IBGDA_TURN: ("sender on a queue pair", "READY", "the entries before its own to be written"),
     IBGDA_COMPLETION: ("sender on a queue pair", "completion", "the NIC to be done with an entry"),
     IBGDA_ERROR: ("sender on a queue pair", "completion", "an entry that the NIC has refused"),

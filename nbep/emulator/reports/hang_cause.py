@@ -233,6 +233,7 @@ class Waits:
             not group.wait.lacking,
             group.told is None,
             not awaited.is_over,
+            goes_round or not self.is_private(cell),  # no peer can end it, and nobody here surely waits for it
             missed,
             not goes_round,
             not is_of_another,

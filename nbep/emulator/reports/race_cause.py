@@ -170,7 +170,7 @@ def _not_met(race: Race, end: str, way: Way) -> str:
     mine, theirs = race.thread.owner, race.earlier.owner
     if not way.links:
         if link := _told_by_mate(race):
-            return _before(race, link)
+            return _by_another(race.earlier, "the", link)
         is_warp = abs(mine.clock) == abs(theirs.clock)
         if not is_warp and race.allocation is not race.thread.shared and _is_for_others(race):
             what = f"nothing orders {race.accesses} of {race.cell}: two warps of a block that have not met since, and"
@@ -179,19 +179,10 @@ def _not_met(race: Race, end: str, way: Way) -> str:
         meeting, who = ("syncwarp", "lanes of a warp") if is_warp else ("barrier", "warps of a block")
         return f"no {meeting} is between {race.accesses} of {race.cell}: two {who} that have not met since"
     if end == "before":
-        return _before(race, way.links[0])
+        return _by_another(race.earlier, "the", way.links[0])
     allocation, _, load = way.links[-1]
     what = f"no {_meeting(load.owner, mine)} orders this {_noun(race.access)} behind the load of"
     return f"{what} {allocation.cell(load.begin)}: another thread of its block makes that one"
-
-
-def _before(race: Race, link: Link) -> str:
-    """Another thread of the earlier one's block has told of what that one has done, and did not wait for it."""
-    allocation, store, _ = link
-    meeting = _meeting(store.owner, race.earlier.owner)
-    noun = _noun(store)
-    what = f"no {meeting} orders the {_noun(race.earlier)} before the {noun} {_OF[noun]}"
-    return f"{what} {allocation.cell(store.begin)}: another thread of its block makes that one"
 
 
 def _is_for_others(race: Race) -> bool:
@@ -257,15 +248,14 @@ def _copy(race: Race, link: Link | None = None) -> str:
     if link is None:
         is_own = race.earlier.owner.thread_idx == race.thread.thread_idx
         return what if is_own else f"{what} in the thread that has started it"
-    noun = _noun(link.store)
-    return f"{what} before the {noun} {_OF[noun]} {link.allocation.cell(link.store.begin)}"
+    return f"{what} before the {_telling(link)}"
 
 
 def _scope(race: Race) -> str:
     """Both accesses are strong, but one does not reach the other."""
     needed = distance(race.earlier.owner, race.access.owner)
     ends = [
-        f"the scope of {which} {_noun(access)} {_OF[_noun(access)]} {race.cell}"
+        f"the scope of {which} {_on(access, race.cell)}"
         for which, access in (("the", race.earlier), ("this", race.access))
         if access.reach < needed
     ]
@@ -377,9 +367,8 @@ def _told_too_soon(race: Race, hearing: Hearing) -> Cause | None:
 
 def _by_another(act: Access, which: str, link: Link) -> str:
     """A thread of another one's block speaks for it, and does not wait for it."""
-    noun = _noun(link.store)
-    what = f"no {_meeting(link.store.owner, act.owner)} orders {which} {_noun(act)} before the {noun} {_OF[noun]}"
-    return f"{what} {link.allocation.cell(link.store.begin)}: another thread of its block makes that one"
+    what = f"no {_meeting(link.store.owner, act.owner)} orders {which} {_noun(act)} before the {_telling(link)}"
+    return f"{what}: another thread of its block makes that one"
 
 
 def _told(race: Race, hearing: Hearing) -> Iterator[Link]:
@@ -496,3 +485,14 @@ def _noun(access: Access) -> str:
     if access.is_atomic:
         return "atomic"
     return f"bulk {access.verb}" if access.order == "bulk" else access.verb
+
+
+def _on(access: Access, cell: str) -> str:
+    """`store to CELL`"""
+    noun = _noun(access)
+    return f"{noun} {_OF[noun]} {cell}"
+
+
+def _telling(link: Link) -> str:
+    """What tells of all that was done before, as `store to CELL`."""
+    return _on(link.store, link.allocation.cell(link.store.begin))

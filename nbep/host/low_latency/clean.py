@@ -25,7 +25,7 @@ def clean_low_latency_buffer(
     memory.check_faults()
     num_max_tokens = integer("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank, 1)
     hidden, num_experts = integer("hidden", hidden, 1), checks.num_experts(mode, num_experts)
-    mode.check_size(LowLatencyShape(mode.num_ranks, num_experts, num_max_tokens, hidden, 0, 0, 0, 0))
+    mode.check_size(LowLatencyShape.of(mode.num_ranks, num_experts, num_max_tokens, hidden, 0, 0, 0, 0))
     memory.compare_call(VERB, dict)
     mode.restart()
     on_current_stream(memory, prepare_clean(memory, mode))

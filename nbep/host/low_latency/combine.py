@@ -13,7 +13,8 @@ from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, LowLatencyShape, s
 from nbep.host import validate
 from nbep.host.arguments import flags, refuse
 from nbep.host.events import EventOverlap
-from nbep.host.low_latency import checks, digest
+from nbep.host.low_latency import checks
+from nbep.host.low_latency.calls import COMBINE, Words, words_of
 from nbep.host.low_latency.handle import LowLatencyHandle
 from nbep.host.low_latency.launch import Hook, check_options, run_call
 from nbep.host.low_latency.memory import MAX_PLANS, Launches, LowLatencyMemory
@@ -49,6 +50,7 @@ class Plan(NamedTuple):
     """What depends on sizes and options alone."""
 
     shape: LowLatencyShape
+    words: Words
     launches: Launches
     x_size: tuple[int, ...]
     out_size: tuple[int, ...]
@@ -81,7 +83,7 @@ def low_latency_combine(
     of_handle = handle.arguments if handle.is_as_made else runtime.arguments(handle.arguments)
     arguments = out, stats, x, topk_idx, topk_weights, *of_handle
     memory.compare_call(VERB, lambda: {**shape._asdict(), "hook": return_recv_hook})
-    mode.rdma.shape = call.shape = shape
+    mode.rdma.shape, call.words = shape, plan.words
     arrays = given, combined_x, handle.arrays
     event, hook = run_call(memory, call, plan.launches, arguments, arrays, async_finish, return_recv_hook)
     return combined_x, event, hook
@@ -150,7 +152,7 @@ def _shape(mode: LowLatencyMemory, handle: LowLatencyHandle, use_logfmt: bool) -
     deduplicate = handle.num_topk != 0
     if deduplicate and use_logfmt:
         refuse("use_logfmt", True, "False with the handle of a dispatch with deduplicate")
-    shape = LowLatencyShape(
+    shape = LowLatencyShape.of(
         mode.num_ranks,
         handle.num_experts,
         handle.num_max_dispatch_tokens_per_rank,
@@ -161,7 +163,7 @@ def _shape(mode: LowLatencyMemory, handle: LowLatencyHandle, use_logfmt: bool) -
         int(use_logfmt),
     )
     mode.check_size(shape)
-    return digest.for_combine(shape)
+    return shape
 
 
 def _plan(
@@ -182,10 +184,11 @@ def _plan(
     sizes = CombineSizes(num_tokens, num_topk, groups)
     smem_bytes = combine_smem_bytes(num_threads)
     out_size = num_tokens, shape.hidden
-    mode.known_shapes.add(shape)
+    words = words_of(COMBINE, shape)
     return Plan(
         shape,
-        mode.prepare(combine_kernel, num_threads, smem_bytes, memory.bounds, shape, sizes),
+        words,
+        mode.prepare(combine_kernel, num_threads, smem_bytes, words, memory.bounds, shape, sizes),
         (shape.num_experts // shape.num_ranks, num_rows, shape.hidden),
         out_size,
         runtime.prepare_empty([(out_size, "bfloat16")], x),

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 from nbep.device.kernels.low_latency.arguments import DispatchSizes, dispatch_smem_bytes, teams
 from nbep.device.kernels.low_latency.dispatch import low_latency_dispatch as dispatch_kernel
 from nbep.device.kernels.low_latency.sum_first import COLUMNS as SUM_COLUMNS
-from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, LowLatencyShape
+from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, LowLatencyShape, message_stride, note_offset
 from nbep.device.protocols.arrivals import MAX_TAGS
 from nbep.host import validate
 from nbep.host.arguments import flags, integer, refuse
 from nbep.host.events import EventOverlap
-from nbep.host.low_latency import checks, digest
+from nbep.host.low_latency import checks
+from nbep.host.low_latency.calls import DISPATCH, Words, words_of
 from nbep.host.low_latency.handle import NO_MESSAGES, LowLatencyHandle
 from nbep.host.low_latency.launch import Hook, check_options, run_call
 from nbep.host.low_latency.memory import MAX_PLANS, Launches, LowLatencyMemory
@@ -59,6 +60,7 @@ class Plan(NamedTuple):
     """What depends on sizes and options alone."""
 
     shape: LowLatencyShape
+    words: Words
     launches: Launches
     make: Make  # recv_x, recv_count, parts and, with FP8, recv_x_scales
     handle_sizes: tuple[int, int, int]
@@ -87,7 +89,7 @@ def low_latency_dispatch(
     if scales:
         recv_x = recv_x, scales[0]
     memory.compare_call(VERB, lambda: _alike(Options(*options), shape.hidden))
-    mode.rdma.shape = call.shape = shape
+    mode.rdma.shape, call.words = shape, plan.words
     event, hook = run_call(
         memory, call, plan.launches, (*outputs, x, topk_idx, weights), (given, arrays), options[-2], options[-1]
     )
@@ -149,7 +151,7 @@ def _plan(memory: NodeMemory, mode: LowLatencyMemory, x: Array, topk_idx: Array,
     num_topk = topk_idx.shape[1]
     validate.topk_size("topk_idx", num_topk)
     _check_scales(options, hidden)
-    shape = LowLatencyShape(
+    shape = LowLatencyShape.of(
         mode.num_ranks,
         num_experts,
         num_max_tokens,
@@ -159,7 +161,6 @@ def _plan(memory: NodeMemory, mode: LowLatencyMemory, x: Array, topk_idx: Array,
         int(options.deduplicate),
         0,
     )
-    shape = digest.for_dispatch(shape, options.round_scale)
     mode.check_size(shape)
     num_parts = num_max_tokens * -(-hidden // SUM_COLUMNS)
     if options.deduplicate and num_parts > MAX_TAGS:
@@ -170,14 +171,16 @@ def _plan(memory: NodeMemory, mode: LowLatencyMemory, x: Array, topk_idx: Array,
     if smem_bytes > runtime.max_smem_bytes:
         refuse("hidden size of x", hidden, f"so small that two tokens fit into {runtime.max_smem_bytes} bytes")
     of_teams = teams(num_experts, num_max_tokens, mode.num_blocks, num_threads)
-    sizes = DispatchSizes(num_tokens, num_topk, *of_teams, int(options.round_scale), int(options.use_ue8m0))
-    launches = mode.prepare(dispatch_kernel, num_threads, smem_bytes, memory.bounds, shape, sizes)
+    places = message_stride(shape), note_offset(shape)
+    flags_of_scales = int(options.round_scale), int(options.use_ue8m0)
+    sizes = DispatchSizes(num_tokens, num_topk, *of_teams, *places, *flags_of_scales)
+    words = words_of(DISPATCH, shape, options.round_scale)
+    launches = mode.prepare(dispatch_kernel, num_threads, smem_bytes, words, memory.bounds, shape, sizes)
     rows = (num_experts // mode.num_ranks, mode.num_ranks * num_max_tokens, hidden)
     recv_x = (rows, "float8_e4m3fn" if options.use_fp8 else "bfloat16")
     wanted: tuple[Wanted | ByColumns | PartsLayout, ...]
     wanted = recv_x, (rows[:1], "int32"), _parts(shape), *_scales(shape, options)
-    mode.known_shapes.add(shape)
-    return Plan(shape, launches, runtime.prepare_empty(wanted, x), (num_max_tokens, hidden, num_experts))
+    return Plan(shape, words, launches, runtime.prepare_empty(wanted, x), (num_max_tokens, hidden, num_experts))
 
 
 def _parts(shape: LowLatencyShape) -> PartsLayout:

@@ -40,11 +40,13 @@ from nbep.device.layout.low_latency import (
     message_stride,
     quarter_bytes,
     quarter_bytes_needed,
+    recv_begin,
     share_bytes,
 )
 from nbep.device.network import sends_from_buffer
 from nbep.host.arguments import refuse
 from nbep.host.faults import unread_error
+from nbep.host.low_latency.calls import Words
 from nbep.host.rdma import RdmaMemory
 from nbep.host.runtime.base import Kernel, PreparedLaunch, Stream
 
@@ -83,12 +85,12 @@ def describe_workspace(offset: int) -> str:
 class LowLatencyCall:
     """One dispatch or combine: `is_received` once its receive phase is launched.
 
-    `is_forgotten` if clean_low_latency_buffer came before that; `owner` is the memory that it was made with; `shape` is
-    set when it begins.
+    `is_forgotten` if clean_low_latency_buffer came before that; `owner` is the memory that it was made with; `words`
+    are those of calls.py, set when it begins.
     """
 
-    __slots__ = ("half", "is_forgotten", "is_received", "number", "owner", "shape", "verb")
-    shape: LowLatencyShape
+    __slots__ = ("half", "is_forgotten", "is_received", "number", "owner", "verb", "words")
+    words: Words
 
     def __init__(self, owner: LowLatencyMemory, verb: str, number: int, half: int):
         self.owner = owner
@@ -126,7 +128,6 @@ class LowLatencyMemory:
         self.zero_copy_number = -1  # of the call that the zero-copy buffer was handed out for
         self.dispatch_plans: dict[Any, Any] = {}  # for calls that need not be checked again: see host.plans
         self.combine_plans: dict[Any, Any] = {}
-        self.known_shapes: set[LowLatencyShape] = set()  # of all calls so far
         self._last_stream: Stream | None = None
         self._taken_by: str | None = None  # the verb between nodes that has used the buffer last, since it was cleaned
 
@@ -173,11 +174,11 @@ class LowLatencyMemory:
     def num_calls(self) -> int:
         return self._num_calls
 
-    def received_calls(self) -> Iterator[tuple[int, LowLatencyCall]]:
-        """The latest call of each half, if its receive phase is launched."""
+    def received_calls(self) -> Iterator[tuple[int, Words]]:
+        """The words of the latest call of each half, if its receive phase is launched."""
         for half, call in enumerate(self._halves):
             if call is not None and call.is_received:
-                yield half, call
+                yield half, call.words
 
     def restart(self) -> None:
         """Begin with half 0 again, as after construction: see clean_low_latency_buffer."""
@@ -215,16 +216,17 @@ class LowLatencyMemory:
     def _refuse_held(verb: str, holder: LowLatencyCall) -> NoReturn:
         refuse(verb, f"a third call under way: the hook of {holder} has not been called", "made after that hook")
 
-    def prepare(self, kernel: Kernel, num_threads: int, smem_bytes: int, *last_args: Any) -> Launches:
+    def prepare(self, kernel: Kernel, num_threads: int, smem_bytes: int, words: Words, *last_args: Any) -> Launches:
         """The launches of dispatch or combine; last_args are those after the workspace."""
         kernel = self.kernel(kernel)
+        sizes = self.num_rdma_bytes, self.share_bytes
         return {
             (half, phases): self.runtime.prepare(
                 kernel,
                 self.num_blocks,
                 num_threads,
                 smem_bytes,
-                Call(self.num_rdma_bytes, self.share_bytes, half, phases),
+                Call(*sizes, recv_begin(self.num_rdma_bytes, half), half, phases, *words),
                 self.network,
                 self.work,
                 *last_args,

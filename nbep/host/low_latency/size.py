@@ -18,7 +18,7 @@ def low_latency_rdma_size_hint(
     num_max_tokens = integer("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank, 0)
     hidden, num_experts = integer("hidden", hidden, 0), integer("num_experts", num_experts, 0)
     num_ranks = integer("num_ranks", num_ranks, 1)
-    shape = LowLatencyShape(num_ranks, num_experts, num_max_tokens, hidden, MAX_TOPK, 0, 1, 0)
+    shape = LowLatencyShape.of(num_ranks, num_experts, num_max_tokens, hidden, MAX_TOPK, 0, 1, 0)
     return max(NUM_HALVES * 2 * quarter_bytes_needed(shape), _deep_ep_bytes(num_max_tokens, hidden, num_experts))
 
 

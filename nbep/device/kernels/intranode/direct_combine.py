@@ -13,8 +13,9 @@
 
  (1) The barrier of the notify kernel stands before: the owner has left the combine before, whose slots they were.
  (2) Bulk copies are waited for to the end (tma_store_wait_all) by the thread that started them, before it says that
-     the chunk has landed; a syncwarp stands between the lanes' stores of weights and that. A summer's lanes acquire,
-     meet at the syncwarp of list_rows, and fence for the copy engine.
+     the chunk has landed; a syncwarp stands between the lanes' stores of weights and that. By then it has started to
+     load the first row of its next chunk, so that the wait hides that load. A summer's lanes acquire, meet at the
+     syncwarp of list_rows, and fence for the copy engine.
 
 Here d is the rank that sends back and s the one that the tokens came from. Every (token, rank) of s has a slot of its
 own at s, see layout.direct: so pushers never wait, and nobody tells them anything. What a rank sends to itself is
@@ -40,6 +41,7 @@ from nbep.device.primitives import (
     atom_add_relaxed_gpu_s32,
     block_dim,
     block_idx,
+    f32,
     fence_proxy_async_global,
     grid_dim,
     has_tma,
@@ -164,12 +166,29 @@ def most_rows(inputs, peers):
 
 
 @device_function
-def push_row(area, places, slot, inputs, row, shape, stage, parity, lane):
-    """Copy a row and its weights to a slot; one warp. Returns the parity of the stage's next copy."""
+def announce(landed, lane):
+    """Say that the chunk has landed which the warp has pushed last; nothing if landed, its cell, is 0."""
+    if landed != 0:
+        if has_tma() and lane == 0:
+            tma_store_wait_all()
+        syncwarp(FULL_MASK)
+        if lane == 0:
+            st_release_sys_s32(landed, 1)  # PAIR direct-landed: the chunk's slots
+
+
+@device_function
+def push_row(area, places, slot, inputs, row, shape, landed, stage, parity, lane):
+    """Copy a row and its weights to a slot; one warp. Returns the parity of the stage's next copy.
+
+    landed: of the chunk before, if this row is the first behind it: it is told while this one is loaded
+    """
     src = inputs.x + row * shape.hidden_bytes
     begin_copy(src, shape.hidden_bytes, 0, stage, lane)
+    weight = f32(0)
     if lane < shape.num_topk:
         weight = ld_na_f32(inputs.topk_weights + 4 * (row * shape.num_topk + lane))
+    announce(landed, lane)
+    if lane < shape.num_topk:
         st_na_f32(area + places.topk_weights + 4 * (slot * shape.num_topk + lane), weight)
     dst = area + places.x + slot * slot_stride(shape.hidden_bytes)
     return end_copy(ld_nc_v4, dst, src, shape.hidden_bytes, 0, stage, parity, lane)
@@ -182,6 +201,7 @@ def push_rows(inputs, peers, places, shape, num_push_warps, warp, stage, lane):
     num_sources = peers.num_ranks - 1
     num_chunks = num_sources * u32_div(most_rows(inputs, peers) + shape.chunk - 1, shape.chunk)
     parity = 0
+    landed = 0
     number = block_idx() + grid_dim() * warp
     while number < num_chunks:
         turn = u32_mod(number, num_sources)
@@ -194,15 +214,12 @@ def push_rows(inputs, peers, places, shape, num_push_warps, warp, stage, lane):
         end = min(i + shape.chunk, num_rows)
         if i < end:
             while i < end:
-                parity = push_row(area, places, first_slot + i, inputs, begin + i, shape, stage, parity, lane)
+                parity = push_row(area, places, first_slot + i, inputs, begin + i, shape, landed, stage, parity, lane)
+                landed = 0
                 i += 1
-            if has_tma() and lane == 0:
-                tma_store_wait_all()
-            syncwarp(FULL_MASK)
-            if lane == 0:
-                landed = locate_landed(first_slot, peers.rank, shape.chunk) + chunk
-                st_release_sys_s32(area + places.landed + 4 * landed, 1)  # PAIR direct-landed: the chunk's slots
+            landed = area + places.landed + 4 * (locate_landed(first_slot, peers.rank, shape.chunk) + chunk)
         number += grid_dim() * num_push_warps
+    announce(landed, lane)
     return shfl_idx_s32(FULL_MASK, parity, 0)  # lane 0 drives the copies, so it alone knows
 
 

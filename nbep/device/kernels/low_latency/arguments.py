@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from nbep.device.division import inverse_of
 from nbep.device.jit import device_function
 from nbep.device.layout.low_latency import (
     ALIGNMENT_BYTES,
@@ -48,6 +49,9 @@ class DispatchSizes(NamedTuple):
     num_topk: I32
     team_warps: I32  # that receive what one source has for one expert
     num_teams: I32
+    inverse_of_team: I32  # of team_warps: see nbep.device.division
+    message_stride: I32  # as the layout has it: worked out once
+    note_offset: I32
     round_scale: I32  # 1: scales are powers of two
     use_ue8m0: I32  # 1: recv_x_scales are exponent bytes, four in a word
 
@@ -96,11 +100,14 @@ def num_groups(num_experts: int, num_blocks: int, num_threads: int) -> int:
     return min(-(-num_experts // num_blocks), MAX_GROUPS, num_threads // 32)
 
 
-def teams(num_experts: int, num_max_tokens: int, num_blocks: int, num_threads: int) -> tuple[int, int]:
-    """Warps of a team, and teams: all warps are shared out to the pairs of a local expert and a source."""
+def teams(num_experts: int, num_max_tokens: int, num_blocks: int, num_threads: int) -> tuple[int, int, int]:
+    """Warps of a team, teams, and what to divide by to find a warp's team.
+
+    All warps are shared out to the pairs of a local expert and a source.
+    """
     num_warps = num_blocks * (num_threads // 32)
     team_warps = min(max(num_warps // num_experts, 1), num_max_tokens)
-    return team_warps, num_warps // team_warps
+    return team_warps, num_warps // team_warps, inverse_of(team_warps)
 
 
 @device_function

@@ -8,6 +8,7 @@
  counts[e]     a sender       amo_add                   receivers    ld_acquire_sys
  stage         copy engine    bulk copy (1)             engine       after the stage's mbarrier
  sum table     receivers      st_shared                 receivers    ld_shared, after syncthreads
+ calls[r]      teller         amo_add                   teller       ld_relaxed_sys, see calls.py
 
  (1) With LogFMT the lanes write it: st_shared_v2 and a proxy fence.
 
@@ -26,6 +27,7 @@ Source: DeepEP csrc/kernels/internode_ll.cu, combine. Break it: notebooks/08_low
 
 from nbep.device.jit import kernel
 from nbep.device.kernels.low_latency.arguments import CombineInputs, CombineOutputs, CombineSizes
+from nbep.device.kernels.low_latency.calls import compare_calls, is_teller, tell_all
 from nbep.device.kernels.low_latency.combine_receiver import sum_rows
 from nbep.device.kernels.low_latency.combine_sender import send_rows
 from nbep.device.kernels.low_latency.journal import (
@@ -36,6 +38,7 @@ from nbep.device.kernels.low_latency.journal import (
     end_earlier_calls,
     end_send_phase,
     is_keeper,
+    is_last_block,
 )
 from nbep.device.kernels.low_latency.sum_first import send_sums
 from nbep.device.layout.low_latency import LowLatencyShape
@@ -58,8 +61,11 @@ def low_latency_combine(
     """Grid: any. Block: a multiple of 32, at least 64. Shared memory: `arguments.combine_smem_bytes`."""
     warp = thread_idx() // 32
     lane = thread_idx() % 32
-    if is_keeper():
-        end_earlier_calls(network, work, call, bounds, shape.num_experts, lane)
+    if is_last_block():
+        if is_keeper():
+            end_earlier_calls(network, work, call, bounds, shape, lane)
+        elif is_teller() and call.phases & SEND_PHASE != 0 and shape.deduplicate == 0:
+            tell_all(network, work, bounds, call, lane)
     if call.phases & SEND_PHASE != 0:
         if shape.deduplicate != 0:
             send_sums(inputs, network, work, bounds, call, shape, warp, lane)
@@ -68,3 +74,5 @@ def low_latency_combine(
         end_send_phase(network, work, bounds, call)
     if call.phases & RECV_PHASE != 0:
         sum_rows(out, inputs, network, work, bounds, call, shape, sizes, warp, lane)
+        if is_last_block() and is_teller():
+            compare_calls(network, work, bounds, call, lane)

@@ -12,6 +12,7 @@ from nbep.device.layout.low_latency import (
     LOGFMT_META_BYTES,
     arrival_offset,
     count_offset,
+    rank_of,
     recv_offset,
     row_stride,
 )
@@ -41,13 +42,12 @@ from nbep.device.primitives import (
     st_shared_s32,
     st_shared_s64,
     syncthreads,
-    u32_div,
     vote_ballot,
 )
-from nbep.device.protocols.arrivals import is_complete, number_of, wait_arrival
+from nbep.device.protocols.arrivals import is_complete, wait_arrival
 from nbep.device.protocols.logfmt import ENCODED_BYTES, HIGH_BITS, PLAIN_BYTES, decode_four, is_encoded, log_range
 from nbep.device.protocols.reduce import add_weighted_bf16x8, add_weighted_f32x8, to_bf16x8, zero_f32x8
-from nbep.device.protocols.waits import LOW_LATENCY_CALL, LOW_LATENCY_COMBINE_COUNT, report_fault
+from nbep.device.protocols.waits import LOW_LATENCY_COMBINE_COUNT
 
 # The sum table
 ROWS = 0  # [32] s64: their addresses
@@ -59,13 +59,12 @@ COLUMNS = 256  # of a token that a warp adds up at once, eight a lane
 @device_function
 def locate_row(out, network, work, bounds, call, shape, token, expert, lane):
     """Wait for the row that belongs to an expert, or with deduplicate to its rank: its address, 0 if it never came."""
-    num_local_experts = u32_div(shape.num_experts, shape.num_ranks)
-    peer = u32_div(expert, num_local_experts)
-    unit = 0 if shape.deduplicate != 0 else expert - peer * num_local_experts
+    peer, local_expert = rank_of(shape, expert)
+    unit = 0 if shape.deduplicate != 0 else local_expert
     cell = count_offset(call.num_rdma_bytes, call.half, peer, unit)
     if shape.deduplicate != 0:
         cell = arrival_offset(call.num_rdma_bytes, call.half, peer)
-    place = recv_offset(call.num_rdma_bytes, call.share_bytes, call.half, peer)
+    place = recv_offset(call, peer)
     place += (unit * shape.num_max_tokens + token) * row_stride(shape)
     row = own_ptr(network, place)
     prefetch_l2(row)  # its page, too: each expert has one of its own
@@ -73,11 +72,7 @@ def locate_row(out, network, work, bounds, call, shape, token, expert, lane):
     value = wait_arrival(own_ptr(network, cell), bounds, work.mask, peer, LOW_LATENCY_COMBINE_COUNT, expert)
     if out.wait_recv_cost_stats != 0:
         atom_add_relaxed_sys_s64(out.wait_recv_cost_stats + 8 * peer, clock64() - start)
-    if not is_complete(value):
-        return 0
-    if number_of(value) != shape.digest:
-        report_fault(bounds, LOW_LATENCY_CALL, peer, expert, shape.digest, number_of(value))
-    return row
+    return row if is_complete(value) else 0
 
 
 @device_function
@@ -91,7 +86,7 @@ def list_rows(out, inputs, network, work, bounds, call, shape, sizes, token, lan
         weight = ld_na_f32(inputs.topk_weights + 4 * cell)
     is_wanted = lane < sizes.num_topk and 0 <= expert < shape.num_experts
     if shape.deduplicate != 0:  # one row from each rank
-        peer = u32_div(expert, u32_div(shape.num_experts, shape.num_ranks)) if is_wanted else -1
+        peer = rank_of(shape, expert)[0] if is_wanted else -1
         same = match_any_s32(FULL_MASK, peer)
         is_wanted = is_wanted and same & ((1 << lane) - 1) == 0
     row = 0

@@ -14,6 +14,7 @@ from nbep.device.layout.low_latency import (
     LOGFMT_COLUMNS,
     LOGFMT_META_BYTES,
     count_offset,
+    local_and_rank,
     recv_offset,
     row_stride,
     send_offset,
@@ -38,9 +39,8 @@ from nbep.device.primitives import (
     syncthreads,
     syncwarp,
     u32_div,
-    u32_mod,
 )
-from nbep.device.protocols.arrivals import completion_with, is_masked
+from nbep.device.protocols.arrivals import completion, is_masked
 from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
 from nbep.device.protocols.fp8 import abs_max8
 from nbep.device.protocols.logfmt import (
@@ -161,7 +161,7 @@ def may_tell(inputs, network, work, bounds, call, shape, pair):
     if pair >= shape.num_experts:
         return False
     has_rows = ld_nc_s64(inputs.recv_layout_range + 8 * pair) & 0xFFFFFFFF != 0
-    return has_rows and may_send(network, work, bounds, call, u32_mod(pair, shape.num_ranks))
+    return has_rows and may_send(network, work, bounds, call, local_and_rank(shape, pair)[1])
 
 
 @device_function
@@ -172,11 +172,10 @@ def tell_sources(inputs, network, work, bounds, call, shape, pair, is_told):
     A source that is masked by now may have missed rows.
     """
     while pair < shape.num_experts:
-        peer = u32_mod(pair, shape.num_ranks)
+        local_expert, peer = local_and_rank(shape, pair)
         if is_told and not is_masked(work.mask, peer):
-            local_expert = u32_div(pair, shape.num_ranks)
             cell = count_offset(call.num_rdma_bytes, call.half, network.rank, local_expert)
-            amo_add(network, cell, completion_with(0, shape.digest), peer, local_expert, True)
+            amo_add(network, cell, completion(0), peer, local_expert, True)
         pair += 32 * grid_dim()
         is_told = may_tell(inputs, network, work, bounds, call, shape, pair)
 
@@ -195,8 +194,7 @@ def send_rows(inputs, network, work, bounds, call, shape, sizes, warp, lane):
     if group >= num_groups:
         pair = shape.num_experts
     while pair < shape.num_experts:
-        local_expert = u32_div(pair, shape.num_ranks)
-        peer = u32_mod(pair, shape.num_ranks)
+        local_expert, peer = local_and_rank(shape, pair)
         layout = ld_nc_s64(inputs.recv_layout_range + 8 * pair)
         num_tokens = layout & 0xFFFFFFFF
         if num_tokens != 0 and not may_warp_send(network, work, bounds, call, peer, lane):
@@ -205,7 +203,7 @@ def send_rows(inputs, network, work, bounds, call, shape, sizes, warp, lane):
         while i < num_tokens:
             row = local_expert * num_rows + (layout >> 32) + i
             token = ld_nc_s32(inputs.recv_src_info + 4 * row)
-            dst = recv_offset(call.num_rdma_bytes, call.share_bytes, call.half, network.rank)
+            dst = recv_offset(call, network.rank)
             dst += (local_expert * shape.num_max_tokens + token) * row_stride(shape)
             src = send_offset(call.num_rdma_bytes, call.half) + row * row_stride(shape)
             x = inputs.x + 2 * row * shape.hidden

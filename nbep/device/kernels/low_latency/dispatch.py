@@ -8,6 +8,7 @@
  message        putters             put_nbi_warp            receivers    bulk copy, ld_na, after counts
  counts[e, s]   putters, counters   amo_add                 receivers    ld_acquire_sys
  stage          casters             st_shared_v2, _v4       copy engine  after a proxy fence and bar_sync
+ calls[s]       counters            amo_add                 teller       ld_relaxed_sys, see calls.py
 
 Send phase. The blocks take the tokens in turn. A block's casters cast a token in shared memory. Meanwhile its putter
 takes a slot for each choice, its place among this rank's messages for that expert; then it puts the token to all of
@@ -30,6 +31,7 @@ from nbep.device.kernels.low_latency.arguments import (
     DispatchOutputs,
     DispatchSizes,
 )
+from nbep.device.kernels.low_latency.calls import compare_calls, is_teller
 from nbep.device.kernels.low_latency.dispatch_receiver import receive_messages
 from nbep.device.kernels.low_latency.dispatch_sender import count_choices, send_messages
 from nbep.device.kernels.low_latency.expand import expand_messages
@@ -41,6 +43,7 @@ from nbep.device.kernels.low_latency.journal import (
     end_earlier_calls,
     end_send_phase,
     is_keeper,
+    is_last_block,
 )
 from nbep.device.kernels.low_latency.send_once import count_ranks, send_messages_once
 from nbep.device.layout.low_latency import LowLatencyShape
@@ -64,8 +67,8 @@ def low_latency_dispatch(
     warp = thread_idx() // 32
     lane = thread_idx() % 32
     num_warps = block_dim() // 32
-    if is_keeper():
-        end_earlier_calls(network, work, call, bounds, shape.num_experts, lane)
+    if is_last_block() and is_keeper():
+        end_earlier_calls(network, work, call, bounds, shape, lane)
     if call.phases & SEND_PHASE != 0:
         if warp < num_warps - 1:
             if shape.deduplicate != 0:
@@ -82,3 +85,5 @@ def low_latency_dispatch(
             expand_messages(out, network, work, bounds, call, shape, sizes, warp, lane)
         else:
             receive_messages(out, network, work, bounds, call, shape, sizes, warp, lane)
+        if is_last_block() and is_teller():
+            compare_calls(network, work, bounds, call, lane)

@@ -3,16 +3,14 @@
 cell             written by    with                    read by      with
 counts[e, s]     source s      amo_add                 receivers    ld_acquire_sys
 message          source s      put_nbi_warp            receivers    bulk copy and ld_na, after the count
-its digest       receivers     st_weak (0)             the next one that lies there; behind the source's credit
 recv_*           receivers     bulk copy, st_weak      -            the next kernel
 """
 
+from nbep.device.division import divided
 from nbep.device.jit import device_function
 from nbep.device.layout.low_latency import (
-    NOTE_DIGEST,
     count_offset,
-    message_stride,
-    note_offset,
+    local_and_rank,
     num_scales,
     payload_bytes,
     recv_offset,
@@ -41,12 +39,11 @@ from nbep.device.primitives import (
     st_weak_u8,
     syncwarp,
     tma_store_wait_read_all,
-    u32_div,
 )
 from nbep.device.protocols.arrivals import announced, wait_arrival
 from nbep.device.protocols.reduce import warp_sum_s32
 from nbep.device.protocols.staging import begin_copy, end_copy, open_stage
-from nbep.device.protocols.waits import LOW_LATENCY_CALL, LOW_LATENCY_DISPATCH_COUNT, report_fault
+from nbep.device.protocols.waits import LOW_LATENCY_DISPATCH_COUNT
 
 
 @device_function
@@ -92,17 +89,9 @@ def store_scale(out, scale, shape, use_ue8m0, expert_row, num_rows, row, index):
 
 
 @device_function
-def index_of(bounds, shape, note, src, src_idx, digest):
-    """The token's index that a note tells; one thread, which has loaded index and digest from it.
-
-    A message of another call is reported, and tells 0. The digest is emptied: where the next message is shorter, or
-    lies elsewhere, nobody takes this note for its own.
-    """
-    if digest != shape.digest:
-        report_fault(bounds, LOW_LATENCY_CALL, src, -1, shape.digest, digest)
-        src_idx = 0
-    st_weak_s32(note + NOTE_DIGEST, 0)
-    return src_idx
+def index_of(shape, src_idx):
+    """The token's index that a note tells; 0 if there is no such token: then the message is one of another call."""
+    return src_idx if 0 <= src_idx < shape.num_max_tokens else 0
 
 
 @device_function
@@ -112,7 +101,7 @@ def load_scale(message, shape, index):
 
 
 @device_function
-def receive_message(out, bounds, message, shape, sizes, local_expert, src, row, stage, parity, lane):
+def receive_message(out, message, shape, sizes, local_expert, row, stage, parity, lane):
     """Copy a message to a row; one warp. Returns the parity of the stage's next fill.
 
     All loads begin before the first of them is used.
@@ -120,15 +109,13 @@ def receive_message(out, bounds, message, shape, sizes, local_expert, src, row, 
     num_rows = shape.num_ranks * shape.num_max_tokens
     num_bytes = payload_bytes(shape)
     begin_copy(message, num_bytes, 0, stage, lane)
-    note = message + note_offset(shape)
-    src_idx = ld_na_s32(note)
-    digest = ld_na_s32(note + NOTE_DIGEST) if lane == 0 else 0
+    src_idx = ld_na_s32(message + sizes.note_offset)
     scale = load_scale(message, shape, lane)
     next_scale = load_scale(message, shape, lane + 32)
     place = local_expert * num_rows + row
     parity = end_copy(ld_na_v4, out.recv_x + place * num_bytes, message, num_bytes, 0, stage, parity, lane)
     if lane == 0:
-        st_weak_s32(out.recv_src_info + 4 * place, index_of(bounds, shape, note, src, src_idx, digest))
+        st_weak_s32(out.recv_src_info + 4 * place, index_of(shape, src_idx))
     index = lane
     while index < num_scales(shape):
         store_scale(out, scale, shape, sizes.use_ue8m0, local_expert, num_rows, row, index)
@@ -145,17 +132,16 @@ def receive_messages(out, network, work, bounds, call, shape, sizes, warp, lane)
     The warps of all blocks are shared out evenly: a team may have its warps in two blocks.
     """
     unit = block_idx() * (block_dim() // 32) + warp
-    pair = u32_div(unit, sizes.team_warps)
+    pair = divided(unit, sizes.inverse_of_team)
     warp_in_team = unit - pair * sizes.team_warps
     if pair == sizes.num_teams:  # too few are left for a team
         pair = shape.num_experts
     stage = open_stage(smem_base(), warp, lane)
     parity = 0
     while pair < shape.num_experts:
-        local_expert = u32_div(pair, shape.num_ranks)
-        src = pair - local_expert * shape.num_ranks
-        message = own_ptr(network, recv_offset(call.num_rdma_bytes, call.share_bytes, call.half, src))
-        message += (local_expert * shape.num_max_tokens + warp_in_team) * message_stride(shape)
+        local_expert, src = local_and_rank(shape, pair)
+        message = own_ptr(network, recv_offset(call, src))
+        message += (local_expert * shape.num_max_tokens + warp_in_team) * sizes.message_stride
         if lane == 0:
             prefetch_l2(message)  # its page, too: a team has one of its own
         begin, num_tokens = wait_counts(
@@ -164,8 +150,8 @@ def receive_messages(out, network, work, bounds, call, shape, sizes, warp, lane)
         i = warp_in_team
         while i < num_tokens:
             row = begin + i
-            parity = receive_message(out, bounds, message, shape, sizes, local_expert, src, row, stage, parity, lane)
-            message += sizes.team_warps * message_stride(shape)
+            parity = receive_message(out, message, shape, sizes, local_expert, row, stage, parity, lane)
+            message += sizes.team_warps * sizes.message_stride
             i += sizes.team_warps
         if warp_in_team == 0 and lane == 0:
             note_range(out, shape, local_expert, src, begin, num_tokens)

@@ -4,6 +4,7 @@
  slots[h, e]     putters             atom_add_relaxed_gpu    -                 -
  stage           casters             st_shared_v2, _v4       copy engine       after a proxy fence and bar_sync
  counts[e, s]    putters, counters   amo_add                 receivers         ld_acquire_sys
+ calls[s]        counters            amo_add                 teller            ld_relaxed_sys, see calls.py
 
 The warps of a block, in this order: a putter, casters, a counter. While the casters cast, the putter takes slots and
 looks at credits. It adds the tags of a token's messages all at once, when all of them are quiet: a fence waits for
@@ -14,6 +15,7 @@ a stage that is filled again has been read.
 """
 
 from nbep.device.jit import device_function
+from nbep.device.kernels.low_latency.calls import tell_call
 from nbep.device.kernels.low_latency.journal import may_send, slot_counter, sum_cell
 from nbep.device.layout.low_latency import (
     NOTE_ALIGNMENT,
@@ -22,6 +24,7 @@ from nbep.device.layout.low_latency import (
     note_offset,
     num_scales,
     payload_bytes,
+    rank_of,
     recv_offset,
     send_offset,
 )
@@ -45,7 +48,6 @@ from nbep.device.primitives import (
     st_shared_v2,
     st_shared_v4,
     syncwarp,
-    u32_div,
     vote_ballot,
 )
 from nbep.device.protocols.arrivals import TAG, completion, tell
@@ -78,7 +80,7 @@ def take_slot(inputs, network, work, bounds, call, shape, num_topk, token, choic
         expert = expert_of(inputs, bounds, shape, num_topk, token, choice)
     if expert >= 0:
         slot = atom_add_relaxed_gpu_s32(slot_counter(work, call, expert), 1)
-        peer = u32_div(expert, u32_div(shape.num_experts, shape.num_ranks))
+        peer, _ = rank_of(shape, expert)
         if not may_send(network, work, bounds, call, peer):
             slot = -1
         elif slot >= shape.num_max_tokens:
@@ -155,11 +157,9 @@ def message_offset(call, shape, token):
 @device_function
 def put_choice(network, call, shape, stage, token, expert, slot, lane):
     """Start to put the message in the stage into a slot of an expert; one warp."""
-    num_local_experts = u32_div(shape.num_experts, shape.num_ranks)
-    peer = u32_div(expert, num_local_experts)
-    local_expert = expert - peer * num_local_experts
+    peer, local_expert = rank_of(shape, expert)
     stride = message_stride(shape)
-    dst = recv_offset(call.num_rdma_bytes, call.share_bytes, call.half, network.rank)
+    dst = recv_offset(call, network.rank)
     dst += (local_expert * shape.num_max_tokens + slot) * stride
     src = message_offset(call, shape, token)
     put_nbi_warp(network, dst, src, stage, message_bytes(shape), peer, local_expert, lane)
@@ -168,9 +168,7 @@ def put_choice(network, call, shape, stage, token, expert, slot, lane):
 @device_function
 def add_to_count(network, work, call, shape, expert, value, is_behind):
     """Add to what an expert's rank is told of its messages; one thread. is_behind: see amo_add"""
-    num_local_experts = u32_div(shape.num_experts, shape.num_ranks)
-    peer = u32_div(expert, num_local_experts)
-    local_expert = expert - peer * num_local_experts
+    peer, local_expert = rank_of(shape, expert)
     cell = count_offset(call.num_rdma_bytes, call.half, network.rank, local_expert)
     tell(network, sum_cell(work, call, expert), cell, value, peer, local_expert, is_behind)
 
@@ -208,7 +206,7 @@ def send_messages(inputs, network, work, bounds, call, shape, sizes, warp, lane)
             expert, slot = take_slot(inputs, network, work, bounds, call, shape, sizes.num_topk, token, lane)
             clear_gap(stage, shape, lane)
             if lane == 0:
-                st_shared_v4(stage + note_offset(shape), (token, shape.digest, 0, 0))
+                st_shared_v4(stage + note_offset(shape), (token, 0, 0, 0))
             open_to_engine()
             put_token(network, work, call, shape, stage, token, expert, slot, lane)
         else:
@@ -254,7 +252,6 @@ def matches(p, q, r, s, expert):
 def count_choices(inputs, network, work, bounds, call, shape, sizes, lane):
     """Counter: count the choices of every grid_dim()-th expert, four at a time, and tell their ranks; one warp."""
     step = grid_dim()
-    num_local_experts = u32_div(shape.num_experts, shape.num_ranks)
     expert = block_idx()
     while expert < shape.num_experts:
         a, b, c, d = count_four(inputs, sizes.num_tokens * sizes.num_topk, expert, step, lane)
@@ -265,7 +262,10 @@ def count_choices(inputs, network, work, bounds, call, shape, sizes, lane):
         num_chosen = a if lane == 0 else b if lane == 1 else c if lane == 2 else d
         goal = expert + lane * step
         if lane < 4 and goal < shape.num_experts:
-            if may_send(network, work, bounds, call, u32_div(goal, num_local_experts)):
+            peer, local_expert = rank_of(shape, goal)
+            if may_send(network, work, bounds, call, peer):
+                if local_expert == 0:
+                    tell_call(network, call, peer)
                 add_to_count(network, work, call, shape, goal, completion(num_chosen), False)
         syncwarp(FULL_MASK)
         expert += 4 * step

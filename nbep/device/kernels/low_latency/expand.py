@@ -18,11 +18,9 @@ from nbep.device.kernels.low_latency.send_once import ENTRIES, SRC_IDX
 from nbep.device.layout.low_latency import (
     ALIGNMENT_BYTES,
     MAX_EXPERTS,
-    NOTE_DIGEST,
     arrival_offset,
     count_offset,
-    message_stride,
-    note_offset,
+    local_and_rank,
     num_scales,
     payload_bytes,
     recv_offset,
@@ -94,8 +92,7 @@ def wait_sources(out, network, work, bounds, call, shape, table):
 def load_counts(network, work, bounds, call, shape, table):
     """Copy the counts of all sources to the table. A whole block; they come long before the messages do."""
     for cell in range(thread_idx(), shape.num_experts, block_dim()):
-        local_expert = u32_div(cell, shape.num_ranks)
-        src = cell - local_expert * shape.num_ranks
+        local_expert, src = local_and_rank(shape, cell)
         count = own_ptr(network, count_offset(call.num_rdma_bytes, call.half, src, local_expert))
         value = wait_number(count, bounds, work.mask, src, LOW_LATENCY_DISPATCH_COUNT, cell)
         st_shared_s32(table + 4 * cell, announced(value, shape.num_max_tokens))
@@ -125,9 +122,8 @@ def note_ranges(out, shape, table):
     The last threads first: their warps have the fewest messages.
     """
     for cell in range(block_dim() - 1 - thread_idx(), shape.num_experts, block_dim()):
-        local_expert = u32_div(cell, shape.num_ranks)
+        local_expert, src = local_and_rank(shape, cell)
         if u32_mod(local_expert, grid_dim()) == block_idx():
-            src = cell - local_expert * shape.num_ranks
             num_tokens = count_of(shape, table, local_expert, src)
             note_range(out, shape, local_expert, src, begin_of(shape, table, local_expert, src), num_tokens)
 
@@ -142,7 +138,7 @@ def find_row(out, shape, table, entry, src, cell):
     expert, place, weight = entry
     row = -1
     # A count may have been given up, although the messages came; and a message may be one of another call.
-    is_here = 0 <= expert < u32_div(shape.num_experts, shape.num_ranks)
+    is_here = 0 <= expert < shape.num_local_experts
     if is_here and 0 <= place < count_of(shape, table, expert, src):
         row = expert * num_rows + begin_of(shape, table, expert, src) + place
     st_weak_s32(out.message_rows + 4 * cell, row)
@@ -195,20 +191,19 @@ def store_scales(out, scale, row, shape, sizes, index):
 
 
 @device_function
-def expand_message(out, bounds, message, shape, sizes, table, src, index, stage, parity, lane):
+def expand_message(out, message, shape, sizes, table, src, index, stage, parity, lane):
     """Copy one message to the rows of all its experts here; one warp. Returns the parity of the stage's next fill.
 
     All loads begin before the first of them is used.
     """
     if has_tma():
         begin_fill(message, payload_bytes(shape), stage, lane)
-    note = message + note_offset(shape)
+    note = message + sizes.note_offset
     entry = (-1, 0, f32(0))
     if lane < shape.num_topk:
         at = note + 4 * ENTRIES + 12 * lane
         entry = (ld_na_s32(at), ld_na_s32(at + 4), ld_na_f32(at + 8))
     src_idx = ld_na_s32(note + 4 * SRC_IDX)
-    digest = ld_na_s32(note + NOTE_DIGEST) if lane == 0 else 0
     scale = load_scale(message, shape, lane)
     next_scale = load_scale(message, shape, lane + 32)
     cell = src * shape.num_max_tokens + index
@@ -219,7 +214,7 @@ def expand_message(out, bounds, message, shape, sizes, table, src, index, stage,
     if row >= 0:
         st_weak_s32(out.recv_src_info + 4 * row, src_idx)
     if lane == 0:
-        st_weak_s32(out.message_src_idx + 4 * cell, index_of(bounds, shape, note, src, src_idx, digest))
+        st_weak_s32(out.message_src_idx + 4 * cell, index_of(shape, src_idx))
     store_scales(out, scale, row, shape, sizes, lane)
     store_scales(out, next_scale, row, shape, sizes, lane + 32)
     for first in range(64, num_scales(shape), 32):
@@ -228,10 +223,10 @@ def expand_message(out, bounds, message, shape, sizes, table, src, index, stage,
 
 
 @device_function
-def message_of(messages, call, shape, unit):
+def message_of(messages, call, shape, sizes, unit):
     """Where a message lies: those of all sources in turn."""
-    src = u32_mod(unit, shape.num_ranks)
-    return messages + src * call.share_bytes + u32_div(unit, shape.num_ranks) * message_stride(shape)
+    index, src = local_and_rank(shape, unit)
+    return messages + src * call.share_bytes + index * sizes.message_stride
 
 
 @device_function
@@ -239,10 +234,10 @@ def expand_messages(out, network, work, bounds, call, shape, sizes, warp, lane):
     """Receiver: all warps take the messages of all sources in turn."""
     table = smem_base()
     stage = open_stage(table + TABLE_BYTES, warp, lane)
-    messages = own_ptr(network, recv_offset(call.num_rdma_bytes, call.share_bytes, call.half, 0))
+    messages = own_ptr(network, recv_offset(call, 0))
     unit = block_idx() + grid_dim() * warp
     if lane == 0 and unit < shape.num_ranks * shape.num_max_tokens:
-        prefetch_l2(message_of(messages, call, shape, unit))
+        prefetch_l2(message_of(messages, call, shape, sizes, unit))
     load_counts(network, work, bounds, call, shape, table)
     wait_sources(out, network, work, bounds, call, shape, table)
     syncthreads()
@@ -250,11 +245,10 @@ def expand_messages(out, network, work, bounds, call, shape, sizes, warp, lane):
         fence_proxy_async_global()  # what the arrivals have published, before the bulk copies that read it
     parity = 0
     while unit < shape.num_ranks * shape.num_max_tokens:
-        src = u32_mod(unit, shape.num_ranks)
-        index = u32_div(unit, shape.num_ranks)
+        index, src = local_and_rank(shape, unit)
         if index < ld_shared_s32(table + NUM_MESSAGES + 4 * src):
-            message = message_of(messages, call, shape, unit)
-            parity = expand_message(out, bounds, message, shape, sizes, table, src, index, stage, parity, lane)
+            message = message_of(messages, call, shape, sizes, unit)
+            parity = expand_message(out, message, shape, sizes, table, src, index, stage, parity, lane)
         syncwarp(FULL_MASK)
         unit += grid_dim() * (block_dim() // 32)
     note_ranges(out, shape, table)

@@ -6,6 +6,8 @@
                    keeper            st_weak (0)           senders            of a later launch
  counts, arrivals  peers             amo_add               receivers          ld_acquire_sys
                    keeper            st_weak (1)           peers' next use    behind the credit
+ calls[h, peer]    peer's teller     amo_add               teller             ld_relaxed_sys
+                   keeper            st_relaxed_sys        peers' next use    behind the credit
    of a masked rank  keeper          atom_exch_acq_rel_sys (ABSENT): that rank gets no credit, and may still add
  credit[h, peer]   peer's keeper     amo_add               senders            ld_acquire_sys
  credit[h, own]    keeper            amo_add               receivers (2)      ld_acquire_sys
@@ -40,7 +42,9 @@ from nbep.device.layout.low_latency import (
     MAX_LOCAL_EXPERTS,
     MAX_RANKS,
     NUM_HALVES,
+    WORDS_OF_CALL,
     arrival_offset,
+    call_offset,
     count_offset,
     credit_offset,
 )
@@ -57,11 +61,10 @@ from nbep.device.primitives import (
     syncthreads,
     syncwarp,
     thread_idx,
-    u32_div,
     vote_any,
     vote_ballot,
 )
-from nbep.device.protocols.arrivals import empty_cell, is_masked, wait_credit
+from nbep.device.protocols.arrivals import empty_cell, empty_word, is_masked, wait_credit
 from nbep.device.protocols.waits import LOW_LATENCY_HALF, report_fault
 from nbep.device.types import I32, I64, Sym
 
@@ -101,8 +104,11 @@ class Call(NamedTuple):
 
     num_rdma_bytes: I64
     share_bytes: I64  # of them, for what one rank puts in a half
+    recv_begin: I64  # where the shares of this half begin
     half: I32
     phases: I32
+    word_0: I32  # what all ranks must pass alike; see calls.py
+    word_1: I32
 
 
 @device_function
@@ -142,15 +148,23 @@ def empty_rank(network, num_rdma_bytes, rank, is_absent):
             clear_vectors(counts, MAX_LOCAL_EXPERTS // 4)
         if thread_idx() == 0:
             empty_cell(own_ptr(network, arrival_offset(num_rdma_bytes, half, rank)), is_absent)
+            for index in range(WORDS_OF_CALL):
+                empty_word(own_ptr(network, call_offset(num_rdma_bytes, half, rank, index)), is_absent)
+
+
+@device_function
+def is_last_block():
+    return block_idx() == grid_dim() - 1
 
 
 @device_function
 def is_keeper():
-    return block_idx() == grid_dim() - 1 and thread_idx() // 32 == block_dim() // 32 - 1
+    """Whether this is the keeper's warp, in the last block."""
+    return thread_idx() // 32 == block_dim() // 32 - 1
 
 
 @device_function
-def end_earlier_calls(network, work, call, bounds, num_experts, lane):
+def end_earlier_calls(network, work, call, bounds, shape, lane):
     """Keeper: take and give the credits of the launch before, and write down what this one does. The whole warp."""
     # All loads begin before the first of them is used.
     sent = ld_weak_s32(work.journal + 4 * SENT_HALF)
@@ -169,7 +183,7 @@ def end_earlier_calls(network, work, call, bounds, num_experts, lane):
         empty_half(network, work, call, received - 1, num_counts, lane)
     syncwarp(FULL_MASK)
     if lane == 0:
-        write_journal(network, work, call, bounds, num_experts)
+        write_journal(work, call, bounds, shape)
 
 
 @device_function
@@ -184,6 +198,8 @@ def empty_half(network, work, call, half, num_counts, lane):
     is_absent = masked & (1 << lane) != 0
     if lane < network.num_ranks:
         empty_cell(own_ptr(network, arrival_offset(call.num_rdma_bytes, half, lane)), is_absent)
+        for index in range(WORDS_OF_CALL):
+            empty_word(own_ptr(network, call_offset(call.num_rdma_bytes, half, lane, index)), is_absent)
     syncwarp(FULL_MASK)
     if lane < network.num_ranks and not is_absent:
         amo_add(network, credit_offset(call.num_rdma_bytes, half, network.rank), 1, lane, 0, True)
@@ -227,16 +243,16 @@ def end_send_phase(network, work, bounds, call):
 
 
 @device_function
-def write_journal(network, work, call, bounds, num_experts):
+def write_journal(work, call, bounds, shape):
     """Keeper: for the keeper of the next launch; one thread."""
     sends = call.phases & SEND_PHASE != 0
     receives = call.phases & RECV_PHASE != 0
     st_weak_s32(work.journal + 4 * SENT_HALF, call.half + 1 if sends else 0)
     st_weak_s32(work.journal + 4 * RECEIVED_HALF, call.half + 1 if receives else 0)
     if receives:
-        st_weak_s32(work.journal + 4 * NUM_COUNTS, u32_div(num_experts, network.num_ranks))
+        st_weak_s32(work.journal + 4 * NUM_COUNTS, shape.num_local_experts)
     if sends:
-        st_weak_s32(work.journal + 4 * NUM_SLOTS, num_experts)
+        st_weak_s32(work.journal + 4 * NUM_SLOTS, shape.num_experts)
         expected = ld_weak_s32(work.journal + 4 * NEXT_HALF)
         if expected != call.half:
             report_fault(bounds, LOW_LATENCY_HALF, -1, -1, expected, call.half)

@@ -11,6 +11,7 @@
  stage           casters             st_shared_v2, _v4       copy engine  after a proxy fence and bar_sync
  notes           putter              st_shared               copy engine  the same
  histogram       counter             atom_add_relaxed_cta    counter      ld_shared, after syncwarp
+ calls[s]        counter             amo_add                 teller       ld_relaxed_sys, see calls.py
 
 All messages for a rank go through one queue, and behind each of them a TAG for the rank's arrival. Counts tell nothing
 but themselves, so they need not wait for what is on its way.
@@ -20,6 +21,7 @@ from typing import NamedTuple
 
 from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency.arguments import note_stride, stage_bytes
+from nbep.device.kernels.low_latency.calls import tell_call
 from nbep.device.kernels.low_latency.dispatch_sender import (
     NUM_OTHERS,
     PUTTER,
@@ -31,12 +33,12 @@ from nbep.device.kernels.low_latency.dispatch_sender import (
 from nbep.device.kernels.low_latency.journal import may_send, may_warp_send, slot_counter, sum_cell
 from nbep.device.layout.low_latency import (
     MAX_EXPERTS,
-    NOTE_DIGEST,
     arrival_offset,
     count_offset,
     message_stride,
     note_bytes,
     note_offset,
+    rank_of,
     recv_offset,
     send_offset,
 )
@@ -59,7 +61,6 @@ from nbep.device.primitives import (
     st_shared_f32,
     st_shared_s32,
     syncwarp,
-    u32_div,
     u32_mod,
     vote_ballot,
 )
@@ -69,7 +70,6 @@ from nbep.device.protocols.reduce import warp_sum_s32
 QUEUE = 0
 # Words of a note
 SRC_IDX = 0
-DIGEST = NOTE_DIGEST // 4
 ENTRIES = 4  # for each choice: local expert or -1, place, weight
 NOBODY = -1
 
@@ -88,16 +88,15 @@ class Choice(NamedTuple):
 @device_function
 def take_places(inputs, network, work, bounds, call, shape, token, lane):
     """Take places at the experts of a token, and a slot for its message at each of their ranks; one warp."""
-    num_local_experts = u32_div(shape.num_experts, shape.num_ranks)
     expert = -1
     weight = f32(0)
     if lane < shape.num_topk:
         weight = ld_na_f32(inputs.topk_weights + 4 * (token * shape.num_topk + lane))
         expert = expert_of(inputs, bounds, shape, shape.num_topk, token, lane)
     peer = NOBODY
-    place = 0
+    place = local_expert = 0
     if expert >= 0:
-        peer = u32_div(expert, num_local_experts)
+        peer, local_expert = rank_of(shape, expert)
         place = atom_add_relaxed_gpu_s32(slot_counter(work, call, expert), 1)
     same = match_any_s32(FULL_MASK, peer)
     is_first = peer != NOBODY and same & ((1 << lane) - 1) == 0
@@ -106,7 +105,7 @@ def take_places(inputs, network, work, bounds, call, shape, token, lane):
         slot = atom_add_relaxed_gpu_s32(slot_counter(work, call, MAX_EXPERTS + peer), 1)
         if not may_send(network, work, bounds, call, peer):
             slot = -1
-    return Choice(peer, expert - peer * num_local_experts, place, weight, is_first, slot)
+    return Choice(peer, local_expert, place, weight, is_first, slot)
 
 
 @device_function
@@ -122,7 +121,7 @@ def write_notes(notes, shape, token, choice, lane):
             st_shared_s32(entry + 4, choice.place)
             st_shared_f32(entry + 8, choice.weight)
         if lane < ENTRIES:
-            st_shared_s32(note + 4 * lane, token if lane == SRC_IDX else shape.digest if lane == DIGEST else 0)
+            st_shared_s32(note + 4 * lane, token if lane == SRC_IDX else 0)
         if lane < shape.num_topk & 3:  # three words for each choice, and padding to a multiple of NOTE_ALIGNMENT
             st_shared_s32(note + 4 * ENTRIES + 12 * shape.num_topk + 4 * lane, 0)
         left &= left - 1
@@ -132,7 +131,7 @@ def write_notes(notes, shape, token, choice, lane):
 def put_message(network, call, shape, stage, note, token, peer, slot, lane):
     """Start to put the values in the stage and a note into a slot of a rank; one warp."""
     stride = message_stride(shape)
-    dst = recv_offset(call.num_rdma_bytes, call.share_bytes, call.half, network.rank) + slot * stride
+    dst = recv_offset(call, network.rank) + slot * stride
     src = send_offset(call.num_rdma_bytes, call.half) + (token * shape.num_ranks + peer) * stride
     at = note_offset(shape)
     keep_message(network, src, stage, at, lane)
@@ -194,7 +193,7 @@ def local_choice(inputs, shape, token, choice, first):
     """
     index = token * shape.num_topk + min(choice, shape.num_topk - 1)
     expert = ld_nc_s64(inputs.topk_idx + 8 * index) - first
-    is_here = choice < shape.num_topk and 0 <= expert < u32_div(shape.num_experts, shape.num_ranks)
+    is_here = choice < shape.num_topk and 0 <= expert < shape.num_local_experts
     return expert if is_here else -1
 
 
@@ -233,8 +232,9 @@ def tell_counts(network, work, bounds, call, shape, histogram, num_messages, pee
     """Tell a rank how many tokens each of its experts gets from here, and how many messages there are; one warp."""
     if may_warp_send(network, work, bounds, call, peer, lane):
         if lane == 0:
+            tell_call(network, call, peer)
             add_to_arrival(network, work, call, peer, completion(num_messages), False)
-        for i in range(lane, u32_div(shape.num_experts, shape.num_ranks), 32):
+        for i in range(lane, shape.num_local_experts, 32):
             cell = count_offset(call.num_rdma_bytes, call.half, network.rank, i)
             amo_add(network, cell, completion(0) - ld_shared_s32(histogram + 4 * i), peer, QUEUE, False)
     syncwarp(FULL_MASK)
@@ -243,7 +243,7 @@ def tell_counts(network, work, bounds, call, shape, histogram, num_messages, pee
 @device_function
 def count_ranks(inputs, network, work, bounds, call, shape, sizes, lane):
     """Counter: tell every grid_dim()-th rank how many tokens its experts get, then count its messages; one warp."""
-    num_local_experts = u32_div(shape.num_experts, shape.num_ranks)
+    num_local_experts = shape.num_local_experts
     histogram = smem_base() + 2 * stage_bytes(shape)
     # The blocks before the last one, which has the keeper: if they have no token to send, their SMs have nothing on the
     # way that loads would wait behind.

@@ -7,6 +7,7 @@
  arrivals[r]   senders      amo_add         source s          ld_acquire_sys
  stage         lanes        st_shared_v4    engine, lanes     after a proxy fence and syncwarp
  parts sent    senders      atom_add_relaxed_cta  warp 0      ld_shared, after syncthreads
+ calls[r]      who announces parts  amo_add  teller           ld_relaxed_sys, see calls.py
 
 A warp sums up a part of a row, COLUMNS columns: more warps than there are rows then have something to do. The sum is in
 float32, in the order of the token's choices, each product and each sum rounded; then it is rounded to bf16, once more
@@ -15,9 +16,10 @@ than without deduplicate.
 
 from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency.arguments import SUM_TABLE_BYTES
+from nbep.device.kernels.low_latency.calls import tell_call
 from nbep.device.kernels.low_latency.journal import may_send, may_warp_send
 from nbep.device.kernels.low_latency.send_once import QUEUE, add_to_arrival
-from nbep.device.layout.low_latency import recv_offset, send_offset
+from nbep.device.layout.low_latency import local_and_rank, recv_offset, send_offset
 from nbep.device.network import keep_message, own_ptr, put_nbi_warp, quiet, sends_from_buffer
 from nbep.device.primitives import (
     FULL_MASK,
@@ -42,10 +44,9 @@ from nbep.device.primitives import (
     syncwarp,
     tma_store_wait_read_all,
     u32_div,
-    u32_mod,
     vote_ballot,
 )
-from nbep.device.protocols.arrivals import TAG, completion_with
+from nbep.device.protocols.arrivals import TAG, completion
 from nbep.device.protocols.reduce import add_weighted_bf16x8, to_bf16x8, zero_f32x8
 from nbep.device.protocols.staging import STAGE_STRIDE
 
@@ -124,7 +125,7 @@ def send_part(inputs, network, work, bounds, call, shape, stage, peer, message, 
     if is_free:
         token = ld_nc_s32(inputs.message_src_idx + 4 * cell)
         offset = 2 * (token * shape.hidden + first)
-        dst = recv_offset(call.num_rdma_bytes, call.share_bytes, call.half, network.rank) + offset
+        dst = recv_offset(call, network.rank) + offset
         src = kept_offset(inputs, network, call, shape, row, cell) + 2 * first
         num_bytes = 2 * min(COLUMNS, shape.hidden - first)
         keep_message(network, src, stage, num_bytes, lane)
@@ -140,9 +141,10 @@ def announce_parts(inputs, network, work, bounds, call, shape, num_parts, lane):
     """Tell every source how many parts it gets; lane r rank r."""
     if lane < shape.num_ranks:
         num_messages = ld_nc_s32(inputs.num_messages + 4 * lane)
-        if num_messages != 0 and may_send(network, work, bounds, call, lane):
-            value = completion_with(num_messages * num_parts, shape.digest)
-            add_to_arrival(network, work, call, lane, value, False)
+        if may_send(network, work, bounds, call, lane):
+            tell_call(network, call, lane)
+            if num_messages != 0:
+                add_to_arrival(network, work, call, lane, completion(num_messages * num_parts), False)
     syncwarp(FULL_MASK)
 
 
@@ -168,8 +170,7 @@ def send_sums(inputs, network, work, bounds, call, shape, warp, lane):
     syncthreads()
     unit = block_idx() + grid_dim() * warp
     while unit < num_units:
-        peer = u32_mod(unit, shape.num_ranks)
-        place = u32_div(unit, shape.num_ranks)
+        place, peer = local_and_rank(shape, unit)
         message = u32_div(place, num_parts)
         num_messages = ld_nc_s32(inputs.num_messages + 4 * peer)
         if message < num_messages:

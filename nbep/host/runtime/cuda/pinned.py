@@ -42,6 +42,9 @@ def available_bytes() -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
 
 
+_registered: dict[int, mmap.mmap] = {}  # by address: a mapping ends with its last reference, while GPUs may use it
+
+
 def map_memory(fd: int, num_bytes: int, what: str, undo: ExitStack) -> tuple[mmap.mmap, int]:
     """The memory as this process sees it, and the address at which its GPU does."""
     mapped = mmap.mmap(fd, num_bytes)
@@ -49,5 +52,11 @@ def map_memory(fd: int, num_bytes: int, what: str, undo: ExitStack) -> tuple[mma
     host = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
     flags = cu.CU_MEMHOSTREGISTER_PORTABLE | cu.CU_MEMHOSTREGISTER_DEVICEMAP
     check(f"cuMemHostRegister of {num_bytes} bytes for {what}", cu.cuMemHostRegister(host, num_bytes, flags))
-    undo.callback(lambda: check("cuMemHostUnregister", cu.cuMemHostUnregister(host)))
+    _registered[host] = mapped
+
+    def unregister() -> None:
+        check("cuMemHostUnregister", cu.cuMemHostUnregister(host))
+        del _registered[host]
+
+    undo.callback(unregister)
     return mapped, int(check("cuMemHostGetDevicePointer", cu.cuMemHostGetDevicePointer(host, 0)))

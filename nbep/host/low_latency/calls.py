@@ -1,0 +1,117 @@
+"""What all ranks must pass alike to a low-latency call, as two words, and in what two calls differ.
+
+Ranks of one process are compared before a launch, by `call_log`. The kernels compare all ranks; see
+kernels.low_latency.calls. Where calls differ so that a kernel waits for what never comes, its time-out is the first to
+know: then the host looks whether words have come that are not this rank's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, WORDS_OF_CALL, LowLatencyShape, call_offset
+from nbep.device.protocols.arrivals import number_of
+from nbep.device.protocols.waits import LOW_LATENCY_CALLS_DIFFER, FaultReport
+
+if TYPE_CHECKING:
+    from nbep.host.low_latency.memory import LowLatencyMemory
+
+DISPATCH, COMBINE = range(2)
+VERBS = ("low_latency_dispatch", "low_latency_combine")  # the lowest bit of both words
+MAX_TOKENS = "num_max_dispatch_tokens_per_rank"
+
+Words = tuple[int, int]
+
+
+class Field(NamedTuple):
+    """An argument in a word, what it is called in each verb if it can differ there, and how its number is shown."""
+
+    word_index: int
+    begin: int  # the lowest bit
+    bits: int
+    names: tuple[str, str]
+    shown: Callable[[int], object]
+
+    def of(self, word: int) -> int:
+        return word >> self.begin & (1 << self.bits) - 1
+
+    def difference(self, rank: int, report: FaultReport) -> str:
+        own, theirs = (self.shown(self.of(word)) for word in (report.expected, report.seen))
+        return f"{self.names[_verb_of(report.expected)]}: got {own} on rank {rank}, {theirs} on rank {report.peer}"
+
+
+def _choices(num_topk: int) -> object:
+    return f"{num_topk} choices a token"
+
+
+def _columns(blocks: int) -> object:
+    return blocks * COLUMNS_PER_SCALE
+
+
+DEDUPLICATE = Field(0, 1, 1, ("deduplicate", "deduplicate of the handle's dispatch"), bool)
+USE_FP8 = Field(0, 2, 1, ("use_fp8", ""), bool)
+ROUND_SCALE = Field(0, 3, 1, ("round_scale", ""), bool)
+USE_LOGFMT = Field(0, 4, 1, ("", "use_logfmt"), bool)
+NUM_TOPK = Field(0, 5, 6, ("topk_idx", "handle.num_topk"), _choices)
+NUM_EXPERTS = Field(0, 11, 12, ("num_experts", "handle.num_experts"), int)
+NUM_MAX_TOKENS = Field(1, 1, 14, (MAX_TOKENS, f"handle.{MAX_TOKENS}"), int)
+HIDDEN = Field(1, 15, 11, ("hidden size of x", "handle.hidden"), _columns)
+FIELDS = (DEDUPLICATE, USE_FP8, ROUND_SCALE, USE_LOGFMT, NUM_TOPK, NUM_EXPERTS, NUM_MAX_TOKENS, HIDDEN)
+
+
+def words_of(verb: int, shape: LowLatencyShape, round_scale: bool = False) -> Words:
+    """The words of a call."""
+    words = [verb, verb]
+    for field, value in (
+        (DEDUPLICATE, shape.deduplicate),
+        (USE_FP8, shape.use_fp8),
+        (ROUND_SCALE, int(round_scale)),
+        (USE_LOGFMT, shape.use_logfmt),
+        (NUM_TOPK, shape.num_topk),
+        (NUM_EXPERTS, shape.num_experts),
+        (NUM_MAX_TOKENS, shape.num_max_tokens),
+        (HIDDEN, shape.hidden // COLUMNS_PER_SCALE),
+    ):
+        assert 0 <= value < 1 << field.bits
+        words[field.word_index] |= value << field.begin
+    return words[0], words[1]
+
+
+def _verb_of(word: int) -> int:
+    return word & 1
+
+
+def difference_error(rank: int, report: FaultReport) -> ValueError:
+    """What a rank is told whose call is not that of a peer. The report's channel is the word that differs."""
+    verb, theirs = (_verb_of(word) for word in (report.expected, report.seen))
+    if verb != theirs:
+        named = f"buffer: got {VERBS[verb]} on rank {rank}, {VERBS[theirs]} on rank {report.peer} in the same call"
+    else:
+        named = f"{' and '.join(_differences(rank, report))} in the same {VERBS[verb]}"
+    return ValueError(f"{named}; must be the same on all ranks")
+
+
+def _differences(rank: int, report: FaultReport) -> list[str]:
+    different = [
+        field
+        for field in FIELDS
+        if field.word_index == report.channel and field.of(report.expected) != field.of(report.seen)
+    ]
+    if different[0] is DEDUPLICATE:  # without it a call does not tell how many choices there are
+        different = [field for field in different if field is not NUM_TOPK]
+    return [field.difference(rank, report) for field in different]
+
+
+def late_difference(mode: LowLatencyMemory) -> FaultReport | None:
+    """What the teller would have reported, had it come that far: another call than this rank's in a received half."""
+    for half, own in mode.received_calls():
+        begin = call_offset(mode.num_rdma_bytes, half, 0, 0)
+        cells = mode.symmetric.read(begin, mode.num_ranks * WORDS_OF_CALL, np.int32)
+        for place, value in enumerate(cells.tolist()):
+            peer, index = divmod(place, WORDS_OF_CALL)
+            if value < 0 and number_of(value) != own[index]:
+                return FaultReport(1, LOW_LATENCY_CALLS_DIFFER, peer, own[index], number_of(value), 0, 0, index)
+    return None
