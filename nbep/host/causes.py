@@ -16,7 +16,7 @@ from nbep.device.protocols.calls import TOLD_WORDS
 from nbep.device.protocols.waits import OF_NODE, FaultReport
 from nbep.host.calls import relayed_error
 from nbep.host.faults import PeerTimeout, fault_error
-from nbep.host.low_latency.calls import difference_error, late_difference
+from nbep.host.low_latency.calls import late_difference
 
 if TYPE_CHECKING:
     from nbep.host.symmetric import NodeMemory
@@ -36,10 +36,10 @@ def error_of(memory: NodeMemory, report: FaultReport) -> Exception:
     return error
 
 
-def _late_difference(memory: NodeMemory) -> ValueError | None:
+def _late_difference(memory: NodeMemory) -> Exception | None:
     """What words of low-latency calls say that no kernel has come to compare."""
     report = None if memory.low_latency is None else late_difference(memory.low_latency)
-    return None if report is None else difference_error(memory.rank, report)
+    return None if report is None else fault_error(memory.rank, report, memory.timeout_ms)
 
 
 def _passed_on(memory: NodeMemory) -> ValueError | None:

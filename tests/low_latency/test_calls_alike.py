@@ -32,8 +32,9 @@ def dispatch(buffer, hidden=256, num_max_tokens=4, num_experts=4, topk_idx=TOPK_
 
 
 def combine(buffer, received, **options):
-    rows = np.ones((2, 8, 256), ml_dtypes.bfloat16)
-    return buffer.low_latency_combine(rows, TOPK_IDX, WEIGHTS, received[2], **options)
+    (recv_x, _), _, handle, *_ = received
+    rows = np.ones(recv_x.shape, ml_dtypes.bfloat16)
+    return buffer.low_latency_combine(rows, TOPK_IDX, WEIGHTS, handle, **options)
 
 
 def outcome_of(call):
@@ -44,7 +45,7 @@ def outcome_of(call):
     return ""
 
 
-def run(main, memory_model="sc", seed=0):
+def run(main, memory_model="sc", seed=0, num_ranks=2):
     """What each rank's main(buffer, is_last) ends with, behind calls in both halves that all make alike."""
 
     def of_rank(comm):
@@ -60,7 +61,7 @@ def run(main, memory_model="sc", seed=0):
 
         return outcome_of(call)
 
-    return nbep.spawn(of_rank, 2, "emulator", seed=seed, memory_model=memory_model, on_deadlock="expire")
+    return nbep.spawn(of_rank, num_ranks, "emulator", seed=seed, memory_model=memory_model, on_deadlock="expire")
 
 
 def check_refused(outcomes, named):
@@ -138,6 +139,15 @@ def test_a_rank_to_which_no_token_goes_is_told_too():
         dispatch(buffer, topk_idx=only_own, num_max_tokens=7 if is_last else 4)
 
     check_refused(run(main), DISPATCHES["more tokens"][1])
+
+
+@pytest.mark.parametrize("which", both_parts(["more tokens", "once a rank"], thorough=["more experts", "bf16"]))
+def test_all_ranks_are_told_of_the_one_that_differs(which):
+    outcomes = run(dispatches_that_differ(which), num_ranks=4)
+    name, own, theirs = DISPATCHES[which][1]
+    for rank in range(3):
+        assert outcomes[rank].startswith(f"{name}: got {own} on rank {rank}, {theirs} on rank 3 in the same "), outcomes
+    assert outcomes[3].startswith(f"{name}: got {theirs} on rank 3, {own} on rank "), outcomes
 
 
 def test_combines_with_handles_of_different_dispatches_are_told_what_differs():

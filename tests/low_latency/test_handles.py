@@ -92,6 +92,29 @@ def test_a_handle_is_of_no_use_before_its_hook_is_called():
     check(CASE, Options(), spawn(main, 2), "after a hook that was late")
 
 
+NUM_MAX_TOKENS = r"handle.num_max_dispatch_tokens_per_rank: got 16384; must be less than 16384"
+
+
+@pytest.mark.parametrize(
+    ("num_max_tokens", "hidden", "message"),
+    [(1, 1 << 18, "handle.hidden: got 262144; must be less than 262144"), (1 << 14, 128, NUM_MAX_TOKENS)],
+    ids=["hidden", "tokens"],
+)
+def test_a_handle_that_was_put_together_with_sizes_that_no_dispatch_takes_is_refused(num_max_tokens, hidden, message):
+    def main(comm):
+        num_bytes = nbep.Buffer.get_low_latency_rdma_size_hint(num_max_tokens, hidden, comm.size, 2)
+        buffer = nbep.Buffer(comm, num_rdma_bytes=num_bytes, low_latency_mode=True, num_qps_per_rank=1)
+        src_info, layout_range = np.zeros((1, 2 * num_max_tokens), np.int32), np.zeros((1, 2), np.int64)
+        handle = to_target(src_info), to_target(layout_range), num_max_tokens, hidden, 2
+        x = to_target(np.zeros((1, 2 * num_max_tokens, hidden), CASE.x[0].dtype))
+        topk_idx, topk_weights = to_target(np.zeros((1, 1), np.int64)), to_target(np.ones((1, 1), np.float32))
+        with pytest.raises(ValueError, match=message):
+            buffer.low_latency_combine(x, topk_idx, topk_weights, handle)
+        buffer.destroy()
+
+    spawn(main, 2)
+
+
 def test_handles_cannot_be_changed():
     handle = nbep.host.low_latency.handle.LowLatencyHandle((None, None), 1, 2, 3)
     with pytest.raises(AttributeError, match="hidden"):

@@ -15,6 +15,7 @@ import numpy as np
 from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, WORDS_OF_CALL, LowLatencyShape, call_offset
 from nbep.device.protocols.arrivals import number_of
 from nbep.device.protocols.waits import LOW_LATENCY_CALLS_DIFFER, FaultReport
+from nbep.host.arguments import refuse
 
 if TYPE_CHECKING:
     from nbep.host.low_latency.memory import LowLatencyMemory
@@ -63,7 +64,10 @@ FIELDS = (DEDUPLICATE, USE_FP8, ROUND_SCALE, USE_LOGFMT, NUM_TOPK, NUM_EXPERTS, 
 
 
 def words_of(verb: int, shape: LowLatencyShape, round_scale: bool = False) -> Words:
-    """The words of a call."""
+    """The words of a call.
+
+    Raises: ValueError for a size that no dispatch takes
+    """
     words = [verb, verb]
     for field, value in (
         (DEDUPLICATE, shape.deduplicate),
@@ -75,7 +79,8 @@ def words_of(verb: int, shape: LowLatencyShape, round_scale: bool = False) -> Wo
         (NUM_MAX_TOKENS, shape.num_max_tokens),
         (HIDDEN, shape.hidden // COLUMNS_PER_SCALE),
     ):
-        assert 0 <= value < 1 << field.bits
+        if value >= 1 << field.bits:  # of a handle that was put together
+            refuse(field.names[verb], field.shown(value), f"less than {field.shown(1 << field.bits)}")
         words[field.word_index] |= value << field.begin
     return words[0], words[1]
 
