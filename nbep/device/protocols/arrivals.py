@@ -7,7 +7,7 @@
  all of them       their owner, between calls   st_weak (0)                          receivers    of the next call
  word              a peer                       amo_add (-word - 1)                  one reader   ld_relaxed_sys
                    its owner, between calls     st_relaxed_sys (0)                   one reader   in the next call
-   of a masked rank: atom_exch_acq_rel_sys (ABSENT)
+ those above, of a masked rank: their owner    atom_exch_acq_rel_sys (ABSENT)
  sum               who knows a part of a count  atom_add_acq_rel_gpu                 the last one the same
  credit            peer, through the network    amo_add (1)                          senders      ld_acquire_sys
  mask              who gives up                 atom_exch_acq_rel_sys                any wait     ld_relaxed_gpu

@@ -8,7 +8,7 @@
                    keeper            st_weak (1)           peers' next use    behind the credit
  calls[h, peer]    peer's teller     amo_add               teller             ld_relaxed_sys
                    keeper            st_relaxed_sys        peers' next use    behind the credit
-   of a masked rank  keeper          atom_exch_acq_rel_sys (ABSENT): that rank gets no credit, and may still add
+ those of a masked rank  keeper    atom_exch_acq_rel_sys (ABSENT): that rank gets no credit, and may still add
  credit[h, peer]   peer's keeper     amo_add               senders            ld_acquire_sys
  credit[h, own]    keeper            amo_add               receivers (2)      ld_acquire_sys
 
