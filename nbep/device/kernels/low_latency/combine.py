@@ -22,6 +22,9 @@ are; then all warps add them up, some columns each, in float32 and in the order 
 With deduplicate `sum_first` stands in for the send phase: a rank adds up what its own experts have made of a token,
 with weights, and sends that. The receiver adds the rows of ranks, in the order of each one's first choice.
 
+Few tokens wait for machine code that is fetched anew: so what is common stands in an else, which comes first there, and
+a launch that only receives jumps once to where it begins. See docs/attempts.md.
+
 Source: DeepEP csrc/kernels/internode_ll.cu, combine. Break it: notebooks/08_low_latency_combine.ipynb
 """
 
@@ -61,17 +64,19 @@ def low_latency_combine(
     """Grid: any. Block: a multiple of 32, at least 64. Shared memory: `arguments.combine_smem_bytes`."""
     warp = thread_idx() // 32
     lane = thread_idx() % 32
-    if is_last_block():
-        if is_keeper():
-            end_earlier_calls(network, work, call, bounds, shape, lane)
-        elif is_teller() and call.phases & SEND_PHASE != 0 and shape.deduplicate == 0:
-            tell_all(network, work, bounds, call, lane)
-    if call.phases & SEND_PHASE != 0:
-        if shape.deduplicate != 0:
-            send_sums(inputs, network, work, bounds, call, shape, warp, lane)
-        else:
-            send_rows(inputs, network, work, bounds, call, shape, sizes, warp, lane)
-        end_send_phase(network, work, bounds, call)
+    sends = call.phases & SEND_PHASE != 0
+    if sends or is_last_block():
+        if is_last_block():
+            if is_keeper():
+                end_earlier_calls(network, work, call, bounds, shape, lane)
+            elif is_teller() and sends and shape.deduplicate == 0:
+                tell_all(network, work, bounds, call, lane)
+        if sends:
+            if shape.deduplicate == 1:
+                send_sums(inputs, network, work, bounds, call, shape, warp, lane)
+            else:
+                send_rows(inputs, network, work, bounds, call, shape, sizes, warp, lane)
+            end_send_phase(network, work, bounds, call)
     if call.phases & RECV_PHASE != 0:
         sum_rows(out, inputs, network, work, bounds, call, shape, sizes, warp, lane)
         if is_last_block() and is_teller():

@@ -202,7 +202,7 @@ def sum_token(out, shape, token, warp, lane):
     column = COLUMNS * warp + 8 * lane
     while column < shape.hidden:
         next_column = column + step
-        if shape.use_logfmt != 0:
+        if shape.use_logfmt == 1:
             st_na_v4(row + 2 * column, sum_logfmt(table, num_rows, shape, column))
             column = next_column
         else:

@@ -207,7 +207,7 @@ def send_rows(inputs, network, work, bounds, call, shape, sizes, warp, lane):
             dst += (local_expert * shape.num_max_tokens + token) * row_stride(shape)
             src = send_offset(call.num_rdma_bytes, call.half) + row * row_stride(shape)
             x = inputs.x + 2 * row * shape.hidden
-            if shape.use_logfmt != 0:
+            if shape.use_logfmt == 1:
                 put_encoded_row(network, dst, src, x, shape, peer, local_expert, stage, lane)
             else:
                 parity = put_row(network, dst, src, x, 2 * shape.hidden, peer, local_expert, stage, parity, lane)

@@ -22,6 +22,9 @@ that the send phase has zeroed, behind a barrier of all blocks.)
 
 With deduplicate `send_once` and `expand` stand in for both phases.
 
+Few tokens wait for machine code that is fetched anew: so what is common stands in an else, which comes first there, and
+a launch that only receives jumps once to where it begins. See docs/attempts.md.
+
 Source: DeepEP csrc/kernels/internode_ll.cu, dispatch. Break it: notebooks/07_low_latency_dispatch.ipynb
 """
 
@@ -67,21 +70,23 @@ def low_latency_dispatch(
     warp = thread_idx() // 32
     lane = thread_idx() % 32
     num_warps = block_dim() // 32
-    if is_last_block() and is_keeper():
-        end_earlier_calls(network, work, call, bounds, shape, lane)
-    if call.phases & SEND_PHASE != 0:
-        if warp < num_warps - 1:
-            if shape.deduplicate != 0:
+    sends = call.phases & SEND_PHASE != 0
+    if sends or is_last_block():
+        if is_last_block() and is_keeper():
+            end_earlier_calls(network, work, call, bounds, shape, lane)
+        if sends:
+            if warp == num_warps - 1:
+                if shape.deduplicate == 1:
+                    count_ranks(inputs, network, work, bounds, call, shape, sizes, lane)
+                else:
+                    count_choices(inputs, network, work, bounds, call, shape, sizes, lane)
+            elif shape.deduplicate == 1:
                 send_messages_once(inputs, network, work, bounds, call, shape, sizes, warp, lane)
             else:
                 send_messages(inputs, network, work, bounds, call, shape, sizes, warp, lane)
-        elif shape.deduplicate != 0:
-            count_ranks(inputs, network, work, bounds, call, shape, sizes, lane)
-        else:
-            count_choices(inputs, network, work, bounds, call, shape, sizes, lane)
-        end_send_phase(network, work, bounds, call)
+            end_send_phase(network, work, bounds, call)
     if call.phases & RECV_PHASE != 0:
-        if shape.deduplicate != 0:
+        if shape.deduplicate == 1:
             expand_messages(out, network, work, bounds, call, shape, sizes, warp, lane)
         else:
             receive_messages(out, network, work, bounds, call, shape, sizes, warp, lane)
