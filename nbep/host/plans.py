@@ -30,7 +30,7 @@ def find_plan(
     if seen is None:
         return NOTHING
     kinds, arguments = seen
-    key = (*kinds, *options, *map(type, options))  # 1 is no True, and 4.0 no 4
+    key = kinds, options, *map(type, options)  # 1 is no True, and 4.0 no 4
     try:
         return arguments, key, plans.get(key)
     except TypeError:  # an option that cannot be part of a key

@@ -182,6 +182,28 @@ def test_ranks_that_are_threads_do_not_sleep(monkeypatch):
     assert fake.did == ["synchronize", "barrier"]
 
 
+def test_what_the_host_lets_go_of_is_outside_its_clock(monkeypatch):
+    fake = FakeCuda(monkeypatch)
+
+    class Result:
+        def __del__(self):
+            fake.did.append("let go of the result")
+
+    def read_clock():
+        fake.did.append("clock")
+        return 0.0
+
+    def call():
+        fake.did.append("call")
+        return Result()
+
+    monkeypatch.setattr(clocks.time, "perf_counter", read_clock)
+    clocks.host_times(fake.clock(ALONE, repeat=1), [Step("a", call, lambda: fake.did.append("let go"))])
+    measured = [did for did in fake.did if did != "synchronize"]
+    one = ["let go", "clock", "call", "clock", "let go of the result"]
+    assert measured == one * (len(measured) // len(one))
+
+
 def kernels(*names: str, stream: int = 0) -> list[KernelTime]:
     return [KernelTime(name, stream, 10.0 * i, i + 1.0) for i, name in enumerate(names)]
 

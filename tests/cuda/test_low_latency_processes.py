@@ -1,4 +1,5 @@
-"""The low-latency mode with one process per GPU: random rounds, CUDA graphs, and a process that exits.
+"""The low-latency mode with one process per GPU: random rounds, calls that differ, CUDA graphs,
+and a process that exits.
 
 Over ibgda and nvshmem one host holds several nodes.
 """
@@ -19,6 +20,13 @@ def test_random_rounds_are_right(num_gpus):
     need_gpus(num_gpus)
     output = run_python(HERE / "low_latency_main.py", "--rounds", 100, ranks=num_gpus, **GPU_EACH)
     assert f"100 low-latency rounds on {num_gpus} GPUs: 0 wrong" in output
+
+
+@pytest.mark.parametrize("num_gpus", [2, 4])
+def test_ranks_whose_calls_differ_are_told_what_both_have_passed(num_gpus):
+    need_gpus(num_gpus)
+    output = run_python(HERE / "differ_main.py", ranks=num_gpus, **GPU_EACH | {"NBEP_TIMEOUT_MS": "3000"})
+    assert f"calls that differ on {num_gpus} GPUs: 0 wrong" in output
 
 
 def over(transport, num_nvl_peers):

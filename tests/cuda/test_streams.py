@@ -132,30 +132,14 @@ def test_a_call_without_previous_event_starts_after_the_current_stream():
     spawn(main, 2)
 
 
-def test_a_call_with_previous_event_alone_waits_for_the_current_stream_too():
-    """Its outputs may lie in memory that work behind the event still reads."""
-
+@pytest.mark.parametrize("asked", [{}, {"allocate_on_comm_stream": True}], ids=["alone", "allocate_on_comm_stream"])
+def test_a_call_behind_previous_event_does_not_wait_for_the_current_stream(asked):
     def main(comm):
         with rank_of(comm) as rank:
             rank.x.copy_(rank.real_x)
             before = nbep.Buffer.capture()
             rank.gate.hold(rank.current)
-            recv_x, event = rank.dispatch(previous_event=before)
-            assert not rank.comes(lambda: event.event.done, SHORT_NS), "dispatch did not wait for the current stream"
-            rank.gate.open()
-            event.current_stream_wait()
-            rank.check(recv_x)
-
-    spawn(main, 2)
-
-
-def test_a_call_that_allocates_on_the_comm_stream_does_not_wait_for_the_current_stream():
-    def main(comm):
-        with rank_of(comm) as rank:
-            rank.x.copy_(rank.real_x)
-            before = nbep.Buffer.capture()
-            rank.gate.hold(rank.current)
-            recv_x, event = rank.dispatch(previous_event=before, allocate_on_comm_stream=True)
+            recv_x, event = rank.dispatch(previous_event=before, **asked)
             assert rank.comes(lambda: event.event.done), "dispatch waits for the current stream"
             rank.gate.open()
             event.current_stream_wait()
@@ -164,8 +148,9 @@ def test_a_call_that_allocates_on_the_comm_stream_does_not_wait_for_the_current_
     spawn(main, 2)
 
 
-def test_outputs_belong_to_the_comm_stream_if_asked():
-    """Freed there, memory is not handed out to the current stream while the comm stream may still use it."""
+@pytest.mark.parametrize("on_comm_stream", [False, True])
+def test_outputs_of_a_call_behind_previous_event_belong_to_the_comm_stream(on_comm_stream):
+    """Work of the current stream that comes after the event may still use memory that its allocator hands out."""
     import torch
 
     def main(comm):
@@ -179,15 +164,14 @@ def test_outputs_belong_to_the_comm_stream_if_asked():
 
             comm.runtime.empty = recording_empty
             rank.x.copy_(rank.real_x)
-            own, comm_stream = rank.current.cuda_stream, rank.buffer.get_comm_stream().cuda_stream
-            for on_comm_stream in (False, True):
+            own, of_calls = rank.current.cuda_stream, rank.buffer.get_comm_stream().cuda_stream
+            behind = {"previous_event": nbep.Buffer.capture(), "allocate_on_comm_stream": on_comm_stream}
+            for order, wanted in (({}, own), (behind, of_calls)):
                 streams.clear()
-                recv_x, event = rank.dispatch(
-                    previous_event=nbep.Buffer.capture(), allocate_on_comm_stream=on_comm_stream
-                )
+                recv_x, event = rank.dispatch(**order)
                 event.current_stream_wait()
                 rank.check(recv_x)
-                assert set(streams) == {comm_stream if on_comm_stream else own}
+                assert set(streams) == {wanted}
 
     spawn(main, 2)
 

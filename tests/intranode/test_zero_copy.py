@@ -306,12 +306,12 @@ def test_ranks_that_go_different_ways_are_told():
     seen = []
 
     def main(buffer, arguments):
-        way = {"zero_copy": buffer.rank == 0}
+        zero_copy = buffer.rank == 0
         try:
-            buffer.dispatch(**arguments | way)
-        except ValueError as error:
+            buffer.dispatch(**arguments | {"zero_copy": zero_copy})
+        except ValueError as error:  # on the rank that comes second, whichever it is
             seen.append(str(error))
-            buffer.dispatch(**arguments)
+            buffer.dispatch(**arguments | {"zero_copy": not zero_copy})
 
     on_each_rank(main, num_nvl_bytes=1 << 16)
     assert len(seen) == 1

@@ -60,11 +60,16 @@ class Clock:
         self.comm.barrier()
 
 
+def nothing() -> None:
+    """There is nothing to let go of."""
+
+
 class Step(NamedTuple):
-    """A part of a round. label "": it is not measured."""
+    """A part of a round. label "": it is not measured. let_go: of what the call before has left; see HostTime."""
 
     label: str
     call: Callable[[], Any]
+    let_go: Callable[[], None] = nothing
 
 
 class KernelTime(NamedTuple):
@@ -204,6 +209,8 @@ def over_ranks(comm: Any, samples: Sequence[float]) -> Spread:
 class HostTime(NamedTuple):
     """Microseconds that the CPU takes from a call to its return: each rank's median, the mean over ranks.
 
+    What the caller pays to let go of the arrays of an earlier call is not in it.
+
     us           before each call this rank's GPU is idle and all ranks have met, so the caches of the CPU are cold
     least_us     the least of all of these: where others share the CPU, it says more of the code than their median
     in_a_row_us  calls come one after the other, as in a program that queues its work ahead
@@ -235,9 +242,11 @@ def _host_us(clock: Clock, series: Sequence[Sequence[Step]], rounds: int) -> dic
         for steps in series:
             clock.meet()
             for step in steps:
+                step.let_go()
                 start = time.perf_counter()
-                step.call()
+                result = step.call()
                 us = 1e6 * (time.perf_counter() - start)
+                del result
                 if number >= NUM_HOST_WARM_UPS:
                     spent.setdefault(step.label, []).append(us)
     return spent

@@ -87,6 +87,7 @@ class Calls:
         self.stats = torch.zeros(self.num_local_experts, dtype=torch.int32, device=DEVICE)
         self.expert_output: Any = None  # what combine sends; see `round_trip`
         self.received: Any = None
+        self.count: Any = None
         self.handle: Any = None
         self.combined_x: Any = None
         self.hook: Any = None
@@ -108,6 +109,12 @@ class Calls:
             deduplicate=variant.deduplicate,
             topk_weights=inputs.topk_weights if variant.deduplicate else None,
         )
+
+    def forget_dispatch(self) -> None:
+        self.received = self.count = self.handle = self.hook = None
+
+    def forget_combine(self) -> None:
+        self.combined_x = self.hook = None
 
     def combine(self, return_recv_hook: bool = False) -> None:
         self.combined_x, _, self.hook = self.buffer.low_latency_combine(

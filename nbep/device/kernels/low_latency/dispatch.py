@@ -45,7 +45,6 @@ from nbep.device.kernels.low_latency.journal import (
     Workspace,
     end_earlier_calls,
     end_send_phase,
-    is_keeper,
     is_last_block,
 )
 from nbep.device.kernels.low_latency.send_once import count_ranks, send_messages_once
@@ -72,18 +71,20 @@ def low_latency_dispatch(
     num_warps = block_dim() // 32
     sends = call.phases & SEND_PHASE != 0
     if sends or is_last_block():
-        if is_last_block() and is_keeper():
-            end_earlier_calls(network, work, call, bounds, shape, lane)
-        if sends:
-            if warp == num_warps - 1:
+        if warp == num_warps - 1:
+            if is_last_block():
+                end_earlier_calls(network, work, call, bounds, shape, lane)
+            if sends:
                 if shape.deduplicate == 1:
                     count_ranks(inputs, network, work, bounds, call, shape, sizes, lane)
                 else:
                     count_choices(inputs, network, work, bounds, call, shape, sizes, lane)
-            elif shape.deduplicate == 1:
+        elif sends:
+            if shape.deduplicate == 1:
                 send_messages_once(inputs, network, work, bounds, call, shape, sizes, warp, lane)
             else:
                 send_messages(inputs, network, work, bounds, call, shape, sizes, warp, lane)
+        if sends:
             end_send_phase(network, work, bounds, call)
     if call.phases & RECV_PHASE != 0:
         if shape.deduplicate == 1:
