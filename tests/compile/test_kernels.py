@@ -34,7 +34,6 @@ OUT_OF_LINE = {("low_latency_combine-IbgdaNetwork", "sm_100"): (120, 16, 6)}
 # They are ceilings: from one run of the compiler to the next they differ by a word or two.
 SPILLED = {
     ("internode_dispatch-IbgdaNetwork", "sm_90"): (8, 8, 8),
-    ("low_latency_dispatch-IbgdaNetwork", "sm_80"): (4, 4, 8),
     ("internode_dispatch-IbgdaNetwork", "sm_80"): (112, 128, 80),
     ("internode_combine-IbgdaNetwork", "sm_80"): (80, 64, 64),
 }

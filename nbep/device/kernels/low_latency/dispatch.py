@@ -71,7 +71,7 @@ def low_latency_dispatch(
     num_warps = block_dim() // 32
     sends = call.phases & SEND_PHASE != 0
     if sends or is_last_block():
-        if warp == num_warps - 1:
+        if warp == num_warps - 1:  # the counter, which in the last block is the keeper, too
             if is_last_block():
                 end_earlier_calls(network, work, call, bounds, shape, lane)
             if sends:
