@@ -2,16 +2,14 @@
 
 import argparse
 import json
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from kernel_times import kernels
 
 from nbep.bench import low_latency
-from nbep.bench.parts import clocks
-from nbep.bench.parts.clocks import Clock, KernelTime, Spread, Step
+from nbep.bench.parts.clocks import Spread
 from nbep.bench.parts.low_latency_calls import Bytes, Variant, bytes_of, calc_diff
 from nbep.bench.parts.low_latency_report import HostCost, PushTime, Report, plot
 from nbep.device.jit import spec_of
@@ -63,6 +61,26 @@ def test_a_wrong_round_trip_on_any_rank_is_the_exit_code(wrong_rank, monkeypatch
     monkeypatch.setattr(low_latency, "mpi_world", lambda: None)
     monkeypatch.setattr(low_latency.nbep, "spawn", lambda fn, n, target, args: [r != wrong_rank for r in range(n)])
     assert low_latency.main([]) == 1
+
+
+@pytest.mark.parametrize("wrong", [None, 8])
+def test_the_host_is_measured_before_any_profile_and_nothing_behind_a_wrong_round_trip(wrong, monkeypatch, capsys):
+    did = []
+
+    def prepare_calls(setup, variant):
+        faults = ["wrong"] if variant.num_tokens == wrong else []
+        return SimpleNamespace(number=variant.num_tokens, round_trip=lambda choices: faults), None
+
+    buffer = SimpleNamespace(destroy=lambda: did.append("destroy"))
+    monkeypatch.setattr(low_latency, "prepare", lambda comm, options: SimpleNamespace(buffer=buffer))
+    monkeypatch.setattr(low_latency, "prepare_calls", prepare_calls)
+    monkeypatch.setattr(low_latency, "host_costs", lambda setup, calls: did.append(f"host {calls.number}") or [])
+    monkeypatch.setattr(
+        low_latency, "measure_variant", lambda setup, calls, choices: did.append(f"all {calls.number}") or ([], [])
+    )
+    options = low_latency.parse(["--tokens", "1,8", "--deduplicate", "off"])
+    assert low_latency.measure_rank(ALONE, options) == (wrong is None)
+    assert did == ["host 1", *([] if wrong else ["host 8", "all 1", "all 8"]), "destroy"]
 
 
 def test_logfmt_is_not_measured_with_deduplicate():
@@ -119,198 +137,6 @@ def test_calc_diff_is_zero_only_for_equal_arrays():
     assert calc_diff(x, x) == pytest.approx(0, abs=1e-12)
     assert calc_diff(x, 1.1 * x) > 1e-4
     assert not calc_diff(x, x * np.nan) < 1
-
-
-# Clocks
-
-
-class FakeCuda:
-    """torch.cuda with a clock that steps on by 1 ms at every event; `did` is what was queued."""
-
-    def __init__(self, monkeypatch):
-        self.did: list[object] = []
-        self.now = 0
-        fake = self
-
-        class Event:
-            def __init__(self, enable_timing):
-                assert enable_timing
-
-            def record(self):
-                fake.now += 1
-                self.at = fake.now
-                fake.did.append("event")
-
-            def elapsed_time(self, end):
-                return end.at - self.at
-
-        stream = SimpleNamespace(synchronize=lambda: self.did.append("synchronize"))
-        cuda = SimpleNamespace(
-            Event=Event, current_stream=lambda: stream, _sleep=lambda cycles: self.did.append("sleep")
-        )
-        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-
-    def clock(self, comm, repeat: int) -> Clock:
-        return Clock(comm, lambda: self.did.append("barrier"), repeat)
-
-
-def test_events_leave_out_the_first_round_and_what_has_no_label(monkeypatch):
-    fake = FakeCuda(monkeypatch)
-    clock = fake.clock(ALONE, repeat=2)
-
-    def slow_at_first(first=[True]):  # noqa: B006
-        if fake.did.count("barrier"):
-            fake.now += 100 if first[0] else 2
-            first[0] = False
-        fake.did.append("a")
-
-    steps = [
-        Step("a", slow_at_first),
-        Step("", lambda: fake.did.append("gap")),
-        Step("b", lambda: fake.did.append("b")),
-    ]
-    assert clocks.by_events(clock, steps) == {"a": [3e3, 3e3], "b": [1e3, 1e3]}
-    series = ["event", "a", "event", "gap", "event", "b", "event"]
-    assert fake.did == ["a", "gap", "b"] * 3 + ["synchronize", "sleep", "barrier"] + series * 3 + ["synchronize"]
-
-
-def test_ranks_that_are_threads_do_not_sleep(monkeypatch):
-    fake = FakeCuda(monkeypatch)
-    clock = fake.clock(ALONE, repeat=1)
-    clock.is_virtual = True
-    clock.align(7)
-    assert fake.did == ["synchronize", "barrier"]
-
-
-def test_what_the_host_lets_go_of_is_outside_its_clock(monkeypatch):
-    fake = FakeCuda(monkeypatch)
-
-    class Result:
-        def __del__(self):
-            fake.did.append("let go of the result")
-
-    def read_clock():
-        fake.did.append("clock")
-        return 0.0
-
-    def call():
-        fake.did.append("call")
-        return Result()
-
-    monkeypatch.setattr(clocks.time, "perf_counter", read_clock)
-    clocks.host_times(fake.clock(ALONE, repeat=1), [Step("a", call, lambda: fake.did.append("let go"))])
-    measured = [did for did in fake.did if did != "synchronize"]
-    one = ["let go", "clock", "call", "clock", "let go of the result"]
-    assert measured == one * (len(measured) // len(one))
-
-
-def kernels(*names: str, stream: int = 0) -> list[KernelTime]:
-    return [KernelTime(name, stream, 10.0 * i, i + 1.0) for i, name in enumerate(names)]
-
-
-def test_a_trace_gives_the_kernels_that_are_asked_for_by_time(tmp_path):
-    def event(name, ts, cat="kernel"):
-        return {"cat": cat, "name": name, "ts": ts, "dur": 1.5, "args": {"stream": 7}}
-
-    trace = tmp_path / "trace.json"
-    events = [event("combine", 20.5), event("spin", 1), {"ph": "M"}, event("dispatch", 3, "cuda_runtime")]
-    trace.write_text(json.dumps({"traceEvents": [*events, event("dispatch", 10)]}))
-    found = clocks.read_trace(trace, frozenset(["dispatch", "combine"]))
-    assert found == [KernelTime("dispatch", 7, 10.0, 1.5), KernelTime("combine", 7, 20.5, 1.5)]
-
-
-@pytest.mark.parametrize(
-    "seen", [["a", "b", "a"], ["a", "b", "b", "a"], ["a", "b"] * 3], ids=["one is lost", "another order", "too many"]
-)
-def test_kernels_that_do_not_make_up_the_rounds_are_no_rounds(seen):
-    assert clocks.split_rounds(kernels(*seen), ["a", "b"], 2) is None
-
-
-def test_kernels_are_dealt_out_to_rounds():
-    a, b, c, d = kernels("a", "b", "a", "b")
-    assert clocks.split_rounds([a, b, c, d], ["a", "b"], 2) == [[a, b], [c, d]]
-
-
-def test_a_lost_kernel_makes_the_profiler_try_again(monkeypatch):
-    seen = [kernels("a", "a"), kernels("a", "a", "a")]
-    monkeypatch.setattr(clocks, "_profile", lambda *_: [seen.pop(0)])
-    rounds = clocks.by_profile(Clock(ALONE, lambda: None, 2), lambda: None, ["a"])
-    assert rounds == [[kernel] for kernel in kernels("a", "a", "a")[1:]]
-    assert seen == []
-
-
-def test_kernels_lost_on_another_rank_are_lost_here_too(monkeypatch):
-    tries = []
-    comm = SimpleNamespace(rank=0, size=2, allgather=lambda value: [value, False])
-    monkeypatch.setattr(clocks, "_profile", lambda *_: [tries.append(1) or kernels("a", "a")])
-    assert clocks.by_profile(Clock(comm, lambda: None, 1), lambda: None, ["a"]) is None
-    assert len(tries) == clocks.TRIES
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_each_virtual_rank_takes_the_kernels_of_one_stream(rank, monkeypatch):
-    streams = [kernels("a", "a", stream=stream) for stream in (13, 17)]
-    comm = SimpleNamespace(rank=rank, size=2, allgather=lambda value: [value] * 2, bcast=lambda value: streams)
-    monkeypatch.setattr(clocks, "_profile", lambda *_: streams if rank == 0 else [])
-    clock = Clock(comm, lambda: None, 1)
-    clock.is_virtual = True
-    assert clocks.by_profile(clock, lambda: None, ["a"]) == [[streams[rank][1]]]
-
-
-def test_the_second_of_two_series_is_profiled(monkeypatch):
-    fake = FakeCuda(monkeypatch)
-
-    class Profile:
-        def __init__(self, activities, schedule):
-            assert (activities, schedule) == (["GPU"], {"wait": 0, "warmup": 1, "active": 1, "repeat": 1})
-
-        def __enter__(self):
-            fake.did.append("profile")
-
-        def __exit__(self, *_):
-            fake.did.append("end")
-
-        def step(self):
-            fake.did.append("step")
-
-        def export_chrome_trace(self, path):
-            fake.did.append("export")
-            Path(path).write_text('{"traceEvents": []}')
-
-    activity = SimpleNamespace(CUDA="GPU")
-    module = SimpleNamespace(ProfilerActivity=activity, profile=Profile, schedule=lambda **steps: steps)
-    monkeypatch.setitem(sys.modules, "torch.profiler", module)
-    clock = fake.clock(ALONE, repeat=2)
-    assert clocks._profile(clock, lambda: fake.did.append("call"), frozenset(["a"])) == [[]]
-    series = ["synchronize", "sleep", "barrier", "call", "call", "call", "synchronize", "step"]
-    assert fake.did == ["profile", *series, *series, "end", "export"]
-
-
-@pytest.mark.parametrize("rank", [0, 1, 2])
-def test_ranks_capture_one_after_the_other(rank, monkeypatch):
-    fake = FakeCuda(monkeypatch)
-
-    class Capture:
-        def __init__(self, graph, capture_error_mode):
-            assert capture_error_mode == "thread_local"
-
-        def __enter__(self):
-            fake.did.append("begin")
-
-        def __exit__(self, *_):
-            fake.did.append("end")
-
-    cuda = sys.modules["torch"].cuda
-    cuda.CUDAGraph, cuda.graph = SimpleNamespace, Capture
-    comm = SimpleNamespace(rank=rank, size=3, barrier=lambda: fake.did.append("meet"))
-    clocks.capture(fake.clock(comm, repeat=1), lambda: fake.did.append("call"))
-    met = ["synchronize", "meet"]
-    assert fake.did == met * (rank + 1) + ["begin", "call", "end"] + met * (3 - rank)
-
-
-def test_a_rank_counts_with_its_median_and_the_average_with_all():
-    comm = SimpleNamespace(allgather=lambda value: [value, (5.0, 7.0)])
-    assert clocks.over_ranks(comm, [1.0, 2.0, 6.0]) == Spread(3.5, 2.0, 5.0, 5.0)
 
 
 # Series
