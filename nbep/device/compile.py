@@ -41,7 +41,9 @@ HOST_MEMORY = {  # the kernels that have versions for buffers in the host's memo
     "cached_notify_dispatch": "peers",
     "cached_notify_combine": "peers",
     "low_latency_dispatch": "network",
+    "low_latency_dispatch_once": "network",
     "low_latency_combine": "network",
+    "low_latency_combine_once": "network",
     "clean_low_latency_buffer": "network",
 }
 

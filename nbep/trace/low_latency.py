@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from nbep.device.kernels.low_latency.dispatch_sender import PUTTER
 from nbep.device.kernels.low_latency.journal import (
     BOTH_PHASES,
     RECV_PHASE,
@@ -46,15 +45,16 @@ from nbep.trace.roles import function_of
 
 BUFFER = "rdma_buffer"
 WORKSPACE = "low-latency workspace"
-DISPATCH = "low_latency_dispatch"
+DISPATCHES = "low_latency_dispatch", "low_latency_dispatch_once"
 PHASES = {SEND_PHASE: "send", RECV_PHASE: "receive", BOTH_PHASES: "send and receive"}
 ROLES = {
     "end_earlier_calls": "keeper",
     "wait_keeper": "receiver",
     "count_choices": "counter",
     "count_ranks": "counter",
-    "send_messages": "caster",
-    "send_messages_once": "caster",
+    "cast_messages": "caster",
+    "put_messages": "putter",
+    "put_messages_once": "putter",
     "send_rows": "sender",
     "send_sums": "sender",
     "receive_messages": "receiver",
@@ -150,11 +150,11 @@ class LowLatencyLaunch:
         if half >= NUM_HALVES or use is None:
             return None
         shape = use.shape
-        stride = message_stride(shape) if use.kernel == DISPATCH else row_stride(shape)
+        stride = message_stride(shape) if use.kernel in DISPATCHES else row_stride(shape)
         src, byte = divmod(byte, self._share_bytes)
         place, byte = divmod(byte, stride)
         expert, index = divmod(place, shape.num_max_tokens)
-        if use.kernel == DISPATCH:
+        if use.kernel in DISPATCHES:
             where = f"src {src}" if shape.deduplicate != 0 else f"local expert {expert}, src {src}"
             return Cell(
                 owner, f"message[half {half}, {where}, slot {index}]", "message", src=src, slot=index, byte=byte
@@ -173,7 +173,7 @@ def _arrival_cell(owner: int, name: str, half: int, index: int, use: Use | None)
             return None
         return Cell(owner, f"arrivals[half {half}, rank {index}]", name, src=index, is_in_tags=True)
     rank, expert = divmod(index, MAX_LOCAL_EXPERTS)
-    if use.kernel == DISPATCH:
+    if use.kernel in DISPATCHES:
         return Cell(owner, f"counts[half {half}, local expert {expert}, src {rank}]", name, src=rank, is_in_tags=True)
     expert += rank * (shape.num_experts // shape.num_ranks)
     return Cell(owner, f"counts[half {half}, expert {expert}]", name, is_in_tags=True)
@@ -204,8 +204,7 @@ def role_of_low_latency(thread: Any, otherwise: str) -> str:
     if thread.dead:
         return "receiver"
     frame = function_of(thread, ROLES)
-    role = otherwise if frame is None else ROLES[frame.f_code.co_name]
-    return "putter" if role == "caster" and thread.thread_idx // 32 == PUTTER else role
+    return otherwise if frame is None else ROLES[frame.f_code.co_name]
 
 
 def in_tags(value: int) -> str:

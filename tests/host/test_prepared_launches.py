@@ -72,6 +72,7 @@ def gpu(monkeypatch):
 @pytest.mark.parametrize("use_fp8", [False, True])
 def test_low_latency_calls_launch_with_their_own_arrays_in_their_own_half(gpu, use_fp8, deduplicate, way):
     options = {"async_finish": way == "async", "return_recv_hook": way == "hook"}
+    dispatch, combine = (f"low_latency_{verb}{'_once' if deduplicate else ''}" for verb in ("dispatch", "combine"))
     for number in range(5):
         stats = (gpu.recv_stats, gpu.cost_stats) if number % 2 else (None, None)
         weights = gpu.weights if deduplicate else None
@@ -88,10 +89,10 @@ def test_low_latency_calls_launch_with_their_own_arrays_in_their_own_half(gpu, u
         wanted |= {"out__cumulative_recv_stats": stats[0], "out__wait_recv_cost_stats": stats[1]}
         wanted |= {"inputs__x": gpu.x, "inputs__topk_idx": gpu.topk_idx, "inputs__topk_weights": weights}
         wanted |= {"call__half": 0, "call__num_rdma_bytes": RDMA_BYTES, "shape__use_fp8": use_fp8}
-        sent = gpu.check("low_latency_dispatch", **wanted, call__phases=SEND if hook else BOTH)
+        sent = gpu.check(dispatch, **wanted, call__phases=SEND if hook else BOTH)
         if hook:
             hook()
-            assert gpu.check("low_latency_dispatch", call__phases=RECEIVE) == sent | {"call.phases": RECEIVE}
+            assert gpu.check(dispatch, call__phases=RECEIVE) == sent | {"call.phases": RECEIVE}
         out = gpu.tensor("bfloat16", NUM_TOKENS, HIDDEN) if number % 2 else None
         combined_x, _, hook = gpu.combine(handle, out=out, combine_wait_recv_cost_stats=stats[1], **options)
         assert out is None or combined_x is out
@@ -100,10 +101,10 @@ def test_low_latency_calls_launch_with_their_own_arrays_in_their_own_half(gpu, u
         for name in ("recv_src_info", "recv_layout_range", *MESSAGES):
             wanted[f"inputs__{name}"] = sent[f"out.{name}"]
             assert (sent[f"out.{name}"] != 0) == (deduplicate or name not in MESSAGES)
-        sent = gpu.check("low_latency_combine", **wanted, call__phases=SEND if hook else BOTH)
+        sent = gpu.check(combine, **wanted, call__phases=SEND if hook else BOTH)
         if hook:
             hook()
-            assert gpu.check("low_latency_combine", call__phases=RECEIVE) == sent | {"call.phases": RECEIVE}
+            assert gpu.check(combine, call__phases=RECEIVE) == sent | {"call.phases": RECEIVE}
     assert gpu.launches == []
 
 

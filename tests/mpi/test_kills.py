@@ -17,7 +17,7 @@ NUM_STEPS = 10  # two rounds of killed_main.py: a buffer is made, used and destr
 def run_until_one_is_gone(victim: int, signal: str, kind: str, when: str, number: int) -> dict[int, str]:
     """What each rank said at its end, if it ended by itself."""
     before = leftovers()
-    environment = {"NBEP_TARGET": "emulator", "NBEP_TIMEOUT_MS": "500"}
+    environment = {"NBEP_TARGET": "emulator", "NBEP_TIMEOUT_MS": "2000"}
     arguments = victim, signal, kind, when, number
     output = run_python(PROGRAM, *arguments, ranks=NUM_RANKS, survive=True, must_fail=True, **environment)
     assert leftovers() == before

@@ -152,7 +152,7 @@ def test_with_deduplicate_a_message_has_a_source_and_an_arrival_follows(deduplic
     messages = deduplicated.events("fill", cell="message[half 0, src ")
     num_messages = sum(len({expert // 2 for expert in row if expert >= 0}) for idx in TOPK_IDX for row in idx)
     assert len(messages) == num_messages
-    arrivals = deduplicated.events("atomic", cell="arrivals[half 0", kernel="low_latency_dispatch")
+    arrivals = deduplicated.events("atomic", cell="arrivals[half 0", kernel="low_latency_dispatch_once")
     assert {event.role for event in arrivals} == {"putter", "counter"}
     complete = [event for event in arrivals if is_complete(event.value)]
     assert len(complete) == NUM_RANKS * NUM_RANKS
@@ -161,7 +161,7 @@ def test_with_deduplicate_a_message_has_a_source_and_an_arrival_follows(deduplic
         sent = [event for event in messages if (event.rank, event.cell.owner) == key]
         assert max(event.step for event in sent) < arrival.step, f"arrival {arrival}"
         assert arrival.value == -len(sent) - 1
-    counts = deduplicated.events("atomic", cell="counts[half 0, ", kernel="low_latency_dispatch")
+    counts = deduplicated.events("atomic", cell="counts[half 0, ", kernel="low_latency_dispatch_once")
     assert {event.role for event in counts} == {"counter"}
     assert len(counts) == NUM_RANKS * NUM_EXPERTS
     rows = deduplicated.events("fill", cell="row[half 0, rank 1, token 1]")

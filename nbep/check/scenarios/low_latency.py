@@ -250,7 +250,8 @@ def rows_of(received: reference.LowLatencyDispatched) -> dict[str, np.ndarray]:
 
 
 def make(name: str, about: str, order: Any, variants: tuple, *kernels: str) -> Scenario:
-    own = ("low_latency.dispatch", "low_latency.combine", "network.nic", *kernels)
+    calls = "low_latency.dispatch", "low_latency.dispatch_once", "low_latency.combine", "low_latency.combine_once"
+    own = (*calls, "network.nic", *kernels)
     several = {"rounds": 2, "tokens": 2, "topk": 2}  # less of all, so that a run stays short
     changed = {
         in_turn: {},

@@ -27,14 +27,20 @@ WARP = 32
 
 def shared_cells(kernel: str, args: Sequence[Any], num_threads: int, has_tma: bool) -> Describe | None:
     """What names the byte at an offset of a block's shared memory; None for a kernel of another's."""
+
+    def of_messages(offset: int) -> str:
+        return _low_latency_dispatch(_one_of(args, LowLatencyShape), offset)
+
     by_kernel: dict[str, Describe] = {
         "get_dispatch_layout": lambda offset: _layout(_one_of(args, LayoutSizes), offset),
         "dispatch": _dispatch,
         "combine": lambda offset: _combine(num_threads // WARP, offset),
         "direct_dispatch": _stage,
         "direct_combine": lambda offset: _direct_combine(num_threads // WARP, has_tma, offset),
-        "low_latency_dispatch": lambda offset: _low_latency_dispatch(_one_of(args, LowLatencyShape), offset),
+        "low_latency_dispatch": of_messages,
+        "low_latency_dispatch_once": of_messages,
         "low_latency_combine": _low_latency_combine,
+        "low_latency_combine_once": _low_latency_combine,
         "internode_notify_dispatch": partial(_of_warp, "count message", COUNT_MESSAGE_BYTES),
         "internode_dispatch": _internode_dispatch,
         "internode_combine": _internode_combine,

@@ -14,7 +14,9 @@ import numpy as np
 
 from nbep.device.kernels.low_latency.clean_low_latency_buffer import clean_low_latency_buffer
 from nbep.device.kernels.low_latency.combine import low_latency_combine
+from nbep.device.kernels.low_latency.combine_once import low_latency_combine_once
 from nbep.device.kernels.low_latency.dispatch import low_latency_dispatch
+from nbep.device.kernels.low_latency.dispatch_once import low_latency_dispatch_once
 from nbep.device.kernels.low_latency.journal import (
     BOTH_PHASES,
     JOURNAL_WORDS,
@@ -51,7 +53,14 @@ from nbep.host.rdma import RdmaMemory
 from nbep.host.runtime.base import Kernel, PreparedLaunch, Stream
 
 MAX_PLANS = 1024
-KERNELS: tuple[Kernel, ...] = (low_latency_dispatch, low_latency_combine, clean_low_latency_buffer, update_mask_buffer)
+KERNELS: tuple[Kernel, ...] = (
+    low_latency_dispatch,
+    low_latency_dispatch_once,
+    low_latency_combine,
+    low_latency_combine_once,
+    clean_low_latency_buffer,
+    update_mask_buffer,
+)
 SUMS = align_up(4 * NUM_HALVES * SLOT_WORDS, ALIGNMENT_BYTES)
 BARRIERS = SUMS + align_up(4 * NUM_HALVES * SLOT_WORDS, ALIGNMENT_BYTES)
 JOURNAL = BARRIERS + align_up(4 * MAX_RANKS, ALIGNMENT_BYTES)

@@ -19,11 +19,7 @@ Receive phase. The blocks take the tokens in turn. One warp waits for the expert
 are; then all warps add them up, some columns each, in float32 and in the order of the choices: w[0] * x[0], then
 + w[1] * x[1], each product and each sum rounded. No barrier of the grid is needed between the phases.
 
-With deduplicate `sum_first` stands in for the send phase: a rank adds up what its own experts have made of a token,
-with weights, and sends that. The receiver adds the rows of ranks, in the order of each one's first choice.
-
-Few tokens wait for machine code that is fetched anew: so what is common stands in an else, which comes first there, and
-a launch that only receives jumps once to where it begins. See docs/attempts.md.
+With deduplicate `combine_once` stands in for it.
 
 Source: DeepEP csrc/kernels/internode_ll.cu, combine. Break it: notebooks/08_low_latency_combine.ipynb
 """
@@ -43,7 +39,6 @@ from nbep.device.kernels.low_latency.journal import (
     is_keeper,
     is_last_block,
 )
-from nbep.device.kernels.low_latency.sum_first import send_sums
 from nbep.device.layout.low_latency import LowLatencyShape
 from nbep.device.network import Network
 from nbep.device.primitives import thread_idx
@@ -69,13 +64,10 @@ def low_latency_combine(
         if is_last_block():
             if is_keeper():
                 end_earlier_calls(network, work, call, bounds, shape, lane)
-            elif is_teller() and sends and shape.deduplicate == 0:
+            elif is_teller() and sends:
                 tell_all(network, work, bounds, call, lane)
         if sends:
-            if shape.deduplicate == 1:
-                send_sums(inputs, network, work, bounds, call, shape, warp, lane)
-            else:
-                send_rows(inputs, network, work, bounds, call, shape, sizes, warp, lane)
+            send_rows(inputs, network, work, bounds, call, shape, sizes, warp, lane)
             end_send_phase(network, work, bounds, call)
     if call.phases & RECV_PHASE != 0:
         sum_rows(out, inputs, network, work, bounds, call, shape, sizes, warp, lane)

@@ -20,10 +20,7 @@ it: their sum is where its tokens begin in recv_x. So rows are ordered by source
 the phases when one launch runs both: a block goes on to receive when it has sent. (DeepEP reserves rows with an atomic
 that the send phase has zeroed, behind a barrier of all blocks.)
 
-With deduplicate `send_once` and `expand` stand in for both phases.
-
-Few tokens wait for machine code that is fetched anew: so what is common stands in an else, which comes first there, and
-a launch that only receives jumps once to where it begins. See docs/attempts.md.
+With deduplicate `dispatch_once` stands in for it.
 
 Source: DeepEP csrc/kernels/internode_ll.cu, dispatch. Break it: notebooks/07_low_latency_dispatch.ipynb
 """
@@ -36,8 +33,7 @@ from nbep.device.kernels.low_latency.arguments import (
 )
 from nbep.device.kernels.low_latency.calls import compare_calls, is_teller
 from nbep.device.kernels.low_latency.dispatch_receiver import receive_messages
-from nbep.device.kernels.low_latency.dispatch_sender import count_choices, send_messages
-from nbep.device.kernels.low_latency.expand import expand_messages
+from nbep.device.kernels.low_latency.dispatch_sender import PUTTER, cast_messages, count_choices, put_messages
 from nbep.device.kernels.low_latency.journal import (
     RECV_PHASE,
     SEND_PHASE,
@@ -47,7 +43,6 @@ from nbep.device.kernels.low_latency.journal import (
     end_send_phase,
     is_last_block,
 )
-from nbep.device.kernels.low_latency.send_once import count_ranks, send_messages_once
 from nbep.device.layout.low_latency import LowLatencyShape
 from nbep.device.network import Network
 from nbep.device.primitives import block_dim, thread_idx
@@ -75,21 +70,15 @@ def low_latency_dispatch(
             if is_last_block():
                 end_earlier_calls(network, work, call, bounds, shape, lane)
             if sends:
-                if shape.deduplicate == 1:
-                    count_ranks(inputs, network, work, bounds, call, shape, sizes, lane)
-                else:
-                    count_choices(inputs, network, work, bounds, call, shape, sizes, lane)
+                count_choices(inputs, network, work, bounds, call, shape, sizes, lane)
         elif sends:
-            if shape.deduplicate == 1:
-                send_messages_once(inputs, network, work, bounds, call, shape, sizes, warp, lane)
+            if warp == PUTTER:
+                put_messages(inputs, network, work, bounds, call, shape, sizes, lane)
             else:
-                send_messages(inputs, network, work, bounds, call, shape, sizes, warp, lane)
+                cast_messages(inputs, shape, sizes, warp, lane)
         if sends:
             end_send_phase(network, work, bounds, call)
     if call.phases & RECV_PHASE != 0:
-        if shape.deduplicate == 1:
-            expand_messages(out, network, work, bounds, call, shape, sizes, warp, lane)
-        else:
-            receive_messages(out, network, work, bounds, call, shape, sizes, warp, lane)
+        receive_messages(out, network, work, bounds, call, shape, sizes, warp, lane)
         if is_last_block() and is_teller():
             compare_calls(network, work, bounds, call, lane)

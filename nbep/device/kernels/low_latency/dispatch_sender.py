@@ -15,6 +15,7 @@ a stage that is filled again has been read.
 """
 
 from nbep.device.jit import device_function
+from nbep.device.kernels.low_latency.arguments import stage_bytes
 from nbep.device.kernels.low_latency.calls import tell_call
 from nbep.device.kernels.low_latency.journal import may_send, slot_counter, sum_cell
 from nbep.device.layout.low_latency import (
@@ -194,27 +195,39 @@ def put_token(network, work, call, shape, stage, token, expert, slot, lane):
 
 
 @device_function
-def send_messages(inputs, network, work, bounds, call, shape, sizes, warp, lane):
-    """Putter and casters: all tokens of this block, one after the other."""
+def next_stage(shape, stage):
+    """The other one of the two stages."""
+    return 2 * smem_base() + stage_bytes(shape) - stage
+
+
+@device_function
+def cast_messages(inputs, shape, sizes, warp, lane):
+    """Casters: all tokens of this block, one after the other; with deduplicate, too."""
     num_casters = block_dim() // 32 - NUM_OTHERS
-    caster = warp - 1
-    stride = message_stride(shape)
     stage = smem_base()
     token = block_idx()
     while token < sizes.num_tokens:
-        if warp == PUTTER:
-            expert, slot = take_slot(inputs, network, work, bounds, call, shape, sizes.num_topk, token, lane)
-            clear_gap(stage, shape, lane)
-            if lane == 0:
-                st_shared_v4(stage + note_offset(shape), (token, 0, 0, 0))
-            open_to_engine()
-            put_token(network, work, call, shape, stage, token, expert, slot, lane)
-        else:
-            row = inputs.x + 2 * token * shape.hidden
-            fill_message(stage, row, shape, sizes.round_scale, caster, num_casters, lane)
-            open_to_engine()
+        row = inputs.x + 2 * token * shape.hidden
+        fill_message(stage, row, shape, sizes.round_scale, warp - 1, num_casters, lane)
+        open_to_engine()
         token += grid_dim()
-        stage = 2 * smem_base() + stride - stage  # the other one
+        stage = next_stage(shape, stage)
+
+
+@device_function
+def put_messages(inputs, network, work, bounds, call, shape, sizes, lane):
+    """Putter: all tokens of this block, one after the other."""
+    stage = smem_base()
+    token = block_idx()
+    while token < sizes.num_tokens:
+        expert, slot = take_slot(inputs, network, work, bounds, call, shape, sizes.num_topk, token, lane)
+        clear_gap(stage, shape, lane)
+        if lane == 0:
+            st_shared_v4(stage + note_offset(shape), (token, 0, 0, 0))
+        open_to_engine()
+        put_token(network, work, call, shape, stage, token, expert, slot, lane)
+        token += grid_dim()
+        stage = next_stage(shape, stage)
 
 
 @device_function

@@ -22,14 +22,7 @@ from typing import NamedTuple
 from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency.arguments import note_stride, stage_bytes
 from nbep.device.kernels.low_latency.calls import tell_call
-from nbep.device.kernels.low_latency.dispatch_sender import (
-    NUM_OTHERS,
-    PUTTER,
-    clear_gap,
-    expert_of,
-    fill_message,
-    open_to_engine,
-)
+from nbep.device.kernels.low_latency.dispatch_sender import clear_gap, expert_of, next_stage, open_to_engine
 from nbep.device.kernels.low_latency.journal import may_send, may_warp_send, slot_counter, sum_cell
 from nbep.device.layout.low_latency import (
     MAX_EXPERTS,
@@ -47,7 +40,6 @@ from nbep.device.primitives import (
     FULL_MASK,
     atom_add_relaxed_cta_shared_s32,
     atom_add_relaxed_gpu_s32,
-    block_dim,
     block_idx,
     f32,
     ffs_u32,
@@ -163,26 +155,19 @@ def put_token_once(network, work, call, shape, stage, notes, token, choice, lane
 
 
 @device_function
-def send_messages_once(inputs, network, work, bounds, call, shape, sizes, warp, lane):
-    """Putter and casters: all tokens of this block, one after the other."""
-    num_casters = block_dim() // 32 - NUM_OTHERS
-    caster = warp - 1
+def put_messages_once(inputs, network, work, bounds, call, shape, sizes, lane):
+    """Putter: all tokens of this block, one after the other."""
     stage = smem_base()
     token = block_idx()
     while token < sizes.num_tokens:
-        if warp == PUTTER:
-            notes = stage + message_stride(shape)
-            choice = take_places(inputs, network, work, bounds, call, shape, token, lane)
-            write_notes(notes, shape, token, choice, lane)
-            clear_gap(stage, shape, lane)
-            open_to_engine()
-            put_token_once(network, work, call, shape, stage, notes, token, choice, lane)
-        else:
-            row = inputs.x + 2 * token * shape.hidden
-            fill_message(stage, row, shape, sizes.round_scale, caster, num_casters, lane)
-            open_to_engine()
+        notes = stage + message_stride(shape)
+        choice = take_places(inputs, network, work, bounds, call, shape, token, lane)
+        write_notes(notes, shape, token, choice, lane)
+        clear_gap(stage, shape, lane)
+        open_to_engine()
+        put_token_once(network, work, call, shape, stage, notes, token, choice, lane)
         token += grid_dim()
-        stage = 2 * smem_base() + stage_bytes(shape) - stage  # the other one
+        stage = next_stage(shape, stage)
 
 
 @device_function
