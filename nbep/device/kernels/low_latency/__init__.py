@@ -1,1 +1,1 @@
-"""The low-latency mode: dispatch and combine of few tokens, to experts and back, in one kernel each; `_once`: deduplicated."""
+"""The low-latency mode: dispatch and combine of few tokens, in one kernel each; and in others with deduplicate."""
