@@ -41,8 +41,9 @@ def hang(
     return Broken(name, with_edit(function, old, new, run), DeadlockError, names, not_names, range(1), 1)
 
 
-RECEIVER = ": the low-latency dispatch receiver (kernel `low_latency_dispatch`, block "
 ROWS = ": the low-latency combine receiver (kernel `low_latency_combine`, block "
+RECEIVER = ": the low-latency dispatch receiver (kernel `low_latency_dispatch_once`, block "
+ROWS_ONCE = ": the low-latency combine receiver (kernel `low_latency_combine_once`, block "
 LOW_LATENCY = [
     hang("low latency: combine tells nobody of its rows", TRIP, combine_sender.tell_sources,
          "amo_add(network, cell, completion(0), peer, local_expert, True)", NOTHING,
@@ -62,7 +63,7 @@ LOW_LATENCY = [
          ("sees -",)),
     hang("once a rank: how many parts there are is not told", ONCE, sum_first.announce_parts,
          "add_to_arrival(network, work, call, lane, completion(num_messages * num_parts), False)", NOTHING,
-         (ROWS, ": arrivals[half 1, rank ", "expects -1 and sees "), ("sees -", "counts[")),
+         (ROWS_ONCE, ": arrivals[half 1, rank ", "expects -1 and sees "), ("sees -", "counts[")),
     hang("clean: nobody is told", CLEAN, clean_low_latency_buffer.barrier_network,
          "amo_add(network, signals + 4 * network.rank, s32(number - told), peer, 0, True)", NOTHING,
          ("rank 0: the clean_low_latency_buffer", "waits for rank 0: the peer's arrival at the barrier",
