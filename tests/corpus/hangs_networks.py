@@ -42,7 +42,8 @@ def hang(
 
 
 ROWS = ": the low-latency combine receiver (kernel `low_latency_combine`, block "
-RECEIVER = ": the low-latency dispatch receiver (kernel `low_latency_dispatch_once`, block "
+RECEIVER = ": the low-latency dispatch receiver (kernel `low_latency_dispatch`, block "
+RECEIVER_ONCE = ": the low-latency dispatch receiver (kernel `low_latency_dispatch_once`, block "
 ROWS_ONCE = ": the low-latency combine receiver (kernel `low_latency_combine_once`, block "
 LOW_LATENCY = [
     hang("low latency: combine tells nobody of its rows", TRIP, combine_sender.tell_sources,
@@ -55,11 +56,11 @@ LOW_LATENCY = [
           "Next to it, ", ", local expert 1] (byte ", " is -", ", stored by rank "), ("circle",)),
     hang("once a rank: messages are not counted", ONCE, send_once.put_token_once,
          "add_to_arrival(network, work, call, choice.peer, TAG, True)", NOTHING,
-         (RECEIVER, ": arrivals[half 0, rank ", "expects -1 and sees -", LAST),
+         (RECEIVER_ONCE, ": arrivals[half 0, rank ", "expects -1 and sees -", LAST),
          ("circle", "counts[")),
     hang("once a rank: how many messages there are is not told", ONCE, send_once.tell_counts,
          "add_to_arrival(network, work, call, peer, completion(num_messages), False)", NOTHING,
-         (RECEIVER, ": arrivals[half 0, rank ", "expects -1 and sees ", LAST),
+         (RECEIVER_ONCE, ": arrivals[half 0, rank ", "expects -1 and sees ", LAST),
          ("sees -",)),
     hang("once a rank: how many parts there are is not told", ONCE, sum_first.announce_parts,
          "add_to_arrival(network, work, call, lane, completion(num_messages * num_parts), False)", NOTHING,
