@@ -1,11 +1,8 @@
-"""The send phase of low-latency dispatch with deduplicate: a token goes to each rank of its experts once.
-
- rank s: x[t] --sender: cast--> stage --put_nbi_warp--> message[s, j] of rank r --receiver--> recv_x[e, i] for each e
-         note: for each choice its local expert, its place among those from s, its weight
+"""The send phase of low-latency dispatch with deduplicate: take places, put and count. See dispatch_once.py.
 
  cell            written by          with                    read by      with
  slots[h, e, r]  putters             atom_add_relaxed_gpu    -            -
- counts[e, s]    counter             amo_add (-n - 1)        receivers    ld_acquire_sys
+ counts[e, s]    counter             amo_add (-n - 1)        receivers    ld_relaxed_sys
  message         putters             put_nbi_warp            receivers    after arrivals
  arrivals[s]     putters, counters   amo_add                 receivers    ld_acquire_sys
  stage           casters             st_shared_v2, _v4       copy engine  after a proxy fence and bar_sync

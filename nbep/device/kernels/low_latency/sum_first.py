@@ -1,6 +1,4 @@
-"""The send phase of low-latency combine with deduplicate: a rank sends the sum of its experts' rows of a token.
-
- rank r: x[e, i] for each expert e of the token --sender: weighted sum--> stage --put_nbi_warp--> row[r, t] : rank s
+"""The send phase of low-latency combine with deduplicate: sum up and put. See combine_once.py.
 
  cell          written by   with            read by           with
  row           senders      put_nbi_warp    source s          after arrivals
