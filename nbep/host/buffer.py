@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
+from contextlib import suppress
 from typing import Any, Literal
 
 from nbep.device.layout.intranode import MAX_TOPK
@@ -220,6 +221,8 @@ class Buffer(LowLatencyVerbs):
         memory = getattr(self, "_memory", None)
         if memory is None:
             return
+        with suppress(Exception):
+            memory.report.warn()
         if self.explicitly_destroy:
             warnings.warn(f"{self!r} goes away without destroy()", RuntimeWarning, stacklevel=2)
         else:

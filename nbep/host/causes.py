@@ -1,25 +1,83 @@
-"""The exception for what a kernel has reported, with the cause as far as this rank's memory tells it.
+"""What a kernel has reported: until the caller has got it, and as an exception that names the cause.
 
-A wait may be over time because its peer has ended with an error: another rank has made another call. Then this rank is
-told of that, with both values.
+ kernel: a wait times out --report_fault--> FaultReport --KernelReport--> a verb, an event, a hook, or destroy raises
+
+A wait may have timed out because its peer has ended with an error: another rank has made another call. Then this rank
+is told of that, with both values.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nbep.device.layout.intranode import CALL_BYTES, CALL_WORDS, MAX_NVL_PEERS, RELAYED_WORDS, TOLD
 from nbep.device.protocols.calls import TOLD_WORDS
-from nbep.device.protocols.waits import OF_NODE, FaultReport
+from nbep.device.protocols.waits import OF_NODE, REPORT_WORDS, FaultReport
 from nbep.host.calls import relayed_error
 from nbep.host.faults import PeerTimeout, fault_error
 from nbep.host.low_latency.calls import late_difference
+from nbep.host.runtime.base import HostWords
 
 if TYPE_CHECKING:
     from nbep.host.symmetric import NodeMemory
+
+
+class KernelReport:
+    """The first failure of a rank's kernels. Every call of the buffer raises it, or at last destroy."""
+
+    def __init__(self, memory: NodeMemory, words: HostWords):
+        self._memory = memory
+        self._words = words
+        self._error: Exception | None = None
+        self._is_raised = False
+
+    def is_there(self) -> bool:
+        """Whether a kernel has reported something."""
+        return self._words.poll_word(0) != 0
+
+    def check(self) -> None:
+        """Raise it, if there is one."""
+        if self._error is not None or self._words.poll_word(0) != 0:
+            self._read()
+            assert self._error is not None
+            self._is_raised = True
+            raise self._error
+
+    def warn(self) -> None:
+        """Say it where nothing can be raised, unless a call has raised it."""
+        if self.is_there() and not self._is_raised:
+            self._read()
+            self._is_raised = True
+            warnings.warn(f"no call has raised what a kernel reported: {self._error}", RuntimeWarning, stacklevel=3)
+
+    def keep(self) -> None:
+        """The memory is about to go: an event of the buffer may still ask, and other memory tells more now."""
+        with suppress(Exception):
+            self._read()
+        self._words = HostWords(self._words.read() if self.is_there() else np.zeros(REPORT_WORDS, np.int32))
+
+    @contextmanager
+    def raised_at_last(self) -> Iterator[None]:
+        """Around the end of the memory: raise what no call has raised, even if that end fails."""
+        try:
+            yield
+        except Exception as error:
+            self.keep()
+            if self._error is None or self._is_raised:
+                raise
+            self._error.add_note(f"destroy failed, too: {error}")
+        if not self._is_raised:
+            self.check()
+
+    def _read(self) -> None:
+        if self._error is None and self.is_there():
+            report = FaultReport(*(int(word) for word in self._words.read()))
+            self._error = error_of(self._memory, report)
 
 
 def error_of(memory: NodeMemory, report: FaultReport) -> Exception:

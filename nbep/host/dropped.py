@@ -35,5 +35,5 @@ def give_back_dropped(runtime: Runtime, held: Sequence[Iterable[Name]]) -> None:
         try:
             runtime.dropped.pop(name).close()
         except Exception as error:
-            text = f"the memory of a Buffer that was dropped without destroy() is not given back: {error}"
+            text = f"the end of a Buffer that was dropped without destroy() has failed: {error}"
             warnings.warn(text, RuntimeWarning, stacklevel=3)

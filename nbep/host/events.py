@@ -15,27 +15,39 @@ class EventHandle:
     """A point in a stream. `EventHandle()` is the present end of the caller's current stream.
 
     It may be made before the first Buffer, too: the rank of a process has a runtime from then on only.
+    checks: what raises the report of a buffer whose kernels come before that point
     """
 
-    def __init__(self, event: Event | None = None, check: Callable[[], None] | None = None):
+    def __init__(self, event: Event | None = None, checks: tuple[Callable[[], None], ...] = ()):
         if event is None:
             runtime = current_runtime()
             event = _end_without_runtime() if runtime is None else runtime.current_stream.record()
         self.event = event
-        self._check = check
+        self.checks = checks
 
     @property
     def done(self) -> bool:
-        return self.event.done
+        """Whether the stream has got there.
+
+        Raises: as current_stream_wait, once it has
+        """
+        is_done = self.event.done
+        if is_done:
+            self.check()
+        return is_done
 
     def current_stream_wait(self) -> None:
         """Hold back the current stream until the event is done.
 
-        Raises: PeerTimeout if a wait of the call was over time by now
+        Raises: PeerTimeout if a wait of the call has timed out by now
         """
         self.event.current_stream_wait()
-        if self._check is not None:
-            self._check()
+        self.check()
+
+    def check(self) -> None:
+        """Raise what the call's kernels have reported by now, or those of a call that it came behind."""
+        for check in self.checks:
+            check()
 
 
 def _end_without_runtime() -> Event:

@@ -38,13 +38,13 @@ from nbep.device.layout.intranode import (
 )
 from nbep.device.protocols.calls import Call
 from nbep.device.protocols.peers import Bounds, HostPeers, Peers
-from nbep.device.protocols.waits import REPORT_BYTES, REPORT_WORDS, FaultReport
+from nbep.device.protocols.waits import REPORT_BYTES, REPORT_WORDS
 from nbep.host import validate
 from nbep.host.arguments import integer, refuse
 from nbep.host.await_ranks import end_without_mpi
 from nbep.host.call_log import Arguments, CallLog
 from nbep.host.calls import VERBS, arguments_of
-from nbep.host.causes import error_of
+from nbep.host.causes import KernelReport
 from nbep.host.comm import Communicator, await_all, connect, gather_results, is_mpi_comm
 from nbep.host.events import EventHandle, EventOverlap, handle_of
 from nbep.host.faults import destroy_error, destroyed_without
@@ -58,7 +58,7 @@ from nbep.host.network.transport import NetworkOptions, NicOptions, Transport, T
 from nbep.host.processes import Gone, Process, who_is_gone
 from nbep.host.rdma import RdmaMemory
 from nbep.host.roll_call import RollCall
-from nbep.host.runtime.base import Array, Event, HandleType, HostWords, Kernel, Memory, PastEvent, Runtime
+from nbep.host.runtime.base import Array, Event, HandleType, Kernel, Memory, PastEvent, Runtime
 from nbep.host.runtime.new_arrays import Make, Wanted
 from nbep.host.undo import Undo
 
@@ -186,7 +186,7 @@ class NodeMemory:
         self.ring_shape: RingShape | None = None  # of the latest launch
         self._cells: list[tuple[int, str]] = []
         self.latest_event: Event | None = None  # at the end of the latest call
-        self.fault: Exception | None = None
+        self._previous: EventHandle | None = None  # what the call under way comes behind
         self.rdma: RdmaMemory | None = None
         self.low_latency: LowLatencyMemory | None = None  # unless the buffer has no low-latency mode
         self.direct: DirectMemory | None = None  # unless the buffer has no room for it
@@ -250,7 +250,7 @@ class NodeMemory:
         self.host_visible = owned(
             runtime.allocate_host_visible(ALIGNMENT_BYTES + 2 * 4 * COUNTER_WORDS, "fault report and counters")
         )
-        self._report = self.host_visible.words(0, REPORT_WORDS)
+        self.report = KernelReport(self, self.host_visible.words(0, REPORT_WORDS))
         self.counters = self.host_visible.words(ALIGNMENT_BYTES, COUNTER_WORDS)
         assert REPORT_BYTES <= ALIGNMENT_BYTES
         if rdma_transport is None:
@@ -306,12 +306,17 @@ class NodeMemory:
 
         Raises: on every rank if the work of one failed; it names the rank, and what can be given back is
                 PeerTimeout if a peer does not come, twice as late as any kernel's wait for it; nothing is given back
+                what a kernel of this rank has reported and no call has raised yet; all is given back
         """
+        with self.report.raised_at_last():
+            self._close()
+
+    def _close(self) -> None:
         masked: list[int] = []
         if self.low_latency is not None:
             with suppress(Exception):  # all ranks are told of it below
                 masked = self.low_latency.masked_ranks()
-        # A kernel that waits for this rank is over time first, and says more.
+        # A kernel that waits for this rank times out first, and says more.
         timeout_ms = 2 * self.timeout_ms
         missing, masked = self._roll_call.meet(int(timeout_ms * 1e6), masked)
         if missing:
@@ -344,10 +349,7 @@ class NodeMemory:
     def _leave(self) -> None:
         """Let nobody use it any more."""
         self._is_open = False
-        # An event of this buffer may ask for faults when the memory is gone, which tells more of them.
-        with suppress(Exception):
-            self.check_faults()
-        self._report = HostWords(self._report.read() if self.has_fault else np.zeros(REPORT_WORDS, np.int32))
+        self.report.keep()
 
     def _give_back(self) -> None:
         self._leave()
@@ -401,7 +403,7 @@ class NodeMemory:
         hands out. So behind an event alone the memory is the comm stream's own, if its library minds other streams;
         if not, the comm stream comes behind the current one after all.
         """
-        previous = handle_of(order.previous_event)
+        previous = self._previous = handle_of(order.previous_event)
         if previous is not None and not isinstance(previous.event, PastEvent):
             self.comm_stream.wait(previous.event)
         outputs: list[Array] = []
@@ -432,14 +434,18 @@ class NodeMemory:
         """The event at the end of a call; unless async_finish, the caller's current stream waits for it."""
         stream = self.comm_stream
         self.latest_event = stream.record() if async_finish else stream.hand_over()
+        previous, self._previous = self._previous, None
+        # The call may have read what a call of another buffer has failed to bring.
+        others = () if previous is None else (check for check in previous.checks if check != self.check_faults)
+        event = EventHandle(self.latest_event, (self.check_faults, *others))
         if not async_finish:
-            self.check_faults()
-        return EventOverlap(EventHandle(self.latest_event, self.check_faults))
+            event.check()
+        return EventOverlap(event)
 
     def wait(self) -> None:
         """Block until all work of the comm stream is done.
 
-        Raises: PeerTimeout if a wait of this rank's kernels was over time
+        Raises: PeerTimeout if a wait of this rank's kernels has timed out
         """
         end = self.comm_stream.record()
         self.runtime.wait_until(lambda: end.done, lambda: "the end of its comm stream")
@@ -465,8 +471,8 @@ class NodeMemory:
 
     @property
     def has_fault(self) -> bool:
-        """Whether a wait of this rank was over time."""
-        return self._report.poll_word(0) != 0
+        """Whether a kernel of this rank has reported something."""
+        return self.report.is_there()
 
     def who_is_gone(self) -> Gone:
         """The ranks whose processes do nothing any more. If there are some, this process ends without MPI's own end."""
@@ -477,11 +483,7 @@ class NodeMemory:
 
     def check_faults(self) -> None:
         """Raise what a kernel has reported, if one has. A buffer raises the same on every later call."""
-        if self.fault is None:
-            if self._report.poll_word(0) == 0:
-                return
-            self.fault = error_of(self, FaultReport(*(int(word) for word in self._report.read())))
-        raise self.fault
+        self.report.check()
 
     def _describe(self, offset: int) -> str:
         if self.direct is not None and offset >= self.direct.start:

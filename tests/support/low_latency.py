@@ -175,7 +175,7 @@ class Trip:
         out = None
         if options.with_out:
             out = to_target(np.zeros(self.case.x[rank].shape, reference.BF16))
-        self._combined_x, event, hook = self.buffer.low_latency_combine(
+        self._combined_x, self.event, hook = self.buffer.low_latency_combine(
             to_target(x),
             self.topk_idx,
             self.topk_weights,
@@ -188,7 +188,7 @@ class Trip:
             combine_wait_recv_cost_stats=self._stats[2],
         )
         assert out is None or self._combined_x is out
-        self._receive = receiver(event, hook, options.combine_as)
+        self._receive = receiver(self.event, hook, options.combine_as)
 
     def receive_combine(self) -> None:
         self._receive()

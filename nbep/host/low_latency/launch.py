@@ -58,7 +58,10 @@ def run_call(
 def on_current_stream(
     memory: NodeMemory, kernel: PreparedLaunch, arguments: Sequence[Any] = (), arrays: Sequence[Any] = ()
 ) -> None:
-    """Launch on the caller's current stream, whose later work comes after it."""
+    """Launch on the caller's current stream, whose later work comes after it.
+
+    Raises: what a kernel of this rank has reported, where the caller waits for the launch
+    """
     mode: Any = memory.low_latency
     runtime = memory.runtime
     stream = runtime.current_stream
@@ -67,7 +70,8 @@ def on_current_stream(
         stream.wait_current_stream()
     mode.order(stream)
     kernel.launch(stream, *arguments, keep=arrays)
-    runtime.settle(stream)
+    if runtime.settle(stream):
+        memory.check_faults()
 
 
 def _hook(
@@ -76,8 +80,8 @@ def _hook(
     def hook() -> None:
         """Receive: the results are there for what the current stream does next.
 
-        Raises: ValueError if it was called before, the buffer was cleaned since or is destroyed; PeerTimeout after an
-                earlier one
+        Raises: ValueError if it was called before, the buffer was cleaned since or is destroyed; PeerTimeout as the
+                verbs, and after an earlier one
         """
         memory.check_open()
         if call.is_received:

@@ -445,10 +445,10 @@ class Runtime(ABC):
         """Block the caller until predicate() is true; False if timeout_ns passed first. describe() tells what for."""
 
     @abstractmethod
-    def settle(self, stream: Stream) -> None:
+    def settle(self, stream: Stream) -> bool:
         """Called after launches on a stream that stands for the caller's current one.
 
-        The caller's later work comes after them. Where that is not so by itself, this waits.
+        The caller's later work comes after them. Where that is not so by itself, this waits. Returns whether it has.
         """
 
     @abstractmethod

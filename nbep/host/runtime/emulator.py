@@ -414,8 +414,9 @@ class EmulatorRuntime(Runtime):
         self._unmap_finished()
         return in_time
 
-    def settle(self, stream: Stream) -> None:
+    def settle(self, stream: Stream) -> bool:
         stream.record().current_stream_wait()
+        return True
 
     def low_latency_blocks(self, handles: list[Any], num_taken: int) -> int:
         return 2

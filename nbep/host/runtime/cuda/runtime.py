@@ -379,9 +379,11 @@ class CudaRuntime(Runtime):
     def shares_current_stream(self) -> bool:  # type: ignore[override]
         return self.shared.num_ranks > 1 and current_stream_handle() == 0
 
-    def settle(self, stream: Stream) -> None:
-        if self._host_wait is not None:
-            stream.record().current_stream_wait()
+    def settle(self, stream: Stream) -> bool:
+        if self._host_wait is None:
+            return False
+        stream.record().current_stream_wait()
+        return True
 
     def low_latency_blocks(self, handles: list[Any], num_taken: int) -> int:
         num_ranks = sum(handle.bus_id == self.device.bus_id for handle in handles)
