@@ -18,6 +18,15 @@ from nbep.host.comm import Communicator, InProcessComm
 Arguments = dict[str, object]  # in the order in which they are compared
 
 
+class Unknown:
+    """The value of an argument that this rank cannot tell: like any other."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 @dataclass
 class _Call:
     """What the first rank passed to a collective call, and how many ranks are still to make it."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
+from nbep.device.kernels.low_latency.journal import UNCLEAN
 from nbep.device.protocols.waits import (
     CALLS_DIFFER,
     DISPATCH_RECEIVER_ROWS,
@@ -134,6 +135,11 @@ def fault_error(
         return calls.difference_error(rank, report)
     if report.site == LOW_LATENCY_CALLS_DIFFER:
         return low_latency_calls.difference_error(rank, report)
+    if report.site == LOW_LATENCY_HALF and report.expected == UNCLEAN:
+        return ValueError(
+            f"low-latency calls: got a replay of a CUDA graph on rank {rank} after masks were taken off; must come "
+            f"after clean_low_latency_buffer on all ranks"
+        )
     if report.site == LOW_LATENCY_HALF:
         return ValueError(
             f"low-latency calls: got one in half {report.seen} on rank {rank}; must be in half {report.expected}: "

@@ -152,7 +152,7 @@ def test_a_low_latency_call_in_the_wrong_half_is_a_value_error():
         size = nbep.Buffer.get_low_latency_rdma_size_hint(2, 128, 2, 2)
         buffer = nbep.Buffer(comm, num_rdma_bytes=size, low_latency_mode=True)
         x, topk_idx = to_target((np.zeros((2, 128), BF16), np.zeros((2, 1), np.int64)))
-        with pytest.raises(ValueError, match="take the halves in turn"):
+        with pytest.raises(ValueError, match="take the halves in turn"):  # noqa: PT012
             for _ in range(3):  # the second one, or on a GPU the call behind it
                 buffer.low_latency_dispatch(x, topk_idx, 2, 2)
                 buffer._memory.low_latency.restart()

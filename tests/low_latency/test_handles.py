@@ -71,6 +71,39 @@ def test_the_handle_of_another_buffer_is_refused():
     check(CASE, Options(), spawn(main, 2), "after a wrong handle")
 
 
+@pytest.mark.emulator_only("a GPU's choices are not read")
+def test_the_handle_of_an_earlier_dispatch_is_refused_if_that_sent_tokens_elsewhere():
+    """Else the sum would take rows that nobody has sent for this call."""
+    other = make_low_latency_case(2, num_tokens=[4, 6], num_topk=3)
+
+    def main(comm):
+        buffer = make_buffer(comm, [(CASE, Options())])
+        first, second = (Trip(buffer, case, Options()) for case in (CASE, other))
+        for trip in (first, second):
+            trip.send_dispatch()
+            trip.receive_dispatch()
+        with pytest.raises(ValueError, match=r"topk_idx\[\d, \d\]: got \d; must be one of .*, to which low_latency"):
+            second.send_combine(handle=first.handle)
+        second.send_combine()
+        second.receive_combine()
+        return second.outcome
+
+    check(other, Options(), spawn(main, 2), "after a wrong handle")
+
+
+def test_ranks_that_combine_with_handles_of_different_dispatches_are_refused():
+    def main(comm):
+        buffer = make_buffer(comm, [(CASE, Options())])
+        trips = [Trip(buffer, CASE, Options()) for _ in range(2)]
+        for trip in trips:
+            trip.send_dispatch()
+            trip.receive_dispatch()
+        trips[1].send_combine(handle=trips[comm.rank].handle)
+
+    with pytest.raises(ValueError, match=r"handle: got that of low_latency_dispatch .low-latency call .* on rank"):
+        spawn(main, 2)
+
+
 def test_a_handle_is_of_no_use_before_its_hook_is_called():
     def main(comm):
         options = Options(dispatch_as=HOOK)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 from low_latency import ASYNC, BOTH, HOOK, Options, Trip, make_buffer, make_low_latency_case
 from target import spawn

@@ -161,12 +161,60 @@ def test_a_rank_that_comes_late_to_a_clean_is_waited_for_in_the_next_one(options
         buffer.low_latency_clean_mask_buffer()
         comm.barrier()
         if comm.rank == LATE:
-            Trip(buffer, case, half_a_call).send_dispatch()
+            Trip(buffer, case, half_a_call).send_dispatch()  # begins with a clean
+        else:
+            clean()
         clean()
         return Trip(buffer, case, options).whole()
 
     for seed in seeds:
         check(case, options, spawn(main, 3, args=([],), seed=seed, on_deadlock="expire"), f"schedule {seed}")
+
+
+@pytest.mark.parametrize("last_rank_is_asked_first", [False, True])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_after_masks_are_taken_off_all_ranks_are_in_step_again(options, last_rank_is_asked_first):
+    """As vLLM does it: the buffer is zeroed and the masks are taken off, and that is all."""
+    case, again = make_case(0), make_case(1)
+
+    def main(comm, done):
+        buffer = make_buffer(comm, [(case, options), (again, options)], enable_shrink=True)
+        comm.barrier()
+        if comm.rank == LATE:
+            comm.runtime.wait_until(lambda: len(done) == len(OTHERS), lambda: "the others, to mask this rank")
+        # The others make an odd number of calls, the late rank an even one.
+        Trip(buffer, case, options).whole()
+        if comm.rank != LATE:
+            dispatch(Trip(buffer, case, replace(options, dispatch_as=HOOK)))
+            done.append(comm.rank)
+        comm.barrier()
+        status = np.zeros(3, np.int32)
+        buffer.low_latency_query_mask_buffer(status)
+        assert status[LATE] == 1 or comm.rank == LATE
+        buffer.get_local_buffer_tensor(np.int8, use_rdma_buffer=True)[:] = 0
+        buffer.low_latency_clean_mask_buffer()
+        if last_rank_is_asked_first:
+            comm.runtime.wait_until(lambda: comm.rank == 2 or len(done) > 2, lambda: "the last rank")
+            done.append(comm.rank)
+        return [Trip(buffer, again, options).whole() for _ in range(2)]
+
+    results = spawn(main, 3, args=([],), on_deadlock="expire")
+    for trip in range(2):
+        check(again, options, [outcomes[trip] for outcomes in results], f"trip {trip}")
+
+
+def test_a_replayed_graph_after_masks_were_taken_off_is_refused():
+    """It asks no host whether the ranks are in step: its kernels do."""
+    case = make_case(0)
+
+    def main(comm):
+        buffer = make_buffer(comm, [(case, Options())], enable_shrink=True)
+        buffer.low_latency_clean_mask_buffer()
+        buffer._memory.low_latency.is_unclean = False  # as a replay, which passes no verb
+        with pytest.raises(ValueError, match=r"got a replay of a CUDA graph on rank \d after masks were taken off"):
+            Trip(buffer, case, Options()).whole()
+
+    spawn(main, 3, on_deadlock="expire")
 
 
 def test_tokens_of_an_expert_whose_count_was_given_up_have_no_rows(monkeypatch):

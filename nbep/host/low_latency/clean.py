@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from nbep.device.kernels.low_latency.clean_low_latency_buffer import clean_low_latency_buffer as clean_kernel
 from nbep.device.layout.low_latency import LowLatencyShape
-from nbep.host.arguments import integer
+from nbep.host.arguments import integer, refuse
 from nbep.host.low_latency import checks
 from nbep.host.low_latency.launch import on_current_stream
 from nbep.host.low_latency.memory import LowLatencyMemory
@@ -27,6 +27,25 @@ def clean_low_latency_buffer(
     hidden, num_experts = integer("hidden", hidden, 1), checks.num_experts(mode, num_experts)
     mode.check_size(LowLatencyShape.of(mode.num_ranks, num_experts, num_max_tokens, hidden, 0, 0, 0, 0))
     memory.compare_call(VERB, dict)
+    _clean(memory, mode)
+
+
+def begin_verb(memory: NodeMemory, verb: str) -> LowLatencyMemory:
+    """What a verb begins with. Where masks were taken off, the ranks meet in clean_low_latency_buffer before it.
+
+    Raises: ValueError for another buffer, or while a graph is captured that would have to begin so; PeerTimeout after
+            an earlier one
+    """
+    mode = checks.mode_of(memory, verb)
+    memory.check_faults()
+    if mode.is_unclean:
+        if memory.runtime.is_capturing:
+            refuse(verb, "a call in a CUDA graph after masks were taken off", f"captured after {VERB}")
+        _clean(memory, mode)
+    return mode
+
+
+def _clean(memory: NodeMemory, mode: LowLatencyMemory) -> None:
     mode.restart()
     on_current_stream(memory, prepare_clean(memory, mode))
 

@@ -16,6 +16,7 @@ from nbep.host.arguments import flags, refuse
 from nbep.host.events import EventOverlap
 from nbep.host.low_latency import checks
 from nbep.host.low_latency.calls import COMBINE, Words, words_of
+from nbep.host.low_latency.clean import begin_verb
 from nbep.host.low_latency.handle import LowLatencyHandle
 from nbep.host.low_latency.launch import Hook, check_options, run_call
 from nbep.host.low_latency.memory import MAX_PLANS, Launches, LowLatencyMemory
@@ -62,8 +63,7 @@ def low_latency_combine(
     memory: NodeMemory, given: tuple[Any, ...], handle: Any, options: tuple[Any, ...]
 ) -> tuple[Array, EventOverlap, Hook | None]:
     """See Buffer.low_latency_combine; given and options as in Given and Options."""
-    runtime, mode = memory.runtime, checks.mode_of(memory, VERB)
-    memory.check_faults()
+    runtime, mode = memory.runtime, begin_verb(memory, VERB)
     call = mode.next_call(VERB)
     seen, key, plan = NOTHING
     if checks.is_ready(mode, handle):
@@ -83,7 +83,7 @@ def low_latency_combine(
         x = mode.symmetric.address + send_offset(mode.num_rdma_bytes, call.half)
     of_handle = handle.arguments if handle.is_as_made else runtime.arguments(handle.arguments)
     arguments = out, stats, x, topk_idx, topk_weights, *of_handle
-    memory.compare_call(VERB, lambda: {**shape._asdict(), "hook": return_recv_hook})
+    memory.compare_call(VERB, lambda: {**shape._asdict(), "hook": return_recv_hook, "handle": handle.origin})
     mode.rdma.shape, call.words = shape, plan.words
     arrays = given, combined_x, handle.arrays
     event, hook = run_call(memory, call, plan.launches, arguments, arrays, async_finish, return_recv_hook)
@@ -95,8 +95,7 @@ def get_next_low_latency_combine_buffer(memory: NodeMemory, handle: Any) -> Arra
 
     Where messages leave from the send area, a NIC may still read there what was sent in this half before.
     """
-    mode = checks.mode_of(memory, GET_NEXT)
-    memory.check_faults()
+    mode = begin_verb(memory, GET_NEXT)
     mode.check_own(GET_NEXT)
     handle = checks.handle(mode, handle)
     mode.check_size(_shape(mode, handle, False))
@@ -145,6 +144,7 @@ def _checked_plan(
     if validate.may_read(memory, None):
         checks.choices(runtime.contents(topk_idx), handle.num_experts)
         checks.handle_contents(mode, handle)
+        _check_choices(runtime, handle, topk_idx)
         _check_weights(runtime, handle, topk_weights)
     return plan, handle
 
@@ -214,6 +214,21 @@ def _check_zero_copy(mode: LowLatencyMemory, use_logfmt: bool) -> None:
             "True without get_next_low_latency_combine_buffer since the last low-latency call",
             "False, or with a buffer that was got for this very call",
         )
+
+
+def _check_choices(runtime: Runtime, handle: LowLatencyHandle, topk_idx: Array) -> None:
+    """No row comes from an expert that the dispatch of the handle has not sent a token to; only if `may_read`."""
+    sent = handle.call and handle.call.choices
+    if sent is None:
+        return
+    given = runtime.contents(topk_idx)
+    if len(sent) < len(given):
+        refuse("topk_idx", f"{len(given)} tokens", f"at most {len(sent)}, those of the dispatch of the handle")
+    is_sent = (given[:, :, None] == sent[: len(given), None, :]).any(axis=2) | (given < 0)
+    if not is_sent.all():
+        token, choice = (int(i[0]) for i in (~is_sent).nonzero())
+        allowed = f"one of {sent[token].tolist()}, to which {handle.call} has sent the token"
+        refuse(f"topk_idx[{token}, {choice}]", int(given[token, choice]), allowed)
 
 
 def _check_weights(runtime: Runtime, handle: LowLatencyHandle, topk_weights: Array) -> None:

@@ -21,6 +21,7 @@ from nbep.host.arguments import flags, integer, refuse
 from nbep.host.events import EventOverlap
 from nbep.host.low_latency import checks
 from nbep.host.low_latency.calls import DISPATCH, Words, words_of
+from nbep.host.low_latency.clean import begin_verb
 from nbep.host.low_latency.handle import NO_MESSAGES, LowLatencyHandle
 from nbep.host.low_latency.launch import Hook, check_options, run_call
 from nbep.host.low_latency.memory import MAX_PLANS, Launches, LowLatencyMemory
@@ -71,8 +72,7 @@ def low_latency_dispatch(
     memory: NodeMemory, given: tuple[Any, ...], options: tuple[Any, ...]
 ) -> tuple[Any, Array, LowLatencyHandle, EventOverlap, Hook | None]:
     """See Buffer.low_latency_dispatch; given and options as in Given and Options."""
-    runtime, mode = memory.runtime, checks.mode_of(memory, VERB)
-    memory.check_faults()
+    runtime, mode = memory.runtime, begin_verb(memory, VERB)
     call = mode.next_call(VERB)
     seen, key, plan = find_plan(runtime, mode.dispatch_plans, given, options)
     if plan is None:
@@ -91,6 +91,8 @@ def low_latency_dispatch(
         recv_x = recv_x, scales[0]
     memory.compare_call(VERB, lambda: _alike(Options(*options), shape.hidden))
     mode.rdma.shape, call.words = shape, plan.words
+    if validate.may_read(memory, None):
+        call.choices = runtime.contents(given[1]).copy()
     event, hook = run_call(
         memory, call, plan.launches, (*outputs, x, topk_idx, weights), (given, arrays), options[-2], options[-1]
     )

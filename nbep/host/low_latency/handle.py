@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from nbep.host.call_log import Unknown
 from nbep.host.runtime.base import Array, MaybeArray
 from nbep.host.runtime.new_arrays import Parts
 
@@ -91,6 +92,11 @@ class LowLatencyHandle:
     def call(self) -> Any:
         """The dispatch; None for a plain tuple."""
         return self._call
+
+    @property
+    def origin(self) -> object:
+        """Which dispatch it is of, for the comparison of ranks."""
+        return Unknown() if self._call is None else f"that of {self._call}"
 
     @property
     def is_as_made(self) -> bool:

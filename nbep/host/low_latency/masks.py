@@ -36,20 +36,27 @@ def update_mask_buffer(memory: NodeMemory, rank_to_mask: int, mask: bool) -> Non
         refuse("rank_to_mask", rank, f"a rank below {mode.num_ranks}")
     if rank == mode.rank:
         refuse("rank_to_mask", rank, "another rank than the one that calls it")
-    _launch(memory, mode.kernel(update_kernel), (), mode.network, mode.mask, mode.num_rdma_bytes, rank, 1, int(mask))
+    _update(memory, mode, rank, 1, int(mask))
 
 
 def clean_mask_buffer(memory: NodeMemory) -> None:
     """See Buffer.low_latency_clean_mask_buffer."""
     mode = _mode(memory, "low_latency_clean_mask_buffer")
-    _launch(memory, mode.kernel(update_kernel), (), mode.network, mode.mask, mode.num_rdma_bytes, 0, mode.num_ranks, 0)
+    _update(memory, mode, 0, mode.num_ranks, 0)
 
 
 def _mode(memory: NodeMemory, verb: str) -> LowLatencyMemory:
     mode = checks.mode_of(memory, verb)
     if mode.mask == 0:
         raise ValueError(f"{verb}: the buffer masks no ranks; make it with enable_shrink=True")
+    memory.check_faults()
     return mode
+
+
+def _update(memory: NodeMemory, mode: LowLatencyMemory, first_rank: int, num_ranks: int, is_masked: int) -> None:
+    kernel = mode.kernel(update_kernel)
+    _launch(memory, kernel, (), mode.network, mode.work, mode.num_rdma_bytes, first_rank, num_ranks, is_masked)
+    mode.is_unclean = mode.is_unclean or not is_masked
 
 
 def _launch(memory: NodeMemory, kernel: Any, arrays: tuple[Any, ...], *last_args: Any) -> None:

@@ -95,10 +95,10 @@ class LowLatencyCall:
     """One dispatch or combine: `is_received` once its receive phase is launched.
 
     `is_forgotten` if clean_low_latency_buffer came before that; `owner` is the memory that it was made with; `words`
-    are those of calls.py, set when it begins.
+    are those of calls.py, set when it begins. `choices`, where the host reads arrays: a copy of a dispatch's topk_idx
     """
 
-    __slots__ = ("half", "is_forgotten", "is_received", "number", "owner", "verb", "words")
+    __slots__ = ("choices", "half", "is_forgotten", "is_received", "number", "owner", "verb", "words")
     words: Words
 
     def __init__(self, owner: LowLatencyMemory, verb: str, number: int, half: int):
@@ -108,6 +108,7 @@ class LowLatencyCall:
         self.half = half
         self.is_received = False
         self.is_forgotten = False
+        self.choices: Any = None
 
     def __str__(self) -> str:
         return f"{self.verb} (low-latency call {self.number})"
@@ -138,6 +139,7 @@ class LowLatencyMemory:
         self.dispatch_plans: dict[Any, Any] = {}  # for calls that need not be checked again: see host.plans
         self.combine_plans: dict[Any, Any] = {}
         self._last_stream: Stream | None = None
+        self.is_unclean = False  # masks were taken off: clean_low_latency_buffer comes before the next call
         self._taken_by: str | None = None  # the verb between nodes that has used the buffer last, since it was cleaned
 
     def open(self, memories: list[Any]) -> None:
@@ -197,6 +199,7 @@ class LowLatencyMemory:
         self._num_calls = 0
         self._halves = [None] * NUM_HALVES
         self.zero_copy_number = -1
+        self.is_unclean = False
         self._taken_by = None
 
     # Turns with the normal mode between nodes, which takes the same bytes

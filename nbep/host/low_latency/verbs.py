@@ -157,9 +157,9 @@ class LowLatencyVerbs:
         It must come between a dispatch or combine between nodes and the next low-latency call: they share the RDMA
         buffer, and a rank may still need there what it got in the former. The low-latency verbs are refused until
         then. A dispatch or combine after low-latency calls needs nothing but that their hooks have been called.
-        The cells lie outside of what users write, so else it is needed only after masks were taken off: a rank that
-        was masked may have left half a call behind. Calls that have not been received are forgotten. All ranks call it
-        equally often, those that are masked too.
+        The cells lie outside of what users write, so else it is needed only after masks were taken off, and then the
+        next verb does it: a rank that was masked may have left half a call behind. Calls that have not been received
+        are forgotten. All ranks call it equally often, those that are masked too.
 
         Args, Source: as DeepEP deep_ep/buffer.py, Buffer.clean_low_latency_buffer; the sizes are only checked
         """
@@ -167,7 +167,10 @@ class LowLatencyVerbs:
         clean_low_latency_buffer(memory, num_max_dispatch_tokens_per_rank, hidden, num_experts)
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
-        """Go on without another rank (mask=True) in later low-latency calls, or with it again. Needs enable_shrink."""
+        """Go on without another rank (mask=True) in later low-latency calls, or with it again. Needs enable_shrink.
+
+        With it again: as after low_latency_clean_mask_buffer.
+        """
         masks.update_mask_buffer(self._usable("low_latency_update_mask_buffer"), rank_to_mask, mask)
 
     def low_latency_query_mask_buffer(self, mask_status: Array) -> None:
@@ -175,5 +178,10 @@ class LowLatencyVerbs:
         masks.query_mask_buffer(self._usable("low_latency_query_mask_buffer"), mask_status)
 
     def low_latency_clean_mask_buffer(self) -> None:
-        """Take all masks off. Needs enable_shrink; clean_low_latency_buffer comes before the next call."""
+        """Take all masks off. Needs enable_shrink.
+
+        The ranks are out of step then. So the next low-latency verb of this rank begins as clean_low_latency_buffer
+        does: all ranks take masks off, or all call clean_low_latency_buffer themselves. A CUDA graph that was captured
+        before cannot begin so: the call after its replay raises a ValueError.
+        """
         masks.clean_mask_buffer(self._usable("low_latency_clean_mask_buffer"))

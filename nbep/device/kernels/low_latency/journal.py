@@ -77,9 +77,10 @@ SENT_HALF = 0  # one more than the half that the launch before has sent in; 0 if
 RECEIVED_HALF = 1  # the same for its receive phase
 NUM_SLOTS = 2  # of experts, in the call that was sent
 NUM_COUNTS = 3  # of each rank, in the call that was received
-NEXT_HALF = 4  # that the next send phase takes
+NEXT_HALF = 4  # that the next send phase takes; UNCLEAN if clean_low_latency_buffer has to come first
 USES = 5  # of each half: send phases that have ended
 JOURNAL_WORDS = 7
+UNCLEAN = NUM_HALVES
 SLOT_WORDS = MAX_EXPERTS + MAX_RANKS  # of a half
 
 

@@ -1,29 +1,33 @@
 """Mask ranks, or take their masks off.
 
- cell               written by     with                            read by     with
- mask               thread r       atom_exch_acq_rel_sys           any wait    see `protocols.arrivals`
- counts, arrivals   all threads    atom_exch_acq_rel_sys (ABSENT)  receivers   the same
+ cell                     written by     with                            read by            with
+ mask                     thread r       atom_exch_acq_rel_sys           any wait           see `protocols.arrivals`
+ counts, arrivals, calls  all threads    atom_exch_acq_rel_sys (ABSENT)  receivers, teller  the same
+ journal[next half]       thread 0       st_weak (UNCLEAN)               the next keeper    ld_weak
 
 Whoever masks a rank gives up all that it has sent, or may still send: what comes of that is for no call, until
-clean_low_latency_buffer.
+clean_low_latency_buffer. So when masks are taken off no half is next: a call that comes before that reports it, also in
+a CUDA graph, which asks no host.
 
 Source: DeepEP csrc/kernels/legacy/internode_ll.cu after v1.2.1, update_mask_buffer, clean_mask_buffer
 """
 
 from nbep.device.jit import kernel
-from nbep.device.kernels.low_latency.journal import empty_rank
+from nbep.device.kernels.low_latency.journal import NEXT_HALF, UNCLEAN, Workspace, empty_rank
 from nbep.device.network import Network
-from nbep.device.primitives import atom_exch_acq_rel_sys_s32, thread_idx
-from nbep.device.types import I32, I64, Sym
+from nbep.device.primitives import atom_exch_acq_rel_sys_s32, st_weak_s32, thread_idx
+from nbep.device.types import I32, I64
 
 
 @kernel(max_threads=32)
 def update_mask_buffer(
-    network: Network, mask: Sym, num_rdma_bytes: I64, first_rank: I32, num_ranks: I32, is_masked: I32
+    network: Network, work: Workspace, num_rdma_bytes: I64, first_rank: I32, num_ranks: I32, is_masked: I32
 ):
     """Grid: 1 block. Block: at least num_ranks threads, a thread for each rank from first_rank on."""
     if thread_idx() < num_ranks:
-        atom_exch_acq_rel_sys_s32(mask + 4 * (first_rank + thread_idx()), is_masked)
+        atom_exch_acq_rel_sys_s32(work.mask + 4 * (first_rank + thread_idx()), is_masked)
     if is_masked != 0:
         for rank in range(first_rank, first_rank + num_ranks):
             empty_rank(network, num_rdma_bytes, rank, True)
+    elif thread_idx() == 0:
+        st_weak_s32(work.journal + 4 * NEXT_HALF, UNCLEAN)
