@@ -135,7 +135,7 @@ class Trip:
 
     def send_dispatch(self) -> None:
         options, x = self.options, to_target(self.case.x[self.buffer.rank])
-        self._recv_x, self._recv_count, self.handle, event, hook = self.buffer.low_latency_dispatch(
+        self._recv_x, self._recv_count, self.handle, self.event, hook = self.buffer.low_latency_dispatch(
             x,
             self.topk_idx,
             num_max_tokens(self.case, options),
@@ -150,7 +150,7 @@ class Trip:
             deduplicate=options.deduplicate,
             topk_weights=self.topk_weights if options.deduplicate else None,
         )
-        self._receive = receiver(event, hook, options.dispatch_as)
+        self._receive = receiver(self.event, hook, options.dispatch_as)
 
     def receive_dispatch(self) -> None:
         self._receive()

@@ -46,6 +46,7 @@ from nbep.device.layout.intranode import RingShape
 from nbep.device.network import Network
 from nbep.device.primitives import block_dim, block_idx, smem_base, thread_idx, u32_div
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers
+from nbep.device.protocols.spoil import has_failed, spoil_sums
 from nbep.device.protocols.staging import STAGE_STRIDE, open_stage
 from nbep.device.protocols.totals import Progress
 
@@ -120,3 +121,5 @@ def internode_combine(
             forward(inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, warp, lane)
         else:
             send_and_receive(out, inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, warp, lane)
+    if has_failed(bounds):
+        spoil_sums(out, rdma, sizes.num_combined_tokens, lane)

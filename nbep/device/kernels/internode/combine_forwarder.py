@@ -153,15 +153,17 @@ def forward_sums(inputs, network, peers, progress, bounds, here, nvl, rdma, cell
             note_progress(board + 4 * lane, first_needed(expected))
         if lane == 0:
             note_progress(board + 4 * SUMS_WORD, i)
+        is_here = True
         if expected >= 0 and lane != here.nvl_rank:
             peer = here.rdma_rank * here.num_nvl_ranks + lane
-            wait_tail_past(ring.tail, expected, RETIRED, bounds, FORWARDER_NVL_TAIL, peer, here.channel)
+            tail = wait_tail_past(ring.tail, expected, RETIRED, bounds, FORWARDER_NVL_TAIL, peer, here.channel)
+            is_here = tail != RETIRED
         has_room = True
         if lane == 0:
             peer = rank_of(here, node)
             free_end = wait_total_free(room, base, i, rdma.num_slots, bounds, FORWARDER_RDMA_HEAD, peer, here.channel)
             has_room = i < free_end
-        if not vote_all(FULL_MASK, has_room):
+        if not vote_all(FULL_MASK, is_here and has_room):  # after a time-out a sum would lack a row
             return
         num_rows = list_rows(rows, weights, lane, expected, source)
         after = s32(i + num_warps)

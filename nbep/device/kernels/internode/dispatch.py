@@ -45,6 +45,7 @@ from nbep.device.network import Network
 from nbep.device.primitives import bar_red_and, block_dim, block_idx, smem_base, thread_idx, u32_div, u32_mod
 from nbep.device.protocols.board import reset_board
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers
+from nbep.device.protocols.spoil import has_failed, spoil_rows
 from nbep.device.protocols.staging import STAGE_STRIDE, open_stage
 from nbep.device.protocols.teams import Team
 from nbep.device.protocols.totals import Progress
@@ -124,3 +125,5 @@ def internode_dispatch(
             send_and_receive(out, inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, warp, lane)
         if sizes.num_worst_tokens > 0:
             clean_unused_rows(out, inputs, here, nvl, sizes.num_worst_tokens)
+    if has_failed(bounds):
+        spoil_rows(out, nvl, sizes.num_recv_tokens, lane)

@@ -64,6 +64,7 @@ from nbep.device.protocols.board import RETIRED, first_needed, has_stalled, load
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.copies import copy_row
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
+from nbep.device.protocols.spoil import has_failed, spoil_sums
 from nbep.device.protocols.sums import list_biases, list_rows, rows_or_ring, sum_rows, sum_weights
 from nbep.device.protocols.waits import (
     COMBINE_COORDINATOR,
@@ -295,3 +296,5 @@ def combine(
             receive_tokens(out, inputs, board, num_warps, warp, lane, peers, bounds, shape, sizes, block_idx() // 2)
         elif lane < shape.num_ranks and lane != peers.rank:
             coordinate(board, num_warps, peers, bounds, shape, block_idx() // 2, lane)
+        if has_failed(bounds):
+            spoil_sums(out, shape, sizes.num_combined_tokens, lane)

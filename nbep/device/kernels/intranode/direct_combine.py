@@ -63,6 +63,7 @@ from nbep.device.primitives import (
     vote_all,
 )
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
+from nbep.device.protocols.spoil import has_failed, spoil_sums
 from nbep.device.protocols.staged_sums import FULL_BYTES, SUM_STAGE_BYTES, open_sum_stage, sum_rows_staged
 from nbep.device.protocols.staging import STAGE_BYTES, Stage, begin_copy, end_copy
 from nbep.device.protocols.sums import ENDLESS, Source, list_biases, list_rows, sum_rows, sum_weights
@@ -321,3 +322,5 @@ def direct_combine(
         push_stage = Stage(stage.data, stage.full, STAGE_BYTES)
         parities = push_rows(inputs, peers, places, shape, sizes.num_push_warps, warp, push_stage, lane)
     sum_tokens(out, inputs, peers, bounds, places, shape, sizes.num_combined_tokens, lists, stage, parities, lane)
+    if has_failed(bounds):
+        spoil_sums(out, shape, sizes.num_combined_tokens, lane)

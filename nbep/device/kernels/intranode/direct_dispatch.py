@@ -80,6 +80,7 @@ from nbep.device.primitives import (
 )
 from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
+from nbep.device.protocols.spoil import has_failed, spoil
 from nbep.device.protocols.staging import (
     STAGE_BYTES,
     STAGE_STRIDE,
@@ -434,6 +435,15 @@ def clean_unused_rows(inputs, peers, places, shape, num_worst_tokens):
         st_weak_s32(area + places.topk_weights + 4 * i, 0)
 
 
+@device_function
+def spoil_area(area, places, shape, num_rows, lane):
+    """What has been received, after a failure: see protocols.spoil. Peers that are only late may still bring rows."""
+    spoil(area + places.x, num_rows * shape.hidden_bytes, lane)
+    spoil(area + places.scales, 4 * num_rows * shape.num_scales, lane)
+    spoil(area + places.topk_idx, 8 * num_rows * shape.num_topk, lane)
+    spoil(area + places.topk_weights, 4 * num_rows * shape.num_topk, lane)
+
+
 @kernel(max_threads=768, clusters=CLUSTERS)
 def direct_dispatch(
     out: DirectOutputs,
@@ -463,3 +473,5 @@ def direct_dispatch(
         atom_add_release_sys_s32(buffer_of(peers, peer) + RINGS + 4 * peers.rank, 1)  # PAIR direct-arrived: its rows
     if block_idx() == 0:
         receive(out, inputs, peers, bounds, places, shape, sizes.num_recv_tokens)
+        if has_failed(bounds):
+            spoil_area(buffer_of(peers, peers.rank), places, shape, min(sizes.num_recv_tokens, places.num_rows), lane)

@@ -67,6 +67,7 @@ from nbep.device.primitives import (
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.notes import clean_choices, clear_padding, read_notes, write_notes
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
+from nbep.device.protocols.spoil import has_failed, spoil_rows
 from nbep.device.protocols.staging import STAGE_STRIDE, begin_copy, end_copy, open_stage
 from nbep.device.protocols.teams import Team, publish_tail, team_barrier
 from nbep.device.protocols.waits import (
@@ -436,3 +437,5 @@ def dispatch(
         receive_tokens(out, inputs, peers, bounds, shape, sizes.num_recv_tokens, team)
     if sizes.num_worst_tokens > 0:
         clean_unused_rows(out, inputs, peers.rank, shape, sizes.num_worst_tokens)
+    if has_failed(bounds):
+        spoil_rows(out, shape, sizes.num_recv_tokens, team.lane)

@@ -53,12 +53,16 @@ from nbep.device.protocols.waits import LOW_LATENCY_COMBINE_COUNT
 ROWS = 0  # [32] s64: their addresses
 WEIGHTS = 256  # [32] f32
 NUM_ROWS = 384
+NAN = float("nan")
 COLUMNS = 256  # of a token that a warp adds up at once, eight a lane
 
 
 @device_function
-def locate_row(out, network, work, bounds, call, shape, token, expert, lane):
-    """Wait for the row that belongs to an expert, or with deduplicate to its rank: its address, 0 if it never came."""
+def locate_row(out, network, work, bounds, call, shape, token, expert, weight, lane):
+    """Wait for the row that belongs to an expert, or with deduplicate to its rank. Returns where it is, and its weight.
+
+    0 if the rank is left out. After a time-out the weight is NaN, and so is the sum.
+    """
     peer, local_expert = rank_of(shape, expert)
     unit = 0 if shape.deduplicate != 0 else local_expert
     cell = count_offset(call.num_rdma_bytes, call.half, peer, unit)
@@ -72,7 +76,10 @@ def locate_row(out, network, work, bounds, call, shape, token, expert, lane):
     value = wait_arrival(own_ptr(network, cell), bounds, work.mask, peer, LOW_LATENCY_COMBINE_COUNT, expert)
     if out.wait_recv_cost_stats != 0:
         atom_add_relaxed_sys_s64(out.wait_recv_cost_stats + 8 * peer, clock64() - start)
-    return row if is_complete(value) else 0
+    if not is_complete(value):
+        weight = f32(NAN)
+        row = row if work.mask == 0 else 0
+    return row, weight
 
 
 @device_function
@@ -91,7 +98,7 @@ def list_rows(out, inputs, network, work, bounds, call, shape, sizes, token, lan
         is_wanted = is_wanted and same & ((1 << lane) - 1) == 0
     row = 0
     if is_wanted:
-        row = locate_row(out, network, work, bounds, call, shape, token, expert, lane)
+        row, weight = locate_row(out, network, work, bounds, call, shape, token, expert, weight, lane)
     present = vote_ballot(FULL_MASK, row != 0)
     if row != 0:
         index = popc_u32(present & ((1 << lane) - 1))

@@ -39,8 +39,9 @@ from nbep.device.primitives import (
     st_weak_u8,
     syncwarp,
     tma_store_wait_read_all,
+    vote_any,
 )
-from nbep.device.protocols.arrivals import announced, wait_arrival
+from nbep.device.protocols.arrivals import announced, is_complete, wait_arrival
 from nbep.device.protocols.reduce import warp_sum_s32
 from nbep.device.protocols.staging import begin_copy, end_copy, open_stage
 from nbep.device.protocols.waits import LOW_LATENCY_DISPATCH_COUNT
@@ -50,30 +51,42 @@ from nbep.device.protocols.waits import LOW_LATENCY_DISPATCH_COUNT
 def wait_counts(out, network, work, bounds, call, shape, local_expert, src, lane, times):
     """Where the tokens of a source begin among an expert's, and how many there are; the same in every lane.
 
-    Lane s waits for the count of source s, up to `src`. times: whether this warp notes how long it waited.
+    Lane s waits for the count of source s, up to `src`. times: whether this warp notes how long it waited. Returns too
+    whether one of these waits timed out, and nobody may be left out.
     """
     num_tokens = 0
+    has_failed = False
     if lane <= src:
         start = clock64() if times else 0
         count = count_offset(call.num_rdma_bytes, call.half, lane, local_expert)
         value = wait_arrival(own_ptr(network, count), bounds, work.mask, lane, LOW_LATENCY_DISPATCH_COUNT, local_expert)
         num_tokens = announced(value, shape.num_max_tokens)
+        has_failed = is_lost(work, value)
         if times and lane == src and out.wait_recv_cost_stats != 0:
             atom_add_relaxed_sys_s64(out.wait_recv_cost_stats + 8 * src, clock64() - start)
     syncwarp(FULL_MASK)
     if has_tma() and lane == 0:
         fence_proxy_async_global()  # what the counts have published, before the bulk copies that read it
     begin = warp_sum_s32(FULL_MASK, num_tokens if lane < src else 0)
-    return begin, shfl_idx_s32(FULL_MASK, num_tokens, src)
+    return begin, shfl_idx_s32(FULL_MASK, num_tokens, src), vote_any(FULL_MASK, has_failed)
 
 
 @device_function
-def note_range(out, shape, local_expert, src, begin, num_tokens):
-    """Write down where the tokens of a source are; one thread. With those of the last source all are counted."""
+def is_lost(work, value):
+    """Whether a wait for a cell timed out, and nobody may be left out."""
+    return work.mask == 0 and not is_complete(value)
+
+
+@device_function
+def note_range(out, shape, local_expert, src, begin, num_tokens, has_failed):
+    """Write down where the tokens of a source are; one thread. With those of the last source all are counted.
+
+    has_failed: a wait for one of the sources so far timed out. Then the expert has received -1 tokens
+    """
     cell = out.recv_layout_range + 8 * (local_expert * shape.num_ranks + src)
     st_weak_s64(cell, (begin << 32) | num_tokens)
     if src == shape.num_ranks - 1:
-        st_weak_s32(out.recv_count + 4 * local_expert, begin + num_tokens)
+        st_weak_s32(out.recv_count + 4 * local_expert, -1 if has_failed else begin + num_tokens)
         if out.cumulative_recv_stats != 0:
             atom_add_relaxed_gpu_s32(out.cumulative_recv_stats + 4 * local_expert, begin + num_tokens)
 
@@ -144,7 +157,7 @@ def receive_messages(out, network, work, bounds, call, shape, sizes, warp, lane)
         message += (local_expert * shape.num_max_tokens + warp_in_team) * sizes.message_stride
         if lane == 0:
             prefetch_l2(message)  # its page, too: a team has one of its own
-        begin, num_tokens = wait_counts(
+        begin, num_tokens, has_failed = wait_counts(
             out, network, work, bounds, call, shape, local_expert, src, lane, warp_in_team == 0
         )
         i = warp_in_team
@@ -154,7 +167,7 @@ def receive_messages(out, network, work, bounds, call, shape, sizes, warp, lane)
             message += sizes.team_warps * sizes.message_stride
             i += sizes.team_warps
         if warp_in_team == 0 and lane == 0:
-            note_range(out, shape, local_expert, src, begin, num_tokens)
+            note_range(out, shape, local_expert, src, begin, num_tokens, has_failed)
         pair += sizes.num_teams
     if has_tma() and lane == 0:
         tma_store_wait_read_all()  # a block's shared memory ends with it

@@ -13,7 +13,7 @@ tokens of the sources before it. So rows do not depend on who comes first, and e
 
 from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency.arguments import TABLE_BYTES
-from nbep.device.kernels.low_latency.dispatch_receiver import index_of, load_scale, note_range, store_scale
+from nbep.device.kernels.low_latency.dispatch_receiver import index_of, is_lost, load_scale, note_range, store_scale
 from nbep.device.kernels.low_latency.send_once import ENTRIES, SRC_IDX
 from nbep.device.layout.low_latency import (
     ALIGNMENT_BYTES,
@@ -69,6 +69,7 @@ from nbep.device.protocols.staging import (
 from nbep.device.protocols.waits import LOW_LATENCY_DISPATCH_COUNT
 
 NUM_MESSAGES = 4 * MAX_EXPERTS  # where a word for each rank stands in the table
+LOST = -1  # in place of a number: the wait for it timed out, and nobody may be left out
 assert TABLE_BYTES - NUM_MESSAGES >= ALIGNMENT_BYTES
 
 
@@ -81,7 +82,7 @@ def wait_sources(out, network, work, bounds, call, shape, table):
         arrival = own_ptr(network, arrival_offset(call.num_rdma_bytes, call.half, src))
         value = wait_arrival(arrival, bounds, work.mask, src, LOW_LATENCY_DISPATCH_COUNT, -1)
         num_messages = announced(value, shape.num_max_tokens)
-        st_shared_s32(table + NUM_MESSAGES + 4 * src, num_messages)
+        st_shared_s32(table + NUM_MESSAGES + 4 * src, LOST if is_lost(work, value) else num_messages)
         if block_idx() == 0:
             st_weak_s32(out.num_messages + 4 * src, num_messages)
             if out.wait_recv_cost_stats != 0:
@@ -95,15 +96,26 @@ def load_counts(network, work, bounds, call, shape, table):
         local_expert, src = local_and_rank(shape, cell)
         count = own_ptr(network, count_offset(call.num_rdma_bytes, call.half, src, local_expert))
         value = wait_number(count, bounds, work.mask, src, LOW_LATENCY_DISPATCH_COUNT, cell)
-        st_shared_s32(table + 4 * cell, announced(value, shape.num_max_tokens))
+        count = announced(value, shape.num_max_tokens)
+        st_shared_s32(table + 4 * cell, LOST if is_lost(work, value) else count)
 
 
 @device_function
 def count_of(shape, table, local_expert, src):
     """How many tokens a source has for an expert: none if it is absent, whatever had come of it."""
-    if ld_shared_s32(table + NUM_MESSAGES + 4 * src) == 0:
+    if ld_shared_s32(table + NUM_MESSAGES + 4 * src) <= 0:
         return 0
-    return ld_shared_s32(table + 4 * (local_expert * shape.num_ranks + src))
+    return max(ld_shared_s32(table + 4 * (local_expert * shape.num_ranks + src)), 0)
+
+
+@device_function
+def has_lost(shape, table, local_expert):
+    """Whether a wait for what an expert gets has timed out."""
+    least = 0
+    for src in range(shape.num_ranks):
+        least = min(least, ld_shared_s32(table + NUM_MESSAGES + 4 * src))
+        least = min(least, ld_shared_s32(table + 4 * (local_expert * shape.num_ranks + src)))
+    return least < 0
 
 
 @device_function
@@ -125,7 +137,8 @@ def note_ranges(out, shape, table):
         local_expert, src = local_and_rank(shape, cell)
         if u32_mod(local_expert, grid_dim()) == block_idx():
             num_tokens = count_of(shape, table, local_expert, src)
-            note_range(out, shape, local_expert, src, begin_of(shape, table, local_expert, src), num_tokens)
+            failed = src == shape.num_ranks - 1 and has_lost(shape, table, local_expert)
+            note_range(out, shape, local_expert, src, begin_of(shape, table, local_expert, src), num_tokens, failed)
 
 
 @device_function

@@ -3,7 +3,7 @@
  cell                     written by     with                            read by            with
  mask                     thread r       atom_exch_acq_rel_sys           any wait           see `protocols.arrivals`
  counts, arrivals, calls  all threads    atom_exch_acq_rel_sys (ABSENT)  receivers, teller  the same
- journal[next half]       thread 0       st_weak (UNCLEAN)               the next keeper    ld_weak
+ journal[next half]       thread 0       st_weak (UNCLEAN)               the next keeper    see journal.py
 
 Whoever masks a rank gives up all that it has sent, or may still send: what comes of that is for no call, until
 clean_low_latency_buffer. So when masks are taken off no half is next: a call that comes before that reports it, also in
