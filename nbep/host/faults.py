@@ -43,7 +43,7 @@ SYNDROMES = {
 
 
 class PeerTimeout(RuntimeError):
-    """This rank waited too long for a peer. What the call returned is garbage; the buffer is of no use now.
+    """This rank waited too long for a peer. What the call left behind is right or NaN; the buffer is of no use now.
 
     Attributes:
         rank: who waited

@@ -4,6 +4,7 @@ stream goes on before the host can raise, what a failed call leaves behind is ri
 
 import random
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -136,10 +137,8 @@ def run(mode: Mode, trouble: Trouble, seed: int) -> tuple[list[str], list[Troubl
                     break
         except (nbep.PeerTimeout, nbep.NetworkError, ValueError):  # of an earlier call, in the next one
             pass
-        try:
+        with suppress(nbep.PeerTimeout, nbep.NetworkError):  # of a call that had brought all before it failed
             buffer.destroy()
-        except (nbep.PeerTimeout, nbep.NetworkError):  # of a call that had brought all before it failed
-            pass
 
     with planted(trouble) as occasions:
         spawn(main, mode.num_ranks, seed=seed, on_deadlock="expire")

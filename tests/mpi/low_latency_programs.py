@@ -5,6 +5,7 @@ import signal
 import sys
 import traceback
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,8 +16,10 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 import numpy as np
 import pytest
-from low_latency import ASYNC, HOOK, Options, Trip, check, make_buffer, make_low_latency_case
+from low_latency import ASYNC, BOTH, HOOK, Options, Trip, check, make_buffer, make_low_latency_case
 from masked import check_survivor
+
+import nbep
 
 KILLED = 1
 
@@ -86,13 +89,48 @@ def calls_that_differ(comm):
         text = rf"^{name}: got {own} on rank {comm.rank}, {theirs} on rank {others} in the same low_latency_"
         trip = Trip(buffer, *(of_last if comm.rank == last else of_all))
         with pytest.raises(ValueError, match=text):
-            make_trip(trip)
+            trip.whole()
         buffer.destroy()
 
 
-def make_trip(trip):
-    trip.whole()
-    trip.buffer._memory.check_faults()  # as the next call does
+def last_combine_that_a_rank_comes_late_to(comm):
+    """Run with a short time-out. The others raise; the late rank gets what they had sent before, or raises, too."""
+    late = comm.size - 1
+    for kind in (BOTH, HOOK, ASYNC):
+        case, options = make_case(3, comm.size), Options(combine_as=kind)
+        buffer = make_buffer(comm, [(case, options)])
+        trip = Trip(buffer, case, options)
+        trip.send_dispatch()
+        trip.receive_dispatch()
+        if comm.rank == late:
+            for peer in range(late):
+                comm.recv(source=peer)
+            with suppress(nbep.PeerTimeout):
+                trip.send_combine()
+                trip.receive_combine()
+                check_survivor(case, options, comm.rank, trip.outcome, [], [])
+        else:
+            with pytest.raises(nbep.PeerTimeout, match=f"for rank {late}"):  # noqa: PT012
+                trip.send_combine()
+                trip.receive_combine()
+            comm.send(None, late)
+        buffer.destroy()
+
+
+def event_that_nobody_waits_for(comm):
+    """Run with a short time-out. Only destroy can tell of a call whose event was dropped."""
+    late = comm.size - 1
+    case, options = make_case(3, comm.size), Options(combine_as=ASYNC)
+    buffer = make_buffer(comm, [(case, options)])
+    trip = Trip(buffer, case, options)
+    trip.send_dispatch()
+    trip.receive_dispatch()
+    if comm.rank == late:
+        buffer.destroy()
+    else:
+        trip.send_combine()
+        with pytest.raises(nbep.PeerTimeout, match=f"for rank {late}"):
+            buffer.destroy()
 
 
 def rank_that_is_killed(comm):

@@ -42,13 +42,13 @@ def barrier_block(peers, bounds):
 
 
 @device_function
-def meet_by_adding(peers, bounds, signal):
+def meet_by_adding(peers, bounds, signal, may_meet):
     """Where each rank's memory is on its own GPU; see `barriers.meet_peer`."""
     # After the block's barrier thread `peer` speaks for all threads: its release covers what they wrote.
     syncthreads()
     peer = thread_idx()
     left = 0
-    if peer < peers.num_ranks:
+    if peer < peers.num_ranks and may_meet:
         own_signal = barrier_signals_of(peers, peers.rank) + 4 * peer
         atom_add_relaxed_sys_s32(own_signal, signal)
         atom_add_release_sys_s32(barrier_signals_of(peers, peer) + 4 * peers.rank, -signal)  # PAIR barrier-signal

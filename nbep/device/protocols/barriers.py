@@ -16,8 +16,8 @@ def barrier_block(peers, bounds):
 
 
 @by_network
-def meet_peer(peers, bounds, signal):
-    """Thread `peer` signals that peer and waits for it. A syncthreads must follow, and then it is a barrier as above.
+def meet_peer(peers, bounds, signal, may_meet):
+    """Thread `peer` signals that peer and waits for it, if it may. A syncthreads must follow: then it is a barrier.
 
     Returns: what signal[own][peer] says, see `protocols.calls`; 0 too for threads without a peer, and if it never came
     """

@@ -128,9 +128,13 @@ def report_difference(call, row, bounds):
 
 
 @device_function
-def wait_peer(peers, bounds, signal):
-    """Thread `peer` signals that peer and waits for it. Returns whether the peer has come with another call."""
-    left = meet_peer(peers, bounds, signal)
+def wait_peer(peers, bounds, signal, has_told):
+    """Thread `peer` signals that peer and waits for it. Returns whether the peer has come with another call.
+
+    A rank that has failed before meets nobody: its peers would go on with what it has not written. has_told: unless it
+    meets them to tell them why
+    """
+    left = meet_peer(peers, bounds, signal, has_told or not has_timed_out(bounds))
     return left != 0 and left > -ONE
 
 
@@ -174,7 +178,7 @@ def meet_with(peers, bounds, call, signal, has_told):
 
     It has told them its own words, too: it has reported what it knows, and does not wait for them any more.
     """
-    is_other = wait_peer(peers, bounds, signal)
+    is_other = wait_peer(peers, bounds, signal, has_told)
     is_same = bar_red_and(0, block_dim(), not is_other)
     if not is_same:
         told = ask_peer(call, peers, bounds, is_other, has_told)

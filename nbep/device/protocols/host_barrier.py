@@ -29,12 +29,12 @@ from nbep.device.protocols.waits import BARRIER, DIGEST_BITS, ONE, report_fault,
 @device_function
 def host_barrier_block(peers, bounds):
     """As `barrier.barrier_block`: wait for one block of every rank; what was written before is visible after."""
-    meet_by_storing(peers, bounds, ONE)
+    meet_by_storing(peers, bounds, ONE, True)
     syncthreads()
 
 
 @device_function
-def meet_by_storing(peers, bounds, signal):
+def meet_by_storing(peers, bounds, signal, may_meet):
     """Where the ranks' buffers are in the host's memory; see `barriers.meet_peer`."""
     sent = barrier_signals_of(peers, peers.rank)
     total = s32(ld_weak_s32(sent + 4 * peers.rank) + signal)
@@ -42,7 +42,7 @@ def meet_by_storing(peers, bounds, signal):
     syncthreads()
     peer = thread_idx()
     left = 0
-    if peer < peers.num_ranks:
+    if peer < peers.num_ranks and may_meet:
         st_release_sys_s32(barrier_signals_of(peers, peer) + 4 * peers.rank, total)  # PAIR host-barrier
         left = wait_sum(sent + 4 * peer, total, bounds, peer)
     return left

@@ -1,4 +1,4 @@
-"""Bounded waits. A wait that is over time reports who waited for whom and lets its kernel run to its end.
+"""Bounded waits. A wait that times out reports who waited for whom and lets its kernel run to its end.
 
  cell      written by                     with                    read by     with
  claim     first fault of a rank: site    atom_cas_acq_rel_sys    any wait    ld_relaxed_gpu (has_timed_out)
@@ -7,9 +7,10 @@
 
 A failed wait does not trap: a trap takes the CUDA context with it, and with the context the chance to destroy the
 buffer. Instead the caller goes on as if the condition held, every later wait of the rank ends at once (`start_wait`
-sees the claim), the outputs are garbage, and the host raises from the report. So the caller of a wait has to keep its
-addresses in range. Senders stop instead, and do not start if the rank has failed before: what they went on to send
-would overrun the rings of peers that are only late. Those miss the rest, and time out with a report of their own.
+sees the claim), the kernel spoils its outputs at its end (see spoil.py), and the host raises from the report. So the
+caller of a wait has to keep its addresses in range. Senders and forwarders stop instead, do not start if the rank has
+failed before, and meet no peer at a barrier then: what they went on to send would overrun the rings of peers that are
+only late. Those miss the rest, and time out with a report of their own.
 
 Source: DeepEP csrc/kernels/intranode.cu, the `NUM_TIMEOUT_CYCLES` checks (which print and trap); its
 receivers' waits for `start` and `end` have no such check

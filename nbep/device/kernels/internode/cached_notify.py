@@ -81,7 +81,7 @@ def come_together(network, peers, progress, bounds, num_ring_cell_words, cells, 
         amo_add(network, arrived_offset(cells, own), call.signal, node * peers.num_ranks + peers.rank, 0, True)
     rings = buffer_of(peers, peers.rank) + rings_offset(num_rdma_ranks, peers.num_ranks)
     reset_ring_cells(rings, num_ring_cell_words)
-    is_other = wait_peer(peers, bounds, call.signal)
+    is_other = wait_peer(peers, bounds, call.signal, False)
     is_other_node = wait_node(network, peers, bounds, cells, call, called)
     if not bar_red_and(0, block_dim(), not (is_other or is_other_node)):
         told = ask_peer(call, peers, bounds, is_other, False)
