@@ -61,6 +61,13 @@ def array(
         refuse(name, f"a strided {_describe(dtype, sizes)}", "row-major without gaps")
 
 
+def output(runtime: Runtime, name: str, value: Array, dtype: str, shape: tuple[int | str, ...]) -> None:
+    """An array that a kernel writes: read-only memory would end the process, or change what nobody may change."""
+    array(runtime, name, value, dtype, shape)
+    if not runtime.is_writeable(value):
+        refuse(name, f"a read-only {_describe(dtype, value.shape)}", "writeable: the call writes it")
+
+
 def _size_fits(size: int, wanted: int | str) -> bool:
     return size == wanted or isinstance(wanted, str)
 
@@ -395,7 +402,7 @@ def _handle_arrays(memory: NodeMemory, value: DispatchHandle) -> None:
     array(runtime, "handle.recv_src_idx", value.recv_src_idx, "int32", ("num_recv_tokens",))
     array(runtime, "handle.is_token_in_rank", value.is_token_in_rank, "bool", ("num_tokens", num_ranks))
     num_tokens = value.is_token_in_rank.shape[0]
-    array(runtime, "handle.send_head", value.send_head, "int32", (num_tokens, num_ranks))
+    output(runtime, "handle.send_head", value.send_head, "int32", (num_tokens, num_ranks))  # by combine
 
 
 def handle_config(handle: DispatchHandle, config: Config) -> None:
