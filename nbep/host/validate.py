@@ -199,9 +199,12 @@ def shape(name: str, value: Any) -> tuple[int, ...]:
     return tuple(integer(f"{name}[{i}]", length, 0) for i, length in enumerate(lengths))
 
 
+ARGUMENTS = {"num_qps": "num_qps_per_rank", "use_nvlink": "allow_nvlink_for_low_latency_mode"}  # of NetworkOptions
+
+
 def same_on_all_ranks(name: str, values: list[Any]) -> None:
     if any(value != values[0] for value in values):
-        refuse(name, f"{values} on ranks 0 to {len(values) - 1}", "the same on all ranks")
+        refuse(ARGUMENTS.get(name, name), f"{values} on ranks 0 to {len(values) - 1}", "the same on all ranks")
 
 
 # Streams and events
@@ -262,6 +265,7 @@ def expert_indices(topk_idx: Array, num_experts: int) -> None:
 
 def token_counts(num_tokens_per_rank: Array, is_token_in_rank: Array) -> None:
     """The counts agree with the membership that they sum up; only if `may_read`."""
+    handle_contents.membership("is_token_in_rank", is_token_in_rank)
     counted = is_token_in_rank.sum(axis=0)
     if (counted != num_tokens_per_rank).any():
         refuse("num_tokens_per_rank", num_tokens_per_rank.tolist(), f"{counted.tolist()}, as is_token_in_rank says")
