@@ -237,7 +237,7 @@ def test_a_wrong_environment_variable_is_named(variable, text, monkeypatch):
 
 def test_queue_pairs_that_differ_are_named_as_the_argument():
     def main(comm):
-        with pytest.raises(ValueError, match="^num_qps_per_rank: got"):
+        with pytest.raises(ValueError, match=r"^num_qps_per_rank: got"):
             nbep.Buffer(comm, 0, 1 << 12, True, 1 + comm.rank)
 
     nbep.spawn(main, 2, "emulator")
