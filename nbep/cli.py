@@ -5,10 +5,13 @@ Each subcommand is a module with `main(argv) -> int | None`; it is imported only
 """
 
 import argparse
+import os
 import pkgutil
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from importlib import import_module
+from typing import Any
 
 from nbep import bench, starting
 from nbep.device.extras import what_is_missing
@@ -47,6 +50,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:     argv without the program's name; None takes sys.argv
     Raises:   SystemExit as argparse does, for bad arguments and for --help
     """
+    if sys.stdout is None:  # it is closed, and print does nothing
+        return _run(argv)
+    output = Output(sys.stdout)
+    try:
+        with redirect_stdout(output):
+            try:
+                return _run(argv)
+            finally:
+                output.flush()  # at the end of the process Python could only print a traceback
+    except OutputLost as lost:
+        output.discard()
+        if isinstance(lost.error, BrokenPipeError):
+            return starting.PIPE_CLOSED
+        print(f"nbep: cannot write the output: {lost.error.strerror}", file=sys.stderr)
+        return 1
+
+
+def _run(argv: Sequence[str] | None) -> int:
     arguments, rest = _parser().parse_known_args(argv)
     if arguments.command == "bench":
         module = f"nbep.bench.{arguments.benchmark.replace('-', '_')}"
@@ -65,6 +86,42 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"nbep {arguments.command}: {missing}", file=sys.stderr)
         return 1
+
+
+class OutputLost(Exception):
+    """Nobody takes what is printed; error says why."""
+
+    def __init__(self, error: OSError):
+        super().__init__(str(error))
+        self.error = error
+
+
+class Output:
+    """The standard output, whose own failures cannot be confused with those of other files."""
+
+    def __init__(self, stream: Any):
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            raise OutputLost(error) from None
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            raise OutputLost(error) from None
+
+    def discard(self) -> None:
+        """What is still to be written goes nowhere, also at the end of the process."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
 
 
 if __name__ == "__main__":

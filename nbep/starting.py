@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 INTERRUPTED = 130  # what a shell says of a program that Ctrl-C has ended
+PIPE_CLOSED = 141  # and of one whose reader has gone, as `| head` does
 
 
 def is_command() -> bool:

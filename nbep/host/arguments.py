@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import numpy as np
@@ -11,6 +13,18 @@ import numpy as np
 def refuse(name: str, got: object, allowed: str) -> NoReturn:
     """Raises: ValueError that says which argument it is, what came and what is allowed"""
     raise ValueError(f"{name}: got {got}; must be {allowed}")
+
+
+@contextmanager
+def named_by(variables: Mapping[str, str]) -> Iterator[None]:
+    """An error about an argument that the environment has given names the variable. variables: by argument"""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        name, _, rest = str(error).partition(":")
+        if name not in variables:
+            raise
+        raise type(error)(f"{variables[name]}:{rest}") from None
 
 
 def integer(name: str, value: Any, minimum: int | None = None) -> int:

@@ -10,15 +10,26 @@ from itertools import pairwise
 
 import numpy as np
 
+from nbep.device.layout.internode import bits_shift, bits_word
 from nbep.device.protocols.channels import channel_task_range
 from nbep.host.arguments import refuse
 from nbep.host.internode.handle import InternodeHandle
 from nbep.host.intranode.handle import DispatchHandle
 
 
+def membership(name: str, is_token_in_rank: np.ndarray) -> None:
+    """Raises: ValueError if a byte is neither 0 nor 1: kernels add them up, and NumPy takes any other for True"""
+    wrong = is_token_in_rank.view(np.uint8) > 1
+    if wrong.any():
+        token, rank = (int(i[0]) for i in wrong.nonzero())
+        got = f"a bool of the byte {is_token_in_rank.view(np.uint8)[token, rank]}"
+        refuse(f"{name}[{token}, {rank}]", got, "0 or 1: copy it with `!= 0`")
+
+
 def intranode(handle: DispatchHandle, rank: int) -> None:
     """Raises: ValueError if arrays contradict each other"""
     is_token_in_rank, prefix = handle.is_token_in_rank, handle.rank_prefix_matrix
+    membership("handle.is_token_in_rank", is_token_in_rank)
     num_channels = handle.channel_prefix_matrix.shape[1]
     _same(
         "handle.channel_prefix_matrix",
@@ -47,6 +58,7 @@ def intranode(handle: DispatchHandle, rank: int) -> None:
 def internode(handle: InternodeHandle, rank: int, num_nvl_peers: int) -> None:
     """Raises: ValueError if arrays contradict each other"""
     is_token_in_rank, num_channels = handle.is_token_in_rank, handle.num_channels
+    membership("handle.is_token_in_rank", is_token_in_rank)
     num_tokens, num_ranks = is_token_in_rank.shape
     in_node = is_token_in_rank.reshape(num_tokens, num_ranks // num_nvl_peers, num_nvl_peers).any(axis=2)
     for name, goes in (("rdma_channel_prefix_matrix", in_node), ("gbl_channel_prefix_matrix", is_token_in_rank)):
@@ -64,12 +76,29 @@ def internode(handle: InternodeHandle, rank: int, num_nvl_peers: int) -> None:
     _ascending("handle.recv_gbl_channel_prefix_matrix", handle.recv_gbl_channel_prefix_matrix, axis=1)
     ends = handle.recv_gbl_rank_prefix_sum[:, None]
     _at_most("handle.recv_gbl_channel_prefix_matrix", handle.recv_gbl_channel_prefix_matrix, ends, "rows up to a rank")
+    _source_meta(handle, rank, num_nvl_peers)
     # What passed through this rank: those of each node, by channel, and where to. The rows behind are of no token.
     num_rows = int(handle.recv_rdma_rank_prefix_sum[-1])
     heads = handle.send_nvl_head[:num_rows]
     firsts = np.concatenate([[0], handle.recv_rdma_rank_prefix_sum[:-1]])[:, None]
     bounds = np.unique(np.concatenate([[0], (firsts + received).ravel()]))
     _heads("handle.send_nvl_head", heads, heads >= 0, list(pairwise(bounds.tolist())))
+
+
+def _source_meta(handle: InternodeHandle, rank: int, num_nvl_peers: int) -> None:
+    """Rows come by source, and of a source in the order of its tokens; each one names its node, and this rank's bit."""
+    meta, ends = handle.recv_src_meta, handle.recv_gbl_rank_prefix_sum
+    sources = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
+    tokens, nodes = meta[: len(sources), 0], meta[: len(sources), 1]
+    node, place = divmod(rank, num_nvl_peers)
+    bits = meta[: len(sources), bits_word(node)] >> (bits_shift(node) + place)
+    before = np.where(sources == np.roll(sources, 1), np.roll(tokens, 1), -1)
+    before[:1] = -1
+    wrong = (tokens <= before) | (nodes != sources // num_nvl_peers) | (bits & 1 == 0)
+    if wrong.any():
+        row = int(wrong.nonzero()[0][0])
+        allowed = f"as dispatch made it: a later token of rank {sources[row]} than the row before, and for rank {rank}"
+        refuse(f"handle.recv_src_meta[{row}]", meta[row].tolist(), allowed)
 
 
 def _channels(num_tokens: int, num_channels: int) -> list[tuple[int, int]]:

@@ -61,6 +61,13 @@ def array(
         refuse(name, f"a strided {_describe(dtype, sizes)}", "row-major without gaps")
 
 
+def output(runtime: Runtime, name: str, value: Array, dtype: str, shape: tuple[int | str, ...]) -> None:
+    """An array that a kernel writes: read-only memory would end the process, or change what nobody may change."""
+    array(runtime, name, value, dtype, shape)
+    if not runtime.is_writeable(value):
+        refuse(name, f"a read-only {_describe(dtype, value.shape)}", "writeable: the call writes it")
+
+
 def _size_fits(size: int, wanted: int | str) -> bool:
     return size == wanted or isinstance(wanted, str)
 
@@ -192,9 +199,12 @@ def shape(name: str, value: Any) -> tuple[int, ...]:
     return tuple(integer(f"{name}[{i}]", length, 0) for i, length in enumerate(lengths))
 
 
+ARGUMENTS = {"num_qps": "num_qps_per_rank", "use_nvlink": "allow_nvlink_for_low_latency_mode"}  # of NetworkOptions
+
+
 def same_on_all_ranks(name: str, values: list[Any]) -> None:
     if any(value != values[0] for value in values):
-        refuse(name, f"{values} on ranks 0 to {len(values) - 1}", "the same on all ranks")
+        refuse(ARGUMENTS.get(name, name), f"{values} on ranks 0 to {len(values) - 1}", "the same on all ranks")
 
 
 # Streams and events
@@ -255,6 +265,7 @@ def expert_indices(topk_idx: Array, num_experts: int) -> None:
 
 def token_counts(num_tokens_per_rank: Array, is_token_in_rank: Array) -> None:
     """The counts agree with the membership that they sum up; only if `may_read`."""
+    handle_contents.membership("is_token_in_rank", is_token_in_rank)
     counted = is_token_in_rank.sum(axis=0)
     if (counted != num_tokens_per_rank).any():
         refuse("num_tokens_per_rank", num_tokens_per_rank.tolist(), f"{counted.tolist()}, as is_token_in_rank says")
@@ -395,7 +406,7 @@ def _handle_arrays(memory: NodeMemory, value: DispatchHandle) -> None:
     array(runtime, "handle.recv_src_idx", value.recv_src_idx, "int32", ("num_recv_tokens",))
     array(runtime, "handle.is_token_in_rank", value.is_token_in_rank, "bool", ("num_tokens", num_ranks))
     num_tokens = value.is_token_in_rank.shape[0]
-    array(runtime, "handle.send_head", value.send_head, "int32", (num_tokens, num_ranks))
+    output(runtime, "handle.send_head", value.send_head, "int32", (num_tokens, num_ranks))  # by combine
 
 
 def handle_config(handle: DispatchHandle, config: Config) -> None:

@@ -1,5 +1,6 @@
 """nbep's compiled kernels are kept on disk: the next process does without Numba. A user's are not."""
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -40,6 +41,18 @@ def test_a_kernel_is_compiled_once_for_each_source_and_architecture(compiled, mo
     load_cubin(SPEC, (9, 0), "other key")
     assert compiled[1:] == [("dispatch", (8, 0)), ("dispatch", (9, 0))]
     assert len(list(cache_folder().iterdir())) == 3, "and no temporary file is left"
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data[:5], lambda data: b""])
+def test_a_damaged_entry_is_named_and_compiled_anew(damage, compiled, monkeypatch, tmp_path):
+    monkeypatch.setenv("NBEP_CACHE_DIR", str(tmp_path))
+    load_cubin(SPEC, (9, 0), "key")
+    (entry,) = tmp_path.iterdir()
+    entry.write_bytes(damage(entry.read_bytes()))
+    with pytest.warns(RuntimeWarning, match=f"^{re.escape(str(entry))} is damaged"):
+        assert load_cubin(SPEC, (9, 0), "key") == b"dispatch for (9, 0)"
+    assert load_cubin(SPEC, (9, 0), "key") == b"dispatch for (9, 0)"
+    assert len(compiled) == 2
 
 
 def test_a_cache_that_cannot_be_written_costs_only_time(compiled, monkeypatch, tmp_path):

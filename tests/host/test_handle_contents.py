@@ -61,7 +61,7 @@ def test_handles_between_nodes_are_checked_too(inputs):
             is_token_in_rank=is_token_in_rank,
             config=nbep.Config(2, 2, 4, 2, 4),
         )
-        names = [name for name in vars(handle) if name not in ("owner", "recv_src_meta")]
+        names = [name for name in vars(handle) if name != "owner"]
         for name in names:
             array = getattr(handle, name)
             first = (0,) * array.ndim
@@ -74,7 +74,7 @@ def test_handles_between_nodes_are_checked_too(inputs):
         buffer.destroy()
         return len(names), combined.shape
 
-    assert nbep.spawn(main, 2, "emulator") == [(9, (3, 64))] * 2
+    assert nbep.spawn(main, 2, "emulator") == [(10, (3, 64))] * 2
 
 
 def test_a_low_latency_handle_is_checked_too():
@@ -97,3 +97,17 @@ def test_a_low_latency_handle_is_checked_too():
         return combined[:, 0].tolist()
 
     assert nbep.spawn(main, 2, "emulator") == [[2.0, 1.0]] * 2
+
+
+def test_a_bool_of_another_byte_than_0_and_1_is_refused(on_two_ranks, inputs):
+    def main(buffer):
+        arguments = inputs(buffer)
+        twos = arguments["is_token_in_rank"].astype(np.uint8) * 2
+        recv_x, *_, handle, _ = buffer.dispatch(**arguments)
+        with pytest.raises(ValueError, match=r"^is_token_in_rank\[\d, \d\]: got a bool of the byte 2; must be 0 or 1"):
+            buffer.dispatch(**{**arguments, "is_token_in_rank": twos.view(bool)})
+        parts = (*handle[:4], twos.view(bool), handle[5])
+        with pytest.raises(ValueError, match=r"^handle.is_token_in_rank\[\d, \d\]: got a bool of the byte 2"):
+            buffer.combine(recv_x, parts)
+
+    on_two_ranks(main)

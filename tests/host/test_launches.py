@@ -100,3 +100,13 @@ def test_a_function_that_is_no_kernel_is_refused():
 def test_a_slice_of_rows_is_taken():
     out = launch_with(x=lambda words: words[1:], sizes=Sizes(3, 0))
     assert out[:3].tolist() == [1, 2, 3]
+
+
+@pytest.mark.emulator_only("NumPy's arrays say that they are read-only")
+def test_a_read_only_array_is_refused_where_the_kernel_writes():
+    def read_only(values):
+        return np.frombuffer(values.tobytes(), values.dtype)
+
+    with pytest.raises(ValueError, match=r"^add_offset, out: got a read-only array; must be writeable: the kernel"):
+        launch_with(out=read_only(np.zeros(5, np.int32)))
+    assert launch_with(x=read_only(np.arange(4, dtype=np.int32))).tolist()[:4] == [10, 11, 12, 13]

@@ -206,7 +206,7 @@ HANDLE_PARTS = {
     "handle.num_max_dispatch_tokens_per_rank": (2, 0),
     "handle.hidden": (3, -128),
     "hidden size of x": (3, 192),
-    "num_experts": (4, 5),
+    "handle.num_experts": (4, 5),
     "num_rdma_bytes": (4, 64),
 }
 

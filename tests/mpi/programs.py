@@ -247,7 +247,7 @@ def one_rank(comm):
 def bad_targets(comm):
     """A target that one rank does not know, or that differs, is refused on every rank, and the group goes on."""
     os.environ["NBEP_TARGET"] = ("emulator", "gpu")[comm.rank]
-    with pytest.raises(ValueError, match=r"^rank 1: target: got 'gpu'; must be one of auto, emulator, cuda"):
+    with pytest.raises(ValueError, match=r"^rank 1: NBEP_TARGET: got 'gpu'; must be one of auto, emulator, cuda"):
         nbep.Buffer(comm, num_nvl_bytes=256)
     os.environ["NBEP_TARGET"] = ("emulator", "auto")[comm.rank]
     with pytest.raises(ValueError, match=r"NBEP_TARGET: got \['emulator', 'auto'\]; must be the same on all ranks"):

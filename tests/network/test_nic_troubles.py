@@ -9,6 +9,7 @@ from nbep.device.jit import kernel
 from nbep.device.network.ibgda.transport import IbgdaNetwork, post_write
 from nbep.device.primitives import thread_idx
 from nbep.device.types import I32
+from nbep.host.network.transport import NicOptions, chosen_options
 
 pytestmark = pytest.mark.emulator_only("the software NIC is told how to misbehave")
 
@@ -215,5 +216,28 @@ def test_options_that_differ_between_ranks_are_refused():
     def main(comm):
         with pytest.raises(ValueError, match=r"transport and its options: got .* must be the same on all"):
             nbep.NodeMemory.create(comm, 1024, transport="ibgda", nic=nbep.NicOptions(seed=comm.rank))
+
+    nbep.spawn(main, 2, "emulator")
+
+
+@pytest.mark.parametrize("options", [{"lost": (2, 0, 0, 0)}, {"lost": (0, 2, 0, 0)}, {"stopped": (2, 0)}])
+def test_troubles_of_ranks_that_are_not_there_are_refused(options):
+    with pytest.raises(ValueError, match=r"^nic: (lost|stopped): got \(.*\); must be of ranks below 2"):
+        chosen_options(2, "ibgda", 1, 1, True, NicOptions(**options))
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"), [("NBEP_TRANSPORT", "roce"), ("NBEP_NUM_NVL_PEERS", "three"), ("NBEP_NIC", "batch=3")]
+)
+def test_a_wrong_environment_variable_is_named(variable, text, monkeypatch):
+    monkeypatch.setenv(variable, text)
+    with pytest.raises(ValueError, match=f"^{variable}: "):
+        chosen_options(2, None, None, 1, True, None)
+
+
+def test_queue_pairs_that_differ_are_named_as_the_argument():
+    def main(comm):
+        with pytest.raises(ValueError, match=r"^num_qps_per_rank: got"):
+            nbep.Buffer(comm, 0, 1 << 12, True, 1 + comm.rank)
 
     nbep.spawn(main, 2, "emulator")

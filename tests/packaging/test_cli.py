@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -152,3 +153,18 @@ def test_what_is_no_json_file_is_not_written_over(tmp_path, capsys):
         cli.main(["compile", "--json", str(kernels)])
     assert "must be a file that ends in .json, or be left out" in capsys.readouterr().err
     assert kernels.read_text() == "mine"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", ["puzzle", "compile --help"])
+def test_an_output_that_nobody_takes_ends_a_command_without_a_traceback(command, unbuffered):
+    program = [sys.executable, "-m", "nbep", *command.split()]
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    done = subprocess.run(program, stdout=write_end, stderr=subprocess.PIPE, text=True, env=environment)
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (141, "")
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (1, "nbep: cannot write the output: No space left on device\n")

@@ -339,6 +339,4 @@ def check_stats(
     recv_stats, dispatch_wait, combine_wait = stats
     report.same("cumulative_local_expert_recv_stats", recv_stats, STATS_BEFORE + want.recv_count)
     assert (dispatch_wait > STATS_BEFORE).all(), f"{report.where}, {dispatch_wait}"
-    chosen = case.topk_idx[rank][case.topk_idx[rank] >= 0] // (case.num_experts // case.num_ranks)
-    is_waited_for = np.isin(np.arange(case.num_ranks), chosen)
-    assert ((combine_wait > STATS_BEFORE) == is_waited_for).all(), f"{report.where}, {combine_wait}"
+    assert (combine_wait > STATS_BEFORE).all(), f"{report.where}, {combine_wait}"

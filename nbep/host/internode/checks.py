@@ -79,11 +79,12 @@ def _arrays(memory: NodeMemory, value: InternodeHandle) -> None:
         "recv_gbl_channel_prefix_matrix": (num_ranks, num_channels),
         "recv_gbl_rank_prefix_sum": (num_ranks,),
         "recv_src_meta": ("num_recv_tokens", num_meta_words(num_nodes)),
-        "send_rdma_head": (num_tokens, num_nodes),
-        "send_nvl_head": ("num_rdma_recv_tokens", num_places),
     }
     for name, shape in shapes.items():
         validate.array(runtime, f"handle.{name}", getattr(value, name), "int32", shape)
+    # Combine writes them.
+    validate.output(runtime, "handle.send_rdma_head", value.send_rdma_head, "int32", (num_tokens, num_nodes))
+    validate.output(runtime, "handle.send_nvl_head", value.send_nvl_head, "int32", ("num_rdma_recv_tokens", num_places))
 
 
 def config(memory: NodeMemory, value: object) -> None:

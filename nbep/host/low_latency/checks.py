@@ -22,11 +22,11 @@ def mode_of(memory: NodeMemory, verb: str) -> LowLatencyMemory:
     return memory.low_latency
 
 
-def num_experts(mode: LowLatencyMemory, value: Any) -> int:
+def num_experts(mode: LowLatencyMemory, value: Any, name: str = "num_experts") -> int:
     """The value as an int."""
-    value = integer("num_experts", value, 1)
+    value = integer(name, value, 1)
     if value % mode.num_ranks != 0 or value > MAX_EXPERTS:
-        refuse("num_experts", value, f"a multiple of {mode.num_ranks} (ranks) of at most {MAX_EXPERTS}")
+        refuse(name, value, f"a multiple of {mode.num_ranks} (ranks) of at most {MAX_EXPERTS}")
     return value
 
 
@@ -62,7 +62,7 @@ def handle(mode: LowLatencyMemory, value: Any) -> LowLatencyHandle:
             refuse("handle", "one that was put together", allowed)
         integer("handle.num_max_dispatch_tokens_per_rank", value.num_max_dispatch_tokens_per_rank, 1)
         integer("handle.hidden", value.hidden, 1)
-        num_experts(mode, value.num_experts)
+        num_experts(mode, value.num_experts, "handle.num_experts")
     return value
 
 

@@ -133,10 +133,10 @@ def _checked_plan(
     if not handle.is_as_made:  # else its arrays are those that dispatch made
         _check_handle(runtime, mode, handle)
     if out is not None:
-        validate.array(runtime, "out", out, "bfloat16", plan.out_size)
+        validate.output(runtime, "out", out, "bfloat16", plan.out_size)
         validate.row_alignment(runtime, "out", out)
     if combine_wait_recv_cost_stats is not None:
-        validate.array(
+        validate.output(
             runtime, "combine_wait_recv_cost_stats", combine_wait_recv_cost_stats, "int64", (shape.num_ranks,)
         )
     if zero_copy:

@@ -128,9 +128,9 @@ def _checked_plan(memory: NodeMemory, mode: LowLatencyMemory, given: Given, opti
     if cumulative_local_expert_recv_stats is not None:
         size = (shape.num_experts // shape.num_ranks,)
         name = "cumulative_local_expert_recv_stats"
-        validate.array(runtime, name, cumulative_local_expert_recv_stats, "int32", size)
+        validate.output(runtime, name, cumulative_local_expert_recv_stats, "int32", size)
     if dispatch_wait_recv_cost_stats is not None:
-        validate.array(
+        validate.output(
             runtime, "dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats, "int64", (shape.num_ranks,)
         )
     if options.deduplicate or topk_weights is not None:

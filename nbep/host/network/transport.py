@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 from nbep.device.layout.intranode import MAX_NVL_PEERS
 from nbep.device.network.ibgda.queue_pair import DEFAULT_BATCH, MAX_ENTRIES, MIN_ENTRIES
 from nbep.device.protocols.peers import Bounds
-from nbep.host.arguments import integer, refuse
+from nbep.host.arguments import integer, named_by, refuse
 from nbep.host.runtime.base import Describe, HandleType, SymmetricMemory
 
 TransportName = Literal["direct", "ibgda", "nvshmem"]
@@ -61,6 +61,12 @@ class NicOptions:
                 refuse(f"nic: {name}", repr(value), f"{length} integers")
             for number in value:
                 integer(f"nic: {name}", number, 0)
+
+    def check_ranks(self, num_ranks: int) -> None:
+        """Raises: ValueError if it names a rank that is not there: nothing would go wrong"""
+        for name, ranks in (("lost", (self.lost or ())[:2]), ("stopped", (self.stopped or ())[:1])):
+            if any(rank >= num_ranks for rank in ranks):
+                refuse(f"nic: {name}", repr(getattr(self, name)), f"of ranks below {num_ranks}")
 
     def _check_power(self, name: str, lowest: int, highest: int) -> None:
         value = integer(f"nic: {name}", getattr(self, name), lowest)
@@ -113,6 +119,8 @@ class NetworkOptions:
         is_known = isinstance(nic, NicOptions) or (isinstance(nic, str) and nic == "nvshmem")
         if not is_known:
             refuse("nic", repr(nic), 'NicOptions, or "nvshmem"')
+        if isinstance(nic, NicOptions):
+            nic.check_ranks(num_ranks)
         return cls(transport, size, integer("num_qps_per_rank", num_qps, 1), bool(use_nvlink), nic)
 
     def is_in_node(self, rank: int, peer: int) -> bool:
@@ -128,6 +136,15 @@ def chosen_options(
     num_ranks: int, transport: Any, num_nvl_peers: Any, num_qps: Any, use_nvlink: Any, nic: Any
 ) -> NetworkOptions:
     """The network of a buffer: as its arguments say, or else the environment, or else by default."""
+    given = {"transport": transport, "num_nvl_peers": num_nvl_peers, "nic": nic}
+    variables = {name: f"NBEP_{name.upper()}" for name, value in given.items() if value is None}
+    with named_by(variables):
+        return _chosen(num_ranks, transport, num_nvl_peers, num_qps, use_nvlink, nic)
+
+
+def _chosen(
+    num_ranks: int, transport: Any, num_nvl_peers: Any, num_qps: Any, use_nvlink: Any, nic: Any
+) -> NetworkOptions:
     if transport is None:
         transport = os.environ.get("NBEP_TRANSPORT", "direct")
     if num_nvl_peers is None:

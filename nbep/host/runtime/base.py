@@ -331,6 +331,10 @@ class Runtime(ABC):
     def is_contiguous(self, array: Array) -> bool:
         """Whether the array is row-major without gaps."""
 
+    def is_writeable(self, array: Array) -> bool:
+        """Whether the array may be written, as far as its library says: torch's tensors say nothing of it."""
+        return True
+
     def contents(self, array: Array) -> np.ndarray:
         """The array as one of NumPy, of the same memory; only where host_reads_arrays."""
         return array

@@ -341,6 +341,9 @@ class EmulatorRuntime(Runtime):
     def is_contiguous(self, array: Array) -> bool:
         return bool(array.flags.c_contiguous) if isinstance(array, np.ndarray) else CpuTensors.is_contiguous(array)
 
+    def is_writeable(self, array: Array) -> bool:
+        return not isinstance(array, np.ndarray) or bool(array.flags.writeable)
+
     def contents(self, array: Array) -> np.ndarray:
         return array if isinstance(array, np.ndarray) else CpuTensors.view(array)
 

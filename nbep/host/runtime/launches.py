@@ -23,8 +23,8 @@ def check_launch(runtime: Runtime, spec: KernelSpec, grid: int, block: int, smem
     """The leaves of the arguments: arrays and addresses as they are, None as 0, numbers of the parameters' types.
 
     Raises: TypeError if there are too few arguments or too many; ValueError, with the parameter's name, for a value
-            that the parameter cannot take, an array with gaps, a grid without blocks, a block of more than
-            max_threads threads, or more shared memory than a GPU has
+            that the parameter cannot take, an array with gaps, a read-only one that the kernel writes, a grid without
+            blocks, a block of more than max_threads threads, or more shared memory than a GPU has
     """
     leaves = flatten_args(args)
     if (len(args), len(leaves)) != (len(spec.hints), len(spec.params)):
@@ -70,6 +70,8 @@ def _leaf(runtime: Runtime, spec: KernelSpec, param: Param, value: Any) -> Any:
             return operator.index(value)
         except TypeError:
             refuse(name, type(value).__name__, f"{runtime.array_kinds}, an address (an int) or None")
+    if param.type.is_writable and not runtime.is_writeable(value):
+        refuse(name, "a read-only array", "writeable: the kernel writes it")
     # nbep's own kernels take the strides of scales; Buffer checks their arrays.
     if not spec.is_own and not runtime.is_contiguous(value):
         shape = ", ".join(map(str, value.shape))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, NamedTuple
 
+from nbep.host.arguments import named_by
 from nbep.host.await_ranks import call_bounded, end_after_timeouts
 from nbep.host.comm import TorchComm, gather_objects, gather_results, is_mpi_comm, timeout_ns
 from nbep.host.runtime.base import Runtime, set_process_runtime
@@ -49,7 +50,8 @@ def process_runtime(comm: Any) -> Runtime:
         if _runtime is not None:
             return _made_for, _runtime.target, True
         wanted = os.environ.get("NBEP_TARGET", "auto")
-        return wanted, resolve_target(wanted), False
+        with named_by({"target": "NBEP_TARGET"}):
+            return wanted, resolve_target(wanted), False
 
     wishes, targets, made = zip(*gather_results(comm, look), strict=True)
     if len(set(wishes)) > 1:

@@ -1,12 +1,13 @@
 """What all ranks must pass alike to a low-latency call: each rank tells every peer, in two words.
 
  cell                 written by         with                              read by    with
- calls[h, s, word]    tellers of s (1)   amo_add (-word - 1)               teller     ld_relaxed_sys
+ calls[h, s, word]    tellers of s (1)   amo_add (-word - 1)               teller (2) ld_relaxed_sys
                       next keeper        st_relaxed_sys (0)                sources    behind the credit
    of a masked rank   next keeper        atom_exch_acq_rel_sys (ABSENT): that rank gets no credit, and may still add
 
  (1) Whoever looks at a peer's credit anyway: in dispatch the counter of its first expert, or with deduplicate of its
      experts; in combine with deduplicate who announces parts. In combine without, a warp of the last block.
+ (2) And whoever notes how long combine waits for a rank that has no rows for it: see recv_cost.py.
 
 Where these cells are does not depend on the call. So every rank hears of every other one's call, whatever that makes of
 the messages, and also where none goes between the two. A word publishes nothing: nobody waits for what is on its way.

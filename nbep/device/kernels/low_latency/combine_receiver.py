@@ -7,6 +7,7 @@ sum table               listing warp    st_shared      all warps          ld_sha
 """
 
 from nbep.device.jit import device_function
+from nbep.device.kernels.low_latency.recv_cost import note_owners
 from nbep.device.layout.low_latency import (
     LOGFMT_COLUMNS,
     LOGFMT_META_BYTES,
@@ -19,10 +20,8 @@ from nbep.device.layout.low_latency import (
 from nbep.device.network import own_ptr
 from nbep.device.primitives import (
     FULL_MASK,
-    atom_add_relaxed_sys_s64,
     block_dim,
     block_idx,
-    clock64,
     f32,
     grid_dim,
     ld_na_f32,
@@ -58,7 +57,7 @@ COLUMNS = 256  # of a token that a warp adds up at once, eight a lane
 
 
 @device_function
-def locate_row(out, network, work, bounds, call, shape, token, expert, weight, lane):
+def locate_row(network, work, bounds, call, shape, token, expert, weight, lane):
     """Wait for the row that belongs to an expert, or with deduplicate to its rank. Returns where it is, and its weight.
 
     0 if the rank is left out. After a time-out the weight is NaN, and so is the sum.
@@ -72,10 +71,7 @@ def locate_row(out, network, work, bounds, call, shape, token, expert, weight, l
     place += (unit * shape.num_max_tokens + token) * row_stride(shape)
     row = own_ptr(network, place)
     prefetch_l2(row)  # its page, too: each expert has one of its own
-    start = clock64()
     value = wait_arrival(own_ptr(network, cell), bounds, work.mask, peer, LOW_LATENCY_COMBINE_COUNT, expert)
-    if out.wait_recv_cost_stats != 0:
-        atom_add_relaxed_sys_s64(out.wait_recv_cost_stats + 8 * peer, clock64() - start)
     if not is_complete(value):
         weight = f32(NAN)
         row = row if work.mask == 0 else 0
@@ -83,7 +79,7 @@ def locate_row(out, network, work, bounds, call, shape, token, expert, weight, l
 
 
 @device_function
-def list_rows(out, inputs, network, work, bounds, call, shape, sizes, token, lane):
+def list_rows(inputs, network, work, bounds, call, shape, sizes, token, lane):
     """Wait for the rows of a token and write down where they are, in the order of its choices; one warp."""
     table = smem_base()
     weight = f32(1)
@@ -98,7 +94,7 @@ def list_rows(out, inputs, network, work, bounds, call, shape, sizes, token, lan
         is_wanted = is_wanted and same & ((1 << lane) - 1) == 0
     row = 0
     if is_wanted:
-        row, weight = locate_row(out, network, work, bounds, call, shape, token, expert, weight, lane)
+        row, weight = locate_row(network, work, bounds, call, shape, token, expert, weight, lane)
     present = vote_ballot(FULL_MASK, row != 0)
     if row != 0:
         index = popc_u32(present & ((1 << lane) - 1))
@@ -224,10 +220,12 @@ def sum_token(out, shape, token, warp, lane):
 @device_function
 def sum_rows(out, inputs, network, work, bounds, call, shape, sizes, warp, lane):
     """Receiver: all tokens of this block, one after the other."""
+    if out.wait_recv_cost_stats != 0:
+        note_owners(out, inputs, network, work, bounds, call, shape, sizes, warp, lane)
     token = block_idx()
     while token < sizes.num_tokens:
         if warp == 0:
-            list_rows(out, inputs, network, work, bounds, call, shape, sizes, token, lane)
+            list_rows(inputs, network, work, bounds, call, shape, sizes, token, lane)
         syncthreads()
         sum_token(out, shape, token, warp, lane)
         syncthreads()

@@ -8,6 +8,7 @@ recv_*           receivers     bulk copy, st_weak      -            the next ker
 
 from nbep.device.division import divided
 from nbep.device.jit import device_function
+from nbep.device.kernels.low_latency.recv_cost import LEAST_COUNT, note_wait
 from nbep.device.layout.low_latency import (
     count_offset,
     local_and_rank,
@@ -19,10 +20,8 @@ from nbep.device.network import own_ptr
 from nbep.device.primitives import (
     FULL_MASK,
     atom_add_relaxed_gpu_s32,
-    atom_add_relaxed_sys_s64,
     block_dim,
     block_idx,
-    clock64,
     f32,
     f32_to_ue8m0,
     fence_proxy_async_global,
@@ -48,22 +47,19 @@ from nbep.device.protocols.waits import LOW_LATENCY_DISPATCH_COUNT
 
 
 @device_function
-def wait_counts(out, network, work, bounds, call, shape, local_expert, src, lane, times):
+def wait_counts(network, work, bounds, call, shape, local_expert, src, lane):
     """Where the tokens of a source begin among an expert's, and how many there are; the same in every lane.
 
-    Lane s waits for the count of source s, up to `src`. times: whether this warp notes how long it waited. Returns too
-    whether one of these waits timed out, and nobody may be left out.
+    Lane s waits for the count of source s, up to `src`. Returns too whether one of these waits timed out, and nobody
+    may be left out.
     """
     num_tokens = 0
     has_failed = False
     if lane <= src:
-        start = clock64() if times else 0
         count = count_offset(call.num_rdma_bytes, call.half, lane, local_expert)
         value = wait_arrival(own_ptr(network, count), bounds, work.mask, lane, LOW_LATENCY_DISPATCH_COUNT, local_expert)
         num_tokens = announced(value, shape.num_max_tokens)
         has_failed = is_lost(work, value)
-        if times and lane == src and out.wait_recv_cost_stats != 0:
-            atom_add_relaxed_sys_s64(out.wait_recv_cost_stats + 8 * src, clock64() - start)
     syncwarp(FULL_MASK)
     if has_tma() and lane == 0:
         fence_proxy_async_global()  # what the counts have published, before the bulk copies that read it
@@ -157,9 +153,10 @@ def receive_messages(out, network, work, bounds, call, shape, sizes, warp, lane)
         message += (local_expert * shape.num_max_tokens + warp_in_team) * sizes.message_stride
         if lane == 0:
             prefetch_l2(message)  # its page, too: a team has one of its own
-        begin, num_tokens, has_failed = wait_counts(
-            out, network, work, bounds, call, shape, local_expert, src, lane, warp_in_team == 0
-        )
+        if out.wait_recv_cost_stats != 0 and warp_in_team == 0 and lane == 0:
+            count = own_ptr(network, count_offset(call.num_rdma_bytes, call.half, src, local_expert))
+            note_wait(out, work, bounds, count, LEAST_COUNT, src, LOW_LATENCY_DISPATCH_COUNT, local_expert)
+        begin, num_tokens, has_failed = wait_counts(network, work, bounds, call, shape, local_expert, src, lane)
         i = warp_in_team
         while i < num_tokens:
             row = begin + i

@@ -14,6 +14,7 @@ tokens of the sources before it. So rows do not depend on who comes first, and e
 from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency.arguments import TABLE_BYTES
 from nbep.device.kernels.low_latency.dispatch_receiver import index_of, is_lost, load_scale, note_range, store_scale
+from nbep.device.kernels.low_latency.recv_cost import note_sources
 from nbep.device.kernels.low_latency.send_once import ENTRIES, SRC_IDX
 from nbep.device.layout.low_latency import (
     ALIGNMENT_BYTES,
@@ -28,10 +29,8 @@ from nbep.device.layout.low_latency import (
 from nbep.device.network import own_ptr
 from nbep.device.primitives import (
     FULL_MASK,
-    atom_add_relaxed_sys_s64,
     block_dim,
     block_idx,
-    clock64,
     f32,
     fence_proxy_async_global,
     ffs_u32,
@@ -78,15 +77,12 @@ def wait_sources(out, network, work, bounds, call, shape, table):
     """Wait for all sources and note how many messages each has sent. A whole block; a barrier follows."""
     src = block_dim() - 1 - thread_idx()  # the last threads: the first ones wait for counts meanwhile
     if src < shape.num_ranks:
-        start = clock64()
         arrival = own_ptr(network, arrival_offset(call.num_rdma_bytes, call.half, src))
         value = wait_arrival(arrival, bounds, work.mask, src, LOW_LATENCY_DISPATCH_COUNT, -1)
         num_messages = announced(value, shape.num_max_tokens)
         st_shared_s32(table + NUM_MESSAGES + 4 * src, LOST if is_lost(work, value) else num_messages)
         if block_idx() == 0:
             st_weak_s32(out.num_messages + 4 * src, num_messages)
-            if out.wait_recv_cost_stats != 0:
-                atom_add_relaxed_sys_s64(out.wait_recv_cost_stats + 8 * src, clock64() - start)
 
 
 @device_function
@@ -251,6 +247,8 @@ def expand_messages(out, network, work, bounds, call, shape, sizes, warp, lane):
     unit = block_idx() + grid_dim() * warp
     if lane == 0 and unit < shape.num_ranks * shape.num_max_tokens:
         prefetch_l2(message_of(messages, call, shape, sizes, unit))
+    if out.wait_recv_cost_stats != 0:
+        note_sources(out, network, work, bounds, call, shape, warp, lane)
     load_counts(network, work, bounds, call, shape, table)
     wait_sources(out, network, work, bounds, call, shape, table)
     syncthreads()

@@ -21,6 +21,7 @@ import os
 import struct
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -57,6 +58,9 @@ COMPILED_BY = (
 )
 
 
+DIGEST_BYTES = hashlib.sha256().digest_size  # behind each cubin in the cache
+
+
 def source_key() -> str:
     """A digest of everything that a cubin of an own kernel depends on, besides kernel and architecture."""
     digest = hashlib.sha256()
@@ -79,10 +83,9 @@ def load_cubin(spec: KernelSpec, cc: ComputeCapability, key: str) -> bytes:
     if not spec.is_own:
         return _compile(spec, cc)
     path = cache_folder() / f"{spec.label}-sm_{cc[0]}{cc[1]}-{key}.cubin"
-    try:
-        return path.read_bytes()
-    except OSError:
-        pass
+    kept = _read_kept(path)
+    if kept is not None:
+        return kept
     cubin = _compile(spec, cc)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -90,12 +93,25 @@ def load_cubin(spec: KernelSpec, cc: ComputeCapability, key: str) -> bytes:
         with ExitStack() as undo:
             undo.callback(os.unlink, temporary)
             with os.fdopen(handle, "wb") as file:
-                file.write(cubin)
+                file.write(cubin + hashlib.sha256(cubin).digest())
             Path(temporary).replace(path)  # processes that race write the same bytes
             undo.pop_all()
     except OSError:
         pass  # a cache that cannot be written only costs time
     return cubin
+
+
+def _read_kept(path: Path) -> bytes | None:
+    """What the cache has there; None if that is nothing, or is damaged: a driver would refuse it at every start."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    cubin, digest = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
+    if hashlib.sha256(cubin).digest() == digest:
+        return cubin
+    warnings.warn(f"{path} is damaged; its kernel is compiled anew", RuntimeWarning, stacklevel=2)
+    return None
 
 
 def _compile(spec: KernelSpec, cc: ComputeCapability) -> bytes:

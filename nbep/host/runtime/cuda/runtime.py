@@ -224,6 +224,9 @@ class CudaRuntime(Runtime):
     def is_contiguous(self, array: Array) -> bool:
         return library_of(array).is_contiguous(array)
 
+    def is_writeable(self, array: Array) -> bool:
+        return library_of(array) is TorchArrays or not array.__cuda_array_interface__["data"][1]
+
     def empty(self, shape: tuple[int, ...], dtype: str, like: Array) -> Array:
         return library_of(like).empty(shape, dtype, like)
 
