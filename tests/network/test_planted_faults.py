@@ -15,6 +15,7 @@ from own_network import (
     SEEN,
     SOURCE,
     TARGET,
+    Stores,
     fill_source,
     run,
     see,
@@ -26,13 +27,19 @@ import nbep
 from nbep.check import edited
 from nbep.device.jit import kernel
 from nbep.device.network.ibgda import doorbell, queue_pair, transport
+from nbep.device.network.ibgda.completion import FLUSHED
+from nbep.device.network.ibgda.entry import OPMOD_32_BITS
 from nbep.device.network.ibgda.queue_pair import entry_at
 from nbep.device.network.ibgda.transport import IbgdaNetwork, post_add, post_value, post_write, wait_written
 from nbep.device.network.seam import own_ptr
 from nbep.device.primitives import (
+    byteswap_u32,
     ld_acquire_sys_s32,
     ld_weak_u8,
+    s32,
+    st_relaxed_sys_s32,
     st_relaxed_sys_s64,
+    st_release_sys_s32,
     st_weak_s32,
     st_weak_u8,
     thread_idx,
@@ -299,6 +306,17 @@ WRONG_ENTRIES = {
     "opcode unknown": (WRITE, plus(CONTROL, mlx5.CONTROL["opcode"], 0x20), NOT_OURS),
     "opmod of no size": (ADD_32, plus(CONTROL, mlx5.CONTROL["opmod"], 8), NOT_OURS),
     "opmod of the other size": (ADD_32, plus(CONTROL, mlx5.CONTROL["opmod"], 1), LOCAL_KEY),
+    "opmod of a write": (WRITE, plus(CONTROL, mlx5.CONTROL["opmod"], 1), NOT_OURS),
+    "opmod of a number": (VALUE, plus(CONTROL, mlx5.CONTROL["opmod"], OPMOD_32_BITS), NOT_OURS),
+    "reserved bit of the segments": (WRITE, plus(CONTROL, mlx5.CONTROL["ds"], 0x40), NOT_OURS),
+    "signature": (VALUE, plus(CONTROL, mlx5.Field(8, 1), 1), NOT_OURS),
+    "reserved bits before the flags": (ADD_32, plus(CONTROL, mlx5.Field(9, 2), 1), NOT_OURS),
+    "flag unknown": (WRITE, plus(CONTROL, mlx5.Field(11, 1), 1), NOT_OURS),
+    "immediate of a plain write": (WRITE, plus(CONTROL, mlx5.Field(12, 4), 1), NOT_OURS),
+    "reserved word of the remote address": (WRITE, plus(REMOTE, mlx5.Field(12, 4), 1), NOT_OURS),
+    "reserved word of the remote address, add": (ADD_64, plus(REMOTE, mlx5.Field(12, 4), 1), NOT_OURS),
+    "reserved word of a sum": (ADD_32, plus(LOCAL, mlx5.Field(12, 4), 1), NOT_OURS),
+    "inline length past its segment": (VALUE, plus(LOCAL, LENGTH, 9), TOO_LONG),
     "boundary that splits a sum": (ADD_32, plus(LOCAL, mlx5.MASKED_FETCH_ADD_32["field_boundary"], 1 << 31), NOT_OURS),
     "boundary that splits a long sum, high": (
         ADD_64,
@@ -407,6 +425,97 @@ def test_nothing_behind_a_wrong_entry_is_served(number, monkeypatch):
     assert arrived[TARGET + 128 : TARGET + 192].any() == (number > WRITE_OF_TWO)
     assert arrived[TARGET + 192 : TARGET + 200].any() == (number > VALUE)
     assert not arrived[FLAGS : FLAGS + 16].any()
+
+
+def test_flushes_overwrite_the_completion_of_the_entry_that_is_refused_and_the_error_still_names_it(monkeypatch):
+    spoil_entry(WRITE, plus(REMOTE, RKEY, 1), monkeypatch)
+    completed = []
+
+    class Completions(Stores):
+        def on_store(self, thread, allocation, offset, kind, value, order, scope):
+            if "completion of" in allocation.cell(offset) and "+ 52" in allocation.cell(offset):
+                completed.append(value >> 24 & 0xFF)
+
+    with pytest.raises(nbep.NetworkError) as caught:
+        run(one_of_each, 1, 32, ranks=[0], tracer=Completions())
+    assert (caught.value.entry, caught.value.syndrome) == (WRITE, REMOTE_KEY)
+    assert completed[0] == REMOTE_KEY
+    assert completed[1:]
+    assert set(completed[1:]) == {FLUSHED}
+
+
+# What the NIC hears
+
+RECORD_ONLY = {"from_record": True}
+RINGS_ONLY = {"from_record": False}
+
+
+def relaxed_record(record, num_entries):
+    st_relaxed_sys_s32(record, s32(byteswap_u32(num_entries & 0xFFFF)))
+
+
+def outcomes_of(nic, memory_model, seeds=range(4)) -> list[Exception | None]:
+    return [outcome(data_then_flag, SAME_PAIR, 0, 0, memory_model=memory_model, seed=seed, nic=nic) for seed in seeds]
+
+
+@pytest.mark.parametrize("memory_model", ["delayed", "checked"])
+def test_a_record_that_publishes_nothing_is_caught_by_a_nic_that_serves_from_it(memory_model, monkeypatch):
+    assert not any(outcomes_of(RECORD_ONLY, memory_model))
+    monkeypatch.setattr(queue_pair, "write_record", relaxed_record)
+    assert (
+        all(outcomes_of(RECORD_ONLY, memory_model))
+        if memory_model == "checked"
+        else any(outcomes_of(RECORD_ONLY, memory_model, range(10)))
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "nic"), [("write_record", RECORD_ONLY), ("write_record", RINGS_ONLY), ("ring", RINGS_ONLY)]
+)
+def test_a_record_or_a_doorbell_that_is_not_written_is_caught(step, nic, monkeypatch):
+    monkeypatch.setattr(queue_pair, step, lambda *_: None)
+    assert all(outcomes_of(nic, "sc", [0]))
+
+
+def test_a_doorbell_that_counts_new_entries_alone_is_caught(monkeypatch):
+    """Rings are merged: each says how many entries there are in all."""
+    monkeypatch.setattr(queue_pair, "ring", lambda bell, num_entries, qpn: doorbell.ring(bell, 1, qpn))
+    assert all(outcomes_of(RINGS_ONLY, "sc", [0]))
+
+
+@pytest.mark.parametrize("wrong_qpn", [lambda qpn: 0, lambda qpn: qpn + 1, byteswap_u32], ids=["0", "next", "swapped"])
+def test_a_doorbell_that_names_another_queue_pair_is_refused(wrong_qpn, monkeypatch):
+    monkeypatch.setattr(queue_pair, "ring", lambda bell, num, qpn: doorbell.ring(bell, num, wrong_qpn(qpn)))
+    with pytest.raises(nbep.NetworkError) as caught:
+        run(one_of_each, 1, 32, ranks=[0], nic=RINGS_ONLY)
+    assert (caught.value.entry, caught.value.syndrome) == (0, NOT_OURS)
+
+
+def test_a_record_of_more_than_16_bits_is_refused(monkeypatch):
+    monkeypatch.setattr(
+        queue_pair, "write_record", lambda at, num: st_release_sys_s32(at, s32(byteswap_u32(num | 1 << 16)))
+    )
+    with pytest.raises(nbep.NetworkError) as caught:
+        run(one_of_each, 1, 32, ranks=[0], nic=RECORD_ONLY)
+    assert (caught.value.entry, caught.value.syndrome) == (0, NOT_OURS)
+
+
+@kernel()
+def ring_for_too_many(network: IbgdaNetwork):
+    """One thread: entries a lap behind others, all announced at once."""
+    for _ in range(65):
+        post_value(network._replace(log2_batch=20), TARGET, 1, 4, 1, 0)
+    wait_written(network, 1, 0, 64)
+
+
+@pytest.mark.parametrize("nic", [RECORD_ONLY, RINGS_ONLY], ids=["record", "rings"])
+def test_more_entries_than_the_queue_has_slots_are_refused(nic, monkeypatch):
+    submit = transport.submit
+    monkeypatch.setattr(transport, "wait_room", lambda *_: True)
+    monkeypatch.setattr(transport, "submit", lambda *args: submit(*args[:-1], args[4] == 64))
+    with pytest.raises(nbep.NetworkError) as caught:
+        run(ring_for_too_many, 1, 1, ranks=[0], nic=nic)
+    assert (caught.value.entry, caught.value.syndrome) == (0, NOT_OURS)
 
 
 @pytest.mark.parametrize(("number", "offset"), [(ADD_32, 0), (ADD_64, 8)])
