@@ -30,8 +30,8 @@ begin in the middle of a write, where `Troubles` say so, and wait before each en
 Addresses and keys are checked as a card does: an entry carries a key, the key names a region of somebody's memory, its
 bounds and what may be done there. The NIC has its own address of each region. What a card does and this one does not is
 refused, as an entry that a card does not know: other opcodes and flags, bits that are reserved, and adds of several
-fields in one number. So is a doorbell that names another queue pair, and more entries than the queue has slots. Room for
-completions does not run out: there is one, which may be overrun.
+fields in one number. So is a doorbell that names another queue pair, and more entries than the queue has slots.
+Completions never run out of room: there is one, which may be overrun.
 
 How many entries there are, a card learns from the doorbell or, if it has lost the ring, from the record, maybe before
 the ring. `Troubles` say which; rings that come while it serves are merged.
