@@ -11,7 +11,7 @@
  cell          written by      with                      read by          with
  doorbell      GPU             st_release_sys            lane 0           ld_acquire_sys
  record        GPU             st_release_sys            lane 0           ld_acquire_sys
- entry, bytes  GPU             st_na, then the two       all lanes        ld_na, after a syncwarp
+ entry, bytes  GPU             st_na, before those       all lanes        ld_na, after a syncwarp
  bytes there   all lanes       st_na, st_weak            the peer         after an atomic or a completion
  old value     lane 0          st_weak                   GPU              ld_weak, after the completion
    syndrome    lane 0          st_relaxed_sys            GPU              ld_relaxed_sys, after the completion
