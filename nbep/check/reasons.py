@@ -15,6 +15,7 @@ WORDS = "the release of the status takes the words along, whatever their own sco
 SLOTS_ALONE = "kernels only use slots again behind it; tests/network/test_broken_steps.py reads more"
 SAME_CALLS = "in all scenarios all ranks call the same; tests/host/test_calls_alike.py differs"
 ADDS_64_BITS = "no kernel of nbep's adds to 64 bits; tests/network/test_broken_steps.py does"
+REFUSED = "only for an entry that is refused, and kernels write none; after a report nothing is checked"
 LEFT_BEHIND = "kernels leave nothing that counts behind for the NIC; tests/network/test_nic_end.py does"
 NO_READER = "nobody reads the messages: only the time counts, and a launch would end before they are there"
 OLD_PTX = "for versions of PTX that do not say how the engine accesses an mbarrier: docs/memory_orders.md"
@@ -77,6 +78,9 @@ REASONS = {
     # Not needed by nbep's own kernels
     "network.ibgda.completion.wait_done: acquire of ibgda-completion": SLOTS_ALONE,
     "network.nic.complete: release of ibgda-completion": SLOTS_ALONE,
+    "network.ibgda.completion.syndrome_at: scope of SYNDROME_WORD": REFUSED,
+    "network.nic.complete: scope of SYNDROME_WORD": REFUSED,
+    "network.nic.complete: scope of qp": REFUSED,
     "network.nic.execute_add: acquire and release of network-amo": ADDS_64_BITS,
     "network.nic.execute_add: scope of the acquire and release of network-amo": ADDS_64_BITS,
     "network.nic.must_stop: fence_acq_rel_sys": LEFT_BEHIND,

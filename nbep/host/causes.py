@@ -17,7 +17,7 @@ import numpy as np
 
 from nbep.device.layout.intranode import CALL_BYTES, CALL_WORDS, MAX_NVL_PEERS, RELAYED_WORDS, TOLD
 from nbep.device.protocols.calls import TOLD_WORDS
-from nbep.device.protocols.waits import OF_NODE, REPORT_WORDS, FaultReport
+from nbep.device.protocols.waits import IBGDA_ERROR, OF_NODE, REPORT_WORDS, FaultReport
 from nbep.host.calls import relayed_error
 from nbep.host.faults import PeerTimeout, fault_error
 from nbep.host.low_latency.calls import late_difference
@@ -86,6 +86,9 @@ def error_of(memory: NodeMemory, report: FaultReport) -> Exception:
         report = report._replace(peer=report.peer + memory.first_in_node)
     transport = memory.transport if memory.rdma is None else memory.rdma.transport
     network = transport.describe(report.peer) if report.peer >= 0 else []
+    if report.site == IBGDA_ERROR:  # its completion may be that of an entry which was flushed
+        refused = transport.first_refused(report.peer, report.channel)
+        report = report if refused is None else report._replace(expected=refused[0], seen=refused[1])
     gone = memory.who_is_gone()
     error = fault_error(memory.rank, report, memory.timeout_ms, network, gone)
     if isinstance(error, PeerTimeout) and not memory.runtime.is_capturing:

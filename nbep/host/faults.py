@@ -73,8 +73,9 @@ class NetworkError(RuntimeError):
 
     Attributes:
         rank, peer, queue: whose queue it is, and to whom
-        entry: its index, the low 16 bits
-        syndrome: why, one of MLX5_CQE_SYNDROME_*
+        entry: the first one that was refused; from a real NIC the low 16 bits of its index
+        syndrome: why, one of MLX5_CQE_SYNDROME_*. From a real NIC it may say that the entry was flushed: then one
+        before it was refused, and the completion that said why is overwritten
     """
 
     def __init__(self, rank: int, peer: int, queue: int, entry: int, syndrome: int, network: Sequence[str] = ()):

@@ -110,7 +110,7 @@ def runtime_with_nic(driver, num_ranks=1):
         3,
         TIMEOUT_NS,
         Nic(0, 0, 3, 1, 0, STOP, 0),
-        Troubles(0, 0, NO_ENTRY, NO_ENTRY, NO_ENTRY),
+        Troubles(0, 0, 0, 0, NO_ENTRY, NO_ENTRY),
     )
     assert driver.calls == [f"stop = 0 on {NIC_STREAM}"]
     driver.calls.clear()

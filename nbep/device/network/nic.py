@@ -1,22 +1,23 @@
 """The software NIC: a kernel that serves the send queues of one rank, where there is no card to do it.
 
  the rank's GPU                 the NIC of the rank                                        the peer
- entries, record, doorbell ---> look: doorbell, record
+ entries, record, doorbell ---> look: doorbell or record
                                 decode an entry, check it, its keys and its bounds
                                 write: bytes from this rank's memory ---------------------> bytes in its buffer
                                 fetch-and-add: ------------------------------------------> a cell, behind the bytes
                                 ---> the old value
- completion <------------------ done, or an error, and then nothing more on this queue
+ completion <------------------ done, or an error; then what is behind it is flushed
 
  cell          written by      with                      read by          with
  doorbell      GPU             st_release_sys            lane 0           ld_acquire_sys
- record        GPU             st_relaxed_sys            lane 0           ld_relaxed_sys
- entry, bytes  GPU             st_na, then the doorbell  all lanes        ld_na, after a syncwarp
+ record        GPU             st_release_sys            lane 0           ld_acquire_sys
+ entry, bytes  GPU             st_na, before those       all lanes        ld_na, after a syncwarp
  bytes there   all lanes       st_na, st_weak            the peer         after an atomic or a completion
  old value     lane 0          st_weak                   GPU              ld_weak, after the completion
-   syndrome    lane 0          st_weak                   GPU              the same
+   syndrome    lane 0          st_relaxed_sys            GPU              ld_relaxed_sys, after the completion
  cell there    lane 0          atom_add_acq_rel_sys      the peer         ld_acquire_sys
- received      lane 0          st_relaxed_sys            the peer's host  when a wait was over time
+ received      lane 0          st_relaxed_sys            the peer's host  when a wait has timed out
+ refused       lane 0          st_relaxed_sys            the host         when a wait has met an error
  completion    lane 0          st_release_sys            GPU              ld_acquire_sys
  served, state lane 0          st_weak                   lane 0           ld_weak; one lane serves a queue pair
  queue pairs, regions   the host, before the launch      all lanes        ld_nc
@@ -28,16 +29,22 @@ begin in the middle of a write, where `Troubles` say so, and wait before each en
 
 Addresses and keys are checked as a card does: an entry carries a key, the key names a region of somebody's memory, its
 bounds and what may be done there. The NIC has its own address of each region. What a card does and this one does not is
-refused, as an entry that a card does not know: other opcodes, and adds of several fields in one number.
+refused, as an entry that a card does not know: other opcodes and flags, bits that are reserved, and adds of several
+fields in one number. So is a doorbell that names another queue pair, and more entries than the queue has slots.
+Completions never run out of room: there is one, which may be overrun.
+
+How many entries there are, a card learns from the doorbell or, if it has lost the ring, from the record, maybe before
+the ring. `Troubles` say which; rings that come while it serves are merged.
 
 Source: the mlx5 programmer's manual, "Work Queue Elements"; rdma-core providers/mlx5/mlx5dv.h (MLX5_CQE_SYNDROME_*);
-the InfiniBand specification, "Reliable Connection", ordering of messages
+the InfiniBand specification, "Reliable Connection", ordering of messages, and "Error Handling", flushed requests;
+NVSHMEM ibgda.cpp (completion queues that are collapsed, `cc`, and may be overrun, `oi`)
 """
 
 from typing import NamedTuple
 
 from nbep.device.jit import device_function, kernel
-from nbep.device.network.ibgda.completion import REQ, REQ_ERR, STATUS_WORD, SYNDROME_WORD
+from nbep.device.network.ibgda.completion import FLUSHED, REQ, REQ_ERR, STATUS_WORD, SYNDROME_WORD
 from nbep.device.network.ibgda.entry import (
     ATOMIC,
     ATOMIC_RESULT,
@@ -62,6 +69,7 @@ from nbep.device.primitives import (
     fence_acq_rel_sys,
     globaltimer,
     grid_dim,
+    ld_acquire_sys_s32,
     ld_acquire_sys_s64,
     ld_na_u8,
     ld_na_v4,
@@ -75,6 +83,7 @@ from nbep.device.primitives import (
     shfl_idx_s64,
     st_na_v4,
     st_relaxed_sys_s32,
+    st_relaxed_sys_s64,
     st_release_sys_s32,
     st_weak_s32,
     st_weak_s64,
@@ -98,11 +107,13 @@ PEER = 6
 RECEIVED = 7  # address of an s32 at the peer: entries that it has got on this queue pair
 SERVED = 8  # entries that are done
 STATE = 9
+REFUSED = 10  # the first entry that was refused, and its syndrome in the low byte; 0 if none was
 NUM_WORDS = 16
 QUEUE_PAIR_BYTES = 8 * NUM_WORDS
 
 RUNS = 0  # states
 STOPPED = 1
+FLUSHES = 2  # an entry has been refused
 
 # Words of a region, s64 each
 KEY = 0
@@ -123,6 +134,7 @@ REMOTE_ACCESS_ERR = 0x13
 NO_ERROR = 0
 
 NOWHERE = -1
+WRONG = -1  # number of entries
 NEVER = 1 << 62
 SLAB_BYTES = 512  # that a warp moves at once
 
@@ -139,17 +151,20 @@ class Nic(NamedTuple):
     limit_ns: I64  # longest time that it runs; 0 for no limit
 
 
-NO_ENTRY = (1 << 31) - 1
+NO_ENTRY = 1 << 62
+NO_QUEUE_PAIR = 0
+FROM_DOORBELL, FROM_RECORD, FROM_BOTH = 0, 1, 2  # from where a NIC learns how many entries there are
 
 
 class Troubles(NamedTuple):
-    """What a NIC is told to do badly. Entries are counted from 0 on their queue pair; NO_ENTRY for none."""
+    """What a NIC is told to do badly. Entries by their numbers, which do not wrap here."""
 
     seed: I64
     max_delay_ns: I32  # before each entry: 0 to so long
-    lost_queue_pair: I32  # whose number: the entry and all behind it are never served
-    lost_entry: I32
-    last_entry: I32  # after which every queue pair stops
+    source: I32  # FROM_DOORBELL, FROM_RECORD, or FROM_BOTH, as it comes
+    lost_queue_pair: I32  # its number, or NO_QUEUE_PAIR: lost_entry and all behind it are never served
+    lost_entry: I64
+    last_entry: I64  # after which every queue pair stops, or NO_ENTRY
 
 
 @device_function
@@ -198,13 +213,13 @@ def move(dst, src, num_bytes, start, lane):
 
 
 @device_function
-def write_data(nic, segment, remote, start, lane):
+def write_data(nic, segment, most_inline, remote, start, lane):
     """Move what one data segment names to where it goes. Returns an error, and how many bytes it were."""
     words = ld_na_v4(segment)
     num_bytes = byteswap_u32(words[0])
     if num_bytes & INLINE != 0:
         num_bytes &= INLINE - 1
-        if num_bytes > ENTRY_BYTES - DATA - 4:
+        if num_bytes > most_inline:
             return LOCAL_LENGTH_ERR, 0
         for i in range(lane, num_bytes, 32):
             st_weak_u8(remote + i, ld_na_u8(segment + 4 + i))
@@ -226,6 +241,8 @@ def bytes_of(segment):
 def execute_write(nic, entry, num_segments, peer, start, lane):
     """An RDMA write. Returns an error."""
     where = ld_na_v4(entry + REMOTE_ADDRESS)
+    if where[3] != 0:
+        return LOCAL_QP_OP_ERR  # reserved
     is_inline = byteswap_u32(ld_na_v4(entry + DATA)[0]) & INLINE != 0
     last = entry + SEGMENT_BYTES * (3 if is_inline else num_segments)
     total = 0
@@ -237,9 +254,10 @@ def execute_write(nic, entry, num_segments, peer, start, lane):
     if remote == NOWHERE:
         return REMOTE_ACCESS_ERR
     segment = entry + DATA
+    most_inline = SEGMENT_BYTES * (num_segments - 2) - 4
     error = NO_ERROR
     while segment < last and error == NO_ERROR:
-        error, moved = write_data(nic, segment, remote, start, lane)
+        error, moved = write_data(nic, segment, most_inline, remote, start, lane)
         remote += moved
         segment += SEGMENT_BYTES
     return error
@@ -249,11 +267,11 @@ def execute_write(nic, entry, num_segments, peer, start, lane):
 def execute_add(nic, entry, is_64_bits, peer, lane):
     """A fetch-and-add, behind all that this queue pair has written. Returns an error."""
     words = ld_na_v4(entry + ATOMIC)
-    boundary = words[2] | words[3] if is_64_bits else words[1]
-    if boundary != 0:
+    where = ld_na_v4(entry + REMOTE_ADDRESS)
+    boundary = words[2] | words[3] if is_64_bits else words[1] | words[2] | words[3]  # of 32 bits, two are reserved
+    if boundary | where[3] != 0:
         return LOCAL_QP_OP_ERR
     size = 8 if is_64_bits else 4
-    where = ld_na_v4(entry + REMOTE_ADDRESS)
     address = be64(where[0], where[1])
     if address & (size - 1) != 0:
         return REMOTE_INVAL_REQ_ERR
@@ -277,11 +295,13 @@ def execute_add(nic, entry, is_64_bits, peer, lane):
 def execute(nic, entry, index, qpn, peer, start, lane):
     """Check an entry and do what it says; all lanes. Returns an error."""
     control = ld_na_v4(entry)
-    what, who = byteswap_u32(control[0]), byteswap_u32(control[1])
-    opcode, opmod, num_segments = what & 0xFF, what >> 24, who & 0x3F
+    what, who, flags = byteswap_u32(control[0]), byteswap_u32(control[1]), byteswap_u32(control[2])
+    opcode, opmod, num_segments = what & 0xFF, what >> 24, who & 0xFF
     if what >> 8 & 0xFFFF != index & 0xFFFF or who >> 8 != qpn:
         return LOCAL_QP_OP_ERR  # another entry's, or one of another queue
-    if opcode == RDMA_WRITE and 3 <= num_segments <= 4:
+    if flags & ~CQ_UPDATE != 0 or control[3] != 0:
+        return LOCAL_QP_OP_ERR  # a signature, other flags, an immediate, reserved bits
+    if opcode == RDMA_WRITE and opmod == 0 and 3 <= num_segments <= 4:
         return execute_write(nic, entry, num_segments, peer, start, lane)
     if opcode == MASKED_FETCH_ADD and num_segments == 4 and opmod in (OPMOD_32_BITS, OPMOD_64_BITS):
         return execute_add(nic, entry, opmod == OPMOD_64_BITS, peer, lane)
@@ -295,7 +315,9 @@ def complete(qp, index, error):
     opcode = REQ
     if error != NO_ERROR:
         opcode = REQ_ERR
-        st_weak_s32(completion + SYNDROME_WORD, s32(error << 24))
+        st_relaxed_sys_s32(completion + SYNDROME_WORD, s32(error << 24))
+        if error != FLUSHED:
+            st_relaxed_sys_s64(qp + 8 * REFUSED, index << 8 | error)
     counter = index >> 8 & 0xFF | (index & 0xFF) << 8
     st_release_sys_s32(completion + STATUS_WORD, s32(opcode << 28 | counter))  # PAIR ibgda-completion
 
@@ -317,10 +339,10 @@ def dawdle(troubles, qpn, index, lane):
 
 @device_function
 def serve_entry(nic, troubles, qp, index, lane):
-    """Serve one entry. Returns whether the queue pair goes on; all lanes do alike."""
+    """Serve one entry. Returns the state of the queue pair after it; all lanes the same."""
     qpn, peer = ld_nc_s64(qp + 8 * QPN), ld_nc_s64(qp + 8 * PEER)
     if is_lost(troubles, qpn, index):
-        return False
+        return STOPPED
     dawdle(troubles, qpn, index, lane)
     serving(qpn, index)
     entry = ld_nc_s64(qp + 8 * ENTRIES) + ENTRY_BYTES * (index & (ld_nc_s64(qp + 8 * NUM_ENTRIES) - 1))
@@ -333,43 +355,87 @@ def serve_entry(nic, troubles, qp, index, lane):
             st_relaxed_sys_s32(ld_nc_s64(qp + 8 * RECEIVED), s32(index + 1))
         if error != NO_ERROR or wants_completion:
             complete(qp, index, error)
-    return error == NO_ERROR
+    return RUNS if error == NO_ERROR else FLUSHES
 
 
 @device_function
-def rung(qp):
-    """How many entries the queue has, modulo 2**16, as doorbell and record say; -1 if the record lags; one thread."""
+def signed_16(difference):
+    """What two counters differ by of which 16 bits are known: -2**15 to 2**15 - 1."""
+    return (difference + 0x8000 & 0xFFFF) - 0x8000
+
+
+@device_function
+def rung(qp, served):
+    """How many entries behind `served` the doorbell names; WRONG if it is another queue's, or the record lags."""
     doorbell = ld_acquire_sys_s64(ld_nc_s64(qp + 8 * DOORBELL))  # PAIR ibgda-doorbell
     num_entries = byteswap_u32(doorbell & 0xFFFFFFFF) >> 8 & 0xFFFF
-    record = byteswap_u32(ld_relaxed_sys_s32(ld_nc_s64(qp + 8 * RECORD))) & 0xFFFF
-    return num_entries if (record - num_entries) & 0xFFFF < 0x8000 else -1
+    record = byteswap_u32(ld_relaxed_sys_s32(ld_nc_s64(qp + 8 * RECORD)))
+    is_own = byteswap_u32(doorbell >> 32 & 0xFFFFFFFF) >> 8 == ld_nc_s64(qp + 8 * QPN)
+    if not is_own or signed_16(record - num_entries) < 0:
+        return WRONG
+    return max(signed_16(num_entries - served), 0)  # less if they have been served from the record
 
 
 @device_function
-def look(qp):
-    """How many entries of a queue pair wait to be served, -1 if the record lags; one thread."""
-    if ld_weak_s64(qp + 8 * STATE) != RUNS:
-        return 0
-    num_entries = rung(qp)
-    return (num_entries - ld_weak_s64(qp + 8 * SERVED)) & 0xFFFF if num_entries >= 0 else -1
+def recorded(qp, served):
+    """How many entries behind `served` the record names; WRONG if it has more bits than it may."""
+    record = byteswap_u32(ld_acquire_sys_s32(ld_nc_s64(qp + 8 * RECORD)))  # PAIR ibgda-record
+    return signed_16(record - served) if record <= 0xFFFF else WRONG
+
+
+@device_function
+def hears_rings(troubles, qpn, served):
+    """Whether the NIC hears the doorbell now. If not, it has lost the ring, and reads the record by itself."""
+    if troubles.source == FROM_BOTH:
+        return noise(troubles, qpn, served) & 1 == 0
+    return troubles.source == FROM_DOORBELL
+
+
+@device_function
+def look(troubles, qp):
+    """How many entries of a queue pair wait to be served; WRONG if that cannot be so; one thread."""
+    num_waiting = s64(0)
+    state, served = ld_weak_s64(qp + 8 * STATE), ld_weak_s64(qp + 8 * SERVED)
+    if state == RUNS:
+        hears = hears_rings(troubles, ld_nc_s64(qp + 8 * QPN), served)
+        num_waiting = rung(qp, served) if hears else recorded(qp, served)
+        if num_waiting < 0 or num_waiting > ld_nc_s64(qp + 8 * NUM_ENTRIES):
+            num_waiting = s64(WRONG)
+    elif state == FLUSHES:
+        flush(qp, served)
+    return num_waiting
+
+
+@device_function
+def flush(qp, served):
+    """Complete with an error what comes behind an entry that was refused; one thread."""
+    num_entries = max(recorded(qp, served), 0)
+    for i in range(num_entries):
+        complete(qp, served + i, FLUSHED)
+    st_weak_s64(qp + 8 * SERVED, served + num_entries)
 
 
 @device_function
 def serve(nic, troubles, qp, lane):
     """Serve what has come on a queue pair; one warp. Only lane 0 knows how far it is."""
-    num_waiting = shfl_idx_s32(FULL_MASK, look(qp) if lane == 0 else 0, 0)
+    num_waiting = shfl_idx_s32(FULL_MASK, look(troubles, qp) if lane == 0 else 0, 0)
     if num_waiting != 0:
         index = shfl_idx_s64(FULL_MASK, ld_weak_s64(qp + 8 * SERVED) if lane == 0 else 0, 0)
-        goes_on = num_waiting > 0
-        if lane == 0 and not goes_on:
-            complete(qp, index, LOCAL_QP_OP_ERR)
         last = index + num_waiting
-        while goes_on and index < last:
-            goes_on = serve_entry(nic, troubles, qp, index, lane)
+        state = RUNS
+        if num_waiting == WRONG:
+            state = FLUSHES
+            if lane == 0:
+                complete(qp, index, LOCAL_QP_OP_ERR)
+            index += 1
+        while state == RUNS and index < last:
+            state = serve_entry(nic, troubles, qp, index, lane)
             index += 1
         if lane == 0:
+            st_weak_s64(qp + 8 * STATE, state)
             st_weak_s64(qp + 8 * SERVED, index)
-            st_weak_s64(qp + 8 * STATE, RUNS if goes_on else STOPPED)
+            if state == FLUSHES:
+                flush(qp, index)
 
 
 @kernel(max_threads=512)

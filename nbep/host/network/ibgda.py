@@ -20,17 +20,27 @@ from nbep.device.network import nic as device_nic
 from nbep.device.network.ibgda import queue_pair
 from nbep.device.network.ibgda.completion import (
     COMPLETION_BYTES,
+    INVALID,
     NONE_YET,
     REQ_ERR,
     STATUS_WORD,
-    SYNDROME_WORD,
     index_of,
     is_done,
     opcode_of,
 )
 from nbep.device.network.ibgda.entry import ENTRY_BYTES
 from nbep.device.network.ibgda.transport import MOST_PIECES, IbgdaNetwork
-from nbep.device.network.nic import NO_ENTRY, Nic, Troubles, software_nic
+from nbep.device.network.nic import (
+    FROM_BOTH,
+    FROM_DOORBELL,
+    FROM_RECORD,
+    NO_ENTRY,
+    NO_QUEUE_PAIR,
+    Nic,
+    Troubles,
+    signed_16,
+    software_nic,
+)
 from nbep.device.protocols.peers import Bounds
 from nbep.host.arguments import refuse
 from nbep.host.faults import syndrome_name
@@ -111,6 +121,7 @@ class IbgdaTransport(Transport):
         self._num_ranks = num_ranks
         self._options = options
         self._nic_options = nic
+        self._first = nic.first_entry & 0xFFFFFFFF
         self._nic: Any = None
         self._memories: list[Memory] = []
         self._is_running = False
@@ -137,7 +148,7 @@ class IbgdaTransport(Transport):
         memory = self._runtime.allocate_symmetric(comm, total, name, describe_all, handle_type, zero, reach)
         with ExitStack() as undo:
             undo.callback(memory.free)
-            memory.write(num_bytes, np.zeros((total - num_bytes) // 4, np.int32))
+            memory.write(num_bytes, np.full((total - num_bytes) // 4, self._first, np.uint32).view(np.int32))
             undo.pop_all()
         self._symmetric = memory
         self._num_chunks = -(-total // self._nic_options.chunk_bytes)
@@ -203,13 +214,19 @@ class IbgdaTransport(Transport):
         table[:, queue_pair.NUM_ENTRIES] = layout.num_entries
         table[:, queue_pair.QPN] = FIRST_QPN + np.arange(len(table))
         table[:, queue_pair.RESULT_KEY] = swap(own_keys[-1:])[0]
+        table[:, [queue_pair.RESERVED, queue_pair.READY]] = self._first
         queues.write(0, table.reshape(-1))
         queues.write(layout.remote_bases, np.array([handle.base for handle in handles], np.int64))
         queues.write(layout.local_keys, swap(own_keys[:-1]))
         queues.write(layout.remote_keys, swap([handle.keys[:-1] for handle in handles]).reshape(-1))
-        status = np.array([NONE_YET], np.int32)
+        first = self._first & 0xFFFF
+        status = np.array([NONE_YET & ~0xFFFF | index_of(first - 1 & 0xFFFF)], np.int32)
+        record = swap([first])
         for number in range(len(table)):
-            queues.write(layout.words_of(number) + STATUS_WORD, status)
+            words, qpn = layout.words_of(number), FIRST_QPN + number
+            queues.write(words + STATUS_WORD, status)
+            queues.write(words + RECORD_AT, record)
+            queues.write(words + DOORBELL_AT, swap([first << 8, qpn << 8]))
 
     def _start_nic(self, handles: list[IbgdaHandle], seen_by_nic: list[int], peers: list[int], timeout_ns: int) -> None:
         """Tell the NIC of the queue pairs to these peers, and of all regions; start it."""
@@ -227,6 +244,7 @@ class IbgdaTransport(Transport):
             row[device_nic.NUM_ENTRIES] = layout.num_entries
             row[device_nic.QPN] = FIRST_QPN + number
             row[device_nic.PEER] = peer
+            row[device_nic.SERVED] = self._nic_options.first_entry
             row[device_nic.RECEIVED] = seen_by_nic[peer] + self._received + 4 * (self._rank * options.num_qps + queue)
         regions = self._regions(handles, seen_by_nic, here)
 
@@ -234,7 +252,8 @@ class IbgdaTransport(Transport):
             """Name the cell at an offset of what the NIC keeps, for reports."""
             number, byte = divmod(offset, device_nic.QUEUE_PAIR_BYTES)
             if number < len(numbers):
-                word = {device_nic.SERVED: "SERVED", device_nic.STATE: "STATE"}.get(byte // 8, f"word {byte // 8}")
+                words = {device_nic.SERVED: "SERVED", device_nic.STATE: "STATE", device_nic.REFUSED: "REFUSED"}
+                word = words.get(byte // 8, f"word {byte // 8}")
                 return f"{word} of {layout.name_of(numbers[number])}"
             return "regions" if offset < pairs.nbytes + regions.nbytes else "stop"
 
@@ -242,6 +261,7 @@ class IbgdaTransport(Transport):
         memory.write(0, pairs.reshape(-1))
         memory.write(pairs.nbytes, regions.reshape(-1))
         self._stop = memory, pairs.nbytes + regions.nbytes
+        self._served = numbers
         address = memory.address
         nic = Nic(
             address,
@@ -277,14 +297,18 @@ class IbgdaTransport(Transport):
 
     def _troubles(self) -> Troubles:
         options = self._nic_options
-        lost, stopped = options.lost, options.stopped
-        queue_pair_number, entry, last = NO_ENTRY, NO_ENTRY, NO_ENTRY
+        lost, stopped, first = options.lost, options.stopped, options.first_entry
+        queue_pair_number, entry, last = NO_QUEUE_PAIR, NO_ENTRY, NO_ENTRY
         if lost is not None and lost[0] == self._rank:
             _, peer, queue, entry = lost
+            entry += first
             queue_pair_number = FIRST_QPN + peer * self._options.num_qps + queue
         if stopped is not None and stopped[0] == self._rank:
-            last = stopped[1]
-        return Troubles(options.seed, options.max_delay_ns, queue_pair_number, entry, last)
+            last = first + stopped[1]
+        source = FROM_RECORD if options.from_record else FROM_DOORBELL
+        if options.from_record is None and options.seed != 0:
+            source = FROM_BOTH
+        return Troubles(options.seed, options.max_delay_ns, source, queue_pair_number, entry, last)
 
     def close(self) -> None:
         if self._is_running:
@@ -321,13 +345,13 @@ class IbgdaTransport(Transport):
         if self._options.is_mapped(self._rank, peer):
             return []
         num_qps = self._options.num_qps
-        came = self._symmetric.read(self._received + 4 * peer * num_qps, num_qps, np.int32)
+        came = self._symmetric.read(self._received + 4 * peer * num_qps, num_qps, np.uint32)
         sent = [self._describe_queue(peer, queue) for queue in range(num_qps)]
         first = FIRST_QPN + self._rank * num_qps  # of the peer's queue pairs to this rank
         got = [
-            f"queue {queue} (its queue pair {first + queue}): done up to entry {count - 1}"
-            for queue, count in enumerate(came)
-            if count
+            f"queue {queue} (its queue pair {first + queue}): done up to entry {(count - 1) & 0xFFFFFFFF}"
+            for queue, count in enumerate(came.tolist())
+            if count != self._first
         ]
         return [
             f"the network to rank {peer}: {'; '.join(filter(None, sent)) or 'nothing sent'}",
@@ -338,21 +362,32 @@ class IbgdaTransport(Transport):
         """What has become of the entries of one queue pair; "" if it has had none."""
         number = peer * self._options.num_qps + queue
         row = self._queues.read(number * queue_pair.QUEUE_PAIR_BYTES, queue_pair.NUM_WORDS, np.int64)
-        num_ready, num_reserved = (int(row[word]) & 0xFFFFFFFF for word in (queue_pair.READY, queue_pair.RESERVED))
+        end, num_reserved = int(row[queue_pair.READY]) & 0xFFFFFFFF, self._since_first(row[queue_pair.RESERVED])
         if num_reserved == 0:
             return ""
-        words = self._layout.words_of(number)
+        words, num_ready = self._layout.words_of(number), self._since_first(end)
         status = int(self._queues.read(words + STATUS_WORD, 1, np.int32)[0])
-        doorbell = int(self._queues.read(words + DOORBELL_AT, 1, np.uint32)[0])
-        rung = int.from_bytes(doorbell.to_bytes(4, "little"), "big") >> 8  # of 16 bits
+        doorbell = int(swap(self._queues.read(words + DOORBELL_AT, 1, np.uint32))[0]) >> 8
+        num_rung = self._since_first(end + signed_16(doorbell - end))
         text = f"queue {queue} (queue pair {FIRST_QPN + number}): {num_ready} entries"
         if num_reserved != num_ready:
             text += f" of {num_reserved} that are reserved"
-        if rung != num_ready & 0xFFFF:
-            text += f", rung for {rung}"
-        if opcode_of(status) == REQ_ERR:
-            syndrome = int(self._queues.read(words + SYNDROME_WORD, 1, np.uint32)[0]) >> 24
-            return f"{text}, entry {index_of(status)} refused: {syndrome_name(syndrome)}, nothing after it"
-        if status == NONE_YET:
+        if num_rung != num_ready:
+            text += f", rung for {num_rung}"
+        refused = self.first_refused(peer, queue)
+        if refused is not None:
+            return f"{text}, entry {refused[0]} refused: {syndrome_name(refused[1])}, nothing after it"
+        if opcode_of(status) == INVALID:
             return f"{text}, none done"
-        return f"{text}, done up to entry {index_of(status)}"
+        return f"{text}, done up to entry {(end + signed_16(index_of(status) - end)) & 0xFFFFFFFF}"
+
+    def _since_first(self, number: int) -> int:
+        """How many entries a queue has had, from a counter of 32 bits."""
+        return (int(number) - self._first) & 0xFFFFFFFF
+
+    def first_refused(self, peer: int, queue: int) -> tuple[int, int] | None:
+        number = peer * self._options.num_qps + queue % self._options.num_qps
+        memory, _ = self._stop
+        at = device_nic.QUEUE_PAIR_BYTES * self._served.index(number) + 8 * device_nic.REFUSED
+        refused = int(memory.read(at, 1, np.int64)[0])
+        return (refused >> 8 & 0xFFFFFFFF, refused & 0xFF) if refused else None

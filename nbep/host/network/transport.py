@@ -33,8 +33,11 @@ class NicOptions:
           chunk_bytes buffers are registered in chunks of so many bytes, a power of two from 256 on, each with a key
           seed of everything that the NIC does at random. With 0 the bytes of a write come in their order
           max_delay_ns the NIC waits before each entry, 0 to so long; the emulator counts primitive calls
-          lost (rank, peer, queue, entry): the NIC of `rank` never serves this entry, counted from 0 on its queue pair,
-          nor those behind it
+          from_record whether the NIC loses all rings of the doorbell, and learns from the record how many entries
+          there are; None: with a seed of 0 it loses none, with another one some
+          first_entry number of the first entry of each queue: counters wrap at 2**16 and 2**32
+          lost (rank, peer, queue, entry): the NIC of `rank` never serves this entry, counted from 0, the first on its
+          queue pair, nor those behind it
           stopped (rank, entry): the NIC of `rank` serves no queue pair past this entry
     """
 
@@ -43,6 +46,8 @@ class NicOptions:
     chunk_bytes: int = 1 << 26
     seed: int = 0
     max_delay_ns: int = 0
+    from_record: bool | None = None
+    first_entry: int = 0
     lost: tuple[int, int, int, int] | None = None
     stopped: tuple[int, int] | None = None
 
@@ -53,6 +58,10 @@ class NicOptions:
         integer("nic: seed", self.seed, 0)
         if integer("nic: max_delay_ns", self.max_delay_ns, 0) >= 1 << 31:
             refuse("nic: max_delay_ns", self.max_delay_ns, f"less than {1 << 31}")
+        if self.from_record not in (None, False, True):
+            refuse("nic: from_record", repr(self.from_record), "None, False or True")
+        if integer("nic: first_entry", self.first_entry, 0) > 1 << 48:
+            refuse("nic: first_entry", self.first_entry, "at most 2**48")
         for name, length in (("lost", 4), ("stopped", 2)):
             value = getattr(self, name)
             if value is None:
@@ -200,6 +209,10 @@ class Transport(ABC):
 
         The kernels that have sent it have ended.
         """
+        return None
+
+    def first_refused(self, peer: int, queue: int) -> tuple[int, int] | None:
+        """The first entry of a queue that the NIC has refused, and the syndrome; None if nobody has kept it."""
         return None
 
     def describe(self, peer: int) -> list[str]:

@@ -2,7 +2,7 @@
 
  cell          written by   with                read by             with
  completion    the NIC      st_release_sys      who waits           ld_acquire_sys
-   its syndrome             before the release                      ld_weak, after it
+   its syndrome             st_relaxed_sys, before                  ld_relaxed_sys, after it
 
 A queue pair has one completion, which the NIC writes again and again (a collapsed completion queue): it names the last
 entry that is done, and with it all before are. 64 bytes, big-endian; what is read of them:
@@ -11,6 +11,9 @@ entry that is done, and with it all before are. 64 bytes, big-endian; what is re
  +60    index:16                           of the last entry that is done; with an error, the one that failed
  +63    opcode:4 | .. | owner:1            REQ: done; REQ_ERR: failed, and nothing more is served; INVALID: none yet
 
+A queue pair that has refused an entry flushes those behind it: each has an error completion, too, which overwrites the
+one that says why. So who reads FLUSHED knows only that this entry or one before it failed; the host asks the NIC.
+
 A completion says that what the entry read may be written again, and that what it wrote is there.
 
 Source: rdma-core providers/mlx5/mlx5dv.h (mlx5_cqe64, mlx5_err_cqe); DeepEP csrc/kernels/ibgda_device.cuh
@@ -18,7 +21,7 @@ Source: rdma-core providers/mlx5/mlx5dv.h (mlx5_cqe64, mlx5_err_cqe); DeepEP csr
 """
 
 from nbep.device.jit import device_function
-from nbep.device.primitives import ld_acquire_sys_s32, ld_weak_s32, wait_expired
+from nbep.device.primitives import ld_acquire_sys_s32, ld_relaxed_sys_s32, wait_expired
 from nbep.device.protocols.waits import IBGDA_COMPLETION, IBGDA_ERROR, report_fault, start_wait
 
 COMPLETION_BYTES = 64
@@ -29,6 +32,8 @@ NONE_YET = -1  # a status: index 0xFFFF, opcode INVALID
 REQ = 0  # opcodes
 REQ_ERR = 13
 INVALID = 15
+
+FLUSHED = 0x05  # a syndrome: an entry before this one has been refused
 
 
 @device_function
@@ -50,7 +55,7 @@ def is_done(status, index):
 
 @device_function
 def syndrome_at(completion):
-    return (ld_weak_s32(completion + SYNDROME_WORD) >> 24) & 0xFF
+    return (ld_relaxed_sys_s32(completion + SYNDROME_WORD) >> 24) & 0xFF
 
 
 @device_function

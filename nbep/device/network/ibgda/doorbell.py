@@ -1,22 +1,23 @@
 """The doorbell: how a GPU thread tells the NIC that a send queue has more entries.
 
  cell        written by                 with               read by    with
- record      whose turn it is           st_relaxed_sys     the NIC    ld_relaxed_sys
+ record      whose turn it is           st_release_sys     the NIC    ld_acquire_sys
  doorbell    whose turn it is           st_release_sys     the NIC    ld_acquire_sys
 
  entry, entry, entry --> record: how many there are --> doorbell: look
-                   weak stores                     one release publishes both
+     weak stores    release                        release
 
 The record is 4 bytes in memory: 16 bits of the number of entries so far, big-endian. The doorbell is a register of the
 NIC: 8 bytes, as the first of a control segment. The NIC may lose a ring when many come at once; then it reads the
-record. So the record comes first.
+record. It may also read the record before any ring: so the record is released behind its entries, and the doorbell
+behind the record.
 
-Source: rdma-core providers/mlx5/qp.c (mlx5_send_wr_complete); DeepEP csrc/kernels/ibgda_device.cuh (ibgda_update_dbr,
-ibgda_ring_db)
+Source: rdma-core providers/mlx5/qp.c (post_send_db: barrier, record, barrier, doorbell); DeepEP
+csrc/kernels/ibgda_device.cuh (ibgda_update_dbr and ibgda_ring_db, a release each)
 """
 
 from nbep.device.jit import device_function
-from nbep.device.primitives import byteswap_u32, s32, st_relaxed_sys_s32, st_release_sys_s64
+from nbep.device.primitives import byteswap_u32, s32, st_release_sys_s32, st_release_sys_s64
 
 RECORD_BYTES = 4
 DOORBELL_BYTES = 8
@@ -24,8 +25,8 @@ DOORBELL_BYTES = 8
 
 @device_function
 def write_record(record, num_entries):
-    """Say how many entries the queue has had so far."""
-    st_relaxed_sys_s32(record, s32(byteswap_u32(num_entries & 0xFFFF)))
+    """Say how many entries the queue has had so far. From now on the NIC may read them."""
+    st_release_sys_s32(record, s32(byteswap_u32(num_entries & 0xFFFF)))  # PAIR ibgda-record
 
 
 @device_function
