@@ -11,7 +11,7 @@ import math
 import os
 import warnings
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any
 
 from nbep.device.layout.intranode import MAX_TOPK
 from nbep.host import validate
@@ -74,8 +74,7 @@ class Buffer(LowLatencyVerbs):
               num_zero_copy_bytes more symmetric memory, for calls with zero_copy inside a node; see
               get_zero_copy_size_hint. Only the keyword is taken
               nic how the software NIC is made, and what it does badly. None: environment variable NBEP_NIC
-              ("seed=3,max_delay_ns=500"), or NicOptions(). "nvshmem": queue pairs of a real NIC, which NVSHMEM makes;
-              this has run on no NIC yet
+              ("seed=3,max_delay_ns=500"), or NicOptions(). A real NIC is reached with transport="nvshmem" only
     Raises:   ValueError if the group has not 2, 4 or 8 ranks in one node, or more than 18 nodes; if there are several
               nodes and num_rdma_bytes is 0; if a size or handle_type is wrong or differs between ranks, or so do
               low_latency_mode or enable_shrink
@@ -126,7 +125,7 @@ class Buffer(LowLatencyVerbs):
         handle_type: HandleType = "ipc",
         transport: TransportName | None = None,
         num_nvl_peers: int | None = None,
-        nic: NicOptions | Literal["nvshmem"] | None = None,
+        nic: NicOptions | None = None,
         num_zero_copy_bytes: int = 0,
     ):
         self._memory: NodeMemory | None = None

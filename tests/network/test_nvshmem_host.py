@@ -22,8 +22,9 @@ from nbep.device.compile import load_kernels
 from nbep.device.network.nvshmem import NvshmemNetwork
 from nbep.device.network.nvshmem_library import NvshmemMissing
 from nbep.host.comm import CommGroup, InProcessComm
-from nbep.host.network import nvshmem
+from nbep.host.network import create_transport, nvshmem
 from nbep.host.network.nvshmem import Library, NvshmemTransport, Place, allocate_nvshmem, open_nvshmem
+from nbep.host.network.transport import NetworkOptions, NicOptions
 
 NUM_BYTES = 256
 NUM_KERNELS = sum("network" in spec.hints for spec in load_kernels().values())
@@ -448,3 +449,30 @@ def test_a_refused_module_says_what_may_be_wrong(make_ranks, monkeypatch):
     bindings = SimpleNamespace(cumodule_init=lambda module: 7)
     with pytest.raises(RuntimeError, match=r"nvshmemx_cumodule_init: status 7; does NVSHMEM run"):
         Library(None, bindings, None).register(1)
+
+
+@pytest.mark.parametrize(("transport", "nic"), [("nvshmem", NicOptions()), ("ibgda", "nvshmem")])
+def test_nobody_posts_to_the_queue_pairs_of_nvshmem_but_nvshmem(make_ranks, transport, nic):
+    """Create, calls, free, the next allocation, finalize: its collectives post where it believes the head to be."""
+    ranks = make_ranks(2)
+
+    def live(runtime, comm):
+        options = NetworkOptions.check(transport, 1, 1, True, nic, comm.size)
+        other = allocate_nvshmem(runtime, comm, NUM_BYTES, "other", num_nvl_peers=1)
+        for _ in range(2):
+            network = create_transport(runtime, comm, options, NUM_BYTES, "ipc")
+            if network.network_type is NvshmemNetwork:
+                ranks.nvshmem.post()
+            else:  # kernels that write into the queue keep a head of their own, which begins with NVSHMEM's
+                ranks.nvshmem.queue_pair.post(ranks.nvshmem.head)
+            network.end()
+        other.free()
+        return ranks.nvshmem.head, ranks.nvshmem.queue_pair.num_served
+
+    if nic == "nvshmem":
+        for error in ranks.errors(live):
+            assert isinstance(error, ValueError), error
+            assert 'transport="nvshmem"' in str(error)
+        assert ranks.calls() == []
+    else:
+        assert ranks.run(live) == [(9, 9)] * ranks.num_ranks  # 3 allocations, 2 calls, 3 times free, finalize

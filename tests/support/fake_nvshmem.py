@@ -50,6 +50,24 @@ class FakeNvshmem:
         return next(self._ids).to_bytes(UNIQUE_ID_BYTES, "little")
 
 
+class Hang(AssertionError):
+    """NVSHMEM waits for a completion that never comes."""
+
+
+class FakeQueuePair:
+    """A queue pair of a card. Who posts keeps a head; the card serves by its own count and never looks back."""
+
+    def __init__(self):
+        self.num_served = 0
+
+    def post(self, head):
+        """Post one entry at `head` and wait for its completion. Returns the new head."""
+        if head < self.num_served:
+            raise Hang(f"entry {head} is posted where the card has served {self.num_served} already")
+        self.num_served = head + 1
+        return head + 1
+
+
 class FakeRank:
     """One process. It has the parts of nvshmem.core and of nvshmem.bindings that nbep uses."""
 
@@ -63,6 +81,11 @@ class FakeRank:
         self.addresses = {}  # address -> number of the allocation
         self._num_allocations = 0
         self._kept = []
+        self.queue_pair, self.head = FakeQueuePair(), 0  # the head is NVSHMEM's own
+
+    def post(self):
+        """What NVSHMEM's collectives and device calls do where peers are reached through a card."""
+        self.head = self.queue_pair.post(self.head)
 
     def _call(self, name, *details):
         self.machine.calls[self.number].append(" ".join(map(str, (name, *details))))
@@ -91,10 +114,12 @@ class FakeRank:
         assert (world.num_pes, len(self.registered)) == (nranks, 0)
         world.barrier.wait()
         self.world, self.pe, self._num_allocations = world, rank, 0
+        self.queue_pair, self.head = FakeQueuePair(), 0
 
     def finalize(self):
         self._call("finalize")
         assert not self.registered, "modules would keep addresses of what is gone"
+        self.post()
         self._running().barrier.wait()
         self.world, self.addresses = None, {}
 
@@ -132,6 +157,7 @@ class FakeRank:
     def align(self, alignment, num_bytes):
         self._call("align", alignment, num_bytes)
         world = self._running()
+        self.post()
         number, self._num_allocations = self._num_allocations, self._num_allocations + 1
         if not self.machine.no_room:
             storage = (ctypes.c_uint8 * num_bytes)(*[0xEE] * num_bytes)
@@ -145,6 +171,7 @@ class FakeRank:
 
     def free(self, address):
         self._call("free")
+        self.post()
         del self.addresses[address]
         self._running().barrier.wait()
 

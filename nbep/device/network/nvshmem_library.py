@@ -104,25 +104,3 @@ def compile_calls(cc: ComputeCapability) -> bytes:
         return ptx.rstrip(b"\0")
     finally:
         check(nvrtc.nvrtcDestroyProgram(program))
-
-
-CONSTANTS = ("nvshmemi_ibgda_device_state_d", "nvshmemi_device_state_d", "nvshmemi_device_lib_version_d")
-CONSTANTS_ENTRY = "nbep_nvshmem_constants"
-
-
-def compile_constants(cc: ComputeCapability) -> bytes:
-    """The machine code of a module that has NVSHMEM's constants, for the host to read when NVSHMEM has filled them.
-
-    Raises: NvshmemMissing
-    """
-    from nbep.device.compile import assemble
-
-    declared = "".join(f".extern .const .align 8 .b8 {name}[];\n" for name in CONSTANTS)
-    used = "".join(f"    mov.u64 %rd1, {name};\n    st.global.u64 [%rd0], %rd1;\n" for name in CONSTANTS)
-    ptx = (
-        f".version 7.0\n.target sm_80\n.address_size 64\n{declared}"
-        f".visible .entry {CONSTANTS_ENTRY}(.param .u64 out)\n{{\n    .reg .b64 %rd<2>;\n"
-        f"    ld.param.u64 %rd0, [out];\n{used}    ret;\n}}\n"
-    )
-    cubin, _ = assemble(ptx, cc, CONSTANTS_ENTRY, [archive()])
-    return cubin

@@ -6,7 +6,7 @@ from nbep.host.arguments import refuse
 from nbep.host.comm import Communicator
 from nbep.host.network.direct import DirectTransport, HostTransport
 from nbep.host.network.ibgda import IbgdaTransport
-from nbep.host.network.transport import NetworkOptions, NicOptions, Transport
+from nbep.host.network.transport import NetworkOptions, Transport
 from nbep.host.runtime.base import HandleType, Runtime
 
 
@@ -17,8 +17,6 @@ def check_target(runtime: Runtime, options: NetworkOptions) -> None:
         refuse("transport", f"ibgda on the {runtime.target} under torchrun", allowed)
     if runtime.target == "emulator" and options.transport == "nvshmem":
         refuse("transport", "nvshmem on the emulator", "direct or ibgda there: NVSHMEM needs GPUs")
-    if runtime.target == "emulator" and options.nic == "nvshmem":
-        refuse("nic", "nvshmem on the emulator", "NicOptions there: a real NIC needs GPUs")
 
 
 def mapped_transport(runtime: Runtime, rank: int, options: NetworkOptions, handle_type: HandleType) -> DirectTransport:
@@ -35,11 +33,9 @@ def create_transport(
     """
     if options.transport == "direct":
         return mapped_transport(runtime, comm.rank, options, handle_type)
-    if options.transport == "ibgda" and isinstance(options.nic, NicOptions):
+    if options.transport == "ibgda":
         return IbgdaTransport(runtime, comm.rank, comm.size, options, options.nic)
     # Imported here: it is an extra, and takes a GPU.
-    from nbep.host.network.ibgda_nic import IbgdaNicTransport
     from nbep.host.network.nvshmem import NvshmemTransport
 
-    over_nvshmem = NvshmemTransport if options.transport == "nvshmem" else IbgdaNicTransport
-    return over_nvshmem(runtime, comm, num_bytes, options.num_nvl_peers, options.num_qps, options.is_mapped)
+    return NvshmemTransport(runtime, comm, num_bytes, options.num_nvl_peers, options.num_qps, options.is_mapped)

@@ -42,6 +42,10 @@ class DirectTransport(Transport):
     def close(self) -> None:
         self._symmetric.close_peers()
 
+    def unread_by_nic(self) -> int | None:
+        """None: kernels read what they send."""
+        return None
+
 
 class HostTransport(DirectTransport):
     """The same for memory of the host. The kernels' table lies on the device: they look up each message's place."""

@@ -355,6 +355,10 @@ class NvshmemTransport(Transport):
     def close(self) -> None:
         """Nothing to do."""
 
+    def unread_by_nic(self) -> int | None:
+        """None: a kernel calls nvshmem_quiet behind its puts, and ends after that."""
+        return None
+
     def end(self) -> None:
         """Free the memory, unless it has been freed. Collective; what a buffer whose construction fails calls."""
         self._memory.free()

@@ -103,14 +103,14 @@ class NetworkOptions:
     """Which transport a buffer has, and what its nodes are. The same on all ranks.
 
     num_nvl_peers: ranks of a node; num_qps: queue pairs for each peer; use_nvlink: peers of the node are mapped
-    nic: the software NIC, or "nvshmem": queue pairs of a real one
+    nic: the software NIC of "ibgda"
     """
 
     transport: TransportName
     num_nvl_peers: int
     num_qps: int
     use_nvlink: bool
-    nic: NicOptions | Literal["nvshmem"]
+    nic: NicOptions
 
     @classmethod
     def check(
@@ -125,11 +125,12 @@ class NetworkOptions:
             refuse("num_nvl_peers", size, f"1 to {MAX_NVL_PEERS}, and divide the {num_ranks} ranks of the group")
         if transport == "direct" and not use_nvlink:
             refuse("allow_nvlink_for_low_latency_mode", False, 'True with transport="direct", which maps all peers')
-        is_known = isinstance(nic, NicOptions) or (isinstance(nic, str) and nic == "nvshmem")
-        if not is_known:
-            refuse("nic", repr(nic), 'NicOptions, or "nvshmem"')
-        if isinstance(nic, NicOptions):
-            nic.check_ranks(num_ranks)
+        if isinstance(nic, str) and nic == "nvshmem":
+            allowed = 'NicOptions: NVSHMEM posts to its queue pairs itself. transport="nvshmem" reaches a real NIC'
+            refuse("nic", "'nvshmem'", allowed)
+        if not isinstance(nic, NicOptions):
+            refuse("nic", repr(nic), "NicOptions")
+        nic.check_ranks(num_ranks)
         return cls(transport, size, integer("num_qps_per_rank", num_qps, 1), bool(use_nvlink), nic)
 
     def is_in_node(self, rank: int, peer: int) -> bool:
@@ -204,12 +205,12 @@ class Transport(ABC):
     def check_message(self, num_bytes: int) -> None:  # noqa: B027 - most take any
         """Raises: ValueError if put_nbi_warp cannot put so many bytes at once"""
 
+    @abstractmethod
     def unread_by_nic(self) -> int | None:
-        """A peer for whom the NIC has yet to read something from this rank's memory; None if there is none.
+        """A peer for whom a NIC has yet to read something from this rank's memory; None if there is none.
 
-        The kernels that have sent it have ended.
+        The kernels that have sent it have ended. Memory is handed out by this answer, so each transport has its own.
         """
-        return None
 
     def first_refused(self, peer: int, queue: int) -> tuple[int, int] | None:
         """The first entry of a queue that the NIC has refused, and the syndrome; None if nobody has kept it."""
