@@ -4,8 +4,8 @@ A store is seen by all at once, as with "sc".  But a thread may only meet the by
 can know of the store: after a release, a barrier or a syncwarp of the one who stored, and whatever takes that on to
 this thread: an acquire of the released value, the same barrier, any chain of them, or the start of a kernel.  And it
 may only store to bytes that another one has loaded if it can know that the load is over.  For that relaxed stores and
-loads will do, and votes and shuffles, as for the head of a ring: a load has returned before its thread does anything
-that comes after it.  Two accesses of which neither is weak may meet without all that, if their scopes reach each other.
+loads will do, as for the head of a ring: a load has returned before its thread stores anything that comes after it.  A
+vote or a shuffle orders nothing, as CUDA's programming guide says.  Two accesses of which neither is weak may meet without all that, if their scopes reach each other.
 
 What a thread knows is a `Knowledge`: how far it knows the signals of each warp.  Signals are numbered in the order in
 which they happen.  A store is known to whoever knows its warp up to its thread's first release after it, a load to
@@ -72,7 +72,7 @@ class CheckedThread(RememberingThread):
     """A thread whose accesses are checked against those of others."""
 
     __slots__ = (
-        "owner", "engine", "knowledge", "warp_stores", "warp_loads", "fences", "released", "heard", "observed",
+        "owner", "engine", "knowledge", "warp_known", "fences", "released", "heard", "observed",
         "stores", "loads", "open_group", "groups", "issued",
     )  # fmt: skip
 
@@ -87,7 +87,7 @@ class CheckedThread(RememberingThread):
             so_far = {ALL_CLOCKS: launch.first_signal}
             launch.known = Knowledge(so_far, so_far, so_far)
         self.knowledge: Knowledge = launch.known
-        self.warp_stores = self.warp_loads = 0  # signals of its warp that it knows besides
+        self.warp_known = 0  # the last signal of its warp that it knows besides
         # What a store takes along that no release orders: what was known at the last fence of each reach, and at this
         # thread's last release of each reach to the same cell.
         self.fences: dict[int, Knowledge] = {}
@@ -179,7 +179,8 @@ class CheckedThread(RememberingThread):
         self.knowledge = self.knowledge._replace(engine=self.with_latest(self.knowledge).stores)
 
     def converge(self, name: str, mask: int, value: Any, site: Site | None) -> Collective:
-        self.signal(name == "syncwarp")
+        if name == "syncwarp":
+            self.signal(True)
         collective = super().converge(name, mask, value, site)
         if not collective.knowledge or collective.knowledge[-1] is not self.knowledge:
             collective.knowledge.append(self.knowledge)
@@ -189,14 +190,9 @@ class CheckedThread(RememberingThread):
         return collective
 
     def collect(self, name: str, mask: int, value: Any, site: Site | None) -> Collective:
-        """Only a syncwarp orders stores; but whoever goes on from a vote or a shuffle, the others' loads are over."""
         collective = super().collect(name, mask, value, site)
-        known, self.warp_loads = collective.known
-        if name == "syncwarp":
-            self.warp_stores = self.warp_loads
-            self.knowledge = known
-        else:
-            self.knowledge = self.knowledge.with_loads(known.loads)
+        if name == "syncwarp":  # a vote or a shuffle orders no memory
+            self.knowledge, self.warp_known = collective.known
         return collective
 
     def arrive(self, barrier_id: int, num_threads: int, wait: bool, predicate: bool = True) -> NamedBarrier:
@@ -214,7 +210,7 @@ class CheckedThread(RememberingThread):
         barrier = super().meet(barrier_id, num_threads, predicate)
         self.knowledge = barrier.known
         known = self.knowledge.stores
-        self.warp_stores = self.warp_loads = known.get(self.owner.clock, known.get(ALL_CLOCKS, 0))
+        self.warp_known = known.get(self.owner.clock, known.get(ALL_CLOCKS, 0))
         return barrier
 
     def mbarrier_init(self, address: int, count: int) -> None:
@@ -480,7 +476,7 @@ class CheckedThread(RememberingThread):
         if owner is own:
             return False
         is_store = access.verb == "store"
-        if owner.clock == own.clock and access.number <= (self.warp_stores if is_store else self.warp_loads):
+        if owner.clock == own.clock and access.number <= self.warp_known:
             return False
         return access.is_beyond(self.knowledge.stores if is_store else self.knowledge.loads)
 
