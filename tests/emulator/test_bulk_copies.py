@@ -109,6 +109,46 @@ def test_bulk_store_without_a_proxy_fence_is_an_error(launch):
         launch(unfenced, np.zeros(4, np.int32), smem_bytes=64)
 
 
+@pytest.mark.parametrize("num_threads", [32, 64])
+@pytest.mark.parametrize(
+    ("fences_before", "fences_behind", "is_enough"),
+    [("all", "none", True), ("none", "issuer", True), ("issuer", "none", False), ("writer", "none", True),
+     ("bystander", "none", False), ("none", "writer", False)],
+)  # fmt: skip
+def test_checked_decides_by_order_whether_a_proxy_fence_is_in_the_right_place(
+    launch, num_threads, fences_before, fences_behind, is_enough
+):
+    """The last thread stores, thread 0 starts the copy, and they meet in between."""
+    names = {0: "issuer", 1: "bystander", num_threads - 1: "writer"}
+
+    def fence(t, who):
+        if who == "all" or names.get(t.thread_idx) == who:
+            t.fence_proxy_async()
+
+    def copy(y):
+        t = current_thread()
+        if t.thread_idx == t.block_dim - 1:
+            t.store_shared(0, "v4", (1, 2, 3, 4), "weak")
+        fence(t, fences_before)
+        if t.block_dim == 32:
+            t.syncwarp(0xFFFFFFFF)
+        else:
+            t.barrier(0, 64)
+        fence(t, fences_behind)
+        if t.thread_idx == 0:
+            t.bulk_store(y, 0, 16)
+            t.bulk_commit_group()
+            t.bulk_wait_group(0)
+
+    found = 0
+    for seed in SEEDS:
+        try:
+            launch(copy, np.zeros(4, np.int32), smem_bytes=64, block=num_threads, seed=seed, memory_model="checked")
+        except ProxyFence:
+            found += 1
+    assert found == (0 if is_enough else len(SEEDS))
+
+
 def test_copies_outside_16_byte_units_are_errors(launch):
     with pytest.raises(Misaligned, match="multiples of 16"):
         launch(lambda y: current_thread().bulk_store(y, 4, 16), np.zeros(4, np.int32), smem_bytes=64)

@@ -1,7 +1,7 @@
 """The memory model "checked" beside an exact happens-before, on random programs.
 
 The exact one keeps a clock for every thread, and all accesses for ever. It is that of PTX's memory consistency model,
-except that a load also counts as over for who reads a relaxed store after it, or votes with its thread.
+except that a load also counts as over for who reads a relaxed store after it.
 
 Source: PTX ISA, Memory Consistency Model (Release and Acquire Patterns, Base Causality Order)
 """
@@ -131,7 +131,8 @@ class ComparedThread(CheckedThread):
 
     def collect(self, *args):
         collective = super().collect(*args)
-        self.meet_all(collective, orders_stores=collective.name == "syncwarp")
+        if collective.name == "syncwarp":  # votes and shuffles order no memory
+            self.meet_all(collective)
         return collective
 
     def arrive(self, *args, **options):
@@ -141,7 +142,7 @@ class ComparedThread(CheckedThread):
 
     def meet(self, *args):
         barrier = super().meet(*args)
-        self.meet_all(barrier, orders_stores=True)
+        self.meet_all(barrier)
         return barrier
 
     def note_meeting(self, meeting):
@@ -149,10 +150,9 @@ class ComparedThread(CheckedThread):
         known, loads = self.world.met.get(meeting, ({}, {}))
         self.world.met[meeting] = joined(known, self.known), joined(loads, self.known_loads)
 
-    def meet_all(self, meeting, orders_stores):
+    def meet_all(self, meeting):
         known, loads = self.world.met[meeting]
-        if orders_stores:
-            self.known = joined(known)
+        self.known = joined(known)
         self.known_loads = joined(self.known_loads, loads)
 
 

@@ -329,15 +329,37 @@ def store_twice(wait):
     return write
 
 
-def lane_0_waits_and_all_vote(t, head):
-    if t.thread_idx == 0:
-        wait_for(head, "relaxed")
-    t.vote("all", 0xFFFFFFFF, True)
+def lane_0_waits_and(meet):
+    def wait(t, head):
+        if t.thread_idx == 0:
+            wait_for(head, "relaxed")
+        meet(t)
+
+    return wait
 
 
-@pytest.mark.parametrize("wait", [lambda t, head: wait_for(head, "relaxed"), lane_0_waits_and_all_vote])
+@pytest.mark.parametrize(
+    "wait", [lambda t, head: wait_for(head, "relaxed"), lane_0_waits_and(lambda t: t.syncwarp(0xFFFFFFFF))]
+)
 def test_a_relaxed_head_says_that_a_load_is_over(wait):
     assert races(store_twice(wait), take_payload(), ranks=2, block=32) == 0
+
+
+@pytest.mark.parametrize(
+    "meet", [lambda t: t.vote("all", 0xFFFFFFFF, True), lambda t: t.shfl("idx", 0xFFFFFFFF, 0, 0)], ids=["vote", "shfl"]
+)
+def test_a_vote_or_a_shuffle_does_not_say_that_a_load_is_over(meet):
+    """Neither among the lanes of a warp, nor for what one of them has heard."""
+
+    def load_and_meet(t, ring):
+        if t.thread_idx == 0:
+            t.load(ring + PAYLOAD, "s32", "weak", "cta")
+        meet(t)
+        if t.thread_idx == 1:
+            t.store(ring + PAYLOAD, "s32", 1, "weak", "cta")
+
+    assert races(load_and_meet, lambda t, ring: None, ranks=1, block=32) == len(SEEDS)
+    assert races(store_twice(lane_0_waits_and(meet)), take_payload(), ranks=2, block=32) == len(SEEDS)
 
 
 def test_a_store_over_a_load_that_nobody_has_said_is_over_is_found():

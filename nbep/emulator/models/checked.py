@@ -4,8 +4,9 @@ A store is seen by all at once, as with "sc".  But a thread may only meet the by
 can know of the store: after a release, a barrier or a syncwarp of the one who stored, and whatever takes that on to
 this thread: an acquire of the released value, the same barrier, any chain of them, or the start of a kernel.  And it
 may only store to bytes that another one has loaded if it can know that the load is over.  For that relaxed stores and
-loads will do, and votes and shuffles, as for the head of a ring: a load has returned before its thread does anything
-that comes after it.  Two accesses of which neither is weak may meet without all that, if their scopes reach each other.
+loads will do, as for the head of a ring: a load has returned before its thread stores anything that comes after it.  A
+vote or a shuffle orders nothing, as CUDA's programming guide says.  Two accesses of which neither is weak may meet
+without all that, if their scopes reach each other.
 
 What a thread knows is a `Knowledge`: how far it knows the signals of each warp.  Signals are numbered in the order in
 which they happen.  A store is known to whoever knows its warp up to its thread's first release after it, a load to
@@ -13,10 +14,10 @@ whoever knows it up to the first signal of any kind.  That is not exact, so some
 thread knows what all of its warp have signalled before, a kernel that starts knows what all have, and what an atomic
 passes on counts as told by its thread.
 
-The copy engine loads from global memory with what its thread knows to be behind a fence.proxy.async.global, of its own
-or of one who stored.  A copy is checked where it starts; it is over for those who know of a wait for it, or of its
-kernel's end.  A thread that leaves without a wait for what its copies read is an error, also if they happen to have
-read it.
+The copy engine loads with what its thread knows to be behind a proxy fence: of one who stored, which its thread knows
+of, or of a thread of the block that knew of the store.  A copy is checked where it starts; it is over for those who
+know of a wait for it, or of its kernel's end.  A thread that leaves without a wait for what its copies read is an
+error, also if they happen to have read it.
 
 Once a wait was over time, or a kernel has reported a fault, nothing is checked any more.
 """
@@ -36,7 +37,7 @@ from ..reports.errors import EmulatorError
 from ..reports.faults import error_at
 from ..reports.race import race
 from ..reports.source import Site, site_of
-from .history import Forgotten, RememberingThread, Stored, Waited
+from .history import Forgotten, Stored, Waited
 from .knowledge import (
     ALL_CLOCKS,
     GRANULE_BITS,
@@ -54,6 +55,7 @@ from .knowledge import (
     with_signals,
 )
 from .orders import ACQUIRES, POLLED, RELEASES, SCOPES
+from .proxies import ProxyThread
 
 if TYPE_CHECKING:
     from greenlet import greenlet
@@ -68,11 +70,11 @@ MANY_LOADS = 64  # of a granule; then those that everybody knows of are forgotte
 Cell = tuple[Allocation, int]
 
 
-class CheckedThread(RememberingThread):
+class CheckedThread(ProxyThread):
     """A thread whose accesses are checked against those of others."""
 
     __slots__ = (
-        "owner", "engine", "knowledge", "warp_stores", "warp_loads", "fences", "released", "heard", "observed",
+        "owner", "engine", "fences", "released", "heard", "observed",
         "stores", "loads", "open_group", "groups", "issued",
     )  # fmt: skip
 
@@ -85,9 +87,9 @@ class CheckedThread(RememberingThread):
         self.engine: Owner | None = None  # of its copies, as long as the thread has not waited for them
         if launch.known is None:
             so_far = {ALL_CLOCKS: launch.first_signal}
-            launch.known = Knowledge(so_far, so_far, so_far)
+            launch.known = Knowledge(so_far, so_far, so_far, so_far)
         self.knowledge: Knowledge = launch.known
-        self.warp_stores = self.warp_loads = 0  # signals of its warp that it knows besides
+        self.warp_known = 0  # the last signal of its warp that it knows besides
         # What a store takes along that no release orders: what was known at the last fence of each reach, and at this
         # thread's last release of each reach to the same cell.
         self.fences: dict[int, Knowledge] = {}
@@ -173,13 +175,9 @@ class CheckedThread(RememberingThread):
             self.signal(True)
             self.fences[reach] = self.with_latest(self.knowledge)
 
-    def fence_proxy_async_global(self) -> None:
-        super().fence_proxy_async_global()
-        self.signal(True)
-        self.knowledge = self.knowledge._replace(engine=self.with_latest(self.knowledge).stores)
-
     def converge(self, name: str, mask: int, value: Any, site: Site | None) -> Collective:
-        self.signal(name == "syncwarp")
+        if name == "syncwarp":
+            self.signal(True)
         collective = super().converge(name, mask, value, site)
         if not collective.knowledge or collective.knowledge[-1] is not self.knowledge:
             collective.knowledge.append(self.knowledge)
@@ -189,14 +187,9 @@ class CheckedThread(RememberingThread):
         return collective
 
     def collect(self, name: str, mask: int, value: Any, site: Site | None) -> Collective:
-        """Only a syncwarp orders stores; but whoever goes on from a vote or a shuffle, the others' loads are over."""
         collective = super().collect(name, mask, value, site)
-        known, self.warp_loads = collective.known
-        if name == "syncwarp":
-            self.warp_stores = self.warp_loads
-            self.knowledge = known
-        else:
-            self.knowledge = self.knowledge.with_loads(known.loads)
+        if name == "syncwarp":  # a vote or a shuffle orders no memory
+            self.knowledge, self.warp_known = collective.known
         return collective
 
     def arrive(self, barrier_id: int, num_threads: int, wait: bool, predicate: bool = True) -> NamedBarrier:
@@ -206,7 +199,7 @@ class CheckedThread(RememberingThread):
         if not barrier.knowledge or barrier.knowledge[-1] is not self.knowledge:
             barrier.knowledge.append(self.knowledge)
         if barrier.is_full:
-            told = Knowledge(barrier.signals, {}, barrier.signals)  # bar.arrive: some know more by now
+            told = NOTHING._replace(stores=barrier.signals, loads=barrier.signals)  # bar.arrive: some know more by now
             barrier.known = join((*barrier.knowledge, told))
         return barrier
 
@@ -214,7 +207,7 @@ class CheckedThread(RememberingThread):
         barrier = super().meet(barrier_id, num_threads, predicate)
         self.knowledge = barrier.known
         known = self.knowledge.stores
-        self.warp_stores = self.warp_loads = known.get(self.owner.clock, known.get(ALL_CLOCKS, 0))
+        self.warp_known = known.get(self.owner.clock, known.get(ALL_CLOCKS, 0))
         return barrier
 
     def mbarrier_init(self, address: int, count: int) -> None:
@@ -357,6 +350,7 @@ class CheckedThread(RememberingThread):
         store = Access(self.owner, "store", offset, offset + nbytes, order, scope, site, now)
         store.serving = self.serving
         store.is_atomic = is_atomic
+        store.proxy_fences = self.shared_fences if allocation is self.shared else self.global_fences
         self.check(allocation, store)
         self.stores.append(store)
         self.remember_store(allocation, store)
@@ -459,16 +453,14 @@ class CheckedThread(RememberingThread):
             return
         stores, loads = allocation.last_stores, allocation.last_loads
         is_store = access.verb == "store"
-        is_proxys = access.order == "bulk" and not is_store and allocation is not self.shared
+        is_proxys = access.order == "bulk" and not is_store
         for granule in access.granules:
             for store in stores.get(granule, ()):
-                # Between two copies of a block there is no change of proxy.
-                if is_proxys and not (store.order == "bulk" and store.owner.block == self.owner.block):
-                    is_new = store.is_beyond(self.knowledge.engine)
-                else:
-                    is_new = self.is_new(store)
-                if is_new and self.may_not_meet(access, store):
-                    raise race(self, allocation, access, store)
+                is_new = self.is_new(store)
+                if (is_new or (is_proxys and self.is_hidden(allocation, store))) and self.may_not_meet(access, store):
+                    if is_new or allocation is not self.shared:
+                        raise race(self, allocation, access, store)
+                    raise self.no_proxy_fence(access, store)
             if is_store and granule in loads:
                 for load in loads[granule].values():
                     if self.is_new(load) and self.may_not_meet(access, load):
@@ -480,7 +472,7 @@ class CheckedThread(RememberingThread):
         if owner is own:
             return False
         is_store = access.verb == "store"
-        if owner.clock == own.clock and access.number <= (self.warp_stores if is_store else self.warp_loads):
+        if owner.clock == own.clock and access.number <= self.warp_known:
             return False
         return access.is_beyond(self.knowledge.stores if is_store else self.knowledge.loads)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ..reports.source import Site
@@ -19,16 +19,19 @@ Numbers = dict[int, int]  # clock -> its latest signal that is known.  Never cha
 class Knowledge(NamedTuple):
     """Of stores, what a thread knows itself, and what the copy engine knows when it starts a copy; of loads.
 
+    engine, shared: of global and of shared memory, what was known at a proxy fence that the thread knows of
+
     Those who know the same have the same object where that is cheap: what they know together is found sooner then.
     """
 
     stores: Numbers
     engine: Numbers
     loads: Numbers
+    shared: Numbers
 
     def with_loads(self, loads: Numbers) -> Knowledge:
         """The same but for the loads."""
-        return self if loads is self.loads else Knowledge(self.stores, self.engine, loads)
+        return self if loads is self.loads else self._replace(loads=loads)
 
 
 class Owner(NamedTuple):
@@ -70,13 +73,14 @@ class Access:
     reach: of its scope; 0 for a weak one, which may meet no other access unordered
     number: of the first signal of its thread that tells of it; at_exit: that was the end of the kernel
     serving: the queue pair and the entry that a NIC did it for
+    proxy_fences: of a store, the signals at its thread's proxy fences for this kind of memory
     For reports: time: how much history there was; is_atomic: whether it is the store of an atomic; before: stores
     whose bytes this one took before anybody has loaded them, the last first.
     """
 
     __slots__ = (
         "owner", "verb", "begin", "end", "granules", "order", "scope", "reach", "site", "number", "at_exit",
-        "serving", "time", "is_atomic", "before",
+        "serving", "time", "is_atomic", "before", "proxy_fences",
     )  # fmt: skip
 
     def __init__(
@@ -99,6 +103,7 @@ class Access:
         self.time = time
         self.is_atomic = False
         self.before: tuple[Access, ...] = ()
+        self.proxy_fences: Sequence[int] = ()
 
     def is_beyond(self, known: Numbers) -> bool:
         """Whether no signal with a known number tells of it."""
@@ -123,17 +128,16 @@ def join_two(a: Knowledge, b: Knowledge) -> Knowledge:
         return b
     if b is NOTHING:
         return a
-    stores, engine, loads = later(a.stores, b.stores), later(a.engine, b.engine), later(a.loads, b.loads)
-    if stores is a.stores and engine is a.engine and loads is a.loads:
-        return a
-    if stores is b.stores and engine is b.engine and loads is b.loads:
-        return b
-    return Knowledge(stores, engine, loads)
+    both = Knowledge(*(later(one, other) for one, other in zip(a, b, strict=True)))
+    for same in (a, b):
+        if all(one is other for one, other in zip(both, same, strict=True)):
+            return same
+    return both
 
 
 def with_signals(knowledge: Knowledge, signals: Numbers) -> Knowledge:
     """The knowledge, and what these signals tell, but the copy engine does not know that."""
-    return Knowledge({**knowledge.stores, **signals}, knowledge.engine, {**knowledge.loads, **signals})
+    return knowledge._replace(stores={**knowledge.stores, **signals}, loads={**knowledge.loads, **signals})
 
 
 def later(a: Numbers, b: Numbers) -> Numbers:
@@ -150,4 +154,4 @@ def later(a: Numbers, b: Numbers) -> Numbers:
     return {**{clock: number for clock, number in a.items() if number > known}, **new} if known else {**a, **new}
 
 
-NOTHING = Knowledge({}, {}, {})
+NOTHING = Knowledge({}, {}, {}, {})

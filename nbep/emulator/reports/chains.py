@@ -105,7 +105,7 @@ def block_of(key: int) -> int:
 class Search:
     """The cheapest chains from an access to every thread, after some events.
 
-    Only a store needs releases and acquires: that a load is over, a relaxed store or a vote can tell.
+    Only a store needs releases and acquires: that a load is over, a relaxed store can tell.
     """
 
     def __init__(self, source: Access):
@@ -260,7 +260,7 @@ class Search:
             return
         known = [way for key in keys if (way := self.way(key, met.owner)) is not None]
         best = min(known, key=lambda way: way.cost)
-        if self.is_store and met.name != "syncwarp":
+        if met.name != "syncwarp":
             best = best.by(Flaw("vote", site=met.site, name=met.name), cost=FLAW)
         best = best.by(cost=HOP)
         for key in keys:

@@ -60,6 +60,7 @@ from nbep.device.primitives import (
     shfl_idx_s32,
     smem_base,
     st_weak_s32,
+    syncwarp,
     tma_store_wait_all,
     u32_mod,
     vote_all,
@@ -259,6 +260,7 @@ def forward_tokens(out, inputs, network, peers, progress, bounds, here, nvl, rdm
                             here.rdma_rank * here.num_nvl_ranks + team.peer,
                             here.channel,
                         )
+                    syncwarp(FULL_MASK)  # what lane 0 has seen of the head comes before all lanes' stores
                     may_fill = may_fill and vote_all(FULL_MASK, has_room)
                 of_chunk, own = share_out(chosen, tail, chunk_end - tail, team)
                 own = own if may_fill else 0

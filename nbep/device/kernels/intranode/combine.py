@@ -174,6 +174,7 @@ def send_tokens(inputs, peers, bounds, shape, sizes):
             has_room = wait_free_slots(
                 ring.head, tail, shape.num_slots, next_tail - tail, bounds, COMBINE_SENDER_HEAD, peer, channel
             )
+        syncwarp(FULL_MASK)  # what lane 0 has seen of the head comes before all lanes' stores: a vote orders nothing
         may_fill = may_fill and vote_all(FULL_MASK, has_room)
         i = tail + warp_in_rank
         # No range: with a step that is no constant it divides 64-bit numbers, which takes a call and registers.

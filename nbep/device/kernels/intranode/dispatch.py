@@ -261,6 +261,7 @@ def send_tokens(out, inputs, peers, bounds, shape, sizes, team):
                         team.peer,
                         team.channel,
                     )
+                syncwarp(FULL_MASK)  # what lane 0 has seen of the head comes before all lanes' stores
                 may_fill = may_fill and vote_all(FULL_MASK, has_room)
             if may_fill and u32_mod(tail, team.num_warps) == team.warp:
                 row = ring.x + u32_mod(tail, shape.num_slots) * slot_bytes(shape)

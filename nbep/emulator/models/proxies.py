@@ -1,0 +1,88 @@
+"""What the copy engine may read, for `checked`: proxy fences count by order, never by time.
+
+A store by a thread and a load by the copy engine, on behalf of a thread of the same block, need a proxy fence on the
+way from the one to the other: by the one who stored, before the two meet; or by the one who starts the copy, after
+that; or by a third one that has met the first and that the other meets.  A fence before the meeting by one who has not
+stored is none.  For global memory the fence must be one of the block that starts the copy.
+
+Source: PTX ISA, membar/fence: a fence.proxy.async takes effect within its thread, and its effect "composes with other
+forms of synchronization"; github.com/NVlabs/mixedproxy, alloy/ptx.als, proxy_preserved_cause_base, "Proxy fence for
+dst": a fence anywhere on the path of base causality, by a thread of the same block (Lustig, Cooksey, Giroux, ISCA 2022)
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING
+
+from ..machine.memory import Allocation
+from ..machine.warp import Warp
+from ..reports.errors import EmulatorError, ProxyFence
+from ..reports.faults import error_at
+from .history import RememberingThread
+from .knowledge import ALL_CLOCKS, Access, Knowledge, Numbers, Owner, later
+
+if TYPE_CHECKING:
+    from greenlet import greenlet
+
+    from ..machine.block import Block
+
+
+class ProxyThread(RememberingThread):
+    """A thread whose proxy fences are numbered like its other signals."""
+
+    __slots__ = ("knowledge", "warp_known", "shared_fences", "global_fences")
+    knowledge: Knowledge
+    warp_known: int
+
+    def __init__(self, block: Block, thread_idx: int, warp: Warp, hub: greenlet):
+        super().__init__(block, thread_idx, warp, hub)
+        self.shared_fences: list[int] = []  # the signals at its proxy fences
+        self.global_fences: list[int] = []
+
+    def signal(self, releases: bool) -> None:
+        raise NotImplementedError
+
+    def fence_proxy_async(self) -> None:
+        super().fence_proxy_async()
+        self.shared_fences.append(self.fence_proxy())
+        self.knowledge = self.knowledge._replace(shared=self.known_stores())
+
+    def fence_proxy_async_global(self) -> None:
+        super().fence_proxy_async_global()
+        self.global_fences.append(self.fence_proxy())
+        self.knowledge = self.knowledge._replace(engine=self.known_stores())
+
+    def fence_proxy(self) -> int:
+        """The signal of a proxy fence: the stores before it have no later number."""
+        self.signal(True)
+        return self.world.signals
+
+    def known_stores(self) -> Numbers:
+        return later(self.knowledge.stores, {self.owner.clock: self.warp_known})
+
+    def is_hidden(self, allocation: Allocation, store: Access) -> bool:
+        """Whether no proxy fence is between a store that this thread knows of and the copy engine."""
+        if store.owner.block == self.owner.block:
+            if store.order == "bulk":  # no change of proxy
+                return False
+            fences = store.proxy_fences
+            here = bisect_left(fences, store.number)
+            if here < len(fences) and (store.owner is self.owner or self.knows(store.owner, fences[here])):
+                return False
+        return store.is_beyond(self.knowledge.shared if allocation is self.shared else self.knowledge.engine)
+
+    def knows(self, owner: Owner, signal: int) -> bool:
+        known = self.warp_known if owner.clock == self.owner.clock else 0
+        stores = self.knowledge.stores
+        return signal <= max(known, stores.get(ALL_CLOCKS, 0), stores.get(owner.clock, 0))
+
+    def no_proxy_fence(self, access: Access, store: Access) -> EmulatorError:
+        byte = max(access.begin, store.begin)
+        message = (
+            f"bulk store of {access.end - access.begin} bytes at shared byte {access.begin}: byte {byte} was stored"
+        )
+        message += (
+            f" by thread {store.owner.thread_idx}, with no fence.proxy.async between the two: by that thread before"
+        )
+        return error_at(self, ProxyFence, f"{message} they meet, or by one that has met it")
