@@ -50,8 +50,10 @@ def error_of(buffer: nbep.Buffer, call: Callable[[], object]) -> str:
 def dispatch(buffer: nbep.Buffer, case: Case, config: nbep.Config) -> Any:
     rank = buffer.rank
     names = "num_tokens_per_rank", "num_tokens_per_rdma_rank", "num_tokens_per_expert", "is_token_in_rank"
-    layout = dict(zip(names, buffer.get_dispatch_layout(case.topk_idx[rank], case.num_experts), strict=False))
-    choices = {"topk_idx": case.topk_idx[rank], "topk_weights": case.topk_weights[rank]}
+    layout: dict[str, Any] = dict(
+        zip(names, buffer.get_dispatch_layout(case.topk_idx[rank], case.num_experts), strict=False)
+    )
+    choices: dict[str, Any] = {"topk_idx": case.topk_idx[rank], "topk_weights": case.topk_weights[rank]}
     return buffer.dispatch(case.x[rank], **choices, **layout, config=config)[4]
 
 

@@ -5,7 +5,7 @@
  cell       written by         with                    read by            with
  arrivals   thread 0 of each   atom_add_release_gpu    thread 0 of each   ld_acquire_gpu
 
-Arriving acquires nothing: every block polls afterwards, the last one too, which finds its own addition behind all others.
+Arriving acquires nothing: every block polls afterwards, also the last one, whose own addition comes behind all others.
 
 arrivals needs no reset between barriers or launches of the same grid: it only counts up, and wraps after 2**31.
 
