@@ -111,6 +111,15 @@ def without(case: Case, senders: Sequence[int], owners: Sequence[int]) -> Case:
     return replace(case, topk_idx=[np.full_like(i, -1) if r in senders else i for r, i in enumerate(topk_idx)])
 
 
+def only_to(case: Case, owners: Sequence[Sequence[int]]) -> Case:
+    """The case as if each rank had chosen the experts of some ranks alone, which `owners` says for each."""
+    num_local_experts = case.num_experts // case.num_ranks
+    pairs = zip(case.topk_idx, owners, strict=True)
+    topk_idx = [np.where(np.isin(idx // num_local_experts, its), idx, -1) for idx, its in pairs]
+    layouts = [reference.get_dispatch_layout(idx, case.num_experts, case.num_ranks) for idx in topk_idx]
+    return replace(case, topk_idx=topk_idx, layouts=layouts)
+
+
 def make_low_latency_case(seed: int = 0, **arguments: Any) -> Case:
     """As make_case, with tokens and weights that show what the low-latency mode could get wrong.
 

@@ -16,7 +16,11 @@ import nbep.device.kernels
 from nbep.check.faults import (
     CONSTANT,
     ENDLESS,
+    FALSE,
+    FIRST,
     NOTHING,
+    ONCE,
+    ONE_LESS,
     ONE_MORE,
     OPINION,
     ORDERS,
@@ -26,7 +30,17 @@ from nbep.check.faults import (
     UNTIL_READ,
     Fault,
 )
-from nbep.check.steps import calls_of, cell_of, coherent_loads_of, function_tree, position, ring_sizes_of
+from nbep.check.steps import (
+    calls_of,
+    cell_of,
+    coherent_loads_of,
+    function_tree,
+    is_wait,
+    is_zero,
+    position,
+    ring_sizes_of,
+    turns_of,
+)
 from nbep.device.jit import KERNELS, PRIMITIVES
 
 DEVICE = "nbep.device."
@@ -52,8 +66,12 @@ BY_NAME = {
     **dict.fromkeys(("amo_add", "add_to_arrival", "add_to_count"), ("network", UNORDERED)),
     **dict.fromkeys(("wait_free_slots", "wait_credit"), ("head", TRUE)),
     "wait_total_free": ("head", ENDLESS),
+    # Whether all went well, or whether a peer has come with another call.
+    **dict.fromkeys(("wait_done", "wait_node_call", "wait_room", "wait_told", "wait_turn"), ("wait", TRUE)),
+    **dict.fromkeys(("wait_node", "wait_peer"), ("wait", FALSE)),
 }
-RESETS = ("reset_", "clear_", "empty_cell", "empty_half", "empty_rank")
+RESETS = ("reset_", "clear_", "empty_")
+EXTENTS = ("wait_room",)  # their last argument is the last slot of all that the wait is for
 HALVES = {"release": "release", "acquire": "acquire", "acq_rel": "acquire and release"}
 SMALLER = {"sys": "gpu", "gpu": "cta"}
 
@@ -124,6 +142,8 @@ def faults_of_function(function: FunctionType) -> tuple[Fault, ...]:
     for number, node in enumerate(ring_sizes_of(tree)):
         where = (node.lineno, node.col_offset)
         found.append((where, f"ring size in {_use_of(tree, node)}", "ring size", "num_slots", number, ONE_MORE))
+    for number, node in enumerate(turns_of(tree)):
+        found.append(((node.lineno, node.col_offset), "place of a round", "turn", "turns", number, FIRST))
     loads = coherent_loads_of(tree)
     if loads:
         where = min(map(position, loads))
@@ -171,6 +191,10 @@ def _ways(step: str, call: ast.Call, is_statement: bool, cell: Callable[[], str]
         yield kind, f"wait for {cell()}" if kind == "head" else step, instead
         if step == "tma_store_wait_all":
             yield kind, "tma_store_wait_all until read", UNTIL_READ
+        if step in EXTENTS:
+            yield "extent", f"extent of {step}", ONE_LESS
+    elif is_wait(step):
+        yield "wait", step, NOTHING if is_statement else ONCE
     elif step.startswith(RESETS):
         if is_statement:
             yield "reset", step, NOTHING
@@ -188,6 +212,8 @@ def _ways(step: str, call: ast.Call, is_statement: bool, cell: Callable[[], str]
             yield "head", f"value of {cell()}", ONE_MORE
         if scope in SMALLER:
             yield "scope", f"scope of {cell()}", SMALLER[scope]
+    if step.startswith("st_") and order not in HALVES and is_zero(call.args[1]):
+        yield "reset", f"reset of {cell()}", NOTHING
 
 
 def _is_a_head(call: ast.Call) -> bool:

@@ -14,9 +14,12 @@ that none is written down twice. A function is changed for all who call it, and 
  barrier     threads, blocks or ranks that meet                        nothing; of a vote, the own opinion
  copies      a wait for the copy engine                                nothing, or a wait until it has read its source
  network     a wait for messages, or an order behind them              nothing, or no such order
+ wait        a call of a function wait_...                             nothing, or one look that takes what it sees
  head        a wait for room, or what a reader says that it has read   no wait, or one slot more
  reset       cells that become empty                                   nothing: they stay as they are
  ring size   a number of slots                                         one slot more
+ extent      the last of several slots for which a wait is             the one before
+ turn        two places that rounds take in turn                       always the first
  coherent    the coherent loads of a function, ld_na                   ld_nc, for what nobody writes meanwhile
 
 The emulator alone runs such kernels: a GPU's are compiled before.
@@ -33,7 +36,7 @@ from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any
 
-from nbep.check.steps import calls_of, coherent_loads_of, function_tree, ring_sizes_of
+from nbep.check.steps import calls_of, coherent_loads_of, function_tree, is_wait, ring_sizes_of, turns_of
 from nbep.device import primitives
 from nbep.device.jit import over
 
@@ -43,11 +46,16 @@ Edit = Callable[[ast.FunctionDef], None]
 NOTHING = "nothing"
 OPINION = "its last argument"
 TRUE = "True"
+FALSE = "False"
+ONCE = "one look, which takes what it sees"
 ENDLESS = "a number that no ring reaches"
 UNORDERED = "its last argument is False"
 ONE_MORE = "one more"
+ONE_LESS = "one less"
+FIRST = "always the first"
 CONSTANT = "ld_nc instead, which is for what nobody writes meanwhile"
 UNTIL_READ = "tma_store_wait_read_all"  # in place of tma_store_wait_all
+WORDS = (NOTHING, OPINION, TRUE, FALSE, ONCE, ENDLESS, UNORDERED, ONE_MORE, ONE_LESS, FIRST, CONSTANT)
 
 
 @dataclass(frozen=True)
@@ -56,7 +64,7 @@ class Fault:
 
     name: the place and the step, as `broken` takes it
     kind: see the table above
-    step: the name of what is called there, or num_slots
+    step: the name of what is called there, or num_slots, or turns
     number: which of the steps of that name in the function it is, counted from 0
     instead: one of the constants above, or an order or a scope
     """
@@ -74,7 +82,7 @@ class Fault:
     @property
     def change(self) -> str:
         """What is done, in a few words."""
-        if self.instead in (NOTHING, OPINION, TRUE, ENDLESS, UNORDERED, ONE_MORE, CONSTANT):
+        if self.instead in WORDS:
             return f"{self.step}: {self.instead}"
         return f"{self.step}: {self.instead} instead"
 
@@ -91,6 +99,14 @@ class Fault:
             _Replace(node, node.args[-1]).visit(tree)  # type: ignore[attr-defined]
         elif self.instead == TRUE:
             _Replace(node, ast.Constant(True)).visit(tree)
+        elif self.instead == FALSE:
+            _Replace(node, ast.Constant(False)).visit(tree)
+        elif self.instead == FIRST:
+            _Replace(node, ast.Constant(0)).visit(tree)
+        elif self.instead == ONE_LESS:
+            node.args[-1] = ast.BinOp(node.args[-1], ast.Sub(), ast.Constant(1))  # type: ignore[attr-defined]
+        elif self.instead == ONCE:
+            node.func.id = weakened_name(self.step, "once")  # type: ignore[attr-defined]
         elif self.instead == ENDLESS:
             _Replace(node, ast.Constant(1 << 30)).visit(tree)
         elif self.instead == UNORDERED:
@@ -166,23 +182,43 @@ def _recompile(function: FunctionType) -> None:
     changes = _active[function]
     if changes:
         tree = function_tree(function)
-        steps = {**calls_of(tree), "num_slots": ring_sizes_of(tree)}
+        steps = {**calls_of(tree), "num_slots": ring_sizes_of(tree), "turns": turns_of(tree)}
         for change in changes:
             if isinstance(change, Fault):
                 change.apply(tree, steps)
             else:
                 change(tree)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Name) and "__" in node.id and node.id not in function.__globals__:
-                name, _, weaker = node.id.partition("__")
-                if hasattr(primitives, name):
-                    function.__globals__[node.id] = weakened(name, weaker)
+        _provide(tree, function.__globals__)
         function.__code__ = _code_of(tree, function)
     else:
         function.__code__ = _plain.pop(function)
         del _active[function]
     if hasattr(function, "kernel_spec"):
         over.cache_clear()  # kernels for other networks are copies of it
+
+
+def _provide(tree: ast.FunctionDef, names: dict[str, Any]) -> None:
+    """Make what a changed tree calls and its module does not have: weakened primitives, and waits that look once."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and "__" in node.id and node.id not in names:
+            name, _, weaker = node.id.partition("__")
+            if weaker == "once":
+                names[node.id] = looking_once(names[name])
+            elif hasattr(primitives, name):
+                names[node.id] = weakened(name, weaker)
+
+
+def looking_once(function: FunctionType) -> FunctionType:
+    """A wait that takes what it sees at its first look, as do the waits that it calls."""
+    tree = function_tree(function)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.While):
+            found = [test for test in node.body if isinstance(test, ast.If)]
+            (found[0] if found else node).test = ast.Constant(bool(found))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and is_wait(node.func.id):
+            node.func.id = weakened_name(node.func.id, "once")
+    _provide(tree, function.__globals__)
+    return FunctionType(_code_of(tree, function), function.__globals__, function.__name__, function.__defaults__)
 
 
 def _code_of(tree: ast.FunctionDef, function: FunctionType) -> CodeType:

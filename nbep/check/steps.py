@@ -7,6 +7,8 @@ import inspect
 import textwrap
 from types import FunctionType
 
+from nbep.device.jit import PRIMITIVES
+
 
 def function_tree(function: FunctionType) -> ast.FunctionDef:
     """The tree of a function's source, with the line numbers of its file; nested functions have none of their own.
@@ -40,6 +42,22 @@ def ring_sizes_of(tree: ast.AST) -> list[ast.expr]:
         if (isinstance(node, ast.Attribute) and node.attr == "num_slots") and id(node) not in reported
     ]
     return sorted(found, key=position)
+
+
+def turns_of(tree: ast.AST) -> list[ast.expr]:
+    """Where a tree says which of two places a round takes: `round_ % 2`."""
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.BinOp) and ast.unparse(node) == "round_ % 2"]
+    return sorted(found, key=position)
+
+
+def is_wait(name: str) -> bool:
+    """Whether a function of this name waits for something: but for `wait_expired`, it is written with primitives."""
+    return name.startswith("wait_") and name not in PRIMITIVES
+
+
+def is_zero(node: ast.expr) -> bool:
+    """Whether a store of this makes a cell empty."""
+    return ast.unparse(node) in ("0", "(0, 0, 0, 0)")
 
 
 def coherent_loads_of(tree: ast.AST) -> list[ast.Name]:

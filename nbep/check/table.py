@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -101,27 +100,22 @@ def tasks_of(what: str, num_seeds: int, done: Collection[str] = ()) -> list[Task
 def reached_by_runs(kernels: Sequence[FunctionType], faults: Iterable[Fault]) -> dict[Run, set[FunctionType]]:
     """Runs of scenarios that call some of the kernels, and which functions with these faults each of them calls.
 
-    A fault that has a reason needs none. The modes come one after the other, and one comes only for what those before
-    it do not call.
+    A fault that has a reason needs none.
     """
     from nbep.check.scenarios import SCENARIOS
 
     reached: dict[Run, set[FunctionType]] = {}
     missing = {fault.function for fault in faults if not reason_for(fault.name)}
-    for _, mode in groupby(SCENARIOS.values(), key=lambda scenario: scenario.name.partition(".")[0]):
-        called_here: set[FunctionType] = set()
-        for scenario in mode:
-            called = {kernel for name in scenario.kernels for kernel in kernels_named(name)}
-            if called.isdisjoint(kernels) or not missing:
-                continue
-            for variant in scenario.variants:
-                run = Run(scenario.name, tuple(variant.items()))
-                with noting(missing) as found:
-                    finding = perform(run)
-                assert finding is None, f"{run.command}: {finding}"
-                reached[run] = set(found)
-                called_here |= found
-        missing -= called_here
+    for scenario in SCENARIOS.values():
+        called = {kernel for name in scenario.kernels for kernel in kernels_named(name)}
+        if called.isdisjoint(kernels) or not missing:
+            continue
+        for variant in scenario.variants:
+            run = Run(scenario.name, tuple(variant.items()))
+            with noting(missing) as found:
+                finding = perform(run)
+            assert finding is None, f"{run.command}: {finding}"
+            reached[run] = set(found)
     return reached
 
 

@@ -8,9 +8,10 @@ import pytest
 import nbep
 from nbep.check import broken, edited, fault_of, faults_of
 from nbep.check.catalogue import UnknownName, own_faults, own_kernels, reached_from
-from nbep.check.faults import weakened
+from nbep.check.faults import looking_once, weakened
+from nbep.check.steps import calls_of, function_tree
 from nbep.device import primitives
-from nbep.device.jit import device_function, kernel
+from nbep.device.jit import PRIMITIVES, device_function, kernel
 from nbep.device.kernels.intranode import combine
 from nbep.device.primitives import (
     block_idx,
@@ -30,6 +31,11 @@ DATA, FLAG = 0, 4
 @device_function
 def raise_flag(cells):
     st_release_sys_s32(cells + FLAG, 1)
+
+
+@kernel(max_threads=1)
+def look(seen: InOut, cell: InOut):
+    st_weak_s32(seen, looking_once(waits.wait_call)(cell, 0, 0))
 
 
 @kernel(max_threads=1)
@@ -75,7 +81,7 @@ def test_names_say_the_place_and_the_step_and_are_unique():
 def test_every_kind_of_step_is_there():
     kinds = {fault.kind for fault in own_faults().values()}
     expected = ["release", "acquire", "scope", "fence", "barrier", "copies", "network", "head", "reset"]
-    assert kinds == {*expected, "ring size", "coherent"}
+    assert kinds == {*expected, "ring size", "coherent", "wait", "extent", "turn"}
 
 
 def test_every_ordering_primitive_of_the_kernels_has_a_fault():
@@ -86,6 +92,45 @@ def test_every_ordering_primitive_of_the_kernels_has_a_fault():
         called = [name for name in function.__code__.co_names if any(word in name for word in ordering)]
         broken_there = {fault.step for fault in faults_of(function)}
         assert set(called) <= broken_there, function
+
+
+def test_every_wait_of_the_kernels_and_every_store_of_zero_has_a_fault():
+    """A wait, or a cell that becomes empty, that the catalogue overlooks would never be broken."""
+    for function in {f for k in own_kernels().values() for f in reached_from(k)}:
+        calls = calls_of(function_tree(function)) if not function.__closure__ else {}
+        waits = {name for name in calls if name.startswith("wait_") and name not in PRIMITIVES}
+        zeros = {
+            name
+            for name, nodes in calls.items()
+            if name.startswith(("st_weak", "st_na", "st_relaxed", "st_shared"))
+            and any(ast.unparse(node.args[1]) in ("0", "(0, 0, 0, 0)") for node in nodes)
+        }
+        assert waits | zeros <= {fault.step for fault in faults_of(function)}, function
+
+
+# They look at several cells, or at how far others have come; what they load is a step.
+OTHER_POLLS = {"find_batch", "find_room", "has_stalled", "must_stop"}
+
+
+def test_who_polls_is_called_a_wait():
+    """By its name the catalogue knows it."""
+    functions = {f for k in own_kernels().values() for f in reached_from(k)}
+    polls = {f.__name__ for f in functions if "wait_expired" in f.__code__.co_names}
+    assert {name for name in polls if not name.startswith("wait_")} <= OTHER_POLLS
+
+
+def test_a_wait_that_looks_once_takes_what_it_sees():
+    (wait,) = [fault for fault in faults_of(barrier) if fault.step == "wait_call"]
+    assert wait.change == "wait_call: one look, which takes what it sees"
+    cell = np.array([7 << waits.DIGEST_BITS], np.int32)
+
+    def main(comm):
+        stream = comm.runtime.create_stream("stream")
+        comm.runtime.launch(stream, look, 1, 1, 0, seen := np.zeros(1, np.int32), cell)
+        stream.synchronize()
+        return int(seen[0])
+
+    assert nbep.spawn(main, 1, "emulator") == [7 << waits.DIGEST_BITS]
 
 
 def test_faults_of_a_kernel_are_those_of_all_that_it_calls():

@@ -103,7 +103,7 @@ LOW_LATENCY = [
 ]  # fmt: skip
 
 BETWEEN_NODES = [
-    race("grid barrier: relaxed arrivals", "grid_barrier.barrier_grid: acquire and release of grid-barrier", NODES,
+    race("grid barrier: relaxed arrivals", "grid_barrier.barrier_grid: release of grid-barrier", NODES,
          (ATOMIC + GRID, ": grid arrivals (byte ", RELEASES), (LOAD, *TIES)),
     race("grid barrier: relaxed polls", "waits.wait_arrivals: acquire of grid-barrier", NODES,
          (LOAD + GRID, ": grid arrivals (byte ", ACQUIRES), (ATOMIC, *TIES)),

@@ -25,7 +25,7 @@ def meet(arrivals: Sym, bounds: Bounds):
     barrier_grid(arrivals, bounds)
 
 compiled = compile_kernel(meet, (9, 0))
-assert "atom.acq_rel.gpu.global.add.s32" in compiled.ptx
+assert "atom.release.gpu.global.add.s32" in compiled.ptx
 assert "ld.acquire.gpu.global.s32" in compiled.ptx
 assert (compiled.report.spill_stores, compiled.report.stack_frame) == (0, 0)
 """
@@ -75,7 +75,7 @@ def test_without_it_blocks_find_each_other_in_other_phases(monkeypatch):
 @pytest.mark.parametrize(
     ("function", "ordered", "relaxed"),
     [
-        (barrier_grid, "atom_add_acq_rel_gpu_s32", p.atom_add_relaxed_gpu_s32),
+        (barrier_grid, "atom_add_release_gpu_s32", p.atom_add_relaxed_gpu_s32),
         (wait_arrivals, "ld_acquire_gpu_s32", p.ld_relaxed_gpu_s32),
     ],
 )

@@ -1,8 +1,15 @@
 """nbep's own scenarios, by the names that users type."""
 
 from nbep.check.scenario import Scenario
-from nbep.check.scenarios import internode, intranode, low_latency, network
+from nbep.check.scenarios import differ, internode, intranode, low_latency, network
 
 SCENARIOS: dict[str, Scenario] = {
-    scenario.name: scenario for module in (intranode, low_latency, internode, network) for scenario in module.SCENARIOS
+    scenario.name: scenario
+    for scenarios in (
+        (*intranode.SCENARIOS, differ.INTRANODE),
+        (*low_latency.SCENARIOS, differ.LOW_LATENCY),
+        (*internode.SCENARIOS, differ.INTERNODE),
+        network.SCENARIOS,
+    )
+    for scenario in scenarios
 }

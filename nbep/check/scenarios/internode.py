@@ -1,12 +1,13 @@
-"""Between nodes: dispatch and combine, and cached dispatches."""
+"""Between nodes: dispatch and combine, cached dispatches, rows longer than a stage, and nodes with nothing to say."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import nbep
-from nbep.check.cases import Case, make_case
+from nbep.check.cases import Case, make_case, only_to
 from nbep.check.compare import Report
 from nbep.check.scenario import Scenario
 from nbep.check.scenarios.tokens import Plan, call_round, counts_of, expected_round
@@ -14,7 +15,8 @@ from nbep.host.internode.rings import combine_rings, dispatch_rings
 
 # ranks: of all nodes. chunk, slots: inside a node; rdma_chunk, rdma_slots: between nodes. threads: of a block, 0 for
 # what suits. 1 or 0: tma, a copy engine; ibgda, the software NIC; uneven, other numbers of tokens on each rank;
-# grouped, tokens that go to half of the nodes alone. inputs: seed of the tokens.
+# grouped, tokens that go to half of the nodes alone; sparse, what a rank sends stays there, and in the next round goes
+# to the next rank. inputs: seed of the tokens, and of the software NIC where they are sparse.
 PARAMETERS = {
     "ranks": 4,
     "nodes": 2,
@@ -33,9 +35,15 @@ PARAMETERS = {
     "ibgda": 0,
     "uneven": 0,
     "grouped": 0,
+    "sparse": 0,
     "inputs": 0,
 }
-LEAST = {"ranks": 2, "nodes": 2, "hidden": 16, "threads": 0, "fp8": 0, "ibgda": 0, "uneven": 0, "grouped": 0}
+LEAST = {
+    "ranks": 2,
+    "nodes": 2,
+    "hidden": 16,
+    **dict.fromkeys(("threads", "fp8", "ibgda", "uneven", "grouped", "sparse"), 0),
+}
 # What is run for faults.
 USUAL = {"tokens": 16, "channels": 2, "slots": 8, "rounds": 2, "uneven": 1}
 SMALL = {"channels": 1, "slots": 4}
@@ -53,40 +61,46 @@ FIRST: tuple[dict[str, int], ...] = (
 )
 # One rank a node finds most. Four ranks, in which a node's ranks pass tokens on, take more than twice as long.
 SHAPES: tuple[dict[str, int], ...] = (*({"ranks": 2, "tokens": 3},) * 9, {})
+# Only one of two nodes sends, and its tokens leave slots free: its next call may come before they are read.
+ONE_WAY = {"ranks": 2, "tokens": 3, "rdma_slots": 8, "uneven": 1, "rounds": 2}
 # Small, so that queues wrap and messages are cut.
 NIC = nbep.NicOptions(num_entries=64, chunk_bytes=512, seed=1)
 
 
-def plan_of(is_cached: bool, parameters: dict[str, int]) -> Plan:
+def plan_of(what: str, parameters: dict[str, int]) -> Plan:
     names = ("chunk", "slots", "rdma_chunk", "rdma_slots")
     sizes = [parameters[name] for name in names]
     config = nbep.Config(2 * parameters["channels"], *sizes, num_threads=parameters["threads"] or None)
-    return Plan("dispatch" if is_cached else "combine", is_cached, bool(parameters["fp8"]), config)
+    return Plan("combine" if what == "combine" else "dispatch", what == "cached", bool(parameters["fp8"]), config)
 
 
 def cases_of(parameters: dict[str, int]) -> list[Case]:
     """The inputs of each round."""
-    num_ranks = parameters["ranks"]
-    return [
-        make_case(
-            parameters["inputs"] + number,
-            num_ranks=num_ranks,
-            num_nodes=parameters["nodes"],
-            num_tokens=counts_of(parameters["tokens"], num_ranks, bool(parameters["uneven"])),
-            hidden=parameters["hidden"],
-            num_topk=parameters["topk"],
-            routing="grouped" if parameters["grouped"] else "everywhere",
-        )
-        for number in range(parameters["rounds"])
-    ]
+    return [case_of(parameters, number) for number in range(parameters["rounds"])]
 
 
-def main(comm: Any, is_cached: bool, **parameters: int) -> list[dict[str, Any]]:
+def case_of(parameters: dict[str, int], number: int) -> Case:
+    num_ranks, num_nodes = parameters["ranks"], parameters["nodes"]
+    case = make_case(
+        parameters["inputs"] + number,
+        num_ranks=num_ranks,
+        num_nodes=num_nodes,
+        num_tokens=counts_of(parameters["tokens"], num_ranks, bool(parameters["uneven"])),
+        hidden=parameters["hidden"],
+        num_topk=parameters["topk"],
+        routing="grouped" if parameters["grouped"] else "everywhere",
+    )
+    if not parameters["sparse"]:
+        return case
+    return only_to(case, [[(rank + number) % num_ranks] for rank in range(num_ranks)])
+
+
+def main(comm: Any, what: str, **parameters: int) -> list[dict[str, Any]]:
     """Rounds on one buffer, which is just large enough."""
     comm.runtime.world.has_tma = bool(parameters["tma"])
     if parameters["threads"]:
         comm.runtime.notify_threads = 128
-    plan, hidden, topk = plan_of(is_cached, parameters), parameters["hidden"], parameters["topk"]
+    plan, hidden, topk = plan_of(what, parameters), parameters["hidden"], parameters["topk"]
     nodes = parameters["nodes"], comm.size // parameters["nodes"]
     slot = ((1 if plan.is_fp8 else 2) * hidden, topk, hidden // 128 if plan.is_fp8 else 0)
     rings = dispatch_rings(plan.config, *nodes, *slot), combine_rings(plan.config, *nodes, 2 * hidden, topk)
@@ -96,7 +110,7 @@ def main(comm: Any, is_cached: bool, **parameters: int) -> list[dict[str, Any]]:
         max(of_call.num_rdma_bytes for of_call in rings),
         num_nvl_peers=nodes[1],
         transport="ibgda" if parameters["ibgda"] else "direct",
-        nic=NIC,
+        nic=replace(NIC, seed=1 + parameters["inputs"], max_delay_ns=50_000) if parameters["sparse"] else NIC,
         num_qps_per_rank=parameters["channels"],
     )
     results = [call_round(buffer, case, plan) for case in cases_of(parameters)]
@@ -104,44 +118,77 @@ def main(comm: Any, is_cached: bool, **parameters: int) -> list[dict[str, Any]]:
     return results
 
 
-def check(results: list[list[dict[str, Any]]], is_cached: bool, **parameters: int) -> None:
+def check(results: list[list[dict[str, Any]]], what: str, **parameters: int) -> None:
     """Compare with the reference, bit for bit."""
-    plan = plan_of(is_cached, parameters)
+    plan = plan_of(what, parameters)
     for number, case in enumerate(cases_of(parameters)):
         for rank, want in enumerate(expected_round(case, plan)):
             Report(f"round {number}, rank {rank}").all_same(results[rank][number], want)
 
 
-def make(name: str, about: str, is_cached: bool, variants: tuple, *kernels: str) -> Scenario:
+def make(
+    name: str, about: str, what: str, variants: tuple, *kernels: str, shapes: Any = ({},), **changed: int
+) -> Scenario:
     own = ("get_dispatch_layout", "internode.notify_dispatch", "internode.dispatch", "network.nic")
-    mains = partial(main, is_cached=is_cached), partial(check, is_cached=is_cached)
-    usual = [*(({},) if is_cached else FIRST), *({**USUAL, **variant} for variant in variants)]
-    return Scenario(f"internode{name}", about, *mains, PARAMETERS, LEAST, (*own, *kernels), tuple(usual), SHAPES)
+    mains = partial(main, what=what), partial(check, what=what)
+    return Scenario(
+        f"internode{name}", about, *mains, {**PARAMETERS, **changed}, LEAST, (*own, *kernels), variants, shapes
+    )
 
 
+def usual(*variants: dict[str, int]) -> tuple[dict[str, int], ...]:
+    return tuple({**USUAL, **variant} for variant in variants)
+
+
+COMBINE = ("internode.cached_notify", "internode.combine")
 SCENARIOS = (
     make(
         "",
         "tokens go to their experts and come back",
-        False,
+        "combine",
         (
-            {},
-            {**SMALL, "fp8": 1, "hidden": 128},
-            {"ibgda": 1},
-            {"tma": 0},
-            LONG,
-            {**LONG, "tma": 0},
-            # Several warps a team and in notify, and batches in which there is nothing for a rank.
-            {"slots": 4, "chunk": 2, "threads": 320, "grouped": 1, "topk": 2},
+            *FIRST,
+            *usual(
+                {},
+                {**SMALL, "fp8": 1, "hidden": 128},
+                {"ibgda": 1},
+                {"tma": 0},
+                LONG,
+                {**LONG, "tma": 0},
+                # Several warps a team and in notify, and batches in which there is nothing for a rank.
+                {"slots": 4, "chunk": 2, "threads": 320, "grouped": 1, "topk": 2},
+            ),
         ),
-        "internode.cached_notify",
-        "internode.combine",
+        *COMBINE,
+        shapes=SHAPES,
     ),
     make(
         ".cached",
         "tokens go to their experts, each dispatched twice",
-        True,
-        ({"channels": 1, "chunk": 3, "rdma_chunk": 1, "rdma_slots": 8},),
-        "internode.cached_notify",
+        "cached",
+        ({}, ONE_WAY, *usual({"channels": 1, "chunk": 3, "rdma_chunk": 1, "rdma_slots": 8})),
+        COMBINE[0],
+        shapes=(*SHAPES[1:], ONE_WAY),
+    ),
+    make(
+        ".long",
+        "rows longer than a stage, through the software NIC",
+        "combine",
+        ({}, {"tma": 0}),
+        *COMBINE,
+        ranks=2,
+        tokens=3,
+        hidden=4608,
+        ibgda=1,
+    ),
+    make(
+        ".sparse",
+        "dispatches without combine, in which nodes have nothing for each other at times",
+        "dispatch",
+        ({}, {"ibgda": 1, "rounds": 4, "inputs": 2}),
+        ranks=2,
+        tokens=1,
+        rounds=3,
+        sparse=1,
     ),
 )

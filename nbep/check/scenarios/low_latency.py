@@ -1,4 +1,6 @@
-"""The low-latency mode: dispatch and combine in turn, two at a time, with a buffer that is cleaned, and with masks."""
+"""The low-latency mode: calls in turn, two at a time, of other sizes, to few ranks, with a buffer that is cleaned, and
+with masks.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,15 @@ import numpy as np
 
 import nbep
 from nbep import reference
-from nbep.check.cases import Case, make_low_latency_case, without
+from nbep.check.cases import Case, make_low_latency_case, only_to, without
 from nbep.check.compare import Report
 from nbep.check.scenario import Scenario
 from nbep.device.layout.low_latency import NUM_HALVES, LowLatencyShape, quarter_bytes_needed
 
 # experts: of each rank. blocks: of a launch. fp8, dedup, logfmt: as the arguments use_fp8, deduplicate and use_logfmt.
 # tma: whether there is a copy engine. nic: everything between ranks goes through the software NIC. host: the buffer is
-# in the host's memory. inputs: seed of the tokens.
+# in the host's memory. changing: every other round has longer rows, more experts and more tokens. sparse: what a rank
+# sends in a round goes to one other. inputs: seed of the tokens.
 PARAMETERS = {
     "ranks": 2,
     "tokens": 3,
@@ -32,9 +35,11 @@ PARAMETERS = {
     "tma": 1,
     "nic": 0,
     "host": 0,
+    "changing": 0,
+    "sparse": 0,
     "inputs": 0,
 }
-LEAST = {"ranks": 2, "hidden": 128, "fp8": 0, "dedup": 0, "logfmt": 0, "nic": 0, "host": 0}
+LEAST = {"ranks": 2, "hidden": 128, **dict.fromkeys(("fp8", "dedup", "logfmt", "nic", "host", "changing", "sparse"), 0)}
 ONE_EXPERT = {"experts": 1, "topk": 2}  # its rows are shared by all warps of a block
 USUAL = {"rounds": 3, "tokens": 7, "hidden": 256}  # of what is run for faults
 SMALL = {"rounds": 2, "tokens": 3, "hidden": 128}  # of what is run before: it finds most
@@ -44,32 +49,42 @@ FACTORS = np.array([1, -1, 1.5 * 2**-18, 1, -1, 1.25 * 2**-17, 0.5], np.float32)
 
 def cases_of(parameters: dict[str, int]) -> list[Case]:
     """The inputs of each round; every other rank has about half of the tokens."""
-    tokens, num_ranks = parameters["tokens"], parameters["ranks"]
-    return [
-        make_low_latency_case(
-            parameters["inputs"] + number,
-            num_ranks=num_ranks,
-            num_tokens=[tokens if rank % 2 == 0 else (tokens + 1) // 2 for rank in range(num_ranks)],
-            hidden=parameters["hidden"],
-            num_topk=parameters["topk"],
-            experts_per_rank=parameters["experts"],
-        )
-        for number in range(parameters["rounds"])
-    ]
+    return [case_of(parameters, number) for number in range(parameters["rounds"])]
 
 
-def make_buffer(comm: Any, case: Case, parameters: dict[str, int], masks: bool) -> nbep.Buffer:
-    """A buffer that is just large enough; masks: whether ranks may be left out."""
-    shape = LowLatencyShape.of(
-        case.num_ranks,
-        case.num_experts,
-        max(case.num_tokens),
-        case.hidden,
-        parameters["topk"],
-        0,
-        parameters["dedup"],
-        0,
+def case_of(parameters: dict[str, int], number: int) -> Case:
+    num_ranks, is_larger = parameters["ranks"], parameters["changing"] and number % 2 == 0
+    tokens = parameters["tokens"] + is_larger
+    case = make_low_latency_case(
+        parameters["inputs"] + number,
+        num_ranks=num_ranks,
+        num_tokens=[tokens if rank % 2 == 0 else (tokens + 1) // 2 for rank in range(num_ranks)],
+        hidden=parameters["hidden"] * (1 + is_larger),
+        num_topk=parameters["topk"],
+        experts_per_rank=parameters["experts"] + is_larger,
+        routing="everywhere" if parameters["sparse"] else "uniform",
     )
+    if not parameters["sparse"]:
+        return case
+    step = 1 + number // 2 % (num_ranks - 1)  # so that calls in one half go to different peers
+    return only_to(case, [[(rank + step) % num_ranks] for rank in range(num_ranks)])
+
+
+def make_buffer(comm: Any, cases: list[Case], parameters: dict[str, int], masks: bool) -> nbep.Buffer:
+    """A buffer that is just large enough; masks: whether ranks may be left out."""
+    shapes = [
+        LowLatencyShape.of(
+            case.num_ranks,
+            case.num_experts,
+            max(case.num_tokens),
+            case.hidden,
+            parameters["topk"],
+            0,
+            parameters["dedup"],
+            0,
+        )
+        for case in cases
+    ]
     network: dict[str, Any] = {"handle_type": "host"} if parameters["host"] else {}
     if parameters["nic"]:
         # So small that queues wrap, and that a message lies in several chunks; and so slow that some wait.
@@ -80,9 +95,9 @@ def make_buffer(comm: Any, case: Case, parameters: dict[str, int], masks: bool) 
         }
     return nbep.Buffer(
         comm,
-        num_rdma_bytes=2 * NUM_HALVES * quarter_bytes_needed(shape),
+        num_rdma_bytes=2 * NUM_HALVES * max(map(quarter_bytes_needed, shapes)),
         low_latency_mode=True,
-        num_qps_per_rank=parameters["experts"],
+        num_qps_per_rank=parameters["experts"] + parameters["changing"],
         enable_shrink=masks,
         **network,
     )
@@ -174,14 +189,30 @@ def two_at_a_time(trips: list[Trip]) -> None:
     trips[-1].receive_combine()
 
 
+def crossed(trips: list[Trip]) -> None:
+    """Of two dispatches under way the later one is received first; then each combine is one launch."""
+    for first, second in zip(trips[::2], trips[1::2], strict=True):
+        first.send_dispatch()
+        second.send_dispatch()
+        second.receive_dispatch()
+        first.receive_dispatch()
+        for trip in (first, second):
+            trip.send_combine(with_hook=False)
+            trip.receive_combine()
+
+
 def with_cleans(trips: list[Trip]) -> None:
-    """clean_low_latency_buffer between two trips, behind a dispatch that nobody has received."""
+    """clean_low_latency_buffer between two trips, behind a dispatch that nobody has received.
+
+    After the last one two calls are under way at a time, for which each rank needs the right credits.
+    """
     for trip in trips[:-1]:
         trip.whole()
         Trip(trip.buffer, trip.case, trip.parameters).send_dispatch()
         case = trip.case
         trip.buffer.clean_low_latency_buffer(max(case.num_tokens), case.hidden, case.num_experts)
-    trips[-1].whole()
+    last = trips[-1]
+    two_at_a_time([last, Trip(last.buffer, last.case, last.parameters)])
 
 
 def with_masks(trips: list[Trip]) -> None:
@@ -207,7 +238,7 @@ def main(comm: Any, order: Any, **parameters: int) -> list[tuple]:
     if order is with_cleans:
         comm.runtime.notify_threads = 128  # warps that do not know of each other by themselves
     cases = cases_of(parameters)
-    buffer = make_buffer(comm, cases[0], parameters, order is with_masks)
+    buffer = make_buffer(comm, cases, parameters, order is with_masks)
     trips = [Trip(buffer, case, parameters) for case in cases]
     order(trips)
     buffer.destroy()
@@ -249,7 +280,7 @@ def rows_of(received: reference.LowLatencyDispatched) -> dict[str, np.ndarray]:
     return {f"{name} of expert {e}": getattr(received, name)[e, :n] for name in names for e, n in enumerate(counts)}
 
 
-def make(name: str, about: str, order: Any, variants: tuple, *kernels: str) -> Scenario:
+def make(name: str, about: str, order: Any, variants: tuple, *kernels: str, **own_values: int) -> Scenario:
     calls = "low_latency.dispatch", "low_latency.dispatch_once", "low_latency.combine", "low_latency.combine_once"
     own = (*calls, "network.nic", *kernels)
     several = {"rounds": 2, "tokens": 2, "topk": 2}  # less of all, so that a run stays short
@@ -258,7 +289,7 @@ def make(name: str, about: str, order: Any, variants: tuple, *kernels: str) -> S
         with_cleans: {**several, "blocks": 1},
         with_masks: {**several, "ranks": 3, "experts": 1, "blocks": 1},
     }
-    defaults = {**PARAMETERS, **changed.get(order, several)}
+    defaults = {**PARAMETERS, **changed.get(order, several), **own_values}
     mains = partial(main, order=order), partial(check, order=order)
     kept = {name: PARAMETERS[name] for name in ("topk", "experts", "blocks") if defaults[name] != PARAMETERS[name]}
     usual = [{**USUAL, **kept, **variant} for variant in variants]
@@ -307,6 +338,33 @@ SCENARIOS = (
             {**SMALL, **ONCE, "rounds": 3, "tma": 0, "ranks": 3},
             {**SMALL, "rounds": 4, "tokens": 2, "ranks": 3, "nic": 1},
         ),
+    ),
+    make(
+        ".crossed",
+        "with hooks: of two dispatches the later one is received first",
+        crossed,
+        ({**SMALL}, {**SMALL, **ONCE}, {"rounds": 4}),
+    ),
+    make(
+        ".sizes",
+        "the same as .overlap, with other sizes in every call",
+        two_at_a_time,
+        ({**SMALL, "rounds": 3}, {**SMALL, **ONCE, "rounds": 3}),
+        rounds=3,
+        changing=1,
+    ),
+    make(
+        ".sparse",
+        "the same as .overlap, where all that a rank sends in a call goes to one other, through the software NIC",
+        two_at_a_time,
+        ({**SMALL, "rounds": 3, "tokens": 4, "ranks": 3},),
+        ranks=3,
+        tokens=4,
+        topk=3,
+        experts=1,
+        rounds=3,
+        nic=1,
+        sparse=1,
     ),
     make(
         ".clean",

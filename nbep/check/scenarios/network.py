@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,17 +13,26 @@ from nbep.check.scenario import Scenario
 from nbep.device.jit import over
 from nbep.device.kernels.network_push import PushSizes, buffer_bytes, messages_bytes, network_push, smem_bytes
 
-# bytes: of a message, a multiple of 16. messages: of each warp. nic: through the software NIC.
-PARAMETERS = {"ranks": 2, "blocks": 2, "warps": 2, "bytes": 528, "messages": 3, "queues": 3, "rounds": 2, "nic": 0}
-LEAST = {"ranks": 2, "bytes": 16, "nic": 0}
-# With 64 entries, and so slow that queues fill.
-NIC: dict[str, Any] = {
-    "transport": "ibgda",
-    "num_nvl_peers": 1,
-    "nic": nbep.NicOptions(num_entries=64, seed=1, max_delay_ns=8000),
+# bytes: of a message, a multiple of 16. messages: of each warp. nic: through the software NIC. log2_chunk: of the bytes
+# for which there is a key; a message has an entry for each that it touches.
+PARAMETERS = {
+    "ranks": 2,
+    "blocks": 2,
+    "warps": 2,
+    "bytes": 528,
+    "messages": 3,
+    "queues": 3,
+    "rounds": 2,
+    "nic": 0,
+    "log2_chunk": 26,
 }
+LEAST = {"ranks": 2, "bytes": 16, "nic": 0, "log2_chunk": 8}
+# With 64 entries, and so slow that queues fill.
+NIC = nbep.NicOptions(num_entries=64, seed=1, max_delay_ns=8000)
 # So many messages that the send queue is full, and its slots are used again at once.
 WRAPPING = {"nic": 1, "blocks": 1, "warps": 1, "bytes": 16, "messages": 70, "queues": 1}
+# The same of messages of several entries: some lie at the end of the queue and at its beginning.
+OVER_THE_END = {**WRAPPING, "bytes": 784, "messages": 24, "rounds": 1, "log2_chunk": 8}
 ALIGNMENT = 128
 
 
@@ -36,7 +46,10 @@ def main(comm: Any, **parameters: int) -> np.ndarray:
     """What has come to this rank, as vectors of four words: [warps, messages, vectors, 4]."""
     sizes, num_warps = sizes_of(parameters)
     num_bytes = -(-buffer_bytes(num_warps, sizes) // ALIGNMENT) * ALIGNMENT
-    network = NIC if parameters["nic"] else {"transport": "direct"}
+    network: dict[str, Any] = {"transport": "direct"}
+    if parameters["nic"]:
+        nic = replace(NIC, chunk_bytes=1 << parameters["log2_chunk"])
+        network = {"transport": "ibgda", "num_nvl_peers": 1, "nic": nic}
     memory = nbep.NodeMemory.create(comm, num_bytes, num_qps=sizes.num_queues, **network)
     kernel, block = over(network_push, memory.transport.network_type), 32 * parameters["warps"]
     for number in range(1, 1 + parameters["rounds"]):
@@ -61,15 +74,16 @@ def check(results: list[np.ndarray], **parameters: int) -> None:
         Report(f"rank {rank}").same("messages", came, want)
 
 
+def make(name: str, about: str, variants: tuple[dict[str, int], ...], **changed: int) -> Scenario:
+    kernels = ("network_push", "network.nic")
+    return Scenario(f"network.{name}", about, main, check, {**PARAMETERS, **changed}, LEAST, kernels, variants)
+
+
 SCENARIOS = (
-    Scenario(
-        "network.push",
+    make(
+        "push",
         "every rank sends messages to the next one",
-        main,
-        check,
-        PARAMETERS,
-        LEAST,
-        ("network_push", "network.nic"),
         ({"blocks": 1, "messages": 2}, {"nic": 1, "blocks": 1, "messages": 2}, WRAPPING),
     ),
+    make("wrap", "messages of several entries each, more than a queue has, to the next rank", ({},), **OVER_THE_END),
 )

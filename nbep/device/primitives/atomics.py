@@ -55,6 +55,12 @@ def atom_add_acq_rel_gpu_s32(address, value):
     return current_thread().atomic("add", address, "s32", value, "acq_rel", "gpu")
 
 
+@primitive("atom.release.gpu.global.add.s32 $0, [$1], $2;", "s32", ("s64", "s32"))
+def atom_add_release_gpu_s32(address, value):
+    """Add to a counter shared by the blocks of this GPU, publishing what was written before."""
+    return current_thread().atomic("add", address, "s32", value, "release", "gpu")
+
+
 @primitive("atom.relaxed.gpu.global.add.s32 $0, [$1], $2;", "s32", ("s64", "s32"))
 def atom_add_relaxed_gpu_s32(address, value):
     """Add to a counter shared by the blocks of this GPU."""

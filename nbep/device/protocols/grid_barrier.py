@@ -3,7 +3,9 @@
  block b: arrivals += 1, then wait until arrivals is the next multiple of the number of blocks
 
  cell       written by         with                    read by            with
- arrivals   thread 0 of each   atom_add_acq_rel_gpu    thread 0 of each   ld_acquire_gpu
+ arrivals   thread 0 of each   atom_add_release_gpu    thread 0 of each   ld_acquire_gpu
+
+Arriving acquires nothing: every block polls afterwards, also the last one, whose own addition comes behind all others.
 
 arrivals needs no reset between barriers or launches of the same grid: it only counts up, and wraps after 2**31.
 
@@ -11,7 +13,7 @@ Source: DeepEP csrc/kernels/internode_ll.cu, cg::this_grid().sync()
 """
 
 from nbep.device.jit import device_function
-from nbep.device.primitives import atom_add_acq_rel_gpu_s32, grid_dim, syncthreads, thread_idx, u32_mod
+from nbep.device.primitives import atom_add_release_gpu_s32, grid_dim, syncthreads, thread_idx, u32_mod
 from nbep.device.protocols.waits import wait_arrivals
 
 
@@ -24,6 +26,6 @@ def barrier_grid(arrivals, bounds):
     # After the block's barrier thread 0 speaks for all threads: its release covers what they wrote.
     syncthreads()
     if thread_idx() == 0:
-        arrived = atom_add_acq_rel_gpu_s32(arrivals, 1)  # PAIR grid-barrier
+        arrived = atom_add_release_gpu_s32(arrivals, 1)  # PAIR grid-barrier
         wait_arrivals(arrivals, arrived + grid_dim() - u32_mod(arrived, grid_dim()), bounds)
     syncthreads()

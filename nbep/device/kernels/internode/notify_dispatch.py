@@ -128,6 +128,12 @@ def fill_words(stage, src, num_words, lane):
 
 
 @device_function
+def received_message(sizes, num_rdma_ranks, round_, node):
+    """Offset of what the rank of a node tells a rank of this one's place in this notify."""
+    return message_offset(sizes.cells, num_rdma_ranks, round_ % 2, node)
+
+
+@device_function
 def send_message(out, inputs, network, peers, sizes, call, round_, node, lane):
     """Put the count message for a node's rank, and tell it; one warp."""
     num_nvl_ranks = peers.num_ranks
@@ -152,7 +158,7 @@ def send_message(out, inputs, network, peers, sizes, call, round_, node, lane):
     num_bytes = (4 * num_words + 15) // 16 * 16
     own = u32_div(network.rank, num_nvl_ranks)
     peer = node * num_nvl_ranks + peers.rank
-    dst = message_offset(sizes.cells, num_rdma_ranks, round_ % 2, own)
+    dst = received_message(sizes, num_rdma_ranks, round_, own)
     src = message_offset(sizes.cells, num_rdma_ranks, 2 + round_ % 2, node)
     keep_message(network, src, stage, num_bytes, lane)
     put_nbi_warp(network, dst, src, stage, num_bytes, peer, 0, lane)
@@ -175,7 +181,7 @@ def hand_on_counts(network, peers, sizes, round_):
     num_rdma_ranks = u32_div(network.num_ranks, num_nvl_ranks)
     num_local_experts = u32_div(sizes.num_experts, network.num_ranks)
     num_channels = sizes.num_channels
-    messages = own_ptr(network, message_offset(sizes.cells, num_rdma_ranks, round_ % 2, 0))
+    messages = own_ptr(network, received_message(sizes, num_rdma_ranks, round_, 0))
     experts = messages + 4 * (num_nvl_ranks + 1) * num_channels
     for k in range(num_nvl_ranks):
         counts = counts_from(buffer_of(peers, k), num_rdma_ranks, num_nvl_ranks, round_, peers.rank)
@@ -198,7 +204,7 @@ def sum_node_counts(out, network, peers, sizes, round_):
     num_rdma_ranks = u32_div(network.num_ranks, num_nvl_ranks)
     total = 0
     for node in range(num_rdma_ranks):
-        message = own_ptr(network, message_offset(sizes.cells, num_rdma_ranks, round_ % 2, node))
+        message = own_ptr(network, received_message(sizes, num_rdma_ranks, round_, node))
         prefix = message + 4 * num_nvl_ranks * sizes.num_channels
         row = out.recv_rdma_channel_prefix_matrix + 4 * node * sizes.num_channels
         count = 0

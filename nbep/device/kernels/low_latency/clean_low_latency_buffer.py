@@ -42,7 +42,7 @@ def barrier_network(network, work, bounds, num_rdma_bytes):
 
 
 @device_function
-def fill(address, num_words, value):
+def reset_words(address, num_words, value):
     for i in range(thread_idx(), num_words, block_dim()):
         st_weak_s32(address + 4 * i, value)
 
@@ -53,8 +53,8 @@ def clean_low_latency_buffer(network: Network, work: Workspace, bounds: Bounds, 
     barrier_network(network, work, bounds, num_rdma_bytes)
     for rank in range(network.num_ranks):
         empty_rank(network, num_rdma_bytes, rank, is_masked(work.mask, rank))
-    fill(own_ptr(network, num_rdma_bytes + CREDITS), NUM_HALVES * MAX_RANKS, 1)
+    reset_words(own_ptr(network, num_rdma_bytes + CREDITS), NUM_HALVES * MAX_RANKS, 1)
     clear_vectors(work.slots, NUM_HALVES * SLOT_WORDS // 4)
     clear_vectors(work.sums, NUM_HALVES * SLOT_WORDS // 4)
-    fill(work.journal, JOURNAL_WORDS, 0)
+    reset_words(work.journal, JOURNAL_WORDS, 0)
     barrier_network(network, work, bounds, num_rdma_bytes)
