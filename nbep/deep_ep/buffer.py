@@ -14,6 +14,7 @@ Source: DeepEP deep_ep/buffer.py
 from __future__ import annotations
 
 import sys
+from functools import wraps
 from typing import Any
 
 from nbep.device.layout.intranode import RingShape, num_nvl_bytes_needed
@@ -79,15 +80,18 @@ class Buffer(NbepBuffer):
             return stream
         return torch.cuda.ExternalStream(stream.cuda_stream, device=stream.ordinal)
 
+    @wraps(NbepBuffer.get_dispatch_layout)
     def get_dispatch_layout(self, *args: Any, **kwargs: Any) -> Any:
         *layout, event = super().get_dispatch_layout(*args, **kwargs)
         return (*layout, _of_async(event, _flag("async_finish", 3, args, kwargs)))
 
+    @wraps(NbepBuffer.dispatch)
     def dispatch(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self._with_room(DISPATCH_CONFIG, args, kwargs, self._dispatch_rings)
         *received, event = super().dispatch(*args, **kwargs)
         return (*received, _of_async(event, _flag("async_finish", 12, args, kwargs)))
 
+    @wraps(NbepBuffer.combine)
     def combine(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self._with_room(COMBINE_CONFIG, args, kwargs, self._combine_rings)
         *combined, event = super().combine(*args, **kwargs)
