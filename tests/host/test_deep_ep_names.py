@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import ml_dtypes
+import numpy as np
 import pytest
 from processes import LIMIT_S
 from target import spawn
@@ -73,6 +75,56 @@ def test_num_sms_counts_where_it_is_set(monkeypatch):
     assert nbep.Buffer.get_dispatch_config(2).num_sms == 20
 
 
-@pytest.mark.parametrize("verb", ["get_dispatch_layout", "dispatch", "combine"])
+@pytest.mark.parametrize(
+    "verb", ["get_dispatch_layout", "dispatch", "combine", "low_latency_dispatch", "low_latency_combine"]
+)
 def test_signatures_are_those_of_the_verbs(verb):
     assert inspect.signature(getattr(deep_ep.Buffer, verb)) == inspect.signature(getattr(nbep.Buffer, verb))
+
+
+def test_use_fabric_is_a_handle_type(monkeypatch):
+    taken = []
+
+    def refuse(self, *args, **options):
+        taken.append((*args[7:], options.get("handle_type")))
+        raise ValueError("stopped here")
+
+    monkeypatch.setattr(nbep.Buffer, "__init__", refuse)
+    for use_fabric in (False, True):
+        before = (None, 0, 0, False, 24, True, False)
+        for args, options in (
+            ((*before, use_fabric, True, False), {}),
+            ((*before, use_fabric, True, False, "comm"), {}),
+            (before, {"use_fabric": use_fabric}),
+        ):
+            with pytest.raises(ValueError, match="stopped here"):
+                deep_ep.Buffer(*args, **options)
+    wanted = [(True, False, None), (True, False, "comm"), (False, False, None)]
+    assert taken == [(*each, handle_type) for handle_type in (None, "fabric") for each in wanted]
+
+
+@pytest.mark.parametrize(
+    ("verb", "name", "fork"),
+    [
+        ("low_latency_dispatch", "use_nvfp4", "fzyzcjy/DeepEP, branch gb200_blog"),
+        ("low_latency_combine", "src_signals", "fzyzcjy/DeepEP, branch gb200_blog"),
+        ("low_latency_combine", "comp_signal", "DeepEP's pull request 483"),
+    ],
+)
+def test_arguments_of_forks_are_refused_with_the_forks_name(verb, name, fork):
+    with pytest.raises(TypeError, match=f"{name}: not in DeepEP's main, and not in nbep; it is an argument of {fork}"):
+        getattr(deep_ep.Buffer, verb)(None, **{name: None})
+
+
+def test_handles_are_tuples():
+    def main(comm):
+        buffer = deep_ep.Buffer(comm, 0, 1 << 18, True)
+        x = np.ones((2, 128), ml_dtypes.bfloat16)
+        topk_idx, weights = np.array([[0], [1]]), np.ones((2, 1), np.float32)
+        recv_x, _, handle, _, _ = buffer.low_latency_dispatch(x, topk_idx, 2, 2, use_fp8=False)
+        assert isinstance(handle, tuple)
+        assert len(handle) == 5
+        assert handle[2:] == (2, 128, 2) == (*handle,)[2:]
+        return buffer.low_latency_combine(recv_x, topk_idx, weights, handle)[0].tolist() == x.tolist()
+
+    assert nbep.spawn(main, 2, "emulator") == [True, True]
