@@ -6,6 +6,8 @@
  blocking call -> event          is done: event.current_stream_wait() goes  event.event is None
  a config whose rings are        refused                                    gets the slots that there is room for
  larger than DeepEP's
+ handle                          has arrays for attributes                  is a tuple, too
+ Buffer(..., use_fabric)         handle_type                                the same, see __init__
  buffer.runtime                  none                                       answers what DeepEP's tells of itself
 
 Source: DeepEP deep_ep/buffer.py
@@ -16,6 +18,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from nbep.deep_ep.calls import Handle, refuse_forks, taken_as_deep_ep
 from nbep.device.layout.intranode import RingShape, num_nvl_bytes_needed
 from nbep.host.buffer import Buffer as NbepBuffer
 from nbep.host.config import Config, fit_config
@@ -44,12 +47,22 @@ class Buffer(NbepBuffer):
         explicitly_destroy: bool = False,
         enable_shrink: Any = False,
         comm: Any = None,
+        *last: Any,
+        use_fabric: bool = False,
         **options: Any,
     ) -> None:
         """As nbep.Buffer, which also says what options there are.
 
         Args: enable_shrink: in DeepEP v1.2.1 comm has this place. What has a size is one
+              use_fabric: handle_type "fabric". From 2025-11 to 2026-04 it stood before explicitly_destroy, which is
+              clear from a tenth argument that is no communicator, or from an eleventh
         """
+        refuse_forks(options)
+        if last or isinstance(comm, bool):
+            use_fabric, explicitly_destroy, enable_shrink = explicitly_destroy, enable_shrink, comm
+            (comm,) = last or (None,)
+        if use_fabric:
+            options["handle_type"] = "fabric"
         if comm is None and (enable_shrink is None or hasattr(enable_shrink, "Get_size")):
             enable_shrink, comm = False, enable_shrink
         super().__init__(
@@ -79,21 +92,37 @@ class Buffer(NbepBuffer):
             return stream
         return torch.cuda.ExternalStream(stream.cuda_stream, device=stream.ordinal)
 
+    @taken_as_deep_ep(NbepBuffer.get_dispatch_layout)
     def get_dispatch_layout(self, *args: Any, **kwargs: Any) -> Any:
         *layout, event = super().get_dispatch_layout(*args, **kwargs)
         return (*layout, _of_async(event, _flag("async_finish", 3, args, kwargs)))
 
+    @taken_as_deep_ep(NbepBuffer.dispatch)
     def dispatch(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self._with_room(DISPATCH_CONFIG, args, kwargs, self._dispatch_rings)
-        *received, event = super().dispatch(*args, **kwargs)
-        return (*received, _of_async(event, _flag("async_finish", 12, args, kwargs)))
+        *received, handle, event = super().dispatch(*args, **kwargs)
+        return (*received, Handle.of(handle), _of_async(event, _flag("async_finish", 12, args, kwargs)))
 
+    @taken_as_deep_ep(NbepBuffer.combine)
     def combine(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self._with_room(COMBINE_CONFIG, args, kwargs, self._combine_rings)
         *combined, event = super().combine(*args, **kwargs)
         return (*combined, _of_async(event, _flag("async_finish", 6, args, kwargs)))
 
     internode_dispatch, internode_combine = dispatch, combine
+
+    @taken_as_deep_ep(NbepBuffer.low_latency_dispatch)
+    def low_latency_dispatch(self, *args: Any, **kwargs: Any) -> Any:
+        recv_x, recv_count, handle, event, hook = super().low_latency_dispatch(*args, **kwargs)
+        return recv_x, recv_count, Handle.of(handle), event, hook
+
+    @taken_as_deep_ep(NbepBuffer.low_latency_combine)
+    def low_latency_combine(self, *args: Any, **kwargs: Any) -> Any:
+        return super().low_latency_combine(*args, **kwargs)
+
+    @taken_as_deep_ep(NbepBuffer.get_next_low_latency_combine_buffer)
+    def get_next_low_latency_combine_buffer(self, *args: Any, **kwargs: Any) -> Any:
+        return super().get_next_low_latency_combine_buffer(*args, **kwargs)
 
     def _with_room(self, at: int, args: tuple[Any, ...], kwargs: dict[str, Any], rings_of: Any) -> Any:
         """The arguments, with fewer slots in config if DeepEP's rings would fit into the buffer and nbep's do not."""

@@ -232,16 +232,16 @@ class Buffer(LowLatencyVerbs):
 
     # Settings
 
-    @staticmethod
-    def set_num_sms(new_num_sms: int) -> None:
+    @classmethod
+    def set_num_sms(cls, new_num_sms: int) -> None:
         """Set the SMs of the default configs, an even number."""
         new_num_sms = integer("new_num_sms", new_num_sms, 2)
         if new_num_sms % 2 != 0:
             validate.refuse("new_num_sms", new_num_sms, "even")
-        Buffer.num_sms = new_num_sms
+        cls.num_sms = new_num_sms
 
-    @staticmethod
-    def get_dispatch_config(num_ranks: int) -> Config:
+    @classmethod
+    def get_dispatch_config(cls, num_ranks: int) -> Config:
         """The recommended dispatch config: measured for 2, 4 and 8 ranks, DeepEP's for 16 to 160 in nodes of 8.
 
         Other nodes have no entry. A call without config takes that of the next larger number of nodes, and fewer ring
@@ -249,12 +249,12 @@ class Buffer(LowLatencyVerbs):
 
         Raises: ValueError if there is none for num_ranks
         """
-        return table_config(DISPATCH_TABLE, Buffer.num_sms, num_ranks)
+        return table_config(DISPATCH_TABLE, cls.num_sms, num_ranks)
 
-    @staticmethod
-    def get_combine_config(num_ranks: int) -> Config:
+    @classmethod
+    def get_combine_config(cls, num_ranks: int) -> Config:
         """The recommended combine config; as get_dispatch_config."""
-        return table_config(COMBINE_TABLE, Buffer.num_sms, num_ranks)
+        return table_config(COMBINE_TABLE, cls.num_sms, num_ranks)
 
     @staticmethod
     def get_zero_copy_size_hint(
@@ -417,7 +417,7 @@ class Buffer(LowLatencyVerbs):
             expert_alignment,
             num_worst_tokens,
             config,
-            Buffer.num_sms,
+            type(self).num_sms,
             previous_event,
             async_finish,
             allocate_on_comm_stream,

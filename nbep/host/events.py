@@ -85,25 +85,48 @@ class EventOverlap:
     event          None if there is nothing to wait for
     extra_tensors  kept alive as long as this object
 
-    Source: DeepEP deep_ep/utils.py, EventOverlap
+    Source: DeepEP deep_ep/utils.py, EventOverlap; later deep_ep/utils/event.py
     """
 
     def __init__(self, event: EventHandle | None = None, extra_tensors: tuple[Any, ...] | None = None):
         self.event = event
         self.extra_tensors = extra_tensors
+        self.hook_after_wait: Callable[[], object] | None = None
+        self._release_handle = False
 
-    def current_stream_wait(self) -> None:
-        """Hold back the current stream until the event is done. On the emulator: wait for it.
+    def current_stream_wait(self, release_handle: bool = False) -> None:
+        """Hold back the current stream until the event is done, then call the hook. On the emulator: wait for it.
 
+        Args:   release_handle let go of the event, and with it of the arrays that it keeps alive
         Raises: ValueError if there is no event
         """
         if self.event is None:
             raise ValueError("event: got None; there is nothing to wait for")
         self.event.current_stream_wait()
+        hook, self.hook_after_wait = self.hook_after_wait, None
+        if hook is not None:
+            hook()
+        if release_handle:
+            self.event = None
+
+    def register_hook_after_wait(self, hook_after_wait: Callable[[], object]) -> None:
+        """Have current_stream_wait call it once, after the wait.
+
+        Raises: ValueError if there is a hook already
+        """
+        if self.hook_after_wait is not None:
+            raise ValueError("hook_after_wait: got a second one; wait first, which calls the one that is registered")
+        self.hook_after_wait = hook_after_wait
+
+    def __call__(self, release_handle: bool = False) -> EventOverlap:
+        """For `with event(release_handle=True):`, which lets go of the event at the end."""
+        self._release_handle = release_handle
+        return self
 
     def __enter__(self) -> EventOverlap:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        release_handle, self._release_handle = self._release_handle, False
         if self.event is not None:
-            self.event.current_stream_wait()
+            self.current_stream_wait(release_handle)

@@ -131,6 +131,8 @@ class NetworkOptions:
         if not isinstance(nic, NicOptions):
             refuse("nic", repr(nic), "NicOptions")
         nic.check_ranks(num_ranks)
+        if isinstance(num_qps, float) and num_qps.is_integer():  # num_experts / num_ranks: DeepEP only prints it
+            num_qps = int(num_qps)
         return cls(transport, size, integer("num_qps_per_rank", num_qps, 1), bool(use_nvlink), nic)
 
     def is_in_node(self, rank: int, peer: int) -> bool:

@@ -1,0 +1,36 @@
+"""A program as it is written for DeepEP, with a child process that multiprocessing spawns and one of its own."""
+
+import multiprocessing
+import subprocess
+import sys
+
+OTHER = "import deep_ep.buffer, deep_ep, deep_ep_cpp; print(deep_ep.buffer.Buffer is deep_ep.Buffer, deep_ep.__name__)"
+
+
+def names(queue):
+    import deep_ep
+    import deep_ep_cpp
+    from deep_ep.buffer import Buffer
+    from deep_ep.buffers.legacy import Buffer as Legacy
+    from deep_ep.utils.event import EventOverlap
+
+    assert deep_ep.Buffer is Buffer is Legacy
+    assert deep_ep.EventOverlap is EventOverlap
+    assert deep_ep.Config is deep_ep_cpp.Config
+    queue.put((deep_ep.__name__, deep_ep_cpp.__name__, deep_ep.__version__))
+
+
+if __name__ == "__main__":
+    import nbep.deep_ep
+
+    nbep.deep_ep.install()
+    nbep.deep_ep.install()
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    names(queue)
+    print(*queue.get())
+    child = context.Process(target=names, args=(queue,))
+    child.start()
+    print(*queue.get())
+    child.join()
+    print(subprocess.run([sys.executable, "-c", OTHER], check=True, capture_output=True, text=True).stdout, end="")
