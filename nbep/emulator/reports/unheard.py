@@ -28,7 +28,7 @@ def wait_missing(world: World, earlier: Access, later: Owner) -> str:
 
 
 def _told_in_vain(world: World, ahead: Owner, behind: Owner) -> Stored | None:
-    """The last signal to the memory of the one behind, by such a kernel; it tells all ranks, its own too, as a barrier."""
+    """The last signal to the memory of the one behind, by such a kernel. It tells all ranks, as a barrier does."""
     has_waited: set[tuple[str, int]] = set()
     signals: list[Stored] = []
     ranks: dict[object, set[int]] = {}  # that a line of a launch has told
