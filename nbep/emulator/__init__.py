@@ -18,6 +18,7 @@ It knows nothing of expert parallelism.  Its parts, in an order to read them in:
         errors, source  what can go wrong, and the line of code that did
         faults          why an access failed
         race            who did not order what: `chains` and `race_cause` find the end that is too weak
+                        `unheard` a wait that is missing
         deadlock        who waits for whom: `waiting` groups the threads, `expected` asks them what they want to see,
                         `hang_cause` finds the wait that holds up the others, `hang_words` says so,
                         `stores` knows who stored where

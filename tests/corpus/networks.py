@@ -5,9 +5,10 @@ from functools import partial
 
 from entries import Broken, Name
 from own_network import FLAGS, SOURCE, TARGET, fill_source, run, see, wait_flag
-from scenarios import scenario, with_fault
+from scenarios import scenario, with_edit, with_fault
 
 from nbep.device.jit import kernel
+from nbep.device.kernels.low_latency.clean_low_latency_buffer import barrier_network
 from nbep.device.network.ibgda.transport import IbgdaNetwork, fetched_32, post_add, post_write, wait_written
 from nbep.device.network.seam import own_ptr
 from nbep.device.primitives import FULL_MASK, ld_acquire_sys_s32, syncwarp, thread_idx, wait_expired
@@ -37,7 +38,13 @@ def race(name: str, fault: str, run, names: tuple[Name, ...], not_names=(), seed
     return Broken(name, attempt, DataRace, names, not_names, seeds, len(seeds) if least is None else least)
 
 
+WAIT = "wait_peer(own_ptr(network, signals + 4 * peer), number, bounds, work.mask, peer)"
+
 LOW_LATENCY = [
+    Broken("clean: nobody waits for the signals of the barrier",
+           partial(with_edit(barrier_network, WAIT, "pass", CLEAN), memory_model="checked"), DataRace,
+           ("a wait is missing in kernel `clean_low_latency_buffer`", ": barrier_signal[rank "), ("too weak", "calls["),
+           range(1, 4), 3),
     race("low latency: the add behind a message is relaxed", "network.direct.amo_add: release of network-amo", TRIP,
          (ATOMIC + RDMA, ": counts[half 0, rank ", RELEASES), (LOAD, *TIES)),
     race("low latency: the add behind a message is of the GPU", "network.direct.amo_add: scope of the release of "

@@ -15,6 +15,8 @@ A bulk store goes the same way from where it is done: waiting for it makes it vi
 A load may return an older value than the present one, unless an acquire or a barrier orders it: see `versions`.  So
 bytes that are read after a poll without an acquire are those from before, under some seed.  Reads of shared memory are
 never early.  A kernel is done when all its stores have arrived.
+A relaxed atomic whose result nobody uses waits as a store does, and is performed when it arrives.  All others are
+performed at once.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ..machine.access import FAULTS, wake_watchers
+from ..machine.access import FAULTS
 from ..machine.kinds import KINDS, decode, encode
 from ..machine.memory import Allocation
 from ..machine.thread import Thread
@@ -31,8 +33,8 @@ from ..reports.errors import Uninitialized
 from ..reports.faults import explain, who_and_where
 from ..reports.source import Site, site_of
 from ..reports.unwritten import with_hole
-from ..schedule.scheduler import SKIPPED
 from .orders import ACQUIRES, POLLED, RELEASES, SCOPES
+from .pending import PendingAtomic, PendingStore, is_unused, perform
 from .versions import GRANULE, MAX_VERSIONS, Version
 
 if TYPE_CHECKING:
@@ -40,75 +42,6 @@ if TYPE_CHECKING:
 
     from ..machine.block import Block, NamedBarrier
     from ..machine.warp import Collective
-
-
-class PendingStore:
-    """A store on its way to memory.  Called by the scheduler, it arrives."""
-
-    __slots__ = ("thread", "allocation", "offset", "data", "site", "level", "done", "version")
-
-    def __init__(self, thread: DelayedThread, allocation: Allocation, data: bytes, version: Version, site: Site | None):
-        self.thread = thread
-        self.allocation = allocation
-        self.offset = offset = version.begin
-        self.data = data
-        self.version = version
-        self.site = site
-        self.level = 0
-        self.done = False
-        queue = allocation.pending.get(offset >> 4)
-        if queue is None:
-            allocation.pending[offset >> 4] = [self]
-        else:
-            queue.insert(thread.place_in(queue), self)
-        thread.block.launch.stores[self] = None
-
-    def __call__(self) -> object:
-        if self.done:
-            return SKIPPED
-        self.commit()
-        return None
-
-    def commit(self) -> None:
-        """Write to memory, after the earlier stores to the same 16 bytes."""
-        granule = self.offset >> 4
-        queue = self.allocation.pending[granule]
-        first = None
-        while first is not self:
-            first = queue.pop(0)
-            first._arrive()
-        if not queue:
-            del self.allocation.pending[granule]
-
-    def _arrive(self) -> None:
-        self.done = True
-        thread, allocation, offset = self.thread, self.allocation, self.offset
-        launch = thread.block.launch
-        del launch.stores[self]
-        del thread.stores_of(self.level)[self]
-        if not allocation.freed:
-            self._write(thread, allocation, offset)
-        if not launch.stores:
-            launch.check_done()
-
-    def _write(self, thread: DelayedThread, allocation: Allocation, offset: int) -> None:
-        if self.version.reach:
-            value = int.from_bytes(self.data, sys.byteorder, signed=True)
-            thread.note_writer(allocation, offset, f"s{8 * len(self.data)}", value, self.site)
-        self.version.keep(allocation)
-        self.version.arrive(allocation, thread.next_moment())
-        allocation.memory[offset : offset + len(self.data)] = self.data
-        allocation.mark_written(offset, len(self.data))
-        self.show()
-
-    def show(self) -> None:
-        """Wake the threads that poll these bytes, if they see a change."""
-        allocation, offset = self.allocation, self.offset
-        if allocation.watchers:
-            for granule in range(offset >> 3, (offset + len(self.data) + 7) >> 3):
-                if granule in allocation.watchers:
-                    allocation.writers[offset] = (self.thread.block.name, self.thread.thread_idx, self.site)
-                    wake_watchers(allocation, granule)
 
 
 class DelayedThread(Thread):
@@ -210,6 +143,13 @@ class DelayedThread(Thread):
         offset = address & 0xFFFFFFFF
         if allocation is None or allocation.freed or kind not in KINDS:
             return super().atomic(op, address, kind, operand, order, scope, compare)
+        if order == "relaxed" and self.may_be_late(allocation, offset, kind) and is_unused(sys._getframe(1)):
+            self.left -= 1
+            version = Version(self, offset, KINDS[kind].size, order, scope, self.told[1])
+            late = PendingAtomic(self, allocation, version, site_of(sys._getframe(1)), (op, kind, operand, compare))
+            self.buffer[late] = None
+            self.world.submit(late)
+            return None
         for store in reversed(allocation.pending.get(offset // GRANULE, [])):
             if self.sees(store):
                 store.commit()
@@ -224,6 +164,12 @@ class DelayedThread(Thread):
             version.says = max(version.says, said)  # it passes on what it has read
             version.arrive(allocation, self.next_moment())
         return old
+
+    def may_be_late(self, allocation: Allocation, offset: int, kind: str) -> bool:
+        """Whether an atomic would find nothing wrong now; memory of other processes and of the host is for `super`."""
+        nbytes = KINDS[kind].size
+        is_there = offset % nbytes == 0 and allocation.first_unwritten(offset, nbytes) < 0
+        return is_there and not (allocation.shared or allocation.on_host or allocation.nc_reads)
 
     def _count(self) -> None:
         """Be switched here, not between looking at the buffers and acting; the access itself counts the call."""
@@ -265,6 +211,8 @@ class DelayedThread(Thread):
         versions of the last 16 bytes that are in them. Unless is_early they are the latest.
         """
         end = offset + nbytes
+        if allocation.pending:
+            perform([store for store in self.buffer if store.allocation is allocation])
         data = bytearray(allocation.memory[offset:end])
         shadow = allocation.shadow
         written = bytearray(b"\1" * nbytes if shadow is None else shadow[offset:end])
@@ -372,6 +320,7 @@ class DelayedThread(Thread):
                     store.commit()
 
     def _lift(self, stores: dict[PendingStore, None], level: int, target: dict[PendingStore, None]) -> None:
+        perform(stores)
         moment = self.next_moment()
         for store in stores:
             store.level = level

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..machine.block import ranges
 from ..machine.names import name_of
-from .errors import DeadlockError
+from .errors import DeadlockError, explaining
 from .expected import expire, look, quiet
 from .hang_cause import Waits
 from .hang_words import paragraph
@@ -41,14 +41,19 @@ def deadlock_error(world: World, hosts: list[tuple[str, Describe]], streams: lis
         *(f"  {name} waits for {what}" for name, what in described),
     ]
     listed = {group: _lines(group) for group in groups}
-    ask(groups)
-    cause = paragraph(Waits(world, groups), described)
+    error = DeadlockError("")
+    cause = ["Why they wait is not known"]
+    with explaining(error):
+        ask(groups)
+        cause = paragraph(Waits(world, groups), described)
     threads_text = count(sum(len(group.threads) for group in groups), "thread")
     all_text = f"{threads_text} in {count(len(groups), 'group')} and {count(len(hosts), 'host')}"
     head = [*cause, "", f"{end}: {all_text} wait (seed {world.seed})"]
     full = [*head, *(line for lines in listed.values() for line in lines), *others]
     is_long = len(full) > MOST_LINES and os.environ.get("NBEP_REPORT") != "full"
-    return DeadlockError("\n".join(_shorten(head, listed, others) if is_long else full), full="\n".join(full))
+    error.args = ("\n".join(_shorten(head, listed, others) if is_long else full),)
+    error.full = "\n".join(full)
+    return error
 
 
 def host_entry(host: Host) -> tuple[str, Describe]:

@@ -4,6 +4,8 @@ Every error is an `EmulatorError`.  One raised by a thread's own act says what h
 (rank, kernel, block, warp, lane) and at which line of the kernel; the same facts are attributes, for tests and tools.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -86,3 +88,12 @@ class DeadlockError(EmulatorError):
 
 class Trap(EmulatorError):
     """A kernel executed `trap`."""
+
+
+@contextmanager
+def explaining(error: BaseException) -> Iterator[None]:
+    """Within, somebody finds out what to say of an error. What fails there is a note of it, and not raised instead."""
+    try:
+        yield
+    except Exception as failure:
+        error.add_note(f"its explanation is missing, for that failed: {type(failure).__name__}: {failure}")

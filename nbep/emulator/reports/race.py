@@ -9,7 +9,7 @@ from ..machine.memory import Allocation
 from ..models.knowledge import Access
 from . import errors
 from .chains import Link
-from .race_cause import Race, find_cause
+from .race_cause import Cause, Race, find_cause
 from .source import describe_site, source_line
 
 if TYPE_CHECKING:
@@ -21,7 +21,10 @@ MAX_LINKS = 4  # of a chain that are shown
 def race(thread: CheckedThread, allocation: Allocation, access: Access, earlier: Access) -> errors.EmulatorError:
     """The error for an access that meets an earlier one, which the thread cannot know of."""
     one = Race(thread, allocation, access, earlier)
-    cause = find_cause(one)
+    error = errors.DataRace("")
+    cause = Cause(f"nothing orders {one.accesses} of {one.cell}")
+    with errors.explaining(error):
+        cause = find_cause(one)
     who = "this thread" if earlier.owner is thread.owner else "another thread"
     who = "a bulk copy" if earlier.order == "bulk" else who
     what = f"{access.how} {access.verb} {'to' if access.verb == 'store' else 'of'} {access.end - access.begin} bytes"
@@ -33,7 +36,7 @@ def race(thread: CheckedThread, allocation: Allocation, access: Access, earlier:
         *_describe_links(cause.links),
     ]
     here = [f"  by {thread.describe()}", *_place(access, "  ")]
-    error = errors.DataRace("\n".join(lines + here))
+    error.args = ("\n".join(lines + here),)
     error.thread, error.source = thread.describe(), describe_site(access.site)
     return error
 

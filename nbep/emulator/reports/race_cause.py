@@ -13,6 +13,7 @@ from ..models.knowledge import NOT_WAITED, NOT_YET, Access, Owner, distance
 from ..models.orders import RELEASES, SCOPES
 from .chains import ATOMIC, FLAW, LEFT_OUT, Flaw, Link, Search, Way, last_heard, told_by, waited_on_mbarrier
 from .mates import who_is_behind
+from .unheard import wait_missing
 
 if TYPE_CHECKING:
     from ..models.checked import CheckedThread
@@ -63,12 +64,14 @@ class Race(NamedTuple):
 
 def find_cause(race: Race) -> Cause:
     thread, _, access, earlier = race
-    history = thread.world.history
+    world, history = thread.world, thread.world.history
     search = Search(earlier)
     search.follow(history.between(earlier.time, history.now))
     way = search.result(thread.owner)
     if earlier.verb == "store" and not thread.is_new(earlier):
         return _proxy(race, way)
+    if (way is None or len(way.flaws) > 1) and (missing := wait_missing(world, earlier, thread.owner)):
+        return Cause(missing)
     cost = way.cost - HOPS if way is not None and way.flaws else sys.maxsize
     whats = set() if way is None else {flaw.what for flaw in way.flaws}
     ends = whats & {"before", "after"}

@@ -137,7 +137,8 @@ def _who_writes(hole: Hole, world: World) -> Writer | None:
         if not ready and not world.operations:
             return None
         if world.operations and (not ready or world.random.random() < OPERATION_RATE):
-            world._operate()
+            with suppress(Exception):
+                world._operate()
             if _is_there(hole):
                 return Writer(None)
             continue

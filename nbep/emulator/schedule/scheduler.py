@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from ..reports.deadlock import deadlock_error, host_entry
-from ..reports.errors import EmulatorError, Uninitialized
+from ..reports.errors import EmulatorError, Uninitialized, explaining
 from ..reports.unwritten import tell_who_writes
 from .strategies import Ready, strategy_of
 
@@ -207,9 +207,11 @@ class Scheduler:
             else:
                 error.add_note(f"seed {self.seed} replays this run")
             if self.on_failure is not None:
-                self.on_failure(error)
+                with explaining(error):
+                    self.on_failure(error)
             if isinstance(error, Uninitialized):
-                tell_who_writes(error, world)
+                with explaining(error):
+                    tell_who_writes(error, world)
             self._abort()
             raise
 

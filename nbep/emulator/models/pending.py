@@ -1,0 +1,139 @@
+"""What is on its way to memory under `delayed`: stores, and atomics whose results nobody uses."""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Iterable
+from functools import lru_cache
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any
+
+from ..machine.access import OPS, wake_watchers
+from ..machine.kinds import encode
+from ..machine.memory import Allocation
+from ..reports.source import Site
+from ..schedule.scheduler import SKIPPED
+from .versions import Version
+
+if TYPE_CHECKING:
+    from .delayed import DelayedThread
+
+
+class PendingStore:
+    """A store on its way to memory.  Called by the scheduler, it arrives."""
+
+    __slots__ = ("thread", "allocation", "offset", "data", "site", "level", "done", "version")
+
+    def __init__(self, thread: DelayedThread, allocation: Allocation, data: bytes, version: Version, site: Site | None):
+        self.thread = thread
+        self.allocation = allocation
+        self.offset = offset = version.begin
+        self.data = data
+        self.version = version
+        self.site = site
+        self.level = 0
+        self.done = False
+        queue = allocation.pending.get(offset >> 4)
+        if queue is None:
+            allocation.pending[offset >> 4] = [self]
+        else:
+            queue.insert(thread.place_in(queue), self)
+        thread.block.launch.stores[self] = None
+
+    def __call__(self) -> object:
+        if self.done:
+            return SKIPPED
+        self.commit()
+        return None
+
+    def commit(self) -> None:
+        """Write to memory, after the earlier stores to the same 16 bytes."""
+        granule = self.offset >> 4
+        queue = self.allocation.pending[granule]
+        first = None
+        while first is not self:
+            first = queue.pop(0)
+            first._arrive()
+        if not queue:
+            del self.allocation.pending[granule]
+
+    def _arrive(self) -> None:
+        self.done = True
+        thread, allocation, offset = self.thread, self.allocation, self.offset
+        launch = thread.block.launch
+        del launch.stores[self]
+        del thread.stores_of(self.level)[self]
+        if not allocation.freed:
+            self._write(thread, allocation, offset)
+        if not launch.stores:
+            launch.check_done()
+
+    def _write(self, thread: DelayedThread, allocation: Allocation, offset: int) -> None:
+        if self.version.reach:
+            value = int.from_bytes(self.data, sys.byteorder, signed=True)
+            thread.note_writer(allocation, offset, f"s{8 * len(self.data)}", value, self.site)
+        self.version.keep(allocation)
+        self.version.arrive(allocation, thread.next_moment())
+        allocation.memory[offset : offset + len(self.data)] = self.data
+        allocation.mark_written(offset, len(self.data))
+        self.show()
+
+    def show(self) -> None:
+        """Wake the threads that poll these bytes, if they see a change."""
+        allocation, offset = self.allocation, self.offset
+        if allocation.watchers:
+            for granule in range(offset >> 3, (offset + len(self.data) + 7) >> 3):
+                if granule in allocation.watchers:
+                    allocation.writers[offset] = (self.thread.block.name, self.thread.thread_idx, self.site)
+                    wake_watchers(allocation, granule)
+
+
+class PendingAtomic(PendingStore):
+    """A relaxed atomic on its way: it is performed when it arrives, and before its thread looks there or releases."""
+
+    __slots__ = ("change",)
+
+    def __init__(
+        self,
+        thread: DelayedThread,
+        allocation: Allocation,
+        version: Version,
+        site: Site | None,
+        change: tuple[str, str, Any, Any],
+    ):
+        super().__init__(thread, allocation, bytes(version.end - version.begin), version, site)
+        self.change = change
+
+    def _write(self, thread: DelayedThread, allocation: Allocation, offset: int) -> None:
+        op, kind, operand, compare = self.change
+        version, versions = self.version, allocation.versions.get(offset // 16, [])
+        self.data = encode(OPS[op](allocation.read(offset, kind), operand, compare), kind)
+        # Whoever knows more shows less, so it does no harm that the thread has then heard what it passes on.
+        scope = "cta", "gpu", "sys"
+        said = thread.hear(allocation, versions, offset, len(self.data), "relaxed", scope[version.reach - 1])
+        version.says = max(version.says, said)
+        super()._write(thread, allocation, offset)
+
+
+def perform(stores: Iterable[PendingStore]) -> None:
+    """Let the atomics among some stores arrive."""
+    for store in list(stores):
+        if isinstance(store, PendingAtomic) and not store.done:
+            store.commit()
+
+
+def is_unused(frame: FrameType | None) -> bool:
+    """Whether a function that a frame calls now returns its value to nobody, through any that only pass it on."""
+    while frame is not None:
+        following = _following(frame.f_code, frame.f_lasti)
+        if following != "RETURN_VALUE":
+            return following == "POP_TOP"
+        frame = frame.f_back
+    return False
+
+
+@lru_cache(maxsize=4096)
+def _following(code: CodeType, offset: int) -> str:
+    """The name of the instruction behind an offset: a call that is under way has caches behind it."""
+    return next((one.opname for one in dis.get_instructions(code) if one.offset > offset), "")

@@ -1,0 +1,56 @@
+"""A kernel that tells other ranks something, and does not wait for what they tell it: a wait that is missing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..machine.names import name_of
+from ..models.history import Loaded, Stored
+from ..models.knowledge import Access, Owner
+from ..models.orders import ACQUIRES, RELEASES
+
+if TYPE_CHECKING:
+    from ..world import World
+
+
+def wait_missing(world: World, earlier: Access, later: Owner) -> str:
+    """In words, "" if there is none: one of two ranks has gone on in a kernel, and has waited there for nobody.
+
+    The other one has not left it yet: that is what the wait is for. One of the two accesses is of this kernel.
+    """
+    for ahead, behind in ((earlier.owner, later), (later, earlier.owner)):
+        if ahead.rank != behind.rank and (told := _told_in_vain(world, ahead, behind)):
+            kernel, cell = told.store.owner.kernel, told.allocation.cell(told.store.begin)
+            who, whom = name_of(ahead.rank), name_of(behind.rank)
+            what = f"a wait is missing in kernel `{kernel}`: {who} has stored a signal to {cell}, and gone on before"
+            return f"{what} {whom} without having loaded a signal with acquire order"
+    return ""
+
+
+def _told_in_vain(world: World, ahead: Owner, behind: Owner) -> Stored | None:
+    """The last signal to the memory of the one behind, by such a kernel. It tells all ranks, as a barrier does."""
+    has_waited: set[tuple[str, int]] = set()
+    signals: list[Stored] = []
+    ranks: dict[object, set[int]] = {}  # that a line of a launch has told
+    for event in reversed(world.history.between(0, world.history.now)):
+        if isinstance(event, Loaded) and event.load.owner.rank == ahead.rank and event.load.order in ACQUIRES:
+            has_waited.add((event.load.owner.kernel, event.load.owner.launch))
+        elif isinstance(event, Stored) and event.store.owner.rank == ahead.rank and event.store.order in RELEASES:
+            signals += [event] if event.allocation.rank == behind.rank else []
+            ranks.setdefault((event.store.owner.launch, event.store.site), set()).add(event.allocation.rank)
+    for event in signals:
+        kernel, number = event.store.owner.kernel, event.store.owner.launch
+        is_one = kernel in (ahead.kernel, behind.kernel) and (kernel, number) not in has_waited
+        is_past = (ahead.kernel, ahead.launch) == (kernel, number) or _has_left(world, ahead.rank, kernel, number)
+        if is_one and is_past and len(ranks[number, event.store.site]) == world.num_ranks:
+            if not _has_left(world, behind.rank, kernel, number):
+                return event
+    return None
+
+
+def _has_left(world: World, rank: int, kernel: str, number: int) -> bool:
+    """Whether a rank has run a kernel to its end for the given time."""
+    queued = [item for s in world.streams if s.rank == rank for what, item in s.queue if what == "launch"]
+    running = [launch for launch in world.launches if launch.rank == rank]
+    open_ = [launch.number for launch in (*queued, *running) if launch.name == kernel]
+    return world.num_launches[rank, kernel] >= number and number not in open_
