@@ -12,11 +12,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..machine.memory import Allocation
+from ..machine.names import name_of
 from .errors import Uninitialized
 from .source import Site, describe_site, site_of, source_line
 
 if TYPE_CHECKING:
     from ..machine.thread import Thread
+    from ..models.history import Event
     from ..world import World
 
 MOST_STEPS = 20_000
@@ -54,10 +56,13 @@ def tell_who_writes(error: Uninitialized, world: World) -> None:
     if hole is None or world.lock is not None or hole.allocation.freed:
         return
     writer = _on_its_way(hole)
+    promise = ""
     if writer is None and not _is_there(hole):
+        so_far = world.history.between(0, world.history.now)
         writer = _who_writes(hole, world)
+        promise = _promise(hole, writer, so_far)
         if writer is None:
-            _add(error, _not_launched(hole, world))
+            _add(error, _not_launched(hole, world) or promise)
             return
     by: list[str] = []
     if writer is None:
@@ -73,7 +78,7 @@ def tell_who_writes(error: Uninitialized, world: World) -> None:
         who = _who(hole.thread, writer.thread)
         _add(error, f"{who} stores it, but it is looked at before: what resets it is missing, or comes too late", by)
         return
-    _add(error, f"{what}: {_missing(hole, writer)}", by)
+    _add(error, "; ".join(filter(None, (f"{what}: {_missing(hole, writer)}", promise))), by)
 
 
 def _add(error: Uninitialized, what: str, by: Sequence[str] = ()) -> None:
@@ -107,6 +112,24 @@ def _missing(hole: Hole, writer: Writer | None) -> str:
         meeting = "syncwarp" if writer.thread.warp_state is hole.thread.warp_state else "barrier"
         return f"a {meeting} or a wait is missing, or comes too late"
     return "a wait is missing, or what it polls is too weak or comes too soon"
+
+
+def _promise(hole: Hole, writer: Writer | None, so_far: list[Event]) -> str:
+    """By which cell another block has told this one last, before the bytes were stored; known under `checked` alone."""
+    owner = getattr(hole.thread, "owner", None)
+    if owner is None or hole.polls or hole.allocation is hole.thread.shared:
+        return ""
+    teller = None if writer is None or writer.thread is None else getattr(writer.thread, "owner", None)
+    if teller is not None and teller.block == owner.block:
+        return ""
+    from .chains import told_by
+
+    links = (link for link in told_by(so_far, owner, teller) if link.load.owner.block == owner.block)
+    link = next(links, None)
+    if link is None:
+        return ""
+    cell, who = link.allocation.cell(link.store.begin), name_of(link.store.owner.rank)
+    return f"the last that told this thread to go on is {cell}, stored by {who} before: it may tell too much"
 
 
 def _is_there(hole: Hole) -> bool:
