@@ -110,7 +110,9 @@ def test_two_processes_under_gloo_agree_with_the_reference():
 
 def test_processes_map_each_others_memory():
     """Without torch: two threads stand for the processes, whose address spaces share nothing else."""
-    memories = [SharedMemory(AddressSpace(rank), SimpleNamespace(rank=rank, size=2), 64, "memory", str) for rank in range(2)]
+    memories = [
+        SharedMemory(AddressSpace(rank), SimpleNamespace(rank=rank, size=2), 64, "memory", str) for rank in range(2)
+    ]
     handles = [memory.handle for memory in memories]
     with ThreadPoolExecutor(2) as ranks:
         opened = list(ranks.map(lambda rank: memories[rank].open_peers(handles, rank), range(2)))

@@ -8,16 +8,25 @@ The others make an atomic there when it is stopped, or has ended.
 import os
 import signal
 import sys
+import threading
 
 from mpi4py import MPI
 
 import nbep
+from nbep.device.jit import kernel
+from nbep.device.primitives import atom_add_relaxed_sys_s32, thread_idx
+from nbep.device.protocols.peers import Peers, buffer_of
 from nbep.emulator.process_lock import ProcessLock
 from nbep.host.faults import PeerTimeout
 from nbep.host.processes import ENDED, STOPPED, Process
-from nbep.host.runtime.base import Describe  # noqa: F401 - the runtime is imported before the lock is patched
 
 VICTIM = 1
+
+
+@kernel(max_threads=32)
+def add_to_rank_0(peers: Peers):
+    if thread_idx() == 0:
+        atom_add_relaxed_sys_s32(buffer_of(peers, 0), 1)
 
 
 def main(name: str) -> None:
@@ -30,7 +39,8 @@ def main(name: str) -> None:
 
         def acquire_and_end(lock: ProcessLock) -> None:
             acquire(lock)
-            os.kill(os.getpid(), getattr(signal, name))
+            os.kill(os.getpid(), getattr(signal, f"SIG{name}"))
+            threading.Event().wait()  # another thread may take the signal, a little later
 
         ProcessLock.acquire = acquire_and_end
     else:
@@ -46,3 +56,7 @@ def main(name: str) -> None:
     survivors.barrier()
     os.kill(victim.pid, signal.SIGKILL)
     os._exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -38,7 +38,9 @@ class JobMemory(EmulatedSymmetricMemory):
     def _adopt(self, space: Any, whole: memoryview, num_bytes: int, name: str) -> Any:
         allocation = space.adopt(whole[:num_bytes], name, shared=True, describe=self.describe)
         of_lock = whole[len(whole) - lock_bytes(self.comm.size) :]
-        allocation.lock = ProcessLock(of_lock, self.comm.rank, timeout_ns(), lambda holder: self.timed_out(name, holder))
+        allocation.lock = ProcessLock(
+            of_lock, self.comm.rank, timeout_ns(), lambda holder: self.timed_out(name, holder)
+        )
         return allocation
 
     def timed_out(self, name: str, holder: int) -> PeerTimeout:

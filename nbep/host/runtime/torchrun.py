@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from nbep.emulator.process import ProcessWorld
 from nbep.host.arguments import refuse
 from nbep.host.comm import TorchComm
-from nbep.host.runtime.base import Describe, HandleType, Reach, Runtime, SymmetricMemory
+from nbep.host.runtime.base import Describe, HandleType, Reach, SymmetricMemory
 from nbep.host.runtime.cuda.mailbox import Mailbox, MailboxAddress, send
 from nbep.host.runtime.emulator import EmulatorRuntime
 from nbep.host.runtime.job_memory import JobMemory
