@@ -1,7 +1,7 @@
 """A clock for waits between processes: it does not run while this process stands still.
 
-A job that is stopped as a whole and goes on has missed nothing: its peers stood still, too. By the time of day all of its
-waits would have timed out.
+A job that is stopped as a whole and goes on has missed nothing: its peers stood still, too. By the time of day all
+of its waits would have timed out.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@
                                           |              |
  the first word of a held mutex: the number of the thread that holds it
 
-It is a mutex of POSIX threads, shared between processes and robust: when its holder dies, the kernel gives it to the next
-one. Nobody waits inside a call of the system: who finds it held looks again, with pauses, and gives up at a deadline.
+It is a mutex of POSIX threads, shared between processes and robust: when its holder dies, the kernel gives it to the
+next one. Nobody waits inside a call of the system: who finds it held looks again, with pauses, and gives up at a
+deadline.
 
 macOS has no robust mutexes, and keeps the holder's number elsewhere. There a holder that dies leaves the lock held: the
 others give up at their deadlines and cannot say who holds it.
@@ -56,7 +57,7 @@ class ProcessLock:
     """One rank's view of a lock, for one thread of its process.
 
     memory: lock_bytes(num_ranks) that all ranks map
-    timed_out: what to raise when the lock is held for timeout_ns; it takes the rank of the holder, -1 if that is unknown
+    timed_out: what to raise when the lock is held for timeout_ns; it takes the holder's rank, -1 if that is unknown
     """
 
     def __init__(self, memory: memoryview, rank: int, timeout_ns: int, timed_out: Callable[[int], BaseException]):

@@ -169,8 +169,8 @@ def lock_error(rank: int, holder: int, memory: str, timeout_ms: float) -> PeerTi
     """The exception of a rank of the emulator whose kernel could not make an atomic. holder: -1 if that is unknown"""
     who = "a rank" if holder < 0 else f"rank {holder}"
     message = (
-        f"rank {rank}: waited more than {timeout_ms:g} ms to make an atomic on `{memory}`: {who} holds the lock of that "
-        f"memory, and its process is stopped or has ended"
+        f"rank {rank}: waited more than {timeout_ms:g} ms to make an atomic on `{memory}`: {who} holds the lock of "
+        f"that memory, and its process is stopped or has ended"
     )
     return PeerTimeout(message, rank, holder, "atomic")
 

@@ -73,8 +73,8 @@ class Allocation:
 
     __slots__ = (
         "rank", "name", "nbytes", "memory", "number", "base", "describe", "loads", "stores", "writable",
-        "watchers", "writers", "lost", "shared", "lock", "freed", "shadow", "unfenced", "nc_reads", "pending", "versions",
-        "last_stores", "last_loads", "messages", "on_host", "signals",
+        "watchers", "writers", "lost", "shared", "lock", "freed", "shadow", "unfenced", "nc_reads", "pending",
+        "versions", "last_stores", "last_loads", "messages", "on_host", "signals",
     )  # fmt: skip
 
     def __init__(
