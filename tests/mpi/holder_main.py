@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 
 from mpi4py import MPI
 
@@ -54,7 +55,8 @@ def main(name: str) -> None:
         said = f"{error.role}, peer {error.peer}: {error}"
     os.write(2, f"ends: rank {comm.rank}: {said}\n".encode())
     survivors.barrier()
-    os.kill(victim.pid, signal.SIGKILL)
+    with suppress(ProcessLookupError):
+        os.kill(victim.pid, signal.SIGKILL)
     os._exit(1)
 
 
