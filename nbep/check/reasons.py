@@ -75,7 +75,7 @@ REASONS = {
     "network.host.amo_add: scope of cell": "what it loads is this GPU's own, or was emptied before a credit",
     "low_latency.update_mask_buffer: acquire and release of mask": FLAG,
     "low_latency.update_mask_buffer: scope of the acquire and release of mask": FLAG,
-    "network.ibgda.transport.post_few: syncwarp": "comes before stores over what the NIC has read: so says the vote",
+    "network.ibgda.transport.post_few: syncwarp": "comes before stores over what the NIC has read",
     "waits.report_fault: acquire and release of claim": FLAG,
     "waits.report_fault: acquire and release of claim 2": FLAG,
     "waits.report_fault: scope of the acquire and release of claim": FLAG,
