@@ -108,8 +108,8 @@ def test_every_wait_of_the_kernels_and_every_store_of_zero_has_a_fault():
         assert waits | zeros <= {fault.step for fault in faults_of(function)}, function
 
 
-# They look at several cells, or at how far others have come; what they load is a step.
-OTHER_POLLS = {"find_batch", "find_room", "has_stalled", "must_stop"}
+# They look at several cells, or at how far others have come; what they load is a step. note_wait only takes the time.
+OTHER_POLLS = {"find_batch", "find_room", "has_stalled", "must_stop", "note_wait"}
 
 
 def test_who_polls_is_called_a_wait():

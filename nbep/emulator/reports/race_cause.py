@@ -64,6 +64,9 @@ class Race(NamedTuple):
 
 def find_cause(race: Race) -> Cause:
     thread, _, access, earlier = race
+    if earlier.owner.is_cpu and earlier.reach:
+        needed = "a larger scope: sys" if access.reach else "an order, and scope sys"
+        return Cause(f"the CPU stores to {race.cell} while the kernel runs: this {_noun(access)} needs {needed}")
     world, history = thread.world, thread.world.history
     search = Search(earlier)
     search.follow(history.between(earlier.time, history.now))
