@@ -1,6 +1,6 @@
 """How programs that are written for DeepEP call it: facts about their sources, as data.
 
-line    of the file at the commit, or the function where the call is
+line    of the file, at the commit or in the release
 callee  what is called, as deep_ep names it
 given   arguments: names of DeepEP's parameters; those before / by position, those behind it by name
 read    what the program takes of the result: for a tuple each of its parts, nested as it unpacks them; .name is an
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Call(NamedTuple):
-    line: int | str
+    line: int
     callee: str
     given: str
     read: str = ""
@@ -21,7 +21,7 @@ class Call(NamedTuple):
 
 class Source(NamedTuple):
     client: str
-    commit: str
+    version: str
     file: str
     calls: tuple[Call, ...]
 
@@ -182,41 +182,41 @@ OF_VLLM = "group num_nvl_bytes num_rdma_bytes low_latency_mode num_qps_per_rank 
 VLLM = (
     Source(
         "vllm-project/vllm",
-        "001430048e",
+        "0.33.0",
         "vllm/distributed/device_communicators/all2all.py",
         (
-            Call("DeepEPHTAll2AllManager._make_all2all_kwargs", "Buffer", f"/ {OF_VLLM}", ".destroy()"),
-            Call("DeepEPHTAll2AllManager.set_num_sms", "Buffer.set_num_sms", "new_num_sms /"),
-            Call("DeepEPLLAll2AllManager._make_all2all_kwargs", "Buffer.get_low_latency_rdma_size_hint", f"/ {HINT}"),
+            Call(298, "Buffer", f"/ {OF_VLLM}", ".destroy()"),
+            Call(311, "Buffer.set_num_sms", "new_num_sms /"),
+            Call(347, "Buffer.get_low_latency_rdma_size_hint", f"/ {HINT}"),
             Call(
-                "DeepEPLLAll2AllManager._make_all2all_kwargs",
+                378,
                 "Buffer",
                 f"/ {OF_VLLM} allow_nvlink_for_low_latency_mode allow_mnnvl enable_shrink",
                 ".destroy()",
             ),
-            Call("query_active_mask", "Buffer.low_latency_query_mask_buffer", "mask_status /"),
-            Call("clean_buffers", "Buffer.get_local_buffer_tensor", "/ dtype use_rdma_buffer"),
-            Call("clean_buffers", "Buffer.low_latency_clean_mask_buffer", "/"),
+            Call(395, "Buffer.low_latency_query_mask_buffer", "mask_status /"),
+            Call(409, "Buffer.get_local_buffer_tensor", "/ dtype use_rdma_buffer"),
+            Call(411, "Buffer.low_latency_clean_mask_buffer", "/"),
         ),
     ),
     Source(
         "vllm-project/vllm",
-        "055e47c280",
+        "0.33.0",
         "vllm/model_executor/layers/fused_moe/prepare_finalize/deepep_ht.py",
         (
-            Call("_get_dispatch_config", "Buffer.get_dispatch_config", "num_ranks /"),
-            Call("_get_combine_config", "Buffer.get_combine_config", "num_ranks /"),
-            Call("_do_dispatch", "Buffer.capture", "/"),
-            Call("_do_dispatch", "Buffer.get_dispatch_layout", f"/ topk_idx num_experts {ASYNC}", LAYOUT),
+            Call(115, "Buffer.get_dispatch_config", "num_ranks /"),
+            Call(120, "Buffer.get_combine_config", "num_ranks /"),
+            Call(139, "Buffer.capture", "/"),
+            Call(155, "Buffer.get_dispatch_layout", f"/ topk_idx num_experts {ASYNC}", LAYOUT),
             Call(
-                "_do_dispatch",
+                174,
                 "Buffer.dispatch",
                 f"/ x handle {OF_LAYOUT} {TOPK} expert_alignment config {ASYNC}",
                 f"{RECEIVED} event.event",
             ),
-            Call("_receiver", "EventOverlap.current_stream_wait", "/"),
+            Call(227, "EventOverlap.current_stream_wait", "/"),
             Call(
-                "_finalize",
+                402,
                 "Buffer.combine",
                 f"/ x handle topk_weights config {ASYNC}",
                 "combined_x weights event.event",
@@ -225,11 +225,11 @@ VLLM = (
     ),
     Source(
         "vllm-project/vllm",
-        "055e47c280",
+        "0.33.0",
         "vllm/model_executor/layers/fused_moe/prepare_finalize/deepep_ll.py",
         (
             Call(
-                "prepare_async",
+                294,
                 "Buffer.low_latency_dispatch",
                 "x topk_idx num_max_dispatch_tokens_per_rank num_experts / use_fp8 round_scale use_ue8m0 async_finish "
                 "return_recv_hook",
@@ -237,7 +237,7 @@ VLLM = (
                 "use_nvfp4 x_global_scale",
             ),
             Call(
-                "_finalize",
+                395,
                 "Buffer.low_latency_combine",
                 "x topk_idx topk_weights handle / async_finish zero_copy return_recv_hook out",
                 "combined_x event hook()",
@@ -248,34 +248,32 @@ VLLM = (
 
 SGLANG = Source(
     "sgl-project/sglang",
-    "003a81bf28",
+    "0.5.23",
     "python/sglang/srt/layers/moe/token_dispatcher/deepep.py",
     (
-        Call("get_deepep_buffer", "Buffer.get_dispatch_config", "num_ranks /"),
-        Call("get_deepep_buffer", "Buffer.get_combine_config", "num_ranks /"),
-        Call("get_deepep_buffer", "Config.get_nvl_buffer_size_hint", "hidden_bytes num_ranks /"),
-        Call("get_deepep_buffer", "Config.get_rdma_buffer_size_hint", "hidden_bytes num_ranks /"),
-        Call("get_deepep_buffer", "Buffer.get_low_latency_rdma_size_hint", f"{HINT} /"),
+        Call(226, "Buffer.get_dispatch_config", "num_ranks /"),
+        Call(228, "Buffer.get_combine_config", "num_ranks /"),
+        Call(231, "Config.get_nvl_buffer_size_hint", "hidden_bytes num_ranks /"),
+        Call(235, "Config.get_rdma_buffer_size_hint", "hidden_bytes num_ranks /"),
+        Call(244, "Buffer.get_low_latency_rdma_size_hint", f"{HINT} /"),
         Call(
-            "get_deepep_buffer",
+            304,
             "Buffer",
-            "group num_nvl_bytes num_rdma_bytes / low_latency_mode num_qps_per_rank allow_mnnvl",
+            "group num_nvl_bytes num_rdma_bytes / low_latency_mode num_qps_per_rank allow_mnnvl use_fabric",
             ".group_size .low_latency_mode .num_sms",
         ),
+        Call(312, "Buffer.clean_low_latency_buffer", "num_max_dispatch_tokens_per_rank hidden num_experts /"),
+        Call(574, "Buffer.capture", "/"),
+        Call(648, "Buffer.get_dispatch_layout", f"topk_idx num_experts / {ASYNC}", LAYOUT),
         Call(
-            "clean_buffer", "Buffer.clean_low_latency_buffer", "num_max_dispatch_tokens_per_rank hidden num_experts /"
-        ),
-        Call("_DeepEPDispatcherImplNormal.dispatch_a", "Buffer.capture", "/"),
-        Call("_dispatch_core", "Buffer.get_dispatch_layout", f"topk_idx num_experts / {ASYNC}", LAYOUT),
-        Call(
-            "_dispatch_core",
+            668,
             "Buffer.dispatch",
             f"x / {TOPK} {OF_LAYOUT} {ASYNC} expert_alignment config",
             f"{RECEIVED} {WAIT}",
         ),
-        Call("_combine_core", "Buffer.combine", f"x handle / {ASYNC} config", f"combined_x weights {WAIT}"),
+        Call(723, "Buffer.combine", f"x handle / {ASYNC} config", f"combined_x weights {WAIT}"),
         Call(
-            "_DeepEPDispatcherImplLowLatency._dispatch_core",
+            843,
             "Buffer.low_latency_dispatch",
             "x topk_idx num_max_dispatch_tokens_per_rank num_experts / use_fp8 async_finish return_recv_hook "
             "round_scale use_ue8m0",
@@ -283,7 +281,7 @@ SGLANG = Source(
             "use_nvfp4 x_global_scale",
         ),
         Call(
-            "_DeepEPDispatcherImplLowLatency._combine_core",
+            950,
             "Buffer.low_latency_combine",
             f"/ x {TOPK} handle async_finish return_recv_hook",
             f"combined_x {WAIT} hook()",
