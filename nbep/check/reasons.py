@@ -116,7 +116,6 @@ REASONS = {
     "arrivals.is_masked: scope of mask": MASKS,
     "arrivals.tell: acquire and release of arrival-sum": "atomics of a thread: the emulator keeps their order",
     "low_latency.query_mask_buffer: scope of mask": MASKS,
-    "network.nic.must_stop: scope of stop": "the CPU writes it, and whether its stores arrive is not checked",
     "network.nic.serve_entry: scope of RECEIVED": "the peer's CPU reads it only when a wait has timed out",
     "staged_sums.open_sum_stage: fence_mbarrier_init": OLD_PTX,
     "staged_sums.open_sum_stage: fence_proxy_async_shared": OLD_PTX,

@@ -24,7 +24,7 @@ from .machine.thread import Thread
 from .models.checked import CheckedThread
 from .models.delayed import DelayedThread
 from .models.history import History
-from .models.host import HostReader
+from .models.host import CheckedHost
 from .reports.expected import Told
 from .schedule.scheduler import Host, Scheduler
 from .tracing import hooks, traced
@@ -39,7 +39,7 @@ class RankContext:
     def __init__(self, world: World, rank: int):
         self.world = world
         self.rank = rank
-        self.space = AddressSpace(rank, world.host_reader)
+        self.space = AddressSpace(rank, world.checked_host)
 
     def create_stream(self, name: str, is_service: bool = False) -> Stream:
         stream = Stream(self.world, self.rank, self.space, name, is_service)
@@ -57,12 +57,13 @@ class World(Scheduler):
         on_deadlock: "raise", or "expire" to let the kernels' own time-outs run
         strategy: how the interleaving is chosen: see `schedule.strategies`
         on_failure: is called with the first error, while all threads still stand where they were
-        local_rank: None: all ranks live in this process; r: only rank r does, the others are other processes, and
-            `lock_path` may name the file that they lock around atomics on shared memory (see `process`)
+        local_rank: None: all ranks live in this process; r: only rank r does, the others are other processes (see
+            `process`)
         has_tma: whether kernels find bulk copies, as on sm_90
         tracer: object with any of the methods that `tracing` names
     """
 
+    spans_processes = False  # whether other processes store to memory of its ranks
     thread_classes = MEMORY_MODELS
     latest: ClassVar[Callable[[], World | None]] = lambda: None  # the world that was made last, if it is still there
 
@@ -100,7 +101,6 @@ class World(Scheduler):
         self.tracer = tracer
         self.hooks = None if tracer is None else hooks(tracer)
         self.has_tma = has_tma
-        self.lock: Any = None
         self.num_blocks = 0
         self.is_over = False  # run() has ended
         self.num_launches: Counter[tuple[int, str]] = Counter()
@@ -109,7 +109,7 @@ class World(Scheduler):
         self.has_failed = False  # whether a wait was ever over time, or a fault reported; see `checked`
         self.networks: dict[int, Callable[[int], list[str]]] = {}  # rank -> what to say of its network to a peer
         self.read_report: ReadReport | None = None  # what a frame of a thread tells the host; see `reports.expected`
-        self.host_reader = HostReader(self) if memory_model == "checked" else None
+        self.checked_host = CheckedHost(self) if memory_model == "checked" else None
         thread_class = self.thread_classes[memory_model]
         self.thread_class = thread_class if tracer is None else traced(thread_class)
         local = range(num_ranks) if local_rank is None else [local_rank]

@@ -1,11 +1,14 @@
-"""The host reads what kernels write for it: "checked" wants an order for that, and "delayed" shows late stores late."""
+"""The host reads what kernels write for it, and writes what they read: "checked" wants an order for that.
+
+And "delayed" shows late stores late.
+"""
 
 import numpy as np
 import pytest
 
 from nbep.emulator import DataRace, World, current_thread
 
-WORDS, STATUS = 0, 32  # 32 bytes apart: stores to the same 16 bytes arrive in order
+WORDS, STATUS, BEGUN = 0, 32, 48  # 32 bytes apart: stores to the same 16 bytes arrive in order
 SEEDS = range(20)
 
 
@@ -128,3 +131,58 @@ def test_the_report_names_the_cell_the_store_and_the_hosts_line():
     assert "stored with weak order by rank 0, kernel `publish`, block 0, warp 0, lane 0" in message
     assert "(store_words)" in message
     assert "(words)" in message
+
+
+def wait_for_word(order, scope="sys"):
+    """A kernel that waits until the CPU has written a word, and then loads what it had written before."""
+
+    def kernel(memory):
+        t = current_thread()
+        t.store(memory + BEGUN, "s32", 1, "relaxed", "sys")
+        while t.load(memory + STATUS, "s32", order, scope) == 0:
+            t.spin(1 << 62)
+        assert t.load(memory + WORDS, "s32", "weak", "sys") == 7
+
+    return kernel
+
+
+def write_to(machine):
+    machine.world.host_wait(lambda: machine.poll(BEGUN) != 0, "the kernel")
+    machine.space.write(machine.memory, WORDS, np.full(4, 7, np.int32))
+    machine.space.write(machine.memory, STATUS, np.ones(1, np.int32))
+    machine.stream.synchronize()
+
+
+def test_a_word_that_the_cpu_writes_may_be_polled_with_scope_sys():
+    for seed in SEEDS:
+        write_to(Machine(wait_for_word("acquire"), "checked", seed))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "what"),
+    [
+        (wait_for_word("weak"), "takes a load with an order, and scope sys|this load needs an order, and scope sys"),
+        (wait_for_word("acquire", "gpu"), "scope gpu does not reach the CPU|this load needs a larger scope: sys"),
+        (wait_for_word("relaxed"), r"weak load of 4 bytes that the CPU has stored(.|\n)*    stored by the CPU"),
+    ],
+    ids=["weak", "narrow scope", "relaxed"],
+)
+def test_a_poll_that_is_too_weak_for_the_cpus_word_is_a_data_race(kernel, what):
+    for seed in SEEDS:
+        with pytest.raises(DataRace, match=what):
+            write_to(Machine(kernel, "checked", seed))
+
+
+def test_what_the_cpu_has_written_is_known_to_kernels_that_start_later():
+    machine = Machine(publish("release"), "checked")
+    machine.stream.synchronize()
+    machine.space.write(machine.memory, WORDS, np.full(4, 7, np.int32))
+    machine.stream.launch(wait_for_word("weak"), (machine.memory.address,), 1, 1)
+    machine.stream.synchronize()
+
+
+def test_the_cpu_may_not_overwrite_what_a_running_kernel_has_stored():
+    machine = Machine(publish("relaxed"), "checked")
+    machine.world.host_wait(lambda: machine.poll() != 0, "the status")
+    with pytest.raises(DataRace, match="the CPU writes 16 bytes that a thread has stored: nothing orders the two"):
+        machine.space.write(machine.memory, WORDS, np.zeros(4, np.int32))

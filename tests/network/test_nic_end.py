@@ -1,5 +1,7 @@
 """A NIC that is told to stop serves what was rung for before; so a kernel may end with its entries under way."""
 
+import ast
+
 import numpy as np
 import pytest
 from parts import both_parts
@@ -7,9 +9,11 @@ from target import spawn
 
 import nbep
 from nbep.check import broken
+from nbep.check.faults import edited
 from nbep.device.jit import kernel
+from nbep.device.network import nic
 from nbep.device.network.ibgda.transport import IbgdaNetwork, post_value
-from nbep.device.primitives import thread_idx
+from nbep.device.primitives import ld_weak_s32, thread_idx
 from nbep.device.types import I32
 
 pytestmark = pytest.mark.emulator_only("each launch waits for its NIC on a GPU, see tests/host/test_gpu_nic.py")
@@ -24,8 +28,8 @@ def post_and_leave(network: IbgdaNetwork, peer: I32):
 
 
 def leave(comm):
-    nic = nbep.NicOptions(max_delay_ns=200)
-    memory = nbep.NodeMemory.create(comm, 128, transport="ibgda", num_nvl_peers=1, num_qps=NUM_QUEUES, nic=nic)
+    options = nbep.NicOptions(max_delay_ns=200)
+    memory = nbep.NodeMemory.create(comm, 128, transport="ibgda", num_nvl_peers=1, num_qps=NUM_QUEUES, nic=options)
     memory.runtime.launch(memory.comm_stream, post_and_leave, 1, NUM_QUEUES, 0, memory.network, 1 - comm.rank)
     memory.wait()
     memory.transport.close()
@@ -46,6 +50,20 @@ def test_a_nic_that_does_not_order_its_last_look_behind_the_stop_is_caught(step)
     with broken(f"network.nic.must_stop: {step}"):
         results = [spawn(leave, 2, seed=seed, memory_model="delayed") for seed in range(10)]
     assert any(came.tolist() != [1, 2, 3, 4] for of_run in results for came in of_run)
+
+
+def a_weak_look(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id == "ld_relaxed_sys_s32":
+            node.id = "ld_weak_s32"
+
+
+@pytest.mark.parametrize("seed", both_parts(range(2), thorough=range(2, 20)))
+def test_a_nic_that_polls_the_cpus_word_too_weakly_is_a_data_race(seed, monkeypatch):
+    monkeypatch.setattr(nic, "ld_weak_s32", ld_weak_s32, raising=False)
+    for broken_look in (edited(nic.must_stop, a_weak_look), broken("network.nic.must_stop: scope of stop")):
+        with broken_look, pytest.raises(nbep.DataRace, match=r"`NIC` of the NIC of rank \d: stop"):
+            spawn(leave, 2, seed=seed, memory_model="checked")
 
 
 @pytest.mark.thorough

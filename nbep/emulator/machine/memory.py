@@ -21,9 +21,11 @@ import numpy as np
 from ..reports.errors import EmulatorError
 from ..reports.source import Site
 from .kinds import Views
+from .names import name_of
 
 if TYPE_CHECKING:
-    from ..models.host import HostReader
+    from ..models.host import CheckedHost
+    from ..process_lock import ProcessLock
     from .stream import Launch
     from .thread import Thread
 
@@ -31,6 +33,7 @@ OFFSET_BITS = 32
 OFFSET_MASK = (1 << OFFSET_BITS) - 1
 NUMBER_BITS = 22  # segments a rank may ever have: 4 million
 _POISON = 0xCB  # what never-written bytes look like to the host
+WORD_BYTES = 8  # at most, of what the CPU stores as one
 _PAGED_BYTES = 1 << 20  # a shadow of so many bytes takes memory only where it is written
 
 # Who stored: the block's name, the thread's index, the line.  Not the Thread or the Block: an allocation may outlive
@@ -61,7 +64,7 @@ class Allocation:
         watchers: 8-byte granule -> parked threads that poll a cell in it (a dict as an ordered set)
         writers: offset -> who stored last and where, for cells written with more than weak order
         lost: offset -> the highest value of such a cell that a store has not left there; see `Lost`
-        shared: other processes write here too
+        shared: other processes write here too; lock: what they hold during an atomic, None if they make none
         unfenced: in shared memory, 16-byte granule -> last ordinary store: by which thread, after how many proxy fences
         nc_reads: 16-byte granule -> the kernel that last read it as constant, and which bytes
         pending: 16-byte granule -> stores on their way; see `delayed`
@@ -72,8 +75,8 @@ class Allocation:
 
     __slots__ = (
         "rank", "name", "nbytes", "memory", "number", "base", "describe", "loads", "stores", "writable",
-        "watchers", "writers", "lost", "shared", "freed", "shadow", "unfenced", "nc_reads", "pending", "versions",
-        "last_stores", "last_loads", "messages", "on_host", "signals",
+        "watchers", "writers", "lost", "shared", "lock", "freed", "shadow", "unfenced", "nc_reads", "pending",
+        "versions", "last_stores", "last_loads", "messages", "on_host", "signals",
     )  # fmt: skip
 
     def __init__(
@@ -98,6 +101,7 @@ class Allocation:
         self.describe = describe
         self.writable = writable
         self.shared = shared
+        self.lock: ProcessLock | None = None
         self.on_host = False
         self.signals: set[int] = set()  # the 16 bytes with a word that the CPU has written while kernels may run
         self.freed = False
@@ -183,7 +187,7 @@ class Allocation:
 
     def cell(self, offset: int) -> str:
         """Names a byte for people: owner, allocation, the owner's own name for the cell, and the offset."""
-        owner = f"`{self.name}`" if self.number == 0 else f"`{self.name}` of rank {self.rank}"
+        owner = f"`{self.name}`" if self.number == 0 else f"`{self.name}` of {name_of(self.rank)}"
         if self.describe is not None and 0 <= offset < self.nbytes:
             return f"{owner}: {self.describe(offset)} (byte {offset})"
         return f"{owner}: byte {offset}" + (f" (element 0 is byte {self.base})" if self.base else "")
@@ -214,9 +218,9 @@ class Mapping:
 class AddressSpace:
     """What the addresses of one rank mean."""
 
-    def __init__(self, rank: int, host_reader: HostReader | None = None):
+    def __init__(self, rank: int, checked_host: CheckedHost | None = None):
         self.rank = rank
-        self.host_reader = host_reader  # of `checked`
+        self.checked_host = checked_host  # of `checked`
         self.segments: dict[int, Allocation] = {}
         self.retired: dict[int, str] = {}  # number -> what was there
         self.remotes: list[Any] = []  # memory of other processes; see `remote`
@@ -244,9 +248,21 @@ class AddressSpace:
     def read(self, allocation: Allocation, dtype: Any, offset: int, count: int, polls: bool = False) -> np.ndarray:
         """What the host reads: a copy of `count` elements as they are now. polls: while kernels write them."""
         values = allocation.array(dtype, offset, count, writable=False).copy()
-        if self.host_reader is not None:
-            self.host_reader.read(allocation, offset, values.itemsize, count, polls)
+        if self.checked_host is not None:
+            self.checked_host.read(allocation, offset, values.itemsize, count, polls)
         return values
+
+    def write(self, allocation: Allocation, offset: int, values: np.ndarray) -> None:
+        """What the host stores, maybe while kernels run; at most 8 bytes are a word, which they may poll."""
+        if self.checked_host is not None:
+            self.checked_host.write(allocation, offset, values.nbytes)
+        allocation.array(values.dtype, offset, values.size)[:] = values.reshape(-1)
+        if values.nbytes <= WORD_BYTES:
+            allocation.signals.add(offset // 16)
+        # No store of a thread wakes who waits for this: let the scheduler look again, also where it has done so before.
+        for threads in list(allocation.watchers.values()):
+            for thread in list(threads):
+                thread.has_looked_again = False
 
     def adopt(
         self, memory: memoryview, name: str, *, shared: bool = True, describe: Describe | None = None

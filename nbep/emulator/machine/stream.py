@@ -32,8 +32,8 @@ class Event:
 
     def tell_host(self) -> None:
         """The host has seen that it is done."""
-        if self.stream.world.host_reader is not None:
-            self.stream.world.host_reader.wait(self.first_signal)
+        if self.stream.world.checked_host is not None:
+            self.stream.world.checked_host.wait(self.first_signal)
 
 
 class Launch:

@@ -52,6 +52,7 @@ from .knowledge import (
     join,
     join_two,
     later,
+    remember_store,
     with_signals,
 )
 from .orders import ACQUIRES, POLLED, RELEASES, SCOPES
@@ -64,7 +65,6 @@ if TYPE_CHECKING:
 
 MAX_WARPS = 32  # of a block
 MBARRIER_BYTES = 8
-MAX_BEFORE = 4  # stores to the same bytes that a report knows of
 MANY_LOADS = 64  # of a granule; then those that everybody knows of are forgotten
 
 Cell = tuple[Allocation, int]
@@ -353,7 +353,7 @@ class CheckedThread(ProxyThread):
         store.proxy_fences = self.shared_fences if allocation is self.shared else self.global_fences
         self.check(allocation, store)
         self.stores.append(store)
-        self.remember_store(allocation, store)
+        remember_store(allocation, store)
         return store
 
     # --- bulk copies --------------------------------------------------------------------------------------------
@@ -381,7 +381,7 @@ class CheckedThread(ProxyThread):
             access.owner, access.number, access.time = self.engine, NOT_WAITED, self.world.history.now
         if read.writable:
             self.remember_load(read, load)
-        self.remember_store(written, store)
+        remember_store(written, store)
         return load, store
 
     def put_bytes(self, allocation: Allocation, offset: int, data: bytes, site: Site | None) -> None:
@@ -416,26 +416,6 @@ class CheckedThread(ProxyThread):
             (self.loads if access.verb == "load" else self.stores).append(access)
 
     # --- the check ----------------------------------------------------------------------------------------------
-
-    def remember_store(self, allocation: Allocation, store: Access) -> None:
-        """Make a store the last one to its bytes, with no loads since."""
-        for granule in store.granules:
-            stores = allocation.last_stores.get(granule)
-            loads = allocation.last_loads.pop(granule, None)
-            if not stores and not loads:
-                allocation.last_stores[granule] = [store]
-                continue
-            stores, loads = stores or [], loads or {}
-            left = [old for old in stores if _is_left(old, store, granule)]
-            remaining = {key: load for key, load in loads.items() if _is_left(load, store, granule)}
-            if len(left) < len(stores) and len(remaining) == len(loads):
-                old = next(old for old in stores if old not in left)
-                store.before = old, *old.before[: MAX_BEFORE - 1]
-                old.before = ()
-            left.append(store)
-            allocation.last_stores[granule] = left
-            if remaining:
-                allocation.last_loads[granule] = remaining
 
     def remember_load(self, allocation: Allocation, load: Access) -> None:
         for granule in load.granules:
@@ -486,10 +466,3 @@ class CheckedThread(ProxyThread):
             and min(access.reach, earlier.reach) < distance(access.owner, earlier.owner)
             and earlier not in self.observed
         )
-
-
-def _is_left(old: Access, store: Access, granule: int) -> bool:
-    """Whether an access to some bytes of a granule is to others, too, than a store to it."""
-    return (old.begin < store.begin and granule << GRANULE_BITS < store.begin) or (
-        store.end < old.end and store.end < (granule + 1) << GRANULE_BITS
-    )

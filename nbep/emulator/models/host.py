@@ -1,10 +1,13 @@
-"""The CPU as a reader, for `checked`: what it knows of the stores of kernels that write for it.
+"""The CPU as a reader and a writer, for `checked`: what it knows of the stores of kernels, and they of its own.
 
 It may read bytes that a kernel has stored if something orders the two: it has polled a cell that the kernel released
 with scope sys behind the store, or has waited for an event or a stream behind the kernel. A poll may meet a store of
 scope sys that nothing orders, as two strong accesses of threads may.
 
-All ranks' hosts are one reader here: what one of them knows it may have told the others, in ways that nobody sees.
+A word that it writes is a release of scope sys, and kernels that run may poll it with scope sys. Longer stores of its
+own are weak. Kernels that start later know of all that it has written.
+
+All ranks' hosts are one CPU here: what one of them knows it may have told the others, in ways that nobody sees.
 After an event the CPU knows all that any kernel had released by then, as a kernel does that starts.
 """
 
@@ -14,10 +17,25 @@ import sys
 from typing import TYPE_CHECKING
 
 from ..machine.access import describe_thread
-from ..machine.memory import Allocation
+from ..machine.memory import WORD_BYTES, Allocation
+from ..machine.names import name_of
 from ..reports.errors import DataRace
 from ..reports.source import describe_site, site_of
-from .knowledge import ALL_CLOCKS, GRANULE_BITS, NOT_YET, NOTHING, Access, Numbers, Owner, join, later
+from .history import Forgotten, Stored
+from .knowledge import (
+    ALL_CLOCKS,
+    CPU,
+    GRANULE_BITS,
+    NOT_YET,
+    NOTHING,
+    Access,
+    Message,
+    Numbers,
+    Owner,
+    join,
+    later,
+    remember_store,
+)
 from .orders import SCOPES
 
 if TYPE_CHECKING:
@@ -26,11 +44,12 @@ if TYPE_CHECKING:
 REACH = SCOPES["sys"]  # between the CPU and any thread
 
 
-class HostReader:
+class CheckedHost:
     """The CPU, as `checked` sees it."""
 
     def __init__(self, world: World):
-        self.owner = Owner(-1, "", world.count_block(), -1, 0, 0)
+        self.world = world
+        self.owner = Owner(CPU, "", world.count_block(), -1, 0, 0)
         self.known: Numbers = {}
         self.observed: set[Access] = set()  # strong stores whose values it has polled
 
@@ -46,37 +65,65 @@ class HostReader:
         site = site_of(sys._getframe(2))
         for begin in range(offset, offset + size * count, size):
             load = Access(self.owner, "load", begin, begin + size, "acquire" if polls else "weak", "sys", site)
-            for granule in range(begin >> GRANULE_BITS, (begin + size - 1 >> GRANULE_BITS) + 1):
-                for store in allocation.last_stores.get(granule, ()):
-                    if store.begin < load.end and load.begin < store.end:
-                        self._meet(allocation, load, store)
+            self._meet_stores(allocation, load)
             message = allocation.messages.get(begin) if polls else None
             if message is not None:
                 self.known = later(self.known, join((NOTHING, message.heard(REACH))).stores)
 
-    def _meet(self, allocation: Allocation, load: Access, store: Access) -> None:
-        if store.is_beyond(self.known) and store not in self.observed:
-            if min(load.reach, store.reach) < REACH:
-                raise self._race(allocation, load, store)
-            self.observed.add(store)
+    def write(self, allocation: Allocation, offset: int, nbytes: int) -> None:
+        """Stop the run if the CPU writes bytes that kernels may still access; else they must know of the store."""
+        order = "release" if nbytes <= WORD_BYTES else "weak"
+        site, history = site_of(sys._getframe(2)), self.world.history
+        store = Access(self.owner, "store", offset, offset + nbytes, order, "sys", site, history.now)
+        self._meet_stores(allocation, store)
+        for granule in store.granules:
+            for load in allocation.last_loads.get(granule, {}).values():
+                self._meet(allocation, store, load)
+        self.world.signals += 1
+        store.number = self.world.signals
+        self.known = later(self.known, {self.owner.clock: store.number})
+        remember_store(allocation, store)
+        for cell in [cell for cell in allocation.messages if store.begin <= cell < store.end]:
+            del allocation.messages[cell]
+            history.add(Forgotten(allocation, cell))
+        if store.reach:
+            told = NOTHING._replace(stores=self.known, loads=self.known)
+            allocation.messages[offset] = Message(self.owner, {REACH: told}, passes_on=False)
+            history.add(Stored(allocation, store))
 
-    def _race(self, allocation: Allocation, load: Access, store: Access) -> DataRace:
-        owner = store.owner
-        if load.reach and store.reach:
-            why = f"scope {store.scope} does not reach the CPU: that takes scope sys"
-        elif load.reach:
-            why = "the CPU polls these bytes while the kernel runs: that takes a store with an order, and scope sys"
-        elif store.number == NOT_YET or store.at_exit:
+    def _meet_stores(self, allocation: Allocation, access: Access) -> None:
+        for granule in range(access.begin >> GRANULE_BITS, (access.end - 1 >> GRANULE_BITS) + 1):
+            for store in allocation.last_stores.get(granule, ()):
+                self._meet(allocation, access, store)
+
+    def _meet(self, allocation: Allocation, access: Access, earlier: Access) -> None:
+        if earlier.end <= access.begin or access.end <= earlier.begin:
+            return
+        if earlier.is_beyond(self.known) and earlier not in self.observed:
+            if min(access.reach, earlier.reach) < REACH:
+                raise self._race(allocation, access, earlier)
+            if earlier.verb == "store" and access.verb == "load":
+                self.observed.add(earlier)
+
+    def _race(self, allocation: Allocation, access: Access, earlier: Access) -> DataRace:
+        owner = earlier.owner
+        does = "writes" if access.verb == "store" else "polls" if access.reach else "reads"
+        has_done = "loaded" if earlier.verb == "load" else "stored"
+        if access.reach and earlier.reach:
+            why = f"scope {earlier.scope} does not reach the CPU: that takes scope sys"
+        elif access.reach:
+            needed = f"a {earlier.verb} with an order, and scope sys"
+            why = f"the CPU {does} these bytes while the kernel runs: that takes {needed}"
+        elif earlier.number == NOT_YET or earlier.at_exit:
             why = "its thread has released nothing since, and the CPU has not waited for the end of the kernel"
         else:
             why = "the CPU has polled nothing that was released with scope sys since, nor waited for an event since"
-        what = f"the CPU {'polls' if load.reach else 'reads'} {load.end - load.begin} bytes"
         thread = describe_thread(owner.rank, owner.kernel, owner.launch, owner.block_idx, owner.thread_idx)
         lines = [
-            f"{what} that a thread has stored: nothing orders the two",
-            f"  in {allocation.cell(max(load.begin, store.begin))}",
-            f"    stored with {store.how} order by {thread}",
-            f"      at {describe_site(store.site)}",
+            f"the CPU {does} {access.end - access.begin} bytes that a thread has {has_done}: nothing orders the two",
+            f"  in {allocation.cell(max(access.begin, earlier.begin))}",
+            f"    {has_done} with {earlier.how} order by {thread}",
+            f"      at {describe_site(earlier.site)}",
             f"  {why}",
         ]
-        return DataRace("\n".join(lines), f"the CPU, for rank {allocation.rank}", describe_site(load.site))
+        return DataRace("\n".join(lines), f"the CPU, for {name_of(allocation.rank)}", describe_site(access.site))

@@ -1,17 +1,22 @@
-"""What a thread knows of the accesses of others, for `checked`: numbers of signals, by clock."""
+"""What a thread knows of the accesses of others, for `checked`: numbers of signals, by clock; and who was the last."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..reports.source import Site
 from .orders import SCOPES, WEAK
+
+if TYPE_CHECKING:
+    from ..machine.memory import Allocation
 
 NOT_YET = 1 << 62  # the number of a signal that has not been given
 NOT_WAITED = NOT_YET + 1  # nor can it, before somebody has waited for the bulk copy
 GRANULE_BITS = 4  # accesses are looked up by 16 aligned bytes
 ALL_CLOCKS = 0  # in place of a clock: every one
+MAX_BEFORE = 4  # stores to the same bytes that a report knows of
+CPU = -1  # in place of a rank: the CPU, as `host` has it
 
 Numbers = dict[int, int]  # clock -> its latest signal that is known.  Never changed once made.
 
@@ -45,6 +50,10 @@ class Owner(NamedTuple):
     thread_idx: int
     launch: int = 1  # of this kernel on this rank, counted from 1
     first_signal: int = 0  # all that was signalled before its launch started is known to it
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.rank == CPU
 
 
 def distance(a: Owner, b: Owner) -> int:
@@ -119,6 +128,34 @@ class Access:
     @property
     def how(self) -> str:
         return f"{self.order}.{self.scope}" if self.reach else self.order
+
+
+def remember_store(allocation: Allocation, store: Access) -> None:
+    """Make a store the last one to its bytes, with no loads since."""
+    for granule in store.granules:
+        stores = allocation.last_stores.get(granule)
+        loads = allocation.last_loads.pop(granule, None)
+        if not stores and not loads:
+            allocation.last_stores[granule] = [store]
+            continue
+        stores, loads = stores or [], loads or {}
+        left = [old for old in stores if _is_left(old, store, granule)]
+        remaining = {key: load for key, load in loads.items() if _is_left(load, store, granule)}
+        if len(left) < len(stores) and len(remaining) == len(loads):
+            old = next(old for old in stores if old not in left)
+            store.before = old, *old.before[: MAX_BEFORE - 1]
+            old.before = ()
+        left.append(store)
+        allocation.last_stores[granule] = left
+        if remaining:
+            allocation.last_loads[granule] = remaining
+
+
+def _is_left(old: Access, store: Access, granule: int) -> bool:
+    """Whether an access to some bytes of a granule is to others, too, than a store to it."""
+    return (old.begin < store.begin and granule << GRANULE_BITS < store.begin) or (
+        store.end < old.end and store.end < (granule + 1) << GRANULE_BITS
+    )
 
 
 def join(knowledge: Iterable[Knowledge]) -> Knowledge:

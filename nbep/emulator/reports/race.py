@@ -26,7 +26,7 @@ def race(thread: CheckedThread, allocation: Allocation, access: Access, earlier:
     with errors.explaining(error):
         cause = find_cause(one)
     who = "this thread" if earlier.owner is thread.owner else "another thread"
-    who = "a bulk copy" if earlier.order == "bulk" else who
+    who = "a bulk copy" if earlier.order == "bulk" else "the CPU" if earlier.owner.is_cpu else who
     what = f"{access.how} {access.verb} {'to' if access.verb == 'store' else 'of'} {access.end - access.begin} bytes"
     lines = [
         cause.sentence,
@@ -53,7 +53,8 @@ def _describe(access: Access) -> list[str]:
     thread = describe_thread(owner.rank, owner.kernel, owner.launch, owner.block_idx, owner.thread_idx)
     done = "changed" if access.is_atomic else "stored" if access.verb == "store" else "loaded"
     how = "by a bulk copy of" if access.order == "bulk" else f"with {access.how} order by"
-    lines = [f"    {done} {how} {thread}", *_place(access, "      ")]
+    by = "by the CPU" if owner.is_cpu else f"{how} {thread}"
+    lines = [f"    {done} {by}", *_place(access, "      ")]
     if access.serving is not None:
         queue_pair, entry = access.serving
         lines.append(f"      for entry {entry} of queue pair {queue_pair}")

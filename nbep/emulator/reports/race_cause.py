@@ -76,6 +76,9 @@ class Race(NamedTuple):
 
 def find_cause(race: Race) -> Cause:
     thread, _, access, earlier = race
+    if earlier.owner.is_cpu and earlier.reach:
+        needed = "a larger scope: sys" if access.reach else "an order, and scope sys"
+        return Cause(f"the CPU stores to {race.cell} while the kernel runs: this {access.noun} needs {needed}")
     world, history = thread.world, race.history
     search = Search(earlier)
     search.follow(history.between(earlier.time, history.now))

@@ -1,7 +1,7 @@
 """Finds the line of kernel code behind a running or parked thread.
 
-A kernel calls a primitive, the primitive calls the emulator.  The frame worth naming is the innermost one outside both,
-and no frame of `by_network` that only chooses a function.
+A kernel calls a primitive, the primitive calls the emulator; the host goes through its runtime.  The frame worth naming
+is the innermost one outside these, and no frame of `by_network` that only chooses a function.
 """
 
 import linecache
@@ -9,7 +9,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 _PACKAGE = Path(__file__).resolve().parent.parent.parent
-_LIBRARY = (_PACKAGE / "emulator", _PACKAGE / "device" / "primitives", _PACKAGE / "device" / "jit.py")
+_DEVICE = _PACKAGE / "device"
+_LIBRARY = (_PACKAGE / "emulator", _PACKAGE / "host" / "runtime", _DEVICE / "primitives", _DEVICE / "jit.py")
 _HERE = Path(__file__).parent.parent.parent  # the package, as the names of its files begin
 
 

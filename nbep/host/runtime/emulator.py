@@ -62,13 +62,7 @@ class EmulatedMemory(Memory):
         return self.allocation.array(dtype, offset, count)
 
     def write(self, offset: int, values: np.ndarray) -> None:
-        self.array(values.dtype, offset, values.size)[:] = values
-        if values.nbytes <= 8:
-            self.allocation.signals.add(offset // 16)
-        # No store of a thread wakes who waits for this: let the scheduler look again, also where it has done so before.
-        for threads in list(self.allocation.watchers.values()):
-            for thread in list(threads):
-                thread.has_looked_again = False
+        self.space.write(self.allocation, offset, values)
 
     def read(self, offset: int, count: int, dtype: Any) -> np.ndarray:
         return self.array(dtype, offset, count).copy()
@@ -94,6 +88,9 @@ class EmulatedHostWords(HostWords):
 
     def read(self) -> np.ndarray:
         return self._memory.space.read(self._memory.allocation, np.int32, self._offset, self._array.size)
+
+    def fill(self, value: int) -> None:
+        self._memory.write(self._offset, np.full_like(self._array, value))
 
 
 class EmulatedPolledMemory(EmulatedMemory, PolledMemory):

@@ -33,7 +33,6 @@ from nbep.device.primitives import (
     shfl_idx_s32,
     smem_base,
     st_na_f32,
-    syncwarp,
     u32_div,
     u32_mod,
     vote_any,
@@ -89,7 +88,6 @@ def find_room(ring, sent, count, shape, chunk, bounds, here, rank, last):
             has_room = shape.num_slots - (sent - seen) >= size
         ready = vote_ballot(FULL_MASK, has_room)
         if ready != 0:
-            syncwarp(FULL_MASK)  # what each lane has seen of its head comes before all lanes' stores
             which = next_after(ready, last)
             return which, shfl_idx_s32(FULL_MASK, sent, which), shfl_idx_s32(FULL_MASK, size, which)
         if deadline == 0:
