@@ -97,7 +97,7 @@ ENTRIES = [
               ("another thread of its block stores it", WAIT + "barrier or a wait is missing"), seeds=range(2)),
     unwritten("inside a node: the ring's cells are not reset",
               with_fault("intranode.notify_dispatch: reset_ring_cells", scenario("intranode.notify", rounds=1)),
-              ("stores it, but it is looked at before: what resets it is missing",), ("nothing makes",)),
+              (", but it is looked at before: what resets it is missing",), ("nothing makes",)),
     unwritten("inside a node: a peer's counts are read without a barrier",
               with_fault("intranode.notify_dispatch: meet_block", scenario("intranode.notify", rounds=1)),
               ("nothing makes this load wait for ", ("has not launched this kernel yet", ": a syncwarp or a wait is",

@@ -87,7 +87,7 @@ def find_cause(race: Race) -> Cause:
         return Cause(*again)
     if earlier.verb == "store" and not thread.is_new(earlier):
         return _proxy(race, way)
-    if (way is None or len(way.flaws) > 1) and (missing := wait_missing(world, earlier, thread.owner)):
+    if (way is None or len(way.flaws) > 1) and (missing := wait_missing(world, earlier, access)):
         return Cause(missing)
     cost = way.cost - HOPS if way is not None and way.flaws else sys.maxsize
     whats = set() if way is None else {flaw.what for flaw in way.flaws}

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..world import World
 
 MOST_STEPS = 20_000
+NOT_RESET = "what resets it is missing, or comes too late"
 OPERATION_RATE = 0.1  # of those steps, if a copy or a start of a kernel is under way
 
 
@@ -76,7 +77,7 @@ def tell_who_writes(error: Uninitialized, world: World) -> None:
     is_near = writer is not None and writer.thread is not None and writer.thread.block is hole.thread.block
     if hole.polls and not is_near and writer is not None and writer.thread is not None:
         who = _who(hole.thread, writer.thread)
-        _add(error, f"{who} stores it, but it is looked at before: what resets it is missing, or comes too late", by)
+        _add(error, f"{who} stores it, but it is looked at before: {NOT_RESET}", by)
         return
     _add(error, "; ".join(filter(None, (f"{what}: {_missing(hole, writer)}", promise))), by)
 
@@ -95,7 +96,10 @@ def _not_launched(hole: Hole, world: World) -> str:
     if hole.allocation is hole.thread.shared or not late:
         return ""
     who, has = (f"rank {late[0]}", "has") if len(late) == 1 else (f"ranks {', '.join(map(str, late))}", "have")
-    return f"{who} {has} not launched this kernel yet: if it is to store that, nothing makes this load wait for it"
+    what = f"{who} {has} not launched this kernel yet"
+    if hole.polls:
+        return f"{what}, but it is looked at before: {NOT_RESET}"
+    return f"{what}: if it is to store that, nothing makes this load wait for it"
 
 
 def _who(reader: Thread, writer: Thread) -> str:
