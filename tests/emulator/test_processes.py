@@ -160,3 +160,8 @@ def test_a_clock_skips_the_time_in_which_its_process_stood_still(monkeypatch):
     monkeypatch.setattr(clock.time, "monotonic_ns", lambda: next(times))
     running = RunningClock()
     assert [running.now() for _ in range(3)] == [10, 10 + LONGEST_STEP_NS, 20 + LONGEST_STEP_NS]
+
+
+def test_checked_takes_all_ranks_in_one_process():
+    with pytest.raises(ValueError, match="other processes"):
+        World(2, memory_model="checked", local_rank=0)

@@ -42,7 +42,7 @@ from nbep.host.arguments import refuse
 from nbep.host.await_ranks import call_bounded, duplicate, end_without_mpi
 from nbep.host.comm import gather_objects, is_mpi_comm, timeout_ns
 from nbep.host.faults import PeerTimeout
-from nbep.host.runtime.base import Describe, HandleType, NicDevice, Reach, SymmetricMemory
+from nbep.host.runtime.base import Describe, HandleType, NicDevice, Reach, Runtime, SymmetricMemory
 from nbep.host.runtime.emulator import EmulatedNic, EmulatorRuntime
 from nbep.host.runtime.job_memory import JobMemory
 
@@ -232,7 +232,8 @@ class MpiEmulatorRuntime(EmulatorRuntime):
         return MpiNic(self)
 
     def check_caller(self, verb: str) -> None:
-        """Any thread of the process may: the kernels have one of their own."""
+        """Any thread of the process may, one at a time: the kernels have one of their own."""
+        Runtime.check_caller(self, verb)
 
     @classmethod
     def of_process(cls) -> MpiEmulatorRuntime:

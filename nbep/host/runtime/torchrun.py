@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from nbep.emulator.process import ProcessWorld
 from nbep.host.arguments import refuse
 from nbep.host.comm import TorchComm
-from nbep.host.runtime.base import Describe, HandleType, Reach, SymmetricMemory
+from nbep.host.runtime.base import Describe, HandleType, Reach, Runtime, SymmetricMemory
 from nbep.host.runtime.cuda.mailbox import Mailbox, MailboxAddress, send
 from nbep.host.runtime.emulator import EmulatorRuntime
 from nbep.host.runtime.job_memory import JobMemory
@@ -88,7 +88,8 @@ class TorchEmulatorRuntime(EmulatorRuntime):
         return SharedMemory(self.space, comm, num_bytes, name, describe)
 
     def check_caller(self, verb: str) -> None:
-        """Any thread of the process may: the kernels have one of their own."""
+        """Any thread of the process may, one at a time: the kernels have one of their own."""
+        Runtime.check_caller(self, verb)
 
     @classmethod
     def of_process(cls) -> TorchEmulatorRuntime:
