@@ -176,7 +176,7 @@ def test_checked_asks_for_a_proxy_fence_of_global_memory_in_the_block_that_start
                 pass
 
     for seed in range(4):
-        with nullcontext() if is_enough else pytest.raises(DataRace, match="no fence.proxy.async.global comes before"):
+        with nullcontext() if is_enough else pytest.raises(DataRace, match=r"no fence.proxy.async.global comes before"):
             arrays = np.zeros(4, np.int32), np.zeros(4, np.int32)
             launch(pass_on, *arrays, grid=3, smem_bytes=64, seed=seed, memory_model="checked")
 
