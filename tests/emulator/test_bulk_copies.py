@@ -1,5 +1,7 @@
 """Bulk copies happen later, complete on mbarriers and groups, and need a proxy fence."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from litmus import store_in_bulk, wait_for
@@ -147,6 +149,36 @@ def test_checked_decides_by_order_whether_a_proxy_fence_is_in_the_right_place(
         except ProxyFence:
             found += 1
     assert found == (0 if is_enough else len(SEEDS))
+
+
+@pytest.mark.parametrize(("fencing_block", "is_enough"), [(0, False), (1, False), (2, True)])
+def test_checked_asks_for_a_proxy_fence_of_global_memory_in_the_block_that_starts_the_copy(
+    launch, fencing_block, is_enough
+):
+    """Block 0 stores, block 1 passes on that it has, block 2 copies."""
+
+    def pass_on(memory, flags):
+        t = current_thread()
+        block = t.block_idx
+        while block > 0 and t.load(flags + 4 * block, "s32", "acquire", "gpu") == 0:
+            t.spin(1 << 62)
+        if block == 0:
+            t.store(memory, "s32", 1, "weak", "gpu")
+        if block == fencing_block:
+            t.fence_proxy_async_global()
+        if block < 2:
+            t.store(flags + 4 * block + 4, "s32", 1, "release", "gpu")
+        else:
+            t.mbarrier_init(0, 1)
+            t.bulk_load(16, memory, 16, 0)
+            t.mbarrier_arrive_expect_tx(0, 16)
+            while not t.mbarrier_try_wait(0, 0):
+                pass
+
+    for seed in range(4):
+        with nullcontext() if is_enough else pytest.raises(DataRace, match=r"no fence.proxy.async.global comes before"):
+            arrays = np.zeros(4, np.int32), np.zeros(4, np.int32)
+            launch(pass_on, *arrays, grid=3, smem_bytes=64, seed=seed, memory_model="checked")
 
 
 def test_copies_outside_16_byte_units_are_errors(launch):

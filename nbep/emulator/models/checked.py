@@ -158,11 +158,13 @@ class CheckedThread(ProxyThread):
         message = allocation.messages.get(offset)
         needed = 0 if message is None else distance(message.owner, self.owner)
         said = NOTHING if message is None or reach < needed else message.heard(needed)
+        if needed > SCOPES["cta"]:  # a proxy fence of another block says nothing to this block's copy engine
+            said = said._replace(engine=NOTHING.engine, shared=NOTHING.shared)
         if order in ACQUIRES:
             self.knowledge = join_two(self.knowledge, said)
             for near in range(1, reach + 1) if self.heard else ():
                 self.knowledge = join_two(self.knowledge, self.heard.get((cell, near), NOTHING))
-        elif said is not NOTHING:
+        elif any(said):
             self.heard[cell, needed] = join_two(self.heard.get((cell, needed), NOTHING), said)
             self.knowledge = self.knowledge.with_loads(later(self.knowledge.loads, said.loads))
 

@@ -2,8 +2,9 @@
 
 A store by a thread and a load by the copy engine, on behalf of a thread of the same block, need a proxy fence on the
 way from the one to the other: by the one who stored, before the two meet; or by the one who starts the copy, after
-that; or by a third one that has met the first and that the other meets.  A fence before the meeting by one who has not
-stored is none.  For global memory the fence must be one of the block that starts the copy.
+that; or by a third one of that block that has met the first and that the other meets.  A fence before the meeting by
+one who has not stored is none.  If another block has stored, only a fence counts that a thread of the block that starts
+the copy makes once it knows of the store: what a message from another block tells is no fence.
 
 Source: PTX ISA, membar/fence: a fence.proxy.async takes effect within its thread, and its effect "composes with other
 forms of synchronization"; github.com/NVlabs/mixedproxy, alloy/ptx.als, proxy_preserved_cause_base, "Proxy fence for
