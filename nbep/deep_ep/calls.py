@@ -1,25 +1,34 @@
-"""How clients call: handles are tuples, and some pass arguments that only forks of DeepEP have."""
+"""How clients call: handles are tuples, topk_idx may be int32, and some arguments only forks of DeepEP have."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from inspect import signature
 from typing import Any
 
-# Arguments that DeepEP's main does not have, and where SGLang's come from.
-GB200 = "fzyzcjy/DeepEP, branch gb200_blog"
-OVERLAP = "DeepEP's pull request 483"
+from nbep.host.events import EventHandle, EventOverlap, handle_of
+
+# Arguments that DeepEP's main does not have. Source: deep_ep/buffer.py of each branch; of ACCL-EP what rtp-llm passes
+# in rtp_llm/models_py/modules/factory/fused_moe/impl/cuda/routers/deepep_low_latency_router.py, lines 232 and 315
+HYBRID_EP = "DeepEP's branch hybrid-ep"
+ANTGROUP_OPT = "DeepEP's branch antgroup-opt"
+ACCL_EP = "ACCL-EP, the DeepEP that rtp-llm is built with"
 FORKS = {
-    "use_nvfp4": GB200,
-    "x_global_scale": GB200,
-    "src_signals": GB200,
-    "src_signal_expect_value": GB200,
-    "overlap": f"{GB200}, and of {OVERLAP}",
-    "packed_recv_count": OVERLAP,
-    "comp_signal": OVERLAP,
-    "block_m": OVERLAP,
-    "threshold": OVERLAP,
-    "num_sms": OVERLAP,
+    "allow_nvlink_for_normal_mode": HYBRID_EP,
+    "use_nvfp4": HYBRID_EP,
+    "use_ue8m0_for_sf": HYBRID_EP,
+    "x_global_scale": HYBRID_EP,
+    "src_signals": HYBRID_EP,
+    "src_signal_expect_value": HYBRID_EP,
+    "overlap": f"{HYBRID_EP}, and of {ANTGROUP_OPT}",
+    "packed_recv_count": ANTGROUP_OPT,
+    "comp_signal": ANTGROUP_OPT,
+    "block_m": ANTGROUP_OPT,
+    "threshold": ANTGROUP_OPT,
+    "num_sms": ANTGROUP_OPT,
+    "pertoken_quant": ACCL_EP,
+    "opt_level": ACCL_EP,
 }
 
 
@@ -43,13 +52,24 @@ class Handle(tuple):
 
 
 def taken_as_deep_ep(nbeps: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """For a verb that stands for one of nbep's: it has its signature, gets its handle, and no argument of a fork."""
+    """For a verb that stands for one of nbep's: it has its signature, gets its handle, topk_idx of int64, and no
+    argument of a fork.
+    """
+    taken = signature(nbeps)
+    names = [*taken.parameters][1:]  # without self
+    at = names.index("topk_idx") if "topk_idx" in names else len(names)
 
     def decorate(verb: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(nbeps)
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             refuse_forks(kwargs)
-            return verb(self, *map(_made, args), **{name: _made(value) for name, value in kwargs.items()})
+            args = tuple(map(_made, args))
+            kwargs = {name: _made(value) for name, value in kwargs.items()}
+            if _is_int32(args[at] if at < len(args) else kwargs.get("topk_idx")):
+                args, kwargs = (), taken.bind(self, *args, **kwargs).arguments
+                del kwargs["self"]
+                _widen(kwargs)
+            return verb(self, *args, **kwargs)
 
         return call
 
@@ -65,3 +85,19 @@ def refuse_forks(given: dict[str, Any]) -> None:
 
 def _made(value: Any) -> Any:
     return value.made if isinstance(value, Handle) else value
+
+
+def _is_int32(array: Any) -> bool:
+    dtype = getattr(array, "dtype", None)
+    return getattr(dtype, "itemsize", 0) == 4 and str(dtype).removeprefix("torch.") == "int32"
+
+
+def _widen(given: dict[str, Any]) -> None:
+    """Convert topk_idx to int64, on the current stream: behind previous_event, and the call comes behind it."""
+    previous = handle_of(given.get("previous_event"))
+    if previous is not None:
+        previous.event.current_stream_wait()
+    topk_idx = given["topk_idx"]
+    given["topk_idx"] = topk_idx.long() if hasattr(topk_idx, "long") else topk_idx.astype("int64")
+    if previous is not None:
+        given["previous_event"] = EventOverlap(EventHandle(checks=previous.checks))

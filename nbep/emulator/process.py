@@ -5,23 +5,21 @@ thread goes through an inbox.  Four things differ from a world in one process:
 
 - a store by another process wakes nobody: cells that parked threads poll are looked at again and again, with pauses
   that grow while nothing changes
-- time is real time, and a deadlock cannot be told from a slow peer: waits end at their deadlines
-- an atomic on shared memory must exclude the other processes: it holds a file lock
+- time is real time while this process runs, and a deadlock cannot be distinguished from a slow peer: waits end at
+  their deadlines; see `clock`
+- an atomic on shared memory must exclude the other processes: it holds the lock of that memory; see `process_lock`
 - memory of another process may be reached by messages alone; see `remote`
 """
 
 from __future__ import annotations
 
 import atexit
-import fcntl
-import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .clock import RunningClock
 from .machine.remote import ReachingThread, RemoteAllocation, map_remote
 from .reports.errors import EmulatorError
 from .schedule.scheduler import NEVER
@@ -39,31 +37,16 @@ _LONGEST_PAUSE_S = 1e-3
 _TICKS_BETWEEN_LOOKS = 8
 
 
-class FileLock:
-    """A lock between processes: `flock` on a file that exists for all of them, this very source file.
-
-    Nothing is created, so nothing is left behind; the kernel releases the lock of a process that dies.
-    """
-
-    def __init__(self, path: str | os.PathLike[str] | None = None):
-        self._descriptor = os.open(Path(path or __file__), os.O_RDONLY)
-
-    def acquire(self) -> None:
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-
-    def release(self) -> None:
-        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-
-
 class ProcessWorld(World):
     """A world of which this process has one rank; made by `World(..., local_rank=r)`."""
 
     max_idle_calls = NEVER  # another process may still store
+    spans_processes = True
     thread_classes = {**MEMORY_MODELS, "sc": ReachingThread}  # noqa: RUF012 - never changed
 
-    def __init__(self, num_ranks: int, seed: int = 0, *, lock_path: str | None = None, **options: Any):
+    def __init__(self, num_ranks: int, seed: int = 0, **options: Any):
         super().__init__(num_ranks, seed, **options)
-        self.lock = FileLock(lock_path)
+        self.clock = RunningClock()  # the kernel thread's
         self._inbox: deque[Callable[[], object]] = deque()
         self._wakeup = threading.Event()  # for the kernel thread: the inbox has something
         self._progress = threading.Event()  # for the host: something has happened
@@ -89,13 +72,14 @@ class ProcessWorld(World):
 
     def host_wait(self, predicate: Callable[[], bool], describe: Describe, timeout_ns: int | None = None) -> bool:
         """Block the host until `predicate()` holds, or raise what has stopped the kernels."""
-        deadline = None if timeout_ns is None else time.monotonic_ns() + timeout_ns
+        clock = RunningClock()
+        deadline = None if timeout_ns is None else clock.now() + timeout_ns
         while not predicate():
             if self.failure is not None:
                 raise self.failure
             if threading.current_thread() is self._thread:
                 raise EmulatorError("host_wait called from a kernel")
-            if deadline is not None and time.monotonic_ns() > deadline:
+            if deadline is not None and clock.now() > deadline:
                 return predicate()
             self._progress.wait(_LONGEST_PAUSE_S)
             self._progress.clear()
@@ -130,7 +114,7 @@ class ProcessWorld(World):
         self._progress.set()
 
     def now(self, thread: Thread) -> int:
-        return time.monotonic_ns()
+        return self.clock.now()
 
     def _poll_hosts(self) -> None:
         """Between two batches of steps: take in what the host wants, look for other processes' stores."""
@@ -145,7 +129,7 @@ class ProcessWorld(World):
     def _look(self) -> bool:
         """Wake the parked threads whose cells have changed or whose deadlines have passed."""
         woken = False
-        now = time.monotonic_ns()
+        now = self.clock.now()
         for thread in list(self.polling):
             thread.expired = thread.deadline < now
             if thread.expired or thread.changed(thread.waits_for):

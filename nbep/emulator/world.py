@@ -57,12 +57,13 @@ class World(Scheduler):
         on_deadlock: "raise", or "expire" to let the kernels' own time-outs run
         strategy: how the interleaving is chosen: see `schedule.strategies`
         on_failure: is called with the first error, while all threads still stand where they were
-        local_rank: None: all ranks live in this process; r: only rank r does, the others are other processes, and
-            `lock_path` may name the file that they lock around atomics on shared memory (see `process`)
+        local_rank: None: all ranks live in this process; r: only rank r does, the others are other processes (see
+            `process`)
         has_tma: whether kernels find bulk copies, as on sm_90
         tracer: object with any of the methods that `tracing` names
     """
 
+    spans_processes = False  # whether other processes store to memory of its ranks
     thread_classes = MEMORY_MODELS
     latest: ClassVar[Callable[[], World | None]] = lambda: None  # the world that was made last, if it is still there
 
@@ -100,7 +101,6 @@ class World(Scheduler):
         self.tracer = tracer
         self.hooks = None if tracer is None else hooks(tracer)
         self.has_tma = has_tma
-        self.lock: Any = None
         self.num_blocks = 0
         self.is_over = False  # run() has ended
         self.num_launches: Counter[tuple[int, str]] = Counter()

@@ -7,10 +7,10 @@ Source: DeepEP deep_ep/buffer.py
 
 from __future__ import annotations
 
-import math
 import os
 import warnings
 from contextlib import suppress
+from threading import Lock
 from typing import Any
 
 from nbep.device.layout.intranode import MAX_TOPK
@@ -28,6 +28,7 @@ from nbep.host.intranode.direct import size_hint
 from nbep.host.intranode.dispatch import dispatch
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.layout import get_dispatch_layout
+from nbep.host.local_buffer import local_buffer_tensor
 from nbep.host.low_latency.verbs import LowLatencyVerbs
 from nbep.host.network import check_target, create_transport, mapped_transport
 from nbep.host.network.transport import NetworkOptions, NicOptions, TransportName, chosen_options
@@ -35,6 +36,7 @@ from nbep.host.rdma import rdma_trailer_bytes
 from nbep.host.runtime.base import Array, HandleType, Stream
 from nbep.host.symmetric import NodeMemory
 from nbep.host.tokens import NO_COUNTS, Counts
+from nbep.host.turns import in_turn
 
 
 class Buffer(LowLatencyVerbs):
@@ -129,6 +131,7 @@ class Buffer(LowLatencyVerbs):
         num_zero_copy_bytes: int = 0,
     ):
         self._memory: NodeMemory | None = None
+        self._turn = Lock()
         communicator, runtime = connect(group, comm)
 
         def check() -> tuple[dict[str, Any], float, int, list[Name]]:
@@ -199,6 +202,7 @@ class Buffer(LowLatencyVerbs):
         )
         self._memory.name = numbers
 
+    @in_turn
     def destroy(self) -> None:
         """Give the memory back. Collective: blocks until all ranks of the group are here.
 
@@ -213,6 +217,7 @@ class Buffer(LowLatencyVerbs):
         memory = self._memory
         if memory is None:
             validate.refuse("buffer", "one that is destroyed already", "destroyed once")
+        memory.runtime.check_caller("destroy")
         self._memory = None
         memory.close()
 
@@ -283,6 +288,7 @@ class Buffer(LowLatencyVerbs):
         """The stream that this buffer's kernels run on."""
         return self._usable("get_comm_stream").comm_stream
 
+    @in_turn
     def get_local_buffer_tensor(
         self, dtype: Any, size: tuple[int, ...] | None = None, offset: int = 0, use_rdma_buffer: bool = False
     ) -> Array:
@@ -294,26 +300,11 @@ class Buffer(LowLatencyVerbs):
         Raises: ValueError if size is no shape, or if it reaches past the buffer
         """
         memory = self._usable("get_local_buffer_tensor")
-        symmetric, num_bytes = memory.symmetric, memory.num_nvl_bytes
-        flags(use_rdma_buffer=use_rdma_buffer)
-        if use_rdma_buffer:
-            if memory.rdma is None:
-                validate.refuse("use_rdma_buffer", True, "False: num_rdma_bytes was 0 at construction")
-            symmetric, num_bytes = memory.rdma.symmetric, memory.rdma.num_rdma_bytes
-        offset = integer("offset", offset, 0)
-        dtype = validate.dtype(memory.runtime, "dtype", dtype)
-        itemsize = symmetric.array(dtype, 0, 0).dtype.itemsize
-        num_elements = num_bytes // itemsize
-        if offset > num_elements:
-            validate.refuse("offset", offset, f"at most {num_elements}, the elements of the buffer")
-        shape = (num_elements - offset,) if size is None else validate.shape("size", size)
-        count = math.prod(shape)
-        if count > num_elements - offset:
-            validate.refuse("size", f"{shape} at offset {offset}", f"at most {num_elements - offset} elements")
-        return symmetric.array(dtype, offset * itemsize, count).reshape(shape)
+        return local_buffer_tensor(memory, dtype, size, offset, use_rdma_buffer)
 
     # Verbs
 
+    @in_turn
     def get_dispatch_layout(
         self,
         topk_idx: Array,
@@ -339,6 +330,7 @@ class Buffer(LowLatencyVerbs):
         memory = self._usable("get_dispatch_layout")
         return get_dispatch_layout(memory, topk_idx, num_experts, previous_event, async_finish, allocate_on_comm_stream)
 
+    @in_turn
     def dispatch(
         self,
         x: Array | tuple[Array, Array],
@@ -424,6 +416,7 @@ class Buffer(LowLatencyVerbs):
             **_zero_copy_option(memory, zero_copy),
         )
 
+    @in_turn
     def combine(
         self,
         x: Array,

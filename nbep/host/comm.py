@@ -139,6 +139,7 @@ class InProcessComm:
             raise ValueError(f"root: got {root}; must be a rank below {self.size}")
 
     def _meet(self, verb: str, brought: Any) -> list[Any]:
+        self.runtime.check_caller(f"comm.{verb}")
         meetings = self._group.meetings
         number, self._num_calls = self._num_calls, self._num_calls + 1
         meeting = meetings.setdefault(number, _Meeting(verb, self.size))
@@ -276,12 +277,15 @@ def connect(group: object | None, comm: object | None) -> tuple[Communicator, Ru
         raise ValueError("comm: got a communicator besides group; pass only one of the two")
     name, given = ("group", group) if group is not None else ("comm", comm)
     if isinstance(given, InProcessComm):
+        given.runtime.check_caller("Buffer")
         return given, given.runtime
     if is_mpi_comm(given) or is_torch_group(given):
         from nbep.host.runtime.process import process_runtime
 
         communicator: Any = TorchComm(given) if is_torch_group(given) else given
-        return communicator, process_runtime(communicator)
+        runtime = process_runtime(communicator)
+        runtime.check_caller("Buffer")
+        return communicator, runtime
     raise ValueError(
         f"{name}: got {type(given).__name__}; must be the communicator that nbep.spawn passes, one of mpi4py, or a "
         f"process group of torch.distributed"

@@ -49,7 +49,7 @@ class PeerTimeout(RuntimeError):
         rank: who waited
         peer: for whom, or for whom first
         role: the waiting role, e.g. "dispatch receiver"; "destroy" if the CPU waited for peers to destroy theirs,
-            "zero copy" if it waited for its NIC
+            "zero copy" if it waited for its NIC, "atomic" if the emulator waited to make one
         cell: the cell that a kernel polled, e.g. "tail"; None if the CPU waited
         report: the whole FaultReport of a kernel; None if the CPU waited
         gone: ranks whose processes have ended or are stopped, as far as this host can tell
@@ -170,6 +170,16 @@ def unread_error(rank: int, peer: int, timeout_ms: float, network: Sequence[str]
     """The exception of a rank that wants to write where its NIC has yet to read."""
     message = f"rank {rank}: its NIC has not read what goes to rank {peer} in {timeout_ms:g} ms"
     return PeerTimeout("\n  ".join((message, *network)), rank, peer, "zero copy")
+
+
+def lock_error(rank: int, holder: int, memory: str, timeout_ms: float) -> PeerTimeout:
+    """The exception of a rank of the emulator whose kernel could not make an atomic. holder: -1 if that is unknown"""
+    who = "a rank" if holder < 0 else f"rank {holder}"
+    message = (
+        f"rank {rank}: waited more than {timeout_ms:g} ms to make an atomic on `{memory}`: {who} holds the lock of "
+        f"that memory, and its process is stopped or has ended"
+    )
+    return PeerTimeout(message, rank, holder, "atomic")
 
 
 def destroy_error(rank: int, missing: list[int], timeout_ms: float, gone: Gone = NOBODY) -> PeerTimeout:

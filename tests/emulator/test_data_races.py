@@ -4,29 +4,12 @@ import re
 
 import numpy as np
 import pytest
-from litmus import MBARRIER, run_together, store_in_bulk, wait_for
+from litmus import MBARRIER, SEEDS, pass_message, races, store_in_bulk, wait_for
 
 from nbep.device.primitives import fault_reported
 from nbep.emulator import DataRace, World, current_thread
 
-SEEDS = range(8)
 PAYLOAD, TAIL, HEAD, STARTED = 0, 32, 64, 96
-
-
-def pass_message(write, read, *, ranks=1, seed=0, block=1, grid=1):
-    """Two kernels: rank 0 runs write(t, ring), and the last rank read(t, ring), which has to wait for it somehow."""
-    run_together([(0, write, grid, block), (ranks - 1, read, 1, 1)], seed)
-
-
-def races(write, read, **options):
-    """How many of the seeds end in a DataRace, or else in a payload that is not there."""
-    count = 0
-    for seed in SEEDS:
-        try:
-            pass_message(write, read, seed=seed, **options)
-        except (DataRace, AssertionError):
-            count += 1
-    return count
 
 
 def store_and(publish):
@@ -514,8 +497,3 @@ def test_nothing_is_checked_once_a_kernel_has_reported_a_fault():
 
     assert races(store_and(store_tail("release")), read_at_once(lambda: None), ranks=2) == len(SEEDS)
     assert races(store_and(store_tail("release")), read_at_once(fault_reported), ranks=2) == 0
-
-
-def test_it_takes_all_ranks_in_one_process():
-    with pytest.raises(ValueError, match="other processes"):
-        World(2, memory_model="checked", local_rank=0)

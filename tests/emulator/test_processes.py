@@ -3,14 +3,20 @@
 Two worlds with a kernel thread each stand for two processes; they share only the bytes, as two processes do.
 """
 
+import mmap
 import multiprocessing
+import os
+import signal
+import sys
 from multiprocessing.shared_memory import SharedMemory
 
 import numpy as np
 import pytest
 from shared_counter import add_many
 
-from nbep.emulator import EmulatorError, OutOfBounds, World, current_thread
+from nbep.emulator import EmulatorError, OutOfBounds, World, clock, current_thread
+from nbep.emulator.clock import LONGEST_STEP_NS, RunningClock
+from nbep.emulator.process_lock import ProcessLock, lock_bytes
 
 SECOND = 10**9
 
@@ -30,6 +36,10 @@ def adopt_both(worlds, nbytes=64):
         [world.ranks[me].space.adopt(memoryview(memories[rank]), f"window {rank}") for rank in range(2)]
         for me, world in enumerate(worlds)
     ]
+
+
+def make_lock(memory, rank=0, timeout_ns=SECOND // 20):
+    return ProcessLock(memory, rank, timeout_ns, lambda holder: TimeoutError(f"held by {holder}"))
 
 
 def test_local_rank_is_the_only_rank(two_worlds):
@@ -106,8 +116,9 @@ def test_a_host_waits_no_longer_than_it_says(two_worlds):
 
 
 def test_atomics_of_two_processes_lose_nothing():
-    memory = SharedMemory(create=True, size=16)
+    memory = SharedMemory(create=True, size=256)
     try:
+        make_lock(memory.buf[64:256]).create()
         context = multiprocessing.get_context("spawn")
         workers = [context.Process(target=add_many, args=(memory.name, rank, 2000)) for rank in range(2)]
         for worker in workers:
@@ -119,3 +130,38 @@ def test_atomics_of_two_processes_lose_nothing():
     finally:
         memory.close()
         memory.unlink()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="robust mutexes are Linux's")
+def test_a_lock_names_a_holder_that_is_stopped_and_is_free_when_it_is_killed():
+    memory = memoryview(mmap.mmap(-1, lock_bytes(2)))
+    make_lock(memory).create()
+    child = os.fork()
+    if child == 0:
+        make_lock(memory, rank=1).acquire()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        os._exit(1)
+    try:
+        os.waitpid(child, os.WUNTRACED)
+        lock = make_lock(memory)
+        with pytest.raises(TimeoutError, match="held by 1"):
+            lock.acquire()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    for _ in range(2):
+        lock.acquire()
+        assert lock.holder() == 0
+        lock.release()
+
+
+def test_a_clock_skips_the_time_in_which_its_process_stood_still(monkeypatch):
+    times = iter([0, 10, 10 + 100 * SECOND, 20 + 100 * SECOND])
+    monkeypatch.setattr(clock.time, "monotonic_ns", lambda: next(times))
+    running = RunningClock()
+    assert [running.now() for _ in range(3)] == [10, 10 + LONGEST_STEP_NS, 20 + LONGEST_STEP_NS]
+
+
+def test_checked_takes_all_ranks_in_one_process():
+    with pytest.raises(ValueError, match="other processes"):
+        World(2, memory_model="checked", local_rank=0)

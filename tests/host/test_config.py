@@ -207,7 +207,7 @@ def test_default_tables_follow_num_sms():
     assert nbep.Buffer.get_combine_config(2) == nbep.Config(20, 12, 256, 6, 128)
     nbep.Buffer.set_num_sms(24)
     assert nbep.Buffer.get_dispatch_config(160) == nbep.Config(24, 28, 720, 12, 128)
-    assert nbep.Buffer.get_combine_config(64) == nbep.Config(24, 1, 288, 8, 128)
+    assert nbep.Buffer.get_combine_config(64) == nbep.Config(24, 1, 288, 20, 128)
     for table in (DISPATCH_TABLE, COMBINE_TABLE):
         assert [*table.in_node, *table.over_nodes] == [2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160]
 

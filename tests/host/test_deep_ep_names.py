@@ -5,16 +5,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import ml_dtypes
 import numpy as np
 import pytest
+from arrays import to_numpy, to_target
 from processes import LIMIT_S
 from target import spawn
 
 import nbep
 import nbep.deep_ep as deep_ep
+from nbep.deep_ep.utils import EventOverlap
+from nbep.host import events
 
 MAIN = Path(__file__).with_name("deep_ep_main.py")
 
@@ -106,9 +109,10 @@ def test_use_fabric_is_a_handle_type(monkeypatch):
 @pytest.mark.parametrize(
     ("verb", "name", "fork"),
     [
-        ("low_latency_dispatch", "use_nvfp4", "fzyzcjy/DeepEP, branch gb200_blog"),
-        ("low_latency_combine", "src_signals", "fzyzcjy/DeepEP, branch gb200_blog"),
-        ("low_latency_combine", "comp_signal", "DeepEP's pull request 483"),
+        ("low_latency_dispatch", "use_nvfp4", "DeepEP's branch hybrid-ep"),
+        ("low_latency_dispatch", "pertoken_quant", "ACCL-EP, the DeepEP that rtp-llm is built with"),
+        ("low_latency_combine", "src_signals", "DeepEP's branch hybrid-ep"),
+        ("low_latency_combine", "comp_signal", "DeepEP's branch antgroup-opt"),
     ],
 )
 def test_arguments_of_forks_are_refused_with_the_forks_name(verb, name, fork):
@@ -128,3 +132,46 @@ def test_handles_are_tuples():
         return buffer.low_latency_combine(recv_x, topk_idx, weights, handle)[0].tolist() == x.tolist()
 
     assert nbep.spawn(main, 2, "emulator") == [True, True]
+
+
+def test_indices_may_be_of_32_bits(inputs):
+    def main(comm):
+        buffer = deep_ep.Buffer(comm, 1 << 17, 1 << 18, True)
+        arguments = inputs(buffer)
+        narrow = {**arguments, "topk_idx": to_target(to_numpy(arguments["topk_idx"]).astype(np.int32))}
+        *layout, event = buffer.get_dispatch_layout(narrow["topk_idx"], 4, None, True)
+        event.current_stream_wait()
+        assert to_numpy(layout[3]).tolist() == to_numpy(arguments["is_token_in_rank"]).tolist()
+        of_wide, of_narrow = (buffer.dispatch(**each, previous_event=buffer.capture()) for each in (arguments, narrow))
+        for got, want in zip(of_narrow[:3], of_wide[:3], strict=True):
+            assert to_numpy(got).tobytes() == to_numpy(want).tobytes()
+        assert of_narrow[1].dtype == of_wide[1].dtype
+        x, topk_idx, weights = (arguments[name] for name in ("x", "topk_idx", "topk_weights"))
+        combined = []
+        for each in (topk_idx, narrow["topk_idx"]):
+            recv_x, _, handle, _, _ = buffer.low_latency_dispatch(x, each, 3, 4, use_fp8=False)
+            rows, *_ = buffer.low_latency_combine(recv_x, topk_idx=each, topk_weights=weights, handle=handle)
+            combined.append(to_numpy(rows).tobytes())
+        assert combined[0] == combined[1]
+        with pytest.raises(TypeError, match="num_expert"):
+            buffer.get_dispatch_layout(narrow["topk_idx"], num_expert=4)
+        buffer.destroy()
+
+    spawn(main, 2)
+
+
+def test_indices_are_widened_between_the_previous_event_and_the_call(monkeypatch):
+    steps = []
+    event = SimpleNamespace(current_stream_wait=lambda: steps.append("behind previous_event"))
+    topk_idx = SimpleNamespace(dtype=np.dtype(np.int32), long=lambda: steps.append("widened"))
+    monkeypatch.setattr(events, "_end_without_runtime", lambda: steps.append("captured"))
+    monkeypatch.setattr(
+        nbep.Buffer, "get_dispatch_layout", lambda *_, **given: steps.append(given["previous_event"]) or [None]
+    )
+    checks = (print,)
+    deep_ep.Buffer.get_dispatch_layout(
+        object.__new__(deep_ep.Buffer), topk_idx, 4, EventOverlap(nbep.EventHandle(event, checks))
+    )
+    *steps, passed = steps
+    assert steps == ["behind previous_event", "widened", "captured"]
+    assert passed.event.checks == checks

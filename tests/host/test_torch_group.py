@@ -4,7 +4,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -110,7 +110,9 @@ def test_two_processes_under_gloo_agree_with_the_reference():
 
 def test_processes_map_each_others_memory():
     """Without torch: two threads stand for the processes, whose address spaces share nothing else."""
-    memories = [SharedMemory(AddressSpace(rank), 64, "memory", str) for rank in range(2)]
+    memories = [
+        SharedMemory(AddressSpace(rank), SimpleNamespace(rank=rank, size=2), 64, "memory", str) for rank in range(2)
+    ]
     handles = [memory.handle for memory in memories]
     with ThreadPoolExecutor(2) as ranks:
         opened = list(ranks.map(lambda rank: memories[rank].open_peers(handles, rank), range(2)))

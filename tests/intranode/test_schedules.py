@@ -120,7 +120,7 @@ def test_more_ranks_give_one_result_if_stores_may_be_late_or_must_be_ordered(num
 def test_senders_wait_for_slots_of_rings_smaller_than_the_traffic(num_slots):
     case = make_case(4, num_tokens=24, routing="everywhere")
     waiting_senders = set()
-    for seed in range(8):
+    for seed in range(12):
         watcher = RingWatcher()
         run(case, Options(nbep.Config(2, 2, num_slots)), seed=seed, tracer=watcher)
         waiting_senders |= watcher.waiting_senders

@@ -31,7 +31,9 @@ def name_of(run: Run) -> str:
 def is_quick(run: Run) -> bool:
     """For the short part."""
     values = run.values
-    return values.get("hidden") == SMALL["hidden"] and values["tma"] == 1 and not (values["ranks"] > 2 and values["nic"])
+    return (
+        values.get("hidden") == SMALL["hidden"] and values["tma"] == 1 and not (values["ranks"] > 2 and values["nic"])
+    )
 
 
 @pytest.mark.parametrize(

@@ -228,7 +228,11 @@ def test_tokens_of_an_expert_whose_count_was_given_up_have_no_rows(monkeypatch):
         return wait_number(cell, bounds, mask, peer, site, index)
 
     monkeypatch.setattr(expand, "wait_number", give_up_expert_0)
-    results = spawn(lambda comm: Trip(make_buffer(comm, [(case, options)]), case, options).whole(), 3)
+
+    def main(comm):
+        return Trip(make_buffer(comm, [(case, options)], enable_shrink=True), case, options).whole()
+
+    results = spawn(main, 3)
     for rank in OTHERS:
         check_consistent(case, options, rank, results[rank])
         counts = results[rank].dispatched.layout_range[:, LATE] & 0xFFFFFFFF

@@ -4,6 +4,7 @@ All parts together kill thirty ranks and stop ten.
 """
 
 import random
+from pathlib import Path
 
 import pytest
 from kills import LONGEST_MS, NUM_RANKS, PROGRAM, last_words, leftovers, who_does_not_name
@@ -59,3 +60,16 @@ def test_survivors_name_a_rank_that_is_stopped_and_it_ends_too_when_it_goes_on(k
     told = run_until_one_is_gone(victim, "STOP", kind, "step", rng.randrange(NUM_STEPS))
     check_named(victim, told)
     assert victim in told
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    both_parts([("STOP", "atomic, peer 1: rank {}: waited more than 1000 ms")], thorough=[("KILL", "has added")]),
+)
+def test_a_rank_that_stops_inside_an_atomic_is_named_and_one_that_is_killed_there_holds_up_nobody(name, said):
+    program = Path(__file__).parent / "holder_main.py"
+    environment = {"NBEP_TARGET": "emulator", "NBEP_TIMEOUT_MS": "1000"}
+    told = last_words(run_python(program, name, ranks=3, survive=True, must_fail=True, **environment))
+    assert told.keys() == {0, 2}
+    for rank in told:
+        assert told[rank].startswith(said.format(rank)), told

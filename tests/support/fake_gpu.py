@@ -6,6 +6,7 @@ Real are all of nbep's own steps between a call and the driver. What the driver 
 import math
 import sys
 from itertools import count
+from threading import Lock
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -188,6 +189,7 @@ def make_buffer(num_rdma_bytes: int = 0, **sizes: int) -> nbep.Buffer:
     if num_rdma_bytes > 0:
         rdma = {"low_latency_mode": True, "rdma_transport": DirectTransport(runtime, 0, options)}
     buffer.rank, buffer.group_size, buffer.explicitly_destroy = 0, NUM_RANKS, False
+    buffer._turn = Lock()
     buffer._memory = NodeMemory(
         SameOnAll(), runtime, 1 << 30, 1000.0, "ipc", transport, num_rdma_bytes=num_rdma_bytes, **rdma, **sizes
     )

@@ -1,6 +1,6 @@
 """Small kernels that run together, and what they do with a few bytes that all of them share."""
 
-from nbep.emulator import World, current_thread
+from nbep.emulator import DataRace, World, current_thread
 
 DATA, FLAG, FLAG_2 = 0, 64, 96  # bytes that the patterns use
 MBARRIER = 256  # shared bytes at which load_in_bulk puts it
@@ -75,3 +75,22 @@ def store_in_bulk(t, address):
         t.store_shared(4 * i, "s32", 1, "weak")
     t.fence_proxy_async()
     t.bulk_store(address, 0, 32)
+
+
+SEEDS = range(8)
+
+
+def pass_message(write, read, *, ranks=1, seed=0, block=1, grid=1):
+    """Two kernels: rank 0 runs write(t, ring), and the last rank read(t, ring), which has to wait for it somehow."""
+    run_together([(0, write, grid, block), (ranks - 1, read, 1, 1)], seed)
+
+
+def races(write, read, **options):
+    """How many of the seeds end in a DataRace, or else in a payload that is not there."""
+    count = 0
+    for seed in SEEDS:
+        try:
+            pass_message(write, read, seed=seed, **options)
+        except (DataRace, AssertionError):
+            count += 1
+    return count

@@ -204,7 +204,7 @@ class AccessingThread(greenlet):
         self, op: str, allocation: Allocation, offset: int, kind: str, operand: Any, compare: Any, address: int
     ) -> Any:
         """The read, the arithmetic and the write of an atomic."""
-        lock = self.world.lock if allocation.shared else None
+        lock = allocation.lock
         if lock is not None:
             lock.acquire()
         try:

@@ -25,6 +25,7 @@ from .names import name_of
 
 if TYPE_CHECKING:
     from ..models.host import CheckedHost
+    from ..process_lock import ProcessLock
     from .stream import Launch
     from .thread import Thread
 
@@ -63,7 +64,7 @@ class Allocation:
         watchers: 8-byte granule -> parked threads that poll a cell in it (a dict as an ordered set)
         writers: offset -> who stored last and where, for cells written with more than weak order
         lost: offset -> the highest value of such a cell that a store has not left there; see `Lost`
-        shared: other processes write here too
+        shared: other processes write here too; lock: what they hold during an atomic, None if they make none
         unfenced: in shared memory, 16-byte granule -> last ordinary store: by which thread, after how many proxy fences
         nc_reads: 16-byte granule -> the kernel that last read it as constant, and which bytes
         pending: 16-byte granule -> stores on their way; see `delayed`
@@ -74,8 +75,8 @@ class Allocation:
 
     __slots__ = (
         "rank", "name", "nbytes", "memory", "number", "base", "describe", "loads", "stores", "writable",
-        "watchers", "writers", "lost", "shared", "freed", "shadow", "unfenced", "nc_reads", "pending", "versions",
-        "last_stores", "last_loads", "messages", "on_host", "signals",
+        "watchers", "writers", "lost", "shared", "lock", "freed", "shadow", "unfenced", "nc_reads", "pending",
+        "versions", "last_stores", "last_loads", "messages", "on_host", "signals",
     )  # fmt: skip
 
     def __init__(
@@ -100,6 +101,7 @@ class Allocation:
         self.describe = describe
         self.writable = writable
         self.shared = shared
+        self.lock: ProcessLock | None = None
         self.on_host = False
         self.signals: set[int] = set()  # the 16 bytes with a word that the CPU has written while kernels may run
         self.freed = False

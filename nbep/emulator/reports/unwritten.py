@@ -51,7 +51,7 @@ def tell_who_writes(error: Uninitialized, world: World) -> None:
     What the other threads do is lost: nobody may look at the run afterwards.
     """
     hole = error.hole
-    if hole is None or world.lock is not None or hole.allocation.freed:
+    if hole is None or world.spans_processes or hole.allocation.freed:
         return
     writer = _on_its_way(hole)
     if writer is None and not _is_there(hole):

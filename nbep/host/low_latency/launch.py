@@ -84,6 +84,7 @@ def _hook(
                 verbs, and after an earlier one
         """
         memory.check_open()
+        memory.runtime.check_caller("hook")
         if call.is_received:
             refuse("hook", f"a second call of the hook of {call}", "called once")
         if call.is_forgotten:

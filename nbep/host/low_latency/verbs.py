@@ -13,6 +13,7 @@ from nbep.host.low_latency.handle import LowLatencyHandle
 from nbep.host.low_latency.launch import Hook
 from nbep.host.low_latency.size import low_latency_rdma_size_hint
 from nbep.host.runtime.base import Array, MaybeArray
+from nbep.host.turns import in_turn
 
 if TYPE_CHECKING:
     from nbep.host.symmetric import NodeMemory
@@ -41,6 +42,7 @@ class LowLatencyVerbs:
         """num_rdma_bytes that serve low-latency calls of up to these sizes: DeepEP's number, or ours if larger."""
         return low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
 
+    @in_turn
     def low_latency_dispatch(
         self,
         x: Array,
@@ -103,6 +105,7 @@ class LowLatencyVerbs:
             ),
         )
 
+    @in_turn
     def low_latency_combine(
         self,
         x: Array,
@@ -141,6 +144,7 @@ class LowLatencyVerbs:
             (use_logfmt, zero_copy, async_finish, return_recv_hook),
         )
 
+    @in_turn
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle | tuple[Any, ...]) -> Array:
         """The part of the RDMA buffer that the next call, a low_latency_combine with zero_copy, sends from.
 
@@ -151,6 +155,7 @@ class LowLatencyVerbs:
         """
         return get_next_low_latency_combine_buffer(self._usable("get_next_low_latency_combine_buffer"), handle)
 
+    @in_turn
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Put the cells of the low-latency mode back to their beginning. Collective, behind all earlier calls.
 
@@ -166,6 +171,7 @@ class LowLatencyVerbs:
         memory = self._usable("clean_low_latency_buffer")
         clean_low_latency_buffer(memory, num_max_dispatch_tokens_per_rank, hidden, num_experts)
 
+    @in_turn
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
         """Go on without another rank (mask=True) in later low-latency calls, or with it again. Needs enable_shrink.
 
@@ -173,10 +179,12 @@ class LowLatencyVerbs:
         """
         masks.update_mask_buffer(self._usable("low_latency_update_mask_buffer"), rank_to_mask, mask)
 
+    @in_turn
     def low_latency_query_mask_buffer(self, mask_status: Array) -> None:
         """Write into mask_status [num_ranks] int32 which ranks are masked: 1, else 0. Needs enable_shrink."""
         masks.query_mask_buffer(self._usable("low_latency_query_mask_buffer"), mask_status)
 
+    @in_turn
     def low_latency_clean_mask_buffer(self) -> None:
         """Take all masks off. Needs enable_shrink.
 

@@ -12,10 +12,11 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import cached_property
 from itertools import count
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
+from nbep.host.runtime.forks import num_forks
 from nbep.host.runtime.new_arrays import Array, ByColumns, Make, Parts, PartsLayout, Wanted
 
 MaybeArray = Any  # an array or None; kernels get address 0 for None
@@ -253,9 +254,18 @@ class Runtime(ABC):
     array_kinds: str
     has_nic = True
 
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        self = super().__new__(cls)
+        self._num_forks = num_forks()
+        return self
+
     def check_caller(self, verb: str) -> None:
-        """Raises: RuntimeError if the rank cannot be used where this is called"""
-        return
+        """Raises: RuntimeError if the rank cannot be used where this is called: in a child made by fork"""
+        if self._num_forks != num_forks():
+            raise RuntimeError(
+                f"{verb}: called in a child made by fork, which has neither the threads nor the GPU of its parent; "
+                f'start processes with the method "spawn", and make a Buffer in each'
+            )
 
     @cached_property
     def dropped(self) -> dict[tuple[int, ...], Any]:

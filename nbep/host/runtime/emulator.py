@@ -266,7 +266,8 @@ class EmulatorRuntime(Runtime):
         self._thread = threading.get_ident()
 
     def check_caller(self, verb: str) -> None:
-        """Raises: RuntimeError in another thread than the ranks', after the end of its run, and in a backward pass"""
+        """Raises: RuntimeError as Runtime's, in another thread than the ranks', after its run, in a backward pass"""
+        super().check_caller(verb)
         if threading.get_ident() != self._thread:
             raise RuntimeError(f"{verb}: called in another thread; emulated ranks run in the thread that called spawn")
         if self.world.is_over:
@@ -384,6 +385,7 @@ class EmulatorRuntime(Runtime):
 
     def launch(self, stream: Stream, kernel: Kernel, grid: int, block: int, smem_bytes: int, *args: Any) -> None:
         assert isinstance(stream, EmulatedStream)
+        self.check_caller("a launch")
         self._unmap_finished()
         spec = spec_of(kernel)
         leaves = check_launch(self, spec, grid, block, smem_bytes, args)
@@ -409,6 +411,7 @@ class EmulatorRuntime(Runtime):
     def wait_until(
         self, predicate: Callable[[], bool], describe: Callable[[], str], timeout_ns: int | None = None
     ) -> bool:
+        self.check_caller("a wait")
         with own_grad_mode():  # other ranks run meanwhile
             in_time = self.world.host_wait(predicate, describe, timeout_ns)
         self._unmap_finished()

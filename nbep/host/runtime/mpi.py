@@ -5,7 +5,7 @@
 
 Ranks of a node are on one host and map their memory through MPI shared windows. The NIC of a rank reaches the memory of
 every other rank, and it does so through MPI one-sided calls alone, also inside a node and a host: all that NICs add to
-a cell goes the same way, so that nothing is lost. A kernel's own atomics go through a file lock, which one-sided
+a cell goes the same way, so that nothing is lost. A kernel's own atomics hold the lock of the memory, which one-sided
 calls know nothing of: see nbep.device.network.seam on who may add to a cell.
 
  the NIC              the rank's window over the same memory
@@ -39,10 +39,12 @@ from mpi4py import MPI
 
 from nbep.emulator.process import ProcessWorld
 from nbep.host.arguments import refuse
-from nbep.host.await_ranks import call_bounded, duplicate
+from nbep.host.await_ranks import call_bounded, duplicate, end_without_mpi
 from nbep.host.comm import gather_objects, is_mpi_comm, timeout_ns
-from nbep.host.runtime.base import Describe, HandleType, NicDevice, Reach, SymmetricMemory
-from nbep.host.runtime.emulator import EmulatedNic, EmulatedSymmetricMemory, EmulatorRuntime
+from nbep.host.faults import PeerTimeout
+from nbep.host.runtime.base import Describe, HandleType, NicDevice, Reach, Runtime, SymmetricMemory
+from nbep.host.runtime.emulator import EmulatedNic, EmulatorRuntime
+from nbep.host.runtime.job_memory import JobMemory
 
 Result = TypeVar("Result")
 
@@ -50,7 +52,7 @@ SHORTEST_PAUSE_S = 20e-6  # between two looks for whether a message has arrived
 PAUSE_S = 1e-3  # between two looks for what has come; also the longest of those
 
 
-class SharedWindow(EmulatedSymmetricMemory):
+class SharedWindow(JobMemory):
     """This rank's segment of a shared window, and the peers' of its node as this process sees them.
 
     comm: all ranks of the buffer; node_comm: those of its node
@@ -67,32 +69,31 @@ class SharedWindow(EmulatedSymmetricMemory):
         describe: Describe,
         network_of: Any,
     ):
-        self.name = name
-        self.describe = describe
-        self._comm = comm
         self._node_comm = node_comm
-        self._window = _bounded(comm, lambda: MPI.Win.Allocate_shared(num_bytes, 1, comm=node_comm))
-        super().__init__(space, self._adopt(space, node_comm.rank, name))
+        mapped_bytes = self.mapped_bytes(num_bytes, comm.size)
+        self._window = _bounded(comm, lambda: MPI.Win.Allocate_shared(mapped_bytes, 1, comm=node_comm))
+        super().__init__(space, comm, num_bytes, name, describe, self._open(node_comm.rank, comm.rank))
         self.handle = node_comm.rank
         self.network: RemoteWindow | None = network_of(self.allocation.memory)
 
-    def _adopt(self, space: Any, window_rank: int, name: str) -> Any:
-        segment, _ = self._window.Shared_query(window_rank)
-        return space.adopt(memoryview(cast(Any, segment)), name, shared=True, describe=self.describe)
+    def _open(self, handle: Any, peer: int) -> memoryview:
+        segment, _ = self._window.Shared_query(handle)
+        return memoryview(cast(Any, segment)).cast("B")
 
     def _map(self, handle: Any, peer: int) -> Any:
-        allocation = self._adopt(self.space, handle, f"{self.name} of peer {peer}")
+        allocation = super()._map(handle, peer)
         allocation.on_host = self.allocation.on_host
         return allocation
 
-    def _unmap(self, mapping: Any) -> None:
-        self.space.free(mapping)
+    def timed_out(self, name: str, holder: int) -> PeerTimeout:
+        end_without_mpi()
+        return super().timed_out(name, holder)
 
     def free(self) -> None:
         if self.network is not None:
             self.network.free()
         super().free()
-        _bounded(self._comm, self._window.Free)
+        _bounded(self.comm, self._window.Free)
         self._node_comm.Free()
 
 
@@ -231,7 +232,8 @@ class MpiEmulatorRuntime(EmulatorRuntime):
         return MpiNic(self)
 
     def check_caller(self, verb: str) -> None:
-        """Any thread of the process may: the kernels have one of their own."""
+        """Any thread of the process may, one at a time: the kernels have one of their own."""
+        Runtime.check_caller(self, verb)
 
     @classmethod
     def of_process(cls) -> MpiEmulatorRuntime:

@@ -18,32 +18,29 @@ from typing import Any, NamedTuple
 from nbep.emulator.process import ProcessWorld
 from nbep.host.arguments import refuse
 from nbep.host.comm import TorchComm
-from nbep.host.runtime.base import Describe, HandleType, Reach, SymmetricMemory
+from nbep.host.runtime.base import Describe, HandleType, Reach, Runtime, SymmetricMemory
 from nbep.host.runtime.cuda.mailbox import Mailbox, MailboxAddress, send
-from nbep.host.runtime.emulator import EmulatedSymmetricMemory, EmulatorRuntime
+from nbep.host.runtime.emulator import EmulatorRuntime
+from nbep.host.runtime.job_memory import JobMemory
 
 
 class MemoryHandle(NamedTuple):
-    """What a rank tells its peers: where it wants file descriptors of theirs, and how large its own memory is."""
+    """What a rank tells its peers: where it wants file descriptors of theirs, and how much of it they map."""
 
     mailbox: MailboxAddress
-    num_bytes: int
+    mapped_bytes: int
 
 
-class SharedMemory(EmulatedSymmetricMemory):
+class SharedMemory(JobMemory):
     """Memory of this rank that the peers' processes map, and theirs as this process sees it."""
 
-    def __init__(self, space: Any, num_bytes: int, name: str, describe: Describe):
-        self.name = name
-        self.describe = describe
+    def __init__(self, space: Any, comm: Any, num_bytes: int, name: str, describe: Describe):
+        mapped_bytes = self.mapped_bytes(num_bytes, comm.size)
         self._file = os.memfd_create(f"nbep {name}", os.MFD_CLOEXEC)
-        os.ftruncate(self._file, num_bytes)
+        os.ftruncate(self._file, mapped_bytes)
         self._mailbox = Mailbox()
-        super().__init__(space, self._adopt(space, self._file, num_bytes, name))
-        self.handle = MemoryHandle(self._mailbox.address, num_bytes)
-
-    def _adopt(self, space: Any, file: int, num_bytes: int, name: str) -> Any:
-        return space.adopt(memoryview(mmap.mmap(file, num_bytes)), name, shared=True, describe=self.describe)
+        super().__init__(space, comm, num_bytes, name, describe, memoryview(mmap.mmap(self._file, mapped_bytes)))
+        self.handle = MemoryHandle(self._mailbox.address, mapped_bytes)
 
     def open_peers(self, handles: list[Any], rank: int) -> list[int]:
         """Raises: RuntimeError that names a peer of another host, or of another network namespace"""
@@ -57,15 +54,12 @@ class SharedMemory(EmulatedSymmetricMemory):
         self._mailbox.close()
         return addresses
 
-    def _map(self, handle: Any, peer: int) -> Any:
+    def _open(self, handle: Any, peer: int) -> memoryview:
         file = self._mailbox.receive(peer)
         try:
-            return self._adopt(self.space, file, handle.num_bytes, f"{self.name} of peer {peer}")
+            return memoryview(mmap.mmap(file, handle.mapped_bytes))
         finally:
             os.close(file)
-
-    def _unmap(self, mapping: Any) -> None:
-        self.space.free(mapping)
 
     def free(self) -> None:
         self._mailbox.close()
@@ -91,10 +85,11 @@ class TorchEmulatorRuntime(EmulatorRuntime):
     ) -> SymmetricMemory:
         if not isinstance(comm, TorchComm):
             refuse("group", type(comm).__name__, "a process group of torch, as the first one of this process")
-        return SharedMemory(self.space, num_bytes, name, describe)
+        return SharedMemory(self.space, comm, num_bytes, name, describe)
 
     def check_caller(self, verb: str) -> None:
-        """Any thread of the process may: the kernels have one of their own."""
+        """Any thread of the process may, one at a time: the kernels have one of their own."""
+        Runtime.check_caller(self, verb)
 
     @classmethod
     def of_process(cls) -> TorchEmulatorRuntime:
