@@ -3,18 +3,21 @@
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 
 import numpy as np
 import pytest
 from cases import make_case
 from entries import Broken
 from intranode import Options, round_trip, run
+from scenarios import scenario, with_edit
 from target import spawn
 
 import nbep
 from nbep.check import broken
 from nbep.check.catalogue import faults_of
 from nbep.device import primitives
+from nbep.device.kernels.intranode.dispatch import send_tokens
 from nbep.emulator import DataRace, Uninitialized
 
 DISPATCH, COMBINE = (f"nbep.device.kernels.intranode.{name}" for name in ("dispatch", "combine"))
@@ -122,6 +125,11 @@ ENTRIES = [
            DataRace, ("channel", ("is overwritten, and nothing at all tells this thread that it has been read",
                                   "was overwritten before this load")),
            ("too weak", "scope", "wait_group"), range(6)),
+    Broken("dispatch: the tail says one too much",
+           with_edit(send_tokens,
+                     "not publish_tail(ring, tail", "not publish_tail(ring, tail + (tail > shape.num_slots)",
+                     partial(scenario("intranode.dispatch", slots=5, tokens=16, tma=0), memory_model="checked")),
+           DataRace, ("tail[channel 0", ("tells of this store before it is made", "which was stored before")), RING),
     Broken("combine: the ring overruns", round_trips(replaced(COMBINE, "wait_free_slots", lambda *_: True), SLOTS),
            DataRace, ("channel", ("is overwritten, and nothing at all tells this thread that it has been read",
                                   "was overwritten before this load")),
@@ -137,8 +145,8 @@ ENTRIES = [
            round_trips(left_out(WAITS, "wait_shared_tail_past", "ld_acquire_cta_shared_s32")), DataRace,
            ("the load of `shared memory`: shared_tails[src ", "acquires nothing"), ("nvl_buffer", "atomic"), *TWICE),
     Broken("combine: the tail does not wait for the team", round_trips(left_out(COMBINE, "send_tokens", "bar_red_and")),
-           DataRace, ("no ", "orders the store before the store to `nvl_buffer`", "tail[channel"), ("too weak", *RING),
-           least=2),
+           DataRace, (("orders the store before the store to `nvl_buffer`", "no barrier is between two stores of `nvl"),
+                      ("tail[channel", "x[channel")), ("too weak", *RING), least=2),
     Broken("combine: the head does not wait for the warps",
            round_trips(left_out(COMBINE, "receive_tokens", "syncwarp", 1)),
            DataRace, ("no barrier or syncwarp orders the load before the store to `nvl_buffer`", "head[channel"),

@@ -30,6 +30,7 @@ ENGINE, NO_FENCE = "the copy engine is not told what this thread knows by ", "no
 OTHER_LANE = "another thread of its block makes that one"
 TIES = ("scope", "both", "no barrier", "no syncwarp")
 GRID = "`internode workspace` of rank "
+NEXT_BATCH = "is between the load and this store of `shared memory`: batch[team "
 
 
 def race(name: str, fault: str, run, names: tuple[Name, ...], not_names=(), seeds=range(2), least=None) -> Broken:
@@ -99,9 +100,9 @@ LOW_LATENCY = [
          ("no syncwarp is between the store and this load of `shared memory`", "two lanes of a warp"),
          ("too weak", "no barrier"), seeds=(0, 3)),
     race("clean: relaxed signals", "low_latency.clean_low_latency_buffer.barrier_network: amo_add", CLEAN,
-         (ATOMIC + RDMA, ": barrier_signal[rank ", RELEASES), (LOAD, *TIES), least=1),
+         (ATOMIC + RDMA, ": barrier_signal[rank ", RELEASES), (LOAD, *TIES), range(2, 6), least=2),
     race("clean: relaxed polls", "arrivals.wait_peer: acquire of network-amo", CLEAN,
-         (LOAD + RDMA, ": barrier_signal[rank ", ACQUIRES), (ATOMIC, *TIES), least=1),
+         (LOAD + RDMA, ": barrier_signal[rank ", ACQUIRES), (ATOMIC, *TIES), range(2, 6), least=2),
     race("clean: warps do not meet before the signals",
          "low_latency.clean_low_latency_buffer.barrier_network: syncthreads", CLEAN,
          (("no barrier is between the load and this store of `low-latency workspace` of rank ",
@@ -150,13 +151,11 @@ BETWEEN_NODES = [
     race("between nodes: the tail of a node does not wait for bulk stores", "teams.publish_tail: tma_store_wait_all",
          NODES, ("the bulk copy that writes " + NVL, "a wait_group is missing before the store to " + NVL,
                  ": tail[channel 0, src "), ("too weak",), range(1)),
-    race("between nodes: a head before the team has read",
-         "internode.dispatch_forwarder.deliver_tokens: team_barrier", WITHOUT_TMA,
-         ("orders the load before the atomic on " + RDMA, ": head[channel 0, node ", OTHER_LANE), ("too weak",),
+    race("between nodes: a batch before the forwarder's team has read the last one",
+         "internode.dispatch_forwarder.deliver_tokens: team_barrier", WITHOUT_TMA, (NEXT_BATCH,), ("too weak",),
          range(1)),
-    race("between nodes: a head inside a node before the team has read",
-         "internode.dispatch_nvl_receiver.receive_tokens: team_barrier 2", WITHOUT_TMA,
-         ("orders the load before the store to " + NVL, ": head[channel 0, src ", OTHER_LANE),
+    race("between nodes: a batch before the receiver's team has read the last one",
+         "internode.dispatch_nvl_receiver.receive_tokens: team_barrier 2", WITHOUT_TMA, (NEXT_BATCH,),
          ("too weak", "overwritten"), range(1)),
     race("between nodes: the ring of a node overruns", "internode.dispatch_forwarder.forward_tokens: wait for head",
          scenario("internode", tokens=4),

@@ -44,15 +44,20 @@ def slot_of(memory, item):
     return memory + DATA + 4 * (item % SLOTS)
 
 
-def sender(publish=st_release_sys_s32, poll=ld_relaxed_sys_s32, slots=SLOTS, tail_first=False):
+def sender(
+    publish=st_release_sys_s32, poll=ld_relaxed_sys_s32, slots=SLOTS, tail_first=False, too_much=0, pace=nothing
+):
+    """too_much: so many more the tail says once all slots have been filled."""
+
     def fill(memory):
         for item in range(ITEMS):
             wait(memory + HEAD, poll, item + 1 - slots)
             if tail_first:
                 publish(memory + TAIL, item + 1)
+            pace()
             st_weak_s32(slot_of(memory, item), item)
             if not tail_first:
-                publish(memory + TAIL, item + 1)
+                publish(memory + TAIL, item + 1 + (too_much if item + 1 >= slots else 0))
 
     return fill
 
@@ -299,6 +304,9 @@ ENTRIES = [
            (LOST, cell("data[")[:-2], cell("head")), ("too weak", "scope", "tail"), range(8), least=2),
     Broken("ring: the tail moves before the store", ring(sender(tail_first=True), receiver()), DataRace,
            (cell("data[")[:-2], cell("tail"), "which was stored before"), ("too weak", "scope", "head"), range(8)),
+    Broken("ring: the tail says one too much", ring(sender(too_much=1, pace=linger), receiver()), DataRace,
+           (cell("tail"), "tells of this store before it is made, or its reader goes too far", cell("data[")[:-2]),
+           ("too weak", "scope", "head"), range(6), least=4),
     Broken("double buffer: the copy engine is not told", copies(tell_engine=nothing), DataRace,
            ("the copy engine is not told", cell("tail"), "no fence.proxy.async.global", cell("data[0]")), ("too weak",),
            least=4),

@@ -1,9 +1,11 @@
 """A load of bytes that nobody has written yet: the report says that an order is missing, and who stores them later."""
 
+from functools import partial
+
 import pytest
 from entries import Broken, check
 from parts import both_parts
-from scenarios import scenario, with_fault
+from scenarios import scenario, with_edit, with_fault
 
 from nbep.device.primitives import (
     block_idx,
@@ -17,6 +19,7 @@ from nbep.device.primitives import (
     thread_idx,
     wait_expired,
 )
+from nbep.device.protocols.teams import publish_tail
 from nbep.emulator import DataRace, Uninitialized, World
 
 pytestmark = pytest.mark.emulator_only("the kernels are broken in Python")
@@ -94,11 +97,15 @@ ENTRIES = [
               ("another thread of its block stores it", WAIT + "barrier or a wait is missing"), seeds=range(2)),
     unwritten("inside a node: the ring's cells are not reset",
               with_fault("intranode.notify_dispatch: reset_ring_cells", scenario("intranode.notify", rounds=1)),
-              ("stores it, but it is looked at before: what resets it is missing",), ("nothing makes",)),
+              (", but it is looked at before: what resets it is missing",), ("nothing makes",)),
     unwritten("inside a node: a peer's counts are read without a barrier",
               with_fault("intranode.notify_dispatch: meet_block", scenario("intranode.notify", rounds=1)),
               ("nothing makes this load wait for ", ("has not launched this kernel yet", ": a syncwarp or a wait is",
                                                       "rank 0 stores it", "rank 1 stores it"))),
+    unwritten("inside a node: the tail says one too much",
+              with_edit(publish_tail, "ring.tail, tail)", "ring.tail, tail + 1)",
+                        partial(scenario("intranode.dispatch", slots=5), memory_model="checked")),
+              ("the last that told this thread to go on is `nvl_buffer`", "tail[channel 0", "it may tell too much")),
 ]  # fmt: skip
 
 

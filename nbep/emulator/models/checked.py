@@ -424,7 +424,10 @@ class CheckedThread(ProxyThread):
             loads = allocation.last_loads.get(granule)
             if loads is None:
                 loads = allocation.last_loads[granule] = {}
-            loads[id(load.owner), load.begin, load.end] = load
+            key = id(load.owner), load.begin, load.end
+            if (before := loads.get(key)) is not None:
+                load.before = before.before or (before,)
+            loads[key] = load
             if len(loads) > MANY_LOADS and len(loads).bit_count() == 1:  # not every time
                 known = min(launch.first_signal for launch in self.world.launches)
                 allocation.last_loads[granule] = {key: one for key, one in loads.items() if one.number > known}

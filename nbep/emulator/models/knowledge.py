@@ -83,8 +83,9 @@ class Access:
     number: of the first signal of its thread that tells of it; at_exit: that was the end of the kernel
     serving: the queue pair and the entry that a NIC did it for
     proxy_fences: of a store, the signals at its thread's proxy fences for this kind of memory
-    For reports: time: how much history there was; is_atomic: whether it is the store of an atomic; before: stores
-    whose bytes this one took before anybody has loaded them, the last first.
+    For reports: time: how much history there was; is_atomic: whether it is the store of an atomic; before: of a
+    store, those whose bytes it took before anybody has loaded them, the last first; of a load, the first one of its
+    thread to these bytes since they were stored.
     """
 
     __slots__ = (
@@ -117,6 +118,12 @@ class Access:
     def is_beyond(self, known: Numbers) -> bool:
         """Whether no signal with a known number tells of it."""
         return self.number > known.get(ALL_CLOCKS, 0) and self.number > known.get(self.owner.clock, 0)
+
+    @property
+    def noun(self) -> str:
+        if self.is_atomic:
+            return "atomic"
+        return f"bulk {self.verb}" if self.order == "bulk" else self.verb
 
     @property
     def how(self) -> str:

@@ -290,12 +290,12 @@ def _cheapest(told: list[Told]) -> list[Told]:
 
 
 def told_by(
-    events: list[Event], listener: Owner, teller: Owner, is_store: bool = True, of_rank: bool = False
+    events: list[Event], listener: Owner, teller: Owner | None, is_store: bool = True, of_rank: bool = False
 ) -> Iterator[Link]:
     """The stores by threads of the teller's block that another thread can have heard of, and the loads; the last first.
 
+    teller: None for all blocks but the listener's
     of_rank: by those of all blocks of its rank, or of its NIC
-
     is_store: they are to tell of a store, so one end at least has an order
 
     events: up to the time in question
@@ -314,7 +314,10 @@ def told_by(
                 reader = wanted.get(cell)
                 if reader is not None and store.owner is not reader.owner:
                     has_order = store.order in RELEASES or reader.order in ACQUIRES
-                    is_tellers = store.owner.rank == teller.rank if of_rank else store.owner.block == teller.block
+                    if teller is None:
+                        is_tellers = store.owner.block != listener.block
+                    else:
+                        is_tellers = store.owner.rank == teller.rank if of_rank else store.owner.block == teller.block
                     if is_tellers and (has_order or not is_store):
                         yield Link(allocation, store, reader)
                     listeners.add(key_of(store.owner))

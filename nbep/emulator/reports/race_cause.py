@@ -8,11 +8,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..machine.memory import Allocation
-from ..models.history import EngineTold, Stored
+from ..models.history import EngineTold, History, Stored
 from ..models.knowledge import NOT_WAITED, NOT_YET, Access, Owner, distance
 from ..models.orders import RELEASES, SCOPES
 from .chains import ATOMIC, FLAW, LEFT_OUT, Flaw, Link, Search, Way, last_heard, told_by, waited_on_mbarrier
 from .mates import who_is_behind
+from .promised import is_told_before, loaded_again
 from .unheard import wait_missing
 
 if TYPE_CHECKING:
@@ -46,6 +47,10 @@ class Race(NamedTuple):
     earlier: Access
 
     @property
+    def history(self) -> History:
+        return self.thread.world.history
+
+    @property
     def cell(self) -> str:
         return self.allocation.cell(max(self.access.begin, self.earlier.begin))
 
@@ -61,19 +66,28 @@ class Race(NamedTuple):
         """Both, in words."""
         return "two stores" if self.earlier.verb == self.access.verb else self.order.replace("before", "and")
 
+    def has_reached(self, access: Access, owner: Owner, end: int) -> bool:
+        """Whether a thread knows of an access at some time."""
+        search = Search(access)
+        search.follow(self.history.between(access.time, end))
+        way = search.way_to(owner)
+        return way is not None and not way.flaws
+
 
 def find_cause(race: Race) -> Cause:
     thread, _, access, earlier = race
     if earlier.owner.is_cpu and earlier.reach:
         needed = "a larger scope: sys" if access.reach else "an order, and scope sys"
-        return Cause(f"the CPU stores to {race.cell} while the kernel runs: this {_noun(access)} needs {needed}")
-    world, history = thread.world, thread.world.history
+        return Cause(f"the CPU stores to {race.cell} while the kernel runs: this {access.noun} needs {needed}")
+    world, history = thread.world, race.history
     search = Search(earlier)
     search.follow(history.between(earlier.time, history.now))
     way = search.result(thread.owner)
+    if again := loaded_again(race):
+        return Cause(*again)
     if earlier.verb == "store" and not thread.is_new(earlier):
         return _proxy(race, way)
-    if (way is None or len(way.flaws) > 1) and (missing := wait_missing(world, earlier, thread.owner)):
+    if (way is None or len(way.flaws) > 1) and (missing := wait_missing(world, earlier, access)):
         return Cause(missing)
     cost = way.cost - HOPS if way is not None and way.flaws else sys.maxsize
     whats = set() if way is None else {flaw.what for flaw in way.flaws}
@@ -86,7 +100,8 @@ def find_cause(race: Race) -> Cause:
     if earlier.number == NOT_WAITED and not _is_overwritten(race):
         if way is not None and whats == {"copy", "before"} and cost <= NOT_MET + FLAW:
             return _of_chain(race, way)
-        return Cause(_copy(race))
+        if not is_told_before(race):
+            return Cause(_copy(race))
     if earlier.reach and access.reach:
         return Cause(_scope(race))
     if weak := _weak(race):
@@ -124,7 +139,7 @@ def _link(flaw: Flaw) -> Link:
 
 def _both_ends(race: Race, flaw: Flaw) -> str:
     allocation, store, load = _link(flaw)
-    ends = "the atomics on" if store.is_atomic and load.is_atomic else f"the {_noun(store)} to and the load of"
+    ends = "the atomics on" if store.is_atomic and load.is_atomic else f"the {store.noun} to and the load of"
     hows = store.how if store.how == load.how else f"{store.how} and {load.how}"
     what = f"{ends} {allocation.cell(load.begin)} are both too weak to order {race.order}"
     return f"{what}: with {hows} order they release and acquire nothing, and no fence does it for them"
@@ -187,7 +202,7 @@ def _not_met(race: Race, end: str, way: Way) -> str:
     if end == "before":
         return _by_another(race.earlier, "the", way.links[0])
     allocation, _, load = way.links[-1]
-    what = f"no {_meeting(load.owner, mine)} orders this {_noun(race.access)} behind the load of"
+    what = f"no {_meeting(load.owner, mine)} orders this {race.access.noun} behind the load of"
     return f"{what} {allocation.cell(load.begin)}: another thread of its block makes that one"
 
 
@@ -198,8 +213,7 @@ def _is_for_others(race: Race) -> bool:
 
 def _told_next(race: Race) -> Stored | None:
     """How the earlier one's warp has told of what it has done, to whoever waits for that."""
-    history = race.thread.world.history
-    for event in history.between(race.earlier.time, history.now):
+    for event in race.history.between(race.earlier.time, race.history.now):
         if isinstance(event, Stored) and event.store.order in RELEASES and event.allocation is not race.thread.shared:
             if abs(event.store.owner.clock) == abs(race.earlier.owner.clock) and event.store is not race.earlier:
                 return event
@@ -215,12 +229,12 @@ def _told_by_mate(race: Race) -> Link | None:
     thread, allocation, _, earlier = race
     if allocation is thread.shared or earlier.owner.clock == thread.owner.clock:
         return None
-    now = thread.world.history.now
-    events = thread.world.history.between(earlier.time, now)
+    now = race.history.now
+    events = race.history.between(earlier.time, now)
     for link in islice(told_by(events, thread.owner, earlier.owner), MAX_TOLD):
         teller = link.store.owner
         is_mates = abs(teller.clock) == abs(earlier.owner.clock) and teller is not earlier.owner
-        if is_mates and link.allocation is not thread.shared and _has_reached(race, link.store, thread.owner, now):
+        if is_mates and link.allocation is not thread.shared and race.has_reached(link.store, thread.owner, now):
             return link
     return None
 
@@ -229,7 +243,7 @@ def _told_by_mate(race: Race) -> Link | None:
 
 
 def _proxy(race: Race, way: Way | None) -> Cause:
-    owner, history = race.thread.owner, race.thread.world.history
+    owner, history = race.thread.owner, race.history
     links = way.links if way is not None else ()
     by = f" by {links[-1].allocation.cell(links[-1].load.begin)}" if links else ""
     told = "has stored itself" if race.earlier.owner is owner else f"knows{by or ' of'}"
@@ -307,12 +321,12 @@ def _tells_of_other(race: Race, way: Way) -> bool:
         return False
     load = way.links[-1].load
     known = [store for store in race.earlier.before if not race.thread.is_new(store)]
-    return any(not _has_reached(race, store, load.owner, load.time) for store in known)
+    return any(not race.has_reached(store, load.owner, load.time) for store in known)
 
 
 def _overwritten(race: Race) -> Cause:
     """A load that comes too late."""
-    earlier, history = race.earlier, race.thread.world.history
+    earlier, history = race.earlier, race.history
     events = history.between(0, earlier.time)
     link = next(told_by(events, earlier.owner, race.thread.owner, is_store=False), None)
     what = f"{race.cell} was overwritten before this load: this thread was told of the store before that one"
@@ -339,7 +353,7 @@ class Hearing(NamedTuple):
 def _hearings(race: Race) -> list[Hearing]:
     """Who may have been told to go on before the other one's access: whoever loads, or each of two that store."""
     access, earlier = race.access, race.earlier
-    late = Hearing(race.thread.owner, race.thread.world.history.now, earlier, True)
+    late = Hearing(race.thread.owner, race.history.now, earlier, True)
     soon = Hearing(earlier.owner, earlier.time, access, False)
     if access.verb == earlier.verb:
         return [late, soon]
@@ -356,7 +370,8 @@ def _told_by_another(race: Race) -> Cause | None:
 def _told_too_soon(race: Race, hearing: Hearing) -> Cause | None:
     act, is_late = hearing.act, hearing.is_late
     are_stores = race.access.verb == race.earlier.verb
-    link = next((link for link in islice(_told(race, hearing), MAX_TOLD) if _is_sound(race, hearing, link)), None)
+    links = islice(_told(race, hearing), MAX_TOLD)  # the first that has reached the listener without a flaw
+    link = next((one for one in links if race.has_reached(one.store, hearing.listener, hearing.end)), None)
     if link is None or (are_stores and link.store.owner is act.owner):
         return None
     if not is_late and not are_stores and _has_loaded_what_it_was_told(race):
@@ -365,7 +380,7 @@ def _told_too_soon(race: Race, hearing: Hearing) -> Cause | None:
     if _is_older(race, link.store, act, act.owner if is_late else race.thread.owner):
         if is_late or are_stores:
             return None
-        what = f"nothing orders the {_noun(race.earlier)} of {race.cell} behind this {_noun(act)}"
+        what = f"nothing orders the {race.earlier.noun} of {race.cell} behind this {act.noun}"
         last = f"the last that the thread that loads has heard of this block is {cell}"
         return Cause(f"{what}: {last}, which was stored before", (link,))
     return Cause(_by_another(act, "the" if is_late else "this", link), (link,))
@@ -373,27 +388,14 @@ def _told_too_soon(race: Race, hearing: Hearing) -> Cause | None:
 
 def _by_another(act: Access, which: str, link: Link) -> str:
     """A thread of another one's block speaks for it, and does not wait for it."""
-    what = f"no {_meeting(link.store.owner, act.owner)} orders {which} {_noun(act)} before the {_telling(link)}"
+    what = f"no {_meeting(link.store.owner, act.owner)} orders {which} {act.noun} before the {_telling(link)}"
     return f"{what}: another thread of its block makes that one"
 
 
 def _told(race: Race, hearing: Hearing) -> Iterator[Link]:
     """How a thread has heard of the other one's block, the last first."""
-    events = race.thread.world.history.between(0, hearing.end)
+    events = race.history.between(0, hearing.end)
     return told_by(events, hearing.listener, hearing.act.owner)
-
-
-def _is_sound(race: Race, hearing: Hearing, link: Link) -> bool:
-    """Whether what was told by a cell has reached the listener without a flaw."""
-    return _has_reached(race, link.store, hearing.listener, hearing.end)
-
-
-def _has_reached(race: Race, access: Access, owner: Owner, end: int) -> bool:
-    """Whether a thread knows of an access at some time."""
-    search = Search(access)
-    search.follow(race.thread.world.history.between(access.time, end))
-    way = search.way_to(owner)
-    return way is not None and not way.flaws
 
 
 def _has_loaded_what_it_was_told(race: Race) -> bool:
@@ -414,7 +416,7 @@ def _is_older(race: Race, told: Access, store: Access, storer: Owner) -> bool:
         return told.time <= store.time
     if told.time > store.time:
         return False
-    return _has_reached(race, told, storer, store.time)
+    return race.has_reached(told, storer, store.time)
 
 
 def _nothing(race: Race) -> Cause:
@@ -442,7 +444,7 @@ def _nothing(race: Race) -> Cause:
         return Cause(f"{what}: {last}", (link,))
     if earlier.serving is not None and (cause := _by_another_queue_pair(race, what)):
         return cause
-    heard = last_heard(thread.world.history.between(0, thread.world.history.now), thread.owner)
+    heard = last_heard(race.history.between(0, race.history.now), thread.owner)
     if behind := who_is_behind(thread.world, thread.owner, only_waiting=bool(heard)):
         return Cause(f"{what}: this thread has gone on while {behind}")
     last = f"; the last that it has waited for is {heard}" if heard else ""
@@ -452,7 +454,7 @@ def _nothing(race: Race) -> Cause:
 def _by_another_queue_pair(race: Race, what: str) -> Cause | None:
     """What a NIC has written, and a thread that has heard of what it did for another queue pair."""
     thread, earlier = race.thread, race.earlier
-    events = thread.world.history.between(0, thread.world.history.now)
+    events = race.history.between(0, race.history.now)
     told = told_by(events, thread.owner, earlier.owner, of_rank=True)
     link = next((link for link in told if link.store.serving not in (None, earlier.serving)), None)
     if link is None or link.store.serving is None or earlier.serving is None:
@@ -466,13 +468,13 @@ def _by_another_queue_pair(race: Race, what: str) -> Cause | None:
 def _not_told_of_load(race: Race) -> Cause:
     """A store to bytes that another thread has loaded, which has told nobody."""
     thread, _, _, earlier = race
-    events = thread.world.history.between(0, thread.world.history.now)
+    events = race.history.between(0, race.history.now)
     link = next(told_by(events, thread.owner, earlier.owner, is_store=False), None)
     is_old = link is None or all(link.store.time < store.time for store in _met(race))
     from_there = any(store.owner.rank == thread.owner.rank != earlier.owner.rank for store in _met(race))
     if not from_there and not _has_loaded_what_it_was_told(race):
-        what = f"nothing at all orders the {_noun(earlier)} and this {_noun(race.access)} of {race.cell}"
-        heard = last_heard(thread.world.history.between(0, earlier.time), earlier.owner)
+        what = f"nothing at all orders the {earlier.noun} and this {race.access.noun} of {race.cell}"
+        heard = last_heard(race.history.between(0, earlier.time), earlier.owner)
         if behind := who_is_behind(thread.world, earlier.owner, only_waiting=bool(heard)):
             return Cause(f"{what}: the thread that loads has gone on while {behind}")
         if is_old:
@@ -481,22 +483,15 @@ def _not_told_of_load(race: Race) -> Cause:
     what = f"{race.cell} is overwritten, and nothing at all tells this thread that it has been read"
     if link is None or is_old:
         return Cause(f"{what}: it has waited for nothing that comes after the load")
-    if link.store.owner is not earlier.owner and not _has_reached(race, link.store, earlier.owner, earlier.time):
+    if link.store.owner is not earlier.owner and not race.has_reached(link.store, earlier.owner, earlier.time):
         return Cause(_by_another(earlier, "the", link), (link,))
     cell = link.allocation.cell(link.load.begin)
     return Cause(f"{what}: the last that it has heard of the other block is {cell}, stored before the load", (link,))
 
 
-def _noun(access: Access) -> str:
-    if access.is_atomic:
-        return "atomic"
-    return f"bulk {access.verb}" if access.order == "bulk" else access.verb
-
-
 def _on(access: Access, cell: str) -> str:
     """`store to CELL`"""
-    noun = _noun(access)
-    return f"{noun} {_OF[noun]} {cell}"
+    return f"{access.noun} {_OF[access.noun]} {cell}"
 
 
 def _telling(link: Link) -> str:

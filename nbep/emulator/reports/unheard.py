@@ -13,22 +13,26 @@ if TYPE_CHECKING:
     from ..world import World
 
 
-def wait_missing(world: World, earlier: Access, later: Owner) -> str:
+def wait_missing(world: World, earlier: Access, access: Access) -> str:
     """In words, "" if there is none: one of two ranks has gone on in a kernel, and has waited there for nobody.
 
     The other one has not left it yet: that is what the wait is for. One of the two accesses is of this kernel.
     """
-    for ahead, behind in ((earlier.owner, later), (later, earlier.owner)):
-        if ahead.rank != behind.rank and (told := _told_in_vain(world, ahead, behind)):
+    for ahead, behind in ((earlier, access), (access, earlier)):
+        if ahead.owner.rank != behind.owner.rank and (told := _told_in_vain(world, ahead, behind.owner)):
             kernel, cell = told.store.owner.kernel, told.allocation.cell(told.store.begin)
-            who, whom = name_of(ahead.rank), name_of(behind.rank)
+            who, whom = name_of(ahead.owner.rank), name_of(behind.owner.rank)
             what = f"a wait is missing in kernel `{kernel}`: {who} has stored a signal to {cell}, and gone on before"
             return f"{what} {whom} without having loaded a signal with acquire order"
     return ""
 
 
-def _told_in_vain(world: World, ahead: Owner, behind: Owner) -> Stored | None:
-    """The last signal to the memory of the one behind, by such a kernel. It tells all ranks, as a barrier does."""
+def _told_in_vain(world: World, access: Access, behind: Owner) -> Stored | None:
+    """The last signal to the memory of the one behind, by such a kernel. It tells all ranks, as a barrier does.
+
+    access: of the one ahead. One with an order may be a signal itself: its kernel may wait after that
+    """
+    ahead = access.owner
     has_waited: set[tuple[str, int]] = set()
     signals: list[Stored] = []
     ranks: dict[object, set[int]] = {}  # that a line of a launch has told
@@ -41,7 +45,8 @@ def _told_in_vain(world: World, ahead: Owner, behind: Owner) -> Stored | None:
     for event in signals:
         kernel, number = event.store.owner.kernel, event.store.owner.launch
         is_one = kernel in (ahead.kernel, behind.kernel) and (kernel, number) not in has_waited
-        is_past = (ahead.kernel, ahead.launch) == (kernel, number) or _has_left(world, ahead.rank, kernel, number)
+        is_here = (ahead.kernel, ahead.launch) == (kernel, number) and not access.reach
+        is_past = is_here or _has_left(world, ahead.rank, kernel, number)
         if is_one and is_past and len(ranks[number, event.store.site]) == world.num_ranks:
             if not _has_left(world, behind.rank, kernel, number):
                 return event

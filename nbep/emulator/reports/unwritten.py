@@ -12,14 +12,17 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..machine.memory import Allocation
+from ..machine.names import name_of
 from .errors import Uninitialized
 from .source import Site, describe_site, site_of, source_line
 
 if TYPE_CHECKING:
     from ..machine.thread import Thread
+    from ..models.history import Event
     from ..world import World
 
 MOST_STEPS = 20_000
+NOT_RESET = "what resets it is missing, or comes too late"
 OPERATION_RATE = 0.1  # of those steps, if a copy or a start of a kernel is under way
 
 
@@ -54,10 +57,13 @@ def tell_who_writes(error: Uninitialized, world: World) -> None:
     if hole is None or world.spans_processes or hole.allocation.freed:
         return
     writer = _on_its_way(hole)
+    promise = ""
     if writer is None and not _is_there(hole):
+        so_far = world.history.between(0, world.history.now)
         writer = _who_writes(hole, world)
+        promise = _promise(hole, writer, so_far)
         if writer is None:
-            _add(error, _not_launched(hole, world))
+            _add(error, _not_launched(hole, world) or promise)
             return
     by: list[str] = []
     if writer is None:
@@ -71,9 +77,9 @@ def tell_who_writes(error: Uninitialized, world: World) -> None:
     is_near = writer is not None and writer.thread is not None and writer.thread.block is hole.thread.block
     if hole.polls and not is_near and writer is not None and writer.thread is not None:
         who = _who(hole.thread, writer.thread)
-        _add(error, f"{who} stores it, but it is looked at before: what resets it is missing, or comes too late", by)
+        _add(error, f"{who} stores it, but it is looked at before: {NOT_RESET}", by)
         return
-    _add(error, f"{what}: {_missing(hole, writer)}", by)
+    _add(error, "; ".join(filter(None, (f"{what}: {_missing(hole, writer)}", promise))), by)
 
 
 def _add(error: Uninitialized, what: str, by: Sequence[str] = ()) -> None:
@@ -90,7 +96,10 @@ def _not_launched(hole: Hole, world: World) -> str:
     if hole.allocation is hole.thread.shared or not late:
         return ""
     who, has = (f"rank {late[0]}", "has") if len(late) == 1 else (f"ranks {', '.join(map(str, late))}", "have")
-    return f"{who} {has} not launched this kernel yet: if it is to store that, nothing makes this load wait for it"
+    what = f"{who} {has} not launched this kernel yet"
+    if hole.polls:
+        return f"{what}, but it is looked at before: {NOT_RESET}"
+    return f"{what}: if it is to store that, nothing makes this load wait for it"
 
 
 def _who(reader: Thread, writer: Thread) -> str:
@@ -107,6 +116,24 @@ def _missing(hole: Hole, writer: Writer | None) -> str:
         meeting = "syncwarp" if writer.thread.warp_state is hole.thread.warp_state else "barrier"
         return f"a {meeting} or a wait is missing, or comes too late"
     return "a wait is missing, or what it polls is too weak or comes too soon"
+
+
+def _promise(hole: Hole, writer: Writer | None, so_far: list[Event]) -> str:
+    """By which cell another block has told this one last, before the bytes were stored; known under `checked` alone."""
+    owner = getattr(hole.thread, "owner", None)
+    if owner is None or hole.polls or hole.allocation is hole.thread.shared:
+        return ""
+    teller = None if writer is None or writer.thread is None else getattr(writer.thread, "owner", None)
+    if teller is not None and teller.block == owner.block:
+        return ""
+    from .chains import told_by
+
+    links = (link for link in told_by(so_far, owner, teller) if link.load.owner.block == owner.block)
+    link = next(links, None)
+    if link is None:
+        return ""
+    cell, who = link.allocation.cell(link.store.begin), name_of(link.store.owner.rank)
+    return f"the last that told this thread to go on is {cell}, stored by {who} before: it may tell too much"
 
 
 def _is_there(hole: Hole) -> bool:

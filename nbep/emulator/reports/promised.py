@@ -1,0 +1,54 @@
+"""Rows that are promised too soon: a tail that says one more than has been stored, or a reader that goes beyond it.
+
+The reader then loads again what it has loaded before, and given back; the row that it was to load comes a moment later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ..models.knowledge import Access
+from .chains import Link, told_by
+
+if TYPE_CHECKING:
+    from .race_cause import Race
+
+
+def loaded_again(race: Race) -> tuple[str, tuple[Link]] | None:
+    """That a thread was told to load bytes once more, which this thread is about to store to; and by which cell.
+
+    This thread knows that the block has loaded them before, and had not been told by that cell yet.
+    """
+    earlier, storer = race.earlier, race.thread.owner
+    if earlier.verb == "store" or earlier.reach or earlier.owner.block == storer.block:
+        return None  # a store, a poll, or what a barrier orders
+    first = next((load for load in _loads(race) if not race.thread.is_new(load)), None)
+    if first is None:
+        return None
+    link = next(told_by(race.history.between(0, earlier.time), earlier.owner, storer), None)
+    if link is None or link.load.time < first.time or race.has_reached(link.store, first.owner, first.time):
+        return None
+    what = f"{link.allocation.cell(link.store.begin)} tells of this {race.access.noun} before it is made"
+    what += f", or its reader goes too far: the {earlier.noun} of {race.cell} comes after the {link.store.noun} to it"
+    return f"{what}, and the block had loaded these bytes before, as this thread knows", (link,)
+
+
+def is_told_before(race: Race) -> bool:
+    """Whether the last that this thread has heard of another block comes before what that one has stored."""
+    earlier, listener = race.earlier, race.thread.owner
+    if earlier.verb == "load" or earlier.owner.block == listener.block:
+        return False
+    link = next(told_by(race.history.between(0, race.history.now), listener, earlier.owner), None)
+    return link is not None and link.store.time < earlier.time
+
+
+def _loads(race: Race) -> Iterator[Access]:
+    """What the block has loaded of the bytes of both since they were stored, before the load of the race."""
+    begin, end = max(race.access.begin, race.earlier.begin), min(race.access.end, race.earlier.end)
+    for granule in range(begin >> 4, (end + 15) >> 4):
+        for last in race.allocation.last_loads.get(granule, {}).values():
+            for load in (last, *last.before):
+                if load.owner.block == race.earlier.owner.block and load.begin < end and begin < load.end:
+                    if load.time < race.earlier.time:
+                        yield load
