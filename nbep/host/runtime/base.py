@@ -253,6 +253,7 @@ class Runtime(ABC):
     shares_current_stream: bool
     array_kinds: str
     has_nic = True
+    _num_forks: int  # behind the process that made it
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         self = super().__new__(cls)
