@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
-from nbep.host.runtime.forks import num_forks
+from nbep.host.runtime import forks
 from nbep.host.runtime.new_arrays import Array, ByColumns, Make, Parts, PartsLayout, Wanted
 
 MaybeArray = Any  # an array or None; kernels get address 0 for None
@@ -257,12 +257,12 @@ class Runtime(ABC):
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         self = super().__new__(cls)
-        self._num_forks = num_forks()
+        self._num_forks = forks.num_forks
         return self
 
     def check_caller(self, verb: str) -> None:
         """Raises: RuntimeError if the rank cannot be used where this is called: in a child made by fork"""
-        if self._num_forks != num_forks():
+        if self._num_forks != forks.num_forks:
             raise RuntimeError(
                 f"{verb}: called in a child made by fork, which has neither the threads nor the GPU of its parent; "
                 f'start processes with the method "spawn", and make a Buffer in each'

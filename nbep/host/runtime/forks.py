@@ -2,16 +2,12 @@
 
 import os
 
-_num_forks = 0
-
-
-def num_forks() -> int:
-    return _num_forks
+num_forks = 0  # read as forks.num_forks
 
 
 def _count_fork() -> None:
-    global _num_forks
-    _num_forks += 1
+    global num_forks
+    num_forks += 1
 
 
 if hasattr(os, "register_at_fork"):
