@@ -85,7 +85,8 @@ class LowLatencyVerbs:
                   hook, None unless return_recv_hook; it is to be called once
         Alike:    on all ranks: all but the contents and number of tokens, the stats, async_finish and the streams.
                   Ranks of one process are compared before; of others a message or a row of another call is reported,
-                  and the buffer's next call raises. Who waits for what the other call does not send: PeerTimeout
+                  and the call raises, on a GPU the buffer's next one. Who waits for what the other call does not send:
+                  PeerTimeout
         Raises:   ValueError for wrong arguments, before anything is launched, and if a third call would be under way;
                   PeerTimeout if a peer does not come, unless the buffer shrinks
         Source:   DeepEP deep_ep/buffer.py, Buffer.low_latency_dispatch
