@@ -50,7 +50,7 @@ class KernelReport:
 
     def warn(self) -> None:
         """Say it where nothing can be raised, unless a call has raised it."""
-        if self.is_there() and not self._is_raised:
+        if self.is_there() and not self._is_raised and not self._memory.runtime.is_failing:
             self._read()
             self._is_raised = True
             warnings.warn(f"no call has raised what a kernel reported: {self._error}", RuntimeWarning, stacklevel=3)

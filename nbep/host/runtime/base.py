@@ -239,6 +239,7 @@ class Runtime(ABC):
         shares_current_stream: ranks of this process have one current stream in common, on which none may wait
         array_kinds: the arrays that it takes, in words
         has_nic: whether create_nic gives one
+        is_failing: the whole run ends with an error, which is told
     """
 
     target: str
@@ -253,6 +254,7 @@ class Runtime(ABC):
     shares_current_stream: bool
     array_kinds: str
     has_nic = True
+    is_failing = False
     _num_forks: int  # behind the process that made it
 
     def __new__(cls, *args: Any, **options: Any) -> Self:

@@ -280,6 +280,10 @@ class EmulatorRuntime(Runtime):
             )
 
     @property
+    def is_failing(self) -> bool:  # type: ignore[override]
+        return self.world.failure is not None
+
+    @property
     def has_tma(self) -> bool:
         return self.world.has_tma
 
