@@ -142,7 +142,7 @@ OVER_THE_NIC = [
           "On rank 2, the network to rank 0: queue 0 (queue pair 64): 2 entries, rung for 0, none done")),
     hang("NIC: it does not tell what it has done", WRAPPING, nic.serve_entry, "complete(qp, index, error)", NOTHING,
          (SENDER, DONE, "It polls `queue pairs` of rank 0: completion of queue pair 65 (queue 0 to rank 1) + 60 (byte ",
-          "and sees 65535", NO_STORE, "(queue pair 65): 64 entries of ", ", none done", "; its NIC has nothing to do"),
+          "and sees 65535", NO_STORE, "(queue pair 65): 6", ", none done", "; its NIC has nothing to do"),
          ("circle", "record of", "doorbell of")),
     hang("NIC: an add goes to the next cell", NIC, arrivals.tell, "amo_add(network, cell, total, peer, queue, True)",
          "amo_add(network, cell + 4, total, peer, queue, True)",
