@@ -38,6 +38,7 @@ SPILLED = {
     ("internode_combine", "sm_90"): 100,
     ("internode_combine", "sm_100"): 24,
     ("internode_dispatch", "sm_90"): 40,
+    ("internode_dispatch", "sm_100"): 44,
 }
 USUAL_SPILL = 16
 SYMBOLS = ("nvshmemi_device_state_d", "nvshmemi_device_lib_version_d", "nvshmemi_ibgda_device_state_d")
