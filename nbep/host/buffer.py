@@ -32,11 +32,11 @@ from nbep.host.local_buffer import local_buffer_tensor
 from nbep.host.low_latency.verbs import LowLatencyVerbs
 from nbep.host.network import check_target, create_transport, mapped_transport
 from nbep.host.network.transport import NetworkOptions, NicOptions, TransportName, chosen_options
+from nbep.host.one_thread import in_turn
 from nbep.host.rdma import rdma_trailer_bytes
 from nbep.host.runtime.base import Array, HandleType, Stream
 from nbep.host.symmetric import NodeMemory
 from nbep.host.tokens import NO_COUNTS, Counts
-from nbep.host.turns import in_turn
 
 
 class Buffer(LowLatencyVerbs):

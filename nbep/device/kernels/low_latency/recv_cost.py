@@ -9,9 +9,9 @@ As in DeepEP, each expert of every rank adds once, however many tokens it has: t
 nothing if its rank is masked. In DeepEP's combine an expert without tokens tells so when its rank begins to send; here
 that is when the rank announces its call. With deduplicate all that belongs to the experts of a rank arrives together.
 
-One thread of a warp waits, as in DeepEP: lanes that wait together go on together, and each would read the slowest's
-time. It acquires nothing. Without the
-statistics nothing waits here.
+One thread of a warp waits, as in DeepEP: lanes that wait together go on together,
+and each would read the time of the slowest one. It acquires nothing.
+Without the statistics nothing waits here.
 
 Source: DeepEP csrc/kernels/internode_ll.cu, wait_recv_cost; csrc/kernels/legacy/internode_ll.cu after v1.2.1 (masks)
 """
