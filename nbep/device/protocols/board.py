@@ -16,7 +16,7 @@ from nbep.device.primitives import (
     st_shared_s32,
     wait_expired,
 )
-from nbep.device.protocols.waits import report_fault, start_wait
+from nbep.device.protocols.waits import has_timed_out, report_fault, start_wait
 
 RETIRED = 1 << 30  # the warp has no more items
 NOT_THERE = -RETIRED - 1  # what stands for an entry of heads behind the last item
@@ -60,10 +60,13 @@ def least_progress(column, row_bytes, num_warps):
 
 @device_function
 def has_stalled(deadline, bounds, site, peer, channel, expected, seen):
-    """A coordinator's turn in which nothing has moved: whether that is so for too long. deadline as start_stall's.
+    """A coordinator's turn in which nothing has moved: whether it is over. deadline as start_stall's.
 
-    Those it coordinates bound their own waits; this one only ends if they never come on.
+    Those it coordinates bound their own waits, and may stop where one times out: then nothing moves any more. Without
+    a time-out this one only ends if they never come on.
     """
+    if has_timed_out(bounds):
+        return True
     if wait_expired(deadline):
         report_fault(bounds, site, peer, channel, expected, seen)
         return True
