@@ -16,8 +16,8 @@ def test_an_edit_reaches_whoever_calls_the_function_and_ends_with_the_block(caps
             assert 2 in barrier.barrier_block.__code__.co_consts
     assert barrier.barrier_block.__code__ is meet
     printed = capsys.readouterr().out
-    assert "-        atom_add_release_sys_s32(" in printed
-    assert "+        atom_add_relaxed_sys_s32(" in printed
+    assert "-        ptx.atom_add_release_sys_s32(" in printed
+    assert "+        ptx.atom_add_relaxed_sys_s32(" in printed
 
 
 def test_an_edit_may_use_a_primitive_that_the_module_does_not_import():
