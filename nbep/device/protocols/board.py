@@ -10,7 +10,7 @@ those would never free what this warp waits for.
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.protocols.waits import has_timed_out, report_fault, start_wait
+from nbep.device.protocols.waits import has_timed_out, report_fault
 
 RETIRED = 1 << 30  # the warp has no more items
 NOT_THERE = -RETIRED - 1  # what stands for an entry of heads behind the last item
@@ -54,20 +54,16 @@ def least_progress(column, row_bytes, num_warps):
 
 @device_function
 def has_stalled(deadline, bounds, site, peer, channel, expected, seen):
-    """A coordinator's turn in which nothing has moved: whether it is over. deadline as start_stall's.
+    """A coordinator's turn in which nothing has moved: whether it is over. deadline: of the stall, by `start_wait`
 
-    Those it coordinates bound their own waits, and may stop where one times out: then nothing moves any more. Without
-    a time-out this one only ends if they never come on.
+    Those it coordinates bound their own waits, and may stop where one times out: then nothing moves any more. So the
+    coordinator ends without a report. If none has timed out, it waits as long again before it reports that they do not
+    come on: it may have begun to wait before the one it stands behind.
     """
-    if has_timed_out(bounds):
-        return True
     if ptx.wait_expired(deadline):
-        report_fault(bounds, site, peer, channel, expected, seen)
-        return True
+        if has_timed_out(bounds):
+            return True
+        if ptx.wait_expired(deadline + bounds.timeout_ns):
+            report_fault(bounds, site, peer, channel, expected, seen)
+            return True
     return False
-
-
-@device_function
-def start_stall(bounds):
-    """The deadline for `has_stalled`: later than those of the waits that it may stand behind."""
-    return start_wait(bounds) + bounds.timeout_ns

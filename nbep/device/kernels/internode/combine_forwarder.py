@@ -45,7 +45,6 @@ from nbep.device.protocols.board import (
     least_progress,
     load_expected,
     note_progress,
-    start_stall,
 )
 from nbep.device.protocols.messages import put_stage
 from nbep.device.protocols.peers import buffer_of
@@ -56,6 +55,7 @@ from nbep.device.protocols.waits import (
     FORWARDER_COORDINATOR,
     FORWARDER_NVL_TAIL,
     FORWARDER_RDMA_HEAD,
+    start_wait,
     wait_tail_past,
 )
 
@@ -199,6 +199,6 @@ def tell_nvl_heads(peers, bounds, here, shape, num_warps, lane):
         if has_moved:
             deadline = 0
         elif deadline == 0:
-            deadline = start_stall(bounds)
+            deadline = start_wait(bounds)
         elif has_stalled(deadline, bounds, FORWARDER_COORDINATOR, peer, here.channel, RETIRED, least):
             return

@@ -17,7 +17,8 @@ from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import BOARD, BOARD_ROW, rank_of
 from nbep.device.layout.internode import head_offset, tail_offset
 from nbep.device.network import amo_add
-from nbep.device.protocols.board import has_stalled, least_progress, start_stall
+from nbep.device.protocols.board import has_stalled, least_progress
+from nbep.device.protocols.waits import start_wait
 
 
 @device_function
@@ -42,7 +43,7 @@ def tell_slots(network, counter, cell, column, bounds, here, total, num_warps, c
             told = done
             deadline = 0
         elif deadline == 0:
-            deadline = start_stall(bounds)
+            deadline = start_wait(bounds)
         elif has_stalled(deadline, bounds, site, peer, here.channel, total, done):
             return
     if total > 0:

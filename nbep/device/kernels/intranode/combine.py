@@ -35,7 +35,7 @@ from typing import NamedTuple
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.layout.intranode import RingShape, locate_notes, locate_ring, slot_bytes
-from nbep.device.protocols.board import RETIRED, first_needed, has_stalled, load_expected, start_stall
+from nbep.device.protocols.board import RETIRED, first_needed, has_stalled, load_expected
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.copies import copy_row
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
@@ -45,6 +45,7 @@ from nbep.device.protocols.waits import (
     COMBINE_COORDINATOR,
     COMBINE_SENDER_HEAD,
     has_fault,
+    start_wait,
     wait_free_slots,
     wait_shared_tail_past,
 )
@@ -201,7 +202,7 @@ def coordinate(board, num_warps, peers, bounds, shape, channel, peer):
         if moved:
             deadline = 0
         elif deadline == 0:
-            deadline = start_stall(bounds)
+            deadline = start_wait(bounds)
         elif has_stalled(deadline, bounds, COMBINE_COORDINATOR, peers.rank, channel, RETIRED, head):
             return
 
