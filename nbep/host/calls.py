@@ -15,8 +15,8 @@ from nbep.device.protocols.waits import CALLS_DIFFER, ONE, FaultReport
 from nbep.host.dtypes import ROW_DTYPES
 
 if TYPE_CHECKING:
-    from nbep.host.call_log import Arguments
     from nbep.host.config import Config
+    from nbep.host.ranks.call_log import Arguments
     from nbep.host.symmetric import NodeMemory
     from nbep.host.tokens import Tokens
 

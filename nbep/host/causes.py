@@ -21,7 +21,7 @@ from nbep.device.protocols.waits import IBGDA_ERROR, OF_NODE, REPORT_WORDS, Faul
 from nbep.host.calls import relayed_error
 from nbep.host.faults import PeerTimeout, fault_error
 from nbep.host.low_latency.calls import late_difference
-from nbep.host.runtime.base import HostWords
+from nbep.host.target.base import HostWords
 
 if TYPE_CHECKING:
     from nbep.host.symmetric import NodeMemory

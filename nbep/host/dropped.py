@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from nbep.host.runtime.base import Runtime
+from nbep.host.target.base import Runtime
 
 if TYPE_CHECKING:
     from nbep.host.symmetric import NodeMemory

@@ -21,9 +21,9 @@ from nbep.device.protocols.waits import (
 )
 from nbep.emulator.reports.expected import Told
 from nbep.host import calls
-from nbep.host.comm import join_ranks
 from nbep.host.low_latency import calls as low_latency_calls
-from nbep.host.processes import NOBODY, Gone
+from nbep.host.ranks.comm import join_ranks
+from nbep.host.ranks.processes import NOBODY, Gone
 
 # Source: rdma-core providers/mlx5/mlx5dv.h, MLX5_CQE_SYNDROME_*
 SYNDROMES = {

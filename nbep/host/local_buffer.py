@@ -7,8 +7,8 @@ from typing import Any
 
 from nbep.host import validate
 from nbep.host.arguments import flags, integer, refuse
-from nbep.host.runtime.base import Array
 from nbep.host.symmetric import NodeMemory
+from nbep.host.target.base import Array
 
 
 def local_buffer_tensor(memory: NodeMemory, dtype: Any, size: Any, offset: Any, use_rdma_buffer: Any) -> Array:

@@ -41,11 +41,8 @@ from nbep.device.protocols.peers import Bounds, HostPeers, Peers
 from nbep.device.protocols.waits import REPORT_BYTES, REPORT_WORDS
 from nbep.host import validate
 from nbep.host.arguments import integer, refuse
-from nbep.host.await_ranks import end_without_mpi
-from nbep.host.call_log import Arguments, CallLog
 from nbep.host.calls import VERBS, arguments_of
 from nbep.host.causes import KernelReport
-from nbep.host.comm import Communicator, await_all, connect, gather_results, is_mpi_comm
 from nbep.host.events import EventHandle, EventOverlap, handle_of
 from nbep.host.faults import destroy_error, destroyed_without
 from nbep.host.internode.memory import KERNELS as INTERNODE_KERNELS
@@ -53,14 +50,17 @@ from nbep.host.internode.memory import InternodeMemory
 from nbep.host.intranode.direct import DirectMemory
 from nbep.host.low_latency.memory import KERNELS as LOW_LATENCY_KERNELS
 from nbep.host.low_latency.memory import LowLatencyMemory
-from nbep.host.network import check_target, create_transport
-from nbep.host.network.transport import NetworkOptions, NicOptions, Transport, TransportName
-from nbep.host.processes import Gone, Process, who_is_gone
-from nbep.host.rdma import RdmaMemory
-from nbep.host.roll_call import RollCall
-from nbep.host.runtime.base import Array, Event, HandleType, Kernel, Memory, PastEvent, Runtime
-from nbep.host.runtime.new_arrays import Make, Wanted
-from nbep.host.undo import Undo
+from nbep.host.ranks.await_ranks import end_without_mpi
+from nbep.host.ranks.call_log import Arguments, CallLog
+from nbep.host.ranks.comm import Communicator, await_all, connect, gather_results, is_mpi_comm
+from nbep.host.ranks.processes import Gone, Process, who_is_gone
+from nbep.host.ranks.roll_call import RollCall
+from nbep.host.ranks.undo import Undo
+from nbep.host.target.base import Array, Event, HandleType, Kernel, Memory, PastEvent, Runtime
+from nbep.host.target.new_arrays import Make, Wanted
+from nbep.host.transport import check_target, create_transport
+from nbep.host.transport.base import NetworkOptions, NicOptions, Transport, TransportName
+from nbep.host.transport.rdma import RdmaMemory
 
 BARRIER_KERNELS = notify_dispatch, cached_notify_dispatch, cached_notify_combine
 LAYOUT_MAX_BLOCKS = 32

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nbep.host import validate
-from nbep.host.runtime.base import Array, MaybeArray, Runtime
 from nbep.host.symmetric import RDMA_COUNTER, Empty, NodeMemory
+from nbep.host.target.base import Array, MaybeArray, Runtime
 
 BF16_BYTES = 2
 MAX_ROWS = (1 << 31) - 1

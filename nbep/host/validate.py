@@ -23,12 +23,12 @@ from nbep.device.layout.low_latency import TRAILER_BYTES as RDMA_TRAILER_BYTES
 from nbep.device.protocols.copies import VEC_BYTES
 from nbep.host import handle_contents
 from nbep.host.arguments import flags, integer, refuse
-from nbep.host.comm import MAX_TIMEOUT_MS, Communicator, is_mpi_comm
 from nbep.host.config import Config
 from nbep.host.dtypes import ROW_DTYPES
 from nbep.host.events import EventOverlap, handle_of
 from nbep.host.intranode.handle import DispatchHandle
-from nbep.host.runtime.base import Array, HandleType, Runtime
+from nbep.host.ranks.comm import MAX_TIMEOUT_MS, Communicator, is_mpi_comm
+from nbep.host.target.base import Array, HandleType, Runtime
 
 if TYPE_CHECKING:
     from nbep.host.intranode.direct import DirectMemory

@@ -8,7 +8,7 @@ import pytest
 from target import spawn
 
 import nbep
-from nbep.host.comm import CommGroup, InProcessComm, connect, gather_results, is_mpi_comm
+from nbep.host.ranks.comm import CommGroup, InProcessComm, connect, gather_results, is_mpi_comm
 
 
 def test_every_rank_has_its_number_and_the_size():

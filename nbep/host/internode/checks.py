@@ -11,8 +11,8 @@ from nbep.host.config import Config
 from nbep.host.events import EventOverlap
 from nbep.host.internode.handle import InternodeHandle
 from nbep.host.internode.memory import InternodeMemory
-from nbep.host.runtime.base import MaybeArray
 from nbep.host.symmetric import NodeMemory
+from nbep.host.target.base import MaybeArray
 from nbep.host.tokens import Counts, Tokens
 
 

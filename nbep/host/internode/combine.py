@@ -22,8 +22,8 @@ from nbep.host.internode import checks
 from nbep.host.internode.dispatch import launch_cached_notify
 from nbep.host.internode.rings import Rings, check_chunk, check_rings, combine_rings, fit_rings
 from nbep.host.internode.turns import check_turn, take_turn
-from nbep.host.runtime.base import Array, MaybeArray
 from nbep.host.symmetric import NodeMemory, Order
+from nbep.host.target.base import Array, MaybeArray
 from nbep.host.tokens import check_combine_inputs
 
 

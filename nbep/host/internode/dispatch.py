@@ -36,8 +36,8 @@ from nbep.host.internode import checks
 from nbep.host.internode.handle import InternodeHandle
 from nbep.host.internode.rings import Rings, check_rings, dispatch_rings, fit_rings
 from nbep.host.internode.turns import check_turn, take_turn
-from nbep.host.runtime.base import Array, MaybeArray
 from nbep.host.symmetric import NodeMemory, Order
+from nbep.host.target.base import Array, MaybeArray
 from nbep.host.tokens import Counts, Tokens, check_counts, empty_rows, pair, wait_counters
 
 NO_HEADS = CachedHeads(0, 0, 0, 0)  # before a dispatch

@@ -25,9 +25,9 @@ from nbep.host.config import DISPATCH_TABLE, Config, fit_config, table_config, z
 from nbep.host.intranode.handle import MAX_PLANS, DispatchHandle
 from nbep.host.intranode.notify import prepare_reset
 from nbep.host.plans import NOTHING, find_plan, keep_plan
-from nbep.host.runtime.base import Array, MaybeArray, PreparedLaunch
-from nbep.host.runtime.new_arrays import Make
 from nbep.host.symmetric import NodeMemory, Order
+from nbep.host.target.base import Array, MaybeArray, PreparedLaunch
+from nbep.host.target.new_arrays import Make
 from nbep.host.tokens import Tokens, pair
 
 NO_LISTS = (0,) * (len(DispatchOutputs._fields) - 2)  # besides tokens and scales, a handle's dispatch gives nothing

@@ -22,9 +22,9 @@ from nbep.host.events import EventOverlap
 from nbep.host.intranode.direct_combine import DirectCombine, prepare_direct_combine
 from nbep.host.intranode.handle import MAX_PLANS, DispatchHandle
 from nbep.host.plans import NOTHING, find_plan, keep_plan
-from nbep.host.runtime.base import Array, MaybeArray, PreparedLaunch
-from nbep.host.runtime.new_arrays import Make
 from nbep.host.symmetric import NodeMemory, Order
+from nbep.host.target.base import Array, MaybeArray, PreparedLaunch
+from nbep.host.target.new_arrays import Make
 from nbep.host.tokens import CombineGiven, check_combine_inputs
 
 COMBINE = "combine"  # in the key of a plan: a handle keeps those of dispatches, too

@@ -15,8 +15,8 @@ from nbep.host import validate
 from nbep.host.config import Config
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.intranode.notify import prepare_reset
-from nbep.host.runtime.base import PreparedLaunch
 from nbep.host.symmetric import NodeMemory
+from nbep.host.target.base import PreparedLaunch
 from nbep.host.tokens import CombineGiven
 
 

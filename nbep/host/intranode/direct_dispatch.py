@@ -24,9 +24,9 @@ from nbep.host.config import Config
 from nbep.host.intranode.direct import DirectMemory
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.intranode.notify import exchange_counts
-from nbep.host.runtime.base import Array, MaybeArray
-from nbep.host.runtime.lent import Lease
 from nbep.host.symmetric import NodeMemory, Order
+from nbep.host.target.base import Array, MaybeArray
+from nbep.host.target.lent import Lease
 from nbep.host.tokens import Counts, Tokens, wait_counters
 
 

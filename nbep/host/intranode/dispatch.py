@@ -28,8 +28,8 @@ from nbep.host.intranode import direct_dispatch
 from nbep.host.intranode.cached_dispatch import dispatch_cached
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.intranode.notify import exchange_counts
-from nbep.host.runtime.base import Array, MaybeArray, Runtime
 from nbep.host.symmetric import Empty, NodeMemory, Order
+from nbep.host.target.base import Array, MaybeArray, Runtime
 from nbep.host.tokens import Counts, Tokens, check_counts, empty_rows, pair, wait_counters
 
 

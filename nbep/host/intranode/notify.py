@@ -6,8 +6,8 @@ from nbep.device.kernels.intranode.cached_notify_dispatch import cached_notify_d
 from nbep.device.kernels.intranode.notify_dispatch import NotifyInputs, NotifyOutputs, NotifySizes, notify_dispatch
 from nbep.device.protocols.calls import Call
 from nbep.device.protocols.peers import Peers
-from nbep.host.runtime.base import Array, PreparedLaunch
 from nbep.host.symmetric import NodeMemory
+from nbep.host.target.base import Array, PreparedLaunch
 from nbep.host.tokens import Counts
 
 

@@ -11,8 +11,8 @@ from nbep.host import validate
 from nbep.host.arguments import integer, refuse
 from nbep.host.low_latency.handle import LowLatencyHandle
 from nbep.host.low_latency.memory import LowLatencyCall, LowLatencyMemory
-from nbep.host.runtime.base import Array
 from nbep.host.symmetric import NodeMemory
+from nbep.host.target.base import Array
 
 
 def mode_of(memory: NodeMemory, verb: str) -> LowLatencyMemory:

@@ -11,8 +11,8 @@ from nbep.host.arguments import integer, refuse
 from nbep.host.low_latency import checks
 from nbep.host.low_latency.launch import on_current_stream
 from nbep.host.low_latency.memory import LowLatencyMemory
-from nbep.host.runtime.base import PreparedLaunch
 from nbep.host.symmetric import NodeMemory
+from nbep.host.target.base import PreparedLaunch
 
 VERB = "clean_low_latency_buffer"
 

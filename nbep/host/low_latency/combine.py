@@ -21,9 +21,9 @@ from nbep.host.low_latency.handle import LowLatencyHandle
 from nbep.host.low_latency.launch import Hook, check_options, run_call
 from nbep.host.low_latency.memory import MAX_PLANS, Launches, LowLatencyMemory
 from nbep.host.plans import NOTHING, find_plan, keep_plan
-from nbep.host.runtime.base import Array, MaybeArray, Runtime
-from nbep.host.runtime.new_arrays import Make
 from nbep.host.symmetric import NodeMemory
+from nbep.host.target.base import Array, MaybeArray, Runtime
+from nbep.host.target.new_arrays import Make
 
 VERB = "low_latency_combine"
 GET_NEXT = "get_next_low_latency_combine_buffer"

@@ -26,9 +26,9 @@ from nbep.host.low_latency.handle import NO_MESSAGES, LowLatencyHandle
 from nbep.host.low_latency.launch import Hook, check_options, run_call
 from nbep.host.low_latency.memory import MAX_PLANS, Launches, LowLatencyMemory
 from nbep.host.plans import find_plan, keep_plan
-from nbep.host.runtime.base import Array, MaybeArray, Runtime
-from nbep.host.runtime.new_arrays import ByColumns, Make, PartsLayout, Wanted
 from nbep.host.symmetric import NodeMemory
+from nbep.host.target.base import Array, MaybeArray, Runtime
+from nbep.host.target.new_arrays import ByColumns, Make, PartsLayout, Wanted
 
 VERB = "low_latency_dispatch"
 COLUMNS_PER_WORD = 4 * COLUMNS_PER_SCALE  # of packed scales

@@ -14,8 +14,8 @@ from nbep.device.kernels.low_latency.journal import BOTH_PHASES, RECV_PHASE, SEN
 from nbep.host.arguments import flags, refuse
 from nbep.host.events import EventOverlap
 from nbep.host.low_latency.memory import Launches, LowLatencyCall
-from nbep.host.runtime.base import PreparedLaunch
 from nbep.host.symmetric import NodeMemory
+from nbep.host.target.base import PreparedLaunch
 
 Hook = Callable[[], None]
 

@@ -14,8 +14,8 @@ from nbep.host.arguments import flags, integer, refuse
 from nbep.host.low_latency import checks
 from nbep.host.low_latency.launch import on_current_stream
 from nbep.host.low_latency.memory import LowLatencyMemory
-from nbep.host.runtime.base import Array
 from nbep.host.symmetric import NodeMemory
+from nbep.host.target.base import Array
 
 WARP = 32
 

@@ -13,7 +13,7 @@ from nbep.host.low_latency.handle import LowLatencyHandle
 from nbep.host.low_latency.launch import Hook
 from nbep.host.low_latency.size import low_latency_rdma_size_hint
 from nbep.host.one_thread import in_turn
-from nbep.host.runtime.base import Array, MaybeArray
+from nbep.host.target.base import Array, MaybeArray
 
 if TYPE_CHECKING:
     from nbep.host.symmetric import NodeMemory
