@@ -26,8 +26,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from nbep.host.faults import PeerTimeout
-from nbep.host.ranks.comm import MISSED_MEETING, join_ranks
+from nbep.host.ranks.timeouts import MISSED_MEETING, PeerTimeout, join_ranks
 
 Result = TypeVar("Result")
 

@@ -11,17 +11,14 @@ The n-th collective call of every rank is meeting n. A rank waits there until al
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
+from nbep.host.ranks import await_ranks
+from nbep.host.ranks.timeouts import MISSED_MEETING, join_ranks, timeout_ns
 from nbep.host.target.base import Runtime
 
 Result = TypeVar("Result")
-
-DEFAULT_TIMEOUT_MS = 100_000.0  # DeepEP's 100 s
-MISSED_MEETING = "construction"  # role of a PeerTimeout: a rank did not come to make, or to destroy, a Buffer
-MAX_TIMEOUT_MS = 1e12  # 31 years: a GPU's clock, plus that in nanoseconds, fits into int64
 
 
 class Communicator(Protocol):
@@ -167,11 +164,6 @@ class InProcessComm:
         return [meeting.brought[rank] for rank in range(self.size)]
 
 
-def join_ranks(ranks: Sequence[int]) -> str:
-    """ "rank 1", or "ranks 1, 2"."""
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
-
-
 class TorchComm:
     """A torch.distributed process group with the names of a communicator. Every call is an all_gather_object.
 
@@ -227,8 +219,6 @@ def gather_objects(comm: Communicator, value: Any) -> list[Any]:
     """What every rank passes, by rank. Collective. Under MPI it has an end: raises PeerTimeout if a rank is missing."""
     if not is_mpi_comm(comm):
         return comm.allgather(value)
-    from nbep.host.ranks import await_ranks
-
     return await_ranks.gather_objects(comm, value, 2 * timeout_ns())
 
 
@@ -237,18 +227,7 @@ def await_all(comm: Communicator) -> None:
     if not is_mpi_comm(comm):
         comm.barrier()
         return
-    from nbep.host.ranks import await_ranks
-
     await_ranks.await_all(comm, 2 * timeout_ns())
-
-
-def timeout_ns() -> int:
-    """Longest time that a wait inside a kernel may take, as the environment says; a wrong one is refused elsewhere."""
-    try:
-        milliseconds = float(os.environ.get("NBEP_TIMEOUT_MS", DEFAULT_TIMEOUT_MS))
-    except ValueError:
-        milliseconds = DEFAULT_TIMEOUT_MS
-    return int(1e6 * max(milliseconds, 1.0)) if milliseconds < MAX_TIMEOUT_MS else int(1e6 * MAX_TIMEOUT_MS)
 
 
 def _kind(error: Exception) -> type[Exception]:
@@ -264,29 +243,3 @@ def is_mpi_comm(comm: object) -> bool:
 def is_torch_group(comm: object) -> bool:
     """Whether this is a process group of torch.distributed. torch is not imported to find out."""
     return any(cls.__module__.startswith("torch.") and cls.__name__ == "ProcessGroup" for cls in type(comm).__mro__)
-
-
-def connect(group: object | None, comm: object | None) -> tuple[Communicator, Runtime]:
-    """The communicator that a `Buffer` was given as `group` or as `comm`, and the runtime of this rank.
-
-    Raises: ValueError if there is none, if there are two, or if it is of an unknown kind
-    """
-    if group is None and comm is None:
-        raise ValueError("group: got None; pass a communicator as group or as comm")
-    if group is not None and comm is not None and group is not comm:
-        raise ValueError("comm: got a communicator besides group; pass only one of the two")
-    name, given = ("group", group) if group is not None else ("comm", comm)
-    if isinstance(given, InProcessComm):
-        given.runtime.check_caller("Buffer")
-        return given, given.runtime
-    if is_mpi_comm(given) or is_torch_group(given):
-        from nbep.host.target.process import process_runtime
-
-        communicator: Any = TorchComm(given) if is_torch_group(given) else given
-        runtime = process_runtime(communicator)
-        runtime.check_caller("Buffer")
-        return communicator, runtime
-    raise ValueError(
-        f"{name}: got {type(given).__name__}; must be the communicator that nbep.spawn passes, one of mpi4py, or a "
-        f"process group of torch.distributed"
-    )

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from nbep.host.ranks.comm import join_ranks
+from nbep.host.ranks.timeouts import join_ranks
 
 PROC = Path("/proc")
 STATE, STARTED = 0, 19  # fields of a process's file `stat`, behind its name

@@ -27,7 +27,9 @@ import time
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from nbep.host.ranks.comm import Communicator, InProcessComm, is_mpi_comm, join_ranks, timeout_ns
+from nbep.host.ranks.await_ranks import duplicate
+from nbep.host.ranks.comm import Communicator, InProcessComm, is_mpi_comm
+from nbep.host.ranks.timeouts import join_ranks, timeout_ns
 
 SHORTEST_PAUSE_S = 20e-6
 LONGEST_PAUSE_S = 1e-3
@@ -36,8 +38,6 @@ MASK_BYTES = 8
 
 
 def _duplicate(comm: Any) -> Any:
-    from nbep.host.ranks.await_ranks import duplicate
-
     return duplicate(comm, 2 * timeout_ns())
 
 

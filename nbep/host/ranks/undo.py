@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from nbep.host.faults import PeerTimeout
+from nbep.host.ranks.timeouts import PeerTimeout
 
 
 class Undo(ExitStack):

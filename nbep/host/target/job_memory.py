@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from nbep.emulator.process_lock import ALIGNMENT, ProcessLock, lock_bytes
-from nbep.host.faults import PeerTimeout, lock_error
-from nbep.host.ranks.comm import timeout_ns
+from nbep.host.faults import lock_error
+from nbep.host.ranks.timeouts import PeerTimeout, timeout_ns
 from nbep.host.target.base import Describe
 from nbep.host.target.emulator import EmulatedSymmetricMemory
 

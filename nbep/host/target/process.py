@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from nbep.host.arguments import named_by
 from nbep.host.ranks.await_ranks import call_bounded, end_after_timeouts
-from nbep.host.ranks.comm import TorchComm, gather_objects, gather_results, is_mpi_comm, timeout_ns
+from nbep.host.ranks.comm import TorchComm, gather_objects, gather_results, is_mpi_comm
+from nbep.host.ranks.timeouts import timeout_ns
 from nbep.host.target.base import Runtime, set_process_runtime
 from nbep.host.target.resolve import resolve_target
 
