@@ -47,7 +47,7 @@ from nbep.device.layout.internode import (
     message_words,
     rings_offset,
 )
-from nbep.device.network import Network, amo_add, keep_message, own_ptr, put_nbi_warp, quiet
+from nbep.device.network.seam import Network, amo_add, keep_message, own_ptr, put_nbi_warp, quiet
 from nbep.device.protocols.calls import Call, meet_with
 from nbep.device.protocols.grid_barrier import barrier_grid
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
