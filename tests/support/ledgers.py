@@ -26,7 +26,7 @@ NIC = "software_nic"
 OF_PEERS = frozenset([frozenset(["byte"]), frozenset(["cell"])])  # a NIC does not know what they are
 KINDS = re.compile(r"(_shared)?(_keep)?(_(s32|s64|f32|u8|u32|v2|v4))?$")
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\*?")
-COPIES = "bulk copy"
+COPIES = {"tma_load_1d", "tma_store_1d"}
 WHATEVER = {"all", "those", "other"}  # cells that have no names of their own in a row
 TWO_USES = re.compile("(.*) to send, (.*) to receive")
 # What reports call a cell, and what ledgers call it.
@@ -42,7 +42,7 @@ ALSO = {
     "shared_tail": ("shared tail",),
     "shared_head": ("shared head",),
     "table": ("parts sent",),
-    "fault report": ("report", "status", "moe_recv_counter"),
+    "fault report": ("report", "status", "moe_recv_counter", "moe_recv_expert_counter"),
     "result of queue": ("old value",),
     "word": ("queue pair", "others"),
 }
@@ -78,8 +78,8 @@ class Row(NamedTuple):
     def words(self) -> set[str]:
         """Functions and primitives that it names."""
         found = {plain(word) for word in WORD.findall(self.text)}
-        if COPIES in self.text or "engine" in found:
-            found |= {"tma_load_1d", "tma_store_1d"}
+        if "bulk copy" in self.text or "engine" in found:
+            found |= COPIES
         return found | ({"st_weak"} if "weak" in found else set())
 
     def is_about(self, names: frozenset[frozenset[str]]) -> bool:
@@ -120,18 +120,23 @@ def is_head(line: str) -> bool:
     return bool(re.match(r" ?(cell|word)\s+written by\s", line))
 
 
-def rows_of(head: str, lines: list[str]) -> Iterator[Row]:
-    column, cell = head.index("written by"), ""
+def rows_of(head: str, lines: list[str]) -> list[Row]:
+    """The rows below a head, up to an empty line. A cell goes on in the next line, if that is indented."""
+    column = head.index("written by")
+    rows: list[Row] = []
     for line in lines:
         if not line.strip():
-            return
+            break
         end = column
-        if line[:column].strip():
-            if line[column - 1 : column].strip():  # the name is longer than its column
-                end = next(iter(re.finditer(r"  |$", line[column:]))).start() + column
-            name = line[:end]
-            cell = f"{cell} {name}" if line.startswith("   ") else name
-        yield Row(cell.strip(), line[end:])
+        if line[:column].strip() and line[column - 1 : column].strip():  # the name is longer than its column
+            end += next(re.finditer(r"  |$", line[column:])).start()
+        cell, text = line[:end], line[end:]
+        if rows and (line.startswith("  ") or not cell.strip()):
+            cell = f"{rows[-1].cell} {cell}"
+            if line[end : head.index("with", column)].strip() == "":
+                text = f"{rows.pop().text} {text}"
+        rows.append(Row(cell.strip(), text))
+    return rows
 
 
 # --- what runs do
@@ -312,5 +317,6 @@ def unseen(ledger: Ledger, accesses: Iterable[Access]) -> list[str]:
         if "nobody" in row.text or row.names & WHATEVER:
             continue
         words = {word for access in accesses if row.is_about(access.names) for word in access.functions}
+        words |= COPIES if words & COPIES else set()
         found += [f"{word} of {row.cell}" for word in sorted(row.orders - words)]
     return found
