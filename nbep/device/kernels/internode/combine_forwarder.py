@@ -10,6 +10,7 @@
  stage of a warp        forwarder              st_shared               network             after a proxy fence, syncwarp
  slot of (n, l)         forwarder              put_nbi_warp            RDMA receiver       after tails
  board[w]               forwarder w            atom_exch_release_cta   coordinators        ld_acquire_cta
+                        all, at the start      st_shared 0             all                 after syncthreads
  told[ring]             NVL coordinator        st_shared_s32           the same lane       ld_shared_s32
  head of NVL ring       NVL coordinator        st_relaxed_sys (1)      NVL sender (d, k)   ld_relaxed_sys
  tails[c, d] of (n, l)  RDMA coordinator       amo_add, behind slots   RDMA receiver       ld_acquire_sys

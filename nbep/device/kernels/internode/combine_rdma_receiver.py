@@ -8,6 +8,7 @@
  slot of RDMA ring      (d, l)                 put_nbi_warp            receiver            ld_na, after tails
  biases                 nobody                 -                       receiver            ld_na
  board[w, d]            receiver w, lane d     atom_exch_release_cta   coordinator         ld_acquire_cta
+                        all, at the start      st_shared 0             all                 after syncthreads
  heads[c, n] of (d, l)  coordinator, lane d    amo_add, behind reads   forwarders          ld_acquire_sys
  received[c, d]         coordinator, lane d    st_weak                 (next call)         ld_weak
  combined_ arrays       receiver               st_na, st_weak          -                   the next kernel

@@ -11,6 +11,7 @@
  tail of NVL ring      warp 0 of a team     st_release_sys          receivers (d, k)  ld_acquire_sys
  head of NVL ring      receivers (d, k)     st_relaxed_sys          forwarders        ld_relaxed_sys
  board[k, n]           warp 0 of team k     atom_exch_release_cta   coordinator       ld_acquire_cta
+                       all, at the start    st_shared 0             all               after syncthreads
  heads[c, d] of (n,l)  coordinator, lane n  amo_add, behind reads   senders           ld_acquire_sys
  received[c, n]        coordinator, lane n  st_weak                 (next call)       ld_weak
  send_nvl_head         warp 0 of team k     st_weak                 (combine)         -

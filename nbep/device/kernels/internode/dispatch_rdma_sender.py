@@ -8,6 +8,7 @@
    its notes          lanes               st_shared                network             after a proxy fence, syncwarp
  slot[k] of (d, l)    sender              put_nbi_warp             forwarder           after tails
  board[w, d]          sender w, lane d    atom_exch_release_cta    coordinator         ld_acquire_cta
+                      all, at the start   st_shared 0              all                 after syncthreads
  tails[c, n] of (d,l) coordinator, lane d amo_add, behind slots    forwarder           ld_acquire_sys
  heads[c, d]          (d, l)              amo_add, behind reads    senders, lane d     ld_acquire_sys
  sent[c, d]           coordinator, lane d st_weak                  senders (next call) ld_weak

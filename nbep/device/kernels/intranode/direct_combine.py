@@ -10,6 +10,8 @@
  landed, next_token the owner         st_weak 0 (notify), barrier (this kernel)    -
  own rows, biases   nobody            -                        summers(s)          bulk copy, or ld_na
  rows, weights[w]   warp w            st_shared                the same warp       ld_shared, after syncwarp
+ stage of a warp    copy engine       bulk copy                the warp            ld_shared, see staged_sums.py
+ combined_ arrays   summers           st_na, st_weak           -                   the next kernel
 
  (1) The barrier of the notify kernel stands before: the owner has left the combine before, whose slots they were.
  (2) Bulk copies are waited for to the end (tma_store_wait_all) by the thread that started them, before it says that

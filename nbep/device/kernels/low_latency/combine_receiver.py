@@ -4,6 +4,8 @@ cell                    written by      with           read by            with
 counts[e], arrivals[r]  experts' ranks  amo_add        the listing warp   ld_acquire_sys
 row                     experts' ranks  put_nbi_warp   all warps          ld_na, after the count and syncthreads
 sum table               listing warp    st_shared      all warps          ld_shared, after syncthreads
+combined_x              all warps       st_na          -                  the next kernel
+counts, arrivals        next keeper     resets, see journal.py
 """
 
 import nbep.device.primitives as ptx

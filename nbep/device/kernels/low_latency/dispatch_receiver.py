@@ -3,7 +3,10 @@
 cell             written by    with                    read by      with
 counts[e, s]     source s      amo_add                 receivers    ld_acquire_sys
 message          source s      put_nbi_warp            receivers    bulk copy and ld_na, after the count
-recv_*           receivers     bulk copy, st_weak      -            the next kernel
+stage of a warp  copy engine   bulk copy               engine       bulk copy, after its mbarrier
+recv_*           receivers     bulk copy, st_na, weak  -            the next kernel
+cumulative_recv_stats  receivers  atom_add_relaxed_gpu  -           the next kernel
+counts           next keeper   resets, see journal.py
 """
 
 import nbep.device.primitives as ptx

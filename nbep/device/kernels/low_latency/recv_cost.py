@@ -1,9 +1,10 @@
 """How long receivers wait for each rank: `wait_recv_cost_stats` of dispatch and combine, to find stragglers with.
 
  cell                    written by                       with                   read by            with
- cost[r]                 a thread for each expert of r    atom_add_relaxed_sys   the next kernel    plain
+ wait_recv_cost_stats    a thread for each expert         atom_add_relaxed_sys   the next kernel    plain
  counts[e], arrivals[r]  peers                            amo_add                the same thread    ld_relaxed_sys
  calls[r]                who announces                    amo_add                the same thread    ld_relaxed_sys
+ counts, arrivals, calls next keeper                      resets, see journal.py
 
 As in DeepEP, each expert of every rank adds once, however many tokens it has: the cycles until all of them are there,
 nothing if its rank is masked. In DeepEP's combine an expert without tokens tells so when its rank begins to send; here
