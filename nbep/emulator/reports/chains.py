@@ -10,15 +10,18 @@ too small, a vote in place of a syncwarp, a barrier that is left out, a bulk cop
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from ..machine.names import name_of
+from ..machine.orders import ACQUIRES, RELEASES, SCOPES
+from ..models import checked
 from ..models.history import (
     Arrived,
     Event,
     Fenced,
     Filled,
     Forgotten,
+    History,
     Loaded,
     Met,
     Signed,
@@ -26,12 +29,12 @@ from ..models.history import (
     Waited,
 )
 from ..models.knowledge import NOT_WAITED, Access, Owner, distance
-from ..models.orders import ACQUIRES, RELEASES, SCOPES
 
 if TYPE_CHECKING:
     from ..machine.memory import Allocation
+    from ..machine.source import Site
     from ..models.checked import CheckedThread
-    from .source import Site
+    from ..run import Run
 
 LANES = 32
 MAX_WARPS = 32  # of a block
@@ -277,6 +280,43 @@ class Search:
             best = min(known, key=lambda way: way.cost).by(cost=HOP)
             for key in waiting:
                 self.improve(key, best)
+
+
+class Race(checked.Race):
+    """A race, with what is asked of it again and again."""
+
+    __slots__ = ()
+
+    @property
+    def world(self) -> Run:
+        return cast("Run", self.thread.world)
+
+    @property
+    def history(self) -> History:
+        return self.world.history
+
+    @property
+    def cell(self) -> str:
+        return self.allocation.cell(max(self.access.begin, self.earlier.begin))
+
+    @property
+    def order(self) -> str:
+        """The order that is missing, in words."""
+        if self.earlier.verb == self.access.verb:
+            return "one store before the other"
+        return f"the {self.earlier.verb} before this {self.access.verb}"
+
+    @property
+    def accesses(self) -> str:
+        """Both, in words."""
+        return "two stores" if self.earlier.verb == self.access.verb else self.order.replace("before", "and")
+
+    def has_reached(self, access: Access, owner: Owner, end: int) -> bool:
+        """Whether a thread knows of an access at some time."""
+        search = Search(access)
+        search.follow(self.history.between(access.time, end))
+        way = search.way_to(owner)
+        return way is not None and not way.flaws
 
 
 def _cheapest(told: list[Told]) -> list[Told]:

@@ -7,20 +7,20 @@ import sys
 from types import CodeType
 from typing import TYPE_CHECKING
 
-from .source import Site, call_chain, describe_site
+from ..machine.source import Site, call_chain, describe_site
 
 if TYPE_CHECKING:
     from ..machine.block import Block
     from ..machine.thread import Thread
     from ..models.knowledge import Owner
-    from ..world import World
+    from ..run import Run
 
 WAITS = {"wait_expired", "mbarrier_try_wait_parity"}  # what loops call that poll
 LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"}
 MOST_CALLS = 32
 
 
-def block_of(world: World, owner: Owner) -> Block | None:
+def block_of(world: Run, owner: Owner) -> Block | None:
     """The block of a thread that has accessed something; None if its launch is over."""
     for launch in world.launches:
         if (launch.rank, launch.name, launch.number) == (owner.rank, owner.kernel, owner.launch):
@@ -28,7 +28,7 @@ def block_of(world: World, owner: Owner) -> Block | None:
     return None
 
 
-def who_is_behind(world: World, owner: Owner, only_waiting: bool = False) -> str:
+def who_is_behind(world: Run, owner: Owner, only_waiting: bool = False) -> str:
     """`thread 0 of its block waits for CELL`, of one that is where this thread has gone on; nothing if none is.
 
     One that does not wait yet counts if it is on its way there: what it comes to is named `wait_...`.

@@ -6,13 +6,9 @@ The reader then loads again what it has loaded before, and given back; the row t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ..models.knowledge import Access
-from .chains import Link, told_by
-
-if TYPE_CHECKING:
-    from .race_cause import Race
+from .chains import Link, Race, told_by
 
 
 def loaded_again(race: Race) -> tuple[str, tuple[Link]] | None:

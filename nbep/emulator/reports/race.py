@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from ..machine import errors
 from ..machine.access import describe_thread
-from ..machine.memory import Allocation
-from ..models.knowledge import Access
-from . import errors
-from .chains import Link
-from .race_cause import Cause, Race, find_cause
-from .source import describe_site, source_line
-
-if TYPE_CHECKING:
-    from ..models.checked import CheckedThread
+from ..machine.names import name_of
+from ..machine.source import describe_site, source_line
+from ..models import checked
+from ..models.host import HostRace
+from ..models.knowledge import NOT_YET, Access
+from .chains import Link, Race
+from .race_cause import Cause, find_cause
 
 MAX_LINKS = 4  # of a chain that are shown
 
 
-def race(thread: CheckedThread, allocation: Allocation, access: Access, earlier: Access) -> errors.EmulatorError:
+def race(fact: checked.Race) -> errors.EmulatorError:
     """The error for an access that meets an earlier one, which the thread cannot know of."""
-    one = Race(thread, allocation, access, earlier)
+    thread, _, access, earlier = one = Race(*fact)
     error = errors.DataRace("")
     cause = Cause(f"nothing orders {one.accesses} of {one.cell}")
     with errors.explaining(error):
@@ -39,6 +36,32 @@ def race(thread: CheckedThread, allocation: Allocation, access: Access, earlier:
     error.args = ("\n".join(lines + here),)
     error.thread, error.source = thread.describe(), describe_site(access.site)
     return error
+
+
+def host_race(fact: HostRace) -> errors.EmulatorError:
+    """The error for an access by the CPU to bytes that a kernel has accessed."""
+    allocation, access, earlier = fact
+    owner = earlier.owner
+    does = "writes" if access.verb == "store" else "polls" if access.reach else "reads"
+    has_done = "loaded" if earlier.verb == "load" else "stored"
+    if access.reach and earlier.reach:
+        why = f"scope {earlier.scope} does not reach the CPU: that takes scope sys"
+    elif access.reach:
+        needed = f"a {earlier.verb} with an order, and scope sys"
+        why = f"the CPU {does} these bytes while the kernel runs: that takes {needed}"
+    elif earlier.number == NOT_YET or earlier.at_exit:
+        why = "its thread has released nothing since, and the CPU has not waited for the end of the kernel"
+    else:
+        why = "the CPU has polled nothing that was released with scope sys since, nor waited for an event since"
+    thread = describe_thread(owner.rank, owner.kernel, owner.launch, owner.block_idx, owner.thread_idx)
+    lines = [
+        f"the CPU {does} {access.end - access.begin} bytes that a thread has {has_done}: nothing orders the two",
+        f"  in {allocation.cell(max(access.begin, earlier.begin))}",
+        f"    {has_done} with {earlier.how} order by {thread}",
+        f"      at {describe_site(earlier.site)}",
+        f"  {why}",
+    ]
+    return errors.DataRace("\n".join(lines), f"the CPU, for {name_of(allocation.rank)}", describe_site(access.site))
 
 
 def _describe_links(links: tuple[Link, ...]) -> list[str]:

@@ -5,19 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from ..machine.memory import Allocation
-from ..models.history import EngineTold, History, Stored
+from ..machine.orders import RELEASES, SCOPES
+from ..models.history import EngineTold, Stored
 from ..models.knowledge import NOT_WAITED, NOT_YET, Access, Owner, distance
-from ..models.orders import RELEASES, SCOPES
-from .chains import ATOMIC, FLAW, LEFT_OUT, Flaw, Link, Search, Way, last_heard, told_by, waited_on_mbarrier
+from .chains import ATOMIC, FLAW, LEFT_OUT, Flaw, Link, Race, Search, Way, last_heard, told_by, waited_on_mbarrier
 from .mates import who_is_behind
 from .promised import is_told_before, loaded_again
 from .unheard import wait_missing
-
-if TYPE_CHECKING:
-    from ..models.checked import CheckedThread
 
 BETWEEN = {1: "threads of a block", 2: "blocks of a rank", 3: "ranks"}
 SCOPE_OF = {reach: name for name, reach in SCOPES.items()}
@@ -38,48 +34,12 @@ class Cause(NamedTuple):
     links: tuple[Link, ...] = ()
 
 
-class Race(NamedTuple):
-    """Two accesses to the same bytes, by threads of which the second cannot know of the first."""
-
-    thread: CheckedThread
-    allocation: Allocation
-    access: Access
-    earlier: Access
-
-    @property
-    def history(self) -> History:
-        return self.thread.world.history
-
-    @property
-    def cell(self) -> str:
-        return self.allocation.cell(max(self.access.begin, self.earlier.begin))
-
-    @property
-    def order(self) -> str:
-        """The order that is missing, in words."""
-        if self.earlier.verb == self.access.verb:
-            return "one store before the other"
-        return f"the {self.earlier.verb} before this {self.access.verb}"
-
-    @property
-    def accesses(self) -> str:
-        """Both, in words."""
-        return "two stores" if self.earlier.verb == self.access.verb else self.order.replace("before", "and")
-
-    def has_reached(self, access: Access, owner: Owner, end: int) -> bool:
-        """Whether a thread knows of an access at some time."""
-        search = Search(access)
-        search.follow(self.history.between(access.time, end))
-        way = search.way_to(owner)
-        return way is not None and not way.flaws
-
-
 def find_cause(race: Race) -> Cause:
     thread, _, access, earlier = race
     if earlier.owner.is_cpu and earlier.reach:
         needed = "a larger scope: sys" if access.reach else "an order, and scope sys"
         return Cause(f"the CPU stores to {race.cell} while the kernel runs: this {access.noun} needs {needed}")
-    world, history = thread.world, race.history
+    world, history = race.world, race.history
     search = Search(earlier)
     search.follow(history.between(earlier.time, history.now))
     way = search.result(thread.owner)
@@ -445,7 +405,7 @@ def _nothing(race: Race) -> Cause:
     if earlier.serving is not None and (cause := _by_another_queue_pair(race, what)):
         return cause
     heard = last_heard(race.history.between(0, race.history.now), thread.owner)
-    if behind := who_is_behind(thread.world, thread.owner, only_waiting=bool(heard)):
+    if behind := who_is_behind(race.world, thread.owner, only_waiting=bool(heard)):
         return Cause(f"{what}: this thread has gone on while {behind}")
     last = f"; the last that it has waited for is {heard}" if heard else ""
     return Cause(f"{what}: this thread has waited for nothing that the other one, or its block, has stored{last}")
@@ -475,7 +435,7 @@ def _not_told_of_load(race: Race) -> Cause:
     if not from_there and not _has_loaded_what_it_was_told(race):
         what = f"nothing at all orders the {earlier.noun} and this {race.access.noun} of {race.cell}"
         heard = last_heard(race.history.between(0, earlier.time), earlier.owner)
-        if behind := who_is_behind(thread.world, earlier.owner, only_waiting=bool(heard)):
+        if behind := who_is_behind(race.world, earlier.owner, only_waiting=bool(heard)):
             return Cause(f"{what}: the thread that loads has gone on while {behind}")
         if is_old:
             last = f"; the last that the one that loads has waited for is {heard}" if heard else ""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..machine.names import name_of
+from ..machine.orders import ACQUIRES, RELEASES
 from ..models.history import Loaded, Stored
 from ..models.knowledge import Access, Owner
-from ..models.orders import ACQUIRES, RELEASES
 
 if TYPE_CHECKING:
-    from ..world import World
+    from ..run import Run
 
 
-def wait_missing(world: World, earlier: Access, access: Access) -> str:
+def wait_missing(world: Run, earlier: Access, access: Access) -> str:
     """In words, "" if there is none: one of two ranks has gone on in a kernel, and has waited there for nobody.
 
     The other one has not left it yet: that is what the wait is for. One of the two accesses is of this kernel.
@@ -27,7 +27,7 @@ def wait_missing(world: World, earlier: Access, access: Access) -> str:
     return ""
 
 
-def _told_in_vain(world: World, access: Access, behind: Owner) -> Stored | None:
+def _told_in_vain(world: Run, access: Access, behind: Owner) -> Stored | None:
     """The last signal to the memory of the one behind, by such a kernel. It tells all ranks, as a barrier does.
 
     access: of the one ahead. One with an order may be a signal itself: its kernel may wait after that
@@ -53,7 +53,7 @@ def _told_in_vain(world: World, access: Access, behind: Owner) -> Stored | None:
     return None
 
 
-def _has_left(world: World, rank: int, kernel: str, number: int) -> bool:
+def _has_left(world: Run, rank: int, kernel: str, number: int) -> bool:
     """Whether a rank has run a kernel to its end for the given time."""
     queued = [item for s in world.streams if s.rank == rank for what, item in s.queue if what == "launch"]
     running = [launch for launch in world.launches if launch.rank == rank]

@@ -45,9 +45,11 @@ class Misaligned(EmulatorError):
 
 
 class Uninitialized(EmulatorError):
-    """A read of bytes that nobody has written. hole: which, and who has read them; see `unwritten`."""
+    """A read of bytes that nobody has written. hole: which, and who has read them; see `faults`."""
 
-    hole: Any = None
+    def __init__(self, message: str, thread: str | None = None, source: str | None = None, hole: Any = None):
+        super().__init__(message, thread, source)
+        self.hole = hole
 
 
 class ReadOnly(EmulatorError):
