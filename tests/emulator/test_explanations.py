@@ -51,7 +51,7 @@ def hangs(data, flag):
     ("kernel", "kind", "module", "function"),
     [
         (loads_nothing, Uninitialized, world, "tell_who_writes"),
-        (races, DataRace, race, "find_cause"),
+        (races, DataRace, race, "find_causes"),
         (hangs, DeadlockError, deadlock, "ask"),
         (hangs, DeadlockError, deadlock, "paragraph"),
     ],

@@ -73,7 +73,13 @@ class NonCoherent(EmulatorError):
 
 
 class DataRace(EmulatorError):
-    """An access to bytes that another thread has stored, with no release and acquire in between."""
+    """An access to bytes that another thread has stored, with no release and acquire in between.
+
+    Attributes:
+        causes: what is wrong, in `reports.causes`: most often one thing
+    """
+
+    causes: tuple[Any, ...] = ()
 
 
 class DeadlockError(EmulatorError):

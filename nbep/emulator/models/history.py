@@ -27,6 +27,10 @@ class Stored(NamedTuple):
     allocation: Allocation
     store: Access
 
+    @property
+    def cell(self) -> str:
+        return self.allocation.cell(self.store.begin)
+
 
 class Loaded(NamedTuple):
     """A strong load of what another thread has stored in a cell."""

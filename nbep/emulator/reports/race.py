@@ -9,8 +9,9 @@ from ..machine.source import describe_site, source_line
 from ..models import checked
 from ..models.host import HostRace
 from ..models.knowledge import NOT_YET, Access
-from .chains import Link, Race
-from .race_cause import Cause, find_cause
+from .causes import Link, in_words
+from .chains import Race
+from .race_cause import find_causes
 
 MAX_LINKS = 4  # of a chain that are shown
 
@@ -19,18 +20,18 @@ def race(fact: checked.Race) -> errors.EmulatorError:
     """The error for an access that meets an earlier one, which the thread cannot know of."""
     thread, _, access, earlier = one = Race(*fact)
     error = errors.DataRace("")
-    cause = Cause(f"nothing orders {one.accesses} of {one.cell}")
+    error.causes = (one.cause("unordered", one.cell),)
     with errors.explaining(error):
-        cause = find_cause(one)
+        error.causes = find_causes(one)
     who = "this thread" if earlier.owner is thread.owner else "another thread"
     who = "a bulk copy" if earlier.order == "bulk" else "the CPU" if earlier.owner.is_cpu else who
     what = f"{access.how} {access.verb} {'to' if access.verb == 'store' else 'of'} {access.end - access.begin} bytes"
     lines = [
-        cause.sentence,
+        in_words(error.causes),
         f"  {what} that {who} has {'loaded' if earlier.verb == 'load' else 'stored'}",
         f"  in {one.cell}",
         *_describe(earlier),
-        *_describe_links(cause.links),
+        *_describe_links(error.causes[-1].lines),
     ]
     here = [f"  by {thread.describe()}", *_place(access, "  ")]
     error.args = ("\n".join(lines + here),)
