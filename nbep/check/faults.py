@@ -198,9 +198,13 @@ def _recompile(function: FunctionType) -> None:
 
 
 def _provide(tree: ast.FunctionDef, names: dict[str, Any]) -> None:
-    """Make what a changed tree calls and its module does not have: weakened primitives, and waits that look once."""
+    """Make what a changed tree calls and its module does not have: primitives, weakened ones, waits that look once."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and "__" in node.id and node.id not in names:
+        if not isinstance(node, ast.Name) or node.id in names:
+            continue
+        if hasattr(primitives, node.id):
+            names[node.id] = getattr(primitives, node.id)
+        elif "__" in node.id:
             name, _, weaker = node.id.partition("__")
             if weaker == "once":
                 names[node.id] = looking_once(names[name])

@@ -13,6 +13,8 @@ from nbep.device.jit import PRIMITIVES
 def function_tree(function: FunctionType) -> ast.FunctionDef:
     """The tree of a function's source, with the line numbers of its file; nested functions have none of their own.
 
+    `ptx.name` is `name` in it: a step has one name, however its file imports primitives.
+
     Raises: OSError if the source cannot be found
     """
     lines, first = inspect.getsourcelines(function)
@@ -21,7 +23,14 @@ def function_tree(function: FunctionType) -> ast.FunctionDef:
     found = tree.body[0]
     if not isinstance(found, ast.FunctionDef):
         raise OSError(f"{function.__name__} is not written with def")
-    return found
+    return _WithoutNamespace().visit(found)
+
+
+class _WithoutNamespace(ast.NodeTransformer):
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        if isinstance(node.value, ast.Name) and node.value.id == "ptx":
+            return ast.copy_location(ast.Name(node.attr, node.ctx), node)
+        return self.generic_visit(node)
 
 
 def calls_of(tree: ast.AST) -> dict[str, list[ast.expr]]:

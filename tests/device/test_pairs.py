@@ -39,8 +39,12 @@ class End(NamedTuple):
 
 def primitive_calls(node: ast.AST) -> list[tuple[int, str]]:
     """(line, name) of the calls of primitives inside a node."""
-    calls = [call for call in ast.walk(node) if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)]
-    return sorted((call.lineno, call.func.id) for call in calls if hasattr(primitives, call.func.id))
+    calls = [
+        (call.lineno, ast.unparse(call.func).removeprefix("ptx."))
+        for call in ast.walk(node)
+        if isinstance(call, ast.Call)
+    ]
+    return sorted(call for call in calls if hasattr(primitives, call[1]))
 
 
 def classify(calls: list[tuple[int, str]], line: int, where: str) -> End:

@@ -9,15 +9,15 @@ from nbep.notebook import clean, edit, first_failure, holds, show
 
 def test_an_edit_reaches_whoever_calls_the_function_and_ends_with_the_block(capsys):
     meet = barrier.barrier_block.__code__
-    with edit(barrier.barrier_block, "atom_add_release_sys_s32(", "atom_add_relaxed_sys_s32("):
+    with edit(barrier.barrier_block, "ptx.atom_add_release_sys_s32(", "ptx.atom_add_relaxed_sys_s32("):
         assert "atom_add_release_sys_s32" not in barrier.barrier_block.__code__.co_names
         with edit(barrier.barrier_block, "own_signal, 1)", "own_signal, 2)"):
             assert "atom_add_release_sys_s32" not in barrier.barrier_block.__code__.co_names
             assert 2 in barrier.barrier_block.__code__.co_consts
     assert barrier.barrier_block.__code__ is meet
     printed = capsys.readouterr().out
-    assert "-        atom_add_release_sys_s32(" in printed
-    assert "+        atom_add_relaxed_sys_s32(" in printed
+    assert "-        ptx.atom_add_release_sys_s32(" in printed
+    assert "+        ptx.atom_add_relaxed_sys_s32(" in printed
 
 
 def test_an_edit_may_use_a_primitive_that_the_module_does_not_import():

@@ -16,10 +16,10 @@ the one before: in the order of the stream, or after its owner has emptied the c
 
 from typing import NamedTuple
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.network.direct import keep_message, put_nbi_warp, quiet, sends_from_buffer
 from nbep.device.network.seam import peer_ptr
-from nbep.device.primitives import ld_relaxed_sys_s32, s32, st_relaxed_sys_s32, st_release_sys_s32
 from nbep.device.types import I32, Sym
 
 __all__ = ["HostNetwork", "amo_add", "is_message", "keep_message", "put_nbi_warp", "quiet", "sends_from_buffer"]
@@ -37,11 +37,11 @@ class HostNetwork(NamedTuple):
 @device_function
 def amo_add(network, offset, value, peer, queue, is_behind):
     cell = peer_ptr(network, offset, peer)
-    total = s32(ld_relaxed_sys_s32(cell) + value)
+    total = ptx.s32(ptx.ld_relaxed_sys_s32(cell) + value)
     if is_behind:
-        st_release_sys_s32(cell, total)  # PAIR network-amo: the messages before it
+        ptx.st_release_sys_s32(cell, total)  # PAIR network-amo: the messages before it
     else:
-        st_relaxed_sys_s32(cell, total)
+        ptx.st_relaxed_sys_s32(cell, total)
 
 
 @device_function

@@ -20,8 +20,8 @@ Source: DeepEP csrc/kernels/ibgda_device.cuh (nvshmemi_ibgda_put_nbi_warp, nvshm
 nvshmemi_ibgda_quiet, nvshmemi_get_p2p_ptr)
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import LIBRARIES, by_network, device_function
-from nbep.device.primitives import ld_nc_keep_s64
 
 
 @device_function
@@ -33,7 +33,7 @@ def own_ptr(network, offset):
 @device_function
 def peer_ptr(network, offset, peer):
     """The address at which this rank sees a place in a peer's buffer; 0 if the peer's memory is not mapped."""
-    base = ld_nc_keep_s64(network.buffer_ptrs + 8 * peer)
+    base = ptx.ld_nc_keep_s64(network.buffer_ptrs + 8 * peer)
     return base + offset if base != 0 else 0
 
 

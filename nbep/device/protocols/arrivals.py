@@ -26,20 +26,9 @@ Source: DeepEP csrc/kernels/internode_ll.cu (FINISHED_SUM_TAG); csrc/kernels/leg
 (is_rank_masked, and the waits that mask a rank)
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.network import amo_add, is_message
-from nbep.device.primitives import (
-    atom_add_acq_rel_gpu_s32,
-    atom_cas_acq_rel_sys_s32,
-    atom_exch_acq_rel_sys_s32,
-    ld_acquire_sys_s32,
-    ld_relaxed_gpu_s32,
-    ld_relaxed_sys_s32,
-    s32,
-    st_relaxed_sys_s32,
-    st_weak_s32,
-    wait_expired,
-)
 from nbep.device.protocols.waits import LOW_LATENCY_BARRIER, LOW_LATENCY_CREDIT, report_fault, start_wait
 
 TAG = 1 << 14
@@ -51,13 +40,13 @@ LEAST_ABSENT = 1 << 30
 @device_function
 def is_masked(mask, rank):
     """Whether this rank goes on without another one. mask is 0 where none may be left out."""
-    return mask != 0 and ld_relaxed_gpu_s32(mask + 4 * rank) != 0
+    return mask != 0 and ptx.ld_relaxed_gpu_s32(mask + 4 * rank) != 0
 
 
 @device_function
 def mask_rank(mask, rank):
     """Go on without a rank from now on."""
-    atom_exch_acq_rel_sys_s32(mask + 4 * rank, 1)
+    ptx.atom_exch_acq_rel_sys_s32(mask + 4 * rank, 1)
 
 
 @device_function
@@ -101,9 +90,9 @@ def tell(network, sum_cell, cell, value, peer, queue, is_behind):
     added up there, and who completes the sum sends it: one add for each count, as DeepEP does it.
     """
     if is_message(network, peer):
-        total = atom_add_acq_rel_gpu_s32(sum_cell, value) + value  # PAIR arrival-sum
+        total = ptx.atom_add_acq_rel_gpu_s32(sum_cell, value) + value  # PAIR arrival-sum
         if is_complete(total):
-            st_weak_s32(sum_cell, 0)
+            ptx.st_weak_s32(sum_cell, 0)
             amo_add(network, cell, total, peer, queue, True)
     else:
         amo_add(network, cell, value, peer, queue, is_behind)
@@ -113,7 +102,7 @@ def tell(network, sum_cell, cell, value, peer, queue, is_behind):
 def give_up(cell, seen):
     """Settle that nothing comes, unless all is there: what holds from now on. seen is what the cell held."""
     while True:
-        found = atom_cas_acq_rel_sys_s32(cell, seen, ABSENT)
+        found = ptx.atom_cas_acq_rel_sys_s32(cell, seen, ABSENT)
         if found == seen:
             return ABSENT
         if is_complete(found) or found > LEAST_ABSENT:
@@ -128,18 +117,18 @@ def empty_cell(cell, is_absent):
     is_absent: its rank is masked. What that may still add is not for the next call: the cell stays given up
     """
     if is_absent:
-        atom_exch_acq_rel_sys_s32(cell, ABSENT)
+        ptx.atom_exch_acq_rel_sys_s32(cell, ABSENT)
     else:
-        st_weak_s32(cell, 0)
+        ptx.st_weak_s32(cell, 0)
 
 
 @device_function
 def empty_word(cell, is_absent):
     """The same for a cell that is added to once, relaxed, and read so."""
     if is_absent:
-        atom_exch_acq_rel_sys_s32(cell, ABSENT)
+        ptx.atom_exch_acq_rel_sys_s32(cell, ABSENT)
     else:
-        st_relaxed_sys_s32(cell, 0)
+        ptx.st_relaxed_sys_s32(cell, 0)
 
 
 @device_function
@@ -147,14 +136,14 @@ def wait_arrival(cell, bounds, mask, peer, site, index):
     """Wait until a cell is complete; what it holds then, or ABSENT. index is for the report."""
     deadline = 0
     while True:
-        value = ld_acquire_sys_s32(cell)  # PAIR network-amo
+        value = ptx.ld_acquire_sys_s32(cell)  # PAIR network-amo
         if is_complete(value) or value > LEAST_ABSENT:
             return value
         if is_masked(mask, peer):
             return give_up(cell, value)
         if deadline == 0:
             deadline = start_wait(bounds)
-        elif wait_expired(deadline):
+        elif ptx.wait_expired(deadline):
             leave_out(bounds, mask, peer, site, index, -1, value)
             return ABSENT if mask == 0 else give_up(cell, value)
 
@@ -164,14 +153,14 @@ def wait_number(cell, bounds, mask, peer, site, index):
     """Wait until a cell is told a number that counts no messages; what it holds then, or ABSENT."""
     deadline = 0
     while True:
-        value = ld_relaxed_sys_s32(cell)  # the number is the message itself: nothing else is published by it
+        value = ptx.ld_relaxed_sys_s32(cell)  # the number is the message itself: nothing else is published by it
         if value != 0:
             return value
         if is_masked(mask, peer):
             return give_up(cell, value)
         if deadline == 0:
             deadline = start_wait(bounds)
-        elif wait_expired(deadline):
+        elif ptx.wait_expired(deadline):
             leave_out(bounds, mask, peer, site, index, -1, value)
             return ABSENT if mask == 0 else give_up(cell, value)
 
@@ -181,14 +170,14 @@ def wait_credit(cell, uses, bounds, mask, peer, half):
     """Wait until a peer has freed this half more often than this rank has filled it. Returns whether it has."""
     deadline = 0
     while True:
-        value = ld_acquire_sys_s32(cell)  # PAIR network-amo
+        value = ptx.ld_acquire_sys_s32(cell)  # PAIR network-amo
         if is_masked(mask, peer):
             return False
-        if s32(value - uses) > 0:
+        if ptx.s32(value - uses) > 0:
             return True
         if deadline == 0:
             deadline = start_wait(bounds)
-        elif wait_expired(deadline):
+        elif ptx.wait_expired(deadline):
             leave_out(bounds, mask, peer, LOW_LATENCY_CREDIT, half, uses + 1, value)
             return False
 
@@ -198,11 +187,11 @@ def wait_peer(signal, wanted, bounds, mask, peer):
     """Wait until a peer has come to a barrier of `barrier_network`, by its number, or is masked."""
     deadline = 0
     while True:
-        value = ld_acquire_sys_s32(signal)  # PAIR network-amo
-        if s32(value - wanted) >= 0 or is_masked(mask, peer):
+        value = ptx.ld_acquire_sys_s32(signal)  # PAIR network-amo
+        if ptx.s32(value - wanted) >= 0 or is_masked(mask, peer):
             return
         if deadline == 0:
             deadline = start_wait(bounds)
-        elif wait_expired(deadline):
+        elif ptx.wait_expired(deadline):
             leave_out(bounds, mask, peer, LOW_LATENCY_BARRIER, -1, wanted, value)
             return

@@ -9,15 +9,15 @@ no failure has written its own rows right, since it would have reported a failed
 writes a row last, the row is right or NaN.
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.primitives import FULL_MASK, st_weak_s32, vote_any
 from nbep.device.protocols.waits import has_fault
 
 
 @device_function
 def has_failed(bounds):
     """Whether this rank has reported something; a whole warp, which has done all else."""
-    return vote_any(FULL_MASK, has_fault(bounds))
+    return ptx.vote_any(ptx.FULL_MASK, has_fault(bounds))
 
 
 @device_function
@@ -25,7 +25,7 @@ def spoil(address, num_bytes, lane):
     """Fill an output with ones, if there is one; a whole warp."""
     if address != 0:
         for i in range(lane, num_bytes // 4, 32):
-            st_weak_s32(address + 4 * i, -1)
+            ptx.st_weak_s32(address + 4 * i, -1)
 
 
 @device_function

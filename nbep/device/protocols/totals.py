@@ -21,8 +21,8 @@ Source: DeepEP csrc/kernels/internode.cu (rdma_channel_head, rdma_channel_tail, 
 
 from typing import NamedTuple
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.primitives import ld_acquire_sys_s32, s32, wait_expired
 from nbep.device.protocols.waits import DIGEST_BITS, INTERNODE_NOTIFY, ONE, report_fault, start_wait
 from nbep.device.types import Sym
 
@@ -42,12 +42,12 @@ def wait_total(cell, wanted, bounds, site, peer, channel):
     """Wait until a cell counts so many: what was put before is there. Returns what it counts, at least so many."""
     deadline = 0
     while True:
-        seen = ld_acquire_sys_s32(cell)  # PAIR network-amo
-        if s32(seen - wanted) >= 0:
+        seen = ptx.ld_acquire_sys_s32(cell)  # PAIR network-amo
+        if ptx.s32(seen - wanted) >= 0:
             return seen
         if deadline == 0:
             deadline = start_wait(bounds)
-        elif wait_expired(deadline):
+        elif ptx.wait_expired(deadline):
             report_fault(bounds, site, peer, channel, wanted, seen)
             return wanted
 
@@ -60,12 +60,12 @@ def wait_arrived(cell, wanted, bounds, peer):
     """
     deadline = 0
     while True:
-        seen = s32(ld_acquire_sys_s32(cell) - wanted)  # PAIR network-amo
+        seen = ptx.s32(ptx.ld_acquire_sys_s32(cell) - wanted)  # PAIR network-amo
         if seen > -ONE:
             return seen
         if deadline == 0:
             deadline = start_wait(bounds)
-        elif wait_expired(deadline):
+        elif ptx.wait_expired(deadline):
             report_fault(bounds, INTERNODE_NOTIFY, peer, -1, 1, (seen >> DIGEST_BITS) + 2)  # arrivals for this call
             return 0
 
@@ -78,11 +78,11 @@ def wait_total_free(head, base, slot, num_slots, bounds, site, peer, channel):
     """
     deadline = 0
     while True:
-        seen = s32(ld_acquire_sys_s32(head) - base)  # PAIR network-amo
+        seen = ptx.s32(ptx.ld_acquire_sys_s32(head) - base)  # PAIR network-amo
         if slot < seen + num_slots:
             return seen + num_slots
         if deadline == 0:
             deadline = start_wait(bounds)
-        elif wait_expired(deadline):
+        elif ptx.wait_expired(deadline):
             report_fault(bounds, site, peer, channel, slot + 1 - num_slots, seen)
             return 0

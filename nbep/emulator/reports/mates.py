@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..run import Run
 
 WAITS = {"wait_expired", "mbarrier_try_wait_parity"}  # what loops call that poll
-LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"}
+LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_ATTR", "LOAD_METHOD"}
 MOST_CALLS = 32
 
 

@@ -17,11 +17,11 @@ code, so that no warp goes around it: what few tokens wait for is code that is f
 other call sends it elsewhere, the host compares; see nbep.host.low_latency.calls, which makes the words, too.
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency.journal import may_send
 from nbep.device.layout.low_latency import WORDS_OF_CALL, call_offset
 from nbep.device.network import amo_add, own_ptr
-from nbep.device.primitives import block_dim, thread_idx
 from nbep.device.protocols.arrivals import completion, number_of, wait_number
 from nbep.device.protocols.waits import LOW_LATENCY_CALL, LOW_LATENCY_CALLS_DIFFER, report_fault
 
@@ -31,7 +31,7 @@ QUEUE = 0
 @device_function
 def is_teller():
     """Whether this is the teller's warp, in the last block."""
-    return thread_idx() // 32 == block_dim() // 32 - 2
+    return ptx.thread_idx() // 32 == ptx.block_dim() // 32 - 2
 
 
 @device_function

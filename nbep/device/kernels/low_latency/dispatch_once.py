@@ -17,6 +17,7 @@ of `dispatch`: few tokens wait for machine code that is fetched anew, the longer
 docs/attempts.md.
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import kernel
 from nbep.device.kernels.low_latency.arguments import (
     DispatchInputs,
@@ -38,7 +39,6 @@ from nbep.device.kernels.low_latency.journal import (
 from nbep.device.kernels.low_latency.send_once import count_ranks, put_messages_once
 from nbep.device.layout.low_latency import LowLatencyShape
 from nbep.device.network import Network
-from nbep.device.primitives import block_dim, thread_idx
 from nbep.device.protocols.peers import Bounds
 
 
@@ -54,9 +54,9 @@ def low_latency_dispatch_once(
     sizes: DispatchSizes,
 ):
     """Grid: any. Block: a multiple of 32, at least 96. Shared memory: `arguments.dispatch_smem_bytes`."""
-    warp = thread_idx() // 32
-    lane = thread_idx() % 32
-    num_warps = block_dim() // 32
+    warp = ptx.thread_idx() // 32
+    lane = ptx.thread_idx() % 32
+    num_warps = ptx.block_dim() // 32
     sends = call.phases & SEND_PHASE != 0
     if sends or is_last_block():
         if warp == num_warps - 1:  # the counter, which in the last block is the keeper, too

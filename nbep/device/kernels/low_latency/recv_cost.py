@@ -16,21 +16,10 @@ Without the statistics nothing waits here.
 Source: DeepEP csrc/kernels/internode_ll.cu, wait_recv_cost; csrc/kernels/legacy/internode_ll.cu after v1.2.1 (masks)
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.layout.low_latency import arrival_offset, call_offset, count_offset, local_and_rank
 from nbep.device.network import own_ptr
-from nbep.device.primitives import (
-    FULL_MASK,
-    atom_add_relaxed_sys_s64,
-    block_dim,
-    block_idx,
-    clock64,
-    grid_dim,
-    ld_nc_s64,
-    ld_relaxed_sys_s32,
-    vote_any,
-    wait_expired,
-)
 from nbep.device.protocols.arrivals import LEAST_ABSENT, TAG, is_masked, leave_out
 from nbep.device.protocols.waits import (
     LOW_LATENCY_CALL,
@@ -48,30 +37,30 @@ def note_wait(out, work, bounds, cell, least, peer, site, index):
     """Add the cycles until a cell of a rank is complete; one thread, alone in its warp."""
     if is_masked(work.mask, peer):
         return
-    start = clock64()
+    start = ptx.clock64()
     deadline = 0
     while True:
-        value = ld_relaxed_sys_s32(cell)  # only the time counts: what the cell publishes is read by others
+        value = ptx.ld_relaxed_sys_s32(cell)  # only the time counts: what the cell publishes is read by others
         if least < value < 0 or value > LEAST_ABSENT or is_masked(work.mask, peer):
             break
         if deadline == 0:
             deadline = start_wait(bounds)
-        elif wait_expired(deadline):
+        elif ptx.wait_expired(deadline):
             leave_out(bounds, work.mask, peer, site, index, -1, value)
             break
-    atom_add_relaxed_sys_s64(out.wait_recv_cost_stats + 8 * peer, clock64() - start)
+    ptx.atom_add_relaxed_sys_s64(out.wait_recv_cost_stats + 8 * peer, ptx.clock64() - start)
 
 
 @device_function
 def note_sources(out, network, work, bounds, call, shape, warp, lane):
     """Dispatch with deduplicate: all warps of all blocks take the experts in turn."""
-    unit = block_idx() + grid_dim() * warp
+    unit = ptx.block_idx() + ptx.grid_dim() * warp
     while unit < shape.num_experts:
         src = local_and_rank(shape, unit)[1]
         if lane == 0:
             arrival = own_ptr(network, arrival_offset(call.num_rdma_bytes, call.half, src))
             note_wait(out, work, bounds, arrival, LEAST_COUNT, src, LOW_LATENCY_DISPATCH_COUNT, -1)
-        unit += grid_dim() * (block_dim() // 32)
+        unit += ptx.grid_dim() * (ptx.block_dim() // 32)
 
 
 @device_function
@@ -84,14 +73,14 @@ def is_chosen(inputs, shape, sizes, local_expert, peer, lane):
         past = first + 1
     found = False
     for cell in range(lane, sizes.num_tokens * sizes.num_topk, 32):
-        found = found or first <= ld_nc_s64(inputs.topk_idx + 8 * cell) < past
-    return vote_any(FULL_MASK, found)
+        found = found or first <= ptx.ld_nc_s64(inputs.topk_idx + 8 * cell) < past
+    return ptx.vote_any(ptx.FULL_MASK, found)
 
 
 @device_function
 def note_owners(out, inputs, network, work, bounds, call, shape, sizes, warp, lane):
     """Combine: the warps of all blocks take the experts in turn, but for the first of each, which lists rows."""
-    unit = block_idx() + grid_dim() * (warp - 1)
+    unit = ptx.block_idx() + ptx.grid_dim() * (warp - 1)
     if warp == 0:
         unit = shape.num_experts
     while unit < shape.num_experts:
@@ -108,4 +97,4 @@ def note_owners(out, inputs, network, work, bounds, call, shape, sizes, warp, la
         if lane == 0:
             expert = peer * shape.num_local_experts + local_expert
             note_wait(out, work, bounds, own_ptr(network, offset), least, peer, site, expert)
-        unit += grid_dim() * (block_dim() // 32 - 1)
+        unit += ptx.grid_dim() * (ptx.block_dim() // 32 - 1)
