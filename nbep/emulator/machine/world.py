@@ -27,6 +27,7 @@ class World(Protocol):
     polling: dict[Any, None]
     read_report: Any
     # For the memory models.
+    step: int
     signals: int
     history: Any
     has_failed: bool
