@@ -3,12 +3,33 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "nbep").rglob("*.py"))
 # Lowest first. A file may import from its own layer and from those before it.
 LAYERS = ("nbep.emulator", "nbep.device", "nbep.host", "nbep")
+# The same inside a layer, by the longest name that fits: a room is a package, or a file on its own.
+ROOMS = (
+    (
+        "nbep.host.arguments",
+        "nbep.host.dtypes",
+        "nbep.host.target.base",
+        "nbep.host.target.forks",
+        "nbep.host.target.launches",
+        "nbep.host.target.lent",
+        "nbep.host.target.new_arrays",
+    ),
+    ("nbep.host.ranks",),
+    ("nbep.host.faults",),
+    ("nbep.host.target",),
+    ("nbep.host.transport",),
+    ("nbep.host",),
+    ("nbep.host.symmetric", "nbep.host.connect", "nbep.host.spawn", "nbep.host.cast"),
+    ("nbep.host.buffer",),
+)
+LAYERS_WITHOUT_CIRCLES = ("nbep.host",)
 LIGHT = {*sys.stdlib_module_names, "greenlet", "ml_dtypes", "nbep", "numpy"}
 
 
@@ -18,20 +39,36 @@ def module_name(path: Path) -> str:
 
 
 def layer(module: str) -> int:
-    return next(i for i, prefix in enumerate(LAYERS) if module == prefix or module.startswith(prefix + "."))
+    return next(i for i, prefix in enumerate(LAYERS) if is_in(module, prefix))
+
+
+def is_in(module: str, package: str) -> bool:
+    return module == package or module.startswith(package + ".")
+
+
+def room(module: str) -> int:
+    """The number of its room; modules outside of all rooms are in none."""
+    found = [(len(name), i) for i, names in enumerate(ROOMS) for name in names if is_in(module, name)]
+    return max(found)[1] if found else -1
 
 
 def imports(path: Path) -> list[tuple[str, bool]]:
     """(module, whether it is imported at the top of the file); relative imports as absolute names."""
+    return [(module, at_top) for module, at_top, _ in _imports(path)]
+
+
+@cache
+def _imports(path: Path) -> list[tuple[str, bool, list[str]]]:
     package = module_name(path) if path.name == "__init__.py" else module_name(path).rpartition(".")[0]
     tree = ast.parse(path.read_text())
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [(alias.name, node in tree.body) for alias in node.names]
+            found += [(alias.name, node in tree.body, [""]) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-            found.append((".".join([*base, *([node.module] if node.module else [])]), node in tree.body))
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            found.append((module, node in tree.body, [alias.name for alias in node.names]))
     return found
 
 
@@ -43,6 +80,44 @@ def test_modules_import_downwards_only():
         if module.split(".")[0] == "nbep" and module != "nbep.version" and layer(module) > layer(module_name(path))
     ]
     assert upwards == []
+
+
+def test_rooms_of_a_layer_import_downwards_only():
+    upwards = [
+        f"{module} imports {imported}"
+        for module, all_imported in imported_modules().items()
+        for imported in all_imported
+        if room(module) >= 0 and room(imported) > room(module)
+    ]
+    assert upwards == []
+
+
+def test_no_files_of_a_layer_import_each_other_in_a_circle():
+    """Imports for types alone count, too. What imports nothing that is left goes, until only circles are left."""
+    for package in LAYERS_WITHOUT_CIRCLES:
+        left = {module: found for module, found in imported_modules().items() if is_in(module, package)}
+        while ends := [module for module, found in left.items() if not found & left.keys() - {module}]:
+            for module in ends:
+                del left[module]
+        assert sorted(left) == []
+
+
+def imported_modules() -> dict[str, set[str]]:
+    """What each module of nbep imports from it, for types alone too: `from a import b` is a.b if that is a module."""
+    modules = {module_name(path): path for path in FILES}
+    return {
+        module: {
+            full if (full := f"{imported}.{name}") in modules else imported
+            for imported, name in imported_names(path)
+            if imported in modules
+        }
+        for module, path in modules.items()
+    }
+
+
+def imported_names(path: Path) -> list[tuple[str, str]]:
+    """(module, name) of each import; relative imports as absolute names."""
+    return [(module, name) for module, _, names in _imports(path) for name in names]
 
 
 def test_emulator_starts_without_anything_heavy():
