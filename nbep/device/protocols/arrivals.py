@@ -4,11 +4,12 @@
  count, arrival    peers, through the network   amo_add (TAG, or what completes)     receivers    ld_acquire_sys
                    who gives up                 atom_cas_acq_rel_sys (ABSENT)
  count for itself  the same                     the same                             receivers    ld_relaxed_sys
- all of them       their owner, between calls   st_weak (0)                          receivers    of the next call
+ count, arrival    their owner, between calls   st_weak (0)                          receivers    of the next call
  word              a peer                       amo_add (-word - 1)                  receivers    ld_relaxed_sys
                    its owner, between calls     st_relaxed_sys (0)                   receivers    in the next call
- those above, of a masked rank: their owner    atom_exch_acq_rel_sys (ABSENT)
+ count, arrival, word of a masked rank: owner   atom_exch_acq_rel_sys (ABSENT)
  sum               who knows a part of a count  atom_add_acq_rel_gpu                 the last one the same
+                   the last one                 st_weak 0                            the others   in the next call
  credit            peer, through the network    amo_add (1)                          senders      ld_acquire_sys
  mask              who gives up                 atom_exch_acq_rel_sys                any wait     ld_relaxed_gpu
 
@@ -30,7 +31,7 @@ from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.network import amo_add, is_message
+from nbep.device.network.seam import amo_add, is_message
 from nbep.device.protocols.waits import LOW_LATENCY_BARRIER, LOW_LATENCY_CREDIT, Waiter, report_fault, wait_until
 
 TAG = 1 << 14

@@ -8,6 +8,7 @@
  slot of RDMA ring      (d, l)                 put_nbi_warp            receiver            ld_na, after tails
  biases                 nobody                 -                       receiver            ld_na
  board[w, d]            receiver w, lane d     atom_exch_release_cta   coordinator         ld_acquire_cta
+                        all, at the start      st_shared 0             all                 after syncthreads
  heads[c, n] of (d, l)  coordinator, lane d    amo_add, behind reads   forwarders          ld_acquire_sys
  received[c, d]         coordinator, lane d    st_weak                 (next call)         ld_weak
  combined_ arrays       receiver               st_na, st_weak          -                   the next kernel
@@ -24,7 +25,7 @@ from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import BOARD, BOARD_ROW, rank_of
 from nbep.device.kernels.internode.coordinator import tell_heads, tokens_to_node
 from nbep.device.layout.internode import recv_row, tail_offset
-from nbep.device.network import own_ptr
+from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.board import RETIRED, first_needed, load_expected, note_progress
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.sums import list_biases, list_rows, rows_of_ring, sum_rows_or_two, sum_weights

@@ -11,6 +11,7 @@
  tail of NVL ring      warp 0 of a team     st_release_sys          receivers (d, k)  ld_acquire_sys
  head of NVL ring      receivers (d, k)     st_relaxed_sys          forwarders        ld_relaxed_sys
  board[k, n]           warp 0 of team k     atom_exch_release_cta   coordinator       ld_acquire_cta
+                       all, at the start    st_shared 0             all               after syncthreads
  heads[c, d] of (n,l)  coordinator, lane n  amo_add, behind reads   senders           ld_acquire_sys
  received[c, n]        coordinator, lane n  st_weak                 (next call)       ld_weak
  send_nvl_head         warp 0 of team k     st_weak                 (combine)         -
@@ -44,7 +45,7 @@ from nbep.device.kernels.internode.coordinator import (
 from nbep.device.kernels.internode.dispatch_nvl_receiver import output_rows, receive_token
 from nbep.device.layout.internode import bits_shift, bits_word, recv_row, rings_offset, tail_offset
 from nbep.device.layout.intranode import locate_notes, locate_ring, note_bytes, slot_bytes
-from nbep.device.network import own_ptr
+from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.board import RETIRED, note_progress
 from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.staging import begin_copy, end_copy

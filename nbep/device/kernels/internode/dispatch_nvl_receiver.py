@@ -5,7 +5,7 @@
  cell               written by         with                    read by       with
  tail of NVL ring   forwarder (d, l)   st_release_sys          warp 0        ld_acquire_sys
  slot of NVL ring   forwarder (d, l)   bulk copy, or st_na     receivers     bulk copy, ld_na, after tail
- tail of a team     warp 0, lane 0     st_shared_s32           the team      ld_shared_s32, after bar_sync
+ batch of a team    warp 0, lane 0     st_shared_s32           the team      ld_shared_s32, after bar_sync
  head of NVL ring   last warp          st_relaxed_sys (1)      forwarders    ld_relaxed_sys
  recv_ arrays       receivers          bulk copy, st_na, weak  -             the next kernel
 

@@ -11,8 +11,10 @@
  own rows of x, biases nobody           -                      receivers(r)      ld_na
  shared tail[s]        coordinator      atom_exch_release_cta  receivers         ld_acquire_cta
  shared head[w, s]     receiver w       atom_exch_relaxed_cta  coordinator       ld_relaxed_cta (1)
+ shared head, tail     all warps        st_shared 0            all warps         after syncthreads
  shared rows[w]        receiver w       st_shared              the same warp     ld_shared, after syncwarp
  shared weights[w]     receiver w       st_shared              the same warp     ld_shared, after syncwarp
+ combined_ arrays      receivers(r)     st_na, st_weak         -                 the next kernel
 
  (1) Heads publish nothing. All lanes have used what they loaded from a slot before the syncwarp that stands before the
      next head; the sender overwrites the slot only after it has seen that head.

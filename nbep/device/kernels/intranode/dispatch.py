@@ -9,7 +9,10 @@
  head            receiver(r)   st_relaxed_sys (1)          sender(s)     ld_relaxed_sys
  slot[k]         sender(s)     bulk copy, or st_na         receiver(r)   bulk copy and ld_na, after tail (2)
  shared tail     receiver(r)   st_shared, in warp 0        its team      ld_shared, after bar_sync
- own rows        copier(r)     bulk copy and st_na         -             the next kernel
+ stage           its warp      bulk copy, or st_shared     copy engine   bulk copy, after a proxy fence
+ recv_ arrays    receiver(r)   bulk copy, st_na, st_weak   -             the next kernel
+  own rows       copier(r)     bulk copy and st_na         -             the next kernel
+ send_head       sender(s)     st_weak                     (combine)     -
 
  (1) head publishes nothing. The receiver's loads of the slot returned before its barrier, and head moves after
      it; the sender overwrites the slot only when it has seen head: no load can see what the sender writes later.
@@ -97,7 +100,7 @@ def dispatch_smem_bytes(num_threads: int, has_tma: bool) -> int:
 
     Stages of 24 warps are more than a block before sm_90 may have.
     """
-    return SHARED_TAILS_BYTES + (STAGE_STRIDE * (num_threads // 32) if ptx.has_tma else 0)
+    return SHARED_TAILS_BYTES + (STAGE_STRIDE * (num_threads // 32) if has_tma else 0)
 
 
 @device_function

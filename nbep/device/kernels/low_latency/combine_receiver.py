@@ -4,6 +4,8 @@ cell                    written by      with           read by            with
 counts[e], arrivals[r]  experts' ranks  amo_add        the listing warp   ld_acquire_sys
 row                     experts' ranks  put_nbi_warp   all warps          ld_na, after the count and syncthreads
 sum table               listing warp    st_shared      all warps          ld_shared, after syncthreads
+combined_x              all warps       st_na          -                  the next kernel
+counts, arrivals        next keeper     resets, see journal.py
 """
 
 import nbep.device.primitives as ptx
@@ -18,7 +20,7 @@ from nbep.device.layout.low_latency import (
     recv_offset,
     row_stride,
 )
-from nbep.device.network import own_ptr
+from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.arrivals import is_complete, wait_arrival
 from nbep.device.protocols.logfmt import ENCODED_BYTES, HIGH_BITS, PLAIN_BYTES, decode_four, is_encoded, log_range
 from nbep.device.protocols.reduce import add_weighted_bf16x8, add_weighted_f32x8, to_bf16x8, zero_f32x8

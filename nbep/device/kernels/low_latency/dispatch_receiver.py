@@ -3,7 +3,10 @@
 cell             written by    with                    read by      with
 counts[e, s]     source s      amo_add                 receivers    ld_acquire_sys
 message          source s      put_nbi_warp            receivers    bulk copy and ld_na, after the count
-recv_*           receivers     bulk copy, st_weak      -            the next kernel
+stage of a warp  copy engine   bulk copy               engine       bulk copy, after its mbarrier
+recv_*           receivers     bulk copy, st_na, weak  -            the next kernel
+cumulative_recv_stats  receivers  atom_add_relaxed_gpu  -           the next kernel
+counts           next keeper   resets, see journal.py
 """
 
 import nbep.device.primitives as ptx
@@ -17,7 +20,7 @@ from nbep.device.layout.low_latency import (
     payload_bytes,
     recv_offset,
 )
-from nbep.device.network import own_ptr
+from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.arrivals import announced, is_complete, wait_arrival
 from nbep.device.protocols.reduce import warp_sum_s32
 from nbep.device.protocols.staging import begin_copy, end_copy, open_stage

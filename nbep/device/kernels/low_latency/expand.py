@@ -5,7 +5,9 @@
  counts[e, s]    source s     amo_add                 receivers   ld_relaxed_sys
  message         source s     put_nbi_warp            receivers   bulk copy and ld_na, after arrivals
  table           receivers    st_shared               receivers   ld_shared, after syncthreads
- recv_*          receivers    bulk copy, st_weak      -           the next kernel
+ recv_*          receivers    bulk copy, st_na, weak  -           the next kernel
+ message_*, num_messages  receivers  st_weak          (combine)   -
+ counts, arrivals  next keeper  resets, see journal.py
 
 The table of a block holds the counts of each (local expert, source): a token's row in recv_x is its place behind the
 tokens of the sources before it. So rows do not depend on who comes first, and every block finds the same ones.
@@ -27,7 +29,7 @@ from nbep.device.layout.low_latency import (
     payload_bytes,
     recv_offset,
 )
-from nbep.device.network import own_ptr
+from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.arrivals import announced, wait_arrival, wait_number
 from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
 from nbep.device.protocols.staging import (

@@ -1,9 +1,10 @@
 """How long receivers wait for each rank: `wait_recv_cost_stats` of dispatch and combine, to find stragglers with.
 
  cell                    written by                       with                   read by            with
- cost[r]                 a thread for each expert of r    atom_add_relaxed_sys   the next kernel    plain
+ wait_recv_cost_stats    a thread for each expert         atom_add_relaxed_sys   the next kernel    plain
  counts[e], arrivals[r]  peers                            amo_add                the same thread    ld_relaxed_sys
  calls[r]                who announces                    amo_add                the same thread    ld_relaxed_sys
+ counts, arrivals, calls next keeper                      resets, see journal.py
 
 As in DeepEP, each expert of every rank adds once, however many tokens it has: the cycles until all of them are there,
 nothing if its rank is masked. In DeepEP's combine an expert without tokens tells so when its rank begins to send; here
@@ -19,7 +20,7 @@ Source: DeepEP csrc/kernels/internode_ll.cu, wait_recv_cost; csrc/kernels/legacy
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.layout.low_latency import arrival_offset, call_offset, count_offset, local_and_rank
-from nbep.device.network import own_ptr
+from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.arrivals import LEAST_ABSENT, TAG, Expected, is_masked, leave_out
 from nbep.device.protocols.waits import (
     LOW_LATENCY_CALL,
