@@ -35,7 +35,7 @@ def test_a_step_that_is_broken_is_caught(fault):
 @pytest.mark.parametrize(
     "fault",
     [
-        "internode.dispatch_forwarder.find_batch: acquire of network-amo",
+        "internode.dispatch_forwarder.load_tail: acquire of network-amo",
         "totals.wait_total: acquire of network-amo",
     ],
 )

@@ -56,6 +56,7 @@ from nbep.device.protocols.waits import (
     FORWARDER_COORDINATOR,
     FORWARDER_NVL_TAIL,
     FORWARDER_RDMA_HEAD,
+    Waiter,
     start_wait,
     wait_tail_past,
 )
@@ -143,12 +144,14 @@ def forward_sums(inputs, network, peers, progress, bounds, here, nvl, rdma, cell
         is_here = True
         if expected >= 0 and lane != here.nvl_rank:
             peer = here.rdma_rank * here.num_nvl_ranks + lane
-            tail = wait_tail_past(ring.tail, expected, RETIRED, bounds, FORWARDER_NVL_TAIL, peer, here.channel)
+            waiter = Waiter(FORWARDER_NVL_TAIL, peer, here.channel)
+            tail = wait_tail_past(ring.tail, expected, RETIRED, bounds, waiter)
             is_here = tail != RETIRED
         has_room = True
         if lane == 0:
             peer = rank_of(here, node)
-            free_end = wait_total_free(room, base, i, rdma.num_slots, bounds, FORWARDER_RDMA_HEAD, peer, here.channel)
+            waiter = Waiter(FORWARDER_RDMA_HEAD, peer, here.channel)
+            free_end = wait_total_free(room, base, i, rdma.num_slots, bounds, waiter)
             has_room = i < free_end
         if not ptx.vote_all(ptx.FULL_MASK, is_here and has_room):  # after a time-out a sum would lack a row
             return

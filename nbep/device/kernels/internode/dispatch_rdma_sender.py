@@ -36,7 +36,7 @@ from nbep.device.protocols.channels import channel_task_range, goes_to_any
 from nbep.device.protocols.notes import clear_padding, write_notes
 from nbep.device.protocols.staging import STAGE_BYTES, begin_copy, end_fill
 from nbep.device.protocols.totals import wait_total_free
-from nbep.device.protocols.waits import RDMA_SENDER_COORDINATOR, RDMA_SENDER_HEAD
+from nbep.device.protocols.waits import RDMA_SENDER_COORDINATOR, RDMA_SENDER_HEAD, Waiter
 
 
 @device_function
@@ -171,9 +171,8 @@ def send_tokens(out, inputs, network, progress, bounds, here, shape, sizes, send
                 note_progress(cell, slot)
             if goes and slot >= free_end:
                 peer = rank_of(here, lane)
-                free_end = wait_total_free(
-                    head, base, slot, shape.num_slots, bounds, RDMA_SENDER_HEAD, peer, here.channel
-                )
+                waiter = Waiter(RDMA_SENDER_HEAD, peer, here.channel)
+                free_end = wait_total_free(head, base, slot, shape.num_slots, bounds, waiter)
             if not ptx.vote_all(ptx.FULL_MASK, not goes or slot < free_end):
                 return
             nodes = ptx.vote_ballot(ptx.FULL_MASK, goes)

@@ -46,6 +46,7 @@ from nbep.device.protocols.sums import list_biases, list_rows, rows_or_ring, sum
 from nbep.device.protocols.waits import (
     COMBINE_COORDINATOR,
     COMBINE_SENDER_HEAD,
+    Waiter,
     has_fault,
     start_wait,
     wait_free_slots,
@@ -149,9 +150,8 @@ def send_tokens(inputs, peers, bounds, shape, sizes):
         next_tail = min(tail + sizes.num_max_send_tokens, num_tokens)
         has_room = True
         if lane == 0 and next_tail > shape.num_slots:  # until then it cannot be full
-            has_room = wait_free_slots(
-                ring.head, tail, shape.num_slots, next_tail - tail, bounds, COMBINE_SENDER_HEAD, peer, channel
-            )
+            waiter = Waiter(COMBINE_SENDER_HEAD, peer, channel)
+            has_room = wait_free_slots(ring.head, tail, shape.num_slots, next_tail - tail, bounds, waiter)
         # What lane 0 has seen of the head comes before all lanes' stores: a vote orders nothing.
         ptx.syncwarp(ptx.FULL_MASK)
         may_fill = may_fill and ptx.vote_all(ptx.FULL_MASK, has_room)

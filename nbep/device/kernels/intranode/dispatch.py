@@ -46,6 +46,7 @@ from nbep.device.protocols.waits import (
     DISPATCH_RECEIVER_ROWS,
     DISPATCH_RECEIVER_TAIL,
     DISPATCH_SENDER_HEAD,
+    Waiter,
     has_timed_out,
     report_fault,
     wait_announced,
@@ -236,16 +237,9 @@ def send_tokens(out, inputs, peers, bounds, shape, sizes, team):
                 has_room = True
                 if team.lane == 0 and chunk_end > shape.num_slots:  # until then it cannot be full
                     # Room for a full chunk, although fewer tokens may be left: counting them first would cost more.
-                    has_room = wait_free_slots(
-                        ring.head,
-                        tail,
-                        shape.num_slots,
-                        sizes.num_max_send_tokens,
-                        bounds,
-                        DISPATCH_SENDER_HEAD,
-                        team.peer,
-                        team.channel,
-                    )
+                    waiter = Waiter(DISPATCH_SENDER_HEAD, team.peer, team.channel)
+                    wanted = sizes.num_max_send_tokens
+                    has_room = wait_free_slots(ring.head, tail, shape.num_slots, wanted, bounds, waiter)
                 ptx.syncwarp(ptx.FULL_MASK)  # what lane 0 has seen of the head comes before all lanes' stores
                 may_fill = may_fill and ptx.vote_all(ptx.FULL_MASK, has_room)
             if may_fill and ptx.u32_mod(tail, team.num_warps) == team.warp:
@@ -332,7 +326,8 @@ def receive_tokens(out, inputs, peers, bounds, shape, num_rows, team):
         # One thread reads the tail for all: the warps of a team must agree on it.
         if team.warp == 0 and team.lane == 0:
             last = head + num_left
-            tail = wait_tail_past(ring.tail, head, last, bounds, DISPATCH_RECEIVER_TAIL, team.peer, team.channel)
+            waiter = Waiter(DISPATCH_RECEIVER_TAIL, team.peer, team.channel)
+            tail = wait_tail_past(ring.tail, head, last, bounds, waiter)
             ptx.st_shared_s32(shared_tail, tail)
         team_barrier(team)
         tail = ptx.ld_shared_s32(shared_tail)
