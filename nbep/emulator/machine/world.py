@@ -27,7 +27,6 @@ class World(Protocol):
     polling: dict[Any, None]
     read_report: Any
     # For the memory models.
-    step: int
     signals: int
     history: Any
     has_failed: bool
@@ -35,6 +34,9 @@ class World(Protocol):
     early: Any
     early_rate: float
     gpu_stores: dict[int, dict[Any, None]]
+
+    @property
+    def step(self) -> int: ...
 
     def count_block(self) -> int: ...
 
