@@ -198,9 +198,13 @@ def _recompile(function: FunctionType) -> None:
 
 
 def _provide(tree: ast.FunctionDef, names: dict[str, Any]) -> None:
-    """Make what a changed tree calls and its module does not have: weakened primitives, and waits that look once."""
+    """Make what a changed tree calls and its module does not have: primitives, weakened ones, waits that look once."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and "__" in node.id and node.id not in names:
+        if not isinstance(node, ast.Name) or node.id in names:
+            continue
+        if hasattr(primitives, node.id):
+            names[node.id] = getattr(primitives, node.id)
+        elif "__" in node.id:
             name, _, weaker = node.id.partition("__")
             if weaker == "once":
                 names[node.id] = looking_once(names[name])
@@ -215,10 +219,16 @@ def looking_once(function: FunctionType) -> FunctionType:
         if isinstance(node, ast.While):
             found = [test for test in node.body if isinstance(test, ast.If)]
             (found[0] if found else node).test = ast.Constant(bool(found))
+            for said in (one for one in node.body if isinstance(one, ast.Assign) and _is_call_of(one.value, "holds")):
+                said.value = ast.Constant(True)  # the loop of all waits returns it
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and is_wait(node.func.id):
             node.func.id = weakened_name(node.func.id, "once")
     _provide(tree, function.__globals__)
     return FunctionType(_code_of(tree, function), function.__globals__, function.__name__, function.__defaults__)
+
+
+def _is_call_of(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
 
 
 def _code_of(tree: ast.FunctionDef, function: FunctionType) -> CodeType:

@@ -9,9 +9,14 @@ from types import FunctionType
 
 from nbep.device.jit import PRIMITIVES
 
+POLLS = ("ld_acquire_", "ld_relaxed_", "ld_volatile_")  # what a wait polls with
+LOOPS = ("wait_until", "wait_or_report")  # the loop of all waits: what is left out is the wait that calls it
+
 
 def function_tree(function: FunctionType) -> ast.FunctionDef:
     """The tree of a function's source, with the line numbers of its file; nested functions have none of their own.
+
+    `ptx.name` is `name` in it: a step has one name, however its file imports primitives.
 
     Raises: OSError if the source cannot be found
     """
@@ -21,15 +26,27 @@ def function_tree(function: FunctionType) -> ast.FunctionDef:
     found = tree.body[0]
     if not isinstance(found, ast.FunctionDef):
         raise OSError(f"{function.__name__} is not written with def")
-    return found
+    return _WithoutNamespace().visit(found)
+
+
+class _WithoutNamespace(ast.NodeTransformer):
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        if isinstance(node.value, ast.Name) and node.value.id == "ptx":
+            return ast.copy_location(ast.Name(node.attr, node.ctx), node)
+        return self.generic_visit(node)
 
 
 def calls_of(tree: ast.AST) -> dict[str, list[ast.expr]]:
-    """All calls of names in a tree, by the name."""
+    """All calls of names in a tree, by the name; and where a load is named that a wait is to poll with."""
     found: dict[str, list[ast.expr]] = {}
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    called = {id(call.func) for call in calls}
+    cells = {id(call.args[0]): call.args[1:2] for call in calls if call.args}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             found.setdefault(node.func.id, []).append(node)
+        elif isinstance(node, ast.Name) and id(node) not in called and node.id.startswith(POLLS):
+            found.setdefault(node.id, []).append(ast.copy_location(ast.Call(node, cells.get(id(node), []), []), node))
     return {name: sorted(nodes, key=position) for name, nodes in found.items()}
 
 

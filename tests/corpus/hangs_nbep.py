@@ -111,8 +111,8 @@ HEAD = "`nvl_buffer` of rank 1: head[channel 0, src 0] (byte 4368), expects "
 TAIL = "`nvl_buffer` of rank 0: tail[channel 0, src 1] (byte 4380), expects "
 END = "`nvl_buffer` of rank 0: end[channel 0, src 1] (byte 4364), expects "
 SIGNAL = "`nvl_buffer` of rank 0: barrier_signal[rank 1] (byte 7044), expects "
-PUBLISH_HEAD = "st_relaxed_sys_s32(ring.head, head)"
-PUBLISH_TAIL = "st_release_sys_s32(ring.tail, tail)"
+PUBLISH_HEAD = "ptx.st_relaxed_sys_s32(ring.head, head)"
+PUBLISH_TAIL = "ptx.st_release_sys_s32(ring.tail, tail)"
 
 INSIDE_A_NODE = [
     edited(
@@ -134,7 +134,7 @@ INSIDE_A_NODE = [
         inside_a_node,
         dispatch.receive_tokens,
         PUBLISH_HEAD,
-        "st_relaxed_sys_s32(ring.head + 4, head)",
+        "ptx.st_relaxed_sys_s32(ring.head + 4, head)",
         (
             waits(SENDER, FOR_1, FREE, HEAD + "1 or more and sees 0"),
             "Next to it, `nvl_buffer` of rank 1: head[channel 0, src 1] (byte 4372) is 4, stored by rank 1, kernel",
@@ -160,7 +160,7 @@ INSIDE_A_NODE = [
         inside_a_node,
         teams.publish_tail,
         PUBLISH_TAIL,
-        "st_release_sys_s32(ring.tail - 4, tail)",
+        "ptx.st_release_sys_s32(ring.tail - 4, tail)",
         (
             waits(RECEIVER, FOR_1, CHUNK, TAIL + "1 or more and sees 0"),
             "Next to it, `nvl_buffer` of rank 0: tail[channel 0, src 0] (byte 4376) is 4, stored by rank 1, kernel",
@@ -172,7 +172,7 @@ INSIDE_A_NODE = [
         inside_a_node,
         teams.publish_tail,
         PUBLISH_TAIL,
-        "st_release_sys_s32(ring.tail, tail - 1)",
+        "ptx.st_release_sys_s32(ring.tail, tail - 1)",
         (
             waits(RECEIVER, FOR_1, CHUNK, TAIL + "12 or more and sees 11"),
             "The last store of more than weak order to it is by rank 1, kernel `dispatch`, block 0, warp 0, lane 0",
@@ -184,7 +184,7 @@ INSIDE_A_NODE = [
         "dispatch: the end is not announced",
         inside_a_node,
         dispatch.announce_tokens,
-        "st_relaxed_sys_s32(ring.end, -end - 1)",
+        "ptx.st_relaxed_sys_s32(ring.end, -end - 1)",
         NOTHING,
         (
             waits(RECEIVER, FOR_1, ANNOUNCED, END + "anything but 0 and sees 0"),
@@ -196,8 +196,8 @@ INSIDE_A_NODE = [
         "dispatch: the end is announced at the start",
         inside_a_node,
         dispatch.announce_tokens,
-        "st_relaxed_sys_s32(ring.end, -end - 1)",
-        "st_relaxed_sys_s32(ring.start, -end - 1)",
+        "ptx.st_relaxed_sys_s32(ring.end, -end - 1)",
+        "ptx.st_relaxed_sys_s32(ring.start, -end - 1)",
         (
             waits(RECEIVER, FOR_1, ANNOUNCED, END + "anything but 0 and sees 0"),
             "Next to it, `nvl_buffer` of rank 0: start[channel 0, src 1] (byte 4356) is -13, stored by rank 1",
@@ -207,8 +207,8 @@ INSIDE_A_NODE = [
         "dispatch: a ring with too few slots",
         inside_a_node,
         dispatch.send_tokens,
-        "shape.num_slots,\n                        sizes.num_max",
-        "shape.num_slots - 4,\n                        sizes.num_max",
+        "shape.num_slots, wanted",
+        "shape.num_slots - 4, wanted",
         (
             waits(SENDER, FOR_1, FREE, HEAD + "5 or more and sees 4"),
             "The last store of more than weak order to it is by rank 1, kernel `dispatch`, block 1, warp 0, lane 0",

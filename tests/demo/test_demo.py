@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from primitives_of import replace_primitives
 from rich.console import Console
 from tables import checks_of
 
@@ -100,7 +101,7 @@ def test_a_page_of_the_run_is_written_when_it_is_wanted(capsys, tmp_path, monkey
 
 
 def test_a_run_that_stops_leaves_its_page(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(teams, "st_release_sys_s32", lambda address, value: None)
+    replace_primitives(monkeypatch, teams, st_release_sys_s32=lambda address, value: None)
     path = tmp_path / "run.html"
     status, output = run(capsys, "--no-picture", "--html", str(path))
     assert status == 1
@@ -121,7 +122,7 @@ def test_a_wrong_sum_in_combine_fails_two_checks(capsys, monkeypatch):
 
 
 def test_a_wrong_weight_in_dispatch_fails_its_check(capsys, monkeypatch):
-    monkeypatch.setattr(notes, "ld_na_f32", lambda address: np.float32(0.5))
+    replace_primitives(monkeypatch, notes, ld_na_f32=lambda address: np.float32(0.5))
     status, output = run(capsys, "--no-picture")
     assert status == 1
     assert checks_of(output)["recv_topk_weights"] == "FAIL"
@@ -130,7 +131,7 @@ def test_a_wrong_weight_in_dispatch_fails_its_check(capsys, monkeypatch):
 
 def test_a_run_that_stops_is_reported(capsys, monkeypatch):
     # No tail is ever published, so receivers wait for ever.
-    monkeypatch.setattr(teams, "st_release_sys_s32", lambda address, value: None)
+    replace_primitives(monkeypatch, teams, st_release_sys_s32=lambda address, value: None)
     status, output = run(capsys, "--no-picture")
     assert status == 1
     assert "The run stopped: DeadlockError" in output

@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from primitives_of import replace_primitives
 from tables import checks_of
 
 from nbep import reference
@@ -84,7 +85,7 @@ def test_a_wrong_sum_in_combine_fails_two_checks_of_each_batch(capsys, monkeypat
 
 
 def test_a_wrong_scale_fails_the_check_of_dispatch(capsys, monkeypatch):
-    monkeypatch.setattr(dispatch_receiver, "ld_na_f32", lambda address: np.float32(0.5))
+    replace_primitives(monkeypatch, dispatch_receiver, ld_na_f32=lambda address: np.float32(0.5))
     status, output = run(capsys, "--no-picture", "--fp8")
     assert status == 1
     assert checks_of(output)["recv_x_scales, batch a"] == "FAIL"
@@ -94,7 +95,7 @@ def test_a_wrong_scale_fails_the_check_of_dispatch(capsys, monkeypatch):
 
 def test_a_run_that_stops_is_reported(capsys, monkeypatch):
     # Nobody is ever told anything, so receivers wait for ever.
-    monkeypatch.setattr(direct, "atom_add_release_sys_s32", lambda address, value: None)
+    replace_primitives(monkeypatch, direct, atom_add_release_sys_s32=lambda address, value: None)
     status, output = run(capsys, "--no-picture")
     assert status == 1
     assert "The run stopped: DeadlockError" in output

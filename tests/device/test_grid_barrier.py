@@ -1,9 +1,11 @@
 """All blocks of a launch meet at `barrier_grid`: on the emulator under many schedules, and as code for a GPU."""
 
+import sys
 from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from primitives_of import replace_primitives
 from processes import run_python
 
 from nbep.device import primitives as p
@@ -80,7 +82,7 @@ def test_without_it_blocks_find_each_other_in_other_phases(monkeypatch):
     ],
 )
 def test_either_end_that_is_relaxed_is_a_data_race(function, ordered, relaxed, monkeypatch):
-    monkeypatch.setitem(function.__globals__, ordered, relaxed)
+    replace_primitives(monkeypatch, sys.modules[function.__module__], **{ordered: relaxed})
     with pytest.raises(DataRace, match="weak load of 4 bytes that another thread has stored"):
         run(0, "checked")
 

@@ -6,6 +6,7 @@ The steps of queue pairs and of the software NIC are broken by tests/network/tes
 from dataclasses import replace
 
 import pytest
+from primitives_of import replace_primitives
 from table import faults_of_mode, in_parts, is_found, runs_of
 from target import MEMORY_MODELS
 
@@ -35,7 +36,7 @@ def test_a_step_that_is_broken_is_caught(fault):
 @pytest.mark.parametrize(
     "fault",
     [
-        "internode.dispatch_forwarder.find_batch: acquire of network-amo",
+        "internode.dispatch_forwarder.load_tail: acquire of network-amo",
         "totals.wait_total: acquire of network-amo",
     ],
 )
@@ -47,7 +48,7 @@ def test_a_tail_that_is_not_acquired_goes_wrong_if_loads_may_be_early(fault):
 
 @pytest.mark.parametrize("weaker", ["st_weak_s32", "st_relaxed_gpu_s32"])
 def test_counts_that_the_cpu_polls_and_that_need_not_reach_it_are_a_data_race(weaker, monkeypatch):
-    monkeypatch.setattr(notify_dispatch, "st_relaxed_sys_s32", getattr(primitives, weaker))
+    replace_primitives(monkeypatch, notify_dispatch, st_relaxed_sys_s32=getattr(primitives, weaker))
     found = perform(replace(runs_of("internode")[0], seed=0, memory_model="checked"))
     assert found is not None
     assert "the CPU polls 4 bytes" in found.message

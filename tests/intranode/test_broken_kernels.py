@@ -12,6 +12,7 @@ import pytest
 from cases import make_case
 from intranode import Options, round_trip, run
 from parts import both_parts
+from primitives_of import replace_primitives
 from target import MEMORY_MODELS
 
 import nbep
@@ -150,7 +151,7 @@ def test_layout_blocks_that_count_themselves_relaxed_are_a_data_race():
 
 @pytest.mark.parametrize("weaker", ["st_weak_s32", "st_relaxed_gpu_s32"])
 def test_a_count_that_the_cpu_polls_and_that_need_not_reach_it_is_a_data_race(weaker, monkeypatch):
-    monkeypatch.setattr(notify_dispatch, "st_relaxed_sys_s32", getattr(primitives, weaker))
+    replace_primitives(monkeypatch, notify_dispatch, st_relaxed_sys_s32=getattr(primitives, weaker))
     case = make_case(1, num_tokens=16, num_topk=2, routing="everywhere")
     with pytest.raises(nbep.DataRace, match=r"the CPU polls 4 bytes(.|\n)*`fault report and counters` of rank"):
         run(case, memory_model="checked")
@@ -188,7 +189,7 @@ def status_before_words(function):
 def test_a_fault_report_whose_status_does_not_come_behind_its_words_is_caught(how, memory_model, monkeypatch):
     right = reported_fault("sc", 0)
     if how == "relaxed status":
-        monkeypatch.setattr(waits, "st_release_sys_s32", st_relaxed_sys_s32)
+        replace_primitives(monkeypatch, waits, st_release_sys_s32=st_relaxed_sys_s32)
 
     def is_wrong(seed):
         try:
@@ -209,7 +210,7 @@ def test_a_fault_report_whose_status_does_not_come_behind_its_words_is_caught(ho
 def test_a_slot_that_is_read_as_constant_is_found_although_the_tail_orders_it(
     module, coherent, constant, memory_model, monkeypatch
 ):
-    monkeypatch.setattr(module, coherent, getattr(primitives, constant))
+    replace_primitives(monkeypatch, module, **{coherent: getattr(primitives, constant)})
     case = make_case(1, num_tokens=16, num_topk=2, routing="everywhere")
     options = Options(nbep.Config(2, 20, 40))  # no slot is used twice: the stores all come before the loads
     with pytest.raises(nbep.EmulatorError, match=r"ld\.global\.nc of `nvl_buffer`.* since this kernel began"):
@@ -252,7 +253,7 @@ def test_ranks_added_in_another_order_are_caught(monkeypatch):
 
 def test_failure_names_seed_and_provenance(monkeypatch):
     module = importlib.import_module("nbep.device.protocols.notes")
-    monkeypatch.setattr(module, "ld_na_f32", lambda address: primitives.ld_na_f32(address) + primitives.f32(1))
+    replace_primitives(monkeypatch, module, ld_na_f32=lambda address: primitives.ld_na_f32(address) + primitives.f32(1))
     case = make_case(3, num_tokens=2, num_topk=1, experts_per_rank=1, routing="everywhere")
     with pytest.raises(
         AssertionError, match=r"inputs 3, schedule 4, rank 0, recv_topk_weights(.|\n)*row 0 \(r0t0 -> r0e0\)"

@@ -5,6 +5,7 @@ import ast
 import numpy as np
 import pytest
 from parts import both_parts
+from primitives_of import replace_primitives
 from target import spawn
 
 import nbep
@@ -60,7 +61,7 @@ def a_weak_look(tree):
 
 @pytest.mark.parametrize("seed", both_parts(range(2), thorough=range(2, 17)))
 def test_a_nic_that_polls_the_cpus_word_too_weakly_is_a_data_race(seed, monkeypatch):
-    monkeypatch.setattr(nic, "ld_weak_s32", ld_weak_s32, raising=False)
+    replace_primitives(monkeypatch, nic, ld_weak_s32=ld_weak_s32)
     for broken_look in (edited(nic.must_stop, a_weak_look), broken("network.nic.must_stop: scope of stop")):
         with broken_look, pytest.raises(nbep.DataRace, match=r"`NIC` of the NIC of rank \d: stop"):
             spawn(leave, 2, seed=seed, memory_model="checked")

@@ -17,22 +17,9 @@ cells only count up; `round` is how often they have been used, this launch inclu
 
 from typing import NamedTuple
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
-from nbep.device.network import Network, amo_add, keep_message, own_ptr, put_nbi_warp, quiet
-from nbep.device.primitives import (
-    FULL_MASK,
-    block_dim,
-    block_idx,
-    fence_proxy_async_shared,
-    grid_dim,
-    has_tma,
-    smem_base,
-    st_shared_v4,
-    syncwarp,
-    thread_idx,
-    u32_div,
-    u32_mod,
-)
+from nbep.device.network.seam import Network, amo_add, keep_message, own_ptr, put_nbi_warp, quiet
 from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
 from nbep.device.protocols.peers import Bounds
 from nbep.device.protocols.waits import wait_pushed
@@ -72,7 +59,7 @@ def smem_bytes(num_threads, num_bytes):
 @device_function
 def cell_of(sizes, number):
     """Where a cell is: that of a queue, or `acknowledged` behind them."""
-    num_warps = grid_dim() * (block_dim() // 32)
+    num_warps = ptx.grid_dim() * (ptx.block_dim() // 32)
     return 2 * num_warps * sizes.num_messages * sizes.num_bytes + CELL_BYTES * number
 
 
@@ -81,11 +68,11 @@ def fill_stage(stage, num_bytes, rank, warp, lane):
     """Every 16 bytes say whose they are, and where in a stage; one warp."""
     offset = lane * VEC_BYTES
     while offset < num_bytes:
-        st_shared_v4(stage + offset, (rank, warp, offset, 0x5EED))
+        ptx.st_shared_v4(stage + offset, (rank, warp, offset, 0x5EED))
         offset += WARP_BYTES
-    if has_tma():
-        fence_proxy_async_shared()
-    syncwarp(FULL_MASK)
+    if ptx.has_tma():
+        ptx.fence_proxy_async_shared()
+    ptx.syncwarp(ptx.FULL_MASK)
 
 
 @device_function
@@ -102,11 +89,11 @@ def push_message(network, sizes, dst, src, stage, peer, queue, lane):
 @device_function
 def wait_neighbours(network, bounds, sizes, before, after, lane):
     """Wait until all has come here, say so, and wait until the next rank says it; one warp."""
-    num_warps = grid_dim() * (block_dim() // 32)
+    num_warps = ptx.grid_dim() * (ptx.block_dim() // 32)
     if lane < sizes.num_queues:
-        of_queue = u32_div(num_warps + sizes.num_queues - 1 - lane, sizes.num_queues)
+        of_queue = ptx.u32_div(num_warps + sizes.num_queues - 1 - lane, sizes.num_queues)
         wait_pushed(own_ptr(network, cell_of(sizes, lane)), sizes.round * of_queue, bounds, before, lane)
-    syncwarp(FULL_MASK)
+    ptx.syncwarp(ptx.FULL_MASK)
     if lane == 0:
         cell = cell_of(sizes, MAX_QUEUES)
         amo_add(network, cell, 1, before, 0, True)
@@ -116,15 +103,15 @@ def wait_neighbours(network, bounds, sizes, before, after, lane):
 @kernel(max_threads=32 * MAX_WARPS)
 def network_push(sizes: PushSizes, network: Network, bounds: Bounds):
     """Grid: any. Block: a multiple of 32. num_queues: no more than there are warps. Shared memory: `smem_bytes`."""
-    lane = thread_idx() % 32
-    warp_in_block = thread_idx() // 32
-    num_warps = grid_dim() * (block_dim() // 32)
-    warp = block_idx() * (block_dim() // 32) + warp_in_block
-    after = u32_mod(network.rank + 1, network.num_ranks)
-    before = u32_mod(network.rank + network.num_ranks - 1, network.num_ranks)
-    queue = u32_mod(warp, sizes.num_queues)
+    lane = ptx.thread_idx() % 32
+    warp_in_block = ptx.thread_idx() // 32
+    num_warps = ptx.grid_dim() * (ptx.block_dim() // 32)
+    warp = ptx.block_idx() * (ptx.block_dim() // 32) + warp_in_block
+    after = ptx.u32_mod(network.rank + 1, network.num_ranks)
+    before = ptx.u32_mod(network.rank + network.num_ranks - 1, network.num_ranks)
+    queue = ptx.u32_mod(warp, sizes.num_queues)
     stage_bytes = min(sizes.num_bytes, STAGE_BYTES)
-    stage = smem_base() + warp_in_block * stage_bytes
+    stage = ptx.smem_base() + warp_in_block * stage_bytes
     fill_stage(stage, stage_bytes, network.rank, warp, lane)
     dst = warp * sizes.num_messages * sizes.num_bytes
     src = dst + num_warps * sizes.num_messages * sizes.num_bytes

@@ -9,18 +9,9 @@
 Source: DeepEP tests/utils.py, per_token_cast_back
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import kernel
 from nbep.device.kernels.per_token_cast_to_fp8 import CastSizes, first_group, num_groups_in_flight
-from nbep.device.primitives import (
-    e4m3x4_to_f32x4,
-    f32x2_to_bf16x2,
-    ld_nc_f32,
-    ld_nc_s32,
-    st_weak_v2,
-    thread_idx,
-    u32,
-    u32_div,
-)
 from nbep.device.protocols.fp8 import COLUMNS, scale4
 from nbep.device.types import In, Out
 
@@ -28,13 +19,13 @@ from nbep.device.types import In, Out
 @kernel(max_threads=1024)
 def per_token_cast_back(x: Out, x_fp8: In, scales: In, sizes: CastSizes):
     """Grid: any. Block: any multiple of 32. round_scale is not used."""
-    lane = thread_idx() % 32
-    groups_per_token = u32_div(sizes.hidden, COLUMNS)
+    lane = ptx.thread_idx() % 32
+    groups_per_token = ptx.u32_div(sizes.hidden, COLUMNS)
     for group in range(first_group(), sizes.num_tokens * groups_per_token, num_groups_in_flight()):
-        token = u32_div(group, groups_per_token)
+        token = ptx.u32_div(group, groups_per_token)
         column = group - token * groups_per_token
         element = group * COLUMNS + 4 * lane
-        scale = ld_nc_f32(scales + 4 * (token * sizes.scale_token_stride + column * sizes.scale_hidden_stride))
-        a, b, c, d = e4m3x4_to_f32x4(u32(ld_nc_s32(x_fp8 + element)))
+        scale = ptx.ld_nc_f32(scales + 4 * (token * sizes.scale_token_stride + column * sizes.scale_hidden_stride))
+        a, b, c, d = ptx.e4m3x4_to_f32x4(ptx.u32(ptx.ld_nc_s32(x_fp8 + element)))
         a, b, c, d = scale4(a, b, c, d, scale)
-        st_weak_v2(x + 2 * element, (f32x2_to_bf16x2(a, b), f32x2_to_bf16x2(c, d)))
+        ptx.st_weak_v2(x + 2 * element, (ptx.f32x2_to_bf16x2(a, b), ptx.f32x2_to_bf16x2(c, d)))

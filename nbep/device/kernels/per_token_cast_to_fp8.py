@@ -12,20 +12,8 @@ Source: DeepEP tests/utils.py, per_token_cast_to_fp8; csrc/kernels/utils.cuh, ca
 
 from typing import NamedTuple
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
-from nbep.device.primitives import (
-    FULL_MASK,
-    bf16x2_to_f32x2,
-    block_dim,
-    block_idx,
-    f32x4_to_e4m3x4,
-    grid_dim,
-    ld_nc_v2,
-    st_weak_f32,
-    st_weak_u32,
-    thread_idx,
-    u32_div,
-)
 from nbep.device.protocols.fp8 import COLUMNS, abs_max4, fp8_scales, scale4
 from nbep.device.protocols.reduce import warp_max_f32
 from nbep.device.types import I32, In, Out
@@ -49,30 +37,30 @@ class CastSizes(NamedTuple):
 @device_function
 def first_group():
     """The first (token, 128 columns) of this warp."""
-    return block_idx() * u32_div(block_dim(), 32) + thread_idx() // 32
+    return ptx.block_idx() * ptx.u32_div(ptx.block_dim(), 32) + ptx.thread_idx() // 32
 
 
 @device_function
 def num_groups_in_flight():
     """How far a warp's next (token, 128 columns) is from its last."""
-    return grid_dim() * u32_div(block_dim(), 32)
+    return ptx.grid_dim() * ptx.u32_div(ptx.block_dim(), 32)
 
 
 @kernel(max_threads=1024)
 def per_token_cast_to_fp8(out: CastOutputs, x: In, sizes: CastSizes):
     """Grid: any. Block: any multiple of 32. hidden is a multiple of 128."""
-    lane = thread_idx() % 32
-    groups_per_token = u32_div(sizes.hidden, COLUMNS)
+    lane = ptx.thread_idx() % 32
+    groups_per_token = ptx.u32_div(sizes.hidden, COLUMNS)
     for group in range(first_group(), sizes.num_tokens * groups_per_token, num_groups_in_flight()):
-        token = u32_div(group, groups_per_token)
+        token = ptx.u32_div(group, groups_per_token)
         column = group - token * groups_per_token
         element = group * COLUMNS + 4 * lane
-        packed = ld_nc_v2(x + 2 * element)
-        a, b = bf16x2_to_f32x2(packed[0])
-        c, d = bf16x2_to_f32x2(packed[1])
-        scale, scale_inv = fp8_scales(warp_max_f32(FULL_MASK, abs_max4(a, b, c, d)), sizes.round_scale)
+        packed = ptx.ld_nc_v2(x + 2 * element)
+        a, b = ptx.bf16x2_to_f32x2(packed[0])
+        c, d = ptx.bf16x2_to_f32x2(packed[1])
+        scale, scale_inv = fp8_scales(warp_max_f32(ptx.FULL_MASK, abs_max4(a, b, c, d)), sizes.round_scale)
         a, b, c, d = scale4(a, b, c, d, scale)
-        st_weak_u32(out.x_fp8 + element, f32x4_to_e4m3x4(a, b, c, d))
+        ptx.st_weak_u32(out.x_fp8 + element, ptx.f32x4_to_e4m3x4(a, b, c, d))
         if lane == 0:
             cell = token * sizes.scale_token_stride + column * sizes.scale_hidden_stride
-            st_weak_f32(out.scales + 4 * cell, scale_inv)
+            ptx.st_weak_f32(out.scales + 4 * cell, scale_inv)

@@ -18,6 +18,7 @@ in the order of the tokens. landed has a word for each chunk of them: see locate
 from functools import lru_cache
 from typing import NamedTuple
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.layout.intranode import (
     ALIGNMENT_BYTES,
@@ -27,7 +28,6 @@ from nbep.device.layout.intranode import (
     RINGS,
     align_up,
 )
-from nbep.device.primitives import u32_div
 from nbep.device.types import I32, I64
 
 FIXED = POINTER_TABLE_BYTES
@@ -89,7 +89,7 @@ def slot_stride(hidden_bytes):
 @device_function
 def locate_landed(first_slot, rank, chunk):
     """Which word of landed is the first of a rank's chunks, given its first slot. No two chunks have the same."""
-    return u32_div(first_slot, chunk) + rank
+    return ptx.u32_div(first_slot, chunk) + rank
 
 
 def num_landed_words(num_slots: int, num_ranks: int, chunk: int) -> int:

@@ -12,33 +12,14 @@ A bulk copy is done when tma_store_wait_all returns to the lane that started it;
 Whoever adds speaks for the warps that it has synchronised with: their messages come before what it adds.
 """
 
-from typing import NamedTuple
+import sys
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.network.seam import peer_ptr
-from nbep.device.primitives import (
-    FULL_MASK,
-    atom_add_relaxed_sys_s32,
-    atom_add_release_sys_s32,
-    has_tma,
-    ld_shared_v4,
-    st_na_v4,
-    syncwarp,
-    tma_store_1d,
-    tma_store_commit,
-    tma_store_wait_all,
-)
+from nbep.device.network.seam import Network, peer_ptr, provide
 from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
-from nbep.device.types import I32, Sym
 
-
-class Network(NamedTuple):
-    """The ranks that a kernel can reach. The table holds num_ranks addresses and never changes."""
-
-    buffer_ptrs: Sym  # where this rank sees the buffer of each; 0 if it cannot
-    rank: I32
-    num_ranks: I32
-    own_buffer: Sym  # where this rank sees its own
+__all__ = ["Network"]
 
 
 @device_function
@@ -49,22 +30,22 @@ def keep_message(network, src_offset, stage, num_bytes, lane):
 @device_function
 def put_nbi_warp(network, dst_offset, src_offset, stage, num_bytes, peer, queue, lane):
     dst = peer_ptr(network, dst_offset, peer)
-    if has_tma():
+    if ptx.has_tma():
         if lane == 0:
-            tma_store_1d(dst, stage, num_bytes)
-            tma_store_commit()
+            ptx.tma_store_1d(dst, stage, num_bytes)
+            ptx.tma_store_commit()
     else:
         offset = lane * VEC_BYTES
         while offset < num_bytes:
-            st_na_v4(dst + offset, ld_shared_v4(stage + offset))
+            ptx.st_na_v4(dst + offset, ptx.ld_shared_v4(stage + offset))
             offset += WARP_BYTES
 
 
 @device_function
 def quiet(network, lane):
-    if has_tma() and lane == 0:
-        tma_store_wait_all()
-    syncwarp(FULL_MASK)
+    if ptx.has_tma() and lane == 0:
+        ptx.tma_store_wait_all()
+    ptx.syncwarp(ptx.FULL_MASK)
 
 
 @device_function
@@ -72,9 +53,9 @@ def amo_add(network, offset, value, peer, queue, is_behind):
     """A number that stands alone need not wait for what is on its way: a release waits for all that its SM has sent."""
     cell = peer_ptr(network, offset, peer)
     if is_behind:
-        atom_add_release_sys_s32(cell, value)  # PAIR network-amo: the messages before it
+        ptx.atom_add_release_sys_s32(cell, value)  # PAIR network-amo: the messages before it
     else:
-        atom_add_relaxed_sys_s32(cell, value)
+        ptx.atom_add_relaxed_sys_s32(cell, value)
 
 
 @device_function
@@ -85,3 +66,6 @@ def sends_from_buffer(network):
 @device_function
 def is_message(network, peer):
     return False
+
+
+provide(Network, sys.modules[__name__])

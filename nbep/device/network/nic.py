@@ -10,7 +10,7 @@
 
  cell          written by      with                      read by          with
  doorbell      GPU             st_release_sys            lane 0           ld_acquire_sys
- record        GPU             st_release_sys            lane 0           ld_acquire_sys
+ record        GPU             st_release_sys            lane 0           ld_acquire_sys; ld_relaxed_sys after doorbell
  entry, bytes  GPU             st_na, before those       all lanes        ld_na, after a syncwarp
  bytes there   all lanes       st_na, st_weak            the peer         after an atomic or a completion
  old value     lane 0          st_weak                   GPU              ld_weak, after the completion
@@ -43,6 +43,7 @@ NVSHMEM ibgda.cpp (completion queues that are collapsed, `cc`, and may be overru
 
 from typing import NamedTuple
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.network.ibgda.completion import FLUSHED, REQ, REQ_ERR, STATUS_WORD, SYNDROME_WORD
 from nbep.device.network.ibgda.entry import (
@@ -58,41 +59,6 @@ from nbep.device.network.ibgda.entry import (
     RDMA_WRITE,
     REMOTE_ADDRESS,
     SEGMENT_BYTES,
-)
-from nbep.device.primitives import (
-    FULL_MASK,
-    atom_add_acq_rel_sys_s32,
-    atom_add_acq_rel_sys_s64,
-    block_dim,
-    block_idx,
-    byteswap_u32,
-    fence_acq_rel_sys,
-    globaltimer,
-    grid_dim,
-    ld_acquire_sys_s32,
-    ld_acquire_sys_s64,
-    ld_na_u8,
-    ld_na_v4,
-    ld_nc_s64,
-    ld_relaxed_sys_s32,
-    ld_weak_s64,
-    s32,
-    s64,
-    serving,
-    shfl_idx_s32,
-    shfl_idx_s64,
-    st_na_v4,
-    st_relaxed_sys_s32,
-    st_relaxed_sys_s64,
-    st_release_sys_s32,
-    st_weak_s32,
-    st_weak_s64,
-    st_weak_u8,
-    syncwarp,
-    thread_idx,
-    u32_mod,
-    vote_any,
-    wait_expired,
 )
 from nbep.device.types import I32, I64, Sym
 
@@ -179,22 +145,22 @@ def noise(troubles, qpn, index):
 @device_function
 def be64(high, low):
     """The number whose 8 big-endian bytes are two words."""
-    return s64(byteswap_u32(high) << 32 | byteswap_u32(low))
+    return ptx.s64(ptx.byteswap_u32(high) << 32 | ptx.byteswap_u32(low))
 
 
 @device_function
 def find(nic, rank, key, address, num_bytes, rights):
     """Where the NIC sees num_bytes at an address of a rank's, if the key is that of a region that holds them all."""
-    key = byteswap_u32(key)
+    key = ptx.byteswap_u32(key)
     index = key >> 8
-    here = s64(NOWHERE)
+    here = ptx.s64(NOWHERE)
     if index < nic.num_regions:
         region = nic.regions + REGION_BYTES * (rank * nic.num_regions + index)
-        begin = ld_nc_s64(region + 8 * BEGIN)
-        is_inside = address >= begin and address + num_bytes <= ld_nc_s64(region + 8 * END)
-        may = ld_nc_s64(region + 8 * RIGHTS) & rights == rights
-        if ld_nc_s64(region + 8 * KEY) == key and is_inside and may:
-            here = ld_nc_s64(region + 8 * HERE) + address - begin
+        begin = ptx.ld_nc_s64(region + 8 * BEGIN)
+        is_inside = address >= begin and address + num_bytes <= ptx.ld_nc_s64(region + 8 * END)
+        may = ptx.ld_nc_s64(region + 8 * RIGHTS) & rights == rights
+        if ptx.ld_nc_s64(region + 8 * KEY) == key and is_inside and may:
+            here = ptx.ld_nc_s64(region + 8 * HERE) + address - begin
     return here
 
 
@@ -204,25 +170,25 @@ def move(dst, src, num_bytes, start, lane):
     if (dst | src | num_bytes) & 15 == 0:
         num_slabs = (num_bytes + SLAB_BYTES - 1) // SLAB_BYTES
         for i in range(num_slabs):
-            offset = SLAB_BYTES * u32_mod(i + start, num_slabs) + 16 * lane
+            offset = SLAB_BYTES * ptx.u32_mod(i + start, num_slabs) + 16 * lane
             if offset < num_bytes:
-                st_na_v4(dst + offset, ld_na_v4(src + offset))
+                ptx.st_na_v4(dst + offset, ptx.ld_na_v4(src + offset))
     else:
         for i in range(lane, num_bytes, 32):
-            st_weak_u8(dst + i, ld_na_u8(src + i))
+            ptx.st_weak_u8(dst + i, ptx.ld_na_u8(src + i))
 
 
 @device_function
 def write_data(nic, segment, most_inline, remote, start, lane):
     """Move what one data segment names to where it goes. Returns an error, and how many bytes it were."""
-    words = ld_na_v4(segment)
-    num_bytes = byteswap_u32(words[0])
+    words = ptx.ld_na_v4(segment)
+    num_bytes = ptx.byteswap_u32(words[0])
     if num_bytes & INLINE != 0:
         num_bytes &= INLINE - 1
         if num_bytes > most_inline:
             return LOCAL_LENGTH_ERR, 0
         for i in range(lane, num_bytes, 32):
-            st_weak_u8(remote + i, ld_na_u8(segment + 4 + i))
+            ptx.st_weak_u8(remote + i, ptx.ld_na_u8(segment + 4 + i))
         return NO_ERROR, num_bytes
     src = find(nic, nic.rank, words[1], be64(words[2], words[3]), num_bytes, 0)
     if src == NOWHERE:
@@ -234,16 +200,16 @@ def write_data(nic, segment, most_inline, remote, start, lane):
 @device_function
 def bytes_of(segment):
     """How many bytes a data segment names."""
-    return byteswap_u32(ld_na_v4(segment)[0]) & (INLINE - 1)
+    return ptx.byteswap_u32(ptx.ld_na_v4(segment)[0]) & (INLINE - 1)
 
 
 @device_function
 def execute_write(nic, entry, num_segments, peer, start, lane):
     """An RDMA write. Returns an error."""
-    where = ld_na_v4(entry + REMOTE_ADDRESS)
+    where = ptx.ld_na_v4(entry + REMOTE_ADDRESS)
     if where[3] != 0:
         return LOCAL_QP_OP_ERR  # reserved
-    is_inline = byteswap_u32(ld_na_v4(entry + DATA)[0]) & INLINE != 0
+    is_inline = ptx.byteswap_u32(ptx.ld_na_v4(entry + DATA)[0]) & INLINE != 0
     last = entry + SEGMENT_BYTES * (3 if is_inline else num_segments)
     total = 0
     segment = entry + DATA
@@ -266,8 +232,8 @@ def execute_write(nic, entry, num_segments, peer, start, lane):
 @device_function
 def execute_add(nic, entry, is_64_bits, peer, lane):
     """A fetch-and-add, behind all that this queue pair has written. Returns an error."""
-    words = ld_na_v4(entry + ATOMIC)
-    where = ld_na_v4(entry + REMOTE_ADDRESS)
+    words = ptx.ld_na_v4(entry + ATOMIC)
+    where = ptx.ld_na_v4(entry + REMOTE_ADDRESS)
     boundary = words[2] | words[3] if is_64_bits else words[1] | words[2] | words[3]  # of 32 bits, two are reserved
     if boundary | where[3] != 0:
         return LOCAL_QP_OP_ERR
@@ -278,24 +244,24 @@ def execute_add(nic, entry, is_64_bits, peer, lane):
     cell = find(nic, peer, where[2], address, size, REMOTE_ATOMIC)
     if cell == NOWHERE:
         return REMOTE_ACCESS_ERR
-    to = ld_na_v4(entry + ATOMIC_RESULT)
+    to = ptx.ld_na_v4(entry + ATOMIC_RESULT)
     result = find(nic, nic.rank, to[1], be64(to[2], to[3]), size, 0)
-    if result == NOWHERE or byteswap_u32(to[0]) != size:
+    if result == NOWHERE or ptx.byteswap_u32(to[0]) != size:
         return LOCAL_PROT_ERR
     if lane == 0:
         if is_64_bits:
-            st_weak_s64(result, atom_add_acq_rel_sys_s64(cell, be64(words[0], words[1])))  # PAIR network-amo
+            ptx.st_weak_s64(result, ptx.atom_add_acq_rel_sys_s64(cell, be64(words[0], words[1])))  # PAIR network-amo
         else:
-            old = atom_add_acq_rel_sys_s32(cell, s32(byteswap_u32(words[0])))  # PAIR network-amo
-            st_weak_s32(result, s32(byteswap_u32(old)))
+            old = ptx.atom_add_acq_rel_sys_s32(cell, ptx.s32(ptx.byteswap_u32(words[0])))  # PAIR network-amo
+            ptx.st_weak_s32(result, ptx.s32(ptx.byteswap_u32(old)))
     return NO_ERROR
 
 
 @device_function
 def execute(nic, entry, index, qpn, peer, start, lane):
     """Check an entry and do what it says; all lanes. Returns an error."""
-    control = ld_na_v4(entry)
-    what, who, flags = byteswap_u32(control[0]), byteswap_u32(control[1]), byteswap_u32(control[2])
+    control = ptx.ld_na_v4(entry)
+    what, who, flags = ptx.byteswap_u32(control[0]), ptx.byteswap_u32(control[1]), ptx.byteswap_u32(control[2])
     opcode, opmod, num_segments = what & 0xFF, what >> 24, who & 0xFF
     if what >> 8 & 0xFFFF != index & 0xFFFF or who >> 8 != qpn:
         return LOCAL_QP_OP_ERR  # another entry's, or one of another queue
@@ -311,15 +277,15 @@ def execute(nic, entry, index, qpn, peer, start, lane):
 @device_function
 def complete(qp, index, error):
     """Write the completion of an entry; one thread, which has synchronised with the lanes that wrote."""
-    completion = ld_nc_s64(qp + 8 * COMPLETION)
+    completion = ptx.ld_nc_s64(qp + 8 * COMPLETION)
     opcode = REQ
     if error != NO_ERROR:
         opcode = REQ_ERR
-        st_relaxed_sys_s32(completion + SYNDROME_WORD, s32(error << 24))
+        ptx.st_relaxed_sys_s32(completion + SYNDROME_WORD, ptx.s32(error << 24))
         if error != FLUSHED:
-            st_relaxed_sys_s64(qp + 8 * REFUSED, index << 8 | error)
+            ptx.st_relaxed_sys_s64(qp + 8 * REFUSED, index << 8 | error)
     counter = index >> 8 & 0xFF | (index & 0xFF) << 8
-    st_release_sys_s32(completion + STATUS_WORD, s32(opcode << 28 | counter))  # PAIR ibgda-completion
+    ptx.st_release_sys_s32(completion + STATUS_WORD, ptx.s32(opcode << 28 | counter))  # PAIR ibgda-completion
 
 
 @device_function
@@ -331,28 +297,28 @@ def is_lost(troubles, qpn, index):
 def dawdle(troubles, qpn, index, lane):
     """Wait before an entry, and let all lanes see what the doorbell has published; one warp."""
     if lane == 0 and troubles.max_delay_ns > 0:
-        until = globaltimer() + u32_mod(noise(troubles, qpn, index), troubles.max_delay_ns + 1)
-        while globaltimer() < until:
+        until = ptx.globaltimer() + ptx.u32_mod(noise(troubles, qpn, index), troubles.max_delay_ns + 1)
+        while ptx.globaltimer() < until:
             pass
-    syncwarp(FULL_MASK)
+    ptx.syncwarp(ptx.FULL_MASK)
 
 
 @device_function
 def serve_entry(nic, troubles, qp, index, lane):
     """Serve one entry. Returns the state of the queue pair after it; all lanes the same."""
-    qpn, peer = ld_nc_s64(qp + 8 * QPN), ld_nc_s64(qp + 8 * PEER)
+    qpn, peer = ptx.ld_nc_s64(qp + 8 * QPN), ptx.ld_nc_s64(qp + 8 * PEER)
     if is_lost(troubles, qpn, index):
         return STOPPED
     dawdle(troubles, qpn, index, lane)
-    serving(qpn, index)
-    entry = ld_nc_s64(qp + 8 * ENTRIES) + ENTRY_BYTES * (index & (ld_nc_s64(qp + 8 * NUM_ENTRIES) - 1))
-    wants_completion = (ld_na_v4(entry)[2] >> 24) & CQ_UPDATE != 0
+    ptx.serving(qpn, index)
+    entry = ptx.ld_nc_s64(qp + 8 * ENTRIES) + ENTRY_BYTES * (index & (ptx.ld_nc_s64(qp + 8 * NUM_ENTRIES) - 1))
+    wants_completion = (ptx.ld_na_v4(entry)[2] >> 24) & CQ_UPDATE != 0
     start = noise(troubles, qpn, index) if troubles.seed != 0 else 0
     error = execute(nic, entry, index, qpn, peer, start, lane)
-    syncwarp(FULL_MASK)
+    ptx.syncwarp(ptx.FULL_MASK)
     if lane == 0:
         if error == NO_ERROR:
-            st_relaxed_sys_s32(ld_nc_s64(qp + 8 * RECEIVED), s32(index + 1))
+            ptx.st_relaxed_sys_s32(ptx.ld_nc_s64(qp + 8 * RECEIVED), ptx.s32(index + 1))
         if error != NO_ERROR or wants_completion:
             complete(qp, index, error)
     return RUNS if error == NO_ERROR else FLUSHES
@@ -367,10 +333,10 @@ def signed_16(difference):
 @device_function
 def rung(qp, served):
     """How many entries behind `served` the doorbell names; WRONG if it is another queue's, or the record lags."""
-    doorbell = ld_acquire_sys_s64(ld_nc_s64(qp + 8 * DOORBELL))  # PAIR ibgda-doorbell
-    num_entries = byteswap_u32(doorbell & 0xFFFFFFFF) >> 8 & 0xFFFF
-    record = byteswap_u32(ld_relaxed_sys_s32(ld_nc_s64(qp + 8 * RECORD)))
-    is_own = byteswap_u32(doorbell >> 32 & 0xFFFFFFFF) >> 8 == ld_nc_s64(qp + 8 * QPN)
+    doorbell = ptx.ld_acquire_sys_s64(ptx.ld_nc_s64(qp + 8 * DOORBELL))  # PAIR ibgda-doorbell
+    num_entries = ptx.byteswap_u32(doorbell & 0xFFFFFFFF) >> 8 & 0xFFFF
+    record = ptx.byteswap_u32(ptx.ld_relaxed_sys_s32(ptx.ld_nc_s64(qp + 8 * RECORD)))
+    is_own = ptx.byteswap_u32(doorbell >> 32 & 0xFFFFFFFF) >> 8 == ptx.ld_nc_s64(qp + 8 * QPN)
     if not is_own or signed_16(record - num_entries) < 0:
         return WRONG
     return max(signed_16(num_entries - served), 0)  # less if they have been served from the record
@@ -379,7 +345,7 @@ def rung(qp, served):
 @device_function
 def recorded(qp, served):
     """How many entries behind `served` the record names; WRONG if it has more bits than it may."""
-    record = byteswap_u32(ld_acquire_sys_s32(ld_nc_s64(qp + 8 * RECORD)))  # PAIR ibgda-record
+    record = ptx.byteswap_u32(ptx.ld_acquire_sys_s32(ptx.ld_nc_s64(qp + 8 * RECORD)))  # PAIR ibgda-record
     return signed_16(record - served) if record <= 0xFFFF else WRONG
 
 
@@ -394,13 +360,13 @@ def hears_rings(troubles, qpn, served):
 @device_function
 def look(troubles, qp):
     """How many entries of a queue pair wait to be served; WRONG if that cannot be so; one thread."""
-    num_waiting = s64(0)
-    state, served = ld_weak_s64(qp + 8 * STATE), ld_weak_s64(qp + 8 * SERVED)
+    num_waiting = ptx.s64(0)
+    state, served = ptx.ld_weak_s64(qp + 8 * STATE), ptx.ld_weak_s64(qp + 8 * SERVED)
     if state == RUNS:
-        hears = hears_rings(troubles, ld_nc_s64(qp + 8 * QPN), served)
+        hears = hears_rings(troubles, ptx.ld_nc_s64(qp + 8 * QPN), served)
         num_waiting = rung(qp, served) if hears else recorded(qp, served)
-        if num_waiting < 0 or num_waiting > ld_nc_s64(qp + 8 * NUM_ENTRIES):
-            num_waiting = s64(WRONG)
+        if num_waiting < 0 or num_waiting > ptx.ld_nc_s64(qp + 8 * NUM_ENTRIES):
+            num_waiting = ptx.s64(WRONG)
     elif state == FLUSHES:
         flush(qp, served)
     return num_waiting
@@ -412,15 +378,15 @@ def flush(qp, served):
     num_entries = max(recorded(qp, served), 0)
     for i in range(num_entries):
         complete(qp, served + i, FLUSHED)
-    st_weak_s64(qp + 8 * SERVED, served + num_entries)
+    ptx.st_weak_s64(qp + 8 * SERVED, served + num_entries)
 
 
 @device_function
 def serve(nic, troubles, qp, lane):
     """Serve what has come on a queue pair; one warp. Only lane 0 knows how far it is."""
-    num_waiting = shfl_idx_s32(FULL_MASK, look(troubles, qp) if lane == 0 else 0, 0)
+    num_waiting = ptx.shfl_idx_s32(ptx.FULL_MASK, look(troubles, qp) if lane == 0 else 0, 0)
     if num_waiting != 0:
-        index = shfl_idx_s64(FULL_MASK, ld_weak_s64(qp + 8 * SERVED) if lane == 0 else 0, 0)
+        index = ptx.shfl_idx_s64(ptx.FULL_MASK, ptx.ld_weak_s64(qp + 8 * SERVED) if lane == 0 else 0, 0)
         last = index + num_waiting
         state = RUNS
         if num_waiting == WRONG:
@@ -432,8 +398,8 @@ def serve(nic, troubles, qp, lane):
             state = serve_entry(nic, troubles, qp, index, lane)
             index += 1
         if lane == 0:
-            st_weak_s64(qp + 8 * STATE, state)
-            st_weak_s64(qp + 8 * SERVED, index)
+            ptx.st_weak_s64(qp + 8 * STATE, state)
+            ptx.st_weak_s64(qp + 8 * SERVED, index)
             if state == FLUSHES:
                 flush(qp, index)
 
@@ -441,23 +407,23 @@ def serve(nic, troubles, qp, lane):
 @kernel(max_threads=512)
 def software_nic(nic: Nic, troubles: Troubles):
     """Grid and block: any, in multiples of 32 threads. It ends a turn after nic.stop is not 0."""
-    lane = thread_idx() % 32
-    num_warps = grid_dim() * (block_dim() // 32)
-    warp = block_idx() * (block_dim() // 32) + thread_idx() // 32
-    deadline = globaltimer() + nic.limit_ns if nic.limit_ns != 0 else s64(NEVER)
+    lane = ptx.thread_idx() % 32
+    num_warps = ptx.grid_dim() * (ptx.block_dim() // 32)
+    warp = ptx.block_idx() * (ptx.block_dim() // 32) + ptx.thread_idx() // 32
+    deadline = ptx.globaltimer() + nic.limit_ns if nic.limit_ns != 0 else ptx.s64(NEVER)
     must_end = False
     is_over = False
     while not is_over:
         is_over = must_end
         for i in range(warp, nic.num_queue_pairs, num_warps):
             serve(nic, troubles, nic.queue_pairs + QUEUE_PAIR_BYTES * i, lane)
-        must_end = vote_any(FULL_MASK, lane == 0 and must_stop(nic, deadline))
+        must_end = ptx.vote_any(ptx.FULL_MASK, lane == 0 and must_stop(nic, deadline))
 
 
 @device_function
 def must_stop(nic, deadline):
     """Whether the NIC is to end; one thread, at the end of a turn. What was rung before then is seen after it."""
-    if ld_relaxed_sys_s32(nic.stop) != 0:
-        fence_acq_rel_sys()
+    if ptx.ld_relaxed_sys_s32(nic.stop) != 0:
+        ptx.fence_acq_rel_sys()
         return True
-    return wait_expired(deadline)  # a GPU goes on at once; the emulator waits here until something has changed
+    return ptx.wait_expired(deadline)  # a GPU goes on at once; the emulator waits here until something has changed

@@ -25,11 +25,11 @@ Source: NVSHMEM API, nvshmemx_putmem_nbi_warp, nvshmem_quiet, nvshmem_int_atomic
 import sys
 from typing import NamedTuple
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, external
 from nbep.device.network import direct
 from nbep.device.network.nvshmem_library import libraries
 from nbep.device.network.seam import own_ptr, peer_ptr, provide
-from nbep.device.primitives import FULL_MASK, fence_acq_rel_sys, ld_shared_v4, st_na_v4, syncwarp
 from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
 from nbep.device.types import I32, Sym
 
@@ -81,9 +81,9 @@ def keep_message(network, src_offset, stage, num_bytes, lane):
         kept = own_ptr(network, src_offset)
         offset = lane * VEC_BYTES
         while offset < num_bytes:
-            st_na_v4(kept + offset, ld_shared_v4(stage + offset))
+            ptx.st_na_v4(kept + offset, ptx.ld_shared_v4(stage + offset))
             offset += WARP_BYTES
-        syncwarp(FULL_MASK)
+        ptx.syncwarp(ptx.FULL_MASK)
 
 
 @device_function
@@ -100,7 +100,7 @@ def quiet(network, lane):
     if network.num_remote != 0:
         if lane == 0:
             nvshmem_quiet()
-        syncwarp(FULL_MASK)
+        ptx.syncwarp(ptx.FULL_MASK)
 
 
 @device_function
@@ -109,7 +109,8 @@ def amo_add(network, offset, value, peer, queue, is_behind):
         direct.amo_add(network, offset, value, peer, queue, is_behind)
     else:
         if is_behind:
-            fence_acq_rel_sys()  # with the add: what direct's release is, to which `protocols.arrivals` has the acquire
+            # With the add: what direct's release is, to which `protocols.arrivals` has the acquire.
+            ptx.fence_acq_rel_sys()
         nvshmem_add(own_ptr(network, offset), value, peer)
 
 

@@ -18,9 +18,10 @@ rank calls, too. See calls.py.
 Source: DeepEP csrc/kernels/utils.cuh, barrier_block. Break it: notebooks/01_barrier.ipynb
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.primitives import atom_add_relaxed_sys_s32, atom_add_release_sys_s32, syncthreads, thread_idx
-from nbep.device.protocols.peers import barrier_signals_of
+from nbep.device.protocols import barriers
+from nbep.device.protocols.peers import Peers, barrier_signals_of
 from nbep.device.protocols.waits import wait_call, wait_signal_not_positive
 
 
@@ -31,26 +32,30 @@ def barrier_block(peers, bounds):
     All threads of the block call it; the block has at least num_ranks threads.
     """
     # After the block's barrier thread `peer` speaks for all threads: its release covers what they wrote.
-    syncthreads()
-    peer = thread_idx()
+    ptx.syncthreads()
+    peer = ptx.thread_idx()
     if peer < peers.num_ranks:
         own_signal = barrier_signals_of(peers, peers.rank) + 4 * peer
-        atom_add_relaxed_sys_s32(own_signal, 1)
-        atom_add_release_sys_s32(barrier_signals_of(peers, peer) + 4 * peers.rank, -1)  # PAIR barrier-signal
+        ptx.atom_add_relaxed_sys_s32(own_signal, 1)
+        ptx.atom_add_release_sys_s32(barrier_signals_of(peers, peer) + 4 * peers.rank, -1)  # PAIR barrier-signal
         wait_signal_not_positive(own_signal, bounds, peer)
-    syncthreads()
+    ptx.syncthreads()
 
 
 @device_function
 def meet_by_adding(peers, bounds, signal, may_meet):
     """Where each rank's memory is on its own GPU; see `barriers.meet_peer`."""
     # After the block's barrier thread `peer` speaks for all threads: its release covers what they wrote.
-    syncthreads()
-    peer = thread_idx()
+    ptx.syncthreads()
+    peer = ptx.thread_idx()
     left = 0
     if peer < peers.num_ranks and may_meet:
         own_signal = barrier_signals_of(peers, peers.rank) + 4 * peer
-        atom_add_relaxed_sys_s32(own_signal, signal)
-        atom_add_release_sys_s32(barrier_signals_of(peers, peer) + 4 * peers.rank, -signal)  # PAIR barrier-signal
+        ptx.atom_add_relaxed_sys_s32(own_signal, signal)
+        ptx.atom_add_release_sys_s32(barrier_signals_of(peers, peer) + 4 * peers.rank, -signal)  # PAIR barrier-signal
         left = wait_call(own_signal, bounds, peer)
     return left
+
+
+barriers.barrier_block.versions[Peers] = barrier_block
+barriers.meet_peer.versions[Peers] = meet_by_adding

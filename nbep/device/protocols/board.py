@@ -2,21 +2,16 @@
 
  cell          written by   with                    read by       with
  board[w, i]   warp w       atom_exch_release_cta   coordinator   ld_acquire_cta (PAIR board)
+               all          st_shared 0             all           after syncthreads
 
 A warp writes down its next item before it waits for it: all items of this warp before that one are done. If it wrote
 its last item instead, what others have done between the two would be held back while it waits; and who waits to see
 those would never free what this warp waits for.
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.primitives import (
-    atom_exch_release_cta_shared_s32,
-    ld_acquire_cta_shared_s32,
-    ld_nc_s32,
-    st_shared_s32,
-    wait_expired,
-)
-from nbep.device.protocols.waits import has_timed_out, report_fault, start_wait
+from nbep.device.protocols.waits import has_timed_out, report_fault
 
 RETIRED = 1 << 30  # the warp has no more items
 NOT_THERE = -RETIRED - 1  # what stands for an entry of heads behind the last item
@@ -26,7 +21,7 @@ NOT_THERE = -RETIRED - 1  # what stands for an entry of heads behind the last it
 def load_expected(heads, item, is_item, num_places, lane):
     """The entry for an item and place `lane` of heads [items, num_places], as a combine has them."""
     if is_item and lane < num_places:
-        return ld_nc_s32(heads + 4 * (item * num_places + lane))
+        return ptx.ld_nc_s32(heads + 4 * (item * num_places + lane))
     return NOT_THERE
 
 
@@ -40,13 +35,13 @@ def first_needed(expected):
 def reset_board(board, num_words, thread, num_threads):
     """Nobody has come anywhere. A block barrier follows."""
     for i in range(thread, num_words, num_threads):
-        st_shared_s32(board + 4 * i, 0)
+        ptx.st_shared_s32(board + 4 * i, 0)
 
 
 @device_function
 def note_progress(cell, item):
     """All items of this warp before this one are done."""
-    atom_exch_release_cta_shared_s32(cell, item)  # PAIR board
+    ptx.atom_exch_release_cta_shared_s32(cell, item)  # PAIR board
 
 
 @device_function
@@ -54,26 +49,22 @@ def least_progress(column, row_bytes, num_warps):
     """How far all warps have come: column is the cell of the first one."""
     least = RETIRED
     for warp in range(num_warps):
-        least = min(least, ld_acquire_cta_shared_s32(column + row_bytes * warp))  # PAIR board
+        least = min(least, ptx.ld_acquire_cta_shared_s32(column + row_bytes * warp))  # PAIR board
     return least
 
 
 @device_function
 def has_stalled(deadline, bounds, site, peer, channel, expected, seen):
-    """A coordinator's turn in which nothing has moved: whether it is over. deadline as start_stall's.
+    """A coordinator's turn in which nothing has moved: whether it is over. deadline: of the stall, by `start_wait`
 
-    Those it coordinates bound their own waits, and may stop where one times out: then nothing moves any more. Without
-    a time-out this one only ends if they never come on.
+    Those it coordinates bound their own waits, and may stop where one times out: then nothing moves any more. So the
+    coordinator ends without a report. If none has timed out, it waits as long again before it reports that they do not
+    come on: it may have begun to wait before the one it stands behind.
     """
-    if has_timed_out(bounds):
-        return True
-    if wait_expired(deadline):
-        report_fault(bounds, site, peer, channel, expected, seen)
-        return True
+    if ptx.wait_expired(deadline):
+        if has_timed_out(bounds):
+            return True
+        if ptx.wait_expired(deadline + bounds.timeout_ns):
+            report_fault(bounds, site, peer, channel, expected, seen)
+            return True
     return False
-
-
-@device_function
-def start_stall(bounds):
-    """The deadline for `has_stalled`: later than those of the waits that it may stand behind."""
-    return start_wait(bounds) + bounds.timeout_ns

@@ -28,17 +28,9 @@ A digest is that of `nbep.host.calls`: calls that differ in one word never have 
 
 from typing import NamedTuple
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.layout.intranode import CALL_BYTES, CALL_WORDS, RELAYED_WORDS, TOLD
-from nbep.device.primitives import (
-    bar_red_and,
-    block_dim,
-    ld_relaxed_sys_s32,
-    st_release_sys_s32,
-    st_weak_s32,
-    syncthreads,
-    thread_idx,
-)
 from nbep.device.protocols.barriers import meet_peer
 from nbep.device.protocols.peers import barrier_signals_of
 from nbep.device.protocols.waits import CALLS_DIFFER, ONE, has_timed_out, report_fault, wait_told
@@ -77,27 +69,27 @@ def tell_call(call, peers, peer):
     """Write this rank's words, each and 1 more, where a peer reads them."""
     signals = barrier_signals_of(peers, peer)
     row = signals + CALL_WORDS + CALL_BYTES * peers.rank
-    st_weak_s32(row, call.verb + 1)
-    st_weak_s32(row + 4, call.handle + 1)
-    st_weak_s32(row + 8, call.zero_copy + 1)
-    st_weak_s32(row + 12, call.dtype + 1)
-    st_weak_s32(row + 16, call.hidden + 1)
-    st_weak_s32(row + 20, call.scales + 1)
-    st_weak_s32(row + 24, call.num_topk + 1)
-    st_weak_s32(row + 28, call.num_experts + 1)
-    st_weak_s32(row + 32, call.num_sms + 1)
-    st_weak_s32(row + 36, call.chunk + 1)
-    st_weak_s32(row + 40, call.slots + 1)
-    st_weak_s32(row + 44, call.rdma_chunk + 1)
-    st_weak_s32(row + 48, call.rdma_slots + 1)
-    st_weak_s32(row + 4 * RANK_WORD, call.rank + 1)
-    st_release_sys_s32(signals + TOLD + 4 * peers.rank, 1)  # PAIR call-told
+    ptx.st_weak_s32(row, call.verb + 1)
+    ptx.st_weak_s32(row + 4, call.handle + 1)
+    ptx.st_weak_s32(row + 8, call.zero_copy + 1)
+    ptx.st_weak_s32(row + 12, call.dtype + 1)
+    ptx.st_weak_s32(row + 16, call.hidden + 1)
+    ptx.st_weak_s32(row + 20, call.scales + 1)
+    ptx.st_weak_s32(row + 24, call.num_topk + 1)
+    ptx.st_weak_s32(row + 28, call.num_experts + 1)
+    ptx.st_weak_s32(row + 32, call.num_sms + 1)
+    ptx.st_weak_s32(row + 36, call.chunk + 1)
+    ptx.st_weak_s32(row + 40, call.slots + 1)
+    ptx.st_weak_s32(row + 44, call.rdma_chunk + 1)
+    ptx.st_weak_s32(row + 48, call.rdma_slots + 1)
+    ptx.st_weak_s32(row + 4 * RANK_WORD, call.rank + 1)
+    ptx.st_release_sys_s32(signals + TOLD + 4 * peers.rank, 1)  # PAIR call-told
 
 
 @device_function
 def first_difference(found, row, index, word):
     """(index, word, seen) of the first word that differs so far; index -1 if none does."""
-    seen = ld_relaxed_sys_s32(row + 4 * index) - 1
+    seen = ptx.ld_relaxed_sys_s32(row + 4 * index) - 1
     if found[0] < 0 and seen != word:
         return index, word, seen
     return found
@@ -122,7 +114,7 @@ def report_difference(call, row, bounds):
     found = first_difference(found, row, 12, call.rdma_slots)
     if found[0] >= 0:
         channel = WORDS_OF_VERB * call.verb + found[0]
-        rank = ld_relaxed_sys_s32(row + 4 * RANK_WORD) - 1
+        rank = ptx.ld_relaxed_sys_s32(row + 4 * RANK_WORD) - 1
         report_fault(bounds, CALLS_DIFFER, rank, channel, found[1], found[2])
     return found[0] >= 0
 
@@ -143,7 +135,7 @@ def ask_peer(call, peers, bounds, is_other, has_told):
     """Exchange words with a peer that has come with another call. Returns whether its words are here."""
     told = False
     if is_other:
-        peer = thread_idx()
+        peer = ptx.thread_idx()
         if not has_told:
             tell_call(call, peers, peer)
         told = wait_told(barrier_signals_of(peers, peers.rank) + TOLD + 4 * peer, bounds, peer)
@@ -158,7 +150,7 @@ def report_peer(call, peers, bounds, told):
     """
     if told and not has_timed_out(bounds):
         own_signals = barrier_signals_of(peers, peers.rank)
-        row = CALL_BYTES * thread_idx()
+        row = CALL_BYTES * ptx.thread_idx()
         if not report_difference(call, own_signals + CALL_WORDS + row, bounds):
             report_difference(call, own_signals + RELAYED_WORDS + row, bounds)
 
@@ -179,10 +171,10 @@ def meet_with(peers, bounds, call, signal, has_told):
     It has told them its own words, too: it has reported what it knows, and does not wait for them any more.
     """
     is_other = wait_peer(peers, bounds, signal, has_told)
-    is_same = bar_red_and(0, block_dim(), not is_other)
+    is_same = ptx.bar_red_and(0, ptx.block_dim(), not is_other)
     if not is_same:
         told = ask_peer(call, peers, bounds, is_other, has_told)
-        syncthreads()  # a report ends all waits that have not begun
+        ptx.syncthreads()  # a report ends all waits that have not begun
         report_peer(call, peers, bounds, told)
-        syncthreads()
+        ptx.syncthreads()
     return is_same

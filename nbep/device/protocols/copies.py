@@ -7,8 +7,8 @@ bf16, two in FP8.
 Source: DeepEP csrc/kernels/utils.cuh, UNROLLED_WARP_COPY
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.primitives import st_na_v4
 
 VEC_BYTES = 16
 WARP_BYTES = 32 * VEC_BYTES
@@ -36,13 +36,13 @@ def copy_row(load, dst, src, num_bytes, lane):
         e = load(src + 4 * WARP_BYTES)
         f = load(src + 5 * WARP_BYTES)
         g = load(src + 6 * WARP_BYTES)
-        st_na_v4(dst, a)
-        st_na_v4(dst + WARP_BYTES, b)
-        st_na_v4(dst + 2 * WARP_BYTES, c)
-        st_na_v4(dst + 3 * WARP_BYTES, d)
-        st_na_v4(dst + 4 * WARP_BYTES, e)
-        st_na_v4(dst + 5 * WARP_BYTES, f)
-        st_na_v4(dst + 6 * WARP_BYTES, g)
+        ptx.st_na_v4(dst, a)
+        ptx.st_na_v4(dst + WARP_BYTES, b)
+        ptx.st_na_v4(dst + 2 * WARP_BYTES, c)
+        ptx.st_na_v4(dst + 3 * WARP_BYTES, d)
+        ptx.st_na_v4(dst + 4 * WARP_BYTES, e)
+        ptx.st_na_v4(dst + 5 * WARP_BYTES, f)
+        ptx.st_na_v4(dst + 6 * WARP_BYTES, g)
         src += UNROLL * WARP_BYTES
         dst += UNROLL * WARP_BYTES
         left -= UNROLL * WARP_BYTES
@@ -53,13 +53,13 @@ def copy_row(load, dst, src, num_bytes, lane):
         b = load(src + WARP_BYTES) if left > WARP_BYTES else nothing
         c = load(src + 2 * WARP_BYTES) if left > 2 * WARP_BYTES else nothing
         d = load(src + 3 * WARP_BYTES) if left > 3 * WARP_BYTES else nothing
-        st_na_v4(dst, a)
+        ptx.st_na_v4(dst, a)
         if left > WARP_BYTES:
-            st_na_v4(dst + WARP_BYTES, b)
+            ptx.st_na_v4(dst + WARP_BYTES, b)
         if left > 2 * WARP_BYTES:
-            st_na_v4(dst + 2 * WARP_BYTES, c)
+            ptx.st_na_v4(dst + 2 * WARP_BYTES, c)
         if left > 3 * WARP_BYTES:
-            st_na_v4(dst + 3 * WARP_BYTES, d)
+            ptx.st_na_v4(dst + 3 * WARP_BYTES, d)
         src += REST_UNROLL * WARP_BYTES
         dst += REST_UNROLL * WARP_BYTES
         left -= REST_UNROLL * WARP_BYTES

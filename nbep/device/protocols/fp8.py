@@ -10,17 +10,8 @@ neighbours 0, and all 128 columns come back as NaN.
 Source: DeepEP csrc/kernels/utils.cuh, calculate_fp8_scales
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.primitives import (
-    f32,
-    f32_abs,
-    f32_bits_u32,
-    f32_div_rn,
-    f32_max,
-    f32_mul_rn,
-    f32x4_to_e4m3x4,
-    u32_bits_f32,
-)
 
 COLUMNS = 128  # that share a scale
 E4M3_MAX = 448
@@ -30,7 +21,7 @@ MARGIN = 1e-4  # floor of amax: zeros must not divide by zero
 @device_function
 def log2_ceil(x):
     """Smallest n with 2**n >= x, for a positive normal float32."""
-    bits = f32_bits_u32(x)
+    bits = ptx.f32_bits_u32(x)
     exponent = ((bits >> 23) & 0xFF) - 127
     return exponent + 1 if (bits & 0x7FFFFF) != 0 else exponent
 
@@ -38,15 +29,15 @@ def log2_ceil(x):
 @device_function
 def pow2(n):
     """2.0 ** n as a float32, for -126 <= n <= 127; 0 for -127, infinity for 128."""
-    return u32_bits_f32((n + 127) << 23)
+    return ptx.u32_bits_f32((n + 127) << 23)
 
 
 @device_function
 def fp8_scales(amax, round_scale):
     """(scale, scale_inv) for values of at most amax."""
-    amax = f32_max(amax, f32(MARGIN))
-    scale_inv = f32_div_rn(amax, f32(E4M3_MAX))
-    scale = f32_div_rn(f32(E4M3_MAX), amax)
+    amax = ptx.f32_max(amax, ptx.f32(MARGIN))
+    scale_inv = ptx.f32_div_rn(amax, ptx.f32(E4M3_MAX))
+    scale = ptx.f32_div_rn(ptx.f32(E4M3_MAX), amax)
     if round_scale != 0:
         exponent = log2_ceil(scale_inv)
         scale = pow2(max(-exponent, -127))  # of infinity 128: 0, as without round_scale
@@ -56,18 +47,18 @@ def fp8_scales(amax, round_scale):
 
 @device_function
 def abs_max4(a, b, c, d):
-    return f32_max(f32_max(f32_abs(a), f32_abs(b)), f32_max(f32_abs(c), f32_abs(d)))
+    return ptx.f32_max(ptx.f32_max(ptx.f32_abs(a), ptx.f32_abs(b)), ptx.f32_max(ptx.f32_abs(c), ptx.f32_abs(d)))
 
 
 @device_function
 def scale4(a, b, c, d, scale):
-    return f32_mul_rn(a, scale), f32_mul_rn(b, scale), f32_mul_rn(c, scale), f32_mul_rn(d, scale)
+    return ptx.f32_mul_rn(a, scale), ptx.f32_mul_rn(b, scale), ptx.f32_mul_rn(c, scale), ptx.f32_mul_rn(d, scale)
 
 
 @device_function
 def abs_max8(values):
     low = abs_max4(values[0], values[1], values[2], values[3])
-    return f32_max(low, abs_max4(values[4], values[5], values[6], values[7]))
+    return ptx.f32_max(low, abs_max4(values[4], values[5], values[6], values[7]))
 
 
 @device_function
@@ -75,4 +66,4 @@ def to_e4m3x8(values, scale):
     """Eight float32, scaled and rounded to e4m3, in two words."""
     a, b, c, d = scale4(values[0], values[1], values[2], values[3], scale)
     e, f, g, h = scale4(values[4], values[5], values[6], values[7], scale)
-    return f32x4_to_e4m3x4(a, b, c, d), f32x4_to_e4m3x4(e, f, g, h)
+    return ptx.f32x4_to_e4m3x4(a, b, c, d), ptx.f32x4_to_e4m3x4(e, f, g, h)

@@ -12,8 +12,8 @@ arrivals needs no reset between barriers or launches of the same grid: it only c
 Source: DeepEP csrc/kernels/internode_ll.cu, cg::this_grid().sync()
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.primitives import atom_add_release_gpu_s32, grid_dim, syncthreads, thread_idx, u32_mod
 from nbep.device.protocols.waits import wait_arrivals
 
 
@@ -24,8 +24,8 @@ def barrier_grid(arrivals, bounds):
     All threads of all blocks call it. arrivals is an s32 cell of this rank that starts at 0.
     """
     # After the block's barrier thread 0 speaks for all threads: its release covers what they wrote.
-    syncthreads()
-    if thread_idx() == 0:
-        arrived = atom_add_release_gpu_s32(arrivals, 1)  # PAIR grid-barrier
-        wait_arrivals(arrivals, arrived + grid_dim() - u32_mod(arrived, grid_dim()), bounds)
-    syncthreads()
+    ptx.syncthreads()
+    if ptx.thread_idx() == 0:
+        arrived = ptx.atom_add_release_gpu_s32(arrivals, 1)  # PAIR grid-barrier
+        wait_arrivals(arrivals, arrived + ptx.grid_dim() - ptx.u32_mod(arrived, ptx.grid_dim()), bounds)
+    ptx.syncthreads()

@@ -12,52 +12,50 @@ memory may lose what one of them adds: see docs/architecture.md, "Memory of the 
 wrap around.
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.primitives import (
-    ld_acquire_sys_s32,
-    ld_weak_s32,
-    s32,
-    st_release_sys_s32,
-    syncthreads,
-    thread_idx,
-    wait_expired,
-)
-from nbep.device.protocols.peers import barrier_signals_of
-from nbep.device.protocols.waits import BARRIER, DIGEST_BITS, ONE, report_fault, start_wait
+from nbep.device.protocols import barriers
+from nbep.device.protocols.peers import HostPeers, barrier_signals_of
+from nbep.device.protocols.waits import BARRIER, DIGEST_BITS, ONE, report_fault, wait_until
 
 
 @device_function
 def host_barrier_block(peers, bounds):
     """As `barrier.barrier_block`: wait for one block of every rank; what was written before is visible after."""
     meet_by_storing(peers, bounds, ONE, True)
-    syncthreads()
+    ptx.syncthreads()
 
 
 @device_function
 def meet_by_storing(peers, bounds, signal, may_meet):
     """Where the ranks' buffers are in the host's memory; see `barriers.meet_peer`."""
     sent = barrier_signals_of(peers, peers.rank)
-    total = s32(ld_weak_s32(sent + 4 * peers.rank) + signal)
+    total = ptx.s32(ptx.ld_weak_s32(sent + 4 * peers.rank) + signal)
     # After this all threads know the sum, and thread `peer` speaks for all: its release covers what they wrote.
-    syncthreads()
-    peer = thread_idx()
+    ptx.syncthreads()
+    peer = ptx.thread_idx()
     left = 0
     if peer < peers.num_ranks and may_meet:
-        st_release_sys_s32(barrier_signals_of(peers, peer) + 4 * peers.rank, total)  # PAIR host-barrier
+        ptx.st_release_sys_s32(barrier_signals_of(peers, peer) + 4 * peers.rank, total)  # PAIR host-barrier
         left = wait_sum(sent + 4 * peer, total, bounds, peer)
     return left
 
 
 @device_function
+def has_met(seen, total):
+    """Whether what is left of a sum counts 0 or less above DIGEST_BITS."""
+    return ptx.s32(total - seen) >> DIGEST_BITS <= 0
+
+
+@device_function
 def wait_sum(cell, total, bounds, peer):
     """Wait until a peer has come to the barrier of this sum. Returns what is left; 0 if it never came."""
-    deadline = 0
-    while True:
-        left = s32(total - ld_acquire_sys_s32(cell))  # PAIR host-barrier
-        if left >> DIGEST_BITS <= 0:
-            return left
-        if deadline == 0:
-            deadline = start_wait(bounds)
-        elif wait_expired(deadline):
-            report_fault(bounds, BARRIER, peer, -1, 0, left >> DIGEST_BITS)
-            return 0
+    seen, came = wait_until(ptx.ld_acquire_sys_s32, cell, has_met, total, bounds, ptx.wait_expired)  # PAIR host-barrier
+    left = ptx.s32(total - seen)
+    if not came:
+        report_fault(bounds, BARRIER, peer, -1, 0, left >> DIGEST_BITS)
+    return left if came else 0
+
+
+barriers.barrier_block.versions[HostPeers] = host_barrier_block
+barriers.meet_peer.versions[HostPeers] = meet_by_storing

@@ -16,20 +16,8 @@ bytes of its own, and each 128 columns go their own way. Not part of any interfa
 Source: DeepEP csrc/kernels/internode_ll.cu, logfmt_encode, decode_and_accumulate; DeepSeek-V3 insights, LogFMT-nBit
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.primitives import (
-    bf16x2_to_f32x2,
-    f32,
-    f32_abs,
-    f32_add_rn,
-    f32_bits_u32,
-    f32_div_rn,
-    f32_exp2_approx,
-    f32_floor_u32,
-    f32_log2_approx,
-    f32_max,
-    f32_mul_rn,
-)
 
 LARGEST_CODE = 511
 RANGE_LOG2 = 32
@@ -41,46 +29,50 @@ HIGH_BITS = 128  # where the signs and 9th bits begin in what is encoded
 @device_function
 def is_encoded(meta):
     """Whether 128 columns with this word of the meta are encoded."""
-    largest, smallest = bf16x2_to_f32x2(meta)
-    return largest < f32(1) and smallest < largest
+    largest, smallest = ptx.bf16x2_to_f32x2(meta)
+    return largest < ptx.f32(1) and smallest < largest
 
 
 @device_function
 def log_range(meta):
     """The least logarithm that has a code, and the step from one code to the next."""
-    largest, smallest = bf16x2_to_f32x2(meta)
-    high = f32_log2_approx(largest)
-    low = f32_max(f32_log2_approx(smallest), f32_add_rn(high, f32(-RANGE_LOG2)))
-    return low, f32_div_rn(f32_add_rn(high, -low), f32(LARGEST_CODE - 1))
+    largest, smallest = ptx.bf16x2_to_f32x2(meta)
+    high = ptx.f32_log2_approx(largest)
+    low = ptx.f32_max(ptx.f32_log2_approx(smallest), ptx.f32_add_rn(high, ptx.f32(-RANGE_LOG2)))
+    return low, ptx.f32_div_rn(ptx.f32_add_rn(high, -low), ptx.f32(LARGEST_CODE - 1))
 
 
 @device_function
 def encoding(low, step):
     """What the logarithm of a value is multiplied with, and what is added, before the floor of it is its code."""
-    per_step = f32_div_rn(f32(1), step)
+    per_step = ptx.f32_div_rn(ptx.f32(1), step)
     # Between two codes lies the mean of their values, not of their logarithms.
-    middle = f32_log2_approx(f32_mul_rn(f32_add_rn(f32(1), f32_exp2_approx(step)), f32(0.5)))
-    return per_step, f32_add_rn(f32_add_rn(f32(2), -f32_mul_rn(middle, per_step)), -f32_mul_rn(low, per_step))
+    middle = ptx.f32_log2_approx(ptx.f32_mul_rn(ptx.f32_add_rn(ptx.f32(1), ptx.f32_exp2_approx(step)), ptx.f32(0.5)))
+    return per_step, ptx.f32_add_rn(
+        ptx.f32_add_rn(ptx.f32(2), -ptx.f32_mul_rn(middle, per_step)), -ptx.f32_mul_rn(low, per_step)
+    )
 
 
 @device_function
 def encode_value(x, per_step, addend):
     """The code of |x|."""
-    code = f32_floor_u32(f32_max(f32_add_rn(f32_mul_rn(f32_log2_approx(f32_abs(x)), per_step), addend), f32(0)))
+    code = ptx.f32_floor_u32(
+        ptx.f32_max(ptx.f32_add_rn(ptx.f32_mul_rn(ptx.f32_log2_approx(ptx.f32_abs(x)), per_step), addend), ptx.f32(0))
+    )
     return min(code, LARGEST_CODE)
 
 
 @device_function
 def decode_value(code, is_negative, low, step):
-    x = f32(0)
+    x = ptx.f32(0)
     if code != 0:
-        x = f32_exp2_approx(f32_add_rn(low, f32_mul_rn(f32(code - 1), step)))
+        x = ptx.f32_exp2_approx(ptx.f32_add_rn(low, ptx.f32_mul_rn(ptx.f32(code - 1), step)))
     return -x if is_negative else x
 
 
 @device_function
 def sign_bit(x):
-    return f32_bits_u32(x) >> 31
+    return ptx.f32_bits_u32(x) >> 31
 
 
 @device_function
@@ -110,4 +102,4 @@ def decode_four(low, signs, ninth, least, step):
 @device_function
 def pack_meta(largest, smallest):
     """The word of the meta of two bf16 that are given as float32."""
-    return (f32_bits_u32(largest) >> 16) | (f32_bits_u32(smallest) & 0xFFFF0000)
+    return (ptx.f32_bits_u32(largest) >> 16) | (ptx.f32_bits_u32(smallest) & 0xFFFF0000)

@@ -4,25 +4,19 @@ cell     written by   with        read by                   with
 stage    lanes        st_shared   copy engine and network   after a proxy fence and syncwarp
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.network import keep_message, put_nbi_warp
-from nbep.device.primitives import (
-    FULL_MASK,
-    fence_proxy_async_shared,
-    has_tma,
-    syncwarp,
-    tma_store_wait_read_all,
-)
+from nbep.device.network.seam import keep_message, put_nbi_warp
 
 
 @device_function
 def put_stage(network, dst, src, data, num_bytes, peer, queue, lane):
     """Put what the lanes have written into a stage, and wait until it may be written again; one warp."""
-    if has_tma():
-        fence_proxy_async_shared()
-    syncwarp(FULL_MASK)
+    if ptx.has_tma():
+        ptx.fence_proxy_async_shared()
+    ptx.syncwarp(ptx.FULL_MASK)
     keep_message(network, src, data, num_bytes, lane)
     put_nbi_warp(network, dst, src, data, num_bytes, peer, queue, lane)
-    if has_tma() and lane == 0:
-        tma_store_wait_read_all()
-    syncwarp(FULL_MASK)
+    if ptx.has_tma() and lane == 0:
+        ptx.tma_store_wait_read_all()
+    ptx.syncwarp(ptx.FULL_MASK)

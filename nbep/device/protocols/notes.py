@@ -7,24 +7,9 @@ Source: DeepEP csrc/kernels/intranode.cu, dispatch ("Copy source index", "Copy `
 `x_scales`")
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.layout.intranode import ALIGNMENT_BYTES, note_bytes
-from nbep.device.primitives import (
-    block_dim,
-    block_idx,
-    f32,
-    grid_dim,
-    ld_na_f32,
-    ld_na_s32,
-    ld_na_s64,
-    ld_nc_keep_s32,
-    st_na_s32,
-    st_shared_s32,
-    st_weak_f32,
-    st_weak_s32,
-    st_weak_s64,
-    thread_idx,
-)
 
 
 @device_function
@@ -42,7 +27,7 @@ def copy_scales(load, store, dst, src, src_stride, num_scales, lane):
 def clear_padding(row, shape, lane):
     """Write what may be padding between the notes and the row of a stage, once: it leaves with every token."""
     if note_bytes(shape) != 0:
-        st_shared_s32(row - ALIGNMENT_BYTES + 4 * lane, 0)
+        ptx.st_shared_s32(row - ALIGNMENT_BYTES + 4 * lane, 0)
 
 
 @device_function
@@ -50,15 +35,15 @@ def keep_in_range(expert, weight, num_experts):
     """A choice of experts [0, num_experts); -1 and 0 if it is another one."""
     if 0 <= expert < num_experts:
         return expert, weight
-    return -1, f32(0)
+    return -1, ptx.f32(0)
 
 
 @device_function
 def clean_choices(topk_idx, topk_weights, begin, end):
     """Mark choices [begin, end) of an output as absent: expert -1, weight 0. All threads of the grid."""
-    for i in range(begin + block_idx() * block_dim() + thread_idx(), end, grid_dim() * block_dim()):
-        st_weak_s64(topk_idx + 8 * i, -1)
-        st_weak_s32(topk_weights + 4 * i, 0)
+    for i in range(begin + ptx.block_idx() * ptx.block_dim() + ptx.thread_idx(), end, ptx.grid_dim() * ptx.block_dim()):
+        ptx.st_weak_s64(topk_idx + 8 * i, -1)
+        ptx.st_weak_s32(topk_weights + 4 * i, 0)
 
 
 @device_function
@@ -73,25 +58,25 @@ def write_notes(
     if lane < shape.num_src_idx:
         store_s32(notes.src_idx + 4 * lane, word)
     if lane < num_topk:
-        expert = ld_na_s64(inputs.topk_idx + 8 * (token * num_topk + lane)) - first_expert
-        weight = ld_na_f32(inputs.topk_weights + 4 * (token * num_topk + lane))
+        expert = ptx.ld_na_s64(inputs.topk_idx + 8 * (token * num_topk + lane)) - first_expert
+        weight = ptx.ld_na_f32(inputs.topk_weights + 4 * (token * num_topk + lane))
         expert, weight = keep_in_range(expert, weight, num_experts)
         store_s64(notes.topk_idx + 8 * lane, expert)
         store_f32(notes.topk_weights + 4 * lane, weight)
     scales = inputs.x_scales + 4 * token * sizes.scale_token_stride
     # Column-major scales of neighbouring tokens share sectors, so L1 keeps them.
-    copy_scales(ld_nc_keep_s32, store_s32, notes.scales, scales, sizes.scale_hidden_stride, shape.num_scales, lane)
+    copy_scales(ptx.ld_nc_keep_s32, store_s32, notes.scales, scales, sizes.scale_hidden_stride, shape.num_scales, lane)
 
 
 @device_function
 def read_notes(to, notes, shape, lane):
     """Copy the notes of a slot to those of an output row; one warp."""
     if lane < shape.num_src_idx:
-        st_weak_s32(to.src_idx + 4 * lane, ld_na_s32(notes.src_idx + 4 * lane))
+        ptx.st_weak_s32(to.src_idx + 4 * lane, ptx.ld_na_s32(notes.src_idx + 4 * lane))
     if lane < shape.num_topk:
-        st_weak_s64(to.topk_idx + 8 * lane, ld_na_s64(notes.topk_idx + 8 * lane))
-        st_weak_f32(to.topk_weights + 4 * lane, ld_na_f32(notes.topk_weights + 4 * lane))
-    copy_scales(ld_na_s32, st_na_s32, to.scales, notes.scales, 1, shape.num_scales, lane)
+        ptx.st_weak_s64(to.topk_idx + 8 * lane, ptx.ld_na_s64(notes.topk_idx + 8 * lane))
+        ptx.st_weak_f32(to.topk_weights + 4 * lane, ptx.ld_na_f32(notes.topk_weights + 4 * lane))
+    copy_scales(ptx.ld_na_s32, ptx.st_na_s32, to.scales, notes.scales, 1, shape.num_scales, lane)
 
 
 @device_function
@@ -101,11 +86,11 @@ def read_notes_for(to, notes, keeps_source, first_expert, num_experts, shape, la
     keeps_source: whether the output has src_idx
     """
     if lane < shape.num_src_idx and keeps_source:
-        st_weak_s32(to.src_idx + 4 * lane, ld_na_s32(notes.src_idx + 4 * lane))
+        ptx.st_weak_s32(to.src_idx + 4 * lane, ptx.ld_na_s32(notes.src_idx + 4 * lane))
     if lane < shape.num_topk:
-        expert = ld_na_s64(notes.topk_idx + 8 * lane) - first_expert
-        weight = ld_na_f32(notes.topk_weights + 4 * lane)
+        expert = ptx.ld_na_s64(notes.topk_idx + 8 * lane) - first_expert
+        weight = ptx.ld_na_f32(notes.topk_weights + 4 * lane)
         expert, weight = keep_in_range(expert, weight, num_experts)
-        st_weak_s64(to.topk_idx + 8 * lane, expert)
-        st_weak_f32(to.topk_weights + 4 * lane, weight)
-    copy_scales(ld_na_s32, st_na_s32, to.scales, notes.scales, 1, shape.num_scales, lane)
+        ptx.st_weak_s64(to.topk_idx + 8 * lane, expert)
+        ptx.st_weak_f32(to.topk_weights + 4 * lane, weight)
+    copy_scales(ptx.ld_na_s32, ptx.st_na_s32, to.scales, notes.scales, 1, shape.num_scales, lane)

@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.primitives import ld_nc_s64
 from nbep.device.types import I32, I64, Sym
 
 # Clusters for kernels whose blocks all load the wire: spread evenly over the GPCs they slow each other down less, see
@@ -42,10 +42,10 @@ class Bounds(NamedTuple):
 @device_function
 def buffer_of(peers, rank):
     """Address at which this rank sees the symmetric buffer of another (or of itself)."""
-    return ld_nc_s64(peers.buffer_ptrs + 8 * rank)
+    return ptx.ld_nc_s64(peers.buffer_ptrs + 8 * rank)
 
 
 @device_function
 def barrier_signals_of(peers, rank):
     """Address at which this rank sees the barrier signals of another (or of itself)."""
-    return ld_nc_s64(peers.barrier_signal_ptrs + 8 * rank)
+    return ptx.ld_nc_s64(peers.barrier_signal_ptrs + 8 * rank)

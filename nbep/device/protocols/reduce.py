@@ -4,62 +4,53 @@ Source: DeepEP csrc/kernels/utils.cuh, warp_reduce; csrc/kernels/intranode.cu, c
 all-to-all results")
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.primitives import (
-    bf16x2_to_f32x2,
-    f32,
-    f32_add_rn,
-    f32_max,
-    f32_mul_rn,
-    f32x2_to_bf16x2,
-    shfl_xor_f32,
-    shfl_xor_s32,
-)
 
 
 @device_function
 def warp_sum_s32(mask, value):
     """Sum over the 32 lanes of a warp; every lane gets it."""
-    value += shfl_xor_s32(mask, value, 16)
-    value += shfl_xor_s32(mask, value, 8)
-    value += shfl_xor_s32(mask, value, 4)
-    value += shfl_xor_s32(mask, value, 2)
-    return value + shfl_xor_s32(mask, value, 1)
+    value += ptx.shfl_xor_s32(mask, value, 16)
+    value += ptx.shfl_xor_s32(mask, value, 8)
+    value += ptx.shfl_xor_s32(mask, value, 4)
+    value += ptx.shfl_xor_s32(mask, value, 2)
+    return value + ptx.shfl_xor_s32(mask, value, 1)
 
 
 @device_function
 def warp_max_f32(mask, value):
     """Maximum over the 32 lanes of a warp; every lane gets it."""
-    value = f32_max(value, shfl_xor_f32(mask, value, 16))
-    value = f32_max(value, shfl_xor_f32(mask, value, 8))
-    value = f32_max(value, shfl_xor_f32(mask, value, 4))
-    value = f32_max(value, shfl_xor_f32(mask, value, 2))
-    return f32_max(value, shfl_xor_f32(mask, value, 1))
+    value = ptx.f32_max(value, ptx.shfl_xor_f32(mask, value, 16))
+    value = ptx.f32_max(value, ptx.shfl_xor_f32(mask, value, 8))
+    value = ptx.f32_max(value, ptx.shfl_xor_f32(mask, value, 4))
+    value = ptx.f32_max(value, ptx.shfl_xor_f32(mask, value, 2))
+    return ptx.f32_max(value, ptx.shfl_xor_f32(mask, value, 1))
 
 
 @device_function
 def half_warp_max_f32(mask, value):
     """Maximum over the 16 lanes of either half of a warp; every lane gets that of its own half."""
-    value = f32_max(value, shfl_xor_f32(mask, value, 8))
-    value = f32_max(value, shfl_xor_f32(mask, value, 4))
-    value = f32_max(value, shfl_xor_f32(mask, value, 2))
-    return f32_max(value, shfl_xor_f32(mask, value, 1))
+    value = ptx.f32_max(value, ptx.shfl_xor_f32(mask, value, 8))
+    value = ptx.f32_max(value, ptx.shfl_xor_f32(mask, value, 4))
+    value = ptx.f32_max(value, ptx.shfl_xor_f32(mask, value, 2))
+    return ptx.f32_max(value, ptx.shfl_xor_f32(mask, value, 1))
 
 
 @device_function
 def zero_f32x8():
     """The sum of no rows: eight zeros."""
-    zero = f32(0)
+    zero = ptx.f32(0)
     return zero, zero, zero, zero, zero, zero, zero, zero
 
 
 @device_function
 def unpack_bf16x8(words):
     """Eight bf16 values in four words, as float32."""
-    a0, a1 = bf16x2_to_f32x2(words[0])
-    a2, a3 = bf16x2_to_f32x2(words[1])
-    a4, a5 = bf16x2_to_f32x2(words[2])
-    a6, a7 = bf16x2_to_f32x2(words[3])
+    a0, a1 = ptx.bf16x2_to_f32x2(words[0])
+    a2, a3 = ptx.bf16x2_to_f32x2(words[1])
+    a4, a5 = ptx.bf16x2_to_f32x2(words[2])
+    a6, a7 = ptx.bf16x2_to_f32x2(words[3])
     return a0, a1, a2, a3, a4, a5, a6, a7
 
 
@@ -83,10 +74,10 @@ def add_bf16x8(total, row):
 def to_bf16x8(total):
     """Round eight float32 sums to bf16, packed in four words."""
     return (
-        f32x2_to_bf16x2(total[0], total[1]),
-        f32x2_to_bf16x2(total[2], total[3]),
-        f32x2_to_bf16x2(total[4], total[5]),
-        f32x2_to_bf16x2(total[6], total[7]),
+        ptx.f32x2_to_bf16x2(total[0], total[1]),
+        ptx.f32x2_to_bf16x2(total[2], total[3]),
+        ptx.f32x2_to_bf16x2(total[4], total[5]),
+        ptx.f32x2_to_bf16x2(total[6], total[7]),
     )
 
 
@@ -94,14 +85,14 @@ def to_bf16x8(total):
 def add_weighted_f32x8(total, values, weight):
     """Add eight values, times a weight, to eight sums. Each product and each sum is rounded, never fused."""
     return (
-        f32_add_rn(total[0], f32_mul_rn(values[0], weight)),
-        f32_add_rn(total[1], f32_mul_rn(values[1], weight)),
-        f32_add_rn(total[2], f32_mul_rn(values[2], weight)),
-        f32_add_rn(total[3], f32_mul_rn(values[3], weight)),
-        f32_add_rn(total[4], f32_mul_rn(values[4], weight)),
-        f32_add_rn(total[5], f32_mul_rn(values[5], weight)),
-        f32_add_rn(total[6], f32_mul_rn(values[6], weight)),
-        f32_add_rn(total[7], f32_mul_rn(values[7], weight)),
+        ptx.f32_add_rn(total[0], ptx.f32_mul_rn(values[0], weight)),
+        ptx.f32_add_rn(total[1], ptx.f32_mul_rn(values[1], weight)),
+        ptx.f32_add_rn(total[2], ptx.f32_mul_rn(values[2], weight)),
+        ptx.f32_add_rn(total[3], ptx.f32_mul_rn(values[3], weight)),
+        ptx.f32_add_rn(total[4], ptx.f32_mul_rn(values[4], weight)),
+        ptx.f32_add_rn(total[5], ptx.f32_mul_rn(values[5], weight)),
+        ptx.f32_add_rn(total[6], ptx.f32_mul_rn(values[6], weight)),
+        ptx.f32_add_rn(total[7], ptx.f32_mul_rn(values[7], weight)),
     )
 
 

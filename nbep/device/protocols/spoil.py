@@ -1,7 +1,8 @@
 """What a kernel leaves behind after a wait that timed out: NaN, or -1, and no number that could be right.
 
  cell      written by                          with      read by   with
- outputs   each warp that knows of a failure   st_weak   -         the next kernel
+ outputs: recv_ and combined_ arrays
+           each warp that knows of a failure   st_weak   -         the next kernel
 
 On a GPU the caller's stream goes on before the host knows of a failure. So each warp looks for one when it has done all
 else, and if there is one it fills the outputs with ones: NaN in every float, -1 in every integer. A warp that has found
@@ -9,15 +10,15 @@ no failure has written its own rows right, since it would have reported a failed
 writes a row last, the row is right or NaN.
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.primitives import FULL_MASK, st_weak_s32, vote_any
 from nbep.device.protocols.waits import has_fault
 
 
 @device_function
 def has_failed(bounds):
     """Whether this rank has reported something; a whole warp, which has done all else."""
-    return vote_any(FULL_MASK, has_fault(bounds))
+    return ptx.vote_any(ptx.FULL_MASK, has_fault(bounds))
 
 
 @device_function
@@ -25,7 +26,7 @@ def spoil(address, num_bytes, lane):
     """Fill an output with ones, if there is one; a whole warp."""
     if address != 0:
         for i in range(lane, num_bytes // 4, 32):
-            st_weak_s32(address + 4 * i, -1)
+            ptx.st_weak_s32(address + 4 * i, -1)
 
 
 @device_function

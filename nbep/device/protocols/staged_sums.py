@@ -3,7 +3,8 @@
  cell             written by    with                          read by       with
  full[0], full[1] copy engine   complete_tx                   the warp      mbarrier_try_wait_parity
  half 0, half 1   copy engine   tma_load_1d (1)               the warp      ld_shared, after full
- a row            see the kernel                              copy engine   tma_load_1d, after a proxy fence (2)
+ rows[i]          see sums.py                                 the warp      ld_shared, after syncwarp
+   their bytes    see the kernel                              copy engine   tma_load_1d, after a proxy fence (2)
 
  (1) A half is loaded again after the syncwarp behind the warp's loads from it. A warp that has sent from its stage
      before has waited for that (tma_store_wait_all).
@@ -17,22 +18,8 @@ Source: PTX ISA, cp.async.bulk
 
 from typing import NamedTuple
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.primitives import (
-    FULL_MASK,
-    fence_mbarrier_init,
-    fence_proxy_async_shared,
-    has_tma,
-    ld_shared_s64,
-    ld_shared_v4,
-    mbarrier_arrive_expect_tx,
-    mbarrier_init,
-    mbarrier_try_wait_parity,
-    st_na_v4,
-    syncwarp,
-    tma_load_1d,
-    u32_div,
-)
 from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
 from nbep.device.protocols.reduce import add_bf16x8, to_bf16x8, zero_f32x8
 
@@ -53,20 +40,20 @@ def open_sum_stage(stages, num_warps, warp, lane):
     """The stage of a warp; stages is the address of warp 0's. Its whole warp calls this once, before any copy."""
     data = stages + SUM_STAGE_BYTES * warp
     full = stages + SUM_STAGE_BYTES * num_warps + FULL_BYTES * warp
-    if has_tma():
+    if ptx.has_tma():
         if lane == 0:
-            mbarrier_init(full, 1)
-            mbarrier_init(full + 8, 1)
-            fence_mbarrier_init()
-            fence_proxy_async_shared()  # the engine sees the initialised mbarriers
-        syncwarp(FULL_MASK)
+            ptx.mbarrier_init(full, 1)
+            ptx.mbarrier_init(full + 8, 1)
+            ptx.fence_mbarrier_init()
+            ptx.fence_proxy_async_shared()  # the engine sees the initialised mbarriers
+        ptx.syncwarp(ptx.FULL_MASK)
     return SumStage(data, full)
 
 
 @device_function
 def piece_bytes(num_rows):
     """Bytes of each row that a half holds: whole accesses of a warp where it has room for one of each row."""
-    room = u32_div(HALF_BYTES, num_rows)
+    room = ptx.u32_div(HALF_BYTES, num_rows)
     return room // WARP_BYTES * WARP_BYTES if room >= WARP_BYTES else room // VEC_BYTES * VEC_BYTES
 
 
@@ -74,27 +61,27 @@ def piece_bytes(num_rows):
 def load_piece(stage, half, rows, num_rows, offset, num_bytes, stride, lane):
     """Start to load the same bytes of each listed row into a half: lane i those of row i."""
     if lane < num_rows:
-        src = ld_shared_s64(rows + 8 * lane) + offset
-        tma_load_1d(stage.data + HALF_BYTES * half + stride * lane, src, num_bytes, stage.full + 8 * half)
+        src = ptx.ld_shared_s64(rows + 8 * lane) + offset
+        ptx.tma_load_1d(stage.data + HALF_BYTES * half + stride * lane, src, num_bytes, stage.full + 8 * half)
     if lane == 0:
-        mbarrier_arrive_expect_tx(stage.full + 8 * half, num_bytes * num_rows)
+        ptx.mbarrier_arrive_expect_tx(stage.full + 8 * half, num_bytes * num_rows)
 
 
 @device_function
 def add_pair(total, data, stride):
     """Add 16 bytes of two rows, both loaded before the first is added."""
-    first = ld_shared_v4(data)
-    second = ld_shared_v4(data + stride)
+    first = ptx.ld_shared_v4(data)
+    second = ptx.ld_shared_v4(data + stride)
     return add_bf16x8(add_bf16x8(total, first), second)
 
 
 @device_function
 def add_quad(total, data, stride):
     """Add 16 bytes of four rows, all loaded before the first is added."""
-    first = ld_shared_v4(data)
-    second = ld_shared_v4(data + stride)
-    third = ld_shared_v4(data + 2 * stride)
-    fourth = ld_shared_v4(data + 3 * stride)
+    first = ptx.ld_shared_v4(data)
+    second = ptx.ld_shared_v4(data + stride)
+    third = ptx.ld_shared_v4(data + 2 * stride)
+    fourth = ptx.ld_shared_v4(data + 3 * stride)
     return add_bf16x8(add_bf16x8(add_bf16x8(add_bf16x8(total, first), second), third), fourth)
 
 
@@ -121,7 +108,7 @@ def sum_of_any(data, num_rows, stride):
         total = add_pair(total, data, stride)
         data += 2 * stride
     if left & 1 != 0:
-        total = add_bf16x8(total, ld_shared_v4(data))
+        total = add_bf16x8(total, ptx.ld_shared_v4(data))
     return total
 
 
@@ -129,7 +116,7 @@ def sum_of_any(data, num_rows, stride):
 def store_sums(sum_of, dst, data, num_rows, left, stride):
     """Store the sums of what a lane has of a half: every 512th byte of 16, as long as there are some left."""
     while left > 0:
-        st_na_v4(dst, to_bf16x8(sum_of(data, num_rows, stride)))
+        ptx.st_na_v4(dst, to_bf16x8(sum_of(data, num_rows, stride)))
         dst += WARP_BYTES
         data += WARP_BYTES
         left -= WARP_BYTES
@@ -160,7 +147,7 @@ def sum_rows_staged(dst, rows, num_rows, num_bytes, stage, parities, lane):
     """
     if num_rows == 0:
         for offset in range(lane * VEC_BYTES, num_bytes, WARP_BYTES):
-            st_na_v4(dst + offset, (0, 0, 0, 0))
+            ptx.st_na_v4(dst + offset, (0, 0, 0, 0))
         return parities
     stride = piece_bytes(num_rows)
     half = 0
@@ -170,12 +157,12 @@ def sum_rows_staged(dst, rows, num_rows, num_bytes, stage, parities, lane):
         ahead = offset + stride
         if ahead < num_bytes:
             load_piece(stage, 1 - half, rows, num_rows, ahead, min(stride, num_bytes - ahead), stride, lane)
-        while not mbarrier_try_wait_parity(stage.full + 8 * half, (parities >> half) & 1):
+        while not ptx.mbarrier_try_wait_parity(stage.full + 8 * half, (parities >> half) & 1):
             pass
         parities ^= 1 << half
         data = stage.data + HALF_BYTES * half
         add_piece(dst + offset, data, num_rows, min(stride, num_bytes - offset), stride, lane)
-        syncwarp(FULL_MASK)  # all lanes have read the half: it may be loaded again
+        ptx.syncwarp(ptx.FULL_MASK)  # all lanes have read the half: it may be loaded again
         offset = ahead
         half = 1 - half
     return parities

@@ -3,7 +3,7 @@
  cell            written by    with                        read by   with
  full (mbarrier) copy engine   complete_tx                 lane 0    mbarrier_try_wait_parity
  stage           copy engine   tma_load_1d                 engine    tma_store_1d, after full
-                 its front: the lanes                      engine    tma_store_1d, after a proxy fence and syncwarp
+                 its front: the lanes st_shared            engine    tma_store_1d, after a proxy fence and syncwarp
  a stage is loaded again after tma_store_wait_read_all: the store has read it by then
 
 Lane 0 drives the engine; the other lanes wait for it at a syncwarp. Where there is none, the warp copies by itself.
@@ -13,22 +13,8 @@ Source: DeepEP csrc/kernels/intranode.cu, dispatch ("TMA stuffs"); PTX ISA, cp.a
 
 from typing import NamedTuple
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.primitives import (
-    FULL_MASK,
-    fence_mbarrier_init,
-    fence_proxy_async_shared,
-    has_tma,
-    mbarrier_arrive_expect_tx,
-    mbarrier_init,
-    mbarrier_try_wait_parity,
-    st_shared_v4,
-    syncwarp,
-    tma_load_1d,
-    tma_store_1d,
-    tma_store_commit,
-    tma_store_wait_read_all,
-)
 from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES, copy_row
 
 STAGE_BYTES = 8064  # what one bulk copy moves; with its mbarrier a stage takes STAGE_STRIDE bytes
@@ -55,30 +41,30 @@ def open_stage(stages, warp, lane, width=1):
     data = stages + STAGE_STRIDE * width * warp
     room = STAGE_STRIDE * width - MBARRIER_BYTES
     full = data + room
-    if has_tma():
+    if ptx.has_tma():
         if lane == 0:
-            mbarrier_init(full, 1)
-            fence_mbarrier_init()
-            fence_proxy_async_shared()
-        syncwarp(FULL_MASK)
+            ptx.mbarrier_init(full, 1)
+            ptx.fence_mbarrier_init()
+            ptx.fence_proxy_async_shared()
+        ptx.syncwarp(ptx.FULL_MASK)
     return Stage(data, full, room)
 
 
 @device_function
 def load_stage(data, src, num_bytes, stage):
     """Start to fill the stage from address data on, as soon as the last store has read it."""
-    tma_store_wait_read_all()
-    tma_load_1d(data, src, num_bytes, stage.full)
-    mbarrier_arrive_expect_tx(stage.full, num_bytes)
+    ptx.tma_store_wait_read_all()
+    ptx.tma_load_1d(data, src, num_bytes, stage.full)
+    ptx.mbarrier_arrive_expect_tx(stage.full, num_bytes)
 
 
 @device_function
 def store_stage(dst, num_bytes, stage, parity):
     """Wait until the stage is full and start to empty it. Returns the parity of the next fill."""
-    while not mbarrier_try_wait_parity(stage.full, parity):
+    while not ptx.mbarrier_try_wait_parity(stage.full, parity):
         pass
-    tma_store_1d(dst, stage.data, num_bytes)
-    tma_store_commit()
+    ptx.tma_store_1d(dst, stage.data, num_bytes)
+    ptx.tma_store_commit()
     return parity ^ 1
 
 
@@ -89,7 +75,7 @@ def begin_copy(src, num_bytes, front, stage, lane):
     front: bytes to leave free in the stage before the row, a multiple of 16. The lanes may fill them after a syncwarp;
     then they need a proxy fence and another syncwarp before `end_copy`.
     """
-    if has_tma():
+    if ptx.has_tma():
         if lane == 0:
             load_stage(stage.data + front, src, min(num_bytes, stage.room - front), stage)
 
@@ -102,7 +88,7 @@ def end_copy(load, dst, src, num_bytes, front, stage, parity, lane):
     stage on return; `tma_store_wait_all` ends all stores. Without a copy engine `copy_row` copies the row with `load`,
     and there is no front.
     """
-    if has_tma():
+    if ptx.has_tma():
         if lane == 0:
             offset = min(num_bytes, stage.room - front)
             parity = store_stage(dst - front, front + offset, stage, parity)
@@ -111,7 +97,7 @@ def end_copy(load, dst, src, num_bytes, front, stage, parity, lane):
                 load_stage(stage.data, src + offset, part, stage)
                 parity = store_stage(dst + offset, part, stage, parity)
                 offset += part
-        syncwarp(FULL_MASK)
+        ptx.syncwarp(ptx.FULL_MASK)
     else:
         copy_row(load, dst, src, num_bytes, lane)
     return parity
@@ -127,7 +113,7 @@ def begin_fill(src, num_bytes, stage, lane):
 @device_function
 def wait_filled(stage, parity):
     """Wait until the stage is full; a warp. Every lane may read it then. Returns the parity of the next fill."""
-    while not mbarrier_try_wait_parity(stage.full, parity):
+    while not ptx.mbarrier_try_wait_parity(stage.full, parity):
         pass
     return parity ^ 1
 
@@ -138,12 +124,12 @@ def end_fill(load, src, num_bytes, front, stage, parity, lane):
 
     Without a copy engine the warp loads it here. Returns the parity of the next fill.
     """
-    if has_tma():
+    if ptx.has_tma():
         parity = wait_filled(stage, parity)
     else:
         for at in range(lane * VEC_BYTES, min(num_bytes, stage.room - front), WARP_BYTES):
-            st_shared_v4(stage.data + front + at, load(src + at))
-    syncwarp(FULL_MASK)
+            ptx.st_shared_v4(stage.data + front + at, load(src + at))
+    ptx.syncwarp(ptx.FULL_MASK)
     return parity
 
 
@@ -151,12 +137,12 @@ def end_fill(load, src, num_bytes, front, stage, parity, lane):
 def empty_stage(dst, num_bytes, stage, lane):
     """Start to copy the stage, up to num_bytes of it, to global memory; it may go to several places. A warp."""
     if lane == 0:
-        tma_store_1d(dst, stage.data, min(num_bytes, stage.room))
+        ptx.tma_store_1d(dst, stage.data, min(num_bytes, stage.room))
 
 
 @device_function
 def drain_stage(lane):
     """Close the copies that empty_stage has started; load_stage waits until they have read the stage. A warp."""
     if lane == 0:
-        tma_store_commit()
-    syncwarp(FULL_MASK)
+        ptx.tma_store_commit()
+    ptx.syncwarp(ptx.FULL_MASK)

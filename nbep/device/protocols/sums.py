@@ -10,20 +10,9 @@ Source: DeepEP csrc/kernels/intranode.cu, combine ("Reduce data"); csrc/kernels/
 
 from typing import NamedTuple
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.layout.intranode import locate_notes, slot_bytes
-from nbep.device.primitives import (
-    FULL_MASK,
-    f32,
-    ld_na_f32,
-    ld_na_v4,
-    ld_shared_s64,
-    popc_u32,
-    st_shared_s64,
-    syncwarp,
-    u32_mod,
-    vote_ballot,
-)
 from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
 from nbep.device.protocols.reduce import add_bf16x8, to_bf16x8, zero_f32x8
 
@@ -68,9 +57,9 @@ def list_biases(rows, biases, token, hidden_bytes, lane):
     if lane == 0:
         row = token * hidden_bytes
         if biases[0] != 0:
-            st_shared_s64(rows, biases[0] + row)
+            ptx.st_shared_s64(rows, biases[0] + row)
         if biases[1] != 0:
-            st_shared_s64(rows + (8 if biases[0] != 0 else 0), biases[1] + row)
+            ptx.st_shared_s64(rows + (8 if biases[0] != 0 else 0), biases[1] + row)
     return (1 if biases[0] != 0 else 0) + (1 if biases[1] != 0 else 0)
 
 
@@ -80,24 +69,24 @@ def list_rows(rows, weights, lane, expected, source):
 
     Returns how many there are. expected: in lane s, the row's index among those of source s, or negative
     """
-    present = vote_ballot(FULL_MASK, expected >= 0)
+    present = ptx.vote_ballot(ptx.FULL_MASK, expected >= 0)
     if expected >= 0:
-        index = popc_u32(present & ((1 << lane) - 1))
-        slot = u32_mod(expected, source.num_slots)
-        st_shared_s64(rows + 8 * index, source.x + slot * source.x_stride)
-        st_shared_s64(weights + 8 * index, source.topk_weights + slot * source.topk_weights_stride)
-    syncwarp(FULL_MASK)
-    return popc_u32(present)
+        index = ptx.popc_u32(present & ((1 << lane) - 1))
+        slot = ptx.u32_mod(expected, source.num_slots)
+        ptx.st_shared_s64(rows + 8 * index, source.x + slot * source.x_stride)
+        ptx.st_shared_s64(weights + 8 * index, source.topk_weights + slot * source.topk_weights_stride)
+    ptx.syncwarp(ptx.FULL_MASK)
+    return ptx.popc_u32(present)
 
 
 @device_function
 def load_rows(rows, num_rows, offset):
     """16 bytes at the same offset of each listed row, at most HALF of them."""
     nothing = (0, 0, 0, 0)
-    a = ld_na_v4(ld_shared_s64(rows) + offset) if num_rows > 0 else nothing
-    b = ld_na_v4(ld_shared_s64(rows + 8) + offset) if num_rows > 1 else nothing
-    c = ld_na_v4(ld_shared_s64(rows + 16) + offset) if num_rows > 2 else nothing
-    d = ld_na_v4(ld_shared_s64(rows + 24) + offset) if num_rows > 3 else nothing
+    a = ptx.ld_na_v4(ptx.ld_shared_s64(rows) + offset) if num_rows > 0 else nothing
+    b = ptx.ld_na_v4(ptx.ld_shared_s64(rows + 8) + offset) if num_rows > 1 else nothing
+    c = ptx.ld_na_v4(ptx.ld_shared_s64(rows + 16) + offset) if num_rows > 2 else nothing
+    d = ptx.ld_na_v4(ptx.ld_shared_s64(rows + 24) + offset) if num_rows > 3 else nothing
     return a, b, c, d
 
 
@@ -119,8 +108,8 @@ def load_two(rows, num_rows, offset, end):
     """16 bytes at the same offset of one listed row, or of two; nothing past the end."""
     nothing = (0, 0, 0, 0)
     is_inside = offset < end
-    a = ld_na_v4(ld_shared_s64(rows) + offset) if is_inside else nothing
-    b = ld_na_v4(ld_shared_s64(rows + 8) + offset) if is_inside and num_rows > 1 else nothing
+    a = ptx.ld_na_v4(ptx.ld_shared_s64(rows) + offset) if is_inside else nothing
+    b = ptx.ld_na_v4(ptx.ld_shared_s64(rows + 8) + offset) if is_inside and num_rows > 1 else nothing
     return a, b
 
 
@@ -149,7 +138,7 @@ def sum_rows(store, dst, rows, num_rows, begin, end, lane):
             first = load_rows(rows, HALF, offset)
             total = add_rows(add_rows(zero_f32x8(), first, HALF), others, num_rows - HALF)
             for i in range(MAX_IN_FLIGHT, num_rows):
-                total = add_bf16x8(total, ld_na_v4(ld_shared_s64(rows + 8 * i) + offset))
+                total = add_bf16x8(total, ptx.ld_na_v4(ptx.ld_shared_s64(rows + 8 * i) + offset))
             store(dst + offset, to_bf16x8(total))
         else:
             first = load_rows(rows, num_rows, offset)
@@ -184,7 +173,7 @@ def sum_rows_or_two(store, dst, rows, num_rows, begin, end, lane):
 @device_function
 def sum_weights(weights, num_rows, lane):
     """The sum of the listed top-k weights of choice `lane`."""
-    total = f32(0)
+    total = ptx.f32(0)
     for i in range(num_rows):
-        total += ld_na_f32(ld_shared_s64(weights + 8 * i) + 4 * lane)
+        total += ptx.ld_na_f32(ptx.ld_shared_s64(weights + 8 * i) + 4 * lane)
     return total

@@ -8,8 +8,8 @@ The barrier of a team is one of the block's named ones: barrier 0 is syncthreads
 
 from typing import NamedTuple
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.primitives import bar_red_and, bar_sync, has_tma, st_release_sys_s32, tma_store_wait_all
 
 
 class Team(NamedTuple):
@@ -26,7 +26,7 @@ class Team(NamedTuple):
 @device_function
 def team_barrier(team):
     """Wait for all warps of the team."""
-    bar_sync(1 + team.peer, 32 * team.num_warps)
+    ptx.bar_sync(1 + team.peer, 32 * team.num_warps)
 
 
 @device_function
@@ -35,9 +35,9 @@ def publish_tail(ring, tail, is_filled, team):
 
     Not if a warp has not filled its slots. Returns whether all have; the same in the whole team.
     """
-    if has_tma() and team.lane == 0:
-        tma_store_wait_all()
-    is_filled = bar_red_and(1 + team.peer, 32 * team.num_warps, is_filled)
+    if ptx.has_tma() and team.lane == 0:
+        ptx.tma_store_wait_all()
+    is_filled = ptx.bar_red_and(1 + team.peer, 32 * team.num_warps, is_filled)
     if is_filled and team.warp == 0 and team.lane == 0:
-        st_release_sys_s32(ring.tail, tail)  # PAIR dispatch-tail: the chunk's slots
+        ptx.st_release_sys_s32(ring.tail, tail)  # PAIR dispatch-tail: the chunk's slots
     return is_filled

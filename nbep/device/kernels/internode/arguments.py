@@ -2,10 +2,10 @@
 
 from typing import NamedTuple
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.layout.internode import MAX_RDMA_RANKS
 from nbep.device.layout.intranode import MAX_NVL_PEERS, MAX_POINTERS
-from nbep.device.primitives import u32_div
 from nbep.device.types import I32, I64, In, Out
 
 MAX_WARPS = 20  # of a block
@@ -114,9 +114,9 @@ class Here(NamedTuple):
 @device_function
 def find_here(network, peers, channel):
     return Here(
-        u32_div(network.rank, peers.num_ranks),
+        ptx.u32_div(network.rank, peers.num_ranks),
         peers.rank,
-        u32_div(network.num_ranks, peers.num_ranks),
+        ptx.u32_div(network.num_ranks, peers.num_ranks),
         peers.num_ranks,
         channel,
     )

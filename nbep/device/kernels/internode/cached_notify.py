@@ -9,7 +9,7 @@
  head, tail of NVL rings     the owner              st_weak 0, barrier    (next kernel)      -
  send_rdma_head[t, n]        one warp               st_weak               same warp          ld_weak, before it writes
  send_nvl_head[i, k]         one warp               st_weak               same warp          ld_weak, before it writes
- rounds, called              block 0                st_weak               (next notify)      -
+ rounds, called              block 0                st_weak               (next notify)      ld_weak
  relayed[k], call[k] (1)     (d, k)                 st_weak               the host           after told[k]
  told[k] (1)                 (d, k)                 st_release_sys        the host           once a wait is over time
 
@@ -26,24 +26,14 @@ Source: DeepEP csrc/kernels/internode.cu, cached_notify
 
 from typing import NamedTuple
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.internode.coordinator import first_passing_row, tokens_to_node
 from nbep.device.kernels.internode.meet_nodes import ask_node, relay_call, report_node, wait_node
 from nbep.device.kernels.intranode.cached_notify_combine import encode_absent_tokens
 from nbep.device.kernels.intranode.notify_dispatch import reset_ring_cells
 from nbep.device.layout.internode import arrived_offset, rings_offset
-from nbep.device.network import Network, amo_add
-from nbep.device.primitives import (
-    bar_red_and,
-    block_dim,
-    block_idx,
-    ld_weak_s32,
-    s32,
-    st_weak_s32,
-    syncthreads,
-    thread_idx,
-    u32_div,
-)
+from nbep.device.network.seam import Network, amo_add
 from nbep.device.protocols.calls import Call, ask_peer, report_peer, wait_peer
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
@@ -72,29 +62,29 @@ class CachedSizes(NamedTuple):
 @device_function
 def come_together(network, peers, progress, bounds, num_ring_cell_words, cells, call):
     """Block 0."""
-    num_rdma_ranks = u32_div(network.num_ranks, peers.num_ranks)
-    rounds = ld_weak_s32(progress.rounds)
-    called = ld_weak_s32(progress.called)
-    node = thread_idx()
+    num_rdma_ranks = ptx.u32_div(network.num_ranks, peers.num_ranks)
+    rounds = ptx.ld_weak_s32(progress.rounds)
+    called = ptx.ld_weak_s32(progress.called)
+    node = ptx.thread_idx()
     if node < num_rdma_ranks and not has_timed_out(bounds):
-        own = u32_div(network.rank, peers.num_ranks)
+        own = ptx.u32_div(network.rank, peers.num_ranks)
         amo_add(network, arrived_offset(cells, own), call.signal, node * peers.num_ranks + peers.rank, 0, True)
     rings = buffer_of(peers, peers.rank) + rings_offset(num_rdma_ranks, peers.num_ranks)
     reset_ring_cells(rings, num_ring_cell_words)
     is_other = wait_peer(peers, bounds, call.signal, False)
     is_other_node = wait_node(network, peers, bounds, cells, call, called)
-    if not bar_red_and(0, block_dim(), not (is_other or is_other_node)):
+    if not ptx.bar_red_and(0, ptx.block_dim(), not (is_other or is_other_node)):
         told = ask_peer(call, peers, bounds, is_other, False)
         told_by_node = ask_node(network, peers, bounds, cells, call, is_other_node)
-        syncthreads()
+        ptx.syncthreads()
         if not has_timed_out(bounds):  # else the words may not be those of one call
             relay_call(network, peers, cells, call, not is_other)
-        syncthreads()  # a report ends all waits that have not begun
+        ptx.syncthreads()  # a report ends all waits that have not begun
         report_peer(call, peers, bounds, told)
         report_node(network, peers, bounds, cells, call, told_by_node)
-    if thread_idx() == 0:
-        st_weak_s32(progress.rounds, rounds + 1)
-        st_weak_s32(progress.called, s32(called + call.signal))
+    if ptx.thread_idx() == 0:
+        ptx.st_weak_s32(progress.rounds, rounds + 1)
+        ptx.st_weak_s32(progress.called, ptx.s32(called + call.signal))
 
 
 @kernel(max_threads=256)
@@ -108,18 +98,18 @@ def internode_cached_notify(
     call: Call,
 ):
     """Grid: 1 block, before combine 1 + num_channels. Block: a multiple of 32."""
-    if block_idx() == 0:
+    if ptx.block_idx() == 0:
         come_together(network, peers, progress, bounds, sizes.num_ring_cell_words, sizes.cells, call)
     elif not has_timed_out(bounds):  # after a time-out the handle may say anything
-        channel = block_idx() - 1
-        warp = thread_idx() // 32
-        lane = thread_idx() % 32
-        num_rdma_ranks = u32_div(network.num_ranks, peers.num_ranks)
+        channel = ptx.block_idx() - 1
+        warp = ptx.thread_idx() // 32
+        lane = ptx.thread_idx() % 32
+        num_rdma_ranks = ptx.u32_div(network.num_ranks, peers.num_ranks)
         begin, end = channel_task_range(sizes.num_combined_tokens, sizes.num_channels, channel)
-        for node in range(warp, num_rdma_ranks, block_dim() // 32):
+        for node in range(warp, num_rdma_ranks, ptx.block_dim() // 32):
             encode_absent_tokens(heads.send_rdma_head, begin, end, node, num_rdma_ranks, lane)
-        for which in range(warp, network.num_ranks, block_dim() // 32):
-            node = u32_div(which, peers.num_ranks)
+        for which in range(warp, network.num_ranks, ptx.block_dim() // 32):
+            node = ptx.u32_div(which, peers.num_ranks)
             k = which - node * peers.num_ranks
             first = first_passing_row(heads, sizes.num_channels, channel, node)
             count = tokens_to_node(heads.recv_rdma_channel_prefix_matrix, sizes.num_channels, channel, node)

@@ -25,6 +25,7 @@ in the same order, that of the dispatch: for the first one that is not done, som
 Source: DeepEP csrc/kernels/internode.cu, combine. Break it: notebooks/14_internode_combine.ipynb
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.internode.arguments import (
     COMBINE_STAGES,
@@ -43,8 +44,7 @@ from nbep.device.kernels.internode.combine_nvl_sender import send_rows
 from nbep.device.kernels.internode.combine_rdma_receiver import coordinate_receivers, receive_sums
 from nbep.device.kernels.internode.dispatch import begin_block
 from nbep.device.layout.intranode import RingShape
-from nbep.device.network import Network
-from nbep.device.primitives import block_dim, block_idx, smem_base, thread_idx, u32_div
+from nbep.device.network.seam import Network
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers
 from nbep.device.protocols.spoil import has_failed, spoil_sums
 from nbep.device.protocols.staging import STAGE_STRIDE, open_stage
@@ -59,22 +59,22 @@ def combine_smem_bytes(num_threads: int) -> int:
 @device_function
 def lists_of(warp):
     """The shared addresses of what a warp adds up: rows and weights."""
-    lists = smem_base() + LISTS + LIST_BYTES * warp
+    lists = ptx.smem_base() + LISTS + LIST_BYTES * warp
     return lists, lists + WEIGHT_LIST
 
 
 @device_function
 def forward(inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, warp, lane):
     """Block 2c: the last two warps coordinate, the others are as many for each node; some may be left over."""
-    last = block_dim() // 32 - 1
-    num_warps = u32_div(last - 1, here.num_rdma_ranks)
-    node = u32_div(warp, num_warps)
+    last = ptx.block_dim() // 32 - 1
+    num_warps = ptx.u32_div(last - 1, here.num_rdma_ranks)
+    node = ptx.u32_div(warp, num_warps)
     if warp == last:
         coordinate_sums(inputs, network, progress, bounds, here, rdma, sizes, num_warps, lane)
     elif warp == last - 1:
         tell_nvl_heads(peers, bounds, here, nvl, num_warps, lane)
     elif node < here.num_rdma_ranks:
-        stage = open_stage(smem_base() + COMBINE_STAGES, warp, lane)
+        stage = open_stage(ptx.smem_base() + COMBINE_STAGES, warp, lane)
         group = Group(node, warp - node * num_warps, num_warps, warp)
         lists = lists_of(warp)
         cells = sizes.cells
@@ -84,7 +84,7 @@ def forward(inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, wa
 @device_function
 def send_and_receive(out, inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, warp, lane):
     """Block 2c + 1: the last warp coordinates, the first ones receive, the others send."""
-    last = block_dim() // 32 - 1
+    last = ptx.block_dim() // 32 - 1
     if warp == last:
         coordinate_receivers(inputs, network, progress, bounds, here, rdma, sizes, lane)
     elif warp < sizes.num_receivers:
@@ -92,7 +92,7 @@ def send_and_receive(out, inputs, network, peers, progress, bounds, here, nvl, r
     else:
         num_senders = last - sizes.num_receivers
         sender = warp - sizes.num_receivers
-        stage = open_stage(smem_base() + COMBINE_STAGES, sender, lane, 2)  # the places of receivers, who need none
+        stage = open_stage(ptx.smem_base() + COMBINE_STAGES, sender, lane, 2)  # the places of receivers, who need none
         send_rows(inputs, peers, bounds, here, nvl, sizes, sender, num_senders, stage, lane)
 
 
@@ -113,11 +113,11 @@ def internode_combine(
 
     Shared memory: `combine_smem_bytes`.
     """
-    warp = thread_idx() // 32
-    lane = thread_idx() % 32
-    here = find_here(network, peers, block_idx() // 2)
+    warp = ptx.thread_idx() // 32
+    lane = ptx.thread_idx() % 32
+    here = find_here(network, peers, ptx.block_idx() // 2)
     if begin_block(bounds):
-        if block_idx() % 2 == 0:
+        if ptx.block_idx() % 2 == 0:
             forward(inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, warp, lane)
         else:
             send_and_receive(out, inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, warp, lane)

@@ -10,6 +10,7 @@
  stage of a warp        forwarder              st_shared               network             after a proxy fence, syncwarp
  slot of (n, l)         forwarder              put_nbi_warp            RDMA receiver       after tails
  board[w]               forwarder w            atom_exch_release_cta   coordinators        ld_acquire_cta
+                        all, at the start      st_shared 0             all                 after syncthreads
  told[ring]             NVL coordinator        st_shared_s32           the same lane       ld_shared_s32
  head of NVL ring       NVL coordinator        st_relaxed_sys (1)      NVL sender (d, k)   ld_relaxed_sys
  tails[c, d] of (n, l)  RDMA coordinator       amo_add, behind slots   RDMA receiver       ld_acquire_sys
@@ -30,28 +31,14 @@ Source: DeepEP csrc/kernels/internode.cu, combine (WarpRole::kNVLAndRDMAForwarde
 
 from typing import NamedTuple
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import BOARD, BOARD_ROW, SUMS_WORD, TOLD, rank_of
 from nbep.device.kernels.internode.coordinator import first_passing_row, tell_tails, tokens_to_node
 from nbep.device.kernels.internode.dispatch_nvl_receiver import rows_from
 from nbep.device.layout.internode import head_offset, recv_row, rings_offset, send_row
 from nbep.device.layout.intranode import locate_notes, locate_ring, note_bytes
-from nbep.device.network import own_ptr, quiet
-from nbep.device.primitives import (
-    FULL_MASK,
-    ld_shared_s32,
-    ld_weak_s32,
-    s32,
-    smem_base,
-    st_relaxed_sys_s32,
-    st_shared_f32,
-    st_shared_s32,
-    st_shared_v4,
-    syncwarp,
-    u32_div,
-    u32_mod,
-    vote_all,
-)
+from nbep.device.network.seam import own_ptr, quiet
 from nbep.device.protocols.board import (
     RETIRED,
     first_needed,
@@ -59,7 +46,6 @@ from nbep.device.protocols.board import (
     least_progress,
     load_expected,
     note_progress,
-    start_stall,
 )
 from nbep.device.protocols.messages import put_stage
 from nbep.device.protocols.peers import buffer_of
@@ -70,6 +56,8 @@ from nbep.device.protocols.waits import (
     FORWARDER_COORDINATOR,
     FORWARDER_NVL_TAIL,
     FORWARDER_RDMA_HEAD,
+    Waiter,
+    start_wait,
     wait_tail_past,
 )
 
@@ -103,24 +91,24 @@ def locate_source(inputs, here, shape, ring, node, k):
 def clear_notes(stage, shape, lane):
     """Write what is in front of the row in a stage, once: only the weights change later."""
     for at in range(4 * lane, note_bytes(shape), 128):
-        st_shared_s32(stage.data + at, 0)
+        ptx.st_shared_s32(stage.data + at, 0)
 
 
 @device_function
 def put_sum(network, here, shape, node, index, rows, weights, num_rows, stage, lane):
     """Add up the listed rows in the stage and put the sum to a node, a stage at a time; one warp."""
     front = note_bytes(shape)
-    slot = u32_mod(index, shape.num_slots)
+    slot = ptx.u32_mod(index, shape.num_slots)
     dst = recv_row(shape, here.channel, here.rdma_rank, slot)
     src = send_row(shape, here.channel, node, slot)
     peer = rank_of(here, node)
     row = stage.data + front
     if lane < shape.num_topk:
-        st_shared_f32(locate_notes(row, shape).topk_weights + 4 * lane, sum_weights(weights, num_rows, lane))
+        ptx.st_shared_f32(locate_notes(row, shape).topk_weights + 4 * lane, sum_weights(weights, num_rows, lane))
     done = 0
     while done < shape.hidden_bytes:
         part = min(shape.hidden_bytes - done, STAGE_BYTES - front)
-        sum_rows_or_two(st_shared_v4, row - done, rows, num_rows, done, done + part, lane)
+        sum_rows_or_two(ptx.st_shared_v4, row - done, rows, num_rows, done, done + part, lane)
         extra = front if done == 0 else 0  # the notes go with the first part
         at = done - extra
         put_stage(network, dst + at, src + at, row - extra, part + extra, peer, here.channel, lane)
@@ -136,16 +124,16 @@ def forward_sums(inputs, network, peers, progress, bounds, here, nvl, rdma, cell
     """
     rows, weights = lists
     node, num_warps = group.node, group.num_warps
-    total = s32(tokens_to_node(inputs.recv_rdma_channel_prefix_matrix, rdma.num_channels, here.channel, node))
+    total = ptx.s32(tokens_to_node(inputs.recv_rdma_channel_prefix_matrix, rdma.num_channels, here.channel, node))
     first = first_passing_row(inputs, rdma.num_channels, here.channel, node)
     heads = inputs.send_nvl_head + 4 * first * here.num_nvl_ranks
-    base = ld_weak_s32(progress.sent + 4 * (here.channel * here.num_rdma_ranks + node))
+    base = ptx.ld_weak_s32(progress.sent + 4 * (here.channel * here.num_rdma_ranks + node))
     room = own_ptr(network, head_offset(cells, here.num_rdma_ranks, here.channel, node))
     ring = own_ring(peers, here, nvl, node, lane if lane < here.num_nvl_ranks else 0)
     source = locate_source(inputs, here, nvl, ring, node, lane)
-    board = smem_base() + BOARD + BOARD_ROW * group.row
+    board = ptx.smem_base() + BOARD + BOARD_ROW * group.row
     clear_notes(stage, rdma, lane)
-    i = s32(group.warp)
+    i = ptx.s32(group.warp)
     expected = load_expected(heads, i, i < total, here.num_nvl_ranks, lane)
     while i < total:
         # Both levels are told before any wait: what this warp waits for may wait for what it is done with.
@@ -156,21 +144,23 @@ def forward_sums(inputs, network, peers, progress, bounds, here, nvl, rdma, cell
         is_here = True
         if expected >= 0 and lane != here.nvl_rank:
             peer = here.rdma_rank * here.num_nvl_ranks + lane
-            tail = wait_tail_past(ring.tail, expected, RETIRED, bounds, FORWARDER_NVL_TAIL, peer, here.channel)
+            waiter = Waiter(FORWARDER_NVL_TAIL, peer, here.channel)
+            tail = wait_tail_past(ring.tail, expected, RETIRED, bounds, waiter)
             is_here = tail != RETIRED
         has_room = True
         if lane == 0:
             peer = rank_of(here, node)
-            free_end = wait_total_free(room, base, i, rdma.num_slots, bounds, FORWARDER_RDMA_HEAD, peer, here.channel)
+            waiter = Waiter(FORWARDER_RDMA_HEAD, peer, here.channel)
+            free_end = wait_total_free(room, base, i, rdma.num_slots, bounds, waiter)
             has_room = i < free_end
-        if not vote_all(FULL_MASK, is_here and has_room):  # after a time-out a sum would lack a row
+        if not ptx.vote_all(ptx.FULL_MASK, is_here and has_room):  # after a time-out a sum would lack a row
             return
         num_rows = list_rows(rows, weights, lane, expected, source)
-        after = s32(i + num_warps)
+        after = ptx.s32(i + num_warps)
         expected = load_expected(heads, after, after < total, here.num_nvl_ranks, lane)
         put_sum(network, here, rdma, node, i, rows, weights, num_rows, stage, lane)
         i = after
-    syncwarp(FULL_MASK)
+    ptx.syncwarp(ptx.FULL_MASK)
     if lane <= SUMS_WORD:
         note_progress(board + 4 * lane, RETIRED)
 
@@ -180,7 +170,7 @@ def coordinate_sums(inputs, network, progress, bounds, here, shape, sizes, num_w
     """RDMA coordinator; one warp, a lane for each node: its forwarders are num_warps, one node's after the other's."""
     if lane < here.num_rdma_ranks:
         total = tokens_to_node(inputs.recv_rdma_channel_prefix_matrix, shape.num_channels, here.channel, lane)
-        column = smem_base() + BOARD + BOARD_ROW * num_warps * lane + 4 * SUMS_WORD
+        column = ptx.smem_base() + BOARD + BOARD_ROW * num_warps * lane + 4 * SUMS_WORD
         chunk, site = sizes.num_max_rdma_send_tokens, FORWARDER_COORDINATOR
         tell_tails(network, progress, bounds, here, total, column, num_warps, chunk, sizes.cells, site, lane)
 
@@ -188,31 +178,31 @@ def coordinate_sums(inputs, network, progress, bounds, here, shape, sizes, num_w
 @device_function
 def tell_nvl_heads(peers, bounds, here, shape, num_warps, lane):
     """NVL coordinator; one warp, each lane every 32nd ring: tell its sender of the slots that are free again."""
-    told = smem_base() + TOLD
+    told = ptx.smem_base() + TOLD
     for which in range(lane, here.num_rdma_ranks * here.num_nvl_ranks, 32):
-        st_shared_s32(told + 4 * which, 0)
+        ptx.st_shared_s32(told + 4 * which, 0)
     deadline = 0
     while True:
         is_done = True
         has_moved = False
         peer = least = 0
         for which in range(lane, here.num_rdma_ranks * here.num_nvl_ranks, 32):
-            node = u32_div(which, here.num_nvl_ranks)
+            node = ptx.u32_div(which, here.num_nvl_ranks)
             k = which - node * here.num_nvl_ranks
-            column = smem_base() + BOARD + BOARD_ROW * num_warps * node + 4 * k
+            column = ptx.smem_base() + BOARD + BOARD_ROW * num_warps * node + 4 * k
             head = least_progress(column, BOARD_ROW, num_warps)
             if head != RETIRED:
                 is_done = False
                 peer, least = here.rdma_rank * here.num_nvl_ranks + k, head
-                if head > ld_shared_s32(told + 4 * which):
-                    st_shared_s32(told + 4 * which, head)
-                    st_relaxed_sys_s32(own_ring(peers, here, shape, node, k).head, head)
+                if head > ptx.ld_shared_s32(told + 4 * which):
+                    ptx.st_shared_s32(told + 4 * which, head)
+                    ptx.st_relaxed_sys_s32(own_ring(peers, here, shape, node, k).head, head)
                     has_moved = True
         if is_done:
             return
         if has_moved:
             deadline = 0
         elif deadline == 0:
-            deadline = start_stall(bounds)
+            deadline = start_wait(bounds)
         elif has_stalled(deadline, bounds, FORWARDER_COORDINATOR, peer, here.channel, RETIRED, least):
             return

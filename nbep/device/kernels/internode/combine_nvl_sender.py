@@ -18,32 +18,20 @@ receivers wait for a sum for which the second node has no rows yet, and B's for 
 Source: DeepEP csrc/kernels/internode.cu, combine (WarpRole::kNVLSender)
 """
 
+from typing import NamedTuple
+
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import BATCHES, MAX_TEAMS
 from nbep.device.kernels.internode.coordinator import next_after, share_batch
 from nbep.device.kernels.internode.dispatch_nvl_receiver import rows_from
 from nbep.device.layout.internode import rings_offset
 from nbep.device.layout.intranode import locate_notes, locate_ring, slot_bytes
-from nbep.device.primitives import (
-    FULL_MASK,
-    ld_na_f32,
-    ld_nc_v4,
-    ld_relaxed_sys_s32,
-    ld_shared_s32,
-    shfl_idx_s32,
-    smem_base,
-    st_na_f32,
-    u32_div,
-    u32_mod,
-    vote_any,
-    vote_ballot,
-    wait_expired,
-)
 from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.reduce import warp_sum_s32
 from nbep.device.protocols.staging import begin_copy, end_copy
 from nbep.device.protocols.teams import Team, publish_tail, team_barrier
-from nbep.device.protocols.waits import NVL_SENDER_HEAD, report_fault, start_wait
+from nbep.device.protocols.waits import NVL_SENDER_HEAD, report_fault, wait_expired_together, wait_until
 
 NOTHING = -1  # the ring of a batch for which no room came
 
@@ -52,14 +40,16 @@ NOTHING = -1  # the ring of a batch for which no room came
 def join_team(here, num_rings, sender, num_senders, lane):
     """The team of a sender, whose number is its peer; and how many teams there are."""
     num_teams = min(min(num_senders, num_rings), MAX_TEAMS)
-    num_warps = u32_div(num_senders, num_teams)
-    return Team(True, u32_div(sender, num_warps), here.channel, u32_mod(sender, num_warps), num_warps, lane), num_teams
+    num_warps = ptx.u32_div(num_senders, num_teams)
+    return Team(
+        True, ptx.u32_div(sender, num_warps), here.channel, ptx.u32_mod(sender, num_warps), num_warps, lane
+    ), num_teams
 
 
 @device_function
 def rank_of_ring(here, which):
     """The rank whose rows take a ring: the which-th of those that are at another place."""
-    node = u32_div(which, here.num_nvl_ranks - 1)
+    node = ptx.u32_div(which, here.num_nvl_ranks - 1)
     place = which - node * (here.num_nvl_ranks - 1)
     return node * here.num_nvl_ranks + (place if place < here.nvl_rank else place + 1)
 
@@ -67,9 +57,28 @@ def rank_of_ring(here, which):
 @device_function
 def ring_for(peers, here, shape, rank):
     """The ring that this rank fills with what goes back to a rank of the group; it is at this node's end of the way."""
-    node = u32_div(rank, here.num_nvl_ranks)
+    node = ptx.u32_div(rank, here.num_nvl_ranks)
     rings = buffer_of(peers, rank - node * here.num_nvl_ranks) + rings_offset(here.num_rdma_ranks, here.num_nvl_ranks)
     return locate_ring(rings, shape, here.channel, node * here.num_nvl_ranks + here.nvl_rank)
+
+
+class Expected(NamedTuple):
+    """What a lane waits for: a head of at least so much, of a ring that is to have room for `size` rows."""
+
+    head: int
+    size: int
+    least: int
+
+
+@device_function
+def load_head(expected):
+    """The head of a lane's ring; 0 if it has no rows left."""
+    return ptx.ld_relaxed_sys_s32(expected.head) if expected.size > 0 else 0
+
+
+@device_function
+def lanes_with_room(head, expected):
+    return ptx.vote_ballot(ptx.FULL_MASK, expected.size > 0 and head >= expected.least)
 
 
 @device_function
@@ -79,36 +88,27 @@ def find_room(ring, sent, count, shape, chunk, bounds, here, rank, last):
     ring, sent, count, rank: each lane's own; count rows in all, 0 if it has no ring; last: the lane of the batch before
     """
     size = min(chunk, count - sent)
-    deadline = 0
-    while True:
-        has_room = False
-        seen = 0
-        if size > 0:
-            seen = ld_relaxed_sys_s32(ring.head)
-            has_room = shape.num_slots - (sent - seen) >= size
-        ready = vote_ballot(FULL_MASK, has_room)
-        if ready != 0:
-            which = next_after(ready, last)
-            return which, shfl_idx_s32(FULL_MASK, sent, which), shfl_idx_s32(FULL_MASK, size, which)
-        if deadline == 0:
-            deadline = start_wait(bounds)
-        elif vote_any(FULL_MASK, wait_expired(deadline)):
-            if size > 0:
-                peer = here.rdma_rank * here.num_nvl_ranks + u32_mod(rank, here.num_nvl_ranks)
-                report_fault(bounds, NVL_SENDER_HEAD, peer, here.channel, sent + size - shape.num_slots, seen)
-            return NOTHING, 0, 0
+    expected = Expected(ring.head, size, sent + size - shape.num_slots)
+    seen, ready = wait_until(load_head, expected, lanes_with_room, expected, bounds, wait_expired_together)
+    if ready != 0:
+        which = next_after(ready, last)
+        return which, ptx.shfl_idx_s32(ptx.FULL_MASK, sent, which), ptx.shfl_idx_s32(ptx.FULL_MASK, size, which)
+    if size > 0:
+        peer = here.rdma_rank * here.num_nvl_ranks + ptx.u32_mod(rank, here.num_nvl_ranks)
+        report_fault(bounds, NVL_SENDER_HEAD, peer, here.channel, expected.least, seen)
+    return NOTHING, 0, 0
 
 
 @device_function
 def send_row(inputs, ring, index, row, shape, stage, parity, lane):
     """Copy a row and its weights to the ring's slot for it; one warp. Returns the parity of the stage's next copy."""
     src = inputs.x + row * shape.hidden_bytes
-    dst = ring.x + u32_mod(index, shape.num_slots) * slot_bytes(shape)
+    dst = ring.x + ptx.u32_mod(index, shape.num_slots) * slot_bytes(shape)
     begin_copy(src, shape.hidden_bytes, 0, stage, lane)
     if lane < shape.num_topk:
-        weight = ld_na_f32(inputs.topk_weights + 4 * (row * shape.num_topk + lane))
-        st_na_f32(locate_notes(dst, shape).topk_weights + 4 * lane, weight)
-    return end_copy(ld_nc_v4, dst, src, shape.hidden_bytes, 0, stage, parity, lane)
+        weight = ptx.ld_na_f32(inputs.topk_weights + 4 * (row * shape.num_topk + lane))
+        ptx.st_na_f32(locate_notes(dst, shape).topk_weights + 4 * lane, weight)
+    return end_copy(ptx.ld_nc_v4, dst, src, shape.hidden_bytes, 0, stage, parity, lane)
 
 
 @device_function
@@ -126,12 +126,12 @@ def send_rows(inputs, peers, bounds, here, shape, sizes, sender, num_senders, st
         rank = rank_of_ring(here, which)
         begin, behind = rows_from(inputs, shape, here.channel, rank)
         count = behind - begin
-    batch = smem_base() + BATCHES + 16 * team.peer
+    batch = ptx.smem_base() + BATCHES + 16 * team.peer
     own_ring = ring_for(peers, here, shape, rank)
-    left = warp_sum_s32(FULL_MASK, count)
+    left = warp_sum_s32(ptx.FULL_MASK, count)
     sent = 0
     parity = 0
-    last = u32_div(here.rdma_rank * (here.num_nvl_ranks - 1), num_teams)  # not all ranks begin with the same
+    last = ptx.u32_div(here.rdma_rank * (here.num_nvl_ranks - 1), num_teams)  # not all ranks begin with the same
     while left > 0:
         if team.warp == 0:
             chunk = sizes.num_max_nvl_send_tokens
@@ -139,11 +139,11 @@ def send_rows(inputs, peers, bounds, here, shape, sizes, sender, num_senders, st
             if lane == 0:
                 share_batch(batch, which, first, first + size)
         team_barrier(team)
-        which, first, end = ld_shared_s32(batch), ld_shared_s32(batch + 4), ld_shared_s32(batch + 8)
+        which, first, end = ptx.ld_shared_s32(batch), ptx.ld_shared_s32(batch + 4), ptx.ld_shared_s32(batch + 8)
         if which == NOTHING:
             return
-        ring = ring_for(peers, here, shape, shfl_idx_s32(FULL_MASK, rank, which))
-        row = shfl_idx_s32(FULL_MASK, begin, which)
+        ring = ring_for(peers, here, shape, ptx.shfl_idx_s32(ptx.FULL_MASK, rank, which))
+        row = ptx.shfl_idx_s32(ptx.FULL_MASK, begin, which)
         i = first + team.warp
         while i < end:
             parity = send_row(inputs, ring, i, row + i, shape, stage, parity, lane)

@@ -8,6 +8,7 @@
  slot of RDMA ring      (d, l)                 put_nbi_warp            receiver            ld_na, after tails
  biases                 nobody                 -                       receiver            ld_na
  board[w, d]            receiver w, lane d     atom_exch_release_cta   coordinator         ld_acquire_cta
+                        all, at the start      st_shared 0             all                 after syncthreads
  heads[c, n] of (d, l)  coordinator, lane d    amo_add, behind reads   forwarders          ld_acquire_sys
  received[c, d]         coordinator, lane d    st_weak                 (next call)         ld_weak
  combined_ arrays       receiver               st_na, st_weak          -                   the next kernel
@@ -19,25 +20,17 @@ token is passed (see cached_notify.py).
 Source: DeepEP csrc/kernels/internode.cu, combine (WarpRole::kRDMAReceiver)
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import BOARD, BOARD_ROW, rank_of
 from nbep.device.kernels.internode.coordinator import tell_heads, tokens_to_node
 from nbep.device.layout.internode import recv_row, tail_offset
-from nbep.device.network import own_ptr
-from nbep.device.primitives import (
-    FULL_MASK,
-    ld_weak_s32,
-    s32,
-    smem_base,
-    st_na_v4,
-    st_weak_f32,
-    syncwarp,
-)
+from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.board import RETIRED, first_needed, load_expected, note_progress
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.sums import list_biases, list_rows, rows_of_ring, sum_rows_or_two, sum_weights
 from nbep.device.protocols.totals import wait_total
-from nbep.device.protocols.waits import RDMA_RECEIVER_COORDINATOR, RDMA_RECEIVER_TAIL
+from nbep.device.protocols.waits import RDMA_RECEIVER_COORDINATOR, RDMA_RECEIVER_TAIL, Waiter
 
 
 @device_function
@@ -47,10 +40,10 @@ def receive_sums(out, inputs, network, progress, bounds, here, shape, sizes, rec
     is_node = lane < here.num_rdma_ranks
     base = 0
     if is_node:
-        base = ld_weak_s32(progress.received + 4 * (here.channel * here.num_rdma_ranks + lane))
+        base = ptx.ld_weak_s32(progress.received + 4 * (here.channel * here.num_rdma_ranks + lane))
     tail = own_ptr(network, tail_offset(sizes.cells, here.num_rdma_ranks, here.channel, lane))
     source = rows_of_ring(own_ptr(network, recv_row(shape, here.channel, lane, 0)), shape)
-    cell = smem_base() + BOARD + BOARD_ROW * receiver + 4 * lane
+    cell = ptx.smem_base() + BOARD + BOARD_ROW * receiver + 4 * lane
     token, end = channel_task_range(sizes.num_combined_tokens, shape.num_channels, here.channel)
     token += receiver
     arrived = 0  # in lane d: sums of node d that are known to be there
@@ -59,19 +52,20 @@ def receive_sums(out, inputs, network, progress, bounds, here, shape, sizes, rec
         if is_node:
             note_progress(cell, first_needed(expected))
             if expected >= arrived:
-                peer, wanted = rank_of(here, lane), s32(base + expected + 1)
-                arrived = s32(wait_total(tail, wanted, bounds, RDMA_RECEIVER_TAIL, peer, here.channel) - base)
-        syncwarp(FULL_MASK)
+                peer, wanted = rank_of(here, lane), ptx.s32(base + expected + 1)
+                waiter = Waiter(RDMA_RECEIVER_TAIL, peer, here.channel)
+                arrived = ptx.s32(wait_total(tail, wanted, bounds, waiter) - base)
+        ptx.syncwarp(ptx.FULL_MASK)
         num_biases = list_biases(rows, (inputs.bias_0, inputs.bias_1), token, shape.hidden_bytes, lane)
         num_nodes = list_rows(rows + 8 * num_biases, weights, lane, expected, source)
         after = token + sizes.num_receivers
         expected = load_expected(inputs.send_rdma_head, after, after < end, here.num_rdma_ranks, lane)
         dst = out.combined_x + token * shape.hidden_bytes
-        sum_rows_or_two(st_na_v4, dst, rows, num_biases + num_nodes, 0, shape.hidden_bytes, lane)
+        sum_rows_or_two(ptx.st_na_v4, dst, rows, num_biases + num_nodes, 0, shape.hidden_bytes, lane)
         if lane < shape.num_topk:
             total = sum_weights(weights, num_nodes, lane)
-            st_weak_f32(out.combined_topk_weights + 4 * (token * shape.num_topk + lane), total)
-        syncwarp(FULL_MASK)
+            ptx.st_weak_f32(out.combined_topk_weights + 4 * (token * shape.num_topk + lane), total)
+        ptx.syncwarp(ptx.FULL_MASK)
         token = after
     if is_node:
         note_progress(cell, RETIRED)

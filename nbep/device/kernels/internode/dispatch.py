@@ -25,6 +25,7 @@ What a rank sends to its own node takes the same roles and rings; what comes to 
 Source: DeepEP csrc/kernels/internode.cu, dispatch. Break it: notebooks/13_internode_dispatch.ipynb
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.internode.arguments import (
     BOARD,
@@ -41,8 +42,7 @@ from nbep.device.kernels.internode.dispatch_forwarder import coordinate_forwarde
 from nbep.device.kernels.internode.dispatch_nvl_receiver import clean_unused_rows, receive_tokens
 from nbep.device.kernels.internode.dispatch_rdma_sender import coordinate_senders, send_tokens
 from nbep.device.layout.intranode import RingShape
-from nbep.device.network import Network
-from nbep.device.primitives import bar_red_and, block_dim, block_idx, smem_base, thread_idx, u32_div, u32_mod
+from nbep.device.network.seam import Network
 from nbep.device.protocols.board import reset_board
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers
 from nbep.device.protocols.spoil import has_failed, spoil_rows
@@ -60,19 +60,19 @@ def dispatch_smem_bytes(num_threads: int) -> int:
 @device_function
 def begin_block(bounds):
     """Reset the board. Returns whether no wait of this rank was over time before; the same in the whole block."""
-    reset_board(smem_base() + BOARD, MAX_WARPS * BOARD_ROW // 4, thread_idx(), block_dim())
-    return bar_red_and(0, block_dim(), not has_timed_out(bounds))
+    reset_board(ptx.smem_base() + BOARD, MAX_WARPS * BOARD_ROW // 4, ptx.thread_idx(), ptx.block_dim())
+    return ptx.bar_red_and(0, ptx.block_dim(), not has_timed_out(bounds))
 
 
 @device_function
 def forward(out, inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, warp, lane):
     """Block 2c: the last warp coordinates, the others are teams of the same size; some may be left over."""
-    num_warps = u32_div(block_dim() // 32 - 1, here.num_nvl_ranks)
-    team = Team(True, u32_div(warp, num_warps), here.channel, u32_mod(warp, num_warps), num_warps, lane)
-    if warp == block_dim() // 32 - 1:
+    num_warps = ptx.u32_div(ptx.block_dim() // 32 - 1, here.num_nvl_ranks)
+    team = Team(True, ptx.u32_div(warp, num_warps), here.channel, ptx.u32_mod(warp, num_warps), num_warps, lane)
+    if warp == ptx.block_dim() // 32 - 1:
         coordinate_forwarders(inputs, network, progress, bounds, here, rdma, sizes, lane)
     elif team.peer < here.num_nvl_ranks:
-        stage = open_stage(smem_base() + STAGES, warp, lane)
+        stage = open_stage(ptx.smem_base() + STAGES, warp, lane)
         if team.peer == here.nvl_rank:
             deliver_tokens(out, inputs, network, progress, bounds, here, rdma, sizes, team, stage)
         else:
@@ -82,19 +82,19 @@ def forward(out, inputs, network, peers, progress, bounds, here, nvl, rdma, size
 @device_function
 def send_and_receive(out, inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, warp, lane):
     """Block 2c + 1: the first warps send, the last one coordinates them, those between are teams of receivers."""
-    num_senders = block_dim() // 32 - 1 - (here.num_nvl_ranks - 1) * sizes.num_receivers
-    if warp == block_dim() // 32 - 1:
+    num_senders = ptx.block_dim() // 32 - 1 - (here.num_nvl_ranks - 1) * sizes.num_receivers
+    if warp == ptx.block_dim() // 32 - 1:
         coordinate_senders(inputs, network, progress, bounds, here, rdma, sizes, num_senders, lane)
     else:
-        stage = open_stage(smem_base() + STAGES, warp, lane)
+        stage = open_stage(ptx.smem_base() + STAGES, warp, lane)
         if warp < num_senders:
             send_tokens(out, inputs, network, progress, bounds, here, rdma, sizes, warp, num_senders, stage, lane)
         else:
             which = warp - num_senders
             num_warps = sizes.num_receivers
-            other = u32_div(which, num_warps)
+            other = ptx.u32_div(which, num_warps)
             peer = other if other < here.nvl_rank else other + 1  # what comes over the own place is delivered
-            team = Team(False, peer, here.channel, u32_mod(which, num_warps), num_warps, lane)
+            team = Team(False, peer, here.channel, ptx.u32_mod(which, num_warps), num_warps, lane)
             receive_tokens(out, inputs, peers, bounds, here, nvl, sizes, team, stage)
 
 
@@ -115,11 +115,11 @@ def internode_dispatch(
 
     Shared memory: `dispatch_smem_bytes`.
     """
-    warp = thread_idx() // 32
-    lane = thread_idx() % 32
-    here = find_here(network, peers, block_idx() // 2)
+    warp = ptx.thread_idx() // 32
+    lane = ptx.thread_idx() % 32
+    here = find_here(network, peers, ptx.block_idx() // 2)
     if begin_block(bounds):
-        if block_idx() % 2 == 0:
+        if ptx.block_idx() % 2 == 0:
             forward(out, inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, warp, lane)
         else:
             send_and_receive(out, inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, warp, lane)

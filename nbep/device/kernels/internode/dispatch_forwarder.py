@@ -11,6 +11,7 @@
  tail of NVL ring      warp 0 of a team     st_release_sys          receivers (d, k)  ld_acquire_sys
  head of NVL ring      receivers (d, k)     st_relaxed_sys          forwarders        ld_relaxed_sys
  board[k, n]           warp 0 of team k     atom_exch_release_cta   coordinator       ld_acquire_cta
+                       all, at the start    st_shared 0             all               after syncthreads
  heads[c, d] of (n,l)  coordinator, lane n  amo_add, behind reads   senders           ld_acquire_sys
  received[c, n]        coordinator, lane n  st_weak                 (next call)       ld_weak
  send_nvl_head         warp 0 of team k     st_weak                 (combine)         -
@@ -31,6 +32,7 @@ Source: DeepEP csrc/kernels/internode.cu, dispatch (WarpRole::kRDMAAndNVLForward
 
 from typing import NamedTuple
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import BATCHES, BOARD, BOARD_ROW, rank_of
 from nbep.device.kernels.internode.coordinator import (
@@ -43,31 +45,7 @@ from nbep.device.kernels.internode.coordinator import (
 from nbep.device.kernels.internode.dispatch_nvl_receiver import output_rows, receive_token
 from nbep.device.layout.internode import bits_shift, bits_word, recv_row, rings_offset, tail_offset
 from nbep.device.layout.intranode import locate_notes, locate_ring, note_bytes, slot_bytes
-from nbep.device.network import own_ptr
-from nbep.device.primitives import (
-    FULL_MASK,
-    fence_proxy_async_global,
-    ffs_u32,
-    has_tma,
-    ld_acquire_sys_s32,
-    ld_na_s32,
-    ld_na_v4,
-    ld_nc_s32,
-    ld_shared_s32,
-    ld_weak_s32,
-    popc_u32,
-    s32,
-    shfl_idx_s32,
-    smem_base,
-    st_weak_s32,
-    syncwarp,
-    tma_store_wait_all,
-    u32_mod,
-    vote_all,
-    vote_any,
-    vote_ballot,
-    wait_expired,
-)
+from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.board import RETIRED, note_progress
 from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.staging import begin_copy, end_copy
@@ -77,12 +55,37 @@ from nbep.device.protocols.waits import (
     FORWARDER_COORDINATOR,
     FORWARDER_NVL_HEAD,
     FORWARDER_RDMA_TAIL,
+    Waiter,
     report_fault,
-    start_wait,
+    wait_expired_together,
     wait_free_slots,
+    wait_until,
 )
 
 NOTHING = -1  # the node of a batch that did not come
+
+
+class Expected(NamedTuple):
+    """What a lane waits for: a tail that has started at base, of a ring whose tokens are done up to head of total."""
+
+    tail: int
+    base: int
+    head: int
+    total: int
+
+
+@device_function
+def load_tail(expected):
+    """The tail of a lane's ring, counted from its start; 0 if nothing more comes."""
+    if expected.head < expected.total:
+        return ptx.s32(ptx.ld_acquire_sys_s32(expected.tail) - expected.base)  # PAIR network-amo
+    return 0
+
+
+@device_function
+def lanes_with_tokens(tail, expected):
+    """Which lanes' rings have tokens that are not done."""
+    return ptx.vote_ballot(ptx.FULL_MASK, expected.head < min(tail, expected.total))
 
 
 @device_function
@@ -93,23 +96,15 @@ def find_batch(network, bounds, here, cells, base, head, total, last, lane):
     last: the node of the batch before
     """
     tail = own_ptr(network, tail_offset(cells, here.num_rdma_ranks, here.channel, lane))
-    deadline = 0
-    while True:
-        count = 0
-        seen = 0
-        if head < total:
-            seen = s32(ld_acquire_sys_s32(tail) - base)  # PAIR network-amo
-            count = min(seen, total) - head
-        ready = vote_ballot(FULL_MASK, count > 0)
-        if ready != 0:
-            node = next_after(ready, last)
-            return node, shfl_idx_s32(FULL_MASK, head, node), shfl_idx_s32(FULL_MASK, count, node)
-        if deadline == 0:
-            deadline = start_wait(bounds)
-        elif vote_any(FULL_MASK, wait_expired(deadline)):
-            if head < total:
-                report_fault(bounds, FORWARDER_RDMA_TAIL, rank_of(here, lane), here.channel, head + 1, seen)
-            return NOTHING, 0, 0
+    ring = Expected(tail, base, head, total)
+    seen, ready = wait_until(load_tail, ring, lanes_with_tokens, ring, bounds, wait_expired_together)
+    if ready != 0:
+        node = next_after(ready, last)
+        count = min(seen, total) - head
+        return node, ptx.shfl_idx_s32(ptx.FULL_MASK, head, node), ptx.shfl_idx_s32(ptx.FULL_MASK, count, node)
+    if head < total:
+        report_fault(bounds, FORWARDER_RDMA_TAIL, rank_of(here, lane), here.channel, head + 1, seen)
+    return NOTHING, 0, 0
 
 
 @device_function
@@ -117,10 +112,10 @@ def tokens_for_rank(slots, shape, here, first, count, k, lane):
     """Which of 32 slots of a ring go to rank k of this node: bit j for slot first + j. The same in every lane."""
     is_wanted = False
     if lane < count:
-        row = slots + u32_mod(first + lane, shape.num_slots) * slot_bytes(shape)
-        bits = ld_na_s32(locate_notes(row, shape).src_idx + 4 * bits_word(here.rdma_rank))
+        row = slots + ptx.u32_mod(first + lane, shape.num_slots) * slot_bytes(shape)
+        bits = ptx.ld_na_s32(locate_notes(row, shape).src_idx + 4 * bits_word(here.rdma_rank))
         is_wanted = (bits >> (bits_shift(here.rdma_rank) + k)) & 1 != 0
-    return vote_ballot(FULL_MASK, is_wanted)
+    return ptx.vote_ballot(ptx.FULL_MASK, is_wanted)
 
 
 @device_function
@@ -129,16 +124,16 @@ def share_out(chosen, number, most, team):
 
     number: of the first one; the warps of the team take the numbers in turn
     """
-    before = popc_u32(chosen & ((1 << team.lane) - 1))
+    before = ptx.popc_u32(chosen & ((1 << team.lane) - 1))
     is_first = (chosen >> team.lane) & 1 != 0 and before < most
-    is_own = is_first and u32_mod(number + before, team.num_warps) == team.warp
-    return vote_ballot(FULL_MASK, is_first), vote_ballot(FULL_MASK, is_own)
+    is_own = is_first and ptx.u32_mod(number + before, team.num_warps) == team.warp
+    return ptx.vote_ballot(ptx.FULL_MASK, is_first), ptx.vote_ballot(ptx.FULL_MASK, is_own)
 
 
 @device_function
 def own_number(number, team):
     """How far it is from a number to the next one that is this warp's."""
-    ahead = team.warp - u32_mod(number, team.num_warps)
+    ahead = team.warp - ptx.u32_mod(number, team.num_warps)
     return ahead if ahead >= 0 else ahead + team.num_warps
 
 
@@ -146,8 +141,8 @@ def own_number(number, team):
 def note_nvl_heads(out, here, chosen, index, row, count, num_rows, k, lane):
     """Write the indexes of up to 32 tokens that pass through, among those of their node and channel for rank k."""
     if lane < count and row + lane < num_rows:
-        head = index + popc_u32(chosen & ((1 << lane) - 1)) if (chosen >> lane) & 1 != 0 else -1
-        st_weak_s32(out.send_nvl_head + 4 * ((row + lane) * here.num_nvl_ranks + k), head)
+        head = index + ptx.popc_u32(chosen & ((1 << lane) - 1)) if (chosen >> lane) & 1 != 0 else -1
+        ptx.st_weak_s32(out.send_nvl_head + 4 * ((row + lane) * here.num_nvl_ranks + k), head)
 
 
 @device_function
@@ -156,14 +151,14 @@ def forward_slot(dst, src, shape, stage, parity, lane):
     front = note_bytes(shape)
     num_bytes = front + shape.hidden_bytes
     begin_copy(src - front, num_bytes, 0, stage, lane)
-    return end_copy(ld_na_v4, dst - front, src - front, num_bytes, 0, stage, parity, lane)
+    return end_copy(ptx.ld_na_v4, dst - front, src - front, num_bytes, 0, stage, parity, lane)
 
 
 @device_function
 def check_passing(inputs, bounds, here, num_rows, team):
     """Tell the host if send_nvl_head has fewer rows than tokens pass through; only with num_worst_tokens it may."""
     last = here.num_rdma_ranks - 1
-    total = ld_nc_s32(inputs.recv_rdma_rank_prefix_sum + 4 * last)
+    total = ptx.ld_nc_s32(inputs.recv_rdma_rank_prefix_sum + 4 * last)
     if total > num_rows and team.warp == 0 and team.lane == 0:
         report_fault(bounds, DISPATCH_RECEIVER_ROWS, rank_of(here, last), here.channel, total, num_rows)
 
@@ -180,7 +175,7 @@ class Incoming(NamedTuple):
 def find_incoming(out, inputs, progress, bounds, here, shape, sizes, team):
     base = total = row = 0
     if team.lane < here.num_rdma_ranks:
-        base = ld_weak_s32(progress.received + 4 * (here.channel * here.num_rdma_ranks + team.lane))
+        base = ptx.ld_weak_s32(progress.received + 4 * (here.channel * here.num_rdma_ranks + team.lane))
         total = tokens_to_node(inputs.recv_rdma_channel_prefix_matrix, shape.num_channels, here.channel, team.lane)
         row = first_passing_row(inputs, shape.num_channels, here.channel, team.lane)
     if out.send_nvl_head != 0:
@@ -194,16 +189,16 @@ def next_batch(network, bounds, here, cells, incoming, head, last, team):
 
     head: in lane n how many of node n are done; last: the node of the batch before
     """
-    batch = smem_base() + BATCHES + 16 * team.peer
+    batch = ptx.smem_base() + BATCHES + 16 * team.peer
     if team.warp == 0:
         base, total = incoming.base, incoming.total
         node, first, count = find_batch(network, bounds, here, cells, base, head, total, last, team.lane)
         if team.lane == 0:
             share_batch(batch, node, first, first + count)
     team_barrier(team)
-    if has_tma() and team.lane == 0:
-        fence_proxy_async_global()  # what the tail published, before the bulk copies that read it
-    return ld_shared_s32(batch), ld_shared_s32(batch + 4), ld_shared_s32(batch + 8)
+    if ptx.has_tma() and team.lane == 0:
+        ptx.fence_proxy_async_global()  # what the tail published, before the bulk copies that read it
+    return ptx.ld_shared_s32(batch), ptx.ld_shared_s32(batch + 4), ptx.ld_shared_s32(batch + 8)
 
 
 @device_function
@@ -214,8 +209,8 @@ def choose_tokens(out, slots, incoming, here, shape, sizes, node, first, count, 
     """
     chosen = tokens_for_rank(slots, shape, here, first, count, team.peer, team.lane)
     if team.warp == 0 and out.send_nvl_head != 0:
-        row = shfl_idx_s32(FULL_MASK, incoming.row, node) + first
-        before = shfl_idx_s32(FULL_MASK, index, node)
+        row = ptx.shfl_idx_s32(ptx.FULL_MASK, incoming.row, node) + first
+        before = ptx.shfl_idx_s32(ptx.FULL_MASK, index, node)
         num_rows = sizes.num_rdma_recv_tokens
         note_nvl_heads(out, here, chosen, before, row, count, num_rows, team.peer, team.lane)
     return chosen
@@ -227,7 +222,7 @@ def forward_tokens(out, inputs, network, peers, progress, bounds, here, nvl, rdm
     lane = team.lane
     rings = buffer_of(peers, team.peer) + rings_offset(here.num_rdma_ranks, here.num_nvl_ranks)
     ring = locate_ring(rings, nvl, here.channel, here.nvl_rank)
-    board = smem_base() + BOARD + BOARD_ROW * team.peer
+    board = ptx.smem_base() + BOARD + BOARD_ROW * team.peer
     incoming = find_incoming(out, inputs, progress, bounds, here, rdma, sizes, team)
     head = index = 0  # in lane n: tokens of node n that are done, and those of them for this rank
     last = here.rdma_rank  # the node behind this one comes first, so that not all ranks begin with the same
@@ -236,7 +231,7 @@ def forward_tokens(out, inputs, network, peers, progress, bounds, here, nvl, rdm
     is_told = True  # the receiver, of all of them
     chunk_end = 0
     may_fill = True
-    while vote_any(FULL_MASK, head < incoming.total):
+    while ptx.vote_any(ptx.FULL_MASK, head < incoming.total):
         node, slot, end = next_batch(network, bounds, here, sizes.cells, incoming, head, last, team)
         if node == NOTHING:
             return
@@ -244,33 +239,27 @@ def forward_tokens(out, inputs, network, peers, progress, bounds, here, nvl, rdm
         while slot < end:
             chosen = choose_tokens(out, slots, incoming, here, rdma, sizes, node, slot, end - slot, index, team)
             if lane == node:
-                index += popc_u32(chosen)
+                index += ptx.popc_u32(chosen)
             while chosen != 0:
                 if tail == chunk_end:
                     chunk_end += sizes.num_max_nvl_send_tokens
                     has_room = True
                     if lane == 0 and chunk_end > nvl.num_slots:  # until then it cannot be full
-                        has_room = wait_free_slots(
-                            ring.head,
-                            tail,
-                            nvl.num_slots,
-                            sizes.num_max_nvl_send_tokens,
-                            bounds,
-                            FORWARDER_NVL_HEAD,
-                            here.rdma_rank * here.num_nvl_ranks + team.peer,
-                            here.channel,
-                        )
-                    syncwarp(FULL_MASK)  # what lane 0 has seen of the head comes before all lanes' stores
-                    may_fill = may_fill and vote_all(FULL_MASK, has_room)
+                        peer = here.rdma_rank * here.num_nvl_ranks + team.peer
+                        waiter = Waiter(FORWARDER_NVL_HEAD, peer, here.channel)
+                        wanted = sizes.num_max_nvl_send_tokens
+                        has_room = wait_free_slots(ring.head, tail, nvl.num_slots, wanted, bounds, waiter)
+                    ptx.syncwarp(ptx.FULL_MASK)  # what lane 0 has seen of the head comes before all lanes' stores
+                    may_fill = may_fill and ptx.vote_all(ptx.FULL_MASK, has_room)
                 of_chunk, own = share_out(chosen, tail, chunk_end - tail, team)
                 own = own if may_fill else 0
                 at = tail + own_number(tail, team)
                 chosen ^= of_chunk
-                tail += popc_u32(of_chunk)
+                tail += ptx.popc_u32(of_chunk)
                 is_told = False
                 while own != 0:
-                    src = slots + u32_mod(slot + ffs_u32(own) - 1, rdma.num_slots) * slot_bytes(rdma)
-                    dst = ring.x + u32_mod(at, nvl.num_slots) * slot_bytes(nvl)
+                    src = slots + ptx.u32_mod(slot + ptx.ffs_u32(own) - 1, rdma.num_slots) * slot_bytes(rdma)
+                    dst = ring.x + ptx.u32_mod(at, nvl.num_slots) * slot_bytes(nvl)
                     parity = forward_slot(dst, src, rdma, stage, parity, lane)
                     own &= own - 1
                     at += team.num_warps
@@ -302,29 +291,29 @@ def deliver_tokens(out, inputs, network, progress, bounds, here, rdma, sizes, te
     Through a ring such a token would leave an SM twice.
     """
     lane = team.lane
-    board = smem_base() + BOARD + BOARD_ROW * team.peer
+    board = ptx.smem_base() + BOARD + BOARD_ROW * team.peer
     incoming = find_incoming(out, inputs, progress, bounds, here, rdma, sizes, team)
     next_row, end_row = output_rows(inputs, bounds, here, rdma, sizes, team)
     head = index = 0
     last = here.rdma_rank
     parity = 0
     number = 0
-    while vote_any(FULL_MASK, head < incoming.total):
+    while ptx.vote_any(ptx.FULL_MASK, head < incoming.total):
         node, slot, end = next_batch(network, bounds, here, sizes.cells, incoming, head, last, team)
         if node == NOTHING:
             break
         slots = own_ptr(network, recv_row(rdma, here.channel, node, 0))
         while slot < end:
             chosen = choose_tokens(out, slots, incoming, here, rdma, sizes, node, slot, end - slot, index, team)
-            row = shfl_idx_s32(FULL_MASK, next_row + index, node)
-            left_there = shfl_idx_s32(FULL_MASK, end_row, node) - row  # rows up to the end of recv_x
+            row = ptx.shfl_idx_s32(ptx.FULL_MASK, next_row + index, node)
+            left_there = ptx.shfl_idx_s32(ptx.FULL_MASK, end_row, node) - row  # rows up to the end of recv_x
             if lane == node:
-                index += popc_u32(chosen)
+                index += ptx.popc_u32(chosen)
             _, own = share_out(chosen, number, left_there, team)
             row += own_number(number, team)
-            number += popc_u32(chosen)
+            number += ptx.popc_u32(chosen)
             while own != 0:
-                src = slots + u32_mod(slot + ffs_u32(own) - 1, rdma.num_slots) * slot_bytes(rdma)
+                src = slots + ptx.u32_mod(slot + ptx.ffs_u32(own) - 1, rdma.num_slots) * slot_bytes(rdma)
                 parity = receive_token(out, src, row, here, rdma, sizes, stage, parity, lane)
                 own &= own - 1
                 row += team.num_warps
@@ -335,10 +324,10 @@ def deliver_tokens(out, inputs, network, progress, bounds, here, rdma, sizes, te
             head = end
             if team.warp == 0:
                 note_progress(board + 4 * node, head)
-    if not vote_any(FULL_MASK, head < incoming.total) and team.warp == 0 and lane < here.num_rdma_ranks:
+    if not ptx.vote_any(ptx.FULL_MASK, head < incoming.total) and team.warp == 0 and lane < here.num_rdma_ranks:
         note_progress(board + 4 * lane, RETIRED)
-    if has_tma() and lane == 0:
-        tma_store_wait_all()
+    if ptx.has_tma() and lane == 0:
+        ptx.tma_store_wait_all()
 
 
 @device_function

@@ -5,7 +5,7 @@
  cell               written by         with                    read by       with
  tail of NVL ring   forwarder (d, l)   st_release_sys          warp 0        ld_acquire_sys
  slot of NVL ring   forwarder (d, l)   bulk copy, or st_na     receivers     bulk copy, ld_na, after tail
- tail of a team     warp 0, lane 0     st_shared_s32           the team      ld_shared_s32, after bar_sync
+ batch of a team    warp 0, lane 0     st_shared_s32           the team      ld_shared_s32, after bar_sync
  head of NVL ring   last warp          st_relaxed_sys (1)      forwarders    ld_relaxed_sys
  recv_ arrays       receivers          bulk copy, st_na, weak  -             the next kernel
 
@@ -18,35 +18,17 @@ rank, whatever came first.
 Source: DeepEP csrc/kernels/internode.cu, dispatch (WarpRole::kNVLReceivers)
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import BATCHES
 from nbep.device.layout.internode import rings_offset
 from nbep.device.layout.intranode import Notes, locate_notes, locate_ring, slot_bytes
-from nbep.device.primitives import (
-    FULL_MASK,
-    fence_proxy_async_global,
-    ffs_u32,
-    has_tma,
-    ld_na_s32,
-    ld_na_v4,
-    ld_nc_s32,
-    ld_shared_s32,
-    popc_u32,
-    shfl_idx_s32,
-    smem_base,
-    st_relaxed_sys_s32,
-    st_shared_s32,
-    tma_store_wait_all,
-    u32_div,
-    u32_mod,
-    vote_ballot,
-)
 from nbep.device.protocols.notes import clean_choices, read_notes_for
 from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.reduce import warp_sum_s32
 from nbep.device.protocols.staging import begin_copy, end_copy
 from nbep.device.protocols.teams import team_barrier
-from nbep.device.protocols.waits import DISPATCH_RECEIVER_ROWS, NVL_RECEIVER_TAIL, report_fault, wait_tail_past
+from nbep.device.protocols.waits import DISPATCH_RECEIVER_ROWS, NVL_RECEIVER_TAIL, Waiter, report_fault, wait_tail_past
 
 
 @device_function
@@ -54,8 +36,8 @@ def rows_from(inputs, shape, channel, rank):
     """Where the rows of a source rank's channel begin in recv_x, and where those behind them."""
     begins = inputs.recv_gbl_channel_prefix_matrix + 4 * (rank * shape.num_channels + channel)
     if channel == shape.num_channels - 1:
-        return ld_nc_s32(begins), ld_nc_s32(inputs.recv_gbl_rank_prefix_sum + 4 * rank)
-    return ld_nc_s32(begins), ld_nc_s32(begins + 4)
+        return ptx.ld_nc_s32(begins), ptx.ld_nc_s32(inputs.recv_gbl_rank_prefix_sum + 4 * rank)
+    return ptx.ld_nc_s32(begins), ptx.ld_nc_s32(begins + 4)
 
 
 @device_function
@@ -73,13 +55,13 @@ def locate_output(out, row, shape):
 def receive_token(out, src, row, here, shape, sizes, stage, parity, lane):
     """Copy the slot that has its row at src to an output row; one warp. Returns the parity of the stage's next copy."""
     begin_copy(src, shape.hidden_bytes, 0, stage, lane)
-    experts = u32_div(sizes.num_experts, here.num_rdma_ranks * here.num_nvl_ranks)
+    experts = ptx.u32_div(sizes.num_experts, here.num_rdma_ranks * here.num_nvl_ranks)
     first = (here.rdma_rank * here.num_nvl_ranks + here.nvl_rank) * experts
     notes = locate_notes(src, shape)
     keeps_source = out.recv_src_meta != 0
     read_notes_for(locate_output(out, row, shape), notes, keeps_source, first, experts, shape, lane)
     dst = out.recv_x + row * shape.hidden_bytes
-    return end_copy(ld_na_v4, dst, src, shape.hidden_bytes, 0, stage, parity, lane)
+    return end_copy(ptx.ld_na_v4, dst, src, shape.hidden_bytes, 0, stage, parity, lane)
 
 
 @device_function
@@ -90,16 +72,16 @@ def next_rows(slots, shape, here, first, count, next_row, end_row, lane):
     """
     source = -1
     if lane < count:
-        row = slots + u32_mod(first + lane, shape.num_slots) * slot_bytes(shape)
-        source = ld_na_s32(locate_notes(row, shape).src_idx + 4)
+        row = slots + ptx.u32_mod(first + lane, shape.num_slots) * slot_bytes(shape)
+        source = ptx.ld_na_s32(locate_notes(row, shape).src_idx + 4)
     mine = -1
     for node in range(here.num_rdma_ranks):
-        same = vote_ballot(FULL_MASK, source == node)
-        row = shfl_idx_s32(FULL_MASK, next_row, node) + popc_u32(same & ((1 << lane) - 1))
-        if row < shfl_idx_s32(FULL_MASK, end_row, node) and source == node:
+        same = ptx.vote_ballot(ptx.FULL_MASK, source == node)
+        row = ptx.shfl_idx_s32(ptx.FULL_MASK, next_row, node) + ptx.popc_u32(same & ((1 << lane) - 1))
+        if row < ptx.shfl_idx_s32(ptx.FULL_MASK, end_row, node) and source == node:
             mine = row
         if lane == node:
-            next_row += popc_u32(same)
+            next_row += ptx.popc_u32(same)
     return mine, next_row
 
 
@@ -127,7 +109,7 @@ def tokens_of_ring(inputs, here, shape, team):
     if team.lane < here.num_rdma_ranks:
         begin, end = rows_from(inputs, shape, here.channel, team.lane * here.num_nvl_ranks + team.peer)
         count = end - begin
-    return warp_sum_s32(FULL_MASK, count)
+    return warp_sum_s32(ptx.FULL_MASK, count)
 
 
 @device_function
@@ -139,7 +121,7 @@ def receive_tokens(out, inputs, peers, bounds, here, shape, sizes, team, stage):
     lane = team.lane
     rings = buffer_of(peers, peers.rank) + rings_offset(here.num_rdma_ranks, here.num_nvl_ranks)
     ring = locate_ring(rings, shape, here.channel, team.peer)
-    shared_tail = smem_base() + BATCHES + 16 * team.peer
+    shared_tail = ptx.smem_base() + BATCHES + 16 * team.peer
     next_row, end_row = output_rows(inputs, bounds, here, shape, sizes, team)
     num_left = tokens_of_ring(inputs, here, shape, team)
     parity = 0
@@ -148,37 +130,38 @@ def receive_tokens(out, inputs, peers, bounds, here, shape, sizes, team, stage):
         # One thread reads the tail for all: the warps of a team must agree on it.
         if team.warp == 0 and lane == 0:
             peer = here.rdma_rank * here.num_nvl_ranks + team.peer
-            tail = wait_tail_past(ring.tail, head, head + num_left, bounds, NVL_RECEIVER_TAIL, peer, here.channel)
-            st_shared_s32(shared_tail, tail)
+            waiter = Waiter(NVL_RECEIVER_TAIL, peer, here.channel)
+            tail = wait_tail_past(ring.tail, head, head + num_left, bounds, waiter)
+            ptx.st_shared_s32(shared_tail, tail)
         team_barrier(team)
-        tail = ld_shared_s32(shared_tail)
-        if has_tma() and lane == 0:
-            fence_proxy_async_global()  # what the tail published, before the bulk copies that read it
+        tail = ptx.ld_shared_s32(shared_tail)
+        if ptx.has_tma() and lane == 0:
+            ptx.fence_proxy_async_global()  # what the tail published, before the bulk copies that read it
         num_left -= tail - head
         first = head
         while first < tail:
             rows, next_row = next_rows(ring.x, shape, here, first, tail - first, next_row, end_row, lane)
-            is_own = rows >= 0 and u32_mod(first + lane, team.num_warps) == team.warp
-            own = vote_ballot(FULL_MASK, is_own)
+            is_own = rows >= 0 and ptx.u32_mod(first + lane, team.num_warps) == team.warp
+            own = ptx.vote_ballot(ptx.FULL_MASK, is_own)
             while own != 0:
-                j = ffs_u32(own) - 1
+                j = ptx.ffs_u32(own) - 1
                 own &= own - 1
-                src = ring.x + u32_mod(first + j, shape.num_slots) * slot_bytes(shape)
-                row = shfl_idx_s32(FULL_MASK, rows, j)
+                src = ring.x + ptx.u32_mod(first + j, shape.num_slots) * slot_bytes(shape)
+                row = ptx.shfl_idx_s32(ptx.FULL_MASK, rows, j)
                 parity = receive_token(out, src, row, here, shape, sizes, stage, parity, lane)
             first += 32
         head = tail
         team_barrier(team)
         if team.warp == team.num_warps - 1 and lane == 0:
-            st_relaxed_sys_s32(ring.head, head)
-    if has_tma() and lane == 0:
-        tma_store_wait_all()
+            ptx.st_relaxed_sys_s32(ring.head, head)
+    if ptx.has_tma() and lane == 0:
+        ptx.tma_store_wait_all()
 
 
 @device_function
 def clean_unused_rows(out, inputs, here, shape, num_worst_tokens):
     """Mark the rows past the received ones: expert -1, weight 0."""
     last = here.num_rdma_ranks * here.num_nvl_ranks - 1
-    num_recv_tokens = ld_nc_s32(inputs.recv_gbl_rank_prefix_sum + 4 * last)
+    num_recv_tokens = ptx.ld_nc_s32(inputs.recv_gbl_rank_prefix_sum + 4 * last)
     begin = num_recv_tokens * shape.num_topk
     clean_choices(out.recv_topk_idx, out.recv_topk_weights, begin, num_worst_tokens * shape.num_topk)

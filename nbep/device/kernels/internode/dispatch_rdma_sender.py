@@ -8,6 +8,7 @@
    its notes          lanes               st_shared                network             after a proxy fence, syncwarp
  slot[k] of (d, l)    sender              put_nbi_warp             forwarder           after tails
  board[w, d]          sender w, lane d    atom_exch_release_cta    coordinator         ld_acquire_cta
+                      all, at the start   st_shared 0              all                 after syncthreads
  tails[c, n] of (d,l) coordinator, lane d amo_add, behind slots    forwarder           ld_acquire_sys
  heads[c, d]          (d, l)              amo_add, behind reads    senders, lane d     ld_acquire_sys
  sent[c, d]           coordinator, lane d st_weak                  senders (next call) ld_weak
@@ -23,40 +24,19 @@ A sender waits until each node that its token goes to has a free slot. Only then
 Source: DeepEP csrc/kernels/internode.cu, dispatch (WarpRole::kRDMASender, kRDMASenderCoordinator)
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import BOARD, BOARD_ROW, rank_of
 from nbep.device.kernels.internode.coordinator import tell_tails, tokens_to_node
-from nbep.device.kernels.intranode.notify_dispatch import goes_to_any
 from nbep.device.layout.internode import META_WORDS, NODES_PER_WORD, head_offset, recv_row, send_row
 from nbep.device.layout.intranode import MAX_NVL_PEERS, locate_notes, note_bytes
-from nbep.device.network import keep_message, own_ptr, put_nbi_warp, quiet
-from nbep.device.primitives import (
-    FULL_MASK,
-    fence_proxy_async_shared,
-    ffs_u32,
-    has_tma,
-    ld_nc_u8,
-    ld_nc_v4,
-    ld_weak_s32,
-    popc_u32,
-    s32,
-    shfl_idx_s32,
-    smem_base,
-    st_shared_f32,
-    st_shared_s32,
-    st_shared_s64,
-    st_weak_s32,
-    syncwarp,
-    u32_mod,
-    vote_all,
-    vote_ballot,
-)
+from nbep.device.network.seam import keep_message, own_ptr, put_nbi_warp, quiet
 from nbep.device.protocols.board import RETIRED, note_progress
-from nbep.device.protocols.channels import channel_task_range
+from nbep.device.protocols.channels import channel_task_range, goes_to_any
 from nbep.device.protocols.notes import clear_padding, write_notes
 from nbep.device.protocols.staging import STAGE_BYTES, begin_copy, end_fill
 from nbep.device.protocols.totals import wait_total_free
-from nbep.device.protocols.waits import RDMA_SENDER_COORDINATOR, RDMA_SENDER_HEAD
+from nbep.device.protocols.waits import RDMA_SENDER_COORDINATOR, RDMA_SENDER_HEAD, Waiter
 
 
 @device_function
@@ -70,7 +50,7 @@ def tokens_for_nodes(inputs, here, token, end, lane):
         if token + lane < end:
             row = inputs.is_token_in_rank + (token + lane) * num_ranks
             goes = goes_to_any(row + node * here.num_nvl_ranks, here.num_nvl_ranks) != 0
-        chosen = vote_ballot(FULL_MASK, goes)
+        chosen = ptx.vote_ballot(ptx.FULL_MASK, goes)
         anywhere |= chosen
         if lane == node:
             mine = chosen
@@ -81,12 +61,12 @@ def tokens_for_nodes(inputs, here, token, end, lane):
 def note_rdma_heads(out, here, chosen, index, token, end, lane):
     """Write the slots of 32 tokens at every node, lane j those of token + j; -1 where one does not go."""
     for node in range(here.num_rdma_ranks):
-        to_node = shfl_idx_s32(FULL_MASK, s32(chosen), node)
-        first = shfl_idx_s32(FULL_MASK, index, node)
+        to_node = ptx.shfl_idx_s32(ptx.FULL_MASK, ptx.s32(chosen), node)
+        first = ptx.shfl_idx_s32(ptx.FULL_MASK, index, node)
         if token + lane < end:
-            before = popc_u32(to_node & ((1 << lane) - 1))
+            before = ptx.popc_u32(to_node & ((1 << lane) - 1))
             head = first + before if (to_node >> lane) & 1 != 0 else -1
-            st_weak_s32(out.send_rdma_head + 4 * ((token + lane) * here.num_rdma_ranks + node), head)
+            ptx.st_weak_s32(out.send_rdma_head + 4 * ((token + lane) * here.num_rdma_ranks + node), head)
 
 
 @device_function
@@ -99,10 +79,10 @@ def source_meta(inputs, here, shape, token, lane):
         node = NODES_PER_WORD * (i - META_WORDS) + lane // MAX_NVL_PEERS
         wants = 0
         if node < here.num_rdma_ranks and k < here.num_nvl_ranks:
-            wants = ld_nc_u8(row + node * here.num_nvl_ranks + k)
-        bits = vote_ballot(FULL_MASK, wants != 0)
+            wants = ptx.ld_nc_u8(row + node * here.num_nvl_ranks + k)
+        bits = ptx.vote_ballot(ptx.FULL_MASK, wants != 0)
         if lane == i:
-            word = s32(bits)
+            word = ptx.s32(bits)
     return word
 
 
@@ -113,8 +93,8 @@ def put_part(network, here, shape, nodes, slot, offset, data, num_bytes, lane):
     slot: in lane d the slot at node d; offset: of the part, from the slot's row on
     """
     while nodes != 0:
-        node = ffs_u32(nodes) - 1
-        at = u32_mod(shfl_idx_s32(FULL_MASK, slot, node), shape.num_slots)
+        node = ptx.ffs_u32(nodes) - 1
+        at = ptx.u32_mod(ptx.shfl_idx_s32(ptx.FULL_MASK, slot, node), shape.num_slots)
         dst = recv_row(shape, here.channel, here.rdma_rank, at) + offset
         src = send_row(shape, here.channel, node, at) + offset
         keep_message(network, src, data, num_bytes, lane)
@@ -129,24 +109,35 @@ def send_token(inputs, network, here, shape, sizes, token, nodes, slot, stage, p
     front = note_bytes(shape)
     begin_copy(row, shape.hidden_bytes, front, stage, lane)
     word = source_meta(inputs, here, shape, token, lane)  # while the row is on its way
-    syncwarp(FULL_MASK)
+    ptx.syncwarp(ptx.FULL_MASK)
     notes = locate_notes(stage.data + front, shape)
     num_experts = sizes.num_experts
     write_notes(
-        st_shared_s32, st_shared_s64, st_shared_f32, notes, inputs, token, word, 0, num_experts, shape, sizes, lane
+        ptx.st_shared_s32,
+        ptx.st_shared_s64,
+        ptx.st_shared_f32,
+        notes,
+        inputs,
+        token,
+        word,
+        0,
+        num_experts,
+        shape,
+        sizes,
+        lane,
     )
-    if has_tma():
-        fence_proxy_async_shared()
+    if ptx.has_tma():
+        ptx.fence_proxy_async_shared()
     done = 0
     while True:
         part = min(shape.hidden_bytes - done, STAGE_BYTES - front)
-        parity = end_fill(ld_nc_v4, row + done, part, front, stage, parity, lane)
+        parity = end_fill(ptx.ld_nc_v4, row + done, part, front, stage, parity, lane)
         put_part(network, here, shape, nodes, slot, done - front, stage.data, front + part, lane)
         done += part
         if done == shape.hidden_bytes:
             break
         front = 0  # the notes have gone with the first part
-        syncwarp(FULL_MASK)
+        ptx.syncwarp(ptx.FULL_MASK)
         begin_copy(row + done, shape.hidden_bytes - done, front, stage, lane)
     quiet(network, lane)
     return parity
@@ -158,9 +149,9 @@ def send_tokens(out, inputs, network, progress, bounds, here, shape, sizes, send
     is_node = lane < here.num_rdma_ranks
     base = 0
     if is_node:
-        base = ld_weak_s32(progress.sent + 4 * (here.channel * here.num_rdma_ranks + lane))
+        base = ptx.ld_weak_s32(progress.sent + 4 * (here.channel * here.num_rdma_ranks + lane))
     head = own_ptr(network, head_offset(sizes.cells, here.num_rdma_ranks, here.channel, lane))
-    cell = smem_base() + BOARD + BOARD_ROW * sender + 4 * lane
+    cell = ptx.smem_base() + BOARD + BOARD_ROW * sender + 4 * lane
     clear_padding(stage.data + note_bytes(shape), shape, lane)
     parity = 0
     index = 0  # in lane d: how many tokens of the channel before these 32 go to node d
@@ -171,26 +162,25 @@ def send_tokens(out, inputs, network, progress, bounds, here, shape, sizes, send
         chosen, anywhere = tokens_for_nodes(inputs, here, token, end, lane)
         if sender == 0 and out.send_rdma_head != 0:
             note_rdma_heads(out, here, chosen, index, token, end, lane)
-        own = anywhere & vote_ballot(FULL_MASK, u32_mod(turn + lane, num_senders) == sender)
+        own = anywhere & ptx.vote_ballot(ptx.FULL_MASK, ptx.u32_mod(turn + lane, num_senders) == sender)
         while own != 0:
-            j = ffs_u32(own) - 1
+            j = ptx.ffs_u32(own) - 1
             goes = (chosen >> j) & 1 != 0
-            slot = index + popc_u32(chosen & ((1 << j) - 1))
+            slot = index + ptx.popc_u32(chosen & ((1 << j) - 1))
             if is_node:
                 note_progress(cell, slot)
             if goes and slot >= free_end:
                 peer = rank_of(here, lane)
-                free_end = wait_total_free(
-                    head, base, slot, shape.num_slots, bounds, RDMA_SENDER_HEAD, peer, here.channel
-                )
-            if not vote_all(FULL_MASK, not goes or slot < free_end):
+                waiter = Waiter(RDMA_SENDER_HEAD, peer, here.channel)
+                free_end = wait_total_free(head, base, slot, shape.num_slots, bounds, waiter)
+            if not ptx.vote_all(ptx.FULL_MASK, not goes or slot < free_end):
                 return
-            nodes = vote_ballot(FULL_MASK, goes)
+            nodes = ptx.vote_ballot(ptx.FULL_MASK, goes)
             parity = send_token(inputs, network, here, shape, sizes, token + j, nodes, slot, stage, parity, lane)
             own &= own - 1
-        index += popc_u32(chosen)
+        index += ptx.popc_u32(chosen)
         token += 32
-        turn = u32_mod(turn + 32, num_senders)
+        turn = ptx.u32_mod(turn + 32, num_senders)
     if is_node:
         note_progress(cell, RETIRED)
 
@@ -200,6 +190,6 @@ def coordinate_senders(inputs, network, progress, bounds, here, shape, sizes, nu
     """Sender coordinator; one warp, a lane for each node."""
     if lane < here.num_rdma_ranks:
         total = tokens_to_node(inputs.rdma_channel_prefix_matrix, shape.num_channels, here.channel, lane)
-        column = smem_base() + BOARD + 4 * lane
+        column = ptx.smem_base() + BOARD + 4 * lane
         chunk, site = sizes.num_max_rdma_send_tokens, RDMA_SENDER_COORDINATOR
         tell_tails(network, progress, bounds, here, total, column, num_senders, chunk, sizes.cells, site, lane)

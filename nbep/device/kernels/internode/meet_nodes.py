@@ -13,7 +13,7 @@ cell            written by        with              read by                 with
 arrived[n]      (n, l)            amo_add           block 0, thread n       ld_acquire_sys
 call[n, i]      (n, l)            amo_add (1)       block 0, thread n       ld_relaxed_sys, until it is not 0
 relayed[k]      (d, l)            st_weak (2)       (d, k), or its host     see protocols.calls
-called          block 0           st_weak           (next notify)           -
+called          block 0           (the kernel)      (next notify)           -
 
 (1) A word and 1 more, to a cell that was 0: each says itself that it has come. Only where calls differ, and once.
 (2) A rank is told of a call that differs by those of its node and of its place. Those of its place hand it on, and so
@@ -21,20 +21,11 @@ called          block 0           st_weak           (next notify)           -
     same time, by the host, when a later wait is over time.
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.layout.internode import arrived_offset, call_offset
 from nbep.device.layout.intranode import CALL_BYTES, RELAYED_WORDS
-from nbep.device.network import amo_add, own_ptr
-from nbep.device.primitives import (
-    bar_red_and,
-    block_dim,
-    ld_relaxed_sys_s32,
-    s32,
-    st_weak_s32,
-    syncthreads,
-    thread_idx,
-    u32_div,
-)
+from nbep.device.network.seam import amo_add, own_ptr
 from nbep.device.protocols.calls import TOLD_WORDS, report_difference, tell_call
 from nbep.device.protocols.peers import barrier_signals_of
 from nbep.device.protocols.totals import wait_arrived
@@ -64,12 +55,12 @@ def tell_node(network, cells, num_rdma_ranks, own, peer, call):
 @device_function
 def wait_node(network, peers, bounds, cells, call, called):
     """Thread n waits for (n, own place). Returns whether that rank has come with another call."""
-    num_rdma_ranks = u32_div(network.num_ranks, peers.num_ranks)
-    node = thread_idx()
+    num_rdma_ranks = ptx.u32_div(network.num_ranks, peers.num_ranks)
+    node = ptx.thread_idx()
     is_other = False
     if node < num_rdma_ranks:
         cell = own_ptr(network, arrived_offset(cells, node))
-        ahead = wait_arrived(cell, s32(called + call.signal), bounds, node * peers.num_ranks + peers.rank)
+        ahead = wait_arrived(cell, ptx.s32(called + call.signal), bounds, node * peers.num_ranks + peers.rank)
         is_other = ahead != 0 and ahead < ONE
     return is_other
 
@@ -79,10 +70,10 @@ def ask_node(network, peers, bounds, cells, call, is_other):
     """Exchange words with a rank that has come with another call. Returns whether its words are here."""
     told = is_other
     if is_other:
-        num_rdma_ranks = u32_div(network.num_ranks, peers.num_ranks)
-        node = thread_idx()
+        num_rdma_ranks = ptx.u32_div(network.num_ranks, peers.num_ranks)
+        node = ptx.thread_idx()
         peer = node * peers.num_ranks + peers.rank
-        tell_node(network, cells, num_rdma_ranks, u32_div(network.rank, peers.num_ranks), peer, call)
+        tell_node(network, cells, num_rdma_ranks, ptx.u32_div(network.rank, peers.num_ranks), peer, call)
         row = own_ptr(network, call_offset(cells, num_rdma_ranks, node))
         for i in range(TOLD_WORDS):
             if not wait_node_call(row + 4 * i, bounds, peer):
@@ -94,20 +85,20 @@ def ask_node(network, peers, bounds, cells, call, is_other):
 def report_node(network, peers, bounds, cells, call, told):
     """Report what a rank of another node has called, if its words are here."""
     if told and not has_timed_out(bounds):
-        num_rdma_ranks = u32_div(network.num_ranks, peers.num_ranks)
-        report_difference(call, own_ptr(network, call_offset(cells, num_rdma_ranks, thread_idx())), bounds)
+        num_rdma_ranks = ptx.u32_div(network.num_ranks, peers.num_ranks)
+        report_difference(call, own_ptr(network, call_offset(cells, num_rdma_ranks, ptx.thread_idx())), bounds)
 
 
 @device_function
 def meet_nodes(network, peers, bounds, cells, call, called):
     """Wait for the ranks of other nodes. Returns to all threads whether all that have come call the same."""
     is_other = wait_node(network, peers, bounds, cells, call, called)
-    is_same = bar_red_and(0, block_dim(), not is_other)
+    is_same = ptx.bar_red_and(0, ptx.block_dim(), not is_other)
     if not is_same:
         told = ask_node(network, peers, bounds, cells, call, is_other)
-        syncthreads()  # a report ends all waits that have not begun
+        ptx.syncthreads()  # a report ends all waits that have not begun
         report_node(network, peers, bounds, cells, call, told)
-        syncthreads()
+        ptx.syncthreads()
     return is_same
 
 
@@ -118,16 +109,16 @@ def relay_call(network, peers, cells, call, is_same):
     All threads of the block call it. is_same: whether this thread's peer calls the same as this rank, for all that is
     known; else both have told each other. Returns whether there is a call to pass on.
     """
-    num_rdma_ranks = u32_div(network.num_ranks, peers.num_ranks)
+    num_rdma_ranks = ptx.u32_div(network.num_ranks, peers.num_ranks)
     found = -1
     for node in range(num_rdma_ranks):
-        if ld_relaxed_sys_s32(own_ptr(network, call_offset(cells, num_rdma_ranks, node))) != 0:
+        if ptx.ld_relaxed_sys_s32(own_ptr(network, call_offset(cells, num_rdma_ranks, node))) != 0:
             found = node
-    peer = thread_idx()
+    peer = ptx.thread_idx()
     if found >= 0 and peer < peers.num_ranks and is_same:
         row = own_ptr(network, call_offset(cells, num_rdma_ranks, found))
         relayed = barrier_signals_of(peers, peer) + RELAYED_WORDS + CALL_BYTES * peers.rank
         for i in range(TOLD_WORDS):
-            st_weak_s32(relayed + 4 * i, ld_relaxed_sys_s32(row + 4 * i))
+            ptx.st_weak_s32(relayed + 4 * i, ptx.ld_relaxed_sys_s32(row + 4 * i))
         tell_call(call, peers, peer)
     return found >= 0

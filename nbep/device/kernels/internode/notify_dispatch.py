@@ -9,15 +9,17 @@
  cell                       written by             with                   read by           with
  rdma_ and gbl_channel_     blocks 1 and up        st_weak                block 0           ld_weak, after grid barrier
    prefix_matrix                                                          (dispatch)        -
- stage of a warp            block 0                st_shared_s32          network           after fence, syncwarp
+ stage of a warp: its       block 0                st_shared_s32          network           after fence, syncwarp
+   count message
  count message[n]           a warp of (n, l)       put_nbi_warp           block 0           ld_weak, after arrived[n]
+   that it sends            keep_message           see network.seam       network           -
  arrived[n]                 (n, l)                 amo_add                block 0, lane n   ld_acquire_sys
  counts[l]                  block 0 of (d, l)      st_weak, barrier       block 0 of peers  ld_weak
  head, tail of NVL rings    block 0 of the owner   st_weak 0, barrier     (dispatch)        -
  moe_recv_counter, for      block 0                st_relaxed_sys         the CPU           polls until >= 0
    rows, nodes, experts
  recv_ arrays               block 0                st_weak                (dispatch)        -
- rounds, called             block 0                st_weak                (next notify)     -
+ rounds, called             block 0                st_weak                (next notify)     ld_weak
 
 Messages and counts have two places, which notifies take in turn. A rank may be one notify ahead of another; then it
 writes to the other place. It is never two ahead: a notify ends only when all ranks that this one writes to have begun
@@ -35,9 +37,10 @@ Source: DeepEP csrc/kernels/internode.cu, notify_dispatch. Break it: notebooks/1
 
 from typing import NamedTuple
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.internode.meet_nodes import meet_nodes, relay_call
-from nbep.device.kernels.intranode.notify_dispatch import count_channel_tokens, reset_ring_cells
+from nbep.device.kernels.intranode.notify_dispatch import reset_ring_cells
 from nbep.device.layout.internode import (
     COUNT_MESSAGE_BYTES,
     arrived_offset,
@@ -46,26 +49,9 @@ from nbep.device.layout.internode import (
     message_words,
     rings_offset,
 )
-from nbep.device.network import Network, amo_add, keep_message, own_ptr, put_nbi_warp, quiet
-from nbep.device.primitives import (
-    FULL_MASK,
-    block_dim,
-    block_idx,
-    fence_proxy_async_shared,
-    has_tma,
-    ld_nc_s32,
-    ld_weak_s32,
-    s32,
-    smem_base,
-    st_relaxed_sys_s32,
-    st_shared_s32,
-    st_weak_s32,
-    syncwarp,
-    thread_idx,
-    u32_div,
-    u32_mod,
-)
+from nbep.device.network.seam import Network, amo_add, keep_message, own_ptr, put_nbi_warp, quiet
 from nbep.device.protocols.calls import Call, meet_with
+from nbep.device.protocols.channels import count_channel_tokens
 from nbep.device.protocols.grid_barrier import barrier_grid
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.totals import Progress
@@ -109,7 +95,7 @@ def notify_smem_bytes(num_threads: int) -> int:
 @device_function
 def count_tokens(out, inputs, num_ranks, num_nvl_ranks, sizes):
     """Blocks 1 and up: the ranks first, then the nodes."""
-    which = block_idx() - 1
+    which = ptx.block_idx() - 1
     row_bytes = 4 * sizes.num_channels
     if which < num_ranks:
         prefix = out.gbl_channel_prefix_matrix + which * row_bytes
@@ -124,7 +110,7 @@ def count_tokens(out, inputs, num_ranks, num_nvl_ranks, sizes):
 def fill_words(stage, src, num_words, lane):
     """Copy words to shared memory; one warp."""
     for i in range(lane, num_words, 32):
-        st_shared_s32(stage + 4 * i, ld_weak_s32(src + 4 * i))
+        ptx.st_shared_s32(stage + 4 * i, ptx.ld_weak_s32(src + 4 * i))
 
 
 @device_function
@@ -137,10 +123,10 @@ def received_message(sizes, num_rdma_ranks, round_, node):
 def send_message(out, inputs, network, peers, sizes, call, round_, node, lane):
     """Put the count message for a node's rank, and tell it; one warp."""
     num_nvl_ranks = peers.num_ranks
-    num_rdma_ranks = u32_div(network.num_ranks, num_nvl_ranks)
-    num_local_experts = u32_div(sizes.num_experts, network.num_ranks)
+    num_rdma_ranks = ptx.u32_div(network.num_ranks, num_nvl_ranks)
+    num_local_experts = ptx.u32_div(sizes.num_experts, network.num_ranks)
     num_channels = sizes.num_channels
-    stage = smem_base() + COUNT_MESSAGE_BYTES * (thread_idx() // 32)
+    stage = ptx.smem_base() + COUNT_MESSAGE_BYTES * (ptx.thread_idx() // 32)
     num_experts = num_nvl_ranks * num_local_experts  # of the node
     to_ranks = out.gbl_channel_prefix_matrix + 4 * node * num_nvl_ranks * num_channels
     fill_words(stage, to_ranks, num_nvl_ranks * num_channels, lane)
@@ -148,15 +134,17 @@ def send_message(out, inputs, network, peers, sizes, call, round_, node, lane):
     fill_words(to_node, out.rdma_channel_prefix_matrix + 4 * node * num_channels, num_channels, lane)
     to_experts = to_node + 4 * num_channels
     for i in range(lane, num_experts, 32):
-        st_shared_s32(to_experts + 4 * i, ld_nc_s32(inputs.num_tokens_per_expert + 4 * (node * num_experts + i)))
+        ptx.st_shared_s32(
+            to_experts + 4 * i, ptx.ld_nc_s32(inputs.num_tokens_per_expert + 4 * (node * num_experts + i))
+        )
     num_words = message_words(num_nvl_ranks, num_channels, num_local_experts)
     if lane < (-num_words) & 3:  # up to a multiple of 16 bytes
-        st_shared_s32(stage + 4 * (num_words + lane), 0)
-    if has_tma():
-        fence_proxy_async_shared()
-    syncwarp(FULL_MASK)
+        ptx.st_shared_s32(stage + 4 * (num_words + lane), 0)
+    if ptx.has_tma():
+        ptx.fence_proxy_async_shared()
+    ptx.syncwarp(ptx.FULL_MASK)
     num_bytes = (4 * num_words + 15) // 16 * 16
-    own = u32_div(network.rank, num_nvl_ranks)
+    own = ptx.u32_div(network.rank, num_nvl_ranks)
     peer = node * num_nvl_ranks + peers.rank
     dst = received_message(sizes, num_rdma_ranks, round_, own)
     src = message_offset(sizes.cells, num_rdma_ranks, 2 + round_ % 2, node)
@@ -165,7 +153,7 @@ def send_message(out, inputs, network, peers, sizes, call, round_, node, lane):
     quiet(network, lane)
     if lane == 0:
         amo_add(network, arrived_offset(sizes.cells, own), call.signal, peer, 0, True)
-    syncwarp(FULL_MASK)
+    ptx.syncwarp(ptx.FULL_MASK)
 
 
 @device_function
@@ -178,30 +166,30 @@ def counts_from(buffer, num_rdma_ranks, num_nvl_ranks, round_, nvl_rank):
 def hand_on_counts(network, peers, sizes, round_):
     """Give each rank of the node what the messages say of it."""
     num_nvl_ranks = peers.num_ranks
-    num_rdma_ranks = u32_div(network.num_ranks, num_nvl_ranks)
-    num_local_experts = u32_div(sizes.num_experts, network.num_ranks)
+    num_rdma_ranks = ptx.u32_div(network.num_ranks, num_nvl_ranks)
+    num_local_experts = ptx.u32_div(sizes.num_experts, network.num_ranks)
     num_channels = sizes.num_channels
     messages = own_ptr(network, received_message(sizes, num_rdma_ranks, round_, 0))
     experts = messages + 4 * (num_nvl_ranks + 1) * num_channels
     for k in range(num_nvl_ranks):
         counts = counts_from(buffer_of(peers, k), num_rdma_ranks, num_nvl_ranks, round_, peers.rank)
-        for i in range(thread_idx(), num_rdma_ranks * num_channels, block_dim()):
-            node = u32_div(i, num_channels)
-            word = k * num_channels + u32_mod(i, num_channels)
-            st_weak_s32(counts + 4 * i, ld_weak_s32(messages + node * COUNT_MESSAGE_BYTES + 4 * word))
+        for i in range(ptx.thread_idx(), num_rdma_ranks * num_channels, ptx.block_dim()):
+            node = ptx.u32_div(i, num_channels)
+            word = k * num_channels + ptx.u32_mod(i, num_channels)
+            ptx.st_weak_s32(counts + 4 * i, ptx.ld_weak_s32(messages + node * COUNT_MESSAGE_BYTES + 4 * word))
         counts += 4 * num_rdma_ranks * num_channels
-        for e in range(thread_idx(), num_local_experts, block_dim()):
+        for e in range(ptx.thread_idx(), num_local_experts, ptx.block_dim()):
             total = 0
             for node in range(num_rdma_ranks):
-                total += ld_weak_s32(experts + node * COUNT_MESSAGE_BYTES + 4 * (k * num_local_experts + e))
-            st_weak_s32(counts + 4 * e, total)
+                total += ptx.ld_weak_s32(experts + node * COUNT_MESSAGE_BYTES + 4 * (k * num_local_experts + e))
+            ptx.st_weak_s32(counts + 4 * e, total)
 
 
 @device_function
 def sum_node_counts(out, network, peers, sizes, round_):
     """What comes to this rank for its node: from the messages. Thread 0."""
     num_nvl_ranks = peers.num_ranks
-    num_rdma_ranks = u32_div(network.num_ranks, num_nvl_ranks)
+    num_rdma_ranks = ptx.u32_div(network.num_ranks, num_nvl_ranks)
     total = 0
     for node in range(num_rdma_ranks):
         message = own_ptr(network, received_message(sizes, num_rdma_ranks, round_, node))
@@ -209,11 +197,11 @@ def sum_node_counts(out, network, peers, sizes, round_):
         row = out.recv_rdma_channel_prefix_matrix + 4 * node * sizes.num_channels
         count = 0
         for channel in range(sizes.num_channels):
-            count = ld_weak_s32(prefix + 4 * channel)
-            st_weak_s32(row + 4 * channel, count)
+            count = ptx.ld_weak_s32(prefix + 4 * channel)
+            ptx.st_weak_s32(row + 4 * channel, count)
         total += count
-        st_weak_s32(out.recv_rdma_rank_prefix_sum + 4 * node, total)
-    st_relaxed_sys_s32(out.moe_recv_rdma_counter, total)
+        ptx.st_weak_s32(out.recv_rdma_rank_prefix_sum + 4 * node, total)
+    ptx.st_relaxed_sys_s32(out.moe_recv_rdma_counter, total)
 
 
 @device_function
@@ -221,56 +209,56 @@ def sum_rank_counts(out, buffer, num_rdma_ranks, num_nvl_ranks, num_channels, ro
     """What comes to this rank itself, from all ranks: from the node's counts. Thread 0."""
     total = 0
     for rank in range(num_rdma_ranks * num_nvl_ranks):
-        node = u32_div(rank, num_nvl_ranks)
-        nvl_rank = u32_mod(rank, num_nvl_ranks)
+        node = ptx.u32_div(rank, num_nvl_ranks)
+        nvl_rank = ptx.u32_mod(rank, num_nvl_ranks)
         prefix = counts_from(buffer, num_rdma_ranks, num_nvl_ranks, round_, nvl_rank)
         prefix += 4 * node * num_channels
         row = out.recv_gbl_channel_prefix_matrix + 4 * rank * num_channels
         count = 0
         for channel in range(num_channels):
-            st_weak_s32(row + 4 * channel, total + count)
-            count = ld_weak_s32(prefix + 4 * channel)
+            ptx.st_weak_s32(row + 4 * channel, total + count)
+            count = ptx.ld_weak_s32(prefix + 4 * channel)
         total += count
-        st_weak_s32(out.recv_gbl_rank_prefix_sum + 4 * rank, total)
-    st_relaxed_sys_s32(out.moe_recv_counter, total)
+        ptx.st_weak_s32(out.recv_gbl_rank_prefix_sum + 4 * rank, total)
+    ptx.st_relaxed_sys_s32(out.moe_recv_counter, total)
 
 
 @device_function
 def sum_expert_counts(out, buffer, num_rdma_ranks, num_nvl_ranks, num_local_experts, sizes, round_):
     """How many tokens each expert of this rank gets, rounded up."""
-    for e in range(thread_idx(), num_local_experts, block_dim()):
+    for e in range(ptx.thread_idx(), num_local_experts, ptx.block_dim()):
         total = 0
         for nvl_rank in range(num_nvl_ranks):
             counts = counts_from(buffer, num_rdma_ranks, num_nvl_ranks, round_, nvl_rank)
-            total += ld_weak_s32(counts + 4 * (num_rdma_ranks * sizes.num_channels + e))
-        total = u32_div(total + sizes.expert_alignment - 1, sizes.expert_alignment) * sizes.expert_alignment
-        st_relaxed_sys_s32(out.moe_recv_expert_counter + 4 * e, total)
+            total += ptx.ld_weak_s32(counts + 4 * (num_rdma_ranks * sizes.num_channels + e))
+        total = ptx.u32_div(total + sizes.expert_alignment - 1, sizes.expert_alignment) * sizes.expert_alignment
+        ptx.st_relaxed_sys_s32(out.moe_recv_expert_counter + 4 * e, total)
 
 
 @device_function
 def count_none(out, num_ranks, num_rdma_ranks, num_channels):
     """What dispatch finds if ranks called something else: no tokens. The CPU waits for counters, or for a fault."""
-    for i in range(thread_idx(), num_rdma_ranks * num_channels, block_dim()):
-        st_weak_s32(out.recv_rdma_channel_prefix_matrix + 4 * i, 0)
-    for i in range(thread_idx(), num_rdma_ranks, block_dim()):
-        st_weak_s32(out.recv_rdma_rank_prefix_sum + 4 * i, 0)
-    for i in range(thread_idx(), num_ranks * num_channels, block_dim()):
-        st_weak_s32(out.recv_gbl_channel_prefix_matrix + 4 * i, 0)
-    for i in range(thread_idx(), num_ranks, block_dim()):
-        st_weak_s32(out.recv_gbl_rank_prefix_sum + 4 * i, 0)
+    for i in range(ptx.thread_idx(), num_rdma_ranks * num_channels, ptx.block_dim()):
+        ptx.st_weak_s32(out.recv_rdma_channel_prefix_matrix + 4 * i, 0)
+    for i in range(ptx.thread_idx(), num_rdma_ranks, ptx.block_dim()):
+        ptx.st_weak_s32(out.recv_rdma_rank_prefix_sum + 4 * i, 0)
+    for i in range(ptx.thread_idx(), num_ranks * num_channels, ptx.block_dim()):
+        ptx.st_weak_s32(out.recv_gbl_channel_prefix_matrix + 4 * i, 0)
+    for i in range(ptx.thread_idx(), num_ranks, ptx.block_dim()):
+        ptx.st_weak_s32(out.recv_gbl_rank_prefix_sum + 4 * i, 0)
 
 
 @device_function
 def exchange(out, inputs, network, peers, progress, bounds, sizes, call):
     """Block 0: between the nodes, then inside the node, then the sums."""
     num_nvl_ranks = peers.num_ranks
-    num_rdma_ranks = u32_div(network.num_ranks, num_nvl_ranks)
-    num_local_experts = u32_div(sizes.num_experts, network.num_ranks)
-    round_ = ld_weak_s32(progress.rounds)
-    called = ld_weak_s32(progress.called)
+    num_rdma_ranks = ptx.u32_div(network.num_ranks, num_nvl_ranks)
+    num_local_experts = ptx.u32_div(sizes.num_experts, network.num_ranks)
+    round_ = ptx.ld_weak_s32(progress.rounds)
+    called = ptx.ld_weak_s32(progress.called)
     if not has_timed_out(bounds):  # a rank that is only late may still need what it has of the last call
-        for node in range(thread_idx() // 32, num_rdma_ranks, block_dim() // 32):
-            send_message(out, inputs, network, peers, sizes, call, round_, node, thread_idx() % 32)
+        for node in range(ptx.thread_idx() // 32, num_rdma_ranks, ptx.block_dim() // 32):
+            send_message(out, inputs, network, peers, sizes, call, round_, node, ptx.thread_idx() % 32)
     is_same = meet_nodes(network, peers, bounds, sizes.cells, call, called)
     buffer = buffer_of(peers, peers.rank)
     reset_ring_cells(buffer + rings_offset(num_rdma_ranks, num_nvl_ranks), sizes.num_ring_cell_words)
@@ -279,13 +267,13 @@ def exchange(out, inputs, network, peers, progress, bounds, sizes, call):
     relays = not is_same and relay_call(network, peers, sizes.cells, call, True)
     # With another signal it is another call to the peers, and they ask.
     have_met = meet_with(peers, bounds, call, call.signal + relays, relays)
-    if thread_idx() == 0:
-        st_weak_s32(progress.rounds, round_ + 1)
-        st_weak_s32(progress.called, s32(called + call.signal))
+    if ptx.thread_idx() == 0:
+        ptx.st_weak_s32(progress.rounds, round_ + 1)
+        ptx.st_weak_s32(progress.called, ptx.s32(called + call.signal))
     if not (is_same and have_met):
         count_none(out, network.num_ranks, num_rdma_ranks, sizes.num_channels)
         return
-    if thread_idx() == 0:
+    if ptx.thread_idx() == 0:
         sum_node_counts(out, network, peers, sizes, round_)
         sum_rank_counts(out, buffer, num_rdma_ranks, num_nvl_ranks, sizes.num_channels, round_)
     sum_expert_counts(out, buffer, num_rdma_ranks, num_nvl_ranks, num_local_experts, sizes, round_)
@@ -305,8 +293,8 @@ def internode_notify_dispatch(
     """Grid: 1 + num_ranks + num_rdma_ranks blocks. Block: 128 threads, or any multiple of 32. Shared:
     `notify_smem_bytes`.
     """
-    if block_idx() > 0:
+    if ptx.block_idx() > 0:
         count_tokens(out, inputs, network.num_ranks, peers.num_ranks, sizes)
     barrier_grid(progress.grid_arrivals, bounds)
-    if block_idx() == 0:
+    if ptx.block_idx() == 0:
         exchange(out, inputs, network, peers, progress, bounds, sizes, call)

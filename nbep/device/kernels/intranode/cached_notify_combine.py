@@ -10,6 +10,9 @@
  cell                     written by   with                 read by      with
  start, end, head, tail   the owner    st_weak 0, barrier   (combine)    -
  send_head[t, r]          one warp     st_weak              same warp    ld_weak, before it writes
+ send_nvl_head (1)        one warp     st_weak              same warp    ld_weak, before it writes
+
+ (1) Between nodes: see internode/cached_notify.py, whose block uses the same code.
 
 DeepEP has one more barrier before the reset; why it is not needed: see notify_dispatch.py. The barrier compares the
 ranks' calls, too: see protocols.calls.
@@ -17,18 +20,9 @@ ranks' calls, too: see protocols.calls.
 Source: DeepEP csrc/kernels/intranode.cu, cached_notify_combine
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.intranode.notify_dispatch import reset_ring_cells
-from nbep.device.primitives import (
-    FULL_MASK,
-    block_idx,
-    ffs_u32,
-    ld_weak_s32,
-    shfl_idx_s32,
-    st_weak_s32,
-    thread_idx,
-    vote_ballot,
-)
 from nbep.device.protocols.calls import Call, meet_block
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
@@ -40,7 +34,7 @@ NO_MORE = 1 << 25  # larger than any ring index
 @device_function
 def load_head(send_head, token, begin, rank, num_ranks):
     """A token's index in the ring of a rank; -1 before the first token."""
-    return ld_weak_s32(send_head + 4 * (token * num_ranks + rank)) if token >= begin else -1
+    return ptx.ld_weak_s32(send_head + 4 * (token * num_ranks + rank)) if token >= begin else -1
 
 
 @device_function
@@ -51,13 +45,15 @@ def encode_absent_tokens(send_head, begin, end, rank, num_ranks, lane):
     head = load_head(send_head, token, begin, rank, num_ranks)
     while token - lane + 32 > begin:
         following = load_head(send_head, token - 32, begin, rank, num_ranks)  # arrives while this group is rewritten
-        present = vote_ballot(FULL_MASK, head >= 0)
+        present = ptx.vote_ballot(ptx.FULL_MASK, head >= 0)
         behind = (present >> (lane + 1)) << (lane + 1)
-        head_behind = shfl_idx_s32(FULL_MASK, head, ffs_u32(behind) - 1 if behind != 0 else lane)
+        head_behind = ptx.shfl_idx_s32(ptx.FULL_MASK, head, ptx.ffs_u32(behind) - 1 if behind != 0 else lane)
         if head < 0 and token >= begin:
-            st_weak_s32(send_head + 4 * (token * num_ranks + rank), -(head_behind if behind != 0 else next_head) - 1)
+            ptx.st_weak_s32(
+                send_head + 4 * (token * num_ranks + rank), -(head_behind if behind != 0 else next_head) - 1
+            )
         if present != 0:
-            next_head = shfl_idx_s32(FULL_MASK, head, ffs_u32(present) - 1)
+            next_head = ptx.shfl_idx_s32(ptx.FULL_MASK, head, ptx.ffs_u32(present) - 1)
         head = following
         token -= 32
 
@@ -76,11 +72,11 @@ def cached_notify_combine(
 
     send_head is [num_tokens, num_ranks].
     """
-    if block_idx() == 0:
+    if ptx.block_idx() == 0:
         reset_ring_cells(buffer_of(peers, peers.rank), num_ring_cell_words)
         meet_block(peers, bounds, call)
     else:
-        rank = thread_idx() // 32
+        rank = ptx.thread_idx() // 32
         if rank < peers.num_ranks:
-            begin, end = channel_task_range(num_tokens, num_channels, block_idx() - 1)
-            encode_absent_tokens(send_head, begin, end, rank, peers.num_ranks, thread_idx() % 32)
+            begin, end = channel_task_range(num_tokens, num_channels, ptx.block_idx() - 1)
+            encode_absent_tokens(send_head, begin, end, rank, peers.num_ranks, ptx.thread_idx() % 32)

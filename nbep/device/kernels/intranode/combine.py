@@ -11,8 +11,10 @@
  own rows of x, biases nobody           -                      receivers(r)      ld_na
  shared tail[s]        coordinator      atom_exch_release_cta  receivers         ld_acquire_cta
  shared head[w, s]     receiver w       atom_exch_relaxed_cta  coordinator       ld_relaxed_cta (1)
+ shared head, tail     all warps        st_shared 0            all warps         after syncthreads
  shared rows[w]        receiver w       st_shared              the same warp     ld_shared, after syncwarp
  shared weights[w]     receiver w       st_shared              the same warp     ld_shared, after syncwarp
+ combined_ arrays      receivers(r)     st_na, st_weak         -                 the next kernel
 
  (1) Heads publish nothing. All lanes have used what they loaded from a slot before the syncwarp that stands before the
      next head; the sender overwrites the slot only after it has seen that head.
@@ -32,35 +34,10 @@ Source: DeepEP csrc/kernels/intranode.cu, combine. Break it: notebooks/05_combin
 
 from typing import NamedTuple
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.layout.intranode import RingShape, locate_notes, locate_ring, slot_bytes
-from nbep.device.primitives import (
-    FULL_MASK,
-    atom_exch_relaxed_cta_shared_s32,
-    atom_exch_release_cta_shared_s32,
-    bar_red_and,
-    block_dim,
-    block_idx,
-    ld_acquire_sys_s32,
-    ld_na_f32,
-    ld_nc_s32,
-    ld_nc_v4,
-    ld_relaxed_cta_shared_s32,
-    smem_base,
-    st_na_f32,
-    st_na_v4,
-    st_relaxed_sys_s32,
-    st_release_sys_s32,
-    st_shared_s32,
-    st_weak_f32,
-    syncthreads,
-    syncwarp,
-    thread_idx,
-    u32_div,
-    u32_mod,
-    vote_all,
-)
-from nbep.device.protocols.board import RETIRED, first_needed, has_stalled, load_expected, start_stall
+from nbep.device.protocols.board import RETIRED, first_needed, has_stalled, load_expected
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.copies import copy_row
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
@@ -69,7 +46,9 @@ from nbep.device.protocols.sums import list_biases, list_rows, rows_or_ring, sum
 from nbep.device.protocols.waits import (
     COMBINE_COORDINATOR,
     COMBINE_SENDER_HEAD,
+    Waiter,
     has_fault,
+    start_wait,
     wait_free_slots,
     wait_shared_tail_past,
 )
@@ -119,7 +98,7 @@ def combine_smem_bytes(num_threads: int) -> int:
 
 @device_function
 def locate_board(num_warps):
-    rows = smem_base()
+    rows = ptx.smem_base()
     weights = rows + 8 * MAX_ROWS * num_warps
     heads = weights + 8 * MAX_RANKS * num_warps
     return Board(heads + 4 * MAX_RANKS * num_warps, heads, rows, weights)
@@ -130,8 +109,8 @@ def reset_board(board, warp, lane):
     """Each warp resets its own heads, the first one the tails; a block barrier follows."""
     if lane < MAX_RANKS:
         if warp == 0:
-            st_shared_s32(board.tails + 4 * lane, 0)
-        st_shared_s32(board.heads + 4 * (MAX_RANKS * warp + lane), 0)
+            ptx.st_shared_s32(board.tails + 4 * lane, 0)
+        ptx.st_shared_s32(board.heads + 4 * (MAX_RANKS * warp + lane), 0)
 
 
 @device_function
@@ -139,12 +118,12 @@ def token_range_to_send(inputs, peers, shape, dst_rank, channel):
     """Rows of x that came from one channel of dst_rank."""
     rank_begin = 0
     if dst_rank > 0:
-        rank_begin = ld_nc_s32(inputs.rank_prefix_matrix + 4 * ((dst_rank - 1) * shape.num_ranks + peers.rank))
+        rank_begin = ptx.ld_nc_s32(inputs.rank_prefix_matrix + 4 * ((dst_rank - 1) * shape.num_ranks + peers.rank))
     prefix = inputs.channel_prefix_matrix + 4 * (dst_rank * shape.num_channels + channel)
-    begin = rank_begin + ld_nc_s32(prefix)
+    begin = rank_begin + ptx.ld_nc_s32(prefix)
     if channel == shape.num_channels - 1:
-        return begin, ld_nc_s32(inputs.rank_prefix_matrix + 4 * (dst_rank * shape.num_ranks + peers.rank))
-    return begin, rank_begin + ld_nc_s32(prefix + 4)
+        return begin, ptx.ld_nc_s32(inputs.rank_prefix_matrix + 4 * (dst_rank * shape.num_ranks + peers.rank))
+    return begin, rank_begin + ptx.ld_nc_s32(prefix + 4)
 
 
 @device_function
@@ -154,44 +133,44 @@ def send_tokens(inputs, peers, bounds, shape, sizes):
     The warps of a block take the peers in turn, starting with another one in each channel. They copy with plain loads
     and stores: through the copy engine, as dispatch does, combine was 2 % slower on H200s where the wire is full.
     """
-    channel = block_idx() // 2
-    warp = thread_idx() // 32
-    lane = thread_idx() % 32
-    peer = u32_mod(channel + warp, shape.num_ranks)
+    channel = ptx.block_idx() // 2
+    warp = ptx.thread_idx() // 32
+    lane = ptx.thread_idx() % 32
+    peer = ptx.u32_mod(channel + warp, shape.num_ranks)
     if peer == peers.rank:
         return
-    num_warps = u32_div(block_dim() // 32, shape.num_ranks)
-    warp_in_rank = u32_div(warp, shape.num_ranks)
+    num_warps = ptx.u32_div(ptx.block_dim() // 32, shape.num_ranks)
+    warp_in_rank = ptx.u32_div(warp, shape.num_ranks)
     ring = locate_ring(buffer_of(peers, peer), shape, channel, peers.rank)
     begin, end = token_range_to_send(inputs, peers, shape, peer, channel)
     num_tokens = end - begin
     tail = 0
-    may_fill = vote_all(FULL_MASK, not has_fault(bounds))
+    may_fill = ptx.vote_all(ptx.FULL_MASK, not has_fault(bounds))
     while tail < num_tokens:
         next_tail = min(tail + sizes.num_max_send_tokens, num_tokens)
         has_room = True
         if lane == 0 and next_tail > shape.num_slots:  # until then it cannot be full
-            has_room = wait_free_slots(
-                ring.head, tail, shape.num_slots, next_tail - tail, bounds, COMBINE_SENDER_HEAD, peer, channel
-            )
-        syncwarp(FULL_MASK)  # what lane 0 has seen of the head comes before all lanes' stores: a vote orders nothing
-        may_fill = may_fill and vote_all(FULL_MASK, has_room)
+            waiter = Waiter(COMBINE_SENDER_HEAD, peer, channel)
+            has_room = wait_free_slots(ring.head, tail, shape.num_slots, next_tail - tail, bounds, waiter)
+        # What lane 0 has seen of the head comes before all lanes' stores: a vote orders nothing.
+        ptx.syncwarp(ptx.FULL_MASK)
+        may_fill = may_fill and ptx.vote_all(ptx.FULL_MASK, has_room)
         i = tail + warp_in_rank
         # No range: with a step that is no constant it divides 64-bit numbers, which takes a call and registers.
         while i < next_tail and may_fill:
             row = begin + i
             src = inputs.x + row * shape.hidden_bytes
-            dst = ring.x + u32_mod(i, shape.num_slots) * slot_bytes(shape)
-            copy_row(ld_nc_v4, dst, src, shape.hidden_bytes, lane)
+            dst = ring.x + ptx.u32_mod(i, shape.num_slots) * slot_bytes(shape)
+            copy_row(ptx.ld_nc_v4, dst, src, shape.hidden_bytes, lane)
             if lane < shape.num_topk:
-                weight = ld_na_f32(inputs.topk_weights + 4 * (row * shape.num_topk + lane))
-                st_na_f32(locate_notes(dst, shape).topk_weights + 4 * lane, weight)
+                weight = ptx.ld_na_f32(inputs.topk_weights + 4 * (row * shape.num_topk + lane))
+                ptx.st_na_f32(locate_notes(dst, shape).topk_weights + 4 * lane, weight)
             i += num_warps
         tail = next_tail
-        if not bar_red_and(1 + peer, 32 * num_warps, may_fill):
+        if not ptx.bar_red_and(1 + peer, 32 * num_warps, may_fill):
             return
         if warp_in_rank == 0 and lane == 0:
-            st_release_sys_s32(ring.tail, tail)  # PAIR combine-tail: the chunk's slots
+            ptx.st_release_sys_s32(ring.tail, tail)  # PAIR combine-tail: the chunk's slots
 
 
 @device_function
@@ -199,7 +178,7 @@ def minimum_head(board, num_warps, peer):
     """The head that all receiving warps have passed, RETIRED if they have no more tokens."""
     head = RETIRED
     for warp in range(1, num_warps):
-        head = min(head, ld_relaxed_cta_shared_s32(board.heads + 4 * (MAX_RANKS * warp + peer)))
+        head = min(head, ptx.ld_relaxed_cta_shared_s32(board.heads + 4 * (MAX_RANKS * warp + peer)))
     return head
 
 
@@ -214,18 +193,18 @@ def coordinate(board, num_warps, peers, bounds, shape, channel, peer):
         head = minimum_head(board, num_warps, peer)
         if head == RETIRED:
             return
-        tail = ld_acquire_sys_s32(ring.tail)  # PAIR combine-tail
+        tail = ptx.ld_acquire_sys_s32(ring.tail)  # PAIR combine-tail
         moved = tail != last_tail or head > last_head
         if tail != last_tail:
             last_tail = tail
-            atom_exch_release_cta_shared_s32(board.tails + 4 * peer, tail)  # PAIR combine-shared-tail
+            ptx.atom_exch_release_cta_shared_s32(board.tails + 4 * peer, tail)  # PAIR combine-shared-tail
         if head > last_head:
             last_head = head
-            st_relaxed_sys_s32(ring.head, head)
+            ptx.st_relaxed_sys_s32(ring.head, head)
         if moved:
             deadline = 0
         elif deadline == 0:
-            deadline = start_stall(bounds)
+            deadline = start_wait(bounds)
         elif has_stalled(deadline, bounds, COMBINE_COORDINATOR, peers.rank, channel, RETIRED, head):
             return
 
@@ -259,24 +238,24 @@ def receive_tokens(out, inputs, board, num_warps, warp, lane, peers, bounds, sha
     expected = load_expected(inputs.send_head, token, token < end, shape.num_ranks, lane)
     while token < end:
         if lane < shape.num_ranks:
-            atom_exch_relaxed_cta_shared_s32(head, first_needed(expected))
+            ptx.atom_exch_relaxed_cta_shared_s32(head, first_needed(expected))
             if expected >= 0 and lane != peers.rank:
                 wait_shared_tail_past(board.tails + 4 * lane, expected, bounds, lane, channel)
-        syncwarp(FULL_MASK)
+        ptx.syncwarp(ptx.FULL_MASK)
         here = expected if has_rows else -1
         num_biases = list_biases(rows, (inputs.bias_0, inputs.bias_1), token, shape.hidden_bytes, lane)
         num_ranks = list_rows(rows + 8 * num_biases, weights, lane, here, source)
         after = token + num_warps - 1
         expected = load_expected(inputs.send_head, after, after < end, shape.num_ranks, lane)
         row = out.combined_x + token * shape.hidden_bytes
-        sum_rows(st_na_v4, row, rows, num_biases + num_ranks, 0, shape.hidden_bytes, lane)
+        sum_rows(ptx.st_na_v4, row, rows, num_biases + num_ranks, 0, shape.hidden_bytes, lane)
         if lane < shape.num_topk:
             total = sum_weights(weights, num_ranks, lane)
-            st_weak_f32(out.combined_topk_weights + 4 * (token * shape.num_topk + lane), total)
-        syncwarp(FULL_MASK)
+            ptx.st_weak_f32(out.combined_topk_weights + 4 * (token * shape.num_topk + lane), total)
+        ptx.syncwarp(ptx.FULL_MASK)
         token = after
     if lane < MAX_RANKS:
-        atom_exch_relaxed_cta_shared_s32(head, RETIRED)
+        ptx.atom_exch_relaxed_cta_shared_s32(head, RETIRED)
 
 
 @kernel(max_threads=768, clusters=CLUSTERS)
@@ -284,18 +263,18 @@ def combine(
     out: CombineOutputs, inputs: CombineInputs, peers: Peers, bounds: Bounds, shape: RingShape, sizes: CombineSizes
 ):
     """Grid: 2 * num_channels blocks. Block: a multiple of 32 * num_ranks, at least 64. Shared: `combine_smem_bytes`."""
-    if block_idx() % 2 == 0:
+    if ptx.block_idx() % 2 == 0:
         send_tokens(inputs, peers, bounds, shape, sizes)
     else:
-        num_warps = u32_div(block_dim(), 32)
-        warp = thread_idx() // 32
-        lane = thread_idx() % 32
+        num_warps = ptx.u32_div(ptx.block_dim(), 32)
+        warp = ptx.thread_idx() // 32
+        lane = ptx.thread_idx() % 32
         board = locate_board(num_warps)
         reset_board(board, warp, lane)
-        syncthreads()
+        ptx.syncthreads()
         if warp > 0:
-            receive_tokens(out, inputs, board, num_warps, warp, lane, peers, bounds, shape, sizes, block_idx() // 2)
+            receive_tokens(out, inputs, board, num_warps, warp, lane, peers, bounds, shape, sizes, ptx.block_idx() // 2)
         elif lane < shape.num_ranks and lane != peers.rank:
-            coordinate(board, num_warps, peers, bounds, shape, block_idx() // 2, lane)
+            coordinate(board, num_warps, peers, bounds, shape, ptx.block_idx() // 2, lane)
         if has_failed(bounds):
             spoil_sums(out, shape, sizes.num_combined_tokens, lane)

@@ -10,6 +10,8 @@
  landed, next_token the owner         st_weak 0 (notify), barrier (this kernel)    -
  own rows, biases   nobody            -                        summers(s)          bulk copy, or ld_na
  rows, weights[w]   warp w            st_shared                the same warp       ld_shared, after syncwarp
+ stage of a warp    copy engine       bulk copy                the warp            ld_shared, see staged_sums.py
+ combined_ arrays   summers           st_na, st_weak           -                   the next kernel
 
  (1) The barrier of the notify kernel stands before: the owner has left the combine before, whose slots they were.
  (2) Bulk copies are waited for to the end (tma_store_wait_all) by the thread that started them, before it says that
@@ -34,34 +36,9 @@ Source: DeepEP csrc/kernels/intranode.cu, combine
 
 from typing import NamedTuple
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.layout.direct import NEXT_TOKEN, SlotPlaces, SlotShape, locate_landed, slot_stride
-from nbep.device.primitives import (
-    FULL_MASK,
-    atom_add_relaxed_gpu_s32,
-    block_dim,
-    block_idx,
-    f32,
-    fence_proxy_async_global,
-    grid_dim,
-    has_tma,
-    ld_na_f32,
-    ld_nc_s32,
-    ld_nc_v4,
-    shfl_idx_s32,
-    shfl_idx_s64,
-    smem_base,
-    st_na_f32,
-    st_na_v4,
-    st_release_sys_s32,
-    st_weak_f32,
-    syncwarp,
-    thread_idx,
-    tma_store_wait_all,
-    u32_div,
-    u32_mod,
-    vote_all,
-)
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
 from nbep.device.protocols.spoil import has_failed, spoil_sums
 from nbep.device.protocols.staged_sums import FULL_BYTES, SUM_STAGE_BYTES, open_sum_stage, sum_rows_staged
@@ -123,7 +100,7 @@ def direct_combine_smem_bytes(num_threads: int, has_tma: bool) -> int:
 @device_function
 def locate_lists(num_warps, warp):
     """The lists of a warp; they lie behind the stages, where there are any."""
-    base = smem_base() + ((SUM_STAGE_BYTES + FULL_BYTES) * num_warps if has_tma() else 0)
+    base = ptx.smem_base() + ((SUM_STAGE_BYTES + FULL_BYTES) * num_warps if ptx.has_tma() else 0)
     rows = base + LIST_BYTES * warp
     return Lists(rows, rows + 8 * MAX_ROWS)
 
@@ -132,8 +109,8 @@ def locate_lists(num_warps, warp):
 def tokens_between(inputs, src, dst, num_ranks):
     """How many tokens a rank sends to another."""
     up_to = inputs.rank_prefix_matrix + 4 * (src * num_ranks + dst)
-    before = ld_nc_s32(up_to - 4 * num_ranks) if src > 0 else 0
-    return ld_nc_s32(up_to) - before
+    before = ptx.ld_nc_s32(up_to - 4 * num_ranks) if src > 0 else 0
+    return ptx.ld_nc_s32(up_to) - before
 
 
 @device_function
@@ -149,9 +126,9 @@ def first_slot_of(inputs, src, dst, num_ranks):
 @device_function
 def find_rows(inputs, peers, lane):
     """In lane i the rows for the (rank + 1 + i)-th source, counted around."""
-    source = u32_mod(peers.rank + 1 + lane, peers.num_ranks)
+    source = ptx.u32_mod(peers.rank + 1 + lane, peers.num_ranks)
     num_rows = tokens_between(inputs, source, peers.rank, peers.num_ranks)
-    begin = ld_nc_s32(inputs.rank_prefix_matrix + 4 * (source * peers.num_ranks + peers.rank)) - num_rows
+    begin = ptx.ld_nc_s32(inputs.rank_prefix_matrix + 4 * (source * peers.num_ranks + peers.rank)) - num_rows
     first_slot = first_slot_of(inputs, source, peers.rank, peers.num_ranks)
     return Rows(buffer_of(peers, source), begin, num_rows, first_slot)
 
@@ -170,11 +147,11 @@ def most_rows(inputs, peers):
 def announce(landed, lane):
     """Say that the chunk has landed which the warp has pushed last; nothing if landed, its cell, is 0."""
     if landed != 0:
-        if has_tma() and lane == 0:
-            tma_store_wait_all()
-        syncwarp(FULL_MASK)
+        if ptx.has_tma() and lane == 0:
+            ptx.tma_store_wait_all()
+        ptx.syncwarp(ptx.FULL_MASK)
         if lane == 0:
-            st_release_sys_s32(landed, 1)  # PAIR direct-landed: the chunk's slots
+            ptx.st_release_sys_s32(landed, 1)  # PAIR direct-landed: the chunk's slots
 
 
 @device_function
@@ -185,14 +162,14 @@ def push_row(area, places, slot, inputs, row, shape, landed, stage, parity, lane
     """
     src = inputs.x + row * shape.hidden_bytes
     begin_copy(src, shape.hidden_bytes, 0, stage, lane)
-    weight = f32(0)
+    weight = ptx.f32(0)
     if lane < shape.num_topk:
-        weight = ld_na_f32(inputs.topk_weights + 4 * (row * shape.num_topk + lane))
+        weight = ptx.ld_na_f32(inputs.topk_weights + 4 * (row * shape.num_topk + lane))
     announce(landed, lane)
     if lane < shape.num_topk:
-        st_na_f32(area + places.topk_weights + 4 * (slot * shape.num_topk + lane), weight)
+        ptx.st_na_f32(area + places.topk_weights + 4 * (slot * shape.num_topk + lane), weight)
     dst = area + places.x + slot * slot_stride(shape.hidden_bytes)
-    return end_copy(ld_nc_v4, dst, src, shape.hidden_bytes, 0, stage, parity, lane)
+    return end_copy(ptx.ld_nc_v4, dst, src, shape.hidden_bytes, 0, stage, parity, lane)
 
 
 @device_function
@@ -200,17 +177,17 @@ def push_rows(inputs, peers, places, shape, num_push_warps, warp, stage, lane):
     """Pusher: the chunks of this warp, of one source after the other. Returns the parity of the stage's next copy."""
     rows = find_rows(inputs, peers, lane)
     num_sources = peers.num_ranks - 1
-    num_chunks = num_sources * u32_div(most_rows(inputs, peers) + shape.chunk - 1, shape.chunk)
+    num_chunks = num_sources * ptx.u32_div(most_rows(inputs, peers) + shape.chunk - 1, shape.chunk)
     parity = 0
     landed = 0
-    number = block_idx() + grid_dim() * warp
+    number = ptx.block_idx() + ptx.grid_dim() * warp
     while number < num_chunks:
-        turn = u32_mod(number, num_sources)
-        chunk = u32_div(number, num_sources)
-        area = shfl_idx_s64(FULL_MASK, rows.area, turn)
-        begin = shfl_idx_s32(FULL_MASK, rows.begin, turn)
-        num_rows = shfl_idx_s32(FULL_MASK, rows.num_rows, turn)
-        first_slot = shfl_idx_s32(FULL_MASK, rows.first_slot, turn)
+        turn = ptx.u32_mod(number, num_sources)
+        chunk = ptx.u32_div(number, num_sources)
+        area = ptx.shfl_idx_s64(ptx.FULL_MASK, rows.area, turn)
+        begin = ptx.shfl_idx_s32(ptx.FULL_MASK, rows.begin, turn)
+        num_rows = ptx.shfl_idx_s32(ptx.FULL_MASK, rows.num_rows, turn)
+        first_slot = ptx.shfl_idx_s32(ptx.FULL_MASK, rows.first_slot, turn)
         i = chunk * shape.chunk
         end = min(i + shape.chunk, num_rows)
         if i < end:
@@ -219,15 +196,15 @@ def push_rows(inputs, peers, places, shape, num_push_warps, warp, stage, lane):
                 landed = 0
                 i += 1
             landed = area + places.landed + 4 * (locate_landed(first_slot, peers.rank, shape.chunk) + chunk)
-        number += grid_dim() * num_push_warps
+        number += ptx.grid_dim() * num_push_warps
     announce(landed, lane)
-    return shfl_idx_s32(FULL_MASK, parity, 0)  # lane 0 drives the copies, so it alone knows
+    return ptx.shfl_idx_s32(ptx.FULL_MASK, parity, 0)  # lane 0 drives the copies, so it alone knows
 
 
 @device_function
 def take_token(area, lane):
     """The next token that no warp has taken, in lane 0; it arrives while other work goes on."""
-    return atom_add_relaxed_gpu_s32(area + NEXT_TOKEN, 1) if lane == 0 else 0
+    return ptx.atom_add_relaxed_gpu_s32(area + NEXT_TOKEN, 1) if lane == 0 else 0
 
 
 @device_function
@@ -239,7 +216,7 @@ def find_source(inputs, area, peers, places, shape, first_slot, rank):
     if rank == peers.rank:
         first = 0
         if rank > 0:
-            first = ld_nc_s32(inputs.rank_prefix_matrix + 4 * ((rank - 1) * peers.num_ranks + rank))
+            first = ptx.ld_nc_s32(inputs.rank_prefix_matrix + 4 * ((rank - 1) * peers.num_ranks + rank))
         x = inputs.x + first * shape.hidden_bytes
         weights = inputs.topk_weights + 4 * first * shape.num_topk
         x_stride = shape.hidden_bytes
@@ -251,10 +228,10 @@ def load_index(inputs, peers, shape, num_tokens, token, lane):
     """The index of a token among all that go to rank `lane`; negative if it does not go there."""
     if token >= num_tokens or lane >= peers.num_ranks:
         return -1
-    channel = u32_div(token, u32_div(num_tokens + shape.num_channels - 1, shape.num_channels))
-    head = ld_nc_s32(inputs.send_head + 4 * (token * peers.num_ranks + lane))
+    channel = ptx.u32_div(token, ptx.u32_div(num_tokens + shape.num_channels - 1, shape.num_channels))
+    head = ptx.ld_nc_s32(inputs.send_head + 4 * (token * peers.num_ranks + lane))
     before = inputs.channel_prefix_matrix + 4 * (lane * shape.num_channels + channel - 1)
-    start = ld_nc_s32(before) if channel > 0 else 0
+    start = ptx.ld_nc_s32(before) if channel > 0 else 0
     return start + head if head >= 0 else -1
 
 
@@ -264,16 +241,16 @@ def sum_token(out, inputs, lists, token, index, source, shape, stage, parities, 
     num_biases = list_biases(lists.rows, (inputs.bias_0, inputs.bias_1), token, shape.hidden_bytes, lane)
     num_ranks = list_rows(lists.rows + 8 * num_biases, lists.weights, lane, index, source)
     dst = out.combined_x + token * shape.hidden_bytes
-    if has_tma():
-        fence_proxy_async_global()  # what the peers have landed, before the bulk copies that read it
+    if ptx.has_tma():
+        ptx.fence_proxy_async_global()  # what the peers have landed, before the bulk copies that read it
         num_rows = num_biases + num_ranks
         parities = sum_rows_staged(dst, lists.rows, num_rows, shape.hidden_bytes, stage, parities, lane)
     else:
-        sum_rows(st_na_v4, dst, lists.rows, num_biases + num_ranks, 0, shape.hidden_bytes, lane)
+        sum_rows(ptx.st_na_v4, dst, lists.rows, num_biases + num_ranks, 0, shape.hidden_bytes, lane)
     if lane < shape.num_topk:
         total = sum_weights(lists.weights, num_ranks, lane)
-        st_weak_f32(out.combined_topk_weights + 4 * (token * shape.num_topk + lane), total)
-    syncwarp(FULL_MASK)
+        ptx.st_weak_f32(out.combined_topk_weights + 4 * (token * shape.num_topk + lane), total)
+    ptx.syncwarp(ptx.FULL_MASK)
     return parities
 
 
@@ -287,15 +264,15 @@ def sum_tokens(out, inputs, peers, bounds, places, shape, num_tokens, lists, sta
     source = find_source(inputs, area, peers, places, shape, first_slot, lane)
     landed = area + places.landed + 4 * locate_landed(first_slot, lane, shape.chunk)
     # After a fault the handle may say anything of where rows are.
-    has_rows = vote_all(FULL_MASK, not has_fault(bounds))
-    token = shfl_idx_s32(FULL_MASK, take_token(area, lane), 0)
+    has_rows = ptx.vote_all(ptx.FULL_MASK, not has_fault(bounds))
+    token = ptx.shfl_idx_s32(ptx.FULL_MASK, take_token(area, lane), 0)
     while token < num_tokens:
         index = load_index(inputs, peers, shape, num_tokens, token, lane) if has_rows else -1
         next_token = take_token(area, lane)
         if index >= 0 and lane != peers.rank:
-            wait_landed(landed + 4 * u32_div(index, shape.chunk), bounds, lane, index)
+            wait_landed(landed + 4 * ptx.u32_div(index, shape.chunk), bounds, lane, index)
         parities = sum_token(out, inputs, lists, token, index, source, shape, stage, parities, lane)
-        token = shfl_idx_s32(FULL_MASK, next_token, 0)
+        token = ptx.shfl_idx_s32(ptx.FULL_MASK, next_token, 0)
 
 
 @kernel(max_threads=768, clusters=CLUSTERS)
@@ -312,13 +289,13 @@ def direct_combine(
 
     peers: of the areas
     """
-    num_warps = block_dim() // 32
-    warp = thread_idx() // 32
-    lane = thread_idx() % 32
-    stage = open_sum_stage(smem_base(), num_warps, warp, lane)
+    num_warps = ptx.block_dim() // 32
+    warp = ptx.thread_idx() // 32
+    lane = ptx.thread_idx() % 32
+    stage = open_sum_stage(ptx.smem_base(), num_warps, warp, lane)
     lists = locate_lists(num_warps, warp)
     parities = 0
-    if warp < sizes.num_push_warps and vote_all(FULL_MASK, not has_fault(bounds)):
+    if warp < sizes.num_push_warps and ptx.vote_all(ptx.FULL_MASK, not has_fault(bounds)):
         push_stage = Stage(stage.data, stage.full, STAGE_BYTES)
         parities = push_rows(inputs, peers, places, shape, sizes.num_push_warps, warp, push_stage, lane)
     sum_tokens(out, inputs, peers, bounds, places, shape, sizes.num_combined_tokens, lists, stage, parities, lane)

@@ -6,11 +6,14 @@
 
  cell                    written by         with                        read by         with
  row of recv_x           sender(s)          bulk copy, or st_na (1)     the next kernel -
- scales, topk_idx, ...   sender(s)          bulk copy, or st_na         the next kernel -
+ recv_x_scales, with     sender(s)          bulk copy, or st_na         the next kernel -
+ recv_topk_, recv_src_   sender(s)          st_na                       the next kernel -
+ stage of a warp         copy engine, lanes bulk copy, st_shared        copy engine     after a proxy fence, syncwarp
  channel_starts[s, c]    block 0 of s       st_na                       block 0 of r    ld_na, after arrived
  arrived[s]              each block of s    atom_add_release_sys (2)    block 0 of r    ld_acquire_sys
  arrived                 the owner          st_weak 0 (notify), barrier (this kernel)   -
- unused rows of topk     the owner          st_weak                     the next kernel -
+unused recv_topk_        the owner          st_weak                     the next kernel -
+ recv_channel_prefix_*   block 0 of r       st_weak                     the next kernel -
 
  (1) The barrier of the notify kernel stands before: whoever is here may write to this half of every peer. A peer comes
      to that barrier behind its own work on what the half held; see Buffer.dispatch for how long that is.
@@ -35,49 +38,10 @@ Source: DeepEP csrc/kernels/intranode.cu, dispatch, which has rings. Break it: n
 
 from typing import NamedTuple
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.layout.direct import DirectShape, HalfPlaces
 from nbep.device.layout.intranode import RINGS
-from nbep.device.primitives import (
-    FULL_MASK,
-    atom_add_release_sys_s32,
-    bar_red_and,
-    block_dim,
-    block_idx,
-    f32,
-    fence_proxy_async_shared,
-    ffs_u32,
-    grid_dim,
-    has_tma,
-    ld_na_f32,
-    ld_na_s32,
-    ld_na_s64,
-    ld_nc_keep_s32,
-    ld_nc_s32,
-    ld_nc_v4,
-    mbarrier_try_wait_parity,
-    shfl_idx_s32,
-    shfl_idx_s64,
-    smem_base,
-    st_na_f32,
-    st_na_s32,
-    st_na_s64,
-    st_na_v4,
-    st_shared_v4,
-    st_weak_s32,
-    st_weak_s64,
-    syncthreads,
-    syncwarp,
-    thread_idx,
-    tma_store_1d,
-    tma_store_commit,
-    tma_store_wait_all,
-    tma_store_wait_read_all,
-    u32_div,
-    u32_mod,
-    vote_all,
-    vote_ballot,
-)
 from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
 from nbep.device.protocols.spoil import has_failed, spoil
@@ -139,7 +103,7 @@ def direct_dispatch_smem_bytes(num_threads: int, has_tma: bool) -> int:
 @device_function
 def peer_of(peers, turn):
     """The peer whose turn it is, from the one behind this rank up to this rank itself."""
-    return u32_mod(peers.rank + 1 + turn, peers.num_ranks)
+    return ptx.u32_mod(peers.rank + 1 + turn, peers.num_ranks)
 
 
 @device_function
@@ -148,17 +112,17 @@ def find_goal(inputs, peers, lane):
     peer = peer_of(peers, lane)
     first_row = 0
     if peers.rank > 0:
-        first_row = ld_nc_s32(inputs.rank_prefix_matrix + 4 * ((peers.rank - 1) * peers.num_ranks + peer))
+        first_row = ptx.ld_nc_s32(inputs.rank_prefix_matrix + 4 * ((peers.rank - 1) * peers.num_ranks + peer))
     return Goal(peer, buffer_of(peers, peer), first_row)
 
 
 @device_function
 def load_row(inputs, peer, first_row, num_ranks, places, shape, sizes, token):
     """The row of a token at a peer; -1 if it does not go there, or if the peer has no such row."""
-    channel = u32_div(token, u32_div(sizes.num_tokens + shape.num_channels - 1, shape.num_channels))
-    head = ld_nc_s32(inputs.send_head + 4 * (token * num_ranks + peer))
+    channel = ptx.u32_div(token, ptx.u32_div(sizes.num_tokens + shape.num_channels - 1, shape.num_channels))
+    head = ptx.ld_nc_s32(inputs.send_head + 4 * (token * num_ranks + peer))
     before = inputs.channel_prefix_matrix + 4 * (peer * shape.num_channels + channel - 1)
-    start = ld_nc_s32(before) if channel > 0 else 0
+    start = ptx.ld_nc_s32(before) if channel > 0 else 0
     row = first_row + start + head
     return row if head >= 0 and 0 <= row < places.num_rows else -1
 
@@ -175,13 +139,13 @@ def load_own_row(inputs, goal, peers, places, shape, sizes, token, lane):
 def store_notes(area, places, row, token, expert, weight, first_expert, num_experts, shape, lane):
     """Write what goes with a token besides its scales; one warp. expert, weight: in lane k those of choice k."""
     if lane < shape.num_src_idx:
-        st_na_s32(area + places.src_idx + 4 * row, token)
+        ptx.st_na_s32(area + places.src_idx + 4 * row, token)
     if lane < shape.num_topk:
         expert -= first_expert
         if not 0 <= expert < num_experts:
-            expert, weight = -1, f32(0)
-        st_na_s64(area + places.topk_idx + 8 * (row * shape.num_topk + lane), expert)
-        st_na_f32(area + places.topk_weights + 4 * (row * shape.num_topk + lane), weight)
+            expert, weight = -1, ptx.f32(0)
+        ptx.st_na_s64(area + places.topk_idx + 8 * (row * shape.num_topk + lane), expert)
+        ptx.st_na_f32(area + places.topk_weights + 4 * (row * shape.num_topk + lane), weight)
 
 
 @device_function
@@ -189,24 +153,24 @@ def spread_scales(area, row, wanted, places, scales, stride, num_scales, lane):
     """Load the scales of a token and store them at all ranks that want it; one warp, without the copy engine."""
     for begin in range(0, num_scales, 32):
         is_one = begin + lane < num_scales
-        scale = ld_nc_keep_s32(scales + 4 * (begin + lane) * stride) if is_one else 0
+        scale = ptx.ld_nc_keep_s32(scales + 4 * (begin + lane) * stride) if is_one else 0
         left = wanted
         while left != 0:
-            turn = ffs_u32(left) - 1
+            turn = ptx.ffs_u32(left) - 1
             left &= left - 1
-            dst = shfl_idx_s64(FULL_MASK, area, turn) + places.scales
-            at = shfl_idx_s32(FULL_MASK, row, turn) * num_scales + begin + lane
+            dst = ptx.shfl_idx_s64(ptx.FULL_MASK, area, turn) + places.scales
+            at = ptx.shfl_idx_s32(ptx.FULL_MASK, row, turn) * num_scales + begin + lane
             if is_one:
-                st_na_s32(dst + 4 * at, scale)
+                ptx.st_na_s32(dst + 4 * at, scale)
 
 
 @device_function
 def num_scales_at_once(shape):
     """Of how many neighbours a stage holds the scales; 0 if lanes store them, as one token's are not N * 16 bytes."""
     num_bytes = 4 * shape.num_scales
-    if not has_tma() or num_bytes == 0 or num_bytes % VEC_BYTES != 0:
+    if not ptx.has_tma() or num_bytes == 0 or num_bytes % VEC_BYTES != 0:
         return 0
-    return min(32, u32_div(STAGE_BYTES, num_bytes))
+    return min(32, ptx.u32_div(STAGE_BYTES, num_bytes))
 
 
 @device_function
@@ -220,8 +184,8 @@ def load_scales(stage, scales, count, shape, sizes, parity, lane):
         begin_fill(scales, count * num_bytes, stage, lane)
         return wait_filled(stage, parity)
     if lane == 0:
-        tma_store_wait_read_all()
-    syncwarp(FULL_MASK)
+        ptx.tma_store_wait_read_all()
+    ptx.syncwarp(ptx.FULL_MASK)
     if lane < count:
         src = scales + 4 * lane * sizes.scale_token_stride
         stride = 4 * sizes.scale_hidden_stride
@@ -230,21 +194,21 @@ def load_scales(stage, scales, count, shape, sizes, parity, lane):
         while to < end:
             has_next = to + VEC_BYTES < end
             next_src = src + 4 * stride if has_next else src
-            a = ld_nc_keep_s32(src)
-            b = ld_nc_keep_s32(src + stride)
-            c = ld_nc_keep_s32(src + 2 * stride)
-            d = ld_nc_keep_s32(src + 3 * stride)
-            e = ld_nc_keep_s32(next_src)
-            f = ld_nc_keep_s32(next_src + stride)
-            g = ld_nc_keep_s32(next_src + 2 * stride)
-            h = ld_nc_keep_s32(next_src + 3 * stride)
-            st_shared_v4(to, (a, b, c, d))
+            a = ptx.ld_nc_keep_s32(src)
+            b = ptx.ld_nc_keep_s32(src + stride)
+            c = ptx.ld_nc_keep_s32(src + 2 * stride)
+            d = ptx.ld_nc_keep_s32(src + 3 * stride)
+            e = ptx.ld_nc_keep_s32(next_src)
+            f = ptx.ld_nc_keep_s32(next_src + stride)
+            g = ptx.ld_nc_keep_s32(next_src + 2 * stride)
+            h = ptx.ld_nc_keep_s32(next_src + 3 * stride)
+            ptx.st_shared_v4(to, (a, b, c, d))
             if has_next:
-                st_shared_v4(to + VEC_BYTES, (e, f, g, h))
+                ptx.st_shared_v4(to + VEC_BYTES, (e, f, g, h))
             src += 8 * stride
             to += 2 * VEC_BYTES
-    fence_proxy_async_shared()
-    syncwarp(FULL_MASK)
+    ptx.fence_proxy_async_shared()
+    ptx.syncwarp(ptx.FULL_MASK)
     return parity
 
 
@@ -258,22 +222,22 @@ def send_scales(inputs, peers, goal, first, count, places, shape, sizes, stage, 
     scales = inputs.x_scales + 4 * first * sizes.scale_token_stride
     parity = load_scales(stage, scales, count, shape, sizes, parity, lane)
     for turn in range(peers.num_ranks):
-        area = shfl_idx_s64(FULL_MASK, goal.area, turn)
-        first_row = shfl_idx_s32(FULL_MASK, goal.first_row, turn)
+        area = ptx.shfl_idx_s64(ptx.FULL_MASK, goal.area, turn)
+        first_row = ptx.shfl_idx_s32(ptx.FULL_MASK, goal.first_row, turn)
         row = -1
         if lane < count:
             peer = peer_of(peers, turn)
             row = load_row(inputs, peer, first_row, peers.num_ranks, places, shape, sizes, first + lane)
-        before = shfl_idx_s32(FULL_MASK, row, max(lane - 1, 0))
-        goes_on = vote_ballot(FULL_MASK, lane > 0 and before >= 0 and row == before + 1)
-        left = vote_ballot(FULL_MASK, row >= 0) & ~goes_on
+        before = ptx.shfl_idx_s32(ptx.FULL_MASK, row, max(lane - 1, 0))
+        goes_on = ptx.vote_ballot(ptx.FULL_MASK, lane > 0 and before >= 0 and row == before + 1)
+        left = ptx.vote_ballot(ptx.FULL_MASK, row >= 0) & ~goes_on
         while left != 0:
-            begin = ffs_u32(left) - 1
+            begin = ptx.ffs_u32(left) - 1
             left &= left - 1
-            length = ffs_u32(~(goes_on >> (begin + 1)))
-            to = area + places.scales + num_bytes * shfl_idx_s32(FULL_MASK, row, begin)
+            length = ptx.ffs_u32(~(goes_on >> (begin + 1)))
+            to = area + places.scales + num_bytes * ptx.shfl_idx_s32(ptx.FULL_MASK, row, begin)
             if lane == 0:
-                tma_store_1d(to, stage.data + num_bytes * begin, num_bytes * length)
+                ptx.tma_store_1d(to, stage.data + num_bytes * begin, num_bytes * length)
     drain_stage(lane)
     return parity
 
@@ -283,15 +247,15 @@ def spread_row(area, row, wanted, places, src, num_bytes, lane):
     """Load a row and store it at all ranks that want it; one warp, without the copy engine."""
     for begin in range(0, num_bytes, WARP_BYTES):
         offset = begin + lane * VEC_BYTES
-        values = ld_nc_v4(src + offset) if offset < num_bytes else (0, 0, 0, 0)
+        values = ptx.ld_nc_v4(src + offset) if offset < num_bytes else (0, 0, 0, 0)
         left = wanted
         while left != 0:
-            turn = ffs_u32(left) - 1
+            turn = ptx.ffs_u32(left) - 1
             left &= left - 1
-            base = shfl_idx_s64(FULL_MASK, area, turn) + places.x
-            dst = base + shfl_idx_s32(FULL_MASK, row, turn) * num_bytes
+            base = ptx.shfl_idx_s64(ptx.FULL_MASK, area, turn) + places.x
+            dst = base + ptx.shfl_idx_s32(ptx.FULL_MASK, row, turn) * num_bytes
             if offset < num_bytes:
-                st_na_v4(dst + offset, values)
+                ptx.st_na_v4(dst + offset, values)
 
 
 @device_function
@@ -302,19 +266,19 @@ def spread_rest(area, row, wanted, places, src, begin, num_bytes, stage, parity,
         part = min(num_bytes - offset, STAGE_BYTES)
         if lane == 0:
             load_stage(stage.data, src + offset, part, stage)
-            while not mbarrier_try_wait_parity(stage.full, parity):
+            while not ptx.mbarrier_try_wait_parity(stage.full, parity):
                 pass
         parity ^= 1
         left = wanted
         while left != 0:
-            turn = ffs_u32(left) - 1
+            turn = ptx.ffs_u32(left) - 1
             left &= left - 1
-            base = shfl_idx_s64(FULL_MASK, area, turn) + places.x
-            dst = base + shfl_idx_s32(FULL_MASK, row, turn) * num_bytes
+            base = ptx.shfl_idx_s64(ptx.FULL_MASK, area, turn) + places.x
+            dst = base + ptx.shfl_idx_s32(ptx.FULL_MASK, row, turn) * num_bytes
             if lane == 0:
-                tma_store_1d(dst + offset, stage.data, part)
+                ptx.tma_store_1d(dst + offset, stage.data, part)
         if lane == 0:
-            tma_store_commit()
+            ptx.tma_store_commit()
         offset += part
     return parity
 
@@ -327,30 +291,30 @@ def send_token(inputs, peers, goal, row, wanted, token, places, shape, sizes, st
     """
     src = inputs.x + token * shape.hidden_bytes
     part = min(shape.hidden_bytes, STAGE_BYTES)
-    if has_tma():
+    if ptx.has_tma():
         begin_fill(src, shape.hidden_bytes, stage, lane)
-    expert = ld_na_s64(inputs.topk_idx + 8 * (token * shape.num_topk + lane)) if lane < shape.num_topk else 0
-    weight = f32(0)
+    expert = ptx.ld_na_s64(inputs.topk_idx + 8 * (token * shape.num_topk + lane)) if lane < shape.num_topk else 0
+    weight = ptx.f32(0)
     if lane < shape.num_topk:
-        weight = ld_na_f32(inputs.topk_weights + 4 * (token * shape.num_topk + lane))
-    if has_tma():
+        weight = ptx.ld_na_f32(inputs.topk_weights + 4 * (token * shape.num_topk + lane))
+    if ptx.has_tma():
         if lane == 0:
-            while not mbarrier_try_wait_parity(stage.full, parity):
+            while not ptx.mbarrier_try_wait_parity(stage.full, parity):
                 pass
         parity ^= 1
     left = wanted
     while left != 0:
-        turn = ffs_u32(left) - 1
+        turn = ptx.ffs_u32(left) - 1
         left &= left - 1
-        area = shfl_idx_s64(FULL_MASK, goal.area, turn)
-        to = shfl_idx_s32(FULL_MASK, row, turn)
-        if has_tma() and lane == 0:
-            tma_store_1d(area + places.x + to * shape.hidden_bytes, stage.data, part)
+        area = ptx.shfl_idx_s64(ptx.FULL_MASK, goal.area, turn)
+        to = ptx.shfl_idx_s32(ptx.FULL_MASK, row, turn)
+        if ptx.has_tma() and lane == 0:
+            ptx.tma_store_1d(area + places.x + to * shape.hidden_bytes, stage.data, part)
         first_expert = peer_of(peers, turn) * sizes.num_local_experts
         store_notes(area, places, to, token, expert, weight, first_expert, sizes.num_local_experts, shape, lane)
-    if has_tma():
+    if ptx.has_tma():
         if lane == 0:
-            tma_store_commit()
+            ptx.tma_store_commit()
         parity = spread_rest(goal.area, row, wanted, places, src, part, shape.hidden_bytes, stage, parity, lane)
     else:
         spread_row(goal.area, row, wanted, places, src, shape.hidden_bytes, lane)
@@ -364,20 +328,20 @@ def send_token(inputs, peers, goal, row, wanted, token, places, shape, sizes, st
 def send_tokens(inputs, peers, places, shape, sizes, warp, lane):
     """Sender: all tokens of this rank, each warp its share."""
     goal = find_goal(inputs, peers, lane)
-    stage = open_stage(smem_base(), warp, lane)
+    stage = open_stage(ptx.smem_base(), warp, lane)
     parity = 0
-    num_warps = block_dim() // 32
-    num_senders = grid_dim() * num_warps
-    token = block_idx() * num_warps + warp
+    num_warps = ptx.block_dim() // 32
+    num_senders = ptx.grid_dim() * num_warps
+    token = ptx.block_idx() * num_warps + warp
     row = load_own_row(inputs, goal, peers, places, shape, sizes, token, lane)
     at_once = num_scales_at_once(shape)
     # Scales go out behind a row, whose copies keep the way out busy meanwhile.
-    first = at_once * (block_idx() + grid_dim() * warp) if at_once > 0 else sizes.num_tokens
+    first = at_once * (ptx.block_idx() + ptx.grid_dim() * warp) if at_once > 0 else sizes.num_tokens
     while token < sizes.num_tokens or first < sizes.num_tokens:
         next_row = -1
-        if has_tma():  # it arrives while this token goes out; without a copy engine the registers are needed there
+        if ptx.has_tma():  # it arrives while this token goes out; without a copy engine the registers are needed there
             next_row = load_own_row(inputs, goal, peers, places, shape, sizes, token + num_senders, lane)
-        wanted = vote_ballot(FULL_MASK, row >= 0)
+        wanted = ptx.vote_ballot(ptx.FULL_MASK, row >= 0)
         if wanted != 0:
             parity = send_token(inputs, peers, goal, row, wanted, token, places, shape, sizes, stage, parity, lane)
         if first < sizes.num_tokens:
@@ -385,43 +349,43 @@ def send_tokens(inputs, peers, places, shape, sizes, warp, lane):
             parity = send_scales(inputs, peers, goal, first, count, places, shape, sizes, stage, parity, lane)
             first += at_once * num_senders
         token += num_senders
-        row = next_row if has_tma() else load_own_row(inputs, goal, peers, places, shape, sizes, token, lane)
-    if has_tma() and lane == 0:
-        tma_store_wait_all()
+        row = next_row if ptx.has_tma() else load_own_row(inputs, goal, peers, places, shape, sizes, token, lane)
+    if ptx.has_tma() and lane == 0:
+        ptx.tma_store_wait_all()
 
 
 @device_function
 def tell_channel_starts(inputs, peers, places, shape):
     """Tell each rank where the channels start among the tokens that go there; one block."""
-    for i in range(thread_idx(), peers.num_ranks * shape.num_channels, block_dim()):
-        peer = u32_div(i, shape.num_channels)
-        channel = u32_mod(i, shape.num_channels)
-        start = ld_nc_s32(inputs.channel_prefix_matrix + 4 * (i - 1)) if channel > 0 else 0
+    for i in range(ptx.thread_idx(), peers.num_ranks * shape.num_channels, ptx.block_dim()):
+        peer = ptx.u32_div(i, shape.num_channels)
+        channel = ptx.u32_mod(i, shape.num_channels)
+        start = ptx.ld_nc_s32(inputs.channel_prefix_matrix + 4 * (i - 1)) if channel > 0 else 0
         starts = buffer_of(peers, peer) + places.channel_starts
-        st_na_s32(starts + 4 * (peers.rank * shape.num_channels + channel), start)
+        ptx.st_na_s32(starts + 4 * (peers.rank * shape.num_channels + channel), start)
 
 
 @device_function
 def receive(out, inputs, peers, bounds, places, shape, num_rows):
     """Receiver: wait until all blocks of all peers have sent what they have; one block."""
-    peer = thread_idx()
+    peer = ptx.thread_idx()
     if peer < peers.num_ranks and peer != peers.rank:
-        wait_blocks_arrived(buffer_of(peers, peers.rank) + RINGS + 4 * peer, grid_dim(), bounds, peer)
+        wait_blocks_arrived(buffer_of(peers, peers.rank) + RINGS + 4 * peer, ptx.grid_dim(), bounds, peer)
     num_tokens = num_received(inputs, peers)
-    if thread_idx() == 0 and not 0 <= num_tokens <= num_rows:
+    if ptx.thread_idx() == 0 and not 0 <= num_tokens <= num_rows:
         report_fault(bounds, DISPATCH_RECEIVER_ROWS, peers.rank, -1, num_tokens, num_rows)
-    syncthreads()
+    ptx.syncthreads()
     if out.recv_channel_prefix_matrix != 0:
         starts = buffer_of(peers, peers.rank) + places.channel_starts
-        for i in range(thread_idx(), peers.num_ranks * shape.num_channels, block_dim()):
-            st_weak_s32(out.recv_channel_prefix_matrix + 4 * i, ld_na_s32(starts + 4 * i))
+        for i in range(ptx.thread_idx(), peers.num_ranks * shape.num_channels, ptx.block_dim()):
+            ptx.st_weak_s32(out.recv_channel_prefix_matrix + 4 * i, ptx.ld_na_s32(starts + 4 * i))
 
 
 @device_function
 def num_received(inputs, peers):
     """How many tokens all ranks send to this one."""
     last = (peers.num_ranks - 1) * peers.num_ranks + peers.rank
-    return ld_nc_s32(inputs.rank_prefix_matrix + 4 * last)
+    return ptx.ld_nc_s32(inputs.rank_prefix_matrix + 4 * last)
 
 
 @device_function
@@ -429,10 +393,10 @@ def clean_unused_rows(inputs, peers, places, shape, num_worst_tokens):
     """Mark the rows past the received ones: expert -1, weight 0."""
     area = buffer_of(peers, peers.rank)
     # After a failed barrier the matrix may hold anything.
-    begin = max(num_received(inputs, peers), 0) * shape.num_topk + block_idx() * block_dim() + thread_idx()
-    for i in range(begin, num_worst_tokens * shape.num_topk, grid_dim() * block_dim()):
-        st_weak_s64(area + places.topk_idx + 8 * i, -1)
-        st_weak_s32(area + places.topk_weights + 4 * i, 0)
+    begin = max(num_received(inputs, peers), 0) * shape.num_topk + ptx.block_idx() * ptx.block_dim() + ptx.thread_idx()
+    for i in range(begin, num_worst_tokens * shape.num_topk, ptx.grid_dim() * ptx.block_dim()):
+        ptx.st_weak_s64(area + places.topk_idx + 8 * i, -1)
+        ptx.st_weak_s32(area + places.topk_weights + 4 * i, 0)
 
 
 @device_function
@@ -458,20 +422,21 @@ def direct_dispatch(
 
     peers: of the areas
     """
-    warp = thread_idx() // 32
-    lane = thread_idx() % 32
-    may_send = vote_all(FULL_MASK, not has_timed_out(bounds))
+    warp = ptx.thread_idx() // 32
+    lane = ptx.thread_idx() % 32
+    may_send = ptx.vote_all(ptx.FULL_MASK, not has_timed_out(bounds))
     if may_send:
         send_tokens(inputs, peers, places, shape, sizes, warp, lane)
-        if block_idx() == 0:
+        if ptx.block_idx() == 0:
             tell_channel_starts(inputs, peers, places, shape)
     if sizes.num_worst_tokens > 0:
         clean_unused_rows(inputs, peers, places, shape, sizes.num_worst_tokens)
-    have_sent = bar_red_and(1, block_dim(), may_send)
-    peer = thread_idx()
+    have_sent = ptx.bar_red_and(1, ptx.block_dim(), may_send)
+    peer = ptx.thread_idx()
     if have_sent and peer < peers.num_ranks and peer != peers.rank:
-        atom_add_release_sys_s32(buffer_of(peers, peer) + RINGS + 4 * peers.rank, 1)  # PAIR direct-arrived: its rows
-    if block_idx() == 0:
+        arrived = buffer_of(peers, peer) + RINGS + 4 * peers.rank
+        ptx.atom_add_release_sys_s32(arrived, 1)  # PAIR direct-arrived: its rows
+    if ptx.block_idx() == 0:
         receive(out, inputs, peers, bounds, places, shape, sizes.num_recv_tokens)
         if has_failed(bounds):
             spoil_area(buffer_of(peers, peers.rank), places, shape, min(sizes.num_recv_tokens, places.num_rows), lane)

@@ -9,7 +9,10 @@
  head            receiver(r)   st_relaxed_sys (1)          sender(s)     ld_relaxed_sys
  slot[k]         sender(s)     bulk copy, or st_na         receiver(r)   bulk copy and ld_na, after tail (2)
  shared tail     receiver(r)   st_shared, in warp 0        its team      ld_shared, after bar_sync
- own rows        copier(r)     bulk copy and st_na         -             the next kernel
+ stage           its warp      bulk copy, or st_shared     copy engine   bulk copy, after a proxy fence
+ recv_ arrays    receiver(r)   bulk copy, st_na, st_weak   -             the next kernel
+  own rows       copier(r)     bulk copy and st_na         -             the next kernel
+ send_head       sender(s)     st_weak                     (combine)     -
 
  (1) head publishes nothing. The receiver's loads of the slot returned before its barrier, and head moves after
      it; the sender overwrites the slot only when it has seen head: no load can see what the sender writes later.
@@ -30,40 +33,9 @@ Source: DeepEP csrc/kernels/intranode.cu, dispatch. Break it: notebooks/04_dispa
 
 from typing import NamedTuple
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.layout.intranode import Notes, RingShape, locate_notes, locate_ring, note_bytes, slot_bytes
-from nbep.device.primitives import (
-    FULL_MASK,
-    block_dim,
-    block_idx,
-    fence_proxy_async_global,
-    fence_proxy_async_shared,
-    ffs_u32,
-    has_tma,
-    ld_na_v4,
-    ld_nc_s32,
-    ld_nc_u8,
-    ld_nc_v4,
-    ld_shared_s32,
-    popc_u32,
-    shfl_idx_s32,
-    smem_base,
-    st_na_f32,
-    st_na_s32,
-    st_na_s64,
-    st_relaxed_sys_s32,
-    st_shared_f32,
-    st_shared_s32,
-    st_shared_s64,
-    st_weak_s32,
-    syncwarp,
-    thread_idx,
-    tma_store_wait_all,
-    u32_div,
-    u32_mod,
-    vote_all,
-    vote_ballot,
-)
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.notes import clean_choices, clear_padding, read_notes, write_notes
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
@@ -74,6 +46,7 @@ from nbep.device.protocols.waits import (
     DISPATCH_RECEIVER_ROWS,
     DISPATCH_RECEIVER_TAIL,
     DISPATCH_SENDER_HEAD,
+    Waiter,
     has_timed_out,
     report_fault,
     wait_announced,
@@ -137,18 +110,18 @@ def join_team(num_ranks, mix_roles):
     Blocks come in pairs: block 2c sends and block 2c + 1 receives channel c. With mix_roles both blocks send to one
     half of the peers and receive from the other, so that every SM pushes: what leaves an SM is the limit.
     """
-    threads_per_rank = u32_div(block_dim(), num_ranks)
-    thread_in_rank = u32_mod(thread_idx(), threads_per_rank)
-    peer = u32_div(thread_idx(), threads_per_rank)
-    is_even = block_idx() % 2 == 0
+    threads_per_rank = ptx.u32_div(ptx.block_dim(), num_ranks)
+    thread_in_rank = ptx.u32_mod(ptx.thread_idx(), threads_per_rank)
+    peer = ptx.u32_div(ptx.thread_idx(), threads_per_rank)
+    is_even = ptx.block_idx() % 2 == 0
     sends = is_even == (2 * peer < num_ranks) if mix_roles != 0 else is_even
     return Team(
         sends,
         peer,
-        block_idx() // 2,
+        ptx.block_idx() // 2,
         thread_in_rank // 32,
         threads_per_rank // 32,
-        thread_idx() % 32,
+        ptx.thread_idx() % 32,
     )
 
 
@@ -156,7 +129,7 @@ def join_team(num_ranks, mix_roles):
 def channel_range(inputs, shape, team):
     """Where this channel's tokens start and end among those that this rank sends to the peer."""
     prefix = inputs.channel_prefix_matrix + 4 * (team.peer * shape.num_channels + team.channel)
-    return ld_nc_s32(prefix - 4) if team.channel > 0 else 0, ld_nc_s32(prefix)
+    return ptx.ld_nc_s32(prefix - 4) if team.channel > 0 else 0, ptx.ld_nc_s32(prefix)
 
 
 @device_function
@@ -164,9 +137,9 @@ def announce_tokens(ring, inputs, shape, team):
     """Tell the receiver that range."""
     if team.warp == 0 and team.lane == 0:
         start, end = channel_range(inputs, shape, team)
-        st_relaxed_sys_s32(ring.start, -start - 1)
-        st_relaxed_sys_s32(ring.end, -end - 1)
-    syncwarp(FULL_MASK)
+        ptx.st_relaxed_sys_s32(ring.start, -start - 1)
+        ptx.st_relaxed_sys_s32(ring.end, -end - 1)
+    ptx.syncwarp(ptx.FULL_MASK)
 
 
 @device_function
@@ -181,18 +154,31 @@ def fill_slot(row, inputs, token, shape, sizes, stage, parity, team):
     src = inputs.x + token * shape.hidden_bytes
     front = note_bytes(shape)
     begin_copy(src, shape.hidden_bytes, front, stage, lane)
-    if has_tma():
-        syncwarp(FULL_MASK)
+    if ptx.has_tma():
+        ptx.syncwarp(ptx.FULL_MASK)
         notes = locate_notes(stage.data + front, shape)
         write_notes(
-            st_shared_s32, st_shared_s64, st_shared_f32, notes, inputs, token, token, first, experts, shape, sizes, lane
+            ptx.st_shared_s32,
+            ptx.st_shared_s64,
+            ptx.st_shared_f32,
+            notes,
+            inputs,
+            token,
+            token,
+            first,
+            experts,
+            shape,
+            sizes,
+            lane,
         )
-        fence_proxy_async_shared()
-        syncwarp(FULL_MASK)
+        ptx.fence_proxy_async_shared()
+        ptx.syncwarp(ptx.FULL_MASK)
     else:
         notes = locate_notes(row, shape)
-        write_notes(st_na_s32, st_na_s64, st_na_f32, notes, inputs, token, token, first, experts, shape, sizes, lane)
-    return end_copy(ld_nc_v4, row, src, shape.hidden_bytes, front, stage, parity, lane)
+        write_notes(
+            ptx.st_na_s32, ptx.st_na_s64, ptx.st_na_f32, notes, inputs, token, token, first, experts, shape, sizes, lane
+        )
+    return end_copy(ptx.ld_nc_v4, row, src, shape.hidden_bytes, front, stage, parity, lane)
 
 
 @device_function
@@ -211,17 +197,17 @@ def tokens_for_peer(inputs, token, end, shape, team):
     """Which of 32 tokens go to the team's peer: bit l for token + l. The same in every lane."""
     is_chosen = 0
     if token + team.lane < end:
-        is_chosen = ld_nc_u8(inputs.is_token_in_rank + (token + team.lane) * shape.num_ranks + team.peer)
-    return vote_ballot(FULL_MASK, is_chosen != 0)
+        is_chosen = ptx.ld_nc_u8(inputs.is_token_in_rank + (token + team.lane) * shape.num_ranks + team.peer)
+    return ptx.vote_ballot(ptx.FULL_MASK, is_chosen != 0)
 
 
 @device_function
 def note_send_heads(out, chosen, tail, token, end, shape, team):
     """Write the indexes of 32 tokens, lane l that of token + l; -1 for those that do not go to this peer."""
     if token + team.lane < end:
-        before = popc_u32(chosen & ((1 << team.lane) - 1))
+        before = ptx.popc_u32(chosen & ((1 << team.lane) - 1))
         head = tail + before if (chosen >> team.lane) & 1 != 0 else -1
-        st_weak_s32(out.send_head + 4 * ((token + team.lane) * shape.num_ranks + team.peer), head)
+        ptx.st_weak_s32(out.send_head + 4 * ((token + team.lane) * shape.num_ranks + team.peer), head)
 
 
 @device_function
@@ -231,12 +217,12 @@ def send_tokens(out, inputs, peers, bounds, shape, sizes, team):
     The warps of a team go through the same tokens and take those that go to the peer in turn.
     """
     ring = locate_ring(buffer_of(peers, team.peer), shape, team.channel, peers.rank)
-    may_fill = vote_all(FULL_MASK, not has_timed_out(bounds))
+    may_fill = ptx.vote_all(ptx.FULL_MASK, not has_timed_out(bounds))
     if may_fill:
         announce_tokens(ring, inputs, shape, team)
     token, end = channel_task_range(sizes.num_tokens, shape.num_channels, team.channel)
-    stage = open_stage(smem_base() + SHARED_TAILS_BYTES, thread_idx() // 32, team.lane)
-    if has_tma():
+    stage = open_stage(ptx.smem_base() + SHARED_TAILS_BYTES, ptx.thread_idx() // 32, team.lane)
+    if ptx.has_tma():
         clear_padding(stage.data + note_bytes(shape), shape, team.lane)
     parity = 0
     tail = 0
@@ -251,21 +237,14 @@ def send_tokens(out, inputs, peers, bounds, shape, sizes, team):
                 has_room = True
                 if team.lane == 0 and chunk_end > shape.num_slots:  # until then it cannot be full
                     # Room for a full chunk, although fewer tokens may be left: counting them first would cost more.
-                    has_room = wait_free_slots(
-                        ring.head,
-                        tail,
-                        shape.num_slots,
-                        sizes.num_max_send_tokens,
-                        bounds,
-                        DISPATCH_SENDER_HEAD,
-                        team.peer,
-                        team.channel,
-                    )
-                syncwarp(FULL_MASK)  # what lane 0 has seen of the head comes before all lanes' stores
-                may_fill = may_fill and vote_all(FULL_MASK, has_room)
-            if may_fill and u32_mod(tail, team.num_warps) == team.warp:
-                row = ring.x + u32_mod(tail, shape.num_slots) * slot_bytes(shape)
-                next_token = token + ffs_u32(chosen) - 1
+                    waiter = Waiter(DISPATCH_SENDER_HEAD, team.peer, team.channel)
+                    wanted = sizes.num_max_send_tokens
+                    has_room = wait_free_slots(ring.head, tail, shape.num_slots, wanted, bounds, waiter)
+                ptx.syncwarp(ptx.FULL_MASK)  # what lane 0 has seen of the head comes before all lanes' stores
+                may_fill = may_fill and ptx.vote_all(ptx.FULL_MASK, has_room)
+            if may_fill and ptx.u32_mod(tail, team.num_warps) == team.warp:
+                row = ring.x + ptx.u32_mod(tail, shape.num_slots) * slot_bytes(shape)
+                next_token = token + ptx.ffs_u32(chosen) - 1
                 parity = fill_slot(row, inputs, next_token, shape, sizes, stage, parity, team)
             chosen &= chosen - 1
             tail += 1
@@ -279,7 +258,7 @@ def send_tokens(out, inputs, peers, bounds, shape, sizes, team):
 @device_function
 def tokens_up_to(inputs, src_rank, rank, shape):
     """How many tokens the ranks from 0 to src_rank send to a rank."""
-    return ld_nc_s32(inputs.rank_prefix_matrix + 4 * (src_rank * shape.num_ranks + rank))
+    return ptx.ld_nc_s32(inputs.rank_prefix_matrix + 4 * (src_rank * shape.num_ranks + rank))
 
 
 @device_function
@@ -301,7 +280,7 @@ def check_rows(start, num_tokens, num_rows, bounds, team):
 def note_channel_start(out, start, shape, team):
     """What combine needs to know of this channel of the peer."""
     if team.warp == 0 and team.lane == 0 and out.recv_channel_prefix_matrix != 0:
-        st_weak_s32(out.recv_channel_prefix_matrix + 4 * (team.peer * shape.num_channels + team.channel), start)
+        ptx.st_weak_s32(out.recv_channel_prefix_matrix + 4 * (team.peer * shape.num_channels + team.channel), start)
 
 
 @device_function
@@ -316,8 +295,8 @@ def receive_offsets(out, inputs, ring, rank, bounds, shape, num_rows, team):
         start = wait_announced(ring.start, bounds, team.peer, team.channel)
         num_tokens = wait_announced(ring.end, bounds, team.peer, team.channel) - start
         note_channel_start(out, start, shape, team)
-    start = shfl_idx_s32(FULL_MASK, start, 0)
-    num_tokens = shfl_idx_s32(FULL_MASK, num_tokens, 0)
+    start = ptx.shfl_idx_s32(ptx.FULL_MASK, start, 0)
+    num_tokens = ptx.shfl_idx_s32(ptx.FULL_MASK, num_tokens, 0)
     start += first_row(inputs, rank, shape, team)
     return start, num_tokens, check_rows(start, num_tokens, num_rows, bounds, team)
 
@@ -328,7 +307,7 @@ def receive_token(out, src, row, shape, stage, parity, lane):
     begin_copy(src, shape.hidden_bytes, 0, stage, lane)
     read_notes(locate_output(out, row, shape), locate_notes(src, shape), shape, lane)  # while the row is on its way
     dst = out.recv_x + row * shape.hidden_bytes
-    return end_copy(ld_na_v4, dst, src, shape.hidden_bytes, 0, stage, parity, lane)
+    return end_copy(ptx.ld_na_v4, dst, src, shape.hidden_bytes, 0, stage, parity, lane)
 
 
 @device_function
@@ -338,8 +317,8 @@ def receive_tokens(out, inputs, peers, bounds, shape, num_rows, team):
     Tokens that do not fit are drained and dropped: the sender must not hang on the receiver's fault.
     """
     ring = locate_ring(buffer_of(peers, peers.rank), shape, team.channel, team.peer)
-    shared_tail = smem_base() + 4 * (thread_idx() // 32 - team.warp)
-    stage = open_stage(smem_base() + SHARED_TAILS_BYTES, thread_idx() // 32, team.lane)
+    shared_tail = ptx.smem_base() + 4 * (ptx.thread_idx() // 32 - team.warp)
+    stage = open_stage(ptx.smem_base() + SHARED_TAILS_BYTES, ptx.thread_idx() // 32, team.lane)
     parity = 0
     first, num_left, fits = receive_offsets(out, inputs, ring, peers.rank, bounds, shape, num_rows, team)
     head = 0
@@ -347,25 +326,26 @@ def receive_tokens(out, inputs, peers, bounds, shape, num_rows, team):
         # One thread reads the tail for all: the warps of a team must agree on it.
         if team.warp == 0 and team.lane == 0:
             last = head + num_left
-            tail = wait_tail_past(ring.tail, head, last, bounds, DISPATCH_RECEIVER_TAIL, team.peer, team.channel)
-            st_shared_s32(shared_tail, tail)
+            waiter = Waiter(DISPATCH_RECEIVER_TAIL, team.peer, team.channel)
+            tail = wait_tail_past(ring.tail, head, last, bounds, waiter)
+            ptx.st_shared_s32(shared_tail, tail)
         team_barrier(team)
-        tail = ld_shared_s32(shared_tail)
-        if has_tma() and team.lane == 0:
-            fence_proxy_async_global()  # what the tail published, before the bulk copies that read it
+        tail = ptx.ld_shared_s32(shared_tail)
+        if ptx.has_tma() and team.lane == 0:
+            ptx.fence_proxy_async_global()  # what the tail published, before the bulk copies that read it
         num_tokens = tail - head
         num_kept = num_tokens if fits else 0
         for i in range(team.warp, num_kept, team.num_warps):
-            src = ring.x + u32_mod(head + i, shape.num_slots) * slot_bytes(shape)
+            src = ring.x + ptx.u32_mod(head + i, shape.num_slots) * slot_bytes(shape)
             parity = receive_token(out, src, first + i, shape, stage, parity, team.lane)
         head = tail
         first += num_tokens
         num_left -= num_tokens
         team_barrier(team)
         if team.warp == team.num_warps - 1 and team.lane == 0:
-            st_relaxed_sys_s32(ring.head, head)
-    if has_tma() and team.lane == 0:
-        tma_store_wait_all()
+            ptx.st_relaxed_sys_s32(ring.head, head)
+    if ptx.has_tma() and team.lane == 0:
+        ptx.tma_store_wait_all()
 
 
 @device_function
@@ -377,9 +357,11 @@ def copy_own_token(out, row, inputs, token, shape, sizes, stage, parity, team):
     src = inputs.x + token * shape.hidden_bytes
     begin_copy(src, shape.hidden_bytes, 0, stage, lane)
     notes = locate_output(out, row, shape)
-    write_notes(st_na_s32, st_na_s64, st_na_f32, notes, inputs, token, token, first, experts, shape, sizes, lane)
+    write_notes(
+        ptx.st_na_s32, ptx.st_na_s64, ptx.st_na_f32, notes, inputs, token, token, first, experts, shape, sizes, lane
+    )
     dst = out.recv_x + row * shape.hidden_bytes
-    return end_copy(ld_nc_v4, dst, src, shape.hidden_bytes, 0, stage, parity, lane)
+    return end_copy(ptx.ld_nc_v4, dst, src, shape.hidden_bytes, 0, stage, parity, lane)
 
 
 @device_function
@@ -396,7 +378,7 @@ def copy_own_tokens(out, inputs, peers, bounds, shape, sizes, team):
         note_channel_start(out, start, shape, team)
     row = start + first_row(inputs, peers.rank, shape, team)
     fits = check_rows(row, num_tokens, sizes.num_recv_tokens, bounds, team)
-    stage = open_stage(smem_base() + SHARED_TAILS_BYTES, thread_idx() // 32, team.lane)
+    stage = open_stage(ptx.smem_base() + SHARED_TAILS_BYTES, ptx.thread_idx() // 32, team.lane)
     parity = 0
     index = 0
     token, end = channel_task_range(sizes.num_tokens, shape.num_channels, team.channel)
@@ -405,14 +387,14 @@ def copy_own_tokens(out, inputs, peers, bounds, shape, sizes, team):
         if warp == 0 and out.send_head != 0:
             note_send_heads(out, chosen, index, token, end, shape, team)
         while chosen != 0:
-            if fits and u32_mod(index, 2 * team.num_warps) == warp:
-                own_token = token + ffs_u32(chosen) - 1
+            if fits and ptx.u32_mod(index, 2 * team.num_warps) == warp:
+                own_token = token + ptx.ffs_u32(chosen) - 1
                 parity = copy_own_token(out, row + index, inputs, own_token, shape, sizes, stage, parity, team)
             chosen &= chosen - 1
             index += 1
         token += 32
-    if has_tma() and team.lane == 0:
-        tma_store_wait_all()
+    if ptx.has_tma() and team.lane == 0:
+        ptx.tma_store_wait_all()
 
 
 @device_function

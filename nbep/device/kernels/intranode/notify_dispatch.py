@@ -10,10 +10,12 @@
  rank_counts[s, d]           block 0 of rank s        st_weak, barrier       block 0           ld_weak
  expert_counts[s, e]         block 0 of rank s        st_weak, barrier       block 0           ld_weak
  start, end, head, tail      block 0 of the owner     st_weak 0, barrier     (dispatch)        -
+ arrived, landed, next_token block 0 of the owner     st_weak 0, barrier     (without rings)   -
  moe_recv_counter            block 0                  st_relaxed_sys         the CPU           polls until >= 0
  moe_recv_expert_counter[e]  block 0                  st_relaxed_sys         the CPU           polls until >= 0
  rank_prefix_matrix          block 0                  st_weak                (dispatch)        -
- channel_prefix_matrix       block 1 + d              st_weak                (dispatch)        -
+ channel_prefix_matrix,      block 1 + d              st_weak                block 1 + d       ld_weak, same warp
+   rdma_, gbl_ (nodes)                                                       (dispatch)        -
 
 The barrier makes the counts visible and keeps peers from filling rings that are not reset yet. DeepEP has one more in
 front of the counts, and one more behind the sums. nbep needs neither:
@@ -31,25 +33,12 @@ Source: DeepEP csrc/kernels/intranode.cu, notify_dispatch. Break it: notebooks/0
 
 from typing import NamedTuple
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.layout.intranode import EXPERT_COUNTS, RINGS
-from nbep.device.primitives import (
-    FULL_MASK,
-    block_dim,
-    block_idx,
-    ld_nc_s32,
-    ld_nc_u8,
-    ld_weak_s32,
-    st_relaxed_sys_s32,
-    st_weak_s32,
-    syncthreads,
-    thread_idx,
-    u32_div,
-)
 from nbep.device.protocols.calls import Call, meet_block
-from nbep.device.protocols.channels import channel_task_range
+from nbep.device.protocols.channels import count_channel_tokens
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.reduce import warp_sum_s32
 from nbep.device.protocols.waits import has_timed_out
 from nbep.device.types import I32, In, Out, Sym
 
@@ -78,79 +67,50 @@ class NotifySizes(NamedTuple):
 @device_function
 def send_counts(inputs, peers, num_local_experts):
     """Thread d writes this rank's row of every peer's rank_counts, and its counts of peer d's experts."""
-    peer = thread_idx()
+    peer = ptx.thread_idx()
     if peer < peers.num_ranks:
         buffer = buffer_of(peers, peer)
         row = buffer + 4 * peers.rank * peers.num_ranks
         for dst in range(peers.num_ranks):
-            st_weak_s32(row + 4 * dst, ld_nc_s32(inputs.num_tokens_per_rank + 4 * dst))
+            ptx.st_weak_s32(row + 4 * dst, ptx.ld_nc_s32(inputs.num_tokens_per_rank + 4 * dst))
         experts = buffer + EXPERT_COUNTS + 4 * peers.rank * num_local_experts
         for e in range(num_local_experts):
-            count = ld_nc_s32(inputs.num_tokens_per_expert + 4 * (peer * num_local_experts + e))
-            st_weak_s32(experts + 4 * e, count)
+            count = ptx.ld_nc_s32(inputs.num_tokens_per_expert + 4 * (peer * num_local_experts + e))
+            ptx.st_weak_s32(experts + 4 * e, count)
 
 
 @device_function
 def sum_counts(out, buffer, peers, num_local_experts, expert_alignment):
     """Turn counts into prefix sums and totals, and give the totals to the CPU."""
-    dst = thread_idx()
+    dst = ptx.thread_idx()
     if dst < peers.num_ranks:
         total = 0
         for src in range(peers.num_ranks):
             cell = 4 * (src * peers.num_ranks + dst)
-            total += ld_weak_s32(buffer + cell)
-            st_weak_s32(out.rank_prefix_matrix + cell, total)
+            total += ptx.ld_weak_s32(buffer + cell)
+            ptx.st_weak_s32(out.rank_prefix_matrix + cell, total)
         if dst == peers.rank:
-            st_relaxed_sys_s32(out.moe_recv_counter, total)
-    for e in range(thread_idx(), num_local_experts, block_dim()):
+            ptx.st_relaxed_sys_s32(out.moe_recv_counter, total)
+    for e in range(ptx.thread_idx(), num_local_experts, ptx.block_dim()):
         total = 0
         for src in range(peers.num_ranks):
-            total += ld_weak_s32(buffer + EXPERT_COUNTS + 4 * (src * num_local_experts + e))
-        total = u32_div(total + expert_alignment - 1, expert_alignment) * expert_alignment
-        st_relaxed_sys_s32(out.moe_recv_expert_counter + 4 * e, total)
+            total += ptx.ld_weak_s32(buffer + EXPERT_COUNTS + 4 * (src * num_local_experts + e))
+        total = ptx.u32_div(total + expert_alignment - 1, expert_alignment) * expert_alignment
+        ptx.st_relaxed_sys_s32(out.moe_recv_expert_counter + 4 * e, total)
 
 
 @device_function
 def count_nothing(out, num_ranks):
     """What dispatch finds if the peers called something else: no tokens. The CPU waits for counters, or for a fault."""
-    for i in range(thread_idx(), num_ranks * num_ranks, block_dim()):
-        st_weak_s32(out.rank_prefix_matrix + 4 * i, 0)
+    for i in range(ptx.thread_idx(), num_ranks * num_ranks, ptx.block_dim()):
+        ptx.st_weak_s32(out.rank_prefix_matrix + 4 * i, 0)
 
 
 @device_function
 def reset_ring_cells(buffer, num_words):
     """Set start, end, head and tail of all rings to 0. A barrier with the peers follows."""
-    for i in range(thread_idx(), num_words, block_dim()):
-        st_weak_s32(buffer + RINGS + 4 * i, 0)
-
-
-@device_function
-def goes_to_any(row, num_ranks):
-    """Whether a token goes to one of the ranks from a place in its row of is_token_in_rank on: 1 or 0."""
-    found = 0
-    for k in range(num_ranks):
-        found |= ld_nc_u8(row + k)
-    return found
-
-
-@device_function
-def count_channel_tokens(channel_prefix, is_token_in_rank, num_ranks, first_rank, num_dst_ranks, sizes):
-    """Prefix sums over channels of the tokens that go to one of some ranks; one warp counts one channel at a time."""
-    lane = thread_idx() % 32
-    for channel in range(thread_idx() // 32, sizes.num_channels, block_dim() // 32):
-        begin, end = channel_task_range(sizes.num_tokens, sizes.num_channels, channel)
-        count = 0
-        for token in range(begin + lane, end, 32):
-            count += goes_to_any(is_token_in_rank + token * num_ranks + first_rank, num_dst_ranks)
-        count = warp_sum_s32(FULL_MASK, count)
-        if lane == 0:
-            st_weak_s32(channel_prefix + 4 * channel, count)
-    syncthreads()
-    if thread_idx() == 0:
-        total = 0
-        for channel in range(sizes.num_channels):
-            total += ld_weak_s32(channel_prefix + 4 * channel)
-            st_weak_s32(channel_prefix + 4 * channel, total)
+    for i in range(ptx.thread_idx(), num_words, ptx.block_dim()):
+        ptx.st_weak_s32(buffer + RINGS + 4 * i, 0)
 
 
 @kernel(max_threads=128)
@@ -158,9 +118,9 @@ def notify_dispatch(
     out: NotifyOutputs, inputs: NotifyInputs, peers: Peers, bounds: Bounds, sizes: NotifySizes, call: Call
 ):
     """Grid: 1 + num_ranks blocks. Block: 128 threads, or any multiple of 32 that is at least num_ranks."""
-    if block_idx() == 0:
+    if ptx.block_idx() == 0:
         buffer = buffer_of(peers, peers.rank)
-        num_local_experts = u32_div(sizes.num_experts, peers.num_ranks)
+        num_local_experts = ptx.u32_div(sizes.num_experts, peers.num_ranks)
         reset_ring_cells(buffer, sizes.num_ring_cell_words)
         if not has_timed_out(bounds):  # a peer that is only late may still need those of the last call
             send_counts(inputs, peers, num_local_experts)
@@ -169,6 +129,6 @@ def notify_dispatch(
         else:
             count_nothing(out, peers.num_ranks)
     else:
-        dst_rank = block_idx() - 1
+        dst_rank = ptx.block_idx() - 1
         channel_prefix = out.channel_prefix_matrix + 4 * dst_rank * sizes.num_channels
         count_channel_tokens(channel_prefix, inputs.is_token_in_rank, peers.num_ranks, dst_rank, 1, sizes)

@@ -11,17 +11,8 @@ cached dispatch finds the numbers in its handle.
 Source: DeepEP csrc/kernels/intranode.cu, dispatch ("send_head")
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
-from nbep.device.primitives import (
-    FULL_MASK,
-    block_dim,
-    block_idx,
-    ld_nc_u8,
-    popc_u32,
-    st_weak_s32,
-    thread_idx,
-    vote_ballot,
-)
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.types import I32, In, Out
 
@@ -32,12 +23,12 @@ def number_channel(send_head, is_token_in_rank, begin, end, rank, num_ranks, lan
     number = 0
     token = begin + lane
     while token - lane < end:
-        goes_there = token < end and ld_nc_u8(is_token_in_rank + token * num_ranks + rank) != 0
-        chosen = vote_ballot(FULL_MASK, goes_there)
+        goes_there = token < end and ptx.ld_nc_u8(is_token_in_rank + token * num_ranks + rank) != 0
+        chosen = ptx.vote_ballot(ptx.FULL_MASK, goes_there)
         if token < end:
-            before = popc_u32(chosen & ((1 << lane) - 1))
-            st_weak_s32(send_head + 4 * (token * num_ranks + rank), number + before if goes_there else -1)
-        number += popc_u32(chosen)
+            before = ptx.popc_u32(chosen & ((1 << lane) - 1))
+            ptx.st_weak_s32(send_head + 4 * (token * num_ranks + rank), number + before if goes_there else -1)
+        number += ptx.popc_u32(chosen)
         token += 32
 
 
@@ -47,6 +38,6 @@ def number_tokens(send_head: Out, is_token_in_rank: In, num_tokens: I32, num_cha
 
     send_head is [num_tokens, num_ranks] s32, is_token_in_rank [num_tokens, num_ranks] u8.
     """
-    begin, end = channel_task_range(num_tokens, num_channels, block_idx())
-    for rank in range(thread_idx() // 32, num_ranks, block_dim() // 32):
-        number_channel(send_head, is_token_in_rank, begin, end, rank, num_ranks, thread_idx() % 32)
+    begin, end = channel_task_range(num_tokens, num_channels, ptx.block_idx())
+    for rank in range(ptx.thread_idx() // 32, num_ranks, ptx.block_dim() // 32):
+        number_channel(send_head, is_token_in_rank, begin, end, rank, num_ranks, ptx.thread_idx() % 32)

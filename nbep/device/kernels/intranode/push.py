@@ -11,8 +11,8 @@ against: the wire, and the way out of an SM, which serves both.
 The warps of the grid are dealt out to the peers, so that all links are busy: one peer after the other is slower.
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import kernel
-from nbep.device.primitives import block_dim, block_idx, grid_dim, ld_nc_v4, thread_idx, u32_div, u32_mod
 from nbep.device.protocols.copies import copy_row
 from nbep.device.protocols.peers import CLUSTERS, Peers, buffer_of
 from nbep.device.types import I32, I64, In
@@ -27,21 +27,21 @@ BOTH = 2  # odd warps at home, even ones to the peers: as many bytes each
 def push(src: In, region_offset: I64, num_rows: I32, goal: I32, peers: Peers):
     """Grid: any. Block: any multiple of 64. Copies num_rows rows of ROW_BYTES to each region, from region_offset on."""
     num_peers = peers.num_ranks - 1
-    warp = thread_idx() // 32
-    num_warps = block_dim() // 32
+    warp = ptx.thread_idx() // 32
+    num_warps = ptx.block_dim() // 32
     at_home = goal == AT_HOME
     if goal == BOTH:
         at_home = warp % 2 == 1
         warp //= 2
         num_warps //= 2
-    warp = block_idx() + grid_dim() * warp
-    num_warps_per_peer = u32_div(grid_dim() * num_warps, num_peers)
-    which = u32_mod(warp, num_peers)
-    row = u32_div(warp, num_peers)
+    warp = ptx.block_idx() + ptx.grid_dim() * warp
+    num_warps_per_peer = ptx.u32_div(ptx.grid_dim() * num_warps, num_peers)
+    which = ptx.u32_mod(warp, num_peers)
+    row = ptx.u32_div(warp, num_peers)
     if row < num_warps_per_peer:
-        goal_rank = peers.rank if at_home else u32_mod(peers.rank + 1 + which, peers.num_ranks)
+        goal_rank = peers.rank if at_home else ptx.u32_mod(peers.rank + 1 + which, peers.num_ranks)
         region = peers.num_ranks + which if at_home else peers.rank
         dst = buffer_of(peers, goal_rank) + region_offset + region * num_rows * ROW_BYTES
         while row < num_rows:
-            copy_row(ld_nc_v4, dst + row * ROW_BYTES, src + row * ROW_BYTES, ROW_BYTES, thread_idx() % 32)
+            copy_row(ptx.ld_nc_v4, dst + row * ROW_BYTES, src + row * ROW_BYTES, ROW_BYTES, ptx.thread_idx() % 32)
             row += num_warps_per_peer

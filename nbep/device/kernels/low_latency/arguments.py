@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import nbep.device.primitives as ptx
 from nbep.device.division import inverse_of
 from nbep.device.jit import device_function
 from nbep.device.layout.low_latency import (
@@ -12,7 +13,6 @@ from nbep.device.layout.low_latency import (
     message_stride,
     note_bytes,
 )
-from nbep.device.primitives import block_idx, grid_dim
 from nbep.device.protocols.staging import STAGE_STRIDE
 from nbep.device.types import I32, In, InOut, Out
 
@@ -113,7 +113,7 @@ def teams(num_experts: int, num_max_tokens: int, num_blocks: int, num_threads: i
 @device_function
 def groups_here(num_experts, most):
     """Groups of warps in this block: where one pair less falls to it, there is one group less, and each is larger."""
-    return most - 1 if most > 1 and block_idx() + grid_dim() * (most - 1) >= num_experts else most
+    return most - 1 if most > 1 and ptx.block_idx() + ptx.grid_dim() * (most - 1) >= num_experts else most
 
 
 def dispatch_smem_bytes(shape: LowLatencyShape, num_threads: int, has_tma: bool) -> int:

@@ -3,7 +3,10 @@
  cell                    written by       with                    read by      with
  barrier_signal[a][b]    rank b           amo_add                 rank a       ld_acquire_sys
  barriers[a][b]          rank a           st_weak                 rank a       ld_weak, behind a syncthreads or later
- all other cells         their owner      st_weak, st_na          peers, later behind the second barrier
+ all other cells:        their owner      st_weak, st_na,         peers, later behind the second barrier
+   counts, arrivals,                      st_relaxed_sys
+   calls, credits,
+   slots, sums, journal
    of a masked rank      their owner      atom_exch_acq_rel_sys   (ABSENT): that rank may still add
 
 Nobody sends before all have cleaned, and nobody cleans before all are done. Ranks that are masked are not waited for.
@@ -16,11 +19,11 @@ Source: DeepEP csrc/kernels/internode_ll.cu, clean_low_latency_buffer; csrc/kern
 (barrier: a number, too)
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.low_latency.journal import JOURNAL_WORDS, SLOT_WORDS, Workspace, clear_vectors, empty_rank
 from nbep.device.layout.low_latency import BARRIER_SIGNALS, CREDITS, MAX_RANKS, NUM_HALVES
-from nbep.device.network import Network, amo_add, own_ptr
-from nbep.device.primitives import block_dim, ld_weak_s32, s32, st_weak_s32, syncthreads, thread_idx
+from nbep.device.network.seam import Network, amo_add, own_ptr
 from nbep.device.protocols.arrivals import is_masked, wait_peer
 from nbep.device.protocols.peers import Bounds
 from nbep.device.types import I64
@@ -29,22 +32,22 @@ from nbep.device.types import I64
 @device_function
 def barrier_network(network, work, bounds, num_rdma_bytes):
     """Wait for one block of every rank that is not masked; all its threads call it."""
-    number = s32(ld_weak_s32(work.barriers + 4 * network.rank) + 1)
-    syncthreads()
-    peer = thread_idx()
+    number = ptx.s32(ptx.ld_weak_s32(work.barriers + 4 * network.rank) + 1)
+    ptx.syncthreads()
+    peer = ptx.thread_idx()
     if peer < network.num_ranks and not is_masked(work.mask, peer):
         signals = num_rdma_bytes + BARRIER_SIGNALS
-        told = ld_weak_s32(work.barriers + 4 * peer)
-        st_weak_s32(work.barriers + 4 * peer, number)
-        amo_add(network, signals + 4 * network.rank, s32(number - told), peer, 0, True)
+        told = ptx.ld_weak_s32(work.barriers + 4 * peer)
+        ptx.st_weak_s32(work.barriers + 4 * peer, number)
+        amo_add(network, signals + 4 * network.rank, ptx.s32(number - told), peer, 0, True)
         wait_peer(own_ptr(network, signals + 4 * peer), number, bounds, work.mask, peer)
-    syncthreads()
+    ptx.syncthreads()
 
 
 @device_function
 def reset_words(address, num_words, value):
-    for i in range(thread_idx(), num_words, block_dim()):
-        st_weak_s32(address + 4 * i, value)
+    for i in range(ptx.thread_idx(), num_words, ptx.block_dim()):
+        ptx.st_weak_s32(address + 4 * i, value)
 
 
 @kernel(max_threads=256)

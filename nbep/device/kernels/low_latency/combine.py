@@ -9,6 +9,7 @@
  stage         copy engine    bulk copy (1)             engine       after the stage's mbarrier
  sum table     receivers      st_shared                 receivers    ld_shared, after syncthreads
  calls[r]      teller         amo_add                   teller       ld_relaxed_sys, see calls.py
+ counts        next keeper    resets, see journal.py
 
  (1) With LogFMT the lanes write it: st_shared_v2 and a proxy fence.
 
@@ -24,6 +25,7 @@ With deduplicate `combine_once` stands in for it.
 Source: DeepEP csrc/kernels/internode_ll.cu, combine. Break it: notebooks/08_low_latency_combine.ipynb
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import kernel
 from nbep.device.kernels.low_latency.arguments import CombineInputs, CombineOutputs, CombineSizes
 from nbep.device.kernels.low_latency.calls import compare_calls, is_teller, tell_all
@@ -40,8 +42,7 @@ from nbep.device.kernels.low_latency.journal import (
     is_last_block,
 )
 from nbep.device.layout.low_latency import LowLatencyShape
-from nbep.device.network import Network
-from nbep.device.primitives import thread_idx
+from nbep.device.network.seam import Network
 from nbep.device.protocols.peers import Bounds
 
 
@@ -57,8 +58,8 @@ def low_latency_combine(
     sizes: CombineSizes,
 ):
     """Grid: any. Block: a multiple of 32, at least 64. Shared memory: `arguments.combine_smem_bytes`."""
-    warp = thread_idx() // 32
-    lane = thread_idx() % 32
+    warp = ptx.thread_idx() // 32
+    lane = ptx.thread_idx() % 32
     sends = call.phases & SEND_PHASE != 0
     if sends or is_last_block():
         if is_last_block():

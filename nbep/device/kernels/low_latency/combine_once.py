@@ -9,11 +9,13 @@
  stage         lanes             st_shared_v4              engine       after a proxy fence and syncwarp
  sum table     receivers         st_shared                 receivers    ld_shared, after syncthreads
  calls[r]      who announces     amo_add                   teller       ld_relaxed_sys, see calls.py
+ arrivals      next keeper       resets, see journal.py
 
 The send phase is that of `sum_first`. The receive phase is that of `combine`: it adds up the rows of ranks, in the
 order of each one's first choice. It is a kernel of its own for the reason of `dispatch_once`.
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import kernel
 from nbep.device.kernels.low_latency.arguments import CombineInputs, CombineOutputs, CombineSizes
 from nbep.device.kernels.low_latency.calls import compare_calls, is_teller
@@ -30,8 +32,7 @@ from nbep.device.kernels.low_latency.journal import (
 )
 from nbep.device.kernels.low_latency.sum_first import send_sums
 from nbep.device.layout.low_latency import LowLatencyShape
-from nbep.device.network import Network
-from nbep.device.primitives import thread_idx
+from nbep.device.network.seam import Network
 from nbep.device.protocols.peers import Bounds
 
 
@@ -47,8 +48,8 @@ def low_latency_combine_once(
     sizes: CombineSizes,
 ):
     """Grid: any. Block: a multiple of 32, at least 64. Shared memory: `arguments.combine_smem_bytes`."""
-    warp = thread_idx() // 32
-    lane = thread_idx() % 32
+    warp = ptx.thread_idx() // 32
+    lane = ptx.thread_idx() % 32
     sends = call.phases & SEND_PHASE != 0
     if sends or is_last_block():
         if is_last_block() and is_keeper():

@@ -4,8 +4,11 @@ cell                    written by      with           read by            with
 counts[e], arrivals[r]  experts' ranks  amo_add        the listing warp   ld_acquire_sys
 row                     experts' ranks  put_nbi_warp   all warps          ld_na, after the count and syncthreads
 sum table               listing warp    st_shared      all warps          ld_shared, after syncthreads
+combined_x              all warps       st_na          -                  the next kernel
+counts, arrivals        next keeper     resets, see journal.py
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency.recv_cost import note_owners
 from nbep.device.layout.low_latency import (
@@ -17,36 +20,11 @@ from nbep.device.layout.low_latency import (
     recv_offset,
     row_stride,
 )
-from nbep.device.network import own_ptr
-from nbep.device.primitives import (
-    FULL_MASK,
-    block_dim,
-    block_idx,
-    f32,
-    grid_dim,
-    ld_na_f32,
-    ld_na_s32,
-    ld_na_v2,
-    ld_na_v4,
-    ld_nc_s64,
-    ld_shared_f32,
-    ld_shared_s32,
-    ld_shared_s64,
-    match_any_s32,
-    popc_u32,
-    prefetch_l2,
-    smem_base,
-    st_na_v4,
-    st_shared_f32,
-    st_shared_s32,
-    st_shared_s64,
-    syncthreads,
-    vote_ballot,
-)
+from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.arrivals import is_complete, wait_arrival
 from nbep.device.protocols.logfmt import ENCODED_BYTES, HIGH_BITS, PLAIN_BYTES, decode_four, is_encoded, log_range
 from nbep.device.protocols.reduce import add_weighted_bf16x8, add_weighted_f32x8, to_bf16x8, zero_f32x8
-from nbep.device.protocols.waits import LOW_LATENCY_COMBINE_COUNT
+from nbep.device.protocols.waits import LOW_LATENCY_COMBINE_COUNT, Waiter
 
 # The sum table
 ROWS = 0  # [32] s64: their addresses
@@ -70,10 +48,11 @@ def locate_row(network, work, bounds, call, shape, token, expert, weight, lane):
     place = recv_offset(call, peer)
     place += (unit * shape.num_max_tokens + token) * row_stride(shape)
     row = own_ptr(network, place)
-    prefetch_l2(row)  # its page, too: each expert has one of its own
-    value = wait_arrival(own_ptr(network, cell), bounds, work.mask, peer, LOW_LATENCY_COMBINE_COUNT, expert)
+    ptx.prefetch_l2(row)  # its page, too: each expert has one of its own
+    waiter = Waiter(LOW_LATENCY_COMBINE_COUNT, peer, expert)
+    value = wait_arrival(own_ptr(network, cell), bounds, work.mask, waiter)
     if not is_complete(value):
-        weight = f32(NAN)
+        weight = ptx.f32(NAN)
         row = row if work.mask == 0 else 0
     return row, weight
 
@@ -81,41 +60,41 @@ def locate_row(network, work, bounds, call, shape, token, expert, weight, lane):
 @device_function
 def list_rows(inputs, network, work, bounds, call, shape, sizes, token, lane):
     """Wait for the rows of a token and write down where they are, in the order of its choices; one warp."""
-    table = smem_base()
-    weight = f32(1)
+    table = ptx.smem_base()
+    weight = ptx.f32(1)
     cell = token * sizes.num_topk + min(lane, sizes.num_topk - 1)
-    expert = ld_nc_s64(inputs.topk_idx + 8 * cell)
+    expert = ptx.ld_nc_s64(inputs.topk_idx + 8 * cell)
     if shape.deduplicate == 0:
-        weight = ld_na_f32(inputs.topk_weights + 4 * cell)
+        weight = ptx.ld_na_f32(inputs.topk_weights + 4 * cell)
     is_wanted = lane < sizes.num_topk and 0 <= expert < shape.num_experts
     if shape.deduplicate != 0:  # one row from each rank
         peer = rank_of(shape, expert)[0] if is_wanted else -1
-        same = match_any_s32(FULL_MASK, peer)
+        same = ptx.match_any_s32(ptx.FULL_MASK, peer)
         is_wanted = is_wanted and same & ((1 << lane) - 1) == 0
     row = 0
     if is_wanted:
         row, weight = locate_row(network, work, bounds, call, shape, token, expert, weight, lane)
-    present = vote_ballot(FULL_MASK, row != 0)
+    present = ptx.vote_ballot(ptx.FULL_MASK, row != 0)
     if row != 0:
-        index = popc_u32(present & ((1 << lane) - 1))
-        st_shared_s64(table + ROWS + 8 * index, row)
-        st_shared_f32(table + WEIGHTS + 4 * index, weight)
+        index = ptx.popc_u32(present & ((1 << lane) - 1))
+        ptx.st_shared_s64(table + ROWS + 8 * index, row)
+        ptx.st_shared_f32(table + WEIGHTS + 4 * index, weight)
     if lane == 0:
-        st_shared_s32(table + NUM_ROWS, popc_u32(present))
+        ptx.st_shared_s32(table + NUM_ROWS, ptx.popc_u32(present))
 
 
 @device_function
 def load_columns(table, i, num_rows, offset):
     """16 bytes of a listed row, zeros past the last."""
     nothing = (0, 0, 0, 0)
-    return ld_na_v4(ld_shared_s64(table + ROWS + 8 * i) + offset) if i < num_rows else nothing
+    return ptx.ld_na_v4(ptx.ld_shared_s64(table + ROWS + 8 * i) + offset) if i < num_rows else nothing
 
 
 @device_function
 def add_listed(table, total, words, i, num_rows):
     """Add eight columns of row i with its weight, if there is such a row."""
     if i < num_rows:
-        total = add_weighted_bf16x8(total, words, ld_shared_f32(table + WEIGHTS + 4 * i))
+        total = add_weighted_bf16x8(total, words, ptx.ld_shared_f32(table + WEIGHTS + 4 * i))
     return total
 
 
@@ -162,7 +141,7 @@ def encoded_before(row, block):
     """How many of the first `block` times 128 columns of a LogFMT row are encoded."""
     num_encoded = 0
     for i in range(block):
-        num_encoded += 1 if is_encoded(ld_na_s32(row + LOGFMT_META_BYTES * i)) else 0
+        num_encoded += 1 if is_encoded(ptx.ld_na_s32(row + LOGFMT_META_BYTES * i)) else 0
     return num_encoded
 
 
@@ -174,12 +153,12 @@ def add_logfmt(total, row, weight, shape, column):
     data = row + row_stride(shape) - 2 * shape.hidden
     data += ENCODED_BYTES * num_encoded + PLAIN_BYTES * (block - num_encoded)
     place = column % LOGFMT_COLUMNS // 8
-    meta = ld_na_s32(row + LOGFMT_META_BYTES * block)
+    meta = ptx.ld_na_s32(row + LOGFMT_META_BYTES * block)
     if not is_encoded(meta):
-        return add_weighted_bf16x8(total, ld_na_v4(data + 16 * place), weight)
+        return add_weighted_bf16x8(total, ptx.ld_na_v4(data + 16 * place), weight)
     least, step = log_range(meta)
-    low, high = ld_na_v2(data + 8 * place)
-    bits = ld_na_s32(data + HIGH_BITS + 4 * (place // 2)) >> (16 * (place % 2))
+    low, high = ptx.ld_na_v2(data + 8 * place)
+    bits = ptx.ld_na_s32(data + HIGH_BITS + 4 * (place // 2)) >> (16 * (place % 2))
     a = decode_four(low, bits & 15, (bits >> 8) & 15, least, step)
     b = decode_four(high, (bits >> 4) & 15, (bits >> 12) & 15, least, step)
     return add_weighted_f32x8(total, (a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]), weight)
@@ -190,30 +169,30 @@ def sum_logfmt(table, num_rows, shape, column):
     """The weighted sum of eight columns of all listed rows, which are in LogFMT."""
     total = zero_f32x8()
     for i in range(num_rows):
-        row = ld_shared_s64(table + ROWS + 8 * i)
-        total = add_logfmt(total, row, ld_shared_f32(table + WEIGHTS + 4 * i), shape, column)
+        row = ptx.ld_shared_s64(table + ROWS + 8 * i)
+        total = add_logfmt(total, row, ptx.ld_shared_f32(table + WEIGHTS + 4 * i), shape, column)
     return to_bf16x8(total)
 
 
 @device_function
 def sum_token(out, shape, token, warp, lane):
     """Add up the listed rows of a token; each warp some of its columns."""
-    table = smem_base()
-    num_rows = ld_shared_s32(table + NUM_ROWS)
+    table = ptx.smem_base()
+    num_rows = ptx.ld_shared_s32(table + NUM_ROWS)
     row = out.combined_x + 2 * token * shape.hidden
-    step = COLUMNS * (block_dim() // 32)
+    step = COLUMNS * (ptx.block_dim() // 32)
     column = COLUMNS * warp + 8 * lane
     while column < shape.hidden:
         next_column = column + step
         if shape.use_logfmt == 1:
-            st_na_v4(row + 2 * column, sum_logfmt(table, num_rows, shape, column))
+            ptx.st_na_v4(row + 2 * column, sum_logfmt(table, num_rows, shape, column))
             column = next_column
         else:
             has_next = next_column < shape.hidden
             total, next_total = sum_columns(table, num_rows, 2 * column, 2 * next_column if has_next else -1)
-            st_na_v4(row + 2 * column, total)
+            ptx.st_na_v4(row + 2 * column, total)
             if has_next:
-                st_na_v4(row + 2 * next_column, next_total)
+                ptx.st_na_v4(row + 2 * next_column, next_total)
             column = next_column + step
 
 
@@ -222,11 +201,11 @@ def sum_rows(out, inputs, network, work, bounds, call, shape, sizes, warp, lane)
     """Receiver: all tokens of this block, one after the other."""
     if out.wait_recv_cost_stats != 0:
         note_owners(out, inputs, network, work, bounds, call, shape, sizes, warp, lane)
-    token = block_idx()
+    token = ptx.block_idx()
     while token < sizes.num_tokens:
         if warp == 0:
             list_rows(inputs, network, work, bounds, call, shape, sizes, token, lane)
-        syncthreads()
+        ptx.syncthreads()
         sum_token(out, shape, token, warp, lane)
-        syncthreads()
-        token += grid_dim()
+        ptx.syncthreads()
+        token += ptx.grid_dim()

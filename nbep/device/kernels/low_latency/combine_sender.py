@@ -3,10 +3,12 @@
 cell        written by          with                    read by           with
 row         senders             put_nbi_warp            the source        after counts
 counts[e]   warp 0              amo_add                 the source        ld_acquire_sys
-stage       copy engine         bulk copy               engine            after the stage's mbarrier
-            lanes               st_shared_v2, v4        engine, lanes     after a proxy fence and syncwarp
+stage       copy engine         bulk copy               network           after the stage's mbarrier
+            lanes               st_shared_v2, v4        network, lanes    after a proxy fence and syncwarp
+counts      next keeper         resets, see journal.py
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency.arguments import SUM_TABLE_BYTES, groups_here
 from nbep.device.kernels.low_latency.journal import may_send, may_warp_send
@@ -19,27 +21,7 @@ from nbep.device.layout.low_latency import (
     row_stride,
     send_offset,
 )
-from nbep.device.network import amo_add, keep_message, own_ptr, put_nbi_warp, quiet, sends_from_buffer
-from nbep.device.primitives import (
-    FULL_MASK,
-    block_dim,
-    block_idx,
-    f32_abs,
-    f32_max,
-    grid_dim,
-    has_tma,
-    ld_nc_s32,
-    ld_nc_s64,
-    ld_nc_v4,
-    shfl_idx_s32,
-    smem_base,
-    st_shared_s32,
-    st_shared_v2,
-    st_shared_v4,
-    syncthreads,
-    syncwarp,
-    u32_div,
-)
+from nbep.device.network.seam import amo_add, keep_message, own_ptr, put_nbi_warp, quiet, sends_from_buffer
 from nbep.device.protocols.arrivals import completion, is_masked
 from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
 from nbep.device.protocols.fp8 import abs_max8
@@ -66,17 +48,17 @@ def put_row(network, dst, src, row, num_bytes, peer, queue, stage, parity, lane)
     offset = 0
     while offset < num_bytes:
         part = min(num_bytes - offset, STAGE_BYTES)
-        if has_tma():
+        if ptx.has_tma():
             begin_fill(row + offset, part, stage, lane)
             parity = wait_filled(stage, parity)
         else:
             for at in range(lane * VEC_BYTES, part, WARP_BYTES):
-                st_shared_v4(stage.data + at, ld_nc_v4(row + offset + at))
-            syncwarp(FULL_MASK)
+                ptx.st_shared_v4(stage.data + at, ptx.ld_nc_v4(row + offset + at))
+            ptx.syncwarp(ptx.FULL_MASK)
         if sends_from_buffer(network) and row != own_ptr(network, src):  # with zero_copy it lies there already
             keep_message(network, src + offset, stage.data, part, lane)
         put_nbi_warp(network, dst + offset, src + offset, stage.data, part, peer, queue, lane)
-        syncwarp(FULL_MASK)
+        ptx.syncwarp(ptx.FULL_MASK)
         offset += part
     return parity
 
@@ -84,9 +66,15 @@ def put_row(network, dst, src, row, num_bytes, peer, queue, stage, parity, lane)
 @device_function
 def abs_min8(values):
     """The smallest of eight magnitudes."""
-    low = f32_max(f32_max(-f32_abs(values[0]), -f32_abs(values[1])), f32_max(-f32_abs(values[2]), -f32_abs(values[3])))
-    high = f32_max(f32_max(-f32_abs(values[4]), -f32_abs(values[5])), f32_max(-f32_abs(values[6]), -f32_abs(values[7])))
-    return -f32_max(low, high)
+    low = ptx.f32_max(
+        ptx.f32_max(-ptx.f32_abs(values[0]), -ptx.f32_abs(values[1])),
+        ptx.f32_max(-ptx.f32_abs(values[2]), -ptx.f32_abs(values[3])),
+    )
+    high = ptx.f32_max(
+        ptx.f32_max(-ptx.f32_abs(values[4]), -ptx.f32_abs(values[5])),
+        ptx.f32_max(-ptx.f32_abs(values[6]), -ptx.f32_abs(values[7])),
+    )
+    return -ptx.f32_max(low, high)
 
 
 @device_function
@@ -97,12 +85,12 @@ def encode_columns(data, meta, words, is_active, lane):
     active is past the end of the row.
     """
     values = unpack_bf16x8(words)
-    smallest = -half_warp_max_f32(FULL_MASK, -abs_min8(values))
-    word = pack_meta(half_warp_max_f32(FULL_MASK, abs_max8(values)), smallest)
+    smallest = -half_warp_max_f32(ptx.FULL_MASK, -abs_min8(values))
+    word = pack_meta(half_warp_max_f32(ptx.FULL_MASK, abs_max8(values)), smallest)
     is_short = is_active and is_encoded(word)
     size = (ENCODED_BYTES if is_short else PLAIN_BYTES) if is_active else 0
-    first = shfl_idx_s32(FULL_MASK, size, 0)
-    second = shfl_idx_s32(FULL_MASK, size, 16)
+    first = ptx.shfl_idx_s32(ptx.FULL_MASK, size, 0)
+    second = ptx.shfl_idx_s32(ptx.FULL_MASK, size, 16)
     a = b = c = d = 0
     if is_short:
         low, step = log_range(word)
@@ -111,17 +99,17 @@ def encode_columns(data, meta, words, is_active, lane):
         c, d = encode_four((values[4], values[5], values[6], values[7]), per_step, addend)
     # Signs and 9th bits of eight values; two lanes share a word.
     bits = (b & 15) | ((d & 15) << 4) | (b & 0xF00) | ((d & 0xF00) << 4)
-    next_bits = shfl_idx_s32(FULL_MASK, bits, lane | 1)
+    next_bits = ptx.shfl_idx_s32(ptx.FULL_MASK, bits, lane | 1)
     place = lane % 16
     at = data if lane < 16 else data + first
     if is_short:
-        st_shared_v2(at + 8 * place, (a, c))
+        ptx.st_shared_v2(at + 8 * place, (a, c))
         if place % 2 == 0:
-            st_shared_s32(at + HIGH_BITS + 2 * place, bits | (next_bits << 16))
+            ptx.st_shared_s32(at + HIGH_BITS + 2 * place, bits | (next_bits << 16))
     elif is_active:
-        st_shared_v4(at + 16 * place, words)
+        ptx.st_shared_v4(at + 16 * place, words)
     if place == 0 and is_active:
-        st_shared_s32(meta + LOGFMT_META_BYTES * (lane // 16), word)
+        ptx.st_shared_s32(meta + LOGFMT_META_BYTES * (lane // 16), word)
     return first + second
 
 
@@ -132,8 +120,8 @@ def put_encoded_row(network, dst, src, row, shape, peer, queue, stage, lane):
     data = stage.data + meta_bytes
     room = STAGE_BYTES - meta_bytes
     if lane < VEC_BYTES // LOGFMT_META_BYTES:  # what may be padding
-        st_shared_s32(data - VEC_BYTES + 4 * lane, 0)
-    syncwarp(FULL_MASK)
+        ptx.st_shared_s32(data - VEC_BYTES + 4 * lane, 0)
+    ptx.syncwarp(ptx.FULL_MASK)
     used = 0
     done = meta_bytes
     meta = stage.data
@@ -141,7 +129,7 @@ def put_encoded_row(network, dst, src, row, shape, peer, queue, stage, lane):
     left = shape.hidden - 8 * lane
     while left + 8 * lane > 0:
         nothing = (0, 0, 0, 0)
-        words = ld_nc_v4(row) if left > 0 else nothing
+        words = ptx.ld_nc_v4(row) if left > 0 else nothing
         used += encode_columns(data + used, meta, words, left > 0, lane)
         meta += LOGFMT_META_BYTES * (COLUMNS // LOGFMT_COLUMNS)
         row += 2 * COLUMNS
@@ -160,7 +148,7 @@ def may_tell(inputs, network, work, bounds, call, shape, pair):
     """Whether the source of a (local expert, source) has rows there, and may be told so; one thread."""
     if pair >= shape.num_experts:
         return False
-    has_rows = ld_nc_s64(inputs.recv_layout_range + 8 * pair) & 0xFFFFFFFF != 0
+    has_rows = ptx.ld_nc_s64(inputs.recv_layout_range + 8 * pair) & 0xFFFFFFFF != 0
     return has_rows and may_send(network, work, bounds, call, local_and_rank(shape, pair)[1])
 
 
@@ -176,7 +164,7 @@ def tell_sources(inputs, network, work, bounds, call, shape, pair, is_told):
         if is_told and not is_masked(work.mask, peer):
             cell = count_offset(call.num_rdma_bytes, call.half, network.rank, local_expert)
             amo_add(network, cell, completion(0), peer, local_expert, True)
-        pair += 32 * grid_dim()
+        pair += 32 * ptx.grid_dim()
         is_told = may_tell(inputs, network, work, bounds, call, shape, pair)
 
 
@@ -185,24 +173,24 @@ def send_rows(inputs, network, work, bounds, call, shape, sizes, warp, lane):
     """Sender: a group of warps for each (local expert, source), its warps take the rows in turn."""
     num_rows = shape.num_ranks * shape.num_max_tokens
     num_groups = groups_here(shape.num_experts, sizes.num_groups)
-    group_warps = u32_div(block_dim() // 32, num_groups)
-    group = u32_div(warp, group_warps)
+    group_warps = ptx.u32_div(ptx.block_dim() // 32, num_groups)
+    group = ptx.u32_div(warp, group_warps)
     warp_in_group = warp - group * group_warps
-    stage = open_stage(smem_base() + SUM_TABLE_BYTES, warp, lane)
+    stage = open_stage(ptx.smem_base() + SUM_TABLE_BYTES, warp, lane)
     parity = 0
-    pair = block_idx() + grid_dim() * group
+    pair = ptx.block_idx() + ptx.grid_dim() * group
     if group >= num_groups:
         pair = shape.num_experts
     while pair < shape.num_experts:
         local_expert, peer = local_and_rank(shape, pair)
-        layout = ld_nc_s64(inputs.recv_layout_range + 8 * pair)
+        layout = ptx.ld_nc_s64(inputs.recv_layout_range + 8 * pair)
         num_tokens = layout & 0xFFFFFFFF
         if num_tokens != 0 and not may_warp_send(network, work, bounds, call, peer, lane):
             num_tokens = 0
         i = warp_in_group
         while i < num_tokens:
             row = local_expert * num_rows + (layout >> 32) + i
-            token = ld_nc_s32(inputs.recv_src_info + 4 * row)
+            token = ptx.ld_nc_s32(inputs.recv_src_info + 4 * row)
             dst = recv_offset(call, network.rank)
             dst += (local_expert * shape.num_max_tokens + token) * row_stride(shape)
             src = send_offset(call.num_rdma_bytes, call.half) + row * row_stride(shape)
@@ -212,11 +200,11 @@ def send_rows(inputs, network, work, bounds, call, shape, sizes, warp, lane):
             else:
                 parity = put_row(network, dst, src, x, 2 * shape.hidden, peer, local_expert, stage, parity, lane)
             i += group_warps
-        pair += grid_dim() * num_groups
+        pair += ptx.grid_dim() * num_groups
     # What telling takes is looked up before: behind the wait every load would come on top of it.
-    pair = block_idx() + grid_dim() * lane
+    pair = ptx.block_idx() + ptx.grid_dim() * lane
     is_told = warp == 0 and may_tell(inputs, network, work, bounds, call, shape, pair)
     quiet(network, lane)
-    syncthreads()
+    ptx.syncthreads()
     if warp == 0:
         tell_sources(inputs, network, work, bounds, call, shape, pair, is_told)

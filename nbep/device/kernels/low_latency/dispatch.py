@@ -9,6 +9,7 @@
  counts[e, s]   putters, counters   amo_add                 receivers    ld_acquire_sys
  stage          casters             st_shared_v2, _v4       copy engine  after a proxy fence and bar_sync
  calls[s]       counters            amo_add                 teller       ld_relaxed_sys, see calls.py
+ slots, counts  next keeper         resets, see journal.py
 
 Send phase. The blocks take the tokens in turn. A block's casters cast a token in shared memory. Meanwhile its putter
 takes a slot for each choice, its place among this rank's messages for that expert; then it puts the token to all of
@@ -25,6 +26,7 @@ With deduplicate `dispatch_once` stands in for it.
 Source: DeepEP csrc/kernels/internode_ll.cu, dispatch. Break it: notebooks/07_low_latency_dispatch.ipynb
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import kernel
 from nbep.device.kernels.low_latency.arguments import (
     DispatchInputs,
@@ -44,8 +46,7 @@ from nbep.device.kernels.low_latency.journal import (
     is_last_block,
 )
 from nbep.device.layout.low_latency import LowLatencyShape
-from nbep.device.network import Network
-from nbep.device.primitives import block_dim, thread_idx
+from nbep.device.network.seam import Network
 from nbep.device.protocols.peers import Bounds
 
 
@@ -61,9 +62,9 @@ def low_latency_dispatch(
     sizes: DispatchSizes,
 ):
     """Grid: any. Block: a multiple of 32, at least 96. Shared memory: `arguments.dispatch_smem_bytes`."""
-    warp = thread_idx() // 32
-    lane = thread_idx() % 32
-    num_warps = block_dim() // 32
+    warp = ptx.thread_idx() // 32
+    lane = ptx.thread_idx() % 32
+    num_warps = ptx.block_dim() // 32
     sends = call.phases & SEND_PHASE != 0
     if sends or is_last_block():
         if warp == num_warps - 1:  # the counter, which in the last block is the keeper, too

@@ -11,12 +11,14 @@
  counts[e, s]    counter             amo_add                 receivers    ld_relaxed_sys
  stage           casters             st_shared_v2, _v4       copy engine  after a proxy fence and bar_sync
  calls[s]        counter             amo_add                 teller       ld_relaxed_sys, see calls.py
+ slots, counts, arrivals  next keeper  resets, see journal.py
 
 The send phase is that of `send_once`, the receive phase that of `expand`. It is a kernel of its own, and not an option
 of `dispatch`: few tokens wait for machine code that is fetched anew, the longer the more of it there is. See
 docs/attempts.md.
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import kernel
 from nbep.device.kernels.low_latency.arguments import (
     DispatchInputs,
@@ -37,8 +39,7 @@ from nbep.device.kernels.low_latency.journal import (
 )
 from nbep.device.kernels.low_latency.send_once import count_ranks, put_messages_once
 from nbep.device.layout.low_latency import LowLatencyShape
-from nbep.device.network import Network
-from nbep.device.primitives import block_dim, thread_idx
+from nbep.device.network.seam import Network
 from nbep.device.protocols.peers import Bounds
 
 
@@ -54,9 +55,9 @@ def low_latency_dispatch_once(
     sizes: DispatchSizes,
 ):
     """Grid: any. Block: a multiple of 32, at least 96. Shared memory: `arguments.dispatch_smem_bytes`."""
-    warp = thread_idx() // 32
-    lane = thread_idx() % 32
-    num_warps = block_dim() // 32
+    warp = ptx.thread_idx() // 32
+    lane = ptx.thread_idx() % 32
+    num_warps = ptx.block_dim() // 32
     sends = call.phases & SEND_PHASE != 0
     if sends or is_last_block():
         if warp == num_warps - 1:  # the counter, which in the last block is the keeper, too

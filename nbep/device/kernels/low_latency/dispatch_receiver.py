@@ -3,9 +3,13 @@
 cell             written by    with                    read by      with
 counts[e, s]     source s      amo_add                 receivers    ld_acquire_sys
 message          source s      put_nbi_warp            receivers    bulk copy and ld_na, after the count
-recv_*           receivers     bulk copy, st_weak      -            the next kernel
+stage of a warp  copy engine   bulk copy               engine       bulk copy, after its mbarrier
+recv_*           receivers     bulk copy, st_na, weak  -            the next kernel
+cumulative_recv_stats  receivers  atom_add_relaxed_gpu  -           the next kernel
+counts           next keeper   resets, see journal.py
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.division import divided
 from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency.recv_cost import LEAST_COUNT, note_wait
@@ -16,34 +20,11 @@ from nbep.device.layout.low_latency import (
     payload_bytes,
     recv_offset,
 )
-from nbep.device.network import own_ptr
-from nbep.device.primitives import (
-    FULL_MASK,
-    atom_add_relaxed_gpu_s32,
-    block_dim,
-    block_idx,
-    f32,
-    f32_to_ue8m0,
-    fence_proxy_async_global,
-    has_tma,
-    ld_na_f32,
-    ld_na_s32,
-    ld_na_v4,
-    prefetch_l2,
-    shfl_idx_s32,
-    smem_base,
-    st_weak_f32,
-    st_weak_s32,
-    st_weak_s64,
-    st_weak_u8,
-    syncwarp,
-    tma_store_wait_read_all,
-    vote_any,
-)
+from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.arrivals import announced, is_complete, wait_arrival
 from nbep.device.protocols.reduce import warp_sum_s32
 from nbep.device.protocols.staging import begin_copy, end_copy, open_stage
-from nbep.device.protocols.waits import LOW_LATENCY_DISPATCH_COUNT
+from nbep.device.protocols.waits import LOW_LATENCY_DISPATCH_COUNT, Waiter
 
 
 @device_function
@@ -57,14 +38,15 @@ def wait_counts(network, work, bounds, call, shape, local_expert, src, lane):
     has_failed = False
     if lane <= src:
         count = count_offset(call.num_rdma_bytes, call.half, lane, local_expert)
-        value = wait_arrival(own_ptr(network, count), bounds, work.mask, lane, LOW_LATENCY_DISPATCH_COUNT, local_expert)
+        waiter = Waiter(LOW_LATENCY_DISPATCH_COUNT, lane, local_expert)
+        value = wait_arrival(own_ptr(network, count), bounds, work.mask, waiter)
         num_tokens = announced(value, shape.num_max_tokens)
         has_failed = is_lost(work, value)
-    syncwarp(FULL_MASK)
-    if has_tma() and lane == 0:
-        fence_proxy_async_global()  # what the counts have published, before the bulk copies that read it
-    begin = warp_sum_s32(FULL_MASK, num_tokens if lane < src else 0)
-    return begin, shfl_idx_s32(FULL_MASK, num_tokens, src), vote_any(FULL_MASK, has_failed)
+    ptx.syncwarp(ptx.FULL_MASK)
+    if ptx.has_tma() and lane == 0:
+        ptx.fence_proxy_async_global()  # what the counts have published, before the bulk copies that read it
+    begin = warp_sum_s32(ptx.FULL_MASK, num_tokens if lane < src else 0)
+    return begin, ptx.shfl_idx_s32(ptx.FULL_MASK, num_tokens, src), ptx.vote_any(ptx.FULL_MASK, has_failed)
 
 
 @device_function
@@ -80,11 +62,11 @@ def note_range(out, shape, local_expert, src, begin, num_tokens, has_failed):
     has_failed: a wait for one of the sources so far timed out. Then the expert has received -1 tokens
     """
     cell = out.recv_layout_range + 8 * (local_expert * shape.num_ranks + src)
-    st_weak_s64(cell, (begin << 32) | num_tokens)
+    ptx.st_weak_s64(cell, (begin << 32) | num_tokens)
     if src == shape.num_ranks - 1:
-        st_weak_s32(out.recv_count + 4 * local_expert, -1 if has_failed else begin + num_tokens)
+        ptx.st_weak_s32(out.recv_count + 4 * local_expert, -1 if has_failed else begin + num_tokens)
         if out.cumulative_recv_stats != 0:
-            atom_add_relaxed_gpu_s32(out.cumulative_recv_stats + 4 * local_expert, begin + num_tokens)
+            ptx.atom_add_relaxed_gpu_s32(out.cumulative_recv_stats + 4 * local_expert, begin + num_tokens)
 
 
 @device_function
@@ -92,9 +74,9 @@ def store_scale(out, scale, shape, use_ue8m0, expert_row, num_rows, row, index):
     """Write one scale of a row to its column of recv_x_scales; for UE8M0 its exponent alone."""
     if use_ue8m0 != 0:
         word = (expert_row * (num_scales(shape) // 4) + index // 4) * num_rows + row
-        st_weak_u8(out.recv_x_scales + 4 * word + index % 4, f32_to_ue8m0(scale))
+        ptx.st_weak_u8(out.recv_x_scales + 4 * word + index % 4, ptx.f32_to_ue8m0(scale))
     else:
-        st_weak_f32(out.recv_x_scales + 4 * ((expert_row * num_scales(shape) + index) * num_rows + row), scale)
+        ptx.st_weak_f32(out.recv_x_scales + 4 * ((expert_row * num_scales(shape) + index) * num_rows + row), scale)
 
 
 @device_function
@@ -106,7 +88,7 @@ def index_of(shape, src_idx):
 @device_function
 def load_scale(message, shape, index):
     """A scale of a message; 0 past the last."""
-    return ld_na_f32(message + shape.hidden + 4 * index) if index < num_scales(shape) else f32(0)
+    return ptx.ld_na_f32(message + shape.hidden + 4 * index) if index < num_scales(shape) else ptx.f32(0)
 
 
 @device_function
@@ -118,13 +100,13 @@ def receive_message(out, message, shape, sizes, local_expert, row, stage, parity
     num_rows = shape.num_ranks * shape.num_max_tokens
     num_bytes = payload_bytes(shape)
     begin_copy(message, num_bytes, 0, stage, lane)
-    src_idx = ld_na_s32(message + sizes.note_offset)
+    src_idx = ptx.ld_na_s32(message + sizes.note_offset)
     scale = load_scale(message, shape, lane)
     next_scale = load_scale(message, shape, lane + 32)
     place = local_expert * num_rows + row
-    parity = end_copy(ld_na_v4, out.recv_x + place * num_bytes, message, num_bytes, 0, stage, parity, lane)
+    parity = end_copy(ptx.ld_na_v4, out.recv_x + place * num_bytes, message, num_bytes, 0, stage, parity, lane)
     if lane == 0:
-        st_weak_s32(out.recv_src_info + 4 * place, index_of(shape, src_idx))
+        ptx.st_weak_s32(out.recv_src_info + 4 * place, index_of(shape, src_idx))
     index = lane
     while index < num_scales(shape):
         store_scale(out, scale, shape, sizes.use_ue8m0, local_expert, num_rows, row, index)
@@ -140,19 +122,19 @@ def receive_messages(out, network, work, bounds, call, shape, sizes, warp, lane)
 
     The warps of all blocks are shared out evenly: a team may have its warps in two blocks.
     """
-    unit = block_idx() * (block_dim() // 32) + warp
+    unit = ptx.block_idx() * (ptx.block_dim() // 32) + warp
     pair = divided(unit, sizes.inverse_of_team)
     warp_in_team = unit - pair * sizes.team_warps
     if pair == sizes.num_teams:  # too few are left for a team
         pair = shape.num_experts
-    stage = open_stage(smem_base(), warp, lane)
+    stage = open_stage(ptx.smem_base(), warp, lane)
     parity = 0
     while pair < shape.num_experts:
         local_expert, src = local_and_rank(shape, pair)
         message = own_ptr(network, recv_offset(call, src))
         message += (local_expert * shape.num_max_tokens + warp_in_team) * sizes.message_stride
         if lane == 0:
-            prefetch_l2(message)  # its page, too: a team has one of its own
+            ptx.prefetch_l2(message)  # its page, too: a team has one of its own
         if out.wait_recv_cost_stats != 0 and warp_in_team == 0 and lane == 0:
             count = own_ptr(network, count_offset(call.num_rdma_bytes, call.half, src, local_expert))
             note_wait(out, work, bounds, count, LEAST_COUNT, src, LOW_LATENCY_DISPATCH_COUNT, local_expert)
@@ -166,5 +148,5 @@ def receive_messages(out, network, work, bounds, call, shape, sizes, warp, lane)
         if warp_in_team == 0 and lane == 0:
             note_range(out, shape, local_expert, src, begin, num_tokens, has_failed)
         pair += sizes.num_teams
-    if has_tma() and lane == 0:
-        tma_store_wait_read_all()  # a block's shared memory ends with it
+    if ptx.has_tma() and lane == 0:
+        ptx.tma_store_wait_read_all()  # a block's shared memory ends with it

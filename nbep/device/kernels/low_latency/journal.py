@@ -3,12 +3,16 @@
  cell              written by        with                  read by            with
  journal           keeper            st_weak               the next keeper    ld_weak
  slots[h]          senders           atom_add_relaxed_gpu  -                  -
-                   keeper            st_weak (0)           senders            of a later launch
+                   keeper            st_weak (0) (3)       senders            of a later launch
  counts, arrivals  peers             amo_add               receivers          ld_acquire_sys
-                   keeper            st_weak (1)           peers' next use    behind the credit
+                   keeper            st_weak (1) (3)       peers' next use    behind the credit
  calls[h, peer]    peer's teller     amo_add               teller             ld_relaxed_sys
                    keeper            st_relaxed_sys        peers' next use    behind the credit
- those of a masked rank  keeper    atom_exch_acq_rel_sys (ABSENT): that rank gets no credit, and may still add
+   of a masked     keeper            atom_exch_acq_rel_sys (ABSENT): it gets no credit, and may still add
+   rank: counts
+   and arrivals
+ slots, counts     a clean (3)       st_na 0               senders            behind its barrier
+   and sums
  credit[h, peer]   peer's keeper     amo_add               senders            ld_acquire_sys
  credit[h, own]    keeper            amo_add               receivers (2)      ld_acquire_sys
 
@@ -16,6 +20,7 @@
      the credit, which the keeper adds behind its stores.
  (2) Of a launch that sends, too: two calls may be received in either order, so the launch before may have read the same
      cells. One thread of each block waits, a bar_sync tells the others.
+ (3) clean_low_latency_buffer and update_mask_buffer use the same code.
 
 A credit counts how often the peer has freed the half. It is never counted down: only the network writes it. The journal
 says how often this rank has filled the half, and a call may, once the credits are ahead of that.
@@ -36,6 +41,7 @@ Source: DeepEP csrc/kernels/internode_ll.cu ("The first SM is also responsible f
 
 from typing import NamedTuple
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.layout.low_latency import (
     MAX_EXPERTS,
@@ -48,22 +54,7 @@ from nbep.device.layout.low_latency import (
     count_offset,
     credit_offset,
 )
-from nbep.device.network import amo_add, own_ptr, sends_from_buffer
-from nbep.device.primitives import (
-    FULL_MASK,
-    block_dim,
-    block_idx,
-    grid_dim,
-    ld_weak_s32,
-    s32,
-    st_na_v4,
-    st_weak_s32,
-    syncthreads,
-    syncwarp,
-    thread_idx,
-    vote_any,
-    vote_ballot,
-)
+from nbep.device.network.seam import amo_add, own_ptr, sends_from_buffer
 from nbep.device.protocols.arrivals import empty_cell, empty_word, is_masked, wait_credit
 from nbep.device.protocols.waits import LOW_LATENCY_HALF, report_fault
 from nbep.device.types import I32, I64, Sym
@@ -127,14 +118,14 @@ def sum_cell(work, call, unit):
 @device_function
 def clear_words(address, num_words, lane):
     for i in range(lane, num_words, 32):
-        st_weak_s32(address + 4 * i, 0)
+        ptx.st_weak_s32(address + 4 * i, 0)
 
 
 @device_function
 def clear_vectors(address, num_vectors):
     """Zero 16 bytes at a time; a whole block."""
-    for i in range(thread_idx(), num_vectors, block_dim()):
-        st_na_v4(address + 16 * i, (0, 0, 0, 0))
+    for i in range(ptx.thread_idx(), num_vectors, ptx.block_dim()):
+        ptx.st_na_v4(address + 16 * i, (0, 0, 0, 0))
 
 
 @device_function
@@ -143,11 +134,11 @@ def empty_rank(network, num_rdma_bytes, rank, is_absent):
     for half in range(NUM_HALVES):
         counts = own_ptr(network, count_offset(num_rdma_bytes, half, rank, 0))
         if is_absent:
-            for i in range(thread_idx(), MAX_LOCAL_EXPERTS, block_dim()):
+            for i in range(ptx.thread_idx(), MAX_LOCAL_EXPERTS, ptx.block_dim()):
                 empty_cell(counts + 4 * i, True)
         else:
             clear_vectors(counts, MAX_LOCAL_EXPERTS // 4)
-        if thread_idx() == 0:
+        if ptx.thread_idx() == 0:
             empty_cell(own_ptr(network, arrival_offset(num_rdma_bytes, half, rank)), is_absent)
             for index in range(WORDS_OF_CALL):
                 empty_word(own_ptr(network, call_offset(num_rdma_bytes, half, rank, index)), is_absent)
@@ -155,34 +146,34 @@ def empty_rank(network, num_rdma_bytes, rank, is_absent):
 
 @device_function
 def is_last_block():
-    return block_idx() == grid_dim() - 1
+    return ptx.block_idx() == ptx.grid_dim() - 1
 
 
 @device_function
 def is_keeper():
     """Whether this is the keeper's warp, in the last block."""
-    return thread_idx() // 32 == block_dim() // 32 - 1
+    return ptx.thread_idx() // 32 == ptx.block_dim() // 32 - 1
 
 
 @device_function
 def end_earlier_calls(network, work, call, bounds, shape, lane):
     """Keeper: take and give the credits of the launch before, and write down what this one does. The whole warp."""
     # All loads begin before the first of them is used.
-    sent = ld_weak_s32(work.journal + 4 * SENT_HALF)
-    received = ld_weak_s32(work.journal + 4 * RECEIVED_HALF)
-    num_slots = ld_weak_s32(work.journal + 4 * NUM_SLOTS)
-    num_counts = ld_weak_s32(work.journal + 4 * NUM_COUNTS)
-    uses_0 = ld_weak_s32(work.journal + 4 * USES) if lane == 0 else 0
-    uses_1 = ld_weak_s32(work.journal + 4 * (USES + 1)) if lane == 0 else 0
+    sent = ptx.ld_weak_s32(work.journal + 4 * SENT_HALF)
+    received = ptx.ld_weak_s32(work.journal + 4 * RECEIVED_HALF)
+    num_slots = ptx.ld_weak_s32(work.journal + 4 * NUM_SLOTS)
+    num_counts = ptx.ld_weak_s32(work.journal + 4 * NUM_COUNTS)
+    uses_0 = ptx.ld_weak_s32(work.journal + 4 * USES) if lane == 0 else 0
+    uses_1 = ptx.ld_weak_s32(work.journal + 4 * (USES + 1)) if lane == 0 else 0
     if sent != 0:
         if lane == 0:
-            st_weak_s32(work.journal + 4 * (USES + sent - 1), s32((uses_0 if sent == 1 else uses_1) + 1))
+            ptx.st_weak_s32(work.journal + 4 * (USES + sent - 1), ptx.s32((uses_0 if sent == 1 else uses_1) + 1))
         slots = work.slots + 4 * (sent - 1) * SLOT_WORDS
         clear_words(slots, num_slots, lane)
         clear_words(slots + 4 * MAX_EXPERTS, MAX_RANKS, lane)
     if received != 0:
         empty_half(network, work, call, received - 1, num_counts, lane)
-    syncwarp(FULL_MASK)
+    ptx.syncwarp(ptx.FULL_MASK)
     if lane == 0:
         write_journal(work, call, bounds, shape)
 
@@ -190,7 +181,7 @@ def end_earlier_calls(network, work, call, bounds, shape, lane):
 @device_function
 def empty_half(network, work, call, half, num_counts, lane):
     """Keeper: empty the cells of the call that was received in a half, then give a credit to all who may send again."""
-    masked = vote_ballot(FULL_MASK, lane < network.num_ranks and is_masked(work.mask, lane))
+    masked = ptx.vote_ballot(ptx.FULL_MASK, lane < network.num_ranks and is_masked(work.mask, lane))
     for rank in range(network.num_ranks):
         is_absent = masked & (1 << rank) != 0
         counts = own_ptr(network, count_offset(call.num_rdma_bytes, half, rank, 0))
@@ -201,7 +192,7 @@ def empty_half(network, work, call, half, num_counts, lane):
         empty_cell(own_ptr(network, arrival_offset(call.num_rdma_bytes, half, lane)), is_absent)
         for index in range(WORDS_OF_CALL):
             empty_word(own_ptr(network, call_offset(call.num_rdma_bytes, half, lane, index)), is_absent)
-    syncwarp(FULL_MASK)
+    ptx.syncwarp(ptx.FULL_MASK)
     if lane < network.num_ranks and not is_absent:
         amo_add(network, credit_offset(call.num_rdma_bytes, half, network.rank), 1, lane, 0, True)
 
@@ -209,7 +200,7 @@ def empty_half(network, work, call, half, num_counts, lane):
 @device_function
 def may_send(network, work, bounds, call, peer):
     """Whether the peer is there and its half of the buffer is free; one thread."""
-    uses = ld_weak_s32(work.journal + 4 * (USES + call.half))
+    uses = ptx.ld_weak_s32(work.journal + 4 * (USES + call.half))
     if sends_from_buffer(network):  # what has left in this half before may still be read, whomever it was for
         for rank in range(network.num_ranks):
             other = own_ptr(network, credit_offset(call.num_rdma_bytes, call.half, rank))
@@ -221,8 +212,8 @@ def may_send(network, work, bounds, call, peer):
 @device_function
 def may_warp_send(network, work, bounds, call, peer, lane):
     """The same for all lanes of a warp, which then know what the peer has done before it gave the credit."""
-    is_free = vote_any(FULL_MASK, lane == 0 and may_send(network, work, bounds, call, peer))
-    syncwarp(FULL_MASK)
+    is_free = ptx.vote_any(ptx.FULL_MASK, lane == 0 and may_send(network, work, bounds, call, peer))
+    ptx.syncwarp(ptx.FULL_MASK)
     return is_free
 
 
@@ -238,9 +229,9 @@ def wait_keeper(network, work, bounds, call):
 @device_function
 def end_send_phase(network, work, bounds, call):
     """The block has sent all it has to. If it receives next, it waits for its keeper before. A whole block."""
-    if thread_idx() == block_dim() - 32 and call.phases & RECV_PHASE != 0:
+    if ptx.thread_idx() == ptx.block_dim() - 32 and call.phases & RECV_PHASE != 0:
         wait_keeper(network, work, bounds, call)
-    syncthreads()
+    ptx.syncthreads()
 
 
 @device_function
@@ -248,13 +239,13 @@ def write_journal(work, call, bounds, shape):
     """Keeper: for the keeper of the next launch; one thread."""
     sends = call.phases & SEND_PHASE != 0
     receives = call.phases & RECV_PHASE != 0
-    st_weak_s32(work.journal + 4 * SENT_HALF, call.half + 1 if sends else 0)
-    st_weak_s32(work.journal + 4 * RECEIVED_HALF, call.half + 1 if receives else 0)
+    ptx.st_weak_s32(work.journal + 4 * SENT_HALF, call.half + 1 if sends else 0)
+    ptx.st_weak_s32(work.journal + 4 * RECEIVED_HALF, call.half + 1 if receives else 0)
     if receives:
-        st_weak_s32(work.journal + 4 * NUM_COUNTS, shape.num_local_experts)
+        ptx.st_weak_s32(work.journal + 4 * NUM_COUNTS, shape.num_local_experts)
     if sends:
-        st_weak_s32(work.journal + 4 * NUM_SLOTS, shape.num_experts)
-        expected = ld_weak_s32(work.journal + 4 * NEXT_HALF)
+        ptx.st_weak_s32(work.journal + 4 * NUM_SLOTS, shape.num_experts)
+        expected = ptx.ld_weak_s32(work.journal + 4 * NEXT_HALF)
         if expected != call.half:
             report_fault(bounds, LOW_LATENCY_HALF, -1, -1, expected, call.half)
-        st_weak_s32(work.journal + 4 * NEXT_HALF, 1 - call.half)
+        ptx.st_weak_s32(work.journal + 4 * NEXT_HALF, 1 - call.half)

@@ -7,13 +7,13 @@
 Source: DeepEP csrc/kernels/legacy/internode_ll.cu after v1.2.1, query_mask_buffer
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import kernel
-from nbep.device.primitives import block_dim, ld_relaxed_gpu_s32, st_weak_s32, thread_idx
 from nbep.device.types import I32, Out, Sym
 
 
 @kernel(max_threads=32)
 def query_mask_buffer(out: Out, mask: Sym, num_ranks: I32):
     """Grid: 1 block. Block: any."""
-    for rank in range(thread_idx(), num_ranks, block_dim()):
-        st_weak_s32(out + 4 * rank, ld_relaxed_gpu_s32(mask + 4 * rank))
+    for rank in range(ptx.thread_idx(), num_ranks, ptx.block_dim()):
+        ptx.st_weak_s32(out + 4 * rank, ptx.ld_relaxed_gpu_s32(mask + 4 * rank))

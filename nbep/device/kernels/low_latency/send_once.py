@@ -5,10 +5,12 @@
  counts[e, s]    counter             amo_add (-n - 1)        receivers    ld_relaxed_sys
  message         putters             put_nbi_warp            receivers    after arrivals
  arrivals[s]     putters, counters   amo_add                 receivers    ld_acquire_sys
- stage           casters             st_shared_v2, _v4       copy engine  after a proxy fence and bar_sync
- notes           putter              st_shared               copy engine  the same
- histogram       counter             atom_add_relaxed_cta    counter      ld_shared, after syncwarp
+ stage           casters             st_shared_v2, _v4       network      after a proxy fence and bar_sync
+   its notes     putter              st_shared               network      the same
+ histogram       counter             st_shared 0             counter      after syncwarp
+                 counter             atom_add_relaxed_cta    counter      ld_shared, after syncwarp
  calls[s]        counter             amo_add                 teller       ld_relaxed_sys, see calls.py
+ slots, counts, arrivals  next keeper  resets, see journal.py
 
 All messages for a rank go through one queue, and behind each of them a TAG for the rank's arrival. Counts tell nothing
 but themselves, so they need not wait for what is on its way.
@@ -16,6 +18,7 @@ but themselves, so they need not wait for what is on its way.
 
 from typing import NamedTuple
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency.arguments import note_stride, stage_bytes
 from nbep.device.kernels.low_latency.calls import tell_call
@@ -32,27 +35,7 @@ from nbep.device.layout.low_latency import (
     recv_offset,
     send_offset,
 )
-from nbep.device.network import amo_add, keep_message, put_nbi_warp, quiet
-from nbep.device.primitives import (
-    FULL_MASK,
-    atom_add_relaxed_cta_shared_s32,
-    atom_add_relaxed_gpu_s32,
-    block_idx,
-    f32,
-    ffs_u32,
-    grid_dim,
-    ld_na_f32,
-    ld_nc_s64,
-    ld_shared_s32,
-    match_any_s32,
-    shfl_idx_s32,
-    smem_base,
-    st_shared_f32,
-    st_shared_s32,
-    syncwarp,
-    u32_mod,
-    vote_ballot,
-)
+from nbep.device.network.seam import amo_add, keep_message, put_nbi_warp, quiet
 from nbep.device.protocols.arrivals import TAG, completion, tell
 from nbep.device.protocols.reduce import warp_sum_s32
 
@@ -78,20 +61,20 @@ class Choice(NamedTuple):
 def take_places(inputs, network, work, bounds, call, shape, token, lane):
     """Take places at the experts of a token, and a slot for its message at each of their ranks; one warp."""
     expert = -1
-    weight = f32(0)
+    weight = ptx.f32(0)
     if lane < shape.num_topk:
-        weight = ld_na_f32(inputs.topk_weights + 4 * (token * shape.num_topk + lane))
+        weight = ptx.ld_na_f32(inputs.topk_weights + 4 * (token * shape.num_topk + lane))
         expert = expert_of(inputs, bounds, shape, shape.num_topk, token, lane)
     peer = NOBODY
     place = local_expert = 0
     if expert >= 0:
         peer, local_expert = rank_of(shape, expert)
-        place = atom_add_relaxed_gpu_s32(slot_counter(work, call, expert), 1)
-    same = match_any_s32(FULL_MASK, peer)
+        place = ptx.atom_add_relaxed_gpu_s32(slot_counter(work, call, expert), 1)
+    same = ptx.match_any_s32(ptx.FULL_MASK, peer)
     is_first = peer != NOBODY and same & ((1 << lane) - 1) == 0
     slot = -1
     if is_first:
-        slot = atom_add_relaxed_gpu_s32(slot_counter(work, call, MAX_EXPERTS + peer), 1)
+        slot = ptx.atom_add_relaxed_gpu_s32(slot_counter(work, call, MAX_EXPERTS + peer), 1)
         if not may_send(network, work, bounds, call, peer):
             slot = -1
     return Choice(peer, local_expert, place, weight, is_first, slot)
@@ -100,19 +83,19 @@ def take_places(inputs, network, work, bounds, call, shape, token, lane):
 @device_function
 def write_notes(notes, shape, token, choice, lane):
     """Write the notes for all ranks of a token; one warp."""
-    left = vote_ballot(FULL_MASK, choice.is_first)
+    left = ptx.vote_ballot(ptx.FULL_MASK, choice.is_first)
     while left != 0:
-        peer = shfl_idx_s32(FULL_MASK, choice.peer, ffs_u32(left) - 1)
+        peer = ptx.shfl_idx_s32(ptx.FULL_MASK, choice.peer, ptx.ffs_u32(left) - 1)
         note = notes + peer * note_stride(shape)
         if lane < shape.num_topk:
             entry = note + 4 * ENTRIES + 12 * lane
-            st_shared_s32(entry, choice.local_expert if choice.peer == peer else -1)
-            st_shared_s32(entry + 4, choice.place)
-            st_shared_f32(entry + 8, choice.weight)
+            ptx.st_shared_s32(entry, choice.local_expert if choice.peer == peer else -1)
+            ptx.st_shared_s32(entry + 4, choice.place)
+            ptx.st_shared_f32(entry + 8, choice.weight)
         if lane < ENTRIES:
-            st_shared_s32(note + 4 * lane, token if lane == SRC_IDX else 0)
+            ptx.st_shared_s32(note + 4 * lane, token if lane == SRC_IDX else 0)
         if lane < shape.num_topk & 3:  # three words for each choice, and padding to a multiple of NOTE_ALIGNMENT
-            st_shared_s32(note + 4 * ENTRIES + 12 * shape.num_topk + 4 * lane, 0)
+            ptx.st_shared_s32(note + 4 * ENTRIES + 12 * shape.num_topk + 4 * lane, 0)
         left &= left - 1
 
 
@@ -139,11 +122,11 @@ def add_to_arrival(network, work, call, peer, value, is_behind):
 @device_function
 def put_token_once(network, work, call, shape, stage, notes, token, choice, lane):
     """Putter: put the message in the stage to all ranks of the token, then tell them."""
-    left = vote_ballot(FULL_MASK, choice.slot >= 0)
+    left = ptx.vote_ballot(ptx.FULL_MASK, choice.slot >= 0)
     while left != 0:
-        source = ffs_u32(left) - 1
-        peer = shfl_idx_s32(FULL_MASK, choice.peer, source)
-        slot = shfl_idx_s32(FULL_MASK, choice.slot, source)
+        source = ptx.ffs_u32(left) - 1
+        peer = ptx.shfl_idx_s32(ptx.FULL_MASK, choice.peer, source)
+        slot = ptx.shfl_idx_s32(ptx.FULL_MASK, choice.slot, source)
         put_message(network, call, shape, stage, notes + peer * note_stride(shape), token, peer, slot, lane)
         left &= left - 1
     quiet(network, lane)
@@ -154,8 +137,8 @@ def put_token_once(network, work, call, shape, stage, notes, token, choice, lane
 @device_function
 def put_messages_once(inputs, network, work, bounds, call, shape, sizes, lane):
     """Putter: all tokens of this block, one after the other."""
-    stage = smem_base()
-    token = block_idx()
+    stage = ptx.smem_base()
+    token = ptx.block_idx()
     while token < sizes.num_tokens:
         notes = stage + message_stride(shape)
         choice = take_places(inputs, network, work, bounds, call, shape, token, lane)
@@ -163,7 +146,7 @@ def put_messages_once(inputs, network, work, bounds, call, shape, sizes, lane):
         clear_gap(stage, shape, lane)
         open_to_engine()
         put_token_once(network, work, call, shape, stage, notes, token, choice, lane)
-        token += grid_dim()
+        token += ptx.grid_dim()
         stage = next_stage(shape, stage)
 
 
@@ -174,7 +157,7 @@ def local_choice(inputs, shape, token, choice, first):
     It loads in any case: behind a branch a load waits for the one before.
     """
     index = token * shape.num_topk + min(choice, shape.num_topk - 1)
-    expert = ld_nc_s64(inputs.topk_idx + 8 * index) - first
+    expert = ptx.ld_nc_s64(inputs.topk_idx + 8 * index) - first
     is_here = choice < shape.num_topk and 0 <= expert < shape.num_local_experts
     return expert if is_here else -1
 
@@ -184,7 +167,7 @@ def count_choice(histogram, local_expert):
     """Count a choice that is here; one thread. Returns 1 if it is."""
     if local_expert < 0:
         return 0
-    atom_add_relaxed_cta_shared_s32(histogram + 4 * local_expert, 1)
+    ptx.atom_add_relaxed_cta_shared_s32(histogram + 4 * local_expert, 1)
     return 1
 
 
@@ -218,27 +201,27 @@ def tell_counts(network, work, bounds, call, shape, histogram, num_messages, pee
             add_to_arrival(network, work, call, peer, completion(num_messages), False)
         for i in range(lane, shape.num_local_experts, 32):
             cell = count_offset(call.num_rdma_bytes, call.half, network.rank, i)
-            amo_add(network, cell, completion(0) - ld_shared_s32(histogram + 4 * i), peer, QUEUE, False)
-    syncwarp(FULL_MASK)
+            amo_add(network, cell, completion(0) - ptx.ld_shared_s32(histogram + 4 * i), peer, QUEUE, False)
+    ptx.syncwarp(ptx.FULL_MASK)
 
 
 @device_function
 def count_ranks(inputs, network, work, bounds, call, shape, sizes, lane):
     """Counter: tell every grid_dim()-th rank how many tokens its experts get, then count its messages; one warp."""
     num_local_experts = shape.num_local_experts
-    histogram = smem_base() + 2 * stage_bytes(shape)
+    histogram = ptx.smem_base() + 2 * stage_bytes(shape)
     # The blocks before the last one, which has the keeper: if they have no token to send, their SMs have nothing on the
     # way that loads would wait behind.
-    peer = u32_mod(2 * grid_dim() - 2 - block_idx(), grid_dim())
+    peer = ptx.u32_mod(2 * ptx.grid_dim() - 2 - ptx.block_idx(), ptx.grid_dim())
     while peer < shape.num_ranks:
         for i in range(lane, num_local_experts, 32):
-            st_shared_s32(histogram + 4 * i, 0)
-        syncwarp(FULL_MASK)
+            ptx.st_shared_s32(histogram + 4 * i, 0)
+        ptx.syncwarp(ptx.FULL_MASK)
         num_messages = 0
         for token in range(lane, sizes.num_tokens, 32):
             is_here = count_token(inputs, shape, token, peer * num_local_experts, histogram) != 0
             num_messages += 1 if is_here else 0
-        syncwarp(FULL_MASK)
-        num_messages = warp_sum_s32(FULL_MASK, num_messages)
+        ptx.syncwarp(ptx.FULL_MASK)
+        num_messages = warp_sum_s32(ptx.FULL_MASK, num_messages)
         tell_counts(network, work, bounds, call, shape, histogram, num_messages, peer, lane)
-        peer += grid_dim()
+        peer += ptx.grid_dim()

@@ -12,10 +12,10 @@ a CUDA graph, which asks no host.
 Source: DeepEP csrc/kernels/legacy/internode_ll.cu after v1.2.1, update_mask_buffer, clean_mask_buffer
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import kernel
 from nbep.device.kernels.low_latency.journal import NEXT_HALF, UNCLEAN, Workspace, empty_rank
-from nbep.device.network import Network
-from nbep.device.primitives import atom_exch_acq_rel_sys_s32, st_weak_s32, thread_idx
+from nbep.device.network.seam import Network
 from nbep.device.types import I32, I64
 
 
@@ -24,10 +24,10 @@ def update_mask_buffer(
     network: Network, work: Workspace, num_rdma_bytes: I64, first_rank: I32, num_ranks: I32, is_masked: I32
 ):
     """Grid: 1 block. Block: at least num_ranks threads, a thread for each rank from first_rank on."""
-    if thread_idx() < num_ranks:
-        atom_exch_acq_rel_sys_s32(work.mask + 4 * (first_rank + thread_idx()), is_masked)
+    if ptx.thread_idx() < num_ranks:
+        ptx.atom_exch_acq_rel_sys_s32(work.mask + 4 * (first_rank + ptx.thread_idx()), is_masked)
     if is_masked != 0:
         for rank in range(first_rank, first_rank + num_ranks):
             empty_rank(network, num_rdma_bytes, rank, True)
-    elif thread_idx() == 0:
-        st_weak_s32(work.journal + 4 * NEXT_HALF, UNCLEAN)
+    elif ptx.thread_idx() == 0:
+        ptx.st_weak_s32(work.journal + 4 * NEXT_HALF, UNCLEAN)

@@ -16,8 +16,8 @@ Source: rdma-core providers/mlx5/qp.c (post_send_db: barrier, record, barrier, d
 csrc/kernels/ibgda_device.cuh (ibgda_update_dbr and ibgda_ring_db, a release each)
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.primitives import byteswap_u32, s32, st_release_sys_s32, st_release_sys_s64
 
 RECORD_BYTES = 4
 DOORBELL_BYTES = 8
@@ -26,11 +26,11 @@ DOORBELL_BYTES = 8
 @device_function
 def write_record(record, num_entries):
     """Say how many entries the queue has had so far. From now on the NIC may read them."""
-    st_release_sys_s32(record, s32(byteswap_u32(num_entries & 0xFFFF)))  # PAIR ibgda-record
+    ptx.st_release_sys_s32(record, ptx.s32(ptx.byteswap_u32(num_entries & 0xFFFF)))  # PAIR ibgda-record
 
 
 @device_function
 def ring(doorbell, num_entries, qpn):
     """Have the NIC look. What this thread has written, and what it knows of, is published with it."""
-    low = byteswap_u32((num_entries & 0xFFFF) << 8)
-    st_release_sys_s64(doorbell, byteswap_u32(qpn << 8) << 32 | low)  # PAIR ibgda-doorbell
+    low = ptx.byteswap_u32((num_entries & 0xFFFF) << 8)
+    ptx.st_release_sys_s64(doorbell, ptx.byteswap_u32(qpn << 8) << 32 | low)  # PAIR ibgda-doorbell

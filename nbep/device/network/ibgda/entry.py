@@ -26,8 +26,8 @@ mlx5_wqe_inl_data_seg, mlx5_wqe_atomic_seg); DeepEP csrc/kernels/ibgda_device.cu
 ibgda_write_rdma_write_inl_wqe, ibgda_write_amo_add_wqe, ibgda_atomic_32_masked_fa_seg_t)
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.primitives import byteswap_u32, st_na_v4, u32
 
 ENTRY_BYTES = 64
 SEGMENT_BYTES = 16
@@ -48,19 +48,21 @@ INLINE = 1 << 31  # of num_bytes: the data follow
 @device_function
 def write_control(entry, opmod, opcode, index, qpn, num_segments):
     """The control segment. index is the entry's number in its queue, of which 16 bits are kept."""
-    what = byteswap_u32(opmod << 24 | (index & 0xFFFF) << 8 | opcode)
-    st_na_v4(entry, (what, byteswap_u32(qpn << 8 | num_segments), CQ_UPDATE << 24, 0))
+    what = ptx.byteswap_u32(opmod << 24 | (index & 0xFFFF) << 8 | opcode)
+    ptx.st_na_v4(entry, (what, ptx.byteswap_u32(qpn << 8 | num_segments), CQ_UPDATE << 24, 0))
 
 
 @device_function
 def write_remote_address(entry, address, key):
-    st_na_v4(entry + REMOTE_ADDRESS, (byteswap_u32(address >> 32), byteswap_u32(address), key, 0))
+    ptx.st_na_v4(entry + REMOTE_ADDRESS, (ptx.byteswap_u32(address >> 32), ptx.byteswap_u32(address), key, 0))
 
 
 @device_function
 def write_data(segment, address, key, num_bytes):
     """A data segment, at its own address."""
-    st_na_v4(segment, (byteswap_u32(num_bytes), key, byteswap_u32(address >> 32), byteswap_u32(address)))
+    ptx.st_na_v4(
+        segment, (ptx.byteswap_u32(num_bytes), key, ptx.byteswap_u32(address >> 32), ptx.byteswap_u32(address))
+    )
 
 
 @device_function
@@ -78,7 +80,7 @@ def write_rdma_write_inline(entry, index, qpn, remote, remote_key, value, num_by
     """Write the low num_bytes (1 to 8) of a number to `remote`; they are in the entry."""
     write_control(entry, 0, RDMA_WRITE, index, qpn, 3)
     write_remote_address(entry, remote, remote_key)
-    st_na_v4(entry + DATA, (byteswap_u32(INLINE | num_bytes), u32(value), u32(value >> 32), 0))
+    ptx.st_na_v4(entry + DATA, (ptx.byteswap_u32(INLINE | num_bytes), ptx.u32(value), ptx.u32(value >> 32), 0))
 
 
 @device_function
@@ -86,7 +88,7 @@ def write_fetch_add_32(entry, index, qpn, remote, remote_key, value, result, res
     """Add to the s32 at `remote`. What it was goes to `result`, big-endian."""
     write_control(entry, OPMOD_32_BITS, MASKED_FETCH_ADD, index, qpn, 4)
     write_remote_address(entry, remote, remote_key)
-    st_na_v4(entry + ATOMIC, (byteswap_u32(value), 0, 0, 0))
+    ptx.st_na_v4(entry + ATOMIC, (ptx.byteswap_u32(value), 0, 0, 0))
     write_data(entry + ATOMIC_RESULT, result, result_key, 4)
 
 
@@ -95,5 +97,5 @@ def write_fetch_add_64(entry, index, qpn, remote, remote_key, value, result, res
     """Add to the s64 at `remote`. What it was goes to `result`, in the GPU's own order of bytes."""
     write_control(entry, OPMOD_64_BITS, MASKED_FETCH_ADD, index, qpn, 4)
     write_remote_address(entry, remote, remote_key)
-    st_na_v4(entry + ATOMIC, (byteswap_u32(value >> 32), byteswap_u32(value), 0, 0))
+    ptx.st_na_v4(entry + ATOMIC, (ptx.byteswap_u32(value >> 32), ptx.byteswap_u32(value), 0, 0))
     write_data(entry + ATOMIC_RESULT, result, result_key, 8)

@@ -27,20 +27,12 @@ Source: DeepEP csrc/kernels/ibgda_device.cuh (ibgda_reserve_wqe_slots, ibgda_sub
 NVSHMEM ibgda_device.cuh (its check of the completion when a queue wraps)
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.network.ibgda.completion import wait_done
 from nbep.device.network.ibgda.doorbell import ring, write_record
 from nbep.device.network.ibgda.entry import ENTRY_BYTES
-from nbep.device.primitives import (
-    atom_add_relaxed_gpu_s32,
-    ld_acquire_gpu_s32,
-    ld_nc_s64,
-    s32,
-    st_release_gpu_s32,
-    u32_mod,
-    wait_expired,
-)
-from nbep.device.protocols.waits import IBGDA_TURN, report_fault, start_wait
+from nbep.device.protocols.waits import IBGDA_TURN, Waiter, wait_or_report
 
 # Words of a queue pair's description, s64 each
 ENTRIES = 0  # address of the send queue
@@ -64,13 +56,13 @@ DEFAULT_BATCH = 4  # entries a doorbell, where they need not leave at once
 @device_function
 def queue_pair_of(network, peer, queue):
     """The description of the queue pair that a queue to a peer uses."""
-    return network.queue_pairs + QUEUE_PAIR_BYTES * (peer * network.num_qps + u32_mod(queue, network.num_qps))
+    return network.queue_pairs + QUEUE_PAIR_BYTES * (peer * network.num_qps + ptx.u32_mod(queue, network.num_qps))
 
 
 @device_function
 def field(qp, word):
     """A word of the description that never changes."""
-    return ld_nc_s64(qp + 8 * word)
+    return ptx.ld_nc_s64(qp + 8 * word)
 
 
 @device_function
@@ -82,7 +74,7 @@ def entry_at(qp, index):
 @device_function
 def reserve(qp, num_entries):
     """Take the next slots; one thread. Returns the number of the first. They must be submitted."""
-    return atom_add_relaxed_gpu_s32(qp + 8 * RESERVED, num_entries)
+    return ptx.atom_add_relaxed_gpu_s32(qp + 8 * RESERVED, num_entries)
 
 
 @device_function
@@ -92,18 +84,15 @@ def wait_room(network, qp, peer, queue, index):
 
 
 @device_function
+def is_equal(seen, wanted):
+    return seen == wanted
+
+
+@device_function
 def wait_turn(network, qp, peer, queue, index):
     """Wait until all entries before this one are written; one thread. Returns whether they are."""
-    deadline = 0
-    while True:
-        ready = ld_acquire_gpu_s32(qp + 8 * READY)  # PAIR ibgda-turn
-        if ready == index:
-            return True
-        if deadline == 0:
-            deadline = start_wait(network)
-        elif wait_expired(deadline):
-            report_fault(network, IBGDA_TURN, peer, queue, index, ready)
-            return False
+    ready, waiter = qp + 8 * READY, Waiter(IBGDA_TURN, peer, queue)
+    return wait_or_report(ptx.ld_acquire_gpu_s32, ready, is_equal, index, network, waiter)[1]  # PAIR ibgda-turn
 
 
 @device_function
@@ -114,4 +103,4 @@ def submit(network, qp, peer, queue, index, num_entries, leaves_now):
         if leaves_now or index >> network.log2_batch != after >> network.log2_batch:
             write_record(field(qp, RECORD), after)
             ring(field(qp, DOORBELL), after, field(qp, QPN))
-        st_release_gpu_s32(qp + 8 * READY, s32(after))  # PAIR ibgda-turn
+        ptx.st_release_gpu_s32(qp + 8 * READY, ptx.s32(after))  # PAIR ibgda-turn

@@ -16,8 +16,10 @@ Source: DeepEP csrc/kernels/ibgda_device.cuh (nvshmemi_ibgda_put_nbi_warp, nvshm
 nvshmemi_ibgda_rma_p, ibgda_get_lkey_and_rkey)
 """
 
+import sys
 from typing import NamedTuple
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.network import direct
 from nbep.device.network.ibgda.completion import wait_done
@@ -39,21 +41,7 @@ from nbep.device.network.ibgda.queue_pair import (
     submit,
     wait_room,
 )
-from nbep.device.network.seam import own_ptr, peer_ptr
-from nbep.device.primitives import (
-    FULL_MASK,
-    byteswap_u32,
-    ld_nc_s32,
-    ld_nc_s64,
-    ld_shared_v4,
-    ld_weak_s32,
-    ld_weak_s64,
-    s32,
-    shfl_idx_s32,
-    st_na_v4,
-    syncwarp,
-    vote_any,
-)
+from nbep.device.network.seam import own_ptr, peer_ptr, provide
 from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
 from nbep.device.types import I32, I64, Sym
 
@@ -91,7 +79,7 @@ def is_mapped(network, peer):
 
 @device_function
 def remote_address(network, offset, peer):
-    return ld_nc_s64(network.remote_bases + 8 * peer) + offset
+    return ptx.ld_nc_s64(network.remote_bases + 8 * peer) + offset
 
 
 @device_function
@@ -107,12 +95,12 @@ def left_in_chunk(network, offset):
 
 @device_function
 def local_key(network, offset):
-    return ld_nc_s32(network.local_keys + 4 * chunk_of(network, offset))
+    return ptx.ld_nc_s32(network.local_keys + 4 * chunk_of(network, offset))
 
 
 @device_function
 def remote_key(network, offset, peer):
-    return ld_nc_s32(network.remote_keys + 4 * (peer * network.num_chunks + chunk_of(network, offset)))
+    return ptx.ld_nc_s32(network.remote_keys + 4 * (peer * network.num_chunks + chunk_of(network, offset)))
 
 
 @device_function
@@ -138,14 +126,14 @@ def post_few(network, dst_offset, src_offset, num_bytes, peer, queue, leaves_now
     if lane == 0:
         first = reserve(qp, num_pieces)
         has_room = wait_room(network, qp, peer, queue, first + num_pieces - 1)
-    first = shfl_idx_s32(FULL_MASK, first, 0)
-    if vote_any(FULL_MASK, has_room):
-        syncwarp(FULL_MASK)  # all lanes may write the slots that lane 0 has found free
+    first = ptx.shfl_idx_s32(ptx.FULL_MASK, first, 0)
+    if ptx.vote_any(ptx.FULL_MASK, has_room):
+        ptx.syncwarp(ptx.FULL_MASK)  # all lanes may write the slots that lane 0 has found free
         if lane < num_pieces:
             begin = 0 if lane == 0 else head + ((lane - 1) << network.log2_chunk)
             size = min(left_in_chunk(network, dst_offset + begin), num_bytes - begin)
             write_piece(network, qp, first + lane, dst_offset + begin, src_offset + begin, size, peer)
-        syncwarp(FULL_MASK)
+        ptx.syncwarp(ptx.FULL_MASK)
         if lane == 0:
             submit(network, qp, peer, queue, first, num_pieces, leaves_now)
     return first + num_pieces - 1
@@ -210,13 +198,13 @@ def wait_written(network, peer, queue, index):
 @device_function
 def fetched_32(network, peer, queue):
     """What the s32 was before the last fetch-and-add on a queue that is done; one thread, the only one on the queue."""
-    return s32(byteswap_u32(ld_weak_s32(field(queue_pair_of(network, peer, queue), RESULT))))
+    return ptx.s32(ptx.byteswap_u32(ptx.ld_weak_s32(field(queue_pair_of(network, peer, queue), RESULT))))
 
 
 @device_function
 def fetched_64(network, peer, queue):
     """The same of an s64."""
-    return ld_weak_s64(field(queue_pair_of(network, peer, queue), RESULT))
+    return ptx.ld_weak_s64(field(queue_pair_of(network, peer, queue), RESULT))
 
 
 # The seam's functions
@@ -228,7 +216,7 @@ def keep_message(network, src_offset, stage, num_bytes, lane):
     dst = own_ptr(network, src_offset)
     offset = lane * VEC_BYTES
     while offset < num_bytes:  # the number of turns of a range would take registers, from far outside of the loop
-        st_na_v4(dst + offset, ld_shared_v4(stage + offset))
+        ptx.st_na_v4(dst + offset, ptx.ld_shared_v4(stage + offset))
         offset += WARP_BYTES
 
 
@@ -261,3 +249,6 @@ def sends_from_buffer(network):
 @device_function
 def is_message(network, peer):
     return not is_mapped(network, peer)
+
+
+provide(IbgdaNetwork, sys.modules[__name__])
