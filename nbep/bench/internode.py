@@ -48,9 +48,9 @@ from nbep.bench.parts.internode_report import Report, Row
 from nbep.bench.parts.normal_clock import Push, mean_seconds, push_bytes, push_rates
 from nbep.device.layout.intranode import MAX_NVL_PEERS
 from nbep.device.terminal import add_json
-from nbep.host.comm import InProcessComm
-from nbep.host.network.transport import TransportName
-from nbep.host.runtime.base import HandleType
+from nbep.host.ranks.comm import InProcessComm
+from nbep.host.target.base import HandleType
+from nbep.host.transport.base import TransportName
 
 WRONG = 1  # the exit code if a result is
 MAX_RANKS = MAX_NVL_PEERS  # which push reaches all at once

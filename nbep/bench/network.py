@@ -44,8 +44,8 @@ from nbep.device.kernels.network_push import (
 )
 from nbep.device.layout.intranode import ALIGNMENT_BYTES, MAX_NVL_PEERS, align_up
 from nbep.device.terminal import add_json
-from nbep.host.comm import InProcessComm
-from nbep.host.network.transport import TransportName
+from nbep.host.ranks.comm import InProcessComm
+from nbep.host.transport.base import TransportName
 
 NUM_THREADS = 32 * MAX_WARPS
 LAUNCHES = 10  # in a row
@@ -213,7 +213,7 @@ def copy_times(comm: Any, options: argparse.Namespace) -> dict[int, float]:
 def copy(memory: nbep.NodeMemory, dst: int, src: int, num_bytes: int) -> None:
     from cuda.bindings import driver as cu
 
-    from nbep.host.runtime.cuda.driver import check
+    from nbep.host.target.cuda.driver import check
 
     check("cuMemcpyAsync", cu.cuMemcpyAsync(dst, src, num_bytes, memory.comm_stream.handle))  # type: ignore[attr-defined]
 

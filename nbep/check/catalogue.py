@@ -239,9 +239,9 @@ def _order_and_scope(primitive: str) -> tuple[str, str]:
 
 @cache
 def own_modules() -> tuple[ModuleType, ...]:
-    """All modules of nbep's kernels, and so all that they call."""
+    """All modules of nbep's kernels, and all that they call."""
     names = [module.name for module in pkgutil.walk_packages(nbep.device.kernels.__path__, "nbep.device.kernels.")]
-    return tuple(import_module(name) for name in [*names, "nbep.device.network.ibgda", "nbep.device.network.nic"])
+    return tuple(import_module(name) for name in [*names, "nbep.device.versions", "nbep.device.network.nic"])
 
 
 @cache

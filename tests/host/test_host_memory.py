@@ -21,12 +21,13 @@ from target import spawn
 import nbep
 from nbep.check.faults import broken
 from nbep.device.jit import kernel, over
-from nbep.device.network import HostNetwork, Network, amo_add
+from nbep.device.network.seam import Network, amo_add
 from nbep.device.primitives import atom_add_relaxed_sys_s32, st_weak_s32
 from nbep.device.protocols.barriers import barrier_block, meet_peer
 from nbep.device.protocols.peers import Bounds, HostPeers, Peers, buffer_of
 from nbep.device.protocols.waits import ONE
 from nbep.device.types import Out
+from nbep.device.versions import HostNetwork
 from nbep.emulator import DataRace, EmulatorError
 
 OPTIONS = Options(handle_type="host")

@@ -12,8 +12,8 @@ import nbep
 from nbep.device.layout.low_latency import MAX_EXPERTS, MAX_TOPK, LowLatencyShape
 from nbep.device.protocols.arrivals import ABSENT, LEAST_ABSENT, MAX_TAGS
 from nbep.device.protocols.waits import LOW_LATENCY_CALLS_DIFFER, FaultReport
-from nbep.host.call_log import CallLog
 from nbep.host.low_latency.calls import COMBINE, DISPATCH, VERBS, difference_error, words_of
+from nbep.host.ranks.call_log import CallLog
 
 pytestmark = pytest.mark.emulator_only("a GPU's virtual ranks live in one process: what they launch is compared before")
 MODELS = ["sc", "delayed", "checked"]

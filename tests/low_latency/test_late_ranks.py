@@ -31,7 +31,7 @@ from target import spawn
 from nbep.device.kernels.low_latency import expand
 from nbep.device.protocols import arrivals
 from nbep.host.low_latency.memory import MASK
-from nbep.host.runtime.emulator import EmulatorRuntime
+from nbep.host.target.emulator import EmulatorRuntime
 
 pytestmark = pytest.mark.emulator_only("it lets time pass")
 

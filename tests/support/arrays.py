@@ -178,7 +178,7 @@ class Cupy:
     def warm_up() -> None:
         import cupy
 
-        from nbep.host.runtime.cuda.driver import Device
+        from nbep.host.target.cuda.driver import Device
 
         Device(cupy.cuda.Device().id).prepare_pool()
         cupy.cuda.set_allocator(cupy.cuda.MemoryAsyncPool().malloc)  # CuPy's own pool may wait in cudaMalloc

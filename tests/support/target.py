@@ -42,7 +42,7 @@ def set_environment() -> None:
 
 def unusable_reason() -> str | None:
     """Why no test can run on a GPU here, or None if they can."""
-    from nbep.host.runtime.cuda import driver
+    from nbep.host.target.cuda import driver
 
     return driver.unusable_reason()
 

@@ -28,7 +28,7 @@ Source: DeepEP csrc/kernels/internode_ll.cu (FINISHED_SUM_TAG); csrc/kernels/leg
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.network import amo_add, is_message
+from nbep.device.network.seam import amo_add, is_message
 from nbep.device.protocols.waits import LOW_LATENCY_BARRIER, LOW_LATENCY_CREDIT, report_fault, start_wait
 
 TAG = 1 << 14

@@ -14,7 +14,8 @@ wrap around.
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.protocols.peers import barrier_signals_of
+from nbep.device.protocols import barriers
+from nbep.device.protocols.peers import HostPeers, barrier_signals_of
 from nbep.device.protocols.waits import BARRIER, DIGEST_BITS, ONE, report_fault, start_wait
 
 
@@ -53,3 +54,7 @@ def wait_sum(cell, total, bounds, peer):
         elif ptx.wait_expired(deadline):
             report_fault(bounds, BARRIER, peer, -1, 0, left >> DIGEST_BITS)
             return 0
+
+
+barriers.barrier_block.versions[HostPeers] = host_barrier_block
+barriers.meet_peer.versions[HostPeers] = meet_by_storing

@@ -45,12 +45,12 @@ from nbep.device.layout.low_latency import (
     recv_begin,
     share_bytes,
 )
-from nbep.device.network import sends_from_buffer
+from nbep.device.network.seam import sends_from_buffer
 from nbep.host.arguments import refuse
 from nbep.host.faults import unread_error
 from nbep.host.low_latency.calls import Words
-from nbep.host.rdma import RdmaMemory
-from nbep.host.runtime.base import Kernel, PreparedLaunch, Stream
+from nbep.host.target.base import Kernel, PreparedLaunch, Stream
+from nbep.host.transport.rdma import RdmaMemory
 
 MAX_PLANS = 1024
 KERNELS: tuple[Kernel, ...] = (

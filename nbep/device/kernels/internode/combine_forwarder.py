@@ -37,7 +37,7 @@ from nbep.device.kernels.internode.coordinator import first_passing_row, tell_ta
 from nbep.device.kernels.internode.dispatch_nvl_receiver import rows_from
 from nbep.device.layout.internode import head_offset, recv_row, rings_offset, send_row
 from nbep.device.layout.intranode import locate_notes, locate_ring, note_bytes
-from nbep.device.network import own_ptr, quiet
+from nbep.device.network.seam import own_ptr, quiet
 from nbep.device.protocols.board import (
     RETIRED,
     first_needed,

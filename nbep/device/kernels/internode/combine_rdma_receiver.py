@@ -24,7 +24,7 @@ from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import BOARD, BOARD_ROW, rank_of
 from nbep.device.kernels.internode.coordinator import tell_heads, tokens_to_node
 from nbep.device.layout.internode import recv_row, tail_offset
-from nbep.device.network import own_ptr
+from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.board import RETIRED, first_needed, load_expected, note_progress
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.sums import list_biases, list_rows, rows_of_ring, sum_rows_or_two, sum_weights

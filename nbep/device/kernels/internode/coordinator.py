@@ -16,7 +16,7 @@ import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import BOARD, BOARD_ROW, rank_of
 from nbep.device.layout.internode import head_offset, tail_offset
-from nbep.device.network import amo_add
+from nbep.device.network.seam import amo_add
 from nbep.device.protocols.board import has_stalled, least_progress
 from nbep.device.protocols.waits import start_wait
 

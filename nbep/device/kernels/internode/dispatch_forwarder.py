@@ -44,7 +44,7 @@ from nbep.device.kernels.internode.coordinator import (
 from nbep.device.kernels.internode.dispatch_nvl_receiver import output_rows, receive_token
 from nbep.device.layout.internode import bits_shift, bits_word, recv_row, rings_offset, tail_offset
 from nbep.device.layout.intranode import locate_notes, locate_ring, note_bytes, slot_bytes
-from nbep.device.network import own_ptr
+from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.board import RETIRED, note_progress
 from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.staging import begin_copy, end_copy

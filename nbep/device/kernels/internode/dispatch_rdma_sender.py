@@ -27,12 +27,11 @@ import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import BOARD, BOARD_ROW, rank_of
 from nbep.device.kernels.internode.coordinator import tell_tails, tokens_to_node
-from nbep.device.kernels.intranode.notify_dispatch import goes_to_any
 from nbep.device.layout.internode import META_WORDS, NODES_PER_WORD, head_offset, recv_row, send_row
 from nbep.device.layout.intranode import MAX_NVL_PEERS, locate_notes, note_bytes
-from nbep.device.network import keep_message, own_ptr, put_nbi_warp, quiet
+from nbep.device.network.seam import keep_message, own_ptr, put_nbi_warp, quiet
 from nbep.device.protocols.board import RETIRED, note_progress
-from nbep.device.protocols.channels import channel_task_range
+from nbep.device.protocols.channels import channel_task_range, goes_to_any
 from nbep.device.protocols.notes import clear_padding, write_notes
 from nbep.device.protocols.staging import STAGE_BYTES, begin_copy, end_fill
 from nbep.device.protocols.totals import wait_total_free

@@ -25,7 +25,7 @@ import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.layout.internode import arrived_offset, call_offset
 from nbep.device.layout.intranode import CALL_BYTES, RELAYED_WORDS
-from nbep.device.network import amo_add, own_ptr
+from nbep.device.network.seam import amo_add, own_ptr
 from nbep.device.protocols.calls import TOLD_WORDS, report_difference, tell_call
 from nbep.device.protocols.peers import barrier_signals_of
 from nbep.device.protocols.totals import wait_arrived

@@ -38,7 +38,7 @@ from typing import NamedTuple
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.internode.meet_nodes import meet_nodes, relay_call
-from nbep.device.kernels.intranode.notify_dispatch import count_channel_tokens, reset_ring_cells
+from nbep.device.kernels.intranode.notify_dispatch import reset_ring_cells
 from nbep.device.layout.internode import (
     COUNT_MESSAGE_BYTES,
     arrived_offset,
@@ -47,8 +47,9 @@ from nbep.device.layout.internode import (
     message_words,
     rings_offset,
 )
-from nbep.device.network import Network, amo_add, keep_message, own_ptr, put_nbi_warp, quiet
+from nbep.device.network.seam import Network, amo_add, keep_message, own_ptr, put_nbi_warp, quiet
 from nbep.device.protocols.calls import Call, meet_with
+from nbep.device.protocols.channels import count_channel_tokens
 from nbep.device.protocols.grid_barrier import barrier_grid
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.totals import Progress

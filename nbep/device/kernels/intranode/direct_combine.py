@@ -92,7 +92,7 @@ class Lists(NamedTuple):
 
 def direct_combine_smem_bytes(num_threads: int, has_tma: bool) -> int:
     """Dynamic shared memory of a block: lists for each warp and, where there are bulk copies, a stage."""
-    return num_threads // 32 * (LIST_BYTES + (SUM_STAGE_BYTES + FULL_BYTES if ptx.has_tma else 0))
+    return num_threads // 32 * (LIST_BYTES + (SUM_STAGE_BYTES + FULL_BYTES if has_tma else 0))
 
 
 @device_function

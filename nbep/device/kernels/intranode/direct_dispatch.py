@@ -94,7 +94,7 @@ class Goal(NamedTuple):
 
 def direct_dispatch_smem_bytes(num_threads: int, has_tma: bool) -> int:
     """Dynamic shared memory of a block: where there are bulk copies, a stage for each warp."""
-    return STAGE_STRIDE * (num_threads // 32) if ptx.has_tma else 0
+    return STAGE_STRIDE * (num_threads // 32) if has_tma else 0
 
 
 @device_function

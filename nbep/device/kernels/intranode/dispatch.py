@@ -96,7 +96,7 @@ def dispatch_smem_bytes(num_threads: int, has_tma: bool) -> int:
 
     Stages of 24 warps are more than a block before sm_90 may have.
     """
-    return SHARED_TAILS_BYTES + (STAGE_STRIDE * (num_threads // 32) if ptx.has_tma else 0)
+    return SHARED_TAILS_BYTES + (STAGE_STRIDE * (num_threads // 32) if has_tma else 0)
 
 
 @device_function

@@ -21,7 +21,7 @@ import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency.journal import may_send
 from nbep.device.layout.low_latency import WORDS_OF_CALL, call_offset
-from nbep.device.network import amo_add, own_ptr
+from nbep.device.network.seam import amo_add, own_ptr
 from nbep.device.protocols.arrivals import completion, number_of, wait_number
 from nbep.device.protocols.waits import LOW_LATENCY_CALL, LOW_LATENCY_CALLS_DIFFER, report_fault
 

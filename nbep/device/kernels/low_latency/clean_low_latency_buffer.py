@@ -20,7 +20,7 @@ import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.low_latency.journal import JOURNAL_WORDS, SLOT_WORDS, Workspace, clear_vectors, empty_rank
 from nbep.device.layout.low_latency import BARRIER_SIGNALS, CREDITS, MAX_RANKS, NUM_HALVES
-from nbep.device.network import Network, amo_add, own_ptr
+from nbep.device.network.seam import Network, amo_add, own_ptr
 from nbep.device.protocols.arrivals import is_masked, wait_peer
 from nbep.device.protocols.peers import Bounds
 from nbep.device.types import I64

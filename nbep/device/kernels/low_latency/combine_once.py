@@ -31,7 +31,7 @@ from nbep.device.kernels.low_latency.journal import (
 )
 from nbep.device.kernels.low_latency.sum_first import send_sums
 from nbep.device.layout.low_latency import LowLatencyShape
-from nbep.device.network import Network
+from nbep.device.network.seam import Network
 from nbep.device.protocols.peers import Bounds
 
 

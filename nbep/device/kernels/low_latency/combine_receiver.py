@@ -18,7 +18,7 @@ from nbep.device.layout.low_latency import (
     recv_offset,
     row_stride,
 )
-from nbep.device.network import own_ptr
+from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.arrivals import is_complete, wait_arrival
 from nbep.device.protocols.logfmt import ENCODED_BYTES, HIGH_BITS, PLAIN_BYTES, decode_four, is_encoded, log_range
 from nbep.device.protocols.reduce import add_weighted_bf16x8, add_weighted_f32x8, to_bf16x8, zero_f32x8

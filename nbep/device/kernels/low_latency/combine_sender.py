@@ -20,7 +20,7 @@ from nbep.device.layout.low_latency import (
     row_stride,
     send_offset,
 )
-from nbep.device.network import amo_add, keep_message, own_ptr, put_nbi_warp, quiet, sends_from_buffer
+from nbep.device.network.seam import amo_add, keep_message, own_ptr, put_nbi_warp, quiet, sends_from_buffer
 from nbep.device.protocols.arrivals import completion, is_masked
 from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
 from nbep.device.protocols.fp8 import abs_max8

@@ -45,7 +45,7 @@ from nbep.device.kernels.low_latency.journal import (
     is_last_block,
 )
 from nbep.device.layout.low_latency import LowLatencyShape
-from nbep.device.network import Network
+from nbep.device.network.seam import Network
 from nbep.device.protocols.peers import Bounds
 
 

@@ -38,7 +38,7 @@ from nbep.device.kernels.low_latency.journal import (
 )
 from nbep.device.kernels.low_latency.send_once import count_ranks, put_messages_once
 from nbep.device.layout.low_latency import LowLatencyShape
-from nbep.device.network import Network
+from nbep.device.network.seam import Network
 from nbep.device.protocols.peers import Bounds
 
 

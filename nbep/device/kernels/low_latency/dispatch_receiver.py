@@ -17,7 +17,7 @@ from nbep.device.layout.low_latency import (
     payload_bytes,
     recv_offset,
 )
-from nbep.device.network import own_ptr
+from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.arrivals import announced, is_complete, wait_arrival
 from nbep.device.protocols.reduce import warp_sum_s32
 from nbep.device.protocols.staging import begin_copy, end_copy, open_stage

@@ -30,7 +30,7 @@ from nbep.device.layout.low_latency import (
     recv_offset,
     send_offset,
 )
-from nbep.device.network import keep_message, put_nbi_warp, quiet
+from nbep.device.network.seam import keep_message, put_nbi_warp, quiet
 from nbep.device.protocols.arrivals import TAG, completion, tell
 from nbep.device.protocols.fp8 import abs_max8, fp8_scales, to_e4m3x8
 from nbep.device.protocols.reduce import half_warp_max_f32, unpack_bf16x8, warp_sum_s32

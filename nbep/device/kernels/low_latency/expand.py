@@ -27,7 +27,7 @@ from nbep.device.layout.low_latency import (
     payload_bytes,
     recv_offset,
 )
-from nbep.device.network import own_ptr
+from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.arrivals import announced, wait_arrival, wait_number
 from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
 from nbep.device.protocols.staging import (

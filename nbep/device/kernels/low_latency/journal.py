@@ -49,7 +49,7 @@ from nbep.device.layout.low_latency import (
     count_offset,
     credit_offset,
 )
-from nbep.device.network import amo_add, own_ptr, sends_from_buffer
+from nbep.device.network.seam import amo_add, own_ptr, sends_from_buffer
 from nbep.device.protocols.arrivals import empty_cell, empty_word, is_masked, wait_credit
 from nbep.device.protocols.waits import LOW_LATENCY_HALF, report_fault
 from nbep.device.types import I32, I64, Sym

@@ -19,7 +19,7 @@ Source: DeepEP csrc/kernels/internode_ll.cu, wait_recv_cost; csrc/kernels/legacy
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.layout.low_latency import arrival_offset, call_offset, count_offset, local_and_rank
-from nbep.device.network import own_ptr
+from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.arrivals import LEAST_ABSENT, TAG, is_masked, leave_out
 from nbep.device.protocols.waits import (
     LOW_LATENCY_CALL,

@@ -33,7 +33,7 @@ from nbep.device.layout.low_latency import (
     recv_offset,
     send_offset,
 )
-from nbep.device.network import amo_add, keep_message, put_nbi_warp, quiet
+from nbep.device.network.seam import amo_add, keep_message, put_nbi_warp, quiet
 from nbep.device.protocols.arrivals import TAG, completion, tell
 from nbep.device.protocols.reduce import warp_sum_s32
 

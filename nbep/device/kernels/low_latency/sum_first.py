@@ -19,7 +19,7 @@ from nbep.device.kernels.low_latency.calls import tell_call
 from nbep.device.kernels.low_latency.journal import may_send, may_warp_send
 from nbep.device.kernels.low_latency.send_once import QUEUE, add_to_arrival
 from nbep.device.layout.low_latency import local_and_rank, recv_offset, send_offset
-from nbep.device.network import keep_message, own_ptr, put_nbi_warp, quiet, sends_from_buffer
+from nbep.device.network.seam import keep_message, own_ptr, put_nbi_warp, quiet, sends_from_buffer
 from nbep.device.protocols.arrivals import TAG, completion
 from nbep.device.protocols.reduce import add_weighted_bf16x8, to_bf16x8, zero_f32x8
 from nbep.device.protocols.staging import STAGE_STRIDE
