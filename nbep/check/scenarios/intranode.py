@@ -13,7 +13,7 @@ from nbep.check.scenarios.tokens import Plan, call_round, counts_of, expected_ro
 from nbep.device.layout.direct import DirectShape, SlotShape, num_direct_bytes_needed
 from nbep.device.layout.intranode import num_nvl_bytes_needed
 from nbep.device.protocols.waits import BARRIER, FaultReport
-from nbep.host.target.base import HandleType
+from nbep.host.target.memory import HandleType
 
 # channels: half of the blocks of a launch. chunk, slots: tokens of a chunk, slots of a ring. warps: for each peer;
 # notify_warps: of a block of notify.
