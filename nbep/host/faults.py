@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-from nbep.device.kernels.low_latency.journal import UNCLEAN
+from nbep.device.kernels.low_latency.coordinator import UNCLEAN
 from nbep.device.protocols.waits import (
     CALLS_DIFFER,
     DISPATCH_RECEIVER_ROWS,

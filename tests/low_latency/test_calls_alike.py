@@ -9,7 +9,7 @@ import pytest
 from parts import both_parts
 
 import nbep
-from nbep.device.layout.low_latency import MAX_EXPERTS, MAX_TOPK, LowLatencyShape
+from nbep.device.layout.low_latency import MAX_EXPERTS, MAX_TOPK, DeduplicatedShape, LowLatencyShape
 from nbep.device.protocols.arrivals import ABSENT, LEAST_ABSENT, MAX_TAGS
 from nbep.device.protocols.waits import LOW_LATENCY_CALLS_DIFFER, FaultReport
 from nbep.host.call_log import CallLog
@@ -188,7 +188,8 @@ OTHERS = {
 
 
 def words(verb, round_scale=0, **other):
-    return words_of(verb, SHAPE._replace(**other), bool(round_scale))
+    kind = DeduplicatedShape if other.pop("deduplicate", 1) else LowLatencyShape
+    return words_of(verb, kind(*SHAPE._replace(**other)), bool(round_scale))
 
 
 def told(own, theirs):

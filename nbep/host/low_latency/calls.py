@@ -1,8 +1,8 @@
 """What all ranks must pass alike to a low-latency call, as two words, and in what two calls differ.
 
-Ranks of one process are compared before a launch, by `call_log`. The kernels compare all ranks; see
-kernels.low_latency.calls. Where calls differ so that a kernel waits for what never comes, its time-out is the first to
-know: then the host looks whether words have come that are not this rank's own.
+Ranks of one process are compared before a launch, by `call_log`. The kernels compare all ranks if the buffer has
+check_calls; see kernels.low_latency.calls. Where calls differ so that a kernel waits for what never comes, its time-out
+is the first to know: then the host looks whether words have come that are not this rank's own.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _differences(rank: int, report: FaultReport) -> list[str]:
 
 
 def late_difference(mode: LowLatencyMemory) -> FaultReport | None:
-    """What the teller would have reported, had it come that far: another call than this rank's in a received half."""
+    """What the kernel would have reported, had it come that far: another call than this rank's in a received half."""
     for half, own in mode.received_calls():
         begin = call_offset(mode.num_rdma_bytes, half, 0, 0)
         cells = mode.symmetric.read(begin, mode.num_ranks * WORDS_OF_CALL, np.int32)

@@ -33,8 +33,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from cuda.bindings import driver as cu
 
-from nbep.device.compile import load_kernels
+from nbep.device.compile import load_kernels, with_variants
 from nbep.device.jit import over
+from nbep.device.network import Network
 from nbep.device.network.nvshmem import NeedsGpu, NvshmemNetwork
 from nbep.device.network.nvshmem_library import NvshmemMissing
 from nbep.host.arguments import refuse
@@ -197,7 +198,8 @@ _process = _Process()
 
 def kernels_over_nvshmem() -> list[Kernel]:
     """nbep's kernels that use a network, for this one."""
-    return [over(spec.function, NvshmemNetwork) for spec in load_kernels().values() if "network" in spec.hints]
+    specs = with_variants(load_kernels().values()).values()
+    return [over(spec.function, NvshmemNetwork) for spec in specs if spec.hints.get("network") is Network]
 
 
 class NvshmemHandle(NamedTuple):
