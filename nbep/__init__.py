@@ -14,14 +14,15 @@ from nbep import debug
 from nbep.emulator import DataRace, DeadlockError, EmulatorError
 from nbep.host.buffer import Buffer
 from nbep.host.cast import per_token_cast_back, per_token_cast_to_fp8
-from nbep.host.comm import InProcessComm
 from nbep.host.config import Config
 from nbep.host.events import EventHandle, EventOverlap
-from nbep.host.faults import NetworkError, PeerTimeout
+from nbep.host.faults import NetworkError
 from nbep.host.intranode.handle import DispatchHandle
-from nbep.host.network.transport import NicOptions
+from nbep.host.ranks.comm import InProcessComm
+from nbep.host.ranks.timeouts import PeerTimeout
 from nbep.host.spawn import spawn
 from nbep.host.symmetric import NodeMemory
+from nbep.host.transport.base import NicOptions
 
 __all__ = [
     "Buffer",

@@ -22,7 +22,7 @@ from typing import Any
 from nbep.device.compile import LOWEST_CC, arch_name
 from nbep.device.extras import install_line
 from nbep.device.terminal import STDOUT, add_json, write_json
-from nbep.host.targets import why_no_gpu
+from nbep.host.target.resolve import why_no_gpu
 from nbep.version import __version__
 
 PACKAGES = (
@@ -80,7 +80,7 @@ def driver_version() -> str:
     """The newest CUDA that the driver knows: 13.0."""
     from cuda.bindings import driver as cu
 
-    from nbep.host.runtime.cuda.driver import check
+    from nbep.host.target.cuda.driver import check
 
     number = int(check("cuDriverGetVersion", cu.cuDriverGetVersion()))
     return f"{number // 1000}.{number % 1000 // 10}"
@@ -90,7 +90,7 @@ def look_at_gpus() -> list[dict[str, Any]]:
     """The GPUs, without a context on any, and for each how it reaches the memory of others, by their numbers."""
     from cuda.bindings import driver as cu
 
-    from nbep.host.runtime.cuda.driver import check, num_devices
+    from nbep.host.target.cuda.driver import check, num_devices
 
     names = cu.CUdevice_attribute
     handle_types = {
@@ -146,7 +146,7 @@ def look_at_mpi() -> dict[str, Any]:
 def look_at_cache() -> dict[str, Any]:
     """Compiled kernels that are kept on disk."""
     try:
-        from nbep.host.runtime.cuda.launcher import cache_folder
+        from nbep.host.target.cuda.launcher import cache_folder
     except ImportError:
         return {"folder": None, "kernels": 0, "bytes": 0}
     folder = cache_folder()

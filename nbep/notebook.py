@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 
 from nbep.device import primitives
 from nbep.emulator import EmulatorError
-from nbep.emulator.reports.source import edited as sources
-from nbep.host.faults import NetworkError, PeerTimeout
+from nbep.emulator.machine.source import edited as sources
+from nbep.host.faults import NetworkError
+from nbep.host.ranks.timeouts import PeerTimeout
 
 PACKAGE_PARENT = Path(__file__).resolve().parent.parent
 # A check that failed, the emulator, and what the host makes of a kernel's fault report.

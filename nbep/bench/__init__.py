@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from nbep.host.targets import why_no_gpu
+from nbep.host.target.resolve import why_no_gpu
 
 UNUSABLE = 2  # the exit code where a benchmark cannot run
 

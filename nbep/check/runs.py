@@ -13,7 +13,8 @@ import nbep
 from nbep.check.catalogue import fault_of, faults_of
 from nbep.check.faults import Fault, broken
 from nbep.check.scenario import Scenario, accepted, load_module, load_scenario
-from nbep.host.faults import NetworkError, PeerTimeout
+from nbep.host.faults import NetworkError
+from nbep.host.ranks.timeouts import PeerTimeout
 
 MODELS = ("checked", "delayed", "sc")  # the one that says most comes first
 # What a search runs if no model is asked for: a run of `checked` takes the same steps as one of `sc` with its seed, so

@@ -23,7 +23,7 @@ from nbep.device.layout.intranode import RingShape, num_nvl_bytes_needed
 from nbep.host.buffer import Buffer as NbepBuffer
 from nbep.host.config import Config, fit_config
 from nbep.host.events import EventOverlap
-from nbep.host.symmetric import NodeMemory
+from nbep.host.node import Node
 from nbep.host.tokens import BF16_BYTES
 
 
@@ -178,7 +178,7 @@ def _of_async(event: EventOverlap, is_async: bool) -> EventOverlap:
 class Runtime:
     """What DeepEP's deep_ep_cpp.Buffer tells of itself."""
 
-    def __init__(self, memory: NodeMemory):
+    def __init__(self, memory: Node):
         self._memory = memory
 
     def is_available(self) -> bool:

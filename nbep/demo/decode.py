@@ -16,8 +16,8 @@ import numpy as np
 import nbep
 from nbep import reference
 from nbep.demo.layer import EnterPhase, Model, Settings
-from nbep.host.comm import InProcessComm
 from nbep.host.low_latency.handle import LowLatencyHandle
+from nbep.host.ranks.comm import InProcessComm
 
 PHASES = ("dispatch", "experts", "combine", "done")
 NUM_BATCHES = 2

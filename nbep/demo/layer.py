@@ -14,7 +14,7 @@ import numpy as np
 
 import nbep
 from nbep import reference
-from nbep.host.comm import InProcessComm
+from nbep.host.ranks.comm import InProcessComm
 
 PHASES = ("gate", "layout", "dispatch", "experts", "combine", "done")
 EnterPhase = Callable[[int, str], None]  # rank, phase

@@ -4,7 +4,7 @@ They are sizes, strides and indices of 32 bits with sign, and code computes with
 `n // 128`, which rounds down, takes six instructions, and a product of two numbers three multiplications. If not, that
 is a shift, and one multiplication. It takes low-latency dispatch on sm_90 from 83 registers to 70.
 
-A launch on the emulator checks it; see nbep.host.runtime.launches. A kernel from elsewhere may get any numbers.
+A launch on the emulator checks it; see nbep.host.target.launches. A kernel from elsewhere may get any numbers.
 """
 
 import re

@@ -16,8 +16,8 @@ from typing import Any
 from nbep.device.layout.intranode import MAX_TOPK
 from nbep.host import validate
 from nbep.host.arguments import flags, integer
-from nbep.host.comm import DEFAULT_TIMEOUT_MS, connect, gather_results
 from nbep.host.config import COMBINE_TABLE, DISPATCH_TABLE, Config, table_config
+from nbep.host.connect import connect
 from nbep.host.dropped import Name, give_back_dropped, keep_dropped
 from nbep.host.events import EventHandle, EventOverlap
 from nbep.host.internode.combine import combine as internode_combine
@@ -30,13 +30,15 @@ from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.layout import get_dispatch_layout
 from nbep.host.local_buffer import local_buffer_tensor
 from nbep.host.low_latency.verbs import LowLatencyVerbs
-from nbep.host.network import check_target, create_transport, mapped_transport
-from nbep.host.network.transport import NetworkOptions, NicOptions, TransportName, chosen_options
 from nbep.host.one_thread import in_turn
-from nbep.host.rdma import rdma_trailer_bytes
-from nbep.host.runtime.base import Array, HandleType, Stream
+from nbep.host.ranks.comm import gather_results
+from nbep.host.ranks.timeouts import DEFAULT_TIMEOUT_MS
 from nbep.host.symmetric import NodeMemory
+from nbep.host.target.base import Array, HandleType, Stream
 from nbep.host.tokens import NO_COUNTS, Counts
+from nbep.host.transport import check_target, create_transport, mapped_transport
+from nbep.host.transport.base import NetworkOptions, NicOptions, TransportName, chosen_options
+from nbep.host.transport.rdma import rdma_trailer_bytes
 
 
 class Buffer(LowLatencyVerbs):

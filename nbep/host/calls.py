@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from nbep.device.protocols.calls import RANK_WORD, WORDS_OF_VERB, Call
 from nbep.device.protocols.waits import CALLS_DIFFER, ONE, FaultReport
+from nbep.host.config import Config
 from nbep.host.dtypes import ROW_DTYPES
-
-if TYPE_CHECKING:
-    from nbep.host.call_log import Arguments
-    from nbep.host.config import Config
-    from nbep.host.symmetric import NodeMemory
-    from nbep.host.tokens import Tokens
+from nbep.host.node import Node
+from nbep.host.ranks.call_log import Arguments
+from nbep.host.tokens import Tokens
 
 DISPATCH, COMBINE = range(2)
 VERBS = ("dispatch", "combine")
@@ -60,7 +57,7 @@ def digest_of(words: Iterable[int]) -> int:
 
 
 def dispatch_call(
-    memory: NodeMemory,
+    memory: Node,
     tokens: Tokens,
     num_experts: int | None,
     config: Config,

@@ -14,8 +14,8 @@ from nbep.device.kernels.per_token_cast_to_fp8 import per_token_cast_to_fp8 as c
 from nbep.device.protocols.fp8 import COLUMNS
 from nbep.host import validate
 from nbep.host.arguments import flags
-from nbep.host.runtime.base import Array, Runtime, current_runtime
 from nbep.host.spawn import spawn
+from nbep.host.target.base import Array, Runtime, current_runtime
 
 T = TypeVar("T")
 WARP = 32

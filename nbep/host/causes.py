@@ -9,28 +9,42 @@ is told of that, with both values.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from nbep.device.kernels.low_latency.coordinator import UNCLEAN
 from nbep.device.layout.intranode import CALL_BYTES, CALL_WORDS, MAX_NVL_PEERS, RELAYED_WORDS, TOLD
+from nbep.device.layout.low_latency import WORDS_OF_CALL, call_offset
+from nbep.device.protocols.arrivals import number_of
 from nbep.device.protocols.calls import TOLD_WORDS
-from nbep.device.protocols.waits import IBGDA_ERROR, OF_NODE, REPORT_WORDS, FaultReport
-from nbep.host.calls import relayed_error
-from nbep.host.faults import PeerTimeout, fault_error
-from nbep.host.low_latency.calls import late_difference
-from nbep.host.runtime.base import HostWords
-
-if TYPE_CHECKING:
-    from nbep.host.symmetric import NodeMemory
+from nbep.device.protocols.waits import (
+    CALLS_DIFFER,
+    DISPATCH_RECEIVER_ROWS,
+    IBGDA_ERROR,
+    LOW_LATENCY_CALLS_DIFFER,
+    LOW_LATENCY_CHOICE,
+    LOW_LATENCY_HALF,
+    OF_NODE,
+    REPORT_WORDS,
+    SITES,
+    FaultReport,
+)
+from nbep.host import calls
+from nbep.host.faults import NetworkError, noting, with_gone
+from nbep.host.low_latency import calls as low_latency_calls
+from nbep.host.low_latency.memory import LowLatencyMemory
+from nbep.host.node import Node
+from nbep.host.ranks.processes import NOBODY, Gone
+from nbep.host.ranks.timeouts import PeerTimeout
+from nbep.host.target.base import HostWords
 
 
 class KernelReport:
     """The first failure of a rank's kernels. Every call of the buffer raises it, or at last destroy."""
 
-    def __init__(self, memory: NodeMemory, words: HostWords):
+    def __init__(self, memory: Node, words: HostWords):
         self._memory = memory
         self._words = words
         self._error: Exception | None = None
@@ -80,7 +94,7 @@ class KernelReport:
             self._error = error_of(self._memory, report)
 
 
-def error_of(memory: NodeMemory, report: FaultReport) -> Exception:
+def error_of(memory: Node, report: FaultReport) -> Exception:
     """What a rank raises whose kernel has reported something."""
     if report.site in OF_NODE:  # they count the ranks of the node
         report = report._replace(peer=report.peer + memory.first_in_node)
@@ -93,24 +107,89 @@ def error_of(memory: NodeMemory, report: FaultReport) -> Exception:
     error = fault_error(memory.rank, report, memory.timeout_ms, network, gone)
     if isinstance(error, PeerTimeout) and not memory.runtime.is_capturing:
         with suppress(RuntimeError):  # a GPU that has failed
-            error = _late_difference(memory) or _passed_on(memory) or error
+            error = _late_error(memory) or _passed_on(memory) or error
     return error
 
 
-def _late_difference(memory: NodeMemory) -> Exception | None:
+def _late_error(memory: Node) -> Exception | None:
     """What words of low-latency calls say that no kernel has come to compare."""
-    report = None if memory.low_latency is None else late_difference(memory.low_latency)
+    report = None if memory.low_latency is None else _late_difference(memory.low_latency)
     return None if report is None else fault_error(memory.rank, report, memory.timeout_ms)
 
 
-def _passed_on(memory: NodeMemory) -> ValueError | None:
+def _late_difference(mode: LowLatencyMemory) -> FaultReport | None:
+    """What the teller would have reported, had it come that far: another call than this rank's in a received half."""
+    for half, own in mode.received_calls():
+        begin = call_offset(mode.num_rdma_bytes, half, 0, 0)
+        cells = mode.symmetric.read(begin, mode.num_ranks * WORDS_OF_CALL, np.int32)
+        for place, value in enumerate(cells.tolist()):
+            peer, index = divmod(place, WORDS_OF_CALL)
+            if value < 0 and number_of(value) != own[index]:
+                return FaultReport(1, LOW_LATENCY_CALLS_DIFFER, peer, own[index], number_of(value), 0, 0, index)
+    return None
+
+
+def _passed_on(memory: Node) -> ValueError | None:
     """What another rank of this node has passed on of a call that differs; see kernels.internode.meet_nodes."""
     read, signals = memory.symmetric.read, memory.num_nvl_bytes
     for peer in read(signals + TOLD, MAX_NVL_PEERS, np.int32).nonzero()[0].tolist():
         own, relayed = (
             read(signals + start + CALL_BYTES * peer, TOLD_WORDS, np.int32) - 1 for start in (CALL_WORDS, RELAYED_WORDS)
         )
-        error = relayed_error(memory.rank, own.tolist(), relayed.tolist())
+        error = calls.relayed_error(memory.rank, own.tolist(), relayed.tolist())
         if error is not None:
             return error
     return None
+
+
+def fault_error(
+    rank: int, report: FaultReport, timeout_ms: float, network: Sequence[str] = (), gone: Gone = NOBODY
+) -> Exception:
+    """The exception for a report whose status is not 0.
+
+    network: what is known of the network to the peer; gone: ranks that do nothing any more
+    """
+    if report.site == DISPATCH_RECEIVER_ROWS and report.channel < 0:
+        return ValueError(
+            f"recv_x: got {report.seen} rows on rank {rank}; must be at least {report.expected}, the tokens that came. "
+            f"Either num_worst_tokens or, if none was given, num_zero_copy_bytes at construction is too small"
+        )
+    if report.site == DISPATCH_RECEIVER_ROWS:
+        return ValueError(
+            f"recv_x: got {report.seen} rows on rank {rank}; must be at least {report.expected}, "
+            f"the tokens that came up to channel {report.channel} of rank {report.peer}. Either num_worst_tokens is "
+            f"too small or, if none was given, rank {report.peer} sends more tokens (is_token_in_rank) than it "
+            f"announced (num_tokens_per_rank, or the handle)"
+        )
+    if report.site == CALLS_DIFFER:
+        return calls.difference_error(rank, report)
+    if report.site == LOW_LATENCY_CALLS_DIFFER:
+        return low_latency_calls.difference_error(rank, report)
+    if report.site == LOW_LATENCY_HALF and report.expected == UNCLEAN:
+        return ValueError(
+            f"low-latency calls: got a replay of a CUDA graph on rank {rank} after masks were taken off; must come "
+            f"after clean_low_latency_buffer on all ranks"
+        )
+    if report.site == LOW_LATENCY_HALF:
+        return ValueError(
+            f"low-latency calls: got one in half {report.seen} on rank {rank}; must be in half {report.expected}: "
+            f"calls take the halves in turn, and a CUDA graph holds an even number of them"
+        )
+    if report.site == LOW_LATENCY_CHOICE:
+        return ValueError(
+            f"topk_idx[{report.channel}, {report.expected}]: got {report.seen} on rank {rank}; must be -1 or an expert "
+            f"that there is, each once for a token. If it is so, calls did not take the halves in turn and used slots "
+            f"of another call: a CUDA graph holds an even number of calls"
+        )
+    if report.site == IBGDA_ERROR:
+        return NetworkError(rank, report.peer, report.channel, report.expected, report.seen, network)
+    role, cell, awaited = SITES.get(report.site) or ("kernel", f"a cell of site {report.site}", "it")
+    where = f"block {report.block}, thread {report.thread}"
+    if report.site not in OF_NODE:
+        where += f", channel {report.channel}"
+    message = (
+        f"rank {rank}: the {role} ({where}) waited more than {timeout_ms:g} ms for rank {report.peer}: "
+        f"{awaited}. It polled {cell}, expected {report.expected}, saw {report.seen}"
+    )
+    message = "\n  ".join((with_gone(message, gone), *network))
+    return noting(PeerTimeout(message, rank, report.peer, role, cell, report), gone)

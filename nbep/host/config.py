@@ -5,6 +5,7 @@ Source: DeepEP csrc/config.hpp; deep_ep/buffer.py, get_dispatch_config and get_c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -268,3 +269,31 @@ def fit_config(config: Config, num_nvl_bytes: int, num_ranks: int, *token_sizes:
         num_max_nvl_chunked_send_tokens=chunk if chunk < slots else slots // 2,
         num_max_nvl_chunked_recv_tokens=slots,
     )
+
+
+def fit_rings(
+    config: Config, rings_of: Callable[[Config], Rings], num_nvl_bytes: int, num_rdma_bytes: int, num_nodes: int
+) -> Config:
+    """The config with as many ring slots as the buffers hold, if they hold fewer. For default configs only.
+
+    num_nodes: which share an NVL ring's slots in combine; 1 in dispatch. A chunk for which a ring is too small becomes
+    smaller too. If not even the fewest slots fit, the caller finds the buffer too small.
+    """
+
+    def with_nvl(slots: int) -> Config:
+        chunk = min(config.num_max_nvl_chunked_send_tokens, max(1, slots // (2 * num_nodes)))
+        return replace(
+            config, num_max_nvl_chunked_recv_tokens=max(slots, chunk + 1), num_max_nvl_chunked_send_tokens=chunk
+        )
+
+    def with_rdma(slots: int) -> Config:
+        chunk = max(1, min(config.num_max_rdma_chunked_send_tokens, slots // 2))
+        slots = slots // chunk * chunk  # the config rounds up
+        return replace(config, num_max_rdma_chunked_recv_tokens=slots, num_max_rdma_chunked_send_tokens=chunk)
+
+    nvl = config.num_max_nvl_chunked_recv_tokens
+    slots = most_that_fit(max(2, num_nodes), nvl, lambda n: rings_of(with_nvl(n)).num_nvl_bytes <= num_nvl_bytes)
+    config = config if slots == nvl else with_nvl(slots)
+    rdma = config.num_max_rdma_chunked_recv_tokens
+    slots = most_that_fit(2, rdma, lambda n: rings_of(with_rdma(n)).num_rdma_bytes <= num_rdma_bytes)
+    return config if slots == rdma else with_rdma(slots)

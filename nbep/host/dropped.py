@@ -12,17 +12,23 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from nbep.host.runtime.base import Runtime
-
-if TYPE_CHECKING:
-    from nbep.host.symmetric import NodeMemory
+from nbep.host.target.base import Runtime
 
 Name = tuple[int, ...]  # the number that each rank has given to the buffer: no two buffers of a rank have one
 
 
-def keep_dropped(memory: NodeMemory) -> None:
+class Dropped(Protocol):
+    """What a Buffer holds."""
+
+    name: Name
+    runtime: Runtime
+
+    def close(self) -> None: ...
+
+
+def keep_dropped(memory: Dropped) -> None:
     """Nobody but its kernels uses the memory any more."""
     memory.runtime.dropped[memory.name] = memory
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from nbep.host.arguments import refuse
-from nbep.host.runtime.base import Event, PastEvent, current_runtime
-from nbep.host.targets import why_no_gpu
+from nbep.host.target.base import Event, PastEvent, current_runtime
+from nbep.host.target.resolve import why_no_gpu
 
 
 class EventHandle:
@@ -54,7 +54,7 @@ def _end_without_runtime() -> Event:
     """The end of the current stream of a GPU, where one is in use. What the emulator runs comes with its runtime."""
     if os.environ.get("NBEP_TARGET") == "emulator" or why_no_gpu() is not None:
         return PastEvent()
-    from nbep.host.runtime.cuda.streams import record_current_stream
+    from nbep.host.target.cuda.streams import record_current_stream
 
     return record_current_stream()
 

@@ -6,24 +6,14 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-from nbep.device.kernels.low_latency.coordinator import UNCLEAN
 from nbep.device.protocols.waits import (
-    CALLS_DIFFER,
-    DISPATCH_RECEIVER_ROWS,
-    IBGDA_ERROR,
-    LOW_LATENCY_CALLS_DIFFER,
-    LOW_LATENCY_CHOICE,
-    LOW_LATENCY_HALF,
     OF_NODE,
     SITES,
-    FaultReport,
     report_fault,
 )
 from nbep.emulator.reports.expected import Told
-from nbep.host import calls
-from nbep.host.comm import join_ranks
-from nbep.host.low_latency import calls as low_latency_calls
-from nbep.host.processes import NOBODY, Gone
+from nbep.host.ranks.processes import NOBODY, Gone
+from nbep.host.ranks.timeouts import PeerTimeout, join_ranks
 
 # Source: rdma-core providers/mlx5/mlx5dv.h, MLX5_CQE_SYNDROME_*
 SYNDROMES = {
@@ -40,32 +30,6 @@ SYNDROMES = {
     0x16: "receiver-not-ready retry counter exceeded",
     0x22: "remote aborted",
 }
-
-
-class PeerTimeout(RuntimeError):
-    """This rank waited too long for a peer. What the call left behind is right or NaN; the buffer is of no use now.
-
-    Attributes:
-        rank: who waited
-        peer: for whom, or for whom first
-        role: the waiting role, e.g. "dispatch receiver"; "destroy" if the CPU waited for peers to destroy theirs,
-            "zero copy" if it waited for its NIC, "atomic" if the emulator waited to make one
-        cell: the cell that a kernel polled, e.g. "tail"; None if the CPU waited
-        report: the whole FaultReport of a kernel; None if the CPU waited
-        gone: ranks whose processes have ended or are stopped, as far as this host can tell
-    """
-
-    gone: tuple[int, ...] = ()
-
-    def __init__(
-        self, message: str, rank: int, peer: int, role: str, cell: str | None = None, report: FaultReport | None = None
-    ):
-        super().__init__(message)
-        self.rank = rank
-        self.peer = peer
-        self.role = role
-        self.cell = cell
-        self.report = report
 
 
 class NetworkError(RuntimeError):
@@ -113,59 +77,6 @@ def read_report(thread: Any, frame: FrameType | None) -> Told | None:
     )
 
 
-def fault_error(
-    rank: int, report: FaultReport, timeout_ms: float, network: Sequence[str] = (), gone: Gone = NOBODY
-) -> Exception:
-    """The exception for a report whose status is not 0.
-
-    network: what is known of the network to the peer; gone: ranks that do nothing any more
-    """
-    if report.site == DISPATCH_RECEIVER_ROWS and report.channel < 0:
-        return ValueError(
-            f"recv_x: got {report.seen} rows on rank {rank}; must be at least {report.expected}, the tokens that came. "
-            f"Either num_worst_tokens or, if none was given, num_zero_copy_bytes at construction is too small"
-        )
-    if report.site == DISPATCH_RECEIVER_ROWS:
-        return ValueError(
-            f"recv_x: got {report.seen} rows on rank {rank}; must be at least {report.expected}, "
-            f"the tokens that came up to channel {report.channel} of rank {report.peer}. Either num_worst_tokens is "
-            f"too small or, if none was given, rank {report.peer} sends more tokens (is_token_in_rank) than it "
-            f"announced (num_tokens_per_rank, or the handle)"
-        )
-    if report.site == CALLS_DIFFER:
-        return calls.difference_error(rank, report)
-    if report.site == LOW_LATENCY_CALLS_DIFFER:
-        return low_latency_calls.difference_error(rank, report)
-    if report.site == LOW_LATENCY_HALF and report.expected == UNCLEAN:
-        return ValueError(
-            f"low-latency calls: got a replay of a CUDA graph on rank {rank} after masks were taken off; must come "
-            f"after clean_low_latency_buffer on all ranks"
-        )
-    if report.site == LOW_LATENCY_HALF:
-        return ValueError(
-            f"low-latency calls: got one in half {report.seen} on rank {rank}; must be in half {report.expected}: "
-            f"calls take the halves in turn, and a CUDA graph holds an even number of them"
-        )
-    if report.site == LOW_LATENCY_CHOICE:
-        return ValueError(
-            f"topk_idx[{report.channel}, {report.expected}]: got {report.seen} on rank {rank}; must be -1 or an expert "
-            f"that there is, each once for a token. If it is so, calls did not take the halves in turn and used slots "
-            f"of another call: a CUDA graph holds an even number of calls"
-        )
-    if report.site == IBGDA_ERROR:
-        return NetworkError(rank, report.peer, report.channel, report.expected, report.seen, network)
-    role, cell, awaited = SITES.get(report.site) or ("kernel", f"a cell of site {report.site}", "it")
-    where = f"block {report.block}, thread {report.thread}"
-    if report.site not in OF_NODE:
-        where += f", channel {report.channel}"
-    message = (
-        f"rank {rank}: the {role} ({where}) waited more than {timeout_ms:g} ms for rank {report.peer}: "
-        f"{awaited}. It polled {cell}, expected {report.expected}, saw {report.seen}"
-    )
-    message = "\n  ".join((_with_gone(message, gone), *network))
-    return _noting(PeerTimeout(message, rank, report.peer, role, cell, report), gone)
-
-
 def unread_error(rank: int, peer: int, timeout_ms: float, network: Sequence[str]) -> PeerTimeout:
     """The exception of a rank that wants to write where its NIC has yet to read."""
     message = f"rank {rank}: its NIC has not read what goes to rank {peer} in {timeout_ms:g} ms"
@@ -188,14 +99,14 @@ def destroy_error(rank: int, missing: list[int], timeout_ms: float, gone: Gone =
         f"rank {rank}: {join_ranks(missing)} did not come to destroy in {timeout_ms:g} ms, or had given up before. The "
         f"buffer's memory stays allocated until the process ends: a peer may still use it"
     )
-    return _noting(PeerTimeout(_with_gone(message, gone), rank, missing[0], "destroy"), gone)
+    return noting(PeerTimeout(with_gone(message, gone), rank, missing[0], "destroy"), gone)
 
 
-def _with_gone(message: str, gone: Gone) -> str:
+def with_gone(message: str, gone: Gone) -> str:
     return f"{message}; {gone}" if gone else message
 
 
-def _noting(error: PeerTimeout, gone: Gone) -> PeerTimeout:
+def noting(error: PeerTimeout, gone: Gone) -> PeerTimeout:
     error.gone = tuple(sorted(gone.ended + gone.stopped))
     return error
 

@@ -14,12 +14,14 @@ from nbep.device.kernels.get_dispatch_layout import (
 from nbep.device.kernels.get_dispatch_layout import get_dispatch_layout as layout_kernel
 from nbep.host import validate
 from nbep.host.events import EventOverlap
-from nbep.host.runtime.base import Array, MaybeArray
-from nbep.host.symmetric import LAYOUT_MAX_BLOCKS, NodeMemory, Order
+from nbep.host.node import Node, Order
+from nbep.host.target.base import Array, MaybeArray
+
+LAYOUT_MAX_BLOCKS = 32
 
 
 def get_dispatch_layout(
-    memory: NodeMemory,
+    memory: Node,
     topk_idx: Array,
     num_experts: int,
     previous_event: EventOverlap | None,

@@ -7,11 +7,11 @@ from typing import Any
 
 from nbep.host import validate
 from nbep.host.arguments import flags, integer, refuse
-from nbep.host.runtime.base import Array
-from nbep.host.symmetric import NodeMemory
+from nbep.host.node import Node
+from nbep.host.target.base import Array
 
 
-def local_buffer_tensor(memory: NodeMemory, dtype: Any, size: Any, offset: Any, use_rdma_buffer: Any) -> Array:
+def local_buffer_tensor(memory: Node, dtype: Any, size: Any, offset: Any, use_rdma_buffer: Any) -> Array:
     """See Buffer.get_local_buffer_tensor."""
     symmetric, num_bytes = memory.symmetric, memory.num_nvl_bytes
     flags(use_rdma_buffer=use_rdma_buffer)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nbep.host.runtime.base import MaybeArray, Runtime
+from nbep.host.target.base import MaybeArray, Runtime
 
 NOTHING = None, None, None
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nbep.emulator import World
-from nbep.emulator.world import MEMORY_MODELS
+from nbep.emulator.run import MEMORY_MODELS
 from nbep.host.arguments import integer
-from nbep.host.comm import CommGroup, InProcessComm
-from nbep.host.runtime.base import set_current_runtime
-from nbep.host.runtime.emulator import EmulatorRuntime
-from nbep.host.targets import resolve_target
+from nbep.host.ranks.comm import CommGroup, InProcessComm
+from nbep.host.target.base import set_current_runtime
+from nbep.host.target.emulator import EmulatorRuntime
+from nbep.host.target.resolve import resolve_target
 
 
 def spawn(
@@ -56,7 +56,7 @@ def spawn(
     if on_failure is not None and not callable(on_failure):
         raise ValueError(f"on_failure: got {type(on_failure).__name__}; must be callable, or None")
     if target == "cuda":
-        from nbep.host.runtime.cuda.ranks import run_virtual_ranks
+        from nbep.host.target.cuda.ranks import run_virtual_ranks
 
         return run_virtual_ranks(fn, num_ranks, args)
 

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -39,34 +39,31 @@ from nbep.device.layout.intranode import (
 from nbep.device.protocols.calls import Call
 from nbep.device.protocols.peers import Bounds, HostPeers, Peers
 from nbep.device.protocols.waits import REPORT_BYTES, REPORT_WORDS
-from nbep.host import validate
+from nbep.host import counters, validate
 from nbep.host.arguments import integer, refuse
-from nbep.host.await_ranks import end_without_mpi
-from nbep.host.call_log import Arguments, CallLog
 from nbep.host.calls import VERBS, arguments_of
 from nbep.host.causes import KernelReport
-from nbep.host.comm import Communicator, await_all, connect, gather_results, is_mpi_comm
+from nbep.host.connect import connect
 from nbep.host.events import EventHandle, EventOverlap, handle_of
 from nbep.host.faults import destroy_error, destroyed_without
 from nbep.host.internode.memory import KERNELS as INTERNODE_KERNELS
 from nbep.host.internode.memory import InternodeMemory
 from nbep.host.intranode.direct import DirectMemory
 from nbep.host.low_latency.memory import LowLatencyMemory
-from nbep.host.network import check_target, create_transport
-from nbep.host.network.transport import NetworkOptions, NicOptions, Transport, TransportName
-from nbep.host.processes import Gone, Process, who_is_gone
-from nbep.host.rdma import RdmaMemory
-from nbep.host.roll_call import RollCall
-from nbep.host.runtime.base import Array, Event, HandleType, Kernel, Memory, PastEvent, Runtime
-from nbep.host.runtime.new_arrays import Make, Wanted
-from nbep.host.undo import Undo
+from nbep.host.node import Empty, Order
+from nbep.host.ranks.await_ranks import end_without_mpi
+from nbep.host.ranks.call_log import Arguments, CallLog
+from nbep.host.ranks.comm import Communicator, await_all, gather_results, is_mpi_comm
+from nbep.host.ranks.processes import Gone, Process, who_is_gone
+from nbep.host.ranks.roll_call import RollCall
+from nbep.host.ranks.undo import Undo
+from nbep.host.target.base import Array, Event, HandleType, Kernel, Memory, PastEvent, Runtime
+from nbep.host.target.new_arrays import Make, Wanted
+from nbep.host.transport import check_target, create_transport
+from nbep.host.transport.base import NetworkOptions, NicOptions, Transport, TransportName
+from nbep.host.transport.rdma import RdmaMemory
 
 BARRIER_KERNELS = notify_dispatch, cached_notify_dispatch, cached_notify_combine
-LAYOUT_MAX_BLOCKS = 32
-COUNTER_WORDS = 2 + MAX_LOCAL_EXPERTS  # moe_recv_counter, one for each local expert, moe_recv_rdma_counter
-RDMA_COUNTER = COUNTER_WORDS - 1
-
-Empty = Callable[[tuple[int, ...], str], Array]  # a new array of a shape and a dtype
 AnyMemory = TypeVar("AnyMemory", bound=Memory)
 
 
@@ -75,13 +72,6 @@ def _describe_workspace(offset: int) -> str:
     if offset >= ALIGNMENT_BYTES:
         return f"layout totals[{(offset - ALIGNMENT_BYTES) // 4}]"
     return "claim" if offset < ALIGNMENT_BYTES // 2 else "layout arrivals"
-
-
-class Order(NamedTuple):
-    """What the caller said of a call's place among other work; see Buffer.get_dispatch_layout."""
-
-    previous_event: EventOverlap | None
-    allocate_on_comm_stream: bool
 
 
 class NodeMemory:
@@ -245,13 +235,11 @@ class NodeMemory:
                 ALIGNMENT_BYTES + 4 * self._num_layout_counters, "claim and layout workspace", _describe_workspace
             )
         )
-        # Two sets of counters: one that the CPU polls, and one for launches that no CPU waits for. A launch of the
-        # second kind may still run when the next call resets the first set.
         self.host_visible = owned(
-            runtime.allocate_host_visible(ALIGNMENT_BYTES + 2 * 4 * COUNTER_WORDS, "fault report and counters")
+            runtime.allocate_host_visible(ALIGNMENT_BYTES + counters.NUM_BYTES, "fault report and counters")
         )
         self.report = KernelReport(self, self.host_visible.words(0, REPORT_WORDS))
-        self.counters = self.host_visible.words(ALIGNMENT_BYTES, COUNTER_WORDS)
+        self.counters = counters.Counters(self.host_visible, ALIGNMENT_BYTES)
         assert REPORT_BYTES <= ALIGNMENT_BYTES
         if rdma_transport is None:
             return self.transport.handle, None, Process.own()
@@ -387,15 +375,6 @@ class NodeMemory:
     @property
     def layout_totals(self) -> int:
         return self.device.address + ALIGNMENT_BYTES
-
-    def counter_addresses(self, polled: bool) -> tuple[int, int]:
-        """Addresses of moe_recv_counter and of moe_recv_expert_counter."""
-        base = self.host_visible.address + ALIGNMENT_BYTES + (0 if polled else 4 * COUNTER_WORDS)
-        return base, base + 4
-
-    def rdma_counter_address(self, polled: bool) -> int:
-        """Address of moe_recv_rdma_counter."""
-        return self.counter_addresses(polled)[0] + 4 * RDMA_COUNTER
 
     @contextmanager
     def allocations(self, order: Order, like: Array) -> Iterator[Empty]:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from nbep.host import validate
-from nbep.host.runtime.base import Array, MaybeArray, Runtime
-from nbep.host.symmetric import RDMA_COUNTER, Empty, NodeMemory
+from nbep.host.counters import Received
+from nbep.host.node import Empty, Node
+from nbep.host.target.base import Array, MaybeArray, Runtime
 
 BF16_BYTES = 2
 MAX_ROWS = (1 << 31) - 1
@@ -67,7 +66,7 @@ def empty_rows(runtime: Runtime, empty: Empty, tokens: Tokens, num_rows: int) ->
     }
 
 
-def check_counts(memory: NodeMemory, tokens: Tokens, counts: Counts, num_worst_tokens: int, may_read: bool) -> None:
+def check_counts(memory: Node, tokens: Tokens, counts: Counts, num_worst_tokens: int, may_read: bool) -> None:
     """What get_dispatch_layout found out, and top-k, fit to the tokens. may_read: see validate.may_read"""
     runtime, num_ranks = memory.runtime, memory.num_ranks
     for name, value in counts._asdict().items():
@@ -107,35 +106,28 @@ def check_counts(memory: NodeMemory, tokens: Tokens, counts: Counts, num_worst_t
             validate.refuse("num_worst_tokens", num_worst_tokens, allowed)
 
 
-def wait_counters(memory: NodeMemory, num_local_experts: int) -> tuple[int, list[int], int]:
-    """Block the CPU until the counters have arrived that a notify kernel writes.
+def wait_counters(memory: Node, num_local_experts: int) -> Received:
+    """Block the CPU until the counters have arrived that a notify kernel writes."""
 
-    Returns: moe_recv_counter, that of each local expert, and between nodes moe_recv_rdma_counter, else 0
-    """
-
-    def expected() -> np.ndarray:
-        return memory.counters.poll(0, 1 + num_local_experts)
-
-    def of_node() -> np.ndarray:
-        return memory.counters.poll(RDMA_COUNTER, RDMA_COUNTER + (memory.internode is not None))
-
-    def arrived() -> bool:
-        return bool((expected() >= 0).all() and (of_node() >= 0).all())
+    def poll() -> Received | None:
+        return memory.counters.poll(num_local_experts, memory.internode is not None)
 
     # The kernel's own waits are over first, and say more.
     timeout_ns = int(2 * memory.timeout_ms * 1e6)
     memory.runtime.wait_until(
-        lambda: memory.has_fault or arrived(), lambda: "moe_recv_counter: the counts of received tokens", timeout_ns
+        lambda: memory.has_fault or poll() is not None,
+        lambda: "moe_recv_counter: the counts of received tokens",
+        timeout_ns,
     )
     memory.check_faults()
-    if not arrived():
+    received = poll()
+    if received is None:
         gone = memory.who_is_gone()
         raise RuntimeError(
             f"rank {memory.rank}: the counts of received tokens did not arrive in {timeout_ns / 1e6:g} ms"
             + (f"; {gone}" if gone else "")
         )
-    total, *of_experts = (int(count) for count in expected())
-    return total, of_experts, int(of_node().sum())
+    return received
 
 
 def pair(recv_x: Array, recv_x_scales: MaybeArray) -> Any:

@@ -5,7 +5,7 @@ Every failure is a ValueError that says which argument it is, what came and what
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -23,16 +23,15 @@ from nbep.device.layout.low_latency import TRAILER_BYTES as RDMA_TRAILER_BYTES
 from nbep.device.protocols.copies import VEC_BYTES
 from nbep.host import handle_contents
 from nbep.host.arguments import flags, integer, refuse
-from nbep.host.comm import MAX_TIMEOUT_MS, Communicator, is_mpi_comm
 from nbep.host.config import Config
 from nbep.host.dtypes import ROW_DTYPES
 from nbep.host.events import EventOverlap, handle_of
+from nbep.host.intranode.direct import DirectMemory
 from nbep.host.intranode.handle import DispatchHandle
-from nbep.host.runtime.base import Array, HandleType, Runtime
-
-if TYPE_CHECKING:
-    from nbep.host.intranode.direct import DirectMemory
-    from nbep.host.symmetric import NodeMemory
+from nbep.host.node import Node
+from nbep.host.ranks.comm import Communicator, is_mpi_comm
+from nbep.host.ranks.timeouts import MAX_TIMEOUT_MS
+from nbep.host.target.base import Array, HandleType, Runtime
 
 INTRANODE_RANKS = (2, 4, 8)
 MAX_SCALES = 1024
@@ -222,7 +221,7 @@ def stream_options(previous_event: object, async_finish: Any, allocate_on_comm_s
         )
 
 
-def may_read(memory: NodeMemory, previous_event: EventOverlap | None) -> bool:
+def may_read(memory: Node, previous_event: EventOverlap | None) -> bool:
     """Whether the contents of the arguments can be checked: they are in reach, and nobody is about to write them.
 
     What an earlier call of this buffer returns may be passed on before it is written: the comm stream runs in order.
@@ -354,7 +353,7 @@ def config(value: object, num_ranks: int, min_threads: int) -> None:
         )
 
 
-def zero_copy(memory: NodeMemory) -> DirectMemory:
+def zero_copy(memory: Node) -> DirectMemory:
     """The memory for calls without rings."""
     if memory.direct is None:
         refuse("zero_copy", True, "False: num_zero_copy_bytes was 0 at construction")
@@ -376,7 +375,7 @@ def buffer_size(shape: RingShape, num_nvl_bytes: int) -> None:
         )
 
 
-def handle(memory: NodeMemory, value: Any, previous_event: EventOverlap | None) -> DispatchHandle:
+def handle(memory: Node, value: Any, previous_event: EventOverlap | None) -> DispatchHandle:
     """A handle of this buffer. A tuple or list of the six arrays is taken too, but nobody knows whose it is."""
     if isinstance(value, (tuple, list)) and len(value) == 6:
         value = DispatchHandle(*value)
@@ -391,7 +390,7 @@ def handle(memory: NodeMemory, value: Any, previous_event: EventOverlap | None) 
     return value
 
 
-def _handle_arrays(memory: NodeMemory, value: DispatchHandle) -> None:
+def _handle_arrays(memory: Node, value: DispatchHandle) -> None:
     runtime, num_ranks = memory.runtime, memory.num_ranks
     array(runtime, "handle.rank_prefix_matrix", value.rank_prefix_matrix, "int32", (num_ranks, num_ranks))
     array(runtime, "handle.channel_prefix_matrix", value.channel_prefix_matrix, "int32", (num_ranks, "num_channels"))

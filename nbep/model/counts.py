@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 
-from nbep.host.network.transport import TransportName
+from nbep.host.transport.base import TransportName
 from nbep.model.features import Features, total
 from nbep.model.forms import Form, NotLinear, Sample, evaluate, evaluate_exactly, find_bound, find_form, show
 from nbep.model.runs import Counts, count

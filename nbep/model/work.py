@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from nbep.host.network.transport import TransportName
+from nbep.host.transport.base import TransportName
 from nbep.reference import get_dispatch_layout
 
 INTRANODE, INTERNODE, LOW_LATENCY = MODES = ("intranode", "internode", "low_latency")

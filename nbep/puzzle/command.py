@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nbep.device.terminal import STDOUT, add_json, write_json
-from nbep.host.targets import resolve_target
+from nbep.host.target.resolve import resolve_target
 from nbep.puzzle.check import MODELS, attempt, check, explain
 from nbep.puzzle.frame import Puzzle
 

@@ -18,14 +18,14 @@ def main_of(name: str):
 
 @pytest.mark.parametrize("name", GPU_BENCHMARKS)
 def test_without_a_gpu_one_line_says_so(name, monkeypatch, capsys):
-    monkeypatch.setattr("nbep.host.runtime.cuda.driver.unusable_reason", lambda: "no driver\nwas found")
+    monkeypatch.setattr("nbep.host.target.cuda.driver.unusable_reason", lambda: "no driver\nwas found")
     assert main_of(name)([]) == 2
     assert capsys.readouterr().err == f"nbep bench {name} needs a GPU: no driver\n"
 
 
 @pytest.mark.parametrize("name", ["internode", "intranode", "low-latency", "soak"])
 def test_without_torch_one_line_says_so(name, monkeypatch, capsys):
-    monkeypatch.setattr("nbep.host.runtime.cuda.driver.unusable_reason", lambda: None)
+    monkeypatch.setattr("nbep.host.target.cuda.driver.unusable_reason", lambda: None)
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main_of(name)([]) == 2
     assert capsys.readouterr().err == f"nbep bench {name} needs torch: pip install torch\n"

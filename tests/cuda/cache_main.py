@@ -3,7 +3,7 @@
 import sys
 
 from nbep.device.jit import KERNELS
-from nbep.host.runtime.cuda.runtime import SharedDevice
+from nbep.host.target.cuda.runtime import SharedDevice
 
 if __name__ == "__main__":
     shared = SharedDevice(0)

@@ -18,7 +18,7 @@ from cuda.bindings import driver as cu
 from mpi4py import MPI
 
 import nbep
-from nbep.host.runtime.cuda.driver import Device, check
+from nbep.host.target.cuda.driver import Device, check
 
 NUM_BYTES = 3 << 20
 ROUNDS = 3

@@ -26,8 +26,8 @@ from nbep.device.jit import kernel, over
 from nbep.device.primitives import atom_add_relaxed_sys_s32
 from nbep.device.protocols.peers import HostPeers, Peers, buffer_of
 from nbep.device.types import I32
-from nbep.host.runtime.cuda.driver import Device
-from nbep.host.runtime.process import process_runtime
+from nbep.host.target.cuda.driver import Device
+from nbep.host.target.process import process_runtime
 
 NUM_ADDS = 20_000  # of a rank
 ATTRIBUTES = ("HOST_REGISTER_SUPPORTED", "HOST_NATIVE_ATOMIC_SUPPORTED", "CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM")

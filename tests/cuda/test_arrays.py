@@ -29,7 +29,7 @@ def test_outputs_are_of_the_library_whose_arrays_went_in(library):
 def test_every_rank_sees_every_peers_memory(num_ranks):
     from cuda.bindings import driver as cu
 
-    from nbep.host.runtime.cuda.driver import check
+    from nbep.host.target.cuda.driver import check
 
     def main(comm):
         buffer = nbep.Buffer(comm, num_nvl_bytes=1024)

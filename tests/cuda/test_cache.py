@@ -12,7 +12,7 @@ from nbep.device.compile import load_kernels
 from nbep.device.jit import KERNELS, device_function, kernel, spec_of
 from nbep.device.primitives import st_weak_s32
 from nbep.device.types import Out
-from nbep.host.runtime.cuda.launcher import cache_folder, load_cubin, source_key
+from nbep.host.target.cuda.launcher import cache_folder, load_cubin, source_key
 
 PROGRAM = Path(__file__).parent / "cache_main.py"
 SPEC = SimpleNamespace(name="dispatch", label="dispatch", is_own=True)

@@ -8,7 +8,7 @@ from cases import make_case
 from intranode import Options, run
 from processes import GPU_EACH, need_gpus, run_python, surviving_mpirun
 
-from nbep.host.runtime.base import HandleType
+from nbep.host.target.base import HandleType
 
 pytestmark = pytest.mark.cuda
 
@@ -18,8 +18,8 @@ HANDLE_TYPES = get_args(HandleType)
 
 def fabric_refusal() -> str | None:
     """What the driver answers to a wish for fabric handles, None if it has them."""
-    from nbep.host.runtime.cuda.driver import Device, current_ordinal
-    from nbep.host.runtime.cuda.peers import FabricMemory
+    from nbep.host.target.cuda.driver import Device, current_ordinal
+    from nbep.host.target.cuda.peers import FabricMemory
 
     try:
         FabricMemory(Device(current_ordinal() or 0), 1, "probe").free()

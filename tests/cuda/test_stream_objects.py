@@ -11,9 +11,9 @@ if sys.platform == "darwin":
 
 from cuda.bindings.driver import CUresult, CUstreamCaptureStatus
 
-from nbep.host.runtime.cuda import runtime as cuda
-from nbep.host.runtime.cuda import streams as streams_module
-from nbep.host.runtime.cuda.runtime import CudaRuntime, CudaStream
+from nbep.host.target.cuda import runtime as cuda
+from nbep.host.target.cuda import streams as streams_module
+from nbep.host.target.cuda.runtime import CudaRuntime, CudaStream
 
 
 @pytest.fixture

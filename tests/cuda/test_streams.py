@@ -26,7 +26,7 @@ class Gate:
     """A place in a stream that its later work passes when the host says so."""
 
     def __init__(self):
-        from nbep.host.runtime.cuda.memory import HostVisibleMemory
+        from nbep.host.target.cuda.memory import HostVisibleMemory
 
         self.memory = HostVisibleMemory(128, "gate")
         self.is_open = self.memory.array(np.int32, 0, 1)
@@ -34,7 +34,7 @@ class Gate:
     def hold(self, stream) -> None:
         from cuda.bindings import driver as cu
 
-        from nbep.host.runtime.cuda.driver import check
+        from nbep.host.target.cuda.driver import check
 
         equal = cu.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ.value
         check("cuStreamWaitValue32", cu.cuStreamWaitValue32(stream.cuda_stream, self.memory.address, 1, equal))

@@ -11,8 +11,8 @@ from arrays import to_target
 from target import TARGET, spawn
 
 import nbep
-from nbep.host.runtime.base import current_runtime
-from nbep.host.runtime.emulator import EmulatorRuntime
+from nbep.host.target.base import current_runtime
+from nbep.host.target.emulator import EmulatorRuntime
 
 NUM_RANKS = 2
 NUM_EXPERTS = 4
@@ -62,7 +62,7 @@ def runtime_class() -> type:
     """What runs the target's ranks."""
     if TARGET == "emulator":
         return EmulatorRuntime
-    from nbep.host.runtime.cuda.runtime import CudaRuntime
+    from nbep.host.target.cuda.runtime import CudaRuntime
 
     return CudaRuntime
 

@@ -11,7 +11,7 @@ from low_latency import HOOK, Trip, check, make_buffer, make_low_latency_case
 from low_latency import Options as LowLatencyOptions
 
 import nbep
-from nbep.host.comm import TorchComm, is_torch_group
+from nbep.host.ranks.comm import TorchComm, is_torch_group
 
 
 def main() -> None:

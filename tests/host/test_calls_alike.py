@@ -13,8 +13,8 @@ from parts import both_parts
 import nbep
 from nbep.check import broken
 from nbep.device.protocols.calls import ONE
-from nbep.host.call_log import CallLog
 from nbep.host.calls import DIGESTS, NAMES, make_call
+from nbep.host.ranks.call_log import CallLog
 
 pytestmark = pytest.mark.emulator_only("a GPU's virtual ranks live in one process: what they launch is compared before")
 BF16 = ml_dtypes.bfloat16

@@ -6,7 +6,7 @@ from target import spawn
 
 import nbep
 from nbep.device.layout.intranode import BARRIER_SIGNAL_BYTES
-from nbep.host.runtime.emulator import EmulatedStream, EmulatedSymmetricMemory, EmulatorRuntime
+from nbep.host.target.emulator import EmulatedStream, EmulatedSymmetricMemory, EmulatorRuntime
 
 emulator_only = pytest.mark.emulator_only("what fails is the emulator's memory")
 

@@ -17,7 +17,7 @@ from nbep.device.protocols.waits import (
     SITES,
     FaultReport,
 )
-from nbep.host.faults import fault_error
+from nbep.host.causes import fault_error
 from nbep.reference import BF16
 
 

@@ -16,12 +16,12 @@ from nbep.device.jit import kernel
 from nbep.device.primitives import st_weak_s32
 from nbep.device.protocols.peers import Bounds, HostPeers
 from nbep.device.types import Out
-from nbep.host.network import mapped_transport
-from nbep.host.network.transport import NetworkOptions, NicOptions
-from nbep.host.runtime.cuda import launcher
-from nbep.host.runtime.cuda import runtime as cuda_runtime
-from nbep.host.runtime.cuda.runtime import CudaRuntime, SharedDevice
 from nbep.host.symmetric import NodeMemory
+from nbep.host.target.cuda import launcher
+from nbep.host.target.cuda import runtime as cuda_runtime
+from nbep.host.target.cuda.runtime import CudaRuntime, SharedDevice
+from nbep.host.transport import mapped_transport
+from nbep.host.transport.base import NetworkOptions, NicOptions
 
 
 @pytest.fixture

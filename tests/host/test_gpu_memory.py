@@ -16,9 +16,9 @@ from cuda.bindings import driver as cu
 from fake_driver import DEVICE, GRANULARITY, RESULT, FakeDriver
 from processes import run_python
 
-from nbep.host.runtime.cuda import peers, pinned
-from nbep.host.runtime.cuda.memory import DeviceMemory, HostVisibleMemory
-from nbep.host.runtime.cuda.peers import SYMMETRIC_MEMORY, VmmMemory
+from nbep.host.target.cuda import peers, pinned
+from nbep.host.target.cuda.memory import DeviceMemory, HostVisibleMemory
+from nbep.host.target.cuda.peers import SYMMETRIC_MEMORY, VmmMemory
 
 VMM_TYPES = [name for name, memory in SYMMETRIC_MEMORY.items() if issubclass(memory, VmmMemory)]
 FILES_OF_HOST = 2 * (1 + 2)  # each rank keeps its own, and mmap one for each mapping
@@ -27,7 +27,7 @@ vmm_types = pytest.mark.parametrize("handle_type", VMM_TYPES)
 
 
 def device(number: int = 0, **changes) -> SimpleNamespace:
-    """What symmetric memory asks of a nbep.host.runtime.cuda.driver.Device."""
+    """What symmetric memory asks of a nbep.host.target.cuda.driver.Device."""
     asked = {"attribute": lambda attribute: 1, "can_reach": lambda bus_id: True}
     return SimpleNamespace(ordinal=DEVICE, bus_id=f"0000:0{number}:00.0", **asked | changes)
 
@@ -102,7 +102,7 @@ def test_ranks_of_one_process_use_plain_addresses(handle_type, monkeypatch):
 
 FORK = """
 import os
-from nbep.host.runtime.cuda import peers
+from nbep.host.target.cuda import peers
 
 before = peers._process
 reader, writer = os.pipe()
@@ -116,7 +116,7 @@ print("renamed" if os.read(reader, 100) != before else "the same")
 
 
 def test_no_two_processes_have_one_name():
-    names = [run_python("-c", "from nbep.host.runtime.cuda import peers; print(peers._process)") for _ in range(2)]
+    names = [run_python("-c", "from nbep.host.target.cuda import peers; print(peers._process)") for _ in range(2)]
     assert len({*names, f"{peers._process}\n"}) == 3
     assert run_python("-c", FORK) == "renamed\n"
 

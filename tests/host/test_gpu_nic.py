@@ -12,14 +12,14 @@ if sys.platform != "linux":
 from cuda.bindings import driver as cu
 
 from nbep.device.jit import kernel, spec_of
-from nbep.device.network import IbgdaNetwork
 from nbep.device.network.nic import NO_ENTRY, Nic, Troubles, software_nic
 from nbep.device.types import Out
-from nbep.host.runtime.cuda import launcher, streams
-from nbep.host.runtime.cuda import runtime as cuda_runtime
-from nbep.host.runtime.cuda.nic import LIMIT_IN_WAITS
-from nbep.host.runtime.cuda.runtime import CudaRuntime, SharedDevice
-from nbep.host.runtime.cuda.streams import CudaStream
+from nbep.device.versions import IbgdaNetwork
+from nbep.host.target.cuda import launcher, streams
+from nbep.host.target.cuda import runtime as cuda_runtime
+from nbep.host.target.cuda.nic import LIMIT_IN_WAITS
+from nbep.host.target.cuda.runtime import CudaRuntime, SharedDevice
+from nbep.host.target.cuda.streams import CudaStream
 
 MAIN, OTHER, NIC_STREAM = 1, 2, 9
 STOP, QUEUES = 0x500, 0x900

@@ -9,7 +9,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("abstract sockets are Linux's", allow_module_level=True)
 
-from nbep.host.runtime.cuda.mailbox import Mailbox, MailboxAddress, send
+from nbep.host.target.cuda.mailbox import Mailbox, MailboxAddress, send
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from nbep.host.events import EventHandle, EventOverlap
-from nbep.host.runtime.base import PastEvent
-from nbep.host.runtime.cuda.arrays import CupyArrays, NumbaArrays, TorchArrays
 from nbep.host.symmetric import NodeMemory, Order
+from nbep.host.target.base import PastEvent
+from nbep.host.target.cuda.arrays import CupyArrays, NumbaArrays, TorchArrays
 
 NO_EVENT = (None, EventOverlap())
 AN_EVENT = EventOverlap(EventHandle("event"))

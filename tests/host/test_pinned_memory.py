@@ -11,7 +11,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("CUDA is Linux's", allow_module_level=True)
 
-from nbep.host.runtime.cuda import pinned
+from nbep.host.target.cuda import pinned
 
 NAME = "nbep dropped"
 

@@ -13,7 +13,7 @@ import fake_gpu
 
 import nbep
 from nbep.device.layout.low_latency import send_offset
-from nbep.host.runtime.cuda.launcher import LoadedKernel
+from nbep.host.target.cuda.launcher import LoadedKernel
 
 pytestmark = pytest.mark.emulator_only("its GPU is none")
 NUM_TOKENS, HIDDEN, NUM_TOPK, NUM_EXPERTS = 16, 512, 4, 32

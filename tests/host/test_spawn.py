@@ -56,7 +56,7 @@ def test_a_spawn_after_a_failed_one_starts_afresh():
 
 
 def test_without_a_gpu_cuda_is_refused_and_auto_is_the_emulator(monkeypatch):
-    monkeypatch.setattr("nbep.host.runtime.cuda.driver.unusable_reason", lambda: "no driver")
+    monkeypatch.setattr("nbep.host.target.cuda.driver.unusable_reason", lambda: "no driver")
     with pytest.raises(RuntimeError, match="target: got cuda; no GPU can be used here: no driver"):
         nbep.spawn(lambda comm: None, 2, target="cuda")
     assert nbep.spawn(lambda comm: comm.runtime.target, 2, target="auto") == ["emulator"] * 2

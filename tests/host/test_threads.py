@@ -19,7 +19,7 @@ def recorded(monkeypatch):
     """What a driver reads that takes its time: (stream, first parameter) of each launch."""
     if sys.platform != "linux":
         pytest.skip("CUDA is Linux's")
-    from nbep.host.runtime.cuda import launcher
+    from nbep.host.target.cuda import launcher
 
     found = []
     success = launcher.cu.CUresult.CUDA_SUCCESS
@@ -62,7 +62,7 @@ def check(recorded) -> None:
 
 def load_push():
     from nbep.device.compile import load_kernels
-    from nbep.host.runtime.cuda.launcher import Card, LoadedKernel
+    from nbep.host.target.cuda.launcher import Card, LoadedKernel
 
     return LoadedKernel(load_kernels()["per_token_cast_back"], None, Card((9, 0), 132, 1))
 
@@ -75,8 +75,8 @@ def test_threads_that_launch_one_kernel_keep_their_parameters(recorded):
 
 
 def test_threads_that_make_one_prepared_launch_keep_their_parameters(recorded):
-    from nbep.host.runtime.cuda.runtime import CudaPreparedLaunch
-    from nbep.host.runtime.cuda.streams import CudaStream
+    from nbep.host.target.cuda.runtime import CudaPreparedLaunch
+    from nbep.host.target.cuda.streams import CudaStream
 
     loaded = load_push()
     prepared = CudaPreparedLaunch(loaded, (1, 32, 0), [0] * (len(loaded.spec.params) - 1), {})
@@ -88,7 +88,7 @@ def test_threads_that_make_one_prepared_launch_keep_their_parameters(recorded):
 def test_threads_that_let_a_stream_wait_wait_for_their_own(monkeypatch):
     if sys.platform != "linux":
         pytest.skip("CUDA is Linux's")
-    from nbep.host.runtime.cuda import streams
+    from nbep.host.target.cuda import streams
 
     current = threading.local()
     waits = []

@@ -14,10 +14,10 @@ from processes import run_python
 
 import nbep
 from nbep.emulator.machine.memory import OFFSET_BITS, AddressSpace
-from nbep.host.comm import TorchComm, is_torch_group
-from nbep.host.runtime import process
-from nbep.host.runtime.base import current_runtime
-from nbep.host.runtime.torchrun import SharedMemory
+from nbep.host.ranks.comm import TorchComm, is_torch_group
+from nbep.host.target import process
+from nbep.host.target.base import current_runtime
+from nbep.host.target.torchrun import SharedMemory
 
 GLOO_PROGRAM = Path(__file__).parent / "gloo_main.py"
 

@@ -19,11 +19,11 @@ from intranode import Options, check, combine, dispatch, dispatch_arguments, dis
 import nbep
 from nbep.device.kernels.intranode.cached_notify_combine import cached_notify_combine
 from nbep.emulator import UseAfterFree
-from nbep.host.await_ranks import duplicate
 from nbep.host.calls import combine_call
-from nbep.host.runtime import process
-from nbep.host.runtime.cuda.mailbox import Mailbox, send
-from nbep.host.runtime.process import process_runtime
+from nbep.host.ranks.await_ranks import duplicate
+from nbep.host.target import process
+from nbep.host.target.cuda.mailbox import Mailbox, send
+from nbep.host.target.process import process_runtime
 
 
 def check_all_ranks(comm, case, options, outcome):
@@ -85,7 +85,7 @@ def part_of_the_ranks_first(comm):
 @contextmanager
 def pretended_gpus(comm, has_gpu, num_gpus=8):
     """Runtimes of GPUs that nobody has; the one of a rank is the number of its device."""
-    from nbep.host.runtime.cuda import driver, runtime
+    from nbep.host.target.cuda import driver, runtime
 
     class Pretended:
         target = "cuda"

@@ -9,7 +9,7 @@ from nbep.device.jit import kernel
 from nbep.device.network.ibgda.transport import IbgdaNetwork, post_write
 from nbep.device.primitives import thread_idx
 from nbep.device.types import I32
-from nbep.host.network.transport import NicOptions, chosen_options
+from nbep.host.transport.base import NicOptions, chosen_options
 
 pytestmark = pytest.mark.emulator_only("the software NIC is told how to misbehave")
 

@@ -21,10 +21,10 @@ from fake_nvshmem import MODULE, FakeComm, FakeGroup, FakeNvshmem
 from nbep.device.compile import load_kernels
 from nbep.device.network.nvshmem import NvshmemNetwork
 from nbep.device.network.nvshmem_library import NvshmemMissing
-from nbep.host.comm import CommGroup, InProcessComm
-from nbep.host.network import create_transport, nvshmem
-from nbep.host.network.nvshmem import Library, NvshmemTransport, Place, allocate_nvshmem, open_nvshmem
-from nbep.host.network.transport import NetworkOptions, NicOptions
+from nbep.host.ranks.comm import CommGroup, InProcessComm
+from nbep.host.transport import create_transport, nvshmem
+from nbep.host.transport.base import NetworkOptions, NicOptions
+from nbep.host.transport.nvshmem import Library, NvshmemTransport, Place, allocate_nvshmem, open_nvshmem
 
 NUM_BYTES = 256
 NUM_KERNELS = sum("network" in spec.hints for spec in load_kernels().values())

@@ -12,7 +12,7 @@ from nbep.device.network.nvshmem_library import NvshmemMissing
 def package():
     """The modules nvshmem.core and nvshmem.bindings."""
     nvshmem_package.include_folder()
-    from nbep.host.network.nvshmem import load_library
+    from nbep.host.transport.nvshmem import load_library
 
     try:
         library = load_library()
@@ -30,7 +30,7 @@ def test_core_takes_what_nbep_gives(package):
 
 
 def test_a_unique_id_has_the_bytes_that_nbep_sends(package):
-    from nbep.host.network.nvshmem import UNIQUE_ID_BYTES
+    from nbep.host.transport.nvshmem import UNIQUE_ID_BYTES
 
     core, bindings = package
     assert bindings.uniqueid_dtype.itemsize == UNIQUE_ID_BYTES

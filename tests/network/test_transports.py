@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbep.host.network.transport import Transport
+from nbep.host.transport.base import Transport
 
 
 class CardOfItsOwn(Transport):

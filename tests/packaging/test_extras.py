@@ -27,7 +27,7 @@ def run(program: str, returncode: int = 0) -> subprocess.CompletedProcess:
 def test_ranks_on_the_emulator_need_no_extra():
     program = """
 import numpy as np, nbep
-from nbep.host.targets import why_no_gpu
+from nbep.host.target.resolve import why_no_gpu
 print(why_no_gpu())
 def main(comm):
     buffer = nbep.Buffer(comm, 1 << 16)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cuda.bindings import driver as cu
 
-from nbep.host.runtime.cuda import pinned
+from nbep.host.target.cuda import pinned
 
 GRANULARITY = 1 << 21
 RESULT = cu.CUresult

@@ -14,14 +14,14 @@ import numpy as np
 from cuda.bindings import driver as cu
 
 import nbep
-from nbep.host.comm import Communicator
-from nbep.host.network.direct import DirectTransport
-from nbep.host.network.transport import NetworkOptions, NicOptions
-from nbep.host.runtime.base import HostWords
-from nbep.host.runtime.cuda import launcher
-from nbep.host.runtime.cuda import runtime as cuda_runtime
-from nbep.host.runtime.cuda.runtime import CudaRuntime, SharedDevice
+from nbep.host.ranks.comm import Communicator
 from nbep.host.symmetric import NodeMemory
+from nbep.host.target.base import HostWords
+from nbep.host.target.cuda import launcher
+from nbep.host.target.cuda import runtime as cuda_runtime
+from nbep.host.target.cuda.runtime import CudaRuntime, SharedDevice
+from nbep.host.transport.base import NetworkOptions, NicOptions
+from nbep.host.transport.direct import DirectTransport
 
 SUCCESS = cu.CUresult.CUDA_SUCCESS
 NUM_RANKS = 4

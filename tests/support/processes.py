@@ -121,7 +121,7 @@ def need_gpus(num_gpus: int) -> None:
     for library in ("torch", "mpi4py"):
         if find_spec(library) is None:
             pytest.skip(f"no {library} here")
-    from nbep.host.runtime.cuda.driver import num_devices
+    from nbep.host.target.cuda.driver import num_devices
 
     if unusable_reason() is None and num_devices() < num_gpus:
         pytest.skip(f"{num_devices()} of {num_gpus} GPUs")

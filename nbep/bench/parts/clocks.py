@@ -21,7 +21,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nbep.host.comm import InProcessComm
+from nbep.host.ranks.comm import InProcessComm
 
 SLEEP_CYCLES = 4_000_000  # 2 ms
 SLEEP_CYCLES_PER_CALL = 200_000  # 0.1 ms, more than the host takes to queue a call and an event
@@ -256,7 +256,7 @@ def driver_us(stream: Any, call: Callable[[], Any], times: int) -> float:
     """Microseconds of so many calls in a row on one of nbep's streams; it waits for them. No torch."""
     from cuda.bindings import driver as cu
 
-    from nbep.host.runtime.cuda.driver import check
+    from nbep.host.target.cuda.driver import check
 
     start, end = (check("cuEventCreate", cu.cuEventCreate(0)) for _ in range(2))
     try:

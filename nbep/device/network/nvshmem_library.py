@@ -5,8 +5,8 @@
 
 NVSHMEM's device calls are inline functions of C++ headers, which end in calls of its device library. So NVRTC compiles
 CALLS, once in a process, and nvJitLink puts kernel, calls and library together. The library defines the constants that
-the host fills when a module is registered with NVSHMEM (`nbep.host.network.nvshmem`). A kernel that is linked so needs
-more registers, and a stack: the library's functions are not inlined.
+the host fills when a module is registered with NVSHMEM (`nbep.host.transport.nvshmem`). A kernel that is linked so
+needs more registers, and a stack: the library's functions are not inlined.
 
 nvshmem4py's own Numba bindings take another way: they define __NVSHMEM_NUMBA_SUPPORT__, which compiles the library's
 code with the kernel (43 s instead of 3, and 19 MB of PTX), switches IBGDA off and passes arguments through memory.

@@ -11,17 +11,17 @@ from nbep.host.config import Config
 from nbep.host.events import EventOverlap
 from nbep.host.internode.handle import InternodeHandle
 from nbep.host.internode.memory import InternodeMemory
-from nbep.host.runtime.base import MaybeArray
-from nbep.host.symmetric import NodeMemory
+from nbep.host.node import Node
+from nbep.host.target.base import MaybeArray
 from nbep.host.tokens import Counts, Tokens
 
 
-def mode_of(memory: NodeMemory) -> InternodeMemory:
+def mode_of(memory: Node) -> InternodeMemory:
     assert memory.internode is not None
     return memory.internode
 
 
-def node_counts(memory: NodeMemory, counts: Counts, num_tokens_per_rdma_rank: MaybeArray, may_read: bool) -> None:
+def node_counts(memory: Node, counts: Counts, num_tokens_per_rdma_rank: MaybeArray, may_read: bool) -> None:
     """num_tokens_per_rdma_rank, given the other counts."""
     num_nodes = mode_of(memory).num_rdma_ranks
     if num_tokens_per_rdma_rank is None:
@@ -36,7 +36,7 @@ def node_counts(memory: NodeMemory, counts: Counts, num_tokens_per_rdma_rank: Ma
             refuse("num_tokens_per_rdma_rank", num_tokens_per_rdma_rank.tolist(), allowed)
 
 
-def cached(memory: NodeMemory, tokens: Tokens, value: Any, previous_event: EventOverlap | None) -> InternodeHandle:
+def cached(memory: Node, tokens: Tokens, value: Any, previous_event: EventOverlap | None) -> InternodeHandle:
     """The handle of a dispatch along its routes."""
     found = handle(memory, value, previous_event)
     validate.only_with_counts(tokens.topk_idx, tokens.topk_weights)
@@ -46,7 +46,7 @@ def cached(memory: NodeMemory, tokens: Tokens, value: Any, previous_event: Event
     return found
 
 
-def handle(memory: NodeMemory, value: Any, previous_event: EventOverlap | None) -> InternodeHandle:
+def handle(memory: Node, value: Any, previous_event: EventOverlap | None) -> InternodeHandle:
     """A handle of this buffer. A tuple or list of the ten arrays is taken too, but nobody knows whose it is."""
     if isinstance(value, (tuple, list)) and len(value) == 10:
         value = InternodeHandle(*value)
@@ -63,7 +63,7 @@ def handle(memory: NodeMemory, value: Any, previous_event: EventOverlap | None) 
     return value
 
 
-def _arrays(memory: NodeMemory, value: InternodeHandle) -> None:
+def _arrays(memory: Node, value: InternodeHandle) -> None:
     mode = mode_of(memory)
     num_ranks, num_nodes, num_places = memory.num_ranks, mode.num_rdma_ranks, mode.num_nvl_ranks
     runtime = memory.runtime
@@ -87,7 +87,7 @@ def _arrays(memory: NodeMemory, value: InternodeHandle) -> None:
     validate.output(runtime, "handle.send_nvl_head", value.send_nvl_head, "int32", ("num_rdma_recv_tokens", num_places))
 
 
-def config(memory: NodeMemory, value: object) -> None:
+def config(memory: Node, value: object) -> None:
     """A Config whose blocks have warps for all roles."""
     if not isinstance(value, Config):
         refuse("config", type(value).__name__, "an nbep.Config or None")

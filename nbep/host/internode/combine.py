@@ -16,19 +16,19 @@ from nbep.device.kernels.internode.cached_notify import CachedHeads
 from nbep.device.kernels.internode.combine import combine_smem_bytes, internode_combine
 from nbep.host import validate
 from nbep.host.calls import combine_call
-from nbep.host.config import COMBINE_TABLE, Config, nodes_config
+from nbep.host.config import COMBINE_TABLE, Config, fit_rings, nodes_config
 from nbep.host.events import EventOverlap
 from nbep.host.internode import checks
 from nbep.host.internode.dispatch import launch_cached_notify
-from nbep.host.internode.rings import Rings, check_chunk, check_rings, combine_rings, fit_rings
+from nbep.host.internode.rings import Rings, check_chunk, check_rings, combine_rings
 from nbep.host.internode.turns import check_turn, take_turn
-from nbep.host.runtime.base import Array, MaybeArray
-from nbep.host.symmetric import NodeMemory, Order
+from nbep.host.node import Node, Order
+from nbep.host.target.base import Array, MaybeArray
 from nbep.host.tokens import check_combine_inputs
 
 
 def combine(
-    memory: NodeMemory,
+    memory: Node,
     x: Array,
     handle: Any,
     topk_weights: MaybeArray,

@@ -30,14 +30,14 @@ from nbep.device.protocols.calls import Call
 from nbep.host import validate
 from nbep.host.arguments import integer
 from nbep.host.calls import dispatch_call
-from nbep.host.config import DISPATCH_TABLE, Config, nodes_config
+from nbep.host.config import DISPATCH_TABLE, Config, fit_rings, nodes_config
 from nbep.host.events import EventOverlap
 from nbep.host.internode import checks
 from nbep.host.internode.handle import InternodeHandle
-from nbep.host.internode.rings import Rings, check_rings, dispatch_rings, fit_rings
+from nbep.host.internode.rings import Rings, check_rings, dispatch_rings
 from nbep.host.internode.turns import check_turn, take_turn
-from nbep.host.runtime.base import Array, MaybeArray
-from nbep.host.symmetric import NodeMemory, Order
+from nbep.host.node import Node, Order
+from nbep.host.target.base import Array, MaybeArray
 from nbep.host.tokens import Counts, Tokens, check_counts, empty_rows, pair, wait_counters
 
 NO_HEADS = CachedHeads(0, 0, 0, 0)  # before a dispatch
@@ -67,7 +67,7 @@ class Known(NamedTuple):
 
 
 def dispatch(
-    memory: NodeMemory,
+    memory: Node,
     x: Any,
     handle: Any,
     counts: Counts,
@@ -138,7 +138,7 @@ def dispatch(
 
 
 def _notify(
-    memory: NodeMemory,
+    memory: Node,
     tokens: Tokens,
     counts: Counts,
     expert_alignment: int,
@@ -165,9 +165,9 @@ def _notify(
     memory.compare(call)
     take_turn(memory, "dispatch")
     if polled:
-        memory.counters.fill(-1)  # "not here yet"; no launch that writes this set is left
-    moe_recv_counter, moe_recv_expert_counter = memory.counter_addresses(polled)
-    counters = moe_recv_counter, memory.rdma_counter_address(polled), moe_recv_expert_counter
+        memory.counters.reset()
+    moe_recv_counter, moe_recv_expert_counter, moe_recv_rdma_counter = memory.counters.addresses(polled)
+    counters = moe_recv_counter, moe_recv_rdma_counter, moe_recv_expert_counter
     num_threads = runtime.notify_threads
     runtime.launch(
         memory.comm_stream,
@@ -201,7 +201,7 @@ def _notify(
     return Known(counts.is_token_in_rank, prefixes, *sizes, True), per_expert
 
 
-def _cached_notify(memory: NodeMemory, handle: InternodeHandle, rings: Rings, call: Call) -> Known:
+def _cached_notify(memory: Node, handle: InternodeHandle, rings: Rings, call: Call) -> Known:
     """Come together with all ranks that this one exchanges with."""
     launch_cached_notify(memory, rings, NO_HEADS, 0, 0, call)
     arrays = tuple(handle)
@@ -210,7 +210,7 @@ def _cached_notify(memory: NodeMemory, handle: InternodeHandle, rings: Rings, ca
 
 
 def launch_cached_notify(
-    memory: NodeMemory,
+    memory: Node,
     rings: Rings,
     heads: CachedHeads,
     num_combined_tokens: int,
@@ -239,7 +239,7 @@ def launch_cached_notify(
 
 
 def _launch(
-    memory: NodeMemory, tokens: Tokens, known: Known, config: Config, rings: Rings, order: Order
+    memory: Node, tokens: Tokens, known: Known, config: Config, rings: Rings, order: Order
 ) -> InternodeDispatchOutputs:
     runtime, mode = memory.runtime, checks.mode_of(memory)
     num_recv, for_handle = known.num_recv_tokens, known.for_handle

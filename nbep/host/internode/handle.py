@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from nbep.host.runtime.base import Array
+from nbep.host.target.base import Array
 
 
 @dataclass(frozen=True, eq=False)

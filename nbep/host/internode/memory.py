@@ -12,8 +12,8 @@ from nbep.device.kernels.internode.notify_dispatch import internode_notify_dispa
 from nbep.device.layout.internode import MAX_CHANNELS
 from nbep.device.layout.intranode import ALIGNMENT_BYTES, align_up
 from nbep.device.protocols.totals import Progress
-from nbep.host.rdma import RdmaMemory
-from nbep.host.runtime.base import Kernel
+from nbep.host.target.base import Kernel
+from nbep.host.transport.rdma import RdmaMemory
 
 KERNELS: tuple[Kernel, ...] = (
     internode_notify_dispatch,

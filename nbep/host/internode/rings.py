@@ -9,8 +9,7 @@ Source: DeepEP csrc/kernels/internode.cu, get_nvl_clean_meta; combine (num_max_n
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from nbep.device.layout.internode import (
     MAX_CHANNELS,
@@ -20,9 +19,6 @@ from nbep.device.layout.internode import (
 )
 from nbep.device.layout.intranode import RingShape
 from nbep.host.arguments import refuse
-
-if TYPE_CHECKING:
-    from nbep.host.config import Config
 
 
 class Rings(NamedTuple):
@@ -42,11 +38,21 @@ class Rings(NamedTuple):
         return num_rdma_bytes_needed(self.rdma)
 
 
-RingsOf = Callable[["Config"], Rings]
+class RingSlots(Protocol):
+    """What a Config says of rings."""
+
+    @property
+    def num_channels(self) -> int: ...
+    @property
+    def num_max_nvl_chunked_send_tokens(self) -> int: ...
+    @property
+    def num_max_nvl_chunked_recv_tokens(self) -> int: ...
+    @property
+    def num_max_rdma_chunked_recv_tokens(self) -> int: ...
 
 
 def dispatch_rings(
-    config: Config, num_rdma_ranks: int, num_nvl_ranks: int, hidden_bytes: int, num_topk: int, num_scales: int
+    config: RingSlots, num_rdma_ranks: int, num_nvl_ranks: int, hidden_bytes: int, num_topk: int, num_scales: int
 ) -> Rings:
     """Of a dispatch."""
     meta = num_meta_words(num_rdma_ranks)
@@ -56,7 +62,9 @@ def dispatch_rings(
     return Rings(nvl, rdma, num_rdma_ranks, num_nvl_ranks)
 
 
-def combine_rings(config: Config, num_rdma_ranks: int, num_nvl_ranks: int, hidden_bytes: int, num_topk: int) -> Rings:
+def combine_rings(
+    config: RingSlots, num_rdma_ranks: int, num_nvl_ranks: int, hidden_bytes: int, num_topk: int
+) -> Rings:
     """Of a combine."""
     slot = hidden_bytes, num_topk, 0, 0
     num_slots = max(1, config.num_max_nvl_chunked_recv_tokens // num_rdma_ranks)
@@ -81,7 +89,7 @@ def check_rings(rings: Rings, num_nvl_bytes: int, num_rdma_bytes: int) -> None:
             )
 
 
-def check_chunk(config: Config, rings: Rings) -> None:
+def check_chunk(config: RingSlots, rings: Rings) -> None:
     """Raises: ValueError if an NVL ring of combine has no room for a chunk"""
     if config.num_max_nvl_chunked_send_tokens > rings.nvl.num_slots:
         refuse(
@@ -100,29 +108,3 @@ def most_that_fit(fewest: int, most: int, fits: Callable[[int], bool]) -> int:
         middle = (fewest + most) // 2
         fewest, most = (middle, most) if fits(middle) else (fewest, middle)
     return fewest
-
-
-def fit_rings(config: Config, rings_of: RingsOf, num_nvl_bytes: int, num_rdma_bytes: int, num_nodes: int) -> Config:
-    """The config with as many ring slots as the buffers hold, if they hold fewer. For default configs only.
-
-    num_nodes: which share an NVL ring's slots in combine; 1 in dispatch. A chunk for which a ring is too small becomes
-    smaller too. If not even the fewest slots fit, the caller finds the buffer too small.
-    """
-
-    def with_nvl(slots: int) -> Config:
-        chunk = min(config.num_max_nvl_chunked_send_tokens, max(1, slots // (2 * num_nodes)))
-        return replace(
-            config, num_max_nvl_chunked_recv_tokens=max(slots, chunk + 1), num_max_nvl_chunked_send_tokens=chunk
-        )
-
-    def with_rdma(slots: int) -> Config:
-        chunk = max(1, min(config.num_max_rdma_chunked_send_tokens, slots // 2))
-        slots = slots // chunk * chunk  # the config rounds up
-        return replace(config, num_max_rdma_chunked_recv_tokens=slots, num_max_rdma_chunked_send_tokens=chunk)
-
-    nvl = config.num_max_nvl_chunked_recv_tokens
-    slots = most_that_fit(max(2, num_nodes), nvl, lambda n: rings_of(with_nvl(n)).num_nvl_bytes <= num_nvl_bytes)
-    config = config if slots == nvl else with_nvl(slots)
-    rdma = config.num_max_rdma_chunked_recv_tokens
-    slots = most_that_fit(2, rdma, lambda n: rings_of(with_rdma(n)).num_rdma_bytes <= num_rdma_bytes)
-    return config if slots == rdma else with_rdma(slots)

@@ -18,16 +18,16 @@ Source: DeepEP deep_ep/buffer.py, Buffer.clean_low_latency_buffer ("after runnin
 from __future__ import annotations
 
 from nbep.host.low_latency.clean import prepare_clean
-from nbep.host.symmetric import NodeMemory
+from nbep.host.node import Node
 
 
-def check_turn(memory: NodeMemory, verb: str) -> None:
+def check_turn(memory: Node, verb: str) -> None:
     """Raises: ValueError if a low-latency call is under way"""
     if memory.low_latency is not None:
         memory.low_latency.check_received(verb)
 
 
-def take_turn(memory: NodeMemory, verb: str) -> None:
+def take_turn(memory: Node, verb: str) -> None:
     """Let what comes next on the comm stream have the RDMA buffer."""
     mode = memory.low_latency
     if mode is not None and mode.give_way(verb, memory.comm_stream) and mode.sends_from_buffer:

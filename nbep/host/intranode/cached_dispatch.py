@@ -24,10 +24,10 @@ from nbep.host.calls import dispatch_call
 from nbep.host.config import DISPATCH_TABLE, Config, fit_config, table_config, zero_copy_config
 from nbep.host.intranode.handle import MAX_PLANS, DispatchHandle
 from nbep.host.intranode.notify import prepare_reset
+from nbep.host.node import Node, Order
 from nbep.host.plans import NOTHING, find_plan, keep_plan
-from nbep.host.runtime.base import Array, MaybeArray, PreparedLaunch
-from nbep.host.runtime.new_arrays import Make
-from nbep.host.symmetric import NodeMemory, Order
+from nbep.host.target.base import Array, MaybeArray, PreparedLaunch
+from nbep.host.target.new_arrays import Make
 from nbep.host.tokens import Tokens, pair
 
 NO_LISTS = (0,) * (len(DispatchOutputs._fields) - 2)  # besides tokens and scales, a handle's dispatch gives nothing
@@ -52,7 +52,7 @@ class Plan(NamedTuple):
 
 
 def dispatch_cached(
-    memory: NodeMemory,
+    memory: Node,
     x: Any,
     handle: Any,
     topk_idx: MaybeArray,
@@ -78,9 +78,7 @@ def dispatch_cached(
     return pair(recv_x, recv_x_scales)
 
 
-def _make_plan(
-    memory: NodeMemory, tokens: Tokens, handle: DispatchHandle, config: Config | None, zero_copy: bool
-) -> Plan:
+def _make_plan(memory: Node, tokens: Tokens, handle: DispatchHandle, config: Config | None, zero_copy: bool) -> Plan:
     """Check what does not change, and prepare the launches."""
     runtime, num_ranks = memory.runtime, memory.num_ranks
     num_tokens, num_sms = handle.is_token_in_rank.shape[0], 2 * handle.channel_prefix_matrix.shape[1]
@@ -125,7 +123,7 @@ def _make_plan(
 
 
 def _ring_ways(
-    memory: NodeMemory,
+    memory: Node,
     config: Config,
     shape: RingShape,
     handle: DispatchHandle,
@@ -148,7 +146,7 @@ def _ring_ways(
 
 
 def _direct_ways(
-    memory: NodeMemory, config: Config, shape: DirectShape, handle: DispatchHandle, sizes: DirectSizes
+    memory: Node, config: Config, shape: DirectShape, handle: DispatchHandle, sizes: DirectSizes
 ) -> tuple[Way, ...]:
     num_recv_tokens = handle.recv_src_idx.shape[0]
     runtime, direct = memory.runtime, validate.zero_copy(memory)
@@ -175,7 +173,7 @@ def _direct_ways(
 
 
 def _launch(
-    memory: NodeMemory,
+    memory: Node,
     plan: Plan,
     values: Array,
     scales: MaybeArray,

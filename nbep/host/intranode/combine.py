@@ -21,10 +21,10 @@ from nbep.host.config import COMBINE_TABLE, Config, fit_config, table_config, ze
 from nbep.host.events import EventOverlap
 from nbep.host.intranode.direct_combine import DirectCombine, prepare_direct_combine
 from nbep.host.intranode.handle import MAX_PLANS, DispatchHandle
+from nbep.host.node import Node, Order
 from nbep.host.plans import NOTHING, find_plan, keep_plan
-from nbep.host.runtime.base import Array, MaybeArray, PreparedLaunch
-from nbep.host.runtime.new_arrays import Make
-from nbep.host.symmetric import NodeMemory, Order
+from nbep.host.target.base import Array, MaybeArray, PreparedLaunch
+from nbep.host.target.new_arrays import Make
 from nbep.host.tokens import CombineGiven, check_combine_inputs
 
 COMBINE = "combine"  # in the key of a plan: a handle keeps those of dispatches, too
@@ -49,7 +49,7 @@ class Plan(NamedTuple):
 
 
 def combine(
-    memory: NodeMemory,
+    memory: Node,
     x: Array,
     handle: Any,
     topk_weights: MaybeArray,
@@ -90,7 +90,7 @@ def combine(
 
 
 def _make_plan(
-    memory: NodeMemory, x: Array, handle: DispatchHandle, given: CombineGiven, config: Config | None, zero_copy: bool
+    memory: Node, x: Array, handle: DispatchHandle, given: CombineGiven, config: Config | None, zero_copy: bool
 ) -> Plan:
     """Check what does not change, and prepare the launches."""
     runtime, num_ranks, hidden, num_topk = memory.runtime, memory.num_ranks, x.shape[1], given.num_topk
@@ -118,7 +118,7 @@ def _make_plan(
     return Plan(outputs, runtime.prepare_empty(outputs, x), way, call)
 
 
-def _prepare(memory: NodeMemory, handle: DispatchHandle, config: Config, shape: RingShape, call: Call) -> RingCombine:
+def _prepare(memory: Node, handle: DispatchHandle, config: Config, shape: RingShape, call: Call) -> RingCombine:
     runtime, num_ranks, num_combined_tokens = memory.runtime, memory.num_ranks, handle.send_head.shape[0]
     num_threads = config.num_threads or max(MIN_THREADS, runtime.ring_threads(num_ranks))
     notify = runtime.prepare(

@@ -15,8 +15,8 @@ from nbep.host import validate
 from nbep.host.config import Config
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.intranode.notify import prepare_reset
-from nbep.host.runtime.base import PreparedLaunch
-from nbep.host.symmetric import NodeMemory
+from nbep.host.node import Node
+from nbep.host.target.base import PreparedLaunch
 from nbep.host.tokens import CombineGiven
 
 
@@ -35,7 +35,7 @@ class DirectCombine(NamedTuple):
 
 
 def prepare_direct_combine(
-    memory: NodeMemory, handle: DispatchHandle, given: CombineGiven, config: Config, call: Call
+    memory: Node, handle: DispatchHandle, given: CombineGiven, config: Config, call: Call
 ) -> DirectCombine:
     """The launches, for arguments that are checked."""
     runtime, num_ranks, direct = memory.runtime, memory.num_ranks, validate.zero_copy(memory)

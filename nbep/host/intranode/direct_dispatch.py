@@ -24,9 +24,9 @@ from nbep.host.config import Config
 from nbep.host.intranode.direct import DirectMemory
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.intranode.notify import exchange_counts
-from nbep.host.runtime.base import Array, MaybeArray
-from nbep.host.runtime.lent import Lease
-from nbep.host.symmetric import NodeMemory, Order
+from nbep.host.node import Node, Order
+from nbep.host.target.base import Array, MaybeArray
+from nbep.host.target.lent import Lease
 from nbep.host.tokens import Counts, Tokens, wait_counters
 
 
@@ -41,7 +41,7 @@ class Received(NamedTuple):
 
 
 def dispatch_counted(
-    memory: NodeMemory,
+    memory: Node,
     tokens: Tokens,
     counts: Counts,
     expert_alignment: int,
@@ -125,7 +125,7 @@ def dispatch_counted(
 
 
 def _launch_dispatch(
-    memory: NodeMemory,
+    memory: Node,
     direct: DirectMemory,
     tokens: Tokens,
     handle: DispatchHandle,
@@ -153,7 +153,7 @@ def _launch_dispatch(
     )
 
 
-def _scale_strides(memory: NodeMemory, tokens: Tokens) -> tuple[int, int]:
+def _scale_strides(memory: Node, tokens: Tokens) -> tuple[int, int]:
     if tokens.scales is None:
         return 0, 0
     token_stride, hidden_stride = memory.runtime.strides(tokens.scales)
@@ -161,7 +161,7 @@ def _scale_strides(memory: NodeMemory, tokens: Tokens) -> tuple[int, int]:
 
 
 def _received(
-    memory: NodeMemory,
+    memory: Node,
     direct: DirectMemory,
     tokens: Tokens,
     places: HalfPlaces,

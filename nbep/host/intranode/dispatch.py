@@ -28,13 +28,13 @@ from nbep.host.intranode import direct_dispatch
 from nbep.host.intranode.cached_dispatch import dispatch_cached
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.intranode.notify import exchange_counts
-from nbep.host.runtime.base import Array, MaybeArray, Runtime
-from nbep.host.symmetric import Empty, NodeMemory, Order
+from nbep.host.node import Empty, Node, Order
+from nbep.host.target.base import Array, MaybeArray, Runtime
 from nbep.host.tokens import Counts, Tokens, check_counts, empty_rows, pair, wait_counters
 
 
 def dispatch(
-    memory: NodeMemory,
+    memory: Node,
     x: Any,
     handle: Any,
     counts: Counts,
@@ -101,7 +101,7 @@ def dispatch(
 
 
 def _dispatch_counted(
-    memory: NodeMemory,
+    memory: Node,
     tokens: Tokens,
     counts: Counts,
     expert_alignment: int,
@@ -161,7 +161,7 @@ def _dispatch_counted(
 
 
 def _launch_dispatch(
-    memory: NodeMemory,
+    memory: Node,
     recv: DispatchOutputs,
     tokens: Tokens,
     is_token_in_rank: Array,

@@ -6,13 +6,13 @@ from nbep.device.kernels.intranode.cached_notify_dispatch import cached_notify_d
 from nbep.device.kernels.intranode.notify_dispatch import NotifyInputs, NotifyOutputs, NotifySizes, notify_dispatch
 from nbep.device.protocols.calls import Call
 from nbep.device.protocols.peers import Peers
-from nbep.host.runtime.base import Array, PreparedLaunch
-from nbep.host.symmetric import NodeMemory
+from nbep.host.node import Node
+from nbep.host.target.base import Array, PreparedLaunch
 from nbep.host.tokens import Counts
 
 
 def exchange_counts(
-    memory: NodeMemory,
+    memory: Node,
     peers: Peers,
     num_cell_words: int,
     counts: Counts,
@@ -28,14 +28,14 @@ def exchange_counts(
     """
     runtime = memory.runtime
     if polled:
-        memory.counters.fill(-1)  # "not here yet"; no launch that writes this set is left
+        memory.counters.reset()
     runtime.launch(
         memory.comm_stream,
         memory.kernel(notify_dispatch),
         1 + memory.num_ranks,
         runtime.notify_threads,
         0,
-        NotifyOutputs(rank_prefix_matrix, channel_prefix_matrix, *memory.counter_addresses(polled)),
+        NotifyOutputs(rank_prefix_matrix, channel_prefix_matrix, *memory.counters.addresses(polled)[:2]),
         NotifyInputs(counts.num_tokens_per_rank, counts.num_tokens_per_expert, counts.is_token_in_rank),
         peers,
         memory.bounds,
@@ -50,7 +50,7 @@ def exchange_counts(
     )
 
 
-def prepare_reset(memory: NodeMemory, peers: Peers, num_cell_words: int, call: Call) -> PreparedLaunch:
+def prepare_reset(memory: Node, peers: Peers, num_cell_words: int, call: Call) -> PreparedLaunch:
     """The launch of the kernel that resets so many words and meets the peers, whose calls it compares."""
     runtime = memory.runtime
     threads = runtime.notify_threads

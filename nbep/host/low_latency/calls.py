@@ -1,24 +1,18 @@
 """What all ranks must pass alike to a low-latency call, as two words, and in what two calls differ.
 
-Ranks of one process are compared before a launch, by `call_log`. The kernels compare all ranks if the buffer has
-check_calls; see kernels.low_latency.calls. Where calls differ so that a kernel waits for what never comes, its time-out
-is the first to know: then the host looks whether words have come that are not this rank's own.
+Ranks of one process are compared before a launch, by `call_log`. The kernels compare all ranks; see
+kernels.low_latency.calls. Where calls differ so that a kernel waits for what never comes, its time-out is the first to
+know: then the host looks whether words have come that are not this rank's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-
-from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, WORDS_OF_CALL, LowLatencyShape, call_offset
-from nbep.device.protocols.arrivals import number_of
-from nbep.device.protocols.waits import LOW_LATENCY_CALLS_DIFFER, FaultReport
+from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, LowLatencyShape
+from nbep.device.protocols.waits import FaultReport
 from nbep.host.arguments import refuse
-
-if TYPE_CHECKING:
-    from nbep.host.low_latency.memory import LowLatencyMemory
 
 DISPATCH, COMBINE = range(2)
 VERBS = ("low_latency_dispatch", "low_latency_combine")  # the lowest bit of both words
@@ -108,15 +102,3 @@ def _differences(rank: int, report: FaultReport) -> list[str]:
     if different[0] is DEDUPLICATE:  # without it a call does not tell how many choices there are
         different = [field for field in different if field is not NUM_TOPK]
     return [field.difference(rank, report) for field in different]
-
-
-def late_difference(mode: LowLatencyMemory) -> FaultReport | None:
-    """What the kernel would have reported, had it come that far: another call than this rank's in a received half."""
-    for half, own in mode.received_calls():
-        begin = call_offset(mode.num_rdma_bytes, half, 0, 0)
-        cells = mode.symmetric.read(begin, mode.num_ranks * WORDS_OF_CALL, np.int32)
-        for place, value in enumerate(cells.tolist()):
-            peer, index = divmod(place, WORDS_OF_CALL)
-            if value < 0 and number_of(value) != own[index]:
-                return FaultReport(1, LOW_LATENCY_CALLS_DIFFER, peer, own[index], number_of(value), 0, 0, index)
-    return None

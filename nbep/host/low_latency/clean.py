@@ -11,14 +11,14 @@ from nbep.host.arguments import integer, refuse
 from nbep.host.low_latency import checks
 from nbep.host.low_latency.launch import on_current_stream
 from nbep.host.low_latency.memory import LowLatencyMemory
-from nbep.host.runtime.base import PreparedLaunch
-from nbep.host.symmetric import NodeMemory
+from nbep.host.node import Node
+from nbep.host.target.base import PreparedLaunch
 
 VERB = "clean_low_latency_buffer"
 
 
 def clean_low_latency_buffer(
-    memory: NodeMemory, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int
+    memory: Node, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int
 ) -> None:
     """See Buffer.clean_low_latency_buffer."""
     mode = checks.mode_of(memory, VERB)
@@ -30,7 +30,7 @@ def clean_low_latency_buffer(
     _clean(memory, mode)
 
 
-def begin_verb(memory: NodeMemory, verb: str) -> LowLatencyMemory:
+def begin_verb(memory: Node, verb: str) -> LowLatencyMemory:
     """What a verb begins with. Where masks were taken off, the ranks meet in clean_low_latency_buffer before it.
 
     Raises: ValueError for another buffer, or while a graph is captured that would have to begin so; PeerTimeout after
@@ -45,12 +45,12 @@ def begin_verb(memory: NodeMemory, verb: str) -> LowLatencyMemory:
     return mode
 
 
-def _clean(memory: NodeMemory, mode: LowLatencyMemory) -> None:
+def _clean(memory: Node, mode: LowLatencyMemory) -> None:
     mode.restart()
     on_current_stream(memory, prepare_clean(memory, mode))
 
 
-def prepare_clean(memory: NodeMemory, mode: LowLatencyMemory) -> PreparedLaunch:
+def prepare_clean(memory: Node, mode: LowLatencyMemory) -> PreparedLaunch:
     """The kernel, behind which all ranks have come to it."""
     args = mode.network, mode.work, memory.bounds, mode.num_rdma_bytes
     return memory.runtime.prepare(mode.kernel(clean_kernel), 1, memory.runtime.notify_threads, 0, *args)

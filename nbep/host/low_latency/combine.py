@@ -19,10 +19,10 @@ from nbep.host.low_latency.clean import begin_verb
 from nbep.host.low_latency.handle import LowLatencyHandle
 from nbep.host.low_latency.launch import Hook, check_options, run_call
 from nbep.host.low_latency.memory import MAX_PLANS, Launches, LowLatencyMemory
+from nbep.host.node import Node
 from nbep.host.plans import NOTHING, find_plan, keep_plan
-from nbep.host.runtime.base import Array, MaybeArray, Runtime
-from nbep.host.runtime.new_arrays import Make
-from nbep.host.symmetric import NodeMemory
+from nbep.host.target.base import Array, MaybeArray, Runtime
+from nbep.host.target.new_arrays import Make
 
 VERB = "low_latency_combine"
 GET_NEXT = "get_next_low_latency_combine_buffer"
@@ -59,7 +59,7 @@ class Plan(NamedTuple):
 
 
 def low_latency_combine(
-    memory: NodeMemory, given: tuple[Any, ...], handle: Any, options: tuple[Any, ...]
+    memory: Node, given: tuple[Any, ...], handle: Any, options: tuple[Any, ...]
 ) -> tuple[Array, EventOverlap, Hook | None]:
     """See Buffer.low_latency_combine; given and options as in Given and Options."""
     runtime, mode = memory.runtime, begin_verb(memory, VERB)
@@ -89,7 +89,7 @@ def low_latency_combine(
     return combined_x, event, hook
 
 
-def get_next_low_latency_combine_buffer(memory: NodeMemory, handle: Any) -> Array:
+def get_next_low_latency_combine_buffer(memory: Node, handle: Any) -> Array:
     """See Buffer.get_next_low_latency_combine_buffer.
 
     Where messages leave from the send area, a NIC may still read there what was sent in this half before.
@@ -115,7 +115,7 @@ def get_next_low_latency_combine_buffer(memory: NodeMemory, handle: Any) -> Arra
 
 
 def _checked_plan(
-    memory: NodeMemory, mode: LowLatencyMemory, given: Given, handle: Any, options: Options
+    memory: Node, mode: LowLatencyMemory, given: Given, handle: Any, options: Options
 ) -> tuple[Plan, LowLatencyHandle]:
     """Check everything; the plan for this call, and for later ones with such arrays and these options."""
     runtime = memory.runtime
@@ -167,7 +167,7 @@ def _shape(mode: LowLatencyMemory, handle: LowLatencyHandle, use_logfmt: bool) -
 
 
 def _plan(
-    memory: NodeMemory, mode: LowLatencyMemory, handle: LowLatencyHandle, x: Array, topk_idx: Array, use_logfmt: bool
+    memory: Node, mode: LowLatencyMemory, handle: LowLatencyHandle, x: Array, topk_idx: Array, use_logfmt: bool
 ) -> Plan:
     runtime = memory.runtime
     shape = _shape(mode, handle, use_logfmt)

@@ -24,10 +24,10 @@ from nbep.host.low_latency.clean import begin_verb
 from nbep.host.low_latency.handle import NO_MESSAGES, LowLatencyHandle
 from nbep.host.low_latency.launch import Hook, check_options, run_call
 from nbep.host.low_latency.memory import MAX_PLANS, Launches, LowLatencyMemory
+from nbep.host.node import Node
 from nbep.host.plans import find_plan, keep_plan
-from nbep.host.runtime.base import Array, MaybeArray, Runtime
-from nbep.host.runtime.new_arrays import ByColumns, Make, PartsLayout, Wanted
-from nbep.host.symmetric import NodeMemory
+from nbep.host.target.base import Array, MaybeArray, Runtime
+from nbep.host.target.new_arrays import ByColumns, Make, PartsLayout, Wanted
 
 VERB = "low_latency_dispatch"
 COLUMNS_PER_WORD = 4 * COLUMNS_PER_SCALE  # of packed scales
@@ -68,7 +68,7 @@ class Plan(NamedTuple):
 
 
 def low_latency_dispatch(
-    memory: NodeMemory, given: tuple[Any, ...], options: tuple[Any, ...]
+    memory: Node, given: tuple[Any, ...], options: tuple[Any, ...]
 ) -> tuple[Any, Array, LowLatencyHandle, EventOverlap, Hook | None]:
     """See Buffer.low_latency_dispatch; given and options as in Given and Options."""
     runtime, mode = memory.runtime, begin_verb(memory, VERB)
@@ -108,7 +108,7 @@ def _alike(options: Options, hidden: int) -> dict[str, object]:
 # Validate
 
 
-def _checked_plan(memory: NodeMemory, mode: LowLatencyMemory, given: Given, options: Options) -> Plan:
+def _checked_plan(memory: Node, mode: LowLatencyMemory, given: Given, options: Options) -> Plan:
     """Check everything; the plan for this call, and for later ones with such arrays and these options."""
     runtime = memory.runtime
     x, topk_idx, topk_weights, cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats = given
@@ -139,7 +139,7 @@ def _checked_plan(memory: NodeMemory, mode: LowLatencyMemory, given: Given, opti
     return plan
 
 
-def _plan(memory: NodeMemory, mode: LowLatencyMemory, x: Array, topk_idx: Array, options: Options) -> Plan:
+def _plan(memory: Node, mode: LowLatencyMemory, x: Array, topk_idx: Array, options: Options) -> Plan:
     runtime = memory.runtime
     num_max_tokens, num_experts = int(options.num_max_tokens), int(options.num_experts)
     validate.array(runtime, "x", x, "bfloat16", ("num_tokens", "hidden"))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from nbep.host.call_log import Unknown
-from nbep.host.runtime.base import Array, MaybeArray
-from nbep.host.runtime.new_arrays import Parts
+from nbep.host.ranks.call_log import Unknown
+from nbep.host.target.base import Array, MaybeArray
+from nbep.host.target.new_arrays import Parts
 
 # The arrays of a dispatch that are made as one piece of memory; the last four only with deduplicate
 SRC_INFO, LAYOUT_RANGE, NUM_MESSAGES, MESSAGE_SRC_IDX, MESSAGE_ROWS, MESSAGE_WEIGHTS = range(6)

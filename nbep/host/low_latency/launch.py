@@ -14,8 +14,8 @@ from nbep.device.kernels.low_latency.arguments import BOTH_PHASES, RECV_PHASE, S
 from nbep.host.arguments import flags, refuse
 from nbep.host.events import EventOverlap
 from nbep.host.low_latency.memory import Launches, LowLatencyCall
-from nbep.host.runtime.base import PreparedLaunch
-from nbep.host.symmetric import NodeMemory
+from nbep.host.node import Node
+from nbep.host.target.base import PreparedLaunch
 
 Hook = Callable[[], None]
 
@@ -27,7 +27,7 @@ def check_options(verb: str, async_finish: bool, return_recv_hook: bool) -> None
 
 
 def run_call(
-    memory: NodeMemory,
+    memory: Node,
     call: LowLatencyCall,
     launches: Launches,
     arguments: Sequence[Any],
@@ -56,7 +56,7 @@ def run_call(
 
 
 def on_current_stream(
-    memory: NodeMemory, kernel: PreparedLaunch, arguments: Sequence[Any] = (), arrays: Sequence[Any] = ()
+    memory: Node, kernel: PreparedLaunch, arguments: Sequence[Any] = (), arrays: Sequence[Any] = ()
 ) -> None:
     """Launch on the caller's current stream, whose later work comes after it.
 
@@ -75,7 +75,7 @@ def on_current_stream(
 
 
 def _hook(
-    memory: NodeMemory, call: LowLatencyCall, kernel: PreparedLaunch, arguments: Sequence[Any], arrays: Sequence[Any]
+    memory: Node, call: LowLatencyCall, kernel: PreparedLaunch, arguments: Sequence[Any], arrays: Sequence[Any]
 ) -> Hook:
     def hook() -> None:
         """Receive: the results are there for what the current stream does next.

@@ -14,20 +14,20 @@ from nbep.host.arguments import flags, integer, refuse
 from nbep.host.low_latency import checks
 from nbep.host.low_latency.launch import on_current_stream
 from nbep.host.low_latency.memory import LowLatencyMemory
-from nbep.host.runtime.base import Array
-from nbep.host.symmetric import NodeMemory
+from nbep.host.node import Node
+from nbep.host.target.base import Array
 
 WARP = 32
 
 
-def query_mask_buffer(memory: NodeMemory, mask_status: Array) -> None:
+def query_mask_buffer(memory: Node, mask_status: Array) -> None:
     """See Buffer.low_latency_query_mask_buffer."""
     mode = _mode(memory, "low_latency_query_mask_buffer")
     validate.output(memory.runtime, "mask_status", mask_status, "int32", (mode.num_ranks,))
     _launch(memory, query_kernel, (mask_status,), mode.mask, mode.num_ranks)
 
 
-def update_mask_buffer(memory: NodeMemory, rank_to_mask: int, mask: bool) -> None:
+def update_mask_buffer(memory: Node, rank_to_mask: int, mask: bool) -> None:
     """See Buffer.low_latency_update_mask_buffer."""
     mode = _mode(memory, "low_latency_update_mask_buffer")
     rank = integer("rank_to_mask", rank_to_mask, 0)
@@ -39,13 +39,13 @@ def update_mask_buffer(memory: NodeMemory, rank_to_mask: int, mask: bool) -> Non
     _update(memory, mode, rank, 1, int(mask))
 
 
-def clean_mask_buffer(memory: NodeMemory) -> None:
+def clean_mask_buffer(memory: Node) -> None:
     """See Buffer.low_latency_clean_mask_buffer."""
     mode = _mode(memory, "low_latency_clean_mask_buffer")
     _update(memory, mode, 0, mode.num_ranks, 0)
 
 
-def _mode(memory: NodeMemory, verb: str) -> LowLatencyMemory:
+def _mode(memory: Node, verb: str) -> LowLatencyMemory:
     mode = checks.mode_of(memory, verb)
     if mode.mask == 0:
         raise ValueError(f"{verb}: the buffer masks no ranks; make it with enable_shrink=True")
@@ -53,12 +53,12 @@ def _mode(memory: NodeMemory, verb: str) -> LowLatencyMemory:
     return mode
 
 
-def _update(memory: NodeMemory, mode: LowLatencyMemory, first_rank: int, num_ranks: int, is_masked: int) -> None:
+def _update(memory: Node, mode: LowLatencyMemory, first_rank: int, num_ranks: int, is_masked: int) -> None:
     kernel = mode.kernel(update_kernel)
     _launch(memory, kernel, (), mode.network, mode.work, mode.num_rdma_bytes, first_rank, num_ranks, is_masked)
     mode.is_unclean = mode.is_unclean or not is_masked
 
 
-def _launch(memory: NodeMemory, kernel: Any, arrays: tuple[Any, ...], *last_args: Any) -> None:
+def _launch(memory: Node, kernel: Any, arrays: tuple[Any, ...], *last_args: Any) -> None:
     runtime = memory.runtime
     on_current_stream(memory, runtime.prepare(kernel, 1, WARP, 0, *last_args), runtime.arguments(arrays), arrays)

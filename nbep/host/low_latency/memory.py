@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 import numpy as np
 
 from nbep.device.jit import over
-from nbep.device.kernels.low_latency import calls, deduplicated_combine, deduplicated_dispatch
 from nbep.device.kernels.low_latency.arguments import (
     BOTH_PHASES,
     RECV_PHASE,
@@ -49,15 +48,14 @@ from nbep.device.layout.low_latency import (
     recv_begin,
     share_bytes,
 )
-from nbep.device.network import sends_from_buffer
+from nbep.device.network.seam import sends_from_buffer
 from nbep.host.arguments import refuse
 from nbep.host.faults import unread_error
 from nbep.host.low_latency.calls import Words
-from nbep.host.rdma import RdmaMemory
-from nbep.host.runtime.base import Kernel, PreparedLaunch, Stream
+from nbep.host.target.base import Kernel, PreparedLaunch, Stream
+from nbep.host.transport.rdma import RdmaMemory
 
 MAX_PLANS = 1024
-VERSIONS = calls, deduplicated_combine, deduplicated_dispatch  # of what kernels call, by type; imported for these
 SUMS = align_up(4 * NUM_HALVES * SLOT_WORDS, ALIGNMENT_BYTES)
 BARRIERS = SUMS + align_up(4 * NUM_HALVES * SLOT_WORDS, ALIGNMENT_BYTES)
 JOURNAL = BARRIERS + align_up(4 * MAX_RANKS, ALIGNMENT_BYTES)

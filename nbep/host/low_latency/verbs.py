@@ -12,11 +12,9 @@ from nbep.host.low_latency.dispatch import low_latency_dispatch
 from nbep.host.low_latency.handle import LowLatencyHandle
 from nbep.host.low_latency.launch import Hook
 from nbep.host.low_latency.size import low_latency_rdma_size_hint
+from nbep.host.node import Node
 from nbep.host.one_thread import in_turn
-from nbep.host.runtime.base import Array, MaybeArray
-
-if TYPE_CHECKING:
-    from nbep.host.symmetric import NodeMemory
+from nbep.host.target.base import Array, MaybeArray
 
 
 class LowLatencyVerbs:
@@ -33,7 +31,7 @@ class LowLatencyVerbs:
 
     if TYPE_CHECKING:
 
-        def _usable(self, verb: str) -> NodeMemory: ...
+        def _usable(self, verb: str) -> Node: ...
 
     @staticmethod
     def get_low_latency_rdma_size_hint(

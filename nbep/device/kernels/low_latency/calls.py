@@ -26,7 +26,7 @@ from nbep.device.kernels.low_latency.coordinator import may_send
 from nbep.device.layout.low_latency import WORDS_OF_CALL, call_offset
 from nbep.device.network.seam import amo_add, own_ptr
 from nbep.device.protocols.arrivals import completion, empty_word, number_of, wait_number
-from nbep.device.protocols.waits import LOW_LATENCY_CALL, LOW_LATENCY_CALLS_DIFFER, report_fault
+from nbep.device.protocols.waits import LOW_LATENCY_CALL, LOW_LATENCY_CALLS_DIFFER, Waiter, report_fault
 
 QUEUE = 0
 
@@ -56,7 +56,7 @@ def compare_calls(ctx):
     if peer < ctx.network.num_ranks:
         index = ctx.lane % WORDS_OF_CALL
         cell = word_cell(ctx, ctx.call.half, peer, index)
-        value = wait_number(cell, ctx.bounds, ctx.work.mask, peer, LOW_LATENCY_CALL, index)
+        value = wait_number(cell, ctx.bounds, ctx.work.mask, Waiter(LOW_LATENCY_CALL, peer, index))
         word = ctx.call.word_0 if index == 0 else ctx.call.word_1
         if value < 0 and number_of(value) != word:
             report_fault(ctx.bounds, LOW_LATENCY_CALLS_DIFFER, peer, index, word, number_of(value))

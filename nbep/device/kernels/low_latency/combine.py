@@ -8,8 +8,7 @@
  counts[e]     a sender       amo_add                   receivers    ld_acquire_sys
  stage         copy engine    bulk copy (1)             engine       after the stage's mbarrier
  sum table     receivers      st_shared                 receivers    ld_shared, after syncthreads
- combined_x    receivers      st_na                     -            the next kernel
- what calls leave behind: see coordinator.py; what is compared: calls.py; how long receivers wait: recv_cost.py
+ counts        next coordinator  resets, see coordinator.py
 
  (1) With LogFMT the lanes write it: st_shared_v2 and a proxy fence.
 
@@ -48,7 +47,7 @@ from nbep.device.kernels.low_latency.coordinator import (
     is_notifier,
 )
 from nbep.device.layout.low_latency import LowLatencyShape
-from nbep.device.network import Network
+from nbep.device.network.seam import Network
 from nbep.device.protocols.peers import Bounds
 
 

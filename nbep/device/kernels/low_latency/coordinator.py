@@ -1,19 +1,26 @@
 """What every low-latency launch begins with: its coordinator ends the calls before it, on this rank and for its peers.
 
- cell              written by        with                  read by               with
- journal           coordinator       st_weak               the next coordinator  ld_weak
- slots[h]          senders           atom_add_relaxed_gpu  -                     -
-                   coordinator       st_weak (0)           senders               of a later launch
- counts, arrivals  peers             amo_add               receivers             ld_acquire_sys
-                   coordinator       st_weak (1)           peers' next use       behind the credit
-   of a masked rank  coordinator     atom_exch_acq_rel_sys (ABSENT): that rank gets no credit, and may still add
- credit[h, peer]   peer's coordinator  amo_add             senders               ld_acquire_sys
- credit[h, own]    coordinator       amo_add               receivers (2)         ld_acquire_sys
+ cell              written by        with                  read by            with
+ journal           coordinator       st_weak               the next one       ld_weak
+ slots[h]          senders           atom_add_relaxed_gpu  -                  -
+                   coordinator       st_weak (0) (3)       senders            of a later launch
+ counts, arrivals  peers             amo_add               receivers          ld_acquire_sys
+                   coordinator       st_weak (1) (3)       peers' next use    behind the credit
+   of a masked     coordinator       atom_exch_acq_rel_sys (ABSENT): it gets no credit, and may still add
+   rank: counts
+   and arrivals
+ slots, counts     a clean (3)       st_na 0               senders            behind its barrier
+   and sums
+ calls[h, peer]    peer's counter    amo_add               notify             ld_relaxed_sys
+                   coordinator       st_relaxed_sys        peers' next use    behind the credit
+ credit[h, peer]   peer's coordinator  amo_add             senders            ld_acquire_sys
+ credit[h, own]    coordinator       amo_add               receivers (2)      ld_acquire_sys
 
  (1) The receive phase that read the cells is a launch that has ended, and the peer adds to them again only after it has
      the credit, which the coordinator adds behind its stores.
  (2) Of a launch that sends, too: two calls may be received in either order, so the launch before may have read the same
      cells. One thread of each block waits, a barrier tells the others.
+ (3) clean_low_latency_buffer and update_mask_buffer do the same.
 
 A credit counts how often the peer has freed the half. It is never counted down: only the network writes it. The journal
 says how often this rank has filled the half, and a call may, once the credits are ahead of that.

@@ -3,12 +3,13 @@
  rank r: x[e, i] for each e of the token --sender: weighted sum--> stage --put_nbi_warp--> row[r, t]
          --amo_add, after the rows--> arrivals[r] --receiver: sum over ranks--> combined_x[t] : rank s
 
- cell          written by       with                         read by        with
- row           senders          put_nbi_warp                 receivers      ld_na, after arrivals and syncthreads
- arrivals[r]   senders          amo_add                      receivers      ld_acquire_sys
- stage         lanes            st_shared_v4                 engine, lanes  after a proxy fence and syncwarp
- parts sent    warp 0           st_shared (0)                senders        after syncthreads
-               senders          atom_add_relaxed_cta_shared  warp 0         ld_shared, after syncthreads
+ cell          written by   with            read by           with
+ row           senders      put_nbi_warp    source s          ld_na, after arrivals and syncthreads
+ arrivals[r]   senders      amo_add         source s          ld_acquire_sys
+ stage         lanes        st_shared_v4    network, lanes    after a proxy fence and syncwarp
+ parts sent    warp 0       st_shared 0     senders           after syncthreads
+               senders      atom_add_relaxed_cta  warp 0      ld_shared, after syncthreads
+ arrivals      next coordinator  resets, see coordinator.py
 
 A warp sums up a part of a row, COLUMNS columns: more warps than there are rows then have something to do. The sum is in
 float32, in the order of the token's choices, each product and each sum rounded; then it is rounded to bf16, once more

@@ -4,17 +4,19 @@
          note: for each choice its local expert, its place among those from s, its weight
          counter: how many for expert e, how many messages --amo_add--> counts[e, s], arrivals[s]
 
- cell            written by         with                          read by      with
- slots[h, e, r]  senders            atom_add_relaxed_gpu          -            -
- message         senders            put_nbi_warp                  receivers    bulk copy, ld_na, after arrivals
- arrivals[s]     senders, counters  amo_add                       receivers    ld_acquire_sys
- counts[e, s]    counter            amo_add (-n - 1)              receivers    ld_relaxed_sys
- stage           casters            st_shared_v2, _v4             copy engine  after a proxy fence and bar_sync
- notes           sender             st_shared                     copy engine  the same
- histogram       counter            st_shared (0)                 counter      after syncwarp
-                                    atom_add_relaxed_cta_shared   counter      ld_shared, after syncwarp
- table           receivers          st_shared                     receivers    ld_shared, after syncthreads
- recv_*          receivers          bulk copy, st_weak            -            the next kernel
+ cell            written by         with                  read by      with
+ slots[h, e, r]  senders            atom_add_relaxed_gpu  -            -
+ message         senders            put_nbi_warp          receivers    bulk copy, ld_na, after arrivals
+ arrivals[s]     senders, counters  amo_add               receivers    ld_acquire_sys
+ counts[e, s]    counter            amo_add (-n - 1)      receivers    ld_relaxed_sys
+ stage           casters            st_shared_v2, _v4     network      after a proxy fence and bar_sync
+   its notes     sender             st_shared             network      the same
+ histogram       counter            st_shared 0           counter      after syncwarp
+                 counter            atom_add_relaxed_cta  counter      ld_shared, after syncwarp
+ table           receivers          st_shared             receivers    ld_shared, after syncthreads
+ recv_*          receivers          bulk copy, st_na, weak  -          the next kernel
+ message_*, num_messages  receivers  st_weak              (combine)    -
+ slots, counts, arrivals  next coordinator  resets, see coordinator.py
 
 All messages for a rank go through one queue, and behind each of them a TAG for the rank's arrival. Counts tell nothing
 but themselves, so they need not wait for what is on its way.
@@ -72,7 +74,7 @@ from nbep.device.protocols.staging import (
     open_stage,
     wait_filled,
 )
-from nbep.device.protocols.waits import LOW_LATENCY_DISPATCH_COUNT
+from nbep.device.protocols.waits import LOW_LATENCY_DISPATCH_COUNT, Waiter
 
 QUEUE = 0
 # Words of a note
@@ -270,7 +272,9 @@ def wait_sources(ctx, out, table):
     """Wait for all sources and note how many messages each has sent. A whole block; a barrier follows."""
     src = ptx.block_dim() - 1 - ptx.thread_idx()  # the last threads: the first ones wait for counts meanwhile
     if src < ctx.shape.num_ranks:
-        value = wait_arrival(arrival_cell(ctx, src), ctx.bounds, ctx.work.mask, src, LOW_LATENCY_DISPATCH_COUNT, -1)
+        value = wait_arrival(
+            arrival_cell(ctx, src), ctx.bounds, ctx.work.mask, Waiter(LOW_LATENCY_DISPATCH_COUNT, src, -1)
+        )
         num_messages = announced(value, ctx.shape.num_max_tokens)
         ptx.st_shared_s32(table + NUM_MESSAGES + 4 * src, LOST if is_lost(ctx, value) else num_messages)
         if ptx.block_idx() == 0:
@@ -283,7 +287,7 @@ def load_counts(ctx, table):
     for cell in range(ptx.thread_idx(), ctx.shape.num_experts, ptx.block_dim()):
         local_expert, src = local_and_rank(ctx.shape, cell)
         count = count_cell(ctx, src, local_expert)
-        value = wait_number(count, ctx.bounds, ctx.work.mask, src, LOW_LATENCY_DISPATCH_COUNT, cell)
+        value = wait_number(count, ctx.bounds, ctx.work.mask, Waiter(LOW_LATENCY_DISPATCH_COUNT, src, cell))
         count = announced(value, ctx.shape.num_max_tokens)
         ptx.st_shared_s32(table + 4 * cell, LOST if is_lost(ctx, value) else count)
 

@@ -8,9 +8,7 @@
  message        senders             put_nbi_warp            receivers    bulk copy, ld_na, after counts
  counts[e, s]   senders, counters   amo_add                 receivers    ld_acquire_sys
  stage          casters             st_shared_v2, _v4       copy engine  after a proxy fence and bar_sync
- recv_*         receivers           bulk copy, st_weak      -            the next kernel
- recv_stats     receivers           atom_add_relaxed_gpu    -            the next kernel
- what calls leave behind: see coordinator.py; what is compared: calls.py; how long receivers wait: recv_cost.py
+ slots, counts  next coordinator    resets, see coordinator.py
 
 Send phase. The blocks take the tokens in turn. A block's casters cast a token in shared memory. Meanwhile its sender
 takes a slot for each choice, its place among this rank's messages for that expert; then it puts the token to all of
@@ -49,7 +47,7 @@ from nbep.device.kernels.low_latency.coordinator import (
 from nbep.device.kernels.low_latency.dispatch_receiver import receive_choices
 from nbep.device.kernels.low_latency.dispatch_sender import SENDER, cast_messages, count_choices, send_choices
 from nbep.device.layout.low_latency import LowLatencyShape
-from nbep.device.network import Network
+from nbep.device.network.seam import Network
 from nbep.device.protocols.peers import Bounds
 
 

@@ -3,7 +3,10 @@
 cell             written by    with                    read by      with
 counts[e, s]     source s      amo_add                 receivers    ld_acquire_sys
 message          source s      put_nbi_warp            receivers    bulk copy and ld_na, after the count
-recv_*           receivers     bulk copy, st_weak      -            the next kernel
+stage of a warp  copy engine   bulk copy               engine       bulk copy, after its mbarrier
+recv_*           receivers     bulk copy, st_na, weak  -            the next kernel
+cumulative_recv_stats  receivers  atom_add_relaxed_gpu  -           the next kernel
+counts           next coordinator  resets, see coordinator.py
 """
 
 import nbep.device.primitives as ptx
@@ -16,7 +19,7 @@ from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.arrivals import announced, is_complete, wait_arrival
 from nbep.device.protocols.reduce import warp_sum_s32
 from nbep.device.protocols.staging import begin_copy, end_copy, open_stage
-from nbep.device.protocols.waits import LOW_LATENCY_DISPATCH_COUNT
+from nbep.device.protocols.waits import LOW_LATENCY_DISPATCH_COUNT, Waiter
 
 
 @device_function
@@ -30,7 +33,8 @@ def wait_counts(ctx, local_expert, src):
     has_failed = False
     if ctx.lane <= src:
         cell = count_cell(ctx, ctx.lane, local_expert)
-        value = wait_arrival(cell, ctx.bounds, ctx.work.mask, ctx.lane, LOW_LATENCY_DISPATCH_COUNT, local_expert)
+        waiter = Waiter(LOW_LATENCY_DISPATCH_COUNT, ctx.lane, local_expert)
+        value = wait_arrival(cell, ctx.bounds, ctx.work.mask, waiter)
         num_tokens = announced(value, ctx.shape.num_max_tokens)
         has_failed = is_lost(ctx, value)
     ptx.syncwarp(ptx.FULL_MASK)
@@ -132,7 +136,9 @@ def receive_choices(ctx, out):
         if ctx.lane == 0:
             ptx.prefetch_l2(message)  # its page, too: a team has one of its own
         if out.wait_recv_cost_stats != 0 and warp_in_team == 0 and ctx.lane == 0:
-            note_wait(ctx, out, count_cell(ctx, src, local_expert), src, LOW_LATENCY_DISPATCH_COUNT, local_expert)
+            note_wait(
+                ctx, out, count_cell(ctx, src, local_expert), Waiter(LOW_LATENCY_DISPATCH_COUNT, src, local_expert)
+            )
         rows, has_failed = wait_counts(ctx, local_expert, src)
         begin, num_tokens = rows
         i = warp_in_team

@@ -1,9 +1,10 @@
 """How long receivers wait for each rank: `wait_recv_cost_stats` of dispatch and combine, to find stragglers with.
 
  cell                    written by                       with                   read by            with
- cost[r]                 a thread for each expert of r    atom_add_relaxed_sys   the next kernel    plain
+ wait_recv_cost_stats    a thread for each expert         atom_add_relaxed_sys   the next kernel    plain
  counts[e], arrivals[r]  peers                            amo_add                the same thread    ld_relaxed_sys
  calls[r]                who announces                    amo_add                the same thread    ld_relaxed_sys
+ counts, arrivals, calls next coordinator                 resets, see coordinator.py
 
 As in DeepEP, each expert of every rank adds once, however many tokens it has: the cycles until all of them are there,
 nothing if its rank is masked. With deduplicate all that belongs to the experts of a rank arrives together. In DeepEP's
@@ -21,12 +22,13 @@ from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency.arguments import arrival_cell, count_cell
 from nbep.device.kernels.low_latency.coordinator import call_cell
 from nbep.device.layout.low_latency import deduplicates, local_and_rank
-from nbep.device.protocols.arrivals import LEAST_ABSENT, TAG, is_masked, leave_out
+from nbep.device.protocols.arrivals import LEAST_ABSENT, TAG, Expected, is_masked, leave_out
 from nbep.device.protocols.waits import (
     LOW_LATENCY_CALL,
     LOW_LATENCY_COMBINE_COUNT,
     LOW_LATENCY_DISPATCH_COUNT,
-    start_wait,
+    Waiter,
+    wait_until,
 )
 
 LEAST_COUNT = -TAG  # what is negative and above it is complete
@@ -34,22 +36,24 @@ LEAST_WORD = -LEAST_ABSENT
 
 
 @device_function
-def note_wait(ctx, out, cell, peer, site, index):
+def has_ended(value, expected):
+    """Whether a cell is complete, above a least number, or nothing comes any more."""
+    is_complete = expected.number < value < 0
+    return is_complete or value > LEAST_ABSENT or is_masked(expected.mask, expected.peer)
+
+
+@device_function
+def note_wait(ctx, out, cell, waiter):
     """Add the cycles until a cell of a rank is complete; one thread, alone in its warp."""
+    peer = waiter.peer
     if is_masked(ctx.work.mask, peer):
         return
-    least = LEAST_WORD if site == LOW_LATENCY_CALL else LEAST_COUNT
     start = ptx.clock64()
-    deadline = 0
-    while True:
-        value = ptx.ld_relaxed_sys_s32(cell)  # only the time counts: what the cell publishes is read by others
-        if least < value < 0 or value > LEAST_ABSENT or is_masked(ctx.work.mask, peer):
-            break
-        if deadline == 0:
-            deadline = start_wait(ctx.bounds)
-        elif ptx.wait_expired(deadline):
-            leave_out(ctx.bounds, ctx.work.mask, peer, site, index, -1, value)
-            break
+    # The load is relaxed: only the time counts. What the cell publishes is read by others.
+    expected = Expected(ctx.work.mask, peer, LEAST_WORD if waiter.site == LOW_LATENCY_CALL else LEAST_COUNT)
+    value, ended = wait_until(ptx.ld_relaxed_sys_s32, cell, has_ended, expected, ctx.bounds, ptx.wait_expired)
+    if not ended:
+        leave_out(ctx.bounds, Expected(ctx.work.mask, peer, -1), waiter, value)
     ptx.atom_add_relaxed_sys_s64(out.wait_recv_cost_stats + 8 * peer, ptx.clock64() - start)
 
 
@@ -60,7 +64,7 @@ def note_sources(ctx, out):
     while unit < ctx.shape.num_experts:
         src = local_and_rank(ctx.shape, unit)[1]
         if ctx.lane == 0:
-            note_wait(ctx, out, arrival_cell(ctx, src), src, LOW_LATENCY_DISPATCH_COUNT, -1)
+            note_wait(ctx, out, arrival_cell(ctx, src), Waiter(LOW_LATENCY_DISPATCH_COUNT, src, -1))
         unit += ptx.grid_dim() * (ptx.block_dim() // 32)
 
 
@@ -92,5 +96,5 @@ def note_owners(ctx, out, inputs):
             cell = arrival_cell(ctx, peer) if deduplicates(ctx.shape) else count_cell(ctx, peer, local_expert)
             site = LOW_LATENCY_COMBINE_COUNT
         if ctx.lane == 0 and cell != 0:
-            note_wait(ctx, out, cell, peer, site, peer * ctx.shape.num_local_experts + local_expert)
+            note_wait(ctx, out, cell, Waiter(site, peer, peer * ctx.shape.num_local_experts + local_expert))
         unit += ptx.grid_dim() * (ptx.block_dim() // 32 - 1)

@@ -17,7 +17,7 @@ from nbep.device.jit import kernel
 from nbep.device.kernels.low_latency.arguments import Workspace
 from nbep.device.kernels.low_latency.clean_low_latency_buffer import empty_rank
 from nbep.device.kernels.low_latency.coordinator import NEXT_HALF, UNCLEAN
-from nbep.device.network import Network
+from nbep.device.network.seam import Network
 from nbep.device.types import I32, I64
 
 

@@ -1,0 +1,106 @@
+"""Finds the line of kernel code behind a running or parked thread.
+
+A kernel calls a primitive, the primitive calls the emulator; the host goes through its runtime.  The frame worth naming
+is the innermost one outside these, and no frame of `by_type` that only chooses a function. Who waits in the loop of
+all bounded waits (nbep/device/protocols/waits.py) stands at the wait that calls it.
+"""
+
+import linecache
+from pathlib import Path
+from types import CodeType, FrameType
+
+_PACKAGE = Path(__file__).resolve().parent.parent.parent
+_DEVICE = _PACKAGE / "device"
+_LIBRARY = (_PACKAGE / "emulator", _PACKAGE / "host" / "runtime", _DEVICE / "primitives", _DEVICE / "jit.py")
+_WAITS = _DEVICE / "protocols" / "waits.py"
+_HERE = Path(__file__).parent.parent.parent  # the package, as the names of its files begin
+
+
+class _Libraries(dict[str, bool]):
+    """Name of a source file -> whether no kernel stands there. (A code object would take long to hash.)"""
+
+    def __missing__(self, name: str) -> bool:
+        path = Path(name).resolve()
+        is_library = self[name] = any(part in (path, *path.parents) for part in _LIBRARY)
+        return is_library
+
+
+_is_library = _Libraries()
+
+_LOOPS = {"wait_until", "wait_or_report"}
+
+
+def _is_hidden(code: CodeType) -> bool:
+    """Whether no kernel stands in this code, or one that is named by the line that calls it."""
+    name = code.co_filename
+    return _is_library[name] or (code.co_name in _LOOPS and Path(name).resolve() == _WAITS)
+
+
+# Code that does not stand in its file: its first line, and what it was made from.
+edited: dict[CodeType, tuple[int, list[str]]] = {}
+
+# Where a thread stands: a code object and the byte offset of its current instruction.
+Site = tuple[CodeType, int]
+
+
+def kernel_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame at or outside `frame` that belongs to a kernel; None when there is none."""
+    while frame is not None and _is_hidden(frame.f_code):
+        frame = frame.f_back
+    return frame
+
+
+def site_of(frame: FrameType | None) -> Site | None:
+    """The instruction that a frame's kernel code executes: cheap to take, and comparable between threads."""
+    while frame is not None:
+        code = frame.f_code
+        if not _is_hidden(code):
+            return code, frame.f_lasti
+        frame = frame.f_back
+    return None
+
+
+def call_chain(frame: FrameType | None, depth: int = 4) -> list[Site]:
+    """The site of a frame's kernel code and of its callers up to the kernel function, innermost first."""
+    sites: list[Site] = []
+    frame = kernel_frame(frame)
+    while frame is not None and len(sites) < depth:
+        sites.append((frame.f_code, frame.f_lasti))
+        frame = kernel_frame(frame.f_back)
+    return sites
+
+
+def line_number(site: Site) -> int:
+    code, instruction = site
+    line = code.co_firstlineno
+    for start, end, number in code.co_lines():
+        if start <= instruction < end and number is not None:
+            line = number
+    return line
+
+
+def describe_site(site: Site | None) -> str:
+    """`file:line (function)` of a site."""
+    if site is None:
+        return "an unknown line"
+    code, _ = site
+    return f"{_short_path(code.co_filename)}:{line_number(site)} ({code.co_name})"
+
+
+def _short_path(filename: str) -> str:
+    """A file of nbep as `nbep/...`, wherever it is installed; others relative to the working directory, if below it."""
+    path = Path(filename)
+    folder = _HERE.parent if path.is_relative_to(_HERE) else Path.cwd()
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else filename
+
+
+def source_line(site: Site | None) -> str:
+    """What stands in the line of a site; nothing if its source cannot be had."""
+    if site is None:
+        return ""
+    code, _ = site
+    first, lines = edited.get(code, (1, None))
+    number = line_number(site)
+    if lines is None:
+        return linecache.getline(code.co_filename, number).strip()
+    return lines[number - first].strip() if 0 <= number - first < len(lines) else ""

@@ -1,0 +1,33 @@
+"""Which communicator a `Buffer` was given, and the runtime of this rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nbep.host.ranks.comm import Communicator, InProcessComm, TorchComm, is_mpi_comm, is_torch_group
+from nbep.host.target import process
+from nbep.host.target.base import Runtime
+
+
+def connect(group: object | None, comm: object | None) -> tuple[Communicator, Runtime]:
+    """The communicator that a `Buffer` was given as `group` or as `comm`, and the runtime of this rank.
+
+    Raises: ValueError if there is none, if there are two, or if it is of an unknown kind
+    """
+    if group is None and comm is None:
+        raise ValueError("group: got None; pass a communicator as group or as comm")
+    if group is not None and comm is not None and group is not comm:
+        raise ValueError("comm: got a communicator besides group; pass only one of the two")
+    name, given = ("group", group) if group is not None else ("comm", comm)
+    if isinstance(given, InProcessComm):
+        given.runtime.check_caller("Buffer")
+        return given, given.runtime
+    if is_mpi_comm(given) or is_torch_group(given):
+        communicator: Any = TorchComm(given) if is_torch_group(given) else given
+        runtime = process.process_runtime(communicator)
+        runtime.check_caller("Buffer")
+        return communicator, runtime
+    raise ValueError(
+        f"{name}: got {type(given).__name__}; must be the communicator that nbep.spawn passes, one of mpi4py, or a "
+        f"process group of torch.distributed"
+    )

@@ -1,0 +1,82 @@
+"""What the verbs see of one rank's share of a buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
+
+from nbep.device.layout.intranode import RingShape
+from nbep.device.protocols.calls import Call
+from nbep.device.protocols.peers import Bounds
+from nbep.host.counters import Counters
+from nbep.host.events import EventOverlap
+from nbep.host.internode.memory import InternodeMemory
+from nbep.host.intranode.direct import DirectMemory
+from nbep.host.low_latency.memory import LowLatencyMemory
+from nbep.host.ranks.call_log import Arguments
+from nbep.host.ranks.processes import Gone
+from nbep.host.target.base import Array, Event, Kernel, Runtime, Stream, SymmetricMemory
+from nbep.host.target.new_arrays import Make, Wanted
+from nbep.host.transport.base import Transport
+from nbep.host.transport.rdma import RdmaMemory
+
+Empty = Callable[[tuple[int, ...], str], Array]  # a new array of a shape and a dtype
+
+
+class Order(NamedTuple):
+    """What the caller said of a call's place among other work; see Buffer.get_dispatch_layout."""
+
+    previous_event: EventOverlap | None
+    allocate_on_comm_stream: bool
+
+
+class Node(Protocol):
+    """See `NodeMemory`, which is one.
+
+    num_ranks, num_nvl_peers: of the group, of a node; identity: what handles remember
+    ring_shape: of the latest launch; rdma, low_latency, direct, internode: None if the buffer has no such part
+    """
+
+    runtime: Runtime
+    rank: int
+    num_ranks: int
+    num_nvl_peers: int
+    num_nvl_bytes: int
+    timeout_ms: float
+    identity: object
+    comm_stream: Stream
+    symmetric: SymmetricMemory
+    transport: Transport
+    counters: Counters
+    peers: Any
+    ring_shape: RingShape | None
+    latest_event: Event | None
+    rdma: RdmaMemory | None
+    low_latency: LowLatencyMemory | None
+    direct: DirectMemory | None
+    internode: InternodeMemory | None
+
+    @property
+    def num_nodes(self) -> int: ...
+    @property
+    def first_in_node(self) -> int: ...
+    @property
+    def bounds(self) -> Bounds: ...
+    @property
+    def layout_arrivals(self) -> int: ...
+    @property
+    def layout_totals(self) -> int: ...
+    @property
+    def has_fault(self) -> bool: ...
+    def kernel(self, kernel: Kernel) -> Kernel: ...
+    def check_faults(self) -> None: ...
+    def check_open(self) -> None: ...
+    def who_is_gone(self) -> Gone: ...
+    def allocations(self, order: Order, like: Array) -> AbstractContextManager[Empty]: ...
+    def allocate(
+        self, order: Order, like: Array, wanted: Sequence[Wanted] = (), make: Make | None = None
+    ) -> tuple[list[Array], list[Any]]: ...
+    def finish(self, async_finish: bool) -> EventOverlap: ...
+    def compare(self, call: Call) -> None: ...
+    def compare_call(self, verb: str, arguments: Callable[[], Arguments]) -> None: ...

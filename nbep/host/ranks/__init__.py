@@ -1,0 +1,1 @@
+"""The ranks as a group: communicators, waiting for each other, and what all of them must do alike."""

@@ -1,0 +1,245 @@
+"""Communicators: what `Buffer` needs of one, the one that connects the ranks of a single process, and torch's groups.
+
+The names are mpi4py's lower-case ones, so that the same `main(comm)` takes an `InProcessComm` or `MPI.COMM_WORLD`.
+
+ rank 0: allgather("a") --+                                  +--> ["a", "b"]
+                          +--> meeting number n of the group +
+ rank 1: allgather("b") --+                                  +--> ["a", "b"]
+
+The n-th collective call of every rank is meeting n. A rank waits there until all ranks have come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from nbep.host.ranks import await_ranks
+from nbep.host.ranks.timeouts import MISSED_MEETING, join_ranks, timeout_ns
+from nbep.host.target.base import Runtime
+
+Result = TypeVar("Result")
+
+
+class Communicator(Protocol):
+    """The methods of a communicator that nbep calls. Objects are anything that the communicator can carry."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def allgather(self, sendobj: Any) -> list[Any]: ...
+
+    def barrier(self) -> None: ...
+
+
+class _Meeting:
+    """One collective call: what each rank brought, and how many have not picked up the result yet."""
+
+    def __init__(self, verb: str, size: int):
+        self.verb = verb
+        self.brought: dict[int, Any] = {}
+        self.num_to_leave = size
+
+
+class CommGroup:
+    """What the ranks of one communicator share. `size` ranks meet here.
+
+    names     what the ranks are called in the group of all
+    returned  names of those whose functions have returned, shared with subgroups: nobody need wait for them. Those of
+              the emulator are not noted; there a deadlock report says more.
+    """
+
+    def __init__(self, names: Sequence[int], returned: set[int] | None = None):
+        self.size = len(names)
+        self.names = names
+        self.returned: set[int] = set() if returned is None else returned
+        self.meetings: dict[int, _Meeting] = {}
+        self.subgroups: dict[tuple[int, int], CommGroup] = {}
+
+
+class InProcessComm:
+    """Connects the ranks that `nbep.spawn` runs in one process.
+
+    Objects are passed by reference, not copied: a rank that changes what it received changes it for all.
+    Every collective call waits for all ranks, also where MPI lets some go on.
+
+    Raises: RuntimeError if the ranks' n-th collective calls are not the same method, or if one makes none any more
+    """
+
+    def __init__(self, group: CommGroup, rank: int, runtime: Runtime):
+        self._group = group
+        self._rank = rank
+        self._num_calls = 0
+        self.runtime = runtime
+
+    def __repr__(self) -> str:
+        return f"<InProcessComm rank {self.rank} of {self.size}>"
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        return self._group.size
+
+    def Get_rank(self) -> int:  # noqa: N802
+        return self.rank
+
+    def Get_size(self) -> int:  # noqa: N802
+        return self.size
+
+    def allgather(self, sendobj: Any) -> list[Any]:
+        """What every rank sent, by rank."""
+        return self._meet("allgather", sendobj)
+
+    def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
+        """What every rank sent, by rank, at root; None elsewhere."""
+        self._check_root(root)
+        everything = self._meet(f"gather to {root}", sendobj)
+        return everything if self.rank == root else None
+
+    def bcast(self, obj: Any, root: int = 0) -> Any:
+        """What root sent, at every rank."""
+        self._check_root(root)
+        return self._meet(f"bcast from {root}", obj if self.rank == root else None)[root]
+
+    def allreduce(self, sendobj: Any, op: Callable[[Any, Any], Any] | None = None) -> Any:
+        """The sum over ranks, or the fold with op(a, b), in the order of the ranks."""
+        total, *others = self._meet("allreduce", sendobj)
+        for value in others:
+            total = total + value if op is None else op(total, value)
+        return total
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        self._meet("barrier", None)
+
+    Barrier = barrier
+
+    def Split(self, color: int = 0, key: int = 0) -> InProcessComm | None:  # noqa: N802
+        """A communicator of the ranks with the same color, ordered by (key, rank); None where color is negative."""
+        number = self._num_calls
+        everyone = self._meet("Split", (color, key))
+        if color < 0:
+            return None
+        members = sorted((k, rank) for rank, (c, k) in enumerate(everyone) if c == color)
+        names = [self._group.names[rank] for _, rank in members]
+        group = self._group.subgroups.setdefault((number, color), CommGroup(names, self._group.returned))
+        return InProcessComm(group, members.index((key, self.rank)), self.runtime)
+
+    def _check_root(self, root: int) -> None:
+        if not 0 <= root < self.size:
+            raise ValueError(f"root: got {root}; must be a rank below {self.size}")
+
+    def _meet(self, verb: str, brought: Any) -> list[Any]:
+        self.runtime.check_caller(f"comm.{verb}")
+        meetings = self._group.meetings
+        number, self._num_calls = self._num_calls, self._num_calls + 1
+        meeting = meetings.setdefault(number, _Meeting(verb, self.size))
+        if meeting.verb != verb:
+            others = join_ranks(sorted(meeting.brought))
+            raise RuntimeError(f"rank {self.rank} calls {verb} while {others} called {meeting.verb}")
+        meeting.brought[self.rank] = brought
+
+        def missing() -> list[int]:
+            return [rank for rank in range(self.size) if rank not in meeting.brought]
+
+        def describe() -> str:
+            return f"{verb}: {join_ranks(missing())} did not come"
+
+        def gone() -> list[int]:
+            return [rank for rank in missing() if self._group.names[rank] in self._group.returned]
+
+        self.runtime.wait_until(lambda: len(meeting.brought) == self.size or bool(gone()), describe)
+        if len(meeting.brought) != self.size:
+            names = join_ranks(gone())
+            raise RuntimeError(f"rank {self.rank} waits for {verb}: {names} did not come, and has returned")
+        meeting.num_to_leave -= 1
+        if meeting.num_to_leave == 0:
+            meetings.pop(number, None)  # ranks that are threads may both see 0
+        return [meeting.brought[rank] for rank in range(self.size)]
+
+
+class TorchComm:
+    """A torch.distributed process group with the names of a communicator. Every call is an all_gather_object.
+
+    Under NCCL that goes over torch's current device, so each process must have set its own.
+    """
+
+    def __init__(self, group: Any):
+        self.group = group
+        self.rank: int = group.rank()
+        self.size: int = group.size()
+
+    def allgather(self, sendobj: Any) -> list[Any]:
+        """What every rank sent, by rank."""
+        import torch.distributed
+
+        received: list[Any] = [None] * self.size
+        torch.distributed.all_gather_object(received, sendobj, group=self.group)
+        return received
+
+    def barrier(self) -> None:
+        """Wait until every rank is here. (torch's own barrier guesses a device.)"""
+        self.allgather(None)
+
+
+def gather_results(comm: Communicator, make: Callable[[], Result]) -> list[Result]:
+    """What make() returned on every rank, by rank. Collective; make itself must not wait for a peer without a bound.
+
+    Raises: on every rank if make failed on one, with the ranks that failed and their errors: ValueError or
+            NotImplementedError if all of them are that, else RuntimeError
+    """
+    result, error = None, None
+    try:
+        result = make()
+    except Exception as caught:  # told to the peers, which would wait for this rank
+        if getattr(caught, "role", "") == MISSED_MEETING:
+            raise  # they find out themselves
+        error = caught
+    outcomes = gather_objects(comm, (result, None if error is None else (_kind(error), str(error) or repr(error))))
+    failures: dict[str, list[int]] = {}
+    kinds: set[type[Exception]] = set()
+    for rank, (_, failure) in enumerate(outcomes):
+        if failure is not None:
+            kind, text = failure
+            kinds.add(kind)
+            failures.setdefault(text, []).append(rank)
+    if failures:
+        kind = kinds.pop() if len(kinds) == 1 else RuntimeError
+        raise kind("; ".join(f"{join_ranks(ranks)}: {text}" for text, ranks in failures.items())) from error
+    return [result for result, _ in outcomes]
+
+
+def gather_objects(comm: Communicator, value: Any) -> list[Any]:
+    """What every rank passes, by rank. Collective. Under MPI it has an end: raises PeerTimeout if a rank is missing."""
+    if not is_mpi_comm(comm):
+        return comm.allgather(value)
+    return await_ranks.gather_objects(comm, value, 2 * timeout_ns())
+
+
+def await_all(comm: Communicator) -> None:
+    """A barrier. Under MPI it has an end: raises PeerTimeout if a rank is missing."""
+    if not is_mpi_comm(comm):
+        comm.barrier()
+        return
+    await_ranks.await_all(comm, 2 * timeout_ns())
+
+
+def _kind(error: Exception) -> type[Exception]:
+    """What stands for the error on other ranks: its own class may need more than a text."""
+    return next((kind for kind in (ValueError, NotImplementedError) if isinstance(error, kind)), RuntimeError)
+
+
+def is_mpi_comm(comm: object) -> bool:
+    """Whether this is an mpi4py communicator. mpi4py is not imported to find out."""
+    return any(cls.__module__ == "mpi4py.MPI" and cls.__name__ == "Comm" for cls in type(comm).__mro__)
+
+
+def is_torch_group(comm: object) -> bool:
+    """Whether this is a process group of torch.distributed. torch is not imported to find out."""
+    return any(cls.__module__.startswith("torch.") and cls.__name__ == "ProcessGroup" for cls in type(comm).__mro__)

@@ -1,0 +1,52 @@
+"""How long one rank waits for another, and what it raises then."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from nbep.device.protocols.waits import FaultReport
+
+DEFAULT_TIMEOUT_MS = 100_000.0  # DeepEP's 100 s
+MAX_TIMEOUT_MS = 1e12  # 31 years: a GPU's clock, plus that in nanoseconds, fits into int64
+MISSED_MEETING = "construction"  # role of a PeerTimeout: a rank did not come to make, or to destroy, a Buffer
+
+
+class PeerTimeout(RuntimeError):
+    """This rank waited too long for a peer. What the call left behind is right or NaN; the buffer is of no use now.
+
+    Attributes:
+        rank: who waited
+        peer: for whom, or for whom first
+        role: the waiting role, e.g. "dispatch receiver"; "destroy" if the CPU waited for peers to destroy theirs,
+            "zero copy" if it waited for its NIC, "atomic" if the emulator waited to make one
+        cell: the cell that a kernel polled, e.g. "tail"; None if the CPU waited
+        report: the whole FaultReport of a kernel; None if the CPU waited
+        gone: ranks whose processes have ended or are stopped, as far as this host can tell
+    """
+
+    gone: tuple[int, ...] = ()
+
+    def __init__(
+        self, message: str, rank: int, peer: int, role: str, cell: str | None = None, report: FaultReport | None = None
+    ):
+        super().__init__(message)
+        self.rank = rank
+        self.peer = peer
+        self.role = role
+        self.cell = cell
+        self.report = report
+
+
+def timeout_ns() -> int:
+    """Longest time that a wait inside a kernel may take, as the environment says; a wrong one is refused elsewhere."""
+    try:
+        milliseconds = float(os.environ.get("NBEP_TIMEOUT_MS", DEFAULT_TIMEOUT_MS))
+    except ValueError:
+        milliseconds = DEFAULT_TIMEOUT_MS
+    return int(1e6 * max(milliseconds, 1.0)) if milliseconds < MAX_TIMEOUT_MS else int(1e6 * MAX_TIMEOUT_MS)
+
+
+def join_ranks(ranks: Sequence[int]) -> str:
+    """ "rank 1", or "ranks 1, 2"."""
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

@@ -1,0 +1,500 @@
+"""What the host layer needs of a target: memory, arrays, streams, launches and waits.
+
+The rest of nbep.host reaches a device through this interface alone. An *array* is what the user of the target passes
+in and gets back (NumPy arrays on the emulator); its dtype is spoken of by NumPy's name, e.g. "bfloat16".
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from functools import cached_property
+from itertools import count
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+
+from nbep.host.target import forks
+from nbep.host.target.new_arrays import Array, ByColumns, Make, Parts, PartsLayout, Wanted
+
+MaybeArray = Any  # an array or None; kernels get address 0 for None
+Kernel = Callable[..., None]
+Describe = Callable[[int], str]
+HandleType = Literal["ipc", "posix_fd", "fabric", "host"]  # see Buffer
+
+
+class Reach(NamedTuple):
+    """Who reaches symmetric memory besides its rank.
+
+    node_size: ranks of a node, which are consecutive in the communicator: their kernels open each other's memory
+    by_nics: the NICs of all other ranks reach it, too
+    """
+
+    node_size: int
+    by_nics: bool
+
+
+class Memory(ABC):
+    """Device memory of this rank. `address` is what kernels get."""
+
+    address: int
+    num_bytes: int
+
+    @abstractmethod
+    def array(self, dtype: Any, offset: int = 0, count: int = -1) -> Array:
+        """A 1-D array over the memory: `count` elements from byte `offset` on; -1 means all that fit."""
+
+    @abstractmethod
+    def write(self, offset: int, values: np.ndarray) -> None:
+        """Copy values to byte `offset` from the host; it is done on return."""
+
+    @abstractmethod
+    def read(self, offset: int, count: int, dtype: Any) -> np.ndarray:
+        """A copy of `count` elements from byte `offset` on, as they are now; the host gets them."""
+
+    @abstractmethod
+    def free(self) -> None:
+        """Give the memory back. Nothing may use it any more."""
+
+
+class HostWords:
+    """Words of memory that kernels write while the CPU reads them."""
+
+    def __init__(self, array: np.ndarray):
+        self._array = array
+
+    def poll(self, begin: int, end: int) -> np.ndarray:
+        """Some words as they are now. What was released with them is there for a `read` that follows."""
+        return self._array[begin:end]
+
+    def poll_word(self, index: int) -> int:
+        """One of them, as `poll`."""
+        return self._array.item(index)
+
+    def read(self) -> np.ndarray:
+        """A copy of all: of words that a poll has announced, or the end of their kernel."""
+        return self._array.copy()
+
+    def fill(self, value: int) -> None:
+        """Set all, while no kernel writes them."""
+        self._array[:] = value
+
+
+class PolledMemory(Memory):
+    """Memory that kernels write and that the CPU reads while they run."""
+
+    def words(self, offset: int, count: int) -> HostWords:
+        """`count` words of 32 bits from byte `offset` on."""
+        return HostWords(self.array(np.int32, offset, count))
+
+
+class SymmetricMemory(Memory):
+    """Memory that peers of the node can open.
+
+    Life cycle: allocate_symmetric (collective) -> `handle` goes to the peers -> open_peers -> use -> close_peers
+    -> free (collective). `handle` can be sent over the communicator that the memory was allocated with.
+    """
+
+    handle: Any
+
+    @abstractmethod
+    def open_peers(self, handles: list[Any], rank: int) -> list[int]:
+        """Addresses at which this rank sees each peer's memory, its own included. handles[rank] is its own.
+
+        0 for a peer whose handle is None.
+        """
+
+    @abstractmethod
+    def close_peers(self) -> None:
+        """Undo open_peers."""
+
+
+class Event(ABC):
+    """A point in a stream."""
+
+    @property
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether the stream has got there."""
+
+    @abstractmethod
+    def current_stream_wait(self) -> None:
+        """Hold back the caller's current stream until the event is done. On the emulator: wait for it."""
+
+
+class PastEvent(Event):
+    """A point that is behind everything: nothing was ever launched before it."""
+
+    done = True
+
+    def current_stream_wait(self) -> None:
+        """Nothing to wait for."""
+
+
+class Stream(ABC):
+    """Launches run in order within a stream."""
+
+    name: str
+
+    @property
+    @abstractmethod
+    def key(self) -> object:
+        """Equal for objects that stand for the same stream."""
+
+    @abstractmethod
+    def record(self) -> Event:
+        """An event at the stream's present end."""
+
+    def hand_over(self) -> Event:
+        """As `record`, and the caller's current stream waits for the event at once."""
+        event = self.record()
+        event.current_stream_wait()
+        return event
+
+    @abstractmethod
+    def wait(self, event: Event) -> None:
+        """Later work of this stream starts after the event."""
+
+    @abstractmethod
+    def wait_current_stream(self) -> None:
+        """Later work of this stream starts after what the caller's current stream holds now."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Block the caller until the stream is empty."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the stream back. It is empty."""
+
+
+class PreparedLaunch(ABC):
+    """A kernel with its launch size and its last arguments, which stay as they are from call to call."""
+
+    @abstractmethod
+    def launch(self, stream: Stream, *first: Any, keep: Sequence[Any] = ()) -> None:
+        """Start the kernel with these arguments and then those that it was prepared with, as Runtime.launch.
+
+        first: of its first parameters, the fields of NamedTuples one by one; for an array what `arguments` gives
+        keep: those arrays, or what holds them: they stay alive until the launch is done
+        """
+
+
+class NicDevice(ABC):
+    """What the software NIC of one rank runs on: memory of its own, and its view of the memory that it serves.
+
+    Life cycle: allocate, address_of, open_peers -> start -> join, when the kernel has been told to end -> close.
+    From start to join all is served that kernels of this rank write into the queues. The kernel itself may run only
+    while those do.
+    """
+
+    @abstractmethod
+    def allocate(self, num_bytes: int, name: str, describe: Describe | None = None) -> Memory:
+        """Memory of the NIC, all zeros."""
+
+    @abstractmethod
+    def address_of(self, memory: Memory) -> int:
+        """Where the NIC sees memory of its rank."""
+
+    @abstractmethod
+    def open_peers(self, symmetric: SymmetricMemory, handles: list[Any], rank: int) -> list[int]:
+        """Where the NIC sees the symmetric memory of each rank, its own included."""
+
+    @abstractmethod
+    def start(
+        self, kernel: Kernel, queues: Memory, num_queue_pairs: int, timeout_ns: int, nic: Any, *args: Any
+    ) -> None:
+        """Serve so many queue pairs by the kernel, which takes nic and args: a warp for each as far as there is room.
+
+        queues: of the rank, as its networks name them; timeout_ns: longest time that one wait of its kernels takes
+        """
+
+    def explain(self, describe: Callable[[int], list[str]] | None) -> None:  # noqa: B027 - a GPU reports no deadlock
+        """What to say of the network to a peer, in reports of the emulator; None: nothing any more."""
+
+    @abstractmethod
+    def join(self) -> None:
+        """Block the caller until the kernel has ended."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give everything back but the memory."""
+
+
+class Runtime(ABC):
+    """One rank's access to its target.
+
+    Attributes:
+        target: its name
+        rank: the rank in the whole run, for reports
+        host_reads_arrays: the host can look at an array's contents without waiting for a device
+        max_symmetric_bytes: what its addresses can hold of one allocation; None if that is more than there ever is
+        max_smem_bytes: of a block, at most
+        layout_threads: block size of get_dispatch_layout and of the casts
+        notify_threads: block size of the notify kernels, at least
+        mix_roles: default of Config.mix_roles
+        low_latency_threads: block sizes of low-latency dispatch and combine
+        shares_current_stream: ranks of this process have one current stream in common, on which none may wait
+        array_kinds: the arrays that it takes, in words
+        has_nic: whether create_nic gives one
+        is_failing: the whole run ends with an error, which is told
+    """
+
+    target: str
+    rank: int
+    host_reads_arrays: bool
+    max_symmetric_bytes: int | None
+    max_smem_bytes: int
+    layout_threads: int
+    notify_threads: int
+    mix_roles: bool
+    low_latency_threads: tuple[int, int]
+    shares_current_stream: bool
+    array_kinds: str
+    has_nic = True
+    is_failing = False
+    _num_forks: int  # behind the process that made it
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        self = super().__new__(cls)
+        self._num_forks = forks.num_forks
+        return self
+
+    def check_caller(self, verb: str) -> None:
+        """Raises: RuntimeError if the rank cannot be used where this is called: in a child made by fork"""
+        if self._num_forks != forks.num_forks:
+            raise RuntimeError(
+                f"{verb}: called in a child made by fork, which has neither the threads nor the GPU of its parent; "
+                f'start processes with the method "spawn", and make a Buffer in each'
+            )
+
+    @cached_property
+    def dropped(self) -> dict[tuple[int, ...], Any]:
+        """Memory of Buffers that went away without destroy, by name; see host.dropped."""
+        return {}
+
+    @cached_property
+    def buffer_numbers(self) -> Iterator[int]:
+        """A new one for each Buffer of this rank."""
+        return count()
+
+    @property
+    @abstractmethod
+    def has_tma(self) -> bool:
+        """Whether kernels find bulk copies (sm_90 and later)."""
+
+    # Memory
+
+    @abstractmethod
+    def allocate_symmetric(
+        self,
+        comm: Any,
+        num_bytes: int,
+        name: str,
+        describe: Describe,
+        handle_type: HandleType,
+        zero: bool,
+        reach: Reach,
+    ) -> SymmetricMemory:
+        """Symmetric memory; all ranks of comm call this together. describe(offset) names its cells in reports.
+
+        zero: its bytes begin as zeros; otherwise they are unspecified
+        reach: what processes of the emulator have to prepare; elsewhere memory is made alike for all
+        handle_type is what a GPU's driver makes for peers in other processes; the emulator has only its own way, and
+        takes no atomics of scope sys on memory of the host
+        """
+
+    @abstractmethod
+    def allocate(self, num_bytes: int, name: str, describe: Describe | None = None) -> Memory:
+        """Device memory of this rank alone, all zeros."""
+
+    @abstractmethod
+    def create_nic(self) -> NicDevice:
+        """What a software NIC of this rank runs on."""
+
+    @abstractmethod
+    def allocate_host_visible(self, num_bytes: int, name: str) -> PolledMemory:
+        """Memory, all zeros, that kernels write and that the host reads while they run."""
+
+    # Arrays
+
+    @abstractmethod
+    def is_array(self, value: Any) -> bool:
+        """Whether this target takes the value as an array."""
+
+    @abstractmethod
+    def fits(self, value: Any, dtype: str, shape: tuple[int, ...]) -> bool:
+        """Whether the value is an array of this dtype and shape, row-major without gaps. Costs as little as can be."""
+
+    @abstractmethod
+    def dtype_name(self, array: Array) -> str:
+        """NumPy's name of the array's dtype: "bfloat16", "float8_e4m3fn", "int64", "bool" ..."""
+
+    @abstractmethod
+    def address_of(self, array: Array) -> int:
+        """Where the array starts in its memory; an address of the device, or of the host for arrays that it reads."""
+
+    @abstractmethod
+    def strides(self, array: Array) -> tuple[int, ...]:
+        """The array's strides, in elements."""
+
+    @abstractmethod
+    def is_contiguous(self, array: Array) -> bool:
+        """Whether the array is row-major without gaps."""
+
+    def is_writeable(self, array: Array) -> bool:
+        """Whether the array may be written, as far as its library says: torch's tensors say nothing of it."""
+        return True
+
+    def contents(self, array: Array) -> np.ndarray:
+        """The array as one of NumPy, of the same memory; only where host_reads_arrays."""
+        return array
+
+    @abstractmethod
+    def empty(self, shape: tuple[int, ...], dtype: str, like: Array) -> Array:
+        """A new array of the same kind and on the same device as `like`."""
+
+    @abstractmethod
+    def empty_parts(self, layout: PartsLayout, like: Array) -> Parts:
+        """New arrays of the same kind and on the same device as `like`, which live as long as the parts or an array."""
+
+    @abstractmethod
+    def empty_by_columns(self, shape: tuple[int, int, int], dtype: str, like: Array) -> Array:
+        """As `empty`, but neighbours in the second dimension lie side by side in memory, not those in the last."""
+
+    def prepare_empty(self, wanted: Sequence[Wanted | ByColumns | PartsLayout], like: Array) -> Make:
+        """What makes such arrays at once, for calls whose arrays are of the kind of `like`."""
+
+        def make(like: Array) -> tuple[list[Any], list[Any]]:
+            arrays: list[Any] = []
+            for each in wanted:
+                empty: Any = self.empty
+                if isinstance(each, (ByColumns, PartsLayout)):
+                    empty = self.empty_by_columns if isinstance(each, ByColumns) else self.empty_parts
+                arrays.append(empty(each, like) if isinstance(each, PartsLayout) else empty(*each, like))
+            return arrays, [each.arguments if isinstance(each, Parts) else self.arguments([each])[0] for each in arrays]
+
+        return make
+
+    def look_at(self, arrays: Sequence[MaybeArray]) -> tuple[tuple[Any, ...], list[Any]] | None:
+        """What can be said of arrays at a glance, if they are of this target. None: it takes a closer look.
+
+        Returns: class, shape, dtype, gaps and alignment of each, or None for one that is not given: what is right with
+                 some arrays is right with all of their kinds; and what a launch takes for each
+        """
+        return None
+
+    def arguments(self, arrays: Sequence[MaybeArray]) -> list[Any]:
+        """What a launch takes for arrays: they themselves, or their addresses, and then somebody has to keep them."""
+        return list(arrays)
+
+    def lend(self, array: Array, lease: Any) -> Array:
+        """The array, as the caller gets it who may use it until a `lent.Lease` ends. The emulator finds later uses."""
+        return array
+
+    @abstractmethod
+    def dtype_like(self, dtype: str, like: Array) -> Any:
+        """The dtype of that name, as the library of an array has it."""
+
+    @abstractmethod
+    def allocating_on(self, stream: Stream) -> AbstractContextManager[None]:
+        """Within it, `empty` makes arrays that belong to the stream."""
+
+    @abstractmethod
+    def let_current_stream_use(self, arrays: list[Array]) -> bool:
+        """Let the caller's current stream use arrays that belong to another stream.
+
+        When one goes away, its memory is not handed out again before the current stream is done with the work that it
+        has by then. False if the arrays' library cannot see to that.
+        """
+
+    # Work
+
+    @property
+    @abstractmethod
+    def current_stream(self) -> Stream:
+        """The stream of the caller's own work."""
+
+    @property
+    @abstractmethod
+    def is_capturing(self) -> bool:
+        """Whether the caller's current stream records work for later instead of doing it (a CUDA graph)."""
+
+    @abstractmethod
+    def create_stream(self, name: str) -> Stream:
+        """A new stream of this rank."""
+
+    @abstractmethod
+    def launch(self, stream: Stream, kernel: Kernel, grid: int, block: int, smem_bytes: int, *args: Any) -> None:
+        """Start a kernel with the arguments of its signature: grid blocks of block threads in one dimension.
+
+        An address field takes an address, an array or None (address 0). Arrays stay alive until the launch is done.
+        smem_bytes is the dynamic shared memory of a block.
+
+        Raises: TypeError if the function is no kernel, or for a wrong number of arguments; ValueError, with the
+                parameter's name, for a value that it cannot take; see launches.check_launch. On a GPU the arguments of
+                nbep's own kernels are not checked again: `Buffer` has done it.
+        """
+
+    @abstractmethod
+    def prepare(self, kernel: Kernel, grid: int, block: int, smem_bytes: int, *last_args: Any) -> PreparedLaunch:
+        """For launches of one of nbep's own kernels that cost the host as little as can be.
+
+        last_args are numbers, addresses and arrays, which the caller keeps alive while it launches with them.
+        """
+
+    @abstractmethod
+    def load(self, kernel: Kernel) -> None:
+        """Make a kernel ready, which its first launch does otherwise. On the emulator there is nothing to make.
+
+        A GPU may wait for the kernels that run on it before it loads another. So a kernel that starts while others of
+        the same card wait for each other is loaded before those.
+
+        Raises: TypeError if the function is no kernel; CompileError if it does not compile
+        """
+
+    @abstractmethod
+    def wait_until(
+        self, predicate: Callable[[], bool], describe: Callable[[], str], timeout_ns: int | None = None
+    ) -> bool:
+        """Block the caller until predicate() is true; False if timeout_ns passed first. describe() tells what for."""
+
+    @abstractmethod
+    def settle(self, stream: Stream) -> bool:
+        """Called after launches on a stream that stands for the caller's current one.
+
+        The caller's later work comes after them. Where that is not so by itself, this waits. Returns whether it has.
+        """
+
+    @abstractmethod
+    def low_latency_blocks(self, handles: list[Any], num_taken: int) -> int:
+        """Blocks of the low-latency kernels: those of all ranks of a card are resident at once.
+
+        handles: of the symmetric memory of all ranks; num_taken: SMs that a rank needs for something else
+        """
+
+    @abstractmethod
+    def ring_threads(self, num_ranks: int) -> int:
+        """Default block size of dispatch and combine: a multiple of 32 * num_ranks, at least 64, at most 768."""
+
+
+_current: ContextVar[Runtime | None] = ContextVar("nbep_runtime", default=None)
+_of_process: Runtime | None = None
+
+
+def current_runtime() -> Runtime | None:
+    """The runtime of the rank that calls this, None outside of a rank."""
+    return _current.get() or _of_process
+
+
+def set_process_runtime(runtime: Runtime) -> None:
+    """Make this the runtime of every thread of the process that has none of its own, e.g. of torch's backward pass."""
+    global _of_process
+    _of_process = runtime
+
+
+def set_current_runtime(runtime: Runtime) -> None:
+    """Make this the runtime of the calling rank (its greenlet or thread)."""
+    _current.set(runtime)

@@ -1,0 +1,79 @@
+"""torch's tensors in the CPU's memory, as the emulator takes them: each is the same memory as a NumPy array.
+
+torch is not imported here: a value's own class tells that it is a tensor.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from nbep.host.target.cuda.arrays import TorchArrays, library_of, numpy_dtype
+
+CARRIERS = {1: "uint8", 2: "int16"}  # for dtypes that torch and NumPy do not both know: as many bytes
+
+
+class CpuTensors(TorchArrays):
+    """torch.Tensor on the CPU."""
+
+    @staticmethod
+    def is_array(value: Any) -> bool:
+        return library_of(value) is TorchArrays and value.device.type == "cpu"
+
+    @staticmethod
+    def fits(array: Any, dtype: str, shape: tuple[int, ...]) -> bool:
+        return array.dtype is TorchArrays.dtype(dtype) and tuple(array.shape) == shape and array.is_contiguous()
+
+    @staticmethod
+    def name_of(dtype: Any) -> str:
+        """NumPy's name of a dtype of torch."""
+        return str(dtype).removeprefix("torch.")
+
+    @staticmethod
+    def view(tensor: Any) -> np.ndarray:
+        """A NumPy array of the tensor's memory."""
+        name, tensor = TorchArrays.dtype_name(tensor), tensor.detach()
+        if not _is_extended(name):
+            return tensor.numpy()
+        return tensor.view(TorchArrays.dtype(CARRIERS[tensor.dtype.itemsize])).numpy().view(numpy_dtype(name))
+
+    @staticmethod
+    def wrap(array: np.ndarray, name: str) -> Any:
+        """A tensor of an array's memory. name: of its dtype"""
+        torch = sys.modules["torch"]
+        if not _is_extended(name):
+            return torch.from_numpy(array)
+        return torch.from_numpy(array.view(CARRIERS[array.itemsize])).view(TorchArrays.dtype(name))
+
+
+def _is_extended(name: str) -> bool:
+    """Whether NumPy has the dtype from ml_dtypes, and torch its own."""
+    return numpy_dtype(name).isbuiltin != 1
+
+
+def is_torch_dtype(value: Any) -> bool:
+    return type(value).__module__ == "torch" and type(value).__name__ == "dtype"
+
+
+@contextmanager
+def own_grad_mode() -> Iterator[None]:
+    """Whether torch notes gradients is a matter of the thread; ranks that take turns in one each keep their own."""
+    torch = sys.modules.get("torch")
+    if not hasattr(torch, "_C"):
+        yield
+        return
+    is_enabled = torch.is_grad_enabled()  # type: ignore[union-attr]
+    try:
+        yield
+    finally:
+        torch._C._set_grad_enabled(is_enabled)  # type: ignore[union-attr]
+
+
+def in_backward_pass() -> bool:
+    """Whether torch's autograd calls this, in a backward pass."""
+    torch = sys.modules.get("torch")
+    return hasattr(torch, "_C") and torch._C._current_graph_task_id() != -1  # type: ignore[union-attr]

@@ -1,0 +1,12 @@
+"""GPUs as a target: one rank per process, or several virtual ranks with a stream each on one card.
+
+driver    the CUDA driver's calls, with errors as exceptions
+arrays    torch, CuPy and Numba arrays
+launcher  compiled kernels, loaded once and launched with packed parameters; the cache on disk
+memory    device and host-visible memory
+peers     symmetric memory: one class for each handle type
+vmm       the driver's virtual memory management
+mailbox   file descriptors from process to process
+runtime   all of it behind nbep.host.target.base.Runtime
+ranks     virtual ranks: one thread each
+"""

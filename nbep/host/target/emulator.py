@@ -1,0 +1,443 @@
+"""The emulator as a target: NumPy arrays and torch's tensors, one greenlet per rank, all ranks in one process.
+
+The host reads arrays at once, so the host itself is the rank's current stream: waiting for an event blocks it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import ml_dtypes  # noqa: F401 - registers bfloat16 and float8_e4m3fn with NumPy
+import numpy as np
+
+from nbep.device.jit import spec_of
+from nbep.device.kernels.shared_cells import shared_cells
+from nbep.device.types import flatten_args, unflatten_args
+from nbep.emulator import World
+from nbep.emulator.machine.memory import OFFSET_MASK
+from nbep.host.dtypes import native_name
+from nbep.host.faults import read_report
+from nbep.host.target.base import (
+    Array,
+    Describe,
+    Event,
+    HandleType,
+    HostWords,
+    Kernel,
+    Memory,
+    NicDevice,
+    PolledMemory,
+    PreparedLaunch,
+    Reach,
+    Runtime,
+    Stream,
+    SymmetricMemory,
+)
+from nbep.host.target.cpu_tensors import CpuTensors, in_backward_pass, is_torch_dtype, own_grad_mode
+from nbep.host.target.cuda.arrays import numpy_dtype
+from nbep.host.target.launches import check_launch
+from nbep.host.target.lent import check, lend
+from nbep.host.target.new_arrays import Parts, PartsLayout
+
+WARP = 32
+UNWRITTEN = 0xCC  # every byte of a new array; -1.07e8 in bf16 and in float32
+
+
+class EmulatedMemory(Memory):
+    """An allocation of this rank's address space."""
+
+    def __init__(self, space: Any, allocation: Any):
+        self.space = space
+        self.allocation = allocation
+        self.address = allocation.address
+        self.num_bytes = allocation.nbytes
+
+    def array(self, dtype: Any, offset: int = 0, count: int = -1) -> Array:
+        if is_torch_dtype(dtype):
+            name = CpuTensors.name_of(dtype)
+            return CpuTensors.wrap(self.allocation.array(numpy_dtype(name), offset, count), name)
+        return self.allocation.array(dtype, offset, count)
+
+    def write(self, offset: int, values: np.ndarray) -> None:
+        self.space.write(self.allocation, offset, values)
+
+    def read(self, offset: int, count: int, dtype: Any) -> np.ndarray:
+        return self.array(dtype, offset, count).copy()
+
+    def free(self) -> None:
+        self.space.free(self.allocation)
+
+
+class EmulatedHostWords(HostWords):
+    """Words whose reads are checked if the memory model asks for it; see nbep.emulator.models.host."""
+
+    def __init__(self, memory: EmulatedMemory, offset: int, count: int):
+        super().__init__(memory.array(np.int32, offset, count))
+        self._memory = memory
+        self._offset = offset
+
+    def poll(self, begin: int, end: int) -> np.ndarray:
+        offset, count = self._offset + 4 * begin, end - begin
+        return self._memory.space.read(self._memory.allocation, np.int32, offset, count, polls=True)
+
+    def poll_word(self, index: int) -> int:
+        return int(self.poll(index, index + 1)[0])
+
+    def read(self) -> np.ndarray:
+        return self._memory.space.read(self._memory.allocation, np.int32, self._offset, self._array.size)
+
+    def fill(self, value: int) -> None:
+        self._memory.write(self._offset, np.full_like(self._array, value))
+
+
+class EmulatedPolledMemory(EmulatedMemory, PolledMemory):
+    def words(self, offset: int, count: int) -> HostWords:
+        return EmulatedHostWords(self, offset, count)
+
+
+class EmulatedSymmetricMemory(EmulatedMemory, SymmetricMemory):
+    """An allocation that the other ranks of the process map into their own address spaces."""
+
+    def __init__(self, space: Any, allocation: Any):
+        super().__init__(space, allocation)
+        self.handle = allocation.handle
+        self._mappings: list[Any] = []
+
+    def open_peers(self, handles: list[Any], rank: int) -> list[int]:
+        addresses = []
+        for peer, handle in enumerate(handles):
+            if peer == rank:
+                addresses.append(self.address)
+            elif handle is None:
+                addresses.append(0)
+            else:
+                mapping = self._map(handle, peer)
+                self._mappings.append(mapping)
+                addresses.append(mapping.address)
+        return addresses
+
+    def close_peers(self) -> None:
+        for mapping in self._mappings:
+            self._unmap(mapping)
+        self._mappings.clear()
+
+    def _map(self, handle: Any, peer: int) -> Any:
+        return self.space.open(handle)
+
+    def _unmap(self, mapping: Any) -> None:
+        self.space.close(mapping)
+
+
+class EmulatedNic(NicDevice):
+    """An address space of its own, in which the memory of other nodes is mapped, too."""
+
+    def __init__(self, runtime: EmulatorRuntime):
+        self._runtime = runtime
+        self._context = runtime.world.add_nic(runtime.rank)
+        self._stream = EmulatedStream(runtime, self._context.create_stream("nic", is_service=True), "nic")
+        self._mappings: list[Any] = []
+
+    def allocate(self, num_bytes: int, name: str, describe: Describe | None = None) -> Memory:
+        space = self._context.space
+        return EmulatedMemory(space, space.allocate(num_bytes, name, zero=True, describe=describe))
+
+    def address_of(self, memory: Memory) -> int:
+        assert isinstance(memory, EmulatedMemory)
+        return self._open(memory.allocation)
+
+    def open_peers(self, symmetric: SymmetricMemory, handles: list[Any], rank: int) -> list[int]:
+        return [self._open(handle) for handle in handles]
+
+    def _open(self, allocation: Any) -> int:
+        mapping = self._context.space.open(allocation)
+        self._mappings.append(mapping)
+        return mapping.address
+
+    def explain(self, describe: Callable[[int], list[str]] | None) -> None:
+        networks = self._runtime.world.networks
+        networks.pop(self._runtime.rank, None)
+        if describe is not None:
+            networks[self._runtime.rank] = describe
+
+    def start(
+        self, kernel: Kernel, queues: Memory, num_queue_pairs: int, timeout_ns: int, nic: Any, *args: Any
+    ) -> None:
+        self._runtime.launch(self._stream, kernel, num_queue_pairs, WARP, 0, nic, *args)
+
+    def join(self) -> None:
+        self._stream.synchronize()
+
+    def close(self) -> None:
+        for mapping in self._mappings:
+            self._context.space.close(mapping)
+        self._mappings.clear()
+
+
+class EmulatedEvent(Event):
+    def __init__(self, runtime: Runtime, stream: EmulatedStream):
+        self._runtime = runtime
+        self._stream_name = stream.name
+        self.event = stream.stream.record()
+
+    @property
+    def done(self) -> bool:
+        if self.event.done:
+            self.event.tell_host()
+        return self.event.done
+
+    def current_stream_wait(self) -> None:
+        self._runtime.wait_until(lambda: self.done, lambda: f"an event of stream {self._stream_name}")
+
+
+class EmulatedStream(Stream):
+    def __init__(self, runtime: Runtime, stream: Any, name: str):
+        self._runtime = runtime
+        self.stream = stream
+        self.name = name
+
+    @property
+    def key(self) -> object:
+        return self.stream
+
+    def record(self) -> Event:
+        return EmulatedEvent(self._runtime, self)
+
+    def wait(self, event: Event) -> None:
+        assert isinstance(event, EmulatedEvent)
+        self.stream.wait(event.event)
+
+    def wait_current_stream(self) -> None:
+        """Nothing to do: what the host has done is done."""
+
+    def synchronize(self) -> None:
+        self.record().current_stream_wait()
+
+    def close(self) -> None:
+        """Nothing to do: a stream without work costs nothing."""
+
+
+class EmulatedParts(Parts):
+    def __init__(self, arrays: list[Array]):
+        self._arrays = arrays
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        return tuple(self._arrays)
+
+    def array(self, index: int) -> Array:
+        return self._arrays[index]
+
+
+class EmulatedPreparedLaunch(PreparedLaunch):
+    def __init__(self, runtime: Runtime, what: tuple[Kernel, int, int, int], last_args: tuple[Any, ...]):
+        self._runtime = runtime
+        self._what = what
+        self._last_leaves = flatten_args(last_args)
+
+    def launch(self, stream: Stream, *first: Any, keep: Sequence[Any] = ()) -> None:
+        args = unflatten_args(self._what[0], [*first, *self._last_leaves])
+        self._runtime.launch(stream, *self._what, *args)
+
+
+class EmulatorRuntime(Runtime):
+    """One rank of an emulated world."""
+
+    target = "emulator"
+    host_reads_arrays = True
+    max_symmetric_bytes = OFFSET_MASK
+    layout_threads = WARP
+    notify_threads = WARP
+    mix_roles = False
+    low_latency_threads = (3 * WARP, 3 * WARP)
+    shares_current_stream = False
+    max_smem_bytes = 227 << 10  # as on sm_90 and sm_100
+    array_kinds = "a NumPy array, a tensor of torch on the CPU"
+
+    def __init__(self, world: World, rank: int):
+        self.world = world
+        world.read_report = read_report
+        self.rank = rank
+        self._context = world.ranks[rank]
+        self._current_stream: EmulatedStream | None = None
+        self._in_flight: list[tuple[Any, list[Any]]] = []  # launches and the arrays that they use
+        self._thread = threading.get_ident()
+
+    def check_caller(self, verb: str) -> None:
+        """Raises: RuntimeError as Runtime's, in another thread than the ranks', after its run, in a backward pass"""
+        super().check_caller(verb)
+        if threading.get_ident() != self._thread:
+            raise RuntimeError(f"{verb}: called in another thread; emulated ranks run in the thread that called spawn")
+        if self.world.is_over:
+            raise RuntimeError(f"{verb}: called after the end of the spawn that this rank was part of")
+        if in_backward_pass():
+            # torch's engine takes the backward pass of the next rank for a part of this one's, and mixes up their work.
+            raise RuntimeError(
+                f"{verb}: called in torch's backward pass by a rank of nbep.spawn; ranks of one thread cannot take "
+                f"turns there: start a process for each rank, with torchrun"
+            )
+
+    @property
+    def is_failing(self) -> bool:  # type: ignore[override]
+        return self.world.failure is not None
+
+    @property
+    def has_tma(self) -> bool:
+        return self.world.has_tma
+
+    @property
+    def space(self) -> Any:
+        """The rank's address space."""
+        return self._context.space
+
+    def allocate_symmetric(
+        self,
+        comm: Any,
+        num_bytes: int,
+        name: str,
+        describe: Describe,
+        handle_type: HandleType,
+        zero: bool,
+        reach: Reach,
+    ) -> SymmetricMemory:
+        # After a wait that is over time a kernel runs on and reads what never came. It reads zeros then, so that the
+        # run ends with the time-out and not with a read of never-written memory.
+        zero = zero or self.world.on_deadlock == "expire"
+        allocation = self.space.allocate(num_bytes, name, zero=zero, describe=describe)
+        allocation.on_host = handle_type == "host"
+        return EmulatedSymmetricMemory(self.space, allocation)
+
+    def allocate(self, num_bytes: int, name: str, describe: Describe | None = None) -> Memory:
+        return EmulatedMemory(self.space, self.space.allocate(num_bytes, name, zero=True, describe=describe))
+
+    def create_nic(self) -> NicDevice:
+        return EmulatedNic(self)
+
+    def allocate_host_visible(self, num_bytes: int, name: str) -> PolledMemory:
+        return EmulatedPolledMemory(self.space, self.space.allocate(num_bytes, name, zero=True))
+
+    def is_array(self, value: Any) -> bool:
+        check(value)
+        return isinstance(value, np.ndarray) or CpuTensors.is_array(value)
+
+    def fits(self, value: Any, dtype: str, shape: tuple[int, ...]) -> bool:
+        check(value)
+        if CpuTensors.is_array(value):
+            return CpuTensors.fits(value, dtype, shape)
+        is_such = isinstance(value, np.ndarray) and value.dtype == np.dtype(dtype) and value.shape == shape
+        return is_such and bool(value.flags.c_contiguous)
+
+    def dtype_name(self, array: Array) -> str:
+        return native_name(array.dtype) if isinstance(array, np.ndarray) else CpuTensors.dtype_name(array)
+
+    def address_of(self, array: Array) -> int:
+        return array.ctypes.data if isinstance(array, np.ndarray) else CpuTensors.pointer(array)
+
+    def strides(self, array: Array) -> tuple[int, ...]:
+        if not isinstance(array, np.ndarray):
+            return CpuTensors.strides(array)
+        return tuple(stride // array.itemsize for stride in array.strides)
+
+    def is_contiguous(self, array: Array) -> bool:
+        return bool(array.flags.c_contiguous) if isinstance(array, np.ndarray) else CpuTensors.is_contiguous(array)
+
+    def is_writeable(self, array: Array) -> bool:
+        return not isinstance(array, np.ndarray) or bool(array.flags.writeable)
+
+    def contents(self, array: Array) -> np.ndarray:
+        return array if isinstance(array, np.ndarray) else CpuTensors.view(array)
+
+    def empty(self, shape: tuple[int, ...], dtype: str, like: Array) -> Array:
+        # Bytes of no meaning, but the same in every run: what a kernel leaves unwritten must not look right by chance.
+        array = np.empty(shape, numpy_dtype(dtype))
+        array.reshape(-1).view(np.uint8)[:] = UNWRITTEN
+        return array if isinstance(like, np.ndarray) else CpuTensors.wrap(array, dtype)
+
+    def empty_parts(self, layout: PartsLayout, like: Array) -> Parts:
+        return EmulatedParts([self.empty(shape, dtype, like) for _, shape, dtype in layout.parts])
+
+    def empty_by_columns(self, shape: tuple[int, int, int], dtype: str, like: Array) -> Array:
+        by_columns = self.empty((shape[0], shape[2], shape[1]), dtype, like)
+        return by_columns.transpose(0, 2, 1) if isinstance(like, np.ndarray) else by_columns.transpose(1, 2)
+
+    def lend(self, array: Array, lease: Any) -> Array:
+        return lend(array, lease)
+
+    def dtype_like(self, dtype: str, like: Array) -> Any:
+        return np.dtype(dtype) if isinstance(like, np.ndarray) else CpuTensors.dtype(dtype)
+
+    def allocating_on(self, stream: Stream) -> AbstractContextManager[None]:
+        return nullcontext()  # NumPy's memory belongs to no stream
+
+    def let_current_stream_use(self, arrays: list[Array]) -> bool:
+        return True  # the host is done with an array when it lets go of it
+
+    @property
+    def current_stream(self) -> Stream:
+        if self._current_stream is None:
+            self._current_stream = self.create_stream("compute")
+        return self._current_stream
+
+    @property
+    def is_capturing(self) -> bool:
+        return False
+
+    def create_stream(self, name: str) -> EmulatedStream:
+        return EmulatedStream(self, self._context.create_stream(name), name)
+
+    def launch(self, stream: Stream, kernel: Kernel, grid: int, block: int, smem_bytes: int, *args: Any) -> None:
+        assert isinstance(stream, EmulatedStream)
+        self.check_caller("a launch")
+        self._unmap_finished()
+        spec = spec_of(kernel)
+        leaves = check_launch(self, spec, grid, block, smem_bytes, args)
+        mappings = []
+        for i, param in enumerate(spec.params):
+            if isinstance(leaves[i], np.ndarray) or CpuTensors.is_array(leaves[i]):
+                check(leaves[i])
+                name = param.path.rpartition(".")[2]
+                mappings.append(self.space.map_array(self.contents(leaves[i]), name, writable=param.type.is_writable))
+                leaves[i] = mappings[-1].address
+
+        flat = unflatten_args(kernel, leaves)
+        describe = shared_cells(spec.name, flat, block, self.world.has_tma)
+        launch = stream.stream.launch(kernel, flat, grid, block, smem_bytes, spec.name, describe)
+        self._in_flight.append((launch, mappings))
+
+    def prepare(self, kernel: Kernel, grid: int, block: int, smem_bytes: int, *last_args: Any) -> PreparedLaunch:
+        return EmulatedPreparedLaunch(self, (kernel, grid, block, smem_bytes), last_args)
+
+    def load(self, kernel: Kernel) -> None:
+        spec_of(kernel)
+
+    def wait_until(
+        self, predicate: Callable[[], bool], describe: Callable[[], str], timeout_ns: int | None = None
+    ) -> bool:
+        self.check_caller("a wait")
+        with own_grad_mode():  # other ranks run meanwhile
+            in_time = self.world.host_wait(predicate, describe, timeout_ns)
+        self._unmap_finished()
+        return in_time
+
+    def settle(self, stream: Stream) -> bool:
+        stream.record().current_stream_wait()
+        return True
+
+    def low_latency_blocks(self, handles: list[Any], num_taken: int) -> int:
+        return 2
+
+    def _unmap_finished(self) -> None:
+        """Give up the arrays of launches that are done. The host does it, so that only one thread maps and unmaps."""
+        in_flight = self._in_flight
+        self._in_flight = []
+        for launch, mappings in in_flight:
+            if launch.done:
+                for mapping in mappings:
+                    self.space.unmap(mapping)
+            else:
+                self._in_flight.append((launch, mappings))
+
+    def ring_threads(self, num_ranks: int) -> int:
+        return max(2 * WARP, num_ranks * WARP)

@@ -1,0 +1,278 @@
+"""The emulator with one process per rank, under mpiexec.
+
+ rank 0 --shared window--> rank 1   |   rank 2 --shared window--> rank 3       a node: ranks that map each other
+     NIC of rank 0 ------------- one-sided calls -------------> memory of rank 2
+
+Ranks of a node are on one host and map their memory through MPI shared windows. The NIC of a rank reaches the memory of
+every other rank, and it does so through MPI one-sided calls alone, also inside a node and a host: all that NICs add to
+a cell goes the same way, so that nothing is lost. A kernel's own atomics hold the lock of the memory, which one-sided
+calls know nothing of: see nbep.device.network.seam on who may add to a cell.
+
+ the NIC              the rank's window over the same memory
+ stores               MPI_Put
+ fetch-and-add        MPI_Rget_accumulate with MPI_SUM, after MPI_Win_flush
+ completion           after MPI_Win_flush
+
+MPI lets in what comes for a process while that calls MPI. So a thread of each process calls it now and then, as long as
+it has such memory, whatever the kernels and the host do; MPI has to be initialized with MPI_THREAD_MULTIPLE for that,
+as it is by mpi4py that is not told otherwise.
+
+Nothing of this needs one host for all nodes. It is run on one machine with MPICH, also when that takes the machine for
+several hosts (MPIR_CVAR_NOLOCAL, MPIR_CVAR_NUM_CLIQUES) and goes through its network between them. It was run neither
+on several machines nor with another MPI. What goes to a peer that was killed never arrives: kernels' waits end at their
+deadlines all the same. MPI_Finalize would then wait for ever, as it does without a network: see host.ranks.await_ranks.
+
+Source: MPI 4.1, sections "Window That Allocates Shared Memory" (MPI_Win_allocate_shared, MPI_Win_shared_query),
+"Memory Model" and "Progress" of the chapter "One-Sided Communications"
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from mpi4py import MPI
+
+from nbep.emulator.process import ProcessWorld
+from nbep.host.arguments import refuse
+from nbep.host.ranks.await_ranks import call_bounded, duplicate, end_without_mpi
+from nbep.host.ranks.comm import gather_objects, is_mpi_comm
+from nbep.host.ranks.timeouts import PeerTimeout, timeout_ns
+from nbep.host.target.base import Describe, HandleType, NicDevice, Reach, Runtime, SymmetricMemory
+from nbep.host.target.emulator import EmulatedNic, EmulatorRuntime
+from nbep.host.target.job_memory import JobMemory
+
+Result = TypeVar("Result")
+
+SHORTEST_PAUSE_S = 20e-6  # between two looks for whether a message has arrived
+PAUSE_S = 1e-3  # between two looks for what has come; also the longest of those
+
+
+class SharedWindow(JobMemory):
+    """This rank's segment of a shared window, and the peers' of its node as this process sees them.
+
+    comm: all ranks of the buffer; node_comm: those of its node
+    `handle` is a window rank; `network`: what NICs reach it through, None if they do not
+    """
+
+    def __init__(
+        self,
+        space: Any,
+        comm: MPI.Intracomm,
+        node_comm: MPI.Intracomm,
+        num_bytes: int,
+        name: str,
+        describe: Describe,
+        network_of: Any,
+    ):
+        self._node_comm = node_comm
+        mapped_bytes = self.mapped_bytes(num_bytes, comm.size)
+        self._window = _bounded(comm, lambda: MPI.Win.Allocate_shared(mapped_bytes, 1, comm=node_comm))
+        super().__init__(space, comm, num_bytes, name, describe, self._open(node_comm.rank, comm.rank))
+        self.handle = node_comm.rank
+        self.network: RemoteWindow | None = network_of(self.allocation.memory)
+
+    def _open(self, handle: Any, peer: int) -> memoryview:
+        segment, _ = self._window.Shared_query(handle)
+        return memoryview(cast(Any, segment)).cast("B")
+
+    def _map(self, handle: Any, peer: int) -> Any:
+        allocation = super()._map(handle, peer)
+        allocation.on_host = self.allocation.on_host
+        return allocation
+
+    def timed_out(self, name: str, holder: int) -> PeerTimeout:
+        end_without_mpi()
+        return super().timed_out(name, holder)
+
+    def free(self) -> None:
+        if self.network is not None:
+            self.network.free()
+        super().free()
+        _bounded(self.comm, self._window.Free)
+        self._node_comm.Free()
+
+
+class RemoteWindow:
+    """A window over the memory that each rank of comm has already. Making it and freeing it is collective."""
+
+    def __init__(self, comm: MPI.Intracomm, memory: memoryview):
+        self._users = comm
+        # Nobody sends anything on this one: only a look for that always makes progress.
+        self._comm = duplicate(comm, 2 * timeout_ns())
+        self._window = _bounded(comm, lambda: MPI.Win.Create(memory, 1, comm=self._comm))
+        self._window.Lock_all(MPI.MODE_NOCHECK)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._let_in, name="nbep-let-in", daemon=True)
+        self._thread.start()
+        atexit.register(self._end)
+
+    def _let_in(self) -> None:
+        """Let in what has come for this process, again and again; then its threads may see it."""
+        while not self._stop.wait(PAUSE_S):
+            self._comm.Iprobe()
+            self._window.Sync()
+
+    def _end(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        atexit.unregister(self._end)
+
+    def channel(self, rank: int) -> WindowChannel:
+        """The way to the memory of a rank of comm."""
+        return WindowChannel(self._window, rank)
+
+    def free(self) -> None:
+        self._end()
+
+        def free() -> None:
+            self._window.Unlock_all()
+            self._window.Free()
+
+        _bounded(self._users, free)
+        self._comm.Free()
+
+
+class WindowChannel:
+    """The memory of one rank in a window, as `nbep.emulator.machine.remote` wants it."""
+
+    def __init__(self, window: MPI.Win, rank: int):
+        self._window = window
+        self._rank = rank
+        self._under_way: list[bytes] = []
+
+    def put(self, offset: int, data: bytes) -> None:
+        self._under_way.append(data)
+        self._window.Put([data, MPI.BYTE], self._rank, (offset, len(data), MPI.BYTE))
+
+    def flush(self) -> None:
+        """MPI_Win_flush spins. So first wait, with pauses, for something that most likely arrives after the bytes."""
+        self._get_and(MPI.NO_OP, 0, np.zeros((), np.int32))
+        self._under_way.clear()
+
+    def fetch_and_add(self, offset: int, size: int, value: int) -> int:
+        return self._get_and(MPI.SUM, offset, np.array(value, np.int32 if size == 4 else np.int64))
+
+    def _get_and(self, op: MPI.Op, offset: int, operand: np.ndarray) -> int:
+        """An atomic, and a flush."""
+        old = np.zeros_like(operand)
+        request = self._window.Rget_accumulate(operand, old, self._rank, offset, op)
+        pause_s = SHORTEST_PAUSE_S
+        while not request.Test():
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_S)
+        self._window.Flush(self._rank)
+        return int(old)
+
+
+class MpiNic(EmulatedNic):
+    """A NIC whose peers are other processes."""
+
+    def __init__(self, runtime: MpiEmulatorRuntime):
+        super().__init__(runtime)
+        self._world = runtime.world
+        self._remotes: list[Any] = []
+
+    def open_peers(self, symmetric: SymmetricMemory, handles: list[Any], rank: int) -> list[int]:
+        assert isinstance(symmetric, SharedWindow)
+        addresses = [self._reach(symmetric, peer) if peer != rank else 0 for peer in range(len(handles))]
+        addresses[rank] = self.address_of(symmetric)
+        return addresses
+
+    def _reach(self, symmetric: SharedWindow, peer: int) -> int:
+        if symmetric.network is None:  # the NIC has nothing to do for any peer
+            return 0
+        channel = symmetric.network.channel(peer)
+        allocation = self._world.map_remote(
+            self._context.space, peer, symmetric.name, symmetric.num_bytes, channel, symmetric.describe
+        )
+        self._remotes.append(allocation)
+        return allocation.address
+
+    def close(self) -> None:
+        super().close()
+        for allocation in self._remotes:
+            self._context.space.free(allocation)
+        self._remotes.clear()
+
+
+class MpiEmulatorRuntime(EmulatorRuntime):
+    """This process's rank of an emulated world. Kernels run in a thread of their own while the host is in MPI calls."""
+
+    world: ProcessWorld
+
+    def allocate_symmetric(
+        self,
+        comm: Any,
+        num_bytes: int,
+        name: str,
+        describe: Describe,
+        handle_type: HandleType,
+        zero: bool,
+        reach: Reach,
+    ) -> SymmetricMemory:
+        if not is_mpi_comm(comm):
+            refuse("group", type(comm).__name__, "a communicator of MPI, as the first one of this process")
+        node_comm = node_of(comm, reach)
+
+        def network_of(memory: memoryview) -> RemoteWindow | None:
+            return RemoteWindow(comm, memory) if reach.by_nics else None
+
+        window = SharedWindow(self.space, comm, node_comm, num_bytes, name, describe, network_of)
+        window.allocation.on_host = handle_type == "host"
+        if zero:
+            window.write(0, np.zeros(num_bytes, np.uint8))
+        return window
+
+    def create_nic(self) -> NicDevice:
+        return MpiNic(self)
+
+    def check_caller(self, verb: str) -> None:
+        """Any thread of the process may, one at a time: the kernels have one of their own."""
+        Runtime.check_caller(self, verb)
+
+    @classmethod
+    def of_process(cls) -> MpiEmulatorRuntime:
+        """This process's rank of a new world, which lives as long as the process."""
+        world = ProcessWorld(MPI.COMM_WORLD.size, local_rank=MPI.COMM_WORLD.rank)
+        return cls(world, MPI.COMM_WORLD.rank)
+
+
+def _bounded(comm: MPI.Intracomm, call: Callable[[], Result]) -> Result:
+    """What a collective call returns. Raises: PeerTimeout if a rank of comm does not come"""
+    return call_bounded(comm, call, 2 * timeout_ns())
+
+
+def node_of(comm: Any, reach: Reach) -> MPI.Intracomm:
+    """The ranks of this rank's node. Collective.
+
+    Raises: on every rank, ValueError if the ranks of a node are on several hosts; RuntimeError if NICs are to reach the
+            memory and MPI does not let two threads call it
+    """
+    node_comm = _bounded(comm, lambda: comm.Split(comm.rank // reach.node_size, comm.rank))
+    on_this_host = _bounded(comm, lambda: node_comm.Split_type(MPI.COMM_TYPE_SHARED))
+    is_spread = on_this_host.size != node_comm.size
+    on_this_host.Free()
+    lacks_threads = reach.by_nics and MPI.Query_thread() != MPI.THREAD_MULTIPLE
+    spread, lacking = zip(*gather_objects(comm, (is_spread, lacks_threads)), strict=True)
+    if not any(spread) and not any(lacking):
+        return node_comm
+    node_comm.Free()
+    if any(lacking):
+        raise RuntimeError(
+            "MPI: was not initialized with MPI_THREAD_MULTIPLE, which the emulator's network needs; with mpi4py: "
+            'mpi4py.rc.thread_level = "multiple" before MPI is imported'
+        )
+    if reach.node_size < comm.size:
+        raise ValueError(
+            f"num_nvl_peers: got {reach.node_size}; must be such that the ranks of a node are on one host: on the "
+            f"emulator they share memory"
+        )
+    raise ValueError(
+        f"group: got {comm.size} ranks on several hosts; must be on one host, unless there are several nodes: "
+        f'transport="ibgda", with a num_nvl_peers that divides the ranks of each host'
+    )

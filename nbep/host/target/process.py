@@ -1,0 +1,130 @@
+"""The runtime of a process that is one rank under mpiexec or torchrun."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+from nbep.host.arguments import named_by
+from nbep.host.ranks.await_ranks import call_bounded, end_after_timeouts
+from nbep.host.ranks.comm import TorchComm, gather_objects, gather_results, is_mpi_comm
+from nbep.host.ranks.timeouts import timeout_ns
+from nbep.host.target.base import Runtime, set_process_runtime
+from nbep.host.target.resolve import resolve_target
+
+# Where launchers say which of the host's processes this is: Open MPI, MPICH and Intel MPI, MVAPICH, PALS, Slurm. Slurm
+# comes last: its batch script has a number too, and other launchers hand it on.
+LOCAL_RANKS = (
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+    "PALS_LOCAL_RANKID",
+    "SLURM_LOCALID",
+)
+
+
+class Neighbours(NamedTuple):
+    """The ranks of a communicator on one host: which of them this is, and the numbers that their launcher gave them."""
+
+    rank: int
+    local_ranks: list[int | None]
+
+
+_runtime: Runtime | None = None
+_made_for = ""  # what NBEP_TARGET was then
+
+
+def process_runtime(comm: Any) -> Runtime:
+    """The runtime of this process. All ranks of comm call this together; some may have made theirs for another group.
+
+    Environment variable NBEP_TARGET, when the runtime is made, chooses between "emulator", "cuda" and "auto": GPUs if
+    every rank can use one. A rank takes the GPU of its current CUDA context; if it has none, torch's current one for a
+    process group of torch, else the one with the process's number on the host: what the launcher says (LOCAL_RANKS), or
+    the number of the rank among those of comm there if it says nothing, or would put two of them on one GPU in vain.
+
+    Raises: RuntimeError if NBEP_TARGET is "cuda" and a rank can use no GPU, if some ranks have used GPUs before and
+            others can use none, or if a rank cannot make its runtime; ValueError for another NBEP_TARGET, or if it is
+            not the same on all ranks. Every rank of comm raises.
+    """
+
+    def look() -> tuple[str, str, bool]:
+        if _runtime is not None:
+            return _made_for, _runtime.target, True
+        wanted = os.environ.get("NBEP_TARGET", "auto")
+        with named_by({"target": "NBEP_TARGET"}):
+            return wanted, resolve_target(wanted), False
+
+    wishes, targets, made = zip(*gather_results(comm, look), strict=True)
+    if len(set(wishes)) > 1:
+        raise ValueError(f"NBEP_TARGET: got {list(wishes)}; must be the same on all ranks")
+    if "emulator" in targets and ("cuda", True) in zip(targets, made, strict=True):
+        raise RuntimeError(
+            f"group: got ranks that have used GPUs, but {targets.count('emulator')} of {comm.size} ranks would run on "
+            f"the emulator; all ranks of a group must run on the same target"
+        )
+    if is_mpi_comm(comm):
+        end_after_timeouts()
+    if not all(made):
+        _make_runtimes(comm, "emulator" if "emulator" in targets else "cuda", wishes[0])
+    assert _runtime is not None
+    return _runtime
+
+
+def _make_runtimes(comm: Any, target: str, wanted: str) -> None:
+    """Make the runtimes of those ranks of comm that have none. All ranks call this."""
+    neighbours = _neighbours(comm) if target == "cuda" else Neighbours(0, [])
+
+    def make() -> None:
+        global _runtime, _made_for
+        if _runtime is None:
+            _runtime = _emulator_runtime(comm) if target == "emulator" else _cuda_runtime(comm, neighbours)
+            _made_for = wanted
+            set_process_runtime(_runtime)
+
+    gather_results(comm, make)
+
+
+def _emulator_runtime(comm: Any) -> Runtime:
+    if isinstance(comm, TorchComm):
+        from nbep.host.target.torchrun import TorchEmulatorRuntime
+
+        return TorchEmulatorRuntime.of_process()
+    from nbep.host.target.mpi import MpiEmulatorRuntime
+
+    return MpiEmulatorRuntime.of_process()
+
+
+def _cuda_runtime(comm: Any, neighbours: Neighbours) -> Runtime:
+    from nbep.host.target.cuda.driver import current_ordinal
+    from nbep.host.target.cuda.runtime import CudaRuntime, SharedDevice
+
+    current = current_ordinal()
+    return CudaRuntime(SharedDevice(_own_ordinal(comm, neighbours) if current is None else current), comm.rank)
+
+
+def _neighbours(comm: Any) -> Neighbours:
+    """The ranks of comm on this host. Collective under MPI; torch's ranks need none."""
+    if isinstance(comm, TorchComm):
+        return Neighbours(0, [])
+    from mpi4py import MPI
+
+    node_comm = call_bounded(comm, lambda: comm.Split_type(MPI.COMM_TYPE_SHARED), 2 * timeout_ns())
+    told = next((os.environ[name] for name in LOCAL_RANKS if os.environ.get(name, "").isdecimal()), None)
+    neighbours = Neighbours(node_comm.rank, gather_objects(node_comm, None if told is None else int(told)))
+    node_comm.Free()
+    return neighbours
+
+
+def _own_ordinal(comm: Any, neighbours: Neighbours) -> int:
+    """The GPU for a rank that has no CUDA context yet."""
+    if isinstance(comm, TorchComm):
+        import torch
+
+        return torch.cuda.current_device()
+    from nbep.host.target.cuda.driver import num_devices
+
+    num_gpus = num_devices()
+    gpus = [number % num_gpus for number in neighbours.local_ranks if number is not None]
+    if len(gpus) == len(neighbours.local_ranks) and len(set(gpus)) == min(len(gpus), num_gpus):
+        return gpus[neighbours.rank]
+    return neighbours.rank % num_gpus

@@ -1,0 +1,96 @@
+"""One rank's RDMA buffer: what the network reaches. The low-latency mode and the mode between nodes share it.
+
+num_rdma_bytes | cells and pointer table of the low-latency mode | cells of the mode between nodes
+
+allocate -> `handle` to all ranks -> open -> launches -> close_peers -> free
+
+Source: DeepEP csrc/deep_ep.cpp, Buffer::sync (rdma_buffer_ptr)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from nbep.device.jit import over
+from nbep.device.layout.internode import cells_bytes
+from nbep.device.layout.internode import describe_offset as describe_internode
+from nbep.device.layout.intranode import RingShape
+from nbep.device.layout.low_latency import CREDITS, MAX_RANKS, NUM_HALVES, POINTER_TABLE, TRAILER_BYTES, LowLatencyShape
+from nbep.device.layout.low_latency import describe_offset as describe_low_latency
+from nbep.device.protocols.peers import Bounds
+from nbep.host.target.base import HandleType, Kernel, Runtime
+from nbep.host.transport.base import Transport
+
+
+def rdma_trailer_bytes(num_nodes: int) -> int:
+    """What comes behind num_rdma_bytes."""
+    return TRAILER_BYTES + (cells_bytes(num_nodes) if num_nodes > 1 else 0)
+
+
+class RdmaMemory:
+    """See above.
+
+    Attributes: symmetric: the memory; network: the kernels' argument, once it is open
+                shape: LowLatencyShape or, after a call between nodes, RingShape of the latest launch
+    """
+
+    network: Any  # of the transport's type
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        comm: Any,
+        num_rdma_bytes: int,
+        num_nodes: int,
+        handle_type: HandleType,
+        transport: Transport,
+    ) -> None:
+        self.runtime = runtime
+        self.num_rdma_bytes = num_rdma_bytes
+        self.num_nodes = num_nodes
+        self.transport = transport
+        self.shape: LowLatencyShape | RingShape | None = None
+        num_bytes = num_rdma_bytes + rdma_trailer_bytes(num_nodes)
+        self.symmetric = transport.allocate(comm, num_bytes, "rdma_buffer", self._describe, handle_type, False)
+        cells = np.zeros((num_bytes - num_rdma_bytes) // 4, np.int32)
+        cells[CREDITS // 4 : CREDITS // 4 + NUM_HALVES * MAX_RANKS] = 1  # every half is free
+        with ExitStack() as undo:
+            undo.callback(self.free)
+            self.symmetric.write(num_rdma_bytes, cells)
+            undo.pop_all()
+
+    @property
+    def cells(self) -> int:
+        """Offset of the cells of the mode between nodes."""
+        return self.num_rdma_bytes + TRAILER_BYTES
+
+    @property
+    def handle(self) -> Any:
+        return self.symmetric.handle, self.transport.handle
+
+    def open(self, handles: Sequence[Any], bounds: Bounds, kernels: Sequence[Kernel]) -> list[Any]:
+        """Reach the peers' buffers; their memories. Raises: RuntimeError if one cannot be reached"""
+        for kernel in kernels:  # before one of them waits for other ranks: see Runtime.load
+            self.runtime.load(self.kernel(kernel))
+        memories, ends = zip(*handles, strict=True)
+        self.network = self.transport.open(list(ends), self.num_rdma_bytes + POINTER_TABLE, bounds)
+        return list(memories)
+
+    def kernel(self, kernel: Kernel) -> Kernel:
+        """The kernel for this network."""
+        return over(kernel, self.transport.network_type)
+
+    def close_peers(self) -> None:
+        self.transport.close()
+
+    def free(self) -> None:
+        self.symmetric.free()
+
+    def _describe(self, offset: int) -> str:
+        if offset >= self.cells or isinstance(self.shape, RingShape):
+            return describe_internode(self.shape, self.num_nodes, self.cells, offset)
+        return describe_low_latency(self.shape, self.num_rdma_bytes, offset)
