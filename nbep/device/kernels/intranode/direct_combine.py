@@ -1,29 +1,29 @@
 """Direct combine: ranks push the rows they got back to where they came from, one place for each; the source adds up.
 
- rank d: x[i] --pusher--> NVLink --> slot[(t, d)] --summer: sum over d--> combined_x[t] : rank s
+ rank d: x[i] --sender--> NVLink --> slot[(t, d)] --receiver: sum over d--> combined_x[t] : rank s
  rank s: x[i], what it got from itself ------------------^
 
- cell               written by        with                     read by             with
- landed[d, chunk]   pusher(d)         st_release_sys           summers(s)          ld_acquire_sys
- slot, its weights  pusher(d)         bulk copy, st_na (1)     summers(s)          bulk copy, ld_na, after landed (2)
- next_token         summers           atom_add_relaxed_gpu     summers             the same
- landed, next_token the owner         st_weak 0 (notify), barrier (this kernel)    -
- own rows, biases   nobody            -                        summers(s)          bulk copy, or ld_na
- rows, weights[w]   warp w            st_shared                the same warp       ld_shared, after syncwarp
- stage of a warp    copy engine       bulk copy                the warp            ld_shared, see staged_sums.py
- combined_ arrays   summers           st_na, st_weak           -                   the next kernel
+ cell               written by        with                     read by           with
+ landed[d, chunk]   sender(d)         st_release_sys           receivers(s)      ld_acquire_sys
+ slot, its weights  sender(d)         bulk copy, st_na (1)     receivers(s)      bulk copy, ld_na, after landed (2)
+ next_token         receivers         atom_add_relaxed_gpu     receivers         the same
+ landed, next_token the owner         st_weak 0 (notify), barrier (this kernel)  -
+ own rows, biases   nobody            -                        receivers(s)      bulk copy, or ld_na
+ rows, weights[w]   warp w            st_shared                the same warp     ld_shared, after syncwarp
+ stage of a warp    copy engine       bulk copy                the warp          ld_shared, see staged_sums.py
+ combined_ arrays   receivers         st_na, st_weak           -                 the next kernel
 
  (1) The barrier of the notify kernel stands before: the owner has left the combine before, whose slots they were.
  (2) Bulk copies are waited for to the end (tma_store_wait_all) by the thread that started them, before it says that
      the chunk has landed; a syncwarp stands between the lanes' stores of weights and that. By then it has started to
-     load the first row of its next chunk, so that the wait hides that load. A summer's lanes acquire, meet at the
+     load the first row of its next chunk, so that the wait hides that load. A receiver's lanes acquire, meet at the
      syncwarp of list_rows, and fence for the copy engine.
 
 Here d is the rank that sends back and s the one that the tokens came from. Every (token, rank) of s has a slot of its
-own at s, see layout.direct: so pushers never wait, and nobody tells them anything. What a rank sends to itself is
+own at s, see layout.direct: so senders never wait, and nobody tells them anything. What a rank sends to itself is
 added where it is, in x.
 
-A chunk is some rows in a row that go to one source. Warps of pushers take chunks in turn, of one source after the
+A chunk is some rows in a row that go to one source. Warps of senders take chunks in turn, of one source after the
 other, beginning with the one behind their own rank: otherwise all ranks would push to rank 0 first. A chunk is said to
 have landed when its last row has: each release makes an SM wait for what it has under way.
 
@@ -174,7 +174,7 @@ def announce(landed, lane):
 
 
 @device_function
-def push_row(ctx, inputs, way, landed, stage, parity):
+def send_row(ctx, inputs, way, landed, stage, parity):
     """Copy a row and its weights to a slot; one warp. Returns the parity of the stage's next copy.
 
     landed: of the chunk before, if this row is the first behind it: it is told while this one is loaded
@@ -194,8 +194,8 @@ def push_row(ctx, inputs, way, landed, stage, parity):
 
 
 @device_function
-def push_rows(ctx, inputs, stage):
-    """Pusher: the chunks of this warp, of one source after the other. Returns the parity of the stage's next copy."""
+def send_rows(ctx, inputs, stage):
+    """Sender: the chunks of this warp, of one source after the other. Returns the parity of the stage's next copy."""
     peers, places, shape, lane = ctx.peers, ctx.places, ctx.shape, ctx.team.lane
     rows = find_rows(inputs, peers, lane)
     num_sources = peers.num_ranks - 1
@@ -214,7 +214,7 @@ def push_rows(ctx, inputs, stage):
         end = min(i + shape.chunk, num_rows)
         if i < end:
             while i < end:
-                parity = push_row(ctx, inputs, Way(begin + i, area, first_slot + i), landed, stage, parity)
+                parity = send_row(ctx, inputs, Way(begin + i, area, first_slot + i), landed, stage, parity)
                 landed = 0
                 i += 1
             landed = area + places.landed + 4 * (locate_landed(first_slot, peers.rank, shape.chunk) + chunk)
@@ -281,8 +281,8 @@ def sum_token(ctx, out, inputs, sum_, stage, parities):
 
 
 @device_function
-def sum_tokens(ctx, out, inputs, lists, stage, parities):
-    """Summer: add up the tokens that this warp gets hold of."""
+def receive_tokens(ctx, out, inputs, lists, stage, parities):
+    """Receiver: add up the tokens that this warp gets hold of."""
     peers, bounds, places, shape, lane = ctx.peers, ctx.bounds, ctx.places, ctx.shape, ctx.team.lane
     num_tokens = ctx.sizes.num_combined_tokens
     area = buffer_of(peers, peers.rank)
@@ -325,8 +325,8 @@ def direct_combine(
     lists = locate_lists(num_warps, warp)
     parities = 0
     if warp < sizes.num_push_warps and ptx.vote_all(ptx.FULL_MASK, not has_fault(bounds)):
-        push_stage = Stage(stage.data, stage.full, STAGE_BYTES)
-        parities = push_rows(ctx, inputs, push_stage)
-    sum_tokens(ctx, out, inputs, lists, stage, parities)
+        send_stage = Stage(stage.data, stage.full, STAGE_BYTES)
+        parities = send_rows(ctx, inputs, send_stage)
+    receive_tokens(ctx, out, inputs, lists, stage, parities)
     if has_failed(bounds):
         spoil_sums(out, shape, sizes.num_combined_tokens, lane)
