@@ -32,7 +32,7 @@ REASONS = {
     # Not needed
     "internode.combine_nvl_sender.send_row: coherent loads": INPUTS,
     "intranode.combine.send_tokens: coherent loads": INPUTS,
-    "intranode.direct_combine.push_row: coherent loads": INPUTS,
+    "intranode.direct_combine.send_row: coherent loads": INPUTS,
     "intranode.direct_dispatch.send_token: coherent loads": INPUTS,
     "low_latency.combine_receiver.list_rows: coherent loads": INPUTS,
     "low_latency.deduplicated_dispatch.take_places: coherent loads": INPUTS,

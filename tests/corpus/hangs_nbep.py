@@ -273,8 +273,8 @@ INSIDE_A_NODE = [
         "combine: the barrier of a team for too many threads",
         inside_a_node,
         combine.send_tokens,
-        "bar_red_and(1 + peer, 32 * num_warps, may_fill)",
-        "bar_red_and(1 + peer, 32 * num_warps + 32, may_fill)",
+        "bar_red_and(1 + peer, 32 * team.num_warps, may_fill)",
+        "bar_red_and(1 + peer, 32 * team.num_warps + 32, may_fill)",
         (
             (
                 "barrier 1 of rank 1, kernel `combine`, block 0 can never",
