@@ -57,7 +57,7 @@ from nbep.device.protocols.board import (
 )
 from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.staging import STAGE_BYTES
-from nbep.device.protocols.sums import list_rows, rows_or_ring, sum_rows_or_two, sum_weights
+from nbep.device.protocols.sums import Listed, list_rows, rows_or_ring, sum_rows_or_two, sum_weights
 from nbep.device.protocols.totals import wait_total_free
 from nbep.device.protocols.waits import (
     FORWARDER_COORDINATOR,
@@ -112,13 +112,14 @@ def put_sum(ctx, node, index, lists, num_rows, stage):
     src = send_row(shape, ctx.here.channel, node, slot)
     peer = rank_at(ctx, node)
     row = stage.data + front
+    listed = Listed(lists.rows, num_rows)
     if ctx.lane < shape.num_topk:
         weight = sum_weights(lists.weights, num_rows, ctx.lane)
         ptx.st_shared_f32(locate_notes(row, shape).topk_weights + 4 * ctx.lane, weight)
     done = 0
     while done < shape.hidden_bytes:
         part = min(shape.hidden_bytes - done, STAGE_BYTES - front)
-        sum_rows_or_two(ptx.st_shared_v4, row - done, lists.rows, num_rows, done, done + part, ctx.lane)
+        sum_rows_or_two(ptx.st_shared_v4, row - done, listed, done, done + part, ctx.lane)
         extra = front if done == 0 else 0  # the notes go with the first part
         at = done - extra
         put_stage(ctx.network, dst + at, src + at, row - extra, part + extra, peer, ctx.here.channel, ctx.lane)

@@ -28,7 +28,7 @@ from nbep.device.layout.internode import rings_offset
 from nbep.device.layout.intranode import locate_notes, locate_ring, slot_bytes
 from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.reduce import warp_sum_s32
-from nbep.device.protocols.staging import begin_copy, end_copy
+from nbep.device.protocols.staging import Row, begin_copy, end_copy
 from nbep.device.protocols.teams import Team, publish_tail, team_barrier
 from nbep.device.protocols.waits import NVL_SENDER_HEAD, report_fault, wait_expired_together, wait_until
 
@@ -101,12 +101,12 @@ def find_room(ctx, ring, sent, count, rank, last):
 def send_row(ctx, inputs, dst, row, stage, parity):
     """Copy a row and its weights to a ring's slot; one warp. Returns the parity of the stage's next copy."""
     shape = ctx.nvl
-    src = inputs.x + row * shape.hidden_bytes
-    begin_copy(src, shape.hidden_bytes, 0, stage, ctx.lane)
+    src = Row(inputs.x + row * shape.hidden_bytes, shape.hidden_bytes, 0)
+    begin_copy(src, stage, ctx.lane)
     if ctx.lane < shape.num_topk:
         weight = ptx.ld_na_f32(inputs.topk_weights + 4 * (row * shape.num_topk + ctx.lane))
         ptx.st_na_f32(locate_notes(dst, shape).topk_weights + 4 * ctx.lane, weight)
-    return end_copy(ptx.ld_nc_v4, dst, src, shape.hidden_bytes, 0, stage, parity, ctx.lane)
+    return end_copy(ptx.ld_nc_v4, dst, src, stage, parity, ctx.lane)
 
 
 @device_function

@@ -49,7 +49,7 @@ from nbep.device.layout.intranode import locate_notes, locate_ring, note_bytes, 
 from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.board import RETIRED, note_progress
 from nbep.device.protocols.peers import buffer_of
-from nbep.device.protocols.staging import begin_copy, end_copy
+from nbep.device.protocols.staging import Row, begin_copy, end_copy
 from nbep.device.protocols.teams import publish_tail, team_barrier
 from nbep.device.protocols.waits import (
     DISPATCH_RECEIVER_ROWS,
@@ -163,9 +163,9 @@ def own_number(number, team):
 def forward_slot(ctx, dst, src, stage, parity):
     """Copy a slot, notes and all, to another one; one warp. Returns the parity of the stage's next copy."""
     front = note_bytes(ctx.rdma)
-    num_bytes = front + ctx.rdma.hidden_bytes
-    begin_copy(src - front, num_bytes, 0, stage, ctx.lane)
-    return end_copy(ptx.ld_na_v4, dst - front, src - front, num_bytes, 0, stage, parity, ctx.lane)
+    slot = Row(src - front, front + ctx.rdma.hidden_bytes, 0)
+    begin_copy(slot, stage, ctx.lane)
+    return end_copy(ptx.ld_na_v4, dst - front, slot, stage, parity, ctx.lane)
 
 
 @device_function

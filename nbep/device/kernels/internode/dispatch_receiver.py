@@ -24,10 +24,10 @@ from nbep.device.kernels.internode.arguments import neighbor_at, rows_from
 from nbep.device.kernels.internode.coordinator import batch_of
 from nbep.device.layout.internode import rings_offset
 from nbep.device.layout.intranode import Notes, locate_notes, locate_ring, slot_bytes
-from nbep.device.protocols.notes import clean_choices, read_notes_for
+from nbep.device.protocols.notes import Experts, clean_choices, read_notes_for
 from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.reduce import warp_sum_s32
-from nbep.device.protocols.staging import begin_copy, end_copy
+from nbep.device.protocols.staging import Row, begin_copy, end_copy
 from nbep.device.protocols.teams import team_barrier
 from nbep.device.protocols.waits import DISPATCH_RECEIVER_ROWS, NVL_RECEIVER_TAIL, Waiter, report_fault, wait_tail_past
 
@@ -50,14 +50,14 @@ def receive_token(ctx, out, src, row, stage, parity):
     The slot may be of either ring: all have one form.
     """
     shape = ctx.nvl
-    begin_copy(src, shape.hidden_bytes, 0, stage, ctx.lane)
-    experts = ptx.u32_div(ctx.sizes.num_experts, ctx.here.num_rdma_ranks * ctx.here.num_nvl_ranks)
-    first = neighbor_at(ctx, ctx.here.nvl_rank) * experts
-    notes = locate_notes(src, shape)
+    token = Row(src, shape.hidden_bytes, 0)
+    begin_copy(token, stage, ctx.lane)
+    num_experts = ptx.u32_div(ctx.sizes.num_experts, ctx.here.num_rdma_ranks * ctx.here.num_nvl_ranks)
+    experts = Experts(neighbor_at(ctx, ctx.here.nvl_rank) * num_experts, num_experts)
     keeps_source = out.recv_src_meta != 0
-    read_notes_for(locate_output(out, row, shape), notes, keeps_source, first, experts, shape, ctx.lane)
-    dst = out.recv_x + row * shape.hidden_bytes
-    return end_copy(ptx.ld_na_v4, dst, src, shape.hidden_bytes, 0, stage, parity, ctx.lane)
+    notes = locate_notes(src, shape)
+    read_notes_for(locate_output(out, row, shape), notes, experts, keeps_source, shape, ctx.lane)
+    return end_copy(ptx.ld_na_v4, out.recv_x + row * shape.hidden_bytes, token, stage, parity, ctx.lane)
 
 
 @device_function

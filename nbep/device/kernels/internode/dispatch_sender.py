@@ -35,8 +35,8 @@ from nbep.device.layout.intranode import MAX_NVL_PEERS, locate_notes, note_bytes
 from nbep.device.network.seam import keep_message, own_ptr, put_nbi_warp, quiet
 from nbep.device.protocols.board import RETIRED, note_progress
 from nbep.device.protocols.channels import channel_task_range, goes_to_any
-from nbep.device.protocols.notes import clear_padding, write_notes
-from nbep.device.protocols.staging import STAGE_BYTES, begin_copy, end_fill
+from nbep.device.protocols.notes import Experts, Token, clear_padding, to_stage, write_notes
+from nbep.device.protocols.staging import STAGE_BYTES, Row, begin_copy, end_fill
 from nbep.device.protocols.totals import wait_total_free
 from nbep.device.protocols.waits import RDMA_SENDER_COORDINATOR, RDMA_SENDER_HEAD, Waiter
 
@@ -119,37 +119,25 @@ def send_token(ctx, inputs, token, to, stage, parity):
     hidden_bytes = ctx.rdma.hidden_bytes
     row = inputs.x + token * hidden_bytes
     front = note_bytes(ctx.rdma)
-    begin_copy(row, hidden_bytes, front, stage, ctx.lane)
+    begin_copy(Row(row, hidden_bytes, front), stage, ctx.lane)
     word = source_meta(ctx, inputs, token)  # while the row is on its way
     ptx.syncwarp(ptx.FULL_MASK)
     notes = locate_notes(stage.data + front, ctx.rdma)
-    write_notes(
-        ptx.st_shared_s32,
-        ptx.st_shared_s64,
-        ptx.st_shared_f32,
-        notes,
-        inputs,
-        token,
-        word,
-        0,
-        ctx.sizes.num_experts,
-        ctx.rdma,
-        ctx.sizes,
-        ctx.lane,
-    )
+    experts = Experts(0, ctx.sizes.num_experts)
+    write_notes(to_stage(), notes, Token(inputs, ctx.sizes, token, experts), word, ctx.rdma, ctx.lane)
     if ptx.has_tma():
         ptx.fence_proxy_async_shared()
     done = 0
     while True:
         part = min(hidden_bytes - done, STAGE_BYTES - front)
-        parity = end_fill(ptx.ld_nc_v4, row + done, part, front, stage, parity, ctx.lane)
+        parity = end_fill(ptx.ld_nc_v4, Row(row + done, part, front), stage, parity, ctx.lane)
         put_part(ctx, to, done - front, stage.data, front + part)
         done += part
         if done == hidden_bytes:
             break
         front = 0  # the notes have gone with the first part
         ptx.syncwarp(ptx.FULL_MASK)
-        begin_copy(row + done, hidden_bytes - done, front, stage, ctx.lane)
+        begin_copy(Row(row + done, hidden_bytes - done, front), stage, ctx.lane)
     quiet(ctx.network, ctx.lane)
     return parity
 
