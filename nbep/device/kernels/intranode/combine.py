@@ -216,7 +216,7 @@ def coordinate(ctx, board):
             deadline = 0
         elif deadline == 0:
             deadline = start_wait(bounds)
-        elif has_stalled(deadline, bounds, COMBINE_COORDINATOR, peers.rank, channel, RETIRED, head):
+        elif has_stalled(deadline, bounds, Waiter(COMBINE_COORDINATOR, peers.rank, channel), RETIRED, head):
             return
 
 
