@@ -77,17 +77,21 @@ class CompileError(RuntimeError):
 
 
 def load_kernels() -> dict[str, KernelSpec]:
-    """nbep's own kernels by name: KERNELS, complete because every module that has one is imported."""
+    """nbep's own kernels by name: KERNELS, complete because every module that has one is imported.
+
+    So are the versions of what they call, for each kind of network and of peers.
+    """
     package = importlib.import_module("nbep.device.kernels")
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         importlib.import_module(module.name)
-    importlib.import_module("nbep.device.network.nic")
+    for name in ("nbep.device.versions", "nbep.device.network.nic"):
+        importlib.import_module(name)
     return KERNELS
 
 
 def with_variants(kernels: Iterable[KernelSpec]) -> dict[str, KernelSpec]:
     """Kernels by label, and each that takes a network over the others, too, that need no extra package."""
-    from .network import NETWORKS
+    from .versions import NETWORKS
 
     specs: dict[str, KernelSpec] = {}
     for spec in kernels:
@@ -99,8 +103,7 @@ def with_variants(kernels: Iterable[KernelSpec]) -> dict[str, KernelSpec]:
 
 def for_host_memory() -> dict[str, KernelSpec]:
     """nbep's kernels for buffers in the host's memory, by label."""
-    from .network import HostNetwork
-    from .protocols.peers import HostPeers
+    from .versions import HostNetwork, HostPeers
 
     kinds = {"network": HostNetwork, "peers": HostPeers}
     kernels = load_kernels()

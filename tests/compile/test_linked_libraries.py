@@ -8,7 +8,8 @@ import pytest
 from nbep.device import jit
 from nbep.device.compile import CompileError, compile_kernel, compile_to_ptx, load_kernels
 from nbep.device.jit import LinkInput, by_network, external, kernel, over, spec_of
-from nbep.device.network import Network, direct, seam
+from nbep.device.network import direct, seam
+from nbep.device.network.seam import Network
 from nbep.device.primitives import st_weak_s32, st_weak_s64
 from nbep.device.types import I32, Out
 

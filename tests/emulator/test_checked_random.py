@@ -13,9 +13,9 @@ import pytest
 from parts import both_parts
 
 from nbep.emulator import DataRace, World, current_thread
+from nbep.emulator.machine.orders import ACQUIRES, RELEASES, SCOPES
 from nbep.emulator.models.checked import CheckedThread
 from nbep.emulator.models.knowledge import GRANULE_BITS, distance
-from nbep.emulator.models.orders import ACQUIRES, RELEASES, SCOPES
 
 CELLS, FLAGS, STARTED = 0, 64, 128
 ALL_LANES = 0xFFFFFFFF

@@ -16,17 +16,18 @@ from low_latency import Options as LowLatencyOptions
 from low_latency import make_buffer as make_low_latency_buffer
 from low_latency import run as run_low_latency
 from parts import both_parts
-from target import spawn
+from target import MEMORY_MODELS, spawn
 
 import nbep
 from nbep.check.faults import broken
 from nbep.device.jit import kernel, over
-from nbep.device.network import HostNetwork, Network, amo_add
+from nbep.device.network.seam import Network, amo_add
 from nbep.device.primitives import atom_add_relaxed_sys_s32, st_weak_s32
 from nbep.device.protocols.barriers import barrier_block, meet_peer
 from nbep.device.protocols.peers import Bounds, HostPeers, Peers, buffer_of
 from nbep.device.protocols.waits import ONE
 from nbep.device.types import Out
+from nbep.device.versions import HostNetwork
 from nbep.emulator import DataRace, EmulatorError
 
 OPTIONS = Options(handle_type="host")
@@ -113,7 +114,7 @@ def launch_own(comm, function, *arguments, parameter="peers", start=None):
 
 
 @emulator_only
-@pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
+@pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 def test_an_atomic_of_scope_sys_on_memory_of_the_host_is_an_error(memory_model):
     adds = over(add_to_peer, HostPeers, "peers")
     with pytest.raises(EmulatorError, match=r"atomic add of scope sys on `nvl_buffer` of rank .: .*memory of the host"):

@@ -4,11 +4,12 @@ import pytest
 from internode import SHAPES, Options, make_node_case, ragged, run
 from intranode import round_trip
 from parts import both_parts
+from target import MEMORY_MODELS
 
 pytestmark = [pytest.mark.emulator_only("a seed gives a schedule"), pytest.mark.long]
 
 
-@pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
+@pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 @pytest.mark.parametrize("seeds", both_parts([range(1)], thorough=[range(1, 9)]))
 @pytest.mark.parametrize("transport", ["direct", "ibgda"])
 def test_all_seeds_give_one_result(transport, seeds, memory_model):

@@ -48,7 +48,7 @@ SLOW_PLACES = [
 
 
 @pytest.mark.emulator_only("one rank is made slow")
-@pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
+@pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 @pytest.mark.parametrize(
     ("num_ranks", "seeds"),
     both_parts(

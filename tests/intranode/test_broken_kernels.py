@@ -13,6 +13,7 @@ from cases import make_case
 from intranode import Options, round_trip, run
 from parts import both_parts
 from primitives_of import replace_primitives
+from target import MEMORY_MODELS
 
 import nbep
 from nbep.check import broken
@@ -47,7 +48,7 @@ def is_caught(memory_model: str, options: Options, seeds=range(40), fn=round_tri
     return False
 
 
-@pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
+@pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 @pytest.mark.parametrize("warps_per_rank", both_parts([2], thorough=[1]))
 @pytest.mark.parametrize("fn", [round_trip, without_bulk_copies])
 def test_unbroken_kernels_are_not_caught(memory_model, warps_per_rank, fn):

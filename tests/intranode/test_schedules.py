@@ -7,6 +7,7 @@ import pytest
 from cases import make_case
 from intranode import Options, round_trip, run
 from parts import both_parts
+from target import MEMORY_MODELS
 
 import nbep
 
@@ -75,7 +76,7 @@ def fingerprint(seed: int, memory_model: str = "sc") -> str:
     return tracer.hash.hexdigest()
 
 
-@pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
+@pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 def test_same_seed_gives_the_same_schedule(memory_model):
     assert fingerprint(7, memory_model) == fingerprint(7, memory_model)
 
@@ -92,7 +93,7 @@ def test_other_seeds_give_other_schedules():
     assert len({fingerprint(seed) for seed in range(5)}) == 5
 
 
-@pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
+@pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 @pytest.mark.parametrize("seeds", both_parts([range(2)], thorough=[range(2, 16)], long=[range(16, 40)]))
 def test_all_seeds_give_one_result(seeds, memory_model):
     case = make_case(2, num_tokens=(9, 6), hidden=128, num_topk=3)

@@ -222,10 +222,10 @@ def test_tokens_of_an_expert_whose_count_was_given_up_have_no_rows(monkeypatch):
     case, options = make_case(0), Options(deduplicate=True)
     wait_number = expand.wait_number
 
-    def give_up_expert_0(cell, bounds, mask, peer, site, index):
-        if peer == LATE and index < case.num_ranks:
+    def give_up_expert_0(cell, bounds, mask, waiter):
+        if waiter.peer == LATE and waiter.channel < case.num_ranks:
             return arrivals.ABSENT
-        return wait_number(cell, bounds, mask, peer, site, index)
+        return wait_number(cell, bounds, mask, waiter)
 
     monkeypatch.setattr(expand, "wait_number", give_up_expert_0)
 

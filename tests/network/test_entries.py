@@ -5,6 +5,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+import nbep.device.primitives as ptx
 from nbep.device.network import nic
 from nbep.device.network.ibgda import completion, doorbell, entry
 from nbep.device.primitives import byteswap_u32, s32
@@ -127,7 +128,7 @@ def completed(index: int, error: int, before: bytes = NONE_YET) -> bytes:
     """What the software NIC makes of a completion, whose words follow the NIC's queue pair here."""
 
     def complete(qp):
-        nic.st_weak_s64(qp + 8 * nic.COMPLETION, qp + nic.QUEUE_PAIR_BYTES)
+        ptx.st_weak_s64(qp + 8 * nic.COMPLETION, qp + nic.QUEUE_PAIR_BYTES)
         nic.complete(qp, index, error)
 
     return stored(complete, before=bytes(nic.QUEUE_PAIR_BYTES) + before)[nic.QUEUE_PAIR_BYTES :]
@@ -174,7 +175,7 @@ def test_who_waits_reads_index_and_opcode_of_any_completion_whoever_owns_it(inde
     )
 
     def read(address):
-        status = completion.ld_acquire_sys_s32(address + completion.STATUS_WORD)
+        status = ptx.ld_acquire_sys_s32(address + completion.STATUS_WORD)
         return [
             completion.index_of(status),
             completion.opcode_of(status),
@@ -200,7 +201,7 @@ def test_who_waits_reads_the_syndrome_of_an_error_and_nothing_counts_as_done(ind
     )
 
     def read(address):
-        status = completion.ld_acquire_sys_s32(address + completion.STATUS_WORD)
+        status = ptx.ld_acquire_sys_s32(address + completion.STATUS_WORD)
         return [
             completion.index_of(status),
             completion.opcode_of(status),
@@ -213,7 +214,7 @@ def test_who_waits_reads_the_syndrome_of_an_error_and_nothing_counts_as_done(ind
 
 def test_before_the_first_completion_no_entry_is_done():
     def read(address):
-        status = completion.ld_acquire_sys_s32(address + completion.STATUS_WORD)
+        status = ptx.ld_acquire_sys_s32(address + completion.STATUS_WORD)
         return [status == completion.NONE_YET, *(completion.is_done(status, index) for index in (-64, -1, 0, 1, 64))]
 
     data = b"\xff" * mlx5.COMPLETION_BYTES  # as the host writes it

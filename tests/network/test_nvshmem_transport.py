@@ -13,7 +13,7 @@ from target import MEMORY_MODELS
 import nbep
 from nbep.device.jit import kernel
 from nbep.device.layout.intranode import BARRIER_SIGNAL_BYTES
-from nbep.device.network import amo_add, is_message, keep_message, own_ptr, put_nbi_warp, quiet, sends_from_buffer
+from nbep.device.network.seam import amo_add, is_message, keep_message, own_ptr, put_nbi_warp, quiet, sends_from_buffer
 from nbep.device.primitives import (
     FULL_MASK,
     atom_add_relaxed_sys_s32,

@@ -23,7 +23,6 @@ from parts import both_parts
 from target import MEMORY_MODELS
 
 from nbep.device.jit import kernel
-from nbep.device.network import amo_add, keep_message, peer_ptr, put_nbi_warp, quiet
 from nbep.device.network.ibgda.queue_pair import entry_at, queue_pair_of
 from nbep.device.network.ibgda.transport import (
     IbgdaNetwork,
@@ -35,7 +34,7 @@ from nbep.device.network.ibgda.transport import (
     remote_address,
     wait_written,
 )
-from nbep.device.network.seam import own_ptr
+from nbep.device.network.seam import amo_add, keep_message, own_ptr, peer_ptr, put_nbi_warp, quiet
 from nbep.device.primitives import (
     FULL_MASK,
     fence_proxy_async_shared,

@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from functools import cache
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -37,22 +38,22 @@ def traced_run(mode: str) -> Trace:
 @cache
 def hanging_run() -> Trace:
     """Inside a node the first two tails arrive; those that follow are lost, and receivers wait."""
-    release, count = teams.st_release_sys_s32, 0
+    primitives, count = teams.ptx, 0
 
     def lose(address, value):
         nonlocal count
         count += 1
         if count <= 2:
-            release(address, value)
+            primitives.st_release_sys_s32(address, value)
 
     trace = Trace()
-    teams.st_release_sys_s32 = lose
+    teams.ptx = SimpleNamespace(**{**vars(primitives), "st_release_sys_s32": lose})
     try:
         nbep.spawn(round_trip, 2, "emulator", (CASE, Options(nbep.Config(2, 2, 4))), 7, tracer=trace)
     except nbep.DeadlockError:
         return trace
     finally:
-        teams.st_release_sys_s32 = release
+        teams.ptx = primitives
     raise AssertionError("the run does not hang")
 
 

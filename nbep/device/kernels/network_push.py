@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
-from nbep.device.network import Network, amo_add, keep_message, own_ptr, put_nbi_warp, quiet
+from nbep.device.network.seam import Network, amo_add, keep_message, own_ptr, put_nbi_warp, quiet
 from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
 from nbep.device.protocols.peers import Bounds
 from nbep.device.protocols.waits import wait_pushed

@@ -12,22 +12,14 @@ A bulk copy is done when tma_store_wait_all returns to the lane that started it;
 Whoever adds speaks for the warps that it has synchronised with: their messages come before what it adds.
 """
 
-from typing import NamedTuple
+import sys
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.network.seam import peer_ptr
+from nbep.device.network.seam import Network, peer_ptr, provide
 from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
-from nbep.device.types import I32, Sym
 
-
-class Network(NamedTuple):
-    """The ranks that a kernel can reach. The table holds num_ranks addresses and never changes."""
-
-    buffer_ptrs: Sym  # where this rank sees the buffer of each; 0 if it cannot
-    rank: I32
-    num_ranks: I32
-    own_buffer: Sym  # where this rank sees its own
+__all__ = ["Network"]
 
 
 @device_function
@@ -74,3 +66,6 @@ def sends_from_buffer(network):
 @device_function
 def is_message(network, peer):
     return False
+
+
+provide(Network, sys.modules[__name__])

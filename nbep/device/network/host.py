@@ -14,24 +14,20 @@ message, and parts of a count are added up on the GPU before (`protocols.arrival
 the one before: in the order of the stream, or after its owner has emptied the cell and said so by a credit.
 """
 
-from typing import NamedTuple
+import sys
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.network.direct import keep_message, put_nbi_warp, quiet, sends_from_buffer
-from nbep.device.network.seam import peer_ptr
-from nbep.device.types import I32, Sym
+from nbep.device.network.seam import Network, peer_ptr, provide
 
 __all__ = ["HostNetwork", "amo_add", "is_message", "keep_message", "put_nbi_warp", "quiet", "sends_from_buffer"]
 
 
-class HostNetwork(NamedTuple):
-    """The ranks that a kernel can reach. The table holds num_ranks addresses and never changes."""
+class HostNetwork(Network):
+    """The same for ranks whose buffers lie in the host's memory, where only loads and stores are promised."""
 
-    buffer_ptrs: Sym  # where this rank sees the buffer of each; 0 if it cannot
-    rank: I32
-    num_ranks: I32
-    own_buffer: Sym  # where this rank sees its own
+    __slots__ = ()
 
 
 @device_function
@@ -47,3 +43,6 @@ def amo_add(network, offset, value, peer, queue, is_behind):
 @device_function
 def is_message(network, peer):
     return True
+
+
+provide(HostNetwork, sys.modules[__name__])

@@ -14,14 +14,30 @@ put on a queue is there before what is added on the same queue afterwards; queue
 Nobody but the network writes a cell that peers add to, as long as one of them may: a NIC and a GPU that change the same
 word at the same time lose what one of them did.
 
-What stands behind them is a transport. Each has a type of network, and its own version of each function.
+What stands behind them is a transport. Each has a type of network, and its own version of each function, which it
+registers when it is imported: see `nbep.device.versions`.
 
 Source: DeepEP csrc/kernels/ibgda_device.cuh (nvshmemi_ibgda_put_nbi_warp, nvshmemi_ibgda_amo_nonfetch_add,
 nvshmemi_ibgda_quiet, nvshmemi_get_p2p_ptr)
 """
 
+from typing import NamedTuple
+
 import nbep.device.primitives as ptx
 from nbep.device.jit import LIBRARIES, by_network, device_function
+from nbep.device.types import I32, Sym
+
+
+class Network(NamedTuple):
+    """The ranks that a kernel can reach; other transports have a type of their own.
+
+    The table holds num_ranks addresses and never changes.
+    """
+
+    buffer_ptrs: Sym  # where this rank sees the buffer of each; 0 if it cannot
+    rank: I32
+    num_ranks: I32
+    own_buffer: Sym  # where this rank sees its own
 
 
 @device_function

@@ -20,7 +20,8 @@ Source: DeepEP csrc/kernels/utils.cuh, barrier_block. Break it: notebooks/01_bar
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.protocols.peers import barrier_signals_of
+from nbep.device.protocols import barriers
+from nbep.device.protocols.peers import Peers, barrier_signals_of
 from nbep.device.protocols.waits import wait_call, wait_signal_not_positive
 
 
@@ -54,3 +55,7 @@ def meet_by_adding(peers, bounds, signal, may_meet):
         ptx.atom_add_release_sys_s32(barrier_signals_of(peers, peer) + 4 * peers.rank, -signal)  # PAIR barrier-signal
         left = wait_call(own_signal, bounds, peer)
     return left
+
+
+barriers.barrier_block.versions[Peers] = barrier_block
+barriers.meet_peer.versions[Peers] = meet_by_adding

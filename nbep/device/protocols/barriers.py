@@ -1,10 +1,12 @@
-"""How the ranks of a node meet, for either kind of memory: the type of `peers` says which."""
+"""How the ranks of a node meet. The type of `peers` says which kind of memory, and so which version:
+
+ Peers      barrier.py       each rank's memory is on its own GPU: both add to a cell
+ HostPeers  host_barrier.py  buffers in the host's memory: a cell has one writer
+
+Kernels import this module alone. A version registers itself when it is imported: see `nbep.device.versions`.
+"""
 
 from nbep.device.jit import by_network
-from nbep.device.protocols.barrier import barrier_block as barrier_by_adding
-from nbep.device.protocols.barrier import meet_by_adding
-from nbep.device.protocols.host_barrier import host_barrier_block, meet_by_storing
-from nbep.device.protocols.peers import HostPeers, Peers
 
 
 @by_network
@@ -21,7 +23,3 @@ def meet_peer(peers, bounds, signal, may_meet):
 
     Returns: what signal[own][peer] says, see `protocols.calls`; 0 too for threads without a peer, and if it never came
     """
-
-
-barrier_block.versions.update({Peers: barrier_by_adding, HostPeers: host_barrier_block})
-meet_peer.versions.update({Peers: meet_by_adding, HostPeers: meet_by_storing})

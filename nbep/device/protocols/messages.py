@@ -6,7 +6,7 @@ stage    lanes        st_shared   copy engine and network   after a proxy fence 
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.network import keep_message, put_nbi_warp
+from nbep.device.network.seam import keep_message, put_nbi_warp
 
 
 @device_function

@@ -3,7 +3,8 @@
  cell             written by    with                          read by       with
  full[0], full[1] copy engine   complete_tx                   the warp      mbarrier_try_wait_parity
  half 0, half 1   copy engine   tma_load_1d (1)               the warp      ld_shared, after full
- a row            see the kernel                              copy engine   tma_load_1d, after a proxy fence (2)
+ rows[i]          see sums.py                                 the warp      ld_shared, after syncwarp
+   their bytes    see the kernel                              copy engine   tma_load_1d, after a proxy fence (2)
 
  (1) A half is loaded again after the syncwarp behind the warp's loads from it. A warp that has sent from its stage
      before has waited for that (tma_store_wait_all).

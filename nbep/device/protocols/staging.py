@@ -3,7 +3,7 @@
  cell            written by    with                        read by   with
  full (mbarrier) copy engine   complete_tx                 lane 0    mbarrier_try_wait_parity
  stage           copy engine   tma_load_1d                 engine    tma_store_1d, after full
-                 its front: the lanes                      engine    tma_store_1d, after a proxy fence and syncwarp
+                 its front: the lanes st_shared            engine    tma_store_1d, after a proxy fence and syncwarp
  a stage is loaded again after tma_store_wait_read_all: the store has read it by then
 
 Lane 0 drives the engine; the other lanes wait for it at a syncwarp. Where there is none, the warp copies by itself.

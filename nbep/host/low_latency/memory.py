@@ -45,7 +45,7 @@ from nbep.device.layout.low_latency import (
     recv_begin,
     share_bytes,
 )
-from nbep.device.network import sends_from_buffer
+from nbep.device.network.seam import sends_from_buffer
 from nbep.host.arguments import refuse
 from nbep.host.faults import unread_error
 from nbep.host.low_latency.calls import Words

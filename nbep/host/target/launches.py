@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from nbep.device.jit import KernelSpec
-from nbep.device.network import HostNetwork
-from nbep.device.protocols.peers import HostPeers
 from nbep.device.sizes import is_size
 from nbep.device.types import Param, flatten_args
+from nbep.device.versions import HostNetwork, HostPeers
 from nbep.host.arguments import integer, refuse
 from nbep.host.target.base import Runtime
 

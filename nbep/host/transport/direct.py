@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from nbep.device.network import HostNetwork, Network
 from nbep.device.protocols.peers import Bounds
+from nbep.device.versions import HostNetwork, Network
 from nbep.host.target.base import Runtime
 from nbep.host.target.memory import Describe, HandleType, Memory, Reach, SymmetricMemory
 from nbep.host.transport.base import NetworkOptions, Transport

@@ -9,7 +9,7 @@
  head, tail of NVL rings     the owner              st_weak 0, barrier    (next kernel)      -
  send_rdma_head[t, n]        one warp               st_weak               same warp          ld_weak, before it writes
  send_nvl_head[i, k]         one warp               st_weak               same warp          ld_weak, before it writes
- rounds, called              block 0                st_weak               (next notify)      -
+ rounds, called              block 0                st_weak               (next notify)      ld_weak
  relayed[k], call[k] (1)     (d, k)                 st_weak               the host           after told[k]
  told[k] (1)                 (d, k)                 st_release_sys        the host           once a wait is over time
 
@@ -33,7 +33,7 @@ from nbep.device.kernels.internode.meet_nodes import ask_node, relay_call, repor
 from nbep.device.kernels.intranode.cached_notify_combine import encode_absent_tokens
 from nbep.device.kernels.intranode.notify_dispatch import reset_ring_cells
 from nbep.device.layout.internode import arrived_offset, rings_offset
-from nbep.device.network import Network, amo_add
+from nbep.device.network.seam import Network, amo_add
 from nbep.device.protocols.calls import Call, ask_peer, report_peer, wait_peer
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of

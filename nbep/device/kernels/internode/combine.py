@@ -44,7 +44,7 @@ from nbep.device.kernels.internode.combine_nvl_sender import send_rows
 from nbep.device.kernels.internode.combine_rdma_receiver import coordinate_receivers, receive_sums
 from nbep.device.kernels.internode.dispatch import begin_block
 from nbep.device.layout.intranode import RingShape
-from nbep.device.network import Network
+from nbep.device.network.seam import Network
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers
 from nbep.device.protocols.spoil import has_failed, spoil_sums
 from nbep.device.protocols.staging import STAGE_STRIDE, open_stage

@@ -2,6 +2,8 @@
 
  cell                  written by              with                       read by              with
  board[w, i]           the warps               atom_exch_release_cta      coordinator          ld_acquire_cta
+                       all, at the start       st_shared 0                all                  after syncthreads
+ batch of a team       lane 0 of its warp 0    st_shared_s32              the team             see the roles
  tails[c, n] of (d,l)  coordinator of (n, l)   amo_add, behind slots      who empties slots    ld_acquire_sys
  heads[c, d] of (n,l)  coordinator of (d, l)   amo_add, behind reads      who fills slots      ld_acquire_sys
  sent, received        coordinator, its lane   st_weak                    of the next call     ld_weak
@@ -16,7 +18,7 @@ import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import BOARD, BOARD_ROW, rank_of
 from nbep.device.layout.internode import head_offset, tail_offset
-from nbep.device.network import amo_add
+from nbep.device.network.seam import amo_add
 from nbep.device.protocols.board import has_stalled, least_progress
 from nbep.device.protocols.waits import start_wait
 

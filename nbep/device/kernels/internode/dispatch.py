@@ -42,7 +42,7 @@ from nbep.device.kernels.internode.dispatch_forwarder import coordinate_forwarde
 from nbep.device.kernels.internode.dispatch_nvl_receiver import clean_unused_rows, receive_tokens
 from nbep.device.kernels.internode.dispatch_rdma_sender import coordinate_senders, send_tokens
 from nbep.device.layout.intranode import RingShape
-from nbep.device.network import Network
+from nbep.device.network.seam import Network
 from nbep.device.protocols.board import reset_board
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers
 from nbep.device.protocols.spoil import has_failed, spoil_rows

@@ -5,7 +5,7 @@
  cell               written by         with                    read by       with
  tail of NVL ring   forwarder (d, l)   st_release_sys          warp 0        ld_acquire_sys
  slot of NVL ring   forwarder (d, l)   bulk copy, or st_na     receivers     bulk copy, ld_na, after tail
- tail of a team     warp 0, lane 0     st_shared_s32           the team      ld_shared_s32, after bar_sync
+ batch of a team    warp 0, lane 0     st_shared_s32           the team      ld_shared_s32, after bar_sync
  head of NVL ring   last warp          st_relaxed_sys (1)      forwarders    ld_relaxed_sys
  recv_ arrays       receivers          bulk copy, st_na, weak  -             the next kernel
 
@@ -28,7 +28,7 @@ from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.reduce import warp_sum_s32
 from nbep.device.protocols.staging import begin_copy, end_copy
 from nbep.device.protocols.teams import team_barrier
-from nbep.device.protocols.waits import DISPATCH_RECEIVER_ROWS, NVL_RECEIVER_TAIL, report_fault, wait_tail_past
+from nbep.device.protocols.waits import DISPATCH_RECEIVER_ROWS, NVL_RECEIVER_TAIL, Waiter, report_fault, wait_tail_past
 
 
 @device_function
@@ -130,7 +130,8 @@ def receive_tokens(out, inputs, peers, bounds, here, shape, sizes, team, stage):
         # One thread reads the tail for all: the warps of a team must agree on it.
         if team.warp == 0 and lane == 0:
             peer = here.rdma_rank * here.num_nvl_ranks + team.peer
-            tail = wait_tail_past(ring.tail, head, head + num_left, bounds, NVL_RECEIVER_TAIL, peer, here.channel)
+            waiter = Waiter(NVL_RECEIVER_TAIL, peer, here.channel)
+            tail = wait_tail_past(ring.tail, head, head + num_left, bounds, waiter)
             ptx.st_shared_s32(shared_tail, tail)
         team_barrier(team)
         tail = ptx.ld_shared_s32(shared_tail)

@@ -8,6 +8,7 @@
    its notes          lanes               st_shared                network             after a proxy fence, syncwarp
  slot[k] of (d, l)    sender              put_nbi_warp             forwarder           after tails
  board[w, d]          sender w, lane d    atom_exch_release_cta    coordinator         ld_acquire_cta
+                      all, at the start   st_shared 0              all                 after syncthreads
  tails[c, n] of (d,l) coordinator, lane d amo_add, behind slots    forwarder           ld_acquire_sys
  heads[c, d]          (d, l)              amo_add, behind reads    senders, lane d     ld_acquire_sys
  sent[c, d]           coordinator, lane d st_weak                  senders (next call) ld_weak
@@ -27,16 +28,15 @@ import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import BOARD, BOARD_ROW, rank_of
 from nbep.device.kernels.internode.coordinator import tell_tails, tokens_to_node
-from nbep.device.kernels.intranode.notify_dispatch import goes_to_any
 from nbep.device.layout.internode import META_WORDS, NODES_PER_WORD, head_offset, recv_row, send_row
 from nbep.device.layout.intranode import MAX_NVL_PEERS, locate_notes, note_bytes
-from nbep.device.network import keep_message, own_ptr, put_nbi_warp, quiet
+from nbep.device.network.seam import keep_message, own_ptr, put_nbi_warp, quiet
 from nbep.device.protocols.board import RETIRED, note_progress
-from nbep.device.protocols.channels import channel_task_range
+from nbep.device.protocols.channels import channel_task_range, goes_to_any
 from nbep.device.protocols.notes import clear_padding, write_notes
 from nbep.device.protocols.staging import STAGE_BYTES, begin_copy, end_fill
 from nbep.device.protocols.totals import wait_total_free
-from nbep.device.protocols.waits import RDMA_SENDER_COORDINATOR, RDMA_SENDER_HEAD
+from nbep.device.protocols.waits import RDMA_SENDER_COORDINATOR, RDMA_SENDER_HEAD, Waiter
 
 
 @device_function
@@ -171,9 +171,8 @@ def send_tokens(out, inputs, network, progress, bounds, here, shape, sizes, send
                 note_progress(cell, slot)
             if goes and slot >= free_end:
                 peer = rank_of(here, lane)
-                free_end = wait_total_free(
-                    head, base, slot, shape.num_slots, bounds, RDMA_SENDER_HEAD, peer, here.channel
-                )
+                waiter = Waiter(RDMA_SENDER_HEAD, peer, here.channel)
+                free_end = wait_total_free(head, base, slot, shape.num_slots, bounds, waiter)
             if not ptx.vote_all(ptx.FULL_MASK, not goes or slot < free_end):
                 return
             nodes = ptx.vote_ballot(ptx.FULL_MASK, goes)

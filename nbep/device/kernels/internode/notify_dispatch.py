@@ -9,15 +9,17 @@
  cell                       written by             with                   read by           with
  rdma_ and gbl_channel_     blocks 1 and up        st_weak                block 0           ld_weak, after grid barrier
    prefix_matrix                                                          (dispatch)        -
- stage of a warp            block 0                st_shared_s32          network           after fence, syncwarp
+ stage of a warp: its       block 0                st_shared_s32          network           after fence, syncwarp
+   count message
  count message[n]           a warp of (n, l)       put_nbi_warp           block 0           ld_weak, after arrived[n]
+   that it sends            keep_message           see network.seam       network           -
  arrived[n]                 (n, l)                 amo_add                block 0, lane n   ld_acquire_sys
  counts[l]                  block 0 of (d, l)      st_weak, barrier       block 0 of peers  ld_weak
  head, tail of NVL rings    block 0 of the owner   st_weak 0, barrier     (dispatch)        -
  moe_recv_counter, for      block 0                st_relaxed_sys         the CPU           polls until >= 0
    rows, nodes, experts
  recv_ arrays               block 0                st_weak                (dispatch)        -
- rounds, called             block 0                st_weak                (next notify)     -
+ rounds, called             block 0                st_weak                (next notify)     ld_weak
 
 Messages and counts have two places, which notifies take in turn. A rank may be one notify ahead of another; then it
 writes to the other place. It is never two ahead: a notify ends only when all ranks that this one writes to have begun
@@ -38,7 +40,7 @@ from typing import NamedTuple
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.internode.meet_nodes import meet_nodes, relay_call
-from nbep.device.kernels.intranode.notify_dispatch import count_channel_tokens, reset_ring_cells
+from nbep.device.kernels.intranode.notify_dispatch import reset_ring_cells
 from nbep.device.layout.internode import (
     COUNT_MESSAGE_BYTES,
     arrived_offset,
@@ -47,8 +49,9 @@ from nbep.device.layout.internode import (
     message_words,
     rings_offset,
 )
-from nbep.device.network import Network, amo_add, keep_message, own_ptr, put_nbi_warp, quiet
+from nbep.device.network.seam import Network, amo_add, keep_message, own_ptr, put_nbi_warp, quiet
 from nbep.device.protocols.calls import Call, meet_with
+from nbep.device.protocols.channels import count_channel_tokens
 from nbep.device.protocols.grid_barrier import barrier_grid
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.totals import Progress

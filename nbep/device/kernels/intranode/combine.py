@@ -11,8 +11,10 @@
  own rows of x, biases nobody           -                      receivers(r)      ld_na
  shared tail[s]        coordinator      atom_exch_release_cta  receivers         ld_acquire_cta
  shared head[w, s]     receiver w       atom_exch_relaxed_cta  coordinator       ld_relaxed_cta (1)
+ shared head, tail     all warps        st_shared 0            all warps         after syncthreads
  shared rows[w]        receiver w       st_shared              the same warp     ld_shared, after syncwarp
  shared weights[w]     receiver w       st_shared              the same warp     ld_shared, after syncwarp
+ combined_ arrays      receivers(r)     st_na, st_weak         -                 the next kernel
 
  (1) Heads publish nothing. All lanes have used what they loaded from a slot before the syncwarp that stands before the
      next head; the sender overwrites the slot only after it has seen that head.
@@ -44,6 +46,7 @@ from nbep.device.protocols.sums import list_biases, list_rows, rows_or_ring, sum
 from nbep.device.protocols.waits import (
     COMBINE_COORDINATOR,
     COMBINE_SENDER_HEAD,
+    Waiter,
     has_fault,
     start_wait,
     wait_free_slots,
@@ -147,9 +150,8 @@ def send_tokens(inputs, peers, bounds, shape, sizes):
         next_tail = min(tail + sizes.num_max_send_tokens, num_tokens)
         has_room = True
         if lane == 0 and next_tail > shape.num_slots:  # until then it cannot be full
-            has_room = wait_free_slots(
-                ring.head, tail, shape.num_slots, next_tail - tail, bounds, COMBINE_SENDER_HEAD, peer, channel
-            )
+            waiter = Waiter(COMBINE_SENDER_HEAD, peer, channel)
+            has_room = wait_free_slots(ring.head, tail, shape.num_slots, next_tail - tail, bounds, waiter)
         # What lane 0 has seen of the head comes before all lanes' stores: a vote orders nothing.
         ptx.syncwarp(ptx.FULL_MASK)
         may_fill = may_fill and ptx.vote_all(ptx.FULL_MASK, has_room)

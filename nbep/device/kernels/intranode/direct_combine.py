@@ -10,6 +10,8 @@
  landed, next_token the owner         st_weak 0 (notify), barrier (this kernel)    -
  own rows, biases   nobody            -                        summers(s)          bulk copy, or ld_na
  rows, weights[w]   warp w            st_shared                the same warp       ld_shared, after syncwarp
+ stage of a warp    copy engine       bulk copy                the warp            ld_shared, see staged_sums.py
+ combined_ arrays   summers           st_na, st_weak           -                   the next kernel
 
  (1) The barrier of the notify kernel stands before: the owner has left the combine before, whose slots they were.
  (2) Bulk copies are waited for to the end (tma_store_wait_all) by the thread that started them, before it says that
@@ -92,7 +94,7 @@ class Lists(NamedTuple):
 
 def direct_combine_smem_bytes(num_threads: int, has_tma: bool) -> int:
     """Dynamic shared memory of a block: lists for each warp and, where there are bulk copies, a stage."""
-    return num_threads // 32 * (LIST_BYTES + (SUM_STAGE_BYTES + FULL_BYTES if ptx.has_tma else 0))
+    return num_threads // 32 * (LIST_BYTES + (SUM_STAGE_BYTES + FULL_BYTES if has_tma else 0))
 
 
 @device_function

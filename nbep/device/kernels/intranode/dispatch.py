@@ -9,7 +9,10 @@
  head            receiver(r)   st_relaxed_sys (1)          sender(s)     ld_relaxed_sys
  slot[k]         sender(s)     bulk copy, or st_na         receiver(r)   bulk copy and ld_na, after tail (2)
  shared tail     receiver(r)   st_shared, in warp 0        its team      ld_shared, after bar_sync
- own rows        copier(r)     bulk copy and st_na         -             the next kernel
+ stage           its warp      bulk copy, or st_shared     copy engine   bulk copy, after a proxy fence
+ recv_ arrays    receiver(r)   bulk copy, st_na, st_weak   -             the next kernel
+  own rows       copier(r)     bulk copy and st_na         -             the next kernel
+ send_head       sender(s)     st_weak                     (combine)     -
 
  (1) head publishes nothing. The receiver's loads of the slot returned before its barrier, and head moves after
      it; the sender overwrites the slot only when it has seen head: no load can see what the sender writes later.
@@ -43,6 +46,7 @@ from nbep.device.protocols.waits import (
     DISPATCH_RECEIVER_ROWS,
     DISPATCH_RECEIVER_TAIL,
     DISPATCH_SENDER_HEAD,
+    Waiter,
     has_timed_out,
     report_fault,
     wait_announced,
@@ -96,7 +100,7 @@ def dispatch_smem_bytes(num_threads: int, has_tma: bool) -> int:
 
     Stages of 24 warps are more than a block before sm_90 may have.
     """
-    return SHARED_TAILS_BYTES + (STAGE_STRIDE * (num_threads // 32) if ptx.has_tma else 0)
+    return SHARED_TAILS_BYTES + (STAGE_STRIDE * (num_threads // 32) if has_tma else 0)
 
 
 @device_function
@@ -233,16 +237,9 @@ def send_tokens(out, inputs, peers, bounds, shape, sizes, team):
                 has_room = True
                 if team.lane == 0 and chunk_end > shape.num_slots:  # until then it cannot be full
                     # Room for a full chunk, although fewer tokens may be left: counting them first would cost more.
-                    has_room = wait_free_slots(
-                        ring.head,
-                        tail,
-                        shape.num_slots,
-                        sizes.num_max_send_tokens,
-                        bounds,
-                        DISPATCH_SENDER_HEAD,
-                        team.peer,
-                        team.channel,
-                    )
+                    waiter = Waiter(DISPATCH_SENDER_HEAD, team.peer, team.channel)
+                    wanted = sizes.num_max_send_tokens
+                    has_room = wait_free_slots(ring.head, tail, shape.num_slots, wanted, bounds, waiter)
                 ptx.syncwarp(ptx.FULL_MASK)  # what lane 0 has seen of the head comes before all lanes' stores
                 may_fill = may_fill and ptx.vote_all(ptx.FULL_MASK, has_room)
             if may_fill and ptx.u32_mod(tail, team.num_warps) == team.warp:
@@ -329,7 +326,8 @@ def receive_tokens(out, inputs, peers, bounds, shape, num_rows, team):
         # One thread reads the tail for all: the warps of a team must agree on it.
         if team.warp == 0 and team.lane == 0:
             last = head + num_left
-            tail = wait_tail_past(ring.tail, head, last, bounds, DISPATCH_RECEIVER_TAIL, team.peer, team.channel)
+            waiter = Waiter(DISPATCH_RECEIVER_TAIL, team.peer, team.channel)
+            tail = wait_tail_past(ring.tail, head, last, bounds, waiter)
             ptx.st_shared_s32(shared_tail, tail)
         team_barrier(team)
         tail = ptx.ld_shared_s32(shared_tail)

@@ -10,10 +10,12 @@
  rank_counts[s, d]           block 0 of rank s        st_weak, barrier       block 0           ld_weak
  expert_counts[s, e]         block 0 of rank s        st_weak, barrier       block 0           ld_weak
  start, end, head, tail      block 0 of the owner     st_weak 0, barrier     (dispatch)        -
+ arrived, landed, next_token block 0 of the owner     st_weak 0, barrier     (without rings)   -
  moe_recv_counter            block 0                  st_relaxed_sys         the CPU           polls until >= 0
  moe_recv_expert_counter[e]  block 0                  st_relaxed_sys         the CPU           polls until >= 0
  rank_prefix_matrix          block 0                  st_weak                (dispatch)        -
- channel_prefix_matrix       block 1 + d              st_weak                (dispatch)        -
+ channel_prefix_matrix,      block 1 + d              st_weak                block 1 + d       ld_weak, same warp
+   rdma_, gbl_ (nodes)                                                       (dispatch)        -
 
 The barrier makes the counts visible and keeps peers from filling rings that are not reset yet. DeepEP has one more in
 front of the counts, and one more behind the sums. nbep needs neither:
@@ -35,9 +37,8 @@ import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.layout.intranode import EXPERT_COUNTS, RINGS
 from nbep.device.protocols.calls import Call, meet_block
-from nbep.device.protocols.channels import channel_task_range
+from nbep.device.protocols.channels import count_channel_tokens
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.reduce import warp_sum_s32
 from nbep.device.protocols.waits import has_timed_out
 from nbep.device.types import I32, In, Out, Sym
 
@@ -110,35 +111,6 @@ def reset_ring_cells(buffer, num_words):
     """Set start, end, head and tail of all rings to 0. A barrier with the peers follows."""
     for i in range(ptx.thread_idx(), num_words, ptx.block_dim()):
         ptx.st_weak_s32(buffer + RINGS + 4 * i, 0)
-
-
-@device_function
-def goes_to_any(row, num_ranks):
-    """Whether a token goes to one of the ranks from a place in its row of is_token_in_rank on: 1 or 0."""
-    found = 0
-    for k in range(num_ranks):
-        found |= ptx.ld_nc_u8(row + k)
-    return found
-
-
-@device_function
-def count_channel_tokens(channel_prefix, is_token_in_rank, num_ranks, first_rank, num_dst_ranks, sizes):
-    """Prefix sums over channels of the tokens that go to one of some ranks; one warp counts one channel at a time."""
-    lane = ptx.thread_idx() % 32
-    for channel in range(ptx.thread_idx() // 32, sizes.num_channels, ptx.block_dim() // 32):
-        begin, end = channel_task_range(sizes.num_tokens, sizes.num_channels, channel)
-        count = 0
-        for token in range(begin + lane, end, 32):
-            count += goes_to_any(is_token_in_rank + token * num_ranks + first_rank, num_dst_ranks)
-        count = warp_sum_s32(ptx.FULL_MASK, count)
-        if lane == 0:
-            ptx.st_weak_s32(channel_prefix + 4 * channel, count)
-    ptx.syncthreads()
-    if ptx.thread_idx() == 0:
-        total = 0
-        for channel in range(sizes.num_channels):
-            total += ptx.ld_weak_s32(channel_prefix + 4 * channel)
-            ptx.st_weak_s32(channel_prefix + 4 * channel, total)
 
 
 @kernel(max_threads=128)

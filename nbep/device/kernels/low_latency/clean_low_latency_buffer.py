@@ -3,7 +3,10 @@
  cell                    written by       with                    read by      with
  barrier_signal[a][b]    rank b           amo_add                 rank a       ld_acquire_sys
  barriers[a][b]          rank a           st_weak                 rank a       ld_weak, behind a syncthreads or later
- all other cells         their owner      st_weak, st_na          peers, later behind the second barrier
+ all other cells:        their owner      st_weak, st_na,         peers, later behind the second barrier
+   counts, arrivals,                      st_relaxed_sys
+   calls, credits,
+   slots, sums, journal
    of a masked rank      their owner      atom_exch_acq_rel_sys   (ABSENT): that rank may still add
 
 Nobody sends before all have cleaned, and nobody cleans before all are done. Ranks that are masked are not waited for.
@@ -20,7 +23,7 @@ import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.low_latency.journal import JOURNAL_WORDS, SLOT_WORDS, Workspace, clear_vectors, empty_rank
 from nbep.device.layout.low_latency import BARRIER_SIGNALS, CREDITS, MAX_RANKS, NUM_HALVES
-from nbep.device.network import Network, amo_add, own_ptr
+from nbep.device.network.seam import Network, amo_add, own_ptr
 from nbep.device.protocols.arrivals import is_masked, wait_peer
 from nbep.device.protocols.peers import Bounds
 from nbep.device.types import I64

@@ -9,6 +9,7 @@
  stage         copy engine    bulk copy (1)             engine       after the stage's mbarrier
  sum table     receivers      st_shared                 receivers    ld_shared, after syncthreads
  calls[r]      teller         amo_add                   teller       ld_relaxed_sys, see calls.py
+ counts        next keeper    resets, see journal.py
 
  (1) With LogFMT the lanes write it: st_shared_v2 and a proxy fence.
 
@@ -41,7 +42,7 @@ from nbep.device.kernels.low_latency.journal import (
     is_last_block,
 )
 from nbep.device.layout.low_latency import LowLatencyShape
-from nbep.device.network import Network
+from nbep.device.network.seam import Network
 from nbep.device.protocols.peers import Bounds
 
 

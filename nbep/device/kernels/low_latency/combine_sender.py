@@ -3,8 +3,9 @@
 cell        written by          with                    read by           with
 row         senders             put_nbi_warp            the source        after counts
 counts[e]   warp 0              amo_add                 the source        ld_acquire_sys
-stage       copy engine         bulk copy               engine            after the stage's mbarrier
-            lanes               st_shared_v2, v4        engine, lanes     after a proxy fence and syncwarp
+stage       copy engine         bulk copy               network           after the stage's mbarrier
+            lanes               st_shared_v2, v4        network, lanes    after a proxy fence and syncwarp
+counts      next keeper         resets, see journal.py
 """
 
 import nbep.device.primitives as ptx
@@ -20,7 +21,7 @@ from nbep.device.layout.low_latency import (
     row_stride,
     send_offset,
 )
-from nbep.device.network import amo_add, keep_message, own_ptr, put_nbi_warp, quiet, sends_from_buffer
+from nbep.device.network.seam import amo_add, keep_message, own_ptr, put_nbi_warp, quiet, sends_from_buffer
 from nbep.device.protocols.arrivals import completion, is_masked
 from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
 from nbep.device.protocols.fp8 import abs_max8

@@ -11,6 +11,7 @@
  counts[e, s]    counter             amo_add                 receivers    ld_relaxed_sys
  stage           casters             st_shared_v2, _v4       copy engine  after a proxy fence and bar_sync
  calls[s]        counter             amo_add                 teller       ld_relaxed_sys, see calls.py
+ slots, counts, arrivals  next keeper  resets, see journal.py
 
 The send phase is that of `send_once`, the receive phase that of `expand`. It is a kernel of its own, and not an option
 of `dispatch`: few tokens wait for machine code that is fetched anew, the longer the more of it there is. See
@@ -38,7 +39,7 @@ from nbep.device.kernels.low_latency.journal import (
 )
 from nbep.device.kernels.low_latency.send_once import count_ranks, put_messages_once
 from nbep.device.layout.low_latency import LowLatencyShape
-from nbep.device.network import Network
+from nbep.device.network.seam import Network
 from nbep.device.protocols.peers import Bounds
 
 

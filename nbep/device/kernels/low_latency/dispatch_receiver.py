@@ -3,7 +3,10 @@
 cell             written by    with                    read by      with
 counts[e, s]     source s      amo_add                 receivers    ld_acquire_sys
 message          source s      put_nbi_warp            receivers    bulk copy and ld_na, after the count
-recv_*           receivers     bulk copy, st_weak      -            the next kernel
+stage of a warp  copy engine   bulk copy               engine       bulk copy, after its mbarrier
+recv_*           receivers     bulk copy, st_na, weak  -            the next kernel
+cumulative_recv_stats  receivers  atom_add_relaxed_gpu  -           the next kernel
+counts           next keeper   resets, see journal.py
 """
 
 import nbep.device.primitives as ptx
@@ -17,11 +20,11 @@ from nbep.device.layout.low_latency import (
     payload_bytes,
     recv_offset,
 )
-from nbep.device.network import own_ptr
+from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.arrivals import announced, is_complete, wait_arrival
 from nbep.device.protocols.reduce import warp_sum_s32
 from nbep.device.protocols.staging import begin_copy, end_copy, open_stage
-from nbep.device.protocols.waits import LOW_LATENCY_DISPATCH_COUNT
+from nbep.device.protocols.waits import LOW_LATENCY_DISPATCH_COUNT, Waiter
 
 
 @device_function
@@ -35,7 +38,8 @@ def wait_counts(network, work, bounds, call, shape, local_expert, src, lane):
     has_failed = False
     if lane <= src:
         count = count_offset(call.num_rdma_bytes, call.half, lane, local_expert)
-        value = wait_arrival(own_ptr(network, count), bounds, work.mask, lane, LOW_LATENCY_DISPATCH_COUNT, local_expert)
+        waiter = Waiter(LOW_LATENCY_DISPATCH_COUNT, lane, local_expert)
+        value = wait_arrival(own_ptr(network, count), bounds, work.mask, waiter)
         num_tokens = announced(value, shape.num_max_tokens)
         has_failed = is_lost(work, value)
     ptx.syncwarp(ptx.FULL_MASK)

@@ -2,9 +2,10 @@
 
  cell            written by          with                    read by           with
  slots[h, e]     putters             atom_add_relaxed_gpu    -                 -
- stage           casters             st_shared_v2, _v4       copy engine       after a proxy fence and bar_sync
+ stage           casters             st_shared_v2, _v4       network           after a proxy fence and bar_sync
  counts[e, s]    putters, counters   amo_add                 receivers         ld_acquire_sys
  calls[s]        counters            amo_add                 teller            ld_relaxed_sys, see calls.py
+ slots, counts   next keeper         resets, see journal.py
 
 The warps of a block, in this order: a putter, casters, a counter. While the casters cast, the putter takes slots and
 looks at credits. It adds the tags of a token's messages all at once, when all of them are quiet: a fence waits for
@@ -30,7 +31,7 @@ from nbep.device.layout.low_latency import (
     recv_offset,
     send_offset,
 )
-from nbep.device.network import keep_message, put_nbi_warp, quiet
+from nbep.device.network.seam import keep_message, put_nbi_warp, quiet
 from nbep.device.protocols.arrivals import TAG, completion, tell
 from nbep.device.protocols.fp8 import abs_max8, fp8_scales, to_e4m3x8
 from nbep.device.protocols.reduce import half_warp_max_f32, unpack_bf16x8, warp_sum_s32

@@ -3,9 +3,11 @@
  cell          written by   with            read by           with
  row           senders      put_nbi_warp    source s          after arrivals
  arrivals[r]   senders      amo_add         source s          ld_acquire_sys
- stage         lanes        st_shared_v4    engine, lanes     after a proxy fence and syncwarp
- parts sent    senders      atom_add_relaxed_cta  warp 0      ld_shared, after syncthreads
+ stage         lanes        st_shared_v4    network, lanes    after a proxy fence and syncwarp
+ parts sent    all warps    st_shared 0     senders           after syncthreads
+               senders      atom_add_relaxed_cta  warp 0      ld_shared, after syncthreads
  calls[r]      who announces parts  amo_add  teller           ld_relaxed_sys, see calls.py
+ arrivals      next keeper  resets, see journal.py
 
 A warp sums up a part of a row, COLUMNS columns: more warps than there are rows then have something to do. The sum is in
 float32, in the order of the token's choices, each product and each sum rounded; then it is rounded to bf16, once more
@@ -19,7 +21,7 @@ from nbep.device.kernels.low_latency.calls import tell_call
 from nbep.device.kernels.low_latency.journal import may_send, may_warp_send
 from nbep.device.kernels.low_latency.send_once import QUEUE, add_to_arrival
 from nbep.device.layout.low_latency import local_and_rank, recv_offset, send_offset
-from nbep.device.network import keep_message, own_ptr, put_nbi_warp, quiet, sends_from_buffer
+from nbep.device.network.seam import keep_message, own_ptr, put_nbi_warp, quiet, sends_from_buffer
 from nbep.device.protocols.arrivals import TAG, completion
 from nbep.device.protocols.reduce import add_weighted_bf16x8, to_bf16x8, zero_f32x8
 from nbep.device.protocols.staging import STAGE_STRIDE

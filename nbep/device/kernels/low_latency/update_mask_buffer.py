@@ -15,7 +15,7 @@ Source: DeepEP csrc/kernels/legacy/internode_ll.cu after v1.2.1, update_mask_buf
 import nbep.device.primitives as ptx
 from nbep.device.jit import kernel
 from nbep.device.kernels.low_latency.journal import NEXT_HALF, UNCLEAN, Workspace, empty_rank
-from nbep.device.network import Network
+from nbep.device.network.seam import Network
 from nbep.device.types import I32, I64
 
 

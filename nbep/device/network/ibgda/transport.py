@@ -16,6 +16,7 @@ Source: DeepEP csrc/kernels/ibgda_device.cuh (nvshmemi_ibgda_put_nbi_warp, nvshm
 nvshmemi_ibgda_rma_p, ibgda_get_lkey_and_rkey)
 """
 
+import sys
 from typing import NamedTuple
 
 import nbep.device.primitives as ptx
@@ -40,7 +41,7 @@ from nbep.device.network.ibgda.queue_pair import (
     submit,
     wait_room,
 )
-from nbep.device.network.seam import own_ptr, peer_ptr
+from nbep.device.network.seam import own_ptr, peer_ptr, provide
 from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
 from nbep.device.types import I32, I64, Sym
 
@@ -248,3 +249,6 @@ def sends_from_buffer(network):
 @device_function
 def is_message(network, peer):
     return not is_mapped(network, peer)
+
+
+provide(IbgdaNetwork, sys.modules[__name__])

@@ -33,10 +33,10 @@ from cuda.bindings import driver as cu
 
 import nbep.device
 from nbep.device.jit import ComputeCapability, KernelSpec
-from nbep.device.network import IbgdaNetwork
 from nbep.device.primitives.tma import SM90
 from nbep.device.protocols.peers import Bounds
 from nbep.device.types import Param, param_format
+from nbep.device.versions import IbgdaNetwork
 from nbep.host.target.cuda.driver import check
 
 
