@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, wraps
 from types import FunctionType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from .types import Param, flatten_params, parameter_hints
 
@@ -193,7 +193,16 @@ def external(
     return record
 
 
-def by_network(function: F) -> F:
+class ByNetwork(Protocol):
+    """A function that has a version for each network, or for each kind of peers."""
+
+    __name__: str
+    versions: dict[type, Callable]
+
+    def __call__(self, *args: Any) -> Any: ...
+
+
+def by_network(function: Callable) -> ByNetwork:
     """Record a function whose first argument, a network or the peers, says which version of it is meant.
 
     The decorated body says what all versions do. `versions` of the result maps the type of that argument to its own.
