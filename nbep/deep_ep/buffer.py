@@ -89,7 +89,7 @@ class Buffer(NbepBuffer):
 
     def get_comm_stream(self) -> Any:
         """The stream that this buffer's kernels run on; for torch one of its own class, which record_stream takes."""
-        stream = super().get_comm_stream()
+        stream: Any = super().get_comm_stream()
         torch = sys.modules.get("torch")
         if torch is None or not hasattr(stream, "cuda_stream"):
             return stream

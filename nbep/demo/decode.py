@@ -74,6 +74,7 @@ def run_step(
     enter(rank, "experts")
     returning = []
     for hook, batch in sent:
+        assert hook is not None
         hook()
         _, topk_idx, topk_weights, recv_x, recv_count, handle = batch
         expert_output = apply_own_experts(recv_x, recv_count, own_experts)
@@ -84,6 +85,7 @@ def run_step(
 
     enter(rank, "combine")
     for hook, _ in returning:
+        assert hook is not None
         hook()
     buffer.destroy()
     enter(rank, "done")

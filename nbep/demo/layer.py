@@ -65,7 +65,7 @@ class RankResult:
     handle: nbep.DispatchHandle
     expert_output: np.ndarray
     combined_x: np.ndarray
-    combined_topk_weights: np.ndarray
+    combined_topk_weights: np.ndarray | None
 
 
 def make_model(settings: Settings) -> Model:
@@ -95,7 +95,7 @@ def run_layer(comm: InProcessComm, settings: Settings, model: Model, enter: Ente
 
     enter(rank, "dispatch")
     sent = nbep.per_token_cast_to_fp8(model.x[rank]) if settings.fp8 else model.x[rank]
-    recv_x, recv_topk_idx, recv_topk_weights, num_recv_tokens_per_expert_list, handle, _ = buffer.dispatch(
+    received: Any = buffer.dispatch(  # nothing is None with top-k, and without a handle
         sent,
         topk_idx=topk_idx,
         topk_weights=topk_weights,
@@ -104,6 +104,7 @@ def run_layer(comm: InProcessComm, settings: Settings, model: Model, enter: Ente
         num_tokens_per_expert=num_tokens_per_expert,
         config=CONFIG,
     )
+    recv_x, recv_topk_idx, recv_topk_weights, num_recv_tokens_per_expert_list, handle, _ = received
 
     enter(rank, "experts")
     expert_input = nbep.per_token_cast_back(*recv_x) if settings.fp8 else recv_x

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 NO_MEMORY = "a kernel can make no list, dict, set or string: what is in them needs memory that grows"
 CAUSES = tuple(
@@ -60,7 +61,7 @@ def place_of(frames: Iterator[FrameType]) -> tuple[str, int] | None:
     """File and line that Numba works on, from frames of Numba, the innermost first."""
     for frame in frames:
         for owner in ("self", "inst"):
-            loc = getattr(frame.f_locals.get(owner), "loc", None)
+            loc: Any = getattr(frame.f_locals.get(owner), "loc", None)
             filename = getattr(loc, "filename", None)
             if isinstance(filename, str) and (Path(filename).is_file() or filename in linecache.cache):
                 return filename, loc.line

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, wraps
 from types import FunctionType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from .types import Param, flatten_params, parameter_hints
 
@@ -199,7 +199,16 @@ def external(
     return record
 
 
-def by_type(field: str = "", *own: type) -> Callable[[F], F]:
+class ByType(Protocol):
+    """A function that has a version for each type of what chooses among them."""
+
+    __name__: str
+    versions: dict[type, Callable]
+
+    def __call__(self, *args: Any) -> Any: ...
+
+
+def by_type(field: str = "", *own: type) -> Callable[[Callable], ByType]:
     """Record a function of which the type of its first argument, or of a field of that, says which version is meant.
 
     A network, for one: each has its own `put_nbi_warp`. `versions` of the result maps a type to its version.
@@ -208,7 +217,7 @@ def by_type(field: str = "", *own: type) -> Callable[[F], F]:
     own    the types of which the decorated body is the version; if there are none it says what all versions do
     """
 
-    def record(function: F) -> F:
+    def record(function: Callable) -> ByType:
         versions: dict[type, Callable] = dict.fromkeys(own, function)
 
         @wraps(function)
@@ -217,7 +226,7 @@ def by_type(field: str = "", *own: type) -> Callable[[F], F]:
 
         chosen.versions, chosen.field = versions, field  # type: ignore[attr-defined]
         FUNCTIONS_BY_TYPE.append(chosen)
-        return chosen  # type: ignore[return-value]
+        return cast(ByType, chosen)
 
     return record
 

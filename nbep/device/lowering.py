@@ -46,6 +46,7 @@ def _argument_type(spec: PrimitiveSpec, kind: str, given):
     """The Numba type that an argument is cast to, after a check that the cast loses nothing by surprise."""
     given = types.unliteral(given)
     if kind == "any" and isinstance(given, (types.Number, types.Boolean)):
+        assert isinstance(spec.returns, str)
         return numba_type(spec.returns)
     if kind in WORDS:
         if isinstance(given, types.BaseTuple) and len(given) == WORDS[kind]:

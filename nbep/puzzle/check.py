@@ -122,7 +122,7 @@ def clue_of(puzzle: Puzzle, error: Exception) -> Clue:
         kind = "divergence"
     report = f"{type(error).__name__}: {error}"
     if isinstance(error, NameError):
-        near = difflib.get_close_matches(error.name, puzzle.scope, n=4, cutoff=0.8)
+        near = difflib.get_close_matches(error.name or "", puzzle.scope, n=4, cutoff=0.8)
         hint = f"; near it are {', '.join(near)}" if near else ""
         report += f"{hint}. docs/primitives.md lists all loads, stores and atomics"
     if isinstance(error, nbep.PeerTimeout) and error.report is not None:

@@ -10,7 +10,7 @@ All arithmetic is in float32, each operation rounded; log2 and exp2 are the floa
 GPUs are off by up to 2**-22, so there a value between two codes may get the other one.)
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,12 +26,12 @@ class LogfmtScale(NamedTuple):
     step: np.float32
 
 
-def _log2(x: np.ndarray) -> np.ndarray:
+def _log2(x: np.ndarray | np.floating) -> Any:
     with np.errstate(divide="ignore"):
         return np.log2(x.astype(np.float64)).astype(np.float32)
 
 
-def _exp2(x: np.ndarray) -> np.ndarray:
+def _exp2(x: np.ndarray | np.floating) -> Any:
     return np.exp2(x.astype(np.float64)).astype(np.float32)
 
 

@@ -87,7 +87,7 @@ class Token(NamedTuple):
     """A token between nodes: its rank and its index there, and the ranks that it goes to."""
 
     rank: int
-    index: int
+    index: int  # type: ignore[assignment]  # hides the method of tuples, which nobody calls
     goals: tuple[int, ...]
 
 

@@ -77,8 +77,8 @@ def _draw_rank(axes: Axes, trace: Recorder, rank: int, top: int) -> None:
         if event.cell.name in ("counts", "arrivals", "credits"):
             launch = next(a for a in launches if a.begin <= event.step and (a.end is None or event.step < a.end))
             end = trace.last_step if event.until is None else event.until
-            y = top - launch.half - HEIGHT / 2
-            axes.broken_barh([(event.step, max(end - event.step, 1))], (y, HEIGHT / 4), color=WAIT_COLOR)
+            below = top - launch.half - HEIGHT / 2
+            axes.broken_barh([(event.step, max(end - event.step, 1))], (below, HEIGHT / 4), color=WAIT_COLOR)
     for event in trace.events("atomic", cell="credits"):
         if event.cell.owner == rank and event.rank != rank and event.order == "release":
             half = int(event.cell.text.partition("half ")[2].partition(",")[0])

@@ -94,7 +94,7 @@ def _way(launch: Launch, src: int, dst: int) -> Way:
     is_straight = src_place == dst_place  # then there is no second hop, or no first one
     if launch.kernel == DISPATCH:
         via = dst_node * places + src_place
-        columns = f"node {dst_node}", f"node {src_node}"
+        columns: tuple[str, ...] = (f"node {dst_node}", f"node {src_node}")
         if is_straight:
             lanes = [
                 Lane("RDMA sender", src),

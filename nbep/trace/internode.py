@@ -77,7 +77,8 @@ class InternodeLaunch:
         self.num_nvl_ranks = int(peers.num_ranks)
         self.num_rdma_ranks = launch.world.num_ranks // self.num_nvl_ranks
         shapes = [arg for arg in launch.args if isinstance(arg, RingShape)]
-        self.nvl, self.rdma = shapes if len(shapes) == 2 else (None, None)
+        self.nvl: RingShape | None = shapes[0] if len(shapes) == 2 else None
+        self.rdma: RingShape | None = shapes[1] if len(shapes) == 2 else None
         self._cells = cells
         self._roles: dict[tuple[int, int], Role] = {}
 

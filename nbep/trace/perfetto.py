@@ -97,7 +97,7 @@ def _of_event(event: Event, last: int) -> _Slice:
 
 def _of_launch(trace: Recorder, number: int, last: int) -> _Slice:
     launch = trace.launches[number]
-    args = {"call": launch.call, "blocks": launch.grid, "threads of a block": launch.block}
+    args: dict[str, Any] = {"call": launch.call, "blocks": launch.grid, "threads of a block": launch.block}
     if launch.phases:
         args |= {"half": launch.half, "phases": launch.phases}
     end = last if launch.end is None else launch.end

@@ -80,7 +80,9 @@ class _Progress:
     def lives(self) -> list[EntryLife]:
         num_entries = max(past for _, past in self.past["RESERVED"])
         return [
-            EntryLife(number, *(_step_past(numbers, number) for numbers in self.past.values()), number == self.refused)
+            EntryLife._make(
+                (number, *(_step_past(numbers, number) for numbers in self.past.values()), number == self.refused)
+            )
             for number in range(num_entries)
         ]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
@@ -32,7 +32,12 @@ from nbep.trace.roles import role_of
 Warp = tuple[int, str, int, int, int]  # rank, kernel, call, block, warp
 # Memory of a rank that its own kernels alone use: its cells have names in reports, and no place in a trace.
 PRIVATE = (WORKSPACE, "internode workspace", "claim and layout workspace", "NIC")
-ATOMICS = {"add": lambda old, operand: old + operand, "exch": lambda old, operand: operand, "max": max, "min": min}
+ATOMICS: dict[str, Callable[[Any, Any], Any]] = {
+    "add": lambda old, operand: old + operand,
+    "exch": lambda old, operand: operand,
+    "max": max,
+    "min": min,
+}
 
 
 class _Call:
@@ -155,7 +160,7 @@ class Recorder:
             number, half, phases = low_latency.number, low_latency.half, low_latency.phases
         index = len(self.launches)
         shape = next((arg for arg in launch.args if isinstance(arg, RingShape)), None)
-        sizes = (0, 0) if shape is None else (shape.hidden_bytes, note_bytes(shape))
+        sizes: tuple[int, int] = (0, 0) if shape is None else (shape.hidden_bytes, note_bytes(shape))
         internode = InternodeLaunch.of(launch)
         between = (None, 0) if internode is None else (internode.rdma, internode.num_nvl_ranks)
         self._calls[launch] = _Call(index, number, *sizes, low_latency, internode)

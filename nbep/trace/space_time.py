@@ -8,7 +8,7 @@ lane b  -----v--------*------/------      o publishes, and nobody is seen to rea
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -135,9 +135,9 @@ def cell_picture(trace: Recorder, cell: str, kernel: str | None, only: Collectio
     def is_labelled(event: Event) -> bool:
         return len(ranks) == 2 and event.rank != event.cell.owner
 
-    names, by_rank = [f"rank {rank}" for rank in ranks], len(ranks) > 2
+    lanes, by_rank = [f"rank {rank}" for rank in ranks], len(ranks) > 2
     draw_lanes(
-        axes, names, events, lambda event: ranks.index(event.rank), is_labelled, launches, trace.last_step, by_rank
+        axes, lanes, events, lambda event: ranks.index(event.rank), is_labelled, launches, trace.last_step, by_rank
     )
     count_steps(axes)
     labelled = " Labelled: what a rank writes into the other's memory." if len(ranks) == 2 else ""
@@ -258,7 +258,7 @@ def _draw_arrow(axes: Axes, arrow: Arrow, height: Callable[[Event], float], by_r
     stored, seen = arrow
     color = _rank_color(stored.rank) if by_rank else COLORS.get(stored.cell.name, OTHER_COLOR)
     y = height(stored)
-    hollow = {} if seen is not None else {"markerfacecolor": "white"}
+    hollow: dict[str, Any] = {} if seen is not None else {"markerfacecolor": "white"}
     axes.plot([stored.step], [y], marker="o", markersize=4, color=color, zorder=4, **hollow)
     if seen is not None:
         axes.annotate(
@@ -317,7 +317,7 @@ def _value(event: Event) -> str:
 def _legend(axes: Axes, events: list[Event], arrows: list[Arrow], by_rank: bool) -> None:
     """What the marks mean, for those that are there."""
     handles: list[Line2D | Patch] = []
-    dot = {"marker": "o", "markersize": 4, "linewidth": 0.8}
+    dot: dict[str, Any] = {"marker": "o", "markersize": 4, "linewidth": 0.8}
     colors: dict[str, list[str]] = {}
     for stored, _ in arrows:
         names = colors.setdefault(INK if by_rank else COLORS.get(stored.cell.name, OTHER_COLOR), [])

@@ -114,7 +114,7 @@ def place_half(num_bytes: int, half: int, num_ranks: int, shape: DirectShape) ->
     starts_bytes = 4 * num_ranks * shape.num_channels
     num_rows = max(0, share - starts_bytes - NUM_PARTS * ALIGNMENT_BYTES) // row_bytes(shape)
     at = SHARES + (1 + half) * share
-    places = []
+    places: list[int] = []
     for num_part_bytes in (
         starts_bytes,
         num_rows * shape.hidden_bytes,
@@ -125,7 +125,7 @@ def place_half(num_bytes: int, half: int, num_ranks: int, shape: DirectShape) ->
     ):
         places.append(at)
         at += align_up(num_part_bytes, ALIGNMENT_BYTES)
-    return HalfPlaces(*places, num_rows)
+    return HalfPlaces._make((*places, num_rows))
 
 
 @lru_cache(maxsize=1024)

@@ -77,7 +77,7 @@ class LowLatencyShape(NamedTuple):
     inverse_of_local: I32  # of their number: see layout.common
     inverse_of_ranks: I32
 
-    deduplicate = 0
+    deduplicate = 0  # type: ignore[misc]
 
     @staticmethod
     def of(
@@ -93,7 +93,8 @@ class LowLatencyShape(NamedTuple):
         local = num_experts // num_ranks
         given = num_ranks, num_experts, num_max_tokens, hidden, num_topk, use_fp8, use_logfmt
         kind = DeduplicatedShape if deduplicate else LowLatencyShape
-        return kind(*given, local, inverse_of(max(local, 1)), inverse_of(num_ranks))  # a hint may have fewer experts
+        follows = local, inverse_of(max(local, 1)), inverse_of(num_ranks)  # a hint may have fewer experts
+        return kind._make((*given, *follows))
 
 
 class DeduplicatedShape(LowLatencyShape):

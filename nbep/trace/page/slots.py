@@ -30,7 +30,7 @@ class Slots(NamedTuple):
     call: int
     begin: int
     end: int
-    count: int
+    count: int  # type: ignore[assignment]  # hides the method of tuples, which nobody calls
     changes: list[Change]
 
 
