@@ -30,7 +30,8 @@ from nbep.device.primitives import (
     wait_expired,
 )
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.waits import OWN_SITES, SITES, report_fault, start_wait
+from nbep.device.protocols.sites import SITES
+from nbep.device.protocols.waits import OWN_SITES, report_fault, start_wait
 from nbep.device.types import I32, In, Out
 
 NUM_SLOTS, LANES = 4, 32

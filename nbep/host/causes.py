@@ -19,6 +19,7 @@ from nbep.device.layout.intranode import CALL_BYTES, CALL_WORDS, MAX_NVL_PEERS, 
 from nbep.device.layout.low_latency import WORDS_OF_CALL, call_offset
 from nbep.device.protocols.arrivals import number_of
 from nbep.device.protocols.calls import TOLD_WORDS
+from nbep.device.protocols.sites import SITES
 from nbep.device.protocols.waits import (
     CALLS_DIFFER,
     DISPATCH_RECEIVER_ROWS,
@@ -28,7 +29,6 @@ from nbep.device.protocols.waits import (
     LOW_LATENCY_HALF,
     OF_NODE,
     REPORT_WORDS,
-    SITES,
     FaultReport,
 )
 from nbep.host import calls

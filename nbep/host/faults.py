@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
+from nbep.device.protocols.sites import SITES
 from nbep.device.protocols.waits import (
     OF_NODE,
-    SITES,
     report_fault,
 )
 from nbep.emulator.reports.expected import Told

@@ -25,7 +25,6 @@ from nbep.device.jit import over
 from nbep.device.kernels.intranode.cached_notify_combine import cached_notify_combine
 from nbep.device.kernels.intranode.cached_notify_dispatch import cached_notify_dispatch
 from nbep.device.kernels.intranode.notify_dispatch import notify_dispatch
-from nbep.device.layout.internode import describe_nvl_offset
 from nbep.device.layout.intranode import (
     ALIGNMENT_BYTES,
     BARRIER_SIGNAL_BYTES,
@@ -34,8 +33,8 @@ from nbep.device.layout.intranode import (
     POINTER_TABLE_BYTES,
     TRAILER_BYTES,
     RingShape,
-    describe_offset,
 )
+from nbep.device.layout.names import describe_nvl_offset, describe_offset
 from nbep.device.protocols.calls import Call
 from nbep.device.protocols.peers import Bounds, HostPeers, Peers
 from nbep.device.protocols.waits import REPORT_BYTES, REPORT_WORDS

@@ -18,22 +18,21 @@ from nbep.device.kernels.internode.arguments import (
     BOARD_ROW,
     MAX_WARPS,
     SUMS_WORD,
-    InternodeCombineSizes,
-    InternodeDispatchSizes,
 )
 from nbep.device.kernels.internode.cached_notify import CachedSizes
+from nbep.device.kernels.internode.combine import InternodeCombineSizes
+from nbep.device.kernels.internode.dispatch import InternodeDispatchSizes
 from nbep.device.kernels.internode.notify_dispatch import InternodeNotifySizes
 from nbep.device.layout.internode import (
     bits_shift,
     bits_word,
     cells_bytes,
-    describe_nvl_offset,
-    describe_offset,
     num_nvl_bytes_needed_between_nodes,
     num_rdma_bytes_needed,
     rings_offset,
 )
 from nbep.device.layout.intranode import RINGS, RingShape, locate_notes, note_bytes
+from nbep.device.layout.names import describe_nvl_offset, describe_rdma_offset
 from nbep.device.protocols.peers import Peers
 from nbep.trace.events import Cell, Token
 from nbep.trace.roles import function_of
@@ -108,7 +107,7 @@ class InternodeLaunch:
         if allocation.name == RDMA_BUFFER:
             in_slots = self.rdma is not None and offset < num_rdma_bytes_needed(self.rdma)
             if in_slots or 0 <= offset - self._cells < cells_bytes(self.num_rdma_ranks):
-                text = describe_offset(self.rdma, self.num_rdma_ranks, self._cells, offset)
+                text = describe_rdma_offset(self.rdma, self.num_rdma_ranks, self._cells, offset)
                 return Cell.parse(allocation.rank, text)
         if allocation.name == NVL_BUFFER and self.nvl is not None:
             nodes = self.num_rdma_ranks, self.num_nvl_ranks

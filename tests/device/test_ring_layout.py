@@ -7,13 +7,13 @@ from nbep.device.layout.intranode import (
     EXPERT_COUNTS,
     RINGS,
     RingShape,
-    describe_offset,
     locate_notes,
     locate_ring,
     note_bytes,
     num_nvl_bytes_needed,
     slot_bytes,
 )
+from nbep.device.layout.names import describe_offset
 
 SHAPES = [
     RingShape(2, 1, 3, 64, 0, 0, 0),

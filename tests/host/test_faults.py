@@ -6,6 +6,7 @@ from arrays import to_target
 from target import spawn
 
 import nbep
+from nbep.device.protocols.sites import SITES
 from nbep.device.protocols.waits import (
     CALLS_DIFFER,
     DISPATCH_RECEIVER_ROWS,
@@ -14,7 +15,6 @@ from nbep.device.protocols.waits import (
     LOW_LATENCY_CHOICE,
     LOW_LATENCY_HALF,
     OF_NODE,
-    SITES,
     FaultReport,
 )
 from nbep.host.causes import fault_error

@@ -49,10 +49,8 @@ from nbep.device.layout.intranode import (
     RINGS,
     RingShape,
     align_up,
-    describe_ring,
     note_bytes,
     num_nvl_bytes_needed,
-    part_of_slot,
     slot_bytes,
 )
 
@@ -165,46 +163,3 @@ def num_nvl_bytes_needed_between_nodes(shape: RingShape, num_rdma_ranks: int, nu
 def num_rdma_bytes_needed(shape: RingShape) -> int:
     """Bytes of RDMA buffer that rings of this shape take."""
     return 2 * shape.num_ranks * shape.num_channels * shape.num_slots * slot_bytes(shape)
-
-
-# Names, for reports
-
-
-def describe_offset(shape: RingShape | object | None, num_rdma_ranks: int, cells: int, offset: int) -> str:
-    """Name the cell at a byte offset of the RDMA buffer. shape is that of the latest launch, if it was of this mode."""
-    if offset >= cells:
-        return _describe_cell(num_rdma_ranks, offset - cells)
-    if not isinstance(shape, RingShape) or offset >= num_rdma_bytes_needed(shape):
-        return f"buffer + {offset}"
-    area, byte = divmod(offset, num_rdma_bytes_needed(shape) // 2)
-    slot, byte = divmod(byte, slot_bytes(shape))
-    ring, slot = divmod(slot, shape.num_slots)
-    channel, node = divmod(ring, shape.num_ranks)
-    part, at = part_of_slot(shape, byte)
-    return f"{('recv', 'send')[area]} {part}[channel {channel}, node {node}, slot {slot}] + {at}"
-
-
-def _describe_cell(num_rdma_ranks: int, cell: int) -> str:
-    word = cell // 4
-    if word < num_rdma_ranks:
-        return f"arrived[node {word}]"
-    for name, first in (("tail", 1), ("head", 1 + MAX_CHANNELS)):
-        channel, node = divmod(word - first * num_rdma_ranks, num_rdma_ranks)
-        if 0 <= channel < MAX_CHANNELS:
-            return f"{name}[channel {channel}, node {node}]"
-    message, byte = divmod(cell - message_offset(0, num_rdma_ranks, 0, 0), COUNT_MESSAGE_BYTES)
-    place, node = divmod(message, num_rdma_ranks)
-    if place >= 4:
-        node, byte = divmod(cell - call_offset(0, num_rdma_ranks, 0), CALL_BYTES)
-        return f"call[node {node}] word {byte // 4}"
-    return f"count message {('recv', 'send')[place // 2]}[{place % 2}, node {node}] word {byte // 4}"
-
-
-def describe_nvl_offset(shape: RingShape | None, num_rdma_ranks: int, num_nvl_ranks: int, offset: int) -> str:
-    """Name the cell at a byte offset of the NVL buffer. shape is that of the latest launch, if any."""
-    rings = rings_offset(num_rdma_ranks, num_nvl_ranks)
-    if offset < rings + RINGS:
-        place, byte = divmod(offset, counts_bytes(num_rdma_ranks))
-        parity, source = divmod(place, num_nvl_ranks)
-        return f"counts[{parity}, from place {source}] word {byte // 4}"
-    return describe_ring(shape, offset - rings)

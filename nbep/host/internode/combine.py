@@ -5,13 +5,14 @@ Source: DeepEP csrc/deep_ep.cpp, Buffer::internode_combine
 
 from __future__ import annotations
 
-from nbep.device.kernels.internode.arguments import (
+from nbep.device.kernels.internode.cached_notify import CachedHeads
+from nbep.device.kernels.internode.combine import (
     InternodeCombineInputs,
     InternodeCombineOutputs,
     InternodeCombineSizes,
+    combine_smem_bytes,
+    internode_combine,
 )
-from nbep.device.kernels.internode.cached_notify import CachedHeads
-from nbep.device.kernels.internode.combine import combine_smem_bytes, internode_combine
 from nbep.host import validate
 from nbep.host.calls import combine_call
 from nbep.host.config import COMBINE_TABLE, Config, fit_rings, nodes_config

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from nbep.device.kernels.internode.arguments import (
+from nbep.device.kernels.internode.cached_notify import CachedHeads, CachedSizes, internode_cached_notify
+from nbep.device.kernels.internode.dispatch import (
     InternodeDispatchInputs,
     InternodeDispatchOutputs,
     InternodeDispatchSizes,
+    dispatch_smem_bytes,
+    internode_dispatch,
 )
-from nbep.device.kernels.internode.cached_notify import CachedHeads, CachedSizes, internode_cached_notify
-from nbep.device.kernels.internode.dispatch import dispatch_smem_bytes, internode_dispatch
 from nbep.device.kernels.internode.notify_dispatch import (
     InternodeNotifyInputs,
     InternodeNotifyOutputs,

@@ -17,10 +17,10 @@ import numpy as np
 
 from nbep.device.jit import over
 from nbep.device.layout.internode import cells_bytes
-from nbep.device.layout.internode import describe_offset as describe_internode
 from nbep.device.layout.intranode import RingShape
 from nbep.device.layout.low_latency import CREDITS, MAX_RANKS, NUM_HALVES, POINTER_TABLE, TRAILER_BYTES, LowLatencyShape
 from nbep.device.layout.low_latency import describe_offset as describe_low_latency
+from nbep.device.layout.names import describe_rdma_offset as describe_internode
 from nbep.device.protocols.peers import Bounds
 from nbep.host.target.base import Kernel, Runtime
 from nbep.host.target.memory import HandleType

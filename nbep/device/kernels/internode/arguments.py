@@ -10,7 +10,6 @@ from nbep.device.layout.intranode import MAX_NVL_PEERS, RingShape
 from nbep.device.network.seam import Network
 from nbep.device.protocols.peers import Bounds, Peers
 from nbep.device.protocols.totals import Progress
-from nbep.device.types import I32, I64, In, Out
 
 MAX_WARPS = 20  # of a block
 MAX_WARPS_BEFORE_SM90 = 12  # where the warps copy themselves, which takes registers
@@ -29,80 +28,6 @@ LIST_BYTES = (WEIGHT_LIST + 8 * MAX_RDMA_RANKS + 127) // 128 * 128
 TOLD = LISTS + MAX_WARPS * LIST_BYTES  # [MAX_POINTERS] s32: the heads of a forwarder block's NVL rings, as told last
 COMBINE_STAGES = TOLD + 4 * MAX_POINTERS
 SUMS_WORD = MAX_NVL_PEERS  # of a forwarder's row on the board in combine: its sums; before it the NVL rings of its node
-
-
-class InternodeDispatchOutputs(NamedTuple):
-    """All but recv_x may be absent (0): what the inputs lack, and what only a new handle needs."""
-
-    recv_x: Out  # [num_recv_tokens, hidden_bytes]
-    recv_x_scales: Out  # [num_recv_tokens, num_scales] 4 bytes each
-    recv_src_meta: Out  # [num_recv_tokens, num_meta_words] s32
-    recv_topk_idx: Out  # [num_recv_tokens, num_topk] s64
-    recv_topk_weights: Out  # [num_recv_tokens, num_topk] f32
-    send_rdma_head: Out  # [num_tokens, num_rdma_ranks] s32: the token's index among those of its channel to the node
-    send_nvl_head: Out  # [num_rdma_recv_tokens, num_nvl_ranks] s32: the same of what passes through, to a rank; or -1
-
-
-class InternodeDispatchInputs(NamedTuple):
-    """x_scales, topk_idx and topk_weights may be absent (0). The prefix sums are those of notify_dispatch."""
-
-    x: In  # [num_tokens, hidden_bytes]
-    x_scales: In  # [num_tokens, num_scales] 4 bytes each, any strides
-    topk_idx: In  # [num_tokens, num_topk] s64
-    topk_weights: In  # [num_tokens, num_topk] f32
-    is_token_in_rank: In  # [num_tokens, num_ranks] u8
-    rdma_channel_prefix_matrix: In  # [num_rdma_ranks, num_channels] s32, inclusive
-    recv_rdma_channel_prefix_matrix: In  # [num_rdma_ranks, num_channels] s32, inclusive
-    recv_rdma_rank_prefix_sum: In  # [num_rdma_ranks] s32, inclusive
-    recv_gbl_channel_prefix_matrix: In  # [num_ranks, num_channels] s32: first rows of recv_x
-    recv_gbl_rank_prefix_sum: In  # [num_ranks] s32, inclusive
-
-
-class InternodeDispatchSizes(NamedTuple):
-    """Strides count scales, not bytes."""
-
-    num_tokens: I32
-    num_recv_tokens: I32  # rows of recv_x
-    num_rdma_recv_tokens: I32  # rows of send_nvl_head
-    num_worst_tokens: I32
-    num_experts: I32
-    num_max_nvl_send_tokens: I32
-    num_max_rdma_send_tokens: I32
-    num_receivers: I32  # warps of each team of NVL receivers
-    scale_token_stride: I32
-    scale_hidden_stride: I32
-    cells: I64  # offset in the RDMA buffer
-
-
-class InternodeCombineOutputs(NamedTuple):
-    """combined_topk_weights may be absent (0)."""
-
-    combined_x: Out  # [num_combined_tokens, hidden_bytes] bf16
-    combined_topk_weights: Out  # [num_combined_tokens, num_topk] f32
-
-
-class InternodeCombineInputs(NamedTuple):
-    """topk_weights, bias_0 and bias_1 may be absent (0). The heads are as internode_cached_notify leaves them."""
-
-    x: In  # [num_tokens, hidden_bytes] bf16
-    topk_weights: In  # [num_tokens, num_topk] f32
-    bias_0: In  # [num_combined_tokens, hidden_bytes] bf16
-    bias_1: In  # [num_combined_tokens, hidden_bytes] bf16
-    send_rdma_head: In  # [num_combined_tokens, num_rdma_ranks] s32
-    send_nvl_head: In  # [num_rdma_recv_tokens, num_nvl_ranks] s32
-    rdma_channel_prefix_matrix: In  # [num_rdma_ranks, num_channels] s32, inclusive
-    recv_rdma_channel_prefix_matrix: In  # [num_rdma_ranks, num_channels] s32, inclusive
-    recv_rdma_rank_prefix_sum: In  # [num_rdma_ranks] s32, inclusive
-    recv_gbl_channel_prefix_matrix: In  # [num_ranks, num_channels] s32: first rows of x
-    recv_gbl_rank_prefix_sum: In  # [num_ranks] s32, inclusive
-
-
-class InternodeCombineSizes(NamedTuple):
-    num_combined_tokens: I32
-    num_max_nvl_send_tokens: I32
-    num_max_rdma_send_tokens: I32
-    num_receivers: I32  # warps of the RDMA receivers
-    cells: I64  # offset in the RDMA buffer
 
 
 class Here(NamedTuple):

@@ -37,9 +37,6 @@ from nbep.device.kernels.internode.arguments import (
     MAX_WARPS_BEFORE_SM90,
     WEIGHT_LIST,
     Context,
-    InternodeCombineInputs,
-    InternodeCombineOutputs,
-    InternodeCombineSizes,
     find_here,
 )
 from nbep.device.kernels.internode.combine_forwarder import Group, coordinate_sums, forward_sums, publish_nvl_heads
@@ -52,6 +49,38 @@ from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers
 from nbep.device.protocols.spoil import has_failed, spoil_sums
 from nbep.device.protocols.staging import STAGE_STRIDE, open_stage
 from nbep.device.protocols.totals import Progress
+from nbep.device.types import I32, I64, In, Out
+
+
+class InternodeCombineOutputs(NamedTuple):
+    """combined_topk_weights may be absent (0)."""
+
+    combined_x: Out  # [num_combined_tokens, hidden_bytes] bf16
+    combined_topk_weights: Out  # [num_combined_tokens, num_topk] f32
+
+
+class InternodeCombineInputs(NamedTuple):
+    """topk_weights, bias_0 and bias_1 may be absent (0). The heads are as internode_cached_notify leaves them."""
+
+    x: In  # [num_tokens, hidden_bytes] bf16
+    topk_weights: In  # [num_tokens, num_topk] f32
+    bias_0: In  # [num_combined_tokens, hidden_bytes] bf16
+    bias_1: In  # [num_combined_tokens, hidden_bytes] bf16
+    send_rdma_head: In  # [num_combined_tokens, num_rdma_ranks] s32
+    send_nvl_head: In  # [num_rdma_recv_tokens, num_nvl_ranks] s32
+    rdma_channel_prefix_matrix: In  # [num_rdma_ranks, num_channels] s32, inclusive
+    recv_rdma_channel_prefix_matrix: In  # [num_rdma_ranks, num_channels] s32, inclusive
+    recv_rdma_rank_prefix_sum: In  # [num_rdma_ranks] s32, inclusive
+    recv_gbl_channel_prefix_matrix: In  # [num_ranks, num_channels] s32: first rows of x
+    recv_gbl_rank_prefix_sum: In  # [num_ranks] s32, inclusive
+
+
+class InternodeCombineSizes(NamedTuple):
+    num_combined_tokens: I32
+    num_max_nvl_send_tokens: I32
+    num_max_rdma_send_tokens: I32
+    num_receivers: I32  # warps of the RDMA receivers
+    cells: I64  # offset in the RDMA buffer
 
 
 class Lists(NamedTuple):

@@ -25,6 +25,8 @@ What a rank sends to its own node takes the same roles and rings; what comes to 
 Source: DeepEP csrc/kernels/internode.cu, dispatch. Break it: notebooks/13_internode_dispatch.ipynb
 """
 
+from typing import NamedTuple
+
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.internode.arguments import (
@@ -32,9 +34,6 @@ from nbep.device.kernels.internode.arguments import (
     MAX_WARPS_BEFORE_SM90,
     STAGES,
     Context,
-    InternodeDispatchInputs,
-    InternodeDispatchOutputs,
-    InternodeDispatchSizes,
     find_here,
 )
 from nbep.device.kernels.internode.coordinator import begin_block
@@ -48,6 +47,50 @@ from nbep.device.protocols.spoil import has_failed, spoil_rows
 from nbep.device.protocols.staging import STAGE_STRIDE, open_stage
 from nbep.device.protocols.teams import Team
 from nbep.device.protocols.totals import Progress
+from nbep.device.types import I32, I64, In, Out
+
+
+class InternodeDispatchOutputs(NamedTuple):
+    """All but recv_x may be absent (0): what the inputs lack, and what only a new handle needs."""
+
+    recv_x: Out  # [num_recv_tokens, hidden_bytes]
+    recv_x_scales: Out  # [num_recv_tokens, num_scales] 4 bytes each
+    recv_src_meta: Out  # [num_recv_tokens, num_meta_words] s32
+    recv_topk_idx: Out  # [num_recv_tokens, num_topk] s64
+    recv_topk_weights: Out  # [num_recv_tokens, num_topk] f32
+    send_rdma_head: Out  # [num_tokens, num_rdma_ranks] s32: the token's index among those of its channel to the node
+    send_nvl_head: Out  # [num_rdma_recv_tokens, num_nvl_ranks] s32: the same of what passes through, to a rank; or -1
+
+
+class InternodeDispatchInputs(NamedTuple):
+    """x_scales, topk_idx and topk_weights may be absent (0). The prefix sums are those of notify_dispatch."""
+
+    x: In  # [num_tokens, hidden_bytes]
+    x_scales: In  # [num_tokens, num_scales] 4 bytes each, any strides
+    topk_idx: In  # [num_tokens, num_topk] s64
+    topk_weights: In  # [num_tokens, num_topk] f32
+    is_token_in_rank: In  # [num_tokens, num_ranks] u8
+    rdma_channel_prefix_matrix: In  # [num_rdma_ranks, num_channels] s32, inclusive
+    recv_rdma_channel_prefix_matrix: In  # [num_rdma_ranks, num_channels] s32, inclusive
+    recv_rdma_rank_prefix_sum: In  # [num_rdma_ranks] s32, inclusive
+    recv_gbl_channel_prefix_matrix: In  # [num_ranks, num_channels] s32: first rows of recv_x
+    recv_gbl_rank_prefix_sum: In  # [num_ranks] s32, inclusive
+
+
+class InternodeDispatchSizes(NamedTuple):
+    """Strides count scales, not bytes."""
+
+    num_tokens: I32
+    num_recv_tokens: I32  # rows of recv_x
+    num_rdma_recv_tokens: I32  # rows of send_nvl_head
+    num_worst_tokens: I32
+    num_experts: I32
+    num_max_nvl_send_tokens: I32
+    num_max_rdma_send_tokens: I32
+    num_receivers: I32  # warps of each team of NVL receivers
+    scale_token_stride: I32
+    scale_hidden_stride: I32
+    cells: I64  # offset in the RDMA buffer
 
 
 def dispatch_smem_bytes(num_threads: int) -> int:

@@ -1,0 +1,122 @@
+"""Names of the cells in the buffers of the normal mode, for reports and traces: inside a node, then between nodes."""
+
+from nbep.device.layout.internode import (
+    COUNT_MESSAGE_BYTES,
+    MAX_CHANNELS,
+    call_offset,
+    counts_bytes,
+    message_offset,
+    num_rdma_bytes_needed,
+    rings_offset,
+)
+from nbep.device.layout.intranode import (
+    BARRIER_SIGNAL_BYTES,
+    CALL_BYTES,
+    CALL_WORDS,
+    EXPERT_COUNTS,
+    MAX_NVL_PEERS,
+    NUM_RING_CELLS,
+    RINGS,
+    TOLD,
+    Notes,
+    RingShape,
+    locate_notes,
+    locate_ring,
+    note_bytes,
+    slot_bytes,
+)
+
+
+def describe_offset(shape: RingShape | None, num_ranks: int, num_nvl_bytes: int, offset: int) -> str:
+    """Name the cell at a byte offset of the buffer, for reports. shape is that of the latest launch, if any."""
+    if offset >= num_nvl_bytes:
+        trailer = offset - num_nvl_bytes
+        if trailer < TOLD:
+            return f"barrier_signal[rank {trailer // 4}]"
+        if trailer < BARRIER_SIGNAL_BYTES:
+            return f"told[rank {(trailer - TOLD) // 4}]"
+        if trailer >= CALL_WORDS:
+            row, byte = divmod(trailer - CALL_WORDS, CALL_BYTES)
+            name, rank = ("call", "relayed call")[row // MAX_NVL_PEERS], row % MAX_NVL_PEERS
+            return f"{name}[rank {rank}] word {byte // 4}"
+        return f"pointer table + {trailer - BARRIER_SIGNAL_BYTES}"
+    if num_nvl_bytes <= RINGS:  # no room for a ring: it holds something else
+        return f"buffer + {offset}"
+    if offset < EXPERT_COUNTS:
+        src, dst = divmod(offset // 4, num_ranks)
+        return f"rank_counts[src {src}, dst {dst}]"
+    if offset < RINGS:
+        return f"expert_counts word {(offset - EXPERT_COUNTS) // 4}"
+    return describe_ring(shape, offset)
+
+
+def describe_ring(shape: RingShape | None, offset: int) -> str:
+    """Name the cell of a ring at a byte offset from RINGS up."""
+    if shape is None:
+        return f"buffer + {offset}"
+    num_rings = shape.num_channels * shape.num_ranks
+    cell, ring = divmod((offset - RINGS) // 4, num_rings)
+    if cell < NUM_RING_CELLS:
+        channel, src = divmod(ring, shape.num_ranks)
+        return f"{('start', 'end', 'head', 'tail')[cell]}[channel {channel}, src {src}]"
+    row = note_bytes(shape)
+    slot, byte = divmod(offset - locate_ring(0, shape, 0, 0).x + row, slot_bytes(shape))
+    ring, slot = divmod(slot, shape.num_slots)
+    if not 0 <= ring < num_rings:
+        return f"buffer + {offset} (padding)"
+    channel, src = divmod(ring, shape.num_ranks)
+    part, at = part_of_slot(shape, byte)
+    return f"{part}[channel {channel}, src {src}, slot {slot}]" + (f" + {at}" if part != "padding" else "")
+
+
+def part_of_slot(shape: RingShape, byte: int) -> tuple[str, int]:
+    """What a byte of a slot belongs to, and which byte of that it is."""
+    row = note_bytes(shape)
+    sizes = (8 * shape.num_topk, 4 * shape.num_topk, 4 * shape.num_scales, 4 * shape.num_src_idx, shape.hidden_bytes)
+    for name, start, size in zip((*Notes._fields, "x"), (*locate_notes(row, shape), row), sizes, strict=True):
+        if start <= byte < start + size:
+            return name, byte - start
+    return "padding", byte
+
+
+# Between nodes
+
+
+def describe_rdma_offset(shape: RingShape | object | None, num_rdma_ranks: int, cells: int, offset: int) -> str:
+    """Name the cell at a byte offset of the RDMA buffer. shape is that of the latest launch, if it was of this mode."""
+    if offset >= cells:
+        return _describe_cell(num_rdma_ranks, offset - cells)
+    if not isinstance(shape, RingShape) or offset >= num_rdma_bytes_needed(shape):
+        return f"buffer + {offset}"
+    area, byte = divmod(offset, num_rdma_bytes_needed(shape) // 2)
+    slot, byte = divmod(byte, slot_bytes(shape))
+    ring, slot = divmod(slot, shape.num_slots)
+    channel, node = divmod(ring, shape.num_ranks)
+    part, at = part_of_slot(shape, byte)
+    return f"{('recv', 'send')[area]} {part}[channel {channel}, node {node}, slot {slot}] + {at}"
+
+
+def _describe_cell(num_rdma_ranks: int, cell: int) -> str:
+    word = cell // 4
+    if word < num_rdma_ranks:
+        return f"arrived[node {word}]"
+    for name, first in (("tail", 1), ("head", 1 + MAX_CHANNELS)):
+        channel, node = divmod(word - first * num_rdma_ranks, num_rdma_ranks)
+        if 0 <= channel < MAX_CHANNELS:
+            return f"{name}[channel {channel}, node {node}]"
+    message, byte = divmod(cell - message_offset(0, num_rdma_ranks, 0, 0), COUNT_MESSAGE_BYTES)
+    place, node = divmod(message, num_rdma_ranks)
+    if place >= 4:
+        node, byte = divmod(cell - call_offset(0, num_rdma_ranks, 0), CALL_BYTES)
+        return f"call[node {node}] word {byte // 4}"
+    return f"count message {('recv', 'send')[place // 2]}[{place % 2}, node {node}] word {byte // 4}"
+
+
+def describe_nvl_offset(shape: RingShape | None, num_rdma_ranks: int, num_nvl_ranks: int, offset: int) -> str:
+    """Name the cell at a byte offset of the NVL buffer. shape is that of the latest launch, if any."""
+    rings = rings_offset(num_rdma_ranks, num_nvl_ranks)
+    if offset < rings + RINGS:
+        place, byte = divmod(offset, counts_bytes(num_rdma_ranks))
+        parity, source = divmod(place, num_nvl_ranks)
+        return f"counts[{parity}, from place {source}] word {byte // 4}"
+    return describe_ring(shape, offset - rings)
