@@ -6,8 +6,6 @@
 import re
 from pathlib import Path
 
-from setuptools import setup
-
 FIRST = "Paths of files, as docs/start.md, are those of the source.\n"
 LINK = re.compile(r"\[([^\]]+)\]\((?!https?:)([^)#]*)(?:#[^)]*)?\)")
 
@@ -24,5 +22,7 @@ def description(readme: str) -> str:
 
 
 if __name__ == "__main__":
+    from setuptools import setup  # a virtual environment of Python 3.12 has none, and a test imports this file
+
     readme = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
     setup(long_description=description(readme), long_description_content_type="text/markdown")

@@ -196,7 +196,7 @@ def _world() -> World:
     """The world that runs, or else the latest."""
     current = getcurrent()
     world = current.world if isinstance(current, Thread) else World.latest()
-    if world is None:
+    if not isinstance(world, World):
         raise EmulatorError("no emulated run: these words work where a run on the emulator has been stopped")
     return world
 

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from nbep.device.terminal import STDOUT, add_json, progress, write_json
+from nbep.bench.parts.report import table_of
+from nbep.device.terminal import STDOUT, add_json, console_for, progress, write_json
 from nbep.emulator import FULL_MASK, World, current_thread
 
 REPEATS = 3
@@ -26,6 +27,22 @@ class Row(NamedTuple):
     name: str
     threads: int
     calls_per_second: float
+
+    @property
+    def thousand_per_second(self) -> float:
+        return self.calls_per_second / 1e3
+
+    @property
+    def us(self) -> float:
+        return 1e6 / self.calls_per_second
+
+
+COLUMNS = {
+    "call": "name",
+    "threads": "threads",
+    "thousand calls/s": "thousand_per_second:,.0f",
+    "us/call": "us:.2f",
+}
 
 
 # Wrappers as nbep.device.primitives has them, so that a row costs what a kernel pays.
@@ -144,18 +161,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     with progress("primitives", len(CASES) + 1) as advance:
         rows = measure(arguments.seconds, advance)
     write_json(arguments.json, {"calls_per_second": {row.name: round(row.calls_per_second) for row in rows}})
-    if arguments.json == STDOUT:
-        return 0
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title="Emulator: primitive calls on one core")
-    table.add_column("call")
-    table.add_column("threads", justify="right")
-    table.add_column("thousand calls/s", justify="right")
-    table.add_column("us/call", justify="right")
-    for row in rows:
-        rate = row.calls_per_second
-        table.add_row(row.name, f"{row.threads}", f"{rate / 1e3:,.0f}", f"{1e6 / rate:.2f}")
-    Console().print(table)
+    if arguments.json != STDOUT:
+        console_for(None).print(table_of(rows, COLUMNS, "Emulator: primitive calls on one core"))
     return 0

@@ -44,12 +44,12 @@ from nbep.bench.parts.internode_calls import (
     token_bytes,
     wrong_results,
 )
-from nbep.bench.parts.internode_report import Report, Row
+from nbep.bench.parts.internode_report import Row, add_transport, begin_report
 from nbep.bench.parts.normal_clock import Push, mean_seconds, push_bytes, push_rates
 from nbep.device.layout.intranode import MAX_NVL_PEERS
 from nbep.device.terminal import add_json
 from nbep.host.ranks.comm import InProcessComm
-from nbep.host.target.base import HandleType
+from nbep.host.target.memory import HandleType
 from nbep.host.transport.base import TransportName
 
 WRONG = 1  # the exit code if a result is
@@ -157,19 +157,18 @@ def measure_rank(comm: Any, options: argparse.Namespace) -> bool:
     """Measure everything on this rank; rank 0 prints and writes. False if a result was wrong."""
     pushes = measure_push(comm, options)
     setup = prepare(comm, options)
-    report = Report(isinstance(comm, InProcessComm), options, setup.carried, pushes)
+    report = None
     if comm.rank == 0:
-        report.begin()
+        report = begin_report(isinstance(comm, InProcessComm), options, setup.carried, pushes)
     for transport in options.transport:
         rows, faults = measure_transport(setup, transport, pushes)
-        if comm.rank == 0:
-            if faults:
-                report.add_faults(transport, faults)
-            else:
-                report.add(rows)
+        if report is not None and faults:
+            report.say(*(f"{transport}: {fault}" for fault in faults))
+        elif report is not None:
+            add_transport(report, rows)
         if faults:
             break
-    if comm.rank == 0:
+    if report is not None:
         report.close()
     return not faults
 
@@ -250,7 +249,8 @@ def make_row(
     carried: Carried, push: Push, transport: str, work: str, num_sms: int, nvl_chunk: int, rdma_chunk: int, us: float
 ) -> Row:
     rates = (carried.rdma / us / 1e3, carried.nvl / us / 1e3, carried.link / us / 1e3)
-    return Row(transport, work, num_sms, nvl_chunk, rdma_chunk, us, *rates, allowed_us(carried, push))
+    allowed = allowed_us(carried, push)
+    return Row(transport, work, num_sms, nvl_chunk, rdma_chunk, us, *rates, allowed, allowed / us)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -26,8 +26,9 @@ import nbep
 from nbep.bench import UNUSABLE, can_run, numbers, positive, some_of
 from nbep.bench.parts.clocks import Clock, HostTime, Step, host_times
 from nbep.bench.parts.normal_clock import Push, mean, mean_seconds, push_rates
-from nbep.device.terminal import add_json, console_for, write_json
-from nbep.host.target.base import HandleType
+from nbep.bench.parts.report import Report, draw, push_gbps
+from nbep.device.terminal import add_json
+from nbep.host.target.memory import HandleType
 
 WORKS = ("dispatch bf16", "dispatch fp8", "combine bf16")
 NUM_NVL_BYTES = 2_000_000_000 // 128 * 128
@@ -45,6 +46,22 @@ class Row:
     wire_gbps: float
     of_push: float
     num_push_warps: int = 0
+
+    @property
+    def said_warps(self) -> int | None:
+        return self.num_push_warps or None
+
+
+COLUMNS = {
+    "work": "work",
+    "SMs": "num_sms",
+    "push warps": "said_warps",
+    "chunk": "chunk",
+    "us": "us:.1f",
+    "GB/s": "gbps:.1f",
+    "wire GB/s": "wire_gbps:.1f",
+    "of push": "of_push:.2f",
+}
 
 
 @dataclass
@@ -117,7 +134,7 @@ def measure_rank(comm: Any, options: argparse.Namespace) -> None:
     rows = [row for work in options.works for sms in options.sms for row in measure_work(setup, work, sms, pushes[sms])]
     host = host_cost(setup)
     if comm.rank == 0:
-        report(rows, pushes, layout_us, host, comm.size, options)
+        tell(rows, pushes, layout_us, host, comm.size, options)
     setup.buffer.destroy()
 
 
@@ -209,7 +226,7 @@ def host_cost(setup: Setup) -> HostTime:
     return host_times(clock, [Step("cached dispatch", call)])["cached dispatch"]
 
 
-def report(
+def tell(
     rows: list[Row],
     pushes: dict[int, Push],
     layout_us: float,
@@ -217,31 +234,11 @@ def report(
     num_ranks: int,
     options: argparse.Namespace,
 ) -> None:
-    from rich.table import Table
-
-    console = console_for(options.json, width=120)
-    table = Table(title=f"{num_ranks} ranks, {options.tokens} tokens, hidden {options.hidden}, top-{options.topk}")
-    for name in ("work", "SMs", "push warps", "chunk", "us", "GB/s", "wire GB/s", "of push"):
-        table.add_column(name, justify="left" if name == "work" else "right")
-    for row in rows:
-        table.add_row(
-            row.work,
-            str(row.num_sms),
-            str(row.num_push_warps or ""),
-            str(row.chunk),
-            f"{row.us:.1f}",
-            f"{row.gbps:.1f}",
-            f"{row.wire_gbps:.1f}",
-            f"{row.of_push:.2f}",
-        )
-    console.print(table)
-    copies = Table(title="push, GB/s")
-    for name in ("SMs", "to peers", "at home", "both"):
-        copies.add_column(name, justify="right")
-    for sms, rates in pushes.items():
-        copies.add_row(str(sms), *(f"{rate:.1f}" for rate in rates))
-    console.print(copies)
-    console.print(
+    report = Report(options, num_ranks=num_ranks, push_gbps=push_gbps(pushes), layout_us=layout_us, host=host._asdict())
+    shape = f"{num_ranks} ranks, {options.tokens} tokens, hidden {options.hidden}, top-{options.topk}"
+    report.table(rows, COLUMNS, shape)
+    report.say_push(pushes)
+    report.say(
         f"get_dispatch_layout: {layout_us:.1f} us; host cost of a cached dispatch: {host.us:.1f} us "
         f"(least {host.least_us:.1f}, in a row {host.in_a_row_us:.1f})"
     )
@@ -250,38 +247,25 @@ def report(
             of_work = [row for row in rows if row.work == work and row.num_sms <= limit]
             if of_work:
                 best = max(of_work, key=lambda row: row.gbps)
-                console.print(
+                report.say(
                     f"best {work} at no more than {limit} SMs: {best.gbps:.1f} GB/s, {best.us:.1f} us "
                     f"({best.num_sms} SMs, chunk {best.chunk}, {best.of_push:.2f} of push)"
                 )
-    everything = {
-        "num_ranks": num_ranks,
-        "rows": [asdict(row) for row in rows],
-        "push_gbps": {sms: rates._asdict() for sms, rates in pushes.items()},
-        "layout_us": layout_us,
-        "host": host._asdict(),
-    }
-    write_json(options.json, everything)
+    report.add(rows=rows)
+    report.close()
     if options.plot:
         plot(rows, pushes, num_ranks, options.plot)
 
 
 def plot(rows: list[Row], pushes: dict[int, Push], num_ranks: int, path: Path) -> None:
     """Best wire bandwidth over SMs, one line a work, with the push ceiling."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    for work in dict.fromkeys(row.work for row in rows):
-        best: dict[int, float] = {}
-        for row in rows:
-            if row.work == work:
-                best[row.num_sms] = max(best.get(row.num_sms, 0.0), row.wire_gbps)
-        axes.plot(list(best), list(best.values()), marker="o", label=work)
-    axes.plot(list(pushes), [rates.to_peers for rates in pushes.values()], color="0.5", linestyle="--", label="push")
-    axes.set(xlabel="SMs", ylabel="GB/s on the wire, each GPU", title=f"{num_ranks} ranks", ylim=(0, None))
-    axes.legend()
-    figure.savefig(path, dpi=150)
+    lines: dict[str, dict[int, float]] = {}
+    for row in rows:
+        best = lines.setdefault(row.work, {})
+        best[row.num_sms] = max(best.get(row.num_sms, 0.0), row.wire_gbps)
+    lines["push"] = {num_sms: rates.to_peers for num_sms, rates in pushes.items()}
+    texts = {"xlabel": "SMs", "ylabel": "GB/s on the wire, each GPU", "title": f"{num_ranks} ranks"}
+    draw(path, lines, dashed="push", ylim=(0, None), **texts)
 
 
 if __name__ == "__main__":

@@ -50,13 +50,22 @@ from nbep.bench.parts.clocks import (
     over_ranks,
 )
 from nbep.bench.parts.low_latency_calls import DEVICE, Bytes, Calls, Gap, Variant, bytes_of, make_inputs
-from nbep.bench.parts.low_latency_report import PAIR, HostCost, PushTime, Report, Row
+from nbep.bench.parts.low_latency_report import (
+    PAIR,
+    HostCost,
+    PushTime,
+    Row,
+    add_variant,
+    plot,
+    report_for,
+    say_faults,
+)
 from nbep.bench.parts.normal_clock import PUSH_OFFSET, PUSH_THREADS
 from nbep.device.jit import KERNELS, spec_of
 from nbep.device.kernels.intranode.push import ROW_BYTES, TO_PEERS, push
 from nbep.device.layout.low_latency import MAX_RANKS
 from nbep.device.terminal import add_json
-from nbep.host.target.base import HandleType
+from nbep.host.target.memory import HandleType
 from nbep.host.transport.base import TransportName
 from nbep.host.validate import INTRANODE_RANKS
 
@@ -142,7 +151,9 @@ def variants(options: argparse.Namespace) -> list[Variant]:
 def measure_rank(comm: Any, options: argparse.Namespace) -> bool:
     """Measure everything on this rank; rank 0 prints and writes. False if a round trip was wrong."""
     setup = prepare(comm, options)
-    report = Report(comm.size, options)
+    report = report_for(comm.size, options)
+    rows: list[Row] = []
+    pushes: list[PushTime] = []
     hosts: dict[Variant, list[HostCost]] = {}
     right = True
     for variant in variants(options):  # all of them first: torch's profiler, once started, makes each launch slower
@@ -151,17 +162,21 @@ def measure_rank(comm: Any, options: argparse.Namespace) -> bool:
         right = not any(faults)
         if not right:
             if comm.rank == 0:
-                report.add_faults(variant, faults)
+                say_faults(variant, faults)
             break
         hosts[variant] = host_costs(setup, calls)
     for variant, costs in hosts.items() if right else ():
         calls, choices = prepare_calls(setup, variant)
         calls.round_trip(choices)
         measured = measure_variant(setup, calls, choices)
+        rows += measured[0]
+        pushes += measured[1]
         if comm.rank == 0:
-            report.add(variant, *measured, costs)
+            add_variant(report, variant, *measured, costs)
     if comm.rank == 0:
         report.close()
+        if options.plot:
+            plot(rows, pushes, comm.size, options.plot)
     setup.buffer.destroy()
     return right
 

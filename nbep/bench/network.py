@@ -19,6 +19,7 @@ import argparse
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -30,7 +31,7 @@ import nbep
 from nbep.bench import UNUSABLE, add_ranks, can_run, numbers, positive, some_of
 from nbep.bench.intranode import mpi_world
 from nbep.bench.parts.clocks import driver_us
-from nbep.bench.parts.network_report import Report, Row
+from nbep.bench.parts.report import Report, draw
 from nbep.device.jit import over
 from nbep.device.kernels.network_push import (
     CELLS_BYTES,
@@ -49,6 +50,45 @@ from nbep.host.transport.base import TransportName
 
 NUM_THREADS = 32 * MAX_WARPS
 LAUNCHES = 10  # in a row
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement. batch, num_queues: entries a doorbell and queue pairs for each peer; 0 where there are none."""
+
+    transport: str
+    batch: int
+    num_queues: int
+    num_bytes: int  # of a message
+    num_messages: int  # of a rank in a launch
+    us: float  # of a launch
+    million_per_s: float
+    gbps: float
+    of_copy: float
+
+    @property
+    def label(self) -> str:
+        """The transport, and how its queues are used."""
+        if self.num_queues == 0:
+            return self.transport
+        return f"{self.transport}, {self.batch} a doorbell, {self.num_queues} queue pairs"
+
+
+COLUMNS = {
+    "bytes": "num_bytes",
+    "messages": "num_messages",
+    "us": "us:.1f",
+    "M/s": "million_per_s:.2f",
+    "GB/s": "gbps:.2f",
+    "of copy": "of_copy:.2f",
+}
+
+
+def wire(is_virtual: bool) -> str:
+    """What carries the bytes."""
+    if is_virtual:
+        return "the wire is the memory of one card; no NIC and no NVLink is measured"
+    return "the wire is NVLink, or memory where ranks share a card; no NIC is measured"
 
 
 class Setting(NamedTuple):
@@ -134,14 +174,31 @@ def sizes_of(options: argparse.Namespace, num_bytes: int, num_queues: int) -> Pu
 
 def measure_rank(comm: Any, options: argparse.Namespace) -> None:
     """Measure everything on this rank; rank 0 prints and writes."""
-    report = Report(comm.size, isinstance(comm, InProcessComm), options)
+    carries = wire(isinstance(comm, InProcessComm))
+    report = Report(options, num_ranks=comm.size, wire=carries, sms=options.sms)
     copies = copy_times(comm, options)
+    if comm.rank == 0:
+        report.say(f"{comm.size} ranks, {options.sms} blocks each; {carries}")
+    rows: list[Row] = []
     for setting in settings(options):
-        rows = measure_setting(comm, options, setting, copies)
+        of_setting = measure_setting(comm, options, setting, copies)
+        rows += of_setting
         if comm.rank == 0:
-            report.add(rows)
+            report.table(of_setting, COLUMNS, of_setting[0].label)
+            report.add(rows=of_setting)
     if comm.rank == 0:
         report.close()
+        if options.plot:
+            plot(rows, f"{comm.size} ranks; {carries}", options.plot)
+
+
+def plot(rows: list[Row], title: str, path: Path) -> None:
+    """GB/s over the size of messages, one line for each transport and way to use its queues."""
+    lines: dict[str, dict[int, float]] = {}
+    for row in rows:
+        lines.setdefault(row.label, {})[row.num_bytes] = row.gbps
+    texts = {"xlabel": "bytes of a message", "ylabel": "GB/s, each rank"}
+    draw(path, lines, dashed="", small=title, xscale="log", yscale="log", **texts)
 
 
 def create_memory(comm: Any, options: argparse.Namespace, setting: Setting) -> nbep.NodeMemory:

@@ -11,7 +11,7 @@ from kernel_times import kernels
 from nbep.bench import low_latency
 from nbep.bench.parts.clocks import Spread
 from nbep.bench.parts.low_latency_calls import Bytes, Variant, bytes_of, calc_diff
-from nbep.bench.parts.low_latency_report import HostCost, PushTime, Report, plot
+from nbep.bench.parts.low_latency_report import HostCost, PushTime, add_variant, plot, report_for, say_faults
 from nbep.device.jit import spec_of
 from nbep.device.kernels.low_latency.combine import low_latency_combine
 from nbep.device.kernels.low_latency.combine_once import low_latency_combine_once
@@ -287,7 +287,7 @@ def test_push_has_whole_rows_for_all_bytes(num_ranks):
 def report(tmp_path):
     files = {"json": tmp_path / "all.json", "plot": tmp_path / "plot.png"}
     options = argparse.Namespace(transport="direct", hidden=7168, topk=8, experts=288, repeat=30, **files)
-    return Report(4, options)
+    return report_for(4, options)
 
 
 def rows_of(variant: Variant) -> list[low_latency.Row]:
@@ -300,7 +300,7 @@ def rows_of(variant: Variant) -> list[low_latency.Row]:
 
 def test_every_variant_is_told_and_written_when_it_is_measured(report, capsys):
     variant = Variant(128)
-    report.add(variant, rows_of(variant), PUSHES, [HostCost(False, "dispatch", 21.5, 18.25, 19.75)])
+    add_variant(report, variant, rows_of(variant), PUSHES, [HostCost(False, "dispatch", 21.5, 18.25, 19.75)])
     told = capsys.readouterr().out
     assert (
         "4 ranks over direct, 128 tokens, hidden 7168, top-8 of 288, dispatch fp8, combine bf16, deduplicate off"
@@ -309,7 +309,7 @@ def test_every_variant_is_told_and_written_when_it_is_measured(report, capsys):
     assert "138.0" in told
     assert "host cost: dispatch 21.5 us (least 18.2, in a row 19.8)" in told
     assert "no times of kernels" not in told
-    report.add(Variant(8), rows_of(Variant(8)), [], [])
+    add_variant(report, Variant(8), rows_of(Variant(8)), [], [])
     written = json.loads(report.options.json.read_text())
     assert [row["work"] for row in written["rows"]] == ["dispatch", "combine", "dispatch send"] * 2
     assert [row["num_tokens"] for row in written["rows"]] == [128] * 3 + [8] * 3
@@ -322,12 +322,12 @@ def test_every_variant_is_told_and_written_when_it_is_measured(report, capsys):
 
 def test_times_of_kernels_that_are_missing_are_told(report, capsys):
     row = low_latency.make_row(Variant(1), "dispatch", "events", False, Spread(1, 1, 1, 1), MOVED, [])
-    report.add(Variant(1), [row], [], [])
+    add_variant(report, Variant(1), [row], [], [])
     assert "no times of kernels" in capsys.readouterr().out
 
 
-def test_what_is_wrong_is_told_with_its_rank(report, capsys):
-    report.add_faults(Variant(4), [[], ["recv_count is [1], not [2]"]])
+def test_what_is_wrong_is_told_with_its_rank(capsys):
+    say_faults(Variant(4), [[], ["recv_count is [1], not [2]"]])
     assert capsys.readouterr().err.splitlines()[1:] == ["  rank 1: recv_count is [1], not [2]"]
 
 

@@ -7,8 +7,7 @@ import pytest
 
 import nbep
 from nbep.bench import network
-from nbep.bench.network import Setting, parse, settings, sizes_of
-from nbep.bench.parts.network_report import Row, wire
+from nbep.bench.network import Row, Setting, parse, settings, sizes_of, wire
 
 SMALL = ["--sizes", "16,64", "--batches", "1,4", "--queues", "1,2", "--sms", "1", "--messages", "3", "--repeat", "2"]
 LAUNCHES = 2

@@ -23,6 +23,8 @@ from nbep.emulator import DataRace, EmulatorError
 Name = str | tuple[str, ...]
 # A slot that is used again before it has been read, from either side.
 OVERWRITTEN = ("overwritten", "overwritten, heard", "unread", "unread, heard")
+# What is in a slot of nbep's rings.
+SLOT = (": x[", ": topk_idx[", ": topk_weights[", ": src_idx[", ": x_scales[")
 
 
 class maybe(str):  # noqa: N801 - reads like a function

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 from cases import make_case
-from entries import OVERWRITTEN, Race
+from entries import OVERWRITTEN, SLOT, Race
 from intranode import Options, round_trip, run
 from scenarios import scenario, with_edit
 from target import spawn
@@ -86,8 +86,6 @@ def layouts(change: Change) -> Callable[[int], None]:
 
 # As DeepEP's barrier signals: a fence, and an atomic without an order.
 FENCE_AND_ADD = "ptx.fence_acq_rel_sys()\n        ptx.atom_add_relaxed_sys_s32"
-# What is in a slot of a ring.
-SLOT = (": x[", ": topk_idx[", ": topk_weights[", ": src_idx[", ": x_scales[")
 SLOTS = nbep.Config(2, 2, 5)
 TWICE = range(2), 2  # seeds, and how many of them find it
 ENTRIES = [

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from entries import OVERWRITTEN, Name, Race, maybe
+from entries import OVERWRITTEN, SLOT, Name, Race, maybe
 from own_network import FLAGS, SOURCE, TARGET, fill_source, run, see, wait_flag
 from scenarios import scenario, with_edit, with_fault
 
@@ -108,7 +108,7 @@ BETWEEN_NODES = [
          ("loader gone on", "heard by another lane"), (": arrived[", maybe(": count message recv[")), seeds=(0, 2)),
     race("between nodes: relaxed tails", "internode.coordinator.tell_slots: amo_add", NODES, "store too weak",
          (": tail[",), range(1)),
-    race("between nodes: relaxed polls of tails", "internode.dispatch_forwarder.find_batch: acquire of network-amo",
+    race("between nodes: relaxed polls of tails", "internode.dispatch_forwarder.load_tail: acquire of network-amo",
          NODES, "load too weak", (": tail[",), range(1)),
     race("between nodes: the copy engine is not told of a tail",
          "internode.dispatch_forwarder.next_batch: fence_proxy_async_global", NODES, "no proxy fence",
@@ -120,15 +120,14 @@ BETWEEN_NODES = [
     race("between nodes: the notes of a slot are written by lanes that have not met",
          "internode.dispatch_rdma_sender.send_token: syncwarp", NODES, "shuffle", (": stage[",), range(1)),
     race("between nodes: the tail of a node does not wait for bulk stores", "teams.publish_tail: tma_store_wait_all",
-         NODES, "copy writes", (": src_idx[", ": tail["), range(1)),
+         NODES, "copy writes", (SLOT, ": tail["), range(1)),
     race("between nodes: a batch before the forwarder's team has read the last one",
          "internode.dispatch_forwarder.deliver_tokens: team_barrier", WITHOUT_TMA, "shuffle", (": batch[",), range(1)),
     race("between nodes: a batch before the receiver's team has read the last one",
          "internode.dispatch_nvl_receiver.receive_tokens: team_barrier 2", WITHOUT_TMA, "shuffle", (": batch[",),
          range(1)),
     race("between nodes: the ring of a node overruns", "internode.dispatch_forwarder.forward_tokens: wait for head",
-         scenario("internode", tokens=4), OVERWRITTEN,
-         (": topk_idx[",), range(1)),
+         scenario("internode", tokens=4), OVERWRITTEN, (SLOT,), range(1)),
 ]  # fmt: skip
 
 OVER_THE_NIC = [

@@ -128,7 +128,7 @@ def completed(index: int, error: int, before: bytes = NONE_YET) -> bytes:
     """What the software NIC makes of a completion, whose words follow the NIC's queue pair here."""
 
     def complete(qp):
-        nic.st_weak_s64(qp + 8 * nic.COMPLETION, qp + nic.QUEUE_PAIR_BYTES)
+        ptx.st_weak_s64(qp + 8 * nic.COMPLETION, qp + nic.QUEUE_PAIR_BYTES)
         nic.complete(qp, index, error)
 
     return stored(complete, before=bytes(nic.QUEUE_PAIR_BYTES) + before)[nic.QUEUE_PAIR_BYTES :]

@@ -47,11 +47,11 @@ def test_the_package_s_description_has_no_link_that_leads_nowhere_outside_the_so
     assert links
     assert all(link.startswith("https://") for link in links)
     assert "Litmus tests (docs/litmus.md)".lower() in text.lower()
-    assert "docs/start.md tells" in text
+    assert "docs/start.md says" in text
     assert "<!--" not in text
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"])
 def test_relative_links_lead_somewhere(document):
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", (ROOT / document).read_text()):
         assert (ROOT / target).exists(), target

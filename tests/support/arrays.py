@@ -13,6 +13,8 @@ import ml_dtypes
 import numpy as np
 from target import TARGET
 
+from nbep.workloads import arrays as workload_arrays
+
 LIBRARY = os.environ.get("NBEP_TEST_ARRAYS", "numpy" if TARGET == "emulator" else "torch")
 DEVICE = "cpu" if TARGET == "emulator" else "cuda"
 WARM_BYTES = 1 << 28
@@ -217,6 +219,19 @@ class Numba:
         from numba import cuda
 
         cuda.current_context()
+
+
+class OfTarget:
+    """What `nbep.workloads` takes for arrays from here on."""
+
+    is_exact = TARGET == "emulator"
+    to_target = staticmethod(to_target)
+    to_numpy = staticmethod(to_numpy)
+    assign = staticmethod(assign)
+    assert_kind = staticmethod(assert_kind)
+
+
+workload_arrays.use(OfTarget())
 
 
 def _library() -> Any:

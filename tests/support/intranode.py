@@ -16,9 +16,9 @@ from target import spawn
 
 import nbep
 from nbep import reference
-from nbep.check.compare import Report
 from nbep.device.layout.direct import DirectShape, SlotShape, num_direct_bytes_needed
 from nbep.device.layout.intranode import num_nvl_bytes_needed
+from nbep.workloads.compare import Report
 
 # What the experts of each rank multiply by. 1, -2, tiny, 1 cancel: another order, or rounding in between, shows.
 # All are powers of two but the tiny ones, so that nothing else is rounded.
@@ -26,7 +26,13 @@ FACTORS = np.array([1, -2, 1.5 * 2**-18, 1, 0.5, -4, 1.25 * 2**-17, 4], np.float
 CONFIG = nbep.Config(4, 2, 4)  # two channels, chunks of two tokens, rings of four: smaller than most traffic
 
 
-DEFAULTS = {"zero_copy": False}  # of Options; the fixture both_ways changes it
+# Of Options; the fixtures both_ways and channels change them.
+DEFAULTS = {"zero_copy": False, "num_channels": 2}
+
+
+def with_channels(config: nbep.Config) -> nbep.Config:
+    """A config with as many channels as DEFAULTS say."""
+    return replace(config, num_sms=2 * DEFAULTS["num_channels"])
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ class Options:
     zero_copy: dispatch and combine without rings; see both_ways
     """
 
-    config: nbep.Config = CONFIG
+    config: nbep.Config = field(default_factory=lambda: with_channels(CONFIG))
     with_topk: bool = True
     fp8: str | None = None
     expert_alignment: int = 1

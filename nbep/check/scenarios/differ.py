@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any
 
 import nbep
-from nbep.check.cases import Case, make_case, make_low_latency_case
 from nbep.check.scenario import Scenario
+from nbep.workloads.cases import Case, make_case, make_low_latency_case
 
 # cached: the call that differs is one with a handle. dedup: as the argument deduplicate. 1 or 0 too:
 # nic, everything between nodes, or between ranks of the low-latency mode, goes through the software NIC.

@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any
 
 import nbep
-from nbep.check.cases import Case, make_case, only_to
-from nbep.check.compare import Report
 from nbep.check.scenario import Scenario
 from nbep.check.scenarios.tokens import Plan, call_round, counts_of, expected_round
 from nbep.host.internode.rings import combine_rings, dispatch_rings
+from nbep.workloads.cases import Case, make_case, only_to
+from nbep.workloads.compare import Report
 
 # ranks: of all nodes. chunk, slots: inside a node; rdma_chunk, rdma_slots: between nodes. threads: of a block, 0 for
 # what suits. 1 or 0: tma, a copy engine; ibgda, the software NIC; uneven, other numbers of tokens on each rank;

@@ -6,14 +6,14 @@ from functools import partial
 from typing import Any
 
 import nbep
-from nbep.check.cases import Case, make_case
-from nbep.check.compare import Report
 from nbep.check.scenario import Scenario
 from nbep.check.scenarios.tokens import Plan, call_round, counts_of, expected_round
 from nbep.device.layout.direct import DirectShape, SlotShape, num_direct_bytes_needed
 from nbep.device.layout.intranode import num_nvl_bytes_needed
 from nbep.device.protocols.waits import BARRIER, FaultReport
-from nbep.host.target.base import HandleType
+from nbep.host.target.memory import HandleType
+from nbep.workloads.cases import Case, make_case
+from nbep.workloads.compare import Report
 
 # channels: half of the blocks of a launch. chunk, slots: tokens of a chunk, slots of a ring. warps: for each peer;
 # notify_warps: of a block of notify.

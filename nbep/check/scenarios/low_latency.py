@@ -4,18 +4,16 @@ with masks.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 import nbep
-from nbep import reference
-from nbep.check.cases import Case, make_low_latency_case, only_to, without
-from nbep.check.compare import Report
 from nbep.check.scenario import Scenario
-from nbep.device.layout.low_latency import NUM_HALVES, LowLatencyShape, quarter_bytes_needed
+from nbep.workloads.cases import Case, make_low_latency_case, only_to, without
+from nbep.workloads.low_latency import BOTH, HOOK, Options, Outcome, Trip, make_buffer
+from nbep.workloads.low_latency import check as check_trip
 
 # experts: of each rank. blocks: of a launch. fp8, dedup, logfmt: as the arguments use_fp8, deduplicate and use_logfmt.
 # tma: whether there is a copy engine. nic: everything between ranks goes through the software NIC. host: the buffer is
@@ -43,8 +41,6 @@ LEAST = {"ranks": 2, "hidden": 128, **dict.fromkeys(("fp8", "dedup", "logfmt", "
 ONE_EXPERT = {"experts": 1, "topk": 2}  # its rows are shared by all warps of a block
 USUAL = {"rounds": 3, "tokens": 7, "hidden": 256}  # of what is run for faults
 SMALL = {"rounds": 2, "tokens": 3, "hidden": 128}  # of what is run before: it finds most
-# What experts multiply by, in turn: all are powers of two but the tiny ones, and 1, tiny, -1 cancel.
-FACTORS = np.array([1, -1, 1.5 * 2**-18, 1, -1, 1.25 * 2**-17, 0.5], np.float32)
 
 
 def cases_of(parameters: dict[str, int]) -> list[Case]:
@@ -70,104 +66,26 @@ def case_of(parameters: dict[str, int], number: int) -> Case:
     return only_to(case, [[(rank + step) % num_ranks] for rank in range(num_ranks)])
 
 
-def make_buffer(comm: Any, cases: list[Case], parameters: dict[str, int], masks: bool) -> nbep.Buffer:
-    """A buffer that is just large enough; masks: whether ranks may be left out."""
-    shapes = [
-        LowLatencyShape.of(
-            case.num_ranks,
-            case.num_experts,
-            max(case.num_tokens),
-            case.hidden,
-            parameters["topk"],
-            0,
-            parameters["dedup"],
-            0,
-        )
-        for case in cases
-    ]
-    network: dict[str, Any] = {"handle_type": "host"} if parameters["host"] else {}
-    if parameters["nic"]:
-        # So small that queues wrap, and that a message lies in several chunks; and so slow that some wait.
-        network = {
-            "transport": "ibgda",
-            "num_nvl_peers": 1,
-            "nic": nbep.NicOptions(num_entries=64, chunk_bytes=256, seed=1, max_delay_ns=5000),
-        }
-    return nbep.Buffer(
-        comm,
-        num_rdma_bytes=2 * NUM_HALVES * max(map(quarter_bytes_needed, shapes)),
-        low_latency_mode=True,
-        num_qps_per_rank=parameters["experts"] + parameters["changing"],
-        enable_shrink=masks,
-        **network,
+def options_of(parameters: dict[str, int], order: Any) -> Options:
+    options = Options(
+        use_fp8=bool(parameters["fp8"]), deduplicate=bool(parameters["dedup"]), use_logfmt=bool(parameters["logfmt"])
     )
+    dispatch_as, combine_as = CALLED_AS.get(order, (BOTH, BOTH))
+    return replace(options, dispatch_as=dispatch_as, combine_as=combine_as)
 
 
-def apply_experts(received: reference.LowLatencyDispatched, rank: int) -> np.ndarray:
-    """What the experts of a rank make of their rows. Rows past recv_count become NaN: one that is read shows."""
-    values, scales = received.recv_x, received.recv_x_scales
-    out = np.full(values.shape, np.nan, reference.BF16)
-    for expert, count in enumerate(received.recv_count):
-        rows = values[expert, :count]
-        if scales is not None:
-            rows = reference.per_token_cast_back(rows, scales[expert, :count])
-        factor = FACTORS[(rank * len(values) + expert) % len(FACTORS)]
-        out[expert, :count] = (rows.astype(np.float32) * factor).astype(reference.BF16)
-    return out
+def buffer_arguments(parameters: dict[str, int]) -> dict[str, Any]:
+    """The network of a buffer."""
+    if not parameters["nic"]:
+        return {"handle_type": "host"} if parameters["host"] else {}
+    # So small that queues wrap, and that a message lies in several chunks; and so slow that some wait.
+    nic = nbep.NicOptions(num_entries=64, chunk_bytes=256, seed=1, max_delay_ns=5000)
+    return {"transport": "ibgda", "num_nvl_peers": 1, "nic": nic}
 
 
-class Trip:
-    """One dispatch and one combine of one rank: four steps, between which those of other trips may lie."""
-
-    def __init__(self, buffer: nbep.Buffer, case: Case, parameters: dict[str, int]):
-        self.buffer = buffer
-        self.case = case
-        self.parameters = parameters
-        self.topk_idx = case.topk_idx[buffer.rank]
-        self.topk_weights = case.topk_weights[buffer.rank]
-        self.received: Any = None
-        self.combined_x: Any = None
-
-    def send_dispatch(self, with_hook: bool = True) -> None:
-        dedup = bool(self.parameters["dedup"])
-        self.x, self.count, self.handle, _, self.hook = self.buffer.low_latency_dispatch(
-            self.case.x[self.buffer.rank],
-            self.topk_idx,
-            max(self.case.num_tokens),
-            self.case.num_experts,
-            use_fp8=bool(self.parameters["fp8"]),
-            return_recv_hook=with_hook,
-            deduplicate=dedup,
-            topk_weights=self.topk_weights if dedup else None,
-        )
-
-    def receive_dispatch(self) -> None:
-        if self.hook is not None:
-            self.hook()
-        values, scales = self.x if isinstance(self.x, tuple) else (self.x, None)
-        info, layout = self.handle.src_info, self.handle.layout_range
-        self.received = reference.LowLatencyDispatched(values, scales, self.count, info, layout)
-
-    def send_combine(self, with_hook: bool = True) -> None:
-        self.combined_x, _, self.hook = self.buffer.low_latency_combine(
-            apply_experts(self.received, self.buffer.rank),
-            self.topk_idx,
-            self.topk_weights,
-            self.handle,
-            use_logfmt=bool(self.parameters["logfmt"]),
-            return_recv_hook=with_hook,
-        )
-
-    def receive_combine(self) -> None:
-        if self.hook is not None:
-            self.hook()
-
-    def whole(self) -> None:
-        """All four steps, each call with both of its phases in one launch."""
-        self.send_dispatch(with_hook=False)
-        self.receive_dispatch()
-        self.send_combine(with_hook=False)
-        self.receive_combine()
+def with_hooks(trip: Trip) -> Trip:
+    """Another trip of the same, with hooks."""
+    return Trip(trip.buffer, trip.case, replace(trip.options, dispatch_as=HOOK, combine_as=HOOK))
 
 
 def in_turn(trips: list[Trip]) -> None:
@@ -197,7 +115,7 @@ def crossed(trips: list[Trip]) -> None:
         second.receive_dispatch()
         first.receive_dispatch()
         for trip in (first, second):
-            trip.send_combine(with_hook=False)
+            trip.send_combine()
             trip.receive_combine()
 
 
@@ -208,11 +126,11 @@ def with_cleans(trips: list[Trip]) -> None:
     """
     for trip in trips[:-1]:
         trip.whole()
-        Trip(trip.buffer, trip.case, trip.parameters).send_dispatch()
+        with_hooks(trip).send_dispatch()
         case = trip.case
         trip.buffer.clean_low_latency_buffer(max(case.num_tokens), case.hidden, case.num_experts)
-    last = trips[-1]
-    two_at_a_time([last, Trip(last.buffer, last.case, last.parameters)])
+    trips[-1] = with_hooks(trips[-1])
+    two_at_a_time([trips[-1], with_hooks(trips[-1])])
 
 
 def with_masks(trips: list[Trip]) -> None:
@@ -222,7 +140,7 @@ def with_masks(trips: list[Trip]) -> None:
     for trip in before:
         trip.whole()
     if buffer.rank == case.num_ranks - 1:
-        Trip(buffer, case, without_it.parameters).send_dispatch()
+        with_hooks(without_it).send_dispatch()
     else:
         buffer.low_latency_update_mask_buffer(case.num_ranks - 1, True)
         without_it.whole()
@@ -231,53 +149,32 @@ def with_masks(trips: list[Trip]) -> None:
     after.whole()
 
 
-def main(comm: Any, order: Any, **parameters: int) -> list[tuple]:
+# How the calls of each order are made; the others have both phases in one launch.
+CALLED_AS: dict[Any, tuple[str, str]] = {two_at_a_time: (HOOK, HOOK), crossed: (HOOK, BOTH)}
+
+
+def main(comm: Any, order: Any, **parameters: int) -> list[Outcome | None]:
     """Trips on one buffer; what each has received and summed up."""
     comm.runtime.world.has_tma = bool(parameters["tma"])
     comm.runtime.low_latency_blocks = lambda *_: parameters["blocks"]
     if order is with_cleans:
         comm.runtime.notify_threads = 128  # warps that do not know of each other by themselves
-    cases = cases_of(parameters)
-    buffer = make_buffer(comm, cases, parameters, order is with_masks)
-    trips = [Trip(buffer, case, parameters) for case in cases]
+    calls = [(case, options_of(parameters, order)) for case in cases_of(parameters)]
+    buffer = make_buffer(comm, calls, enable_shrink=order is with_masks, **buffer_arguments(parameters))
+    trips = [Trip(buffer, *call) for call in calls]
     order(trips)
     buffer.destroy()
-    return [(trip.received, trip.combined_x) for trip in trips]
+    return [trip.outcome for trip in trips]
 
 
-def check(results: list[list[tuple]], order: Any, **parameters: int) -> None:
+def check(results: list[list[Outcome]], order: Any, **parameters: int) -> None:
     """Compare with the reference, bit for bit; rows of one expert and source come in any order."""
+    options = options_of(parameters, order)
     for number, case in enumerate(cases_of(parameters)):
         is_masked = order is with_masks and number == parameters["rounds"] - 2
         masked = [case.num_ranks - 1] if is_masked else []
-        case = without(case, masked, masked)
-        dispatched = reference.low_latency_dispatch(
-            case.x, case.topk_idx, max(case.num_tokens), case.num_experts, use_fp8=bool(parameters["fp8"])
-        )
-        combined = reference.low_latency_combine(
-            [apply_experts(of_rank, rank) for rank, of_rank in enumerate(dispatched)],
-            case.topk_idx,
-            case.topk_weights,
-            dispatched,
-            use_logfmt=bool(parameters["logfmt"]),
-            deduplicate=bool(parameters["dedup"]),
-        )
-        for rank, (received, combined_x) in enumerate(of_rank[number] for of_rank in results):
-            if rank in masked:
-                continue
-            report = Report(f"round {number}, rank {rank}")
-            report.same("recv_count", received.recv_count, dispatched[rank].recv_count)
-            report.same("layout_range", received.layout_range, dispatched[rank].layout_range)
-            report.all_same(rows_of(received), rows_of(dispatched[rank]))
-            report.same("combined_x", combined_x, combined[rank])
-
-
-def rows_of(received: reference.LowLatencyDispatched) -> dict[str, np.ndarray]:
-    """The arrays with rows that mean something, by name and expert, those of each source by token."""
-    received = received.in_order()
-    names = ["recv_x", "src_info"] + (["recv_x_scales"] if received.recv_x_scales is not None else [])
-    counts = received.recv_count
-    return {f"{name} of expert {e}": getattr(received, name)[e, :n] for name in names for e, n in enumerate(counts)}
+        outcomes = [of_rank[number] for of_rank in results]
+        check_trip(without(case, masked, masked), options, outcomes, f"round {number}", leave_out=masked)
 
 
 def make(name: str, about: str, order: Any, variants: tuple, *kernels: str, **own_values: int) -> Scenario:

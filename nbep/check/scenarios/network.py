@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 import nbep
-from nbep.check.compare import Report
 from nbep.check.scenario import Scenario
 from nbep.device.jit import over
 from nbep.device.kernels.network_push import PushSizes, buffer_bytes, messages_bytes, network_push, smem_bytes
+from nbep.workloads.compare import Report
 
 # bytes: of a message, a multiple of 16. messages: of each warp. nic: through the software NIC. log2_chunk: of the bytes
 # for which there is a key; a message has an entry for each that it touches.

@@ -11,7 +11,7 @@ import numpy as np
 
 import nbep
 from nbep import reference
-from nbep.check.cases import Case
+from nbep.workloads.cases import Case
 
 # What the experts of each rank multiply by. 1, -2, tiny, 1 cancel: another order, or rounding in between, shows.
 FACTORS = np.array([1, -2, 1.5 * 2**-18, 1, 0.5, -4, 1.25 * 2**-17, 4], np.float32)

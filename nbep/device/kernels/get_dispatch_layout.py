@@ -5,10 +5,14 @@
 
  cell                written by   with                     read by      with
  topk_idx            nobody       -                        all          ld_nc
- shared count[i]     a block      atom_add_relaxed_cta     same block   ld_shared, after syncthreads
+ shared count[i]     a block      st_shared 0              same block   after syncthreads
+                     a block      atom_add_relaxed_cta     same block   ld_shared, after syncthreads
  totals[i]           all blocks   atom_add_relaxed_gpu     last block   ld_weak, after arrivals
                      last block   st_weak 0                (the next launch)
  arrivals            thread 0     atom_add_acq_rel_gpu     same         its return value
+                     last block   st_weak 0                (the next launch)
+ shared is_last      thread 0     st_shared                same block   ld_shared, after syncthreads
+ num_tokens_per_*    last block   st_weak                  -            (the next kernel)
  is_token_in_rank    block b      st_weak                  -            (the next kernel)
 
 The block whose arrival is the last knows that all totals are there: its atomic acquires what the others released. It

@@ -108,7 +108,8 @@ def _low_latency_dispatch(shape: LowLatencyShape, offset: int) -> str:
     """What sends and what receives use the same bytes."""
     number, byte = divmod(offset, stage_bytes(shape))
     sends = f"stage {number} + {byte}" if number < 2 else f"histogram[{(offset - 2 * stage_bytes(shape)) // 4}]"
-    receives = f"table + {offset}" if offset < TABLE_BYTES else _stage(offset - TABLE_BYTES)
+    stages = TABLE_BYTES if shape.deduplicate else 0
+    receives = f"table + {offset}" if offset < stages else _stage(offset - stages)
     return f"{sends} to send, {receives} to receive"
 
 

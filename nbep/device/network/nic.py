@@ -10,7 +10,7 @@
 
  cell          written by      with                      read by          with
  doorbell      GPU             st_release_sys            lane 0           ld_acquire_sys
- record        GPU             st_release_sys            lane 0           ld_acquire_sys
+ record        GPU             st_release_sys            lane 0           ld_acquire_sys; ld_relaxed_sys after doorbell
  entry, bytes  GPU             st_na, before those       all lanes        ld_na, after a syncwarp
  bytes there   all lanes       st_na, st_weak            the peer         after an atomic or a completion
  old value     lane 0          st_weak                   GPU              ld_weak, after the completion

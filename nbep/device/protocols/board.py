@@ -2,6 +2,7 @@
 
  cell          written by   with                    read by       with
  board[w, i]   warp w       atom_exch_release_cta   coordinator   ld_acquire_cta (PAIR board)
+               all          st_shared 0             all           after syncthreads
 
 A warp writes down its next item before it waits for it: all items of this warp before that one are done. If it wrote
 its last item instead, what others have done between the two would be held back while it waits; and who waits to see

@@ -1,7 +1,8 @@
 """What a kernel leaves behind after a wait that timed out: NaN, or -1, and no number that could be right.
 
  cell      written by                          with      read by   with
- outputs   each warp that knows of a failure   st_weak   -         the next kernel
+ outputs: recv_ and combined_ arrays
+           each warp that knows of a failure   st_weak   -         the next kernel
 
 On a GPU the caller's stream goes on before the host knows of a failure. So each warp looks for one when it has done all
 else, and if there is one it fills the outputs with ones: NaN in every float, -1 in every integer. A warp that has found

@@ -35,6 +35,9 @@ class World(Protocol):
     early_rate: float
     gpu_stores: dict[int, dict[Any, None]]
 
+    @property
+    def step(self) -> int: ...
+
     def count_block(self) -> int: ...
 
     def count_launch(self, rank: int, kernel: str) -> int: ...

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from ..models.knowledge import Owner
     from ..run import Run
 
-WAITS = {"wait_expired", "mbarrier_try_wait_parity"}  # what loops call that poll
+# What loops call that poll, and those that a wait calls in place of a loop.
+WAITS = {"wait_expired", "mbarrier_try_wait_parity", "wait_until", "wait_or_report"}
 LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_ATTR", "LOAD_METHOD"}
 MOST_CALLS = 32
 

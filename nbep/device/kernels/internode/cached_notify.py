@@ -9,7 +9,7 @@
  head, tail of NVL rings     the owner              st_weak 0, barrier    (next kernel)      -
  send_rdma_head[t, n]        one warp               st_weak               same warp          ld_weak, before it writes
  send_nvl_head[i, k]         one warp               st_weak               same warp          ld_weak, before it writes
- rounds, called              block 0                st_weak               (next notify)      -
+ rounds, called              block 0                st_weak               (next notify)      ld_weak
  relayed[k], call[k] (1)     (d, k)                 st_weak               the host           after told[k]
  told[k] (1)                 (d, k)                 st_release_sys        the host           once a wait is over time
 

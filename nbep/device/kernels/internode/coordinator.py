@@ -2,6 +2,8 @@
 
  cell                  written by              with                       read by              with
  board[w, i]           the warps               atom_exch_release_cta      coordinator          ld_acquire_cta
+                       all, at the start       st_shared 0                all                  after syncthreads
+ batch of a team       lane 0 of its warp 0    st_shared_s32              the team             see the roles
  tails[c, n] of (d,l)  coordinator of (n, l)   amo_add, behind slots      who empties slots    ld_acquire_sys
  heads[c, d] of (n,l)  coordinator of (d, l)   amo_add, behind reads      who fills slots      ld_acquire_sys
  sent, received        coordinator, its lane   st_weak                    of the next call     ld_weak

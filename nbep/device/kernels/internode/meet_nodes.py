@@ -13,7 +13,7 @@ cell            written by        with              read by                 with
 arrived[n]      (n, l)            amo_add           block 0, thread n       ld_acquire_sys
 call[n, i]      (n, l)            amo_add (1)       block 0, thread n       ld_relaxed_sys, until it is not 0
 relayed[k]      (d, l)            st_weak (2)       (d, k), or its host     see protocols.calls
-called          block 0           st_weak           (next notify)           -
+called          block 0           (the kernel)      (next notify)           -
 
 (1) A word and 1 more, to a cell that was 0: each says itself that it has come. Only where calls differ, and once.
 (2) A rank is told of a call that differs by those of its node and of its place. Those of its place hand it on, and so

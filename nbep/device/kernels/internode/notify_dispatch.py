@@ -9,15 +9,17 @@
  cell                       written by             with                   read by           with
  rdma_ and gbl_channel_     blocks 1 and up        st_weak                block 0           ld_weak, after grid barrier
    prefix_matrix                                                          (dispatch)        -
- stage of a warp            block 0                st_shared_s32          network           after fence, syncwarp
+ stage of a warp: its       block 0                st_shared_s32          network           after fence, syncwarp
+   count message
  count message[n]           a warp of (n, l)       put_nbi_warp           block 0           ld_weak, after arrived[n]
+   that it sends            keep_message           see network.seam       network           -
  arrived[n]                 (n, l)                 amo_add                block 0, lane n   ld_acquire_sys
  counts[l]                  block 0 of (d, l)      st_weak, barrier       block 0 of peers  ld_weak
  head, tail of NVL rings    block 0 of the owner   st_weak 0, barrier     (dispatch)        -
  moe_recv_counter, for      block 0                st_relaxed_sys         the CPU           polls until >= 0
    rows, nodes, experts
  recv_ arrays               block 0                st_weak                (dispatch)        -
- rounds, called             block 0                st_weak                (next notify)     -
+ rounds, called             block 0                st_weak                (next notify)     ld_weak
 
 Messages and counts have two places, which notifies take in turn. A rank may be one notify ahead of another; then it
 writes to the other place. It is never two ahead: a notify ends only when all ranks that this one writes to have begun

@@ -10,6 +10,9 @@
  cell                     written by   with                 read by      with
  start, end, head, tail   the owner    st_weak 0, barrier   (combine)    -
  send_head[t, r]          one warp     st_weak              same warp    ld_weak, before it writes
+ send_nvl_head (1)        one warp     st_weak              same warp    ld_weak, before it writes
+
+ (1) Between nodes: see internode/cached_notify.py, whose block uses the same code.
 
 DeepEP has one more barrier before the reset; why it is not needed: see notify_dispatch.py. The barrier compares the
 ranks' calls, too: see protocols.calls.

@@ -6,11 +6,14 @@
 
  cell                    written by         with                        read by         with
  row of recv_x           sender(s)          bulk copy, or st_na (1)     the next kernel -
- scales, topk_idx, ...   sender(s)          bulk copy, or st_na         the next kernel -
+ recv_x_scales, with     sender(s)          bulk copy, or st_na         the next kernel -
+ recv_topk_, recv_src_   sender(s)          st_na                       the next kernel -
+ stage of a warp         copy engine, lanes bulk copy, st_shared        copy engine     after a proxy fence, syncwarp
  channel_starts[s, c]    block 0 of s       st_na                       block 0 of r    ld_na, after arrived
  arrived[s]              each block of s    atom_add_release_sys (2)    block 0 of r    ld_acquire_sys
  arrived                 the owner          st_weak 0 (notify), barrier (this kernel)   -
- unused rows of topk     the owner          st_weak                     the next kernel -
+unused recv_topk_        the owner          st_weak                     the next kernel -
+ recv_channel_prefix_*   block 0 of r       st_weak                     the next kernel -
 
  (1) The barrier of the notify kernel stands before: whoever is here may write to this half of every peer. A peer comes
      to that barrier behind its own work on what the half held; see Buffer.dispatch for how long that is.

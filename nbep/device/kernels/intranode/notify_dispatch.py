@@ -10,10 +10,12 @@
  rank_counts[s, d]           block 0 of rank s        st_weak, barrier       block 0           ld_weak
  expert_counts[s, e]         block 0 of rank s        st_weak, barrier       block 0           ld_weak
  start, end, head, tail      block 0 of the owner     st_weak 0, barrier     (dispatch)        -
+ arrived, landed, next_token block 0 of the owner     st_weak 0, barrier     (without rings)   -
  moe_recv_counter            block 0                  st_relaxed_sys         the CPU           polls until >= 0
  moe_recv_expert_counter[e]  block 0                  st_relaxed_sys         the CPU           polls until >= 0
  rank_prefix_matrix          block 0                  st_weak                (dispatch)        -
- channel_prefix_matrix       block 1 + d              st_weak                (dispatch)        -
+ channel_prefix_matrix,      block 1 + d              st_weak                block 1 + d       ld_weak, same warp
+   rdma_, gbl_ (nodes)                                                       (dispatch)        -
 
 The barrier makes the counts visible and keeps peers from filling rings that are not reset yet. DeepEP has one more in
 front of the counts, and one more behind the sums. nbep needs neither:

@@ -3,7 +3,10 @@
  cell                    written by       with                    read by      with
  barrier_signal[a][b]    rank b           amo_add                 rank a       ld_acquire_sys
  barriers[a][b]          rank a           st_weak                 rank a       ld_weak, behind a syncthreads or later
- all other cells         their owner      st_weak, st_na          peers, later behind the second barrier
+ all other cells:        their owner      st_weak, st_na,         peers, later behind the second barrier
+   counts, arrivals,                      st_relaxed_sys
+   calls, credits,
+   slots, sums, journal
    of a masked rank      their owner      atom_exch_acq_rel_sys   (ABSENT): that rank may still add
 
 Nobody sends before all have cleaned, and nobody cleans before all are done. Ranks that are masked are not waited for.

@@ -9,6 +9,7 @@
  stage         copy engine    bulk copy (1)             engine       after the stage's mbarrier
  sum table     receivers      st_shared                 receivers    ld_shared, after syncthreads
  calls[r]      teller         amo_add                   teller       ld_relaxed_sys, see calls.py
+ counts        next keeper    resets, see journal.py
 
  (1) With LogFMT the lanes write it: st_shared_v2 and a proxy fence.
 

@@ -9,6 +9,7 @@
  stage         lanes             st_shared_v4              engine       after a proxy fence and syncwarp
  sum table     receivers         st_shared                 receivers    ld_shared, after syncthreads
  calls[r]      who announces     amo_add                   teller       ld_relaxed_sys, see calls.py
+ arrivals      next keeper       resets, see journal.py
 
 The send phase is that of `sum_first`. The receive phase is that of `combine`: it adds up the rows of ranks, in the
 order of each one's first choice. It is a kernel of its own for the reason of `dispatch_once`.

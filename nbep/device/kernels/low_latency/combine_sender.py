@@ -3,8 +3,9 @@
 cell        written by          with                    read by           with
 row         senders             put_nbi_warp            the source        after counts
 counts[e]   warp 0              amo_add                 the source        ld_acquire_sys
-stage       copy engine         bulk copy               engine            after the stage's mbarrier
-            lanes               st_shared_v2, v4        engine, lanes     after a proxy fence and syncwarp
+stage       copy engine         bulk copy               network           after the stage's mbarrier
+            lanes               st_shared_v2, v4        network, lanes    after a proxy fence and syncwarp
+counts      next keeper         resets, see journal.py
 """
 
 import nbep.device.primitives as ptx

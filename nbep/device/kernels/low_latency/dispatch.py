@@ -9,6 +9,7 @@
  counts[e, s]   putters, counters   amo_add                 receivers    ld_acquire_sys
  stage          casters             st_shared_v2, _v4       copy engine  after a proxy fence and bar_sync
  calls[s]       counters            amo_add                 teller       ld_relaxed_sys, see calls.py
+ slots, counts  next keeper         resets, see journal.py
 
 Send phase. The blocks take the tokens in turn. A block's casters cast a token in shared memory. Meanwhile its putter
 takes a slot for each choice, its place among this rank's messages for that expert; then it puts the token to all of

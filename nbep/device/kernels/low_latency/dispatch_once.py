@@ -11,6 +11,7 @@
  counts[e, s]    counter             amo_add                 receivers    ld_relaxed_sys
  stage           casters             st_shared_v2, _v4       copy engine  after a proxy fence and bar_sync
  calls[s]        counter             amo_add                 teller       ld_relaxed_sys, see calls.py
+ slots, counts, arrivals  next keeper  resets, see journal.py
 
 The send phase is that of `send_once`, the receive phase that of `expand`. It is a kernel of its own, and not an option
 of `dispatch`: few tokens wait for machine code that is fetched anew, the longer the more of it there is. See

@@ -2,9 +2,10 @@
 
  cell            written by          with                    read by           with
  slots[h, e]     putters             atom_add_relaxed_gpu    -                 -
- stage           casters             st_shared_v2, _v4       copy engine       after a proxy fence and bar_sync
+ stage           casters             st_shared_v2, _v4       network           after a proxy fence and bar_sync
  counts[e, s]    putters, counters   amo_add                 receivers         ld_acquire_sys
  calls[s]        counters            amo_add                 teller            ld_relaxed_sys, see calls.py
+ slots, counts   next keeper         resets, see journal.py
 
 The warps of a block, in this order: a putter, casters, a counter. While the casters cast, the putter takes slots and
 looks at credits. It adds the tags of a token's messages all at once, when all of them are quiet: a fence waits for

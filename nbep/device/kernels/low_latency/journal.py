@@ -3,12 +3,16 @@
  cell              written by        with                  read by            with
  journal           keeper            st_weak               the next keeper    ld_weak
  slots[h]          senders           atom_add_relaxed_gpu  -                  -
-                   keeper            st_weak (0)           senders            of a later launch
+                   keeper            st_weak (0) (3)       senders            of a later launch
  counts, arrivals  peers             amo_add               receivers          ld_acquire_sys
-                   keeper            st_weak (1)           peers' next use    behind the credit
+                   keeper            st_weak (1) (3)       peers' next use    behind the credit
  calls[h, peer]    peer's teller     amo_add               teller             ld_relaxed_sys
                    keeper            st_relaxed_sys        peers' next use    behind the credit
- those of a masked rank  keeper    atom_exch_acq_rel_sys (ABSENT): that rank gets no credit, and may still add
+   of a masked     keeper            atom_exch_acq_rel_sys (ABSENT): it gets no credit, and may still add
+   rank: counts
+   and arrivals
+ slots, counts     a clean (3)       st_na 0               senders            behind its barrier
+   and sums
  credit[h, peer]   peer's keeper     amo_add               senders            ld_acquire_sys
  credit[h, own]    keeper            amo_add               receivers (2)      ld_acquire_sys
 
@@ -16,6 +20,7 @@
      the credit, which the keeper adds behind its stores.
  (2) Of a launch that sends, too: two calls may be received in either order, so the launch before may have read the same
      cells. One thread of each block waits, a bar_sync tells the others.
+ (3) clean_low_latency_buffer and update_mask_buffer use the same code.
 
 A credit counts how often the peer has freed the half. It is never counted down: only the network writes it. The journal
 says how often this rank has filled the half, and a call may, once the credits are ahead of that.

@@ -5,10 +5,12 @@
  counts[e, s]    counter             amo_add (-n - 1)        receivers    ld_relaxed_sys
  message         putters             put_nbi_warp            receivers    after arrivals
  arrivals[s]     putters, counters   amo_add                 receivers    ld_acquire_sys
- stage           casters             st_shared_v2, _v4       copy engine  after a proxy fence and bar_sync
- notes           putter              st_shared               copy engine  the same
- histogram       counter             atom_add_relaxed_cta    counter      ld_shared, after syncwarp
+ stage           casters             st_shared_v2, _v4       network      after a proxy fence and bar_sync
+   its notes     putter              st_shared               network      the same
+ histogram       counter             st_shared 0             counter      after syncwarp
+                 counter             atom_add_relaxed_cta    counter      ld_shared, after syncwarp
  calls[s]        counter             amo_add                 teller       ld_relaxed_sys, see calls.py
+ slots, counts, arrivals  next keeper  resets, see journal.py
 
 All messages for a rank go through one queue, and behind each of them a TAG for the rank's arrival. Counts tell nothing
 but themselves, so they need not wait for what is on its way.

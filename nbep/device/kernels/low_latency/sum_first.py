@@ -3,9 +3,11 @@
  cell          written by   with            read by           with
  row           senders      put_nbi_warp    source s          after arrivals
  arrivals[r]   senders      amo_add         source s          ld_acquire_sys
- stage         lanes        st_shared_v4    engine, lanes     after a proxy fence and syncwarp
- parts sent    senders      atom_add_relaxed_cta  warp 0      ld_shared, after syncthreads
+ stage         lanes        st_shared_v4    network, lanes    after a proxy fence and syncwarp
+ parts sent    all warps    st_shared 0     senders           after syncthreads
+               senders      atom_add_relaxed_cta  warp 0      ld_shared, after syncthreads
  calls[r]      who announces parts  amo_add  teller           ld_relaxed_sys, see calls.py
+ arrivals      next keeper  resets, see journal.py
 
 A warp sums up a part of a row, COLUMNS columns: more warps than there are rows then have something to do. The sum is in
 float32, in the order of the token's choices, each product and each sum rounded; then it is rounded to bf16, once more
