@@ -14,13 +14,14 @@ It knows nothing of expert parallelism.  Its parts, in an order to read them in:
         world           what all these need of the world above them
     models/    when a store is seen, and what must be ordered
         delayed         stores that are seen as late as their order allows, loads that are early: `pending`, `versions`
-        checked         accesses to the same bytes that nothing orders; `knowledge` is what threads know of each other's
+        checked         accesses to the same bytes that nothing orders: `signals` is who has told whom, `races` the
+                        check, `copies` bulk copies, `knowledge` what threads know of each other's
     schedule/  who runs next: `scheduler` runs them, `strategies` make the choices
     tracing    calls an observer at every access
     reports/   what a stopped run says: `table` finds the words for a fact
         faults          why an access failed; `unwritten` who would have stored there; `collectives` who is missing
-        race            who did not order what: `chains` and `race_cause` find the end that is too weak
-                        `unheard` a wait that is missing
+        race            who did not order what: `chains` and `race_cause` find the end that is too weak, `unheard` a
+                        wait that is missing, `promised` a signal that says too much; `causes` has the sentences
         deadlock        who waits for whom: `waiting` groups the threads, `expected` asks them what they want to see,
                         `hang_cause` finds the wait that holds up the others, `hang_words` says so,
                         `stores` knows who stored where

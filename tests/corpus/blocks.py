@@ -1,7 +1,7 @@
 """Threads that meet, broken: barriers of a block, of a grid and between ranks, reductions, all-to-all."""
 
 from cells import ALL, COUNT, DATA, FLAG, OTHER, OUT, PARTS, cell, linger, together, wait
-from entries import Broken
+from entries import Race, maybe
 
 from nbep.device.primitives import (
     atom_add_acq_rel_gpu_s32,
@@ -30,10 +30,7 @@ from nbep.device.primitives import (
     syncwarp,
     thread_idx,
 )
-from nbep.emulator import DataRace, current_thread
-
-SHARED = "of `shared memory`"
-NO_BARRIER, NO_SYNCWARP = "no barrier is between", "no syncwarp is between"
+from nbep.emulator import current_thread
 
 
 def nothing():
@@ -237,10 +234,6 @@ def read_early(memory):
         ld_weak_s32(memory + OTHER)
 
 
-ARRIVALS = cell("arrivals", 0)
-TIES = ("parts", "scope")
-
-
 def late_flag(memory):
     st_weak_s32(memory + DATA, 42)
     linger(2000)
@@ -258,64 +251,60 @@ def one_waits_for_all(memory):
 
 
 ENTRIES = [
-    Broken("block: no barrier behind the thread that waits",
-           together((0, late_flag, 1, 1), (1, one_waits_for_all, 1, 64)), DataRace,
-           (("thread 0 of its block waits for " + cell("flag"), "behind the load of " + cell("flag"),
-             "none of the two threads has waited for the other"),), ("other flag",), range(8)),
-    Broken("block: no barrier before the loads", in_one_block(exchange(middle=nothing)), DataRace,
-           (NO_BARRIER, SHARED), ("too weak", "syncwarp"), range(8)),
-    Broken("block: no barrier before the next stores", in_one_block(exchange(end=nothing)), DataRace,
-           (NO_BARRIER, ("the load and this store", "the store and this load"), SHARED),
-           ("too weak", "syncwarp"), range(8)),
-    Broken("block: each warp has a barrier of its own", in_one_block(exchange(warps_at_barriers_of_their_own)),
-           DataRace, (NO_BARRIER, SHARED), ("too weak",), range(8)),
-    Broken("warp: no syncwarp before the loads", in_one_block(exchange(middle=nothing), 32), DataRace,
-           (NO_SYNCWARP, SHARED), ("too weak", "barrier"), range(8)),
-    Broken("block: a store behind its arrival", in_one_block(store_behind_an_arrival, 33), DataRace,
-           (NO_BARRIER, f"of {cell('data[0]', 0)}"), ("too weak",), range(8)),
-    Broken("block: a stage is given back before it is read", in_one_block(give_back_before_the_load), DataRace,
-           (NO_BARRIER, SHARED), ("too weak", "syncwarp"), least=4),
-    Broken("block: a counter that is not ready", in_one_block(counters_that_are_not_ready), DataRace,
-           ("is between two stores", SHARED), ("too weak",), range(8)),
-    Broken("reduction: a tree without barriers", in_one_block(tree_sum(nothing)), DataRace,
-           ((NO_BARRIER, NO_SYNCWARP), SHARED), ("too weak",), range(8)),
-    Broken("reduction: a tree with syncwarp alone", in_one_block(tree_sum(lambda: syncwarp(ALL))), DataRace,
-           (NO_BARRIER, SHARED), ("too weak",), range(8)),
-    Broken("reduction: lanes, no syncwarp", in_one_block(lanes_sum(nothing), 32), DataRace,
-           (NO_SYNCWARP, SHARED), ("too weak",), range(12)),
-    Broken("reduction: lanes, a shuffle in place of a syncwarp", in_one_block(lanes_sum(shuffle), 32), DataRace,
-           ("no syncwarp is between the store and this load of `shared memory`", "shfl.xor"), ("too weak",), range(8)),
-    Broken("reduction: a total is read while others add", in_one_block(read_early), DataRace,
-           (("is between the ", "two warps of a block that have not met since"), f"of {cell('other flag', 0)}"),
-           ("too weak",), range(8)),
-    Broken("last block: counts itself relaxed", blocks(last_block_sums(atom_add_relaxed_gpu_s32), 3), DataRace,
-           (f"the atomics on {ARRIVALS}", "both too weak"), TIES, least=4),
-    Broken("last block: a fence before the count alone", blocks(last_block_sums(fence_and_count), 3), DataRace,
-           (f"the atomic on {ARRIVALS}", "that reads it is too weak", "acquires nothing"), (*TIES, "both"), least=4),
-    Broken("last block: a fence behind the count alone", blocks(last_block_sums(count_and_fence), 3), DataRace,
-           (f"the atomic on {ARRIVALS}", "releases nothing"), (*TIES, "both", "that reads it"), least=4),
-    Broken("last block: no barrier before the count", blocks(last_block_sums(before=nothing), 3), DataRace,
-           ("no syncwarp orders", "store before the atomic on", ARRIVALS), ("too weak", "scope"), range(8)),
-    Broken("grid barrier: relaxed arrival", blocks(grid_barrier(atom_add_relaxed_gpu_s32)), DataRace,
-           (f"the atomic on {ARRIVALS}", "releases nothing"), (*TIES, "both", "that reads it"), range(8)),
-    Broken("grid barrier: relaxed poll", blocks(grid_barrier(fence_and_count,
-                                                             ld_relaxed_gpu_s32)), DataRace,
-           (ARRIVALS, "is too weak", "acquires nothing"), (*TIES, "releases"), range(8)),
-    Broken("grid barrier: no barrier before the arrival", blocks(grid_barrier(before=nothing)), DataRace,
-           ("no syncwarp orders", "store before the atomic on", ARRIVALS), ("too weak", "scope"), range(8)),
-    Broken("all-to-all: relaxed counts", all_to_all(atom_add_relaxed_sys_s32), DataRace,
-           ("the atomic on `memory` of rank 2: arrivals", "releases nothing"), TIES, least=4),
-    Broken("all-to-all: volatile polls", all_to_all(receive=ld_volatile_s32), DataRace,
-           ("the load of `memory` of rank 2: arrivals", "volatile.sys", "acquires nothing"), TIES, least=4),
-    Broken("all-to-all: relaxed polls", all_to_all(receive=ld_relaxed_sys_s32), DataRace,
-           ("the load of `memory` of rank 2: arrivals", "acquires nothing"), TIES, least=4),
-    Broken("all-to-all: waits for one rank, reads of both", all_to_all(num_waited=1), DataRace,
-           ("nothing", cell("parts[1]", 2)), ("too weak", "scope", "parts[0]"), range(12)),
-    Broken("all-to-all: waits until one of two has counted itself", all_count(at_least=1), DataRace,
-           ("nothing at all orders", "the last that", "has waited for is " + cell("arrivals", 2), "stored by rank "),
-           ("too weak", "scope", "still at"), range(12)),
-    Broken("barrier between ranks: counts with the GPU's scope", count_together(), DataRace,
-           ("the scope of", cell("arrivals"), "between ranks it takes sys"), ("too weak", "parts["), range(4)),
-    Broken("all-to-all: two ranks put into one slot", all_to_all(slot=lambda rank: 0), DataRace,
-           ("two threads store to", cell("parts[0]", 2)), ("too weak", "scope"), range(8)),
+    Race("block: no barrier behind the thread that waits",
+         together((0, late_flag, 1, 1), (1, one_waits_for_all, 1, 64)),
+         ("gone on", "heard by another warp", "neither waited"), ((cell("data[0]"), cell("flag")),),
+         range(8)),
+    Race("block: no barrier before the loads", in_one_block(exchange(middle=nothing)), "no barrier",
+         ("`shared memory`",), range(8)),
+    Race("block: no barrier before the next stores", in_one_block(exchange(end=nothing)), "no barrier",
+         ("`shared memory`",), range(8)),
+    Race("block: each warp has a barrier of its own", in_one_block(exchange(warps_at_barriers_of_their_own)),
+         "no barrier", ("`shared memory`",), range(8)),
+    Race("warp: no syncwarp before the loads", in_one_block(exchange(middle=nothing), 32), "no syncwarp",
+         ("`shared memory`",), range(8)),
+    Race("block: a store behind its arrival", in_one_block(store_behind_an_arrival, 33), "no barrier",
+         (cell("data[0]", 0),), range(8)),
+    Race("block: a stage is given back before it is read", in_one_block(give_back_before_the_load), "no barrier",
+         ("`shared memory`",), least=4),
+    Race("block: a counter that is not ready", in_one_block(counters_that_are_not_ready),
+         ("no syncwarp", "no barrier"), ("`shared memory`",), range(8)),
+    Race("reduction: a tree without barriers", in_one_block(tree_sum(nothing)), ("no barrier", "no syncwarp"),
+         ("`shared memory`",), range(8)),
+    Race("reduction: a tree with syncwarp alone", in_one_block(tree_sum(lambda: syncwarp(ALL))), "no barrier",
+         ("`shared memory`",), range(8)),
+    Race("reduction: lanes, no syncwarp", in_one_block(lanes_sum(nothing), 32), "no syncwarp", ("`shared memory`",),
+         range(12)),
+    Race("reduction: lanes, a shuffle in place of a syncwarp", in_one_block(lanes_sum(shuffle), 32), "shuffle",
+         ("`shared memory`",), range(8)),
+    Race("reduction: a total is read while others add", in_one_block(read_early), ("no syncwarp", "warps not met"),
+         (cell("other flag", 0),), range(8)),
+    Race("last block: counts itself relaxed", blocks(last_block_sums(atom_add_relaxed_gpu_s32), 3), "both too weak",
+         (cell("arrivals", 0),), least=4),
+    Race("last block: a fence before the count alone", blocks(last_block_sums(fence_and_count), 3), "load too weak",
+         (cell("arrivals", 0),), least=4),
+    Race("last block: a fence behind the count alone", blocks(last_block_sums(count_and_fence), 3), "store too weak",
+         (cell("arrivals", 0),), least=4),
+    Race("last block: no barrier before the count", blocks(last_block_sums(before=nothing), 3), "told by another lane",
+         (cell("arrivals", 0),), range(8)),
+    Race("grid barrier: relaxed arrival", blocks(grid_barrier(atom_add_relaxed_gpu_s32)), "store too weak",
+         (cell("arrivals", 0),), range(8)),
+    Race("grid barrier: relaxed poll", blocks(grid_barrier(fence_and_count, ld_relaxed_gpu_s32)), "load too weak",
+         (cell("arrivals", 0),), range(8)),
+    Race("grid barrier: no barrier before the arrival", blocks(grid_barrier(before=nothing)), "told by another lane",
+         (cell("arrivals", 0),), range(8)),
+    Race("all-to-all: relaxed counts", all_to_all(atom_add_relaxed_sys_s32), "store too weak", (cell("arrivals", 2),),
+         least=4),
+    Race("all-to-all: volatile polls", all_to_all(receive=ld_volatile_s32), "load too weak", (cell("arrivals", 2),),
+         least=4),
+    Race("all-to-all: relaxed polls", all_to_all(receive=ld_relaxed_sys_s32), "load too weak", (cell("arrivals", 2),),
+         least=4),
+    Race("all-to-all: waits for one rank, reads of both", all_to_all(num_waited=1), ("not waited", "neither waited"),
+         (cell("parts[1]", 2), cell("arrivals", 2)), range(12)),
+    Race("all-to-all: waits until one of two has counted itself", all_count(at_least=1),
+         ("neither waited", "not waited"), (": parts[", cell("arrivals", 2)), range(12)),
+    Race("barrier between ranks: counts with the GPU's scope", count_together(), "racing store's scope",
+         (cell("arrivals"),), range(4)),
+    Race("all-to-all: two ranks put into one slot", all_to_all(slot=lambda rank: 0), "two stores, not waited",
+         (cell("parts[0]", 2), maybe(cell("arrivals + 1", 2)), maybe(cell("arrivals", 2))), range(8)),
 ]  # fmt: skip

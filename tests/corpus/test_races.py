@@ -1,4 +1,4 @@
-"""The report of each broken kernel of the corpus that ends in a data race names its cause."""
+"""The report of each broken kernel of the corpus that ends in a data race finds its cause."""
 
 import blocks
 import flags
@@ -6,7 +6,7 @@ import kernels
 import networks
 import pytest
 import rings
-from entries import check
+from entries import check_race
 from parts import both_parts
 
 pytestmark = pytest.mark.emulator_only("the kernels are broken in Python")
@@ -15,7 +15,7 @@ ENTRIES = [*flags.ENTRIES, *blocks.ENTRIES, *rings.ENTRIES, *kernels.ENTRIES, *n
 
 
 @pytest.mark.parametrize(
-    "broken", both_parts([(e,) for e in ENTRIES[::4]], thorough=[(e,) for i, e in enumerate(ENTRIES) if i % 4])
+    "race", both_parts([(e,) for e in ENTRIES[::4]], thorough=[(e,) for i, e in enumerate(ENTRIES) if i % 4])
 )
-def test_the_report_names_the_cause(broken):
-    check(broken)
+def test_the_report_finds_the_cause(race):
+    check_race(race)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from ..machine.orders import ACQUIRES, RELEASES, SCOPES
-from ..models import checked
+from ..models import races
 from ..models.history import (
     Arrived,
     Event,
@@ -274,7 +274,7 @@ class Search:
                 self.improve(key, best)
 
 
-class Race(checked.Race):
+class Race(races.Race):
     """A race, with what is asked of it again and again."""
 
     __slots__ = ()

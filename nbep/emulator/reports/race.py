@@ -6,7 +6,7 @@ from ..machine import errors
 from ..machine.access import describe_thread
 from ..machine.names import name_of
 from ..machine.source import describe_site, source_line
-from ..models import checked
+from ..models import races
 from ..models.host import HostRace
 from ..models.knowledge import NOT_YET, Access
 from .causes import Link, in_words
@@ -16,7 +16,7 @@ from .race_cause import find_causes
 MAX_LINKS = 4  # of a chain that are shown
 
 
-def race(fact: checked.Race) -> errors.EmulatorError:
+def race(fact: races.Race) -> errors.EmulatorError:
     """The error for an access that meets an earlier one, which the thread cannot know of."""
     thread, _, access, earlier = one = Race(*fact)
     error = errors.DataRace("")

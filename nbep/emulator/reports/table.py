@@ -7,8 +7,8 @@ from typing import Any
 
 from ..machine.errors import EmulatorError
 from ..machine.faults import AccessFault, Diverged, LaneLeft, NeverFull, NoSegment
-from ..models.checked import Race
 from ..models.host import HostRace
+from ..models.races import Race
 from ..schedule.scheduler import Stuck
 from .collectives import diverged, lane_left, never_full
 from .deadlock import deadlock_error

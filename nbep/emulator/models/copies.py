@@ -1,0 +1,166 @@
+"""Bulk copies and mbarriers, for `checked`: a copy is checked where it starts, and known to those who wait for it."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ..machine.bulk import MBarrier
+from ..machine.errors import EmulatorError
+from ..machine.faults import error_at
+from ..machine.memory import OFFSET_BITS, OFFSET_MASK, Allocation
+from ..machine.source import Site, site_of
+from ..machine.warp import Warp
+from .history import Waited
+from .knowledge import (
+    NOT_WAITED,
+    NOT_YET,
+    NOTHING,
+    Access,
+    Owner,
+    join,
+    remember_store,
+    with_signals,
+)
+from .races import CheckingThread
+from .signals import Cell
+
+if TYPE_CHECKING:
+    from greenlet import greenlet
+
+    from ..machine.block import Block
+
+MBARRIER_BYTES = 8
+
+
+class CopyCheckingThread(CheckingThread):
+    """A thread whose bulk copies are checked."""
+
+    __slots__ = ("engine", "open_group", "groups", "issued")
+
+    def __init__(self, block: Block, thread_idx: int, warp: Warp, hub: greenlet):
+        super().__init__(block, thread_idx, warp, hub)
+        self.engine: Owner | None = None  # of its copies, as long as the thread has not waited for them
+        # What the copy engine does for bulk stores, until the thread has waited for it.
+        self.open_group: list[Access] = []
+        self.groups: deque[list[Access]] = deque()
+        self.issued: list[tuple[Access, Access, MBarrier]] = []  # bulk loads under way: the load and the store of each
+
+    def locate(self, address: int) -> Cell:
+        """What stands at a global address that has been accessed."""
+        return self.segments[address >> OFFSET_BITS], address & OFFSET_MASK
+
+    # --- mbarriers ----------------------------------------------------------------------------------------------
+
+    def mbarrier_init(self, address: int, count: int) -> None:
+        super().mbarrier_init(address, count)
+        self.note_store(self.shared, address, MBARRIER_BYTES, "weak", "cta")
+
+    def mbarrier_arrive(self, address: int) -> None:
+        super().mbarrier_arrive(address)
+        self._arrived(address)
+
+    def mbarrier_arrive_expect_tx(self, address: int, nbytes: int) -> None:
+        super().mbarrier_arrive_expect_tx(address, nbytes)
+        self._arrived(address)
+
+    def _arrived(self, address: int) -> None:
+        mbarrier = self.block.mbarriers[address]
+        self.note_load(self.shared, address, MBARRIER_BYTES, "relaxed", "cta")  # it must know of the initialisation
+        self.signal(True)
+        mbarrier.knowledge = join((mbarrier.knowledge or NOTHING, self.with_latest(self.knowledge)))
+
+    def mbarrier_try_wait(self, address: int, parity: int) -> bool:
+        done = super().mbarrier_try_wait(address, parity)
+        mbarrier = self.block.mbarriers.get(address)
+        if done and mbarrier is not None:
+            self.note_load(self.shared, address, MBARRIER_BYTES, "relaxed", "cta")
+            self.world.signals += 1
+            number = self.world.signals
+            for access in mbarrier.copies:
+                access.number = number
+            signals = {access.owner.clock: number for access in mbarrier.copies}
+            self.world.history.add(Waited(self.owner, address, tuple(mbarrier.copies)))
+            mbarrier.copies = []
+            mbarrier.knowledge = with_signals(mbarrier.knowledge or NOTHING, signals)
+            self.knowledge = join((self.knowledge, mbarrier.knowledge))
+        return done
+
+    # --- copies -------------------------------------------------------------------------------------------------
+
+    def bulk_load(self, smem: int, gmem: int, nbytes: int, mbarrier: int) -> None:
+        super().bulk_load(smem, gmem, nbytes, mbarrier)
+        load, store = self.note_copy(self.locate(gmem), (self.shared, smem), nbytes)
+        self.issued.append((load, store, self.block.mbarriers[mbarrier]))
+
+    def bulk_store(self, gmem: int, smem: int, nbytes: int) -> None:
+        super().bulk_store(gmem, smem, nbytes)
+        self.open_group += self.note_copy((self.shared, smem), self.locate(gmem), nbytes)
+
+    def note_copy(self, source: Cell, target: Cell, nbytes: int) -> tuple[Access, Access]:
+        """A copy starts: check what it will do, and remember it, as the copy engine's until somebody waits for it."""
+        site = site_of(sys._getframe(2))
+        (read, begin), (written, to) = source, target
+        load = Access(self.owner, "load", begin, begin + nbytes, "bulk", "cta", site)
+        store = Access(self.owner, "store", to, to + nbytes, "bulk", "cta", site)
+        self.check(read, load)
+        self.check(written, store)
+        if self.engine is None:
+            self.engine = self.owner._replace(clock=-self.owner.clock)
+        for access in (load, store):
+            access.owner, access.number, access.time = self.engine, NOT_WAITED, self.world.history.now
+        if read.writable:
+            self.remember_load(read, load)
+        remember_store(written, store)
+        return load, store
+
+    def put_bytes(self, allocation: Allocation, offset: int, data: bytes, site: Site | None) -> None:
+        super().put_bytes(allocation, offset, data, site)
+        if allocation is self.shared:
+            here = next(i for i, (_, store, _) in enumerate(self.issued) if store.begin == offset)
+            load, store, mbarrier = self.issued.pop(here)
+            mbarrier.copies += load, store
+
+    def bulk_commit_group(self) -> None:
+        super().bulk_commit_group()
+        self.groups.append(self.open_group)
+        self.open_group = []
+
+    def bulk_wait_group(self, n: int) -> None:
+        super().bulk_wait_group(n)
+        while len(self.groups) > n:
+            self.take_over(self.groups.popleft())
+
+    def bulk_wait_group_read(self, n: int) -> None:
+        super().bulk_wait_group_read(n)
+        for group in list(self.groups)[: max(len(self.groups) - n, 0)]:
+            self.take_over([access for access in group if access.verb == "load"])
+            group[:] = [access for access in group if access.verb == "store"]
+
+    def take_over(self, copies: list[Access]) -> None:
+        """What the copy engine has done is as if this thread had done it."""
+        for access in copies:
+            access.owner = self.owner
+            access.number = NOT_YET
+            access.time = self.world.history.now
+            (self.loads if access.verb == "load" else self.stores).append(access)
+
+    def leave(self) -> None:
+        groups = [self.open_group, *self.groups]
+        if any(access.verb == "load" for group in groups for access in group):
+            message = "a thread leaves the kernel without having waited until its bulk stores have read shared memory"
+            raise error_at(self, EmulatorError, f"{message}: wait_group.read is missing")
+        copies = [access for group in groups for access in group]
+        if copies:  # nobody has waited until they are written: the end of the kernel does
+            self.block.launch.callbacks.append(partial(self.end_copies, copies))
+        for access in self.stores:
+            access.at_exit = True
+        self.signal(True)
+        super().leave()
+
+    def end_copies(self, copies: list[Access]) -> None:
+        """The kernel is done, and so are copies for which no thread has waited."""
+        self.take_over(copies)
+        self.signal(True)

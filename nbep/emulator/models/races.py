@@ -1,0 +1,120 @@
+"""The check of `checked`: each access is noted, and compared with those that its thread cannot know of."""
+
+from __future__ import annotations
+
+import sys
+from typing import NamedTuple
+
+from ..machine.memory import Allocation
+from ..machine.source import site_of
+from .knowledge import (
+    ALL_CLOCKS,
+    GRANULE_BITS,
+    Access,
+    distance,
+    remember_store,
+)
+from .signals import SignallingThread
+
+MANY_LOADS = 64  # of a granule; then those that everybody knows of are forgotten
+
+
+class Race(NamedTuple):
+    """Two accesses to the same bytes, by threads of which the second cannot know of the first."""
+
+    thread: CheckingThread
+    allocation: Allocation
+    access: Access
+    earlier: Access
+
+
+class CheckingThread(SignallingThread):
+    """A thread whose accesses are compared with those of others."""
+
+    __slots__ = ()
+
+    def note_load(self, allocation: Allocation, offset: int, nbytes: int, order: str, scope: str) -> Access:
+        """A load of at most 16 aligned bytes: check it, and remember it."""
+        site, now = site_of(sys._getframe(2)), self.world.history.now
+        load = Access(self.owner, "load", offset, offset + nbytes, order, scope, site, now)
+        load.serving = self.serving
+        self.check(allocation, load)
+        if order == "nc":
+            self.check_constant(allocation, load)
+        if allocation.writable:
+            self.loads.append(load)
+            self.remember_load(allocation, load)
+        return load
+
+    def check_constant(self, allocation: Allocation, load: Access) -> None:
+        """Stop the run when bytes are read as constant that have changed since this kernel began."""
+        if self.world.has_failed:
+            return
+        before = {ALL_CLOCKS: self.block.launch.first_signal}
+        for store in allocation.last_stores.get(load.begin >> GRANULE_BITS, ()):
+            if store.begin < load.end and load.begin < store.end and store.is_beyond(before):
+                raise self.not_constant(allocation, load.begin)
+
+    def note_store(
+        self, allocation: Allocation, offset: int, nbytes: int, order: str, scope: str, is_atomic: bool = False
+    ) -> Access:
+        """A store of at most 16 aligned bytes: check it, and remember it."""
+        site, now = site_of(sys._getframe(2)), self.world.history.now
+        store = Access(self.owner, "store", offset, offset + nbytes, order, scope, site, now)
+        store.serving = self.serving
+        store.is_atomic = is_atomic
+        store.proxy_fences = self.shared_fences if allocation is self.shared else self.global_fences
+        self.check(allocation, store)
+        self.stores.append(store)
+        remember_store(allocation, store)
+        return store
+
+    def remember_load(self, allocation: Allocation, load: Access) -> None:
+        for granule in load.granules:
+            loads = allocation.last_loads.get(granule)
+            if loads is None:
+                loads = allocation.last_loads[granule] = {}
+            key = id(load.owner), load.begin, load.end
+            if (before := loads.get(key)) is not None:
+                load.before = before.before or (before,)
+            loads[key] = load
+            if len(loads) > MANY_LOADS and len(loads).bit_count() == 1:  # not every time
+                known = min(launch.first_signal for launch in self.world.launches)
+                allocation.last_loads[granule] = {key: one for key, one in loads.items() if one.number > known}
+
+    def check(self, allocation: Allocation, access: Access) -> None:
+        """Stop the run if this access meets one that the thread cannot know of."""
+        if self.world.has_failed:
+            return
+        stores, loads = allocation.last_stores, allocation.last_loads
+        is_store = access.verb == "store"
+        is_proxys = access.order == "bulk" and not is_store
+        for granule in access.granules:
+            for store in stores.get(granule, ()):
+                is_new = self.is_new(store)
+                if (is_new or (is_proxys and self.is_hidden(allocation, store))) and self.may_not_meet(access, store):
+                    if is_new or allocation is not self.shared:
+                        raise self.world.error_of(Race(self, allocation, access, store))
+                    raise self.no_proxy_fence(access, store)
+            if is_store and granule in loads:
+                for load in loads[granule].values():
+                    if self.is_new(load) and self.may_not_meet(access, load):
+                        raise self.world.error_of(Race(self, allocation, access, load))
+
+    def is_new(self, access: Access) -> bool:
+        """Whether this thread cannot know of an access."""
+        owner, own = access.owner, self.owner
+        if owner is own:
+            return False
+        is_store = access.verb == "store"
+        if owner.clock == own.clock and access.number <= self.warp_known:
+            return False
+        return access.is_beyond(self.knowledge.stores if is_store else self.knowledge.loads)
+
+    def may_not_meet(self, access: Access, earlier: Access) -> bool:
+        return (
+            earlier.begin < access.end
+            and access.begin < earlier.end
+            and min(access.reach, earlier.reach) < distance(access.owner, earlier.owner)
+            and earlier not in self.observed
+        )

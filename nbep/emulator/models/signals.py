@@ -1,0 +1,168 @@
+"""Who has told whom, for `checked`: signals of threads, what stores to cells take along, and where threads meet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..machine.memory import Allocation
+from ..machine.orders import ACQUIRES, RELEASES, SCOPES
+from ..machine.source import Site
+from ..machine.warp import Collective, Warp
+from .history import Forgotten, Stored
+from .knowledge import (
+    ALL_CLOCKS,
+    GRANULE_BITS,
+    NOTHING,
+    Access,
+    Knowledge,
+    Message,
+    Owner,
+    distance,
+    join,
+    join_two,
+    later,
+    with_signals,
+)
+from .proxies import ProxyThread
+
+if TYPE_CHECKING:
+    from greenlet import greenlet
+
+    from ..machine.block import Block, NamedBarrier
+
+MAX_WARPS = 32  # of a block
+
+Cell = tuple[Allocation, int]
+
+
+class SignallingThread(ProxyThread):
+    """A thread whose releases, fences and meetings pass on what it knows."""
+
+    __slots__ = ("owner", "fences", "released", "heard", "observed", "stores", "loads")
+
+    def __init__(self, block: Block, thread_idx: int, warp: Warp, hub: greenlet):
+        super().__init__(block, thread_idx, warp, hub)
+        launch = block.launch
+        clock = block.serial * MAX_WARPS + self.warp
+        number, known = launch.number, launch.first_signal
+        self.owner = Owner(self.rank, launch.name, block.serial, clock, block.index, thread_idx, number, known)
+        if launch.known is None:
+            so_far = {ALL_CLOCKS: launch.first_signal}
+            launch.known = Knowledge(so_far, so_far, so_far, so_far)
+        self.knowledge: Knowledge = launch.known
+        self.warp_known = 0  # the last signal of its warp that it knows besides
+        # What a store takes along that no release orders: what was known at the last fence of each reach, and at this
+        # thread's last release of each reach to the same cell.
+        self.fences: dict[int, Knowledge] = {}
+        self.released: dict[Cell, dict[int, Knowledge]] = {}
+        # What relaxed loads have met, for a later acquire or fence that reaches as far.
+        self.heard: dict[tuple[Cell, int], Knowledge] = {}
+        self.observed: set[Access] = set()  # strong stores whose values this thread has loaded
+        self.stores: list[Access] = []  # those that no release tells of yet
+        self.loads: list[Access] = []  # those that no signal tells of yet
+
+    def signal(self, releases: bool) -> None:
+        """Number the loads since the last signal, and the stores since the last release."""
+        self.world.signals += 1
+        number = self.world.signals
+        for load in self.loads:
+            load.number = number
+        self.loads.clear()
+        if releases:
+            for store in self.stores:
+                store.number = number
+            self.stores.clear()
+
+    def with_latest(self, knowledge: Knowledge) -> Knowledge:
+        """The knowledge, and all that the warp has signalled."""
+        return with_signals(knowledge, {self.owner.clock: self.world.signals})
+
+    def send(self, allocation: Allocation, store: Access, modifies: bool) -> None:
+        """A store to a cell; one that modifies it, as atomics do, passes on what the cell said before."""
+        offset, order, reach = store.begin, store.order, store.reach
+        if not reach:
+            if allocation.messages.pop(offset, None) is not None:
+                self.world.history.add(Forgotten(allocation, offset))
+            return
+        self.world.history.add(Stored(allocation, store))
+        cell = allocation, offset
+        self.signal(order in RELEASES)
+        now = self.with_latest(self.knowledge)
+        if order in RELEASES:
+            self.released.setdefault(cell, {})[reach] = now
+        else:
+            now = NOTHING.with_loads(now.loads)
+        earlier = [*self.fences.items(), *self.released.get(cell, {}).items()]
+        before = allocation.messages.get(offset) if modifies else None
+        passes_on = False
+        if before is not None and reach >= distance(self.owner, before.owner):
+            passes_on = True
+            earlier += before.parts.items()
+        parts = {reach: now}
+        for its_reach, knowledge in earlier:
+            least = min(its_reach, reach)
+            parts[least] = join_two(parts.get(least, NOTHING), knowledge)
+        allocation.messages[offset] = Message(self.owner, parts, passes_on)
+
+    def receive(self, allocation: Allocation, offset: int, order: str, scope: str) -> None:
+        """A strong access has read a cell."""
+        cell, reach = (allocation, offset), SCOPES[scope]
+        for store in allocation.last_stores.get(offset >> GRANULE_BITS, ()):
+            if store.begin == offset and min(store.reach, reach) >= distance(store.owner, self.owner):
+                self.observed.add(store)
+        message = allocation.messages.get(offset)
+        needed = 0 if message is None else distance(message.owner, self.owner)
+        said = NOTHING if message is None or reach < needed else message.heard(needed)
+        if needed > SCOPES["cta"]:  # a proxy fence of another block says nothing to this block's copy engine
+            said = said._replace(engine=NOTHING.engine, shared=NOTHING.shared)
+        if order in ACQUIRES:
+            self.knowledge = join_two(self.knowledge, said)
+            for near in range(1, reach + 1) if self.heard else ():
+                self.knowledge = join_two(self.knowledge, self.heard.get((cell, near), NOTHING))
+        elif any(said):
+            self.heard[cell, needed] = join_two(self.heard.get((cell, needed), NOTHING), said)
+            self.knowledge = self.knowledge.with_loads(later(self.knowledge.loads, said.loads))
+
+    def fence(self, order: str, scope: str) -> None:
+        super().fence(order, scope)
+        if order in RELEASES:
+            reach = SCOPES[scope]
+            heard = (knowledge for (_, needed), knowledge in self.heard.items() if needed <= reach)
+            self.knowledge = join((self.knowledge, *heard))
+            self.signal(True)
+            self.fences[reach] = self.with_latest(self.knowledge)
+
+    def converge(self, name: str, mask: int, value: Any, site: Site | None) -> Collective:
+        if name == "syncwarp":
+            self.signal(True)
+        collective = super().converge(name, mask, value, site)
+        if not collective.knowledge or collective.knowledge[-1] is not self.knowledge:
+            collective.knowledge.append(self.knowledge)
+        if not collective.missing:
+            self.remember_collective(collective)
+            collective.known = join(collective.knowledge), self.world.signals
+        return collective
+
+    def collect(self, name: str, mask: int, value: Any, site: Site | None) -> Collective:
+        collective = super().collect(name, mask, value, site)
+        if name == "syncwarp":  # a vote or a shuffle orders no memory
+            self.knowledge, self.warp_known = collective.known
+        return collective
+
+    def arrive(self, barrier_id: int, num_threads: int, wait: bool, predicate: bool = True) -> NamedBarrier:
+        self.signal(True)
+        barrier = super().arrive(barrier_id, num_threads, wait, predicate)
+        barrier.signals[self.owner.clock] = self.world.signals
+        if not barrier.knowledge or barrier.knowledge[-1] is not self.knowledge:
+            barrier.knowledge.append(self.knowledge)
+        if barrier.is_full:
+            told = NOTHING._replace(stores=barrier.signals, loads=barrier.signals)  # bar.arrive: some know more by now
+            barrier.known = join((*barrier.knowledge, told))
+        return barrier
+
+    def meet(self, barrier_id: int, num_threads: int, predicate: bool) -> NamedBarrier:
+        barrier = super().meet(barrier_id, num_threads, predicate)
+        self.knowledge = barrier.known
+        known = self.knowledge.stores
+        self.warp_known = known.get(self.owner.clock, known.get(ALL_CLOCKS, 0))
+        return barrier
