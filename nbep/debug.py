@@ -21,7 +21,7 @@ from nbep.emulator import Allocation, EmulatorError, Thread, World
 from nbep.emulator.machine.kinds import KINDS
 from nbep.emulator.machine.memory import OFFSET_BITS, OFFSET_MASK
 from nbep.emulator.machine.names import name_of
-from nbep.emulator.reports.source import Site, describe_site, site_of
+from nbep.emulator.machine.source import Site, describe_site, site_of
 from nbep.emulator.reports.waiting import last_writer, waiting_groups, warps_and_lanes, who
 
 __all__ = ["History", "history", "what", "where"]
@@ -196,7 +196,7 @@ def _world() -> World:
     """The world that runs, or else the latest."""
     current = getcurrent()
     world = current.world if isinstance(current, Thread) else World.latest()
-    if world is None:
+    if not isinstance(world, World):
         raise EmulatorError("no emulated run: these words work where a run on the emulator has been stopped")
     return world
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from nbep.device import primitives
 from nbep.emulator import EmulatorError
-from nbep.emulator.reports.source import edited as sources
+from nbep.emulator.machine.source import edited as sources
 from nbep.host.faults import NetworkError
 from nbep.host.ranks.timeouts import PeerTimeout
 

@@ -31,6 +31,7 @@ from nbep.check.faults import (
     Fault,
 )
 from nbep.check.steps import (
+    LOOPS,
     calls_of,
     cell_of,
     coherent_loads_of,
@@ -193,6 +194,8 @@ def _ways(step: str, call: ast.Call, is_statement: bool, cell: Callable[[], str]
             yield kind, "tma_store_wait_all until read", UNTIL_READ
         if step in EXTENTS:
             yield "extent", f"extent of {step}", ONE_LESS
+    elif step in LOOPS:
+        return
     elif is_wait(step):
         yield "wait", step, NOTHING if is_statement else ONCE
     elif step.startswith(RESETS):

@@ -8,7 +8,7 @@ from typing import Any
 
 from nbep.check.runs import Run, World, perform, text_of
 from nbep.emulator import DeadlockError
-from nbep.emulator.reports.source import kernel_frame
+from nbep.emulator.machine.source import kernel_frame
 
 
 def debug(run: Run) -> bool:

@@ -9,6 +9,9 @@ from types import FunctionType
 
 from nbep.device.jit import PRIMITIVES
 
+POLLS = ("ld_acquire_", "ld_relaxed_", "ld_volatile_")  # what a wait polls with
+LOOPS = ("wait_until", "wait_or_report")  # the loop of all waits: what is left out is the wait that calls it
+
 
 def function_tree(function: FunctionType) -> ast.FunctionDef:
     """The tree of a function's source, with the line numbers of its file; nested functions have none of their own.
@@ -34,11 +37,16 @@ class _WithoutNamespace(ast.NodeTransformer):
 
 
 def calls_of(tree: ast.AST) -> dict[str, list[ast.expr]]:
-    """All calls of names in a tree, by the name."""
+    """All calls of names in a tree, by the name; and where a load is named that a wait is to poll with."""
     found: dict[str, list[ast.expr]] = {}
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    called = {id(call.func) for call in calls}
+    cells = {id(call.args[0]): call.args[1:2] for call in calls if call.args}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             found.setdefault(node.func.id, []).append(node)
+        elif isinstance(node, ast.Name) and id(node) not in called and node.id.startswith(POLLS):
+            found.setdefault(node.id, []).append(ast.copy_location(ast.Call(node, cells.get(id(node), []), []), node))
     return {name: sorted(nodes, key=position) for name, nodes in found.items()}
 
 

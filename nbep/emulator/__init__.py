@@ -2,33 +2,33 @@
 
 It knows nothing of expert parallelism.  Its parts, in an order to read them in:
 
-    world      all ranks of a run; `process` has one rank a process, as under mpiexec
+    world      all ranks of a run; `run` is the same without words; `process` has one rank a process, as under mpiexec
     machine/   what a GPU is made of
         kinds, memory   bytes at addresses, one address space per rank; `remote` is memory that only messages reach
         access, thread  what one thread can do
         block, warp     where threads meet
         bulk            copies that happen later, and the mbarriers that say when
         stream          launches and events
-    schedule/  who runs next: `scheduler` runs them, `strategies` make the choices
-    models/    when a store is seen, and what must be ordered
         orders          memory orders and scopes
-        delayed         stores that are seen as late as their order allows, loads that are early
+        errors, faults  what can go wrong, as exceptions and as facts; `source` finds the line of code that did
+        world           what all these need of the world above them
+    models/    when a store is seen, and what must be ordered
+        delayed         stores that are seen as late as their order allows, loads that are early: `pending`, `versions`
         checked         accesses to the same bytes that nothing orders; `knowledge` is what threads know of each other's
-    reports/   what a stopped run says
-        errors, source  what can go wrong, and the line of code that did
-        faults          why an access failed
+    schedule/  who runs next: `scheduler` runs them, `strategies` make the choices
+    tracing    calls an observer at every access
+    reports/   what a stopped run says: `table` finds the words for a fact
+        faults          why an access failed; `unwritten` who would have stored there; `collectives` who is missing
         race            who did not order what: `chains` and `race_cause` find the end that is too weak
                         `unheard` a wait that is missing
         deadlock        who waits for whom: `waiting` groups the threads, `expected` asks them what they want to see,
                         `hang_cause` finds the wait that holds up the others, `hang_words` says so,
                         `stores` knows who stored where
-    tracing    calls an observer at every access
+
+Imports point from `world` down, never back: machine, models and schedule raise facts, and `reports` words them.
 """
 
-from .machine.memory import AddressSpace, Allocation, Mapping
-from .machine.stream import Event, Launch, Stream
-from .machine.thread import FULL_MASK, Thread, current_thread
-from .reports.errors import (
+from .machine.errors import (
     DataRace,
     DeadlockError,
     Divergence,
@@ -44,7 +44,11 @@ from .reports.errors import (
     Unmapped,
     UseAfterFree,
 )
-from .world import RankContext, World
+from .machine.memory import AddressSpace, Allocation, Mapping
+from .machine.stream import Event, Launch, Stream
+from .machine.thread import FULL_MASK, Thread, current_thread
+from .run import RankContext
+from .world import World
 
 __all__ = [
     "FULL_MASK",

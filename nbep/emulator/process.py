@@ -20,10 +20,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .clock import RunningClock
+from .machine.errors import EmulatorError
 from .machine.remote import ReachingThread, RemoteAllocation, map_remote
-from .reports.errors import EmulatorError
-from .schedule.scheduler import NEVER
-from .world import MEMORY_MODELS, World
+from .machine.world import NEVER
+from .run import MEMORY_MODELS
+from .world import World
 
 if TYPE_CHECKING:
     from .machine.memory import AddressSpace
@@ -38,14 +39,14 @@ _TICKS_BETWEEN_LOOKS = 8
 
 
 class ProcessWorld(World):
-    """A world of which this process has one rank; made by `World(..., local_rank=r)`."""
+    """A world of which this process has one rank; local_rank: which."""
 
     max_idle_calls = NEVER  # another process may still store
     spans_processes = True
     thread_classes = {**MEMORY_MODELS, "sc": ReachingThread}  # noqa: RUF012 - never changed
 
-    def __init__(self, num_ranks: int, seed: int = 0, **options: Any):
-        super().__init__(num_ranks, seed, **options)
+    def __init__(self, num_ranks: int, seed: int = 0, *, local_rank: int, **options: Any):
+        super().__init__(num_ranks, seed, local_rank=local_rank, **options)
         self.clock = RunningClock()  # the kernel thread's
         self._inbox: deque[Callable[[], object]] = deque()
         self._wakeup = threading.Event()  # for the kernel thread: the inbox has something

@@ -18,8 +18,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from .machine.source import Site
 from .machine.thread import Thread
-from .reports.source import Site
 
 HOOKS = ("on_load", "on_store", "on_atomic", "on_copy", "on_park", "on_wake", "on_meet", "on_launch", "on_exit")
 

@@ -1,4 +1,4 @@
-"""The world: all ranks of a run, their address spaces and streams, and the scheduler that drives them.
+"""The world: an emulated machine, and what it says when a run is stopped.
 
     world = World(num_ranks=2, seed=7)
     results = world.run([host0, host1])     # one host function per rank
@@ -8,142 +8,34 @@ The same seed replays the same run exactly; another seed is another interleaving
 
 from __future__ import annotations
 
-import random
-from collections import Counter
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import Any, ClassVar
 from weakref import ref
 
 from greenlet import getcurrent
 
-from .machine.memory import AddressSpace
-from .machine.names import NIC_NUMBERS
-from .machine.stream import Stream
-from .machine.thread import Thread
-from .models.checked import CheckedThread
-from .models.delayed import DelayedThread
-from .models.history import History
-from .models.host import CheckedHost
-from .reports.expected import Told
-from .schedule.scheduler import Host, Scheduler
-from .tracing import hooks, traced
-
-ReadReport = Callable[[Thread, FrameType], Told | None]
-MEMORY_MODELS: dict[str, type[Thread]] = {"sc": Thread, "delayed": DelayedThread, "checked": CheckedThread}
+from .machine.errors import EmulatorError, Uninitialized
+from .reports.table import error_of
+from .reports.unwritten import tell_who_writes
+from .run import Run
+from .schedule.scheduler import Host
 
 
-class RankContext:
-    """One rank: its number, its address space and its streams."""
+class World(Run):
+    """An emulated machine with all of its ranks in this process; see `Run` for its arguments."""
 
-    def __init__(self, world: World, rank: int):
-        self.world = world
-        self.rank = rank
-        self.space = AddressSpace(rank, world.checked_host)
-
-    def create_stream(self, name: str, is_service: bool = False) -> Stream:
-        stream = Stream(self.world, self.rank, self.space, name, is_service)
-        self.world.streams.append(stream)
-        return stream
-
-
-class World(Scheduler):
-    """An emulated machine.
-
-    Args:
-        num_ranks: ranks, each with an address space of its own
-        seed: chooses the interleaving
-        memory_model: "sc": a store is visible to all at once; "delayed", "checked": see the modules of these names
-        on_deadlock: "raise", or "expire" to let the kernels' own time-outs run
-        strategy: how the interleaving is chosen: see `schedule.strategies`
-        on_failure: is called with the first error, while all threads still stand where they were
-        local_rank: None: all ranks live in this process; r: only rank r does, the others are other processes (see
-            `process`)
-        has_tma: whether kernels find bulk copies, as on sm_90
-        tracer: object with any of the methods that `tracing` names
-    """
-
-    spans_processes = False  # whether other processes store to memory of its ranks
-    thread_classes = MEMORY_MODELS
     latest: ClassVar[Callable[[], World | None]] = lambda: None  # the world that was made last, if it is still there
 
-    def __new__(cls, *args: Any, local_rank: int | None = None, **options: Any) -> World:
-        """A world of one rank per process is another class."""
-        if local_rank is not None and cls is World:
-            from .process import ProcessWorld
-
-            return object.__new__(ProcessWorld)
-        return object.__new__(cls)
-
-    def __init__(
-        self,
-        num_ranks: int,
-        seed: int = 0,
-        *,
-        memory_model: str = "sc",
-        on_deadlock: str = "raise",
-        local_rank: int | None = None,
-        tracer: Any = None,
-        has_tma: bool = True,
-        strategy: str = "uniform",
-        on_failure: Callable[[BaseException], object] | None = None,
-    ):
-        super().__init__(seed, on_deadlock, strategy, on_failure)
+    def __init__(self, num_ranks: int, seed: int = 0, **options: Any):
+        super().__init__(num_ranks, seed, **options)
         World.latest = ref(self)
-        if num_ranks < 1:
-            raise ValueError(f"num_ranks: {num_ranks}; allowed: at least 1")
-        if not isinstance(memory_model, str) or memory_model not in MEMORY_MODELS:
-            raise ValueError(f"memory_model: {memory_model!r}; allowed: {', '.join(map(repr, MEMORY_MODELS))}")
-        if memory_model == "checked" and local_rank is not None:
-            raise ValueError("memory_model: 'checked' knows nothing of other processes; it takes all ranks in one")
-        self.num_ranks = num_ranks
-        self.memory_model = memory_model
-        self.tracer = tracer
-        self.hooks = None if tracer is None else hooks(tracer)
-        self.has_tma = has_tma
-        self.num_blocks = 0
-        self.is_over = False  # run() has ended
-        self.num_launches: Counter[tuple[int, str]] = Counter()
-        self.signals = 0  # so far; see `checked`
-        self.history = History()  # see `checked`
-        self.has_failed = False  # whether a wait was ever over time, or a fault reported; see `checked`
-        self.networks: dict[int, Callable[[int], list[str]]] = {}  # rank -> what to say of its network to a peer
-        self.read_report: ReadReport | None = None  # what a frame of a thread tells the host; see `reports.expected`
-        self.checked_host = CheckedHost(self) if memory_model == "checked" else None
-        thread_class = self.thread_classes[memory_model]
-        self.thread_class = thread_class if tracer is None else traced(thread_class)
-        local = range(num_ranks) if local_rank is None else [local_rank]
-        self.ranks = {rank: RankContext(self, rank) for rank in local}
-        self.moment = 0  # how often stores have become visible; see `delayed`
-        self.early = random.Random(f"early loads {seed}")  # likewise
-        self.early_rate = 0.5 ** self.early.randint(1, 4)
-        self.gpu_stores: dict[int, dict[Any, None]] = {rank: {} for rank in local}  # see `delayed`
-        self.spaces = {rank: context.space for rank, context in self.ranks.items()}
 
-    def add_nic(self, rank: int) -> RankContext:
-        """A NIC of a rank: streams and an address space of its own. A rank may have several, one after the other."""
-        number = NIC_NUMBERS + rank
-        context = self.ranks.get(number)
-        if context is None:
-            context = self.ranks[number] = RankContext(self, number)
-            self.spaces[number] = context.space
-            self.gpu_stores[number] = {}
-        return context
+    def error_of(self, fact: Any) -> EmulatorError:
+        return error_of(fact)
 
-    def count_block(self) -> int:
-        """The number of a new block, which no other block of the run has."""
-        self.num_blocks += 1
-        return self.num_blocks
-
-    def count_launch(self, rank: int, kernel: str) -> int:
-        """The number of a new launch among those of its kernel on its rank, from 1."""
-        self.num_launches[rank, kernel] += 1
-        return self.num_launches[rank, kernel]
-
-    @property
-    def counters(self) -> dict[str, int]:
-        """What the run has cost so far."""
-        return {"primitive_calls": self.calls, "switches": self.steps, "parks": self.parks}
+    def explain(self, error: BaseException) -> None:
+        if isinstance(error, Uninitialized):
+            tell_who_writes(error, self)
 
     def run(self, functions: Sequence[Callable[[], Any]]) -> list[Any]:
         """Run one host function per rank to the end, and all they launched; their results by rank.

@@ -17,7 +17,7 @@ from typing import Any
 
 from nbep.emulator.machine.kinds import KINDS
 from nbep.emulator.machine.names import NIC_NUMBERS
-from nbep.emulator.models.orders import WEAK
+from nbep.emulator.machine.orders import WEAK
 
 HOME, NVLINK, NETWORK = LINKS = ("home", "nvlink", "network")
 ROW_ACCESS_BYTES = 16  # of a row at once; smaller accesses to own memory are to counts and choices, and hit caches

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import nbep
-from nbep.emulator.reports import errors
+from nbep.emulator.machine import errors
 from nbep.puzzle.frame import LONGEST_WAIT_MS, Clue, Puzzle
 
 MODELS = ("sc", "checked", "delayed")

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from nbep.emulator.models.orders import ACQUIRES
+from nbep.emulator.machine.orders import ACQUIRES
 from nbep.trace.events import Cell, Event
 
 STORES = ("store", "atomic")

@@ -21,9 +21,9 @@ from greenlet import getcurrent
 from nbep.device.layout.intranode import RingShape, note_bytes
 from nbep.emulator.machine.block import NamedBarrier
 from nbep.emulator.machine.bulk import MBarrier
+from nbep.emulator.machine.orders import POLLED
+from nbep.emulator.machine.source import Site, call_chain, site_of
 from nbep.emulator.machine.warp import Collective
-from nbep.emulator.models.orders import POLLED
-from nbep.emulator.reports.source import Site, call_chain, site_of
 from nbep.trace.events import OUTPUTS, PAYLOAD, TOKENS, Cell, Event, Launch, Line
 from nbep.trace.internode import InternodeLaunch
 from nbep.trace.low_latency import BUFFER, WORKSPACE, Halves, LowLatencyLaunch, role_of_low_latency

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from nbep.host.internode.rings import combine_rings, dispatch_rings
 from nbep.workloads import intranode
 from nbep.workloads.cases import Case
 from nbep.workloads.compare import Report
-from nbep.workloads.intranode import FACTORS, Outcome, check_layout
+from nbep.workloads.intranode import FACTORS, Outcome, check_layout, with_channels
 
 # Two channels, chunks of two tokens. Rings are smaller than most traffic: of four slots between nodes, and of eight
 # inside a node, which up to four nodes share in combine.
@@ -35,7 +35,7 @@ class Options(intranode.Options):
     nic: how the software NIC is made, and what it does badly
     """
 
-    config: nbep.Config = CONFIG
+    config: nbep.Config = field(default_factory=lambda: with_channels(CONFIG))
     own_weights: bool = True
     transport: str = "direct"
     nic: nbep.NicOptions = NIC

@@ -207,8 +207,8 @@ INSIDE_A_NODE = [
         "dispatch: a ring with too few slots",
         inside_a_node,
         dispatch.send_tokens,
-        "shape.num_slots,\n                        sizes.num_max",
-        "shape.num_slots - 4,\n                        sizes.num_max",
+        "shape.num_slots, wanted",
+        "shape.num_slots - 4, wanted",
         (
             waits(SENDER, FOR_1, FREE, HEAD + "5 or more and sees 4"),
             "The last store of more than weak order to it is by rank 1, kernel `dispatch`, block 1, warp 0, lane 0",

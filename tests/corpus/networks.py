@@ -135,7 +135,7 @@ BETWEEN_NODES = [
                  (": arrived[node ", ": count message recv[")), ("too weak", "grid arrivals"), seeds=(0, 2)),
     race("between nodes: relaxed tails", "internode.coordinator.tell_slots: amo_add", NODES,
          (ATOMIC + RDMA, ": tail[channel 0, node ", RELEASES), (LOAD, "head[", *TIES), range(1)),
-    race("between nodes: relaxed polls of tails", "internode.dispatch_forwarder.find_batch: acquire of network-amo",
+    race("between nodes: relaxed polls of tails", "internode.dispatch_forwarder.load_tail: acquire of network-amo",
          NODES, (LOAD + RDMA, ": tail[channel 0, node ", ACQUIRES), (ATOMIC, "head[", *TIES), range(1)),
     race("between nodes: the copy engine is not told of a tail",
          "internode.dispatch_forwarder.next_batch: fence_proxy_async_global", NODES,

@@ -38,13 +38,13 @@ class End(NamedTuple):
 
 
 def primitive_calls(node: ast.AST) -> list[tuple[int, str]]:
-    """(line, name) of the calls of primitives inside a node."""
-    calls = [
-        (call.lineno, ast.unparse(call.func).removeprefix("ptx."))
-        for call in ast.walk(node)
-        if isinstance(call, ast.Call)
+    """(line, name) of the primitives that are called inside a node, or passed on to be called."""
+    named = [
+        (used.lineno, ast.unparse(used).removeprefix("ptx."))
+        for used in ast.walk(node)
+        if isinstance(used, ast.Name | ast.Attribute)
     ]
-    return sorted(call for call in calls if hasattr(primitives, call[1]))
+    return sorted(use for use in named if hasattr(primitives, use[1]))
 
 
 def classify(calls: list[tuple[int, str]], line: int, where: str) -> End:

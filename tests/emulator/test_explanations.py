@@ -2,9 +2,8 @@
 
 import pytest
 
-from nbep.emulator import DataRace, DeadlockError, Uninitialized, World, current_thread
+from nbep.emulator import DataRace, DeadlockError, Uninitialized, World, current_thread, world
 from nbep.emulator.reports import deadlock, race
-from nbep.emulator.schedule import scheduler
 
 NEVER = 1 << 62
 
@@ -51,8 +50,8 @@ def hangs(data, flag):
 @pytest.mark.parametrize(
     ("kernel", "kind", "module", "function"),
     [
-        (loads_nothing, Uninitialized, scheduler, "tell_who_writes"),
-        (races, DataRace, race, "find_cause"),
+        (loads_nothing, Uninitialized, world, "tell_who_writes"),
+        (races, DataRace, race, "find_causes"),
         (hangs, DeadlockError, deadlock, "ask"),
         (hangs, DeadlockError, deadlock, "paragraph"),
     ],

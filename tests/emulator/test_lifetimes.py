@@ -6,7 +6,7 @@ import weakref
 import pytest
 
 from nbep.emulator import DeadlockError, World, current_thread
-from nbep.emulator.world import MEMORY_MODELS
+from nbep.emulator.run import MEMORY_MODELS
 
 
 @pytest.fixture

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from shared_counter import add_many
 
-from nbep.emulator import EmulatorError, OutOfBounds, World, clock, current_thread
+from nbep.emulator import EmulatorError, OutOfBounds, clock, current_thread
 from nbep.emulator.clock import LONGEST_STEP_NS, RunningClock
+from nbep.emulator.process import ProcessWorld
 from nbep.emulator.process_lock import ProcessLock, lock_bytes
 
 SECOND = 10**9
@@ -23,7 +24,7 @@ SECOND = 10**9
 
 @pytest.fixture
 def two_worlds():
-    worlds = [World(2, seed, local_rank=seed) for seed in range(2)]
+    worlds = [ProcessWorld(2, seed, local_rank=seed) for seed in range(2)]
     yield worlds
     for world in worlds:
         world.close()
@@ -164,4 +165,4 @@ def test_a_clock_skips_the_time_in_which_its_process_stood_still(monkeypatch):
 
 def test_checked_takes_all_ranks_in_one_process():
     with pytest.raises(ValueError, match="other processes"):
-        World(2, memory_model="checked", local_rank=0)
+        ProcessWorld(2, memory_model="checked", local_rank=0)

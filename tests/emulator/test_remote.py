@@ -5,8 +5,9 @@ import threading
 import numpy as np
 import pytest
 
-from nbep.emulator import EmulatorError, OutOfBounds, World, current_thread
+from nbep.emulator import EmulatorError, OutOfBounds, current_thread
 from nbep.emulator.machine.remote import runs
+from nbep.emulator.process import ProcessWorld
 
 LIMIT_S = 60  # ends what hangs
 
@@ -44,7 +45,7 @@ class Nic:
     """A world of one process, a stream of it, memory of its own, and that of two peers."""
 
     def __init__(self):
-        self.world = World(3, local_rank=0)
+        self.world = ProcessWorld(3, local_rank=0)
         self.context = self.world.add_nic(0)
         self.own = self.context.space.allocate(64, "own", zero=True)
         self.fars = [Far(), Far()]
@@ -173,6 +174,6 @@ def test_bytes_side_by_side_are_one_message():
 
 
 def test_a_memory_model_that_delays_stores_itself_is_refused():
-    world = World(2, local_rank=0, memory_model="delayed")
+    world = ProcessWorld(2, local_rank=0, memory_model="delayed")
     with pytest.raises(EmulatorError, match="takes 'sc'"):
         world.map_remote(world.add_nic(0).space, 1, "far", 64, Far(), None)

@@ -16,7 +16,7 @@ from low_latency import Options as LowLatencyOptions
 from low_latency import make_buffer as make_low_latency_buffer
 from low_latency import run as run_low_latency
 from parts import both_parts
-from target import spawn
+from target import MEMORY_MODELS, spawn
 
 import nbep
 from nbep.check.faults import broken
@@ -114,7 +114,7 @@ def launch_own(comm, function, *arguments, parameter="peers", start=None):
 
 
 @emulator_only
-@pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
+@pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 def test_an_atomic_of_scope_sys_on_memory_of_the_host_is_an_error(memory_model):
     adds = over(add_to_peer, HostPeers, "peers")
     with pytest.raises(EmulatorError, match=r"atomic add of scope sys on `nvl_buffer` of rank .: .*memory of the host"):

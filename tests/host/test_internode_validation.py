@@ -8,7 +8,8 @@ import pytest
 from arrays import array_name, to_numpy
 from internode import CONFIG, Options, make_node_case
 from intranode import dispatch_arguments, make_buffer
-from refusals import cases, check_refused
+from parts import both_parts
+from refusals import check_refused
 from target import spawn
 
 import nbep
@@ -126,27 +127,17 @@ def arguments_of(buffer):
     return dispatch_arguments(buffer, CASE, OPTIONS, buffer.rank)[1]
 
 
-@cases(DISPATCH)
-def test_dispatch_refuses(change, message, on_two_nodes, starts_nothing):
-    on_two_nodes(lambda buffer: check_refused(buffer.dispatch, arguments_of(buffer), change, message, starts_nothing))
+def test_dispatch_refuses(on_two_nodes, starts_nothing):
+    on_two_nodes(lambda buffer: check_refused(buffer.dispatch, arguments_of(buffer), DISPATCH, starts_nothing))
 
 
-@cases(CACHED)
-def test_cached_dispatch_refuses(change, message, on_two_nodes, starts_nothing):
+def test_cached_dispatch_and_combine_refuse(on_two_nodes, starts_nothing):
     def main(buffer):
         arguments = arguments_of(buffer)
-        cached = {"x": arguments["x"], "handle": buffer.dispatch(**arguments)[4], "config": CONFIG}
-        check_refused(buffer.dispatch, cached, change, message, starts_nothing)
-
-    on_two_nodes(main)
-
-
-@cases(COMBINE)
-def test_combine_refuses(change, message, on_two_nodes, starts_nothing):
-    def main(buffer):
-        recv_x, _, _, _, handle, _ = buffer.dispatch(**arguments_of(buffer))
-        arguments = {"x": recv_x, "handle": handle, "config": CONFIG}
-        check_refused(buffer.combine, arguments, change, message, starts_nothing)
+        recv_x, _, _, _, handle, _ = buffer.dispatch(**arguments)
+        cached = {"x": arguments["x"], "handle": handle, "config": CONFIG}
+        check_refused(buffer.dispatch, cached, CACHED, starts_nothing)
+        check_refused(buffer.combine, {"x": recv_x, "handle": handle, "config": CONFIG}, COMBINE, starts_nothing)
 
     on_two_nodes(main)
 
@@ -262,10 +253,11 @@ LARGER = Options(nbep.Config(4, 2, 8, 2, 6))
 # A handle knows the SMs.
 VERBS = [(verb, name) for verb in ("dispatch", "cached dispatch", "combine") for name in ALIKE]
 VERBS = [(verb, name) for verb, name in VERBS if verb == "dispatch" or name != "SMs"]
+SHORT = [*VERBS[: len(ALIKE)], ("cached dispatch", "NVL slots"), ("combine", "RDMA chunk")]
 
 
 @pytest.mark.emulator_only("a rank that fails leaves its peers' kernels waiting")
-@pytest.mark.parametrize(("verb", "what"), VERBS)
+@pytest.mark.parametrize(("verb", "what"), both_parts(SHORT, thorough=[one for one in VERBS if one not in SHORT]))
 def test_configs_that_differ_between_ranks_are_told(verb, what):
     other, name, of_most, of_last = ALIKE[what]
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from arrays import LIBRARY, array_name, to_numpy, to_target
 from low_latency import HOOK, Options, Trip, check, make_buffer, make_low_latency_case
+from refusals import check_refused
 from target import spawn
 
 import nbep
@@ -211,17 +212,6 @@ HANDLE_PARTS = {
 }
 
 
-def cases(table):
-    return pytest.mark.parametrize(("change", "message"), table.values(), ids=table.keys())
-
-
-def check_refused(call, arguments, change, message, starts_nothing):
-    arguments = {**arguments, **{name: to_target(value) for name, value in change.items()}}
-    pattern = message if "|" in message else re.escape(message)
-    with starts_nothing(), pytest.raises(ValueError, match="^" + pattern):
-        call(**arguments)
-
-
 def dispatch_arguments(rank):
     return {
         "x": to_target(CASE.x[rank]),
@@ -257,50 +247,46 @@ def finish(buffer, trip):
     return trip.outcome
 
 
-@cases(DISPATCH)
-def test_low_latency_dispatch_refuses(change, message, starts_nothing):
+def test_low_latency_dispatch_refuses(starts_nothing):
     def main(comm):
         buffer = make_buffer(comm, [(CASE, TRIP)])
-        check_refused(buffer.low_latency_dispatch, dispatch_arguments(comm.rank), change, message, starts_nothing)
+        check_refused(buffer.low_latency_dispatch, dispatch_arguments(comm.rank), DISPATCH, starts_nothing)
         trip = Trip(buffer, CASE, Options(spare=1))
         trip.send_dispatch()
         trip.receive_dispatch()
         # What has been accepted once is still refused.
-        check_refused(buffer.low_latency_dispatch, dispatch_arguments(comm.rank), change, message, starts_nothing)
+        check_refused(buffer.low_latency_dispatch, dispatch_arguments(comm.rank), DISPATCH, starts_nothing)
         return finish(buffer, trip)
 
-    check(CASE, Options(spare=1), spawn(main, 2), "after a wrong dispatch")
+    check(CASE, Options(spare=1), spawn(main, 2), "after wrong dispatches")
 
 
-@cases(COMBINE)
-def test_low_latency_combine_refuses(change, message, starts_nothing):
+def test_low_latency_combine_refuses(starts_nothing):
     def main(comm):
         buffer, trip = dispatched_trip(comm)
-        check_refused(buffer.low_latency_combine, combine_arguments(trip), change, message, starts_nothing)
+        check_refused(buffer.low_latency_combine, combine_arguments(trip), COMBINE, starts_nothing)
         trip.send_combine()
         trip.receive_combine()
-        check_refused(buffer.low_latency_combine, combine_arguments(trip), change, message, starts_nothing)
+        check_refused(buffer.low_latency_combine, combine_arguments(trip), COMBINE, starts_nothing)
         return finish(buffer, trip)
 
-    check(CASE, Options(spare=1), spawn(main, 2), "after a wrong combine")
+    check(CASE, Options(spare=1), spawn(main, 2), "after wrong combines")
 
 
-@pytest.mark.parametrize("name", HANDLE_PARTS)
-def test_a_tuple_with_a_wrong_part_is_refused_as_a_handle(name, starts_nothing):
-    part, value = HANDLE_PARTS[name]
-
+def test_a_tuple_with_a_wrong_part_is_refused_as_a_handle(starts_nothing):
     def main(comm):
         buffer, trip = dispatched_trip(comm)
-        parts = list(trip.handle)
-        parts[part] = to_target(value)
-        arguments = {**combine_arguments(trip), "handle": tuple(parts)}
-        if name == "hidden size of x":
-            arguments["x"] = to_target(bf16(2, 8, 192))
-        with starts_nothing(), pytest.raises(ValueError, match=f"^{re.escape(name)}: got"):
-            buffer.low_latency_combine(**arguments)
+        for name, (part, value) in HANDLE_PARTS.items():
+            parts = list(trip.handle)
+            parts[part] = to_target(value)
+            arguments = {**combine_arguments(trip), "handle": tuple(parts)}
+            if name == "hidden size of x":
+                arguments["x"] = to_target(bf16(2, 8, 192))
+            with starts_nothing(), pytest.raises(ValueError, match=f"^{re.escape(name)}: got"):
+                buffer.low_latency_combine(**arguments)
         return finish(buffer, trip)
 
-    check(CASE, Options(spare=1), spawn(main, 2), "after a wrong handle")
+    check(CASE, Options(spare=1), spawn(main, 2), "after wrong handles")
 
 
 @pytest.mark.parametrize("between", ["dispatch", "combine"])
@@ -348,23 +334,20 @@ def test_weights_that_differ_from_those_of_deduplicate_are_refused(starts_nothin
     check(CASE, TRIP, spawn(main, 2), "after other weights")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((0, 128, 4), "num_max_dispatch_tokens_per_rank: got 0; must be an integer of at least 1"),
-        ((4, 0, 4), "hidden: got 0; must be an integer of at least 1"),
-        ((4, 128, 5), "num_experts: got 5; must be a multiple of 2 (ranks) of at most 2048"),
-        ((4, 1 << 20, 4), "num_rdma_bytes: got "),
-    ],
-)
-def test_clean_low_latency_buffer_refuses(arguments, message, starts_nothing):
+def test_clean_low_latency_buffer_refuses(starts_nothing):
     def main(comm):
         buffer, trip = dispatched_trip(comm)
-        with starts_nothing(), pytest.raises(ValueError, match="^" + re.escape(message)):
-            buffer.clean_low_latency_buffer(*arguments)
+        for arguments, message in (
+            ((0, 128, 4), "num_max_dispatch_tokens_per_rank: got 0; must be an integer of at least 1"),
+            ((4, 0, 4), "hidden: got 0; must be an integer of at least 1"),
+            ((4, 128, 5), "num_experts: got 5; must be a multiple of 2 (ranks) of at most 2048"),
+            ((4, 1 << 20, 4), "num_rdma_bytes: got "),
+        ):
+            with starts_nothing(), pytest.raises(ValueError, match="^" + re.escape(message)):
+                buffer.clean_low_latency_buffer(*arguments)
         return finish(buffer, trip)
 
-    check(CASE, Options(spare=1), spawn(main, 2), "after a wrong clean")
+    check(CASE, Options(spare=1), spawn(main, 2), "after wrong cleans")
 
 
 def test_a_float_is_no_size_even_if_the_equal_integer_was_taken_before(starts_nothing):

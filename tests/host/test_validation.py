@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from arrays import array_name, to_target
-from refusals import cases, check_refused
+from refusals import check_refused
 from target import spawn
 
 import nbep
@@ -297,42 +297,35 @@ COMBINE = {
 }
 
 
-@cases(LAYOUT)
-def test_layout_refuses(change, message, on_two_ranks, starts_nothing):
+def test_layout_refuses(on_two_ranks, starts_nothing):
     def main(buffer):
         arguments = {"topk_idx": to_target(np.zeros((3, 2), np.int64)), "num_experts": 4}
         buffer.get_comm_stream(), event()  # both streams exist
-        check_refused(buffer.get_dispatch_layout, arguments, change, message, starts_nothing)
+        check_refused(buffer.get_dispatch_layout, arguments, LAYOUT, starts_nothing)
 
     on_two_ranks(main)
 
 
-@cases(DISPATCH)
-def test_dispatch_refuses(change, message, on_two_ranks, inputs, starts_nothing):
-    def main(buffer):
-        check_refused(buffer.dispatch, inputs(buffer), change, message, starts_nothing)
-
-    on_two_ranks(main)
+def test_dispatch_refuses(on_two_ranks, inputs, starts_nothing):
+    on_two_ranks(lambda buffer: check_refused(buffer.dispatch, inputs(buffer), DISPATCH, starts_nothing))
 
 
-@cases(CACHED)
-def test_cached_dispatch_refuses(change, message, on_two_ranks, inputs, starts_nothing):
+def test_cached_dispatch_refuses(on_two_ranks, inputs, starts_nothing):
     def main(buffer):
         arguments = inputs(buffer)
         handle = buffer.dispatch(**arguments)[4]
         arguments = {"x": arguments["x"], "handle": handle, "config": arguments["config"]}
-        check_refused(buffer.dispatch, arguments, change, message, starts_nothing)
+        check_refused(buffer.dispatch, arguments, CACHED, starts_nothing)
 
     on_two_ranks(main)
 
 
-@cases(COMBINE)
-def test_combine_refuses(change, message, on_two_ranks, inputs, starts_nothing):
+def test_combine_refuses(on_two_ranks, inputs, starts_nothing):
     def main(buffer):
         arguments = inputs(buffer)
         recv_x, _, _, _, handle, _ = buffer.dispatch(**arguments)
         arguments = {"x": recv_x, "handle": handle, "config": arguments["config"]}
-        check_refused(buffer.combine, arguments, change, message, starts_nothing)
+        check_refused(buffer.combine, arguments, COMBINE, starts_nothing)
 
     on_two_ranks(main)
 
@@ -347,15 +340,15 @@ HANDLE_FIELDS = {
 }
 
 
-@pytest.mark.parametrize("field", HANDLE_FIELDS)
-def test_a_tuple_with_a_wrong_array_is_refused_as_a_handle(field, on_two_ranks, inputs, starts_nothing):
+def test_a_tuple_with_a_wrong_array_is_refused_as_a_handle(on_two_ranks, inputs, starts_nothing):
     def main(buffer):
         arguments = inputs(buffer)
         recv_x, _, _, _, handle, _ = buffer.dispatch(**arguments)
-        wrong = list(handle)
-        wrong[list(HANDLE_FIELDS).index(field)] = to_target(HANDLE_FIELDS[field])
-        with starts_nothing(), pytest.raises(ValueError, match=rf"^handle\.{field}: got"):
-            buffer.combine(recv_x, tuple(wrong), config=arguments["config"])
+        for i, (field, array) in enumerate(HANDLE_FIELDS.items()):
+            wrong = list(handle)
+            wrong[i] = to_target(array)
+            with starts_nothing(), pytest.raises(ValueError, match=rf"^handle\.{field}: got"):
+                buffer.combine(recv_x, tuple(wrong), config=arguments["config"])
 
     on_two_ranks(main)
 
@@ -437,11 +430,11 @@ def check_cast_refused(cast, arguments, message, starts_nothing):
     spawn(main, 1)
 
 
-@cases(CASTS)
+@pytest.mark.parametrize(("change", "message"), CASTS.values(), ids=CASTS)
 def test_cast_refuses(change, message, starts_nothing):
     check_cast_refused(nbep.per_token_cast_to_fp8, change, message, starts_nothing)
 
 
-@cases(CASTS_BACK)
+@pytest.mark.parametrize(("change", "message"), CASTS_BACK.values(), ids=CASTS_BACK)
 def test_cast_back_refuses(change, message, starts_nothing):
     check_cast_refused(nbep.per_token_cast_back, change, message, starts_nothing)

@@ -12,7 +12,7 @@ from calls import SlowRank, check_calls, check_steps, make_calls, make_steps
 from cases import Case
 from internode import NIC, TRANSPORTS, Options, make_node_case
 from parts import both_parts
-from target import TARGET
+from target import MEMORY_MODELS, TARGET
 from trips import dispatches_first, run_rounds
 
 import nbep
@@ -45,7 +45,7 @@ def test_every_call_gets_the_references_bits(memory_model, num_nodes, num_nvl_pe
 
 
 @pytest.mark.emulator_only("a seed gives a schedule")
-@pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
+@pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 @pytest.mark.parametrize("seeds", both_parts([], thorough=[range(10, 14)]))
 def test_every_call_over_nics_gets_the_references_bits(seeds, memory_model):
     for seed in seeds:

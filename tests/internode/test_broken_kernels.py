@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from primitives_of import replace_primitives
 from table import faults_of_mode, in_parts, is_found, runs_of
+from target import MEMORY_MODELS
 
 from nbep.check import Run, perform
 from nbep.device import primitives
@@ -21,7 +22,7 @@ def name_of(run: Run) -> str:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
+@pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 @pytest.mark.parametrize("base", runs_of("internode"), ids=name_of)
 def test_unbroken_kernels_are_not_caught(base, memory_model):
     assert perform(replace(base, seed=1, memory_model=memory_model)) is None
@@ -35,7 +36,7 @@ def test_a_step_that_is_broken_is_caught(fault):
 @pytest.mark.parametrize(
     "fault",
     [
-        "internode.dispatch_forwarder.find_batch: acquire of network-amo",
+        "internode.dispatch_forwarder.load_tail: acquire of network-amo",
         "totals.wait_total: acquire of network-amo",
     ],
 )

@@ -5,7 +5,7 @@ import pytest
 from calls import hold_back
 from cases import make_case
 from intranode import Options, combine, dispatch, dispatch_arguments, make_buffer
-from target import spawn
+from target import MEMORY_MODELS, spawn
 
 import nbep
 from nbep import reference
@@ -13,7 +13,7 @@ from nbep import reference
 pytestmark = pytest.mark.emulator_only("the late launch is arranged")
 
 
-@pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
+@pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 @pytest.mark.parametrize("num_threads", [64, 128])
 @pytest.mark.parametrize(("kernel", "num_tokens"), [("dispatch", (24, 0)), ("combine", (0, 24))])
 def test_a_late_peer_is_told_that_tokens_are_missing(kernel, num_tokens, num_threads, memory_model):
@@ -37,7 +37,7 @@ def test_a_late_peer_is_told_that_tokens_are_missing(kernel, num_tokens, num_thr
     assert failed == [0, 1]
 
 
-@pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
+@pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 @pytest.mark.parametrize("queued", ["dispatch", "combine"])
 def test_what_a_failed_rank_has_queued_does_not_reach_a_late_peer(queued, memory_model):
     """Rank 0 has sent all when its wait for rank 1 is over time, and has queued another call. Rank 1 is only late."""

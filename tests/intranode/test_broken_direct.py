@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from table import FOUND, PAIRS, is_found, runs_of
+from target import MEMORY_MODELS
 
 from nbep.check import perform
 from nbep.check.catalogue import own_faults
@@ -22,7 +23,7 @@ ENDS = [
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
+@pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 @pytest.mark.parametrize("base", RUNS, ids=str)
 def test_unbroken_kernels_are_not_caught(base, memory_model):
     assert perform(replace(base, seed=1, memory_model=memory_model)) is None

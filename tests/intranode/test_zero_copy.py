@@ -11,7 +11,7 @@ from calls import SlowRank, hold_back
 from cases import make_case
 from intranode import Expected, Options, check, combine, dispatch, dispatch_arguments, make_buffer, run
 from parts import both_parts
-from target import GPU_HAS_ITS_OWN, spawn
+from target import GPU_HAS_ITS_OWN, MEMORY_MODELS, spawn
 from trips import cached_dispatch
 
 import nbep
@@ -322,7 +322,7 @@ def test_ranks_that_go_different_ways_are_told():
 
 
 @pytest.mark.emulator_only("the late launch is arranged")
-@pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
+@pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 @pytest.mark.parametrize("kernel", ["direct_dispatch", "direct_combine"])
 def test_a_late_peer_is_named_and_gets_what_was_sent(kernel, memory_model):
     case = make_case(4, num_tokens=9, routing="everywhere")

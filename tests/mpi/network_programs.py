@@ -1,4 +1,4 @@
-"""Ranks of several nodes under mpiexec: `python network_programs.py NAME [NUMBER ...]`. A failure ends all ranks."""
+"""Ranks of several nodes, once per rank: `network_programs.py NAME [NUMBER ...][, NAME ...]`. A failure ends all."""
 
 import sys
 import traceback
@@ -211,9 +211,10 @@ def too_few_threads(comm):
 
 def main():
     comm = MPI.COMM_WORLD
-    name, *numbers = sys.argv[1:]
     try:
-        globals()[name](comm, *map(int, numbers))
+        for program in " ".join(sys.argv[1:]).split(","):
+            name, *numbers = program.split()
+            globals()[name](comm, *map(int, numbers))
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()

@@ -31,7 +31,7 @@ def check_named(victim: int, told: dict[int, str]) -> None:
     assert not who_does_not_name(victim, told), (victim, told)
 
 
-@pytest.mark.parametrize("seed", both_parts([0, 1], thorough=range(2, 27)))
+@pytest.mark.parametrize("seed", both_parts([0], thorough=range(1, 27)))
 def test_survivors_name_a_rank_that_is_killed(seed):
     rng = random.Random(seed)
     victim = rng.randrange(NUM_RANKS)

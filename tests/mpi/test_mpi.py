@@ -20,44 +20,41 @@ def mpiexec(num_ranks: int, *programs: str, **environment: str | None) -> None:
         assert f"rank {rank} is done" in output
 
 
-@pytest.mark.parametrize("num_ranks", both_parts([4], thorough=[2]))
+# Most of what these tests cost is the start of processes: programs that leave the group as they found it share one.
+
+
+@pytest.mark.parametrize("num_ranks", both_parts([2], thorough=[4]))
 def test_ranks_in_processes_agree_with_the_reference(num_ranks):
-    mpiexec(num_ranks, "round_trips", "one_buffer_many_calls", "the_calls_of_the_readme")
+    """The host waits in MPI while kernels run, too. Calls that differ are told; a destroyed buffer is out of reach."""
+    calls = ("round_trips", "one_buffer_many_calls", "the_calls_of_the_readme", "asynchronous", "calls_that_differ")
+    mpiexec(num_ranks, *calls, "memory_is_given_back")
 
 
-def test_two_groups_of_ranks_work_at_the_same_time():
+def test_what_one_rank_gets_wrong_is_refused_on_every_rank():
+    mpiexec(2, "bad_targets", "bad_arguments", "one_rank_has_no_memory")
+
+
+def test_a_part_of_the_ranks_can_come_before_all_and_two_groups_work_at_the_same_time():
+    mpiexec(4, "part_of_the_ranks_first", "part_of_the_ranks")
+
+
+@pytest.mark.thorough
+def test_two_groups_of_ranks_that_are_new_work_at_the_same_time():
     mpiexec(4, "part_of_the_ranks")
 
 
-def test_a_part_of_the_ranks_can_come_before_all():
-    mpiexec(4, "part_of_the_ranks_first")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="CUDA's bindings are for Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="CUDA's bindings and abstract sockets are for Linux")
 @pytest.mark.parametrize(
     "program",
     both_parts(["part_of_the_gpus_first"], thorough=["two_groups_on_one_host", "part_of_the_ranks_without_gpus"]),
 )
-def test_ranks_that_have_a_gpu_come_together_with_others(program):
-    mpiexec(4, program, NBEP_TARGET=None)
+def test_ranks_that_have_a_gpu_come_together_with_others_and_pass_file_descriptors(program):
+    mpiexec(4, program, "file_descriptors", NBEP_TARGET=None)
 
 
 @pytest.mark.parametrize("num_ranks", both_parts([2], thorough=[4]))
-def test_processes_that_call_something_else_are_told_what_both_have_passed(num_ranks):
-    mpiexec(num_ranks, "calls_that_differ")
-
-
-def test_kernels_run_while_the_host_is_in_mpi():
-    mpiexec(2, "asynchronous")
-
-
-def test_a_peer_that_does_not_come_is_named():
-    mpiexec(2, "peer_that_does_not_come", NBEP_TIMEOUT_MS="1000")
-
-
-@pytest.mark.parametrize("num_ranks", both_parts([2], thorough=[4]))
-def test_a_peer_that_does_not_destroy_is_named(num_ranks):
-    mpiexec(num_ranks, "peer_that_does_not_destroy", NBEP_TIMEOUT_MS="1000")
+def test_a_peer_that_does_not_come_or_does_not_destroy_is_named(num_ranks):
+    mpiexec(num_ranks, "peer_that_does_not_come", "peer_that_does_not_destroy", NBEP_TIMEOUT_MS="1000")
 
 
 def test_a_job_ends_when_one_rank_raises_and_another_destroys():
@@ -74,27 +71,14 @@ def test_a_job_ends_when_one_rank_raises_and_another_destroys():
     assert "is done" not in output
 
 
-@pytest.mark.parametrize("program", ["bad_arguments", "bad_targets"])
-def test_what_one_rank_gets_wrong_is_refused_on_every_rank(program):
-    mpiexec(2, program)
-
-
 def test_a_script_without_mpiexec_is_told_how_to_start():
     assert "rank 0 is done" in run_python(PROGRAMS, "one_rank", NBEP_TARGET="emulator")
 
 
-def test_a_rank_that_cannot_allocate_is_named_by_all():
-    mpiexec(2, "one_rank_has_no_memory")
-
-
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
-@pytest.mark.parametrize("num_ranks", both_parts([3], thorough=[8]))
-def test_file_descriptors_go_from_every_process_to_every_other(num_ranks):
-    mpiexec(num_ranks, "file_descriptors")
-
-
-def test_a_destroyed_buffer_is_out_of_reach():
-    mpiexec(2, "memory_is_given_back")
+def test_file_descriptors_go_from_every_process_to_every_other():
+    mpiexec(8, "file_descriptors")
 
 
 def test_a_communicator_that_mpi_never_gets_done_is_not_waited_for_longer_than_that():

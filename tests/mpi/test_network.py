@@ -15,17 +15,23 @@ TWO_HOSTS = {"MPIR_CVAR_NUM_CLIQUES": "2", "MPIR_CVAR_CLIQUES_BY_BLOCK": "1"}
 
 
 def mpiexec(num_ranks: int, program: str, *numbers: int, **environment: str) -> str:
-    """Run one of the programs. All ranks must come to their end."""
+    """Run a program, or several with commas between. All ranks must come to their end."""
     output = run_python(PROGRAMS, program, *numbers, ranks=num_ranks, NBEP_TARGET="emulator", **environment)
     for rank in range(num_ranks):
         assert f"rank {rank} is done" in output, output
     return output
 
 
+def test_calls_adds_and_stores_between_processes():
+    """A little of each, in processes that start once: what a queue adds is exact, a plain store stays in the node."""
+    calls = "low_latency 1 1 2 1 200000, internode 0 1 1 200000"
+    mpiexec(4, f"{calls}, adds_to_one_cell 8, plain_stores")
+
+
 @pytest.mark.parametrize(
     ("num_nvl_peers", "use_nvlink", "num_kinds", "seed", "max_delay_ns"),
     both_parts(
-        short=[(1, 1, 2, 1, 200_000)],
+        short=[],
         thorough=[
             (1, 1, 5, 2, 0),
             (2, 1, 5, 3, 200_000),
@@ -41,7 +47,7 @@ def test_ranks_in_nodes_agree_with_the_reference(num_nvl_peers, use_nvlink, num_
 
 @pytest.mark.parametrize(
     ("is_direct", "num_rounds", "seed", "max_delay_ns"),
-    both_parts(short=[(0, 1, 1, 200_000)], thorough=[(0, 6, 2, 0), (0, 6, 3, 500_000), (1, 6, 4, 0)]),
+    both_parts(short=[], thorough=[(0, 6, 2, 0), (0, 6, 3, 500_000), (1, 6, 4, 0)]),
 )
 def test_normal_calls_of_ranks_in_two_nodes_agree_with_the_reference(is_direct, num_rounds, seed, max_delay_ns):
     mpiexec(4, "internode", is_direct, num_rounds, seed, max_delay_ns)
@@ -63,13 +69,9 @@ def test_nodes_may_be_on_several_hosts_but_mapped_ranks_may_not(num_hosts, num_k
         pytest.skip("only MPICH takes one machine for several")
 
 
-@pytest.mark.parametrize("num_adds", both_parts(short=[8], thorough=[60]))
-def test_adds_of_all_ranks_to_one_cell_are_exact_and_each_sees_another_old_value(num_adds):
-    mpiexec(4, "adds_to_one_cell", num_adds)
-
-
-def test_a_plain_store_reaches_the_own_node_alone():
-    mpiexec(4, "plain_stores")
+@pytest.mark.thorough
+def test_adds_of_all_ranks_to_one_cell_are_exact_and_each_sees_another_old_value():
+    mpiexec(4, "adds_to_one_cell", 60)
 
 
 @pytest.mark.thorough

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from target import spawn
+from target import MEMORY_MODELS, spawn
 
 import nbep
 from nbep.device.jit import over
@@ -39,7 +39,7 @@ def push(comm, grid, block, sizes, network):
     return came
 
 
-@pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
+@pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 @pytest.mark.parametrize(
     "network",
     [DIRECT, {**IBGDA, "nic": NIC}, {**IBGDA, "nic": nbep.NicOptions(batch=1)}],

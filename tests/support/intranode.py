@@ -36,6 +36,7 @@ from nbep.workloads.intranode import (
     num_zero_copy_bytes,
     outcome_of,
     round_trip,
+    with_channels,
 )
 
 __all__ = [
@@ -70,6 +71,7 @@ __all__ = [
     "outcome_of",
     "round_trip",
     "run",
+    "with_channels",
 ]
 
 

@@ -3,14 +3,15 @@
 import gc
 from multiprocessing.shared_memory import SharedMemory
 
-from nbep.emulator import World, current_thread
+from nbep.emulator import current_thread
+from nbep.emulator.process import ProcessWorld
 from nbep.emulator.process_lock import ProcessLock
 
 
 def add_many(name, rank, count):
     """One process: a kernel that adds to a shared counter."""
     memory = SharedMemory(name=name)
-    world = World(2, rank, local_rank=rank)
+    world = ProcessWorld(2, rank, local_rank=rank)
     counter = world.ranks[rank].space.adopt(memory.buf[:64], "counter")
     counter.lock = ProcessLock(memory.buf[64:256], rank, 60 * 10**9, lambda holder: RuntimeError(f"held by {holder}"))
     stream = world.ranks[rank].create_stream("main")

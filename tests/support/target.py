@@ -17,7 +17,9 @@ if TARGET not in ("emulator", "cuda"):
 
 # Parameters of tests: a GPU has its own memory model.
 GPU_HAS_ITS_OWN = pytest.mark.emulator_only("a GPU has its own memory model")
-MEMORY_MODELS = ["sc", *(pytest.param(model, marks=GPU_HAS_ITS_OWN) for model in ("delayed", "checked"))]
+# In the short part it is `delayed` and `checked`: a checked run takes the steps of one under `sc`, and looks at more.
+SC = pytest.param("sc", marks=pytest.mark.thorough) if TARGET == "emulator" else "sc"
+MEMORY_MODELS = [SC, *(pytest.param(model, marks=GPU_HAS_ITS_OWN) for model in ("delayed", "checked"))]
 
 # Waits inside kernels: a rank that fails leaves its peers' kernels waiting, and the next test with them.
 CUDA_TIMEOUT_MS = "5000"

@@ -104,7 +104,7 @@ def test_columns_say_what_the_events_say(mode):
     ("what", "cell", "code"),
     [
         ("store", "tail", "st_release_sys_s32(ring.tail"),
-        ("wait", "tail", "wait_expired(deadline)"),
+        ("wait", "tail", "wait_or_report(load, tail"),
         ("fill", "x[", "tma_store_1d"),
         ("atomic", "barrier_signal", "add_release_sys_s32"),
     ],

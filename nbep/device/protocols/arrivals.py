@@ -27,15 +27,27 @@ Source: DeepEP csrc/kernels/internode_ll.cu (FINISHED_SUM_TAG); csrc/kernels/leg
 (is_rank_masked, and the waits that mask a rank)
 """
 
+from typing import NamedTuple
+
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.network.seam import amo_add, is_message
-from nbep.device.protocols.waits import LOW_LATENCY_BARRIER, LOW_LATENCY_CREDIT, report_fault, start_wait
+from nbep.device.protocols.waits import LOW_LATENCY_BARRIER, LOW_LATENCY_CREDIT, Waiter, report_fault, wait_until
 
 TAG = 1 << 14
 MAX_TAGS = TAG - 2  # messages that one cell can count
 ABSENT = 3 << 29  # what adds to it later leaves it above LEAST_ABSENT
 LEAST_ABSENT = 1 << 30
+CAME = 1  # how a wait has ended; 0 if it timed out
+MASKED = 2
+
+
+class Expected(NamedTuple):
+    """What a wait needs to know to be over: of whom, and how far a counter has to be."""
+
+    mask: int  # see `is_masked`
+    peer: int
+    number: int
 
 
 @device_function
@@ -51,12 +63,12 @@ def mask_rank(mask, rank):
 
 
 @device_function
-def leave_out(bounds, mask, peer, site, index, expected, value):
+def leave_out(bounds, expected, waiter, value):
     """Go on without a peer that has not come in time; report it where none may be left out."""
-    if mask == 0:
-        report_fault(bounds, site, peer, index, expected, value)
+    if expected.mask == 0:
+        report_fault(bounds, waiter.site, waiter.peer, waiter.channel, expected.number, value)
     else:
-        mask_rank(mask, peer)
+        mask_rank(expected.mask, waiter.peer)
 
 
 @device_function
@@ -133,66 +145,79 @@ def empty_word(cell, is_absent):
 
 
 @device_function
-def wait_arrival(cell, bounds, mask, peer, site, index):
-    """Wait until a cell is complete; what it holds then, or ABSENT. index is for the report."""
-    deadline = 0
-    while True:
-        value = ptx.ld_acquire_sys_s32(cell)  # PAIR network-amo
-        if is_complete(value) or value > LEAST_ABSENT:
-            return value
-        if is_masked(mask, peer):
-            return give_up(cell, value)
-        if deadline == 0:
-            deadline = start_wait(bounds)
-        elif ptx.wait_expired(deadline):
-            leave_out(bounds, mask, peer, site, index, -1, value)
-            return ABSENT if mask == 0 else give_up(cell, value)
+def has_arrived(value, expected):
+    """Whether all that a cell counts is there, or nothing comes any more."""
+    if is_complete(value) or value > LEAST_ABSENT:
+        return CAME
+    return MASKED if is_masked(expected.mask, expected.peer) else 0
 
 
 @device_function
-def wait_number(cell, bounds, mask, peer, site, index):
-    """Wait until a cell is told a number that counts no messages; what it holds then, or ABSENT."""
-    deadline = 0
-    while True:
-        value = ptx.ld_relaxed_sys_s32(cell)  # the number is the message itself: nothing else is published by it
-        if value != 0:
-            return value
-        if is_masked(mask, peer):
-            return give_up(cell, value)
-        if deadline == 0:
-            deadline = start_wait(bounds)
-        elif ptx.wait_expired(deadline):
-            leave_out(bounds, mask, peer, site, index, -1, value)
-            return ABSENT if mask == 0 else give_up(cell, value)
+def has_number(value, expected):
+    if value != 0:
+        return CAME
+    return MASKED if is_masked(expected.mask, expected.peer) else 0
+
+
+@device_function
+def has_credit(value, expected):
+    """Whether a counter is past a number."""
+    if is_masked(expected.mask, expected.peer):
+        return MASKED
+    return CAME if ptx.s32(value - expected.number) > 0 else 0
+
+
+@device_function
+def has_met(value, expected):
+    return ptx.s32(value - expected.number) >= 0 or is_masked(expected.mask, expected.peer)
+
+
+@device_function
+def wait_arrival(cell, bounds, mask, waiter):
+    """Wait until a cell is complete; what it holds then, or ABSENT."""
+    expected = Expected(mask, waiter.peer, -1)
+    load = ptx.ld_acquire_sys_s32  # PAIR network-amo
+    value, ended = wait_until(load, cell, has_arrived, expected, bounds, ptx.wait_expired)
+    return value if ended == CAME else end_arrival(cell, bounds, expected, waiter, value, ended)
+
+
+@device_function
+def wait_number(cell, bounds, mask, waiter):
+    """Wait until a cell is told a number that counts no messages; what it holds then, or ABSENT.
+
+    The load is relaxed: the number is the message itself, and nothing else is published by it.
+    """
+    expected = Expected(mask, waiter.peer, -1)
+    value, ended = wait_until(ptx.ld_relaxed_sys_s32, cell, has_number, expected, bounds, ptx.wait_expired)
+    return value if ended == CAME else end_arrival(cell, bounds, expected, waiter, value, ended)
+
+
+@device_function
+def end_arrival(cell, bounds, expected, waiter, value, ended):
+    """What a cell holds of which nothing comes any more, as its wait has ended."""
+    if ended != MASKED:
+        leave_out(bounds, expected, waiter, value)
+        if expected.mask == 0:
+            return ABSENT
+    return give_up(cell, value)
 
 
 @device_function
 def wait_credit(cell, uses, bounds, mask, peer, half):
     """Wait until a peer has freed this half more often than this rank has filled it. Returns whether it has."""
-    deadline = 0
-    while True:
-        value = ptx.ld_acquire_sys_s32(cell)  # PAIR network-amo
-        if is_masked(mask, peer):
-            return False
-        if ptx.s32(value - uses) > 0:
-            return True
-        if deadline == 0:
-            deadline = start_wait(bounds)
-        elif ptx.wait_expired(deadline):
-            leave_out(bounds, mask, peer, LOW_LATENCY_CREDIT, half, uses + 1, value)
-            return False
+    expected = Expected(mask, peer, uses)
+    load = ptx.ld_acquire_sys_s32  # PAIR network-amo
+    value, ended = wait_until(load, cell, has_credit, expected, bounds, ptx.wait_expired)
+    if ended == 0:
+        leave_out(bounds, Expected(mask, peer, uses + 1), Waiter(LOW_LATENCY_CREDIT, peer, half), value)
+    return ended == CAME
 
 
 @device_function
 def wait_peer(signal, wanted, bounds, mask, peer):
     """Wait until a peer has come to a barrier of `barrier_network`, by its number, or is masked."""
-    deadline = 0
-    while True:
-        value = ptx.ld_acquire_sys_s32(signal)  # PAIR network-amo
-        if ptx.s32(value - wanted) >= 0 or is_masked(mask, peer):
-            return
-        if deadline == 0:
-            deadline = start_wait(bounds)
-        elif ptx.wait_expired(deadline):
-            leave_out(bounds, mask, peer, LOW_LATENCY_BARRIER, -1, wanted, value)
-            return
+    expected = Expected(mask, peer, wanted)
+    load = ptx.ld_acquire_sys_s32  # PAIR network-amo
+    value, ended = wait_until(load, signal, has_met, expected, bounds, ptx.wait_expired)
+    if not ended:
+        leave_out(bounds, expected, Waiter(LOW_LATENCY_BARRIER, peer, -1), value)

@@ -16,7 +16,7 @@ import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.protocols import barriers
 from nbep.device.protocols.peers import HostPeers, barrier_signals_of
-from nbep.device.protocols.waits import BARRIER, DIGEST_BITS, ONE, report_fault, start_wait
+from nbep.device.protocols.waits import BARRIER, DIGEST_BITS, ONE, report_fault, wait_until
 
 
 @device_function
@@ -42,18 +42,19 @@ def meet_by_storing(peers, bounds, signal, may_meet):
 
 
 @device_function
+def has_met(seen, total):
+    """Whether what is left of a sum counts 0 or less above DIGEST_BITS."""
+    return ptx.s32(total - seen) >> DIGEST_BITS <= 0
+
+
+@device_function
 def wait_sum(cell, total, bounds, peer):
     """Wait until a peer has come to the barrier of this sum. Returns what is left; 0 if it never came."""
-    deadline = 0
-    while True:
-        left = ptx.s32(total - ptx.ld_acquire_sys_s32(cell))  # PAIR host-barrier
-        if left >> DIGEST_BITS <= 0:
-            return left
-        if deadline == 0:
-            deadline = start_wait(bounds)
-        elif ptx.wait_expired(deadline):
-            report_fault(bounds, BARRIER, peer, -1, 0, left >> DIGEST_BITS)
-            return 0
+    seen, came = wait_until(ptx.ld_acquire_sys_s32, cell, has_met, total, bounds, ptx.wait_expired)  # PAIR host-barrier
+    left = ptx.s32(total - seen)
+    if not came:
+        report_fault(bounds, BARRIER, peer, -1, 0, left >> DIGEST_BITS)
+    return left if came else 0
 
 
 barriers.barrier_block.versions[HostPeers] = host_barrier_block

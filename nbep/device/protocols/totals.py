@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.protocols.waits import DIGEST_BITS, INTERNODE_NOTIFY, ONE, report_fault, start_wait
+from nbep.device.protocols.waits import DIGEST_BITS, INTERNODE_NOTIFY, ONE, report_fault, wait_or_report, wait_until
 from nbep.device.types import Sym
 
 
@@ -38,18 +38,22 @@ class Progress(NamedTuple):
 
 
 @device_function
-def wait_total(cell, wanted, bounds, site, peer, channel):
+def has_reached(seen, wanted):
+    """Whether a total is at wanted or past it; only their difference means anything."""
+    return ptx.s32(seen - wanted) >= 0
+
+
+@device_function
+def has_come(seen, wanted):
+    """Whether a peer has added its call, which this rank expects to be ONE and the digest of its own."""
+    return ptx.s32(seen - wanted) > -ONE
+
+
+@device_function
+def wait_total(cell, wanted, bounds, waiter):
     """Wait until a cell counts so many: what was put before is there. Returns what it counts, at least so many."""
-    deadline = 0
-    while True:
-        seen = ptx.ld_acquire_sys_s32(cell)  # PAIR network-amo
-        if ptx.s32(seen - wanted) >= 0:
-            return seen
-        if deadline == 0:
-            deadline = start_wait(bounds)
-        elif ptx.wait_expired(deadline):
-            report_fault(bounds, site, peer, channel, wanted, seen)
-            return wanted
+    seen, came = wait_or_report(ptx.ld_acquire_sys_s32, cell, has_reached, wanted, bounds, waiter)  # PAIR network-amo
+    return seen if came else wanted
 
 
 @device_function
@@ -58,31 +62,24 @@ def wait_arrived(cell, wanted, bounds, peer):
 
     See kernels.internode.meet_nodes: all that a peer had put before is there.
     """
-    deadline = 0
-    while True:
-        seen = ptx.s32(ptx.ld_acquire_sys_s32(cell) - wanted)  # PAIR network-amo
-        if seen > -ONE:
-            return seen
-        if deadline == 0:
-            deadline = start_wait(bounds)
-        elif ptx.wait_expired(deadline):
-            report_fault(bounds, INTERNODE_NOTIFY, peer, -1, 1, (seen >> DIGEST_BITS) + 2)  # arrivals for this call
-            return 0
+    load = ptx.ld_acquire_sys_s32  # PAIR network-amo
+    seen, came = wait_until(load, cell, has_come, wanted, bounds, ptx.wait_expired)
+    ahead = ptx.s32(seen - wanted)
+    if not came:
+        report_fault(bounds, INTERNODE_NOTIFY, peer, -1, 1, (ahead >> DIGEST_BITS) + 2)  # arrivals for this call
+    return ahead if came else 0
 
 
 @device_function
-def wait_total_free(head, base, slot, num_slots, bounds, site, peer, channel):
+def wait_total_free(head, base, slot, num_slots, bounds, waiter):
     """Wait until a ring's slot is free: the one num_slots before it has been. Returns the first that is not, or 0.
 
     base: what the head was at the start of the call
     """
-    deadline = 0
-    while True:
-        seen = ptx.s32(ptx.ld_acquire_sys_s32(head) - base)  # PAIR network-amo
-        if slot < seen + num_slots:
-            return seen + num_slots
-        if deadline == 0:
-            deadline = start_wait(bounds)
-        elif ptx.wait_expired(deadline):
-            report_fault(bounds, site, peer, channel, slot + 1 - num_slots, seen)
-            return 0
+    freed = slot + 1 - num_slots
+    load = ptx.ld_acquire_sys_s32  # PAIR network-amo
+    seen, came = wait_until(load, head, has_reached, base + freed, bounds, ptx.wait_expired)
+    seen = ptx.s32(seen - base)
+    if not came:
+        report_fault(bounds, waiter.site, waiter.peer, waiter.channel, freed, seen)
+    return seen + num_slots if came else 0

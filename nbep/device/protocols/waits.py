@@ -170,189 +170,170 @@ def report_fault(bounds, site, peer, channel, expected, seen):
         ptx.st_release_sys_s32(bounds.report, 1)  # the host polls it
 
 
+class Waiter(NamedTuple):
+    """Who waits, for a report: its site, the peer that it waits for or -1, and which cell of the site or -1."""
+
+    site: int
+    peer: int
+    channel: int
+
+
+@device_function
+def wait_until(load, cell, holds, wanted, bounds, expired):
+    """Poll a cell until holds(load(cell), wanted). Returns what it held, and what `holds` said: false if it timed out.
+
+    The order of the load is that of the wait: a `# PAIR` tag stands where it is named. Nobody asks for a deadline
+    before the first look has failed: most waits are over then. Reports of the emulator name the line that calls this.
+    expired: ptx.wait_expired, or `wait_expired_together`
+    """
+    deadline = 0
+    while True:
+        seen = load(cell)
+        found = holds(seen, wanted)
+        if found:
+            return seen, found
+        if deadline == 0:
+            deadline = start_wait(bounds)
+        elif expired(deadline):
+            return seen, found
+
+
+@device_function
+def wait_or_report(load, cell, holds, wanted, bounds, waiter):
+    """The same of one thread, which reports that it timed out: what it wanted, and what it saw."""
+    seen, found = wait_until(load, cell, holds, wanted, bounds, ptx.wait_expired)
+    if not found:
+        report_fault(bounds, waiter.site, waiter.peer, waiter.channel, wanted, seen)
+    return seen, found
+
+
+@device_function
+def wait_expired_together(deadline):
+    """Whether the deadline has passed for any lane of a warp that waits together."""
+    return ptx.vote_any(ptx.FULL_MASK, ptx.wait_expired(deadline))
+
+
+# What waits are for.
+
+
+@device_function
+def is_at_least(seen, wanted):
+    return seen >= wanted
+
+
+@device_function
+def is_at_most(seen, wanted):
+    return seen <= wanted
+
+
+@device_function
+def is_set(seen, wanted):
+    """Whether a cell that starts at 0 holds anything; wanted is for the report."""
+    return seen != 0
+
+
+@device_function
+def has_met(seen, wanted):
+    """Whether what counts above DIGEST_BITS is no more than wanted."""
+    return seen >> DIGEST_BITS <= wanted
+
+
 @device_function
 def wait_signal_not_positive(signal, bounds, peer):
     """Wait until a barrier signal is 0 or less: the peer has arrived at least as often as this rank."""
-    deadline = 0
-    while True:
-        value = ptx.ld_acquire_sys_s32(signal)  # PAIR barrier-signal
-        if value <= 0:
-            return
-        if deadline == 0:
-            deadline = start_wait(bounds)
-        elif ptx.wait_expired(deadline):
-            report_fault(bounds, BARRIER, peer, -1, 0, value)
-            return
+    waiter = Waiter(BARRIER, peer, -1)
+    wait_or_report(ptx.ld_acquire_sys_s32, signal, is_at_most, 0, bounds, waiter)  # PAIR barrier-signal
 
 
 @device_function
 def wait_call(signal, bounds, peer):
     """Wait until a barrier signal counts 0 or less; it counts above DIGEST_BITS. Returns it; 0 if it never came."""
-    deadline = 0
-    while True:
-        value = ptx.ld_acquire_sys_s32(signal)  # PAIR barrier-signal
-        if value >> DIGEST_BITS <= 0:
-            return value
-        if deadline == 0:
-            deadline = start_wait(bounds)
-        elif ptx.wait_expired(deadline):
-            report_fault(bounds, BARRIER, peer, -1, 0, value >> DIGEST_BITS)
-            return 0
+    load = ptx.ld_acquire_sys_s32  # PAIR barrier-signal
+    value, came = wait_until(load, signal, has_met, 0, bounds, ptx.wait_expired)
+    if not came:
+        report_fault(bounds, BARRIER, peer, -1, 0, value >> DIGEST_BITS)
+    return value if came else 0
 
 
 @device_function
 def wait_told(cell, bounds, peer):
     """Wait until a peer has said what it has called. Returns whether it has."""
-    deadline = 0
-    while True:
-        seen = ptx.ld_acquire_sys_s32(cell)  # PAIR call-told
-        if seen != 0:
-            return True
-        if deadline == 0:
-            deadline = start_wait(bounds)
-        elif ptx.wait_expired(deadline):
-            report_fault(bounds, CALL_TOLD, peer, -1, 1, seen)
-            return False
+    waiter = Waiter(CALL_TOLD, peer, -1)
+    return wait_or_report(ptx.ld_acquire_sys_s32, cell, is_set, 1, bounds, waiter)[1]  # PAIR call-told
 
 
 @device_function
 def wait_node_call(cell, bounds, peer):
-    """Wait until a rank of another node has said a word of its call. Returns whether it has."""
-    deadline = 0
-    while True:
-        seen = ptx.ld_relaxed_sys_s32(cell)  # the word is the message itself: nothing else is published by it
-        if seen != 0:
-            return True
-        if deadline == 0:
-            deadline = start_wait(bounds)
-        elif ptx.wait_expired(deadline):
-            report_fault(bounds, NODE_CALL, peer, -1, 1, seen)
-            return False
+    """Wait until a rank of another node has said a word of its call. Returns whether it has.
+
+    The load is relaxed: the word is the message itself, and nothing else is published by it.
+    """
+    return wait_or_report(ptx.ld_relaxed_sys_s32, cell, is_set, 1, bounds, Waiter(NODE_CALL, peer, -1))[1]
 
 
 @device_function
-def wait_free_slots(head, tail, num_slots, num_wanted, bounds, site, peer, channel):
+def wait_free_slots(head, tail, num_slots, num_wanted, bounds, waiter):
     """Wait until a ring whose sender has filled tail slots so far has num_wanted free ones. Returns whether it has.
 
     The head is read relaxed: the slots' old bytes were consumed before the receiver moved it, and no data is read
     after it.
     """
-    deadline = 0
-    while True:
-        seen = ptx.ld_relaxed_sys_s32(head)
-        if num_slots - (tail - seen) >= num_wanted:
-            return True
-        if deadline == 0:
-            deadline = start_wait(bounds)
-        elif ptx.wait_expired(deadline):
-            report_fault(bounds, site, peer, channel, tail + num_wanted - num_slots, seen)
-            return False
+    return wait_or_report(ptx.ld_relaxed_sys_s32, head, is_at_least, tail + num_wanted - num_slots, bounds, waiter)[1]
 
 
 @device_function
 def wait_announced(cell, bounds, peer, channel):
-    """Wait for a count that travels as -n - 1, so that 0 means "not here yet". Returns n; 0 if it never came."""
-    deadline = 0
-    while True:
-        value = ptx.ld_relaxed_sys_s32(cell)  # the count is the message itself: nothing else is published by it
-        if value != 0:
-            return -value - 1
-        if deadline == 0:
-            deadline = start_wait(bounds)
-        elif ptx.wait_expired(deadline):
-            report_fault(bounds, DISPATCH_RECEIVER_OFFSETS, peer, channel, -1, value)
-            return 0
+    """Wait for a count that travels as -n - 1, so that 0 means "not here yet". Returns n; 0 if it never came.
+
+    The load is relaxed: the count is the message itself, and nothing else is published by it.
+    """
+    waiter = Waiter(DISPATCH_RECEIVER_OFFSETS, peer, channel)
+    value, came = wait_or_report(ptx.ld_relaxed_sys_s32, cell, is_set, -1, bounds, waiter)
+    return -value - 1 if came else 0
 
 
 @device_function
-def wait_tail_past(tail, head, last, bounds, site, peer, channel):
+def wait_tail_past(tail, head, last, bounds, waiter):
     """Wait until a ring's tail is past head; returns the tail. The slots below it are then readable.
 
     A failed wait returns last, the tail that the ring has when all is sent, so that the receiver's loop ends. Nor is
     it ever more: after a failed barrier the cell may hold anything, and rows up to last are all that the output has.
     """
-    deadline = 0
-    while True:
-        seen = ptx.ld_acquire_sys_s32(tail)  # PAIR dispatch-tail
-        if seen > head:
-            return min(seen, last)
-        if deadline == 0:
-            deadline = start_wait(bounds)
-        elif ptx.wait_expired(deadline):
-            report_fault(bounds, site, peer, channel, head + 1, seen)
-            return last
+    load = ptx.ld_acquire_sys_s32  # PAIR dispatch-tail
+    seen, came = wait_or_report(load, tail, is_at_least, head + 1, bounds, waiter)
+    return min(seen, last) if came else last
 
 
 @device_function
 def wait_shared_tail_past(tail, index, bounds, peer, channel):
     """Wait until the tail that the block's coordinator keeps in shared memory is past index."""
-    deadline = 0
-    while True:
-        seen = ptx.ld_acquire_cta_shared_s32(tail)  # PAIR combine-shared-tail
-        if seen > index:
-            return
-        if deadline == 0:
-            deadline = start_wait(bounds)
-        elif ptx.wait_expired(deadline):
-            report_fault(bounds, COMBINE_RECEIVER_TAIL, peer, channel, index + 1, seen)
-            return
+    load = ptx.ld_acquire_cta_shared_s32  # PAIR combine-shared-tail
+    wait_or_report(load, tail, is_at_least, index + 1, bounds, Waiter(COMBINE_RECEIVER_TAIL, peer, channel))
 
 
 @device_function
 def wait_blocks_arrived(cell, num_blocks, bounds, peer):
     """Wait until so many blocks of a peer have sent all that they have: it can be read then."""
-    deadline = 0
-    while True:
-        seen = ptx.ld_acquire_sys_s32(cell)  # PAIR direct-arrived
-        if seen >= num_blocks:
-            return
-        if deadline == 0:
-            deadline = start_wait(bounds)
-        elif ptx.wait_expired(deadline):
-            report_fault(bounds, DIRECT_ARRIVED, peer, -1, num_blocks, seen)
-            return
+    waiter = Waiter(DIRECT_ARRIVED, peer, -1)
+    wait_or_report(ptx.ld_acquire_sys_s32, cell, is_at_least, num_blocks, bounds, waiter)  # PAIR direct-arrived
 
 
 @device_function
 def wait_landed(cell, bounds, peer, row):
     """Wait until a peer has pushed the chunk of rows that a cell stands for: they can be read then."""
-    deadline = 0
-    while True:
-        seen = ptx.ld_acquire_sys_s32(cell)  # PAIR direct-landed
-        if seen != 0:
-            return
-        if deadline == 0:
-            deadline = start_wait(bounds)
-        elif ptx.wait_expired(deadline):
-            report_fault(bounds, DIRECT_LANDED, peer, -1, row, seen)
-            return
+    waiter = Waiter(DIRECT_LANDED, peer, -1)
+    wait_or_report(ptx.ld_acquire_sys_s32, cell, is_set, row, bounds, waiter)  # PAIR direct-landed
 
 
 @device_function
 def wait_arrivals(arrivals, wanted, bounds):
     """Wait until as many blocks of this rank's launch have arrived at a grid barrier."""
-    deadline = 0
-    while True:
-        seen = ptx.ld_acquire_gpu_s32(arrivals)  # PAIR grid-barrier
-        if seen >= wanted:
-            return
-        if deadline == 0:
-            deadline = start_wait(bounds)
-        elif ptx.wait_expired(deadline):
-            report_fault(bounds, GRID_BARRIER, -1, -1, wanted, seen)
-            return
+    waiter = Waiter(GRID_BARRIER, -1, -1)
+    wait_or_report(ptx.ld_acquire_gpu_s32, arrivals, is_at_least, wanted, bounds, waiter)  # PAIR grid-barrier
 
 
 @device_function
 def wait_pushed(cell, wanted, bounds, peer, queue):
     """Wait until a peer has added to a cell so often: what it had put before is there."""
-    deadline = 0
-    while True:
-        seen = ptx.ld_acquire_sys_s32(cell)  # PAIR network-amo
-        if seen >= wanted:
-            return
-        if deadline == 0:
-            deadline = start_wait(bounds)
-        elif ptx.wait_expired(deadline):
-            report_fault(bounds, NETWORK_PUSH, peer, queue, wanted, seen)
-            return
+    waiter = Waiter(NETWORK_PUSH, peer, queue)
+    wait_or_report(ptx.ld_acquire_sys_s32, cell, is_at_least, wanted, bounds, waiter)  # PAIR network-amo

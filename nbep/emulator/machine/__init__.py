@@ -1,1 +1,1 @@
-"""What a GPU is made of: memory, threads, warps, blocks, copies that happen later, streams."""
+"""What a GPU is made of: memory, threads, warps, blocks, copies that happen later, streams, and what can go wrong."""

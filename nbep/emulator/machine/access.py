@@ -2,7 +2,7 @@
 
 Each method is one primitive call, and so a point where the scheduler may let another thread go first.  `left` counts
 how many calls remain before it does.  All checks of an access are on its only path: a missing segment, a bad offset
-or a read-only array shows as a Python exception there, and `faults` explains it.
+or a read-only array shows as a Python exception there, and `reports` explains it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from greenlet import greenlet
 
-from ..models.orders import POLLED
-from ..reports import errors
-from ..reports.faults import error_at, explain
-from ..reports.source import Site, site_of
+from . import errors
+from .faults import AccessFault, error_at
 from .kinds import KINDS, wrap
 from .memory import Allocation, Lost
 from .names import name_of, title_of
+from .orders import POLLED
+from .source import Site, site_of
 
 if TYPE_CHECKING:
     from .block import Block
@@ -112,6 +112,12 @@ class AccessingThread(greenlet):
         self.world.has_changed = True
         self.block.thread_left(self)
 
+    def fault(
+        self, address: int, kind: str, storing: bool, shared: bool, cause: Exception, polls: bool = False
+    ) -> Exception:
+        """The error for an access that has failed; see `AccessFault`."""
+        return self.world.error_of(AccessFault(self, address, kind, storing, shared, cause, polls))
+
     def pause(self) -> None:
         """Let another thread go first."""
         self.runnable.append(self)
@@ -137,7 +143,7 @@ class AccessingThread(greenlet):
                 if shadow is not None and shadow.find(b"\0", offset, offset + misfit + 1) >= 0:
                     raise IndexError
         except FAULTS as fault:
-            raise explain(self, address, kind, False, False, fault, order in POLLED) from None
+            raise self.fault(address, kind, False, False, fault, order in POLLED) from None
         if order in POLLED:
             self.note_polled(allocation, offset, kind, value)
         elif order == "nc" and allocation.writable:
@@ -153,7 +159,7 @@ class AccessingThread(greenlet):
             allocation = self.segments[address >> 32]
             offset = address & 0xFFFFFFFF
         except FAULTS as fault:
-            raise explain(self, address, kind, True, False, fault) from None
+            raise self.fault(address, kind, True, False, fault) from None
         if order != "weak":
             self.note_writer(allocation, offset, kind, value, site_of(sys._getframe(1)))
         self.write(allocation, offset, kind, value, address)
@@ -182,7 +188,9 @@ class AccessingThread(greenlet):
                 if shadow is not None:
                     shadow[offset : offset + misfit + 1] = written
         except FAULTS as fault:
-            raise explain(self, address, kind, True, allocation is self.shared, fault) from None
+            raise self.world.error_of(
+                AccessFault(self, address, kind, True, allocation is self.shared, fault)
+            ) from None
 
     def atomic(
         self, op: str, address: int, kind: str, operand: Any, order: str, scope: str, compare: Any = None
@@ -194,7 +202,7 @@ class AccessingThread(greenlet):
         try:
             allocation = self.segments[address >> 32]
         except FAULTS as fault:
-            raise explain(self, address, kind, False, False, fault) from None
+            raise self.fault(address, kind, False, False, fault) from None
         if allocation.on_host and scope == "sys":
             cell = allocation.cell(address & 0xFFFFFFFF)
             raise error_at(self, errors.HostAtomic, f"atomic {op} of scope sys on {cell}: memory of the host")
@@ -214,7 +222,9 @@ class AccessingThread(greenlet):
             old = view[offset >> shift] if convert is None else convert(view, offset)
             self.write(allocation, offset, kind, OPS[op](old, operand, compare), address)
         except FAULTS as fault:
-            raise explain(self, address, kind, False, allocation is self.shared, fault, True) from None
+            raise self.world.error_of(
+                AccessFault(self, address, kind, False, allocation is self.shared, fault, True)
+            ) from None
         finally:
             if lock is not None:
                 lock.release()
@@ -246,7 +256,7 @@ class AccessingThread(greenlet):
                 if shadow is not None and shadow.find(b"\0", address, address + misfit + 1) >= 0:
                     raise IndexError
         except FAULTS as fault:
-            raise explain(self, address, kind, False, True, fault, order in POLLED) from None
+            raise self.fault(address, kind, False, True, fault, order in POLLED) from None
         if order in POLLED:
             self.note_polled(allocation, address, kind, value)
         return value

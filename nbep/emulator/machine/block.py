@@ -6,13 +6,12 @@ because too many threads have left the kernel, is reported at once instead of ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..reports import errors
-from ..reports.faults import error_at
+from . import errors
+from .faults import NeverFull, error_at
 from .memory import Allocation
-from .names import name_of
+from .names import name_of, ranges
 
 if TYPE_CHECKING:
     from .bulk import MBarrier
@@ -123,15 +122,8 @@ class Block:
 
     def check_barrier(self, barrier: NamedBarrier) -> None:
         """Stop the run when the threads still alive cannot fill `barrier`."""
-        if len(barrier.arrived) + self.live - len(barrier.waiting) >= barrier.expected:
-            return
-        gone = [t.thread_idx for t in self.threads if t.exited]
-        here = barrier.waiting[0] if barrier.waiting else None
-        message = (
-            f"barrier {barrier.number} of {self.name} can never fill: it takes {barrier.expected} threads, "
-            f"{who_have('thread', barrier.arrived)} arrived, and {who_have('thread', gone)} left the kernel"
-        )
-        raise error_at(here, errors.DeadlockError, message) if here else errors.DeadlockError(message)
+        if len(barrier.arrived) + self.live - len(barrier.waiting) < barrier.expected:
+            raise self.launch.world.error_of(NeverFull(self, barrier))
 
     def thread_left(self, thread: Thread) -> None:
         """A thread has returned from the kernel."""
@@ -143,19 +135,3 @@ class Block:
                 self.check_barrier(barrier)
         if not self.live:
             self.launch.block_left()
-
-
-def who_have(noun: str, numbers: Sequence[int]) -> str:
-    """`thread 3 has` or `threads 0-2, 4 have`."""
-    return f"{noun} {numbers[0]} has" if len(numbers) == 1 else f"{noun}s {ranges(numbers)} have"
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """`0-31, 64` for a set of integers."""
-    parts: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if parts and parts[-1][1] == number - 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in parts) or "none"

@@ -14,14 +14,13 @@ import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from ..reports import errors
-from ..reports.errors import EmulatorError
-from ..reports.faults import error_at, explain_unmapped
-from ..reports.source import Site, describe_site, site_of
-from ..reports.unwritten import with_hole
-from ..schedule.scheduler import NEVER
+from . import errors
 from .access import AccessingThread, wake_watchers
+from .errors import EmulatorError
+from .faults import Hole, NoSegment, error_at
 from .memory import OFFSET_BITS, OFFSET_MASK, Allocation
+from .source import Site, describe_site, site_of
+from .world import NEVER
 
 if TYPE_CHECKING:
     from .block import Block
@@ -255,8 +254,8 @@ class CopyingThread(AccessingThread):
         unwritten = allocation.first_unwritten(offset, nbytes)
         if unwritten >= 0:
             message = f"a bulk copy of {nbytes} bytes reads {allocation.cell(unwritten)}, never written"
-            error = errors.Uninitialized(message, self.describe(), describe_site(site))
-            raise with_hole(error, self, allocation, offset, nbytes)
+            hole = Hole(self, allocation, offset, nbytes)
+            raise errors.Uninitialized(message, self.describe(), describe_site(site), hole)
         return bytes(allocation.memory[offset : offset + nbytes])
 
     def put_bytes(self, allocation: Allocation, offset: int, data: bytes, site: Site | None) -> None:
@@ -294,7 +293,7 @@ class CopyingThread(AccessingThread):
         verb = "bulk store to" if storing else "bulk load from"
         allocation = self.segments.get(address >> OFFSET_BITS)
         if allocation is None or allocation.freed:
-            raise explain_unmapped(self, address, f"{verb} {address:#x}")
+            raise self.world.error_of(NoSegment(self, address, f"{verb} {address:#x}"))
         offset = address & OFFSET_MASK
         self._check_range(allocation, offset, nbytes, f"{verb} {allocation.cell(offset)}")
         if storing and not allocation.writable:

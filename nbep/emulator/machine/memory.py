@@ -18,16 +18,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..reports.errors import EmulatorError
-from ..reports.source import Site
+from .cpu import Cpu
+from .errors import EmulatorError
 from .kinds import Views
 from .names import name_of
+from .source import Site
 
 if TYPE_CHECKING:
-    from ..models.host import CheckedHost
     from ..process_lock import ProcessLock
-    from .stream import Launch
-    from .thread import Thread
 
 OFFSET_BITS = 32
 OFFSET_MASK = (1 << OFFSET_BITS) - 1
@@ -108,11 +106,11 @@ class Allocation:
         self.shadow = None if initialized else _new_shadow(self.nbytes)
         self.loads: dict[str, tuple] = Views(memory, self.shadow, storing=False)
         self.stores: dict[str, tuple] = Views(memory, self.shadow, storing=True) if writable else {}
-        self.watchers: dict[int, dict[Thread, None]] = {}
+        self.watchers: dict[int, dict[Any, None]] = {}
         self.writers: dict[int, Writer] = {}
         self.lost: dict[int, Lost] = {}
         self.unfenced: dict[int, tuple[int, int]] = {}
-        self.nc_reads: dict[int, tuple[Launch, int]] = {}
+        self.nc_reads: dict[int, tuple[Any, int]] = {}
         self.pending: dict[int, list[Any]] = {}
         self.versions: dict[int, list[Any]] = {}
         self.last_stores: dict[int, list[Any]] = {}
@@ -218,9 +216,9 @@ class Mapping:
 class AddressSpace:
     """What the addresses of one rank mean."""
 
-    def __init__(self, rank: int, checked_host: CheckedHost | None = None):
+    def __init__(self, rank: int, cpu: Cpu | None = None):
         self.rank = rank
-        self.checked_host = checked_host  # of `checked`
+        self.cpu = cpu or Cpu()
         self.segments: dict[int, Allocation] = {}
         self.retired: dict[int, str] = {}  # number -> what was there
         self.remotes: list[Any] = []  # memory of other processes; see `remote`
@@ -248,14 +246,12 @@ class AddressSpace:
     def read(self, allocation: Allocation, dtype: Any, offset: int, count: int, polls: bool = False) -> np.ndarray:
         """What the host reads: a copy of `count` elements as they are now. polls: while kernels write them."""
         values = allocation.array(dtype, offset, count, writable=False).copy()
-        if self.checked_host is not None:
-            self.checked_host.read(allocation, offset, values.itemsize, count, polls)
+        self.cpu.read(allocation, offset, values.itemsize, count, polls)
         return values
 
     def write(self, allocation: Allocation, offset: int, values: np.ndarray) -> None:
         """What the host stores, maybe while kernels run; at most 8 bytes are a word, which they may poll."""
-        if self.checked_host is not None:
-            self.checked_host.write(allocation, offset, values.nbytes)
+        self.cpu.write(allocation, offset, values.nbytes)
         allocation.array(values.dtype, offset, values.size)[:] = values.reshape(-1)
         if values.nbytes <= WORD_BYTES:
             allocation.signals.add(offset // 16)

@@ -22,13 +22,12 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from ..models.orders import RELEASES
-from ..reports.faults import explain
-from ..schedule.scheduler import NEVER
 from .access import FAULTS, wake_watchers
 from .kinds import KINDS, encode, wrap
 from .memory import AddressSpace, Allocation
+from .orders import RELEASES
 from .thread import Thread, current_thread
+from .world import NEVER
 
 if TYPE_CHECKING:
     from .block import Block
@@ -265,5 +264,5 @@ class ReachingThread(Thread):
                 raise TypeError(f"of the atomics, only fetch-and-adds reach another process; this is {op}")
             errand = allocation.send_add(self.block, offset, kind, operand)
         except FAULTS as fault:
-            raise explain(self, address, kind, False, False, fault) from None
+            raise self.fault(address, kind, False, False, fault) from None
         return self.wait_for(errand)

@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .block import WARP_SIZE, Block
 from .memory import AddressSpace, Allocation, Describe
 from .names import title_of
 from .warp import Warp
-
-if TYPE_CHECKING:
-    from ..world import World
+from .world import World
 
 MAX_BLOCK = 1024
 
@@ -32,8 +30,7 @@ class Event:
 
     def tell_host(self) -> None:
         """The host has seen that it is done."""
-        if self.stream.world.checked_host is not None:
-            self.stream.world.checked_host.wait(self.first_signal)
+        self.stream.world.cpu.wait(self.first_signal)
 
 
 class Launch:

@@ -8,11 +8,11 @@ from typing import Any
 
 from greenlet import getcurrent
 
-from ..reports import errors
-from ..reports.faults import error_at
-from ..reports.source import Site, site_of
+from . import errors
 from .block import NamedBarrier
 from .bulk import CopyingThread
+from .faults import error_at
+from .source import Site, site_of
 from .warp import Collective, match_result, shfl_source, vote_result
 
 FULL_MASK = 0xFFFFFFFF

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from greenlet import getcurrent
-
-from ..reports import errors
-from ..reports.faults import error_at
-from ..reports.source import Site, describe_site, site_of
-from .block import WARP_SIZE, ranges, who_have
+from . import errors
+from .block import WARP_SIZE
+from .faults import Diverged, LaneLeft, error_at
+from .names import ranges, who_have
+from .source import Site
 
 if TYPE_CHECKING:
     from .thread import Thread
@@ -63,7 +62,7 @@ class Warp:
             self.check_new(thread, name, mask)
             collective = self.pending[mask] = Collective(name, mask, site)
         elif collective.name != name or collective.site != site:
-            raise self.divergence(thread, name, collective)
+            raise thread.world.error_of(Diverged(thread, name, collective))
         if len(self.pending) > 1:
             self.check_others(thread, collective)
         collective.missing ^= 1 << lane
@@ -115,47 +114,14 @@ class Warp:
         for other in self.pending.values():
             if other is not collective and other.missing >> thread.lane & 1:
                 if other.mask & ~other.missing & collective.missing:
-                    raise self.divergence(thread, f"{collective.name} with mask {collective.mask:#010x}", other)
-
-    def divergence(self, thread: Thread, name: str, collective: Collective) -> Exception:
-        came = ranges(t.lane for t in collective.threads)
-        message = (
-            f"{name}: the lane is named by the mask {collective.mask:#010x} of another collective:\n"
-            f"  lanes {came} are at {collective.name}, {describe_site(collective.site)}"
-        )
-        absent = [self.lanes[n] for n in lanes_of(collective.missing) if self.lanes[n] is not thread]
-        if absent:
-            message += "\n" + whereabouts(absent)
-        return error_at(thread, errors.Divergence, message)
+                    name = f"{collective.name} with mask {collective.mask:#010x}"
+                    raise thread.world.error_of(Diverged(thread, name, other))
 
     def lane_left(self, thread: Thread) -> None:
         """A lane has returned from the kernel while others of its warp are inside a collective."""
         for collective in self.pending.values():
             if collective.missing >> thread.lane & 1:
-                first = collective.threads[0]
-                raise errors.Divergence(
-                    f"{collective.name} with mask {collective.mask:#010x}: lane {thread.lane} has left the kernel, "
-                    f"{who_have('lane', [t.lane for t in collective.threads])} come",
-                    first.describe(),
-                    describe_site(collective.site),
-                )
-
-
-def whereabouts(threads: list[Thread]) -> str:
-    """One line for each place where some of `threads` are."""
-    places: dict[str, list[int]] = {}
-    for thread in threads:
-        places.setdefault(place(thread), []).append(thread.lane)
-    return "\n".join(f"  lanes {ranges(lanes)} {where}" for where, lanes in places.items())
-
-
-def place(thread: Thread) -> str:
-    """Where a thread is."""
-    if thread.exited:
-        return "have left the kernel"
-    if thread.gr_frame is None:
-        return "are here" if thread is getcurrent() else "have not started"
-    return f"are at {describe_site(site_of(thread.gr_frame))}"
+                raise thread.world.error_of(LaneLeft(thread, collective))
 
 
 def shfl_source(mode: str, lane: int, lane_or_delta: int) -> int:

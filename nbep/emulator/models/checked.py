@@ -27,16 +27,16 @@ from __future__ import annotations
 import sys
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..machine.bulk import MBarrier
+from ..machine.errors import EmulatorError
+from ..machine.faults import error_at
 from ..machine.kinds import KINDS
 from ..machine.memory import OFFSET_BITS, OFFSET_MASK, Allocation
+from ..machine.orders import ACQUIRES, POLLED, RELEASES, SCOPES
+from ..machine.source import Site, site_of
 from ..machine.warp import Collective, Warp
-from ..reports.errors import EmulatorError
-from ..reports.faults import error_at
-from ..reports.race import race
-from ..reports.source import Site, site_of
 from .history import Forgotten, Stored, Waited
 from .knowledge import (
     ALL_CLOCKS,
@@ -55,7 +55,6 @@ from .knowledge import (
     remember_store,
     with_signals,
 )
-from .orders import ACQUIRES, POLLED, RELEASES, SCOPES
 from .proxies import ProxyThread
 
 if TYPE_CHECKING:
@@ -68,6 +67,15 @@ MBARRIER_BYTES = 8
 MANY_LOADS = 64  # of a granule; then those that everybody knows of are forgotten
 
 Cell = tuple[Allocation, int]
+
+
+class Race(NamedTuple):
+    """Two accesses to the same bytes, by threads of which the second cannot know of the first."""
+
+    thread: CheckedThread
+    allocation: Allocation
+    access: Access
+    earlier: Access
 
 
 class CheckedThread(ProxyThread):
@@ -444,12 +452,12 @@ class CheckedThread(ProxyThread):
                 is_new = self.is_new(store)
                 if (is_new or (is_proxys and self.is_hidden(allocation, store))) and self.may_not_meet(access, store):
                     if is_new or allocation is not self.shared:
-                        raise race(self, allocation, access, store)
+                        raise self.world.error_of(Race(self, allocation, access, store))
                     raise self.no_proxy_fence(access, store)
             if is_store and granule in loads:
                 for load in loads[granule].values():
                     if self.is_new(load) and self.may_not_meet(access, load):
-                        raise race(self, allocation, access, load)
+                        raise self.world.error_of(Race(self, allocation, access, load))
 
     def is_new(self, access: Access) -> bool:
         """Whether this thread cannot know of an access."""

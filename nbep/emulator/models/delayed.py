@@ -25,38 +25,24 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ..machine.access import FAULTS
+from ..machine.errors import Uninitialized
+from ..machine.faults import Hole, who_and_where
 from ..machine.kinds import KINDS, decode, encode
 from ..machine.memory import Allocation
-from ..machine.thread import Thread
-from ..machine.warp import Warp
-from ..reports.errors import Uninitialized
-from ..reports.faults import explain, who_and_where
-from ..reports.source import Site, site_of
-from ..reports.unwritten import with_hole
-from .orders import ACQUIRES, POLLED, RELEASES, SCOPES
-from .pending import PendingAtomic, PendingStore, is_unused, perform
-from .versions import GRANULE, MAX_VERSIONS, Version
+from ..machine.orders import ACQUIRES, POLLED, RELEASES, SCOPES
+from ..machine.source import Site, site_of
+from .pending import BufferedThread, PendingAtomic, PendingStore, is_unused, perform
+from .versions import GRANULE, Version
 
 if TYPE_CHECKING:
-    from greenlet import greenlet
-
-    from ..machine.block import Block, NamedBarrier
+    from ..machine.block import NamedBarrier
     from ..machine.warp import Collective
 
 
-class DelayedThread(Thread):
+class DelayedThread(BufferedThread):
     """A thread whose stores to global memory are delayed, and whose loads may be early."""
 
-    __slots__ = ("buffer", "floor", "block_floor", "told", "heard", "heard_shared", "first_moment")
-
-    def __init__(self, block: Block, thread_idx: int, warp: Warp, hub: greenlet):
-        super().__init__(block, thread_idx, warp, hub)
-        self.buffer: dict[PendingStore, None] = {}
-        # Moments; see `versions`.
-        self.first_moment = self.floor = self.block_floor = self.world.moment
-        self.told = (0, 0)  # its floor at its last release or fence, and the moment of that
-        self.heard = [0, 0, 0, 0]  # what relaxed loads have met, by how far away that was stored
-        self.heard_shared = (0, 0)
+    __slots__ = ()
 
     # --- accesses -----------------------------------------------------------------------------------------------
 
@@ -79,14 +65,14 @@ class DelayedThread(Thread):
             if offset % nbytes or offset + nbytes > allocation.nbytes:
                 raise IndexError
         except FAULTS as fault:
-            raise explain(self, address, kind, False, False, fault) from None
+            raise self.fault(address, kind, False, False, fault) from None
         if order == "nc" and allocation.writable:
             self.check_constant(allocation, offset, nbytes)
         data, unwritten, versions = self.look(allocation, offset, nbytes)
         if unwritten >= 0:
             message = f"load of {nbytes} bytes ({kind}) at {address:#x}: never written, as far as this thread sees"
-            error = Uninitialized(f"{message}\n  in {allocation.cell(offset)}", *who_and_where(self))
-            raise with_hole(error, self, allocation, offset, nbytes, order in POLLED)
+            hole = Hole(self, allocation, offset, nbytes, order in POLLED)
+            raise Uninitialized(f"{message}\n  in {allocation.cell(offset)}", *who_and_where(self), hole)
         value = decode(data, kind)
         self.left -= 1
         if order in POLLED:
@@ -112,7 +98,7 @@ class DelayedThread(Thread):
                 raise IndexError
             data = encode(value, kind)
         except FAULTS as fault:
-            raise explain(self, address, kind, True, False, fault) from None
+            raise self.fault(address, kind, True, False, fault) from None
         version = Version(self, offset, misfit + 1, order, scope, self.told[1])
         if level == SCOPES["sys"]:
             version.keep(allocation)
@@ -179,31 +165,6 @@ class DelayedThread(Thread):
 
     # --- what this thread sees ----------------------------------------------------------------------------------
 
-    def stores_of(self, level: int) -> dict[PendingStore, None]:
-        """Where this thread's stores on their way are noted that are visible on a level."""
-        return self.buffer if level == 0 else self.block.stores if level == 1 else self.world.gpu_stores[self.rank]
-
-    def sees(self, store: PendingStore) -> bool:
-        """Whether a store that is not in memory yet is visible to this thread."""
-        return (
-            store.thread is self
-            or (store.level >= 1 and store.thread.block is self.block)
-            or (store.level >= 2 and store.thread.rank == self.rank)
-        )
-
-    def place_in(self, queue: list[PendingStore]) -> int:
-        """Where a new store of this thread comes among those to the same 16 bytes: behind those that it sees."""
-        least = len(queue)
-        while least and not self.sees(queue[least - 1]):
-            least -= 1
-        return least if least == len(queue) else self.world.early.randint(least, len(queue))
-
-    def knows(self, version: Version) -> bool:
-        """Whether no load of this thread may miss a version that it sees."""
-        if version.block == self.block.serial:
-            return version.thread_idx == self.thread_idx or version.seen[1] <= max(self.floor, self.block_floor)
-        return version.seen[2 if version.rank == self.rank else 3] <= self.floor
-
     def look(
         self, allocation: Allocation, offset: int, nbytes: int, is_early: bool = True
     ) -> tuple[bytearray, int, list[Version]]:
@@ -257,30 +218,6 @@ class DelayedThread(Thread):
             views[cell] = versions[count - 1]
         return count
 
-    def hear(
-        self, allocation: Allocation, versions: list[Version], offset: int, nbytes: int, order: str, scope: str
-    ) -> int:
-        """A strong access has read bytes, in which these versions are; what they say is known now, or after a fence."""
-        reach, away, said = SCOPES[scope], 1, 0
-        for version in reversed(versions):
-            if version.overlaps(offset, offset + nbytes):
-                away = version.distance(self)
-                said = version.says if min(version.reach, reach) >= away else 0
-                break
-        else:
-            in_memory = allocation.versions.get(offset // GRANULE, [])
-            if len(in_memory) == MAX_VERSIONS:  # it may be forgotten, and have said so much
-                said = in_memory[0].seen[SCOPES["sys"]]
-        if allocation.shared:
-            said = self.world.moment
-        elif not versions and offset // GRANULE in allocation.signals:  # the CPU's: it tells all that has arrived
-            said, away = self.world.moment, SCOPES["sys"]
-        if order in ACQUIRES:
-            self.floor = max(self.floor, said, *self.heard[1 : reach + 1])
-        else:
-            self.heard[away] = max(self.heard[away], said)
-        return said
-
     def check_constant(self, allocation: Allocation, offset: int, nbytes: int) -> None:
         """Stop the run when bytes are read as constant that have changed since this kernel began."""
         granule = offset // GRANULE
@@ -301,48 +238,6 @@ class DelayedThread(Thread):
             return super().peek_bytes(allocation, offset, nbytes, site)
         data, unwritten, _ = self.look(allocation, offset, nbytes)
         return super().peek_bytes(allocation, offset, nbytes, site) if unwritten >= 0 else bytes(data)
-
-    def next_moment(self) -> int:
-        self.world.moment += 1
-        return self.world.moment
-
-    # --- what makes stores visible ------------------------------------------------------------------------------
-
-    def publish(self, level: int) -> None:
-        """Lift this thread's stores, and what its block and rank have published below that level, to `level`."""
-        if level >= 1 and self.buffer:
-            self._lift(self.buffer, 1, self.block.stores)
-        if level >= 2 and self.block.stores:
-            self._lift(self.block.stores, 2, self.world.gpu_stores[self.rank])
-        if level >= 3:
-            for store in list(self.world.gpu_stores[self.rank]):
-                if not store.done:  # not with one before it
-                    store.commit()
-
-    def _lift(self, stores: dict[PendingStore, None], level: int, target: dict[PendingStore, None]) -> None:
-        perform(stores)
-        moment = self.next_moment()
-        for store in stores:
-            store.level = level
-            store.version.lift(level, moment)
-            target[store] = None
-            store.show()
-        stores.clear()
-
-    def put_bytes(self, allocation: Allocation, offset: int, data: bytes, site: Site | None) -> None:
-        """A bulk copy that is done is visible to its thread; to others as if the thread had stored the bytes."""
-        if allocation is self.shared or allocation.freed:
-            return super().put_bytes(allocation, offset, data, site)
-        if allocation.nc_reads:
-            self.check_nc(allocation, offset, len(data))
-        for begin in range(0, len(data), GRANULE):
-            piece = data[begin : begin + GRANULE]
-            store = PendingStore(
-                self, allocation, piece, Version(self, offset + begin, len(piece), "weak", "cta", 0), site
-            )
-            self.buffer[store] = None
-            self.world.submit(store)
-        return None
 
     # --- what orders loads besides ------------------------------------------------------------------------------
 
@@ -374,27 +269,6 @@ class DelayedThread(Thread):
         if op != "cas" or old == compare:
             self.tell_shared(address, order, modifies=True)
         return old
-
-    def tell_shared(self, address: int, order: str, modifies: bool) -> None:
-        """A store to shared memory tells what its thread knows."""
-        told = self.block.told
-        if order == "weak":
-            told.pop(address, None)
-            return
-        if order in RELEASES:
-            self.told = self.floor, self.world.moment
-        told[address] = later(self.told, told.get(address, (0, 0))) if modifies else self.told
-
-    def hear_shared(self, address: int, order: str) -> None:
-        said = later(self.heard_shared, self.block.told.get(address, (0, 0)))
-        if order in ACQUIRES:
-            self.learn(*said)
-        else:
-            self.heard_shared = said
-
-    def learn(self, floor: int, block_floor: int) -> None:
-        self.floor = max(self.floor, floor)
-        self.block_floor = max(self.block_floor, block_floor)
 
     def converge(self, name: str, mask: int, value: Any, site: Site | None) -> Collective:
         if name == "syncwarp":
@@ -443,7 +317,3 @@ class DelayedThread(Thread):
         if done and mbarrier is not None:
             self.learn(mbarrier.knowledge or 0, self.world.moment)
         return done
-
-
-def later(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
-    return max(a[0], b[0]), max(a[1], b[1])

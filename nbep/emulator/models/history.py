@@ -9,11 +9,11 @@ import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..machine.memory import Allocation
+from ..machine.orders import SCOPES
+from ..machine.source import Site, site_of
 from ..machine.thread import Thread
 from ..machine.warp import Collective
-from ..reports.source import Site, site_of
 from .knowledge import Access, Owner
-from .orders import SCOPES
 
 if TYPE_CHECKING:
     from ..machine.block import NamedBarrier
@@ -26,6 +26,10 @@ class Stored(NamedTuple):
 
     allocation: Allocation
     store: Access
+
+    @property
+    def cell(self) -> str:
+        return self.allocation.cell(self.store.begin)
 
 
 class Loaded(NamedTuple):

@@ -14,19 +14,18 @@ After an event the CPU knows all that any kernel had released by then, as a kern
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
-from ..machine.access import describe_thread
+from ..machine.cpu import Cpu
 from ..machine.memory import WORD_BYTES, Allocation
-from ..machine.names import name_of
-from ..reports.errors import DataRace
-from ..reports.source import describe_site, site_of
+from ..machine.orders import SCOPES
+from ..machine.source import site_of
+from ..machine.world import World
 from .history import Forgotten, Stored
 from .knowledge import (
     ALL_CLOCKS,
     CPU,
     GRANULE_BITS,
-    NOT_YET,
     NOTHING,
     Access,
     Message,
@@ -36,15 +35,19 @@ from .knowledge import (
     later,
     remember_store,
 )
-from .orders import SCOPES
-
-if TYPE_CHECKING:
-    from ..world import World
 
 REACH = SCOPES["sys"]  # between the CPU and any thread
 
 
-class CheckedHost:
+class HostRace(NamedTuple):
+    """An access by the CPU to bytes that a thread has accessed, which nothing orders."""
+
+    allocation: Allocation
+    access: Access
+    earlier: Access
+
+
+class CheckedHost(Cpu):
     """The CPU, as `checked` sees it."""
 
     def __init__(self, world: World):
@@ -101,29 +104,6 @@ class CheckedHost:
             return
         if earlier.is_beyond(self.known) and earlier not in self.observed:
             if min(access.reach, earlier.reach) < REACH:
-                raise self._race(allocation, access, earlier)
+                raise self.world.error_of(HostRace(allocation, access, earlier))
             if earlier.verb == "store" and access.verb == "load":
                 self.observed.add(earlier)
-
-    def _race(self, allocation: Allocation, access: Access, earlier: Access) -> DataRace:
-        owner = earlier.owner
-        does = "writes" if access.verb == "store" else "polls" if access.reach else "reads"
-        has_done = "loaded" if earlier.verb == "load" else "stored"
-        if access.reach and earlier.reach:
-            why = f"scope {earlier.scope} does not reach the CPU: that takes scope sys"
-        elif access.reach:
-            needed = f"a {earlier.verb} with an order, and scope sys"
-            why = f"the CPU {does} these bytes while the kernel runs: that takes {needed}"
-        elif earlier.number == NOT_YET or earlier.at_exit:
-            why = "its thread has released nothing since, and the CPU has not waited for the end of the kernel"
-        else:
-            why = "the CPU has polled nothing that was released with scope sys since, nor waited for an event since"
-        thread = describe_thread(owner.rank, owner.kernel, owner.launch, owner.block_idx, owner.thread_idx)
-        lines = [
-            f"the CPU {does} {access.end - access.begin} bytes that a thread has {has_done}: nothing orders the two",
-            f"  in {allocation.cell(max(access.begin, earlier.begin))}",
-            f"    {has_done} with {earlier.how} order by {thread}",
-            f"      at {describe_site(earlier.site)}",
-            f"  {why}",
-        ]
-        return DataRace("\n".join(lines), f"the CPU, for {name_of(allocation.rank)}", describe_site(access.site))

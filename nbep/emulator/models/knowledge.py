@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..reports.source import Site
-from .orders import SCOPES, WEAK
+from ..machine.orders import SCOPES, WEAK
+from ..machine.source import Site
 
 if TYPE_CHECKING:
     from ..machine.memory import Allocation

@@ -10,14 +10,16 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 from ..machine.access import OPS, wake_watchers
+from ..machine.block import Block
 from ..machine.kinds import encode
 from ..machine.memory import Allocation
-from ..reports.source import Site
-from ..schedule.scheduler import SKIPPED
-from .versions import Version
+from ..machine.source import Site
+from ..machine.warp import Warp
+from ..machine.world import SKIPPED
+from .versions import GRANULE, KnowingThread, Version
 
 if TYPE_CHECKING:
-    from .delayed import DelayedThread
+    from greenlet import greenlet
 
 
 class PendingStore:
@@ -25,7 +27,9 @@ class PendingStore:
 
     __slots__ = ("thread", "allocation", "offset", "data", "site", "level", "done", "version")
 
-    def __init__(self, thread: DelayedThread, allocation: Allocation, data: bytes, version: Version, site: Site | None):
+    def __init__(
+        self, thread: BufferedThread, allocation: Allocation, data: bytes, version: Version, site: Site | None
+    ):
         self.thread = thread
         self.allocation = allocation
         self.offset = offset = version.begin
@@ -69,7 +73,7 @@ class PendingStore:
         if not launch.stores:
             launch.check_done()
 
-    def _write(self, thread: DelayedThread, allocation: Allocation, offset: int) -> None:
+    def _write(self, thread: BufferedThread, allocation: Allocation, offset: int) -> None:
         if self.version.reach:
             value = int.from_bytes(self.data, sys.byteorder, signed=True)
             thread.note_writer(allocation, offset, f"s{8 * len(self.data)}", value, self.site)
@@ -96,7 +100,7 @@ class PendingAtomic(PendingStore):
 
     def __init__(
         self,
-        thread: DelayedThread,
+        thread: BufferedThread,
         allocation: Allocation,
         version: Version,
         site: Site | None,
@@ -105,7 +109,7 @@ class PendingAtomic(PendingStore):
         super().__init__(thread, allocation, bytes(version.end - version.begin), version, site)
         self.change = change
 
-    def _write(self, thread: DelayedThread, allocation: Allocation, offset: int) -> None:
+    def _write(self, thread: BufferedThread, allocation: Allocation, offset: int) -> None:
         op, kind, operand, compare = self.change
         version, versions = self.version, allocation.versions.get(offset // 16, [])
         self.data = encode(OPS[op](allocation.read(offset, kind), operand, compare), kind)
@@ -114,6 +118,71 @@ class PendingAtomic(PendingStore):
         said = thread.hear(allocation, versions, offset, len(self.data), "relaxed", scope[version.reach - 1])
         version.says = max(version.says, said)
         super()._write(thread, allocation, offset)
+
+
+class BufferedThread(KnowingThread):
+    """A thread whose stores wait in a buffer until they are seen, by a level of threads or by all."""
+
+    __slots__ = ("buffer",)
+
+    def __init__(self, block: Block, thread_idx: int, warp: Warp, hub: greenlet):
+        super().__init__(block, thread_idx, warp, hub)
+        self.buffer: dict[PendingStore, None] = {}
+
+    def stores_of(self, level: int) -> dict[PendingStore, None]:
+        """Where this thread's stores on their way are noted that are visible on a level."""
+        return self.buffer if level == 0 else self.block.stores if level == 1 else self.world.gpu_stores[self.rank]
+
+    def sees(self, store: PendingStore) -> bool:
+        """Whether a store that is not in memory yet is visible to this thread."""
+        return (
+            store.thread is self
+            or (store.level >= 1 and store.thread.block is self.block)
+            or (store.level >= 2 and store.thread.rank == self.rank)
+        )
+
+    def place_in(self, queue: list[PendingStore]) -> int:
+        """Where a new store of this thread comes among those to the same 16 bytes: behind those that it sees."""
+        least = len(queue)
+        while least and not self.sees(queue[least - 1]):
+            least -= 1
+        return least if least == len(queue) else self.world.early.randint(least, len(queue))
+
+    def publish(self, level: int) -> None:
+        """Lift this thread's stores, and what its block and rank have published below that level, to `level`."""
+        if level >= 1 and self.buffer:
+            self._lift(self.buffer, 1, self.block.stores)
+        if level >= 2 and self.block.stores:
+            self._lift(self.block.stores, 2, self.world.gpu_stores[self.rank])
+        if level >= 3:
+            for store in list(self.world.gpu_stores[self.rank]):
+                if not store.done:  # not with one before it
+                    store.commit()
+
+    def _lift(self, stores: dict[PendingStore, None], level: int, target: dict[PendingStore, None]) -> None:
+        perform(stores)
+        moment = self.next_moment()
+        for store in stores:
+            store.level = level
+            store.version.lift(level, moment)
+            target[store] = None
+            store.show()
+        stores.clear()
+
+    def put_bytes(self, allocation: Allocation, offset: int, data: bytes, site: Site | None) -> None:
+        """A bulk copy that is done is visible to its thread; to others as if the thread had stored the bytes."""
+        if allocation is self.shared or allocation.freed:
+            return super().put_bytes(allocation, offset, data, site)
+        if allocation.nc_reads:
+            self.check_nc(allocation, offset, len(data))
+        for begin in range(0, len(data), GRANULE):
+            piece = data[begin : begin + GRANULE]
+            store = PendingStore(
+                self, allocation, piece, Version(self, offset + begin, len(piece), "weak", "cta", 0), site
+            )
+            self.buffer[store] = None
+            self.world.submit(store)
+        return None
 
 
 def perform(stores: Iterable[PendingStore]) -> None:

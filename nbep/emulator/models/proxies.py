@@ -16,10 +16,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
+from ..machine.errors import EmulatorError, ProxyFence
+from ..machine.faults import error_at
 from ..machine.memory import Allocation
 from ..machine.warp import Warp
-from ..reports.errors import EmulatorError, ProxyFence
-from ..reports.faults import error_at
 from .history import RememberingThread
 from .knowledge import ALL_CLOCKS, Access, Knowledge, Numbers, Owner, later
 

@@ -15,11 +15,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..machine.block import Block
 from ..machine.memory import Allocation
-from .orders import SCOPES, WEAK
+from ..machine.orders import ACQUIRES, RELEASES, SCOPES, WEAK
+from ..machine.thread import Thread
+from ..machine.warp import Warp
 
 if TYPE_CHECKING:
-    from .delayed import DelayedThread
+    from greenlet import greenlet
 
 MAX_VERSIONS = 8  # of 16 bytes; the oldest are forgotten
 GRANULE = 16  # bytes within which stores arrive in order
@@ -75,9 +78,81 @@ class Version:
             del versions[0]
         versions.append(self)
 
-    def distance(self, thread: DelayedThread) -> int:
+    def distance(self, thread: Thread) -> int:
         """The reach that an order needs between the two, and the level on which the thread sees it."""
         return 1 if self.block == thread.block.serial else 2 if self.rank == thread.rank else 3
 
     def overlaps(self, begin: int, end: int) -> bool:
         return self.begin < end and begin < self.end
+
+
+class KnowingThread(Thread):
+    """A thread, and up to which moments it knows the versions that others have stored."""
+
+    __slots__ = ("floor", "block_floor", "told", "heard", "heard_shared", "first_moment")
+
+    def __init__(self, block: Block, thread_idx: int, warp: Warp, hub: greenlet):
+        super().__init__(block, thread_idx, warp, hub)
+        self.first_moment = self.floor = self.block_floor = self.world.moment
+        self.told = (0, 0)  # its floor at its last release or fence, and the moment of that
+        self.heard = [0, 0, 0, 0]  # what relaxed loads have met, by how far away that was stored
+        self.heard_shared = (0, 0)
+
+    def next_moment(self) -> int:
+        self.world.moment += 1
+        return self.world.moment
+
+    def knows(self, version: Version) -> bool:
+        """Whether no load of this thread may miss a version that it sees."""
+        if version.block == self.block.serial:
+            return version.thread_idx == self.thread_idx or version.seen[1] <= max(self.floor, self.block_floor)
+        return version.seen[2 if version.rank == self.rank else 3] <= self.floor
+
+    def hear(
+        self, allocation: Allocation, versions: list[Version], offset: int, nbytes: int, order: str, scope: str
+    ) -> int:
+        """A strong access has read bytes, in which these versions are; what they say is known now, or after a fence."""
+        reach, away, said = SCOPES[scope], 1, 0
+        for version in reversed(versions):
+            if version.overlaps(offset, offset + nbytes):
+                away = version.distance(self)
+                said = version.says if min(version.reach, reach) >= away else 0
+                break
+        else:
+            in_memory = allocation.versions.get(offset // GRANULE, [])
+            if len(in_memory) == MAX_VERSIONS:  # it may be forgotten, and have said so much
+                said = in_memory[0].seen[SCOPES["sys"]]
+        if allocation.shared:
+            said = self.world.moment
+        elif not versions and offset // GRANULE in allocation.signals:  # the CPU's: it tells all that has arrived
+            said, away = self.world.moment, SCOPES["sys"]
+        if order in ACQUIRES:
+            self.floor = max(self.floor, said, *self.heard[1 : reach + 1])
+        else:
+            self.heard[away] = max(self.heard[away], said)
+        return said
+
+    def tell_shared(self, address: int, order: str, modifies: bool) -> None:
+        """A store to shared memory tells what its thread knows."""
+        told = self.block.told
+        if order == "weak":
+            told.pop(address, None)
+            return
+        if order in RELEASES:
+            self.told = self.floor, self.world.moment
+        told[address] = later(self.told, told.get(address, (0, 0))) if modifies else self.told
+
+    def hear_shared(self, address: int, order: str) -> None:
+        said = later(self.heard_shared, self.block.told.get(address, (0, 0)))
+        if order in ACQUIRES:
+            self.learn(*said)
+        else:
+            self.heard_shared = said
+
+    def learn(self, floor: int, block_floor: int) -> None:
+        self.floor = max(self.floor, floor)
+        self.block_floor = max(self.block_floor, block_floor)
+
+
+def later(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+    return max(a[0], b[0]), max(a[1], b[1])

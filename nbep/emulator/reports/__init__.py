@@ -1,1 +1,1 @@
-"""What a stopped run says: errors, faults, races, deadlocks, and the lines of code they name."""
+"""What a stopped run says: the words for faults, races, deadlocks and other facts."""

@@ -10,15 +10,17 @@ too small, a vote in place of a syncwarp, a barrier that is left out, a bulk cop
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
-from ..machine.names import name_of
+from ..machine.orders import ACQUIRES, RELEASES, SCOPES
+from ..models import checked
 from ..models.history import (
     Arrived,
     Event,
     Fenced,
     Filled,
     Forgotten,
+    History,
     Loaded,
     Met,
     Signed,
@@ -26,12 +28,12 @@ from ..models.history import (
     Waited,
 )
 from ..models.knowledge import NOT_WAITED, Access, Owner, distance
-from ..models.orders import ACQUIRES, RELEASES, SCOPES
+from .causes import Cause, Link
 
 if TYPE_CHECKING:
     from ..machine.memory import Allocation
-    from ..models.checked import CheckedThread
-    from .source import Site
+    from ..machine.source import Site
+    from ..run import Run
 
 LANES = 32
 MAX_WARPS = 32  # of a block
@@ -46,9 +48,10 @@ HOP = 1  # short chains first
 class Flaw(NamedTuple):
     """Where a chain orders nothing.
 
-    what: "store", "load": an end of a link. "store scope", "load scope": its scope. "fence scope", "load fence scope":
-        that of its fence. "vote": lanes that have voted or shuffled. "before", "after": threads of a block that have
-        not met, at the chain's begin or end. "copy": a bulk copy that its thread has not waited for.
+    what: "store too weak", "load too weak": an end of a link. "store scope", "load scope": its scope. "store fence
+        scope", "load fence scope": that of its fence. "vote": lanes that have voted or shuffled. "before", "after":
+        threads of a block that have not met, at the chain's begin or end. "copy": a bulk copy that its thread has not
+        waited for.
     """
 
     what: str
@@ -58,14 +61,6 @@ class Flaw(NamedTuple):
     site: Site | None = None  # of a fence or a vote
     name: str = ""  # what has been met at; the scope of a fence
     needed: int = 0  # the reach that it takes
-
-
-class Link(NamedTuple):
-    """A store to a cell, and the load of it, or the atomic."""
-
-    allocation: Allocation
-    store: Access
-    load: Access
 
 
 class Way(NamedTuple):
@@ -193,10 +188,10 @@ class Search:
                 told.append(Told(way, store.reach, store, None))
                 self.own.setdefault((key, cell), []).append(told[0])
             else:
-                told.append(Told(way, store.reach, store, Flaw("store", allocation, store)))
+                told.append(Told(way, store.reach, store, Flaw("store too weak", allocation, store)))
         for reach, (before, site) in self.fences.get(key, {}).items():
             name = next(name for name, number in SCOPES.items() if number == reach)
-            flaw = Flaw("fence scope", allocation, store, None, site, name) if reach < store.reach else None
+            flaw = Flaw("store fence scope", allocation, store, None, site, name) if reach < store.reach else None
             told.append(Told(before, min(reach, store.reach), store, flaw))
         told += self.own.get((key, cell), [])
         if store.is_atomic:
@@ -215,9 +210,9 @@ class Search:
             needed = distance(store.owner, owner)
             cost = HOP
             flaws: list[Flaw] = []
-            if flaw is not None and (flaw.what == "store" or reach < needed):
+            if flaw is not None and (flaw.what == "store too weak" or reach < needed):
                 flaws.append(flaw._replace(load=load, needed=needed))
-                cost += FLAW if flaw.what == "store" else NARROW
+                cost += FLAW if flaw.what == "store too weak" else NARROW
             elif reach < needed:
                 flaws.append(Flaw("store scope", allocation, store, load, needed=needed))
                 cost += FLAW
@@ -231,7 +226,7 @@ class Search:
             else:
                 self.heard.setdefault(key_of(owner), []).append((needed, way))
                 cost = FLAW + ATOMIC * load.is_atomic
-                self.improve(key_of(owner), way.by(Flaw("load", allocation, store, load), cost=cost))
+                self.improve(key_of(owner), way.by(Flaw("load too weak", allocation, store, load), cost=cost))
 
     def is_data(self, allocation: Allocation, store: Access) -> bool:
         """Whether a store to a cell is one to the bytes in question, or their like."""
@@ -277,6 +272,53 @@ class Search:
             best = min(known, key=lambda way: way.cost).by(cost=HOP)
             for key in waiting:
                 self.improve(key, best)
+
+
+class Race(checked.Race):
+    """A race, with what is asked of it again and again."""
+
+    __slots__ = ()
+
+    @property
+    def world(self) -> Run:
+        return cast("Run", self.thread.world)
+
+    @property
+    def history(self) -> History:
+        return self.world.history
+
+    @property
+    def cell(self) -> str:
+        return self.allocation.cell(max(self.access.begin, self.earlier.begin))
+
+    def cause(self, kind: str, *cells: str, lines: tuple[Link, ...] = (), **words: object) -> Cause:
+        """A cause of it, with the words that many sentences take."""
+        noun, before = self.access.noun, self.earlier.noun
+        order, accesses = "one store before the other", "two stores"
+        if self.earlier.verb != self.access.verb:
+            order = f"the {self.earlier.verb} before this {self.access.verb}"
+            accesses = f"the {self.earlier.verb} and this {self.access.verb}"
+        return Cause(
+            kind, cells, lines, {"noun": noun, "before": before, "order": order, "accesses": accesses, **words}
+        )
+
+    def since(self, access: Access) -> list[Event]:
+        """What has happened since one of the two."""
+        return self.history.between(access.time, self.history.now)
+
+    def has_reached(self, access: Access, owner: Owner, end: int) -> bool:
+        """Whether a thread knows of an access at some time."""
+        search = Search(access)
+        search.follow(self.history.between(access.time, end))
+        way = search.way_to(owner)
+        return way is not None and not way.flaws
+
+    def told(
+        self, listener: Owner, teller: Owner, end: int | None = None, is_store: bool = True, of_rank: bool = False
+    ) -> Iterator[Link]:
+        """See `told_by`: up to a time, or to now."""
+        events = self.history.between(0, self.history.now if end is None else end)
+        return told_by(events, listener, teller, is_store, of_rank)
 
 
 def _cheapest(told: list[Told]) -> list[Told]:
@@ -336,30 +378,14 @@ def told_by(
                     listeners |= {first + index for index in arrived}
 
 
-def last_heard(events: list[Event], owner: Owner) -> str:
-    """The cell by which a thread was last told to go on, and by which rank; nothing if it has waited for nobody."""
+def last_heard(events: list[Event], owner: Owner) -> Stored | None:
+    """The store by which a thread was last told to go on; None if it has waited for nobody."""
     wanted: Cell | None = None
     for event in reversed(events):
         if wanted is None and isinstance(event, Loaded) and event.load.owner is owner:
             wanted = (event.allocation, event.load.begin) if event.load.order in ACQUIRES else None
         elif isinstance(event, Stored) and wanted == (event.allocation, event.store.begin):
             if event.store.owner is not owner:
-                return f"{event.allocation.cell(event.store.begin)}, stored by {name_of(event.store.owner.rank)}"
+                return event
             wanted = None
-    return ""
-
-
-def waited_on_mbarrier(thread: CheckedThread, copy: Access) -> str:
-    """Who has waited on the mbarrier of a bulk copy that is not there yet, up to the name of the copy."""
-    block, history = thread.block, thread.world.history
-    issued = [one for mate in block.threads for one in mate.issued]
-    under_way = (mbarrier for *accesses, mbarrier in issued if copy in accesses)
-    mbarrier = next(under_way, None) or next((m for m in block.mbarriers.values() if copy in m.copies), None)
-    if mbarrier is None:
-        return "nobody has waited on the mbarrier of"
-    events = history.between(copy.time, history.now)
-    waits = [event for event in events if isinstance(event, Waited) and event.address == mbarrier.address]
-    if any(wait.owner is thread.owner for wait in waits):
-        where = f"the mbarrier at shared byte {mbarrier.address}"
-        return f"this thread has waited on {where}, but for a phase that was over before that of"
-    return f"nobody has waited on the mbarrier at shared byte {mbarrier.address} of"
+    return None

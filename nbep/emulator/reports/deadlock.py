@@ -7,37 +7,34 @@ A report of more than 40 lines is shortened: what ranks wait for in the same way
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ..machine.block import ranges
-from ..machine.names import name_of
-from .errors import DeadlockError, explaining
+from ..machine.errors import DeadlockError, explaining
+from ..machine.names import name_of, ranges
+from ..machine.source import call_chain, describe_site
 from .expected import expire, look, quiet
 from .hang_cause import Waits
 from .hang_words import paragraph
-from .source import call_chain, describe_site
 from .waiting import Group, count, waiting_groups, who
 
 if TYPE_CHECKING:
-    from ..machine.stream import Stream
     from ..machine.thread import Thread
-    from ..schedule.scheduler import Describe, Host
-    from ..world import World
+    from ..schedule.scheduler import Stuck
 
 MOST_LINES = 40
 _MOST_ASKED = 2000  # groups
 
 
-def deadlock_error(world: World, hosts: list[tuple[str, Describe]], streams: list[Stream]) -> DeadlockError:
-    """The error for a run in which nothing can go on.
-
-    Args: hosts: names of the waiting hosts and what they wait for; streams: those of all ranks
-    """
+def deadlock_error(stuck: Stuck) -> DeadlockError:
+    """The error for a run in which nothing can go on."""
+    world: Any = stuck.world
+    hosts = [(f"the host of rank {host.rank}", host.waits_for) for host in stuck.hosts]
+    hosts += [("the host", stuck.caller)] if stuck.caller else []
     end = "nothing changes any more" if world.runnable else "nothing can run any more"
     groups = waiting_groups(world)
     described = [(name, waits_for() if callable(waits_for) else waits_for) for name, waits_for in hosts]
     others = [
-        *(f"  {name_of(s.rank)}, {s.describe()}" for s in streams if s.running is None and s.queue),
+        *(f"  {name_of(s.rank)}, {s.describe()}" for s in world.streams if s.running is None and s.queue),
         *(f"  {name} waits for {what}" for name, what in described),
     ]
     listed = {group: _lines(group) for group in groups}
@@ -54,10 +51,6 @@ def deadlock_error(world: World, hosts: list[tuple[str, Describe]], streams: lis
     error.args = ("\n".join(_shorten(head, listed, others) if is_long else full),)
     error.full = "\n".join(full)
     return error
-
-
-def host_entry(host: Host) -> tuple[str, Describe]:
-    return f"the host of rank {host.rank}", host.waits_for
 
 
 def ask(groups: list[Group]) -> None:

@@ -23,7 +23,6 @@ from ..models.versions import GRANULE
 if TYPE_CHECKING:
     from ..machine.access import Cell
     from ..machine.thread import Thread
-    from ..world import World
 
 _MOST_STEPS = 12  # primitive calls of a thread that looks again
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
@@ -227,7 +226,7 @@ def _step(thread: Thread) -> None:
 
 
 @contextmanager
-def quiet(world: World) -> Iterator[None]:
+def quiet(world: Any) -> Iterator[None]:
     """Let nobody be told of what threads do meanwhile, and no launch end."""
     hooks, launches = world.hooks, list(world.launches)
     deaf: Any = _Deaf()

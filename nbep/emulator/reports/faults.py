@@ -6,43 +6,16 @@ only then does the code here find out why.
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING
-
-from greenlet import getcurrent
-
+from ..machine import errors
+from ..machine.faults import AccessFault, Hole, NoSegment, error_at, who_and_where
 from ..machine.kinds import KINDS
 from ..machine.memory import NUMBER_BITS, OFFSET_BITS, OFFSET_MASK, Allocation
 from ..machine.names import name_of
-from . import errors
-from .source import describe_site, site_of
-from .unwritten import with_hole
-
-if TYPE_CHECKING:
-    from ..machine.thread import Thread
 
 
-def error_at(thread: Thread, kind: type[errors.EmulatorError], message: str) -> errors.EmulatorError:
-    """An error of class `kind` blamed on `thread` at the line of kernel code that it executes."""
-    return kind(message, *who_and_where(thread))
-
-
-def who_and_where(thread: Thread) -> tuple[str, str]:
-    """A thread, and the line of kernel code that it executes."""
-    frame = sys._getframe(1) if thread is getcurrent() else thread.gr_frame
-    return thread.describe(), describe_site(site_of(frame))
-
-
-def explain(
-    thread: Thread, address: int, kind: str, storing: bool, shared: bool, cause: Exception, polls: bool = False
-) -> Exception:
-    """Why an access by `thread` failed.
-
-    Args:
-        shared: the access was made through a shared-memory primitive
-        cause: the Python exception that the fast path met
-        polls: it may be a wait, or an atomic, which takes what was there before
-    """
+def access_fault(fault: AccessFault) -> errors.EmulatorError:
+    """Why an access failed."""
+    thread, address, kind, storing, shared, _, _ = fault
     verb = "store" if storing else "load"
     if kind not in KINDS:
         return error_at(thread, errors.EmulatorError, f"{verb} of the unknown kind {kind!r}")
@@ -53,23 +26,15 @@ def explain(
     size = KINDS[kind].size
     access = f"{verb} of {size} bytes ({kind}) at {address:#x}"
     if shared:
-        return _explain_inside(thread, thread.shared, address, size, access, storing, cause, polls)
+        return _inside(fault, thread.shared, address, size, access)
     allocation = thread.segments.get(address >> OFFSET_BITS)
     if allocation is None:
-        return explain_unmapped(thread, address, access)
-    return _explain_inside(thread, allocation, address & OFFSET_MASK, size, access, storing, cause, polls)
+        return no_segment(NoSegment(thread, address, access))
+    return _inside(fault, allocation, address & OFFSET_MASK, size, access)
 
 
-def _explain_inside(
-    thread: Thread,
-    allocation: Allocation,
-    offset: int,
-    size: int,
-    access: str,
-    storing: bool,
-    cause: Exception,
-    polls: bool,
-) -> Exception:
+def _inside(fault: AccessFault, allocation: Allocation, offset: int, size: int, access: str) -> errors.EmulatorError:
+    thread, _, _, storing, _, cause, polls = fault
     if allocation.freed:
         return error_at(
             thread, errors.UseAfterFree, f"{access}: `{allocation.name}` of rank {allocation.rank} is freed"
@@ -86,13 +51,14 @@ def _explain_inside(
         unwritten = allocation.first_unwritten(offset, size)
         if unwritten >= 0:
             which = "" if unwritten == offset else f" (byte {unwritten})"
-            error = errors.Uninitialized(f"{access}: never written{which}\n  in {cell}", *who_and_where(thread))
-            return with_hole(error, thread, allocation, offset, size, polls)
+            hole = Hole(thread, allocation, offset, size, polls)
+            return errors.Uninitialized(f"{access}: never written{which}\n  in {cell}", *who_and_where(thread), hole)
     return error_at(thread, errors.EmulatorError, f"{access}: {cause}\n  in {cell}")
 
 
-def explain_unmapped(thread: Thread, address: int, access: str) -> Exception:
-    """Why `address` names no segment of the thread's rank, or one that is freed."""
+def no_segment(fact: NoSegment) -> errors.EmulatorError:
+    """Why an address names no segment of the thread's rank, or one that is freed."""
+    thread, address, access = fact
     number = address >> OFFSET_BITS
     if number == 0:
         null = "the null address" if address == 0 else "a shared-memory or null address used as a global one"

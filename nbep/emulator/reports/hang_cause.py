@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..machine.access import Cell
     from ..machine.stream import Launch
     from ..machine.thread import Thread
-    from ..world import World
+    from ..run import Run
 
 
 class Awaited(NamedTuple):
@@ -38,7 +38,7 @@ class Awaited(NamedTuple):
 class Waits:
     """Who waits for whom."""
 
-    def __init__(self, world: World, groups: list[Group]):
+    def __init__(self, world: Run, groups: list[Group]):
         self.world = world
         self.groups = groups
         self.group_of = {thread: group for group in groups for thread in group.threads}

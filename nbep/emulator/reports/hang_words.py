@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from ..machine.block import ranges
 from ..machine.memory import Allocation, Writer
-from ..machine.names import NIC_NUMBERS, name_of
+from ..machine.names import NIC_NUMBERS, name_of, ranges
+from ..machine.source import describe_site
 from .hang_cause import Awaited, Waits, of_rank
-from .source import describe_site
 from .stores import kernel_of, near, rank_of, stem_of
 from .waiting import Group, is_idle, is_told_of, warps_and_lanes, who
 

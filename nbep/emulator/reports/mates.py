@@ -7,20 +7,22 @@ import sys
 from types import CodeType
 from typing import TYPE_CHECKING
 
-from .source import Site, call_chain, describe_site
+from ..machine.source import Site, call_chain, describe_site
+from .causes import Cause
 
 if TYPE_CHECKING:
     from ..machine.block import Block
     from ..machine.thread import Thread
     from ..models.knowledge import Owner
-    from ..world import World
+    from ..run import Run
 
-WAITS = {"wait_expired", "mbarrier_try_wait_parity"}  # what loops call that poll
+# What loops call that poll, and those that a wait calls in place of a loop.
+WAITS = {"wait_expired", "mbarrier_try_wait_parity", "wait_until", "wait_or_report"}
 LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_ATTR", "LOAD_METHOD"}
 MOST_CALLS = 32
 
 
-def block_of(world: World, owner: Owner) -> Block | None:
+def block_of(world: Run, owner: Owner) -> Block | None:
     """The block of a thread that has accessed something; None if its launch is over."""
     for launch in world.launches:
         if (launch.rank, launch.name, launch.number) == (owner.rank, owner.kernel, owner.launch):
@@ -28,15 +30,15 @@ def block_of(world: World, owner: Owner) -> Block | None:
     return None
 
 
-def who_is_behind(world: World, owner: Owner, only_waiting: bool = False) -> str:
-    """`thread 0 of its block waits for CELL`, of one that is where this thread has gone on; nothing if none is.
+def who_is_behind(world: Run, owner: Owner, only_waiting: bool = False) -> Cause | None:
+    """A thread of a block that is where this one has gone on.
 
     One that does not wait yet counts if it is on its way there: what it comes to is named `wait_...`.
     only_waiting: it does not count; this thread has waited itself
     """
     block = block_of(world, owner)
     if block is None:
-        return ""
+        return None
     here = block.threads[owner.thread_idx]
     own = _places(here)
     found = [
@@ -46,22 +48,16 @@ def who_is_behind(world: World, owner: Owner, only_waiting: bool = False) -> str
         and ((waits := _waits(mate, places[depth:])) or (not only_waiting and _will_wait(places, own, depth)))
     ]
     if not found:
-        return ""
+        return None
     waits, *_, number = max(found)
-    mate = block.threads[-number]
-    who = f"thread {mate.thread_idx} of its block"
+    mate, words = block.threads[-number], {"thread": -number}
+    site = _places(mate)[-1]
     if not waits:
-        return f"{who} is still at {describe_site(_places(mate)[-1])}"
-    cells = mate.waits_for if mate in world.polling else []
-    if not cells:
-        return f"{who} waits in {_name(mate)}"
-    allocation, offset, *_ = cells[-1]  # those before it may have been met on the way to the loop
-    return f"{who} waits for {allocation.cell(offset)}"
-
-
-def _name(thread: Thread) -> str:
-    """The function that a thread is in."""
-    return _places(thread)[-1][0].co_name
+        return Cause("behind, on its way", words={**words, "site": describe_site(site)})
+    if mate not in world.polling or not mate.waits_for:
+        return Cause("behind, waits", words={**words, "function": site[0].co_name})
+    allocation, offset, *_ = mate.waits_for[-1]  # those before it may have been met on the way to the loop
+    return Cause("behind, polls", (allocation.cell(offset),), words=words)
 
 
 def _places(thread: Thread) -> list[Site]:

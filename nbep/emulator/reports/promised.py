@@ -6,16 +6,13 @@ The reader then loads again what it has loaded before, and given back; the row t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ..models.knowledge import Access
-from .chains import Link, told_by
-
-if TYPE_CHECKING:
-    from .race_cause import Race
+from .causes import Cause
+from .chains import Race
 
 
-def loaded_again(race: Race) -> tuple[str, tuple[Link]] | None:
+def loaded_again(race: Race) -> Cause | None:
     """That a thread was told to load bytes once more, which this thread is about to store to; and by which cell.
 
     This thread knows that the block has loaded them before, and had not been told by that cell yet.
@@ -26,12 +23,10 @@ def loaded_again(race: Race) -> tuple[str, tuple[Link]] | None:
     first = next((load for load in _loads(race) if not race.thread.is_new(load)), None)
     if first is None:
         return None
-    link = next(told_by(race.history.between(0, earlier.time), earlier.owner, storer), None)
+    link = next(race.told(earlier.owner, storer, earlier.time), None)
     if link is None or link.load.time < first.time or race.has_reached(link.store, first.owner, first.time):
         return None
-    what = f"{link.allocation.cell(link.store.begin)} tells of this {race.access.noun} before it is made"
-    what += f", or its reader goes too far: the {earlier.noun} of {race.cell} comes after the {link.store.noun} to it"
-    return f"{what}, and the block had loaded these bytes before, as this thread knows", (link,)
+    return race.cause("promised", link.cell, race.cell, lines=(link,), store=link.store.noun)
 
 
 def is_told_before(race: Race) -> bool:
@@ -39,7 +34,7 @@ def is_told_before(race: Race) -> bool:
     earlier, listener = race.earlier, race.thread.owner
     if earlier.verb == "load" or earlier.owner.block == listener.block:
         return False
-    link = next(told_by(race.history.between(0, race.history.now), listener, earlier.owner), None)
+    link = next(race.told(listener, earlier.owner), None)
     return link is not None and link.store.time < earlier.time
 
 

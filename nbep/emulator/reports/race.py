@@ -2,43 +2,67 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from ..machine import errors
 from ..machine.access import describe_thread
-from ..machine.memory import Allocation
-from ..models.knowledge import Access
-from . import errors
-from .chains import Link
-from .race_cause import Cause, Race, find_cause
-from .source import describe_site, source_line
-
-if TYPE_CHECKING:
-    from ..models.checked import CheckedThread
+from ..machine.names import name_of
+from ..machine.source import describe_site, source_line
+from ..models import checked
+from ..models.host import HostRace
+from ..models.knowledge import NOT_YET, Access
+from .causes import Link, in_words
+from .chains import Race
+from .race_cause import find_causes
 
 MAX_LINKS = 4  # of a chain that are shown
 
 
-def race(thread: CheckedThread, allocation: Allocation, access: Access, earlier: Access) -> errors.EmulatorError:
+def race(fact: checked.Race) -> errors.EmulatorError:
     """The error for an access that meets an earlier one, which the thread cannot know of."""
-    one = Race(thread, allocation, access, earlier)
+    thread, _, access, earlier = one = Race(*fact)
     error = errors.DataRace("")
-    cause = Cause(f"nothing orders {one.accesses} of {one.cell}")
+    error.causes = (one.cause("unordered", one.cell),)
     with errors.explaining(error):
-        cause = find_cause(one)
+        error.causes = find_causes(one)
     who = "this thread" if earlier.owner is thread.owner else "another thread"
     who = "a bulk copy" if earlier.order == "bulk" else "the CPU" if earlier.owner.is_cpu else who
     what = f"{access.how} {access.verb} {'to' if access.verb == 'store' else 'of'} {access.end - access.begin} bytes"
     lines = [
-        cause.sentence,
+        in_words(error.causes),
         f"  {what} that {who} has {'loaded' if earlier.verb == 'load' else 'stored'}",
         f"  in {one.cell}",
         *_describe(earlier),
-        *_describe_links(cause.links),
+        *_describe_links(error.causes[-1].lines),
     ]
     here = [f"  by {thread.describe()}", *_place(access, "  ")]
     error.args = ("\n".join(lines + here),)
     error.thread, error.source = thread.describe(), describe_site(access.site)
     return error
+
+
+def host_race(fact: HostRace) -> errors.EmulatorError:
+    """The error for an access by the CPU to bytes that a kernel has accessed."""
+    allocation, access, earlier = fact
+    owner = earlier.owner
+    does = "writes" if access.verb == "store" else "polls" if access.reach else "reads"
+    has_done = "loaded" if earlier.verb == "load" else "stored"
+    if access.reach and earlier.reach:
+        why = f"scope {earlier.scope} does not reach the CPU: that takes scope sys"
+    elif access.reach:
+        needed = f"a {earlier.verb} with an order, and scope sys"
+        why = f"the CPU {does} these bytes while the kernel runs: that takes {needed}"
+    elif earlier.number == NOT_YET or earlier.at_exit:
+        why = "its thread has released nothing since, and the CPU has not waited for the end of the kernel"
+    else:
+        why = "the CPU has polled nothing that was released with scope sys since, nor waited for an event since"
+    thread = describe_thread(owner.rank, owner.kernel, owner.launch, owner.block_idx, owner.thread_idx)
+    lines = [
+        f"the CPU {does} {access.end - access.begin} bytes that a thread has {has_done}: nothing orders the two",
+        f"  in {allocation.cell(max(access.begin, earlier.begin))}",
+        f"    {has_done} with {earlier.how} order by {thread}",
+        f"      at {describe_site(earlier.site)}",
+        f"  {why}",
+    ]
+    return errors.DataRace("\n".join(lines), f"the CPU, for {name_of(allocation.rank)}", describe_site(access.site))
 
 
 def _describe_links(links: tuple[Link, ...]) -> list[str]:

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ..machine.memory import Allocation
-from .source import Site
+from ..machine.source import Site
 
 if TYPE_CHECKING:
     from ..machine.access import Cell

@@ -5,29 +5,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..machine.names import name_of
+from ..machine.orders import ACQUIRES, RELEASES
 from ..models.history import Loaded, Stored
 from ..models.knowledge import Access, Owner
-from ..models.orders import ACQUIRES, RELEASES
+from .causes import Cause
 
 if TYPE_CHECKING:
-    from ..world import World
+    from ..run import Run
 
 
-def wait_missing(world: World, earlier: Access, access: Access) -> str:
-    """In words, "" if there is none: one of two ranks has gone on in a kernel, and has waited there for nobody.
+def wait_missing(world: Run, earlier: Access, access: Access) -> Cause | None:
+    """That one of two ranks has gone on in a kernel, and has waited there for nobody.
 
     The other one has not left it yet: that is what the wait is for. One of the two accesses is of this kernel.
     """
     for ahead, behind in ((earlier, access), (access, earlier)):
         if ahead.owner.rank != behind.owner.rank and (told := _told_in_vain(world, ahead, behind.owner)):
-            kernel, cell = told.store.owner.kernel, told.allocation.cell(told.store.begin)
             who, whom = name_of(ahead.owner.rank), name_of(behind.owner.rank)
-            what = f"a wait is missing in kernel `{kernel}`: {who} has stored a signal to {cell}, and gone on before"
-            return f"{what} {whom} without having loaded a signal with acquire order"
-    return ""
+            return Cause("no wait", (told.cell,), words={"kernel": told.store.owner.kernel, "who": who, "whom": whom})
+    return None
 
 
-def _told_in_vain(world: World, access: Access, behind: Owner) -> Stored | None:
+def _told_in_vain(world: Run, access: Access, behind: Owner) -> Stored | None:
     """The last signal to the memory of the one behind, by such a kernel. It tells all ranks, as a barrier does.
 
     access: of the one ahead. One with an order may be a signal itself: its kernel may wait after that
@@ -53,7 +52,7 @@ def _told_in_vain(world: World, access: Access, behind: Owner) -> Stored | None:
     return None
 
 
-def _has_left(world: World, rank: int, kernel: str, number: int) -> bool:
+def _has_left(world: Run, rank: int, kernel: str, number: int) -> bool:
     """Whether a rank has run a kernel to its end for the given time."""
     queued = [item for s in world.streams if s.rank == rank for what, item in s.queue if what == "launch"]
     running = [launch for launch in world.launches if launch.rank == rank]

@@ -5,35 +5,24 @@ The run is over then. The other threads go on for a moment, one primitive at a t
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ..machine.memory import Allocation
+from ..machine.errors import Uninitialized
+from ..machine.faults import Hole
 from ..machine.names import name_of
-from .errors import Uninitialized
-from .source import Site, describe_site, site_of, source_line
+from ..machine.source import Site, describe_site, source_line
+from .chains import told_by
 
 if TYPE_CHECKING:
     from ..machine.thread import Thread
     from ..models.history import Event
-    from ..world import World
+    from ..run import Run
 
 MOST_STEPS = 20_000
 NOT_RESET = "what resets it is missing, or comes too late"
 OPERATION_RATE = 0.1  # of those steps, if a copy or a start of a kernel is under way
-
-
-class Hole(NamedTuple):
-    """Bytes that a thread has tried to load; polls: it may have waited for them, or is an atomic."""
-
-    thread: Thread
-    allocation: Allocation
-    offset: int
-    nbytes: int
-    polls: bool = False
 
 
 class Writer(NamedTuple):
@@ -43,12 +32,7 @@ class Writer(NamedTuple):
     site: Site | None = None
 
 
-def with_hole(error: Uninitialized, *hole: Any) -> Uninitialized:
-    error.hole = Hole(*hole)
-    return error
-
-
-def tell_who_writes(error: Uninitialized, world: World) -> None:
+def tell_who_writes(error: Uninitialized, world: Run) -> None:
     """Add to the error's first line that an order is missing, if that is the cause, and who stores the bytes.
 
     What the other threads do is lost: nobody may look at the run afterwards.
@@ -89,7 +73,7 @@ def _add(error: Uninitialized, what: str, by: Sequence[str] = ()) -> None:
     error.args = ("\n".join([f"{first}; {what}" if what else first, *rest[:end], *by, *rest[end:]]),)
 
 
-def _not_launched(hole: Hole, world: World) -> str:
+def _not_launched(hole: Hole, world: Run) -> str:
     """Of ranks that have not launched this kernel as often: what they will do is not known."""
     launch = hole.thread.block.launch
     late = [rank for rank in range(world.num_ranks) if world.num_launches[rank, launch.name] < launch.number]
@@ -126,8 +110,6 @@ def _promise(hole: Hole, writer: Writer | None, so_far: list[Event]) -> str:
     teller = None if writer is None or writer.thread is None else getattr(writer.thread, "owner", None)
     if teller is not None and teller.block == owner.block:
         return ""
-    from .chains import told_by
-
     links = (link for link in told_by(so_far, owner, teller) if link.load.owner.block == owner.block)
     link = next(links, None)
     if link is None:
@@ -150,35 +132,12 @@ def _on_its_way(hole: Hole) -> Writer | None:
     return None
 
 
-def _who_writes(hole: Hole, world: World) -> Writer | None:
+def _who_writes(hole: Hole, world: Run) -> Writer | None:
     """Let all threads go on, until one has stored the bytes."""
-    from ..schedule.scheduler import Host
-
     if world.hooks is not None:
         world.hooks = SimpleNamespace(**dict.fromkeys(vars(world.hooks), lambda *_: None))
-    ready: deque[Any] = deque()
-    for _ in range(MOST_STEPS):
-        ready += [one for one in (*world.runnable, *world.slow) if not isinstance(one, Host)]
-        world.runnable.clear()
-        world.slow.clear()
-        if not ready and not world.operations:
-            return None
-        if world.operations and (not ready or world.random.random() < OPERATION_RATE):
-            with suppress(Exception):
-                world._operate()
-            if _is_there(hole):
-                return Writer(None)
-            continue
-        thread = ready.popleft()
-        if thread.dead or thread.exited:
-            continue
-        site = None if thread.gr_frame is None else site_of(thread.gr_frame)
-        world._granted = thread.left = 0
-        world.current = thread
-        with suppress(Exception):
-            thread.switch()
-        world.current = None
-        if _is_there(hole) or _on_its_way(hole):
+    for thread, site in world.single_steps(MOST_STEPS, OPERATION_RATE):
+        if _is_there(hole) or (thread is not None and _on_its_way(hole)):
             return Writer(thread, site)
         if hole.allocation.freed:
             return None

@@ -7,18 +7,19 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..machine.block import WARP_SIZE, NamedBarrier, ranges
+from ..machine.block import WARP_SIZE, NamedBarrier
 from ..machine.memory import OFFSET_BITS, Allocation
-from ..machine.names import name_of
-from ..machine.warp import Collective, place
+from ..machine.names import name_of, ranges
+from ..machine.source import Site, call_chain, describe_site
+from ..machine.warp import Collective
+from .collectives import place
 from .expected import Told
-from .source import Site, call_chain, describe_site
 
 if TYPE_CHECKING:
     from ..machine.access import Cell
     from ..machine.stream import Launch
     from ..machine.thread import Thread
-    from ..world import World
+    from ..run import Run
 
 Body = tuple[str, ...]
 
@@ -82,7 +83,7 @@ def is_told_of(told: Told | None, cell: Cell) -> bool:
     return told is not None and not is_shared and told.cell in cell[0].cell(cell[1])
 
 
-def waiting_groups(world: World, here: tuple[Thread | None, FrameType | None] | None = None) -> list[Group]:
+def waiting_groups(world: Run, here: tuple[Thread | None, FrameType | None] | None = None) -> list[Group]:
     """The groups of all launches, but for those that serve others and have nothing to do.
 
     Args: here: if the run has not ended: the thread that runs now, if one does, and its frame

@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import gc
 import random
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from ..reports.deadlock import deadlock_error, host_entry
-from ..reports.errors import EmulatorError, Uninitialized, explaining
-from ..reports.unwritten import tell_who_writes
+from ..machine.errors import EmulatorError, explaining
+from ..machine.source import Site, site_of
+from ..machine.world import NEVER, SKIPPED
 from .strategies import Ready, strategy_of
 
 if TYPE_CHECKING:
@@ -31,11 +32,9 @@ if TYPE_CHECKING:
 
 Describe = str | Callable[[], str]
 
-SKIPPED = object()  # returned by an operation that had happened before its turn came
 _TICK = 64  # steps between two looks at the waiting hosts
 _NUM_QUANTA = 4096  # quanta drawn at a time
 _COLLECT_AFTER = 50_000  # new objects that Python's garbage collector waits for
-NEVER = 1 << 62  # a deadline that does not come
 
 
 class Host(greenlet):
@@ -59,6 +58,14 @@ class Host(greenlet):
     def run(self) -> None:
         self.result = self.function()
         self.finished = True
+
+
+class Stuck(NamedTuple):
+    """Nothing can go on any more. caller: what the caller waits for, if no run() is under way and it is the host"""
+
+    world: Scheduler
+    hosts: list[Host]
+    caller: Describe
 
 
 class Aborted(BaseException):
@@ -185,12 +192,20 @@ class Scheduler:
             self._deadline = NEVER
         return predicate()
 
+    # --- what is said of it ---------------------------------------------------------------------------------------
+
+    def error_of(self, fact: Any) -> Exception:
+        """The error that says in words what a fact means."""
+        raise NotImplementedError
+
+    def explain(self, error: BaseException) -> None:
+        """Say more in an error that has ended the run. Its threads stand where they were, and may go on a little."""
+
     # --- the loop -----------------------------------------------------------------------------------------------
 
     def _run_guarded(self, finished: Callable[[], bool], describe: Describe = "") -> None:
         """Run until `finished()`; an error ends everything that runs and names where it came from."""
         self.hub = getcurrent()
-        world: Any = self  # the only kind of scheduler that there is
         try:
             with few_collections():
                 if self._ready is None:
@@ -209,9 +224,8 @@ class Scheduler:
             if self.on_failure is not None:
                 with explaining(error):
                     self.on_failure(error)
-            if isinstance(error, Uninitialized):
-                with explaining(error):
-                    tell_who_writes(error, world)
+            with explaining(error):
+                self.explain(error)
             self._abort()
             raise
 
@@ -334,10 +348,36 @@ class Scheduler:
         self._was_idle = True
         self._last_change = self.calls
 
-    def _deadlock(self, describe: Describe) -> EmulatorError:
-        hosts = [host_entry(host) for host in self.waiting_hosts]
-        world: Any = self
-        return deadlock_error(world, [*hosts, ("the host", describe)] if describe else hosts, self.streams)
+    def _deadlock(self, describe: Describe) -> Exception:
+        return self.error_of(Stuck(self, list(self.waiting_hosts), describe))
+
+    def single_steps(self, most: int, operation_rate: float) -> Iterator[tuple[Any, Site | None]]:
+        """Once a run has ended: let its threads go on by one primitive call at a time, all in turn.
+
+        Yields: who has made a step, and from which line; None for what was under way
+        """
+        ready: deque[Any] = deque()
+        for _ in range(most):
+            ready += [one for one in (*self.runnable, *self.slow) if not isinstance(one, Host)]
+            self.runnable.clear()
+            self.slow.clear()
+            if not ready and not self.operations:
+                return
+            if self.operations and (not ready or self.random.random() < operation_rate):
+                with suppress(Exception):
+                    self._operate()
+                yield None, None
+                continue
+            thread = ready.popleft()
+            if thread.dead or thread.exited:
+                continue
+            site = None if thread.gr_frame is None else site_of(thread.gr_frame)
+            self._granted = thread.left = 0
+            self.current = thread
+            with suppress(Exception):
+                thread.switch()
+            self.current = None
+            yield thread, site
 
     def _expire(self) -> bool:
         """Let time pass to the earliest deadline of those that wait, and wake the threads that have reached it.

@@ -50,12 +50,13 @@ from nbep.device.protocols.board import (
 from nbep.device.protocols.messages import put_stage
 from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.staging import STAGE_BYTES
-from nbep.device.protocols.sums import list_rows, rows_or_ring, sum_rows_or_two, sum_weights
+from nbep.device.protocols.sums import Listed, list_rows, rows_or_ring, sum_rows_or_two, sum_weights
 from nbep.device.protocols.totals import wait_total_free
 from nbep.device.protocols.waits import (
     FORWARDER_COORDINATOR,
     FORWARDER_NVL_TAIL,
     FORWARDER_RDMA_HEAD,
+    Waiter,
     start_wait,
     wait_tail_past,
 )
@@ -107,7 +108,7 @@ def put_sum(network, here, shape, node, index, rows, weights, num_rows, stage, l
     done = 0
     while done < shape.hidden_bytes:
         part = min(shape.hidden_bytes - done, STAGE_BYTES - front)
-        sum_rows_or_two(ptx.st_shared_v4, row - done, rows, num_rows, done, done + part, lane)
+        sum_rows_or_two(ptx.st_shared_v4, row - done, Listed(rows, num_rows), done, done + part, lane)
         extra = front if done == 0 else 0  # the notes go with the first part
         at = done - extra
         put_stage(network, dst + at, src + at, row - extra, part + extra, peer, here.channel, lane)
@@ -143,12 +144,14 @@ def forward_sums(inputs, network, peers, progress, bounds, here, nvl, rdma, cell
         is_here = True
         if expected >= 0 and lane != here.nvl_rank:
             peer = here.rdma_rank * here.num_nvl_ranks + lane
-            tail = wait_tail_past(ring.tail, expected, RETIRED, bounds, FORWARDER_NVL_TAIL, peer, here.channel)
+            waiter = Waiter(FORWARDER_NVL_TAIL, peer, here.channel)
+            tail = wait_tail_past(ring.tail, expected, RETIRED, bounds, waiter)
             is_here = tail != RETIRED
         has_room = True
         if lane == 0:
             peer = rank_of(here, node)
-            free_end = wait_total_free(room, base, i, rdma.num_slots, bounds, FORWARDER_RDMA_HEAD, peer, here.channel)
+            waiter = Waiter(FORWARDER_RDMA_HEAD, peer, here.channel)
+            free_end = wait_total_free(room, base, i, rdma.num_slots, bounds, waiter)
             has_room = i < free_end
         if not ptx.vote_all(ptx.FULL_MASK, is_here and has_room):  # after a time-out a sum would lack a row
             return

@@ -18,6 +18,8 @@ receivers wait for a sum for which the second node has no rows yet, and B's for 
 Source: DeepEP csrc/kernels/internode.cu, combine (WarpRole::kNVLSender)
 """
 
+from typing import NamedTuple
+
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import BATCHES, MAX_TEAMS
@@ -27,9 +29,9 @@ from nbep.device.layout.internode import rings_offset
 from nbep.device.layout.intranode import locate_notes, locate_ring, slot_bytes
 from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.reduce import warp_sum_s32
-from nbep.device.protocols.staging import begin_copy, end_copy
+from nbep.device.protocols.staging import Row, begin_copy, end_copy
 from nbep.device.protocols.teams import Team, publish_tail, team_barrier
-from nbep.device.protocols.waits import NVL_SENDER_HEAD, report_fault, start_wait
+from nbep.device.protocols.waits import NVL_SENDER_HEAD, report_fault, wait_expired_together, wait_until
 
 NOTHING = -1  # the ring of a batch for which no room came
 
@@ -60,6 +62,25 @@ def ring_for(peers, here, shape, rank):
     return locate_ring(rings, shape, here.channel, node * here.num_nvl_ranks + here.nvl_rank)
 
 
+class Expected(NamedTuple):
+    """What a lane waits for: a head of at least so much, of a ring that is to have room for `size` rows."""
+
+    head: int
+    size: int
+    least: int
+
+
+@device_function
+def load_head(expected):
+    """The head of a lane's ring; 0 if it has no rows left."""
+    return ptx.ld_relaxed_sys_s32(expected.head) if expected.size > 0 else 0
+
+
+@device_function
+def lanes_with_room(head, expected):
+    return ptx.vote_ballot(ptx.FULL_MASK, expected.size > 0 and head >= expected.least)
+
+
 @device_function
 def find_room(ring, sent, count, shape, chunk, bounds, here, rank, last):
     """Wait for a ring with room for a chunk: the lane that has it, the first row of the chunk and how many. One warp.
@@ -67,24 +88,15 @@ def find_room(ring, sent, count, shape, chunk, bounds, here, rank, last):
     ring, sent, count, rank: each lane's own; count rows in all, 0 if it has no ring; last: the lane of the batch before
     """
     size = min(chunk, count - sent)
-    deadline = 0
-    while True:
-        has_room = False
-        seen = 0
-        if size > 0:
-            seen = ptx.ld_relaxed_sys_s32(ring.head)
-            has_room = shape.num_slots - (sent - seen) >= size
-        ready = ptx.vote_ballot(ptx.FULL_MASK, has_room)
-        if ready != 0:
-            which = next_after(ready, last)
-            return which, ptx.shfl_idx_s32(ptx.FULL_MASK, sent, which), ptx.shfl_idx_s32(ptx.FULL_MASK, size, which)
-        if deadline == 0:
-            deadline = start_wait(bounds)
-        elif ptx.vote_any(ptx.FULL_MASK, ptx.wait_expired(deadline)):
-            if size > 0:
-                peer = here.rdma_rank * here.num_nvl_ranks + ptx.u32_mod(rank, here.num_nvl_ranks)
-                report_fault(bounds, NVL_SENDER_HEAD, peer, here.channel, sent + size - shape.num_slots, seen)
-            return NOTHING, 0, 0
+    expected = Expected(ring.head, size, sent + size - shape.num_slots)
+    seen, ready = wait_until(load_head, expected, lanes_with_room, expected, bounds, wait_expired_together)
+    if ready != 0:
+        which = next_after(ready, last)
+        return which, ptx.shfl_idx_s32(ptx.FULL_MASK, sent, which), ptx.shfl_idx_s32(ptx.FULL_MASK, size, which)
+    if size > 0:
+        peer = here.rdma_rank * here.num_nvl_ranks + ptx.u32_mod(rank, here.num_nvl_ranks)
+        report_fault(bounds, NVL_SENDER_HEAD, peer, here.channel, expected.least, seen)
+    return NOTHING, 0, 0
 
 
 @device_function
@@ -92,11 +104,11 @@ def send_row(inputs, ring, index, row, shape, stage, parity, lane):
     """Copy a row and its weights to the ring's slot for it; one warp. Returns the parity of the stage's next copy."""
     src = inputs.x + row * shape.hidden_bytes
     dst = ring.x + ptx.u32_mod(index, shape.num_slots) * slot_bytes(shape)
-    begin_copy(src, shape.hidden_bytes, 0, stage, lane)
+    begin_copy(Row(src, shape.hidden_bytes, 0), stage, lane)
     if lane < shape.num_topk:
         weight = ptx.ld_na_f32(inputs.topk_weights + 4 * (row * shape.num_topk + lane))
         ptx.st_na_f32(locate_notes(dst, shape).topk_weights + 4 * lane, weight)
-    return end_copy(ptx.ld_nc_v4, dst, src, shape.hidden_bytes, 0, stage, parity, lane)
+    return end_copy(ptx.ld_nc_v4, dst, Row(src, shape.hidden_bytes, 0), stage, parity, lane)
 
 
 @device_function

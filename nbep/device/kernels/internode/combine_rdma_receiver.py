@@ -28,9 +28,9 @@ from nbep.device.layout.internode import recv_row, tail_offset
 from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.board import RETIRED, first_needed, load_expected, note_progress
 from nbep.device.protocols.channels import channel_task_range
-from nbep.device.protocols.sums import list_biases, list_rows, rows_of_ring, sum_rows_or_two, sum_weights
+from nbep.device.protocols.sums import Listed, list_biases, list_rows, rows_of_ring, sum_rows_or_two, sum_weights
 from nbep.device.protocols.totals import wait_total
-from nbep.device.protocols.waits import RDMA_RECEIVER_COORDINATOR, RDMA_RECEIVER_TAIL
+from nbep.device.protocols.waits import RDMA_RECEIVER_COORDINATOR, RDMA_RECEIVER_TAIL, Waiter
 
 
 @device_function
@@ -53,14 +53,15 @@ def receive_sums(out, inputs, network, progress, bounds, here, shape, sizes, rec
             note_progress(cell, first_needed(expected))
             if expected >= arrived:
                 peer, wanted = rank_of(here, lane), ptx.s32(base + expected + 1)
-                arrived = ptx.s32(wait_total(tail, wanted, bounds, RDMA_RECEIVER_TAIL, peer, here.channel) - base)
+                waiter = Waiter(RDMA_RECEIVER_TAIL, peer, here.channel)
+                arrived = ptx.s32(wait_total(tail, wanted, bounds, waiter) - base)
         ptx.syncwarp(ptx.FULL_MASK)
         num_biases = list_biases(rows, (inputs.bias_0, inputs.bias_1), token, shape.hidden_bytes, lane)
         num_nodes = list_rows(rows + 8 * num_biases, weights, lane, expected, source)
         after = token + sizes.num_receivers
         expected = load_expected(inputs.send_rdma_head, after, after < end, here.num_rdma_ranks, lane)
         dst = out.combined_x + token * shape.hidden_bytes
-        sum_rows_or_two(ptx.st_na_v4, dst, rows, num_biases + num_nodes, 0, shape.hidden_bytes, lane)
+        sum_rows_or_two(ptx.st_na_v4, dst, Listed(rows, num_biases + num_nodes), 0, shape.hidden_bytes, lane)
         if lane < shape.num_topk:
             total = sum_weights(weights, num_nodes, lane)
             ptx.st_weak_f32(out.combined_topk_weights + 4 * (token * shape.num_topk + lane), total)

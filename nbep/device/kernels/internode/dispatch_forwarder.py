@@ -48,19 +48,44 @@ from nbep.device.layout.intranode import locate_notes, locate_ring, note_bytes, 
 from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.board import RETIRED, note_progress
 from nbep.device.protocols.peers import buffer_of
-from nbep.device.protocols.staging import begin_copy, end_copy
+from nbep.device.protocols.staging import Row, begin_copy, end_copy
 from nbep.device.protocols.teams import publish_tail, team_barrier
 from nbep.device.protocols.waits import (
     DISPATCH_RECEIVER_ROWS,
     FORWARDER_COORDINATOR,
     FORWARDER_NVL_HEAD,
     FORWARDER_RDMA_TAIL,
+    Waiter,
     report_fault,
-    start_wait,
+    wait_expired_together,
     wait_free_slots,
+    wait_until,
 )
 
 NOTHING = -1  # the node of a batch that did not come
+
+
+class Expected(NamedTuple):
+    """What a lane waits for: a tail that has started at base, of a ring whose tokens are done up to head of total."""
+
+    tail: int
+    base: int
+    head: int
+    total: int
+
+
+@device_function
+def load_tail(expected):
+    """The tail of a lane's ring, counted from its start; 0 if nothing more comes."""
+    if expected.head < expected.total:
+        return ptx.s32(ptx.ld_acquire_sys_s32(expected.tail) - expected.base)  # PAIR network-amo
+    return 0
+
+
+@device_function
+def lanes_with_tokens(tail, expected):
+    """Which lanes' rings have tokens that are not done."""
+    return ptx.vote_ballot(ptx.FULL_MASK, expected.head < min(tail, expected.total))
 
 
 @device_function
@@ -71,23 +96,15 @@ def find_batch(network, bounds, here, cells, base, head, total, last, lane):
     last: the node of the batch before
     """
     tail = own_ptr(network, tail_offset(cells, here.num_rdma_ranks, here.channel, lane))
-    deadline = 0
-    while True:
-        count = 0
-        seen = 0
-        if head < total:
-            seen = ptx.s32(ptx.ld_acquire_sys_s32(tail) - base)  # PAIR network-amo
-            count = min(seen, total) - head
-        ready = ptx.vote_ballot(ptx.FULL_MASK, count > 0)
-        if ready != 0:
-            node = next_after(ready, last)
-            return node, ptx.shfl_idx_s32(ptx.FULL_MASK, head, node), ptx.shfl_idx_s32(ptx.FULL_MASK, count, node)
-        if deadline == 0:
-            deadline = start_wait(bounds)
-        elif ptx.vote_any(ptx.FULL_MASK, ptx.wait_expired(deadline)):
-            if head < total:
-                report_fault(bounds, FORWARDER_RDMA_TAIL, rank_of(here, lane), here.channel, head + 1, seen)
-            return NOTHING, 0, 0
+    ring = Expected(tail, base, head, total)
+    seen, ready = wait_until(load_tail, ring, lanes_with_tokens, ring, bounds, wait_expired_together)
+    if ready != 0:
+        node = next_after(ready, last)
+        count = min(seen, total) - head
+        return node, ptx.shfl_idx_s32(ptx.FULL_MASK, head, node), ptx.shfl_idx_s32(ptx.FULL_MASK, count, node)
+    if head < total:
+        report_fault(bounds, FORWARDER_RDMA_TAIL, rank_of(here, lane), here.channel, head + 1, seen)
+    return NOTHING, 0, 0
 
 
 @device_function
@@ -133,8 +150,8 @@ def forward_slot(dst, src, shape, stage, parity, lane):
     """Copy a slot, notes and all, to another one; one warp. Returns the parity of the stage's next copy."""
     front = note_bytes(shape)
     num_bytes = front + shape.hidden_bytes
-    begin_copy(src - front, num_bytes, 0, stage, lane)
-    return end_copy(ptx.ld_na_v4, dst - front, src - front, num_bytes, 0, stage, parity, lane)
+    begin_copy(Row(src - front, num_bytes, 0), stage, lane)
+    return end_copy(ptx.ld_na_v4, dst - front, Row(src - front, num_bytes, 0), stage, parity, lane)
 
 
 @device_function
@@ -228,16 +245,10 @@ def forward_tokens(out, inputs, network, peers, progress, bounds, here, nvl, rdm
                     chunk_end += sizes.num_max_nvl_send_tokens
                     has_room = True
                     if lane == 0 and chunk_end > nvl.num_slots:  # until then it cannot be full
-                        has_room = wait_free_slots(
-                            ring.head,
-                            tail,
-                            nvl.num_slots,
-                            sizes.num_max_nvl_send_tokens,
-                            bounds,
-                            FORWARDER_NVL_HEAD,
-                            here.rdma_rank * here.num_nvl_ranks + team.peer,
-                            here.channel,
-                        )
+                        peer = here.rdma_rank * here.num_nvl_ranks + team.peer
+                        waiter = Waiter(FORWARDER_NVL_HEAD, peer, here.channel)
+                        wanted = sizes.num_max_nvl_send_tokens
+                        has_room = wait_free_slots(ring.head, tail, nvl.num_slots, wanted, bounds, waiter)
                     ptx.syncwarp(ptx.FULL_MASK)  # what lane 0 has seen of the head comes before all lanes' stores
                     may_fill = may_fill and ptx.vote_all(ptx.FULL_MASK, has_room)
                 of_chunk, own = share_out(chosen, tail, chunk_end - tail, team)

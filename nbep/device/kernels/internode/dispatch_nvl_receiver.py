@@ -23,12 +23,12 @@ from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import BATCHES
 from nbep.device.layout.internode import rings_offset
 from nbep.device.layout.intranode import Notes, locate_notes, locate_ring, slot_bytes
-from nbep.device.protocols.notes import clean_choices, read_notes_for
+from nbep.device.protocols.notes import Experts, clean_choices, read_notes_for
 from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.reduce import warp_sum_s32
-from nbep.device.protocols.staging import begin_copy, end_copy
+from nbep.device.protocols.staging import Row, begin_copy, end_copy
 from nbep.device.protocols.teams import team_barrier
-from nbep.device.protocols.waits import DISPATCH_RECEIVER_ROWS, NVL_RECEIVER_TAIL, report_fault, wait_tail_past
+from nbep.device.protocols.waits import DISPATCH_RECEIVER_ROWS, NVL_RECEIVER_TAIL, Waiter, report_fault, wait_tail_past
 
 
 @device_function
@@ -54,14 +54,14 @@ def locate_output(out, row, shape):
 @device_function
 def receive_token(out, src, row, here, shape, sizes, stage, parity, lane):
     """Copy the slot that has its row at src to an output row; one warp. Returns the parity of the stage's next copy."""
-    begin_copy(src, shape.hidden_bytes, 0, stage, lane)
-    experts = ptx.u32_div(sizes.num_experts, here.num_rdma_ranks * here.num_nvl_ranks)
-    first = (here.rdma_rank * here.num_nvl_ranks + here.nvl_rank) * experts
+    begin_copy(Row(src, shape.hidden_bytes, 0), stage, lane)
+    num_experts = ptx.u32_div(sizes.num_experts, here.num_rdma_ranks * here.num_nvl_ranks)
+    experts = Experts((here.rdma_rank * here.num_nvl_ranks + here.nvl_rank) * num_experts, num_experts)
     notes = locate_notes(src, shape)
     keeps_source = out.recv_src_meta != 0
-    read_notes_for(locate_output(out, row, shape), notes, keeps_source, first, experts, shape, lane)
+    read_notes_for(locate_output(out, row, shape), notes, experts, keeps_source, shape, lane)
     dst = out.recv_x + row * shape.hidden_bytes
-    return end_copy(ptx.ld_na_v4, dst, src, shape.hidden_bytes, 0, stage, parity, lane)
+    return end_copy(ptx.ld_na_v4, dst, Row(src, shape.hidden_bytes, 0), stage, parity, lane)
 
 
 @device_function
@@ -130,7 +130,8 @@ def receive_tokens(out, inputs, peers, bounds, here, shape, sizes, team, stage):
         # One thread reads the tail for all: the warps of a team must agree on it.
         if team.warp == 0 and lane == 0:
             peer = here.rdma_rank * here.num_nvl_ranks + team.peer
-            tail = wait_tail_past(ring.tail, head, head + num_left, bounds, NVL_RECEIVER_TAIL, peer, here.channel)
+            waiter = Waiter(NVL_RECEIVER_TAIL, peer, here.channel)
+            tail = wait_tail_past(ring.tail, head, head + num_left, bounds, waiter)
             ptx.st_shared_s32(shared_tail, tail)
         team_barrier(team)
         tail = ptx.ld_shared_s32(shared_tail)

@@ -23,7 +23,7 @@ from nbep.device.kernels.low_latency.journal import may_send
 from nbep.device.layout.low_latency import WORDS_OF_CALL, call_offset
 from nbep.device.network.seam import amo_add, own_ptr
 from nbep.device.protocols.arrivals import completion, number_of, wait_number
-from nbep.device.protocols.waits import LOW_LATENCY_CALL, LOW_LATENCY_CALLS_DIFFER, report_fault
+from nbep.device.protocols.waits import LOW_LATENCY_CALL, LOW_LATENCY_CALLS_DIFFER, Waiter, report_fault
 
 QUEUE = 0
 
@@ -56,7 +56,7 @@ def compare_calls(network, work, bounds, call, lane):
     if peer < network.num_ranks:
         index = lane % WORDS_OF_CALL
         cell = own_ptr(network, call_offset(call.num_rdma_bytes, call.half, peer, index))
-        value = wait_number(cell, bounds, work.mask, peer, LOW_LATENCY_CALL, index)
+        value = wait_number(cell, bounds, work.mask, Waiter(LOW_LATENCY_CALL, peer, index))
         word = call.word_0 if index == 0 else call.word_1
         if value < 0 and number_of(value) != word:
             report_fault(bounds, LOW_LATENCY_CALLS_DIFFER, peer, index, word, number_of(value))

@@ -24,7 +24,7 @@ from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.arrivals import is_complete, wait_arrival
 from nbep.device.protocols.logfmt import ENCODED_BYTES, HIGH_BITS, PLAIN_BYTES, decode_four, is_encoded, log_range
 from nbep.device.protocols.reduce import add_weighted_bf16x8, add_weighted_f32x8, to_bf16x8, zero_f32x8
-from nbep.device.protocols.waits import LOW_LATENCY_COMBINE_COUNT
+from nbep.device.protocols.waits import LOW_LATENCY_COMBINE_COUNT, Waiter
 
 # The sum table
 ROWS = 0  # [32] s64: their addresses
@@ -49,7 +49,8 @@ def locate_row(network, work, bounds, call, shape, token, expert, weight, lane):
     place += (unit * shape.num_max_tokens + token) * row_stride(shape)
     row = own_ptr(network, place)
     ptx.prefetch_l2(row)  # its page, too: each expert has one of its own
-    value = wait_arrival(own_ptr(network, cell), bounds, work.mask, peer, LOW_LATENCY_COMBINE_COUNT, expert)
+    waiter = Waiter(LOW_LATENCY_COMBINE_COUNT, peer, expert)
+    value = wait_arrival(own_ptr(network, cell), bounds, work.mask, waiter)
     if not is_complete(value):
         weight = ptx.f32(NAN)
         row = row if work.mask == 0 else 0

@@ -23,8 +23,8 @@ from nbep.device.layout.low_latency import (
 from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.arrivals import announced, is_complete, wait_arrival
 from nbep.device.protocols.reduce import warp_sum_s32
-from nbep.device.protocols.staging import begin_copy, end_copy, open_stage
-from nbep.device.protocols.waits import LOW_LATENCY_DISPATCH_COUNT
+from nbep.device.protocols.staging import Row, begin_copy, end_copy, open_stage
+from nbep.device.protocols.waits import LOW_LATENCY_DISPATCH_COUNT, Waiter
 
 
 @device_function
@@ -38,7 +38,8 @@ def wait_counts(network, work, bounds, call, shape, local_expert, src, lane):
     has_failed = False
     if lane <= src:
         count = count_offset(call.num_rdma_bytes, call.half, lane, local_expert)
-        value = wait_arrival(own_ptr(network, count), bounds, work.mask, lane, LOW_LATENCY_DISPATCH_COUNT, local_expert)
+        waiter = Waiter(LOW_LATENCY_DISPATCH_COUNT, lane, local_expert)
+        value = wait_arrival(own_ptr(network, count), bounds, work.mask, waiter)
         num_tokens = announced(value, shape.num_max_tokens)
         has_failed = is_lost(work, value)
     ptx.syncwarp(ptx.FULL_MASK)
@@ -98,12 +99,12 @@ def receive_message(out, message, shape, sizes, local_expert, row, stage, parity
     """
     num_rows = shape.num_ranks * shape.num_max_tokens
     num_bytes = payload_bytes(shape)
-    begin_copy(message, num_bytes, 0, stage, lane)
+    begin_copy(Row(message, num_bytes, 0), stage, lane)
     src_idx = ptx.ld_na_s32(message + sizes.note_offset)
     scale = load_scale(message, shape, lane)
     next_scale = load_scale(message, shape, lane + 32)
     place = local_expert * num_rows + row
-    parity = end_copy(ptx.ld_na_v4, out.recv_x + place * num_bytes, message, num_bytes, 0, stage, parity, lane)
+    parity = end_copy(ptx.ld_na_v4, out.recv_x + place * num_bytes, Row(message, num_bytes, 0), stage, parity, lane)
     if lane == 0:
         ptx.st_weak_s32(out.recv_src_info + 4 * place, index_of(shape, src_idx))
     index = lane

@@ -40,7 +40,7 @@ from nbep.device.protocols.staging import (
     open_stage,
     wait_filled,
 )
-from nbep.device.protocols.waits import LOW_LATENCY_DISPATCH_COUNT
+from nbep.device.protocols.waits import LOW_LATENCY_DISPATCH_COUNT, Waiter
 
 NUM_MESSAGES = 4 * MAX_EXPERTS  # where a word for each rank stands in the table
 LOST = -1  # in place of a number: the wait for it timed out, and nobody may be left out
@@ -53,7 +53,7 @@ def wait_sources(out, network, work, bounds, call, shape, table):
     src = ptx.block_dim() - 1 - ptx.thread_idx()  # the last threads: the first ones wait for counts meanwhile
     if src < shape.num_ranks:
         arrival = own_ptr(network, arrival_offset(call.num_rdma_bytes, call.half, src))
-        value = wait_arrival(arrival, bounds, work.mask, src, LOW_LATENCY_DISPATCH_COUNT, -1)
+        value = wait_arrival(arrival, bounds, work.mask, Waiter(LOW_LATENCY_DISPATCH_COUNT, src, -1))
         num_messages = announced(value, shape.num_max_tokens)
         ptx.st_shared_s32(table + NUM_MESSAGES + 4 * src, LOST if is_lost(work, value) else num_messages)
         if ptx.block_idx() == 0:
@@ -66,7 +66,7 @@ def load_counts(network, work, bounds, call, shape, table):
     for cell in range(ptx.thread_idx(), shape.num_experts, ptx.block_dim()):
         local_expert, src = local_and_rank(shape, cell)
         count = own_ptr(network, count_offset(call.num_rdma_bytes, call.half, src, local_expert))
-        value = wait_number(count, bounds, work.mask, src, LOW_LATENCY_DISPATCH_COUNT, cell)
+        value = wait_number(count, bounds, work.mask, Waiter(LOW_LATENCY_DISPATCH_COUNT, src, cell))
         count = announced(value, shape.num_max_tokens)
         ptx.st_shared_s32(table + 4 * cell, LOST if is_lost(work, value) else count)
 

@@ -21,16 +21,24 @@ import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.layout.low_latency import arrival_offset, call_offset, count_offset, local_and_rank
 from nbep.device.network.seam import own_ptr
-from nbep.device.protocols.arrivals import LEAST_ABSENT, TAG, is_masked, leave_out
+from nbep.device.protocols.arrivals import LEAST_ABSENT, TAG, Expected, is_masked, leave_out
 from nbep.device.protocols.waits import (
     LOW_LATENCY_CALL,
     LOW_LATENCY_COMBINE_COUNT,
     LOW_LATENCY_DISPATCH_COUNT,
-    start_wait,
+    Waiter,
+    wait_until,
 )
 
 LEAST_COUNT = -TAG  # what is negative and above it is complete
 LEAST_WORD = -LEAST_ABSENT
+
+
+@device_function
+def has_ended(value, expected):
+    """Whether a cell is complete, above a least number, or nothing comes any more."""
+    is_complete = expected.number < value < 0
+    return is_complete or value > LEAST_ABSENT or is_masked(expected.mask, expected.peer)
 
 
 @device_function
@@ -39,16 +47,11 @@ def note_wait(out, work, bounds, cell, least, peer, site, index):
     if is_masked(work.mask, peer):
         return
     start = ptx.clock64()
-    deadline = 0
-    while True:
-        value = ptx.ld_relaxed_sys_s32(cell)  # only the time counts: what the cell publishes is read by others
-        if least < value < 0 or value > LEAST_ABSENT or is_masked(work.mask, peer):
-            break
-        if deadline == 0:
-            deadline = start_wait(bounds)
-        elif ptx.wait_expired(deadline):
-            leave_out(bounds, work.mask, peer, site, index, -1, value)
-            break
+    # The load is relaxed: only the time counts. What the cell publishes is read by others.
+    expected = Expected(work.mask, peer, least)
+    value, ended = wait_until(ptx.ld_relaxed_sys_s32, cell, has_ended, expected, bounds, ptx.wait_expired)
+    if not ended:
+        leave_out(bounds, Expected(work.mask, peer, -1), Waiter(site, peer, index), value)
     ptx.atom_add_relaxed_sys_s64(out.wait_recv_cost_stats + 8 * peer, ptx.clock64() - start)
 
 

@@ -22,7 +22,7 @@ Source: rdma-core providers/mlx5/mlx5dv.h (mlx5_cqe64, mlx5_err_cqe); DeepEP csr
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.protocols.waits import IBGDA_COMPLETION, IBGDA_ERROR, report_fault, start_wait
+from nbep.device.protocols.waits import IBGDA_COMPLETION, IBGDA_ERROR, report_fault, wait_until
 
 COMPLETION_BYTES = 64
 SYNDROME_WORD = 52  # its last byte
@@ -59,18 +59,19 @@ def syndrome_at(completion):
 
 
 @device_function
+def has_ended(status, index):
+    """Whether an entry is done, or the queue pair has refused one."""
+    return is_done(status, index) or opcode_of(status) == REQ_ERR
+
+
+@device_function
 def wait_done(network, completion, peer, queue, index):
     """Wait until an entry is done; one thread. Returns whether it is. network has the fields of Bounds."""
-    deadline = 0
-    while True:
-        status = ptx.ld_acquire_sys_s32(completion + STATUS_WORD)  # PAIR ibgda-completion
-        if is_done(status, index):
-            return True
-        if opcode_of(status) == REQ_ERR:
-            report_fault(network, IBGDA_ERROR, peer, queue, index_of(status), syndrome_at(completion))
-            return False
-        if deadline == 0:
-            deadline = start_wait(network)
-        elif ptx.wait_expired(deadline):
-            report_fault(network, IBGDA_COMPLETION, peer, queue, index & 0xFFFF, index_of(status))
-            return False
+    load = ptx.ld_acquire_sys_s32  # PAIR ibgda-completion
+    status, ended = wait_until(load, completion + STATUS_WORD, has_ended, index, network, ptx.wait_expired)
+    if opcode_of(status) == REQ_ERR:
+        report_fault(network, IBGDA_ERROR, peer, queue, index_of(status), syndrome_at(completion))
+        return False
+    if not ended:
+        report_fault(network, IBGDA_COMPLETION, peer, queue, index & 0xFFFF, index_of(status))
+    return ended

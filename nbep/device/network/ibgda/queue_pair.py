@@ -32,7 +32,7 @@ from nbep.device.jit import device_function
 from nbep.device.network.ibgda.completion import wait_done
 from nbep.device.network.ibgda.doorbell import ring, write_record
 from nbep.device.network.ibgda.entry import ENTRY_BYTES
-from nbep.device.protocols.waits import IBGDA_TURN, report_fault, start_wait
+from nbep.device.protocols.waits import IBGDA_TURN, Waiter, wait_or_report
 
 # Words of a queue pair's description, s64 each
 ENTRIES = 0  # address of the send queue
@@ -84,18 +84,15 @@ def wait_room(network, qp, peer, queue, index):
 
 
 @device_function
+def is_equal(seen, wanted):
+    return seen == wanted
+
+
+@device_function
 def wait_turn(network, qp, peer, queue, index):
     """Wait until all entries before this one are written; one thread. Returns whether they are."""
-    deadline = 0
-    while True:
-        ready = ptx.ld_acquire_gpu_s32(qp + 8 * READY)  # PAIR ibgda-turn
-        if ready == index:
-            return True
-        if deadline == 0:
-            deadline = start_wait(network)
-        elif ptx.wait_expired(deadline):
-            report_fault(network, IBGDA_TURN, peer, queue, index, ready)
-            return False
+    ready, waiter = qp + 8 * READY, Waiter(IBGDA_TURN, peer, queue)
+    return wait_or_report(ptx.ld_acquire_gpu_s32, ready, is_equal, index, network, waiter)[1]  # PAIR ibgda-turn
 
 
 @device_function

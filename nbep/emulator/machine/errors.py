@@ -45,9 +45,11 @@ class Misaligned(EmulatorError):
 
 
 class Uninitialized(EmulatorError):
-    """A read of bytes that nobody has written. hole: which, and who has read them; see `unwritten`."""
+    """A read of bytes that nobody has written. hole: which, and who has read them; see `faults`."""
 
-    hole: Any = None
+    def __init__(self, message: str, thread: str | None = None, source: str | None = None, hole: Any = None):
+        super().__init__(message, thread, source)
+        self.hole = hole
 
 
 class ReadOnly(EmulatorError):
@@ -71,7 +73,13 @@ class NonCoherent(EmulatorError):
 
 
 class DataRace(EmulatorError):
-    """An access to bytes that another thread has stored, with no release and acquire in between."""
+    """An access to bytes that another thread has stored, with no release and acquire in between.
+
+    Attributes:
+        causes: what is wrong, in `reports.causes`: most often one thing
+    """
+
+    causes: tuple[Any, ...] = ()
 
 
 class DeadlockError(EmulatorError):

@@ -1,7 +1,8 @@
 """Finds the line of kernel code behind a running or parked thread.
 
 A kernel calls a primitive, the primitive calls the emulator; the host goes through its runtime.  The frame worth naming
-is the innermost one outside these, and no frame of `by_network` that only chooses a function.
+is the innermost one outside these, and no frame of `by_network` that only chooses a function. Who waits in the loop of
+all bounded waits (nbep/device/protocols/waits.py) stands at the wait that calls it.
 """
 
 import linecache
@@ -11,6 +12,7 @@ from types import CodeType, FrameType
 _PACKAGE = Path(__file__).resolve().parent.parent.parent
 _DEVICE = _PACKAGE / "device"
 _LIBRARY = (_PACKAGE / "emulator", _PACKAGE / "host" / "runtime", _DEVICE / "primitives", _DEVICE / "jit.py")
+_WAITS = _DEVICE / "protocols" / "waits.py"
 _HERE = Path(__file__).parent.parent.parent  # the package, as the names of its files begin
 
 
@@ -25,6 +27,15 @@ class _Libraries(dict[str, bool]):
 
 _is_library = _Libraries()
 
+_LOOPS = {"wait_until", "wait_or_report"}
+
+
+def _is_hidden(code: CodeType) -> bool:
+    """Whether no kernel stands in this code, or one that is named by the line that calls it."""
+    name = code.co_filename
+    return _is_library[name] or (code.co_name in _LOOPS and Path(name).resolve() == _WAITS)
+
+
 # Code that does not stand in its file: its first line, and what it was made from.
 edited: dict[CodeType, tuple[int, list[str]]] = {}
 
@@ -34,7 +45,7 @@ Site = tuple[CodeType, int]
 
 def kernel_frame(frame: FrameType | None) -> FrameType | None:
     """The innermost frame at or outside `frame` that belongs to a kernel; None when there is none."""
-    while frame is not None and _is_library[frame.f_code.co_filename]:
+    while frame is not None and _is_hidden(frame.f_code):
         frame = frame.f_back
     return frame
 
@@ -43,7 +54,7 @@ def site_of(frame: FrameType | None) -> Site | None:
     """The instruction that a frame's kernel code executes: cheap to take, and comparable between threads."""
     while frame is not None:
         code = frame.f_code
-        if not _is_library[code.co_filename]:
+        if not _is_hidden(code):
             return code, frame.f_lasti
         frame = frame.f_back
     return None

@@ -1,0 +1,16 @@
+"""The CPU as a reader and a writer of memory, and one who waits. Nothing is checked here; see `models.host`."""
+
+from typing import Any
+
+
+class Cpu:
+    """The CPU of all ranks."""
+
+    def wait(self, first_signal: int) -> None:
+        """It has waited for an event before which so many signals were given."""
+
+    def read(self, allocation: Any, offset: int, size: int, count: int, polls: bool) -> None:
+        """It is about to read `count` cells of `size` bytes. polls: each cell with acquire order, else plainly."""
+
+    def write(self, allocation: Any, offset: int, nbytes: int) -> None:
+        """It is about to write bytes."""

@@ -1,0 +1,147 @@
+"""What a race is due to, as a kind with cells and lines, and the one table that makes sentences of kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from ..machine.memory import Allocation
+from ..models.knowledge import Access
+
+
+class Link(NamedTuple):
+    """A store to a cell, and the load of it, or the atomic."""
+
+    allocation: Allocation
+    store: Access
+    load: Access
+
+    @property
+    def cell(self) -> str:
+        return self.allocation.cell(self.store.begin)
+
+
+class Cause(NamedTuple):
+    """One thing that is wrong.
+
+    kind: which of SENTENCES says it
+    cells: the names of the cells that it is about
+    lines: the stores and loads that were to order the accesses, in the order of the run
+    words: what else the sentence says, by name
+    """
+
+    kind: str
+    cells: tuple[str, ...] = ()
+    lines: tuple[Link, ...] = ()
+    words: Mapping[str, object] = MappingProxyType({})
+
+    @property
+    def sentence(self) -> str:
+        return SENTENCES[self.kind].format(*self.cells, **self.words)
+
+
+_NOTHING = "nothing at all orders {order} of {0}: "
+_NEITHER = "nothing at all orders the {before} and this {noun} of {0}: "
+_UNREAD = "{0} is overwritten, and nothing at all tells this thread that it has been read: "
+_OVERWRITTEN = "{0} was overwritten before this load: this thread was told of the store before that one, and "
+_TOO_SMALL = "is too small to order {order}: {name}, but {between}"
+_ENGINE = "the copy engine is not told what this thread {told}: "
+_RACING = "{ends} {are} too small: {scopes}, but {between}"
+_WEAK = "is too weak: {{weak}}, but another thread {does} it with {{strong}} order, as a cell that threads wait for"
+_ANOTHER = ": another thread of its block makes that one"
+_TWO = "two threads store to {0}, and nothing at all orders one before the other"
+_SHUFFLE = "a {name} brings lanes together, but orders no memory"
+
+# By kind. {0}, {1}: the cells; {order}: the order that is missing; {accesses}: both; {noun}: the second one; {before}:
+# the first one.
+SENTENCES = {
+    "unordered": "nothing orders {accesses} of {0}",
+    # A chain of stores and loads that has a flaw.
+    "store too weak": (
+        "{storing} is too weak to order {order}: with {how} order it releases nothing, and no fence comes before it"
+    ),
+    "load too weak": (
+        "{loading} is too weak to order {order}: with {how} order it acquires nothing, and no fence comes after it"
+    ),
+    "both too weak": (
+        "{ends} {0} are both too weak to order {order}: with {hows} order they release and acquire nothing, and "
+        "no fence does it for them"
+    ),
+    "store scope": "the scope of {storing} " + _TOO_SMALL,
+    "load scope": "the scope of {loading} " + _TOO_SMALL,
+    "store fence scope": "the scope of the fence before {storing} " + _TOO_SMALL,
+    "load fence scope": "the scope of the fence after {loading} " + _TOO_SMALL,
+    # The two accesses themselves.
+    "racing store's scope": _RACING,
+    "racing load's scope": _RACING,
+    "both racing scopes": _RACING,
+    "weak store": "{which} store to {0} " + _WEAK.format(does="loads") + "{meeting}",
+    "weak load": "{which} load of {0} " + _WEAK.format(does="stores to") + "{meeting}",
+    "CPU stores": "the CPU stores to {0} while the kernel runs: this {noun} needs {needed}",
+    # Threads of a block that do not meet.
+    "shuffle": "no syncwarp is between {accesses} of {0}: " + _SHUFFLE,
+    "shuffle passes on": "no syncwarp passes on to all lanes what one has heard by {0}: " + _SHUFFLE,
+    "no syncwarp": "no syncwarp is between {accesses} of {0}: two lanes of a warp that have not met since",
+    "no barrier": "no barrier is between {accesses} of {0}: two warps of a block that have not met since",
+    "warps not met": (
+        "nothing orders {accesses} of {0}: two warps of a block that have not met since, and this thread has "
+        "waited for nothing that the other one, or its warp, has stored since{such}"
+    ),
+    "told by another lane": "no syncwarp orders {which} before the {telling}" + _ANOTHER,
+    "told by another warp": "no barrier or syncwarp orders {which} before the {telling}" + _ANOTHER,
+    "heard by another lane": "no syncwarp orders this {noun} behind the load of {0}" + _ANOTHER,
+    "heard by another warp": "no barrier or syncwarp orders this {noun} behind the load of {0}" + _ANOTHER,
+    # Bulk copies.
+    "no proxy fence": _ENGINE + "no fence.proxy.async.global comes before the bulk load of {0}",
+    "early proxy fence": (_ENGINE + "its fence.proxy.async.global before the bulk load of {0} comes too soon{unmet}"),
+    "copy reads": "the bulk copy that reads {0} has not been waited for: a wait_group.read is missing{where}",
+    "copy writes": "the bulk copy that writes {0} has not been waited for: a wait_group is missing{where}",
+    "copy, mbarrier": "nobody has waited on {1} of the bulk copy that {done} {0}",
+    "copy, phase": (
+        "this thread has waited on {1}, but for a phase that was over before that of the bulk copy that {done} {0}"
+    ),
+    # Signals that say too much, or too little, or are not waited for.
+    "promised": (
+        "{0} tells of this {noun} before it is made, or its reader goes too far: the {before} of {1} comes after "
+        "the {store} to it, and the block had loaded these bytes before, as this thread knows"
+    ),
+    "no wait": (
+        "a wait is missing in kernel `{kernel}`: {who} has stored a signal to {0}, and gone on before {whom} "
+        "without having loaded a signal with acquire order"
+    ),
+    "loader told before": (
+        "nothing orders the {before} of {0} behind this {noun}: the last that the thread that loads has heard of "
+        "this block is {1}, which was stored before"
+    ),
+    "told before": _NOTHING + "the last that this thread has heard of {who} is {1}, which was stored before{teller}",
+    "queue pairs": (
+        _NOTHING
+        + "the NIC has stored it for {wrote}, the last that this thread has heard of the NIC is {1}, for {heard}, "
+        "and nothing orders two queue pairs"
+    ),
+    "two stores": _TWO,
+    "two stores, not waited": (
+        _TWO + ": the second has waited for nothing that the first one, or its block, has stored{such}"
+    ),
+    "gone on": _NOTHING + "this thread has gone on while {behind}",
+    "not waited": _NOTHING + "this thread has waited for nothing that the other one, or its block, has stored{last}",
+    "loader gone on": _NEITHER + "the thread that loads has gone on while {behind}",
+    "neither waited": _NEITHER + "none of the two threads has waited for the other, or for its block{last}",
+    # Bytes that are stored to again before they are loaded.
+    "overwritten": _OVERWRITTEN + "nothing made the later one wait",
+    "overwritten, heard": (
+        _OVERWRITTEN + "the later one did not wait for this load, but had heard of this block by {1}"
+    ),
+    "unread": _UNREAD + "it has waited for nothing that comes after the load",
+    "unread, heard": _UNREAD + "the last that it has heard of the other block is {1}, stored before the load",
+    # Threads that are behind one that has gone on.
+    "behind, polls": "thread {thread} of its block waits for {0}",
+    "behind, waits": "thread {thread} of its block waits in {function}",
+    "behind, on its way": "thread {thread} of its block is still at {site}",
+}
+
+
+def in_words(causes: tuple[Cause, ...]) -> str:
+    """The first line of a report."""
+    return "; and ".join(cause.sentence for cause in causes)

@@ -1,0 +1,126 @@
+"""All ranks of a run, their address spaces and streams, and the scheduler that drives them: what reports look at."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from .machine.cpu import Cpu
+from .machine.memory import AddressSpace
+from .machine.names import NIC_NUMBERS
+from .machine.stream import Stream
+from .machine.thread import Thread
+from .models.checked import CheckedThread
+from .models.delayed import DelayedThread
+from .models.history import History
+from .models.host import CheckedHost
+from .schedule.scheduler import Scheduler
+from .tracing import hooks, traced
+
+ReadReport = Callable[[Thread, FrameType], Any]
+MEMORY_MODELS: dict[str, type[Thread]] = {"sc": Thread, "delayed": DelayedThread, "checked": CheckedThread}
+
+
+class RankContext:
+    """One rank: its number, its address space and its streams."""
+
+    def __init__(self, world: Run, rank: int):
+        self.world = world
+        self.rank = rank
+        self.space = AddressSpace(rank, world.cpu)
+
+    def create_stream(self, name: str, is_service: bool = False) -> Stream:
+        stream = Stream(self.world, self.rank, self.space, name, is_service)
+        self.world.streams.append(stream)
+        return stream
+
+
+class Run(Scheduler):
+    """An emulated machine that has no words for what goes wrong: see `World`, which is made of it.
+
+    Args:
+        num_ranks: ranks, each with an address space of its own
+        seed: chooses the interleaving
+        memory_model: "sc": a store is visible to all at once; "delayed", "checked": see the modules of these names
+        on_deadlock: "raise", or "expire" to let the kernels' own time-outs run
+        strategy: how the interleaving is chosen: see `schedule.strategies`
+        on_failure: is called with the first error, while all threads still stand where they were
+        local_rank: None: all ranks live in this process; r: only rank r does: see `ProcessWorld`
+        has_tma: whether kernels find bulk copies, as on sm_90
+        tracer: object with any of the methods that `tracing` names
+    """
+
+    spans_processes = False  # whether other processes store to memory of its ranks
+    thread_classes = MEMORY_MODELS
+
+    def __init__(
+        self,
+        num_ranks: int,
+        seed: int = 0,
+        *,
+        memory_model: str = "sc",
+        on_deadlock: str = "raise",
+        local_rank: int | None = None,
+        tracer: Any = None,
+        has_tma: bool = True,
+        strategy: str = "uniform",
+        on_failure: Callable[[BaseException], object] | None = None,
+    ):
+        super().__init__(seed, on_deadlock, strategy, on_failure)
+        if num_ranks < 1:
+            raise ValueError(f"num_ranks: {num_ranks}; allowed: at least 1")
+        if not isinstance(memory_model, str) or memory_model not in MEMORY_MODELS:
+            raise ValueError(f"memory_model: {memory_model!r}; allowed: {', '.join(map(repr, MEMORY_MODELS))}")
+        if memory_model == "checked" and local_rank is not None:
+            raise ValueError("memory_model: 'checked' knows nothing of other processes; it takes all ranks in one")
+        self.num_ranks = num_ranks
+        self.memory_model = memory_model
+        self.tracer = tracer
+        self.hooks = None if tracer is None else hooks(tracer)
+        self.has_tma = has_tma
+        self.num_blocks = 0
+        self.is_over = False  # run() has ended
+        self.num_launches: Counter[tuple[int, str]] = Counter()
+        self.signals = 0  # so far; see `checked`
+        self.history = History()  # see `checked`
+        self.has_failed = False  # whether a wait was ever over time, or a fault reported; see `checked`
+        self.networks: dict[int, Callable[[int], list[str]]] = {}  # rank -> what to say of its network to a peer
+        self.read_report: ReadReport | None = None  # what a frame of a thread tells the host; see `reports.expected`
+        self.cpu: Cpu = CheckedHost(self) if memory_model == "checked" else Cpu()
+        thread_class = self.thread_classes[memory_model]
+        self.thread_class = thread_class if tracer is None else traced(thread_class)
+        local = range(num_ranks) if local_rank is None else [local_rank]
+        self.ranks = {rank: RankContext(self, rank) for rank in local}
+        self.moment = 0  # how often stores have become visible; see `delayed`
+        self.early = random.Random(f"early loads {seed}")  # likewise
+        self.early_rate = 0.5 ** self.early.randint(1, 4)
+        self.gpu_stores: dict[int, dict[Any, None]] = {rank: {} for rank in local}  # see `delayed`
+        self.spaces = {rank: context.space for rank, context in self.ranks.items()}
+
+    def add_nic(self, rank: int) -> RankContext:
+        """A NIC of a rank: streams and an address space of its own. A rank may have several, one after the other."""
+        number = NIC_NUMBERS + rank
+        context = self.ranks.get(number)
+        if context is None:
+            context = self.ranks[number] = RankContext(self, number)
+            self.spaces[number] = context.space
+            self.gpu_stores[number] = {}
+        return context
+
+    def count_block(self) -> int:
+        """The number of a new block, which no other block of the run has."""
+        self.num_blocks += 1
+        return self.num_blocks
+
+    def count_launch(self, rank: int, kernel: str) -> int:
+        """The number of a new launch among those of its kernel on its rank, from 1."""
+        self.num_launches[rank, kernel] += 1
+        return self.num_launches[rank, kernel]
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What the run has cost so far."""
+        return {"primitive_calls": self.calls, "switches": self.steps, "parks": self.parks}
