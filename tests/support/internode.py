@@ -1,5 +1,7 @@
 """`nbep.workloads.internode` on the target of the tests."""
 
+# ruff: noqa: F401  # tests import from here what is the same on all targets
+
 import random
 from typing import Any
 
@@ -10,19 +12,6 @@ import nbep
 from nbep.workloads.internode import CONFIG, HANDLE, NIC, Options, num_bytes
 from nbep.workloads.intranode import Outcome
 
-__all__ = [
-    "CONFIG",
-    "HANDLE",
-    "NIC",
-    "SHAPES",
-    "TRANSPORTS",
-    "Options",
-    "make_node_case",
-    "num_bytes",
-    "ragged",
-    "random_config",
-    "run",
-]
 SHAPES = [(2, 2), (2, 4), (4, 2), (3, 2), (2, 3)]  # nodes, ranks of a node
 TRANSPORTS = ["direct", "ibgda"]
 

@@ -1,5 +1,7 @@
 """`nbep.workloads.intranode` on the target of the tests, with its arrays: see target.py and arrays.py."""
 
+# ruff: noqa: F401  # tests import from here what is the same on all targets
+
 import pytest
 from arrays import LIBRARY
 from cases import Case
@@ -38,41 +40,6 @@ from nbep.workloads.intranode import (
     round_trip,
     with_channels,
 )
-
-__all__ = [
-    "CONFIG",
-    "DEFAULTS",
-    "Expected",
-    "FACTORS",
-    "Options",
-    "Outcome",
-    "Report",
-    "biases",
-    "cached_round_trip",
-    "check",
-    "check_handle",
-    "check_layout",
-    "check_received",
-    "check_x",
-    "combine",
-    "copied_heads",
-    "dispatch",
-    "dispatch_arguments",
-    "dispatch_input",
-    "expected_combine",
-    "expected_dispatch",
-    "expert_output",
-    "expert_weights",
-    "kept",
-    "make_buffer",
-    "make_buffer_for",
-    "num_nvl_bytes",
-    "num_zero_copy_bytes",
-    "outcome_of",
-    "round_trip",
-    "run",
-    "with_channels",
-]
 
 
 def run(case: Case, options: Options | None = None, *, fn=round_trip, seed: int = 0, **spawn_options) -> list[Outcome]:
