@@ -263,9 +263,9 @@ def eager_samples(clock: Clock, calls: Calls, works: Sequence[str]) -> Samples:
         events |= by_events(clock, dispatch + combine)
     samples: Samples = {(label, "events", False): us for label, us in events.items()}
     if set(works) != {"halves"}:
-        samples |= kernel_samples(by_profile(clock, calls.both, names_of(PAIR, calls.variant)), PAIR, False)
+        samples |= kernel_samples(by_profile(clock, calls.both, names_of(PAIR)), PAIR, False)
     if "halves" in works:
-        samples |= kernel_samples(by_profile(clock, calls.halves, names_of(HALVES, calls.variant)), HALVES, False)
+        samples |= kernel_samples(by_profile(clock, calls.halves, names_of(HALVES)), HALVES, False)
     return samples
 
 
@@ -287,18 +287,17 @@ def graph_samples(clock: Clock, calls: Calls, works: Sequence[str]) -> Samples:
             samples[work, "events", True] = [of_replay / GRAPH_ROUNDS for of_replay in us]
     if set(works) != {"halves"}:
         graph, labels = captured(calls.both, GRAPH_ROUNDS), PAIR * GRAPH_ROUNDS
-        samples |= kernel_samples(by_profile(clock, graph.replay, names_of(labels, calls.variant)), labels, True)
+        samples |= kernel_samples(by_profile(clock, graph.replay, names_of(labels)), labels, True)
     if "halves" in works:
         graph = captured(calls.halves, 1)
-        samples |= kernel_samples(by_profile(clock, graph.replay, names_of(HALVES, calls.variant)), HALVES, True)
+        samples |= kernel_samples(by_profile(clock, graph.replay, names_of(HALVES)), HALVES, True)
     calls.both()
     return samples
 
 
-def names_of(labels: Iterable[str], variant: Variant) -> list[str]:
+def names_of(labels: Iterable[str]) -> list[str]:
     """The kernel that each of these launches, as the profiler calls it."""
-    once = "_once" if variant.deduplicate else ""
-    return [KERNELS[f"low_latency_{label.split()[0]}{once}"].full_name for label in labels]
+    return [KERNELS[f"low_latency_{label.split()[0]}"].full_name for label in labels]
 
 
 def kernel_samples(rounds: list[list[KernelTime]] | None, labels: Sequence[str], graph: bool) -> Samples:

@@ -38,7 +38,7 @@ from typing import Any
 
 from nbep.check.steps import calls_of, coherent_loads_of, function_tree, is_wait, ring_sizes_of, turns_of
 from nbep.device import primitives
-from nbep.device.jit import over
+from nbep.device.jit import variant_of
 
 Edit = Callable[[ast.FunctionDef], None]
 
@@ -194,7 +194,7 @@ def _recompile(function: FunctionType) -> None:
         function.__code__ = _plain.pop(function)
         del _active[function]
     if hasattr(function, "kernel_spec"):
-        over.cache_clear()  # kernels for other networks are copies of it
+        variant_of.cache_clear()  # its variants are copies of it
 
 
 def _provide(tree: ast.FunctionDef, names: dict[str, Any]) -> None:

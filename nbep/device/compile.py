@@ -41,9 +41,7 @@ HOST_MEMORY = {  # the kernels that have versions for buffers in the host's memo
     "cached_notify_dispatch": "peers",
     "cached_notify_combine": "peers",
     "low_latency_dispatch": "network",
-    "low_latency_dispatch_once": "network",
     "low_latency_combine": "network",
-    "low_latency_combine_once": "network",
     "clean_low_latency_buffer": "network",
 }
 
@@ -90,14 +88,15 @@ def load_kernels() -> dict[str, KernelSpec]:
 
 
 def with_variants(kernels: Iterable[KernelSpec]) -> dict[str, KernelSpec]:
-    """Kernels by label, and each that takes a network over the others, too, that need no extra package."""
+    """Kernels by label, with their variants that need no extra package: over the networks, for the shapes of calls."""
     from .versions import NETWORKS
 
     specs: dict[str, KernelSpec] = {}
     for spec in kernels:
         networks = NETWORKS if spec.hints.get("network") in NETWORKS else ()
-        for one in (spec, *(spec_of(over(spec.function, network)) for network in networks)):
-            specs[one.label] = one
+        for one in _for_all_shapes(spec.function):
+            for function in (one, *(over(one, network) for network in networks), *_comparing_calls(one)):
+                specs[spec_of(function).label] = spec_of(function)
     return specs
 
 
@@ -107,8 +106,28 @@ def for_host_memory() -> dict[str, KernelSpec]:
 
     kinds = {"network": HostNetwork, "peers": HostPeers}
     kernels = load_kernels()
-    made = [spec_of(over(kernels[name].function, kinds[by], by)) for name, by in HOST_MEMORY.items()]
+    made = [
+        spec_of(over(one, kinds[by], by))
+        for name, by in HOST_MEMORY.items()
+        for one in _for_all_shapes(kernels[name].function)
+    ]
     return {spec.label: spec for spec in made}
+
+
+def _for_all_shapes(kernel: Callable) -> tuple[Callable, ...]:
+    """A kernel and, of those of low-latency calls, the one with deduplicate."""
+    from .layout.low_latency import DeduplicatedShape, LowLatencyShape
+
+    if spec_of(kernel).hints.get("shape") is not LowLatencyShape:
+        return (kernel,)
+    return kernel, over(kernel, DeduplicatedShape, "shape")
+
+
+def _comparing_calls(kernel: Callable) -> tuple[Callable, ...]:
+    """The variant that compares calls, if there is one."""
+    from .kernels.low_latency.arguments import Call, ComparedCall
+
+    return (over(kernel, ComparedCall, "call"),) if spec_of(kernel).hints.get("call") is Call else ()
 
 
 def find_kernel(kernel: str | Callable | KernelSpec) -> KernelSpec:

@@ -2,7 +2,7 @@
 
     @primitive        one PTX instruction; the Python body is what the emulator does
     @device_function  Python code called by kernels
-    @by_network       a device function of which each network, or kind of peers, has its own version
+    @by_type          a device function of which the type of an argument has its own version
     @external         a function of a library that a kernel is linked with
     @kernel           an entry point
 
@@ -77,7 +77,7 @@ class KernelSpec:
     """One kernel. `max_threads` a block and `min_blocks` an SM bound the compiler's use of registers.
 
     clusters: numbers of blocks that a GPU of sm_90 or above may place side by side, in one GPC; the best first
-    variant: the network or the peers that it is for, if they are not those of its signature; see `over`
+    base: the kernel that it is a variant of, if its parameters are not of the types in the signature; see `over`
     """
 
     name: str
@@ -86,7 +86,7 @@ class KernelSpec:
     min_blocks: int = 1
     clusters: tuple[int, ...] = ()
     max_threads_before_sm90: int = 1024
-    variant: str = ""
+    base: Callable | None = None
 
     def threads_on(self, cc: ComputeCapability) -> int:
         """Most threads a block on a card: where the copy engine is missing, its work takes registers."""
@@ -102,10 +102,16 @@ class KernelSpec:
         """Parameter name -> annotation, in order."""
         return parameter_hints(self.function)
 
+    @cached_property
+    def kinds(self) -> dict[str, type]:
+        """The parameters that have another type than in the signature, in its order."""
+        usual = self.hints if self.base is None else spec_of(self.base).hints
+        return {name: hint for name, hint in self.hints.items() if hint is not usual[name]}
+
     @property
     def label(self) -> str:
-        """The name, and what tells it from its variants."""
-        return f"{self.name}-{self.variant}" if self.variant else self.name
+        """The name, and what distinguishes it from its variants."""
+        return "-".join((self.name, *(kind.__name__ for kind in self.kinds.values())))
 
     @property
     def full_name(self) -> str:
@@ -145,7 +151,7 @@ OWN_MODULES = "nbep.device."
 MAX_CLUSTER = 8  # blocks that whole GPUs of sm_90 or above can place side by side
 PRIMITIVES: dict[str, PrimitiveSpec] = {}
 DEVICE_FUNCTIONS: list[Callable] = []
-NETWORK_FUNCTIONS: list[Any] = []
+FUNCTIONS_BY_TYPE: list[Any] = []
 EXTERNALS: list[PrimitiveSpec] = []
 LIBRARIES: dict[Any, Callable[[ComputeCapability], Sequence[LinkInput]]] = {}  # by the type of the network
 KERNELS: dict[str, KernelSpec] = {}  # nbep's own, those of the modules that are imported
@@ -193,20 +199,27 @@ def external(
     return record
 
 
-def by_network(function: F) -> F:
-    """Record a function whose first argument, a network or the peers, says which version of it is meant.
+def by_type(field: str = "", *own: type) -> Callable[[F], F]:
+    """Record a function of which the type of its first argument, or of a field of that, says which version is meant.
 
-    The decorated body says what all versions do. `versions` of the result maps the type of that argument to its own.
+    A network, for one: each has its own `put_nbi_warp`. `versions` of the result maps a type to its version.
+
+    field  "" if it is the type of the argument itself
+    own    the types of which the decorated body is the version; if there are none it says what all versions do
     """
-    versions: dict[type, Callable] = {}
 
-    @wraps(function)
-    def chosen(network, *args):
-        return versions[type(network)](network, *args)
+    def record(function: F) -> F:
+        versions: dict[type, Callable] = dict.fromkeys(own, function)
 
-    chosen.versions = versions  # type: ignore[attr-defined]
-    NETWORK_FUNCTIONS.append(chosen)
-    return chosen  # type: ignore[return-value]
+        @wraps(function)
+        def chosen(first, *args):
+            return versions[type(getattr(first, field) if field else first)](first, *args)
+
+        chosen.versions, chosen.field = versions, field  # type: ignore[attr-defined]
+        FUNCTIONS_BY_TYPE.append(chosen)
+        return chosen  # type: ignore[return-value]
+
+    return record
 
 
 def kernel(
@@ -259,22 +272,30 @@ def spec_of(function: Callable) -> KernelSpec:
     return spec
 
 
-@cache
 def over(function: Callable, kind: type, parameter: str = "network") -> Callable:
-    """A kernel with a `network` parameter, for a network of another type. On a GPU it is compiled anew.
-
-    parameter: "peers" for another type of those; see `NodeMemory.kernel`
+    """A kernel with a parameter of another type: a `network`, if no other is named. On a GPU it is compiled anew.
 
     Raises: TypeError if the function is no kernel; ValueError if it has no such parameter
     """
     spec = spec_of(function)
     if parameter not in spec.hints:
         raise ValueError(f"{spec.name}: has no parameter `{parameter}`")
-    if spec.hints[parameter] is kind:
-        return function
-    plain: Any = function
+    base = spec.base or function
+    usual = spec_of(base).hints
+    kinds = {**spec.kinds, parameter: kind}
+    return variant_of(
+        base, tuple((name, kinds[name]) for name in usual if kinds.get(name, usual[name]) is not usual[name])
+    )
+
+
+@cache
+def variant_of(base: Callable, kinds: tuple[tuple[str, type], ...]) -> Callable:
+    """The one variant of a kernel whose parameters have these types."""
+    if not kinds:
+        return base
+    plain: Any = base
     made = FunctionType(plain.__code__, plain.__globals__, plain.__name__, plain.__defaults__, plain.__closure__)
     made.__module__, made.__qualname__, made.__doc__ = plain.__module__, plain.__qualname__, plain.__doc__
-    made.__annotations__ = {**plain.__annotations__, parameter: kind}
-    made.kernel_spec = replace(spec, function=made, variant=kind.__name__)  # type: ignore[attr-defined]
+    made.__annotations__ = {**plain.__annotations__, **dict(kinds)}
+    made.kernel_spec = replace(spec_of(base), function=made, base=base)  # type: ignore[attr-defined]
     return made

@@ -2,7 +2,7 @@
 
  @primitive        overload -> intrinsic -> one llvmlite InlineAsm
  @device_function  register_jitable
- @by_network       overload, which takes the version of the network's type
+ @by_type          overload, which takes the version of the type
  @external         overload -> intrinsic -> a call of a function that is linked later
 
 Importing it imports numba. `register(compute_capability)` tells Numba about everything recorded so far.
@@ -221,9 +221,9 @@ def register(compute_capability: ComputeCapability) -> None:
         if function not in _registered:
             register_jitable(function)
             _registered.add(function)
-    for function in jit.NETWORK_FUNCTIONS:
+    for function in jit.FUNCTIONS_BY_TYPE:
         if function not in _registered:
-            _register_by_network(function)
+            _register_by_type(function)
             _registered.add(function)
     for spec in (*jit.PRIMITIVES.values(), *jit.EXTERNALS):
         if spec.function not in _registered:
@@ -231,11 +231,11 @@ def register(compute_capability: ComputeCapability) -> None:
             _registered.add(spec.function)
 
 
-def _register_by_network(function) -> None:
-    versions = function.versions
+def _register_by_type(function) -> None:
     first, *others = inspect.signature(function).parameters  # Numba matches arguments by these names
-    names = {"versions": versions}
-    exec(f"def made({first}, {', '.join(others)}): return versions[{first}.instance_class]", names)
+    kind = f"{first}.types[{first}.fields.index({function.field!r})]" if function.field else first
+    names = {"versions": function.versions}
+    exec(f"def made({', '.join((first, *others))}): return versions[{kind}.instance_class]", names)
     overload(function)(names["made"])
 
 

@@ -73,11 +73,16 @@ class Buffer(NormalVerbs, LowLatencyVerbs):
               NBEP_NUM_NVL_PEERS, or all ranks, if they are more than 8 the most that divide them
               num_zero_copy_bytes more symmetric memory, for calls with zero_copy inside a node; see
               get_zero_copy_size_hint. Only the keyword is taken
+              check_calls: low-latency calls tell each other what they were called with, and one that is not like those
+              of all ranks raises; without it that ends in a PeerTimeout, or in wrong rows. It costs two atomics a peer
+              and a wait for all of them, up to 1 us of a call with few tokens. Ranks of one process are compared in any
+              case. None: environment variable NBEP_CHECK_CALLS, 0 or 1, or True on the emulator, False on GPUs. Only
+              the keyword is taken
               nic how the software NIC is made, and what it does badly. None: environment variable NBEP_NIC
               ("seed=3,max_delay_ns=500"), or NicOptions(). A real NIC is reached with transport="nvshmem" only
     Raises:   ValueError if the group has not 2, 4 or 8 ranks in one node, or more than 18 nodes; if there are several
               nodes and num_rdma_bytes is 0; if a size or handle_type is wrong or differs between ranks, or so do
-              low_latency_mode or enable_shrink
+              low_latency_mode, enable_shrink or check_calls
               ValueError on the emulator under MPI if the ranks of a node, or all with "direct", are on several hosts
               RuntimeError if a rank has not enough memory, its driver does not offer handle_type, or it cannot reach a
               peer; nothing stays allocated
@@ -127,6 +132,7 @@ class Buffer(NormalVerbs, LowLatencyVerbs):
         num_nvl_peers: int | None = None,
         nic: NicOptions | None = None,
         num_zero_copy_bytes: int = 0,
+        check_calls: bool | None = None,
     ):
         self._memory: NodeMemory | None = None
         self._turn = Lock()
@@ -161,6 +167,7 @@ class Buffer(NormalVerbs, LowLatencyVerbs):
             check_target(runtime, options)
             validate.nodes(communicator, sizes, options.num_nvl_peers)
             validate.host_memory(handle_type, options.transport, communicator.size // options.num_nvl_peers, sizes)
+            sizes["check_calls"] = _check_calls(runtime.target, check_calls)
             return {**sizes, **vars(options)}, _timeout_ms(), next(runtime.buffer_numbers), list(runtime.dropped)
 
         settings, timeouts_ms, numbers, held = zip(*gather_results(communicator, check), strict=True)
@@ -194,6 +201,7 @@ class Buffer(NormalVerbs, LowLatencyVerbs):
             num_rdma_bytes=num_rdma_bytes,
             low_latency_mode=low_latency_mode,
             enable_shrink=enable_shrink,
+            check_calls=own["check_calls"],
             rdma_transport=rdma_transport,
             num_nvl_peers=options.num_nvl_peers,
             num_zero_copy_bytes=own["num_zero_copy_bytes"],
@@ -306,6 +314,17 @@ class Buffer(NormalVerbs, LowLatencyVerbs):
         if self._memory.runtime.num_forks != forks.num_forks:
             self._memory.runtime.check_caller(verb)
         return self._memory
+
+
+def _check_calls(target: str, given: bool | None) -> bool:
+    """Whether low-latency kernels compare calls: as the argument says, or else the environment, or else the target."""
+    if given is not None:
+        flags(check_calls=given)
+        return bool(given)
+    text = os.environ.get("NBEP_CHECK_CALLS", "1" if target == "emulator" else "0")
+    if text not in ("0", "1"):
+        validate.refuse("NBEP_CHECK_CALLS", repr(text), "0 or 1")
+    return text == "1"
 
 
 def _timeout_ms() -> float:

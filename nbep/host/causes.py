@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 
 import numpy as np
 
-from nbep.device.kernels.low_latency.journal import UNCLEAN
+from nbep.device.kernels.low_latency.coordinator import UNCLEAN
 from nbep.device.layout.intranode import CALL_BYTES, CALL_WORDS, MAX_NVL_PEERS, RELAYED_WORDS, TOLD
 from nbep.device.layout.low_latency import WORDS_OF_CALL, call_offset
 from nbep.device.protocols.arrivals import number_of

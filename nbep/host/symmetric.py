@@ -49,7 +49,6 @@ from nbep.host.faults import destroy_error, destroyed_without
 from nbep.host.internode.memory import KERNELS as INTERNODE_KERNELS
 from nbep.host.internode.memory import InternodeMemory
 from nbep.host.intranode.direct import DirectMemory
-from nbep.host.low_latency.memory import KERNELS as LOW_LATENCY_KERNELS
 from nbep.host.low_latency.memory import LowLatencyMemory
 from nbep.host.ranks.await_ranks import end_without_mpi
 from nbep.host.ranks.call_log import Arguments, CallLog
@@ -159,6 +158,7 @@ class NodeMemory(CommWork):
         num_rdma_bytes: int = 0,
         low_latency_mode: bool = False,
         enable_shrink: bool = False,
+        check_calls: bool = False,
         rdma_transport: Transport | None = None,
         num_nvl_peers: int = 0,
         num_zero_copy_bytes: int = 0,
@@ -189,7 +189,7 @@ class NodeMemory(CommWork):
                 undo.callback(rdma_transport.end)
             self._roll_call = RollCall(comm, enable_shrink)
             undo.callback(self._roll_call.close)
-            modes = low_latency_mode, enable_shrink
+            modes = low_latency_mode, enable_shrink, check_calls
             handles = gather_results(
                 comm, lambda: self._allocate(handle_type, zero, num_rdma_bytes, modes, rdma_transport, undo)
             )
@@ -205,7 +205,7 @@ class NodeMemory(CommWork):
         handle_type: HandleType,
         zero: bool,
         num_rdma_bytes: int,
-        modes: tuple[bool, bool],
+        modes: tuple[bool, bool, bool],
         rdma_transport: Transport | None,
         undo: Undo,
     ) -> tuple[Any, Any, Process]:
@@ -246,9 +246,9 @@ class NodeMemory(CommWork):
         rdma = RdmaMemory(runtime, self.comm, num_rdma_bytes, self.num_nodes, handle_type, rdma_transport)
         undo.callback(rdma.free)
         self.rdma = rdma
-        low_latency_mode, enable_shrink = modes
+        low_latency_mode, *options = modes
         if low_latency_mode:
-            self.low_latency = LowLatencyMemory(rdma, self.rank, self.num_ranks, enable_shrink)
+            self.low_latency = LowLatencyMemory(rdma, self.rank, self.num_ranks, *options)
             undo.callback(self.low_latency.free)
         if self.num_nodes > 1 and self.num_nvl_bytes > 0:
             self.internode = InternodeMemory(rdma, self.num_nodes, self.num_nvl_peers)
@@ -264,7 +264,9 @@ class NodeMemory(CommWork):
     def _open_peers(self, handles: list[tuple[Any, Any, Process]]) -> None:
         """Open the peers' memory and write their addresses where kernels find them."""
         if self.rdma is not None:
-            kernels = (LOW_LATENCY_KERNELS if self.low_latency else ()) + (INTERNODE_KERNELS if self.internode else ())
+            kernels = INTERNODE_KERNELS if self.internode else ()
+            if self.low_latency is not None:
+                kernels += self.low_latency.kernels()
             memories = self.rdma.open([rdma for _, rdma, _ in handles], self.bounds, kernels)
             if self.low_latency is not None:
                 self.low_latency.open(memories)

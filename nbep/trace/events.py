@@ -120,8 +120,8 @@ class Event(NamedTuple):
     call: int
     block: int
     thread: int
-    role: str  # what the thread is there for: "sender", "receiver", "copier", "coordinator", "putter", "counter",
-    # "keeper" (ends the calls before), between nodes one of `trace.internode.ROLES`, or its kernel's name
+    role: str  # what the thread is there for: "sender", "receiver", "copier", "coordinator", "counter", "caster",
+    # between nodes one of `trace.internode.ROLES`, or its kernel's name
     cell: Cell
     value: Any
     order: str

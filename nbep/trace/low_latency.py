@@ -9,19 +9,20 @@
  slots       [half, expert], with deduplicate also [half, rank]; journal, mask: of the rank's workspace too
  recv_x      [local expert, row]
 
-A warp has one role after the other: it keeps, counts, receives. So the function that it is in says its role.
+A warp has one role after the other: it counts, sends, receives. So the function that it is in says its role.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from nbep.device.kernels.low_latency.journal import (
+from nbep.device.kernels.low_latency.arguments import (
     BOTH_PHASES,
     RECV_PHASE,
     SEND_PHASE,
     SLOT_WORDS,
     Call,
+    ComparedCall,
 )
 from nbep.device.layout.low_latency import (
     ARRIVALS,
@@ -45,21 +46,21 @@ from nbep.trace.roles import function_of
 
 BUFFER = "rdma_buffer"
 WORKSPACE = "low-latency workspace"
-DISPATCHES = "low_latency_dispatch", "low_latency_dispatch_once"
+DISPATCH = "low_latency_dispatch"
 PHASES = {SEND_PHASE: "send", RECV_PHASE: "receive", BOTH_PHASES: "send and receive"}
 ROLES = {
-    "end_earlier_calls": "keeper",
-    "wait_keeper": "receiver",
+    "end_earlier_calls": "coordinator",
+    "wait_coordinator": "receiver",
     "count_choices": "counter",
     "count_ranks": "counter",
     "cast_messages": "caster",
-    "put_messages": "putter",
-    "put_messages_once": "putter",
-    "send_rows": "sender",
+    "send_choices": "sender",
+    "send_to_ranks": "sender",
+    "send_expert_rows": "sender",
     "send_sums": "sender",
-    "receive_messages": "receiver",
-    "expand_messages": "receiver",
-    "sum_rows": "receiver",
+    "receive_choices": "receiver",
+    "receive_from_ranks": "receiver",
+    "receive_rows": "receiver",
 }
 
 
@@ -80,10 +81,11 @@ class Halves:
 
     def begin(self, launch: Any) -> LowLatencyLaunch | None:
         """Take note of a launch; None if it is not of the low-latency mode."""
-        args = {type(arg): arg for arg in launch.args}
-        if Call not in args or LowLatencyShape not in args:
+        calls = [arg for arg in launch.args if isinstance(arg, (Call, ComparedCall))]
+        shapes = [arg for arg in launch.args if isinstance(arg, LowLatencyShape)]
+        if not calls or not shapes:
             return None
-        call, shape = args[Call], args[LowLatencyShape]
+        call, shape = calls[0], shapes[0]
         before = self._of(launch.rank)
         if call.phases & SEND_PHASE:
             key = (launch.rank, launch.name)
@@ -98,7 +100,7 @@ class Halves:
 class LowLatencyLaunch:
     """One launch: its call, and who used the halves before it and uses them now."""
 
-    def __init__(self, call: Call, shape: LowLatencyShape, before: dict[int, Use], now: dict[int, Use]):
+    def __init__(self, call: Call | ComparedCall, shape: LowLatencyShape, before: dict[int, Use], now: dict[int, Use]):
         self.half = call.half
         self.phases = PHASES[call.phases]
         self.number = now[call.half].number if call.half in now else 0
@@ -120,12 +122,12 @@ class LowLatencyLaunch:
             text = f"{allocation.name}[row {row}]"
         return Cell(allocation.rank, text, allocation.name, byte=byte, row=row)
 
-    def cell(self, allocation: Any, offset: int, is_keeper: bool) -> Cell | None:
+    def cell(self, allocation: Any, offset: int, is_coordinator: bool) -> Cell | None:
         """A cell of the buffer or the workspace; None if no call of this shape uses it.
 
-        is_keeper: whether the access ends the call before
+        is_coordinator: whether the access ends the call before
         """
-        uses = self._before if is_keeper else self._now
+        uses = self._before if is_coordinator else self._now
         if allocation.name == WORKSPACE:
             return _workspace_cell(allocation.rank, offset, uses)
         if offset < self._num_rdma_bytes:
@@ -150,11 +152,11 @@ class LowLatencyLaunch:
         if half >= NUM_HALVES or use is None:
             return None
         shape = use.shape
-        stride = message_stride(shape) if use.kernel in DISPATCHES else row_stride(shape)
+        stride = message_stride(shape) if use.kernel == DISPATCH else row_stride(shape)
         src, byte = divmod(byte, self._share_bytes)
         place, byte = divmod(byte, stride)
         expert, index = divmod(place, shape.num_max_tokens)
-        if use.kernel in DISPATCHES:
+        if use.kernel == DISPATCH:
             where = f"src {src}" if shape.deduplicate != 0 else f"local expert {expert}, src {src}"
             return Cell(
                 owner, f"message[half {half}, {where}, slot {index}]", "message", src=src, slot=index, byte=byte
@@ -173,7 +175,7 @@ def _arrival_cell(owner: int, name: str, half: int, index: int, use: Use | None)
             return None
         return Cell(owner, f"arrivals[half {half}, rank {index}]", name, src=index, is_in_tags=True)
     rank, expert = divmod(index, MAX_LOCAL_EXPERTS)
-    if use.kernel in DISPATCHES:
+    if use.kernel == DISPATCH:
         return Cell(owner, f"counts[half {half}, local expert {expert}, src {rank}]", name, src=rank, is_in_tags=True)
     expert += rank * (shape.num_experts // shape.num_ranks)
     return Cell(owner, f"counts[half {half}, expert {expert}]", name, is_in_tags=True)

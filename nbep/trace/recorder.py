@@ -317,7 +317,7 @@ class Recorder:
     def _cell(self, call: _Call, thread: Any, allocation: Any, offset: int, is_weak: bool = False) -> Cell | None:
         """The cell at an offset; None for the bytes of payload that are not recorded.
 
-        is_weak: of a store; in the low-latency mode those are the keeper's, and of the call before
+        is_weak: of a store; in the low-latency mode those are the coordinator's, and of the call before
         """
         key = (allocation, offset, is_weak)
         try:

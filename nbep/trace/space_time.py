@@ -52,7 +52,7 @@ COLORS = {
 }
 BY_RANK = " An arrow has the colour of the rank that stores."
 WORDS = {"shared": "shared tail"}
-CALL_ROLES = ("putter", "sender", "counter", "receiver")  # of the low-latency kernels, from top to bottom
+CALL_ROLES = ("sender", "counter", "receiver")  # of the low-latency kernels, from top to bottom
 CALL_CELLS = ("counts", "arrivals", "credits", "message", "row", *OUTPUTS)
 WAITS = ("wait", "hang")
 SHOWN_CELLS = ("store", "atomic", "see", "wait")  # what happens to the cells of a cell picture

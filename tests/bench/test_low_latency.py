@@ -14,9 +14,7 @@ from nbep.bench.parts.low_latency_calls import Bytes, Variant, bytes_of, calc_di
 from nbep.bench.parts.low_latency_report import HostCost, PushTime, add_variant, plot, report_for, say_faults
 from nbep.device.jit import spec_of
 from nbep.device.kernels.low_latency.combine import low_latency_combine
-from nbep.device.kernels.low_latency.combine_once import low_latency_combine_once
 from nbep.device.kernels.low_latency.dispatch import low_latency_dispatch
-from nbep.device.kernels.low_latency.dispatch_once import low_latency_dispatch_once
 
 ALONE = SimpleNamespace(rank=0, size=1, barrier=lambda: None, allgather=lambda value: [value])
 PEERS = (0, 2)  # of rank 1
@@ -220,13 +218,9 @@ def test_only_what_is_asked_for_is_run(measure, work, series):
 
 
 def test_the_profiler_is_asked_for_the_names_of_the_kernels():
-    for variant, launched in (
-        (Variant(1), (low_latency_dispatch, low_latency_combine)),
-        (Variant(1, deduplicate=True), (low_latency_dispatch_once, low_latency_combine_once)),
-    ):
-        names = [spec_of(kernel).full_name for kernel in launched]
-        assert low_latency.names_of(["dispatch", "combine"], variant) == names
-        assert low_latency.names_of(low_latency.HALVES, variant) == [names[0], names[0], names[1], names[1]]
+    names = [spec_of(kernel).full_name for kernel in (low_latency_dispatch, low_latency_combine)]
+    assert low_latency.names_of(["dispatch", "combine"]) == names
+    assert low_latency.names_of(low_latency.HALVES) == [names[0], names[0], names[1], names[1]]
 
 
 def test_both_is_from_the_start_of_dispatch_to_the_end_of_combine():

@@ -12,7 +12,7 @@ from parts import both_parts
 from nbep.check import Run, broken, edited, perform
 from nbep.check.runs import STRATEGIES, planned
 from nbep.check.scenarios import SCENARIOS
-from nbep.device.kernels.low_latency import journal
+from nbep.device.kernels.low_latency import coordinator
 from nbep.device.network.ibgda import transport
 
 pytestmark = pytest.mark.emulator_only("the kernels are broken in Python")
@@ -21,9 +21,9 @@ LENGTH = 10_000
 
 
 def sizes_of_this_call(function: ast.FunctionDef) -> None:
-    """The keeper clears as many slot counters as this call has experts; the call before may have had more."""
-    (clear,) = (call for call in calls_in(function, "clear_words") if ast.unparse(call.args[1]) == "num_slots")
-    clear.args[1] = ast.parse("shape.num_experts", mode="eval").body
+    """The coordinator clears as many slot counters as this call has experts; the call before may have had more."""
+    (clear,) = (call for call in calls_in(function, "clear_slots") if ast.unparse(call.args[2]) == "num_slots")
+    clear.args[2] = ast.parse("ctx.shape.num_experts", mode="eval").body
 
 
 def room_for_the_first(function: ast.FunctionDef) -> None:
@@ -38,9 +38,9 @@ def calls_in(function: ast.FunctionDef, name: str) -> list[ast.Call]:
 
 # Scenario, and what it is for: the name of a fault, or a function and its edit.
 FAULTS = {
-    "low_latency.crossed": "low_latency.journal.end_send_phase: wait_keeper",
-    "low_latency.sizes": (journal.end_earlier_calls, sizes_of_this_call),
-    "low_latency.sparse": "low_latency.journal.may_send: wait for other",
+    "low_latency.crossed": "low_latency.coordinator.end_send_phase: wait_coordinator",
+    "low_latency.sizes": (coordinator.end_earlier_calls, sizes_of_this_call),
+    "low_latency.sparse": "low_latency.coordinator.may_send: wait for other",
     "low_latency.differ": "low_latency.calls.compare_calls: wait_number",
     "intranode.differ": "calls.ask_peer: wait_told",
     "internode.differ": "internode.meet_nodes.ask_node: wait_node_call",

@@ -30,7 +30,7 @@ LEDGER_WORD = re.compile(r"\b(?:ld|st|atom|fence)_[a-z_]+[a-z]\b")
 # that costs.
 OUT_OF_LINE = {
     ("low_latency_combine-IbgdaNetwork", "sm_100"): (120, 16, 2),
-    ("low_latency_combine_once-IbgdaNetwork", "sm_100"): (112, 8, 3),
+    ("low_latency_combine-IbgdaNetwork-DeduplicatedShape", "sm_100"): (112, 8, 3),
 }
 
 # Bytes that are spilled in stores and in loads, and of the stack frame, where no GPU was at hand to make it better.
@@ -86,6 +86,10 @@ def ledgers(name: str) -> str:
     pending = [spec.function.__module__]
     if "network" in spec.hints:
         pending.append(spec.hints["network"].__module__)
+    if "DeduplicatedShape" in name:
+        pending.append(f"nbep.device.kernels.low_latency.deduplicated_{spec.name.removeprefix('low_latency_')}")
+    if "ComparedCall" in name:
+        pending.append("nbep.device.kernels.low_latency.calls")
     seen: dict[str, str] = {}
     while pending:
         module = importlib.import_module(pending.pop())

@@ -7,7 +7,8 @@ import pytest
 
 from nbep.device import jit
 from nbep.device.compile import CompileError, compile_kernel, compile_to_ptx, load_kernels
-from nbep.device.jit import LinkInput, by_network, external, kernel, over, spec_of
+from nbep.device.jit import LinkInput, by_type, external, kernel, over, spec_of
+from nbep.device.layout.low_latency import DeduplicatedShape, LowLatencyShape
 from nbep.device.network import direct, seam
 from nbep.device.network.seam import Network
 from nbep.device.primitives import st_weak_s32, st_weak_s64
@@ -55,7 +56,7 @@ def nothing():
     """Returns nothing, and has no arguments."""
 
 
-@by_network
+@by_type()
 def ask(network, out):
     """Write something."""
 
@@ -122,13 +123,14 @@ def test_a_transport_says_what_it_is_linked_with(monkeypatch):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("kernel", ["low_latency_dispatch", "low_latency_dispatch_once"])
-def test_kernels_over_nvshmem_call_it_where_a_peer_is_not_mapped(kernel):
+@pytest.mark.parametrize("shape", [LowLatencyShape, DeduplicatedShape])
+def test_kernels_over_nvshmem_call_it_where_a_peer_is_not_mapped(shape):
     if sys.platform != "linux":
         pytest.skip("NVSHMEM is Linux's")
     from nbep.device.network.nvshmem import NvshmemNetwork
 
-    ptx = compile_to_ptx(over(load_kernels()[kernel].function, NvshmemNetwork).kernel_spec, (9, 0))
+    kernel = over(load_kernels()["low_latency_dispatch"].function, shape, "shape")
+    ptx = compile_to_ptx(over(kernel, NvshmemNetwork).kernel_spec, (9, 0))
     for name in ("nbep_nvshmem_put_nbi_warp", "nbep_nvshmem_quiet", "nbep_nvshmem_add"):
         assert f".extern .func {name}" in ptx
         assert f"{name}," in ptx, f"{name} is declared, but not called"

@@ -15,7 +15,8 @@ from entries import Broken
 import nbep
 from nbep.device.kernels.internode import coordinator, notify_dispatch
 from nbep.device.kernels.intranode import combine, dispatch
-from nbep.device.kernels.low_latency import dispatch_sender, journal
+from nbep.device.kernels.low_latency import coordinator as low_latency_coordinator
+from nbep.device.kernels.low_latency import dispatch_sender
 from nbep.device.protocols import barrier, teams
 from nbep.emulator import DeadlockError
 from nbep.notebook import edit
@@ -320,7 +321,7 @@ LOW_LATENCY = [
         "low latency: the counts are not told",
         with_low_latency,
         dispatch_sender.count_choices,
-        "add_to_count(network, work, call, shape, goal, completion(num_chosen), False)",
+        "add_to_count(ctx, goal, completion(num_chosen), False)",
         NOTHING,
         (
             waits(LOW_LATENCY_RECEIVER, " for rank 0", TOKENS, COUNTS + "-1 and sees 65536"),
@@ -349,8 +350,8 @@ LOW_LATENCY = [
     edited(
         "low latency: no half is given back",
         low_latency_thrice,
-        journal.empty_half,
-        "amo_add(network, credit_offset(call.num_rdma_bytes, half, network.rank), 1, lane, 0, True)",
+        low_latency_coordinator.empty_half,
+        "amo_add(ctx.network, credit_offset(ctx.call.num_rdma_bytes, half, ctx.network.rank), 1, ctx.lane, 0, True)",
         NOTHING,
         (
             "rank 0: the low-latency sender (kernel `low_latency_dispatch`,",

@@ -8,7 +8,12 @@ from hangs_nbep import NO_STORE, NOTHING
 from scenarios import scenario, with_edit
 
 from nbep.device.kernels.internode import cached_notify, combine_forwarder, notify_dispatch
-from nbep.device.kernels.low_latency import clean_low_latency_buffer, combine_sender, send_once, sum_first
+from nbep.device.kernels.low_latency import (
+    clean_low_latency_buffer,
+    combine_sender,
+    deduplicated_combine,
+    deduplicated_dispatch,
+)
 from nbep.device.network import nic
 from nbep.device.network.ibgda import queue_pair, transport
 from nbep.device.protocols import arrivals, grid_barrier
@@ -43,28 +48,26 @@ def hang(
 
 ROWS = ": the low-latency combine receiver (kernel `low_latency_combine`, block "
 RECEIVER = ": the low-latency dispatch receiver (kernel `low_latency_dispatch`, block "
-RECEIVER_ONCE = ": the low-latency dispatch receiver (kernel `low_latency_dispatch_once`, block "
-ROWS_ONCE = ": the low-latency combine receiver (kernel `low_latency_combine_once`, block "
 LOW_LATENCY = [
-    hang("low latency: combine tells nobody of its rows", TRIP, combine_sender.tell_sources,
-         "amo_add(network, cell, completion(0), peer, local_expert, True)", NOTHING,
+    hang("low latency: combine tells nobody of its rows", TRIP, combine_sender.notify_sources,
+         "amo_add(ctx.network, cell, completion(0), peer, local_expert, True)", NOTHING,
          (ROWS, ": the rows of the peer's experts", "It polls " + RDMA, ": counts[half 1, rank ",
           "expects -1 and sees 0", NO_STORE, NOBODY), ("Next to it", "circle")),
-    hang("low latency: combine tells of the next expert's rows", TRIP, combine_sender.tell_sources,
-         "network.rank, local_expert)", "network.rank, local_expert + 1)",
+    hang("low latency: combine tells of the next expert's rows", TRIP, combine_sender.notify_sources,
+         "ctx.network.rank, local_expert)", "ctx.network.rank, local_expert + 1)",
          (ROWS, RDMA, ": counts[half 1, rank ", ", local expert 0] (byte ", "expects -1 and sees 0", NO_STORE,
           "Next to it, ", ", local expert 1] (byte ", " is -", ", stored by rank "), ("circle",)),
-    hang("once a rank: messages are not counted", ONCE, send_once.put_token_once,
-         "add_to_arrival(network, work, call, choice.peer, TAG, True)", NOTHING,
-         (RECEIVER_ONCE, ": arrivals[half 0, rank ", "expects -1 and sees -", LAST),
+    hang("once a rank: messages are not counted", ONCE, deduplicated_dispatch.put_to_ranks,
+         "add_to_arrival(ctx, choice.peer, TAG, True)", NOTHING,
+         (RECEIVER, ": arrivals[half 0, rank ", "expects -1 and sees -", LAST),
          ("circle", "counts[")),
-    hang("once a rank: how many messages there are is not told", ONCE, send_once.tell_counts,
-         "add_to_arrival(network, work, call, peer, completion(num_messages), False)", NOTHING,
-         (RECEIVER_ONCE, ": arrivals[half 0, rank ", "expects -1 and sees ", LAST),
+    hang("once a rank: how many messages there are is not told", ONCE, deduplicated_dispatch.notify_counts,
+         "add_to_arrival(ctx, peer, completion(num_messages), False)", NOTHING,
+         (RECEIVER, ": arrivals[half 0, rank ", "expects -1 and sees ", LAST),
          ("sees -",)),
-    hang("once a rank: how many parts there are is not told", ONCE, sum_first.announce_parts,
-         "add_to_arrival(network, work, call, lane, completion(num_messages * num_parts), False)", NOTHING,
-         (ROWS_ONCE, ": arrivals[half 1, rank ", "expects -1 and sees "), ("sees -", "counts[")),
+    hang("once a rank: how many parts there are is not told", ONCE, deduplicated_combine.announce_parts,
+         "add_to_arrival(ctx, ctx.lane, completion(num_messages * num_parts), False)", NOTHING,
+         (ROWS, ": arrivals[half 1, rank ", "expects -1 and sees "), ("sees -", "counts[")),
     hang("clean: nobody is told", CLEAN, clean_low_latency_buffer.barrier_network,
          "amo_add(network, signals + 4 * network.rank, ptx.s32(number - told), peer, 0, True)", NOTHING,
          ("rank 0: the clean_low_latency_buffer", "waits for rank 0: the peer's arrival at the barrier",
@@ -144,8 +147,9 @@ OVER_THE_NIC = [
          (SENDER, DONE, "It polls `queue pairs` of rank 0: completion of queue pair 65 (queue 0 to rank 1) + 60 (byte ",
           "and sees 65535", NO_STORE, "(queue pair 65): 6", ", none done", "; its NIC has nothing to do"),
          ("circle", "record of", "doorbell of")),
-    hang("NIC: an add goes to the next cell", NIC, arrivals.tell, "amo_add(network, cell, total, peer, queue, True)",
-         "amo_add(network, cell + 4, total, peer, queue, True)",
+    hang("NIC: an add goes to the next cell", NIC, arrivals.tell,
+         "amo_add(network, told.cell, total, peer, queue, True)",
+         "amo_add(network, told.cell + 4, total, peer, queue, True)",
          ("rank 0" + RECEIVER, " waits for rank 1: ", COUNT,
           "Next to it, `rdma_buffer` of rank 0: counts[half 0, rank 1, local expert 1] (byte 10244) is -",
           ", stored by the NIC of rank 1, kernel `software_nic`",

@@ -4,7 +4,7 @@ from itertools import chain
 
 import pytest
 
-from nbep.device.division import INVERSE_BITS, divided, inverse_of
+from nbep.device.layout.common import INVERSE_BITS, divided, inverse_of
 from nbep.device.layout.low_latency import MAX_LOCAL_EXPERTS, LowLatencyShape, local_and_rank, rank_of
 
 

@@ -146,7 +146,7 @@ def test_the_time_out_reaches_the_kernels(text, monkeypatch, on_two_ranks):
 
 
 def test_a_low_latency_call_in_the_wrong_half_is_a_value_error():
-    """As in the second replay of a CUDA graph with one call. The keeper finds it, or before it a putter."""
+    """As in the second replay of a CUDA graph with one call. The coordinator finds it, or before it a sender."""
 
     def main(comm):
         size = nbep.Buffer.get_low_latency_rdma_size_hint(2, 128, 2, 2)

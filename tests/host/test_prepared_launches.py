@@ -32,7 +32,7 @@ class Gpu:
         def note(loaded, config, parameters):
             values = parameters._format.unpack_from(parameters._bytes)
             paths = [param.path for param in loaded.spec.params]
-            self.launches.append((loaded.spec.name, dict(zip(paths, values, strict=True))))
+            self.launches.append((loaded.spec.label, dict(zip(paths, values, strict=True))))
 
         monkeypatch.setattr(LoadedKernel, "start", note)
         self.buffer = fake_gpu.make_buffer(RDMA_BYTES, num_zero_copy_bytes=1 << 26)
@@ -72,7 +72,8 @@ def gpu(monkeypatch):
 @pytest.mark.parametrize("use_fp8", [False, True])
 def test_low_latency_calls_launch_with_their_own_arrays_in_their_own_half(gpu, use_fp8, deduplicate, way):
     options = {"async_finish": way == "async", "return_recv_hook": way == "hook"}
-    dispatch, combine = (f"low_latency_{verb}{'_once' if deduplicate else ''}" for verb in ("dispatch", "combine"))
+    kind = "-DeduplicatedShape" if deduplicate else ""
+    dispatch, combine = (f"low_latency_{verb}{kind}" for verb in ("dispatch", "combine"))
     for number in range(5):
         stats = (gpu.recv_stats, gpu.cost_stats) if number % 2 else (None, None)
         weights = gpu.weights if deduplicate else None

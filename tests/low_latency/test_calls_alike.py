@@ -9,11 +9,13 @@ import pytest
 from parts import both_parts
 
 import nbep
-from nbep.device.layout.low_latency import MAX_EXPERTS, MAX_TOPK, LowLatencyShape
+from nbep.device.kernels.low_latency.arguments import ComparedCall
+from nbep.device.layout.low_latency import MAX_EXPERTS, MAX_TOPK, DeduplicatedShape, LowLatencyShape
 from nbep.device.protocols.arrivals import ABSENT, LEAST_ABSENT, MAX_TAGS
 from nbep.device.protocols.waits import LOW_LATENCY_CALLS_DIFFER, FaultReport
 from nbep.host.low_latency.calls import COMBINE, DISPATCH, VERBS, difference_error, words_of
 from nbep.host.ranks.call_log import CallLog
+from nbep.trace import Trace
 
 pytestmark = pytest.mark.emulator_only("a GPU's virtual ranks live in one process: what they launch is compared before")
 MODELS = ["sc", "delayed", "checked"]
@@ -188,7 +190,8 @@ OTHERS = {
 
 
 def words(verb, round_scale=0, **other):
-    return words_of(verb, SHAPE._replace(**other), bool(round_scale))
+    kind = DeduplicatedShape if other.pop("deduplicate", 1) else LowLatencyShape
+    return words_of(verb, kind(*SHAPE._replace(**other)), bool(round_scale))
 
 
 def told(own, theirs):
@@ -236,3 +239,66 @@ def test_a_late_word_leaves_a_cell_that_was_given_up_as_it_is():
     )
     for word in words_of(COMBINE, largest, True):
         assert LEAST_ABSENT < ABSENT - 4 * (word + 1) < ABSENT
+
+
+# Without the comparison
+
+
+def spawn_uncompared(monkeypatch, main, **options):
+    """Two ranks whose kernels do not compare calls, as on GPUs: a setting of the environment says so."""
+    monkeypatch.setenv("NBEP_CHECK_CALLS", "0")
+    return nbep.spawn(main, 2, "emulator", on_deadlock="expire", **options)
+
+
+@pytest.mark.parametrize("deduplicate", [False, True])
+def test_calls_that_are_not_compared_tell_nobody_what_they_are(monkeypatch, deduplicate):
+    options = OF_ONE if deduplicate else {}
+
+    def main(comm):
+        buffer = nbep.Buffer(comm, num_rdma_bytes=1 << 18, low_latency_mode=True)
+        for _ in range(3):
+            received = dispatch(buffer, **options)
+            out = combine(buffer, received)[0]
+        buffer.destroy()
+        return received[1], out
+
+    trace = Trace()
+    results = spawn_uncompared(monkeypatch, main, tracer=trace)
+    assert [list(counts) for counts, _ in results] == [[4, 2], [4, 2]]
+    assert all((np.asarray(out, np.float32) == 2).all() for _, out in results)
+    assert not trace.events(cell="calls")
+
+
+def test_a_call_that_differs_times_out_if_calls_are_not_compared(monkeypatch):
+    def main(comm):
+        buffer = nbep.Buffer(comm, num_rdma_bytes=1 << 18, low_latency_mode=True)
+        return outcome_of(lambda: dispatch(buffer, num_experts=8 if comm.rank else 4))
+
+    assert all("must be the same on all ranks" not in outcome for outcome in spawn_uncompared(monkeypatch, main))
+
+
+@pytest.mark.parametrize(
+    ("given", "variable", "is_compared"), [(None, None, True), (None, "0", False), (True, "0", True)]
+)
+def test_the_argument_says_whether_calls_are_compared_or_else_the_environment_or_the_target(
+    monkeypatch, given, variable, is_compared
+):
+    monkeypatch.delenv("NBEP_CHECK_CALLS", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("NBEP_CHECK_CALLS", variable)
+
+    def main(comm):
+        buffer = nbep.Buffer(comm, num_rdma_bytes=1 << 18, low_latency_mode=True, check_calls=given)
+        return buffer._memory.low_latency.call_type is ComparedCall
+
+    assert nbep.spawn(main, 2, "emulator") == [is_compared] * 2
+
+
+def test_a_wrong_value_in_the_environment_is_refused(monkeypatch):
+    monkeypatch.setenv("NBEP_CHECK_CALLS", "yes")
+
+    def main(comm):
+        with pytest.raises(ValueError, match="NBEP_CHECK_CALLS: got 'yes'"):
+            nbep.Buffer(comm, num_rdma_bytes=1 << 18, low_latency_mode=True)
+
+    nbep.spawn(main, 2, "emulator")

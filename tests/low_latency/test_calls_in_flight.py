@@ -19,7 +19,7 @@ from parts import both_parts
 from target import MEMORY_MODELS, spawn
 
 import nbep
-from nbep.device.kernels.low_latency import journal
+from nbep.device.kernels.low_latency import coordinator
 
 NUM_TRIPS = 4
 
@@ -122,9 +122,9 @@ def test_calls_of_all_shapes_overlap_and_give_the_references_bits(num_ranks, see
 
 
 @pytest.mark.emulator_only("the kernels are broken in Python")
-def test_a_block_that_reads_counts_before_the_keeper_has_emptied_them_is_caught(monkeypatch):
+def test_a_block_that_reads_counts_before_the_coordinator_has_emptied_them_is_caught(monkeypatch):
     check_steps(2, 2, memory_model="checked")
-    monkeypatch.setattr(journal, "wait_keeper", lambda *_: None)
+    monkeypatch.setattr(coordinator, "wait_coordinator", lambda *_: None)
     with pytest.raises(nbep.DataRace, match=r"counts\[half 0"):
         check_steps(2, 2, memory_model="checked")
 

@@ -28,7 +28,7 @@ from masked import check_survivor
 from parts import both_parts
 from target import spawn
 
-from nbep.device.kernels.low_latency import expand
+from nbep.device.kernels.low_latency import deduplicated_dispatch
 from nbep.device.protocols import arrivals
 from nbep.host.low_latency.memory import MASK
 from nbep.host.target.emulator import EmulatorRuntime
@@ -225,14 +225,14 @@ def test_a_replayed_graph_after_masks_were_taken_off_is_refused():
 def test_tokens_of_an_expert_whose_count_was_given_up_have_no_rows(monkeypatch):
     """With deduplicate the messages may be there all the same: an arrival of its own tells of them."""
     case, options = make_case(0), Options(deduplicate=True)
-    wait_number = expand.wait_number
+    wait_number = deduplicated_dispatch.wait_number
 
     def give_up_expert_0(cell, bounds, mask, waiter):
         if waiter.peer == LATE and waiter.channel < case.num_ranks:
             return arrivals.ABSENT
         return wait_number(cell, bounds, mask, waiter)
 
-    monkeypatch.setattr(expand, "wait_number", give_up_expert_0)
+    monkeypatch.setattr(deduplicated_dispatch, "wait_number", give_up_expert_0)
 
     def main(comm):
         return Trip(make_buffer(comm, [(case, options)], enable_shrink=True), case, options).whole()

@@ -17,14 +17,15 @@ pytestmark = pytest.mark.compile
 
 PROGRAM = """
 import json, sys
-from nbep.device.compile import compile_kernel, load_kernels, parse_arch
+from nbep.device.compile import compile_kernel, load_kernels, parse_arch, with_variants
 from nbep.device.jit import over
+from nbep.device.network import Network
 from nbep.device.network.nvshmem import NvshmemNetwork
 
 cc = parse_arch(sys.argv[1])
 rows = {}
-for name, spec in load_kernels().items():
-    if "network" in spec.hints:
+for name, spec in with_variants(load_kernels().values()).items():
+    if spec.hints.get("network") is Network:
         compiled = compile_kernel(over(spec.function, NvshmemNetwork), cc)
         report, cubin = compiled.report, compiled.cubin
         rows[name] = [report.registers, report.spill_stores, spec.threads_on(cc), cubin.hex()]
@@ -81,7 +82,8 @@ def symbols(cubin: str) -> dict[str, tuple[bool, int]]:
 
 
 def test_all_kernels_over_a_network_link(compiled):
-    calls = {f"low_latency_{verb}{once}" for verb in ("dispatch", "combine") for once in ("", "_once")}
+    shapes = "", "-DeduplicatedShape"
+    calls = {f"low_latency_{verb}{kind}" for verb in ("dispatch", "combine") for kind in shapes}
     names = {*calls, "clean_low_latency_buffer"}
     assert names <= set(compiled["kernels"])
 

@@ -24,7 +24,7 @@ SLOT = re.compile(r": entry (\d+) of queue pair \d+ \(queue (\d+) to rank (\d+)\
 CELL = re.compile(
     r"(counts|credits|arrivals|calls)\[half \d, rank \d+(?:, local expert (\d+)|, word \d)?\]|recv\[half \d\]"
 )
-DISPATCH, COMBINE, ONCE = "low_latency_dispatch", "low_latency_combine", "low_latency_dispatch_once"
+DISPATCH, COMBINE = "low_latency_dispatch", "low_latency_combine"
 
 
 class Entry(NamedTuple):
@@ -200,6 +200,6 @@ def test_with_deduplicate_a_token_goes_to_each_rank_once_with_its_note(num_ranks
     for rank, peer in pairs:
         owners = np.where(case.topk_idx[rank] >= 0, case.topk_idx[rank] // num_local, -1)
         writes[rank, peer, 0] = 2 * int((owners == peer).any(axis=1).sum())
-    assert count(entries, ONCE, WRITE, "message") == writes
-    assert count(entries, ONCE, ADD, "counts") == {(*pair, 0): num_local for pair in pairs}
-    assert count(entries, ONCE, ADD, "arrivals") == {(*pair, 0): 1 for pair in pairs}
+    assert count(entries, DISPATCH, WRITE, "message") == writes
+    assert count(entries, DISPATCH, ADD, "counts") == {(*pair, 0): num_local for pair in pairs}
+    assert count(entries, DISPATCH, ADD, "arrivals") == {(*pair, 0): 1 for pair in pairs}

@@ -77,18 +77,18 @@ def test_each_call_takes_the_other_half_and_its_phases_share_its_number(trace):
             assert [(launch.half, launch.phases) for launch in launches] == [(half, phase) for phase in phases]
 
 
-def test_messages_are_put_by_putters_and_unpacked_by_receivers(trace):
-    assert roles(trace, "fill", "message", "dispatch") == {"putter"}
+def test_messages_are_put_by_senders_and_unpacked_by_receivers(trace):
+    assert roles(trace, "fill", "message", "dispatch") == {"sender"}
     assert roles(trace, "fill", "recv_x", "dispatch") == {"receiver"}
     assert roles(trace, "fill", "row", "combine") == {"sender"}
     assert roles(trace, "fill", "combined_x", "combine") == {"receiver"}
 
 
-def test_putters_and_counters_tell_an_expert_s_rank(trace):
-    assert roles(trace, "atomic", "slots", "dispatch") == {"putter"}
-    assert roles(trace, "atomic", "counts", "dispatch") == {"putter", "counter"}
+def test_senders_and_counters_tell_an_expert_s_rank(trace):
+    assert roles(trace, "atomic", "slots", "dispatch") == {"sender"}
+    assert roles(trace, "atomic", "counts", "dispatch") == {"sender", "counter"}
     receivers = {"receiver"} if any(launch.phases == "send and receive" for launch in trace.launches) else set()
-    assert roles(trace, "see", "credits", "dispatch") == {"putter", "counter", *receivers}
+    assert roles(trace, "see", "credits", "dispatch") == {"sender", "counter", *receivers}
     assert roles(trace, "see", "counts", "dispatch") == {"receiver"}
     assert roles(trace, "atomic", "counts", "combine") == {"sender"}
     assert roles(trace, "see", "counts", "combine") == {"receiver"}
@@ -121,9 +121,9 @@ def test_every_message_and_every_row_has_a_cell_of_its_own(trace):
     assert {event.rank for event in row} == {1}
 
 
-def test_keepers_give_credits_to_peers_behind_empty_counts(trace):
+def test_coordinators_give_credits_to_peers_behind_empty_counts(trace):
     given = trace.events("atomic", cell="credits")
-    assert {event.role for event in given} == {"keeper"}
+    assert {event.role for event in given} == {"coordinator"}
     assert {event.order for event in given} == {"release"}
     assert {(event.rank, event.cell.owner) for event in given} == {(0, 0), (0, 1), (1, 0), (1, 1)}
     first = min(given, key=lambda event: event.step)
@@ -132,7 +132,7 @@ def test_keepers_give_credits_to_peers_behind_empty_counts(trace):
     assert len(emptied) == 4
 
 
-def test_what_a_keeper_empties_has_the_names_of_the_call_before(trace):
+def test_what_a_coordinator_empties_has_the_names_of_the_call_before(trace):
     emptied = trace.events("store", cell="counts")
     dispatches = [event for event in emptied if "local expert" in event.cell.text]
     combines = [event for event in emptied if "local expert" not in event.cell.text]
@@ -141,9 +141,9 @@ def test_what_a_keeper_empties_has_the_names_of_the_call_before(trace):
     assert len(combines) == NUM_RANKS * 4
 
 
-def test_the_journal_is_the_keeper_s(trace):
+def test_the_journal_is_the_coordinator_s(trace):
     events = trace.events("store", cell="journal")
-    assert {event.role for event in events} == {"keeper"}
+    assert {event.role for event in events} == {"coordinator"}
     halves = [event.value for event in events if "next half" in event.cell.text and event.rank == 0]
     assert halves == [1, 0, 1, 0]
 
@@ -152,8 +152,8 @@ def test_with_deduplicate_a_message_has_a_source_and_an_arrival_follows(deduplic
     messages = deduplicated.events("fill", cell="message[half 0, src ")
     num_messages = sum(len({expert // 2 for expert in row if expert >= 0}) for idx in TOPK_IDX for row in idx)
     assert len(messages) == num_messages
-    arrivals = deduplicated.events("atomic", cell="arrivals[half 0", kernel="low_latency_dispatch_once")
-    assert {event.role for event in arrivals} == {"putter", "counter"}
+    arrivals = deduplicated.events("atomic", cell="arrivals[half 0", kernel="low_latency_dispatch")
+    assert {event.role for event in arrivals} == {"sender", "counter"}
     complete = [event for event in arrivals if is_complete(event.value)]
     assert len(complete) == NUM_RANKS * NUM_RANKS
     for arrival in complete:
@@ -161,7 +161,7 @@ def test_with_deduplicate_a_message_has_a_source_and_an_arrival_follows(deduplic
         sent = [event for event in messages if (event.rank, event.cell.owner) == key]
         assert max(event.step for event in sent) < arrival.step, f"arrival {arrival}"
         assert arrival.value == -len(sent) - 1
-    counts = deduplicated.events("atomic", cell="counts[half 0, ", kernel="low_latency_dispatch_once")
+    counts = deduplicated.events("atomic", cell="counts[half 0, ", kernel="low_latency_dispatch")
     assert {event.role for event in counts} == {"counter"}
     assert len(counts) == NUM_RANKS * NUM_EXPERTS
     rows = deduplicated.events("fill", cell="row[half 0, rank 1, token 1]")
@@ -183,13 +183,13 @@ def test_the_table_says_when_a_count_is_complete(trace):
     assert "makes counts[half 0, local expert 0, src 0] -3 (" in lines[-1]
     assert any("TAG (release)" in line for line in lines[:-1])  # the counter's add may come first
     fills = trace.table("fill", cell="message", kernel="low_latency_dispatch")
-    assert "putter  fills message[half 0, local expert 0, src 0, slot 0]" in fills
+    assert "sender  fills message[half 0, local expert 0, src 0, slot 0]" in fills
 
 
 def test_pictures_of_a_call_have_a_lane_for_each_role(trace):
     axes = trace.plot_call("low_latency_dispatch").axes[0]
     lanes = [label.get_text() for label in axes.get_yticklabels()][::-1]
-    assert lanes == [f"{role}\nrank {rank}" for rank in range(2) for role in ("putter", "counter", "receiver")]
+    assert lanes == [f"{role}\nrank {rank}" for rank in range(2) for role in ("sender", "counter", "receiver")]
     axes = trace.plot_call("low_latency_combine", call=1).axes[0]
     assert next(label.get_text() for label in axes.get_yticklabels()) == "receiver\nrank 1"
     assert "half 1" in axes.get_title(loc="left")

@@ -134,5 +134,4 @@ LOW_LATENCY = make(
     OF_LOW_LATENCY,
     ({}, {"dedup": 1}, {"nic": 1}),
     "low_latency.dispatch",
-    "low_latency.dispatch_once",
 )

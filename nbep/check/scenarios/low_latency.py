@@ -178,7 +178,7 @@ def check(results: list[list[Outcome]], order: Any, **parameters: int) -> None:
 
 
 def make(name: str, about: str, order: Any, variants: tuple, *kernels: str, **own_values: int) -> Scenario:
-    calls = "low_latency.dispatch", "low_latency.dispatch_once", "low_latency.combine", "low_latency.combine_once"
+    calls = "low_latency.dispatch", "low_latency.combine"
     own = (*calls, "network.nic", *kernels)
     several = {"rounds": 2, "tokens": 2, "topk": 2}  # less of all, so that a run stays short
     changed = {

@@ -27,13 +27,12 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from nbep.device.jit import device_function
+from nbep.device.layout.common import ALIGNMENT_BYTES, POINTER_TABLE_BYTES, align_up
 from nbep.device.types import I32
 
 MAX_NVL_PEERS = 8
 MAX_LOCAL_EXPERTS = 128
 MAX_TOPK = 32
-ALIGNMENT_BYTES = 128
-MAX_POINTERS = 160  # ranks that a table has room for
 
 EXPERT_COUNTS = MAX_NVL_PEERS * MAX_NVL_PEERS * 4
 RINGS = EXPERT_COUNTS + MAX_NVL_PEERS * MAX_LOCAL_EXPERTS * 4
@@ -42,7 +41,6 @@ NUM_RING_CELLS = 4  # start, end, head, tail
 # Behind num_nvl_bytes
 BARRIER_SIGNAL_BYTES = ALIGNMENT_BYTES  # behind the signals: told, see protocols.calls
 TOLD = 4 * MAX_NVL_PEERS
-POINTER_TABLE_BYTES = 8 * MAX_POINTERS
 CALL_WORDS = BARRIER_SIGNAL_BYTES + 2 * POINTER_TABLE_BYTES  # from the signals on; see protocols.calls
 CALL_BYTES = 64
 RELAYED_WORDS = CALL_WORDS + MAX_NVL_PEERS * CALL_BYTES
@@ -80,11 +78,6 @@ class Notes(NamedTuple):
     topk_weights: int
     scales: int
     src_idx: int
-
-
-@device_function
-def align_up(value, multiple):
-    return (value + multiple - 1) // multiple * multiple
 
 
 @device_function

@@ -35,9 +35,8 @@ Source: DeepEP csrc/config.hpp, LowLatencyLayout
 
 from typing import NamedTuple
 
-from nbep.device.division import divided, inverse_of
-from nbep.device.jit import device_function
-from nbep.device.layout.intranode import ALIGNMENT_BYTES, POINTER_TABLE_BYTES, align_up
+from nbep.device.jit import by_type, device_function
+from nbep.device.layout.common import ALIGNMENT_BYTES, POINTER_TABLE_BYTES, align_up, divided, inverse_of
 from nbep.device.types import I32
 
 NUM_HALVES = 2
@@ -61,7 +60,10 @@ TRAILER_BYTES = POINTER_TABLE + POINTER_TABLE_BYTES
 
 
 class LowLatencyShape(NamedTuple):
-    """What all ranks must agree on in one call. use_fp8, deduplicate and use_logfmt are 0 or 1. Made by `of`."""
+    """What all ranks must agree on in one call. use_fp8 and use_logfmt are 0 or 1. Made by `of`.
+
+    `deduplicate` is the type's: a kernel for the one is another binary than for the other.
+    """
 
     num_ranks: I32
     num_experts: I32
@@ -69,16 +71,16 @@ class LowLatencyShape(NamedTuple):
     hidden: I32
     num_topk: I32  # only dispatch with deduplicate asks
     use_fp8: I32
-    deduplicate: I32
     use_logfmt: I32
     # What follows from the others, worked out by the host
     num_local_experts: I32  # of a rank
-    inverse_of_local: I32  # of their number: see nbep.device.division
+    inverse_of_local: I32  # of their number: see layout.common
     inverse_of_ranks: I32
 
-    @classmethod
+    deduplicate = 0
+
+    @staticmethod
     def of(
-        cls,
         num_ranks: int,
         num_experts: int,
         num_max_tokens: int,
@@ -89,8 +91,30 @@ class LowLatencyShape(NamedTuple):
         use_logfmt: int = 0,
     ) -> "LowLatencyShape":
         local = num_experts // num_ranks
-        given = num_ranks, num_experts, num_max_tokens, hidden, num_topk, use_fp8, deduplicate, use_logfmt
-        return cls(*given, local, inverse_of(max(local, 1)), inverse_of(num_ranks))  # a hint may have fewer experts
+        given = num_ranks, num_experts, num_max_tokens, hidden, num_topk, use_fp8, use_logfmt
+        kind = DeduplicatedShape if deduplicate else LowLatencyShape
+        return kind(*given, local, inverse_of(max(local, 1)), inverse_of(num_ranks))  # a hint may have fewer experts
+
+
+class DeduplicatedShape(LowLatencyShape):
+    """The shape of a call with deduplicate: a token goes to each rank of its experts once."""
+
+    __slots__ = ()
+    deduplicate = 1
+
+
+@by_type("", LowLatencyShape)
+def deduplicates(shape):
+    """Whether it is a call with deduplicate; known when a kernel is compiled."""
+    return False
+
+
+@device_function
+def always_deduplicates(shape):
+    return True
+
+
+deduplicates.versions[DeduplicatedShape] = always_deduplicates
 
 
 @device_function
@@ -127,7 +151,7 @@ def note_offset(shape):
 @device_function
 def note_bytes(shape):
     """Bytes of a note: the index, then with deduplicate an expert, a slot and a weight for each choice."""
-    return NOTE_ALIGNMENT + (align_up(12 * shape.num_topk, NOTE_ALIGNMENT) if shape.deduplicate != 0 else 0)
+    return NOTE_ALIGNMENT + (align_up(12 * shape.num_topk, NOTE_ALIGNMENT) if deduplicates(shape) else 0)
 
 
 @device_function
@@ -190,7 +214,7 @@ def credit_offset(num_rdma_bytes, half, rank):
 def quarter_bytes_needed(shape: LowLatencyShape) -> int:
     """What the largest part of one half takes in dispatches and combines of this shape, whatever their options."""
     num_messages = shape.num_experts // shape.num_ranks * shape.num_max_tokens
-    bf16 = shape._replace(use_fp8=0, deduplicate=0)
+    bf16 = LowLatencyShape(*shape._replace(use_fp8=0))
     message = max(message_stride(bf16), message_stride(bf16._replace(use_fp8=1)))
     needed = num_messages * max(message, row_stride(shape._replace(use_logfmt=1)))
     if shape.deduplicate:

@@ -24,7 +24,7 @@ nvshmemi_ibgda_quiet, nvshmemi_get_p2p_ptr)
 from typing import NamedTuple
 
 import nbep.device.primitives as ptx
-from nbep.device.jit import LIBRARIES, by_network, device_function
+from nbep.device.jit import LIBRARIES, by_type, device_function
 from nbep.device.types import I32, Sym
 
 
@@ -53,7 +53,7 @@ def peer_ptr(network, offset, peer):
     return base + offset if base != 0 else 0
 
 
-@by_network
+@by_type()
 def keep_message(network, src_offset, stage, num_bytes, lane):
     """Tell of a message in shared memory that this warp puts next, once or to several peers. All lanes of a warp.
 
@@ -62,7 +62,7 @@ def keep_message(network, src_offset, stage, num_bytes, lane):
     """
 
 
-@by_network
+@by_type()
 def put_nbi_warp(network, dst_offset, src_offset, stage, num_bytes, peer, queue, lane):
     """Start to put a message, or a part of it, into a peer's buffer. All lanes of a warp.
 
@@ -75,7 +75,7 @@ def put_nbi_warp(network, dst_offset, src_offset, stage, num_bytes, peer, queue,
     """
 
 
-@by_network
+@by_type()
 def quiet(network, lane):
     """Order what this warp has put before what is added on the same queues later. All lanes of a warp.
 
@@ -83,7 +83,7 @@ def quiet(network, lane):
     """
 
 
-@by_network
+@by_type()
 def amo_add(network, offset, value, peer, queue, is_behind):
     """Add to an s32 cell in a peer's buffer. One thread.
 
@@ -91,12 +91,12 @@ def amo_add(network, offset, value, peer, queue, is_behind):
     """
 
 
-@by_network
+@by_type()
 def sends_from_buffer(network):
     """Whether messages leave from this rank's buffer, so that a place is free again only when they have arrived."""
 
 
-@by_network
+@by_type()
 def is_message(network, peer):
     """Whether an add to this peer costs a message of its own."""
 

@@ -50,6 +50,13 @@ class Expected(NamedTuple):
     number: int
 
 
+class Told(NamedTuple):
+    """A count of a peer: its offset there, and the cell of this rank where the parts of its value are added up."""
+
+    cell: int
+    sum_cell: int
+
+
 @device_function
 def is_masked(mask, rank):
     """Whether this rank goes on without another one. mask is 0 where none may be left out."""
@@ -96,19 +103,19 @@ def announced(value, most):
 
 
 @device_function
-def tell(network, sum_cell, cell, value, peer, queue, is_behind):
+def tell(network, told, value, peer, queue, is_behind):
     """Add a part of what a count of a peer is told; one thread. is_behind: see amo_add
 
     sum_cell is 0 before the first part, and again after the last. Where an add is a message of its own, the parts are
     added up there, and who completes the sum sends it: one add for each count, as DeepEP does it.
     """
     if is_message(network, peer):
-        total = ptx.atom_add_acq_rel_gpu_s32(sum_cell, value) + value  # PAIR arrival-sum
+        total = ptx.atom_add_acq_rel_gpu_s32(told.sum_cell, value) + value  # PAIR arrival-sum
         if is_complete(total):
-            ptx.st_weak_s32(sum_cell, 0)
-            amo_add(network, cell, total, peer, queue, True)
+            ptx.st_weak_s32(told.sum_cell, 0)
+            amo_add(network, told.cell, total, peer, queue, True)
     else:
-        amo_add(network, cell, value, peer, queue, is_behind)
+        amo_add(network, told.cell, value, peer, queue, is_behind)
 
 
 @device_function

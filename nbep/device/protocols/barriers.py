@@ -6,10 +6,10 @@
 Kernels import this module alone. A version registers itself when it is imported: see `nbep.device.versions`.
 """
 
-from nbep.device.jit import by_network
+from nbep.device.jit import by_type
 
 
-@by_network
+@by_type()
 def barrier_block(peers, bounds):
     """Wait for one block of every rank; what their threads wrote before is visible to this block's threads after.
 
@@ -17,7 +17,7 @@ def barrier_block(peers, bounds):
     """
 
 
-@by_network
+@by_type()
 def meet_peer(peers, bounds, signal, may_meet):
     """Thread `peer` signals that peer and waits for it, if it may. A syncthreads must follow: then it is a barrier.
 

@@ -1,7 +1,7 @@
 """Finds the line of kernel code behind a running or parked thread.
 
 A kernel calls a primitive, the primitive calls the emulator; the host goes through its runtime.  The frame worth naming
-is the innermost one outside these, and no frame of `by_network` that only chooses a function. Who waits in the loop of
+is the innermost one outside these, and no frame of `by_type` that only chooses a function. Who waits in the loop of
 all bounded waits (nbep/device/protocols/waits.py) stands at the wait that calls it.
 """
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from nbep.device.kernels.low_latency.arguments import CombineSizes, combine_smem_bytes, num_groups
 from nbep.device.kernels.low_latency.combine import low_latency_combine as combine_kernel
-from nbep.device.kernels.low_latency.combine_once import low_latency_combine_once
 from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, LowLatencyShape, send_offset
 from nbep.host import validate
 from nbep.host.arguments import flags, refuse
@@ -202,11 +201,10 @@ def _plan(
     smem_bytes = combine_smem_bytes(num_threads)
     out_size = num_tokens, shape.hidden
     words = words_of(COMBINE, shape)
-    kernel = low_latency_combine_once if shape.deduplicate else combine_kernel
     return Plan(
         shape,
         words,
-        mode.prepare(kernel, num_threads, smem_bytes, words, memory.bounds, shape, sizes),
+        mode.prepare(combine_kernel, num_threads, smem_bytes, words, memory.bounds, shape, sizes),
         (shape.num_experts // shape.num_ranks, num_rows, shape.hidden),
         out_size,
         runtime.prepare_empty([(out_size, "bfloat16")], request.x),

@@ -11,9 +11,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from nbep.device.kernels.low_latency.arguments import DispatchSizes, dispatch_smem_bytes, teams
+from nbep.device.kernels.low_latency.deduplicated_combine import COLUMNS as SUM_COLUMNS
 from nbep.device.kernels.low_latency.dispatch import low_latency_dispatch as dispatch_kernel
-from nbep.device.kernels.low_latency.dispatch_once import low_latency_dispatch_once
-from nbep.device.kernels.low_latency.sum_first import COLUMNS as SUM_COLUMNS
 from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, LowLatencyShape, message_stride, note_offset
 from nbep.device.protocols.arrivals import MAX_TAGS
 from nbep.host import validate
@@ -197,8 +196,7 @@ def _plan(memory: Node, mode: LowLatencyMemory, options: DispatchRequest, given:
     flags_of_scales = int(options.round_scale), int(options.use_ue8m0)
     sizes = DispatchSizes(num_tokens, num_topk, *of_teams, *places, *flags_of_scales)
     words = words_of(DISPATCH, shape, options.round_scale)
-    kernel = low_latency_dispatch_once if options.deduplicate else dispatch_kernel
-    launches = mode.prepare(kernel, num_threads, smem_bytes, words, memory.bounds, shape, sizes)
+    launches = mode.prepare(dispatch_kernel, num_threads, smem_bytes, words, memory.bounds, shape, sizes)
     rows = (num_experts // mode.num_ranks, mode.num_ranks * num_max_tokens, hidden)
     recv_x = (rows, "float8_e4m3fn" if options.use_fp8 else "bfloat16")
     wanted: tuple[Wanted | ByColumns | PartsLayout, ...]

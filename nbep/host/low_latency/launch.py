@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nbep.device.kernels.low_latency.journal import BOTH_PHASES, RECV_PHASE, SEND_PHASE
+from nbep.device.kernels.low_latency.arguments import BOTH_PHASES, RECV_PHASE, SEND_PHASE
 from nbep.host.arguments import flags, refuse
 from nbep.host.events import EventOverlap
 from nbep.host.low_latency.memory import Launches, LowLatencyCall

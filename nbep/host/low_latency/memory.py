@@ -12,32 +12,35 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from nbep.device.jit import over
+from nbep.device.kernels.low_latency.arguments import (
+    BOTH_PHASES,
+    RECV_PHASE,
+    SEND_PHASE,
+    SLOT_WORDS,
+    Call,
+    ComparedCall,
+    Workspace,
+)
 from nbep.device.kernels.low_latency.clean_low_latency_buffer import clean_low_latency_buffer
 from nbep.device.kernels.low_latency.combine import low_latency_combine
-from nbep.device.kernels.low_latency.combine_once import low_latency_combine_once
-from nbep.device.kernels.low_latency.dispatch import low_latency_dispatch
-from nbep.device.kernels.low_latency.dispatch_once import low_latency_dispatch_once
-from nbep.device.kernels.low_latency.journal import (
-    BOTH_PHASES,
+from nbep.device.kernels.low_latency.coordinator import (
     JOURNAL_WORDS,
     NEXT_HALF,
     NUM_COUNTS,
     NUM_SLOTS,
     RECEIVED_HALF,
-    RECV_PHASE,
-    SEND_PHASE,
     SENT_HALF,
-    SLOT_WORDS,
     USES,
-    Call,
-    Workspace,
 )
+from nbep.device.kernels.low_latency.dispatch import low_latency_dispatch
 from nbep.device.kernels.low_latency.update_mask_buffer import update_mask_buffer
 from nbep.device.layout.intranode import ALIGNMENT_BYTES, align_up
 from nbep.device.layout.low_latency import (
     MAX_EXPERTS,
     MAX_RANKS,
     NUM_HALVES,
+    DeduplicatedShape,
     LowLatencyShape,
     message_stride,
     quarter_bytes,
@@ -54,14 +57,6 @@ from nbep.host.target.streams import Stream
 from nbep.host.transport.rdma import RdmaMemory
 
 MAX_PLANS = 1024
-KERNELS: tuple[Kernel, ...] = (
-    low_latency_dispatch,
-    low_latency_dispatch_once,
-    low_latency_combine,
-    low_latency_combine_once,
-    clean_low_latency_buffer,
-    update_mask_buffer,
-)
 SUMS = align_up(4 * NUM_HALVES * SLOT_WORDS, ALIGNMENT_BYTES)
 BARRIERS = SUMS + align_up(4 * NUM_HALVES * SLOT_WORDS, ALIGNMENT_BYTES)
 JOURNAL = BARRIERS + align_up(4 * MAX_RANKS, ALIGNMENT_BYTES)
@@ -121,7 +116,7 @@ class LowLatencyMemory:
     Attributes: network, work: arguments of the kernels; num_blocks: of their launches
     """
 
-    def __init__(self, rdma: RdmaMemory, rank: int, num_ranks: int, enable_shrink: bool) -> None:
+    def __init__(self, rdma: RdmaMemory, rank: int, num_ranks: int, enable_shrink: bool, check_calls: bool) -> None:
         self.rdma = rdma
         self.runtime = runtime = rdma.runtime
         self.rank = rank
@@ -134,6 +129,7 @@ class LowLatencyMemory:
         address = self.workspace.address
         self.mask = address + MASK if enable_shrink else 0
         self.work = Workspace(address, address + JOURNAL, self.mask, address + SUMS, address + BARRIERS)
+        self.call_type: Any = ComparedCall if check_calls else Call
         self._num_calls = 0
         self._halves: list[LowLatencyCall | None] = [None] * NUM_HALVES  # who used each half last
         self.zero_copy_number = -1  # of the call that the zero-copy buffer was handed out for
@@ -154,6 +150,17 @@ class LowLatencyMemory:
     def kernel(self, kernel: Kernel) -> Kernel:
         """The kernel for this network."""
         return self.rdma.kernel(kernel)
+
+    def kernel_of_calls(self, kernel: Kernel, shape: type) -> Kernel:
+        """Dispatch or combine for shapes of a type, which compares calls if this buffer does."""
+        return over(over(kernel, shape, "shape"), self.call_type, "call")
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        """All kernels that calls of the mode launch."""
+        both = low_latency_dispatch, low_latency_combine
+        shapes = LowLatencyShape, DeduplicatedShape
+        of_calls = (self.kernel_of_calls(kernel, shape) for kernel in both for shape in shapes)
+        return (*of_calls, clean_low_latency_buffer, update_mask_buffer)
 
     def free(self) -> None:
         self.workspace.free()
@@ -229,20 +236,25 @@ class LowLatencyMemory:
     def _refuse_held(verb: str, holder: LowLatencyCall) -> NoReturn:
         refuse(verb, f"a third call under way: the hook of {holder} has not been called", "made after that hook")
 
-    def prepare(self, kernel: Kernel, num_threads: int, smem_bytes: int, words: Words, *last_args: Any) -> Launches:
-        """The launches of dispatch or combine; last_args are those after the workspace."""
-        kernel = self.kernel(kernel)
-        sizes = self.num_rdma_bytes, self.share_bytes
+    def prepare(
+        self, kernel: Kernel, num_threads: int, smem_bytes: int, words: Words, bounds: Any, shape: Any, sizes: Any
+    ) -> Launches:
+        """The launches of dispatch or combine."""
+        kernel = self.kernel(self.kernel_of_calls(kernel, type(shape)))
+        num_bytes = self.num_rdma_bytes
+        more = words if self.call_type is ComparedCall else ()
         return {
             (half, phases): self.runtime.prepare(
                 kernel,
                 self.num_blocks,
                 num_threads,
                 smem_bytes,
-                Call(*sizes, recv_begin(self.num_rdma_bytes, half), half, phases, *words),
+                self.call_type(num_bytes, self.share_bytes, recv_begin(num_bytes, half), half, phases, *more),
                 self.network,
                 self.work,
-                *last_args,
+                bounds,
+                shape,
+                sizes,
             )
             for half in range(NUM_HALVES)
             for phases in (SEND_PHASE, RECV_PHASE, BOTH_PHASES)

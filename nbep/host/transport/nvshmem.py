@@ -33,10 +33,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from cuda.bindings import driver as cu
 
-from nbep.device.compile import load_kernels
+from nbep.device.compile import load_kernels, with_variants
 from nbep.device.jit import over
 from nbep.device.network.nvshmem import NeedsGpu, NvshmemNetwork
 from nbep.device.network.nvshmem_library import NvshmemMissing
+from nbep.device.network.seam import Network
 from nbep.host.arguments import refuse
 from nbep.host.ranks.comm import Communicator, InProcessComm, gather_results
 from nbep.host.target.base import Kernel
@@ -198,7 +199,8 @@ _process = _Process()
 
 def kernels_over_nvshmem() -> list[Kernel]:
     """nbep's kernels that use a network, for this one."""
-    return [over(spec.function, NvshmemNetwork) for spec in load_kernels().values() if "network" in spec.hints]
+    specs = with_variants(load_kernels().values()).values()
+    return [over(spec.function, NvshmemNetwork) for spec in specs if spec.hints.get("network") is Network]
 
 
 class NvshmemHandle(NamedTuple):

@@ -4,8 +4,9 @@ from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
+from nbep.device.layout.common import MAX_POINTERS
 from nbep.device.layout.internode import MAX_RDMA_RANKS
-from nbep.device.layout.intranode import MAX_NVL_PEERS, MAX_POINTERS
+from nbep.device.layout.intranode import MAX_NVL_PEERS
 from nbep.device.types import I32, I64, In, Out
 
 MAX_WARPS = 20  # of a block

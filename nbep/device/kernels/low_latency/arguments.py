@@ -1,22 +1,105 @@
-"""What the low-latency kernels are launched with, besides the network, the workspace and the shape."""
+"""What the low-latency kernels are launched with, and the context that their functions share."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import nbep.device.primitives as ptx
-from nbep.device.division import inverse_of
 from nbep.device.jit import device_function
+from nbep.device.layout.common import ALIGNMENT_BYTES, align_up, inverse_of
 from nbep.device.layout.low_latency import (
-    ALIGNMENT_BYTES,
     MAX_EXPERTS,
+    MAX_RANKS,
     LowLatencyShape,
-    align_up,
+    arrival_offset,
+    count_offset,
+    deduplicates,
     message_stride,
     note_bytes,
 )
+from nbep.device.network.seam import own_ptr
+from nbep.device.protocols.arrivals import Told
 from nbep.device.protocols.staging import STAGE_STRIDE
-from nbep.device.types import I32, In, InOut, Out
+from nbep.device.types import I32, I64, In, InOut, Out, Sym
 
 MAX_GROUPS = 12  # groups of warps in a block
+SEND_PHASE = 1
+RECV_PHASE = 2
+BOTH_PHASES = SEND_PHASE | RECV_PHASE
+SLOT_WORDS = MAX_EXPERTS + MAX_RANKS  # of a half
+
+
+class Workspace(NamedTuple):
+    """Memory of this rank alone, all zeros at first. mask is 0 without enable_shrink.
+
+    slots  [NUM_HALVES, MAX_EXPERTS + MAX_RANKS] s32: how many tokens have a place, for each expert and then each rank
+    sums   of the same shape: what counts and arrivals are told, as far as it is known; see arrivals.tell
+    barriers  [MAX_RANKS] s32: the latest barrier of `barrier_network` that each rank was told of, which for this rank
+              itself is the latest of all
+    """
+
+    slots: Sym
+    journal: Sym
+    mask: Sym
+    sums: Sym
+    barriers: Sym
+
+
+class Call(NamedTuple):
+    """Which half a call uses, and which of its phases a launch runs: SEND_PHASE, RECV_PHASE or both."""
+
+    num_rdma_bytes: I64
+    share_bytes: I64  # of them, for what one rank puts in a half
+    recv_begin: I64  # where the shares of this half begin
+    half: I32
+    phases: I32
+
+
+class ComparedCall(NamedTuple):
+    """A call that is compared with those of the other ranks: what they must pass alike, in two words. See calls.py."""
+
+    num_rdma_bytes: I64
+    share_bytes: I64
+    recv_begin: I64
+    half: I32
+    phases: I32
+    word_0: I32
+    word_1: I32
+
+
+class Context(NamedTuple):
+    """What the functions of dispatch and combine need: what the kernel was launched with, and where a thread is."""
+
+    network: Any
+    work: Workspace
+    bounds: Any
+    call: Any  # Call or ComparedCall
+    shape: Any  # LowLatencyShape or DeduplicatedShape
+    sizes: Any  # DispatchSizes or CombineSizes
+    warp: int
+    lane: int
+
+
+@device_function
+def slot_counter(ctx, unit):
+    """The slot counter of an expert, or of rank r as unit MAX_EXPERTS + r."""
+    return ctx.work.slots + 4 * (ctx.call.half * SLOT_WORDS + unit)
+
+
+@device_function
+def count_to_tell(ctx, unit, cell):
+    """A count at a peer, of an expert or of rank r as unit MAX_EXPERTS + r, which this rank tells."""
+    return Told(cell, ctx.work.sums + 4 * (ctx.call.half * SLOT_WORDS + unit))
+
+
+@device_function
+def count_cell(ctx, rank, local_expert):
+    """The count that a rank adds to in this rank's buffer."""
+    return own_ptr(ctx.network, count_offset(ctx.call.num_rdma_bytes, ctx.call.half, rank, local_expert))
+
+
+@device_function
+def arrival_cell(ctx, rank):
+    """The arrival that a rank adds to in this rank's buffer."""
+    return own_ptr(ctx.network, arrival_offset(ctx.call.num_rdma_bytes, ctx.call.half, rank))
 
 
 class DispatchOutputs(NamedTuple):
@@ -49,7 +132,7 @@ class DispatchSizes(NamedTuple):
     num_topk: I32
     team_warps: I32  # that receive what one source has for one expert
     num_teams: I32
-    inverse_of_team: I32  # of team_warps: see nbep.device.division
+    inverse_of_team: I32  # of team_warps: see layout.common
     message_stride: I32  # as the layout has it: worked out once
     note_offset: I32
     round_scale: I32  # 1: scales are powers of two
@@ -92,7 +175,7 @@ def note_stride(shape):
 @device_function
 def stage_bytes(shape):
     """One token in shared memory: its message and, with deduplicate, a note for each rank."""
-    return message_stride(shape) + (shape.num_ranks * note_stride(shape) if shape.deduplicate != 0 else 0)
+    return message_stride(shape) + (shape.num_ranks * note_stride(shape) if deduplicates(shape) else 0)
 
 
 def num_groups(num_experts: int, num_blocks: int, num_threads: int) -> int:
@@ -122,7 +205,7 @@ def dispatch_smem_bytes(shape: LowLatencyShape, num_threads: int, has_tma: bool)
     To send: two stages of tokens and, with deduplicate, a histogram of the experts of a rank; to receive: the
     table and a stage a warp.
     """
-    sending = 2 * stage_bytes(shape) + (4 * (shape.num_experts // shape.num_ranks) if shape.deduplicate else 0)
+    sending = 2 * stage_bytes(shape) + (4 * (shape.num_experts // shape.num_ranks) if deduplicates(shape) else 0)
     receiving = TABLE_BYTES + (STAGE_STRIDE * (num_threads // 32) if has_tma else 0)
     return max(sending, receiving)
 

@@ -21,12 +21,46 @@ Source: DeepEP csrc/kernels/internode_ll.cu, clean_low_latency_buffer; csrc/kern
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
-from nbep.device.kernels.low_latency.journal import JOURNAL_WORDS, SLOT_WORDS, Workspace, clear_vectors, empty_rank
-from nbep.device.layout.low_latency import BARRIER_SIGNALS, CREDITS, MAX_RANKS, NUM_HALVES
+from nbep.device.kernels.low_latency.arguments import SLOT_WORDS, Workspace
+from nbep.device.kernels.low_latency.coordinator import JOURNAL_WORDS
+from nbep.device.layout.low_latency import (
+    BARRIER_SIGNALS,
+    CREDITS,
+    MAX_LOCAL_EXPERTS,
+    MAX_RANKS,
+    NUM_HALVES,
+    WORDS_OF_CALL,
+    arrival_offset,
+    call_offset,
+    count_offset,
+)
 from nbep.device.network.seam import Network, amo_add, own_ptr
-from nbep.device.protocols.arrivals import is_masked, wait_peer
+from nbep.device.protocols.arrivals import empty_cell, empty_word, is_masked, wait_peer
 from nbep.device.protocols.peers import Bounds
 from nbep.device.types import I64
+
+
+@device_function
+def clear_vectors(address, num_vectors):
+    """Zero 16 bytes at a time; a whole block."""
+    for i in range(ptx.thread_idx(), num_vectors, ptx.block_dim()):
+        ptx.st_na_v4(address + 16 * i, (0, 0, 0, 0))
+
+
+@device_function
+def empty_rank(network, num_rdma_bytes, rank, is_absent):
+    """Empty all cells of a rank, in both halves; a whole block."""
+    for half in range(NUM_HALVES):
+        counts = own_ptr(network, count_offset(num_rdma_bytes, half, rank, 0))
+        if is_absent:
+            for i in range(ptx.thread_idx(), MAX_LOCAL_EXPERTS, ptx.block_dim()):
+                empty_cell(counts + 4 * i, True)
+        else:
+            clear_vectors(counts, MAX_LOCAL_EXPERTS // 4)
+        if ptx.thread_idx() == 0:
+            empty_cell(own_ptr(network, arrival_offset(num_rdma_bytes, half, rank)), is_absent)
+            for index in range(WORDS_OF_CALL):
+                empty_word(own_ptr(network, call_offset(num_rdma_bytes, half, rank, index)), is_absent)
 
 
 @device_function

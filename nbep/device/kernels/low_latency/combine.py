@@ -8,8 +8,7 @@
  counts[e]     a sender       amo_add                   receivers    ld_acquire_sys
  stage         copy engine    bulk copy (1)             engine       after the stage's mbarrier
  sum table     receivers      st_shared                 receivers    ld_shared, after syncthreads
- calls[r]      teller         amo_add                   teller       ld_relaxed_sys, see calls.py
- counts        next keeper    resets, see journal.py
+ counts        next coordinator  resets, see coordinator.py
 
  (1) With LogFMT the lanes write it: st_shared_v2 and a proxy fence.
 
@@ -20,30 +19,44 @@ Receive phase. The blocks take the tokens in turn. One warp waits for the expert
 are; then all warps add them up, some columns each, in float32 and in the order of the choices: w[0] * x[0], then
 + w[1] * x[1], each product and each sum rounded. No barrier of the grid is needed between the phases.
 
-With deduplicate `combine_once` stands in for it.
+With deduplicate, for a DeduplicatedShape, `deduplicated_combine` sends. The receive phase then adds up rows of ranks.
 
 Source: DeepEP csrc/kernels/internode_ll.cu, combine. Break it: notebooks/08_low_latency_combine.ipynb
 """
 
 import nbep.device.primitives as ptx
-from nbep.device.jit import kernel
-from nbep.device.kernels.low_latency.arguments import CombineInputs, CombineOutputs, CombineSizes
-from nbep.device.kernels.low_latency.calls import compare_calls, is_teller, tell_all
-from nbep.device.kernels.low_latency.combine_receiver import sum_rows
-from nbep.device.kernels.low_latency.combine_sender import send_rows
-from nbep.device.kernels.low_latency.journal import (
+from nbep.device.jit import by_type, kernel
+from nbep.device.kernels.low_latency.arguments import (
     RECV_PHASE,
     SEND_PHASE,
     Call,
+    CombineInputs,
+    CombineOutputs,
+    CombineSizes,
+    Context,
     Workspace,
+)
+from nbep.device.kernels.low_latency.combine_receiver import receive_rows
+from nbep.device.kernels.low_latency.combine_sender import send_expert_rows
+from nbep.device.kernels.low_latency.coordinator import (
+    compare_calls,
     end_earlier_calls,
     end_send_phase,
-    is_keeper,
+    is_coordinator,
     is_last_block,
+    is_notifier,
 )
 from nbep.device.layout.low_latency import LowLatencyShape
 from nbep.device.network.seam import Network
 from nbep.device.protocols.peers import Bounds
+
+
+@by_type("shape")
+def send_rows(ctx, inputs):
+    """Senders: send what experts have made of tokens back to their sources, and tell them. All warps."""
+
+
+send_rows.versions[LowLatencyShape] = send_expert_rows
 
 
 @kernel(max_threads=512, max_threads_before_sm90=384)
@@ -58,19 +71,15 @@ def low_latency_combine(
     sizes: CombineSizes,
 ):
     """Grid: any. Block: a multiple of 32, at least 64. Shared memory: `arguments.combine_smem_bytes`."""
-    warp = ptx.thread_idx() // 32
-    lane = ptx.thread_idx() % 32
+    ctx = Context(network, work, bounds, call, shape, sizes, ptx.thread_idx() // 32, ptx.thread_idx() % 32)
     sends = call.phases & SEND_PHASE != 0
     if sends or is_last_block():
-        if is_last_block():
-            if is_keeper():
-                end_earlier_calls(network, work, call, bounds, shape, lane)
-            elif is_teller() and sends:
-                tell_all(network, work, bounds, call, lane)
+        if is_last_block() and is_coordinator():
+            end_earlier_calls(ctx)
         if sends:
-            send_rows(inputs, network, work, bounds, call, shape, sizes, warp, lane)
-            end_send_phase(network, work, bounds, call)
+            send_rows(ctx, inputs)
+            end_send_phase(ctx)
     if call.phases & RECV_PHASE != 0:
-        sum_rows(out, inputs, network, work, bounds, call, shape, sizes, warp, lane)
-        if is_last_block() and is_teller():
-            compare_calls(network, work, bounds, call, lane)
+        receive_rows(ctx, out, inputs)
+        if is_last_block() and is_notifier():
+            compare_calls(ctx)

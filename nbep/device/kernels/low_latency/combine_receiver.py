@@ -5,17 +5,17 @@ counts[e], arrivals[r]  experts' ranks  amo_add        the listing warp   ld_acq
 row                     experts' ranks  put_nbi_warp   all warps          ld_na, after the count and syncthreads
 sum table               listing warp    st_shared      all warps          ld_shared, after syncthreads
 combined_x              all warps       st_na          -                  the next kernel
-counts, arrivals        next keeper     resets, see journal.py
+counts, arrivals        next coordinator  resets, see coordinator.py
 """
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
+from nbep.device.kernels.low_latency.arguments import arrival_cell, count_cell
 from nbep.device.kernels.low_latency.recv_cost import note_owners
 from nbep.device.layout.low_latency import (
     LOGFMT_COLUMNS,
     LOGFMT_META_BYTES,
-    arrival_offset,
-    count_offset,
+    deduplicates,
     rank_of,
     recv_offset,
     row_stride,
@@ -35,51 +35,48 @@ COLUMNS = 256  # of a token that a warp adds up at once, eight a lane
 
 
 @device_function
-def locate_row(network, work, bounds, call, shape, token, expert, weight, lane):
+def locate_row(ctx, token, expert, weight):
     """Wait for the row that belongs to an expert, or with deduplicate to its rank. Returns where it is, and its weight.
 
     0 if the rank is left out. After a time-out the weight is NaN, and so is the sum.
     """
-    peer, local_expert = rank_of(shape, expert)
-    unit = 0 if shape.deduplicate != 0 else local_expert
-    cell = count_offset(call.num_rdma_bytes, call.half, peer, unit)
-    if shape.deduplicate != 0:
-        cell = arrival_offset(call.num_rdma_bytes, call.half, peer)
-    place = recv_offset(call, peer)
-    place += (unit * shape.num_max_tokens + token) * row_stride(shape)
-    row = own_ptr(network, place)
+    peer, local_expert = rank_of(ctx.shape, expert)
+    unit = 0 if deduplicates(ctx.shape) else local_expert
+    cell = arrival_cell(ctx, peer) if deduplicates(ctx.shape) else count_cell(ctx, peer, local_expert)
+    place = recv_offset(ctx.call, peer)
+    place += (unit * ctx.shape.num_max_tokens + token) * row_stride(ctx.shape)
+    row = own_ptr(ctx.network, place)
     ptx.prefetch_l2(row)  # its page, too: each expert has one of its own
-    waiter = Waiter(LOW_LATENCY_COMBINE_COUNT, peer, expert)
-    value = wait_arrival(own_ptr(network, cell), bounds, work.mask, waiter)
+    value = wait_arrival(cell, ctx.bounds, ctx.work.mask, Waiter(LOW_LATENCY_COMBINE_COUNT, peer, expert))
     if not is_complete(value):
         weight = ptx.f32(NAN)
-        row = row if work.mask == 0 else 0
+        row = row if ctx.work.mask == 0 else 0
     return row, weight
 
 
 @device_function
-def list_rows(inputs, network, work, bounds, call, shape, sizes, token, lane):
+def list_rows(ctx, inputs, token):
     """Wait for the rows of a token and write down where they are, in the order of its choices; one warp."""
     table = ptx.smem_base()
     weight = ptx.f32(1)
-    cell = token * sizes.num_topk + min(lane, sizes.num_topk - 1)
+    cell = token * ctx.sizes.num_topk + min(ctx.lane, ctx.sizes.num_topk - 1)
     expert = ptx.ld_nc_s64(inputs.topk_idx + 8 * cell)
-    if shape.deduplicate == 0:
+    if not deduplicates(ctx.shape):
         weight = ptx.ld_na_f32(inputs.topk_weights + 4 * cell)
-    is_wanted = lane < sizes.num_topk and 0 <= expert < shape.num_experts
-    if shape.deduplicate != 0:  # one row from each rank
-        peer = rank_of(shape, expert)[0] if is_wanted else -1
+    is_wanted = ctx.lane < ctx.sizes.num_topk and 0 <= expert < ctx.shape.num_experts
+    if deduplicates(ctx.shape):  # one row from each rank
+        peer = rank_of(ctx.shape, expert)[0] if is_wanted else -1
         same = ptx.match_any_s32(ptx.FULL_MASK, peer)
-        is_wanted = is_wanted and same & ((1 << lane) - 1) == 0
+        is_wanted = is_wanted and same & ((1 << ctx.lane) - 1) == 0
     row = 0
     if is_wanted:
-        row, weight = locate_row(network, work, bounds, call, shape, token, expert, weight, lane)
+        row, weight = locate_row(ctx, token, expert, weight)
     present = ptx.vote_ballot(ptx.FULL_MASK, row != 0)
     if row != 0:
-        index = ptx.popc_u32(present & ((1 << lane) - 1))
+        index = ptx.popc_u32(present & ((1 << ctx.lane) - 1))
         ptx.st_shared_s64(table + ROWS + 8 * index, row)
         ptx.st_shared_f32(table + WEIGHTS + 4 * index, weight)
-    if lane == 0:
+    if ctx.lane == 0:
         ptx.st_shared_s32(table + NUM_ROWS, ptx.popc_u32(present))
 
 
@@ -146,11 +143,11 @@ def encoded_before(row, block):
 
 
 @device_function
-def add_logfmt(total, row, weight, shape, column):
+def add_logfmt(ctx, total, row, weight, column):
     """Add eight columns of a LogFMT row."""
     block = column // LOGFMT_COLUMNS
     num_encoded = encoded_before(row, block)
-    data = row + row_stride(shape) - 2 * shape.hidden
+    data = row + row_stride(ctx.shape) - 2 * ctx.shape.hidden
     data += ENCODED_BYTES * num_encoded + PLAIN_BYTES * (block - num_encoded)
     place = column % LOGFMT_COLUMNS // 8
     meta = ptx.ld_na_s32(row + LOGFMT_META_BYTES * block)
@@ -165,30 +162,30 @@ def add_logfmt(total, row, weight, shape, column):
 
 
 @device_function
-def sum_logfmt(table, num_rows, shape, column):
+def sum_logfmt(ctx, table, num_rows, column):
     """The weighted sum of eight columns of all listed rows, which are in LogFMT."""
     total = zero_f32x8()
     for i in range(num_rows):
         row = ptx.ld_shared_s64(table + ROWS + 8 * i)
-        total = add_logfmt(total, row, ptx.ld_shared_f32(table + WEIGHTS + 4 * i), shape, column)
+        total = add_logfmt(ctx, total, row, ptx.ld_shared_f32(table + WEIGHTS + 4 * i), column)
     return to_bf16x8(total)
 
 
 @device_function
-def sum_token(out, shape, token, warp, lane):
+def sum_token(ctx, out, token):
     """Add up the listed rows of a token; each warp some of its columns."""
     table = ptx.smem_base()
     num_rows = ptx.ld_shared_s32(table + NUM_ROWS)
-    row = out.combined_x + 2 * token * shape.hidden
+    row = out.combined_x + 2 * token * ctx.shape.hidden
     step = COLUMNS * (ptx.block_dim() // 32)
-    column = COLUMNS * warp + 8 * lane
-    while column < shape.hidden:
+    column = COLUMNS * ctx.warp + 8 * ctx.lane
+    while column < ctx.shape.hidden:
         next_column = column + step
-        if shape.use_logfmt == 1:
-            ptx.st_na_v4(row + 2 * column, sum_logfmt(table, num_rows, shape, column))
+        if ctx.shape.use_logfmt == 1:
+            ptx.st_na_v4(row + 2 * column, sum_logfmt(ctx, table, num_rows, column))
             column = next_column
         else:
-            has_next = next_column < shape.hidden
+            has_next = next_column < ctx.shape.hidden
             total, next_total = sum_columns(table, num_rows, 2 * column, 2 * next_column if has_next else -1)
             ptx.st_na_v4(row + 2 * column, total)
             if has_next:
@@ -197,15 +194,15 @@ def sum_token(out, shape, token, warp, lane):
 
 
 @device_function
-def sum_rows(out, inputs, network, work, bounds, call, shape, sizes, warp, lane):
+def receive_rows(ctx, out, inputs):
     """Receiver: all tokens of this block, one after the other."""
     if out.wait_recv_cost_stats != 0:
-        note_owners(out, inputs, network, work, bounds, call, shape, sizes, warp, lane)
+        note_owners(ctx, out, inputs)
     token = ptx.block_idx()
-    while token < sizes.num_tokens:
-        if warp == 0:
-            list_rows(inputs, network, work, bounds, call, shape, sizes, token, lane)
+    while token < ctx.sizes.num_tokens:
+        if ctx.warp == 0:
+            list_rows(ctx, inputs, token)
         ptx.syncthreads()
-        sum_token(out, shape, token, warp, lane)
+        sum_token(ctx, out, token)
         ptx.syncthreads()
         token += ptx.grid_dim()

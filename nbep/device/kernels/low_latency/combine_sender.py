@@ -5,13 +5,21 @@ row         senders             put_nbi_warp            the source        after 
 counts[e]   warp 0              amo_add                 the source        ld_acquire_sys
 stage       copy engine         bulk copy               network           after the stage's mbarrier
             lanes               st_shared_v2, v4        network, lanes    after a proxy fence and syncwarp
-counts      next keeper         resets, see journal.py
+counts      next coordinator    resets, see coordinator.py
 """
+
+from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency.arguments import SUM_TABLE_BYTES, groups_here
-from nbep.device.kernels.low_latency.journal import may_send, may_warp_send
+from nbep.device.kernels.low_latency.coordinator import (
+    is_last_block,
+    is_notifier,
+    may_send,
+    may_warp_send,
+    notify_peers,
+)
 from nbep.device.layout.low_latency import (
     LOGFMT_COLUMNS,
     LOGFMT_META_BYTES,
@@ -42,22 +50,33 @@ from nbep.device.protocols.staging import STAGE_BYTES, begin_fill, open_stage, w
 COLUMNS = 256  # of a row that a warp encodes at once, eight a lane
 
 
+class Place(NamedTuple):
+    """Where a row goes: its offset at the peer and, if it leaves from the buffer, at this rank."""
+
+    dst: int
+    src: int
+    peer: int
+    queue: int
+
+
 @device_function
-def put_row(network, dst, src, row, num_bytes, peer, queue, stage, parity, lane):
+def put_row(ctx, place, row, stage, parity):
     """Put a row of global memory, a stage at a time; one warp. Returns the parity of the stage's next fill."""
+    num_bytes = 2 * ctx.shape.hidden
     offset = 0
     while offset < num_bytes:
         part = min(num_bytes - offset, STAGE_BYTES)
         if ptx.has_tma():
-            begin_fill(row + offset, part, stage, lane)
+            begin_fill(row + offset, part, stage, ctx.lane)
             parity = wait_filled(stage, parity)
         else:
-            for at in range(lane * VEC_BYTES, part, WARP_BYTES):
+            for at in range(ctx.lane * VEC_BYTES, part, WARP_BYTES):
                 ptx.st_shared_v4(stage.data + at, ptx.ld_nc_v4(row + offset + at))
             ptx.syncwarp(ptx.FULL_MASK)
-        if sends_from_buffer(network) and row != own_ptr(network, src):  # with zero_copy it lies there already
-            keep_message(network, src + offset, stage.data, part, lane)
-        put_nbi_warp(network, dst + offset, src + offset, stage.data, part, peer, queue, lane)
+        src = place.src + offset
+        if sends_from_buffer(ctx.network) and row != own_ptr(ctx.network, place.src):  # with zero_copy it lies there
+            keep_message(ctx.network, src, stage.data, part, ctx.lane)
+        put_nbi_warp(ctx.network, place.dst + offset, src, stage.data, part, place.peer, place.queue, ctx.lane)
         ptx.syncwarp(ptx.FULL_MASK)
         offset += part
     return parity
@@ -114,97 +133,107 @@ def encode_columns(data, meta, words, is_active, lane):
 
 
 @device_function
-def put_encoded_row(network, dst, src, row, shape, peer, queue, stage, lane):
+def put_part(ctx, place, offset, data, num_bytes):
+    """Put what lanes have written in shared memory at an offset of a row; one warp, which may write there again."""
+    dst, src = place.dst + offset, place.src + offset
+    put_stage(ctx.network, dst, src, data, num_bytes, place.peer, place.queue, ctx.lane)
+
+
+@device_function
+def put_encoded_row(ctx, place, row, stage):
     """Put a row in LogFMT: its columns behind each other, then the meta in front of them; one warp."""
-    meta_bytes = row_stride(shape) - 2 * shape.hidden
+    meta_bytes = row_stride(ctx.shape) - 2 * ctx.shape.hidden
     data = stage.data + meta_bytes
     room = STAGE_BYTES - meta_bytes
-    if lane < VEC_BYTES // LOGFMT_META_BYTES:  # what may be padding
-        ptx.st_shared_s32(data - VEC_BYTES + 4 * lane, 0)
+    if ctx.lane < VEC_BYTES // LOGFMT_META_BYTES:  # what may be padding
+        ptx.st_shared_s32(data - VEC_BYTES + 4 * ctx.lane, 0)
     ptx.syncwarp(ptx.FULL_MASK)
     used = 0
     done = meta_bytes
     meta = stage.data
-    row += 16 * lane
-    left = shape.hidden - 8 * lane
-    while left + 8 * lane > 0:
+    row += 16 * ctx.lane
+    left = ctx.shape.hidden - 8 * ctx.lane
+    while left + 8 * ctx.lane > 0:
         nothing = (0, 0, 0, 0)
         words = ptx.ld_nc_v4(row) if left > 0 else nothing
-        used += encode_columns(data + used, meta, words, left > 0, lane)
+        used += encode_columns(data + used, meta, words, left > 0, ctx.lane)
         meta += LOGFMT_META_BYTES * (COLUMNS // LOGFMT_COLUMNS)
         row += 2 * COLUMNS
         left -= COLUMNS
         if used + 2 * PLAIN_BYTES > room:
-            put_stage(network, dst + done, src + done, data, used, peer, queue, lane)
+            put_part(ctx, place, done, data, used)
             done += used
             used = 0
     if used != 0:
-        put_stage(network, dst + done, src + done, data, used, peer, queue, lane)
-    put_stage(network, dst, src, stage.data, meta_bytes, peer, queue, lane)
+        put_part(ctx, place, done, data, used)
+    put_part(ctx, place, 0, stage.data, meta_bytes)
 
 
 @device_function
-def may_tell(inputs, network, work, bounds, call, shape, pair):
+def may_notify(ctx, inputs, pair):
     """Whether the source of a (local expert, source) has rows there, and may be told so; one thread."""
-    if pair >= shape.num_experts:
+    if pair >= ctx.shape.num_experts:
         return False
     has_rows = ptx.ld_nc_s64(inputs.recv_layout_range + 8 * pair) & 0xFFFFFFFF != 0
-    return has_rows and may_send(network, work, bounds, call, local_and_rank(shape, pair)[1])
+    return has_rows and may_send(ctx, local_and_rank(ctx.shape, pair)[1])
 
 
 @device_function
-def tell_sources(inputs, network, work, bounds, call, shape, pair, is_told):
+def notify_sources(ctx, inputs, pair, may):
     """Tell the sources that what this block has sent is there, a lane for each (local expert, source); one warp.
 
-    All at once: a fence waits for whatever its SM has on the way. pair, is_told: the lane's first, and its `may_tell`.
+    All at once: a fence waits for whatever its SM has on the way. pair, may: the lane's first, and its `may_notify`.
     A source that is masked by now may have missed rows.
     """
-    while pair < shape.num_experts:
-        local_expert, peer = local_and_rank(shape, pair)
-        if is_told and not is_masked(work.mask, peer):
-            cell = count_offset(call.num_rdma_bytes, call.half, network.rank, local_expert)
-            amo_add(network, cell, completion(0), peer, local_expert, True)
+    while pair < ctx.shape.num_experts:
+        local_expert, peer = local_and_rank(ctx.shape, pair)
+        if may and not is_masked(ctx.work.mask, peer):
+            cell = count_offset(ctx.call.num_rdma_bytes, ctx.call.half, ctx.network.rank, local_expert)
+            amo_add(ctx.network, cell, completion(0), peer, local_expert, True)
         pair += 32 * ptx.grid_dim()
-        is_told = may_tell(inputs, network, work, bounds, call, shape, pair)
+        may = may_notify(ctx, inputs, pair)
 
 
 @device_function
-def send_rows(inputs, network, work, bounds, call, shape, sizes, warp, lane):
+def send_expert_rows(ctx, inputs):
     """Sender: a group of warps for each (local expert, source), its warps take the rows in turn."""
-    num_rows = shape.num_ranks * shape.num_max_tokens
-    num_groups = groups_here(shape.num_experts, sizes.num_groups)
+    if is_last_block() and is_notifier():
+        notify_peers(ctx)
+    num_rows = ctx.shape.num_ranks * ctx.shape.num_max_tokens
+    num_groups = groups_here(ctx.shape.num_experts, ctx.sizes.num_groups)
     group_warps = ptx.u32_div(ptx.block_dim() // 32, num_groups)
-    group = ptx.u32_div(warp, group_warps)
-    warp_in_group = warp - group * group_warps
-    stage = open_stage(ptx.smem_base() + SUM_TABLE_BYTES, warp, lane)
+    group = ptx.u32_div(ctx.warp, group_warps)
+    warp_in_group = ctx.warp - group * group_warps
+    stage = open_stage(ptx.smem_base() + SUM_TABLE_BYTES, ctx.warp, ctx.lane)
     parity = 0
     pair = ptx.block_idx() + ptx.grid_dim() * group
     if group >= num_groups:
-        pair = shape.num_experts
-    while pair < shape.num_experts:
-        local_expert, peer = local_and_rank(shape, pair)
+        pair = ctx.shape.num_experts
+    while pair < ctx.shape.num_experts:
+        local_expert, peer = local_and_rank(ctx.shape, pair)
         layout = ptx.ld_nc_s64(inputs.recv_layout_range + 8 * pair)
         num_tokens = layout & 0xFFFFFFFF
-        if num_tokens != 0 and not may_warp_send(network, work, bounds, call, peer, lane):
+        if num_tokens != 0 and not may_warp_send(ctx, peer):
             num_tokens = 0
         i = warp_in_group
         while i < num_tokens:
             row = local_expert * num_rows + (layout >> 32) + i
             token = ptx.ld_nc_s32(inputs.recv_src_info + 4 * row)
-            dst = recv_offset(call, network.rank)
-            dst += (local_expert * shape.num_max_tokens + token) * row_stride(shape)
-            src = send_offset(call.num_rdma_bytes, call.half) + row * row_stride(shape)
-            x = inputs.x + 2 * row * shape.hidden
-            if shape.use_logfmt == 1:
-                put_encoded_row(network, dst, src, x, shape, peer, local_expert, stage, lane)
+            dst = recv_offset(ctx.call, ctx.network.rank)
+            dst += (local_expert * ctx.shape.num_max_tokens + token) * row_stride(ctx.shape)
+            src = send_offset(ctx.call.num_rdma_bytes, ctx.call.half) + row * row_stride(ctx.shape)
+            place = Place(dst, src, peer, local_expert)
+            x = inputs.x + 2 * row * ctx.shape.hidden
+            if ctx.shape.use_logfmt == 1:
+                put_encoded_row(ctx, place, x, stage)
             else:
-                parity = put_row(network, dst, src, x, 2 * shape.hidden, peer, local_expert, stage, parity, lane)
+                parity = put_row(ctx, place, x, stage, parity)
             i += group_warps
         pair += ptx.grid_dim() * num_groups
-    # What telling takes is looked up before: behind the wait every load would come on top of it.
-    pair = ptx.block_idx() + ptx.grid_dim() * lane
-    is_told = warp == 0 and may_tell(inputs, network, work, bounds, call, shape, pair)
-    quiet(network, lane)
+    # What it takes to notify is looked up before: behind the wait every load would come on top of it.
+    pair = ptx.block_idx() + ptx.grid_dim() * ctx.lane
+    may = ctx.warp == 0 and may_notify(ctx, inputs, pair)
+    quiet(ctx.network, ctx.lane)
     ptx.syncthreads()
-    if warp == 0:
-        tell_sources(inputs, network, work, bounds, call, shape, pair, is_told)
+    if ctx.warp == 0:
+        notify_sources(ctx, inputs, pair, may)

@@ -6,20 +6,15 @@ message          source s      put_nbi_warp            receivers    bulk copy an
 stage of a warp  copy engine   bulk copy               engine       bulk copy, after its mbarrier
 recv_*           receivers     bulk copy, st_na, weak  -            the next kernel
 cumulative_recv_stats  receivers  atom_add_relaxed_gpu  -           the next kernel
-counts           next keeper   resets, see journal.py
+counts           next coordinator  resets, see coordinator.py
 """
 
 import nbep.device.primitives as ptx
-from nbep.device.division import divided
 from nbep.device.jit import device_function
-from nbep.device.kernels.low_latency.recv_cost import LEAST_COUNT, note_wait
-from nbep.device.layout.low_latency import (
-    count_offset,
-    local_and_rank,
-    num_scales,
-    payload_bytes,
-    recv_offset,
-)
+from nbep.device.kernels.low_latency.arguments import count_cell
+from nbep.device.kernels.low_latency.recv_cost import note_wait
+from nbep.device.layout.common import divided
+from nbep.device.layout.low_latency import local_and_rank, num_scales, payload_bytes, recv_offset
 from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.arrivals import announced, is_complete, wait_arrival
 from nbep.device.protocols.reduce import warp_sum_s32
@@ -28,55 +23,60 @@ from nbep.device.protocols.waits import LOW_LATENCY_DISPATCH_COUNT, Waiter
 
 
 @device_function
-def wait_counts(network, work, bounds, call, shape, local_expert, src, lane):
-    """Where the tokens of a source begin among an expert's, and how many there are; the same in every lane.
+def wait_counts(ctx, local_expert, src):
+    """Where the tokens of a source begin among an expert's and how many there are; the same in every lane.
 
     Lane s waits for the count of source s, up to `src`. Returns too whether one of these waits timed out, and nobody
     may be left out.
     """
     num_tokens = 0
     has_failed = False
-    if lane <= src:
-        count = count_offset(call.num_rdma_bytes, call.half, lane, local_expert)
-        waiter = Waiter(LOW_LATENCY_DISPATCH_COUNT, lane, local_expert)
-        value = wait_arrival(own_ptr(network, count), bounds, work.mask, waiter)
-        num_tokens = announced(value, shape.num_max_tokens)
-        has_failed = is_lost(work, value)
+    if ctx.lane <= src:
+        cell = count_cell(ctx, ctx.lane, local_expert)
+        waiter = Waiter(LOW_LATENCY_DISPATCH_COUNT, ctx.lane, local_expert)
+        value = wait_arrival(cell, ctx.bounds, ctx.work.mask, waiter)
+        num_tokens = announced(value, ctx.shape.num_max_tokens)
+        has_failed = is_lost(ctx, value)
     ptx.syncwarp(ptx.FULL_MASK)
-    if ptx.has_tma() and lane == 0:
+    if ptx.has_tma() and ctx.lane == 0:
         ptx.fence_proxy_async_global()  # what the counts have published, before the bulk copies that read it
-    begin = warp_sum_s32(ptx.FULL_MASK, num_tokens if lane < src else 0)
-    return begin, ptx.shfl_idx_s32(ptx.FULL_MASK, num_tokens, src), ptx.vote_any(ptx.FULL_MASK, has_failed)
+    begin = warp_sum_s32(ptx.FULL_MASK, num_tokens if ctx.lane < src else 0)
+    rows = begin, ptx.shfl_idx_s32(ptx.FULL_MASK, num_tokens, src)
+    return rows, ptx.vote_any(ptx.FULL_MASK, has_failed)
 
 
 @device_function
-def is_lost(work, value):
+def is_lost(ctx, value):
     """Whether a wait for a cell timed out, and nobody may be left out."""
-    return work.mask == 0 and not is_complete(value)
+    return ctx.work.mask == 0 and not is_complete(value)
 
 
 @device_function
-def note_range(out, shape, local_expert, src, begin, num_tokens, has_failed):
+def note_range(ctx, out, local_expert, src, rows, has_failed):
     """Write down where the tokens of a source are; one thread. With those of the last source all are counted.
 
+    rows: where they begin, and how many there are
     has_failed: a wait for one of the sources so far timed out. Then the expert has received -1 tokens
     """
-    cell = out.recv_layout_range + 8 * (local_expert * shape.num_ranks + src)
+    begin, num_tokens = rows
+    cell = out.recv_layout_range + 8 * (local_expert * ctx.shape.num_ranks + src)
     ptx.st_weak_s64(cell, (begin << 32) | num_tokens)
-    if src == shape.num_ranks - 1:
+    if src == ctx.shape.num_ranks - 1:
         ptx.st_weak_s32(out.recv_count + 4 * local_expert, -1 if has_failed else begin + num_tokens)
         if out.cumulative_recv_stats != 0:
             ptx.atom_add_relaxed_gpu_s32(out.cumulative_recv_stats + 4 * local_expert, begin + num_tokens)
 
 
 @device_function
-def store_scale(out, scale, shape, use_ue8m0, expert_row, num_rows, row, index):
+def store_scale(ctx, out, scale, local_expert, row, index):
     """Write one scale of a row to its column of recv_x_scales; for UE8M0 its exponent alone."""
-    if use_ue8m0 != 0:
-        word = (expert_row * (num_scales(shape) // 4) + index // 4) * num_rows + row
+    num_rows = ctx.shape.num_ranks * ctx.shape.num_max_tokens
+    if ctx.sizes.use_ue8m0 != 0:
+        word = (local_expert * (num_scales(ctx.shape) // 4) + index // 4) * num_rows + row
         ptx.st_weak_u8(out.recv_x_scales + 4 * word + index % 4, ptx.f32_to_ue8m0(scale))
     else:
-        ptx.st_weak_f32(out.recv_x_scales + 4 * ((expert_row * num_scales(shape) + index) * num_rows + row), scale)
+        word = (local_expert * num_scales(ctx.shape) + index) * num_rows + row
+        ptx.st_weak_f32(out.recv_x_scales + 4 * word, scale)
 
 
 @device_function
@@ -92,61 +92,62 @@ def load_scale(message, shape, index):
 
 
 @device_function
-def receive_message(out, message, shape, sizes, local_expert, row, stage, parity, lane):
-    """Copy a message to a row; one warp. Returns the parity of the stage's next fill.
+def receive_message(ctx, out, message, place, stage, parity):
+    """Copy a message to a place, a local expert and a row; one warp. Returns the parity of the stage's next fill.
 
     All loads begin before the first of them is used.
     """
-    num_rows = shape.num_ranks * shape.num_max_tokens
-    num_bytes = payload_bytes(shape)
-    begin_copy(Row(message, num_bytes, 0), stage, lane)
-    src_idx = ptx.ld_na_s32(message + sizes.note_offset)
-    scale = load_scale(message, shape, lane)
-    next_scale = load_scale(message, shape, lane + 32)
-    place = local_expert * num_rows + row
-    parity = end_copy(ptx.ld_na_v4, out.recv_x + place * num_bytes, Row(message, num_bytes, 0), stage, parity, lane)
-    if lane == 0:
-        ptx.st_weak_s32(out.recv_src_info + 4 * place, index_of(shape, src_idx))
-    index = lane
-    while index < num_scales(shape):
-        store_scale(out, scale, shape, sizes.use_ue8m0, local_expert, num_rows, row, index)
+    local_expert, row = place
+    num_bytes = payload_bytes(ctx.shape)
+    begin_copy(Row(message, num_bytes, 0), stage, ctx.lane)
+    src_idx = ptx.ld_na_s32(message + ctx.sizes.note_offset)
+    scale = load_scale(message, ctx.shape, ctx.lane)
+    next_scale = load_scale(message, ctx.shape, ctx.lane + 32)
+    to = local_expert * (ctx.shape.num_ranks * ctx.shape.num_max_tokens) + row
+    parity = end_copy(ptx.ld_na_v4, out.recv_x + to * num_bytes, Row(message, num_bytes, 0), stage, parity, ctx.lane)
+    if ctx.lane == 0:
+        ptx.st_weak_s32(out.recv_src_info + 4 * to, index_of(ctx.shape, src_idx))
+    index = ctx.lane
+    while index < num_scales(ctx.shape):
+        store_scale(ctx, out, scale, local_expert, row, index)
         scale = next_scale
         index += 32
-        next_scale = load_scale(message, shape, index + 32)
+        next_scale = load_scale(message, ctx.shape, index + 32)
     return parity
 
 
 @device_function
-def receive_messages(out, network, work, bounds, call, shape, sizes, warp, lane):
+def receive_choices(ctx, out):
     """Receiver: a team of warps for each (local expert, source), which take its messages in turn.
 
     The warps of all blocks are shared out evenly: a team may have its warps in two blocks.
     """
-    unit = ptx.block_idx() * (ptx.block_dim() // 32) + warp
-    pair = divided(unit, sizes.inverse_of_team)
-    warp_in_team = unit - pair * sizes.team_warps
-    if pair == sizes.num_teams:  # too few are left for a team
-        pair = shape.num_experts
-    stage = open_stage(ptx.smem_base(), warp, lane)
+    unit = ptx.block_idx() * (ptx.block_dim() // 32) + ctx.warp
+    pair = divided(unit, ctx.sizes.inverse_of_team)
+    warp_in_team = unit - pair * ctx.sizes.team_warps
+    if pair == ctx.sizes.num_teams:  # too few are left for a team
+        pair = ctx.shape.num_experts
+    stage = open_stage(ptx.smem_base(), ctx.warp, ctx.lane)
     parity = 0
-    while pair < shape.num_experts:
-        local_expert, src = local_and_rank(shape, pair)
-        message = own_ptr(network, recv_offset(call, src))
-        message += (local_expert * shape.num_max_tokens + warp_in_team) * sizes.message_stride
-        if lane == 0:
+    while pair < ctx.shape.num_experts:
+        local_expert, src = local_and_rank(ctx.shape, pair)
+        message = own_ptr(ctx.network, recv_offset(ctx.call, src))
+        message += (local_expert * ctx.shape.num_max_tokens + warp_in_team) * ctx.sizes.message_stride
+        if ctx.lane == 0:
             ptx.prefetch_l2(message)  # its page, too: a team has one of its own
-        if out.wait_recv_cost_stats != 0 and warp_in_team == 0 and lane == 0:
-            count = own_ptr(network, count_offset(call.num_rdma_bytes, call.half, src, local_expert))
-            note_wait(out, work, bounds, count, LEAST_COUNT, src, LOW_LATENCY_DISPATCH_COUNT, local_expert)
-        begin, num_tokens, has_failed = wait_counts(network, work, bounds, call, shape, local_expert, src, lane)
+        if out.wait_recv_cost_stats != 0 and warp_in_team == 0 and ctx.lane == 0:
+            note_wait(
+                ctx, out, count_cell(ctx, src, local_expert), Waiter(LOW_LATENCY_DISPATCH_COUNT, src, local_expert)
+            )
+        rows, has_failed = wait_counts(ctx, local_expert, src)
+        begin, num_tokens = rows
         i = warp_in_team
         while i < num_tokens:
-            row = begin + i
-            parity = receive_message(out, message, shape, sizes, local_expert, row, stage, parity, lane)
-            message += sizes.team_warps * sizes.message_stride
-            i += sizes.team_warps
-        if warp_in_team == 0 and lane == 0:
-            note_range(out, shape, local_expert, src, begin, num_tokens, has_failed)
-        pair += sizes.num_teams
-    if ptx.has_tma() and lane == 0:
+            parity = receive_message(ctx, out, message, (local_expert, begin + i), stage, parity)
+            message += ctx.sizes.team_warps * ctx.sizes.message_stride
+            i += ctx.sizes.team_warps
+        if warp_in_team == 0 and ctx.lane == 0:
+            note_range(ctx, out, local_expert, src, rows, has_failed)
+        pair += ctx.sizes.num_teams
+    if ptx.has_tma() and ctx.lane == 0:
         ptx.tma_store_wait_read_all()  # a block's shared memory ends with it

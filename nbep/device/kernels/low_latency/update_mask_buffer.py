@@ -2,8 +2,8 @@
 
  cell                     written by     with                            read by            with
  mask                     thread r       atom_exch_acq_rel_sys           any wait           see `protocols.arrivals`
- counts, arrivals, calls  all threads    atom_exch_acq_rel_sys (ABSENT)  receivers, teller  the same
- journal[next half]       thread 0       st_weak (UNCLEAN)               the next keeper    see journal.py
+ counts, arrivals, calls  all threads    atom_exch_acq_rel_sys (ABSENT)  receivers, notify  the same
+ journal[next half]       thread 0       st_weak (UNCLEAN)               the next coordinator  see coordinator.py
 
 Whoever masks a rank gives up all that it has sent, or may still send: what comes of that is for no call, until
 clean_low_latency_buffer. So when masks are taken off no half is next: a call that comes before that reports it, also in
@@ -14,7 +14,9 @@ Source: DeepEP csrc/kernels/legacy/internode_ll.cu after v1.2.1, update_mask_buf
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import kernel
-from nbep.device.kernels.low_latency.journal import NEXT_HALF, UNCLEAN, Workspace, empty_rank
+from nbep.device.kernels.low_latency.arguments import Workspace
+from nbep.device.kernels.low_latency.clean_low_latency_buffer import empty_rank
+from nbep.device.kernels.low_latency.coordinator import NEXT_HALF, UNCLEAN
 from nbep.device.network.seam import Network
 from nbep.device.types import I32, I64
 

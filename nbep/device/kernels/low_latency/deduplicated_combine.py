@@ -1,26 +1,31 @@
-"""The send phase of low-latency combine with deduplicate: sum up and put. See combine_once.py.
+"""Low-latency combine with deduplicate: a rank adds up what its experts have made of a token, and sends the sum.
+
+ rank r: x[e, i] for each e of the token --sender: weighted sum--> stage --put_nbi_warp--> row[r, t]
+         --amo_add, after the rows--> arrivals[r] --receiver: sum over ranks--> combined_x[t] : rank s
 
  cell          written by   with            read by           with
- row           senders      put_nbi_warp    source s          after arrivals
+ row           senders      put_nbi_warp    source s          ld_na, after arrivals and syncthreads
  arrivals[r]   senders      amo_add         source s          ld_acquire_sys
  stage         lanes        st_shared_v4    network, lanes    after a proxy fence and syncwarp
- parts sent    all warps    st_shared 0     senders           after syncthreads
+ parts sent    warp 0       st_shared 0     senders           after syncthreads
                senders      atom_add_relaxed_cta  warp 0      ld_shared, after syncthreads
- calls[r]      who announces parts  amo_add  teller           ld_relaxed_sys, see calls.py
- arrivals      next keeper  resets, see journal.py
+ arrivals      next coordinator  resets, see coordinator.py
 
 A warp sums up a part of a row, COLUMNS columns: more warps than there are rows then have something to do. The sum is in
 float32, in the order of the token's choices, each product and each sum rounded; then it is rounded to bf16, once more
-than without deduplicate.
+than without deduplicate. The receive phase is that of `combine`: it adds up the rows of ranks, in the order of each
+one's first choice.
+
+This is `combine` for a DeduplicatedShape, a binary of its own for the reason of `deduplicated_dispatch`.
 """
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency.arguments import SUM_TABLE_BYTES
-from nbep.device.kernels.low_latency.calls import tell_call
-from nbep.device.kernels.low_latency.journal import may_send, may_warp_send
-from nbep.device.kernels.low_latency.send_once import QUEUE, add_to_arrival
-from nbep.device.layout.low_latency import local_and_rank, recv_offset, send_offset
+from nbep.device.kernels.low_latency.combine import send_rows
+from nbep.device.kernels.low_latency.coordinator import may_send, may_warp_send, notify_call
+from nbep.device.kernels.low_latency.deduplicated_dispatch import QUEUE, add_to_arrival
+from nbep.device.layout.low_latency import DeduplicatedShape, local_and_rank, recv_offset, send_offset
 from nbep.device.network.seam import keep_message, own_ptr, put_nbi_warp, quiet, sends_from_buffer
 from nbep.device.protocols.arrivals import TAG, completion
 from nbep.device.protocols.reduce import add_weighted_bf16x8, to_bf16x8, zero_f32x8
@@ -31,7 +36,7 @@ STRIDE = 512  # bytes from one of a lane's four places to the next
 
 
 @device_function
-def add_part(inputs, shape, rows, weights, first, lane):
+def add_part(ctx, inputs, rows, weights, first):
     """The weighted sum of COLUMNS columns from `first` on, rounded: four times eight columns in each lane.
 
     rows, weights: in lane k those of choice k; a row is -1 if the choice is not here
@@ -39,11 +44,11 @@ def add_part(inputs, shape, rows, weights, first, lane):
     a = b = c = d = zero_f32x8()
     nothing = (0, 0, 0, 0)
     left = ptx.vote_ballot(ptx.FULL_MASK, rows >= 0)
-    columns = shape.hidden - first - 8 * lane
+    columns = ctx.shape.hidden - first - 8 * ctx.lane
     while left != 0:
         choice = ptx.ffs_u32(left) - 1
         weight = ptx.shfl_idx_f32(ptx.FULL_MASK, weights, choice)
-        x = inputs.x + 2 * (ptx.shfl_idx_s32(ptx.FULL_MASK, rows, choice) * shape.hidden + first + 8 * lane)
+        x = inputs.x + 2 * (ptx.shfl_idx_s32(ptx.FULL_MASK, rows, choice) * ctx.shape.hidden + first + 8 * ctx.lane)
         p = ptx.ld_na_v4(x) if columns > 0 else nothing
         q = ptx.ld_na_v4(x + STRIDE) if columns > 256 else nothing
         r = ptx.ld_na_v4(x + 2 * STRIDE) if columns > 512 else nothing
@@ -70,91 +75,94 @@ def store_part(stage, sums, columns):
 
 
 @device_function
-def kept_offset(inputs, network, call, shape, rows, cell):
+def kept_offset(ctx, inputs, rows, cell):
     """Where this rank keeps the sum of a message, if it leaves from the buffer. rows: in lane k that of choice k.
 
     With zero_copy the experts' rows lie there already. The sum takes the place of the first row that it is the sum of:
     nobody else reads that row, and this warp has.
     """
-    here = send_offset(call.num_rdma_bytes, call.half)
-    if sends_from_buffer(network) and inputs.x == own_ptr(network, here):
+    here = send_offset(ctx.call.num_rdma_bytes, ctx.call.half)
+    if sends_from_buffer(ctx.network) and inputs.x == own_ptr(ctx.network, here):
         first = ptx.ffs_u32(ptx.vote_ballot(ptx.FULL_MASK, rows >= 0)) - 1
-        return here + 2 * ptx.shfl_idx_s32(ptx.FULL_MASK, rows, first) * shape.hidden
-    return here + 2 * cell * shape.hidden
+        return here + 2 * ptx.shfl_idx_s32(ptx.FULL_MASK, rows, first) * ctx.shape.hidden
+    return here + 2 * cell * ctx.shape.hidden
 
 
 @device_function
-def send_part(inputs, network, work, bounds, call, shape, stage, peer, message, first, lane):
+def send_part(ctx, inputs, stage, peer, message, first):
     """Sum up and send some columns of one message's row; one warp."""
-    cell = peer * shape.num_max_tokens + message
+    cell = peer * ctx.shape.num_max_tokens + message
     row = -1
     weight = ptx.f32(0)
-    if lane < shape.num_topk:
-        row = ptx.ld_nc_s32(inputs.message_rows + 4 * (cell * shape.num_topk + lane))
-        weight = ptx.ld_nc_f32(inputs.message_weights + 4 * (cell * shape.num_topk + lane))
-    is_free = may_warp_send(network, work, bounds, call, peer, lane)
-    sums = add_part(inputs, shape, row, weight, first, lane)
-    store_part(stage + 16 * lane, sums, shape.hidden - first - 8 * lane)
+    if ctx.lane < ctx.shape.num_topk:
+        row = ptx.ld_nc_s32(inputs.message_rows + 4 * (cell * ctx.shape.num_topk + ctx.lane))
+        weight = ptx.ld_nc_f32(inputs.message_weights + 4 * (cell * ctx.shape.num_topk + ctx.lane))
+    is_free = may_warp_send(ctx, peer)
+    sums = add_part(ctx, inputs, row, weight, first)
+    store_part(stage + 16 * ctx.lane, sums, ctx.shape.hidden - first - 8 * ctx.lane)
     if ptx.has_tma():
         ptx.fence_proxy_async_shared()
     ptx.syncwarp(ptx.FULL_MASK)
     if is_free:
         token = ptx.ld_nc_s32(inputs.message_src_idx + 4 * cell)
-        offset = 2 * (token * shape.hidden + first)
-        dst = recv_offset(call, network.rank) + offset
-        src = kept_offset(inputs, network, call, shape, row, cell) + 2 * first
-        num_bytes = 2 * min(COLUMNS, shape.hidden - first)
-        keep_message(network, src, stage, num_bytes, lane)
-        put_nbi_warp(network, dst, src, stage, num_bytes, peer, QUEUE, lane)
-        if lane == 0:
+        offset = 2 * (token * ctx.shape.hidden + first)
+        dst = recv_offset(ctx.call, ctx.network.rank) + offset
+        src = kept_offset(ctx, inputs, row, cell) + 2 * first
+        num_bytes = 2 * min(COLUMNS, ctx.shape.hidden - first)
+        keep_message(ctx.network, src, stage, num_bytes, ctx.lane)
+        put_nbi_warp(ctx.network, dst, src, stage, num_bytes, peer, QUEUE, ctx.lane)
+        if ctx.lane == 0:
             ptx.atom_add_relaxed_cta_shared_s32(ptx.smem_base() + 4 * peer, 1)
             if ptx.has_tma():
                 ptx.tma_store_wait_read_all()  # the stage may be written again
 
 
 @device_function
-def announce_parts(inputs, network, work, bounds, call, shape, num_parts, lane):
+def announce_parts(ctx, inputs, num_parts):
     """Tell every source how many parts it gets; lane r rank r."""
-    if lane < shape.num_ranks:
-        num_messages = ptx.ld_nc_s32(inputs.num_messages + 4 * lane)
-        if may_send(network, work, bounds, call, lane):
-            tell_call(network, call, lane)
+    if ctx.lane < ctx.shape.num_ranks:
+        num_messages = ptx.ld_nc_s32(inputs.num_messages + 4 * ctx.lane)
+        if may_send(ctx, ctx.lane):
+            notify_call(ctx, ctx.lane)
             if num_messages != 0:
-                add_to_arrival(network, work, call, lane, completion(num_messages * num_parts), False)
+                add_to_arrival(ctx, ctx.lane, completion(num_messages * num_parts), False)
     ptx.syncwarp(ptx.FULL_MASK)
 
 
 @device_function
-def tell_sources(network, work, call, shape, lane):
+def notify_sources(ctx):
     """Tell the sources how many parts this block has sent, lane r rank r: one fence for all."""
-    if lane < shape.num_ranks:
-        num_sent = ptx.ld_shared_s32(ptx.smem_base() + 4 * lane)
+    if ctx.lane < ctx.shape.num_ranks:
+        num_sent = ptx.ld_shared_s32(ptx.smem_base() + 4 * ctx.lane)
         if num_sent != 0:
-            add_to_arrival(network, work, call, lane, num_sent * TAG, True)
+            add_to_arrival(ctx, ctx.lane, num_sent * TAG, True)
 
 
 @device_function
-def send_sums(inputs, network, work, bounds, call, shape, warp, lane):
+def send_sums(ctx, inputs):
     """Sender: all warps take the parts of all messages' rows in turn."""
-    num_parts = ptx.u32_div(shape.hidden + COLUMNS - 1, COLUMNS)
-    num_units = shape.num_ranks * shape.num_max_tokens * num_parts
-    stage = ptx.smem_base() + SUM_TABLE_BYTES + STAGE_STRIDE * warp
-    if ptx.block_idx() == 0 and warp == 0:
-        announce_parts(inputs, network, work, bounds, call, shape, num_parts, lane)
-    if warp == 0 and lane < shape.num_ranks:
-        ptx.st_shared_s32(ptx.smem_base() + 4 * lane, 0)
+    num_parts = ptx.u32_div(ctx.shape.hidden + COLUMNS - 1, COLUMNS)
+    num_units = ctx.shape.num_ranks * ctx.shape.num_max_tokens * num_parts
+    stage = ptx.smem_base() + SUM_TABLE_BYTES + STAGE_STRIDE * ctx.warp
+    if ptx.block_idx() == 0 and ctx.warp == 0:
+        announce_parts(ctx, inputs, num_parts)
+    if ctx.warp == 0 and ctx.lane < ctx.shape.num_ranks:
+        ptx.st_shared_s32(ptx.smem_base() + 4 * ctx.lane, 0)
     ptx.syncthreads()
-    unit = ptx.block_idx() + ptx.grid_dim() * warp
+    unit = ptx.block_idx() + ptx.grid_dim() * ctx.warp
     while unit < num_units:
-        place, peer = local_and_rank(shape, unit)
+        place, peer = local_and_rank(ctx.shape, unit)
         message = ptx.u32_div(place, num_parts)
         num_messages = ptx.ld_nc_s32(inputs.num_messages + 4 * peer)
         if message < num_messages:
             first = (place - message * num_parts) * COLUMNS
-            send_part(inputs, network, work, bounds, call, shape, stage, peer, message, first, lane)
+            send_part(ctx, inputs, stage, peer, message, first)
         ptx.syncwarp(ptx.FULL_MASK)
         unit += ptx.grid_dim() * (ptx.block_dim() // 32)
-    quiet(network, lane)
+    quiet(ctx.network, ctx.lane)
     ptx.syncthreads()
-    if warp == 0:
-        tell_sources(network, work, call, shape, lane)
+    if ctx.warp == 0:
+        notify_sources(ctx)
+
+
+send_rows.versions[DeduplicatedShape] = send_sums

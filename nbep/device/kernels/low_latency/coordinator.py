@@ -1,0 +1,213 @@
+"""What every low-latency launch begins with: its coordinator ends the calls before it, on this rank and for its peers.
+
+ cell              written by        with                  read by            with
+ journal           coordinator       st_weak               the next one       ld_weak
+ slots[h]          senders           atom_add_relaxed_gpu  -                  -
+                   coordinator       st_weak (0) (3)       senders            of a later launch
+ counts, arrivals  peers             amo_add               receivers          ld_acquire_sys
+                   coordinator       st_weak (1) (3)       peers' next use    behind the credit
+   of a masked     coordinator       atom_exch_acq_rel_sys (ABSENT): it gets no credit, and may still add
+   rank: counts
+   and arrivals
+ slots, counts     a clean (3)       st_na 0               senders            behind its barrier
+   and sums
+ calls[h, peer]    peer's counter    amo_add               notify             ld_relaxed_sys
+                   coordinator       st_relaxed_sys        peers' next use    behind the credit
+ credit[h, peer]   peer's coordinator  amo_add             senders            ld_acquire_sys
+ credit[h, own]    coordinator       amo_add               receivers (2)      ld_acquire_sys
+
+ (1) The receive phase that read the cells is a launch that has ended, and the peer adds to them again only after it has
+     the credit, which the coordinator adds behind its stores.
+ (2) Of a launch that sends, too: two calls may be received in either order, so the launch before may have read the same
+     cells. One thread of each block waits, a barrier tells the others.
+ (3) clean_low_latency_buffer and update_mask_buffer do the same.
+
+A credit counts how often the peer has freed the half. It is never counted down: only the network writes it. The journal
+says how often this rank has filled the half, and a call may, once the credits are ahead of that.
+
+The coordinator is the last warp of the last block, which has the least other work where that does not divide evenly.
+The journal says which half the launch before has sent in and which it has received in. It lies on the device, so that a
+CUDA graph replays the right steps.
+
+ send phase in half h    takes the credits of h, one of each peer        the next launch counts the use of h,
+                         and slots of h                                  and zeroes the slots
+ receive phase in half h empties the counts of h                         the next launch zeroes them and gives a credit
+
+DeepEP zeroes the counts of the other half in every send phase. That is enough as long as a rank receives each call
+before it sends the next: what it allows. With credits two calls may be on their way, one in each half.
+
+Source: DeepEP csrc/kernels/internode_ll.cu ("The first SM is also responsible for cleaning the next buffer")
+"""
+
+import nbep.device.primitives as ptx
+from nbep.device.jit import by_type, device_function
+from nbep.device.kernels.low_latency.arguments import RECV_PHASE, SEND_PHASE, SLOT_WORDS, Call
+from nbep.device.layout.low_latency import (
+    MAX_EXPERTS,
+    MAX_RANKS,
+    NUM_HALVES,
+    arrival_offset,
+    count_offset,
+    credit_offset,
+)
+from nbep.device.network.seam import amo_add, own_ptr, sends_from_buffer
+from nbep.device.protocols.arrivals import empty_cell, is_masked, wait_credit
+from nbep.device.protocols.waits import LOW_LATENCY_HALF, report_fault
+
+# Words of the journal
+SENT_HALF = 0  # one more than the half that the launch before has sent in; 0 if it has not
+RECEIVED_HALF = 1  # the same for its receive phase
+NUM_SLOTS = 2  # of experts, in the call that was sent
+NUM_COUNTS = 3  # of each rank, in the call that was received
+NEXT_HALF = 4  # that the next send phase takes; UNCLEAN if clean_low_latency_buffer has to come first
+USES = 5  # of each half: send phases that have ended
+JOURNAL_WORDS = 7
+UNCLEAN = NUM_HALVES
+
+
+@device_function
+def is_last_block():
+    return ptx.block_idx() == ptx.grid_dim() - 1
+
+
+@device_function
+def is_coordinator():
+    """Whether this is the coordinator's warp, in the last block."""
+    return ptx.thread_idx() // 32 == ptx.block_dim() // 32 - 1
+
+
+@device_function
+def end_earlier_calls(ctx):
+    """Coordinator: take and give the credits of the launch before; write down what this one does. The whole warp."""
+    # All loads begin before the first of them is used.
+    sent = ptx.ld_weak_s32(ctx.work.journal + 4 * SENT_HALF)
+    received = ptx.ld_weak_s32(ctx.work.journal + 4 * RECEIVED_HALF)
+    num_slots = ptx.ld_weak_s32(ctx.work.journal + 4 * NUM_SLOTS)
+    num_counts = ptx.ld_weak_s32(ctx.work.journal + 4 * NUM_COUNTS)
+    uses_0 = ptx.ld_weak_s32(ctx.work.journal + 4 * USES) if ctx.lane == 0 else 0
+    uses_1 = ptx.ld_weak_s32(ctx.work.journal + 4 * (USES + 1)) if ctx.lane == 0 else 0
+    if sent != 0:
+        if ctx.lane == 0:
+            ptx.st_weak_s32(ctx.work.journal + 4 * (USES + sent - 1), ptx.s32((uses_0 if sent == 1 else uses_1) + 1))
+        slots = ctx.work.slots + 4 * (sent - 1) * SLOT_WORDS
+        clear_slots(ctx, slots, num_slots)
+        clear_slots(ctx, slots + 4 * MAX_EXPERTS, MAX_RANKS)
+    if received != 0:
+        empty_half(ctx, received - 1, num_counts)
+    ptx.syncwarp(ptx.FULL_MASK)
+    if ctx.lane == 0:
+        write_journal(ctx)
+
+
+@device_function
+def clear_slots(ctx, slots, num_slots):
+    """Coordinator: no token has a place any more. The whole warp."""
+    for i in range(ctx.lane, num_slots, 32):
+        ptx.st_weak_s32(slots + 4 * i, 0)
+
+
+@device_function
+def empty_half(ctx, half, num_counts):
+    """Coordinator: empty the cells of the call that was received in a half, then let all who may send in it again."""
+    masked = ptx.vote_ballot(ptx.FULL_MASK, ctx.lane < ctx.network.num_ranks and is_masked(ctx.work.mask, ctx.lane))
+    for rank in range(ctx.network.num_ranks):
+        is_absent = masked & (1 << rank) != 0
+        counts = own_ptr(ctx.network, count_offset(ctx.call.num_rdma_bytes, half, rank, 0))
+        for i in range(ctx.lane, num_counts, 32):
+            empty_cell(counts + 4 * i, is_absent)
+    is_absent = masked & (1 << ctx.lane) != 0
+    if ctx.lane < ctx.network.num_ranks:
+        empty_cell(own_ptr(ctx.network, arrival_offset(ctx.call.num_rdma_bytes, half, ctx.lane)), is_absent)
+        empty_call(ctx, half, is_absent)
+    ptx.syncwarp(ptx.FULL_MASK)
+    if ctx.lane < ctx.network.num_ranks and not is_absent:
+        amo_add(ctx.network, credit_offset(ctx.call.num_rdma_bytes, half, ctx.network.rank), 1, ctx.lane, 0, True)
+
+
+@device_function
+def may_send(ctx, peer):
+    """Whether the peer is there and its half of the buffer is free; one thread."""
+    uses = ptx.ld_weak_s32(ctx.work.journal + 4 * (USES + ctx.call.half))
+    if sends_from_buffer(ctx.network):  # what has left in this half before may still be read, whomever it was for
+        for rank in range(ctx.network.num_ranks):
+            other = own_ptr(ctx.network, credit_offset(ctx.call.num_rdma_bytes, ctx.call.half, rank))
+            wait_credit(other, uses, ctx.bounds, ctx.work.mask, rank, ctx.call.half)
+    credit = own_ptr(ctx.network, credit_offset(ctx.call.num_rdma_bytes, ctx.call.half, peer))
+    return wait_credit(credit, uses, ctx.bounds, ctx.work.mask, peer, ctx.call.half)
+
+
+@device_function
+def may_warp_send(ctx, peer):
+    """The same for all lanes of a warp, which then know what the peer has done before it gave the credit."""
+    is_free = ptx.vote_any(ptx.FULL_MASK, ctx.lane == 0 and may_send(ctx, peer))
+    ptx.syncwarp(ptx.FULL_MASK)
+    return is_free
+
+
+@device_function
+def wait_coordinator(ctx):
+    """Wait until the counts of this half are empty, which the launch before may have read; one thread.
+
+    The coordinator gives its own rank a credit behind its stores, too.
+    """
+    may_send(ctx, ctx.network.rank)
+
+
+@device_function
+def end_send_phase(ctx):
+    """The block has sent all it has to. If it receives next, it waits for its coordinator before. A whole block."""
+    if ptx.thread_idx() == ptx.block_dim() - 32 and ctx.call.phases & RECV_PHASE != 0:
+        wait_coordinator(ctx)
+    ptx.syncthreads()
+
+
+@device_function
+def write_journal(ctx):
+    """Coordinator: for the coordinator of the next launch; one thread."""
+    sends = ctx.call.phases & SEND_PHASE != 0
+    receives = ctx.call.phases & RECV_PHASE != 0
+    ptx.st_weak_s32(ctx.work.journal + 4 * SENT_HALF, ctx.call.half + 1 if sends else 0)
+    ptx.st_weak_s32(ctx.work.journal + 4 * RECEIVED_HALF, ctx.call.half + 1 if receives else 0)
+    if receives:
+        ptx.st_weak_s32(ctx.work.journal + 4 * NUM_COUNTS, ctx.shape.num_local_experts)
+    if sends:
+        ptx.st_weak_s32(ctx.work.journal + 4 * NUM_SLOTS, ctx.shape.num_experts)
+        expected = ptx.ld_weak_s32(ctx.work.journal + 4 * NEXT_HALF)
+        if expected != ctx.call.half:
+            report_fault(ctx.bounds, LOW_LATENCY_HALF, -1, -1, expected, ctx.call.half)
+        ptx.st_weak_s32(ctx.work.journal + 4 * NEXT_HALF, 1 - ctx.call.half)
+
+
+# Whether calls are compared is the type of the call: for a plain Call nothing of it is in the binary. See calls.py.
+
+
+@device_function
+def is_notifier():
+    """Whether this is the warp that tells and compares calls, beside the coordinator in the last block."""
+    return ptx.thread_idx() // 32 == ptx.block_dim() // 32 - 2
+
+
+@by_type("call", Call)
+def notify_call(ctx, peer):
+    """Tell a peer what this rank calls; one thread, which may send to it."""
+
+
+@by_type("call", Call)
+def notify_peers(ctx):
+    """Tell all peers, a lane each."""
+
+
+@by_type("call", Call)
+def compare_calls(ctx):
+    """Wait for what all peers call, and report what differs from this rank's own call. One warp."""
+
+
+@by_type("call", Call)
+def empty_call(ctx, half, is_absent):
+    """Coordinator: empty the words of a peer's call, a lane for each. is_absent: the peer is masked"""
+
+
+@by_type("call", Call)
+def call_cell(ctx, peer):
+    """Where a peer says that it has begun the call; 0 if it does not."""
+    return 0
