@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -30,8 +28,3 @@ class Report:
             token = f" ({rows[i]})" if rows is not None and i < len(rows) else ""
             lines.append(f"  row {i}{token}: got {got[i].ravel()[:8]}, expected {want[i].ravel()[:8]}")
         raise AssertionError("\n".join(lines))
-
-    def all_same(self, got: Mapping[str, Any], want: Mapping[str, Any]) -> None:
-        """The same for arrays with names; those that are not in `want` may hold anything."""
-        for name, expected in want.items():
-            self.same(name, np.asarray(got[name]), np.asarray(expected))

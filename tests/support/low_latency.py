@@ -1,5 +1,7 @@
 """Trips of `nbep.workloads.low_latency` on the target of the tests, with its arrays: see target.py and arrays.py."""
 
+# ruff: noqa: F401  # tests import from here what is the same on all targets
+
 from collections.abc import Sequence
 
 import pytest
@@ -28,31 +30,6 @@ from nbep.workloads.low_latency import (
     num_rdma_bytes,
 )
 
-__all__ = [
-    "ASYNC",
-    "BOTH",
-    "FACTORS",
-    "HOOK",
-    "LOW_LATENCY_ROUTINGS",
-    "STATS_BEFORE",
-    "Options",
-    "Outcome",
-    "Trip",
-    "check",
-    "check_combined",
-    "check_dispatched",
-    "expected_combine",
-    "expected_dispatch",
-    "expert_output",
-    "make_buffer",
-    "make_low_latency_case",
-    "num_max_tokens",
-    "num_rdma_bytes",
-    "prepare",
-    "round_trip",
-    "run",
-    "skip_what_the_target_lacks",
-]
 LOW_LATENCY_ROUTINGS = (*ROUTINGS, "one_expert")
 
 

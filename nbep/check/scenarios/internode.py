@@ -8,10 +8,10 @@ from typing import Any
 
 import nbep
 from nbep.check.scenario import Scenario
-from nbep.check.scenarios.tokens import Plan, call_round, counts_of, expected_round
-from nbep.host.internode.rings import combine_rings, dispatch_rings
+from nbep.check.scenarios.tokens import Plan, call_round, check_rounds, counts_of
 from nbep.workloads.cases import Case, make_case, only_to
-from nbep.workloads.compare import Report
+from nbep.workloads.internode import NIC, Options
+from nbep.workloads.intranode import Outcome, make_buffer_for
 
 # ranks: of all nodes. chunk, slots: inside a node; rdma_chunk, rdma_slots: between nodes. threads: of a block, 0 for
 # what suits. 1 or 0: tma, a copy engine; ibgda, the software NIC; uneven, other numbers of tokens on each rank;
@@ -63,15 +63,19 @@ FIRST: tuple[dict[str, int], ...] = (
 SHAPES: tuple[dict[str, int], ...] = (*({"ranks": 2, "tokens": 3},) * 9, {})
 # Only one of two nodes sends, and its tokens leave slots free: its next call may come before they are read.
 ONE_WAY = {"ranks": 2, "tokens": 3, "rdma_slots": 8, "uneven": 1, "rounds": 2}
-# Small, so that queues wrap and messages are cut.
-NIC = nbep.NicOptions(num_entries=64, chunk_bytes=512, seed=1)
 
 
 def plan_of(what: str, parameters: dict[str, int]) -> Plan:
     names = ("chunk", "slots", "rdma_chunk", "rdma_slots")
     sizes = [parameters[name] for name in names]
     config = nbep.Config(2 * parameters["channels"], *sizes, num_threads=parameters["threads"] or None)
-    return Plan("combine" if what == "combine" else "dispatch", what == "cached", bool(parameters["fp8"]), config)
+    options = Options(
+        config,
+        fp8="row" if parameters["fp8"] else None,
+        transport="ibgda" if parameters["ibgda"] else "direct",
+        nic=replace(NIC, seed=1 + parameters["inputs"], max_delay_ns=50_000) if parameters["sparse"] else NIC,
+    )
+    return Plan("combine" if what == "combine" else "dispatch", what == "cached", options)
 
 
 def cases_of(parameters: dict[str, int]) -> list[Case]:
@@ -95,35 +99,20 @@ def case_of(parameters: dict[str, int], number: int) -> Case:
     return only_to(case, [[(rank + number) % num_ranks] for rank in range(num_ranks)])
 
 
-def main(comm: Any, what: str, **parameters: int) -> list[dict[str, Any]]:
+def main(comm: Any, what: str, **parameters: int) -> list[Outcome]:
     """Rounds on one buffer, which is just large enough."""
     comm.runtime.world.has_tma = bool(parameters["tma"])
     if parameters["threads"]:
         comm.runtime.notify_threads = 128
-    plan, hidden, topk = plan_of(what, parameters), parameters["hidden"], parameters["topk"]
-    nodes = parameters["nodes"], comm.size // parameters["nodes"]
-    slot = ((1 if plan.is_fp8 else 2) * hidden, topk, hidden // 128 if plan.is_fp8 else 0)
-    rings = dispatch_rings(plan.config, *nodes, *slot), combine_rings(plan.config, *nodes, 2 * hidden, topk)
-    buffer = nbep.Buffer(
-        comm,
-        max(of_call.num_nvl_bytes for of_call in rings),
-        max(of_call.num_rdma_bytes for of_call in rings),
-        num_nvl_peers=nodes[1],
-        transport="ibgda" if parameters["ibgda"] else "direct",
-        nic=replace(NIC, seed=1 + parameters["inputs"], max_delay_ns=50_000) if parameters["sparse"] else NIC,
-        num_qps_per_rank=parameters["channels"],
-    )
-    results = [call_round(buffer, case, plan) for case in cases_of(parameters)]
+    plan, cases = plan_of(what, parameters), cases_of(parameters)
+    buffer = make_buffer_for(comm, [(case, plan.options) for case in cases])
+    results = [call_round(buffer, case, plan) for case in cases]
     buffer.destroy()
     return results
 
 
-def check(results: list[list[dict[str, Any]]], what: str, **parameters: int) -> None:
-    """Compare with the reference, bit for bit."""
-    plan = plan_of(what, parameters)
-    for number, case in enumerate(cases_of(parameters)):
-        for rank, want in enumerate(expected_round(case, plan)):
-            Report(f"round {number}, rank {rank}").all_same(results[rank][number], want)
+def check(results: list[list[Outcome]], what: str, **parameters: int) -> None:
+    check_rounds(results, cases_of(parameters), plan_of(what, parameters))
 
 
 def make(

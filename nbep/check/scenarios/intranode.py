@@ -7,13 +7,10 @@ from typing import Any
 
 import nbep
 from nbep.check.scenario import Scenario
-from nbep.check.scenarios.tokens import Plan, call_round, counts_of, expected_round
-from nbep.device.layout.direct import DirectShape, SlotShape, num_direct_bytes_needed
-from nbep.device.layout.intranode import num_nvl_bytes_needed
+from nbep.check.scenarios.tokens import Options, Plan, call_round, check_rounds, counts_of
 from nbep.device.protocols.waits import BARRIER, FaultReport
-from nbep.host.target.memory import HandleType
 from nbep.workloads.cases import Case, make_case
-from nbep.workloads.compare import Report
+from nbep.workloads.intranode import Outcome, make_buffer_for
 
 # channels: half of the blocks of a launch. chunk, slots: tokens of a chunk, slots of a ring. warps: for each peer;
 # notify_warps: of a block of notify.
@@ -67,7 +64,13 @@ def plan_of(last: str, is_cached: bool, parameters: dict[str, int], is_direct: b
         parameters["slots"],
         num_threads=32 * parameters["ranks"] * max(parameters["warps"], -(-2 // parameters["ranks"])),
     )
-    return Plan(last, is_cached, bool(parameters["fp8"]), config, is_direct)
+    options = Options(
+        config,
+        fp8=("mixed" if is_direct else "row") if parameters["fp8"] else None,
+        handle_type="host" if parameters["host"] else "ipc",
+        zero_copy=is_direct,
+    )
+    return Plan(last, is_cached, options)
 
 
 def cases_of(parameters: dict[str, int]) -> list[Case]:
@@ -86,45 +89,19 @@ def cases_of(parameters: dict[str, int]) -> list[Case]:
     ]
 
 
-def bytes_of(cases: list[Case], plan: Plan, parameters: dict[str, int]) -> dict[str, Any]:
-    """Sizes of a buffer that is just large enough."""
-    num_ranks, hidden, topk, config = parameters["ranks"], parameters["hidden"], parameters["topk"], plan.config
-    if not plan.is_direct:
-        return {"num_nvl_bytes": num_nvl_bytes_needed(config.ring_shape(num_ranks, 2 * hidden, topk, hidden // 128, 1))}
-    num_rows = max(
-        sum(layout.num_tokens_per_rank[rank] for layout in c.layouts) for c in cases for rank in range(num_ranks)
-    )
-    num_slots = parameters["tokens"] * (num_ranks - 1)
-    shape = DirectShape(config.num_channels, 2 * hidden, topk, hidden // 128, 1)
-    slots = SlotShape(num_ranks, config.num_channels, 2 * hidden, topk, config.num_max_nvl_chunked_send_tokens)
-    return {"num_zero_copy_bytes": num_direct_bytes_needed(max(num_rows, 1), num_slots, num_ranks, shape, slots)}
-
-
-def make_buffer(comm: Any, cases: list[Case], plan: Plan, parameters: dict[str, int]) -> nbep.Buffer:
-    """A buffer on a machine as the parameters say."""
+def main(comm: Any, last: str, is_cached: bool, is_direct: bool = False, **parameters: int) -> list[Outcome]:
+    """Rounds on one buffer that is just large enough, on a machine as the parameters say."""
     comm.runtime.world.has_tma = bool(parameters["tma"])
     comm.runtime.notify_threads = 32 * parameters["notify_warps"]
-    handle_type: HandleType = "host" if parameters["host"] else "ipc"
-    return nbep.Buffer(comm, handle_type=handle_type, **bytes_of(cases, plan, parameters))
-
-
-def main(comm: Any, last: str, is_cached: bool, is_direct: bool = False, **parameters: int) -> list[dict[str, Any]]:
-    """Rounds on one buffer."""
     plan, cases = plan_of(last, is_cached, parameters, is_direct), cases_of(parameters)
-    buffer = make_buffer(comm, cases, plan, parameters)
+    buffer = make_buffer_for(comm, [(case, plan.options) for case in cases])
     results = [call_round(buffer, case, plan) for case in cases]
     buffer.destroy()
     return results
 
 
-def check(
-    results: list[list[dict[str, Any]]], last: str, is_cached: bool, is_direct: bool = False, **parameters: int
-) -> None:
-    """Compare with the reference, bit for bit."""
-    plan = plan_of(last, is_cached, parameters, is_direct)
-    for number, case in enumerate(cases_of(parameters)):
-        for rank, want in enumerate(expected_round(case, plan)):
-            Report(f"round {number}, rank {rank}").all_same(results[rank][number], want)
+def check(results: list[list[Outcome]], last: str, is_cached: bool, is_direct: bool = False, **parameters: int) -> None:
+    check_rounds(results, cases_of(parameters), plan_of(last, is_cached, parameters, is_direct))
 
 
 def main_alone(comm: Any, **parameters: int) -> FaultReport | None:

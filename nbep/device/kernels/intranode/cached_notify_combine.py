@@ -10,7 +10,8 @@
  cell                     written by   with                 read by      with
  start, end, head, tail   the owner    st_weak 0, barrier   (combine)    -
  send_head[t, r]          one warp     st_weak              same warp    ld_weak, before it writes
- send_nvl_head (1)        one warp     st_weak              same warp    ld_weak, before it writes
+ send_rdma_head and       one warp     st_weak              same warp    ld_weak, before it writes
+   send_nvl_head (1)
 
  (1) Between nodes: see internode/cached_notify.py, whose block uses the same code.
 
