@@ -40,6 +40,7 @@ def test_cached_dispatch_after_combine_rewrote_the_heads():
     run(make_node_case(3, num_tokens=9), fn=cached_dispatch_after_combine)
 
 
+@pytest.mark.thorough
 def test_combine_twice_with_one_handle_gives_the_same():
     run(make_node_case(4, num_tokens=9), fn=combine_twice)
 
@@ -60,6 +61,7 @@ def test_two_handles_in_turns():
     run_rounds(two_handles_in_turns, rounds, seed=6)
 
 
+@pytest.mark.thorough
 def test_two_buffers_at_once():
     run_rounds(two_buffers_at_once, [(make_node_case(8, num_tokens=6), Options())] * 2, seed=7)
 

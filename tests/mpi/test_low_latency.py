@@ -23,7 +23,8 @@ def test_ranks_in_processes_agree_with_the_reference(num_ranks):
     mpiexec(num_ranks, "round_trips,two_calls_in_flight")
 
 
-@pytest.mark.parametrize("num_ranks", both_parts([2], thorough=[4]))
+@pytest.mark.thorough  # without processes: tests/low_latency/test_last_call.py
+@pytest.mark.parametrize("num_ranks", [2, 4])
 def test_who_waits_in_vain_in_the_last_call_is_told(num_ranks):
     programs = "last_combine_that_a_rank_comes_late_to,event_that_nobody_waits_for"
     mpiexec(num_ranks, programs, NBEP_TIMEOUT_MS="1500")

@@ -24,8 +24,7 @@ def mpiexec(num_ranks: int, program: str, *numbers: int, **environment: str) -> 
 
 def test_calls_adds_and_stores_between_processes():
     """A little of each, in processes that start once: what a queue adds is exact, a plain store stays in the node."""
-    calls = "low_latency 1 1 2 1 200000, internode 0 1 1 200000"
-    mpiexec(4, f"{calls}, adds_to_one_cell 8, plain_stores")
+    mpiexec(4, "internode 0 1 1 200000, adds_to_one_cell 8, plain_stores")
 
 
 @pytest.mark.parametrize(
@@ -33,6 +32,7 @@ def test_calls_adds_and_stores_between_processes():
     both_parts(
         short=[],
         thorough=[
+            (1, 1, 2, 1, 200_000),
             (1, 1, 5, 2, 0),
             (2, 1, 5, 3, 200_000),
             (2, 0, 5, 4, 200_000),
