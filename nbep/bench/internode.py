@@ -49,7 +49,7 @@ from nbep.bench.parts.normal_clock import Push, mean_seconds, push_bytes, push_r
 from nbep.device.layout.intranode import MAX_NVL_PEERS
 from nbep.device.terminal import add_json
 from nbep.host.ranks.comm import InProcessComm
-from nbep.host.target.base import HandleType
+from nbep.host.target.memory import HandleType
 from nbep.host.transport.base import TransportName
 
 WRONG = 1  # the exit code if a result is

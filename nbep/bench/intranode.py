@@ -28,7 +28,7 @@ from nbep.bench.parts.clocks import Clock, HostTime, Step, host_times
 from nbep.bench.parts.normal_clock import Push, mean, mean_seconds, push_rates
 from nbep.bench.parts.report import Report, draw, push_gbps
 from nbep.device.terminal import add_json
-from nbep.host.target.base import HandleType
+from nbep.host.target.memory import HandleType
 
 WORKS = ("dispatch bf16", "dispatch fp8", "combine bf16")
 NUM_NVL_BYTES = 2_000_000_000 // 128 * 128

@@ -65,7 +65,7 @@ from nbep.device.jit import KERNELS, spec_of
 from nbep.device.kernels.intranode.push import ROW_BYTES, TO_PEERS, push
 from nbep.device.layout.low_latency import MAX_RANKS
 from nbep.device.terminal import add_json
-from nbep.host.target.base import HandleType
+from nbep.host.target.memory import HandleType
 from nbep.host.transport.base import TransportName
 from nbep.host.validate import INTRANODE_RANKS
 

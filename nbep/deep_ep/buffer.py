@@ -16,6 +16,7 @@ Source: DeepEP deep_ep/buffer.py
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from nbep.deep_ep.calls import Handle, refuse_forks, taken_as_deep_ep
@@ -25,6 +26,8 @@ from nbep.host.config import Config, fit_config
 from nbep.host.events import EventOverlap
 from nbep.host.node import Node
 from nbep.host.tokens import BF16_BYTES
+
+Given = dict[str, Any]  # the arguments of a call, by name
 
 
 class Buffer(NbepBuffer):
@@ -93,71 +96,69 @@ class Buffer(NbepBuffer):
         return torch.cuda.ExternalStream(stream.cuda_stream, device=stream.ordinal)
 
     @taken_as_deep_ep(NbepBuffer.get_dispatch_layout)
-    def get_dispatch_layout(self, *args: Any, **kwargs: Any) -> Any:
-        *layout, event = super().get_dispatch_layout(*args, **kwargs)
-        return (*layout, _of_async(event, _flag("async_finish", 3, args, kwargs)))
+    def get_dispatch_layout(self, given: Given) -> Any:
+        *layout, event = super().get_dispatch_layout(**given)
+        return (*layout, _of_async(event, given))
 
     @taken_as_deep_ep(NbepBuffer.dispatch)
-    def dispatch(self, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = self._with_room(DISPATCH_CONFIG, args, kwargs, self._dispatch_rings)
-        *received, handle, event = super().dispatch(*args, **kwargs)
-        return (*received, Handle.of(handle), _of_async(event, _flag("async_finish", 12, args, kwargs)))
+    def dispatch(self, given: Given) -> Any:
+        *received, handle, event = super().dispatch(**self._with_room(given, _dispatch_rings))
+        return (*received, Handle.of(handle), _of_async(event, given))
 
     @taken_as_deep_ep(NbepBuffer.combine)
-    def combine(self, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = self._with_room(COMBINE_CONFIG, args, kwargs, self._combine_rings)
-        *combined, event = super().combine(*args, **kwargs)
-        return (*combined, _of_async(event, _flag("async_finish", 6, args, kwargs)))
+    def combine(self, given: Given) -> Any:
+        *combined, event = super().combine(**self._with_room(given, _combine_rings))
+        return (*combined, _of_async(event, given))
 
     internode_dispatch, internode_combine = dispatch, combine
 
     @taken_as_deep_ep(NbepBuffer.low_latency_dispatch)
-    def low_latency_dispatch(self, *args: Any, **kwargs: Any) -> Any:
-        recv_x, recv_count, handle, event, hook = super().low_latency_dispatch(*args, **kwargs)
+    def low_latency_dispatch(self, given: Given) -> Any:
+        recv_x, recv_count, handle, event, hook = super().low_latency_dispatch(**given)
         return recv_x, recv_count, Handle.of(handle), event, hook
 
     @taken_as_deep_ep(NbepBuffer.low_latency_combine)
-    def low_latency_combine(self, *args: Any, **kwargs: Any) -> Any:
-        return super().low_latency_combine(*args, **kwargs)
+    def low_latency_combine(self, given: Given) -> Any:
+        return super().low_latency_combine(**given)
 
     @taken_as_deep_ep(NbepBuffer.get_next_low_latency_combine_buffer)
-    def get_next_low_latency_combine_buffer(self, *args: Any, **kwargs: Any) -> Any:
-        return super().get_next_low_latency_combine_buffer(*args, **kwargs)
+    def get_next_low_latency_combine_buffer(self, given: Given) -> Any:
+        return super().get_next_low_latency_combine_buffer(**given)
 
-    def _with_room(self, at: int, args: tuple[Any, ...], kwargs: dict[str, Any], rings_of: Any) -> Any:
+    def _with_room(self, given: Given, rings_of: Callable[[Given], tuple[int, int, int, int]]) -> Given:
         """The arguments, with fewer slots in config if DeepEP's rings would fit into the buffer and nbep's do not."""
-        config = args[at] if len(args) > at else kwargs.get("config")
-        memory = self._memory
+        config, memory = given.get("config"), self._memory
         if not isinstance(config, Config) or memory is None or memory.internode is not None:
-            return args, kwargs
+            return given
         try:
-            sizes = rings_of(*args, **kwargs)
-        except (AttributeError, IndexError, TypeError, ValueError):  # arguments that are soon refused, and named
-            return args, kwargs
+            sizes = rings_of(given)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):  # arguments that are soon refused
+            return given
         shape = config.ring_shape(self.group_size, *sizes)
         if num_nvl_bytes_needed(shape) <= self.num_nvl_bytes or deep_ep_bytes(shape) > self.num_nvl_bytes:
-            return args, kwargs
-        config = fit_config(config, self.num_nvl_bytes, self.group_size, *sizes)
-        if len(args) > at:
-            return (*args[:at], config, *args[at + 1 :]), kwargs
-        return args, {**kwargs, "config": config}
-
-    @staticmethod
-    def _dispatch_rings(x: Any, handle: Any = None, *args: Any, **kwargs: Any) -> tuple[int, int, int, int]:
-        tokens, scales = x if isinstance(x, tuple) else (x, None)
-        topk_idx = args[4] if len(args) > 4 else kwargs.get("topk_idx")
-        num_topk = 0 if topk_idx is None else topk_idx.shape[1]
-        num_scales = 0 if scales is None else scales.shape[1]
-        return tokens.shape[1] * tokens.dtype.itemsize, num_topk, num_scales, int(handle is None)
-
-    @staticmethod
-    def _combine_rings(
-        x: Any, handle: Any, topk_weights: Any = None, *args: Any, **kwargs: Any
-    ) -> tuple[int, int, int, int]:
-        return x.shape[1] * BF16_BYTES, 0 if topk_weights is None else topk_weights.shape[1], 0, 0
+            return given
+        return {**given, "config": fit_config(config, self.num_nvl_bytes, self.group_size, *sizes)}
 
 
-DISPATCH_CONFIG, COMBINE_CONFIG = 10, 4  # where config comes among the arguments
+def _dispatch_rings(given: Given) -> tuple[int, int, int, int]:
+    x = given["x"]
+    tokens, scales = x if isinstance(x, tuple) else (x, None)
+    num_scales = 0 if scales is None else scales.shape[1]
+    return (
+        tokens.shape[1] * tokens.dtype.itemsize,
+        _columns(given, "topk_idx"),
+        num_scales,
+        int(given.get("handle") is None),
+    )
+
+
+def _combine_rings(given: Given) -> tuple[int, int, int, int]:
+    return given["x"].shape[1] * BF16_BYTES, _columns(given, "topk_weights"), 0, 0
+
+
+def _columns(given: Given, name: str) -> int:
+    array = given.get(name)
+    return 0 if array is None else array.shape[1]
 
 
 def deep_ep_bytes(shape: RingShape) -> int:
@@ -167,12 +168,8 @@ def deep_ep_bytes(shape: RingShape) -> int:
     return 4 * shape.num_ranks**2 + num_rings * (4 * 4 + shape.num_slots * slot)
 
 
-def _flag(name: str, at: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return bool(args[at] if len(args) > at else kwargs.get(name, False))
-
-
-def _of_async(event: EventOverlap, is_async: bool) -> EventOverlap:
-    return event if is_async else EventOverlap()
+def _of_async(event: EventOverlap, given: Given) -> EventOverlap:
+    return event if given.get("async_finish", False) else EventOverlap()
 
 
 class Runtime:

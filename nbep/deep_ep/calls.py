@@ -52,24 +52,23 @@ class Handle(tuple):
 
 
 def taken_as_deep_ep(nbeps: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """For a verb that stands for one of nbep's: it has its signature, gets its handle, topk_idx of int64, and no
-    argument of a fork.
+    """For a verb that stands for one of nbep's: it has its signature, and gets all arguments by their names, with
+    nbep's handle, topk_idx of int64, and no argument of a fork.
     """
     taken = signature(nbeps)
-    names = [*taken.parameters][1:]  # without self
-    at = names.index("topk_idx") if "topk_idx" in names else len(names)
+    names = [name for name, parameter in taken.parameters.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    del names[0]  # self
 
     def decorate(verb: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(nbeps)
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             refuse_forks(kwargs)
-            args = tuple(map(_made, args))
-            kwargs = {name: _made(value) for name, value in kwargs.items()}
-            if _is_int32(args[at] if at < len(args) else kwargs.get("topk_idx")):
-                args, kwargs = (), taken.bind(self, *args, **kwargs).arguments
-                del kwargs["self"]
-                _widen(kwargs)
-            return verb(self, *args, **kwargs)
+            given = {name: _made(value) for name, value in (*zip(names, args, strict=False), *kwargs.items())}
+            if len(given) < len(args) + len(kwargs):  # too many, or one of them twice
+                taken.bind(self, *args, **kwargs)
+            if _is_int32(given.get("topk_idx")):
+                _widen(given)
+            return verb(self, given)
 
         return call
 

@@ -68,11 +68,11 @@ def dispatch_call(
 
     num_experts is None with a handle.
     """
-    runtime, scales = memory.runtime, 0
-    if tokens.scales is not None:
-        scales = 2 * tokens.num_scales + SCALES_DTYPES.index(runtime.dtype_name(tokens.scales))
-    dtype = ROW_DTYPES.index(runtime.dtype_name(tokens.x))
-    sizes = tokens.x.shape[1], scales, tokens.num_topk, num_experts or 0
+    scales = 0
+    if tokens.scales.is_array:
+        scales = 2 * tokens.num_scales + SCALES_DTYPES.index(tokens.scales.dtype_name)
+    dtype = ROW_DTYPES.index(tokens.x.dtype_name)
+    sizes = tokens.hidden, scales, tokens.num_topk, num_experts or 0
     has_handle = int(num_experts is None)
     return make_call(
         memory.rank,

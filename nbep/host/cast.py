@@ -15,7 +15,8 @@ from nbep.device.protocols.fp8 import COLUMNS
 from nbep.host import validate
 from nbep.host.arguments import flags
 from nbep.host.spawn import spawn
-from nbep.host.target.base import Array, Runtime, current_runtime
+from nbep.host.target.base import Array, Runtime
+from nbep.host.target.current import current_runtime
 
 T = TypeVar("T")
 WARP = 32
@@ -52,7 +53,7 @@ def per_token_cast_back(x_fp8: Array, scales: Array) -> Array:
 
 def _cast_to_fp8(runtime: Runtime, x: Array, round_scale: bool, column_major_scales: bool) -> tuple[Array, Array]:
     flags(round_scale=round_scale, column_major_scales=column_major_scales)
-    validate.array(runtime, "x", x, "bfloat16", ("num_tokens", "hidden"))
+    validate.array("x", runtime.view(x), "bfloat16", ("num_tokens", "hidden"))
     num_tokens, hidden = x.shape
     validate.hidden_size("x", hidden, COLUMNS)
     num_scales = hidden // COLUMNS
@@ -69,12 +70,13 @@ def _cast_to_fp8(runtime: Runtime, x: Array, round_scale: bool, column_major_sca
 
 
 def _cast_back(runtime: Runtime, x_fp8: Array, scales: Array) -> Array:
-    validate.array(runtime, "x_fp8", x_fp8, "float8_e4m3fn", ("num_tokens", "hidden"))
+    validate.array("x_fp8", runtime.view(x_fp8), "float8_e4m3fn", ("num_tokens", "hidden"))
     num_tokens, hidden = x_fp8.shape
     validate.hidden_size("x_fp8", hidden, COLUMNS)
-    validate.array(runtime, "scales", scales, "float32", (num_tokens, hidden // COLUMNS), contiguous=False)
-    if min(runtime.strides(scales)) < 0:
-        validate.refuse("scales", f"strides {runtime.strides(scales)}", "of strides that are not negative")
+    view = runtime.view(scales)
+    validate.array("scales", view, "float32", (num_tokens, hidden // COLUMNS), contiguous=False)
+    if min(view.strides) < 0:
+        validate.refuse("scales", f"strides {view.strides}", "of strides that are not negative")
     x = runtime.empty((num_tokens, hidden), "bfloat16", x_fp8)
     sizes = _sizes(runtime, x_fp8, scales, False)
     grid, block = _launch_size(runtime, num_tokens * (hidden // COLUMNS))
@@ -84,7 +86,7 @@ def _cast_back(runtime: Runtime, x_fp8: Array, scales: Array) -> Array:
 
 
 def _sizes(runtime: Runtime, x: Array, scales: Array, round_scale: bool) -> CastSizes:
-    token_stride, hidden_stride = runtime.strides(scales)
+    token_stride, hidden_stride = runtime.view(scales).strides
     return CastSizes(x.shape[0], x.shape[1], token_stride, hidden_stride, int(round_scale))
 
 

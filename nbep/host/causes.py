@@ -38,7 +38,7 @@ from nbep.host.low_latency.memory import LowLatencyMemory
 from nbep.host.node import Node
 from nbep.host.ranks.processes import NOBODY, Gone
 from nbep.host.ranks.timeouts import PeerTimeout
-from nbep.host.target.base import HostWords
+from nbep.host.target.memory import HostWords
 
 
 class KernelReport:

@@ -5,7 +5,7 @@ Source: DeepEP csrc/config.hpp; deep_ep/buffer.py, get_dispatch_config and get_c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -244,6 +244,25 @@ def nodes_config(table: Table, num_sms: int, num_nodes: int, num_nvl_ranks: int)
     if num_nodes == num_nvl_ranks == 2:
         nvl_chunk, rdma_chunk = table.two_of_two
     return Config(num_sms, nvl_chunk, nvl_slots, rdma_chunk, rdma_slots)
+
+
+def in_node_config(
+    given: Config | None,
+    table: Table,
+    num_sms: int,
+    num_ranks: int,
+    num_nvl_bytes: int | None,
+    token_sizes: Sequence[int],
+) -> Config:
+    """The config of a call inside a node: what is given, or else the default with rings that fit, as fit_config.
+
+    num_nvl_bytes: None with zero_copy, without rings
+    """
+    if given is not None:
+        return given
+    if num_nvl_bytes is None:
+        return zero_copy_config(num_sms)
+    return fit_config(table_config(table, num_sms, num_ranks), num_nvl_bytes, num_ranks, *token_sizes)
 
 
 def fit_config(config: Config, num_nvl_bytes: int, num_ranks: int, *token_sizes: int) -> Config:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from nbep.device.layout.intranode import MAX_LOCAL_EXPERTS
-from nbep.host.target.base import PolledMemory
+from nbep.host.target.memory import PolledMemory
 
 WORDS = 2 + MAX_LOCAL_EXPERTS
 OF_NODE = WORDS - 1

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from nbep.host.arguments import refuse
-from nbep.host.target.base import Event, PastEvent, current_runtime
+from nbep.host.target.current import current_runtime
 from nbep.host.target.resolve import why_no_gpu
+from nbep.host.target.streams import Event, PastEvent
 
 
 class EventHandle:

@@ -33,7 +33,7 @@ def get_dispatch_layout(
     memory.check_faults()
     validate.stream_options(previous_event, async_finish, allocate_on_comm_stream)
     num_experts = validate.num_experts(memory.num_ranks, num_experts)
-    validate.array(runtime, "topk_idx", topk_idx, "int64", ("num_tokens", "num_topk"))
+    validate.array("topk_idx", runtime.view(topk_idx), "int64", ("num_tokens", "num_topk"))
     num_tokens, num_topk = topk_idx.shape
     validate.topk_size("topk_idx", num_topk)
     if validate.may_read(memory, previous_event):

@@ -16,16 +16,27 @@ from nbep.host.intranode.direct import DirectMemory
 from nbep.host.low_latency.memory import LowLatencyMemory
 from nbep.host.ranks.call_log import Arguments
 from nbep.host.ranks.processes import Gone
-from nbep.host.target.base import Array, Event, Kernel, Runtime, Stream, SymmetricMemory
+from nbep.host.target.base import Array, Kernel, Runtime
+from nbep.host.target.memory import SymmetricMemory
 from nbep.host.target.new_arrays import Make, Wanted
+from nbep.host.target.streams import Event, Stream
 from nbep.host.transport.base import Transport
 from nbep.host.transport.rdma import RdmaMemory
 
 Empty = Callable[[tuple[int, ...], str], Array]  # a new array of a shape and a dtype
 
 
+class Ordered(Protocol):
+    """What the caller said of a call's place among other work; see Buffer.get_dispatch_layout. Requests have it."""
+
+    @property
+    def previous_event(self) -> EventOverlap | None: ...
+    @property
+    def allocate_on_comm_stream(self) -> bool: ...
+
+
 class Order(NamedTuple):
-    """What the caller said of a call's place among other work; see Buffer.get_dispatch_layout."""
+    """That alone."""
 
     previous_event: EventOverlap | None
     allocate_on_comm_stream: bool
@@ -49,6 +60,7 @@ class Node(Protocol):
     symmetric: SymmetricMemory
     transport: Transport
     counters: Counters
+    check_faults: Callable[[], None]  # raise what a kernel has reported, if one has
     peers: Any
     ring_shape: RingShape | None
     latest_event: Event | None
@@ -70,13 +82,12 @@ class Node(Protocol):
     @property
     def has_fault(self) -> bool: ...
     def kernel(self, kernel: Kernel) -> Kernel: ...
-    def check_faults(self) -> None: ...
     def check_open(self) -> None: ...
     def who_is_gone(self) -> Gone: ...
-    def allocations(self, order: Order, like: Array) -> AbstractContextManager[Empty]: ...
+    def allocations(self, order: Ordered, like: Array) -> AbstractContextManager[Empty]: ...
     def allocate(
-        self, order: Order, like: Array, wanted: Sequence[Wanted] = (), make: Make | None = None
+        self, order: Ordered, like: Array, wanted: Sequence[Wanted] = (), make: Make | None = None
     ) -> tuple[list[Array], list[Any]]: ...
     def finish(self, async_finish: bool) -> EventOverlap: ...
     def compare(self, call: Call) -> None: ...
-    def compare_call(self, verb: str, arguments: Callable[[], Arguments]) -> None: ...
+    def compare_call(self, verb: str, arguments: Callable[..., Arguments], *of: Any) -> None: ...

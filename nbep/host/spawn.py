@@ -9,7 +9,7 @@ from nbep.emulator import World
 from nbep.emulator.run import MEMORY_MODELS
 from nbep.host.arguments import integer
 from nbep.host.ranks.comm import CommGroup, InProcessComm
-from nbep.host.target.base import set_current_runtime
+from nbep.host.target.current import set_current_runtime
 from nbep.host.target.emulator import EmulatorRuntime
 from nbep.host.target.resolve import resolve_target
 

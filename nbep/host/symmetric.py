@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import bisect
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -43,22 +43,21 @@ from nbep.host import counters, validate
 from nbep.host.arguments import integer, refuse
 from nbep.host.calls import VERBS, arguments_of
 from nbep.host.causes import KernelReport
+from nbep.host.comm_work import CommWork
 from nbep.host.connect import connect
-from nbep.host.events import EventHandle, EventOverlap, handle_of
 from nbep.host.faults import destroy_error, destroyed_without
 from nbep.host.internode.memory import KERNELS as INTERNODE_KERNELS
 from nbep.host.internode.memory import InternodeMemory
 from nbep.host.intranode.direct import DirectMemory
 from nbep.host.low_latency.memory import LowLatencyMemory
-from nbep.host.node import Empty, Order
 from nbep.host.ranks.await_ranks import end_without_mpi
 from nbep.host.ranks.call_log import Arguments, CallLog
 from nbep.host.ranks.comm import Communicator, await_all, gather_results, is_mpi_comm
 from nbep.host.ranks.processes import Gone, Process, who_is_gone
 from nbep.host.ranks.roll_call import RollCall
 from nbep.host.ranks.undo import Undo
-from nbep.host.target.base import Array, Event, HandleType, Kernel, Memory, PastEvent, Runtime
-from nbep.host.target.new_arrays import Make, Wanted
+from nbep.host.target.base import Kernel, Runtime
+from nbep.host.target.memory import HandleType, Memory
 from nbep.host.transport import check_target, create_transport
 from nbep.host.transport.base import NetworkOptions, NicOptions, Transport, TransportName
 from nbep.host.transport.rdma import RdmaMemory
@@ -74,7 +73,7 @@ def _describe_workspace(offset: int) -> str:
     return "claim" if offset < ALIGNMENT_BYTES // 2 else "layout arrivals"
 
 
-class NodeMemory:
+class NodeMemory(CommWork):
     """One rank's share of a buffer. Construction is collective. `identity` is what handles remember.
 
     Kernels of one's own get theirs from `create`, and use
@@ -85,6 +84,7 @@ class NodeMemory:
         peers, bounds         arguments for kernels: see protocols.peers; their type depends on handle_type
         network               another one, for the functions of nbep.device.network; its type depends on the transport
         wait(), close()
+        check_faults          raise what a kernel has reported, if one has; a buffer raises the same on every later call
 
     Raises: RuntimeError on every rank if one cannot allocate, or cannot reach a peer; it names the rank
     """
@@ -153,6 +153,7 @@ class NodeMemory:
         timeout_ms: float,
         handle_type: HandleType,
         transport: Transport,
+        *,
         zero: bool = False,
         num_rdma_bytes: int = 0,
         low_latency_mode: bool = False,
@@ -175,8 +176,6 @@ class NodeMemory:
         self.name: tuple[int, ...] = ()  # see host.dropped
         self.ring_shape: RingShape | None = None  # of the latest launch
         self._cells: list[tuple[int, str]] = []
-        self.latest_event: Event | None = None  # at the end of the latest call
-        self._previous: EventHandle | None = None  # what the call under way comes behind
         self.rdma: RdmaMemory | None = None
         self.low_latency: LowLatencyMemory | None = None  # unless the buffer has no low-latency mode
         self.direct: DirectMemory | None = None  # unless the buffer has no room for it
@@ -239,6 +238,7 @@ class NodeMemory:
             runtime.allocate_host_visible(ALIGNMENT_BYTES + counters.NUM_BYTES, "fault report and counters")
         )
         self.report = KernelReport(self, self.host_visible.words(0, REPORT_WORDS))
+        self.check_faults = self.report.check
         self.counters = counters.Counters(self.host_visible, ALIGNMENT_BYTES)
         assert REPORT_BYTES <= ALIGNMENT_BYTES
         if rdma_transport is None:
@@ -376,70 +376,15 @@ class NodeMemory:
     def layout_totals(self) -> int:
         return self.device.address + ALIGNMENT_BYTES
 
-    @contextmanager
-    def allocations(self, order: Order, like: Array) -> Iterator[Empty]:
-        """Allocate arrays like `like` for the next kernels to write; after it the comm stream is ordered.
-
-        It comes behind previous_event, or else behind the current stream. That may still use memory that an allocator
-        hands out. So behind an event alone the memory is the comm stream's own, if its library minds other streams;
-        if not, the comm stream comes behind the current one after all.
-        """
-        previous = self._previous = handle_of(order.previous_event)
-        if previous is not None and not isinstance(previous.event, PastEvent):
-            self.comm_stream.wait(previous.event)
-        outputs: list[Array] = []
-
-        def empty(shape: tuple[int, ...], dtype: str) -> Array:
-            outputs.append(self.runtime.empty(shape, dtype, like))
-            return outputs[-1]
-
-        is_own = previous is not None and (order.allocate_on_comm_stream or not self.runtime.is_capturing)
-        with self.runtime.allocating_on(self.comm_stream) if is_own else nullcontext():
-            yield empty
-        if not (is_own and (not outputs or self.runtime.let_current_stream_use(outputs))):
-            self.comm_stream.wait_current_stream()
-
-    def allocate(
-        self, order: Order, like: Array, wanted: Sequence[Wanted] = (), make: Make | None = None
-    ) -> tuple[list[Array], list[Any]]:
-        """As `allocations`, for calls that seldom have an event to come behind. make: of what is wanted"""
-        if order.previous_event is None:
-            made: tuple[list[Array], list[Any]] = ([], []) if make is None else make(like)
-            self.comm_stream.wait_current_stream()
-            return made
-        with self.allocations(order, like) as empty:
-            arrays = [empty(shape, dtype) for shape, dtype in wanted]
-        return arrays, self.runtime.arguments(arrays)
-
-    def finish(self, async_finish: bool) -> EventOverlap:
-        """The event at the end of a call; unless async_finish, the caller's current stream waits for it."""
-        stream = self.comm_stream
-        self.latest_event = stream.record() if async_finish else stream.hand_over()
-        previous, self._previous = self._previous, None
-        # The call may have read what a call of another buffer has failed to bring.
-        others = () if previous is None else (check for check in previous.checks if check != self.check_faults)
-        event = EventHandle(self.latest_event, (self.check_faults, *others))
-        if not async_finish:
-            event.check()
-        return EventOverlap(event)
-
-    def wait(self) -> None:
-        """Block until all work of the comm stream is done.
-
-        Raises: PeerTimeout if a wait of this rank's kernels has timed out
-        """
-        end = self.comm_stream.record()
-        self.runtime.wait_until(lambda: end.done, lambda: "the end of its comm stream")
-        self.check_faults()
-
     def compare(self, call: Call) -> None:
         """As compare_call, of a call whose notify kernel compares it, too."""
         if self._call_log is not None:
-            self.compare_call(VERBS[call.verb], lambda: arguments_of(call))
+            self.compare_call(VERBS[call.verb], arguments_of, call)
 
-    def compare_call(self, verb: str, arguments: Callable[[], Arguments]) -> None:
+    def compare_call(self, verb: str, arguments: Callable[..., Arguments], *of: Any) -> None:
         """Compare what must be alike on all ranks of a collective call, if they live in this process.
 
+        arguments: what gives them for the values behind it
         It comes right before the first launch: a call that has failed until then may be made again.
 
         Raises: ValueError if this rank differs from one that was here before
@@ -448,7 +393,7 @@ class NodeMemory:
             return
         if self.runtime.is_capturing:
             self._call_log.close()
-        self._call_log.add(self.rank, verb, arguments())
+        self._call_log.add(self.rank, verb, arguments(*of))
 
     @property
     def has_fault(self) -> bool:
@@ -461,10 +406,6 @@ class NodeMemory:
         if gone and is_mpi_comm(self.comm):
             end_without_mpi()
         return gone
-
-    def check_faults(self) -> None:
-        """Raise what a kernel has reported, if one has. A buffer raises the same on every later call."""
-        self.report.check()
 
     def _describe(self, offset: int) -> str:
         if self.direct is not None and offset >= self.direct.start:

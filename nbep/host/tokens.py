@@ -10,80 +10,94 @@ from typing import Any, NamedTuple
 from nbep.host import validate
 from nbep.host.counters import Received
 from nbep.host.node import Empty, Node
+from nbep.host.request import CombineRequest, Counts, DispatchRequest
 from nbep.host.target.base import Array, MaybeArray, Runtime
+from nbep.host.target.views import View
 
 BF16_BYTES = 2
 MAX_ROWS = (1 << 31) - 1
 
 
-class Counts(NamedTuple):
-    """What get_dispatch_layout found out."""
-
-    num_tokens_per_rank: Array
-    is_token_in_rank: Array
-    num_tokens_per_expert: Array
-
-
-NO_COUNTS = Counts(None, None, None)  # a handle knows them
-
-
 class Tokens(NamedTuple):
-    """What travels, as DispatchInputs begins. scales, topk_idx and topk_weights may be None."""
+    """What travels. scales, topk_idx and topk_weights may be NO_ARRAY."""
 
-    x: Array
-    scales: MaybeArray
-    topk_idx: MaybeArray
-    topk_weights: MaybeArray
+    x: View
+    scales: View
+    topk_idx: View
+    topk_weights: View
+
+    @classmethod
+    def look_at(cls, runtime: Runtime, request: DispatchRequest) -> Tokens:
+        """Those of a request; its top-k is not checked."""
+        topk = runtime.view(request.topk_idx), runtime.view(request.topk_weights)
+        return cls(*validate.payload(runtime, request.x), *topk)
+
+    @property
+    def arrays(self) -> tuple[Array, MaybeArray, MaybeArray, MaybeArray]:
+        """As DispatchInputs begins."""
+        return self.x.array, self.scales.array, self.topk_idx.array, self.topk_weights.array
 
     @property
     def num_tokens(self) -> int:
         return self.x.shape[0]
 
     @property
+    def hidden(self) -> int:
+        return self.x.shape[1]
+
+    @property
     def hidden_bytes(self) -> int:
-        return self.x.shape[1] * self.x.dtype.itemsize
+        return self.hidden * self.x.itemsize
 
     @property
     def num_topk(self) -> int:
-        return 0 if self.topk_idx is None else self.topk_idx.shape[1]
+        return self.topk_idx.shape[1] if self.topk_idx.is_array else 0
 
     @property
     def num_scales(self) -> int:
-        return 0 if self.scales is None else self.scales.shape[1]
+        return self.scales.shape[1] if self.scales.is_array else 0
+
+    def ring_sizes(self, num_src_idx: int) -> tuple[int, int, int, int]:
+        """The last arguments of Config.ring_shape. num_src_idx: 0 with a handle, which knows where the tokens were"""
+        return self.hidden_bytes, self.num_topk, self.num_scales, num_src_idx
+
+    @property
+    def scale_strides(self) -> tuple[int, int]:
+        """From token to token and from column to column, in elements."""
+        if not self.scales.is_array:
+            return 0, 0
+        token_stride, hidden_stride = self.scales.strides
+        return token_stride, hidden_stride
 
 
-def empty_rows(runtime: Runtime, empty: Empty, tokens: Tokens, num_rows: int) -> dict[str, MaybeArray]:
+def empty_rows(empty: Empty, tokens: Tokens, num_rows: int) -> dict[str, MaybeArray]:
     """Arrays for received rows, by the names that outputs have for them; None for what the tokens do not have."""
-    given = {
-        "recv_x": tokens.x,
-        "recv_x_scales": tokens.scales,
-        "recv_topk_idx": tokens.topk_idx,
-        "recv_topk_weights": tokens.topk_weights,
-    }
     return {
-        name: None if array is None else empty((num_rows, array.shape[1]), runtime.dtype_name(array))
-        for name, array in given.items()
+        f"recv_{name}": empty((num_rows, view.shape[1]), view.dtype_name) if view.is_array else None
+        for name, view in zip(("x", "x_scales", "topk_idx", "topk_weights"), tokens, strict=True)
     }
 
 
-def check_counts(memory: Node, tokens: Tokens, counts: Counts, num_worst_tokens: int, may_read: bool) -> None:
+def check_counts(memory: Node, tokens: Tokens, request: DispatchRequest, may_read: bool) -> None:
     """What get_dispatch_layout found out, and top-k, fit to the tokens. may_read: see validate.may_read"""
-    runtime, num_ranks = memory.runtime, memory.num_ranks
+    runtime, num_ranks, num_worst_tokens = memory.runtime, memory.num_ranks, request.num_worst_tokens
+    counts = request.counts
     for name, value in counts._asdict().items():
         if value is None:
             validate.refuse(name, "None", "given unless there is a handle; get_dispatch_layout returns it")
-    validate.array(runtime, "num_tokens_per_rank", counts.num_tokens_per_rank, "int32", (num_ranks,))
-    validate.array(runtime, "is_token_in_rank", counts.is_token_in_rank, "bool", (tokens.num_tokens, num_ranks))
-    validate.array(runtime, "num_tokens_per_expert", counts.num_tokens_per_expert, "int32", ("num_experts",))
-    num_experts = counts.num_tokens_per_expert.shape[0]
+    of_ranks, in_rank, of_experts = map(runtime.view, counts)
+    validate.array("num_tokens_per_rank", of_ranks, "int32", (num_ranks,))
+    validate.array("is_token_in_rank", in_rank, "bool", (tokens.num_tokens, num_ranks))
+    validate.array("num_tokens_per_expert", of_experts, "int32", ("num_experts",))
+    num_experts = of_experts.shape[0]
     validate.num_experts(num_ranks, num_experts, "size of num_tokens_per_expert")
-    if (tokens.topk_idx is None) != (tokens.topk_weights is None):
-        missing, given = ("topk_idx", "topk_weights") if tokens.topk_idx is None else ("topk_weights", "topk_idx")
+    if (request.topk_idx is None) != (request.topk_weights is None):
+        missing, given = ("topk_idx", "topk_weights") if request.topk_idx is None else ("topk_weights", "topk_idx")
         validate.refuse(missing, "None", f"given together with {given}")
-    if tokens.topk_idx is not None:
-        validate.array(runtime, "topk_idx", tokens.topk_idx, "int64", (tokens.num_tokens, "num_topk"))
+    if request.topk_idx is not None:
+        validate.array("topk_idx", tokens.topk_idx, "int64", (tokens.num_tokens, "num_topk"))
         validate.topk_size("topk_idx", tokens.num_topk)
-        validate.array(runtime, "topk_weights", tokens.topk_weights, "float32", (tokens.num_tokens, tokens.num_topk))
+        validate.array("topk_weights", tokens.topk_weights, "float32", (tokens.num_tokens, tokens.num_topk))
         # Kernels number rows by int32; the emulator's addresses hold less.
         most = min(MAX_ROWS, (runtime.max_symmetric_bytes or MAX_ROWS * tokens.hidden_bytes) // tokens.hidden_bytes)
         if num_worst_tokens > most:
@@ -95,8 +109,8 @@ def check_counts(memory: Node, tokens: Tokens, counts: Counts, num_worst_tokens:
     if may_read:
         found = Counts(*map(runtime.contents, counts))
         validate.token_counts(found.num_tokens_per_rank, found.is_token_in_rank)
-        if tokens.topk_idx is not None:
-            topk_idx = runtime.contents(tokens.topk_idx)
+        if request.topk_idx is not None:
+            topk_idx = runtime.contents(request.topk_idx)
             validate.expert_indices(topk_idx, num_experts)
             validate.routing(topk_idx, found.is_token_in_rank, found.num_tokens_per_expert)
         # What the peers send is not known yet; the kernel reports if it does not fit.
@@ -141,37 +155,34 @@ def pair(recv_x: Array, recv_x_scales: MaybeArray) -> Any:
 class CombineGiven(NamedTuple):
     """What combine was given, besides the rows."""
 
-    hidden_bytes: int
+    hidden: int
     num_topk: int
     bias_0: MaybeArray
     bias_1: MaybeArray
 
+    @property
+    def hidden_bytes(self) -> int:
+        return self.hidden * BF16_BYTES
+
 
 def check_combine_inputs(
-    runtime: Runtime, x: Array, topk_weights: MaybeArray, bias: Any, num_tokens: int, num_combined_tokens: int
+    runtime: Runtime, request: CombineRequest, num_tokens: int, num_combined_tokens: int
 ) -> CombineGiven:
     """Rows, weights and biases fit each other, and the handle's numbers of tokens."""
-    validate.array(runtime, "x", x, "bfloat16", (num_tokens, "hidden"))
+    x, topk_weights, *of_biases = map(runtime.view, request.arrays)
+    if len(of_biases) != 2:
+        raise ValueError(f"bias: got a tuple of {len(of_biases)}; must be an array, a tuple of two, or None")
+    validate.array("x", x, "bfloat16", (num_tokens, "hidden"))
     hidden = x.shape[1]
     validate.hidden_size("x", hidden, 8)
-    validate.row_alignment(runtime, "x", x)
+    validate.row_alignment("x", x)
     num_topk = 0
-    if topk_weights is not None:
-        validate.array(runtime, "topk_weights", topk_weights, "float32", (num_tokens, "num_topk"))
+    if request.topk_weights is not None:
+        validate.array("topk_weights", topk_weights, "float32", (num_tokens, "num_topk"))
         num_topk = topk_weights.shape[1]
         validate.topk_size("topk_weights", num_topk)
-    biases = unpack_bias(bias)
-    for name, value in zip(("bias_0", "bias_1"), biases, strict=True):
-        if value is not None:
-            validate.array(runtime, name, value, "bfloat16", (num_combined_tokens, hidden))
-            validate.row_alignment(runtime, name, value)
-    return CombineGiven(hidden * BF16_BYTES, num_topk, *biases)
-
-
-def unpack_bias(bias: Any) -> tuple[MaybeArray, MaybeArray]:
-    """No bias, one, or a tuple of two."""
-    if not isinstance(bias, tuple):
-        return bias, None
-    if len(bias) != 2:
-        raise ValueError(f"bias: got a tuple of {len(bias)}; must be an array, a tuple of two, or None")
-    return bias
+    for name, view in zip(("bias_0", "bias_1"), of_biases, strict=True):
+        if view.array is not None:
+            validate.array(name, view, "bfloat16", (num_combined_tokens, hidden))
+            validate.row_alignment(name, view)
+    return CombineGiven(hidden, num_topk, *(view.array for view in of_biases))

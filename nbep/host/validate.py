@@ -31,7 +31,9 @@ from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.node import Node
 from nbep.host.ranks.comm import Communicator, is_mpi_comm
 from nbep.host.ranks.timeouts import MAX_TIMEOUT_MS
-from nbep.host.target.base import Array, HandleType, Runtime
+from nbep.host.target.base import Array, Runtime
+from nbep.host.target.memory import HandleType
+from nbep.host.target.views import NO_ARRAY, View
 
 INTRANODE_RANKS = (2, 4, 8)
 MAX_SCALES = 1024
@@ -39,32 +41,28 @@ MAX_RING_THREADS = 768
 
 
 def array(
-    runtime: Runtime,
-    name: str,
-    value: Array,
-    dtypes: str | tuple[str, ...],
-    shape: tuple[int | str, ...],
-    contiguous: bool = True,
+    name: str, view: View, dtypes: str | tuple[str, ...], shape: tuple[int | str, ...], contiguous: bool = True
 ) -> None:
     """An array of one of the dtypes. An int in shape is a size that must be; a str names a size that is free."""
-    if isinstance(dtypes, str) and contiguous and runtime.fits(value, dtypes, shape):  # type: ignore[arg-type]
+    if isinstance(dtypes, str) and contiguous and view.fits(dtypes, shape):  # type: ignore[arg-type]
         return
     dtypes = (dtypes,) if isinstance(dtypes, str) else dtypes
-    if not runtime.is_array(value):
+    if not view.is_array:
+        value = view.array
         where = f" on {value.device}" if hasattr(value, "device") else ""  # the wrong one, for this target
         refuse(name, f"{type(value).__name__}{where}", f"an array of {_describe(' or '.join(dtypes), shape)}")
-    dtype, sizes = runtime.dtype_name(value), value.shape
+    dtype, sizes = view.dtype_name, view.shape
     if dtype not in dtypes or len(sizes) != len(shape) or not all(map(_size_fits, sizes, shape)):
         refuse(name, _describe(dtype, sizes), _describe(" or ".join(dtypes), shape))
-    if contiguous and not runtime.is_contiguous(value):
+    if contiguous and not view.is_contiguous:
         refuse(name, f"a strided {_describe(dtype, sizes)}", "row-major without gaps")
 
 
-def output(runtime: Runtime, name: str, value: Array, dtype: str, shape: tuple[int | str, ...]) -> None:
+def output(name: str, view: View, dtype: str, shape: tuple[int | str, ...]) -> None:
     """An array that a kernel writes: read-only memory would end the process, or change what nobody may change."""
-    array(runtime, name, value, dtype, shape)
-    if not runtime.is_writeable(value):
-        refuse(name, f"a read-only {_describe(dtype, value.shape)}", "writeable: the call writes it")
+    array(name, view, dtype, shape)
+    if not view.is_writeable:
+        refuse(name, f"a read-only {_describe(dtype, view.shape)}", "writeable: the call writes it")
 
 
 def _size_fits(size: int, wanted: int | str) -> bool:
@@ -294,32 +292,33 @@ def routing(topk_idx: Array, is_token_in_rank: Array, num_tokens_per_expert: Arr
         )
 
 
-def payload(runtime: Runtime, x: Any) -> tuple[Array, Array | None]:
-    """The tokens and their scales, None without."""
+def payload(runtime: Runtime, x: Any) -> tuple[View, View]:
+    """The tokens and their scales, NO_ARRAY without."""
     if not isinstance(x, tuple):
-        array(runtime, "x", x, ROW_DTYPES, ("num_tokens", "hidden"))
-        hidden_size("x", x.shape[1], VEC_BYTES // x.dtype.itemsize)
-        row_alignment(runtime, "x", x)
-        return x, None
+        tokens = runtime.view(x)
+        array("x", tokens, ROW_DTYPES, ("num_tokens", "hidden"))
+        hidden_size("x", tokens.shape[1], VEC_BYTES // tokens.itemsize)
+        row_alignment("x", tokens)
+        return tokens, NO_ARRAY
     if len(x) != 2:
         refuse("x", f"a tuple of {len(x)}", "an array, or a tuple of an FP8 array and its scales")
-    tokens, scales = x
-    array(runtime, "x[0]", tokens, "float8_e4m3fn", ("num_tokens", "hidden"))
+    tokens, scales = map(runtime.view, x)
+    array("x[0]", tokens, "float8_e4m3fn", ("num_tokens", "hidden"))
     num_tokens, hidden = tokens.shape
     hidden_size("x[0]", hidden, VEC_BYTES)
-    row_alignment(runtime, "x[0]", tokens)
-    array(runtime, "x[1]", scales, ("float32", "int32"), (num_tokens, "num_scales"), contiguous=False)
+    row_alignment("x[0]", tokens)
+    array("x[1]", scales, ("float32", "int32"), (num_tokens, "num_scales"), contiguous=False)
     if not 1 <= scales.shape[1] <= MAX_SCALES:
         allowed = f"1 to {MAX_SCALES} scales a token: a warp's stage holds them"
         refuse("x[1]", f"{scales.shape[1]} scales a token", allowed)
-    if min(runtime.strides(scales)) < 0:
-        refuse("x[1]", f"strides {runtime.strides(scales)}", "of strides that are not negative")
+    if min(scales.strides) < 0:
+        refuse("x[1]", f"strides {scales.strides}", "of strides that are not negative")
     return tokens, scales
 
 
-def row_alignment(runtime: Runtime, name: str, value: Array) -> None:
+def row_alignment(name: str, view: View) -> None:
     """Rows move 16 bytes at a time; a hidden size that fits keeps them aligned if the first one is."""
-    past = runtime.address_of(value) % VEC_BYTES
+    past = view.address % VEC_BYTES
     if past:
         refuse(name, f"an array that starts {past} bytes past a multiple of {VEC_BYTES}", f"{VEC_BYTES}-byte aligned")
 
@@ -391,21 +390,14 @@ def handle(memory: Node, value: Any, previous_event: EventOverlap | None) -> Dis
 
 
 def _handle_arrays(memory: Node, value: DispatchHandle) -> None:
-    runtime, num_ranks = memory.runtime, memory.num_ranks
-    array(runtime, "handle.rank_prefix_matrix", value.rank_prefix_matrix, "int32", (num_ranks, num_ranks))
-    array(runtime, "handle.channel_prefix_matrix", value.channel_prefix_matrix, "int32", (num_ranks, "num_channels"))
-    num_channels = value.channel_prefix_matrix.shape[1]
-    array(
-        runtime,
-        "handle.recv_channel_prefix_matrix",
-        value.recv_channel_prefix_matrix,
-        "int32",
-        (num_ranks, num_channels),
-    )
-    array(runtime, "handle.recv_src_idx", value.recv_src_idx, "int32", ("num_recv_tokens",))
-    array(runtime, "handle.is_token_in_rank", value.is_token_in_rank, "bool", ("num_tokens", num_ranks))
-    num_tokens = value.is_token_in_rank.shape[0]
-    output(runtime, "handle.send_head", value.send_head, "int32", (num_tokens, num_ranks))  # by combine
+    num_ranks = memory.num_ranks
+    of_ranks, of_channels, received, src_idx, in_rank, send_head = map(memory.runtime.view, value)
+    array("handle.rank_prefix_matrix", of_ranks, "int32", (num_ranks, num_ranks))
+    array("handle.channel_prefix_matrix", of_channels, "int32", (num_ranks, "num_channels"))
+    array("handle.recv_channel_prefix_matrix", received, "int32", (num_ranks, of_channels.shape[1]))
+    array("handle.recv_src_idx", src_idx, "int32", ("num_recv_tokens",))
+    array("handle.is_token_in_rank", in_rank, "bool", ("num_tokens", num_ranks))
+    output("handle.send_head", send_head, "int32", (in_rank.shape[0], num_ranks))  # by combine
 
 
 def handle_config(handle: DispatchHandle, config: Config) -> None:

@@ -62,13 +62,23 @@ def measure_on_the_emulator(argv, monkeypatch):
 @pytest.mark.parametrize(
     ("argv", "settings"),
     [
-        ([], [(transport, 2, work, 2, 2) for transport in ("direct", "ibgda") for work in WORKS]),
-        (
+        pytest.param(
+            [],
+            [(transport, 2, work, 2, 2) for transport in ("direct", "ibgda") for work in WORKS],
+            id="transports and works",
+        ),
+        pytest.param(
+            ["--transport=direct", "--works=combine bf16", "--nvl-chunks=1,2", "--rdma-chunks=2,3"],
+            [("direct", 2, WORKS[2], nvl, rdma) for nvl in (1, 2) for rdma in (2, 3)],
+            id="chunks",
+        ),
+        pytest.param(
             ["--transport=direct", "--works=combine bf16", "--num-sms=2,4", "--nvl-chunks=1,2", "--rdma-chunks=2,3"],
             [("direct", sms, WORKS[2], nvl, rdma) for sms in (2, 4) for nvl in (1, 2) for rdma in (2, 3)],
+            id="SMs and chunks",
+            marks=pytest.mark.thorough,
         ),
     ],
-    ids=["transports and works", "SMs and chunks"],
 )
 def test_every_transport_work_and_size_has_a_row(argv, settings, monkeypatch, tmp_path, capsys):
     report = tmp_path / "report.json"

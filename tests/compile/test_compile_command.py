@@ -58,13 +58,9 @@ def test_the_kernels_that_a_file_defines_are_compiled_and_those_that_do_not_comp
     assert f"at {file}:13" in told
 
 
-def test_a_file_may_be_called_like_a_module_that_is_loaded(file):
+def test_one_kernel_of_a_file_that_is_called_like_a_module_that_is_loaded_is_compiled(file):
     (file.parent / "copy.py").write_text(KERNELS)
     assert compile_in_a_process(file.parent / "copy.py", "--kernel", "push") == (0, [("push", 96)], "")
-
-
-def test_one_kernel_of_a_file_is_compiled(file):
-    assert compile_in_a_process(file, "--kernel", "push") == (0, [("push", 96)], "")
 
 
 @pytest.mark.parametrize(

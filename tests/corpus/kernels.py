@@ -16,9 +16,10 @@ from target import spawn
 import nbep
 from nbep.check import broken
 from nbep.check.catalogue import faults_of
-from nbep.device import primitives
 from nbep.device.kernels.intranode.dispatch import send_tokens
+from nbep.device.protocols import barrier, waits
 from nbep.emulator import DataRace, Uninitialized
+from nbep.notebook import edit
 
 DISPATCH, COMBINE = (f"nbep.device.kernels.intranode.{name}" for name in ("dispatch", "combine"))
 LAYOUT = "nbep.device.kernels.get_dispatch_layout"
@@ -59,12 +60,6 @@ def changed(*changes: Change) -> Change:
     return change
 
 
-def fence_and_add(address, value):
-    """As DeepEP's barrier signals: a fence, and an atomic without an order."""
-    primitives.fence_acq_rel_sys()
-    return primitives.atom_add_relaxed_sys_s32(address, value)
-
-
 def round_trips(change: Change, config: nbep.Config = BLOCK_OF_TWO) -> Callable[[int], None]:
     """A round trip inside a node."""
     case = make_case(1, num_tokens=16, num_topk=2, routing="everywhere")
@@ -89,6 +84,8 @@ def layouts(change: Change) -> Callable[[int], None]:
     return attempt
 
 
+# As DeepEP's barrier signals: a fence, and an atomic without an order.
+FENCE_AND_ADD = "ptx.fence_acq_rel_sys()\n        ptx.atom_add_relaxed_sys_s32"
 SIGNAL = "barrier_signal[rank "
 RING = ("head[", "barrier_signal", "scope")
 TWO_ENDS = ("both", "scope", "tail[")
@@ -102,8 +99,9 @@ ENTRIES = [
            round_trips(left_out(WAITS, "wait_call", "ld_acquire_sys_s32")), DataRace,
            ("the load of `nvl_buffer`", SIGNAL, "acquires nothing"), ("rank_counts", *TWO_ENDS), *TWICE),
     Broken("barrier: a fence and a relaxed signal, a volatile poll",
-           round_trips(changed(replaced(BARRIER, "atom_add_release_sys_s32", fence_and_add),
-                               replaced(WAITS, "ld_acquire_sys_s32", primitives.ld_volatile_s32))), DataRace,
+           round_trips(changed(lambda: edit(barrier.meet_by_adding, "ptx.atom_add_release_sys_s32", FENCE_AND_ADD),
+                               lambda: edit(waits.wait_call, "ptx.ld_acquire_sys_s32", "ptx.ld_volatile_s32"))),
+           DataRace,
            ("the load of `nvl_buffer`", SIGNAL, "volatile.sys", "acquires nothing"),
            ("rank_counts", "releases nothing", "the atomic on", *TWO_ENDS), *TWICE),
     Broken("dispatch: relaxed tail", round_trips(left_out(TEAMS, "publish_tail", "st_release_sys_s32")), DataRace,
@@ -156,7 +154,7 @@ ENTRIES = [
            ("the bulk copy that reads `shared memory`", "wait_group.read is missing"), ("nvl_buffer", "too weak"),
            least=2),
     Broken("layout: arrivals are relaxed",
-           layouts(replaced(LAYOUT, "atom_add_acq_rel_gpu_s32", primitives.atom_add_relaxed_gpu_s32)), DataRace,
+           layouts(left_out(LAYOUT, "get_dispatch_layout", "atom_add_acq_rel_gpu_s32")), DataRace,
            ("the atomics on `claim and layout workspace` of rank", ": layout arrivals (byte 64) are both too weak"),
            ("totals", "scope"), least=2),
 ]  # fmt: skip

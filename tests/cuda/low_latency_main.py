@@ -22,7 +22,7 @@ from mpi4py import MPI
 from network_options import add_network_options, network_arguments
 
 import nbep
-from nbep.host.target.base import HandleType
+from nbep.host.target.memory import HandleType
 
 SIZES = Sizes()
 PROGRESS_S = 20.0

@@ -8,7 +8,7 @@ from cases import make_case
 from intranode import Options, run
 from processes import GPU_EACH, need_gpus, run_python, surviving_mpirun
 
-from nbep.host.target.base import HandleType
+from nbep.host.target.memory import HandleType
 
 pytestmark = pytest.mark.cuda
 

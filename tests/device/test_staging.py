@@ -16,7 +16,7 @@ def read_row(row, out):
     lane = thread_idx()
     stage = staging.open_stage(smem_base(), 0, lane)
     staging.begin_fill(row, ROW, stage, lane)
-    staging.end_fill(ld_nc_v4, row, ROW, 0, stage, 0, lane)
+    staging.end_fill(ld_nc_v4, staging.Row(row, ROW, 0), stage, 0, lane)
     st_weak_s32(out + 4 * lane, ld_shared_s32(stage.data + 16 * lane))
 
 

@@ -94,15 +94,16 @@ def in_low_latency(options: low_latency.Options, case, **buffer_arguments) -> Mo
 
 
 CASE = make_case(3, num_ranks=2, num_tokens=(5, 3), hidden=16, num_topk=3, routing="everywhere")
-NODES = internode.make_node_case(3, num_tokens=[4, 0, 3, 2], num_topk=3, hidden=16, routing="everywhere")
+NODES = internode.make_node_case(3, num_tokens=[2, 0, 2, 1], num_topk=3, hidden=16, routing="everywhere")
 FEW = low_latency.make_low_latency_case(3, num_ranks=3, num_tokens=(3, 1, 2), num_topk=3, hidden=128)
 RINGS = nbep.Config(2, 2, 4)
+ONE_CHANNEL = nbep.Config(2, 2, 8, 2, 4)
 IBGDA = {"transport": "ibgda", "num_nvl_peers": 1, "num_qps_per_rank": 2}
 MODES = {
     "intranode": normal(intranode.Options(RINGS), CASE),
     "without rings": normal(intranode.Options(RINGS, zero_copy=True), CASE),
-    "internode": normal(internode.Options(), NODES),
-    "internode over ibgda": normal(internode.Options(transport="ibgda"), NODES),
+    "internode": normal(internode.Options(ONE_CHANNEL), NODES),
+    "internode over ibgda": normal(internode.Options(ONE_CHANNEL, transport="ibgda"), NODES),
     "low latency": in_low_latency(low_latency.Options(), FEW),
     "low latency, deduplicate": in_low_latency(low_latency.Options(deduplicate=True), FEW),
     "low latency over ibgda": in_low_latency(low_latency.Options(use_fp8=True), FEW, **IBGDA),
@@ -151,7 +152,7 @@ def is_spoilt(array: np.ndarray) -> np.ndarray:
     return np.isnan(array.astype(np.float32)) if array.dtype.kind in "fV" else array == -1
 
 
-@pytest.mark.parametrize("num_troubles", both_parts([3], thorough=[12], long=[100]))
+@pytest.mark.parametrize("num_troubles", both_parts([1], thorough=[12], long=[100]))
 @pytest.mark.parametrize("kind", [LOST, EXPIRED, DEAD, NIC_LOSES])
 @pytest.mark.parametrize("name", MODES)
 def test_each_call_gives_the_right_result_or_raises(name, kind, num_troubles):
@@ -160,9 +161,10 @@ def test_each_call_gives_the_right_result_or_raises(name, kind, num_troubles):
         pytest.skip("no NIC")
     if kind == LOST and name == "low latency over ibgda":
         pytest.skip("all that goes out goes through the NIC")
-    for _ in range(num_troubles):
-        rank, seed = rng.randrange(mode.num_ranks), rng.getrandbits(16)
-        num_occasions = {DEAD: 3, NIC_LOSES: 64}.get(kind) or len(run(mode, Trouble(kind, rank, -1), seed)[1])
+    for i in range(num_troubles):
+        if i % 2 == 0:  # a schedule, whose occasions are counted, serves two troubles
+            rank, seed = rng.randrange(mode.num_ranks), rng.getrandbits(16)
+            num_occasions = {DEAD: 3, NIC_LOSES: 64}.get(kind) or len(run(mode, Trouble(kind, rank, -1), seed)[1])
         if num_occasions == 0:  # this rank waits for nobody under this schedule
             continue
         trouble = Trouble(kind, rank, rng.randrange(num_occasions))

@@ -134,9 +134,17 @@ class Hinted(internode.Options):
         }
 
 
-@pytest.mark.parametrize(("num_nodes", "num_nvl_peers"), [(2, 2), (3, 2), (2, 4)])
-@pytest.mark.parametrize("fp8", ["row", None])
-@pytest.mark.parametrize("hidden", both_parts([512], thorough=[16384]))
+@pytest.mark.parametrize(
+    ("num_nodes", "num_nvl_peers", "fp8", "hidden"),
+    both_parts(
+        [(2, 2, None, 512), (3, 2, "row", 128)],
+        thorough=[
+            (2, 2, "row", 512),
+            *((2, 2, fp8, 16384) for fp8 in ("row", None)),
+            *((*nodes, fp8, hidden) for nodes in ((3, 2), (2, 4)) for fp8 in ("row", None) for hidden in (512, 16384)),
+        ],
+    ),
+)
 def test_a_buffer_of_the_hints_runs_their_config_between_nodes(num_nodes, num_nvl_peers, fp8, hidden):
     """With 32 choices a token, and in FP8 with scales: in 3 nodes the smallest rings take more than DeepEP's number."""
     case = internode.make_node_case(

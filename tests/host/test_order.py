@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from nbep.host.events import EventHandle, EventOverlap
-from nbep.host.symmetric import NodeMemory, Order
-from nbep.host.target.base import PastEvent
+from nbep.host.node import Order
+from nbep.host.symmetric import NodeMemory
 from nbep.host.target.cuda.arrays import CupyArrays, NumbaArrays, TorchArrays
+from nbep.host.target.streams import PastEvent
 
 NO_EVENT = (None, EventOverlap())
 AN_EVENT = EventOverlap(EventHandle("event"))

@@ -16,7 +16,7 @@ import nbep
 from nbep.emulator.machine.memory import OFFSET_BITS, AddressSpace
 from nbep.host.ranks.comm import TorchComm, is_torch_group
 from nbep.host.target import process
-from nbep.host.target.base import current_runtime
+from nbep.host.target.current import current_runtime
 from nbep.host.target.torchrun import SharedMemory
 
 GLOO_PROGRAM = Path(__file__).parent / "gloo_main.py"

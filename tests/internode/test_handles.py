@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from arrays import to_numpy, to_target
-from internode import CONFIG, HANDLE, Options, make_node_case, run
+from internode import HANDLE, Options, make_node_case, run
 from intranode import cached_round_trip, dispatch, dispatch_arguments, make_buffer, round_trip
 from parts import both_parts
 from target import spawn
@@ -19,7 +19,7 @@ from trips import (
 
 import nbep
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("channels")]
 
 
 @pytest.mark.parametrize("num_nodes", both_parts([2], thorough=[3]))
@@ -85,9 +85,9 @@ def test_a_plain_tuple_serves_as_a_handle():
         outcome = dispatch(buffer, case, options, comm.rank)
         handle = tuple(outcome.handle)
         x = to_target(case.x[comm.rank])
-        cached_x = buffer.dispatch(x, handle=handle, config=CONFIG)[0]
-        combined_x = buffer.combine(outcome.recv_x, handle, config=CONFIG)[0]
-        again = buffer.combine(outcome.recv_x, outcome.handle, config=CONFIG)[0]
+        cached_x = buffer.dispatch(x, handle=handle, config=options.config)[0]
+        combined_x = buffer.combine(outcome.recv_x, handle, config=options.config)[0]
+        again = buffer.combine(outcome.recv_x, outcome.handle, config=options.config)[0]
         buffer.destroy()
         return to_numpy((outcome.recv_x, cached_x, combined_x, again))
 

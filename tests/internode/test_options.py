@@ -9,7 +9,7 @@ from parts import both_parts
 import nbep
 from nbep import reference
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("channels")]
 
 
 def test_without_topk_only_x_travels():

@@ -10,16 +10,22 @@ import nbep
 pytestmark = pytest.mark.long
 
 SHORT = [(2, 2)]
+ALL = [*ROUTINGS, *NODE_ROUTINGS]
+QUICK = ["uniform", "nowhere", "one_node"]
 LONG = [shape for shape in SHAPES if shape not in SHORT]
 
 
-@pytest.mark.parametrize(("num_nodes", "num_nvl_peers"), SHAPES)
+@pytest.mark.parametrize(
+    ("num_nodes", "num_nvl_peers"),
+    both_parts([(2, 2), (3, 2)], thorough=[shape for shape in SHAPES if shape not in ((2, 2), (3, 2))]),
+)
 def test_tokens_arrive_in_order_of_rank_channel_token_and_return(num_nodes, num_nvl_peers):
     num_ranks = num_nodes * num_nvl_peers
     case = make_node_case(1, num_nodes, num_nvl_peers, num_tokens=ragged(num_ranks, 8), num_topk=4)
     run(case, Options(num_biases=1))
 
 
+@pytest.mark.usefixtures("channels")
 @pytest.mark.parametrize(("num_nodes", "num_nvl_peers"), both_parts(SHORT, thorough=LONG))
 def test_every_rank_gets_every_token_and_gives_it_back(num_nodes, num_nvl_peers):
     num_ranks = num_nodes * num_nvl_peers
@@ -29,12 +35,13 @@ def test_every_rank_gets_every_token_and_gives_it_back(num_nodes, num_nvl_peers)
     run(case, Options(num_biases=2))
 
 
+@pytest.mark.usefixtures("channels")
 @pytest.mark.parametrize("num_tokens", both_parts([0, [1, 0, 0, 0]], thorough=[1, 2, 13, [0, 0, 7, 0], [9, 1, 0, 30]]))
 def test_any_number_of_tokens_including_none(num_tokens):
     run(make_node_case(3, num_tokens=num_tokens))
 
 
-@pytest.mark.parametrize("routing", [*ROUTINGS, *NODE_ROUTINGS])
+@pytest.mark.parametrize("routing", both_parts(QUICK, thorough=[each for each in ALL if each not in QUICK]))
 def test_any_routing(routing):
     run(make_node_case(4, num_tokens=(6, 0, 9, 3), num_topk=3, routing=routing))
 
@@ -45,16 +52,19 @@ def test_a_node_may_get_nothing(routing, num_nodes, num_nvl_peers):
     run(make_node_case(5, num_nodes, num_nvl_peers, num_tokens=4, num_topk=3, routing=routing))
 
 
+@pytest.mark.usefixtures("channels")
 @pytest.mark.parametrize("hidden", both_parts([24], thorough=[8, 264, 520]))
 def test_hidden_that_is_no_multiple_of_a_warps_row(hidden):
     run(make_node_case(6, num_tokens=3, hidden=hidden))
 
 
+@pytest.mark.usefixtures("channels")
 def test_rows_that_take_two_stages():
     """A stage of shared memory holds 8,064 bytes."""
     run(make_node_case(11, num_tokens=(3, 0, 1, 2), hidden=4608, num_topk=3), Options(num_biases=1))
 
 
+@pytest.mark.usefixtures("channels")
 @pytest.mark.parametrize("num_topk", both_parts([1, 32], thorough=[5]))
 def test_one_to_thirty_two_choices(num_topk):
     run(make_node_case(7, num_tokens=3, num_topk=num_topk, experts_per_rank=17))
@@ -65,6 +75,7 @@ def test_any_number_of_channels(num_sms):
     run(make_node_case(8, num_tokens=(7, 0, 3, 5)), Options(nbep.Config(num_sms, 2, 4, 2, 4)))
 
 
+@pytest.mark.usefixtures("channels")
 def test_one_expert_a_rank():
     run(make_node_case(9, num_tokens=5, num_topk=3, experts_per_rank=1))
 
@@ -74,14 +85,10 @@ def test_larger_groups(num_nodes, num_nvl_peers):
     run(make_node_case(10, num_nodes, num_nvl_peers, num_tokens=3, num_topk=4), Options(nbep.Config(2, 1, 8, 2, 4)))
 
 
+@pytest.mark.usefixtures("channels")
 @pytest.mark.parametrize(
     "config",
-    [
-        nbep.Config(2, 1, 2, 4, 64),
-        nbep.Config(2, 4, 64, 1, 2),
-        nbep.Config(2, 1, 2, 1, 2),
-    ],
-    ids=["nvl", "rdma", "both"],
+    both_parts([nbep.Config(2, 1, 2, 1, 2)], thorough=[nbep.Config(2, 1, 2, 4, 64), nbep.Config(2, 4, 64, 1, 2)]),
 )
 def test_rings_smaller_than_the_traffic_at_either_level(config):
     case = make_node_case(4, num_tokens=(24, 0, 17, 3), num_topk=4, routing="everywhere")

@@ -18,7 +18,7 @@ from trips import (
 import nbep
 from nbep import reference
 
-pytestmark = pytest.mark.usefixtures("both_ways")
+pytestmark = pytest.mark.usefixtures("both_ways", "channels")
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
@@ -74,7 +74,7 @@ def test_handle_unpacks_like_deepeps_tuple():
         assert len(outcome.handle) == 6
         assert outcome.handle.recv_src_idx is recv_src_idx
         assert outcome.handle.is_token_in_rank is is_token_in_rank
-        assert channel_prefix.shape == recv_channel_prefix.shape == (2, 2)
+        assert channel_prefix.shape == recv_channel_prefix.shape == (2, Options().config.num_channels)
 
 
 def test_asynchronous_calls_chain_by_events():

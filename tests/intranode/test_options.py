@@ -8,7 +8,7 @@ from parts import both_parts
 import nbep
 from nbep.device.layout.intranode import locate_ring
 
-pytestmark = pytest.mark.usefixtures("both_ways")
+pytestmark = pytest.mark.usefixtures("both_ways", "channels")
 
 
 def test_without_topk_only_x_travels():

@@ -16,11 +16,13 @@ def test_tokens_arrive_in_order_of_rank_channel_token_and_return(num_ranks):
     run(make_case(1, num_ranks=num_ranks, num_tokens=5, num_topk=3))
 
 
+@pytest.mark.usefixtures("channels")
 @pytest.mark.parametrize("num_tokens", [0, 1, 2, 13, (0, 7), (9, 1)], ids=str)
 def test_any_number_of_tokens_including_none(num_tokens):
     run(make_case(2, num_tokens=num_tokens))
 
 
+@pytest.mark.usefixtures("channels")
 def test_every_rank_has_another_number_of_tokens():
     run(make_case(3, num_ranks=4, num_tokens=[3, 0, 11, 1], num_topk=3))
 
@@ -31,16 +33,19 @@ def test_any_routing(routing):
     run(make_case(4, num_ranks=4, num_tokens=6, num_topk=4, routing=routing))
 
 
+@pytest.mark.usefixtures("channels")
 @pytest.mark.costs_time
 def test_all_tokens_of_eight_ranks_to_one_rank():
     run(make_case(5, num_ranks=8, num_tokens=4, num_topk=2, routing="one_rank", unused=0))
 
 
+@pytest.mark.usefixtures("channels")
 @pytest.mark.parametrize("hidden", [8, 24, 264, 520])
 def test_hidden_that_is_no_multiple_of_a_warps_row(hidden):
     run(make_case(6, num_tokens=3, hidden=hidden))
 
 
+@pytest.mark.usefixtures("channels")
 @pytest.mark.parametrize("num_topk", [1, 5, 32])
 def test_one_to_thirty_two_choices(num_topk):
     run(make_case(7, num_tokens=4, num_topk=num_topk, experts_per_rank=17))
@@ -73,5 +78,6 @@ def test_any_chunk_and_ring_size(send, recv):
     run(make_case(10, num_tokens=23, routing="everywhere"), Options(nbep.Config(2, send, recv)))
 
 
+@pytest.mark.usefixtures("channels")
 def test_one_expert_per_rank():
     run(make_case(11, num_ranks=4, num_tokens=5, num_topk=4, experts_per_rank=1))

@@ -94,7 +94,7 @@ def test_other_seeds_give_other_schedules():
 
 
 @pytest.mark.parametrize("memory_model", MEMORY_MODELS)
-@pytest.mark.parametrize("seeds", both_parts([range(2)], thorough=[range(2, 16)], long=[range(16, 40)]))
+@pytest.mark.parametrize("seeds", both_parts([range(1)], thorough=[range(1, 16)], long=[range(16, 40)]))
 def test_all_seeds_give_one_result(seeds, memory_model):
     case = make_case(2, num_tokens=(9, 6), hidden=128, num_topk=3)
     for seed in seeds:
@@ -117,7 +117,7 @@ def test_more_ranks_give_one_result_if_stores_may_be_late_or_must_be_ordered(num
         run(make_case(3, num_ranks=num_ranks, num_tokens=4, num_topk=3), seed=seed, memory_model=memory_model)
 
 
-@pytest.mark.parametrize("num_slots", [3, 5])
+@pytest.mark.parametrize("num_slots", both_parts([3], thorough=[5]))
 def test_senders_wait_for_slots_of_rings_smaller_than_the_traffic(num_slots):
     case = make_case(4, num_tokens=24, routing="everywhere")
     waiting_senders = set()

@@ -12,6 +12,8 @@ from target import spawn
 import nbep
 from nbep import reference
 
+pytestmark = pytest.mark.usefixtures("blocks")
+
 NUM_RANKS = 2
 NUM_TOKENS, HIDDEN, NUM_TOPK, EXPERTS_PER_RANK = 6, 512, 4, 3
 MOST_BF16, MOST_FP8, MOST_ROUNDED = 1e-5, 9e-4, 0.007
@@ -114,9 +116,17 @@ def test_constant_blocks_stay_constant_if_scales_are_rounded(options):
         assert reference.calc_diff(got[:, -1], tokens) < MOST_ROUNDED
 
 
-@is_deduplicated
-@pytest.mark.parametrize("make_x", [pattern, noise])
-@pytest.mark.parametrize("options", DISPATCHES, ids=["bf16", "fp8", "round_scale", "ue8m0"])
+@pytest.mark.parametrize(
+    ("options", "make_x", "deduplicate"),
+    [
+        pytest.param(options, make_x, deduplicate, id=f"{name}-{make_x.__name__}-{deduplicate}", marks=marks)
+        for i, (name, options) in enumerate(zip(["bf16", "fp8", "round_scale", "ue8m0"], DISPATCHES, strict=True))
+        for deduplicate in (False, True)
+        for make_x, marks in zip(
+            (pattern, noise) if (i + deduplicate) % 2 else (noise, pattern), ((), pytest.mark.thorough), strict=True
+        )
+    ],
+)
 def test_what_returns_is_the_token_times_its_weights(options, make_x, deduplicate):
     options = Options(**{**vars(options), "deduplicate": deduplicate})
     most = MOST_FP8 if options.use_fp8 else MOST_BF16

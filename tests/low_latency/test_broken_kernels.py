@@ -35,6 +35,10 @@ def is_quick(run: Run) -> bool:
     return is_small and values["tma"] == 1 and not (values["ranks"] > 2 and values["nic"])
 
 
+RUNS = runs_of("low_latency")
+QUICK = [run for run in RUNS if is_quick(run)][::2]
+
+
 @pytest.mark.parametrize(
     ("base", "memory_model"),
     [
@@ -42,9 +46,9 @@ def is_quick(run: Run) -> bool:
             base,
             memory_model,
             id=f"{name_of(base)}-{memory_model}",
-            marks=() if memory_model == "checked" and is_quick(base) else pytest.mark.thorough,
+            marks=() if memory_model == "checked" and base in QUICK else pytest.mark.thorough,
         )
-        for base in runs_of("low_latency")
+        for base in RUNS
         for memory_model in ("checked", "sc", "delayed")
     ],
 )

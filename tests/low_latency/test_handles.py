@@ -8,6 +8,8 @@ from target import spawn
 
 import nbep
 
+pytestmark = pytest.mark.usefixtures("blocks")
+
 CASE = make_low_latency_case(1, num_tokens=[4, 6], num_topk=3)
 
 

@@ -5,6 +5,8 @@ import pytest
 from cases import make_case
 from low_latency import ASYNC, HOOK, Options, make_low_latency_case, run
 
+pytestmark = pytest.mark.usefixtures("blocks")
+
 UE8M0 = Options(use_fp8=True, round_scale=True, use_ue8m0=True)
 
 

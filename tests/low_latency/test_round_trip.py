@@ -5,6 +5,8 @@ from low_latency import LOW_LATENCY_ROUTINGS, Options, make_low_latency_case, ru
 from parts import both_parts
 from target import MEMORY_MODELS
 
+pytestmark = pytest.mark.usefixtures("blocks")
+
 
 @pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 @pytest.mark.parametrize("num_ranks", both_parts([2, 3, 4], thorough=[6, 8]))

@@ -21,7 +21,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(
-    "work", both_parts([(work,) for work in OTHERS[2:]], thorough=[(work,) for work in OTHERS[:2]])
+    "work", both_parts([(work,) for work in OTHERS[4:]], thorough=[(work,) for work in OTHERS[:4]])
 )
 def test_a_new_run_counts_what_the_forms_say(work):
     assert contradictions(load()[name_of(work)], work, count(work, seed=7)) == []
@@ -34,7 +34,13 @@ PUBLISHED_SIZE = [
 ]
 
 
-@pytest.mark.parametrize("work", PUBLISHED_SIZE, ids=name_of)
+@pytest.mark.parametrize(
+    "work",
+    [
+        pytest.param(work, id=name_of(work), marks=pytest.mark.thorough if work.mode == "internode" else ())
+        for work in PUBLISHED_SIZE
+    ],
+)
 def test_a_run_with_tokens_of_the_published_size_counts_what_the_forms_say(work):
     assert contradictions(load()[name_of(work)], work, count(work)) == []
 

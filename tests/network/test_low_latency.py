@@ -68,7 +68,7 @@ def run_rounds(comm, seed: int, num_nvl_peers: int, num_rounds: int) -> list[str
     return wrong
 
 
-@pytest.mark.parametrize("seed", both_parts(range(2), thorough=range(2, 53)))
+@pytest.mark.parametrize("seed", both_parts([1], thorough=[0, *range(2, 53)]))
 def test_rounds_of_all_kinds_are_right(seed):
     num_ranks, num_nvl_peers = SHAPES[seed % len(SHAPES)]
     model = {"memory_model": MODELS[seed % len(MODELS)]} if TARGET == "emulator" else {}
@@ -97,8 +97,19 @@ def round_trips(comm, cases, options: Options, nic: nbep.NicOptions, num_nvl_pee
     return outcomes
 
 
-@pytest.mark.parametrize("memory_model", both_parts(["sc"], thorough=["delayed", "checked"]))
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+QUICK = [1, 3, 4, 5, 7]  # of OPTIONS
+
+
+@pytest.mark.parametrize(
+    ("options", "memory_model"),
+    both_parts(
+        [(OPTIONS[i], "sc") for i in QUICK],
+        thorough=[
+            *((options, "sc") for i, options in enumerate(OPTIONS) if i not in QUICK),
+            *((options, model) for options in OPTIONS for model in ("delayed", "checked")),
+        ],
+    ),
+)
 def test_every_option_gives_the_references_bits(options, memory_model):
     if TARGET != "emulator" and memory_model != "sc":
         pytest.skip("a GPU has its own memory model")

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from parts import both_parts
 
 from nbep import cli, starting
 from nbep.version import __version__
@@ -155,8 +156,10 @@ def test_what_is_no_json_file_is_not_written_over(tmp_path, capsys):
     assert kernels.read_text() == "mine"
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("command", ["puzzle", "compile --help"])
+@pytest.mark.parametrize(
+    ("command", "unbuffered"),
+    both_parts([("puzzle", ""), ("compile --help", "1")], thorough=[("puzzle", "1"), ("compile --help", "")]),
+)
 def test_an_output_that_nobody_takes_ends_a_command_without_a_traceback(command, unbuffered):
     program = [sys.executable, "-m", "nbep", *command.split()]
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}

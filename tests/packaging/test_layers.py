@@ -3,29 +3,52 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "nbep").rglob("*.py"))
 # Lowest first. A file may import from its own layer and from those before it.
 LAYERS = ("nbep.emulator", "nbep.device", "nbep.host", "nbep")
-# Likewise the rooms inside one of them, packages or files; the package itself may import all of them.
-ROOMS = {
-    "nbep.emulator": [
-        {name} for name in (
-            "clock", "process_lock", "machine", "models", "schedule", "tracing", "run", "reports", "world", "process",
-        )
-    ],
-    "nbep.host": [
-        {"arguments", "dtypes", "target.base", "target.forks", "target.launches", "target.lent", "target.new_arrays"},
-        {"ranks"}, {"faults"}, {"target"}, {"transport"}, {""}, {"symmetric", "connect", "spawn", "cast"}, {"buffer"},
-    ],
-}  # fmt: skip
-# Files that may import each other, for types: a thread has a block and a warp, which have threads.
-CLUSTER = "access", "block", "bulk", "faults", "stream", "thread", "warp"
-NATURAL = [{f"nbep.emulator.machine.{name}" for name in CLUSTER}]
+# The same inside a layer, by the longest name that fits: a room is a package, or a file on its own.
+ROOMS = (
+    ("nbep.emulator.clock",),
+    ("nbep.emulator.process_lock",),
+    ("nbep.emulator.machine",),
+    ("nbep.emulator.models",),
+    ("nbep.emulator.schedule",),
+    ("nbep.emulator.tracing",),
+    ("nbep.emulator.run",),
+    ("nbep.emulator.reports",),
+    ("nbep.emulator.world",),
+    ("nbep.emulator.process",),
+    ("nbep.emulator",),
+    (
+        "nbep.host.arguments",
+        "nbep.host.dtypes",
+        "nbep.host.target.base",
+        "nbep.host.target.current",
+        "nbep.host.target.forks",
+        "nbep.host.target.launches",
+        "nbep.host.target.lent",
+        "nbep.host.target.memory",
+        "nbep.host.target.new_arrays",
+        "nbep.host.target.streams",
+        "nbep.host.target.views",
+    ),
+    ("nbep.host.ranks",),
+    ("nbep.host.faults",),
+    ("nbep.host.target",),
+    ("nbep.host.transport",),
+    ("nbep.host",),
+    ("nbep.host.symmetric", "nbep.host.connect", "nbep.host.spawn", "nbep.host.cast"),
+    ("nbep.host.buffer",),
+)
+LAYERS_WITHOUT_CIRCLES = ("nbep.emulator", "nbep.host")
+# These know each other: a thread has a block and a warp, which have threads.
+CLUSTER = {
+    f"nbep.emulator.machine.{name}" for name in ("access", "block", "bulk", "faults", "stream", "thread", "warp")
+}
 LIGHT = {*sys.stdlib_module_names, "greenlet", "ml_dtypes", "nbep", "numpy"}
 
 
@@ -34,43 +57,38 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = {module_name(path) for path in FILES}
-
-
 def layer(module: str) -> int:
-    return next(i for i, prefix in enumerate(LAYERS) if module == prefix or module.startswith(prefix + "."))
+    return next(i for i, prefix in enumerate(LAYERS) if is_in(module, prefix))
+
+
+def is_in(module: str, package: str) -> bool:
+    return module == package or module.startswith(package + ".")
+
+
+def room(module: str) -> int:
+    """The number of its room; modules outside of all rooms are in none."""
+    found = [(len(name), i) for i, names in enumerate(ROOMS) for name in names if is_in(module, name)]
+    return max(found)[1] if found else -1
 
 
 def imports(path: Path) -> list[tuple[str, bool]]:
-    """(module, whether it is imported at the top of the file), those for types too; relative imports as absolute."""
+    """(module, whether it is imported at the top of the file); relative imports as absolute names."""
+    return [(module, at_top) for module, at_top, _ in _imports(path)]
+
+
+@cache
+def _imports(path: Path) -> list[tuple[str, bool, list[str]]]:
     package = module_name(path) if path.name == "__init__.py" else module_name(path).rpartition(".")[0]
     tree = ast.parse(path.read_text())
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [(alias.name, node in tree.body) for alias in node.names]
+            found += [(alias.name, node in tree.body, [""]) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-            base += [node.module] if node.module else []
-            for alias in node.names:
-                module = ".".join([*base, alias.name])
-                found.append((module if module in MODULES else ".".join(base), node in tree.body))
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            found.append((module, node in tree.body, [alias.name for alias in node.names]))
     return found
-
-
-def room(module: str, folder: str) -> int:
-    """The place of a module's room in its folder: the longest name that fits. That of the folder itself is the highest.
-
-    A file that no room names is in the room "", if there is one.
-    """
-    inside = module.removeprefix(folder).removeprefix(".")
-    fits = [
-        (len(name), number)
-        for number, names in enumerate(ROOMS[folder])
-        for name in names
-        if name in (inside, "") or inside.startswith(name + ".")
-    ]
-    return max(fits)[1] if inside else len(ROOMS[folder])
 
 
 def test_modules_import_downwards_only():
@@ -83,38 +101,46 @@ def test_modules_import_downwards_only():
     assert upwards == []
 
 
-@pytest.mark.parametrize("folder", ROOMS)
-def test_rooms_import_downwards_only(folder):
+def test_rooms_of_a_layer_import_downwards_only():
     upwards = [
-        f"{name} imports {module}"
-        for path in FILES
-        if (name := module_name(path)).startswith(folder)
-        for module, _ in imports(path)
-        if module.startswith(folder) and room(module, folder) > room(name, folder)
+        f"{module} imports {imported}"
+        for module, all_imported in imported_modules().items()
+        for imported in all_imported
+        if room(module) >= 0 and room(imported) > room(module)
     ]
     assert upwards == []
 
 
-@pytest.mark.parametrize("folder", ROOMS)
-def test_no_files_import_each_other_in_a_circle(folder):
-    graph = {
-        module_name(path): {module for module, _ in imports(path)} & MODULES
-        for path in FILES
-        if module_name(path).startswith(folder)
+def test_no_files_of_a_layer_import_each_other_in_a_circle():
+    """Imports for types alone count, too. What imports nothing that is left goes, until only circles are left."""
+    for package in LAYERS_WITHOUT_CIRCLES:
+        left = {
+            module: found - CLUSTER if module in CLUSTER else found
+            for module, found in imported_modules().items()
+            if is_in(module, package)
+        }
+        while ends := [module for module, found in left.items() if not found & left.keys() - {module}]:
+            for module in ends:
+                del left[module]
+        assert sorted(left) == []
+
+
+def imported_modules() -> dict[str, set[str]]:
+    """What each module of nbep imports from it, for types alone too: `from a import b` is a.b if that is a module."""
+    modules = {module_name(path): path for path in FILES}
+    return {
+        module: {
+            full if (full := f"{imported}.{name}") in modules else imported
+            for imported, name in imported_names(path)
+            if imported in modules
+        }
+        for module, path in modules.items()
     }
 
-    def reach(name: str) -> set[str]:
-        found: set[str] = set()
-        ahead = [name]
-        while ahead:
-            for module in graph.get(ahead.pop(), set()) - found:
-                found.add(module)
-                ahead.append(module)
-        return found
 
-    reached = {name: reach(name) for name in graph}
-    circles = [{one for one in reached[name] if name in reached.get(one, ())} for name in graph]
-    assert [sorted(circle) for circle in circles if circle and not any(circle <= natural for natural in NATURAL)] == []
+def imported_names(path: Path) -> list[tuple[str, str]]:
+    """(module, name) of each import; relative imports as absolute names."""
+    return [(module, name) for module, _, names in _imports(path) for name in names]
 
 
 def test_emulator_starts_without_anything_heavy():

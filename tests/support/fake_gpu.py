@@ -16,10 +16,10 @@ from cuda.bindings import driver as cu
 import nbep
 from nbep.host.ranks.comm import Communicator
 from nbep.host.symmetric import NodeMemory
-from nbep.host.target.base import HostWords
 from nbep.host.target.cuda import launcher
 from nbep.host.target.cuda import runtime as cuda_runtime
 from nbep.host.target.cuda.runtime import CudaRuntime, SharedDevice
+from nbep.host.target.memory import HostWords
 from nbep.host.transport.base import NetworkOptions, NicOptions
 from nbep.host.transport.direct import DirectTransport
 

@@ -4,13 +4,13 @@
 """
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import intranode
 import numpy as np
 from cases import Case, make_case
-from intranode import FACTORS, Outcome, Report, check_layout
+from intranode import FACTORS, Outcome, Report, check_layout, with_channels
 
 import nbep
 from nbep import reference
@@ -35,7 +35,7 @@ class Options(intranode.Options):
     nic: how the software NIC is made, and what it does badly
     """
 
-    config: nbep.Config = CONFIG
+    config: nbep.Config = field(default_factory=lambda: with_channels(CONFIG))
     own_weights: bool = True
     transport: str = "direct"
     nic: nbep.NicOptions = NIC

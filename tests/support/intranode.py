@@ -26,7 +26,13 @@ FACTORS = np.array([1, -2, 1.5 * 2**-18, 1, 0.5, -4, 1.25 * 2**-17, 4], np.float
 CONFIG = nbep.Config(4, 2, 4)  # two channels, chunks of two tokens, rings of four: smaller than most traffic
 
 
-DEFAULTS = {"zero_copy": False}  # of Options; the fixture both_ways changes it
+# Of Options; the fixtures both_ways and channels change them.
+DEFAULTS = {"zero_copy": False, "num_channels": 2}
+
+
+def with_channels(config: nbep.Config) -> nbep.Config:
+    """A config with as many channels as DEFAULTS say."""
+    return replace(config, num_sms=2 * DEFAULTS["num_channels"])
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ class Options:
     zero_copy: dispatch and combine without rings; see both_ways
     """
 
-    config: nbep.Config = CONFIG
+    config: nbep.Config = field(default_factory=lambda: with_channels(CONFIG))
     with_topk: bool = True
     fp8: str | None = None
     expert_alignment: int = 1

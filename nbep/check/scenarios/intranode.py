@@ -11,7 +11,7 @@ from nbep.check.scenarios.tokens import Plan, call_round, counts_of, expected_ro
 from nbep.device.layout.direct import DirectShape, SlotShape, num_direct_bytes_needed
 from nbep.device.layout.intranode import num_nvl_bytes_needed
 from nbep.device.protocols.waits import BARRIER, FaultReport
-from nbep.host.target.base import HandleType
+from nbep.host.target.memory import HandleType
 from nbep.workloads.cases import Case, make_case
 from nbep.workloads.compare import Report
 

@@ -7,19 +7,66 @@ Source: DeepEP csrc/kernels/intranode.cu, dispatch ("Copy source index", "Copy `
 `x_scales`")
 """
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.layout.intranode import ALIGNMENT_BYTES, note_bytes
 
 
+class Stores(NamedTuple):
+    """What notes are written with, as they stand in a stage or in global memory."""
+
+    s32: Callable
+    s64: Callable
+    f32: Callable
+
+
+class Experts(NamedTuple):
+    """A range of experts: those of one rank, or all."""
+
+    first: int
+    number: int
+
+
+class Token(NamedTuple):
+    """A token of the caller, and the experts whose choice its notes are to say."""
+
+    inputs: NamedTuple
+    sizes: NamedTuple
+    row: int
+    experts: Experts
+
+
+class Scales(NamedTuple):
+    """The scales of one token, 4 opaque bytes each."""
+
+    address: int
+    stride: int
+    number: int
+
+
 @device_function
-def copy_scales(load, store, dst, src, src_stride, num_scales, lane):
-    """Copy the scales of one token, 4 opaque bytes each, src_stride apart; one warp."""
-    for index in range(lane, num_scales, 64):
-        scale = load(src + 4 * index * src_stride)
-        next_scale = load(src + 4 * (index + 32) * src_stride) if index + 32 < num_scales else 0
+def to_stage():
+    """Stores for notes that stand in front of the row in a stage."""
+    return Stores(ptx.st_shared_s32, ptx.st_shared_s64, ptx.st_shared_f32)
+
+
+@device_function
+def to_memory():
+    """Stores for notes of a slot, or of an output."""
+    return Stores(ptx.st_na_s32, ptx.st_na_s64, ptx.st_na_f32)
+
+
+@device_function
+def copy_scales(load, store, dst, src, lane):
+    """Copy the scales of one token; one warp."""
+    for index in range(lane, src.number, 64):
+        scale = load(src.address + 4 * index * src.stride)
+        next_scale = load(src.address + 4 * (index + 32) * src.stride) if index + 32 < src.number else 0
         store(dst + 4 * index, scale)
-        if index + 32 < num_scales:
+        if index + 32 < src.number:
             store(dst + 4 * (index + 32), next_scale)
 
 
@@ -31,9 +78,10 @@ def clear_padding(row, shape, lane):
 
 
 @device_function
-def keep_in_range(expert, weight, num_experts):
-    """A choice of experts [0, num_experts); -1 and 0 if it is another one."""
-    if 0 <= expert < num_experts:
+def keep_in_range(expert, weight, experts):
+    """A choice of one of these experts, counted from the first; -1 and 0 if it is another one."""
+    expert -= experts.first
+    if 0 <= expert < experts.number:
         return expert, weight
     return -1, ptx.f32(0)
 
@@ -47,25 +95,24 @@ def clean_choices(topk_idx, topk_weights, begin, end):
 
 
 @device_function
-def write_notes(
-    store_s32, store_s64, store_f32, notes, inputs, token, word, first_expert, num_experts, shape, sizes, lane
-):
-    """Write the notes of an input token; one warp. Experts outside of a range become -1, their weights 0.
+def write_notes(store, notes, token, word, shape, lane):
+    """Write the notes of an input token; one warp. Experts that it is not about become -1, their weights 0.
 
-    word: in lane i word i of src_idx; first_expert: the one of the range that becomes 0
+    store: see `Stores`; word: in lane i word i of src_idx
     """
-    num_topk = shape.num_topk
+    inputs, num_topk = token.inputs, shape.num_topk
     if lane < shape.num_src_idx:
-        store_s32(notes.src_idx + 4 * lane, word)
+        store.s32(notes.src_idx + 4 * lane, word)
     if lane < num_topk:
-        expert = ptx.ld_na_s64(inputs.topk_idx + 8 * (token * num_topk + lane)) - first_expert
-        weight = ptx.ld_na_f32(inputs.topk_weights + 4 * (token * num_topk + lane))
-        expert, weight = keep_in_range(expert, weight, num_experts)
-        store_s64(notes.topk_idx + 8 * lane, expert)
-        store_f32(notes.topk_weights + 4 * lane, weight)
-    scales = inputs.x_scales + 4 * token * sizes.scale_token_stride
+        expert = ptx.ld_na_s64(inputs.topk_idx + 8 * (token.row * num_topk + lane))
+        weight = ptx.ld_na_f32(inputs.topk_weights + 4 * (token.row * num_topk + lane))
+        expert, weight = keep_in_range(expert, weight, token.experts)
+        store.s64(notes.topk_idx + 8 * lane, expert)
+        store.f32(notes.topk_weights + 4 * lane, weight)
+    scales = inputs.x_scales + 4 * token.row * token.sizes.scale_token_stride
+    scales = Scales(scales, token.sizes.scale_hidden_stride, shape.num_scales)
     # Column-major scales of neighbouring tokens share sectors, so L1 keeps them.
-    copy_scales(ptx.ld_nc_keep_s32, store_s32, notes.scales, scales, sizes.scale_hidden_stride, shape.num_scales, lane)
+    copy_scales(ptx.ld_nc_keep_s32, store.s32, notes.scales, scales, lane)
 
 
 @device_function
@@ -76,21 +123,21 @@ def read_notes(to, notes, shape, lane):
     if lane < shape.num_topk:
         ptx.st_weak_s64(to.topk_idx + 8 * lane, ptx.ld_na_s64(notes.topk_idx + 8 * lane))
         ptx.st_weak_f32(to.topk_weights + 4 * lane, ptx.ld_na_f32(notes.topk_weights + 4 * lane))
-    copy_scales(ptx.ld_na_s32, ptx.st_na_s32, to.scales, notes.scales, 1, shape.num_scales, lane)
+    copy_scales(ptx.ld_na_s32, ptx.st_na_s32, to.scales, Scales(notes.scales, 1, shape.num_scales), lane)
 
 
 @device_function
-def read_notes_for(to, notes, keeps_source, first_expert, num_experts, shape, lane):
-    """The same for a slot that says all experts of the token: those outside of a range become -1, their weights 0.
+def read_notes_for(to, notes, experts, keeps_source, shape, lane):
+    """The same for a slot that says all experts of the token: other experts become -1, their weights 0.
 
     keeps_source: whether the output has src_idx
     """
     if lane < shape.num_src_idx and keeps_source:
         ptx.st_weak_s32(to.src_idx + 4 * lane, ptx.ld_na_s32(notes.src_idx + 4 * lane))
     if lane < shape.num_topk:
-        expert = ptx.ld_na_s64(notes.topk_idx + 8 * lane) - first_expert
+        expert = ptx.ld_na_s64(notes.topk_idx + 8 * lane)
         weight = ptx.ld_na_f32(notes.topk_weights + 4 * lane)
-        expert, weight = keep_in_range(expert, weight, num_experts)
+        expert, weight = keep_in_range(expert, weight, experts)
         ptx.st_weak_s64(to.topk_idx + 8 * lane, expert)
         ptx.st_weak_f32(to.topk_weights + 4 * lane, weight)
-    copy_scales(ptx.ld_na_s32, ptx.st_na_s32, to.scales, notes.scales, 1, shape.num_scales, lane)
+    copy_scales(ptx.ld_na_s32, ptx.st_na_s32, to.scales, Scales(notes.scales, 1, shape.num_scales), lane)

@@ -58,13 +58,15 @@ def piece_bytes(num_rows):
 
 
 @device_function
-def load_piece(stage, half, rows, num_rows, offset, num_bytes, stride, lane):
-    """Start to load the same bytes of each listed row into a half: lane i those of row i."""
-    if lane < num_rows:
-        src = ptx.ld_shared_s64(rows + 8 * lane) + offset
+def load_piece(stage, half, rows, piece, stride, lane):
+    """Start to load the same bytes of each listed row, [begin, end), into a half: lane i those of row i."""
+    begin, end = piece
+    num_bytes = end - begin
+    if lane < rows.number:
+        src = ptx.ld_shared_s64(rows.rows + 8 * lane) + begin
         ptx.tma_load_1d(stage.data + HALF_BYTES * half + stride * lane, src, num_bytes, stage.full + 8 * half)
     if lane == 0:
-        ptx.mbarrier_arrive_expect_tx(stage.full + 8 * half, num_bytes * num_rows)
+        ptx.mbarrier_arrive_expect_tx(stage.full + 8 * half, num_bytes * rows.number)
 
 
 @device_function
@@ -140,28 +142,28 @@ def add_piece(dst, data, num_rows, num_bytes, stride, lane):
 
 
 @device_function
-def sum_rows_staged(dst, rows, num_rows, num_bytes, stage, parities, lane):
+def sum_rows_staged(dst, rows, num_bytes, stage, parities, lane):
     """Add up the listed rows in float32, round once and store the sum at dst; a warp. At most 32 rows.
 
     Returns the parities of the halves' next fills: bit h for half h. The result has the bits of `sums.sum_rows`.
     """
-    if num_rows == 0:
+    if rows.number == 0:
         for offset in range(lane * VEC_BYTES, num_bytes, WARP_BYTES):
             ptx.st_na_v4(dst + offset, (0, 0, 0, 0))
         return parities
-    stride = piece_bytes(num_rows)
+    stride = piece_bytes(rows.number)
     half = 0
-    load_piece(stage, half, rows, num_rows, 0, min(stride, num_bytes), stride, lane)
+    load_piece(stage, half, rows, (0, min(stride, num_bytes)), stride, lane)
     offset = 0
     while offset < num_bytes:
         ahead = offset + stride
         if ahead < num_bytes:
-            load_piece(stage, 1 - half, rows, num_rows, ahead, min(stride, num_bytes - ahead), stride, lane)
+            load_piece(stage, 1 - half, rows, (ahead, min(ahead + stride, num_bytes)), stride, lane)
         while not ptx.mbarrier_try_wait_parity(stage.full + 8 * half, (parities >> half) & 1):
             pass
         parities ^= 1 << half
         data = stage.data + HALF_BYTES * half
-        add_piece(dst + offset, data, num_rows, min(stride, num_bytes - offset), stride, lane)
+        add_piece(dst + offset, data, rows.number, min(stride, num_bytes - offset), stride, lane)
         ptx.syncwarp(ptx.FULL_MASK)  # all lanes have read the half: it may be loaded again
         offset = ahead
         half = 1 - half

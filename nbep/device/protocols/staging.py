@@ -30,6 +30,14 @@ class Stage(NamedTuple):
     room: int
 
 
+class Row(NamedTuple):
+    """A row that is to be copied; front: bytes to leave free before it in the stage, a multiple of 16."""
+
+    src: int
+    num_bytes: int
+    front: int
+
+
 @device_function
 def open_stage(stages, warp, lane, width=1):
     """The stage of a warp; stages is the address of warp 0's. Its whole warp calls this once, before any copy.
@@ -69,19 +77,18 @@ def store_stage(dst, num_bytes, stage, parity):
 
 
 @device_function
-def begin_copy(src, num_bytes, front, stage, lane):
+def begin_copy(row, stage, lane):
     """Start to copy a row from global to global memory; a warp. Other work may follow before `end_copy`.
 
-    front: bytes to leave free in the stage before the row, a multiple of 16. The lanes may fill them after a syncwarp;
-    then they need a proxy fence and another syncwarp before `end_copy`.
+    The lanes may fill its front after a syncwarp; then they need a proxy fence and another syncwarp before `end_copy`.
     """
     if ptx.has_tma():
         if lane == 0:
-            load_stage(stage.data + front, src, min(num_bytes, stage.room - front), stage)
+            load_stage(stage.data + row.front, row.src, min(row.num_bytes, stage.room - row.front), stage)
 
 
 @device_function
-def end_copy(load, dst, src, num_bytes, front, stage, parity, lane):
+def end_copy(load, dst, row, stage, parity, lane):
     """Go on with the copy that begin_copy started; the same warp. Returns the parity for the next copy.
 
     What stands in front of the row in the stage comes to stand in front of dst. The last store may still be reading the
@@ -90,16 +97,16 @@ def end_copy(load, dst, src, num_bytes, front, stage, parity, lane):
     """
     if ptx.has_tma():
         if lane == 0:
-            offset = min(num_bytes, stage.room - front)
-            parity = store_stage(dst - front, front + offset, stage, parity)
-            while offset < num_bytes:
-                part = min(num_bytes - offset, stage.room)
-                load_stage(stage.data, src + offset, part, stage)
+            offset = min(row.num_bytes, stage.room - row.front)
+            parity = store_stage(dst - row.front, row.front + offset, stage, parity)
+            while offset < row.num_bytes:
+                part = min(row.num_bytes - offset, stage.room)
+                load_stage(stage.data, row.src + offset, part, stage)
                 parity = store_stage(dst + offset, part, stage, parity)
                 offset += part
         ptx.syncwarp(ptx.FULL_MASK)
     else:
-        copy_row(load, dst, src, num_bytes, lane)
+        copy_row(load, dst, row.src, row.num_bytes, lane)
     return parity
 
 
@@ -119,7 +126,7 @@ def wait_filled(stage, parity):
 
 
 @device_function
-def end_fill(load, src, num_bytes, front, stage, parity, lane):
+def end_fill(load, row, stage, parity, lane):
     """Wait until what begin_copy has started to load is in the stage, where every lane may read it; a warp.
 
     Without a copy engine the warp loads it here. Returns the parity of the next fill.
@@ -127,8 +134,8 @@ def end_fill(load, src, num_bytes, front, stage, parity, lane):
     if ptx.has_tma():
         parity = wait_filled(stage, parity)
     else:
-        for at in range(lane * VEC_BYTES, min(num_bytes, stage.room - front), WARP_BYTES):
-            ptx.st_shared_v4(stage.data + front + at, load(src + at))
+        for at in range(lane * VEC_BYTES, min(row.num_bytes, stage.room - row.front), WARP_BYTES):
+            ptx.st_shared_v4(stage.data + row.front + at, load(row.src + at))
     ptx.syncwarp(ptx.FULL_MASK)
     return parity
 

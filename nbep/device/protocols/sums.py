@@ -31,6 +31,13 @@ class Source(NamedTuple):
     num_slots: int  # of a ring; ENDLESS if the rows do not begin again
 
 
+class Listed(NamedTuple):
+    """The rows of one token that are to be added up: how many addresses a warp has written down, and where."""
+
+    rows: int
+    number: int
+
+
 @device_function
 def rows_of_ring(slots, shape):
     """The rows in the slots of a ring."""
@@ -124,26 +131,27 @@ def store_two(store, dst, loaded, num_rows, offset, end):
 
 
 @device_function
-def sum_rows(store, dst, rows, num_rows, begin, end, lane):
+def sum_rows(store, dst, rows, begin, end, lane):
     """Add bytes [begin, end) of the listed rows in float32, round once and store them from dst + begin on; a warp.
 
     A lane has up to MAX_IN_FLIGHT loads in flight before its first addition: of that many rows, or of two places in
     HALF as many.
     """
+    listed, num_rows = rows
     offset = begin + lane * VEC_BYTES
     while offset < end:
         next_offset = offset + WARP_BYTES
         if num_rows > HALF:
-            others = load_rows(rows + 8 * HALF, num_rows - HALF, offset)
-            first = load_rows(rows, HALF, offset)
+            others = load_rows(listed + 8 * HALF, num_rows - HALF, offset)
+            first = load_rows(listed, HALF, offset)
             total = add_rows(add_rows(zero_f32x8(), first, HALF), others, num_rows - HALF)
             for i in range(MAX_IN_FLIGHT, num_rows):
-                total = add_bf16x8(total, ptx.ld_na_v4(ptx.ld_shared_s64(rows + 8 * i) + offset))
+                total = add_bf16x8(total, ptx.ld_na_v4(ptx.ld_shared_s64(listed + 8 * i) + offset))
             store(dst + offset, to_bf16x8(total))
         else:
-            first = load_rows(rows, num_rows, offset)
+            first = load_rows(listed, num_rows, offset)
             num_next = num_rows if next_offset < end else 0
-            second = load_rows(rows, num_next, next_offset)
+            second = load_rows(listed, num_next, next_offset)
             store(dst + offset, to_bf16x8(add_rows(zero_f32x8(), first, num_rows)))
             if next_offset < end:
                 store(dst + next_offset, to_bf16x8(add_rows(zero_f32x8(), second, num_next)))
@@ -152,17 +160,18 @@ def sum_rows(store, dst, rows, num_rows, begin, end, lane):
 
 
 @device_function
-def sum_rows_or_two(store, dst, rows, num_rows, begin, end, lane):
+def sum_rows_or_two(store, dst, rows, begin, end, lane):
     """The same, with four places in flight where there are one or two rows. It takes registers."""
+    listed, num_rows = rows
     if num_rows > 2 or num_rows == 0:
-        sum_rows(store, dst, rows, num_rows, begin, end, lane)
+        sum_rows(store, dst, rows, begin, end, lane)
         return
     offset = begin + lane * VEC_BYTES
     while offset < end:
-        a = load_two(rows, num_rows, offset, end)
-        b = load_two(rows, num_rows, offset + WARP_BYTES, end)
-        c = load_two(rows, num_rows, offset + 2 * WARP_BYTES, end)
-        d = load_two(rows, num_rows, offset + 3 * WARP_BYTES, end)
+        a = load_two(listed, num_rows, offset, end)
+        b = load_two(listed, num_rows, offset + WARP_BYTES, end)
+        c = load_two(listed, num_rows, offset + 2 * WARP_BYTES, end)
+        d = load_two(listed, num_rows, offset + 3 * WARP_BYTES, end)
         store_two(store, dst, a, num_rows, offset, end)
         store_two(store, dst, b, num_rows, offset + WARP_BYTES, end)
         store_two(store, dst, c, num_rows, offset + 2 * WARP_BYTES, end)

@@ -47,6 +47,9 @@ _UNREAD = "{0} is overwritten, and nothing at all tells this thread that it has 
 _OVERWRITTEN = "{0} was overwritten before this load: this thread was told of the store before that one, and "
 _TOO_SMALL = "is too small to order {order}: {name}, but {between}"
 _ENGINE = "the copy engine is not told what this thread {told}: "
+_RACING = "{ends} {are} too small: {scopes}, but {between}"
+_WEAK = "is too weak: {{weak}}, but another thread {does} it with {{strong}} order, as a cell that threads wait for"
+_ANOTHER = ": another thread of its block makes that one"
 _TWO = "two threads store to {0}, and nothing at all orders one before the other"
 _SHUFFLE = "a {name} brings lanes together, but orders no memory"
 
@@ -70,34 +73,33 @@ SENTENCES = {
     "store fence scope": "the scope of the fence before {storing} " + _TOO_SMALL,
     "load fence scope": "the scope of the fence after {loading} " + _TOO_SMALL,
     # The two accesses themselves.
-    "access scope": "{ends} {are} too small: {scopes}, but {between}",
-    "weak access": (
-        "{which} {0} is too weak: {weak}, but another thread {does} it with {strong} order, as a cell that "
-        "threads wait for{meeting}"
-    ),
+    "racing store's scope": _RACING,
+    "racing load's scope": _RACING,
+    "both racing scopes": _RACING,
+    "weak store": "{which} store to {0} " + _WEAK.format(does="loads") + "{meeting}",
+    "weak load": "{which} load of {0} " + _WEAK.format(does="stores to") + "{meeting}",
     "CPU stores": "the CPU stores to {0} while the kernel runs: this {noun} needs {needed}",
     # Threads of a block that do not meet.
     "shuffle": "no syncwarp is between {accesses} of {0}: " + _SHUFFLE,
     "shuffle passes on": "no syncwarp passes on to all lanes what one has heard by {0}: " + _SHUFFLE,
-    "not met": "no {meeting} is between {accesses} of {0}: two {who} that have not met since",
-    "not met, nor told": (
+    "no syncwarp": "no syncwarp is between {accesses} of {0}: two lanes of a warp that have not met since",
+    "no barrier": "no barrier is between {accesses} of {0}: two warps of a block that have not met since",
+    "warps not met": (
         "nothing orders {accesses} of {0}: two warps of a block that have not met since, and this thread has "
         "waited for nothing that the other one, or its warp, has stored since{such}"
     ),
-    "told by another": "no {meeting} orders {which} before the {telling}: another thread of its block makes that one",
-    "heard by another": (
-        "no {meeting} orders this {noun} behind the load of {0}: another thread of its block makes that one"
-    ),
+    "told by another lane": "no syncwarp orders {which} before the {telling}" + _ANOTHER,
+    "told by another warp": "no barrier or syncwarp orders {which} before the {telling}" + _ANOTHER,
+    "heard by another lane": "no syncwarp orders this {noun} behind the load of {0}" + _ANOTHER,
+    "heard by another warp": "no barrier or syncwarp orders this {noun} behind the load of {0}" + _ANOTHER,
     # Bulk copies.
-    "no proxy fence": _ENGINE + "no fence.proxy.async.global comes before the bulk load of {bytes}",
-    "early proxy fence": (
-        _ENGINE + "its fence.proxy.async.global before the bulk load of {bytes} comes too soon{unmet}"
-    ),
-    "copy": "the bulk copy that {done} {0} has not been waited for: a {wait} is missing{where}",
-    "copy, mbarrier": "nobody has waited on {mbarrier} of the bulk copy that {done} {0}",
+    "no proxy fence": _ENGINE + "no fence.proxy.async.global comes before the bulk load of {0}",
+    "early proxy fence": (_ENGINE + "its fence.proxy.async.global before the bulk load of {0} comes too soon{unmet}"),
+    "copy reads": "the bulk copy that reads {0} has not been waited for: a wait_group.read is missing{where}",
+    "copy writes": "the bulk copy that writes {0} has not been waited for: a wait_group is missing{where}",
+    "copy, mbarrier": "nobody has waited on {1} of the bulk copy that {done} {0}",
     "copy, phase": (
-        "this thread has waited on {mbarrier}, but for a phase that was over before that of the bulk copy that "
-        "{done} {0}"
+        "this thread has waited on {1}, but for a phase that was over before that of the bulk copy that {done} {0}"
     ),
     # Signals that say too much, or too little, or are not waited for.
     "promised": (

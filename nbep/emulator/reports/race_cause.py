@@ -130,9 +130,14 @@ def _between(needed: int) -> str:
     return f"between {BETWEEN.get(needed, '')} it takes {SCOPE_OF.get(needed)}"
 
 
+def _which(a: Owner, b: Owner) -> str:
+    """What the second of two threads of a block is for the first."""
+    return "lane" if abs(a.clock) == abs(b.clock) else "warp"
+
+
 def _meeting(a: Owner, b: Owner) -> str:
-    """What is missing between two threads of a block."""
-    return "syncwarp" if abs(a.clock) == abs(b.clock) else "barrier or syncwarp"
+    """What is missing between the two."""
+    return "syncwarp" if _which(a, b) == "lane" else "barrier or syncwarp"
 
 
 def _not_met(race: Race, end: str, way: Way) -> Cause:
@@ -142,16 +147,16 @@ def _not_met(race: Race, end: str, way: Way) -> Cause:
         if link := _told_by_mate(race):
             return _by_another(race, race.earlier, link)
         if abs(mine.clock) == abs(theirs.clock):
-            return race.cause("not met", race.cell, meeting="syncwarp", who="lanes of a warp")
+            return race.cause("no syncwarp", race.cell)
         # What reaches other blocks is not ordered by a barrier of one.
         reaches_others = max(race.access.reach, race.earlier.reach) > SCOPES["cta"]
         if race.allocation is not race.thread.shared and reaches_others:
-            return _such_as(race, "not met, nor told")
-        return race.cause("not met", race.cell, meeting="barrier", who="warps of a block")
+            return _such_as(race, "warps not met")
+        return race.cause("no barrier", race.cell)
     if end == "before":
         return _by_another(race, race.earlier, way.links[0])
     last = way.links[-1]
-    return race.cause("heard by another", last.cell, meeting=_meeting(last.load.owner, mine))
+    return race.cause(f"heard by another {_which(last.load.owner, mine)}", last.cell)
 
 
 def _told_next(race: Race) -> Stored | None:
@@ -190,16 +195,16 @@ def _told_by_mate(race: Race) -> Link | None:
 def _proxy(race: Race, way: Way | None) -> Cause:
     owner = race.thread.owner
     links = way.links if way is not None else ()
-    cells = (links[-1].cell,) if links else ()
-    knows = f"knows by {cells[0]}" if cells else "knows of"
+    cells = (race.cell, links[-1].cell) if links else (race.cell,)
+    knows = f"knows by {links[-1].cell}" if links else "knows of"
     told = "has stored itself" if race.earlier.owner is owner else knows
     if not any(isinstance(event, EngineTold) and event.owner is owner for event in race.since(race.earlier)):
-        return race.cause("no proxy fence", *cells, lines=links, told=told, bytes=race.cell)
+        return race.cause("no proxy fence", *cells, lines=links, told=told)
     unmet = ""
     if links and links[-1].load.owner is not owner:
         meeting = _meeting(links[-1].load.owner, owner)
         unmet = f", no {meeting} makes it wait for the thread that has loaded that"
-    return race.cause("early proxy fence", *cells, lines=links, told=told, bytes=race.cell, unmet=unmet)
+    return race.cause("early proxy fence", *cells, lines=links, told=told, unmet=unmet)
 
 
 def _copy(race: Race, link: Link | None = None) -> Cause:
@@ -212,7 +217,7 @@ def _copy(race: Race, link: Link | None = None) -> Cause:
     if link is None and race.earlier.owner.thread_idx != race.thread.thread_idx:
         where = " in the thread that has started it"
     cells = (race.cell,) if link is None else (race.cell, link.cell)
-    return race.cause("copy", *cells, done=done, wait="wait_group.read" if is_load else "wait_group", where=where)
+    return race.cause(f"copy {done}", *cells, where=where)
 
 
 def _copy_to_mbarrier(race: Race, done: str) -> Cause:
@@ -222,11 +227,11 @@ def _copy_to_mbarrier(race: Race, done: str) -> Cause:
     under_way = (mbarrier for *accesses, mbarrier in issued if copy in accesses)
     mbarrier = next(under_way, None) or next((m for m in block.mbarriers.values() if copy in m.copies), None)
     if mbarrier is None:
-        return race.cause("copy, mbarrier", race.cell, mbarrier="the mbarrier", done=done)
+        return race.cause("copy, mbarrier", race.cell, "the mbarrier", done=done)
     waits = [e for e in race.since(copy) if isinstance(e, Waited) and e.address == mbarrier.address]
     is_early = any(wait.owner is race.thread.owner for wait in waits)
     name = f"the mbarrier at shared byte {mbarrier.address}"
-    return race.cause("copy, phase" if is_early else "copy, mbarrier", race.cell, mbarrier=name, done=done)
+    return race.cause("copy, phase" if is_early else "copy, mbarrier", race.cell, name, done=done)
 
 
 # --- no chain ---------------------------------------------------------------------------------------------------
@@ -236,8 +241,9 @@ def _scope(race: Race) -> Cause:
     """Both accesses are strong, but one does not reach the other."""
     needed = distance(race.earlier.owner, race.access.owner)
     small = [(which, one) for which, one in (("the", race.earlier), ("this", race.access)) if one.reach < needed]
+    verbs = {access.verb for _, access in small}
     return race.cause(
-        "access scope",
+        f"racing {verbs.pop()}'s scope" if len(verbs) == 1 else "both racing scopes",
         race.cell,
         ends=" and ".join(f"the scope of {which} {_on(access, race.cell)}" for which, access in small),
         are="is" if len(small) == 1 else "are",
@@ -258,11 +264,10 @@ def _weak(race: Race) -> Cause | None:
     if earlier.owner.block == access.owner.block:
         meeting = f"; nor is there a {_meeting(earlier.owner, access.owner)} between the two"
     return race.cause(
-        "weak access",
+        f"weak {weak.verb}",
         race.cell,
-        which=f"{'this' if weak is access else 'the'} {weak.verb} {_OF[weak.verb]}",
+        which="this" if weak is access else "the",
         weak=weak.order,
-        does="loads" if weak.verb == "store" else "stores to",
         strong=strong.how,
         meeting=meeting,
     )
@@ -349,8 +354,8 @@ def _told_too_soon(race: Race, hearing: Hearing) -> Cause | None:
 def _by_another(race: Race, act: Access, link: Link) -> Cause:
     """A thread of another one's block speaks for it, and does not wait for it."""
     which = f"{'this' if act is race.access else 'the'} {act.noun}"
-    meeting = _meeting(link.store.owner, act.owner)
-    return race.cause("told by another", link.cell, lines=(link,), meeting=meeting, which=which, telling=_telling(link))
+    kind = f"told by another {_which(link.store.owner, act.owner)}"
+    return race.cause(kind, link.cell, lines=(link,), which=which, telling=_telling(link))
 
 
 def _has_loaded_what_it_was_told(race: Race) -> bool:

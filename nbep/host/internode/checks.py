@@ -12,8 +12,8 @@ from nbep.host.events import EventOverlap
 from nbep.host.internode.handle import InternodeHandle
 from nbep.host.internode.memory import InternodeMemory
 from nbep.host.node import Node
-from nbep.host.target.base import MaybeArray
-from nbep.host.tokens import Counts, Tokens
+from nbep.host.request import DispatchRequest
+from nbep.host.tokens import Tokens
 
 
 def mode_of(memory: Node) -> InternodeMemory:
@@ -21,25 +21,26 @@ def mode_of(memory: Node) -> InternodeMemory:
     return memory.internode
 
 
-def node_counts(memory: Node, counts: Counts, num_tokens_per_rdma_rank: MaybeArray, may_read: bool) -> None:
+def node_counts(memory: Node, request: DispatchRequest, may_read: bool) -> None:
     """num_tokens_per_rdma_rank, given the other counts."""
-    num_nodes = mode_of(memory).num_rdma_ranks
+    num_nodes, num_tokens_per_rdma_rank = mode_of(memory).num_rdma_ranks, request.num_tokens_per_rdma_rank
     if num_tokens_per_rdma_rank is None:
         refuse("num_tokens_per_rdma_rank", "None", "given between nodes; get_dispatch_layout returns it")
-    validate.array(memory.runtime, "num_tokens_per_rdma_rank", num_tokens_per_rdma_rank, "int32", (num_nodes,))
+    view = memory.runtime.view(num_tokens_per_rdma_rank)
+    validate.array("num_tokens_per_rdma_rank", view, "int32", (num_nodes,))
     if may_read:
         contents = memory.runtime.contents
-        in_node = contents(counts.is_token_in_rank).reshape(-1, num_nodes, memory.num_nvl_peers).any(axis=2)
+        in_node = contents(request.is_token_in_rank).reshape(-1, num_nodes, memory.num_nvl_peers).any(axis=2)
         counted = in_node.sum(axis=0)
         if (counted != contents(num_tokens_per_rdma_rank)).any():
             allowed = f"{counted.tolist()}, as is_token_in_rank says"
             refuse("num_tokens_per_rdma_rank", num_tokens_per_rdma_rank.tolist(), allowed)
 
 
-def cached(memory: Node, tokens: Tokens, value: Any, previous_event: EventOverlap | None) -> InternodeHandle:
+def cached(memory: Node, tokens: Tokens, request: DispatchRequest) -> InternodeHandle:
     """The handle of a dispatch along its routes."""
-    found = handle(memory, value, previous_event)
-    validate.only_with_counts(tokens.topk_idx, tokens.topk_weights)
+    found = handle(memory, request.handle, request.previous_event)
+    validate.only_with_counts(request.topk_idx, request.topk_weights)
     num_tokens = found.is_token_in_rank.shape[0]
     if tokens.num_tokens != num_tokens:
         refuse("x", f"{tokens.num_tokens} tokens", f"{num_tokens} tokens, as in the dispatch of the handle")
@@ -66,11 +67,11 @@ def handle(memory: Node, value: Any, previous_event: EventOverlap | None) -> Int
 def _arrays(memory: Node, value: InternodeHandle) -> None:
     mode = mode_of(memory)
     num_ranks, num_nodes, num_places = memory.num_ranks, mode.num_rdma_ranks, mode.num_nvl_ranks
-    runtime = memory.runtime
-    validate.array(runtime, "handle.is_token_in_rank", value.is_token_in_rank, "bool", ("num_tokens", num_ranks))
+    view = memory.runtime.view
+    validate.array("handle.is_token_in_rank", view(value.is_token_in_rank), "bool", ("num_tokens", num_ranks))
     num_tokens = value.is_token_in_rank.shape[0]
-    matrix = value.rdma_channel_prefix_matrix
-    validate.array(runtime, "handle.rdma_channel_prefix_matrix", matrix, "int32", (num_nodes, "num_channels"))
+    matrix = view(value.rdma_channel_prefix_matrix)
+    validate.array("handle.rdma_channel_prefix_matrix", matrix, "int32", (num_nodes, "num_channels"))
     num_channels = value.num_channels
     shapes: dict[str, tuple[int | str, ...]] = {
         "gbl_channel_prefix_matrix": (num_ranks, num_channels),
@@ -81,10 +82,11 @@ def _arrays(memory: Node, value: InternodeHandle) -> None:
         "recv_src_meta": ("num_recv_tokens", num_meta_words(num_nodes)),
     }
     for name, shape in shapes.items():
-        validate.array(runtime, f"handle.{name}", getattr(value, name), "int32", shape)
+        validate.array(f"handle.{name}", view(getattr(value, name)), "int32", shape)
     # Combine writes them.
-    validate.output(runtime, "handle.send_rdma_head", value.send_rdma_head, "int32", (num_tokens, num_nodes))
-    validate.output(runtime, "handle.send_nvl_head", value.send_nvl_head, "int32", ("num_rdma_recv_tokens", num_places))
+    validate.output("handle.send_rdma_head", view(value.send_rdma_head), "int32", (num_tokens, num_nodes))
+    size = "num_rdma_recv_tokens", num_places
+    validate.output("handle.send_nvl_head", view(value.send_nvl_head), "int32", size)
 
 
 def config(memory: Node, value: object) -> None:

@@ -5,8 +5,6 @@ Source: DeepEP csrc/deep_ep.cpp, Buffer::internode_combine
 
 from __future__ import annotations
 
-from typing import Any
-
 from nbep.device.kernels.internode.arguments import (
     InternodeCombineInputs,
     InternodeCombineOutputs,
@@ -22,30 +20,21 @@ from nbep.host.internode import checks
 from nbep.host.internode.dispatch import launch_cached_notify
 from nbep.host.internode.rings import Rings, check_chunk, check_rings, combine_rings
 from nbep.host.internode.turns import check_turn, take_turn
-from nbep.host.node import Node, Order
+from nbep.host.node import Node
+from nbep.host.request import CombineRequest
 from nbep.host.target.base import Array, MaybeArray
 from nbep.host.tokens import check_combine_inputs
 
 
-def combine(
-    memory: Node,
-    x: Array,
-    handle: Any,
-    topk_weights: MaybeArray,
-    bias: Any,
-    config: Config | None,
-    previous_event: EventOverlap | None,
-    async_finish: bool,
-    allocate_on_comm_stream: bool,
-) -> tuple[Array, MaybeArray, EventOverlap]:
+def combine(memory: Node, request: CombineRequest) -> tuple[Array, MaybeArray, EventOverlap]:
     """See Buffer.combine."""
-    runtime, mode = memory.runtime, checks.mode_of(memory)
+    runtime, mode, config = memory.runtime, checks.mode_of(memory), request.config
     memory.check_faults()
     check_turn(memory, "combine")
-    validate.stream_options(previous_event, async_finish, allocate_on_comm_stream)
-    handle = checks.handle(memory, handle, previous_event)
+    validate.stream_options(request.previous_event, request.async_finish, request.allocate_on_comm_stream)
+    handle = checks.handle(memory, request.handle, request.previous_event)
     num_tokens, num_combined_tokens = handle.recv_src_meta.shape[0], handle.send_rdma_head.shape[0]
-    given = check_combine_inputs(runtime, x, topk_weights, bias, num_tokens, num_combined_tokens)
+    given = check_combine_inputs(runtime, request, num_tokens, num_combined_tokens)
 
     def rings_of(config: Config) -> Rings:
         return combine_rings(config, mode.num_rdma_ranks, mode.num_nvl_ranks, given.hidden_bytes, given.num_topk)
@@ -61,12 +50,12 @@ def combine(
     check_rings(rings, *num_bytes)
     mode.rdma.transport.check_message(rings.rdma.hidden_bytes)
 
-    with memory.allocations(Order(previous_event, allocate_on_comm_stream), x) as empty:
-        combined_x = empty((num_combined_tokens, x.shape[1]), "bfloat16")
+    with memory.allocations(request, request.x) as empty:
+        combined_x = empty((num_combined_tokens, given.hidden), "bfloat16")
         combined_topk_weights: MaybeArray = None
-        if topk_weights is not None:
+        if request.topk_weights is not None:
             combined_topk_weights = empty((num_combined_tokens, given.num_topk), "float32")
-    call = combine_call(memory.rank, x.shape[1], given.num_topk, config, between_nodes=True)
+    call = combine_call(memory.rank, given.hidden, given.num_topk, config, between_nodes=True)
     memory.compare(call)
     take_turn(memory, "combine")
     memory.ring_shape, mode.rdma.shape = rings.nvl, rings.rdma
@@ -86,8 +75,8 @@ def combine(
         combine_smem_bytes(32 * num_warps),
         InternodeCombineOutputs(combined_x, combined_topk_weights),
         InternodeCombineInputs(
-            x,
-            topk_weights,
+            request.x,
+            request.topk_weights,
             given.bias_0,
             given.bias_1,
             handle.send_rdma_head,
@@ -112,4 +101,4 @@ def combine(
             mode.cells,
         ),
     )
-    return combined_x, combined_topk_weights, memory.finish(async_finish)
+    return combined_x, combined_topk_weights, memory.finish(request.async_finish)

@@ -28,7 +28,6 @@ from nbep.device.kernels.internode.notify_dispatch import (
 from nbep.device.layout.intranode import num_ring_cell_words
 from nbep.device.protocols.calls import Call
 from nbep.host import validate
-from nbep.host.arguments import integer
 from nbep.host.calls import dispatch_call
 from nbep.host.config import DISPATCH_TABLE, Config, fit_rings, nodes_config
 from nbep.host.events import EventOverlap
@@ -36,9 +35,10 @@ from nbep.host.internode import checks
 from nbep.host.internode.handle import InternodeHandle
 from nbep.host.internode.rings import Rings, check_rings, dispatch_rings
 from nbep.host.internode.turns import check_turn, take_turn
-from nbep.host.node import Node, Order
+from nbep.host.node import Node
+from nbep.host.request import DispatchRequest
 from nbep.host.target.base import Array, MaybeArray
-from nbep.host.tokens import Counts, Tokens, check_counts, empty_rows, pair, wait_counters
+from nbep.host.tokens import Tokens, check_counts, empty_rows, pair, wait_counters
 
 NO_HEADS = CachedHeads(0, 0, 0, 0)  # before a dispatch
 
@@ -67,42 +67,28 @@ class Known(NamedTuple):
 
 
 def dispatch(
-    memory: Node,
-    x: Any,
-    handle: Any,
-    counts: Counts,
-    num_tokens_per_rdma_rank: MaybeArray,
-    topk_idx: MaybeArray,
-    topk_weights: MaybeArray,
-    expert_alignment: int,
-    num_worst_tokens: int,
-    config: Config | None,
-    num_sms: int,
-    previous_event: EventOverlap | None,
-    async_finish: bool,
-    allocate_on_comm_stream: bool,
+    memory: Node, request: DispatchRequest
 ) -> tuple[Any, MaybeArray, MaybeArray, list[int] | None, InternodeHandle | None, EventOverlap]:
-    """See Buffer.dispatch. num_sms is that of the default config."""
-    runtime, mode = memory.runtime, checks.mode_of(memory)
+    """See Buffer.dispatch."""
+    mode, handle, num_sms = checks.mode_of(memory), request.handle, request.num_sms
     memory.check_faults()
     check_turn(memory, "dispatch")
-    validate.stream_options(previous_event, async_finish, allocate_on_comm_stream)
-    expert_alignment = integer("expert_alignment", expert_alignment, 1)
-    num_worst_tokens = integer("num_worst_tokens", num_worst_tokens, 0)
-    tokens = Tokens(*validate.payload(runtime, x), topk_idx, topk_weights)
+    validate.stream_options(request.previous_event, request.async_finish, request.allocate_on_comm_stream)
+    tokens = Tokens.look_at(memory.runtime, request)
     if handle is not None:
-        handle = checks.cached(memory, tokens, handle, previous_event)
+        handle = checks.cached(memory, tokens, request)
         num_sms = 2 * handle.num_channels
     else:
-        may_read = validate.may_read(memory, previous_event)
-        check_counts(memory, tokens, counts, num_worst_tokens, may_read)
-        checks.node_counts(memory, counts, num_tokens_per_rdma_rank, may_read)
+        may_read = validate.may_read(memory, request.previous_event)
+        check_counts(memory, tokens, request, may_read)
+        checks.node_counts(memory, request, may_read)
 
     def rings_of(config: Config) -> Rings:
         sizes = tokens.hidden_bytes, tokens.num_topk, tokens.num_scales
         return dispatch_rings(config, mode.num_rdma_ranks, mode.num_nvl_ranks, *sizes)
 
     num_bytes = memory.num_nvl_bytes, mode.rdma.num_rdma_bytes
+    config = request.config
     if config is None:
         default = nodes_config(DISPATCH_TABLE, num_sms, mode.num_rdma_ranks, mode.num_nvl_ranks)
         config = fit_rings(default, rings_of, *num_bytes, 1)
@@ -114,19 +100,18 @@ def dispatch(
     mode.rdma.transport.check_message(rings.rdma.hidden_bytes)
 
     memory.ring_shape, mode.rdma.shape = rings.nvl, rings.rdma
-    order = Order(previous_event, allocate_on_comm_stream)
     counted: list[int] | None = None
     if handle is None:
-        known, counted = _notify(memory, tokens, counts, expert_alignment, num_worst_tokens, config, rings, order)
+        known, counted = _notify(memory, tokens, request, config, rings)
     else:
         call = dispatch_call(memory, tokens, None, config, between_nodes=True)
         memory.compare(call)
         take_turn(memory, "dispatch")
         known = _cached_notify(memory, handle, rings, call)
-    recv = _launch(memory, tokens, known, config, rings, order)
+    recv = _launch(memory, tokens, known, config, rings, request)
     recv_x = pair(recv.recv_x, recv.recv_x_scales)
     if handle is not None:
-        return recv_x, None, None, None, None, memory.finish(async_finish)
+        return recv_x, None, None, None, None, memory.finish(request.async_finish)
     made = InternodeHandle(
         known.is_token_in_rank,
         *known.prefixes,
@@ -134,25 +119,19 @@ def dispatch(
         recv.send_rdma_head,
         recv.send_nvl_head,
     ).owned_by(memory.identity)
-    return recv_x, recv.recv_topk_idx, recv.recv_topk_weights, counted, made, memory.finish(async_finish)
+    event = memory.finish(request.async_finish)
+    return recv_x, recv.recv_topk_idx, recv.recv_topk_weights, counted, made, event
 
 
 def _notify(
-    memory: Node,
-    tokens: Tokens,
-    counts: Counts,
-    expert_alignment: int,
-    num_worst_tokens: int,
-    config: Config,
-    rings: Rings,
-    order: Order,
+    memory: Node, tokens: Tokens, request: DispatchRequest, config: Config, rings: Rings
 ) -> tuple[Known, list[int]]:
     """Exchange the counts; wait for the totals unless num_worst_tokens is given."""
     runtime, mode, num_ranks = memory.runtime, checks.mode_of(memory), memory.num_ranks
-    num_experts = counts.num_tokens_per_expert.shape[0]
+    num_experts, num_worst_tokens = request.num_experts, request.num_worst_tokens
     num_channels, num_nodes = config.num_channels, mode.num_rdma_ranks
     polled = num_worst_tokens == 0
-    with memory.allocations(order, tokens.x) as empty:
+    with memory.allocations(request, tokens.x.array) as empty:
         prefixes = Prefixes(
             empty((num_nodes, num_channels), "int32"),
             empty((num_ranks, num_channels), "int32"),
@@ -176,7 +155,7 @@ def _notify(
         num_threads,
         notify_smem_bytes(num_threads),
         InternodeNotifyOutputs(*prefixes, *counters),
-        InternodeNotifyInputs(counts.num_tokens_per_expert, counts.is_token_in_rank),
+        InternodeNotifyInputs(request.num_tokens_per_expert, request.is_token_in_rank),
         mode.network,
         memory.peers,
         mode.progress,
@@ -186,7 +165,7 @@ def _notify(
             num_experts,
             num_channels,
             num_ring_cell_words(rings.nvl),
-            expert_alignment,
+            request.expert_alignment,
             mode.cells,
         ),
         call,
@@ -198,7 +177,7 @@ def _notify(
     if polled:
         num_recv_tokens, per_expert, num_rdma_recv_tokens = wait_counters(memory, num_experts // num_ranks)
     sizes = num_recv_tokens, num_rdma_recv_tokens, num_worst_tokens, num_experts
-    return Known(counts.is_token_in_rank, prefixes, *sizes, True), per_expert
+    return Known(request.is_token_in_rank, prefixes, *sizes, True), per_expert
 
 
 def _cached_notify(memory: Node, handle: InternodeHandle, rings: Rings, call: Call) -> Known:
@@ -239,23 +218,22 @@ def launch_cached_notify(
 
 
 def _launch(
-    memory: Node, tokens: Tokens, known: Known, config: Config, rings: Rings, order: Order
+    memory: Node, tokens: Tokens, known: Known, config: Config, rings: Rings, request: DispatchRequest
 ) -> InternodeDispatchOutputs:
     runtime, mode = memory.runtime, checks.mode_of(memory)
     num_recv, for_handle = known.num_recv_tokens, known.for_handle
-    with memory.allocations(order, tokens.x) as empty:
+    with memory.allocations(request, tokens.x.array) as empty:
 
         def empty_index(*shape: int) -> MaybeArray:
             return empty(shape, "int32") if for_handle else None
 
         recv = InternodeDispatchOutputs(
-            **empty_rows(runtime, empty, tokens, num_recv),
+            **empty_rows(empty, tokens, num_recv),
             recv_src_meta=empty_index(num_recv, rings.nvl.num_src_idx),
             send_rdma_head=empty_index(tokens.num_tokens, mode.num_rdma_ranks),
             send_nvl_head=empty_index(known.num_rdma_recv_tokens, mode.num_nvl_ranks),
         )
     num_warps = mode.num_warps(config.num_threads)
-    token_stride, hidden_stride = (0, 0) if tokens.scales is None else runtime.strides(tokens.scales)
     prefixes = known.prefixes
     runtime.launch(
         memory.comm_stream,
@@ -264,7 +242,9 @@ def _launch(
         32 * num_warps,
         dispatch_smem_bytes(32 * num_warps),
         recv,
-        InternodeDispatchInputs(*tokens, known.is_token_in_rank, prefixes.rdma_channel_prefix_matrix, *prefixes[2:]),
+        InternodeDispatchInputs(
+            *tokens.arrays, known.is_token_in_rank, prefixes.rdma_channel_prefix_matrix, *prefixes[2:]
+        ),
         mode.network,
         memory.peers,
         mode.progress,
@@ -280,8 +260,7 @@ def _launch(
             config.num_max_nvl_chunked_send_tokens,
             config.num_max_rdma_chunked_send_tokens,
             mode.num_nvl_receivers(num_warps),
-            token_stride,
-            hidden_stride,
+            *tokens.scale_strides,
             mode.cells,
         ),
     )

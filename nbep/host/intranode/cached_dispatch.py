@@ -8,6 +8,7 @@ A training step makes such a call for each layer, and the CPU's time for it coun
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from nbep.device.kernels.intranode.direct_dispatch import (
@@ -21,13 +22,15 @@ from nbep.device.layout.intranode import RingShape, num_ring_cell_words
 from nbep.device.protocols.calls import Call
 from nbep.host import validate
 from nbep.host.calls import dispatch_call
-from nbep.host.config import DISPATCH_TABLE, Config, fit_config, table_config, zero_copy_config
+from nbep.host.config import DISPATCH_TABLE, Config, in_node_config
 from nbep.host.intranode.handle import MAX_PLANS, DispatchHandle
 from nbep.host.intranode.notify import prepare_reset
-from nbep.host.node import Node, Order
-from nbep.host.plans import NOTHING, find_plan, keep_plan
+from nbep.host.node import Node
+from nbep.host.plans import find_plan, keep_plan
+from nbep.host.request import DispatchRequest
 from nbep.host.target.base import Array, MaybeArray, PreparedLaunch
 from nbep.host.target.new_arrays import Make
+from nbep.host.target.views import NO_ARRAY
 from nbep.host.tokens import Tokens, pair
 
 NO_LISTS = (0,) * (len(DispatchOutputs._fields) - 2)  # besides tokens and scales, a handle's dispatch gives nothing
@@ -51,53 +54,37 @@ class Plan(NamedTuple):
     call: Call
 
 
-def dispatch_cached(
-    memory: Node,
-    x: Any,
-    handle: Any,
-    topk_idx: MaybeArray,
-    topk_weights: MaybeArray,
-    config: Config | None,
-    order: Order,
-    zero_copy: bool,
-) -> Any:
+def dispatch_cached(memory: Node, request: DispatchRequest) -> Any:
     """Dispatch again along the routes of a handle; recv_x, with its scales if x has some."""
-    if topk_idx is not None or topk_weights is not None:
-        validate.only_with_counts(topk_idx, topk_weights)
-    values, scales = x if type(x) is tuple and len(x) == 2 else (x, None)
-    seen, key, plan = NOTHING
-    if handle.__class__ is DispatchHandle and handle.owner is memory.identity:
-        seen, key, plan = find_plan(memory.runtime, handle.plans, (values, scales), (config, zero_copy))
+    if request.topk_idx is not None or request.topk_weights is not None:
+        validate.only_with_counts(request.topk_idx, request.topk_weights)
+    runtime, x, handle = memory.runtime, request.x, request.handle
+    arrays = x if isinstance(x, tuple) else (x, None)
+    kinds, arguments = runtime.look_at(arrays)
+    key, plan = None, None
+    if handle.__class__ is DispatchHandle and handle.owner is memory.identity and len(arrays) == 2:
+        key, plan = find_plan(handle.plans, kinds, (request.config, request.zero_copy))
     if plan is None:
-        values, scales = validate.payload(memory.runtime, x)
-        handle = validate.handle(memory, handle, order.previous_event)
-        plan = _make_plan(memory, Tokens(values, scales, None, None), handle, config, zero_copy)
+        tokens = Tokens(*validate.payload(runtime, x), NO_ARRAY, NO_ARRAY)
+        handle = validate.handle(memory, handle, request.previous_event)
+        plan = _make_plan(memory, tokens, handle, request)
         keep_plan(handle.plans, key, plan, MAX_PLANS)
-    of_tokens = seen or memory.runtime.arguments((values, scales))
-    recv_x, recv_x_scales = _launch(memory, plan, values, scales, of_tokens, handle, order)
-    return pair(recv_x, recv_x_scales)
+    return pair(*_launch(memory, plan, arguments, handle, request))
 
 
-def _make_plan(memory: Node, tokens: Tokens, handle: DispatchHandle, config: Config | None, zero_copy: bool) -> Plan:
+def _make_plan(memory: Node, tokens: Tokens, handle: DispatchHandle, request: DispatchRequest) -> Plan:
     """Check what does not change, and prepare the launches."""
-    runtime, num_ranks = memory.runtime, memory.num_ranks
+    runtime, num_ranks, zero_copy = memory.runtime, memory.num_ranks, request.zero_copy
     num_tokens, num_sms = handle.is_token_in_rank.shape[0], 2 * handle.channel_prefix_matrix.shape[1]
     if tokens.num_tokens != num_tokens:
         validate.refuse("x", f"{tokens.num_tokens} tokens", f"{num_tokens} tokens, as in the dispatch of the handle")
-    # The handle knows already where the tokens were at their ranks.
-    sizes = (tokens.hidden_bytes, 0, tokens.num_scales, 0)
-    if config is None and zero_copy:
-        config = zero_copy_config(num_sms)
-    elif config is None:
-        table = table_config(DISPATCH_TABLE, num_sms, num_ranks)
-        config = fit_config(table, memory.num_nvl_bytes, num_ranks, *sizes)
+    sizes = tokens.ring_sizes(0)
+    room = None if zero_copy else memory.num_nvl_bytes
+    config = in_node_config(request.config, DISPATCH_TABLE, num_sms, num_ranks, room, sizes)
     validate.config(config, num_ranks, 32 * num_ranks)
     validate.handle_config(handle, config)
     num_recv_tokens = handle.recv_src_idx.shape[0]
-    strides = (0, 0)
-    if tokens.scales is not None:
-        token_stride, hidden_stride = runtime.strides(tokens.scales)
-        strides = token_stride, hidden_stride
+    strides = tokens.scale_strides
     shape: RingShape | DirectShape
     if zero_copy:
         shape = DirectShape(config.num_channels, *sizes)
@@ -113,12 +100,10 @@ def _make_plan(memory: Node, tokens: Tokens, handle: DispatchHandle, config: Con
         num_words, peers = num_ring_cell_words(shape), memory.peers
     call = dispatch_call(memory, tokens, None, config, zero_copy=zero_copy)
     notify = prepare_reset(memory, peers, num_words, call)
-    outputs: tuple[tuple[tuple[int, int], str], ...] = (
-        ((num_recv_tokens, tokens.x.shape[1]), runtime.dtype_name(tokens.x)),
-    )
-    if tokens.scales is not None:
-        outputs += (((num_recv_tokens, tokens.num_scales), runtime.dtype_name(tokens.scales)),)
-    make = None if zero_copy else runtime.prepare_empty(outputs, tokens.x)
+    outputs: tuple[tuple[tuple[int, int], str], ...] = (((num_recv_tokens, tokens.hidden), tokens.x.dtype_name),)
+    if tokens.scales.is_array:
+        outputs += (((num_recv_tokens, tokens.num_scales), tokens.scales.dtype_name),)
+    make = None if zero_copy else runtime.prepare_empty(outputs, tokens.x.array)
     return Plan(outputs, make, notify, ways, shape, call)
 
 
@@ -173,34 +158,29 @@ def _direct_ways(
 
 
 def _launch(
-    memory: Node,
-    plan: Plan,
-    values: Array,
-    scales: MaybeArray,
-    of_tokens: list[Any],
-    handle: DispatchHandle,
-    order: Order,
+    memory: Node, plan: Plan, arguments: Sequence[Any], handle: DispatchHandle, request: DispatchRequest
 ) -> tuple[Array, MaybeArray]:
     direct, stream = memory.direct, memory.comm_stream
+    x, scales = request.x if isinstance(request.x, tuple) else (request.x, None)
     way = plan.ways[direct.next_half if direct is not None and len(plan.ways) > 1 else 0]
     if way.places is not None and direct is not None:
-        memory.allocate(order, values)
+        memory.allocate(request, x)
         memory.compare(plan.call)
         lease = direct.begin_dispatch(way.places, plan.shape)  # type: ignore[arg-type]
         size, dtype = plan.outputs[0]
-        recv_x = direct.array(way.places.x, way.places.num_rows, size, dtype, values, lease)
+        recv_x = direct.array(way.places.x, way.places.num_rows, size, dtype, x, lease)
         recv_x_scales: MaybeArray = None
         if scales is not None:
             size, dtype = plan.outputs[1]
             recv_x_scales = direct.array(way.places.scales, way.places.num_rows, size, dtype, scales, lease)
         plan.notify.launch(stream)
-        way.launch.launch(stream, 0, *of_tokens, 0, 0, keep=(values, scales, handle, recv_x, recv_x_scales))
+        way.launch.launch(stream, 0, *arguments, 0, 0, keep=(x, scales, handle, recv_x, recv_x_scales))
         return recv_x, recv_x_scales
-    (recv_x, *rest), (rows, *scale_rows) = memory.allocate(order, values, plan.outputs, plan.make)
+    (recv_x, *rest), (rows, *scale_rows) = memory.allocate(request, x, plan.outputs, plan.make)
     recv_x_scales = rest[0] if rest else None
     memory.compare(plan.call)
     memory.ring_shape = plan.shape  # type: ignore[assignment]
     plan.notify.launch(stream)
     outputs = rows, scale_rows[0] if rest else 0, *NO_LISTS
-    way.launch.launch(stream, *outputs, *of_tokens, 0, 0, keep=(values, scales, handle, recv_x, recv_x_scales))
+    way.launch.launch(stream, *outputs, *arguments, 0, 0, keep=(x, scales, handle, recv_x, recv_x_scales))
     return recv_x, recv_x_scales

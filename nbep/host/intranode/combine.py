@@ -8,7 +8,7 @@ Source: DeepEP csrc/deep_ep.cpp, Buffer::intranode_combine
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from nbep.device.kernels.intranode.cached_notify_combine import cached_notify_combine
 from nbep.device.kernels.intranode.combine import CombineSizes, combine_smem_bytes
@@ -17,12 +17,13 @@ from nbep.device.layout.intranode import RingShape, num_ring_cell_words
 from nbep.device.protocols.calls import Call
 from nbep.host import validate
 from nbep.host.calls import combine_call
-from nbep.host.config import COMBINE_TABLE, Config, fit_config, table_config, zero_copy_config
+from nbep.host.config import COMBINE_TABLE, Config, in_node_config
 from nbep.host.events import EventOverlap
 from nbep.host.intranode.direct_combine import DirectCombine, prepare_direct_combine
 from nbep.host.intranode.handle import MAX_PLANS, DispatchHandle
-from nbep.host.node import Node, Order
-from nbep.host.plans import NOTHING, find_plan, keep_plan
+from nbep.host.node import Node
+from nbep.host.plans import find_plan, keep_plan
+from nbep.host.request import CombineRequest
 from nbep.host.target.base import Array, MaybeArray, PreparedLaunch
 from nbep.host.target.new_arrays import Make
 from nbep.host.tokens import CombineGiven, check_combine_inputs
@@ -48,33 +49,23 @@ class Plan(NamedTuple):
     call: Call
 
 
-def combine(
-    memory: Node,
-    x: Array,
-    handle: Any,
-    topk_weights: MaybeArray,
-    bias: Any,
-    config: Config | None,
-    previous_event: EventOverlap | None,
-    async_finish: bool,
-    allocate_on_comm_stream: bool,
-    zero_copy: bool = False,
-) -> tuple[Array, MaybeArray, EventOverlap]:
+def combine(memory: Node, request: CombineRequest) -> tuple[Array, MaybeArray, EventOverlap]:
     """See Buffer.combine."""
     memory.check_faults()
-    validate.stream_options(previous_event, async_finish, allocate_on_comm_stream)
-    seen, key, plan = NOTHING
-    given: Any = x, topk_weights, *(bias if isinstance(bias, tuple) else (bias, None))
-    if len(given) == 4 and handle.__class__ is DispatchHandle and handle.owner is memory.identity:
-        seen, key, plan = find_plan(memory.runtime, handle.plans, given, (COMBINE, config, zero_copy))
+    validate.stream_options(request.previous_event, request.async_finish, request.allocate_on_comm_stream)
+    runtime, x, handle, topk_weights = memory.runtime, request.x, request.handle, request.topk_weights
+    given = request.arrays
+    kinds, arguments = runtime.look_at(given)
+    key, plan = None, None
+    if handle.__class__ is DispatchHandle and handle.owner is memory.identity and len(given) == 4:
+        key, plan = find_plan(handle.plans, kinds, (COMBINE, request.config, request.zero_copy))
     if plan is None:
-        handle = validate.handle(memory, handle, previous_event)
+        handle = validate.handle(memory, handle, request.previous_event)
         num_tokens, num_combined_tokens = handle.recv_src_idx.shape[0], handle.send_head.shape[0]
-        checked = check_combine_inputs(memory.runtime, x, topk_weights, bias, num_tokens, num_combined_tokens)
-        plan = _make_plan(memory, x, handle, checked, config, zero_copy)
+        checked = check_combine_inputs(runtime, request, num_tokens, num_combined_tokens)
+        plan = _make_plan(memory, handle, checked, request)
         keep_plan(handle.plans, key, plan, MAX_PLANS)
-    order = Order(previous_event, allocate_on_comm_stream)
-    outputs, of_outputs = memory.allocate(order, x, plan.outputs, plan.make)
+    outputs, of_outputs = memory.allocate(request, x, plan.outputs, plan.make)
     memory.compare(plan.call)
     way = plan.way
     if isinstance(way, DirectCombine):
@@ -84,24 +75,18 @@ def combine(
     way.notify.launch(memory.comm_stream)
     if topk_weights is None:
         of_outputs.append(0)
-    of_given = seen or memory.runtime.arguments(given)
-    way.combine.launch(memory.comm_stream, *of_outputs, *of_given, keep=(given, outputs, handle))
-    return outputs[0], None if topk_weights is None else outputs[1], memory.finish(async_finish)
+    way.combine.launch(memory.comm_stream, *of_outputs, *arguments, keep=(given, outputs, handle))
+    return outputs[0], None if topk_weights is None else outputs[1], memory.finish(request.async_finish)
 
 
-def _make_plan(
-    memory: Node, x: Array, handle: DispatchHandle, given: CombineGiven, config: Config | None, zero_copy: bool
-) -> Plan:
+def _make_plan(memory: Node, handle: DispatchHandle, given: CombineGiven, request: CombineRequest) -> Plan:
     """Check what does not change, and prepare the launches."""
-    runtime, num_ranks, hidden, num_topk = memory.runtime, memory.num_ranks, x.shape[1], given.num_topk
+    runtime, num_ranks, hidden, num_topk = memory.runtime, memory.num_ranks, given.hidden, given.num_topk
     num_combined_tokens = handle.send_head.shape[0]
     token_sizes = (given.hidden_bytes, num_topk, 0, 0)
-    num_sms = 2 * handle.channel_prefix_matrix.shape[1]
-    if config is None and zero_copy:
-        config = zero_copy_config(num_sms)
-    elif config is None:
-        table = table_config(COMBINE_TABLE, num_sms, num_ranks)
-        config = fit_config(table, memory.num_nvl_bytes, num_ranks, *token_sizes)
+    num_sms, zero_copy = 2 * handle.channel_prefix_matrix.shape[1], request.zero_copy
+    room = None if zero_copy else memory.num_nvl_bytes
+    config = in_node_config(request.config, COMBINE_TABLE, num_sms, num_ranks, room, token_sizes)
     validate.config(config, num_ranks, MIN_THREADS)
     validate.handle_config(handle, config)
     call = combine_call(memory.rank, hidden, num_topk, config, zero_copy=zero_copy)
@@ -115,7 +100,7 @@ def _make_plan(
     outputs: tuple[tuple[tuple[int, int], str], ...] = (((num_combined_tokens, hidden), "bfloat16"),)
     if num_topk > 0:
         outputs += (((num_combined_tokens, num_topk), "float32"),)
-    return Plan(outputs, runtime.prepare_empty(outputs, x), way, call)
+    return Plan(outputs, runtime.prepare_empty(outputs, request.x), way, call)
 
 
 def _prepare(memory: Node, handle: DispatchHandle, config: Config, shape: RingShape, call: Call) -> RingCombine:

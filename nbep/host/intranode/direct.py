@@ -29,8 +29,9 @@ from nbep.device.layout.direct import (
 from nbep.device.layout.intranode import MAX_TOPK
 from nbep.device.protocols.peers import Peers
 from nbep.host.arguments import integer, refuse
-from nbep.host.target.base import Array, Runtime, SymmetricMemory
+from nbep.host.target.base import Array, Runtime
 from nbep.host.target.lent import Lease
+from nbep.host.target.memory import SymmetricMemory
 
 MAX_ARRAYS = 256
 MAX_SMS = 256  # that a size hint has room for

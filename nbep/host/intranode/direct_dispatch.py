@@ -23,11 +23,13 @@ from nbep.host.calls import dispatch_call
 from nbep.host.config import Config
 from nbep.host.intranode.direct import DirectMemory
 from nbep.host.intranode.handle import DispatchHandle
-from nbep.host.intranode.notify import exchange_counts
-from nbep.host.node import Node, Order
+from nbep.host.intranode.notify import Routes, exchange_counts
+from nbep.host.node import Node
+from nbep.host.request import DispatchRequest
 from nbep.host.target.base import Array, MaybeArray
 from nbep.host.target.lent import Lease
-from nbep.host.tokens import Counts, Tokens, wait_counters
+from nbep.host.target.views import View
+from nbep.host.tokens import Tokens, wait_counters
 
 
 class Received(NamedTuple):
@@ -41,43 +43,28 @@ class Received(NamedTuple):
 
 
 def dispatch_counted(
-    memory: Node,
-    tokens: Tokens,
-    counts: Counts,
-    expert_alignment: int,
-    num_worst_tokens: int,
-    config: Config,
-    order: Order,
+    memory: Node, tokens: Tokens, request: DispatchRequest, config: Config
 ) -> tuple[Received, DispatchHandle, list[int]]:
     """Exchange the counts, wait for the totals unless num_worst_tokens is given, then dispatch."""
     runtime, num_ranks, direct = memory.runtime, memory.num_ranks, validate.zero_copy(memory)
-    num_channels = config.num_channels
-    num_experts = counts.num_tokens_per_expert.shape[0]
-    shape = DirectShape(num_channels, tokens.hidden_bytes, tokens.num_topk, tokens.num_scales, 1)
+    num_channels, num_worst_tokens = config.num_channels, request.num_worst_tokens
+    shape = DirectShape(num_channels, *tokens.ring_sizes(1))
     places = direct.place_halves(shape)[direct.next_half]
     if num_worst_tokens > places.num_rows:
         allowed = f"at most {places.num_rows} with zero_copy: num_zero_copy_bytes was {direct.num_bytes}"
         validate.refuse("num_worst_tokens", num_worst_tokens, allowed)
-    with memory.allocations(order, tokens.x) as empty:
-        rank_prefix_matrix = empty((num_ranks, num_ranks), "int32")
-        channel_prefix_matrix = empty((num_ranks, num_channels), "int32")
+    with memory.allocations(request, tokens.x.array) as empty:
+        routes = Routes(
+            empty((num_ranks, num_ranks), "int32"),
+            empty((num_ranks, num_channels), "int32"),
+            request.is_token_in_rank,
+        )
         recv_channel_prefix_matrix = empty((num_ranks, num_channels), "int32")
         send_head = empty((tokens.num_tokens, num_ranks), "int32")
-    call = dispatch_call(memory, tokens, num_experts, config, zero_copy=True)
+    call = dispatch_call(memory, tokens, request.num_experts, config, zero_copy=True)
     memory.compare(call)
     lease = direct.begin_dispatch(places, shape)
-    polled = num_worst_tokens == 0
-    exchange_counts(
-        memory,
-        direct.peers,
-        CELL_WORDS,
-        counts,
-        expert_alignment,
-        polled,
-        rank_prefix_matrix,
-        channel_prefix_matrix,
-        call,
-    )
+    exchange_counts(memory, direct.peers, CELL_WORDS, request, routes, call)
     runtime.launch(
         memory.comm_stream,
         number_tokens,
@@ -85,58 +72,27 @@ def dispatch_counted(
         min(256, 32 * num_ranks),
         0,
         send_head,
-        counts.is_token_in_rank,
+        routes.is_token_in_rank,
         tokens.num_tokens,
         num_channels,
         num_ranks,
     )
     num_recv_tokens = num_worst_tokens
     per_expert: list[int] = []
-    if polled:
-        num_recv_tokens, per_expert, _ = wait_counters(memory, num_experts // num_ranks)
+    if num_worst_tokens == 0:
+        num_recv_tokens, per_expert, _ = wait_counters(memory, request.num_experts // num_ranks)
         num_recv_tokens = min(num_recv_tokens, places.num_rows)  # the kernel reports it if they are too few
-    recv = _received(memory, direct, tokens, places, num_recv_tokens, True, lease)
+    recv = _received(direct, tokens, places, num_recv_tokens, lease)
     handle = DispatchHandle(
-        rank_prefix_matrix,
-        channel_prefix_matrix,
+        routes.rank_prefix_matrix,
+        routes.channel_prefix_matrix,
         recv_channel_prefix_matrix,
         recv.recv_src_idx,
-        counts.is_token_in_rank,
+        routes.is_token_in_rank,
         send_head,
     ).owned_by(memory.identity)
-    _launch_dispatch(
-        memory,
-        direct,
-        tokens,
-        handle,
-        recv_channel_prefix_matrix,
-        places,
-        shape,
-        DirectSizes(
-            tokens.num_tokens,
-            num_recv_tokens,
-            num_worst_tokens,
-            num_experts // num_ranks,
-            *_scale_strides(memory, tokens),
-        ),
-        config,
-    )
-    return recv, handle, per_expert
-
-
-def _launch_dispatch(
-    memory: Node,
-    direct: DirectMemory,
-    tokens: Tokens,
-    handle: DispatchHandle,
-    recv_channel_prefix_matrix: MaybeArray,
-    places: HalfPlaces,
-    shape: DirectShape,
-    sizes: DirectSizes,
-    config: Config,
-) -> None:
-    runtime = memory.runtime
-    num_threads = config.num_threads or runtime.ring_threads(memory.num_ranks)
+    num_threads = config.num_threads or runtime.ring_threads(num_ranks)
+    sizes = tokens.num_tokens, num_recv_tokens, num_worst_tokens, request.num_experts // num_ranks
     runtime.launch(
         memory.comm_stream,
         dispatch_kernel,
@@ -144,47 +100,30 @@ def _launch_dispatch(
         num_threads,
         direct_dispatch_smem_bytes(num_threads, runtime.has_tma),
         DirectOutputs(recv_channel_prefix_matrix),
-        DirectInputs(*tokens, handle.send_head, handle.rank_prefix_matrix, handle.channel_prefix_matrix),
+        DirectInputs(*tokens.arrays, send_head, routes.rank_prefix_matrix, routes.channel_prefix_matrix),
         direct.peers,
         memory.bounds,
         places,
         shape,
-        sizes,
+        DirectSizes(*sizes, *tokens.scale_strides),
     )
+    return recv, handle, per_expert
 
 
-def _scale_strides(memory: Node, tokens: Tokens) -> tuple[int, int]:
-    if tokens.scales is None:
-        return 0, 0
-    token_stride, hidden_stride = memory.runtime.strides(tokens.scales)
-    return token_stride, hidden_stride
-
-
-def _received(
-    memory: Node,
-    direct: DirectMemory,
-    tokens: Tokens,
-    places: HalfPlaces,
-    num_recv_tokens: int,
-    for_handle: bool,
-    lease: Lease,
-) -> Received:
+def _received(direct: DirectMemory, tokens: Tokens, places: HalfPlaces, num_recv_tokens: int, lease: Lease) -> Received:
     """The arrays of a half that the caller gets."""
-    runtime = memory.runtime
 
-    def like(given: MaybeArray, place: int, *size: int) -> MaybeArray:
-        if given is None:
+    def like(view: View, place: int) -> MaybeArray:
+        if not view.is_array:
             return None
-        dtype = runtime.dtype_name(given)
-        return direct.array(place, places.num_rows, (num_recv_tokens, *size), dtype, given, lease)
+        size = num_recv_tokens, view.shape[1]
+        return direct.array(place, places.num_rows, size, view.dtype_name, view.array, lease)
 
-    src_idx = None
-    if for_handle:
-        src_idx = direct.array(places.src_idx, places.num_rows, (num_recv_tokens,), "int32", tokens.x, lease)
+    size = (num_recv_tokens,)
     return Received(
-        like(tokens.x, places.x, tokens.x.shape[1]),
-        like(tokens.scales, places.scales, tokens.num_scales),
-        like(tokens.topk_idx, places.topk_idx, tokens.num_topk),
-        like(tokens.topk_weights, places.topk_weights, tokens.num_topk),
-        src_idx,
+        like(tokens.x, places.x),
+        like(tokens.scales, places.scales),
+        like(tokens.topk_idx, places.topk_idx),
+        like(tokens.topk_weights, places.topk_weights),
+        direct.array(places.src_idx, places.num_rows, size, "int32", tokens.x.array, lease),
     )

@@ -18,82 +18,48 @@ from nbep.device.kernels.intranode.dispatch import (
     dispatch_smem_bytes,
 )
 from nbep.device.kernels.intranode.dispatch import dispatch as dispatch_kernel
-from nbep.device.layout.intranode import RingShape, num_ring_cell_words
+from nbep.device.layout.intranode import num_ring_cell_words
 from nbep.host import validate
-from nbep.host.arguments import integer
 from nbep.host.calls import dispatch_call
-from nbep.host.config import DISPATCH_TABLE, Config, fit_config, table_config, zero_copy_config
+from nbep.host.config import DISPATCH_TABLE, Config, in_node_config
 from nbep.host.events import EventOverlap
 from nbep.host.intranode import direct_dispatch
 from nbep.host.intranode.cached_dispatch import dispatch_cached
 from nbep.host.intranode.handle import DispatchHandle
-from nbep.host.intranode.notify import exchange_counts
-from nbep.host.node import Empty, Node, Order
-from nbep.host.target.base import Array, MaybeArray, Runtime
-from nbep.host.tokens import Counts, Tokens, check_counts, empty_rows, pair, wait_counters
+from nbep.host.intranode.notify import Routes, exchange_counts
+from nbep.host.node import Node
+from nbep.host.request import DispatchRequest
+from nbep.host.target.base import MaybeArray
+from nbep.host.tokens import Tokens, check_counts, empty_rows, pair, wait_counters
 
 
 def dispatch(
-    memory: Node,
-    x: Any,
-    handle: Any,
-    counts: Counts,
-    num_tokens_per_rdma_rank: MaybeArray,
-    topk_idx: MaybeArray,
-    topk_weights: MaybeArray,
-    expert_alignment: int,
-    num_worst_tokens: int,
-    config: Config | None,
-    num_sms: int,
-    previous_event: EventOverlap | None,
-    async_finish: bool,
-    allocate_on_comm_stream: bool,
-    zero_copy: bool = False,
+    memory: Node, request: DispatchRequest
 ) -> tuple[Any, MaybeArray, MaybeArray, list[int] | None, DispatchHandle | None, EventOverlap]:
-    """See Buffer.dispatch. num_sms is that of the default config; num_tokens_per_rdma_rank is not looked at."""
-    runtime = memory.runtime
+    """See Buffer.dispatch. num_tokens_per_rdma_rank is not looked at."""
     memory.check_faults()
-    validate.stream_options(previous_event, async_finish, allocate_on_comm_stream)
-    expert_alignment = integer("expert_alignment", expert_alignment, 1)
-    num_worst_tokens = integer("num_worst_tokens", num_worst_tokens, 0)
-    order = Order(previous_event, allocate_on_comm_stream)
-    if handle is not None:
-        recv_x = dispatch_cached(memory, x, handle, topk_idx, topk_weights, config, order, zero_copy)
-        return recv_x, None, None, None, None, memory.finish(async_finish)
-    tokens = Tokens(*validate.payload(runtime, x), topk_idx, topk_weights)
-    check_counts(memory, tokens, counts, num_worst_tokens, validate.may_read(memory, previous_event))
-    token_sizes = (tokens.hidden_bytes, tokens.num_topk, tokens.num_scales, 1)
-    if zero_copy:
+    validate.stream_options(request.previous_event, request.async_finish, request.allocate_on_comm_stream)
+    if request.handle is not None:
+        recv_x = dispatch_cached(memory, request)
+        return recv_x, None, None, None, None, memory.finish(request.async_finish)
+    tokens = Tokens.look_at(memory.runtime, request)
+    check_counts(memory, tokens, request, validate.may_read(memory, request.previous_event))
+    if request.zero_copy:
         validate.zero_copy(memory)
-    if config is None and zero_copy:
-        config = zero_copy_config(num_sms)
-    elif config is None:
-        config = fit_config(
-            table_config(DISPATCH_TABLE, num_sms, memory.num_ranks),
-            memory.num_nvl_bytes,
-            memory.num_ranks,
-            *token_sizes,
-        )
+    room = None if request.zero_copy else memory.num_nvl_bytes
+    sizes = tokens.ring_sizes(1)
+    config = in_node_config(request.config, DISPATCH_TABLE, request.num_sms, memory.num_ranks, room, sizes)
     validate.config(config, memory.num_ranks, 32 * memory.num_ranks)
     recv: DispatchOutputs | direct_dispatch.Received
-    if zero_copy:
-        recv, handle, counted = direct_dispatch.dispatch_counted(
-            memory, tokens, counts, expert_alignment, num_worst_tokens, config, order
-        )
-    else:
-        shape = config.ring_shape(memory.num_ranks, *token_sizes)
-        validate.buffer_size(shape, memory.num_nvl_bytes)
-        memory.ring_shape = shape
-        recv, handle, counted = _dispatch_counted(
-            memory, tokens, counts, expert_alignment, num_worst_tokens, config, shape, order
-        )
+    chosen = direct_dispatch.dispatch_counted if request.zero_copy else _dispatch_counted
+    recv, handle, counted = chosen(memory, tokens, request, config)
     return (
         pair(recv.recv_x, recv.recv_x_scales),
         recv.recv_topk_idx,
         recv.recv_topk_weights,
         counted,
         handle,
-        memory.finish(async_finish),
+        memory.finish(request.async_finish),
     )
 
 
@@ -101,81 +67,35 @@ def dispatch(
 
 
 def _dispatch_counted(
-    memory: Node,
-    tokens: Tokens,
-    counts: Counts,
-    expert_alignment: int,
-    num_worst_tokens: int,
-    config: Config,
-    shape: RingShape,
-    order: Order,
+    memory: Node, tokens: Tokens, request: DispatchRequest, config: Config
 ) -> tuple[DispatchOutputs, DispatchHandle, list[int]]:
     """Exchange the counts, wait for the totals unless num_worst_tokens is given, then dispatch."""
-    runtime, num_ranks = memory.runtime, memory.num_ranks
-    num_experts = counts.num_tokens_per_expert.shape[0]
-    polled = num_worst_tokens == 0
-    with memory.allocations(order, tokens.x) as empty:
-        rank_prefix_matrix = empty((num_ranks, num_ranks), "int32")
-        channel_prefix_matrix = empty((num_ranks, shape.num_channels), "int32")
-    call = dispatch_call(memory, tokens, num_experts, config)
+    num_ranks, counts = memory.num_ranks, request.counts
+    shape = config.ring_shape(num_ranks, *tokens.ring_sizes(1))
+    validate.buffer_size(shape, memory.num_nvl_bytes)
+    memory.ring_shape = shape
+    with memory.allocations(request, tokens.x.array) as empty:
+        routes = Routes(
+            empty((num_ranks, num_ranks), "int32"),
+            empty((num_ranks, shape.num_channels), "int32"),
+            counts.is_token_in_rank,
+        )
+    call = dispatch_call(memory, tokens, request.num_experts, config)
     memory.compare(call)
-    exchange_counts(
-        memory,
-        memory.peers,
-        num_ring_cell_words(shape),
-        counts,
-        expert_alignment,
-        polled,
-        rank_prefix_matrix,
-        channel_prefix_matrix,
-        call,
-    )
-    num_recv_tokens = num_worst_tokens
+    exchange_counts(memory, memory.peers, num_ring_cell_words(shape), request, routes, call)
+    num_recv_tokens = request.num_worst_tokens
     per_expert: list[int] = []
-    if polled:
-        num_recv_tokens, per_expert, _ = wait_counters(memory, num_experts // num_ranks)
-    with memory.allocations(order, tokens.x) as empty:
-        recv = _empty_outputs(runtime, empty, tokens, num_recv_tokens, num_ranks, shape.num_channels, True)
-    _launch_dispatch(
-        memory,
-        recv,
-        tokens,
-        counts.is_token_in_rank,
-        rank_prefix_matrix,
-        channel_prefix_matrix,
-        num_recv_tokens,
-        num_worst_tokens,
-        num_experts // num_ranks,
-        config,
-        shape,
-    )
-    handle = DispatchHandle(
-        rank_prefix_matrix,
-        channel_prefix_matrix,
-        recv.recv_channel_prefix_matrix,
-        recv.recv_src_idx,
-        counts.is_token_in_rank,
-        recv.send_head,
-    ).owned_by(memory.identity)
-    return recv, handle, per_expert
-
-
-def _launch_dispatch(
-    memory: Node,
-    recv: DispatchOutputs,
-    tokens: Tokens,
-    is_token_in_rank: Array,
-    rank_prefix_matrix: Array,
-    channel_prefix_matrix: Array,
-    num_recv_tokens: int,
-    num_worst_tokens: int,
-    num_local_experts: int,
-    config: Config,
-    shape: RingShape,
-) -> None:
-    runtime, num_ranks = memory.runtime, memory.num_ranks
+    if num_recv_tokens == 0:
+        num_recv_tokens, per_expert, _ = wait_counters(memory, request.num_experts // num_ranks)
+    with memory.allocations(request, tokens.x.array) as empty:
+        recv = DispatchOutputs(
+            **empty_rows(empty, tokens, num_recv_tokens),
+            recv_src_idx=empty((num_recv_tokens,), "int32"),
+            recv_channel_prefix_matrix=empty((num_ranks, shape.num_channels), "int32"),
+            send_head=empty((tokens.num_tokens, num_ranks), "int32"),
+        )
+    runtime = memory.runtime
     num_threads = config.num_threads or runtime.ring_threads(num_ranks)
-    token_stride, hidden_stride = (0, 0) if tokens.scales is None else runtime.strides(tokens.scales)
     runtime.launch(
         memory.comm_stream,
         dispatch_kernel,
@@ -183,40 +103,28 @@ def _launch_dispatch(
         num_threads,
         dispatch_smem_bytes(num_threads, runtime.has_tma),
         recv,
-        DispatchInputs(*tokens, is_token_in_rank, rank_prefix_matrix, channel_prefix_matrix),
+        DispatchInputs(
+            *tokens.arrays, routes.is_token_in_rank, routes.rank_prefix_matrix, routes.channel_prefix_matrix
+        ),
         memory.peers,
         memory.bounds,
         shape,
         DispatchSizes(
             tokens.num_tokens,
             num_recv_tokens,
-            num_worst_tokens,
-            num_local_experts,
+            request.num_worst_tokens,
+            request.num_experts // num_ranks,
             config.num_max_nvl_chunked_send_tokens,
-            token_stride,
-            hidden_stride,
+            *tokens.scale_strides,
             int(runtime.mix_roles if config.mix_roles is None else config.mix_roles),
         ),
     )
-
-
-def _empty_outputs(
-    runtime: Runtime,
-    empty: Empty,
-    tokens: Tokens,
-    num_recv_tokens: int,
-    num_ranks: int,
-    num_channels: int,
-    for_handle: bool,
-) -> DispatchOutputs:
-    """Arrays for what dispatch writes; None where the input has no such part, or if no handle will be made of it."""
-
-    def empty_index(*shape: int) -> MaybeArray:
-        return empty(shape, "int32") if for_handle else None
-
-    return DispatchOutputs(
-        **empty_rows(runtime, empty, tokens, num_recv_tokens),
-        recv_src_idx=empty_index(num_recv_tokens),
-        recv_channel_prefix_matrix=empty_index(num_ranks, num_channels),
-        send_head=empty_index(tokens.num_tokens, num_ranks),
-    )
+    handle = DispatchHandle(
+        routes.rank_prefix_matrix,
+        routes.channel_prefix_matrix,
+        recv.recv_channel_prefix_matrix,
+        recv.recv_src_idx,
+        counts.is_token_in_rank,
+        recv.send_head,
+    ).owned_by(memory.identity)
+    return recv, handle, per_expert

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from nbep.device.kernels.intranode.cached_notify_dispatch import cached_notify_dispatch
 from nbep.device.kernels.intranode.notify_dispatch import NotifyInputs, NotifyOutputs, NotifySizes, notify_dispatch
 from nbep.device.protocols.calls import Call
 from nbep.device.protocols.peers import Peers
 from nbep.host.node import Node
+from nbep.host.request import DispatchRequest
 from nbep.host.target.base import Array, PreparedLaunch
-from nbep.host.tokens import Counts
+
+
+class Routes(NamedTuple):
+    """Where the tokens of a dispatch go: what notify_dispatch writes, and what it reads."""
+
+    rank_prefix_matrix: Array
+    channel_prefix_matrix: Array
+    is_token_in_rank: Array
 
 
 def exchange_counts(
-    memory: Node,
-    peers: Peers,
-    num_cell_words: int,
-    counts: Counts,
-    expert_alignment: int,
-    polled: bool,
-    rank_prefix_matrix: Array,
-    channel_prefix_matrix: Array,
-    call: Call,
+    memory: Node, peers: Peers, num_cell_words: int, request: DispatchRequest, routes: Routes, call: Call
 ) -> None:
-    """Launch the kernel that does it, compares the ranks' calls, and resets so many words.
-
-    polled: the CPU is going to wait for the counters
-    """
+    """Launch the kernel that does it, compares the ranks' calls, and resets so many words."""
     runtime = memory.runtime
+    polled = request.num_worst_tokens == 0
     if polled:
         memory.counters.reset()
     runtime.launch(
@@ -35,16 +35,16 @@ def exchange_counts(
         1 + memory.num_ranks,
         runtime.notify_threads,
         0,
-        NotifyOutputs(rank_prefix_matrix, channel_prefix_matrix, *memory.counters.addresses(polled)[:2]),
-        NotifyInputs(counts.num_tokens_per_rank, counts.num_tokens_per_expert, counts.is_token_in_rank),
+        NotifyOutputs(routes.rank_prefix_matrix, routes.channel_prefix_matrix, *memory.counters.addresses(polled)[:2]),
+        NotifyInputs(request.num_tokens_per_rank, request.num_tokens_per_expert, routes.is_token_in_rank),
         peers,
         memory.bounds,
         NotifySizes(
-            counts.is_token_in_rank.shape[0],
-            counts.num_tokens_per_expert.shape[0],
-            channel_prefix_matrix.shape[1],
+            routes.is_token_in_rank.shape[0],
+            request.num_experts,
+            routes.channel_prefix_matrix.shape[1],
             num_cell_words,
-            expert_alignment,
+            request.expert_alignment,
         ),
         call,
     )

@@ -36,7 +36,7 @@ def begin_verb(memory: Node, verb: str) -> LowLatencyMemory:
     Raises: ValueError for another buffer, or while a graph is captured that would have to begin so; PeerTimeout after
             an earlier one
     """
-    mode = checks.mode_of(memory, verb)
+    mode = memory.low_latency or checks.mode_of(memory, verb)
     memory.check_faults()
     if mode.is_unclean:
         if memory.runtime.is_capturing:

@@ -20,31 +20,41 @@ from nbep.host.low_latency.handle import LowLatencyHandle
 from nbep.host.low_latency.launch import Hook, check_options, run_call
 from nbep.host.low_latency.memory import MAX_PLANS, Launches, LowLatencyMemory
 from nbep.host.node import Node
-from nbep.host.plans import NOTHING, find_plan, keep_plan
+from nbep.host.plans import find_plan, keep_plan
 from nbep.host.target.base import Array, MaybeArray, Runtime
 from nbep.host.target.new_arrays import Make
+from nbep.host.target.views import View
 
 VERB = "low_latency_combine"
 GET_NEXT = "get_next_low_latency_combine_buffer"
 
 
-class Options(NamedTuple):
-    """What a combine is asked for, besides its arrays and the handle."""
-
-    use_logfmt: bool
-    zero_copy: bool
-    async_finish: bool
-    return_recv_hook: bool
-
-
-class Given(NamedTuple):
-    """The arrays of a combine."""
+class CombineRequest(NamedTuple):
+    """A combine, as Buffer.low_latency_combine was asked for it: its arrays, its options, and the handle."""
 
     x: Array
     topk_idx: Array
     topk_weights: Array
     out: MaybeArray
     combine_wait_recv_cost_stats: MaybeArray
+    use_logfmt: bool
+    zero_copy: bool
+    async_finish: bool
+    return_recv_hook: bool
+    handle: Any
+
+
+FIRST_OPTION = CombineRequest._fields.index("use_logfmt")
+
+
+class Given(NamedTuple):
+    """The arrays of a combine."""
+
+    x: View
+    topk_idx: View
+    topk_weights: View
+    out: View
+    combine_wait_recv_cost_stats: View
 
 
 class Plan(NamedTuple):
@@ -58,35 +68,45 @@ class Plan(NamedTuple):
     make: Make  # combined_x
 
 
-def low_latency_combine(
-    memory: Node, given: tuple[Any, ...], handle: Any, options: tuple[Any, ...]
-) -> tuple[Array, EventOverlap, Hook | None]:
-    """See Buffer.low_latency_combine; given and options as in Given and Options."""
-    runtime, mode = memory.runtime, begin_verb(memory, VERB)
+def low_latency_combine(memory: Node, request: CombineRequest) -> tuple[Array, EventOverlap, Hook | None]:
+    """See Buffer.low_latency_combine."""
+    runtime, mode, handle = memory.runtime, begin_verb(memory, VERB), request.handle
     call = mode.next_call(VERB)
-    seen, key, plan = NOTHING
+    kinds, arguments = runtime.look_at(request[:FIRST_OPTION])
+    key, plan = None, None
     if checks.is_ready(mode, handle):
-        seen, key, plan = find_plan(runtime, mode.combine_plans, given, (*options, *handle.sizes, handle.num_topk))
+        options = *request[FIRST_OPTION:-1], *handle.sizes, handle.num_topk
+        key, plan = find_plan(mode.combine_plans, kinds, options)
     if plan is None:
-        plan, handle = _checked_plan(memory, mode, Given(*given), handle, Options(*options))
+        plan, handle = _checked_plan(memory, mode, request)
         keep_plan(mode.combine_plans, key, plan, MAX_PLANS)
-    use_logfmt, zero_copy, async_finish, return_recv_hook = options
-    if zero_copy:
-        _check_zero_copy(mode, use_logfmt)
-    x, topk_idx, topk_weights, out, stats = seen or runtime.arguments(given)
+    if request.zero_copy:
+        _check_zero_copy(mode, request.use_logfmt)
+    x, topk_idx, topk_weights, out, stats = arguments
 
-    shape, combined_x = plan.shape, given[3]
+    shape, combined_x = plan.shape, request.out
     if combined_x is None:
-        (combined_x,), (out,) = plan.make(given[0])
-    if zero_copy:
+        (combined_x,), (out,) = plan.make(request.x)
+    if request.zero_copy:
         x = mode.symmetric.address + send_offset(mode.num_rdma_bytes, call.half)
     of_handle = handle.arguments if handle.is_as_made else runtime.arguments(handle.arguments)
-    arguments = out, stats, x, topk_idx, topk_weights, *of_handle
-    memory.compare_call(VERB, lambda: {**shape._asdict(), "hook": return_recv_hook, "handle": handle.origin})
+    memory.compare_call(VERB, _alike, request, shape, handle)
     mode.rdma.shape, call.words = shape, plan.words
-    arrays = given, combined_x, handle.arrays
-    event, hook = run_call(memory, call, plan.launches, arguments, arrays, async_finish, return_recv_hook)
+    event, hook = run_call(
+        memory,
+        call,
+        plan.launches,
+        (out, stats, x, topk_idx, topk_weights, *of_handle),
+        (request, combined_x, handle.arrays),
+        request.async_finish,
+        request.return_recv_hook,
+    )
     return combined_x, event, hook
+
+
+def _alike(request: CombineRequest, shape: LowLatencyShape, handle: LowLatencyHandle) -> dict[str, object]:
+    """What all ranks must pass alike."""
+    return {**shape._asdict(), "hook": request.return_recv_hook, "handle": handle.origin}
 
 
 def get_next_low_latency_combine_buffer(memory: Node, handle: Any) -> Array:
@@ -114,37 +134,33 @@ def get_next_low_latency_combine_buffer(memory: Node, handle: Any) -> Array:
 # Validate
 
 
-def _checked_plan(
-    memory: Node, mode: LowLatencyMemory, given: Given, handle: Any, options: Options
-) -> tuple[Plan, LowLatencyHandle]:
+def _checked_plan(memory: Node, mode: LowLatencyMemory, request: CombineRequest) -> tuple[Plan, LowLatencyHandle]:
     """Check everything; the plan for this call, and for later ones with such arrays and these options."""
     runtime = memory.runtime
-    x, topk_idx, topk_weights, out, combine_wait_recv_cost_stats = given
-    use_logfmt, zero_copy, async_finish, return_recv_hook = options
-    handle = checks.handle(mode, handle)
-    flags(use_logfmt=use_logfmt, zero_copy=zero_copy)
-    plan = _plan(memory, mode, handle, x, topk_idx, use_logfmt)
+    given = Given(*map(runtime.view, request[:FIRST_OPTION]))
+    handle = checks.handle(mode, request.handle)
+    flags(use_logfmt=request.use_logfmt, zero_copy=request.zero_copy)
+    plan = _plan(memory, mode, handle, request, given)
     shape = plan.shape
-    check_options(VERB, async_finish, return_recv_hook)
-    validate.array(runtime, "x", x, "bfloat16", plan.x_size)
-    validate.row_alignment(runtime, "x", x)
-    validate.array(runtime, "topk_weights", topk_weights, "float32", topk_idx.shape)
+    check_options(VERB, request.async_finish, request.return_recv_hook)
+    validate.array("x", given.x, "bfloat16", plan.x_size)
+    validate.row_alignment("x", given.x)
+    validate.array("topk_weights", given.topk_weights, "float32", given.topk_idx.shape)
     if not handle.is_as_made:  # else its arrays are those that dispatch made
         _check_handle(runtime, mode, handle)
-    if out is not None:
-        validate.output(runtime, "out", out, "bfloat16", plan.out_size)
-        validate.row_alignment(runtime, "out", out)
-    if combine_wait_recv_cost_stats is not None:
-        validate.output(
-            runtime, "combine_wait_recv_cost_stats", combine_wait_recv_cost_stats, "int64", (shape.num_ranks,)
-        )
-    if zero_copy:
-        _check_zero_copy(mode, use_logfmt)
+    if request.out is not None:
+        validate.output("out", given.out, "bfloat16", plan.out_size)
+        validate.row_alignment("out", given.out)
+    cost_stats = given.combine_wait_recv_cost_stats
+    if cost_stats.array is not None:
+        validate.output("combine_wait_recv_cost_stats", cost_stats, "int64", (shape.num_ranks,))
+    if request.zero_copy:
+        _check_zero_copy(mode, request.use_logfmt)
     if validate.may_read(memory, None):
-        checks.choices(runtime.contents(topk_idx), handle.num_experts)
+        checks.choices(runtime.contents(request.topk_idx), handle.num_experts)
         checks.handle_contents(mode, handle)
-        _check_choices(runtime, handle, topk_idx)
-        _check_weights(runtime, handle, topk_weights)
+        _check_choices(runtime, handle, request.topk_idx)
+        _check_weights(runtime, handle, request.topk_weights)
     return plan, handle
 
 
@@ -167,12 +183,12 @@ def _shape(mode: LowLatencyMemory, handle: LowLatencyHandle, use_logfmt: bool) -
 
 
 def _plan(
-    memory: Node, mode: LowLatencyMemory, handle: LowLatencyHandle, x: Array, topk_idx: Array, use_logfmt: bool
+    memory: Node, mode: LowLatencyMemory, handle: LowLatencyHandle, request: CombineRequest, given: Given
 ) -> Plan:
-    runtime = memory.runtime
-    shape = _shape(mode, handle, use_logfmt)
+    runtime, topk_idx = memory.runtime, given.topk_idx
+    shape = _shape(mode, handle, request.use_logfmt)
     validate.hidden_size("x", shape.hidden, COLUMNS_PER_SCALE)
-    validate.array(runtime, "topk_idx", topk_idx, "int64", ("num_tokens", "num_topk"))
+    validate.array("topk_idx", topk_idx, "int64", ("num_tokens", "num_topk"))
     num_tokens, num_topk = topk_idx.shape
     validate.topk_size("topk_idx", num_topk)
     if num_tokens > shape.num_max_tokens:
@@ -191,16 +207,16 @@ def _plan(
         mode.prepare(combine_kernel, num_threads, smem_bytes, words, memory.bounds, shape, sizes),
         (shape.num_experts // shape.num_ranks, num_rows, shape.hidden),
         out_size,
-        runtime.prepare_empty([(out_size, "bfloat16")], x),
+        runtime.prepare_empty([(out_size, "bfloat16")], request.x),
     )
 
 
 def _check_handle(runtime: Runtime, mode: LowLatencyMemory, handle: LowLatencyHandle) -> None:
     num_local_experts = handle.num_experts // mode.num_ranks
     num_rows = mode.num_ranks * handle.num_max_dispatch_tokens_per_rank
-    validate.array(runtime, "handle.src_info", handle.src_info, "int32", (num_local_experts, num_rows))
+    validate.array("handle.src_info", runtime.view(handle.src_info), "int32", (num_local_experts, num_rows))
     ranges = (num_local_experts, mode.num_ranks)
-    validate.array(runtime, "handle.layout_range", handle.layout_range, "int64", ranges)
+    validate.array("handle.layout_range", runtime.view(handle.layout_range), "int64", ranges)
 
 
 def _check_zero_copy(mode: LowLatencyMemory, use_logfmt: bool) -> None:

@@ -26,17 +26,25 @@ from nbep.host.low_latency.launch import Hook, check_options, run_call
 from nbep.host.low_latency.memory import MAX_PLANS, Launches, LowLatencyMemory
 from nbep.host.node import Node
 from nbep.host.plans import find_plan, keep_plan
-from nbep.host.target.base import Array, MaybeArray, Runtime
+from nbep.host.target.base import Array, MaybeArray
 from nbep.host.target.new_arrays import ByColumns, Make, PartsLayout, Wanted
+from nbep.host.target.views import View
 
 VERB = "low_latency_dispatch"
 COLUMNS_PER_WORD = 4 * COLUMNS_PER_SCALE  # of packed scales
-OPTIONS_OF_PLAN = 6  # of Options
 
 
-class Options(NamedTuple):
-    """What a dispatch is asked for, besides its arrays."""
+class DispatchRequest(NamedTuple):
+    """A dispatch, as Buffer.low_latency_dispatch was asked for it: its arrays, then its options.
 
+    What comes before async_finish is the same on all ranks.
+    """
+
+    x: Array
+    topk_idx: Array
+    topk_weights: MaybeArray
+    cumulative_local_expert_recv_stats: MaybeArray
+    dispatch_wait_recv_cost_stats: MaybeArray
     num_max_tokens: int
     num_experts: int
     use_fp8: bool
@@ -47,14 +55,18 @@ class Options(NamedTuple):
     return_recv_hook: bool
 
 
+FIRST_OPTION = DispatchRequest._fields.index("num_max_tokens")
+END_OF_ALIKE = DispatchRequest._fields.index("async_finish")
+
+
 class Given(NamedTuple):
     """The arrays of a dispatch."""
 
-    x: Array
-    topk_idx: Array
-    topk_weights: MaybeArray
-    cumulative_local_expert_recv_stats: MaybeArray
-    dispatch_wait_recv_cost_stats: MaybeArray
+    x: View
+    topk_idx: View
+    topk_weights: View
+    cumulative_local_expert_recv_stats: View
+    dispatch_wait_recv_cost_stats: View
 
 
 class Plan(NamedTuple):
@@ -68,88 +80,95 @@ class Plan(NamedTuple):
 
 
 def low_latency_dispatch(
-    memory: Node, given: tuple[Any, ...], options: tuple[Any, ...]
+    memory: Node, request: DispatchRequest
 ) -> tuple[Any, Array, LowLatencyHandle, EventOverlap, Hook | None]:
-    """See Buffer.low_latency_dispatch; given and options as in Given and Options."""
+    """See Buffer.low_latency_dispatch."""
     runtime, mode = memory.runtime, begin_verb(memory, VERB)
     call = mode.next_call(VERB)
-    seen, key, plan = find_plan(runtime, mode.dispatch_plans, given, options)
+    kinds, arguments = runtime.look_at(request[:FIRST_OPTION])
+    key, plan = find_plan(mode.dispatch_plans, kinds, request[FIRST_OPTION:])
     if plan is None:
-        plan = _checked_plan(memory, mode, Given(*given), Options(*options))
+        plan = _checked_plan(memory, mode, request)
         keep_plan(mode.dispatch_plans, key, plan, MAX_PLANS)
-    x, topk_idx, weights, recv_stats, cost_stats = seen or runtime.arguments(given)
 
     shape = plan.shape
-    arrays, (rows, count, of_handle, *scale_rows) = plan.make(given[0])
+    arrays, (rows, count, of_handle, *scale_rows) = plan.make(request.x)
     recv_x, recv_count, parts, *scales = arrays
     if not shape.deduplicate:
         of_handle += NO_MESSAGES
     src_info, layout_range, *messages = of_handle
+    x, topk_idx, weights, recv_stats, cost_stats = arguments
     outputs = rows, scale_rows[0] if scales else 0, src_info, layout_range, count, recv_stats, cost_stats, *messages
     if scales:
         recv_x = recv_x, scales[0]
-    memory.compare_call(VERB, lambda: _alike(Options(*options), shape.hidden))
+    memory.compare_call(VERB, _alike, request, shape.hidden)
     mode.rdma.shape, call.words = shape, plan.words
     if runtime.host_reads_arrays and validate.may_read(memory, None):
-        call.choices = runtime.contents(given[1]).copy()
+        call.choices = runtime.contents(request.topk_idx).copy()
     event, hook = run_call(
-        memory, call, plan.launches, (*outputs, x, topk_idx, weights), (given, arrays), options[-2], options[-1]
+        memory,
+        call,
+        plan.launches,
+        (*outputs, x, topk_idx, weights),
+        (request, arrays),
+        request.async_finish,
+        request.return_recv_hook,
     )
-    handle = LowLatencyHandle.of_dispatch(parts, of_handle, plan.handle_sizes, call, shape.num_topk, given[2])
+    handle = LowLatencyHandle.of_dispatch(
+        parts, of_handle, plan.handle_sizes, call, shape.num_topk, request.topk_weights
+    )
     return recv_x, recv_count, handle, event, hook
 
 
-def _alike(options: Options, hidden: int) -> dict[str, object]:
+def _alike(request: DispatchRequest, hidden: int) -> dict[str, object]:
     """What all ranks must pass alike."""
-    of_plan = dict(zip(options._fields, options[:OPTIONS_OF_PLAN], strict=False))
-    return {**of_plan, "hidden": hidden, "hook": options.return_recv_hook}
+    names, values = request._fields[FIRST_OPTION:END_OF_ALIKE], request[FIRST_OPTION:END_OF_ALIKE]
+    of_plan = dict(zip(names, values, strict=True))
+    return {**of_plan, "hidden": hidden, "hook": request.return_recv_hook}
 
 
 # Validate
 
 
-def _checked_plan(memory: Node, mode: LowLatencyMemory, given: Given, options: Options) -> Plan:
+def _checked_plan(memory: Node, mode: LowLatencyMemory, request: DispatchRequest) -> Plan:
     """Check everything; the plan for this call, and for later ones with such arrays and these options."""
-    runtime = memory.runtime
-    x, topk_idx, topk_weights, cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats = given
-    integer("num_max_dispatch_tokens_per_rank", options.num_max_tokens, 1)
-    checks.num_experts(mode, options.num_experts)
+    given = Given(*map(memory.runtime.view, request[:FIRST_OPTION]))
+    integer("num_max_dispatch_tokens_per_rank", request.num_max_tokens, 1)
+    checks.num_experts(mode, request.num_experts)
     flags(
-        use_fp8=options.use_fp8,
-        round_scale=options.round_scale,
-        use_ue8m0=options.use_ue8m0,
-        deduplicate=options.deduplicate,
+        use_fp8=request.use_fp8,
+        round_scale=request.round_scale,
+        use_ue8m0=request.use_ue8m0,
+        deduplicate=request.deduplicate,
     )
-    plan = _plan(memory, mode, x, topk_idx, options)
+    plan = _plan(memory, mode, request, given)
     shape = plan.shape
-    validate.row_alignment(runtime, "x", x)
-    check_options(VERB, options.async_finish, options.return_recv_hook)
-    if cumulative_local_expert_recv_stats is not None:
+    validate.row_alignment("x", given.x)
+    check_options(VERB, request.async_finish, request.return_recv_hook)
+    recv_stats, cost_stats = given.cumulative_local_expert_recv_stats, given.dispatch_wait_recv_cost_stats
+    if recv_stats.array is not None:
         size = (shape.num_experts // shape.num_ranks,)
-        name = "cumulative_local_expert_recv_stats"
-        validate.output(runtime, name, cumulative_local_expert_recv_stats, "int32", size)
-    if dispatch_wait_recv_cost_stats is not None:
-        validate.output(
-            runtime, "dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats, "int64", (shape.num_ranks,)
-        )
-    if options.deduplicate or topk_weights is not None:
-        _check_weights(runtime, options.deduplicate, topk_weights, topk_idx.shape)
+        validate.output("cumulative_local_expert_recv_stats", recv_stats, "int32", size)
+    if cost_stats.array is not None:
+        validate.output("dispatch_wait_recv_cost_stats", cost_stats, "int64", (shape.num_ranks,))
+    if request.deduplicate or request.topk_weights is not None:
+        _check_weights(request.deduplicate, given.topk_weights, given.topk_idx.shape)
     if validate.may_read(memory, None):
-        checks.choices(runtime.contents(topk_idx), shape.num_experts)
+        checks.choices(memory.runtime.contents(request.topk_idx), shape.num_experts)
     return plan
 
 
-def _plan(memory: Node, mode: LowLatencyMemory, x: Array, topk_idx: Array, options: Options) -> Plan:
-    runtime = memory.runtime
+def _plan(memory: Node, mode: LowLatencyMemory, options: DispatchRequest, given: Given) -> Plan:
+    runtime, x, topk_idx = memory.runtime, given.x, given.topk_idx
     num_max_tokens, num_experts = int(options.num_max_tokens), int(options.num_experts)
-    validate.array(runtime, "x", x, "bfloat16", ("num_tokens", "hidden"))
+    validate.array("x", x, "bfloat16", ("num_tokens", "hidden"))
     num_tokens, hidden = x.shape
     validate.hidden_size("x", hidden, COLUMNS_PER_SCALE)
     if num_max_tokens > MAX_TAGS:
         refuse("num_max_dispatch_tokens_per_rank", num_max_tokens, f"at most {MAX_TAGS}, what a count can count")
     if num_tokens > num_max_tokens:
         refuse("x", f"{num_tokens} tokens", f"at most num_max_dispatch_tokens_per_rank ({num_max_tokens}) tokens")
-    validate.array(runtime, "topk_idx", topk_idx, "int64", (num_tokens, "num_topk"))
+    validate.array("topk_idx", topk_idx, "int64", (num_tokens, "num_topk"))
     num_topk = topk_idx.shape[1]
     validate.topk_size("topk_idx", num_topk)
     _check_scales(options, hidden)
@@ -182,7 +201,7 @@ def _plan(memory: Node, mode: LowLatencyMemory, x: Array, topk_idx: Array, optio
     recv_x = (rows, "float8_e4m3fn" if options.use_fp8 else "bfloat16")
     wanted: tuple[Wanted | ByColumns | PartsLayout, ...]
     wanted = recv_x, (rows[:1], "int32"), _parts(shape), *_scales(shape, options)
-    return Plan(shape, words, launches, runtime.prepare_empty(wanted, x), (num_max_tokens, hidden, num_experts))
+    return Plan(shape, words, launches, runtime.prepare_empty(wanted, options.x), (num_max_tokens, hidden, num_experts))
 
 
 def _parts(shape: LowLatencyShape) -> PartsLayout:
@@ -199,7 +218,7 @@ def _parts(shape: LowLatencyShape) -> PartsLayout:
     return PartsLayout.of(*parts)
 
 
-def _scales(shape: LowLatencyShape, options: Options) -> tuple[ByColumns, ...]:
+def _scales(shape: LowLatencyShape, options: DispatchRequest) -> tuple[ByColumns, ...]:
     if not options.use_fp8:
         return ()
     columns, dtype = (COLUMNS_PER_WORD, "int32") if options.use_ue8m0 else (COLUMNS_PER_SCALE, "float32")
@@ -207,7 +226,7 @@ def _scales(shape: LowLatencyShape, options: Options) -> tuple[ByColumns, ...]:
     return (ByColumns((shape.num_experts // shape.num_ranks, num_rows, shape.hidden // columns), dtype),)
 
 
-def _check_scales(options: Options, hidden: int) -> None:
+def _check_scales(options: DispatchRequest, hidden: int) -> None:
     if options.round_scale and not options.use_fp8:
         refuse("round_scale", True, "False without use_fp8")
     if options.use_ue8m0 and not options.round_scale:
@@ -216,9 +235,9 @@ def _check_scales(options: Options, hidden: int) -> None:
         refuse("hidden size of x", hidden, f"a multiple of {COLUMNS_PER_WORD} with use_ue8m0")
 
 
-def _check_weights(runtime: Runtime, deduplicate: bool, topk_weights: MaybeArray, shape: tuple[int, ...]) -> None:
+def _check_weights(deduplicate: bool, topk_weights: View, shape: tuple[int, ...]) -> None:
     if not deduplicate:
-        refuse("topk_weights", type(topk_weights).__name__, "None without deduplicate: combine takes them")
-    if topk_weights is None:
+        refuse("topk_weights", type(topk_weights.array).__name__, "None without deduplicate: combine takes them")
+    if topk_weights.array is None:
         refuse("topk_weights", "None", "given with deduplicate: they travel with the tokens")
-    validate.array(runtime, "topk_weights", topk_weights, "float32", shape)
+    validate.array("topk_weights", topk_weights, "float32", shape)

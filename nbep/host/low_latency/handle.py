@@ -26,7 +26,7 @@ class LowLatencyHandle:
     topk_weights  with deduplicate: those that went with the tokens
     """
 
-    __slots__ = ("_arguments", "_arrays", "_call", "_num_topk", "_sizes", "_topk_weights")
+    __slots__ = ("_arguments", "_arrays", "call", "num_topk", "sizes", "topk_weights")
 
     def __init__(
         self,
@@ -39,10 +39,10 @@ class LowLatencyHandle:
         topk_weights: MaybeArray = None,
     ):
         self._arrays = arrays
-        self._sizes = (num_max_dispatch_tokens_per_rank, hidden, num_experts)
-        self._call = call
-        self._num_topk = num_topk
-        self._topk_weights = topk_weights
+        self.sizes = (num_max_dispatch_tokens_per_rank, hidden, num_experts)
+        self.call = call  # the dispatch; None for a plain tuple
+        self.num_topk = num_topk
+        self.topk_weights = topk_weights
         self._arguments: tuple[Any, ...] | None = None
 
     @classmethod
@@ -51,8 +51,8 @@ class LowLatencyHandle:
     ) -> LowLatencyHandle:
         """What a dispatch has put together. arguments: of its arrays, for the combine kernel"""
         handle = cls.__new__(cls)
-        handle._arrays, handle._sizes, handle._call = parts, sizes, call
-        handle._num_topk, handle._topk_weights = num_topk, weights
+        handle._arrays, handle.sizes, handle.call = parts, sizes, call
+        handle.num_topk, handle.topk_weights = num_topk, weights
         handle._arguments = arguments
         return handle
 
@@ -65,38 +65,21 @@ class LowLatencyHandle:
         return self._arrays[1] if isinstance(self._arrays, tuple) else self._arrays.array(LAYOUT_RANGE)
 
     @property
-    def sizes(self) -> tuple[int, int, int]:
-        return self._sizes
-
-    @property
     def num_max_dispatch_tokens_per_rank(self) -> int:
-        return self._sizes[0]
+        return self.sizes[0]
 
     @property
     def hidden(self) -> int:
-        return self._sizes[1]
+        return self.sizes[1]
 
     @property
     def num_experts(self) -> int:
-        return self._sizes[2]
-
-    @property
-    def num_topk(self) -> int:
-        return self._num_topk
-
-    @property
-    def topk_weights(self) -> MaybeArray:
-        return self._topk_weights
-
-    @property
-    def call(self) -> Any:
-        """The dispatch; None for a plain tuple."""
-        return self._call
+        return self.sizes[2]
 
     @property
     def origin(self) -> object:
         """Which dispatch it is of, for the comparison of ranks."""
-        return Unknown() if self._call is None else f"that of {self._call}"
+        return Unknown() if self.call is None else f"that of {self.call}"
 
     @property
     def is_as_made(self) -> bool:

@@ -65,12 +65,12 @@ def on_current_stream(
     mode: Any = memory.low_latency
     runtime = memory.runtime
     stream = runtime.current_stream
-    if runtime.shares_current_stream:
+    if not runtime.has_own_stream and runtime.shares_current_stream:
         stream = memory.comm_stream
         stream.wait_current_stream()
     mode.order(stream)
     kernel.launch(stream, *arguments, keep=arrays)
-    if runtime.settle(stream):
+    if not runtime.has_own_stream and runtime.settle(stream):
         memory.check_faults()
 
 

@@ -23,7 +23,7 @@ WARP = 32
 def query_mask_buffer(memory: Node, mask_status: Array) -> None:
     """See Buffer.low_latency_query_mask_buffer."""
     mode = _mode(memory, "low_latency_query_mask_buffer")
-    validate.output(memory.runtime, "mask_status", mask_status, "int32", (mode.num_ranks,))
+    validate.output("mask_status", memory.runtime.view(mask_status), "int32", (mode.num_ranks,))
     _launch(memory, query_kernel, (mask_status,), mode.mask, mode.num_ranks)
 
 

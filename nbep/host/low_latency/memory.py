@@ -52,7 +52,8 @@ from nbep.device.network.seam import sends_from_buffer
 from nbep.host.arguments import refuse
 from nbep.host.faults import unread_error
 from nbep.host.low_latency.calls import Words
-from nbep.host.target.base import Kernel, PreparedLaunch, Stream
+from nbep.host.target.base import Kernel, PreparedLaunch
+from nbep.host.target.streams import Stream
 from nbep.host.transport.rdma import RdmaMemory
 
 MAX_PLANS = 1024

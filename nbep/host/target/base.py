@@ -9,165 +9,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from functools import cached_property
 from itertools import count
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 
 from nbep.host.target import forks
+from nbep.host.target.memory import Describe, HandleType, Memory, PolledMemory, Reach, SymmetricMemory
 from nbep.host.target.new_arrays import Array, ByColumns, Make, Parts, PartsLayout, Wanted
+from nbep.host.target.streams import Stream
+from nbep.host.target.views import View
 
 MaybeArray = Any  # an array or None; kernels get address 0 for None
 Kernel = Callable[..., None]
-Describe = Callable[[int], str]
-HandleType = Literal["ipc", "posix_fd", "fabric", "host"]  # see Buffer
-
-
-class Reach(NamedTuple):
-    """Who reaches symmetric memory besides its rank.
-
-    node_size: ranks of a node, which are consecutive in the communicator: their kernels open each other's memory
-    by_nics: the NICs of all other ranks reach it, too
-    """
-
-    node_size: int
-    by_nics: bool
-
-
-class Memory(ABC):
-    """Device memory of this rank. `address` is what kernels get."""
-
-    address: int
-    num_bytes: int
-
-    @abstractmethod
-    def array(self, dtype: Any, offset: int = 0, count: int = -1) -> Array:
-        """A 1-D array over the memory: `count` elements from byte `offset` on; -1 means all that fit."""
-
-    @abstractmethod
-    def write(self, offset: int, values: np.ndarray) -> None:
-        """Copy values to byte `offset` from the host; it is done on return."""
-
-    @abstractmethod
-    def read(self, offset: int, count: int, dtype: Any) -> np.ndarray:
-        """A copy of `count` elements from byte `offset` on, as they are now; the host gets them."""
-
-    @abstractmethod
-    def free(self) -> None:
-        """Give the memory back. Nothing may use it any more."""
-
-
-class HostWords:
-    """Words of memory that kernels write while the CPU reads them."""
-
-    def __init__(self, array: np.ndarray):
-        self._array = array
-
-    def poll(self, begin: int, end: int) -> np.ndarray:
-        """Some words as they are now. What was released with them is there for a `read` that follows."""
-        return self._array[begin:end]
-
-    def poll_word(self, index: int) -> int:
-        """One of them, as `poll`."""
-        return self._array.item(index)
-
-    def read(self) -> np.ndarray:
-        """A copy of all: of words that a poll has announced, or the end of their kernel."""
-        return self._array.copy()
-
-    def fill(self, value: int) -> None:
-        """Set all, while no kernel writes them."""
-        self._array[:] = value
-
-
-class PolledMemory(Memory):
-    """Memory that kernels write and that the CPU reads while they run."""
-
-    def words(self, offset: int, count: int) -> HostWords:
-        """`count` words of 32 bits from byte `offset` on."""
-        return HostWords(self.array(np.int32, offset, count))
-
-
-class SymmetricMemory(Memory):
-    """Memory that peers of the node can open.
-
-    Life cycle: allocate_symmetric (collective) -> `handle` goes to the peers -> open_peers -> use -> close_peers
-    -> free (collective). `handle` can be sent over the communicator that the memory was allocated with.
-    """
-
-    handle: Any
-
-    @abstractmethod
-    def open_peers(self, handles: list[Any], rank: int) -> list[int]:
-        """Addresses at which this rank sees each peer's memory, its own included. handles[rank] is its own.
-
-        0 for a peer whose handle is None.
-        """
-
-    @abstractmethod
-    def close_peers(self) -> None:
-        """Undo open_peers."""
-
-
-class Event(ABC):
-    """A point in a stream."""
-
-    @property
-    @abstractmethod
-    def done(self) -> bool:
-        """Whether the stream has got there."""
-
-    @abstractmethod
-    def current_stream_wait(self) -> None:
-        """Hold back the caller's current stream until the event is done. On the emulator: wait for it."""
-
-
-class PastEvent(Event):
-    """A point that is behind everything: nothing was ever launched before it."""
-
-    done = True
-
-    def current_stream_wait(self) -> None:
-        """Nothing to wait for."""
-
-
-class Stream(ABC):
-    """Launches run in order within a stream."""
-
-    name: str
-
-    @property
-    @abstractmethod
-    def key(self) -> object:
-        """Equal for objects that stand for the same stream."""
-
-    @abstractmethod
-    def record(self) -> Event:
-        """An event at the stream's present end."""
-
-    def hand_over(self) -> Event:
-        """As `record`, and the caller's current stream waits for the event at once."""
-        event = self.record()
-        event.current_stream_wait()
-        return event
-
-    @abstractmethod
-    def wait(self, event: Event) -> None:
-        """Later work of this stream starts after the event."""
-
-    @abstractmethod
-    def wait_current_stream(self) -> None:
-        """Later work of this stream starts after what the caller's current stream holds now."""
-
-    @abstractmethod
-    def synchronize(self) -> None:
-        """Block the caller until the stream is empty."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Give the stream back. It is empty."""
 
 
 class PreparedLaunch(ABC):
@@ -237,6 +92,7 @@ class Runtime(ABC):
         mix_roles: default of Config.mix_roles
         low_latency_threads: block sizes of low-latency dispatch and combine
         shares_current_stream: ranks of this process have one current stream in common, on which none may wait
+        has_own_stream: the caller's current stream is no other rank's, and the host waits for no launch on it
         array_kinds: the arrays that it takes, in words
         has_nic: whether create_nic gives one
         is_failing: the whole run ends with an error, which is told
@@ -254,17 +110,18 @@ class Runtime(ABC):
     shares_current_stream: bool
     array_kinds: str
     has_nic = True
+    has_own_stream = False
     is_failing = False
-    _num_forks: int  # behind the process that made it
+    num_forks: int  # behind the process that made it
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         self = super().__new__(cls)
-        self._num_forks = forks.num_forks
+        self.num_forks = forks.num_forks
         return self
 
     def check_caller(self, verb: str) -> None:
         """Raises: RuntimeError if the rank cannot be used where this is called: in a child made by fork"""
-        if self._num_forks != forks.num_forks:
+        if self.num_forks != forks.num_forks:
             raise RuntimeError(
                 f"{verb}: called in a child made by fork, which has neither the threads nor the GPU of its parent; "
                 f'start processes with the method "spawn", and make a Buffer in each'
@@ -321,32 +178,18 @@ class Runtime(ABC):
     # Arrays
 
     @abstractmethod
-    def is_array(self, value: Any) -> bool:
-        """Whether this target takes the value as an array."""
+    def view(self, value: Any) -> View:
+        """What the value is as an array; NO_ARRAY for None."""
 
-    @abstractmethod
-    def fits(self, value: Any, dtype: str, shape: tuple[int, ...]) -> bool:
-        """Whether the value is an array of this dtype and shape, row-major without gaps. Costs as little as can be."""
+    def look_at(self, values: Sequence[Any]) -> tuple[tuple[Any, ...] | None, list[Any]]:
+        """What can be said of arrays at a glance.
 
-    @abstractmethod
-    def dtype_name(self, array: Array) -> str:
-        """NumPy's name of the array's dtype: "bfloat16", "float8_e4m3fn", "int64", "bool" ..."""
-
-    @abstractmethod
-    def address_of(self, array: Array) -> int:
-        """Where the array starts in its memory; an address of the device, or of the host for arrays that it reads."""
-
-    @abstractmethod
-    def strides(self, array: Array) -> tuple[int, ...]:
-        """The array's strides, in elements."""
-
-    @abstractmethod
-    def is_contiguous(self, array: Array) -> bool:
-        """Whether the array is row-major without gaps."""
-
-    def is_writeable(self, array: Array) -> bool:
-        """Whether the array may be written, as far as its library says: torch's tensors say nothing of it."""
-        return True
+        Returns: of what kinds they are: class, shape, dtype, gaps and alignment of each, or None for one that is not
+                 given. What is right with some arrays is right with all of their kinds. None if they must be checked
+                 in every call: the host reads them, or one is no array
+                 what a launch takes for each
+        """
+        return None, self.arguments(values)
 
     def contents(self, array: Array) -> np.ndarray:
         """The array as one of NumPy, of the same memory; only where host_reads_arrays."""
@@ -377,14 +220,6 @@ class Runtime(ABC):
             return arrays, [each.arguments if isinstance(each, Parts) else self.arguments([each])[0] for each in arrays]
 
         return make
-
-    def look_at(self, arrays: Sequence[MaybeArray]) -> tuple[tuple[Any, ...], list[Any]] | None:
-        """What can be said of arrays at a glance, if they are of this target. None: it takes a closer look.
-
-        Returns: class, shape, dtype, gaps and alignment of each, or None for one that is not given: what is right with
-                 some arrays is right with all of their kinds; and what a launch takes for each
-        """
-        return None
 
     def arguments(self, arrays: Sequence[MaybeArray]) -> list[Any]:
         """What a launch takes for arrays: they themselves, or their addresses, and then somebody has to keep them."""
@@ -478,23 +313,3 @@ class Runtime(ABC):
     @abstractmethod
     def ring_threads(self, num_ranks: int) -> int:
         """Default block size of dispatch and combine: a multiple of 32 * num_ranks, at least 64, at most 768."""
-
-
-_current: ContextVar[Runtime | None] = ContextVar("nbep_runtime", default=None)
-_of_process: Runtime | None = None
-
-
-def current_runtime() -> Runtime | None:
-    """The runtime of the rank that calls this, None outside of a rank."""
-    return _current.get() or _of_process
-
-
-def set_process_runtime(runtime: Runtime) -> None:
-    """Make this the runtime of every thread of the process that has none of its own, e.g. of torch's backward pass."""
-    global _of_process
-    _of_process = runtime
-
-
-def set_current_runtime(runtime: Runtime) -> None:
-    """Make this the runtime of the calling rank (its greenlet or thread)."""
-    _current.set(runtime)

@@ -18,29 +18,24 @@ from nbep.device.kernels.shared_cells import shared_cells
 from nbep.device.types import flatten_args, unflatten_args
 from nbep.emulator import World
 from nbep.emulator.machine.memory import OFFSET_MASK
-from nbep.host.dtypes import native_name
 from nbep.host.faults import read_report
-from nbep.host.target.base import (
-    Array,
-    Describe,
-    Event,
-    HandleType,
-    HostWords,
-    Kernel,
-    Memory,
-    NicDevice,
-    PolledMemory,
-    PreparedLaunch,
-    Reach,
-    Runtime,
-    Stream,
-    SymmetricMemory,
-)
-from nbep.host.target.cpu_tensors import CpuTensors, in_backward_pass, is_torch_dtype, own_grad_mode
+from nbep.host.target.base import Array, Kernel, NicDevice, PreparedLaunch, Runtime
+from nbep.host.target.cpu_arrays import CpuTensors, NumpyArrays, in_backward_pass, is_torch_dtype, own_grad_mode
 from nbep.host.target.cuda.arrays import numpy_dtype
 from nbep.host.target.launches import check_launch
 from nbep.host.target.lent import check, lend
+from nbep.host.target.memory import (
+    Describe,
+    HandleType,
+    HostWords,
+    Memory,
+    PolledMemory,
+    Reach,
+    SymmetricMemory,
+)
 from nbep.host.target.new_arrays import Parts, PartsLayout
+from nbep.host.target.streams import Event, Stream
+from nbep.host.target.views import NO_ARRAY, View
 
 WARP = 32
 UNWRITTEN = 0xCC  # every byte of a new array; -1.07e8 in bf16 and in float32
@@ -318,33 +313,12 @@ class EmulatorRuntime(Runtime):
     def allocate_host_visible(self, num_bytes: int, name: str) -> PolledMemory:
         return EmulatedPolledMemory(self.space, self.space.allocate(num_bytes, name, zero=True))
 
-    def is_array(self, value: Any) -> bool:
+    def view(self, value: Any) -> View:
+        if value is None:
+            return NO_ARRAY
         check(value)
-        return isinstance(value, np.ndarray) or CpuTensors.is_array(value)
-
-    def fits(self, value: Any, dtype: str, shape: tuple[int, ...]) -> bool:
-        check(value)
-        if CpuTensors.is_array(value):
-            return CpuTensors.fits(value, dtype, shape)
-        is_such = isinstance(value, np.ndarray) and value.dtype == np.dtype(dtype) and value.shape == shape
-        return is_such and bool(value.flags.c_contiguous)
-
-    def dtype_name(self, array: Array) -> str:
-        return native_name(array.dtype) if isinstance(array, np.ndarray) else CpuTensors.dtype_name(array)
-
-    def address_of(self, array: Array) -> int:
-        return array.ctypes.data if isinstance(array, np.ndarray) else CpuTensors.pointer(array)
-
-    def strides(self, array: Array) -> tuple[int, ...]:
-        if not isinstance(array, np.ndarray):
-            return CpuTensors.strides(array)
-        return tuple(stride // array.itemsize for stride in array.strides)
-
-    def is_contiguous(self, array: Array) -> bool:
-        return bool(array.flags.c_contiguous) if isinstance(array, np.ndarray) else CpuTensors.is_contiguous(array)
-
-    def is_writeable(self, array: Array) -> bool:
-        return not isinstance(array, np.ndarray) or bool(array.flags.writeable)
+        library = NumpyArrays if isinstance(value, np.ndarray) else CpuTensors if CpuTensors.is_array(value) else None
+        return View(value, library)
 
     def contents(self, array: Array) -> np.ndarray:
         return array if isinstance(array, np.ndarray) else CpuTensors.view(array)

@@ -12,8 +12,8 @@ from typing import Any
 from nbep.emulator.process_lock import ALIGNMENT, ProcessLock, lock_bytes
 from nbep.host.faults import lock_error
 from nbep.host.ranks.timeouts import PeerTimeout, timeout_ns
-from nbep.host.target.base import Describe
 from nbep.host.target.emulator import EmulatedSymmetricMemory
+from nbep.host.target.memory import Describe
 
 
 class JobMemory(EmulatedSymmetricMemory):

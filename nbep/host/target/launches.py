@@ -64,15 +64,16 @@ def _leaf(runtime: Runtime, spec: KernelSpec, param: Param, value: Any) -> Any:
         return number
     if value is None:
         return 0
-    if not runtime.is_array(value):
+    view = runtime.view(value)
+    if not view.is_array:
         try:
             return operator.index(value)
         except TypeError:
             refuse(name, type(value).__name__, f"{runtime.array_kinds}, an address (an int) or None")
-    if param.type.is_writable and not runtime.is_writeable(value):
+    if param.type.is_writable and not view.is_writeable:
         refuse(name, "a read-only array", "writeable: the kernel writes it")
     # nbep's own kernels take the strides of scales; Buffer checks their arrays.
-    if not spec.is_own and not runtime.is_contiguous(value):
+    if not spec.is_own and not view.is_contiguous:
         shape = ", ".join(map(str, value.shape))
         refuse(name, f"a strided array [{shape}]", "row-major without gaps: kernels know no strides")
     return value

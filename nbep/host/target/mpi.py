@@ -42,9 +42,10 @@ from nbep.host.arguments import refuse
 from nbep.host.ranks.await_ranks import call_bounded, duplicate, end_without_mpi
 from nbep.host.ranks.comm import gather_objects, is_mpi_comm
 from nbep.host.ranks.timeouts import PeerTimeout, timeout_ns
-from nbep.host.target.base import Describe, HandleType, NicDevice, Reach, Runtime, SymmetricMemory
+from nbep.host.target.base import NicDevice, Runtime
 from nbep.host.target.emulator import EmulatedNic, EmulatorRuntime
 from nbep.host.target.job_memory import JobMemory
+from nbep.host.target.memory import Describe, HandleType, Reach, SymmetricMemory
 
 Result = TypeVar("Result")
 

@@ -9,7 +9,8 @@ from nbep.host.arguments import named_by
 from nbep.host.ranks.await_ranks import call_bounded, end_after_timeouts
 from nbep.host.ranks.comm import TorchComm, gather_objects, gather_results, is_mpi_comm
 from nbep.host.ranks.timeouts import timeout_ns
-from nbep.host.target.base import Runtime, set_process_runtime
+from nbep.host.target.base import Runtime
+from nbep.host.target.current import set_process_runtime
 from nbep.host.target.resolve import resolve_target
 
 # Where launchers say which of the host's processes this is: Open MPI, MPICH and Intel MPI, MVAPICH, PALS, Slurm. Slurm

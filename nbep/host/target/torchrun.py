@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 from nbep.emulator.process import ProcessWorld
 from nbep.host.arguments import refuse
 from nbep.host.ranks.comm import TorchComm
-from nbep.host.target.base import Describe, HandleType, Reach, Runtime, SymmetricMemory
+from nbep.host.target.base import Runtime
 from nbep.host.target.cuda.mailbox import Mailbox, MailboxAddress, send
 from nbep.host.target.emulator import EmulatorRuntime
 from nbep.host.target.job_memory import JobMemory
+from nbep.host.target.memory import Describe, HandleType, Reach, SymmetricMemory
 
 
 class MemoryHandle(NamedTuple):

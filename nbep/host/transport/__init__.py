@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from nbep.host.arguments import refuse
 from nbep.host.ranks.comm import Communicator
-from nbep.host.target.base import HandleType, Runtime
+from nbep.host.target.base import Runtime
+from nbep.host.target.memory import HandleType
 from nbep.host.transport.base import NetworkOptions, Transport
 from nbep.host.transport.direct import DirectTransport, HostTransport
 from nbep.host.transport.ibgda import IbgdaTransport

@@ -19,7 +19,7 @@ from nbep.device.layout.intranode import MAX_NVL_PEERS
 from nbep.device.network.ibgda.queue_pair import DEFAULT_BATCH, MAX_ENTRIES, MIN_ENTRIES
 from nbep.device.protocols.peers import Bounds
 from nbep.host.arguments import integer, named_by, refuse
-from nbep.host.target.base import Describe, HandleType, SymmetricMemory
+from nbep.host.target.memory import Describe, HandleType, SymmetricMemory
 
 TransportName = Literal["direct", "ibgda", "nvshmem"]
 

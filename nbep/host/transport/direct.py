@@ -8,7 +8,8 @@ import numpy as np
 
 from nbep.device.protocols.peers import Bounds
 from nbep.device.versions import HostNetwork, Network
-from nbep.host.target.base import Describe, HandleType, Memory, Reach, Runtime, SymmetricMemory
+from nbep.host.target.base import Runtime
+from nbep.host.target.memory import Describe, HandleType, Memory, Reach, SymmetricMemory
 from nbep.host.transport.base import NetworkOptions, Transport
 
 

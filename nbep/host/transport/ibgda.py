@@ -44,7 +44,8 @@ from nbep.device.network.nic import (
 from nbep.device.protocols.peers import Bounds
 from nbep.host.arguments import refuse
 from nbep.host.faults import syndrome_name
-from nbep.host.target.base import Describe, HandleType, Memory, Reach, Runtime, SymmetricMemory
+from nbep.host.target.base import Runtime
+from nbep.host.target.memory import Describe, HandleType, Memory, Reach, SymmetricMemory
 from nbep.host.transport.base import NetworkOptions, NicOptions, Transport
 
 FIRST_QPN = 0x40

@@ -40,10 +40,11 @@ from nbep.device.network.nvshmem_library import NvshmemMissing
 from nbep.device.network.seam import Network
 from nbep.host.arguments import refuse
 from nbep.host.ranks.comm import Communicator, InProcessComm, gather_results
-from nbep.host.target.base import Describe, HandleType, Kernel, SymmetricMemory
+from nbep.host.target.base import Kernel
 from nbep.host.target.cuda.driver import check
 from nbep.host.target.cuda.memory import DeviceMemory
 from nbep.host.target.cuda.runtime import CudaRuntime
+from nbep.host.target.memory import Describe, HandleType, SymmetricMemory
 from nbep.host.transport.base import Transport
 
 HEAP_ALIGNMENT = 128

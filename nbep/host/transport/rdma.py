@@ -22,7 +22,8 @@ from nbep.device.layout.intranode import RingShape
 from nbep.device.layout.low_latency import CREDITS, MAX_RANKS, NUM_HALVES, POINTER_TABLE, TRAILER_BYTES, LowLatencyShape
 from nbep.device.layout.low_latency import describe_offset as describe_low_latency
 from nbep.device.protocols.peers import Bounds
-from nbep.host.target.base import HandleType, Kernel, Runtime
+from nbep.host.target.base import Kernel, Runtime
+from nbep.host.target.memory import HandleType
 from nbep.host.transport.base import Transport
 
 

@@ -50,7 +50,7 @@ from nbep.device.protocols.board import (
 from nbep.device.protocols.messages import put_stage
 from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.staging import STAGE_BYTES
-from nbep.device.protocols.sums import list_rows, rows_or_ring, sum_rows_or_two, sum_weights
+from nbep.device.protocols.sums import Listed, list_rows, rows_or_ring, sum_rows_or_two, sum_weights
 from nbep.device.protocols.totals import wait_total_free
 from nbep.device.protocols.waits import (
     FORWARDER_COORDINATOR,
@@ -108,7 +108,7 @@ def put_sum(network, here, shape, node, index, rows, weights, num_rows, stage, l
     done = 0
     while done < shape.hidden_bytes:
         part = min(shape.hidden_bytes - done, STAGE_BYTES - front)
-        sum_rows_or_two(ptx.st_shared_v4, row - done, rows, num_rows, done, done + part, lane)
+        sum_rows_or_two(ptx.st_shared_v4, row - done, Listed(rows, num_rows), done, done + part, lane)
         extra = front if done == 0 else 0  # the notes go with the first part
         at = done - extra
         put_stage(network, dst + at, src + at, row - extra, part + extra, peer, here.channel, lane)

@@ -29,7 +29,7 @@ from nbep.device.layout.internode import rings_offset
 from nbep.device.layout.intranode import locate_notes, locate_ring, slot_bytes
 from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.reduce import warp_sum_s32
-from nbep.device.protocols.staging import begin_copy, end_copy
+from nbep.device.protocols.staging import Row, begin_copy, end_copy
 from nbep.device.protocols.teams import Team, publish_tail, team_barrier
 from nbep.device.protocols.waits import NVL_SENDER_HEAD, report_fault, wait_expired_together, wait_until
 
@@ -104,11 +104,11 @@ def send_row(inputs, ring, index, row, shape, stage, parity, lane):
     """Copy a row and its weights to the ring's slot for it; one warp. Returns the parity of the stage's next copy."""
     src = inputs.x + row * shape.hidden_bytes
     dst = ring.x + ptx.u32_mod(index, shape.num_slots) * slot_bytes(shape)
-    begin_copy(src, shape.hidden_bytes, 0, stage, lane)
+    begin_copy(Row(src, shape.hidden_bytes, 0), stage, lane)
     if lane < shape.num_topk:
         weight = ptx.ld_na_f32(inputs.topk_weights + 4 * (row * shape.num_topk + lane))
         ptx.st_na_f32(locate_notes(dst, shape).topk_weights + 4 * lane, weight)
-    return end_copy(ptx.ld_nc_v4, dst, src, shape.hidden_bytes, 0, stage, parity, lane)
+    return end_copy(ptx.ld_nc_v4, dst, Row(src, shape.hidden_bytes, 0), stage, parity, lane)
 
 
 @device_function

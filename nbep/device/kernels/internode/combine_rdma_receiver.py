@@ -28,7 +28,7 @@ from nbep.device.layout.internode import recv_row, tail_offset
 from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.board import RETIRED, first_needed, load_expected, note_progress
 from nbep.device.protocols.channels import channel_task_range
-from nbep.device.protocols.sums import list_biases, list_rows, rows_of_ring, sum_rows_or_two, sum_weights
+from nbep.device.protocols.sums import Listed, list_biases, list_rows, rows_of_ring, sum_rows_or_two, sum_weights
 from nbep.device.protocols.totals import wait_total
 from nbep.device.protocols.waits import RDMA_RECEIVER_COORDINATOR, RDMA_RECEIVER_TAIL, Waiter
 
@@ -61,7 +61,7 @@ def receive_sums(out, inputs, network, progress, bounds, here, shape, sizes, rec
         after = token + sizes.num_receivers
         expected = load_expected(inputs.send_rdma_head, after, after < end, here.num_rdma_ranks, lane)
         dst = out.combined_x + token * shape.hidden_bytes
-        sum_rows_or_two(ptx.st_na_v4, dst, rows, num_biases + num_nodes, 0, shape.hidden_bytes, lane)
+        sum_rows_or_two(ptx.st_na_v4, dst, Listed(rows, num_biases + num_nodes), 0, shape.hidden_bytes, lane)
         if lane < shape.num_topk:
             total = sum_weights(weights, num_nodes, lane)
             ptx.st_weak_f32(out.combined_topk_weights + 4 * (token * shape.num_topk + lane), total)

@@ -48,7 +48,7 @@ from nbep.device.layout.intranode import locate_notes, locate_ring, note_bytes, 
 from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.board import RETIRED, note_progress
 from nbep.device.protocols.peers import buffer_of
-from nbep.device.protocols.staging import begin_copy, end_copy
+from nbep.device.protocols.staging import Row, begin_copy, end_copy
 from nbep.device.protocols.teams import publish_tail, team_barrier
 from nbep.device.protocols.waits import (
     DISPATCH_RECEIVER_ROWS,
@@ -150,8 +150,8 @@ def forward_slot(dst, src, shape, stage, parity, lane):
     """Copy a slot, notes and all, to another one; one warp. Returns the parity of the stage's next copy."""
     front = note_bytes(shape)
     num_bytes = front + shape.hidden_bytes
-    begin_copy(src - front, num_bytes, 0, stage, lane)
-    return end_copy(ptx.ld_na_v4, dst - front, src - front, num_bytes, 0, stage, parity, lane)
+    begin_copy(Row(src - front, num_bytes, 0), stage, lane)
+    return end_copy(ptx.ld_na_v4, dst - front, Row(src - front, num_bytes, 0), stage, parity, lane)
 
 
 @device_function

@@ -23,10 +23,10 @@ from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import BATCHES
 from nbep.device.layout.internode import rings_offset
 from nbep.device.layout.intranode import Notes, locate_notes, locate_ring, slot_bytes
-from nbep.device.protocols.notes import clean_choices, read_notes_for
+from nbep.device.protocols.notes import Experts, clean_choices, read_notes_for
 from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.reduce import warp_sum_s32
-from nbep.device.protocols.staging import begin_copy, end_copy
+from nbep.device.protocols.staging import Row, begin_copy, end_copy
 from nbep.device.protocols.teams import team_barrier
 from nbep.device.protocols.waits import DISPATCH_RECEIVER_ROWS, NVL_RECEIVER_TAIL, Waiter, report_fault, wait_tail_past
 
@@ -54,14 +54,14 @@ def locate_output(out, row, shape):
 @device_function
 def receive_token(out, src, row, here, shape, sizes, stage, parity, lane):
     """Copy the slot that has its row at src to an output row; one warp. Returns the parity of the stage's next copy."""
-    begin_copy(src, shape.hidden_bytes, 0, stage, lane)
-    experts = ptx.u32_div(sizes.num_experts, here.num_rdma_ranks * here.num_nvl_ranks)
-    first = (here.rdma_rank * here.num_nvl_ranks + here.nvl_rank) * experts
+    begin_copy(Row(src, shape.hidden_bytes, 0), stage, lane)
+    num_experts = ptx.u32_div(sizes.num_experts, here.num_rdma_ranks * here.num_nvl_ranks)
+    experts = Experts((here.rdma_rank * here.num_nvl_ranks + here.nvl_rank) * num_experts, num_experts)
     notes = locate_notes(src, shape)
     keeps_source = out.recv_src_meta != 0
-    read_notes_for(locate_output(out, row, shape), notes, keeps_source, first, experts, shape, lane)
+    read_notes_for(locate_output(out, row, shape), notes, experts, keeps_source, shape, lane)
     dst = out.recv_x + row * shape.hidden_bytes
-    return end_copy(ptx.ld_na_v4, dst, src, shape.hidden_bytes, 0, stage, parity, lane)
+    return end_copy(ptx.ld_na_v4, dst, Row(src, shape.hidden_bytes, 0), stage, parity, lane)
 
 
 @device_function

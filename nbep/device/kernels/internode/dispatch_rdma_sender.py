@@ -33,8 +33,8 @@ from nbep.device.layout.intranode import MAX_NVL_PEERS, locate_notes, note_bytes
 from nbep.device.network.seam import keep_message, own_ptr, put_nbi_warp, quiet
 from nbep.device.protocols.board import RETIRED, note_progress
 from nbep.device.protocols.channels import channel_task_range, goes_to_any
-from nbep.device.protocols.notes import clear_padding, write_notes
-from nbep.device.protocols.staging import STAGE_BYTES, begin_copy, end_fill
+from nbep.device.protocols.notes import Experts, Token, clear_padding, to_stage, write_notes
+from nbep.device.protocols.staging import STAGE_BYTES, Row, begin_copy, end_fill
 from nbep.device.protocols.totals import wait_total_free
 from nbep.device.protocols.waits import RDMA_SENDER_COORDINATOR, RDMA_SENDER_HEAD, Waiter
 
@@ -107,38 +107,24 @@ def send_token(inputs, network, here, shape, sizes, token, nodes, slot, stage, p
     """Put a token and its notes to each node of a mask; one warp. Returns the parity of the stage's next fill."""
     row = inputs.x + token * shape.hidden_bytes
     front = note_bytes(shape)
-    begin_copy(row, shape.hidden_bytes, front, stage, lane)
+    begin_copy(Row(row, shape.hidden_bytes, front), stage, lane)
     word = source_meta(inputs, here, shape, token, lane)  # while the row is on its way
     ptx.syncwarp(ptx.FULL_MASK)
     notes = locate_notes(stage.data + front, shape)
-    num_experts = sizes.num_experts
-    write_notes(
-        ptx.st_shared_s32,
-        ptx.st_shared_s64,
-        ptx.st_shared_f32,
-        notes,
-        inputs,
-        token,
-        word,
-        0,
-        num_experts,
-        shape,
-        sizes,
-        lane,
-    )
+    write_notes(to_stage(), notes, Token(inputs, sizes, token, Experts(0, sizes.num_experts)), word, shape, lane)
     if ptx.has_tma():
         ptx.fence_proxy_async_shared()
     done = 0
     while True:
         part = min(shape.hidden_bytes - done, STAGE_BYTES - front)
-        parity = end_fill(ptx.ld_nc_v4, row + done, part, front, stage, parity, lane)
+        parity = end_fill(ptx.ld_nc_v4, Row(row + done, part, front), stage, parity, lane)
         put_part(network, here, shape, nodes, slot, done - front, stage.data, front + part, lane)
         done += part
         if done == shape.hidden_bytes:
             break
         front = 0  # the notes have gone with the first part
         ptx.syncwarp(ptx.FULL_MASK)
-        begin_copy(row + done, shape.hidden_bytes - done, front, stage, lane)
+        begin_copy(Row(row + done, shape.hidden_bytes - done, front), stage, lane)
     quiet(network, lane)
     return parity
 

@@ -42,7 +42,7 @@ from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.copies import copy_row
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
 from nbep.device.protocols.spoil import has_failed, spoil_sums
-from nbep.device.protocols.sums import list_biases, list_rows, rows_or_ring, sum_rows, sum_weights
+from nbep.device.protocols.sums import Listed, list_biases, list_rows, rows_or_ring, sum_rows, sum_weights
 from nbep.device.protocols.waits import (
     COMBINE_COORDINATOR,
     COMBINE_SENDER_HEAD,
@@ -248,7 +248,7 @@ def receive_tokens(out, inputs, board, num_warps, warp, lane, peers, bounds, sha
         after = token + num_warps - 1
         expected = load_expected(inputs.send_head, after, after < end, shape.num_ranks, lane)
         row = out.combined_x + token * shape.hidden_bytes
-        sum_rows(ptx.st_na_v4, row, rows, num_biases + num_ranks, 0, shape.hidden_bytes, lane)
+        sum_rows(ptx.st_na_v4, row, Listed(rows, num_biases + num_ranks), 0, shape.hidden_bytes, lane)
         if lane < shape.num_topk:
             total = sum_weights(weights, num_ranks, lane)
             ptx.st_weak_f32(out.combined_topk_weights + 4 * (token * shape.num_topk + lane), total)

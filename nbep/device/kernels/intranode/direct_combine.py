@@ -42,8 +42,8 @@ from nbep.device.layout.direct import NEXT_TOKEN, SlotPlaces, SlotShape, locate_
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
 from nbep.device.protocols.spoil import has_failed, spoil_sums
 from nbep.device.protocols.staged_sums import FULL_BYTES, SUM_STAGE_BYTES, open_sum_stage, sum_rows_staged
-from nbep.device.protocols.staging import STAGE_BYTES, Stage, begin_copy, end_copy
-from nbep.device.protocols.sums import ENDLESS, Source, list_biases, list_rows, sum_rows, sum_weights
+from nbep.device.protocols.staging import STAGE_BYTES, Row, Stage, begin_copy, end_copy
+from nbep.device.protocols.sums import ENDLESS, Listed, Source, list_biases, list_rows, sum_rows, sum_weights
 from nbep.device.protocols.waits import has_fault, wait_landed
 from nbep.device.types import I32, In, Out
 
@@ -161,7 +161,7 @@ def push_row(area, places, slot, inputs, row, shape, landed, stage, parity, lane
     landed: of the chunk before, if this row is the first behind it: it is told while this one is loaded
     """
     src = inputs.x + row * shape.hidden_bytes
-    begin_copy(src, shape.hidden_bytes, 0, stage, lane)
+    begin_copy(Row(src, shape.hidden_bytes, 0), stage, lane)
     weight = ptx.f32(0)
     if lane < shape.num_topk:
         weight = ptx.ld_na_f32(inputs.topk_weights + 4 * (row * shape.num_topk + lane))
@@ -169,7 +169,7 @@ def push_row(area, places, slot, inputs, row, shape, landed, stage, parity, lane
     if lane < shape.num_topk:
         ptx.st_na_f32(area + places.topk_weights + 4 * (slot * shape.num_topk + lane), weight)
     dst = area + places.x + slot * slot_stride(shape.hidden_bytes)
-    return end_copy(ptx.ld_nc_v4, dst, src, shape.hidden_bytes, 0, stage, parity, lane)
+    return end_copy(ptx.ld_nc_v4, dst, Row(src, shape.hidden_bytes, 0), stage, parity, lane)
 
 
 @device_function
@@ -241,12 +241,12 @@ def sum_token(out, inputs, lists, token, index, source, shape, stage, parities, 
     num_biases = list_biases(lists.rows, (inputs.bias_0, inputs.bias_1), token, shape.hidden_bytes, lane)
     num_ranks = list_rows(lists.rows + 8 * num_biases, lists.weights, lane, index, source)
     dst = out.combined_x + token * shape.hidden_bytes
+    rows = Listed(lists.rows, num_biases + num_ranks)
     if ptx.has_tma():
         ptx.fence_proxy_async_global()  # what the peers have landed, before the bulk copies that read it
-        num_rows = num_biases + num_ranks
-        parities = sum_rows_staged(dst, lists.rows, num_rows, shape.hidden_bytes, stage, parities, lane)
+        parities = sum_rows_staged(dst, rows, shape.hidden_bytes, stage, parities, lane)
     else:
-        sum_rows(ptx.st_na_v4, dst, lists.rows, num_biases + num_ranks, 0, shape.hidden_bytes, lane)
+        sum_rows(ptx.st_na_v4, dst, rows, 0, shape.hidden_bytes, lane)
     if lane < shape.num_topk:
         total = sum_weights(lists.weights, num_ranks, lane)
         ptx.st_weak_f32(out.combined_topk_weights + 4 * (token * shape.num_topk + lane), total)

@@ -37,10 +37,19 @@ import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.layout.intranode import Notes, RingShape, locate_notes, locate_ring, note_bytes, slot_bytes
 from nbep.device.protocols.channels import channel_task_range
-from nbep.device.protocols.notes import clean_choices, clear_padding, read_notes, write_notes
+from nbep.device.protocols.notes import (
+    Experts,
+    Token,
+    clean_choices,
+    clear_padding,
+    read_notes,
+    to_memory,
+    to_stage,
+    write_notes,
+)
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
 from nbep.device.protocols.spoil import has_failed, spoil_rows
-from nbep.device.protocols.staging import STAGE_STRIDE, begin_copy, end_copy, open_stage
+from nbep.device.protocols.staging import STAGE_STRIDE, Row, begin_copy, end_copy, open_stage
 from nbep.device.protocols.teams import Team, publish_tail, team_barrier
 from nbep.device.protocols.waits import (
     DISPATCH_RECEIVER_ROWS,
@@ -143,42 +152,28 @@ def announce_tokens(ring, inputs, shape, team):
 
 
 @device_function
+def experts_of(rank, sizes):
+    return Experts(rank * sizes.num_local_experts, sizes.num_local_experts)
+
+
+@device_function
 def fill_slot(row, inputs, token, shape, sizes, stage, parity, team):
     """Copy one token and its notes into a slot; one warp. Returns the parity of the stage's next copy.
 
     row is the address of the slot's row; the notes lie in front of it.
     """
     lane = team.lane
-    experts = sizes.num_local_experts
-    first = team.peer * experts
-    src = inputs.x + token * shape.hidden_bytes
-    front = note_bytes(shape)
-    begin_copy(src, shape.hidden_bytes, front, stage, lane)
+    own = Token(inputs, sizes, token, experts_of(team.peer, sizes))
+    copied = Row(inputs.x + token * shape.hidden_bytes, shape.hidden_bytes, note_bytes(shape))
+    begin_copy(copied, stage, lane)
     if ptx.has_tma():
         ptx.syncwarp(ptx.FULL_MASK)
-        notes = locate_notes(stage.data + front, shape)
-        write_notes(
-            ptx.st_shared_s32,
-            ptx.st_shared_s64,
-            ptx.st_shared_f32,
-            notes,
-            inputs,
-            token,
-            token,
-            first,
-            experts,
-            shape,
-            sizes,
-            lane,
-        )
+        write_notes(to_stage(), locate_notes(stage.data + copied.front, shape), own, token, shape, lane)
         ptx.fence_proxy_async_shared()
         ptx.syncwarp(ptx.FULL_MASK)
     else:
-        notes = locate_notes(row, shape)
-        write_notes(
-            ptx.st_na_s32, ptx.st_na_s64, ptx.st_na_f32, notes, inputs, token, token, first, experts, shape, sizes, lane
-        )
-    return end_copy(ptx.ld_nc_v4, row, src, shape.hidden_bytes, front, stage, parity, lane)
+        write_notes(to_memory(), locate_notes(row, shape), own, token, shape, lane)
+    return end_copy(ptx.ld_nc_v4, row, copied, stage, parity, lane)
 
 
 @device_function
@@ -304,10 +299,10 @@ def receive_offsets(out, inputs, ring, rank, bounds, shape, num_rows, team):
 @device_function
 def receive_token(out, src, row, shape, stage, parity, lane):
     """Copy the slot that has its row at src to an output row; one warp. Returns the parity of the stage's next copy."""
-    begin_copy(src, shape.hidden_bytes, 0, stage, lane)
+    begin_copy(Row(src, shape.hidden_bytes, 0), stage, lane)
     read_notes(locate_output(out, row, shape), locate_notes(src, shape), shape, lane)  # while the row is on its way
     dst = out.recv_x + row * shape.hidden_bytes
-    return end_copy(ptx.ld_na_v4, dst, src, shape.hidden_bytes, 0, stage, parity, lane)
+    return end_copy(ptx.ld_na_v4, dst, Row(src, shape.hidden_bytes, 0), stage, parity, lane)
 
 
 @device_function
@@ -352,16 +347,11 @@ def receive_tokens(out, inputs, peers, bounds, shape, num_rows, team):
 def copy_own_token(out, row, inputs, token, shape, sizes, stage, parity, team):
     """Copy one token to an output row; one warp. Returns the parity of the stage's next copy."""
     lane = team.lane
-    experts = sizes.num_local_experts
-    first = team.peer * experts
-    src = inputs.x + token * shape.hidden_bytes
-    begin_copy(src, shape.hidden_bytes, 0, stage, lane)
-    notes = locate_output(out, row, shape)
-    write_notes(
-        ptx.st_na_s32, ptx.st_na_s64, ptx.st_na_f32, notes, inputs, token, token, first, experts, shape, sizes, lane
-    )
-    dst = out.recv_x + row * shape.hidden_bytes
-    return end_copy(ptx.ld_nc_v4, dst, src, shape.hidden_bytes, 0, stage, parity, lane)
+    own = Token(inputs, sizes, token, experts_of(team.peer, sizes))
+    copied = Row(inputs.x + token * shape.hidden_bytes, shape.hidden_bytes, 0)
+    begin_copy(copied, stage, lane)
+    write_notes(to_memory(), locate_output(out, row, shape), own, token, shape, lane)
+    return end_copy(ptx.ld_nc_v4, out.recv_x + row * shape.hidden_bytes, copied, stage, parity, lane)
 
 
 @device_function

@@ -60,9 +60,13 @@ class TorchArrays:
         return array.is_contiguous()
 
     @staticmethod
+    def is_writeable(array: Any) -> bool:
+        return True
+
+    @staticmethod
     def fits(array: Any, dtype: str, shape: tuple[int, ...]) -> bool:
         wanted = TorchArrays.dtype(dtype)
-        return array.dtype is wanted and array.shape == shape and array.is_cuda and array.is_contiguous()
+        return array.dtype is wanted and array.shape == shape and array.is_contiguous()
 
     @staticmethod
     def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
@@ -124,16 +128,12 @@ def _maker_of_one(torch: Any) -> Any:
         return None
 
 
-class CupyArrays:
-    """cupy.ndarray."""
+class InterfaceArrays:
+    """What CuPy's and Numba's arrays have in common."""
 
     @staticmethod
     def is_array(value: Any) -> bool:
         return True
-
-    @staticmethod
-    def pointer(array: Any) -> int:
-        return array.data.ptr
 
     @staticmethod
     def dtype_name(array: Any) -> str:
@@ -141,7 +141,25 @@ class CupyArrays:
 
     @staticmethod
     def strides(array: Any) -> tuple[int, ...]:
-        return tuple(stride // array.itemsize for stride in array.strides)
+        return tuple(stride // array.dtype.itemsize for stride in array.strides)
+
+    @staticmethod
+    def is_writeable(array: Any) -> bool:
+        return not array.__cuda_array_interface__["data"][1]
+
+    dtype = staticmethod(numpy_dtype)
+
+    @staticmethod
+    def let_current_stream_use(arrays: list[Any]) -> bool:
+        return False  # CuPy's pool knows of one stream, on which the memory was handed out; Numba's memory has none
+
+
+class CupyArrays(InterfaceArrays):
+    """cupy.ndarray."""
+
+    @staticmethod
+    def pointer(array: Any) -> int:
+        return array.data.ptr
 
     @staticmethod
     def is_contiguous(array: Any) -> bool:
@@ -159,31 +177,13 @@ class CupyArrays:
     def empty_by_columns(shape: tuple[int, int, int], dtype: str, like: Any) -> Any:
         return CupyArrays.empty((shape[0], shape[2], shape[1]), dtype, like).transpose(0, 2, 1)
 
-    dtype = staticmethod(numpy_dtype)
 
-    @staticmethod
-    def let_current_stream_use(arrays: list[Any]) -> bool:
-        return False  # its pool knows of one stream, on which the memory was handed out
-
-
-class NumbaArrays:
+class NumbaArrays(InterfaceArrays):
     """numba.cuda's DeviceNDArray, with ml_dtypes' types too: nbep's kernels only see addresses."""
-
-    @staticmethod
-    def is_array(value: Any) -> bool:
-        return True
 
     @staticmethod
     def pointer(array: Any) -> int:
         return array.__cuda_array_interface__["data"][0] or 0
-
-    @staticmethod
-    def dtype_name(array: Any) -> str:
-        return native_name(array.dtype)
-
-    @staticmethod
-    def strides(array: Any) -> tuple[int, ...]:
-        return tuple(stride // array.dtype.itemsize for stride in array.strides)
 
     @staticmethod
     def is_contiguous(array: Any) -> bool:
@@ -204,12 +204,6 @@ class NumbaArrays:
         kind = numpy_dtype(dtype)
         strides = (rows * columns * kind.itemsize, kind.itemsize, rows * kind.itemsize)
         return sys.modules["numba.cuda"].device_array(shape, kind, strides=strides)
-
-    dtype = staticmethod(numpy_dtype)
-
-    @staticmethod
-    def let_current_stream_use(arrays: list[Any]) -> bool:
-        return False  # its memory belongs to no stream
 
 
 LIBRARIES: dict[str, Any] = {"torch": TorchArrays, "cupy": CupyArrays, "numba": NumbaArrays, "numba_cuda": NumbaArrays}

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver as cu
 
-from nbep.host.target.base import Memory, PolledMemory
 from nbep.host.target.cuda.arrays import as_array
 from nbep.host.target.cuda.driver import Device, check
+from nbep.host.target.memory import Memory, PolledMemory
 
 
 class DeviceMemory(Memory):

@@ -8,9 +8,10 @@ from typing import Any
 
 from cuda.bindings import driver as cu
 
-from nbep.host.target.base import Describe, Kernel, Memory, NicDevice, Runtime, SymmetricMemory
+from nbep.host.target.base import Kernel, NicDevice, Runtime
 from nbep.host.target.cuda.driver import check
 from nbep.host.target.cuda.streams import CudaEvent, CudaStream, is_capturing
+from nbep.host.target.memory import Describe, Memory, SymmetricMemory
 
 NIC_THREADS = 512
 LIMIT_IN_WAITS = 6  # that one launch may have, each over time, before its NIC ends without it

@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from cuda.bindings import driver as cu
 
-from nbep.host.target.base import HandleType, SymmetricMemory
 from nbep.host.target.cuda import pinned, vmm
 from nbep.host.target.cuda.driver import CudaError, Device, check
 from nbep.host.target.cuda.mailbox import Mailbox, send
 from nbep.host.target.cuda.memory import DeviceMemory
+from nbep.host.target.memory import HandleType, SymmetricMemory
 
 # What a driver answers where GPUs have no way to each other
 NO_ACCESS = (cu.CUresult.CUDA_ERROR_PEER_ACCESS_UNSUPPORTED, cu.CUresult.CUDA_ERROR_INVALID_DEVICE)

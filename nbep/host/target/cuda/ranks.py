@@ -13,9 +13,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from nbep.host.ranks.comm import CommGroup, InProcessComm
-from nbep.host.target.base import set_current_runtime
 from nbep.host.target.cuda.driver import current_ordinal
 from nbep.host.target.cuda.runtime import CudaRuntime, PeerFailed, SharedDevice
+from nbep.host.target.current import set_current_runtime
 
 
 def run_virtual_ranks(fn: Callable[..., Any], num_ranks: int, args: Sequence[Any]) -> list[Any]:

@@ -26,17 +26,11 @@ from nbep.device.protocols.copies import VEC_BYTES
 from nbep.device.types import flatten_args
 from nbep.host.target.base import (
     Array,
-    Describe,
-    HandleType,
     Kernel,
     MaybeArray,
-    Memory,
     NicDevice,
     PreparedLaunch,
-    Reach,
     Runtime,
-    Stream,
-    SymmetricMemory,
 )
 from nbep.host.target.cuda.arrays import (
     TorchArrays,
@@ -53,7 +47,10 @@ from nbep.host.target.cuda.nic import CudaNic
 from nbep.host.target.cuda.peers import SYMMETRIC_MEMORY
 from nbep.host.target.cuda.streams import CudaStream, HostWait, idle_streams, is_capturing
 from nbep.host.target.launches import check_launch
+from nbep.host.target.memory import Describe, HandleType, Memory, Reach, SymmetricMemory
 from nbep.host.target.new_arrays import ByColumns, Make, Parts, PartsLayout, Wanted
+from nbep.host.target.streams import Stream
+from nbep.host.target.views import View
 
 
 class SharedDevice:
@@ -170,6 +167,7 @@ class CudaRuntime(Runtime):
         # for another virtual rank, whose launch waits for the lock, nothing moves. So the hosts of virtual ranks wait
         # for their kernels themselves, by polling, before the caller can ask for such a copy.
         self._host_wait: HostWait | None = self.wait_until if shared.num_ranks > 1 else None
+        self.has_own_stream = shared.num_ranks == 1
         self._current_streams: dict[int, CudaStream] = {}
         # A launch packs its parameters in place, so virtual ranks, each in a thread of its own, must not share blocks.
         self._kernels = {kernel: loaded.for_rank() for kernel, loaded in shared.kernels.items()}
@@ -204,29 +202,6 @@ class CudaRuntime(Runtime):
 
     # Arrays
 
-    def is_array(self, value: Any) -> bool:
-        library = library_of(value)
-        return library is not None and library.is_array(value)
-
-    def fits(self, value: Any, dtype: str, shape: tuple[int, ...]) -> bool:
-        library = library_of(value)
-        return library is not None and library.fits(value, dtype, shape)
-
-    def dtype_name(self, array: Array) -> str:
-        return library_of(array).dtype_name(array)
-
-    def address_of(self, array: Array) -> int:
-        return pointer_of(array)
-
-    def strides(self, array: Array) -> tuple[int, ...]:
-        return library_of(array).strides(array)
-
-    def is_contiguous(self, array: Array) -> bool:
-        return library_of(array).is_contiguous(array)
-
-    def is_writeable(self, array: Array) -> bool:
-        return library_of(array) is TorchArrays or not array.__cuda_array_interface__["data"][1]
-
     def empty(self, shape: tuple[int, ...], dtype: str, like: Array) -> Array:
         return library_of(like).empty(shape, dtype, like)
 
@@ -257,24 +232,28 @@ class CudaRuntime(Runtime):
 
         return make_with_parts
 
-    def look_at(self, arrays: Sequence[MaybeArray]) -> tuple[tuple[Any, ...], list[Any]] | None:
+    def view(self, value: Any) -> View:
+        library = library_of(value)
+        return View(value, library if library is not None and library.is_array(value) else None)
+
+    def look_at(self, values: Sequence[Any]) -> tuple[tuple[Any, ...] | None, list[Any]]:
         kinds: list[Any] = []
-        addresses = []
-        for array in arrays:
-            if array is None:
+        addresses: list[Any] = []
+        for value in values:
+            if value is None:
                 kinds.append(None)
                 addresses.append(0)
                 continue
-            library = library_of(array)
-            if library is TorchArrays and array.is_cuda:  # the most frequent ones, without functions in between
-                has_gaps, address = not array.is_contiguous(), array.data_ptr()
-            elif library is not None and library.is_array(array):
-                has_gaps, address = not library.is_contiguous(array), pointer_of(array)
+            library = library_of(value)
+            if library is TorchArrays and value.is_cuda:  # the most frequent ones, without functions in between
+                has_gaps, address = not value.is_contiguous(), value.data_ptr()
+            elif library is not None and library.is_array(value):
+                has_gaps, address = not library.is_contiguous(value), pointer_of(value)
             else:
-                return None
-            kinds += (array.__class__, array.shape, array.dtype)
+                return None, []
+            kinds += (value.__class__, value.shape, value.dtype)
             if has_gaps:
-                kinds.append(library.strides(array))
+                kinds.append(library.strides(value))
             if address % VEC_BYTES:
                 kinds.append(address % VEC_BYTES)
             addresses.append(address)

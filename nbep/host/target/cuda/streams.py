@@ -9,9 +9,9 @@ from typing import Any
 
 from cuda.bindings import driver as cu
 
-from nbep.host.target.base import Event, PastEvent, Stream
 from nbep.host.target.cuda.arrays import current_stream_handle
 from nbep.host.target.cuda.driver import check, current_ordinal
+from nbep.host.target.streams import Event, PastEvent, Stream
 
 SUCCESS = cu.CUresult.CUDA_SUCCESS
 ACTIVE = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE

@@ -1,4 +1,4 @@
-"""torch's tensors in the CPU's memory, as the emulator takes them: each is the same memory as a NumPy array.
+"""Arrays in the CPU's memory, as the emulator takes them: NumPy's, and torch's tensors, each as one of NumPy.
 
 torch is not imported here: a value's own class tells that it is a tensor.
 """
@@ -12,7 +12,37 @@ from typing import Any
 
 import numpy as np
 
+from nbep.host.dtypes import native_name
 from nbep.host.target.cuda.arrays import TorchArrays, library_of, numpy_dtype
+
+
+class NumpyArrays:
+    """numpy.ndarray."""
+
+    @staticmethod
+    def pointer(array: np.ndarray) -> int:
+        return array.ctypes.data
+
+    @staticmethod
+    def dtype_name(array: np.ndarray) -> str:
+        return native_name(array.dtype)
+
+    @staticmethod
+    def strides(array: np.ndarray) -> tuple[int, ...]:
+        return tuple(stride // array.itemsize for stride in array.strides)
+
+    @staticmethod
+    def is_contiguous(array: np.ndarray) -> bool:
+        return bool(array.flags.c_contiguous)
+
+    @staticmethod
+    def is_writeable(array: np.ndarray) -> bool:
+        return bool(array.flags.writeable)
+
+    @staticmethod
+    def fits(array: np.ndarray, dtype: str, shape: tuple[int, ...]) -> bool:
+        return array.dtype == np.dtype(dtype) and array.shape == shape and bool(array.flags.c_contiguous)
+
 
 CARRIERS = {1: "uint8", 2: "int16"}  # for dtypes that torch and NumPy do not both know: as many bytes
 

@@ -1,0 +1,66 @@
+"""A call of the normal mode is one object: what the caller passed, in the order of Buffer's signature."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from nbep.host.config import Config
+from nbep.host.events import EventOverlap
+from nbep.host.target.base import Array, MaybeArray
+
+
+class Counts(NamedTuple):
+    """What get_dispatch_layout found out."""
+
+    num_tokens_per_rank: Array
+    is_token_in_rank: Array
+    num_tokens_per_expert: Array
+
+
+class DispatchRequest(NamedTuple):
+    """See Buffer.dispatch. num_sms: of the default config"""
+
+    x: Any
+    handle: Any
+    num_tokens_per_rank: MaybeArray
+    num_tokens_per_rdma_rank: MaybeArray
+    is_token_in_rank: MaybeArray
+    num_tokens_per_expert: MaybeArray
+    topk_idx: MaybeArray
+    topk_weights: MaybeArray
+    expert_alignment: int
+    num_worst_tokens: int
+    config: Config | None
+    previous_event: EventOverlap | None
+    async_finish: bool
+    allocate_on_comm_stream: bool
+    zero_copy: bool
+    num_sms: int
+
+    @property
+    def counts(self) -> Counts:
+        return Counts(self.num_tokens_per_rank, self.is_token_in_rank, self.num_tokens_per_expert)
+
+    @property
+    def num_experts(self) -> int:
+        return self.num_tokens_per_expert.shape[0]
+
+
+class CombineRequest(NamedTuple):
+    """See Buffer.combine."""
+
+    x: Array
+    handle: Any
+    topk_weights: MaybeArray
+    bias: Any
+    config: Config | None
+    previous_event: EventOverlap | None
+    async_finish: bool
+    allocate_on_comm_stream: bool
+    zero_copy: bool
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """x, topk_weights and both biases."""
+        bias = self.bias
+        return self.x, self.topk_weights, *(bias if isinstance(bias, tuple) else (bias, None))

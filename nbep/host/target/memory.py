@@ -1,0 +1,100 @@
+"""Memory of a target, as the host layer sees it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from nbep.host.target.new_arrays import Array
+
+Describe = Callable[[int], str]
+HandleType = Literal["ipc", "posix_fd", "fabric", "host"]  # see Buffer
+
+
+class Reach(NamedTuple):
+    """Who reaches symmetric memory besides its rank.
+
+    node_size: ranks of a node, which are consecutive in the communicator: their kernels open each other's memory
+    by_nics: the NICs of all other ranks reach it, too
+    """
+
+    node_size: int
+    by_nics: bool
+
+
+class Memory(ABC):
+    """Device memory of this rank. `address` is what kernels get."""
+
+    address: int
+    num_bytes: int
+
+    @abstractmethod
+    def array(self, dtype: Any, offset: int = 0, count: int = -1) -> Array:
+        """A 1-D array over the memory: `count` elements from byte `offset` on; -1 means all that fit."""
+
+    @abstractmethod
+    def write(self, offset: int, values: np.ndarray) -> None:
+        """Copy values to byte `offset` from the host; it is done on return."""
+
+    @abstractmethod
+    def read(self, offset: int, count: int, dtype: Any) -> np.ndarray:
+        """A copy of `count` elements from byte `offset` on, as they are now; the host gets them."""
+
+    @abstractmethod
+    def free(self) -> None:
+        """Give the memory back. Nothing may use it any more."""
+
+
+class HostWords:
+    """Words of memory that kernels write while the CPU reads them."""
+
+    def __init__(self, array: np.ndarray):
+        self._array = array
+
+    def poll(self, begin: int, end: int) -> np.ndarray:
+        """Some words as they are now. What was released with them is there for a `read` that follows."""
+        return self._array[begin:end]
+
+    def poll_word(self, index: int) -> int:
+        """One of them, as `poll`."""
+        return self._array.item(index)
+
+    def read(self) -> np.ndarray:
+        """A copy of all: of words that a poll has announced, or the end of their kernel."""
+        return self._array.copy()
+
+    def fill(self, value: int) -> None:
+        """Set all, while no kernel writes them."""
+        self._array[:] = value
+
+
+class PolledMemory(Memory):
+    """Memory that kernels write and that the CPU reads while they run."""
+
+    def words(self, offset: int, count: int) -> HostWords:
+        """`count` words of 32 bits from byte `offset` on."""
+        return HostWords(self.array(np.int32, offset, count))
+
+
+class SymmetricMemory(Memory):
+    """Memory that peers of the node can open.
+
+    Life cycle: allocate_symmetric (collective) -> `handle` goes to the peers -> open_peers -> use -> close_peers
+    -> free (collective). `handle` can be sent over the communicator that the memory was allocated with.
+    """
+
+    handle: Any
+
+    @abstractmethod
+    def open_peers(self, handles: list[Any], rank: int) -> list[int]:
+        """Addresses at which this rank sees each peer's memory, its own included. handles[rank] is its own.
+
+        0 for a peer whose handle is None.
+        """
+
+    @abstractmethod
+    def close_peers(self) -> None:
+        """Undo open_peers."""
