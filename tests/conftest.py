@@ -37,7 +37,7 @@ def channels(request, monkeypatch):
 @pytest.fixture(params=both_parts([1], thorough=[2]) if target.TARGET == "emulator" else [2])
 def blocks(request, monkeypatch):
     """How many blocks of the emulator a low-latency call has. With one a run takes little more than half."""
-    from nbep.host.runtime.emulator import EmulatorRuntime
+    from nbep.host.target.emulator import EmulatorRuntime
 
     monkeypatch.setattr(EmulatorRuntime, "low_latency_blocks", lambda *_: request.param)
 
