@@ -30,9 +30,9 @@ MASKS = "masks are written by kernels that have ended, or after a wait timed out
 # By the name of a fault, or of a place: then all faults there have the reason.
 REASONS = {
     # Not needed
-    "internode.combine_nvl_sender.send_row: coherent loads": INPUTS,
+    "internode.combine_sender.send_row: coherent loads": INPUTS,
     "intranode.combine.send_tokens: coherent loads": INPUTS,
-    "intranode.direct_combine.push_row: coherent loads": INPUTS,
+    "intranode.direct_combine.send_row: coherent loads": INPUTS,
     "intranode.direct_dispatch.send_token: coherent loads": INPUTS,
     "low_latency.combine_receiver.list_rows: coherent loads": INPUTS,
     "low_latency.deduplicated_dispatch.take_places: coherent loads": INPUTS,
@@ -40,7 +40,7 @@ REASONS = {
     "notes.write_notes: coherent loads": INPUTS,
     "intranode.combine.receive_tokens: syncwarp": "sums.list_rows has one before rows are read",
     "intranode.dispatch.receive_tokens: wait_tail_past": LOOKS_AGAIN,
-    "internode.dispatch_nvl_receiver.receive_tokens: wait_tail_past": LOOKS_AGAIN,
+    "internode.dispatch_receiver.receive_tokens: wait_tail_past": LOOKS_AGAIN,
     "internode.notify_dispatch.counts_from: place of a round": ONE_ROUND_BEHIND,
     "intranode.dispatch.announce_tokens: syncwarp": TOGETHER,
     "intranode.dispatch.copy_own_tokens: tma_store_wait_all until read": END_OF_KERNEL,
@@ -52,9 +52,9 @@ REASONS = {
     "grid_barrier.barrier_grid: syncthreads": "thread 0, which arrives, has written itself what other blocks read",
     "internode.cached_notify.come_together: amo_add": "publishes nothing: what peers fill next was loaded before",
     "internode.combine_forwarder.forward_sums: syncwarp": "quiet has one before it, behind the last loads",
-    "internode.combine_rdma_receiver.receive_sums: syncwarp": "sums.list_rows has one behind what lanes write down",
+    "internode.combine_receiver.receive_sums: syncwarp": "sums.list_rows has one behind what lanes write down",
     "internode.dispatch_forwarder.deliver_tokens: tma_store_wait_all until read": END_OF_KERNEL,
-    "internode.dispatch_nvl_receiver.receive_tokens: tma_store_wait_all until read": END_OF_KERNEL,
+    "internode.dispatch_receiver.receive_tokens: tma_store_wait_all until read": END_OF_KERNEL,
     "internode.notify_dispatch.send_message: syncwarp 2": "quiet has one before it",
     "arrivals.empty_cell: acquire and release of cell": "publishes nothing: relaxed would do",
     "arrivals.empty_word: acquire and release of cell": "publishes nothing: relaxed would do",

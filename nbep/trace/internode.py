@@ -53,7 +53,7 @@ ROLES = {
     },
     COMBINE: {
         "send_rows": "NVL sender",
-        "tell_nvl_heads": "NVL coordinator",
+        "publish_nvl_heads": "NVL coordinator",
         "forward_sums": "forwarder",
         "coordinate_sums": "RDMA coordinator",
         "receive_sums": "RDMA receiver",

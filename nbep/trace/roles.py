@@ -52,5 +52,5 @@ def role_of(launch: Any, block: int, thread: int) -> str:
     if launch.name == "direct_dispatch":
         return "sender"
     if launch.name == "direct_combine" and DirectCombineSizes in args:
-        return "pusher" if thread // 32 < args[DirectCombineSizes].num_push_warps else "summer"
+        return "sender" if thread // 32 < args[DirectCombineSizes].num_push_warps else "receiver"
     return launch.name

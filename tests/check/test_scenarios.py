@@ -44,7 +44,7 @@ FAULTS = {
     "low_latency.differ": "low_latency.calls.compare_calls: wait_number",
     "intranode.differ": "calls.ask_peer: wait_told",
     "internode.differ": "internode.meet_nodes.ask_node: wait_node_call",
-    "internode.long": "internode.dispatch_rdma_sender.send_token: syncwarp 2",
+    "internode.long": "internode.dispatch_sender.send_token: syncwarp 2",
     "internode.sparse": "internode.notify_dispatch.received_message: place of a round",
     "network.wrap": (transport.post_few, room_for_the_first),
 }

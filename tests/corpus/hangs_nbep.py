@@ -273,8 +273,8 @@ INSIDE_A_NODE = [
         "combine: the barrier of a team for too many threads",
         inside_a_node,
         combine.send_tokens,
-        "bar_red_and(1 + peer, 32 * num_warps, may_fill)",
-        "bar_red_and(1 + peer, 32 * num_warps + 32, may_fill)",
+        "bar_red_and(1 + peer, 32 * team.num_warps, may_fill)",
+        "bar_red_and(1 + peer, 32 * team.num_warps + 32, may_fill)",
         (
             (
                 "barrier 1 of rank 1, kernel `combine`, block 0 can never",
@@ -388,7 +388,7 @@ BETWEEN_NODES = [
         "between nodes: notify tells nobody",
         between_nodes,
         notify_dispatch.send_message,
-        "amo_add(network, arrived_offset(sizes.cells, own), call.signal, peer, 0, True)",
+        "amo_add(ctx.network, arrived, ctx.call.signal, rank_at(ctx, node), 0, True)",
         NOTHING,
         (
             NODE_NOTIFY + " waits for rank 0: " + ARRIVED,
@@ -401,8 +401,8 @@ BETWEEN_NODES = [
         "between nodes: notify tells at the place of another node",
         between_nodes,
         notify_dispatch.send_message,
-        "arrived_offset(sizes.cells, own), call.signal,",
-        "arrived_offset(sizes.cells, node), call.signal,",
+        "arrived_offset(ctx.sizes.cells, ctx.here.rdma_rank)",
+        "arrived_offset(ctx.sizes.cells, node)",
         (
             (
                 "It polls `rdma_buffer` of rank 1: arrived[node 1] (byte 137092), expects 1 and sees 0",
@@ -422,9 +422,9 @@ BETWEEN_NODES = [
     edited(
         "between nodes: the heads are not told",
         between_nodes,
-        coordinator.tell_heads,
-        "column, bounds, here, total",
-        "column, bounds, here, 0",
+        coordinator.publish_heads,
+        "head, total, Column",
+        "head, 0, Column",
         (
             f"{RDMA_SENDER} waits for rank 2: free slots in the peer's RDMA ring",
             "It polls `rdma_buffer` of rank 0: head[channel 0, node 1] (byte 137740), expects 1 and sees 0",
@@ -436,9 +436,9 @@ BETWEEN_NODES = [
     edited(
         "between nodes: the heads go to another node",
         between_nodes,
-        coordinator.tell_heads,
-        "rank_of(here, lane))",
-        "network.rank)",
+        coordinator.publish_heads,
+        "publish_slots(ctx, ",
+        "publish_slots(ctx._replace(lane=ctx.here.rdma_rank), ",
         (
             f"{RDMA_SENDER} waits for rank 2: free slots in the peer's RDMA ring",
             "It polls `rdma_buffer` of rank 0: head[channel 0, node 1] (byte 137740), expects 1 and sees 0",
@@ -449,9 +449,9 @@ BETWEEN_NODES = [
     edited(
         "between nodes: the tails are not told",
         between_nodes,
-        coordinator.tell_tails,
-        "bounds, here, total, num_warps",
-        "bounds, here, 0, num_warps",
+        coordinator.publish_tails,
+        "tail, total, column",
+        "tail, 0, column",
         (
             FORWARDER + "warp 0, lane 0) waits for rank 0: the next tokens in an RDMA ring",
             "It polls `rdma_buffer` of rank 0: tail[channel 0, node 0] (byte 137096), expects 1 and sees 0",
@@ -464,9 +464,9 @@ BETWEEN_NODES = [
     edited(
         "between nodes: tails that are one too small",
         between_nodes,
-        coordinator.tell_tails,
-        "bounds, here, total, num_warps",
-        "bounds, here, total - 1, num_warps",
+        coordinator.publish_tails,
+        "tail, total, column",
+        "tail, total - 1, column",
         (
             FORWARDER + "warp 0, lane 1) waits for rank 2: ",
             "It polls `rdma_buffer` of rank 0: tail[channel 0, node 1] (byte 137100), expects 9 and sees 8",

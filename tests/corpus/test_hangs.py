@@ -74,7 +74,7 @@ def inside_a_node() -> None:
 
 def between_nodes() -> None:
     case = internode.make_node_case(1, 2, 4, num_tokens=24, num_topk=4, routing="everywhere")
-    with edit(coordinator.tell_heads, "column, bounds, here, total", "column, bounds, here, 0"):
+    with edit(coordinator.publish_heads, "head, total, Column", "head, 0, Column"):
         internode.run(case, internode.Options(nbep.Config(4, 2, 8, 2, 4)))
 
 

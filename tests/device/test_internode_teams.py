@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 
 import nbep
-from nbep.device.kernels.internode.arguments import MAX_TEAMS, Here
-from nbep.device.kernels.internode.combine_nvl_sender import join_team, rank_of_ring
+from nbep.device.kernels.internode.arguments import MAX_TEAMS, Context, Here
+from nbep.device.kernels.internode.combine_sender import join_team, rank_of_ring
 from nbep.host.config import COMBINE_TABLE, DISPATCH_TABLE, nodes_config
 from nbep.host.internode.memory import InternodeMemory
 
@@ -17,17 +17,18 @@ SHAPES = [(nodes, places) for nodes in (2, 3, 8, 18) for places in (2, 3, 8)]
 @pytest.mark.parametrize("num_senders", [1, 2, 10, 18])
 def test_each_ring_of_a_combine_has_one_team_and_each_team_has_rings(num_nodes, num_places, num_senders):
     for place in range(num_places):
-        here = Here(0, place, num_nodes, num_places, 0)
+        here = Here(0, place, num_nodes, num_places, 0, 1)
+        ctx = Context(None, None, None, None, here, 0, (), None, None, None)
         num_rings = num_nodes * (num_places - 1)
         sizes: Counter = Counter()
         served: Counter = Counter()
         for sender in range(num_senders):
-            team, num_teams = join_team(here, num_rings, sender, num_senders, 0)
+            team, num_teams = join_team(ctx, num_rings, sender, num_senders)
             if team.peer < num_teams:
                 sizes[team.peer] += 1
                 assert team.warp < team.num_warps
         for team in range(num_teams):
-            served.update(rank_of_ring(here, ring) for ring in range(team, num_rings, num_teams))
+            served.update(rank_of_ring(ctx, ring) for ring in range(team, num_rings, num_teams))
         assert set(served.values()) == {1}
         assert sorted(served) == [rank for rank in range(num_nodes * num_places) if rank % num_places != place]
         assert sorted(sizes) == list(range(num_teams))

@@ -88,7 +88,7 @@ IDLE_ROLES = both_parts(
         ("dispatch", "receive_tokens"),
         ("combine", "forward_sums"),
         ("combine", "coordinate_sums"),
-        ("combine", "tell_nvl_heads"),
+        ("combine", "publish_nvl_heads"),
         ("combine", "receive_sums"),
     ],
 )

@@ -136,7 +136,7 @@ def test_hosts_that_run_ahead_of_a_slow_rank_do_not_take_rows_that_are_in_use(se
     places = [
         (f"{KERNELS}.direct_dispatch", "send_token"),
         (f"{KERNELS}.direct_dispatch", "receive"),
-        (f"{KERNELS}.direct_combine", "push_row"),
+        (f"{KERNELS}.direct_combine", "send_row"),
         (f"{KERNELS}.direct_combine", "sum_token"),
     ]
     slow = SlowRank(monkeypatch, places)
@@ -210,7 +210,7 @@ class Copies:
     def __init__(self):
         self.loaded: Counter = Counter()  # rank -> rows
         self.stored: Counter = Counter()
-        self.first_goal: dict = {}  # pusher -> source
+        self.first_goal: dict = {}  # sender -> source
 
     def on_copy(self, thread, allocation, offset, data, site):
         if thread.block.launch.name == "direct_dispatch":

@@ -61,7 +61,8 @@ def hanging_run() -> Trace:
 def hanging_run_between_nodes() -> Trace:
     """Heads of the RDMA rings are told too late, as in notebook 13: senders wait for them, and receivers for tokens."""
     trace = Trace()
-    late = edit(coordinator.tell_heads, "num_warps, chunk, site", "num_warps, 2 * chunk + 1, site")
+    in_threes = "publish_slots(ctx._replace(sizes=ctx.sizes._replace(num_max_rdma_send_tokens=3))"
+    late = edit(coordinator.publish_heads, "publish_slots(ctx", in_threes)
     with late, suppress(nbep.DeadlockError):
         nbep.spawn(_internode, 4, "emulator", ("internode",), 3, tracer=trace)
         raise AssertionError("the run does not hang")

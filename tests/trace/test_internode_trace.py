@@ -14,6 +14,7 @@ from nbep.trace.journeys import journey
 
 NUM_NODES, NUM_PLACES, NUM_TOKENS, NUM_EXPERTS, HIDDEN = 2, 2, 6, 8, 64
 NUM_RANKS = NUM_NODES * NUM_PLACES
+LATE = "publish_slots(ctx", "publish_slots(ctx._replace(sizes=ctx.sizes._replace(num_max_rdma_send_tokens=3))"
 CONFIG = nbep.Config(4, 1, 4, 1, 2)  # two channels, rings of four and of two slots, chunks of one
 
 
@@ -172,7 +173,7 @@ def test_the_picture_of_rings_has_a_row_for_each_ring_of_both_levels(trace):
 def test_after_a_deadlock_the_trace_says_which_role_waits_for_what():
     trace = Trace()
     with (
-        edit(coordinator.tell_heads, "num_warps, chunk, site", "num_warps, 2 * chunk + 1, site"),
+        edit(coordinator.publish_heads, *LATE),
         pytest.raises(DeadlockError),
     ):
         nbep.spawn(main, NUM_RANKS, "emulator", seed=3, tracer=trace)

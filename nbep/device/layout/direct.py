@@ -62,7 +62,7 @@ class HalfPlaces(NamedTuple):
 
 
 class SlotShape(NamedTuple):
-    """What a pusher and a summer of a direct combine must agree on."""
+    """What a sender and a receiver of a direct combine must agree on."""
 
     num_ranks: I32
     num_channels: I32

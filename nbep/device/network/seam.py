@@ -9,6 +9,11 @@
  sends_from_buffer   whether messages leave from this rank's buffer: they have to stay there until they have arrived
  is_message          whether an add to a peer is a message of its own: then many small ones are added up before
 
+ put_stage           of these: one warp puts what it has written into a stage, and waits until it may write there again
+
+cell     written by   with        read by                   with
+stage    lanes        st_shared   copy engine and network   after a proxy fence and syncwarp
+
 A place in the buffer is its offset, the same on all ranks. A `queue` orders what goes to one peer: a message that was
 put on a queue is there before what is added on the same queue afterwards; queues are not ordered with each other.
 Nobody but the network writes a cell that peers add to, as long as one of them may: a NIC and a GPU that change the same
@@ -99,6 +104,19 @@ def sends_from_buffer(network):
 @by_type()
 def is_message(network, peer):
     """Whether an add to this peer costs a message of its own."""
+
+
+@device_function
+def put_stage(network, dst, src, data, num_bytes, peer, queue, lane):
+    """Put what the lanes have written into a stage, and wait until it may be written again; one warp."""
+    if ptx.has_tma():
+        ptx.fence_proxy_async_shared()
+    ptx.syncwarp(ptx.FULL_MASK)
+    keep_message(network, src, data, num_bytes, lane)
+    put_nbi_warp(network, dst, src, data, num_bytes, peer, queue, lane)
+    if ptx.has_tma() and lane == 0:
+        ptx.tma_store_wait_read_all()
+    ptx.syncwarp(ptx.FULL_MASK)
 
 
 FUNCTIONS = (keep_message, put_nbi_warp, quiet, amo_add, sends_from_buffer, is_message)

@@ -54,7 +54,7 @@ def least_progress(column, row_bytes, num_warps):
 
 
 @device_function
-def has_stalled(deadline, bounds, site, peer, channel, expected, seen):
+def has_stalled(deadline, bounds, waiter, expected, seen):
     """A coordinator's turn in which nothing has moved: whether it is over. deadline: of the stall, by `start_wait`
 
     Those it coordinates bound their own waits, and may stop where one times out: then nothing moves any more. So the
@@ -65,6 +65,6 @@ def has_stalled(deadline, bounds, site, peer, channel, expected, seen):
         if has_timed_out(bounds):
             return True
         if ptx.wait_expired(deadline + bounds.timeout_ns):
-            report_fault(bounds, site, peer, channel, expected, seen)
+            report_fault(bounds, waiter.site, waiter.peer, waiter.channel, expected, seen)
             return True
     return False

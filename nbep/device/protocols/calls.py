@@ -65,24 +65,35 @@ class Call(NamedTuple):
 
 
 @device_function
+def say_words(say, to, row, call):
+    """Say all words of a call, each and 1 more, to somebody who reads them from a row: say(to, cell, word)."""
+    say(to, row, call.verb + 1)
+    say(to, row + 4, call.handle + 1)
+    say(to, row + 8, call.zero_copy + 1)
+    say(to, row + 12, call.dtype + 1)
+    say(to, row + 16, call.hidden + 1)
+    say(to, row + 20, call.scales + 1)
+    say(to, row + 24, call.num_topk + 1)
+    say(to, row + 28, call.num_experts + 1)
+    say(to, row + 32, call.num_sms + 1)
+    say(to, row + 36, call.chunk + 1)
+    say(to, row + 40, call.slots + 1)
+    say(to, row + 44, call.rdma_chunk + 1)
+    say(to, row + 48, call.rdma_slots + 1)
+    say(to, row + 4 * RANK_WORD, call.rank + 1)
+
+
+@device_function
+def store_word(to, cell, word):
+    """Say a word to a peer whose memory is mapped; told follows."""
+    ptx.st_weak_s32(cell, word)
+
+
+@device_function
 def tell_call(call, peers, peer):
-    """Write this rank's words, each and 1 more, where a peer reads them."""
+    """Write this rank's words where a peer reads them."""
     signals = barrier_signals_of(peers, peer)
-    row = signals + CALL_WORDS + CALL_BYTES * peers.rank
-    ptx.st_weak_s32(row, call.verb + 1)
-    ptx.st_weak_s32(row + 4, call.handle + 1)
-    ptx.st_weak_s32(row + 8, call.zero_copy + 1)
-    ptx.st_weak_s32(row + 12, call.dtype + 1)
-    ptx.st_weak_s32(row + 16, call.hidden + 1)
-    ptx.st_weak_s32(row + 20, call.scales + 1)
-    ptx.st_weak_s32(row + 24, call.num_topk + 1)
-    ptx.st_weak_s32(row + 28, call.num_experts + 1)
-    ptx.st_weak_s32(row + 32, call.num_sms + 1)
-    ptx.st_weak_s32(row + 36, call.chunk + 1)
-    ptx.st_weak_s32(row + 40, call.slots + 1)
-    ptx.st_weak_s32(row + 44, call.rdma_chunk + 1)
-    ptx.st_weak_s32(row + 48, call.rdma_slots + 1)
-    ptx.st_weak_s32(row + 4 * RANK_WORD, call.rank + 1)
+    say_words(store_word, peer, signals + CALL_WORDS + CALL_BYTES * peers.rank, call)
     ptx.st_release_sys_s32(signals + TOLD + 4 * peers.rank, 1)  # PAIR call-told
 
 

@@ -102,7 +102,7 @@ SITES = {
     RDMA_RECEIVER_TAIL: ("internode combine RDMA receiver", "tail", "the peer's next sums"),
     RDMA_RECEIVER_COORDINATOR: ("internode combine coordinator", "heads", "the RDMA receivers of its own block"),
     DIRECT_ARRIVED: ("direct dispatch receiver", "arrived", "all blocks of the peer to have sent their tokens"),
-    DIRECT_LANDED: ("direct combine summer", "landed", "the peer's row of a token"),
+    DIRECT_LANDED: ("direct combine receiver", "landed", "the peer's row of a token"),
     CALL_TOLD: ("notify", "told", "the peer to say what it has called: something else than this rank"),
     CALLS_DIFFER: ("notify", "call", "the same call on all ranks"),
     NODE_CALL: ("internode notify", "call", "the peer to say what it has called: something else than this rank"),

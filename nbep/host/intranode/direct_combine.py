@@ -21,7 +21,7 @@ from nbep.host.tokens import CombineGiven
 
 
 def num_push_warps(config: Config, num_warps: int) -> int:
-    """How many warps of an SM begin as pushers: enough to fill its way out, the others keep its way in busy."""
+    """How many warps of an SM begin as senders: enough to fill its way out, the others keep its way in busy."""
     return config.num_push_warps or max(1, num_warps // (3 if config.num_sms <= 12 else 2))
 
 

@@ -1,4 +1,4 @@
-"""What the kernels of internode dispatch and combine take, and how their blocks share memory."""
+"""What the kernels between nodes take, how blocks of dispatch and combine share memory, and their context."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,10 @@ import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.layout.common import MAX_POINTERS
 from nbep.device.layout.internode import MAX_RDMA_RANKS
-from nbep.device.layout.intranode import MAX_NVL_PEERS
+from nbep.device.layout.intranode import MAX_NVL_PEERS, RingShape
+from nbep.device.network.seam import Network
+from nbep.device.protocols.peers import Bounds, Peers
+from nbep.device.protocols.totals import Progress
 from nbep.device.types import I32, I64, In, Out
 
 MAX_WARPS = 20  # of a block
@@ -103,27 +106,79 @@ class InternodeCombineSizes(NamedTuple):
 
 
 class Here(NamedTuple):
-    """Which rank this is: the nvl_rank-th of node rdma_rank. And the channel of its block."""
+    """Which rank this is: the nvl_rank-th of node rdma_rank. And the channel of its block, of how many."""
 
     rdma_rank: int
     nvl_rank: int
     num_rdma_ranks: int
     num_nvl_ranks: int
     channel: int
+    num_channels: int
+
+
+class Context(NamedTuple):
+    """What every function of these kernels needs. A kernel makes it once; what it calls takes it first, as `ctx`."""
+
+    network: Network  # this rank among all: the functions of network.seam
+    peers: Peers  # this rank in its node
+    progress: Progress
+    bounds: Bounds
+    here: Here
+    lane: int
+    sizes: tuple  # the kernel's
+    nvl: RingShape | None  # the rings inside a node; None in the two notifies, as those between nodes
+    rdma: RingShape | None
+    call: tuple | None  # protocols.calls.Call, which the ranks compare; None in dispatch and combine
 
 
 @device_function
-def find_here(network, peers, channel):
+def find_here(network, peers, channel, num_channels):
     return Here(
         ptx.u32_div(network.rank, peers.num_ranks),
         peers.rank,
         ptx.u32_div(network.num_ranks, peers.num_ranks),
         peers.num_ranks,
         channel,
+        num_channels,
     )
 
 
 @device_function
-def rank_of(here, rdma_rank):
+def rank_at(ctx, node):
     """The rank of a node that this one exchanges with: the one of the same place."""
-    return rdma_rank * here.num_nvl_ranks + here.nvl_rank
+    return node * ctx.here.num_nvl_ranks + ctx.here.nvl_rank
+
+
+@device_function
+def neighbor_at(ctx, place):
+    """The rank of a place in this node."""
+    return ctx.here.rdma_rank * ctx.here.num_nvl_ranks + place
+
+
+# What the prefix sums of a notify say of this channel
+
+
+@device_function
+def tokens_to_node(ctx, prefix_matrix, node):
+    """How many tokens of this channel there are for a node, or from it; prefix_matrix is inclusive."""
+    cell = prefix_matrix + 4 * (node * ctx.here.num_channels + ctx.here.channel)
+    return ptx.ld_nc_s32(cell) - (ptx.ld_nc_s32(cell - 4) if ctx.here.channel > 0 else 0)
+
+
+@device_function
+def first_passing_row(ctx, inputs, node):
+    """The row of send_nvl_head of the first token of this channel from a node."""
+    row = ptx.ld_nc_s32(inputs.recv_rdma_rank_prefix_sum + 4 * (node - 1)) if node > 0 else 0
+    if ctx.here.channel > 0:
+        before = node * ctx.here.num_channels + ctx.here.channel - 1
+        row += ptx.ld_nc_s32(inputs.recv_rdma_channel_prefix_matrix + 4 * before)
+    return row
+
+
+@device_function
+def rows_from(ctx, inputs, rank):
+    """Where the rows of a source rank's channel begin in recv_x, and where those behind them."""
+    begins = inputs.recv_gbl_channel_prefix_matrix + 4 * (rank * ctx.here.num_channels + ctx.here.channel)
+    if ctx.here.channel == ctx.here.num_channels - 1:
+        return ptx.ld_nc_s32(begins), ptx.ld_nc_s32(inputs.recv_gbl_rank_prefix_sum + 4 * rank)
+    return ptx.ld_nc_s32(begins), ptx.ld_nc_s32(begins + 4)

@@ -28,7 +28,13 @@ from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
-from nbep.device.kernels.internode.coordinator import first_passing_row, tokens_to_node
+from nbep.device.kernels.internode.arguments import (
+    Context,
+    find_here,
+    first_passing_row,
+    rank_at,
+    tokens_to_node,
+)
 from nbep.device.kernels.internode.meet_nodes import ask_node, relay_call, report_node, wait_node
 from nbep.device.kernels.intranode.cached_notify_combine import encode_absent_tokens
 from nbep.device.kernels.intranode.notify_dispatch import reset_ring_cells
@@ -60,31 +66,47 @@ class CachedSizes(NamedTuple):
 
 
 @device_function
-def come_together(network, peers, progress, bounds, num_ring_cell_words, cells, call):
+def come_together(ctx):
     """Block 0."""
-    num_rdma_ranks = ptx.u32_div(network.num_ranks, peers.num_ranks)
-    rounds = ptx.ld_weak_s32(progress.rounds)
-    called = ptx.ld_weak_s32(progress.called)
+    rounds = ptx.ld_weak_s32(ctx.progress.rounds)
+    called = ptx.ld_weak_s32(ctx.progress.called)
     node = ptx.thread_idx()
-    if node < num_rdma_ranks and not has_timed_out(bounds):
-        own = ptx.u32_div(network.rank, peers.num_ranks)
-        amo_add(network, arrived_offset(cells, own), call.signal, node * peers.num_ranks + peers.rank, 0, True)
-    rings = buffer_of(peers, peers.rank) + rings_offset(num_rdma_ranks, peers.num_ranks)
-    reset_ring_cells(rings, num_ring_cell_words)
-    is_other = wait_peer(peers, bounds, call.signal, False)
-    is_other_node = wait_node(network, peers, bounds, cells, call, called)
+    if node < ctx.here.num_rdma_ranks and not has_timed_out(ctx.bounds):
+        arrived = arrived_offset(ctx.sizes.cells, ctx.here.rdma_rank)
+        amo_add(ctx.network, arrived, ctx.call.signal, rank_at(ctx, node), 0, True)
+    rings = buffer_of(ctx.peers, ctx.here.nvl_rank) + rings_offset(ctx.here.num_rdma_ranks, ctx.here.num_nvl_ranks)
+    reset_ring_cells(rings, ctx.sizes.num_ring_cell_words)
+    is_other = wait_peer(ctx.peers, ctx.bounds, ctx.call.signal, False)
+    is_other_node = wait_node(ctx, called)
     if not ptx.bar_red_and(0, ptx.block_dim(), not (is_other or is_other_node)):
-        told = ask_peer(call, peers, bounds, is_other, False)
-        told_by_node = ask_node(network, peers, bounds, cells, call, is_other_node)
+        told = ask_peer(ctx.call, ctx.peers, ctx.bounds, is_other, False)
+        told_by_node = ask_node(ctx, is_other_node)
         ptx.syncthreads()
-        if not has_timed_out(bounds):  # else the words may not be those of one call
-            relay_call(network, peers, cells, call, not is_other)
+        if not has_timed_out(ctx.bounds):  # else the words may not be those of one call
+            relay_call(ctx, not is_other)
         ptx.syncthreads()  # a report ends all waits that have not begun
-        report_peer(call, peers, bounds, told)
-        report_node(network, peers, bounds, cells, call, told_by_node)
+        report_peer(ctx.call, ctx.peers, ctx.bounds, told)
+        report_node(ctx, told_by_node)
     if ptx.thread_idx() == 0:
-        ptx.st_weak_s32(progress.rounds, rounds + 1)
-        ptx.st_weak_s32(progress.called, ptx.s32(called + call.signal))
+        ptx.st_weak_s32(ctx.progress.rounds, rounds + 1)
+        ptx.st_weak_s32(ctx.progress.called, ptx.s32(called + ctx.call.signal))
+
+
+@device_function
+def encode_heads(ctx, heads):
+    """Blocks 1 and up: their channel's entries of tokens that are absent; see `encode_absent_tokens`."""
+    here, sizes = ctx.here, ctx.sizes
+    warp, num_warps = ptx.thread_idx() // 32, ptx.block_dim() // 32
+    begin, end = channel_task_range(sizes.num_combined_tokens, here.num_channels, here.channel)
+    for node in range(warp, here.num_rdma_ranks, num_warps):
+        encode_absent_tokens(heads.send_rdma_head, begin, end, node, here.num_rdma_ranks, ctx.lane)
+    for which in range(warp, ctx.network.num_ranks, num_warps):
+        node = ptx.u32_div(which, here.num_nvl_ranks)
+        k = which - node * here.num_nvl_ranks
+        first = first_passing_row(ctx, heads, node)
+        count = tokens_to_node(ctx, heads.recv_rdma_channel_prefix_matrix, node)
+        last = min(first + count, sizes.num_rdma_recv_tokens)
+        encode_absent_tokens(heads.send_nvl_head, first, last, k, here.num_nvl_ranks, ctx.lane)
 
 
 @kernel(max_threads=256)
@@ -98,20 +120,9 @@ def internode_cached_notify(
     call: Call,
 ):
     """Grid: 1 block, before combine 1 + num_channels. Block: a multiple of 32."""
+    here = find_here(network, peers, ptx.block_idx() - 1, sizes.num_channels)
+    ctx = Context(network, peers, progress, bounds, here, ptx.thread_idx() % 32, sizes, None, None, call)
     if ptx.block_idx() == 0:
-        come_together(network, peers, progress, bounds, sizes.num_ring_cell_words, sizes.cells, call)
+        come_together(ctx)
     elif not has_timed_out(bounds):  # after a time-out the handle may say anything
-        channel = ptx.block_idx() - 1
-        warp = ptx.thread_idx() // 32
-        lane = ptx.thread_idx() % 32
-        num_rdma_ranks = ptx.u32_div(network.num_ranks, peers.num_ranks)
-        begin, end = channel_task_range(sizes.num_combined_tokens, sizes.num_channels, channel)
-        for node in range(warp, num_rdma_ranks, ptx.block_dim() // 32):
-            encode_absent_tokens(heads.send_rdma_head, begin, end, node, num_rdma_ranks, lane)
-        for which in range(warp, network.num_ranks, ptx.block_dim() // 32):
-            node = ptx.u32_div(which, peers.num_ranks)
-            k = which - node * peers.num_ranks
-            first = first_passing_row(heads, sizes.num_channels, channel, node)
-            count = tokens_to_node(heads.recv_rdma_channel_prefix_matrix, sizes.num_channels, channel, node)
-            last = min(first + count, sizes.num_rdma_recv_tokens)
-            encode_absent_tokens(heads.send_nvl_head, first, last, k, peers.num_ranks, lane)
+        encode_heads(ctx, heads)

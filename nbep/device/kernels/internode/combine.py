@@ -5,8 +5,8 @@
  rank (n, l): rings of all d --RDMA receiver: biases, sum over d--> combined_x[t]
 
  block 2c         forwarders, some for each n; two coordinators         combine_forwarder.py
- block 2c + 1     RDMA receivers; their coordinator                     combine_rdma_receiver.py
-                  NVL senders                                           combine_nvl_sender.py
+ block 2c + 1     RDMA receivers; their coordinator                     combine_receiver.py
+                  NVL senders                                           combine_sender.py
 
  who waits for whom               for                            cell                         moved by
  NVL sender (d, k)                a free slot at (d, l)          head of NVL ring[c, (n, k)]  NVL coordinator (d, l)
@@ -25,6 +25,8 @@ in the same order, that of the dispatch: for the first one that is not done, som
 Source: DeepEP csrc/kernels/internode.cu, combine. Break it: notebooks/14_internode_combine.ipynb
 """
 
+from typing import NamedTuple
+
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.internode.arguments import (
@@ -34,21 +36,29 @@ from nbep.device.kernels.internode.arguments import (
     MAX_WARPS,
     MAX_WARPS_BEFORE_SM90,
     WEIGHT_LIST,
+    Context,
     InternodeCombineInputs,
     InternodeCombineOutputs,
     InternodeCombineSizes,
     find_here,
 )
-from nbep.device.kernels.internode.combine_forwarder import Group, coordinate_sums, forward_sums, tell_nvl_heads
-from nbep.device.kernels.internode.combine_nvl_sender import send_rows
-from nbep.device.kernels.internode.combine_rdma_receiver import coordinate_receivers, receive_sums
-from nbep.device.kernels.internode.dispatch import begin_block
+from nbep.device.kernels.internode.combine_forwarder import Group, coordinate_sums, forward_sums, publish_nvl_heads
+from nbep.device.kernels.internode.combine_receiver import coordinate_receivers, receive_sums
+from nbep.device.kernels.internode.combine_sender import send_rows
+from nbep.device.kernels.internode.coordinator import begin_block
 from nbep.device.layout.intranode import RingShape
 from nbep.device.network.seam import Network
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers
 from nbep.device.protocols.spoil import has_failed, spoil_sums
 from nbep.device.protocols.staging import STAGE_STRIDE, open_stage
 from nbep.device.protocols.totals import Progress
+
+
+class Lists(NamedTuple):
+    """The shared addresses of what a warp adds up."""
+
+    rows: int
+    weights: int
 
 
 def combine_smem_bytes(num_threads: int) -> int:
@@ -58,42 +68,40 @@ def combine_smem_bytes(num_threads: int) -> int:
 
 @device_function
 def lists_of(warp):
-    """The shared addresses of what a warp adds up: rows and weights."""
     lists = ptx.smem_base() + LISTS + LIST_BYTES * warp
-    return lists, lists + WEIGHT_LIST
+    return Lists(lists, lists + WEIGHT_LIST)
 
 
 @device_function
-def forward(inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, warp, lane):
+def forward(ctx, inputs, warp):
     """Block 2c: the last two warps coordinate, the others are as many for each node; some may be left over."""
     last = ptx.block_dim() // 32 - 1
-    num_warps = ptx.u32_div(last - 1, here.num_rdma_ranks)
+    num_warps = ptx.u32_div(last - 1, ctx.here.num_rdma_ranks)
     node = ptx.u32_div(warp, num_warps)
     if warp == last:
-        coordinate_sums(inputs, network, progress, bounds, here, rdma, sizes, num_warps, lane)
+        coordinate_sums(ctx, inputs, num_warps)
     elif warp == last - 1:
-        tell_nvl_heads(peers, bounds, here, nvl, num_warps, lane)
-    elif node < here.num_rdma_ranks:
-        stage = open_stage(ptx.smem_base() + COMBINE_STAGES, warp, lane)
+        publish_nvl_heads(ctx, num_warps)
+    elif node < ctx.here.num_rdma_ranks:
+        stage = open_stage(ptx.smem_base() + COMBINE_STAGES, warp, ctx.lane)
         group = Group(node, warp - node * num_warps, num_warps, warp)
-        lists = lists_of(warp)
-        cells = sizes.cells
-        forward_sums(inputs, network, peers, progress, bounds, here, nvl, rdma, cells, group, lists, stage, lane)
+        forward_sums(ctx, inputs, group, lists_of(warp), stage)
 
 
 @device_function
-def send_and_receive(out, inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, warp, lane):
+def send_and_receive(ctx, out, inputs, warp):
     """Block 2c + 1: the last warp coordinates, the first ones receive, the others send."""
     last = ptx.block_dim() // 32 - 1
+    num_receivers = ctx.sizes.num_receivers
     if warp == last:
-        coordinate_receivers(inputs, network, progress, bounds, here, rdma, sizes, lane)
-    elif warp < sizes.num_receivers:
-        receive_sums(out, inputs, network, progress, bounds, here, rdma, sizes, warp, lists_of(warp), lane)
+        coordinate_receivers(ctx, inputs)
+    elif warp < num_receivers:
+        receive_sums(ctx, out, inputs, warp, lists_of(warp))
     else:
-        num_senders = last - sizes.num_receivers
-        sender = warp - sizes.num_receivers
-        stage = open_stage(ptx.smem_base() + COMBINE_STAGES, sender, lane, 2)  # the places of receivers, who need none
-        send_rows(inputs, peers, bounds, here, nvl, sizes, sender, num_senders, stage, lane)
+        sender = warp - num_receivers
+        # The stage takes the places of receivers, who need none.
+        stage = open_stage(ptx.smem_base() + COMBINE_STAGES, sender, ctx.lane, 2)
+        send_rows(ctx, inputs, sender, last - num_receivers, stage)
 
 
 @kernel(max_threads=32 * MAX_WARPS, clusters=CLUSTERS, max_threads_before_sm90=32 * MAX_WARPS_BEFORE_SM90)
@@ -115,11 +123,12 @@ def internode_combine(
     """
     warp = ptx.thread_idx() // 32
     lane = ptx.thread_idx() % 32
-    here = find_here(network, peers, ptx.block_idx() // 2)
+    here = find_here(network, peers, ptx.block_idx() // 2, rdma.num_channels)
+    ctx = Context(network, peers, progress, bounds, here, lane, sizes, nvl, rdma, None)
     if begin_block(bounds):
         if ptx.block_idx() % 2 == 0:
-            forward(inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, warp, lane)
+            forward(ctx, inputs, warp)
         else:
-            send_and_receive(out, inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, warp, lane)
+            send_and_receive(ctx, out, inputs, warp)
     if has_failed(bounds):
         spoil_sums(out, rdma, sizes.num_combined_tokens, lane)

@@ -33,12 +33,20 @@ from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.kernels.internode.arguments import BOARD, BOARD_ROW, SUMS_WORD, TOLD, rank_of
-from nbep.device.kernels.internode.coordinator import first_passing_row, tell_tails, tokens_to_node
-from nbep.device.kernels.internode.dispatch_nvl_receiver import rows_from
+from nbep.device.kernels.internode.arguments import (
+    BOARD_ROW,
+    SUMS_WORD,
+    TOLD,
+    first_passing_row,
+    neighbor_at,
+    rank_at,
+    rows_from,
+    tokens_to_node,
+)
+from nbep.device.kernels.internode.coordinator import Column, board_row, publish_tails
 from nbep.device.layout.internode import head_offset, recv_row, rings_offset, send_row
 from nbep.device.layout.intranode import locate_notes, locate_ring, note_bytes
-from nbep.device.network.seam import own_ptr, quiet
+from nbep.device.network.seam import own_ptr, put_stage, quiet
 from nbep.device.protocols.board import (
     RETIRED,
     first_needed,
@@ -47,7 +55,6 @@ from nbep.device.protocols.board import (
     load_expected,
     note_progress,
 )
-from nbep.device.protocols.messages import put_stage
 from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.staging import STAGE_BYTES
 from nbep.device.protocols.sums import Listed, list_rows, rows_or_ring, sum_rows_or_two, sum_weights
@@ -72,67 +79,71 @@ class Group(NamedTuple):
 
 
 @device_function
-def own_ring(peers, here, shape, node, k):
+def own_ring(ctx, node, k):
     """The NVL ring of this rank that brings rows of place k for a node."""
-    rings = buffer_of(peers, peers.rank) + rings_offset(here.num_rdma_ranks, here.num_nvl_ranks)
-    return locate_ring(rings, shape, here.channel, node * here.num_nvl_ranks + k)
+    here = ctx.here
+    rings = buffer_of(ctx.peers, here.nvl_rank) + rings_offset(here.num_rdma_ranks, here.num_nvl_ranks)
+    return locate_ring(rings, ctx.nvl, here.channel, node * here.num_nvl_ranks + k)
 
 
 @device_function
-def locate_source(inputs, here, shape, ring, node, k):
+def locate_source(ctx, inputs, ring, node, k):
     """Where rows of place k for a node are: in a ring or, what this rank has made of its own tokens, in x."""
     first = 0
-    if k == here.nvl_rank:
-        first, _ = rows_from(inputs, shape, here.channel, node * here.num_nvl_ranks + k)
-    return rows_or_ring(inputs, shape, k == here.nvl_rank, first, ring.x)
+    if k == ctx.here.nvl_rank:
+        first, _ = rows_from(ctx, inputs, node * ctx.here.num_nvl_ranks + k)
+    return rows_or_ring(inputs, ctx.nvl, k == ctx.here.nvl_rank, first, ring.x)
 
 
 @device_function
-def clear_notes(stage, shape, lane):
+def clear_notes(ctx, stage):
     """Write what is in front of the row in a stage, once: only the weights change later."""
-    for at in range(4 * lane, note_bytes(shape), 128):
+    for at in range(4 * ctx.lane, note_bytes(ctx.rdma), 128):
         ptx.st_shared_s32(stage.data + at, 0)
 
 
 @device_function
-def put_sum(network, here, shape, node, index, rows, weights, num_rows, stage, lane):
+def put_sum(ctx, node, index, lists, num_rows, stage):
     """Add up the listed rows in the stage and put the sum to a node, a stage at a time; one warp."""
+    shape = ctx.rdma
     front = note_bytes(shape)
     slot = ptx.u32_mod(index, shape.num_slots)
-    dst = recv_row(shape, here.channel, here.rdma_rank, slot)
-    src = send_row(shape, here.channel, node, slot)
-    peer = rank_of(here, node)
+    dst = recv_row(shape, ctx.here.channel, ctx.here.rdma_rank, slot)
+    src = send_row(shape, ctx.here.channel, node, slot)
+    peer = rank_at(ctx, node)
     row = stage.data + front
-    if lane < shape.num_topk:
-        ptx.st_shared_f32(locate_notes(row, shape).topk_weights + 4 * lane, sum_weights(weights, num_rows, lane))
+    listed = Listed(lists.rows, num_rows)
+    if ctx.lane < shape.num_topk:
+        weight = sum_weights(lists.weights, num_rows, ctx.lane)
+        ptx.st_shared_f32(locate_notes(row, shape).topk_weights + 4 * ctx.lane, weight)
     done = 0
     while done < shape.hidden_bytes:
         part = min(shape.hidden_bytes - done, STAGE_BYTES - front)
-        sum_rows_or_two(ptx.st_shared_v4, row - done, Listed(rows, num_rows), done, done + part, lane)
+        sum_rows_or_two(ptx.st_shared_v4, row - done, listed, done, done + part, ctx.lane)
         extra = front if done == 0 else 0  # the notes go with the first part
         at = done - extra
-        put_stage(network, dst + at, src + at, row - extra, part + extra, peer, here.channel, lane)
+        put_stage(ctx.network, dst + at, src + at, row - extra, part + extra, peer, ctx.here.channel, ctx.lane)
         done += part
-    quiet(network, lane)
+    quiet(ctx.network, ctx.lane)
 
 
 @device_function
-def forward_sums(inputs, network, peers, progress, bounds, here, nvl, rdma, cells, group, lists, stage, lane):
+def forward_sums(ctx, inputs, group, lists, stage):
     """Forwarder: sum up the tokens that go back to its node, in turn with the others of its group.
 
     lists: shared addresses of what it adds up, rows and weights
     """
-    rows, weights = lists
+    here, lane = ctx.here, ctx.lane
     node, num_warps = group.node, group.num_warps
-    total = ptx.s32(tokens_to_node(inputs.recv_rdma_channel_prefix_matrix, rdma.num_channels, here.channel, node))
-    first = first_passing_row(inputs, rdma.num_channels, here.channel, node)
+    total = ptx.s32(tokens_to_node(ctx, inputs.recv_rdma_channel_prefix_matrix, node))
+    first = first_passing_row(ctx, inputs, node)
     heads = inputs.send_nvl_head + 4 * first * here.num_nvl_ranks
-    base = ptx.ld_weak_s32(progress.sent + 4 * (here.channel * here.num_rdma_ranks + node))
-    room = own_ptr(network, head_offset(cells, here.num_rdma_ranks, here.channel, node))
-    ring = own_ring(peers, here, nvl, node, lane if lane < here.num_nvl_ranks else 0)
-    source = locate_source(inputs, here, nvl, ring, node, lane)
-    board = ptx.smem_base() + BOARD + BOARD_ROW * group.row
-    clear_notes(stage, rdma, lane)
+    base = ptx.ld_weak_s32(ctx.progress.sent + 4 * (here.channel * here.num_rdma_ranks + node))
+    room = own_ptr(ctx.network, head_offset(ctx.sizes.cells, here.num_rdma_ranks, here.channel, node))
+    ring = own_ring(ctx, node, lane if lane < here.num_nvl_ranks else 0)
+    source = locate_source(ctx, inputs, ring, node, lane)
+    board = board_row(group.row)
+    clear_notes(ctx, stage)
     i = ptx.s32(group.warp)
     expected = load_expected(heads, i, i < total, here.num_nvl_ranks, lane)
     while i < total:
@@ -143,22 +154,18 @@ def forward_sums(inputs, network, peers, progress, bounds, here, nvl, rdma, cell
             note_progress(board + 4 * SUMS_WORD, i)
         is_here = True
         if expected >= 0 and lane != here.nvl_rank:
-            peer = here.rdma_rank * here.num_nvl_ranks + lane
-            waiter = Waiter(FORWARDER_NVL_TAIL, peer, here.channel)
-            tail = wait_tail_past(ring.tail, expected, RETIRED, bounds, waiter)
-            is_here = tail != RETIRED
+            waiter = Waiter(FORWARDER_NVL_TAIL, neighbor_at(ctx, lane), here.channel)
+            is_here = wait_tail_past(ring.tail, expected, RETIRED, ctx.bounds, waiter) != RETIRED
         has_room = True
         if lane == 0:
-            peer = rank_of(here, node)
-            waiter = Waiter(FORWARDER_RDMA_HEAD, peer, here.channel)
-            free_end = wait_total_free(room, base, i, rdma.num_slots, bounds, waiter)
-            has_room = i < free_end
+            waiter = Waiter(FORWARDER_RDMA_HEAD, rank_at(ctx, node), here.channel)
+            has_room = i < wait_total_free(room, base, i, ctx.rdma.num_slots, ctx.bounds, waiter)
         if not ptx.vote_all(ptx.FULL_MASK, is_here and has_room):  # after a time-out a sum would lack a row
             return
-        num_rows = list_rows(rows, weights, lane, expected, source)
+        num_rows = list_rows(lists.rows, lists.weights, lane, expected, source)
         after = ptx.s32(i + num_warps)
         expected = load_expected(heads, after, after < total, here.num_nvl_ranks, lane)
-        put_sum(network, here, rdma, node, i, rows, weights, num_rows, stage, lane)
+        put_sum(ctx, node, i, lists, num_rows, stage)
         i = after
     ptx.syncwarp(ptx.FULL_MASK)
     if lane <= SUMS_WORD:
@@ -166,43 +173,44 @@ def forward_sums(inputs, network, peers, progress, bounds, here, nvl, rdma, cell
 
 
 @device_function
-def coordinate_sums(inputs, network, progress, bounds, here, shape, sizes, num_warps, lane):
+def coordinate_sums(ctx, inputs, num_warps):
     """RDMA coordinator; one warp, a lane for each node: its forwarders are num_warps, one node's after the other's."""
-    if lane < here.num_rdma_ranks:
-        total = tokens_to_node(inputs.recv_rdma_channel_prefix_matrix, shape.num_channels, here.channel, lane)
-        column = ptx.smem_base() + BOARD + BOARD_ROW * num_warps * lane + 4 * SUMS_WORD
-        chunk, site = sizes.num_max_rdma_send_tokens, FORWARDER_COORDINATOR
-        tell_tails(network, progress, bounds, here, total, column, num_warps, chunk, sizes.cells, site, lane)
+    if ctx.lane < ctx.here.num_rdma_ranks:
+        total = tokens_to_node(ctx, inputs.recv_rdma_channel_prefix_matrix, ctx.lane)
+        column = Column(board_row(num_warps * ctx.lane) + 4 * SUMS_WORD, num_warps)
+        publish_tails(ctx, total, column, FORWARDER_COORDINATOR)
 
 
 @device_function
-def tell_nvl_heads(peers, bounds, here, shape, num_warps, lane):
-    """NVL coordinator; one warp, each lane every 32nd ring: tell its sender of the slots that are free again."""
+def publish_nvl_heads(ctx, num_warps):
+    """NVL coordinator; one warp, each lane every 32nd ring: let its sender have the slots that are free again."""
+    here = ctx.here
     told = ptx.smem_base() + TOLD
-    for which in range(lane, here.num_rdma_ranks * here.num_nvl_ranks, 32):
+    for which in range(ctx.lane, here.num_rdma_ranks * here.num_nvl_ranks, 32):
         ptx.st_shared_s32(told + 4 * which, 0)
     deadline = 0
     while True:
         is_done = True
         has_moved = False
         peer = least = 0
-        for which in range(lane, here.num_rdma_ranks * here.num_nvl_ranks, 32):
+        for which in range(ctx.lane, here.num_rdma_ranks * here.num_nvl_ranks, 32):
             node = ptx.u32_div(which, here.num_nvl_ranks)
             k = which - node * here.num_nvl_ranks
-            column = ptx.smem_base() + BOARD + BOARD_ROW * num_warps * node + 4 * k
-            head = least_progress(column, BOARD_ROW, num_warps)
+            head = least_progress(board_row(num_warps * node) + 4 * k, BOARD_ROW, num_warps)
             if head != RETIRED:
                 is_done = False
-                peer, least = here.rdma_rank * here.num_nvl_ranks + k, head
+                peer, least = neighbor_at(ctx, k), head
                 if head > ptx.ld_shared_s32(told + 4 * which):
                     ptx.st_shared_s32(told + 4 * which, head)
-                    ptx.st_relaxed_sys_s32(own_ring(peers, here, shape, node, k).head, head)
+                    ptx.st_relaxed_sys_s32(own_ring(ctx, node, k).head, head)
                     has_moved = True
         if is_done:
             return
         if has_moved:
             deadline = 0
         elif deadline == 0:
-            deadline = start_wait(bounds)
-        elif has_stalled(deadline, bounds, FORWARDER_COORDINATOR, peer, here.channel, RETIRED, least):
-            return
+            deadline = start_wait(ctx.bounds)
+        else:
+            waiter = Waiter(FORWARDER_COORDINATOR, peer, here.channel)
+            if has_stalled(deadline, ctx.bounds, waiter, RETIRED, least):
+                return

@@ -1,9 +1,9 @@
-"""What coordinators of both kernels do: they tell other nodes how far the warps of their block have come.
+"""What blocks of both kernels share: batches, a board, and coordinators, which tell other nodes how far it has come.
 
  cell                  written by              with                       read by              with
  board[w, i]           the warps               atom_exch_release_cta      coordinator          ld_acquire_cta
                        all, at the start       st_shared 0                all                  after syncthreads
- batch of a team       lane 0 of its warp 0    st_shared_s32              the team             see the roles
+ batch of a team       lane 0 of its warp 0    st_shared_s32              the team             ld_shared_s32, bar_sync
  tails[c, n] of (d,l)  coordinator of (n, l)   amo_add, behind slots      who empties slots    ld_acquire_sys
  heads[c, d] of (n,l)  coordinator of (d, l)   amo_add, behind reads      who fills slots      ld_acquire_sys
  sent, received        coordinator, its lane   st_weak                    of the next call     ld_weak
@@ -14,68 +14,77 @@ together hold back less than two chunks, filled or freed: the ring must have tha
 Source: DeepEP csrc/kernels/internode.cu (kRDMASenderCoordinator, kForwarderCoordinator, combine's kCoordinator)
 """
 
+from typing import NamedTuple
+
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.kernels.internode.arguments import BOARD, BOARD_ROW, rank_of
+from nbep.device.kernels.internode.arguments import BATCHES, BOARD, BOARD_ROW, MAX_WARPS, rank_at
 from nbep.device.layout.internode import head_offset, tail_offset
 from nbep.device.network.seam import amo_add
-from nbep.device.protocols.board import has_stalled, least_progress
-from nbep.device.protocols.waits import start_wait
+from nbep.device.protocols.board import has_stalled, least_progress, reset_board
+from nbep.device.protocols.waits import Waiter, has_timed_out, start_wait
+
+NOTHING = -1  # where the tokens of a batch come from that did not come
+
+
+class Column(NamedTuple):
+    """A part of the board: the cells of so many warps, one below the other."""
+
+    first: int
+    num_warps: int
 
 
 @device_function
-def tokens_to_node(prefix_matrix, num_channels, channel, node):
-    """How many tokens of a channel there are for a node, or from it; prefix_matrix is inclusive."""
-    cell = prefix_matrix + 4 * (node * num_channels + channel)
-    return ptx.ld_nc_s32(cell) - (ptx.ld_nc_s32(cell - 4) if channel > 0 else 0)
+def begin_block(bounds):
+    """Reset the board. Returns whether no wait of this rank has timed out before; the same in the whole block."""
+    reset_board(ptx.smem_base() + BOARD, MAX_WARPS * BOARD_ROW // 4, ptx.thread_idx(), ptx.block_dim())
+    return ptx.bar_red_and(0, ptx.block_dim(), not has_timed_out(bounds))
 
 
 @device_function
-def tell_slots(network, counter, cell, column, bounds, here, total, num_warps, chunk, site, peer):
-    """Add to a peer's cell, in chunks, how many of total slots the first warps of a column of the board are done with.
+def board_row(row):
+    """The first cell of a row of the board."""
+    return ptx.smem_base() + BOARD + BOARD_ROW * row
+
+
+@device_function
+def publish_slots(ctx, counter, cell, total, column, site):
+    """Add to a cell of node `lane`, in chunks, how many of total slots the warps of a column are done with.
 
     counter: where the next call finds how many there were in all
     """
-    told = 0
+    chunk = ctx.sizes.num_max_rdma_send_tokens
+    waiter = Waiter(site, rank_at(ctx, ctx.lane), ctx.here.channel)
+    published = 0
     deadline = 0
-    while told < total:
-        done = min(least_progress(column, BOARD_ROW, num_warps), total)
-        if done - told >= chunk or done == total:
-            amo_add(network, cell, done - told, peer, here.channel, True)
-            told = done
+    while published < total:
+        done = min(least_progress(column.first, BOARD_ROW, column.num_warps), total)
+        if done - published >= chunk or done == total:
+            amo_add(ctx.network, cell, done - published, waiter.peer, ctx.here.channel, True)
+            published = done
             deadline = 0
         elif deadline == 0:
-            deadline = start_wait(bounds)
-        elif has_stalled(deadline, bounds, site, peer, here.channel, total, done):
+            deadline = start_wait(ctx.bounds)
+        elif has_stalled(deadline, ctx.bounds, waiter, total, done):
             return
     if total > 0:
         ptx.st_weak_s32(counter, ptx.s32(ptx.ld_weak_s32(counter) + total))
 
 
 @device_function
-def tell_tails(network, progress, bounds, here, total, column, num_warps, chunk, cells, site, lane):
-    """Coordinator, lane d: tell node d how many of its slots a column of the board has filled."""
-    sent = progress.sent + 4 * (here.channel * here.num_rdma_ranks + lane)
-    tail = tail_offset(cells, here.num_rdma_ranks, here.channel, here.rdma_rank)
-    tell_slots(network, sent, tail, column, bounds, here, total, num_warps, chunk, site, rank_of(here, lane))
+def publish_tails(ctx, total, column, site):
+    """Coordinator, lane d: let node d have the slots of it that a column of the board has filled."""
+    sent = ctx.progress.sent + 4 * (ctx.here.channel * ctx.here.num_rdma_ranks + ctx.lane)
+    tail = tail_offset(ctx.sizes.cells, ctx.here.num_rdma_ranks, ctx.here.channel, ctx.here.rdma_rank)
+    publish_slots(ctx, sent, tail, total, column, site)
 
 
 @device_function
-def tell_heads(network, progress, bounds, here, total, num_warps, chunk, cells, site, lane):
-    """Coordinator, lane n: tell node n how many of its slots the first warps of the board have freed."""
-    received = progress.received + 4 * (here.channel * here.num_rdma_ranks + lane)
-    head = head_offset(cells, here.num_rdma_ranks, here.channel, here.rdma_rank)
-    column = ptx.smem_base() + BOARD + 4 * lane
-    tell_slots(network, received, head, column, bounds, here, total, num_warps, chunk, site, rank_of(here, lane))
-
-
-@device_function
-def first_passing_row(inputs, num_channels, channel, node):
-    """The row of send_nvl_head of the first token of a channel from a node."""
-    row = ptx.ld_nc_s32(inputs.recv_rdma_rank_prefix_sum + 4 * (node - 1)) if node > 0 else 0
-    if channel > 0:
-        row += ptx.ld_nc_s32(inputs.recv_rdma_channel_prefix_matrix + 4 * (node * num_channels + channel - 1))
-    return row
+def publish_heads(ctx, total, num_warps, site):
+    """Coordinator, lane n: let node n have the slots that the first warps of the board have freed."""
+    received = ctx.progress.received + 4 * (ctx.here.channel * ctx.here.num_rdma_ranks + ctx.lane)
+    head = head_offset(ctx.sizes.cells, ctx.here.num_rdma_ranks, ctx.here.channel, ctx.here.rdma_rank)
+    publish_slots(ctx, received, head, total, Column(board_row(0) + 4 * ctx.lane, num_warps), site)
 
 
 @device_function
@@ -86,8 +95,21 @@ def next_after(mask, last):
 
 
 @device_function
-def share_batch(cell, which, first, end):
+def batch_of(team):
+    """Where the batch of a team is."""
+    return ptx.smem_base() + BATCHES + 16 * team.peer
+
+
+@device_function
+def share_batch(team, which, first, end):
     """Lane 0 of the first warp; a barrier of the team follows. which: node or ring"""
-    ptx.st_shared_s32(cell, which)
-    ptx.st_shared_s32(cell + 4, first)
-    ptx.st_shared_s32(cell + 8, end)
+    ptx.st_shared_s32(batch_of(team), which)
+    ptx.st_shared_s32(batch_of(team) + 4, first)
+    ptx.st_shared_s32(batch_of(team) + 8, end)
+
+
+@device_function
+def load_batch(team):
+    """What is shared by `share_batch`, behind the barrier."""
+    batch = batch_of(team)
+    return ptx.ld_shared_s32(batch), ptx.ld_shared_s32(batch + 4), ptx.ld_shared_s32(batch + 8)

@@ -6,8 +6,8 @@
 
  block 2c         forwarders, a team for each k; their coordinator       dispatch_forwarder.py
                   for the own place they deliver to recv_x themselves
- block 2c + 1     NVL receivers, a team for each other l                 dispatch_nvl_receiver.py
-                  RDMA senders; their coordinator                        dispatch_rdma_sender.py
+ block 2c + 1     NVL receivers, a team for each other l                 dispatch_receiver.py
+                  RDMA senders; their coordinator                        dispatch_sender.py
 
  who waits for whom                 for                          cell                     moved by
  RDMA sender (n, l)                 a free slot at (d, l)        heads[c, d]              forwarder coordinator (d, l)
@@ -28,28 +28,26 @@ Source: DeepEP csrc/kernels/internode.cu, dispatch. Break it: notebooks/13_inter
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.internode.arguments import (
-    BOARD,
-    BOARD_ROW,
     MAX_WARPS,
     MAX_WARPS_BEFORE_SM90,
     STAGES,
+    Context,
     InternodeDispatchInputs,
     InternodeDispatchOutputs,
     InternodeDispatchSizes,
     find_here,
 )
+from nbep.device.kernels.internode.coordinator import begin_block
 from nbep.device.kernels.internode.dispatch_forwarder import coordinate_forwarders, deliver_tokens, forward_tokens
-from nbep.device.kernels.internode.dispatch_nvl_receiver import clean_unused_rows, receive_tokens
-from nbep.device.kernels.internode.dispatch_rdma_sender import coordinate_senders, send_tokens
+from nbep.device.kernels.internode.dispatch_receiver import clean_unused_rows, receive_tokens
+from nbep.device.kernels.internode.dispatch_sender import coordinate_senders, send_tokens
 from nbep.device.layout.intranode import RingShape
 from nbep.device.network.seam import Network
-from nbep.device.protocols.board import reset_board
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers
 from nbep.device.protocols.spoil import has_failed, spoil_rows
 from nbep.device.protocols.staging import STAGE_STRIDE, open_stage
 from nbep.device.protocols.teams import Team
 from nbep.device.protocols.totals import Progress
-from nbep.device.protocols.waits import has_timed_out
 
 
 def dispatch_smem_bytes(num_threads: int) -> int:
@@ -58,44 +56,39 @@ def dispatch_smem_bytes(num_threads: int) -> int:
 
 
 @device_function
-def begin_block(bounds):
-    """Reset the board. Returns whether no wait of this rank was over time before; the same in the whole block."""
-    reset_board(ptx.smem_base() + BOARD, MAX_WARPS * BOARD_ROW // 4, ptx.thread_idx(), ptx.block_dim())
-    return ptx.bar_red_and(0, ptx.block_dim(), not has_timed_out(bounds))
-
-
-@device_function
-def forward(out, inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, warp, lane):
+def forward(ctx, out, inputs, warp):
     """Block 2c: the last warp coordinates, the others are teams of the same size; some may be left over."""
+    here = ctx.here
     num_warps = ptx.u32_div(ptx.block_dim() // 32 - 1, here.num_nvl_ranks)
-    team = Team(True, ptx.u32_div(warp, num_warps), here.channel, ptx.u32_mod(warp, num_warps), num_warps, lane)
+    team = Team(True, ptx.u32_div(warp, num_warps), here.channel, ptx.u32_mod(warp, num_warps), num_warps, ctx.lane)
     if warp == ptx.block_dim() // 32 - 1:
-        coordinate_forwarders(inputs, network, progress, bounds, here, rdma, sizes, lane)
+        coordinate_forwarders(ctx, inputs)
     elif team.peer < here.num_nvl_ranks:
-        stage = open_stage(ptx.smem_base() + STAGES, warp, lane)
+        stage = open_stage(ptx.smem_base() + STAGES, warp, ctx.lane)
         if team.peer == here.nvl_rank:
-            deliver_tokens(out, inputs, network, progress, bounds, here, rdma, sizes, team, stage)
+            deliver_tokens(ctx, out, inputs, team, stage)
         else:
-            forward_tokens(out, inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, team, stage)
+            forward_tokens(ctx, out, inputs, team, stage)
 
 
 @device_function
-def send_and_receive(out, inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, warp, lane):
+def send_and_receive(ctx, out, inputs, warp):
     """Block 2c + 1: the first warps send, the last one coordinates them, those between are teams of receivers."""
-    num_senders = ptx.block_dim() // 32 - 1 - (here.num_nvl_ranks - 1) * sizes.num_receivers
+    here = ctx.here
+    num_warps = ctx.sizes.num_receivers
+    num_senders = ptx.block_dim() // 32 - 1 - (here.num_nvl_ranks - 1) * num_warps
     if warp == ptx.block_dim() // 32 - 1:
-        coordinate_senders(inputs, network, progress, bounds, here, rdma, sizes, num_senders, lane)
+        coordinate_senders(ctx, inputs, num_senders)
     else:
-        stage = open_stage(ptx.smem_base() + STAGES, warp, lane)
+        stage = open_stage(ptx.smem_base() + STAGES, warp, ctx.lane)
         if warp < num_senders:
-            send_tokens(out, inputs, network, progress, bounds, here, rdma, sizes, warp, num_senders, stage, lane)
+            send_tokens(ctx, out, inputs, warp, num_senders, stage)
         else:
             which = warp - num_senders
-            num_warps = sizes.num_receivers
             other = ptx.u32_div(which, num_warps)
             peer = other if other < here.nvl_rank else other + 1  # what comes over the own place is delivered
-            team = Team(False, peer, here.channel, ptx.u32_mod(which, num_warps), num_warps, lane)
-            receive_tokens(out, inputs, peers, bounds, here, nvl, sizes, team, stage)
+            team = Team(False, peer, here.channel, ptx.u32_mod(which, num_warps), num_warps, ctx.lane)
+            receive_tokens(ctx, out, inputs, team, stage)
 
 
 @kernel(max_threads=32 * MAX_WARPS, clusters=CLUSTERS, max_threads_before_sm90=32 * MAX_WARPS_BEFORE_SM90)
@@ -117,13 +110,14 @@ def internode_dispatch(
     """
     warp = ptx.thread_idx() // 32
     lane = ptx.thread_idx() % 32
-    here = find_here(network, peers, ptx.block_idx() // 2)
+    here = find_here(network, peers, ptx.block_idx() // 2, rdma.num_channels)
+    ctx = Context(network, peers, progress, bounds, here, lane, sizes, nvl, rdma, None)
     if begin_block(bounds):
         if ptx.block_idx() % 2 == 0:
-            forward(out, inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, warp, lane)
+            forward(ctx, out, inputs, warp)
         else:
-            send_and_receive(out, inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, warp, lane)
+            send_and_receive(ctx, out, inputs, warp)
         if sizes.num_worst_tokens > 0:
-            clean_unused_rows(out, inputs, here, nvl, sizes.num_worst_tokens)
+            clean_unused_rows(ctx, out, inputs)
     if has_failed(bounds):
         spoil_rows(out, nvl, sizes.num_recv_tokens, lane)

@@ -34,15 +34,16 @@ from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.kernels.internode.arguments import BATCHES, BOARD, BOARD_ROW, rank_of
+from nbep.device.kernels.internode.arguments import first_passing_row, neighbor_at, rank_at, tokens_to_node
 from nbep.device.kernels.internode.coordinator import (
-    first_passing_row,
+    NOTHING,
+    board_row,
+    load_batch,
     next_after,
+    publish_heads,
     share_batch,
-    tell_heads,
-    tokens_to_node,
 )
-from nbep.device.kernels.internode.dispatch_nvl_receiver import output_rows, receive_token
+from nbep.device.kernels.internode.dispatch_receiver import output_rows, receive_token
 from nbep.device.layout.internode import bits_shift, bits_word, recv_row, rings_offset, tail_offset
 from nbep.device.layout.intranode import locate_notes, locate_ring, note_bytes, slot_bytes
 from nbep.device.network.seam import own_ptr
@@ -62,7 +63,21 @@ from nbep.device.protocols.waits import (
     wait_until,
 )
 
-NOTHING = -1  # the node of a batch that did not come
+
+class Incoming(NamedTuple):
+    """What comes to a forwarder on its channel: in lane n from node n. Rows are those of send_nvl_head."""
+
+    base: int  # what the ring's tail was at the start
+    total: int
+    row: int
+
+
+class Batch(NamedTuple):
+    """Tokens in the ring of a node: the node, the first and the one behind the last."""
+
+    node: int
+    first: int
+    end: int
 
 
 class Expected(NamedTuple):
@@ -89,32 +104,39 @@ def lanes_with_tokens(tail, expected):
 
 
 @device_function
-def find_batch(network, bounds, here, cells, base, head, total, last, lane):
+def find_batch(ctx, incoming, head, last):
     """Wait for tokens that are there: the node that they come from, the first and how many. All lanes of a warp.
 
-    base, head, total: in lane n what ring n's tail was at the start, how many of its tokens are done, and how many come
-    last: the node of the batch before
+    head: in lane n how many tokens of ring n are done; last: the node of the batch before
     """
-    tail = own_ptr(network, tail_offset(cells, here.num_rdma_ranks, here.channel, lane))
-    ring = Expected(tail, base, head, total)
-    seen, ready = wait_until(load_tail, ring, lanes_with_tokens, ring, bounds, wait_expired_together)
+    total = incoming.total
+    tail = own_ptr(ctx.network, tail_offset(ctx.sizes.cells, ctx.here.num_rdma_ranks, ctx.here.channel, ctx.lane))
+    ring = Expected(tail, incoming.base, head, total)
+    seen, ready = wait_until(load_tail, ring, lanes_with_tokens, ring, ctx.bounds, wait_expired_together)
     if ready != 0:
         node = next_after(ready, last)
         count = min(seen, total) - head
         return node, ptx.shfl_idx_s32(ptx.FULL_MASK, head, node), ptx.shfl_idx_s32(ptx.FULL_MASK, count, node)
     if head < total:
-        report_fault(bounds, FORWARDER_RDMA_TAIL, rank_of(here, lane), here.channel, head + 1, seen)
+        report_fault(ctx.bounds, FORWARDER_RDMA_TAIL, rank_at(ctx, ctx.lane), ctx.here.channel, head + 1, seen)
     return NOTHING, 0, 0
 
 
 @device_function
-def tokens_for_rank(slots, shape, here, first, count, k, lane):
-    """Which of 32 slots of a ring go to rank k of this node: bit j for slot first + j. The same in every lane."""
+def row_of_slot(ctx, node, slot):
+    """The address of the row of a slot that a node's rank has filled."""
+    slots = own_ptr(ctx.network, recv_row(ctx.rdma, ctx.here.channel, node, 0))
+    return slots + ptx.u32_mod(slot, ctx.rdma.num_slots) * slot_bytes(ctx.rdma)
+
+
+@device_function
+def tokens_for_rank(ctx, batch, k):
+    """Which of 32 slots of a node's ring go to rank k of this node: bit j for the j-th. The same in every lane."""
     is_wanted = False
-    if lane < count:
-        row = slots + ptx.u32_mod(first + lane, shape.num_slots) * slot_bytes(shape)
-        bits = ptx.ld_na_s32(locate_notes(row, shape).src_idx + 4 * bits_word(here.rdma_rank))
-        is_wanted = (bits >> (bits_shift(here.rdma_rank) + k)) & 1 != 0
+    if ctx.lane < batch.end - batch.first:
+        notes = locate_notes(row_of_slot(ctx, batch.node, batch.first + ctx.lane), ctx.rdma)
+        bits = ptx.ld_na_s32(notes.src_idx + 4 * bits_word(ctx.here.rdma_rank))
+        is_wanted = (bits >> (bits_shift(ctx.here.rdma_rank) + k)) & 1 != 0
     return ptx.vote_ballot(ptx.FULL_MASK, is_wanted)
 
 
@@ -138,117 +160,99 @@ def own_number(number, team):
 
 
 @device_function
-def note_nvl_heads(out, here, chosen, index, row, count, num_rows, k, lane):
-    """Write the indexes of up to 32 tokens that pass through, among those of their node and channel for rank k."""
-    if lane < count and row + lane < num_rows:
-        head = index + ptx.popc_u32(chosen & ((1 << lane) - 1)) if (chosen >> lane) & 1 != 0 else -1
-        ptx.st_weak_s32(out.send_nvl_head + 4 * ((row + lane) * here.num_nvl_ranks + k), head)
-
-
-@device_function
-def forward_slot(dst, src, shape, stage, parity, lane):
+def forward_slot(ctx, dst, src, stage, parity):
     """Copy a slot, notes and all, to another one; one warp. Returns the parity of the stage's next copy."""
-    front = note_bytes(shape)
-    num_bytes = front + shape.hidden_bytes
-    begin_copy(Row(src - front, num_bytes, 0), stage, lane)
-    return end_copy(ptx.ld_na_v4, dst - front, Row(src - front, num_bytes, 0), stage, parity, lane)
+    front = note_bytes(ctx.rdma)
+    slot = Row(src - front, front + ctx.rdma.hidden_bytes, 0)
+    begin_copy(slot, stage, ctx.lane)
+    return end_copy(ptx.ld_na_v4, dst - front, slot, stage, parity, ctx.lane)
 
 
 @device_function
-def check_passing(inputs, bounds, here, num_rows, team):
+def check_passing(ctx, inputs, team):
     """Tell the host if send_nvl_head has fewer rows than tokens pass through; only with num_worst_tokens it may."""
-    last = here.num_rdma_ranks - 1
+    last = ctx.here.num_rdma_ranks - 1
+    num_rows = ctx.sizes.num_rdma_recv_tokens
     total = ptx.ld_nc_s32(inputs.recv_rdma_rank_prefix_sum + 4 * last)
-    if total > num_rows and team.warp == 0 and team.lane == 0:
-        report_fault(bounds, DISPATCH_RECEIVER_ROWS, rank_of(here, last), here.channel, total, num_rows)
-
-
-class Incoming(NamedTuple):
-    """What comes to a forwarder on its channel: in lane n from node n. Rows are those of send_nvl_head."""
-
-    base: int  # what the ring's tail was at the start
-    total: int
-    row: int
+    if total > num_rows and team.warp == 0 and ctx.lane == 0:
+        report_fault(ctx.bounds, DISPATCH_RECEIVER_ROWS, rank_at(ctx, last), ctx.here.channel, total, num_rows)
 
 
 @device_function
-def find_incoming(out, inputs, progress, bounds, here, shape, sizes, team):
+def find_incoming(ctx, out, inputs, team):
     base = total = row = 0
-    if team.lane < here.num_rdma_ranks:
-        base = ptx.ld_weak_s32(progress.received + 4 * (here.channel * here.num_rdma_ranks + team.lane))
-        total = tokens_to_node(inputs.recv_rdma_channel_prefix_matrix, shape.num_channels, here.channel, team.lane)
-        row = first_passing_row(inputs, shape.num_channels, here.channel, team.lane)
+    if ctx.lane < ctx.here.num_rdma_ranks:
+        base = ptx.ld_weak_s32(ctx.progress.received + 4 * (ctx.here.channel * ctx.here.num_rdma_ranks + ctx.lane))
+        total = tokens_to_node(ctx, inputs.recv_rdma_channel_prefix_matrix, ctx.lane)
+        row = first_passing_row(ctx, inputs, ctx.lane)
     if out.send_nvl_head != 0:
-        check_passing(inputs, bounds, here, sizes.num_rdma_recv_tokens, team)
+        check_passing(ctx, inputs, team)
     return Incoming(base, total, row)
 
 
 @device_function
-def next_batch(network, bounds, here, cells, incoming, head, last, team):
-    """The tokens that the team takes next: their node, the first and the one behind the last. The whole team.
+def next_batch(ctx, incoming, head, last, team):
+    """The tokens that the team takes next. The whole team.
 
     head: in lane n how many of node n are done; last: the node of the batch before
     """
-    batch = ptx.smem_base() + BATCHES + 16 * team.peer
     if team.warp == 0:
-        base, total = incoming.base, incoming.total
-        node, first, count = find_batch(network, bounds, here, cells, base, head, total, last, team.lane)
-        if team.lane == 0:
-            share_batch(batch, node, first, first + count)
+        node, first, count = find_batch(ctx, incoming, head, last)
+        if ctx.lane == 0:
+            share_batch(team, node, first, first + count)
     team_barrier(team)
-    if ptx.has_tma() and team.lane == 0:
+    if ptx.has_tma() and ctx.lane == 0:
         ptx.fence_proxy_async_global()  # what the tail published, before the bulk copies that read it
-    return ptx.ld_shared_s32(batch), ptx.ld_shared_s32(batch + 4), ptx.ld_shared_s32(batch + 8)
+    return load_batch(team)
 
 
 @device_function
-def choose_tokens(out, slots, incoming, here, shape, sizes, node, first, count, index, team):
-    """Which of up to 32 slots of a node's ring go to the team's rank; and it is written down for combine.
+def choose_tokens(ctx, out, incoming, batch, index, team):
+    """Which of up to 32 tokens of a batch go to the team's rank; and it is written down for combine.
 
-    index: in lane n how many of node n before them went there
+    index: in lane n how many of node n before them went there, the entry of the next one in send_nvl_head
     """
-    chosen = tokens_for_rank(slots, shape, here, first, count, team.peer, team.lane)
+    chosen = tokens_for_rank(ctx, batch, team.peer)
     if team.warp == 0 and out.send_nvl_head != 0:
-        row = ptx.shfl_idx_s32(ptx.FULL_MASK, incoming.row, node) + first
-        before = ptx.shfl_idx_s32(ptx.FULL_MASK, index, node)
-        num_rows = sizes.num_rdma_recv_tokens
-        note_nvl_heads(out, here, chosen, before, row, count, num_rows, team.peer, team.lane)
+        row = ptx.shfl_idx_s32(ptx.FULL_MASK, incoming.row, batch.node) + batch.first + ctx.lane
+        before = ptx.shfl_idx_s32(ptx.FULL_MASK, index, batch.node)
+        if ctx.lane < batch.end - batch.first and row < ctx.sizes.num_rdma_recv_tokens:
+            head = before + ptx.popc_u32(chosen & ((1 << ctx.lane) - 1)) if (chosen >> ctx.lane) & 1 != 0 else -1
+            ptx.st_weak_s32(out.send_nvl_head + 4 * (row * ctx.here.num_nvl_ranks + team.peer), head)
     return chosen
 
 
 @device_function
-def forward_tokens(out, inputs, network, peers, progress, bounds, here, nvl, rdma, sizes, team, stage):
+def forward_tokens(ctx, out, inputs, team, stage):
     """Forwarder: hand on to another rank of the node what it wants of the tokens that come on this channel."""
-    lane = team.lane
-    rings = buffer_of(peers, team.peer) + rings_offset(here.num_rdma_ranks, here.num_nvl_ranks)
+    here, nvl, lane = ctx.here, ctx.nvl, ctx.lane
+    rings = buffer_of(ctx.peers, team.peer) + rings_offset(here.num_rdma_ranks, here.num_nvl_ranks)
     ring = locate_ring(rings, nvl, here.channel, here.nvl_rank)
-    board = ptx.smem_base() + BOARD + BOARD_ROW * team.peer
-    incoming = find_incoming(out, inputs, progress, bounds, here, rdma, sizes, team)
+    board = board_row(team.peer)
+    waiter = Waiter(FORWARDER_NVL_HEAD, neighbor_at(ctx, team.peer), here.channel)
+    chunk = ctx.sizes.num_max_nvl_send_tokens
+    incoming = find_incoming(ctx, out, inputs, team)
     head = index = 0  # in lane n: tokens of node n that are done, and those of them for this rank
     last = here.rdma_rank  # the node behind this one comes first, so that not all ranks begin with the same
     parity = 0
     tail = 0  # slots filled
-    is_told = True  # the receiver, of all of them
+    is_published = True  # all of them
     chunk_end = 0
     may_fill = True
     while ptx.vote_any(ptx.FULL_MASK, head < incoming.total):
-        node, slot, end = next_batch(network, bounds, here, sizes.cells, incoming, head, last, team)
+        node, slot, end = next_batch(ctx, incoming, head, last, team)
         if node == NOTHING:
             return
-        slots = own_ptr(network, recv_row(rdma, here.channel, node, 0))
         while slot < end:
-            chosen = choose_tokens(out, slots, incoming, here, rdma, sizes, node, slot, end - slot, index, team)
+            chosen = choose_tokens(ctx, out, incoming, Batch(node, slot, end), index, team)
             if lane == node:
                 index += ptx.popc_u32(chosen)
             while chosen != 0:
                 if tail == chunk_end:
-                    chunk_end += sizes.num_max_nvl_send_tokens
+                    chunk_end += chunk
                     has_room = True
                     if lane == 0 and chunk_end > nvl.num_slots:  # until then it cannot be full
-                        peer = here.rdma_rank * here.num_nvl_ranks + team.peer
-                        waiter = Waiter(FORWARDER_NVL_HEAD, peer, here.channel)
-                        wanted = sizes.num_max_nvl_send_tokens
-                        has_room = wait_free_slots(ring.head, tail, nvl.num_slots, wanted, bounds, waiter)
+                        has_room = wait_free_slots(ring.head, tail, nvl.num_slots, chunk, ctx.bounds, waiter)
                     ptx.syncwarp(ptx.FULL_MASK)  # what lane 0 has seen of the head comes before all lanes' stores
                     may_fill = may_fill and ptx.vote_all(ptx.FULL_MASK, has_room)
                 of_chunk, own = share_out(chosen, tail, chunk_end - tail, team)
@@ -256,25 +260,25 @@ def forward_tokens(out, inputs, network, peers, progress, bounds, here, nvl, rdm
                 at = tail + own_number(tail, team)
                 chosen ^= of_chunk
                 tail += ptx.popc_u32(of_chunk)
-                is_told = False
+                is_published = False
                 while own != 0:
-                    src = slots + ptx.u32_mod(slot + ptx.ffs_u32(own) - 1, rdma.num_slots) * slot_bytes(rdma)
+                    src = row_of_slot(ctx, node, slot + ptx.ffs_u32(own) - 1)
                     dst = ring.x + ptx.u32_mod(at, nvl.num_slots) * slot_bytes(nvl)
-                    parity = forward_slot(dst, src, rdma, stage, parity, lane)
+                    parity = forward_slot(ctx, dst, src, stage, parity)
                     own &= own - 1
                     at += team.num_warps
                 if tail == chunk_end:
                     if not publish_tail(ring, tail, may_fill, team):
                         return
-                    is_told = True
+                    is_published = True
             slot += 32
         # All of the batch at the latest now: the next one may be long in coming. But never the same tail twice: who has
         # all of its tokens may have left, and have reset its cells for the next call.
-        if is_told:
+        if is_published:
             team_barrier(team)
         elif not publish_tail(ring, tail, may_fill, team):
             return
-        is_told = True
+        is_published = True
         last = node
         if lane == node:
             head = end
@@ -285,26 +289,25 @@ def forward_tokens(out, inputs, network, peers, progress, bounds, here, nvl, rdm
 
 
 @device_function
-def deliver_tokens(out, inputs, network, progress, bounds, here, rdma, sizes, team, stage):
+def deliver_tokens(ctx, out, inputs, team, stage):
     """Deliverer: the forwarders for the own rank copy its tokens straight to their rows of recv_x.
 
     Through a ring such a token would leave an SM twice.
     """
-    lane = team.lane
-    board = ptx.smem_base() + BOARD + BOARD_ROW * team.peer
-    incoming = find_incoming(out, inputs, progress, bounds, here, rdma, sizes, team)
-    next_row, end_row = output_rows(inputs, bounds, here, rdma, sizes, team)
+    lane = ctx.lane
+    board = board_row(team.peer)
+    incoming = find_incoming(ctx, out, inputs, team)
+    next_row, end_row = output_rows(ctx, inputs, team)
     head = index = 0
-    last = here.rdma_rank
+    last = ctx.here.rdma_rank
     parity = 0
     number = 0
     while ptx.vote_any(ptx.FULL_MASK, head < incoming.total):
-        node, slot, end = next_batch(network, bounds, here, sizes.cells, incoming, head, last, team)
+        node, slot, end = next_batch(ctx, incoming, head, last, team)
         if node == NOTHING:
             break
-        slots = own_ptr(network, recv_row(rdma, here.channel, node, 0))
         while slot < end:
-            chosen = choose_tokens(out, slots, incoming, here, rdma, sizes, node, slot, end - slot, index, team)
+            chosen = choose_tokens(ctx, out, incoming, Batch(node, slot, end), index, team)
             row = ptx.shfl_idx_s32(ptx.FULL_MASK, next_row + index, node)
             left_there = ptx.shfl_idx_s32(ptx.FULL_MASK, end_row, node) - row  # rows up to the end of recv_x
             if lane == node:
@@ -313,8 +316,8 @@ def deliver_tokens(out, inputs, network, progress, bounds, here, rdma, sizes, te
             row += own_number(number, team)
             number += ptx.popc_u32(chosen)
             while own != 0:
-                src = slots + ptx.u32_mod(slot + ptx.ffs_u32(own) - 1, rdma.num_slots) * slot_bytes(rdma)
-                parity = receive_token(out, src, row, here, rdma, sizes, stage, parity, lane)
+                src = row_of_slot(ctx, node, slot + ptx.ffs_u32(own) - 1)
+                parity = receive_token(ctx, out, src, row, stage, parity)
                 own &= own - 1
                 row += team.num_warps
             slot += 32
@@ -324,16 +327,15 @@ def deliver_tokens(out, inputs, network, progress, bounds, here, rdma, sizes, te
             head = end
             if team.warp == 0:
                 note_progress(board + 4 * node, head)
-    if not ptx.vote_any(ptx.FULL_MASK, head < incoming.total) and team.warp == 0 and lane < here.num_rdma_ranks:
+    if not ptx.vote_any(ptx.FULL_MASK, head < incoming.total) and team.warp == 0 and lane < ctx.here.num_rdma_ranks:
         note_progress(board + 4 * lane, RETIRED)
     if ptx.has_tma() and lane == 0:
         ptx.tma_store_wait_all()
 
 
 @device_function
-def coordinate_forwarders(inputs, network, progress, bounds, here, shape, sizes, lane):
+def coordinate_forwarders(ctx, inputs):
     """Forwarder coordinator; one warp, a lane for each node."""
-    if lane < here.num_rdma_ranks:
-        total = tokens_to_node(inputs.recv_rdma_channel_prefix_matrix, shape.num_channels, here.channel, lane)
-        num_teams, chunk, site = here.num_nvl_ranks, sizes.num_max_rdma_send_tokens, FORWARDER_COORDINATOR
-        tell_heads(network, progress, bounds, here, total, num_teams, chunk, sizes.cells, site, lane)
+    if ctx.lane < ctx.here.num_rdma_ranks:
+        total = tokens_to_node(ctx, inputs.recv_rdma_channel_prefix_matrix, ctx.lane)
+        publish_heads(ctx, total, ctx.here.num_nvl_ranks, FORWARDER_COORDINATOR)

@@ -23,102 +23,92 @@ called          block 0           (the kernel)      (next notify)           -
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
+from nbep.device.kernels.internode.arguments import rank_at
 from nbep.device.layout.internode import arrived_offset, call_offset
 from nbep.device.layout.intranode import CALL_BYTES, RELAYED_WORDS
 from nbep.device.network.seam import amo_add, own_ptr
-from nbep.device.protocols.calls import TOLD_WORDS, report_difference, tell_call
+from nbep.device.protocols.calls import TOLD_WORDS, report_difference, say_words, tell_call
 from nbep.device.protocols.peers import barrier_signals_of
 from nbep.device.protocols.totals import wait_arrived
 from nbep.device.protocols.waits import ONE, has_timed_out, wait_node_call
 
 
 @device_function
-def tell_node(network, cells, num_rdma_ranks, own, peer, call):
-    """Add this rank's words, each and 1 more, to those that a rank of another node has of it; one thread."""
-    row = call_offset(cells, num_rdma_ranks, own)
-    amo_add(network, row, call.verb + 1, peer, 0, False)
-    amo_add(network, row + 4, call.handle + 1, peer, 0, False)
-    amo_add(network, row + 8, call.zero_copy + 1, peer, 0, False)
-    amo_add(network, row + 12, call.dtype + 1, peer, 0, False)
-    amo_add(network, row + 16, call.hidden + 1, peer, 0, False)
-    amo_add(network, row + 20, call.scales + 1, peer, 0, False)
-    amo_add(network, row + 24, call.num_topk + 1, peer, 0, False)
-    amo_add(network, row + 28, call.num_experts + 1, peer, 0, False)
-    amo_add(network, row + 32, call.num_sms + 1, peer, 0, False)
-    amo_add(network, row + 36, call.chunk + 1, peer, 0, False)
-    amo_add(network, row + 40, call.slots + 1, peer, 0, False)
-    amo_add(network, row + 44, call.rdma_chunk + 1, peer, 0, False)
-    amo_add(network, row + 48, call.rdma_slots + 1, peer, 0, False)
-    amo_add(network, row + 52, call.rank + 1, peer, 0, False)
+def words_from(ctx, node):
+    """The address of what the rank of a node has told of its call."""
+    return own_ptr(ctx.network, call_offset(ctx.sizes.cells, ctx.here.num_rdma_ranks, node))
 
 
 @device_function
-def wait_node(network, peers, bounds, cells, call, called):
+def add_word(to, cell, word):
+    """Say a word of a call to a rank of another node: add it to a cell that was 0."""
+    network, peer = to
+    amo_add(network, cell, word, peer, 0, False)
+
+
+@device_function
+def wait_node(ctx, called):
     """Thread n waits for (n, own place). Returns whether that rank has come with another call."""
-    num_rdma_ranks = ptx.u32_div(network.num_ranks, peers.num_ranks)
     node = ptx.thread_idx()
     is_other = False
-    if node < num_rdma_ranks:
-        cell = own_ptr(network, arrived_offset(cells, node))
-        ahead = wait_arrived(cell, ptx.s32(called + call.signal), bounds, node * peers.num_ranks + peers.rank)
+    if node < ctx.here.num_rdma_ranks:
+        cell = own_ptr(ctx.network, arrived_offset(ctx.sizes.cells, node))
+        ahead = wait_arrived(cell, ptx.s32(called + ctx.call.signal), ctx.bounds, rank_at(ctx, node))
         is_other = ahead != 0 and ahead < ONE
     return is_other
 
 
 @device_function
-def ask_node(network, peers, bounds, cells, call, is_other):
+def ask_node(ctx, is_other):
     """Exchange words with a rank that has come with another call. Returns whether its words are here."""
     told = is_other
     if is_other:
-        num_rdma_ranks = ptx.u32_div(network.num_ranks, peers.num_ranks)
         node = ptx.thread_idx()
-        peer = node * peers.num_ranks + peers.rank
-        tell_node(network, cells, num_rdma_ranks, ptx.u32_div(network.rank, peers.num_ranks), peer, call)
-        row = own_ptr(network, call_offset(cells, num_rdma_ranks, node))
+        own_row = call_offset(ctx.sizes.cells, ctx.here.num_rdma_ranks, ctx.here.rdma_rank)
+        say_words(add_word, (ctx.network, rank_at(ctx, node)), own_row, ctx.call)
+        row = words_from(ctx, node)
         for i in range(TOLD_WORDS):
-            if not wait_node_call(row + 4 * i, bounds, peer):
+            if not wait_node_call(row + 4 * i, ctx.bounds, rank_at(ctx, node)):
                 told = False
     return told
 
 
 @device_function
-def report_node(network, peers, bounds, cells, call, told):
+def report_node(ctx, told):
     """Report what a rank of another node has called, if its words are here."""
-    if told and not has_timed_out(bounds):
-        num_rdma_ranks = ptx.u32_div(network.num_ranks, peers.num_ranks)
-        report_difference(call, own_ptr(network, call_offset(cells, num_rdma_ranks, ptx.thread_idx())), bounds)
+    if told and not has_timed_out(ctx.bounds):
+        report_difference(ctx.call, words_from(ctx, ptx.thread_idx()), ctx.bounds)
 
 
 @device_function
-def meet_nodes(network, peers, bounds, cells, call, called):
+def meet_nodes(ctx, called):
     """Wait for the ranks of other nodes. Returns to all threads whether all that have come call the same."""
-    is_other = wait_node(network, peers, bounds, cells, call, called)
+    is_other = wait_node(ctx, called)
     is_same = ptx.bar_red_and(0, ptx.block_dim(), not is_other)
     if not is_same:
-        told = ask_node(network, peers, bounds, cells, call, is_other)
+        told = ask_node(ctx, is_other)
         ptx.syncthreads()  # a report ends all waits that have not begun
-        report_node(network, peers, bounds, cells, call, told)
+        report_node(ctx, told)
         ptx.syncthreads()
     return is_same
 
 
 @device_function
-def relay_call(network, peers, cells, call, is_same):
+def relay_call(ctx, is_same):
     """Write a call that another node's rank has told where the peers of this node read it, and the own one behind it.
 
     All threads of the block call it. is_same: whether this thread's peer calls the same as this rank, for all that is
     known; else both have told each other. Returns whether there is a call to pass on.
     """
-    num_rdma_ranks = ptx.u32_div(network.num_ranks, peers.num_ranks)
     found = -1
-    for node in range(num_rdma_ranks):
-        if ptx.ld_relaxed_sys_s32(own_ptr(network, call_offset(cells, num_rdma_ranks, node))) != 0:
+    for node in range(ctx.here.num_rdma_ranks):
+        if ptx.ld_relaxed_sys_s32(words_from(ctx, node)) != 0:
             found = node
     peer = ptx.thread_idx()
-    if found >= 0 and peer < peers.num_ranks and is_same:
-        row = own_ptr(network, call_offset(cells, num_rdma_ranks, found))
-        relayed = barrier_signals_of(peers, peer) + RELAYED_WORDS + CALL_BYTES * peers.rank
+    if found >= 0 and peer < ctx.here.num_nvl_ranks and is_same:
+        row = words_from(ctx, found)
+        relayed = barrier_signals_of(ctx.peers, peer) + RELAYED_WORDS + CALL_BYTES * ctx.here.nvl_rank
         for i in range(TOLD_WORDS):
             ptx.st_weak_s32(relayed + 4 * i, ptx.ld_relaxed_sys_s32(row + 4 * i))
-        tell_call(call, peers, peer)
+        tell_call(ctx.call, ctx.peers, peer)
     return found >= 0

@@ -39,6 +39,7 @@ from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
+from nbep.device.kernels.internode.arguments import Context, find_here, rank_at
 from nbep.device.kernels.internode.meet_nodes import meet_nodes, relay_call
 from nbep.device.kernels.intranode.notify_dispatch import reset_ring_cells
 from nbep.device.layout.internode import (
@@ -93,17 +94,19 @@ def notify_smem_bytes(num_threads: int) -> int:
 
 
 @device_function
-def count_tokens(out, inputs, num_ranks, num_nvl_ranks, sizes):
+def count_tokens(ctx, out, inputs):
     """Blocks 1 and up: the ranks first, then the nodes."""
     which = ptx.block_idx() - 1
-    row_bytes = 4 * sizes.num_channels
+    num_ranks, num_nvl_ranks = ctx.network.num_ranks, ctx.here.num_nvl_ranks
+    row_bytes = 4 * ctx.here.num_channels
     if which < num_ranks:
         prefix = out.gbl_channel_prefix_matrix + which * row_bytes
-        count_channel_tokens(prefix, inputs.is_token_in_rank, num_ranks, which, 1, sizes)
+        count_channel_tokens(prefix, inputs.is_token_in_rank, num_ranks, which, 1, ctx.sizes)
     else:
         node = which - num_ranks
         prefix = out.rdma_channel_prefix_matrix + node * row_bytes
-        count_channel_tokens(prefix, inputs.is_token_in_rank, num_ranks, node * num_nvl_ranks, num_nvl_ranks, sizes)
+        first = node * num_nvl_ranks
+        count_channel_tokens(prefix, inputs.is_token_in_rank, num_ranks, first, num_nvl_ranks, ctx.sizes)
 
 
 @device_function
@@ -114,65 +117,66 @@ def fill_words(stage, src, num_words, lane):
 
 
 @device_function
-def received_message(sizes, num_rdma_ranks, round_, node):
+def received_message(ctx, round_, node):
     """Offset of what the rank of a node tells a rank of this one's place in this notify."""
-    return message_offset(sizes.cells, num_rdma_ranks, round_ % 2, node)
+    return message_offset(ctx.sizes.cells, ctx.here.num_rdma_ranks, round_ % 2, node)
 
 
 @device_function
-def send_message(out, inputs, network, peers, sizes, call, round_, node, lane):
+def local_experts(ctx):
+    """Experts of each rank."""
+    return ptx.u32_div(ctx.sizes.num_experts, ctx.network.num_ranks)
+
+
+@device_function
+def send_message(ctx, out, inputs, round_, node):
     """Put the count message for a node's rank, and tell it; one warp."""
-    num_nvl_ranks = peers.num_ranks
-    num_rdma_ranks = ptx.u32_div(network.num_ranks, num_nvl_ranks)
-    num_local_experts = ptx.u32_div(sizes.num_experts, network.num_ranks)
-    num_channels = sizes.num_channels
+    num_nvl_ranks = ctx.here.num_nvl_ranks
+    num_channels = ctx.here.num_channels
     stage = ptx.smem_base() + COUNT_MESSAGE_BYTES * (ptx.thread_idx() // 32)
-    num_experts = num_nvl_ranks * num_local_experts  # of the node
+    num_experts = num_nvl_ranks * local_experts(ctx)  # of the node
     to_ranks = out.gbl_channel_prefix_matrix + 4 * node * num_nvl_ranks * num_channels
-    fill_words(stage, to_ranks, num_nvl_ranks * num_channels, lane)
+    fill_words(stage, to_ranks, num_nvl_ranks * num_channels, ctx.lane)
     to_node = stage + 4 * num_nvl_ranks * num_channels
-    fill_words(to_node, out.rdma_channel_prefix_matrix + 4 * node * num_channels, num_channels, lane)
+    fill_words(to_node, out.rdma_channel_prefix_matrix + 4 * node * num_channels, num_channels, ctx.lane)
     to_experts = to_node + 4 * num_channels
-    for i in range(lane, num_experts, 32):
-        ptx.st_shared_s32(
-            to_experts + 4 * i, ptx.ld_nc_s32(inputs.num_tokens_per_expert + 4 * (node * num_experts + i))
-        )
-    num_words = message_words(num_nvl_ranks, num_channels, num_local_experts)
-    if lane < (-num_words) & 3:  # up to a multiple of 16 bytes
-        ptx.st_shared_s32(stage + 4 * (num_words + lane), 0)
+    for i in range(ctx.lane, num_experts, 32):
+        count = ptx.ld_nc_s32(inputs.num_tokens_per_expert + 4 * (node * num_experts + i))
+        ptx.st_shared_s32(to_experts + 4 * i, count)
+    num_words = message_words(num_nvl_ranks, num_channels, local_experts(ctx))
+    if ctx.lane < (-num_words) & 3:  # up to a multiple of 16 bytes
+        ptx.st_shared_s32(stage + 4 * (num_words + ctx.lane), 0)
     if ptx.has_tma():
         ptx.fence_proxy_async_shared()
     ptx.syncwarp(ptx.FULL_MASK)
     num_bytes = (4 * num_words + 15) // 16 * 16
-    own = ptx.u32_div(network.rank, num_nvl_ranks)
-    peer = node * num_nvl_ranks + peers.rank
-    dst = received_message(sizes, num_rdma_ranks, round_, own)
-    src = message_offset(sizes.cells, num_rdma_ranks, 2 + round_ % 2, node)
-    keep_message(network, src, stage, num_bytes, lane)
-    put_nbi_warp(network, dst, src, stage, num_bytes, peer, 0, lane)
-    quiet(network, lane)
-    if lane == 0:
-        amo_add(network, arrived_offset(sizes.cells, own), call.signal, peer, 0, True)
+    dst = received_message(ctx, round_, ctx.here.rdma_rank)
+    src = message_offset(ctx.sizes.cells, ctx.here.num_rdma_ranks, 2 + round_ % 2, node)
+    keep_message(ctx.network, src, stage, num_bytes, ctx.lane)
+    put_nbi_warp(ctx.network, dst, src, stage, num_bytes, rank_at(ctx, node), 0, ctx.lane)
+    quiet(ctx.network, ctx.lane)
+    if ctx.lane == 0:
+        arrived = arrived_offset(ctx.sizes.cells, ctx.here.rdma_rank)
+        amo_add(ctx.network, arrived, ctx.call.signal, rank_at(ctx, node), 0, True)
     ptx.syncwarp(ptx.FULL_MASK)
 
 
 @device_function
-def counts_from(buffer, num_rdma_ranks, num_nvl_ranks, round_, nvl_rank):
+def counts_from(ctx, buffer, round_, nvl_rank):
     """What a rank of the node tells the owner of the buffer in this notify."""
-    return buffer + ((round_ % 2) * num_nvl_ranks + nvl_rank) * counts_bytes(num_rdma_ranks)
+    return buffer + ((round_ % 2) * ctx.here.num_nvl_ranks + nvl_rank) * counts_bytes(ctx.here.num_rdma_ranks)
 
 
 @device_function
-def hand_on_counts(network, peers, sizes, round_):
+def hand_on_counts(ctx, round_):
     """Give each rank of the node what the messages say of it."""
-    num_nvl_ranks = peers.num_ranks
-    num_rdma_ranks = ptx.u32_div(network.num_ranks, num_nvl_ranks)
-    num_local_experts = ptx.u32_div(sizes.num_experts, network.num_ranks)
-    num_channels = sizes.num_channels
-    messages = own_ptr(network, received_message(sizes, num_rdma_ranks, round_, 0))
+    num_nvl_ranks, num_rdma_ranks = ctx.here.num_nvl_ranks, ctx.here.num_rdma_ranks
+    num_channels = ctx.here.num_channels
+    num_local_experts = local_experts(ctx)
+    messages = own_ptr(ctx.network, received_message(ctx, round_, 0))
     experts = messages + 4 * (num_nvl_ranks + 1) * num_channels
     for k in range(num_nvl_ranks):
-        counts = counts_from(buffer_of(peers, k), num_rdma_ranks, num_nvl_ranks, round_, peers.rank)
+        counts = counts_from(ctx, buffer_of(ctx.peers, k), round_, ctx.here.nvl_rank)
         for i in range(ptx.thread_idx(), num_rdma_ranks * num_channels, ptx.block_dim()):
             node = ptx.u32_div(i, num_channels)
             word = k * num_channels + ptx.u32_mod(i, num_channels)
@@ -186,17 +190,15 @@ def hand_on_counts(network, peers, sizes, round_):
 
 
 @device_function
-def sum_node_counts(out, network, peers, sizes, round_):
+def sum_node_counts(ctx, out, round_):
     """What comes to this rank for its node: from the messages. Thread 0."""
-    num_nvl_ranks = peers.num_ranks
-    num_rdma_ranks = ptx.u32_div(network.num_ranks, num_nvl_ranks)
     total = 0
-    for node in range(num_rdma_ranks):
-        message = own_ptr(network, received_message(sizes, num_rdma_ranks, round_, node))
-        prefix = message + 4 * num_nvl_ranks * sizes.num_channels
-        row = out.recv_rdma_channel_prefix_matrix + 4 * node * sizes.num_channels
+    for node in range(ctx.here.num_rdma_ranks):
+        message = own_ptr(ctx.network, received_message(ctx, round_, node))
+        prefix = message + 4 * ctx.here.num_nvl_ranks * ctx.here.num_channels
+        row = out.recv_rdma_channel_prefix_matrix + 4 * node * ctx.here.num_channels
         count = 0
-        for channel in range(sizes.num_channels):
+        for channel in range(ctx.here.num_channels):
             count = ptx.ld_weak_s32(prefix + 4 * channel)
             ptx.st_weak_s32(row + 4 * channel, count)
         total += count
@@ -205,17 +207,16 @@ def sum_node_counts(out, network, peers, sizes, round_):
 
 
 @device_function
-def sum_rank_counts(out, buffer, num_rdma_ranks, num_nvl_ranks, num_channels, round_):
+def sum_rank_counts(ctx, out, buffer, round_):
     """What comes to this rank itself, from all ranks: from the node's counts. Thread 0."""
     total = 0
-    for rank in range(num_rdma_ranks * num_nvl_ranks):
-        node = ptx.u32_div(rank, num_nvl_ranks)
-        nvl_rank = ptx.u32_mod(rank, num_nvl_ranks)
-        prefix = counts_from(buffer, num_rdma_ranks, num_nvl_ranks, round_, nvl_rank)
-        prefix += 4 * node * num_channels
-        row = out.recv_gbl_channel_prefix_matrix + 4 * rank * num_channels
+    for rank in range(ctx.network.num_ranks):
+        node = ptx.u32_div(rank, ctx.here.num_nvl_ranks)
+        nvl_rank = ptx.u32_mod(rank, ctx.here.num_nvl_ranks)
+        prefix = counts_from(ctx, buffer, round_, nvl_rank) + 4 * node * ctx.here.num_channels
+        row = out.recv_gbl_channel_prefix_matrix + 4 * rank * ctx.here.num_channels
         count = 0
-        for channel in range(num_channels):
+        for channel in range(ctx.here.num_channels):
             ptx.st_weak_s32(row + 4 * channel, total + count)
             count = ptx.ld_weak_s32(prefix + 4 * channel)
         total += count
@@ -224,20 +225,22 @@ def sum_rank_counts(out, buffer, num_rdma_ranks, num_nvl_ranks, num_channels, ro
 
 
 @device_function
-def sum_expert_counts(out, buffer, num_rdma_ranks, num_nvl_ranks, num_local_experts, sizes, round_):
+def sum_expert_counts(ctx, out, buffer, round_):
     """How many tokens each expert of this rank gets, rounded up."""
-    for e in range(ptx.thread_idx(), num_local_experts, ptx.block_dim()):
+    alignment = ctx.sizes.expert_alignment
+    for e in range(ptx.thread_idx(), local_experts(ctx), ptx.block_dim()):
         total = 0
-        for nvl_rank in range(num_nvl_ranks):
-            counts = counts_from(buffer, num_rdma_ranks, num_nvl_ranks, round_, nvl_rank)
-            total += ptx.ld_weak_s32(counts + 4 * (num_rdma_ranks * sizes.num_channels + e))
-        total = ptx.u32_div(total + sizes.expert_alignment - 1, sizes.expert_alignment) * sizes.expert_alignment
+        for nvl_rank in range(ctx.here.num_nvl_ranks):
+            counts = counts_from(ctx, buffer, round_, nvl_rank)
+            total += ptx.ld_weak_s32(counts + 4 * (ctx.here.num_rdma_ranks * ctx.here.num_channels + e))
+        total = ptx.u32_div(total + alignment - 1, alignment) * alignment
         ptx.st_relaxed_sys_s32(out.moe_recv_expert_counter + 4 * e, total)
 
 
 @device_function
-def count_none(out, num_ranks, num_rdma_ranks, num_channels):
+def count_none(ctx, out):
     """What dispatch finds if ranks called something else: no tokens. The CPU waits for counters, or for a fault."""
+    num_ranks, num_rdma_ranks, num_channels = ctx.network.num_ranks, ctx.here.num_rdma_ranks, ctx.here.num_channels
     for i in range(ptx.thread_idx(), num_rdma_ranks * num_channels, ptx.block_dim()):
         ptx.st_weak_s32(out.recv_rdma_channel_prefix_matrix + 4 * i, 0)
     for i in range(ptx.thread_idx(), num_rdma_ranks, ptx.block_dim()):
@@ -249,34 +252,32 @@ def count_none(out, num_ranks, num_rdma_ranks, num_channels):
 
 
 @device_function
-def exchange(out, inputs, network, peers, progress, bounds, sizes, call):
+def exchange(ctx, out, inputs):
     """Block 0: between the nodes, then inside the node, then the sums."""
-    num_nvl_ranks = peers.num_ranks
-    num_rdma_ranks = ptx.u32_div(network.num_ranks, num_nvl_ranks)
-    num_local_experts = ptx.u32_div(sizes.num_experts, network.num_ranks)
-    round_ = ptx.ld_weak_s32(progress.rounds)
-    called = ptx.ld_weak_s32(progress.called)
-    if not has_timed_out(bounds):  # a rank that is only late may still need what it has of the last call
-        for node in range(ptx.thread_idx() // 32, num_rdma_ranks, ptx.block_dim() // 32):
-            send_message(out, inputs, network, peers, sizes, call, round_, node, ptx.thread_idx() % 32)
-    is_same = meet_nodes(network, peers, bounds, sizes.cells, call, called)
-    buffer = buffer_of(peers, peers.rank)
-    reset_ring_cells(buffer + rings_offset(num_rdma_ranks, num_nvl_ranks), sizes.num_ring_cell_words)
-    if not has_timed_out(bounds):
-        hand_on_counts(network, peers, sizes, round_)
-    relays = not is_same and relay_call(network, peers, sizes.cells, call, True)
+    round_ = ptx.ld_weak_s32(ctx.progress.rounds)
+    called = ptx.ld_weak_s32(ctx.progress.called)
+    if not has_timed_out(ctx.bounds):  # a rank that is only late may still need what it has of the last call
+        for node in range(ptx.thread_idx() // 32, ctx.here.num_rdma_ranks, ptx.block_dim() // 32):
+            send_message(ctx, out, inputs, round_, node)
+    is_same = meet_nodes(ctx, called)
+    buffer = buffer_of(ctx.peers, ctx.here.nvl_rank)
+    rings = buffer + rings_offset(ctx.here.num_rdma_ranks, ctx.here.num_nvl_ranks)
+    reset_ring_cells(rings, ctx.sizes.num_ring_cell_words)
+    if not has_timed_out(ctx.bounds):
+        hand_on_counts(ctx, round_)
+    relays = not is_same and relay_call(ctx, True)
     # With another signal it is another call to the peers, and they ask.
-    have_met = meet_with(peers, bounds, call, call.signal + relays, relays)
+    have_met = meet_with(ctx.peers, ctx.bounds, ctx.call, ctx.call.signal + relays, relays)
     if ptx.thread_idx() == 0:
-        ptx.st_weak_s32(progress.rounds, round_ + 1)
-        ptx.st_weak_s32(progress.called, ptx.s32(called + call.signal))
+        ptx.st_weak_s32(ctx.progress.rounds, round_ + 1)
+        ptx.st_weak_s32(ctx.progress.called, ptx.s32(called + ctx.call.signal))
     if not (is_same and have_met):
-        count_none(out, network.num_ranks, num_rdma_ranks, sizes.num_channels)
+        count_none(ctx, out)
         return
     if ptx.thread_idx() == 0:
-        sum_node_counts(out, network, peers, sizes, round_)
-        sum_rank_counts(out, buffer, num_rdma_ranks, num_nvl_ranks, sizes.num_channels, round_)
-    sum_expert_counts(out, buffer, num_rdma_ranks, num_nvl_ranks, num_local_experts, sizes, round_)
+        sum_node_counts(ctx, out, round_)
+        sum_rank_counts(ctx, out, buffer, round_)
+    sum_expert_counts(ctx, out, buffer, round_)
 
 
 @kernel(max_threads=128)
@@ -293,8 +294,10 @@ def internode_notify_dispatch(
     """Grid: 1 + num_ranks + num_rdma_ranks blocks. Block: 128 threads, or any multiple of 32. Shared:
     `notify_smem_bytes`.
     """
+    here = find_here(network, peers, 0, sizes.num_channels)
+    ctx = Context(network, peers, progress, bounds, here, ptx.thread_idx() % 32, sizes, None, None, call)
     if ptx.block_idx() > 0:
-        count_tokens(out, inputs, network.num_ranks, peers.num_ranks, sizes)
+        count_tokens(ctx, out, inputs)
     barrier_grid(progress.grid_arrivals, bounds)
     if ptx.block_idx() == 0:
-        exchange(out, inputs, network, peers, progress, bounds, sizes, call)
+        exchange(ctx, out, inputs)

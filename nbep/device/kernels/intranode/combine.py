@@ -36,6 +36,7 @@ from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
+from nbep.device.kernels.intranode.arguments import Context
 from nbep.device.layout.intranode import RingShape, locate_notes, locate_ring, slot_bytes
 from nbep.device.protocols.board import RETIRED, first_needed, has_stalled, load_expected
 from nbep.device.protocols.channels import channel_task_range
@@ -43,6 +44,7 @@ from nbep.device.protocols.copies import copy_row
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
 from nbep.device.protocols.spoil import has_failed, spoil_sums
 from nbep.device.protocols.sums import Listed, list_biases, list_rows, rows_or_ring, sum_rows, sum_weights
+from nbep.device.protocols.teams import Team
 from nbep.device.protocols.waits import (
     COMBINE_COORDINATOR,
     COMBINE_SENDER_HEAD,
@@ -114,8 +116,9 @@ def reset_board(board, warp, lane):
 
 
 @device_function
-def token_range_to_send(inputs, peers, shape, dst_rank, channel):
-    """Rows of x that came from one channel of dst_rank."""
+def token_range_to_send(ctx, inputs, dst_rank):
+    """Rows of x that came from the channel of dst_rank."""
+    peers, shape, channel = ctx.peers, ctx.shape, ctx.team.channel
     rank_begin = 0
     if dst_rank > 0:
         rank_begin = ptx.ld_nc_s32(inputs.rank_prefix_matrix + 4 * ((dst_rank - 1) * shape.num_ranks + peers.rank))
@@ -127,22 +130,28 @@ def token_range_to_send(inputs, peers, shape, dst_rank, channel):
 
 
 @device_function
-def send_tokens(inputs, peers, bounds, shape, sizes):
-    """Sender: push one channel's rows back to one peer, num_max_send_tokens a chunk.
-
-    The warps of a block take the peers in turn, starting with another one in each channel. They copy with plain loads
-    and stores: through the copy engine, as dispatch does, combine was 2 % slower on H200s where the wire is full.
-    """
+def join_senders(num_ranks):
+    """The team of a sending warp: they take the peers in turn, starting with another one in each channel."""
     channel = ptx.block_idx() // 2
     warp = ptx.thread_idx() // 32
-    lane = ptx.thread_idx() % 32
-    peer = ptx.u32_mod(channel + warp, shape.num_ranks)
+    peer = ptx.u32_mod(channel + warp, num_ranks)
+    num_warps = ptx.u32_div(ptx.block_dim() // 32, num_ranks)
+    return Team(True, peer, channel, ptx.u32_div(warp, num_ranks), num_warps, ptx.thread_idx() % 32)
+
+
+@device_function
+def send_tokens(ctx, inputs):
+    """Sender: push one channel's rows back to one peer, num_max_send_tokens a chunk.
+
+    They copy with plain loads and stores: through the copy engine, as dispatch does, combine was 2 % slower on H200s
+    where the wire is full.
+    """
+    peers, bounds, shape, sizes, team = ctx.peers, ctx.bounds, ctx.shape, ctx.sizes, ctx.team
+    peer, channel, lane = team.peer, team.channel, team.lane
     if peer == peers.rank:
         return
-    num_warps = ptx.u32_div(ptx.block_dim() // 32, shape.num_ranks)
-    warp_in_rank = ptx.u32_div(warp, shape.num_ranks)
     ring = locate_ring(buffer_of(peers, peer), shape, channel, peers.rank)
-    begin, end = token_range_to_send(inputs, peers, shape, peer, channel)
+    begin, end = token_range_to_send(ctx, inputs, peer)
     num_tokens = end - begin
     tail = 0
     may_fill = ptx.vote_all(ptx.FULL_MASK, not has_fault(bounds))
@@ -155,7 +164,7 @@ def send_tokens(inputs, peers, bounds, shape, sizes):
         # What lane 0 has seen of the head comes before all lanes' stores: a vote orders nothing.
         ptx.syncwarp(ptx.FULL_MASK)
         may_fill = may_fill and ptx.vote_all(ptx.FULL_MASK, has_room)
-        i = tail + warp_in_rank
+        i = tail + team.warp
         # No range: with a step that is no constant it divides 64-bit numbers, which takes a call and registers.
         while i < next_tail and may_fill:
             row = begin + i
@@ -165,11 +174,11 @@ def send_tokens(inputs, peers, bounds, shape, sizes):
             if lane < shape.num_topk:
                 weight = ptx.ld_na_f32(inputs.topk_weights + 4 * (row * shape.num_topk + lane))
                 ptx.st_na_f32(locate_notes(dst, shape).topk_weights + 4 * lane, weight)
-            i += num_warps
+            i += team.num_warps
         tail = next_tail
-        if not ptx.bar_red_and(1 + peer, 32 * num_warps, may_fill):
+        if not ptx.bar_red_and(1 + peer, 32 * team.num_warps, may_fill):
             return
-        if warp_in_rank == 0 and lane == 0:
+        if team.warp == 0 and lane == 0:
             ptx.st_release_sys_s32(ring.tail, tail)  # PAIR combine-tail: the chunk's slots
 
 
@@ -183,14 +192,16 @@ def minimum_head(board, num_warps, peer):
 
 
 @device_function
-def coordinate(board, num_warps, peers, bounds, shape, channel, peer):
-    """Coordinator: lane `peer` takes the tail of one ring to the block and the block's head to the ring's sender."""
+def coordinate(ctx, board):
+    """Coordinator, a lane for each peer: take a tail to the block and the block's head to the ring's sender."""
+    peers, bounds, shape, team = ctx.peers, ctx.bounds, ctx.shape, ctx.team
+    peer, channel = team.peer, team.channel
     ring = locate_ring(buffer_of(peers, peers.rank), shape, channel, peer)
     last_tail = 0
     last_head = 0
     deadline = 0
     while True:
-        head = minimum_head(board, num_warps, peer)
+        head = minimum_head(board, team.num_warps, peer)
         if head == RETIRED:
             return
         tail = ptx.ld_acquire_sys_s32(ring.tail)  # PAIR combine-tail
@@ -205,29 +216,32 @@ def coordinate(board, num_warps, peers, bounds, shape, channel, peer):
             deadline = 0
         elif deadline == 0:
             deadline = start_wait(bounds)
-        elif has_stalled(deadline, bounds, COMBINE_COORDINATOR, peers.rank, channel, RETIRED, head):
+        elif has_stalled(deadline, bounds, Waiter(COMBINE_COORDINATOR, peers.rank, channel), RETIRED, head):
             return
 
 
 @device_function
-def locate_source(inputs, peers, shape, channel, rank):
-    """Where this rank finds what a rank has made of the tokens of a channel."""
+def locate_source(ctx, inputs, rank):
+    """Where this rank finds what a rank has made of the tokens of the channel."""
+    peers, shape = ctx.peers, ctx.shape
     first = 0
     if rank == peers.rank:
-        first, _ = token_range_to_send(inputs, peers, shape, rank, channel)
-    ring = locate_ring(buffer_of(peers, peers.rank), shape, channel, rank)
+        first, _ = token_range_to_send(ctx, inputs, rank)
+    ring = locate_ring(buffer_of(peers, peers.rank), shape, ctx.team.channel, rank)
     return rows_or_ring(inputs, shape, rank == peers.rank, first, ring.x)
 
 
 @device_function
-def receive_tokens(out, inputs, board, num_warps, warp, lane, peers, bounds, shape, sizes, channel):
+def receive_tokens(ctx, out, inputs, board):
     """Receiver: sum up the tokens of one channel; each warp takes every (num_warps - 1)-th.
 
     A warp's head is the first slot that it still needs. It moves before the warp waits for its token, not after it has
     summed up the last one: otherwise the ring would be held there, and would need slots for a row of each receiving
     warp and for a chunk, less one. See docs/memory_orders.md.
     """
-    source = locate_source(inputs, peers, shape, channel, lane)
+    peers, bounds, shape, sizes, team = ctx.peers, ctx.bounds, ctx.shape, ctx.sizes, ctx.team
+    channel, warp, lane = team.channel, team.warp, team.lane
+    source = locate_source(ctx, inputs, lane)
     # After a fault of dispatch the handle may say that x has more rows than it has.
     has_rows = lane != peers.rank or not has_fault(bounds)
     rows = board.rows + 8 * MAX_ROWS * warp
@@ -245,7 +259,7 @@ def receive_tokens(out, inputs, board, num_warps, warp, lane, peers, bounds, sha
         here = expected if has_rows else -1
         num_biases = list_biases(rows, (inputs.bias_0, inputs.bias_1), token, shape.hidden_bytes, lane)
         num_ranks = list_rows(rows + 8 * num_biases, weights, lane, here, source)
-        after = token + num_warps - 1
+        after = token + team.num_warps - 1
         expected = load_expected(inputs.send_head, after, after < end, shape.num_ranks, lane)
         row = out.combined_x + token * shape.hidden_bytes
         sum_rows(ptx.st_na_v4, row, Listed(rows, num_biases + num_ranks), 0, shape.hidden_bytes, lane)
@@ -264,17 +278,18 @@ def combine(
 ):
     """Grid: 2 * num_channels blocks. Block: a multiple of 32 * num_ranks, at least 64. Shared: `combine_smem_bytes`."""
     if ptx.block_idx() % 2 == 0:
-        send_tokens(inputs, peers, bounds, shape, sizes)
+        send_tokens(Context(peers, bounds, shape, sizes, 0, join_senders(shape.num_ranks)), inputs)
     else:
         num_warps = ptx.u32_div(ptx.block_dim(), 32)
         warp = ptx.thread_idx() // 32
         lane = ptx.thread_idx() % 32
+        ctx = Context(peers, bounds, shape, sizes, 0, Team(False, lane, ptx.block_idx() // 2, warp, num_warps, lane))
         board = locate_board(num_warps)
         reset_board(board, warp, lane)
         ptx.syncthreads()
         if warp > 0:
-            receive_tokens(out, inputs, board, num_warps, warp, lane, peers, bounds, shape, sizes, ptx.block_idx() // 2)
+            receive_tokens(ctx, out, inputs, board)
         elif lane < shape.num_ranks and lane != peers.rank:
-            coordinate(board, num_warps, peers, bounds, shape, ptx.block_idx() // 2, lane)
+            coordinate(ctx, board)
         if has_failed(bounds):
             spoil_sums(out, shape, sizes.num_combined_tokens, lane)

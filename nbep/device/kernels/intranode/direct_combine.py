@@ -1,29 +1,29 @@
 """Direct combine: ranks push the rows they got back to where they came from, one place for each; the source adds up.
 
- rank d: x[i] --pusher--> NVLink --> slot[(t, d)] --summer: sum over d--> combined_x[t] : rank s
+ rank d: x[i] --sender--> NVLink --> slot[(t, d)] --receiver: sum over d--> combined_x[t] : rank s
  rank s: x[i], what it got from itself ------------------^
 
- cell               written by        with                     read by             with
- landed[d, chunk]   pusher(d)         st_release_sys           summers(s)          ld_acquire_sys
- slot, its weights  pusher(d)         bulk copy, st_na (1)     summers(s)          bulk copy, ld_na, after landed (2)
- next_token         summers           atom_add_relaxed_gpu     summers             the same
- landed, next_token the owner         st_weak 0 (notify), barrier (this kernel)    -
- own rows, biases   nobody            -                        summers(s)          bulk copy, or ld_na
- rows, weights[w]   warp w            st_shared                the same warp       ld_shared, after syncwarp
- stage of a warp    copy engine       bulk copy                the warp            ld_shared, see staged_sums.py
- combined_ arrays   summers           st_na, st_weak           -                   the next kernel
+ cell               written by        with                     read by           with
+ landed[d, chunk]   sender(d)         st_release_sys           receivers(s)      ld_acquire_sys
+ slot, its weights  sender(d)         bulk copy, st_na (1)     receivers(s)      bulk copy, ld_na, after landed (2)
+ next_token         receivers         atom_add_relaxed_gpu     receivers         the same
+ landed, next_token the owner         st_weak 0 (notify), barrier (this kernel)  -
+ own rows, biases   nobody            -                        receivers(s)      bulk copy, or ld_na
+ rows, weights[w]   warp w            st_shared                the same warp     ld_shared, after syncwarp
+ stage of a warp    copy engine       bulk copy                the warp          ld_shared, see staged_sums.py
+ combined_ arrays   receivers         st_na, st_weak           -                 the next kernel
 
  (1) The barrier of the notify kernel stands before: the owner has left the combine before, whose slots they were.
  (2) Bulk copies are waited for to the end (tma_store_wait_all) by the thread that started them, before it says that
      the chunk has landed; a syncwarp stands between the lanes' stores of weights and that. By then it has started to
-     load the first row of its next chunk, so that the wait hides that load. A summer's lanes acquire, meet at the
+     load the first row of its next chunk, so that the wait hides that load. A receiver's lanes acquire, meet at the
      syncwarp of list_rows, and fence for the copy engine.
 
 Here d is the rank that sends back and s the one that the tokens came from. Every (token, rank) of s has a slot of its
-own at s, see layout.direct: so pushers never wait, and nobody tells them anything. What a rank sends to itself is
+own at s, see layout.direct: so senders never wait, and nobody tells them anything. What a rank sends to itself is
 added where it is, in x.
 
-A chunk is some rows in a row that go to one source. Warps of pushers take chunks in turn, of one source after the
+A chunk is some rows in a row that go to one source. Warps of senders take chunks in turn, of one source after the
 other, beginning with the one behind their own rank: otherwise all ranks would push to rank 0 first. A chunk is said to
 have landed when its last row has: each release makes an SM wait for what it has under way.
 
@@ -38,12 +38,14 @@ from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
+from nbep.device.kernels.intranode.arguments import Context
 from nbep.device.layout.direct import NEXT_TOKEN, SlotPlaces, SlotShape, locate_landed, slot_stride
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
 from nbep.device.protocols.spoil import has_failed, spoil_sums
 from nbep.device.protocols.staged_sums import FULL_BYTES, SUM_STAGE_BYTES, open_sum_stage, sum_rows_staged
 from nbep.device.protocols.staging import STAGE_BYTES, Row, Stage, begin_copy, end_copy
 from nbep.device.protocols.sums import ENDLESS, Listed, Source, list_biases, list_rows, sum_rows, sum_weights
+from nbep.device.protocols.teams import Team
 from nbep.device.protocols.waits import has_fault, wait_landed
 from nbep.device.types import I32, In, Out
 
@@ -85,11 +87,28 @@ class Rows(NamedTuple):
     first_slot: int
 
 
+class Way(NamedTuple):
+    """Where a row goes: from `row` of x to a slot of the area of its source."""
+
+    row: int
+    area: int
+    slot: int
+
+
 class Lists(NamedTuple):
     """What a warp writes down of one sum: the addresses of rows and of their top-k weights, s64 each."""
 
     rows: int  # [MAX_ROWS]
     weights: int  # [MAX_RANKS]
+
+
+class Sum(NamedTuple):
+    """A token whose rows are to be added up; source and source_index: of the lane's rank, see `list_rows`."""
+
+    token: int
+    lists: Lists
+    source_index: int
+    source: Source
 
 
 def direct_combine_smem_bytes(num_threads: int, has_tma: bool) -> int:
@@ -155,13 +174,15 @@ def announce(landed, lane):
 
 
 @device_function
-def push_row(area, places, slot, inputs, row, shape, landed, stage, parity, lane):
+def send_row(ctx, inputs, way, landed, stage, parity):
     """Copy a row and its weights to a slot; one warp. Returns the parity of the stage's next copy.
 
     landed: of the chunk before, if this row is the first behind it: it is told while this one is loaded
     """
-    src = inputs.x + row * shape.hidden_bytes
-    begin_copy(Row(src, shape.hidden_bytes, 0), stage, lane)
+    places, shape, lane = ctx.places, ctx.shape, ctx.team.lane
+    area, slot, row = way.area, way.slot, way.row
+    copied = Row(inputs.x + row * shape.hidden_bytes, shape.hidden_bytes, 0)
+    begin_copy(copied, stage, lane)
     weight = ptx.f32(0)
     if lane < shape.num_topk:
         weight = ptx.ld_na_f32(inputs.topk_weights + 4 * (row * shape.num_topk + lane))
@@ -169,18 +190,19 @@ def push_row(area, places, slot, inputs, row, shape, landed, stage, parity, lane
     if lane < shape.num_topk:
         ptx.st_na_f32(area + places.topk_weights + 4 * (slot * shape.num_topk + lane), weight)
     dst = area + places.x + slot * slot_stride(shape.hidden_bytes)
-    return end_copy(ptx.ld_nc_v4, dst, Row(src, shape.hidden_bytes, 0), stage, parity, lane)
+    return end_copy(ptx.ld_nc_v4, dst, copied, stage, parity, lane)
 
 
 @device_function
-def push_rows(inputs, peers, places, shape, num_push_warps, warp, stage, lane):
-    """Pusher: the chunks of this warp, of one source after the other. Returns the parity of the stage's next copy."""
+def send_rows(ctx, inputs, stage):
+    """Sender: the chunks of this warp, of one source after the other. Returns the parity of the stage's next copy."""
+    peers, places, shape, lane = ctx.peers, ctx.places, ctx.shape, ctx.team.lane
     rows = find_rows(inputs, peers, lane)
     num_sources = peers.num_ranks - 1
     num_chunks = num_sources * ptx.u32_div(most_rows(inputs, peers) + shape.chunk - 1, shape.chunk)
     parity = 0
     landed = 0
-    number = ptx.block_idx() + ptx.grid_dim() * warp
+    number = ptx.block_idx() + ptx.grid_dim() * ctx.team.warp
     while number < num_chunks:
         turn = ptx.u32_mod(number, num_sources)
         chunk = ptx.u32_div(number, num_sources)
@@ -192,11 +214,11 @@ def push_rows(inputs, peers, places, shape, num_push_warps, warp, stage, lane):
         end = min(i + shape.chunk, num_rows)
         if i < end:
             while i < end:
-                parity = push_row(area, places, first_slot + i, inputs, begin + i, shape, landed, stage, parity, lane)
+                parity = send_row(ctx, inputs, Way(begin + i, area, first_slot + i), landed, stage, parity)
                 landed = 0
                 i += 1
             landed = area + places.landed + 4 * (locate_landed(first_slot, peers.rank, shape.chunk) + chunk)
-        number += ptx.grid_dim() * num_push_warps
+        number += ptx.grid_dim() * ctx.sizes.num_push_warps
     announce(landed, lane)
     return ptx.shfl_idx_s32(ptx.FULL_MASK, parity, 0)  # lane 0 drives the copies, so it alone knows
 
@@ -208,8 +230,9 @@ def take_token(area, lane):
 
 
 @device_function
-def find_source(inputs, area, peers, places, shape, first_slot, rank):
+def find_source(ctx, inputs, area, first_slot, rank):
     """Where this rank finds what a rank has made of its tokens."""
+    peers, places, shape = ctx.peers, ctx.places, ctx.shape
     x = area + places.x + first_slot * slot_stride(shape.hidden_bytes)
     weights = area + places.topk_weights + 4 * first_slot * shape.num_topk
     x_stride = slot_stride(shape.hidden_bytes)
@@ -224,8 +247,9 @@ def find_source(inputs, area, peers, places, shape, first_slot, rank):
 
 
 @device_function
-def load_index(inputs, peers, shape, num_tokens, token, lane):
+def load_index(ctx, inputs, token):
     """The index of a token among all that go to rank `lane`; negative if it does not go there."""
+    peers, shape, lane, num_tokens = ctx.peers, ctx.shape, ctx.team.lane, ctx.sizes.num_combined_tokens
     if token >= num_tokens or lane >= peers.num_ranks:
         return -1
     channel = ptx.u32_div(token, ptx.u32_div(num_tokens + shape.num_channels - 1, shape.num_channels))
@@ -236,10 +260,12 @@ def load_index(inputs, peers, shape, num_tokens, token, lane):
 
 
 @device_function
-def sum_token(out, inputs, lists, token, index, source, shape, stage, parities, lane):
+def sum_token(ctx, out, inputs, sum_, stage, parities):
     """Add up the rows of a token, which are there, and their weights. Returns the parities of the next fills."""
+    shape, lane = ctx.shape, ctx.team.lane
+    token, lists = sum_.token, sum_.lists
     num_biases = list_biases(lists.rows, (inputs.bias_0, inputs.bias_1), token, shape.hidden_bytes, lane)
-    num_ranks = list_rows(lists.rows + 8 * num_biases, lists.weights, lane, index, source)
+    num_ranks = list_rows(lists.rows + 8 * num_biases, lists.weights, lane, sum_.source_index, sum_.source)
     dst = out.combined_x + token * shape.hidden_bytes
     rows = Listed(lists.rows, num_biases + num_ranks)
     if ptx.has_tma():
@@ -255,23 +281,25 @@ def sum_token(out, inputs, lists, token, index, source, shape, stage, parities, 
 
 
 @device_function
-def sum_tokens(out, inputs, peers, bounds, places, shape, num_tokens, lists, stage, parities, lane):
-    """Summer: add up the tokens that this warp gets hold of."""
+def receive_tokens(ctx, out, inputs, lists, stage, parities):
+    """Receiver: add up the tokens that this warp gets hold of."""
+    peers, bounds, places, shape, lane = ctx.peers, ctx.bounds, ctx.places, ctx.shape, ctx.team.lane
+    num_tokens = ctx.sizes.num_combined_tokens
     area = buffer_of(peers, peers.rank)
     first_slot = 0
     if lane < peers.num_ranks:
         first_slot = first_slot_of(inputs, peers.rank, lane, peers.num_ranks)
-    source = find_source(inputs, area, peers, places, shape, first_slot, lane)
+    source = find_source(ctx, inputs, area, first_slot, lane)
     landed = area + places.landed + 4 * locate_landed(first_slot, lane, shape.chunk)
     # After a fault the handle may say anything of where rows are.
     has_rows = ptx.vote_all(ptx.FULL_MASK, not has_fault(bounds))
     token = ptx.shfl_idx_s32(ptx.FULL_MASK, take_token(area, lane), 0)
     while token < num_tokens:
-        index = load_index(inputs, peers, shape, num_tokens, token, lane) if has_rows else -1
+        index = load_index(ctx, inputs, token) if has_rows else -1
         next_token = take_token(area, lane)
         if index >= 0 and lane != peers.rank:
             wait_landed(landed + 4 * ptx.u32_div(index, shape.chunk), bounds, lane, index)
-        parities = sum_token(out, inputs, lists, token, index, source, shape, stage, parities, lane)
+        parities = sum_token(ctx, out, inputs, Sum(token, lists, index, source), stage, parities)
         token = ptx.shfl_idx_s32(ptx.FULL_MASK, next_token, 0)
 
 
@@ -292,12 +320,13 @@ def direct_combine(
     num_warps = ptx.block_dim() // 32
     warp = ptx.thread_idx() // 32
     lane = ptx.thread_idx() % 32
+    ctx = Context(peers, bounds, shape, sizes, places, Team(True, -1, -1, warp, num_warps, lane))
     stage = open_sum_stage(ptx.smem_base(), num_warps, warp, lane)
     lists = locate_lists(num_warps, warp)
     parities = 0
     if warp < sizes.num_push_warps and ptx.vote_all(ptx.FULL_MASK, not has_fault(bounds)):
-        push_stage = Stage(stage.data, stage.full, STAGE_BYTES)
-        parities = push_rows(inputs, peers, places, shape, sizes.num_push_warps, warp, push_stage, lane)
-    sum_tokens(out, inputs, peers, bounds, places, shape, sizes.num_combined_tokens, lists, stage, parities, lane)
+        send_stage = Stage(stage.data, stage.full, STAGE_BYTES)
+        parities = send_rows(ctx, inputs, send_stage)
+    receive_tokens(ctx, out, inputs, lists, stage, parities)
     if has_failed(bounds):
         spoil_sums(out, shape, sizes.num_combined_tokens, lane)

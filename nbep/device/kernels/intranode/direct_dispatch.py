@@ -40,9 +40,11 @@ from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
+from nbep.device.kernels.intranode.arguments import Context
 from nbep.device.layout.direct import DirectShape, HalfPlaces
 from nbep.device.layout.intranode import RINGS
 from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
+from nbep.device.protocols.notes import Experts, keep_in_range
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
 from nbep.device.protocols.spoil import has_failed, spoil
 from nbep.device.protocols.staging import (
@@ -54,6 +56,7 @@ from nbep.device.protocols.staging import (
     open_stage,
     wait_filled,
 )
+from nbep.device.protocols.teams import Team
 from nbep.device.protocols.waits import DISPATCH_RECEIVER_ROWS, has_timed_out, report_fault, wait_blocks_arrived
 from nbep.device.types import I32, In, Out
 
@@ -95,6 +98,14 @@ class Goal(NamedTuple):
     first_row: int  # of this rank's tokens there
 
 
+class There(NamedTuple):
+    """Where a token goes: in lane i the area and the row at the lane's peer; bit i of wanted: whether there is one."""
+
+    area: int
+    row: int
+    wanted: int
+
+
 def direct_dispatch_smem_bytes(num_threads: int, has_tma: bool) -> int:
     """Dynamic shared memory of a block: where there are bulk copies, a stage for each warp."""
     return STAGE_STRIDE * (num_threads // 32) if has_tma else 0
@@ -117,49 +128,50 @@ def find_goal(inputs, peers, lane):
 
 
 @device_function
-def load_row(inputs, peer, first_row, num_ranks, places, shape, sizes, token):
+def load_row(ctx, inputs, peer, first_row, token):
     """The row of a token at a peer; -1 if it does not go there, or if the peer has no such row."""
-    channel = ptx.u32_div(token, ptx.u32_div(sizes.num_tokens + shape.num_channels - 1, shape.num_channels))
-    head = ptx.ld_nc_s32(inputs.send_head + 4 * (token * num_ranks + peer))
-    before = inputs.channel_prefix_matrix + 4 * (peer * shape.num_channels + channel - 1)
+    num_channels = ctx.shape.num_channels
+    channel = ptx.u32_div(token, ptx.u32_div(ctx.sizes.num_tokens + num_channels - 1, num_channels))
+    head = ptx.ld_nc_s32(inputs.send_head + 4 * (token * ctx.peers.num_ranks + peer))
+    before = inputs.channel_prefix_matrix + 4 * (peer * num_channels + channel - 1)
     start = ptx.ld_nc_s32(before) if channel > 0 else 0
     row = first_row + start + head
-    return row if head >= 0 and 0 <= row < places.num_rows else -1
+    return row if head >= 0 and 0 <= row < ctx.places.num_rows else -1
 
 
 @device_function
-def load_own_row(inputs, goal, peers, places, shape, sizes, token, lane):
+def load_own_row(ctx, inputs, goal, token):
     """The row of a token at the lane's peer, or -1."""
-    if lane >= peers.num_ranks or token >= sizes.num_tokens:
+    if ctx.team.lane >= ctx.peers.num_ranks or token >= ctx.sizes.num_tokens:
         return -1
-    return load_row(inputs, goal.peer, goal.first_row, peers.num_ranks, places, shape, sizes, token)
+    return load_row(ctx, inputs, goal.peer, goal.first_row, token)
 
 
 @device_function
-def store_notes(area, places, row, token, expert, weight, first_expert, num_experts, shape, lane):
-    """Write what goes with a token besides its scales; one warp. expert, weight: in lane k those of choice k."""
+def store_notes(ctx, area, row, token, choice, first_expert):
+    """Write what goes with a token besides its scales; one warp. choice: in lane k the expert and the weight k."""
+    places, shape, lane = ctx.places, ctx.shape, ctx.team.lane
     if lane < shape.num_src_idx:
         ptx.st_na_s32(area + places.src_idx + 4 * row, token)
     if lane < shape.num_topk:
-        expert -= first_expert
-        if not 0 <= expert < num_experts:
-            expert, weight = -1, ptx.f32(0)
+        expert, weight = keep_in_range(choice[0], choice[1], Experts(first_expert, ctx.sizes.num_local_experts))
         ptx.st_na_s64(area + places.topk_idx + 8 * (row * shape.num_topk + lane), expert)
         ptx.st_na_f32(area + places.topk_weights + 4 * (row * shape.num_topk + lane), weight)
 
 
 @device_function
-def spread_scales(area, row, wanted, places, scales, stride, num_scales, lane):
+def spread_scales(ctx, there, scales):
     """Load the scales of a token and store them at all ranks that want it; one warp, without the copy engine."""
+    num_scales, lane = ctx.shape.num_scales, ctx.team.lane
     for begin in range(0, num_scales, 32):
         is_one = begin + lane < num_scales
-        scale = ptx.ld_nc_keep_s32(scales + 4 * (begin + lane) * stride) if is_one else 0
-        left = wanted
+        scale = ptx.ld_nc_keep_s32(scales + 4 * (begin + lane) * ctx.sizes.scale_hidden_stride) if is_one else 0
+        left = there.wanted
         while left != 0:
             turn = ptx.ffs_u32(left) - 1
             left &= left - 1
-            dst = ptx.shfl_idx_s64(ptx.FULL_MASK, area, turn) + places.scales
-            at = ptx.shfl_idx_s32(ptx.FULL_MASK, row, turn) * num_scales + begin + lane
+            dst = ptx.shfl_idx_s64(ptx.FULL_MASK, there.area, turn) + ctx.places.scales
+            at = ptx.shfl_idx_s32(ptx.FULL_MASK, there.row, turn) * num_scales + begin + lane
             if is_one:
                 ptx.st_na_s32(dst + 4 * at, scale)
 
@@ -174,11 +186,12 @@ def num_scales_at_once(shape):
 
 
 @device_function
-def load_scales(stage, scales, count, shape, sizes, parity, lane):
+def load_scales(ctx, stage, scales, count, parity):
     """Bring the scales of neighbours into the stage, lane i those of token i. Returns the parity of the next fill.
 
     A lane has eight loads in flight; where scales are column-major, a load brings those of neighbours.
     """
+    shape, sizes, lane = ctx.shape, ctx.sizes, ctx.team.lane
     num_bytes = 4 * shape.num_scales
     if sizes.scale_hidden_stride == 1 and sizes.scale_token_stride == shape.num_scales and scales % VEC_BYTES == 0:
         begin_fill(scales, count * num_bytes, stage, lane)
@@ -213,21 +226,23 @@ def load_scales(stage, scales, count, shape, sizes, parity, lane):
 
 
 @device_function
-def send_scales(inputs, peers, goal, first, count, places, shape, sizes, stage, parity, lane):
+def send_scales(ctx, inputs, goal, first, stage, parity):
     """Put the scales of neighbours, at most 32, into their rows; one warp. Returns the parity of the next fill.
 
     Rows of neighbours that go to the same rank follow each other, so one copy takes the scales of a run of tokens.
     """
+    peers, places, shape, lane = ctx.peers, ctx.places, ctx.shape, ctx.team.lane
+    count = min(num_scales_at_once(shape), ctx.sizes.num_tokens - first)
     num_bytes = 4 * shape.num_scales
-    scales = inputs.x_scales + 4 * first * sizes.scale_token_stride
-    parity = load_scales(stage, scales, count, shape, sizes, parity, lane)
+    scales = inputs.x_scales + 4 * first * ctx.sizes.scale_token_stride
+    parity = load_scales(ctx, stage, scales, count, parity)
     for turn in range(peers.num_ranks):
         area = ptx.shfl_idx_s64(ptx.FULL_MASK, goal.area, turn)
         first_row = ptx.shfl_idx_s32(ptx.FULL_MASK, goal.first_row, turn)
         row = -1
         if lane < count:
             peer = peer_of(peers, turn)
-            row = load_row(inputs, peer, first_row, peers.num_ranks, places, shape, sizes, first + lane)
+            row = load_row(ctx, inputs, peer, first_row, first + lane)
         before = ptx.shfl_idx_s32(ptx.FULL_MASK, row, max(lane - 1, 0))
         goes_on = ptx.vote_ballot(ptx.FULL_MASK, lane > 0 and before >= 0 and row == before + 1)
         left = ptx.vote_ballot(ptx.FULL_MASK, row >= 0) & ~goes_on
@@ -243,24 +258,26 @@ def send_scales(inputs, peers, goal, first, count, places, shape, sizes, stage, 
 
 
 @device_function
-def spread_row(area, row, wanted, places, src, num_bytes, lane):
+def spread_row(ctx, there, src):
     """Load a row and store it at all ranks that want it; one warp, without the copy engine."""
+    num_bytes, lane = ctx.shape.hidden_bytes, ctx.team.lane
     for begin in range(0, num_bytes, WARP_BYTES):
         offset = begin + lane * VEC_BYTES
         values = ptx.ld_nc_v4(src + offset) if offset < num_bytes else (0, 0, 0, 0)
-        left = wanted
+        left = there.wanted
         while left != 0:
             turn = ptx.ffs_u32(left) - 1
             left &= left - 1
-            base = ptx.shfl_idx_s64(ptx.FULL_MASK, area, turn) + places.x
-            dst = base + ptx.shfl_idx_s32(ptx.FULL_MASK, row, turn) * num_bytes
+            base = ptx.shfl_idx_s64(ptx.FULL_MASK, there.area, turn) + ctx.places.x
+            dst = base + ptx.shfl_idx_s32(ptx.FULL_MASK, there.row, turn) * num_bytes
             if offset < num_bytes:
                 ptx.st_na_v4(dst + offset, values)
 
 
 @device_function
-def spread_rest(area, row, wanted, places, src, begin, num_bytes, stage, parity, lane):
+def spread_rest(ctx, there, src, begin, stage, parity):
     """What of a row did not fit into the stage with its beginning. Returns the parity of the stage's next copy."""
+    num_bytes, lane = ctx.shape.hidden_bytes, ctx.team.lane
     offset = begin
     while offset < num_bytes:
         part = min(num_bytes - offset, STAGE_BYTES)
@@ -269,12 +286,12 @@ def spread_rest(area, row, wanted, places, src, begin, num_bytes, stage, parity,
             while not ptx.mbarrier_try_wait_parity(stage.full, parity):
                 pass
         parity ^= 1
-        left = wanted
+        left = there.wanted
         while left != 0:
             turn = ptx.ffs_u32(left) - 1
             left &= left - 1
-            base = ptx.shfl_idx_s64(ptx.FULL_MASK, area, turn) + places.x
-            dst = base + ptx.shfl_idx_s32(ptx.FULL_MASK, row, turn) * num_bytes
+            base = ptx.shfl_idx_s64(ptx.FULL_MASK, there.area, turn) + ctx.places.x
+            dst = base + ptx.shfl_idx_s32(ptx.FULL_MASK, there.row, turn) * num_bytes
             if lane == 0:
                 ptx.tma_store_1d(dst + offset, stage.data, part)
         if lane == 0:
@@ -284,11 +301,9 @@ def spread_rest(area, row, wanted, places, src, begin, num_bytes, stage, parity,
 
 
 @device_function
-def send_token(inputs, peers, goal, row, wanted, token, places, shape, sizes, stage, parity, lane):
-    """Put one token into its row of each rank that wants it; one warp. Returns the parity of the stage's next copy.
-
-    row: in lane i at the lane's peer; wanted: bit i says whether there is one
-    """
+def send_token(ctx, inputs, there, token, stage, parity):
+    """Put one token into its row of each rank that wants it; one warp. Returns the parity of the stage's next copy."""
+    places, shape, lane = ctx.places, ctx.shape, ctx.team.lane
     src = inputs.x + token * shape.hidden_bytes
     part = min(shape.hidden_bytes, STAGE_BYTES)
     if ptx.has_tma():
@@ -302,72 +317,73 @@ def send_token(inputs, peers, goal, row, wanted, token, places, shape, sizes, st
             while not ptx.mbarrier_try_wait_parity(stage.full, parity):
                 pass
         parity ^= 1
-    left = wanted
+    left = there.wanted
     while left != 0:
         turn = ptx.ffs_u32(left) - 1
         left &= left - 1
-        area = ptx.shfl_idx_s64(ptx.FULL_MASK, goal.area, turn)
-        to = ptx.shfl_idx_s32(ptx.FULL_MASK, row, turn)
+        area = ptx.shfl_idx_s64(ptx.FULL_MASK, there.area, turn)
+        to = ptx.shfl_idx_s32(ptx.FULL_MASK, there.row, turn)
         if ptx.has_tma() and lane == 0:
             ptx.tma_store_1d(area + places.x + to * shape.hidden_bytes, stage.data, part)
-        first_expert = peer_of(peers, turn) * sizes.num_local_experts
-        store_notes(area, places, to, token, expert, weight, first_expert, sizes.num_local_experts, shape, lane)
+        first_expert = peer_of(ctx.peers, turn) * ctx.sizes.num_local_experts
+        store_notes(ctx, area, to, token, (expert, weight), first_expert)
     if ptx.has_tma():
         if lane == 0:
             ptx.tma_store_commit()
-        parity = spread_rest(goal.area, row, wanted, places, src, part, shape.hidden_bytes, stage, parity, lane)
+        parity = spread_rest(ctx, there, src, part, stage, parity)
     else:
-        spread_row(goal.area, row, wanted, places, src, shape.hidden_bytes, lane)
+        spread_row(ctx, there, src)
     if shape.num_scales != 0 and num_scales_at_once(shape) == 0:
-        scales = inputs.x_scales + 4 * token * sizes.scale_token_stride
-        spread_scales(goal.area, row, wanted, places, scales, sizes.scale_hidden_stride, shape.num_scales, lane)
+        spread_scales(ctx, there, inputs.x_scales + 4 * token * ctx.sizes.scale_token_stride)
     return parity
 
 
 @device_function
-def send_tokens(inputs, peers, places, shape, sizes, warp, lane):
+def send_tokens(ctx, inputs):
     """Sender: all tokens of this rank, each warp its share."""
-    goal = find_goal(inputs, peers, lane)
+    shape, sizes, warp, lane = ctx.shape, ctx.sizes, ctx.team.warp, ctx.team.lane
+    goal = find_goal(inputs, ctx.peers, lane)
     stage = open_stage(ptx.smem_base(), warp, lane)
     parity = 0
     num_warps = ptx.block_dim() // 32
     num_senders = ptx.grid_dim() * num_warps
     token = ptx.block_idx() * num_warps + warp
-    row = load_own_row(inputs, goal, peers, places, shape, sizes, token, lane)
+    row = load_own_row(ctx, inputs, goal, token)
     at_once = num_scales_at_once(shape)
     # Scales go out behind a row, whose copies keep the way out busy meanwhile.
     first = at_once * (ptx.block_idx() + ptx.grid_dim() * warp) if at_once > 0 else sizes.num_tokens
     while token < sizes.num_tokens or first < sizes.num_tokens:
         next_row = -1
         if ptx.has_tma():  # it arrives while this token goes out; without a copy engine the registers are needed there
-            next_row = load_own_row(inputs, goal, peers, places, shape, sizes, token + num_senders, lane)
+            next_row = load_own_row(ctx, inputs, goal, token + num_senders)
         wanted = ptx.vote_ballot(ptx.FULL_MASK, row >= 0)
         if wanted != 0:
-            parity = send_token(inputs, peers, goal, row, wanted, token, places, shape, sizes, stage, parity, lane)
+            parity = send_token(ctx, inputs, There(goal.area, row, wanted), token, stage, parity)
         if first < sizes.num_tokens:
-            count = min(at_once, sizes.num_tokens - first)
-            parity = send_scales(inputs, peers, goal, first, count, places, shape, sizes, stage, parity, lane)
+            parity = send_scales(ctx, inputs, goal, first, stage, parity)
             first += at_once * num_senders
         token += num_senders
-        row = next_row if ptx.has_tma() else load_own_row(inputs, goal, peers, places, shape, sizes, token, lane)
+        row = next_row if ptx.has_tma() else load_own_row(ctx, inputs, goal, token)
     if ptx.has_tma() and lane == 0:
         ptx.tma_store_wait_all()
 
 
 @device_function
-def tell_channel_starts(inputs, peers, places, shape):
+def tell_channel_starts(ctx, inputs):
     """Tell each rank where the channels start among the tokens that go there; one block."""
+    peers, shape = ctx.peers, ctx.shape
     for i in range(ptx.thread_idx(), peers.num_ranks * shape.num_channels, ptx.block_dim()):
         peer = ptx.u32_div(i, shape.num_channels)
         channel = ptx.u32_mod(i, shape.num_channels)
         start = ptx.ld_nc_s32(inputs.channel_prefix_matrix + 4 * (i - 1)) if channel > 0 else 0
-        starts = buffer_of(peers, peer) + places.channel_starts
+        starts = buffer_of(peers, peer) + ctx.places.channel_starts
         ptx.st_na_s32(starts + 4 * (peers.rank * shape.num_channels + channel), start)
 
 
 @device_function
-def receive(out, inputs, peers, bounds, places, shape, num_rows):
+def receive(ctx, out, inputs):
     """Receiver: wait until all blocks of all peers have sent what they have; one block."""
+    peers, bounds, num_rows = ctx.peers, ctx.bounds, ctx.sizes.num_recv_tokens
     peer = ptx.thread_idx()
     if peer < peers.num_ranks and peer != peers.rank:
         wait_blocks_arrived(buffer_of(peers, peers.rank) + RINGS + 4 * peer, ptx.grid_dim(), bounds, peer)
@@ -376,8 +392,8 @@ def receive(out, inputs, peers, bounds, places, shape, num_rows):
         report_fault(bounds, DISPATCH_RECEIVER_ROWS, peers.rank, -1, num_tokens, num_rows)
     ptx.syncthreads()
     if out.recv_channel_prefix_matrix != 0:
-        starts = buffer_of(peers, peers.rank) + places.channel_starts
-        for i in range(ptx.thread_idx(), peers.num_ranks * shape.num_channels, ptx.block_dim()):
+        starts = buffer_of(peers, peers.rank) + ctx.places.channel_starts
+        for i in range(ptx.thread_idx(), peers.num_ranks * ctx.shape.num_channels, ptx.block_dim()):
             ptx.st_weak_s32(out.recv_channel_prefix_matrix + 4 * i, ptx.ld_na_s32(starts + 4 * i))
 
 
@@ -389,19 +405,23 @@ def num_received(inputs, peers):
 
 
 @device_function
-def clean_unused_rows(inputs, peers, places, shape, num_worst_tokens):
+def clean_unused_rows(ctx, inputs):
     """Mark the rows past the received ones: expert -1, weight 0."""
+    peers, places, shape = ctx.peers, ctx.places, ctx.shape
     area = buffer_of(peers, peers.rank)
     # After a failed barrier the matrix may hold anything.
     begin = max(num_received(inputs, peers), 0) * shape.num_topk + ptx.block_idx() * ptx.block_dim() + ptx.thread_idx()
-    for i in range(begin, num_worst_tokens * shape.num_topk, ptx.grid_dim() * ptx.block_dim()):
+    for i in range(begin, ctx.sizes.num_worst_tokens * shape.num_topk, ptx.grid_dim() * ptx.block_dim()):
         ptx.st_weak_s64(area + places.topk_idx + 8 * i, -1)
         ptx.st_weak_s32(area + places.topk_weights + 4 * i, 0)
 
 
 @device_function
-def spoil_area(area, places, shape, num_rows, lane):
+def spoil_area(ctx):
     """What has been received, after a failure: see protocols.spoil. Peers that are only late may still bring rows."""
+    places, shape, lane = ctx.places, ctx.shape, ctx.team.lane
+    area = buffer_of(ctx.peers, ctx.peers.rank)
+    num_rows = min(ctx.sizes.num_recv_tokens, places.num_rows)
     spoil(area + places.x, num_rows * shape.hidden_bytes, lane)
     spoil(area + places.scales, 4 * num_rows * shape.num_scales, lane)
     spoil(area + places.topk_idx, 8 * num_rows * shape.num_topk, lane)
@@ -424,19 +444,20 @@ def direct_dispatch(
     """
     warp = ptx.thread_idx() // 32
     lane = ptx.thread_idx() % 32
+    ctx = Context(peers, bounds, shape, sizes, places, Team(True, -1, -1, warp, ptx.block_dim() // 32, lane))
     may_send = ptx.vote_all(ptx.FULL_MASK, not has_timed_out(bounds))
     if may_send:
-        send_tokens(inputs, peers, places, shape, sizes, warp, lane)
+        send_tokens(ctx, inputs)
         if ptx.block_idx() == 0:
-            tell_channel_starts(inputs, peers, places, shape)
+            tell_channel_starts(ctx, inputs)
     if sizes.num_worst_tokens > 0:
-        clean_unused_rows(inputs, peers, places, shape, sizes.num_worst_tokens)
+        clean_unused_rows(ctx, inputs)
     have_sent = ptx.bar_red_and(1, ptx.block_dim(), may_send)
     peer = ptx.thread_idx()
     if have_sent and peer < peers.num_ranks and peer != peers.rank:
         arrived = buffer_of(peers, peer) + RINGS + 4 * peers.rank
         ptx.atom_add_release_sys_s32(arrived, 1)  # PAIR direct-arrived: its rows
     if ptx.block_idx() == 0:
-        receive(out, inputs, peers, bounds, places, shape, sizes.num_recv_tokens)
+        receive(ctx, out, inputs)
         if has_failed(bounds):
-            spoil_area(buffer_of(peers, peers.rank), places, shape, min(sizes.num_recv_tokens, places.num_rows), lane)
+            spoil_area(ctx)

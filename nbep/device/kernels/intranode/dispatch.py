@@ -35,6 +35,7 @@ from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
+from nbep.device.kernels.intranode.arguments import Context
 from nbep.device.layout.intranode import Notes, RingShape, locate_notes, locate_ring, note_bytes, slot_bytes
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.notes import (
@@ -135,44 +136,46 @@ def join_team(num_ranks, mix_roles):
 
 
 @device_function
-def channel_range(inputs, shape, team):
+def channel_range(ctx, inputs):
     """Where this channel's tokens start and end among those that this rank sends to the peer."""
-    prefix = inputs.channel_prefix_matrix + 4 * (team.peer * shape.num_channels + team.channel)
+    team = ctx.team
+    prefix = inputs.channel_prefix_matrix + 4 * (team.peer * ctx.shape.num_channels + team.channel)
     return ptx.ld_nc_s32(prefix - 4) if team.channel > 0 else 0, ptx.ld_nc_s32(prefix)
 
 
 @device_function
-def announce_tokens(ring, inputs, shape, team):
+def announce_tokens(ctx, inputs, ring):
     """Tell the receiver that range."""
-    if team.warp == 0 and team.lane == 0:
-        start, end = channel_range(inputs, shape, team)
+    if ctx.team.warp == 0 and ctx.team.lane == 0:
+        start, end = channel_range(ctx, inputs)
         ptx.st_relaxed_sys_s32(ring.start, -start - 1)
         ptx.st_relaxed_sys_s32(ring.end, -end - 1)
     ptx.syncwarp(ptx.FULL_MASK)
 
 
 @device_function
-def experts_of(rank, sizes):
-    return Experts(rank * sizes.num_local_experts, sizes.num_local_experts)
+def own_token(ctx, inputs, token):
+    """A token of this rank, and the experts of the peer."""
+    num_experts = ctx.sizes.num_local_experts
+    return Token(inputs, ctx.sizes, token, Experts(ctx.team.peer * num_experts, num_experts))
 
 
 @device_function
-def fill_slot(row, inputs, token, shape, sizes, stage, parity, team):
+def fill_slot(ctx, token, row, stage, parity):
     """Copy one token and its notes into a slot; one warp. Returns the parity of the stage's next copy.
 
     row is the address of the slot's row; the notes lie in front of it.
     """
-    lane = team.lane
-    own = Token(inputs, sizes, token, experts_of(team.peer, sizes))
-    copied = Row(inputs.x + token * shape.hidden_bytes, shape.hidden_bytes, note_bytes(shape))
+    shape, lane = ctx.shape, ctx.team.lane
+    copied = Row(token.inputs.x + token.row * shape.hidden_bytes, shape.hidden_bytes, note_bytes(shape))
     begin_copy(copied, stage, lane)
     if ptx.has_tma():
         ptx.syncwarp(ptx.FULL_MASK)
-        write_notes(to_stage(), locate_notes(stage.data + copied.front, shape), own, token, shape, lane)
+        write_notes(to_stage(), locate_notes(stage.data + copied.front, shape), token, token.row, shape, lane)
         ptx.fence_proxy_async_shared()
         ptx.syncwarp(ptx.FULL_MASK)
     else:
-        write_notes(to_memory(), locate_notes(row, shape), own, token, shape, lane)
+        write_notes(to_memory(), locate_notes(row, shape), token, token.row, shape, lane)
     return end_copy(ptx.ld_nc_v4, row, copied, stage, parity, lane)
 
 
@@ -188,33 +191,35 @@ def locate_output(out, row, shape):
 
 
 @device_function
-def tokens_for_peer(inputs, token, end, shape, team):
+def tokens_for_peer(ctx, inputs, token, end):
     """Which of 32 tokens go to the team's peer: bit l for token + l. The same in every lane."""
-    is_chosen = 0
+    team, is_chosen = ctx.team, 0
     if token + team.lane < end:
-        is_chosen = ptx.ld_nc_u8(inputs.is_token_in_rank + (token + team.lane) * shape.num_ranks + team.peer)
+        is_chosen = ptx.ld_nc_u8(inputs.is_token_in_rank + (token + team.lane) * ctx.shape.num_ranks + team.peer)
     return ptx.vote_ballot(ptx.FULL_MASK, is_chosen != 0)
 
 
 @device_function
-def note_send_heads(out, chosen, tail, token, end, shape, team):
+def note_send_heads(ctx, out, chosen, tail, token, end):
     """Write the indexes of 32 tokens, lane l that of token + l; -1 for those that do not go to this peer."""
+    team = ctx.team
     if token + team.lane < end:
         before = ptx.popc_u32(chosen & ((1 << team.lane) - 1))
         head = tail + before if (chosen >> team.lane) & 1 != 0 else -1
-        ptx.st_weak_s32(out.send_head + 4 * ((token + team.lane) * shape.num_ranks + team.peer), head)
+        ptx.st_weak_s32(out.send_head + 4 * ((token + team.lane) * ctx.shape.num_ranks + team.peer), head)
 
 
 @device_function
-def send_tokens(out, inputs, peers, bounds, shape, sizes, team):
+def send_tokens(ctx, out, inputs):
     """Sender: push this channel's tokens to one peer, num_max_send_tokens a chunk.
 
     The warps of a team go through the same tokens and take those that go to the peer in turn.
     """
+    peers, bounds, shape, sizes, team = ctx.peers, ctx.bounds, ctx.shape, ctx.sizes, ctx.team
     ring = locate_ring(buffer_of(peers, team.peer), shape, team.channel, peers.rank)
     may_fill = ptx.vote_all(ptx.FULL_MASK, not has_timed_out(bounds))
     if may_fill:
-        announce_tokens(ring, inputs, shape, team)
+        announce_tokens(ctx, inputs, ring)
     token, end = channel_task_range(sizes.num_tokens, shape.num_channels, team.channel)
     stage = open_stage(ptx.smem_base() + SHARED_TAILS_BYTES, ptx.thread_idx() // 32, team.lane)
     if ptx.has_tma():
@@ -223,9 +228,9 @@ def send_tokens(out, inputs, peers, bounds, shape, sizes, team):
     tail = 0
     chunk_end = 0
     while token < end:
-        chosen = tokens_for_peer(inputs, token, end, shape, team)
+        chosen = tokens_for_peer(ctx, inputs, token, end)
         if team.warp == 0 and out.send_head != 0:
-            note_send_heads(out, chosen, tail, token, end, shape, team)
+            note_send_heads(ctx, out, chosen, tail, token, end)
         while chosen != 0:
             if tail == chunk_end:
                 chunk_end += sizes.num_max_send_tokens
@@ -239,8 +244,8 @@ def send_tokens(out, inputs, peers, bounds, shape, sizes, team):
                 may_fill = may_fill and ptx.vote_all(ptx.FULL_MASK, has_room)
             if may_fill and ptx.u32_mod(tail, team.num_warps) == team.warp:
                 row = ring.x + ptx.u32_mod(tail, shape.num_slots) * slot_bytes(shape)
-                next_token = token + ptx.ffs_u32(chosen) - 1
-                parity = fill_slot(row, inputs, next_token, shape, sizes, stage, parity, team)
+                next_token = own_token(ctx, inputs, token + ptx.ffs_u32(chosen) - 1)
+                parity = fill_slot(ctx, next_token, row, stage, parity)
             chosen &= chosen - 1
             tail += 1
             if tail == chunk_end and not publish_tail(ring, tail, may_fill, team):
@@ -251,54 +256,58 @@ def send_tokens(out, inputs, peers, bounds, shape, sizes, team):
 
 
 @device_function
-def tokens_up_to(inputs, src_rank, rank, shape):
-    """How many tokens the ranks from 0 to src_rank send to a rank."""
-    return ptx.ld_nc_s32(inputs.rank_prefix_matrix + 4 * (src_rank * shape.num_ranks + rank))
+def tokens_up_to(ctx, inputs, src_rank):
+    """How many tokens the ranks from 0 to src_rank send to this rank."""
+    return ptx.ld_nc_s32(inputs.rank_prefix_matrix + 4 * (src_rank * ctx.shape.num_ranks + ctx.peers.rank))
 
 
 @device_function
-def first_row(inputs, rank, shape, team):
-    """Where the peer's tokens start in recv_x of a rank."""
-    return tokens_up_to(inputs, team.peer - 1, rank, shape) if team.peer > 0 else 0
+def first_row(ctx, inputs):
+    """Where the peer's tokens start in recv_x of this rank."""
+    return tokens_up_to(ctx, inputs, ctx.team.peer - 1) if ctx.team.peer > 0 else 0
 
 
 @device_function
-def check_rows(start, num_tokens, num_rows, bounds, team):
+def check_rows(ctx, start, num_tokens):
     """Whether the tokens fit into recv_x; the host is told if not."""
+    team, num_rows = ctx.team, ctx.sizes.num_recv_tokens
     fits = start >= 0 and start + num_tokens <= num_rows
     if not fits and team.warp == 0 and team.lane == 0:
-        report_fault(bounds, DISPATCH_RECEIVER_ROWS, team.peer, team.channel, start + num_tokens, num_rows)
+        report_fault(ctx.bounds, DISPATCH_RECEIVER_ROWS, team.peer, team.channel, start + num_tokens, num_rows)
     return fits
 
 
 @device_function
-def note_channel_start(out, start, shape, team):
+def note_channel_start(ctx, out, start):
     """What combine needs to know of this channel of the peer."""
+    team = ctx.team
     if team.warp == 0 and team.lane == 0 and out.recv_channel_prefix_matrix != 0:
-        ptx.st_weak_s32(out.recv_channel_prefix_matrix + 4 * (team.peer * shape.num_channels + team.channel), start)
+        ptx.st_weak_s32(out.recv_channel_prefix_matrix + 4 * (team.peer * ctx.shape.num_channels + team.channel), start)
 
 
 @device_function
-def receive_offsets(out, inputs, ring, rank, bounds, shape, num_rows, team):
+def receive_offsets(ctx, out, inputs, ring):
     """Receiver: where this channel's tokens go in recv_x, how many are coming, whether they fit.
 
     The same in every lane.
     """
+    team = ctx.team
     start = 0
     num_tokens = 0
     if team.lane == 0:
-        start = wait_announced(ring.start, bounds, team.peer, team.channel)
-        num_tokens = wait_announced(ring.end, bounds, team.peer, team.channel) - start
-        note_channel_start(out, start, shape, team)
+        start = wait_announced(ring.start, ctx.bounds, team.peer, team.channel)
+        num_tokens = wait_announced(ring.end, ctx.bounds, team.peer, team.channel) - start
+        note_channel_start(ctx, out, start)
     start = ptx.shfl_idx_s32(ptx.FULL_MASK, start, 0)
     num_tokens = ptx.shfl_idx_s32(ptx.FULL_MASK, num_tokens, 0)
-    start += first_row(inputs, rank, shape, team)
-    return start, num_tokens, check_rows(start, num_tokens, num_rows, bounds, team)
+    start += first_row(ctx, inputs)
+    return start, num_tokens, check_rows(ctx, start, num_tokens)
 
 
 @device_function
-def receive_token(out, src, row, shape, stage, parity, lane):
+def receive_token(ctx, out, src, row, stage, parity):
     """Copy the slot that has its row at src to an output row; one warp. Returns the parity of the stage's next copy."""
+    shape, lane = ctx.shape, ctx.team.lane
     begin_copy(Row(src, shape.hidden_bytes, 0), stage, lane)
     read_notes(locate_output(out, row, shape), locate_notes(src, shape), shape, lane)  # while the row is on its way
     dst = out.recv_x + row * shape.hidden_bytes
@@ -306,16 +315,17 @@ def receive_token(out, src, row, shape, stage, parity, lane):
 
 
 @device_function
-def receive_tokens(out, inputs, peers, bounds, shape, num_rows, team):
+def receive_tokens(ctx, out, inputs):
     """Receiver: drain one ring of this rank into the output rows that the prefix sums give it.
 
     Tokens that do not fit are drained and dropped: the sender must not hang on the receiver's fault.
     """
+    peers, bounds, shape, team = ctx.peers, ctx.bounds, ctx.shape, ctx.team
     ring = locate_ring(buffer_of(peers, peers.rank), shape, team.channel, team.peer)
     shared_tail = ptx.smem_base() + 4 * (ptx.thread_idx() // 32 - team.warp)
     stage = open_stage(ptx.smem_base() + SHARED_TAILS_BYTES, ptx.thread_idx() // 32, team.lane)
     parity = 0
-    first, num_left, fits = receive_offsets(out, inputs, ring, peers.rank, bounds, shape, num_rows, team)
+    first, num_left, fits = receive_offsets(ctx, out, inputs, ring)
     head = 0
     while num_left > 0:
         # One thread reads the tail for all: the warps of a team must agree on it.
@@ -332,7 +342,7 @@ def receive_tokens(out, inputs, peers, bounds, shape, num_rows, team):
         num_kept = num_tokens if fits else 0
         for i in range(team.warp, num_kept, team.num_warps):
             src = ring.x + ptx.u32_mod(head + i, shape.num_slots) * slot_bytes(shape)
-            parity = receive_token(out, src, first + i, shape, stage, parity, team.lane)
+            parity = receive_token(ctx, out, src, first + i, stage, parity)
         head = tail
         first += num_tokens
         num_left -= num_tokens
@@ -344,42 +354,42 @@ def receive_tokens(out, inputs, peers, bounds, shape, num_rows, team):
 
 
 @device_function
-def copy_own_token(out, row, inputs, token, shape, sizes, stage, parity, team):
+def copy_own_token(ctx, out, token, row, stage, parity):
     """Copy one token to an output row; one warp. Returns the parity of the stage's next copy."""
-    lane = team.lane
-    own = Token(inputs, sizes, token, experts_of(team.peer, sizes))
-    copied = Row(inputs.x + token * shape.hidden_bytes, shape.hidden_bytes, 0)
+    shape, lane = ctx.shape, ctx.team.lane
+    copied = Row(token.inputs.x + token.row * shape.hidden_bytes, shape.hidden_bytes, 0)
     begin_copy(copied, stage, lane)
-    write_notes(to_memory(), locate_output(out, row, shape), own, token, shape, lane)
+    write_notes(to_memory(), locate_output(out, row, shape), token, token.row, shape, lane)
     return end_copy(ptx.ld_nc_v4, out.recv_x + row * shape.hidden_bytes, copied, stage, parity, lane)
 
 
 @device_function
-def copy_own_tokens(out, inputs, peers, bounds, shape, sizes, team):
+def copy_own_tokens(ctx, out, inputs):
     """Copier: both teams of a channel whose peer is their own rank copy what stays here straight to its rows.
 
     Through a ring such a token would leave an SM twice, and the way out of its SMs is what limits dispatch. The two
     teams, one in each block of the channel, go through the same tokens and take them in turn.
     """
+    shape, sizes, team = ctx.shape, ctx.sizes, ctx.team
     warp = team.warp if team.sends else team.num_warps + team.warp
-    start, num_tokens = channel_range(inputs, shape, team)
+    start, num_tokens = channel_range(ctx, inputs)
     num_tokens -= start
     if team.sends:
-        note_channel_start(out, start, shape, team)
-    row = start + first_row(inputs, peers.rank, shape, team)
-    fits = check_rows(row, num_tokens, sizes.num_recv_tokens, bounds, team)
+        note_channel_start(ctx, out, start)
+    row = start + first_row(ctx, inputs)
+    fits = check_rows(ctx, row, num_tokens)
     stage = open_stage(ptx.smem_base() + SHARED_TAILS_BYTES, ptx.thread_idx() // 32, team.lane)
     parity = 0
     index = 0
     token, end = channel_task_range(sizes.num_tokens, shape.num_channels, team.channel)
     while token < end:
-        chosen = tokens_for_peer(inputs, token, end, shape, team)
+        chosen = tokens_for_peer(ctx, inputs, token, end)
         if warp == 0 and out.send_head != 0:
-            note_send_heads(out, chosen, index, token, end, shape, team)
+            note_send_heads(ctx, out, chosen, index, token, end)
         while chosen != 0:
             if fits and ptx.u32_mod(index, 2 * team.num_warps) == warp:
-                own_token = token + ptx.ffs_u32(chosen) - 1
-                parity = copy_own_token(out, row + index, inputs, own_token, shape, sizes, stage, parity, team)
+                own = own_token(ctx, inputs, token + ptx.ffs_u32(chosen) - 1)
+                parity = copy_own_token(ctx, out, own, row + index, stage, parity)
             chosen &= chosen - 1
             index += 1
         token += 32
@@ -388,12 +398,13 @@ def copy_own_tokens(out, inputs, peers, bounds, shape, sizes, team):
 
 
 @device_function
-def clean_unused_rows(out, inputs, rank, shape, num_worst_tokens):
+def clean_unused_rows(ctx, out, inputs):
     """Mark the rows past the received ones: expert -1, weight 0."""
-    num_recv_tokens = tokens_up_to(inputs, shape.num_ranks - 1, rank, shape)
+    num_topk = ctx.shape.num_topk
+    num_recv_tokens = tokens_up_to(ctx, inputs, ctx.shape.num_ranks - 1)
     # After a failed barrier the matrix may hold anything.
-    begin = max(num_recv_tokens, 0) * shape.num_topk
-    clean_choices(out.recv_topk_idx, out.recv_topk_weights, begin, num_worst_tokens * shape.num_topk)
+    begin = max(num_recv_tokens, 0) * num_topk
+    clean_choices(out.recv_topk_idx, out.recv_topk_weights, begin, ctx.sizes.num_worst_tokens * num_topk)
 
 
 @kernel(max_threads=768, clusters=CLUSTERS)
@@ -402,13 +413,14 @@ def dispatch(
 ):
     """Grid: 2 * num_channels blocks. Block: a multiple of 32 * num_ranks. Shared memory: `dispatch_smem_bytes`."""
     team = join_team(shape.num_ranks, sizes.mix_roles)
+    ctx = Context(peers, bounds, shape, sizes, 0, team)
     if team.peer == peers.rank:
-        copy_own_tokens(out, inputs, peers, bounds, shape, sizes, team)
+        copy_own_tokens(ctx, out, inputs)
     elif team.sends:
-        send_tokens(out, inputs, peers, bounds, shape, sizes, team)
+        send_tokens(ctx, out, inputs)
     else:
-        receive_tokens(out, inputs, peers, bounds, shape, sizes.num_recv_tokens, team)
+        receive_tokens(ctx, out, inputs)
     if sizes.num_worst_tokens > 0:
-        clean_unused_rows(out, inputs, peers.rank, shape, sizes.num_worst_tokens)
+        clean_unused_rows(ctx, out, inputs)
     if has_failed(bounds):
         spoil_rows(out, shape, sizes.num_recv_tokens, team.lane)

@@ -18,8 +18,9 @@ from nbep.device.types import I32, In, Out
 
 
 @device_function
-def number_channel(send_head, is_token_in_rank, begin, end, rank, num_ranks, lane):
-    """Number tokens [begin, end) for one rank, 32 at a time; one warp."""
+def number_channel(send_head, is_token_in_rank, tokens, rank, num_ranks, lane):
+    """Number the tokens of a range for one rank, 32 at a time; one warp."""
+    begin, end = tokens
     number = 0
     token = begin + lane
     while token - lane < end:
@@ -38,6 +39,6 @@ def number_tokens(send_head: Out, is_token_in_rank: In, num_tokens: I32, num_cha
 
     send_head is [num_tokens, num_ranks] s32, is_token_in_rank [num_tokens, num_ranks] u8.
     """
-    begin, end = channel_task_range(num_tokens, num_channels, ptx.block_idx())
+    tokens = channel_task_range(num_tokens, num_channels, ptx.block_idx())
     for rank in range(ptx.thread_idx() // 32, num_ranks, ptx.block_dim() // 32):
-        number_channel(send_head, is_token_in_rank, begin, end, rank, num_ranks, ptx.thread_idx() % 32)
+        number_channel(send_head, is_token_in_rank, tokens, rank, num_ranks, ptx.thread_idx() % 32)

@@ -29,7 +29,15 @@ from nbep.device.layout.low_latency import (
     row_stride,
     send_offset,
 )
-from nbep.device.network.seam import amo_add, keep_message, own_ptr, put_nbi_warp, quiet, sends_from_buffer
+from nbep.device.network.seam import (
+    amo_add,
+    keep_message,
+    own_ptr,
+    put_nbi_warp,
+    put_stage,
+    quiet,
+    sends_from_buffer,
+)
 from nbep.device.protocols.arrivals import completion, is_masked
 from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
 from nbep.device.protocols.fp8 import abs_max8
@@ -43,7 +51,6 @@ from nbep.device.protocols.logfmt import (
     log_range,
     pack_meta,
 )
-from nbep.device.protocols.messages import put_stage
 from nbep.device.protocols.reduce import half_warp_max_f32, unpack_bf16x8
 from nbep.device.protocols.staging import STAGE_BYTES, begin_fill, open_stage, wait_filled
 

@@ -22,9 +22,8 @@ from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.kernels.internode.arguments import BATCHES, MAX_TEAMS
-from nbep.device.kernels.internode.coordinator import next_after, share_batch
-from nbep.device.kernels.internode.dispatch_nvl_receiver import rows_from
+from nbep.device.kernels.internode.arguments import MAX_TEAMS, neighbor_at, rows_from
+from nbep.device.kernels.internode.coordinator import NOTHING, load_batch, next_after, share_batch
 from nbep.device.layout.internode import rings_offset
 from nbep.device.layout.intranode import locate_notes, locate_ring, slot_bytes
 from nbep.device.protocols.peers import buffer_of
@@ -33,33 +32,32 @@ from nbep.device.protocols.staging import Row, begin_copy, end_copy
 from nbep.device.protocols.teams import Team, publish_tail, team_barrier
 from nbep.device.protocols.waits import NVL_SENDER_HEAD, report_fault, wait_expired_together, wait_until
 
-NOTHING = -1  # the ring of a batch for which no room came
-
 
 @device_function
-def join_team(here, num_rings, sender, num_senders, lane):
+def join_team(ctx, num_rings, sender, num_senders):
     """The team of a sender, whose number is its peer; and how many teams there are."""
     num_teams = min(min(num_senders, num_rings), MAX_TEAMS)
     num_warps = ptx.u32_div(num_senders, num_teams)
-    return Team(
-        True, ptx.u32_div(sender, num_warps), here.channel, ptx.u32_mod(sender, num_warps), num_warps, lane
-    ), num_teams
+    team, warp = ptx.u32_div(sender, num_warps), ptx.u32_mod(sender, num_warps)
+    return Team(True, team, ctx.here.channel, warp, num_warps, ctx.lane), num_teams
 
 
 @device_function
-def rank_of_ring(here, which):
+def rank_of_ring(ctx, which):
     """The rank whose rows take a ring: the which-th of those that are at another place."""
-    node = ptx.u32_div(which, here.num_nvl_ranks - 1)
-    place = which - node * (here.num_nvl_ranks - 1)
-    return node * here.num_nvl_ranks + (place if place < here.nvl_rank else place + 1)
+    node = ptx.u32_div(which, ctx.here.num_nvl_ranks - 1)
+    place = which - node * (ctx.here.num_nvl_ranks - 1)
+    return node * ctx.here.num_nvl_ranks + (place if place < ctx.here.nvl_rank else place + 1)
 
 
 @device_function
-def ring_for(peers, here, shape, rank):
+def ring_for(ctx, rank):
     """The ring that this rank fills with what goes back to a rank of the group; it is at this node's end of the way."""
+    here = ctx.here
     node = ptx.u32_div(rank, here.num_nvl_ranks)
-    rings = buffer_of(peers, rank - node * here.num_nvl_ranks) + rings_offset(here.num_rdma_ranks, here.num_nvl_ranks)
-    return locate_ring(rings, shape, here.channel, node * here.num_nvl_ranks + here.nvl_rank)
+    place = rank - node * here.num_nvl_ranks
+    rings = buffer_of(ctx.peers, place) + rings_offset(here.num_rdma_ranks, here.num_nvl_ranks)
+    return locate_ring(rings, ctx.nvl, here.channel, node * here.num_nvl_ranks + here.nvl_rank)
 
 
 class Expected(NamedTuple):
@@ -82,71 +80,71 @@ def lanes_with_room(head, expected):
 
 
 @device_function
-def find_room(ring, sent, count, shape, chunk, bounds, here, rank, last):
+def find_room(ctx, ring, sent, count, rank, last):
     """Wait for a ring with room for a chunk: the lane that has it, the first row of the chunk and how many. One warp.
 
     ring, sent, count, rank: each lane's own; count rows in all, 0 if it has no ring; last: the lane of the batch before
     """
-    size = min(chunk, count - sent)
-    expected = Expected(ring.head, size, sent + size - shape.num_slots)
-    seen, ready = wait_until(load_head, expected, lanes_with_room, expected, bounds, wait_expired_together)
+    size = min(ctx.sizes.num_max_nvl_send_tokens, count - sent)
+    expected = Expected(ring.head, size, sent + size - ctx.nvl.num_slots)
+    seen, ready = wait_until(load_head, expected, lanes_with_room, expected, ctx.bounds, wait_expired_together)
     if ready != 0:
         which = next_after(ready, last)
         return which, ptx.shfl_idx_s32(ptx.FULL_MASK, sent, which), ptx.shfl_idx_s32(ptx.FULL_MASK, size, which)
     if size > 0:
-        peer = here.rdma_rank * here.num_nvl_ranks + ptx.u32_mod(rank, here.num_nvl_ranks)
-        report_fault(bounds, NVL_SENDER_HEAD, peer, here.channel, expected.least, seen)
+        peer = neighbor_at(ctx, ptx.u32_mod(rank, ctx.here.num_nvl_ranks))
+        report_fault(ctx.bounds, NVL_SENDER_HEAD, peer, ctx.here.channel, expected.least, seen)
     return NOTHING, 0, 0
 
 
 @device_function
-def send_row(inputs, ring, index, row, shape, stage, parity, lane):
-    """Copy a row and its weights to the ring's slot for it; one warp. Returns the parity of the stage's next copy."""
-    src = inputs.x + row * shape.hidden_bytes
-    dst = ring.x + ptx.u32_mod(index, shape.num_slots) * slot_bytes(shape)
-    begin_copy(Row(src, shape.hidden_bytes, 0), stage, lane)
-    if lane < shape.num_topk:
-        weight = ptx.ld_na_f32(inputs.topk_weights + 4 * (row * shape.num_topk + lane))
-        ptx.st_na_f32(locate_notes(dst, shape).topk_weights + 4 * lane, weight)
-    return end_copy(ptx.ld_nc_v4, dst, Row(src, shape.hidden_bytes, 0), stage, parity, lane)
+def send_row(ctx, inputs, dst, row, stage, parity):
+    """Copy a row and its weights to a ring's slot; one warp. Returns the parity of the stage's next copy."""
+    shape = ctx.nvl
+    src = Row(inputs.x + row * shape.hidden_bytes, shape.hidden_bytes, 0)
+    begin_copy(src, stage, ctx.lane)
+    if ctx.lane < shape.num_topk:
+        weight = ptx.ld_na_f32(inputs.topk_weights + 4 * (row * shape.num_topk + ctx.lane))
+        ptx.st_na_f32(locate_notes(dst, shape).topk_weights + 4 * ctx.lane, weight)
+    return end_copy(ptx.ld_nc_v4, dst, src, stage, parity, ctx.lane)
 
 
 @device_function
-def send_rows(inputs, peers, bounds, here, shape, sizes, sender, num_senders, stage, lane):
+def send_rows(ctx, inputs, sender, num_senders, stage):
     """Sender: push this channel's rows back to where they came through, a chunk of one ring after the other."""
+    here, lane = ctx.here, ctx.lane
     # What came over this rank itself takes no ring: its forwarders read it where it is.
     num_rings = here.num_rdma_ranks * (here.num_nvl_ranks - 1)
     if num_rings == 0:
         return
-    team, num_teams = join_team(here, num_rings, sender, num_senders, lane)
+    team, num_teams = join_team(ctx, num_rings, sender, num_senders)
     which = team.peer + num_teams * lane  # the lane's ring
     rank = here.nvl_rank
     begin = count = 0
     if team.peer < num_teams and which < num_rings:
-        rank = rank_of_ring(here, which)
-        begin, behind = rows_from(inputs, shape, here.channel, rank)
+        rank = rank_of_ring(ctx, which)
+        begin, behind = rows_from(ctx, inputs, rank)
         count = behind - begin
-    batch = ptx.smem_base() + BATCHES + 16 * team.peer
-    own_ring = ring_for(peers, here, shape, rank)
+    own_ring = ring_for(ctx, rank)
     left = warp_sum_s32(ptx.FULL_MASK, count)
     sent = 0
     parity = 0
     last = ptx.u32_div(here.rdma_rank * (here.num_nvl_ranks - 1), num_teams)  # not all ranks begin with the same
     while left > 0:
         if team.warp == 0:
-            chunk = sizes.num_max_nvl_send_tokens
-            which, first, size = find_room(own_ring, sent, count, shape, chunk, bounds, here, rank, last)
+            which, first, size = find_room(ctx, own_ring, sent, count, rank, last)
             if lane == 0:
-                share_batch(batch, which, first, first + size)
+                share_batch(team, which, first, first + size)
         team_barrier(team)
-        which, first, end = ptx.ld_shared_s32(batch), ptx.ld_shared_s32(batch + 4), ptx.ld_shared_s32(batch + 8)
+        which, first, end = load_batch(team)
         if which == NOTHING:
             return
-        ring = ring_for(peers, here, shape, ptx.shfl_idx_s32(ptx.FULL_MASK, rank, which))
+        ring = ring_for(ctx, ptx.shfl_idx_s32(ptx.FULL_MASK, rank, which))
         row = ptx.shfl_idx_s32(ptx.FULL_MASK, begin, which)
         i = first + team.warp
         while i < end:
-            parity = send_row(inputs, ring, i, row + i, shape, stage, parity, lane)
+            dst = ring.x + ptx.u32_mod(i, ctx.nvl.num_slots) * slot_bytes(ctx.nvl)
+            parity = send_row(ctx, inputs, dst, row + i, stage, parity)
             i += team.num_warps
         publish_tail(ring, end, True, team)
         left -= end - first

@@ -22,8 +22,8 @@ Source: DeepEP csrc/kernels/internode.cu, combine (WarpRole::kRDMAReceiver)
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.kernels.internode.arguments import BOARD, BOARD_ROW, rank_of
-from nbep.device.kernels.internode.coordinator import tell_heads, tokens_to_node
+from nbep.device.kernels.internode.arguments import rank_at, tokens_to_node
+from nbep.device.kernels.internode.coordinator import board_row, publish_heads
 from nbep.device.layout.internode import recv_row, tail_offset
 from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.board import RETIRED, first_needed, load_expected, note_progress
@@ -34,17 +34,18 @@ from nbep.device.protocols.waits import RDMA_RECEIVER_COORDINATOR, RDMA_RECEIVER
 
 
 @device_function
-def receive_sums(out, inputs, network, progress, bounds, here, shape, sizes, receiver, lists, lane):
+def receive_sums(ctx, out, inputs, receiver, lists):
     """Receiver: sum up every num_receivers-th token of the channel. lists: shared addresses, rows and weights"""
-    rows, weights = lists
+    here, shape, lane = ctx.here, ctx.rdma, ctx.lane
+    rows, weights = lists.rows, lists.weights
     is_node = lane < here.num_rdma_ranks
     base = 0
     if is_node:
-        base = ptx.ld_weak_s32(progress.received + 4 * (here.channel * here.num_rdma_ranks + lane))
-    tail = own_ptr(network, tail_offset(sizes.cells, here.num_rdma_ranks, here.channel, lane))
-    source = rows_of_ring(own_ptr(network, recv_row(shape, here.channel, lane, 0)), shape)
-    cell = ptx.smem_base() + BOARD + BOARD_ROW * receiver + 4 * lane
-    token, end = channel_task_range(sizes.num_combined_tokens, shape.num_channels, here.channel)
+        base = ptx.ld_weak_s32(ctx.progress.received + 4 * (here.channel * here.num_rdma_ranks + lane))
+    tail = own_ptr(ctx.network, tail_offset(ctx.sizes.cells, here.num_rdma_ranks, here.channel, lane))
+    source = rows_of_ring(own_ptr(ctx.network, recv_row(shape, here.channel, lane, 0)), shape)
+    cell = board_row(receiver) + 4 * lane
+    token, end = channel_task_range(ctx.sizes.num_combined_tokens, here.num_channels, here.channel)
     token += receiver
     arrived = 0  # in lane d: sums of node d that are known to be there
     expected = load_expected(inputs.send_rdma_head, token, token < end, here.num_rdma_ranks, lane)
@@ -52,13 +53,12 @@ def receive_sums(out, inputs, network, progress, bounds, here, shape, sizes, rec
         if is_node:
             note_progress(cell, first_needed(expected))
             if expected >= arrived:
-                peer, wanted = rank_of(here, lane), ptx.s32(base + expected + 1)
-                waiter = Waiter(RDMA_RECEIVER_TAIL, peer, here.channel)
-                arrived = ptx.s32(wait_total(tail, wanted, bounds, waiter) - base)
+                waiter = Waiter(RDMA_RECEIVER_TAIL, rank_at(ctx, lane), here.channel)
+                arrived = ptx.s32(wait_total(tail, ptx.s32(base + expected + 1), ctx.bounds, waiter) - base)
         ptx.syncwarp(ptx.FULL_MASK)
         num_biases = list_biases(rows, (inputs.bias_0, inputs.bias_1), token, shape.hidden_bytes, lane)
         num_nodes = list_rows(rows + 8 * num_biases, weights, lane, expected, source)
-        after = token + sizes.num_receivers
+        after = token + ctx.sizes.num_receivers
         expected = load_expected(inputs.send_rdma_head, after, after < end, here.num_rdma_ranks, lane)
         dst = out.combined_x + token * shape.hidden_bytes
         sum_rows_or_two(ptx.st_na_v4, dst, Listed(rows, num_biases + num_nodes), 0, shape.hidden_bytes, lane)
@@ -72,9 +72,8 @@ def receive_sums(out, inputs, network, progress, bounds, here, shape, sizes, rec
 
 
 @device_function
-def coordinate_receivers(inputs, network, progress, bounds, here, shape, sizes, lane):
+def coordinate_receivers(ctx, inputs):
     """Coordinator; one warp, a lane for each node."""
-    if lane < here.num_rdma_ranks:
-        total = tokens_to_node(inputs.rdma_channel_prefix_matrix, shape.num_channels, here.channel, lane)
-        num_warps, chunk, site = sizes.num_receivers, sizes.num_max_rdma_send_tokens, RDMA_RECEIVER_COORDINATOR
-        tell_heads(network, progress, bounds, here, total, num_warps, chunk, sizes.cells, site, lane)
+    if ctx.lane < ctx.here.num_rdma_ranks:
+        total = tokens_to_node(ctx, inputs.rdma_channel_prefix_matrix, ctx.lane)
+        publish_heads(ctx, total, ctx.sizes.num_receivers, RDMA_RECEIVER_COORDINATOR)

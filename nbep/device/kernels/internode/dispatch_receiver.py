@@ -20,7 +20,8 @@ Source: DeepEP csrc/kernels/internode.cu, dispatch (WarpRole::kNVLReceivers)
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.kernels.internode.arguments import BATCHES
+from nbep.device.kernels.internode.arguments import neighbor_at, rows_from
+from nbep.device.kernels.internode.coordinator import batch_of
 from nbep.device.layout.internode import rings_offset
 from nbep.device.layout.intranode import Notes, locate_notes, locate_ring, slot_bytes
 from nbep.device.protocols.notes import Experts, clean_choices, read_notes_for
@@ -29,15 +30,6 @@ from nbep.device.protocols.reduce import warp_sum_s32
 from nbep.device.protocols.staging import Row, begin_copy, end_copy
 from nbep.device.protocols.teams import team_barrier
 from nbep.device.protocols.waits import DISPATCH_RECEIVER_ROWS, NVL_RECEIVER_TAIL, Waiter, report_fault, wait_tail_past
-
-
-@device_function
-def rows_from(inputs, shape, channel, rank):
-    """Where the rows of a source rank's channel begin in recv_x, and where those behind them."""
-    begins = inputs.recv_gbl_channel_prefix_matrix + 4 * (rank * shape.num_channels + channel)
-    if channel == shape.num_channels - 1:
-        return ptx.ld_nc_s32(begins), ptx.ld_nc_s32(inputs.recv_gbl_rank_prefix_sum + 4 * rank)
-    return ptx.ld_nc_s32(begins), ptx.ld_nc_s32(begins + 4)
 
 
 @device_function
@@ -52,86 +44,90 @@ def locate_output(out, row, shape):
 
 
 @device_function
-def receive_token(out, src, row, here, shape, sizes, stage, parity, lane):
-    """Copy the slot that has its row at src to an output row; one warp. Returns the parity of the stage's next copy."""
-    begin_copy(Row(src, shape.hidden_bytes, 0), stage, lane)
-    num_experts = ptx.u32_div(sizes.num_experts, here.num_rdma_ranks * here.num_nvl_ranks)
-    experts = Experts((here.rdma_rank * here.num_nvl_ranks + here.nvl_rank) * num_experts, num_experts)
-    notes = locate_notes(src, shape)
+def receive_token(ctx, out, src, row, stage, parity):
+    """Copy the slot that has its row at src to an output row; one warp. Returns the parity of the stage's next copy.
+
+    The slot may be of either ring: all have one form.
+    """
+    shape = ctx.nvl
+    token = Row(src, shape.hidden_bytes, 0)
+    begin_copy(token, stage, ctx.lane)
+    num_experts = ptx.u32_div(ctx.sizes.num_experts, ctx.here.num_rdma_ranks * ctx.here.num_nvl_ranks)
+    experts = Experts(neighbor_at(ctx, ctx.here.nvl_rank) * num_experts, num_experts)
     keeps_source = out.recv_src_meta != 0
-    read_notes_for(locate_output(out, row, shape), notes, experts, keeps_source, shape, lane)
-    dst = out.recv_x + row * shape.hidden_bytes
-    return end_copy(ptx.ld_na_v4, dst, Row(src, shape.hidden_bytes, 0), stage, parity, lane)
+    notes = locate_notes(src, shape)
+    read_notes_for(locate_output(out, row, shape), notes, experts, keeps_source, shape, ctx.lane)
+    return end_copy(ptx.ld_na_v4, out.recv_x + row * shape.hidden_bytes, token, stage, parity, ctx.lane)
 
 
 @device_function
-def next_rows(slots, shape, here, first, count, next_row, end_row, lane):
+def next_rows(ctx, slots, first, count, next_row, end_row):
     """The rows of up to 32 slots, in lane j that of slot first + j; and in lane n the next row of node n.
 
-    -1 where there is no row: behind the last one of the output, or after a wait that was over time.
+    -1 where there is no row: behind the last one of the output, or after a wait that timed out.
     """
     source = -1
-    if lane < count:
-        row = slots + ptx.u32_mod(first + lane, shape.num_slots) * slot_bytes(shape)
-        source = ptx.ld_na_s32(locate_notes(row, shape).src_idx + 4)
+    if ctx.lane < count:
+        row = slots + ptx.u32_mod(first + ctx.lane, ctx.nvl.num_slots) * slot_bytes(ctx.nvl)
+        source = ptx.ld_na_s32(locate_notes(row, ctx.nvl).src_idx + 4)
     mine = -1
-    for node in range(here.num_rdma_ranks):
+    for node in range(ctx.here.num_rdma_ranks):
         same = ptx.vote_ballot(ptx.FULL_MASK, source == node)
-        row = ptx.shfl_idx_s32(ptx.FULL_MASK, next_row, node) + ptx.popc_u32(same & ((1 << lane) - 1))
+        row = ptx.shfl_idx_s32(ptx.FULL_MASK, next_row, node) + ptx.popc_u32(same & ((1 << ctx.lane) - 1))
         if row < ptx.shfl_idx_s32(ptx.FULL_MASK, end_row, node) and source == node:
             mine = row
-        if lane == node:
+        if ctx.lane == node:
             next_row += ptx.popc_u32(same)
     return mine, next_row
 
 
 @device_function
-def output_rows(inputs, bounds, here, shape, sizes, team):
+def output_rows(ctx, inputs, team):
     """Where the rows of this channel begin and end that come over place team.peer: in lane n those of node n.
 
     The end is that of recv_x if it comes first; then the host is told.
     """
     begin = end = 0
-    if team.lane < here.num_rdma_ranks:
-        rank = team.lane * here.num_nvl_ranks + team.peer
-        begin, end = rows_from(inputs, shape, here.channel, rank)
-        if end > sizes.num_recv_tokens:
+    if ctx.lane < ctx.here.num_rdma_ranks:
+        rank = ctx.lane * ctx.here.num_nvl_ranks + team.peer
+        begin, end = rows_from(ctx, inputs, rank)
+        if end > ctx.sizes.num_recv_tokens:
             if team.warp == 0:
-                report_fault(bounds, DISPATCH_RECEIVER_ROWS, rank, here.channel, end, sizes.num_recv_tokens)
-            end = sizes.num_recv_tokens
+                channel, num_rows = ctx.here.channel, ctx.sizes.num_recv_tokens
+                report_fault(ctx.bounds, DISPATCH_RECEIVER_ROWS, rank, channel, end, num_rows)
+            end = ctx.sizes.num_recv_tokens
     return begin, end
 
 
 @device_function
-def tokens_of_ring(inputs, here, shape, team):
+def tokens_of_ring(ctx, inputs, team):
     """How many tokens come over place team.peer on this channel, from all nodes; the same in every lane."""
     count = 0
-    if team.lane < here.num_rdma_ranks:
-        begin, end = rows_from(inputs, shape, here.channel, team.lane * here.num_nvl_ranks + team.peer)
+    if ctx.lane < ctx.here.num_rdma_ranks:
+        begin, end = rows_from(ctx, inputs, ctx.lane * ctx.here.num_nvl_ranks + team.peer)
         count = end - begin
     return warp_sum_s32(ptx.FULL_MASK, count)
 
 
 @device_function
-def receive_tokens(out, inputs, peers, bounds, here, shape, sizes, team, stage):
+def receive_tokens(ctx, out, inputs, team, stage):
     """Receiver: drain one ring of this rank into the rows that the prefix sums give its tokens.
 
     Tokens that do not fit are drained and dropped: the sender must not hang on the receiver's fault.
     """
-    lane = team.lane
-    rings = buffer_of(peers, peers.rank) + rings_offset(here.num_rdma_ranks, here.num_nvl_ranks)
-    ring = locate_ring(rings, shape, here.channel, team.peer)
-    shared_tail = ptx.smem_base() + BATCHES + 16 * team.peer
-    next_row, end_row = output_rows(inputs, bounds, here, shape, sizes, team)
-    num_left = tokens_of_ring(inputs, here, shape, team)
+    lane, shape = ctx.lane, ctx.nvl
+    rings = buffer_of(ctx.peers, ctx.here.nvl_rank) + rings_offset(ctx.here.num_rdma_ranks, ctx.here.num_nvl_ranks)
+    ring = locate_ring(rings, shape, ctx.here.channel, team.peer)
+    shared_tail = batch_of(team)
+    next_row, end_row = output_rows(ctx, inputs, team)
+    num_left = tokens_of_ring(ctx, inputs, team)
     parity = 0
     head = 0
     while num_left > 0:
         # One thread reads the tail for all: the warps of a team must agree on it.
         if team.warp == 0 and lane == 0:
-            peer = here.rdma_rank * here.num_nvl_ranks + team.peer
-            waiter = Waiter(NVL_RECEIVER_TAIL, peer, here.channel)
-            tail = wait_tail_past(ring.tail, head, head + num_left, bounds, waiter)
+            waiter = Waiter(NVL_RECEIVER_TAIL, neighbor_at(ctx, team.peer), ctx.here.channel)
+            tail = wait_tail_past(ring.tail, head, head + num_left, ctx.bounds, waiter)
             ptx.st_shared_s32(shared_tail, tail)
         team_barrier(team)
         tail = ptx.ld_shared_s32(shared_tail)
@@ -140,7 +136,7 @@ def receive_tokens(out, inputs, peers, bounds, here, shape, sizes, team, stage):
         num_left -= tail - head
         first = head
         while first < tail:
-            rows, next_row = next_rows(ring.x, shape, here, first, tail - first, next_row, end_row, lane)
+            rows, next_row = next_rows(ctx, ring.x, first, tail - first, next_row, end_row)
             is_own = rows >= 0 and ptx.u32_mod(first + lane, team.num_warps) == team.warp
             own = ptx.vote_ballot(ptx.FULL_MASK, is_own)
             while own != 0:
@@ -148,7 +144,7 @@ def receive_tokens(out, inputs, peers, bounds, here, shape, sizes, team, stage):
                 own &= own - 1
                 src = ring.x + ptx.u32_mod(first + j, shape.num_slots) * slot_bytes(shape)
                 row = ptx.shfl_idx_s32(ptx.FULL_MASK, rows, j)
-                parity = receive_token(out, src, row, here, shape, sizes, stage, parity, lane)
+                parity = receive_token(ctx, out, src, row, stage, parity)
             first += 32
         head = tail
         team_barrier(team)
@@ -159,9 +155,10 @@ def receive_tokens(out, inputs, peers, bounds, here, shape, sizes, team, stage):
 
 
 @device_function
-def clean_unused_rows(out, inputs, here, shape, num_worst_tokens):
+def clean_unused_rows(ctx, out, inputs):
     """Mark the rows past the received ones: expert -1, weight 0."""
-    last = here.num_rdma_ranks * here.num_nvl_ranks - 1
+    num_topk = ctx.nvl.num_topk
+    last = ctx.here.num_rdma_ranks * ctx.here.num_nvl_ranks - 1
     num_recv_tokens = ptx.ld_nc_s32(inputs.recv_gbl_rank_prefix_sum + 4 * last)
-    begin = num_recv_tokens * shape.num_topk
-    clean_choices(out.recv_topk_idx, out.recv_topk_weights, begin, num_worst_tokens * shape.num_topk)
+    end = ctx.sizes.num_worst_tokens * num_topk
+    clean_choices(out.recv_topk_idx, out.recv_topk_weights, num_recv_tokens * num_topk, end)
