@@ -96,9 +96,7 @@ def test_senders_that_do_not_wait_for_credits_overwrite_what_is_under_way_and_ar
 
 def uses_not_counted(function: ast.FunctionDef) -> None:
     """Let the coordinator write down as many uses of a half as there were."""
-    (count,) = (
-        node for node in ast.walk(function) if isinstance(node, ast.Call) and ast.unparse(node.func) == "ptx.s32"
-    )
+    (count,) = (node for node in ast.walk(function) if isinstance(node, ast.Call) and ast.unparse(node.func) == "s32")
     assert isinstance(count.args[0], ast.BinOp)
     count.args[0] = count.args[0].left
 

@@ -83,7 +83,7 @@ def calls_that_differ(comm):
         ((case, fp8), (case, Options(use_fp8=True, round_scale=True)), "round_scale", (False, True)),
         ((case, Options()), (case, Options(use_logfmt=True)), "use_logfmt", (False, True)),
     ):
-        buffer = make_buffer(comm, [of_all, of_last])
+        buffer = make_buffer(comm, [of_all, of_last], check_calls=True)
         own, theirs = values[::-1] if comm.rank == last else values
         others = rf"[0-{last - 1}]" if comm.rank == last else str(last)
         text = rf"^{name}: got {own} on rank {comm.rank}, {theirs} on rank {others} in the same low_latency_"

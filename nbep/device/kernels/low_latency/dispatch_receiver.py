@@ -99,12 +99,13 @@ def receive_message(ctx, out, message, place, stage, parity):
     """
     local_expert, row = place
     num_bytes = payload_bytes(ctx.shape)
-    begin_copy(Row(message, num_bytes, 0), stage, ctx.lane)
+    source = Row(message, num_bytes, 0)
+    begin_copy(source, stage, ctx.lane)
     src_idx = ptx.ld_na_s32(message + ctx.sizes.note_offset)
     scale = load_scale(message, ctx.shape, ctx.lane)
     next_scale = load_scale(message, ctx.shape, ctx.lane + 32)
     to = local_expert * (ctx.shape.num_ranks * ctx.shape.num_max_tokens) + row
-    parity = end_copy(ptx.ld_na_v4, out.recv_x + to * num_bytes, Row(message, num_bytes, 0), stage, parity, ctx.lane)
+    parity = end_copy(ptx.ld_na_v4, out.recv_x + to * num_bytes, source, stage, parity, ctx.lane)
     if ctx.lane == 0:
         ptx.st_weak_s32(out.recv_src_info + 4 * to, index_of(ctx.shape, src_idx))
     index = ctx.lane
