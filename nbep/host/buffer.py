@@ -292,7 +292,9 @@ class Buffer(NormalVerbs, LowLatencyVerbs):
 
     def get_comm_stream(self) -> Stream:
         """The stream that this buffer's kernels run on."""
-        return self._usable("get_comm_stream").comm_stream
+        memory = self._usable("get_comm_stream")
+        memory.runtime.check_caller("get_comm_stream")
+        return memory.comm_stream
 
     @in_turn
     def get_local_buffer_tensor(
@@ -306,6 +308,7 @@ class Buffer(NormalVerbs, LowLatencyVerbs):
         Raises: ValueError if size is no shape, or if it reaches past the buffer
         """
         memory = self._usable("get_local_buffer_tensor")
+        memory.runtime.check_caller("get_local_buffer_tensor")
         return local_buffer_tensor(memory, dtype, size, offset, use_rdma_buffer)
 
     def _usable(self, verb: str) -> NodeMemory:

@@ -18,7 +18,6 @@ if sys.platform != "linux":
 
 from fake_nvshmem import MODULE, FakeComm, FakeGroup, FakeNvshmem
 
-from nbep.device.compile import load_kernels
 from nbep.device.network.nvshmem import NvshmemNetwork
 from nbep.device.network.nvshmem_library import NvshmemMissing
 from nbep.host.ranks.comm import CommGroup, InProcessComm
@@ -27,7 +26,7 @@ from nbep.host.transport.base import NetworkOptions, NicOptions
 from nbep.host.transport.nvshmem import Library, NvshmemTransport, Place, allocate_nvshmem, open_nvshmem
 
 NUM_BYTES = 256
-NUM_KERNELS = sum("network" in spec.hints for spec in load_kernels().values())
+NUM_KERNELS = len(nvshmem.kernels_over_nvshmem())
 SUCCESS = nvshmem.cu.CUresult.CUDA_SUCCESS
 
 
