@@ -89,6 +89,8 @@ def make_buffer(comm, trips: Sequence[tuple[Case, Options]], **arguments: Any) -
         nic = nbep.NicOptions(num_entries=64, chunk_bytes=256, seed=1)
         arguments = {"transport": "ibgda", "num_nvl_peers": 1, "nic": nic, **arguments}
     arguments = {"num_qps_per_rank": max(case.num_experts // case.num_ranks for case, _ in trips), **arguments}
+    if any(options.with_stats for _, options in trips):
+        arguments = {"check_calls": True, **arguments}  # else combine waits for no rank that has no rows for this one
     return nbep.Buffer(comm, num_rdma_bytes=num_bytes, low_latency_mode=True, **arguments)
 
 

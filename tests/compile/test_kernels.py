@@ -11,7 +11,7 @@ from parts import both_parts
 from processes import LIMIT_S, once_per_run
 
 from nbep.device.compile import load_kernels, with_variants
-from nbep.device.jit import PRIMITIVES
+from nbep.device.jit import FUNCTIONS_BY_TYPE, PRIMITIVES
 from nbep.device.kernels.intranode.combine import MAX_RANKS
 from nbep.device.kernels.intranode.dispatch import dispatch_smem_bytes
 from nbep.device.kernels.low_latency import arguments as low_latency
@@ -29,14 +29,14 @@ LEDGER_WORD = re.compile(r"\b(?:ld|st|atom|fence)_[a-z_]+[a-z]\b")
 # Stack frame, local bytes and calls where LLVM leaves a function out of line; no such GPU has been at hand to see what
 # that costs.
 OUT_OF_LINE = {
-    ("low_latency_combine-IbgdaNetwork", "sm_100"): (120, 16, 2),
-    ("low_latency_combine-IbgdaNetwork-DeduplicatedShape", "sm_100"): (112, 8, 3),
+    ("low_latency_combine-IbgdaNetwork-DeduplicatedShape", "sm_100"): (112, 8, 1),
 }
 
 # Bytes that are spilled in stores and in loads, and of the stack frame, where no GPU was at hand to make it better.
 # They are ceilings: from one run of the compiler to the next they differ by a word or two.
 SPILLED = {
     ("internode_dispatch-IbgdaNetwork", "sm_90"): (8, 8, 8),
+    ("internode_dispatch", "sm_80"): (24, 24, 16),
     ("internode_dispatch-IbgdaNetwork", "sm_80"): (112, 128, 80),
     ("internode_combine-IbgdaNetwork", "sm_80"): (80, 64, 64),
 }
@@ -84,8 +84,8 @@ def ledgers(name: str) -> str:
     """The docstrings of a kernel's module, and of the protocols and the network that it uses, also through others."""
     spec = KERNELS[name]
     pending = [spec.function.__module__]
-    if "network" in spec.hints:
-        pending.append(spec.hints["network"].__module__)
+    for kind in (spec.hints.get("network"), spec.hints.get("peers")):  # who has the versions for them
+        pending += {each.versions[kind].__module__ for each in FUNCTIONS_BY_TYPE if kind in each.versions}
     if "DeduplicatedShape" in name:
         pending.append(f"nbep.device.kernels.low_latency.deduplicated_{spec.name.removeprefix('low_latency_')}")
     if "ComparedCall" in name:
@@ -141,7 +141,10 @@ def test_ptx_holds_what_the_ledger_names(reports):
     """Each access that a kernel's own ledger names is in its PTX, or the ledgers of its roles if they have files."""
     for name, row in reports.items():
         nic = reports["software_nic"]["ptx"] if name.endswith(IBGDA) or name == "software_nic" else ""
-        check_words(name, set(LEDGER_WORD.findall(own_ledger(name))), row["ptx"] + nic)
+        ledger = own_ledger(name)
+        if row["arch"] == "sm_80":  # without a copy engine, some of the cells that are for it are not there
+            ledger = "\n".join(line for line in ledger.splitlines() if "copy engine" not in line)
+        check_words(name, set(LEDGER_WORD.findall(ledger)), row["ptx"] + nic)
 
 
 def own_ledger(name):

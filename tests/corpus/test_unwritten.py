@@ -93,7 +93,7 @@ ENTRIES = [
               with_fault("get_dispatch_layout: syncthreads", scenario("intranode.layout", tokens=40)),
               ("another thread of its block stores it", WAIT + "syncwarp or a wait is missing")),
     unwritten("between nodes: the board is read before it is reset",
-              with_fault("internode.dispatch.begin_block: bar_red_and", scenario("internode", ranks=2, tokens=3)),
+              with_fault("internode.coordinator.begin_block: bar_red_and", scenario("internode", ranks=2, tokens=3)),
               ("another thread of its block stores it", WAIT + "barrier or a wait is missing"), seeds=range(2)),
     unwritten("inside a node: the ring's cells are not reset",
               with_fault("intranode.notify_dispatch: reset_ring_cells", scenario("intranode.notify", rounds=1)),

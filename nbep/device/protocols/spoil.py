@@ -30,6 +30,14 @@ def spoil(address, num_bytes, lane):
 
 
 @device_function
+def spoil_s64(address, num_bytes, lane):
+    """The same for numbers of 8 bytes that somebody may still write: each one is theirs or -1, and no mixture."""
+    if address != 0:
+        for i in range(lane, num_bytes // 8, 32):
+            ptx.st_weak_s64(address + 8 * i, -1)
+
+
+@device_function
 def spoil_rows(out, shape, num_rows, lane):
     """What a dispatch has received; a whole warp."""
     spoil(out.recv_x, num_rows * shape.hidden_bytes, lane)

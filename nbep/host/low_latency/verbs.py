@@ -134,7 +134,8 @@ class LowLatencyVerbs:
                   x is then not read
                   async_finish, return_recv_hook as in low_latency_dispatch
                   out [num_tokens, hidden] bf16 to write to
-                  combine_wait_recv_cost_stats [num_ranks] int64: the cycles that receivers waited are added
+                  combine_wait_recv_cost_stats [num_ranks] int64: the cycles that receivers waited are added; without
+                  check_calls nothing for a rank whose experts have no rows for this one
         Returns:  combined_x [num_tokens, hidden] bf16: products and sums in float32, in the order of the choices,
                   without those that are -1. After a dispatch with deduplicate each rank adds up its own experts'
                   rows first and rounds that to bf16; those sums are added in the order of the ranks' first choices

@@ -46,7 +46,7 @@ from nbep.device.layout.intranode import RINGS
 from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
 from nbep.device.protocols.notes import Experts, keep_in_range
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
-from nbep.device.protocols.spoil import has_failed, spoil
+from nbep.device.protocols.spoil import has_failed, spoil, spoil_s64
 from nbep.device.protocols.staging import (
     STAGE_BYTES,
     STAGE_STRIDE,
@@ -424,7 +424,7 @@ def spoil_area(ctx):
     num_rows = min(ctx.sizes.num_recv_tokens, places.num_rows)
     spoil(area + places.x, num_rows * shape.hidden_bytes, lane)
     spoil(area + places.scales, 4 * num_rows * shape.num_scales, lane)
-    spoil(area + places.topk_idx, 8 * num_rows * shape.num_topk, lane)
+    spoil_s64(area + places.topk_idx, 8 * num_rows * shape.num_topk, lane)
     spoil(area + places.topk_weights, 4 * num_rows * shape.num_topk, lane)
 
 
