@@ -189,7 +189,9 @@ class Buffer(NormalVerbs, LowLatencyVerbs):
         options = NetworkOptions(**{field: own[field] for field in NetworkOptions.__dataclass_fields__})
         rdma_transport = None
         if num_rdma_bytes > 0:
-            num_bytes = num_rdma_bytes + rdma_trailer_bytes(communicator.size // options.num_nvl_peers)
+            num_bytes = num_rdma_bytes + rdma_trailer_bytes(
+                communicator.size, communicator.size // options.num_nvl_peers
+            )
             rdma_transport = create_transport(runtime, communicator, options, num_bytes, handle_type)
         self._memory = NodeMemory(
             communicator,

@@ -30,7 +30,7 @@ from target import spawn
 
 from nbep.device.kernels.low_latency import deduplicated_dispatch
 from nbep.device.protocols import arrivals
-from nbep.host.low_latency.memory import MASK
+from nbep.host.low_latency.memory import workspace_at
 from nbep.host.target.emulator import EmulatorRuntime
 
 pytestmark = pytest.mark.emulator_only("it lets time pass")
@@ -247,7 +247,8 @@ def test_tokens_of_an_expert_whose_count_was_given_up_have_no_rows(monkeypatch):
 
 def has_masked(buffers: dict) -> bool:
     """Whether a rank has masked the late one just now. The kernels of the others still run."""
-    masks = [buffers[rank]._memory.low_latency.workspace.read(MASK, 3, np.int32) for rank in OTHERS]
+    at, _ = workspace_at(0, 3)
+    masks = [buffers[rank]._memory.low_latency.workspace.read(at.mask, 3, np.int32) for rank in OTHERS]
     return any(mask[LATE] for mask in masks)
 
 
