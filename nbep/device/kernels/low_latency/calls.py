@@ -19,7 +19,6 @@ so that no warp goes around it: what few tokens wait for is code that is fetched
 call sends it elsewhere, the host compares; see nbep.host.low_latency.calls, which makes the words, too.
 """
 
-import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency import coordinator
 from nbep.device.kernels.low_latency.arguments import ComparedCall
@@ -50,7 +49,6 @@ def notify_peers(ctx):
     for peer in range(ctx.lane, ctx.network.num_ranks, 32):
         if may_send(ctx, peer):
             notify_call(ctx, peer)
-    ptx.syncwarp(ptx.FULL_MASK)
 
 
 @device_function

@@ -124,11 +124,17 @@ def empty_half(ctx, half, num_counts):
 
 
 @device_function
+def credit_cell(ctx, peer):
+    """Where a peer says how often it has freed the half of this call."""
+    return own_ptr(ctx.network, credit_offset(ctx.call.num_rdma_bytes, ctx.network.num_ranks, ctx.call.half, peer))
+
+
+@device_function
 def may_send(ctx, peer):
     """Whether the peer is there and its half of the buffer is free; one thread."""
     uses = ptx.ld_weak_s32(ctx.work.journal + 4 * (USES + ctx.call.half))
-    credit = credit_offset(ctx.call.num_rdma_bytes, ctx.network.num_ranks, ctx.call.half, peer)
-    return wait_credit(own_ptr(ctx.network, credit), uses, ctx.bounds, ctx.work.mask, peer, ctx.call.half)
+    credit = credit_cell(ctx, peer)
+    return wait_credit(credit, uses, ctx.bounds, ctx.work.mask, peer, ctx.call.half)
 
 
 @device_function
@@ -139,8 +145,10 @@ def wait_send_area(ctx):
     for. Threads that synchronise with the warp may write there, too.
     """
     if sends_from_buffer(ctx.network):
+        uses = ptx.ld_weak_s32(ctx.work.journal + 4 * (USES + ctx.call.half))
         for rank in range(ctx.lane, ctx.network.num_ranks, 32):
-            may_send(ctx, rank)
+            other = credit_cell(ctx, rank)
+            wait_credit(other, uses, ctx.bounds, ctx.work.mask, rank, ctx.call.half)
         ptx.syncwarp(ptx.FULL_MASK)
 
 
