@@ -80,7 +80,7 @@ class Buffer(NormalVerbs, LowLatencyVerbs):
               the keyword is taken
               nic how the software NIC is made, and what it does badly. None: environment variable NBEP_NIC
               ("seed=3,max_delay_ns=500"), or NicOptions(). A real NIC is reached with transport="nvshmem" only
-    Raises:   ValueError if the group has not 2, 4 or 8 ranks in one node, or more than 18 nodes; if there are several
+    Raises:   ValueError if the group has not 2, 4 or 8 ranks in one node, or more than 20 nodes; if there are several
               nodes and num_rdma_bytes is 0; if a size or handle_type is wrong or differs between ranks, or so do
               low_latency_mode, enable_shrink or check_calls
               ValueError on the emulator under MPI if the ranks of a node, or all with "direct", are on several hosts
@@ -165,7 +165,7 @@ class Buffer(NormalVerbs, LowLatencyVerbs):
                 nic,
             )
             check_target(runtime, options)
-            validate.nodes(communicator, sizes, options.num_nvl_peers)
+            validate.nodes(communicator, runtime, sizes, options.num_nvl_peers)
             validate.host_memory(handle_type, options.transport, communicator.size // options.num_nvl_peers, sizes)
             sizes["check_calls"] = _check_calls(runtime.target, check_calls)
             return {**sizes, **vars(options)}, _timeout_ms(), next(runtime.buffer_numbers), list(runtime.dropped)

@@ -40,6 +40,12 @@ SPILLED = {
     ("internode_dispatch", "sm_80"): (24, 24, 16),
     ("internode_dispatch-IbgdaNetwork", "sm_80"): (112, 128, 80),
     ("internode_combine-IbgdaNetwork", "sm_80"): (80, 64, 64),
+    ("internode_combine-704-IbgdaNetwork", "sm_80"): (80, 64, 64),
+    # Between 19 or 20 nodes a block of combine has 22 warps, and so 80 registers a thread.
+    ("internode_combine-704", "sm_90"): (56, 48, 40),
+    ("internode_combine-704-IbgdaNetwork", "sm_90"): (56, 32, 40),
+    ("internode_combine-704", "sm_100"): (8, 8, 8),
+    ("internode_combine-704-IbgdaNetwork", "sm_100"): (8, 8, 8),
 }
 
 
