@@ -52,6 +52,7 @@ from nbep.host.low_latency.memory import LowLatencyMemory
 from nbep.host.ranks.await_ranks import end_without_mpi
 from nbep.host.ranks.call_log import Arguments, CallLog
 from nbep.host.ranks.comm import Communicator, await_all, gather_results, is_mpi_comm
+from nbep.host.ranks.hosts import hosts_of
 from nbep.host.ranks.processes import Gone, Process, who_is_gone
 from nbep.host.ranks.roll_call import RollCall
 from nbep.host.ranks.undo import Undo
@@ -400,9 +401,12 @@ class NodeMemory(CommWork):
         return self.report.is_there()
 
     def who_is_gone(self) -> Gone:
-        """The ranks whose processes do nothing any more. If there are some, this process ends without MPI's own end."""
-        gone = who_is_gone(self._processes)
-        if gone and is_mpi_comm(self.comm):
+        """The ranks whose processes do nothing any more. If there are some, this process ends without MPI's own end.
+
+        So it does where ranks are on several hosts: nothing is known there of processes that have ended.
+        """
+        gone = who_is_gone(self._processes)._replace(hosts=hosts_of(self.comm))
+        if (gone or gone.hosts) and is_mpi_comm(self.comm):
             end_without_mpi()
         return gone
 

@@ -359,6 +359,17 @@ def zero_copy(memory: Node) -> DirectMemory:
     return memory.direct
 
 
+def mnnvl(allow_mnnvl: bool, hosts: Sequence[str]) -> None:
+    """hosts: of the ranks, if they are on several."""
+    if allow_mnnvl and hosts:
+        names = ", ".join(dict.fromkeys(hosts))
+        refuse(
+            "allow_mnnvl",
+            f"True with ranks on several hosts ({names})",
+            "False there: nbep maps memory over NVLink inside a host only, and NICs connect hosts",
+        )
+
+
 def num_push_warps(config: Config, num_warps: int) -> None:
     if config.num_push_warps is not None and config.num_push_warps > num_warps:
         refuse("config.num_push_warps", config.num_push_warps, f"at most the warps of a block, {num_warps}")

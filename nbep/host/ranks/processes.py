@@ -53,10 +53,14 @@ def _status(pid: int) -> list[str]:
 
 
 class Gone(NamedTuple):
-    """The ranks whose processes have ended, and those whose processes are stopped."""
+    """The ranks whose processes have ended, and those whose processes are stopped.
+
+    hosts: of all ranks, if they are on several
+    """
 
     ended: list[int]
     stopped: list[int]
+    hosts: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.ended or self.stopped)
