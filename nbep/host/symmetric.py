@@ -310,7 +310,10 @@ class NodeMemory(CommWork):
         timeout_ms = 2 * self.timeout_ms
         missing, masked = self._roll_call.meet(int(timeout_ms * 1e6), masked)
         if missing:
-            raise destroy_error(self.rank, missing, timeout_ms, self.who_is_gone())
+            gone = self.who_is_gone()
+            if gone.hosts and is_mpi_comm(self.comm):
+                end_without_mpi()  # whether a process of another host has ended cannot be seen
+            raise destroy_error(self.rank, missing, timeout_ms, gone)
         if masked:
             self._synchronize()
             self._leave()
@@ -401,12 +404,9 @@ class NodeMemory(CommWork):
         return self.report.is_there()
 
     def who_is_gone(self) -> Gone:
-        """The ranks whose processes do nothing any more. If there are some, this process ends without MPI's own end.
-
-        So it does where ranks are on several hosts: nothing is known there of processes that have ended.
-        """
+        """The ranks whose processes do nothing any more. If there are some, this process ends without MPI's own end."""
         gone = who_is_gone(self._processes)._replace(hosts=hosts_of(self.comm))
-        if (gone or gone.hosts) and is_mpi_comm(self.comm):
+        if gone and is_mpi_comm(self.comm):
             end_without_mpi()
         return gone
 

@@ -5,6 +5,7 @@ Every failure is a ValueError that says which argument it is, what came and what
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import numpy as np
