@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from nbep.host.ranks.comm import Communicator, TorchComm, gather_objects
-from nbep.host.ranks.timeouts import join_ranks, timeout_ns
+from nbep.host.ranks.timeouts import ranks_on_hosts, timeout_ns
 from nbep.version import __version__
 
-# Where launchers say how many processes they have started: MPICH and Intel MPI, Open MPI, torchrun.
+# Where launchers say how many processes they have started: MPICH and Intel MPI, Open MPI.
 WORLD_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 
 Facts = dict[str, str]
@@ -81,19 +81,19 @@ def difference(hosts: Sequence[str], facts: Sequence[Facts]) -> str | None:
         for rank, own in enumerate(facts):
             ranks_of.setdefault(own.get(name, "nothing"), []).append(rank)
         if len(ranks_of) > 1:
-            got = ", ".join(f"{value} on {with_hosts(hosts, ranks)}" for value, ranks in ranks_of.items())
+            got = ", ".join(f"{value} on {ranks_on_hosts(hosts, ranks)}" for value, ranks in ranks_of.items())
             return f"{name}: got {got}; must be the same on all ranks"
     return None
 
 
-def with_hosts(hosts: Sequence[str], ranks: Sequence[int]) -> str:
-    """ "ranks 2, 3 (hostb)"."""
-    return f"{join_ranks(ranks)} ({', '.join(dict.fromkeys(hosts[rank] for rank in ranks))})"
+def names_of(comm: Communicator) -> tuple[str, ...]:
+    """The host of each rank; nothing if the ranks have not met: those of one process do not."""
+    return comm.hosts if isinstance(comm, TorchComm) else _names.get(_key(comm), ()) if _names else ()
 
 
 def hosts_of(comm: Communicator) -> tuple[str, ...]:
     """The host of each rank, if they are on several; else nothing."""
-    names = comm.hosts if isinstance(comm, TorchComm) else _names.get(_key(comm), ()) if _names else ()
+    names = names_of(comm)
     return names if len(set(names)) > 1 else ()
 
 
