@@ -5,6 +5,7 @@ Every failure is a ValueError that says which argument it is, what came and what
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -360,6 +361,17 @@ def zero_copy(memory: Node) -> DirectMemory:
     if memory.direct is None:
         refuse("zero_copy", True, "False: num_zero_copy_bytes was 0 at construction")
     return memory.direct
+
+
+def mnnvl(allow_mnnvl: bool, hosts: Sequence[str]) -> None:
+    """hosts: of the ranks, if they are on several."""
+    if allow_mnnvl and hosts:
+        names = ", ".join(dict.fromkeys(hosts))
+        refuse(
+            "allow_mnnvl",
+            f"True with ranks on several hosts ({names})",
+            "False there: nbep maps memory over NVLink inside a host only, and NICs connect hosts",
+        )
 
 
 def num_push_warps(config: Config, num_warps: int) -> None:
