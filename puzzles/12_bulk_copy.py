@@ -88,12 +88,22 @@ def advice(clue):
 PUZZLE = Puzzle(
     kernel=through_a_stage,
     holes=("add_one", "store"),
+    addresses={"stage": "shared_s32"},
     outputs=lambda rank: (np.full(32, -1, np.int32),),
     inputs=lambda rank: (numbers(rank),),
     answer=lambda rank: (numbers(rank) + 1,),
     num_ranks=1,
     smem_bytes=STAGE_BYTES + 8,
     advice=advice,
+    hints=(
+        "Each step of the list is one or two lines.",
+        "Poll `full` in a while loop, add, pass the proxy fence, meet at syncwarp(FULL_MASK).",
+        "tma_store_1d(out, stage, num_bytes), tma_store_commit(), tma_store_wait_all().",
+    ),
+    learned=(
+        "the copy engine is another agent: an mbarrier says that its bytes are there, a proxy fence shows it yours."
+    ),
+    others="one lane alone may poll `full`, if a syncwarp passes that on to the others.",
 )
 
 if __name__ == "__main__":

@@ -78,6 +78,7 @@ def rows(rank):
 PUZZLE = Puzzle(
     kernel=slots_of_rows,
     holes=("put_row",),
+    addresses={"slots": "weak_s32", "next_slot": "relaxed_gpu_s32", "count": "relaxed_sys_s32"},
     outputs=lambda rank: (np.full((ROWS, 32), -1, np.int32),),
     inputs=lambda rank: (rows(rank),),
     answer=lambda rank: (rows(rank) if rank == 1 else np.full((ROWS, 32), -1, np.int32),),
@@ -87,6 +88,15 @@ PUZZLE = Puzzle(
     cells={"next": NEXT, "count": COUNT, "slots": SLOTS},
     shows="count",
     advice=advice,
+    hints=(
+        "One lane takes a slot for all, all lanes store, one lane counts.",
+        "Lane 0 has the number of the slot from an atomic; shfl_idx_s32(FULL_MASK, slot, 0) gives it to all.",
+        "The lanes meet at a syncwarp before lane 0 adds to `count`, with release and scope sys.",
+    ),
+    learned=(
+        "slots that are taken in any order need no ring: an atomic gives numbers, a count says when all are there."
+    ),
+    others="any lane may take the slot and any lane may count, as long as the lanes meet in between.",
     runs=4,
 )
 

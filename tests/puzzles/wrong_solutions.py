@@ -6,6 +6,96 @@ and words come out of the puzzle's own advice, not out of the emulator's report.
 
 WRONG = {
     1: [
+        (
+            "subscript",
+            [("send", "st_weak_s32(data, value)", "data[0] = value")],
+            "error",
+            "write `st_weak_s32(data, value)`",
+        ),
+        (
+            "reads with a subscript",
+            [("receive", "ld_weak_s32(data)", "data[0]")],
+            "error",
+            "write `ld_weak_s32(data)`",
+        ),
+        (
+            "assignment",
+            [("send", "st_release_sys_s32(flag, 1)", "flag = 1")],
+            "deadlock",
+            "changes a name of Python and no memory",
+        ),
+        (
+            "an address returned",
+            [("receive", "return ld_weak_s32(data)", "return data")],
+            "wrong result",
+            "write `return ld_weak_s32(data)`",
+        ),
+        (
+            "no kind",
+            [("send", "st_weak_s32(data, value)", "st_weak(data, value)")],
+            "error",
+            "write `st_weak_s32`",
+        ),
+        (
+            "no mask",
+            [("send", "st_weak_s32(data, value)", "st_weak_s32(data, value)\n    syncwarp()")],
+            "error",
+            "Write `syncwarp(FULL_MASK)`",
+        ),
+        (
+            "loop turned around",
+            [("receive", "ld_acquire_sys_s32(flag) != 1", "ld_acquire_sys_s32(flag) == 1")],
+            "",
+            "write `while ld_acquire_sys_s32(flag) != 1`",
+        ),
+        (
+            "returns the flag",
+            [("receive", "return ld_weak_s32(data)", "return ld_weak_s32(flag)")],
+            "wrong result",
+            "which is the flag",
+        ),
+        (
+            "arguments exchanged",
+            [("send", "st_weak_s32(data, value)", "st_weak_s32(value, data)")],
+            "memory",
+            "write `st_weak_s32(data, value)`",
+        ),
+        (
+            "polls the address",
+            [("receive", "ld_acquire_sys_s32(flag) != 1", "flag != 1")],
+            "memory",
+            "is an address and does not change",
+        ),
+        (
+            "a fence of CUDA",
+            [("send", "st_weak_s32(data, value)", "st_weak_s32(data, value)\n    cuda.threadfence_system()")],
+            "error",
+            "write `fence_acq_rel_sys()`",
+        ),
+        (
+            "no value",
+            [("send", "st_release_sys_s32(flag, 1)", "st_release_sys_s32(flag)")],
+            "error",
+            "Write `st_release_sys_s32(address, value)`",
+        ),
+        (
+            "a store that acquires",
+            [("send", "st_release_sys_s32(flag, 1)", "st_acquire_sys_s32(flag, 1)")],
+            "error",
+            "Write `st_release_sys_s32`",
+        ),
+        (
+            "returns nothing",
+            [("receive", "return ld_weak_s32(data)", "ld_weak_s32(data)")],
+            "memory",
+            "`receive` can end without a value",
+        ),
+        (
+            "another flag",
+            [("send", "st_release_sys_s32(flag, 1)", "st_release_sys_s32(flag, value)")],
+            "deadlock",
+            "the number goes to `data`",
+        ),
         ("scope gpu", [("send", "st_release_sys", "st_release_gpu")], "race", "does not reach another rank"),
         ("relaxed flag", [("send", "st_release", "st_relaxed")], "race", "Nothing in `send` is a release"),
         ("weak flag", [("send", "st_release_sys_s32", "st_weak_s32")], "race", "Nothing in `send` is a release"),
@@ -16,7 +106,7 @@ WRONG = {
             "race",
             "so its place matters",
         ),
-        ("no flag", [("send", "st_release_sys_s32(flag, 1)", "pass")], "deadlock", "a flag that nobody raises"),
+        ("no flag", [("send", "st_release_sys_s32(flag, 1)", "pass")], "deadlock", "a flag that no thread raises"),
         ("no wait", [("receive", "ld_acquire_sys_s32(flag) != 1", "False")], "wrong result", "read `data` before"),
         (
             "flag first",
@@ -32,33 +122,153 @@ WRONG = {
         ),
     ],
     2: [
+        (
+            "forgot the 4",
+            [("send", "data + 4 * lane", "data + lane")],
+            "memory",
+            "Write `data + 4 * lane` in place of `data + lane`",
+        ),
+        (
+            "forgot the lane",
+            [("send", "data + 4 * lane", "data")],
+            "wrong result",
+            "The number of a lane is at data + 4 * lane",
+        ),
+        (
+            "steps of 8",
+            [("send", "data + 4 * lane", "data + 8 * lane")],
+            "wrong result",
+            "The number of a lane is at data + 4 * lane",
+        ),
+        (
+            "waits for 32",
+            [("receive", "wait_at_least(flag, 1, bounds)", "wait_at_least(flag, 32, bounds)")],
+            "deadlock",
+            "The flag is 1, and rank 1 waits for another value",
+        ),
+        (
+            "no flag",
+            [("send", "st_release_sys_s32(flag, 1)", "pass")],
+            "deadlock",
+            "one lane of rank 0 has to store 1 there",
+        ),
+        (
+            "subscript",
+            [("send", "st_weak_s32(data + 4 * lane, value)", "data[lane] = value")],
+            "error",
+            "write `st_weak_s32(data + 4 * lane, value)`",
+        ),
         ("no syncwarp in send", [("send", "syncwarp(FULL_MASK)", "pass")], "", "Lane 0 speaks for 32 lanes"),
         (
             "no syncwarp in receive",
             [("receive", "syncwarp(FULL_MASK)", "pass")],
             "",
-            "does every lane know of the flag",
+            "each lane has to wait for the flag itself",
         ),
         ("relaxed flag", [("send", "st_release", "st_relaxed")], "race", "Nothing in `send` is a release"),
         (
             "one lane syncs",
             [("send", "    syncwarp(FULL_MASK)\n    if lane == 0:", "    if lane == 0:\n        syncwarp(FULL_MASK)")],
             "divergence",
-            "is for all 32 lanes",
+            "Move the call out of the `if`",
         ),
     ],
     3: [
+        (
+            "polls second",
+            [("pass_on", "ld_acquire_sys_s32(first)", "ld_acquire_sys_s32(second)")],
+            "deadlock",
+            "It has to wait for `first`",
+        ),
+        (
+            "polls first volatile",
+            [("pass_on", "ld_acquire_sys_s32", "ld_volatile_s32")],
+            "race",
+            "volatile load of `first` reads its value",
+        ),
+        (
+            "scope gpu",
+            [("pass_on", "st_release_sys", "st_release_gpu")],
+            "race",
+            "write `st_release_sys_s32`",
+        ),
+        (
+            "stores in the loop",
+            [
+                (
+                    "pass_on",
+                    "        if give_up(bounds, deadline):\n            return\n    st_release_sys_s32(second, 1)",
+                    "        st_release_sys_s32(second, 1)\n        if give_up(bounds, deadline):\n            return",
+                )
+            ],
+            "",
+            "behind the loop, not in it",
+        ),
         ("relaxed poll", [("pass_on", "ld_acquire", "ld_relaxed")], "race", "Nothing in your code is an acquire"),
         ("relaxed store", [("pass_on", "st_release", "st_relaxed")], "race", "The chain breaks at rank 1"),
-        ("no wait", [("pass_on", "ld_acquire_sys_s32(first) == 0", "False")], "", "does the wait come first"),
+        ("no wait", [("pass_on", "ld_acquire_sys_s32(first) == 0", "False")], "", "behind the loop, not in it"),
         (
             "wrong cell",
             [("pass_on", "st_release_sys_s32(second", "st_release_sys_s32(first")],
             "deadlock",
-            "Does pass_on store a 1 there",
+            "at `second`, and not at `first`",
         ),
     ],
     4: [
+        (
+            "adds to the address",
+            [("add_and_arrive", "atom_add_relaxed_gpu_s32(total, value)", "total += value")],
+            "wrong result",
+            "write `atom_add_relaxed_gpu_s32(total, value)`",
+        ),
+        (
+            "adds with a subscript",
+            [("add_and_arrive", "atom_add_relaxed_gpu_s32(total, value)", "total[0] += value")],
+            "error",
+            "write `atom_add_relaxed_gpu_s32(total, value)`",
+        ),
+        (
+            "CUDA's atomic",
+            [("add_and_arrive", "atom_add_relaxed_gpu_s32(total, value)", "cuda.atomic.add(total, 0, value)")],
+            "error",
+            "write `atom_add_relaxed_gpu_s32(address, value)`",
+        ),
+        (
+            "not called",
+            [("add_and_arrive", "grid_dim() - 1", "grid_dim")],
+            "wrong result",
+            "`grid_dim` is a function: call it",
+        ),
+        (
+            "returns nothing",
+            [
+                (
+                    "add_and_arrive",
+                    "return atom_add_acq_rel_gpu_s32(arrivals, 1) == grid_dim() - 1",
+                    "atom_add_acq_rel_gpu_s32(arrivals, 1)",
+                )
+            ],
+            "wrong result",
+            "`add_and_arrive` can end without a value",
+        ),
+        (
+            "meets too late",
+            [
+                (
+                    "add_and_arrive",
+                    "    syncthreads()\n    if thread_idx() != 0:\n        return False\n",
+                    "    if thread_idx() != 0:\n        return False\n    syncthreads()\n",
+                )
+            ],
+            "divergence",
+            "put it before the line that lets some of them return",
+        ),
+        (
+            "each thread arrives",
+            [("add_and_arrive", "    if thread_idx() != 0:\n        return False\n", "")],
+            "wrong result",
+            "Each block arrives once",
+        ),
         (
             "relaxed arrival",
             [("add_and_arrive", "atom_add_acq_rel_gpu_s32(arr", "atom_add_relaxed_gpu_s32(arr")],
@@ -82,10 +292,28 @@ WRONG = {
             "never the last",
             [("add_and_arrive", "grid_dim() - 1", "grid_dim()")],
             "wrong result",
-            "Nobody wrote the sum",
+            "No thread wrote the sum",
         ),
     ],
     5: [
+        (
+            "no bounds",
+            [("barrier", "peers.num_ranks, bounds)", "peers.num_ranks)")],
+            "error",
+            "Write `wait_at_least(cell, wanted, bounds)`",
+        ),
+        (
+            "an array of peers",
+            [("barrier", "buffer_of(peers, thread_idx()) + ARRIVED", "peers[thread_idx()] + ARRIVED")],
+            "memory",
+            "Write `buffer_of(peers, thread_idx())`",
+        ),
+        (
+            "only its own",
+            [("barrier", "buffer_of(peers, thread_idx()) + ARRIVED", "buffer_of(peers, peers.rank) + ARRIVED")],
+            "",
+            "to the cell of every rank",
+        ),
         ("relaxed", [("barrier", "atom_add_release", "atom_add_relaxed")], "race", "Nothing in your code is a release"),
         (
             "no first meeting",
@@ -133,10 +361,34 @@ WRONG = {
             "no such primitive",
             [("barrier", "atom_add_release_sys_s32", "atom_add_release_cta_s32")],
             "error",
-            "near it are atom_add_re",
+            "Do you mean `atom_add_re",
         ),
     ],
     6: [
+        (
+            "exactly so many",
+            [
+                (
+                    "barrier",
+                    "wait_at_least(buffer_of(peers, peers.rank) + ARRIVED, peers.num_ranks * (turn + 1), bounds)",
+                    "while ld_acquire_sys_s32(buffer_of(peers, peers.rank) + ARRIVED) != peers.num_ranks * (turn + 1):\n        if wait_expired(1 << 62):\n            return",
+                )
+            ],
+            "deadlock",
+            "wait until it is 3 or more",
+        ),
+        (
+            "one barrier too few",
+            [("barrier", "(turn + 1)", "turn")],
+            "",
+            "lets a rank through too early",
+        ),
+        (
+            "meets",
+            [("barrier", "    for rank in range(peers", "    syncthreads()\n    for rank in range(peers")],
+            "divergence",
+            "leave it out",
+        ),
         (
             "the same for all",
             [("barrier", "peers.num_ranks * (turn + 1)", "peers.num_ranks")],
@@ -158,6 +410,36 @@ WRONG = {
         ("relaxed", [("barrier", "atom_add_release", "atom_add_relaxed")], "race", "Nothing in your code is a release"),
     ],
     7: [
+        (
+            "subscript",
+            [("count_token", "ld_nc_s64(experts + 8 * k)", "experts[k]")],
+            "error",
+            "write `ld_weak_s64(experts + 8 * k)`",
+        ),
+        (
+            "steps of 4",
+            [("count_token", "ld_nc_s64(experts + 8 * k)", "ld_nc_s64(experts + 4 * k)")],
+            "memory",
+            "Write `experts + 8 * k` in place of `experts + 4 * k`",
+        ),
+        (
+            "a float",
+            [("count_token", "expert // EXPERTS_PER_RANK", "expert / EXPERTS_PER_RANK")],
+            "error",
+            "are ints: write `//`",
+        ),
+        (
+            "another rank",
+            [("count_token", "expert // EXPERTS_PER_RANK", "expert % NUM_RANKS")],
+            "wrong result",
+            "Expert e belongs to rank e // EXPERTS_PER_RANK",
+        ),
+        (
+            "shifts by -1",
+            [("count_token", "if expert >= 0:", "if True:")],
+            "error",
+            "Skip it: ask `if expert >= 0`",
+        ),
         (
             "half an expert",
             [("count_token", "ld_nc_s64(experts + 8 * k)", "ld_nc_s32(experts + 4 * k)")],
@@ -203,12 +485,48 @@ WRONG = {
         ),
     ],
     8: [
+        (
+            "greater than",
+            [("exclusive_sum", "if lane >= delta:", "if lane > delta:")],
+            "wrong result",
+            "the condition is `lane >= delta`, not `lane > delta`",
+        ),
+        (
+            "no mask",
+            [("exclusive_sum", "shfl_up_s32(FULL_MASK, total, delta)", "shfl_up_s32(total, delta)")],
+            "error",
+            "Write `shfl_up_s32(FULL_MASK, value, delta)`",
+        ),
+        (
+            "passes on the value",
+            [("exclusive_sum", "shfl_up_s32(FULL_MASK, total, delta)", "shfl_up_s32(FULL_MASK, value, delta)")],
+            "wrong result",
+            "Shuffle the sum so far",
+        ),
+        (
+            "one turn less",
+            [("exclusive_sum", "while delta < 32", "while delta < 16")],
+            "wrong result",
+            "the turn with delta 16 is missing",
+        ),
+        (
+            "downwards",
+            [("exclusive_sum", "shfl_up_s32", "shfl_down_s32")],
+            "wrong result",
+            "write shfl_up_s32",
+        ),
+        (
+            "returns nothing",
+            [("exclusive_sum", "return total - value", "total - value")],
+            "memory",
+            "`exclusive_sum` can end without a value",
+        ),
         ("inclusive", [("exclusive_sum", "total - value", "total")], "wrong result", "with the lane's own value"),
         (
             "all lanes add",
             [("exclusive_sum", "if lane >= delta:", "if True:")],
             "wrong result",
-            "Lane 0 has nobody below",
+            "Lane 0 has no lane below",
         ),
         (
             "shuffle in some lanes",
@@ -225,6 +543,24 @@ WRONG = {
     ],
     9: [
         (
+            "loop turned around",
+            [("await_count", "(cell) == 0", "(cell) != 0")],
+            "",
+            "is turned around",
+        ),
+        (
+            "the cell of another lane",
+            [("announce", "st_relaxed_sys_s32(cell,", "st_relaxed_sys_s32(cell + 4 * lane_id(),")],
+            "deadlock",
+            "add nothing to it",
+        ),
+        (
+            "asks the address",
+            [("await_count", "ld_relaxed_sys_s32(cell) == 0", "cell == 0")],
+            "wrong result",
+            "is an address and does not change",
+        ),
+        (
             "as it is",
             [
                 ("announce", "-count - 1", "count"),
@@ -233,10 +569,34 @@ WRONG = {
             "deadlock",
             "their count is 0, and it was sent as 0",
         ),
-        ("one off", [("await_count", "(cell) - 1", "(cell)")], "wrong result", "lane 1 is off by 1"),
+        ("one off", [("await_count", "(cell) - 1", "(cell)")], "wrong result", "Lane 1 returned 6, and its count is 5"),
         ("weak store", [("announce", "st_relaxed_sys_s32", "st_weak_s32")], "race", "no place for weak accesses"),
     ],
     10: [
+        (
+            "no 4",
+            [("send", "slot + 4 * lane", "slot + lane")],
+            "memory",
+            "Write `slot + 4 * lane`",
+        ),
+        (
+            "subscript",
+            [("receive", "value = ld_weak_s32(slot + 4 * lane)", "value = slot[lane]")],
+            "error",
+            "write `ld_weak_s32(slot + 4 * lane)`",
+        ),
+        (
+            "waits for the first row",
+            [("receive", "wait_at_least(tail, i + 1", "wait_at_least(tail, 1")],
+            "wrong result",
+            "wait until the tail is i + 1",
+        ),
+        (
+            "the slot twice",
+            [("send", "slot + 4 * lane", "slot + 128 * (i % NUM_SLOTS) + 4 * lane")],
+            "wrong result",
+            "is the slot of row i already",
+        ),
         (
             "head before the load",
             [
@@ -268,9 +628,9 @@ WRONG = {
             "one lane waits",
             [("receive", "wait_at_least(tail", "lane != 0 or wait_at_least(tail")],
             "wrong result",
-            "meet at a syncwarp the one that does",
+            "meet at a syncwarp the lane that does",
         ),
-        ("returns nothing", [("receive", "return value", "return")], "memory", "Does a function of yours return"),
+        ("returns nothing", [("receive", "return value", "return")], "memory", "`receive` can end without a value"),
         ("one slot too many", [("send", "i + 1 - NUM_SLOTS", "i - NUM_SLOTS")], "", "the head has to be i - 3"),
         ("waits for its own row", [("send", "i + 1 - NUM_SLOTS", "i + 1")], "deadlock", "Row i - 4 has been read when"),
         (
@@ -283,7 +643,12 @@ WRONG = {
     11: [
         ("no bound", [("copy_row", "while i < num_vectors:", "while i < 96:")], "memory", "Ask before you load"),
         ("one turn", [("copy_row", "i += 32", "i += 128")], "wrong result", "were never written"),
-        ("four bytes apart", [("copy_row", "st_na_v4(dst + 16 * i", "st_na_v4(dst + 4 * i")], "memory", "16 * i bytes"),
+        (
+            "four bytes apart",
+            [("copy_row", "st_na_v4(dst + 16 * i", "st_na_v4(dst + 4 * i")],
+            "memory",
+            "Write `dst + 16 * i`",
+        ),
     ],
     12: [
         ("no commit", [("store", "tma_store_commit()", "pass")], "memory", "comes between store and wait"),
