@@ -1,8 +1,10 @@
 """What puzzles have in common to say about an order that is missing."""
 
+import ast
 import re
 
 from nbep.puzzle.frame import Clue
+from nbep.puzzle.mistakes import has_name, tree_of
 
 RELEASES = (
     "st_release",
@@ -65,6 +67,16 @@ def order_advice(clue: Clue, cell: str, writer: str = "", reader: str = "", poll
             f"different GPUs, and both ends need `sys`: write `{far}`."
         )
     return ""
+
+
+def stores_to(clue: Clue, address: str) -> bool:
+    """Whether the code in the holes stores to this parameter, or makes an atomic there."""
+    for name in clue.puzzle.holes:
+        for node in ast.walk(tree_of(clue.puzzle.scope[name])):
+            if isinstance(node, ast.Call) and node.args and has_name(node.args[0], address):
+                if ast.unparse(node.func).startswith(("st_", "atom_")):
+                    return True
+    return False
 
 
 def _name(hole: str) -> str:

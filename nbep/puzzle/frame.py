@@ -72,7 +72,7 @@ class Puzzle:
     num_bytes   of the symmetric memory of each rank, which is 0 before the launch
     addresses   parameters of the holes that are addresses, and what is loaded and stored there: {"data": "weak_s32"}
     shows       the cell that the picture is about; "": which threads read and write which elements
-    ring        cells of a ring with `num_slots` slots, whose picture has them: ("tail", "head")
+    ring        cells of a ring with `num_slots` slots, whose picture has them: ("tail", "head"); rank 0 sends
     advice      advice(clue): a sentence or two for a reader who is stuck there
     hints       from the vaguest to the plainest; --hint shows the first, --hint 2 the first two
     learned     what a reader who has solved it knows
