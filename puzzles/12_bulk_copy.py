@@ -13,6 +13,8 @@
 So dispatch moves rows on cards from sm_90 on.
 """
 
+import ast
+
 import numpy as np
 
 from nbep.device.jit import device_function, kernel
@@ -20,6 +22,7 @@ from nbep.device.primitives import *
 from nbep.device.protocols.peers import Bounds, Peers
 from nbep.device.types import In, Out
 from nbep.puzzle import Puzzle, hole, run_file
+from nbep.puzzle.mistakes import tree_of
 
 STAGE_BYTES = 128
 
@@ -52,6 +55,16 @@ def through_a_stage(out: Out, x: In, peers: Peers, bounds: Bounds):
     add_one(stage, full, lane)
     if lane == 0:
         store(out, stage, STAGE_BYTES)
+
+
+def remark(puzzle):
+    loops = [node for node in ast.walk(tree_of(puzzle.scope["add_one"])) if isinstance(node, ast.While)]
+    if any("mbarrier_try_wait_parity" in ast.unparse(loop.test) for loop in loops):
+        return ""
+    return (
+        "A remark, and an important one: mbarrier_try_wait_parity waits for a short time, and may return False on a "
+        "GPU. The emulator shows no such run. Write `while not mbarrier_try_wait_parity(full, 0): pass`."
+    )
 
 
 def numbers(rank):
@@ -95,6 +108,7 @@ PUZZLE = Puzzle(
     num_ranks=1,
     smem_bytes=STAGE_BYTES + 8,
     advice=advice,
+    remark=remark,
     hints=(
         "Each step of the list is one or two lines.",
         "Poll `full` in a while loop, add, pass the proxy fence, meet at syncwarp(FULL_MASK).",

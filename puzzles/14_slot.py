@@ -49,6 +49,8 @@ def slots_of_rows(out: Out, x: In, peers: Peers, bounds: Bounds, num_rows: I32):
 def advice(clue):
     if clue.kind == "deadlock":
         return "Rank 1 waits until `count` is 9: one lane adds 1 to it, atomically, for each row."
+    if clue.about("Misaligned"):
+        return "Slot k begins ROW_BYTES * k bytes behind slots, and lane i has its number 4 * i bytes behind that."
     if clue.kind == "memory":
         return "More slots were taken than there are rows: one lane takes a slot for its whole warp."
     if not clue.calls("shfl_idx"):
@@ -65,7 +67,9 @@ def advice(clue):
     if clue.kind == "race" and clue.about("between ranks it takes sys"):
         return "The count tells another rank: `cta` reaches the block, `gpu` this GPU. It takes the scope `sys`."
     if clue.kind in ("race", "wrong result"):
-        return "Is a row complete when it is counted? First the stores, then a syncwarp, then one release of the count."
+        return (
+            "A row was counted before it was there. First the stores, then a syncwarp, then one lane adds 1 to `count`."
+        )
     return ""
 
 

@@ -18,7 +18,7 @@ from nbep.device.jit import device_function, kernel
 from nbep.device.primitives import *
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.types import I32, In, Out
-from nbep.puzzle import Puzzle, hole, order_advice, run_file, wait_at_least
+from nbep.puzzle import Puzzle, hole, order_advice, run_file, stores_to, wait_at_least
 
 CALLS, HALF_BYTES = 6, 256
 CREDIT, HALVES = 0, 128
@@ -59,6 +59,10 @@ def advice(clue):
         return "Nobody sets `count` back: the second call of a half finds the count of the first, and reads too early."
     if not clue.calls("wait_at_least", "ld_", where="send_call"):
         return "Nobody waits for a credit: call n writes into its half although call n - 2 may still be read."
+    if not stores_to(clue, "credit"):
+        return "Rank 1 gives no credit: `end_call` has to add 1 at the address `credit`."
+    if clue.kind == "wrong result" and (clue.got == 0).any():
+        return "Rank 1 read numbers that were not there. They begin at half + DATA, and lane i has its at + 4 * i."
     if clue.kind == "deadlock":
         return (
             "A count was lost, or a credit. If the credit is given before the count is set back, the next call's count "

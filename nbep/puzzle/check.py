@@ -22,7 +22,7 @@ from nbep.puzzle.frame import LONGEST_WAIT_MS, Clue, Puzzle
 from nbep.puzzle.mistakes import mistake, other_error
 
 MODELS = ("sc", "checked", "delayed")
-_EMULATOR = "nbep/emulator"  # frames of it say nothing of the puzzle
+_BELOW = ("nbep/emulator", "nbep/host", "nbep/puzzle")  # frames of these say nothing of the puzzle
 SHORT = 24  # elements of an array that are printed
 GPU_RUNS = 20
 KINDS = {
@@ -141,7 +141,11 @@ def clue_of(puzzle: Puzzle, error: Exception) -> Clue:
         who = f"rank {error.rank}, block {error.report.block}, thread {error.report.thread}"
         report = f"PeerTimeout: {who} waited more than {LONGEST_WAIT_MS} ms"
     if kind == "error":
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _EMULATOR not in frame.filename][-2:]
+        frames = [
+            frame
+            for frame in traceback.extract_tb(error.__traceback__)
+            if not any(part in frame.filename for part in _BELOW)
+        ][-2:]
         report = "\n".join([report, *(f"  at {frame.filename}:{frame.lineno} ({frame.name})" for frame in frames)])
     return Clue(puzzle, kind, report.replace(f"{Path.cwd()}/", ""))
 

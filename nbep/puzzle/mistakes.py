@@ -9,7 +9,7 @@ import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from types import FunctionType
 
@@ -50,7 +50,16 @@ def mistake(clue: Clue) -> str:
     if words := unknown_name(clue) or wrong_arguments(clue):
         return words
     trees = {name: tree_of(clue.puzzle.scope[name]) for name in clue.puzzle.holes}
-    for rule in (subscript, assignment, address_returned, nothing_returned, address_compared, not_called, no_wait):
+    for rule in (
+        subscript,
+        assignment,
+        address_returned,
+        nothing_returned,
+        address_compared,
+        not_called,
+        no_wait,
+        not_shared,
+    ):
         for name, tree in trees.items():
             if words := rule(clue, name, tree):
                 return words
@@ -91,10 +100,13 @@ def unknown_name(clue: Clue) -> str:
     if right != name:
         right = complete(right, scope) or right
         return f"A store can release and a load can acquire; there is no `{name}`. Write `{right}`."
-    if whole := complete(name, scope):
+    if whole := complete(name, scope, [kind.rpartition("_")[2] for kind in clue.puzzle.addresses.values()]):
+        stem, _, kind = whole.rpartition("_")
+        others = [each[len(stem) + 1 :] for each in primitives.__all__ if each.rpartition("_")[0] == stem]
+        more = ", ".join(each for each in others if each != kind)
         return (
             f"`{name}` is not the whole name. A name says operation, order, scope if there is one, and kind: write "
-            f"`{whole}` ({meaning(whole)})."
+            f"`{whole}` ({meaning(whole)}){f', or another kind: {more}' if more else ''}."
         )
     near = get_close_matches(name, [*clue.puzzle.scope], n=1, cutoff=0.7)
     return f"There is no `{name}`." + (
@@ -106,10 +118,16 @@ def attributes(clue: Clue, hole: str) -> Iterator[ast.Attribute]:
     return (node for node in ast.walk(tree_of(clue.puzzle.scope[hole])) if isinstance(node, ast.Attribute))
 
 
-def complete(name: str, scope: str) -> str:
-    """The primitive that a name without its end stands for; "" if there is none."""
+def complete(name: str, scope: str, kinds: Sequence[str] = ()) -> str:
+    """The primitive that a name without its end stands for; "" if there is none. kinds: those that the puzzle uses"""
     names = [each for each in primitives.__all__ if each == name or each.startswith(f"{name}_")]
-    return min(names, key=lambda each: (f"_{scope}" not in each, "_s32" not in each, len(each)), default="")
+    likely = [*kinds, "s32"]
+
+    def order(each: str) -> tuple:
+        kind = each.rpartition("_")[2]
+        return f"_{scope}" not in each, likely.index(kind) if kind in likely else len(likely), len(each)
+
+    return min(names, key=order, default="")
 
 
 def meaning(primitive: str) -> str:
@@ -146,11 +164,18 @@ def subscript(clue: Clue, name: str, tree: ast.FunctionDef) -> str:
             continue
         index = ast.unparse(node.slice)
         size = SIZES[kind.rpartition("_")[2]]
+        outer = next((n for n in ast.walk(tree) if isinstance(n, ast.Subscript) and n.value is node), None)
+        if outer is not None:
+            return (
+                f"`{base}` is an address, which is a number, and not an array of rows. The address of "
+                f"`{ast.unparse(outer)}` is `{base} + ROW_BYTES * {index} + {size} * {ast.unparse(outer.slice)}`: give "
+                f"that to `ld_{kind}` or `st_{kind}`."
+            )
         inner = index if isinstance(node.slice, (ast.Name, ast.Constant)) else f"({index})"
         at = base if index == "0" else f"{base} + {size} * {inner}"
         stored = next(
             (
-                ast.unparse(each.value)
+                with_loads(clue, each.value)
                 for each in ast.walk(tree)
                 if (isinstance(each, ast.Assign) and node in each.targets)
                 or (isinstance(each, ast.AugAssign) and node is each.target)
@@ -162,9 +187,40 @@ def subscript(clue: Clue, name: str, tree: ast.FunctionDef) -> str:
             return f"{what} To read `{text}`, write `ld_{kind}({at})`."
         if any(isinstance(each, ast.AugAssign) and node is each.target for each in ast.walk(tree)):
             scope = "sys" if clue.puzzle.num_ranks > 1 else "gpu"
+            if kind.startswith("shared"):
+                return f"{what} To add to `{text}`, write `st_{kind}({at}, ld_{kind}({at}) + {stored})`."
             return f"{what} To add to `{text}`, write `atom_add_relaxed_{scope}_s32({at}, {stored})`."
         order = " Another order is another function, such as `st_release_sys_s32`." if "relaxed" in kind else ""
         return f"{what} To store into `{text}`, write `st_{kind}({at}, {stored})`.{order}"
+    return ""
+
+
+def with_loads(clue: Clue, value: ast.expr) -> str:
+    """A value as it has to be written: `src[i]` becomes a load."""
+
+    class Loads(ast.NodeTransformer):
+        def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+            base = ast.unparse(node.value)
+            if base not in clue.puzzle.addresses:
+                return node
+            kind = clue.puzzle.addresses[base]
+            at = f"{base} + {SIZES[kind.rpartition('_')[2]]} * {ast.unparse(node.slice)}"
+            return ast.parse(f"ld_{kind}({at})", mode="eval").body
+
+    return ast.unparse(Loads().visit(ast.parse(ast.unparse(value), mode="eval").body))
+
+
+def not_shared(clue: Clue, name: str, tree: ast.FunctionDef) -> str:
+    """ld_weak_s32(stage)."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
+            base, called = bare_address(clue, node.args[0]), node.func.id
+            is_access = called.startswith(("ld_", "st_", "atom_")) and "shared" not in called
+            if base and is_access and clue.puzzle.addresses[base].startswith("shared"):
+                return (
+                    f"`{base}` lies in shared memory, whose functions have `shared` in their names: write "
+                    f"`ld_shared_s32` and `st_shared_s32`, or one with an order, in place of `{called}`."
+                )
     return ""
 
 
@@ -311,6 +367,8 @@ def other_error(clue: Clue) -> str:
         return (
             "The condition of the loop loads nothing. Load the cell there, as in `while ld_acquire_sys_s32(cell) == 0`."
         )
+    if clue.about("cannot unpack") or clue.about("values to unpack"):
+        return "The kernel takes a tuple from your function: return all of its values, as in `return first, second`."
     if clue.about("has no attribute"):
         return (
             "Addresses and values are plain numbers: what reads and writes memory is a function, `ld_...` or `st_...`."

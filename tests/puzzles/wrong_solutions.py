@@ -641,6 +641,30 @@ WRONG = {
         ),
     ],
     11: [
+        (
+            "subscripts",
+            [("copy_row", "st_na_v4(dst + 16 * i, ld_nc_v4(src + 16 * i))", "dst[i] = src[i]")],
+            "error",
+            "write `st_na_v4(dst + 16 * i, ld_na_v4(src + 16 * i))`",
+        ),
+        (
+            "no 16",
+            [("copy_row", "ld_nc_v4(src + 16 * i)", "ld_nc_v4(src + i)")],
+            "memory",
+            "Write `src + 16 * i` in place of `src + i`",
+        ),
+        (
+            "no kind",
+            [("copy_row", "st_na_v4", "st_na")],
+            "error",
+            "write `st_na_v4`",
+        ),
+        (
+            "all from 0",
+            [("copy_row", "i = lane", "i = 0")],
+            "wrong result",
+            "How far does lane i go",
+        ),
         ("no bound", [("copy_row", "while i < num_vectors:", "while i < 96:")], "memory", "Ask before you load"),
         ("one turn", [("copy_row", "i += 32", "i += 128")], "wrong result", "were never written"),
         (
@@ -651,6 +675,24 @@ WRONG = {
         ),
     ],
     12: [
+        (
+            "loads of global memory",
+            [("add_one", "ld_shared_s32(stage + 4 * lane)", "ld_weak_s32(stage + 4 * lane)")],
+            "memory",
+            "`stage` lies in shared memory",
+        ),
+        (
+            "no 4",
+            [("add_one", "st_shared_s32(stage + 4 * lane,", "st_shared_s32(stage + lane,")],
+            "memory",
+            "Write `stage + 4 * lane`",
+        ),
+        (
+            "subscript",
+            [("add_one", "st_shared_s32(stage + 4 * lane, ld_shared_s32(stage + 4 * lane) + 1)", "stage[lane] += 1")],
+            "error",
+            "`st_shared_s32(stage + 4 * lane, ld_shared_s32(stage + 4 * lane) + 1)`",
+        ),
         ("no commit", [("store", "tma_store_commit()", "pass")], "memory", "comes between store and wait"),
         ("the other parity", [("add_one", "(full, 0)", "(full, 1)")], "memory", "the phase with parity 0"),
         (
@@ -669,6 +711,36 @@ WRONG = {
         ("no meeting", [("add_one", "syncwarp(FULL_MASK)", "pass")], "", "only then do all lanes meet"),
     ],
     13: [
+        (
+            "no mask",
+            [("largest_of_warp", "shfl_xor_f32(FULL_MASK, value, bit)", "shfl_xor_f32(value, bit)")],
+            "error",
+            "Write `shfl_xor_f32(FULL_MASK, value, lane_mask)`",
+        ),
+        (
+            "no kind",
+            [("largest_of_warp", "shfl_xor_f32", "shfl_xor")],
+            "error",
+            "or another kind: f32",
+        ),
+        (
+            "one scale",
+            [
+                (
+                    "scales_of",
+                    "return f32_div_rn(f32(448), amax), f32_div_rn(amax, f32(448))",
+                    "return f32_div_rn(f32(448), amax)",
+                )
+            ],
+            "error",
+            "return all of its values",
+        ),
+        (
+            "returns nothing",
+            [("largest_of_warp", "    return value", "    value")],
+            "",
+            "`largest_of_warp` can end without a value",
+        ),
         (
             "each lane alone",
             [("largest_of_warp", "while bit > 0:", "while bit > 16:")],
@@ -696,6 +768,30 @@ WRONG = {
         ),
     ],
     14: [
+        (
+            "subscripts",
+            [("put_row", "st_weak_s32(slots + ROW_BYTES * slot + 4 * lane, value)", "slots[slot][lane] = value")],
+            "error",
+            "is `slots + ROW_BYTES * slot + 4 * lane`",
+        ),
+        (
+            "no 4",
+            [("put_row", "+ 4 * lane", "+ lane")],
+            "memory",
+            "Write `slots + ROW_BYTES * slot + 4 * lane`",
+        ),
+        (
+            "no row",
+            [("put_row", "ROW_BYTES * slot", "slot")],
+            "memory",
+            "Slot k begins ROW_BYTES * k bytes",
+        ),
+        (
+            "all lanes count",
+            [("put_row", "    if lane == 0:\n        atom_add_release", "    if True:\n        atom_add_release")],
+            "wrong result",
+            "one lane adds 1 to `count`",
+        ),
         (
             "count for this GPU",
             [("put_row", "atom_add_release_sys_s32(count", "atom_add_acq_rel_gpu_s32(count")],
@@ -732,6 +828,30 @@ WRONG = {
         ),
     ],
     15: [
+        (
+            "subscript",
+            [("send_call", "st_weak_s32(half + DATA + 4 * lane, value)", "half[lane] = value")],
+            "error",
+            "write `st_weak_s32(half + 4 * lane, value)`",
+        ),
+        (
+            "no data offset",
+            [("send_call", "half + DATA + 4 * lane", "half + 4 * lane")],
+            "",
+            "They begin at half + DATA",
+        ),
+        (
+            "gives no credit",
+            [("end_call", "atom_add_release_sys_s32(credit, 1)", "pass")],
+            "deadlock",
+            "has to add 1 at the address `credit`",
+        ),
+        (
+            "no 4",
+            [("send_call", "DATA + 4 * lane", "DATA + lane")],
+            "memory",
+            "Write `half + DATA + 4 * lane`",
+        ),
         ("relaxed credit", [("end_call", "atom_add_release", "atom_add_relaxed")], "race", "Nothing in `end_call` is"),
         ("relaxed count", [("send_call", "atom_add_release", "atom_add_relaxed")], "race", "Nothing in `send_call` is"),
         (
@@ -757,6 +877,24 @@ WRONG = {
         ),
     ],
     16: [
+        (
+            "subscript",
+            [("combine_word", "ld_nc_s32(indices + 4 * k)", "indices[k]")],
+            "error",
+            "write `ld_weak_s32(indices + 4 * k)`",
+        ),
+        (
+            "no 4",
+            [("combine_word", "ld_nc_s32(indices + 4 * k)", "ld_nc_s32(indices + k)")],
+            "memory",
+            "Write `indices + 4 * k`",
+        ),
+        (
+            "returns nothing",
+            [("combine_word", "return f32x2", "f32x2")],
+            "memory",
+            "`combine_word` can end without a value",
+        ),
         ("rows of one byte", [("combine_word", "ROW_BYTES * index", "index")], "memory", "lane i has 4 of them"),
         (
             "halves exchanged",
@@ -786,6 +924,24 @@ WRONG = {
         ("backwards", [("combine_word", "range(NUM_TOPK)", "(2, 1, 0)")], "wrong result", "Add in order"),
     ],
     17: [
+        (
+            "no 4",
+            [("send_tokens", "n) + 4 * lane", "n) + lane")],
+            "memory",
+            "+ 4 * lane` in place of",
+        ),
+        (
+            "one lane knows the count",
+            [("receive_tokens", "num_rows = await_count", "num_rows = 0 if lane else await_count")],
+            "divergence",
+            "Do all find the same counts",
+        ),
+        (
+            "moves no head",
+            [("receive_tokens", "st_release_sys_s32(head, n + 1)", "pass")],
+            "deadlock",
+            "a slot is free again when the head is n - 3",
+        ),
         (
             "tail relaxed",
             [("send_tokens", "st_release", "st_relaxed")],
