@@ -6,7 +6,7 @@
  total     all threads: they add          thread 0 of the last block
  arrivals  thread 0 of each block: + 1    the same: what it was before tells how many have come
 
-Nobody waits. An atomic gives back what was there before, so the last one to arrive knows that it is the last. But it
+No thread waits. An atomic gives back what was there before, so the last one to arrive knows that it is the last. But it
 must also see what the others have added: the atomic on `arrivals` has to publish and to observe.
 So get_dispatch_layout counts tokens.
 """

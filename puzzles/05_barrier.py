@@ -1,4 +1,4 @@
-"""Puzzle 5: a barrier between ranks. Each rank writes to all; nobody reads before all have written.
+"""Puzzle 5: a barrier between ranks. Each rank writes to all; no thread reads before all have written.
 
  rank r: thread i: 100 r + i --> data[r][i] of every rank      barrier      sum over r of data[r][i] --> out[i]
 

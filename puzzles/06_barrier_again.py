@@ -1,4 +1,4 @@
-"""Puzzle 6: the barrier again. The same cell serves six barriers, and nobody resets it.
+"""Puzzle 6: the barrier again. The same cell serves six barriers, and no thread resets it.
 
  turn 0, 2, 4: each rank writes turn + rank to all --> barrier(turn) --> each adds up what it got --> barrier(turn + 1)
 

@@ -7,8 +7,8 @@
  tail      rank 1    lane 0 of rank 0     rank 1: so many rows are there
  head      rank 0    lane 0 of rank 1     rank 0: so many rows have been read, and their slots are free
 
-Before row i goes into a slot, row i - 4 must have been read there. The tail tells of data; the head tells of none, but
-it may not move before the row has been read. This is what dispatch's sender and receiver do with tokens.
+Before row i goes into a slot, row i - 4 must have been read there. The tail announces data. The head does not, but it
+may not move before the row has been read. This is what dispatch's sender and receiver do with tokens.
 """
 
 import numpy as np
@@ -52,7 +52,7 @@ def advice(clue):
     if clue.kind == "deadlock":
         return (
             "Both ends wait, or one does for ever. Row i is there when the tail is i + 1. Row i - 4 has been read when "
-            "the head is i - 3, and the first four rows wait for nobody. Is the head moved after each row?"
+            "the head is i - 3, and the first four rows do not wait. Is the head moved after each row?"
         )
     if order := order_advice(clue, "tail", "send", "receive"):
         return order

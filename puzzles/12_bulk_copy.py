@@ -73,7 +73,7 @@ def numbers(rank):
 
 def advice(clue):
     if not clue.calls("mbarrier_try_wait_parity"):
-        return "Nobody waits for the load: the bytes may come later than the lanes. Poll `full` in a while loop."
+        return "No thread waits for the load: the bytes may come later than the lanes. Poll `full` in a while loop."
     if not clue.calls("fence_proxy_async_shared"):
         return (
             "The lanes' stores go to shared memory by one road, the engine reads by another. A proxy fence is missing."

@@ -7,8 +7,8 @@
  slots[k]  rank 1    all lanes of the warp that has k  rank 1: once count is complete
  count     rank 1    one lane of each row: + 1         rank 1
 
-Nobody waits for a free slot: there are enough for all rows, as in the low-latency mode. Each row carries its own number
-in its first word, because slots are taken in any order.
+There are slots enough for all rows, as in the low-latency mode, so no thread waits for a free one. Each row carries its
+own number in its first word, because slots are taken in any order.
 """
 
 import numpy as np

@@ -56,9 +56,11 @@ def advice(clue):
         if clue.kind != "error" and not clue.calls("syncwarp", "vote_", where=where):
             return f"In `{where}` lane 0 speaks for 32 lanes: they have to meet at a syncwarp before it does."
     if not clue.calls("st_", "atom_exch", where="end_call"):
-        return "Nobody sets `count` back: the second call of a half finds the count of the first, and reads too early."
+        return (
+            "No thread sets `count` back: the second call of a half finds the count of the first, and reads too early."
+        )
     if not clue.calls("wait_at_least", "ld_", where="send_call"):
-        return "Nobody waits for a credit: call n writes into its half although call n - 2 may still be read."
+        return "No thread waits for a credit: call n writes into its half although call n - 2 may still be read."
     if not stores_to(clue, "credit"):
         return "Rank 1 gives no credit: `end_call` has to add 1 at the address `credit`."
     if clue.kind == "wrong result" and (clue.got == 0).any():

@@ -54,6 +54,10 @@ def advice(clue):
     if clue.kind == "deadlock":
         if not stores_to(clue, "doorbell"):
             return "The NIC waits for a ring: one lane has to store n + 1 at the address `doorbell`."
+        if stores_to(clue, "record"):
+            return (
+                f"The NIC waits for a number that never comes, and sees {clue.seen}. Record and doorbell become n + 1."
+            )
         return "The NIC waits for the record: one lane has to store n + 1 at the address `record`."
     if clue.kind == "divergence":
         return "syncwarp(FULL_MASK) waits for all 32 lanes: move it out of the `if`."

@@ -104,6 +104,11 @@ def unknown_name(clue: Clue) -> str:
         stem, _, kind = whole.rpartition("_")
         others = [each[len(stem) + 1 :] for each in primitives.__all__ if each.rpartition("_")[0] == stem]
         more = ", ".join(each for each in others if each != kind)
+        if "_relaxed_" in whole and "_relaxed" not in name:
+            return (
+                f"`{name}` is not the whole name. A name says operation, order, scope and kind: write `{whole}`, or "
+                f"the one with the order that you need in place of `relaxed`."
+            )
         return (
             f"`{name}` is not the whole name. A name says operation, order, scope if there is one, and kind: write "
             f"`{whole}` ({meaning(whole)}){f', or another kind: {more}' if more else ''}."
@@ -125,7 +130,12 @@ def complete(name: str, scope: str, kinds: Sequence[str] = ()) -> str:
 
     def order(each: str) -> tuple:
         kind = each.rpartition("_")[2]
-        return f"_{scope}" not in each, likely.index(kind) if kind in likely else len(likely), len(each)
+        return (
+            f"_{scope}" not in each,
+            "_relaxed_" not in each,
+            likely.index(kind) if kind in likely else len(likely),
+            len(each),
+        )
 
     return min(names, key=order, default="")
 
@@ -369,6 +379,8 @@ def other_error(clue: Clue) -> str:
         )
     if clue.about("cannot unpack") or clue.about("values to unpack"):
         return "The kernel takes a tuple from your function: return all of its values, as in `return first, second`."
+    if clue.about("is not iterable"):
+        return "An address is a number, and not a list: load each element, at address + 4 * i."
     if clue.about("has no attribute"):
         return (
             "Addresses and values are plain numbers: what reads and writes memory is a function, `ld_...` or `st_...`."

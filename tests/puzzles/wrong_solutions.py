@@ -699,7 +699,7 @@ WRONG = {
             "no wait for the load",
             [("add_one", "    while not mbarrier_try_wait_parity(full, 0):\n        pass\n", "")],
             "",
-            "Nobody waits for the load",
+            "No thread waits for the load",
         ),
         ("no proxy fence", [("add_one", "fence_proxy_async_shared()", "pass")], "memory", "A proxy fence is missing"),
         (
@@ -866,9 +866,19 @@ WRONG = {
             "",
             "Both ranks change `count`",
         ),
-        ("no credit", [("send_call", "wait_at_least(credit, n - 1, bounds)", "pass")], "", "Nobody waits for a credit"),
+        (
+            "no credit",
+            [("send_call", "wait_at_least(credit, n - 1, bounds)", "pass")],
+            "",
+            "No thread waits for a credit",
+        ),
         ("one call too late", [("send_call", "n - 1, bounds", "n + 1, bounds")], "deadlock", "needs n - 1 credits"),
-        ("count not set back", [("end_call", "st_weak_s32(half + COUNT, 0)", "pass")], "", "Nobody sets `count` back"),
+        (
+            "count not set back",
+            [("end_call", "st_weak_s32(half + COUNT, 0)", "pass")],
+            "",
+            "No thread sets `count` back",
+        ),
         (
             "no syncwarp",
             [("send_call", "syncwarp(FULL_MASK)", "pass"), ("end_call", "syncwarp(FULL_MASK)", "pass")],
@@ -981,6 +991,12 @@ WRONG = {
     ],
     18: [
         (
+            "no order",
+            [("post", "atom_add_relaxed_gpu_s32(reserved, 1)", "atom_add(reserved, 1)")],
+            "error",
+            "write `atom_add_relaxed_gpu_s32`",
+        ),
+        (
             "no turn",
             [
                 (
@@ -1055,6 +1071,12 @@ WRONG = {
     ],
     19: [
         (
+            "always 1",
+            [("post", "(doorbell, n + 1)", "(doorbell, 1)")],
+            "deadlock",
+            "Record and doorbell become n + 1",
+        ),
+        (
             "rings first",
             [
                 (
@@ -1104,6 +1126,24 @@ WRONG = {
         ),
     ],
     20: [
+        (
+            "weak look",
+            [
+                (
+                    "least_progress",
+                    "    least = ld_acquire_cta_shared_s32(board)\n    for warp in range(1, num_warps):\n        least = min(least, ld_acquire_cta_shared_s32(board + 4 * warp))",
+                    "    least = 9\n    for warp in range(num_warps):\n        least = min(least, ld_shared_s32(board + 4 * warp))",
+                )
+            ],
+            "",
+            "write `ld_acquire_cta_shared_s32`",
+        ),
+        (
+            "minimum of an address",
+            [("least_progress", "    return least", "    return min(board)")],
+            "error",
+            "An address is a number, and not a list",
+        ),
         (
             "largest",
             [("least_progress", "min(", "max(")],
