@@ -1,6 +1,7 @@
 """The picture of slots: which row lies in which slot, from when to when, and which rows were lost."""
 
 import importlib.util
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def test_every_row_stays_once_and_leaves_before_the_next_one_comes(seed, monkeyp
     assert not [stay for stay in found if stay.is_lost]
     assert all(stay.filled <= stay.announced <= stay.left for stay in found)
     by_slot = sorted(found, key=lambda stay: (stay.slot, stay.filled))
-    for stay, after in zip(by_slot, by_slot[1:], strict=False):
+    for stay, after in pairwise(by_slot):
         assert stay.slot != after.slot or stay.left <= after.filled
 
 
