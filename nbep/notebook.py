@@ -3,6 +3,9 @@
 show(barrier.barrier_block)                                    the source, as it is now
 with edit(barrier.barrier_block, "add_release_sys", "add_relaxed_sys"):
     print(first_failure(attempt, range(100)))                  attempt(seed) raises if the result is wrong
+fold("the barrier", barrier.barrier_block)                     the source, folded
+explain(first_failure(...), "DataRace", cell="signal")         print the report, if it is the one that the page explains
+boxes({"expert 0": [10, 12, ""]}, follow=12)                   a picture of memory, one value in colour
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -41,9 +44,27 @@ def show(*functions: Any) -> None:
     display(Markdown(f"```python\n{source}```"))
 
 
+def fold(title: str, *functions: Any) -> None:
+    """The same, folded behind a title that the reader clicks; outside a notebook, print it."""
+    source = "\n\n".join(inspect.getsource(function) for function in functions)
+    if "ipykernel" not in sys.modules:
+        print(f"{title}\n\n{source}")
+        return
+    from IPython.display import Markdown, display
+
+    display(Markdown(f"<details><summary>{title}</summary>\n\n```python\n{source}```\n\n</details>"))
+
+
 def picture(module: ModuleType) -> None:
     """Print the picture and the ledger that open a module."""
     print(inspect.cleandoc(module.__doc__ or "").partition("\n\nSource:")[0])
+
+
+def boxes(rows: Mapping[str, Sequence[object]], *, follow: object = None, title: str = "") -> Any:
+    """A picture of memory: a row of boxes for each name, "" for an empty one. The value `follow` has a colour."""
+    from nbep.trace.box_picture import box_picture
+
+    return box_picture(rows, follow, title)
 
 
 def clean(text: str) -> str:
@@ -75,6 +96,19 @@ def first_failure(attempt: Callable[[int], Any], seeds: Sequence[int], kind: typ
             if isinstance(error, kind):
                 return Failure(seed, error)
     raise LookupError(f"no {kind.__name__} in {len(seeds)} runs")
+
+
+def explain(failure: Failure, kind: str, *, cell: str = "", line: str = "") -> None:
+    """Print how a run failed, after a check that the report is the one that the page explains.
+
+    kind: the name of the exception; cell, line: what the report names
+    Raises: AssertionError if it is another one
+    """
+    text = str(failure)
+    assert type(failure.error).__name__ == kind, f"a {type(failure.error).__name__}, not a {kind}: {text}"
+    assert cell in text, f"the report does not name {cell}: {text}"
+    assert line in text, f"the report does not show {line}: {text}"
+    print(text)
 
 
 def holds(attempt: Callable[[int], Any], seeds: Sequence[int]) -> str:
