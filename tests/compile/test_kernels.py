@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 from parts import both_parts
@@ -96,6 +97,7 @@ def ledgers(name: str) -> str:
         if module.__name__ not in seen:
             seen[module.__name__] = module.__doc__ or ""
             owners = {getattr(value, "__module__", None) for value in vars(module).values()}
+            owners |= {value.__name__ for value in vars(module).values() if isinstance(value, ModuleType)}
             pending += [o for o in owners if o and o.startswith(LEDGER_MODULES)]
     return "\n".join(seen.values())
 
