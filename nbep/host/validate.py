@@ -5,6 +5,7 @@ Every failure is a ValueError that says which argument it is, what came and what
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -19,13 +20,14 @@ from nbep.device.layout.intranode import (
     num_nvl_bytes_needed,
 )
 from nbep.device.layout.low_latency import MAX_RANKS
-from nbep.device.layout.low_latency import TRAILER_BYTES as RDMA_TRAILER_BYTES
+from nbep.device.layout.low_latency import trailer_bytes as rdma_trailer_bytes
 from nbep.device.protocols.copies import VEC_BYTES
 from nbep.host import handle_contents
 from nbep.host.arguments import flags, integer, refuse
 from nbep.host.config import Config
 from nbep.host.dtypes import ROW_DTYPES
 from nbep.host.events import EventOverlap, handle_of
+from nbep.host.internode.memory import check_nodes
 from nbep.host.intranode.direct import DirectMemory
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.node import Node
@@ -106,7 +108,7 @@ def buffer_arguments(
     }
 
 
-def nodes(comm: Communicator, sizes: dict[str, Any], num_nvl_peers: int) -> None:
+def nodes(comm: Communicator, runtime: Runtime, sizes: dict[str, Any], num_nvl_peers: int) -> None:
     """The number of ranks fits the modes that the buffer is for, and what is between nodes has its buffers."""
     num_ranks = comm.size
     num_nodes = num_ranks // num_nvl_peers
@@ -125,6 +127,8 @@ def nodes(comm: Communicator, sizes: dict[str, Any], num_nvl_peers: int) -> None
     elif sizes["num_rdma_bytes"] == 0:
         allowed = f"positive between {num_nodes} nodes; see Config.get_rdma_buffer_size_hint"
         refuse("num_rdma_bytes", 0, allowed)
+    else:
+        check_nodes(runtime, num_nodes)
 
 
 def host_memory(handle_type: object, transport: str, num_nodes: int, sizes: dict[str, Any]) -> None:
@@ -149,7 +153,7 @@ def symmetric_memory(runtime: Runtime, name: str, num_bytes: Any, fewest: int, h
     num_bytes = integer(name, num_bytes, fewest)
     if num_bytes % ALIGNMENT_BYTES != 0:
         refuse(name, num_bytes, f"a multiple of {ALIGNMENT_BYTES}")
-    trailer_bytes = max(TRAILER_BYTES, RDMA_TRAILER_BYTES)
+    trailer_bytes = max(TRAILER_BYTES, rdma_trailer_bytes(MAX_RANKS))
     if runtime.max_symmetric_bytes is not None and num_bytes + trailer_bytes > runtime.max_symmetric_bytes:
         most = (runtime.max_symmetric_bytes - trailer_bytes) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
         refuse(name, num_bytes, f"at most {most} on the {runtime.target}")
@@ -357,6 +361,17 @@ def zero_copy(memory: Node) -> DirectMemory:
     if memory.direct is None:
         refuse("zero_copy", True, "False: num_zero_copy_bytes was 0 at construction")
     return memory.direct
+
+
+def mnnvl(allow_mnnvl: bool, hosts: Sequence[str]) -> None:
+    """hosts: of the ranks, if they are on several."""
+    if allow_mnnvl and hosts:
+        names = ", ".join(dict.fromkeys(hosts))
+        refuse(
+            "allow_mnnvl",
+            f"True with ranks on several hosts ({names})",
+            "False there: nbep maps memory over NVLink inside a host only, and NICs connect hosts",
+        )
 
 
 def num_push_warps(config: Config, num_warps: int) -> None:
