@@ -5,6 +5,7 @@ with edit(barrier.barrier_block, "add_release_sys", "add_relaxed_sys"):
     print(first_failure(attempt, range(100)))                  attempt(seed) raises if the result is wrong
 fold("the barrier", barrier.barrier_block)                     the source, folded
 explain(first_failure(...), "DataRace", cell="signal")         print the report, if it is the one that the page explains
+boxes({"expert 0": [10, 12, ""]}, follow=12)                   a picture of memory, one value in colour
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -57,6 +58,13 @@ def fold(title: str, *functions: Any) -> None:
 def picture(module: ModuleType) -> None:
     """Print the picture and the ledger that open a module."""
     print(inspect.cleandoc(module.__doc__ or "").partition("\n\nSource:")[0])
+
+
+def boxes(rows: Mapping[str, Sequence[object]], *, follow: object = None, title: str = "") -> Any:
+    """A picture of memory: a row of boxes for each name, "" for an empty one. The value `follow` has a colour."""
+    from nbep.trace.box_picture import box_picture
+
+    return box_picture(rows, follow, title)
 
 
 def clean(text: str) -> str:

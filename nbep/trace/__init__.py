@@ -27,7 +27,7 @@ touches stands alone.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from nbep.trace.events import Cell, Event, Launch
@@ -157,16 +157,22 @@ class Trace(Recorder):
         return cell_picture(self, cell, kernel, ranks)
 
     def plot_call(
-        self, kernel: str = "low_latency_dispatch", *, call: int = 0, ranks: Collection[int] | None = None
+        self,
+        kernel: str = "low_latency_dispatch",
+        *,
+        call: int = 0,
+        ranks: Collection[int] | None = None,
+        follow: Sequence[str] = (),
     ) -> Picture:
         """One low-latency call: what its roles put and tell each other, and where they wait. A lane for each role.
 
         Args:   ranks: what these do alone, where there are many
+                follow: words that the names of cells must hold to keep their colour: ["local expert 0", "src 1"]
         Raises: ValueError if the trace has no such call
         """
         from nbep.trace.space_time import call_picture
 
-        return call_picture(self, kernel, call, ranks)
+        return call_picture(self, kernel, call, ranks, follow)
 
     def plot_halves(self) -> Picture:
         """Low-latency calls over time: which half each takes, when it sends and receives, and what else the rank does.

@@ -145,8 +145,13 @@ def cell_picture(trace: Recorder, cell: str, kernel: str | None, only: Collectio
     return picture
 
 
-def call_picture(trace: Recorder, kernel: str, call: int, only: Collection[int] | None) -> Picture:
-    """What the roles of one low-latency call do: a lane for each role of each rank."""
+def call_picture(
+    trace: Recorder, kernel: str, call: int, only: Collection[int] | None, follow: Sequence[str] = ()
+) -> Picture:
+    """What the roles of one low-latency call do: a lane for each role of each rank.
+
+    follow: words in the names of the cells that keep their colour; the others are grey. None given: all keep it
+    """
     launches = [launch for launch in trace.launches if launch.phases and (launch.kernel, launch.call) == (kernel, call)]
     if not launches:
         raise ValueError(f"kernel, call: the trace has no {kernel} number {call} of the low-latency mode")
@@ -170,11 +175,23 @@ def call_picture(trace: Recorder, kernel: str, call: int, only: Collection[int] 
 
     names = [f"{role}\nrank {rank}" for rank, role in lanes]
     by_rank = len({rank for rank, _ in lanes}) > 2
-    draw_lanes(axes, names, events, lambda event: lanes.index((event.rank, event.role)), is_labelled, [], end, by_rank)
+    is_grey = _not_followed(follow)
+    lane_of = lambda event: lanes.index((event.rank, event.role))  # noqa: E731
+    draw_lanes(axes, names, events, lane_of, is_labelled, [], end, by_rank, is_grey)
     count_steps(axes)
-    text = BY_RANK if by_rank else " Labelled: what counts and arrivals tell"
+    text = (
+        f" In colour: {' '.join(follow)}"
+        if follow
+        else BY_RANK
+        if by_rank
+        else " Labelled: what counts and arrivals tell"
+    )
     title(axes, f"{kernel} {call}, half {launches[0].half}.{text}")
     return picture
+
+
+def _not_followed(follow: Sequence[str]) -> Callable[[Event], bool]:
+    return lambda event: any(word not in event.cell.text for word in follow)
 
 
 def arrows_of(events: Sequence[Event], lane_of: LaneOf) -> list[Arrow]:
@@ -197,6 +214,7 @@ def draw_lanes(
     launches: list[Launch],
     last_step: int,
     by_rank: bool = False,
+    is_grey: Callable[[Event], bool] = lambda event: False,
 ) -> None:
     """One horizontal line for each name, the first on top. by_rank: a store has its rank's colour, not its cell's"""
     plain_axes(axes)
@@ -222,10 +240,11 @@ def draw_lanes(
         elif event.what == "fill":
             axes.plot([event.step] * 2, [height(event), height(event) + 0.1], color=INK, linewidth=0.7, zorder=3)
     arrows = arrows_of(events, lane_of)
-    for arrow in arrows:
-        _draw_arrow(axes, arrow, height, by_rank)
+    for arrow in sorted(arrows, key=lambda arrow: not is_grey(arrow.stored)):
+        _draw_arrow(axes, arrow, height, by_rank, is_grey(arrow.stored))
     if not by_rank:
-        _draw_labels(axes, [arrow.stored for arrow in arrows if is_labelled(arrow.stored)], height)
+        labelled = [arrow.stored for arrow in arrows if is_labelled(arrow.stored) and not is_grey(arrow.stored)]
+        _draw_labels(axes, labelled, height)
     axes.set_yticks(range(len(names)))
     axes.set_yticklabels(reversed(names))
     axes.set_ylim(-0.45, top + 0.5)
@@ -254,19 +273,20 @@ def _rank_color(rank: int) -> str:
     return RANK_COLORS[rank % len(RANK_COLORS)]
 
 
-def _draw_arrow(axes: Axes, arrow: Arrow, height: Callable[[Event], float], by_rank: bool) -> None:
+def _draw_arrow(axes: Axes, arrow: Arrow, height: Callable[[Event], float], by_rank: bool, is_grey: bool) -> None:
     stored, seen = arrow
-    color = _rank_color(stored.rank) if by_rank else COLORS.get(stored.cell.name, OTHER_COLOR)
+    color = FAINT if is_grey else _rank_color(stored.rank) if by_rank else COLORS.get(stored.cell.name, OTHER_COLOR)
     y = height(stored)
+    depth = -2 if is_grey else 0
     hollow: dict[str, Any] = {} if seen is not None else {"markerfacecolor": "white"}
-    axes.plot([stored.step], [y], marker="o", markersize=4, color=color, zorder=4, **hollow)
+    axes.plot([stored.step], [y], marker="o", markersize=4, color=color, zorder=4 + depth, **hollow)
     if seen is not None:
         axes.annotate(
             "",
             (seen.step, height(seen)),
             (stored.step, y),
             arrowprops={"arrowstyle": "-|>", "color": color, "linewidth": 0.8, "shrinkA": 2, "shrinkB": 1},
-            zorder=3,
+            zorder=3 + depth,
         )
 
 

@@ -4,14 +4,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
-from matplotlib.colors import to_rgb
+from matplotlib.colors import to_rgb, to_rgba
 from traced_runs import hanging_run, hanging_run_between_nodes, traced_run
 
 import nbep
+from nbep.notebook import boxes
 from nbep.trace.events import Cell, Event
 from nbep.trace.readings import readings
 from nbep.trace.space_time import arrows_of
-from nbep.trace.style import RANK_COLORS, STUCK_COLOR, WAIT_COLOR
+from nbep.trace.style import FAINT, RANK_COLORS, STUCK_COLOR, TAIL_COLOR, WAIT_COLOR
 from nbep.trace.touches import Touches
 
 
@@ -184,3 +185,36 @@ def test_the_threads_of_all_blocks_have_squares_and_each_access_a_line_between_s
     ends = {(round(x, 6), y) for line in axes.lines for x, y in zip(*line.get_data(), strict=True)}
     assert sorted(x for x, y in ends if y == -1) == threads
     assert all(0 < x < 1 for x, _ in ends)
+
+
+def test_blocks_have_frames_and_the_followed_elements_a_colour():
+    touches = Touches(["x"], ["x_fp8"])
+    x = np.ones((1, 256), ml_dtypes.bfloat16)  # 128 columns for the warp of each block
+    nbep.spawn(lambda comm: nbep.per_token_cast_to_fp8(x), 1, "emulator", tracer=touches)
+    axes = touches.plot_blocks({"x_fp8": [0]}).axes[0]
+    assert len(axes.patches) == touches.shape[0] == 2
+    colored = [line for line in axes.lines if line.get_color() == TAIL_COLOR]
+    assert len(colored) == 1
+    assert len(axes.lines) == len(touches.places)
+
+
+def test_a_followed_count_alone_keeps_its_colour():
+    trace = traced_run("low latency")
+    kernel = "low_latency_dispatch"
+    words = ["local expert 0", "src 1"]
+    plain, followed = (
+        [text for text in trace.plot_call(kernel, follow=follow).axes[0].texts if getattr(text, "arrow_patch", None)]
+        for follow in ([], words)
+    )
+    assert len(followed) == len(plain) > 0
+    assert not [text for text in plain if text.arrow_patch.get_edgecolor() == to_rgba(FAINT)]
+    greys = [text.arrow_patch.get_edgecolor() == to_rgba(FAINT) for text in followed]
+    assert any(greys)
+    assert not all(greys)
+
+
+def test_a_box_holds_each_value_and_the_followed_one_has_a_colour():
+    axes = boxes({"expert 0": [10, 12, ""], "expert 1": [12]}, follow=12, title="slots").axes[0]
+    colors = [bar.get_facecolor() for bar in axes.patches]
+    assert len(colors) == 4
+    assert colors.count(to_rgba(TAIL_COLOR)) == 2
