@@ -8,6 +8,7 @@ import pytest
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
 ORDER = ["The picture", "The code", "Run it", "Break it", "Mend it", "Exercises"]
+RUNGS = ["Why this kernel exists", "The real source", "Test yourself", "Exercises"]  # the steps come behind the first
 
 
 def load(path: Path) -> nbformat.NotebookNode:
@@ -41,15 +42,33 @@ def test_there_are_these():
     ]
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_sections_come_in_order(path):
-    headings = [
+def headings_of(path: Path) -> list[str]:
+    return [
         heading.partition(":")[0]
         for cell in load(path).cells
         if cell.cell_type == "markdown"
         for heading in re.findall(r"^## (.*)$", cell.source, re.MULTILINE)
     ]
-    assert list(dict.fromkeys(headings)) == ORDER
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_sections_come_in_order(path):
+    headings = headings_of(path)
+    if headings[0] == RUNGS[0]:
+        steps = [heading for heading in headings if heading.startswith("Step ")]
+        assert headings[1 : 1 + len(steps)] == [f"Step {number}" for number in range(1, len(steps) + 1)]
+        assert [heading for heading in headings if heading in RUNGS] == RUNGS
+    else:
+        assert list(dict.fromkeys(headings)) == ORDER
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_answers_to_questions_are_folded(path):
+    if headings_of(path)[0] == RUNGS[0]:
+        text = "\n".join(cell.source for cell in load(path).cells if cell.cell_type == "markdown")
+        questions = text.partition("## Test yourself")[2].partition("## Exercises")[0]
+        assert questions.count("<details>") >= 3
+        assert text.count("<details>") == text.count("</details>") >= 6
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -64,9 +83,9 @@ def test_outputs_are_kept_and_name_no_machine(path):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_source_is_shown_and_not_pasted(path):
-    """What `show` displays stands in the repository as it is displayed."""
+    """What `show` and `fold` display stands in the repository as it is displayed."""
     shown = [
-        output.data["text/markdown"].removeprefix("```python\n").removesuffix("```")
+        output.data["text/markdown"].partition("```python\n")[2].rpartition("```")[0]
         for cell in load(path).cells
         for output in cell.get("outputs", [])
         if "text/markdown" in output.get("data", {})
@@ -82,6 +101,13 @@ def test_source_is_shown_and_not_pasted(path):
 
 
 def shown_functions(cell: nbformat.NotebookNode) -> list[str]:
+    """What a cell shows of the source, or defines."""
+    if cell.cell_type != "code":
+        return []
+    return [*shown_of_source(cell), *re.findall(r"^def (\w+)\(", cell.source, re.MULTILINE)]
+
+
+def shown_of_source(cell: nbformat.NotebookNode) -> list[str]:
     calls = re.findall(r"\bshow\((.*?)\)", cell.source, re.DOTALL)
     return [name.strip() for call in calls for name in call.split(",") if name.strip()]
 
@@ -98,7 +124,7 @@ def test_what_is_broken_was_shown_before(path):
 def test_a_run_comes_before_ten_functions(path):
     cells = load(path).cells
     first_run = next(i for i, cell in enumerate(cells) if "nbep.spawn(" in cell.source)
-    assert len([name for cell in cells[:first_run] for name in shown_functions(cell)]) < 10
+    assert len([name for cell in cells[:first_run] for name in shown_of_source(cell)]) < 10
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
