@@ -90,17 +90,20 @@ def first_failure(attempt: Callable[[int], Any], seeds: Sequence[int], kind: typ
     raise LookupError(f"no {kind.__name__} in {len(seeds)} runs")
 
 
-def explain(failure: Failure, kind: str, *, cell: str = "", line: str = "") -> None:
+def explain(failure: Failure, kind: str, *, cell: str = "", line: str = "", lines: int | None = None) -> None:
     """Print how a run failed, after a check that the report is the one that the page explains.
 
-    kind: the name of the exception; cell, line: what the report names
+    kind: the name of the exception; cell, line: what the report names; lines: how many of its lines to print
     Raises: AssertionError if it is another one
     """
     text = str(failure)
     assert type(failure.error).__name__ == kind, f"a {type(failure.error).__name__}, not a {kind}: {text}"
     assert cell in text, f"the report does not name {cell}: {text}"
     assert line in text, f"the report does not show {line}: {text}"
-    print(text)
+    shown = text.splitlines()[:lines]
+    print("\n".join(shown))
+    if (more := len(text.splitlines()) - len(shown)) > 0:
+        print(f"... and {more} lines more")
 
 
 def holds(attempt: Callable[[int], Any], seeds: Sequence[int]) -> str:

@@ -104,7 +104,9 @@ def shown_functions(cell: nbformat.NotebookNode) -> list[str]:
     """What a cell shows of the source, or defines."""
     if cell.cell_type != "code":
         return []
-    return [*shown_of_source(cell), *re.findall(r"^def (\w+)\(", cell.source, re.MULTILINE)]
+    folded = re.findall(r"\bfold\(\s*\"[^\"]*\",(.*?)\)", cell.source, re.DOTALL)
+    names = [name.strip() for call in folded for name in call.split(",") if name.strip()]
+    return [*shown_of_source(cell), *names, *re.findall(r"^def (\w+)\(", cell.source, re.MULTILINE)]
 
 
 def shown_of_source(cell: nbformat.NotebookNode) -> list[str]:
