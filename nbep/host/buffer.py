@@ -47,7 +47,7 @@ class Buffer(NormalVerbs, LowLatencyVerbs):
               num_rdma_bytes size of the buffer that the network reaches, a multiple of 128: for the low-latency mode
               see get_low_latency_rdma_size_hint, for the others between nodes Config.get_rdma_buffer_size_hint
               low_latency_mode: the low-latency verbs can be used, beside the others if num_nvl_bytes is not 0. The
-              group then may have 2 to 16 ranks; inside a node 2, 4 or 8 if the others are to be used. Between nodes
+              group then may have 2 to 256 ranks; inside a node 2, 4 or 8 if the others are to be used. Between nodes
               clean_low_latency_buffer comes after the others, before the low-latency verbs
               num_qps_per_rank queue pairs for each peer of another node, with transport "ibgda"
               allow_nvlink_for_low_latency_mode: False sends everything to other ranks through the network, also inside
@@ -189,7 +189,9 @@ class Buffer(NormalVerbs, LowLatencyVerbs):
         options = NetworkOptions(**{field: own[field] for field in NetworkOptions.__dataclass_fields__})
         rdma_transport = None
         if num_rdma_bytes > 0:
-            num_bytes = num_rdma_bytes + rdma_trailer_bytes(communicator.size // options.num_nvl_peers)
+            num_bytes = num_rdma_bytes + rdma_trailer_bytes(
+                communicator.size, communicator.size // options.num_nvl_peers
+            )
             rdma_transport = create_transport(runtime, communicator, options, num_bytes, handle_type)
         self._memory = NodeMemory(
             communicator,

@@ -242,7 +242,9 @@ class NodeMemory(CommWork):
         assert REPORT_BYTES <= ALIGNMENT_BYTES
         if rdma_transport is None:
             return self.transport.handle, None, Process.own()
-        rdma = RdmaMemory(runtime, self.comm, num_rdma_bytes, self.num_nodes, handle_type, rdma_transport)
+        rdma = RdmaMemory(
+            runtime, self.comm, num_rdma_bytes, self.num_ranks, self.num_nodes, handle_type, rdma_transport
+        )
         undo.callback(rdma.free)
         self.rdma = rdma
         low_latency_mode, *options = modes

@@ -19,7 +19,7 @@ from nbep.device.layout.intranode import (
     num_nvl_bytes_needed,
 )
 from nbep.device.layout.low_latency import MAX_RANKS
-from nbep.device.layout.low_latency import TRAILER_BYTES as RDMA_TRAILER_BYTES
+from nbep.device.layout.low_latency import trailer_bytes as rdma_trailer_bytes
 from nbep.device.protocols.copies import VEC_BYTES
 from nbep.host import handle_contents
 from nbep.host.arguments import flags, integer, refuse
@@ -149,7 +149,7 @@ def symmetric_memory(runtime: Runtime, name: str, num_bytes: Any, fewest: int, h
     num_bytes = integer(name, num_bytes, fewest)
     if num_bytes % ALIGNMENT_BYTES != 0:
         refuse(name, num_bytes, f"a multiple of {ALIGNMENT_BYTES}")
-    trailer_bytes = max(TRAILER_BYTES, RDMA_TRAILER_BYTES)
+    trailer_bytes = max(TRAILER_BYTES, rdma_trailer_bytes(MAX_RANKS))
     if runtime.max_symmetric_bytes is not None and num_bytes + trailer_bytes > runtime.max_symmetric_bytes:
         most = (runtime.max_symmetric_bytes - trailer_bytes) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
         refuse(name, num_bytes, f"at most {most} on the {runtime.target}")
