@@ -48,7 +48,7 @@ class Buffer(NormalVerbs, LowLatencyVerbs):
               num_rdma_bytes size of the buffer that the network reaches, a multiple of 128: for the low-latency mode
               see get_low_latency_rdma_size_hint, for the others between nodes Config.get_rdma_buffer_size_hint
               low_latency_mode: the low-latency verbs can be used, beside the others if num_nvl_bytes is not 0. The
-              group then may have 2 to 16 ranks; inside a node 2, 4 or 8 if the others are to be used. Between nodes
+              group then may have 2 to 256 ranks; inside a node 2, 4 or 8 if the others are to be used. Between nodes
               clean_low_latency_buffer comes after the others, before the low-latency verbs
               num_qps_per_rank queue pairs for each peer of another node, with transport "ibgda"
               allow_nvlink_for_low_latency_mode: False sends everything to other ranks through the network, also inside
@@ -81,7 +81,7 @@ class Buffer(NormalVerbs, LowLatencyVerbs):
               the keyword is taken
               nic how the software NIC is made, and what it does badly. None: environment variable NBEP_NIC
               ("seed=3,max_delay_ns=500"), or NicOptions(). A real NIC is reached with transport="nvshmem" only
-    Raises:   ValueError if the group has not 2, 4 or 8 ranks in one node, or more than 18 nodes; if there are several
+    Raises:   ValueError if the group has not 2, 4 or 8 ranks in one node, or more than 20 nodes; if there are several
               nodes and num_rdma_bytes is 0; if a size or handle_type is wrong or differs between ranks, or so do
               low_latency_mode, enable_shrink or check_calls
               ValueError on the emulator under MPI if the ranks of a node, or all with "direct", are on several hosts
@@ -167,7 +167,7 @@ class Buffer(NormalVerbs, LowLatencyVerbs):
                 nic,
             )
             check_target(runtime, options)
-            validate.nodes(communicator, sizes, options.num_nvl_peers)
+            validate.nodes(communicator, runtime, sizes, options.num_nvl_peers)
             validate.host_memory(handle_type, options.transport, communicator.size // options.num_nvl_peers, sizes)
             sizes["check_calls"] = _check_calls(runtime.target, check_calls)
             return {**sizes, **vars(options)}, _timeout_ms(), next(runtime.buffer_numbers), list(runtime.dropped)
@@ -191,7 +191,9 @@ class Buffer(NormalVerbs, LowLatencyVerbs):
         options = NetworkOptions(**{field: own[field] for field in NetworkOptions.__dataclass_fields__})
         rdma_transport = None
         if num_rdma_bytes > 0:
-            num_bytes = num_rdma_bytes + rdma_trailer_bytes(communicator.size // options.num_nvl_peers)
+            num_bytes = num_rdma_bytes + rdma_trailer_bytes(
+                communicator.size, communicator.size // options.num_nvl_peers
+            )
             rdma_transport = create_transport(runtime, communicator, options, num_bytes, handle_type)
         self._memory = NodeMemory(
             communicator,

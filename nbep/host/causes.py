@@ -120,12 +120,11 @@ def _late_error(memory: Node) -> Exception | None:
 def _late_difference(mode: LowLatencyMemory) -> FaultReport | None:
     """What the teller would have reported, had it come that far: another call than this rank's in a received half."""
     for half, own in mode.received_calls():
-        begin = call_offset(mode.num_rdma_bytes, half, 0, 0)
-        cells = mode.symmetric.read(begin, mode.num_ranks * WORDS_OF_CALL, np.int32)
-        for place, value in enumerate(cells.tolist()):
-            peer, index = divmod(place, WORDS_OF_CALL)
+        rows = [call_offset(mode.num_rdma_bytes, mode.num_ranks, half, 0, index) for index in range(WORDS_OF_CALL)]
+        words = np.stack([mode.symmetric.read(row, mode.num_ranks, np.int32) for row in rows], axis=1)
+        for (peer, index), value in np.ndenumerate(words):
             if value < 0 and number_of(value) != own[index]:
-                return FaultReport(1, LOW_LATENCY_CALLS_DIFFER, peer, own[index], number_of(value), 0, 0, index)
+                return FaultReport(1, LOW_LATENCY_CALLS_DIFFER, peer, own[index], number_of(int(value)), 0, 0, index)
     return None
 
 

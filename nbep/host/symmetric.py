@@ -45,7 +45,6 @@ from nbep.host.causes import KernelReport
 from nbep.host.comm_work import CommWork
 from nbep.host.connect import connect
 from nbep.host.faults import destroy_error, destroyed_without
-from nbep.host.internode.memory import KERNELS as INTERNODE_KERNELS
 from nbep.host.internode.memory import InternodeMemory
 from nbep.host.intranode.direct import DirectMemory
 from nbep.host.low_latency.memory import LowLatencyMemory
@@ -243,7 +242,9 @@ class NodeMemory(CommWork):
         assert REPORT_BYTES <= ALIGNMENT_BYTES
         if rdma_transport is None:
             return self.transport.handle, None, Process.own()
-        rdma = RdmaMemory(runtime, self.comm, num_rdma_bytes, self.num_nodes, handle_type, rdma_transport)
+        rdma = RdmaMemory(
+            runtime, self.comm, num_rdma_bytes, self.num_ranks, self.num_nodes, handle_type, rdma_transport
+        )
         undo.callback(rdma.free)
         self.rdma = rdma
         low_latency_mode, *options = modes
@@ -264,7 +265,7 @@ class NodeMemory(CommWork):
     def _open_peers(self, handles: list[tuple[Any, Any, Process]]) -> None:
         """Open the peers' memory and write their addresses where kernels find them."""
         if self.rdma is not None:
-            kernels = INTERNODE_KERNELS if self.internode else ()
+            kernels = self.internode.kernels if self.internode else ()
             if self.low_latency is not None:
                 kernels += self.low_latency.kernels()
             memories = self.rdma.open([rdma for _, rdma, _ in handles], self.bounds, kernels)

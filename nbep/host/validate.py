@@ -20,13 +20,14 @@ from nbep.device.layout.intranode import (
     num_nvl_bytes_needed,
 )
 from nbep.device.layout.low_latency import MAX_RANKS
-from nbep.device.layout.low_latency import TRAILER_BYTES as RDMA_TRAILER_BYTES
+from nbep.device.layout.low_latency import trailer_bytes as rdma_trailer_bytes
 from nbep.device.protocols.copies import VEC_BYTES
 from nbep.host import handle_contents
 from nbep.host.arguments import flags, integer, refuse
 from nbep.host.config import Config
 from nbep.host.dtypes import ROW_DTYPES
 from nbep.host.events import EventOverlap, handle_of
+from nbep.host.internode.memory import check_nodes
 from nbep.host.intranode.direct import DirectMemory
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.node import Node
@@ -107,7 +108,7 @@ def buffer_arguments(
     }
 
 
-def nodes(comm: Communicator, sizes: dict[str, Any], num_nvl_peers: int) -> None:
+def nodes(comm: Communicator, runtime: Runtime, sizes: dict[str, Any], num_nvl_peers: int) -> None:
     """The number of ranks fits the modes that the buffer is for, and what is between nodes has its buffers."""
     num_ranks = comm.size
     num_nodes = num_ranks // num_nvl_peers
@@ -126,6 +127,8 @@ def nodes(comm: Communicator, sizes: dict[str, Any], num_nvl_peers: int) -> None
     elif sizes["num_rdma_bytes"] == 0:
         allowed = f"positive between {num_nodes} nodes; see Config.get_rdma_buffer_size_hint"
         refuse("num_rdma_bytes", 0, allowed)
+    else:
+        check_nodes(runtime, num_nodes)
 
 
 def host_memory(handle_type: object, transport: str, num_nodes: int, sizes: dict[str, Any]) -> None:
@@ -150,7 +153,7 @@ def symmetric_memory(runtime: Runtime, name: str, num_bytes: Any, fewest: int, h
     num_bytes = integer(name, num_bytes, fewest)
     if num_bytes % ALIGNMENT_BYTES != 0:
         refuse(name, num_bytes, f"a multiple of {ALIGNMENT_BYTES}")
-    trailer_bytes = max(TRAILER_BYTES, RDMA_TRAILER_BYTES)
+    trailer_bytes = max(TRAILER_BYTES, rdma_trailer_bytes(MAX_RANKS))
     if runtime.max_symmetric_bytes is not None and num_bytes + trailer_bytes > runtime.max_symmetric_bytes:
         most = (runtime.max_symmetric_bytes - trailer_bytes) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
         refuse(name, num_bytes, f"at most {most} on the {runtime.target}")

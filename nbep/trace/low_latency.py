@@ -20,28 +20,29 @@ from nbep.device.kernels.low_latency.arguments import (
     BOTH_PHASES,
     RECV_PHASE,
     SEND_PHASE,
-    SLOT_WORDS,
     Call,
     ComparedCall,
 )
 from nbep.device.layout.low_latency import (
-    ARRIVALS,
-    COUNTS,
+    BARRIER_SIGNALS,
+    CALLS,
+    COUNTS_BYTES,
     CREDITS,
     MAX_EXPERTS,
-    MAX_LOCAL_EXPERTS,
-    MAX_RANKS,
     NUM_HALVES,
     LowLatencyShape,
     describe_offset,
     message_stride,
+    note_offset,
     payload_bytes,
+    place_of_count,
     quarter_bytes,
+    row_of_cell,
     row_stride,
 )
 from nbep.device.protocols.arrivals import LEAST_ABSENT, TAG
-from nbep.host.low_latency.memory import BARRIERS, JOURNAL, JOURNAL_NAMES, MASK, SUMS
-from nbep.trace.events import Cell
+from nbep.host.low_latency.memory import describe_workspace, slot_at, workspace_at
+from nbep.trace.events import Cell, Token
 from nbep.trace.roles import function_of
 
 BUFFER = "rdma_buffer"
@@ -129,21 +130,27 @@ class LowLatencyLaunch:
         """
         uses = self._before if is_coordinator else self._now
         if allocation.name == WORKSPACE:
-            return _workspace_cell(allocation.rank, offset, uses)
+            return _workspace_cell(allocation.rank, offset, self._shape.num_ranks, uses)
         if offset < self._num_rdma_bytes:
             return self._payload_cell(allocation.rank, offset)
-        cell = offset - self._num_rdma_bytes
-        for name, start, count in (
-            ("counts", COUNTS, MAX_RANKS * MAX_LOCAL_EXPERTS),
-            ("arrivals", ARRIVALS, MAX_RANKS),
-        ):
-            if start <= cell < start + NUM_HALVES * count * 4:
-                half, index = divmod((cell - start) // 4, count)
-                return _arrival_cell(allocation.rank, name, half, index, uses.get(half))
-        text = describe_offset(self._shape, self._num_rdma_bytes, offset)
-        if CREDITS <= cell < CREDITS + NUM_HALVES * MAX_RANKS * 4:
-            return Cell(allocation.rank, text, "credits", src=(cell - CREDITS) // 4 % MAX_RANKS)
+        cell, num_ranks = offset - self._num_rdma_bytes, self._shape.num_ranks
+        if cell < COUNTS_BYTES:
+            half, expert, rank = place_of_count(num_ranks, cell)
+            return _count_cell(allocation.rank, half, expert, rank, uses.get(half))
+        row, rank = row_of_cell(num_ranks, cell)
+        if row < CALLS:
+            return _arrival_cell(allocation.rank, row, rank, uses.get(row))
+        text = describe_offset(num_ranks, self._num_rdma_bytes, offset)
+        if CREDITS <= row < BARRIER_SIGNALS:
+            return Cell(allocation.rank, text, "credits", src=rank)
         return Cell.parse(allocation.rank, text)
+
+    def token(self, cell: Cell, data: bytes) -> Token | None:
+        """Which token a message of dispatch brings, if it is written in one piece: its note says it."""
+        note = note_offset(self._shape)
+        if cell.name != "message" or cell.byte != 0 or len(data) < note + 4:
+            return None
+        return Token(cell.src, int.from_bytes(data[note : note + 4], "little"), (cell.owner,))
 
     def _payload_cell(self, owner: int, offset: int) -> Cell | None:
         """A message or a row in the recv part of a half; send parts are private."""
@@ -166,30 +173,27 @@ class LowLatencyLaunch:
         return Cell(owner, f"row[half {half}, {where}, token {index}]", "row", slot=index, byte=byte)
 
 
-def _arrival_cell(owner: int, name: str, half: int, index: int, use: Use | None) -> Cell | None:
+def _arrival_cell(owner: int, half: int, rank: int, use: Use | None) -> Cell | None:
+    if use is None or use.shape.deduplicate == 0 or rank >= use.shape.num_ranks:
+        return None
+    return Cell(owner, f"arrivals[half {half}, rank {rank}]", "arrivals", src=rank, is_in_tags=True)
+
+
+def _count_cell(owner: int, half: int, expert: int, rank: int, use: Use | None) -> Cell | None:
     if use is None:
         return None
-    shape = use.shape
-    if name == "arrivals":
-        if shape.deduplicate == 0 or index >= shape.num_ranks:
-            return None
-        return Cell(owner, f"arrivals[half {half}, rank {index}]", name, src=index, is_in_tags=True)
-    rank, expert = divmod(index, MAX_LOCAL_EXPERTS)
     if use.kernel == DISPATCH:
-        return Cell(owner, f"counts[half {half}, local expert {expert}, src {rank}]", name, src=rank, is_in_tags=True)
-    expert += rank * (shape.num_experts // shape.num_ranks)
-    return Cell(owner, f"counts[half {half}, expert {expert}]", name, is_in_tags=True)
+        text = f"counts[half {half}, local expert {expert}, src {rank}]"
+        return Cell(owner, text, "counts", src=rank, is_in_tags=True)
+    expert += rank * use.shape.num_local_experts
+    return Cell(owner, f"counts[half {half}, expert {expert}]", "counts", is_in_tags=True)
 
 
-def _workspace_cell(owner: int, offset: int, uses: dict[int, Use]) -> Cell | None:
-    if offset >= MASK:
-        return Cell(owner, f"mask[rank {(offset - MASK) // 4}]", "mask")
-    if offset >= JOURNAL:
-        return Cell(owner, f"journal[{JOURNAL_NAMES.get((offset - JOURNAL) // 4, '?')}]", "journal")
-    if offset >= BARRIERS:
-        return Cell(owner, f"barriers[rank {(offset - BARRIERS) // 4}]", "barriers")
-    name = "sums" if offset >= SUMS else "slots"
-    half, unit = divmod(offset % SUMS // 4, SLOT_WORDS)
+def _workspace_cell(owner: int, offset: int, num_ranks: int, uses: dict[int, Use]) -> Cell | None:
+    if offset >= workspace_at(0, num_ranks)[0].barriers:
+        text = describe_workspace(num_ranks, offset)
+        return Cell(owner, text, text.partition("[")[0])
+    name, half, unit = slot_at(num_ranks, offset)
     if unit < MAX_EXPERTS:
         return Cell(owner, f"{name}[half {half}, expert {unit}]", name)
     use, rank = uses.get(half), unit - MAX_EXPERTS

@@ -40,7 +40,7 @@ def calls_in(function: ast.FunctionDef, name: str) -> list[ast.Call]:
 FAULTS = {
     "low_latency.crossed": "low_latency.coordinator.end_send_phase: wait_coordinator",
     "low_latency.sizes": (coordinator.end_earlier_calls, sizes_of_this_call),
-    "low_latency.sparse": "low_latency.coordinator.may_send: wait for other",
+    "low_latency.sparse": "low_latency.coordinator.wait_send_area: wait for other",
     "low_latency.differ": "low_latency.calls.compare_calls: wait_number",
     "intranode.differ": "calls.ask_peer: wait_told",
     "internode.differ": "internode.meet_nodes.ask_node: wait_node_call",
@@ -68,7 +68,7 @@ def older_runs(scenario):
     return [Run(other.name, tuple(variant.items())) for other in others for variant in other.variants]
 
 
-QUICK = ["low_latency.crossed", "low_latency.sizes", "intranode.differ"]
+QUICK = ["low_latency.crossed", "intranode.differ"]
 
 
 @pytest.mark.parametrize("scenario", both_parts(QUICK, thorough=[name for name in FAULTS if name not in QUICK]))

@@ -5,10 +5,10 @@ from itertools import chain
 import pytest
 
 from nbep.device.layout.common import INVERSE_BITS, divided, inverse_of
-from nbep.device.layout.low_latency import MAX_LOCAL_EXPERTS, LowLatencyShape, local_and_rank, rank_of
+from nbep.device.layout.low_latency import MAX_EXPERTS, LowLatencyShape, local_and_rank, rank_of
 
 
-@pytest.mark.parametrize("divisor", [*range(1, 40), 63, 64, 65, 127, 1000, 1023, MAX_LOCAL_EXPERTS, 16383])
+@pytest.mark.parametrize("divisor", [*range(1, 40), 63, 64, 65, 127, 1000, 1023, MAX_EXPERTS // 2, 16383])
 def test_the_quotient_is_that_of_integers_up_to_the_bound(divisor):
     most = (1 << INVERSE_BITS) // divisor - 1
     edges = chain.from_iterable((q * divisor - 1, q * divisor, q * divisor + 1) for q in (1, 2, 3, most // divisor))
@@ -16,7 +16,7 @@ def test_the_quotient_is_that_of_integers_up_to_the_bound(divisor):
         assert divided(value, inverse_of(divisor)) == value // divisor
 
 
-@pytest.mark.parametrize(("num_ranks", "per_rank"), [(2, 1), (3, 5), (4, 72), (6, 3), (16, 64)])
+@pytest.mark.parametrize(("num_ranks", "per_rank"), [(2, 1), (3, 5), (4, 72), (6, 3), (16, 64), (256, 8), (96, 3)])
 def test_experts_and_pairs_are_found_by_their_numbers(num_ranks, per_rank):
     shape = LowLatencyShape.of(num_ranks, num_ranks * per_rank, 8, 128)
     for number in range(num_ranks * per_rank):

@@ -21,6 +21,7 @@ def output_texts(notebook: nbformat.NotebookNode) -> list[str]:
 
 def test_there_are_these():
     assert [path.stem for path in NOTEBOOKS] == [
+        "00_the_flag_that_overtook",
         "01_barrier",
         "02_layout",
         "03_notify",

@@ -11,7 +11,8 @@ from target import spawn
 
 import nbep
 from nbep.device.layout.intranode import TRAILER_BYTES
-from nbep.device.layout.low_latency import TRAILER_BYTES as RDMA_TRAILER_BYTES
+from nbep.device.layout.low_latency import MAX_RANKS
+from nbep.device.layout.low_latency import trailer_bytes as rdma_trailer_bytes
 from nbep.emulator import UseAfterFree
 from nbep.host.calls import combine_call
 
@@ -201,7 +202,7 @@ def test_sizes_that_cannot_be_are_refused(num_nvl_bytes, starts_nothing):
 @pytest.mark.emulator_only("a GPU takes what its memory holds")
 def test_sizes_beyond_the_emulators_addresses_are_refused(starts_nothing):
     hint = nbep.Config(80, 6, 512).get_nvl_buffer_size_hint(28672, 8)
-    most = ((1 << 32) - 1 - max(TRAILER_BYTES, RDMA_TRAILER_BYTES)) // 128 * 128
+    most = ((1 << 32) - 1 - max(TRAILER_BYTES, rdma_trailer_bytes(MAX_RANKS))) // 128 * 128
 
     def main(comm):
         for size in (1 << 32, hint):

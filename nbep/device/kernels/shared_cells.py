@@ -14,7 +14,7 @@ from nbep.device.kernels.get_dispatch_layout import LayoutSizes, num_counters
 from nbep.device.kernels.internode import arguments as internode
 from nbep.device.kernels.intranode import combine, direct_combine
 from nbep.device.kernels.intranode.dispatch import SHARED_TAILS_BYTES
-from nbep.device.kernels.low_latency.arguments import SUM_TABLE_BYTES, TABLE_BYTES, stage_bytes
+from nbep.device.kernels.low_latency.arguments import stage_bytes, sum_table_bytes, table_bytes
 from nbep.device.kernels.network_push import PushSizes, smem_bytes
 from nbep.device.layout.internode import COUNT_MESSAGE_BYTES
 from nbep.device.layout.low_latency import LowLatencyShape
@@ -28,17 +28,14 @@ WARP = 32
 def shared_cells(kernel: str, args: Sequence[Any], num_threads: int, has_tma: bool) -> Describe | None:
     """What names the byte at an offset of a block's shared memory; None for a kernel of another's."""
 
-    def of_messages(offset: int) -> str:
-        return _low_latency_dispatch(_one_of(args, LowLatencyShape), offset)
-
     by_kernel: dict[str, Describe] = {
         "get_dispatch_layout": lambda offset: _layout(_one_of(args, LayoutSizes), offset),
         "dispatch": _dispatch,
         "combine": lambda offset: _combine(num_threads // WARP, offset),
         "direct_dispatch": _stage,
         "direct_combine": lambda offset: _direct_combine(num_threads // WARP, has_tma, offset),
-        "low_latency_dispatch": of_messages,
-        "low_latency_combine": _low_latency_combine,
+        "low_latency_dispatch": lambda offset: _low_latency_dispatch(_one_of(args, LowLatencyShape), offset),
+        "low_latency_combine": lambda offset: _low_latency_combine(_one_of(args, LowLatencyShape), offset),
         "internode_notify_dispatch": partial(_of_warp, "count message", COUNT_MESSAGE_BYTES),
         "internode_dispatch": _internode_dispatch,
         "internode_combine": _internode_combine,
@@ -106,13 +103,14 @@ def _low_latency_dispatch(shape: LowLatencyShape, offset: int) -> str:
     """What sends and what receives use the same bytes."""
     number, byte = divmod(offset, stage_bytes(shape))
     sends = f"stage {number} + {byte}" if number < 2 else f"histogram[{(offset - 2 * stage_bytes(shape)) // 4}]"
-    stages = TABLE_BYTES if shape.deduplicate else 0
+    stages = table_bytes(shape) if shape.deduplicate else 0
     receives = f"table + {offset}" if offset < stages else _stage(offset - stages)
     return f"{sends} to send, {receives} to receive"
 
 
-def _low_latency_combine(offset: int) -> str:
-    return f"table + {offset}" if offset < SUM_TABLE_BYTES else _stage(offset - SUM_TABLE_BYTES)
+def _low_latency_combine(shape: LowLatencyShape, offset: int) -> str:
+    stages = sum_table_bytes(shape)
+    return f"table + {offset}" if offset < stages else _stage(offset - stages)
 
 
 def _teams(offset: int) -> str:

@@ -7,7 +7,7 @@ code that is fetched anew, so a kernel that a token waits for does not divide on
 from nbep.device.jit import device_function
 
 ALIGNMENT_BYTES = 128
-MAX_POINTERS = 160  # ranks that a table has room for
+MAX_POINTERS = 256  # ranks that a table has room for
 POINTER_TABLE_BYTES = 8 * MAX_POINTERS
 INVERSE_BITS = 30
 

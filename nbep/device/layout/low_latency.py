@@ -2,9 +2,10 @@
 
  offset 0                 recv: what peers put here for a call that uses half 0; then the same for half 1
                           send: what this rank is about to put in half 0; then in half 1
- num_rdma_bytes           counts [2, MAX_RANKS, MAX_LOCAL_EXPERTS] s32, arrivals [2, MAX_RANKS] s32
-                          calls [2, MAX_RANKS, 2] s32, credits [2, MAX_RANKS] s32, barrier signals [MAX_RANKS] s32
-                          the pointer table [MAX_POINTERS] s64
+ num_rdma_bytes           counts [2, MAX_EXPERTS] s32: of a half as [num_local_experts, num_ranks]
+                          rows with a word for each rank, s32, each from a multiple of 128 bytes on:
+                          arrivals [2], calls [2, 2], credits [2], barrier signals [1]
+                          the pointer table [num_ranks] s64
 
  recv                     a share for each rank that sends:
    in dispatch            messages [num_local_experts, num_max_tokens]; with deduplicate [num_max_tokens]
@@ -23,10 +24,11 @@ clean_low_latency_buffer when they change.
 A rank writes at a peer into its own share and its own cells alone, whatever the call. So a rank that was masked and
 comes late, with a call that the peer has given up, meets nothing that the others have sent for a later one.
 
-The cells lie behind num_rdma_bytes: what a user writes into the buffer does not reach them.
-counts[source, local expert] says that the tokens of a source for a local expert are there, and how many; in combine
-counts[rank, its local expert] says that an expert's rows are there. An arrival says the same of all that a source
-sends, with deduplicate; see `protocols.arrivals`. calls[half, source] says what the source has called; see
+The cells lie behind num_rdma_bytes: what a user writes into the buffer does not reach them. A buffer is made before
+anybody says how many experts there will be, so the counts have room for the most; all else grows with the ranks.
+counts[local expert, source] says that the tokens of a source for a local expert are there, and how many; in combine
+counts[its local expert, rank] says that an expert's rows are there. An arrival says the same of all that a source
+sends, with deduplicate; see `protocols.arrivals`. calls[half, word, source] say what the source has called; see
 `kernels.low_latency.calls`. credits[half, peer] says how often the peer has freed the half, which
 is free at first: this rank may fill it when that is ahead of how often it has.
 
@@ -36,13 +38,12 @@ Source: DeepEP csrc/config.hpp, LowLatencyLayout
 from typing import NamedTuple
 
 from nbep.device.jit import by_type, device_function
-from nbep.device.layout.common import ALIGNMENT_BYTES, POINTER_TABLE_BYTES, align_up, divided, inverse_of
+from nbep.device.layout.common import ALIGNMENT_BYTES, align_up, divided, inverse_of
 from nbep.device.types import I32
 
 NUM_HALVES = 2
-MAX_RANKS = 16  # a lane for each
+MAX_RANKS = 256
 MAX_EXPERTS = 2048
-MAX_LOCAL_EXPERTS = MAX_EXPERTS // 2
 MAX_TOPK = 32
 COLUMNS_PER_SCALE = 128
 NOTE_ALIGNMENT = 16
@@ -50,13 +51,14 @@ WORDS_OF_CALL = 2
 LOGFMT_COLUMNS = 128  # that share a minimum and a maximum
 LOGFMT_META_BYTES = 4
 
-COUNTS = 0
-ARRIVALS = COUNTS + NUM_HALVES * MAX_RANKS * MAX_LOCAL_EXPERTS * 4
-CALLS = ARRIVALS + align_up(NUM_HALVES * MAX_RANKS * 4, ALIGNMENT_BYTES)
-CREDITS = CALLS + align_up(NUM_HALVES * MAX_RANKS * WORDS_OF_CALL * 4, ALIGNMENT_BYTES)
-BARRIER_SIGNALS = CREDITS + align_up(NUM_HALVES * MAX_RANKS * 4, ALIGNMENT_BYTES)
-POINTER_TABLE = BARRIER_SIGNALS + align_up(MAX_RANKS * 4, ALIGNMENT_BYTES)
-TRAILER_BYTES = POINTER_TABLE + POINTER_TABLE_BYTES
+COUNTS_BYTES = NUM_HALVES * MAX_EXPERTS * 4
+# Rows with a word for each rank, behind the counts
+ARRIVALS = 0  # one of each half
+CALLS = ARRIVALS + NUM_HALVES  # WORDS_OF_CALL of each half
+CREDITS = CALLS + NUM_HALVES * WORDS_OF_CALL
+BARRIER_SIGNALS = CREDITS + NUM_HALVES
+NUM_ROWS = BARRIER_SIGNALS + 1
+WORDS_OF_LINE = ALIGNMENT_BYTES // 4
 
 
 class LowLatencyShape(NamedTuple):
@@ -192,24 +194,46 @@ def send_offset(num_rdma_bytes, half):
 
 
 @device_function
-def count_offset(num_rdma_bytes, half, rank, local_expert):
+def count_offset(num_rdma_bytes, num_ranks, half, rank, local_expert):
     """The count that a rank adds to: in dispatch for an expert of this rank, in combine for one of its own."""
-    return num_rdma_bytes + COUNTS + 4 * ((half * MAX_RANKS + rank) * MAX_LOCAL_EXPERTS + local_expert)
+    return num_rdma_bytes + 4 * (half * MAX_EXPERTS + local_expert * num_ranks + rank)
 
 
 @device_function
-def arrival_offset(num_rdma_bytes, half, rank):
-    return num_rdma_bytes + ARRIVALS + 4 * (half * MAX_RANKS + rank)
+def row_offset(num_rdma_bytes, num_ranks, row):
+    """Where a row begins that has a word for each rank."""
+    return num_rdma_bytes + COUNTS_BYTES + 4 * row * align_up(num_ranks, WORDS_OF_LINE)
 
 
 @device_function
-def call_offset(num_rdma_bytes, half, rank, word):
-    return num_rdma_bytes + CALLS + 4 * ((half * MAX_RANKS + rank) * WORDS_OF_CALL + word)
+def arrival_offset(num_rdma_bytes, num_ranks, half, rank):
+    return row_offset(num_rdma_bytes, num_ranks, ARRIVALS + half) + 4 * rank
 
 
 @device_function
-def credit_offset(num_rdma_bytes, half, rank):
-    return num_rdma_bytes + CREDITS + 4 * (half * MAX_RANKS + rank)
+def call_offset(num_rdma_bytes, num_ranks, half, rank, word):
+    return row_offset(num_rdma_bytes, num_ranks, CALLS + WORDS_OF_CALL * half + word) + 4 * rank
+
+
+@device_function
+def credit_offset(num_rdma_bytes, num_ranks, half, rank):
+    return row_offset(num_rdma_bytes, num_ranks, CREDITS + half) + 4 * rank
+
+
+@device_function
+def signal_offset(num_rdma_bytes, num_ranks, rank):
+    """The signal that a rank adds to when it comes to a barrier."""
+    return row_offset(num_rdma_bytes, num_ranks, BARRIER_SIGNALS) + 4 * rank
+
+
+def pointer_table(num_ranks: int) -> int:
+    """Where the pointer table begins, counted from num_rdma_bytes."""
+    return row_offset(0, num_ranks, NUM_ROWS)
+
+
+def trailer_bytes(num_ranks: int) -> int:
+    """What comes behind num_rdma_bytes."""
+    return align_up(pointer_table(num_ranks) + 8 * num_ranks, ALIGNMENT_BYTES)
 
 
 def quarter_bytes_needed(shape: LowLatencyShape) -> int:
@@ -228,10 +252,10 @@ def share_bytes(num_rdma_bytes: int, num_ranks: int) -> int:
     return quarter_bytes(num_rdma_bytes) // num_ranks // ALIGNMENT_BYTES * ALIGNMENT_BYTES
 
 
-def describe_offset(shape: LowLatencyShape | None, num_rdma_bytes: int, offset: int) -> str:
-    """Name the cell at a byte offset of the buffer, for reports. shape is that of the latest launch, if any."""
+def describe_offset(num_ranks: int, num_rdma_bytes: int, offset: int) -> str:
+    """Name the cell at a byte offset of the buffer, for reports."""
     if offset >= num_rdma_bytes:
-        return _describe_cell(shape, offset - num_rdma_bytes)
+        return _describe_cell(num_ranks, offset - num_rdma_bytes)
     quarter = quarter_bytes(num_rdma_bytes)
     if quarter == 0 or offset >= 4 * quarter:
         return f"buffer + {offset}"
@@ -240,21 +264,29 @@ def describe_offset(shape: LowLatencyShape | None, num_rdma_bytes: int, offset: 
     return f"{name} + {byte}"
 
 
-def _describe_cell(shape: LowLatencyShape | None, cell: int) -> str:
-    for name, start, count, size in (
-        ("counts", COUNTS, MAX_RANKS * MAX_LOCAL_EXPERTS, 4),
-        ("arrivals", ARRIVALS, MAX_RANKS, 4),
-        ("calls", CALLS, MAX_RANKS * WORDS_OF_CALL, 4),
-        ("credits", CREDITS, MAX_RANKS, 4),
-    ):
-        if start <= cell < start + NUM_HALVES * count * size:
-            half, index = divmod((cell - start) // size, count)
-            if name == "counts":
-                rank, expert = divmod(index, MAX_LOCAL_EXPERTS)
-                return f"counts[half {half}, rank {rank}, local expert {expert}]"
-            if name == "calls":
-                return f"calls[half {half}, rank {index // WORDS_OF_CALL}, word {index % WORDS_OF_CALL}]"
-            return f"{name}[half {half}, rank {index}]"
-    if BARRIER_SIGNALS <= cell < POINTER_TABLE:
-        return f"barrier_signal[rank {(cell - BARRIER_SIGNALS) // 4}]"
-    return f"pointer table + {cell - POINTER_TABLE}"
+def place_of_count(num_ranks: int, cell: int) -> tuple[int, int, int]:
+    """Half, local expert and rank of a count, by its offset behind num_rdma_bytes."""
+    half, index = divmod(cell // 4, MAX_EXPERTS)
+    return half, *divmod(index, num_ranks)
+
+
+def row_of_cell(num_ranks: int, cell: int) -> tuple[int, int]:
+    """The row and the rank of a cell, by its offset behind num_rdma_bytes."""
+    return divmod((cell - COUNTS_BYTES) // 4, align_up(num_ranks, WORDS_OF_LINE))
+
+
+def _describe_cell(num_ranks: int, cell: int) -> str:
+    if cell < COUNTS_BYTES:
+        half, expert, rank = place_of_count(num_ranks, cell)
+        return f"counts[half {half}, rank {rank}, local expert {expert}]"
+    if cell >= pointer_table(num_ranks):
+        return f"pointer table + {cell - pointer_table(num_ranks)}"
+    row, rank = row_of_cell(num_ranks, cell)
+    if row < CALLS:
+        return f"arrivals[half {row - ARRIVALS}, rank {rank}]"
+    if row < CREDITS:
+        half, word = divmod(row - CALLS, WORDS_OF_CALL)
+        return f"calls[half {half}, rank {rank}, word {word}]"
+    if row < BARRIER_SIGNALS:
+        return f"credits[half {row - CREDITS}, rank {rank}]"
+    return f"barrier_signal[rank {rank}]"

@@ -198,7 +198,7 @@ def _plan(
     groups = num_groups(shape.num_experts, mode.num_blocks, num_threads)
     num_rows = shape.num_ranks * shape.num_max_tokens
     sizes = CombineSizes(num_tokens, num_topk, groups)
-    smem_bytes = combine_smem_bytes(num_threads)
+    smem_bytes = combine_smem_bytes(shape, num_threads)
     out_size = num_tokens, shape.hidden
     words = words_of(COMBINE, shape)
     return Plan(

@@ -8,6 +8,7 @@ call 2 (half 0):                   send ............. receive      not before ca
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -17,10 +18,10 @@ from nbep.device.kernels.low_latency.arguments import (
     BOTH_PHASES,
     RECV_PHASE,
     SEND_PHASE,
-    SLOT_WORDS,
     Call,
     ComparedCall,
     Workspace,
+    slot_words,
 )
 from nbep.device.kernels.low_latency.clean_low_latency_buffer import clean_low_latency_buffer
 from nbep.device.kernels.low_latency.combine import low_latency_combine
@@ -38,7 +39,6 @@ from nbep.device.kernels.low_latency.update_mask_buffer import update_mask_buffe
 from nbep.device.layout.intranode import ALIGNMENT_BYTES, align_up
 from nbep.device.layout.low_latency import (
     MAX_EXPERTS,
-    MAX_RANKS,
     NUM_HALVES,
     DeduplicatedShape,
     LowLatencyShape,
@@ -57,11 +57,6 @@ from nbep.host.target.streams import Stream
 from nbep.host.transport.rdma import RdmaMemory
 
 MAX_PLANS = 1024
-SUMS = align_up(4 * NUM_HALVES * SLOT_WORDS, ALIGNMENT_BYTES)
-BARRIERS = SUMS + align_up(4 * NUM_HALVES * SLOT_WORDS, ALIGNMENT_BYTES)
-JOURNAL = BARRIERS + align_up(4 * MAX_RANKS, ALIGNMENT_BYTES)
-MASK = JOURNAL + align_up(4 * JOURNAL_WORDS, ALIGNMENT_BYTES)
-WORKSPACE_BYTES = MASK + align_up(4 * MAX_RANKS, ALIGNMENT_BYTES)
 JOURNAL_NAMES = {
     SENT_HALF: "sent half + 1",
     RECEIVED_HALF: "received half + 1",
@@ -73,18 +68,38 @@ JOURNAL_NAMES = {
 Launches = dict[tuple[int, int], PreparedLaunch]  # by half and phases
 
 
-def describe_workspace(offset: int) -> str:
+def workspace_at(address: int, num_ranks: int) -> tuple[Workspace, int]:
+    """Where everything lies in a workspace at an address, and where it ends."""
+
+    def after(begin: int, num_words: int) -> int:
+        return begin + align_up(4 * num_words, ALIGNMENT_BYTES)
+
+    sums = after(address, NUM_HALVES * slot_words(num_ranks))
+    barriers = after(sums, NUM_HALVES * slot_words(num_ranks))
+    journal = after(barriers, num_ranks)
+    mask = after(journal, JOURNAL_WORDS)
+    return Workspace(address, journal, mask, sums, barriers), after(mask, num_ranks)
+
+
+def describe_workspace(num_ranks: int, offset: int) -> str:
     """Name the cell at an offset of the workspace, for reports."""
-    if offset >= MASK:
-        return f"mask[rank {(offset - MASK) // 4}]"
-    if offset >= JOURNAL:
-        word = (offset - JOURNAL) // 4
+    at, _ = workspace_at(0, num_ranks)
+    if offset >= at.mask:
+        return f"mask[rank {(offset - at.mask) // 4}]"
+    if offset >= at.journal:
+        word = (offset - at.journal) // 4
         return f"journal[{JOURNAL_NAMES.get(word, f'uses of half {word - USES}')}]"
-    if offset >= BARRIERS:
-        return f"barriers[rank {(offset - BARRIERS) // 4}]"
-    half, unit = divmod(offset % SUMS // 4, SLOT_WORDS)
+    if offset >= at.barriers:
+        return f"barriers[rank {(offset - at.barriers) // 4}]"
+    name, half, unit = slot_at(num_ranks, offset)
     where = f"expert {unit}" if unit < MAX_EXPERTS else f"rank {unit - MAX_EXPERTS}"
-    return f"{'sums' if offset >= SUMS else 'slots'}[half {half}, {where}]"
+    return f"{name}[half {half}, {where}]"
+
+
+def slot_at(num_ranks: int, offset: int) -> tuple[str, int, int]:
+    """Of a cell of slots or sums: which of the two, the half, and the expert or MAX_EXPERTS + the rank."""
+    at, _ = workspace_at(0, num_ranks)
+    return ("sums" if offset >= at.sums else "slots", *divmod(offset % at.sums // 4, slot_words(num_ranks)))
 
 
 class LowLatencyCall:
@@ -125,10 +140,11 @@ class LowLatencyMemory:
         self.share_bytes = share_bytes(num_rdma_bytes, num_ranks)
         self.symmetric = rdma.symmetric
         self.transport = rdma.transport
-        self.workspace = runtime.allocate(WORKSPACE_BYTES, "low-latency workspace", describe_workspace)
-        address = self.workspace.address
-        self.mask = address + MASK if enable_shrink else 0
-        self.work = Workspace(address, address + JOURNAL, self.mask, address + SUMS, address + BARRIERS)
+        _, num_bytes = workspace_at(0, num_ranks)
+        self.workspace = runtime.allocate(num_bytes, "low-latency workspace", partial(describe_workspace, num_ranks))
+        work, _ = workspace_at(self.workspace.address, num_ranks)
+        self.mask = work.mask if enable_shrink else 0
+        self.work = work._replace(mask=self.mask)
         self.call_type: Any = ComparedCall if check_calls else Call
         self._num_calls = 0
         self._halves: list[LowLatencyCall | None] = [None] * NUM_HALVES  # who used each half last
@@ -312,4 +328,5 @@ class LowLatencyMemory:
         if self.mask == 0:
             return []
         self.synchronize()
-        return [int(rank) for rank in self.workspace.read(MASK, self.num_ranks, np.int32).nonzero()[0]]
+        mask = self.workspace.read(self.mask - self.workspace.address, self.num_ranks, np.int32)
+        return [int(rank) for rank in mask.nonzero()[0]]

@@ -18,7 +18,7 @@ import numpy as np
 from nbep.device.jit import over
 from nbep.device.layout.internode import cells_bytes
 from nbep.device.layout.intranode import RingShape
-from nbep.device.layout.low_latency import CREDITS, MAX_RANKS, NUM_HALVES, POINTER_TABLE, TRAILER_BYTES, LowLatencyShape
+from nbep.device.layout.low_latency import NUM_HALVES, LowLatencyShape, credit_offset, pointer_table, trailer_bytes
 from nbep.device.layout.low_latency import describe_offset as describe_low_latency
 from nbep.device.layout.names import describe_rdma_offset as describe_internode
 from nbep.device.protocols.peers import Bounds
@@ -27,9 +27,9 @@ from nbep.host.target.memory import HandleType
 from nbep.host.transport.base import Transport
 
 
-def rdma_trailer_bytes(num_nodes: int) -> int:
+def rdma_trailer_bytes(num_ranks: int, num_nodes: int) -> int:
     """What comes behind num_rdma_bytes."""
-    return TRAILER_BYTES + (cells_bytes(num_nodes) if num_nodes > 1 else 0)
+    return trailer_bytes(num_ranks) + (cells_bytes(num_nodes) if num_nodes > 1 else 0)
 
 
 class RdmaMemory:
@@ -46,19 +46,23 @@ class RdmaMemory:
         runtime: Runtime,
         comm: Any,
         num_rdma_bytes: int,
+        num_ranks: int,
         num_nodes: int,
         handle_type: HandleType,
         transport: Transport,
     ) -> None:
         self.runtime = runtime
         self.num_rdma_bytes = num_rdma_bytes
+        self.num_ranks = num_ranks
         self.num_nodes = num_nodes
         self.transport = transport
         self.shape: LowLatencyShape | RingShape | None = None
-        num_bytes = num_rdma_bytes + rdma_trailer_bytes(num_nodes)
+        num_bytes = num_rdma_bytes + rdma_trailer_bytes(num_ranks, num_nodes)
         self.symmetric = transport.allocate(comm, num_bytes, "rdma_buffer", self._describe, handle_type, False)
         cells = np.zeros((num_bytes - num_rdma_bytes) // 4, np.int32)
-        cells[CREDITS // 4 : CREDITS // 4 + NUM_HALVES * MAX_RANKS] = 1  # every half is free
+        for half in range(NUM_HALVES):  # every half is free
+            first = credit_offset(0, num_ranks, half, 0) // 4
+            cells[first : first + num_ranks] = 1
         with ExitStack() as undo:
             undo.callback(self.free)
             self.symmetric.write(num_rdma_bytes, cells)
@@ -67,7 +71,7 @@ class RdmaMemory:
     @property
     def cells(self) -> int:
         """Offset of the cells of the mode between nodes."""
-        return self.num_rdma_bytes + TRAILER_BYTES
+        return self.num_rdma_bytes + trailer_bytes(self.num_ranks)
 
     @property
     def handle(self) -> Any:
@@ -78,7 +82,7 @@ class RdmaMemory:
         for kernel in kernels:  # before one of them waits for other ranks: see Runtime.load
             self.runtime.load(self.kernel(kernel))
         memories, ends = zip(*handles, strict=True)
-        self.network = self.transport.open(list(ends), self.num_rdma_bytes + POINTER_TABLE, bounds)
+        self.network = self.transport.open(list(ends), self.num_rdma_bytes + pointer_table(self.num_ranks), bounds)
         return list(memories)
 
     def kernel(self, kernel: Kernel) -> Kernel:
@@ -94,4 +98,4 @@ class RdmaMemory:
     def _describe(self, offset: int) -> str:
         if offset >= self.cells or isinstance(self.shape, RingShape):
             return describe_internode(self.shape, self.num_nodes, self.cells, offset)
-        return describe_low_latency(self.shape, self.num_rdma_bytes, offset)
+        return describe_low_latency(self.num_ranks, self.num_rdma_bytes, offset)

@@ -7,7 +7,6 @@ from nbep.device.jit import device_function
 from nbep.device.layout.common import ALIGNMENT_BYTES, align_up, inverse_of
 from nbep.device.layout.low_latency import (
     MAX_EXPERTS,
-    MAX_RANKS,
     LowLatencyShape,
     arrival_offset,
     count_offset,
@@ -24,15 +23,15 @@ MAX_GROUPS = 12  # groups of warps in a block
 SEND_PHASE = 1
 RECV_PHASE = 2
 BOTH_PHASES = SEND_PHASE | RECV_PHASE
-SLOT_WORDS = MAX_EXPERTS + MAX_RANKS  # of a half
+SUM_TABLE_BYTES = 4 * ALIGNMENT_BYTES
 
 
 class Workspace(NamedTuple):
     """Memory of this rank alone, all zeros at first. mask is 0 without enable_shrink.
 
-    slots  [NUM_HALVES, MAX_EXPERTS + MAX_RANKS] s32: how many tokens have a place, for each expert and then each rank
+    slots  [NUM_HALVES, slot_words] s32: how many tokens have a place, for each expert and then each rank
     sums   of the same shape: what counts and arrivals are told, as far as it is known; see arrivals.tell
-    barriers  [MAX_RANKS] s32: the latest barrier of `barrier_network` that each rank was told of, which for this rank
+    barriers  [num_ranks] s32: the latest barrier of `barrier_network` that each rank was told of, which for this rank
               itself is the latest of all
     """
 
@@ -79,27 +78,45 @@ class Context(NamedTuple):
 
 
 @device_function
+def slot_words(num_ranks):
+    """Words of the slots of a half: one for each expert that there may be, then one for each rank."""
+    return MAX_EXPERTS + align_up(num_ranks, 4)
+
+
+@device_function
 def slot_counter(ctx, unit):
     """The slot counter of an expert, or of rank r as unit MAX_EXPERTS + r."""
-    return ctx.work.slots + 4 * (ctx.call.half * SLOT_WORDS + unit)
+    return ctx.work.slots + 4 * (ctx.call.half * slot_words(ctx.network.num_ranks) + unit)
 
 
 @device_function
 def count_to_tell(ctx, unit, cell):
     """A count at a peer, of an expert or of rank r as unit MAX_EXPERTS + r, which this rank tells."""
-    return Told(cell, ctx.work.sums + 4 * (ctx.call.half * SLOT_WORDS + unit))
+    return Told(cell, ctx.work.sums + 4 * (ctx.call.half * slot_words(ctx.network.num_ranks) + unit))
+
+
+@device_function
+def count_of_call(ctx, rank, local_expert):
+    """The offset of the count that a rank adds to in this call."""
+    return count_offset(ctx.call.num_rdma_bytes, ctx.network.num_ranks, ctx.call.half, rank, local_expert)
+
+
+@device_function
+def arrival_of_call(ctx, rank):
+    """The offset of the arrival that a rank adds to in this call."""
+    return arrival_offset(ctx.call.num_rdma_bytes, ctx.network.num_ranks, ctx.call.half, rank)
 
 
 @device_function
 def count_cell(ctx, rank, local_expert):
     """The count that a rank adds to in this rank's buffer."""
-    return own_ptr(ctx.network, count_offset(ctx.call.num_rdma_bytes, ctx.call.half, rank, local_expert))
+    return own_ptr(ctx.network, count_of_call(ctx, rank, local_expert))
 
 
 @device_function
 def arrival_cell(ctx, rank):
     """The arrival that a rank adds to in this rank's buffer."""
-    return own_ptr(ctx.network, arrival_offset(ctx.call.num_rdma_bytes, ctx.call.half, rank))
+    return own_ptr(ctx.network, arrival_of_call(ctx, rank))
 
 
 class DispatchOutputs(NamedTuple):
@@ -174,8 +191,8 @@ def note_stride(shape):
 
 @device_function
 def stage_bytes(shape):
-    """One token in shared memory: its message and, with deduplicate, a note for each rank."""
-    return message_stride(shape) + (shape.num_ranks * note_stride(shape) if deduplicates(shape) else 0)
+    """One token in shared memory: its message and, with deduplicate, a note for each rank that it goes to."""
+    return message_stride(shape) + (shape.num_topk * note_stride(shape) if deduplicates(shape) else 0)
 
 
 def num_groups(num_experts: int, num_blocks: int, num_threads: int) -> int:
@@ -206,14 +223,25 @@ def dispatch_smem_bytes(shape: LowLatencyShape, num_threads: int, has_tma: bool)
     table and a stage a warp.
     """
     sending = 2 * stage_bytes(shape) + (4 * (shape.num_experts // shape.num_ranks) if deduplicates(shape) else 0)
-    receiving = TABLE_BYTES + (STAGE_STRIDE * (num_threads // 32) if has_tma else 0)
+    table = table_bytes(shape) if deduplicates(shape) else 0
+    receiving = table + (STAGE_STRIDE * (num_threads // 32) if has_tma else 0)
     return max(sending, receiving)
 
 
-def combine_smem_bytes(num_threads: int) -> int:
+def combine_smem_bytes(shape: LowLatencyShape, num_threads: int) -> int:
     """Dynamic shared memory of a combine block: the table, and a stage a warp."""
-    return SUM_TABLE_BYTES + STAGE_STRIDE * (num_threads // 32)
+    return sum_table_bytes(shape) + STAGE_STRIDE * (num_threads // 32)
 
 
-TABLE_BYTES = 4 * MAX_EXPERTS + ALIGNMENT_BYTES  # where the tokens of each (local expert, source) begin; a word a rank
-SUM_TABLE_BYTES = 4 * ALIGNMENT_BYTES  # of one token: rows [32] s64, weights [32] f32, their number
+@device_function
+def table_bytes(shape):
+    """What a receiver of dispatch with deduplicate has: the count of each (local expert, source), a word a rank."""
+    return align_up(4 * (shape.num_experts + shape.num_ranks), ALIGNMENT_BYTES)
+
+
+@device_function
+def sum_table_bytes(shape):
+    """What combine has of a token, rows [32] s64, weights [32] f32, their number; while it sends, a word a rank."""
+    return (
+        max(SUM_TABLE_BYTES, align_up(4 * shape.num_ranks, ALIGNMENT_BYTES)) if deduplicates(shape) else SUM_TABLE_BYTES
+    )

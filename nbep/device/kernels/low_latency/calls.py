@@ -32,40 +32,46 @@ QUEUE = 0
 
 
 @device_function
+def own_word(ctx, index):
+    """A word of this rank's own call."""
+    return ctx.call.word_0 if index == 0 else ctx.call.word_1
+
+
+@device_function
 def notify_call(ctx, peer):
-    cell = call_offset(ctx.call.num_rdma_bytes, ctx.call.half, ctx.network.rank, 0)
-    amo_add(ctx.network, cell, completion(0) - ctx.call.word_0, peer, QUEUE, False)
-    amo_add(ctx.network, cell + 4, completion(0) - ctx.call.word_1, peer, QUEUE, False)
+    for index in range(WORDS_OF_CALL):
+        cell = call_offset(ctx.call.num_rdma_bytes, ctx.network.num_ranks, ctx.call.half, ctx.network.rank, index)
+        amo_add(ctx.network, cell, completion(0) - own_word(ctx, index), peer, QUEUE, False)
 
 
 @device_function
 def notify_peers(ctx):
-    if ctx.lane < ctx.network.num_ranks and may_send(ctx, ctx.lane):
-        notify_call(ctx, ctx.lane)
+    for peer in range(ctx.lane, ctx.network.num_ranks, 32):
+        if may_send(ctx, peer):
+            notify_call(ctx, peer)
 
 
 @device_function
 def word_cell(ctx, half, peer, index):
     """Where a word of a peer's call is told."""
-    return own_ptr(ctx.network, call_offset(ctx.call.num_rdma_bytes, half, peer, index))
+    return own_ptr(ctx.network, call_offset(ctx.call.num_rdma_bytes, ctx.network.num_ranks, half, peer, index))
 
 
 @device_function
 def compare_calls(ctx):
-    peer = ctx.lane // WORDS_OF_CALL
-    if peer < ctx.network.num_ranks:
-        index = ctx.lane % WORDS_OF_CALL
+    for unit in range(ctx.lane, WORDS_OF_CALL * ctx.network.num_ranks, 32):
+        peer, index = unit // WORDS_OF_CALL, unit % WORDS_OF_CALL
         cell = word_cell(ctx, ctx.call.half, peer, index)
         value = wait_number(cell, ctx.bounds, ctx.work.mask, Waiter(LOW_LATENCY_CALL, peer, index))
-        word = ctx.call.word_0 if index == 0 else ctx.call.word_1
+        word = own_word(ctx, index)
         if value < 0 and number_of(value) != word:
             report_fault(ctx.bounds, LOW_LATENCY_CALLS_DIFFER, peer, index, word, number_of(value))
 
 
 @device_function
-def empty_call(ctx, half, is_absent):
+def empty_call(ctx, half, peer, is_absent):
     for index in range(WORDS_OF_CALL):
-        empty_word(word_cell(ctx, half, ctx.lane, index), is_absent)
+        empty_word(word_cell(ctx, half, peer, index), is_absent)
 
 
 @device_function

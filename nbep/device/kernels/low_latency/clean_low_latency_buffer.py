@@ -21,18 +21,17 @@ Source: DeepEP csrc/kernels/internode_ll.cu, clean_low_latency_buffer; csrc/kern
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
-from nbep.device.kernels.low_latency.arguments import SLOT_WORDS, Workspace
+from nbep.device.kernels.low_latency.arguments import Workspace, slot_words
 from nbep.device.kernels.low_latency.coordinator import JOURNAL_WORDS
 from nbep.device.layout.low_latency import (
-    BARRIER_SIGNALS,
-    CREDITS,
-    MAX_LOCAL_EXPERTS,
-    MAX_RANKS,
+    MAX_EXPERTS,
     NUM_HALVES,
     WORDS_OF_CALL,
     arrival_offset,
     call_offset,
     count_offset,
+    credit_offset,
+    signal_offset,
 )
 from nbep.device.network.seam import Network, amo_add, own_ptr
 from nbep.device.protocols.arrivals import empty_cell, empty_word, is_masked, wait_peer
@@ -49,18 +48,12 @@ def clear_vectors(address, num_vectors):
 
 @device_function
 def empty_rank(network, num_rdma_bytes, rank, is_absent):
-    """Empty all cells of a rank, in both halves; a whole block."""
+    """Empty the arrivals and the words of a rank, in both halves; one thread."""
     for half in range(NUM_HALVES):
-        counts = own_ptr(network, count_offset(num_rdma_bytes, half, rank, 0))
-        if is_absent:
-            for i in range(ptx.thread_idx(), MAX_LOCAL_EXPERTS, ptx.block_dim()):
-                empty_cell(counts + 4 * i, True)
-        else:
-            clear_vectors(counts, MAX_LOCAL_EXPERTS // 4)
-        if ptx.thread_idx() == 0:
-            empty_cell(own_ptr(network, arrival_offset(num_rdma_bytes, half, rank)), is_absent)
-            for index in range(WORDS_OF_CALL):
-                empty_word(own_ptr(network, call_offset(num_rdma_bytes, half, rank, index)), is_absent)
+        empty_cell(own_ptr(network, arrival_offset(num_rdma_bytes, network.num_ranks, half, rank)), is_absent)
+        for index in range(WORDS_OF_CALL):
+            cell = call_offset(num_rdma_bytes, network.num_ranks, half, rank, index)
+            empty_word(own_ptr(network, cell), is_absent)
 
 
 @device_function
@@ -68,13 +61,15 @@ def barrier_network(network, work, bounds, num_rdma_bytes):
     """Wait for one block of every rank that is not masked; all its threads call it."""
     number = ptx.s32(ptx.ld_weak_s32(work.barriers + 4 * network.rank) + 1)
     ptx.syncthreads()
-    peer = ptx.thread_idx()
-    if peer < network.num_ranks and not is_masked(work.mask, peer):
-        signals = num_rdma_bytes + BARRIER_SIGNALS
-        told = ptx.ld_weak_s32(work.barriers + 4 * peer)
-        ptx.st_weak_s32(work.barriers + 4 * peer, number)
-        amo_add(network, signals + 4 * network.rank, ptx.s32(number - told), peer, 0, True)
-        wait_peer(own_ptr(network, signals + 4 * peer), number, bounds, work.mask, peer)
+    for peer in range(ptx.thread_idx(), network.num_ranks, ptx.block_dim()):
+        if not is_masked(work.mask, peer):
+            told = ptx.ld_weak_s32(work.barriers + 4 * peer)
+            ptx.st_weak_s32(work.barriers + 4 * peer, number)
+            signal = signal_offset(num_rdma_bytes, network.num_ranks, network.rank)
+            amo_add(network, signal, ptx.s32(number - told), peer, 0, True)
+    for peer in range(ptx.thread_idx(), network.num_ranks, ptx.block_dim()):
+        signal = own_ptr(network, signal_offset(num_rdma_bytes, network.num_ranks, peer))
+        wait_peer(signal, number, bounds, work.mask, peer)  # not if it is masked
     ptx.syncthreads()
 
 
@@ -86,12 +81,17 @@ def reset_words(address, num_words, value):
 
 @kernel(max_threads=256)
 def clean_low_latency_buffer(network: Network, work: Workspace, bounds: Bounds, num_rdma_bytes: I64):
-    """Grid: 1 block. Block: any multiple of 32 that is at least num_ranks."""
+    """Grid: 1 block. Block: any multiple of 32."""
     barrier_network(network, work, bounds, num_rdma_bytes)
-    for rank in range(network.num_ranks):
+    for half in range(NUM_HALVES):
+        counts = own_ptr(network, count_offset(num_rdma_bytes, network.num_ranks, half, 0, 0))
+        for i in range(ptx.thread_idx(), MAX_EXPERTS, ptx.block_dim()):
+            empty_cell(counts + 4 * i, is_masked(work.mask, ptx.u32_mod(i, network.num_ranks)))
+        first = own_ptr(network, credit_offset(num_rdma_bytes, network.num_ranks, half, 0))
+        reset_words(first, network.num_ranks, 1)
+    for rank in range(ptx.thread_idx(), network.num_ranks, ptx.block_dim()):
         empty_rank(network, num_rdma_bytes, rank, is_masked(work.mask, rank))
-    reset_words(own_ptr(network, num_rdma_bytes + CREDITS), NUM_HALVES * MAX_RANKS, 1)
-    clear_vectors(work.slots, NUM_HALVES * SLOT_WORDS // 4)
-    clear_vectors(work.sums, NUM_HALVES * SLOT_WORDS // 4)
+    clear_vectors(work.slots, NUM_HALVES * slot_words(network.num_ranks) // 4)
+    clear_vectors(work.sums, NUM_HALVES * slot_words(network.num_ranks) // 4)
     reset_words(work.journal, JOURNAL_WORDS, 0)
     barrier_network(network, work, bounds, num_rdma_bytes)

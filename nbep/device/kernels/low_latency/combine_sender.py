@@ -12,18 +12,18 @@ from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.kernels.low_latency.arguments import SUM_TABLE_BYTES, groups_here
+from nbep.device.kernels.low_latency.arguments import SUM_TABLE_BYTES, count_of_call, groups_here
 from nbep.device.kernels.low_latency.coordinator import (
     is_last_block,
     is_notifier,
     may_send,
     may_warp_send,
     notify_peers,
+    wait_send_area,
 )
 from nbep.device.layout.low_latency import (
     LOGFMT_COLUMNS,
     LOGFMT_META_BYTES,
-    count_offset,
     local_and_rank,
     recv_offset,
     row_stride,
@@ -195,7 +195,7 @@ def notify_sources(ctx, inputs, pair, may):
     while pair < ctx.shape.num_experts:
         local_expert, peer = local_and_rank(ctx.shape, pair)
         if may and not is_masked(ctx.work.mask, peer):
-            cell = count_offset(ctx.call.num_rdma_bytes, ctx.call.half, ctx.network.rank, local_expert)
+            cell = count_of_call(ctx, ctx.network.rank, local_expert)
             amo_add(ctx.network, cell, completion(0), peer, local_expert, True)
         pair += 32 * ptx.grid_dim()
         may = may_notify(ctx, inputs, pair)
@@ -206,6 +206,10 @@ def send_expert_rows(ctx, inputs):
     """Sender: a group of warps for each (local expert, source), its warps take the rows in turn."""
     if is_last_block() and is_notifier():
         notify_peers(ctx)
+    if sends_from_buffer(ctx.network):
+        if ctx.warp == 0:
+            wait_send_area(ctx)
+        ptx.syncthreads()
     num_rows = ctx.shape.num_ranks * ctx.shape.num_max_tokens
     num_groups = groups_here(ctx.shape.num_experts, ctx.sizes.num_groups)
     group_warps = ptx.u32_div(ptx.block_dim() // 32, num_groups)

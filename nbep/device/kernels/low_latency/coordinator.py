@@ -41,14 +41,14 @@ Source: DeepEP csrc/kernels/internode_ll.cu ("The first SM is also responsible f
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import by_type, device_function
-from nbep.device.kernels.low_latency.arguments import RECV_PHASE, SEND_PHASE, SLOT_WORDS, Call
+from nbep.device.kernels.low_latency.arguments import RECV_PHASE, SEND_PHASE, Call, slot_words
 from nbep.device.layout.low_latency import (
     MAX_EXPERTS,
-    MAX_RANKS,
     NUM_HALVES,
     arrival_offset,
     count_offset,
     credit_offset,
+    local_and_rank,
 )
 from nbep.device.network.seam import amo_add, own_ptr, sends_from_buffer
 from nbep.device.protocols.arrivals import empty_cell, is_masked, wait_credit
@@ -58,7 +58,7 @@ from nbep.device.protocols.waits import LOW_LATENCY_HALF, report_fault
 SENT_HALF = 0  # one more than the half that the launch before has sent in; 0 if it has not
 RECEIVED_HALF = 1  # the same for its receive phase
 NUM_SLOTS = 2  # of experts, in the call that was sent
-NUM_COUNTS = 3  # of each rank, in the call that was received
+NUM_COUNTS = 3  # of all ranks, in the call that was received
 NEXT_HALF = 4  # that the next send phase takes; UNCLEAN if clean_low_latency_buffer has to come first
 USES = 5  # of each half: send phases that have ended
 JOURNAL_WORDS = 7
@@ -89,9 +89,9 @@ def end_earlier_calls(ctx):
     if sent != 0:
         if ctx.lane == 0:
             ptx.st_weak_s32(ctx.work.journal + 4 * (USES + sent - 1), ptx.s32((uses_0 if sent == 1 else uses_1) + 1))
-        slots = ctx.work.slots + 4 * (sent - 1) * SLOT_WORDS
+        slots = ctx.work.slots + 4 * (sent - 1) * slot_words(ctx.network.num_ranks)
         clear_slots(ctx, slots, num_slots)
-        clear_slots(ctx, slots + 4 * MAX_EXPERTS, MAX_RANKS)
+        clear_slots(ctx, slots + 4 * MAX_EXPERTS, ctx.network.num_ranks)
     if received != 0:
         empty_half(ctx, received - 1, num_counts)
     ptx.syncwarp(ptx.FULL_MASK)
@@ -109,31 +109,47 @@ def clear_slots(ctx, slots, num_slots):
 @device_function
 def empty_half(ctx, half, num_counts):
     """Coordinator: empty the cells of the call that was received in a half, then let all who may send in it again."""
-    masked = ptx.vote_ballot(ptx.FULL_MASK, ctx.lane < ctx.network.num_ranks and is_masked(ctx.work.mask, ctx.lane))
-    for rank in range(ctx.network.num_ranks):
-        is_absent = masked & (1 << rank) != 0
-        counts = own_ptr(ctx.network, count_offset(ctx.call.num_rdma_bytes, half, rank, 0))
-        for i in range(ctx.lane, num_counts, 32):
-            empty_cell(counts + 4 * i, is_absent)
-    is_absent = masked & (1 << ctx.lane) != 0
-    if ctx.lane < ctx.network.num_ranks:
-        empty_cell(own_ptr(ctx.network, arrival_offset(ctx.call.num_rdma_bytes, half, ctx.lane)), is_absent)
-        empty_call(ctx, half, is_absent)
+    num_bytes, num_ranks = ctx.call.num_rdma_bytes, ctx.network.num_ranks
+    counts = own_ptr(ctx.network, count_offset(num_bytes, num_ranks, half, 0, 0))
+    for i in range(ctx.lane, num_counts, 32):
+        empty_cell(counts + 4 * i, is_masked(ctx.work.mask, local_and_rank(ctx.shape, i)[1]))
+    for rank in range(ctx.lane, num_ranks, 32):
+        is_absent = is_masked(ctx.work.mask, rank)
+        empty_cell(own_ptr(ctx.network, arrival_offset(num_bytes, num_ranks, half, rank)), is_absent)
+        empty_call(ctx, half, rank, is_absent)
     ptx.syncwarp(ptx.FULL_MASK)
-    if ctx.lane < ctx.network.num_ranks and not is_absent:
-        amo_add(ctx.network, credit_offset(ctx.call.num_rdma_bytes, half, ctx.network.rank), 1, ctx.lane, 0, True)
+    for rank in range(ctx.lane, num_ranks, 32):
+        if not is_masked(ctx.work.mask, rank):
+            amo_add(ctx.network, credit_offset(num_bytes, num_ranks, half, ctx.network.rank), 1, rank, 0, True)
+
+
+@device_function
+def credit_cell(ctx, peer):
+    """Where a peer says how often it has freed the half of this call."""
+    return own_ptr(ctx.network, credit_offset(ctx.call.num_rdma_bytes, ctx.network.num_ranks, ctx.call.half, peer))
 
 
 @device_function
 def may_send(ctx, peer):
     """Whether the peer is there and its half of the buffer is free; one thread."""
     uses = ptx.ld_weak_s32(ctx.work.journal + 4 * (USES + ctx.call.half))
-    if sends_from_buffer(ctx.network):  # what has left in this half before may still be read, whomever it was for
-        for rank in range(ctx.network.num_ranks):
-            other = own_ptr(ctx.network, credit_offset(ctx.call.num_rdma_bytes, ctx.call.half, rank))
-            wait_credit(other, uses, ctx.bounds, ctx.work.mask, rank, ctx.call.half)
-    credit = own_ptr(ctx.network, credit_offset(ctx.call.num_rdma_bytes, ctx.call.half, peer))
+    credit = credit_cell(ctx, peer)
     return wait_credit(credit, uses, ctx.bounds, ctx.work.mask, peer, ctx.call.half)
+
+
+@device_function
+def wait_send_area(ctx):
+    """Wait until nothing is read any more that has left from this half before; one warp of a block, before it sends.
+
+    The credits of all peers say so, whomever a message was for. Where messages leave from elsewhere nothing is to wait
+    for. Threads that synchronise with the warp may write there, too.
+    """
+    if sends_from_buffer(ctx.network):
+        uses = ptx.ld_weak_s32(ctx.work.journal + 4 * (USES + ctx.call.half))
+        for rank in range(ctx.lane, ctx.network.num_ranks, 32):
+            other = credit_cell(ctx, rank)
+            wait_credit(other, uses, ctx.bounds, ctx.work.mask, rank, ctx.call.half)
+        ptx.syncwarp(ptx.FULL_MASK)
 
 
 @device_function
@@ -169,7 +185,7 @@ def write_journal(ctx):
     ptx.st_weak_s32(ctx.work.journal + 4 * SENT_HALF, ctx.call.half + 1 if sends else 0)
     ptx.st_weak_s32(ctx.work.journal + 4 * RECEIVED_HALF, ctx.call.half + 1 if receives else 0)
     if receives:
-        ptx.st_weak_s32(ctx.work.journal + 4 * NUM_COUNTS, ctx.shape.num_local_experts)
+        ptx.st_weak_s32(ctx.work.journal + 4 * NUM_COUNTS, ctx.shape.num_experts)
     if sends:
         ptx.st_weak_s32(ctx.work.journal + 4 * NUM_SLOTS, ctx.shape.num_experts)
         expected = ptx.ld_weak_s32(ctx.work.journal + 4 * NEXT_HALF)
@@ -194,7 +210,7 @@ def notify_call(ctx, peer):
 
 @by_type("call", Call)
 def notify_peers(ctx):
-    """Tell all peers, a lane each."""
+    """Tell all peers; one warp."""
 
 
 @by_type("call", Call)
@@ -203,8 +219,8 @@ def compare_calls(ctx):
 
 
 @by_type("call", Call)
-def empty_call(ctx, half, is_absent):
-    """Coordinator: empty the words of a peer's call, a lane for each. is_absent: the peer is masked"""
+def empty_call(ctx, half, peer, is_absent):
+    """Coordinator: empty the words of a peer's call; one thread. is_absent: the peer is masked"""
 
 
 @by_type("call", Call)

@@ -21,9 +21,9 @@ This is `combine` for a DeduplicatedShape, a binary of its own for the reason of
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.kernels.low_latency.arguments import SUM_TABLE_BYTES
+from nbep.device.kernels.low_latency.arguments import sum_table_bytes
 from nbep.device.kernels.low_latency.combine import send_rows
-from nbep.device.kernels.low_latency.coordinator import may_send, may_warp_send, notify_call
+from nbep.device.kernels.low_latency.coordinator import may_send, may_warp_send, notify_call, wait_send_area
 from nbep.device.kernels.low_latency.deduplicated_dispatch import QUEUE, add_to_arrival
 from nbep.device.layout.low_latency import DeduplicatedShape, local_and_rank, recv_offset, send_offset
 from nbep.device.network.seam import keep_message, own_ptr, put_nbi_warp, quiet, sends_from_buffer
@@ -119,23 +119,23 @@ def send_part(ctx, inputs, stage, peer, message, first):
 
 @device_function
 def announce_parts(ctx, inputs, num_parts):
-    """Tell every source how many parts it gets; lane r rank r."""
-    if ctx.lane < ctx.shape.num_ranks:
-        num_messages = ptx.ld_nc_s32(inputs.num_messages + 4 * ctx.lane)
-        if may_send(ctx, ctx.lane):
-            notify_call(ctx, ctx.lane)
+    """Tell every source how many parts it gets; one warp."""
+    for peer in range(ctx.lane, ctx.shape.num_ranks, 32):
+        num_messages = ptx.ld_nc_s32(inputs.num_messages + 4 * peer)
+        if may_send(ctx, peer):
+            notify_call(ctx, peer)
             if num_messages != 0:
-                add_to_arrival(ctx, ctx.lane, completion(num_messages * num_parts), False)
+                add_to_arrival(ctx, peer, completion(num_messages * num_parts), False)
     ptx.syncwarp(ptx.FULL_MASK)
 
 
 @device_function
 def notify_sources(ctx):
-    """Tell the sources how many parts this block has sent, lane r rank r: one fence for all."""
-    if ctx.lane < ctx.shape.num_ranks:
-        num_sent = ptx.ld_shared_s32(ptx.smem_base() + 4 * ctx.lane)
+    """Tell the sources how many parts this block has sent, 32 at once: one fence for them; one warp."""
+    for peer in range(ctx.lane, ctx.shape.num_ranks, 32):
+        num_sent = ptx.ld_shared_s32(ptx.smem_base() + 4 * peer)
         if num_sent != 0:
-            add_to_arrival(ctx, ctx.lane, num_sent * TAG, True)
+            add_to_arrival(ctx, peer, num_sent * TAG, True)
 
 
 @device_function
@@ -143,11 +143,13 @@ def send_sums(ctx, inputs):
     """Sender: all warps take the parts of all messages' rows in turn."""
     num_parts = ptx.u32_div(ctx.shape.hidden + COLUMNS - 1, COLUMNS)
     num_units = ctx.shape.num_ranks * ctx.shape.num_max_tokens * num_parts
-    stage = ptx.smem_base() + SUM_TABLE_BYTES + STAGE_STRIDE * ctx.warp
+    stage = ptx.smem_base() + sum_table_bytes(ctx.shape) + STAGE_STRIDE * ctx.warp
     if ptx.block_idx() == 0 and ctx.warp == 0:
         announce_parts(ctx, inputs, num_parts)
-    if ctx.warp == 0 and ctx.lane < ctx.shape.num_ranks:
-        ptx.st_shared_s32(ptx.smem_base() + 4 * ctx.lane, 0)
+    if ctx.warp == 0:
+        for peer in range(ctx.lane, ctx.shape.num_ranks, 32):
+            ptx.st_shared_s32(ptx.smem_base() + 4 * peer, 0)
+        wait_send_area(ctx)
     ptx.syncthreads()
     unit = ptx.block_idx() + ptx.grid_dim() * ctx.warp
     while unit < num_units:

@@ -33,25 +33,24 @@ from typing import NamedTuple
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency.arguments import (
-    TABLE_BYTES,
     arrival_cell,
+    arrival_of_call,
     count_cell,
+    count_of_call,
     count_to_tell,
     note_stride,
     slot_counter,
     stage_bytes,
+    table_bytes,
 )
-from nbep.device.kernels.low_latency.coordinator import may_send, may_warp_send, notify_call
+from nbep.device.kernels.low_latency.coordinator import may_send, may_warp_send, notify_call, wait_send_area
 from nbep.device.kernels.low_latency.dispatch import count_tokens, receive_tokens, send_tokens
 from nbep.device.kernels.low_latency.dispatch_receiver import index_of, is_lost, load_scale, note_range, store_scale
 from nbep.device.kernels.low_latency.dispatch_sender import clear_gap, expert_of, next_stage, open_to_engine
 from nbep.device.kernels.low_latency.recv_cost import note_sources
-from nbep.device.layout.common import ALIGNMENT_BYTES
 from nbep.device.layout.low_latency import (
     MAX_EXPERTS,
     DeduplicatedShape,
-    arrival_offset,
-    count_offset,
     local_and_rank,
     message_stride,
     note_bytes,
@@ -81,9 +80,7 @@ QUEUE = 0
 SRC_IDX = 0
 ENTRIES = 4  # for each choice: local expert or -1, place, weight
 NOBODY = -1
-NUM_MESSAGES = 4 * MAX_EXPERTS  # where a word for each rank stands in the table
 LOST = -1  # in place of a number: the wait for it timed out, and nobody may be left out
-assert TABLE_BYTES - NUM_MESSAGES >= ALIGNMENT_BYTES
 
 
 class Choice(NamedTuple):
@@ -122,11 +119,12 @@ def take_places(ctx, inputs, token):
 
 @device_function
 def write_notes(ctx, notes, token, choice):
-    """Write the notes for all ranks of a token; one warp."""
+    """Write the notes for all ranks of a token, in the place of the first choice that is there; one warp."""
     left = ptx.vote_ballot(ptx.FULL_MASK, choice.is_first)
     while left != 0:
-        peer = ptx.shfl_idx_s32(ptx.FULL_MASK, choice.peer, ptx.ffs_u32(left) - 1)
-        note = notes + peer * note_stride(ctx.shape)
+        first = ptx.ffs_u32(left) - 1
+        peer = ptx.shfl_idx_s32(ptx.FULL_MASK, choice.peer, first)
+        note = notes + first * note_stride(ctx.shape)
         if ctx.lane < ctx.shape.num_topk:
             entry = note + 4 * ENTRIES + 12 * ctx.lane
             ptx.st_shared_s32(entry, choice.local_expert if choice.peer == peer else -1)
@@ -155,7 +153,7 @@ def put_message(ctx, stage, note, token, peer, slot):
 @device_function
 def add_to_arrival(ctx, peer, value, is_behind):
     """Add to what a rank is told of this rank's messages; one thread. is_behind: see amo_add"""
-    cell = arrival_offset(ctx.call.num_rdma_bytes, ctx.call.half, ctx.network.rank)
+    cell = arrival_of_call(ctx, ctx.network.rank)
     tell(ctx.network, count_to_tell(ctx, MAX_EXPERTS + peer, cell), value, peer, QUEUE, is_behind)
 
 
@@ -167,7 +165,7 @@ def put_to_ranks(ctx, stage, notes, token, choice):
         source = ptx.ffs_u32(left) - 1
         peer = ptx.shfl_idx_s32(ptx.FULL_MASK, choice.peer, source)
         slot = ptx.shfl_idx_s32(ptx.FULL_MASK, choice.slot, source)
-        put_message(ctx, stage, notes + peer * note_stride(ctx.shape), token, peer, slot)
+        put_message(ctx, stage, notes + source * note_stride(ctx.shape), token, peer, slot)
         left &= left - 1
     quiet(ctx.network, ctx.lane)
     if choice.slot >= 0:
@@ -177,6 +175,7 @@ def put_to_ranks(ctx, stage, notes, token, choice):
 @device_function
 def send_to_ranks(ctx, inputs):
     """Sender: all tokens of this block, one after the other."""
+    wait_send_area(ctx)
     stage = ptx.smem_base()
     token = ptx.block_idx()
     while token < ctx.sizes.num_tokens:
@@ -240,7 +239,7 @@ def notify_counts(ctx, histogram, num_messages, peer):
             notify_call(ctx, peer)
             add_to_arrival(ctx, peer, completion(num_messages), False)
         for i in range(ctx.lane, ctx.shape.num_local_experts, 32):
-            cell = count_offset(ctx.call.num_rdma_bytes, ctx.call.half, ctx.network.rank, i)
+            cell = count_of_call(ctx, ctx.network.rank, i)
             amo_add(ctx.network, cell, completion(0) - ptx.ld_shared_s32(histogram + 4 * i), peer, QUEUE, False)
     ptx.syncwarp(ptx.FULL_MASK)
 
@@ -268,15 +267,20 @@ def count_ranks(ctx, inputs):
 
 
 @device_function
+def messages_at(shape, table, src):
+    """Where the table says how many messages a source has sent: behind the counts."""
+    return table + 4 * (shape.num_experts + src)
+
+
+@device_function
 def wait_sources(ctx, out, table):
     """Wait for all sources and note how many messages each has sent. A whole block; a barrier follows."""
-    src = ptx.block_dim() - 1 - ptx.thread_idx()  # the last threads: the first ones wait for counts meanwhile
-    if src < ctx.shape.num_ranks:
-        value = wait_arrival(
-            arrival_cell(ctx, src), ctx.bounds, ctx.work.mask, Waiter(LOW_LATENCY_DISPATCH_COUNT, src, -1)
-        )
+    # The last threads: the first ones wait for counts meanwhile.
+    for src in range(ptx.block_dim() - 1 - ptx.thread_idx(), ctx.shape.num_ranks, ptx.block_dim()):
+        waiter = Waiter(LOW_LATENCY_DISPATCH_COUNT, src, -1)
+        value = wait_arrival(arrival_cell(ctx, src), ctx.bounds, ctx.work.mask, waiter)
         num_messages = announced(value, ctx.shape.num_max_tokens)
-        ptx.st_shared_s32(table + NUM_MESSAGES + 4 * src, LOST if is_lost(ctx, value) else num_messages)
+        ptx.st_shared_s32(messages_at(ctx.shape, table, src), LOST if is_lost(ctx, value) else num_messages)
         if ptx.block_idx() == 0:
             ptx.st_weak_s32(out.num_messages + 4 * src, num_messages)
 
@@ -295,7 +299,7 @@ def load_counts(ctx, table):
 @device_function
 def count_of(shape, table, local_expert, src):
     """How many tokens a source has for an expert: none if it is absent, whatever had come of it."""
-    if ptx.ld_shared_s32(table + NUM_MESSAGES + 4 * src) <= 0:
+    if ptx.ld_shared_s32(messages_at(shape, table, src)) <= 0:
         return 0
     return max(ptx.ld_shared_s32(table + 4 * (local_expert * shape.num_ranks + src)), 0)
 
@@ -305,7 +309,7 @@ def has_lost(shape, table, local_expert):
     """Whether a wait for what an expert gets has timed out."""
     least = 0
     for src in range(shape.num_ranks):
-        least = min(least, ptx.ld_shared_s32(table + NUM_MESSAGES + 4 * src))
+        least = min(least, ptx.ld_shared_s32(messages_at(shape, table, src)))
         least = min(least, ptx.ld_shared_s32(table + 4 * (local_expert * shape.num_ranks + src)))
     return least < 0
 
@@ -403,7 +407,7 @@ def receive_message(ctx, out, unit, stage, parity):
     """
     table = ptx.smem_base()
     index, src = local_and_rank(ctx.shape, unit)
-    if index >= ptx.ld_shared_s32(table + NUM_MESSAGES + 4 * src):
+    if index >= ptx.ld_shared_s32(messages_at(ctx.shape, table, src)):
         return parity
     message = message_of(ctx, unit)
     if ptx.has_tma():
@@ -445,7 +449,7 @@ def message_of(ctx, unit):
 def receive_from_ranks(ctx, out):
     """Receiver: all warps take the messages of all sources in turn."""
     table = ptx.smem_base()
-    stage = open_stage(table + TABLE_BYTES, ctx.warp, ctx.lane)
+    stage = open_stage(table + table_bytes(ctx.shape), ctx.warp, ctx.lane)
     unit = ptx.block_idx() + ptx.grid_dim() * ctx.warp
     if ctx.lane == 0 and unit < ctx.shape.num_ranks * ctx.shape.num_max_tokens:
         ptx.prefetch_l2(message_of(ctx, unit))

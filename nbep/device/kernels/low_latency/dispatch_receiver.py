@@ -26,22 +26,26 @@ from nbep.device.protocols.waits import LOW_LATENCY_DISPATCH_COUNT, Waiter
 def wait_counts(ctx, local_expert, src):
     """Where the tokens of a source begin among an expert's and how many there are; the same in every lane.
 
-    Lane s waits for the count of source s, up to `src`. Returns too whether one of these waits timed out, and nobody
-    may be left out.
+    The lanes wait for the counts of the sources up to `src`, 32 at once. Returns too whether one of these waits timed
+    out, and nobody may be left out.
     """
-    num_tokens = 0
+    num_tokens = num_before = 0
     has_failed = False
-    if ctx.lane <= src:
-        cell = count_cell(ctx, ctx.lane, local_expert)
-        waiter = Waiter(LOW_LATENCY_DISPATCH_COUNT, ctx.lane, local_expert)
-        value = wait_arrival(cell, ctx.bounds, ctx.work.mask, waiter)
-        num_tokens = announced(value, ctx.shape.num_max_tokens)
-        has_failed = is_lost(ctx, value)
+    rank = ctx.lane
+    while rank - ctx.lane <= src:
+        num_tokens = 0
+        if rank <= src:
+            waiter = Waiter(LOW_LATENCY_DISPATCH_COUNT, rank, local_expert)
+            value = wait_arrival(count_cell(ctx, rank, local_expert), ctx.bounds, ctx.work.mask, waiter)
+            num_tokens = announced(value, ctx.shape.num_max_tokens)
+            has_failed = has_failed or is_lost(ctx, value)
+        num_before += num_tokens if rank < src else 0
+        rank += 32
     ptx.syncwarp(ptx.FULL_MASK)
     if ptx.has_tma() and ctx.lane == 0:
         ptx.fence_proxy_async_global()  # what the counts have published, before the bulk copies that read it
-    begin = warp_sum_s32(ptx.FULL_MASK, num_tokens if ctx.lane < src else 0)
-    rows = begin, ptx.shfl_idx_s32(ptx.FULL_MASK, num_tokens, src)
+    begin = warp_sum_s32(ptx.FULL_MASK, num_before)
+    rows = begin, ptx.shfl_idx_s32(ptx.FULL_MASK, num_tokens, src % 32)
     return rows, ptx.vote_any(ptx.FULL_MASK, has_failed)
 
 

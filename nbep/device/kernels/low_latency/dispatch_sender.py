@@ -16,11 +16,10 @@ a stage that is filled again has been read.
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.kernels.low_latency.arguments import count_to_tell, slot_counter, stage_bytes
-from nbep.device.kernels.low_latency.coordinator import may_send, notify_call
+from nbep.device.kernels.low_latency.arguments import count_of_call, count_to_tell, slot_counter, stage_bytes
+from nbep.device.kernels.low_latency.coordinator import may_send, notify_call, wait_send_area
 from nbep.device.layout.low_latency import (
     NOTE_ALIGNMENT,
-    count_offset,
     message_stride,
     note_offset,
     num_scales,
@@ -149,7 +148,7 @@ def put_choice(ctx, stage, token, expert, slot):
 def add_to_count(ctx, expert, value, is_behind):
     """Add to what an expert's rank is told of its messages; one thread. is_behind: see amo_add"""
     peer, local_expert = rank_of(ctx.shape, expert)
-    cell = count_offset(ctx.call.num_rdma_bytes, ctx.call.half, ctx.network.rank, local_expert)
+    cell = count_of_call(ctx, ctx.network.rank, local_expert)
     tell(ctx.network, count_to_tell(ctx, expert, cell), value, peer, local_expert, is_behind)
 
 
@@ -196,6 +195,7 @@ def cast_messages(ctx, inputs):
 @device_function
 def send_choices(ctx, inputs):
     """Sender: all tokens of this block, one after the other."""
+    wait_send_area(ctx)
     stage = ptx.smem_base()
     token = ptx.block_idx()
     while token < ctx.sizes.num_tokens:

@@ -13,23 +13,38 @@ Source: DeepEP csrc/kernels/legacy/internode_ll.cu after v1.2.1, update_mask_buf
 """
 
 import nbep.device.primitives as ptx
-from nbep.device.jit import kernel
+from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.low_latency.arguments import Workspace
 from nbep.device.kernels.low_latency.clean_low_latency_buffer import empty_rank
 from nbep.device.kernels.low_latency.coordinator import NEXT_HALF, UNCLEAN
-from nbep.device.network.seam import Network
+from nbep.device.layout.low_latency import MAX_EXPERTS, NUM_HALVES, count_offset
+from nbep.device.network.seam import Network, own_ptr
+from nbep.device.protocols.arrivals import empty_cell
 from nbep.device.types import I32, I64
+
+
+@device_function
+def give_up_rank(network, num_rdma_bytes, rank):
+    """Give up all that a rank may have sent, in both halves; a whole block."""
+    for half in range(NUM_HALVES):
+        for cell in range(
+            rank + ptx.thread_idx() * network.num_ranks, MAX_EXPERTS, ptx.block_dim() * network.num_ranks
+        ):
+            counts = count_offset(num_rdma_bytes, network.num_ranks, half, 0, 0)
+            empty_cell(own_ptr(network, counts + 4 * cell), True)
+    if ptx.thread_idx() == 0:
+        empty_rank(network, num_rdma_bytes, rank, True)
 
 
 @kernel(max_threads=32)
 def update_mask_buffer(
     network: Network, work: Workspace, num_rdma_bytes: I64, first_rank: I32, num_ranks: I32, is_masked: I32
 ):
-    """Grid: 1 block. Block: at least num_ranks threads, a thread for each rank from first_rank on."""
-    if ptx.thread_idx() < num_ranks:
-        ptx.atom_exch_acq_rel_sys_s32(work.mask + 4 * (first_rank + ptx.thread_idx()), is_masked)
+    """Grid: 1 block. Block: any. The threads take the ranks from first_rank on in turn."""
+    for rank in range(first_rank + ptx.thread_idx(), first_rank + num_ranks, ptx.block_dim()):
+        ptx.atom_exch_acq_rel_sys_s32(work.mask + 4 * rank, is_masked)
     if is_masked != 0:
         for rank in range(first_rank, first_rank + num_ranks):
-            empty_rank(network, num_rdma_bytes, rank, True)
+            give_up_rank(network, num_rdma_bytes, rank)
     elif ptx.thread_idx() == 0:
         ptx.st_weak_s32(work.journal + 4 * NEXT_HALF, UNCLEAN)
