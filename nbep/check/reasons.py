@@ -6,6 +6,7 @@ hole: in the emulator, in the scenarios, or in the kernel, which may not need th
 
 from __future__ import annotations
 
+GIVEN_UP = "the counts are given up, too; with deduplicate a source without counts has no rows"
 PLACE = "the place of a message is that of its peer: it takes calls of two shapes in one half"
 TOGETHER = "brings the lanes together again"
 END_OF_KERNEL = "nobody reads the rows before the kernel has ended, copies included; DeepEP also waits until read"
@@ -73,7 +74,7 @@ REASONS = {
     "low_latency.deduplicated_combine.announce_parts: syncwarp": TOGETHER,
     "low_latency.deduplicated_combine.send_sums: syncwarp": "the one in may_warp_send comes before its stores, too",
     "network.host.amo_add: scope of cell": "what it loads is this GPU's own, or was emptied before a credit",
-    "low_latency.update_mask_buffer.give_up_rank: empty_rank": "the counts are given up, too; with deduplicate a source without counts has no rows",
+    "low_latency.update_mask_buffer.give_up_rank: empty_rank": GIVEN_UP,
     "low_latency.deduplicated_dispatch.send_to_ranks: wait_send_area": PLACE,
     "low_latency.deduplicated_combine.send_sums: wait_send_area": PLACE,
     "low_latency.coordinator.wait_send_area: syncwarp": TOGETHER,
