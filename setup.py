@@ -7,17 +7,18 @@ import re
 from pathlib import Path
 
 FIRST = "Paths of files, as docs/start.md, are those of the source.\n"
+PICTURE = re.compile(r"!\[[^\]]*\]\((?!https?:)[^)]*\)\n*")
 LINK = re.compile(r"\[([^\]]+)\]\((?!https?:)([^)#]*)(?:#[^)]*)?\)")
 
 
 def description(readme: str) -> str:
-    """The text without links that lead nowhere outside the source, and without comments."""
+    """The text without links and pictures that lead nowhere outside the source, and without comments."""
 
     def in_words(link: re.Match[str]) -> str:
         text, path = link.groups()
         return text if path in ("", text) else f"{text} ({path})"
 
-    title, _, rest = re.sub(r"<!--.*?-->\n?", "", readme).partition("\n\n")
+    title, _, rest = PICTURE.sub("", re.sub(r"<!--.*?-->\n?", "", readme)).partition("\n\n")
     return f"{title}\n\n{FIRST}\n{LINK.sub(in_words, rest)}"
 
 

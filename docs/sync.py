@@ -9,7 +9,7 @@ A comment line before a fenced block says where its text comes from:
     <!-- source: docs/examples/first_program.py -->                    the whole file
     <!-- run -->                                                       python or bash, executed in the repository's root
     <!-- output -->                                                    what the run block before it printed
-    <!-- primitives: loads,stores -->                                  the primitives of these modules, a family a line
+    <!-- primitives: loads,stores -->                                  the primitives of these modules, one a line
 
 The python blocks of a page share one namespace. In outputs, `file.py:123` becomes `file.py`: line numbers move too
 often to be written down.
@@ -34,7 +34,6 @@ BLOCK = re.compile(
     r"```(?P<language>\w+)\n(?P<body>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-KIND = re.compile(r"_(?:u8|s32|u32|s64|f32|v2|v4)$")
 
 
 @dataclass(frozen=True)
@@ -95,22 +94,16 @@ def source_of(reference: str) -> str:
 
 
 def list_primitives(modules: str) -> str:
-    """The primitives of some modules: name, arguments, meaning. Those that differ in their kinds alone share a line."""
+    """The primitives of some modules, a line each: name, arguments, meaning."""
     from nbep.device import primitives
 
-    families: dict[tuple[str, str, str], list[str]] = {}
+    rows = []
     for module in modules.split(","):
         for name in primitives.__all__:
             function = getattr(primitives, name)
             if getattr(function, "__module__", "") == f"nbep.device.primitives.{module}":
-                base, _, kind = name.rpartition("_") if KIND.search(name) else (name, "", "")
-                key = (module, base, str(inspect.signature(function)))
-                families.setdefault(key, []).append(kind)
-    rows = []
-    for (_, base, signature), kinds in families.items():
-        name = f"{base}_{kinds[0]}" if kinds[0] else base
-        meaning = inspect.cleandoc(getattr(primitives, name).__doc__).partition("\n\n")[0].replace("\n", " ")
-        rows.append((f"{name}{signature}" + "".join(f" _{kind}" for kind in kinds[1:]), meaning))
+                meaning = inspect.cleandoc(function.__doc__).partition("\n\n")[0].replace("\n", " ")
+                rows.append((f"{name}{inspect.signature(function)}", meaning))
     width = max(len(name) for name, _ in rows)
     return "".join(f"{name:{width}}  {meaning}\n" for name, meaning in rows)
 

@@ -1,8 +1,10 @@
 """What is here, what of nbep would run on it, and what not and why.
 
     nbep info [--json [FILE.json]]
+    mpiexec -n 4 nbep info --hosts
 
-Nothing is started: no kernel runs, and neither MPI nor NVSHMEM is set up.
+Without --hosts nothing is started: no kernel runs, and neither MPI nor NVSHMEM is set up. With it, the ranks that
+mpiexec or torchrun has started exchange a token each with each other: see nbep.info_hosts.
 """
 
 from __future__ import annotations
@@ -38,7 +40,16 @@ NVLINK, PCIE = "NVLink", "PCIe"
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="nbep info", description=__doc__.partition("\n")[0])
     add_json(parser)
+    parser.add_argument(
+        "--hosts",
+        action="store_true",
+        help="under mpiexec or torchrun: which rank is where",
+    )
     options = parser.parse_args(argv)
+    if options.hosts:
+        from nbep import info_hosts
+
+        return info_hosts.main(options.json)
     found = look()
     write_json(options.json, found)
     if options.json != STDOUT:

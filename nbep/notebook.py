@@ -3,6 +3,8 @@
 show(barrier.barrier_block)                                    the source, as it is now
 with edit(barrier.barrier_block, "add_release_sys", "add_relaxed_sys"):
     print(first_failure(attempt, range(100)))                  attempt(seed) raises if the result is wrong
+fold("the barrier", barrier.barrier_block)                     the source, folded
+explain(first_failure(...), "DataRace", cell="signal")         print the report, if it is the one that the page explains
 """
 
 from __future__ import annotations
@@ -41,6 +43,17 @@ def show(*functions: Any) -> None:
     display(Markdown(f"```python\n{source}```"))
 
 
+def fold(title: str, *functions: Any) -> None:
+    """The same, folded behind a title that the reader clicks; outside a notebook, print it."""
+    source = "\n\n".join(inspect.getsource(function) for function in functions)
+    if "ipykernel" not in sys.modules:
+        print(f"{title}\n\n{source}")
+        return
+    from IPython.display import Markdown, display
+
+    display(Markdown(f"<details><summary>{title}</summary>\n\n```python\n{source}```\n\n</details>"))
+
+
 def picture(module: ModuleType) -> None:
     """Print the picture and the ledger that open a module."""
     print(inspect.cleandoc(module.__doc__ or "").partition("\n\nSource:")[0])
@@ -75,6 +88,22 @@ def first_failure(attempt: Callable[[int], Any], seeds: Sequence[int], kind: typ
             if isinstance(error, kind):
                 return Failure(seed, error)
     raise LookupError(f"no {kind.__name__} in {len(seeds)} runs")
+
+
+def explain(failure: Failure, kind: str, *, cell: str = "", line: str = "", lines: int | None = None) -> None:
+    """Print how a run failed, after a check that the report is the one that the page explains.
+
+    kind: the name of the exception; cell, line: what the report names; lines: how many of its lines to print
+    Raises: AssertionError if it is another one
+    """
+    text = str(failure)
+    assert type(failure.error).__name__ == kind, f"a {type(failure.error).__name__}, not a {kind}: {text}"
+    assert cell in text, f"the report does not name {cell}: {text}"
+    assert line in text, f"the report does not show {line}: {text}"
+    shown = text.splitlines()[:lines]
+    print("\n".join(shown))
+    if (more := len(text.splitlines()) - len(shown)) > 0:
+        print(f"... and {more} lines more")
 
 
 def holds(attempt: Callable[[int], Any], seeds: Sequence[int]) -> str:

@@ -25,17 +25,17 @@ DATA, FLAG = 0, 128  # byte offsets in the memory of a rank
 @device_function
 def send(value, data, flag):
     """data and flag are addresses in the memory of rank 1, as rank 0 sees them."""
-    hole()  # two stores
+    hole()
 
 
 @device_function
 def receive(data, flag, bounds):
     """Return the number. The same addresses, as rank 1 sees them."""
     deadline = start_wait(bounds)
-    while hole():  # the flag is not 1 yet
+    while hole():
         if give_up(bounds, deadline):
             break
-    return hole()  # a load
+    return hole()
 
 
 @kernel(max_threads=32)
@@ -50,26 +50,45 @@ def one_flag(out: Out, x: In, peers: Peers, bounds: Bounds):
 
 def advice(clue):
     if clue.kind == "deadlock":
-        return "Rank 1 waits for a flag that nobody raises. Is it stored at the address `flag`, and is it 1?"
+        if clue.seen:
+            return f"Rank 1 waits until the flag is 1, and it is {clue.seen}. Store 1 there; the number goes to `data`."
+        return "Rank 1 waits for a flag that no thread raises: `send` has to store 1 at the address `flag`."
+    if clue.kind == "wrong result" and clue.got[0] == 1:
+        return "Rank 1 returned 1, which is the flag. The number is at the address `data`: load that one."
     if clue.kind == "wrong result" and clue.got[0] == 0:
         return (
-            "Rank 1 took the 0 that was there before: it read `data` before the number was there. Is the number stored "
-            "before the flag, and loaded after the loop?"
+            "Rank 1 took the 0 that was there before: it read `data` before the number was there. `send` stores the "
+            "number first, at `data`, and then the flag; `receive` loads the number after the loop."
         )
     if clue.kind == "race" and not order_advice(clue, "flag", "send", "receive"):
-        return "Is the number stored before the flag, and loaded after the loop?"
+        return "Store the number before the flag, and load it after the loop."
     return order_advice(clue, "flag", "send", "receive")
 
 
 PUZZLE = Puzzle(
     kernel=one_flag,
     holes=("send", "receive"),
+    addresses={"data": "weak_s32", "flag": "relaxed_sys_s32"},
     outputs=lambda rank: (np.full(1, -1, np.int32),),
     inputs=lambda rank: (np.array([42], np.int32),),
     answer=lambda rank: (np.array([42 if rank == 1 else -1], np.int32),),
     cells={"data": DATA, "flag": FLAG},
     shows="flag",
     advice=advice,
+    hints=(
+        "`send` needs two stores, and `receive` two loads: one in the loop, one behind it.",
+        "The number goes first. Which of the four needs a release, and which an acquire?",
+        (
+            "The flag is stored with st_release_sys_s32 and polled with ld_acquire_sys_s32; weak accesses are "
+            "enough for the number."
+        ),
+    ),
+    learned=(
+        "a release makes what its thread stored before visible to the thread whose acquire reads the released value."
+    ),
+    others=(
+        "a relaxed store behind fence_acq_rel_sys(), and a relaxed poll with such a fence behind the loop, do the same."
+    ),
 )
 
 if __name__ == "__main__":

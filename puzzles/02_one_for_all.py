@@ -48,14 +48,28 @@ def advice(clue):
     if order := order_advice(clue, "flag", "send", "receive"):
         return order
     if clue.kind == "divergence":
-        return "syncwarp(FULL_MASK) is for all 32 lanes: a lane that does not come there, or has left, is missed."
+        return (
+            "syncwarp(FULL_MASK) and syncthreads() wait for all 32 lanes. Move the call out of the `if`, so that each "
+            "lane comes to it."
+        )
+    if clue.kind == "wrong result" and clue.got[0] != -1:
+        others = [i for i in range(32) if clue.got[i] != clue.expected[i] and clue.got[i] in clue.expected]
+        if others:
+            return (
+                f"Lane {others[0]} got the number of another lane. The number of a lane is at data + 4 * lane: use "
+                f"that in both functions."
+            )
     if clue.kind in ("race", "wrong result"):
         return (
-            "Lane 0 speaks for 32 lanes. Do all lanes meet, with a syncwarp, between their stores and the flag? And on "
-            "rank 1, does every lane know of the flag before it reads: by its own wait, or by a syncwarp behind lane "
-            "0's?"
+            "Lane 0 speaks for 32 lanes. In `send`, all lanes have to meet at syncwarp(FULL_MASK) between their stores "
+            "and the flag. In `receive`, each lane has to wait for the flag itself, or meet lane 0 at a syncwarp "
+            "behind its wait."
         )
-    return "Who raises `flag` in the memory of rank 1?"
+    if clue.kind == "deadlock" and clue.seen:
+        return f"The flag is {clue.seen}, and rank 1 waits for another value: one lane stores 1, so wait for 1."
+    if clue.kind == "deadlock":
+        return "Rank 1 waits for `flag`, and no thread raises it: one lane of rank 0 has to store 1 there."
+    return ""
 
 
 def numbers(rank):
@@ -65,12 +79,25 @@ def numbers(rank):
 PUZZLE = Puzzle(
     kernel=one_for_all,
     holes=("send", "receive"),
+    addresses={"data": "weak_s32", "flag": "relaxed_sys_s32"},
     outputs=lambda rank: (np.full(32, -1, np.int32),),
     inputs=lambda rank: (numbers(rank),),
     answer=lambda rank: (numbers(rank) if rank == 1 else np.full(32, -1, np.int32),),
     cells={"data": DATA, "flag": FLAG},
     shows="flag",
     advice=advice,
+    hints=(
+        "Which lane stores what? What must be true of all 32 lanes when lane 0 raises the flag?",
+        (
+            "In `send`: all lanes store, all lanes meet, lane 0 raises the flag. In `receive` the same steps come"
+            " in reverse."
+        ),
+        "The lanes meet at syncwarp(FULL_MASK), before the release of the flag and after the wait for it.",
+    ),
+    learned="one lane can speak for its warp if all lanes meet, at a syncwarp, between their stores and its release.",
+    others=(
+        "in `receive` every lane may wait for the flag itself. Then no syncwarp is needed there, and 32 lanes poll."
+    ),
 )
 
 if __name__ == "__main__":

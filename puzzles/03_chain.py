@@ -50,17 +50,20 @@ def chain(out: Out, x: In, peers: Peers, bounds: Bounds):
 
 def advice(clue):
     if clue.kind == "deadlock":
-        return "Rank 2 waits for `second`, which lies in its own memory. Does pass_on store a 1 there?"
-    if order := order_advice(clue, "second"):
+        if clue.report.startswith("DeadlockError: rank 1") and clue.about("flag_second"):
+            return "pass_on waits for `second`, which it has to store itself. It has to wait for `first`."
+        return "Rank 2 waits until `second` is 1. pass_on has to store a 1 there: at `second`, and not at `first`."
+    if order := order_advice(clue, "second", polled="first"):
         return "The chain breaks at rank 1, although both other links are right. " + order
     if clue.kind in ("race", "wrong result"):
-        return "Rank 1 must have seen `first` before it stores `second`: does the wait come first?"
+        return "Rank 1 must have seen `first` before it stores `second`: the store stands behind the loop, not in it."
     return ""
 
 
 PUZZLE = Puzzle(
     kernel=chain,
     holes=("pass_on",),
+    addresses={"first": "relaxed_sys_s32", "second": "relaxed_sys_s32"},
     outputs=lambda rank: (np.full(1, -1, np.int32),),
     inputs=lambda rank: (np.array([7], np.int32),),
     answer=lambda rank: (np.array([7 if rank == 2 else -1], np.int32),),
@@ -68,6 +71,12 @@ PUZZLE = Puzzle(
     cells={"data": DATA, "flag_first": FIRST, "flag_second": SECOND},
     shows="flag_",
     advice=advice,
+    hints=(
+        "pass_on reads one cell and writes another one. Rank 1 does not touch `data`.",
+        "What it reads must be acquired, so that what it writes can release more than its own number.",
+    ),
+    learned="order is transitive: who acquires from a rank that has acquired, sees what the first rank released.",
+    others="relaxed accesses do with one fence_acq_rel_sys() between the loop and the store.",
 )
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@
  total     all threads: they add          thread 0 of the last block
  arrivals  thread 0 of each block: + 1    the same: what it was before tells how many have come
 
-Nobody waits. An atomic gives back what was there before, so the last one to arrive knows that it is the last. But it
+No thread waits. An atomic gives back what was there before, so the last one to arrive knows that it is the last. But it
 must also see what the others have added: the atomic on `arrivals` has to publish and to observe.
 So get_dispatch_layout counts tokens.
 """
@@ -40,7 +40,7 @@ def advice(clue):
     if not clue.calls("atom_add"):
         return "Two threads that load, add and store lose one of the two numbers. An atomic does it in one step."
     if clue.kind == "wrong result" and clue.got[0] == -1:
-        return "Nobody wrote the sum. The last of grid_dim() blocks finds grid_dim() - 1 arrivals before its own."
+        return "No thread wrote the sum. The last of grid_dim() blocks finds grid_dim() - 1 arrivals before its own."
     if clue.kind in ("race", "wrong result") and not clue.calls("atom_add_acq_rel", "fence_acq_rel"):
         return (
             "The atomic on `arrivals` is relaxed: that a block has arrived then says nothing of what it has added. It "
@@ -48,6 +48,13 @@ def advice(clue):
         )
     if clue.kind in ("race", "wrong result") and not clue.calls("syncthreads", "bar_sync"):
         return "Thread 0 speaks for 64 threads in two warps. They have to meet before it arrives: syncthreads()."
+    if clue.kind == "divergence":
+        return "syncthreads() waits for all 64 threads: put it before the line that lets some of them return."
+    if clue.kind == "wrong result" and not clue.calls("st_"):
+        return (
+            "The sum was taken before all had added. Each block arrives once: its thread 0 adds 1 to `arrivals`, "
+            "behind syncthreads(), and the other threads return False."
+        )
     if clue.kind == "wrong result" and clue.got[0] < clue.expected[0]:
         return "Some numbers are missing: two threads that load, add and store lose one of the two. Add with an atomic."
     return order_advice(clue, "arrivals")
@@ -60,6 +67,7 @@ def numbers(rank):
 PUZZLE = Puzzle(
     kernel=sum_up,
     holes=("add_and_arrive",),
+    addresses={"total": "weak_s32", "arrivals": "relaxed_gpu_s32"},
     outputs=lambda rank: (np.full(1, -1, np.int32),),
     inputs=lambda rank: (numbers(rank),),
     answer=lambda rank: (numbers(rank).sum(keepdims=True, dtype=np.int32),),
@@ -68,6 +76,18 @@ PUZZLE = Puzzle(
     block=64,
     cells={"total": TOTAL, "arrivals": ARRIVALS},
     advice=advice,
+    hints=(
+        "Which atomic adds to the total, and who adds to `arrivals`? An atomic returns the value before it.",
+        "All threads of a block must have added before its thread 0 arrives.",
+        (
+            "The atomic on `arrivals` is one with acq_rel order: it publishes what this block added, and sees the"
+            " others' sums."
+        ),
+    ),
+    learned=(
+        "an atomic with acq_rel order both publishes and observes, and so the last block to arrive sees all sums."
+    ),
+    others="a relaxed atomic between two fence_acq_rel_gpu() does the same.",
     runs=5,
 )
 

@@ -1,4 +1,4 @@
-"""Puzzle 5: a barrier between ranks. Each rank writes to all; nobody reads before all have written.
+"""Puzzle 5: a barrier between ranks. Each rank writes to all; no thread reads before all have written.
 
  rank r: thread i: 100 r + i --> data[r][i] of every rank      barrier      sum over r of data[r][i] --> out[i]
 
@@ -56,8 +56,9 @@ def advice(clue):
         return "One thread speaks for 64. They have to meet before it tells the others, and again behind its wait."
     if clue.kind in ("race", "wrong result"):
         return (
-            "Some thread reads before all of all ranks have written. The block has to meet before a thread tells the "
-            "peers, a thread has to wait for as many arrivals as there are ranks, and the block meets again behind it."
+            "Some thread reads before all threads of all ranks have written. The block has to meet before a thread "
+            "adds 1 to the cell of every rank, once for the whole block; a thread has to wait for as many arrivals as "
+            "there are ranks, and the block meets again behind it."
         )
     return ""
 
@@ -72,6 +73,16 @@ PUZZLE = Puzzle(
     cells={"arrived": ARRIVED, "data": DATA},
     shows="arrived",
     advice=advice,
+    hints=(
+        "Three steps: this block meets, tells each rank, waits for all ranks. And then?",
+        (
+            "Each rank adds 1 to the cell `arrived` of every rank, its own among them, and waits until its own is"
+            " num_ranks."
+        ),
+        ("The block meets at syncthreads() at the beginning and at the end; the atomic is a release with scope sys."),
+    ),
+    learned="a barrier between GPUs is an atomic to each peer, a wait, and a syncthreads on both sides of them.",
+    others="one thread may tell all ranks, or thread r tells rank r; the second is faster where there are many.",
     runs=4,
 )
 

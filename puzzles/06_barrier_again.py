@@ -1,4 +1,4 @@
-"""Puzzle 6: the barrier again. The same cell serves six barriers, and nobody resets it.
+"""Puzzle 6: the barrier again. The same cell serves six barriers, and no thread resets it.
 
  turn 0, 2, 4: each rank writes turn + rank to all --> barrier(turn) --> each adds up what it got --> barrier(turn + 1)
 
@@ -47,8 +47,12 @@ def advice(clue):
         return "Three ranks that load, add and store at once lose arrivals. An atomic adds in one step."
     if clue.kind == "deadlock":
         return (
-            "An arrival got lost, or too many are awaited. If the cell is set back, what a quick peer has added for "
-            "the next barrier is gone. Before barrier `turn` the cell got num_ranks for each barrier so far."
+            "An arrival got lost, or a rank waits for too many. Each rank adds 1 to the cell of every rank, its own "
+            "among them. If the cell is set back, what a quick peer has added for the next barrier is gone."
+        )
+    if clue.kind == "divergence":
+        return (
+            "One thread of each rank comes here, so no other thread comes to a syncthreads or a syncwarp: leave it out."
         )
     if order := order_advice(clue, "arrived"):
         return order
@@ -70,6 +74,15 @@ PUZZLE = Puzzle(
     cells={"arrived": ARRIVED, "data": DATA},
     shows="arrived",
     advice=advice,
+    hints=(
+        "The cell is never set back. By how much does each barrier make it grow?",
+        "Barrier 0 is complete at num_ranks, barrier 1 at 2 * num_ranks. At how much is barrier `turn`?",
+    ),
+    learned="a counter that only grows needs no reset: the number to wait for grows with it.",
+    others=(
+        "notebook 01 has a barrier whose cells return to 0: each rank adds to its own cell and takes away from "
+        "its peer's."
+    ),
 )
 
 if __name__ == "__main__":

@@ -49,11 +49,13 @@ def answer(rank):
 def advice(clue):
     if not clue.calls("ld_nc_s64", "ld_weak_s64", "ld_na_s64", "ld_volatile_s64", "ld_relaxed", "ld_acquire"):
         return "The experts are s64: each takes 8 bytes, and a load of its own kind."
-    if clue.kind == "memory":
-        return "An expert of -1 belongs to no rank: -1 // 2 is -1, and that is an address in front of the array."
+    if clue.kind == "memory" or clue.about("negative shift"):
+        return "An expert of -1 belongs to no rank: -1 // 2 is -1. Skip it: ask `if expert >= 0` first."
     if clue.kind == "race":
         return "All threads count into the same cells. A load and a store lose what others add between: use an atomic."
     if clue.kind == "wrong result" and clue.name == "per_rank":
+        if (clue.got > clue.expected).any() and (clue.got < clue.expected).any():
+            return "Tokens are counted at the wrong ranks. Expert e belongs to rank e // EXPERTS_PER_RANK."
         if (clue.got > clue.expected).any():
             twice = next(t for t, e in enumerate(routing(0)) if len({x // 2 for x in e if x >= 0}) < sum(e >= 0))
             return (
@@ -69,12 +71,20 @@ def advice(clue):
 PUZZLE = Puzzle(
     kernel=layout,
     holes=("count_token",),
+    addresses={"experts": "weak_s64", "per_rank": "weak_s32", "in_rank": "weak_s32"},
     outputs=lambda rank: (np.zeros(NUM_RANKS, np.int32), np.zeros((NUM_TOKENS, NUM_RANKS), np.int32)),
     inputs=lambda rank: (routing(rank),),
     answer=answer,
     num_ranks=1,
     sizes=(NUM_TOKENS,),
     advice=advice,
+    hints=(
+        "Find out first which ranks the token goes to, then count each of them once.",
+        "One bit for each rank: bits |= 1 << rank. A bit that is set twice is set once.",
+        "Load the experts with ld_nc_s64(experts + 8 * k), skip -1, and count with atom_add_relaxed_gpu_s32.",
+    ),
+    learned="counts are of ranks, not of experts: a token with two experts on one rank is sent once.",
+    others="a loop over ranks outside and experts inside needs no bits; it loads each expert NUM_RANKS times.",
     runs=4,
 )
 

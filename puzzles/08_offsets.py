@@ -45,8 +45,23 @@ def advice(clue):
         if np.array_equal(clue.got, np.cumsum(counts(0))):
             return "That is the sum with the lane's own value. The rows of a source begin where those before it end."
         if clue.got[0] != 0:
-            return "Lane 0 has nobody below: shfl_up gives it its own value, which it must not add."
-        return "Which value does a lane get that has fewer than `delta` lanes below it? It must not be added."
+            return (
+                "Lane 0 has no lane below: shfl_up gives it its own value, which it must not add. Ask `lane >= delta`."
+            )
+        if clue.calls("shfl_down"):
+            return "shfl_down brings the value of a lane above. The sum is of the lanes below: write shfl_up_s32."
+        if clue.got[1] == 0:
+            return (
+                "Lane 1 has one lane below it, and did not add its value. In the turn with delta 1 lane 1 adds, in the "
+                "turn with delta 2 lane 2: the condition is `lane >= delta`, not `lane > delta`."
+            )
+        first = int(np.flatnonzero(clue.got != clue.expected)[0])
+        if first & (first - 1) == 0:
+            return f"The lanes below {first} are right: the turn with delta {first} is missing, or goes wrong."
+        return (
+            f"The lanes below {first} are right. Shuffle the sum so far, not the lane's own value, and double delta in "
+            f"each turn: 1, 2, 4, 8, 16. A lane with fewer than delta lanes below it does not add."
+        )
     return ""
 
 
@@ -58,6 +73,15 @@ PUZZLE = Puzzle(
     answer=answer,
     num_ranks=1,
     advice=advice,
+    hints=(
+        "After the turn with delta 1 each lane has the sum of 2 values, after delta 2 of 4.",
+        "Lanes with lane < delta take part in the shuffle and do not add.",
+        "At the end each lane has the sum with its own value. Take that away.",
+    ),
+    learned=(
+        "a warp adds up in five shuffles, and every lane takes part in each of them, whether it uses the value or not."
+    ),
+    others="you can shuffle the inclusive sum up by one at the end, if lane 0 takes 0.",
     runs=4,
 )
 

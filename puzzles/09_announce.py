@@ -9,6 +9,8 @@ The cells are 0 before the launch, and 0 has to mean "not here yet". So a count 
 read because of it, so no release is needed; but a weak store or load is for bytes that no other thread touches.
 """
 
+import re
+
 import numpy as np
 
 from nbep.device.jit import device_function, kernel
@@ -53,13 +55,22 @@ def counts(rank):
 
 def advice(clue):
     if clue.kind == "deadlock":
+        place = re.search(r"cell(?: \+ (\d+))? \(byte", clue.report)
+        lane = int(place[1] or 0) // 4 if place else 0
+        if counts(0)[lane % 32] != 0:
+            return (
+                f"Lane {lane} of rank 1 waits for its cell, and its count is not 0. `cell` is the address of the "
+                f"lane's own cell: store and load there, and add nothing to it."
+            )
         return (
             "Some lanes of rank 1 wait for a cell that stays 0: their count is 0, and it was sent as 0. Send it so "
             "that no count becomes 0, as -count - 1 or count + 1."
         )
     if clue.kind == "wrong result":
-        off = int(clue.got[1]) - int(clue.expected[1])
-        return f"What was sent is not what was read: lane 1 is off by {off}. Undo on rank 1 what rank 0 has done."
+        return (
+            f"Lane 1 returned {clue.got[1]}, and its count is {clue.expected[1]}. Undo in `await_count` what "
+            f"`announce` has done: -count - 1 becomes count again by -seen - 1, count + 1 by seen - 1."
+        )
     if clue.kind == "race":
         return "A cell that another thread polls is no place for weak accesses: take relaxed ones, with scope sys."
     return ""
@@ -68,12 +79,24 @@ def advice(clue):
 PUZZLE = Puzzle(
     kernel=announcements,
     holes=("announce", "await_count"),
+    addresses={"cell": "relaxed_sys_s32"},
     outputs=lambda rank: (np.full(32, -1, np.int32),),
     inputs=lambda rank: (counts(rank),),
     answer=lambda rank: (counts(rank) if rank == 1 else np.full(32, -1, np.int32),),
     cells={"cell": CELLS},
     shows="cell + 4",
     advice=advice,
+    hints=(
+        '0 means "not here yet". Which number can stand for a count of 0?',
+        "Send -count - 1 or count + 1, and undo it behind the loop.",
+    ),
+    learned=(
+        "one word can be its own flag if no value that is sent looks like the value before. No release is needed then."
+    ),
+    others=(
+        "count + 1 works as well. DeepEP sends -count - 1, so that a sign tells a count that has arrived from a "
+        "cell at rest."
+    ),
     runs=6,
 )
 

@@ -7,8 +7,8 @@
  tail      rank 1    lane 0 of rank 0     rank 1: so many rows are there
  head      rank 0    lane 0 of rank 1     rank 0: so many rows have been read, and their slots are free
 
-Before row i goes into a slot, row i - 4 must have been read there. The tail tells of data; the head tells of none, but
-it may not move before the row has been read. This is what dispatch's sender and receiver do with tokens.
+Before row i goes into a slot, row i - 4 must have been read there. The tail announces data. The head does not, but it
+may not move before the row has been read. This is what dispatch's sender and receiver do with tokens.
 """
 
 import numpy as np
@@ -18,6 +18,7 @@ from nbep.device.primitives import *
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.types import I32, In, Out
 from nbep.puzzle import Puzzle, hole, order_advice, run_file, wait_at_least
+from nbep.trace import Trace
 
 NUM_SLOTS, ROWS, ROW_BYTES = 4, 10, 128
 TAIL, HEAD, SLOTS = 0, 64, 128
@@ -51,7 +52,7 @@ def advice(clue):
     if clue.kind == "deadlock":
         return (
             "Both ends wait, or one does for ever. Row i is there when the tail is i + 1. Row i - 4 has been read when "
-            "the head is i - 3, and the first four rows wait for nobody. Is the head moved after each row?"
+            "the head is i - 3, and the first four rows do not wait. Is the head moved after each row?"
         )
     if order := order_advice(clue, "tail", "send", "receive"):
         return order
@@ -65,8 +66,9 @@ def advice(clue):
             return f"Row {row} has numbers of its own, but not in their places: lane i uses slot + 4 * i."
         if (clue.got[row] < clue.expected[row]).any():
             return (
-                "A lane has read before its row was there. Does every lane wait for the tail, or meet at a syncwarp "
-                "the one that does? And does the tail move behind the stores of all lanes?"
+                "A lane has read before its row was there. Each lane has to wait until the tail is i + 1, or meet at a "
+                "syncwarp the lane that does. The tail moves behind the stores of all lanes, by 1 for each row. `slot` "
+                "is the slot of row i already."
             )
     if clue.kind == "wrong result" and (clue.got > clue.expected).any():
         return (
@@ -82,6 +84,35 @@ def advice(clue):
     return ""
 
 
+def most_rows_on_their_way(puzzle):
+    """How many rows were sent and not yet read, at most, in a few runs."""
+    most = 0
+    for seed in range(8):
+        trace, cells = Trace(), {"tail": 0, "head": 0}
+        puzzle.run(seed=seed, tracer=trace)
+        for event in trace.events(["store", "atomic"]):
+            if event.cell.name in cells:
+                cells[event.cell.name] = event.value
+                most = max(most, cells["tail"] - cells["head"])
+    return most
+
+
+def remark(puzzle):
+    said = []
+    most = most_rows_on_their_way(puzzle)
+    if most < NUM_SLOTS:
+        said.append(
+            f"A remark: at most {most} of {NUM_SLOTS} slots were in use at once, so the sender waits although there is "
+            f"room. Row i needs only that row i - {NUM_SLOTS} has been read: wait until the head is i + 1 - NUM_SLOTS."
+        )
+    if not puzzle.calls("st_release", "atom_add_release", "atom_add_acq_rel", "fence_acq_rel", where="receive"):
+        said.append(
+            "A remark: your head is not released. Dispatch does the same: the bytes were read before, and the head "
+            "publishes nothing. docs/memory_orders.md says what such a head relies on."
+        )
+    return " ".join(said)
+
+
 def rows(rank):
     return np.arange(1000, 1000 + 32 * ROWS, dtype=np.int32).reshape(ROWS, 32)
 
@@ -89,13 +120,31 @@ def rows(rank):
 PUZZLE = Puzzle(
     kernel=ring,
     holes=("send", "receive"),
+    addresses={"slot": "weak_s32", "tail": "relaxed_sys_s32", "head": "relaxed_sys_s32"},
     outputs=lambda rank: (np.full((ROWS, 32), -1, np.int32),),
     inputs=lambda rank: (rows(rank),),
     answer=lambda rank: (rows(rank) if rank == 1 else np.full((ROWS, 32), -1, np.int32),),
     sizes=(ROWS,),
     cells={"tail": TAIL, "head": HEAD, "slots": SLOTS},
-    shows="tail",
+    ring=("tail", "head"),
+    num_slots=NUM_SLOTS,
+    remark=remark,
     advice=advice,
+    hints=(
+        "Two counters: the tail says how many rows are there, the head how many have been read.",
+        (
+            "`send` waits for the head, stores, meets, moves the tail. `receive` waits for the tail, loads, "
+            "meets, moves the head."
+        ),
+        "Row i - 4 has been read when the head is i - 3, and row i is there when the tail is i + 1.",
+    ),
+    learned=(
+        "a ring is two counters, one for each side. Neither is ever set back, and the slot is the number modulo "
+        "the slots."
+    ),
+    others=(
+        "the counters may grow by atomics. A head may be relaxed if the loads before it are done; a tail must release."
+    ),
     runs=4,
 )
 

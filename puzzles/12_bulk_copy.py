@@ -13,6 +13,8 @@
 So dispatch moves rows on cards from sm_90 on.
 """
 
+import ast
+
 import numpy as np
 
 from nbep.device.jit import device_function, kernel
@@ -20,6 +22,7 @@ from nbep.device.primitives import *
 from nbep.device.protocols.peers import Bounds, Peers
 from nbep.device.types import In, Out
 from nbep.puzzle import Puzzle, hole, run_file
+from nbep.puzzle.mistakes import tree_of
 
 STAGE_BYTES = 128
 
@@ -54,13 +57,23 @@ def through_a_stage(out: Out, x: In, peers: Peers, bounds: Bounds):
         store(out, stage, STAGE_BYTES)
 
 
+def remark(puzzle):
+    loops = [node for node in ast.walk(tree_of(puzzle.scope["add_one"])) if isinstance(node, ast.While)]
+    if any("mbarrier_try_wait_parity" in ast.unparse(loop.test) for loop in loops):
+        return ""
+    return (
+        "A remark, and an important one: mbarrier_try_wait_parity waits for a short time, and may return False on a "
+        "GPU. The emulator shows no such run. Write `while not mbarrier_try_wait_parity(full, 0): pass`."
+    )
+
+
 def numbers(rank):
     return np.arange(32, dtype=np.int32) * 3
 
 
 def advice(clue):
     if not clue.calls("mbarrier_try_wait_parity"):
-        return "Nobody waits for the load: the bytes may come later than the lanes. Poll `full` in a while loop."
+        return "No thread waits for the load: the bytes may come later than the lanes. Poll `full` in a while loop."
     if not clue.calls("fence_proxy_async_shared"):
         return (
             "The lanes' stores go to shared memory by one road, the engine reads by another. A proxy fence is missing."
@@ -88,12 +101,23 @@ def advice(clue):
 PUZZLE = Puzzle(
     kernel=through_a_stage,
     holes=("add_one", "store"),
+    addresses={"stage": "shared_s32"},
     outputs=lambda rank: (np.full(32, -1, np.int32),),
     inputs=lambda rank: (numbers(rank),),
     answer=lambda rank: (numbers(rank) + 1,),
     num_ranks=1,
     smem_bytes=STAGE_BYTES + 8,
     advice=advice,
+    remark=remark,
+    hints=(
+        "Each step of the list is one or two lines.",
+        "Poll `full` in a while loop, add, pass the proxy fence, meet at syncwarp(FULL_MASK).",
+        "tma_store_1d(out, stage, num_bytes), tma_store_commit(), tma_store_wait_all().",
+    ),
+    learned=(
+        "the copy engine is another agent: an mbarrier says that its bytes are there, a proxy fence shows it yours."
+    ),
+    others="one lane alone may poll `full`, if a syncwarp passes that on to the others.",
 )
 
 if __name__ == "__main__":

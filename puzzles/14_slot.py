@@ -7,8 +7,8 @@
  slots[k]  rank 1    all lanes of the warp that has k  rank 1: once count is complete
  count     rank 1    one lane of each row: + 1         rank 1
 
-Nobody waits for a free slot: there are enough for all rows, as in the low-latency mode. Each row carries its own number
-in its first word, because slots are taken in any order.
+There are slots enough for all rows, as in the low-latency mode, so no thread waits for a free one. Each row carries its
+own number in its first word, because slots are taken in any order.
 """
 
 import numpy as np
@@ -49,6 +49,8 @@ def slots_of_rows(out: Out, x: In, peers: Peers, bounds: Bounds, num_rows: I32):
 def advice(clue):
     if clue.kind == "deadlock":
         return "Rank 1 waits until `count` is 9: one lane adds 1 to it, atomically, for each row."
+    if clue.about("Misaligned"):
+        return "Slot k begins ROW_BYTES * k bytes behind slots, and lane i has its number 4 * i bytes behind that."
     if clue.kind == "memory":
         return "More slots were taken than there are rows: one lane takes a slot for its whole warp."
     if not clue.calls("shfl_idx"):
@@ -65,7 +67,9 @@ def advice(clue):
     if clue.kind == "race" and clue.about("between ranks it takes sys"):
         return "The count tells another rank: `cta` reaches the block, `gpu` this GPU. It takes the scope `sys`."
     if clue.kind in ("race", "wrong result"):
-        return "Is a row complete when it is counted? First the stores, then a syncwarp, then one release of the count."
+        return (
+            "A row was counted before it was there. First the stores, then a syncwarp, then one lane adds 1 to `count`."
+        )
     return ""
 
 
@@ -78,6 +82,7 @@ def rows(rank):
 PUZZLE = Puzzle(
     kernel=slots_of_rows,
     holes=("put_row",),
+    addresses={"slots": "weak_s32", "next_slot": "relaxed_gpu_s32", "count": "relaxed_sys_s32"},
     outputs=lambda rank: (np.full((ROWS, 32), -1, np.int32),),
     inputs=lambda rank: (rows(rank),),
     answer=lambda rank: (rows(rank) if rank == 1 else np.full((ROWS, 32), -1, np.int32),),
@@ -87,6 +92,15 @@ PUZZLE = Puzzle(
     cells={"next": NEXT, "count": COUNT, "slots": SLOTS},
     shows="count",
     advice=advice,
+    hints=(
+        "One lane takes a slot for all, all lanes store, one lane counts.",
+        "Lane 0 has the number of the slot from an atomic; shfl_idx_s32(FULL_MASK, slot, 0) gives it to all.",
+        "The lanes meet at a syncwarp before lane 0 adds to `count`, with release and scope sys.",
+    ),
+    learned=(
+        "slots that are taken in any order need no ring: an atomic gives numbers, a count says when all are there."
+    ),
+    others="any lane may take the slot and any lane may count, as long as the lanes meet in between.",
     runs=4,
 )
 

@@ -18,7 +18,7 @@ from nbep.device.jit import device_function, kernel
 from nbep.device.primitives import *
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.types import I32, In, Out
-from nbep.puzzle import Puzzle, hole, order_advice, run_file, wait_at_least
+from nbep.puzzle import Puzzle, hole, order_advice, run_file, stores_to, wait_at_least
 
 CALLS, HALF_BYTES = 6, 256
 CREDIT, HALVES = 0, 128
@@ -56,9 +56,15 @@ def advice(clue):
         if clue.kind != "error" and not clue.calls("syncwarp", "vote_", where=where):
             return f"In `{where}` lane 0 speaks for 32 lanes: they have to meet at a syncwarp before it does."
     if not clue.calls("st_", "atom_exch", where="end_call"):
-        return "Nobody sets `count` back: the second call of a half finds the count of the first, and reads too early."
+        return (
+            "No thread sets `count` back: the second call of a half finds the count of the first, and reads too early."
+        )
     if not clue.calls("wait_at_least", "ld_", where="send_call"):
-        return "Nobody waits for a credit: call n writes into its half although call n - 2 may still be read."
+        return "No thread waits for a credit: call n writes into its half although call n - 2 may still be read."
+    if not stores_to(clue, "credit"):
+        return "Rank 1 gives no credit: `end_call` has to add 1 at the address `credit`."
+    if clue.kind == "wrong result" and (clue.got == 0).any():
+        return "Rank 1 read numbers that were not there. They begin at half + DATA, and lane i has its at + 4 * i."
     if clue.kind == "deadlock":
         return (
             "A count was lost, or a credit. If the credit is given before the count is set back, the next call's count "
@@ -86,6 +92,7 @@ def numbers(rank):
 PUZZLE = Puzzle(
     kernel=calls,
     holes=("send_call", "end_call"),
+    addresses={"half": "weak_s32", "credit": "relaxed_sys_s32"},
     outputs=lambda rank: (np.full((CALLS, 32), -1, np.int32),),
     inputs=lambda rank: (numbers(rank),),
     answer=lambda rank: (numbers(rank) if rank == 1 else np.full((CALLS, 32), -1, np.int32),),
@@ -99,6 +106,13 @@ PUZZLE = Puzzle(
     },
     shows="count",
     advice=advice,
+    hints=(
+        "Before a call writes into a half, the call that used it before must be done: call n - 2.",
+        "The receiver sets `count` back before it gives the credit, and gives the credit as a release.",
+        ("`send_call` waits for n - 1 credits and stores at half + DATA; all lanes meet before one speaks for them."),
+    ),
+    learned="two halves let a call begin while the one before it is still read; a credit says that a half is free.",
+    others="the credit may be a store of the number of calls that are done, in place of an atomic.",
     runs=5,
 )
 

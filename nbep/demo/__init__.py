@@ -63,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(f"{len(failed)} of {len(checks)} checks failed: {', '.join(failed)}", markup=False)
         return 1
     console.print(f"All {len(checks)} checks passed.")
+    look = "`nbep demo --html` writes a page" if options.html is None else "open that page in a browser"
+    console.print(f"Next: {look}, which tells how one token travels. Then `nbep puzzle`: the course begins there.")
     return 0
 
 

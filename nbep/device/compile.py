@@ -115,9 +115,13 @@ def for_host_memory() -> dict[str, KernelSpec]:
 
 
 def _for_all_shapes(kernel: Callable) -> tuple[Callable, ...]:
-    """A kernel and, of those of low-latency calls, the one with deduplicate."""
+    """A kernel and, of those of low-latency calls, the one with deduplicate; of combine, the one for many nodes."""
+    from .kernels.internode.combine import internode_combine, kernel_for
+    from .layout.internode import MAX_RDMA_RANKS
     from .layout.low_latency import DeduplicatedShape, LowLatencyShape
 
+    if kernel is internode_combine:
+        return kernel, kernel_for(MAX_RDMA_RANKS)
     if spec_of(kernel).hints.get("shape") is not LowLatencyShape:
         return (kernel,)
     return kernel, over(kernel, DeduplicatedShape, "shape")

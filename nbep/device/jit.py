@@ -77,7 +77,7 @@ class KernelSpec:
     """One kernel. `max_threads` a block and `min_blocks` an SM bound the compiler's use of registers.
 
     clusters: numbers of blocks that a GPU of sm_90 or above may place side by side, in one GPC; the best first
-    base: the kernel that it is a variant of, if its parameters are not of the types in the signature; see `over`
+    base: the kernel that it is a variant of: see `over` and `for_blocks_of`
     """
 
     name: str
@@ -111,7 +111,8 @@ class KernelSpec:
     @property
     def label(self) -> str:
         """The name, and what distinguishes it from its variants."""
-        return "-".join((self.name, *(kind.__name__ for kind in self.kinds.values())))
+        threads = () if self.base is None or self.max_threads == spec_of(self.base).max_threads else (self.max_threads,)
+        return "-".join((self.name, *map(str, threads), *(kind.__name__ for kind in self.kinds.values())))
 
     @property
     def full_name(self) -> str:
@@ -293,18 +294,26 @@ def over(function: Callable, kind: type, parameter: str = "network") -> Callable
     usual = spec_of(base).hints
     kinds = {**spec.kinds, parameter: kind}
     return variant_of(
-        base, tuple((name, kinds[name]) for name in usual if kinds.get(name, usual[name]) is not usual[name])
+        base,
+        tuple((name, kinds[name]) for name in usual if kinds.get(name, usual[name]) is not usual[name]),
+        spec.max_threads,
     )
 
 
+def for_blocks_of(function: Callable, max_threads: int) -> Callable:
+    """A kernel for blocks of so many threads. On a GPU it is compiled anew, with fewer registers if they are more."""
+    spec = spec_of(function)
+    return variant_of(spec.base or function, tuple(spec.kinds.items()), max_threads)
+
+
 @cache
-def variant_of(base: Callable, kinds: tuple[tuple[str, type], ...]) -> Callable:
-    """The one variant of a kernel whose parameters have these types."""
-    if not kinds:
+def variant_of(base: Callable, kinds: tuple[tuple[str, type], ...], max_threads: int) -> Callable:
+    """The one variant of a kernel whose parameters have these types, for blocks of so many threads."""
+    if not kinds and max_threads == spec_of(base).max_threads:
         return base
     plain: Any = base
     made = FunctionType(plain.__code__, plain.__globals__, plain.__name__, plain.__defaults__, plain.__closure__)
     made.__module__, made.__qualname__, made.__doc__ = plain.__module__, plain.__qualname__, plain.__doc__
     made.__annotations__ = {**plain.__annotations__, **dict(kinds)}
-    made.kernel_spec = replace(spec_of(base), function=made, base=base)  # type: ignore[attr-defined]
+    made.kernel_spec = replace(spec_of(base), function=made, base=base, max_threads=max_threads)  # type: ignore[attr-defined]
     return made

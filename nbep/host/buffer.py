@@ -26,6 +26,7 @@ from nbep.host.low_latency.verbs import LowLatencyVerbs
 from nbep.host.normal_verbs import NormalVerbs
 from nbep.host.one_thread import in_turn
 from nbep.host.ranks.comm import gather_results
+from nbep.host.ranks.hosts import hosts_of
 from nbep.host.ranks.timeouts import DEFAULT_TIMEOUT_MS
 from nbep.host.symmetric import NodeMemory
 from nbep.host.target import forks
@@ -52,7 +53,7 @@ class Buffer(NormalVerbs, LowLatencyVerbs):
               num_qps_per_rank queue pairs for each peer of another node, with transport "ibgda"
               allow_nvlink_for_low_latency_mode: False sends everything to other ranks through the network, also inside
               a node; not with transport "direct"
-              allow_mnnvl: a permission that nothing makes use of: NVLink is used inside a host
+              allow_mnnvl: a permission to use NVLink, which is used inside a host; refused with ranks on several hosts
               enable_shrink: a low-latency call that waits too long for a rank goes on without it, see LowLatencyVerbs
               explicitly_destroy: a RuntimeWarning if the buffer goes away without `destroy`, as DeepEP prints one
               handle_type how a GPU's memory gets to peers in other processes of the host; only the keyword is taken:
@@ -80,7 +81,7 @@ class Buffer(NormalVerbs, LowLatencyVerbs):
               the keyword is taken
               nic how the software NIC is made, and what it does badly. None: environment variable NBEP_NIC
               ("seed=3,max_delay_ns=500"), or NicOptions(). A real NIC is reached with transport="nvshmem" only
-    Raises:   ValueError if the group has not 2, 4 or 8 ranks in one node, or more than 18 nodes; if there are several
+    Raises:   ValueError if the group has not 2, 4 or 8 ranks in one node, or more than 20 nodes; if there are several
               nodes and num_rdma_bytes is 0; if a size or handle_type is wrong or differs between ranks, or so do
               low_latency_mode, enable_shrink or check_calls
               ValueError on the emulator under MPI if the ranks of a node, or all with "direct", are on several hosts
@@ -146,6 +147,7 @@ class Buffer(NormalVerbs, LowLatencyVerbs):
                 explicitly_destroy=explicitly_destroy,
                 enable_shrink=enable_shrink,
             )
+            validate.mnnvl(allow_mnnvl, hosts_of(communicator))
             sizes = validate.buffer_arguments(
                 communicator,
                 runtime,
@@ -165,7 +167,7 @@ class Buffer(NormalVerbs, LowLatencyVerbs):
                 nic,
             )
             check_target(runtime, options)
-            validate.nodes(communicator, sizes, options.num_nvl_peers)
+            validate.nodes(communicator, runtime, sizes, options.num_nvl_peers)
             validate.host_memory(handle_type, options.transport, communicator.size // options.num_nvl_peers, sizes)
             sizes["check_calls"] = _check_calls(runtime.target, check_calls)
             return {**sizes, **vars(options)}, _timeout_ms(), next(runtime.buffer_numbers), list(runtime.dropped)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from nbep.host.ranks import hosts
 from nbep.host.ranks.comm import Communicator, InProcessComm, TorchComm, is_mpi_comm, is_torch_group
 from nbep.host.target import process
 from nbep.host.target.base import Runtime
@@ -12,7 +13,8 @@ from nbep.host.target.base import Runtime
 def connect(group: object | None, comm: object | None) -> tuple[Communicator, Runtime]:
     """The communicator that a `Buffer` was given as `group` or as `comm`, and the runtime of this rank.
 
-    Raises: ValueError if there is none, if there are two, or if it is of an unknown kind
+    Raises: ValueError if there is none, if there are two, or if it is of an unknown kind; on every rank if the ranks
+            differ in what hosts.meet compares
     """
     if group is None and comm is None:
         raise ValueError("group: got None; pass a communicator as group or as comm")
@@ -24,6 +26,7 @@ def connect(group: object | None, comm: object | None) -> tuple[Communicator, Ru
         return given, given.runtime
     if is_mpi_comm(given) or is_torch_group(given):
         communicator: Any = TorchComm(given) if is_torch_group(given) else given
+        hosts.meet(communicator)
         runtime = process.process_runtime(communicator)
         runtime.check_caller("Buffer")
         return communicator, runtime

@@ -107,7 +107,12 @@ def with_gone(message: str, gone: Gone) -> str:
 
 
 def noting(error: PeerTimeout, gone: Gone) -> PeerTimeout:
+    """The error, which also says what is known of its peer: the host, if there are several, and who is gone."""
     error.gone = tuple(sorted(gone.ended + gone.stopped))
+    if gone.hosts and error.peer >= 0:
+        first, *rest = str(error).split("\n")
+        where = f"rank {error.peer} is on {gone.hosts[error.peer]}, this rank on {gone.hosts[error.rank]}"
+        error.args = ("\n".join((f"{first}; {where}", *rest)),)
     return error
 
 

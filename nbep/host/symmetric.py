@@ -45,13 +45,13 @@ from nbep.host.causes import KernelReport
 from nbep.host.comm_work import CommWork
 from nbep.host.connect import connect
 from nbep.host.faults import destroy_error, destroyed_without
-from nbep.host.internode.memory import KERNELS as INTERNODE_KERNELS
 from nbep.host.internode.memory import InternodeMemory
 from nbep.host.intranode.direct import DirectMemory
 from nbep.host.low_latency.memory import LowLatencyMemory
 from nbep.host.ranks.await_ranks import end_without_mpi
 from nbep.host.ranks.call_log import Arguments, CallLog
 from nbep.host.ranks.comm import Communicator, await_all, gather_results, is_mpi_comm
+from nbep.host.ranks.hosts import hosts_of
 from nbep.host.ranks.processes import Gone, Process, who_is_gone
 from nbep.host.ranks.roll_call import RollCall
 from nbep.host.ranks.undo import Undo
@@ -265,7 +265,7 @@ class NodeMemory(CommWork):
     def _open_peers(self, handles: list[tuple[Any, Any, Process]]) -> None:
         """Open the peers' memory and write their addresses where kernels find them."""
         if self.rdma is not None:
-            kernels = INTERNODE_KERNELS if self.internode else ()
+            kernels = self.internode.kernels if self.internode else ()
             if self.low_latency is not None:
                 kernels += self.low_latency.kernels()
             memories = self.rdma.open([rdma for _, rdma, _ in handles], self.bounds, kernels)
@@ -311,7 +311,10 @@ class NodeMemory(CommWork):
         timeout_ms = 2 * self.timeout_ms
         missing, masked = self._roll_call.meet(int(timeout_ms * 1e6), masked)
         if missing:
-            raise destroy_error(self.rank, missing, timeout_ms, self.who_is_gone())
+            gone = self.who_is_gone()
+            if gone.hosts and is_mpi_comm(self.comm):
+                end_without_mpi()  # whether a process of another host has ended cannot be seen
+            raise destroy_error(self.rank, missing, timeout_ms, gone)
         if masked:
             self._synchronize()
             self._leave()
@@ -403,7 +406,7 @@ class NodeMemory(CommWork):
 
     def who_is_gone(self) -> Gone:
         """The ranks whose processes do nothing any more. If there are some, this process ends without MPI's own end."""
-        gone = who_is_gone(self._processes)
+        gone = who_is_gone(self._processes)._replace(hosts=hosts_of(self.comm))
         if gone and is_mpi_comm(self.comm):
             end_without_mpi()
         return gone

@@ -5,6 +5,7 @@ Every failure is a ValueError that says which argument it is, what came and what
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -26,6 +27,7 @@ from nbep.host.arguments import flags, integer, refuse
 from nbep.host.config import Config
 from nbep.host.dtypes import ROW_DTYPES
 from nbep.host.events import EventOverlap, handle_of
+from nbep.host.internode.memory import check_nodes
 from nbep.host.intranode.direct import DirectMemory
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.node import Node
@@ -106,7 +108,7 @@ def buffer_arguments(
     }
 
 
-def nodes(comm: Communicator, sizes: dict[str, Any], num_nvl_peers: int) -> None:
+def nodes(comm: Communicator, runtime: Runtime, sizes: dict[str, Any], num_nvl_peers: int) -> None:
     """The number of ranks fits the modes that the buffer is for, and what is between nodes has its buffers."""
     num_ranks = comm.size
     num_nodes = num_ranks // num_nvl_peers
@@ -125,6 +127,8 @@ def nodes(comm: Communicator, sizes: dict[str, Any], num_nvl_peers: int) -> None
     elif sizes["num_rdma_bytes"] == 0:
         allowed = f"positive between {num_nodes} nodes; see Config.get_rdma_buffer_size_hint"
         refuse("num_rdma_bytes", 0, allowed)
+    else:
+        check_nodes(runtime, num_nodes)
 
 
 def host_memory(handle_type: object, transport: str, num_nodes: int, sizes: dict[str, Any]) -> None:
@@ -357,6 +361,17 @@ def zero_copy(memory: Node) -> DirectMemory:
     if memory.direct is None:
         refuse("zero_copy", True, "False: num_zero_copy_bytes was 0 at construction")
     return memory.direct
+
+
+def mnnvl(allow_mnnvl: bool, hosts: Sequence[str]) -> None:
+    """hosts: of the ranks, if they are on several."""
+    if allow_mnnvl and hosts:
+        names = ", ".join(dict.fromkeys(hosts))
+        refuse(
+            "allow_mnnvl",
+            f"True with ranks on several hosts ({names})",
+            "False there: nbep maps memory over NVLink inside a host only, and NICs connect hosts",
+        )
 
 
 def num_push_warps(config: Config, num_warps: int) -> None:

@@ -8,7 +8,6 @@ cuda      the same kernel on a GPU: wrong results, waits that do not end
 
 from __future__ import annotations
 
-import difflib
 import re
 import textwrap
 import traceback
@@ -20,8 +19,10 @@ import numpy as np
 import nbep
 from nbep.emulator.machine import errors
 from nbep.puzzle.frame import LONGEST_WAIT_MS, Clue, Puzzle
+from nbep.puzzle.mistakes import mistake, other_error
 
 MODELS = ("sc", "checked", "delayed")
+_BELOW = ("nbep/emulator", "nbep/host", "nbep/puzzle")  # frames of these say nothing of the puzzle
 SHORT = 24  # elements of an array that are printed
 GPU_RUNS = 20
 KINDS = {
@@ -31,22 +32,22 @@ KINDS = {
     nbep.PeerTimeout: "deadlock",
 }
 KIND_WORDS = {
-    "race": "Two accesses to the same bytes have no order. The result may be right here; on a GPU it need not be.",
-    "deadlock": "Nobody can go on: each thread below waits for something that no other will do any more.",
-    "divergence": "Threads of a warp, or of a block, that must meet at one line do not: some go another way.",
-    "memory": "The run was stopped at an access, or a step, that may not be.",
-    "error": "The kernel stopped with an error of Python.",
+    "race": "A data race: nothing orders two accesses to the same bytes. A GPU may give a wrong result.",
+    "deadlock": "A deadlock: each thread below waits for something that no other thread will do.",
+    "divergence": "Divergence: threads of a warp or a block must all come to one line, and some go another way.",
+    "memory": "The run stopped at an access, or a step, that is not allowed.",
+    "error": "Python stopped the kernel with an error.",
     "wrong result": "All threads have ended, but the result is not what NumPy computes.",
 }
 ERROR_WORDS = {
-    nbep.PeerTimeout: "A wait did not end: the thread below waits for something that no other does in time.",
-    errors.OutOfBounds: "A thread reaches past the end of an array.",
+    nbep.PeerTimeout: "A wait timed out: the thread below waits for something that no other thread did in time.",
+    errors.OutOfBounds: "A thread reads or writes past the end of an array, or in front of it.",
     errors.Misaligned: "An address is no multiple of the size of the access.",
     errors.ReadOnly: "A thread writes to an input.",
-    errors.Uninitialized: "A thread reads bytes that nobody has written.",
+    errors.Uninitialized: "A thread reads bytes that no thread has written.",
     errors.NonCoherent: "Bytes that were read as constant, with ld_nc, are written while the kernel runs.",
-    errors.ProxyFence: "The copy engine reads shared memory that plain stores wrote, and no proxy fence lies between.",
-    errors.Unmapped: "An address means nothing: 0, another rank's own, or arithmetic gone wrong.",
+    errors.ProxyFence: "The copy engine reads shared memory that plain stores wrote, with no proxy fence in between.",
+    errors.Unmapped: "Nothing lies at this address: is it a value, 0, or the result of wrong arithmetic?",
 }
 
 
@@ -62,6 +63,9 @@ class Verdict(NamedTuple):
 
 def check(puzzle: Puzzle, target: str = "emulator", runs: int | None = None) -> Verdict:
     """Run the puzzle until something is wrong, or all runs were right."""
+    if missing := puzzle.missing():
+        where = " and ".join(f"`{name}`" for name in missing)
+        return Verdict(False, f"The file has no function {where} any more. The kernel calls it: put it back.", "hole")
     if unfilled := puzzle.unfilled():
         where = " and ".join(f"`{name}`" for name in unfilled)
         return Verdict(False, f"There is still a hole in {where}. Put your code where it says hole().", "hole")
@@ -72,7 +76,13 @@ def check(puzzle: Puzzle, target: str = "emulator", runs: int | None = None) -> 
         for seed in range(num_runs):
             if clue := attempt(puzzle, seed, model):
                 return Verdict(False, explain(clue), clue.kind, seed, model)
-    return Verdict(True, f"Solved: {len(MODELS) * num_runs} runs, under {', '.join(MODELS)}, all right.")
+    parts = [
+        f"Solved: {len(MODELS) * num_runs} runs under {', '.join(MODELS)}, and all are right.",
+        puzzle.remark(puzzle),
+        puzzle.learned and f"What you know now: {puzzle.learned}",
+        puzzle.others and f"Other solutions: {puzzle.others}",
+    ]
+    return Verdict(True, "\n\n".join(textwrap.fill(part, 100) for part in parts if part))
 
 
 def attempt(puzzle: Puzzle, seed: int = 0, memory_model: str = "sc", tracer: Any = None) -> Clue | None:
@@ -92,7 +102,7 @@ def _check_on_gpu(puzzle: Puzzle) -> Verdict:
         clue = clue_of(puzzle, error)
     if clue is not None:
         return Verdict(False, explain(clue), clue.kind)
-    words = f"Right in {GPU_RUNS} runs on the GPU. That an order is missing may not show there: run the emulator too."
+    words = f"Right in {GPU_RUNS} runs on the GPU. A missing order may not show there: run it on the emulator, too."
     return Verdict(True, words)
 
 
@@ -101,16 +111,22 @@ def explain(clue: Clue) -> str:
     what = clue.report.partition("\n")[0].partition(":")[0]
     words = next((text for error, text in ERROR_WORDS.items() if error.__name__ == what), KIND_WORDS[clue.kind])
     if "invalid type for format" in clue.report or "required argument is not" in clue.report:
-        words = "A thread stores something that is no number of this type. Does a function of yours return nothing?"
-    parts = [words, clue.puzzle.advice(clue), _missed(clue), clue.report or _difference(clue)]
+        words = "A thread stores something that is not a number of this type."
+    advice = mistake(clue) or clue.puzzle.advice(clue) or other_error(clue)
+    parts = [words, advice, _missed(clue), clue.report or _difference(clue)]
     return "\n\n".join(part if part is parts[-1] else textwrap.fill(part, 100) for part in parts if part)
 
 
 def _missed(clue: Clue) -> str:
-    """Of a deadlock: that a wait looks for a number that was there and is over."""
+    """Of a deadlock: that a wait asks for a number that the cell has passed."""
+    if not clue.puzzle.ring and not clue.calls("atom_add"):
+        return ""
     for wanted, seen in re.findall(r"expects (\d+) and sees (\d+)", clue.report):
         if int(seen) > int(wanted):
-            return f"A wait looks for {wanted} and sees {seen}: the cell counts on and may be past it."
+            return (
+                f"A wait asks for exactly {wanted} and sees {seen}. The cell counts on and may have passed {wanted}: "
+                f"wait until it is {wanted} or more."
+            )
     return ""
 
 
@@ -121,15 +137,15 @@ def clue_of(puzzle: Puzzle, error: Exception) -> Clue:
     if "can never fill" in str(error):  # not all threads of the block come to its barrier
         kind = "divergence"
     report = f"{type(error).__name__}: {error}"
-    if isinstance(error, NameError):
-        near = difflib.get_close_matches(error.name or "", puzzle.scope, n=4, cutoff=0.8)
-        hint = f"; near it are {', '.join(near)}" if near else ""
-        report += f"{hint}. docs/primitives.md lists all loads, stores and atomics"
     if isinstance(error, nbep.PeerTimeout) and error.report is not None:
         who = f"rank {error.rank}, block {error.report.block}, thread {error.report.thread}"
         report = f"PeerTimeout: {who} waited more than {LONGEST_WAIT_MS} ms"
     if kind == "error":
-        frames = traceback.extract_tb(error.__traceback__)[-3:]
+        frames = [
+            frame
+            for frame in traceback.extract_tb(error.__traceback__)
+            if not any(part in frame.filename for part in _BELOW)
+        ][-2:]
         report = "\n".join([report, *(f"  at {frame.filename}:{frame.lineno} ({frame.name})" for frame in frames)])
     return Clue(puzzle, kind, report.replace(f"{Path.cwd()}/", ""))
 

@@ -1,14 +1,18 @@
 """`nbep puzzle`: list the puzzles of the folder puzzles/, or run one.
 
-nbep puzzle                 what there is
+nbep puzzle                 what there is, and which you have solved
 nbep puzzle 1               check puzzle 1; the same as python puzzles/01_flag.py
+nbep puzzle 1 --hint        a hint; --hint 2 shows a second one
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
+import json
 import sys
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +20,9 @@ from nbep.device.terminal import STDOUT, add_json, write_json
 from nbep.host.target.resolve import resolve_target
 from nbep.puzzle.check import MODELS, attempt, check, explain
 from nbep.puzzle.frame import Puzzle
+
+PROGRESS = ".progress.json"
+CHAPTER_0 = "notebooks/00_the_flag_that_overtook.ipynb"
 
 
 def folder() -> Path | None:
@@ -60,17 +67,31 @@ def run_file(puzzle: Puzzle, path: str, argv: Sequence[str] | None = None) -> in
     parser.add_argument("--memory-model", choices=MODELS, default="sc", help="of that run")
     parser.add_argument("--runs", type=int, help=f"seeds under each memory model (default: {puzzle.runs})")
     parser.add_argument("--solution", action="store_true", help="fill the holes from the folder solutions")
-    parser.add_argument("--no-picture", action="store_true")
+    parser.add_argument("--hint", type=int, nargs="?", const=1, metavar="N", help="show the first hint, or N of them")
+    parser.add_argument("--no-picture", action="store_true", help="draw no picture of the run")
     options = parser.parse_args(argv)
     try:
         resolve_target(options.target)
     except RuntimeError as error:
         parser.error(str(error))
     file = Path(path).resolve()
+    if options.hint is not None:
+        print("\n".join(hints(puzzle, options.hint)))
+        return 0
     if options.solution:
         with puzzle.filled(solution_of(file)):
             return _run(puzzle, file, options)
     return _run(puzzle, file, options)
+
+
+def hints(puzzle: Puzzle, number: int) -> list[str]:
+    """The first hints, and how to get the next one."""
+    shown = [f"Hint {i}: {hint}" for i, hint in enumerate(puzzle.hints[:number], 1)]
+    left = len(puzzle.hints) - len(shown)
+    more = (
+        f"--hint {len(shown) + 1} shows one more." if left else "That was the last one; --solution runs the solution."
+    )
+    return [*shown, more]
 
 
 def _run(puzzle: Puzzle, file: Path, options: argparse.Namespace) -> int:
@@ -82,7 +103,12 @@ def _run(puzzle: Puzzle, file: Path, options: argparse.Namespace) -> int:
     else:
         verdict = check(puzzle, options.target, options.runs)
         print(verdict.words)
+        if verdict.solved and options.target == "emulator" and not options.solution:
+            keep_progress(file)
+            print(f"\nNext: {_next(file)}")
         solved, kind, seed, model = verdict.solved, verdict.kind, verdict.seed, verdict.memory_model
+    if kind == "hole":
+        print("For a hint: --hint.")
     if kind == "hole" or options.target == "cuda":
         return int(not solved)
     if not solved and options.seed is None:
@@ -94,6 +120,40 @@ def _run(puzzle: Puzzle, file: Path, options: argparse.Namespace) -> int:
         if save(puzzle, picture, seed, model):
             print(f"Picture of this run: {_short(picture)}")
     return int(not solved)
+
+
+def progress(folder: Path) -> dict[str, int]:
+    """The puzzles that were solved, by the names of their files, each with a checksum of the file."""
+    try:
+        return json.loads((folder / PROGRESS).read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def keep_progress(file: Path) -> None:
+    """Write down that a file is solved; in a folder that cannot be written to, do nothing."""
+    found = progress(file.parent) | {file.stem: checksum(file)}
+    with contextlib.suppress(OSError):
+        (file.parent / PROGRESS).write_text(json.dumps(found, indent=1))
+
+
+def checksum(file: Path) -> int:
+    return zlib.crc32(file.read_bytes())
+
+
+def state_of(file: Path, puzzle: Puzzle) -> str:
+    """ "solved", "changed" since then, "begun", or "open"."""
+    solved = progress(file.parent).get(file.stem)
+    if solved is not None:
+        return "solved" if solved == checksum(file) else "changed"
+    return "open" if len(puzzle.unfilled()) == len(puzzle.holes) else "begun"
+
+
+def _next(file: Path) -> str:
+    """What comes after a puzzle: the first one that is not solved yet, or the course."""
+    later = [path for path in sorted(file.parent.glob("[0-9][0-9]_*.py")) if path.stem > file.stem]
+    solved = progress(file.parent)
+    return next((f"python {_short(path)}" for path in later if path.stem not in solved), "the rest of docs/course.md")
 
 
 def _short(path: Path) -> str:
@@ -110,10 +170,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not found:
         parser.error("no folder puzzles/ here: run it in a checkout of nbep")
     if options.number is None:
-        titles = {int(path.name[:2]): load(path).title for path in found}
-        write_json(options.json, [{"number": number, "title": title} for number, title in titles.items()])
+        puzzles = {path: load(path) for path in found}
+        states = {path: state_of(path, puzzle) for path, puzzle in puzzles.items()}
+        rows = [
+            {"number": int(path.name[:2]), "title": puzzle.title, "state": states[path]}
+            for path, puzzle in puzzles.items()
+        ]
+        write_json(options.json, rows)
         if options.json != STDOUT:
-            print("\n".join(titles.values()))
+            print("\n".join(f"{states[path]:8}{puzzle.title}" for path, puzzle in puzzles.items()))
+            print(f"\nYou have solved {list(states.values()).count('solved')} of {len(found)}.")
+            print(f"Before puzzle 1, read or run {CHAPTER_0}: why a flag can arrive before the data.")
+            print("`nbep puzzle 1` checks puzzle 1, and `nbep puzzle 1 --hint` gives a hint.")
         return 0
     if options.json is not None:
         parser.error("--json: is for the list of puzzles, without a number")

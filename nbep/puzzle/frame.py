@@ -7,6 +7,7 @@ A file of the folder puzzles/ defines one. `check` runs it, `command` is what th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -40,8 +41,13 @@ class Clue:
 
     def calls(self, *prefixes: str, where: str = "") -> bool:
         """Whether the code in the holes, or in one of them, calls a function whose name begins so."""
-        holes = (where,) if where else self.puzzle.holes
-        return any(name.startswith(prefixes) for name in self.puzzle.called_names(holes))
+        return self.puzzle.calls(*prefixes, where=where)
+
+    @property
+    def seen(self) -> int | None:
+        """Of a deadlock: what the first wait in the report sees in its cell."""
+        found = re.search(r"sees (-?\d+)", self.report)
+        return None if found is None else int(found[1])
 
     def about(self, cell: str) -> bool:
         """Whether the report is about a cell, by its name."""
@@ -64,8 +70,14 @@ class Puzzle:
     sizes       the last arguments of the kernel, the same on all ranks
     cells       names of what lies in the symmetric memory, by its first byte
     num_bytes   of the symmetric memory of each rank, which is 0 before the launch
+    addresses   parameters of the holes that are addresses, and what is loaded and stored there: {"data": "weak_s32"}
     shows       the cell that the picture is about; "": which threads read and write which elements
-    advice      advice(clue): a sentence or two for one who is stuck there
+    ring        cells of a ring with `num_slots` slots, whose picture has them: ("tail", "head"); rank 0 sends
+    advice      advice(clue): a sentence or two for a reader who is stuck there
+    hints       from the vaguest to the plainest; --hint shows the first, --hint 2 the first two
+    learned     what a reader who has solved it knows
+    others      what other solutions do differently
+    remark      remark(puzzle): what could be better in a solution that is right
     runs        how many seeds under each memory model
     """
 
@@ -81,8 +93,15 @@ class Puzzle:
     sizes: tuple[int, ...] = ()
     cells: Mapping[str, int] = field(default_factory=dict)
     num_bytes: int = 1024
+    addresses: Mapping[str, str] = field(default_factory=dict)
     shows: str = ""
+    ring: tuple[str, ...] = ()
+    num_slots: int = 0
     advice: Callable[[Clue], str] = no_advice
+    hints: tuple[str, ...] = ()
+    learned: str = ""
+    others: str = ""
+    remark: Callable[[Puzzle], str] = lambda puzzle: ""
     runs: int = 8
 
     @property
@@ -110,6 +129,14 @@ class Puzzle:
     def unfilled(self) -> list[str]:
         """The holes that still call `hole`."""
         return [name for name in self.holes if "hole" in _names(self.scope[name].__code__)]
+
+    def missing(self) -> list[str]:
+        """The holes whose function is not in the file any more."""
+        return [name for name in self.holes if not isinstance(self.scope.get(name), FunctionType)]
+
+    def calls(self, *prefixes: str, where: str = "") -> bool:
+        """Whether the code in the holes, or in one of them, calls a function whose name begins so."""
+        return any(name.startswith(prefixes) for name in self.called_names((where,) if where else self.holes))
 
     def called_names(self, holes: Sequence[str]) -> set[str]:
         """What the code in the holes calls, and what helpers of the same module call that it calls."""

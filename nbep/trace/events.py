@@ -84,7 +84,7 @@ class Launch(NamedTuple):
 
 
 class Token(NamedTuple):
-    """A token between nodes: its rank and its index there, and the ranks that it goes to."""
+    """A token: its rank and its index there, and the ranks that it goes to: inside a node that of the slot alone."""
 
     rank: int
     index: int  # type: ignore[assignment]  # hides the method of tuples, which nobody calls
@@ -127,5 +127,6 @@ class Event(NamedTuple):
     order: str
     until: int | None = None
     team: int = -1  # between nodes: which place or node a forwarder, a deliverer or an NVL receiver serves
-    token: Token | None = None  # between nodes, of a "fill" of a slot in dispatch
+    token: Token | None = None  # of a "fill" of a slot in dispatch, where the bytes that it writes name the token
+    first: bytes = b""  # of a "fill" by a bulk copy: the first bytes of the row
     at: tuple[Line, ...] = ()  # where the thread was, and who called that, innermost first

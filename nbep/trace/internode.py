@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from nbep.device.kernels.internode.arguments import (
     BOARD,
     BOARD_ROW,
-    MAX_WARPS,
+    MOST_WARPS,
     SUMS_WORD,
 )
 from nbep.device.kernels.internode.cached_notify import CachedSizes
@@ -135,7 +135,7 @@ class InternodeLaunch:
         return Token(word(1) * self.num_nvl_ranks + place, word(0), goals)
 
     def _board_cell(self, allocation: Any, offset: int, block: int) -> Cell | None:
-        if self.kernel not in ROLES or not 0 <= offset < MAX_WARPS * BOARD_ROW:
+        if self.kernel not in ROLES or not 0 <= offset < MOST_WARPS * BOARD_ROW:
             return None
         row, column = divmod(offset, BOARD_ROW)
         column //= 4

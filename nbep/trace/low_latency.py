@@ -33,6 +33,7 @@ from nbep.device.layout.low_latency import (
     LowLatencyShape,
     describe_offset,
     message_stride,
+    note_offset,
     payload_bytes,
     place_of_count,
     quarter_bytes,
@@ -41,7 +42,7 @@ from nbep.device.layout.low_latency import (
 )
 from nbep.device.protocols.arrivals import LEAST_ABSENT, TAG
 from nbep.host.low_latency.memory import describe_workspace, slot_at, workspace_at
-from nbep.trace.events import Cell
+from nbep.trace.events import Cell, Token
 from nbep.trace.roles import function_of
 
 BUFFER = "rdma_buffer"
@@ -143,6 +144,13 @@ class LowLatencyLaunch:
         if CREDITS <= row < BARRIER_SIGNALS:
             return Cell(allocation.rank, text, "credits", src=rank)
         return Cell.parse(allocation.rank, text)
+
+    def token(self, cell: Cell, data: bytes) -> Token | None:
+        """Which token a message of dispatch brings, if it is written in one piece: its note says it."""
+        note = note_offset(self._shape)
+        if cell.name != "message" or cell.byte != 0 or len(data) < note + 4:
+            return None
+        return Token(cell.src, int.from_bytes(data[note : note + 4], "little"), (cell.owner,))
 
     def _payload_cell(self, owner: int, offset: int) -> Cell | None:
         """A message or a row in the recv part of a half; send parts are private."""

@@ -18,13 +18,13 @@ from typing import Any
 
 from greenlet import getcurrent
 
-from nbep.device.layout.intranode import RingShape, note_bytes
+from nbep.device.layout.intranode import RingShape, locate_notes, note_bytes
 from nbep.emulator.machine.block import NamedBarrier
 from nbep.emulator.machine.bulk import MBarrier
 from nbep.emulator.machine.orders import POLLED
 from nbep.emulator.machine.source import Site, call_chain, site_of
 from nbep.emulator.machine.warp import Collective
-from nbep.trace.events import OUTPUTS, PAYLOAD, TOKENS, Cell, Event, Launch, Line
+from nbep.trace.events import OUTPUTS, PAYLOAD, TOKENS, Cell, Event, Launch, Line, Token
 from nbep.trace.internode import InternodeLaunch
 from nbep.trace.low_latency import BUFFER, WORKSPACE, Halves, LowLatencyLaunch, role_of_low_latency
 from nbep.trace.roles import role_of
@@ -32,6 +32,7 @@ from nbep.trace.roles import role_of
 Warp = tuple[int, str, int, int, int]  # rank, kernel, call, block, warp
 # Memory of a rank that its own kernels alone use: its cells have names in reports, and no place in a trace.
 PRIVATE = (WORKSPACE, "internode workspace", "claim and layout workspace", "NIC")
+FIRST_BYTES = 16  # of a row: see Event.first
 ATOMICS: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda old, operand: old + operand,
     "exch": lambda old, operand: operand,
@@ -43,7 +44,9 @@ ATOMICS: dict[str, Callable[[Any, Any], Any]] = {
 class _Call:
     """What is remembered of a running launch: its place in `Recorder.launches`, roles, cells and last values seen."""
 
-    __slots__ = ("index", "number", "row_bytes", "note_bytes", "low_latency", "internode", "roles", "cells", "seen")
+    __slots__ = (
+        "index", "number", "row_bytes", "note_bytes", "shape", "low_latency", "internode", "roles", "cells", "seen"
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -51,6 +54,7 @@ class _Call:
         number: int,
         row_bytes: int,
         note_bytes: int,
+        shape: RingShape | None,
         low_latency: LowLatencyLaunch | None,
         internode: InternodeLaunch | None,
     ):
@@ -58,11 +62,21 @@ class _Call:
         self.number = number
         self.row_bytes = row_bytes  # of an output's row; 0 in a kernel that has no rings
         self.note_bytes = note_bytes  # in front of a slot's row
+        self.shape = shape
         self.low_latency = low_latency  # None in other modes
         self.internode = internode  # None in other modes
         self.roles: dict[tuple[int, int], str] = {}
         self.cells: dict[tuple[Any, int, bool], Cell | None] = {}
         self.seen: dict[tuple[int, int, Cell], Any] = {}
+
+    def token(self, kernel: str, cell: Cell, data: bytes) -> Token | None:
+        """Which token dispatch writes to a slot, notes and all; None for what has no index in its notes."""
+        if self.internode is not None:
+            return self.internode.token(cell, data)
+        if kernel != "dispatch" or self.shape is None or self.shape.num_src_idx == 0:
+            return None
+        index = locate_notes(self.note_bytes, self.shape).src_idx
+        return Token(cell.src, int.from_bytes(data[index : index + 4], "little"), (cell.owner,))
 
 
 class Recorder:
@@ -163,7 +177,7 @@ class Recorder:
         sizes: tuple[int, int] = (0, 0) if shape is None else (shape.hidden_bytes, note_bytes(shape))
         internode = InternodeLaunch.of(launch)
         between = (None, 0) if internode is None else (internode.rdma, internode.num_nvl_ranks)
-        self._calls[launch] = _Call(index, number, *sizes, low_latency, internode)
+        self._calls[launch] = _Call(index, number, *sizes, shape, low_latency, internode)
         size = (launch.grid, launch.block)
         self.launches.append(
             Launch(launch.rank, launch.name, number, self._step(), None, *size, shape, half, phases, *between)
@@ -211,11 +225,15 @@ class Recorder:
         token = None
         if cell is None and allocation.describe is not None and len(data) > call.note_bytes:
             cell = self._cell(call, thread, allocation, offset + call.note_bytes)  # the row behind its notes
-            if cell is not None and call.internode is not None:
-                token = call.internode.token(cell, data)
+            if cell is not None:
+                token = call.token(thread.block.launch.name, cell, data)
+                data = data[call.note_bytes :]
+        elif cell is not None and call.low_latency is not None:
+            token = call.low_latency.token(cell, data)
         if cell is not None and max(cell.slot, cell.row) >= 0:
             event = self._event("fill", thread, call, cell, max(cell.slot, cell.row), "")
-            self._events.append(event._replace(token=token, at=() if site is None else (self._line(site),)))
+            at = () if site is None else (self._line(site),)
+            self._events.append(event._replace(token=token, first=bytes(data[:FIRST_BYTES]), at=at))
 
     def on_atomic(
         self,

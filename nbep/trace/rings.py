@@ -65,6 +65,12 @@ class Place(NamedTuple):
     number: int
 
 
+def ring_title(place: Place, source: int, node: int) -> str:
+    """What a ring is called on the page of a trace."""
+    for_node = f", for node {node}" if node >= 0 else ""
+    return f"{place.level} ring from rank {source}, channel {place.channel}{for_node}".strip()
+
+
 Change = tuple[int, str, int]  # step, "head" or "tail", and what it is since the launch
 
 

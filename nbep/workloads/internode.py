@@ -53,7 +53,9 @@ class Options(intranode.Options):
     def factors(self, case: Case, rank: int) -> np.ndarray:
         """In turn: what shows that a node's sum is rounded, the order of its ranks, and the order of the nodes."""
         node, local = divmod(rank, case.num_nvl_peers)
-        in_turn = np.array([FACTORS[rank % 8], CANCELLING[local], CANCELLING[node] * 2.0**local], np.float32)
+        in_turn = np.array(
+            [FACTORS[rank % 8], CANCELLING[local], CANCELLING[node % len(CANCELLING)] * 2.0**local], np.float32
+        )
         return in_turn[np.arange(case.hidden) % 3]
 
     def counts(self, layout: tuple) -> dict[str, Any]:

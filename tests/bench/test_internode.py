@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from parts import both_parts
 
 import nbep
 from nbep.bench import internode
@@ -22,7 +23,7 @@ from nbep.bench.parts.internode_calls import (
 from nbep.bench.parts.internode_report import network
 from nbep.bench.parts.normal_clock import Push
 
-SHAPE = ["--tokens", "3", "--hidden", "128", "--topk", "3", "--experts", "8", "--nvl-slots", "8", "--rdma-slots", "8"]
+SHAPE = ["--tokens", "2", "--hidden", "128", "--topk", "3", "--experts", "8", "--nvl-slots", "8", "--rdma-slots", "8"]
 TRIED = ["--num-sms", "2", "--nvl-chunks", "2", "--rdma-chunks", "2", "--repeat", "1"]
 CALL_US = 50.0
 PUSH = Push(to_peers=2.0, at_home=4.0, both=4.0)
@@ -71,6 +72,7 @@ def measure_on_the_emulator(argv, monkeypatch):
             ["--transport=direct", "--works=combine bf16", "--nvl-chunks=1,2", "--rdma-chunks=2,3"],
             [("direct", 2, WORKS[2], nvl, rdma) for nvl in (1, 2) for rdma in (2, 3)],
             id="chunks",
+            marks=pytest.mark.thorough,
         ),
         pytest.param(
             ["--transport=direct", "--works=combine bf16", "--num-sms=2,4", "--nvl-chunks=1,2", "--rdma-chunks=2,3"],
@@ -100,7 +102,7 @@ def test_every_transport_work_and_size_has_a_row(argv, settings, monkeypatch, tm
     assert said.count("best combine bf16: 50.0 us") == len({row["transport"] for row in rows})
 
 
-@pytest.mark.parametrize("work", WORKS)
+@pytest.mark.parametrize("work", both_parts(WORKS[2:], thorough=WORKS[:2]))
 def test_a_wrong_result_ends_the_run_with_what_is_wrong(work, monkeypatch, capsys):
     """One bit of one row on one rank is another."""
     verbs = {WORKS[0]: "dispatch", WORKS[1]: "dispatch", WORKS[2]: "combine"}

@@ -1,16 +1,18 @@
 """Who takes part in the hops between nodes: every warp that can have work has some."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
 import nbep
 from nbep.device.kernels.internode.arguments import MAX_TEAMS, Context, Here
 from nbep.device.kernels.internode.combine_sender import join_team, rank_of_ring
+from nbep.device.layout.internode import MAX_RDMA_RANKS
 from nbep.host.config import COMBINE_TABLE, DISPATCH_TABLE, nodes_config
-from nbep.host.internode.memory import InternodeMemory
+from nbep.host.internode.memory import InternodeMemory, check_nodes
 
-SHAPES = [(nodes, places) for nodes in (2, 3, 8, 18) for places in (2, 3, 8)]
+SHAPES = [(nodes, places) for nodes in (2, 3, 8, 18, 20) for places in (2, 3, 8)]
 
 
 @pytest.mark.parametrize(("num_nodes", "num_places"), SHAPES)
@@ -36,7 +38,7 @@ def test_each_ring_of_a_combine_has_one_team_and_each_team_has_rings(num_nodes, 
         assert num_teams == min(num_senders, num_rings, MAX_TEAMS)
 
 
-@pytest.mark.parametrize(("num_nodes", "num_places"), [*SHAPES, (2, 1), (18, 1)])
+@pytest.mark.parametrize(("num_nodes", "num_places"), [*SHAPES, (2, 1), (18, 1), (20, 1)])
 @pytest.mark.parametrize("most_warps", [0, 12, 20])
 def test_blocks_have_warps_for_all_roles_and_stages_for_both_halves(num_nodes, num_places, most_warps):
     mode = InternodeMemory.__new__(InternodeMemory)
@@ -46,6 +48,17 @@ def test_blocks_have_warps_for_all_roles_and_stages_for_both_halves(num_nodes, n
         num_senders = num_warps - 1 - mode.num_rdma_receivers(num_warps)
         assert 2 * num_senders <= num_warps  # each has two places for its stage
         assert (num_senders > 0) == (num_places > 1)
+
+
+@pytest.mark.parametrize(("has_tma", "smem_kib", "most"), [(True, 227, 20), (False, 163, 10), (False, 99, 9)])
+def test_nodes_that_a_cards_blocks_have_no_warps_for_are_refused(has_tma, smem_kib, most):
+    """Cards of sm_90 and later take 20 nodes, those of sm_80 ten, and those of sm_86 have less shared memory."""
+    card = SimpleNamespace(has_tma=has_tma, max_smem_bytes=smem_kib << 10)
+    for num_nodes in range(2, most + 1):
+        check_nodes(card, num_nodes)
+    if most < MAX_RDMA_RANKS:
+        with pytest.raises(ValueError, match=f"group: got {most + 1} nodes; must be at most {most} nodes on this GPU"):
+            check_nodes(card, most + 1)
 
 
 def test_two_nodes_of_two_have_chunks_of_their_own():

@@ -8,6 +8,7 @@ import pytest
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
 ORDER = ["The picture", "The code", "Run it", "Break it", "Mend it", "Exercises"]
+IN_RUNGS = ["Why this kernel exists", "Step", "The real source", "Run it", "Test yourself", "Footnote", "Exercises"]
 
 
 def load(path: Path) -> nbformat.NotebookNode:
@@ -21,6 +22,7 @@ def output_texts(notebook: nbformat.NotebookNode) -> list[str]:
 
 def test_there_are_these():
     assert [path.stem for path in NOTEBOOKS] == [
+        "00_the_flag_that_overtook",
         "01_barrier",
         "02_layout",
         "03_notify",
@@ -41,15 +43,37 @@ def test_there_are_these():
     ]
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_sections_come_in_order(path):
+def sections(path: Path) -> list[str]:
+    """The headings, each once, without what follows a colon or a number."""
     headings = [
-        heading.partition(":")[0]
+        re.sub(r"[: ]*(\d.*|:.*)", "", heading)
         for cell in load(path).cells
         if cell.cell_type == "markdown"
         for heading in re.findall(r"^## (.*)$", cell.source, re.MULTILINE)
     ]
-    assert list(dict.fromkeys(headings)) == ORDER
+    return list(dict.fromkeys(headings))
+
+
+def is_in_rungs(path: Path) -> bool:
+    return "Step" in sections(path)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_sections_come_in_order(path):
+    assert sections(path) == (IN_RUNGS if is_in_rungs(path) else ORDER)
+
+
+@pytest.mark.parametrize("path", list(filter(is_in_rungs, NOTEBOOKS)), ids=lambda path: path.stem)
+def test_a_notebook_in_rungs_asks_before_it_breaks_and_folds_what_it_answers(path):
+    cells = load(path).cells
+    prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    asked = [i for i, cell in enumerate(cells) if "**Predict.**" in cell.source]
+    assert asked
+    for i in asked:
+        assert cells[i + 1].cell_type == "code"
+        assert cells[i + 2].source.startswith("<details><summary>What happened</summary>")
+    assert prose.count("<details>") == prose.count("</details>")
+    assert prose.partition("## Test yourself")[2].count("<details><summary>Answer</summary>") == 3
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -64,12 +88,12 @@ def test_outputs_are_kept_and_name_no_machine(path):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_source_is_shown_and_not_pasted(path):
-    """What `show` displays stands in the repository as it is displayed."""
+    """What `show` and `fold` display stands in the repository as it is displayed."""
     shown = [
-        output.data["text/markdown"].removeprefix("```python\n").removesuffix("```")
+        source
         for cell in load(path).cells
         for output in cell.get("outputs", [])
-        if "text/markdown" in output.get("data", {})
+        for source in re.findall(r"```python\n(.*?)```", output.get("data", {}).get("text/markdown", ""), re.DOTALL)
     ]
     package = path.parents[1] / "nbep"
     sources = [
@@ -82,8 +106,10 @@ def test_source_is_shown_and_not_pasted(path):
 
 
 def shown_functions(cell: nbformat.NotebookNode) -> list[str]:
-    calls = re.findall(r"\bshow\((.*?)\)", cell.source, re.DOTALL)
-    return [name.strip() for call in calls for name in call.split(",") if name.strip()]
+    """What a cell shows of the source, and what it defines itself."""
+    calls = re.findall(r"\b(?:show|fold)\((.*?)\)", cell.source, re.DOTALL)
+    shown = [name.strip() for call in calls for name in call.split(",") if name.strip()]
+    return shown + (re.findall(r"^def (\w+)", cell.source, re.MULTILINE) if cell.cell_type == "code" else [])
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

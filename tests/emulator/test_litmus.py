@@ -35,7 +35,7 @@ def named(programs):
     return {"argvalues": programs, "ids": [program.name for program in programs]}
 
 
-@pytest.mark.parametrize("seeds", both_parts([range(60)], thorough=[range(60, 150)]))
+@pytest.mark.parametrize("seeds", both_parts([range(40)], thorough=[range(40, 150)]))
 @pytest.mark.parametrize("program", **named(PROGRAMS))
 def test_delayed_shows_only_what_ptx_allows_and_the_weak_outcome_where_it_can(program, seeds):
     verdict = allowed(program)
@@ -111,7 +111,7 @@ def random_program(seed: int) -> Program:
     return Program(f"program {seed}", tuple("; ".join(steps) for steps in threads), where, {})
 
 
-@pytest.mark.parametrize("numbers", both_parts([range(40)], thorough=[range(40, 80)], long=[range(80, 160)]))
+@pytest.mark.parametrize("numbers", both_parts([range(20)], thorough=[range(20, 80)], long=[range(80, 160)]))
 def test_random_programs_show_only_what_ptx_allows_and_are_alarms_only_if_they_have_races(numbers):
     outcomes = races = 0
     for number in numbers:

@@ -106,7 +106,7 @@ def test_hints_refuse_nodes_that_ranks_do_not_fill(hint, num_nvl_peers, message)
     "config", [nbep.Config(2, 1, 2, 1, 2), nbep.Config(4, 2, 8, 2, 4), nbep.Config(160, 1, 2, 1, 2), nbep.Config(20)]
 )
 @pytest.mark.parametrize("hidden_bytes", [16, 14336])
-@pytest.mark.parametrize(("num_nodes", "num_nvl_peers"), [(2, 2), (3, 2), (2, 4), (4, 1), (18, 8)])
+@pytest.mark.parametrize(("num_nodes", "num_nvl_peers"), [(2, 2), (3, 2), (2, 4), (4, 1), (20, 8)])
 def test_hints_between_nodes_hold_the_largest_rings(config, hidden_bytes, num_nodes, num_nvl_peers):
     """32 choices and 128 scales a token."""
     nodes, num_ranks = (num_nodes, num_nvl_peers), num_nodes * num_nvl_peers

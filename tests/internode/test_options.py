@@ -52,7 +52,7 @@ def test_a_rank_may_forward_more_tokens_than_any_rank_receives():
     run(replace(case, layouts=layouts), Options(num_worst_tokens=8))
 
 
-@pytest.mark.parametrize("num_biases", [1, 2])
+@pytest.mark.parametrize("num_biases", both_parts([2], thorough=[1]))
 def test_biases_are_added_first(num_biases):
     run(make_node_case(7, num_tokens=5, num_topk=4), Options(num_biases=num_biases))
 

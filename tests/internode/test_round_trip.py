@@ -36,7 +36,7 @@ def test_every_rank_gets_every_token_and_gives_it_back(num_nodes, num_nvl_peers)
 
 
 @pytest.mark.usefixtures("channels")
-@pytest.mark.parametrize("num_tokens", both_parts([0, [1, 0, 0, 0]], thorough=[1, 2, 13, [0, 0, 7, 0], [9, 1, 0, 30]]))
+@pytest.mark.parametrize("num_tokens", both_parts([[1, 0, 0, 0]], thorough=[0, 1, 2, 13, [0, 0, 7, 0], [9, 1, 0, 30]]))
 def test_any_number_of_tokens_including_none(num_tokens):
     run(make_node_case(3, num_tokens=num_tokens))
 

@@ -25,7 +25,7 @@ def hold(network):
 
 def held_before_its_sums(function: ast.FunctionDef) -> None:
     place = next(i for i, node in enumerate(function.body) if "sum_rank_counts" in ast.unparse(node))
-    function.body.insert(place, ast.parse("_hold(network)").body[0])
+    function.body.insert(place, ast.parse("_hold(ctx.network)").body[0])
 
 
 @pytest.fixture(autouse=True)

@@ -117,11 +117,13 @@ def test_more_ranks_give_one_result_if_stores_may_be_late_or_must_be_ordered(num
         run(make_case(3, num_ranks=num_ranks, num_tokens=4, num_topk=3), seed=seed, memory_model=memory_model)
 
 
-@pytest.mark.parametrize("num_slots", both_parts([3], thorough=[5]))
-def test_senders_wait_for_slots_of_rings_smaller_than_the_traffic(num_slots):
+@pytest.mark.parametrize(
+    ("num_slots", "seeds"), both_parts([(3, range(5))], thorough=[(3, range(5, 17)), (5, range(12))])
+)
+def test_senders_wait_for_slots_of_rings_smaller_than_the_traffic(num_slots, seeds):
     case = make_case(4, num_tokens=24, routing="everywhere")
     waiting_senders = set()
-    for seed in range(12):
+    for seed in seeds:
         watcher = RingWatcher()
         run(case, Options(nbep.Config(2, 2, num_slots)), seed=seed, tracer=watcher)
         waiting_senders |= watcher.waiting_senders

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from parts import both_parts
 from table import faults_of_mode, in_parts, is_found, runs_of
 
 from nbep.check import Run, broken, edited, perform
@@ -80,13 +81,13 @@ def credit_before_zeros(function: ast.FunctionDef) -> None:
     function.body[first_loop:first_loop] = [is_absent, give]
 
 
-@pytest.mark.parametrize("memory_model", ["sc", "checked"])
+@pytest.mark.parametrize("memory_model", both_parts(["checked"], thorough=["sc"]))
 def test_a_credit_that_is_given_before_the_cells_are_empty_is_caught(memory_model):
     with edited(coordinator.empty_half, credit_before_zeros):
         assert any(is_caught(memory_model, base, range(20)) for base in OVERLAPPING)
 
 
-@pytest.mark.parametrize("memory_model", ["sc", "checked"])
+@pytest.mark.parametrize("memory_model", both_parts(["checked"], thorough=["sc"]))
 @pytest.mark.parametrize("base", OVERLAPPING, ids=name_of)
 def test_senders_that_do_not_wait_for_credits_overwrite_what_is_under_way_and_are_caught(base, memory_model):
     waits = [f"low_latency.coordinator.may_send: wait for {whose}" for whose in ("credit", "other")]

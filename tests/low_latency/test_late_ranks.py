@@ -107,7 +107,7 @@ def test_what_comes_late_meets_nothing_of_later_calls(options, seeds):
 
 
 @pytest.mark.parametrize("cleans", [False, True])
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", both_parts(OPTIONS[::2], thorough=OPTIONS[1:2]))
 def test_what_a_rank_sends_after_it_was_masked_by_hand_counts_in_no_call(options, cleans):
     """Also if the others have cleaned their buffers in between: its cells stay given up."""
     options, case = replace(options, dispatch_as=HOOK), make_case(0)
@@ -174,8 +174,8 @@ def test_a_rank_that_comes_late_to_a_clean_is_waited_for_in_the_next_one(options
 @pytest.mark.parametrize(
     ("options", "last_rank_is_asked_first"),
     both_parts(
-        [(options, i % 2 == 0) for i, options in enumerate(OPTIONS)],
-        thorough=[(options, i % 2 == 1) for i, options in enumerate(OPTIONS)],
+        [(OPTIONS[-1], True)],
+        thorough=[(each, first) for each in OPTIONS for first in (False, True) if (each, first) != (OPTIONS[-1], True)],
     ),
 )
 def test_after_masks_are_taken_off_all_ranks_are_in_step_again(options, last_rank_is_asked_first):

@@ -3,7 +3,10 @@
 python killed_main.py VICTIM SIGNAL KIND step STEP
 python killed_main.py VICTIM SIGNAL KIND after MILLISECONDS
 
-VICTIM gets SIGNAL, KILL or STOP, before its step of that number or after that time. A rank that is stopped goes on when
+SIGNAL is KILL or STOP; or LINK: then the victim's whole host vanishes, as its network card goes down. It takes a host
+of tests/hosts/two_hosts.py.
+
+VICTIM gets SIGNAL before its step of that number or after that time. A rank that is stopped goes on when
 the processes of all others have ended. With NBEP_TEST_TARGET=cuda it runs on GPUs, and between nodes without NICs.
 """
 
@@ -99,7 +102,11 @@ def main(victim: int, name: str, kind: str, when: str, number: int) -> None:
 
     def end() -> None:
         print(f"at {time.time()}", flush=True)  # for tests/cuda/kills_main.py
-        os.kill(os.getpid(), getattr(signal, f"SIG{name}"))
+        if name == "LINK":
+            assert "NBEP_TWO_HOSTS" in os.environ
+            subprocess.run(["ip", "link", "set", "eth0", "down"], check=True)
+        else:
+            os.kill(os.getpid(), getattr(signal, f"SIG{name}"))
 
     comm.barrier()
     if is_victim and when == "after":

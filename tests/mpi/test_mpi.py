@@ -34,6 +34,7 @@ def test_what_one_rank_gets_wrong_is_refused_on_every_rank():
     mpiexec(2, "bad_targets", "bad_arguments", "one_rank_has_no_memory")
 
 
+@pytest.mark.thorough
 def test_a_part_of_the_ranks_can_come_before_all():
     mpiexec(4, "part_of_the_ranks_first")
 

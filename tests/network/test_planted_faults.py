@@ -18,6 +18,7 @@ from own_network import (
     sent_by,
     wait_flag,
 )
+from parts import both_parts
 from primitives_of import replace_primitives
 
 import nbep
@@ -120,7 +121,7 @@ def failures(kernel, *args, seeds=range(4), max_delay_ns: int = 300, **options) 
     return [error for error in found if error is not None]
 
 
-@pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
+@pytest.mark.parametrize("memory_model", both_parts(["delayed", "checked"], thorough=["sc"]))
 @pytest.mark.parametrize(
     ("flag_queue", "is_waited"), [(SAME_PAIR, False), (OTHER_PAIR, True)], ids=["same-pair", "after-the-completion"]
 )
@@ -178,7 +179,7 @@ def test_a_doorbell_that_publishes_nothing_is_caught(monkeypatch):
         assert "is too weak" in str(error).splitlines()[0]
 
 
-@pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
+@pytest.mark.parametrize("memory_model", both_parts(["checked"], thorough=["sc", "delayed"]))
 def test_a_doorbell_before_its_entry_is_caught(memory_model, monkeypatch):
     write_piece, submit = transport.write_piece, transport.submit
     late = {}
@@ -205,13 +206,13 @@ def ring_first(function: ast.FunctionDef) -> None:
             node.body.reverse()
 
 
-@pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
+@pytest.mark.parametrize("memory_model", both_parts(["checked"], thorough=["sc", "delayed"]))
 def test_a_record_after_its_doorbell_is_caught(memory_model):
     with edited(queue_pair.submit, ring_first):
         assert any(outcome(many_blocks, 20, num_bytes=640, memory_model=memory_model, seed=seed) for seed in range(12))
 
 
-@pytest.mark.parametrize("memory_model", ["sc", "checked"])
+@pytest.mark.parametrize("memory_model", both_parts(["checked"], thorough=["sc"]))
 def test_a_queue_that_wraps_without_a_look_at_completions_is_caught(memory_model, monkeypatch):
     monkeypatch.setattr(transport, "wait_room", lambda *_: True)
     assert failures(many_blocks, 80, num_bytes=2560, memory_model=memory_model, seeds=range(1, 4), max_delay_ns=8000)

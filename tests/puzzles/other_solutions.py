@@ -58,4 +58,31 @@ RIGHT_TOO = {
             ],
         )
     ],
+    18: [("waits for at least the ticket", [("post", "!= ticket", "< ticket")])],
+    19: [
+        (
+            "fences",
+            [
+                (
+                    "post",
+                    "        st_release_sys_s32(record",
+                    "        fence_acq_rel_sys()\n        st_relaxed_sys_s32(record",
+                ),
+                (
+                    "post",
+                    "        st_release_sys_s32(doorbell",
+                    "        fence_acq_rel_sys()\n        st_relaxed_sys_s32(doorbell",
+                ),
+            ],
+        )
+    ],
+    21: [
+        (
+            "room first",
+            [
+                ("forward", "    wait_at_least(tail_in, n + 1, bounds)\n", ""),
+                ("forward", "OUT_SLOTS, bounds)", "OUT_SLOTS, bounds)\n    wait_at_least(tail_in, n + 1, bounds)"),
+            ],
+        )
+    ],
 }

@@ -11,6 +11,7 @@ from nbep.device.primitives import ld_acquire_sys_s32, st_release_sys_s32, threa
 from nbep.emulator import World
 from nbep.trace import Trace
 from nbep.trace.readings import readings
+from nbep.trace.story import all_stories, line_of_role
 
 SIZE = {"width": 1280, "height": 860}
 
@@ -31,9 +32,9 @@ def open_page(browser, tmp_path):
     page.on("pageerror", lambda error: troubles.append(str(error)))
     page.on("request", lambda request: requests.append(request.url))
 
-    def opened(trace, **media):
+    def opened(trace, part="#explore", **media):
         page.emulate_media(**media)
-        page.goto(trace.to_html(tmp_path / "trace.html").as_uri())
+        page.goto(trace.to_html(tmp_path / "trace.html").as_uri() + part)
         return page
 
     yield opened
@@ -96,7 +97,8 @@ def test_the_slots_follow_the_slider_as_the_rings_do(open_page, mode):
     kernel = "dispatch" if mode == "intranode" else "internode_dispatch"
     names = {ring_name(ring): ring for ring in trace.rings(kernel) if ring.call == 0}
     assert bool(names) == (mode != "low latency")
-    steps = sorted({step for ring in names.values() for step in ring.steps[1:-1]})
+    back = min((each.begin for each in trace.launches if each.kernel.endswith("combine")), default=0)
+    steps = sorted({step for ring in names.values() for step in ring.steps[1:-1] if step < back})
     for step in steps[:: max(len(steps) // 12, 1)]:
         shown = go_to(page, step).evaluate("page.slots.fillsAt(page.step)")
         assert {name: shown.get(name, 0) for name in names} == {name: ring.at(step) for name, ring in names.items()}
@@ -137,7 +139,7 @@ def test_a_role_that_waits_says_for_what_and_shows_its_line(open_page):
     _, _, text, code, state = row_of(page, wait.rank, "receiver")
     assert state == "waits"
     assert text.startswith(f"waits {wait.until - wait.step} steps for {wait.cell.text}, sees {wait.value}")
-    line = wait.at[0]
+    line = wait.at[line_of_role(wait.at)]
     assert code.startswith(f"{Path(line.file).name}:{line.number}")
     assert code.endswith(linecache.getline(line.file, line.number).strip())
     page.locator("#now tr", has_text=f"rank {wait.rank}").filter(has_text="receiver").click()
@@ -194,7 +196,7 @@ def test_a_thread_that_is_never_woken_is_red_to_the_end(open_page):
     go_to(page, trace.last_step)
     assert row_of(page, 0, "receiver")[4] == "hangs"
     assert row_of(page, 0, "receiver")[2].startswith(f"waits for ever for {wait.cell.text}, sees {wait.value}")
-    assert "wait_tail_past" in page.locator("#source button[aria-pressed=true]").inner_text(), "it is shown unasked"
+    assert "receive_tokens" in page.locator("#source button[aria-pressed=true]").inner_text(), "it is shown unasked"
     row = page.evaluate("page.rows.list.findIndex(({ rank, label }) => rank === 0 && label === 'receiver')")
     for step in (wait.step + 1, (wait.step + trace.last_step) // 2, trace.last_step - 1):
         x, y = page.evaluate(f"[page.timeline.x({step}), page.timeline.heights[{row}] + 6]")
@@ -292,3 +294,52 @@ def test_a_hundred_thousand_events_take_no_element_each(open_page):
     assert page.locator("*").count() < 500
     page.keyboard.press("End")
     assert settled(page).locator("#slider").input_value() == str(trace.last_step)
+
+
+# --- the story ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_page_opens_on_a_story_whose_steps_are_turned(open_page, mode):
+    trace = traced_run(mode)
+    story = all_stories(trace)[0]
+    page = open_page(trace, part="")
+    assert page.locator("main").is_hidden()
+    for number, step in enumerate(story.steps):
+        assert page.locator("#story-number").inner_text() == f"{number + 1} of {len(story.steps)}"
+        assert page.locator("#story-title").inner_text() == step.title.replace("`", "")
+        assert page.locator("#story-picture .station").count() == len(story.stations)
+        assert page.locator("#story-picture circle.token:not(.was)").count() == 1 + (step.at != step.to)
+        waiting = page.locator("#story-picture rect.pill.waits").count()
+        assert waiting == (step.waits is not None)
+        if number + 1 < len(story.steps):
+            page.locator("#story-next").click()
+    assert page.locator("#story-next").is_disabled()
+    page.keyboard.press("ArrowLeft")
+    assert page.locator("#story-number").inner_text().startswith(f"{len(story.steps) - 1} of")
+
+
+def test_explore_opens_the_whole_page_at_the_step_of_the_story(open_page):
+    trace = traced_run("intranode")
+    story = all_stories(trace)[0]
+    page = open_page(trace, part="")
+    page.locator("#story-next").click()
+    page.locator("#explore").click()
+    assert page.locator("#story").is_hidden()
+    assert settled(page).locator("#slider").input_value() == str(story.steps[1].step)
+    assert page.locator(".signs").is_visible(), "the legend stands on the page"
+    page.locator("#tell").click()
+    assert page.locator("#story-number").inner_text().startswith("2 of")
+
+
+def test_a_click_on_a_slot_follows_its_token(open_page):
+    trace = traced_run("intranode")
+    other = all_stories(trace)[-1]
+    fill = next(
+        e for e in trace.events("fill", kernel="dispatch") if e.token is not None and e.token[:2] == other.key[:2]
+    )
+    page = go_to(open_page(trace), fill.step)
+    box = page.evaluate("text => page.slots.boxes.find((box) => box[4] === text)", other.title)
+    page.locator("#slots canvas").click(position={"x": box[0] + 5, "y": box[1] + 5})
+    assert page.locator("#story").is_visible()
+    assert page.locator("#token option:checked").inner_text().startswith(other.title)

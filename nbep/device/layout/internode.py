@@ -54,7 +54,7 @@ from nbep.device.layout.intranode import (
     slot_bytes,
 )
 
-MAX_RDMA_RANKS = 18  # a block of combine has a warp for each, and two more
+MAX_RDMA_RANKS = 20  # as many as DeepEP has settings for; a block of combine has a warp for each, and two more
 MAX_CHANNELS = 80
 META_WORDS = 2  # before the bits: token index, rdma_rank
 NODES_PER_WORD = 4  # whose ranks have their bits in one word

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from nbep.device.kernels.internode.arguments import MAX_WARPS
 from nbep.device.layout.internode import MAX_CHANNELS, num_meta_words
 from nbep.host import handle_contents, validate
 from nbep.host.arguments import refuse
@@ -89,16 +90,15 @@ def _arrays(memory: Node, value: InternodeHandle) -> None:
     validate.output("handle.send_nvl_head", view(value.send_nvl_head), "int32", size)
 
 
-def config(memory: Node, value: object) -> None:
-    """A Config whose blocks have warps for all roles."""
+def config(memory: Node, value: object, most_warps: int = MAX_WARPS) -> None:
+    """A Config whose blocks have warps for all roles; most_warps: that the kernel is made for."""
     if not isinstance(value, Config):
         refuse("config", type(value).__name__, "an nbep.Config or None")
     if value.num_sms < 2 or value.num_sms % 2 != 0 or value.num_channels > MAX_CHANNELS:
         refuse("config.num_sms", value.num_sms, f"even, from 2 to {2 * MAX_CHANNELS}")
-    mode = mode_of(memory)
-    fewest, most = 32 * mode.fewest_warps, 32 * mode.most_warps
-    if value.num_threads is not None and not fewest <= value.num_threads <= most:
-        refuse("config.num_threads", value.num_threads, f"a multiple of 32 from {fewest} to {most}")
+    fewest, most = mode_of(memory).bounds_of_warps(most_warps)
+    if value.num_threads is not None and not 32 * fewest <= value.num_threads <= 32 * most:
+        refuse("config.num_threads", value.num_threads, f"a multiple of 32 from {32 * fewest} to {32 * most}")
 
 
 def handle_config(found: InternodeHandle, value: Config) -> None:

@@ -11,7 +11,6 @@ from nbep.device.kernels.internode.combine import (
     InternodeCombineOutputs,
     InternodeCombineSizes,
     combine_smem_bytes,
-    internode_combine,
 )
 from nbep.host import validate
 from nbep.host.calls import combine_call
@@ -44,7 +43,7 @@ def combine(memory: Node, request: CombineRequest) -> tuple[Array, MaybeArray, E
     if config is None:
         default = nodes_config(COMBINE_TABLE, 2 * handle.num_channels, mode.num_rdma_ranks, mode.num_nvl_ranks)
         config = fit_rings(default, rings_of, *num_bytes, mode.num_rdma_ranks)
-    checks.config(memory, config)
+    checks.config(memory, config, mode.most_combine_warps)
     checks.handle_config(handle, config)
     rings = rings_of(config)
     check_chunk(config, rings)
@@ -67,10 +66,10 @@ def combine(memory: Node, request: CombineRequest) -> tuple[Array, MaybeArray, E
         handle.recv_rdma_rank_prefix_sum,
     )
     launch_cached_notify(memory, rings, heads, num_combined_tokens, handle.send_nvl_head.shape[0], call)
-    num_warps = mode.num_warps(config.num_threads)
+    num_warps = mode.num_warps(config.num_threads, mode.most_combine_warps)
     runtime.launch(
         memory.comm_stream,
-        mode.kernel(internode_combine),
+        mode.kernel(mode.combine_kernel),
         config.num_sms,
         32 * num_warps,
         combine_smem_bytes(32 * num_warps),

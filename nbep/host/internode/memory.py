@@ -6,21 +6,31 @@ from typing import Any
 
 from nbep.device.kernels.internode.arguments import MAX_WARPS, MAX_WARPS_BEFORE_SM90
 from nbep.device.kernels.internode.cached_notify import internode_cached_notify
-from nbep.device.kernels.internode.combine import combine_smem_bytes, internode_combine
+from nbep.device.kernels.internode.combine import combine_smem_bytes, kernel_for, most_warps
 from nbep.device.kernels.internode.dispatch import internode_dispatch
 from nbep.device.kernels.internode.notify_dispatch import internode_notify_dispatch
 from nbep.device.layout.internode import MAX_CHANNELS
 from nbep.device.layout.intranode import ALIGNMENT_BYTES, align_up
 from nbep.device.protocols.totals import Progress
-from nbep.host.target.base import Kernel
+from nbep.host.arguments import refuse
+from nbep.host.target.base import Kernel, Runtime
 from nbep.host.transport.rdma import RdmaMemory
 
-KERNELS: tuple[Kernel, ...] = (
-    internode_notify_dispatch,
-    internode_cached_notify,
-    internode_dispatch,
-    internode_combine,
-)
+
+def warps_that_fit(runtime: Runtime, most: int) -> int:
+    """For how many of most warps a block has registers, and room in its shared memory, in combine too."""
+    of_warp = combine_smem_bytes(32) - combine_smem_bytes(0)
+    fit = (runtime.max_smem_bytes - combine_smem_bytes(0)) // of_warp
+    return min(most if runtime.has_tma else MAX_WARPS_BEFORE_SM90, fit)
+
+
+def check_nodes(runtime: Runtime, num_nodes: int) -> None:
+    """Raises: ValueError if the card's blocks have no warp for each node and the coordinators"""
+    most = warps_that_fit(runtime, most_warps(num_nodes)) - 2
+    if num_nodes > most:
+        refuse(
+            "group", f"{num_nodes} nodes", f"at most {most} nodes on this GPU: a block of combine needs a warp for each"
+        )
 
 
 class InternodeMemory:
@@ -56,28 +66,42 @@ class InternodeMemory:
         """Offset of the mode's cells in the RDMA buffer."""
         return self.rdma.cells
 
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """All of the mode."""
+        return internode_notify_dispatch, internode_cached_notify, internode_dispatch, self.combine_kernel
+
+    @property
+    def combine_kernel(self) -> Kernel:
+        return kernel_for(self.num_rdma_ranks)
+
     def kernel(self, kernel: Kernel) -> Kernel:
         """The kernel for this network."""
         return self.rdma.kernel(kernel)
 
-    def num_warps(self, num_threads: int | None) -> int:
-        """Warps of a block of dispatch or combine; num_threads: of the config."""
+    def num_warps(self, num_threads: int | None, most: int = MAX_WARPS) -> int:
+        """Warps of a block of dispatch or combine; num_threads: of the config; most: that the kernel is made for."""
         if num_threads is not None:
             return num_threads // 32
-        wanted = self.rdma.runtime.ring_threads(self.num_nvl_ranks) // 32
-        return max(self.fewest_warps, min(self.most_warps, wanted))
+        fewest, most = self.bounds_of_warps(most)
+        return max(fewest, min(most, self.rdma.runtime.ring_threads(self.num_nvl_ranks) // 32))
 
-    @property
-    def most_warps(self) -> int:
-        """For which a block has registers, and room in its shared memory, in combine too."""
-        most = MAX_WARPS if self.rdma.runtime.has_tma else MAX_WARPS_BEFORE_SM90
-        of_warp = combine_smem_bytes(32) - combine_smem_bytes(0)
-        return min(most, (self.rdma.runtime.max_smem_bytes - combine_smem_bytes(0)) // of_warp)
+    def bounds_of_warps(self, most: int = MAX_WARPS) -> tuple[int, int]:
+        """Fewest and most warps of a block of dispatch or combine: see `fewest_warps` and `warps_that_fit`."""
+        return min(self.fewest_warps, most), warps_that_fit(self.rdma.runtime, most)
 
     @property
     def fewest_warps(self) -> int:
-        """With which every role has one: NVL receivers and a sender, or forwarders of each node, and coordinators."""
+        """With which every role has one: NVL receivers and a sender, or forwarders of each node, and coordinators.
+
+        Between so many nodes that a block of dispatch has not as many warps, it needs fewer.
+        """
         return max(self.num_nvl_ranks, self.num_rdma_ranks) + 2
+
+    @property
+    def most_combine_warps(self) -> int:
+        """For which the kernel of combine is made."""
+        return most_warps(self.num_rdma_ranks)
 
     def num_nvl_receivers(self, num_warps: int) -> int:
         """Warps of each team of NVL receivers in dispatch; the other half of the block sends."""

@@ -51,8 +51,9 @@ def gather_objects(comm: Any, value: Any, timeout_ns: int) -> list[Any]:
     from mpi4py import MPI
 
     data = np.frombuffer(pickle.dumps(value), np.uint8)
-    sizes = np.zeros(comm.size, np.int64)
-    _finish(comm, comm.Iallgather(np.array([data.size]), sizes), timeout_ns)
+    sizes = np.zeros(comm.size, "<i8")  # hosts of another byte order are refused later: see ranks.hosts
+    own = np.array([data.size], "<i8").view(np.uint8)
+    _finish(comm, comm.Iallgather([own, MPI.BYTE], [sizes.view(np.uint8), MPI.BYTE]), timeout_ns)
     ends = np.cumsum(sizes)
     received = np.zeros(ends[-1], np.uint8)
     whole = [received, sizes, ends - sizes, MPI.BYTE]

@@ -174,6 +174,7 @@ class TorchComm:
         self.group = group
         self.rank: int = group.rank()
         self.size: int = group.size()
+        self.hosts: tuple[str, ...] = ()  # of the ranks; see ranks.hosts
 
     def allgather(self, sendobj: Any) -> list[Any]:
         """What every rank sent, by rank."""

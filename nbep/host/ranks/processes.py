@@ -53,10 +53,14 @@ def _status(pid: int) -> list[str]:
 
 
 class Gone(NamedTuple):
-    """The ranks whose processes have ended, and those whose processes are stopped."""
+    """The ranks whose processes have ended, and those whose processes are stopped.
+
+    hosts: of all ranks, if they are on several
+    """
 
     ended: list[int]
     stopped: list[int]
+    hosts: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.ended or self.stopped)
@@ -77,4 +81,7 @@ def who_is_gone(processes: Sequence[Process]) -> Gone:
     """Which of the ranks do nothing any more; processes: by rank, one of them this."""
     here = Process.own().host
     states = [process.state if here and process.host == here else "" for process in processes]
-    return Gone(*([rank for rank, state in enumerate(states) if state and state in kind] for kind in (ENDED, STOPPED)))
+    ended, stopped = (
+        [rank for rank, state in enumerate(states) if state and state in kind] for kind in (ENDED, STOPPED)
+    )
+    return Gone(ended, stopped)

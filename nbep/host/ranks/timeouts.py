@@ -50,3 +50,8 @@ def timeout_ns() -> int:
 def join_ranks(ranks: Sequence[int]) -> str:
     """ "rank 1", or "ranks 1, 2"."""
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def ranks_on_hosts(hosts: Sequence[str], ranks: Sequence[int]) -> str:
+    """ "ranks 2, 3 (hostb)"; hosts: of all ranks."""
+    return f"{join_ranks(ranks)} ({', '.join(dict.fromkeys(hosts[rank] for rank in ranks))})"

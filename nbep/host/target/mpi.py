@@ -17,9 +17,8 @@ MPI lets in what comes for a process while that calls MPI. So a thread of each p
 it has such memory, whatever the kernels and the host do; MPI has to be initialized with MPI_THREAD_MULTIPLE for that,
 as it is by mpi4py that is not told otherwise.
 
-Nothing of this needs one host for all nodes. It is run on one machine with MPICH, also when that takes the machine for
-several hosts (MPIR_CVAR_NOLOCAL, MPIR_CVAR_NUM_CLIQUES) and goes through its network between them. It was run neither
-on several machines nor with another MPI. What goes to a peer that was killed never arrives: kernels' waits end at their
+Nothing of this needs one host for all nodes. It is run with MPICH, on one machine and between two network namespaces
+over TCP (tests/hosts). It was run neither on several machines nor with another MPI. What goes to a peer that was killed never arrives: kernels' waits end at their
 deadlines all the same. MPI_Finalize would then wait for ever, as it does without a network: see host.ranks.await_ranks.
 
 Source: MPI 4.1, sections "Window That Allocates Shared Memory" (MPI_Win_allocate_shared, MPI_Win_shared_query),

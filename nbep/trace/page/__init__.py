@@ -4,6 +4,7 @@ data.py    the run as JSON: events in columns           slots.py   rings, halves
 page.html  the parts of the page                        page.css   how they look
 run.js     what can be asked of the data                rows.js    ranks, roles and warps
 timeline.js, slots.js, now.js    draw, on canvases, what is there at a step        main.js   keys, pointer, slider
+story.js   one token, step by step: what the page opens on; ../story.py has made it from the events
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from nbep.trace.page.data import page_data
 from nbep.trace.recorder import Recorder
 
-SCRIPTS = ("run.js", "rows.js", "timeline.js", "slots.js", "now.js", "main.js")
+SCRIPTS = ("run.js", "rows.js", "timeline.js", "slots.js", "now.js", "story.js", "main.js")
 
 
 class Page:

@@ -23,6 +23,7 @@ from nbep.trace.low_latency import in_tags
 from nbep.trace.page.slots import all_slots
 from nbep.trace.readings import readings
 from nbep.trace.recorder import Recorder
+from nbep.trace.story import all_stories, as_json, line_of_role
 
 KINDS = ("store", "atomic", "fill", "see", "wait", "hang")
 NOT_YET = -1
@@ -53,7 +54,7 @@ def page_data(trace: Recorder) -> dict[str, Any]:
         "lane": [event.thread % 32 for event in events],
         "call": [calls.number((event.kernel, event.call)) for event in events],
         "cell": [cells.number((event.cell.owner, event.cell.text)) for event in events],
-        "value": [_value(event) for event in events],
+        "value": [value_of(event) for event in events],
         "order": [orders.number(event.order) for event in events],
         "until": [_until(event.until) if event.what in ("wait", "hang") else 0 for event in events],
         "stack": [stacks.number(tuple(map(lines.number, event.at))) for event in events],
@@ -65,6 +66,8 @@ def page_data(trace: Recorder) -> dict[str, Any]:
         for (rank, kernel, call, *place), step in trace.exits().items()
     ]
     arrows = _one_for_each_warp(readings(events), columns["thread"])
+    stories = [as_json(story, lines.number) for story in all_stories(trace)]
+    every = list(lines)
     sources = _Table()
     numbered = [[sources.number((line.file, line.begin, line.function)), line.number] for line in lines]  # type: ignore
     return {
@@ -84,6 +87,8 @@ def page_data(trace: Recorder) -> dict[str, Any]:
         "sources": [_source(*key) for key in sources],  # type: ignore[misc]
         "events": columns,
         "readings": {"stored": [pair[0] for pair in arrows], "seen": [pair[1] for pair in arrows]},
+        "stories": stories,  # see `trace.story`
+        "roleLines": [line_of_role(tuple(every[number] for number in stack)) for stack in stacks],  # type: ignore
         "slots": [
             {**each._asdict(), "changes": [list(column) for column in zip(*each.changes, strict=True)]}
             for each in all_slots(trace)
@@ -100,7 +105,8 @@ def _thread(event: Event) -> tuple[int, str, int, int]:
     return event.rank, role, event.block, event.thread // 32
 
 
-def _value(event: Event) -> int | str:
+def value_of(event: Event) -> int | str:
+    """A value as it is shown."""
     value = event.value
     if event.cell.is_in_tags:
         return in_tags(value)

@@ -13,8 +13,10 @@ class Page {
     this.isPlaying = false;
     this.willDraw = false;
     this.setUp();
+    this.tale = new Tale(this);
     this.goTo(Number(new URLSearchParams(location.hash.slice(1)).get("step")) || this.run.openingStep);
     this.draw();
+    if (this.tale.story && !location.hash) this.tale.tell();
   }
 
   // --- what is shown -------------------------------------------------------------------------------------------------
@@ -145,7 +147,7 @@ class Page {
       const row = event.target.closest("tr[data-key]");
       if (!row) return;
       this.now.chosen = row.dataset.key;
-      this.now.depth = 0;
+      this.now.depth = null;
       this.later();
     });
     this.now.where.addEventListener("click", (event) => {
@@ -193,6 +195,11 @@ class Page {
       const box = this.slots.boxAt(event.offsetX, event.offsetY);
       this.showTip(box && `${escaped(box[3])}${box[4] ? `<br>${escaped(box[4])}` : ""}`, event);
     });
+    this.slots.canvas.addEventListener("click", (event) => {
+      const box = this.slots.boxAt(event.offsetX, event.offsetY);
+      const story = box && this.tale.of(box[4], box[5].kernel, box[5].call);
+      if (story) this.tale.tell(story);
+    });
     this.slots.canvas.addEventListener("pointerleave", () => this.showTip());
   }
 
@@ -232,7 +239,13 @@ class Page {
 
   onKey(event) {
     const isTyping = event.target.matches("select, input[type='number']");
-    if (isTyping || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+    if (isTyping || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return undefined;
+    if (event.key.toLowerCase() === "s") return this.tale.isShown ? this.tale.explore() : this.tale.tell(undefined, this.tale.number);
+    if (this.tale.isShown) {
+      const turn = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (turn) this.tale.goTo(this.tale.number + turn);
+      return undefined;
+    }
     const { shiftKey } = event;
     const page = (this.timeline.to - this.timeline.from) / 10;
     const actions = {
@@ -252,9 +265,9 @@ class Page {
       "?": () => document.getElementById("keys").showModal(),
     };
     const action = actions[event.key.length === 1 ? event.key.toLowerCase() : event.key];
-    if (!action || (event.key === " " && event.target.matches("button"))) return;
+    if (!action || (event.key === " " && event.target.matches("button"))) return undefined;
     event.preventDefault();
-    action();
+    return action();
   }
 }
 

@@ -26,7 +26,7 @@ class Now {
     this.where = document.querySelector("#source .where");
     this.code = document.querySelector("#source pre");
     this.chosen = ""; // the row whose source is shown: rank and label
-    this.depth = 0; // 0 for the innermost line, 1 for its caller
+    this.depth = null; // 0 for the innermost line, 1 for its caller; null for that of the role
   }
 
   // For each row that runs at a step: { row, event, state, text }, state "runs", "waits", "hangs" or "left".
@@ -81,7 +81,7 @@ class Now {
     const keyOf = ({ row }) => `${row.rank} ${row.label}`;
     const chosen = states.find((state) => keyOf(state) === this.chosen) ?? this.firstChoice(states);
     const lines = states.map((each) => {
-      const [line] = run.linesOf(each.event);
+      const line = run.roleLineOf(each.event);
       const code = line ? `${line.file.split("/").pop()}:${line.number}  ${codeOf(line)}` : "";
       const role = each.row.kind === "rank" ? "all roles" : each.row.label;
       const mark = `${each.state}${each === chosen ? " chosen" : ""}`;
@@ -102,7 +102,7 @@ class Now {
 
   drawSource(state) {
     const lines = state ? this.run.linesOf(state.event) : [];
-    const line = lines[Math.min(this.depth, lines.length - 1)];
+    const line = lines[Math.min(this.depth ?? this.run.roleLines[this.run.stack[state?.event]], lines.length - 1)];
     if (!line) {
       this.where.textContent = state ? "The emulator's copy engine: no line of a kernel." : "";
       this.code.textContent = "";

@@ -127,6 +127,11 @@ class Run {
     }
   }
 
+  // The line of the role's own code where an event happened, not that of a helper; undefined if there is no line.
+  roleLineOf(event) {
+    return this.linesOf(event)[this.roleLines[this.stack[event]]];
+  }
+
   // The lines where an event happened, innermost first: { file, function, begin, text, number }.
   linesOf(event) {
     return this.stacks[this.stack[event]].map((line) => {

@@ -10,7 +10,7 @@ class Slots {
     Object.assign(this, { run, rows, colors });
     this.scroll = document.querySelector("#slots .scroll");
     this.canvas = this.scroll.querySelector("canvas");
-    this.boxes = []; // of the last drawing: [x, y, size, text]
+    this.boxes = []; // of the last drawing: [x, y, size, text, content, row]
   }
 
   // The states and contents of a row of slots at a step.
@@ -100,7 +100,7 @@ class Slots {
       if (state !== EMPTY) pen.fill();
       pen.globalAlpha = 1;
       pen.stroke();
-      this.boxes.push([left, top, size, `${row.title}, slot ${slot}: ${["free", "being filled", "published"][state]}`, texts[slot]]);
+      this.boxes.push([left, top, size, `${row.title}, slot ${slot}: ${["free", "being filled", "published"][state]}`, texts[slot], row]);
     });
   }
 

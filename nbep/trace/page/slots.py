@@ -13,7 +13,7 @@ from typing import NamedTuple
 from nbep.trace.events import Event, Launch
 from nbep.trace.queues import EntryLife, all_lives
 from nbep.trace.recorder import Recorder
-from nbep.trace.rings import Place, ring_changes, ring_places
+from nbep.trace.rings import Place, ring_changes, ring_places, ring_title
 
 EMPTY, FILLING, FULL = range(3)
 Change = tuple[int, int, int, str]  # step, slot, state, and what is in the slot
@@ -62,8 +62,7 @@ def _rings(trace: Recorder) -> Iterator[Slots]:
             mine = _ring_changes(fills.get(key, []), changes.get(key, []), count)
             if not mine:
                 continue
-            for_node = f", for node {node}" if node >= 0 else ""
-            title = f"{place.level} ring from rank {source}, channel {place.channel}{for_node}".strip()
+            title = ring_title(place, source, node)
             begin = min(launch.begin, mine[0][0])
             yield Slots(
                 "ring", launch.rank, title, source, launch.kernel, launch.call, begin, _end(trace, launch), count, mine

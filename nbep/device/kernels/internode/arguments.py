@@ -10,22 +10,23 @@ from nbep.device.network.seam import Network
 from nbep.device.protocols.peers import Bounds, Peers
 from nbep.device.protocols.totals import Progress
 
-MAX_WARPS = 20  # of a block
+MAX_WARPS = 20  # of a block: with more of them a thread has 80 registers in place of 96
+MOST_WARPS = MAX_RDMA_RANKS + 2  # of a block of combine between so many nodes that MAX_WARPS are not enough
 MAX_WARPS_BEFORE_SM90 = 12  # where the warps copy themselves, which takes registers
 MAX_TEAMS = 12  # each has a named barrier
 MAX_NVL_RINGS = MAX_RDMA_RANKS * MAX_NVL_PEERS
 
 # Shared memory of a block, before what its warps have for themselves.
 BATCHES = 0  # [MAX_TEAMS] of 16 bytes: what a team takes next, or the tail that it has seen
-BOARD = 16 * MAX_TEAMS  # [MAX_WARPS, MAX_RDMA_RANKS] s32: how far each warp has come with each node's ring
+BOARD = 16 * MAX_TEAMS  # [MOST_WARPS, MAX_RDMA_RANKS] s32: how far each warp has come with each node's ring
 BOARD_ROW = 4 * MAX_RDMA_RANKS
-STAGES = (BOARD + MAX_WARPS * BOARD_ROW + 127) // 128 * 128
+STAGES = (BOARD + MOST_WARPS * BOARD_ROW + 127) // 128 * 128
 
 # In combine there are the lists of a sum before the stages, see `protocols.sums`: rows and their top-k weights.
 LISTS = STAGES
 WEIGHT_LIST = 8 * (MAX_RDMA_RANKS + 2)  # in a warp's lists: behind its rows, biases among them
 LIST_BYTES = (WEIGHT_LIST + 8 * MAX_RDMA_RANKS + 127) // 128 * 128
-TOLD = LISTS + MAX_WARPS * LIST_BYTES  # [MAX_NVL_RINGS] s32: the heads of a forwarder block's NVL rings, as told last
+TOLD = LISTS + MOST_WARPS * LIST_BYTES  # [MAX_NVL_RINGS] s32: the heads of a forwarder block's NVL rings, as told last
 COMBINE_STAGES = TOLD + 4 * MAX_NVL_RINGS
 SUMS_WORD = MAX_NVL_PEERS  # of a forwarder's row on the board in combine: its sums; before it the NVL rings of its node
 

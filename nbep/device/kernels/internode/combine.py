@@ -25,16 +25,18 @@ in the same order, that of the dispatch: for the first one that is not done, som
 Source: DeepEP csrc/kernels/internode.cu, combine. Break it: notebooks/14_internode_combine.ipynb
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import nbep.device.primitives as ptx
-from nbep.device.jit import device_function, kernel
+from nbep.device.jit import device_function, for_blocks_of, kernel
 from nbep.device.kernels.internode.arguments import (
     COMBINE_STAGES,
     LIST_BYTES,
     LISTS,
     MAX_WARPS,
     MAX_WARPS_BEFORE_SM90,
+    MOST_WARPS,
     WEIGHT_LIST,
     Context,
     find_here,
@@ -161,3 +163,13 @@ def internode_combine(
             send_and_receive(ctx, out, inputs, warp)
     if has_failed(bounds):
         spoil_sums(out, rdma, sizes.num_combined_tokens, lane)
+
+
+def most_warps(num_rdma_ranks: int) -> int:
+    """Most warps of a block between so many nodes."""
+    return MAX_WARPS if num_rdma_ranks + 2 <= MAX_WARPS else MOST_WARPS
+
+
+def kernel_for(num_rdma_ranks: int) -> Callable:
+    """The kernel between so many nodes. Larger blocks have fewer registers, so other numbers keep the smaller ones."""
+    return for_blocks_of(internode_combine, 32 * most_warps(num_rdma_ranks))

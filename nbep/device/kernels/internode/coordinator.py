@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.kernels.internode.arguments import BATCHES, BOARD, BOARD_ROW, MAX_WARPS, rank_at
+from nbep.device.kernels.internode.arguments import BATCHES, BOARD, BOARD_ROW, MOST_WARPS, rank_at
 from nbep.device.layout.internode import head_offset, tail_offset
 from nbep.device.network.seam import amo_add
 from nbep.device.protocols.board import has_stalled, least_progress, reset_board
@@ -37,7 +37,7 @@ class Column(NamedTuple):
 @device_function
 def begin_block(bounds):
     """Reset the board. Returns whether no wait of this rank has timed out before; the same in the whole block."""
-    reset_board(ptx.smem_base() + BOARD, MAX_WARPS * BOARD_ROW // 4, ptx.thread_idx(), ptx.block_dim())
+    reset_board(ptx.smem_base() + BOARD, MOST_WARPS * BOARD_ROW // 4, ptx.thread_idx(), ptx.block_dim())
     return ptx.bar_red_and(0, ptx.block_dim(), not has_timed_out(bounds))
 
 

@@ -1,0 +1,17 @@
+"""Puzzle 18, solved: each post acquires what those before it have released, and releases it with its own entry."""
+
+from nbep.device.jit import device_function
+from nbep.device.primitives import atom_add_relaxed_gpu_s32, ld_acquire_gpu_s32, st_release_gpu_s32, st_weak_s32
+from nbep.device.protocols.waits import start_wait
+from nbep.puzzle import give_up
+
+
+@device_function
+def post(value, entries, reserved, ready, bounds):
+    ticket = atom_add_relaxed_gpu_s32(reserved, 1)
+    st_weak_s32(entries + 4 * ticket, value)
+    deadline = start_wait(bounds)
+    while ld_acquire_gpu_s32(ready) != ticket:
+        if give_up(bounds, deadline):
+            return
+    st_release_gpu_s32(ready, ticket + 1)

@@ -1,0 +1,13 @@
+"""Puzzle 19, solved: the record is released behind the entry, the doorbell behind the record."""
+
+from nbep.device.jit import device_function
+from nbep.device.primitives import FULL_MASK, st_release_sys_s32, st_weak_s32, syncwarp
+
+
+@device_function
+def post(value, entry, record, doorbell, n, lane):
+    st_weak_s32(entry + 4 * lane, value)
+    syncwarp(FULL_MASK)
+    if lane == 0:
+        st_release_sys_s32(record, n + 1)
+        st_release_sys_s32(doorbell, n + 1)

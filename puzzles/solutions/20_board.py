@@ -1,0 +1,24 @@
+"""Puzzle 20, solved: each warp releases how far it is, and the coordinator acquires the least of it."""
+
+from nbep.device.jit import device_function
+from nbep.device.primitives import (
+    FULL_MASK,
+    atom_exch_release_cta_shared_s32,
+    ld_acquire_cta_shared_s32,
+    syncwarp,
+)
+
+
+@device_function
+def note(cell, num_rows, lane):
+    syncwarp(FULL_MASK)
+    if lane == 0:
+        atom_exch_release_cta_shared_s32(cell, num_rows)
+
+
+@device_function
+def least_progress(board, num_warps):
+    least = ld_acquire_cta_shared_s32(board)
+    for warp in range(1, num_warps):
+        least = min(least, ld_acquire_cta_shared_s32(board + 4 * warp))
+    return least

@@ -1,0 +1,18 @@
+"""Puzzle 21, solved: a receiver's wait, a sender's wait, a copy, and both counters."""
+
+from nbep.device.jit import device_function
+from nbep.device.primitives import FULL_MASK, ld_weak_s32, st_release_sys_s32, st_weak_s32, syncwarp
+from nbep.puzzle import wait_at_least
+
+OUT_SLOTS = 2
+
+
+@device_function
+def forward(slot_in, slot_out, tail_in, head_in, tail_out, head_out, n, lane, bounds):
+    wait_at_least(tail_in, n + 1, bounds)
+    wait_at_least(head_out, n + 1 - OUT_SLOTS, bounds)
+    st_weak_s32(slot_out + 4 * lane, ld_weak_s32(slot_in + 4 * lane))
+    syncwarp(FULL_MASK)
+    if lane == 0:
+        st_release_sys_s32(tail_out, n + 1)
+        st_release_sys_s32(head_in, n + 1)

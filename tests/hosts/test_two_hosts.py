@@ -1,0 +1,70 @@
+"""Ranks on two hosts: calls are right, and a rank or a host that is gone is named in time."""
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from kills import PROGRAM as KILLED
+from kills import last_words
+
+pytestmark = [pytest.mark.mpi, pytest.mark.hosts, pytest.mark.thorough]
+
+MPI = Path(__file__).parents[1] / "mpi"
+NUM_RANKS = 4
+ON_THIS_HOST, ON_THE_OTHER = (0, 1), (2, 3)
+
+
+def test_calls_between_two_hosts_agree_with_the_reference(on_two_hosts):
+    """The normal mode; low latency with hooks; then calls that differ, which all ranks are told."""
+    programs = "internode 0 1 1 200000, low_latency 2 0 2 1 0, calls_that_differ 3"
+    output = on_two_hosts(MPI / "network_programs.py", programs, NBEP_TIMEOUT_MS="20000")
+    for rank in range(NUM_RANKS):
+        assert f"rank {rank} is done" in output, output
+
+
+def test_memory_is_not_mapped_from_host_to_host(on_two_hosts):
+    output = on_two_hosts(MPI / "network_programs.py", "pretended_hosts 2 2 1 1 7 100000", NBEP_TIMEOUT_MS="20000")
+    assert output.count("is done") == NUM_RANKS, output
+
+
+@pytest.mark.parametrize(("kind", "step"), [("nodes", 2), ("internode", 1)])
+def test_ranks_of_the_other_host_name_a_rank_that_is_killed_and_its_host(on_two_hosts, kind, step):
+    """A survivor names whom it misses first: that may be a rank of its own host, which has missed the killed one."""
+    began = time.monotonic()
+    until = [f"ends: rank {rank}" for rank in (0, 1, 2)]
+    output = on_two_hosts(KILLED, 3, "KILL", kind, "step", step, until=until, NBEP_TIMEOUT_MS="3000")
+    told = last_words(output)
+    assert {0, 1, 2} <= told.keys(), output
+    assert any("rank 3 is on hostb, this rank on hosta" in told[rank] for rank in ON_THIS_HOST), output
+    assert "rank 3 has ended" in told[2], output
+    assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize(("kind", "step"), [("nodes", 2), ("internode", 1)])
+def test_a_host_that_vanishes_is_missed_by_the_others_in_time(on_two_hosts, kind, step):
+    until = [f"ends: rank {rank}" for rank in ON_THIS_HOST]
+    output = on_two_hosts(KILLED, 2, "LINK", kind, "step", step, until=until, NBEP_TIMEOUT_MS="3000")
+    told = last_words(output)
+    for rank in ON_THIS_HOST:
+        assert "waited more than 3000 ms for rank" in told[rank], output
+    assert any("is on hostb, this rank on hosta" in told[rank] for rank in ON_THIS_HOST), output
+
+
+def test_hosts_that_differ_are_refused_by_name_and_so_is_allow_mnnvl(on_two_hosts):
+    output = on_two_hosts(Path(__file__).with_name("differ_main.py"))
+    assert output.count("is done") == NUM_RANKS, output
+
+
+def test_nbep_info_says_which_rank_is_where_and_what_reaches_what(on_two_hosts):
+    output = on_two_hosts("-m", "nbep", "info", "--hosts")
+    assert "4 ranks, target emulator, transport ibgda" in output, output
+    assert "rank 1 on hosta reaches 0 over memory; 2, 3 over ibgda" in output, output
+    assert "rank 2 on hostb reaches 0, 1 over ibgda; 3 over memory" in output, output
+    assert "each rank has received a token from each: right" in output, output
+
+
+def test_two_hosts_leave_nothing_behind(on_two_hosts):
+    on_two_hosts("-c", "pass")
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    assert "nbep-" not in listed
