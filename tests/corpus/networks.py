@@ -65,7 +65,7 @@ LOW_LATENCY = [
          "low_latency.coordinator.end_earlier_calls: syncwarp", TRIP,
          "no syncwarp", (": journal[",)),
     race("low latency: a credit before the cells are empty", "low_latency.coordinator.empty_half: syncwarp", OVERLAP,
-         "told by another lane", (": credits[half",), seeds=range(12), least=1),
+         ("told by another lane", "warps not met"), (": credits[half",), seeds=range(12), least=1),
     race("low latency: no credit is waited for", "low_latency.coordinator.may_send: wait for credit", OVERLAP,
          ("warps not met", "not waited", "two stores, not waited"), (": counts[half", maybe(": credits[half")),
          least=1),
