@@ -82,8 +82,8 @@ class History:
         what = f"{'.'.join(order)} atomic {atomic.op} {atomic.operand}: {atomic.old} becomes"
         self._note(thread, allocation, offset, KINDS[kind].size, what, allocation.read(offset, kind))
 
-    def on_copy(self, thread: Thread, allocation: Any, offset: int, data: bytes) -> None:
-        self._tell("on_copy", thread, allocation, offset, data)
+    def on_copy(self, thread: Thread, allocation: Any, offset: int, data: bytes, site: Site | None) -> None:
+        self._tell("on_copy", thread, allocation, offset, data, site)
         self._note(thread, allocation, offset, len(data), "bulk copy of", f"{len(data)} bytes")
 
     def _tell(self, name: str, *args: Any) -> None:
