@@ -73,7 +73,9 @@ REASONS = {
     "low_latency.deduplicated_combine.announce_parts: syncwarp": TOGETHER,
     "low_latency.deduplicated_combine.send_sums: syncwarp": "the one in may_warp_send comes before its stores, too",
     "network.host.amo_add: scope of cell": "what it loads is this GPU's own, or was emptied before a credit",
-    "low_latency.update_mask_buffer.give_up_rank: empty_rank": "the counts are given up, too; with deduplicate a source without counts has no rows",
+    "low_latency.update_mask_buffer.give_up_rank: empty_rank": (
+        "the counts are given up, too; with deduplicate a source without counts has no rows"
+    ),
     "low_latency.deduplicated_dispatch.send_to_ranks: wait_send_area": PLACE,
     "low_latency.deduplicated_combine.send_sums: wait_send_area": PLACE,
     "low_latency.coordinator.wait_send_area: syncwarp": TOGETHER,

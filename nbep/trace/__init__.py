@@ -6,6 +6,7 @@
     nbep.spawn(main, 2, tracer=trace, seed=7)
     trace.plot_rings()
     trace.plot_channel(src=0, dst=1)
+    trace.plot_slots(dst=1)               # what lies in each slot, from when to when
     trace.table("store", cell="tail")
     trace.table("fill", cell="recv_x")    # which role filled which row, and when
     trace.stuck()                         # who waits for what, after a deadlock
@@ -20,8 +21,8 @@
     trace.to_perfetto("trace.json")       # for ui.perfetto.dev
 
 Read in this order: events, roles, low_latency, internode, recorder, rings, queues, journeys, readings; then table,
-entries, ring_picture, space_time, halves_picture, hops_picture, queue_picture; story, page, perfetto; touches
-stands alone.
+entries, ring_picture, slot_picture, space_time, halves_picture, hops_picture, queue_picture; story, page, perfetto;
+touches stands alone.
 """
 
 from __future__ import annotations
@@ -118,6 +119,20 @@ class Trace(Recorder):
         from nbep.trace.ring_picture import ring_picture
 
         return ring_picture(self, kernel, ranks)
+
+    def plot_slots(
+        self, dst: int = 1, channel: int = 0, kernel: str | None = None, *, call: int = 0, follow: int | None = None
+    ) -> Picture:
+        """The slots of all rings that end at a rank: which row lies there from when to when, and who waits.
+
+        Cells are found by their names: `tail[src 0]`, `head[src 0]`, `x[slot 1, src 0]`, with or without a channel.
+
+        Args:   follow: the row of each ring that has a colour, counted from 0; None: all
+        Raises: ValueError if no slot of such a ring was filled
+        """
+        from nbep.trace.slot_picture import slot_picture
+
+        return slot_picture(self, dst, channel, kernel, call, follow)
 
     def plot_channel(
         self, src: int = 0, dst: int = 1, channel: int = 0, kernel: str = "dispatch", *, call: int = 0

@@ -25,11 +25,14 @@ def numbers(text: str) -> list[int]:
 
 
 def definitions(path: Path) -> dict:
-    """What the notebook has defined and run before it breaks anything. What holds there is not tried again."""
+    """What the notebook has defined and run before it breaks anything. What holds there is not tried again.
+
+    A notebook in rungs breaks things all the way: of that, the cells count that break nothing.
+    """
     names: dict = {"__name__": "answers"}
     cells = nbformat.read(path, as_version=4).cells
-    end = next((i for i, cell in enumerate(cells) if cell.source.startswith("## Break it")), len(cells))
-    before = [cell.source for cell in cells[:end] if cell.cell_type == "code" and "edit(" not in cell.source]
+    first_break = next((i for i, cell in enumerate(cells) if cell.source.startswith("## Break it")), len(cells))
+    before = [c.source for c in cells[:first_break] if c.cell_type == "code" and not re.search(r"\bedit\(", c.source)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nbep.notebook, "holds", lambda attempt, seeds: "")
         patch.setattr(nbep.notebook, "show", lambda *functions: None)
@@ -42,8 +45,8 @@ def definitions(path: Path) -> dict:
 
 
 def run(source: str, names: dict, path: Path) -> None:
-    """Run a cell, or code of an answer. `edit` finds its source again under a name of its own."""
-    name = f"<{path.stem} {hash(source)}>"
+    """Run a piece of a file; `edit` finds the source of what it defines."""
+    name = f"<{path.name} {len(linecache.cache)}>"
     linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
     exec(compile(source, name, "exec"), names)
 

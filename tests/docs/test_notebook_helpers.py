@@ -4,7 +4,7 @@ import pytest
 
 from nbep.device import primitives
 from nbep.device.protocols import barrier, waits
-from nbep.notebook import clean, edit, first_failure, holds, show
+from nbep.notebook import clean, edit, explain, first_failure, fold, holds, show
 
 
 def test_an_edit_reaches_whoever_calls_the_function_and_ends_with_the_block(capsys):
@@ -49,6 +49,11 @@ def test_show_prints_outside_a_notebook(capsys):
     assert "def wait_announced(cell, bounds, peer, channel):" in capsys.readouterr().out
 
 
+def test_a_fold_prints_its_title_and_the_source_outside_a_notebook(capsys):
+    fold("The wait", waits.wait_announced)
+    assert capsys.readouterr().out.startswith("The wait\n\n@device_function\ndef wait_announced(")
+
+
 def even_seeds_fail(seed):
     if seed == 3:
         raise ValueError("three")
@@ -59,6 +64,15 @@ def test_the_first_failing_seed_is_found():
     failure = first_failure(even_seeds_fail, range(1, 10))
     assert (failure.seed, type(failure.error)) == (2, AssertionError)
     assert str(first_failure(even_seeds_fail, range(1, 10), ValueError)) == "seed 3, ValueError: three"
+
+
+def test_a_report_is_printed_if_it_is_the_one_that_the_page_explains(capsys):
+    failure = first_failure(even_seeds_fail, [3])
+    explain(failure, "ValueError", cell="three", lines=0)
+    assert capsys.readouterr().out == "\n... and 1 lines more\n"
+    for kind, words in (("KeyError", {}), ("ValueError", {"cell": "tail"}), ("ValueError", {"line": "st_weak"})):
+        with pytest.raises(AssertionError, match="three"):
+            explain(failure, kind, **words)
 
 
 def test_no_failure_where_one_is_asked_for_is_an_error():

@@ -73,6 +73,14 @@ def test_answers_to_questions_are_folded(path):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_who_is_asked_what_will_happen_runs_it_next_and_finds_the_answer_folded(path):
+    cells = load(path).cells
+    for i in [i for i, cell in enumerate(cells) if "**Predict.**" in cell.source]:
+        assert cells[i + 1].cell_type == "code"
+        assert cells[i + 2].source.startswith("<details><summary>What happened</summary>")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_outputs_are_kept_and_name_no_machine(path):
     notebook = load(path)
     assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
@@ -86,10 +94,10 @@ def test_outputs_are_kept_and_name_no_machine(path):
 def test_source_is_shown_and_not_pasted(path):
     """What `show` and `fold` display stands in the repository as it is displayed."""
     shown = [
-        output.data["text/markdown"].partition("```python\n")[2].rpartition("```")[0]
+        source
         for cell in load(path).cells
         for output in cell.get("outputs", [])
-        if "text/markdown" in output.get("data", {})
+        for source in re.findall(r"```python\n(.*?)```", output.get("data", {}).get("text/markdown", ""), re.DOTALL)
     ]
     package = path.parents[1] / "nbep"
     sources = [
@@ -105,11 +113,13 @@ def shown_functions(cell: nbformat.NotebookNode) -> list[str]:
     """What a cell shows of the source, or defines."""
     if cell.cell_type != "code":
         return []
-    return [*shown_of_source(cell), *re.findall(r"^def (\w+)\(", cell.source, re.MULTILINE)]
+    folded = re.findall(r"\bfold\(\s*\"[^\"]*\",(.*?)\)", cell.source, re.DOTALL)
+    names = [name.strip() for call in folded for name in call.split(",") if name.strip()]
+    return [*shown_of_source(cell), *names, *re.findall(r"^def (\w+)\(", cell.source, re.MULTILINE)]
 
 
 def shown_of_source(cell: nbformat.NotebookNode) -> list[str]:
-    calls = re.findall(r"\bshow\((.*?)\)", cell.source, re.DOTALL)
+    calls = re.findall(r"\b(?:show|fold)\((.*?)\)", cell.source, re.DOTALL)
     return [name.strip() for call in calls for name in call.split(",") if name.strip()]
 
 

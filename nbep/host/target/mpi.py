@@ -18,8 +18,9 @@ it has such memory, whatever the kernels and the host do; MPI has to be initiali
 as it is by mpi4py that is not told otherwise.
 
 Nothing of this needs one host for all nodes. It is run with MPICH, on one machine and between two network namespaces
-over TCP (tests/hosts). It was run neither on several machines nor with another MPI. What goes to a peer that was killed never arrives: kernels' waits end at their
-deadlines all the same. MPI_Finalize would then wait for ever, as it does without a network: see host.ranks.await_ranks.
+over TCP (tests/hosts). It was run neither on several machines nor with another MPI. What goes to a peer that was killed
+never arrives: kernels' waits end at their deadlines all the same. MPI_Finalize would then wait for ever, as it does
+without a network: see host.ranks.await_ranks.
 
 Source: MPI 4.1, sections "Window That Allocates Shared Memory" (MPI_Win_allocate_shared, MPI_Win_shared_query),
 "Memory Model" and "Progress" of the chapter "One-Sided Communications"
