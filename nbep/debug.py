@@ -23,6 +23,7 @@ from nbep.emulator.machine.memory import OFFSET_BITS, OFFSET_MASK
 from nbep.emulator.machine.names import name_of
 from nbep.emulator.machine.source import Site, describe_site, site_of
 from nbep.emulator.reports.waiting import last_writer, waiting_groups, warps_and_lanes, who
+from nbep.emulator.tracing import Atomic
 
 __all__ = ["History", "history", "what", "where"]
 
@@ -75,15 +76,14 @@ class History:
         self._tell("on_store", thread, allocation, offset, kind, value, *order)
         self._note(thread, allocation, offset, KINDS[kind].size, ".".join(order) + " store of", value)
 
-    def on_atomic(
-        self, thread: Thread, allocation: Any, offset: int, kind: str, op: str, operand: Any, old: Any, *order: str
-    ) -> None:
-        self._tell("on_atomic", thread, allocation, offset, kind, op, operand, old, *order)
-        what = f"{'.'.join(order)} atomic {op} {operand}: {old} becomes"
+    def on_atomic(self, thread: Thread, allocation: Any, offset: int, atomic: Atomic, *order: str) -> None:
+        self._tell("on_atomic", thread, allocation, offset, atomic, *order)
+        kind = atomic.kind
+        what = f"{'.'.join(order)} atomic {atomic.op} {atomic.operand}: {atomic.old} becomes"
         self._note(thread, allocation, offset, KINDS[kind].size, what, allocation.read(offset, kind))
 
-    def on_copy(self, thread: Thread, allocation: Any, offset: int, data: bytes) -> None:
-        self._tell("on_copy", thread, allocation, offset, data)
+    def on_copy(self, thread: Thread, allocation: Any, offset: int, data: bytes, site: Site | None) -> None:
+        self._tell("on_copy", thread, allocation, offset, data, site)
         self._note(thread, allocation, offset, len(data), "bulk copy of", f"{len(data)} bytes")
 
     def _tell(self, name: str, *args: Any) -> None:

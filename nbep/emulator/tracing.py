@@ -4,7 +4,7 @@ A tracer has any of these methods:
 
     on_load(thread, allocation, offset, kind, value, order, scope)      after the load
     on_store(thread, allocation, offset, kind, value, order, scope)     after the store was issued
-    on_atomic(thread, allocation, offset, kind, op, operand, old, order, scope)
+    on_atomic(thread, allocation, offset, atomic, order, scope)         after it; atomic: see Atomic
     on_copy(thread, allocation, offset, data, site)                     a bulk copy has written; site: who asked for it
     on_park(thread, cells)      cells: list of (allocation, offset, kind, value seen)
     on_wake(thread)
@@ -16,12 +16,21 @@ A tracer has any of these methods:
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from .machine.source import Site
 from .machine.thread import Thread
 
 HOOKS = ("on_load", "on_store", "on_atomic", "on_copy", "on_park", "on_wake", "on_meet", "on_launch", "on_exit")
+
+
+class Atomic(NamedTuple):
+    """What an atomic has done to a cell. For a compare-and-swap, operand is what it swaps in."""
+
+    kind: str
+    op: str
+    operand: Any
+    old: Any  # what was in the cell
 
 
 def hooks(tracer: Any) -> SimpleNamespace:
@@ -55,8 +64,8 @@ class TracingMixin:
     ) -> Any:
         old = super().atomic(op, address, kind, operand, order, scope, compare)  # type: ignore[misc]
         allocation = self.segments[address >> 32]
-        offset = address & 0xFFFFFFFF
-        self.world.hooks.on_atomic(self, allocation, offset, kind, op, operand, old, order, scope)
+        done = Atomic(kind, op, operand, old)
+        self.world.hooks.on_atomic(self, allocation, address & 0xFFFFFFFF, done, order, scope)
         return old
 
     def load_shared(self: Any, address: int, kind: str, order: str) -> Any:
@@ -72,7 +81,7 @@ class TracingMixin:
         self: Any, op: str, address: int, kind: str, operand: Any, order: str, compare: Any = None
     ) -> Any:
         old = super().atomic_shared(op, address, kind, operand, order, compare)  # type: ignore[misc]
-        self.world.hooks.on_atomic(self, self.shared, address, kind, op, operand, old, order, "cta")
+        self.world.hooks.on_atomic(self, self.shared, address, Atomic(kind, op, operand, old), order, "cta")
         return old
 
     def put_bytes(self: Any, allocation: Any, offset: int, data: bytes, site: Site | None) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from nbep.emulator.machine.kinds import KINDS
 from nbep.emulator.machine.names import NIC_NUMBERS
 from nbep.emulator.machine.orders import WEAK
+from nbep.emulator.tracing import Atomic
 
 HOME, NVLINK, NETWORK = LINKS = ("home", "nvlink", "network")
 ROW_ACCESS_BYTES = 16  # of a row at once; smaller accesses to own memory are to counts and choices, and hit caches
@@ -103,18 +104,7 @@ class Traffic:
         if is_row and thread.rank < NIC_NUMBERS and not _is_shared(allocation):
             self._home(thread).loads += KINDS[kind].size
 
-    def on_atomic(
-        self,
-        thread: Any,
-        allocation: Any,
-        offset: int,
-        kind: str,
-        op: str,
-        operand: Any,
-        old: Any,
-        order: str,
-        scope: str,
-    ) -> None:
+    def on_atomic(self, thread: Any, allocation: Any, offset: int, atomic: Atomic, order: str, scope: str) -> None:
         if _is_shared(allocation):
             return
         if thread.rank >= NIC_NUMBERS:
@@ -125,7 +115,7 @@ class Traffic:
             reserved = _RESERVED.match(allocation.describe(offset))
             if reserved is not None:
                 entries = self._entries[thread.rank, int(reserved[1])]
-                entries.extend([self._calls[thread.block.launch]] * operand)
+                entries.extend([self._calls[thread.block.launch]] * atomic.operand)
 
     # --- what they share --------------------------------------------------------------------------------------------
 

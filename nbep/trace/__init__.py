@@ -21,8 +21,8 @@
     trace.to_perfetto("trace.json")       # for ui.perfetto.dev
 
 Read in this order: events, roles, low_latency, internode, recorder, rings, queues, journeys, readings; then table,
-entries, ring_picture, slot_picture, space_time, halves_picture, hops_picture, queue_picture; story, page, perfetto;
-touches stands alone.
+entries, ring_picture, slot_picture, space_time, halves_picture, hops_picture, queue_picture; way, story, page,
+perfetto; touches stands alone.
 """
 
 from __future__ import annotations

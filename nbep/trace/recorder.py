@@ -24,6 +24,7 @@ from nbep.emulator.machine.bulk import MBarrier
 from nbep.emulator.machine.orders import POLLED
 from nbep.emulator.machine.source import Site, call_chain, site_of
 from nbep.emulator.machine.warp import Collective
+from nbep.emulator.tracing import Atomic
 from nbep.trace.events import OUTPUTS, PAYLOAD, TOKENS, Cell, Event, Launch, Line, Token
 from nbep.trace.internode import InternodeLaunch
 from nbep.trace.low_latency import BUFFER, WORKSPACE, Halves, LowLatencyLaunch, role_of_low_latency
@@ -235,22 +236,12 @@ class Recorder:
             at = () if site is None else (self._line(site),)
             self._events.append(event._replace(token=token, first=bytes(data[:FIRST_BYTES]), at=at))
 
-    def on_atomic(
-        self,
-        thread: Any,
-        allocation: Any,
-        offset: int,
-        kind: str,
-        op: str,
-        operand: Any,
-        old: Any,
-        order: str,
-        scope: str,
-    ) -> None:
+    def on_atomic(self, thread: Any, allocation: Any, offset: int, atomic: Atomic, order: str, scope: str) -> None:
         call = self._calls[thread.block.launch]
         cell = self._cell(call, thread, allocation, offset)
-        if cell is not None and (op in ATOMICS or allocation.read(offset, kind) != old):
-            value = ATOMICS[op](old, operand) if op in ATOMICS else allocation.read(offset, kind)
+        if cell is not None and (atomic.op in ATOMICS or allocation.read(offset, atomic.kind) != atomic.old):
+            is_known = atomic.op in ATOMICS  # what another one leaves is what the cell holds
+            value = ATOMICS[atomic.op](atomic.old, atomic.operand) if is_known else allocation.read(offset, atomic.kind)
             self._versions[cell] += 1
             self._record("atomic", thread, call, cell, value, order)
 

@@ -18,33 +18,15 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from nbep.trace.events import OUTPUTS, Event, Line, Token
-from nbep.trace.internode import DISPATCH as BETWEEN_NODES
-from nbep.trace.journeys import journey
-from nbep.trace.low_latency import DISPATCH as LOW_LATENCY
 from nbep.trace.readings import readings
 from nbep.trace.recorder import Recorder
-from nbep.trace.rings import Place, ring_changes, ring_places, ring_title
+from nbep.trace.way import BACK, Move, Scene, Station
 
-INSIDE_A_NODE = "dispatch"
-BACK = {INSIDE_A_NODE: "combine", LOW_LATENCY: "low_latency_combine", BETWEEN_NODES: "internode_combine"}
 MOST_STORIES = 24
 MOST_STEPS = 10
 LEAST_STATIONS = 5  # of a whole story inside a node
 HANGS = "The run hangs"
-STORES = ("store", "atomic")
 HELPERS = re.compile(r"nbep[/\\]device[/\\](primitives|protocols|network|layout)[/\\]")
-
-
-class Station(NamedTuple):
-    """A place where the token lies: in whose memory, and what it is. ring: the title of its ring, if it is a slot."""
-
-    rank: int
-    title: str  # "slot 2", "recv_x"
-    detail: str  # "of the ring from rank 0"
-    ring: str = ""
-    slot: int = -1
-    kernel: str = ""
-    call: int = 0
 
 
 class Step(NamedTuple):
@@ -79,19 +61,9 @@ class Story:
     key: tuple[int, int, int] | None = None
 
 
-class Move(NamedTuple):
-    """A fill of a slot or a row, and what belongs to it; None where the trace has no such event."""
-
-    fill: Event
-    publish: Event | None = None
-    room: Event | None = None  # the wait for a free slot, by who fills
-    wait: Event | None = None  # the wait of who takes it on, which the publish ends
-    free: Event | None = None  # the slot is given back
-
-
 def all_stories(trace: Recorder) -> list[Story]:
     """The stories of a run; the first one is the one that shows most."""
-    scene = _Scene(trace)
+    scene = Scene(trace)
     stories = [_tell(scene, token, call, kernel) for kernel in BACK for token, call in scene.tokens(kernel)]
     told = sorted(stories, key=lambda story: (-_reach(story), -len(story.steps), story.steps[0].step))[:MOST_STORIES]
     for story in told:
@@ -111,230 +83,10 @@ def _shortened(steps: list[Step]) -> list[Step]:
     return [steps[i] for i in sorted(order[:MOST_STEPS])]
 
 
-class _Scene:
-    """What can be asked of the events of a trace."""
-
-    def __init__(self, trace: Recorder):
-        self.trace = trace
-        self.fills = trace.events("fill")
-        self.stores = trace.events(STORES)
-        self.waits = trace.events("wait")
-        self.changes = ring_changes(trace)
-        self.rings = {
-            (place, launch.kernel, launch.call): (num_slots, ring_title(place, source, node))
-            for launch in trace.launches
-            if launch.shape is not None
-            for place, source, num_slots, node in ring_places(launch)
-        }
-
-    def tokens(self, kernel: str) -> Iterator[tuple[Token, int]]:
-        """Tokens of a dispatch that go to another rank, each once for each call; the number of the call."""
-        found: dict[tuple[int, int, int], Event] = {}
-        for event in self.fills:
-            if event.kernel == kernel and event.token is not None and set(event.token.goals) - {event.token.rank}:
-                found.setdefault((event.token.rank, event.token.index, event.call), event)
-        for event in list(found.values())[:MOST_STORIES]:
-            assert event.token is not None
-            yield event.token, event.call
-
-    def of_call(self, kernel: str, call: int) -> list[Event]:
-        return [event for event in self.fills if (event.kernel, event.call) == (kernel, call)]
-
-    def begin(self, kernel: str, call: int, rank: int) -> int:
-        return next(
-            each.begin for each in self.trace.launches if (each.kernel, each.call, each.rank) == (kernel, call, rank)
-        )
-
-    # --- moves ------------------------------------------------------------------------------------------------------
-
-    def move(self, fill: Event) -> Move:
-        """A fill, with what belongs to it."""
-        if fill.cell.name in OUTPUTS:
-            return Move(fill)
-        if fill.cell.name == "x":
-            publish, free = self._ends_of_a_slot(fill)
-        else:
-            publish, free = self._arrival(fill), None
-        wait = None if publish is None else self._wait_ended_by(publish)
-        return Move(fill, publish, self._wait_for_room(fill), wait, free)
-
-    def ring_of(self, fill: Event) -> tuple[Place, str, int]:
-        """The ring whose slot a fill writes, as `rings` and `changes` name it."""
-        cell = fill.cell
-        if cell.node >= 0:
-            place = Place(cell.owner, "RDMA", cell.channel, cell.node)
-        else:
-            place = Place(cell.owner, "NVL" if fill.kernel.startswith("internode") else "", cell.channel, cell.src)
-        return place, fill.kernel, fill.call
-
-    def station(self, fill: Event) -> Station:
-        """Where a fill puts the token."""
-        cell = fill.cell
-        if cell.name in OUTPUTS:
-            return Station(cell.owner, cell.name, cell.text.partition("[")[2].rstrip("]").replace("local ", ""))
-        if cell.name == "x":
-            level = "network ring" if cell.node >= 0 else "ring"
-            _, title = self.rings.get(self.ring_of(fill), (1, ""))
-            detail = f"{level} from rank {fill.rank}, channel {cell.channel}"
-            return Station(cell.owner, f"slot {cell.slot}", detail, title, cell.slot, fill.kernel, fill.call)
-        name = "slot" if cell.name == "message" else "place"
-        return Station(cell.owner, f"{name} {cell.slot}", f"of the part for rank {fill.rank}")
-
-    def _ends_of_a_slot(self, fill: Event) -> tuple[Event | None, Event | None]:
-        """The tail that publishes a slot of a ring, and the head that gives it back."""
-        cell, key = fill.cell, self.ring_of(fill)
-        num_slots, _ = self.rings.get(key, (1, ""))
-        before = [
-            event
-            for event in self.of_call(fill.kernel, fill.call)
-            if event.cell.text == cell.text and event.cell.owner == cell.owner and event.step < fill.step
-        ]
-        index = len(before) * num_slots + cell.slot
-        ends: dict[str, Event] = {}
-        for step, name, to in self.changes.get(key, []):
-            if to > index and name not in ends and step >= fill.step:
-                ends[name] = next(event for event in self.stores if event.step == step and event.cell.name == name)
-        return ends.get("tail"), ends.get("head")
-
-    def _arrival(self, fill: Event) -> Event | None:
-        """The last addition to the cell that says that a message or a row of low latency is there."""
-        inside = fill.cell.text.partition("[")[2].rpartition(", ")[0]  # "half 0, local expert 1, src 0"
-        names = (f"counts[{inside}]", f"arrivals[{re.sub('src', 'rank', inside)}]")
-        found = [
-            event
-            for event in self.stores
-            if event.cell.text in names
-            and event.cell.owner == fill.cell.owner
-            and (event.kernel, event.call) == (fill.kernel, fill.call)
-            and event.step > fill.step
-        ]
-        return found[-1] if found else None
-
-    def _wait_ended_by(self, publish: Event) -> Event | None:
-        return next(
-            (wait for wait in self._waits_for(publish) if wait.until is None or wait.until > publish.step), None
-        )
-
-    def _waits_for(self, publish: Event) -> list[Event]:
-        return [wait for wait in self.waits if wait.cell == publish.cell and wait.step <= publish.step]
-
-    def _wait_for_room(self, fill: Event) -> Event | None:
-        """The wait of the same warp for a head or a credit of the peer, right before the fill."""
-        mine = [
-            wait
-            for wait in self.waits
-            if (wait.rank, wait.kernel, wait.call, wait.block) == (fill.rank, fill.kernel, fill.call, fill.block)
-            and wait.cell.name in ("head", "credits")
-            and wait.cell.channel == fill.cell.channel
-            and wait.until is not None
-            and wait.until <= fill.step
-        ]
-        between = [
-            event
-            for event in self.of_call(fill.kernel, fill.call)
-            if (event.rank, event.block, event.thread // 32) == (fill.rank, fill.block, fill.thread // 32)
-            and mine
-            and (mine[-1].until or 0) < event.step < fill.step
-        ]
-        return mine[-1] if mine and not between else None
-
-    # --- the way of a token -----------------------------------------------------------------------------------------
-
-    def way(self, token: Token, call: int, kernel: str) -> list[Event]:
-        """The fills of one token, there and back, for one of the ranks that it goes to."""
-        if kernel == BETWEEN_NODES:
-            return self._way_between_nodes(token, call)
-        there = self.of_call(kernel, call)
-        own = [event for event in there if event.token is not None and event.token[:2] == token[:2]]
-        first = own[0]
-        assert first.token is not None
-        if kernel == LOW_LATENCY:
-            return [first, *self._rest_of_low_latency(first, call)]
-        return [first, *self._rest_inside_a_node(first, call)]
-
-    def _way_between_nodes(self, token: Token, call: int) -> list[Event]:
-        """To the farthest rank, and back from it."""
-        fills = journey(self.trace, token.rank, token.index, call)
-        places = next(launch.num_nvl_ranks for launch in self.trace.launches if launch.num_nvl_ranks)
-        other = [goal for goal in token.goals if goal // places != token.rank // places] or list(token.goals)
-        far = [goal for goal in other if goal % places != token.rank % places] or other
-        goal, node = far[0], far[0] // places
-        through = node * places + token.rank % places
-        ways: dict[tuple[str, str, bool], Event] = {}
-        for event in fills:
-            cell, is_back = event.cell, event.kernel != BETWEEN_NODES
-            level = "RDMA" if cell.node >= 0 else "NVL"
-            ends_there = {
-                ("x", "RDMA", False): cell.owner == through,
-                ("x", "NVL", False): cell.owner == goal,
-                ("recv_x", "NVL", False): cell.owner == goal,
-                ("x", "NVL", True): event.rank == goal,
-                ("x", "RDMA", True): cell.node == node,
-                ("combined_x", "NVL", True): True,
-            }.get((cell.name, level, is_back), False)
-            if ends_there:
-                ways.setdefault((cell.name, level, is_back), event)
-        return sorted(ways.values(), key=lambda event: event.step)
-
-    def _rest_inside_a_node(self, first: Event, call: int) -> Iterator[Event]:
-        assert first.token is not None
-        src, dst = first.token.rank, first.cell.owner
-        there = [event for event in self.of_call(INSIDE_A_NODE, call) if event.cell.owner == dst]
-        came = {event.token[:2]: event for event in there if event.token is not None}
-        own = sum(event.cell.name == "recv_x" and event.role == "copier" for event in there)
-        row = sum(key < first.token[:2] for key in came) + (own if src > dst else 0)
-        yield from (event for event in there if event.cell.name == "recv_x" and event.cell.row == row)
-        # Combine brings the rows of a channel back in the order in which they came.
-        channel = first.cell.channel
-        index = sum(key < first.token[:2] and key[0] == src for key, e in came.items() if e.cell.channel == channel)
-        back = self.of_call(BACK[INSIDE_A_NODE], call)
-        ring = [e for e in back if (e.cell.owner, e.cell.channel, e.cell.src) == (src, channel, dst)]
-        slots = [
-            launch.shape.num_slots for launch in self.trace.launches if launch.shape and launch.kernel == "combine"
-        ]
-        if slots:
-            lap, slot = divmod(index, slots[0])
-            yield from [event for event in ring if event.cell.slot == slot][lap : lap + 1]
-        row = first.token.index
-        yield from (e for e in back if (e.cell.owner, e.cell.name, e.cell.row) == (src, "combined_x", row))
-
-    def _rest_of_low_latency(self, first: Event, call: int) -> Iterator[Event]:
-        """recv_x has the same first bytes. With deduplicate rows of combine come once from a rank."""
-        assert first.token is not None
-        src, dst, index = first.token.rank, first.cell.owner, first.token.index
-        expert = re.search(r"local expert (\d+)", first.cell.text)
-        rows = [
-            event
-            for event in self.of_call(LOW_LATENCY, call)
-            if (event.cell.owner, event.cell.name) == (dst, "recv_x")
-            and event.step > first.step
-            and event.first[: len(first.first)] == first.first
-            and (expert is None or f"[local expert {expert[1]}," in event.cell.text)
-        ]
-        yield from rows[:1]
-        back = self.of_call(BACK[LOW_LATENCY], call)
-        came = [e for e in back if e.rank == dst and e.cell.owner == src and e.cell.text.endswith(f", token {index}]")]
-        if expert is not None:
-            came = [event for event in came if self._is_of_expert(event, dst, int(expert[1]), call)]
-        yield from came[:1]
-        yield from (e for e in back if (e.cell.owner, e.cell.name, e.cell.row) == (src, "combined_x", index))
-
-    def _is_of_expert(self, event: Event, dst: int, local_expert: int, call: int) -> bool:
-        """Whether a row of combine comes from a local expert of a rank: its number among all is in the row's name."""
-        found = re.search(r"expert (\d+)", event.cell.text)
-        experts = {
-            int(number)
-            for each in self.of_call(LOW_LATENCY, call)
-            for number in re.findall(r"local expert (\d+)", each.cell.text)
-        }
-        share = max(experts) + 1
-        return found is None or int(found[1]) == dst * share + local_expert
-
-
 # --- steps and their captions ---------------------------------------------------------------------------------------
 
 
-def _tell(scene: _Scene, token: Token, call: int, kernel: str) -> Story:
+def _tell(scene: Scene, token: Token, call: int, kernel: str) -> Story:
     """The story of a token, with all its steps."""
     fills = scene.way(token, call, kernel)
     story = Story(f"token {token.index} of rank {token.rank}", (kernel, call), key=(token.rank, token.index, call))
@@ -455,7 +207,7 @@ def _arrived(fill: Event) -> tuple[str, str]:
     return "The results are added up", text
 
 
-def _hang(scene: _Scene, moves: Iterable[Move]) -> Step | None:
+def _hang(scene: Scene, moves: Iterable[Move]) -> Step | None:
     """If the run stopped with somebody waiting: who waits for what."""
     stuck = [wait for wait in scene.waits if wait.until is None and "[byte" not in wait.cell.text]
     if not stuck:
@@ -500,7 +252,7 @@ def _values(trace: Recorder) -> Iterator[Story]:
             Step(stored.step, "A store", stores_text, at, at + 1, True, by, None, _line_of_role(stored), 9),
             Step(seen.step, "It is seen", sees_text, at + 1, at + 1, True, to, None, _line_of_role(seen), 9),
         ]
-    hang = _hang(_Scene(trace), [])
+    hang = _hang(Scene(trace), [])
     if hang is not None:
         story.stations = story.stations or [Station(hang.waits[0] if hang.waits else 0, "cell", "that nobody writes")]
         story.steps.append(hang)

@@ -85,8 +85,11 @@ def test_credits_of_other_peers_are_found_missing_by_a_schedule_that_is_not_made
         assert is_found(Run("low_latency.sparse"), SEEDS, ["uniform"])
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("scenario", FAULTS)
-def test_scenarios_without_its_name_do_not_find_it(scenario):
+# How many of these runs are tried: one of so many, from the first or from another one, or all.
+@pytest.mark.parametrize("one_of", both_parts([], thorough=[5], long=[1]))
+@pytest.mark.parametrize(("number", "scenario"), list(enumerate(FAULTS)), ids=list(FAULTS))
+def test_scenarios_without_its_name_do_not_find_it(number, scenario, one_of):
+    runs = older_runs(scenario)
+    assert runs
     with fault_for(scenario):
-        assert [run.command for run in older_runs(scenario) if is_found(run, [0])] == []
+        assert [run.command for run in runs[number % one_of :: one_of] if is_found(run, [0])] == []

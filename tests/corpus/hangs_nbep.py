@@ -351,12 +351,12 @@ LOW_LATENCY = [
         "low latency: no half is given back",
         low_latency_thrice,
         low_latency_coordinator.empty_half,
-        "amo_add(ctx.network, credit_offset(ctx.call.num_rdma_bytes, half, ctx.network.rank), 1, ctx.lane, 0, True)",
+        "amo_add(ctx.network, credit_offset(num_bytes, num_ranks, half, ctx.network.rank), 1, rank, 0, True)",
         NOTHING,
         (
             "rank 0: the low-latency sender (kernel `low_latency_dispatch`,",
             " waits for rank 0: the peer's half of the buffer to be free again",
-            "It polls `rdma_buffer` of rank 0: credits[half 0, rank 0] (byte 174464), expects 2 and sees 1",
+            "It polls `rdma_buffer` of rank 0: credits[half 0, rank 0] (byte 60160), expects 2 and sees 1",
             "Rank 1 waits for rank 0 in the same way",
         ),
     ),
@@ -369,7 +369,7 @@ LOW_LATENCY.append(
         DeadlockError,
         (
             "rank 1: the low-latency dispatch receiver (kernel `low_latency_dispatch`, block 0, warp 2, lane 0; ",
-            "`rdma_buffer` of rank 1: counts[half 0, rank 0, local expert 1] (byte 43012), expects -1 and sees 0",
+            "`rdma_buffer` of rank 1: counts[half 0, rank 0, local expert 1] (byte 43016), expects -1 and sees 0",
             "counts[half 0, rank 0, local expert 0] (byte 43008) is -4, stored by the NIC of rank 0,",
             "rank 1 low-latency dispatch receiver -> rank 0 low-latency combine receiver -> rank 1",
         ),
@@ -392,7 +392,7 @@ BETWEEN_NODES = [
         NOTHING,
         (
             NODE_NOTIFY + " waits for rank 0: " + ARRIVED,
-            "It polls `rdma_buffer` of rank 0: arrived[node 0] (byte 137088), expects 1 and sees 0",
+            "It polls `rdma_buffer` of rank 0: arrived[node 0] (byte 21760), expects 1 and sees 0",
             NO_STORE,
         ),
         ("circle", "Next to it"),
@@ -405,13 +405,13 @@ BETWEEN_NODES = [
         "arrived_offset(ctx.sizes.cells, node)",
         (
             (
-                "It polls `rdma_buffer` of rank 1: arrived[node 1] (byte 137092), expects 1 and sees 0",
-                "It polls `rdma_buffer` of rank 2: arrived[node 0] (byte 137088), expects 1 and sees 0",
+                "It polls `rdma_buffer` of rank 1: arrived[node 1] (byte 21764), expects 1 and sees 0",
+                "It polls `rdma_buffer` of rank 2: arrived[node 0] (byte 21760), expects 1 and sees 0",
             ),
             (
-                "Next to it, `rdma_buffer` of rank 2: arrived[node 1] (byte 137092) is ",
-                "Next to it, `rdma_buffer` of rank 1: arrived[node 0] (byte 137088) is ",
-                "Next to it, `rdma_buffer` of rank 3: arrived[node 1] (byte 137092) is ",
+                "Next to it, `rdma_buffer` of rank 2: arrived[node 1] (byte 21764) is ",
+                "Next to it, `rdma_buffer` of rank 1: arrived[node 0] (byte 21760) is ",
+                "Next to it, `rdma_buffer` of rank 3: arrived[node 1] (byte 21764) is ",
             ),
             (
                 "rank 1 internode notify -> rank 3 internode notify",
@@ -427,7 +427,7 @@ BETWEEN_NODES = [
         "head, 0, Column",
         (
             f"{RDMA_SENDER} waits for rank 2: free slots in the peer's RDMA ring",
-            "It polls `rdma_buffer` of rank 0: head[channel 0, node 1] (byte 137740), expects 1 and sees 0",
+            "It polls `rdma_buffer` of rank 0: head[channel 0, node 1] (byte 22412), expects 1 and sees 0",
             NO_STORE,
             "The ranks wait for each other: rank 0 internode dispatch RDMA sender -> rank 2 ",
         ),
@@ -441,9 +441,9 @@ BETWEEN_NODES = [
         "publish_slots(ctx._replace(lane=ctx.here.rdma_rank), ",
         (
             f"{RDMA_SENDER} waits for rank 2: free slots in the peer's RDMA ring",
-            "It polls `rdma_buffer` of rank 0: head[channel 0, node 1] (byte 137740), expects 1 and sees 0",
+            "It polls `rdma_buffer` of rank 0: head[channel 0, node 1] (byte 22412), expects 1 and sees 0",
             "The same byte of rank 2 was stored to by rank 2",
-            "Next to it, `rdma_buffer` of rank 0: head[channel 0, node 0] (byte 137736) is",
+            "Next to it, `rdma_buffer` of rank 0: head[channel 0, node 0] (byte 22408) is",
         ),
     ),
     edited(
@@ -454,8 +454,8 @@ BETWEEN_NODES = [
         "tail, 0, column",
         (
             FORWARDER + "warp 0, lane 0) waits for rank 0: the next tokens in an RDMA ring",
-            "It polls `rdma_buffer` of rank 0: tail[channel 0, node 0] (byte 137096), expects 1 and sees 0",
-            "It polls `rdma_buffer` of rank 0: head[channel 0, node 0] (byte 137736), expects 1 and sees 0",
+            "It polls `rdma_buffer` of rank 0: tail[channel 0, node 0] (byte 21768), expects 1 and sees 0",
+            "It polls `rdma_buffer` of rank 0: head[channel 0, node 0] (byte 22408), expects 1 and sees 0",
             "They wait in a circle: rank 0 internode dispatch forwarder -> rank 0 internode dispatch RDMA sender",
             NO_STORE,
         ),
@@ -469,7 +469,7 @@ BETWEEN_NODES = [
         "tail, total - 1, column",
         (
             FORWARDER + "warp 0, lane 1) waits for rank 2: ",
-            "It polls `rdma_buffer` of rank 0: tail[channel 0, node 1] (byte 137100), expects 9 and sees 8",
+            "It polls `rdma_buffer` of rank 0: tail[channel 0, node 1] (byte 21772), expects 9 and sees 8",
             "The last store of more than weak order to it is by rank 2, kernel `internode_dispatch`, block 1, warp 3",
         ),
     ),

@@ -74,11 +74,11 @@ LOW_LATENCY = [
           "It polls `rdma_buffer` of rank 0: barrier_signal[rank 0] (byte ", "expects 1 and sees 0", NO_STORE,
           "Rank 1 waits for rank 0" + ALIKE, NOBODY), ("Next to it",)),
     hang("clean: the signal of the peer in place of its own", CLEAN, clean_low_latency_buffer.barrier_network,
-         "signals + 4 * network.rank, ptx.s32", "signals + 4 * peer, ptx.s32",
+         "network.num_ranks, network.rank)", "network.num_ranks, peer)",
          (": the clean_low_latency_buffer", "It polls " + RDMA, ": barrier_signal[rank ", "expects 1 and sees 0",
           ("The same byte of rank 0 was stored to by rank ", "The same byte of rank 1 was stored to by rank "),
-          ("barrier_signal[rank 1] (byte 137732) is 2, stored by rank 0, kernel `clean_low_latency_buffer`",
-           "barrier_signal[rank 0] (byte 137728) is 2, stored by rank 1, kernel `clean_low_latency_buffer`"),
+          ("barrier_signal[rank 1] (byte 23556) is 2, stored by rank 0, kernel `clean_low_latency_buffer`",
+           "barrier_signal[rank 0] (byte 23552) is 2, stored by rank 1, kernel `clean_low_latency_buffer`"),
           "They wait in a circle")),
     hang("stages: lanes miss a phase of their mbarrier", TRIP, combine_sender.put_row,
          "stage.data, part, place.peer, place.queue, ctx.lane)\n        ptx.syncwarp(ptx.FULL_MASK)",
@@ -106,7 +106,7 @@ BETWEEN_NODES = [
          "amo_add(ctx.network, arrived, ctx.call.signal, rank_at(ctx, node), 0, True)",
          NOTHING,
          ("rank 0: the internode notify (kernel `internode_cached_notify`, block 0, warp 0, lane 0)",
-          "It polls `rdma_buffer` of rank 0: arrived[node 0] (byte 137088), expects 1 and sees 0",
+          "It polls `rdma_buffer` of rank 0: arrived[node 0] (byte 21760), expects 1 and sees 0",
           "by rank 0, kernel `internode_notify_dispatch`, block 0, warp 0, lane 0", "which has ended"), ("circle",)),
     hang("between nodes: combine does not publish its heads inside a node", scenario("internode", tokens=8),
          combine_forwarder.publish_nvl_heads, "ptx.st_relaxed_sys_s32", "max",
@@ -115,7 +115,7 @@ BETWEEN_NODES = [
           "rank 0 internode combine NVL sender -> rank 1 internode combine forwarder -> rank 0")),
 ]  # fmt: skip
 
-COUNT = ": counts[half 0, rank 1, local expert 0] (byte 10240), expects -1 and"
+COUNT = ": counts[half 0, rank 1, local expert 0] (byte 6148), expects -1 and"
 FROM_1 = "On rank 1, the network to rank 0: queue 0 (queue pair 64): "
 SENDER = "the sender on a queue pair (kernel `low_latency_"
 TURN, DONE = "waits for the entries before its own to be written", "waits for the NIC to be done with an entry"
@@ -140,7 +140,7 @@ OVER_THE_NIC = [
     hang("queue pair: the doorbell is not rung between nodes", NODES_OVER_NICS, queue_pair.submit,
          "ring(field(qp, DOORBELL), after, field(qp, QPN))", NOTHING,
          ("rank 0: the internode notify (kernel `internode_notify_dispatch`, block 0, warp 0, lane 1) waits for rank 2",
-          "It polls `rdma_buffer` of rank 0: arrived[node 1] (byte 137092), expects 1 and sees 0", NO_STORE,
+          "It polls `rdma_buffer` of rank 0: arrived[node 1] (byte 21764), expects 1 and sees 0", NO_STORE,
           "On rank 2, the network to rank 0: queue 0 (queue pair 64): 2 entries, rung for 0, none done")),
     hang("NIC: it does not tell what it has done", WRAPPING, nic.serve_entry, "complete(qp, index, error)", NOTHING,
          (SENDER, DONE, "It polls `queue pairs` of rank 0: completion of queue pair 65 (queue 0 to rank 1) + 60 (byte ",
@@ -150,7 +150,7 @@ OVER_THE_NIC = [
          "amo_add(network, told.cell, total, peer, queue, True)",
          "amo_add(network, told.cell + 4, total, peer, queue, True)",
          ("rank 0" + RECEIVER, " waits for rank 1: ", COUNT,
-          "Next to it, `rdma_buffer` of rank 0: counts[half 0, rank 1, local expert 1] (byte 10244) is -",
+          "Next to it, `rdma_buffer` of rank 0: counts[half 0, rank 0, local expert 1] (byte 6152) is -",
           ", stored by the NIC of rank 1, kernel `software_nic`",
           FROM_1 + "5 entries, done up to entry 4")),
     hang("NIC: it adds nothing", NIC, nic.execute_add,

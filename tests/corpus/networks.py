@@ -32,7 +32,7 @@ def race(
     return Race(name, with_fault(fault, run), kinds, cells, seeds, len(seeds) if least is None else least)
 
 
-WAIT = "wait_peer(own_ptr(network, signals + 4 * peer), number, bounds, work.mask, peer)"
+WAIT = "wait_peer(signal, number, bounds, work.mask, peer)"
 
 LOW_LATENCY = [
     Race("clean: nobody waits for the signals of the barrier",
@@ -65,7 +65,8 @@ LOW_LATENCY = [
          "low_latency.coordinator.end_earlier_calls: syncwarp", TRIP,
          "no syncwarp", (": journal[",)),
     race("low latency: a credit before the cells are empty", "low_latency.coordinator.empty_half: syncwarp", OVERLAP,
-         "told by another lane", (": credits[half 0",), seeds=(2, 5)),
+         ("told by another lane", "warps not met"), (maybe(": counts[half"), maybe(": credits[half")),
+         seeds=range(12), least=1),
     race("low latency: no credit is waited for", "low_latency.coordinator.may_send: wait for credit", OVERLAP,
          ("warps not met", "not waited", "two stores, not waited"), (": counts[half", maybe(": credits[half")),
          least=1),

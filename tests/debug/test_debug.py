@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from intranode import Options, round_trip
 from processes import LIMIT_S
+from traced_runs import CASE
 
 import nbep
 from nbep import debug
@@ -190,3 +192,10 @@ def test_without_a_run_the_words_say_so(monkeypatch):
     monkeypatch.setattr(World, "latest", lambda: None)
     with pytest.raises(nbep.EmulatorError, match="no emulated run"):
         debug.where()
+
+
+def test_a_history_hands_bulk_copies_on_to_another_tracer():
+    trace = Trace()
+    history = debug.History(trace)
+    nbep.spawn(round_trip, 2, "emulator", (CASE, Options(nbep.Config(2, 2, 4))), 7, tracer=history)
+    assert trace.events("fill", cell="recv_x")

@@ -105,7 +105,7 @@ def test_a_run_that_stops_is_reported(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--low-latency", "--ranks", "17"], "--ranks: got 17; must be 2 to 16 with --low-latency"),
+        (["--low-latency", "--ranks", "257"], "--ranks: got 257; must be 2 to 256 with --low-latency"),
         (["--low-latency", "--hidden", "64"], "--hidden: got 64; must be a multiple of 128 with --low-latency"),
         (["--deduplicate"], "--deduplicate: got it; must be left out without --low-latency"),
     ],

@@ -19,7 +19,7 @@ from trips import (
 
 import nbep
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("channels")]
+pytestmark = pytest.mark.usefixtures("channels")
 
 
 @pytest.mark.parametrize("num_nodes", both_parts([2], thorough=[3]))

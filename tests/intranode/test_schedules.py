@@ -32,8 +32,8 @@ class Fingerprint:
     def on_store(self, thread, allocation, offset, kind, value, order, scope):
         self.add("store", thread, allocation, offset, value)
 
-    def on_atomic(self, thread, allocation, offset, kind, op, operand, old, order, scope):
-        self.add("atomic", thread, allocation, offset, old)
+    def on_atomic(self, thread, allocation, offset, atomic, order, scope):
+        self.add("atomic", thread, allocation, offset, atomic.old)
 
 
 class RingWatcher:
