@@ -455,4 +455,4 @@ def test_groups_of_one_and_of_more_than_256_are_refused():
             nbep.Buffer(comm, num_rdma_bytes=1024, low_latency_mode=True)
 
     spawn(main, 1)
-    spawn(main, 17)
+    spawn(main, 257)
