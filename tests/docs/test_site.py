@@ -1,0 +1,61 @@
+"""The site's navigation has every page once, and the API reference every public name. No Sphinx is needed here."""
+
+import importlib.util
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import nbep
+from nbep import cli
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+spec = importlib.util.spec_from_file_location("docs_conf", DOCS / "conf.py")
+conf = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(conf)
+SECTIONS = conf.contents((DOCS / "index.md").read_text())
+
+
+def test_every_page_and_every_notebook_is_in_one_section_of_the_navigation():
+    listed = Counter((DOCS / page).resolve() for pages in SECTIONS.values() for page in pages)
+    there = [path for pattern in conf.include_patterns for path in ROOT.glob(pattern)]
+    assert listed == Counter(set(there) - {DOCS / "index.md"})
+
+
+def test_the_navigation_has_the_four_shapes_and_lab_notes_apart():
+    assert list(SECTIONS)[:5] == ["Learn", "Do", "Look up", "Understand", "Lab notes"]
+    assert SECTIONS["Lab notes"] == ["attempts.md", "measured.md"]
+
+
+def test_notebooks_and_their_answers_are_listed_in_order():
+    notebooks = [page for page in SECTIONS["Learn"] if page.endswith(".ipynb")]
+    assert notebooks == sorted(notebooks)
+    assert SECTIONS["Answers"] == sorted(SECTIONS["Answers"])
+
+
+def test_the_api_reference_has_every_public_name_once():
+    names = re.findall(r"^\.\. auto\w+:: nbep\.(\w+)$", (DOCS / "api.md").read_text(), re.MULTILINE)
+    assert Counter(names) == Counter(nbep.__all__)
+
+
+def test_the_command_line_page_has_every_command():
+    commands = re.findall(r"^<!-- options: (\S+) -->$", (DOCS / "command_line.md").read_text(), re.MULTILINE)
+    groups = next(action.choices for action in cli._parser()._actions if action.dest == "command")
+    expected = [name for name in groups if name != "bench"] + [f"bench/{name}" for name in cli.BENCHMARKS]
+    assert Counter(commands) == Counter(expected)
+
+
+@pytest.mark.parametrize(
+    ("docstring", "shown"),
+    [
+        ("One line with *stars* and `ticks`.", [r"One line with \*stars\* and \`ticks\`.", ""]),
+        ("Say it.\n\nArgs:  x *a*", ["Say it.", "", "::", "", "   ", "   Args:  x *a*", ""]),
+    ],
+    ids=["one paragraph", "with a table"],
+)
+def test_a_docstring_stays_plain_text(docstring, shown):
+    lines = docstring.splitlines()
+    conf.keep_layout(None, "function", "f", None, None, lines)
+    assert lines == shown
