@@ -2,7 +2,7 @@
 
     sphinx-build -W --keep-going -b html -c docs . SITE
 
-The source folder is the repository's root: so links between docs/, notebooks/ and nbep/ lead to the same place on the site as
+The source folder is the repository's root: so links between docs/, notebooks/ and nbep/ mean the same on the site as
 in the repository. docs/index.md is the table of contents: each of its sections is a part of the navigation.
 """
 
