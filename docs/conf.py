@@ -3,7 +3,8 @@
     sphinx-build -W --keep-going -b html -c docs . SITE
 
 The source folder is the repository's root: so links between docs/, notebooks/ and nbep/ mean the same on the site as
-in the repository. docs/index.md is the table of contents: each of its sections is a part of the navigation.
+in the repository. docs/index.md is the table of contents: each of its sections is a part of the navigation,
+and indented pages stand below the page above them.
 """
 
 import re
@@ -31,21 +32,26 @@ autodoc_typehints = "none"  # docstrings say types and shapes
 autodoc_member_order = "bysource"
 maximum_signature_line_length = 100
 
-ENTRY = re.compile(r"^- \[[^\]]+\]\(([^)#\s]+)\)", re.MULTILINE)
+ENTRY = re.compile(r"^(?P<indent> *)- \[[^\]]+\]\((?P<page>[^)#\s]+)\)", re.MULTILINE)
 
 
-def contents(index: str) -> dict[str, list[str]]:
-    """The pages that docs/index.md lists, by section. Paths begin in docs/."""
-    sections = re.split(r"^## ", index, flags=re.MULTILINE)[1:]
-    return {section.partition("\n")[0]: ENTRY.findall(section) for section in sections}
+def toctrees(index: str) -> dict[tuple[str, str], list[str]]:
+    """What docs/index.md lists, by (page, caption). Indented pages belong to the page above, others to the index."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for section in re.split(r"^## ", index, flags=re.MULTILINE)[1:]:
+        pages = found["index.md", section.partition("\n")[0]] = []
+        for entry in ENTRY.finditer(section):
+            (found.setdefault((pages[-1], ""), []) if entry["indent"] else pages).append(entry["page"])
+    return found
 
 
 def add_toctrees(app, docname, source) -> None:
-    """Each section of docs/index.md becomes a part of the navigation."""
-    if docname == root_doc:
-        for caption, pages in contents(source[0]).items():
-            entries = "\n".join(page.rpartition(".")[0] for page in pages)
-            source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{entries}\n```\n"
+    """What docs/index.md lists becomes the navigation."""
+    for (page, caption), pages in toctrees((ROOT / "docs" / "index.md").read_text()).items():
+        if docname == f"docs/{page.removesuffix('.md')}":
+            options = ":hidden:\n" + (f":caption: {caption}\n" if caption else "")
+            entries = "\n".join(entry.rpartition(".")[0] for entry in pages)
+            source[0] += f"\n```{{toctree}}\n{options}\n{entries}\n```\n"
 
 
 def keep_layout(app, what, name, obj, options, lines) -> None:

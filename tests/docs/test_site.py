@@ -15,11 +15,12 @@ DOCS = ROOT / "docs"
 spec = importlib.util.spec_from_file_location("docs_conf", DOCS / "conf.py")
 conf = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(conf)
-SECTIONS = conf.contents((DOCS / "index.md").read_text())
+TREES = conf.toctrees((DOCS / "index.md").read_text())
+SECTIONS = {caption: pages for (page, caption), pages in TREES.items() if page == "index.md"}
 
 
-def test_every_page_and_every_notebook_is_in_one_section_of_the_navigation():
-    listed = Counter((DOCS / page).resolve() for pages in SECTIONS.values() for page in pages)
+def test_every_page_and_every_notebook_is_in_one_place_of_the_navigation():
+    listed = Counter((DOCS / page).resolve() for pages in TREES.values() for page in pages)
     there = [path for pattern in conf.include_patterns for path in ROOT.glob(pattern)]
     assert listed == Counter(set(there) - {DOCS / "index.md"})
 
@@ -30,9 +31,18 @@ def test_the_navigation_has_the_four_shapes_and_lab_notes_apart():
 
 
 def test_notebooks_and_their_answers_are_listed_in_order():
-    notebooks = [page for page in SECTIONS["Learn"] if page.endswith(".ipynb")]
-    assert notebooks == sorted(notebooks)
-    assert SECTIONS["Answers"] == sorted(SECTIONS["Answers"])
+    for pages, suffix in (TREES["course.md", ""], ".ipynb"), (SECTIONS["Answers"], ".md"):
+        assert pages == sorted(pages)
+        assert {Path(page).suffix for page in pages} == {suffix}
+
+
+def test_a_page_listed_below_another_stands_there_in_the_navigation():
+    index = "# t\n\n## A\n\n- [a](a.md): [x](x.md)\n  - [b](../b.ipynb)\n- [c](c.md)\n\n## B\n\n- [d](d.md)\n"
+    assert conf.toctrees(index) == {
+        ("index.md", "A"): ["a.md", "c.md"],
+        ("a.md", ""): ["../b.ipynb"],
+        ("index.md", "B"): ["d.md"],
+    }
 
 
 def test_the_api_reference_has_every_public_name_once():
