@@ -1,6 +1,7 @@
 """The site's navigation has every page once, and the API reference every public name. No Sphinx is needed here."""
 
 import importlib.util
+import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -34,6 +35,15 @@ def test_notebooks_and_their_answers_are_listed_in_order():
     for pages, suffix in (TREES["course.md", ""], ".ipynb"), (SECTIONS["Answers"], ".md"):
         assert pages == sorted(pages)
         assert {Path(page).suffix for page in pages} == {suffix}
+
+
+def test_the_index_gives_every_notebook_its_title():
+    index = (DOCS / "index.md").read_text()
+    for notebook in TREES["course.md", ""]:
+        cells = json.loads((DOCS / notebook).read_text())["cells"]
+        title = "".join(cells[0]["source"]).partition("\n")[0].removeprefix("# ")
+        name, colon, subject = title.replace(". ", " ", 1).partition(": ")
+        assert f"  - [{name}]({notebook}){colon}{subject}\n" in index
 
 
 def test_a_page_listed_below_another_stands_there_in_the_navigation():
