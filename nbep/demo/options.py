@@ -31,7 +31,13 @@ def parser_of_demo() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--low-latency", action="store_true", help="take low-latency dispatch and combine, with hooks")
     add("--deduplicate", action="store_true", help="with --low-latency: a token goes to each rank once")
-    add("--ranks", type=int, default=defaults.num_ranks, metavar="N", help="2, 4 or 8; 2 to 16 with --low-latency")
+    add(
+        "--ranks",
+        type=int,
+        default=defaults.num_ranks,
+        metavar="N",
+        help=f"2, 4 or 8; 2 to {MAX_RANKS} with --low-latency",
+    )
     add(
         "--tokens",
         type=int,

@@ -38,7 +38,7 @@ def test_without_torch_one_line_says_so(name, monkeypatch, capsys):
         ["intranode", "--ranks", "3"],
         ["launch", "--repeat", "0"],
         ["low-latency", "--repeat", "0"],
-        ["low-latency", "--ranks", "17"],
+        ["low-latency", "--ranks", "257"],
         ["low-latency", "--tokens", "8,0"],
         ["low-latency", "--works", "dispatch,nothing"],
         ["low-latency", "--deduplicate", "maybe"],

@@ -91,7 +91,7 @@ LOW_LATENCY = [
     race("clean: relaxed polls", "arrivals.wait_peer: acquire of network-amo", CLEAN, "load too weak",
          (": barrier_signal[",), range(2, 6), least=2),
     race("clean: warps do not meet before the signals",
-         "low_latency.clean_low_latency_buffer.barrier_network: syncthreads", CLEAN, "no barrier", (": barriers[",),
+         "low_latency.clean_low_latency_buffer.barrier_network: syncthreads", CLEAN, "no syncwarp", (": barriers[",),
          least=1),
 ]  # fmt: skip
 

@@ -19,6 +19,7 @@ from nbep.host.target import process
 from nbep.host.target.current import current_runtime
 from nbep.host.target.torchrun import SharedMemory
 
+NUM_RANKS = 4
 GLOO_PROGRAM = Path(__file__).parent / "gloo_main.py"
 
 
@@ -39,13 +40,14 @@ class ProcessGroup:
 
 @pytest.fixture
 def torch_without_torch(monkeypatch):
-    """torch.distributed with its one function that nbep calls."""
+    """torch.distributed with the functions that nbep calls."""
 
     def all_gather_object(object_list, obj, group=None):
         object_list[:] = group.comm.allgather(obj)
 
     torch, distributed = ModuleType("torch"), ModuleType("torch.distributed")
     torch.distributed, distributed.all_gather_object = distributed, all_gather_object
+    distributed.get_world_size = lambda: NUM_RANKS  # it is only compared with that of other ranks
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
 

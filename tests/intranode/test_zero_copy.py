@@ -272,7 +272,7 @@ def test_a_half_that_has_no_row_is_refused():
 def test_too_few_slots_for_combine_are_refused():
     case = make_case(1, num_ranks=2, num_tokens=30, routing="nowhere")
     config = nbep.Config(4, 1, 2)
-    refused("num_zero_copy_bytes: got 8448", case, Options(config, zero_copy=True), "combine", num_zero_copy_bytes=8448)
+    refused("num_zero_copy_bytes: got 9216", case, Options(config, zero_copy=True), "combine", num_zero_copy_bytes=9216)
 
 
 def test_more_pushing_warps_than_there_are_is_refused():
