@@ -10,6 +10,7 @@ A comment line before a fenced block says where its text comes from:
     <!-- run -->                                                       python or bash, executed in the repository's root
     <!-- output -->                                                    what the run block before it printed
     <!-- primitives: loads,stores -->                                  the primitives of these modules, one a line
+    <!-- options: bench/soak -->                                       the arguments of `nbep bench soak`
 
 The python blocks of a page share one namespace. In outputs, `file.py:123` becomes `file.py`: line numbers move too
 often to be written down.
@@ -18,19 +19,22 @@ often to be written down.
 import argparse
 import ast
 import contextlib
+import importlib
 import inspect
 import io
 import os
 import re
 import subprocess
 import sys
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 BLOCK = re.compile(
-    r"^<!-- (?P<kind>source|run|output|primitives)(?:: (?P<argument>\S+))? -->\n"
+    r"^<!-- (?P<kind>source|run|output|primitives|options)(?:: (?P<argument>\S+))? -->\n"
     r"```(?P<language>\w+)\n(?P<body>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
@@ -108,6 +112,48 @@ def list_primitives(modules: str) -> str:
     return "".join(f"{name:{width}}  {meaning}\n" for name, meaning in rows)
 
 
+class ParserFound(Exception):
+    """Instead of parsing, a command gives its parser away."""
+
+
+def parser_of(command: str) -> argparse.ArgumentParser:
+    """The parser of a subcommand of nbep, such as "demo" or "bench/soak"."""
+    from nbep import cli
+
+    def give_away(parser, *_):
+        raise ParserFound(parser)
+
+    name = command.replace("-", "_").replace("/", ".")
+    module = importlib.import_module(cli.MODULES.get(name, f"nbep.{name}"))
+    with mock.patch.multiple(argparse.ArgumentParser, parse_args=give_away, parse_known_args=give_away):
+        try:
+            module.main([])
+        except ParserFound as found:
+            return found.args[0]
+    raise LookupError(command)
+
+
+def list_options(command: str) -> str:
+    """What a subcommand does, and its arguments with what each means, in the same form on every version of Python."""
+    parser = parser_of(command)
+    formatter = parser._get_formatter()
+    rows = []
+    for action in parser._actions:
+        if not isinstance(action, argparse._HelpAction):
+            choices = action.choices and "{" + ",".join(map(str, action.choices)) + "}"
+            value = action.metavar or choices or ("" if action.nargs == 0 else action.dest.upper())
+            if action.nargs == "?" and not value.startswith("["):
+                value = f"[{value}]"
+            meaning = formatter._expand_help(action) if action.help else ""
+            rows.append((" ".join(filter(None, (*action.option_strings, value))), meaning))
+    width = max(len(name) for name, _ in rows)
+    text = textwrap.fill(" ".join((parser.description or "").split()), 110) + "\n\n"
+    for name, meaning in rows:
+        lines = textwrap.wrap(meaning, 106 - width) or [""]
+        text += "".join(f"{name if line is lines[0] else '':{width}}  {line}".rstrip() + "\n" for line in lines)
+    return text
+
+
 def package_parent() -> Path:
     """The folder that `import nbep` finds the package in: this repository, or where it is installed."""
     import nbep
@@ -154,6 +200,9 @@ def up_to_date(text: str) -> str:
         elif block.kind == "primitives":
             assert block.argument, "a primitives block needs modules"
             body = list_primitives(block.argument)
+        elif block.kind == "options":
+            assert block.argument, "an options block needs a command"
+            body = list_options(block.argument)
         elif block.kind == "output":
             body = normalise(printed)
         elif block.language == "python":

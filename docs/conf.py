@@ -1,0 +1,104 @@
+"""Sphinx builds the site from the pages and notebooks as they are:
+
+    sphinx-build -W --keep-going -b html -c docs . SITE
+
+The source folder is the repository's root: so links between docs/, notebooks/ and nbep/ mean the same on the site as
+in the repository. docs/index.md is the table of contents: each of its sections is a part of the navigation,
+and indented pages stand below the page above them.
+"""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VERSION = re.search(r'__version__ = "(.*)"', (ROOT / "nbep" / "version.py").read_text())
+
+project = "nbep"
+project_copyright = "nbep contributors"
+version = release = VERSION[1] if VERSION else ""
+extensions = ["myst_nb", "sphinx.ext.autodoc"]
+root_doc = "docs/index"
+include_patterns = ["docs/*.md", "notebooks/*.ipynb", "notebooks/answers/*.md", "*.md"]
+exclude_patterns = ["**/.*", "build", "dist"]
+smartquotes = False
+html_theme = "furo"
+html_title = f"nbep {version}"
+html_copy_source = html_show_sourcelink = False
+
+nb_execution_mode = "off"  # notebooks keep their outputs, and `notebooks/refresh.py --check` compares them
+nb_merge_streams = True
+myst_heading_anchors = 6  # GitHub's anchors
+autodoc_typehints = "none"  # docstrings say types and shapes
+autodoc_member_order = "bysource"
+maximum_signature_line_length = 100
+
+ENTRY = re.compile(r"^(?P<indent> *)- \[[^\]]+\]\((?P<page>[^)#\s]+)\)", re.MULTILINE)
+
+
+def toctrees(index: str) -> dict[tuple[str, str], list[str]]:
+    """What docs/index.md lists, by (page, caption). Indented pages belong to the page above, others to the index."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for section in re.split(r"^## ", index, flags=re.MULTILINE)[1:]:
+        pages = found["index.md", section.partition("\n")[0]] = []
+        for entry in ENTRY.finditer(section):
+            (found.setdefault((pages[-1], ""), []) if entry["indent"] else pages).append(entry["page"])
+    return found
+
+
+def add_toctrees(app, docname, source) -> None:
+    """What docs/index.md lists becomes the navigation."""
+    for (page, caption), pages in toctrees((ROOT / "docs" / "index.md").read_text()).items():
+        if docname == f"docs/{page.removesuffix('.md')}":
+            options = ":hidden:\n" + (f":caption: {caption}\n" if caption else "")
+            entries = "\n".join(entry.rpartition(".")[0] for entry in pages)
+            source[0] += f"\n```{{toctree}}\n{options}\n{entries}\n```\n"
+
+
+def keep_layout(app, what, name, obj, options, lines) -> None:
+    """A docstring is plain text: its first paragraph is prose, the rest a table that stays as it is laid out."""
+    first = lines.index("") if "" in lines else len(lines)
+    table = [f"   {line}" for line in lines[first:]]
+    escaped = [re.sub(r"([\\*`|_])", r"\\\1", line) for line in lines[:first]]
+    lines[:] = [*escaped, "", *(["::", "", *table, ""] if any(map(str.strip, table)) else [])]
+
+
+def link_sources(app, doctree) -> None:
+    """A link to a file that is no page leads to a page that shows the file."""
+    from docutils import nodes
+    from sphinx import addnodes
+
+    shown = app.env.nbep_sources = getattr(app.env, "nbep_sources", {})
+    docname = app.env.docname
+    for link in list(doctree.findall(addnodes.download_reference)):
+        file = (ROOT / docname).parent.joinpath(link["reftarget"]).resolve()
+        if link["reftarget"].startswith("/"):  # from the source folder
+            file = ROOT / link["reftarget"][1:]
+        path = file.relative_to(ROOT).as_posix()
+        shown.setdefault(docname, set()).add(path)
+        address = app.builder.get_relative_uri(docname, f"source/{path}")
+        link.replace_self(nodes.reference("", "", *link.children, refuri=address, internal=True))
+
+
+def show_sources(app):
+    """The pages of the files that link_sources has met: (name, what the template gets, template)."""
+    from html import escape
+
+    for path in sorted(set().union(*getattr(app.env, "nbep_sources", {}).values())):
+        language = "python" if path.endswith(".py") else "text"
+        code = app.builder.highlighter.highlight_block((ROOT / path).read_text(), language, linenos=False)
+        yield f"source/{path}", {"title": path, "body": f"<h1>{escape(path)}</h1>{code}"}, "page.html"
+
+
+def write_front_page(app, exception) -> None:
+    """The address of the site itself leads to its index."""
+    if exception is None and app.builder.name == "html":
+        page = '<!doctype html><title>nbep</title><meta http-equiv="refresh" content="0; url=docs/index.html">'
+        (Path(app.outdir) / "index.html").write_text(page)
+
+
+def setup(app) -> None:
+    app.connect("source-read", add_toctrees)
+    app.connect("autodoc-process-docstring", keep_layout)
+    app.connect("doctree-read", link_sources, priority=100)  # before Sphinx copies the files
+    app.connect("html-collect-pages", show_sources)
+    app.connect("build-finished", write_front_page)

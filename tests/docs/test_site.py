@@ -1,0 +1,81 @@
+"""The site's navigation has every page once, and the API reference every public name. No Sphinx is needed here."""
+
+import importlib.util
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import nbep
+from nbep import cli
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+spec = importlib.util.spec_from_file_location("docs_conf", DOCS / "conf.py")
+conf = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(conf)
+TREES = conf.toctrees((DOCS / "index.md").read_text())
+SECTIONS = {caption: pages for (page, caption), pages in TREES.items() if page == "index.md"}
+
+
+def test_every_page_and_every_notebook_is_in_one_place_of_the_navigation():
+    listed = Counter((DOCS / page).resolve() for pages in TREES.values() for page in pages)
+    there = [path for pattern in conf.include_patterns for path in ROOT.glob(pattern)]
+    assert listed == Counter(set(there) - {DOCS / "index.md"})
+
+
+def test_the_navigation_has_the_four_shapes_and_lab_notes_apart():
+    assert list(SECTIONS)[:5] == ["Learn", "Do", "Look up", "Understand", "Lab notes"]
+    assert SECTIONS["Lab notes"] == ["attempts.md", "measured.md"]
+
+
+def test_notebooks_and_their_answers_are_listed_in_order():
+    for pages, suffix in (TREES["course.md", ""], ".ipynb"), (SECTIONS["Answers"], ".md"):
+        assert pages == sorted(pages)
+        assert {Path(page).suffix for page in pages} == {suffix}
+
+
+def test_the_index_gives_every_notebook_its_title():
+    index = (DOCS / "index.md").read_text()
+    for notebook in TREES["course.md", ""]:
+        cells = json.loads((DOCS / notebook).read_text())["cells"]
+        title = "".join(cells[0]["source"]).partition("\n")[0].removeprefix("# ")
+        name, colon, subject = title.replace(". ", " ", 1).partition(": ")
+        assert f"  - [{name}]({notebook}){colon}{subject}\n" in index
+
+
+def test_a_page_listed_below_another_stands_there_in_the_navigation():
+    index = "# t\n\n## A\n\n- [a](a.md): [x](x.md)\n  - [b](../b.ipynb)\n- [c](c.md)\n\n## B\n\n- [d](d.md)\n"
+    assert conf.toctrees(index) == {
+        ("index.md", "A"): ["a.md", "c.md"],
+        ("a.md", ""): ["../b.ipynb"],
+        ("index.md", "B"): ["d.md"],
+    }
+
+
+def test_the_api_reference_has_every_public_name_once():
+    names = re.findall(r"^\.\. auto\w+:: nbep\.(\w+)$", (DOCS / "api.md").read_text(), re.MULTILINE)
+    assert Counter(names) == Counter(nbep.__all__)
+
+
+def test_the_command_line_page_has_every_command():
+    commands = re.findall(r"^<!-- options: (\S+) -->$", (DOCS / "command_line.md").read_text(), re.MULTILINE)
+    groups = next(action.choices for action in cli._parser()._actions if action.dest == "command")
+    expected = [name for name in groups if name != "bench"] + [f"bench/{name}" for name in cli.BENCHMARKS]
+    assert Counter(commands) == Counter(expected)
+
+
+@pytest.mark.parametrize(
+    ("docstring", "shown"),
+    [
+        ("One line with *stars* and `ticks`.", [r"One line with \*stars\* and \`ticks\`.", ""]),
+        ("Say it.\n\nArgs:  x *a*", ["Say it.", "", "::", "", "   ", "   Args:  x *a*", ""]),
+    ],
+    ids=["one paragraph", "with a table"],
+)
+def test_a_docstring_stays_plain_text(docstring, shown):
+    lines = docstring.splitlines()
+    conf.keep_layout(None, "function", "f", None, None, lines)
+    assert lines == shown
