@@ -140,8 +140,8 @@ def _steps_of(move: Move, station: Station, to: int, is_back: bool) -> Iterator[
     yield Step(fill.step, f"The {fill.role} fills the slot", text, at, to, False, who, None, line, weight=7)
     if move.wait is not None:
         text = (
-            f"{_who(move.wait)} polls `{move.wait.cell.name}`, and sees {_number(move.wait)}. "
-            f"The slot is in its own memory, but it cannot know from the row itself whether all of it is there."
+            f"{_who(move.wait)} polls the counter `{move.wait.cell.name}`, which says how much is ready. It "
+            f"sees {_number(move.wait)}. From the bytes of the row it could not tell whether all of them have come."
         )
         step = max(move.wait.step, fill.step)
         waits = (move.wait.rank, move.wait.role)
