@@ -124,6 +124,11 @@ def main(comm, num_rows=10):
     return received
 
 
+def check(results, num_rows=10):
+    """For `nbep check`: the rows have come as they were sent."""
+    assert results[1] == np.arange(LANES * num_rows).reshape(num_rows, LANES).tolist()
+
+
 if __name__ == "__main__":
     target = sys.argv[1] if len(sys.argv) > 1 else "emulator"
     _, received = nbep.spawn(main, num_ranks=2, target=target)

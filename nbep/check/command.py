@@ -24,6 +24,9 @@ from nbep.emulator.schedule.strategies import strategy_of
 
 NOTHING_FOUND, FOUND, INTERRUPTED = 0, 1, 130
 SEEDS, FAULT_SEEDS = 200, 12  # if nobody says how many
+NOT_COMPARED = """\
+No result was compared: only races, hangs and faults were looked for. To compare results, add this to the file:
+  def check(results): assert results[1] == ...  # results: what main has returned, by rank"""
 SHORT_RUN = 20_000  # primitive calls; other processes are no help with such runs
 
 
@@ -96,17 +99,19 @@ def _main(
 
 def run_once(console: Console, run: Run, options: argparse.Namespace) -> int:
     if options.pdb:
-        return FOUND if debug(run) else nothing_found(console, 1)
+        return FOUND if debug(run) else nothing_found(console, run, 1)
     finding = perform(run)
     write_json(options.json, as_json(1, finding, run))
     if finding is None:
-        return nothing_found(console, 1)
+        return nothing_found(console, run, 1)
     console.print(finding.message)
     return FOUND
 
 
-def nothing_found(console: Console, runs: int) -> int:
+def nothing_found(console: Console, run: Run, runs: int) -> int:
     console.print(f"{runs} run{'s' * (runs != 1)}: nothing found.")
+    if not load_scenario(run.scenario).compares:
+        console.print(NOT_COMPARED)
     return NOTHING_FOUND
 
 
@@ -149,7 +154,7 @@ def search(console: Console, base: Run, options: argparse.Namespace, done: Done)
                 finding = smallest(finding, each)
     if finding is None or plain is None:
         write_json(options.json, as_json(len(runs), None, base))
-        return nothing_found(console, len(runs))
+        return nothing_found(console, base, len(runs))
     write_json(options.json, as_json(max(done.runs, 1), finding, plain.run))
     console.print(f"Found after {max(done.runs, 1)} of {len(runs)} runs: {finding.kind}")
     if finding.run != plain.run:

@@ -12,6 +12,7 @@ A file of a user's is a scenario, too:
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import inspect
 import sys
@@ -43,6 +44,7 @@ class Scenario:
     variants: parameters that lead into all of their code, for faults
     shapes: parameters that seeds take in turn, if nobody says any: most are small, so that many seeds take little time
     lets_time_pass: waits that nothing can end are over time, as on a GPU; else that is a deadlock
+    compares: whether it looks at any result: it has a check, or its file an assert
     """
 
     name: str
@@ -55,6 +57,7 @@ class Scenario:
     variants: tuple[Parameters, ...] = ({},)
     shapes: tuple[Parameters, ...] = ({},)
     lets_time_pass: bool = False
+    compares: bool = True
 
 
 @cache
@@ -96,7 +99,22 @@ def scenario_of(module: ModuleType, name: str) -> Scenario:
     parameters = {"ranks": getattr(module, "NUM_RANKS", 2), **numbers_of(main)}
     about = (inspect.getdoc(module) or "").partition("\n")[0] or f"main of {name}"
     least = {"ranks": min(2, parameters["ranks"])}  # a rank that talks to itself hides what is wrong between two
-    return Scenario(name, about, main, check if callable(check) else None, parameters, least)
+    check = check if callable(check) else None
+    compares = check is not None or _asserts(module)
+    return Scenario(name, about, main, check, parameters, least, compares=compares)
+
+
+def _asserts(module: ModuleType) -> bool:
+    """Whether a module has an assert statement, or a call of NumPy's assert_... functions, anywhere."""
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
+        if isinstance(node, ast.Assert):
+            return True
+        if isinstance(node, ast.Call):
+            called = node.func
+            name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+            if name.startswith("assert"):
+                return True
+    return False
 
 
 def numbers_of(function: Callable) -> dict[str, int]:

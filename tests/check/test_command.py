@@ -5,12 +5,14 @@ import shlex
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 from processes import LIMIT_S
 
 from nbep.check import Run, debug, main, perform, search
-from nbep.check.command import shapes_of
+from nbep.check.command import NOT_COMPARED, shapes_of
 from nbep.check.runs import MODELS, SEARCHED, STRATEGIES, World, in_turns, planned
 from nbep.check.scenario import load_scenario
 
@@ -76,6 +78,26 @@ def run_command(capsys, *argv):
 def test_a_program_without_faults_is_not_blamed(program, capsys):
     status, out = run_command(capsys, program("st_release_sys_s32"), "--seeds", "8")
     assert (status, out) == (0, "16 runs: nothing found.\n")
+
+
+def test_a_program_that_compares_nothing_is_told_so(program, tmp_path, capsys):
+    text = Path(program("st_release_sys_s32")).read_text()
+    bare = text.partition("def check")[0].replace('    assert not is_wrong, "said so"\n', "")
+    unchecked, asserting = tmp_path / "unchecked.py", tmp_path / "asserting.py"
+    unchecked.write_text(bare)
+    asserting.write_text(bare.replace("    return out", "    assert comm.rank == 0 or out[0] == 10\n    return out"))
+    status, out = run_command(capsys, str(unchecked), "--seed", "0")
+    assert (status, out) == (0, f"1 run: nothing found.\n{NOT_COMPARED}\n")
+    status, out = run_command(capsys, str(asserting), "--seed", "0")
+    assert (status, out) == (0, "1 run: nothing found.\n")
+
+
+def test_the_ring_of_the_page_compares_its_rows(capsys):
+    ring = load_scenario(str(Path(__file__).parents[2] / "docs/examples/ring.py"))
+    rows = np.arange(2 * 32).reshape(2, 32).tolist()
+    ring.check([None, rows], num_rows=2)
+    with pytest.raises(AssertionError):
+        ring.check([None, rows[::-1]], num_rows=2)
 
 
 def test_what_is_found_is_made_small_and_its_command_finds_it_again(program, capsys):
