@@ -42,7 +42,7 @@ def few_tokens(num_ranks: int, **arguments):
     ),
 )
 def test_tokens_of_many_ranks_reach_their_experts_and_return(num_ranks, options):
-    run(few_tokens(num_ranks), options)
+    run(few_tokens(num_ranks, hidden=512 if options.use_ue8m0 else 128), options)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_tokens_of_many_ranks_reach_their_experts_and_return(num_ranks, options)
 )
 @pytest.mark.usefixtures("between_nodes")
 def test_the_same_between_nodes(num_ranks, options):
-    run(few_tokens(num_ranks), options)
+    run(few_tokens(num_ranks, hidden=512 if options.use_ue8m0 else 128), options)
 
 
 @pytest.mark.thorough
