@@ -134,7 +134,8 @@ PEERLESS = [
 ]
 ERRORS = re.compile(r"DeepEP error: (?:CPU recv timeout|timeout \(dispatch CPU\))")
 NBEP = re.compile(r"rank (?P<rank>\d+): the (?P<role>[^()]+) \(.*?for rank (?P<peer>\d+): (?P<what>[^\n]+)")
-CALLS = re.compile(r"rank (?P<rank>\d+) has made (?P<calls>\d+) collective calls?, the last one (?P<verb>\w+)")
+DESTROY = re.compile(r"rank (?P<rank>\d+): ranks? (?P<peers>\d+(?:, \d+)*) did not come to destroy")
+CALLS = re.compile(r"rank (?P<rank>\d+) has made (?P<calls>\d+) collective calls?(?:, the last one (?P<verb>\w+))?")
 
 
 class Log:
@@ -151,11 +152,14 @@ class Log:
 
     def _read(self, line: str) -> None:
         for found in CALLS.finditer(line):
-            self.calls[int(found["rank"])] = int(found["calls"]), found["verb"]
+            self.calls[int(found["rank"])] = int(found["calls"]), found["verb"] or ""
         self.cpu_errors += bool(ERRORS.search(line))
         for expression, what in PEERLESS:
             if match := expression.search(line):
                 self.peerless.setdefault(f"{match[1]}: {what}", set()).add(int(match[2]))
+        for missed in DESTROY.finditer(line):
+            for peer in missed["peers"].split(", "):
+                self._add(Wait(int(missed["rank"]), int(peer), "to come to destroy"))
         if own := NBEP.search(line):
             self._add(Wait(int(own["rank"]), int(own["peer"]), f"as {own['role']}: {own['what'].partition('. ')[0]}"))
             return
@@ -236,7 +240,8 @@ def _conclusions(log: Log, numbering: str, waits: list[Wait]) -> list[str]:
         lines.append(f"Had come to the barrier and printed nothing: {_ranks(sorted(came))}.")
     if numbering == ALL_RANKS and log.calls:
         latest = max(calls for calls, _ in log.calls.values())
-        behind = [f"; rank {r} has made {n}, the last one {v}" for r, (n, v) in sorted(log.calls.items()) if n < latest]
+        made = {rank: f"{n}{f', the last one {verb}' * bool(verb)}" for rank, (n, verb) in log.calls.items()}
+        behind = [f"; rank {rank} has made {made[rank]}" for rank in sorted(made) if log.calls[rank][0] < latest]
         lines.append(f"Collective calls so far: {latest}{''.join(behind)}.")
     return lines
 

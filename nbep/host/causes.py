@@ -108,6 +108,8 @@ def error_of(memory: Node, report: FaultReport) -> Exception:
     if isinstance(error, PeerTimeout) and not memory.runtime.is_capturing:
         with suppress(RuntimeError):  # a GPU that has failed
             error = _late_error(memory) or _passed_on(memory) or error
+    if isinstance(error, PeerTimeout):
+        error.add_note(memory.calls)
     return error
 
 
