@@ -22,7 +22,11 @@ BENCHMARKS = sorted(
     module.name.replace("_", "-") for module in pkgutil.iter_modules(bench.__path__) if not module.ispkg
 )
 
-MODULES = {"compile": "nbep.device.compile", "litmus": "nbep.litmus.command"}  # the others are called as they are
+MODULES = {  # the others are called as they are
+    "compile": "nbep.device.compile",
+    "explain": "nbep.host.ranks.who_waits",
+    "litmus": "nbep.litmus.command",
+}
 
 
 def _parser() -> argparse.ArgumentParser:

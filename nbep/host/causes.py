@@ -109,7 +109,7 @@ def error_of(memory: Node, report: FaultReport) -> Exception:
         with suppress(RuntimeError):  # a GPU that has failed
             error = _late_error(memory) or _passed_on(memory) or error
     if isinstance(error, PeerTimeout):
-        error.add_note(memory.calls)
+        memory.add_reports(error)
         if saved_calls:
             error.add_note(f"the call that was saved last, on the emulator: {saved_calls[-1]}")
         elif memory.runtime.target == "cuda":

@@ -55,6 +55,7 @@ from nbep.host.ranks.hosts import hosts_of
 from nbep.host.ranks.processes import Gone, Process, who_is_gone
 from nbep.host.ranks.roll_call import RollCall
 from nbep.host.ranks.undo import Undo
+from nbep.host.ranks.who_waits import explain
 from nbep.host.target.base import Kernel, Runtime
 from nbep.host.target.memory import HandleType, Memory
 from nbep.host.transport import check_target, create_transport
@@ -316,7 +317,7 @@ class NodeMemory(CommWork):
             if gone.hosts and is_mpi_comm(self.comm):
                 end_without_mpi()  # whether a process of another host has ended cannot be seen
             error = destroy_error(self.rank, missing, timeout_ms, gone)
-            error.add_note(self.calls)
+            self.add_reports(error)
             raise error
         if masked:
             self._synchronize()
@@ -400,6 +401,13 @@ class NodeMemory(CommWork):
                 self._call_log.close()
             self._call_log.add(self.rank, verb, arguments(*of))
         self._num_calls, self._last_call = self._num_calls + 1, verb
+
+    def add_reports(self, error: Exception) -> None:
+        """Add to a time-out how many calls this rank has made, and on rank 0 who waits for whom on all ranks."""
+        error.add_note(self.calls)
+        lines = self._roll_call.reports(f"{error}\n{self.calls}")
+        if len(lines) > 1:
+            error.add_note(explain("\n".join(lines).splitlines()))
 
     @property
     def calls(self) -> str:

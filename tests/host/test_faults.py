@@ -21,9 +21,9 @@ from nbep.device.protocols.waits import (
     OF_NODE,
     FaultReport,
 )
-from nbep.explain import explain
 from nbep.host.causes import fault_error
 from nbep.host.faults import destroy_error
+from nbep.host.ranks.who_waits import explain
 from nbep.reference import BF16
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from nbep import cli
 from nbep.device.protocols.waits import DISPATCH_RECEIVER_TAIL, FaultReport
-from nbep.explain import Log, explain
 from nbep.host.causes import fault_error
+from nbep.host.ranks.who_waits import Log, explain
 
 # Lines of deepseek-ai/DeepEP #570, PR #181 and #137, as they were printed.
 BARRIER = [
