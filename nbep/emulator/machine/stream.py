@@ -1,6 +1,6 @@
 """Streams, launches and events: what the host gives the device to do, in order per stream.
 
-A launch creates all threads of all its blocks at once; the scheduler lets them run in any order.
+A launch creates all threads of all blocks that find a free SM; the scheduler lets them run in any order.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from .block import WARP_SIZE, Block
 from .memory import AddressSpace, Allocation, Describe
 from .names import title_of
+from .sms import Sms
 from .warp import Warp
 from .world import World
 
@@ -50,6 +51,7 @@ class Launch:
         self.number = stream.world.count_launch(stream.rank, name)  # of this kernel on this rank, counted from 1
         self.is_service = stream.is_service
         self.describe_shared: Describe | None = None  # what names the bytes of its blocks' shared memory
+        self.starts_together = False  # all of its blocks or none, as with a cooperative launch
         self.blocks: list[Block] = []
         self.live = grid
         self.copies = 0  # bulk copies under way
@@ -65,30 +67,33 @@ class Launch:
         return title_of(self.name, self.number)
 
     def start(self) -> None:
-        """Create the threads; they are runnable from now on."""
+        """Start the blocks for which there are SMs; their threads are runnable from now on."""
         world = self.world
         self.first_signal = world.signals
-        thread_class = world.thread_class
-        hub = world.hub
-        for index in range(self.grid):
-            shared = Allocation.scratch(self.rank, "shared memory", self.smem_bytes, self.describe_shared)
-            block = Block(self, index, shared)
-            self.blocks.append(block)
-            for first in range(0, self.block, WARP_SIZE):
-                warp = Warp(first // WARP_SIZE, world.strategy.reluctance(self.rank, index))
-                block.warps.append(warp)
-                warp.lanes = [
-                    thread_class(block, i, warp, hub) for i in range(first, min(first + WARP_SIZE, self.block))
-                ]
-                block.threads += warp.lanes
-            world.runnable += block.threads
+        self.stream.sms.start(self)
         world.launches[self] = None
         if world.hooks is not None:
             world.hooks.on_launch(self)
 
+    def start_block(self) -> None:
+        """Create the threads of the next block."""
+        world = self.world
+        thread_class = world.thread_class
+        hub = world.hub
+        shared = Allocation.scratch(self.rank, "shared memory", self.smem_bytes, self.describe_shared)
+        block = Block(self, len(self.blocks), shared)
+        self.blocks.append(block)
+        for first in range(0, self.block, WARP_SIZE):
+            warp = Warp(first // WARP_SIZE, world.strategy.reluctance(self.rank, block.index))
+            block.warps.append(warp)
+            warp.lanes = [thread_class(block, i, warp, hub) for i in range(first, min(first + WARP_SIZE, self.block))]
+            block.threads += warp.lanes
+        world.runnable += block.threads
+
     def block_left(self) -> None:
         """A block has no threads any more."""
         self.live -= 1
+        self.stream.sms.block_left(self)
         self.check_done()
 
     def check_done(self) -> None:
@@ -135,8 +140,9 @@ class Callbacks:
 class Stream:
     """A queue of launches, event records and event waits, executed in order."""
 
-    def __init__(self, world: World, rank: int, space: AddressSpace, name: str, is_service: bool = False):
+    def __init__(self, world: World, rank: int, space: AddressSpace, sms: Sms, name: str, is_service: bool = False):
         self.world = world
+        self.sms = sms
         self.rank = rank
         self.space = space
         self.name = name
@@ -153,13 +159,22 @@ class Stream:
         smem_bytes: int = 0,
         name: str = "",
         describe_shared: Describe | None = None,
+        starts_together: bool = False,
     ) -> Launch:
-        """Queue `function(*args)` for `grid` blocks of `block` threads; describe_shared names their shared memory."""
+        """Queue `function(*args)` for `grid` blocks of `block` threads; describe_shared names their shared memory.
+
+        starts_together: none of the blocks starts before there are SMs for all, as with a cooperative launch
+        """
         if grid < 1 or not 1 <= block <= MAX_BLOCK:
             raise ValueError(f"grid: {grid}, block: {block}; allowed: grid >= 1, block 1 .. {MAX_BLOCK}")
         name = name or getattr(function, "__name__", "kernel")
+        if starts_together and grid > self.sms.number:
+            raise ValueError(
+                f"{name}, grid: {grid}; at most {self.sms.number} blocks fit on the SMs of the rank at once"
+            )
         launch = Launch(self, function, args, grid, block, smem_bytes, name)
         launch.describe_shared = describe_shared
+        launch.starts_together = starts_together
         self._enqueue("launch", launch)
         return launch
 

@@ -15,6 +15,7 @@ from ..machine.source import call_chain, describe_site
 from .expected import expire, look, quiet
 from .hang_cause import Waits
 from .hang_words import paragraph
+from .no_room import cannot_start
 from .waiting import Group, count, waiting_groups, who
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def deadlock_error(stuck: Stuck) -> DeadlockError:
     cause = ["Why they wait is not known"]
     with explaining(error):
         ask(groups)
-        cause = paragraph(Waits(world, groups), described)
+        cause = [*cannot_start(world, groups), *paragraph(Waits(world, groups), described)]
     threads_text = count(sum(len(group.threads) for group in groups), "thread")
     all_text = f"{threads_text} in {count(len(groups), 'group')} and {count(len(hosts), 'host')}"
     head = [*cause, "", f"{end}: {all_text} wait (seed {world.seed})"]

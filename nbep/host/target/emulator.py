@@ -15,6 +15,7 @@ import numpy as np
 
 from nbep.device.jit import spec_of
 from nbep.device.kernels.shared_cells import shared_cells
+from nbep.device.protocols.peers import Bounds
 from nbep.device.types import flatten_args, unflatten_args
 from nbep.emulator import World
 from nbep.emulator.machine.memory import OFFSET_MASK
@@ -377,7 +378,8 @@ class EmulatorRuntime(Runtime):
 
         flat = unflatten_args(kernel, leaves)
         describe = shared_cells(spec.name, flat, block, self.world.has_tma)
-        launch = stream.stream.launch(kernel, flat, grid, block, smem_bytes, spec.name, describe)
+        together = Bounds in spec.hints.values()  # as on a GPU, where such a kernel is a cooperative launch
+        launch = stream.stream.launch(kernel, flat, grid, block, smem_bytes, spec.name, describe, together)
         self._in_flight.append((launch, mappings))
 
     def prepare(self, kernel: Kernel, grid: int, block: int, smem_bytes: int, *last_args: Any) -> PreparedLaunch:
