@@ -11,6 +11,7 @@ from typing import Any
 from .machine.cpu import Cpu
 from .machine.memory import AddressSpace
 from .machine.names import NIC_NUMBERS
+from .machine.order import Order
 from .machine.sms import UNLIMITED, Sms
 from .machine.stream import Stream
 from .machine.thread import Thread
@@ -18,6 +19,7 @@ from .models.checked import CheckedThread
 from .models.delayed import DelayedThread
 from .models.history import History
 from .models.host import CheckedHost
+from .models.streams import CheckedOrder
 from .schedule.scheduler import Scheduler
 from .tracing import hooks, traced
 
@@ -93,7 +95,9 @@ class Run(Scheduler):
         self.has_failed = False  # whether a wait was ever over time, or a fault reported; see `checked`
         self.networks: dict[int, Callable[[int], list[str]]] = {}  # rank -> what to say of its network to a peer
         self.read_report: ReadReport | None = None  # what a frame of a thread tells the host; see `reports.expected`
-        self.cpu: Cpu = CheckedHost(self) if memory_model == "checked" else Cpu()
+        is_checked = memory_model == "checked"
+        self.cpu: Cpu = CheckedHost(self) if is_checked else Cpu()
+        self.order: Order = CheckedOrder(self) if is_checked else Order()
         thread_class = self.thread_classes[memory_model]
         self.thread_class = thread_class if tracer is None else traced(thread_class)
         local = range(num_ranks) if local_rank is None else [local_rank]

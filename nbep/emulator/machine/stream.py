@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from itertools import count
 from threading import Lock
 from typing import Any
 
@@ -18,20 +19,38 @@ from .warp import Warp
 from .world import World
 
 MAX_BLOCK = 1024
+_queued = count()
+
+
+class Mark:
+    """A point in a stream; `done` once all work before it is. number: of its event's records, from 1"""
+
+    def __init__(self, stream: Stream, number: int):
+        self.stream = stream
+        self.number = number
+        self.done = False
+        self.behind: Launch | None = stream.latest  # the last launch before it
+        self.point: Any = None  # what is before it; see `checked`
+        self.waiters: list[Stream] = []
 
 
 class Event:
-    """A point in a stream; `done` once all work before it is."""
+    """Stands for the point of a stream where it was recorded last. A wait is for the record of that moment."""
 
     def __init__(self, stream: Stream):
-        self.stream = stream
-        self.done = False
-        self.first_signal = 0  # what was signalled by then; see `checked`
-        self.waiters: list[Stream] = []
+        self.mark = Mark(stream, 1)
+
+    @property
+    def stream(self) -> Stream:
+        return self.mark.stream
+
+    @property
+    def done(self) -> bool:
+        return self.mark.done
 
     def tell_host(self) -> None:
         """The host has seen that it is done."""
-        self.stream.world.cpu.wait(self.first_signal)
+        self.stream.world.order.seen(self.mark)
 
 
 class Launch:
@@ -56,8 +75,13 @@ class Launch:
         self.live = grid
         self.copies = 0  # bulk copies under way
         self.stores: dict[Any, None] = {}  # stores on their way; see `delayed`
-        self.first_signal = 0  # what was signalled before it started; see `checked`
-        self.known: Any = None  # what all its threads know when it starts; see `checked`
+        # For `checked`: what was signalled before it started, what all its threads know when it starts, what they know
+        # when they leave if another stream may tell them of something, and where it is among the launches of its rank.
+        self.first_signal = 0
+        self.known: Any = None
+        self.learned: dict[int, int] = {}
+        self.queued_as = next(_queued)
+        self.place: Any = None
         self.done = False
         self.callbacks = Callbacks()
 
@@ -66,10 +90,11 @@ class Launch:
         """How reports name it."""
         return title_of(self.name, self.number)
 
-    def start(self) -> None:
+    def start(self, queued: Any) -> None:
         """Start the blocks for which there are SMs; their threads are runnable from now on."""
         world = self.world
         self.first_signal = world.signals
+        world.order.start(self, queued)
         self.stream.sms.start(self)
         world.launches[self] = None
         if world.hooks is not None:
@@ -83,6 +108,7 @@ class Launch:
         shared = Allocation.scratch(self.rank, "shared memory", self.smem_bytes, self.describe_shared)
         block = Block(self, len(self.blocks), shared)
         self.blocks.append(block)
+        world.order.start_block(block)
         for first in range(0, self.block, WARP_SIZE):
             warp = Warp(first // WARP_SIZE, world.strategy.reluctance(self.rank, block.index))
             block.warps.append(warp)
@@ -113,6 +139,7 @@ class Launch:
         self.function = None
         self.args = ()
         self.callbacks.run()
+        self.world.order.end(self)
         self.stream.launch_done()
 
 
@@ -147,8 +174,9 @@ class Stream:
         self.space = space
         self.name = name
         self.is_service = is_service  # its kernels serve others, and end when those have no more work
-        self.queue: deque[tuple[str, Any]] = deque()
+        self.queue: deque[tuple[str, Any, Any]] = deque()  # what to do, with what, and what the host knew then
         self.running: Launch | None = None
+        self.latest: Launch | None = None  # the last one that was queued
 
     def launch(
         self,
@@ -175,18 +203,22 @@ class Stream:
         launch = Launch(self, function, args, grid, block, smem_bytes, name)
         launch.describe_shared = describe_shared
         launch.starts_together = starts_together
+        self.latest = launch
         self._enqueue("launch", launch)
         return launch
 
-    def record(self) -> Event:
-        """An event that is done when all work queued so far is."""
-        event = Event(self)
-        self._enqueue("record", event)
+    def record(self, event: Event | None = None) -> Event:
+        """An event that is done when all work queued so far is. event: one to record again"""
+        if event is None:
+            event = Event(self)
+        else:
+            event.mark = Mark(self, event.mark.number + 1)
+        self._enqueue("record", event.mark)
         return event
 
     def wait(self, event: Event) -> None:
-        """Later work of this stream starts after `event`."""
-        self._enqueue("wait", event)
+        """Later work of this stream starts after `event`, as it was recorded last."""
+        self._enqueue("wait", event.mark)
 
     def synchronize(self) -> None:
         """Block the host until all queued work is done."""
@@ -194,14 +226,14 @@ class Stream:
         self.world.host_wait(lambda: event.done, self.describe)
         event.tell_host()
 
-    def _enqueue(self, what: str, item: Launch | Event) -> None:
-        self.queue.append((what, item))
+    def _enqueue(self, what: str, item: Launch | Mark) -> None:
+        self.queue.append((what, item, self.world.order.queued(self)))
         self.world.submit(self.advance)
 
     def advance(self) -> None:
         """Execute what is at the head of the queue, up to the next running launch or pending event."""
         while self.queue and self.running is None:
-            what, item = self.queue[0]
+            what, item, queued = self.queue[0]
             if what == "wait" and not item.done:
                 if self not in item.waiters:
                     item.waiters.append(self)
@@ -209,14 +241,23 @@ class Stream:
             self.queue.popleft()
             if what == "launch":
                 self.running = item
-                item.start()
-            elif what == "record":
+                item.start(queued)
+            elif what == "wait":
+                self.world.order.wait(self, item, queued)
+            else:
                 item.done = True
-                item.first_signal = self.world.signals
+                item.behind = None
+                self.world.order.record(item, queued)
                 for stream in item.waiters:
                     self.world.submit(stream.advance)
 
+    @property
+    def is_busy(self) -> bool:
+        return self.running is not None or bool(self.queue)
+
     def launch_done(self) -> None:
+        if self.latest is self.running:
+            self.latest = None
         self.running = None
         self.world.submit(self.advance)
 
