@@ -24,7 +24,7 @@ It knows nothing of expert parallelism.  Its parts, in an order to read them in:
                         wait that is missing, `promised` a signal that says too much; `causes` has the sentences
         deadlock        who waits for whom: `waiting` groups the threads, `expected` asks them what they want to see,
                         `hang_cause` finds the wait that holds up the others, `hang_words` says so,
-                        `stores` knows who stored where, `no_room` which blocks find no SM
+                        `stores` knows who stored where, `cannot_start` what has not begun
 
 Imports point from `world` down, never back: machine, models and schedule raise facts, and `reports` words them.
 """

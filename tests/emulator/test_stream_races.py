@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nbep.emulator import DataRace, World, current_thread
+from nbep.emulator import DataRace, DeadlockError, World, current_thread
 
 SEEDS = range(8)
 
@@ -211,3 +211,34 @@ def test_the_cpu_may_not_write_what_another_stream_still_reads():
 
     with pytest.raises(DataRace, match="the CPU writes 128 bytes that a thread has loaded"):
         Machine(1).run(host)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_wait_for_an_event_recorded_again_is_named_in_a_deadlock(seed):
+    world = World(1, seed)
+    ready = world.ranks[0].space.allocate(16, "ready", zero=True).address
+    forward, copies = (world.ranks[0].create_stream(name) for name in ("forward", "copies"))
+
+    def replay(ready, wanted):
+        t = current_thread()
+        while t.load(ready, "s32", "acquire", "gpu") < wanted:
+            t.spin(10**12)
+
+    def copy(ready):
+        current_thread().store(ready, "s32", 1, "release", "gpu")
+
+    def host():
+        forward.launch(replay, (ready, 0), 1, 1)
+        event = forward.record()
+        forward.launch(replay, (ready, 1), 1, 1)
+        forward.record(event)
+        copies.wait(event)
+        copies.launch(copy, (ready,), 1, 1)
+        copies.synchronize()
+
+    with pytest.raises(DeadlockError) as caught:
+        world.run([host])
+    assert str(caught.value).splitlines()[0] == (
+        "kernel `copy` of rank 0 cannot start: its stream `copies` waits for record 2 of an event of stream `forward`, "
+        "behind kernel `replay`, launch 2, which waits for it; record 1 is done"
+    )

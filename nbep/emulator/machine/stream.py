@@ -25,9 +25,14 @@ _queued = count()
 class Mark:
     """A point in a stream; `done` once all work before it is. number: of its event's records, from 1"""
 
-    def __init__(self, stream: Stream, number: int):
+    def __init__(self, stream: Stream, before: Mark | None = None):
+        """before: what the event stood for until now"""
         self.stream = stream
-        self.number = number
+        self.before = before
+        self.number = 1
+        if before is not None:
+            self.number = before.number + 1
+            before.before = None
         self.done = False
         self.behind: Launch | None = stream.latest  # the last launch before it
         self.point: Any = None  # what is before it; see `checked`
@@ -38,7 +43,7 @@ class Event:
     """Stands for the point of a stream where it was recorded last. A wait is for the record of that moment."""
 
     def __init__(self, stream: Stream):
-        self.mark = Mark(stream, 1)
+        self.mark = Mark(stream)
 
     @property
     def stream(self) -> Stream:
@@ -212,7 +217,7 @@ class Stream:
         if event is None:
             event = Event(self)
         else:
-            event.mark = Mark(self, event.mark.number + 1)
+            event.mark = Mark(self, event.mark)
         self._enqueue("record", event.mark)
         return event
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from ..machine.errors import DeadlockError, explaining
 from ..machine.names import name_of, ranges
 from ..machine.source import call_chain, describe_site
+from .cannot_start import cannot_start
 from .expected import expire, look, quiet
 from .hang_cause import Waits
 from .hang_words import paragraph
-from .no_room import cannot_start
 from .waiting import Group, count, waiting_groups, who
 
 if TYPE_CHECKING:

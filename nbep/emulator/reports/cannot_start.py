@@ -1,4 +1,4 @@
-"""The lines about blocks that cannot start, because other kernels hold the SMs of their rank."""
+"""The lines about blocks that find no SM, and about kernels whose streams wait for an event."""
 
 from __future__ import annotations
 
@@ -10,17 +10,37 @@ from ..machine.names import name_of, ranges
 from .waiting import Group
 
 if TYPE_CHECKING:
-    from ..machine.stream import Launch
+    from ..machine.stream import Launch, Mark
     from ..run import Run
 
 
 def cannot_start(world: Run, groups: list[Group]) -> list[str]:
-    """For each rank with blocks that wait for an SM: which, who holds the SMs, and whether that waits for them."""
+    """What cannot start: who holds the SMs, or what its stream waits for, and whether that waits for it."""
     stuck = [launch for context in world.ranks.values() for launch in list(context.sms.waiting)[:1]]
-    return [_line(launch, stuck, groups) for launch in stuck]
+    lines = [_without_sm(launch, stuck, groups) for launch in stuck]
+    for stream in world.streams:
+        if stream.running is None and stream.queue and stream.queue[0][0] == "wait":
+            held_back = [item for what, item, _ in stream.queue if what == "launch"]
+            lines += [_behind_event(launch, stream.queue[0][1], groups) for launch in held_back[:1]]
+    return lines
 
 
-def _line(launch: Launch, stuck: list[Launch], groups: list[Group]) -> str:
+def _behind_event(launch: Launch, mark: Mark, groups: list[Group]) -> str:
+    """`kernel `copy` of rank 1 cannot start: its stream waits for an event of `forward` behind kernel `replay``."""
+    text = f"{launch.title} of {name_of(launch.rank)} cannot start: its stream `{launch.stream.name}` waits for "
+    text += "an event" if mark.number == 1 else f"record {mark.number} of an event"
+    text += f" of stream `{mark.stream.name}`"
+    if mark.behind is not None:
+        text += f", behind {mark.behind.title}"
+        polled = {cell[0] for group in groups if group.launch is mark.behind for cell in group.wait.cells}
+        if polled & set(_memory_of(launch)):
+            text += ", which waits for it"
+    if mark.before is not None:
+        text += f"; record {mark.before.number} {'is' if mark.before.done else 'is not'} done"
+    return text
+
+
+def _without_sm(launch: Launch, stuck: list[Launch], groups: list[Group]) -> str:
     """`block 3 of `combine` cannot start: all 4 SMs of rank 1 are held by `dispatch`, which waits for it`."""
     sms, rank = launch.stream.sms, name_of(launch.rank)
     here = [other for other in launch.world.launches if other.stream.sms is sms]
