@@ -24,6 +24,7 @@ from ..machine.world import World
 from .history import Forgotten, Stored
 from .knowledge import (
     CPU,
+    CPU_CLOCK,
     GRANULE_BITS,
     NOTHING,
     Access,
@@ -51,8 +52,9 @@ class CheckedHost(Cpu):
 
     def __init__(self, world: World):
         self.world = world
-        self.owner = Owner(CPU, "", world.count_block(), -1, 0, 0)
+        self.owner = Owner(CPU, "", world.count_block(), CPU_CLOCK, 0, 0)
         self.known: Numbers = {}
+        self.last_store = 0  # its number
         self.observed: set[Access] = set()  # strong stores whose values it has polled
 
     def wait(self, known: Numbers) -> None:
@@ -83,7 +85,7 @@ class CheckedHost(Cpu):
             for load in allocation.last_loads.get(granule, {}).values():
                 self._meet(allocation, store, load)
         self.world.signals += 1
-        store.number = self.world.signals
+        store.number = self.last_store = self.world.signals
         self.known = later(self.known, {self.owner.clock: store.number})
         remember_store(allocation, store)
         for cell in [cell for cell in allocation.messages if store.begin <= cell < store.end]:

@@ -19,6 +19,7 @@ HAS_UNKNOWN = 1  # likewise, no clock either: some numbers of clocks are below t
 MAX_WARPS = 32  # of a block
 MAX_BEFORE = 4  # stores to the same bytes that a report knows of
 CPU = -1  # in place of a rank: the CPU, as `host` has it
+CPU_CLOCK = -1
 
 Numbers = dict[int, int]  # clock -> its latest signal that is known.  Never changed once made.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..machine.block import WARP_SIZE
 from ..machine.order import Order
 from ..machine.world import World
-from .knowledge import ALL_CLOCKS, HAS_UNKNOWN, MAX_WARPS, Knowledge, Numbers, Owner, later
+from .knowledge import ALL_CLOCKS, CPU_CLOCK, HAS_UNKNOWN, MAX_WARPS, Knowledge, Numbers, Owner, later
 
 if TYPE_CHECKING:
     from ..machine.block import Block
@@ -25,10 +25,12 @@ class Point(NamedTuple):
 
     before: stream -> how many of its launches are before this point
     known: what is known there
+    signals: of the host's, how many were given so far, when it queued something
     """
 
     before: dict[Stream, int]
     known: Numbers
+    signals: int = 0
 
 
 @dataclass(eq=False)
@@ -83,13 +85,15 @@ class CheckedOrder(Order):
 
     def queued(self, stream: Stream) -> Point:
         self.used.setdefault(stream.rank, set()).add(stream)
-        return self.hosts.get(stream.rank, START)
+        return self.hosts.get(stream.rank, START)._replace(signals=self.world.signals)
 
     def start(self, launch: Launch, queued: Point) -> None:
         stream = launch.stream
         point = join(self.points.get(stream, START), queued)
         number = self.counts[stream] = self.counts.get(stream, 0) + 1
         numbers = self._numbers(stream, point)
+        if self.world.cpu.last_store > queued.signals:  # stores after it was queued are not before it
+            numbers.update({CPU_CLOCK: queued.signals, HAS_UNKNOWN: 1})
         launch.known = Knowledge(numbers, numbers, numbers, numbers)
         launch.place = Place(
             stream, launch.title, number, point.before, -(-launch.block // WARP_SIZE), launch.queued_as
@@ -154,9 +158,7 @@ class CheckedOrder(Order):
 
 
 def join(a: Point, b: Point) -> Point:
-    if a is b or b is START:
+    if not b.before and not b.known:
         return a
-    if a is START:
-        return b
     before = {stream: max(a.before.get(stream, 0), b.before.get(stream, 0)) for stream in {**a.before, **b.before}}
     return Point(before, later(a.known, b.known))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..machine.memory import OFFSET_BITS, Allocation
+from ..machine.memory import OFFSET_BITS
 from ..machine.names import name_of, ranges
 from .waiting import Group
 
@@ -33,7 +33,7 @@ def _behind_event(launch: Launch, mark: Mark, groups: list[Group]) -> str:
     if mark.behind is not None:
         text += f", behind {mark.behind.title}"
         polled = {cell[0] for group in groups if group.launch is mark.behind for cell in group.wait.cells}
-        if polled & set(_memory_of(launch)):
+        if any(_may_store(launch, allocation) for allocation in polled):
             text += ", which waits for it"
     if mark.before is not None:
         text += f"; record {mark.before.number} {'is' if mark.before.done else 'is not'} done"
@@ -43,9 +43,8 @@ def _behind_event(launch: Launch, mark: Mark, groups: list[Group]) -> str:
 def _without_sm(launch: Launch, stuck: list[Launch], groups: list[Group]) -> str:
     """`block 3 of `combine` cannot start: all 4 SMs of rank 1 are held by `dispatch`, which waits for it`."""
     sms, rank = launch.stream.sms, name_of(launch.rank)
-    here = [other for other in launch.world.launches if other.stream.sms is sms]
-    holders = [other for other in here if any(block.live for block in other.blocks)]
-    names = " and ".join(dict.fromkeys(f"`{other.name}`" for other in holders))
+    holders = [one for one in launch.world.launches if one.stream.sms is sms and any(b.live for b in one.blocks)]
+    others = [one for one in holders if one is not launch]
     started = len(launch.blocks)
     if launch.starts_together:
         blocks = f"the {launch.grid} blocks of `{launch.name}` cannot start together"
@@ -54,37 +53,36 @@ def _without_sm(launch: Launch, stuck: list[Launch], groups: list[Group]) -> str
         left = range(started, launch.grid)
         blocks = f"block{'s' * (len(left) > 1)} {ranges(left)} of `{launch.name}` cannot start"
         held = f"all {sms.number} SMs of {rank}"
-    if holders == [launch]:
-        return (
-            f"{blocks}: {held} are held by its blocks {ranges(range(started))}, {_whom(launch, launch, stuck, groups)}"
-        )
-    others = [other for other in holders if other is not launch] or holders
-    return f"{blocks}: {held} are held by {names}, {_whom(launch, others[0], stuck, groups)}"
+    by = [f"its block{'s' * (started > 1)} {ranges(range(started))}"] if launch in holders else []
+    by += dict.fromkeys(f"`{one.name}`" for one in others)
+    return (
+        f"{blocks}: {held} are held by {' and '.join(by)}, which {_whom(launch, (others or holders)[0], stuck, groups)}"
+    )
 
 
 def _whom(launch: Launch, holder: Launch, stuck: list[Launch], groups: list[Group]) -> str:
     """For which of the launches that cannot start the one waits that holds the SMs."""
+    if holder is launch:
+        return "wait for it"
     polled = {cell[0] for group in groups if group.launch is holder for cell in group.wait.cells}
-    able = [one for one in stuck if polled & set(_memory_of(one))]
-    if launch in able and (holder.rank == launch.rank and len(able) == 1):
-        return "which waits for it" if holder is not launch else "which wait for it"
-    elsewhere = [one for one in able if one.name == holder.name] or able
-    if launch in elsewhere or not elsewhere:
-        whom = "for it" if elsewhere else "for others"
-        return f"which {'wait' if holder is launch else 'waits'} {whom}"
-    other = elsewhere[0]
-    return f"which waits for `{other.name}` of {name_of(other.rank)}, which cannot start"
+    able = [one for one in stuck if any(_may_store(one, allocation) for allocation in polled)]
+    own = [one for one in able if one.name == holder.name and one.rank != holder.rank] or able
+    if launch in own:
+        return "waits for it"
+    return f"waits for `{own[0].name}` of {name_of(own[0].rank)}, which cannot start" if own else "waits, too"
 
 
-def _memory_of(launch: Launch) -> Iterator[Allocation]:
-    """The memory that a launch has an address of."""
+def _may_store(launch: Launch, allocation: Any) -> bool:
+    """Whether a launch has an address of some memory, or its rank has one that others have, too."""
     segments = launch.space.segments
-    for value in _leaves(launch.args):
-        if isinstance(value, int) and value >> OFFSET_BITS in segments:
-            yield segments[value >> OFFSET_BITS]
+    if any(allocation is segments.get(value >> OFFSET_BITS) for value in _leaves(launch.args)):
+        return True
+    seeing = [space for space in launch.world.spaces.values() if allocation in space.segments.values()]
+    return len(seeing) > 1 and launch.space in seeing
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def _leaves(value: Any) -> Iterator[int]:
+    """The numbers in the arguments of a launch."""
     if isinstance(value, (tuple, list)):
         for one in value:
             yield from _leaves(one)

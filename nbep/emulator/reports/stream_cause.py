@@ -1,11 +1,11 @@
-"""The cause of a race between two launches of one rank that no event orders: which stream has to wait for which."""
+"""The cause of a race between two launches of one rank, or the host and a launch: who has to wait for which."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ..machine.names import name_of
-from ..models.knowledge import ALL_CLOCKS
+from ..models.knowledge import ALL_CLOCKS, CPU_CLOCK
 from ..models.streams import Place
 from .causes import Cause
 from .chains import Race
@@ -16,6 +16,10 @@ def stream_cause(race: Race) -> Cause | None:
     thread, _, access, earlier = race
     launch = thread.block.launch
     order: Any = thread.world.order
+    if earlier.owner.is_cpu and launch.known.stores.get(CPU_CLOCK, earlier.number) < earlier.number:
+        does = f"{access.verb}s"
+        place = launch.place
+        return race.cause("CPU after the launch", race.cell, launch=place.title, stream=place.stream.name, does=does)
     here, there = launch.place, order.place_of(earlier.owner)
     if there is None or earlier.owner.rank != thread.rank or there.is_before(here) or here.is_before(there):
         return None
@@ -24,15 +28,15 @@ def stream_cause(race: Race) -> Cause | None:
     if any(known.get(clock, of_others[0]) > at_start.get(clock, of_others[1]) for clock in there.clocks()):
         return None
     first, second = sorted((here, there), key=lambda place: place.queued_as)
-    does = {id(here): access.verb, id(there): earlier.verb}
+    verbs = {id(here): access.verb, id(there): earlier.verb}
     return race.cause(
         "streams",
         race.cell,
         first=_launch(first),
         second=_launch(second),
         rank=name_of(thread.rank),
-        does=f"{does[id(first)]}s",
-        also=f"{does[id(second)]}s {'it, too' if does[id(first)] == does[id(second)] else 'it'}",
+        does=f"{verbs[id(first)]}s",
+        also=f"{verbs[id(second)]}s {'it, too' if verbs[id(first)] == verbs[id(second)] else 'it'}",
         stream=second.stream.name,
         other=first.stream.name,
         instead=_waited(order, first, second),
