@@ -1,7 +1,8 @@
 """Which launches are before which, for `checked`: by their stream, by events, and by what the host has waited for.
 
-A kernel that starts knows of all that other ranks have signalled. Of its own rank's launches it knows those that are
-before it, and of others what it has been told: by a value that a kernel before it, or the host, has acquired.
+A kernel that starts knows of the launches before it, and of those that any host has waited for. Of others it knows what
+it has been told: by a value that a kernel before it, or a host, has acquired. Where a rank uses one stream alone, its
+launches have no others beside them, and other ranks' kernels that start know all that it has signalled.
 """
 
 from __future__ import annotations
@@ -146,11 +147,16 @@ class CheckedOrder(Order):
     def _numbers(self, stream: Stream, point: Point) -> Numbers:
         """What a point knows: all that was signalled so far, but of launches not before it only what it was told."""
         numbers = {ALL_CLOCKS: self.world.signals}
-        so_far = point.known.get(ALL_CLOCKS, 0)
-        for place in self.places.get(stream.rank, {}).values():
-            if place.stream is not stream and place.number > point.before.get(place.stream, 0):
-                numbers[HAS_UNKNOWN] = 1
-                numbers.update((clock, point.known.get(clock, so_far)) for clock in place.clocks())
+        for rank, places in self.places.items():
+            if not self.has_streams(rank):
+                continue
+            # The host of another rank may have told this one's what it knows, in ways that nobody sees.
+            known = point.known if rank == stream.rank else later(point.known, self.world.cpu.known)
+            so_far = known.get(ALL_CLOCKS, 0)
+            for place in places.values():
+                if place.stream is not stream and place.number > point.before.get(place.stream, 0):
+                    numbers[HAS_UNKNOWN] = 1
+                    numbers.update((clock, known.get(clock, so_far)) for clock in place.clocks())
         return numbers
 
     def place_of(self, owner: Owner) -> Place | None:
