@@ -1,0 +1,42 @@
+"""What tests ask of an exhibit of examples/museum."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from entries import beginning
+
+from nbep.check import Run, perform
+
+MUSEUM = Path(__file__).resolve().parents[2] / "examples" / "museum"
+MODELS = ("checked", "delayed")
+
+
+class Exhibit(NamedTuple):
+    """names: what the first line says, or, of a deadlock, the first lines; strategy, seed: a run that shows it"""
+
+    name: str
+    kind: str
+    names: tuple[str, ...]
+    strategy: str = "uniform"
+    seed: int = 0
+
+    def __str__(self) -> str:
+        return self.name
+
+    def run(self, seed: int, model: str = "checked", **values: int) -> Run:
+        path = MUSEUM / self.name / "program.py"
+        return Run(str(path), tuple(values.items()), seed, self.strategy, model)
+
+
+def assert_first_lines_name_the_cause(exhibit: Exhibit, seed: int) -> None:
+    finding = perform(exhibit.run(seed))
+    assert finding is not None
+    assert finding.kind == exhibit.kind, finding
+    first = beginning(finding.message) if exhibit.kind == "deadlock" else finding.first_line
+    for name in exhibit.names:
+        assert name in first, f"{name}\n{first}"
+
+
+def assert_repaired_form_is_clean(exhibit: Exhibit, seeds: range) -> None:
+    found = [perform(exhibit.run(seed, model, repaired=1)) for seed in seeds for model in MODELS]
+    assert found == [None] * len(found)
