@@ -18,7 +18,7 @@ project_copyright = "nbep contributors"
 version = release = VERSION[1] if VERSION else ""
 extensions = ["myst_nb", "sphinx.ext.autodoc"]
 root_doc = "docs/index"
-include_patterns = ["docs/*.md", "notebooks/*.ipynb", "notebooks/answers/*.md", "*.md"]
+include_patterns = ["docs/*.md", "examples/museum/**/*.md", "notebooks/*.ipynb", "notebooks/answers/*.md", "*.md"]
 exclude_patterns = ["**/.*", "build", "dist"]
 smartquotes = False
 html_theme = "furo"

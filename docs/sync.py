@@ -1,7 +1,8 @@
 """Keep the code and the outputs on the pages of docs/ equal to the source and to what it prints.
 
-    python docs/sync.py           rewrite the pages
+    python docs/sync.py           rewrite the pages, and those of examples/museum/
     python docs/sync.py --check   list the pages that are out of date; exit status 1 if there are any
+    python docs/sync.py PAGE ...  these pages alone
 
 A comment line before a fenced block says where its text comes from:
 
@@ -53,6 +54,10 @@ class Block:
 
 def pages() -> list[Path]:
     return sorted(DOCS.glob("*.md"))
+
+
+def exhibits() -> list[Path]:
+    return sorted((ROOT / "examples" / "museum").glob("**/*.md"))
 
 
 def blocks(text: str) -> list[Block]:
@@ -217,10 +222,12 @@ def up_to_date(text: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Keep docs/ equal to the source.")
     parser.add_argument("--check", action="store_true", help="change nothing, only say what is out of date")
-    check = parser.parse_args().check
+    parser.add_argument("pages", nargs="*", type=lambda path: Path(path).resolve(), help="all, if none is given")
+    arguments = parser.parse_args()
+    check = arguments.check
     sys.path.insert(0, str(ROOT))
     stale = 0
-    for page in pages():
+    for page in arguments.pages or [*pages(), *exhibits()]:
         text = page.read_text()
         new = up_to_date(text)
         if new != text:

@@ -22,7 +22,11 @@ BENCHMARKS = sorted(
     module.name.replace("_", "-") for module in pkgutil.iter_modules(bench.__path__) if not module.ispkg
 )
 
-MODULES = {"compile": "nbep.device.compile", "litmus": "nbep.litmus.command"}  # the others are called as they are
+MODULES = {  # the others are called as they are
+    "compile": "nbep.device.compile",
+    "explain": "nbep.host.ranks.who_waits",
+    "litmus": "nbep.litmus.command",
+}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -40,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("litmus", add_help=False, help="compare the emulator's memory models with the axioms of PTX")
     commands.add_parser("model", add_help=False, help="predict times on real links, for up to 1,024 ranks")
     commands.add_parser("compile", add_help=False, help="compile kernels to PTX and cubin; needs no GPU")
+    commands.add_parser("explain", add_help=False, help="say who waits for whom, from time-out lines in a log")
     commands.add_parser("info", add_help=False, help="say what is here, and what would run on it")
     return parser
 

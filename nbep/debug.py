@@ -25,7 +25,7 @@ from nbep.emulator.machine.source import Site, describe_site, site_of
 from nbep.emulator.reports.waiting import last_writer, waiting_groups, warps_and_lanes, who
 from nbep.emulator.tracing import Atomic
 
-__all__ = ["History", "history", "what", "where"]
+__all__ = ["History", "history", "save_call", "what", "where"]
 
 
 class Text(str):
@@ -119,6 +119,25 @@ class History:
             touching = sorted((c for c in changes if c.begin <= offset < c.end), key=lambda c: c.step)
             lines += [f"  {change}" for change in touching[-self._most :]] or ["  no store so far"]
         return Text("\n".join(lines))
+
+
+def save_call(
+    folder: Any,
+    rank: int,
+    num_ranks: int,
+    topk_idx: Any,
+    num_experts: int,
+    config: Any = None,
+    low_latency: bool = False,
+) -> Text:
+    """Keep the routing of a dispatch, on any target, to run it and its combine on the emulator. Each rank calls it.
+
+    Args:     folder that all ranks can write to; topk_idx as of the call; config of both, None: a small one
+    Returns:  the command that runs the calls: `nbep check FOLDER/program.py`
+    """
+    from nbep.check import saved_call
+
+    return Text(saved_call.save(folder, rank, num_ranks, topk_idx, num_experts, config, low_latency))
 
 
 def where(rank: int | None = None, kernel: str | None = None) -> Text:

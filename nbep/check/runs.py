@@ -149,6 +149,7 @@ def _run(scenario: Scenario, run: Run, values: dict[str, int], on_failure: Calla
         seed=run.seed,
         memory_model=run.memory_model,
         strategy=run.strategy,
+        num_sms=values.get("sms"),
         on_deadlock="expire" if scenario.lets_time_pass else "raise",
         on_failure=on_failure,
     )

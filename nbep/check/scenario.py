@@ -3,6 +3,7 @@
 A file of a user's is a scenario, too:
 
     NUM_RANKS = 2                      if it is not there: 2
+    NUM_SMS = 4                        blocks that a rank holds at once (`--sms 8`); if it is not there: any number
 
     def main(comm, tokens=8): ...      once per rank; numbers with defaults are options (`--tokens 3`)
 
@@ -97,8 +98,11 @@ def scenario_of(module: ModuleType, name: str) -> Scenario:
     if not callable(main):
         raise ScenarioError(f"{name}: has no function main(comm)")
     parameters = {"ranks": getattr(module, "NUM_RANKS", 2), **numbers_of(main)}
+    if hasattr(module, "NUM_SMS"):
+        parameters["sms"] = module.NUM_SMS
     about = (inspect.getdoc(module) or "").partition("\n")[0] or f"main of {name}"
-    least = {"ranks": min(2, parameters["ranks"])}  # a rank that talks to itself hides what is wrong between two
+    least = {name: parameters[name] for name in ("sms",) if name in parameters}  # fewer are another program
+    least["ranks"] = min(2, parameters["ranks"])  # a rank that talks to itself hides what is wrong between two
     check = check if callable(check) else None
     compares = check is not None or _asserts(module)
     return Scenario(name, about, main, check, parameters, least, compares=compares)

@@ -8,7 +8,7 @@ It knows nothing of expert parallelism.  Its parts, in an order to read them in:
         access, thread  what one thread can do
         block, warp     where threads meet
         bulk            copies that happen later, and the mbarriers that say when
-        stream          launches and events
+        stream, sms     launches and events; how many blocks there is room for
         orders          memory orders and scopes
         errors, faults  what can go wrong, as exceptions and as facts; `source` finds the line of code that did
         world           what all these need of the world above them
@@ -24,7 +24,7 @@ It knows nothing of expert parallelism.  Its parts, in an order to read them in:
                         wait that is missing, `promised` a signal that says too much; `causes` has the sentences
         deadlock        who waits for whom: `waiting` groups the threads, `expected` asks them what they want to see,
                         `hang_cause` finds the wait that holds up the others, `hang_words` says so,
-                        `stores` knows who stored where
+                        `stores` knows who stored where, `cannot_start` what has not begun
 
 Imports point from `world` down, never back: machine, models and schedule raise facts, and `reports` words them.
 """

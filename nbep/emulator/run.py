@@ -11,12 +11,15 @@ from typing import Any
 from .machine.cpu import Cpu
 from .machine.memory import AddressSpace
 from .machine.names import NIC_NUMBERS
+from .machine.order import Order
+from .machine.sms import UNLIMITED, Sms
 from .machine.stream import Stream
 from .machine.thread import Thread
 from .models.checked import CheckedThread
 from .models.delayed import DelayedThread
 from .models.history import History
 from .models.host import CheckedHost
+from .models.streams import CheckedOrder
 from .schedule.scheduler import Scheduler
 from .tracing import hooks, traced
 
@@ -25,15 +28,16 @@ MEMORY_MODELS: dict[str, type[Thread]] = {"sc": Thread, "delayed": DelayedThread
 
 
 class RankContext:
-    """One rank: its number, its address space and its streams."""
+    """One rank: its number, its address space, its SMs and its streams."""
 
-    def __init__(self, world: Run, rank: int):
+    def __init__(self, world: Run, rank: int, num_sms: int = UNLIMITED):
         self.world = world
         self.rank = rank
+        self.sms = Sms(num_sms)
         self.space = AddressSpace(rank, world.cpu)
 
     def create_stream(self, name: str, is_service: bool = False) -> Stream:
-        stream = Stream(self.world, self.rank, self.space, name, is_service)
+        stream = Stream(self.world, self.rank, self.space, self.sms, name, is_service)
         self.world.streams.append(stream)
         return stream
 
@@ -50,6 +54,7 @@ class Run(Scheduler):
         on_failure: is called with the first error, while all threads still stand where they were
         local_rank: None: all ranks live in this process; r: only rank r does: see `ProcessWorld`
         has_tma: whether kernels find bulk copies, as on sm_90
+        num_sms: blocks that a rank holds at once, an SM each; more of them wait. None: as many as there are
         tracer: object with any of the methods that `tracing` names
     """
 
@@ -66,6 +71,7 @@ class Run(Scheduler):
         local_rank: int | None = None,
         tracer: Any = None,
         has_tma: bool = True,
+        num_sms: int | None = None,
         strategy: str = "uniform",
         on_failure: Callable[[BaseException], object] | None = None,
     ):
@@ -89,11 +95,15 @@ class Run(Scheduler):
         self.has_failed = False  # whether a wait was ever over time, or a fault reported; see `checked`
         self.networks: dict[int, Callable[[int], list[str]]] = {}  # rank -> what to say of its network to a peer
         self.read_report: ReadReport | None = None  # what a frame of a thread tells the host; see `reports.expected`
-        self.cpu: Cpu = CheckedHost(self) if memory_model == "checked" else Cpu()
+        is_checked = memory_model == "checked"
+        self.cpu: Cpu = CheckedHost(self) if is_checked else Cpu()
+        self.order: Order = CheckedOrder(self) if is_checked else Order()
         thread_class = self.thread_classes[memory_model]
         self.thread_class = thread_class if tracer is None else traced(thread_class)
         local = range(num_ranks) if local_rank is None else [local_rank]
-        self.ranks = {rank: RankContext(self, rank) for rank in local}
+        if num_sms is not None and (not isinstance(num_sms, int) or num_sms < 1):
+            raise ValueError(f"num_sms: {num_sms!r}; allowed: at least 1, or None")
+        self.ranks = {rank: RankContext(self, rank, num_sms or UNLIMITED) for rank in local}
         self.moment = 0  # how often stores have become visible; see `delayed`
         self.early = random.Random(f"early loads {seed}")  # likewise
         self.early_rate = 0.5 ** self.early.randint(1, 4)

@@ -52,6 +52,7 @@ class World(Run):
             self._run_guarded(self._all_done)
         finally:
             self.is_over = True
+        self.order.run_over()
         self._abort()  # what serves others has nothing left to do
         return [host.result for host in self.hosts]
 

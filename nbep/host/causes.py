@@ -37,7 +37,7 @@ from nbep.host.low_latency import calls as low_latency_calls
 from nbep.host.low_latency.memory import LowLatencyMemory
 from nbep.host.node import Node
 from nbep.host.ranks.processes import NOBODY, Gone
-from nbep.host.ranks.timeouts import PeerTimeout
+from nbep.host.ranks.timeouts import PeerTimeout, saved_calls
 from nbep.host.target.memory import HostWords
 
 
@@ -108,6 +108,12 @@ def error_of(memory: Node, report: FaultReport) -> Exception:
     if isinstance(error, PeerTimeout) and not memory.runtime.is_capturing:
         with suppress(RuntimeError):  # a GPU that has failed
             error = _late_error(memory) or _passed_on(memory) or error
+    if isinstance(error, PeerTimeout):
+        memory.add_reports(error)
+        if saved_calls:
+            error.add_note(f"the call that was saved last, on the emulator: {saved_calls[-1]}")
+        elif memory.runtime.target == "cuda":
+            error.add_note("nbep.debug.save_call before a call keeps its routing, to run it on the emulator")
     return error
 
 

@@ -25,6 +25,7 @@ def spawn(
     on_deadlock: str = "raise",
     tracer: Any = None,
     strategy: str = "uniform",
+    num_sms: int | None = None,
     on_failure: Callable[[BaseException], object] | None = None,
 ) -> list[Any]:
     """Run fn(comm, *args) once per rank and return the results, by rank.
@@ -38,6 +39,7 @@ def spawn(
               tracer sees every access to memory; see nbep.emulator
               strategy how the emulator chooses who runs next: "uniform", "few_preemptions", "starved" or "late"; see
               nbep.emulator.schedule.strategies
+              num_sms the SMs of each emulated rank: so many blocks are there at once, others wait; None: no limit
               on_failure is called with the first error, while all threads of the emulator still stand where they were
     Raises:   ValueError for bad arguments; RuntimeError if target "cuda" cannot run.
               The first exception of a rank ends all ranks and is raised here, with its own traceback and a note that
@@ -67,6 +69,7 @@ def spawn(
         on_deadlock=on_deadlock,
         tracer=tracer,
         strategy=strategy,
+        num_sms=None if num_sms is None else integer("num_sms", num_sms, 1),
         on_failure=on_failure,
     )
     group = CommGroup(range(num_ranks))

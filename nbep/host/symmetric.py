@@ -55,6 +55,7 @@ from nbep.host.ranks.hosts import hosts_of
 from nbep.host.ranks.processes import Gone, Process, who_is_gone
 from nbep.host.ranks.roll_call import RollCall
 from nbep.host.ranks.undo import Undo
+from nbep.host.ranks.who_waits import explain
 from nbep.host.target.base import Kernel, Runtime
 from nbep.host.target.memory import HandleType, Memory
 from nbep.host.transport import check_target, create_transport
@@ -182,6 +183,7 @@ class NodeMemory(CommWork):
         self._is_open = True
         # A rank that was masked has missed calls of the others.
         self._call_log = None if enable_shrink else CallLog.shared(comm)
+        self._num_calls, self._last_call = 0, ""  # collective ones; a replay of a CUDA graph counts for none
         with Undo() as undo:
             undo.callback(transport.end)
             if rdma_transport is not None:
@@ -314,7 +316,9 @@ class NodeMemory(CommWork):
             gone = self.who_is_gone()
             if gone.hosts and is_mpi_comm(self.comm):
                 end_without_mpi()  # whether a process of another host has ended cannot be seen
-            raise destroy_error(self.rank, missing, timeout_ms, gone)
+            error = destroy_error(self.rank, missing, timeout_ms, gone)
+            self.add_reports(error)
+            raise error
         if masked:
             self._synchronize()
             self._leave()
@@ -382,22 +386,34 @@ class NodeMemory(CommWork):
 
     def compare(self, call: Call) -> None:
         """As compare_call, of a call whose notify kernel compares it, too."""
-        if self._call_log is not None:
-            self.compare_call(VERBS[call.verb], arguments_of, call)
+        self.compare_call(VERBS[call.verb], arguments_of, call)
 
     def compare_call(self, verb: str, arguments: Callable[..., Arguments], *of: Any) -> None:
-        """Compare what must be alike on all ranks of a collective call, if they live in this process.
+        """Count a collective call, and compare what must be alike on all ranks, if they live in this process.
 
         arguments: what gives them for the values behind it
         It comes right before the first launch: a call that has failed until then may be made again.
 
         Raises: ValueError if this rank differs from one that was here before
         """
-        if self._call_log is None:
-            return
-        if self.runtime.is_capturing:
-            self._call_log.close()
-        self._call_log.add(self.rank, verb, arguments(*of))
+        if self._call_log is not None:
+            if self.runtime.is_capturing:
+                self._call_log.close()
+            self._call_log.add(self.rank, verb, arguments(*of))
+        self._num_calls, self._last_call = self._num_calls + 1, verb
+
+    def add_reports(self, error: Exception) -> None:
+        """Add to a time-out how many calls this rank has made, and on rank 0 who waits for whom on all ranks."""
+        error.add_note(self.calls)
+        lines = self._roll_call.reports(f"{error}\n{self.calls}")
+        if len(lines) > 1:
+            error.add_note(explain("\n".join(lines).splitlines()))
+
+    @property
+    def calls(self) -> str:
+        """How many collective calls this rank has made: a rank that has made fewer is the one that others wait for."""
+        last = f", the last one {self._last_call}" if self._last_call else ""
+        return f"rank {self.rank} has made {self._num_calls} collective call{'s' * (self._num_calls != 1)}{last}"
 
     @property
     def has_fault(self) -> bool:

@@ -224,6 +224,16 @@ WORDED = [
      """thread 1 of its block waits in wait_tail"""),
     ("behind, on its way", (), {"thread": 1, "site": "k.py:3 (k)"},
      """thread 1 of its block is still at k.py:3 (k)"""),
+    ("CPU after the launch", ("`x`: byte 0",), {"launch": "kernel `use`", "stream": "copies", "does": "loads"},
+     """the CPU stores `x`: byte 0 after it has queued kernel `use` on stream `copies`, which loads it, and before it
+     has waited for that"""),
+    ("streams", ("`x`: byte 0",),
+     {"rank": "rank 1", "first": "kernel `fill` on stream `a`", "does": "stores", "also": "loads it",
+      "second": "kernel `use` on stream `b`", "stream": "b", "other": "a",
+      "instead": "it has waited for no event of stream `a`"},
+     """on rank 1, kernel `fill` on stream `a` stores `x`: byte 0, kernel `use` on stream `b` loads it, and nothing
+     orders the two: before the second, stream `b` must wait for the first; it has waited for no event of stream
+     `a`"""),
 ]  # fmt: skip
 
 

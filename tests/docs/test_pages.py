@@ -14,7 +14,11 @@ spec.loader.exec_module(sync)
 
 LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
 FENCE = re.compile(r"^```(\w*)\n.*?^```$", re.MULTILINE | re.DOTALL)
-PAGES = [*sync.pages(), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES = [*sync.pages(), ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sync.exhibits()]
+
+
+def name_of(page: Path) -> str:
+    return page.parent.name if page in sync.exhibits() else page.stem
 
 
 def links(page: Path) -> list[tuple[str, str]]:
@@ -36,8 +40,8 @@ SLOW = ("check", "litmus", "own_kernels", "scaling", "direct", "internode")  # w
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, id=page.stem, marks=[pytest.mark.thorough] if page.stem in SLOW else [])
-        for page in sync.pages()
+        pytest.param(page, id=name_of(page), marks=[pytest.mark.thorough] if page.stem in (*SLOW, "README") else [])
+        for page in [*sync.pages(), *sync.exhibits()]
     ],
 )
 def test_code_and_outputs_on_the_page_are_current(page):
@@ -52,7 +56,7 @@ def test_every_python_block_is_taken_from_the_source_or_run(page):
     assert len(marked) == len(re.findall(r"^```(?:python|bash)$", text, re.MULTILINE))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_link_leads_somewhere(page):
     for text, target in links(page):
         path, _, anchor = target.partition("#")

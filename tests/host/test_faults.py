@@ -1,8 +1,12 @@
 """Waits that are over time end in an exception that says who waited for whom."""
 
+import traceback
+
 import numpy as np
 import pytest
 from arrays import to_target
+from cases import make_case
+from intranode import Options, dispatch, make_buffer
 from target import spawn
 
 import nbep
@@ -18,6 +22,8 @@ from nbep.device.protocols.waits import (
     FaultReport,
 )
 from nbep.host.causes import fault_error
+from nbep.host.faults import destroy_error
+from nbep.host.ranks.who_waits import explain
 from nbep.reference import BF16
 
 
@@ -159,3 +165,31 @@ def test_a_low_latency_call_in_the_wrong_half_is_a_value_error():
         buffer.destroy()
 
     spawn(main, 2)
+
+
+@pytest.mark.usefixtures("short_waits")
+def test_explain_finds_the_rank_that_has_made_fewer_calls():
+    """Rank 3 leaves out the second dispatch. What the others raise goes into one log, and later what rank 3 does."""
+    case = make_case(4, num_ranks=4, num_tokens=4, routing="everywhere")
+    options = Options(nbep.Config(2, 2, 5))
+    log: list[str] = []
+    calls = [""] * 4
+
+    def main(comm):
+        buffer = make_buffer(comm, case, options)
+        dispatch(buffer, case, options, comm.rank)
+        if comm.rank != 3:
+            with pytest.raises(nbep.PeerTimeout) as error:
+                dispatch(buffer, case, options, comm.rank)
+            log.extend("".join(traceback.format_exception(error.value)).splitlines())
+        calls[comm.rank] = buffer._memory.calls
+        buffer.destroy()
+
+    spawn(main, 4, on_deadlock="expire")
+    assert calls[2] in "\n".join(log)
+    text = explain(log)
+    assert "Missing: rank 3." in text, text
+    assert "Collective calls so far: 2." in text, text
+    text = explain([*log, str(destroy_error(3, [0, 1, 2], 100.0)), calls[3]])
+    assert "They wait for each other: 0 and 3, 1 and 3, 2 and 3." in text, text
+    assert "Collective calls so far: 2; rank 3 has made 1, the last one dispatch." in text, text

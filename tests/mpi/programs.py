@@ -211,6 +211,29 @@ def peer_that_does_not_destroy(comm):
         comm.send("given up", 0)
 
 
+def rank_that_leaves_a_call_out(comm):
+    """Run with a small NBEP_TIMEOUT_MS: rank 0 goes to destroy, the others dispatch once more. Rank 0 gets all reports.
+
+    A time-out of destroy is twice as long as that of a kernel, so the others have reported by then.
+    """
+    case, options = make_case(12, num_ranks=comm.size, num_tokens=2), Options()
+    buffer = nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes(case, options))
+    dispatch(buffer, case, options, comm.rank)
+    if comm.rank:
+        with pytest.raises(nbep.PeerTimeout, match=f"rank {comm.rank}: the notify .* for rank 0"):
+            dispatch(buffer, case, options, comm.rank)
+        comm.recv(source=0)
+    with pytest.raises(nbep.PeerTimeout, match="did not come to destroy") as failure:
+        buffer.destroy()
+    assert f"rank {comm.rank} has made {1 + (comm.rank > 0)} collective call" in failure.value.__notes__[0]
+    if comm.rank == 0:
+        table = failure.value.__notes__[1]
+        assert "They wait for each other: " + ", ".join(f"0 and {r}" for r in range(1, comm.size)) in table, table
+        assert "Collective calls so far: 2; rank 0 has made 1, the last one dispatch." in table, table
+        for rank in range(1, comm.size):
+            comm.send("go on", rank)
+
+
 def rank_that_ends_while_another_destroys(comm):
     """Not under mpi4py's runner, which aborts: rank 0 raises, rank 1 waits for it in destroy, and both end."""
     case, options = make_case(12, num_ranks=comm.size, num_tokens=2), Options()

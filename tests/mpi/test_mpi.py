@@ -54,6 +54,11 @@ def test_ranks_that_have_a_gpu_come_together_with_others_and_pass_file_descripto
 
 
 @pytest.mark.parametrize("num_ranks", both_parts([2], thorough=[4]))
+def test_the_reports_of_all_ranks_reach_rank_0_in_one_table(num_ranks):
+    mpiexec(num_ranks, "rank_that_leaves_a_call_out", NBEP_TIMEOUT_MS="1000")
+
+
+@pytest.mark.parametrize("num_ranks", both_parts([2], thorough=[4]))
 def test_a_peer_that_does_not_come_or_does_not_destroy_is_named(num_ranks):
     mpiexec(num_ranks, "peer_that_does_not_come", "peer_that_does_not_destroy", NBEP_TIMEOUT_MS="1000")
 

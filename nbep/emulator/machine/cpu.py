@@ -6,8 +6,8 @@ from typing import Any
 class Cpu:
     """The CPU of all ranks."""
 
-    def wait(self, first_signal: int) -> None:
-        """It has waited for an event before which so many signals were given."""
+    def wait(self, known: dict[int, int]) -> None:
+        """It has waited for an event where so much is known."""
 
     def read(self, allocation: Any, offset: int, size: int, count: int, polls: bool) -> None:
         """It is about to read `count` cells of `size` bytes. polls: each cell with acquire order, else plainly."""

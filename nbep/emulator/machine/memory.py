@@ -15,6 +15,7 @@ import mmap
 from collections.abc import Callable
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import ref
 
 import numpy as np
 
@@ -200,6 +201,15 @@ class Allocation:
         self.last_stores, self.last_loads, self.messages, self.versions = {}, {}, {}, {}
 
 
+class History(NamedTuple):
+    """Who accessed an array: the last_stores, last_loads and messages of an allocation. It ends with the array."""
+
+    last_stores: dict[int, list[Any]]
+    last_loads: dict[int, dict[Any, Any]]
+    messages: dict[int, Any]
+    owner: Any
+
+
 class Mapping:
     """An address range that one rank has for an array of the host or for a peer's allocation."""
 
@@ -224,6 +234,7 @@ class AddressSpace:
         self.remotes: list[Any] = []  # memory of other processes; see `remote`
         self._next = 0
         self._arrays: dict[tuple, Mapping] = {}
+        self._histories: dict[tuple[int, int], History] = {}
         self._by_buffer: dict[int, tuple[Allocation, int]] = {}  # id of an allocation's buffer -> it, machine address
         self._lock = Lock()  # under MPI a launch's arrays are unmapped by another thread than maps them
 
@@ -316,9 +327,19 @@ class AddressSpace:
                 return mapping
             number = self.new_number()
             allocation = Allocation(self.rank, name, span, number, base=base, writable=writable)
+            self._share_history(allocation, array, key[0] - base)
             self.segments[number] = allocation
             mapping = self._arrays[key] = Mapping(allocation.address, number, allocation, (key, array))
             return mapping
+
+    def _share_history(self, allocation: Allocation, array: np.ndarray, low: int) -> None:
+        """All mappings of an array that begin at one byte have one history, also those that come later."""
+        owner = _owner(array)
+        key = id(owner), low
+        history = self._histories.get(key)
+        if history is None:
+            history = self._histories[key] = History({}, {}, {}, ref(owner, lambda _: self._histories.pop(key, None)))
+        allocation.last_stores, allocation.last_loads, allocation.messages, _ = history
 
     def _inside(self, array: np.ndarray) -> Mapping | None:
         """The address that an array has already, when it is a view of one of this space's allocations."""

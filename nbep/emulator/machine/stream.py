@@ -1,36 +1,61 @@
 """Streams, launches and events: what the host gives the device to do, in order per stream.
 
-A launch creates all threads of all its blocks at once; the scheduler lets them run in any order.
+A launch creates all threads of all blocks that find a free SM; the scheduler lets them run in any order.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from itertools import count
 from threading import Lock
 from typing import Any
 
 from .block import WARP_SIZE, Block
 from .memory import AddressSpace, Allocation, Describe
 from .names import title_of
+from .sms import Sms
 from .warp import Warp
 from .world import World
 
 MAX_BLOCK = 1024
+_queued = count()
+
+
+class Mark:
+    """A point in a stream; `done` once all work before it is. number: of its event's records, from 1"""
+
+    def __init__(self, stream: Stream, before: Mark | None = None):
+        """before: what the event stood for until now"""
+        self.stream = stream
+        self.before = before
+        self.number = 1
+        if before is not None:
+            self.number = before.number + 1
+            before.before = None
+        self.done = False
+        self.behind: Launch | None = stream.latest  # the last launch before it
+        self.point: Any = None  # what is before it; see `checked`
+        self.waiters: list[Stream] = []
 
 
 class Event:
-    """A point in a stream; `done` once all work before it is."""
+    """Stands for the point of a stream where it was recorded last. A wait is for the record of that moment."""
 
     def __init__(self, stream: Stream):
-        self.stream = stream
-        self.done = False
-        self.first_signal = 0  # what was signalled by then; see `checked`
-        self.waiters: list[Stream] = []
+        self.mark = Mark(stream)
+
+    @property
+    def stream(self) -> Stream:
+        return self.mark.stream
+
+    @property
+    def done(self) -> bool:
+        return self.mark.done
 
     def tell_host(self) -> None:
         """The host has seen that it is done."""
-        self.stream.world.cpu.wait(self.first_signal)
+        self.stream.world.order.seen(self.mark)
 
 
 class Launch:
@@ -50,12 +75,18 @@ class Launch:
         self.number = stream.world.count_launch(stream.rank, name)  # of this kernel on this rank, counted from 1
         self.is_service = stream.is_service
         self.describe_shared: Describe | None = None  # what names the bytes of its blocks' shared memory
+        self.starts_together = False  # all of its blocks or none, as with a cooperative launch
         self.blocks: list[Block] = []
         self.live = grid
         self.copies = 0  # bulk copies under way
         self.stores: dict[Any, None] = {}  # stores on their way; see `delayed`
-        self.first_signal = 0  # what was signalled before it started; see `checked`
-        self.known: Any = None  # what all its threads know when it starts; see `checked`
+        # For `checked`: what was signalled before it started, what all its threads know when it starts, what they know
+        # when they leave if another stream may tell them of something, and where it is among the launches of its rank.
+        self.first_signal = 0
+        self.known: Any = None
+        self.learned: dict[int, int] = {}
+        self.queued_as = next(_queued)
+        self.place: Any = None
         self.done = False
         self.callbacks = Callbacks()
 
@@ -64,31 +95,36 @@ class Launch:
         """How reports name it."""
         return title_of(self.name, self.number)
 
-    def start(self) -> None:
-        """Create the threads; they are runnable from now on."""
+    def start(self, queued: Any) -> None:
+        """Start the blocks for which there are SMs; their threads are runnable from now on."""
         world = self.world
         self.first_signal = world.signals
-        thread_class = world.thread_class
-        hub = world.hub
-        for index in range(self.grid):
-            shared = Allocation.scratch(self.rank, "shared memory", self.smem_bytes, self.describe_shared)
-            block = Block(self, index, shared)
-            self.blocks.append(block)
-            for first in range(0, self.block, WARP_SIZE):
-                warp = Warp(first // WARP_SIZE, world.strategy.reluctance(self.rank, index))
-                block.warps.append(warp)
-                warp.lanes = [
-                    thread_class(block, i, warp, hub) for i in range(first, min(first + WARP_SIZE, self.block))
-                ]
-                block.threads += warp.lanes
-            world.runnable += block.threads
+        world.order.start(self, queued)
+        self.stream.sms.start(self)
         world.launches[self] = None
         if world.hooks is not None:
             world.hooks.on_launch(self)
 
+    def start_block(self) -> None:
+        """Create the threads of the next block."""
+        world = self.world
+        thread_class = world.thread_class
+        hub = world.hub
+        shared = Allocation.scratch(self.rank, "shared memory", self.smem_bytes, self.describe_shared)
+        block = Block(self, len(self.blocks), shared)
+        self.blocks.append(block)
+        world.order.start_block(block)
+        for first in range(0, self.block, WARP_SIZE):
+            warp = Warp(first // WARP_SIZE, world.strategy.reluctance(self.rank, block.index))
+            block.warps.append(warp)
+            warp.lanes = [thread_class(block, i, warp, hub) for i in range(first, min(first + WARP_SIZE, self.block))]
+            block.threads += warp.lanes
+        world.runnable += block.threads
+
     def block_left(self) -> None:
         """A block has no threads any more."""
         self.live -= 1
+        self.stream.sms.block_left(self)
         self.check_done()
 
     def check_done(self) -> None:
@@ -108,6 +144,7 @@ class Launch:
         self.function = None
         self.args = ()
         self.callbacks.run()
+        self.world.order.end(self)
         self.stream.launch_done()
 
 
@@ -135,14 +172,16 @@ class Callbacks:
 class Stream:
     """A queue of launches, event records and event waits, executed in order."""
 
-    def __init__(self, world: World, rank: int, space: AddressSpace, name: str, is_service: bool = False):
+    def __init__(self, world: World, rank: int, space: AddressSpace, sms: Sms, name: str, is_service: bool = False):
         self.world = world
+        self.sms = sms
         self.rank = rank
         self.space = space
         self.name = name
         self.is_service = is_service  # its kernels serve others, and end when those have no more work
-        self.queue: deque[tuple[str, Any]] = deque()
+        self.queue: deque[tuple[str, Any, Any]] = deque()  # what to do, with what, and what the host knew then
         self.running: Launch | None = None
+        self.latest: Launch | None = None  # the last one that was queued
 
     def launch(
         self,
@@ -153,25 +192,38 @@ class Stream:
         smem_bytes: int = 0,
         name: str = "",
         describe_shared: Describe | None = None,
+        starts_together: bool = False,
     ) -> Launch:
-        """Queue `function(*args)` for `grid` blocks of `block` threads; describe_shared names their shared memory."""
+        """Queue `function(*args)` for `grid` blocks of `block` threads; describe_shared names their shared memory.
+
+        starts_together: none of the blocks starts before there are SMs for all, as with a cooperative launch
+        """
         if grid < 1 or not 1 <= block <= MAX_BLOCK:
             raise ValueError(f"grid: {grid}, block: {block}; allowed: grid >= 1, block 1 .. {MAX_BLOCK}")
         name = name or getattr(function, "__name__", "kernel")
+        if starts_together and grid > self.sms.number:
+            raise ValueError(
+                f"{name}, grid: {grid}; at most {self.sms.number} blocks fit on the SMs of the rank at once"
+            )
         launch = Launch(self, function, args, grid, block, smem_bytes, name)
         launch.describe_shared = describe_shared
+        launch.starts_together = starts_together
+        self.latest = launch
         self._enqueue("launch", launch)
         return launch
 
-    def record(self) -> Event:
-        """An event that is done when all work queued so far is."""
-        event = Event(self)
-        self._enqueue("record", event)
+    def record(self, event: Event | None = None) -> Event:
+        """An event that is done when all work queued so far is. event: one to record again"""
+        if event is None:
+            event = Event(self)
+        else:
+            event.mark = Mark(self, event.mark)
+        self._enqueue("record", event.mark)
         return event
 
     def wait(self, event: Event) -> None:
-        """Later work of this stream starts after `event`."""
-        self._enqueue("wait", event)
+        """Later work of this stream starts after `event`, as it was recorded last."""
+        self._enqueue("wait", event.mark)
 
     def synchronize(self) -> None:
         """Block the host until all queued work is done."""
@@ -179,14 +231,14 @@ class Stream:
         self.world.host_wait(lambda: event.done, self.describe)
         event.tell_host()
 
-    def _enqueue(self, what: str, item: Launch | Event) -> None:
-        self.queue.append((what, item))
+    def _enqueue(self, what: str, item: Launch | Mark) -> None:
+        self.queue.append((what, item, self.world.order.queued(self)))
         self.world.submit(self.advance)
 
     def advance(self) -> None:
         """Execute what is at the head of the queue, up to the next running launch or pending event."""
         while self.queue and self.running is None:
-            what, item = self.queue[0]
+            what, item, queued = self.queue[0]
             if what == "wait" and not item.done:
                 if self not in item.waiters:
                     item.waiters.append(self)
@@ -194,14 +246,23 @@ class Stream:
             self.queue.popleft()
             if what == "launch":
                 self.running = item
-                item.start()
-            elif what == "record":
+                item.start(queued)
+            elif what == "wait":
+                self.world.order.wait(self, item, queued)
+            else:
                 item.done = True
-                item.first_signal = self.world.signals
+                item.behind = None
+                self.world.order.record(item, queued)
                 for stream in item.waiters:
                     self.world.submit(stream.advance)
 
+    @property
+    def is_busy(self) -> bool:
+        return self.running is not None or bool(self.queue)
+
     def launch_done(self) -> None:
+        if self.latest is self.running:
+            self.latest = None
         self.running = None
         self.world.submit(self.advance)
 

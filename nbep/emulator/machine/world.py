@@ -17,6 +17,7 @@ class World(Protocol):
     strategy: Any
     hooks: Any
     cpu: Any
+    order: Any
     has_tma: bool
     has_changed: bool
     parks: int

@@ -21,6 +21,7 @@ from .knowledge import (
     Access,
     Owner,
     join,
+    later,
     remember_store,
     with_signals,
 )
@@ -158,6 +159,9 @@ class CopyCheckingThread(CheckingThread):
         for access in self.stores:
             access.at_exit = True
         self.signal(True)
+        launch = self.block.launch
+        if self.world.order.has_others(launch):
+            launch.learned = later(launch.learned, self.knowledge.stores)
         super().leave()
 
     def end_copies(self, copies: list[Access]) -> None:

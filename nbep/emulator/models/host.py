@@ -8,7 +8,7 @@ A word that it writes is a release of scope sys, and kernels that run may poll i
 own are weak. Kernels that start later know of all that it has written.
 
 All ranks' hosts are one CPU here: what one of them knows it may have told the others, in ways that nobody sees.
-After an event the CPU knows all that any kernel had released by then, as a kernel does that starts.
+After an event the CPU knows what a kernel would know that started in its stream then: see `streams`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ..machine.source import site_of
 from ..machine.world import World
 from .history import Forgotten, Stored
 from .knowledge import (
-    ALL_CLOCKS,
     CPU,
+    CPU_CLOCK,
     GRANULE_BITS,
     NOTHING,
     Access,
@@ -52,13 +52,13 @@ class CheckedHost(Cpu):
 
     def __init__(self, world: World):
         self.world = world
-        self.owner = Owner(CPU, "", world.count_block(), -1, 0, 0)
+        self.owner = Owner(CPU, "", world.count_block(), CPU_CLOCK, 0, 0)
         self.known: Numbers = {}
+        self.last_store = 0  # its number
         self.observed: set[Access] = set()  # strong stores whose values it has polled
 
-    def wait(self, first_signal: int) -> None:
-        """It has waited for an event before which so many signals were given."""
-        self.known = later(self.known, {ALL_CLOCKS: first_signal})
+    def wait(self, known: Numbers) -> None:
+        self.known = later(self.known, known)
 
     def read(self, allocation: Allocation, offset: int, size: int, count: int, polls: bool) -> None:
         """Stop the run if the CPU reads `count` cells of `size` bytes, and cannot know of the stores to them.
@@ -71,7 +71,9 @@ class CheckedHost(Cpu):
             self._meet_stores(allocation, load)
             message = allocation.messages.get(begin) if polls else None
             if message is not None:
-                self.known = later(self.known, join((NOTHING, message.heard(REACH))).stores)
+                told = join((NOTHING, message.heard(REACH))).stores
+                self.known = later(self.known, told)
+                self.world.order.told(allocation.rank, told)
 
     def write(self, allocation: Allocation, offset: int, nbytes: int) -> None:
         """Stop the run if the CPU writes bytes that kernels may still access; else they must know of the store."""
@@ -83,7 +85,7 @@ class CheckedHost(Cpu):
             for load in allocation.last_loads.get(granule, {}).values():
                 self._meet(allocation, store, load)
         self.world.signals += 1
-        store.number = self.world.signals
+        store.number = self.last_store = self.world.signals
         self.known = later(self.known, {self.owner.clock: store.number})
         remember_store(allocation, store)
         for cell in [cell for cell in allocation.messages if store.begin <= cell < store.end]:

@@ -14,9 +14,12 @@ if TYPE_CHECKING:
 NOT_YET = 1 << 62  # the number of a signal that has not been given
 NOT_WAITED = NOT_YET + 1  # nor can it, before somebody has waited for the bulk copy
 GRANULE_BITS = 4  # accesses are looked up by 16 aligned bytes
-ALL_CLOCKS = 0  # in place of a clock: every one
+ALL_CLOCKS = 0  # in place of a clock: every one that has no number of its own
+HAS_UNKNOWN = 1  # likewise, no clock either: some numbers of clocks are below that of ALL_CLOCKS
+MAX_WARPS = 32  # of a block
 MAX_BEFORE = 4  # stores to the same bytes that a report knows of
 CPU = -1  # in place of a rank: the CPU, as `host` has it
+CPU_CLOCK = -1
 
 Numbers = dict[int, int]  # clock -> its latest signal that is known.  Never changed once made.
 
@@ -117,7 +120,8 @@ class Access:
 
     def is_beyond(self, known: Numbers) -> bool:
         """Whether no signal with a known number tells of it."""
-        return self.number > known.get(ALL_CLOCKS, 0) and self.number > known.get(self.owner.clock, 0)
+        latest = known.get(self.owner.clock)
+        return self.number > (known.get(ALL_CLOCKS, 0) if latest is None else latest)
 
     @property
     def noun(self) -> str:
@@ -186,6 +190,8 @@ def with_signals(knowledge: Knowledge, signals: Numbers) -> Knowledge:
 
 def later(a: Numbers, b: Numbers) -> Numbers:
     """The later number of each clock, without those that are known of all clocks."""
+    if HAS_UNKNOWN in a or HAS_UNKNOWN in b:
+        return _later_of_each(a, b)
     if not a or a is b:
         return b
     if not b:
@@ -196,6 +202,19 @@ def later(a: Numbers, b: Numbers) -> Numbers:
         return a
     known = new.get(ALL_CLOCKS, 0)
     return {**{clock: number for clock, number in a.items() if number > known}, **new} if known else {**a, **new}
+
+
+def _later_of_each(a: Numbers, b: Numbers) -> Numbers:
+    """The same where some numbers of clocks are below that of all clocks."""
+    if a is b:
+        return a
+    known, other = a.get(ALL_CLOCKS, 0), b.get(ALL_CLOCKS, 0)
+    if known < other:
+        a, b, known, other = b, a, other, known
+    new = {clock: number for clock, number in b.items() if number > a.get(clock, known)}
+    new.update((clock, other) for clock, number in a.items() if number < other and clock not in b)
+    new.pop(HAS_UNKNOWN, None)
+    return {**a, **new} if new else a
 
 
 NOTHING = Knowledge({}, {}, {}, {})

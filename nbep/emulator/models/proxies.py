@@ -76,7 +76,7 @@ class ProxyThread(RememberingThread):
     def knows(self, owner: Owner, signal: int) -> bool:
         known = self.warp_known if owner.clock == self.owner.clock else 0
         stores = self.knowledge.stores
-        return signal <= max(known, stores.get(ALL_CLOCKS, 0), stores.get(owner.clock, 0))
+        return signal <= max(known, stores.get(owner.clock, stores.get(ALL_CLOCKS, 0)))
 
     def no_proxy_fence(self, access: Access, store: Access) -> EmulatorError:
         byte = max(access.begin, store.begin)

@@ -41,7 +41,7 @@ class CheckingThread(SignallingThread):
         self.check(allocation, load)
         if order == "nc":
             self.check_constant(allocation, load)
-        if allocation.writable:
+        if allocation.writable or self.world.order.has_streams(self.rank):
             self.loads.append(load)
             self.remember_load(allocation, load)
         return load

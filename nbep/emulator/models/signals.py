@@ -12,6 +12,7 @@ from .history import Forgotten, Stored
 from .knowledge import (
     ALL_CLOCKS,
     GRANULE_BITS,
+    MAX_WARPS,
     NOTHING,
     Access,
     Knowledge,
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
     from ..machine.block import Block, NamedBarrier
 
-MAX_WARPS = 32  # of a block
-
 Cell = tuple[Allocation, int]
 
 
@@ -46,9 +45,6 @@ class SignallingThread(ProxyThread):
         clock = block.serial * MAX_WARPS + self.warp
         number, known = launch.number, launch.first_signal
         self.owner = Owner(self.rank, launch.name, block.serial, clock, block.index, thread_idx, number, known)
-        if launch.known is None:
-            so_far = {ALL_CLOCKS: launch.first_signal}
-            launch.known = Knowledge(so_far, so_far, so_far, so_far)
         self.knowledge: Knowledge = launch.known
         self.warp_known = 0  # the last signal of its warp that it knows besides
         # What a store takes along that no release orders: what was known at the last fence of each reach, and at this

@@ -57,6 +57,15 @@ _SHUFFLE = "a {name} brings lanes together, but orders no memory"
 # the first one.
 SENTENCES = {
     "unordered": "nothing orders {accesses} of {0}",
+    "CPU after the launch": (
+        "the CPU stores {0} after it has queued {launch} on stream `{stream}`, which {does} it, and before it has "
+        "waited for that"
+    ),
+    # Two launches of one rank.
+    "streams": (
+        "on {rank}, {first} {does} {0}, {second} {also}, and nothing orders the two: before the second, stream "
+        "`{stream}` must wait for the first; {instead}"
+    ),
     # A chain of stores and loads that has a flaw.
     "store too weak": (
         "{storing} is too weak to order {order}: with {how} order it releases nothing, and no fence comes before it"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..machine.errors import DeadlockError, explaining
 from ..machine.names import name_of, ranges
 from ..machine.source import call_chain, describe_site
+from .cannot_start import cannot_start
 from .expected import expire, look, quiet
 from .hang_cause import Waits
 from .hang_words import paragraph
@@ -42,7 +43,7 @@ def deadlock_error(stuck: Stuck) -> DeadlockError:
     cause = ["Why they wait is not known"]
     with explaining(error):
         ask(groups)
-        cause = paragraph(Waits(world, groups), described)
+        cause = [*cannot_start(world, groups), *paragraph(Waits(world, groups), described)]
     threads_text = count(sum(len(group.threads) for group in groups), "thread")
     all_text = f"{threads_text} in {count(len(groups), 'group')} and {count(len(hosts), 'host')}"
     head = [*cause, "", f"{end}: {all_text} wait (seed {world.seed})"]

@@ -56,6 +56,7 @@ def paragraph(waits: Waits, hosts: list[tuple[str, str]]) -> list[str]:
         whom = "" if awaited.rank is None or is_own else f" for {name_of(awaited.rank)}"
         lines.append(f"{_ranks(alike)} {_verb(alike, 'wait')}{whom} in the same way")
     lines += _left(waits, group, group.rank if awaited.rank is None else awaited.rank)
+    lines += _never_stored(waits, group, awaited)
     lines += _idle_ranks(waits)
     if _is_given_up(waits, group, awaited):
         nobody = f"{_ranks([group.rank])} has no thread left that could store to it: all wait here, or for those here"
@@ -84,6 +85,7 @@ def sentence(group: Group, rank: int | None) -> str:
         text += f" {_poll(group, cell)}"
         if not is_told_of(told, cell):  # it is not known which of them matters
             others = [other for other in group.wait.cells if other is not cell]
+            others.sort(key=lambda other: not _is_unwritten(other))
             text += "".join(f", and {_poll(group, other)}" for other in others[:_MOST_CELLS])
     return text + f", at {describe_site(group.chain[0])}" if group.chain else text
 
@@ -108,7 +110,12 @@ def _poll(group: Group, cell: Cell) -> str:
     ):
         expected, value = str(group.told.expected), group.told.seen
     wanted = "" if expected is None else f"expects {expected} and "
-    return f"polls {allocation.cell(offset)}, {wanted}sees {value}"
+    alone = len(group.wait.cells) > 1 and _is_unwritten(cell)
+    return f"polls {allocation.cell(offset)}, {wanted}sees {value}" + ", to which nobody has stored" * alone
+
+
+def _is_unwritten(cell: Cell) -> bool:
+    return isinstance(cell[0], Allocation) and not cell[0].freed and cell[1] not in cell[0].writers
 
 
 def _stores(waits: Waits, group: Group, cell: Cell, awaited: Awaited) -> list[str]:
@@ -145,12 +152,15 @@ def _stores(waits: Waits, group: Group, cell: Cell, awaited: Awaited) -> list[st
 
 
 def _lost(group: Group, cell: Cell) -> list[str]:
-    """That the cell has gone back, or that two threads have stored to it as if to count."""
+    """That the cell has gone back, has been overwritten, or that two threads have stored to it as if to count."""
     allocation, offset, _, seen = cell
     lost = allocation.lost.get(offset)
     expected = group.expected.get((allocation, offset), "" if group.told is None else str(group.told.expected))
     wanted = re.fullmatch(r"(-?\d+)( or more)?", expected)
     launch = f", {group.launch.title}, block "
+    if lost is not None and expected == f"anything but {lost.new}" != f"anything but {lost.value}":
+        if launch in lost.writer[0] and lost.by[0] != lost.writer[0]:
+            return [f"It was {lost.value}, stored by {_by(lost.writer)}; {_by(lost.by)}, has overwritten that"]
     if lost is None or wanted is None or launch not in lost.by[0] or launch not in lost.writer[0]:
         return []  # what was before this launch is another story
     least, counts_up = int(wanted[1]), wanted[2] is not None
@@ -226,6 +236,24 @@ def _left(waits: Waits, group: Group, rank: int) -> list[str]:
             if gone and len(text := who(gone)) <= _LONGEST:
                 lines.append(f"Kernel `{launch.name}` of {name_of(rank)} has been left by {text}")
     return lines
+
+
+def _never_stored(waits: Waits, group: Group, awaited: Awaited) -> list[str]:
+    """A line for the ranks that have run the same kernel to its end, and have stored nothing to a cell of that name."""
+    cell = group.cell
+    if cell is None or not _is_unwritten(cell):
+        return []
+    world, (allocation, offset), launch = waits.world, cell[:2], group.launch
+    stem = stem_of(allocation, offset)
+    around = [allocation.writers[at] for at in near(allocation, offset, None) if stem_of(allocation, at) == stem]
+    stored = {rank_of(writer[0]) for writer in (*around, *waits.same_cell(allocation, offset).values())}
+    busy = {_rank(item) for item in world.launches} | stored
+    gone = [r for r in range(world.num_ranks) if r not in busy and world.num_launches[r, launch.name] >= launch.number]
+    if not around or not gone or awaited.rank not in (None, *gone):
+        return []
+    return [
+        f"{_ranks(gone)} {'has' if len(gone) == 1 else 'have'} left kernel `{launch.name}` without a store to `{stem}`"
+    ]
 
 
 def _idle_ranks(waits: Waits) -> list[str]:

@@ -12,6 +12,7 @@ from ..models.knowledge import NOT_YET, Access
 from .causes import Link, in_words
 from .chains import Race
 from .race_cause import find_causes
+from .stream_cause import stream_cause
 
 MAX_LINKS = 4  # of a chain that are shown
 
@@ -23,6 +24,8 @@ def race(fact: races.Race) -> errors.EmulatorError:
     error.causes = (one.cause("unordered", one.cell),)
     with errors.explaining(error):
         error.causes = find_causes(one)
+        missing = None if any(cause.lines for cause in error.causes) else stream_cause(one)  # kernels that talk
+        error.causes = error.causes if missing is None else (missing,)
     who = "this thread" if earlier.owner is thread.owner else "another thread"
     who = "a bulk copy" if earlier.order == "bulk" else "the CPU" if earlier.owner.is_cpu else who
     what = f"{access.how} {access.verb} {'to' if access.verb == 'store' else 'of'} {access.end - access.begin} bytes"

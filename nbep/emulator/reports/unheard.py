@@ -54,7 +54,7 @@ def _told_in_vain(world: Run, access: Access, behind: Owner) -> Stored | None:
 
 def _has_left(world: Run, rank: int, kernel: str, number: int) -> bool:
     """Whether a rank has run a kernel to its end for the given time."""
-    queued = [item for s in world.streams if s.rank == rank for what, item in s.queue if what == "launch"]
+    queued = [item for s in world.streams if s.rank == rank for what, item, _ in s.queue if what == "launch"]
     running = [launch for launch in world.launches if launch.rank == rank]
     open_ = [launch.number for launch in (*queued, *running) if launch.name == kernel]
     return world.num_launches[rank, kernel] >= number and number not in open_

@@ -34,6 +34,8 @@ from nbep.host.ranks.timeouts import join_ranks, timeout_ns
 SHORTEST_PAUSE_S = 20e-6
 LONGEST_PAUSE_S = 1e-3
 HERE, GONE = 1, 0
+WORD, REPORT = 0, 1  # tags
+REPORTS_S = 1.0  # ranks that wait for the same one time out at about the same time
 MASK_BYTES = 8
 
 
@@ -74,6 +76,29 @@ class RollCall:
             missing = self._meet_by_messages(timeout_ns)
         return Attendance(missing, sorted(self._masked))
 
+    def reports(self, own: str) -> list[str]:
+        """What the ranks have to report that fail now, on rank 0; on others an empty list. Only messages carry it."""
+        if self._comm is None or self._comm.rank != 0:
+            if self._comm is not None:
+                self._comm.Isend(own.encode(), 0, REPORT).Free()
+            return []
+        found, deadline = {0: own}, time.monotonic() + REPORTS_S
+        while len(found) < self._comm.size and time.monotonic() < deadline:
+            found.update(self._received())
+            time.sleep(LONGEST_PAUSE_S)
+        return [found[rank] for rank in sorted(found)]
+
+    def _received(self) -> dict[int, str]:
+        """The reports that have come since, by rank."""
+        from mpi4py import MPI
+
+        found, status = {}, MPI.Status()
+        while self._comm.Iprobe(tag=REPORT, status=status):
+            text = bytearray(status.count)
+            self._comm.Recv(text, status.source, REPORT)
+            found[status.source] = text.decode()
+        return found
+
     def _meet_in_process(self, comm: InProcessComm, timeout_ns: int) -> list[int]:
         self._board[comm.rank] = frozenset(self._masked)
 
@@ -102,12 +127,12 @@ class RollCall:
         masked = sum(1 << rank for rank in self._masked)
         message = bytes([word]) + masked.to_bytes(MASK_BYTES, "little")
         for peer in self._peers():
-            self._comm.Isend(message, peer).Free()
+            self._comm.Isend(message, peer, WORD).Free()
 
     def _not_heard(self, timeout_ns: int) -> list[int]:
         """The peers that are not masked and whose next word is not HERE."""
         words = {peer: bytearray(1 + MASK_BYTES) for peer in self._peers()}
-        pending = {peer: self._comm.Irecv(word, peer) for peer, word in words.items()}
+        pending = {peer: self._comm.Irecv(word, peer, WORD) for peer, word in words.items()}
         deadline, pause_s = time.monotonic_ns() + timeout_ns, SHORTEST_PAUSE_S
         while pending.keys() - self._masked and time.monotonic_ns() < deadline:
             come = [peer for peer, request in pending.items() if request.Test()]
@@ -129,4 +154,5 @@ class RollCall:
     def close(self) -> None:
         """Give the communicator back. Collective."""
         if self._comm is not None:
+            self._received()  # what rank 0 had no use for
             self._comm.Free()

@@ -11,6 +11,8 @@ DEFAULT_TIMEOUT_MS = 100_000.0  # DeepEP's 100 s
 MAX_TIMEOUT_MS = 1e12  # 31 years: a GPU's clock, plus that in nanoseconds, fits into int64
 MISSED_MEETING = "construction"  # role of a PeerTimeout: a rank did not come to make, or to destroy, a Buffer
 
+saved_calls: list[str] = []  # the command that runs on the emulator what nbep.debug.save_call has kept, if it has
+
 
 class PeerTimeout(RuntimeError):
     """This rank waited too long for a peer. What the call left behind is right or NaN; the buffer is of no use now.

@@ -15,6 +15,7 @@ import numpy as np
 
 from nbep.device.jit import spec_of
 from nbep.device.kernels.shared_cells import shared_cells
+from nbep.device.protocols.peers import Bounds
 from nbep.device.types import flatten_args, unflatten_args
 from nbep.emulator import World
 from nbep.emulator.machine.memory import OFFSET_MASK
@@ -174,7 +175,6 @@ class EmulatedNic(NicDevice):
 class EmulatedEvent(Event):
     def __init__(self, runtime: Runtime, stream: EmulatedStream):
         self._runtime = runtime
-        self._stream_name = stream.name
         self.event = stream.stream.record()
 
     @property
@@ -184,11 +184,11 @@ class EmulatedEvent(Event):
         return self.event.done
 
     def current_stream_wait(self) -> None:
-        self._runtime.wait_until(lambda: self.done, lambda: f"an event of stream {self._stream_name}")
+        self._runtime.wait_until(lambda: self.done, lambda: f"an event of stream {self.event.stream.name}")
 
 
 class EmulatedStream(Stream):
-    def __init__(self, runtime: Runtime, stream: Any, name: str):
+    def __init__(self, runtime: EmulatorRuntime, stream: Any, name: str):
         self._runtime = runtime
         self.stream = stream
         self.name = name
@@ -197,15 +197,22 @@ class EmulatedStream(Stream):
     def key(self) -> object:
         return self.stream
 
-    def record(self) -> Event:
-        return EmulatedEvent(self._runtime, self)
+    def record(self, event: Event | None = None) -> Event:
+        if event is None:
+            return EmulatedEvent(self._runtime, self)
+        assert isinstance(event, EmulatedEvent)
+        self.stream.record(event.event)
+        return event
 
     def wait(self, event: Event) -> None:
         assert isinstance(event, EmulatedEvent)
         self.stream.wait(event.event)
 
     def wait_current_stream(self) -> None:
-        """Nothing to do: what the host has done is done."""
+        """What the host has done is done; what it has queued in its current stream need not be."""
+        current = self._runtime.busy_current_stream
+        if current is not None and current is not self:
+            self.wait(current.record())
 
     def synchronize(self) -> None:
         self.record().current_stream_wait()
@@ -355,6 +362,12 @@ class EmulatorRuntime(Runtime):
         return self._current_stream
 
     @property
+    def busy_current_stream(self) -> EmulatedStream | None:
+        """The current stream, if it has work that is not done."""
+        current = self._current_stream
+        return current if current is not None and current.stream.is_busy else None
+
+    @property
     def is_capturing(self) -> bool:
         return False
 
@@ -377,7 +390,8 @@ class EmulatorRuntime(Runtime):
 
         flat = unflatten_args(kernel, leaves)
         describe = shared_cells(spec.name, flat, block, self.world.has_tma)
-        launch = stream.stream.launch(kernel, flat, grid, block, smem_bytes, spec.name, describe)
+        together = Bounds in spec.hints.values()  # as on a GPU, where such a kernel is a cooperative launch
+        launch = stream.stream.launch(kernel, flat, grid, block, smem_bytes, spec.name, describe, together)
         self._in_flight.append((launch, mappings))
 
     def prepare(self, kernel: Kernel, grid: int, block: int, smem_bytes: int, *last_args: Any) -> PreparedLaunch:

@@ -38,8 +38,8 @@ class Stream(ABC):
         """Equal for objects that stand for the same stream."""
 
     @abstractmethod
-    def record(self) -> Event:
-        """An event at the stream's present end."""
+    def record(self, event: Event | None = None) -> Event:
+        """An event at the stream's present end. event: one to record again, for those who wait from now on."""
 
     def hand_over(self) -> Event:
         """As `record`, and the caller's current stream waits for the event at once."""

@@ -139,7 +139,11 @@ class CudaStream(Stream):
         """What torch.cuda.ExternalStream and cupy.cuda.ExternalStream take."""
         return self.handle
 
-    def record(self) -> CudaEvent:
+    def record(self, event: Event | None = None) -> CudaEvent:
+        if event is not None:
+            assert isinstance(event, CudaEvent)
+            event.record(self.handle)
+            return event
         arrays, self.unrecorded = self.unrecorded, []  # another thread's that come from here on stay
         event = CudaEvent(self.handle, self._host_wait, self._idle_events)
         if arrays:

@@ -1,0 +1,67 @@
+"""Blocks write, meet at a counter, and one warp tells all peers: a lane for each, in rounds if there are more peers.
+
+nbep check examples/museum/barrier_in_the_loop/program.py                   finds what is wrong
+nbep check examples/museum/barrier_in_the_loop/program.py --repaired 1      the repaired form
+nbep check examples/museum/barrier_in_the_loop/program.py --ranks 2         as many peers as lanes: nothing is wrong
+"""
+
+import nbep
+from nbep.device.jit import device_function, kernel
+from nbep.device.primitives import (
+    atom_add_release_gpu_s32,
+    block_idx,
+    ld_acquire_gpu_s32,
+    ld_acquire_sys_s32,
+    st_relaxed_gpu_s32,
+    st_release_sys_s32,
+    syncwarp,
+    thread_idx,
+    wait_expired,
+)
+from nbep.device.protocols.peers import Peers, buffer_of
+from nbep.device.types import I32
+
+NUM_RANKS = 3
+LANES, NUM_BLOCKS = 2, 2  # a warp of two lanes stands for one of 32 or 64
+ARRIVED, SIGNAL = 0, 64
+ALL = (1 << LANES) - 1
+NEVER = 1 << 62
+
+
+@device_function
+def wait_grid(own):
+    while ld_acquire_gpu_s32(own + ARRIVED) != NUM_BLOCKS:
+        wait_expired(NEVER)
+
+
+@kernel(max_threads=LANES)
+def dispatch(peers: Peers, repaired: I32):
+    own = buffer_of(peers, peers.rank)
+    lane = thread_idx()
+    if lane == 0:
+        atom_add_release_gpu_s32(own + ARRIVED, 1)
+    if block_idx() > 0:
+        return
+    if repaired:
+        wait_grid(own)
+    for first in range(0, peers.num_ranks, LANES):
+        if not repaired:
+            wait_grid(own)
+            syncwarp(ALL)
+            if lane == 0:
+                st_relaxed_gpu_s32(own + ARRIVED, 0)  # for the next call
+            syncwarp(ALL)
+        if first + lane < peers.num_ranks:
+            st_release_sys_s32(buffer_of(peers, first + lane) + SIGNAL + 4 * peers.rank, 1)
+    for peer in range(lane, peers.num_ranks, LANES):
+        while ld_acquire_sys_s32(own + SIGNAL + 4 * peer) == 0:
+            wait_expired(NEVER)
+
+
+def main(comm, repaired=0):
+    signals = {f"signal[{rank}]": SIGNAL + 4 * rank for rank in range(comm.size)}
+    memory = nbep.NodeMemory.create(comm, 256, timeout_ms=5000, cells={"arrived": ARRIVED, **signals})
+    comm.barrier()
+    memory.runtime.launch(memory.comm_stream, dispatch, NUM_BLOCKS, LANES, 0, memory.peers, repaired)
+    memory.wait()
+    memory.close()

@@ -1,0 +1,49 @@
+"""The SMs of a rank: each holds one block, so a launch with more blocks than free SMs waits for some to end."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .stream import Launch
+
+UNLIMITED = sys.maxsize
+
+
+class Sms:
+    """Blocks take an SM when they start and give it back when their last thread has left.
+
+    Launches take SMs in the order in which their streams reach them: block by block, or, for one that starts together
+    (a cooperative launch), all of its blocks at once. Those behind wait for the first.
+    """
+
+    def __init__(self, number: int = UNLIMITED):
+        self.number = number
+        self.held = 0
+        self.waiting: deque[Launch] = deque()  # launches with blocks that have not started
+
+    def start(self, launch: Launch) -> None:
+        """Start the blocks of a launch, or have them wait."""
+        self.waiting.append(launch)
+        self.fill()
+
+    def fill(self) -> None:
+        """Start as many of the waiting blocks as there are free SMs."""
+        while self.waiting:
+            launch = self.waiting[0]
+            needed = launch.grid if launch.starts_together else 1
+            if self.held + needed > self.number:
+                return
+            self.held += needed
+            for _ in range(needed):
+                launch.start_block()
+            if len(launch.blocks) == launch.grid:
+                self.waiting.popleft()
+
+    def block_left(self, launch: Launch) -> None:
+        """A block has given its SM back."""
+        self.held -= 1
+        if self.waiting:
+            launch.world.submit(self.fill)

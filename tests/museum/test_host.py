@@ -1,0 +1,47 @@
+"""The first lines about each exhibit of host code name the launches, the streams and the wait that is missing."""
+
+import pytest
+from exhibits import Exhibit, assert_first_lines_name_the_cause, assert_repaired_form_is_clean
+from parts import both_parts
+
+pytestmark = pytest.mark.emulator_only("a GPU explores no schedules")
+
+EXHIBITS = [
+    Exhibit(
+        "event_recorded_again", "deadlock",
+        ("kernel `copy_result` of rank 1 cannot start", "record 2 of an event of stream `forward`",
+         "behind kernel `replay`, launch 2, which waits for it", "record 1 is done"),
+    ),
+    Exhibit(
+        "fill_after_the_wait", "race",
+        ("kernel `fill` on stream `compute` stores `out`", "kernel `combine` on stream `comm`",
+         "stream `comm` must wait", "an event, recorded before kernel `fill`"),
+    ),
+    Exhibit(
+        "next_batch_too_early", "race",
+        ("kernel `dispatch` on stream `comm` loads `x`", "kernel `prepare`, launch 2 on stream `compute` stores it",
+         "stream `compute` must wait", "no event of stream `comm`"),
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("exhibit", "seed"),
+    both_parts(
+        [(exhibit, 0) for exhibit in EXHIBITS],
+        thorough=[(exhibit, seed) for exhibit in EXHIBITS for seed in range(1, 8)],
+    ),
+)
+def test_the_first_lines_name_the_cause(exhibit, seed):
+    """Whichever order the kernels run in."""
+    assert_first_lines_name_the_cause(exhibit, seed)
+
+
+@pytest.mark.parametrize(
+    ("exhibit", "seeds"),
+    both_parts(
+        [(exhibit, range(2)) for exhibit in EXHIBITS], thorough=[(exhibit, range(2, 12)) for exhibit in EXHIBITS]
+    ),
+)
+def test_the_repaired_form_is_clean(exhibit, seeds):
+    assert_repaired_form_is_clean(exhibit, seeds)

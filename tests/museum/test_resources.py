@@ -1,0 +1,50 @@
+"""The first lines about each exhibit of resources name what is missing, who holds it, or who took it too early."""
+
+import pytest
+from exhibits import Exhibit, assert_first_lines_name_the_cause, assert_repaired_form_is_clean
+from parts import both_parts
+
+from nbep.check import perform
+
+pytestmark = pytest.mark.emulator_only("a GPU explores no schedules")
+
+EXHIBITS = [
+    Exhibit(
+        "no_free_sms", "deadlock",
+        ("block 1 of `all_gather` cannot start: all 4 SMs of rank", "waits for `dispatch` of rank",
+         "the 3 blocks of `dispatch` cannot start together: 2 of the 4 SMs of rank", "waits for `all_gather` of rank"),
+    ),
+    Exhibit(
+        "full_queue", "deadlock",
+        ("kernel `work`", "head (byte 16)", "in a circle", "`submit`", "The last store", "its own"),
+        "starved", 2,
+    ),
+    Exhibit(
+        "block_given_back", "race",
+        ("kernel `copy` on stream `copies` loads `x`", "kernel `fill`, launch 2 on stream `compute` stores it",
+         "stream `compute` must wait", "no event of stream `copies`"),
+    ),
+    Exhibit(
+        "staging_overwritten", "race", ("the CPU", "`staging`", "queued kernel `copy`", "on stream `copies`"),
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("exhibit", EXHIBITS, ids=str)
+def test_the_first_lines_name_the_cause(exhibit):
+    assert_first_lines_name_the_cause(exhibit, exhibit.seed)
+
+
+@pytest.mark.parametrize(
+    ("exhibit", "seeds"),
+    both_parts(
+        [(exhibit, range(2)) for exhibit in EXHIBITS], thorough=[(exhibit, range(2, 12)) for exhibit in EXHIBITS]
+    ),
+)
+def test_the_repaired_form_is_clean(exhibit, seeds):
+    assert_repaired_form_is_clean(exhibit, seeds)
+
+
+def test_with_more_sms_both_kernels_fit():
+    exhibit = EXHIBITS[0]
+    assert [perform(exhibit.run(seed, sms=5)) for seed in range(4)] == [None] * 4
