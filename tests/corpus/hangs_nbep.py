@@ -482,15 +482,17 @@ BETWEEN_NODES = [
         (
             (
                 FORWARDER + "warp 1, lane 0) waits for rank 1: ",
-                "dispatch forwarder (kernel `internode_dispatch`, block ",
+                "(kernel `internode_dispatch`, block 0, warp 3, lane 0) waits for the forwarders of its own block",
             ),
             (
                 "It polls `nvl_buffer` of rank 1: head[channel 0, src 0] (byte 4624), expects 2 or more and sees 0",
                 "It polls `nvl_buffer` of rank 0: head[channel 0, src 1] (byte 4628), expects 2 or more and sees 0",
+                "It polls `shared memory`: board[warp 1, 0] (byte 272), expects 16 and sees 0",
             ),
             (  # or the circle goes through the other node's forwarder and the coordinators
                 "It polls `nvl_buffer` of rank 1: tail[channel 0, src 0] (byte 4632), expects 1 or more and sees 0",
                 "rank 1 internode dispatch forwarder -> rank 0 internode forwarder coordinator",
+                "rank 0 internode forwarder coordinator -> rank 0 internode dispatch RDMA sender -> rank 0 ",
             ),
         ),
     ),
