@@ -160,7 +160,7 @@ class CopyCheckingThread(CheckingThread):
             access.at_exit = True
         self.signal(True)
         launch = self.block.launch
-        if self.world.order.has_others(launch):
+        if self.world.order.matters(launch):
             launch.learned = later(launch.learned, self.knowledge.stores)
         super().leave()
 

@@ -21,7 +21,7 @@ from ..machine.faults import error_at
 from ..machine.memory import Allocation
 from ..machine.warp import Warp
 from .history import RememberingThread
-from .knowledge import ALL_CLOCKS, Access, Knowledge, Numbers, Owner, later
+from .knowledge import ALL_CLOCKS, CPU, Access, Knowledge, Numbers, Owner, later
 
 if TYPE_CHECKING:
     from greenlet import greenlet
@@ -64,6 +64,8 @@ class ProxyThread(RememberingThread):
 
     def is_hidden(self, allocation: Allocation, store: Access) -> bool:
         """Whether no proxy fence is between a store that this thread knows of and the copy engine."""
+        if store.owner.rank not in (self.owner.rank, CPU) and store.number <= self.owner.first_signal:
+            return False
         if store.owner.block == self.owner.block:
             if store.order == "bulk":  # no change of proxy
                 return False

@@ -9,6 +9,7 @@ from ..machine.memory import Allocation
 from ..machine.source import site_of
 from .knowledge import (
     ALL_CLOCKS,
+    CPU,
     GRANULE_BITS,
     Access,
     distance,
@@ -108,6 +109,8 @@ class CheckingThread(SignallingThread):
             return False
         is_store = access.verb == "store"
         if owner.clock == own.clock and access.number <= self.warp_known:
+            return False
+        if owner.rank not in (own.rank, CPU) and access.number <= own.first_signal:
             return False
         return access.is_beyond(self.knowledge.stores if is_store else self.knowledge.loads)
 

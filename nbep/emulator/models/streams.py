@@ -1,8 +1,8 @@
 """Which launches are before which, for `checked`: by their stream, by events, and by what the host has waited for.
 
 A kernel that starts knows of the launches before it, and of those that any host has waited for. Of others it knows what
-it has been told: by a value that a kernel before it, or a host, has acquired. Where a rank uses one stream alone, its
-launches have no others beside them, and other ranks' kernels that start know all that it has signalled.
+it has been told: by a value that a kernel before it, or a host, has acquired. What other ranks have signalled before it
+starts it may meet; but it does not tell it on to them as if they had heard it from their own launches.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Place:
     before: dict[Stream, int]
     num_warps: int
     queued_as: int  # by the host, among all launches
+    has_others: bool  # whether its rank used several streams when it started: other ranks' kernels must be told of it
     serials: list[int] = field(default_factory=list)  # of its blocks
 
     def clocks(self) -> Iterator[int]:
@@ -79,6 +80,7 @@ class CheckedOrder(Order):
         self.waits: dict[tuple[Stream, Stream], Waited] = {}  # the last one of a stream for another
         self.counts: dict[Stream, int] = {}
         self.used: dict[int, set[Stream]] = {}
+        self.any_has_streams = False
 
     def has_streams(self, rank: int) -> bool:
         """Whether a rank uses more than one stream: kernels of another one may store to what is input of this."""
@@ -96,24 +98,26 @@ class CheckedOrder(Order):
         if self.world.cpu.last_store > queued.signals:  # stores after it was queued are not before it
             numbers.update({CPU_CLOCK: queued.signals, HAS_UNKNOWN: 1})
         launch.known = Knowledge(numbers, numbers, numbers, numbers)
-        launch.place = Place(
-            stream, launch.title, number, point.before, -(-launch.block // WARP_SIZE), launch.queued_as
-        )
+        num_warps = -(-launch.block // WARP_SIZE)
+        has_others = self.has_streams(launch.rank)
+        self.any_has_streams |= has_others
+        launch.place = Place(stream, launch.title, number, point.before, num_warps, launch.queued_as, has_others)
         self.places.setdefault(launch.rank, {})[launch.name, launch.number] = launch.place
         self.points[stream] = Point(point.before, numbers)
 
     def start_block(self, block: Block) -> None:
         block.launch.place.serials.append(block.serial)
 
-    def has_others(self, launch: Launch) -> bool:
-        """Whether the rank has launches of other streams that the host may not have waited for."""
+    def matters(self, launch: Launch) -> bool:
+        """Whether what a launch is told must be remembered: there may be launches of which others are not told."""
+        if self.any_has_streams:
+            return True
         return any(place.stream is not launch.stream for place in self.places[launch.rank].values())
 
     def end(self, launch: Launch) -> None:
-        place, point = launch.place, self.points[launch.stream]
-        known = later(point.known, launch.learned)
-        own = dict.fromkeys(place.clocks(), self.world.signals) if HAS_UNKNOWN in known else {}
-        self.points[launch.stream] = Point({**point.before, place.stream: place.number}, {**known, **own})
+        stream, point = launch.stream, self.points[launch.stream]
+        before = {**point.before, stream: launch.place.number}
+        self.points[stream] = Point(before, later(point.known, launch.learned))
 
     def record(self, mark: Mark, queued: Point) -> None:
         stream = mark.stream
@@ -148,13 +152,12 @@ class CheckedOrder(Order):
         """What a point knows: all that was signalled so far, but of launches not before it only what it was told."""
         numbers = {ALL_CLOCKS: self.world.signals}
         for rank, places in self.places.items():
-            if not self.has_streams(rank):
-                continue
             # The host of another rank may have told this one's what it knows, in ways that nobody sees.
             known = point.known if rank == stream.rank else later(point.known, self.world.cpu.known)
             so_far = known.get(ALL_CLOCKS, 0)
             for place in places.values():
-                if place.stream is not stream and place.number > point.before.get(place.stream, 0):
+                is_told = place.stream is stream or (rank != stream.rank and not place.has_others)
+                if not is_told and place.number > point.before.get(place.stream, 0):
                     numbers[HAS_UNKNOWN] = 1
                     numbers.update((clock, known.get(clock, so_far)) for clock in place.clocks())
         return numbers

@@ -24,8 +24,9 @@ def race(fact: races.Race) -> errors.EmulatorError:
     error.causes = (one.cause("unordered", one.cell),)
     with errors.explaining(error):
         error.causes = find_causes(one)
-        missing = None if any(cause.lines for cause in error.causes) else stream_cause(one)  # kernels that talk
-        error.causes = error.causes if missing is None else (missing,)
+        missing = stream_cause(one)
+        if missing is not None and not any(cause.lines for cause in error.causes):  # else the kernels talk: too weakly
+            error.causes = (missing,)
     who = "this thread" if earlier.owner is thread.owner else "another thread"
     who = "a bulk copy" if earlier.order == "bulk" else "the CPU" if earlier.owner.is_cpu else who
     what = f"{access.how} {access.verb} {'to' if access.verb == 'store' else 'of'} {access.end - access.begin} bytes"
