@@ -17,7 +17,7 @@ class World(Protocol):
     strategy: Any
     hooks: Any
     cpu: Any
-    has_tma: bool
+    compute_capability: tuple[int, int]
     has_changed: bool
     parks: int
     current: Any
