@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from nbep.device.cards import LOWEST_CC
+from nbep.device.cards import LOWEST_CC, ComputeCapability, max_smem_bytes, stand_ins
 from nbep.device.compile import arch_name
 from nbep.device.extras import install_line
 from nbep.device.terminal import STDOUT, add_json, write_json

@@ -8,6 +8,7 @@ from fake_driver import FakeGpus
 from nbep import info
 from nbep.cli import main
 
+FP8, COPIES = "FP8 conversion in integers", "16-byte copies in place of bulk copies"
 GPU = {
     "name": "a GPU",
     "compute_capability": [9, 0],
@@ -164,14 +165,10 @@ def test_an_mpi_without_its_launcher_says_what_brings_one(monkeypatch):
     ("cc", "words"),
     [
         ((7, 0), "too old: the lowest is sm_75"),
-        (
-            (7, 5),
-            "64 KiB of shared memory a block; BF16 conversion in integers, FP8 conversion in integers, "
-            "16-byte copies in place of bulk copies",
-        ),
-        ((8, 6), "99 KiB of shared memory a block; FP8 conversion in integers, 16-byte copies in place of bulk copies"),
+        ((7, 5), f"64 KiB of shared memory a block; BF16 conversion in integers, {FP8}, {COPIES}"),
+        ((8, 6), f"99 KiB of shared memory a block; {FP8}, {COPIES}"),
         ((9, 0), "227 KiB of shared memory a block; bulk copies"),
-        ((12, 0), "99 KiB of shared memory a block; 16-byte copies in place of bulk copies"),
+        ((12, 0), f"99 KiB of shared memory a block; {COPIES}"),
     ],
 )
 def test_a_card_says_what_stands_in_for_what_it_lacks(cc, words):
