@@ -22,6 +22,7 @@ from cuda.bindings import driver as cu
 from nbep.device.cards import has_bulk_copies
 from nbep.device.compile import load_kernels
 from nbep.device.jit import spec_of
+from nbep.device.layout.low_latency import MAX_RANKS
 from nbep.device.protocols.copies import VEC_BYTES
 from nbep.device.protocols.staging import STAGE_STRIDE
 from nbep.device.types import flatten_args
@@ -358,7 +359,7 @@ class CudaRuntime(Runtime):
     def low_latency_threads(self) -> tuple[int, int]:  # type: ignore[override]
         if self.has_tma:
             return 640, 512
-        fit = (self.max_smem_bytes - STAGE_STRIDE) // STAGE_STRIDE  # warps of combine; a stage's room for its table
+        fit = (self.max_smem_bytes - 4 * MAX_RANKS) // STAGE_STRIDE  # warps of combine, beside its table
         return 512, 32 * min(12, fit)
 
     @property
