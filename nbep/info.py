@@ -21,7 +21,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from nbep.device.compile import LOWEST_CC, arch_name
+from nbep.device.cards import LOWEST_CC, ComputeCapability, max_smem_bytes, stand_ins
+from nbep.device.compile import arch_name
 from nbep.device.extras import install_line
 from nbep.device.terminal import STDOUT, add_json, write_json
 from nbep.host.target.resolve import why_no_gpu
@@ -215,6 +216,14 @@ def why_not_mapped(gpus: list[dict[str, Any]]) -> str | None:
     return None
 
 
+def words_of_card(cc: ComputeCapability) -> str:
+    """What kernels of nbep have on a card, and what stands in for what they lack."""
+    if cc < LOWEST_CC:
+        return f"too old: the lowest is {arch_name(LOWEST_CC)}"
+    lacks = stand_ins(cc)
+    return f"{max_smem_bytes(cc) >> 10} KiB of shared memory a block; {', '.join(lacks) or 'bulk copies'}"
+
+
 def table_of_links(gpus: list[dict[str, Any]]) -> list[str]:
     """How each GPU, a line, reaches each other, a column."""
     names = [f"GPU {number}" for number in range(len(gpus))]
@@ -239,6 +248,7 @@ def lines_of(found: dict[str, Any]) -> list[str]:
             f"GPU {number}: {gpu['name']}, sm_{major}{minor}, {gpu['sms']} SMs, {gpu['memory_gib']} GiB, "
             f"{gpu['bus_id']}; handle types {', '.join(gpu['handle_types'])}"
         )
+        lines.append(f"  {words_of_card((major, minor))}")
     if len(found["gpus"]) > 1:
         lines += table_of_links(found["gpus"])
     mpi = found["mpi"]

@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from .cards import LOWEST_CC
 from .diagnosis import explain
 from .jit import KERNELS, ComputeCapability, KernelSpec, LinkInput, over, spec_of
 from .loops import keep_loops
@@ -35,7 +36,6 @@ from .sizes import assume_sizes
 from .terminal import STDOUT, add_json, progress, write_json
 from .types import Param, flatten_params, param_type
 
-LOWEST_CC: ComputeCapability = (8, 0)
 HOST_MEMORY = {  # the kernels that have versions for buffers in the host's memory, and the parameter that says so
     "notify_dispatch": "peers",
     "cached_notify_dispatch": "peers",
@@ -376,7 +376,7 @@ COLUMNS = ("registers", "spill_stores", "spill_loads", "stack_frame", "smem", "l
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="nbep compile", description="Compile kernels; no GPU needed.")
     parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help="its kernels, in place of nbep's own")
-    parser.add_argument("--arch", type=parse_arch, default=(9, 0), help="sm_80, sm_90, sm_100, ...; default sm_90")
+    parser.add_argument("--arch", type=parse_arch, default=(9, 0), help="sm_75, sm_80, ..., sm_120; default sm_90")
     parser.add_argument("--kernel", action="append", metavar="NAME", help="only this kernel; may be repeated")
     add_json(parser)
     parser.add_argument("--ptx", type=Path, metavar="DIR", help="keep the PTX and the machine code there")

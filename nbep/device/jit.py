@@ -21,10 +21,12 @@ from functools import cache, cached_property, wraps
 from types import FunctionType
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
+from nbep.emulator import current_thread
+
+from .cards import ComputeCapability, has_bulk_copies
 from .types import Param, flatten_params, parameter_hints
 
 F = TypeVar("F", bound=Callable[..., Any])
-ComputeCapability = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class KernelSpec:
 
     def threads_on(self, cc: ComputeCapability) -> int:
         """Most threads a block on a card: where the copy engine is missing, its work takes registers."""
-        return self.max_threads if cc >= (9, 0) else min(self.max_threads, self.max_threads_before_sm90)
+        return self.max_threads if has_bulk_copies(cc) else min(self.max_threads, self.max_threads_before_sm90)
 
     @cached_property
     def params(self) -> tuple[Param, ...]:
@@ -171,10 +173,25 @@ def primitive(
 
     def record(function: F) -> F:
         kinds = (args,) if isinstance(args, str) else args
-        PRIMITIVES[function.__name__] = PrimitiveSpec(function, ptx, returns, kinds, **options)
-        return function
+        spec = PrimitiveSpec(function, ptx, returns, kinds, **options)
+        if spec.below is not None:
+            spec = replace(spec, function=_with_stand_in(spec))
+        PRIMITIVES[spec.name] = spec
+        return cast(F, spec.function)
 
     return record
+
+
+def _with_stand_in(spec: PrimitiveSpec) -> Callable:
+    """The primitive on the emulator: the stand-in, if the world's card is older than the instruction."""
+    body, stand_in, since = spec.function, cast(Callable, spec.below), spec.since
+
+    @wraps(body)
+    def chosen(*args):
+        world = getattr(current_thread(), "world", None)  # there is none outside of kernels
+        return body(*args) if world is None or world.compute_capability >= since else stand_in(*args)
+
+    return chosen
 
 
 def device_function(function: F) -> F:

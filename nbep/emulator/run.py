@@ -53,8 +53,8 @@ class Run(Scheduler):
         strategy: how the interleaving is chosen: see `schedule.strategies`
         on_failure: is called with the first error, while all threads still stand where they were
         local_rank: None: all ranks live in this process; r: only rank r does: see `ProcessWorld`
-        has_tma: whether kernels find bulk copies, as on sm_90
         num_sms: blocks that a rank holds at once, an SM each; more of them wait. None: as many as there are
+        compute_capability: of the card whose paths kernels take; see `nbep.device.cards`
         tracer: object with any of the methods that `tracing` names
     """
 
@@ -70,8 +70,8 @@ class Run(Scheduler):
         on_deadlock: str = "raise",
         local_rank: int | None = None,
         tracer: Any = None,
-        has_tma: bool = True,
         num_sms: int | None = None,
+        compute_capability: tuple[int, int] = (9, 0),
         strategy: str = "uniform",
         on_failure: Callable[[BaseException], object] | None = None,
     ):
@@ -86,7 +86,7 @@ class Run(Scheduler):
         self.memory_model = memory_model
         self.tracer = tracer
         self.hooks = None if tracer is None else hooks(tracer)
-        self.has_tma = has_tma
+        self.compute_capability = compute_capability
         self.num_blocks = 0
         self.is_over = False  # run() has ended
         self.num_launches: Counter[tuple[int, str]] = Counter()

@@ -17,6 +17,7 @@ import numpy as np
 
 import nbep
 from nbep import reference
+from nbep.device.cards import SM90, ComputeCapability
 from nbep.device.layout.low_latency import NUM_HALVES, LowLatencyShape, quarter_bytes_needed
 from nbep.workloads import arrays
 from nbep.workloads.arrays import assert_kind, assign, to_numpy, to_target
@@ -36,7 +37,7 @@ class Options:
 
     dispatch_as, combine_as: BOTH phases in one launch, with a HOOK, or ASYNC
     spare: by how much num_max_dispatch_tokens_per_rank exceeds the largest number of tokens
-    has_tma: False takes the bulk copies away; on the emulator only
+    compute_capability: of the card whose paths kernels take; on the emulator only
     over_nic: everything between ranks goes through the software NIC
     """
 
@@ -51,7 +52,7 @@ class Options:
     with_out: bool = False
     with_stats: bool = False
     spare: int = 0
-    has_tma: bool = True
+    compute_capability: ComputeCapability = SM90
     over_nic: bool = False
 
 

@@ -66,7 +66,7 @@ def test_one_kernel_of_a_file_that_is_called_like_a_module_that_is_loaded_is_com
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--arch", "sm_75"], "sm_75 is too old; the lowest is sm_80"),
+        (["--arch", "sm_72"], "sm_72 is too old; the lowest is sm_75"),
         (["--arch", "90"], "'90' is not an architecture such as sm_90"),
         (["--arch", "sm_999"], r"--arch: got sm_999, which nvJitLink [\d.]+ does not know"),
         (["--ptx", __file__], "--ptx: .*File exists"),

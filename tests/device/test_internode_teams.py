@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 import nbep
+from nbep.device.cards import has_bulk_copies, max_smem_bytes
 from nbep.device.kernels.internode.arguments import MAX_TEAMS, Context, Here
 from nbep.device.kernels.internode.combine_sender import join_team, rank_of_ring
 from nbep.device.layout.internode import MAX_RDMA_RANKS
@@ -50,10 +51,10 @@ def test_blocks_have_warps_for_all_roles_and_stages_for_both_halves(num_nodes, n
         assert (num_senders > 0) == (num_places > 1)
 
 
-@pytest.mark.parametrize(("has_tma", "smem_kib", "most"), [(True, 227, 20), (False, 163, 10), (False, 99, 9)])
-def test_nodes_that_a_cards_blocks_have_no_warps_for_are_refused(has_tma, smem_kib, most):
-    """Cards of sm_90 and later take 20 nodes, those of sm_80 ten, and those of sm_86 have less shared memory."""
-    card = SimpleNamespace(has_tma=has_tma, max_smem_bytes=smem_kib << 10)
+@pytest.mark.parametrize(("cc", "most"), [((9, 0), 20), ((8, 0), 10), ((8, 6), 9), ((12, 0), 9), ((7, 5), 4)])
+def test_nodes_that_a_cards_blocks_have_no_warps_for_are_refused(cc, most):
+    """Cards of sm_90 take 20 nodes, those of sm_80 ten; those of sm_86 and sm_75 have less shared memory."""
+    card = SimpleNamespace(has_tma=has_bulk_copies(cc), max_smem_bytes=max_smem_bytes(cc))
     for num_nodes in range(2, most + 1):
         check_nodes(card, num_nodes)
     if most < MAX_RDMA_RANKS:

@@ -176,10 +176,10 @@ def test_thread_knows_who_it_is(launch):
 
     def kernel():
         t = current_thread()
-        seen.append((t.rank, t.block_idx, t.thread_idx, t.warp, t.lane, t.grid_dim, t.block_dim, t.has_tma))
+        seen.append((t.rank, t.block_idx, t.thread_idx, t.warp, t.lane, t.grid_dim, t.block_dim))
 
-    launch(kernel, grid=2, block=48, has_tma=False)
-    expected = [(0, b, i, i // 32, i % 32, 2, 48, False) for b in range(2) for i in range(48)]
+    launch(kernel, grid=2, block=48)
+    expected = [(0, b, i, i // 32, i % 32, 2, 48) for b in range(2) for i in range(48)]
     assert sorted(seen) == expected
 
 

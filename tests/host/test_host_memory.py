@@ -20,6 +20,7 @@ from target import MEMORY_MODELS, spawn
 
 import nbep
 from nbep.check.faults import broken
+from nbep.device.cards import SM80
 from nbep.device.jit import kernel, over
 from nbep.device.network.seam import Network, amo_add
 from nbep.device.primitives import atom_add_relaxed_sys_s32, st_weak_s32
@@ -56,7 +57,7 @@ LOW_LATENCY_CALLS = {
     "bf16": LowLatencyOptions(),
     "fp8, once": LowLatencyOptions(deduplicate=True, use_fp8=True),
     "logfmt, hooks": LowLatencyOptions(use_logfmt=True, dispatch_as=HOOK, combine_as=HOOK),
-    "once, no TMA": LowLatencyOptions(deduplicate=True, has_tma=False),
+    "once, no TMA": LowLatencyOptions(deduplicate=True, compute_capability=SM80),
 }
 
 

@@ -6,6 +6,8 @@ from intranode import round_trip
 from parts import both_parts
 from target import MEMORY_MODELS
 
+from nbep.device.cards import SM80
+
 pytestmark = [pytest.mark.emulator_only("a seed gives a schedule"), pytest.mark.long]
 
 
@@ -31,7 +33,7 @@ def test_every_shape_gives_one_result_if_stores_may_be_late_or_must_be_ordered(n
 
 def test_kernels_without_bulk_copies_give_the_same():
     def main(comm, case, options):
-        comm.runtime.world.has_tma = False
+        comm.runtime.world.compute_capability = SM80
         return round_trip(comm, case, options)
 
     run(make_node_case(5, num_tokens=(9, 0, 3, 4), hidden=264), fn=main)

@@ -19,6 +19,7 @@ import nbep
 from nbep.check import broken
 from nbep.check.faults import edited
 from nbep.device import primitives
+from nbep.device.cards import SM80
 from nbep.device.kernels.intranode import dispatch, notify_dispatch
 from nbep.device.primitives import st_relaxed_sys_s32
 from nbep.device.protocols import notes, waits
@@ -33,7 +34,7 @@ SLOT = r"x\[channel \d, src \d, slot 0\]"
 
 def without_bulk_copies(comm, case, options):
     """Rows travel by loads and stores of the lanes, as on cards before sm_90."""
-    comm.runtime.world.has_tma = False
+    comm.runtime.world.compute_capability = SM80
     return round_trip(comm, case, options)
 
 

@@ -10,6 +10,7 @@ from parts import both_parts
 from target import MEMORY_MODELS
 
 import nbep
+from nbep.device.cards import SM80
 
 pytestmark = pytest.mark.emulator_only("a seed gives a schedule, and a tracer sees it")
 
@@ -152,7 +153,7 @@ def test_no_sender_waits_for_rings_larger_than_the_traffic():
 
 def test_kernels_without_bulk_copies_give_the_same():
     def main(comm, case, options):
-        comm.runtime.world.has_tma = False
+        comm.runtime.world.compute_capability = SM80
         return round_trip(comm, case, options)
 
     run(make_case(5, num_tokens=9, hidden=264), fn=main)

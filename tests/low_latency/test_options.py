@@ -1,9 +1,14 @@
 """The options of the low-latency verbs, one by one and together."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from cases import make_case
 from low_latency import ASYNC, HOOK, Options, make_low_latency_case, run
+from parts import both_parts
+
+from nbep.device.cards import SM75, SM80, SM89
 
 pytestmark = pytest.mark.usefixtures("blocks")
 
@@ -63,7 +68,8 @@ def test_logfmt_rows_that_do_not_fit_into_a_stage():
     run(case, Options(use_logfmt=True))
 
 
-@pytest.mark.emulator_only("a GPU has its copy engine or has it not")
+@pytest.mark.emulator_only("a GPU is the card that it is")
+@pytest.mark.parametrize("cc", both_parts([(SM75,)], thorough=[(SM80,), (SM89,), ((12, 0),)]))
 @pytest.mark.parametrize(
     "options",
     [
@@ -75,6 +81,6 @@ def test_logfmt_rows_that_do_not_fit_into_a_stage():
     ],
     ids=str,
 )
-def test_warps_copy_where_there_is_no_copy_engine(options):
+def test_a_card_without_copy_engine_or_conversions_computes_the_same(options, cc):
     case = make_low_latency_case(9, num_tokens=[3, 4], hidden=512, num_topk=3)
-    run(case, Options(**{**vars(options), "has_tma": False}))
+    run(case, replace(options, compute_capability=cc))

@@ -7,6 +7,8 @@ from low_latency import ASYNC, BOTH, HOOK, LOW_LATENCY_ROUTINGS, Options, make_l
 from parts import both_parts
 from target import MEMORY_MODELS, TARGET
 
+from nbep.device.cards import SM75, SM80, SM89, SM90
+
 
 @st.composite
 def cases(draw):
@@ -40,7 +42,7 @@ def options(draw, case):
         with_out=draw(st.booleans()),
         with_stats=draw(st.booleans()),
         spare=draw(st.integers(0, 2)),
-        has_tma=TARGET != "emulator" or draw(st.booleans()),
+        compute_capability=draw(st.sampled_from([SM75, SM80, SM89, SM90])) if TARGET == "emulator" else SM90,
     )
 
 

@@ -26,6 +26,7 @@ from parts import both_parts
 from target import TARGET, spawn
 
 import nbep
+from nbep.device.cards import SM80
 from nbep.device.network import nic as device_nic
 from nbep.device.primitives import FULL_MASK, globaltimer, syncwarp
 
@@ -83,8 +84,8 @@ OPTIONS = [
     Options(zero_copy=True, with_stats=True),
     Options(deduplicate=True, use_fp8=True),
     Options(deduplicate=True, zero_copy=True),
-    Options(has_tma=False),
-    Options(has_tma=False, use_fp8=True, deduplicate=True),
+    Options(compute_capability=SM80),
+    Options(compute_capability=SM80, use_fp8=True, deduplicate=True),
 ]
 
 

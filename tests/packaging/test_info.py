@@ -8,6 +8,7 @@ from fake_driver import FakeGpus
 from nbep import info
 from nbep.cli import main
 
+FP8, COPIES = "FP8 conversion in integers", "16-byte copies in place of bulk copies"
 GPU = {
     "name": "a GPU",
     "compute_capability": [9, 0],
@@ -121,12 +122,12 @@ def test_without_the_extras_each_line_of_what_does_not_run_says_what_installs_it
             "GPU 1 cannot map memory of the host",
         ),
         (
-            [{**GPU, "compute_capability": [7, 5]}],
+            [{**GPU, "compute_capability": [7, 0]}],
             MPI,
             [],
             EVERYTHING,
             "one GPU, virtual ranks",
-            "GPU 0 is older than sm_80",
+            "GPU 0 is older than sm_75",
         ),
         ([GPU], {**MPI, "missing": "none here"}, [], EVERYTHING, "emulator, a process for each rank", "none here"),
         ([GPU], MPI, ["rxe0"], EVERYTHING, "transport ibgda, a real NIC", "there is no mlx5 NIC"),
@@ -158,3 +159,17 @@ def test_what_is_missing_is_named(gpus, mpi, nics, packages, what, why):
 def test_an_mpi_without_its_launcher_says_what_brings_one(monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert "nor mpirun is on the PATH: pip install 'nbep[mpi]'" in info.look_at_mpi()["missing"]
+
+
+@pytest.mark.parametrize(
+    ("cc", "words"),
+    [
+        ((7, 0), "too old: the lowest is sm_75"),
+        ((7, 5), f"64 KiB of shared memory a block; BF16 conversion in integers, {FP8}, {COPIES}"),
+        ((8, 6), f"99 KiB of shared memory a block; {FP8}, {COPIES}"),
+        ((9, 0), "227 KiB of shared memory a block; bulk copies"),
+        ((12, 0), f"99 KiB of shared memory a block; {COPIES}"),
+    ],
+)
+def test_a_card_says_what_stands_in_for_what_it_lacks(cc, words):
+    assert info.words_of_card(cc) == words

@@ -20,6 +20,7 @@ from nbep.device.primitives import (
 from nbep.device.primitives.convert import (
     e4m3x4_to_f32x4_software,
     f32_to_e4m3_software,
+    f32x2_to_bf16x2_software,
     f32x4_to_e4m3x4_software,
 )
 
@@ -87,10 +88,11 @@ def test_all_bf16_mean_what_ml_dtypes_says():
     np.testing.assert_array_equal(ours, patterns.view(ml_dtypes.bfloat16).astype(np.float32))
 
 
+@pytest.mark.parametrize("convert", [f32x2_to_bf16x2, f32x2_to_bf16x2_software])
 @pytest.mark.parametrize("sticky", [0x0000, 0x0001, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
-def test_float32_rounds_to_the_nearest_even_bf16(sticky):
+def test_float32_rounds_to_the_nearest_even_bf16(sticky, convert):
     values = (np.arange(0, 1 << 32, 1 << 16, dtype=np.uint32) | np.uint32(sticky)).view(np.float32)
-    words = [f32x2_to_bf16x2(a, b) for a, b in values.reshape(-1, 2)]
+    words = [convert(a, b) for a, b in values.reshape(-1, 2)]
     got = np.array(words, np.uint32).view(np.uint16)
     with np.errstate(invalid="ignore", over="ignore"):
         expected = values.astype(ml_dtypes.bfloat16).view(np.uint16)

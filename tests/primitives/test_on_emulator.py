@@ -1,5 +1,7 @@
 """What primitives do when the emulator runs them."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -338,8 +340,24 @@ def test_mbarrier_counts_arrivals():
     assert seen == [False, True]
 
 
-@pytest.mark.parametrize("setting", [True, False])
-def test_has_tma_is_a_setting_of_the_world(setting):
+@pytest.mark.parametrize(("cc", "bulk"), [((8, 9), False), ((9, 0), True), ((10, 0), True), ((12, 0), False)])
+def test_has_tma_follows_the_card_of_the_world(cc, bulk):
     seen = []
-    launch(lambda: seen.append(p.has_tma()), [], has_tma=setting)
-    assert seen == [setting]
+    launch(lambda: seen.append(p.has_tma()), [], compute_capability=cc)
+    assert seen == [bulk]
+
+
+@pytest.mark.parametrize("name", [name for name, spec in PRIMITIVES.items() if spec.below is not None])
+def test_a_card_before_the_instruction_runs_the_stand_in(name):
+    spec, called = PRIMITIVES[name], set()
+    arguments = [np.float32(3) if kind == "f32" else 0x38404448 for kind in spec.args]
+
+    def call():
+        sys.setprofile(lambda frame, *_: called.add(frame.f_code))
+        spec.function(*arguments)
+        sys.setprofile(None)
+
+    launch(call, [], compute_capability=spec.since)
+    assert spec.below.__code__ not in called
+    launch(call, [], compute_capability=(spec.since[0], spec.since[1] - 1))
+    assert spec.below.__code__ in called

@@ -9,6 +9,7 @@ from arrays import LIBRARY
 from cases import ROUTINGS, Case
 from target import TARGET, spawn
 
+from nbep.device.cards import SM90
 from nbep.workloads import low_latency
 from nbep.workloads.cases import make_low_latency_case
 from nbep.workloads.low_latency import (
@@ -36,7 +37,7 @@ LOW_LATENCY_ROUTINGS = (*ROUTINGS, "one_expert")
 def prepare(comm, options: Options) -> None:
     """Set up the world of a rank; before it makes its buffer."""
     if TARGET == "emulator":
-        comm.runtime.world.has_tma = options.has_tma
+        comm.runtime.world.compute_capability = options.compute_capability
 
 
 def round_trip(comm, case: Case, options: Options) -> Outcome:
@@ -65,5 +66,5 @@ def check(case: Case, options: Options, outcomes: Sequence[Outcome], where: str)
 def skip_what_the_target_lacks(*all_options: Options) -> None:
     if LIBRARY == "cupy" and any(options.use_fp8 for options in all_options):
         pytest.skip("CuPy has no float8 dtype")
-    if TARGET != "emulator" and not all(options.has_tma for options in all_options):
+    if TARGET != "emulator" and not all(options.compute_capability == SM90 for options in all_options):
         pytest.skip("a GPU has its copy engine or has it not")

@@ -9,6 +9,7 @@ from typing import Any
 import nbep
 from nbep.check.scenario import Scenario
 from nbep.check.scenarios.tokens import Plan, call_round, check_rounds, counts_of
+from nbep.device.cards import SM80, SM90
 from nbep.workloads.cases import Case, make_case, only_to
 from nbep.workloads.internode import NIC, Options
 from nbep.workloads.intranode import Outcome, make_buffer_for
@@ -101,7 +102,7 @@ def case_of(parameters: dict[str, int], number: int) -> Case:
 
 def main(comm: Any, what: str, **parameters: int) -> list[Outcome]:
     """Rounds on one buffer, which is just large enough."""
-    comm.runtime.world.has_tma = bool(parameters["tma"])
+    comm.runtime.world.compute_capability = SM90 if parameters["tma"] else SM80
     if parameters["threads"]:
         comm.runtime.notify_threads = 128
     plan, cases = plan_of(what, parameters), cases_of(parameters)

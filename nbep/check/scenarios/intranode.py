@@ -8,6 +8,7 @@ from typing import Any
 import nbep
 from nbep.check.scenario import Scenario
 from nbep.check.scenarios.tokens import Options, Plan, call_round, check_rounds, counts_of
+from nbep.device.cards import SM80, SM90
 from nbep.device.protocols.waits import BARRIER, FaultReport
 from nbep.workloads.cases import Case, make_case
 from nbep.workloads.intranode import Outcome, make_buffer_for
@@ -91,7 +92,7 @@ def cases_of(parameters: dict[str, int]) -> list[Case]:
 
 def main(comm: Any, last: str, is_cached: bool, is_direct: bool = False, **parameters: int) -> list[Outcome]:
     """Rounds on one buffer that is just large enough, on a machine as the parameters say."""
-    comm.runtime.world.has_tma = bool(parameters["tma"])
+    comm.runtime.world.compute_capability = SM90 if parameters["tma"] else SM80
     comm.runtime.notify_threads = 32 * parameters["notify_warps"]
     plan, cases = plan_of(last, is_cached, parameters, is_direct), cases_of(parameters)
     buffer = make_buffer_for(comm, [(case, plan.options) for case in cases])

@@ -11,6 +11,7 @@ from typing import Any
 
 import nbep
 from nbep.check.scenario import Scenario
+from nbep.device.cards import SM80, SM90
 from nbep.workloads.cases import Case, make_low_latency_case, only_to, without
 from nbep.workloads.low_latency import BOTH, HOOK, Options, Outcome, Trip, make_buffer
 from nbep.workloads.low_latency import check as check_trip
@@ -155,7 +156,7 @@ CALLED_AS: dict[Any, tuple[str, str]] = {two_at_a_time: (HOOK, HOOK), crossed: (
 
 def main(comm: Any, order: Any, **parameters: int) -> list[Outcome | None]:
     """Trips on one buffer; what each has received and summed up."""
-    comm.runtime.world.has_tma = bool(parameters["tma"])
+    comm.runtime.world.compute_capability = SM90 if parameters["tma"] else SM80
     comm.runtime.low_latency_blocks = lambda *_: parameters["blocks"]
     if order is with_cleans:
         comm.runtime.notify_threads = 128  # warps that do not know of each other by themselves

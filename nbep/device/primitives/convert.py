@@ -15,6 +15,7 @@ from struct import Struct
 
 import numpy as np
 
+from ..cards import SM80, SM89
 from ..jit import device_function, primitive
 from .arith import f32_mul_rn
 
@@ -86,17 +87,32 @@ def f32_floor_u32(x):
     return max(math.floor(float(x)), 0)
 
 
-def _bf16_bits(bits):
+@device_function
+def bf16_bits(bits):
+    """The BF16 of the float32 with these bits, in integer arithmetic."""
     if bits & 0x7FFFFFFF > 0x7F800000:
         return 0x7FFF
     return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
 
 
-@primitive("cvt.rn.bf16x2.f32 $0, $2, $1;", "u32", ("f32", "f32"), effect="pure")
+@device_function
+def f32x2_to_bf16x2_software(low, high):
+    """f32x2_to_bf16x2 below sm_80."""
+    return bf16_bits(f32_bits_u32(low)) | (bf16_bits(f32_bits_u32(high)) << 16)
+
+
+@primitive(
+    "cvt.rn.bf16x2.f32 $0, $2, $1;",
+    "u32",
+    ("f32", "f32"),
+    effect="pure",
+    since=SM80,
+    below=f32x2_to_bf16x2_software,
+)
 def f32x2_to_bf16x2(low, high):
     """Two float32 as BF16."""
     low_bits, high_bits = _unpack_u32x2(_pack_f32x2(low, high))
-    return _bf16_bits(low_bits) | _bf16_bits(high_bits) << 16
+    return bf16_bits(low_bits) | bf16_bits(high_bits) << 16
 
 
 @device_function
@@ -142,7 +158,7 @@ def _e4m3_byte(x):
     "u32",
     ("f32", "f32", "f32", "f32"),
     effect="pure",
-    since=(8, 9),
+    since=SM89,
     below=f32x4_to_e4m3x4_software,
 )
 def f32x4_to_e4m3x4(a, b, c, d):
@@ -179,7 +195,7 @@ def e4m3x4_to_f32x4_software(word):
     ("f32", "f32", "f32", "f32"),
     "u32",
     effect="pure",
-    since=(8, 9),
+    since=SM89,
     below=e4m3x4_to_f32x4_software,
 )
 def e4m3x4_to_f32x4(word):

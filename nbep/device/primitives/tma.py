@@ -14,15 +14,14 @@ Source: PTX ISA "Asynchronous copy", DeepEP csrc/kernels/utils.cuh.
 
 from nbep.emulator import current_thread
 
+from ..cards import SM90, has_bulk_copies
 from ..jit import primitive
 
-SM90 = (9, 0)
 
-
-@primitive("", "pred", constant=lambda compute_capability: compute_capability >= SM90)
+@primitive("", "pred", constant=has_bulk_copies)
 def has_tma():
-    """Whether this target has bulk copies: known when compiling; `world.has_tma` on the emulator, True by default."""
-    return current_thread().world.has_tma
+    """Whether kernels copy in bulk on this card: known when compiling. The emulator's is `world.compute_capability`."""
+    return has_bulk_copies(current_thread().world.compute_capability)
 
 
 @primitive("mbarrier.init.shared::cta.b64 [$0], $1;", None, ("smem", "s32"), since=SM90)

@@ -29,10 +29,6 @@ class Thread(CopyingThread):
     __slots__ = ()
     smem_base = 0  # shared addresses start here
 
-    @property
-    def has_tma(self) -> bool:
-        return self.world.has_tma
-
     def fence(self, order: str, scope: str) -> None:
         """Order this thread's accesses; with the memory model "sc" they are in order anyway."""
         self.left -= 1

@@ -18,7 +18,7 @@ class World(Protocol):
     hooks: Any
     cpu: Any
     order: Any
-    has_tma: bool
+    compute_capability: tuple[int, int]
     has_changed: bool
     parks: int
     current: Any

@@ -13,6 +13,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401 - registers bfloat16 and float8_e4m3fn with NumPy
 import numpy as np
 
+from nbep.device.cards import has_bulk_copies, max_smem_bytes
 from nbep.device.jit import spec_of
 from nbep.device.kernels.shared_cells import shared_cells
 from nbep.device.protocols.peers import Bounds
@@ -255,7 +256,7 @@ class EmulatorRuntime(Runtime):
     mix_roles = False
     low_latency_threads = (3 * WARP, 3 * WARP)
     shares_current_stream = False
-    max_smem_bytes = 227 << 10  # as on sm_90 and sm_100
+
     array_kinds = "a NumPy array, a tensor of torch on the CPU"
 
     def __init__(self, world: World, rank: int):
@@ -287,7 +288,11 @@ class EmulatorRuntime(Runtime):
 
     @property
     def has_tma(self) -> bool:
-        return self.world.has_tma
+        return has_bulk_copies(self.world.compute_capability)
+
+    @property
+    def max_smem_bytes(self) -> int:  # type: ignore[override]
+        return max_smem_bytes(self.world.compute_capability)
 
     @property
     def space(self) -> Any:
@@ -389,7 +394,7 @@ class EmulatorRuntime(Runtime):
                 leaves[i] = mappings[-1].address
 
         flat = unflatten_args(kernel, leaves)
-        describe = shared_cells(spec.name, flat, block, self.world.has_tma)
+        describe = shared_cells(spec.name, flat, block, self.has_tma)
         together = Bounds in spec.hints.values()  # as on a GPU, where such a kernel is a cooperative launch
         launch = stream.stream.launch(kernel, flat, grid, block, smem_bytes, spec.name, describe, together)
         self._in_flight.append((launch, mappings))

@@ -32,8 +32,8 @@ from typing import Any, NamedTuple
 from cuda.bindings import driver as cu
 
 import nbep.device
-from nbep.device.jit import ComputeCapability, KernelSpec
-from nbep.device.primitives.tma import SM90
+from nbep.device.cards import SM90, ComputeCapability
+from nbep.device.jit import KernelSpec
 from nbep.device.protocols.peers import Bounds
 from nbep.device.types import Param, param_format
 from nbep.device.versions import IbgdaNetwork

@@ -19,10 +19,12 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver as cu
 
+from nbep.device.cards import has_bulk_copies
 from nbep.device.compile import load_kernels
 from nbep.device.jit import spec_of
-from nbep.device.primitives.tma import SM90
+from nbep.device.layout.low_latency import MAX_RANKS
 from nbep.device.protocols.copies import VEC_BYTES
+from nbep.device.protocols.staging import STAGE_STRIDE
 from nbep.device.types import flatten_args
 from nbep.host.target.base import (
     Array,
@@ -175,7 +177,7 @@ class CudaRuntime(Runtime):
 
     @property
     def has_tma(self) -> bool:
-        return self.device.compute_capability >= SM90
+        return has_bulk_copies(self.device.compute_capability)
 
     # Memory
 
@@ -355,7 +357,10 @@ class CudaRuntime(Runtime):
 
     @property
     def low_latency_threads(self) -> tuple[int, int]:  # type: ignore[override]
-        return (640, 512) if self.has_tma else (512, 384)
+        if self.has_tma:
+            return 640, 512
+        fit = (self.max_smem_bytes - 4 * MAX_RANKS) // STAGE_STRIDE  # warps of combine, beside its table
+        return 512, 32 * min(12, fit)
 
     @property
     def shares_current_stream(self) -> bool:  # type: ignore[override]
