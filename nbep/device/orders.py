@@ -70,10 +70,11 @@ def _steps(graph: Graph, nodes: frozenset[int]) -> dict[str, frozenset[int]]:
     }
 
 
-def only_in(ptx: str, other: str) -> list[str] | None:
+def only_in(ptx: str, other: str, *, may_return: bool = False) -> list[str] | None:
     """A shortest sequence of instructions with which a thread can begin in `ptx` and not in `other`; None if none is.
 
-    A return counts as an instruction where `other` cannot go on, either.
+    A return counts as an instruction. may_return: not where `other` goes on. numba-cuda returns where the step of a
+    `range` is 0; the other compiler does not.
     """
     graphs = flow_graph(ptx), flow_graph(other)
     first = _closed(graphs[0], {0}), _closed(graphs[1], {0})
@@ -84,8 +85,8 @@ def only_in(ptx: str, other: str) -> list[str] | None:
         steps, others = _steps(graphs[0], pair[0]), _steps(graphs[1], pair[1])
         for letter, after in sorted(steps.items()):
             if letter not in others:
-                if letter == "end" and others:
-                    continue  # numba-cuda returns, too, where a step of `range` is 0
+                if letter == "end" and may_return:
+                    continue
                 word = [letter]
                 while came_from[pair] is not None:
                     pair, letter = came_from[pair]

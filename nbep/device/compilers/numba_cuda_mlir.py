@@ -384,12 +384,21 @@ def to_ptx(text: str, spec: KernelSpec, cc: ComputeCapability) -> str:
 
 
 def _mark_convergent(text: str) -> str:
-    """Tell LLVM which inline PTX needs its lanes together: 0.6.0 has no way to say so of llvm.inline_asm."""
+    """Tell LLVM which inline PTX needs its lanes together: 0.6.0 has no way to say so of llvm.inline_asm.
+
+    Raises: LostOrder if what is not pure could be moved
+    """
+    ordered = {spec.ptx: spec for spec in jit.PRIMITIVES.values() if spec.effect != "pure" and spec.ptx}
     together = {spec.ptx for spec in jit.PRIMITIVES.values() if spec.effect == "converge" and spec.ptx}
     outside = {spec.symbol for spec in jit.EXTERNALS}
     lines = []
     for line in text.split("\n"):
         asm = re.search(r'call .* asm sideeffect "([^"]*)"', line)
+        loose = re.search(r'call .* asm "([^"]*)"', line)
+        if loose and loose[1] in ordered:
+            raise LostOrder(ordered[loose[1]].name)
+        if asm and "~{memory}" not in line:
+            raise LostOrder(ordered[asm[1]].name)
         called = re.search(r"call .*@([\w.$]+)\(", line)
         if (asm and asm[1] in together) or (called and (called[1] in outside or called[1].startswith("_Z"))):
             head, mark, tail = line.partition(", !")
@@ -398,6 +407,15 @@ def _mark_convergent(text: str) -> str:
             line = re.sub(r"\)( #\d+)? \{$", r")\1 convergent {", line)
         lines.append(line)
     return "\n".join(lines)
+
+
+class LostOrder(RuntimeError):
+    """numba-cuda-mlir has dropped what keeps a memory instruction in its place: the kernel is not run."""
+
+    def __init__(self, name: str):
+        super().__init__(
+            f"numba-cuda-mlir: {name} lost its side effect or its memory clobber; use NBEP_COMPILER=numba-cuda"
+        )
 
 
 def _compile(text: str, cc: ComputeCapability) -> str:
