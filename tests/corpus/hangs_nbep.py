@@ -482,8 +482,7 @@ BETWEEN_NODES = [
         (
             (
                 FORWARDER + "warp 1, lane 0) waits for rank 1: ",
-                "dispatch forwarder (kernel `internode_dispatch`, block ",
-                "waits for the forwarders of its own block",
+                "(kernel `internode_dispatch`, block 0, warp 3, lane 0) waits for the forwarders of its own block",
             ),
             (
                 "It polls `nvl_buffer` of rank 1: head[channel 0, src 0] (byte 4624), expects 2 or more and sees 0",

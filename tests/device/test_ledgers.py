@@ -141,6 +141,7 @@ def untrue() -> dict[str, list[str]]:
     return {path: list(found[path]) for path in sorted(found)}
 
 
+@pytest.mark.thorough
 def test_ledgers_have_the_cells_and_the_orders_of_their_files():
     """One test: others would have to do the runs again."""
     reached = {file for access in accesses() for file in access.files}

@@ -47,7 +47,7 @@ def test_tokens_of_many_ranks_reach_their_experts_and_return(num_ranks, options)
 
 @pytest.mark.parametrize(
     ("num_ranks", "options"),
-    both_parts([(32, Options())], thorough=[(32, DEDUPLICATE), (32, ALL_AT_ONCE), (64, Options())]),
+    both_parts([(16, Options())], thorough=[(32, Options()), (32, DEDUPLICATE), (32, ALL_AT_ONCE), (64, Options())]),
 )
 @pytest.mark.usefixtures("between_nodes")
 def test_the_same_between_nodes(num_ranks, options):
@@ -87,6 +87,7 @@ def test_any_number_of_ranks_a_node(num_nvl_peers):
     run(case, options, fn=trip)
 
 
+@pytest.mark.thorough
 def test_a_buffer_of_many_ranks_is_cleaned_and_goes_on_without_two():
     """What has cells, signals and masks of its own for each rank: 34 are more than a block's 32 threads."""
     num_ranks, masked = 34, (3, 33)

@@ -144,13 +144,13 @@ def send_sums(ctx, inputs):
     num_parts = ptx.u32_div(ctx.shape.hidden + COLUMNS - 1, COLUMNS)
     num_units = ctx.shape.num_ranks * ctx.shape.num_max_tokens * num_parts
     stage = ptx.smem_base() + sum_table_bytes(ctx.shape) + STAGE_STRIDE * ctx.warp
-    if ptx.block_idx() == 0 and ctx.warp == 0:
-        announce_parts(ctx, inputs, num_parts)
     if ctx.warp == 0:
         for peer in range(ctx.lane, ctx.shape.num_ranks, 32):
             ptx.st_shared_s32(ptx.smem_base() + 4 * peer, 0)
         wait_send_area(ctx)
     ptx.syncthreads()
+    if ptx.block_idx() == 0 and ctx.warp == ptx.block_dim() // 32 - 1:
+        announce_parts(ctx, inputs, num_parts)
     unit = ptx.block_idx() + ptx.grid_dim() * ctx.warp
     while unit < num_units:
         place, peer = local_and_rank(ctx.shape, unit)
