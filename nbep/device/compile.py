@@ -7,8 +7,9 @@ there that need no extra package. Those for buffers in the host's memory are com
 KERNEL-HostNetwork and KERNEL-HostPeers. With FILE they are those that it defines, and it is imported.
 
 Numba and NVVM make the PTX, nvJitLink assembles it and reports registers, spills and stack frame. Neither needs a card
-or a driver. A kernel whose network calls a library is linked with it; see `jit.LIBRARIES`. One process compiles for one
-compute capability. With nvdisasm, the machine code says how many loads are in flight, too.
+or a driver. With NBEP_COMPILER=mlir numba-cuda-mlir stands in for numba-cuda; see docs/compilers.md. A kernel whose
+network calls a library is linked with it; see `jit.LIBRARIES`. One process compiles for one compute capability.
+With nvdisasm, the machine code says how many loads are in flight, too.
 """
 
 from __future__ import annotations
@@ -21,20 +22,18 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
+from . import compilers
 from .cards import LOWEST_CC
 from .diagnosis import explain
 from .jit import KERNELS, ComputeCapability, KernelSpec, LinkInput, over, spec_of
-from .loops import keep_loops
 from .machine_code import disassemble, loads_in_flight
-from .sizes import assume_sizes
 from .terminal import STDOUT, add_json, progress, write_json
-from .types import Param, flatten_params, param_type
+from .types import Param, flatten_params
 
 HOST_MEMORY = {  # the kernels that have versions for buffers in the host's memory, and the parameter that says so
     "notify_dispatch": "peers",
@@ -159,7 +158,8 @@ def compile_kernel(
              lineinfo  keep source lines for profilers
     Raises:  KeyError or TypeError if there is no such kernel; TypeError for a parameter that is annotated with none of
              nbep.device.types; CompileError if it does not compile;
-             RuntimeError if this process has compiled for another compute capability
+             RuntimeError if this process has compiled for another compute capability; ValueError if NBEP_COMPILER
+             names no compiler
     """
     spec = find_kernel(kernel)
     ptx = compile_to_ptx(spec, cc, lineinfo=lineinfo)
@@ -170,35 +170,15 @@ def compile_kernel(
 
 def compile_to_ptx(spec: KernelSpec, cc: ComputeCapability, *, lineinfo: bool = False) -> str:
     """The PTX of one kernel; its entry is called spec.entry_name. Raises as compile_kernel."""
-    from numba.cuda import compiler, types
-
-    from .lowering import mark_convergent, register
-
     flatten_params(spec.function)  # refuses annotations that are none
-    signature = types.void(*(_numba_type(hint) for hint in spec.hints.values()))
-    with compiler.global_compiler_lock, _stand_in_device(cc):
-        register(cc)
+    compiler = compilers.chosen()
+    with compiler.lock():
+        compiler.register(cc)
         try:
-            library, _ = compiler._compile_pyfunc_with_fixup(
-                spec.function,
-                signature,
-                device=False,
-                cc=cc,
-                abi="numba",
-                lineinfo=lineinfo,
-                launch_bounds=(spec.threads_on(cc), spec.min_blocks),
-            )
-        except Exception as error:  # Numba's own errors, and those of what it does not expect
+            lowered = compiler.lower(spec, cc, lineinfo)
+        except Exception as error:  # the compiler's own errors, and those of what it does not expect
             raise CompileError(f"{spec.name} for {arch_name(cc)}: {explain(error, spec.function)}") from error
-        mark_convergent(library.modules)
-        kernel, *others = map(str, library.modules)
-        if spec.is_own:
-            kernel = assume_sizes(kernel, spec.params)
-        library._llvm_strs = [keep_loops(module) for module in (kernel, *others)]
-        (ptx,) = library.get_asm_strs(cc=cc)
-    ptx = ptx.replace(library._entry_name, spec.entry_name)
-    # Numba declares one environment pointer for each function for the sake of its CPU target; no instruction uses them.
-    return re.sub(r"^\.common \.global \S+ \d+ \.u64 _ZN08NumbaEnv\w+;\n", "", ptx, flags=re.MULTILINE)
+        return compiler.to_ptx(lowered, spec, cc)
 
 
 def assemble(
@@ -303,32 +283,6 @@ def kernels_of(path: Path) -> dict[str, KernelSpec]:
     module_spec.loader.exec_module(module)
     specs = [getattr(value, "kernel_spec", None) for value in vars(module).values()]
     return {spec.name: spec for spec in specs if spec is not None and spec.function.__module__ == name}
-
-
-def _numba_type(hint: Any):
-    from numba.cuda import types
-
-    leaf = param_type(hint)
-    if leaf is not None:
-        return {"q": types.int64, "i": types.int32, "f": types.float32}[leaf.code]
-    fields = get_type_hints(hint, include_extras=True)
-    return types.BaseTuple.from_types([_numba_type(field) for field in fields.values()], hint)
-
-
-@contextmanager
-def _stand_in_device(cc: ComputeCapability) -> Iterator[None]:
-    """While a kernel compiles, Numba takes `cc` for the current device's, whether or not there is one."""
-    from numba.cuda import dispatcher
-
-    class Device:
-        compute_capability = cc
-
-    real = dispatcher.get_current_device
-    dispatcher.get_current_device = Device
-    try:
-        yield
-    finally:
-        dispatcher.get_current_device = real
 
 
 ORDERED = re.compile(

@@ -33,7 +33,7 @@ CAUSES = tuple(
         (r"return_dynamic_user_exc|Exception matching", "a kernel can neither raise nor catch exceptions; see trap()"),
     )
 )
-# As types_error of nbep.device.lowering and Numba's reports write them; the first is the innermost one.
+# As nbep.device.compilers.kinds and Numba's reports write them; the first is the innermost one.
 PLACE = re.compile(
     r"\(at (?P<path>.+):(?P<line>\d+)\)$|^\s*File \"(?P<file>[^\"]+)\", line (?P<number>\d+)", re.MULTILINE
 )

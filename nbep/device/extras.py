@@ -8,6 +8,7 @@ EXTRAS = {
     "numba": "cuda",
     "numba_cuda": "cuda",
     "mpi4py": "mpi",
+    "numba_cuda_mlir": "mlir",
     "nvshmem": "nvshmem",
     "torch": "torch",
 }

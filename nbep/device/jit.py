@@ -6,8 +6,8 @@
     @external         a function of a library that a kernel is linked with
     @kernel           an entry point
 
-A recorded function stays a plain Python function, which the emulator calls. Numba is imported by
-`nbep.device.lowering`, and only when something is compiled.
+A recorded function stays a plain Python function, which the emulator calls. A compiler is imported by
+`nbep.device.compilers`, and only when something is compiled.
 
 A kernel's spec belongs to its function: two kernels may have the same name, and one that is defined again, as a cell of
 a notebook is, is another kernel. Only nbep's own have names that mean something, in KERNELS.
@@ -42,7 +42,7 @@ class PrimitiveSpec:
                 "pure"      depends on its arguments alone: may be merged or moved
     since       lowest compute capability that has the instruction
     below       function that stands in for it on older cards; None traps there
-    emit        LLVM instructions instead of PTX: emit(builder, *values) -> value
+    emit        what it is instead of PTX: same, udiv, urem or dynamic_shared; a compiler says how
     symbol      a function of a library instead of PTX, by its name; see `external`
     constant    constant(compute_capability) -> bool: known when compiling
 
@@ -57,13 +57,16 @@ class PrimitiveSpec:
     effect: str = "memory"
     since: ComputeCapability = (0, 0)
     below: Callable | None = None
-    emit: Callable | None = None
+    emit: str = ""
     symbol: str = ""
     constant: Callable[[ComputeCapability], bool] | None = None
 
     @property
     def name(self) -> str:
         return self.function.__name__
+
+
+TRAP = PrimitiveSpec(lambda: None, "trap;")  # what a card gets for a primitive that it lacks
 
 
 class LinkInput(NamedTuple):

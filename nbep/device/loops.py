@@ -9,7 +9,7 @@ A loop is told apart by its back edge: a branch to a block that stands before it
 
 import re
 
-LABEL = re.compile(r'^"?([-\w.$]+)"?:')
+LABEL = re.compile(r'^(?:; <label>:)?"?([-\w.$]+)"?:')  # LLVM 7 writes the second form where a block has no name
 TARGET = re.compile(r'label %"?([-\w.$]+)"?')
 NODE = re.compile(r"^!(\d+) = ", re.MULTILINE)
 

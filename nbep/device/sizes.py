@@ -12,7 +12,9 @@ from collections.abc import Sequence
 
 from .types import Param
 
-ARGUMENT = re.compile(r'(i32|i64|float) (%"[^"]+")')
+# One compiler names the parameters and the first block, the other one does not.
+KERNEL = re.compile(r"^define (?:ptx_kernel )?void [^(]*\(([^)]*\))[^{]*\{\n(?:entry:\n)?", re.MULTILINE)
+ARGUMENT = re.compile(r'\b(i32|i64|float)(?: (%"[^"]+"|%\d+))?(?=[,)])')
 
 
 def is_size(param: Param) -> bool:
@@ -25,8 +27,8 @@ def assume_sizes(llvm_ir: str, params: Sequence[Param]) -> str:
 
     Raises: ValueError if the kernel has other parameters
     """
-    (first,) = re.finditer(r"^define void .*$", llvm_ir, re.MULTILINE)
-    arguments = ARGUMENT.findall(first[0])
+    (first,) = KERNEL.finditer(llvm_ir)
+    arguments = [(kind, name or f"%{i}") for i, (kind, name) in enumerate(ARGUMENT.findall(first[1]))]
     if len(arguments) != len(params):
         raise ValueError(f"a kernel of {len(params)} parameters has {len(arguments)} in LLVM")
     lines = []
@@ -36,5 +38,5 @@ def assume_sizes(llvm_ir: str, params: Sequence[Param]) -> str:
             lines.append(f'  call void @llvm.assume(i1 %"size.{i}")')
     if not lines:
         return llvm_ir
-    begin = llvm_ir.index("\nentry:\n", first.end()) + len("\nentry:\n")
+    begin = first.end()
     return "\n".join([llvm_ir[:begin] + lines[0], *lines[1:], llvm_ir[begin:], "declare void @llvm.assume(i1)\n"])

@@ -11,37 +11,37 @@ import numpy as np
 from ..jit import primitive
 
 
-@primitive("", "s32", "s32", emit=lambda builder, x: x, effect="pure")
+@primitive("", "s32", "s32", emit="same", effect="pure")
 def s32(x):
     """Wrap to -2**31 .. 2**31 - 1."""
     return ((int(x) + 0x80000000) & 0xFFFFFFFF) - 0x80000000
 
 
-@primitive("", "u32", "u32", emit=lambda builder, x: x, effect="pure")
+@primitive("", "u32", "u32", emit="same", effect="pure")
 def u32(x):
     """Wrap to 0 .. 2**32 - 1."""
     return int(x) & 0xFFFFFFFF
 
 
-@primitive("", "s64", "s64", emit=lambda builder, x: x, effect="pure")
+@primitive("", "s64", "s64", emit="same", effect="pure")
 def s64(x):
     """Wrap to -2**63 .. 2**63 - 1."""
     return ((int(x) + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63)
 
 
-@primitive("", "f32", "any", emit=lambda builder, x: x, effect="pure")
+@primitive("", "f32", "any", emit="same", effect="pure")
 def f32(x):
     """An int or float as float32, rounded to nearest even."""
     return np.float32(x)
 
 
-@primitive("", "u32", ("u32", "u32"), emit=lambda builder, a, b: builder.udiv(a, b), effect="pure")
+@primitive("", "u32", ("u32", "u32"), emit="udiv", effect="pure")
 def u32_div(a, b):
     """a // b for 0 <= a, b < 2**32 and b > 0: one third of the instructions of a 64-bit division."""
     return a // b
 
 
-@primitive("", "u32", ("u32", "u32"), emit=lambda builder, a, b: builder.urem(a, b), effect="pure")
+@primitive("", "u32", ("u32", "u32"), emit="urem", effect="pure")
 def u32_mod(a, b):
     """a % b for 0 <= a, b < 2**32 and b > 0."""
     return a % b

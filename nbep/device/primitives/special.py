@@ -92,13 +92,7 @@ def wait_expired(deadline_ns):
     return current_thread().spin(deadline_ns)
 
 
-def _emit_smem_base(builder, *_):
-    from ..lowering import dynamic_shared_address
-
-    return dynamic_shared_address(builder)
-
-
-@primitive("", "u32", emit=_emit_smem_base, effect="pure")
+@primitive("", "u32", emit="dynamic_shared", effect="pure")
 def smem_base():
     """Address of the block's dynamic shared memory, 1024-byte aligned; 0 on the emulator."""
     return 0

@@ -1,6 +1,6 @@
 """Kernels, ready to launch: compiled or read from the cache once, loaded once, their parameter blocks packed in place.
 
- first process    source --numba, NVVM, nvJitLink--> cubin --> cache --> module
+ first process    source --Numba, NVVM, nvJitLink--> cubin --> cache --> module
  later processes                                     cache ------------> module        (numba is not imported)
 
 Only nbep's own kernels are kept on disk. They call nothing outside of nbep/device, so the sources there say whether a
@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 from cuda.bindings import driver as cu
 
 import nbep.device
+from nbep.device import compilers
 from nbep.device.cards import SM90, ComputeCapability
 from nbep.device.jit import KernelSpec
 from nbep.device.protocols.peers import Bounds
@@ -49,8 +50,6 @@ def cache_folder() -> Path:
 
 
 COMPILED_BY = (
-    "numba",
-    "numba-cuda",
     "nvidia-nvjitlink",
     "nvidia-cuda-nvcc",
     "nvidia-cuda-nvrtc",
@@ -67,7 +66,7 @@ def source_key() -> str:
     folder = Path(nbep.device.__file__).parent
     for path in sorted(folder.rglob("*.py")):
         digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
-    for package in COMPILED_BY:
+    for package in (*compilers.PACKAGES[compilers.chosen_name()], *COMPILED_BY):
         try:
             digest.update(f"{package} {metadata.version(package)}\n".encode())
         except metadata.PackageNotFoundError:
