@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .stream import Launch
+from typing import Any, Protocol
 
 UNLIMITED = sys.maxsize
+
+
+class Launch(Protocol):
+    """What is known here of one: see `stream`."""
+
+    world: Any
+    grid: int
+    blocks: list
+    starts_together: bool
+
+    def start_block(self) -> None: ...
 
 
 class Sms:
@@ -22,7 +30,7 @@ class Sms:
     def __init__(self, number: int = UNLIMITED):
         self.number = number
         self.held = 0
-        self.waiting: deque[Launch] = deque()  # launches with blocks that have not started
+        self.waiting: deque[Any] = deque()  # launches with blocks that have not started
 
     def start(self, launch: Launch) -> None:
         """Start the blocks of a launch, or have them wait."""
