@@ -47,7 +47,10 @@ SHOWN = (
     "low_latency_combine",
     "low_latency_combine-DeduplicatedShape",
 )
-CASES = [(name, "sm_90") for name in SHOWN] + [(name, arch) for name in SMALL for arch in ("sm_80", "sm_100")]
+CASES = [
+    *((name, arch) for name in SMALL for arch in ("sm_80", "sm_90", "sm_100")),
+    *(pytest.param(name, "sm_90", marks=pytest.mark.long) for name in SHOWN if name not in SMALL),
+]
 INSTRUCTION = re.compile(r"\b(?:(?:ld|st|atom|red)\.(?!param|local)|fence\.|bar\.|mbarrier\.|cp\.async)[\w.:]+")
 
 
