@@ -15,9 +15,12 @@ from .machine.stream import Stream
 from .machine.thread import Thread
 from .models.checked import CheckedThread
 from .models.delayed import DelayedThread
+from .models.every import EveryThread
 from .models.history import History
 from .models.host import CheckedHost
+from .schedule.every import Every
 from .schedule.scheduler import Scheduler
+from .schedule.strategies import Strategy
 from .tracing import hooks, traced
 
 ReadReport = Callable[[Thread, FrameType], Any]
@@ -66,7 +69,7 @@ class Run(Scheduler):
         local_rank: int | None = None,
         tracer: Any = None,
         has_tma: bool = True,
-        strategy: str = "uniform",
+        strategy: str | Strategy = "uniform",
         on_failure: Callable[[BaseException], object] | None = None,
     ):
         super().__init__(seed, on_deadlock, strategy, on_failure)
@@ -91,6 +94,10 @@ class Run(Scheduler):
         self.read_report: ReadReport | None = None  # what a frame of a thread tells the host; see `reports.expected`
         self.cpu: Cpu = CheckedHost(self) if memory_model == "checked" else Cpu()
         thread_class = self.thread_classes[memory_model]
+        if isinstance(self.strategy, Every):
+            if memory_model != "checked":
+                raise ValueError(f"memory_model: got {memory_model!r} with every schedule; must be 'checked'")
+            thread_class = EveryThread
         self.thread_class = thread_class if tracer is None else traced(thread_class)
         local = range(num_ranks) if local_rank is None else [local_rank]
         self.ranks = {rank: RankContext(self, rank) for rank in local}
