@@ -27,9 +27,12 @@ class EveryThread(CheckedThread):
     pending: the access that it stands before
     clock: the steps that come before its next one
     polled_here: its loads since the last turn of a loop: step, access, the frames that led there
+    does_more: whether a weak access has come after the last of them
+    awaited: whether its last poll has failed and was no step
+    woken_at: the step that has woken it since
     """
 
-    __slots__ = ("who", "pending", "clock", "polled_here")
+    __slots__ = ("who", "pending", "clock", "polled_here", "does_more", "awaited", "woken_at")
 
     def __init__(self, block: Any, thread_idx: int, warp: Any, hub: Any):
         super().__init__(block, thread_idx, warp, hub)
@@ -43,6 +46,9 @@ class EveryThread(CheckedThread):
                 join(self.clock, thread.clock)
         earlier.append(self)
         self.polled_here: list[tuple[int, Access, Clock, list[tuple[FrameType, int]]]] = []
+        self.does_more = False
+        self.awaited = False
+        self.woken_at: int | None = None
 
     @property
     def meetings(self) -> dict[Any, Clock]:
@@ -54,8 +60,7 @@ class EveryThread(CheckedThread):
         access = Access(words, is_store)
         tree = self.world.strategy.tree
         self.left = ALONE
-        if tree.probing == self.who:
-            return
+        self.does_more = False
         self.pending = access
         self.runnable.append(self)
         self.park()
@@ -64,7 +69,8 @@ class EveryThread(CheckedThread):
         clock = dict(self.clock)
         if tree.probing == self.who:
             return
-        at = tree.step(self.who, access, self.clock)
+        at = tree.step(self.who, access, self.clock, self.woken_at)
+        self.woken_at = None
         if not is_store:
             self.polled_here.append((at, access, clock, frames_above(sys._getframe(2))))
             del self.polled_here[:-MAX_POLLED]
@@ -79,12 +85,16 @@ class EveryThread(CheckedThread):
     def load(self, address: int, kind: str, order: str, scope: str) -> Any:
         if order not in WEAK:
             self.stand_global(address, kind, False)
+        else:
+            self.does_more = True
         self.left = ALONE
         return super().load(address, kind, order, scope)
 
     def store(self, address: int, kind: str, value: Any, order: str, scope: str) -> None:
         if order not in WEAK:
             self.stand_global(address, kind, True)
+        else:
+            self.does_more = True
         self.left = ALONE
         super().store(address, kind, value, order, scope)
 
@@ -97,12 +107,16 @@ class EveryThread(CheckedThread):
     def load_shared(self, address: int, kind: str, order: str) -> Any:
         if order not in WEAK:
             self.stand_shared(address, kind, False)
+        else:
+            self.does_more = True
         self.left = ALONE
         return super().load_shared(address, kind, order)
 
     def store_shared(self, address: int, kind: str, value: Any, order: str) -> None:
         if order not in WEAK:
             self.stand_shared(address, kind, True)
+        else:
+            self.does_more = True
         self.left = ALONE
         super().store_shared(address, kind, value, order)
 
@@ -111,30 +125,36 @@ class EveryThread(CheckedThread):
         return super().atomic_shared(op, address, kind, operand, order, compare)
 
     def spin(self, deadline_ns: int) -> bool:
-        """A turn of a loop that polls: its loads in the loop have failed."""
+        """A turn of a loop that polls. If it is one load and nothing else, it is no step.
+
+        A turn that loads two cells is steps: one may change between the loads of both.
+        """
         self.left = ALONE
         here = frames_above(sys._getframe(1))
         failed = [poll[:3] for poll in self.polled_here if is_in_loop(poll[3], here)]
         tree = self.world.strategy.tree
-        for at, access, clock in reversed(failed):
-            if tree.fail(self.who, at, access):
-                self.clock = clock
-            else:
-                tree.forget(at, access)
-        self.polled_here = []
+        self.awaited = False
         if tree.probing == self.who:
             tree.probing = None
+            self.awaited = True
+        elif len(failed) == 1 and not self.does_more:
+            at, access, clock = failed[0]
+            if tree.fail(self.who, at, access):
+                self.clock = clock
+                self.awaited = True
+        self.polled_here = []
         return super().spin(deadline_ns)
 
     def unwatch(self) -> None:
         waker = self.world.current
-        if isinstance(waker, EveryThread):
-            join(self.clock, waker.clock)
+        if self.awaited and isinstance(waker, EveryThread):
+            self.woken_at = waker.clock.get(waker.who)
         super().unwatch()
 
     # Whoever leaves a meeting comes behind all that came there.
 
     def arrive(self, barrier_id: int, num_threads: int, wait: bool, predicate: bool = True) -> Any:
+        self.does_more = True
         barrier = super().arrive(barrier_id, num_threads, wait, predicate)
         join(self.meetings.setdefault(barrier, {}), self.clock)
         return barrier
@@ -145,6 +165,7 @@ class EveryThread(CheckedThread):
         return barrier
 
     def converge(self, name: str, mask: int, value: Any, site: Any) -> Any:
+        self.does_more = True
         collective = super().converge(name, mask, value, site)
         join(self.meetings.setdefault(collective, {}), self.clock)
         return collective

@@ -182,8 +182,11 @@ class Tree:
             return min(waiting)  # it looks once more before a deadlock is reported
         raise Redundant
 
-    def step(self, who: Who, access: Access, clock: Clock) -> int:
-        """The one who was chosen makes its access. Returns the number of the step."""
+    def step(self, who: Who, access: Access, clock: Clock, woken_at: int | None = None) -> int:
+        """The one who was chosen makes its access. Returns the number of the step.
+
+        woken_at: the step without which it would still be parked before this very access
+        """
         depth = len(self.steps)
         choice = self.choices[depth]
         choice.done.add(who)
@@ -195,7 +198,8 @@ class Tree:
         before = {self.stores[word] for word in access.words if word in self.stores}
         if access.is_store:
             before.update(*(self.loads.get(word, ()) for word in access.words))
-        races = [at for at in before if self.steps[at].who != who and clock.get(self.steps[at].who, -1) < at]
+        last = {at for at in before if not any(other != at and self._comes_before(at, other) for other in before)}
+        races = [at for at in last if at != woken_at and clock.get(self.steps[at].who, -1) < at]
         for at in before:
             join(clock, self.steps[at].clock)
         clock[who] = depth
@@ -215,7 +219,8 @@ class Tree:
         if depth != len(self.steps) - 1:
             return False
         self.steps.pop()
-        self.forget(depth, access)
+        for word in access.words:  # who stores there later need not come first
+            self.loads[word].remove(depth)
         choice = self.choices[depth]
         choice.done.discard(who)
         choice.wanted.discard(who)
@@ -227,28 +232,22 @@ class Tree:
         choice.chosen = None if choice.chosen == who else choice.chosen
         return True
 
-    def forget(self, depth: int, access: Access) -> None:
-        """A load was that of a poll that failed: who stores there later need not come first."""
-        for word in access.words:
-            if depth in self.loads.get(word, ()):
-                self.loads[word].remove(depth)
-
     def _reverse(self, at: int) -> None:
         """Have the last step come before an earlier one, in some run: one of those who can begin what leads there."""
-        who = self.steps[at].who
-        later = [j for j in range(at + 1, len(self.steps)) if self.steps[j].clock.get(who, -1) < at]
+        last = len(self.steps) - 1
+        later = [j for j in range(at + 1, last) if not self._comes_before(at, j)] + [last]
         first: set[Who] = set()
-        seen: list[int] = []
-        for j in later:
-            mine, clock = self.steps[j]
-            if all(self.steps[k].who != mine and clock.get(self.steps[k].who, -1) < k for k in seen):
-                first.add(mine)
-            seen.append(j)
+        for n, j in enumerate(later):
+            if not any(self._comes_before(k, j) for k in later[:n]):
+                first.add(self.steps[j].who)
         choice = self.choices[at]
-        if first & choice.wanted:
-            return
-        can = first & choice.waiting.keys()
-        choice.wanted |= {min(can)} if can else choice.waiting.keys() - set(choice.failed)
+        if not first <= choice.waiting.keys():  # something else than an access has let one of them come there
+            choice.wanted |= choice.waiting.keys() - set(choice.failed)
+        elif not first & (choice.wanted | choice.asleep.keys()):
+            choice.wanted.add(min(first))
+
+    def _comes_before(self, at: int, later: int) -> bool:
+        return self.steps[later].clock.get(self.steps[at].who, -1) >= at
 
 
 def join(clock: Clock, other: Clock) -> None:
