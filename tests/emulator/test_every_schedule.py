@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from nbep.emulator import DeadlockError, World, current_thread
+from nbep.emulator import DataRace, DeadlockError, World, current_thread
 from nbep.emulator.schedule.every import Every, Redundant, Tree
 
 NEVER_NS = 1 << 62
@@ -65,12 +65,14 @@ def draw(seed, polls):
     """Threads, each a list of accesses, and the number of cells."""
     draws = random.Random(seed)
     num_threads, num_cells = draws.choice((2, 2, 3)), draws.choice((1, 2, 2))
-    names = ["load", "store", "add"] + list(polls)
+    names = ["load", "store", "add", *polls]
     most = 4 if num_threads == 2 else 3
-    return [
-        [(draws.choice(names), draws.randrange(num_cells), draws.randrange(1, 3)) for _ in range(draws.randint(2, most))]
-        for _ in range(num_threads)
-    ], num_cells
+    lengths = [draws.randint(2, most) for _ in range(num_threads)]
+    threads = [
+        [(draws.choice(names), draws.randrange(num_cells), draws.randrange(1, 3)) for _ in range(length)]
+        for length in lengths
+    ]
+    return threads, num_cells
 
 
 def interleavings(threads, num_cells):
@@ -83,7 +85,7 @@ def interleavings(threads, num_cells):
         for i in range(len(threads)):
             for after in step_of(threads[i], cells, states[i]):
                 new_cells, state = after
-                new = (new_cells, states[:i] + (state,) + states[i + 1 :])
+                new = (new_cells, (*states[:i], state, *states[i + 1 :]))
                 is_stuck = False
                 if new not in seen:
                     seen.add(new)
@@ -102,7 +104,7 @@ def step_of(thread, cells, state):
     name, cell, number = thread[at]
     value, other = cells[cell], (cell + 1) % len(cells)
     stored = {"store": number, "add": value + number}.get(name, value)
-    after = cells[:cell] + (stored,) + cells[cell + 1 :]
+    after = (*cells[:cell], stored, *cells[cell + 1 :])
     if name == "poll":
         return ((cells, (at + 1, None, (*reads, number))),) if value == number else ()
     if name == "poll_either":
@@ -165,3 +167,71 @@ POLLS = [(), ("poll",), ("poll", "poll_either"), ("poll_either",)]
 def test_outcomes_are_those_of_all_interleavings(polls):
     for seed in range(15):
         compare(seed, polls)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("polls", POLLS, ids=lambda polls: "-".join(polls) or "none")
+def test_outcomes_of_more_programs(polls):
+    for seed in range(15, 100):
+        compare(seed, polls)
+
+
+def take_tickets(each, bad=None):
+    """Two ranks take tickets from one cell. Returns a program that gives the order in which they got them."""
+
+    def program(strategy):
+        order = {}
+
+        def thread(t, number, cells):
+            for _ in range(each):
+                order[int(t.atomic("add", cells[0], "s32", 1, "relaxed", "sys"))] = number
+
+        run_threads(2, 1, thread, strategy, num_ranks=2)
+        owners = tuple(order[ticket] for ticket in range(2 * each))
+        assert owners != bad
+        return owners
+
+    return program
+
+
+def test_each_order_of_tickets_comes_once():
+    tree, orders = run_all(take_tickets(3))
+    assert (tree.schedules, tree.redundant, len(orders)) == (20, 0, 20)
+
+
+@pytest.mark.thorough
+def test_all_924_orders_of_six_tickets_each():
+    tree, orders = run_all(take_tickets(6))
+    assert (tree.schedules, tree.redundant, len(orders)) == (924, 0, 924)
+
+
+def test_a_wrong_order_of_tickets_is_found():
+    with pytest.raises(AssertionError):
+        run_all(take_tickets(3, bad=(1, 0, 0, 1, 1, 0)))
+
+
+def send_message(order):
+    def program(strategy):
+        def thread(t, number, cells):
+            data, flag = cells
+            if number == 0:
+                t.store(data, "s32", 42, "weak", "sys")
+                t.store(flag, "s32", 1, order, "sys")
+            else:
+                while t.load(flag, "s32", "acquire", "sys") == 0:
+                    t.spin(NEVER_NS)
+                assert t.load(data, "s32", "weak", "sys") == 42
+
+        return run_threads(2, 2, thread, strategy)
+
+    return program
+
+
+def test_a_message_needs_one_schedule():
+    tree, _ = run_all(send_message("release"))
+    assert (tree.schedules, tree.redundant) == (1, 0)
+
+
+def test_a_relaxed_flag_is_a_race():
+    with pytest.raises(DataRace):
+        run_all(send_message("relaxed"))

@@ -27,7 +27,7 @@ class EveryThread(CheckedThread):
     pending: the access that it stands before
     clock: the steps that come before its next one
     polled_here: its loads since the last turn of a loop: step, access, the frames that led there
-    does_more: whether a weak access has come after the last of them
+    does_more: whether a weak store or a meeting has come after the last of them
     awaited: whether its last poll has failed and was no step
     woken_at: the step that has woken it since
     """
@@ -60,6 +60,8 @@ class EveryThread(CheckedThread):
         access = Access(words, is_store)
         tree = self.world.strategy.tree
         self.left = ALONE
+        if tree.probing == self.who:
+            return
         self.does_more = False
         self.pending = access
         self.runnable.append(self)
@@ -85,8 +87,6 @@ class EveryThread(CheckedThread):
     def load(self, address: int, kind: str, order: str, scope: str) -> Any:
         if order not in WEAK:
             self.stand_global(address, kind, False)
-        else:
-            self.does_more = True
         self.left = ALONE
         return super().load(address, kind, order, scope)
 
@@ -107,8 +107,6 @@ class EveryThread(CheckedThread):
     def load_shared(self, address: int, kind: str, order: str) -> Any:
         if order not in WEAK:
             self.stand_shared(address, kind, False)
-        else:
-            self.does_more = True
         self.left = ALONE
         return super().load_shared(address, kind, order)
 
@@ -125,9 +123,9 @@ class EveryThread(CheckedThread):
         return super().atomic_shared(op, address, kind, operand, order, compare)
 
     def spin(self, deadline_ns: int) -> bool:
-        """A turn of a loop that polls. If it is one load and nothing else, it is no step.
+        """A turn of a loop that polls. If it looks at one cell, its loads are no steps.
 
-        A turn that loads two cells is steps: one may change between the loads of both.
+        A turn that loads two cells that change is steps: one may change between the loads of both.
         """
         self.left = ALONE
         here = frames_above(sys._getframe(1))
@@ -137,11 +135,11 @@ class EveryThread(CheckedThread):
         if tree.probing == self.who:
             tree.probing = None
             self.awaited = True
-        elif len(failed) == 1 and not self.does_more:
-            at, access, clock = failed[0]
-            if tree.fail(self.who, at, access):
-                self.clock = clock
-                self.awaited = True
+        elif failed and not self.does_more and tree.is_await([access for _, access, _ in failed], is_nested(here)):
+            for at, access, clock in reversed(failed):
+                if tree.fail(self.who, at, access):
+                    self.clock = clock
+                    self.awaited = True
         self.polled_here = []
         return super().spin(deadline_ns)
 
@@ -206,16 +204,30 @@ def position_of(code: CodeType, at: int) -> tuple:
     return positions(code)[at // 2]
 
 
+def is_nested(turn: list[tuple[FrameType, int]]) -> bool:
+    """Whether the loop of a turn may have been entered before in the same frame: old loads look like its own."""
+    for frame, at in reversed(turn):
+        if loops := loops_around(frame.f_code, at):
+            return len({begin for begin, _ in loops}) > 1
+    return False
+
+
 @cache
-def innermost(code: CodeType, at: int) -> frozenset[tuple]:
-    """Where the instructions of the innermost loop come from that holds one of them; nothing if no loop does."""
-    loops = [
+def loops_around(code: CodeType, at: int) -> list[tuple[int, int]]:
+    """The loops that hold an instruction: the offsets of their first and last ones."""
+    return [
         (instruction.argval, instruction.offset)
         for instruction in dis.get_instructions(code)
         if "JUMP" in instruction.opname
         and isinstance(instruction.argval, int)
         and instruction.argval <= at <= instruction.offset
     ]
+
+
+@cache
+def innermost(code: CodeType, at: int) -> frozenset[tuple]:
+    """Where the instructions of the innermost loop come from that holds one of them; nothing if no loop does."""
+    loops = loops_around(code, at)
     if not loops:
         return frozenset()
     begin, end = min(loops, key=lambda loop: loop[1] - loop[0])

@@ -13,8 +13,8 @@ until the cell changes, and the store that wakes it comes before it.
         ... one run, with Every(tree) as its strategy
         tree.end()
 
-Source: Abdulla, Aronis, Jonsson, Sagonas, "Optimal Dynamic Partial Order Reduction", POPL 2014 (source sets); Godefroid,
-"Partial-Order Methods for the Verification of Concurrent Systems", 1996 (sleep sets)
+Source: Abdulla, Aronis, Jonsson, Sagonas, "Optimal Dynamic Partial Order Reduction", POPL 2014 (source sets);
+Godefroid, "Partial-Order Methods for the Verification of Concurrent Systems", 1996 (sleep sets)
 """
 
 from __future__ import annotations
@@ -95,6 +95,9 @@ class Tree:
         self.is_whole = False
         self._replayed = list(picks)
         self._planned = 0
+        # Words that nobody has stored to, and that polls look at besides; and those that turned out to change.
+        self._constant: set[tuple[Any, int]] = set()
+        self._changing: set[tuple[Any, int]] = set()
 
     # --- runs -----------------------------------------------------------------------------------------------------
 
@@ -115,6 +118,11 @@ class Tree:
 
     def end(self, is_redundant: bool = False) -> None:
         """The run is over: choose where the next one leaves it."""
+        if self._constant & self._changing:  # what was left out for that is needed: from the beginning
+            self._constant.clear()
+            self.choices.clear()
+            self.schedules = self.redundant = 0
+            return
         self.redundant += is_redundant
         self.schedules += not is_redundant
         while self.choices:
@@ -206,6 +214,8 @@ class Tree:
         self.steps.append(Step(who, dict(clock)))
         for at in races:
             self._reverse(at)
+        if access.is_store:
+            self._changing |= access.words
         for word in access.words:
             if access.is_store:
                 self.stores[word] = depth
@@ -213,6 +223,20 @@ class Tree:
             else:
                 self.loads.setdefault(word, []).append(depth)
         return depth
+
+    def is_await(self, loads: list[Access], is_nested: bool) -> bool:
+        """Whether a turn of a loop looks at one cell only, besides cells that nobody stores to.
+
+        is_nested: the loads may be those of earlier waits, too
+        """
+        if is_nested and len(loads) > 1:
+            return False
+        cell = loads[-1].words
+        others = {word for load in loads for word in load.words - cell}
+        if others & self._changing:
+            return False
+        self._constant |= others
+        return True
 
     def fail(self, who: Who, depth: int, access: Access) -> bool:
         """A step was a poll that failed: it is none. False if others have gone on since."""
