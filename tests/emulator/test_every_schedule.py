@@ -235,3 +235,27 @@ def test_a_message_needs_one_schedule():
 def test_a_relaxed_flag_is_a_race():
     with pytest.raises(DataRace):
         run_all(send_message("relaxed"))
+
+
+def test_a_poll_that_fails_tells_nothing():
+    """Who waits for 2 may miss the release of 1: its look at that is no part of the orders gone through."""
+
+    def program(strategy):
+        def thread(t, number, cells):
+            data, flag = cells
+            if number == 0:
+                t.store(data, "s32", 42, "weak", "sys")
+                t.store(flag, "s32", 1, "release", "sys")
+            elif number == 1:
+                while t.load(flag, "s32", "relaxed", "sys") != 1:
+                    t.spin(NEVER_NS)
+                t.store(flag, "s32", 2, "relaxed", "sys")
+            else:
+                while t.load(flag, "s32", "acquire", "sys") != 2:
+                    t.spin(NEVER_NS)
+                t.load(data, "s32", "weak", "sys")
+
+        return run_threads(3, 2, thread, strategy)
+
+    with pytest.raises(DataRace):
+        run_all(program)

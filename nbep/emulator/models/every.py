@@ -28,11 +28,12 @@ class EveryThread(CheckedThread):
     clock: the steps that come before its next one
     polled_here: its loads since the last turn of a loop: step, access, the frames that led there
     does_more: whether a weak store or a meeting has come after the last of them
+    before_load: what it knew before its last load
     awaited: whether its last poll has failed and was no step
     woken_at: the step that has woken it since
     """
 
-    __slots__ = ("who", "pending", "clock", "polled_here", "does_more", "awaited", "woken_at")
+    __slots__ = ("who", "pending", "clock", "polled_here", "does_more", "awaited", "woken_at", "before_load")
 
     def __init__(self, block: Any, thread_idx: int, warp: Any, hub: Any):
         super().__init__(block, thread_idx, warp, hub)
@@ -47,6 +48,7 @@ class EveryThread(CheckedThread):
         earlier.append(self)
         self.polled_here: list[tuple[int, Access, Clock, list[tuple[FrameType, int]]]] = []
         self.does_more = False
+        self.before_load: Any = None
         self.awaited = False
         self.woken_at: int | None = None
 
@@ -63,6 +65,8 @@ class EveryThread(CheckedThread):
         if tree.probing == self.who:
             return
         self.does_more = False
+        if not is_store:
+            self.before_load = self.knowledge, dict(self.heard), set(self.observed)
         self.pending = access
         self.runnable.append(self)
         self.park()
@@ -141,6 +145,8 @@ class EveryThread(CheckedThread):
                     self.clock = clock
                     self.awaited = True
         self.polled_here = []
+        if self.awaited:  # a poll that is no step has told its thread nothing
+            self.knowledge, self.heard, self.observed = self.before_load
         return super().spin(deadline_ns)
 
     def unwatch(self) -> None:
