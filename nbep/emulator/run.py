@@ -17,10 +17,13 @@ from .machine.stream import Stream
 from .machine.thread import Thread
 from .models.checked import CheckedThread
 from .models.delayed import DelayedThread
+from .models.every import EveryThread
 from .models.history import History
 from .models.host import CheckedHost
 from .models.streams import CheckedOrder
+from .schedule.every import Every
 from .schedule.scheduler import Scheduler
+from .schedule.strategies import Strategy
 from .tracing import hooks, traced
 
 ReadReport = Callable[[Thread, FrameType], Any]
@@ -72,7 +75,7 @@ class Run(Scheduler):
         tracer: Any = None,
         num_sms: int | None = None,
         compute_capability: tuple[int, int] = (9, 0),
-        strategy: str = "uniform",
+        strategy: str | Strategy = "uniform",
         on_failure: Callable[[BaseException], object] | None = None,
     ):
         super().__init__(seed, on_deadlock, strategy, on_failure)
@@ -99,6 +102,10 @@ class Run(Scheduler):
         self.cpu: Cpu = CheckedHost(self) if is_checked else Cpu()
         self.order: Order = CheckedOrder(self) if is_checked else Order()
         thread_class = self.thread_classes[memory_model]
+        if isinstance(self.strategy, Every):
+            if memory_model != "checked":
+                raise ValueError(f"memory_model: got {memory_model!r} with every schedule; must be 'checked'")
+            thread_class = EveryThread
         self.thread_class = thread_class if tracer is None else traced(thread_class)
         local = range(num_ranks) if local_rank is None else [local_rank]
         if num_sms is not None and (not isinstance(num_sms, int) or num_sms < 1):

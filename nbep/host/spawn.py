@@ -7,6 +7,7 @@ from typing import Any
 
 from nbep.emulator import World
 from nbep.emulator.run import MEMORY_MODELS
+from nbep.emulator.schedule.strategies import Strategy
 from nbep.host.arguments import integer
 from nbep.host.ranks.comm import CommGroup, InProcessComm
 from nbep.host.target.current import set_current_runtime
@@ -24,7 +25,7 @@ def spawn(
     memory_model: str = "sc",
     on_deadlock: str = "raise",
     tracer: Any = None,
-    strategy: str = "uniform",
+    strategy: str | Strategy = "uniform",
     num_sms: int | None = None,
     on_failure: Callable[[BaseException], object] | None = None,
 ) -> list[Any]:

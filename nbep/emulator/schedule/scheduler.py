@@ -24,7 +24,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from ..machine.errors import EmulatorError, explaining
 from ..machine.source import Site, site_of
 from ..machine.world import NEVER, SKIPPED
-from .strategies import Ready, strategy_of
+from .strategies import Ready, Strategy, strategy_of
 
 if TYPE_CHECKING:
     from ..machine.stream import Launch, Stream
@@ -101,7 +101,7 @@ class Scheduler:
         self,
         seed: int,
         on_deadlock: str,
-        strategy: str = "uniform",
+        strategy: str | Strategy = "uniform",
         on_failure: Callable[[BaseException], object] | None = None,
     ):
         if on_deadlock not in ("raise", "expire"):
@@ -111,6 +111,7 @@ class Scheduler:
         self.on_failure = on_failure
         self.random = random.Random(seed)
         self.strategy = strategy_of(strategy, seed, self.random)
+        self.strategy.world = self
         self._ready = self.strategy.ready_list()
         self.hub: greenlet = getcurrent()
         self.runnable: Any = [] if self._ready is None else self._ready

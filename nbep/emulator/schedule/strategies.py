@@ -40,6 +40,7 @@ class Strategy:
 
     name = "uniform"
     slow_reluctance = _SLOW
+    world: Any = None  # whose threads it chooses from
 
     def __init__(self, seed: int, draws: random.Random):
         self.seed = seed
@@ -200,11 +201,13 @@ STRATEGIES: dict[str, type[Strategy]] = {
 }
 
 
-def strategy_of(text: str, seed: int, draws: random.Random) -> Strategy:
+def strategy_of(text: str | Strategy, seed: int, draws: random.Random) -> Strategy:
     """The strategy that a name asks for; behind few_preemptions their number may stand, and among how many calls.
 
     Raises: ValueError if there is none
     """
+    if isinstance(text, Strategy):
+        return text
     name, *numbers = text.split(":") if isinstance(text, str) else [""]
     made = STRATEGIES.get(name)
     allowed = 2 if made is FewPreemptions else 0
