@@ -14,6 +14,7 @@ from rich.console import Console
 
 from nbep.check.catalogue import UnknownName, faults_of, kernels_named, own_faults
 from nbep.check.debug import debug
+from nbep.check.every import check_all, run_schedule
 from nbep.check.faults import Fault
 from nbep.check.options import parameters_of, parser_of_check
 from nbep.check.runs import ERROR, SEARCHED, STRATEGIES, Finding, Run, World, faults_in, in_turns, option_of, perform
@@ -72,6 +73,8 @@ def _main(
         return check_faults(console, options.faults, options.seeds or FAULT_SEEDS, options.jobs, options.json)
     if options.list_faults:
         return print_faults(console, options.scenario, options.json)
+    if options.schedule is not None:
+        return run_schedule(console, options.schedule, options.pdb, options.json)
     if options.scenario is None:
         parser.error("which SCENARIO? `nbep check --list` lists them")
     scenario = load_scenario(options.scenario)
@@ -82,6 +85,9 @@ def _main(
             strategy_of(options.strategy, 0, random.Random(0))
         except ValueError as error:
             parser.error(str(error))
+    if options.all:
+        note = None if scenario.compares else NOT_COMPARED
+        return check_all(console, base, options.limit, options.minutes, options.json, note)
     if options.pdb and options.seed is None:
         parser.error("--pdb: takes --seed, too; the command that a search prints has one")
     if options.seed is not None:

@@ -9,9 +9,10 @@ from typing import Any
 from nbep.check.runs import Run, World, perform, text_of
 from nbep.emulator import DeadlockError
 from nbep.emulator.machine.source import kernel_frame
+from nbep.emulator.schedule.strategies import Strategy
 
 
-def debug(run: Run) -> bool:
+def debug(run: Run, strategy: Strategy | None = None) -> bool:
     """Run it with pdb at the step that fails. Returns whether one did."""
     seen = World()
 
@@ -21,7 +22,7 @@ def debug(run: Run) -> bool:
         if trace is not None:
             pdb.post_mortem(trace)
 
-    return perform(run, stop, seen) is not None
+    return perform(run, stop, seen, strategy) is not None
 
 
 def stop_of(error: BaseException, world: Any) -> TracebackType | None:

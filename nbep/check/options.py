@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from nbep.check.runs import MODELS, SEARCHED, STRATEGIES, option_of
 from nbep.check.scenario import Scenario
@@ -15,6 +16,7 @@ examples:
   nbep check --list                                      the scenarios
   nbep check intranode.combine                           200 seeds of one
   nbep check my_kernel.py --ranks 4 --seeds 50           a file with main(comm)
+  nbep check my_kernel.py --all                          every schedule of a small program
   nbep check intranode.dispatch --list-faults            what can be broken there
   nbep check intranode.dispatch --fault NAME             break it, and see it found
   nbep check --faults intranode.dispatch                 break each in turn: what finds it
@@ -36,6 +38,10 @@ def parser_of_check() -> argparse.ArgumentParser:
     )
     parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help="a name, or a file with main(comm)")
     parser.add_argument("--list", action="store_true", help="list the scenarios and their options")
+    parser.add_argument("--all", action="store_true", help="every schedule of a small program, each once")
+    parser.add_argument("--limit", type=positive, metavar="N", help="with --all: runs at most (100000)")
+    parser.add_argument("--minutes", type=float, metavar="M", help="with --all: time at most (10)")
+    parser.add_argument("--schedule", type=Path, metavar="FILE", help="run again what --all has found")
     parser.add_argument("--seeds", type=positive, metavar="N", help="how many (200; with --faults 12)")
     parser.add_argument("--seed", type=int, metavar="S", help="this one alone, with --strategy and --memory-model")
     parser.add_argument("--strategy", metavar="NAME", help=f"one of {', '.join(STRATEGIES)}; else in turn")

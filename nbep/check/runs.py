@@ -13,6 +13,7 @@ import nbep
 from nbep.check.catalogue import fault_of, faults_of
 from nbep.check.faults import Fault, broken
 from nbep.check.scenario import Scenario, accepted, load_module, load_scenario
+from nbep.emulator.schedule.strategies import Strategy
 from nbep.host.faults import NetworkError
 from nbep.host.ranks.timeouts import PeerTimeout
 
@@ -116,26 +117,37 @@ def faults_in(run: Run) -> list[Fault]:
 
 
 def perform(
-    run: Run, on_failure: Callable[[BaseException], object] | None = None, seen: World | None = None
+    run: Run,
+    on_failure: Callable[[BaseException], object] | None = None,
+    seen: World | None = None,
+    strategy: Strategy | None = None,
 ) -> Finding | None:
     """Run it; what it finds, or None.
 
     Args: on_failure is called with the first error, while all threads still stand where they were
           seen takes note of the world
+          strategy is that of `--all`, which has no name
     """
     scenario = load_scenario(run.scenario)
     seen = seen or World()
     values = run.values
     with broken(*faults_in(run)):
         try:
-            _run(scenario, run, values, on_failure, seen)
+            _run(scenario, run, values, on_failure, seen, strategy)
         except Exception as error:
             kind = ERROR if isinstance(error, ValueError) and seen.calls == 0 else kind_of(error)  # wrong numbers
             return Finding(run, kind, text_of(error), seen.calls)
     return None
 
 
-def _run(scenario: Scenario, run: Run, values: dict[str, int], on_failure: Callable | None, seen: World) -> None:
+def _run(
+    scenario: Scenario,
+    run: Run,
+    values: dict[str, int],
+    on_failure: Callable | None,
+    seen: World,
+    strategy: Strategy | None,
+) -> None:
     arguments = accepted(scenario.main, values)
 
     def main(comm: Any) -> Any:
@@ -148,7 +160,7 @@ def _run(scenario: Scenario, run: Run, values: dict[str, int], on_failure: Calla
         "emulator",
         seed=run.seed,
         memory_model=run.memory_model,
-        strategy=run.strategy,
+        strategy=strategy or run.strategy,
         num_sms=values.get("sms"),
         on_deadlock="expire" if scenario.lets_time_pass else "raise",
         on_failure=on_failure,

@@ -250,7 +250,7 @@ class Tree:
         choice.wanted.discard(who)
         if who not in choice.failed:
             choice.failed.append(who)
-            self._tries += 1
+        self._depth, self._tries = depth, len(choice.failed)
         self.asleep = choice.asleep
         del self.choices[depth + 1 :]
         choice.chosen = None if choice.chosen == who else choice.chosen

@@ -1,0 +1,106 @@
+"""`nbep check --all`: every schedule of a small program, and one of them again from its file."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import nbep
+from nbep.check import main
+from nbep.check.every import FOUND, NOT_ALL, NOTHING_FOUND
+from nbep.check.scenarios import SCENARIOS
+
+RING = str(Path(nbep.__file__).parents[1] / "docs/examples/ring.py")
+ONE_LANE = (
+    ("LANES = 4, 32", "LANES = 2, 1"),
+    ("FULL_MASK)", "1)"),
+    ("vote_all(FULL_MASK", "vote_all(1"),
+    ("NUM_BYTES = SLOTS + NUM_SLOTS * ROW_BYTES", "NUM_BYTES = 256"),
+)
+RANDOM = """
+import random
+import numpy as np
+import nbep
+from nbep.device.jit import kernel
+from nbep.device.primitives import atom_add_relaxed_sys_s32
+from nbep.device.protocols.peers import Peers, buffer_of
+from nbep.device.types import I32
+
+
+@kernel(max_threads=1)
+def add(peers: Peers, offset: I32):
+    atom_add_relaxed_sys_s32(buffer_of(peers, 1) + offset, 1)
+    atom_add_relaxed_sys_s32(buffer_of(peers, 1), 1)
+
+
+def main(comm):
+    memory = nbep.NodeMemory.create(comm, 1 << 20)
+    comm.barrier()
+    offset = 4 * random.SystemRandom().randrange(1 << 16)
+    memory.runtime.launch(memory.comm_stream, add, 1, 1, 0, memory.peers, offset)
+    memory.wait()
+    memory.close()
+"""
+
+
+@pytest.fixture
+def ring(tmp_path, monkeypatch):
+    """The ring of the documentation with two slots and one lane."""
+    monkeypatch.chdir(tmp_path)
+    text = Path(RING).read_text()
+    for old, new in ONE_LANE:
+        assert old in text
+        text = text.replace(old, new)
+    Path("small_ring.py").write_text(text)
+    return "small_ring.py"
+
+
+def test_a_ring_is_right_in_all_its_schedules(ring, capsys):
+    assert main([ring, "--all", "--num-rows", "3"]) == NOTHING_FOUND
+    assert capsys.readouterr().out.startswith("All 9 schedules: nothing found (")
+
+
+def test_json_says_the_same(ring, capsys):
+    assert main([ring, "--all", "--num-rows", "2", "--json"]) == NOTHING_FOUND
+    told = json.loads(capsys.readouterr().out)
+    assert (told["schedules"], told["all"], told["found"]) == (3, True, None)
+
+
+def test_what_was_not_run_is_said(ring, capsys):
+    assert main([ring, "--all", "--num-rows", "4", "--limit", "5"]) == NOT_ALL
+    out = capsys.readouterr().out
+    assert out.startswith("Not all: ")
+    assert " to go (" in out
+
+
+@pytest.mark.parametrize("fault", ["send_row: wait_at_least", "send_row: release of TAIL"])
+def test_a_schedule_that_fails_is_found_and_its_file_fails_in_the_same_way(ring, capsys, fault):
+    assert main([ring, "--all", "--num-rows", "3", "--fault", fault]) == FOUND
+    first = capsys.readouterr().out
+    assert "Found in schedule " in first
+    assert main(["--schedule", "schedule.json"]) == FOUND
+    again = capsys.readouterr().out
+    assert again.strip() in first
+    assert "DataRace" in again
+
+
+def test_a_file_that_is_no_schedule_is_refused(tmp_path, capsys):
+    path = tmp_path / "no.json"
+    path.write_text("[]")
+    with pytest.raises(SystemExit):
+        main(["--schedule", str(path)])
+    assert "no schedule of `nbep check --all`" in capsys.readouterr().err
+
+
+def test_a_program_that_depends_on_more_than_its_schedule_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("dice.py").write_text(RANDOM)
+    assert main(["dice.py", "--all"]) == FOUND
+    assert "the program depends on more than its schedule" in capsys.readouterr().out
+
+
+def test_a_scenario_whose_waits_end_by_the_clock_is_refused(capsys):
+    name = next(name for name, scenario in SCENARIOS.items() if scenario.lets_time_pass)
+    with pytest.raises(SystemExit):
+        main([name, "--all"])
+    assert "--all knows no clock" in capsys.readouterr().err
