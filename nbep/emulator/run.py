@@ -17,11 +17,11 @@ from .machine.stream import Stream
 from .machine.thread import Thread
 from .models.checked import CheckedThread
 from .models.delayed import DelayedThread
-from .models.every import EveryThread
 from .models.history import History
 from .models.host import CheckedHost
 from .models.streams import CheckedOrder
 from .schedule.every import Every
+from .schedule.every_thread import EveryThread
 from .schedule.scheduler import Scheduler
 from .schedule.strategies import Strategy
 from .tracing import hooks, traced

@@ -13,8 +13,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 from ..machine.kinds import KINDS
-from ..schedule.every import ALONE, Access, Clock, join
-from .checked import CheckedThread
+from ..models.checked import CheckedThread
+from .every import ALONE, Access, Clock, join
 
 MAX_POLLED = 64  # loads of a turn that are remembered; what is forgotten counts as a load like others
 WEAK = ("weak", "nc", "na")
