@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 from nbep.host.ranks.await_ranks import duplicate
 from nbep.host.ranks.comm import Communicator, InProcessComm, is_mpi_comm
+from nbep.host.ranks.hosts import hosts_of
 from nbep.host.ranks.timeouts import join_ranks, timeout_ns
 
 SHORTEST_PAUSE_S = 20e-6
@@ -59,6 +60,9 @@ class RollCall:
 
     def __init__(self, comm: Communicator, can_mask: bool = False):
         self._comm: Any = _duplicate(comm) if is_mpi_comm(comm) else None
+        self._report = b""  # under way to rank 0
+        # Between hosts a report that rank 0 does not take, since it has ended, would hold up the end of this process.
+        self._takes_reports = self._comm is not None and not hosts_of(comm)
         self._in_process = comm if isinstance(comm, InProcessComm) and can_mask else None
         self._board: dict[int, frozenset[int]] = {} if self._in_process is None else self._in_process.bcast({})
         self._masked: set[int] = set()
@@ -78,9 +82,11 @@ class RollCall:
 
     def reports(self, own: str) -> list[str]:
         """What the ranks have to report that fail now, on rank 0; on others an empty list. Only messages carry it."""
-        if self._comm is None or self._comm.rank != 0:
-            if self._comm is not None:
-                self._comm.Isend(own.encode(), 0, REPORT).Free()
+        if not self._takes_reports:
+            return []
+        if self._comm.rank != 0:
+            self._report = own.encode()
+            self._comm.Isend(self._report, 0, REPORT).Free()
             return []
         found, deadline = {0: own}, time.monotonic() + REPORTS_S
         while len(found) < self._comm.size and time.monotonic() < deadline:
