@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-import nbep
 from nbep.check import main
 from nbep.check.every import FOUND, NOT_ALL, NOTHING_FOUND
 from nbep.check.scenarios import SCENARIOS
 
-RING = str(Path(nbep.__file__).parents[1] / "docs/examples/ring.py")
+RING = str(Path(__file__).resolve().parents[2] / "docs/examples/ring.py")
 ONE_LANE = (
     ("LANES = 4, 32", "LANES = 2, 1"),
     ("FULL_MASK)", "1)"),

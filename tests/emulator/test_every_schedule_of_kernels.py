@@ -16,7 +16,7 @@ from nbep.device.protocols.waits import wait_signal_not_positive
 from nbep.emulator import DataRace
 from nbep.emulator.schedule.every import Every, Redundant, Tree
 
-RING = pathlib.Path(nbep.__file__).parents[1] / "docs/examples/ring.py"
+RING = pathlib.Path(__file__).resolve().parents[2] / "docs/examples/ring.py"
 
 
 def all_of(main, num_ranks, *args):
