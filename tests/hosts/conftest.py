@@ -19,7 +19,8 @@ LIMIT_S = 120
 def on_two_hosts() -> Callable[..., str]:
     """What a program prints there: run(*arguments, torchrun=False, until=(), **environment).
 
-    until: texts; when all of them have come, the hosts are ended. Without any, the program comes to its own end
+    until: groups of texts; when one of each group has come, the hosts are ended. Without any, the program comes to its
+           own end
     """
     reason = runpy.run_path(str(HERE / "two_hosts.py"))["why_not"]()
     if reason:
@@ -27,7 +28,7 @@ def on_two_hosts() -> Callable[..., str]:
     return run
 
 
-def run(*arguments: object, torchrun: bool = False, until: Sequence[str] = (), **environment: str) -> str:
+def run(*arguments: object, torchrun: bool = False, until: Sequence[Sequence[str]] = (), **environment: str) -> str:
     script = [sys.executable, str(HERE / "two_hosts.py"), *(["--torchrun"] if torchrun else [])]
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")])
     variables = {**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", "NBEP_TARGET": "emulator", **environment}
@@ -40,7 +41,7 @@ def run(*arguments: object, torchrun: bool = False, until: Sequence[str] = (), *
         assert process.stdout is not None
         for line in process.stdout:
             lines.append(line)
-            if until and all(any(text in line for line in lines) for text in until):
+            if until and all(any(text in line for text in group for line in lines) for group in until):
                 process.terminate()
                 break
         lines += process.stdout

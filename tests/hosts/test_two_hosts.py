@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.hosts, pytest.mark.thorough]
 MPI = Path(__file__).parents[1] / "mpi"
 NUM_RANKS = 4
 ON_THIS_HOST, ON_THE_OTHER = (0, 1), (2, 3)
+ENDED_BY_MPICH = "on node {rank} (rank"  # "Abort(...) on node 1 (rank 0 in comm 16): Fatal error in ..."
 
 
 def test_calls_between_two_hosts_agree_with_the_reference(on_two_hosts):
@@ -30,20 +31,28 @@ def test_memory_is_not_mapped_from_host_to_host(on_two_hosts):
 
 @pytest.mark.parametrize(("kind", "step"), [("nodes", 2), ("internode", 1)])
 def test_ranks_of_the_other_host_name_a_rank_that_is_killed_and_its_host(on_two_hosts, kind, step):
-    """A survivor names whom it misses first: that may be a rank of its own host, which has missed the killed one."""
+    """A survivor names whom it misses first: that may be a rank of its own host, which has missed the killed one.
+
+    MPICH may end a rank itself when its connection to the killed one is reset: then that rank says nothing.
+    """
     began = time.monotonic()
-    until = [f"ends: rank {rank}" for rank in (0, 1, 2)]
+    until = [(f"ends: rank {rank}", ENDED_BY_MPICH.format(rank=rank)) for rank in (0, 1, 2)]
     output = on_two_hosts(KILLED, 3, "KILL", kind, "step", step, until=until, NBEP_TIMEOUT_MS="3000")
     told = last_words(output)
-    assert {0, 1, 2} <= told.keys(), output
-    assert any("rank 3 is on hostb, this rank on hosta" in told[rank] for rank in ON_THIS_HOST), output
-    assert "rank 3 has ended" in told[2], output
+    ended_by_mpich = {rank for rank in (0, 1, 2) if ENDED_BY_MPICH.format(rank=rank) in output}
+    assert not ended_by_mpich or "OFI poll failed" in output, output
+    assert {0, 1, 2} == told.keys() | ended_by_mpich, output
+    assert told, output
+    if not ended_by_mpich & set(ON_THIS_HOST):
+        assert any("rank 3 is on hostb, this rank on hosta" in told[rank] for rank in ON_THIS_HOST), output
+    if 2 not in ended_by_mpich:
+        assert "rank 3 has ended" in told[2], output
     assert time.monotonic() - began < 60
 
 
 @pytest.mark.parametrize(("kind", "step"), [("nodes", 2), ("internode", 1)])
 def test_a_host_that_vanishes_is_missed_by_the_others_in_time(on_two_hosts, kind, step):
-    until = [f"ends: rank {rank}" for rank in ON_THIS_HOST]
+    until = [(f"ends: rank {rank}",) for rank in ON_THIS_HOST]
     output = on_two_hosts(KILLED, 2, "LINK", kind, "step", step, until=until, NBEP_TIMEOUT_MS="3000")
     told = last_words(output)
     for rank in ON_THIS_HOST:
