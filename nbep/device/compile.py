@@ -164,7 +164,7 @@ def compile_kernel(
     spec = find_kernel(kernel)
     ptx = compile_to_ptx(spec, cc, lineinfo=lineinfo)
     libraries = spec.libraries(cc) if spec.libraries is not None else ()
-    cubin, report = assemble(ptx, cc, spec.name, libraries, spec.entry_name)
+    cubin, report = assemble(ptx, cc, spec.name, libraries, spec.entry_name, most_registers(spec.threads_on(cc)))
     return CompiledKernel(spec.name, cc, ptx, cubin, report, spec.entry_name, spec.params)
 
 
@@ -181,13 +181,25 @@ def compile_to_ptx(spec: KernelSpec, cc: ComputeCapability, *, lineinfo: bool = 
         return compiler.to_ptx(lowered, spec, cc)
 
 
+def most_registers(threads: int) -> int:
+    """How many registers a thread of such a block may have: a quarter of an SM has 512 for each lane of its warps."""
+    warps_of_a_quarter = -(-threads // 128)
+    return 512 // warps_of_a_quarter // 8 * 8
+
+
 def assemble(
-    ptx: str, cc: ComputeCapability, name: str, libraries: Sequence[LinkInput] = (), entry_name: str | None = None
+    ptx: str,
+    cc: ComputeCapability,
+    name: str,
+    libraries: Sequence[LinkInput] = (),
+    entry_name: str | None = None,
+    library_registers: int = 255,
 ) -> tuple[bytes, Report]:
     """The machine code of PTX text, linked with libraries, and the assembler's report on its entry.
 
-    Args:   name        the kernel's, for messages
-            entry_name  None if it is the same
+    Args:   name               the kernel's, for messages
+            entry_name         None if it is the same
+            library_registers  most that a function of a library may use; the entry's block bounds the entry's own
     Raises: CompileError with the assembler's messages
     """
     from cuda.bindings import nvjitlink
@@ -200,6 +212,8 @@ def assemble(
 
     # A cached result comes without the assembler's report.
     options = [f"-arch={arch_name(cc)}", "-no-cache", "-verbose", "-Xptxas=-v"]
+    if libraries and library_registers < 255:
+        options.append(f"-maxrregcount={library_registers}")
     linker = nvjitlink.create(len(options), options)
     try:
         data = ptx.encode()
