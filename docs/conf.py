@@ -18,7 +18,14 @@ project_copyright = "nbep contributors"
 version = release = VERSION[1] if VERSION else ""
 extensions = ["myst_nb", "sphinx.ext.autodoc"]
 root_doc = "docs/index"
-include_patterns = ["docs/*.md", "examples/museum/**/*.md", "notebooks/*.ipynb", "notebooks/answers/*.md", "*.md"]
+include_patterns = [
+    "docs/*.md",
+    "examples/museum/*.md",
+    "examples/museum/*/*.md",
+    "notebooks/*.ipynb",
+    "notebooks/answers/*.md",
+    "*.md",
+]
 exclude_patterns = ["**/.*", "build", "dist"]
 smartquotes = False
 html_theme = "furo"
@@ -46,7 +53,9 @@ def toctrees(index: str) -> dict[tuple[str, str], list[str]]:
 
 
 def add_toctrees(app, docname, source) -> None:
-    """What docs/index.md lists becomes the navigation."""
+    """What docs/index.md lists becomes the navigation; the museum's exhibits stand below the museum."""
+    if docname == "examples/museum/README":
+        source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\n*/README\n```\n"
     for (page, caption), pages in toctrees((ROOT / "docs" / "index.md").read_text()).items():
         if docname == f"docs/{page.removesuffix('.md')}":
             options = ":hidden:\n" + (f":caption: {caption}\n" if caption else "")
