@@ -15,6 +15,8 @@ from nbclient import NotebookClient
 
 HERE = Path(__file__).resolve().parent
 LIMIT_S = 1800  # of a cell, and of its kernel's start: it ends what hangs, never what is only slow
+CHECK = "# What the text says of this run:"  # opens a cell that asserts it; readers do not see its source
+HIDDEN = {"jupyter": {"source_hidden": True}, "tags": ["remove-input"]}  # for Jupyter; for the site
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
@@ -29,7 +31,7 @@ def execute(path: Path) -> nbformat.NotebookNode:
     notebook.metadata = nbformat.from_dict(METADATA)
     for number, cell in enumerate(notebook.cells):
         cell.id = f"cell-{number:02d}"
-        cell.metadata = nbformat.from_dict({})
+        cell.metadata = nbformat.from_dict(HIDDEN if cell.source.startswith(CHECK) else {})
         if cell.cell_type == "code":
             cell.outputs = merged(cell.outputs)
     return notebook

@@ -1,12 +1,18 @@
 """Notebooks have one order, keep their outputs, and hold nothing of the machine that they ran on. CI executes them."""
 
+import ast
 import re
+import sys
 from pathlib import Path
 
 import nbformat
 import pytest
 
-NOTEBOOKS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
+FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
+sys.path.insert(0, str(FOLDER))
+from refresh import CHECK, HIDDEN  # noqa: E402
+
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 ORDER = ["The picture", "The code", "Run it", "Break it", "Mend it", "Exercises"]
 RUNGS = ["Why this kernel exists", "The real source", "Test yourself", "Exercises"]  # the steps come behind the first
 
@@ -74,7 +80,7 @@ def test_answers_to_questions_are_folded(path):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_who_is_asked_what_will_happen_runs_it_next_and_finds_the_answer_folded(path):
-    cells = load(path).cells
+    cells = [cell for cell in load(path).cells if not cell.source.startswith(CHECK)]
     for i in [i for i, cell in enumerate(cells) if "**Predict.**" in cell.source]:
         assert cells[i + 1].cell_type == "code"
         assert cells[i + 2].source.startswith("<details><summary>What happened</summary>")
@@ -87,7 +93,16 @@ def test_outputs_are_kept_and_name_no_machine(path):
     texts = output_texts(notebook)
     assert any("no failure in" in text for text in texts)
     assert not [text for text in texts if re.search(r"/(tmp|home|work|root|usr)/|site-packages|ipykernel", text)]
-    assert not [cell.metadata for cell in notebook.cells if cell.metadata], "run `python notebooks/refresh.py`"
+    for cell in notebook.cells:
+        assert cell.metadata == (HIDDEN if cell.source.startswith(CHECK) else {}), "run `python notebooks/refresh.py`"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_what_the_text_says_of_a_run_is_asserted_in_cells_that_a_reader_does_not_see(path):
+    for cell in load(path).cells:
+        if cell.cell_type == "code":
+            has_asserts = any(isinstance(statement, ast.Assert) for statement in ast.parse(cell.source).body)
+            assert not has_asserts or cell.source.startswith(CHECK), f"the first line must be {CHECK!r}:\n{cell.source}"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
