@@ -29,8 +29,8 @@ EXHIBITS = [
     ),
     Exhibit(
         "short_chunk", "deadlock",
-        ("done[2] (byte 136), expects 6 or more and sees 0, to which nobody", "head (byte 64), expects 2 or more and sees 0",
-         "in a circle"),
+        ("done[2] (byte 136), expects 6 or more and sees 0, to which nobody",
+         "head (byte 64), expects 2 or more and sees 0", "in a circle"),
         lines=("wait_or_report(ld_acquire_sys_s32, head", "wait_expired(deadline):  # else it looks again"),
     ),
     Exhibit(
@@ -39,7 +39,8 @@ EXHIBITS = [
         seed=7,
     ),
     Exhibit(
-        "barrier_in_the_loop", "deadlock", ("arrived (byte 0), expects 2 or more and sees 0", "gone back from 2,", "to 0, by"),
+        "barrier_in_the_loop", "deadlock",
+        ("arrived (byte 0), expects 2 or more and sees 0", "gone back from 2,", "to 0, by"),
         lines=("wait_or_report(ld_acquire_gpu_s32, own + ARRIVED", "ARRIVED, 0)"),
     ),
     Exhibit(
