@@ -16,7 +16,9 @@ EXHIBITS = [
         lines=("wait_or_report(ld_acquire_sys_s32, cell", "st_release_sys_s32(buffer_of(peers, peer)"),
     ),
     Exhibit(
-        "cleaned_flag", "deadlock", ("flag (byte 0)", "It was 1, stored by rank ", "overwritten", "kernel `clean`"),
+        "cleaned_flag", "deadlock",
+        ("lane 0, waits\nIt polls", "flag (byte 0)",
+         "It was 1, stored by rank ", "overwritten", "kernel `clean`"),
         lines=("FLAG, 0)", "FLAG, 1)", "FLAG) == 0"),
     ),
     Exhibit(

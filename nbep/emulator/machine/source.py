@@ -12,7 +12,7 @@ from types import CodeType, FrameType
 
 _PACKAGE = Path(__file__).resolve().parent.parent.parent
 _DEVICE = _PACKAGE / "device"
-_LIBRARY = (_PACKAGE / "emulator", _PACKAGE / "host" / "runtime", _DEVICE / "primitives", _DEVICE / "jit.py")
+_LIBRARY = (_PACKAGE / "emulator", _PACKAGE / "host" / "target", _DEVICE / "primitives", _DEVICE / "jit.py")
 _WAITS = _DEVICE / "protocols" / "waits.py"
 _HERE = Path(__file__).parent.parent.parent  # the package, as the names of its files begin
 

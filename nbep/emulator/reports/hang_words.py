@@ -30,6 +30,8 @@ def paragraph(waits: Waits, hosts: list[tuple[str, str]]) -> list[str]:
             same.setdefault(what, []).append(name)
         return [f"No kernel runs: {_hosts(names)} for {what}" for what, names in same.items()]
     awaited = waits.awaited[group]
+    if is_undone := _is_undone(group):  # who has stored last is not the one who is waited for
+        awaited = awaited._replace(rank=None)
     lines = [sentence(group, awaited.rank), *_calls(waits)]
     if group.cell is not None and isinstance(group.cell[0], Allocation) and not group.cell[0].freed:
         lines += _stores(waits, group, group.cell, awaited)
@@ -58,7 +60,7 @@ def paragraph(waits: Waits, hosts: list[tuple[str, str]]) -> list[str]:
     lines += _left(waits, group, group.rank if awaited.rank is None else awaited.rank)
     lines += _never_stored(waits, group, awaited)
     lines += _idle_ranks(waits)
-    if _is_given_up(waits, group, awaited):
+    if not is_undone and _is_given_up(waits, group, awaited):
         nobody = f"{_ranks([group.rank])} has no thread left that could store to it: all wait here, or for those here"
         services = [launch for launch in waits.world.launches if launch.is_service and _rank(launch) == group.rank]
         lines.append(nobody + ("; its NIC has nothing to do" if any(map(is_idle, services)) else ""))
@@ -172,6 +174,15 @@ def _lost(group: Group, cell: Cell) -> list[str]:
         before, last = _by((*lost.writer[:2], None)), _by((*lost.by[:2], None))
         return [f"Both {before}, and {last}, have stored {lost.value} there: to count together takes an atomic"]
     return []
+
+
+def _is_undone(group: Group) -> bool:
+    """Whether another rank has stored what is waited for, and a store of this one has overwritten that."""
+    if group.told is not None or group.cell is None or not isinstance(group.cell[0], Allocation) or group.cell[0].freed:
+        return False
+    lost = group.cell[0].lost.get(group.cell[1])
+    is_of_both = lost is not None and rank_of(lost.by[0]) == of_rank(group) != rank_of(lost.writer[0])
+    return is_of_both and bool(_lost(group, group.cell))
 
 
 def _network(waits: Waits, group: Group, awaited: Awaited) -> list[str]:
