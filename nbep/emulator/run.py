@@ -27,6 +27,7 @@ from .schedule.strategies import Strategy
 from .tracing import hooks, traced
 
 ReadReport = Callable[[Thread, FrameType], Any]
+Calls = Callable[[], list[tuple[int, str]]]
 MEMORY_MODELS: dict[str, type[Thread]] = {"sc": Thread, "delayed": DelayedThread, "checked": CheckedThread}
 
 
@@ -97,6 +98,7 @@ class Run(Scheduler):
         self.history = History()  # see `checked`
         self.has_failed = False  # whether a wait was ever over time, or a fault reported; see `checked`
         self.networks: dict[int, Callable[[int], list[str]]] = {}  # rank -> what to say of its network to a peer
+        self.call_logs: list[Calls] = []  # how many collective calls each rank's host has made, and the last one
         self.read_report: ReadReport | None = None  # what a frame of a thread tells the host; see `reports.expected`
         is_checked = memory_model == "checked"
         self.cpu: Cpu = CheckedHost(self) if is_checked else Cpu()

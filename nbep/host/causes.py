@@ -112,7 +112,7 @@ def error_of(memory: Node, report: FaultReport) -> Exception:
         memory.add_reports(error)
         if saved_calls:
             error.add_note(f"the call that was saved last, on the emulator: {saved_calls[-1]}")
-        elif memory.runtime.target == "cuda":
+        elif memory.runtime.target == "cuda" and memory.has_verbs:
             error.add_note("nbep.debug.save_call before a call keeps its routing, to run it on the emulator")
     return error
 

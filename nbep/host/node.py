@@ -45,7 +45,7 @@ class Order(NamedTuple):
 class Node(Protocol):
     """See `NodeMemory`, which is one.
 
-    num_ranks, num_nvl_peers: of the group, of a node; identity: what handles remember
+    num_ranks, num_nvl_peers: of the group, of a node; identity: what handles remember; has_verbs: a buffer's
     ring_shape: of the latest launch; rdma, low_latency, direct, internode: None if the buffer has no such part
     """
 
@@ -62,6 +62,7 @@ class Node(Protocol):
     counters: Counters
     check_faults: Callable[[], None]  # raise what a kernel has reported, if one has
     peers: Any
+    has_verbs: bool
     ring_shape: RingShape | None
     latest_event: Event | None
     rdma: RdmaMemory | None

@@ -183,6 +183,9 @@ class NodeMemory(CommWork):
         self._is_open = True
         # A rank that was masked has missed calls of the others.
         self._call_log = None if enable_shrink else CallLog.shared(comm)
+        self.has_verbs = not zero  # kernels of one's own are launched without any
+        if self._call_log is not None and self.has_verbs and comm.rank == 0:
+            runtime.tell_calls(self._call_log.so_far)
         self._num_calls, self._last_call = 0, ""  # collective ones; a replay of a CUDA graph counts for none
         with Undo() as undo:
             undo.callback(transport.end)
@@ -404,8 +407,9 @@ class NodeMemory(CommWork):
 
     def add_reports(self, error: Exception) -> None:
         """Add to a time-out how many calls this rank has made, and on rank 0 who waits for whom on all ranks."""
-        error.add_note(self.calls)
-        lines = self._roll_call.reports(f"{error}\n{self.calls}")
+        if self.has_verbs:
+            error.add_note(self.calls)
+        lines = self._roll_call.reports("\n".join([str(error), *getattr(error, "__notes__", ())]))
         if len(lines) > 1:
             error.add_note(explain("\n".join(lines).splitlines()))
 

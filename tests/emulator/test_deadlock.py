@@ -289,7 +289,9 @@ def test_the_first_paragraph_tells_who_waits_for_what_and_who_stored_last():
     by = "rank 0, kernel `sender`, block 0, warp 0, lane 0, at "
     assert lines[2].startswith(f"The last store of more than weak order to it is by {by}")
     assert lines[2].endswith("(sender), which has ended")
-    assert lines[3:] == ["Rank 0 runs no kernel: its host waits for late to be set"]
+    assert len(lines) == 4
+    assert lines[3].startswith("Rank 0 runs no kernel: its host waits for late to be set, at ")
+    assert lines[3].endswith(f"test_deadlock.py:{inspect.getsourcelines(starved_ring)[1] + 18} (host)")
 
 
 CONDITIONS = {

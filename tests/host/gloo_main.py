@@ -12,6 +12,7 @@ from low_latency import Options as LowLatencyOptions
 
 import nbep
 from nbep.host.ranks.comm import TorchComm, is_torch_group
+from nbep.host.ranks.roll_call import RollCall
 
 
 def main() -> None:
@@ -23,6 +24,11 @@ def main() -> None:
     assert (comm.rank, comm.size) == (rank, size)
     assert comm.allgather({"rank": rank}) == [{"rank": peer} for peer in range(size)]
     comm.barrier()
+    roll_call = RollCall(comm)
+    if rank > 0:
+        assert roll_call.reports(f"from {rank}") == []
+    comm.barrier()
+    assert rank > 0 or roll_call.reports("from 0") == [f"from {peer}" for peer in range(size)]
     for seed, fn, options in ((1, round_trip, Options(num_biases=2)), (2, cached_round_trip, Options(zero_copy=True))):
         case = make_case(seed, num_ranks=size, num_tokens=[5, 3, 0, 7][:size])
         Expected(case, options).check(rank, fn(group, case, options), f"rank {rank}")

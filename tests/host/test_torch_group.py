@@ -14,7 +14,9 @@ from processes import run_python
 
 import nbep
 from nbep.emulator.machine.memory import OFFSET_BITS, AddressSpace
+from nbep.host.ranks import mail, roll_call
 from nbep.host.ranks.comm import TorchComm, is_torch_group
+from nbep.host.ranks.roll_call import RollCall
 from nbep.host.target import process
 from nbep.host.target.current import current_runtime
 from nbep.host.target.torchrun import SharedMemory
@@ -97,6 +99,48 @@ def test_collectives_are_those_of_a_communicator():
         return group.rank, group.size, group.allgather(10 * group.rank)
 
     assert nbep.spawn(main, 3, "emulator") == [(rank, 3, [0, 10, 20]) for rank in range(3)]
+
+
+class TorchsStore(dict):
+    """Stands in for torch's: what was set can be got, as bytes."""
+
+    def set(self, key: str, value: str) -> None:
+        self[key] = value.encode()
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self for key in keys)
+
+
+@emulator_only
+@pytest.mark.usefixtures("torch_without_torch")
+def test_reports_of_all_ranks_reach_rank_0_through_torchs_store(monkeypatch):
+    store = TorchsStore()
+    monkeypatch.setattr(mail, "default_store", lambda: store)
+
+    def main(comm):
+        calls = [RollCall(TorchComm(ProcessGroup(comm))) for _ in range(2)]  # of two buffers, which do not mix
+        if comm.rank > 0:
+            assert calls[1].reports(f"from {comm.rank}") == []
+        comm.barrier()
+        return [call.reports("from 0") for call in calls] if comm.rank == 0 else []
+
+    monkeypatch.setattr(roll_call, "REPORTS_S", 0.01)
+    assert nbep.spawn(main, 3, "emulator")[0] == [["from 0"], ["from 0", "from 1", "from 2"]]
+
+
+@emulator_only
+@pytest.mark.usefixtures("torch_without_torch")
+def test_a_store_that_is_gone_does_not_hide_what_a_rank_raises(monkeypatch):
+    def gone():
+        raise RuntimeError("connection closed")
+
+    monkeypatch.setattr(mail, "default_store", gone)
+    monkeypatch.setattr(roll_call, "REPORTS_S", 0.01)
+
+    def main(comm):
+        return RollCall(TorchComm(ProcessGroup(comm))).reports(f"from {comm.rank}")
+
+    assert nbep.spawn(main, 2, "emulator") == [["from 0"], []]
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="no torch here")

@@ -11,11 +11,14 @@ pytestmark = pytest.mark.emulator_only("a GPU explores no schedules")
 EXHIBITS = [
     Exhibit(
         "rank_without_tokens", "deadlock",
-        ("count[3] (byte 12), expects anything but 0 and sees 0", "Rank 3 has left kernel", "to `count`"),
-        lines=("while ld_acquire_sys_s32(cell) == 0", "st_release_sys_s32(buffer_of(peers, peer)"),
+        ("count[3] (byte 12), expects anything but 0 and sees 0", "waits for rank 3",
+         "Rank 3 has left kernel", "to `count`"),
+        lines=("wait_or_report(ld_acquire_sys_s32, cell", "st_release_sys_s32(buffer_of(peers, peer)"),
     ),
     Exhibit(
-        "cleaned_flag", "deadlock", ("flag (byte 0)", "It was 1, stored by rank ", "overwritten", "kernel `clean`"),
+        "cleaned_flag", "deadlock",
+        ("lane 0, waits\nIt polls", "flag (byte 0)",
+         "It was 1, stored by rank ", "overwritten", "kernel `clean`"),
         lines=("FLAG, 0)", "FLAG, 1)", "FLAG) == 0"),
     ),
     Exhibit(
@@ -28,8 +31,9 @@ EXHIBITS = [
     ),
     Exhibit(
         "short_chunk", "deadlock",
-        ("head (byte 64), expects 2 or more and sees 0", "done[2] (byte 136), sees 0, to which nobody", "in a circle"),
-        lines=("while ld_acquire_sys_s32(buffer_of(peers, 0) + HEAD)", "wait_expired(NEVER)  # and looks again"),
+        ("done[2] (byte 136), expects 6 or more and sees 0, to which nobody",
+         "head (byte 64), expects 2 or more and sees 0", "in a circle"),
+        lines=("wait_or_report(ld_acquire_sys_s32, head", "wait_expired(deadline):  # else it looks again"),
     ),
     Exhibit(
         "lock_before_tail", "deadlock", ("tail[1] (byte 68)", "gone back from 2,", "warp 1, lane 1", "to 1, by"),
@@ -37,8 +41,14 @@ EXHIBITS = [
         seed=7,
     ),
     Exhibit(
-        "barrier_in_the_loop", "deadlock", ("arrived (byte 0), expects 2 and sees 0", "gone back from 2,", "to 0, by"),
-        lines=("ARRIVED) != NUM_BLOCKS", "ARRIVED, 0)"),
+        "barrier_in_the_loop", "deadlock",
+        ("arrived (byte 0), expects 2 or more and sees 0", "gone back from 2,", "to 0, by"),
+        lines=("wait_or_report(ld_acquire_gpu_s32, own + ARRIVED", "ARRIVED, 0)"),
+    ),
+    Exhibit(
+        "lowered_too_soon", "deadlock",
+        ("open (byte 0), expects 1 or more and sees 0", "gone back from 1, stored by", "to 0, by", "block 0, warp 0"),
+        lines=("wait_or_report(ld_acquire_gpu_s32, own + OPEN, is_at_least, 1,", "own + OPEN, 0)"),
     ),
     Exhibit(
         "polled_then_copied", "race", ("the copy engine", "flag (byte 0)", "no fence.proxy.async.global", "row (byte"),

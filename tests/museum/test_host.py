@@ -22,6 +22,12 @@ EXHIBITS = [
         ("kernel `dispatch` on stream `comm` loads `x`", "kernel `prepare`, launch 2 on stream `compute` stores it",
          "stream `compute` must wait", "no event of stream `comm`"),
     ),
+    Exhibit(
+        "idle_rank", "deadlock",
+        ("waits for rank 2", "collective calls, rank 2 has made 4, the last one combine",
+         "ranks 0-1, 3 have made 5, the last one dispatch", "Rank 2 runs no kernel"),
+        lines=("buffer.destroy()",),
+    ),
 ]  # fmt: skip
 
 

@@ -26,6 +26,7 @@ EXHIBITS = [
     ),
     Exhibit(
         "staging_overwritten", "race", ("the CPU", "`staging`", "queued kernel `copy`", "on stream `copies`"),
+        lines=("staging.write(0, ", "ld_na_s32(staging"),
     ),
 ]  # fmt: skip
 

@@ -16,26 +16,28 @@ from nbep.device.primitives import (
     st_release_sys_s32,
     syncwarp,
     thread_idx,
-    wait_expired,
 )
-from nbep.device.protocols.peers import Peers, buffer_of
+from nbep.device.protocols.peers import Bounds, Peers, buffer_of
+from nbep.device.protocols.sites import SITES
+from nbep.device.protocols.waits import OWN_SITES, Waiter, is_at_least, is_set, wait_or_report
 from nbep.device.types import I32
 
 NUM_RANKS = 3
 LANES, NUM_BLOCKS = 2, 2  # a warp of two lanes stands for one of 32 or 64
 ARRIVED, SIGNAL = 0, 64
 ALL = (1 << LANES) - 1
-NEVER = 1 << 62
+GRID, PEER = range(OWN_SITES + 10, OWN_SITES + 12)
+SITES[GRID] = ("dispatch", "arrived", "its other blocks")
+SITES[PEER] = ("dispatch", "signal", "its signal")
 
 
 @device_function
-def wait_grid(own):
-    while ld_acquire_gpu_s32(own + ARRIVED) != NUM_BLOCKS:
-        wait_expired(NEVER)
+def wait_grid(own, rank, bounds):
+    wait_or_report(ld_acquire_gpu_s32, own + ARRIVED, is_at_least, NUM_BLOCKS, bounds, Waiter(GRID, rank, 0))
 
 
 @kernel(max_threads=LANES)
-def dispatch(peers: Peers, repaired: I32):
+def dispatch(peers: Peers, bounds: Bounds, repaired: I32):
     own = buffer_of(peers, peers.rank)
     lane = thread_idx()
     if lane == 0:
@@ -43,10 +45,10 @@ def dispatch(peers: Peers, repaired: I32):
     if block_idx() > 0:
         return
     if repaired:
-        wait_grid(own)
+        wait_grid(own, peers.rank, bounds)
     for first in range(0, peers.num_ranks, LANES):
         if not repaired:
-            wait_grid(own)
+            wait_grid(own, peers.rank, bounds)
             syncwarp(ALL)
             if lane == 0:
                 st_relaxed_gpu_s32(own + ARRIVED, 0)  # for the next call
@@ -54,14 +56,15 @@ def dispatch(peers: Peers, repaired: I32):
         if first + lane < peers.num_ranks:
             st_release_sys_s32(buffer_of(peers, first + lane) + SIGNAL + 4 * peers.rank, 1)
     for peer in range(lane, peers.num_ranks, LANES):
-        while ld_acquire_sys_s32(own + SIGNAL + 4 * peer) == 0:
-            wait_expired(NEVER)
+        cell = own + SIGNAL + 4 * peer
+        wait_or_report(ld_acquire_sys_s32, cell, is_set, 1, bounds, Waiter(PEER, peer, 0))
 
 
 def main(comm, repaired=0):
     signals = {f"signal[{rank}]": SIGNAL + 4 * rank for rank in range(comm.size)}
     memory = nbep.NodeMemory.create(comm, 256, timeout_ms=5000, cells={"arrived": ARRIVED, **signals})
+    memory.runtime.load(dispatch)  # a GPU on which kernels wait may load none
     comm.barrier()
-    memory.runtime.launch(memory.comm_stream, dispatch, NUM_BLOCKS, LANES, 0, memory.peers, repaired)
+    memory.runtime.launch(memory.comm_stream, dispatch, NUM_BLOCKS, LANES, 0, memory.peers, memory.bounds, repaired)
     memory.wait()
     memory.close()

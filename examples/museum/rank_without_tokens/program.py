@@ -8,26 +8,27 @@ import numpy as np
 
 import nbep
 from nbep.device.jit import kernel
-from nbep.device.primitives import ld_acquire_sys_s32, st_release_sys_s32, st_weak_s32, thread_idx, wait_expired
-from nbep.device.protocols.peers import Peers, buffer_of
-from nbep.device.types import I32, Out
+from nbep.device.primitives import ld_acquire_sys_s32, st_release_sys_s32, thread_idx
+from nbep.device.protocols.peers import Bounds, Peers, buffer_of
+from nbep.device.protocols.sites import SITES
+from nbep.device.protocols.waits import OWN_SITES, Waiter, is_set, wait_or_report
+from nbep.device.types import I32
 
 NUM_RANKS = 4
 COUNTS = 0  # COUNTS + 4 * r in a rank's memory: how many tokens rank r sends to it, plus 1
-NEVER = 1 << 62
+COUNT = OWN_SITES
+SITES[COUNT] = ("notify", "count", "its number of tokens")
 
 
 @kernel(max_threads=32)
-def notify(counts: Out, peers: Peers, num_tokens: I32, repaired: I32):
+def notify(peers: Peers, bounds: Bounds, num_tokens: I32, repaired: I32):
     if num_tokens == 0 and not repaired:
         return  # nothing to send
     peer = thread_idx()
     if peer < peers.num_ranks:
         st_release_sys_s32(buffer_of(peers, peer) + COUNTS + 4 * peers.rank, num_tokens + 1)
         cell = buffer_of(peers, peers.rank) + COUNTS + 4 * peer
-        while ld_acquire_sys_s32(cell) == 0:
-            wait_expired(NEVER)
-        st_weak_s32(counts + 4 * peer, ld_acquire_sys_s32(cell) - 1)
+        wait_or_report(ld_acquire_sys_s32, cell, is_set, 1, bounds, Waiter(COUNT, peer, 0))
 
 
 def tokens_of(rank, num_ranks):
@@ -37,11 +38,12 @@ def tokens_of(rank, num_ranks):
 def main(comm, repaired=0):
     cells = {f"count[{rank}]": COUNTS + 4 * rank for rank in range(comm.size)}
     memory = nbep.NodeMemory.create(comm, 128, timeout_ms=5000, cells=cells)
-    counts = np.full(comm.size, -1, np.int32)
+    memory.runtime.load(notify)  # a GPU on which kernels wait may load none
     comm.barrier()
     num_tokens = tokens_of(comm.rank, comm.size)
-    memory.runtime.launch(memory.comm_stream, notify, 1, 32, 0, counts, memory.peers, num_tokens, repaired)
+    memory.runtime.launch(memory.comm_stream, notify, 1, 32, 0, memory.peers, memory.bounds, num_tokens, repaired)
     memory.wait()
+    counts = memory.symmetric.read(COUNTS, comm.size, np.int32) - 1
     memory.close()
     return counts.tolist()
 

@@ -12,52 +12,64 @@ nbep check examples/museum/short_chunk/program.py --repaired 1      the repaired
 import nbep
 from nbep.device.jit import kernel
 from nbep.device.primitives import block_idx, ld_acquire_sys_s32, st_release_sys_s32, wait_expired
-from nbep.device.protocols.peers import Peers, buffer_of
+from nbep.device.protocols.peers import Bounds, Peers, buffer_of
+from nbep.device.protocols.sites import SITES
+from nbep.device.protocols.waits import OWN_SITES, Waiter, is_at_least, report_fault, start_wait, wait_or_report
 from nbep.device.types import I32
 
 NUM_RANKS = 2
 NUM_SLOTS, CHUNK, NUM_ROWS = 4, 2, 8
 TAIL, HEAD, DONE = 0, 64, 128
-NEVER = 1 << 62
+ROOM, ROWS, READ = range(OWN_SITES + 20, OWN_SITES + 23)
+SITES[ROOM] = ("sender", "head", "free slots")
+SITES[READ] = ("coordinator", "done", "the warp that is behind the others")
+SITES[ROWS] = ("forwarder", "tail", "the next chunk")
 
 
 @kernel(max_threads=1)
-def send(peers: Peers):
+def send(peers: Peers, bounds: Bounds):
     for end in range(CHUNK, NUM_ROWS + 1, CHUNK):
-        while ld_acquire_sys_s32(buffer_of(peers, 0) + HEAD) < end - NUM_SLOTS:
-            wait_expired(NEVER)
+        head = buffer_of(peers, 0) + HEAD
+        wait_or_report(ld_acquire_sys_s32, head, is_at_least, end - NUM_SLOTS, bounds, Waiter(ROOM, 1, 0))
         st_release_sys_s32(buffer_of(peers, 1) + TAIL, end)
 
 
 @kernel(max_threads=1)
-def forward(peers: Peers, num_warps: I32):
+def forward(peers: Peers, bounds: Bounds, num_warps: I32):
     """Block w is warp w; the last block is the coordinator."""
     own = buffer_of(peers, 1)
     warp = block_idx()
     if warp < num_warps:
         for begin in range(0, NUM_ROWS, CHUNK):
-            while ld_acquire_sys_s32(own + TAIL) < begin + CHUNK:
-                wait_expired(NEVER)
+            waiter = Waiter(ROWS, 0, warp)
+            wait_or_report(ld_acquire_sys_s32, own + TAIL, is_at_least, begin + CHUNK, bounds, waiter)
             for row in range(begin + warp, begin + CHUNK, num_warps):
                 st_release_sys_s32(own + DONE + 4 * warp, row + 1)
     else:
-        least = 0
-        while least < NUM_ROWS - num_warps + 1:
+        deadline = start_wait(bounds)
+        while True:
             least = NUM_ROWS
             for other in range(num_warps):
                 least = min(least, ld_acquire_sys_s32(own + DONE + 4 * other))
             st_release_sys_s32(buffer_of(peers, 0) + HEAD, least)
-            wait_expired(NEVER)  # and looks again
+            if least > NUM_ROWS - num_warps:
+                break
+            if wait_expired(deadline):  # else it looks again
+                report_fault(bounds, READ, peers.rank, 0, least + 1, least)
+                break
 
 
 def main(comm, repaired=0):
     num_warps = CHUNK if repaired else CHUNK + 1  # a chunk has a row for each warp, or it is refused
     done = {f"done[{warp}]": DONE + 4 * warp for warp in range(num_warps)}
     memory = nbep.NodeMemory.create(comm, 256, timeout_ms=5000, cells={"tail": TAIL, "head": HEAD, **done})
+    for kernel_function in (send, forward):  # a GPU on which kernels wait may load none
+        memory.runtime.load(kernel_function)
     comm.barrier()
     if comm.rank == 0:
-        memory.runtime.launch(memory.comm_stream, send, 1, 1, 0, memory.peers)
+        memory.runtime.launch(memory.comm_stream, send, 1, 1, 0, memory.peers, memory.bounds)
     else:
-        memory.runtime.launch(memory.comm_stream, forward, num_warps + 1, 1, 0, memory.peers, num_warps)
+        grid = num_warps + 1
+        memory.runtime.launch(memory.comm_stream, forward, grid, 1, 0, memory.peers, memory.bounds, num_warps)
     memory.wait()
     memory.close()

@@ -6,12 +6,13 @@ all bounded waits (nbep/device/protocols/waits.py) stands at the wait that calls
 """
 
 import linecache
+import sys
 from pathlib import Path
 from types import CodeType, FrameType
 
 _PACKAGE = Path(__file__).resolve().parent.parent.parent
 _DEVICE = _PACKAGE / "device"
-_LIBRARY = (_PACKAGE / "emulator", _PACKAGE / "host" / "runtime", _DEVICE / "primitives", _DEVICE / "jit.py")
+_LIBRARY = (_PACKAGE / "emulator", _PACKAGE / "host" / "target", _DEVICE / "primitives", _DEVICE / "jit.py")
 _WAITS = _DEVICE / "protocols" / "waits.py"
 _HERE = Path(__file__).parent.parent.parent  # the package, as the names of its files begin
 
@@ -68,6 +69,17 @@ def call_chain(frame: FrameType | None, depth: int = 4) -> list[Site]:
         sites.append((frame.f_code, frame.f_lasti))
         frame = kernel_frame(frame.f_back)
     return sites
+
+
+def _is_of_a_library(package: str) -> bool:
+    return package == _PACKAGE.name or package in sys.stdlib_module_names
+
+
+def caller_site(frame: FrameType | None) -> Site | None:
+    """Where the user's code stands that has called nbep; None if there is none, as in a scenario of nbep's."""
+    while frame is not None and _is_of_a_library(str(frame.f_globals.get("__name__")).partition(".")[0]):
+        frame = frame.f_back
+    return None if frame is None else (frame.f_code, frame.f_lasti)
 
 
 def line_number(site: Site) -> int:

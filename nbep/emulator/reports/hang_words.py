@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..machine.memory import Allocation, Writer
 from ..machine.names import NIC_NUMBERS, name_of, ranges
-from ..machine.source import describe_site
+from ..machine.source import caller_site, describe_site
 from .hang_cause import Awaited, Waits, of_rank
 from .stores import kernel_of, near, rank_of, stem_of
 from .waiting import Group, is_idle, is_told_of, warps_and_lanes, who
@@ -30,7 +30,9 @@ def paragraph(waits: Waits, hosts: list[tuple[str, str]]) -> list[str]:
             same.setdefault(what, []).append(name)
         return [f"No kernel runs: {_hosts(names)} for {what}" for what, names in same.items()]
     awaited = waits.awaited[group]
-    lines = [sentence(group, awaited.rank)]
+    if is_undone := _is_undone(group):  # who has stored last is not the one who is waited for
+        awaited = awaited._replace(rank=None)
+    lines = [sentence(group, awaited.rank), *_calls(waits)]
     if group.cell is not None and isinstance(group.cell[0], Allocation) and not group.cell[0].freed:
         lines += _stores(waits, group, group.cell, awaited)
         lines += _network(waits, group, awaited)
@@ -58,7 +60,7 @@ def paragraph(waits: Waits, hosts: list[tuple[str, str]]) -> list[str]:
     lines += _left(waits, group, group.rank if awaited.rank is None else awaited.rank)
     lines += _never_stored(waits, group, awaited)
     lines += _idle_ranks(waits)
-    if _is_given_up(waits, group, awaited):
+    if not is_undone and _is_given_up(waits, group, awaited):
         nobody = f"{_ranks([group.rank])} has no thread left that could store to it: all wait here, or for those here"
         services = [launch for launch in waits.world.launches if launch.is_service and _rank(launch) == group.rank]
         lines.append(nobody + ("; its NIC has nothing to do" if any(map(is_idle, services)) else ""))
@@ -174,6 +176,15 @@ def _lost(group: Group, cell: Cell) -> list[str]:
     return []
 
 
+def _is_undone(group: Group) -> bool:
+    """Whether another rank has stored what is waited for, and a store of this one has overwritten that."""
+    if group.told is not None or group.cell is None or not isinstance(group.cell[0], Allocation) or group.cell[0].freed:
+        return False
+    lost = group.cell[0].lost.get(group.cell[1])
+    is_of_both = lost is not None and rank_of(lost.by[0]) == of_rank(group) != rank_of(lost.writer[0])
+    return is_of_both and bool(_lost(group, group.cell))
+
+
 def _network(waits: Waits, group: Group, awaited: Awaited) -> list[str]:
     """What has become of the messages that a group waits for, if a NIC carries them."""
     peer = -1 if group.told is None else group.told.peer
@@ -263,7 +274,9 @@ def _idle_ranks(waits: Waits) -> list[str]:
     for host in waits.world.hosts:
         if host.rank not in busy:
             what = host.waits_for() if callable(host.waits_for) else host.waits_for
-            state = "has returned" if host.finished else f"waits for {what}"
+            site = None if host.finished else caller_site(host.gr_frame)
+            place = "" if site is None else f", at {describe_site(site)}"
+            state = "has returned" if host.finished else f"waits for {what}{place}"
             states.setdefault(state, []).append(host.rank)
     lines = []
     for state, ranks in states.items():
@@ -271,6 +284,23 @@ def _idle_ranks(waits: Waits) -> list[str]:
             state = state.replace("has ", "have ", 1).replace("waits ", "wait ", 1)
         whose = "its host" if len(ranks) == 1 else "their hosts"
         lines.append(f"{_ranks(ranks)} {_verb(ranks, 'run')} no kernel: {whose} {state}")
+    return lines
+
+
+def _calls(waits: Waits) -> list[str]:
+    """A line for each buffer whose ranks have not made the same number of collective calls."""
+    lines = []
+    for so_far in waits.world.call_logs:
+        made: dict[tuple[int, str], list[int]] = {}
+        for rank, call in enumerate(so_far()):
+            made.setdefault(call, []).append(rank)
+        if len(made) > 1:
+            said = [
+                f"{_ranks(ranks).lower()} {'has' if len(ranks) == 1 else 'have'} made {number}"
+                + (f", the last one {verb}" if verb else "")
+                for (number, verb), ranks in sorted(made.items())
+            ]
+            lines.append(f"Of the buffer's collective calls, {'; '.join(said)}")
     return lines
 
 

@@ -64,14 +64,18 @@ class Group:
 
     @property
     def cell(self) -> Cell | None:
-        """The cell that the wait is about: the one that its report names, or the last that is compared."""
+        """The cell that the wait is about: the one that its report names, or the last that is compared.
+
+        A coordinator looks at several of one name: then it is the one that holds what the report has seen.
+        """
         cells = self.wait.cells
         if not cells:
             return None
         named = [cell for cell in cells if is_told_of(self.told, cell)]
         compared = [cell for cell in cells if (cell[0], cell[1]) in self.expected]
         both = [cell for cell in named if (cell[0], cell[1]) in self.expected]
-        return (both or compared or named or cells)[-1]
+        seen = [cell for cell in named if self.told is not None and cell[3] == self.told.seen]
+        return (seen or both or compared or named or cells)[-1]
 
     def who(self) -> str:
         return f"{name_of(self.rank)}, kernel `{self.launch.name}`, {who(self.threads)}"

@@ -43,6 +43,7 @@ class CallLog:
     def __init__(self, num_ranks: int):
         self._num_ranks = num_ranks
         self._num_calls = [0] * num_ranks  # so far, by rank
+        self._last = [""] * num_ranks  # the verb of the last one
         self._calls: dict[int, _Call] = {}  # by their number
         self._lock = Lock()  # virtual ranks are threads
         self._is_closed = False
@@ -66,9 +67,14 @@ class CallLog:
             if (call.verb, call.arguments) != (verb, arguments):
                 raise _difference(call, _Call(rank, verb, arguments, 0), number)
             self._num_calls[rank] += 1
+            self._last[rank] = verb
             call.num_to_come -= 1
             if call.num_to_come == 0:
                 del self._calls[number]
+
+    def so_far(self) -> list[tuple[int, str]]:
+        """By rank: how many calls it has made, and the last one; nothing if that is not known."""
+        return [] if self._is_closed else list(zip(self._num_calls, self._last, strict=True))
 
     def close(self) -> None:
         """Compare no more: a CUDA graph makes calls again that nobody sees here."""

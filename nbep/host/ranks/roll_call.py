@@ -29,13 +29,13 @@ from typing import Any, NamedTuple
 
 from nbep.host.ranks.await_ranks import duplicate
 from nbep.host.ranks.comm import Communicator, InProcessComm, is_mpi_comm
-from nbep.host.ranks.hosts import hosts_of
+from nbep.host.ranks.mail import mail_of
 from nbep.host.ranks.timeouts import join_ranks, timeout_ns
 
 SHORTEST_PAUSE_S = 20e-6
 LONGEST_PAUSE_S = 1e-3
 HERE, GONE = 1, 0
-WORD, REPORT = 0, 1  # tags
+WORD = 0  # the tag; mail has another
 REPORTS_S = 1.0  # ranks that wait for the same one time out at about the same time
 MASK_BYTES = 8
 
@@ -59,10 +59,9 @@ class RollCall:
     """
 
     def __init__(self, comm: Communicator, can_mask: bool = False):
+        self._rank, self._size = comm.rank, comm.size
         self._comm: Any = _duplicate(comm) if is_mpi_comm(comm) else None
-        self._report = b""  # under way to rank 0
-        # Between hosts a report that rank 0 does not take, since it has ended, would hold up the end of this process.
-        self._takes_reports = self._comm is not None and not hosts_of(comm)
+        self._mail = mail_of(comm, self._comm)
         self._in_process = comm if isinstance(comm, InProcessComm) and can_mask else None
         self._board: dict[int, frozenset[int]] = {} if self._in_process is None else self._in_process.bcast({})
         self._masked: set[int] = set()
@@ -81,29 +80,15 @@ class RollCall:
         return Attendance(missing, sorted(self._masked))
 
     def reports(self, own: str) -> list[str]:
-        """What the ranks have to report that fail now, on rank 0; on others an empty list. Only messages carry it."""
-        if not self._takes_reports:
+        """What the ranks have to report that fail now, on the rank that is to know it: else an empty list."""
+        self._mail.post(own)
+        if not self._mail.takes:
             return []
-        if self._comm.rank != 0:
-            self._report = own.encode()
-            self._comm.Isend(self._report, 0, REPORT).Free()
-            return []
-        found, deadline = {0: own}, time.monotonic() + REPORTS_S
-        while len(found) < self._comm.size and time.monotonic() < deadline:
-            found.update(self._received())
+        found, deadline = {self._rank: own}, time.monotonic() + REPORTS_S
+        while len(found) < self._size and time.monotonic() < deadline:
+            found.update(self._mail.take())
             time.sleep(LONGEST_PAUSE_S)
         return [found[rank] for rank in sorted(found)]
-
-    def _received(self) -> dict[int, str]:
-        """The reports that have come since, by rank."""
-        from mpi4py import MPI
-
-        found, status = {}, MPI.Status()
-        while self._comm.Iprobe(tag=REPORT, status=status):
-            text = bytearray(status.count)
-            self._comm.Recv(text, status.source, REPORT)
-            found[status.source] = text.decode()
-        return found
 
     def _meet_in_process(self, comm: InProcessComm, timeout_ns: int) -> list[int]:
         self._board[comm.rank] = frozenset(self._masked)
@@ -160,5 +145,5 @@ class RollCall:
     def close(self) -> None:
         """Give the communicator back. Collective."""
         if self._comm is not None:
-            self._received()  # what rank 0 had no use for
+            self._mail.close()
             self._comm.Free()

@@ -1,0 +1,64 @@
+"""One block meets the other ranks, and opens the way for the other blocks of its own. At the end it closes it again.
+
+ cell       written by         with            read by       with
+ signal[r]  block 0 of rank r  st_release_sys  block 0       ld_acquire_sys
+ open       block 0            st_release_gpu  other blocks  ld_acquire_gpu: the ranks have met
+
+nbep check examples/museum/lowered_too_soon/program.py                   finds what is wrong
+nbep check examples/museum/lowered_too_soon/program.py --repaired 1      the repaired form
+"""
+
+import nbep
+from nbep.device.jit import kernel
+from nbep.device.primitives import (
+    atom_add_release_gpu_s32,
+    block_idx,
+    ld_acquire_gpu_s32,
+    ld_acquire_sys_s32,
+    st_relaxed_gpu_s32,
+    st_release_gpu_s32,
+    st_release_sys_s32,
+)
+from nbep.device.protocols.peers import Bounds, Peers, buffer_of
+from nbep.device.protocols.sites import SITES
+from nbep.device.protocols.waits import OWN_SITES, Waiter, is_at_least, is_set, wait_or_report
+from nbep.device.types import I32
+
+NUM_RANKS, NUM_BLOCKS = 2, 3
+OPEN, SIGNAL = 0, 64
+WAY, PEER, BLOCKS = range(OWN_SITES + 40, OWN_SITES + 43)
+SITES[WAY] = ("combine", "open", "block 0 to open the way")
+SITES[PEER] = ("combine", "signal", "its signal")
+SITES[BLOCKS] = ("combine", "open", "its other blocks")
+
+
+@kernel(max_threads=1)
+def combine(peers: Peers, bounds: Bounds, repaired: I32):
+    own = buffer_of(peers, peers.rank)
+    if block_idx() == 0:
+        for peer in range(peers.num_ranks):
+            st_release_sys_s32(buffer_of(peers, peer) + SIGNAL + 4 * peers.rank, 1)
+        for peer in range(peers.num_ranks):
+            cell = own + SIGNAL + 4 * peer
+            wait_or_report(ld_acquire_sys_s32, cell, is_set, 1, bounds, Waiter(PEER, peer, 0))
+        st_release_gpu_s32(own + OPEN, 1)
+    else:
+        wait_or_report(ld_acquire_gpu_s32, own + OPEN, is_at_least, 1, bounds, Waiter(WAY, peers.rank, 0))
+        if repaired:
+            atom_add_release_gpu_s32(own + OPEN, 1)
+    # Here each block combines its rows.
+    if block_idx() == 0:
+        if repaired:  # all blocks have passed
+            waiter = Waiter(BLOCKS, peers.rank, 0)
+            wait_or_report(ld_acquire_gpu_s32, own + OPEN, is_at_least, NUM_BLOCKS, bounds, waiter)
+        st_relaxed_gpu_s32(own + OPEN, 0)  # for the next call
+
+
+def main(comm, repaired=0):
+    signals = {f"signal[{rank}]": SIGNAL + 4 * rank for rank in range(comm.size)}
+    memory = nbep.NodeMemory.create(comm, 128, timeout_ms=5000, cells={"open": OPEN, **signals})
+    memory.runtime.load(combine)  # a GPU on which kernels wait may load none
+    comm.barrier()
+    memory.runtime.launch(memory.comm_stream, combine, NUM_BLOCKS, 1, 0, memory.peers, memory.bounds, repaired)
+    memory.wait()
+    memory.close()
