@@ -53,7 +53,8 @@ def check_all(
         left = f"about {round(tree.schedules / tree.share) - tree.schedules:,}" if tree.share > 1e-9 else "many"
         console.print(f"Not all: {tree.schedules:,} schedules seen, {left} to go ({redundant}). Nothing found so far.")
         return NOT_ALL
-    console.print(f"All {tree.schedules:,} schedules: nothing found ({redundant}).")
+    whole = "The only schedule" if tree.schedules == 1 else f"All {tree.schedules:,} schedules"
+    console.print(f"{whole}: nothing found ({redundant}).")
     console.print('They are all orders of the accesses that are not weak. What "all" means: docs/every_schedule.md')
     if note is not None:
         console.print(note)

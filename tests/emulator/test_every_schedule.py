@@ -3,9 +3,12 @@
 import random
 
 import pytest
+from parts import both_parts
 
 from nbep.emulator import DataRace, DeadlockError, World, current_thread
 from nbep.emulator.schedule.every import Every, Redundant, Tree
+from nbep.emulator.schedule.every_seen import settled
+from nbep.emulator.schedule.every_thread import EveryThread
 
 NEVER_NS = 1 << 62
 
@@ -58,7 +61,9 @@ def run_threads(num_threads, num_cells, thread, strategy, num_ranks=1):
 #
 # A thread is a list of accesses: (name, cell, number).
 # load, store, add; poll: until the cell holds the number; poll_either: until this cell or the next one is not 0, which
-# are loaded one after the other
+# are loaded one after the other. What asks for less than the value: bump, an add whose old value nobody reads;
+# at_least: until the cell holds the number or more; is_least: whether it does; bit: the lowest bit; late: load this
+# cell and the next one, and ask only then whether the first one held the number or more
 
 
 def draw(seed, polls):
@@ -103,17 +108,23 @@ def step_of(thread, cells, state):
         return ()
     name, cell, number = thread[at]
     value, other = cells[cell], (cell + 1) % len(cells)
-    stored = {"store": number, "add": value + number}.get(name, value)
+    stored = {"store": number, "add": value + number, "bump": value + number}.get(name, value)
     after = (*cells[:cell], stored, *cells[cell + 1 :])
-    if name == "poll":
-        return ((cells, (at + 1, None, (*reads, number))),) if value == number else ()
+    if name in ("poll", "at_least"):
+        is_there = value == number if name == "poll" else value >= number
+        return ((cells, (at + 1, None, (*reads, number))),) if is_there else ()
+    if name == "late":
+        if half is None:
+            return ((cells, (at, value, reads)),)
+        return ((cells, (at + 1, None, (*reads, cells[other], half >= number))),)
     if name == "poll_either":
         if half is None:
             return ((cells, (at, value, reads)),)
         if half or cells[other]:
             return ((cells, (at + 1, None, (*reads, half, cells[other]))),)
         return ((cells, (at, None, reads)),) if value else ()
-    return ((after, (at + 1, None, reads if name == "store" else (*reads, value))),)
+    told = {"store": (), "bump": (), "is_least": (value >= number,), "bit": (value & 1 == 1,)}.get(name, (value,))
+    return ((after, (at + 1, None, (*reads, *told))),)
 
 
 def explore(threads, num_cells, num_ranks, orders):
@@ -132,6 +143,20 @@ def explore(threads, num_cells, num_ranks, orders):
                     t.store(here, "s32", value, store_order, "sys")
                 elif name == "add":
                     mine.append(int(t.atomic("add", here, "s32", value, "relaxed", "sys")))
+                elif name == "bump":
+                    t.atomic("add", here, "s32", value, "release" if store_order == "release" else "relaxed", "sys")
+                elif name == "at_least":
+                    while not t.load(here, "s32", load_order, "sys") >= value:
+                        t.spin(NEVER_NS)
+                    mine.append(value)
+                elif name == "is_least":
+                    mine.append(bool(t.load(here, "s32", load_order, "sys") >= value))
+                elif name == "bit":
+                    mine.append(bool(t.load(here, "s32", load_order, "sys") & 1 == 1))
+                elif name == "late":
+                    seen = t.load(here, "s32", load_order, "sys")
+                    mine.append(int(t.load(other, "s32", load_order, "sys")))
+                    mine.append(bool(seen >= value))
                 elif name == "poll":
                     while t.load(here, "s32", load_order, "sys") != value:
                         t.spin(NEVER_NS)
@@ -160,7 +185,19 @@ def compare(seed, polls):
     return tree
 
 
-POLLS = [(), ("poll",), ("poll", "poll_either"), ("poll_either",)]
+POLLS = [
+    (),
+    ("poll",),
+    ("poll", "poll_either"),
+    ("poll_either",),
+    ("bump", "at_least"),
+    ("bump", "at_least", "is_least"),
+    ("bump", "bump", "is_least", "bit"),
+    ("bump", "poll"),
+    ("late", "bump"),
+    ("bump", "bump", "at_least", "at_least", "is_least", "late", "poll"),
+    ("at_least", "poll_either", "bump"),
+]
 
 
 @pytest.mark.parametrize("polls", POLLS, ids=lambda polls: "-".join(polls) or "none")
@@ -174,6 +211,135 @@ def test_outcomes_are_those_of_all_interleavings(polls):
 def test_outcomes_of_more_programs(polls):
     for seed in range(15, 100):
         compare(seed, polls)
+
+
+@pytest.mark.parametrize(
+    ("seed", "polls"),
+    [(56, POLLS[9]), (74, POLLS[7]), (79, POLLS[5]), (91, POLLS[7]), (112, POLLS[9])],
+)
+def test_a_poll_that_fails_to_the_end_has_succeeded_in_other_schedules(seed, polls):
+    compare(seed, polls)
+
+
+# --- races of weak accesses ---------------------------------------------------------------------------------------
+
+
+def draw_with_data(seed):
+    """Threads, each a list of (name, flag, number, cell of data, whether it releases or acquires); flags and cells."""
+    draws = random.Random(seed)
+    num_flags, num_cells = draws.choice((1, 2)), draws.choice((1, 2))
+    names = ["store_data", "load_data", "store", "bump", "at_least", "load_if", "store_unless", "ticket"]
+    threads = [
+        [
+            (
+                draws.choice(names),
+                draws.randrange(num_flags),
+                draws.randrange(1, 4),
+                draws.randrange(num_cells),
+                draws.random() < 0.7,
+            )
+            for _ in range(draws.randint(2, 4))
+        ]
+        for _ in range(draws.choice((2, 3, 3)))
+    ]
+    return threads, num_flags, num_cells
+
+
+def finds_race(threads, num_flags, num_cells):
+    def program(strategy):
+        def thread(t, number, cells):
+            for name, flag_index, value, cell_index, is_ordered in threads[number]:
+                flag, data = cells[flag_index], cells[num_flags + cell_index]
+                load_order, store_order = ("acquire", "release") if is_ordered else ("relaxed", "relaxed")
+                if name == "store_data":
+                    t.store(data, "s32", value, "weak", "sys")
+                elif name == "load_data":
+                    t.load(data, "s32", "weak", "sys")
+                elif name == "store":
+                    t.store(flag, "s32", value, store_order, "sys")
+                elif name == "bump":
+                    t.atomic("add", flag, "s32", 1, store_order, "sys")
+                elif name == "ticket":
+                    if t.atomic("add", flag, "s32", 1, "acq_rel" if is_ordered else "relaxed", "sys") == value:
+                        t.load(data, "s32", "weak", "sys")
+                elif name == "at_least":
+                    while not t.load(flag, "s32", load_order, "sys") >= value:
+                        t.spin(NEVER_NS)
+                elif name == "load_if":
+                    if t.load(flag, "s32", load_order, "sys") >= value:
+                        t.load(data, "s32", "weak", "sys")
+                elif not t.load(flag, "s32", load_order, "sys") >= value:
+                    t.store(data, "s32", 9, "weak", "sys")
+
+        return run_threads(len(threads), num_flags + num_cells, thread, strategy)
+
+    try:
+        run_all(program)
+    except DataRace:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("seeds", both_parts([range(60)], [range(60, 500)]))
+def test_no_race_is_lost_by_what_commutes(seeds, monkeypatch):
+    """With each value that is read taken for asked, adds and loads do not commute: there are as many races."""
+    seen = EveryThread.seen
+    drawn = [draw_with_data(seed) for seed in seeds]
+    found = [finds_race(*one) for one in drawn]
+    monkeypatch.setattr(EveryThread, "seen", lambda self, value, kind: settled(seen(self, value, kind)))
+    assert found == [finds_race(*one) for one in drawn]
+    assert 0 < sum(found) < len(seeds)
+
+
+def test_adds_whose_old_value_nobody_reads_have_one_order():
+    def program(strategy):
+        def thread(t, number, cells):
+            for _ in range(3):
+                t.atomic("add", cells[0], "s32", 1, "release", "sys")
+
+        return run_threads(3, 1, thread, strategy, num_ranks=3)
+
+    tree, outcomes = run_all(program)
+    assert (tree.schedules, tree.redundant, outcomes) == (1, 0, {((9,), True)})
+
+
+def test_who_waits_for_a_counter_that_grows_does_not_multiply_schedules():
+    def program(strategy):
+        def thread(t, number, cells):
+            if number == 0:
+                for i in range(4):
+                    t.store(cells[0], "s32", i + 1, "release", "sys")
+            else:
+                while t.load(cells[0], "s32", "acquire", "sys") < 2:
+                    t.spin(NEVER_NS)
+
+        return run_threads(6, 1, thread, strategy)
+
+    tree, _ = run_all(program)
+    assert (tree.schedules, tree.redundant) == (1, 0)
+
+
+def test_a_thread_knows_no_more_than_it_has_asked_for():
+    """Who asks for 1 may come before the release of 2, also in the only schedule that is run."""
+
+    def program(strategy):
+        def thread(t, number, cells):
+            data, flag, other = cells
+            if number == 0:
+                t.store(flag, "s32", 1, "release", "sys")
+                t.store(data, "s32", 42, "weak", "sys")
+                t.store(flag, "s32", 2, "release", "sys")
+                t.store(other, "s32", 1, "relaxed", "sys")
+            else:
+                while t.load(other, "s32", "relaxed", "sys") == 0:
+                    t.spin(NEVER_NS)
+                if t.load(flag, "s32", "acquire", "sys") >= 1:
+                    t.load(data, "s32", "weak", "sys")
+
+        return run_threads(2, 3, thread, strategy)
+
+    with pytest.raises(DataRace):
+        run_all(program)
 
 
 def take_tickets(each, bad=None):

@@ -52,11 +52,11 @@ def meet_twice(comm):
     memory.close()
 
 
-@pytest.mark.thorough
-def test_two_ranks_meet_twice():
-    *_, (tree, _) = all_of(meet_twice, 2)
+@pytest.mark.parametrize(("num_ranks", "schedules", "redundant"), [(2, 2, 2), (3, 6, 25)])
+def test_ranks_meet_twice(num_ranks, schedules, redundant):
+    *_, (tree, _) = all_of(meet_twice, num_ranks)
     assert tree.is_whole
-    assert tree.schedules == 15
+    assert (tree.schedules, tree.redundant) == (schedules, redundant)
 
 
 BROKEN = [
@@ -73,17 +73,22 @@ def test_a_broken_barrier_is_a_race(fault):
 
 
 @pytest.fixture
-def ring(monkeypatch):
+def ring():
     spec = importlib.util.spec_from_file_location("ring_of_every_schedule", RING)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    for name, value in {"NUM_SLOTS": 2, "LANES": 1, "FULL_MASK": 1, "ROW_BYTES": 4}.items():
-        monkeypatch.setattr(module, name, value)
     return module
 
 
-@pytest.mark.thorough
-def test_ring_of_two_slots_and_four_rows(ring):
-    runs = list(all_of(ring.main, 2, 4))
-    assert all(received == np.arange(4).reshape(4, 1).tolist() for _, (_, received) in runs)
-    assert runs[-1][0].is_whole
+@pytest.mark.parametrize(
+    ("slots", "rows", "lanes", "schedules", "redundant"),
+    [(2, 3, 1, 1, 2), (2, 4, 1, 1, 3), (4, 3, 1, 2, 2), (4, 3, 3, 2, 2), (4, 3, 32, 2, 2)],
+)
+def test_lanes_of_a_ring_do_not_multiply_schedules(ring, monkeypatch, slots, rows, lanes, schedules, redundant):
+    names = {"NUM_SLOTS": slots, "LANES": lanes, "FULL_MASK": (1 << lanes) - 1, "ROW_BYTES": 4 * lanes}
+    for name, value in names.items():
+        monkeypatch.setattr(ring, name, value)
+    runs = list(all_of(ring.main, 2, rows))
+    assert all(received == np.arange(rows * lanes).reshape(rows, lanes).tolist() for _, (_, received) in runs)
+    tree = runs[-1][0]
+    assert (tree.is_whole, tree.schedules, tree.redundant) == (True, schedules, redundant)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..machine.memory import Allocation
@@ -102,11 +103,15 @@ class SignallingThread(ProxyThread):
 
     def receive(self, allocation: Allocation, offset: int, order: str, scope: str) -> None:
         """A strong access has read a cell."""
-        cell, reach = (allocation, offset), SCOPES[scope]
-        for store in allocation.last_stores.get(offset >> GRANULE_BITS, ()):
+        stores = allocation.last_stores.get(offset >> GRANULE_BITS, ())
+        self.hear((allocation, offset), stores, allocation.messages.get(offset), order, scope)
+
+    def hear(self, cell: Cell, stores: Iterable[Access], message: Message | None, order: str, scope: str) -> None:
+        """A strong access has read what these stores have left in a cell, and this is what it tells."""
+        offset, reach = cell[1], SCOPES[scope]
+        for store in stores:
             if store.begin == offset and min(store.reach, reach) >= distance(store.owner, self.owner):
                 self.observed.add(store)
-        message = allocation.messages.get(offset)
         needed = 0 if message is None else distance(message.owner, self.owner)
         said = NOTHING if message is None or reach < needed else message.heard(needed)
         if needed > SCOPES["cta"]:  # a proxy fence of another block says nothing to this block's copy engine

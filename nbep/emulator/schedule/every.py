@@ -1,12 +1,13 @@
 """Every schedule of a small program, each order of dependent accesses once: dynamic partial-order reduction.
 
 A thread runs alone up to its next access that is not weak; who of those that stand before one goes first is a choice.
-Two accesses are dependent if they meet in a byte and one of them is a store. When a run is over, each pair of dependent
-accesses that nothing orders is a race: in another run the later one comes first. *Source sets* say whom to choose for
-that, and *sleep sets* who has been tried already, so that two runs never differ only by independent accesses.
+Two accesses are dependent if they meet in a byte, one of them is a store, and they do not commute: see `every_order`,
+and `every_seen` for what a thread knows of a value. When a run is over, each pair of dependent accesses that nothing
+orders is a race: in another run the later one comes first. *Source sets* say whom to choose for that, and *sleep sets*
+who has been tried already, so that two runs never differ only by independent accesses.
 
 A poll that fails is no step: its thread cannot go on, and the choice is made again among the others. It stays parked
-until the cell changes, and the store that wakes it comes before it.
+until the cell changes. Where it would have succeeded before a store that came first, another run has it come there.
 
     tree = Tree()
     while tree.begin():
@@ -23,6 +24,8 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+from .every_order import clock_before, comes_before, races, where_it_succeeds
+from .every_seen import NEVER, Cell, Cells, Question, Reading, agree, answer
 from .strategies import Ready, Strategy
 
 Who = tuple[int, str, int, int, int]  # rank, kernel, number of the launch, block, thread
@@ -49,11 +52,99 @@ class Access(NamedTuple):
         return (self.is_store or other.is_store) and not self.words.isdisjoint(other.words)
 
 
-class Step(NamedTuple):
-    """An access that has been made. clock: the steps that come before it, and itself"""
+class Step:
+    """An access that has been made.
 
-    who: Who
-    clock: Clock
+    after: the last steps that come before it in its thread, and in those that it has met
+    refused: what its thread had asked of the cell when its poll failed before, each time, and what the answers were
+    cell, reading, entry: what it has met, what it has read, the number of what it has stored there
+    is_add, number: whether it is an add that may commute with others; what it adds or, if it is a plain store, stores
+    clock: the last step of each thread that comes before it, and itself
+    is_cut: of a load, whether all later stores come behind it
+    """
+
+    __slots__ = (
+        "who", "access", "after", "refused", "cell", "reading", "entry", "is_add", "number", "clock",
+        "is_cut",
+    )  # fmt: skip
+
+    def __init__(self, who: Who, access: Access, after: Clock, cell: Cell, refused: list[dict[Question, bool]]):
+        self.who = who
+        self.access = access
+        self.after = after
+        self.refused = refused
+        self.cell: Cell | None = cell
+        self.reading: Reading | None = None
+        self.entry = 0
+        self.is_add = False
+        self.number: int | None = None
+        self.clock: Clock = {}
+        self.is_cut = False
+
+    @property
+    def commutes(self) -> bool:
+        """Whether it is an add whose old value nobody has asked for."""
+        return self.is_add and self.reading is not None and not self.reading.is_exact
+
+    def fails(self, values: set[int]) -> bool:
+        """Whether the poll would fail with each of these values, as far as is known."""
+        return all(any(agree(asked, value) for asked in self.refused) for value in values)
+
+
+class Tried:
+    """What is known of an access from the runs in which it was made here.
+
+    commutes: nobody has asked for its old value; asked: what was asked of a load; is_exact: more than questions
+    """
+
+    def __init__(self, access: Access):
+        self.access = access
+        self.commutes = True
+        self.asked: set[Question] = set()
+        self.is_exact = False
+        self.is_mixed = True
+        self.reach = 0
+        self.who: Who | None = None
+        self.is_add = False
+        self.number: int | None = None
+        self.least = NEVER
+
+    def learn(self, step: Step) -> None:
+        """A run is over."""
+        self.commutes &= step.commutes
+        reading, cell = step.reading, step.cell
+        self.is_mixed = cell is None or cell.is_mixed
+        if reading is None:
+            self.is_exact = True
+        else:
+            self.asked.update(reading.asked)
+            self.is_exact |= reading.is_exact
+            self.reach = reading.reach
+        self.who, self.is_add, self.number = step.who, step.is_add, step.number
+        if cell is not None and self.access.is_store:
+            stored = cell.entries[step.entry]
+            self.least = stored.least if stored.is_alone else NEVER
+
+    def commutes_with(self, step: Step) -> bool:
+        """Whether it makes no difference that a step comes first. If in doubt, it does."""
+        if not self.access.meets(step.access):
+            return True
+        cell, reading = step.cell, step.reading
+        if cell is None or self.is_mixed or cell.is_mixed or self.access.words != step.access.words:
+            return False
+        if self.access.is_store and step.access.is_store:
+            return self.commutes and step.commutes and reading is not None and not reading.is_open
+        if step.access.is_store:
+            before, after = cell.entries[step.entry - 1 : step.entry + 1]
+            if self.is_exact or before.is_wall or not after.is_alone or after.least > self.reach:
+                return False
+            return all(answer(question, before.value) == answer(question, after.value) for question in self.asked)
+        if reading is None or reading.is_exact or reading.is_open or self.number is None or self.least > reading.reach:
+            return False
+        here = cell.entries[reading.index]
+        if self.is_add and here.is_add and here.who != self.who:
+            return False
+        return agree(reading.asked, here.value + self.number if self.is_add else self.number)
 
 
 class Choice:
@@ -66,17 +157,22 @@ class Choice:
     wanted, done: who is to go on here in some run, and who has
     """
 
-    def __init__(self, waiting: dict[Who, Access], asleep: dict[Who, Access]):
+    def __init__(self, waiting: dict[Who, Access], asleep: dict[Who, Tried]):
         self.waiting = waiting
         self.asleep = asleep
         self.failed: list[Who] = []
         self.chosen: Who | None = None
         self.wanted: set[Who] = set()
-        self.done: set[Who] = set()
+        self.done: dict[Who, Tried] = {}
 
     @property
     def left(self) -> set[Who]:
-        return self.wanted - self.done - self.asleep.keys() - set(self.failed)
+        return self.wanted - self.done.keys() - self.asleep.keys() - set(self.failed)
+
+    def asleep_after(self, step: Step) -> dict[Who, Tried]:
+        """Who need not go on behind a step that was made here."""
+        tried = {**self.asleep, **self.done}
+        return {who: one for who, one in tried.items() if who != step.who and one.commutes_with(step)}
 
 
 class Tree:
@@ -110,9 +206,7 @@ class Tree:
         self._depth = 0
         self.probing: Who | None = None  # whose polls are known to fail: up to its next turn nothing is a step
         self.steps: list[Step] = []
-        self.stores: dict[Any, int] = {}  # word -> the last step that stored to it
-        self.loads: dict[Any, list[int]] = {}  # word -> the steps that have loaded it since
-        self.asleep: dict[Who, Access] = {}
+        self.refused: dict[Who, Step] = {}  # polls that have failed, and not come to their end since
         self.picks = []
         return True
 
@@ -125,6 +219,12 @@ class Tree:
             return
         self.redundant += is_redundant
         self.schedules += not is_redundant
+        for choice, step in zip(self.choices, self.steps, strict=False):
+            choice.done[step.who].learn(step)
+        for earlier, later in races(self.steps):
+            self._reverse(earlier, self.steps[later], later)
+        for poll in self.refused.values():
+            self._let_succeed(poll)
         while self.choices:
             last = self.choices[-1]
             if last.left:
@@ -167,7 +267,8 @@ class Tree:
 
     def _choose(self, depth: int, waiting: dict[Who, Access]) -> Who:
         if depth == len(self.choices):
-            self.choices.append(Choice(waiting, self.asleep))
+            asleep = self.choices[depth - 1].asleep_after(self.steps[-1]) if depth else {}
+            self.choices.append(Choice(waiting, asleep))
         choice = self.choices[depth]
         if depth < self._planned:
             if self._tries == 0 and choice.waiting != waiting:
@@ -190,38 +291,16 @@ class Tree:
             return min(waiting)  # it looks once more before a deadlock is reported
         raise Redundant
 
-    def step(self, who: Who, access: Access, clock: Clock, woken_at: int | None = None) -> int:
-        """The one who was chosen makes its access. Returns the number of the step.
-
-        woken_at: the step without which it would still be parked before this very access
-        """
+    def step(self, step: Step) -> int:
+        """The one who was chosen makes its access. Returns the number of the step."""
         depth = len(self.steps)
         choice = self.choices[depth]
-        choice.done.add(who)
-        choice.wanted.add(who)
-        tried = {other: choice.waiting[other] for other in choice.done if other != who and other in choice.waiting}
-        self.asleep = {
-            other: its for other, its in {**choice.asleep, **tried}.items() if other != who and not its.meets(access)
-        }
-        before = {self.stores[word] for word in access.words if word in self.stores}
-        if access.is_store:
-            before.update(*(self.loads.get(word, ()) for word in access.words))
-        last = {at for at in before if not any(other != at and self._comes_before(at, other) for other in before)}
-        races = [at for at in last if at != woken_at and clock.get(self.steps[at].who, -1) < at]
-        for at in before:
-            join(clock, self.steps[at].clock)
-        clock[who] = depth
-        self.steps.append(Step(who, dict(clock)))
-        for at in races:
-            self._reverse(at)
-        if access.is_store:
-            self._changing |= access.words
-        for word in access.words:
-            if access.is_store:
-                self.stores[word] = depth
-                self.loads.pop(word, None)
-            else:
-                self.loads.setdefault(word, []).append(depth)
+        choice.done.setdefault(step.who, Tried(step.access))
+        choice.wanted.add(step.who)
+        self.refused.pop(step.who, None)
+        self.steps.append(step)
+        if step.access.is_store:
+            self._changing |= step.access.words
         return depth
 
     def is_await(self, loads: list[Access], is_nested: bool) -> bool:
@@ -243,41 +322,42 @@ class Tree:
         if depth != len(self.steps) - 1:
             return False
         self.steps.pop()
-        for word in access.words:  # who stores there later need not come first
-            self.loads[word].remove(depth)
         choice = self.choices[depth]
-        choice.done.discard(who)
+        choice.done.pop(who, None)
         choice.wanted.discard(who)
         if who not in choice.failed:
             choice.failed.append(who)
         self._depth, self._tries = depth, len(choice.failed)
-        self.asleep = choice.asleep
         del self.choices[depth + 1 :]
         choice.chosen = None if choice.chosen == who else choice.chosen
         return True
 
-    def _reverse(self, at: int) -> None:
-        """Have the last step come before an earlier one, in some run: one of those who can begin what leads there."""
-        last = len(self.steps) - 1
-        later = [j for j in range(at + 1, last) if not self._comes_before(at, j)] + [last]
-        first: set[Who] = set()
-        for n, j in enumerate(later):
-            if not any(self._comes_before(k, j) for k in later[:n]):
-                first.add(self.steps[j].who)
+    def _let_succeed(self, poll: Step) -> None:
+        """A poll has failed up to the end: have it come where it would not, in some run."""
+        poll.clock = clock_before(self.steps, poll)
+        cell = poll.cell
+        if cell is None or cell.is_mixed:  # all that has been stored there may matter
+            stores = [at for at, step in enumerate(self.steps) if step.access.meets(poll.access)]
+            found = [at for at in stores if poll.clock.get(self.steps[at].who, -1) < at]
+        else:
+            found = list(where_it_succeeds(self.steps, poll, len(cell.entries) - 1, poll.clock))
+        for at in found:
+            self._reverse(at, poll, len(self.steps))
+
+    def _reverse(self, at: int, last: Step, number: int) -> None:
+        """Have a step come before an earlier one, in some run: one of those who can begin what leads there."""
+        first: dict[Who, int] = {}
+        for later in range(at + 1, number + 1):
+            step = last if later == number else self.steps[later]
+            if later != number and comes_before(self.steps, at, later):
+                continue
+            if step.who not in first and all(step.clock.get(who, -1) < begin for who, begin in first.items()):
+                first[step.who] = later
         choice = self.choices[at]
-        if not first <= choice.waiting.keys():  # something else than an access has let one of them come there
+        if not first.keys() <= choice.waiting.keys():  # something else than an access has let one of them come there
             choice.wanted |= choice.waiting.keys() - set(choice.failed)
-        elif not first & (choice.wanted | choice.asleep.keys()):
+        elif not first.keys() & (choice.wanted | choice.asleep.keys()):
             choice.wanted.add(min(first))
-
-    def _comes_before(self, at: int, later: int) -> bool:
-        return self.steps[later].clock.get(self.steps[at].who, -1) >= at
-
-
-def join(clock: Clock, other: Clock) -> None:
-    for who, at in other.items():
-        if clock.get(who, -1) < at:
-            clock[who] = at
 
 
 class Standing(Ready):
@@ -325,6 +405,7 @@ class Every(Strategy):
         self.tree = tree
         self.operation_rate = 1.0
         self.meetings: dict[Any, Clock] = {}
+        self.cells = Cells()
         self.threads: dict[Any, list[Any]] = {}  # by stream
 
     def quanta(self, count: int) -> list[int]:

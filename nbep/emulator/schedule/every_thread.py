@@ -12,9 +12,14 @@ from functools import cache
 from types import CodeType, FrameType
 from typing import Any
 
-from ..machine.kinds import KINDS
+from ..machine.kinds import KINDS, wrap
+from ..machine.memory import Allocation
+from ..machine.orders import ACQUIRES
 from ..models.checked import CheckedThread
-from .every import ALONE, Access, Clock, join
+from ..models.knowledge import Access as CheckedAccess
+from .every import ALONE, Access, Clock, Step
+from .every_order import join
+from .every_seen import INTEGERS, Cell, Entry, Question, Reading, Seen, settled
 
 MAX_POLLED = 64  # loads of a turn that are remembered; what is forgotten counts as a load like others
 WEAK = ("weak", "nc", "na")
@@ -25,15 +30,21 @@ class EveryThread(CheckedThread):
 
     who: its name in all runs
     pending: the access that it stands before
-    clock: the steps that come before its next one
+    clock: the last steps that come before its next one: its own, and those of threads that it has met since
     polled_here: its loads since the last turn of a loop: step, access, the frames that led there
     does_more: whether a weak store or a meeting has come after the last of them
     before_load: what it knew before its last load
     awaited: whether its last poll has failed and was no step
-    woken_at: the step that has woken it since
+    at, kind, words: the step that it makes now, None if it is none; of which kind; which words it meets
+    is_add: whether that is an add that may commute with others
+    reading: what it reads, or has read last; latest: the same by cell
+    refused: of each poll that has failed since its last step, its cell, what was asked, and what the answers were
     """
 
-    __slots__ = ("who", "pending", "clock", "polled_here", "does_more", "awaited", "woken_at", "before_load")
+    __slots__ = (
+        "who", "pending", "clock", "polled_here", "does_more", "awaited", "before_load",
+        "at", "kind", "words", "is_add", "reading", "latest", "refused",
+    )  # fmt: skip
 
     def __init__(self, block: Any, thread_idx: int, warp: Any, hub: Any):
         super().__init__(block, thread_idx, warp, hub)
@@ -50,19 +61,27 @@ class EveryThread(CheckedThread):
         self.does_more = False
         self.before_load: Any = None
         self.awaited = False
-        self.woken_at: int | None = None
+        self.at: int | None = None
+        self.kind = ""
+        self.words: frozenset = frozenset()
+        self.is_add = False
+        self.reading: Reading | None = None
+        self.latest: dict[Cell, Reading] = {}
+        self.refused: list[tuple[Cell, dict[Question, bool]]] = []
 
     @property
     def meetings(self) -> dict[Any, Clock]:
         return self.world.strategy.meetings
 
-    def stand(self, cell: tuple, offset: int, size: int, is_store: bool) -> None:
+    def stand(self, allocation: Allocation, name: tuple, offset: int, kind: str, is_store: bool) -> None:
         """Wait until it is this thread's turn."""
-        words = frozenset((cell, word) for word in range(offset >> 2, (offset + size + 3) >> 2))
+        words = frozenset((name, word) for word in range(offset >> 2, (offset + KINDS[kind].size + 3) >> 2))
         access = Access(words, is_store)
         tree = self.world.strategy.tree
         self.left = ALONE
+        self.kind, self.words, self.at, self.is_add = kind, words, None, False
         if tree.probing == self.who:
+            self.look(allocation, offset)
             return
         self.does_more = False
         if not is_store:
@@ -72,59 +91,162 @@ class EveryThread(CheckedThread):
         self.park()
         self.pending = None
         self.left = ALONE
-        clock = dict(self.clock)
+        cell = self.look(allocation, offset)
         if tree.probing == self.who:
             return
-        at = tree.step(self.who, access, self.clock, self.woken_at)
-        self.woken_at = None
+        clock = self.clock
+        refused = [asked for where, asked in self.refused if where is cell]
+        self.refused = []
+        self.at = tree.step(Step(self.who, access, clock, cell, refused))
+        self.clock = {self.who: self.at}
         if not is_store:
-            self.polled_here.append((at, access, clock, frames_above(sys._getframe(2))))
+            self.polled_here.append((self.at, access, clock, frames_above(sys._getframe(2))))
             del self.polled_here[:-MAX_POLLED]
+
+    def cell_of(self, allocation: Allocation, offset: int) -> Cell:
+        """The cell of the access under way."""
+        return self.world.strategy.cells.of(allocation, offset, KINDS[self.kind].size, self.words)
+
+    def look(self, allocation: Allocation, offset: int) -> Cell:
+        """The same, as it is now."""
+        cell = self.cell_of(allocation, offset)
+        cell.look(allocation.read(offset, self.kind))
+        return cell
+
+    @property
+    def made(self) -> Step | None:
+        """The step that is being made."""
+        return None if self.at is None else self.world.strategy.tree.steps[self.at]
 
     def stand_global(self, address: int, kind: str, is_store: bool) -> None:
         allocation, offset = self.locate(address)
-        self.stand((allocation.rank, allocation.name), offset, KINDS[kind].size, is_store)
+        self.stand(allocation, (allocation.rank, allocation.name), offset, kind, is_store)
 
     def stand_shared(self, address: int, kind: str, is_store: bool) -> None:
-        self.stand(self.who[:4], address, KINDS[kind].size, is_store)
+        self.stand(self.shared, self.who[:4], address, kind, is_store)
 
     def load(self, address: int, kind: str, order: str, scope: str) -> Any:
+        address = settled(address)
         if order not in WEAK:
             self.stand_global(address, kind, False)
         self.left = ALONE
-        return super().load(address, kind, order, scope)
+        value = super().load(address, kind, order, scope)
+        return value if order in WEAK else self.seen(value, kind)
 
     def store(self, address: int, kind: str, value: Any, order: str, scope: str) -> None:
+        address, value = settled(address), settled(value)
         if order not in WEAK:
             self.stand_global(address, kind, True)
+            self.put(value, kind)
         else:
             self.does_more = True
         self.left = ALONE
         super().store(address, kind, value, order, scope)
+        self.at = None
 
     def atomic(
         self, op: str, address: int, kind: str, operand: Any, order: str, scope: str, compare: Any = None
     ) -> Any:
+        address, operand = settled(address), settled(operand)
         self.stand_global(address, kind, True)
-        return super().atomic(op, address, kind, operand, order, scope, compare)
+        self.begin_atomic(op, operand, kind, order)
+        old = super().atomic(op, address, kind, operand, order, scope, settled(compare))
+        return self.end_atomic(old, kind)
 
     def load_shared(self, address: int, kind: str, order: str) -> Any:
+        address = settled(address)
         if order not in WEAK:
             self.stand_shared(address, kind, False)
         self.left = ALONE
-        return super().load_shared(address, kind, order)
+        value = super().load_shared(address, kind, order)
+        return value if order in WEAK else self.seen(value, kind)
 
     def store_shared(self, address: int, kind: str, value: Any, order: str) -> None:
+        address, value = settled(address), settled(value)
         if order not in WEAK:
             self.stand_shared(address, kind, True)
+            self.put(value, kind)
         else:
             self.does_more = True
         self.left = ALONE
         super().store_shared(address, kind, value, order)
+        self.at = None
 
     def atomic_shared(self, op: str, address: int, kind: str, operand: Any, order: str, compare: Any = None) -> Any:
+        address, operand = settled(address), settled(operand)
         self.stand_shared(address, kind, True)
-        return super().atomic_shared(op, address, kind, operand, order, compare)
+        self.begin_atomic(op, operand, kind, order)
+        old = super().atomic_shared(op, address, kind, operand, order, settled(compare))
+        return self.end_atomic(old, kind)
+
+    # --- what it reads and stores ---------------------------------------------------------------------------------
+
+    def put(self, value: Any, kind: str) -> None:
+        """A store is a step; what it stores says which loads it commutes with."""
+        assert self.made is not None
+        self.made.number = wrap(value, kind) if kind in INTEGERS else None
+
+    def begin_atomic(self, op: str, operand: Any, kind: str, order: str) -> None:
+        assert self.made is not None
+        self.is_add = self.made.is_add = op == "add" and kind in INTEGERS and order not in ACQUIRES
+        if self.is_add:
+            self.made.number = int(operand)
+
+    def end_atomic(self, old: Any, kind: str) -> Any:
+        self.at = None
+        if not self.is_add:
+            return old
+        self.is_add = False
+        return self.seen(old, kind)
+
+    def seen(self, value: Any, kind: str) -> Any:
+        """What a thread gets that has read a value."""
+        reading = self.reading
+        self.at = None
+        assert reading is not None
+        if kind in INTEGERS:
+            return Seen(reading, int(value))
+        reading.settle()
+        return value
+
+    def receive(self, allocation: Allocation, offset: int, order: str, scope: str) -> None:
+        """It knows nothing of what it reads, before it asks."""
+        cell = self.cell_of(allocation, offset)
+        reading = self.reading = Reading(self, cell, self.earliest(cell), order, scope, self.is_add)
+        if self.made is not None:
+            self.made.reading = reading
+        if self.is_add:
+            return
+        self.hear_entry(reading)
+        if self.made is not None and self.made.access.is_store:  # an atomic
+            reading.settle()
+        self.latest[cell] = reading
+
+    def earliest(self, cell: Cell) -> int:
+        """The entry before which this thread cannot have read a cell."""
+        at = len(cell.entries) - 1
+        least = self.latest[cell].position if cell in self.latest else 0
+        while at > least:
+            entry = cell.entries[at]
+            if entry.is_wall or entry.who == self.who or not any(self.is_new(store) for store in entry.stores):
+                break
+            at -= 1
+        return at
+
+    def hear_entry(self, reading: Reading) -> None:
+        entry, cell = reading.cell.entries[reading.position], reading.cell
+        self.hear((cell.allocation, cell.offset), entry.stores, entry.message, reading.order, reading.scope)
+
+    def send(self, allocation: Allocation, store: CheckedAccess, modifies: bool) -> None:
+        super().send(allocation, store, modifies)
+        step = self.made
+        if step is None or step.cell is None:
+            return
+        entry = Entry(allocation.read(store.begin, self.kind), allocation.messages.get(store.begin), (store,))
+        entry.step, entry.who, entry.is_add = self.at, self.who, self.is_add
+        step.entry = step.cell.add(entry)
+
+    # --- loops that poll ------------------------------------------------------------------------------------------
 
     def spin(self, deadline_ns: int) -> bool:
         """A turn of a loop that polls. If it looks at one cell, its loads are no steps.
@@ -146,19 +268,28 @@ class EveryThread(CheckedThread):
                     self.awaited = True
         self.polled_here = []
         if self.awaited:  # a poll that is no step has told its thread nothing
+            self.remember_failure()
             self.knowledge, self.heard, self.observed = self.before_load
         return super().spin(deadline_ns)
 
-    def unwatch(self) -> None:
-        waker = self.world.current
-        if self.awaited and isinstance(waker, EveryThread):
-            self.woken_at = waker.clock.get(waker.who)
-        super().unwatch()
+    def remember_failure(self) -> None:
+        """The last load was a poll that has failed, and is no step."""
+        reading = self.reading
+        assert reading is not None
+        value = reading.cell.entries[reading.index].value
+        asked: dict[Question, bool] = {((), "eq", value): True} if reading.is_exact else dict(reading.asked)
+        if (reading.cell, asked) not in self.refused:
+            self.refused.append((reading.cell, asked))
+        self.latest.pop(reading.cell, None)
+        refused = [asked for where, asked in self.refused if where is reading.cell]
+        poll = Step(self.who, Access(self.words, False), self.clock, reading.cell, refused)
+        self.world.strategy.tree.refused[self.who] = poll
 
     # Whoever leaves a meeting comes behind all that came there.
 
     def arrive(self, barrier_id: int, num_threads: int, wait: bool, predicate: bool = True) -> Any:
         self.does_more = True
+        predicate = bool(predicate)
         barrier = super().arrive(barrier_id, num_threads, wait, predicate)
         join(self.meetings.setdefault(barrier, {}), self.clock)
         return barrier
@@ -170,6 +301,8 @@ class EveryThread(CheckedThread):
 
     def converge(self, name: str, mask: int, value: Any, site: Any) -> Any:
         self.does_more = True
+        if isinstance(value, Seen):
+            value = bool(value) if name.startswith("vote") else value.settle()
         collective = super().converge(name, mask, value, site)
         join(self.meetings.setdefault(collective, {}), self.clock)
         return collective

@@ -1,0 +1,191 @@
+"""Which steps of a run come before which: for the tree of all schedules, once the run is over.
+
+Two steps that meet in a byte depend on each other if one of them stores, but not if they commute:
+
+    add, add     nobody asks for the old values
+    load, store  the load gets the same answers before and after the store, and its thread hears the same or more; and
+                 the store comes behind all others that have been made to the cell, however independent steps are put
+
+The last condition makes it the same for all orders of independent steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from .every_seen import Cell, Entry, agree
+
+if TYPE_CHECKING:
+    from .every import Clock, Step, Who
+
+
+def comes_before(steps: list[Step], at: int, later: int) -> bool:
+    return steps[later].clock.get(steps[at].who, -1) >= at
+
+
+def join(clock: Clock, other: Clock) -> None:
+    for who, at in other.items():
+        if clock.get(who, -1) < at:
+            clock[who] = at
+
+
+def races(steps: list[Step]) -> list[tuple[int, int]]:
+    """Set the clocks of a run's steps. Returns pairs that depend on each other, and that nothing else orders."""
+    found: list[tuple[int, int]] = []
+    loads: dict[Cell, list[Step]] = {}  # those that later stores may depend on
+    words: dict[tuple, list[int]] = {}  # the steps of cells that others meet with another size
+    numbers = {id(step): i for i, step in enumerate(steps)}
+    for i, step in enumerate(steps):
+        step.is_cut = False
+        clock = clock_before(steps, step)
+        known = dict(clock)
+        if step.cell is None or step.cell.is_mixed:
+            before = set(plain(steps, step, words))
+            for word in step.access.words:
+                words.setdefault(word, []).append(i)
+        elif step.access.is_store:
+            before = set(stores_before(steps, step.cell, step.entry - 1, step.commutes))
+            for at in before:
+                join(clock, steps[at].clock)
+            before |= {numbers[id(load)] for load in loads_before(steps, step, loads, clock)}
+        else:
+            last = last_needed(steps, step)
+            before = set(stores_before(steps, step.cell, last, False))
+            loads.setdefault(step.cell, []).append(step)
+        if step.refused and step.cell is not None and not step.cell.is_mixed:
+            found += [(at, i) for at in where_it_succeeds(steps, step, last, known)]
+        else:
+            found += [(at, i) for at in immediate(steps, before, known, step.who)]
+        for at in before:
+            join(clock, steps[at].clock)
+        clock[step.who] = i
+        step.clock = clock
+    return found
+
+
+def clock_before(steps: list[Step], step: Step) -> Clock:
+    """What comes before a step in its thread, and in those that it has met."""
+    clock: Clock = {}
+    for at in step.after.values():
+        join(clock, steps[at].clock)
+    return clock
+
+
+def plain(steps: list[Step], step: Step, words: dict[tuple, list[int]]) -> Iterator[int]:
+    for word in step.access.words:
+        yield from (at for at in words.get(word, ()) if steps[at].access.meets(step.access))
+
+
+def stores_before(steps: list[Step], cell: Cell, entry: int, commutes: bool) -> Iterator[int]:
+    """The stores up to an entry on which one that reads it depends, or one that comes behind it."""
+    for one in reversed(cell.entries[: entry + 1]):
+        if one.step is None:
+            continue
+        if not steps[one.step].commutes:
+            yield one.step
+            return
+        if not commutes:
+            yield one.step
+
+
+def is_last_of_all(steps: list[Step], cell: Cell, entry: int, clock: Clock) -> bool:
+    """Whether a store comes behind all others up to there. clock: what comes before it"""
+    at = cell.entries[entry].step
+    if at is None:
+        return False
+    if not steps[at].commutes:
+        return True
+    others = stores_before(steps, cell, entry - 1, False)
+    return all(clock.get(steps[other].who, -1) >= other for other in others)
+
+
+def last_needed(steps: list[Step], load: Step) -> int:
+    """The entry that a load must come behind."""
+    reading, cell = load.reading, load.cell
+    assert reading is not None
+    assert cell is not None
+    at = reading.index
+    while at > reading.position and not reading.is_exact:
+        number = cell.entries[at].step
+        if number is None or not is_last_of_all(steps, cell, at, steps[number].clock):
+            break
+        at -= 1
+    return at
+
+
+def loads_before(steps: list[Step], store: Step, loads: dict[Cell, list[Step]], clock: Clock) -> Iterator[Step]:
+    """The loads that must come before a store. clock: what else does"""
+    cell = store.cell
+    assert cell is not None
+    entry = cell.entries[store.entry]
+    is_last = is_last_of_all(steps, cell, store.entry, clock)
+    left = []
+    for load in loads.get(cell, ()):
+        reading = load.reading
+        assert reading is not None
+        is_same = not reading.is_exact and agree(reading.asked, entry.value)
+        has_wall = cell.entries[store.entry - 1].is_wall and store.entry - 1 > reading.index
+        if load.is_cut or has_wall or not is_last or not is_same or entry.least > reading.reach:
+            load.is_cut = True
+            yield load
+        if not load.is_cut or store.commutes:
+            left.append(load)
+    loads[cell] = left
+
+
+def immediate(steps: list[Step], before: set[int], known: Clock, who: Who) -> Iterator[int]:
+    """Those of the steps before one that nothing between orders before it."""
+    for at in before:
+        of = steps[at].who
+        if of == who or known.get(of, -1) >= at:
+            continue
+        if not any(other != at and comes_before(steps, at, other) for other in before):
+            yield at
+
+
+def where_it_succeeds(steps: list[Step], poll: Step, last: int, known: Clock) -> Iterator[int]:
+    """The stores before which a poll is to come in another run, because it might not fail there.
+
+    last: the number of the last entry that it comes behind
+    """
+    assert poll.cell is not None
+    entries = poll.cell.entries
+    has_one = False
+    while True:
+        adds, first = commuting_since(steps, entries, last)
+        new = [at for at in adds if known.get(steps[at].who, -1) < at]
+        for at in new:
+            others = [steps[other].number or 0 for other in new if other != at]
+            if not poll.fails(values_without(entries[last].value - (steps[at].number or 0), others)):
+                has_one = True
+                yield at
+        stored = entries[first].step if first >= 0 else None
+        if has_one or stored is None or known.get(steps[stored].who, -1) >= stored:
+            return
+        last = first - 1
+        before, _ = commuting_since(steps, entries, last)
+        numbers = [steps[one].number or 0 for one in before if known.get(steps[one].who, -1) < one]
+        if not poll.fails(values_without(entries[last].value, numbers)):
+            yield stored
+            return
+
+
+def commuting_since(steps: list[Step], entries: list[Entry], last: int) -> tuple[list[int], int]:
+    """The adds that commute, up to an entry, and the number of the entry before them; -1 if there is none."""
+    adds: list[int] = []
+    while last >= 0:
+        at = entries[last].step
+        if at is None or not steps[at].commutes:
+            return adds, last
+        adds.append(at)
+        last -= 1
+    return adds, -1
+
+
+def values_without(value: int, numbers: list[int]) -> set[int]:
+    """What a cell may hold if some adds are not made."""
+    values = {value}
+    for number in numbers:
+        values |= {one - number for one in values}
+    return values

@@ -1,0 +1,314 @@
+"""What a thread asks of a value that it has loaded: two values that give the same answers are no different for it.
+
+A load, or an atomic add, gives a `Seen`. Comparing it is a question; anything else needs the number itself, and then
+the load is *exact*. `seen >= 3` has the same answer for all later values of a counter that grows: so it does not matter
+whether such a store comes before the load. The load counts as made as early as its answers allow, and its thread knows
+no more than what the cell told then. An add whose old value nobody asks for tells its thread nothing at all.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from ..machine.memory import Allocation
+from ..machine.orders import SCOPES
+from ..models.knowledge import ALL_CLOCKS, Knowledge, Message, Numbers
+
+# What was done to the value before it was compared, the comparison, and with what.
+Question = tuple[tuple[tuple[str, int], ...], str, int]
+
+NEVER = 4  # more than any scope reaches
+INTEGERS = frozenset(("u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64"))
+
+
+def answer(question: Question, value: int) -> bool:
+    steps, name, other = question
+    for step, operand in steps:
+        value = getattr(operator, step)(value, operand)
+    return bool(getattr(operator, name)(value, other))
+
+
+def agree(asked: dict[Question, bool], value: int) -> bool:
+    """Whether a value gives the answers that were given."""
+    return all(answer(question, value) == given for question, given in asked.items())
+
+
+class Entry:
+    """What a cell held from one store on.
+
+    message: what that told; stores: the store, for `checked`
+    step: the number of the step, None if it was none; who: of which thread
+    is_add: whether it is an add that may commute with others
+    is_alone: whether the stores before it are known to come before it: it is no add, or the adds are all of its thread
+    least: the least reach of a reader that hears at least what it heard from the cell before; NEVER if none does
+    """
+
+    __slots__ = ("value", "message", "stores", "step", "who", "is_add", "is_alone", "least", "is_wall")
+
+    def __init__(self, value: int, message: Message | None, stores: tuple, is_wall: bool = False):
+        self.value = value
+        self.message = message
+        self.stores = stores
+        self.step: int | None = None
+        self.who: Any = None
+        self.is_add = False
+        self.is_alone = True
+        self.least = 1
+        self.is_wall = is_wall
+
+
+class Cell:
+    """The bytes that one size of access meets, and what they held. is_mixed: others meet them with another size."""
+
+    __slots__ = ("allocation", "offset", "size", "entries", "is_mixed")
+
+    def __init__(self, allocation: Allocation, offset: int, size: int):
+        self.allocation = allocation
+        self.offset = offset
+        self.size = size
+        self.entries: list[Entry] = []
+        self.is_mixed = False
+
+    def look(self, value: int) -> None:
+        """Before an access: whatever has changed it, but for stores that are steps, is a wall."""
+        message = self.allocation.messages.get(self.offset)
+        if not self.entries or self.entries[-1].value != value or self.entries[-1].message is not message:
+            stores = self.allocation.last_stores.get(self.offset >> 4, ())
+            here = tuple(store for store in stores if store.begin == self.offset)
+            self.entries.append(Entry(value, message, here, is_wall=True))
+
+    def add(self, entry: Entry) -> int:
+        """A store that is a step. Returns its number."""
+        before = self.entries[-1]
+        entry.least = least_reach(before.message, entry.message)
+        entry.is_alone = not entry.is_add or (
+            not before.is_add or (before.is_alone and before.who == entry.who and not before.is_wall)
+        )
+        self.entries.append(entry)
+        return len(self.entries) - 1
+
+
+class Cells:
+    """All cells of a run."""
+
+    def __init__(self) -> None:
+        self.cells: dict[tuple[int, int, int], Cell] = {}
+        self.by_word: dict[Any, set[Cell]] = {}
+        self.kept: list[Any] = []  # so that no other object gets an id that is in use
+
+    def of(self, allocation: Allocation, offset: int, size: int, words: Iterable[Any]) -> Cell:
+        """words: what the tree takes for its words"""
+        history = id(allocation.messages)  # mappings of an array share it
+        cell = self.cells.get((history, offset, size))
+        if cell is None:
+            cell = self.cells[history, offset, size] = Cell(allocation, offset, size)
+            self.kept.append(allocation.messages)
+            own = ((history, word) for word in range(offset >> 2, (offset + size + 3) >> 2))
+            for word in (*own, *words):
+                others = self.by_word.setdefault(word, set())
+                others.add(cell)
+                if len(others) > 1:
+                    for one in others:
+                        one.is_mixed = True
+        return cell
+
+
+class Reading:
+    """A load, or the read of an add: which cell, when, and what was asked of the value.
+
+    index: the entry that was there; position: the earliest one that gives the same answers
+    proxies: how many can still be asked
+    """
+
+    __slots__ = ("thread", "cell", "index", "position", "order", "scope", "is_add", "asked", "is_exact", "proxies")
+
+    def __init__(self, thread: Any, cell: Cell, position: int, order: str, scope: str, is_add: bool):
+        self.thread = thread
+        self.cell = cell
+        self.index = len(cell.entries) - 1
+        self.position = position
+        self.order = order
+        self.scope = scope
+        self.is_add = is_add
+        self.asked: dict[Question, bool] = {}
+        self.is_exact = False
+        self.proxies = 0
+
+    @property
+    def reach(self) -> int:
+        return SCOPES[self.scope]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more may be asked."""
+        return self.proxies > 0
+
+    def ask(self, question: Question) -> None:
+        if self.is_exact or question in self.asked:
+            return
+        if self.is_add:
+            self.settle()
+            return
+        entries, at = self.cell.entries, self.index
+        given = self.asked[question] = answer(question, entries[at].value)
+        while at > self.position and is_no_news(entries, at, self.reach, question, given):
+            at -= 1
+        self.hear(at)
+
+    def settle(self) -> None:
+        """The number itself is needed."""
+        if not self.is_exact:
+            self.is_exact = True
+            self.hear(self.index)
+
+    def hear(self, position: int) -> None:
+        if position > self.position or self.is_add:
+            self.position = position
+            self.thread.hear_entry(self)
+
+
+def is_no_news(entries: list[Entry], at: int, reach: int, question: Question, given: bool) -> bool:
+    """Whether a reader may as well have come before an entry, as far as a question and what it hears go."""
+    entry = entries[at]
+    return not entry.is_wall and entry.least <= reach and answer(question, entries[at - 1].value) == given
+
+
+class Seen:
+    """A number that was loaded."""
+
+    __slots__ = ("reading", "value", "steps")
+    __array_ufunc__ = None
+
+    def __init__(self, reading: Reading, value: int, steps: tuple[tuple[str, int], ...] = ()):
+        self.reading = reading
+        self.value = value
+        self.steps = steps
+        reading.proxies += 1
+
+    def __del__(self) -> None:
+        self.reading.proxies -= 1
+
+    def settle(self) -> int:
+        self.reading.settle()
+        return self.value
+
+    def compare(self, name: str, other: Any) -> bool:
+        other = settled(other)
+        if isinstance(other, (int, np.integer)):
+            self.reading.ask((self.steps, name, int(other)))
+        else:
+            self.reading.settle()
+        return getattr(operator, name)(self.value, other)
+
+    def derive(self, name: str, other: Any) -> Any:
+        other = settled(other)
+        if not isinstance(other, int):
+            return getattr(operator, name)(self.settle(), other)
+        return Seen(self.reading, getattr(operator, name)(self.value, other), (*self.steps, (name, other)))
+
+    def __bool__(self) -> bool:
+        return self.compare("ne", 0)
+
+    def __hash__(self) -> int:
+        return hash(self.settle())
+
+    def __int__(self) -> int:
+        return self.settle()
+
+    __index__ = __trunc__ = __int__
+
+    def __float__(self) -> float:
+        return float(self.settle())
+
+    def __repr__(self) -> str:
+        return repr(self.settle())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.settle(), spec)
+
+    def __eq__(self, other: object) -> bool:
+        return self.compare("eq", other)
+
+    def __ne__(self, other: object) -> bool:
+        return self.compare("ne", other)
+
+    def __lt__(self, other: Any) -> bool:
+        return self.compare("lt", other)
+
+    def __le__(self, other: Any) -> bool:
+        return self.compare("le", other)
+
+    def __gt__(self, other: Any) -> bool:
+        return self.compare("gt", other)
+
+    def __ge__(self, other: Any) -> bool:
+        return self.compare("ge", other)
+
+    def __rshift__(self, other: Any) -> Any:
+        return self.derive("rshift", other)
+
+    def __and__(self, other: Any) -> Any:
+        return self.derive("and_", other)
+
+    __rand__ = __and__
+
+
+def settled(value: Any) -> Any:
+    """The number itself, if it is one that was loaded."""
+    return value.settle() if isinstance(value, Seen) else value
+
+
+def exactly(function: Callable, is_reflected: bool = False) -> Callable:
+    def method(self: Seen, *others: Any) -> Any:
+        numbers = [settled(other) for other in others]
+        return function(*numbers, self.settle()) if is_reflected else function(self.settle(), *numbers)
+
+    return method
+
+
+BINARY: dict[str, Callable] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "truediv": operator.truediv,
+    "floordiv": operator.floordiv, "mod": operator.mod, "divmod": divmod, "pow": operator.pow,
+    "lshift": operator.lshift, "or": operator.or_, "xor": operator.xor,
+}  # fmt: skip
+UNARY: dict[str, Callable] = {
+    "neg": operator.neg, "pos": operator.pos, "abs": abs, "invert": operator.invert, "round": round,
+}  # fmt: skip
+for _name, _function in (BINARY | UNARY).items():
+    setattr(Seen, f"__{_name}__", exactly(_function))
+for _name, _function in {**BINARY, "rshift": operator.rshift}.items():
+    setattr(Seen, f"__r{_name}__", exactly(_function, is_reflected=True))
+
+
+# --- what a cell tells --------------------------------------------------------------------------------------------
+
+
+def least_reach(before: Message | None, after: Message | None) -> int:
+    """The least reach of a reader whom a later message tells at least what an earlier one did."""
+    if before is None:
+        return 1
+    if after is None:
+        return NEVER
+    is_same = before.owner.block == after.owner.block
+    if not is_same and (min(before.parts) < SCOPES["sys"] or min(after.parts) < SCOPES["sys"]):
+        return NEVER
+    reaches = range(1, SCOPES["sys"] + 1)
+    if all(covers(after.heard(reach), before.heard(reach)) for reach in reaches):
+        return 1 if is_same else SCOPES["sys"]
+    return NEVER
+
+
+def covers(more: Knowledge, less: Knowledge) -> bool:
+    return all(is_later(one, other) for one, other in zip(more, less, strict=True))
+
+
+def is_later(more: Numbers, less: Numbers) -> bool:
+    if more is less:
+        return True
+    of_all, least = more.get(ALL_CLOCKS, 0), less.get(ALL_CLOCKS, 0)
+    clocks: Iterable[int] = {*less, *more}
+    return of_all >= least and all(more.get(clock, of_all) >= less.get(clock, least) for clock in clocks)
