@@ -32,6 +32,7 @@ from .cards import LOWEST_CC
 from .diagnosis import explain
 from .jit import KERNELS, ComputeCapability, KernelSpec, LinkInput, over, spec_of
 from .machine_code import disassemble, loads_in_flight
+from .orders import LostOrder
 from .terminal import STDOUT, add_json, progress, write_json
 from .types import Param, flatten_params
 
@@ -176,6 +177,8 @@ def compile_to_ptx(spec: KernelSpec, cc: ComputeCapability, *, lineinfo: bool = 
         compiler.register(cc)
         try:
             lowered = compiler.lower(spec, cc, lineinfo)
+        except LostOrder as error:
+            raise CompileError(f"{spec.name} for {arch_name(cc)}: {error}") from error
         except Exception as error:  # the compiler's own errors, and those of what it does not expect
             raise CompileError(f"{spec.name} for {arch_name(cc)}: {explain(error, spec.function)}") from error
         return compiler.to_ptx(lowered, spec, cc)
