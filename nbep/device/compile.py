@@ -32,6 +32,7 @@ from .cards import LOWEST_CC
 from .diagnosis import explain
 from .jit import KERNELS, ComputeCapability, KernelSpec, LinkInput, over, spec_of
 from .machine_code import disassemble, loads_in_flight
+from .orders import LostOrder
 from .terminal import STDOUT, add_json, progress, write_json
 from .types import Param, flatten_params
 
@@ -176,6 +177,8 @@ def compile_to_ptx(spec: KernelSpec, cc: ComputeCapability, *, lineinfo: bool = 
         compiler.register(cc)
         try:
             lowered = compiler.lower(spec, cc, lineinfo)
+        except LostOrder as error:
+            raise CompileError(f"{spec.name} for {arch_name(cc)}: {error}") from error
         except Exception as error:  # the compiler's own errors, and those of what it does not expect
             raise CompileError(f"{spec.name} for {arch_name(cc)}: {explain(error, spec.function)}") from error
         return compiler.to_ptx(lowered, spec, cc)
@@ -203,34 +206,25 @@ def assemble(
     Raises: CompileError with the assembler's messages
     """
     from cuda.bindings import nvjitlink
+    from cuda.core import Linker, LinkerOptions, ObjectCode
 
-    def log(size: Callable, get: Callable) -> str:
-        text = bytearray(size(linker))
-        if text:
-            get(linker, text)
-        return text.decode(errors="replace").rstrip("\0 \n")
-
-    # A cached result comes without the assembler's report.
-    options = [f"-arch={arch_name(cc)}", "-no-cache", "-verbose", "-Xptxas=-v"]
-    if libraries and library_registers < 255:
-        options.append(f"-maxrregcount={library_registers}")
-    linker = nvjitlink.create(len(options), options)
+    options = LinkerOptions(
+        arch=arch_name(cc),
+        no_cache=True,  # a cached result comes without the assembler's report
+        verbose=True,
+        ptxas_options=["-v"],
+        max_register_count=library_registers if libraries and library_registers < 255 else None,
+    )
+    inputs = [ObjectCode.from_ptx(ptx.encode(), name=f"{name}.ptx")]
+    for library in libraries:
+        read = ObjectCode.from_library if library.is_archive else ObjectCode.from_ptx
+        inputs.append(read(library.data, name=library.name))
     try:
-        data = ptx.encode()
-        try:
-            nvjitlink.add_data(linker, nvjitlink.InputType.PTX, data, len(data), f"{name}.ptx")
-            for library in libraries:
-                kind = nvjitlink.InputType.LIBRARY if library.is_archive else nvjitlink.InputType.PTX
-                nvjitlink.add_data(linker, kind, library.data, len(library.data), library.name)
-            nvjitlink.complete(linker)
-        except nvjitlink.nvJitLinkError as error:
-            messages = log(nvjitlink.get_error_log_size, nvjitlink.get_error_log)
-            raise CompileError(f"{name} for {arch_name(cc)}: {error}\n{messages}") from error
-        cubin = bytearray(nvjitlink.get_linked_cubin_size(linker))
-        nvjitlink.get_linked_cubin(linker, cubin)
-        return bytes(cubin), parse_report(log(nvjitlink.get_info_log_size, nvjitlink.get_info_log), entry_name or name)
-    finally:
-        nvjitlink.destroy(linker)
+        linker = Linker(*inputs, options=options)
+        cubin = linker.link("cubin").code
+    except nvjitlink.nvJitLinkError as error:  # with the assembler's messages
+        raise CompileError(f"{name} for {arch_name(cc)}: {error}") from error
+    return bytes(cubin), parse_report(linker.get_info_log(), entry_name or name)
 
 
 def parse_report(text: str, name: str) -> Report:

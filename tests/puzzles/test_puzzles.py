@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from parts import both_parts
-from processes import LIMIT_S
+from processes import LIMIT_S, run_python
 from target import TARGET
 
 import nbep
-from nbep.device.compile import compile_kernel
+from nbep.device.cards import CARDS
+from nbep.device.compile import arch_name
 from nbep.notebook import edit
 from nbep.puzzle import Clue, check, command, picture
 
@@ -79,13 +80,15 @@ def test_the_solution_is_accepted_under_many_seeds(path):
     assert verdict.solved, verdict.words
 
 
-@pytest.mark.thorough
+ENDS = ("sm_75", "sm_120")
+BETWEEN = [arch_name(cc) for cc in CARDS if arch_name(cc) not in ENDS]
+
+
 @pytest.mark.compile
-@each_puzzle
-def test_the_solution_compiles(path):
-    puzzle = command.load(path)
-    with puzzle.filled(command.solution_of(path)):
-        assert compile_kernel(puzzle.kernel).ptx
+@pytest.mark.parametrize("arch", both_parts([], thorough=ENDS, long=BETWEEN))
+def test_the_solutions_and_the_kernels_of_notebooks_compile(arch):
+    compiled = run_python(HERE.parent / "support/course_kernels.py", arch).split("\n")
+    assert {path.stem for path in FILES} <= {line.split()[0] for line in compiled if line}
 
 
 @each_puzzle

@@ -204,6 +204,13 @@ def lower(spec: KernelSpec, cc: ComputeCapability, lineinfo: bool):
     return library
 
 
+def text_of(spec: KernelSpec, cc: ComputeCapability) -> str:
+    """LLVM's text of a kernel and of what it calls, before any optimization: it has every path of the source."""
+    with lock():
+        register(cc)
+        return "\n".join(map(str, lower(spec, cc, lineinfo=False).modules))
+
+
 def to_ptx(library, spec: KernelSpec, cc: ComputeCapability) -> str:
     _mark_convergent(library.modules)
     kernel, *others = map(str, library.modules)

@@ -3,7 +3,8 @@
  @primitive, @external           type_callable + lower_builtin -> one llvm.inline_asm, or a call
  @device_function, @by_type      type_callable + lower_builtin -> a call of a device function, which MLIR inlines
 
-What it makes of a kernel is taken as LLVM's text; from there to PTX, nbep's own steps and NVVM are those of numba-cuda.
+What it makes of a kernel is taken as LLVM's text, and compared with numba-cuda's; from there to PTX, nbep's own steps
+and NVVM are those of numba-cuda.
 docs/compilers.md says which of its insides are used here, and what should change there.
 """
 
@@ -34,8 +35,10 @@ from numba_cuda_mlir.numba_cuda.typing.typeof import typeof
 from .. import jit
 from ..jit import ComputeCapability, KernelSpec, PrimitiveSpec
 from ..loops import keep_loops
+from ..orders import check_orders
 from ..sizes import assume_sizes
 from ..types import is_named_tuple
+from . import numba_cuda
 from .kinds import (
     BITS,
     DYNAMIC_SHARED,
@@ -352,7 +355,10 @@ def lock():
 
 
 def lower(spec: KernelSpec, cc: ComputeCapability, lineinfo: bool) -> str:
-    """The LLVM text that a kernel becomes."""
+    """The LLVM text that a kernel becomes.
+
+    Raises: LostOrder if a thread could execute its memory instructions in an order that numba-cuda's text lacks
+    """
     _declare_tuples_of(spec.function)
     refresh_registries(typing=False, include_uninitialized_cuda=False)
     options: dict[str, Any] = {"launch_bounds": (spec.threads_on(cc), spec.min_blocks), "chip": f"sm_{cc[0]}{cc[1]}"}
@@ -364,14 +370,15 @@ def lower(spec: KernelSpec, cc: ComputeCapability, lineinfo: bool) -> str:
         module = compiled.metadata["mlir_module"]
         PassManager.parse(get_base_pipeline()).run(module.operation)
         compiled.metadata["mlir_module_optimized"] = module.operation.get_asm(enable_debug_info=lineinfo)
-    return get_llvmir(compiled)
+    # It has no other error model than Python's: an atomic exchange at every division notes that the divisor was 0, in
+    # a cell that nobody of nbep reads. The exchange goes, and LLVM drops the branch. numba-cuda's has none, either.
+    text = ERROR_CODE.sub("insertvalue { i32, i1 } undef, i1 false, 1", get_llvmir(compiled))
+    text = re.sub(r"^define (?!ptx_kernel|internal)", "define internal ", text, flags=re.MULTILINE)
+    check_orders(text, numba_cuda.text_of(spec, cc))
+    return text
 
 
 def to_ptx(text: str, spec: KernelSpec, cc: ComputeCapability) -> str:
-    # It has no other error model than Python's: an atomic exchange at every division notes that the divisor was 0, in
-    # a cell that nobody of nbep reads. The exchange goes, and LLVM drops the branch. numba-cuda's has none, either.
-    text = ERROR_CODE.sub("insertvalue { i32, i1 } undef, i1 false, 1", text)
-    text = re.sub(r"^define (?!ptx_kernel|internal)", "define internal ", text, flags=re.MULTILINE)
     text = _mark_convergent(text)
     if spec.is_own:
         text = assume_sizes(text, spec.params)
@@ -384,21 +391,12 @@ def to_ptx(text: str, spec: KernelSpec, cc: ComputeCapability) -> str:
 
 
 def _mark_convergent(text: str) -> str:
-    """Tell LLVM which inline PTX needs its lanes together: 0.6.0 has no way to say so of llvm.inline_asm.
-
-    Raises: LostOrder if what is not pure could be moved
-    """
-    ordered = {spec.ptx: spec for spec in jit.PRIMITIVES.values() if spec.effect != "pure" and spec.ptx}
+    """Tell LLVM which inline PTX needs its lanes together: 0.6.0 has no way to say so of llvm.inline_asm."""
     together = {spec.ptx for spec in jit.PRIMITIVES.values() if spec.effect == "converge" and spec.ptx}
     outside = {spec.symbol for spec in jit.EXTERNALS}
     lines = []
     for line in text.split("\n"):
         asm = re.search(r'call .* asm sideeffect "([^"]*)"', line)
-        loose = re.search(r'call .* asm "([^"]*)"', line)
-        if loose and loose[1] in ordered:
-            raise LostOrder(ordered[loose[1]].name)
-        if asm and "~{memory}" not in line:
-            raise LostOrder(ordered[asm[1]].name)
         called = re.search(r"call .*@([\w.$]+)\(", line)
         if (asm and asm[1] in together) or (called and (called[1] in outside or called[1].startswith("_Z"))):
             head, mark, tail = line.partition(", !")
@@ -407,15 +405,6 @@ def _mark_convergent(text: str) -> str:
             line = re.sub(r"\)( #\d+)? \{$", r")\1 convergent {", line)
         lines.append(line)
     return "\n".join(lines)
-
-
-class LostOrder(RuntimeError):
-    """numba-cuda-mlir has dropped what keeps a memory instruction in its place: the kernel is not run."""
-
-    def __init__(self, name: str):
-        super().__init__(
-            f"numba-cuda-mlir: {name} lost its side effect or its memory clobber; use NBEP_COMPILER=numba-cuda"
-        )
 
 
 def _compile(text: str, cc: ComputeCapability) -> str:
