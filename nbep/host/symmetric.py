@@ -57,7 +57,7 @@ from nbep.host.ranks.roll_call import RollCall
 from nbep.host.ranks.undo import Undo
 from nbep.host.ranks.who_waits import explain
 from nbep.host.target.base import Kernel, Runtime
-from nbep.host.target.memory import HandleType, Memory
+from nbep.host.target.memory import HandleType, Memory, WantedMemory
 from nbep.host.transport import check_target, create_transport
 from nbep.host.transport.base import NetworkOptions, NicOptions, Transport, TransportName
 from nbep.host.transport.rdma import RdmaMemory
@@ -223,9 +223,8 @@ class NodeMemory(CommWork):
         self._signal_table: Memory | None = None  # in the symmetric memory, unless that is the host's
         if handle_type == "host":
             self._signal_table = owned(runtime.allocate(8 * self.num_ranks, "table of barrier signals"))
-        self.symmetric = owned(
-            self.transport.allocate(self.comm, num_bytes, "nvl_buffer", self._describe, handle_type, zero)
-        )
+        wanted = WantedMemory(num_bytes, "nvl_buffer", self._describe, handle_type, zero)
+        self.symmetric = owned(self.transport.allocate(self.comm, wanted))
         if self.num_zero_copy_bytes > 0:
             start = self.num_nvl_bytes + TRAILER_BYTES
             self.direct = DirectMemory(runtime, self.symmetric, start, self.num_zero_copy_bytes, self.num_ranks)

@@ -21,6 +21,7 @@ from fake_nvshmem import MODULE, FakeComm, FakeGroup, FakeNvshmem
 from nbep.device.network.nvshmem import NvshmemNetwork
 from nbep.device.network.nvshmem_library import NvshmemMissing
 from nbep.host.ranks.comm import CommGroup, InProcessComm
+from nbep.host.target.memory import WantedMemory
 from nbep.host.transport import create_transport, nvshmem
 from nbep.host.transport.base import NetworkOptions, NicOptions
 from nbep.host.transport.nvshmem import Library, NvshmemTransport, Place, allocate_nvshmem, open_nvshmem
@@ -182,7 +183,7 @@ def test_memory_is_zeros_at_first_and_is_written(make_ranks):
 def table_of(runtime, comm, may_be_mapped=lambda rank, peer: True):
     """A buffer's life, as NodeMemory has it; the network, its table, and where this process has all buffers."""
     end = NvshmemTransport(runtime, comm, NUM_BYTES, 2, 1, may_be_mapped)
-    memory = end.allocate(comm, NUM_BYTES, "buffer", str, "ipc", False)
+    memory = end.allocate(comm, WantedMemory(NUM_BYTES, "buffer", str, "ipc", False))
     network = end.open(comm.allgather(end.handle), 64, None)
     table = np.frombuffer(ctypes.string_at(memory.address + 64, 8 * comm.size), np.int64).tolist()
     addresses = comm.allgather(memory.address)

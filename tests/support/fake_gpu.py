@@ -175,7 +175,7 @@ def install(monkeypatch: Any) -> ModuleType:
     monkeypatch.setattr(launcher, "load_cubin", lambda spec, cc, key: b"")
     for name in ("allocate", "allocate_host_visible"):
         monkeypatch.setattr(CudaRuntime, name, lambda self, num_bytes, *_: FakeMemory(num_bytes))
-    monkeypatch.setattr(CudaRuntime, "allocate_symmetric", lambda self, comm, num_bytes, *_: FakeMemory(num_bytes))
+    monkeypatch.setattr(CudaRuntime, "allocate_symmetric", lambda self, comm, wanted, _: FakeMemory(wanted.num_bytes))
     return torch
 
 

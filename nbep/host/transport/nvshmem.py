@@ -44,7 +44,7 @@ from nbep.host.target.base import Kernel
 from nbep.host.target.cuda.driver import check
 from nbep.host.target.cuda.memory import DeviceMemory
 from nbep.host.target.cuda.runtime import CudaRuntime
-from nbep.host.target.memory import Describe, HandleType, SymmetricMemory
+from nbep.host.target.memory import SymmetricMemory, WantedMemory
 from nbep.host.transport.base import Transport
 
 HEAP_ALIGNMENT = 128
@@ -338,11 +338,9 @@ class NvshmemTransport(Transport):
             runtime, comm, num_bytes, "rdma_buffer", num_nvl_peers=num_nvl_peers, num_qps_per_rank=num_qps
         )
 
-    def allocate(
-        self, comm: Any, num_bytes: int, name: str, describe: Describe, handle_type: HandleType, zero: bool
-    ) -> NvshmemMemory:
+    def allocate(self, comm: Any, wanted: WantedMemory) -> NvshmemMemory:
         """The memory that there is already; of that many bytes. It is all zeros."""
-        assert num_bytes == self._memory.num_bytes
+        assert wanted.num_bytes == self._memory.num_bytes
         return self._memory
 
     @property
