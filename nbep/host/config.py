@@ -19,12 +19,25 @@ from nbep.device.layout.intranode import (
 )
 from nbep.host.arguments import flags, integer, refuse
 from nbep.host.internode.rings import Rings, combine_rings, dispatch_rings, most_that_fit
+from nbep.host.target.memory import HandleType
 
 # What the size hints reserve for each token in a ring.
 HINT_TOPK = 128
 HINT_SCALES = 128
 SOURCE_META_BYTES = 8  # internode: the source's RDMA rank and a mask of NVLink ranks, s32 each
 INT4_BYTES = 16
+
+
+class Sizes(NamedTuple):
+    """What the memory of a buffer is made for, the same on all ranks; see Buffer."""
+
+    num_nvl_bytes: int
+    handle_type: HandleType = "ipc"
+    num_rdma_bytes: int = 0
+    num_zero_copy_bytes: int = 0
+    low_latency_mode: bool = False
+    enable_shrink: bool = False
+    check_calls: bool = False
 
 
 @dataclass(frozen=True)
