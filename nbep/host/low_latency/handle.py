@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
+from nbep.host.handles import Unpacks
 from nbep.host.ranks.call_log import Unknown
 from nbep.host.target.base import Array, MaybeArray
 from nbep.host.target.new_arrays import Parts
@@ -14,7 +14,7 @@ SRC_INFO, LAYOUT_RANGE, NUM_MESSAGES, MESSAGE_SRC_IDX, MESSAGE_ROWS, MESSAGE_WEI
 NO_MESSAGES = (0, 0, 0, 0)  # addresses of what is not there
 
 
-class LowLatencyHandle:
+class LowLatencyHandle(Unpacks):
     """The routing of one dispatch, as one rank sees it. Unpacks, indexes and counts like DeepEP's 5-tuple.
 
     src_info      [num_local_experts, num_ranks * num_max_dispatch_tokens_per_rank] int32: of each row of recv_x the
@@ -95,15 +95,6 @@ class LowLatencyHandle:
     def arrays(self) -> Any:
         """What keeps them alive."""
         return self._arrays
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._as_tuple())
-
-    def __len__(self) -> int:
-        return 5
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._as_tuple()[index]
 
     def _as_tuple(self) -> tuple[Any, ...]:
         return (self.src_info, self.layout_range, *self.sizes)
