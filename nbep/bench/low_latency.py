@@ -36,8 +36,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import nbep
-from nbep.bench import UNUSABLE, add_ranks, can_run, numbers, positive, some_of
-from nbep.bench.intranode import mpi_world
+from nbep.bench import UNUSABLE, add_ranks, can_run, mpi_world, numbers, on_ranks, positive, some_of
 from nbep.bench.parts.clocks import (
     Clock,
     KernelTime,
@@ -132,11 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return UNUSABLE
     if options.graph is None:
         options.graph = ["off"] if comm is None else ["off", "on"]
-    if comm is not None:
-        right = measure_rank(comm, options)
-    else:
-        right = all(nbep.spawn(measure_rank, options.ranks, "cuda", (options,)))
-    return 0 if right else WRONG
+    return 0 if all(on_ranks(comm, num_ranks, measure_rank, options)) else WRONG
 
 
 def variants(options: argparse.Namespace) -> list[Variant]:
@@ -410,7 +405,3 @@ def host_costs(setup: Setup, calls: Calls) -> list[HostCost]:
         HostCost(calls.variant.deduplicate, label, **spent._asdict())
         for label, spent in host_times(clock, steps).items()
     ]
-
-
-if __name__ == "__main__":
-    sys.exit(main())
