@@ -244,11 +244,6 @@ def table_config(table: Table, num_sms: int, num_ranks: int) -> Config:
 ZERO_COPY_CHUNK = 8  # rows that combine with zero_copy pushes before it says so
 
 
-def zero_copy_config(num_sms: int) -> Config:
-    """The config of calls with zero_copy when none is given. Such calls have no rings."""
-    return Config(num_sms, ZERO_COPY_CHUNK)
-
-
 def nodes_config(table: Table, num_sms: int, num_nodes: int, num_nvl_ranks: int) -> Config:
     """The config for so many nodes: that of the table's next larger number, or of its largest."""
     known = sorted(table.over_nodes)
@@ -274,7 +269,7 @@ def in_node_config(
     if given is not None:
         return given
     if num_nvl_bytes is None:
-        return zero_copy_config(num_sms)
+        return Config(num_sms, ZERO_COPY_CHUNK)
     return fit_config(table_config(table, num_sms, num_ranks), num_nvl_bytes, num_ranks, *token_sizes)
 
 

@@ -6,7 +6,7 @@ Every failure is a ValueError that says which argument it is, what came and what
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from nbep.host.arguments import flags, integer, refuse
 from nbep.host.config import Config, Sizes
 from nbep.host.dtypes import ROW_DTYPES
 from nbep.host.events import EventOverlap, handle_of
+from nbep.host.handles import ArraysHandle
 from nbep.host.internode.memory import check_nodes
 from nbep.host.intranode.direct import DirectMemory
 from nbep.host.intranode.handle import DispatchHandle
@@ -40,6 +41,7 @@ from nbep.host.target.views import NO_ARRAY, View
 INTRANODE_RANKS = (2, 4, 8)
 MAX_SCALES = 1024
 MAX_RING_THREADS = 768
+AnyHandle = TypeVar("AnyHandle", bound=ArraysHandle)
 
 
 def array(
@@ -54,7 +56,8 @@ def array(
         where = f" on {value.device}" if hasattr(value, "device") else ""  # the wrong one, for this target
         refuse(name, f"{type(value).__name__}{where}", f"an array of {_describe(' or '.join(dtypes), shape)}")
     dtype, sizes = view.dtype_name, view.shape
-    if dtype not in dtypes or len(sizes) != len(shape) or not all(map(_size_fits, sizes, shape)):
+    fits = (isinstance(wanted, str) or size == wanted for size, wanted in zip(sizes, shape, strict=False))
+    if dtype not in dtypes or len(sizes) != len(shape) or not all(fits):
         refuse(name, _describe(dtype, sizes), _describe(" or ".join(dtypes), shape))
     if contiguous and not view.is_contiguous:
         refuse(name, f"a strided {_describe(dtype, sizes)}", "row-major without gaps")
@@ -65,10 +68,6 @@ def output(name: str, view: View, dtype: str, shape: tuple[int | str, ...]) -> N
     array(name, view, dtype, shape)
     if not view.is_writeable:
         refuse(name, f"a read-only {_describe(dtype, view.shape)}", "writeable: the call writes it")
-
-
-def _size_fits(size: int, wanted: int | str) -> bool:
-    return size == wanted or isinstance(wanted, str)
 
 
 def _describe(dtype: str, shape: tuple[int | str, ...]) -> str:
@@ -375,14 +374,21 @@ def buffer_size(shape: RingShape, num_nvl_bytes: int) -> None:
         )
 
 
-def handle(memory: Node, value: Any, previous_event: EventOverlap | None) -> DispatchHandle:
-    """A handle of this buffer. A tuple or list of the six arrays is taken too, but nobody knows whose it is."""
-    if isinstance(value, (tuple, list)) and len(value) == 6:
-        value = DispatchHandle(*value)
-    if not isinstance(value, DispatchHandle):
-        refuse("handle", type(value).__name__, "the handle that dispatch returned, or a tuple of its six arrays")
+def own_handle(memory: Node, value: Any, kind: type[AnyHandle], made_by: str, num_arrays: int) -> AnyHandle:
+    """A handle of this buffer. A tuple or list of its arrays is taken too, but nobody knows whose it is."""
+    if isinstance(value, (tuple, list)) and len(value) == num_arrays:
+        value = kind(*value)
+    if not isinstance(value, kind):
+        count = {6: "six", 10: "ten"}[num_arrays]
+        refuse("handle", type(value).__name__, f"the handle that {made_by} returned, or a tuple of its {count} arrays")
     if value.owner is not None and value.owner is not memory.identity:
         refuse("handle", "the handle of another buffer", f"a handle that this buffer made on rank {memory.rank}")
+    return value
+
+
+def handle(memory: Node, value: Any, previous_event: EventOverlap | None) -> DispatchHandle:
+    """That of a dispatch inside a node."""
+    value = own_handle(memory, value, DispatchHandle, "dispatch", 6)
     if value.owner is None:  # else its arrays are those that dispatch made
         _handle_arrays(memory, value)
     if may_read(memory, previous_event):
