@@ -324,22 +324,7 @@ def make_row(
         push_us = {p.verb: p.kernel_us if graph or clock == "kernel" else p.events_us for p in pushes}
         if push_us:
             of_push = sum(push_us[verb] for verb in verbs) / spread.mean
-    return Row(
-        variant.num_tokens,
-        variant.deduplicate,
-        variant.dispatch,
-        variant.combine,
-        label,
-        clock,
-        graph,
-        spread.mean,
-        spread.min,
-        spread.max,
-        spread.average,
-        gbps,
-        wire_gbps,
-        of_push,
-    )
+    return Row(*variant.columns, label, clock, graph, *spread, gbps, wire_gbps, of_push)
 
 
 # Push and the host
@@ -375,18 +360,8 @@ def push_times(setup: Setup, clock: Clock, variant: Variant, moved: dict[str, By
             if rounds is not None:
                 of_kernel.append(over_ranks(setup.comm, [kernels[0].us for kernels in rounds]).mean)
         events_us = min(of_events)
-        times.append(
-            PushTime(
-                variant.num_tokens,
-                variant.deduplicate,
-                variant.dispatch,
-                variant.combine,
-                verb,
-                moved[verb].wire,
-                min(of_kernel, default=events_us),
-                events_us,
-            )
-        )
+        kernel_us = min(of_kernel, default=events_us)
+        times.append(PushTime(*variant.columns, verb, moved[verb].wire, kernel_us, events_us))
     return times
 
 

@@ -233,9 +233,7 @@ def measure_setting(comm: Any, options: argparse.Namespace, setting: Setting, co
         num_bytes = num_messages * size
         rows.append(
             Row(
-                setting.transport,
-                setting.batch,
-                setting.num_queues,
+                *setting,
                 size,
                 num_messages,
                 us,

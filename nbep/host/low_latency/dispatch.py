@@ -104,9 +104,7 @@ def low_latency_dispatch(
         request.async_finish,
         request.return_recv_hook,
     )
-    handle = LowLatencyHandle.of_dispatch(
-        parts, of_handle, plan.handle_sizes, call, shape.num_topk, request.topk_weights
-    )
+    handle = LowLatencyHandle(parts, plan.handle_sizes, call, shape.num_topk, request.topk_weights, of_handle)
     return recv_x, recv_count, handle, event, hook
 
 

@@ -31,30 +31,19 @@ class LowLatencyHandle(Unpacks):
     def __init__(
         self,
         arrays: Parts | tuple[Array, Array],
-        num_max_dispatch_tokens_per_rank: int,
-        hidden: int,
-        num_experts: int,
+        sizes: tuple[int, int, int],
         call: Any = None,
         num_topk: int = 0,
         topk_weights: MaybeArray = None,
+        arguments: Any = None,
     ):
+        """arguments: of the arrays of a dispatch that has just been made, for the combine kernel"""
         self._arrays = arrays
-        self.sizes = (num_max_dispatch_tokens_per_rank, hidden, num_experts)
+        self.sizes = sizes
         self.call = call  # the dispatch; None for a plain tuple
         self.num_topk = num_topk
         self.topk_weights = topk_weights
-        self._arguments: tuple[Any, ...] | None = None
-
-    @classmethod
-    def of_dispatch(
-        cls, parts: Parts, arguments: Any, sizes: tuple[int, int, int], call: Any, num_topk: int, weights: MaybeArray
-    ) -> LowLatencyHandle:
-        """What a dispatch has put together. arguments: of its arrays, for the combine kernel"""
-        handle = cls.__new__(cls)
-        handle._arrays, handle.sizes, handle.call = parts, sizes, call
-        handle.num_topk, handle.topk_weights = num_topk, weights
-        handle._arguments = arguments
-        return handle
+        self._arguments: tuple[Any, ...] | None = arguments
 
     @property
     def src_info(self) -> Array:

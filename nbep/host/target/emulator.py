@@ -387,7 +387,9 @@ class EmulatorRuntime(Runtime):
         flat = unflatten_args(kernel, leaves)
         describe = shared_cells(spec.name, flat, block, self.has_tma)
         together = Bounds in spec.hints.values()  # as on a GPU, where such a kernel is a cooperative launch
-        launch = stream.stream.launch(kernel, flat, grid, block, smem_bytes, spec.name, describe, together)
+        launch = stream.stream.launch(
+            kernel, flat, grid, block, smem_bytes, spec.name, describe_shared=describe, starts_together=together
+        )
         self._in_flight.append((launch, mappings))
 
     def prepare(self, kernel: Kernel, grid: int, block: int, smem_bytes: int, *last_args: Any) -> PreparedLaunch:
