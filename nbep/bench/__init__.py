@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import nbep
 from nbep.host.target.resolve import why_no_gpu
 
 UNUSABLE = 2  # the exit code where a benchmark cannot run
@@ -31,6 +33,20 @@ def _missing(with_torch: bool) -> str | None:
         if not torch.cuda.is_available():
             return f"needs a torch with CUDA: this is {torch.__version__}"
     return None
+
+
+def mpi_world() -> Any:
+    """MPI.COMM_WORLD under mpirun with more than one rank, else None."""
+    try:
+        from mpi4py import MPI
+    except ImportError:
+        return None
+    return MPI.COMM_WORLD if MPI.COMM_WORLD.size > 1 else None
+
+
+def on_ranks(comm: Any, num_ranks: int, measure: Callable[..., Any], options: argparse.Namespace) -> list[Any]:
+    """What measure(comm, options) returns: on this rank under mpirun, else on virtual ranks of one card."""
+    return nbep.spawn(measure, num_ranks, "cuda", (options,)) if comm is None else [measure(comm, options)]
 
 
 def positive(text: str) -> int:

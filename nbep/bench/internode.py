@@ -28,8 +28,7 @@ from typing import Any, get_args
 import numpy as np
 
 import nbep
-from nbep.bench import UNUSABLE, can_run, numbers, positive, some_of
-from nbep.bench.intranode import mpi_world
+from nbep.bench import UNUSABLE, can_run, mpi_world, numbers, on_ranks, positive, some_of
 from nbep.bench.parts.internode_calls import (
     COMBINE_BF16,
     DISPATCH_BF16,
@@ -51,6 +50,7 @@ from nbep.device.terminal import add_json
 from nbep.host.ranks.comm import InProcessComm
 from nbep.host.target.memory import HandleType
 from nbep.host.transport.base import TransportName
+from nbep.workloads.cases import routes_of
 
 WRONG = 1  # the exit code if a result is
 MAX_RANKS = MAX_NVL_PEERS  # which push reaches all at once
@@ -133,11 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if problem is not None:
         print(f"nbep bench internode: {problem}", file=sys.stderr)
         return UNUSABLE
-    if comm is not None:
-        right = measure_rank(comm, options)
-    else:
-        right = all(nbep.spawn(measure_rank, options.nodes * options.num_nvl_peers, "cuda", (options,)))
-    return 0 if right else WRONG
+    return 0 if all(on_ranks(comm, options.nodes * options.num_nvl_peers, measure_rank, options)) else WRONG
 
 
 def config_of(options: argparse.Namespace, num_sms: int, nvl_chunk: int, rdma_chunk: int) -> nbep.Config:
@@ -214,13 +210,7 @@ def measure_transport(setup: Setup, transport: str, pushes: dict[int, Push]) -> 
     """All rows, and what is wrong on any rank; no rows then."""
     options = setup.options
     buffer = create_buffer(setup, transport)
-    counts = buffer.get_dispatch_layout(setup.topk_idx, options.experts)
-    layout = {
-        "num_tokens_per_rank": counts[0],
-        "num_tokens_per_rdma_rank": counts[1],
-        "num_tokens_per_expert": counts[2],
-        "is_token_in_rank": counts[3],
-    }
+    layout = routes_of(buffer.get_dispatch_layout(setup.topk_idx, options.experts))
     rows: list[Row] = []
     faults: list[str] = []
     for num_sms in options.num_sms:
@@ -251,7 +241,3 @@ def make_row(
     rates = (carried.rdma / us / 1e3, carried.nvl / us / 1e3, carried.link / us / 1e3)
     allowed = allowed_us(carried, push)
     return Row(transport, work, num_sms, nvl_chunk, rdma_chunk, us, *rates, allowed, allowed / us)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

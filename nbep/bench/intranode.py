@@ -15,7 +15,6 @@ Source: DeepEP tests/test_intranode.py (test_main, "Tune dispatch performance")
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,12 +22,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 import nbep
-from nbep.bench import UNUSABLE, can_run, numbers, positive, some_of
+from nbep.bench import UNUSABLE, can_run, mpi_world, numbers, on_ranks, positive, some_of
 from nbep.bench.parts.clocks import Clock, HostTime, Step, host_times
 from nbep.bench.parts.normal_clock import Push, mean, mean_seconds, push_rates
 from nbep.bench.parts.report import Report, draw, push_gbps
 from nbep.device.terminal import add_json
 from nbep.host.target.memory import HandleType
+from nbep.workloads.cases import routes_of
 
 WORKS = ("dispatch bf16", "dispatch fp8", "combine bf16")
 NUM_NVL_BYTES = 2_000_000_000 // 128 * 128
@@ -105,21 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     if not can_run("intranode", with_torch=True):
         return UNUSABLE
-    comm = mpi_world()
-    if comm is not None:
-        measure_rank(comm, options)
-    else:
-        nbep.spawn(measure_rank, options.ranks, "cuda", (options,))
+    on_ranks(mpi_world(), options.ranks, measure_rank, options)
     return 0
-
-
-def mpi_world() -> Any:
-    """MPI.COMM_WORLD under mpirun with more than one rank, else None."""
-    try:
-        from mpi4py import MPI
-    except ImportError:
-        return None
-    return MPI.COMM_WORLD if MPI.COMM_WORLD.size > 1 else None
 
 
 def measure_rank(comm: Any, options: argparse.Namespace) -> None:
@@ -159,14 +146,7 @@ def prepare(comm: Any, options: argparse.Namespace) -> Setup:
     topk_idx = torch.topk(scores, options.topk, dim=-1, sorted=False)[1]
     torch.cuda.current_stream().synchronize()
     x_fp8 = nbep.per_token_cast_to_fp8(x, column_major_scales=True)
-    num_tokens_per_rank, _, num_tokens_per_expert, is_token_in_rank, _ = buffer.get_dispatch_layout(
-        topk_idx, options.experts
-    )
-    layout = {
-        "num_tokens_per_rank": num_tokens_per_rank,
-        "num_tokens_per_expert": num_tokens_per_expert,
-        "is_token_in_rank": is_token_in_rank,
-    }
+    layout = routes_of(buffer.get_dispatch_layout(topk_idx, options.experts))
     torch.cuda.current_stream().synchronize()
     return Setup(comm, buffer, x, x_fp8, layout, topk_idx, options)
 
@@ -266,7 +246,3 @@ def plot(rows: list[Row], pushes: dict[int, Push], num_ranks: int, path: Path) -
     lines["push"] = {num_sms: rates.to_peers for num_sms, rates in pushes.items()}
     texts = {"xlabel": "SMs", "ylabel": "GB/s on the wire, each GPU", "title": f"{num_ranks} ranks"}
     draw(path, lines, dashed="push", ylim=(0, None), **texts)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

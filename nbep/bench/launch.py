@@ -8,7 +8,6 @@ All launch a kernel of twelve parameters that has nothing to do, on an idle stre
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -107,7 +106,3 @@ def mean_us(stream: Any, launch: Callable[[], None], repeat: int) -> float:
         done += batch
     stream.synchronize()
     return round(1e6 * spent / done, 2)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

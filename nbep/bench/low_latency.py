@@ -36,8 +36,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import nbep
-from nbep.bench import UNUSABLE, add_ranks, can_run, numbers, positive, some_of
-from nbep.bench.intranode import mpi_world
+from nbep.bench import UNUSABLE, add_ranks, can_run, mpi_world, numbers, on_ranks, positive, some_of
 from nbep.bench.parts.clocks import (
     Clock,
     KernelTime,
@@ -132,11 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return UNUSABLE
     if options.graph is None:
         options.graph = ["off"] if comm is None else ["off", "on"]
-    if comm is not None:
-        right = measure_rank(comm, options)
-    else:
-        right = all(nbep.spawn(measure_rank, options.ranks, "cuda", (options,)))
-    return 0 if right else WRONG
+    return 0 if all(on_ranks(comm, num_ranks, measure_rank, options)) else WRONG
 
 
 def variants(options: argparse.Namespace) -> list[Variant]:
@@ -329,22 +324,7 @@ def make_row(
         push_us = {p.verb: p.kernel_us if graph or clock == "kernel" else p.events_us for p in pushes}
         if push_us:
             of_push = sum(push_us[verb] for verb in verbs) / spread.mean
-    return Row(
-        variant.num_tokens,
-        variant.deduplicate,
-        variant.dispatch,
-        variant.combine,
-        label,
-        clock,
-        graph,
-        spread.mean,
-        spread.min,
-        spread.max,
-        spread.average,
-        gbps,
-        wire_gbps,
-        of_push,
-    )
+    return Row(*variant.columns, label, clock, graph, *spread, gbps, wire_gbps, of_push)
 
 
 # Push and the host
@@ -380,18 +360,8 @@ def push_times(setup: Setup, clock: Clock, variant: Variant, moved: dict[str, By
             if rounds is not None:
                 of_kernel.append(over_ranks(setup.comm, [kernels[0].us for kernels in rounds]).mean)
         events_us = min(of_events)
-        times.append(
-            PushTime(
-                variant.num_tokens,
-                variant.deduplicate,
-                variant.dispatch,
-                variant.combine,
-                verb,
-                moved[verb].wire,
-                min(of_kernel, default=events_us),
-                events_us,
-            )
-        )
+        kernel_us = min(of_kernel, default=events_us)
+        times.append(PushTime(*variant.columns, verb, moved[verb].wire, kernel_us, events_us))
     return times
 
 
@@ -410,7 +380,3 @@ def host_costs(setup: Setup, calls: Calls) -> list[HostCost]:
         HostCost(calls.variant.deduplicate, label, **spent._asdict())
         for label, spent in host_times(clock, steps).items()
     ]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

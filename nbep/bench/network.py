@@ -28,8 +28,7 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 
 import nbep
-from nbep.bench import UNUSABLE, add_ranks, can_run, numbers, positive, some_of
-from nbep.bench.intranode import mpi_world
+from nbep.bench import UNUSABLE, add_ranks, can_run, mpi_world, numbers, on_ranks, positive, some_of
 from nbep.bench.parts.clocks import driver_us
 from nbep.bench.parts.report import Report, draw
 from nbep.device.jit import over
@@ -142,10 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return UNUSABLE
     if options.transports is None:
         options.transports = [name for name in get_args(TransportName) if name != "nvshmem" or not why_no_nvshmem(comm)]
-    if comm is not None:
-        measure_rank(comm, options)
-    else:
-        nbep.spawn(measure_rank, options.ranks, "cuda", (options,))
+    on_ranks(comm, options.ranks, measure_rank, options)
     return 0
 
 
@@ -237,9 +233,7 @@ def measure_setting(comm: Any, options: argparse.Namespace, setting: Setting, co
         num_bytes = num_messages * size
         rows.append(
             Row(
-                setting.transport,
-                setting.batch,
-                setting.num_queues,
+                *setting,
                 size,
                 num_messages,
                 us,
@@ -286,7 +280,3 @@ def timed(comm: Any, options: argparse.Namespace, memory: nbep.NodeMemory, call:
         if repetition > 0:
             samples.append(us / LAUNCHES)
     return statistics.fmean(comm.allgather(statistics.median(samples)))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

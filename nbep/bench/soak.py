@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import argparse
 import random
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import nbep
-from nbep.bench import UNUSABLE, can_run, positive
-from nbep.bench.intranode import mpi_world
+from nbep.bench import UNUSABLE, can_run, mpi_world, on_ranks, positive
+from nbep.workloads.cases import routes_of
 
 NUM_NVL_BYTES = 1 << 29
 HIDDENS = (128, 2056, 2560, 7168)
@@ -60,9 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if not can_run("soak", with_torch=True):
         return UNUSABLE
-    comm = mpi_world()
-    right = soak(comm, options) if comm is not None else all(nbep.spawn(soak, options.ranks, "cuda", (options,)))
-    return 0 if right else 1
+    return 0 if all(on_ranks(mpi_world(), options.ranks, soak, options)) else 1
 
 
 def soak(comm: Any, options: argparse.Namespace) -> bool:
@@ -140,16 +137,12 @@ def run_round(rank: int, num_ranks: int, buffer: nbep.Buffer, plan: Plan) -> lis
     own = everyone[rank]
     torch.cuda.current_stream().synchronize()
 
-    num_tokens_per_rank, _, num_tokens_per_expert, is_token_in_rank, _ = buffer.get_dispatch_layout(
-        own.topk_idx, num_experts
-    )
+    routes = routes_of(buffer.get_dispatch_layout(own.topk_idx, num_experts))
     received, recv_topk_idx, recv_weights, counts, handle, _ = buffer.dispatch(
         own.x,
         topk_idx=own.topk_idx,
         topk_weights=own.topk_weights,
-        num_tokens_per_rank=num_tokens_per_rank,
-        is_token_in_rank=is_token_in_rank,
-        num_tokens_per_expert=num_tokens_per_expert,
+        **routes,
         config=plan.config,
         zero_copy=plan.direct_dispatch,
     )
@@ -174,7 +167,7 @@ def run_round(rank: int, num_ranks: int, buffer: nbep.Buffer, plan: Plan) -> lis
         rows = [as_bytes(array)[members[:, rank]] for array, members in zip(arrays, membership, strict=True)]
         return torch.cat(rows).view(arrays[0].dtype)
 
-    compare("is_token_in_rank", is_token_in_rank, membership[rank])
+    compare("is_token_in_rank", routes["is_token_in_rank"], membership[rank])
     if plan.fp8:
         compare("recv_x", received[0], arriving([i.x[0] for i in everyone]))
         compare("recv_x_scales", received[1], arriving([i.x[1] for i in everyone]))
@@ -199,7 +192,3 @@ def run_round(rank: int, num_ranks: int, buffer: nbep.Buffer, plan: Plan) -> lis
     compare("combined_x", combined, total.bfloat16())
     compare("combined_topk_weights", combined_weights, total_weights)
     return faults
-
-
-if __name__ == "__main__":
-    sys.exit(main())

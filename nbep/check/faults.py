@@ -55,6 +55,7 @@ ONE_LESS = "one less"
 FIRST = "always the first"
 CONSTANT = "ld_nc instead, which is for what nobody writes meanwhile"
 UNTIL_READ = "tma_store_wait_read_all"  # in place of tma_store_wait_all
+VALUES = {TRUE: True, FALSE: False, FIRST: 0, ENDLESS: 1 << 30}
 WORDS = (NOTHING, OPINION, TRUE, FALSE, ONCE, ENDLESS, UNORDERED, ONE_MORE, ONE_LESS, FIRST, CONSTANT)
 
 
@@ -97,18 +98,12 @@ class Fault:
             _Replace(node, None).visit(tree)
         elif self.instead == OPINION:
             _Replace(node, node.args[-1]).visit(tree)  # type: ignore[attr-defined]
-        elif self.instead == TRUE:
-            _Replace(node, ast.Constant(True)).visit(tree)
-        elif self.instead == FALSE:
-            _Replace(node, ast.Constant(False)).visit(tree)
-        elif self.instead == FIRST:
-            _Replace(node, ast.Constant(0)).visit(tree)
+        elif self.instead in VALUES:
+            _Replace(node, ast.Constant(VALUES[self.instead])).visit(tree)
         elif self.instead == ONE_LESS:
             node.args[-1] = ast.BinOp(node.args[-1], ast.Sub(), ast.Constant(1))  # type: ignore[attr-defined]
         elif self.instead == ONCE:
             node.func.id = weakened_name(self.step, "once")  # type: ignore[attr-defined]
-        elif self.instead == ENDLESS:
-            _Replace(node, ast.Constant(1 << 30)).visit(tree)
         elif self.instead == UNORDERED:
             node.args[-1] = ast.copy_location(ast.Constant(False), node)  # type: ignore[attr-defined]
         elif self.instead == ONE_MORE and isinstance(node, ast.Call):

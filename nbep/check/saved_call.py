@@ -16,6 +16,7 @@ import numpy as np
 
 import nbep
 from nbep.host.ranks.timeouts import saved_calls
+from nbep.workloads.cases import routes_of
 
 HIDDEN = {False: 64, True: 128}  # by low_latency: the least that is allowed
 PROGRAM = '''"""A dispatch and its combine that nbep.debug.save_call has kept."""
@@ -87,21 +88,18 @@ def _normal(comm: Any, x: Any, topk_idx: Any, num_experts: int, config: Any, tok
     nvl = config.get_nvl_buffer_size_hint(2 * x.shape[1], comm.size)
     rdma = config.get_rdma_buffer_size_hint(2 * x.shape[1], comm.size)
     buffer = nbep.Buffer(comm, nvl, rdma)
-    per_rank, per_node, per_expert, is_in_rank, _ = buffer.get_dispatch_layout(topk_idx, num_experts)
+    routes = routes_of(buffer.get_dispatch_layout(topk_idx, num_experts))
     recv_x, _, _, _, handle, _ = buffer.dispatch(
         x,
         topk_idx=topk_idx,
         topk_weights=np.ones(topk_idx.shape, np.float32),
-        num_tokens_per_rank=per_rank,
-        num_tokens_per_rdma_rank=per_node,
-        is_token_in_rank=is_in_rank,
-        num_tokens_per_expert=per_expert,
+        **routes,
         config=config,
     )
     assert handle is not None  # only a cached dispatch returns none
     combined, _, _ = buffer.combine(recv_x, handle, config=config)
     buffer.destroy()
-    return combined, is_in_rank.sum(axis=1)
+    return combined, routes["is_token_in_rank"].sum(axis=1)
 
 
 def _low_latency(comm: Any, x: Any, topk_idx: Any, num_experts: int, config: Any, tokens: int) -> tuple[Any, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 from nbep.device.layout.intranode import MAX_TOPK
 from nbep.host import validate
 from nbep.host.arguments import flags, integer
-from nbep.host.config import COMBINE_TABLE, DISPATCH_TABLE, Config, table_config
+from nbep.host.config import COMBINE_TABLE, DISPATCH_TABLE, Config, Sizes, table_config
 from nbep.host.connect import connect
 from nbep.host.dropped import Name, give_back_dropped, keep_dropped
 from nbep.host.events import EventHandle, EventOverlap
@@ -139,7 +139,7 @@ class Buffer(NormalVerbs, LowLatencyVerbs):
         self._turn = Lock()
         communicator, runtime = connect(group, comm)
 
-        def check() -> tuple[dict[str, Any], float, int, list[Name]]:
+        def check() -> tuple[Sizes, NetworkOptions, float, int, list[Name]]:
             flags(
                 low_latency_mode=low_latency_mode,
                 allow_nvlink_for_low_latency_mode=allow_nvlink_for_low_latency_mode,
@@ -148,16 +148,10 @@ class Buffer(NormalVerbs, LowLatencyVerbs):
                 enable_shrink=enable_shrink,
             )
             validate.mnnvl(allow_mnnvl, hosts_of(communicator))
-            sizes = validate.buffer_arguments(
-                communicator,
-                runtime,
-                num_nvl_bytes,
-                num_rdma_bytes,
-                low_latency_mode,
-                enable_shrink,
-                handle_type,
-                num_zero_copy_bytes,
-            )
+            compares = _check_calls(runtime.target, check_calls)
+            modes = bool(low_latency_mode), bool(enable_shrink), compares
+            given = Sizes(num_nvl_bytes, handle_type, num_rdma_bytes, num_zero_copy_bytes, *modes)
+            sizes = validate.sizes(runtime, given)
             options = chosen_options(
                 communicator.size,
                 transport,
@@ -168,47 +162,39 @@ class Buffer(NormalVerbs, LowLatencyVerbs):
             )
             check_target(runtime, options)
             validate.nodes(communicator, runtime, sizes, options.num_nvl_peers)
-            validate.host_memory(handle_type, options.transport, communicator.size // options.num_nvl_peers, sizes)
-            sizes["check_calls"] = _check_calls(runtime.target, check_calls)
-            return {**sizes, **vars(options)}, _timeout_ms(), next(runtime.buffer_numbers), list(runtime.dropped)
+            validate.host_memory(sizes, options.transport, communicator.size // options.num_nvl_peers)
+            return sizes, options, _timeout_ms(), next(runtime.buffer_numbers), list(runtime.dropped)
 
-        settings, timeouts_ms, numbers, held = zip(*gather_results(communicator, check), strict=True)
-        for name in settings[0]:
-            validate.same_on_all_ranks(name, [setting[name] for setting in settings])
+        every_sizes, every_options, timeouts_ms, numbers, held = zip(*gather_results(communicator, check), strict=True)
+        for every in ([each._asdict() for each in every_sizes], [vars(each) for each in every_options]):
+            for name in every[0]:
+                validate.same_on_all_ranks(name, [of_rank[name] for of_rank in every])
         give_back_dropped(runtime, held)
-        own, timeout_ms = settings[communicator.rank], timeouts_ms[communicator.rank]
-        num_nvl_bytes, num_rdma_bytes = own["num_nvl_bytes"], own["num_rdma_bytes"]
+        rank = communicator.rank
+        sizes, options, timeout_ms = every_sizes[rank], every_options[rank], timeouts_ms[rank]
 
         self.group = comm if group is None else group
-        self.rank = communicator.rank
+        self.rank = rank
         self.group_size = communicator.size
-        self.num_nvl_bytes = num_nvl_bytes
+        self.num_nvl_bytes = sizes.num_nvl_bytes
         self.timeout_ms = timeout_ms
-        self.num_rdma_bytes = num_rdma_bytes
+        self.num_rdma_bytes = sizes.num_rdma_bytes
         self.low_latency_mode = low_latency_mode
         self.explicitly_destroy = explicitly_destroy
 
-        options = NetworkOptions(**{field: own[field] for field in NetworkOptions.__dataclass_fields__})
         rdma_transport = None
-        if num_rdma_bytes > 0:
-            num_bytes = num_rdma_bytes + rdma_trailer_bytes(
-                communicator.size, communicator.size // options.num_nvl_peers
-            )
+        if sizes.num_rdma_bytes > 0:
+            num_nodes = communicator.size // options.num_nvl_peers
+            num_bytes = sizes.num_rdma_bytes + rdma_trailer_bytes(communicator.size, num_nodes)
             rdma_transport = create_transport(runtime, communicator, options, num_bytes, handle_type)
         self._memory = NodeMemory(
             communicator,
             runtime,
-            num_nvl_bytes,
+            sizes,
             timeout_ms,
-            handle_type,
-            mapped_transport(runtime, communicator.rank, options, handle_type),
-            num_rdma_bytes=num_rdma_bytes,
-            low_latency_mode=low_latency_mode,
-            enable_shrink=enable_shrink,
-            check_calls=own["check_calls"],
+            mapped_transport(runtime, rank, options, handle_type),
             rdma_transport=rdma_transport,
             num_nvl_peers=options.num_nvl_peers,
-            num_zero_copy_bytes=own["num_zero_copy_bytes"],
         )
         self._memory.name = numbers
 

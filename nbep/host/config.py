@@ -19,12 +19,25 @@ from nbep.device.layout.intranode import (
 )
 from nbep.host.arguments import flags, integer, refuse
 from nbep.host.internode.rings import Rings, combine_rings, dispatch_rings, most_that_fit
+from nbep.host.target.memory import HandleType
 
 # What the size hints reserve for each token in a ring.
 HINT_TOPK = 128
 HINT_SCALES = 128
 SOURCE_META_BYTES = 8  # internode: the source's RDMA rank and a mask of NVLink ranks, s32 each
 INT4_BYTES = 16
+
+
+class Sizes(NamedTuple):
+    """What the memory of a buffer is made for, the same on all ranks; see Buffer."""
+
+    num_nvl_bytes: int
+    handle_type: HandleType = "ipc"
+    num_rdma_bytes: int = 0
+    num_zero_copy_bytes: int = 0
+    low_latency_mode: bool = False
+    enable_shrink: bool = False
+    check_calls: bool = False
 
 
 @dataclass(frozen=True)
@@ -231,11 +244,6 @@ def table_config(table: Table, num_sms: int, num_ranks: int) -> Config:
 ZERO_COPY_CHUNK = 8  # rows that combine with zero_copy pushes before it says so
 
 
-def zero_copy_config(num_sms: int) -> Config:
-    """The config of calls with zero_copy when none is given. Such calls have no rings."""
-    return Config(num_sms, ZERO_COPY_CHUNK)
-
-
 def nodes_config(table: Table, num_sms: int, num_nodes: int, num_nvl_ranks: int) -> Config:
     """The config for so many nodes: that of the table's next larger number, or of its largest."""
     known = sorted(table.over_nodes)
@@ -261,7 +269,7 @@ def in_node_config(
     if given is not None:
         return given
     if num_nvl_bytes is None:
-        return zero_copy_config(num_sms)
+        return Config(num_sms, ZERO_COPY_CHUNK)
     return fit_config(table_config(table, num_sms, num_ranks), num_nvl_bytes, num_ranks, *token_sizes)
 
 

@@ -43,6 +43,7 @@ from nbep.host.arguments import integer, refuse
 from nbep.host.calls import VERBS, arguments_of
 from nbep.host.causes import KernelReport
 from nbep.host.comm_work import CommWork
+from nbep.host.config import Sizes
 from nbep.host.connect import connect
 from nbep.host.faults import destroy_error, destroyed_without
 from nbep.host.internode.memory import InternodeMemory
@@ -57,7 +58,7 @@ from nbep.host.ranks.roll_call import RollCall
 from nbep.host.ranks.undo import Undo
 from nbep.host.ranks.who_waits import explain
 from nbep.host.target.base import Kernel, Runtime
-from nbep.host.target.memory import HandleType, Memory
+from nbep.host.target.memory import HandleType, Memory, WantedMemory
 from nbep.host.transport import check_target, create_transport
 from nbep.host.transport.base import NetworkOptions, NicOptions, Transport, TransportName
 from nbep.host.transport.rdma import RdmaMemory
@@ -131,7 +132,7 @@ class NodeMemory(CommWork):
             qps = integer("num_qps", num_qps, 1)
             options = NetworkOptions.check(transport, node_size, qps, True, nic or NicOptions(), communicator.size)
             check_target(runtime, options)
-            validate.host_memory(handle_type, options.transport, 1, {})
+            validate.host_memory(Sizes(size, handle_type), options.transport, 1)
             return (size, handle_type, options), validate.timeout_ms("timeout_ms", timeout_ms), offsets
 
         checked = gather_results(communicator, check)
@@ -140,7 +141,7 @@ class NodeMemory(CommWork):
             validate.same_on_all_ranks(name, list(values))
         (size, _, options), longest_ms, offsets = checked[communicator.rank]
         end = create_transport(runtime, communicator, options, size + TRAILER_BYTES, handle_type)
-        memory = cls(communicator, runtime, size, longest_ms, handle_type, end, zero=True)
+        memory = cls(communicator, runtime, Sizes(size, handle_type), longest_ms, end, zero=True)
         memory._cells = offsets
         await_all(communicator)
         return memory
@@ -149,27 +150,20 @@ class NodeMemory(CommWork):
         self,
         comm: Communicator,
         runtime: Runtime,
-        num_nvl_bytes: int,
+        sizes: Sizes,
         timeout_ms: float,
-        handle_type: HandleType,
         transport: Transport,
         *,
         zero: bool = False,
-        num_rdma_bytes: int = 0,
-        low_latency_mode: bool = False,
-        enable_shrink: bool = False,
-        check_calls: bool = False,
         rdma_transport: Transport | None = None,
         num_nvl_peers: int = 0,
-        num_zero_copy_bytes: int = 0,
     ):
         self.runtime = runtime
         self.comm = comm
         self.rank = comm.rank
         self.num_ranks = comm.size
         self.num_nvl_peers = num_nvl_peers or comm.size  # ranks of a node
-        self.num_nvl_bytes = num_nvl_bytes
-        self.num_zero_copy_bytes = num_zero_copy_bytes
+        self.num_nvl_bytes = sizes.num_nvl_bytes
         self.timeout_ms = timeout_ms
         self.transport = transport
         self.identity = object()
@@ -182,7 +176,7 @@ class NodeMemory(CommWork):
         self.internode: InternodeMemory | None = None  # where the normal mode goes between nodes
         self._is_open = True
         # A rank that was masked has missed calls of the others.
-        self._call_log = None if enable_shrink else CallLog.shared(comm)
+        self._call_log = None if sizes.enable_shrink else CallLog.shared(comm)
         self.has_verbs = not zero  # kernels of one's own are launched without any
         if self._call_log is not None and self.has_verbs and comm.rank == 0:
             runtime.tell_calls(self._call_log.so_far)
@@ -191,12 +185,9 @@ class NodeMemory(CommWork):
             undo.callback(transport.end)
             if rdma_transport is not None:
                 undo.callback(rdma_transport.end)
-            self._roll_call = RollCall(comm, enable_shrink)
+            self._roll_call = RollCall(comm, sizes.enable_shrink)
             undo.callback(self._roll_call.close)
-            modes = low_latency_mode, enable_shrink, check_calls
-            handles = gather_results(
-                comm, lambda: self._allocate(handle_type, zero, num_rdma_bytes, modes, rdma_transport, undo)
-            )
+            handles = gather_results(comm, lambda: self._allocate(sizes, zero, rdma_transport, undo))
             self._processes = [process for _, _, process in handles]
             # CUDA: memory must not be freed while another process has it open.
             undo.callback(lambda: await_all(comm))
@@ -205,13 +196,7 @@ class NodeMemory(CommWork):
             self._undo = undo.pop_all()
 
     def _allocate(
-        self,
-        handle_type: HandleType,
-        zero: bool,
-        num_rdma_bytes: int,
-        modes: tuple[bool, bool, bool],
-        rdma_transport: Transport | None,
-        undo: Undo,
+        self, sizes: Sizes, zero: bool, rdma_transport: Transport | None, undo: Undo
     ) -> tuple[Any, Any, Process]:
         """Make everything that is this rank's; what peers need to open the symmetric memories."""
 
@@ -219,19 +204,18 @@ class NodeMemory(CommWork):
             undo.callback(memory.free)
             return memory
 
-        runtime = self.runtime
+        runtime, handle_type = self.runtime, sizes.handle_type
         self.comm_stream = runtime.create_stream("comm")
         undo.callback(self.comm_stream.close)
-        num_bytes = self.num_nvl_bytes + TRAILER_BYTES + self.num_zero_copy_bytes
+        num_bytes = self.num_nvl_bytes + TRAILER_BYTES + sizes.num_zero_copy_bytes
         self._signal_table: Memory | None = None  # in the symmetric memory, unless that is the host's
         if handle_type == "host":
             self._signal_table = owned(runtime.allocate(8 * self.num_ranks, "table of barrier signals"))
-        self.symmetric = owned(
-            self.transport.allocate(self.comm, num_bytes, "nvl_buffer", self._describe, handle_type, zero)
-        )
-        if self.num_zero_copy_bytes > 0:
+        wanted = WantedMemory(num_bytes, "nvl_buffer", self._describe, handle_type, zero)
+        self.symmetric = owned(self.transport.allocate(self.comm, wanted))
+        if sizes.num_zero_copy_bytes > 0:
             start = self.num_nvl_bytes + TRAILER_BYTES
-            self.direct = DirectMemory(runtime, self.symmetric, start, self.num_zero_copy_bytes, self.num_ranks)
+            self.direct = DirectMemory(runtime, self.symmetric, start, sizes.num_zero_copy_bytes, self.num_ranks)
         self.symmetric.write(self.num_nvl_bytes, np.zeros(BARRIER_SIGNAL_BYTES // 4, np.int32))
         self.device = owned(
             runtime.allocate(
@@ -248,13 +232,13 @@ class NodeMemory(CommWork):
         if rdma_transport is None:
             return self.transport.handle, None, Process.own()
         rdma = RdmaMemory(
-            runtime, self.comm, num_rdma_bytes, self.num_ranks, self.num_nodes, handle_type, rdma_transport
+            runtime, self.comm, sizes.num_rdma_bytes, self.num_ranks, self.num_nodes, handle_type, rdma_transport
         )
         undo.callback(rdma.free)
         self.rdma = rdma
-        low_latency_mode, *options = modes
-        if low_latency_mode:
-            self.low_latency = LowLatencyMemory(rdma, self.rank, self.num_ranks, *options)
+        if sizes.low_latency_mode:
+            modes = sizes.enable_shrink, sizes.check_calls
+            self.low_latency = LowLatencyMemory(rdma, self.rank, self.num_ranks, *modes)
             undo.callback(self.low_latency.free)
         if self.num_nodes > 1 and self.num_nvl_bytes > 0:
             self.internode = InternodeMemory(rdma, self.num_nodes, self.num_nvl_peers)

@@ -120,8 +120,12 @@ def check_counts(memory: Node, tokens: Tokens, request: DispatchRequest, may_rea
             validate.refuse("num_worst_tokens", num_worst_tokens, allowed)
 
 
-def wait_counters(memory: Node, num_local_experts: int) -> Received:
-    """Block the CPU until the counters have arrived that a notify kernel writes."""
+def await_counts(memory: Node, request: DispatchRequest) -> Received:
+    """What comes: at most num_worst_tokens, or what the counters of a notify kernel say, for which the CPU waits."""
+    num_worst_tokens, num_local_experts = request.num_worst_tokens, request.num_experts // memory.num_ranks
+    if num_worst_tokens > 0:
+        # Each token that passes through this rank is one of those that come to a rank of its node.
+        return Received(num_worst_tokens, [], num_worst_tokens * memory.num_nvl_peers)
 
     def poll() -> Received | None:
         return memory.counters.poll(num_local_experts, memory.internode is not None)

@@ -6,7 +6,7 @@ Every failure is a ValueError that says which argument it is, what came and what
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 
@@ -24,9 +24,10 @@ from nbep.device.layout.low_latency import trailer_bytes as rdma_trailer_bytes
 from nbep.device.protocols.copies import VEC_BYTES
 from nbep.host import handle_contents
 from nbep.host.arguments import flags, integer, refuse
-from nbep.host.config import Config
+from nbep.host.config import Config, Sizes
 from nbep.host.dtypes import ROW_DTYPES
 from nbep.host.events import EventOverlap, handle_of
+from nbep.host.handles import ArraysHandle
 from nbep.host.internode.memory import check_nodes
 from nbep.host.intranode.direct import DirectMemory
 from nbep.host.intranode.handle import DispatchHandle
@@ -40,6 +41,7 @@ from nbep.host.target.views import NO_ARRAY, View
 INTRANODE_RANKS = (2, 4, 8)
 MAX_SCALES = 1024
 MAX_RING_THREADS = 768
+AnyHandle = TypeVar("AnyHandle", bound=ArraysHandle)
 
 
 def array(
@@ -54,7 +56,8 @@ def array(
         where = f" on {value.device}" if hasattr(value, "device") else ""  # the wrong one, for this target
         refuse(name, f"{type(value).__name__}{where}", f"an array of {_describe(' or '.join(dtypes), shape)}")
     dtype, sizes = view.dtype_name, view.shape
-    if dtype not in dtypes or len(sizes) != len(shape) or not all(map(_size_fits, sizes, shape)):
+    fits = (isinstance(wanted, str) or size == wanted for size, wanted in zip(sizes, shape, strict=False))
+    if dtype not in dtypes or len(sizes) != len(shape) or not all(fits):
         refuse(name, _describe(dtype, sizes), _describe(" or ".join(dtypes), shape))
     if contiguous and not view.is_contiguous:
         refuse(name, f"a strided {_describe(dtype, sizes)}", "row-major without gaps")
@@ -67,10 +70,6 @@ def output(name: str, view: View, dtype: str, shape: tuple[int | str, ...]) -> N
         refuse(name, f"a read-only {_describe(dtype, view.shape)}", "writeable: the call writes it")
 
 
-def _size_fits(size: int, wanted: int | str) -> bool:
-    return size == wanted or isinstance(wanted, str)
-
-
 def _describe(dtype: str, shape: tuple[int | str, ...]) -> str:
     return f"{dtype} [{', '.join(map(str, shape))}]"
 
@@ -78,72 +77,58 @@ def _describe(dtype: str, shape: tuple[int | str, ...]) -> str:
 # Construction
 
 
-def buffer_arguments(
-    comm: Communicator,
-    runtime: Runtime,
-    num_nvl_bytes: Any,
-    num_rdma_bytes: Any,
-    low_latency_mode: bool,
-    enable_shrink: bool,
-    handle_type: object,
-    num_zero_copy_bytes: Any = 0,
-) -> dict[str, Any]:
-    """What must be the same on all ranks, by name, with the sizes as int."""
-    num_nvl_bytes = symmetric_memory(runtime, "num_nvl_bytes", num_nvl_bytes, 0, handle_type)
-    num_rdma_bytes = symmetric_memory(runtime, "num_rdma_bytes", num_rdma_bytes, 0, handle_type)
-    num_zero_copy_bytes = symmetric_memory(runtime, "num_zero_copy_bytes", num_zero_copy_bytes, 0, handle_type)
-    if num_zero_copy_bytes > 0:
-        symmetric_memory(runtime, "num_nvl_bytes + num_zero_copy_bytes", num_nvl_bytes + num_zero_copy_bytes, 0, "ipc")
-    if low_latency_mode and num_rdma_bytes == 0:
-        refuse("num_rdma_bytes", 0, "positive with low_latency_mode; see get_low_latency_rdma_size_hint")
-    if enable_shrink and not low_latency_mode:
-        refuse("enable_shrink", True, "False without low_latency_mode")
-    return {
-        "num_nvl_bytes": num_nvl_bytes,
-        "num_rdma_bytes": num_rdma_bytes,
-        "num_zero_copy_bytes": num_zero_copy_bytes,
-        "low_latency_mode": bool(low_latency_mode),
-        "enable_shrink": bool(enable_shrink),
-        "handle_type": handle_type,
+def sizes(runtime: Runtime, given: Sizes) -> Sizes:
+    """The same, with the numbers of bytes as int."""
+    names = "num_nvl_bytes", "num_rdma_bytes", "num_zero_copy_bytes"
+    numbers: dict[str, Any] = {
+        name: symmetric_memory(runtime, name, getattr(given, name), 0, given.handle_type) for name in names
     }
+    checked = given._replace(**numbers)
+    if checked.num_zero_copy_bytes > 0:
+        total = checked.num_nvl_bytes + checked.num_zero_copy_bytes
+        symmetric_memory(runtime, "num_nvl_bytes + num_zero_copy_bytes", total, 0, "ipc")
+    if checked.low_latency_mode and checked.num_rdma_bytes == 0:
+        refuse("num_rdma_bytes", 0, "positive with low_latency_mode; see get_low_latency_rdma_size_hint")
+    if checked.enable_shrink and not checked.low_latency_mode:
+        refuse("enable_shrink", True, "False without low_latency_mode")
+    return checked
 
 
-def nodes(comm: Communicator, runtime: Runtime, sizes: dict[str, Any], num_nvl_peers: int) -> None:
+def nodes(comm: Communicator, runtime: Runtime, sizes: Sizes, num_nvl_peers: int) -> None:
     """The number of ranks fits the modes that the buffer is for, and what is between nodes has its buffers."""
     num_ranks = comm.size
     num_nodes = num_ranks // num_nvl_peers
-    if sizes["num_zero_copy_bytes"] > 0 and num_nodes > 1:
-        refuse("num_zero_copy_bytes", sizes["num_zero_copy_bytes"], f"0 between {num_nodes} nodes")
+    if sizes.num_zero_copy_bytes > 0 and num_nodes > 1:
+        refuse("num_zero_copy_bytes", sizes.num_zero_copy_bytes, f"0 between {num_nodes} nodes")
     hint = "; start the script under mpiexec" if num_ranks == 1 and is_mpi_comm(comm) else ""
-    if sizes["low_latency_mode"] and num_ranks not in range(2, MAX_RANKS + 1):
+    if sizes.low_latency_mode and num_ranks not in range(2, MAX_RANKS + 1):
         refuse("group", f"{num_ranks} ranks", f"a group of 2 to {MAX_RANKS} ranks{hint}")
-    if sizes["num_nvl_bytes"] == 0 and sizes["low_latency_mode"]:
+    if sizes.num_nvl_bytes == 0 and sizes.low_latency_mode:
         return
     if num_nodes == 1:
         if num_ranks not in INTRANODE_RANKS:
             refuse("group", f"{num_ranks} ranks", f"a group of 2, 4 or 8 ranks{hint}")
     elif num_nodes > MAX_RDMA_RANKS:
         refuse("group", f"{num_nodes} nodes of {num_nvl_peers} ranks", f"at most {MAX_RDMA_RANKS} nodes")
-    elif sizes["num_rdma_bytes"] == 0:
+    elif sizes.num_rdma_bytes == 0:
         allowed = f"positive between {num_nodes} nodes; see Config.get_rdma_buffer_size_hint"
         refuse("num_rdma_bytes", 0, allowed)
     else:
         check_nodes(runtime, num_nodes)
 
 
-def host_memory(handle_type: object, transport: str, num_nodes: int, sizes: dict[str, Any]) -> None:
+def host_memory(sizes: Sizes, transport: str, num_nodes: int) -> None:
     """What does without atomics between GPUs, as memory of the host asks for: see docs/architecture.md."""
-    if handle_type != "host":
+    if sizes.handle_type != "host":
         return
     if transport != "direct":
         refuse("transport", transport, 'direct with handle_type="host"')
-    if num_nodes > 1 and sizes.get("num_nvl_bytes", 0) > 0:
+    if num_nodes > 1 and sizes.num_nvl_bytes > 0:
         refuse("handle_type", "host", f"another one between {num_nodes} nodes, but for the low-latency mode alone")
-    if sizes.get("num_zero_copy_bytes", 0) > 0:
-        refuse(
-            "num_zero_copy_bytes", sizes["num_zero_copy_bytes"], '0 with handle_type="host": its arrays would lie there'
-        )
-    if sizes.get("enable_shrink"):
+    if sizes.num_zero_copy_bytes > 0:
+        allowed = '0 with handle_type="host": its arrays would lie there'
+        refuse("num_zero_copy_bytes", sizes.num_zero_copy_bytes, allowed)
+    if sizes.enable_shrink:
         because = "who masks a rank changes cells that this rank may change, which takes atomics between GPUs"
         refuse("enable_shrink", True, f'False with handle_type="host": {because}')
 
@@ -389,14 +374,21 @@ def buffer_size(shape: RingShape, num_nvl_bytes: int) -> None:
         )
 
 
-def handle(memory: Node, value: Any, previous_event: EventOverlap | None) -> DispatchHandle:
-    """A handle of this buffer. A tuple or list of the six arrays is taken too, but nobody knows whose it is."""
-    if isinstance(value, (tuple, list)) and len(value) == 6:
-        value = DispatchHandle(*value)
-    if not isinstance(value, DispatchHandle):
-        refuse("handle", type(value).__name__, "the handle that dispatch returned, or a tuple of its six arrays")
+def own_handle(memory: Node, value: Any, kind: type[AnyHandle], made_by: str, num_arrays: int) -> AnyHandle:
+    """A handle of this buffer. A tuple or list of its arrays is taken too, but nobody knows whose it is."""
+    if isinstance(value, (tuple, list)) and len(value) == num_arrays:
+        value = kind(*value)
+    if not isinstance(value, kind):
+        count = {6: "six", 10: "ten"}[num_arrays]
+        refuse("handle", type(value).__name__, f"the handle that {made_by} returned, or a tuple of its {count} arrays")
     if value.owner is not None and value.owner is not memory.identity:
         refuse("handle", "the handle of another buffer", f"a handle that this buffer made on rank {memory.rank}")
+    return value
+
+
+def handle(memory: Node, value: Any, previous_event: EventOverlap | None) -> DispatchHandle:
+    """That of a dispatch inside a node."""
+    value = own_handle(memory, value, DispatchHandle, "dispatch", 6)
     if value.owner is None:  # else its arrays are those that dispatch made
         _handle_arrays(memory, value)
     if may_read(memory, previous_event):

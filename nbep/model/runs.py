@@ -20,6 +20,7 @@ from nbep.host.internode.rings import combine_rings, dispatch_rings
 from nbep.model.traffic import HOME, LINKS, Traffic
 from nbep.model.work import COMBINE, DISPATCH, INTRANODE, LOW_LATENCY, VERBS, Work
 from nbep.reference import BF16, per_token_cast_to_fp8
+from nbep.workloads.cases import routes_of
 
 Counts = dict[str, dict[str, int]]  # link -> what -> how much
 
@@ -71,15 +72,8 @@ def _normal(comm: Any, work: Work, traffic: Traffic) -> None:
     buffer = nbep.Buffer(comm, **_buffer_sizes(work, configs))
     rank = comm.rank
     x = tokens_of(work, rank)
-    per_rank, per_node, per_expert, is_in_rank, _ = buffer.get_dispatch_layout(work.topk_idx(rank), work.num_experts)
-    received, *_, handle, _ = buffer.dispatch(
-        x,
-        num_tokens_per_rank=per_rank,
-        num_tokens_per_rdma_rank=per_node,
-        is_token_in_rank=is_in_rank,
-        num_tokens_per_expert=per_expert,
-        config=configs[0],
-    )
+    routes = routes_of(buffer.get_dispatch_layout(work.topk_idx(rank), work.num_experts))
+    received, *_, handle, _ = buffer.dispatch(x, **routes, config=configs[0])
     assert handle is not None
     send: Callable[[], Any] = lambda: buffer.dispatch(  # noqa: E731
         per_token_cast_to_fp8(x) if work.use_fp8 else x, handle=handle, config=configs[0]

@@ -8,7 +8,7 @@ from nbep.puzzle.check import attempt
 from nbep.puzzle.frame import Puzzle
 from nbep.trace import Trace
 from nbep.trace.events import Event
-from nbep.trace.space_time import SHOWN_CELLS, draw_lanes, show_steps, title
+from nbep.trace.space_time import SHOWN_CELLS, Lanes, draw_lanes, show_steps, title
 from nbep.trace.style import INK, RANK_COLORS, SMALL, TINY, Picture, count_steps, plain_axes
 from nbep.trace.touches import Touches
 
@@ -52,7 +52,7 @@ def draw_ring(puzzle: Puzzle, trace: Trace) -> Picture:
     margin = (trace.last_step - begin) // 20 + 1
     show_steps(lanes, begin - margin, trace.last_step + margin)
     names = ["sender\nrank 0", "receiver\nrank 1"]
-    draw_lanes(lanes, names, events, lambda event: event.rank, lambda _: True, [], trace.last_step)
+    draw_lanes(lanes, Lanes(names, lambda event: event.rank, lambda _: True), events, trace.last_step)
     plain_axes(slots)
     for row, since, until in rows_in_slots(events, tail, head):
         slot, end = puzzle.num_slots - 1 - row % puzzle.num_slots, trace.last_step if until is None else until

@@ -19,7 +19,7 @@ from nbep.trace.internode import COMBINE, DISPATCH
 from nbep.trace.journeys import journey
 from nbep.trace.recorder import Recorder
 from nbep.trace.rings import RingFill, ring_fills
-from nbep.trace.space_time import WAITS, LaneOf, draw_fill, draw_lanes, show_steps, title
+from nbep.trace.space_time import WAITS, LaneOf, Lanes, draw_fill, draw_lanes, show_steps, title
 from nbep.trace.style import RANK_COLORS, TINY, Picture, count_steps
 
 TOKEN_COLOR = RANK_COLORS[5]
@@ -75,7 +75,7 @@ def hops_picture(
     last = trace.last_step if is_stuck else max(steps)
     show_steps(axes, min(steps), last)
     names = [f"{lane.role}\nrank {lane.rank}" for lane in way.lanes]
-    draw_lanes(axes, names, events, lane_of, lambda event: event.cell.name in ("head", "tail"), [], last)
+    draw_lanes(axes, Lanes(names, lane_of, lambda event: event.cell.name in ("head", "tail")), events, last)
     if token is not None:
         _draw_token(axes, trace, token, kernel, call, lane_of, len(way.lanes))
     for panel, ring in zip(below, rings, strict=True):

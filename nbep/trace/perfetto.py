@@ -136,8 +136,7 @@ def _complete(each: _Slice, thread: int) -> dict[str, Any]:
 
 def _counters(trace: Recorder) -> Iterator[dict[str, Any]]:
     for ring in ring_fills(trace):
-        node = f", for node {ring.node}" if ring.node >= 0 else ""
-        name = f"{ring.level} ring from rank {ring.src}, channel {ring.channel}{node}".strip()
+        name = ring.title
         for step, fill in zip(ring.steps, ring.fill, strict=True):
             yield {"ph": "C", "name": name, "pid": ring.rank, "tid": 0, "ts": step, "args": {"slots in use": fill}}
 

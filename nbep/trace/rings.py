@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from nbep.trace.events import Event, Launch
+from nbep.trace.events import Cell, Event, Launch
 from nbep.trace.internode import COMBINE
 from nbep.trace.recorder import Recorder
 
@@ -38,6 +38,11 @@ class RingFill(NamedTuple):
     has_ended: bool = True  # whether the launch has
 
     @property
+    def title(self) -> str:
+        """What it is called in a timeline, and on the page of a trace."""
+        return ring_title(Place(self.rank, self.level, self.channel, self.src), self.src, self.node)
+
+    @property
     def left(self) -> int:
         """Tokens that stay in the ring, all received: of combine, as said above."""
         return self.fill[-1] if self.has_ended else 0
@@ -63,6 +68,13 @@ class Place(NamedTuple):
     level: str
     channel: int
     number: int
+
+    @classmethod
+    def of(cls, cell: Cell, kernel: str) -> Place:
+        """The ring of a slot, or of a cell that lies beside the slots, in a kernel's launch."""
+        if cell.node >= 0:
+            return cls(cell.owner, "RDMA", cell.channel, cell.node)
+        return cls(cell.owner, "NVL" if kernel.startswith("internode") else "", cell.channel, cell.src)
 
 
 def ring_title(place: Place, source: int, node: int) -> str:
@@ -128,7 +140,7 @@ def ring_changes(trace: Recorder) -> dict[tuple[Place, str, int], list[Change]]:
             place = _rdma_place(event, places)
         else:
             change = event.step, cell.name, event.value
-            place = Place(cell.owner, "NVL" if event.kernel.startswith("internode") else "", cell.channel, cell.src)
+            place = Place.of(cell, event.kernel)
         changes.setdefault((place, event.kernel, event.call), []).append(change)
     return changes
 
@@ -136,7 +148,7 @@ def ring_changes(trace: Recorder) -> dict[tuple[Place, str, int], list[Change]]:
 def _rdma_place(event: Event, places: int) -> Place:
     cell = event.cell
     if cell.name == "tail":
-        return Place(cell.owner, "RDMA", cell.channel, cell.node)
+        return Place.of(cell, event.kernel)
     node, place = divmod(cell.owner, places)
     return Place(cell.node * places + place, "RDMA", cell.channel, node)
 

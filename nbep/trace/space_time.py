@@ -57,7 +57,7 @@ CALL_CELLS = ("counts", "arrivals", "credits", "message", "row", *OUTPUTS)
 WAITS = ("wait", "hang")
 SHOWN_CELLS = ("store", "atomic", "see", "wait")  # what happens to the cells of a cell picture
 LaneOf = Callable[[Event], int | None]
-IsLabelled = Callable[[Event], bool]
+Test = Callable[[Event], bool]
 
 
 class Arrow(NamedTuple):
@@ -109,7 +109,8 @@ def channel_picture(trace: Recorder, src: int, dst: int, channel: int, kernel: s
     begin, end = min([ring.steps[0], *(event.step for event in events)]), ring.steps[-1]
     show_steps(lanes, begin, end)
     # A shared tail has the value of the tail that it passes on.
-    draw_lanes(lanes, names, events, lane_of, lambda event: event.cell.name != "shared", [], end)
+    drawn = Lanes(names, lane_of, lambda event: event.cell.name != "shared")
+    draw_lanes(lanes, drawn, events, end)
     draw_fill(below, ring)
     count_steps(below)
     title(lanes, f"{kernel}: the ring from rank {src} to rank {dst}, channel {channel}")
@@ -135,10 +136,9 @@ def cell_picture(trace: Recorder, cell: str, kernel: str | None, only: Collectio
     def is_labelled(event: Event) -> bool:
         return len(ranks) == 2 and event.rank != event.cell.owner
 
-    lanes, by_rank = [f"rank {rank}" for rank in ranks], len(ranks) > 2
-    draw_lanes(
-        axes, lanes, events, lambda event: ranks.index(event.rank), is_labelled, launches, trace.last_step, by_rank
-    )
+    by_rank = len(ranks) > 2
+    lanes = Lanes([f"rank {rank}" for rank in ranks], lambda event: ranks.index(event.rank), is_labelled, by_rank)
+    draw_lanes(axes, lanes, events, trace.last_step, launches)
     count_steps(axes)
     labelled = " Labelled: what a rank writes into the other's memory." if len(ranks) == 2 else ""
     title(axes, f"Who writes {cell}, and who waits for it.{BY_RANK if by_rank else labelled}")
@@ -175,9 +175,12 @@ def call_picture(
 
     names = [f"{role}\nrank {rank}" for rank, role in lanes]
     by_rank = len({rank for rank, _ in lanes}) > 2
-    is_grey = _not_followed(follow)
-    lane_of = lambda event: lanes.index((event.rank, event.role))  # noqa: E731
-    draw_lanes(axes, names, events, lane_of, is_labelled, [], end, by_rank, is_grey)
+
+    def is_grey(event: Event) -> bool:
+        return any(word not in event.cell.text for word in follow)
+
+    drawn = Lanes(names, lambda event: lanes.index((event.rank, event.role)), is_labelled, by_rank, is_grey)
+    draw_lanes(axes, drawn, events, end)
     count_steps(axes)
     text = (
         f" In colour: {' '.join(follow)}"
@@ -188,10 +191,6 @@ def call_picture(
     )
     title(axes, f"{kernel} {call}, half {launches[0].half}.{text}")
     return picture
-
-
-def _not_followed(follow: Sequence[str]) -> Callable[[Event], bool]:
-    return lambda event: any(word not in event.cell.text for word in follow)
 
 
 def arrows_of(events: Sequence[Event], lane_of: LaneOf) -> list[Arrow]:
@@ -205,18 +204,23 @@ def arrows_of(events: Sequence[Event], lane_of: LaneOf) -> list[Arrow]:
     return [Arrow(event, first.get(i)) for i, event in enumerate(events) if event.what in STORES]
 
 
-def draw_lanes(
-    axes: Axes,
-    names: list[str],
-    events: list[Event],
-    lane_of: LaneOf,
-    is_labelled: IsLabelled,
-    launches: list[Launch],
-    last_step: int,
-    by_rank: bool = False,
-    is_grey: Callable[[Event], bool] = lambda event: False,
-) -> None:
-    """One horizontal line for each name, the first on top. by_rank: a store has its rank's colour, not its cell's"""
+class Lanes(NamedTuple):
+    """A horizontal line for each name, the first on top.
+
+    is_labelled: whether a store's value is written beside it
+    by_rank: a store has its rank's colour, not its cell's; is_grey: or none at all
+    """
+
+    names: list[str]
+    lane_of: LaneOf
+    is_labelled: Test
+    by_rank: bool = False
+    is_grey: Test = lambda event: False
+
+
+def draw_lanes(axes: Axes, lanes: Lanes, events: list[Event], last_step: int, launches: Sequence[Launch] = ()) -> None:
+    """What happens in each lane. launches: bars in the lanes `rank 0`, `rank 1`, ..."""
+    names, lane_of, is_labelled, by_rank, is_grey = lanes
     plain_axes(axes)
     top = len(names) - 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from nbep.debug import Text
 from nbep.emulator.machine.names import NIC_NUMBERS
 from nbep.trace.events import Event
 from nbep.trace.low_latency import in_tags
@@ -11,15 +12,6 @@ from nbep.trace.recorder import Recorder
 from nbep.trace.rings import RingFill, ring_fills
 
 BARS = " ▁▂▃▄▅▆▇█"
-
-
-class Text(str):
-    """A string that shows itself as it is, also as the last value of a notebook's cell."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
 
 
 def align(rows: Sequence[Sequence[object]], right: str) -> Text:

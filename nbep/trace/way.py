@@ -94,12 +94,7 @@ class Scene:
 
     def ring_of(self, fill: Event) -> tuple[Place, str, int]:
         """The ring whose slot a fill writes, as `rings` and `changes` name it."""
-        cell = fill.cell
-        if cell.node >= 0:
-            place = Place(cell.owner, "RDMA", cell.channel, cell.node)
-        else:
-            place = Place(cell.owner, "NVL" if fill.kernel.startswith("internode") else "", cell.channel, cell.src)
-        return place, fill.kernel, fill.call
+        return Place.of(fill.cell, fill.kernel), fill.kernel, fill.call
 
     def station(self, fill: Event) -> Station:
         """Where a fill puts the token."""
@@ -145,12 +140,8 @@ class Scene:
         return found[-1] if found else None
 
     def _wait_ended_by(self, publish: Event) -> Event | None:
-        return next(
-            (wait for wait in self._waits_for(publish) if wait.until is None or wait.until > publish.step), None
-        )
-
-    def _waits_for(self, publish: Event) -> list[Event]:
-        return [wait for wait in self.waits if wait.cell == publish.cell and wait.step <= publish.step]
+        waits = (wait for wait in self.waits if wait.cell == publish.cell and wait.step <= publish.step)
+        return next((wait for wait in waits if wait.until is None or wait.until > publish.step), None)
 
     def _wait_for_room(self, fill: Event) -> Event | None:
         """The wait of the same warp for a head or a credit of the peer, right before the fill."""

@@ -104,6 +104,12 @@ def make_case(
     return Case(seed, num_ranks, num_experts, x, topk_idx, topk_weights, layouts, num_nodes)
 
 
+def routes_of(layout: Sequence[Any]) -> dict[str, Any]:
+    """The results of get_dispatch_layout as dispatch takes them; an event behind them is left out."""
+    names = "num_tokens_per_rank", "num_tokens_per_rdma_rank", "num_tokens_per_expert", "is_token_in_rank"
+    return dict(zip(names, layout, strict=False))
+
+
 def without(case: Case, senders: Sequence[int], owners: Sequence[int]) -> Case:
     """The case as if some ranks had no choices, and nobody had chosen the experts of some ranks."""
     num_local_experts = case.num_experts // case.num_ranks

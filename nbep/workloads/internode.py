@@ -58,9 +58,6 @@ class Options(intranode.Options):
         )
         return in_turn[np.arange(case.hidden) % 3]
 
-    def counts(self, layout: tuple) -> dict[str, Any]:
-        return {**super().counts(layout), "num_tokens_per_rdma_rank": layout[1]}
-
     def heads(self, handle: Any) -> tuple:
         return handle.send_rdma_head, handle.send_nvl_head
 

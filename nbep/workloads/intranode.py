@@ -17,7 +17,7 @@ from nbep import reference
 from nbep.device.layout.direct import DirectShape, SlotShape, num_direct_bytes_needed
 from nbep.device.layout.intranode import num_nvl_bytes_needed
 from nbep.workloads.arrays import assert_kind, to_numpy, to_target
-from nbep.workloads.cases import Case
+from nbep.workloads.cases import Case, routes_of
 from nbep.workloads.compare import Report
 
 # What the experts of each rank multiply by. 1, -2, tiny, 1 cancel: another order, or rounding in between, shows.
@@ -75,14 +75,6 @@ class Options:
     def factors(self, case: Case, rank: int) -> np.ndarray:
         """What the experts of a rank multiply by: a number, or one for each column."""
         return FACTORS[rank]
-
-    def counts(self, layout: tuple) -> dict[str, Any]:
-        """What dispatch takes of get_dispatch_layout's results."""
-        return {
-            "num_tokens_per_rank": layout[0],
-            "is_token_in_rank": layout[3],
-            "num_tokens_per_expert": layout[2],
-        }
 
     def heads(self, handle: Any) -> tuple:
         """The arrays of a handle that combine rewrites."""
@@ -194,7 +186,7 @@ def dispatch_arguments(buffer: nbep.Buffer, case: Case, options: Options, rank: 
     topk = {"topk_idx": topk_idx, "topk_weights": topk_weights} if options.with_topk else {}
     return layout, {
         "x": to_target(dispatch_input(case, options, rank)),
-        **options.counts(layout),
+        **routes_of(layout),
         "expert_alignment": options.expert_alignment,
         "num_worst_tokens": options.num_worst_tokens,
         "config": options.config,
@@ -265,21 +257,6 @@ def round_trip(comm, case: Case, options: Options) -> Outcome:
     """One rank's layout, dispatch and combine with a buffer of its own."""
     buffer = make_buffer(comm, case, options)
     outcome = dispatch(buffer, case, options, buffer.rank)
-    combine(buffer, case, options, buffer.rank, outcome)
-    buffer.destroy()
-    return outcome
-
-
-def cached_round_trip(comm, case: Case, options: Options) -> Outcome:
-    """Dispatch, cached dispatch of the same x, combine: with the rings used before each."""
-    buffer = make_buffer(comm, case, options)
-    outcome = dispatch(buffer, case, options, buffer.rank)
-    x = to_target(dispatch_input(case, options, buffer.rank))
-    cached_x, *nothing, event = buffer.dispatch(x, handle=outcome.handle, config=options.config, **options.way)
-    outcome.cached_x = kept(options, cached_x)
-    assert nothing == [None] * 4
-    assert_kind(outcome.cached_x)
-    assert event is not None
     combine(buffer, case, options, buffer.rank, outcome)
     buffer.destroy()
     return outcome

@@ -19,6 +19,7 @@ from nbep.device.layout.low_latency import LowLatencyShape
 from nbep.device.primitives import st_weak_s32
 from nbep.device.protocols.peers import Bounds, HostPeers
 from nbep.device.types import Out
+from nbep.host.config import Sizes
 from nbep.host.symmetric import NodeMemory
 from nbep.host.target.cuda import launcher
 from nbep.host.target.cuda import runtime as cuda_runtime
@@ -240,8 +241,8 @@ def test_kernels_for_memory_of_the_host_are_loaded_before_one_of_them_waits(monk
     loaded = set(runtime._kernels)
     options = NetworkOptions.check("direct", fake_gpu.NUM_RANKS, 1, True, NicOptions(), fake_gpu.NUM_RANKS)
     ends = [mapped_transport(runtime, 0, options, "host") for _ in range(2)]
-    sizes = {"num_rdma_bytes": 1 << 20, "low_latency_mode": True, "rdma_transport": ends[1]}
-    memory = NodeMemory(fake_gpu.SameOnAll(), runtime, 1 << 20, 1000.0, "host", ends[0], **sizes)
+    sizes = Sizes(1 << 20, "host", num_rdma_bytes=1 << 20, low_latency_mode=True)
+    memory = NodeMemory(fake_gpu.SameOnAll(), runtime, sizes, 1000.0, ends[0], rdma_transport=ends[1])
     new = {kernel.kernel_spec.label for kernel in runtime._kernels.keys() - loaded}
     assert new == {*for_host_memory(), "update_mask_buffer-HostNetwork"}
     assert type(memory.peers) is HostPeers

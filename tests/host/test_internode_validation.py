@@ -76,7 +76,7 @@ HANDLES = {
     ),
     "tuple of six": ({"handle": (None,) * 6}, "handle: got tuple; must be the handle that a dispatch between nodes"),
     "low-latency handle": (
-        {"handle": LowLatencyHandle(None, None, 4, 16, 8)},
+        {"handle": LowLatencyHandle((None, None), (4, 16, 8))},
         "handle: got LowLatencyHandle; must be the handle that a dispatch between nodes returned, or a tuple of",
     ),
     "no handle": ({"handle": 5}, "handle: got int; must be the handle that a dispatch between nodes returned, or a"),

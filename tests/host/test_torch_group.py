@@ -19,6 +19,7 @@ from nbep.host.ranks.comm import TorchComm, is_torch_group
 from nbep.host.ranks.roll_call import RollCall
 from nbep.host.target import process
 from nbep.host.target.current import current_runtime
+from nbep.host.target.memory import WantedMemory
 from nbep.host.target.torchrun import SharedMemory
 
 NUM_RANKS = 4
@@ -156,9 +157,8 @@ def test_two_processes_under_gloo_agree_with_the_reference():
 
 def test_processes_map_each_others_memory():
     """Without torch: two threads stand for the processes, whose address spaces share nothing else."""
-    memories = [
-        SharedMemory(AddressSpace(rank), SimpleNamespace(rank=rank, size=2), 64, "memory", str) for rank in range(2)
-    ]
+    wanted = WantedMemory(64, "memory", str, "ipc", zero=False)
+    memories = [SharedMemory(AddressSpace(rank), SimpleNamespace(rank=rank, size=2), wanted) for rank in range(2)]
     handles = [memory.handle for memory in memories]
     with ThreadPoolExecutor(2) as ranks:
         opened = list(ranks.map(lambda rank: memories[rank].open_peers(handles, rank), range(2)))

@@ -151,6 +151,6 @@ def test_a_handle_that_was_put_together_with_sizes_that_no_dispatch_takes_is_ref
 
 
 def test_handles_cannot_be_changed():
-    handle = nbep.host.low_latency.handle.LowLatencyHandle((None, None), 1, 2, 3)
+    handle = nbep.host.low_latency.handle.LowLatencyHandle((None, None), (1, 2, 3))
     with pytest.raises(AttributeError, match="hidden"):
         handle.hidden = 4

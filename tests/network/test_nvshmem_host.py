@@ -21,9 +21,10 @@ from fake_nvshmem import MODULE, FakeComm, FakeGroup, FakeNvshmem
 from nbep.device.network.nvshmem import NvshmemNetwork
 from nbep.device.network.nvshmem_library import NvshmemMissing
 from nbep.host.ranks.comm import CommGroup, InProcessComm
+from nbep.host.target.memory import WantedMemory
 from nbep.host.transport import create_transport, nvshmem
 from nbep.host.transport.base import NetworkOptions, NicOptions
-from nbep.host.transport.nvshmem import Library, NvshmemTransport, Place, allocate_nvshmem, open_nvshmem
+from nbep.host.transport.nvshmem import Library, NvshmemTransport, allocate_nvshmem, open_nvshmem
 
 NUM_BYTES = 256
 NUM_KERNELS = len(nvshmem.kernels_over_nvshmem())
@@ -132,9 +133,9 @@ REGISTER = [f"cumodule_init {i}" for i in range(NUM_KERNELS)]
 UNREGISTER = [f"cumodule_finalize {i}" for i in reversed(range(NUM_KERNELS))]
 
 
-def life(rank, num_ranks, split=()):
-    start = [f"init GPU {rank} {rank} {num_ranks}", *REGISTER, *split, f"align 128 {NUM_BYTES}"]
-    return [*start, "free", *(["team_destroy 16"] if split else []), *UNREGISTER, "finalize"]
+def life(rank, num_ranks):
+    start = [f"init GPU {rank} {rank} {num_ranks}", *REGISTER, f"align 128 {NUM_BYTES}"]
+    return [*start, "free", *UNREGISTER, "finalize"]
 
 
 def test_calls_of_a_buffers_life_come_in_this_order(make_ranks):
@@ -182,7 +183,7 @@ def test_memory_is_zeros_at_first_and_is_written(make_ranks):
 def table_of(runtime, comm, may_be_mapped=lambda rank, peer: True):
     """A buffer's life, as NodeMemory has it; the network, its table, and where this process has all buffers."""
     end = NvshmemTransport(runtime, comm, NUM_BYTES, 2, 1, may_be_mapped)
-    memory = end.allocate(comm, NUM_BYTES, "buffer", str, "ipc", False)
+    memory = end.allocate(comm, WantedMemory(NUM_BYTES, "buffer", str, "ipc", False))
     network = end.open(comm.allgather(end.handle), 64, None)
     table = np.frombuffer(ctypes.string_at(memory.address + 64, 8 * comm.size), np.int64).tolist()
     addresses = comm.allgather(memory.address)
@@ -232,35 +233,11 @@ def test_memory_is_given_back_once(make_ranks):
     assert [ranks.calls(rank).count("free") for rank in range(2)] == [1, 1]
 
 
-def test_low_latency_has_one_world_and_a_team_for_each_gpu_index(make_ranks):
+def test_ranks_of_several_nodes_have_one_world(make_ranks):
     ranks = make_ranks(4)
     ranks.run(use)
     for rank in range(4):
-        assert ranks.calls(rank) == life(rank, 4, [f"team_split_strided {rank % 2} 2 2"])
-
-
-def test_normal_mode_has_a_world_for_each_gpu_index(make_ranks):
-    def main(runtime, comm):
-        memory = allocate(runtime, comm, low_latency_mode=False)
-        peers = memory._world.library.peer_address(memory.address, 0)
-        memory.free()
-        return peers
-
-    ranks = make_ranks(4)
-    first_of = ranks.run(main)
-    assert first_of[0] == first_of[2] != first_of[1] == first_of[3]
-    assert [ranks.calls(rank)[0] for rank in range(4)] == [
-        "init GPU 0 0 2",
-        "init GPU 1 0 2",
-        "init GPU 2 1 2",
-        "init GPU 3 1 2",
-    ]
-    assert len(ranks.machine.worlds) == 2
-
-
-def test_places():
-    assert Place.of(5, 8, 4, True) == Place(0, 5, 8)
-    assert Place.of(5, 8, 4, False) == Place(1, 1, 2)
+        assert ranks.calls(rank) == life(rank, 4)
 
 
 def test_no_room_on_the_heap_ends_nvshmem_and_the_next_buffer_starts_it_again(make_ranks):
@@ -292,19 +269,6 @@ def test_a_failure_on_the_way_ends_nvshmem_and_the_next_buffer_starts_it_again(m
     assert ranks.calls()[-1] == "finalize"
     ranks.machine.fails = {}
     ranks.run(use)
-
-
-def test_nvshmem_is_not_asked_to_end_when_it_could_not_make_a_team(make_ranks):
-    """NVSHMEM 3.8 crashes in nvshmem_finalize after nvshmem_team_split_strided had no room for the team."""
-    ranks = make_ranks(4)
-    ranks.machine.fails = {(rank, "team_split_strided"): RuntimeError("no team") for rank in range(4)}
-    for error in ranks.errors(allocate):
-        assert "ranks 0, 1, 2, 3: no team" in str(error)
-    assert "finalize" not in ranks.calls()
-    ranks.machine.fails = {}
-    for error in ranks.errors(allocate):
-        assert "NVSHMEM cannot be used in this process any more: it could not make a team (ranks 0," in str(error)
-    assert ranks.calls() == []
 
 
 def test_a_module_that_one_rank_cannot_register_fails_on_all(make_ranks):
@@ -365,13 +329,13 @@ def test_nvshmem_is_not_asked_to_end_when_the_work_of_a_gpu_has_failed(make_rank
         assert "any more: the work of a GPU failed" in str(error)
 
 
-def test_another_mode_is_refused_while_nvshmem_runs(make_ranks):
-    ranks = make_ranks(4)
+def test_another_order_of_ranks_is_refused_while_nvshmem_runs(make_ranks):
+    ranks, turned = make_ranks(2), FakeGroup(2)
     memories = ranks.run(allocate)
-    for error in ranks.errors(lambda runtime, comm: allocate(runtime, comm, low_latency_mode=False)):
+    for error in ranks.errors(lambda runtime, comm: allocate(runtime, FakeComm(1 - comm.rank, turned))):
         assert "destroy their buffers first" in str(error)
     ranks.run(lambda runtime, comm: memories[comm.rank].free())
-    ranks.run(lambda runtime, comm: allocate(runtime, comm, low_latency_mode=False).free())
+    ranks.run(use)
 
 
 def test_other_ranks_are_refused_while_nvshmem_runs(make_ranks):
@@ -387,6 +351,19 @@ def test_other_ranks_are_refused_while_nvshmem_runs(make_ranks):
         assert "NVSHMEM runs in some of these processes for other ranks; destroy their buffers first" in str(error)
     ranks.run(lambda runtime, comm: memories[comm.rank].free() if comm.rank < 2 else None)
     ranks.run(use)
+
+
+def test_some_of_the_ranks_are_refused_while_nvshmem_runs_for_all(make_ranks):
+    ranks, pair = make_ranks(4), FakeGroup(2)
+    memories = ranks.run(allocate)
+
+    def of_two(runtime, comm):
+        if comm.rank < 2:
+            with pytest.raises(RuntimeError, match="destroy their buffers first"):
+                allocate(runtime, FakeComm(comm.rank, pair))
+
+    ranks.run(of_two)
+    ranks.run(lambda runtime, comm: memories[comm.rank].free())
 
 
 def test_the_emulator_has_no_nvshmem(make_ranks):

@@ -1,5 +1,5 @@
 """Inputs of dispatch and combine: those of `nbep check`."""
 
-from nbep.workloads.cases import NODE_ROUTINGS, ROUTINGS, Case, make_case
+from nbep.workloads.cases import NODE_ROUTINGS, ROUTINGS, Case, make_case, routes_of
 
-__all__ = ["NODE_ROUTINGS", "ROUTINGS", "Case", "make_case"]
+__all__ = ["NODE_ROUTINGS", "ROUTINGS", "Case", "make_case", "routes_of"]

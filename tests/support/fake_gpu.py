@@ -14,6 +14,7 @@ import numpy as np
 from cuda.bindings import driver as cu
 
 import nbep
+from nbep.host.config import Sizes
 from nbep.host.ranks.comm import Communicator
 from nbep.host.symmetric import NodeMemory
 from nbep.host.target.cuda import launcher
@@ -175,7 +176,7 @@ def install(monkeypatch: Any) -> ModuleType:
     monkeypatch.setattr(launcher, "load_cubin", lambda spec, cc, key: b"")
     for name in ("allocate", "allocate_host_visible"):
         monkeypatch.setattr(CudaRuntime, name, lambda self, num_bytes, *_: FakeMemory(num_bytes))
-    monkeypatch.setattr(CudaRuntime, "allocate_symmetric", lambda self, comm, num_bytes, *_: FakeMemory(num_bytes))
+    monkeypatch.setattr(CudaRuntime, "allocate_symmetric", lambda self, comm, wanted, _: FakeMemory(wanted.num_bytes))
     return torch
 
 
@@ -185,14 +186,11 @@ def make_buffer(num_rdma_bytes: int = 0, **sizes: int) -> nbep.Buffer:
     options = NetworkOptions.check("direct", NUM_RANKS, 1, True, NicOptions(), NUM_RANKS)
     buffer = nbep.Buffer.__new__(nbep.Buffer)
     transport = DirectTransport(runtime, 0, options)
-    rdma: dict[str, Any] = {}
-    if num_rdma_bytes > 0:
-        rdma = {"low_latency_mode": True, "rdma_transport": DirectTransport(runtime, 0, options)}
+    rdma = DirectTransport(runtime, 0, options) if num_rdma_bytes > 0 else None
+    all_sizes = Sizes(1 << 30, "ipc", num_rdma_bytes, low_latency_mode=rdma is not None, **sizes)
     buffer.rank, buffer.group_size, buffer.explicitly_destroy = 0, NUM_RANKS, False
     buffer._turn = Lock()
-    buffer._memory = NodeMemory(
-        SameOnAll(), runtime, 1 << 30, 1000.0, "ipc", transport, num_rdma_bytes=num_rdma_bytes, **rdma, **sizes
-    )
+    buffer._memory = NodeMemory(SameOnAll(), runtime, all_sizes, 1000.0, transport, rdma_transport=rdma)
     return buffer
 
 

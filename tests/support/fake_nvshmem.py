@@ -77,7 +77,6 @@ class FakeRank:
         self.world = None
         self.pe = -1
         self.registered = set()
-        self.teams = {}
         self.addresses = {}  # address -> number of the allocation
         self._num_allocations = 0
         self._kept = []
@@ -124,23 +123,6 @@ class FakeRank:
         self.world, self.addresses = None, {}
 
     # nvshmem.bindings
-
-    def TeamConfig(self):  # noqa: N802
-        storage = ctypes.create_string_buffer(64)
-        self._kept.append(storage)
-        return SimpleNamespace(ptr=ctypes.addressof(storage))
-
-    def team_split_strided(self, parent, start, stride, size, config, mask, new_team):
-        assert (parent, mask) == (0, 0)
-        self._call("team_split_strided", start, stride, size)
-        self._running().barrier.wait()
-        assert self.pe in range(start, start + stride * size, stride)
-        self.teams[16] = range(start, start + stride * size, stride)
-        ctypes.c_int.from_address(new_team).value = 16
-
-    def team_destroy(self, team):
-        self._call("team_destroy", team)
-        del self.teams[team]
 
     def cumodule_init(self, module):
         self._running()

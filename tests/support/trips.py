@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from arrays import to_numpy, to_target
-from cases import Case
+from cases import Case, routes_of
 from intranode import (
     Options,
     Outcome,
@@ -59,7 +59,7 @@ def chained_by_events(comm, case: Case, options: Options) -> Outcome:
     topk_idx = to_target(case.topk_idx[rank])
     *layout, event = buffer.get_dispatch_layout(topk_idx, case.num_experts, previous_event=buffer.capture(), **overlap)
     _, arguments = dispatch_arguments(buffer, case, options, rank)
-    arguments |= options.counts(tuple(layout))
+    arguments |= routes_of(layout)
     recv_x, recv_topk_idx, recv_topk_weights, counts, handle, event = buffer.dispatch(
         **arguments, previous_event=event, **overlap
     )
@@ -130,16 +130,8 @@ def blocking_call_on_default_config(comm, case: Case, num_bytes: dict[str, int])
     """recv_x and combined_x, with no config given."""
     rank = comm.rank
     buffer = nbep.Buffer(comm, **num_bytes)
-    per_rank, per_node, per_expert, is_token_in_rank, _ = buffer.get_dispatch_layout(
-        to_target(case.topk_idx[rank]), case.num_experts
-    )
-    recv_x, *_, handle, _ = buffer.dispatch(
-        to_target(case.x[rank]),
-        num_tokens_per_rank=per_rank,
-        num_tokens_per_rdma_rank=per_node,
-        is_token_in_rank=is_token_in_rank,
-        num_tokens_per_expert=per_expert,
-    )
+    layout = buffer.get_dispatch_layout(to_target(case.topk_idx[rank]), case.num_experts)
+    recv_x, *_, handle, _ = buffer.dispatch(to_target(case.x[rank]), **routes_of(layout))
     combined_x, _, _ = buffer.combine(recv_x, handle)
     buffer.destroy()
     return to_numpy((recv_x, combined_x))

@@ -34,6 +34,11 @@ class Variant(NamedTuple):
     def combine(self) -> str:
         return "logfmt" if self.use_logfmt else "bf16"
 
+    @property
+    def columns(self) -> tuple[int, bool, str, str]:
+        """As the rows of a report begin."""
+        return self.num_tokens, self.deduplicate, self.dispatch, self.combine
+
 
 class Bytes(NamedTuple):
     """Of one call of a rank.

@@ -13,7 +13,7 @@ from typing import Any
 
 import nbep
 from nbep.check.scenario import Scenario
-from nbep.workloads.cases import Case, make_case, make_low_latency_case
+from nbep.workloads.cases import Case, make_case, make_low_latency_case, routes_of
 
 # cached: the call that differs is one with a handle. dedup: as the argument deduplicate. 1 or 0 too:
 # nic, everything between nodes, or between ranks of the low-latency mode, goes through the software NIC.
@@ -49,10 +49,7 @@ def error_of(buffer: nbep.Buffer, call: Callable[[], object]) -> str:
 
 def dispatch(buffer: nbep.Buffer, case: Case, config: nbep.Config) -> Any:
     rank = buffer.rank
-    names = "num_tokens_per_rank", "num_tokens_per_rdma_rank", "num_tokens_per_expert", "is_token_in_rank"
-    layout: dict[str, Any] = dict(
-        zip(names, buffer.get_dispatch_layout(case.topk_idx[rank], case.num_experts), strict=False)
-    )
+    layout = routes_of(buffer.get_dispatch_layout(case.topk_idx[rank], case.num_experts))
     choices: dict[str, Any] = {"topk_idx": case.topk_idx[rank], "topk_weights": case.topk_weights[rank]}
     return buffer.dispatch(case.x[rank], **choices, **layout, config=config)[4]
 

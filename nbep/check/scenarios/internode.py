@@ -8,11 +8,10 @@ from typing import Any
 
 import nbep
 from nbep.check.scenario import Scenario
-from nbep.check.scenarios.tokens import Plan, call_round, check_rounds, counts_of
-from nbep.device.cards import SM80, SM90
+from nbep.check.scenarios.tokens import Plan, check_rounds, counts_of, run_rounds
 from nbep.workloads.cases import Case, make_case, only_to
 from nbep.workloads.internode import NIC, Options
-from nbep.workloads.intranode import Outcome, make_buffer_for
+from nbep.workloads.intranode import Outcome
 
 # ranks: of all nodes. chunk, slots: inside a node; rdma_chunk, rdma_slots: between nodes. threads: of a block, 0 for
 # what suits. 1 or 0: tma, a copy engine; ibgda, the software NIC; uneven, other numbers of tokens on each rank;
@@ -101,15 +100,10 @@ def case_of(parameters: dict[str, int], number: int) -> Case:
 
 
 def main(comm: Any, what: str, **parameters: int) -> list[Outcome]:
-    """Rounds on one buffer, which is just large enough."""
-    comm.runtime.world.compute_capability = SM90 if parameters["tma"] else SM80
+    """Rounds on a machine as the parameters say."""
     if parameters["threads"]:
         comm.runtime.notify_threads = 128
-    plan, cases = plan_of(what, parameters), cases_of(parameters)
-    buffer = make_buffer_for(comm, [(case, plan.options) for case in cases])
-    results = [call_round(buffer, case, plan) for case in cases]
-    buffer.destroy()
-    return results
+    return run_rounds(comm, cases_of(parameters), plan_of(what, parameters), parameters)
 
 
 def check(results: list[list[Outcome]], what: str, **parameters: int) -> None:

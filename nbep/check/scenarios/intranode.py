@@ -7,11 +7,10 @@ from typing import Any
 
 import nbep
 from nbep.check.scenario import Scenario
-from nbep.check.scenarios.tokens import Options, Plan, call_round, check_rounds, counts_of
-from nbep.device.cards import SM80, SM90
+from nbep.check.scenarios.tokens import Options, Plan, call_round, check_rounds, counts_of, run_rounds
 from nbep.device.protocols.waits import BARRIER, FaultReport
 from nbep.workloads.cases import Case, make_case
-from nbep.workloads.intranode import Outcome, make_buffer_for
+from nbep.workloads.intranode import Outcome
 
 # channels: half of the blocks of a launch. chunk, slots: tokens of a chunk, slots of a ring. warps: for each peer;
 # notify_warps: of a block of notify.
@@ -91,14 +90,9 @@ def cases_of(parameters: dict[str, int]) -> list[Case]:
 
 
 def main(comm: Any, last: str, is_cached: bool, is_direct: bool = False, **parameters: int) -> list[Outcome]:
-    """Rounds on one buffer that is just large enough, on a machine as the parameters say."""
-    comm.runtime.world.compute_capability = SM90 if parameters["tma"] else SM80
+    """Rounds on a machine as the parameters say."""
     comm.runtime.notify_threads = 32 * parameters["notify_warps"]
-    plan, cases = plan_of(last, is_cached, parameters, is_direct), cases_of(parameters)
-    buffer = make_buffer_for(comm, [(case, plan.options) for case in cases])
-    results = [call_round(buffer, case, plan) for case in cases]
-    buffer.destroy()
-    return results
+    return run_rounds(comm, cases_of(parameters), plan_of(last, is_cached, parameters, is_direct), parameters)
 
 
 def check(results: list[list[Outcome]], last: str, is_cached: bool, is_direct: bool = False, **parameters: int) -> None:

@@ -9,10 +9,20 @@ import numpy as np
 
 import nbep
 from nbep import reference
+from nbep.device.cards import SM80, SM90
 from nbep.workloads import intranode
 from nbep.workloads.cases import Case
 from nbep.workloads.compare import Report
-from nbep.workloads.intranode import FACTORS, Expected, Outcome, combine, dispatch_arguments, kept, outcome_of
+from nbep.workloads.intranode import (
+    FACTORS,
+    Expected,
+    Outcome,
+    combine,
+    dispatch_arguments,
+    kept,
+    make_buffer_for,
+    outcome_of,
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +48,15 @@ class Plan(NamedTuple):
 def counts_of(tokens: int, num_ranks: int, uneven: bool) -> list[int]:
     """The tokens of each rank; uneven: one has none, others a few."""
     return [(tokens, 0, tokens // 2 + 1, tokens // 3)[rank % 4] if uneven else tokens for rank in range(num_ranks)]
+
+
+def run_rounds(comm: Any, cases: list[Case], plan: Plan, parameters: dict[str, int]) -> list[Outcome]:
+    """Rounds on one buffer that is just large enough. tma: whether the emulated card has a copy engine"""
+    comm.runtime.world.compute_capability = SM90 if parameters["tma"] else SM80
+    buffer = make_buffer_for(comm, [(case, plan.options) for case in cases])
+    results = [call_round(buffer, case, plan) for case in cases]
+    buffer.destroy()
+    return results
 
 
 def call_round(buffer: nbep.Buffer, case: Case, plan: Plan) -> Outcome:

@@ -191,6 +191,7 @@ class Stream:
         block: int,
         smem_bytes: int = 0,
         name: str = "",
+        *,
         describe_shared: Describe | None = None,
         starts_together: bool = False,
     ) -> Launch:

@@ -79,7 +79,7 @@ class CheckedHost(Cpu):
         """Stop the run if the CPU writes bytes that kernels may still access; else they must know of the store."""
         order = "release" if nbytes <= WORD_BYTES else "weak"
         site, history = site_of(sys._getframe(2)), self.world.history
-        store = Access(self.owner, "store", offset, offset + nbytes, order, "sys", site, history.now)
+        store = Access(self.owner, "store", offset, offset + nbytes, order, "sys", site, time=history.now)
         self._meet_stores(allocation, store)
         for granule in store.granules:
             for load in allocation.last_loads.get(granule, {}).values():

@@ -97,7 +97,7 @@ class Access:
     )  # fmt: skip
 
     def __init__(
-        self, owner: Owner, verb: str, begin: int, end: int, order: str, scope: str, site: Site | None, time: int = 0
+        self, owner: Owner, verb: str, begin: int, end: int, order: str, scope: str, site: Site | None, *, time: int = 0
     ):
         self.owner = owner
         self.verb = verb

@@ -37,7 +37,7 @@ class CheckingThread(SignallingThread):
     def note_load(self, allocation: Allocation, offset: int, nbytes: int, order: str, scope: str) -> Access:
         """A load of at most 16 aligned bytes: check it, and remember it."""
         site, now = site_of(sys._getframe(2)), self.world.history.now
-        load = Access(self.owner, "load", offset, offset + nbytes, order, scope, site, now)
+        load = Access(self.owner, "load", offset, offset + nbytes, order, scope, site, time=now)
         load.serving = self.serving
         self.check(allocation, load)
         if order == "nc":
@@ -61,7 +61,7 @@ class CheckingThread(SignallingThread):
     ) -> Access:
         """A store of at most 16 aligned bytes: check it, and remember it."""
         site, now = site_of(sys._getframe(2)), self.world.history.now
-        store = Access(self.owner, "store", offset, offset + nbytes, order, scope, site, now)
+        store = Access(self.owner, "store", offset, offset + nbytes, order, scope, site, time=now)
         store.serving = self.serving
         store.is_atomic = is_atomic
         store.proxy_fences = self.shared_fences if allocation is self.shared else self.global_fences

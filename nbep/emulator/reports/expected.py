@@ -58,6 +58,14 @@ class _Note(NamedTuple):
     holds: bool
 
 
+def _comparison(sign: str) -> Callable[[Seen, Any], bool]:
+    return lambda seen, other: seen._compare(sign, other)
+
+
+def _operation(sign: str, result: Callable[[int, Any], Any]) -> Callable[[Seen, Any], Any]:
+    return lambda seen, other: seen._other_way(result(int(seen), other), sign, other)
+
+
 class Seen(int):
     """A loaded value that notes what it is compared with; sums and differences are traced back to the value."""
 
@@ -100,19 +108,10 @@ class Seen(int):
             return result
         return Seen(result)._with(self.notes, self.cell, 1, 0, f"its value {sign} {other}")
 
-    def __and__(self, other: Any) -> Any:
-        return self._other_way(int(self) & other, "&", other)
-
-    __rand__ = __and__
-
-    def __mod__(self, other: Any) -> Any:
-        return self._other_way(int(self) % other, "%", other)
-
-    def __floordiv__(self, other: Any) -> Any:
-        return self._other_way(int(self) // other, "//", other)
-
-    def __rshift__(self, other: Any) -> Any:
-        return self._other_way(int(self) >> other, ">>", other)
+    __and__ = __rand__ = _operation("&", operator.and_)
+    __mod__ = _operation("%", operator.mod)
+    __floordiv__ = _operation("//", operator.floordiv)
+    __rshift__ = _operation(">>", operator.rshift)
 
     def _compare(self, sign: str, other: Any) -> bool:
         holds = _OPERATORS[sign](int(self), int(other) if isinstance(other, Seen) else other)
@@ -126,23 +125,9 @@ class Seen(int):
             self.notes.append(_Note(self.cell, self.text, sign, int(other), holds))
         return holds
 
-    def __eq__(self, other: object) -> bool:
-        return self._compare("==", other)
-
-    def __ne__(self, other: object) -> bool:
-        return self._compare("!=", other)
-
-    def __lt__(self, other: Any) -> bool:
-        return self._compare("<", other)
-
-    def __le__(self, other: Any) -> bool:
-        return self._compare("<=", other)
-
-    def __gt__(self, other: Any) -> bool:
-        return self._compare(">", other)
-
-    def __ge__(self, other: Any) -> bool:
-        return self._compare(">=", other)
+    __eq__, __ne__ = _comparison("=="), _comparison("!=")
+    __lt__, __le__ = _comparison("<"), _comparison("<=")
+    __gt__, __ge__ = _comparison(">"), _comparison(">=")
 
     def __bool__(self) -> bool:
         return self._compare("!=", 0)

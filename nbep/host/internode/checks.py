@@ -49,14 +49,8 @@ def cached(memory: Node, tokens: Tokens, request: DispatchRequest) -> InternodeH
 
 
 def handle(memory: Node, value: Any, previous_event: EventOverlap | None) -> InternodeHandle:
-    """A handle of this buffer. A tuple or list of the ten arrays is taken too, but nobody knows whose it is."""
-    if isinstance(value, (tuple, list)) and len(value) == 10:
-        value = InternodeHandle(*value)
-    if not isinstance(value, InternodeHandle):
-        allowed = "the handle that a dispatch between nodes returned, or a tuple of its ten arrays"
-        refuse("handle", type(value).__name__, allowed)
-    if value.owner is not None and value.owner is not memory.identity:
-        refuse("handle", "the handle of another buffer", f"a handle that this buffer made on rank {memory.rank}")
+    """That of a dispatch between nodes."""
+    value = validate.own_handle(memory, value, InternodeHandle, "a dispatch between nodes", 10)
     if value.owner is None:  # else its arrays are those that dispatch made
         _arrays(memory, value)
     if validate.may_read(memory, previous_event):

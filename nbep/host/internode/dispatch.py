@@ -39,7 +39,7 @@ from nbep.host.internode.turns import check_turn, take_turn
 from nbep.host.node import Node
 from nbep.host.request import DispatchRequest
 from nbep.host.target.base import Array, MaybeArray
-from nbep.host.tokens import Tokens, check_counts, empty_rows, pair, wait_counters
+from nbep.host.tokens import Tokens, await_counts, check_counts, empty_rows, pair
 
 NO_HEADS = CachedHeads(0, 0, 0, 0)  # before a dispatch
 
@@ -171,12 +171,7 @@ def _notify(
         ),
         call,
     )
-    num_recv_tokens = num_worst_tokens
-    # Each token that passes through this rank is one of those that come to a rank of its node.
-    num_rdma_recv_tokens = num_worst_tokens * mode.num_nvl_ranks
-    per_expert: list[int] = []
-    if polled:
-        num_recv_tokens, per_expert, num_rdma_recv_tokens = wait_counters(memory, num_experts // num_ranks)
+    num_recv_tokens, per_expert, num_rdma_recv_tokens = await_counts(memory, request)
     sizes = num_recv_tokens, num_rdma_recv_tokens, num_worst_tokens, num_experts
     return Known(request.is_token_in_rank, prefixes, *sizes, True), per_expert
 

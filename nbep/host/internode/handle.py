@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass
 
+from nbep.host.handles import ArraysHandle
 from nbep.host.target.base import Array
 
 
 @dataclass(frozen=True, eq=False)
-class InternodeHandle:
+class InternodeHandle(ArraysHandle):
     """The routing of one internode dispatch, as one rank sees it. Unpacks, indexes and counts like DeepEP's 10-tuple.
 
     Tied to the buffer that made it and to that dispatch's num_sms, which is twice num_channels. num_rdma_ranks nodes of
@@ -43,25 +42,6 @@ class InternodeHandle:
     recv_src_meta: Array
     send_rdma_head: Array
     send_nvl_head: Array
-    # The identity of the buffer; None for arrays that somebody else has put together.
-    owner: object | None = field(default=None, init=False, repr=False)
-
-    def owned_by(self, owner: object) -> InternodeHandle:
-        """The same, as made by the buffer of this identity: the arrays need not be checked again."""
-        object.__setattr__(self, "owner", owner)
-        return self
-
-    def __iter__(self) -> Iterator[Array]:
-        return iter(self._as_tuple())
-
-    def __len__(self) -> int:
-        return len(self._as_tuple())
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._as_tuple()[index]
-
-    def _as_tuple(self) -> tuple[Array, ...]:
-        return tuple(getattr(self, each.name) for each in fields(self) if each.name != "owner")
 
     @property
     def num_channels(self) -> int:

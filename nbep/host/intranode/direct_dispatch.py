@@ -29,7 +29,7 @@ from nbep.host.request import DispatchRequest
 from nbep.host.target.base import Array, MaybeArray
 from nbep.host.target.lent import Lease
 from nbep.host.target.views import View
-from nbep.host.tokens import Tokens, wait_counters
+from nbep.host.tokens import Tokens, await_counts
 
 
 class Received(NamedTuple):
@@ -54,11 +54,7 @@ def dispatch_counted(
         allowed = f"at most {places.num_rows} with zero_copy: num_zero_copy_bytes was {direct.num_bytes}"
         validate.refuse("num_worst_tokens", num_worst_tokens, allowed)
     with memory.allocations(request, tokens.x.array) as empty:
-        routes = Routes(
-            empty((num_ranks, num_ranks), "int32"),
-            empty((num_ranks, num_channels), "int32"),
-            request.is_token_in_rank,
-        )
+        routes = Routes.of(empty, num_ranks, num_channels, request.is_token_in_rank)
         recv_channel_prefix_matrix = empty((num_ranks, num_channels), "int32")
         send_head = empty((tokens.num_tokens, num_ranks), "int32")
     call = dispatch_call(memory, tokens, request.num_experts, config, zero_copy=True)
@@ -77,20 +73,10 @@ def dispatch_counted(
         num_channels,
         num_ranks,
     )
-    num_recv_tokens = num_worst_tokens
-    per_expert: list[int] = []
-    if num_worst_tokens == 0:
-        num_recv_tokens, per_expert, _ = wait_counters(memory, request.num_experts // num_ranks)
-        num_recv_tokens = min(num_recv_tokens, places.num_rows)  # the kernel reports it if they are too few
+    num_recv_tokens, per_expert, _ = await_counts(memory, request)
+    num_recv_tokens = min(num_recv_tokens, places.num_rows)  # the kernel reports it if they are too few
     recv = _received(direct, tokens, places, num_recv_tokens, lease)
-    handle = DispatchHandle(
-        routes.rank_prefix_matrix,
-        routes.channel_prefix_matrix,
-        recv_channel_prefix_matrix,
-        recv.recv_src_idx,
-        routes.is_token_in_rank,
-        send_head,
-    ).owned_by(memory.identity)
+    handle = routes.handle(memory, recv_channel_prefix_matrix, recv.recv_src_idx, send_head)
     num_threads = config.num_threads or runtime.ring_threads(num_ranks)
     sizes = tokens.num_tokens, num_recv_tokens, num_worst_tokens, request.num_experts // num_ranks
     runtime.launch(

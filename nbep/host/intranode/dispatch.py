@@ -30,7 +30,7 @@ from nbep.host.intranode.notify import Routes, exchange_counts
 from nbep.host.node import Node
 from nbep.host.request import DispatchRequest
 from nbep.host.target.base import MaybeArray
-from nbep.host.tokens import Tokens, check_counts, empty_rows, pair, wait_counters
+from nbep.host.tokens import Tokens, await_counts, check_counts, empty_rows, pair
 
 
 def dispatch(
@@ -70,23 +70,16 @@ def _dispatch_counted(
     memory: Node, tokens: Tokens, request: DispatchRequest, config: Config
 ) -> tuple[DispatchOutputs, DispatchHandle, list[int]]:
     """Exchange the counts, wait for the totals unless num_worst_tokens is given, then dispatch."""
-    num_ranks, counts = memory.num_ranks, request.counts
+    num_ranks = memory.num_ranks
     shape = config.ring_shape(num_ranks, *tokens.ring_sizes(1))
     validate.buffer_size(shape, memory.num_nvl_bytes)
     memory.ring_shape = shape
     with memory.allocations(request, tokens.x.array) as empty:
-        routes = Routes(
-            empty((num_ranks, num_ranks), "int32"),
-            empty((num_ranks, shape.num_channels), "int32"),
-            counts.is_token_in_rank,
-        )
+        routes = Routes.of(empty, num_ranks, shape.num_channels, request.is_token_in_rank)
     call = dispatch_call(memory, tokens, request.num_experts, config)
     memory.compare(call)
     exchange_counts(memory, memory.peers, num_ring_cell_words(shape), request, routes, call)
-    num_recv_tokens = request.num_worst_tokens
-    per_expert: list[int] = []
-    if num_recv_tokens == 0:
-        num_recv_tokens, per_expert, _ = wait_counters(memory, request.num_experts // num_ranks)
+    num_recv_tokens, per_expert, _ = await_counts(memory, request)
     with memory.allocations(request, tokens.x.array) as empty:
         recv = DispatchOutputs(
             **empty_rows(empty, tokens, num_recv_tokens),
@@ -119,12 +112,5 @@ def _dispatch_counted(
             int(runtime.mix_roles if config.mix_roles is None else config.mix_roles),
         ),
     )
-    handle = DispatchHandle(
-        routes.rank_prefix_matrix,
-        routes.channel_prefix_matrix,
-        recv.recv_channel_prefix_matrix,
-        recv.recv_src_idx,
-        counts.is_token_in_rank,
-        recv.send_head,
-    ).owned_by(memory.identity)
+    handle = routes.handle(memory, recv.recv_channel_prefix_matrix, recv.recv_src_idx, recv.send_head)
     return recv, handle, per_expert

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nbep.device.kernels.intranode.cached_notify_dispatch import cached_notify_dispatch
 from nbep.device.kernels.intranode.notify_dispatch import NotifyInputs, NotifyOutputs, NotifySizes, notify_dispatch
 from nbep.device.protocols.calls import Call
 from nbep.device.protocols.peers import Peers
-from nbep.host.node import Node
+from nbep.host.intranode.handle import DispatchHandle
+from nbep.host.node import Empty, Node
 from nbep.host.request import DispatchRequest
 from nbep.host.target.base import Array, PreparedLaunch
 
@@ -19,6 +20,16 @@ class Routes(NamedTuple):
     rank_prefix_matrix: Array
     channel_prefix_matrix: Array
     is_token_in_rank: Array
+
+    @classmethod
+    def of(cls, empty: Empty, num_ranks: int, num_channels: int, is_token_in_rank: Array) -> Routes:
+        return cls(empty((num_ranks, num_ranks), "int32"), empty((num_ranks, num_channels), "int32"), is_token_in_rank)
+
+    def handle(self, memory: Node, recv_channel_prefix_matrix: Array, recv_src_idx: Array, send_head: Array) -> Any:
+        """The handle of a dispatch along them, with what the dispatch writes."""
+        of_channels = self.channel_prefix_matrix, recv_channel_prefix_matrix
+        made = DispatchHandle(self.rank_prefix_matrix, *of_channels, recv_src_idx, self.is_token_in_rank, send_head)
+        return made.owned_by(memory.identity)
 
 
 def exchange_counts(

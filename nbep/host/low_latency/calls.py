@@ -38,22 +38,14 @@ class Field(NamedTuple):
         return f"{self.names[_verb_of(report.expected)]}: got {own} on rank {rank}, {theirs} on rank {report.peer}"
 
 
-def _choices(num_topk: int) -> object:
-    return f"{num_topk} choices a token"
-
-
-def _columns(blocks: int) -> object:
-    return blocks * COLUMNS_PER_SCALE
-
-
 DEDUPLICATE = Field(0, 1, 1, ("deduplicate", "deduplicate of the handle's dispatch"), bool)
 USE_FP8 = Field(0, 2, 1, ("use_fp8", ""), bool)
 ROUND_SCALE = Field(0, 3, 1, ("round_scale", ""), bool)
 USE_LOGFMT = Field(0, 4, 1, ("", "use_logfmt"), bool)
-NUM_TOPK = Field(0, 5, 6, ("topk_idx", "handle.num_topk"), _choices)
+NUM_TOPK = Field(0, 5, 6, ("topk_idx", "handle.num_topk"), "{} choices a token".format)
 NUM_EXPERTS = Field(0, 11, 12, ("num_experts", "handle.num_experts"), int)
 NUM_MAX_TOKENS = Field(1, 1, 14, (MAX_TOKENS, f"handle.{MAX_TOKENS}"), int)
-HIDDEN = Field(1, 15, 11, ("hidden size of x", "handle.hidden"), _columns)
+HIDDEN = Field(1, 15, 11, ("hidden size of x", "handle.hidden"), lambda blocks: blocks * COLUMNS_PER_SCALE)
 FIELDS = (DEDUPLICATE, USE_FP8, ROUND_SCALE, USE_LOGFMT, NUM_TOPK, NUM_EXPERTS, NUM_MAX_TOKENS, HIDDEN)
 
 

@@ -47,7 +47,7 @@ def handle(mode: LowLatencyMemory, value: Any) -> LowLatencyHandle:
     """
     if isinstance(value, (tuple, list)) and len(value) == 5:
         src_info, layout_range, *sizes = value
-        value = LowLatencyHandle((src_info, layout_range), *sizes)
+        value = LowLatencyHandle((src_info, layout_range), (sizes[0], sizes[1], sizes[2]))
     if not isinstance(value, LowLatencyHandle):
         refuse("handle", type(value).__name__, "the handle that low_latency_dispatch returned, or a tuple of its parts")
     if value.call is not None and not isinstance(value.call, LowLatencyCall):

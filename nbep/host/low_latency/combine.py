@@ -23,7 +23,6 @@ from nbep.host.node import Node
 from nbep.host.plans import find_plan, keep_plan
 from nbep.host.target.base import Array, MaybeArray, Runtime
 from nbep.host.target.new_arrays import Make
-from nbep.host.target.views import View
 
 VERB = "low_latency_combine"
 GET_NEXT = "get_next_low_latency_combine_buffer"
@@ -45,16 +44,6 @@ class CombineRequest(NamedTuple):
 
 
 FIRST_OPTION = CombineRequest._fields.index("use_logfmt")
-
-
-class Given(NamedTuple):
-    """The arrays of a combine."""
-
-    x: View
-    topk_idx: View
-    topk_weights: View
-    out: View
-    combine_wait_recv_cost_stats: View
 
 
 class Plan(NamedTuple):
@@ -137,30 +126,30 @@ def get_next_low_latency_combine_buffer(memory: Node, handle: Any) -> Array:
 def _checked_plan(memory: Node, mode: LowLatencyMemory, request: CombineRequest) -> tuple[Plan, LowLatencyHandle]:
     """Check everything; the plan for this call, and for later ones with such arrays and these options."""
     runtime = memory.runtime
-    given = Given(*map(runtime.view, request[:FIRST_OPTION]))
-    handle = checks.handle(mode, request.handle)
-    flags(use_logfmt=request.use_logfmt, zero_copy=request.zero_copy)
-    plan = _plan(memory, mode, handle, request, given)
+    given = CombineRequest._make((*map(runtime.view, request[:FIRST_OPTION]), *request[FIRST_OPTION:]))
+    handle = checks.handle(mode, given.handle)
+    flags(use_logfmt=given.use_logfmt, zero_copy=given.zero_copy)
+    plan = _plan(memory, mode, handle, given)
     shape = plan.shape
-    check_options(VERB, request.async_finish, request.return_recv_hook)
+    check_options(VERB, given.async_finish, given.return_recv_hook)
     validate.array("x", given.x, "bfloat16", plan.x_size)
     validate.row_alignment("x", given.x)
     validate.array("topk_weights", given.topk_weights, "float32", given.topk_idx.shape)
     if not handle.is_as_made:  # else its arrays are those that dispatch made
         _check_handle(runtime, mode, handle)
-    if request.out is not None:
+    if given.out.array is not None:
         validate.output("out", given.out, "bfloat16", plan.out_size)
         validate.row_alignment("out", given.out)
     cost_stats = given.combine_wait_recv_cost_stats
     if cost_stats.array is not None:
         validate.output("combine_wait_recv_cost_stats", cost_stats, "int64", (shape.num_ranks,))
-    if request.zero_copy:
-        _check_zero_copy(mode, request.use_logfmt)
+    if given.zero_copy:
+        _check_zero_copy(mode, given.use_logfmt)
     if validate.may_read(memory, None):
-        checks.choices(runtime.contents(request.topk_idx), handle.num_experts)
+        checks.choices(runtime.contents(given.topk_idx.array), handle.num_experts)
         checks.handle_contents(mode, handle)
-        _check_choices(runtime, handle, request.topk_idx)
-        _check_weights(runtime, handle, request.topk_weights)
+        _check_choices(runtime, handle, given.topk_idx.array)
+        _check_weights(runtime, handle, given.topk_weights.array)
     return plan, handle
 
 
@@ -182,11 +171,10 @@ def _shape(mode: LowLatencyMemory, handle: LowLatencyHandle, use_logfmt: bool) -
     return shape
 
 
-def _plan(
-    memory: Node, mode: LowLatencyMemory, handle: LowLatencyHandle, request: CombineRequest, given: Given
-) -> Plan:
+def _plan(memory: Node, mode: LowLatencyMemory, handle: LowLatencyHandle, given: CombineRequest) -> Plan:
+    """given: with a View for each array"""
     runtime, topk_idx = memory.runtime, given.topk_idx
-    shape = _shape(mode, handle, request.use_logfmt)
+    shape = _shape(mode, handle, given.use_logfmt)
     validate.hidden_size("x", shape.hidden, COLUMNS_PER_SCALE)
     validate.array("topk_idx", topk_idx, "int64", ("num_tokens", "num_topk"))
     num_tokens, num_topk = topk_idx.shape
@@ -207,7 +195,7 @@ def _plan(
         mode.prepare(combine_kernel, num_threads, smem_bytes, words, memory.bounds, shape, sizes),
         (shape.num_experts // shape.num_ranks, num_rows, shape.hidden),
         out_size,
-        runtime.prepare_empty([(out_size, "bfloat16")], request.x),
+        runtime.prepare_empty([(out_size, "bfloat16")], given.x.array),
     )
 
 

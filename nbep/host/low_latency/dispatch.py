@@ -59,16 +59,6 @@ FIRST_OPTION = DispatchRequest._fields.index("num_max_tokens")
 END_OF_ALIKE = DispatchRequest._fields.index("async_finish")
 
 
-class Given(NamedTuple):
-    """The arrays of a dispatch."""
-
-    x: View
-    topk_idx: View
-    topk_weights: View
-    cumulative_local_expert_recv_stats: View
-    dispatch_wait_recv_cost_stats: View
-
-
 class Plan(NamedTuple):
     """What depends on sizes and options alone."""
 
@@ -114,9 +104,7 @@ def low_latency_dispatch(
         request.async_finish,
         request.return_recv_hook,
     )
-    handle = LowLatencyHandle.of_dispatch(
-        parts, of_handle, plan.handle_sizes, call, shape.num_topk, request.topk_weights
-    )
+    handle = LowLatencyHandle(parts, plan.handle_sizes, call, shape.num_topk, request.topk_weights, of_handle)
     return recv_x, recv_count, handle, event, hook
 
 
@@ -132,35 +120,36 @@ def _alike(request: DispatchRequest, hidden: int) -> dict[str, object]:
 
 def _checked_plan(memory: Node, mode: LowLatencyMemory, request: DispatchRequest) -> Plan:
     """Check everything; the plan for this call, and for later ones with such arrays and these options."""
-    given = Given(*map(memory.runtime.view, request[:FIRST_OPTION]))
-    integer("num_max_dispatch_tokens_per_rank", request.num_max_tokens, 1)
-    checks.num_experts(mode, request.num_experts)
+    given = DispatchRequest._make((*map(memory.runtime.view, request[:FIRST_OPTION]), *request[FIRST_OPTION:]))
+    integer("num_max_dispatch_tokens_per_rank", given.num_max_tokens, 1)
+    checks.num_experts(mode, given.num_experts)
     flags(
-        use_fp8=request.use_fp8,
-        round_scale=request.round_scale,
-        use_ue8m0=request.use_ue8m0,
-        deduplicate=request.deduplicate,
+        use_fp8=given.use_fp8,
+        round_scale=given.round_scale,
+        use_ue8m0=given.use_ue8m0,
+        deduplicate=given.deduplicate,
     )
-    plan = _plan(memory, mode, request, given)
+    plan = _plan(memory, mode, given)
     shape = plan.shape
     validate.row_alignment("x", given.x)
-    check_options(VERB, request.async_finish, request.return_recv_hook)
+    check_options(VERB, given.async_finish, given.return_recv_hook)
     recv_stats, cost_stats = given.cumulative_local_expert_recv_stats, given.dispatch_wait_recv_cost_stats
     if recv_stats.array is not None:
         size = (shape.num_experts // shape.num_ranks,)
         validate.output("cumulative_local_expert_recv_stats", recv_stats, "int32", size)
     if cost_stats.array is not None:
         validate.output("dispatch_wait_recv_cost_stats", cost_stats, "int64", (shape.num_ranks,))
-    if request.deduplicate or request.topk_weights is not None:
-        _check_weights(request.deduplicate, given.topk_weights, given.topk_idx.shape)
+    if given.deduplicate or given.topk_weights.array is not None:
+        _check_weights(given.deduplicate, given.topk_weights, given.topk_idx.shape)
     if validate.may_read(memory, None):
         checks.choices(memory.runtime.contents(request.topk_idx), shape.num_experts)
     return plan
 
 
-def _plan(memory: Node, mode: LowLatencyMemory, options: DispatchRequest, given: Given) -> Plan:
+def _plan(memory: Node, mode: LowLatencyMemory, given: DispatchRequest) -> Plan:
+    """given: with a View for each array"""
     runtime, x, topk_idx = memory.runtime, given.x, given.topk_idx
-    num_max_tokens, num_experts = int(options.num_max_tokens), int(options.num_experts)
+    num_max_tokens, num_experts = int(given.num_max_tokens), int(given.num_experts)
     validate.array("x", x, "bfloat16", ("num_tokens", "hidden"))
     num_tokens, hidden = x.shape
     validate.hidden_size("x", hidden, COLUMNS_PER_SCALE)
@@ -171,20 +160,20 @@ def _plan(memory: Node, mode: LowLatencyMemory, options: DispatchRequest, given:
     validate.array("topk_idx", topk_idx, "int64", (num_tokens, "num_topk"))
     num_topk = topk_idx.shape[1]
     validate.topk_size("topk_idx", num_topk)
-    _check_scales(options, hidden)
+    _check_scales(given, hidden)
     shape = LowLatencyShape.of(
         mode.num_ranks,
         num_experts,
         num_max_tokens,
         hidden,
-        num_topk if options.deduplicate else 0,
-        int(options.use_fp8),
-        int(options.deduplicate),
+        num_topk if given.deduplicate else 0,
+        int(given.use_fp8),
+        int(given.deduplicate),
         0,
     )
     mode.check_size(shape)
     num_parts = num_max_tokens * -(-hidden // SUM_COLUMNS)
-    if options.deduplicate and num_parts > MAX_TAGS:
+    if given.deduplicate and num_parts > MAX_TAGS:
         most = MAX_TAGS // -(-hidden // SUM_COLUMNS)
         refuse("num_max_dispatch_tokens_per_rank", num_max_tokens, f"at most {most} with deduplicate")
     num_threads, _ = runtime.low_latency_threads
@@ -193,15 +182,17 @@ def _plan(memory: Node, mode: LowLatencyMemory, options: DispatchRequest, given:
         refuse("hidden size of x", hidden, f"so small that two tokens fit into {runtime.max_smem_bytes} bytes")
     of_teams = teams(num_experts, num_max_tokens, mode.num_blocks, num_threads)
     places = message_stride(shape), note_offset(shape)
-    flags_of_scales = int(options.round_scale), int(options.use_ue8m0)
+    flags_of_scales = int(given.round_scale), int(given.use_ue8m0)
     sizes = DispatchSizes(num_tokens, num_topk, *of_teams, *places, *flags_of_scales)
-    words = words_of(DISPATCH, shape, options.round_scale)
+    words = words_of(DISPATCH, shape, given.round_scale)
     launches = mode.prepare(dispatch_kernel, num_threads, smem_bytes, words, memory.bounds, shape, sizes)
     rows = (num_experts // mode.num_ranks, mode.num_ranks * num_max_tokens, hidden)
-    recv_x = (rows, "float8_e4m3fn" if options.use_fp8 else "bfloat16")
+    recv_x = (rows, "float8_e4m3fn" if given.use_fp8 else "bfloat16")
     wanted: tuple[Wanted | ByColumns | PartsLayout, ...]
-    wanted = recv_x, (rows[:1], "int32"), _parts(shape), *_scales(shape, options)
-    return Plan(shape, words, launches, runtime.prepare_empty(wanted, options.x), (num_max_tokens, hidden, num_experts))
+    wanted = recv_x, (rows[:1], "int32"), _parts(shape), *_scales(shape, given)
+    return Plan(
+        shape, words, launches, runtime.prepare_empty(wanted, given.x.array), (num_max_tokens, hidden, num_experts)
+    )
 
 
 def _parts(shape: LowLatencyShape) -> PartsLayout:

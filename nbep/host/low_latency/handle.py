@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
+from nbep.host.handles import Unpacks
 from nbep.host.ranks.call_log import Unknown
 from nbep.host.target.base import Array, MaybeArray
 from nbep.host.target.new_arrays import Parts
@@ -14,7 +14,7 @@ SRC_INFO, LAYOUT_RANGE, NUM_MESSAGES, MESSAGE_SRC_IDX, MESSAGE_ROWS, MESSAGE_WEI
 NO_MESSAGES = (0, 0, 0, 0)  # addresses of what is not there
 
 
-class LowLatencyHandle:
+class LowLatencyHandle(Unpacks):
     """The routing of one dispatch, as one rank sees it. Unpacks, indexes and counts like DeepEP's 5-tuple.
 
     src_info      [num_local_experts, num_ranks * num_max_dispatch_tokens_per_rank] int32: of each row of recv_x the
@@ -31,30 +31,19 @@ class LowLatencyHandle:
     def __init__(
         self,
         arrays: Parts | tuple[Array, Array],
-        num_max_dispatch_tokens_per_rank: int,
-        hidden: int,
-        num_experts: int,
+        sizes: tuple[int, int, int],
         call: Any = None,
         num_topk: int = 0,
         topk_weights: MaybeArray = None,
+        arguments: Any = None,
     ):
+        """arguments: of the arrays of a dispatch that has just been made, for the combine kernel"""
         self._arrays = arrays
-        self.sizes = (num_max_dispatch_tokens_per_rank, hidden, num_experts)
+        self.sizes = sizes
         self.call = call  # the dispatch; None for a plain tuple
         self.num_topk = num_topk
         self.topk_weights = topk_weights
-        self._arguments: tuple[Any, ...] | None = None
-
-    @classmethod
-    def of_dispatch(
-        cls, parts: Parts, arguments: Any, sizes: tuple[int, int, int], call: Any, num_topk: int, weights: MaybeArray
-    ) -> LowLatencyHandle:
-        """What a dispatch has put together. arguments: of its arrays, for the combine kernel"""
-        handle = cls.__new__(cls)
-        handle._arrays, handle.sizes, handle.call = parts, sizes, call
-        handle.num_topk, handle.topk_weights = num_topk, weights
-        handle._arguments = arguments
-        return handle
+        self._arguments: tuple[Any, ...] | None = arguments
 
     @property
     def src_info(self) -> Array:
@@ -95,15 +84,6 @@ class LowLatencyHandle:
     def arrays(self) -> Any:
         """What keeps them alive."""
         return self._arrays
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._as_tuple())
-
-    def __len__(self) -> int:
-        return 5
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._as_tuple()[index]
 
     def _as_tuple(self) -> tuple[Any, ...]:
         return (self.src_info, self.layout_range, *self.sizes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -194,7 +194,8 @@ class LowLatencyMemory:
         half = self._num_calls % NUM_HALVES
         holder = self._halves[half]
         if holder is not None and not holder.is_received:
-            self._refuse_held(verb, holder)
+            held = f"a third call under way: the hook of {holder} has not been called"
+            refuse(verb, held, "made after that hook")
         return LowLatencyCall(self, verb, self._num_calls, half)
 
     def begin(self, call: LowLatencyCall) -> None:
@@ -247,10 +248,6 @@ class LowLatencyMemory:
         was_used = self._taken_by is None and self._num_calls > 0
         self._taken_by = verb
         return was_used
-
-    @staticmethod
-    def _refuse_held(verb: str, holder: LowLatencyCall) -> NoReturn:
-        refuse(verb, f"a third call under way: the hook of {holder} has not been called", "made after that hook")
 
     def prepare(
         self, kernel: Kernel, num_threads: int, smem_bytes: int, words: Words, bounds: Any, shape: Any, sizes: Any

@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from nbep.host.target import forks
-from nbep.host.target.memory import Describe, HandleType, Memory, PolledMemory, Reach, SymmetricMemory
+from nbep.host.target.memory import Describe, Memory, PolledMemory, Reach, SymmetricMemory, WantedMemory
 from nbep.host.target.new_arrays import Array, ByColumns, Make, Parts, PartsLayout, Wanted
 from nbep.host.target.streams import Stream
 from nbep.host.target.views import View
@@ -148,22 +148,10 @@ class Runtime(ABC):
     # Memory
 
     @abstractmethod
-    def allocate_symmetric(
-        self,
-        comm: Any,
-        num_bytes: int,
-        name: str,
-        describe: Describe,
-        handle_type: HandleType,
-        zero: bool,
-        reach: Reach,
-    ) -> SymmetricMemory:
-        """Symmetric memory; all ranks of comm call this together. describe(offset) names its cells in reports.
+    def allocate_symmetric(self, comm: Any, wanted: WantedMemory, reach: Reach) -> SymmetricMemory:
+        """Symmetric memory; all ranks of comm call this together.
 
-        zero: its bytes begin as zeros; otherwise they are unspecified
         reach: what processes of the emulator have to prepare; elsewhere memory is made alike for all
-        handle_type is what a GPU's driver makes for peers in other processes; the emulator has only its own way, and
-        takes no atomics of scope sys on memory of the host
         """
 
     @abstractmethod

@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from nbep.host.dtypes import native_name
-from nbep.host.target.cuda.arrays import TorchArrays, library_of, numpy_dtype
+from nbep.host.target.cuda.arrays import NumpyLike, TorchArrays, library_of, numpy_dtype
 
 
-class NumpyArrays:
+class NumpyArrays(NumpyLike):
     """numpy.ndarray."""
 
     @staticmethod
@@ -24,24 +23,8 @@ class NumpyArrays:
         return array.ctypes.data
 
     @staticmethod
-    def dtype_name(array: np.ndarray) -> str:
-        return native_name(array.dtype)
-
-    @staticmethod
-    def strides(array: np.ndarray) -> tuple[int, ...]:
-        return tuple(stride // array.itemsize for stride in array.strides)
-
-    @staticmethod
-    def is_contiguous(array: np.ndarray) -> bool:
-        return bool(array.flags.c_contiguous)
-
-    @staticmethod
     def is_writeable(array: np.ndarray) -> bool:
         return bool(array.flags.writeable)
-
-    @staticmethod
-    def fits(array: np.ndarray, dtype: str, shape: tuple[int, ...]) -> bool:
-        return array.dtype == np.dtype(dtype) and array.shape == shape and bool(array.flags.c_contiguous)
 
 
 CARRIERS = {1: "uint8", 2: "int16"}  # for dtypes that torch and NumPy do not both know: as many bytes

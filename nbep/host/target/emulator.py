@@ -28,12 +28,12 @@ from nbep.host.target.launches import check_launch
 from nbep.host.target.lent import check, lend
 from nbep.host.target.memory import (
     Describe,
-    HandleType,
     HostWords,
     Memory,
     PolledMemory,
     Reach,
     SymmetricMemory,
+    WantedMemory,
 )
 from nbep.host.target.new_arrays import Parts, PartsLayout
 from nbep.host.target.streams import Event, Stream
@@ -299,21 +299,12 @@ class EmulatorRuntime(Runtime):
         """The rank's address space."""
         return self._context.space
 
-    def allocate_symmetric(
-        self,
-        comm: Any,
-        num_bytes: int,
-        name: str,
-        describe: Describe,
-        handle_type: HandleType,
-        zero: bool,
-        reach: Reach,
-    ) -> SymmetricMemory:
+    def allocate_symmetric(self, comm: Any, wanted: WantedMemory, reach: Reach) -> SymmetricMemory:
         # After a wait that is over time a kernel runs on and reads what never came. It reads zeros then, so that the
         # run ends with the time-out and not with a read of never-written memory.
-        zero = zero or self.world.on_deadlock == "expire"
-        allocation = self.space.allocate(num_bytes, name, zero=zero, describe=describe)
-        allocation.on_host = handle_type == "host"
+        zero = wanted.zero or self.world.on_deadlock == "expire"
+        allocation = self.space.allocate(wanted.num_bytes, wanted.name, zero=zero, describe=wanted.describe)
+        allocation.on_host = wanted.handle_type == "host"
         return EmulatedSymmetricMemory(self.space, allocation)
 
     def allocate(self, num_bytes: int, name: str, describe: Describe | None = None) -> Memory:
@@ -399,7 +390,9 @@ class EmulatorRuntime(Runtime):
         flat = unflatten_args(kernel, leaves)
         describe = shared_cells(spec.name, flat, block, self.has_tma)
         together = Bounds in spec.hints.values()  # as on a GPU, where such a kernel is a cooperative launch
-        launch = stream.stream.launch(kernel, flat, grid, block, smem_bytes, spec.name, describe, together)
+        launch = stream.stream.launch(
+            kernel, flat, grid, block, smem_bytes, spec.name, describe_shared=describe, starts_together=together
+        )
         self._in_flight.append((launch, mappings))
 
     def prepare(self, kernel: Kernel, grid: int, block: int, smem_bytes: int, *last_args: Any) -> PreparedLaunch:

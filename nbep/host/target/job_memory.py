@@ -13,20 +13,20 @@ from nbep.emulator.process_lock import ALIGNMENT, ProcessLock, lock_bytes
 from nbep.host.faults import lock_error
 from nbep.host.ranks.timeouts import PeerTimeout, timeout_ns
 from nbep.host.target.emulator import EmulatedSymmetricMemory
-from nbep.host.target.memory import Describe
+from nbep.host.target.memory import WantedMemory
 
 
 class JobMemory(EmulatedSymmetricMemory):
     """Memory of this rank that the peers' processes map, and theirs as this process sees it.
 
-    whole: mapped_bytes(num_bytes, comm.size) that are this rank's
+    whole: mapped_bytes(wanted.num_bytes, comm.size) that are this rank's
     """
 
-    def __init__(self, space: Any, comm: Any, num_bytes: int, name: str, describe: Describe, whole: memoryview):
-        self.name = name
-        self.describe = describe
+    def __init__(self, space: Any, comm: Any, wanted: WantedMemory, whole: memoryview):
+        self.name = wanted.name
+        self.describe = wanted.describe
         self.comm = comm
-        own = self._adopt(space, whole, num_bytes, name)
+        own = self._adopt(space, whole, wanted.num_bytes, wanted.name)
         own.lock.create()
         super().__init__(space, own)
 

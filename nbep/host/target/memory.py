@@ -25,6 +25,21 @@ class Reach(NamedTuple):
     by_nics: bool
 
 
+class WantedMemory(NamedTuple):
+    """Symmetric memory that is to be made. describe(offset) names its cells in reports.
+
+    handle_type: what a GPU's driver makes for peers in other processes; the emulator has only its own way, and takes no
+    atomics of scope sys on memory of the host
+    zero: its bytes begin as zeros; otherwise they are unspecified
+    """
+
+    num_bytes: int
+    name: str
+    describe: Describe
+    handle_type: HandleType
+    zero: bool
+
+
 class Memory(ABC):
     """Device memory of this rank. `address` is what kernels get."""
 

@@ -45,7 +45,7 @@ from nbep.host.ranks.timeouts import PeerTimeout, timeout_ns
 from nbep.host.target.base import NicDevice, Runtime
 from nbep.host.target.emulator import EmulatedNic, EmulatorRuntime
 from nbep.host.target.job_memory import JobMemory
-from nbep.host.target.memory import Describe, HandleType, Reach, SymmetricMemory
+from nbep.host.target.memory import Reach, SymmetricMemory, WantedMemory
 
 Result = TypeVar("Result")
 
@@ -61,19 +61,12 @@ class SharedWindow(JobMemory):
     """
 
     def __init__(
-        self,
-        space: Any,
-        comm: MPI.Intracomm,
-        node_comm: MPI.Intracomm,
-        num_bytes: int,
-        name: str,
-        describe: Describe,
-        network_of: Any,
+        self, space: Any, comm: MPI.Intracomm, node_comm: MPI.Intracomm, wanted: WantedMemory, network_of: Any
     ):
         self._node_comm = node_comm
-        mapped_bytes = self.mapped_bytes(num_bytes, comm.size)
+        mapped_bytes = self.mapped_bytes(wanted.num_bytes, comm.size)
         self._window = _bounded(comm, lambda: MPI.Win.Allocate_shared(mapped_bytes, 1, comm=node_comm))
-        super().__init__(space, comm, num_bytes, name, describe, self._open(node_comm.rank, comm.rank))
+        super().__init__(space, comm, wanted, self._open(node_comm.rank, comm.rank))
         self.handle = node_comm.rank
         self.network: RemoteWindow | None = network_of(self.allocation.memory)
 
@@ -206,16 +199,7 @@ class MpiEmulatorRuntime(EmulatorRuntime):
 
     world: ProcessWorld
 
-    def allocate_symmetric(
-        self,
-        comm: Any,
-        num_bytes: int,
-        name: str,
-        describe: Describe,
-        handle_type: HandleType,
-        zero: bool,
-        reach: Reach,
-    ) -> SymmetricMemory:
+    def allocate_symmetric(self, comm: Any, wanted: WantedMemory, reach: Reach) -> SymmetricMemory:
         if not is_mpi_comm(comm):
             refuse("group", type(comm).__name__, "a communicator of MPI, as the first one of this process")
         node_comm = node_of(comm, reach)
@@ -223,10 +207,10 @@ class MpiEmulatorRuntime(EmulatorRuntime):
         def network_of(memory: memoryview) -> RemoteWindow | None:
             return RemoteWindow(comm, memory) if reach.by_nics else None
 
-        window = SharedWindow(self.space, comm, node_comm, num_bytes, name, describe, network_of)
-        window.allocation.on_host = handle_type == "host"
-        if zero:
-            window.write(0, np.zeros(num_bytes, np.uint8))
+        window = SharedWindow(self.space, comm, node_comm, wanted, network_of)
+        window.allocation.on_host = wanted.handle_type == "host"
+        if wanted.zero:
+            window.write(0, np.zeros(wanted.num_bytes, np.uint8))
         return window
 
     def create_nic(self) -> NicDevice:

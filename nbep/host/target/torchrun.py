@@ -22,7 +22,7 @@ from nbep.host.target.base import Runtime
 from nbep.host.target.cuda.mailbox import Mailbox, MailboxAddress, send
 from nbep.host.target.emulator import EmulatorRuntime
 from nbep.host.target.job_memory import JobMemory
-from nbep.host.target.memory import Describe, HandleType, Reach, SymmetricMemory
+from nbep.host.target.memory import Reach, SymmetricMemory, WantedMemory
 
 
 class MemoryHandle(NamedTuple):
@@ -35,12 +35,12 @@ class MemoryHandle(NamedTuple):
 class SharedMemory(JobMemory):
     """Memory of this rank that the peers' processes map, and theirs as this process sees it."""
 
-    def __init__(self, space: Any, comm: Any, num_bytes: int, name: str, describe: Describe):
-        mapped_bytes = self.mapped_bytes(num_bytes, comm.size)
-        self._file = os.memfd_create(f"nbep {name}", os.MFD_CLOEXEC)
+    def __init__(self, space: Any, comm: Any, wanted: WantedMemory):
+        mapped_bytes = self.mapped_bytes(wanted.num_bytes, comm.size)
+        self._file = os.memfd_create(f"nbep {wanted.name}", os.MFD_CLOEXEC)
         os.ftruncate(self._file, mapped_bytes)
         self._mailbox = Mailbox()
-        super().__init__(space, comm, num_bytes, name, describe, memoryview(mmap.mmap(self._file, mapped_bytes)))
+        super().__init__(space, comm, wanted, memoryview(mmap.mmap(self._file, mapped_bytes)))
         self.handle = MemoryHandle(self._mailbox.address, mapped_bytes)
 
     def open_peers(self, handles: list[Any], rank: int) -> list[int]:
@@ -74,19 +74,10 @@ class TorchEmulatorRuntime(EmulatorRuntime):
     has_nic = False
     world: ProcessWorld
 
-    def allocate_symmetric(
-        self,
-        comm: Any,
-        num_bytes: int,
-        name: str,
-        describe: Describe,
-        handle_type: HandleType,
-        zero: bool,
-        reach: Reach,
-    ) -> SymmetricMemory:
+    def allocate_symmetric(self, comm: Any, wanted: WantedMemory, reach: Reach) -> SymmetricMemory:
         if not isinstance(comm, TorchComm):
             refuse("group", type(comm).__name__, "a process group of torch, as the first one of this process")
-        return SharedMemory(self.space, comm, num_bytes, name, describe)
+        return SharedMemory(self.space, comm, wanted)
 
     def check_caller(self, verb: str) -> None:
         """Any thread of the process may, one at a time: the kernels have one of their own."""

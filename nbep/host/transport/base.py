@@ -19,7 +19,7 @@ from nbep.device.layout.intranode import MAX_NVL_PEERS
 from nbep.device.network.ibgda.queue_pair import DEFAULT_BATCH, MAX_ENTRIES, MIN_ENTRIES
 from nbep.device.protocols.peers import Bounds
 from nbep.host.arguments import integer, named_by, refuse
-from nbep.host.target.memory import Describe, HandleType, SymmetricMemory
+from nbep.host.target.memory import SymmetricMemory, WantedMemory
 
 TransportName = Literal["direct", "ibgda", "nvshmem"]
 
@@ -178,9 +178,7 @@ class Transport(ABC):
     num_blocks_taken = 0
 
     @abstractmethod
-    def allocate(
-        self, comm: Any, num_bytes: int, name: str, describe: Describe, handle_type: HandleType, zero: bool
-    ) -> SymmetricMemory:
+    def allocate(self, comm: Any, wanted: WantedMemory) -> SymmetricMemory:
         """The symmetric memory that the network reaches. Collective. See Runtime.allocate_symmetric."""
 
     @property

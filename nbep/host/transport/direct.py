@@ -9,7 +9,7 @@ import numpy as np
 from nbep.device.protocols.peers import Bounds
 from nbep.device.versions import HostNetwork, Network
 from nbep.host.target.base import Runtime
-from nbep.host.target.memory import Describe, HandleType, Memory, Reach, SymmetricMemory
+from nbep.host.target.memory import Memory, Reach, SymmetricMemory, WantedMemory
 from nbep.host.transport.base import NetworkOptions, Transport
 
 
@@ -23,11 +23,9 @@ class DirectTransport(Transport):
         self._rank = rank
         self._options = options
 
-    def allocate(
-        self, comm: Any, num_bytes: int, name: str, describe: Describe, handle_type: HandleType, zero: bool
-    ) -> SymmetricMemory:
+    def allocate(self, comm: Any, wanted: WantedMemory) -> SymmetricMemory:
         reach = Reach(comm.size if self._options.transport == "direct" else self._options.num_nvl_peers, by_nics=False)
-        self._symmetric = self._runtime.allocate_symmetric(comm, num_bytes, name, describe, handle_type, zero, reach)
+        self._symmetric = self._runtime.allocate_symmetric(comm, wanted, reach)
         return self._symmetric
 
     @property
@@ -54,11 +52,9 @@ class HostTransport(DirectTransport):
     network_type: type = HostNetwork
     _table: Memory | None = None
 
-    def allocate(
-        self, comm: Any, num_bytes: int, name: str, describe: Describe, handle_type: HandleType, zero: bool
-    ) -> SymmetricMemory:
-        self._table = self._runtime.allocate(8 * comm.size, f"pointer table of {name}")
-        return super().allocate(comm, num_bytes, name, describe, handle_type, zero)
+    def allocate(self, comm: Any, wanted: WantedMemory) -> SymmetricMemory:
+        self._table = self._runtime.allocate(8 * comm.size, f"pointer table of {wanted.name}")
+        return super().allocate(comm, wanted)
 
     def open(self, handles: list[Any], table_offset: int, bounds: Bounds) -> Any:
         mapped = super().open(handles, table_offset, bounds)

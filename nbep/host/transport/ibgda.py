@@ -45,7 +45,7 @@ from nbep.device.protocols.peers import Bounds
 from nbep.host.arguments import refuse
 from nbep.host.faults import syndrome_name
 from nbep.host.target.base import Runtime
-from nbep.host.target.memory import Describe, HandleType, Memory, Reach, SymmetricMemory
+from nbep.host.target.memory import Memory, Reach, SymmetricMemory, WantedMemory
 from nbep.host.transport.base import NetworkOptions, NicOptions, Transport
 
 FIRST_QPN = 0x40
@@ -129,10 +129,8 @@ class IbgdaTransport(Transport):
 
     # Memory
 
-    def allocate(
-        self, comm: Any, num_bytes: int, name: str, describe: Describe, handle_type: HandleType, zero: bool
-    ) -> SymmetricMemory:
-        self._received = num_bytes
+    def allocate(self, comm: Any, wanted: WantedMemory) -> SymmetricMemory:
+        num_bytes = self._received = wanted.num_bytes
         total = align_up(num_bytes + 4 * self._num_ranks * self._options.num_qps, ALIGNMENT_BYTES)
         if self._runtime.max_symmetric_bytes is not None and total > self._runtime.max_symmetric_bytes:
             most = f"at most {self._runtime.max_symmetric_bytes}"
@@ -140,13 +138,13 @@ class IbgdaTransport(Transport):
 
         def describe_all(offset: int) -> str:
             if offset < num_bytes:
-                return describe(offset)
+                return wanted.describe(offset)
             peer, queue = divmod((offset - num_bytes) // 4, self._options.num_qps)
             return f"received[rank {peer}, queue {queue}]"
 
         is_all_mapped = all(self._options.is_mapped(self._rank, peer) for peer in range(self._num_ranks))
         reach = Reach(self._options.num_nvl_peers, by_nics=not is_all_mapped)
-        memory = self._runtime.allocate_symmetric(comm, total, name, describe_all, handle_type, zero, reach)
+        memory = self._runtime.allocate_symmetric(comm, wanted._replace(num_bytes=total, describe=describe_all), reach)
         with ExitStack() as undo:
             undo.callback(memory.free)
             memory.write(num_bytes, np.full((total - num_bytes) // 4, self._first, np.uint32).view(np.int32))

@@ -1,17 +1,16 @@
 """The transport over NVSHMEM: one world of ranks in a process, which the first buffer sets up and the last one ends.
 
- 1  place, kernels        each rank alone; all hear if one cannot
+ 1  kernels               each rank alone; all hear if one cannot
  2  init                  the first buffer: a unique id goes over the communicator, then all ranks start NVSHMEM
- 3  register, split       kernels' modules get NVSHMEM's constants; a team for each GPU index
+ 3  register              kernels' modules get NVSHMEM's constants
  4  allocate              symmetric memory, at the same offset of the heap on all ranks
     free                  memory; with the last one what 3 and 2 have made, backwards
 
 A process is in one world at a time. When that has ended, another may be set up. A start that fails cannot be taken
-back: NVSHMEM counts it as one that has to be ended, and ranks that did start cannot end without the others. Nor can
-NVSHMEM be ended when it could not make a team: it crashes. Then the process is of no more use for it, and says so.
+back: NVSHMEM counts it as one that has to be ended, and ranks that did start cannot end without the others. Then the
+process is of no more use for it, and says so.
 
-A rank's number in its world is its PE. As in DeepEP, low latency has one world of all ranks; in the normal mode the
-ranks with the same index in their nodes are a world of their own, because the others are reached over NVLink.
+A rank's number in its world, that of all ranks of the buffer, is its PE.
 
 All of it waits for all ranks without a bound. A process can hold one PE only, so ranks that share a process, as those
 of nbep.spawn do, cannot use it; the emulator has none.
@@ -44,11 +43,10 @@ from nbep.host.target.base import Kernel
 from nbep.host.target.cuda.driver import check
 from nbep.host.target.cuda.memory import DeviceMemory
 from nbep.host.target.cuda.runtime import CudaRuntime
-from nbep.host.target.memory import Describe, HandleType, SymmetricMemory
+from nbep.host.target.memory import SymmetricMemory, WantedMemory
 from nbep.host.transport.base import Transport
 
 HEAP_ALIGNMENT = 128
-TEAM_WORLD = 0
 UNIQUE_ID_BYTES = 128
 
 # As DeepEP sets them. What the user has set stays.
@@ -110,18 +108,6 @@ class Library:
     def unregister(self, module: int) -> None:
         self._check("nvshmemx_cumodule_finalize", self._bindings.cumodule_finalize(module))
 
-    def split_strided(self, start: int, stride: int, size: int) -> int:
-        """A new team of PEs start, start + stride, ... Collective over the world; each PE gets the team it is in."""
-        config, team = self._bindings.TeamConfig(), ctypes.c_int(-1)
-        config.version = config.num_contexts = config.uniqueid = 0  # the mask says that none of them counts
-        self._bindings.team_split_strided(TEAM_WORLD, start, stride, size, config.ptr, 0, ctypes.addressof(team))
-        if team.value < 0:
-            raise RuntimeError(f"nvshmem_team_split_strided: no team of {size} PEs, every {stride} from {start}")
-        return team.value
-
-    def destroy_team(self, team: int) -> None:
-        self._bindings.team_destroy(team)
-
     @staticmethod
     def _check(call: str, status: int | None) -> None:
         if status:
@@ -139,33 +125,24 @@ def load_library() -> Library:
     return Library(nvshmem.core, nvshmem.bindings, Device)
 
 
-class Place(NamedTuple):
-    """Which of several worlds a rank is in, and where: PE `pe` of `num_pes`."""
+class Running(NamedTuple):
+    """A world that runs, and which PE of it a rank is."""
 
-    world: int
+    name: bytes
     pe: int
     num_pes: int
-
-    @classmethod
-    def of(cls, rank: int, num_ranks: int, num_nvl_peers: int, low_latency_mode: bool) -> Place:
-        if low_latency_mode:
-            return cls(0, rank, num_ranks)
-        return cls(rank % num_nvl_peers, rank // num_nvl_peers, num_ranks // num_nvl_peers)
 
 
 class World:
     """NVSHMEM in this process, while it runs.
 
-    Attributes: name: its unique id; num_users: memories that keep it; team: of the PEs with the same index in their
-                nodes, None where the world has one node, or consists of such PEs
+    Attributes: running: its unique id, this rank's PE, and how many there are; num_users: memories that keep it
     """
 
-    def __init__(self, library: Library, name: bytes, place: Place):
+    def __init__(self, library: Library, running: Running):
         self.library = library
-        self.name = name
-        self.place = place
+        self.running = running
         self.num_users = 0
-        self.team: int | None = None
         self._undo = ExitStack()
         self._undo.callback(library.finalize)
 
@@ -174,13 +151,6 @@ class World:
         for module in modules:
             self.library.register(module)
             self._undo.callback(self.library.unregister, module)
-
-    def split(self, num_nvl_peers: int, low_latency_mode: bool) -> None:
-        """Make the team. Collective over the world."""
-        _, pe, num_pes = self.place
-        if low_latency_mode and num_pes > num_nvl_peers:
-            self.team = self.library.split_strided(pe % num_nvl_peers, num_nvl_peers, num_pes // num_nvl_peers)
-            self._undo.callback(self.library.destroy_team, self.team)
 
     def end(self) -> None:
         """Collective over the world."""
@@ -226,7 +196,7 @@ class NvshmemMemory(DeviceMemory, SymmetricMemory):
 
     def open_peers(self, handles: list[NvshmemHandle], rank: int) -> list[int]:
         """0 stands for a peer that is not mapped."""
-        library, pe = self._world.library, self._world.place.pe
+        library, pe = self._world.library, self._world.running.pe
         return [
             self.address if peer == pe else library.peer_address(self.address, peer) for peer in range(len(handles))
         ]
@@ -262,7 +232,6 @@ def allocate_nvshmem(
     *,
     num_nvl_peers: int,
     num_qps_per_rank: int = 1,
-    low_latency_mode: bool = True,
 ) -> NvshmemMemory:
     """Symmetric memory of all ranks; the first call of a process starts NVSHMEM. Collective.
 
@@ -272,13 +241,11 @@ def allocate_nvshmem(
     Args:   num_bytes of each rank, the same on all; name: for errors
             num_nvl_peers     ranks of a node, which divides the ranks of comm or is not less than they are
             num_qps_per_rank  queue pairs to each peer, where there is a NIC
-            low_latency_mode  False: the ranks with the same index in their nodes share memory, not all
     Raises: ValueError on the emulator, and for ranks that share a process or a GPU; RuntimeError if NVSHMEM is not
             installed, does not start, or runs for other ranks, if kernels do not compile, or if there is no memory
     Blocks: until all ranks are here. The first call compiles kernels unless they are in the cache.
     """
-    place = Place.of(comm.rank, comm.size, num_nvl_peers, low_latency_mode)
-    world = _enter(runtime, comm, place, num_nvl_peers, num_qps_per_rank, low_latency_mode)
+    world = _enter(runtime, comm, num_nvl_peers, num_qps_per_rank)
     made: list[NvshmemMemory] = []
     try:
         gather_results(comm, lambda: made.append(NvshmemMemory(runtime, comm, world, num_bytes, name)))
@@ -338,11 +305,9 @@ class NvshmemTransport(Transport):
             runtime, comm, num_bytes, "rdma_buffer", num_nvl_peers=num_nvl_peers, num_qps_per_rank=num_qps
         )
 
-    def allocate(
-        self, comm: Any, num_bytes: int, name: str, describe: Describe, handle_type: HandleType, zero: bool
-    ) -> NvshmemMemory:
+    def allocate(self, comm: Any, wanted: WantedMemory) -> NvshmemMemory:
         """The memory that there is already; of that many bytes. It is all zeros."""
-        assert num_bytes == self._memory.num_bytes
+        assert wanted.num_bytes == self._memory.num_bytes
         return self._memory
 
     @property
@@ -368,22 +333,14 @@ class NvshmemTransport(Transport):
 
 
 class Prepared(NamedTuple):
-    """What a rank knows before all start together: its place, the world that runs here, and a name for a new one."""
+    """What a rank knows before all start together: its GPU, the world that runs here, and a name for a new one."""
 
-    place: Place
     gpu: tuple[str, str]  # its host, and its number there
-    running: tuple[bytes, Place] | None
+    running: Running | None
     new_name: bytes
 
 
-def _enter(
-    runtime: Any,
-    comm: Communicator,
-    place: Place,
-    num_nvl_peers: int,
-    num_qps_per_rank: int,
-    low_latency_mode: bool,
-) -> World:
+def _enter(runtime: Any, comm: Communicator, num_nvl_peers: int, num_qps_per_rank: int) -> World:
     """The world of this rank, with one user more."""
 
     def prepare() -> Prepared:
@@ -392,11 +349,11 @@ def _enter(
         library = load_library()
         gpu = socket.gethostname(), runtime.device.bus_id
         if _process.world is not None:
-            return Prepared(place, gpu, (_process.world.name, _process.world.place), b"")
+            return Prepared(gpu, _process.world.running, b"")
         for kernel in kernels_over_nvshmem():
             runtime.load(kernel)
         _set_environment(num_qps_per_rank)
-        return Prepared(place, gpu, None, library.unique_id() if place.pe == 0 else b"")
+        return Prepared(gpu, None, library.unique_id() if comm.rank == 0 else b"")
 
     prepared = gather_results(comm, prepare)
     _refuse_shared_gpus([rank.gpu for rank in prepared])
@@ -406,18 +363,13 @@ def _enter(
         assert world is not None
         world.num_users += 1
         return world
-    world = _start(runtime, comm, place, prepared)
+    world = _start(runtime, comm, prepared[0].new_name)
     world.num_users += 1
     modules = [runtime.module_of(kernel) for kernel in kernels_over_nvshmem()]
     try:
         gather_results(comm, lambda: world.register(modules))
     except Exception:
         _leave(world)
-        raise
-    try:
-        gather_results(comm, lambda: world.split(num_nvl_peers, low_latency_mode))
-    except Exception as error:  # to end NVSHMEM 3.8 after this ends the process
-        _process.world, _process.broken = None, f"it could not make a team ({error})"
         raise
     return world
 
@@ -434,7 +386,7 @@ def _refuse(runtime: Any, comm: Communicator, num_nvl_peers: int) -> None:
 
 
 def _refuse_shared_gpus(gpus: list[tuple[str, str]]) -> None:
-    """Raises: ValueError, on all ranks alike. NVSHMEM would end a process that asks for a team."""
+    """Raises: ValueError, on all ranks alike. NVSHMEM serves them in part: it ends a process that asks for a team."""
     for rank, gpu in enumerate(gpus):
         if gpu in gpus[:rank]:
             what = f"'nvshmem' for ranks {gpus.index(gpu)} and {rank}, which share GPU {gpu[1]}"
@@ -442,26 +394,23 @@ def _refuse_shared_gpus(gpus: list[tuple[str, str]]) -> None:
 
 
 def _refuse_other_world(prepared: list[Prepared]) -> None:
-    """Raises: RuntimeError, on all ranks alike, unless NVSHMEM runs for just these ranks, in these places"""
-    for number in {rank.place.world for rank in prepared}:
-        members = [rank for rank in prepared if rank.place.world == number]
-        if len({rank.running and rank.running[0] for rank in members}) > 1 or members[0].running is None:
-            raise RuntimeError("NVSHMEM runs in some of these processes for other ranks; destroy their buffers first")
-    if any(rank.running is None or rank.running[1] != rank.place for rank in prepared):
-        raise RuntimeError("NVSHMEM runs for other ranks, or for these in another mode; destroy their buffers first")
+    """Raises: RuntimeError, on all ranks alike, unless NVSHMEM runs for just these ranks, in this order"""
+    first = prepared[0].running
+    wanted = [first and Running(first.name, pe, len(prepared)) for pe in range(len(prepared))]
+    if first is None or [rank.running for rank in prepared] != wanted:
+        raise RuntimeError("NVSHMEM runs in some of these processes for other ranks; destroy their buffers first")
 
 
-def _start(runtime: CudaRuntime, comm: Communicator, place: Place, prepared: list[Prepared]) -> World:
+def _start(runtime: CudaRuntime, comm: Communicator, name: bytes) -> World:
     """Start NVSHMEM on all ranks of comm. Collective."""
-    name = next(rank.new_name for rank in prepared if rank.place.world == place.world and rank.place.pe == 0)
     runtime.device.make_current()
     library = load_library()
     try:
-        gather_results(comm, lambda: library.init(runtime.device.ordinal, name, place.pe, place.num_pes))
+        gather_results(comm, lambda: library.init(runtime.device.ordinal, name, comm.rank, comm.size))
     except Exception as error:
         _process.broken = f"it did not start on all ranks ({error})"
         raise
-    _process.world = World(library, name, place)
+    _process.world = World(library, Running(name, comm.rank, comm.size))
     return _process.world
 
 

@@ -23,7 +23,7 @@ from nbep.device.layout.low_latency import describe_offset as describe_low_laten
 from nbep.device.layout.names import describe_rdma_offset as describe_internode
 from nbep.device.protocols.peers import Bounds
 from nbep.host.target.base import Kernel, Runtime
-from nbep.host.target.memory import HandleType
+from nbep.host.target.memory import HandleType, WantedMemory
 from nbep.host.transport.base import Transport
 
 
@@ -58,7 +58,9 @@ class RdmaMemory:
         self.transport = transport
         self.shape: LowLatencyShape | RingShape | None = None
         num_bytes = num_rdma_bytes + rdma_trailer_bytes(num_ranks, num_nodes)
-        self.symmetric = transport.allocate(comm, num_bytes, "rdma_buffer", self._describe, handle_type, False)
+        self.symmetric = transport.allocate(
+            comm, WantedMemory(num_bytes, "rdma_buffer", self._describe, handle_type, zero=False)
+        )
         cells = np.zeros((num_bytes - num_rdma_bytes) // 4, np.int32)
         for half in range(NUM_HALVES):  # every half is free
             first = credit_offset(0, num_ranks, half, 0) // 4

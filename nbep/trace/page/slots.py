@@ -46,13 +46,9 @@ def _end(trace: Recorder, launch: Launch) -> int:
 def _rings(trace: Recorder) -> Iterator[Slots]:
     fills: dict[tuple[Place, str, int], list[Event]] = {}
     for event in trace.events("fill", cell="x["):
-        cell = event.cell
-        if cell.slot >= 0:
-            level = "NVL" if event.kernel.startswith("internode") else ""
-            place = Place(cell.owner, level, cell.channel, cell.src)
-            if cell.node >= 0:
-                place = Place(cell.owner, "RDMA", cell.channel, cell.node)
-            fills.setdefault((place, event.kernel, event.call), []).append(event)
+        if event.cell.slot >= 0:
+            key = Place.of(event.cell, event.kernel), event.kernel, event.call
+            fills.setdefault(key, []).append(event)
     changes = ring_changes(trace)
     for launch in sorted(trace.launches, key=lambda launch: (launch.begin, launch.rank)):
         if launch.shape is None:

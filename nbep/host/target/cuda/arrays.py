@@ -128,12 +128,12 @@ def _maker_of_one(torch: Any) -> Any:
         return None
 
 
-class InterfaceArrays:
-    """What CuPy's and Numba's arrays have in common."""
+class NumpyLike:
+    """What the arrays of NumPy, CuPy and Numba have in common."""
 
     @staticmethod
-    def is_array(value: Any) -> bool:
-        return True
+    def is_contiguous(array: Any) -> bool:
+        return bool(array.flags.c_contiguous)
 
     @staticmethod
     def dtype_name(array: Any) -> str:
@@ -142,6 +142,18 @@ class InterfaceArrays:
     @staticmethod
     def strides(array: Any) -> tuple[int, ...]:
         return tuple(stride // array.dtype.itemsize for stride in array.strides)
+
+    @classmethod
+    def fits(cls, array: Any, dtype: str, shape: tuple[int, ...]) -> bool:
+        return array.shape == shape and native_name(array.dtype) == dtype and cls.is_contiguous(array)
+
+
+class InterfaceArrays(NumpyLike):
+    """What CuPy's and Numba's arrays have in common."""
+
+    @staticmethod
+    def is_array(value: Any) -> bool:
+        return True
 
     @staticmethod
     def is_writeable(array: Any) -> bool:
@@ -162,14 +174,6 @@ class CupyArrays(InterfaceArrays):
         return array.data.ptr
 
     @staticmethod
-    def is_contiguous(array: Any) -> bool:
-        return bool(array.flags.c_contiguous)
-
-    @staticmethod
-    def fits(array: Any, dtype: str, shape: tuple[int, ...]) -> bool:
-        return array.shape == shape and native_name(array.dtype) == dtype and bool(array.flags.c_contiguous)
-
-    @staticmethod
     def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
         return sys.modules["cupy"].empty(shape, numpy_dtype(dtype))
 
@@ -188,10 +192,6 @@ class NumbaArrays(InterfaceArrays):
     @staticmethod
     def is_contiguous(array: Any) -> bool:
         return array.is_c_contiguous()
-
-    @staticmethod
-    def fits(array: Any, dtype: str, shape: tuple[int, ...]) -> bool:
-        return array.shape == shape and native_name(array.dtype) == dtype and array.is_c_contiguous()
 
     @staticmethod
     def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:

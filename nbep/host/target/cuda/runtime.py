@@ -49,7 +49,7 @@ from nbep.host.target.cuda.nic import CudaNic
 from nbep.host.target.cuda.peers import SYMMETRIC_MEMORY
 from nbep.host.target.cuda.streams import CudaStream, HostWait, idle_streams, is_capturing
 from nbep.host.target.launches import check_launch
-from nbep.host.target.memory import Describe, HandleType, Memory, Reach, SymmetricMemory
+from nbep.host.target.memory import Describe, Memory, Reach, SymmetricMemory, WantedMemory
 from nbep.host.target.new_arrays import ByColumns, Make, Parts, PartsLayout, Wanted
 from nbep.host.target.streams import Stream
 from nbep.host.target.views import View
@@ -181,17 +181,8 @@ class CudaRuntime(Runtime):
 
     # Memory
 
-    def allocate_symmetric(
-        self,
-        comm: Any,
-        num_bytes: int,
-        name: str,
-        describe: Describe,
-        handle_type: HandleType,
-        zero: bool,
-        reach: Reach,
-    ) -> SymmetricMemory:
-        return SYMMETRIC_MEMORY[handle_type](self.device, num_bytes, name)
+    def allocate_symmetric(self, comm: Any, wanted: WantedMemory, reach: Reach) -> SymmetricMemory:
+        return SYMMETRIC_MEMORY[wanted.handle_type](self.device, wanted.num_bytes, wanted.name)
 
     def allocate(self, num_bytes: int, name: str, describe: Describe | None = None) -> Memory:
         return DeviceMemory(self.device, num_bytes, name)
