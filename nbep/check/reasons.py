@@ -99,7 +99,7 @@ REASONS = {
     "network_push: amo_add": NO_READER,
     "network_push: wait_neighbours": NO_READER,
     "network_push.wait_neighbours": NO_READER,
-    "waits.wait_pushed: acquire of network-amo": NO_READER,
+    "network_push.wait_pushed: acquire of network-amo": NO_READER,
     # Runs after the report that calls differ
     "calls.meet_with: syncthreads": DIFFERENCE,
     "calls.meet_with: syncthreads 2": DIFFERENCE,

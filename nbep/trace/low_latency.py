@@ -31,15 +31,13 @@ from nbep.device.layout.low_latency import (
     MAX_EXPERTS,
     NUM_HALVES,
     LowLatencyShape,
-    describe_offset,
     message_stride,
     note_offset,
     payload_bytes,
-    place_of_count,
     quarter_bytes,
-    row_of_cell,
     row_stride,
 )
+from nbep.device.layout.names import describe_low_latency_offset, place_of_count, row_of_cell
 from nbep.device.protocols.arrivals import LEAST_ABSENT, TAG
 from nbep.host.low_latency.memory import describe_workspace, slot_at, workspace_at
 from nbep.trace.events import Cell, Token
@@ -140,7 +138,7 @@ class LowLatencyLaunch:
         row, rank = row_of_cell(num_ranks, cell)
         if row < CALLS:
             return _arrival_cell(allocation.rank, row, rank, uses.get(row))
-        text = describe_offset(num_ranks, self._num_rdma_bytes, offset)
+        text = describe_low_latency_offset(num_ranks, self._num_rdma_bytes, offset)
         if CREDITS <= row < BARRIER_SIGNALS:
             return Cell(allocation.rank, text, "credits", src=rank)
         return Cell.parse(allocation.rank, text)

@@ -21,7 +21,7 @@ from nbep.device.primitives import (
     st_weak_s32,
     wait_expired,
 )
-from nbep.device.protocols import barrier, waits
+from nbep.device.protocols import barrier, teams, waits
 from nbep.device.types import InOut
 
 TAIL = "intranode.combine.send_tokens: release of combine-tail"
@@ -35,7 +35,7 @@ def raise_flag(cells):
 
 @kernel(max_threads=1)
 def look(seen: InOut, cell: InOut):
-    st_weak_s32(seen, looking_once(waits.wait_call)(cell, 0, 0))
+    st_weak_s32(seen, looking_once(barrier.wait_call)(cell, 0, 0))
 
 
 @kernel(max_threads=1)
@@ -69,7 +69,7 @@ def test_names_say_the_place_and_the_step_and_are_unique():
         "intranode.combine.send_tokens: wait for head",
         "intranode.combine.send_tokens: ring size in u32_mod",
         "intranode.combine: reset_board",
-        "waits.wait_tail_past: acquire of dispatch-tail",
+        "teams.wait_tail_past: acquire of dispatch-tail",
         "calls.meet_with: bar_red_and",
         "intranode.notify_dispatch: meet_block",
         "staging.open_stage: fence_mbarrier_init",
@@ -137,7 +137,7 @@ def test_a_wait_that_looks_once_takes_what_it_sees():
 
 def test_faults_of_a_kernel_are_those_of_all_that_it_calls():
     places = {fault.name.partition(":")[0] for fault in faults_of(combine.combine)}
-    assert {"intranode.combine.coordinate", "sums.list_rows", "waits.wait_shared_tail_past"} <= places
+    assert {"intranode.combine.coordinate", "sums.list_rows", "intranode.combine.wait_shared_tail_past"} <= places
     assert not any(place.startswith("intranode.dispatch") for place in places)
 
 
@@ -182,10 +182,10 @@ def test_two_faults_of_one_function_are_both_there():
 
 
 def test_an_error_inside_the_block_mends_the_function_too():
-    plain = waits.wait_tail_past.__code__
-    with pytest.raises(KeyError), broken("waits.wait_tail_past: acquire of dispatch-tail"):
+    plain = teams.wait_tail_past.__code__
+    with pytest.raises(KeyError), broken("teams.wait_tail_past: acquire of dispatch-tail"):
         raise KeyError
-    assert waits.wait_tail_past.__code__ is plain
+    assert teams.wait_tail_past.__code__ is plain
 
 
 def test_edited_changes_what_is_no_single_step():

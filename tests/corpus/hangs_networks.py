@@ -134,7 +134,7 @@ OVER_THE_NIC = [
          ("rank 0" + RECEIVER, " waits for rank 1: ", COUNT,
           NO_STORE, FROM_1, " entries, rung for 0, none done")),
     hang("queue pair: an add waits for others to ring", NIC, transport.post_add,
-         "submit(network, qp, peer, queue, index, 1, True)", "submit(network, qp, peer, queue, index, 1, False)",
+         "submit(network, qp, peer, queue, (index, 1), True)", "submit(network, qp, peer, queue, (index, 1), False)",
          ("rank 0" + RECEIVER, " waits for rank 1: ", COUNT,
           NO_STORE, FROM_1 + "5 entries, rung for 4, done up to entry 3")),
     hang("queue pair: the doorbell is not rung between nodes", NODES_OVER_NICS, queue_pair.submit,

@@ -17,14 +17,14 @@ import nbep
 from nbep.check import broken
 from nbep.check.catalogue import faults_of
 from nbep.device.kernels.intranode.dispatch import send_tokens
-from nbep.device.protocols import barrier, waits
+from nbep.device.protocols import barrier
 from nbep.emulator import Uninitialized
 from nbep.notebook import edit
 
 DISPATCH, COMBINE = (f"nbep.device.kernels.intranode.{name}" for name in ("dispatch", "combine"))
 LAYOUT = "nbep.device.kernels.get_dispatch_layout"
-BARRIER, WAITS, TEAMS, STAGING, TOTALS = (
-    f"nbep.device.protocols.{name}" for name in ("barrier", "waits", "teams", "staging", "totals")
+BARRIER, TEAMS, STAGING, TOTALS = (
+    f"nbep.device.protocols.{name}" for name in ("barrier", "teams", "staging", "totals")
 )
 BLOCK_OF_TWO = nbep.Config(2, 4, 9, num_threads=128)
 Change = Callable[[], AbstractContextManager]
@@ -92,15 +92,15 @@ ENTRIES = [
     Race("barrier: its signal is relaxed",
          round_trips(left_out(BARRIER, "meet_by_adding", "atom_add_release_sys_s32")), "store too weak",
          (": barrier_signal[",), *TWICE),
-    Race("barrier: its poll is relaxed", round_trips(left_out(WAITS, "wait_call", "ld_acquire_sys_s32")),
+    Race("barrier: its poll is relaxed", round_trips(left_out(BARRIER, "wait_call", "ld_acquire_sys_s32")),
          "load too weak", (": barrier_signal[",), *TWICE),
     Race("barrier: a fence and a relaxed signal, a volatile poll",
          round_trips(changed(lambda: edit(barrier.meet_by_adding, "ptx.atom_add_release_sys_s32", FENCE_AND_ADD),
-                             lambda: edit(waits.wait_call, "ptx.ld_acquire_sys_s32", "ptx.ld_volatile_s32"))),
+                             lambda: edit(barrier.wait_call, "ptx.ld_acquire_sys_s32", "ptx.ld_volatile_s32"))),
          "load too weak", (": barrier_signal[",), *TWICE),
     Race("dispatch: relaxed tail", round_trips(left_out(TEAMS, "publish_tail", "st_release_sys_s32")),
          "store too weak", (": tail[",), *TWICE),
-    Race("dispatch: relaxed poll of the tail", round_trips(left_out(WAITS, "wait_tail_past", "ld_acquire_sys_s32")),
+    Race("dispatch: relaxed poll of the tail", round_trips(left_out(TEAMS, "wait_tail_past", "ld_acquire_sys_s32")),
          "load too weak", (": tail[",), *TWICE),
     Race("dispatch: the copy engine is not told",
          round_trips(left_out(DISPATCH, "receive_tokens", "fence_proxy_async_global")), "no proxy fence",
@@ -127,7 +127,7 @@ ENTRIES = [
          round_trips(left_out(COMBINE, "coordinate", "atom_exch_release_cta_shared_s32")), "store too weak",
          (": shared_tails[",), *TWICE),
     Race("combine: the poll of the shared tail is relaxed",
-         round_trips(left_out(WAITS, "wait_shared_tail_past", "ld_acquire_cta_shared_s32")), "load too weak",
+         round_trips(left_out(COMBINE, "wait_shared_tail_past", "ld_acquire_cta_shared_s32")), "load too weak",
          (": shared_tails[",), *TWICE),
     Race("combine: the tail does not wait for the team", round_trips(left_out(COMBINE, "send_tokens", "bar_red_and")),
          ("no barrier", "told by another warp", "told by another lane"), ((": tail[", *SLOT),), least=2),

@@ -10,7 +10,7 @@ from scenarios import scenario, with_edit, with_fault
 from nbep.device.jit import kernel
 from nbep.device.kernels.low_latency.clean_low_latency_buffer import barrier_network
 from nbep.device.network.ibgda.transport import IbgdaNetwork, fetched_32, post_add, post_write, wait_written
-from nbep.device.network.seam import own_ptr
+from nbep.device.network.seam import Place, own_ptr
 from nbep.device.primitives import FULL_MASK, ld_acquire_sys_s32, syncwarp, thread_idx, wait_expired
 
 # Small runs. Over the NIC each rank has one expert, and so one queue pair to the other.
@@ -98,9 +98,9 @@ LOW_LATENCY = [
 BETWEEN_NODES = [
     race("grid barrier: relaxed arrivals", "grid_barrier.barrier_grid: release of grid-barrier", NODES,
          "store too weak", (": grid arrivals",)),
-    race("grid barrier: relaxed polls", "waits.wait_arrivals: acquire of grid-barrier", NODES, "load too weak",
+    race("grid barrier: relaxed polls", "grid_barrier.wait_arrivals: acquire of grid-barrier", NODES, "load too weak",
          (": grid arrivals",)),
-    race("grid barrier: of one block", "waits.wait_arrivals: scope of the acquire of grid-barrier", NODES,
+    race("grid barrier: of one block", "grid_barrier.wait_arrivals: scope of the acquire of grid-barrier", NODES,
          "racing load's scope", (": grid arrivals",)),
     race("grid barrier: left out", "internode.notify_dispatch.internode_notify_dispatch: barrier_grid", NODES,
          UNORDERED, ("`gbl_channel_prefix_matrix`",)),
@@ -171,7 +171,7 @@ def flag_on_another_queue(network: IbgdaNetwork):
     """The data go through queue 0, the flag behind them through queue 1."""
     lane, peer = thread_idx(), 1 - network.rank
     fill_source(network, SOURCE, SIZE, lane)
-    post_write(network, TARGET, SOURCE, SIZE, peer, 0, True, lane)
+    post_write(network, Place(TARGET, SOURCE, peer, 0), SIZE, True, lane)
     if lane == 0:
         post_add(network, FLAGS, 1, False, peer, 1)
     wait_flag(network, 0, 1, lane)
@@ -183,7 +183,7 @@ def last_word_as_a_flag(network: IbgdaNetwork):
     """The receiver polls the last word of the data."""
     lane, peer = thread_idx(), 1 - network.rank
     fill_source(network, SOURCE, SIZE, lane)
-    post_write(network, TARGET, SOURCE, SIZE, peer, 0, True, lane)
+    post_write(network, Place(TARGET, SOURCE, peer, 0), SIZE, True, lane)
     if lane == 0:
         while ld_acquire_sys_s32(own_ptr(network, TARGET + SIZE - 4)) == 0:
             wait_expired(1 << 62)
@@ -197,7 +197,7 @@ def source_filled_again(network: IbgdaNetwork):
     lane, peer = thread_idx(), 1 - network.rank
     for _ in range(2):
         fill_source(network, SOURCE, SIZE, lane)
-        post_write(network, TARGET, SOURCE, SIZE, peer, 0, True, lane)
+        post_write(network, Place(TARGET, SOURCE, peer, 0), SIZE, True, lane)
 
 
 @kernel()

@@ -9,9 +9,8 @@ from primitives_of import replace_primitives
 from processes import run_python
 
 from nbep.device import primitives as p
-from nbep.device.protocols.grid_barrier import barrier_grid
+from nbep.device.protocols.grid_barrier import barrier_grid, wait_arrivals
 from nbep.device.protocols.peers import Bounds
-from nbep.device.protocols.waits import wait_arrivals
 from nbep.emulator import DataRace, DeadlockError, World
 
 NUM_BLOCKS, NUM_THREADS, NUM_PHASES = 3, 64, 4

@@ -3,6 +3,7 @@
 import pytest
 
 from nbep.device import primitives
+from nbep.device.kernels.intranode import dispatch
 from nbep.device.protocols import barrier, waits
 from nbep.notebook import clean, edit, explain, first_failure, fold, holds, show
 
@@ -21,16 +22,16 @@ def test_an_edit_reaches_whoever_calls_the_function_and_ends_with_the_block(caps
 
 
 def test_an_edit_may_use_a_primitive_that_the_module_does_not_import():
-    assert not hasattr(waits, "st_weak_s32")
-    with edit(waits.wait_announced, "waiter = Waiter", "st_weak_s32(cell, 0)\n    waiter = Waiter"):
-        assert waits.st_weak_s32 is primitives.st_weak_s32
-    assert not hasattr(waits, "st_weak_s32")
+    assert not hasattr(dispatch, "st_weak_s32")
+    with edit(dispatch.wait_announced, "waiter = Waiter", "st_weak_s32(cell, 0)\n    waiter = Waiter"):
+        assert dispatch.st_weak_s32 is primitives.st_weak_s32
+    assert not hasattr(dispatch, "st_weak_s32")
 
 
 def test_an_edited_function_keeps_its_place_in_the_source():
-    before = waits.wait_announced.__code__
-    with edit(waits.wait_announced, "-value - 1", "-value"):
-        after = waits.wait_announced.__code__
+    before = dispatch.wait_announced.__code__
+    with edit(dispatch.wait_announced, "-value - 1", "-value"):
+        after = dispatch.wait_announced.__code__
         assert (after.co_filename, after.co_firstlineno) == (before.co_filename, before.co_firstlineno)
 
 
@@ -39,18 +40,18 @@ def test_an_edited_function_keeps_its_place_in_the_source():
     [("no such text", "stands 0 times"), ("waiter", "\n  waiter = Waiter(DISPATCH_RECEIVER_OFFSETS, peer, channel)")],
 )
 def test_a_text_that_does_not_stand_there_once_is_refused(old, found):
-    with pytest.raises(ValueError, match="must be once") as caught, edit(waits.wait_announced, old, "x"):
+    with pytest.raises(ValueError, match="must be once") as caught, edit(dispatch.wait_announced, old, "x"):
         pass
     assert found in str(caught.value)
 
 
 def test_show_prints_outside_a_notebook(capsys):
-    show(waits.wait_announced)
+    show(dispatch.wait_announced)
     assert "def wait_announced(cell, bounds, peer, channel):" in capsys.readouterr().out
 
 
 def test_a_fold_prints_its_title_and_the_source_outside_a_notebook(capsys):
-    fold("The wait", waits.wait_announced)
+    fold("The wait", dispatch.wait_announced)
     assert capsys.readouterr().out.startswith("The wait\n\n@device_function\ndef wait_announced(")
 
 

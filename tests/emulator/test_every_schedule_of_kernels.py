@@ -10,9 +10,8 @@ import nbep
 from nbep.check.faults import NOTHING, Fault, broken
 from nbep.device.jit import kernel
 from nbep.device.primitives import ld_weak_s32, st_weak_s32, thread_idx
-from nbep.device.protocols.barrier import barrier_block
+from nbep.device.protocols.barrier import barrier_block, wait_signal_not_positive
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.waits import wait_signal_not_positive
 from nbep.emulator import DataRace
 from nbep.emulator.schedule.every import Every, Redundant, Tree
 

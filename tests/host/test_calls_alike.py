@@ -184,8 +184,8 @@ def test_what_a_rank_has_queued_behind_a_call_that_differs_ends_too(seeds):
     [
         "calls.tell_call: release of call-told",
         "calls.tell_call: scope of the release of call-told",
-        "waits.wait_told: acquire of call-told",
-        "waits.wait_told: scope of the acquire of call-told",
+        "calls.wait_told: acquire of call-told",
+        "calls.wait_told: scope of the acquire of call-told",
     ],
 )
 def test_words_that_are_read_before_they_are_there_are_found(fault):

@@ -14,7 +14,7 @@ import fake_gpu
 from nbep.device.cards import has_bulk_copies, max_smem_bytes
 from nbep.device.compile import CompileError, for_host_memory, load_kernels
 from nbep.device.jit import kernel
-from nbep.device.kernels.low_latency.arguments import combine_smem_bytes
+from nbep.device.kernels.low_latency.combine import combine_smem_bytes
 from nbep.device.layout.low_latency import LowLatencyShape
 from nbep.device.primitives import st_weak_s32
 from nbep.device.protocols.peers import Bounds, HostPeers

@@ -191,14 +191,14 @@ def test_a_call_along_known_routes_does_not_fill_what_a_nic_has_yet_to_read(monk
     cached notify does not hear of. On rank 3 the low-latency call is over by then."""
     execute, reads = nic.execute, 0
 
-    def late(nic, entry, index, qpn, peer, start, lane):
+    def late(nic, slot, peer, start, lane):
         nonlocal reads
         if nic.rank == SLOW and peer == 0 and is_low_latency:
             while lane == 0 and reads < NIC_READS:
                 reads += 1
                 globaltimer()
             syncwarp(FULL_MASK)
-        return execute(nic, entry, index, qpn, peer, start, lane)
+        return execute(nic, slot, peer, start, lane)
 
     monkeypatch.setattr(nic, "execute", late)
     is_low_latency = False

@@ -68,11 +68,11 @@ def test_relaxed_tail_is_caught_if_stores_may_be_late(fault, fn):
 @pytest.mark.parametrize(
     "fault",
     [
-        "waits.wait_call: acquire of barrier-signal",
-        "waits.wait_tail_past: acquire of dispatch-tail",
+        "barrier.wait_call: acquire of barrier-signal",
+        "teams.wait_tail_past: acquire of dispatch-tail",
         "intranode.combine.coordinate: acquire of combine-tail",
         "intranode.combine.coordinate: release of combine-shared-tail",
-        "waits.wait_shared_tail_past: acquire of combine-shared-tail",
+        "intranode.combine.wait_shared_tail_past: acquire of combine-shared-tail",
     ],
 )
 def test_a_missing_acquire_goes_wrong_if_loads_may_be_early(fault):
@@ -84,13 +84,13 @@ def test_a_missing_acquire_goes_wrong_if_loads_may_be_early(fault):
     ("fault", "where"),
     [
         (BARRIER, "rank_counts"),
-        ("waits.wait_call: acquire of barrier-signal", "rank_counts"),
+        ("barrier.wait_call: acquire of barrier-signal", "rank_counts"),
         (DISPATCH_TAIL, SLOT),
-        ("waits.wait_tail_past: acquire of dispatch-tail", SLOT),
+        ("teams.wait_tail_past: acquire of dispatch-tail", SLOT),
         (COMBINE_TAIL, SLOT),
         ("intranode.combine.coordinate: acquire of combine-tail", SLOT),
         ("intranode.combine.coordinate: release of combine-shared-tail", SLOT),
-        ("waits.wait_shared_tail_past: acquire of combine-shared-tail", SLOT),
+        ("intranode.combine.wait_shared_tail_past: acquire of combine-shared-tail", SLOT),
     ],
 )
 def test_either_end_of_a_pair_that_is_relaxed_is_a_data_race_under_the_first_seed(fault, where):

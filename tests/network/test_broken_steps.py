@@ -35,7 +35,7 @@ from nbep.device.network.ibgda.transport import (
     post_write,
     wait_written,
 )
-from nbep.device.network.seam import own_ptr
+from nbep.device.network.seam import Place, own_ptr
 from nbep.device.primitives import st_weak_s64, thread_idx
 from nbep.device.types import I32
 
@@ -61,7 +61,7 @@ def blocks_of_warps(network: IbgdaNetwork, num_blocks: I32, num_bytes: I32, is_w
     last = 0
     for i in range(num_blocks):
         at = begin + i * num_bytes
-        last = post_write(network, TARGET + at, SOURCE + at, num_bytes, peer, 0, is_waited != 0, lane)
+        last = post_write(network, Place(TARGET + at, SOURCE + at, peer, 0), num_bytes, is_waited != 0, lane)
     if lane == 0:
         if is_waited != 0:
             wait_written(network, peer, 0, last)

@@ -6,6 +6,7 @@ from own_network import FLAGS, SEEN, SOURCE, TARGET, fill_source, run, see, sent
 import nbep
 from nbep.device.jit import kernel
 from nbep.device.network.ibgda.transport import IbgdaNetwork, post_add, post_write
+from nbep.device.network.seam import Place
 from nbep.device.primitives import thread_idx
 
 pytestmark = pytest.mark.emulator_only("the software NIC is told how to misbehave")
@@ -21,7 +22,7 @@ def some_blocks(network: IbgdaNetwork):
     peer = 1 - network.rank
     fill_source(network, SOURCE, 16 * NUM_BLOCKS, lane)
     for i in range(NUM_BLOCKS):
-        post_write(network, TARGET + 16 * i, SOURCE + 16 * i, 16, peer, 0, False, lane)
+        post_write(network, Place(TARGET + 16 * i, SOURCE + 16 * i, peer, 0), 16, False, lane)
     if lane == 0:
         post_add(network, FLAGS, 1, False, peer, 0)
     wait_flag(network, 0, 1, lane)
@@ -52,7 +53,7 @@ def full_queue(network: IbgdaNetwork):
     lane = thread_idx()
     fill_source(network, SOURCE, 16, lane)
     for _ in range(72):
-        post_write(network, TARGET, SOURCE, 16, 1, 0, True, lane)
+        post_write(network, Place(TARGET, SOURCE, 1, 0), 16, True, lane)
 
 
 def test_a_full_queue_waits_for_room_across_a_wrap():

@@ -8,7 +8,7 @@ import nbep
 from nbep.device.jit import kernel
 from nbep.device.network.ibgda.queue_pair import DEFAULT_BATCH, RECORD, field, queue_pair_of
 from nbep.device.network.ibgda.transport import IbgdaNetwork, post_add, post_write, wait_written
-from nbep.device.network.seam import own_ptr
+from nbep.device.network.seam import Place, own_ptr
 from nbep.device.primitives import byteswap_u32, ld_weak_s32, st_weak_s32, syncwarp, thread_idx
 from nbep.device.types import I32
 
@@ -29,7 +29,7 @@ def put_rows(network: IbgdaNetwork, num_rows: I32, peer: I32):
         if lane < ROW // 4:
             st_weak_s32(own_ptr(network, ROW * i + 4 * lane), 100 * network.rank + i)
         syncwarp(0xFFFFFFFF)
-        post_write(network, ROWS + ROW * i, ROW * i, ROW, peer, 0, False, lane)
+        post_write(network, Place(ROWS + ROW * i, ROW * i, peer, 0), ROW, False, lane)
     if lane == 0:
         record = ld_weak_s32(field(queue_pair_of(network, peer, 0), RECORD))
         st_weak_s32(own_ptr(network, SEEN), byteswap_u32(record))

@@ -31,6 +31,10 @@ def key_word(key: int) -> int:
     return s32(byteswap_u32(key))
 
 
+def place(address: int, key: int) -> entry.Registered:
+    return entry.Registered(address, key_word(key))
+
+
 def stored(store, *args, before: bytes = GARBAGE) -> bytes:
     """What store(address, *args) leaves of some bytes."""
     world = World(1)
@@ -40,6 +44,11 @@ def stored(store, *args, before: bytes = GARBAGE) -> bytes:
     stream.launch(lambda address: store(address, *args), (memory.address,), 1, 1)
     stream.synchronize()
     return memory.array("u1").tobytes()
+
+
+def written(write, index: int, qpn: int, *args) -> bytes:
+    """The entry that is written as number `index` of a queue pair."""
+    return stored(lambda address: write(entry.Slot(address, index, qpn), *args))
 
 
 def assert_entry(got: bytes, want: bytes) -> None:
@@ -53,7 +62,7 @@ def assert_entry(got: bytes, want: bytes) -> None:
 @given(indices, qpns, addresses, keys, addresses, keys, sizes)
 @example(0x1_2345, 0xABCDEF, 0x0102_0304_0506_0708, 0x11121314, 0x2122_2324_2526_2728, 0x31323334, 0x41424344)
 def test_a_write_has_a_control_a_remote_address_and_a_data_segment(index, qpn, raddr, rkey, laddr, lkey, num_bytes):
-    got = stored(entry.write_rdma_write, index, qpn, raddr, key_word(rkey), laddr, key_word(lkey), num_bytes, 0, 0)
+    got = written(entry.write_rdma_write, index, qpn, place(raddr, rkey), place(laddr, lkey), num_bytes, 0, 0)
     assert_entry(got, mlx5.write_entry(index, qpn, raddr, rkey, (laddr, lkey, num_bytes)))
 
 
@@ -63,9 +72,9 @@ def test_a_write_from_two_chunks_has_two_data_segments(
     index, qpn, raddr, rkey, laddr, lkey, num_bytes, next_key, num_more
 ):
     laddr = min(laddr, (1 << 63) - 1 - num_bytes)
-    got = stored(
+    got = written(
         entry.write_rdma_write,
-        *(index, qpn, raddr, key_word(rkey), laddr, key_word(lkey), num_bytes, key_word(next_key), num_more),
+        *(index, qpn, place(raddr, rkey), place(laddr, lkey), num_bytes, key_word(next_key), num_more),
     )
     pieces = (laddr, lkey, num_bytes), (laddr + num_bytes, next_key, num_more)
     assert_entry(got, mlx5.write_entry(index, qpn, raddr, rkey, *pieces))
@@ -76,7 +85,7 @@ def test_a_write_from_two_chunks_has_two_data_segments(
 @example(0, 1, 2, 3, 0x0102_0304_0506_0708, 8)
 @example(0, 1, 2, 3, -2, 3)
 def test_a_write_with_its_data_inside_has_the_low_bytes_of_the_number(index, qpn, raddr, rkey, value, num_bytes):
-    got = stored(entry.write_rdma_write_inline, index, qpn, raddr, key_word(rkey), value, num_bytes)
+    got = written(entry.write_rdma_write_inline, index, qpn, place(raddr, rkey), value, num_bytes)
     data = value.to_bytes(8, "little", signed=True)[:num_bytes]
     assert_entry(got, mlx5.inline_entry(index, qpn, raddr, rkey, data))
 
@@ -87,7 +96,7 @@ def test_a_write_with_its_data_inside_has_the_low_bytes_of_the_number(index, qpn
 def test_a_fetch_and_add_of_four_bytes_is_the_extended_one_without_field_boundaries(
     index, qpn, raddr, rkey, value, result, lkey
 ):
-    got = stored(entry.write_fetch_add_32, index, qpn, raddr, key_word(rkey), value, result, key_word(lkey))
+    got = written(entry.write_fetch_add_32, index, qpn, place(raddr, rkey), value, place(result, lkey))
     assert_entry(got, mlx5.add_entry(index, qpn, raddr, rkey, value, 4, result, lkey))
 
 
@@ -98,7 +107,7 @@ def test_a_fetch_and_add_of_four_bytes_is_the_extended_one_without_field_boundar
 def test_a_fetch_and_add_of_eight_bytes_is_the_extended_one_without_field_boundaries(
     index, qpn, raddr, rkey, value, result, lkey
 ):
-    got = stored(entry.write_fetch_add_64, index, qpn, raddr, key_word(rkey), value, result, key_word(lkey))
+    got = written(entry.write_fetch_add_64, index, qpn, place(raddr, rkey), value, place(result, lkey))
     assert_entry(got, mlx5.add_entry(index, qpn, raddr, rkey, value, 8, result, lkey))
 
 

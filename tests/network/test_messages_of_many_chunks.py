@@ -8,6 +8,7 @@ import nbep
 from nbep.device.jit import kernel
 from nbep.device.network.ibgda.queue_pair import MIN_ENTRIES
 from nbep.device.network.ibgda.transport import IbgdaNetwork, post_write, wait_written
+from nbep.device.network.seam import Place
 from nbep.device.primitives import thread_idx
 from nbep.device.types import I32
 
@@ -19,8 +20,8 @@ def put(network: IbgdaNetwork, num_bytes: I32, num_before: I32):
     """Some writes that nobody rings for, then a message from the middle of a chunk on."""
     lane = thread_idx()
     for _ in range(num_before):
-        post_write(network, MEMORY_BYTES - 16, 0, 16, 1, 0, False, lane)
-    last = post_write(network, GOAL + 16, 128, num_bytes, 1, 0, True, lane)
+        post_write(network, Place(MEMORY_BYTES - 16, 0, 1, 0), 16, False, lane)
+    last = post_write(network, Place(GOAL + 16, 128, 1, 0), num_bytes, True, lane)
     if lane == 0:
         wait_written(network, 1, 0, last)
 

@@ -7,6 +7,7 @@ from own_network import SOURCE, TARGET, fill_source, run
 import nbep
 from nbep.device.jit import kernel
 from nbep.device.network.ibgda.transport import IbgdaNetwork, post_write
+from nbep.device.network.seam import Place
 from nbep.device.primitives import thread_idx
 from nbep.device.types import I32
 from nbep.host.transport.base import NicOptions, chosen_options
@@ -101,7 +102,7 @@ def fill_the_queue(network: IbgdaNetwork, num_writes: I32):
     lane = thread_idx()
     fill_source(network, SOURCE, 16, lane)
     for _ in range(num_writes):
-        post_write(network, TARGET, SOURCE, 16, 1 - network.rank, 0, True, lane)
+        post_write(network, Place(TARGET, SOURCE, 1 - network.rank, 0), 16, True, lane)
 
 
 def test_who_waits_for_room_is_told_the_last_entry_that_is_done():

@@ -39,6 +39,7 @@ if sys.platform != "linux":
 
 from nbep.device.network import nvshmem
 from nbep.device.network.nvshmem import NvshmemNetwork
+from nbep.device.network.seam import Place
 
 pytestmark = pytest.mark.emulator_only("it has a stand-in for NVSHMEM's device calls")
 
@@ -63,7 +64,7 @@ def send_to_all(out: Out, network: NvshmemNetwork):
     syncwarp(FULL_MASK)
     keep_message(network, KEPT, stage, MESSAGE, lane)
     for peer in range(network.num_ranks):
-        put_nbi_warp(network, MESSAGES + MESSAGE * network.rank, KEPT, stage, MESSAGE, peer, 0, lane)
+        put_nbi_warp(network, Place(MESSAGES + MESSAGE * network.rank, KEPT, peer, 0), stage, MESSAGE, lane)
     quiet(network, lane)
     if lane < network.num_ranks:
         amo_add(network, CELL, 100 + network.rank, lane, 0, True)

@@ -26,7 +26,7 @@ from nbep.check import edited
 from nbep.device.jit import kernel
 from nbep.device.network.ibgda import doorbell, queue_pair, transport
 from nbep.device.network.ibgda.transport import IbgdaNetwork, post_add, post_value, post_write, wait_written
-from nbep.device.network.seam import own_ptr
+from nbep.device.network.seam import Place, own_ptr
 from nbep.device.primitives import (
     byteswap_u32,
     ld_acquire_sys_s32,
@@ -52,7 +52,7 @@ def data_then_flag(network: IbgdaNetwork, flag_queue: I32, is_waited: I32, is_wr
     lane = thread_idx()
     peer = 1 - network.rank
     fill_source(network, SOURCE, BLOCK_BYTES, lane)
-    last = post_write(network, TARGET, SOURCE, BLOCK_BYTES, peer, 0, True, lane)
+    last = post_write(network, Place(TARGET, SOURCE, peer, 0), BLOCK_BYTES, True, lane)
     if lane == 0:
         if is_waited != 0:
             wait_written(network, peer, 0, last)
@@ -72,7 +72,7 @@ def flag_then_data(network: IbgdaNetwork):
     fill_source(network, SOURCE, BLOCK_BYTES, lane)
     if lane == 0:
         post_add(network, FLAGS, 1, False, peer, 0)
-    post_write(network, TARGET, SOURCE, BLOCK_BYTES, peer, 0, True, lane)
+    post_write(network, Place(TARGET, SOURCE, peer, 0), BLOCK_BYTES, True, lane)
     wait_flag(network, 0, 1, lane)
     see(network, 0, BLOCK_BYTES, lane)
 
@@ -82,7 +82,7 @@ def poll_the_data(network: IbgdaNetwork):
     """The reader takes the last word of a block for its flag."""
     lane = thread_idx()
     fill_source(network, SOURCE, BLOCK_BYTES, lane)
-    post_write(network, TARGET, SOURCE, BLOCK_BYTES, 1 - network.rank, 0, True, lane)
+    post_write(network, Place(TARGET, SOURCE, 1 - network.rank, 0), BLOCK_BYTES, True, lane)
     while ld_acquire_sys_s32(own_ptr(network, TARGET + BLOCK_BYTES - 4)) == 0:
         wait_expired(1 << 62)
     see(network, 0, BLOCK_BYTES, lane)
@@ -95,7 +95,7 @@ def many_blocks(network: IbgdaNetwork, num_blocks: I32):
     peer = 1 - network.rank
     fill_source(network, SOURCE, 32 * num_blocks, lane)
     for i in range(num_blocks):
-        post_write(network, TARGET + 32 * i, SOURCE + 32 * i, 32, peer, 0, True, lane)
+        post_write(network, Place(TARGET + 32 * i, SOURCE + 32 * i, peer, 0), 32, True, lane)
     if lane == 0:
         post_add(network, FLAGS, 1, False, peer, 0)
     wait_flag(network, 0, 1, lane)
@@ -187,8 +187,9 @@ def test_a_doorbell_before_its_entry_is_caught(memory_model, monkeypatch):
     def write_late(network, qp, index, *rest):
         late[network.rank, index] = (network, qp, index, *rest)
 
-    def submit_first(network, qp, peer, queue, index, num_entries, leaves_now):
-        submit(network, qp, peer, queue, index, num_entries, leaves_now)
+    def submit_first(network, qp, peer, queue, entries, leaves_now):
+        submit(network, qp, peer, queue, entries, leaves_now)
+        index, num_entries = entries
         for i in range(index, index + num_entries):
             if (network.rank, i) in late:
                 write_piece(*late.pop((network.rank, i)))
@@ -283,7 +284,7 @@ def test_a_record_of_more_than_16_bits_is_refused(monkeypatch):
 def test_more_entries_than_the_queue_has_slots_are_refused(nic, monkeypatch):
     submit = transport.submit
     monkeypatch.setattr(transport, "wait_room", lambda *_: True)
-    monkeypatch.setattr(transport, "submit", lambda *args: submit(*args[:-1], args[4] == 64))
+    monkeypatch.setattr(transport, "submit", lambda *args: submit(*args[:-1], args[4][0] == 64))
     with pytest.raises(nbep.NetworkError) as caught:
         run(ring_for_some, 1, 1, 65, ranks=[0], nic=nic)
     assert (caught.value.entry, caught.value.syndrome) == (0, mlx5.SYNDROMES["LOCAL_QP_OP_ERR"])

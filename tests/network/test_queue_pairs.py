@@ -34,7 +34,7 @@ from nbep.device.network.ibgda.transport import (
     remote_address,
     wait_written,
 )
-from nbep.device.network.seam import amo_add, keep_message, own_ptr, peer_ptr, put_nbi_warp, quiet
+from nbep.device.network.seam import Place, amo_add, keep_message, own_ptr, peer_ptr, put_nbi_warp, quiet
 from nbep.device.primitives import (
     FULL_MASK,
     fence_proxy_async_shared,
@@ -60,7 +60,7 @@ def write_to_next(network: IbgdaNetwork, src: I32, dst: I32, num_bytes: I32):
     lane = thread_idx()
     peer = u32_mod(network.rank + 1, network.num_ranks)
     fill_source(network, SOURCE + src, num_bytes, lane)
-    last = post_write(network, TARGET + dst, SOURCE + src, num_bytes, peer, 0, False, lane)
+    last = post_write(network, Place(TARGET + dst, SOURCE + src, peer, 0), num_bytes, False, lane)
     if lane == 0:
         post_add(network, FLAGS, 1, False, peer, 0)
         st_weak_s32(own_ptr(network, RESULTS), last + 1)
@@ -211,7 +211,7 @@ def write_by_many(network: IbgdaNetwork, num_writes: I32, num_bytes: I32, is_alo
     fill_source(network, SOURCE + warp * size, size, lane)
     for i in range(num_writes):
         at = warp * size + i * num_bytes
-        last = post_write(network, TARGET + at, SOURCE + at, num_bytes, peer, warp, is_alone != 0, lane)
+        last = post_write(network, Place(TARGET + at, SOURCE + at, peer, warp), num_bytes, is_alone != 0, lane)
         if lane == 0:
             st_weak_s32(own_ptr(network, RESULTS + 4 * (warp * num_writes + i)), last)
     if lane == 0:
@@ -288,7 +288,7 @@ def message_to_all(network: IbgdaNetwork, num_bytes: I32):
     keep_message(network, SOURCE, stage, num_bytes, lane)
     for peer in range(network.num_ranks):
         if peer != network.rank:
-            put_nbi_warp(network, TARGET + num_bytes * network.rank, SOURCE, stage, num_bytes, peer, 0, lane)
+            put_nbi_warp(network, Place(TARGET + num_bytes * network.rank, SOURCE, peer, 0), stage, num_bytes, lane)
     quiet(network, lane)
     if lane == 0:
         for peer in range(network.num_ranks):

@@ -12,7 +12,7 @@ from nbep.device.network.ibgda.completion import FLUSHED
 from nbep.device.network.ibgda.entry import OPMOD_32_BITS
 from nbep.device.network.ibgda.queue_pair import entry_at
 from nbep.device.network.ibgda.transport import IbgdaNetwork, post_add, post_value, post_write, wait_written
-from nbep.device.network.seam import own_ptr
+from nbep.device.network.seam import Place, own_ptr
 from nbep.device.primitives import ld_weak_u8, st_weak_s32, st_weak_u8, thread_idx
 
 pytestmark = pytest.mark.emulator_only("the device code is broken in Python")
@@ -27,9 +27,9 @@ def one_of_each(network: IbgdaNetwork):
     """One warp of rank 0: an entry of each kind, numbered from 1, and a wait for the last one."""
     lane = thread_idx()
     fill_source(network, SOURCE, 1024, lane)
-    post_write(network, TARGET, SOURCE, 64, 1, 0, True, lane)
-    post_write(network, TARGET + 64, SOURCE + 64, 48, 1, 0, True, lane)
-    post_write(network, TARGET + 128, SOURCE + 240, 64, 1, 0, True, lane)
+    post_write(network, Place(TARGET, SOURCE, 1, 0), 64, True, lane)
+    post_write(network, Place(TARGET + 64, SOURCE + 64, 1, 0), 48, True, lane)
+    post_write(network, Place(TARGET + 128, SOURCE + 240, 1, 0), 64, True, lane)
     if lane == 0:
         post_value(network, TARGET + 192, 0x11223344, 4, 1, 0)
         post_add(network, FLAGS, 0x01020304, False, 1, 0)
@@ -41,7 +41,8 @@ def spoil_entry(number: int, spoil, patch: pytest.MonkeyPatch) -> None:
     """Change the bytes of an entry right before it is handed to the NIC: spoil(bytes, network)."""
     submit = transport.submit
 
-    def submit_spoilt(network, qp, peer, queue, index, num_entries, leaves_now):
+    def submit_spoilt(network, qp, peer, queue, entries, leaves_now):
+        index = entries[0]
         if index == number:
             entry = entry_at(qp, index)
             before = bytes(ld_weak_u8(entry + i) for i in range(mlx5.ENTRY_BYTES))
@@ -49,7 +50,7 @@ def spoil_entry(number: int, spoil, patch: pytest.MonkeyPatch) -> None:
             assert after != before
             for i, byte in enumerate(after):
                 st_weak_u8(entry + i, byte)
-        submit(network, qp, peer, queue, index, num_entries, leaves_now)
+        submit(network, qp, peer, queue, entries, leaves_now)
 
     patch.setattr(transport, "submit", submit_spoilt)
 

@@ -20,7 +20,7 @@ from nbep.device.network.ibgda.transport import (
     post_write,
     wait_written,
 )
-from nbep.device.network.seam import own_ptr
+from nbep.device.network.seam import Place, own_ptr
 from nbep.device.primitives import FULL_MASK, st_weak_s32, st_weak_s64, syncwarp, thread_idx
 from nbep.device.protocols.peers import Bounds
 from nbep.device.types import I32
@@ -39,7 +39,7 @@ def write_bytes(network: IbgdaNetwork, bounds: Bounds, num_bytes: I32, peer: I32
     for i in range(lane, num_bytes // 4, 32):
         st_weak_s32(own_ptr(network, 4 * i), 1000 * network.rank + i)
     syncwarp(FULL_MASK)
-    index = post_write(network, CAME, 0, num_bytes, peer, 0, True, lane)
+    index = post_write(network, Place(CAME, 0, peer, 0), num_bytes, True, lane)
     if lane == 0 and wait_written(network, peer, 0, index):
         st_weak_s32(own_ptr(network, DONE), 1)
 

@@ -5,6 +5,7 @@ import pytest
 import nbep
 from nbep.device.jit import kernel
 from nbep.device.network.ibgda.transport import IbgdaNetwork, post_add, post_value, post_write, wait_written
+from nbep.device.network.seam import Place
 from nbep.device.primitives import FULL_MASK, syncwarp, thread_idx
 from nbep.device.types import I32
 from nbep.trace import Trace
@@ -63,7 +64,7 @@ def post(network: IbgdaNetwork, peer: I32, offset: I32):
     """Five writes that need not leave at once, then one that does and an addition at `offset`."""
     lane = thread_idx()
     for _ in range(5):
-        post_write(network, 256, 0, 16, peer, 0, False, lane)
+        post_write(network, Place(256, 0, peer, 0), 16, False, lane)
     syncwarp(FULL_MASK)
     if lane == 0:
         post_value(network, 512, 7, 4, peer, 0)

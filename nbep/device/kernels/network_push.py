@@ -19,10 +19,9 @@ from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
-from nbep.device.network.seam import Network, amo_add, keep_message, own_ptr, put_nbi_warp, quiet
-from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
-from nbep.device.protocols.peers import Bounds
-from nbep.device.protocols.waits import wait_pushed
+from nbep.device.network.seam import Network, Place, amo_add, further, keep_message, own_ptr, put_nbi_warp, quiet
+from nbep.device.protocols.staging import VEC_BYTES, WARP_BYTES
+from nbep.device.protocols.waits import NETWORK_PUSH, Bounds, Waiter, is_at_least, wait_or_report
 from nbep.device.types import I32, I64
 
 STAGE_BYTES = 32 << 10  # of a warp
@@ -76,13 +75,14 @@ def fill_stage(stage, num_bytes, rank, warp, lane):
 
 
 @device_function
-def push_message(network, sizes, dst, src, stage, peer, queue, lane):
+def push_message(network, sizes, place, stage, lane):
     """Put one message, in parts that fit into a stage; one warp."""
     done = 0
     while done < sizes.num_bytes:
         num_bytes = min(sizes.num_bytes - done, STAGE_BYTES)
-        keep_message(network, src + done, stage, num_bytes, lane)
-        put_nbi_warp(network, dst + done, src + done, stage, num_bytes, peer, queue, lane)
+        part = further(place, done)
+        keep_message(network, part.src, stage, num_bytes, lane)
+        put_nbi_warp(network, part, stage, num_bytes, lane)
         done += num_bytes
 
 
@@ -116,7 +116,7 @@ def network_push(sizes: PushSizes, network: Network, bounds: Bounds):
     dst = warp * sizes.num_messages * sizes.num_bytes
     src = dst + num_warps * sizes.num_messages * sizes.num_bytes
     for _ in range(sizes.num_messages):
-        push_message(network, sizes, dst, src, stage, after, queue, lane)
+        push_message(network, sizes, Place(dst, src, after, queue), stage, lane)
         dst += sizes.num_bytes
         src += sizes.num_bytes
     quiet(network, lane)
@@ -124,3 +124,10 @@ def network_push(sizes: PushSizes, network: Network, bounds: Bounds):
         amo_add(network, cell_of(sizes, queue), 1, after, queue, True)
     if warp == 0:
         wait_neighbours(network, bounds, sizes, before, after, lane)
+
+
+@device_function
+def wait_pushed(cell, wanted, bounds, peer, queue):
+    """Wait until a peer has added to a cell so often: what it had put before is there."""
+    waiter = Waiter(NETWORK_PUSH, peer, queue)
+    wait_or_report(ptx.ld_acquire_sys_s32, cell, is_at_least, wanted, bounds, waiter)  # PAIR network-amo

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
-from nbep.device.protocols.fp8 import COLUMNS, abs_max4, fp8_scales, scale4
-from nbep.device.protocols.reduce import warp_max_f32
+from nbep.device.protocols.fp8 import COLUMNS, fp8_scales, scale4
+from nbep.device.protocols.reduce import abs_max4, warp_max_f32
 from nbep.device.types import I32, In, Out
 
 

@@ -14,7 +14,9 @@ from nbep.device.kernels.get_dispatch_layout import LayoutSizes, num_counters
 from nbep.device.kernels.internode import arguments as internode
 from nbep.device.kernels.intranode import combine, direct_combine
 from nbep.device.kernels.intranode.dispatch import SHARED_TAILS_BYTES
-from nbep.device.kernels.low_latency.arguments import stage_bytes, sum_table_bytes, table_bytes
+from nbep.device.kernels.low_latency.combine_receiver import sum_table_bytes
+from nbep.device.kernels.low_latency.dispatch import table_bytes
+from nbep.device.kernels.low_latency.dispatch_sender import stage_bytes
 from nbep.device.kernels.network_push import PushSizes, smem_bytes
 from nbep.device.layout.internode import COUNT_MESSAGE_BYTES
 from nbep.device.layout.low_latency import LowLatencyShape

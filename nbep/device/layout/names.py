@@ -1,5 +1,6 @@
-"""Names of the cells in the buffers of the normal mode, for reports and traces: inside a node, then between nodes."""
+"""Names of the cells in the buffers, for reports and traces: inside a node, between nodes, low latency."""
 
+from nbep.device.layout.common import align_up
 from nbep.device.layout.internode import (
     COUNT_MESSAGE_BYTES,
     MAX_CHANNELS,
@@ -24,6 +25,19 @@ from nbep.device.layout.intranode import (
     locate_ring,
     note_bytes,
     slot_bytes,
+)
+from nbep.device.layout.low_latency import (
+    ARRIVALS,
+    BARRIER_SIGNALS,
+    CALLS,
+    COUNTS_BYTES,
+    CREDITS,
+    MAX_EXPERTS,
+    NUM_HALVES,
+    WORDS_OF_CALL,
+    WORDS_OF_LINE,
+    pointer_table,
+    quarter_bytes,
 )
 
 
@@ -120,3 +134,46 @@ def describe_nvl_offset(shape: RingShape | None, num_rdma_ranks: int, num_nvl_ra
         parity, source = divmod(place, num_nvl_ranks)
         return f"counts[{parity}, from place {source}] word {byte // 4}"
     return describe_ring(shape, offset - rings)
+
+
+# Low latency
+
+
+def describe_low_latency_offset(num_ranks: int, num_rdma_bytes: int, offset: int) -> str:
+    """Name the cell at a byte offset of the buffer, for reports."""
+    if offset >= num_rdma_bytes:
+        return _describe_low_latency_cell(num_ranks, offset - num_rdma_bytes)
+    quarter = quarter_bytes(num_rdma_bytes)
+    if quarter == 0 or offset >= 4 * quarter:
+        return f"buffer + {offset}"
+    part, byte = divmod(offset, quarter)
+    name = f"{'recv' if part < NUM_HALVES else 'send'}[half {part % NUM_HALVES}]"
+    return f"{name} + {byte}"
+
+
+def place_of_count(num_ranks: int, cell: int) -> tuple[int, int, int]:
+    """Half, local expert and rank of a count, by its offset behind num_rdma_bytes."""
+    half, index = divmod(cell // 4, MAX_EXPERTS)
+    return half, *divmod(index, num_ranks)
+
+
+def row_of_cell(num_ranks: int, cell: int) -> tuple[int, int]:
+    """The row and the rank of a cell, by its offset behind num_rdma_bytes."""
+    return divmod((cell - COUNTS_BYTES) // 4, align_up(num_ranks, WORDS_OF_LINE))
+
+
+def _describe_low_latency_cell(num_ranks: int, cell: int) -> str:
+    if cell < COUNTS_BYTES:
+        half, expert, rank = place_of_count(num_ranks, cell)
+        return f"counts[half {half}, rank {rank}, local expert {expert}]"
+    if cell >= pointer_table(num_ranks):
+        return f"pointer table + {cell - pointer_table(num_ranks)}"
+    row, rank = row_of_cell(num_ranks, cell)
+    if row < CALLS:
+        return f"arrivals[half {row - ARRIVALS}, rank {rank}]"
+    if row < CREDITS:
+        half, word = divmod(row - CALLS, WORDS_OF_CALL)
+        return f"calls[half {half}, rank {rank}, word {word}]"
+    if row < BARRIER_SIGNALS:
+        return f"credits[half {row - CREDITS}, rank {rank}]"
+    return f"barrier_signal[rank {rank}]"

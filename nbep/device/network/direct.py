@@ -17,7 +17,7 @@ import sys
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.network.seam import Network, peer_ptr, provide
-from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
+from nbep.device.protocols.staging import VEC_BYTES, WARP_BYTES
 
 __all__ = ["Network"]
 
@@ -28,8 +28,8 @@ def keep_message(network, src_offset, stage, num_bytes, lane):
 
 
 @device_function
-def put_nbi_warp(network, dst_offset, src_offset, stage, num_bytes, peer, queue, lane):
-    dst = peer_ptr(network, dst_offset, peer)
+def put_nbi_warp(network, place, stage, num_bytes, lane):
+    dst = peer_ptr(network, place.dst, place.peer)
     if ptx.has_tma():
         if lane == 0:
             ptx.tma_store_1d(dst, stage, num_bytes)

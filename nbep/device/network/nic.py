@@ -59,6 +59,7 @@ from nbep.device.network.ibgda.entry import (
     RDMA_WRITE,
     REMOTE_ADDRESS,
     SEGMENT_BYTES,
+    Slot,
 )
 from nbep.device.types import I32, I64, Sym
 
@@ -258,12 +259,13 @@ def execute_add(nic, entry, is_64_bits, peer, lane):
 
 
 @device_function
-def execute(nic, entry, index, qpn, peer, start, lane):
+def execute(nic, slot, peer, start, lane):
     """Check an entry and do what it says; all lanes. Returns an error."""
+    entry = slot.address
     control = ptx.ld_na_v4(entry)
     what, who, flags = ptx.byteswap_u32(control[0]), ptx.byteswap_u32(control[1]), ptx.byteswap_u32(control[2])
     opcode, opmod, num_segments = what & 0xFF, what >> 24, who & 0xFF
-    if what >> 8 & 0xFFFF != index & 0xFFFF or who >> 8 != qpn:
+    if what >> 8 & 0xFFFF != slot.number & 0xFFFF or who >> 8 != slot.qpn:
         return LOCAL_QP_OP_ERR  # another entry's, or one of another queue
     if flags & ~CQ_UPDATE != 0 or control[3] != 0:
         return LOCAL_QP_OP_ERR  # a signature, other flags, an immediate, reserved bits
@@ -314,7 +316,7 @@ def serve_entry(nic, troubles, qp, index, lane):
     entry = ptx.ld_nc_s64(qp + 8 * ENTRIES) + ENTRY_BYTES * (index & (ptx.ld_nc_s64(qp + 8 * NUM_ENTRIES) - 1))
     wants_completion = (ptx.ld_na_v4(entry)[2] >> 24) & CQ_UPDATE != 0
     start = noise(troubles, qpn, index) if troubles.seed != 0 else 0
-    error = execute(nic, entry, index, qpn, peer, start, lane)
+    error = execute(nic, Slot(entry, index, qpn), peer, start, lane)
     ptx.syncwarp(ptx.FULL_MASK)
     if lane == 0:
         if error == NO_ERROR:

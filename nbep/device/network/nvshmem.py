@@ -30,7 +30,7 @@ from nbep.device.jit import device_function, external
 from nbep.device.network import direct
 from nbep.device.network.nvshmem_library import libraries
 from nbep.device.network.seam import own_ptr, peer_ptr, provide
-from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
+from nbep.device.protocols.staging import VEC_BYTES, WARP_BYTES
 from nbep.device.types import I32, Sym
 
 __all__ = ["NvshmemNetwork", "libraries"]
@@ -87,11 +87,11 @@ def keep_message(network, src_offset, stage, num_bytes, lane):
 
 
 @device_function
-def put_nbi_warp(network, dst_offset, src_offset, stage, num_bytes, peer, queue, lane):
-    if peer_ptr(network, dst_offset, peer) != 0:
-        direct.put_nbi_warp(network, dst_offset, src_offset, stage, num_bytes, peer, queue, lane)
+def put_nbi_warp(network, place, stage, num_bytes, lane):
+    if peer_ptr(network, place.dst, place.peer) != 0:
+        direct.put_nbi_warp(network, place, stage, num_bytes, lane)
     else:
-        nvshmem_put_nbi_warp(own_ptr(network, dst_offset), own_ptr(network, src_offset), num_bytes, peer)
+        nvshmem_put_nbi_warp(own_ptr(network, place.dst), own_ptr(network, place.src), num_bytes, place.peer)
 
 
 @device_function

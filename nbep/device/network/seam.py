@@ -45,6 +45,15 @@ class Network(NamedTuple):
     own_buffer: Sym  # where this rank sees its own
 
 
+class Place(NamedTuple):
+    """Where a message goes: an offset at a peer, and on which queue."""
+
+    dst: int
+    src: int  # where keep_message was told that it is in this rank's buffer
+    peer: int
+    queue: int
+
+
 @device_function
 def own_ptr(network, offset):
     """The address of a place in this rank's own buffer."""
@@ -68,13 +77,12 @@ def keep_message(network, src_offset, stage, num_bytes, lane):
 
 
 @by_type()
-def put_nbi_warp(network, dst_offset, src_offset, stage, num_bytes, peer, queue, lane):
+def put_nbi_warp(network, place, stage, num_bytes, lane):
     """Start to put a message, or a part of it, into a peer's buffer. All lanes of a warp.
 
     stage: shared address of the message, which all lanes may read and the copy engine too (a proxy fence and a
     syncwarp come before); it may be written again after tma_store_wait_read_all, or after quiet. num_bytes, stage and
     the offsets are multiples of 16.
-    src_offset: where keep_message was told that it is.
     It is on its way at the latest with the next amo_add on the same queue. How many bytes may be put at once, the host
     checks: Transport.check_message.
     """
@@ -107,13 +115,19 @@ def is_message(network, peer):
 
 
 @device_function
-def put_stage(network, dst, src, data, num_bytes, peer, queue, lane):
+def further(place, num_bytes):
+    """The place of what comes so many bytes later in a message."""
+    return Place(place.dst + num_bytes, place.src + num_bytes, place.peer, place.queue)
+
+
+@device_function
+def put_stage(network, place, data, num_bytes, lane):
     """Put what the lanes have written into a stage, and wait until it may be written again; one warp."""
     if ptx.has_tma():
         ptx.fence_proxy_async_shared()
     ptx.syncwarp(ptx.FULL_MASK)
-    keep_message(network, src, data, num_bytes, lane)
-    put_nbi_warp(network, dst, src, data, num_bytes, peer, queue, lane)
+    keep_message(network, place.src, data, num_bytes, lane)
+    put_nbi_warp(network, place, data, num_bytes, lane)
     if ptx.has_tma() and lane == 0:
         ptx.tma_store_wait_read_all()
     ptx.syncwarp(ptx.FULL_MASK)

@@ -22,7 +22,38 @@ import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.protocols import barriers
 from nbep.device.protocols.peers import Peers, barrier_signals_of
-from nbep.device.protocols.waits import wait_call, wait_signal_not_positive
+from nbep.device.protocols.waits import (
+    BARRIER,
+    DIGEST_BITS,
+    Waiter,
+    is_at_most,
+    report_fault,
+    wait_or_report,
+    wait_until,
+)
+
+
+@device_function
+def has_met(seen, wanted):
+    """Whether what counts above DIGEST_BITS is no more than wanted."""
+    return seen >> DIGEST_BITS <= wanted
+
+
+@device_function
+def wait_signal_not_positive(signal, bounds, peer):
+    """Wait until a barrier signal is 0 or less: the peer has arrived at least as often as this rank."""
+    waiter = Waiter(BARRIER, peer, -1)
+    wait_or_report(ptx.ld_acquire_sys_s32, signal, is_at_most, 0, bounds, waiter)  # PAIR barrier-signal
+
+
+@device_function
+def wait_call(signal, bounds, peer):
+    """Wait until a barrier signal counts 0 or less; it counts above DIGEST_BITS. Returns it; 0 if it never came."""
+    load = ptx.ld_acquire_sys_s32  # PAIR barrier-signal
+    value, came = wait_until(load, signal, has_met, 0, bounds, ptx.wait_expired)
+    if not came:
+        report_fault(bounds, BARRIER, peer, -1, 0, value >> DIGEST_BITS)
+    return value if came else 0
 
 
 @device_function

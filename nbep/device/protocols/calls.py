@@ -33,7 +33,16 @@ from nbep.device.jit import device_function
 from nbep.device.layout.intranode import CALL_BYTES, CALL_WORDS, RELAYED_WORDS, TOLD
 from nbep.device.protocols.barriers import meet_peer
 from nbep.device.protocols.peers import barrier_signals_of
-from nbep.device.protocols.waits import CALLS_DIFFER, ONE, has_timed_out, report_fault, wait_told
+from nbep.device.protocols.waits import (
+    CALL_TOLD,
+    CALLS_DIFFER,
+    ONE,
+    Waiter,
+    has_timed_out,
+    is_set,
+    report_fault,
+    wait_or_report,
+)
 from nbep.device.types import I32
 
 RANK_WORD = 13  # behind the words that are compared
@@ -139,6 +148,13 @@ def wait_peer(peers, bounds, signal, has_told):
     """
     left = meet_peer(peers, bounds, signal, has_told or not has_timed_out(bounds))
     return left != 0 and left > -ONE
+
+
+@device_function
+def wait_told(cell, bounds, peer):
+    """Wait until a peer has said what it has called. Returns whether it has."""
+    waiter = Waiter(CALL_TOLD, peer, -1)
+    return wait_or_report(ptx.ld_acquire_sys_s32, cell, is_set, 1, bounds, waiter)[1]  # PAIR call-told
 
 
 @device_function

@@ -46,19 +46,8 @@ def fp8_scales(amax, round_scale):
 
 
 @device_function
-def abs_max4(a, b, c, d):
-    return ptx.f32_max(ptx.f32_max(ptx.f32_abs(a), ptx.f32_abs(b)), ptx.f32_max(ptx.f32_abs(c), ptx.f32_abs(d)))
-
-
-@device_function
 def scale4(a, b, c, d, scale):
     return ptx.f32_mul_rn(a, scale), ptx.f32_mul_rn(b, scale), ptx.f32_mul_rn(c, scale), ptx.f32_mul_rn(d, scale)
-
-
-@device_function
-def abs_max8(values):
-    low = abs_max4(values[0], values[1], values[2], values[3])
-    return ptx.f32_max(low, abs_max4(values[4], values[5], values[6], values[7]))
 
 
 @device_function

@@ -14,7 +14,14 @@ Source: DeepEP csrc/kernels/internode_ll.cu, cg::this_grid().sync()
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.protocols.waits import wait_arrivals
+from nbep.device.protocols.waits import GRID_BARRIER, Waiter, is_at_least, wait_or_report
+
+
+@device_function
+def wait_arrivals(arrivals, wanted, bounds):
+    """Wait until as many blocks of this rank's launch have arrived at a grid barrier."""
+    waiter = Waiter(GRID_BARRIER, -1, -1)
+    wait_or_report(ptx.ld_acquire_gpu_s32, arrivals, is_at_least, wanted, bounds, waiter)  # PAIR grid-barrier
 
 
 @device_function

@@ -1,10 +1,13 @@
-"""The parameters that every communicating kernel takes: who the peers are, and how long to wait for them."""
+"""The parameters that every communicating kernel takes: who the peers are, and the bounds of the waits for them."""
 
 from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.types import I32, I64, Sym
+from nbep.device.protocols.waits import Bounds
+from nbep.device.types import I32, Sym
+
+__all__ = ["CLUSTERS", "Bounds", "HostPeers", "Peers", "barrier_signals_of", "buffer_of"]
 
 # Clusters for kernels whose blocks all load the wire: spread evenly over the GPCs they slow each other down less, see
 # docs/measured.md.
@@ -24,19 +27,6 @@ class HostPeers(Peers):
     """The same for ranks whose buffers lie in the host's memory, where only loads and stores are promised."""
 
     __slots__ = ()
-
-
-class Bounds(NamedTuple):
-    """How a launch bounds its waits.
-
-    timeout_ns  longest time that one wait may take
-    claim       s32 cell in the rank's own memory, 0 until the first wait fails
-    report      the words of `protocols.waits.FaultReport`, in memory that the host can read while kernels run
-    """
-
-    timeout_ns: I64
-    claim: Sym
-    report: Sym
 
 
 @device_function

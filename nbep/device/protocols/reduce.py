@@ -29,6 +29,17 @@ def warp_max_f32(mask, value):
 
 
 @device_function
+def abs_max4(a, b, c, d):
+    return ptx.f32_max(ptx.f32_max(ptx.f32_abs(a), ptx.f32_abs(b)), ptx.f32_max(ptx.f32_abs(c), ptx.f32_abs(d)))
+
+
+@device_function
+def abs_max8(values):
+    low = abs_max4(values[0], values[1], values[2], values[3])
+    return ptx.f32_max(low, abs_max4(values[4], values[5], values[6], values[7]))
+
+
+@device_function
 def half_warp_max_f32(mask, value):
     """Maximum over the 16 lanes of either half of a warp; every lane gets that of its own half."""
     value = ptx.f32_max(value, ptx.shfl_xor_f32(mask, value, 8))

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.layout.intranode import locate_notes, slot_bytes
-from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
 from nbep.device.protocols.reduce import add_bf16x8, to_bf16x8, zero_f32x8
+from nbep.device.protocols.staging import VEC_BYTES, WARP_BYTES
 
 MAX_IN_FLIGHT = 8  # loads of a lane; the code below spells them out
 HALF = MAX_IN_FLIGHT // 2

@@ -1,7 +1,8 @@
-"""Teams: warps of a block that fill or empty one ring together.
+"""Teams: warps of a block that fill or empty one ring together, and what the two ends of a ring wait for.
 
  cell             written by         with                    read by        with
  tail of a ring   warp 0 of a team   st_release_sys          the receiver   ld_acquire_sys
+ head of a ring   the receiver       see the kernel          the sender     ld_relaxed_sys
 
 The barrier of a team is one of the block's named ones: barrier 0 is syncthreads, so teams take 1 and up.
 """
@@ -10,6 +11,7 @@ from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
+from nbep.device.protocols.waits import is_at_least, wait_or_report
 
 
 class Team(NamedTuple):
@@ -41,3 +43,25 @@ def publish_tail(ring, tail, is_filled, team):
     if is_filled and team.warp == 0 and team.lane == 0:
         ptx.st_release_sys_s32(ring.tail, tail)  # PAIR dispatch-tail: the chunk's slots
     return is_filled
+
+
+@device_function
+def wait_free_slots(head, tail, num_slots, num_wanted, bounds, waiter):
+    """Wait until a ring whose sender has filled tail slots so far has num_wanted free ones. Returns whether it has.
+
+    The head is read relaxed: the slots' old bytes were consumed before the receiver moved it, and no data is read
+    after it.
+    """
+    return wait_or_report(ptx.ld_relaxed_sys_s32, head, is_at_least, tail + num_wanted - num_slots, bounds, waiter)[1]
+
+
+@device_function
+def wait_tail_past(tail, head, last, bounds, waiter):
+    """Wait until a ring's tail is past head; returns the tail. The slots below it are then readable.
+
+    A failed wait returns last, the tail that the ring has when all is sent, so that the receiver's loop ends. Nor is
+    it ever more: after a failed barrier the cell may hold anything, and rows up to last are all that the output has.
+    """
+    load = ptx.ld_acquire_sys_s32  # PAIR dispatch-tail
+    seen, came = wait_or_report(load, tail, is_at_least, head + 1, bounds, waiter)
+    return min(seen, last) if came else last

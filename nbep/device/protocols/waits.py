@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
+from nbep.device.types import I64, Sym
 
 # Sites: which role waits for which cell. The host turns them into words, see `protocols.sites`. Numbers from OWN_SITES
 # up are for kernels that are not nbep's.
@@ -70,6 +71,19 @@ ONE = 1 << DIGEST_BITS
 
 REPORT_WORDS = 8
 REPORT_BYTES = 4 * REPORT_WORDS
+
+
+class Bounds(NamedTuple):
+    """How a launch bounds its waits.
+
+    timeout_ns  longest time that one wait may take
+    claim       s32 cell in the rank's own memory, 0 until the first wait fails
+    report      the words of `FaultReport`, in memory that the host can read while kernels run
+    """
+
+    timeout_ns: I64
+    claim: Sym
+    report: Sym
 
 
 class FaultReport(NamedTuple):
@@ -185,110 +199,3 @@ def is_at_most(seen, wanted):
 def is_set(seen, wanted):
     """Whether a cell that starts at 0 holds anything; wanted is for the report."""
     return seen != 0
-
-
-@device_function
-def has_met(seen, wanted):
-    """Whether what counts above DIGEST_BITS is no more than wanted."""
-    return seen >> DIGEST_BITS <= wanted
-
-
-@device_function
-def wait_signal_not_positive(signal, bounds, peer):
-    """Wait until a barrier signal is 0 or less: the peer has arrived at least as often as this rank."""
-    waiter = Waiter(BARRIER, peer, -1)
-    wait_or_report(ptx.ld_acquire_sys_s32, signal, is_at_most, 0, bounds, waiter)  # PAIR barrier-signal
-
-
-@device_function
-def wait_call(signal, bounds, peer):
-    """Wait until a barrier signal counts 0 or less; it counts above DIGEST_BITS. Returns it; 0 if it never came."""
-    load = ptx.ld_acquire_sys_s32  # PAIR barrier-signal
-    value, came = wait_until(load, signal, has_met, 0, bounds, ptx.wait_expired)
-    if not came:
-        report_fault(bounds, BARRIER, peer, -1, 0, value >> DIGEST_BITS)
-    return value if came else 0
-
-
-@device_function
-def wait_told(cell, bounds, peer):
-    """Wait until a peer has said what it has called. Returns whether it has."""
-    waiter = Waiter(CALL_TOLD, peer, -1)
-    return wait_or_report(ptx.ld_acquire_sys_s32, cell, is_set, 1, bounds, waiter)[1]  # PAIR call-told
-
-
-@device_function
-def wait_node_call(cell, bounds, peer):
-    """Wait until a rank of another node has said a word of its call. Returns whether it has.
-
-    The load is relaxed: the word is the message itself, and nothing else is published by it.
-    """
-    return wait_or_report(ptx.ld_relaxed_sys_s32, cell, is_set, 1, bounds, Waiter(NODE_CALL, peer, -1))[1]
-
-
-@device_function
-def wait_free_slots(head, tail, num_slots, num_wanted, bounds, waiter):
-    """Wait until a ring whose sender has filled tail slots so far has num_wanted free ones. Returns whether it has.
-
-    The head is read relaxed: the slots' old bytes were consumed before the receiver moved it, and no data is read
-    after it.
-    """
-    return wait_or_report(ptx.ld_relaxed_sys_s32, head, is_at_least, tail + num_wanted - num_slots, bounds, waiter)[1]
-
-
-@device_function
-def wait_announced(cell, bounds, peer, channel):
-    """Wait for a count that travels as -n - 1, so that 0 means "not here yet". Returns n; 0 if it never came.
-
-    The load is relaxed: the count is the message itself, and nothing else is published by it.
-    """
-    waiter = Waiter(DISPATCH_RECEIVER_OFFSETS, peer, channel)
-    value, came = wait_or_report(ptx.ld_relaxed_sys_s32, cell, is_set, -1, bounds, waiter)
-    return -value - 1 if came else 0
-
-
-@device_function
-def wait_tail_past(tail, head, last, bounds, waiter):
-    """Wait until a ring's tail is past head; returns the tail. The slots below it are then readable.
-
-    A failed wait returns last, the tail that the ring has when all is sent, so that the receiver's loop ends. Nor is
-    it ever more: after a failed barrier the cell may hold anything, and rows up to last are all that the output has.
-    """
-    load = ptx.ld_acquire_sys_s32  # PAIR dispatch-tail
-    seen, came = wait_or_report(load, tail, is_at_least, head + 1, bounds, waiter)
-    return min(seen, last) if came else last
-
-
-@device_function
-def wait_shared_tail_past(tail, index, bounds, peer, channel):
-    """Wait until the tail that the block's coordinator keeps in shared memory is past index."""
-    load = ptx.ld_acquire_cta_shared_s32  # PAIR combine-shared-tail
-    wait_or_report(load, tail, is_at_least, index + 1, bounds, Waiter(COMBINE_RECEIVER_TAIL, peer, channel))
-
-
-@device_function
-def wait_blocks_arrived(cell, num_blocks, bounds, peer):
-    """Wait until so many blocks of a peer have sent all that they have: it can be read then."""
-    waiter = Waiter(DIRECT_ARRIVED, peer, -1)
-    wait_or_report(ptx.ld_acquire_sys_s32, cell, is_at_least, num_blocks, bounds, waiter)  # PAIR direct-arrived
-
-
-@device_function
-def wait_landed(cell, bounds, peer, row):
-    """Wait until a peer has pushed the chunk of rows that a cell stands for: they can be read then."""
-    waiter = Waiter(DIRECT_LANDED, peer, -1)
-    wait_or_report(ptx.ld_acquire_sys_s32, cell, is_set, row, bounds, waiter)  # PAIR direct-landed
-
-
-@device_function
-def wait_arrivals(arrivals, wanted, bounds):
-    """Wait until as many blocks of this rank's launch have arrived at a grid barrier."""
-    waiter = Waiter(GRID_BARRIER, -1, -1)
-    wait_or_report(ptx.ld_acquire_gpu_s32, arrivals, is_at_least, wanted, bounds, waiter)  # PAIR grid-barrier
-
-
-@device_function
-def wait_pushed(cell, wanted, bounds, peer, queue):
-    """Wait until a peer has added to a cell so often: what it had put before is there."""
-    waiter = Waiter(NETWORK_PUSH, peer, queue)
-    wait_or_report(ptx.ld_acquire_sys_s32, cell, is_at_least, wanted, bounds, waiter)  # PAIR network-amo

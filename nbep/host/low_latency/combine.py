@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from nbep.device.kernels.low_latency.arguments import CombineSizes, combine_smem_bytes, num_groups
+from nbep.device.kernels.low_latency.combine import CombineSizes, combine_smem_bytes, num_groups
 from nbep.device.kernels.low_latency.combine import low_latency_combine as combine_kernel
 from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, LowLatencyShape, send_offset
 from nbep.host import validate

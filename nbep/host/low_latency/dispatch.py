@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from nbep.device.kernels.low_latency.arguments import DispatchSizes, dispatch_smem_bytes, teams
 from nbep.device.kernels.low_latency.deduplicated_combine import COLUMNS as SUM_COLUMNS
+from nbep.device.kernels.low_latency.dispatch import DispatchSizes, dispatch_smem_bytes, teams
 from nbep.device.kernels.low_latency.dispatch import low_latency_dispatch as dispatch_kernel
 from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, LowLatencyShape, message_stride, note_offset
 from nbep.device.protocols.arrivals import MAX_TAGS

@@ -19,7 +19,7 @@ from nbep.device.jit import over
 from nbep.device.layout.internode import cells_bytes
 from nbep.device.layout.intranode import RingShape
 from nbep.device.layout.low_latency import NUM_HALVES, LowLatencyShape, credit_offset, pointer_table, trailer_bytes
-from nbep.device.layout.low_latency import describe_offset as describe_low_latency
+from nbep.device.layout.names import describe_low_latency_offset
 from nbep.device.layout.names import describe_rdma_offset as describe_internode
 from nbep.device.protocols.peers import Bounds
 from nbep.host.target.base import Kernel, Runtime
@@ -100,4 +100,4 @@ class RdmaMemory:
     def _describe(self, offset: int) -> str:
         if offset >= self.cells or isinstance(self.shape, RingShape):
             return describe_internode(self.shape, self.num_nodes, self.cells, offset)
-        return describe_low_latency(self.num_ranks, self.num_rdma_bytes, offset)
+        return describe_low_latency_offset(self.num_ranks, self.num_rdma_bytes, offset)

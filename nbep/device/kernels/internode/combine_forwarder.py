@@ -46,7 +46,7 @@ from nbep.device.kernels.internode.arguments import (
 from nbep.device.kernels.internode.coordinator import Column, board_row, publish_tails
 from nbep.device.layout.internode import head_offset, recv_row, rings_offset, send_row
 from nbep.device.layout.intranode import locate_notes, locate_ring, note_bytes
-from nbep.device.network.seam import own_ptr, put_stage, quiet
+from nbep.device.network.seam import Place, further, own_ptr, put_stage, quiet
 from nbep.device.protocols.board import (
     RETIRED,
     first_needed,
@@ -58,6 +58,7 @@ from nbep.device.protocols.board import (
 from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.staging import STAGE_BYTES
 from nbep.device.protocols.sums import Listed, list_rows, rows_or_ring, sum_rows_or_two, sum_weights
+from nbep.device.protocols.teams import wait_tail_past
 from nbep.device.protocols.totals import wait_total_free
 from nbep.device.protocols.waits import (
     FORWARDER_COORDINATOR,
@@ -65,7 +66,6 @@ from nbep.device.protocols.waits import (
     FORWARDER_RDMA_HEAD,
     Waiter,
     start_wait,
-    wait_tail_past,
 )
 
 
@@ -110,7 +110,7 @@ def put_sum(ctx, node, index, lists, num_rows, stage):
     slot = ptx.u32_mod(index, shape.num_slots)
     dst = recv_row(shape, ctx.here.channel, ctx.here.rdma_rank, slot)
     src = send_row(shape, ctx.here.channel, node, slot)
-    peer = rank_at(ctx, node)
+    place = Place(dst, src, rank_at(ctx, node), ctx.here.channel)
     row = stage.data + front
     listed = Listed(lists.rows, num_rows)
     if ctx.lane < shape.num_topk:
@@ -121,8 +121,7 @@ def put_sum(ctx, node, index, lists, num_rows, stage):
         part = min(shape.hidden_bytes - done, STAGE_BYTES - front)
         sum_rows_or_two(ptx.st_shared_v4, row - done, listed, done, done + part, ctx.lane)
         extra = front if done == 0 else 0  # the notes go with the first part
-        at = done - extra
-        put_stage(ctx.network, dst + at, src + at, row - extra, part + extra, peer, ctx.here.channel, ctx.lane)
+        put_stage(ctx.network, further(place, done - extra), row - extra, part + extra, ctx.lane)
         done += part
     quiet(ctx.network, ctx.lane)
 

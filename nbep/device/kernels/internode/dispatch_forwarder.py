@@ -50,7 +50,7 @@ from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.board import RETIRED, note_progress
 from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.staging import Row, begin_copy, end_copy
-from nbep.device.protocols.teams import publish_tail, team_barrier
+from nbep.device.protocols.teams import publish_tail, team_barrier, wait_free_slots
 from nbep.device.protocols.waits import (
     DISPATCH_RECEIVER_ROWS,
     FORWARDER_COORDINATOR,
@@ -59,7 +59,6 @@ from nbep.device.protocols.waits import (
     Waiter,
     report_fault,
     wait_expired_together,
-    wait_free_slots,
     wait_until,
 )
 

@@ -28,8 +28,8 @@ from nbep.device.protocols.notes import Experts, clean_choices, read_notes_for
 from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.reduce import warp_sum_s32
 from nbep.device.protocols.staging import Row, begin_copy, end_copy
-from nbep.device.protocols.teams import team_barrier
-from nbep.device.protocols.waits import DISPATCH_RECEIVER_ROWS, NVL_RECEIVER_TAIL, Waiter, report_fault, wait_tail_past
+from nbep.device.protocols.teams import team_barrier, wait_tail_past
+from nbep.device.protocols.waits import DISPATCH_RECEIVER_ROWS, NVL_RECEIVER_TAIL, Waiter, report_fault
 
 
 @device_function

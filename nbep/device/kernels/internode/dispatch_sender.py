@@ -32,7 +32,7 @@ from nbep.device.kernels.internode.arguments import rank_at, tokens_to_node
 from nbep.device.kernels.internode.coordinator import Column, board_row, publish_tails
 from nbep.device.layout.internode import META_WORDS, NODES_PER_WORD, head_offset, recv_row, send_row
 from nbep.device.layout.intranode import MAX_NVL_PEERS, locate_notes, note_bytes
-from nbep.device.network.seam import keep_message, own_ptr, put_nbi_warp, quiet
+from nbep.device.network.seam import Place, keep_message, own_ptr, put_nbi_warp, quiet
 from nbep.device.protocols.board import RETIRED, note_progress
 from nbep.device.protocols.channels import channel_task_range, goes_to_any
 from nbep.device.protocols.notes import Experts, Token, clear_padding, to_stage, write_notes
@@ -109,7 +109,8 @@ def put_part(ctx, to, offset, data, num_bytes):
         dst = recv_row(ctx.rdma, ctx.here.channel, ctx.here.rdma_rank, at) + offset
         src = send_row(ctx.rdma, ctx.here.channel, node, at) + offset
         keep_message(ctx.network, src, data, num_bytes, ctx.lane)
-        put_nbi_warp(ctx.network, dst, src, data, num_bytes, rank_at(ctx, node), ctx.here.channel, ctx.lane)
+        place = Place(dst, src, rank_at(ctx, node), ctx.here.channel)
+        put_nbi_warp(ctx.network, place, data, num_bytes, ctx.lane)
         nodes &= nodes - 1
 
 

@@ -30,7 +30,7 @@ from nbep.device.network.seam import amo_add, own_ptr
 from nbep.device.protocols.calls import TOLD_WORDS, report_difference, say_words, tell_call
 from nbep.device.protocols.peers import barrier_signals_of
 from nbep.device.protocols.totals import wait_arrived
-from nbep.device.protocols.waits import ONE, has_timed_out, wait_node_call
+from nbep.device.protocols.waits import NODE_CALL, ONE, Waiter, has_timed_out, is_set, wait_or_report
 
 
 @device_function
@@ -112,3 +112,12 @@ def relay_call(ctx, is_same):
             ptx.st_weak_s32(relayed + 4 * i, ptx.ld_relaxed_sys_s32(row + 4 * i))
         tell_call(ctx.call, ctx.peers, peer)
     return found >= 0
+
+
+@device_function
+def wait_node_call(cell, bounds, peer):
+    """Wait until a rank of another node has said a word of its call. Returns whether it has.
+
+    The load is relaxed: the word is the message itself, and nothing else is published by it.
+    """
+    return wait_or_report(ptx.ld_relaxed_sys_s32, cell, is_set, 1, bounds, Waiter(NODE_CALL, peer, -1))[1]

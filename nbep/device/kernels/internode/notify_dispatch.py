@@ -50,7 +50,7 @@ from nbep.device.layout.internode import (
     message_words,
     rings_offset,
 )
-from nbep.device.network.seam import Network, amo_add, keep_message, own_ptr, put_nbi_warp, quiet
+from nbep.device.network.seam import Network, Place, amo_add, keep_message, own_ptr, put_nbi_warp, quiet
 from nbep.device.protocols.calls import Call, meet_with
 from nbep.device.protocols.channels import count_channel_tokens
 from nbep.device.protocols.grid_barrier import barrier_grid
@@ -153,7 +153,7 @@ def send_message(ctx, out, inputs, round_, node):
     dst = received_message(ctx, round_, ctx.here.rdma_rank)
     src = message_offset(ctx.sizes.cells, ctx.here.num_rdma_ranks, 2 + round_ % 2, node)
     keep_message(ctx.network, src, stage, num_bytes, ctx.lane)
-    put_nbi_warp(ctx.network, dst, src, stage, num_bytes, rank_at(ctx, node), 0, ctx.lane)
+    put_nbi_warp(ctx.network, Place(dst, src, rank_at(ctx, node), 0), stage, num_bytes, ctx.lane)
     quiet(ctx.network, ctx.lane)
     if ctx.lane == 0:
         arrived = arrived_offset(ctx.sizes.cells, ctx.here.rdma_rank)

@@ -40,19 +40,20 @@ from nbep.device.kernels.intranode.arguments import Context
 from nbep.device.layout.intranode import RingShape, locate_notes, locate_ring, slot_bytes
 from nbep.device.protocols.board import RETIRED, first_needed, has_stalled, load_expected
 from nbep.device.protocols.channels import channel_task_range
-from nbep.device.protocols.copies import copy_row
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
 from nbep.device.protocols.spoil import has_failed, spoil_sums
+from nbep.device.protocols.staging import copy_row
 from nbep.device.protocols.sums import Listed, list_biases, list_rows, rows_or_ring, sum_rows, sum_weights
-from nbep.device.protocols.teams import Team
+from nbep.device.protocols.teams import Team, wait_free_slots
 from nbep.device.protocols.waits import (
     COMBINE_COORDINATOR,
+    COMBINE_RECEIVER_TAIL,
     COMBINE_SENDER_HEAD,
     Waiter,
     has_fault,
+    is_at_least,
     start_wait,
-    wait_free_slots,
-    wait_shared_tail_past,
+    wait_or_report,
 )
 from nbep.device.types import I32, In, Out
 
@@ -189,6 +190,13 @@ def minimum_head(board, num_warps, peer):
     for warp in range(1, num_warps):
         head = min(head, ptx.ld_relaxed_cta_shared_s32(board.heads + 4 * (MAX_RANKS * warp + peer)))
     return head
+
+
+@device_function
+def wait_shared_tail_past(tail, index, bounds, peer, channel):
+    """Wait until the tail that the block's coordinator keeps in shared memory is past index."""
+    load = ptx.ld_acquire_cta_shared_s32  # PAIR combine-shared-tail
+    wait_or_report(load, tail, is_at_least, index + 1, bounds, Waiter(COMBINE_RECEIVER_TAIL, peer, channel))
 
 
 @device_function

@@ -46,7 +46,7 @@ from nbep.device.protocols.staged_sums import FULL_BYTES, SUM_STAGE_BYTES, open_
 from nbep.device.protocols.staging import STAGE_BYTES, Row, Stage, begin_copy, end_copy
 from nbep.device.protocols.sums import ENDLESS, Listed, Source, list_biases, list_rows, sum_rows, sum_weights
 from nbep.device.protocols.teams import Team
-from nbep.device.protocols.waits import has_fault, wait_landed
+from nbep.device.protocols.waits import DIRECT_LANDED, Waiter, has_fault, is_set, wait_or_report
 from nbep.device.types import I32, In, Out
 
 MAX_RANKS = 8
@@ -330,3 +330,10 @@ def direct_combine(
     receive_tokens(ctx, out, inputs, lists, stage, parities)
     if has_failed(bounds):
         spoil_sums(out, shape, sizes.num_combined_tokens, lane)
+
+
+@device_function
+def wait_landed(cell, bounds, peer, row):
+    """Wait until a peer has pushed the chunk of rows that a cell stands for: they can be read then."""
+    waiter = Waiter(DIRECT_LANDED, peer, -1)
+    wait_or_report(ptx.ld_acquire_sys_s32, cell, is_set, row, bounds, waiter)  # PAIR direct-landed

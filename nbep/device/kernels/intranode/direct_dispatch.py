@@ -43,13 +43,14 @@ from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.intranode.arguments import Context
 from nbep.device.layout.direct import DirectShape, HalfPlaces
 from nbep.device.layout.intranode import RINGS
-from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
 from nbep.device.protocols.notes import Experts, keep_in_range
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
 from nbep.device.protocols.spoil import has_failed, spoil, spoil_s64
 from nbep.device.protocols.staging import (
     STAGE_BYTES,
     STAGE_STRIDE,
+    VEC_BYTES,
+    WARP_BYTES,
     begin_fill,
     drain_stage,
     load_stage,
@@ -57,7 +58,15 @@ from nbep.device.protocols.staging import (
     wait_filled,
 )
 from nbep.device.protocols.teams import Team
-from nbep.device.protocols.waits import DISPATCH_RECEIVER_ROWS, has_timed_out, report_fault, wait_blocks_arrived
+from nbep.device.protocols.waits import (
+    DIRECT_ARRIVED,
+    DISPATCH_RECEIVER_ROWS,
+    Waiter,
+    has_timed_out,
+    is_at_least,
+    report_fault,
+    wait_or_report,
+)
 from nbep.device.types import I32, In, Out
 
 
@@ -378,6 +387,13 @@ def tell_channel_starts(ctx, inputs):
         start = ptx.ld_nc_s32(inputs.channel_prefix_matrix + 4 * (i - 1)) if channel > 0 else 0
         starts = buffer_of(peers, peer) + ctx.places.channel_starts
         ptx.st_na_s32(starts + 4 * (peers.rank * shape.num_channels + channel), start)
+
+
+@device_function
+def wait_blocks_arrived(cell, num_blocks, bounds, peer):
+    """Wait until so many blocks of a peer have sent all that they have: it can be read then."""
+    waiter = Waiter(DIRECT_ARRIVED, peer, -1)
+    wait_or_report(ptx.ld_acquire_sys_s32, cell, is_at_least, num_blocks, bounds, waiter)  # PAIR direct-arrived
 
 
 @device_function

@@ -51,17 +51,17 @@ from nbep.device.protocols.notes import (
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
 from nbep.device.protocols.spoil import has_failed, spoil_rows
 from nbep.device.protocols.staging import STAGE_STRIDE, Row, begin_copy, end_copy, open_stage
-from nbep.device.protocols.teams import Team, publish_tail, team_barrier
+from nbep.device.protocols.teams import Team, publish_tail, team_barrier, wait_free_slots, wait_tail_past
 from nbep.device.protocols.waits import (
+    DISPATCH_RECEIVER_OFFSETS,
     DISPATCH_RECEIVER_ROWS,
     DISPATCH_RECEIVER_TAIL,
     DISPATCH_SENDER_HEAD,
     Waiter,
     has_timed_out,
+    is_set,
     report_fault,
-    wait_announced,
-    wait_free_slots,
-    wait_tail_past,
+    wait_or_report,
 )
 from nbep.device.types import I32, In, Out
 
@@ -283,6 +283,17 @@ def note_channel_start(ctx, out, start):
     team = ctx.team
     if team.warp == 0 and team.lane == 0 and out.recv_channel_prefix_matrix != 0:
         ptx.st_weak_s32(out.recv_channel_prefix_matrix + 4 * (team.peer * ctx.shape.num_channels + team.channel), start)
+
+
+@device_function
+def wait_announced(cell, bounds, peer, channel):
+    """Wait for a count that travels as -n - 1, so that 0 means "not here yet". Returns n; 0 if it never came.
+
+    The load is relaxed: the count is the message itself, and nothing else is published by it.
+    """
+    waiter = Waiter(DISPATCH_RECEIVER_OFFSETS, peer, channel)
+    value, came = wait_or_report(ptx.ld_relaxed_sys_s32, cell, is_set, -1, bounds, waiter)
+    return -value - 1 if came else 0
 
 
 @device_function

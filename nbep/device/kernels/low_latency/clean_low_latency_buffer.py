@@ -35,7 +35,7 @@ from nbep.device.layout.low_latency import (
 )
 from nbep.device.network.seam import Network, amo_add, own_ptr
 from nbep.device.protocols.arrivals import empty_cell, empty_word, is_masked, wait_peer
-from nbep.device.protocols.peers import Bounds
+from nbep.device.protocols.waits import Bounds
 from nbep.device.types import I64
 
 

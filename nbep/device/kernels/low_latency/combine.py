@@ -24,19 +24,12 @@ With deduplicate, for a DeduplicatedShape, `deduplicated_combine` sends. The rec
 Source: DeepEP csrc/kernels/internode_ll.cu, combine. Break it: notebooks/08_low_latency_combine.ipynb
 """
 
+from typing import NamedTuple
+
 import nbep.device.primitives as ptx
 from nbep.device.jit import by_type, kernel
-from nbep.device.kernels.low_latency.arguments import (
-    RECV_PHASE,
-    SEND_PHASE,
-    Call,
-    CombineInputs,
-    CombineOutputs,
-    CombineSizes,
-    Context,
-    Workspace,
-)
-from nbep.device.kernels.low_latency.combine_receiver import receive_rows
+from nbep.device.kernels.low_latency.arguments import RECV_PHASE, SEND_PHASE, Call, Context, Workspace
+from nbep.device.kernels.low_latency.combine_receiver import receive_rows, sum_table_bytes
 from nbep.device.kernels.low_latency.combine_sender import send_expert_rows
 from nbep.device.kernels.low_latency.coordinator import (
     compare_calls,
@@ -48,7 +41,48 @@ from nbep.device.kernels.low_latency.coordinator import (
 )
 from nbep.device.layout.low_latency import LowLatencyShape
 from nbep.device.network.seam import Network
-from nbep.device.protocols.peers import Bounds
+from nbep.device.protocols.staging import STAGE_STRIDE
+from nbep.device.protocols.waits import Bounds
+from nbep.device.types import I32, In, InOut, Out
+
+MAX_GROUPS = 12  # groups of warps in a block
+
+
+class CombineOutputs(NamedTuple):
+    """wait_recv_cost_stats may be absent (0)."""
+
+    combined_x: Out  # [num_tokens, hidden] bf16
+    wait_recv_cost_stats: InOut  # [num_ranks] s64
+
+
+class CombineInputs(NamedTuple):
+    """topk_idx and topk_weights are of this rank's tokens; what follows is of its experts' rows, from the handle."""
+
+    x: In  # [num_local_experts, T, hidden] bf16
+    topk_idx: In  # [num_tokens, num_topk] s64
+    topk_weights: In  # [num_tokens, num_topk] f32
+    recv_src_info: In
+    recv_layout_range: In
+    num_messages: In
+    message_src_idx: In
+    message_rows: In
+    message_weights: In
+
+
+class CombineSizes(NamedTuple):
+    num_tokens: I32
+    num_topk: I32
+    num_groups: I32  # most groups of warps of a block that send: see groups_here
+
+
+def num_groups(num_experts: int, num_blocks: int, num_threads: int) -> int:
+    """Most groups of warps in a block: one for each (local expert, source) that falls to it, within the limits."""
+    return min(-(-num_experts // num_blocks), MAX_GROUPS, num_threads // 32)
+
+
+def combine_smem_bytes(shape: LowLatencyShape, num_threads: int) -> int:
+    """Dynamic shared memory of a combine block: the table, and a stage a warp."""
+    return sum_table_bytes(shape) + STAGE_STRIDE * (num_threads // 32)
 
 
 @by_type("shape")
@@ -70,7 +104,7 @@ def low_latency_combine(
     shape: LowLatencyShape,
     sizes: CombineSizes,
 ):
-    """Grid: any. Block: a multiple of 32, at least 64. Shared memory: `arguments.combine_smem_bytes`."""
+    """Grid: any. Block: a multiple of 32, at least 64. Shared memory: `combine_smem_bytes`."""
     ctx = Context(network, work, bounds, call, shape, sizes, ptx.thread_idx() // 32, ptx.thread_idx() % 32)
     sends = call.phases & SEND_PHASE != 0
     if sends or is_last_block():

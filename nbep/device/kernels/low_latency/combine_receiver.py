@@ -11,11 +11,14 @@ counts, arrivals        next coordinator  resets, see coordinator.py
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency.arguments import arrival_cell, count_cell
-from nbep.device.kernels.low_latency.recv_cost import note_owners
+from nbep.device.kernels.low_latency.coordinator import call_cell
+from nbep.device.kernels.low_latency.recv_cost import note_wait
+from nbep.device.layout.common import ALIGNMENT_BYTES, align_up
 from nbep.device.layout.low_latency import (
     LOGFMT_COLUMNS,
     LOGFMT_META_BYTES,
     deduplicates,
+    local_and_rank,
     rank_of,
     recv_offset,
     row_stride,
@@ -24,14 +27,23 @@ from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.arrivals import is_complete, wait_arrival
 from nbep.device.protocols.logfmt import ENCODED_BYTES, HIGH_BITS, PLAIN_BYTES, decode_four, is_encoded, log_range
 from nbep.device.protocols.reduce import add_weighted_bf16x8, add_weighted_f32x8, to_bf16x8, zero_f32x8
-from nbep.device.protocols.waits import LOW_LATENCY_COMBINE_COUNT, Waiter
+from nbep.device.protocols.waits import LOW_LATENCY_CALL, LOW_LATENCY_COMBINE_COUNT, Waiter
 
 # The sum table
 ROWS = 0  # [32] s64: their addresses
 WEIGHTS = 256  # [32] f32
 NUM_ROWS = 384
+SUM_TABLE_BYTES = 4 * ALIGNMENT_BYTES
 NAN = float("nan")
 COLUMNS = 256  # of a token that a warp adds up at once, eight a lane
+
+
+@device_function
+def sum_table_bytes(shape):
+    """What combine has of a token, rows [32] s64, weights [32] f32, their number; while it sends, a word a rank."""
+    return (
+        max(SUM_TABLE_BYTES, align_up(4 * shape.num_ranks, ALIGNMENT_BYTES)) if deduplicates(shape) else SUM_TABLE_BYTES
+    )
 
 
 @device_function
@@ -191,6 +203,38 @@ def sum_token(ctx, out, token):
             if has_next:
                 ptx.st_na_v4(row + 2 * next_column, next_total)
             column = next_column + step
+
+
+@device_function
+def is_chosen(ctx, inputs, local_expert, peer):
+    """Whether a token of this rank has chosen an expert, or with deduplicate one of its rank's; a whole warp."""
+    first = peer * ctx.shape.num_local_experts
+    past = first + ctx.shape.num_local_experts
+    if not deduplicates(ctx.shape):
+        first += local_expert
+        past = first + 1
+    found = False
+    for cell in range(ctx.lane, ctx.sizes.num_tokens * ctx.sizes.num_topk, 32):
+        found = found or first <= ptx.ld_nc_s64(inputs.topk_idx + 8 * cell) < past
+    return ptx.vote_any(ptx.FULL_MASK, found)
+
+
+@device_function
+def note_owners(ctx, out, inputs):
+    """Combine: the warps of all blocks take the experts in turn, but for the first of each, which lists rows."""
+    unit = ptx.block_idx() + ptx.grid_dim() * (ctx.warp - 1)
+    if ctx.warp == 0:
+        unit = ctx.shape.num_experts
+    while unit < ctx.shape.num_experts:
+        local_expert, peer = local_and_rank(ctx.shape, unit)
+        cell = call_cell(ctx, peer)
+        site = LOW_LATENCY_CALL
+        if is_chosen(ctx, inputs, local_expert, peer):
+            cell = arrival_cell(ctx, peer) if deduplicates(ctx.shape) else count_cell(ctx, peer, local_expert)
+            site = LOW_LATENCY_COMBINE_COUNT
+        if ctx.lane == 0 and cell != 0:
+            note_wait(ctx, out, cell, Waiter(site, peer, peer * ctx.shape.num_local_experts + local_expert))
+        unit += ptx.grid_dim() * (ptx.block_dim() // 32 - 1)
 
 
 @device_function

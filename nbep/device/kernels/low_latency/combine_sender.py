@@ -8,11 +8,10 @@ stage       copy engine         bulk copy               network           after 
 counts      next coordinator    resets, see coordinator.py
 """
 
-from typing import NamedTuple
-
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.kernels.low_latency.arguments import SUM_TABLE_BYTES, count_of_call, groups_here
+from nbep.device.kernels.low_latency.arguments import count_of_call
+from nbep.device.kernels.low_latency.combine_receiver import SUM_TABLE_BYTES
 from nbep.device.kernels.low_latency.coordinator import (
     is_last_block,
     is_notifier,
@@ -30,7 +29,9 @@ from nbep.device.layout.low_latency import (
     send_offset,
 )
 from nbep.device.network.seam import (
+    Place,
     amo_add,
+    further,
     keep_message,
     own_ptr,
     put_nbi_warp,
@@ -39,8 +40,6 @@ from nbep.device.network.seam import (
     sends_from_buffer,
 )
 from nbep.device.protocols.arrivals import completion, is_masked
-from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
-from nbep.device.protocols.fp8 import abs_max8
 from nbep.device.protocols.logfmt import (
     ENCODED_BYTES,
     HIGH_BITS,
@@ -51,19 +50,16 @@ from nbep.device.protocols.logfmt import (
     log_range,
     pack_meta,
 )
-from nbep.device.protocols.reduce import half_warp_max_f32, unpack_bf16x8
-from nbep.device.protocols.staging import STAGE_BYTES, begin_fill, open_stage, wait_filled
+from nbep.device.protocols.reduce import abs_max8, half_warp_max_f32, unpack_bf16x8
+from nbep.device.protocols.staging import STAGE_BYTES, VEC_BYTES, WARP_BYTES, begin_fill, open_stage, wait_filled
 
 COLUMNS = 256  # of a row that a warp encodes at once, eight a lane
 
 
-class Place(NamedTuple):
-    """Where a row goes: its offset at the peer and, if it leaves from the buffer, at this rank."""
-
-    dst: int
-    src: int
-    peer: int
-    queue: int
+@device_function
+def groups_here(num_experts, most):
+    """Groups of warps in this block: where one pair less falls to it, there is one group less, and each is larger."""
+    return most - 1 if most > 1 and ptx.block_idx() + ptx.grid_dim() * (most - 1) >= num_experts else most
 
 
 @device_function
@@ -80,10 +76,10 @@ def put_row(ctx, place, row, stage, parity):
             for at in range(ctx.lane * VEC_BYTES, part, WARP_BYTES):
                 ptx.st_shared_v4(stage.data + at, ptx.ld_nc_v4(row + offset + at))
             ptx.syncwarp(ptx.FULL_MASK)
-        src = place.src + offset
+        to = further(place, offset)
         if sends_from_buffer(ctx.network) and row != own_ptr(ctx.network, place.src):  # with zero_copy it lies there
-            keep_message(ctx.network, src, stage.data, part, ctx.lane)
-        put_nbi_warp(ctx.network, place.dst + offset, src, stage.data, part, place.peer, place.queue, ctx.lane)
+            keep_message(ctx.network, to.src, stage.data, part, ctx.lane)
+        put_nbi_warp(ctx.network, to, stage.data, part, ctx.lane)
         ptx.syncwarp(ptx.FULL_MASK)
         offset += part
     return parity
@@ -140,13 +136,6 @@ def encode_columns(data, meta, words, is_active, lane):
 
 
 @device_function
-def put_part(ctx, place, offset, data, num_bytes):
-    """Put what lanes have written in shared memory at an offset of a row; one warp, which may write there again."""
-    dst, src = place.dst + offset, place.src + offset
-    put_stage(ctx.network, dst, src, data, num_bytes, place.peer, place.queue, ctx.lane)
-
-
-@device_function
 def put_encoded_row(ctx, place, row, stage):
     """Put a row in LogFMT: its columns behind each other, then the meta in front of them; one warp."""
     meta_bytes = row_stride(ctx.shape) - 2 * ctx.shape.hidden
@@ -168,12 +157,12 @@ def put_encoded_row(ctx, place, row, stage):
         row += 2 * COLUMNS
         left -= COLUMNS
         if used + 2 * PLAIN_BYTES > room:
-            put_part(ctx, place, done, data, used)
+            put_stage(ctx.network, further(place, done), data, used, ctx.lane)
             done += used
             used = 0
     if used != 0:
-        put_part(ctx, place, done, data, used)
-    put_part(ctx, place, 0, stage.data, meta_bytes)
+        put_stage(ctx.network, further(place, done), data, used, ctx.lane)
+    put_stage(ctx.network, place, stage.data, meta_bytes, ctx.lane)
 
 
 @device_function

@@ -21,12 +21,12 @@ This is `combine` for a DeduplicatedShape, a binary of its own for the reason of
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.kernels.low_latency.arguments import sum_table_bytes
 from nbep.device.kernels.low_latency.combine import send_rows
+from nbep.device.kernels.low_latency.combine_receiver import sum_table_bytes
 from nbep.device.kernels.low_latency.coordinator import may_send, may_warp_send, notify_call, wait_send_area
 from nbep.device.kernels.low_latency.deduplicated_dispatch import QUEUE, add_to_arrival
 from nbep.device.layout.low_latency import DeduplicatedShape, local_and_rank, recv_offset, send_offset
-from nbep.device.network.seam import keep_message, own_ptr, put_nbi_warp, quiet, sends_from_buffer
+from nbep.device.network.seam import Place, keep_message, own_ptr, put_nbi_warp, quiet, sends_from_buffer
 from nbep.device.protocols.arrivals import TAG, completion
 from nbep.device.protocols.reduce import add_weighted_bf16x8, to_bf16x8, zero_f32x8
 from nbep.device.protocols.staging import STAGE_STRIDE
@@ -110,7 +110,7 @@ def send_part(ctx, inputs, stage, peer, message, first):
         src = kept_offset(ctx, inputs, row, cell) + 2 * first
         num_bytes = 2 * min(COLUMNS, ctx.shape.hidden - first)
         keep_message(ctx.network, src, stage, num_bytes, ctx.lane)
-        put_nbi_warp(ctx.network, dst, src, stage, num_bytes, peer, QUEUE, ctx.lane)
+        put_nbi_warp(ctx.network, Place(dst, src, peer, QUEUE), stage, num_bytes, ctx.lane)
         if ctx.lane == 0:
             ptx.atom_add_relaxed_cta_shared_s32(ptx.smem_base() + 4 * peer, 1)
             if ptx.has_tma():

@@ -38,16 +38,20 @@ from nbep.device.kernels.low_latency.arguments import (
     count_cell,
     count_of_call,
     count_to_tell,
-    note_stride,
     slot_counter,
-    stage_bytes,
-    table_bytes,
 )
 from nbep.device.kernels.low_latency.coordinator import may_send, may_warp_send, notify_call, wait_send_area
-from nbep.device.kernels.low_latency.dispatch import count_tokens, receive_tokens, send_tokens
+from nbep.device.kernels.low_latency.dispatch import count_tokens, receive_tokens, send_tokens, table_bytes
 from nbep.device.kernels.low_latency.dispatch_receiver import index_of, is_lost, load_scale, note_range, store_scale
-from nbep.device.kernels.low_latency.dispatch_sender import clear_gap, expert_of, next_stage, open_to_engine
-from nbep.device.kernels.low_latency.recv_cost import note_sources
+from nbep.device.kernels.low_latency.dispatch_sender import (
+    clear_gap,
+    expert_of,
+    next_stage,
+    note_stride,
+    open_to_engine,
+    stage_bytes,
+)
+from nbep.device.kernels.low_latency.recv_cost import note_wait
 from nbep.device.layout.low_latency import (
     MAX_EXPERTS,
     DeduplicatedShape,
@@ -61,12 +65,13 @@ from nbep.device.layout.low_latency import (
     recv_offset,
     send_offset,
 )
-from nbep.device.network.seam import amo_add, keep_message, own_ptr, put_nbi_warp, quiet
+from nbep.device.network.seam import Place, amo_add, further, keep_message, own_ptr, put_nbi_warp, quiet
 from nbep.device.protocols.arrivals import TAG, announced, completion, tell, wait_arrival, wait_number
-from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
 from nbep.device.protocols.reduce import warp_sum_s32
 from nbep.device.protocols.staging import (
     STAGE_BYTES,
+    VEC_BYTES,
+    WARP_BYTES,
     begin_fill,
     drain_stage,
     empty_stage,
@@ -144,10 +149,11 @@ def put_message(ctx, stage, note, token, peer, slot):
     dst = recv_offset(ctx.call, ctx.network.rank) + slot * stride
     src = send_offset(ctx.call.num_rdma_bytes, ctx.call.half) + (token * ctx.shape.num_ranks + peer) * stride
     at = note_offset(ctx.shape)
+    place = Place(dst, src, peer, QUEUE)
     keep_message(ctx.network, src, stage, at, ctx.lane)
-    put_nbi_warp(ctx.network, dst, src, stage, at, peer, QUEUE, ctx.lane)
+    put_nbi_warp(ctx.network, place, stage, at, ctx.lane)
     keep_message(ctx.network, src + at, note, note_bytes(ctx.shape), ctx.lane)
-    put_nbi_warp(ctx.network, dst + at, src + at, note, note_bytes(ctx.shape), peer, QUEUE, ctx.lane)
+    put_nbi_warp(ctx.network, further(place, at), note, note_bytes(ctx.shape), ctx.lane)
 
 
 @device_function
@@ -270,6 +276,17 @@ def count_ranks(ctx, inputs):
 def messages_at(shape, table, src):
     """Where the table says how many messages a source has sent: behind the counts."""
     return table + 4 * (shape.num_experts + src)
+
+
+@device_function
+def note_sources(ctx, out):
+    """Dispatch with deduplicate: all warps of all blocks take the experts in turn."""
+    unit = ptx.block_idx() + ptx.grid_dim() * ctx.warp
+    while unit < ctx.shape.num_experts:
+        src = local_and_rank(ctx.shape, unit)[1]
+        if ctx.lane == 0:
+            note_wait(ctx, out, arrival_cell(ctx, src), Waiter(LOW_LATENCY_DISPATCH_COUNT, src, -1))
+        unit += ptx.grid_dim() * (ptx.block_dim() // 32)
 
 
 @device_function

@@ -25,18 +25,11 @@ With deduplicate, for a DeduplicatedShape, `deduplicated_dispatch` has the versi
 Source: DeepEP csrc/kernels/internode_ll.cu, dispatch. Break it: notebooks/07_low_latency_dispatch.ipynb
 """
 
+from typing import NamedTuple
+
 import nbep.device.primitives as ptx
-from nbep.device.jit import by_type, kernel
-from nbep.device.kernels.low_latency.arguments import (
-    RECV_PHASE,
-    SEND_PHASE,
-    Call,
-    Context,
-    DispatchInputs,
-    DispatchOutputs,
-    DispatchSizes,
-    Workspace,
-)
+from nbep.device.jit import by_type, device_function, kernel
+from nbep.device.kernels.low_latency.arguments import RECV_PHASE, SEND_PHASE, Call, Context, Workspace
 from nbep.device.kernels.low_latency.coordinator import (
     compare_calls,
     end_earlier_calls,
@@ -45,10 +38,84 @@ from nbep.device.kernels.low_latency.coordinator import (
     is_notifier,
 )
 from nbep.device.kernels.low_latency.dispatch_receiver import receive_choices
-from nbep.device.kernels.low_latency.dispatch_sender import SENDER, cast_messages, count_choices, send_choices
-from nbep.device.layout.low_latency import LowLatencyShape
+from nbep.device.kernels.low_latency.dispatch_sender import (
+    SENDER,
+    cast_messages,
+    count_choices,
+    send_choices,
+    stage_bytes,
+)
+from nbep.device.layout.common import ALIGNMENT_BYTES, align_up, inverse_of
+from nbep.device.layout.low_latency import LowLatencyShape, deduplicates
 from nbep.device.network.seam import Network
-from nbep.device.protocols.peers import Bounds
+from nbep.device.protocols.staging import STAGE_STRIDE
+from nbep.device.protocols.waits import Bounds
+from nbep.device.types import I32, In, InOut, Out
+
+
+class DispatchOutputs(NamedTuple):
+    """T is num_ranks * num_max_tokens. May be absent (0): the scales, both stats, and what deduplicate adds."""
+
+    recv_x: Out  # [num_local_experts, T, payload_bytes]
+    recv_x_scales: Out  # [num_local_experts, hidden / 128, T] f32; UE8M0: [num_local_experts, hidden / 512, T] 4 bytes
+    recv_src_info: Out  # [num_local_experts, T] s32: the token's index at its source
+    recv_layout_range: Out  # [num_local_experts, num_ranks] s64: where its rows begin << 32 | how many there are
+    recv_count: Out  # [num_local_experts] s32
+    cumulative_recv_stats: InOut  # [num_local_experts] s32
+    wait_recv_cost_stats: InOut  # [num_ranks] s64
+    # With deduplicate, what combine needs of each message
+    num_messages: Out  # [num_ranks] s32
+    message_src_idx: Out  # [num_ranks, num_max_tokens] s32
+    message_rows: Out  # [num_ranks, num_max_tokens, num_topk] s32: local expert * T + row, or -1
+    message_weights: Out  # [num_ranks, num_max_tokens, num_topk] f32
+
+
+class DispatchInputs(NamedTuple):
+    """topk_weights may be absent (0); deduplicate needs them."""
+
+    x: In  # [num_tokens, hidden] bf16
+    topk_idx: In  # [num_tokens, num_topk] s64
+    topk_weights: In  # [num_tokens, num_topk] f32
+
+
+class DispatchSizes(NamedTuple):
+    num_tokens: I32
+    num_topk: I32
+    team_warps: I32  # that receive what one source has for one expert
+    num_teams: I32
+    inverse_of_team: I32  # of team_warps: see layout.common
+    message_stride: I32  # as the layout has it: worked out once
+    note_offset: I32
+    round_scale: I32  # 1: scales are powers of two
+    use_ue8m0: I32  # 1: recv_x_scales are exponent bytes, four in a word
+
+
+def teams(num_experts: int, num_max_tokens: int, num_blocks: int, num_threads: int) -> tuple[int, int, int]:
+    """Warps of a team, teams, and what to divide by to find a warp's team.
+
+    All warps are shared out to the pairs of a local expert and a source.
+    """
+    num_warps = num_blocks * (num_threads // 32)
+    team_warps = min(max(num_warps // num_experts, 1), num_max_tokens)
+    return team_warps, num_warps // team_warps, inverse_of(team_warps)
+
+
+@device_function
+def table_bytes(shape):
+    """What a receiver of dispatch with deduplicate has: the count of each (local expert, source), a word a rank."""
+    return align_up(4 * (shape.num_experts + shape.num_ranks), ALIGNMENT_BYTES)
+
+
+def dispatch_smem_bytes(shape: LowLatencyShape, num_threads: int, has_tma: bool) -> int:
+    """Dynamic shared memory of a dispatch block.
+
+    To send: two stages of tokens and, with deduplicate, a histogram of the experts of a rank; to receive: the
+    table and a stage a warp.
+    """
+    sending = 2 * stage_bytes(shape) + (4 * (shape.num_experts // shape.num_ranks) if deduplicates(shape) else 0)
+    table = table_bytes(shape) if deduplicates(shape) else 0
+    receiving = table + (STAGE_STRIDE * (num_threads // 32) if has_tma else 0)
+    return max(sending, receiving)
 
 
 @by_type("shape")
@@ -82,7 +149,7 @@ def low_latency_dispatch(
     shape: LowLatencyShape,
     sizes: DispatchSizes,
 ):
-    """Grid: any. Block: a multiple of 32, at least 96. Shared memory: `arguments.dispatch_smem_bytes`."""
+    """Grid: any. Block: a multiple of 32, at least 96. Shared memory: `dispatch_smem_bytes`."""
     warp = ptx.thread_idx() // 32
     ctx = Context(network, work, bounds, call, shape, sizes, warp, ptx.thread_idx() % 32)
     num_warps = ptx.block_dim() // 32

@@ -16,11 +16,14 @@ a stage that is filled again has been read.
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.kernels.low_latency.arguments import count_of_call, count_to_tell, slot_counter, stage_bytes
+from nbep.device.kernels.low_latency.arguments import count_of_call, count_to_tell, slot_counter
 from nbep.device.kernels.low_latency.coordinator import may_send, notify_call, wait_send_area
+from nbep.device.layout.common import ALIGNMENT_BYTES, align_up
 from nbep.device.layout.low_latency import (
     NOTE_ALIGNMENT,
+    deduplicates,
     message_stride,
+    note_bytes,
     note_offset,
     num_scales,
     payload_bytes,
@@ -28,16 +31,28 @@ from nbep.device.layout.low_latency import (
     recv_offset,
     send_offset,
 )
-from nbep.device.network.seam import keep_message, put_nbi_warp, quiet
+from nbep.device.network.seam import Place, keep_message, put_nbi_warp, quiet
 from nbep.device.protocols.arrivals import TAG, completion, tell
-from nbep.device.protocols.fp8 import abs_max8, fp8_scales, to_e4m3x8
-from nbep.device.protocols.reduce import half_warp_max_f32, unpack_bf16x8, warp_sum_s32
+from nbep.device.protocols.fp8 import fp8_scales, to_e4m3x8
+from nbep.device.protocols.reduce import abs_max8, half_warp_max_f32, unpack_bf16x8, warp_sum_s32
 from nbep.device.protocols.waits import LOW_LATENCY_CHOICE, report_fault
 
 SENDER_BARRIER = 1
 SENDER = 0  # its warp
 NUM_OTHERS = 2  # warps that do not cast: the sender and the counter
 COLUMNS = 256  # of a token that a warp casts at once, eight a lane
+
+
+@device_function
+def note_stride(shape):
+    """From the note for one rank to that for the next, in shared memory."""
+    return align_up(note_bytes(shape), ALIGNMENT_BYTES)
+
+
+@device_function
+def stage_bytes(shape):
+    """One token in shared memory: its message and, with deduplicate, a note for each rank that it goes to."""
+    return message_stride(shape) + (shape.num_topk * note_stride(shape) if deduplicates(shape) else 0)
 
 
 @device_function
@@ -141,7 +156,7 @@ def put_choice(ctx, stage, token, expert, slot):
     dst = recv_offset(ctx.call, ctx.network.rank)
     dst += (local_expert * ctx.shape.num_max_tokens + slot) * stride
     src = message_offset(ctx, token)
-    put_nbi_warp(ctx.network, dst, src, stage, message_bytes(ctx.shape), peer, local_expert, ctx.lane)
+    put_nbi_warp(ctx.network, Place(dst, src, peer, local_expert), stage, message_bytes(ctx.shape), ctx.lane)
 
 
 @device_function

@@ -26,6 +26,8 @@ mlx5_wqe_inl_data_seg, mlx5_wqe_atomic_seg); DeepEP csrc/kernels/ibgda_device.cu
 ibgda_write_rdma_write_inl_wqe, ibgda_write_amo_add_wqe, ibgda_atomic_32_masked_fa_seg_t)
 """
 
+from typing import NamedTuple
+
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 
@@ -45,16 +47,32 @@ CQ_UPDATE = 2 << 2  # of the flags: write a completion
 INLINE = 1 << 31  # of num_bytes: the data follow
 
 
-@device_function
-def write_control(entry, opmod, opcode, index, qpn, num_segments):
-    """The control segment. index is the entry's number in its queue, of which 16 bits are kept."""
-    what = ptx.byteswap_u32(opmod << 24 | (index & 0xFFFF) << 8 | opcode)
-    ptx.st_na_v4(entry, (what, ptx.byteswap_u32(qpn << 8 | num_segments), CQ_UPDATE << 24, 0))
+class Slot(NamedTuple):
+    """Where an entry goes, its number in the queue, and the queue pair's number."""
+
+    address: int
+    number: int  # of which 16 bits are kept
+    qpn: int
+
+
+class Registered(NamedTuple):
+    """A place in registered memory, and the key of its chunk."""
+
+    address: int
+    key: int
 
 
 @device_function
-def write_remote_address(entry, address, key):
-    ptx.st_na_v4(entry + REMOTE_ADDRESS, (ptx.byteswap_u32(address >> 32), ptx.byteswap_u32(address), key, 0))
+def write_control(slot, opmod, opcode, num_segments):
+    """The control segment."""
+    what = ptx.byteswap_u32(opmod << 24 | (slot.number & 0xFFFF) << 8 | opcode)
+    ptx.st_na_v4(slot.address, (what, ptx.byteswap_u32(slot.qpn << 8 | num_segments), CQ_UPDATE << 24, 0))
+
+
+@device_function
+def write_remote_address(slot, remote):
+    words = (ptx.byteswap_u32(remote.address >> 32), ptx.byteswap_u32(remote.address), remote.key, 0)
+    ptx.st_na_v4(slot.address + REMOTE_ADDRESS, words)
 
 
 @device_function
@@ -66,36 +84,36 @@ def write_data(segment, address, key, num_bytes):
 
 
 @device_function
-def write_rdma_write(entry, index, qpn, remote, remote_key, local, key, num_bytes, next_key, num_more):
+def write_rdma_write(slot, remote, local, num_bytes, next_key, num_more):
     """Write num_bytes from `local` to `remote`, and behind them num_more, which lie in the next registered chunk."""
-    write_control(entry, 0, RDMA_WRITE, index, qpn, 3 if num_more == 0 else 4)
-    write_remote_address(entry, remote, remote_key)
-    write_data(entry + DATA, local, key, num_bytes)
+    write_control(slot, 0, RDMA_WRITE, 3 if num_more == 0 else 4)
+    write_remote_address(slot, remote)
+    write_data(slot.address + DATA, local.address, local.key, num_bytes)
     if num_more != 0:
-        write_data(entry + MORE_DATA, local + num_bytes, next_key, num_more)
+        write_data(slot.address + MORE_DATA, local.address + num_bytes, next_key, num_more)
 
 
 @device_function
-def write_rdma_write_inline(entry, index, qpn, remote, remote_key, value, num_bytes):
+def write_rdma_write_inline(slot, remote, value, num_bytes):
     """Write the low num_bytes (1 to 8) of a number to `remote`; they are in the entry."""
-    write_control(entry, 0, RDMA_WRITE, index, qpn, 3)
-    write_remote_address(entry, remote, remote_key)
-    ptx.st_na_v4(entry + DATA, (ptx.byteswap_u32(INLINE | num_bytes), ptx.u32(value), ptx.u32(value >> 32), 0))
+    write_control(slot, 0, RDMA_WRITE, 3)
+    write_remote_address(slot, remote)
+    ptx.st_na_v4(slot.address + DATA, (ptx.byteswap_u32(INLINE | num_bytes), ptx.u32(value), ptx.u32(value >> 32), 0))
 
 
 @device_function
-def write_fetch_add_32(entry, index, qpn, remote, remote_key, value, result, result_key):
+def write_fetch_add_32(slot, remote, value, result):
     """Add to the s32 at `remote`. What it was goes to `result`, big-endian."""
-    write_control(entry, OPMOD_32_BITS, MASKED_FETCH_ADD, index, qpn, 4)
-    write_remote_address(entry, remote, remote_key)
-    ptx.st_na_v4(entry + ATOMIC, (ptx.byteswap_u32(value), 0, 0, 0))
-    write_data(entry + ATOMIC_RESULT, result, result_key, 4)
+    write_control(slot, OPMOD_32_BITS, MASKED_FETCH_ADD, 4)
+    write_remote_address(slot, remote)
+    ptx.st_na_v4(slot.address + ATOMIC, (ptx.byteswap_u32(value), 0, 0, 0))
+    write_data(slot.address + ATOMIC_RESULT, result.address, result.key, 4)
 
 
 @device_function
-def write_fetch_add_64(entry, index, qpn, remote, remote_key, value, result, result_key):
+def write_fetch_add_64(slot, remote, value, result):
     """Add to the s64 at `remote`. What it was goes to `result`, in the GPU's own order of bytes."""
-    write_control(entry, OPMOD_64_BITS, MASKED_FETCH_ADD, index, qpn, 4)
-    write_remote_address(entry, remote, remote_key)
-    ptx.st_na_v4(entry + ATOMIC, (ptx.byteswap_u32(value >> 32), ptx.byteswap_u32(value), 0, 0))
-    write_data(entry + ATOMIC_RESULT, result, result_key, 8)
+    write_control(slot, OPMOD_64_BITS, MASKED_FETCH_ADD, 4)
+    write_remote_address(slot, remote)
+    ptx.st_na_v4(slot.address + ATOMIC, (ptx.byteswap_u32(value >> 32), ptx.byteswap_u32(value), 0, 0))
+    write_data(slot.address + ATOMIC_RESULT, result.address, result.key, 8)

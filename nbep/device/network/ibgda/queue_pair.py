@@ -96,8 +96,12 @@ def wait_turn(network, qp, peer, queue, index):
 
 
 @device_function
-def submit(network, qp, peer, queue, index, num_entries, leaves_now):
-    """Hand entries to the NIC that this thread has written, or others that it has synchronised with; one thread."""
+def submit(network, qp, peer, queue, entries, leaves_now):
+    """Hand entries to the NIC that this thread has written, or others that it has synchronised with; one thread.
+
+    entries: the number of the first, and how many there are
+    """
+    index, num_entries = entries
     if wait_turn(network, qp, peer, queue, index):
         after = index + num_entries
         if leaves_now or index >> network.log2_batch != after >> network.log2_batch:

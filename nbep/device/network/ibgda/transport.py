@@ -24,6 +24,8 @@ from nbep.device.jit import device_function
 from nbep.device.network import direct
 from nbep.device.network.ibgda.completion import wait_done
 from nbep.device.network.ibgda.entry import (
+    Registered,
+    Slot,
     write_fetch_add_32,
     write_fetch_add_64,
     write_rdma_write,
@@ -41,8 +43,8 @@ from nbep.device.network.ibgda.queue_pair import (
     submit,
     wait_room,
 )
-from nbep.device.network.seam import own_ptr, peer_ptr, provide
-from nbep.device.protocols.copies import VEC_BYTES, WARP_BYTES
+from nbep.device.network.seam import further, own_ptr, peer_ptr, provide
+from nbep.device.protocols.staging import VEC_BYTES, WARP_BYTES
 from nbep.device.types import I32, I64, Sym
 
 MOST_PIECES = 32  # whose entries a warp writes at once; with those that wait for a ring, less than MIN_ENTRIES
@@ -104,43 +106,55 @@ def remote_key(network, offset, peer):
 
 
 @device_function
-def write_piece(network, qp, index, dst_offset, src_offset, num_bytes, peer):
-    """The entry for bytes that lie in one chunk of the peer's buffer, so in one or two of this rank's; one thread."""
-    entry, qpn = entry_at(qp, index), field(qp, QPN)
-    remote, key = remote_address(network, dst_offset, peer), remote_key(network, dst_offset, peer)
-    here = min(left_in_chunk(network, src_offset), num_bytes)
-    more = num_bytes - here
-    first_key = local_key(network, src_offset)
-    next_key = local_key(network, src_offset + here) if more != 0 else 0
-    write_rdma_write(entry, index, qpn, remote, key, own_ptr(network, src_offset), first_key, here, next_key, more)
+def slot_of(qp, index):
+    """Where an entry goes, and what its control segment says of it."""
+    return Slot(entry_at(qp, index), index, field(qp, QPN))
 
 
 @device_function
-def post_few(network, dst_offset, src_offset, num_bytes, peer, queue, leaves_now, lane):
+def remote_place(network, offset, peer):
+    """A place of a peer's buffer, as the NIC finds it."""
+    return Registered(remote_address(network, offset, peer), remote_key(network, offset, peer))
+
+
+@device_function
+def write_piece(network, qp, index, place, num_bytes):
+    """The entry for bytes that lie in one chunk of the peer's buffer, so in one or two of this rank's; one thread."""
+    slot = slot_of(qp, index)
+    remote = remote_place(network, place.dst, place.peer)
+    here = min(left_in_chunk(network, place.src), num_bytes)
+    more = num_bytes - here
+    first = Registered(own_ptr(network, place.src), local_key(network, place.src))
+    next_key = local_key(network, place.src + here) if more != 0 else 0
+    write_rdma_write(slot, remote, first, here, next_key, more)
+
+
+@device_function
+def post_few(network, place, num_bytes, leaves_now, lane):
     """As post_write, for bytes that touch at most MOST_PIECES chunks of the peer's buffer. All lanes of a warp."""
-    qp = queue_pair_of(network, peer, queue)
-    head = left_in_chunk(network, dst_offset)
-    num_pieces = chunk_of(network, dst_offset + num_bytes - 1) - chunk_of(network, dst_offset) + 1
+    qp = queue_pair_of(network, place.peer, place.queue)
+    head = left_in_chunk(network, place.dst)
+    num_pieces = chunk_of(network, place.dst + num_bytes - 1) - chunk_of(network, place.dst) + 1
     first = 0
     has_room = False
     if lane == 0:
         first = reserve(qp, num_pieces)
-        has_room = wait_room(network, qp, peer, queue, first + num_pieces - 1)
+        has_room = wait_room(network, qp, place.peer, place.queue, first + num_pieces - 1)
     first = ptx.shfl_idx_s32(ptx.FULL_MASK, first, 0)
     if ptx.vote_any(ptx.FULL_MASK, has_room):
         ptx.syncwarp(ptx.FULL_MASK)  # all lanes may write the slots that lane 0 has found free
         if lane < num_pieces:
             begin = 0 if lane == 0 else head + ((lane - 1) << network.log2_chunk)
-            size = min(left_in_chunk(network, dst_offset + begin), num_bytes - begin)
-            write_piece(network, qp, first + lane, dst_offset + begin, src_offset + begin, size, peer)
+            size = min(left_in_chunk(network, place.dst + begin), num_bytes - begin)
+            write_piece(network, qp, first + lane, further(place, begin), size)
         ptx.syncwarp(ptx.FULL_MASK)
         if lane == 0:
-            submit(network, qp, peer, queue, first, num_pieces, leaves_now)
+            submit(network, qp, place.peer, place.queue, (first, num_pieces), leaves_now)
     return first + num_pieces - 1
 
 
 @device_function
-def post_write(network, dst_offset, src_offset, num_bytes, peer, queue, leaves_now, lane):
+def post_write(network, place, num_bytes, leaves_now, lane):
     """Write num_bytes of this rank's buffer into a peer's: an entry for each of its chunks. All lanes of a warp.
 
     The bytes are written by this warp, or by others that it has synchronised with. Returns the number of the last
@@ -150,9 +164,9 @@ def post_write(network, dst_offset, src_offset, num_bytes, peer, queue, leaves_n
     done = 0
     # A few at once: who waited for room for more than the queue has would wait for entries that nobody has rung for.
     while done < num_bytes:
-        most = left_in_chunk(network, dst_offset + done) + ((MOST_PIECES - 1) << network.log2_chunk)
+        most = left_in_chunk(network, place.dst + done) + ((MOST_PIECES - 1) << network.log2_chunk)
         part = min(num_bytes - done, most)
-        last = post_few(network, dst_offset + done, src_offset + done, part, peer, queue, leaves_now, lane)
+        last = post_few(network, further(place, done), part, leaves_now, lane)
         done += part
     return last
 
@@ -166,9 +180,8 @@ def post_value(network, offset, value, num_bytes, peer, queue):
     qp = queue_pair_of(network, peer, queue)
     index = reserve(qp, 1)
     if wait_room(network, qp, peer, queue, index):
-        remote, key = remote_address(network, offset, peer), remote_key(network, offset, peer)
-        write_rdma_write_inline(entry_at(qp, index), index, field(qp, QPN), remote, key, value, num_bytes)
-        submit(network, qp, peer, queue, index, 1, True)
+        write_rdma_write_inline(slot_of(qp, index), remote_place(network, offset, peer), value, num_bytes)
+        submit(network, qp, peer, queue, (index, 1), True)
     return index
 
 
@@ -178,14 +191,13 @@ def post_add(network, offset, value, is_64_bits, peer, queue):
     qp = queue_pair_of(network, peer, queue)
     index = reserve(qp, 1)
     if wait_room(network, qp, peer, queue, index):
-        entry, qpn = entry_at(qp, index), field(qp, QPN)
-        remote, key = remote_address(network, offset, peer), remote_key(network, offset, peer)
-        result, result_key = field(qp, RESULT), field(qp, RESULT_KEY)
+        slot, remote = slot_of(qp, index), remote_place(network, offset, peer)
+        result = Registered(field(qp, RESULT), field(qp, RESULT_KEY))
         if is_64_bits:
-            write_fetch_add_64(entry, index, qpn, remote, key, value, result, result_key)
+            write_fetch_add_64(slot, remote, value, result)
         else:
-            write_fetch_add_32(entry, index, qpn, remote, key, value, result, result_key)
-        submit(network, qp, peer, queue, index, 1, True)
+            write_fetch_add_32(slot, remote, value, result)
+        submit(network, qp, peer, queue, (index, 1), True)
     return index
 
 
@@ -221,11 +233,11 @@ def keep_message(network, src_offset, stage, num_bytes, lane):
 
 
 @device_function
-def put_nbi_warp(network, dst_offset, src_offset, stage, num_bytes, peer, queue, lane):
-    if is_mapped(network, peer):
-        direct.put_nbi_warp(network, dst_offset, src_offset, stage, num_bytes, peer, queue, lane)
+def put_nbi_warp(network, place, stage, num_bytes, lane):
+    if is_mapped(network, place.peer):
+        direct.put_nbi_warp(network, place, stage, num_bytes, lane)
     else:
-        post_few(network, dst_offset, src_offset, num_bytes, peer, queue, False, lane)
+        post_few(network, place, num_bytes, False, lane)
 
 
 @device_function

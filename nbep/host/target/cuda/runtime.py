@@ -23,8 +23,7 @@ from nbep.device.cards import has_bulk_copies
 from nbep.device.compile import load_kernels
 from nbep.device.jit import spec_of
 from nbep.device.layout.low_latency import MAX_RANKS
-from nbep.device.protocols.copies import VEC_BYTES
-from nbep.device.protocols.staging import STAGE_STRIDE
+from nbep.device.protocols.staging import STAGE_STRIDE, VEC_BYTES
 from nbep.device.types import flatten_args
 from nbep.host.target.base import (
     Array,
