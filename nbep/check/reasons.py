@@ -58,7 +58,7 @@ REASONS = {
     "internode.dispatch_receiver.receive_tokens: tma_store_wait_all until read": END_OF_KERNEL,
     "internode.notify_dispatch.send_message: syncwarp 2": "quiet has one before it",
     "arrivals.empty_cell: acquire and release of cell": "publishes nothing: relaxed would do",
-    "arrivals.empty_word: acquire and release of cell": "publishes nothing: relaxed would do",
+    "low_latency.calls.empty_word: acquire and release of cell": "publishes nothing: relaxed would do",
     "arrivals.mask_rank": FLAG,
     "arrivals.tell: amo_add": "for networks where an add is a message of its own: they order it behind their queue",
     "low_latency.combine_sender.put_row: syncwarp": "direct: a lane puts what it has written; others need it",

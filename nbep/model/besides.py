@@ -5,7 +5,7 @@ The busiest block of a rank is counted, and the coordinator of the last one. Tes
 
 from typing import NamedTuple
 
-from nbep.device.kernels.low_latency.dispatch import teams
+from nbep.host.low_latency.dispatch import teams
 
 RANKS_OF_NODE = 8
 

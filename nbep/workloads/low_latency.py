@@ -18,7 +18,8 @@ import numpy as np
 import nbep
 from nbep import reference
 from nbep.device.cards import SM90, ComputeCapability
-from nbep.device.layout.low_latency import NUM_HALVES, LowLatencyShape, quarter_bytes_needed
+from nbep.device.layout.low_latency import NUM_HALVES, LowLatencyShape
+from nbep.host.low_latency.size import quarter_bytes_needed
 from nbep.workloads import arrays
 from nbep.workloads.arrays import assert_kind, assign, to_numpy, to_target
 from nbep.workloads.cases import Case

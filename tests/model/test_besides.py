@@ -7,8 +7,9 @@ import pytest
 from target import spawn
 
 import nbep
-from nbep.device.layout.low_latency import NUM_HALVES, LowLatencyShape, quarter_bytes_needed
+from nbep.device.layout.low_latency import NUM_HALVES, LowLatencyShape
 from nbep.device.protocols import arrivals
+from nbep.host.low_latency.size import quarter_bytes_needed
 from nbep.host.target.emulator import EmulatorRuntime
 from nbep.model import besides
 from nbep.model.runs import tokens_of

@@ -236,17 +236,6 @@ def trailer_bytes(num_ranks: int) -> int:
     return align_up(pointer_table(num_ranks) + 8 * num_ranks, ALIGNMENT_BYTES)
 
 
-def quarter_bytes_needed(shape: LowLatencyShape) -> int:
-    """What the largest part of one half takes in dispatches and combines of this shape, whatever their options."""
-    num_messages = shape.num_experts // shape.num_ranks * shape.num_max_tokens
-    bf16 = LowLatencyShape(*shape._replace(use_fp8=0))
-    message = max(message_stride(bf16), message_stride(bf16._replace(use_fp8=1)))
-    needed = num_messages * max(message, row_stride(shape._replace(use_logfmt=1)))
-    if shape.deduplicate:
-        needed = max(needed, shape.num_max_tokens * message_stride(shape._replace(use_fp8=0)))
-    return shape.num_ranks * align_up(needed, ALIGNMENT_BYTES)
-
-
 def share_bytes(num_rdma_bytes: int, num_ranks: int) -> int:
     """What one rank may put in a half."""
     return quarter_bytes(num_rdma_bytes) // num_ranks // ALIGNMENT_BYTES * ALIGNMENT_BYTES

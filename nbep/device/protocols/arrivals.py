@@ -6,8 +6,7 @@
  count for itself  the same                     the same                             receivers    ld_relaxed_sys
  count, arrival    their owner, between calls   st_weak (0)                          receivers    of the next call
  word              a peer                       amo_add (-word - 1)                  receivers    ld_relaxed_sys
-                   its owner, between calls     st_relaxed_sys (0)                   receivers    in the next call
- count, arrival, word of a masked rank: owner   atom_exch_acq_rel_sys (ABSENT)
+ count, arrival of a masked rank: owner         atom_exch_acq_rel_sys (ABSENT)
  sum               who knows a part of a count  atom_add_acq_rel_gpu                 the last one the same
                    the last one                 st_weak 0                            the others   in the next call
  credit            peer, through the network    amo_add (1)                          senders      ld_acquire_sys
@@ -32,7 +31,7 @@ from typing import NamedTuple
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.network.seam import amo_add, is_message
-from nbep.device.protocols.waits import LOW_LATENCY_BARRIER, LOW_LATENCY_CREDIT, Waiter, report_fault, wait_until
+from nbep.device.protocols.waits import LOW_LATENCY_CREDIT, Waiter, report_fault, wait_until
 
 TAG = 1 << 14
 MAX_TAGS = TAG - 2  # messages that one cell can count
@@ -143,15 +142,6 @@ def empty_cell(cell, is_absent):
 
 
 @device_function
-def empty_word(cell, is_absent):
-    """The same for a cell that is added to once, relaxed, and read so."""
-    if is_absent:
-        ptx.atom_exch_acq_rel_sys_s32(cell, ABSENT)
-    else:
-        ptx.st_relaxed_sys_s32(cell, 0)
-
-
-@device_function
 def has_arrived(value, expected):
     """Whether all that a cell counts is there, or nothing comes any more."""
     if is_complete(value) or value > LEAST_ABSENT:
@@ -172,11 +162,6 @@ def has_credit(value, expected):
     if is_masked(expected.mask, expected.peer):
         return MASKED
     return CAME if ptx.s32(value - expected.number) > 0 else 0
-
-
-@device_function
-def has_met(value, expected):
-    return ptx.s32(value - expected.number) >= 0 or is_masked(expected.mask, expected.peer)
 
 
 @device_function
@@ -218,13 +203,3 @@ def wait_credit(cell, uses, bounds, mask, peer, half):
     if ended == 0:
         leave_out(bounds, Expected(mask, peer, uses + 1), Waiter(LOW_LATENCY_CREDIT, peer, half), value)
     return ended == CAME
-
-
-@device_function
-def wait_peer(signal, wanted, bounds, mask, peer):
-    """Wait until a peer has come to a barrier of `barrier_network`, by its number, or is masked."""
-    expected = Expected(mask, peer, wanted)
-    load = ptx.ld_acquire_sys_s32  # PAIR network-amo
-    value, ended = wait_until(load, signal, has_met, expected, bounds, ptx.wait_expired)
-    if not ended:
-        leave_out(bounds, expected, Waiter(LOW_LATENCY_BARRIER, peer, -1), value)

@@ -22,15 +22,12 @@ import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.protocols import barriers
 from nbep.device.protocols.peers import Peers, barrier_signals_of
-from nbep.device.protocols.waits import (
-    BARRIER,
-    DIGEST_BITS,
-    Waiter,
-    is_at_most,
-    report_fault,
-    wait_or_report,
-    wait_until,
-)
+from nbep.device.protocols.waits import BARRIER, DIGEST_BITS, Waiter, report_fault, wait_or_report, wait_until
+
+
+@device_function
+def is_at_most(seen, wanted):
+    return seen <= wanted
 
 
 @device_function

@@ -66,22 +66,6 @@ def unpack_bf16x8(words):
 
 
 @device_function
-def add_bf16x8(total, row):
-    """Add eight bf16 values, packed in four words, to eight float32 sums."""
-    a0, a1, a2, a3, a4, a5, a6, a7 = unpack_bf16x8(row)
-    return (
-        total[0] + a0,
-        total[1] + a1,
-        total[2] + a2,
-        total[3] + a3,
-        total[4] + a4,
-        total[5] + a5,
-        total[6] + a6,
-        total[7] + a7,
-    )
-
-
-@device_function
 def to_bf16x8(total):
     """Round eight float32 sums to bf16, packed in four words."""
     return (

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.layout.intranode import locate_notes, slot_bytes
-from nbep.device.protocols.reduce import add_bf16x8, to_bf16x8, zero_f32x8
+from nbep.device.protocols.reduce import to_bf16x8, unpack_bf16x8, zero_f32x8
 from nbep.device.protocols.staging import VEC_BYTES, WARP_BYTES
 
 MAX_IN_FLIGHT = 8  # loads of a lane; the code below spells them out
@@ -36,6 +36,22 @@ class Listed(NamedTuple):
 
     rows: int
     number: int
+
+
+@device_function
+def add_bf16x8(total, row):
+    """Add eight bf16 values, packed in four words, to eight float32 sums."""
+    a0, a1, a2, a3, a4, a5, a6, a7 = unpack_bf16x8(row)
+    return (
+        total[0] + a0,
+        total[1] + a1,
+        total[2] + a2,
+        total[3] + a3,
+        total[4] + a4,
+        total[5] + a5,
+        total[6] + a6,
+        total[7] + a7,
+    )
 
 
 @device_function

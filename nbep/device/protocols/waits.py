@@ -191,11 +191,6 @@ def is_at_least(seen, wanted):
 
 
 @device_function
-def is_at_most(seen, wanted):
-    return seen <= wanted
-
-
-@device_function
 def is_set(seen, wanted):
     """Whether a cell that starts at 0 holds anything; wanted is for the report."""
     return seen != 0

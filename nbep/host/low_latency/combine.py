@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from nbep.device.kernels.low_latency.combine import CombineSizes, combine_smem_bytes, num_groups
+from nbep.device.kernels.low_latency.combine import CombineSizes, combine_smem_bytes
 from nbep.device.kernels.low_latency.combine import low_latency_combine as combine_kernel
 from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, LowLatencyShape, send_offset
 from nbep.host import validate
@@ -26,6 +26,8 @@ from nbep.host.target.new_arrays import Make
 
 VERB = "low_latency_combine"
 GET_NEXT = "get_next_low_latency_combine_buffer"
+
+MAX_GROUPS = 12  # groups of warps in a block
 
 
 class CombineRequest(NamedTuple):
@@ -183,7 +185,7 @@ def _plan(memory: Node, mode: LowLatencyMemory, handle: LowLatencyHandle, given:
         allowed = f"at most {shape.num_max_tokens} tokens, as in the dispatch of the handle"
         refuse("topk_idx", f"{num_tokens} tokens", allowed)
     _, num_threads = runtime.low_latency_threads
-    groups = num_groups(shape.num_experts, mode.num_blocks, num_threads)
+    groups = _num_groups(shape.num_experts, mode.num_blocks, num_threads)
     num_rows = shape.num_ranks * shape.num_max_tokens
     sizes = CombineSizes(num_tokens, num_topk, groups)
     smem_bytes = combine_smem_bytes(shape, num_threads)
@@ -197,6 +199,11 @@ def _plan(memory: Node, mode: LowLatencyMemory, handle: LowLatencyHandle, given:
         out_size,
         runtime.prepare_empty([(out_size, "bfloat16")], given.x.array),
     )
+
+
+def _num_groups(num_experts: int, num_blocks: int, num_threads: int) -> int:
+    """Most groups of warps in a block: one for each (local expert, source) that falls to it, within the limits."""
+    return min(-(-num_experts // num_blocks), MAX_GROUPS, num_threads // 32)
 
 
 def _check_handle(runtime: Runtime, mode: LowLatencyMemory, handle: LowLatencyHandle) -> None:

@@ -11,8 +11,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from nbep.device.kernels.low_latency.deduplicated_combine import COLUMNS as SUM_COLUMNS
-from nbep.device.kernels.low_latency.dispatch import DispatchSizes, dispatch_smem_bytes, teams
+from nbep.device.kernels.low_latency.dispatch import DispatchSizes, dispatch_smem_bytes
 from nbep.device.kernels.low_latency.dispatch import low_latency_dispatch as dispatch_kernel
+from nbep.device.layout.common import inverse_of
 from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, LowLatencyShape, message_stride, note_offset
 from nbep.device.protocols.arrivals import MAX_TAGS
 from nbep.host import validate
@@ -193,6 +194,16 @@ def _plan(memory: Node, mode: LowLatencyMemory, given: DispatchRequest) -> Plan:
     return Plan(
         shape, words, launches, runtime.prepare_empty(wanted, given.x.array), (num_max_tokens, hidden, num_experts)
     )
+
+
+def teams(num_experts: int, num_max_tokens: int, num_blocks: int, num_threads: int) -> tuple[int, int, int]:
+    """Warps of a team, teams, and what to divide by to find a warp's team.
+
+    All warps are shared out to the pairs of a local expert and a source.
+    """
+    num_warps = num_blocks * (num_threads // 32)
+    team_warps = min(max(num_warps // num_experts, 1), num_max_tokens)
+    return team_warps, num_warps // team_warps, inverse_of(team_warps)
 
 
 def _parts(shape: LowLatencyShape) -> PartsLayout:

@@ -44,7 +44,6 @@ from nbep.device.layout.low_latency import (
     LowLatencyShape,
     message_stride,
     quarter_bytes,
-    quarter_bytes_needed,
     recv_begin,
     share_bytes,
 )
@@ -52,6 +51,7 @@ from nbep.device.network.seam import sends_from_buffer
 from nbep.host.arguments import refuse
 from nbep.host.faults import unread_error
 from nbep.host.low_latency.calls import Words
+from nbep.host.low_latency.size import quarter_bytes_needed
 from nbep.host.target.base import Kernel, PreparedLaunch
 from nbep.host.target.streams import Stream
 from nbep.host.transport.rdma import RdmaMemory

@@ -6,7 +6,7 @@ Source: DeepEP csrc/config.hpp, get_low_latency_rdma_size_hint
 from __future__ import annotations
 
 from nbep.device.layout.intranode import ALIGNMENT_BYTES, align_up
-from nbep.device.layout.low_latency import MAX_TOPK, NUM_HALVES, LowLatencyShape, quarter_bytes_needed
+from nbep.device.layout.low_latency import MAX_TOPK, NUM_HALVES, LowLatencyShape, message_stride, row_stride
 from nbep.host.arguments import integer
 from nbep.host.config import INT4_BYTES
 
@@ -20,6 +20,17 @@ def low_latency_rdma_size_hint(
     num_ranks = integer("num_ranks", num_ranks, 1)
     shape = LowLatencyShape.of(num_ranks, num_experts, num_max_tokens, hidden, MAX_TOPK, 0, 1, 0)
     return max(NUM_HALVES * 2 * quarter_bytes_needed(shape), _deep_ep_bytes(num_max_tokens, hidden, num_experts))
+
+
+def quarter_bytes_needed(shape: LowLatencyShape) -> int:
+    """What the largest part of one half takes in dispatches and combines of this shape, whatever their options."""
+    num_messages = shape.num_experts // shape.num_ranks * shape.num_max_tokens
+    bf16 = LowLatencyShape(*shape._replace(use_fp8=0))
+    message = max(message_stride(bf16), message_stride(bf16._replace(use_fp8=1)))
+    needed = num_messages * max(message, row_stride(shape._replace(use_logfmt=1)))
+    if shape.deduplicate:
+        needed = max(needed, shape.num_max_tokens * message_stride(shape._replace(use_fp8=0)))
+    return shape.num_ranks * align_up(needed, ALIGNMENT_BYTES)
 
 
 def _deep_ep_bytes(num_max_tokens: int, hidden: int, num_experts: int) -> int:

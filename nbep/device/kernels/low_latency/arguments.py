@@ -10,12 +10,13 @@ from nbep.device.layout.low_latency import (
     count_offset,
 )
 from nbep.device.network.seam import own_ptr
-from nbep.device.protocols.arrivals import Told
+from nbep.device.protocols.arrivals import Told, tell
 from nbep.device.types import I32, I64, Sym
 
 SEND_PHASE = 1
 RECV_PHASE = 2
 BOTH_PHASES = SEND_PHASE | RECV_PHASE
+QUEUE = 0  # of what goes to a rank and not to an expert
 
 
 class Workspace(NamedTuple):
@@ -97,6 +98,13 @@ def count_of_call(ctx, rank, local_expert):
 def arrival_of_call(ctx, rank):
     """The offset of the arrival that a rank adds to in this call."""
     return arrival_offset(ctx.call.num_rdma_bytes, ctx.network.num_ranks, ctx.call.half, rank)
+
+
+@device_function
+def add_to_arrival(ctx, peer, value, is_behind):
+    """Add to what a rank is told of this rank's messages; one thread. is_behind: see amo_add"""
+    cell = arrival_of_call(ctx, ctx.network.rank)
+    tell(ctx.network, count_to_tell(ctx, MAX_EXPERTS + peer, cell), value, peer, QUEUE, is_behind)
 
 
 @device_function

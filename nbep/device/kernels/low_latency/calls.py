@@ -19,16 +19,15 @@ so that no warp goes around it: what few tokens wait for is code that is fetched
 call sends it elsewhere, the host compares; see nbep.host.low_latency.calls, which makes the words, too.
 """
 
+import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency import coordinator
-from nbep.device.kernels.low_latency.arguments import ComparedCall
+from nbep.device.kernels.low_latency.arguments import QUEUE, ComparedCall
 from nbep.device.kernels.low_latency.coordinator import may_send
 from nbep.device.layout.low_latency import WORDS_OF_CALL, call_offset
 from nbep.device.network.seam import amo_add, own_ptr
-from nbep.device.protocols.arrivals import completion, empty_word, number_of, wait_number
+from nbep.device.protocols.arrivals import ABSENT, completion, number_of, wait_number
 from nbep.device.protocols.waits import LOW_LATENCY_CALL, LOW_LATENCY_CALLS_DIFFER, Waiter, report_fault
-
-QUEUE = 0
 
 
 @device_function
@@ -66,6 +65,15 @@ def compare_calls(ctx):
         word = own_word(ctx, index)
         if value < 0 and number_of(value) != word:
             report_fault(ctx.bounds, LOW_LATENCY_CALLS_DIFFER, peer, index, word, number_of(value))
+
+
+@device_function
+def empty_word(cell, is_absent):
+    """As `arrivals.empty_cell`, for a cell that is added to once, relaxed, and read so."""
+    if is_absent:
+        ptx.atom_exch_acq_rel_sys_s32(cell, ABSENT)
+    else:
+        ptx.st_relaxed_sys_s32(cell, 0)
 
 
 @device_function

@@ -22,6 +22,7 @@ Source: DeepEP csrc/kernels/internode_ll.cu, clean_low_latency_buffer; csrc/kern
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.low_latency.arguments import Workspace, slot_words
+from nbep.device.kernels.low_latency.calls import empty_word
 from nbep.device.kernels.low_latency.coordinator import JOURNAL_WORDS
 from nbep.device.layout.low_latency import (
     MAX_EXPERTS,
@@ -34,8 +35,8 @@ from nbep.device.layout.low_latency import (
     signal_offset,
 )
 from nbep.device.network.seam import Network, amo_add, own_ptr
-from nbep.device.protocols.arrivals import empty_cell, empty_word, is_masked, wait_peer
-from nbep.device.protocols.waits import Bounds
+from nbep.device.protocols.arrivals import Expected, empty_cell, is_masked, leave_out
+from nbep.device.protocols.waits import LOW_LATENCY_BARRIER, Bounds, Waiter, wait_until
 from nbep.device.types import I64
 
 
@@ -54,6 +55,21 @@ def empty_rank(network, num_rdma_bytes, rank, is_absent):
         for index in range(WORDS_OF_CALL):
             cell = call_offset(num_rdma_bytes, network.num_ranks, half, rank, index)
             empty_word(own_ptr(network, cell), is_absent)
+
+
+@device_function
+def has_met(value, expected):
+    return ptx.s32(value - expected.number) >= 0 or is_masked(expected.mask, expected.peer)
+
+
+@device_function
+def wait_peer(signal, wanted, bounds, mask, peer):
+    """Wait until a peer has come to a barrier of `barrier_network`, by its number, or is masked."""
+    expected = Expected(mask, peer, wanted)
+    load = ptx.ld_acquire_sys_s32  # PAIR network-amo
+    value, ended = wait_until(load, signal, has_met, expected, bounds, ptx.wait_expired)
+    if not ended:
+        leave_out(bounds, expected, Waiter(LOW_LATENCY_BARRIER, peer, -1), value)
 
 
 @device_function

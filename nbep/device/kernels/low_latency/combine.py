@@ -45,8 +45,6 @@ from nbep.device.protocols.staging import STAGE_STRIDE
 from nbep.device.protocols.waits import Bounds
 from nbep.device.types import I32, In, InOut, Out
 
-MAX_GROUPS = 12  # groups of warps in a block
-
 
 class CombineOutputs(NamedTuple):
     """wait_recv_cost_stats may be absent (0)."""
@@ -72,12 +70,7 @@ class CombineInputs(NamedTuple):
 class CombineSizes(NamedTuple):
     num_tokens: I32
     num_topk: I32
-    num_groups: I32  # most groups of warps of a block that send: see groups_here
-
-
-def num_groups(num_experts: int, num_blocks: int, num_threads: int) -> int:
-    """Most groups of warps in a block: one for each (local expert, source) that falls to it, within the limits."""
-    return min(-(-num_experts // num_blocks), MAX_GROUPS, num_threads // 32)
+    num_groups: I32  # most groups of warps of a block that send: see groups_here of combine_sender.py
 
 
 def combine_smem_bytes(shape: LowLatencyShape, num_threads: int) -> int:

@@ -21,10 +21,10 @@ This is `combine` for a DeduplicatedShape, a binary of its own for the reason of
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
+from nbep.device.kernels.low_latency.arguments import QUEUE, add_to_arrival
 from nbep.device.kernels.low_latency.combine import send_rows
 from nbep.device.kernels.low_latency.combine_receiver import sum_table_bytes
 from nbep.device.kernels.low_latency.coordinator import may_send, may_warp_send, notify_call, wait_send_area
-from nbep.device.kernels.low_latency.deduplicated_dispatch import QUEUE, add_to_arrival
 from nbep.device.layout.low_latency import DeduplicatedShape, local_and_rank, recv_offset, send_offset
 from nbep.device.network.seam import Place, keep_message, own_ptr, put_nbi_warp, quiet, sends_from_buffer
 from nbep.device.protocols.arrivals import TAG, completion

@@ -33,11 +33,11 @@ from typing import NamedTuple
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency.arguments import (
+    QUEUE,
+    add_to_arrival,
     arrival_cell,
-    arrival_of_call,
     count_cell,
     count_of_call,
-    count_to_tell,
     slot_counter,
 )
 from nbep.device.kernels.low_latency.coordinator import may_send, may_warp_send, notify_call, wait_send_area
@@ -66,7 +66,7 @@ from nbep.device.layout.low_latency import (
     send_offset,
 )
 from nbep.device.network.seam import Place, amo_add, further, keep_message, own_ptr, put_nbi_warp, quiet
-from nbep.device.protocols.arrivals import TAG, announced, completion, tell, wait_arrival, wait_number
+from nbep.device.protocols.arrivals import TAG, announced, completion, wait_arrival, wait_number
 from nbep.device.protocols.reduce import warp_sum_s32
 from nbep.device.protocols.staging import (
     STAGE_BYTES,
@@ -80,7 +80,6 @@ from nbep.device.protocols.staging import (
 )
 from nbep.device.protocols.waits import LOW_LATENCY_DISPATCH_COUNT, Waiter
 
-QUEUE = 0
 # Words of a note
 SRC_IDX = 0
 ENTRIES = 4  # for each choice: local expert or -1, place, weight
@@ -154,13 +153,6 @@ def put_message(ctx, stage, note, token, peer, slot):
     put_nbi_warp(ctx.network, place, stage, at, ctx.lane)
     keep_message(ctx.network, src + at, note, note_bytes(ctx.shape), ctx.lane)
     put_nbi_warp(ctx.network, further(place, at), note, note_bytes(ctx.shape), ctx.lane)
-
-
-@device_function
-def add_to_arrival(ctx, peer, value, is_behind):
-    """Add to what a rank is told of this rank's messages; one thread. is_behind: see amo_add"""
-    cell = arrival_of_call(ctx, ctx.network.rank)
-    tell(ctx.network, count_to_tell(ctx, MAX_EXPERTS + peer, cell), value, peer, QUEUE, is_behind)
 
 
 @device_function

@@ -45,7 +45,7 @@ from nbep.device.kernels.low_latency.dispatch_sender import (
     send_choices,
     stage_bytes,
 )
-from nbep.device.layout.common import ALIGNMENT_BYTES, align_up, inverse_of
+from nbep.device.layout.common import ALIGNMENT_BYTES, align_up
 from nbep.device.layout.low_latency import LowLatencyShape, deduplicates
 from nbep.device.network.seam import Network
 from nbep.device.protocols.staging import STAGE_STRIDE
@@ -88,16 +88,6 @@ class DispatchSizes(NamedTuple):
     note_offset: I32
     round_scale: I32  # 1: scales are powers of two
     use_ue8m0: I32  # 1: recv_x_scales are exponent bytes, four in a word
-
-
-def teams(num_experts: int, num_max_tokens: int, num_blocks: int, num_threads: int) -> tuple[int, int, int]:
-    """Warps of a team, teams, and what to divide by to find a warp's team.
-
-    All warps are shared out to the pairs of a local expert and a source.
-    """
-    num_warps = num_blocks * (num_threads // 32)
-    team_warps = min(max(num_warps // num_experts, 1), num_max_tokens)
-    return team_warps, num_warps // team_warps, inverse_of(team_warps)
 
 
 @device_function
