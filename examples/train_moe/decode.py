@@ -9,6 +9,7 @@ Each rank has sequences of its own, in two micro-batches. While the tokens of on
 """
 
 import argparse
+import os
 
 import torch
 import torch.distributed
@@ -28,7 +29,8 @@ class LowLatencyExperts:
         self.own_experts = slice(group.rank() * share, (group.rank() + 1) * share)
         self.num_experts, self.max_tokens = num_experts, max_tokens
         num_rdma_bytes = nbep.Buffer.get_low_latency_rdma_size_hint(max_tokens, hidden, group.size(), num_experts)
-        self.buffer = nbep.Buffer(group, num_rdma_bytes=num_rdma_bytes, low_latency_mode=True)
+        nodes = {"num_nvl_peers": int(os.environ["LOCAL_WORLD_SIZE"])}  # a host is a node
+        self.buffer = nbep.Buffer(group, num_rdma_bytes=num_rdma_bytes, low_latency_mode=True, **nodes)
 
     def dispatch(self, x, topk_idx):
         """recv_x [experts here, rows, hidden], the handle for combine, and what to call before recv_x is read."""

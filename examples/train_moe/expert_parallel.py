@@ -7,6 +7,8 @@ Dispatch copies a token to ranks, so the token's gradient is the sum over its co
 so each row's gradient is a copy of the sum's: a dispatch along the same routes, which the handle knows.
 """
 
+import os
+
 import torch
 import torch.distributed
 
@@ -69,9 +71,12 @@ class ExpertParallel:
         self.group, self.num_experts = group, num_experts
         share = num_experts // group.size()
         self.own_experts = slice(group.rank() * share, (group.rank() + 1) * share)
+        nodes = {"num_nvl_peers": int(os.environ["LOCAL_WORLD_SIZE"])}  # a host is a node
         configs = nbep.Buffer.get_dispatch_config(group.size()), nbep.Buffer.get_combine_config(group.size())
-        num_nvl_bytes = max(config.get_nvl_buffer_size_hint(2 * hidden, group.size()) for config in configs)
-        self.buffer = nbep.Buffer(group, num_nvl_bytes)
+        sizes = 2 * hidden, group.size()
+        num_nvl_bytes = max(config.get_nvl_buffer_size_hint(*sizes, **nodes) for config in configs)
+        num_rdma_bytes = max(config.get_rdma_buffer_size_hint(*sizes, **nodes) for config in configs)
+        self.buffer = nbep.Buffer(group, num_nvl_bytes, num_rdma_bytes, **nodes)
 
     def dispatch(self, x, topk_idx, topk_weights):
         """recv_x, recv_topk_idx, recv_topk_weights, and the handle for combine."""

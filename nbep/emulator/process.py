@@ -1,7 +1,7 @@
-"""The emulator under MPI: this process runs one rank, and other processes write its memory.
+"""The emulator under MPI and torchrun: this process runs one rank, and other processes write its memory.
 
-Kernels run in a thread of their own, so that they progress while the host is inside MPI.  What the host wants of that
-thread goes through an inbox.  Four things differ from a world in one process:
+Kernels run in a thread of their own, so that they progress while the host waits for other ranks.  What the host wants
+of that thread goes through an inbox.  Four things differ from a world in one process:
 
 - a store by another process wakes nobody: cells that parked threads poll are looked at again and again, with pauses
   that grow while nothing changes

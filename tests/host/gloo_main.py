@@ -3,14 +3,12 @@
 NBEP_TARGET=emulator NBEP_TEST_ARRAYS=torch torchrun --standalone --nproc-per-node 2 tests/host/gloo_main.py
 """
 
-import pytest
 import torch.distributed
 from cases import make_case
 from intranode import Expected, Options, cached_round_trip, round_trip
 from low_latency import HOOK, Trip, check, make_buffer, make_low_latency_case
 from low_latency import Options as LowLatencyOptions
 
-import nbep
 from nbep.host.ranks.comm import TorchComm, is_torch_group
 from nbep.host.ranks.roll_call import RollCall
 
@@ -34,12 +32,11 @@ def main() -> None:
         Expected(case, options).check(rank, fn(group, case, options), f"rank {rank}")
     case = make_low_latency_case(3, num_ranks=size, num_tokens=[3] * size, hidden=128)
     options = LowLatencyOptions(use_fp8=True, dispatch_as=HOOK)
-    buffer = make_buffer(group, [(case, options)])
-    outcomes = comm.allgather(Trip(buffer, case, options).whole())
-    buffer.destroy()
-    check(case, options, outcomes, "low latency")
-    with pytest.raises(ValueError, match="ranks 0, 1: transport: got ibgda on the emulator under torchrun"):
-        nbep.Buffer(group, num_rdma_bytes=1 << 20, low_latency_mode=True, transport="ibgda", num_nvl_peers=1)
+    for network in ({}, {"transport": "ibgda", "num_nvl_peers": 1}):
+        buffer = make_buffer(group, [(case, options)], **network)
+        outcomes = comm.allgather(Trip(buffer, case, options).whole())
+        buffer.destroy()
+        check(case, options, outcomes, f"low latency, {network}")
     print(f"rank {rank} is done", flush=True)
     torch.distributed.destroy_process_group()
 

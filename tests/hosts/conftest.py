@@ -12,7 +12,7 @@ import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-LIMIT_S = 120
+LIMIT_S = 300
 
 
 @pytest.fixture(scope="session")

@@ -76,10 +76,11 @@ def hosts() -> Iterator[tuple[str, str]]:
 
 
 def remove(namespace: str) -> None:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # a process that ends while `ip` looks at it is an error to it, too
         for pid in ip("netns", "pids", namespace).split():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
+    with contextlib.suppress(OSError):
         ip("netns", "delete", namespace)
 
 

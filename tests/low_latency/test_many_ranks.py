@@ -39,6 +39,7 @@ def few_tokens(num_ranks: int, **arguments):
     both_parts(
         [(32, DEDUPLICATE)],
         thorough=[(32, Options()), (34, ALL_AT_ONCE), (48, WIDE), (64, Options()), (64, DEDUPLICATE), (128, Options())],
+        long=[(256, Options())],
     ),
 )
 def test_tokens_of_many_ranks_reach_their_experts_and_return(num_ranks, options):

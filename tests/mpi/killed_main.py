@@ -18,14 +18,15 @@ import threading
 import time
 from collections.abc import Iterator
 from itertools import count
+from typing import Any
 
 import internode_rounds
 import low_latency
 from arrays import to_target
 from cases import make_case
 from intranode import Options, combine, dispatch, num_nvl_bytes
-from mpi4py import MPI
 from target import TARGET
+from world import group_of, world
 
 import nbep
 
@@ -35,10 +36,10 @@ for pid in $1 $2 $3; do while kill -0 $pid 2>/dev/null; do sleep 0.05; done; don
 """
 
 
-def intranode(comm: MPI.Comm) -> Iterator[None]:
+def intranode(comm: Any) -> Iterator[None]:
     case, options = make_case(21, num_ranks=comm.size, num_tokens=3), Options(nbep.Config(2, 2, 4))
     yield
-    buffer = nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes(case, options))
+    buffer = nbep.Buffer(group_of(comm), num_nvl_bytes=num_nvl_bytes(case, options))
     yield
     outcome = dispatch(buffer, case, options, comm.rank)
     yield
@@ -49,12 +50,12 @@ def intranode(comm: MPI.Comm) -> Iterator[None]:
     buffer.destroy()
 
 
-def nodes(comm: MPI.Comm) -> Iterator[None]:
+def nodes(comm: Any) -> Iterator[None]:
     """Two nodes, low latency."""
     case = low_latency.make_low_latency_case(5, num_ranks=comm.size, num_tokens=[3] * comm.size, num_topk=3, hidden=256)
     trips = [(case, low_latency.Options())]
     yield
-    buffer = low_latency.make_buffer(comm, trips, **NETWORK)
+    buffer = low_latency.make_buffer(group_of(comm), trips, **NETWORK)
     yield
     trip = low_latency.Trip(buffer, *trips[0])
     trip.send_dispatch()
@@ -67,12 +68,12 @@ def nodes(comm: MPI.Comm) -> Iterator[None]:
     buffer.destroy()
 
 
-def internode(comm: MPI.Comm) -> Iterator[None]:
+def internode(comm: Any) -> Iterator[None]:
     """Two nodes, the normal mode."""
     sizes = internode_rounds.SMALL
     yield
     buffer = nbep.Buffer(
-        comm,
+        group_of(comm),
         **internode_rounds.num_bytes(2, 2, sizes),
         **NETWORK,
         num_qps_per_rank=sizes.most_channels,
@@ -91,7 +92,7 @@ def take_gpu(rank: int) -> None:
 
 
 def main(victim: int, name: str, kind: str, when: str, number: int) -> None:
-    comm, steps = MPI.COMM_WORLD, count()
+    comm, steps = world(), count()
     others = [pid for rank, pid in enumerate(comm.allgather(os.getpid())) if rank != victim]
     is_victim = comm.rank == victim
     if is_victim and name == "STOP":

@@ -5,8 +5,6 @@ import traceback
 from dataclasses import replace
 from pathlib import Path
 
-from mpi4py import MPI
-
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 import internode as internode_support
@@ -15,6 +13,7 @@ import intranode
 import numpy as np
 import pytest
 from low_latency import ASYNC, HOOK, Options, Trip, check, make_buffer, make_low_latency_case
+from world import group_of, world
 
 import nbep
 from nbep.device.jit import kernel
@@ -43,7 +42,7 @@ def low_latency(comm, num_nvl_peers, use_nvlink, num_kinds, seed, max_delay_ns):
     trips = [(make_case(seed + i, comm.size), options) for i, options in enumerate(KINDS[:num_kinds])]
     nic = nbep.NicOptions(num_entries=64, chunk_bytes=256, seed=seed, max_delay_ns=max_delay_ns)
     buffer = make_buffer(
-        comm,
+        group_of(comm),
         trips,
         transport="ibgda",
         num_nvl_peers=num_nvl_peers,
@@ -63,7 +62,7 @@ def internode(comm, is_direct, num_rounds, seed, max_delay_ns):
     sizes, num_nvl_peers = internode_rounds.SMALL, comm.size // 2
     nic = nbep.NicOptions(num_entries=64, chunk_bytes=256, seed=seed, max_delay_ns=max_delay_ns)
     buffer = nbep.Buffer(
-        comm,
+        group_of(comm),
         **internode_rounds.num_bytes(2, num_nvl_peers, sizes),
         transport="direct" if is_direct else "ibgda",
         num_nvl_peers=num_nvl_peers,
@@ -80,7 +79,7 @@ def calls_that_differ(comm, odd):
     case = internode_support.make_node_case(1, num_tokens=6)
     options = internode_support.Options(transport="ibgda")
     other = replace(options.config, num_max_rdma_chunked_recv_tokens=6)
-    buffer = intranode.make_buffer(comm, case, replace(options, config=other))
+    buffer = intranode.make_buffer(group_of(comm), case, replace(options, config=other))
     outcome = intranode.dispatch(buffer, case, options, comm.rank)
     config = other if comm.rank == odd else options.config
 
@@ -98,6 +97,8 @@ def calls_that_differ(comm, odd):
 
 def pretended_hosts(comm, num_hosts, *arguments):
     """Run with variables that let MPICH take the machine for several: `low_latency`, and without a network nothing."""
+    from mpi4py import MPI
+
     host = comm.Split_type(MPI.COMM_TYPE_SHARED)
     if host.size == comm.size:
         print("one host")
@@ -130,7 +131,8 @@ def add_many(network: IbgdaNetwork, peer: I32, num_adds: I32, large: I64):
 def adds_to_one_cell(comm, num_adds):
     """All ranks but the last add to cells of the last one."""
     nic = nbep.NicOptions(seed=1)
-    memory = nbep.NodeMemory.create(comm, MEMORY_BYTES, transport="ibgda", num_nvl_peers=1, num_qps=2, nic=nic)
+    group = group_of(comm)
+    memory = nbep.NodeMemory.create(group, MEMORY_BYTES, transport="ibgda", num_nvl_peers=1, num_qps=2, nic=nic)
     owner = comm.size - 1
     if comm.rank != owner:
         memory.runtime.launch(memory.comm_stream, add_many, 1, 1, 0, memory.network, owner, num_adds, LARGE)
@@ -210,7 +212,7 @@ def too_few_threads(comm):
 
 
 def main():
-    comm = MPI.COMM_WORLD
+    comm = world()
     try:
         for program in " ".join(sys.argv[1:]).split(","):
             name, *numbers = program.split()

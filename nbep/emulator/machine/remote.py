@@ -1,4 +1,4 @@
-"""Memory of another process that only messages reach: what the software NIC sees of other ranks under MPI.
+"""Memory of another process that only messages reach: what the software NIC sees of other ranks.
 
  lanes of a warp      st, weak --> bytes that wait
  one of them          a release, or an atomic  --> put ... put, flush; then the release or the atomic itself

@@ -94,7 +94,6 @@ class Runtime(ABC):
         shares_current_stream: ranks of this process have one current stream in common, on which none may wait
         has_own_stream: the caller's current stream is no other rank's, and the host waits for no launch on it
         array_kinds: the arrays that it takes, in words
-        has_nic: whether create_nic gives one
         is_failing: the whole run ends with an error, which is told
     """
 
@@ -109,7 +108,6 @@ class Runtime(ABC):
     low_latency_threads: tuple[int, int]
     shares_current_stream: bool
     array_kinds: str
-    has_nic = True
     has_own_stream = False
     is_failing = False
     num_forks: int  # behind the process that made it

@@ -2,18 +2,21 @@
 
  num_bytes of the buffer | the lock that a kernel of any rank holds during an atomic on them
 
-Nobody outside of the job has this memory, and so nobody else can hold its lock.
+Nobody outside of the job has this memory, and so nobody else can hold its lock. A NIC reaches the memory of other ranks
+through channels alone, also inside a node: see nbep.emulator.machine.remote.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from nbep.emulator.machine.remote import Channel
+from nbep.emulator.process import ProcessWorld
 from nbep.emulator.process_lock import ALIGNMENT, ProcessLock, lock_bytes
 from nbep.host.faults import lock_error
 from nbep.host.ranks.timeouts import PeerTimeout, timeout_ns
-from nbep.host.target.emulator import EmulatedSymmetricMemory
-from nbep.host.target.memory import WantedMemory
+from nbep.host.target.emulator import EmulatedNic, EmulatedSymmetricMemory, EmulatorRuntime
+from nbep.host.target.memory import SymmetricMemory, WantedMemory
 
 
 class JobMemory(EmulatedSymmetricMemory):
@@ -56,3 +59,51 @@ class JobMemory(EmulatedSymmetricMemory):
 
     def _unmap(self, mapping: Any) -> None:
         self.space.free(mapping)
+
+    def channel(self, handle: Any, peer: int) -> Channel | None:
+        """The NIC's way to a peer's memory; None if it has nothing to do for any peer."""
+        raise NotImplementedError
+
+
+class JobNic(EmulatedNic):
+    """A NIC whose peers are other processes."""
+
+    def __init__(self, runtime: EmulatorRuntime, world: ProcessWorld):
+        super().__init__(runtime)
+        self._world = world
+        self._remotes: list[Any] = []
+
+    def open_peers(self, symmetric: SymmetricMemory, handles: list[Any], rank: int) -> list[int]:
+        assert isinstance(symmetric, JobMemory)
+        addresses = [self._reach(symmetric, handle, peer) if peer != rank else 0 for peer, handle in enumerate(handles)]
+        addresses[rank] = self.address_of(symmetric)
+        return addresses
+
+    def _reach(self, symmetric: JobMemory, handle: Any, peer: int) -> int:
+        channel = symmetric.channel(handle, peer)
+        if channel is None:
+            return 0
+        space = self._context.space
+        name, num_bytes = symmetric.name, symmetric.num_bytes
+        allocation = self._world.map_remote(space, peer, name, num_bytes, channel, symmetric.describe)
+        self._remotes.append(allocation)
+        return allocation.address
+
+    def close(self) -> None:
+        super().close()
+        for allocation in self._remotes:
+            self._context.space.free(allocation)
+        self._remotes.clear()
+
+
+def spread_error(node_size: int, num_ranks: int) -> ValueError:
+    """The error of ranks of a node that are on several hosts."""
+    if node_size < num_ranks:
+        return ValueError(
+            f"num_nvl_peers: got {node_size}; must be such that the ranks of a node are on one host: on the emulator "
+            f"they share memory"
+        )
+    return ValueError(
+        f"group: got {num_ranks} ranks on several hosts; must be on one host, unless there are several nodes: "
+        f'transport="ibgda", with a num_nvl_peers that divides the ranks of each host'
+    )

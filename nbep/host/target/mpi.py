@@ -43,8 +43,8 @@ from nbep.host.ranks.await_ranks import call_bounded, duplicate, end_without_mpi
 from nbep.host.ranks.comm import gather_objects, is_mpi_comm
 from nbep.host.ranks.timeouts import PeerTimeout, timeout_ns
 from nbep.host.target.base import NicDevice, Runtime
-from nbep.host.target.emulator import EmulatedNic, EmulatorRuntime
-from nbep.host.target.job_memory import JobMemory
+from nbep.host.target.emulator import EmulatorRuntime
+from nbep.host.target.job_memory import JobMemory, JobNic, spread_error
 from nbep.host.target.memory import Reach, SymmetricMemory, WantedMemory
 
 Result = TypeVar("Result")
@@ -78,6 +78,9 @@ class SharedWindow(JobMemory):
         allocation = super()._map(handle, peer)
         allocation.on_host = self.allocation.on_host
         return allocation
+
+    def channel(self, handle: Any, peer: int) -> WindowChannel | None:
+        return None if self.network is None else self.network.channel(peer)
 
     def timed_out(self, name: str, holder: int) -> PeerTimeout:
         end_without_mpi()
@@ -163,37 +166,6 @@ class WindowChannel:
         return int(old)
 
 
-class MpiNic(EmulatedNic):
-    """A NIC whose peers are other processes."""
-
-    def __init__(self, runtime: MpiEmulatorRuntime):
-        super().__init__(runtime)
-        self._world = runtime.world
-        self._remotes: list[Any] = []
-
-    def open_peers(self, symmetric: SymmetricMemory, handles: list[Any], rank: int) -> list[int]:
-        assert isinstance(symmetric, SharedWindow)
-        addresses = [self._reach(symmetric, peer) if peer != rank else 0 for peer in range(len(handles))]
-        addresses[rank] = self.address_of(symmetric)
-        return addresses
-
-    def _reach(self, symmetric: SharedWindow, peer: int) -> int:
-        if symmetric.network is None:  # the NIC has nothing to do for any peer
-            return 0
-        channel = symmetric.network.channel(peer)
-        allocation = self._world.map_remote(
-            self._context.space, peer, symmetric.name, symmetric.num_bytes, channel, symmetric.describe
-        )
-        self._remotes.append(allocation)
-        return allocation.address
-
-    def close(self) -> None:
-        super().close()
-        for allocation in self._remotes:
-            self._context.space.free(allocation)
-        self._remotes.clear()
-
-
 class MpiEmulatorRuntime(EmulatorRuntime):
     """This process's rank of an emulated world. Kernels run in a thread of their own while the host is in MPI calls."""
 
@@ -214,7 +186,7 @@ class MpiEmulatorRuntime(EmulatorRuntime):
         return window
 
     def create_nic(self) -> NicDevice:
-        return MpiNic(self)
+        return JobNic(self, self.world)
 
     def check_caller(self, verb: str) -> None:
         """Any thread of the process may, one at a time: the kernels have one of their own."""
@@ -252,12 +224,4 @@ def node_of(comm: Any, reach: Reach) -> MPI.Intracomm:
             "MPI: was not initialized with MPI_THREAD_MULTIPLE, which the emulator's network needs; with mpi4py: "
             'mpi4py.rc.thread_level = "multiple" before MPI is imported'
         )
-    if reach.node_size < comm.size:
-        raise ValueError(
-            f"num_nvl_peers: got {reach.node_size}; must be such that the ranks of a node are on one host: on the "
-            f"emulator they share memory"
-        )
-    raise ValueError(
-        f"group: got {comm.size} ranks on several hosts; must be on one host, unless there are several nodes: "
-        f'transport="ibgda", with a num_nvl_peers that divides the ranks of each host'
-    )
+    raise spread_error(reach.node_size, comm.size)

@@ -12,10 +12,7 @@ from nbep.host.transport.ibgda import IbgdaTransport
 
 
 def check_target(runtime: Runtime, options: NetworkOptions) -> None:
-    """Raises: ValueError if the transport needs GPUs, and this is the emulator, or a NIC, and there is none"""
-    if options.transport == "ibgda" and not runtime.has_nic:
-        allowed = "direct there: the emulator's NICs take ranks of mpiexec or of nbep.spawn"
-        refuse("transport", f"ibgda on the {runtime.target} under torchrun", allowed)
+    """Raises: ValueError if the transport needs GPUs, and this is the emulator"""
     if runtime.target == "emulator" and options.transport == "nvshmem":
         refuse("transport", "nvshmem on the emulator", "direct or ibgda there: NVSHMEM needs GPUs")
 
