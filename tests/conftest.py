@@ -3,6 +3,8 @@
 NBEP_TEST_TARGET=cuda runs tests/intranode, tests/host and tests/cuda on a GPU, with the bodies that the emulator runs.
 """
 
+import gc
+
 import pytest
 import target
 from hypothesis import HealthCheck, settings
@@ -40,6 +42,12 @@ def blocks(request, monkeypatch):
     from nbep.host.target.emulator import EmulatorRuntime
 
     monkeypatch.setattr(EmulatorRuntime, "low_latency_blocks", lambda *_: request.param)
+
+
+def pytest_collection_finish():
+    """Thousands of collected tests stay until the end: the garbage collector need not look at them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def is_repeated(item):

@@ -6,6 +6,7 @@ there are RDMA rings too, one for each channel and node, the own node among them
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -53,12 +54,8 @@ class RingFill(NamedTuple):
 
     def at(self, step: int) -> int:
         """The fill at a step; 0 outside the launch."""
-        fill = 0
-        for change, value in zip(self.steps, self.fill, strict=True):
-            if change > step:
-                break
-            fill = value
-        return fill
+        latest = bisect_right(self.steps, step) - 1
+        return 0 if latest < 0 else self.fill[latest]
 
 
 class Place(NamedTuple):

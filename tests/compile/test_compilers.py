@@ -37,7 +37,8 @@ NEEDS_MLIR = pytest.mark.skipif(
 )
 SMALL = ("get_dispatch_layout", "combine")
 CASES = [
-    *((name, arch) for name in SMALL for arch in ("sm_80", "sm_90", "sm_100")),
+    *((name, "sm_90") for name in SMALL),
+    *(pytest.param(name, arch, marks=pytest.mark.long) for name in SMALL for arch in ("sm_80", "sm_100")),
     *(
         pytest.param(name, "sm_90", marks=pytest.mark.long)
         for name in with_variants(load_kernels().values())

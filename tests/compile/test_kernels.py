@@ -11,7 +11,7 @@ import pytest
 from parts import both_parts
 from processes import LIMIT_S, once_per_run
 
-from nbep.device.cards import CARDS, has_bulk_copies
+from nbep.device.cards import CARDS, SM90, has_bulk_copies
 from nbep.device.compile import arch_name, load_kernels, parse_arch, with_variants
 from nbep.device.jit import FUNCTIONS_BY_TYPE, PRIMITIVES
 from nbep.device.kernels.intranode.combine import MAX_RANKS
@@ -53,12 +53,15 @@ LIKE_ANOTHER = ("sm_86", "sm_89")  # sm_80 in all but size and FP8: the kernels 
 # The short part compiles what has rings, waits for peers and moves tokens inside a node.
 INSIDE_A_NODE = "sm_90, inside a node"
 SHORT = ["combine", "dispatch", "notify_dispatch", "push"]
-# Of the oldest card it compiles what converts to FP8 and to BF16, which the card cannot.
+# Of the oldest card the thorough part in CI compiles what converts to FP8 and to BF16, which the card cannot.
 STAND_INS = "sm_75, conversions"
 CONVERSIONS = ["per_token_cast_back", "per_token_cast_to_fp8"]
 
 
-@pytest.fixture(scope="module", params=both_parts([INSIDE_A_NODE, STAND_INS], thorough=[*map(arch_name, CARDS)]))
+PARTS = both_parts([INSIDE_A_NODE], thorough=[STAND_INS, "sm_90"], long=[arch_name(cc) for cc in CARDS if cc != SM90])
+
+
+@pytest.fixture(scope="module", params=PARTS)
 def reports(request, tmp_path_factory):
     """Kernel name -> the compiler's report for one architecture, with the PTX. One process compiles for one of them."""
     arch = request.param.partition(",")[0]

@@ -47,7 +47,7 @@ USUAL_SPILL = 16
 SYMBOLS = ("nvshmemi_device_state_d", "nvshmemi_device_lib_version_d", "nvshmemi_ibgda_device_state_d")
 
 
-@pytest.fixture(scope="module", params=both_parts(["sm_90"], thorough=["sm_80", "sm_100"]))
+@pytest.fixture(scope="module", params=both_parts(["sm_90"], thorough=[], long=["sm_80", "sm_100"]))
 def compiled(request, tmp_path_factory):
     nvshmem_package.include_folder()
 

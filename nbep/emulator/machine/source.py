@@ -7,6 +7,7 @@ all bounded waits (nbep/device/protocols/waits.py) stands at the wait that calls
 
 import linecache
 import sys
+from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -28,13 +29,19 @@ class _Libraries(dict[str, bool]):
 
 _is_library = _Libraries()
 
+
+@cache
+def _is_of_waits(name: str) -> bool:
+    """Whether a source file is that of the bounded waits."""
+    return Path(name).resolve() == _WAITS
+
+
 _LOOPS = {"wait_until", "wait_or_report"}
 
 
 def _is_hidden(code: CodeType) -> bool:
     """Whether no kernel stands in this code, or one that is named by the line that calls it."""
-    name = code.co_filename
-    return _is_library[name] or (code.co_name in _LOOPS and Path(name).resolve() == _WAITS)
+    return _is_library[code.co_filename] or (code.co_name in _LOOPS and _is_of_waits(code.co_filename))
 
 
 # Code that does not stand in its file: its first line, and what it was made from.
@@ -55,7 +62,8 @@ def site_of(frame: FrameType | None) -> Site | None:
     """The instruction that a frame's kernel code executes: cheap to take, and comparable between threads."""
     while frame is not None:
         code = frame.f_code
-        if not _is_hidden(code):
+        # As `_is_hidden`, written out: most primitive calls of a run come by here, through two frames or three.
+        if not _is_library[code.co_filename] and (code.co_name not in _LOOPS or not _is_of_waits(code.co_filename)):
             return code, frame.f_lasti
         frame = frame.f_back
     return None
