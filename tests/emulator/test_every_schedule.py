@@ -61,9 +61,10 @@ def run_threads(num_threads, num_cells, thread, strategy, num_ranks=1):
 #
 # A thread is a list of accesses: (name, cell, number).
 # load, store, add; poll: until the cell holds the number; poll_either: until this cell or the next one is not 0, which
-# are loaded one after the other. What asks for less than the value: bump, an add whose old value nobody reads;
-# at_least: until the cell holds the number or more; is_least: whether it does; bit: the lowest bit; late: load this
-# cell and the next one, and ask only then whether the first one held the number or more
+# are loaded one after the other. What asks for less than the value: bump, swap: an add or an exchange whose old value
+# nobody reads; at_least: until the cell holds the number or more; is_least: whether it does; is_near: that of a sum;
+# bit: the lowest bit; late: load this cell and the next one, and ask only then whether the first one held the number or
+# more
 
 
 def draw(seed, polls):
@@ -108,7 +109,7 @@ def step_of(thread, cells, state):
         return ()
     name, cell, number = thread[at]
     value, other = cells[cell], (cell + 1) % len(cells)
-    stored = {"store": number, "add": value + number, "bump": value + number}.get(name, value)
+    stored = {"store": number, "add": value + number, "bump": value + number, "swap": number}.get(name, value)
     after = (*cells[:cell], stored, *cells[cell + 1 :])
     if name in ("poll", "at_least"):
         is_there = value == number if name == "poll" else value >= number
@@ -123,7 +124,14 @@ def step_of(thread, cells, state):
         if half or cells[other]:
             return ((cells, (at + 1, None, (*reads, half, cells[other]))),)
         return ((cells, (at, None, reads)),) if value else ()
-    told = {"store": (), "bump": (), "is_least": (value >= number,), "bit": (value & 1 == 1,)}.get(name, (value,))
+    told = {
+        "store": (),
+        "bump": (),
+        "swap": (),
+        "is_least": (value >= number,),
+        "is_near": (1 - (value + 1) >= -number,),
+        "bit": (value & 1 == 1,),
+    }.get(name, (value,))
     return ((after, (at + 1, None, (*reads, *told))),)
 
 
@@ -145,6 +153,10 @@ def explore(threads, num_cells, num_ranks, orders):
                     mine.append(int(t.atomic("add", here, "s32", value, "relaxed", "sys")))
                 elif name == "bump":
                     t.atomic("add", here, "s32", value, "release" if store_order == "release" else "relaxed", "sys")
+                elif name == "swap":
+                    t.atomic("exch", here, "s32", value, store_order, "sys")
+                elif name == "is_near":
+                    mine.append(bool(1 - (t.load(here, "s32", load_order, "sys") + 1) >= -value))
                 elif name == "at_least":
                     while not t.load(here, "s32", load_order, "sys") >= value:
                         t.spin(NEVER_NS)
@@ -197,6 +209,8 @@ POLLS = [
     ("late", "bump"),
     ("bump", "bump", "at_least", "at_least", "is_least", "late", "poll"),
     ("at_least", "poll_either", "bump"),
+    ("swap", "bump", "at_least", "is_near"),
+    ("swap", "swap", "late", "is_least"),
 ]
 
 

@@ -8,8 +8,10 @@ import pytest
 
 import nbep
 from nbep.check.faults import NOTHING, Fault, broken
-from nbep.device.jit import kernel
-from nbep.device.primitives import ld_weak_s32, st_weak_s32, thread_idx
+from nbep.device.jit import kernel, over
+from nbep.device.kernels.network_push import fill_stage, wait_pushed
+from nbep.device.network.seam import Network, Place, amo_add, keep_message, own_ptr, put_nbi_warp, quiet
+from nbep.device.primitives import ld_weak_s32, smem_base, st_weak_s32, thread_idx
 from nbep.device.protocols.barrier import barrier_block, wait_signal_not_positive
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.emulator import DataRace
@@ -91,3 +93,38 @@ def test_lanes_of_a_ring_do_not_multiply_schedules(ring, monkeypatch, slots, row
     assert all(received == np.arange(rows * lanes).reshape(rows, lanes).tolist() for _, (_, received) in runs)
     tree = runs[-1][0]
     assert (tree.is_whole, tree.schedules, tree.redundant) == (True, schedules, redundant)
+
+
+@kernel(max_threads=32)
+def write_and_add(network: Network, bounds: Bounds):
+    """Rank 0 writes 16 bytes to rank 1 and adds to a cell behind them; rank 1 waits for that."""
+    lane = thread_idx()
+    if network.rank == 0:
+        fill_stage(smem_base(), 16, 0, 0, lane)
+        keep_message(network, 16, smem_base(), 16, lane)
+        put_nbi_warp(network, Place(0, 16, 1, 0), smem_base(), 16, lane)
+        quiet(network, lane)
+        if lane == 0:
+            amo_add(network, 64, 1, 1, 0, True)
+    elif lane == 0:
+        wait_pushed(own_ptr(network, 64), 1, bounds, 0, 0)
+        assert ld_weak_s32(own_ptr(network, 12)) == 0x5EED
+
+
+def write_once(comm):
+    memory = nbep.NodeMemory.create(comm, 128, num_qps=1, transport="ibgda", num_nvl_peers=1)
+    program = over(write_and_add, memory.transport.network_type)
+    memory.runtime.launch(memory.comm_stream, program, 1, 32, 16, memory.network, memory.bounds)
+    memory.wait()
+    memory.close()
+
+
+def test_one_write_and_one_add_over_the_software_nic():
+    *_, (tree, _) = all_of(write_once, 2)
+    assert tree.is_whole
+    assert (tree.schedules, tree.redundant) == (4, 0)
+
+
+def test_a_broken_doorbell_is_a_race():
+    with broken("network.ibgda.doorbell.ring: release of ibgda-doorbell"), pytest.raises(DataRace):
+        list(all_of(write_once, 2))

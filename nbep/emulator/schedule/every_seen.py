@@ -1,9 +1,10 @@
 """What a thread asks of a value that it has loaded: two values that give the same answers are no different for it.
 
-A load, or an atomic add, gives a `Seen`. Comparing it is a question; anything else needs the number itself, and then
-the load is *exact*. `seen >= 3` has the same answer for all later values of a counter that grows: so it does not matter
-whether such a store comes before the load. The load counts as made as early as its answers allow, and its thread knows
-no more than what the cell told then. An add whose old value nobody asks for tells its thread nothing at all.
+A load, or an atomic add or exchange, gives a `Seen`. Comparing it is a question, also behind a shift, a mask, or a sum
+with a number. Anything else needs the number itself, and then the load is *exact*. `seen >= 3` has the same answer for
+all later values of a counter that grows: so it does not matter whether such a store comes before the load. The load
+counts as made as early as its answers allow, and its thread knows no more than what the cell told then. An atomic whose
+old value nobody asks for tells its thread nothing at all.
 """
 
 from __future__ import annotations
@@ -25,10 +26,19 @@ NEVER = 4  # more than any scope reaches
 INTEGERS = frozenset(("u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64"))
 
 
+STEPS: dict[str, Callable[[int, int], int]] = {
+    "rshift": operator.rshift,
+    "and": operator.and_,
+    "add": operator.add,
+    "sub": operator.sub,
+    "rsub": lambda value, other: other - value,
+}
+
+
 def answer(question: Question, value: int) -> bool:
     steps, name, other = question
     for step, operand in steps:
-        value = getattr(operator, step)(value, operand)
+        value = STEPS[step](value, operand)
     return bool(getattr(operator, name)(value, other))
 
 
@@ -122,18 +132,19 @@ class Reading:
 
     index: the entry that was there; position: the earliest one that gives the same answers
     proxies: how many can still be asked
+    is_old: whether it is the value that an atomic has replaced, which tells nothing before somebody asks for it
     """
 
-    __slots__ = ("thread", "cell", "index", "position", "order", "scope", "is_add", "asked", "is_exact", "proxies")
+    __slots__ = ("thread", "cell", "index", "position", "order", "scope", "is_old", "asked", "is_exact", "proxies")
 
-    def __init__(self, thread: Any, cell: Cell, position: int, order: str, scope: str, is_add: bool):
+    def __init__(self, thread: Any, cell: Cell, position: int, order: str, scope: str, is_old: bool):
         self.thread = thread
         self.cell = cell
         self.index = len(cell.entries) - 1
         self.position = position
         self.order = order
         self.scope = scope
-        self.is_add = is_add
+        self.is_old = is_old
         self.asked: dict[Question, bool] = {}
         self.is_exact = False
         self.proxies = 0
@@ -150,7 +161,7 @@ class Reading:
     def ask(self, question: Question) -> None:
         if self.is_exact or question in self.asked:
             return
-        if self.is_add:
+        if self.is_old:
             self.settle()
             return
         entries, at = self.cell.entries, self.index
@@ -166,7 +177,7 @@ class Reading:
             self.hear(self.index)
 
     def hear(self, position: int) -> None:
-        if position > self.position or self.is_add:
+        if position > self.position or self.is_old:
             self.position = position
             self.thread.hear_entry(self)
 
@@ -205,10 +216,11 @@ class Seen:
         return getattr(operator, name)(self.value, other)
 
     def derive(self, name: str, other: Any) -> Any:
+        """The result of a step, which is a number that was loaded, too."""
         other = settled(other)
-        if not isinstance(other, int):
-            return getattr(operator, name)(self.settle(), other)
-        return Seen(self.reading, getattr(operator, name)(self.value, other), (*self.steps, (name, other)))
+        if type(other) is not int:
+            return STEPS[name](self.settle(), other)
+        return Seen(self.reading, STEPS[name](self.value, other), (*self.steps, (name, other)))
 
     def __bool__(self) -> bool:
         return self.compare("ne", 0)
@@ -252,9 +264,21 @@ class Seen:
         return self.derive("rshift", other)
 
     def __and__(self, other: Any) -> Any:
-        return self.derive("and_", other)
+        return self.derive("and", other)
 
-    __rand__ = __and__
+    def __add__(self, other: Any) -> Any:
+        return self.derive("add", other)
+
+    def __sub__(self, other: Any) -> Any:
+        return self.derive("sub", other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return self.derive("rsub", other)
+
+    def __neg__(self) -> Any:
+        return self.derive("rsub", 0)
+
+    __rand__, __radd__ = __and__, __add__
 
 
 def settled(value: Any) -> Any:
@@ -271,12 +295,12 @@ def exactly(function: Callable, is_reflected: bool = False) -> Callable:
 
 
 BINARY: dict[str, Callable] = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "truediv": operator.truediv,
+    "mul": operator.mul, "truediv": operator.truediv,
     "floordiv": operator.floordiv, "mod": operator.mod, "divmod": divmod, "pow": operator.pow,
     "lshift": operator.lshift, "or": operator.or_, "xor": operator.xor,
 }  # fmt: skip
 UNARY: dict[str, Callable] = {
-    "neg": operator.neg, "pos": operator.pos, "abs": abs, "invert": operator.invert, "round": round,
+    "pos": operator.pos, "abs": abs, "invert": operator.invert, "round": round,
 }  # fmt: skip
 for _name, _function in (BINARY | UNARY).items():
     setattr(Seen, f"__{_name}__", exactly(_function))

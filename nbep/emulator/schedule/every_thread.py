@@ -36,14 +36,14 @@ class EveryThread(CheckedThread):
     before_load: what it knew before its last load
     awaited: whether its last poll has failed and was no step
     at, kind, words: the step that it makes now, None if it is none; of which kind; which words it meets
-    is_add: whether that is an add that may commute with others
+    is_add: whether that is an add that may commute with others; is_lazy: or an exchange, whose old value may not matter
     reading: what it reads, or has read last; latest: the same by cell
     refused: of each poll that has failed since its last step, its cell, what was asked, and what the answers were
     """
 
     __slots__ = (
         "who", "pending", "clock", "polled_here", "does_more", "awaited", "before_load",
-        "at", "kind", "words", "is_add", "reading", "latest", "refused",
+        "at", "kind", "words", "is_add", "is_lazy", "reading", "latest", "refused",
     )  # fmt: skip
 
     def __init__(self, block: Any, thread_idx: int, warp: Any, hub: Any):
@@ -64,7 +64,7 @@ class EveryThread(CheckedThread):
         self.at: int | None = None
         self.kind = ""
         self.words: frozenset = frozenset()
-        self.is_add = False
+        self.is_add = self.is_lazy = False
         self.reading: Reading | None = None
         self.latest: dict[Cell, Reading] = {}
         self.refused: list[tuple[Cell, dict[Question, bool]]] = []
@@ -79,7 +79,8 @@ class EveryThread(CheckedThread):
         access = Access(words, is_store)
         tree = self.world.strategy.tree
         self.left = ALONE
-        self.kind, self.words, self.at, self.is_add = kind, words, None, False
+        self.kind, self.words, self.at = kind, words, None
+        self.is_add = self.is_lazy = False
         if tree.probing == self.who:
             self.look(allocation, offset)
             return
@@ -188,15 +189,16 @@ class EveryThread(CheckedThread):
 
     def begin_atomic(self, op: str, operand: Any, kind: str, order: str) -> None:
         assert self.made is not None
-        self.is_add = self.made.is_add = op == "add" and kind in INTEGERS and order not in ACQUIRES
-        if self.is_add:
-            self.made.number = int(operand)
+        self.is_lazy = op in ("add", "exch") and kind in INTEGERS and order not in ACQUIRES
+        self.is_add = self.made.is_add = self.is_lazy and op == "add"
+        if self.is_lazy:
+            self.made.number = int(operand) if self.is_add else wrap(operand, kind)
 
     def end_atomic(self, old: Any, kind: str) -> Any:
         self.at = None
-        if not self.is_add:
+        if not self.is_lazy:
             return old
-        self.is_add = False
+        self.is_add = self.is_lazy = False
         return self.seen(old, kind)
 
     def seen(self, value: Any, kind: str) -> Any:
@@ -212,10 +214,10 @@ class EveryThread(CheckedThread):
     def receive(self, allocation: Allocation, offset: int, order: str, scope: str) -> None:
         """It knows nothing of what it reads, before it asks."""
         cell = self.cell_of(allocation, offset)
-        reading = self.reading = Reading(self, cell, self.earliest(cell), order, scope, self.is_add)
+        reading = self.reading = Reading(self, cell, self.earliest(cell), order, scope, self.is_lazy)
         if self.made is not None:
             self.made.reading = reading
-        if self.is_add:
+        if self.is_lazy:
             return
         self.hear_entry(reading)
         if self.made is not None and self.made.access.is_store:  # an atomic

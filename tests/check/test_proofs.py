@@ -1,0 +1,48 @@
+"""What `nbep check --all` says of nbep's kernels: whole calls between two ranks, small enough for all schedules."""
+
+import pytest
+from parts import both_parts
+
+from nbep.check.every import one
+from nbep.check.runs import RACE, Run
+from nbep.emulator.schedule.every import Tree
+
+pytestmark = pytest.mark.emulator_only("every schedule is one of the emulator")
+
+SMALL_RINGS = {"tokens": 2, "chunk": 1, "slots": 2}  # as small as a ring can be
+BOTH_WAYS = {"tokens": 2, "topk": 2, "experts": 1, "blocks": 1}
+# Scenario, parameters, schedules, runs given up as repetitions.
+NOTIFY = ("intranode.notify", {"tokens": 1, "rounds": 1}, 1, 8)
+DISPATCH = ("intranode.dispatch", SMALL_RINGS, 4, 9)
+LOW_LATENCY = ("low_latency", BOTH_WAYS, 1, 8)
+OVERLAP = ("low_latency.overlap", {**BOTH_WAYS, "rounds": 3}, 1, 22)  # the third round uses the first one's half again
+
+
+def run_of(scenario, parameters, *faults):
+    return Run(scenario, tuple(parameters.items()), faults=faults)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "parameters", "schedules", "redundant"), both_parts([LOW_LATENCY], [NOTIFY, DISPATCH, OVERLAP])
+)
+def test_all_schedules_are_right(scenario, parameters, schedules, redundant):
+    tree, run = Tree(), run_of(scenario, parameters)
+    while tree.begin():
+        assert one(tree, run) is None
+    assert (tree.schedules, tree.redundant) == (schedules, redundant)
+
+
+FAULTS = [
+    "network.direct.amo_add: release of network-amo",
+    "arrivals.wait_arrival: acquire of network-amo",
+    "low_latency.dispatch_receiver.wait_counts: syncwarp",
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_broken_step_is_found_in_the_first_schedule(fault):
+    tree = Tree()
+    tree.begin()
+    finding = one(tree, run_of(*LOW_LATENCY[:2], fault))
+    assert finding is not None
+    assert finding.kind == RACE
