@@ -50,40 +50,8 @@ def _load_s32(address: int) -> int:
     return current_thread().load(address, "s32", "weak", "cta")
 
 
-def _load_f32(address: int) -> Any:
-    return current_thread().load(address, "f32", "weak", "cta")
-
-
-def _load_v4(address: int) -> tuple:
-    return current_thread().load(address, "v4", "weak", "cta")
-
-
-def _load_acquire(address: int) -> int:
-    return current_thread().load(address, "s32", "acquire", "sys")
-
-
 def _store_s32(address: int) -> None:
     current_thread().store(address, "s32", 1, "weak", "cta")
-
-
-def _store_v4(address: int) -> None:
-    current_thread().store(address, "v4", (1, 2, 3, 4), "weak", "cta")
-
-
-def _store_release(address: int) -> None:
-    current_thread().store(address, "s32", 1, "release", "sys")
-
-
-def _atomic_add(address: int) -> int:
-    return current_thread().atomic("add", address, "s32", 1, "relaxed", "sys")
-
-
-def _syncwarp(address: int) -> None:
-    current_thread().syncwarp(FULL_MASK)
-
-
-def _shfl(address: int) -> int:
-    return current_thread().shfl("xor", FULL_MASK, 1, 1)
 
 
 def _barrier(address: int) -> None:
@@ -98,18 +66,18 @@ def _nothing(address: int) -> None:
 # name, primitive, threads of the block, seed, memory model
 CASES: list[tuple[str, Callable[[int], Any], int, int, str]] = [
     ("load s32, plain", _load_s32, 1, COARSE, "sc"),
-    ("load f32, plain", _load_f32, 1, COARSE, "sc"),
-    ("load v4, plain", _load_v4, 1, COARSE, "sc"),
-    ("load acquire, plain", _load_acquire, 1, COARSE, "sc"),
+    ("load f32, plain", lambda a: current_thread().load(a, "f32", "weak", "cta"), 1, COARSE, "sc"),
+    ("load v4, plain", lambda a: current_thread().load(a, "v4", "weak", "cta"), 1, COARSE, "sc"),
+    ("load acquire, plain", lambda a: current_thread().load(a, "s32", "acquire", "sys"), 1, COARSE, "sc"),
     ("store s32, plain", _store_s32, 1, COARSE, "sc"),
-    ("store v4, plain", _store_v4, 1, COARSE, "sc"),
-    ("store release, plain", _store_release, 1, COARSE, "sc"),
-    ("atomic add, plain", _atomic_add, 1, COARSE, "sc"),
+    ("store v4, plain", lambda a: current_thread().store(a, "v4", (1, 2, 3, 4), "weak", "cta"), 1, COARSE, "sc"),
+    ("store release, plain", lambda a: current_thread().store(a, "s32", 1, "release", "sys"), 1, COARSE, "sc"),
+    ("atomic add, plain", lambda a: current_thread().atomic("add", a, "s32", 1, "relaxed", "sys"), 1, COARSE, "sc"),
     ("store s32, plain, delayed model", _store_s32, 1, COARSE, "delayed"),
     ("load s32, switching", _load_s32, 128, FINE, "sc"),
     ("store s32, switching", _store_s32, 128, FINE, "sc"),
-    ("syncwarp", _syncwarp, 128, COARSE, "sc"),
-    ("shfl", _shfl, 128, COARSE, "sc"),
+    ("syncwarp", lambda _: current_thread().syncwarp(FULL_MASK), 128, COARSE, "sc"),
+    ("shfl", lambda _: current_thread().shfl("xor", FULL_MASK, 1, 1), 128, COARSE, "sc"),
     ("barrier", _barrier, 128, COARSE, "sc"),
 ]
 

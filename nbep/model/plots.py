@@ -48,11 +48,7 @@ def times_picture(compared: Sequence[Compared], predicted: Sequence[Predicted]) 
                 if (row.mode, row.verb) == (mode, verb):
                     face = COLORS[verb] if row.is_fitted else "white"
                     axes.plot(row.ranks, row.published_us, "o", ms=5, mfc=face, mec=COLORS[verb])
-        axes.set_title(f"{TITLES[mode]} (○ published, ● fitted to it)", fontsize=SMALL, color=INK)
-        _rank_axis(axes)
-        axes.set_ylim(bottom=0)
-        axes.set_ylabel("us", fontsize=SMALL, color=INK)
-        axes.legend(fontsize=TINY, frameon=False)
+        _finish(axes, f"{TITLES[mode]} (○ published, ● fitted to it)")
     return picture
 
 
@@ -83,18 +79,19 @@ def links_picture(links: Links, predicted: Sequence[Predicted]) -> Picture:
         for link in LINKS:
             axes.plot(ranks, [time.links.get(link, 0.0) for time in times], color=LINK_COLORS[link], lw=1.2, label=link)
         axes.plot(ranks, [time.us for time in times], color=INK, lw=0.8, ls=":", label="call")
-        axes.set_title(f"{TITLES[mode]}, {verb}", fontsize=SMALL, color=INK)
-        _rank_axis(axes)
-        axes.set_ylim(bottom=0)
-        axes.set_ylabel("us", fontsize=SMALL, color=INK)
-        axes.legend(fontsize=TINY, frameon=False)
+        _finish(axes, f"{TITLES[mode]}, {verb}")
     return picture
 
 
-def _rank_axis(axes: Axes) -> None:
+def _finish(axes: Axes, title: str) -> None:
+    """Title, legend and axes of a panel with microseconds over ranks."""
+    axes.set_title(title, fontsize=SMALL, color=INK)
     plain_axes(axes)
     axes.set_xscale("log", base=2)
     axes.set_xticks((8, *RANKS))
     axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("ranks", fontsize=SMALL, color=INK)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("us", fontsize=SMALL, color=INK)
+    axes.legend(fontsize=TINY, frameon=False)

@@ -15,6 +15,7 @@ import sys
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 from nbep.device.terminal import STDOUT, add_json, write_json
 from nbep.host.target.resolve import resolve_target
@@ -40,23 +41,22 @@ def files() -> list[Path]:
 
 def load(path: Path) -> Puzzle:
     """The puzzle that a file defines."""
-    spec = importlib.util.spec_from_file_location(f"puzzle_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # NamedTuples of parameters are looked up there
-    spec.loader.exec_module(module)
-    return module.PUZZLE
+    return _module(path, f"puzzle_{path.stem}").PUZZLE
 
 
 def solution_of(path: Path) -> dict:
     """The functions of the solution of a puzzle's file."""
-    spec = importlib.util.spec_from_file_location(f"solution_{path.stem}", path.parent / "solutions" / path.name)
+    return vars(_module(path.parent / "solutions" / path.name, f"solution_{path.stem}"))
+
+
+def _module(path: Path, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # NamedTuples of parameters are looked up there
     spec.loader.exec_module(module)
-    return vars(module)
+    return module
 
 
 def run_file(puzzle: Puzzle, path: str, argv: Sequence[str] | None = None) -> int:
