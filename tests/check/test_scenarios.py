@@ -79,6 +79,7 @@ def test_a_scenario_finds_what_it_is_for(scenario):
         assert is_found(run, SEEDS)
 
 
+@pytest.mark.long
 @pytest.mark.thorough
 def test_credits_of_other_peers_are_found_missing_by_a_schedule_that_is_not_made_for_it():
     with fault_for("low_latency.sparse"):

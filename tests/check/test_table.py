@@ -59,6 +59,7 @@ def test_a_step_that_breaks_nothing_is_a_hole_unless_there_is_a_reason():
     assert "brings the lanes together" in told.found
 
 
+@pytest.mark.long
 @pytest.mark.thorough
 def test_faults_are_looked_for_where_their_function_is_called():
     by_fault = {task.fault: task.bases for task in tasks_of("get_dispatch_layout", 3)}

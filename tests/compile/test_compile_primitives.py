@@ -14,12 +14,13 @@ from primitive_promises import promise_of
 from processes import LIMIT_S, once_per_run
 
 from nbep.device import primitives
-from nbep.device.cards import CARDS, SM90
+from nbep.device.cards import CARDS, SM75, SM90
 from nbep.device.compile import arch_name
 from nbep.device.jit import PRIMITIVES
 
 ROOT = Path(__file__).parents[2]
-ARCHES = both_parts(["sm_90"], thorough=[arch_name(cc) for cc in CARDS if cc != SM90])
+OTHERS = [arch_name(cc) for cc in CARDS if cc not in (SM75, SM90)]
+ARCHES = both_parts(["sm_90"], thorough=[arch_name(SM75)], long=OTHERS)
 COMPILED = [name for name in primitives.__all__ if name in PRIMITIVES and name != "has_tma"]
 
 pytestmark = pytest.mark.compile
@@ -65,15 +66,14 @@ def test_every_public_primitive_is_compiled(instructions_of):
 
 
 @pytest.mark.parametrize("name", COMPILED)
-@pytest.mark.parametrize("arch", both_parts(["sm_90"], thorough=["sm_100", "sm_120"]))
+@pytest.mark.parametrize("arch", both_parts(["sm_90"], thorough=[], long=["sm_100", "sm_120"]))
 def test_primitive_is_the_instruction_its_name_promises(instructions_of, arch, name):
     promised = promise_of(name).ptx
     assert is_in_order(promised, instructions_of(arch)[name]), f"{promised} not in\n{instructions_of(arch)[name]}"
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", COMPILED)
-@pytest.mark.parametrize("cc", [cc for cc in CARDS if cc < SM90], ids=arch_name)
+@pytest.mark.parametrize("cc", both_parts([], thorough=[(SM75,)], long=[(cc,) for cc in CARDS if SM75 < cc < SM90]))
 def test_primitive_on_an_older_card_is_the_same_instruction_or_a_stand_in(instructions_of, name, cc):
     spec, ptx = PRIMITIVES[name], instructions_of(arch_name(cc))[name]
     if spec.since <= cc:
@@ -103,7 +103,11 @@ def test_primitives_are_inlined_without_stack_or_doubles(probe, arch):
 
 @pytest.mark.parametrize(
     ("arch", "kept", "dropped"),
-    both_parts([("sm_90", 1111, 2222)], thorough=[("sm_80", 2222, 1111), ("sm_120", 2222, 1111)]),
+    both_parts(
+        [("sm_90", 1111, 2222)],
+        thorough=[("sm_75", 2222, 1111)],
+        long=[("sm_80", 2222, 1111), ("sm_120", 2222, 1111)],
+    ),
 )
 def test_has_tma_drops_the_other_branch(probe, arch, kept, dropped):
     ptx = probe(arch)["branch"]

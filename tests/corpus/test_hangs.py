@@ -35,9 +35,9 @@ NETWORKS = hangs_networks.ENTRIES
 @pytest.mark.parametrize(
     ("broken", "seeds"),
     both_parts(
-        [(broken, range(1)) for broken in [*ENTRIES, *NETWORKS[::3]]],
+        [(broken, range(1)) for broken in [*ENTRIES[::2], *NETWORKS[::3]]],
         thorough=[
-            *((broken, range(1, 3)) for broken in ENTRIES),
+            *((broken, range(i % 2 == 0, 3)) for i, broken in enumerate(ENTRIES)),
             *((broken, range(i % 3 == 0, 2)) for i, broken in enumerate(NETWORKS)),
         ],
     ),

@@ -34,7 +34,8 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-SLOW = ("check", "litmus", "own_kernels", "scaling", "direct", "internode")  # what they run takes from 4 to 30 seconds
+# What they run takes from 1 to 30 seconds.
+SLOW = ("check", "litmus", "own_kernels", "scaling", "direct", "internode", "low_latency", "journey", "rdma")
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ CASES = [(name, kind) for name in MODES for kind in (LOST, EXPIRED, DEAD, NIC_LO
     ("name", "kind", "num_troubles"),
     both_parts(
         [(*case, 1) for case in CASES[::2]],
-        thorough=[(*case, 12) for case in CASES],
+        thorough=[(*case, 3) for case in CASES],
         long=[(*case, 100) for case in CASES],
     ),
 )

@@ -45,7 +45,7 @@ def run(case, options, fn, memory_model: str = "sc", seeds: range = range(1)) ->
         spawn(main, case.num_ranks, (), seed, on_deadlock="expire", memory_model=memory_model)
 
 
-@pytest.mark.parametrize("memory_model", both_parts(["checked"], thorough=["sc", "delayed"]))
+@pytest.mark.parametrize("memory_model", both_parts(["checked"], thorough=[], long=["sc", "delayed"]))
 @pytest.mark.parametrize(
     ("transport", "odd", "shape"),
     both_parts(
@@ -81,7 +81,7 @@ def test_nodes_that_differ_are_refused_on_all_ranks():
     run(case, Options(), main, "checked")
 
 
-@pytest.mark.parametrize("memory_model", both_parts(["checked"], thorough=["sc", "delayed"]))
+@pytest.mark.parametrize("memory_model", both_parts(["checked"], thorough=[], long=["sc", "delayed"]))
 @pytest.mark.parametrize(
     ("verb", "transport", "odd", "shape"),
     both_parts(

@@ -56,6 +56,7 @@ def test_back_to_back_calls_with_several_configs_on_one_buffer():
     run_rounds(back_to_back, list(zip(cases, options, strict=True)), seed=5)
 
 
+@pytest.mark.thorough
 def test_two_handles_in_turns():
     rounds = [(make_node_case(6, num_tokens=5), Options()), (make_node_case(7, num_tokens=(8, 2, 0, 3)), Options())]
     run_rounds(two_handles_in_turns, rounds, seed=6)

@@ -71,7 +71,7 @@ def test_bias_of_a_token_that_went_nowhere_is_its_result():
 
 @pytest.mark.parametrize("num_biases", [0, 2])
 @pytest.mark.parametrize("num_worst_tokens", [0, 10])
-@pytest.mark.parametrize("fp8", [None, "row", "packed"])
+@pytest.mark.parametrize("fp8", both_parts(["packed"], thorough=[None, "row"]))
 def test_options_together(fp8, num_worst_tokens, num_biases):
     case = make_case(9, num_tokens=5, hidden=128)
     run(case, Options(fp8=fp8, num_worst_tokens=num_worst_tokens, num_biases=num_biases, expert_alignment=4))

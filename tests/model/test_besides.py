@@ -35,6 +35,7 @@ def dispatch_twice(comm, traffic):
     buffer.destroy()
 
 
+@pytest.mark.long
 @pytest.mark.thorough
 def test_a_run_of_32_ranks_waits_and_adds_as_often_as_the_table_says(monkeypatch):
     monkeypatch.setattr(EmulatorRuntime, "low_latency_blocks", lambda *_: 1)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from browser import open_browser
-from traced_runs import MODES, hanging_run, traced_run
+from traced_runs import EACH_MODE, hanging_run, traced_run
 
 from nbep.device.primitives import ld_acquire_sys_s32, st_release_sys_s32, thread_idx
 from nbep.emulator import World
@@ -90,7 +90,7 @@ def ring_name(ring) -> str:
     return f"rank {ring.rank}: {level}ring from rank {ring.src}, channel {ring.channel}{node}"
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", EACH_MODE)
 def test_the_slots_follow_the_slider_as_the_rings_do(open_page, mode):
     trace = traced_run(mode)
     page = open_page(trace)
@@ -299,7 +299,7 @@ def test_a_hundred_thousand_events_take_no_element_each(open_page):
 # --- the story ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", EACH_MODE)
 def test_the_page_opens_on_a_story_whose_steps_are_turned(open_page, mode):
     trace = traced_run(mode)
     story = all_stories(trace)[0]

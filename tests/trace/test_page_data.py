@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from traced_runs import MODES, hanging_run, traced_run
+from parts import both_parts
+from traced_runs import EACH_MODE, hanging_run, traced_run
 
 import nbep
 from nbep.device.primitives import bar_sync, thread_idx
@@ -17,7 +18,7 @@ from nbep.trace.page import page_html
 from nbep.trace.page.data import KINDS, page_data
 from nbep.trace.page.slots import EMPTY, FILLING, FULL, all_slots
 
-WITH_RINGS = ("intranode", "internode", "ibgda")
+WITH_RINGS = both_parts(["intranode", "internode"], thorough=["ibgda"])
 
 
 def states_at(slots, step: int) -> list[int]:
@@ -74,6 +75,7 @@ def test_a_half_holds_what_was_put_into_it_until_its_call_is_received():
         assert states_at(slots, slots.end) == [EMPTY] * slots.count
 
 
+@pytest.mark.thorough
 def test_a_send_queue_has_a_place_for_each_entry_that_is_under_way():
     rows = [slots for slots in all_slots(traced_run("ibgda")) if slots.kind == "queue"]
     assert rows
@@ -83,7 +85,7 @@ def test_a_send_queue_has_a_place_for_each_entry_that_is_under_way():
             assert states == ([FILLING, FULL, EMPTY] * len(states))[: len(states)]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", EACH_MODE)
 def test_columns_say_what_the_events_say(mode):
     trace = traced_run(mode)
     data = json.loads(json.dumps(page_data(trace)))
@@ -169,15 +171,15 @@ def test_each_warp_of_a_launch_that_has_ended_has_left_before():
         assert launch.begin < min(steps) <= max(steps) <= launch.end
 
 
-def test_a_run_that_ends_leaves_nobody_hanging():
-    for mode in MODES:
-        trace = traced_run(mode)
-        assert trace.hangs() == []
-        data = page_data(trace)
-        waits = KINDS.index("wait")
-        nics = {i for i, (rank, *_) in enumerate(data["threads"]) if rank >= data["nicNumbers"]}
-        columns = zip(*(data["events"][name] for name in ("kind", "thread", "until")), strict=True)
-        assert not [1 for kind, thread, until in columns if kind == waits and until < 0 and thread not in nics]
+@pytest.mark.parametrize("mode", EACH_MODE)
+def test_a_run_that_ends_leaves_nobody_hanging(mode):
+    trace = traced_run(mode)
+    assert trace.hangs() == []
+    data = page_data(trace)
+    waits = KINDS.index("wait")
+    nics = {i for i, (rank, *_) in enumerate(data["threads"]) if rank >= data["nicNumbers"]}
+    columns = zip(*(data["events"][name] for name in ("kind", "thread", "until")), strict=True)
+    assert not [1 for kind, thread, until in columns if kind == waits and until < 0 and thread not in nics]
 
 
 def test_the_page_of_a_run_that_hangs_says_who_waits_for_ever():
@@ -191,7 +193,7 @@ def test_the_page_of_a_run_that_hangs_says_who_waits_for_ever():
     assert stuck == {("receiver", "tail"), ("receiver", "barrier")}
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", EACH_MODE)
 def test_the_page_names_no_other_file_and_no_place_of_this_machine(mode):
     page = page_html(traced_run(mode))
     assert not re.search(r"https?:|<link|<img|src=|@import|url\((?!#)|import\(|fetch\(", page)

@@ -10,7 +10,7 @@ from collections import defaultdict
 from itertools import pairwise
 
 import pytest
-from traced_runs import MODES, hanging_run, traced_run
+from traced_runs import EACH_MODE, hanging_run, traced_run
 
 from nbep.trace.perfetto import timeline
 from nbep.trace.readings import readings
@@ -34,7 +34,7 @@ def of_phase(entries: list[dict], phase: str) -> list[dict]:
     return [entry for entry in entries if entry["ph"] == phase]
 
 
-@pytest.fixture(scope="module", params=MODES)
+@pytest.fixture(scope="module", params=EACH_MODE)
 def run(request, tmp_path_factory):
     trace = traced_run(request.param)
     path = trace.to_perfetto(tmp_path_factory.mktemp("perfetto") / "trace.json")

@@ -1,7 +1,7 @@
 """Stories are made from events: what they say of a token, its places, waits and stores is what the trace says."""
 
 import pytest
-from traced_runs import MODES, hanging_run, traced_run
+from traced_runs import EACH_MODE, hanging_run, traced_run
 
 import nbep
 from nbep.device.primitives import block_idx, ld_acquire_sys_s32, st_release_sys_s32
@@ -12,7 +12,7 @@ from nbep.trace.story import HANGS, MOST_STEPS, all_stories
 LEAST_STEPS = 8
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", EACH_MODE)
 def test_the_first_story_leads_from_x_to_the_expert_and_home(mode):
     story = all_stories(traced_run(mode))[0]
     assert LEAST_STEPS <= len(story.steps) <= MOST_STEPS
@@ -26,7 +26,7 @@ def test_the_first_story_leads_from_x_to_the_expert_and_home(mode):
     assert steps == sorted(steps)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", EACH_MODE)
 def test_a_token_keeps_its_bytes_on_the_way_to_its_expert(mode):
     trace = traced_run(mode)
     fills = {(e.step, e.cell.owner): e for e in trace.events("fill") if e.first}
@@ -42,7 +42,7 @@ def test_a_token_keeps_its_bytes_on_the_way_to_its_expert(mode):
     assert compared > 0
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", EACH_MODE)
 def test_each_step_is_an_event_of_the_role_that_it_names(mode):
     trace = traced_run(mode)
     at = {(event.step, event.rank, event.role) for event in trace.events()}
