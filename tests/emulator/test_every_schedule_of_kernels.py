@@ -2,18 +2,24 @@
 
 import importlib.util
 import pathlib
+from typing import NamedTuple
 
 import numpy as np
 import pytest
+from parts import both_parts
 
 import nbep
 from nbep.check.faults import NOTHING, Fault, broken
 from nbep.device.jit import kernel, over
+from nbep.device.kernels.internode.arguments import Context, Here
+from nbep.device.kernels.internode.coordinator import Column, begin_block, board_row, publish_slots
 from nbep.device.kernels.network_push import fill_stage, wait_pushed
-from nbep.device.network.seam import Network, Place, amo_add, keep_message, own_ptr, put_nbi_warp, quiet
+from nbep.device.network.seam import Network, Place, amo_add, keep_message, own_ptr, peer_ptr, put_nbi_warp, quiet
 from nbep.device.primitives import ld_weak_s32, smem_base, st_weak_s32, thread_idx
 from nbep.device.protocols.barrier import barrier_block, wait_signal_not_positive
+from nbep.device.protocols.board import note_progress
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
+from nbep.device.types import I32
 from nbep.emulator import DataRace
 from nbep.emulator.schedule.every import Every, Redundant, Tree
 
@@ -63,6 +69,7 @@ def test_ranks_meet_twice(num_ranks, schedules, redundant):
 BROKEN = [
     Fault("release", "release", barrier_block, "atom_add_release_sys_s32", 0, "relaxed"),
     Fault("acquire", "acquire", wait_signal_not_positive, "ld_acquire_sys_s32", 0, "relaxed"),
+    Fault("syncthreads", "syncthreads", barrier_block, "syncthreads", 0, NOTHING),
     Fault("wait", "wait", barrier_block, "wait_signal_not_positive", 0, NOTHING),
 ]
 
@@ -128,3 +135,52 @@ def test_one_write_and_one_add_over_the_software_nic():
 def test_a_broken_doorbell_is_a_race():
     with broken("network.ibgda.doorbell.ring: release of ibgda-doorbell"), pytest.raises(DataRace):
         list(all_of(write_once, 2))
+
+
+class Sizes(NamedTuple):
+    num_max_rdma_send_tokens: int
+
+
+@kernel(max_threads=96)
+def fill_and_tell(network: Network, bounds: Bounds, num_warps: I32, num_rows: I32):
+    """The board's turn between nodes, of one rank each: rank 0's warps fill rows of rank 1, each its part of
+    them, and the coordinator tells how many are there.
+    """
+    warp, lane = thread_idx() // 32, thread_idx() % 32
+    begin_block(bounds)
+    if lane == 0 and network.rank == 0 and warp < num_warps:
+        for row in range(num_rows):
+            st_weak_s32(peer_ptr(network, 16 * (num_warps * row + warp), 1), row + 1)
+            note_progress(board_row(warp), row + 1)
+    elif lane == 0 and network.rank == 0:
+        here = Here(0, 0, 2, 1, 0, 1)
+        context = Context(network, None, None, bounds, here, 1, Sizes(1), None, None, None)
+        publish_slots(context, own_ptr(network, 496), 500, num_rows, Column(board_row(0), num_warps), 0)
+    elif thread_idx() == 0:
+        for row in range(num_rows):
+            wait_pushed(own_ptr(network, 500), row + 1, bounds, 0, 0)
+            for other in range(num_warps):
+                assert ld_weak_s32(own_ptr(network, 16 * (num_warps * row + other))) == row + 1
+
+
+def tell_rows(comm, num_warps, num_rows):
+    memory = nbep.NodeMemory.create(comm, 512, num_qps=1, transport="direct")
+    program = over(fill_and_tell, memory.transport.network_type)
+    args = memory.network, memory.bounds, num_warps, num_rows
+    memory.runtime.launch(memory.comm_stream, program, 1, 32 * (num_warps + 1), 4096, *args)
+    memory.wait()
+    memory.close()
+
+
+@pytest.mark.parametrize(
+    ("num_warps", "num_rows", "schedules"), both_parts([(1, 2, 2), (2, 1, 8)], thorough=[(2, 2, 124)])
+)
+def test_a_board_tells_another_node_what_is_there(num_warps, num_rows, schedules):
+    *_, (tree, _) = all_of(tell_rows, 2, num_warps, num_rows)
+    assert tree.is_whole
+    assert tree.schedules == schedules
+
+
+def test_a_board_without_release_is_a_race():
+    with broken("board.note_progress: release of board"), pytest.raises(DataRace):
+        list(all_of(tell_rows, 2, 1, 1))

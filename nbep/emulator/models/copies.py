@@ -109,7 +109,7 @@ class CopyCheckingThread(CheckingThread):
         self.check(read, load)
         self.check(written, store)
         if self.engine is None:
-            self.engine = self.owner._replace(clock=-self.owner.clock)
+            self.engine = self.owner._replace(clock=-self.owner.clock, own=0)
         for access in (load, store):
             access.owner, access.number, access.time = self.engine, NOT_WAITED, self.world.history.now
         if read.writable:

@@ -53,6 +53,7 @@ class Owner(NamedTuple):
     thread_idx: int
     launch: int = 1  # of this kernel on this rank, counted from 1
     first_signal: int = 0  # all that was signalled before its launch started is known to it
+    own: int = 0  # a clock of its thread alone; 0 if it has none, as under all strategies but `every`
 
     @property
     def is_cpu(self) -> bool:
@@ -120,8 +121,9 @@ class Access:
 
     def is_beyond(self, known: Numbers) -> bool:
         """Whether no signal with a known number tells of it."""
-        latest = known.get(self.owner.clock)
-        return self.number > (known.get(ALL_CLOCKS, 0) if latest is None else latest)
+        latest, own = known.get(self.owner.clock), self.owner.own
+        is_beyond = self.number > (known.get(ALL_CLOCKS, 0) if latest is None else latest)
+        return is_beyond and (own == 0 or self.number > known.get(own, 0))
 
     @property
     def noun(self) -> str:

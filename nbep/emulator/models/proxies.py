@@ -78,7 +78,8 @@ class ProxyThread(RememberingThread):
     def knows(self, owner: Owner, signal: int) -> bool:
         known = self.warp_known if owner.clock == self.owner.clock else 0
         stores = self.knowledge.stores
-        return signal <= max(known, stores.get(owner.clock, stores.get(ALL_CLOCKS, 0)))
+        of_warp = stores.get(owner.clock, stores.get(ALL_CLOCKS, 0))
+        return signal <= max(known, of_warp, stores.get(owner.own, 0) if owner.own else 0)
 
     def no_proxy_fence(self, access: Access, store: Access) -> EmulatorError:
         byte = max(access.begin, store.begin)

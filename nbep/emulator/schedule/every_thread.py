@@ -15,12 +15,15 @@ from typing import Any
 from ..machine.kinds import KINDS, wrap
 from ..machine.memory import Allocation
 from ..machine.orders import ACQUIRES
+from ..machine.stream import MAX_BLOCK
 from ..models.checked import CheckedThread
+from ..models.knowledge import ALL_CLOCKS, Knowledge, Numbers
 from ..models.knowledge import Access as CheckedAccess
 from .every import ALONE, Access, Clock, Step
 from .every_order import join
 from .every_seen import INTEGERS, Cell, Entry, Question, Reading, Seen, settled
 
+OWN = 1 << 40  # clocks of single threads are above those of warps
 MAX_POLLED = 64  # loads of a turn that are remembered; what is forgotten counts as a load like others
 WEAK = ("weak", "nc", "na")
 
@@ -49,6 +52,7 @@ class EveryThread(CheckedThread):
     def __init__(self, block: Any, thread_idx: int, warp: Any, hub: Any):
         super().__init__(block, thread_idx, warp, hub)
         launch = block.launch
+        self.owner = self.owner._replace(own=OWN + block.serial * MAX_BLOCK + thread_idx)
         self.who = (self.rank, launch.name, launch.number, block.index, thread_idx)
         self.pending: Access | None = None
         self.clock: Clock = {}
@@ -223,6 +227,18 @@ class EveryThread(CheckedThread):
         if self.made is not None and self.made.access.is_store:  # an atomic
             reading.settle()
         self.latest[cell] = reading
+
+    def with_latest(self, knowledge: Knowledge) -> Knowledge:
+        """What a thread tells: its own signals, and those of its warp's other lanes that it has met, not all so far.
+
+        In what order lanes signal between two choices is none of the orders that are gone through.
+        """
+        return knowledge._replace(stores=self.latest_of(knowledge.stores), loads=self.latest_of(knowledge.loads))
+
+    def latest_of(self, numbers: Numbers) -> Numbers:
+        owner = self.owner
+        of_warp = max(numbers.get(owner.clock, numbers.get(ALL_CLOCKS, 0)), self.warp_known)
+        return {**numbers, owner.clock: of_warp, owner.own: self.world.signals}
 
     def earliest(self, cell: Cell) -> int:
         """The entry before which this thread cannot have read a cell."""
