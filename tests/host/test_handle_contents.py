@@ -89,7 +89,7 @@ def test_a_low_latency_handle_is_checked_too():
             with pytest.raises(ValueError, match=rf"^handle\.{name}\["):
                 buffer.low_latency_combine(recv_x, topk_idx, weights, handle)
             array[:] = before
-        changed = type(handle)((handle.src_info, handle.layout_range.astype(np.int32)), *handle.sizes, handle.call)
+        changed = type(handle)((handle.src_info, handle.layout_range.astype(np.int32)), handle.sizes, handle.call)
         with pytest.raises(ValueError, match=r"^handle\.layout_range: got int32"):
             buffer.low_latency_combine(recv_x, topk_idx, weights, changed)
         combined, *_ = buffer.low_latency_combine(recv_x, topk_idx, weights, handle)

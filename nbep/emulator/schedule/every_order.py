@@ -12,12 +12,9 @@ The last condition makes it the same for all orders of independent steps.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from .every_seen import Cell, Entry, agree
-
-if TYPE_CHECKING:
-    from .every import Clock, Step, Who
+from .every_step import Clock, Step, Who
 
 
 def comes_before(steps: list[Step], at: int, later: int) -> bool:

@@ -1,0 +1,251 @@
+"""The outcomes of random programs under `--all` are those of a plain enumeration of all interleavings."""
+
+import random
+
+import pytest
+from every_schedule import run_all, run_threads
+from parts import both_parts
+
+from nbep.emulator import DataRace
+from nbep.emulator.schedule.every_seen import settled
+from nbep.emulator.schedule.every_thread import EveryThread
+
+NEVER_NS = 1 << 62
+
+
+def draw(seed, polls):
+    """Threads, each a list of accesses, and the number of cells."""
+    draws = random.Random(seed)
+    num_threads, num_cells = draws.choice((2, 2, 3)), draws.choice((1, 2, 2))
+    names = ["load", "store", "add", *polls]
+    most = 4 if num_threads == 2 else 3
+    lengths = [draws.randint(2, most) for _ in range(num_threads)]
+    threads = [
+        [(draws.choice(names), draws.randrange(num_cells), draws.randrange(1, 3)) for _ in range(length)]
+        for length in lengths
+    ]
+    return threads, num_cells
+
+
+def interleavings(threads, num_cells):
+    """The outcomes of all interleavings: cells, what each thread has read, whether all came to their end."""
+    begin = ((0,) * num_cells, tuple((0, None, ()) for _ in threads))  # number of the access, half of it, reads
+    seen, left, outcomes = {begin}, [begin], set()
+    while left:
+        cells, states = left.pop()
+        is_stuck = True
+        for i in range(len(threads)):
+            for after in step_of(threads[i], cells, states[i]):
+                new_cells, state = after
+                new = (new_cells, (*states[:i], state, *states[i + 1 :]))
+                is_stuck = False
+                if new not in seen:
+                    seen.add(new)
+                    left.append(new)
+        if is_stuck:
+            is_over = all(states[i][0] == len(threads[i]) for i in range(len(threads)))
+            outcomes.add((cells, tuple(reads for _, _, reads in states), is_over))
+    return outcomes
+
+
+def step_of(thread, cells, state):
+    """The step of a thread, if it can make one that changes something: ((cells, state),) or ()"""
+    at, half, reads = state
+    if at == len(thread):
+        return ()
+    name, cell, number = thread[at]
+    value, other = cells[cell], (cell + 1) % len(cells)
+    stored = {"store": number, "add": value + number, "bump": value + number, "swap": number}.get(name, value)
+    after = (*cells[:cell], stored, *cells[cell + 1 :])
+    if name in ("poll", "at_least"):
+        is_there = value == number if name == "poll" else value >= number
+        return ((cells, (at + 1, None, (*reads, number))),) if is_there else ()
+    if name == "late":
+        if half is None:
+            return ((cells, (at, value, reads)),)
+        return ((cells, (at + 1, None, (*reads, cells[other], half >= number))),)
+    if name == "poll_either":
+        if half is None:
+            return ((cells, (at, value, reads)),)
+        if half or cells[other]:
+            return ((cells, (at + 1, None, (*reads, half, cells[other]))),)
+        return ((cells, (at, None, reads)),) if value else ()
+    told = {
+        "store": (),
+        "bump": (),
+        "swap": (),
+        "is_least": (value >= number,),
+        "is_near": (1 - (value + 1) >= -number,),
+        "bit": (value & 1 == 1,),
+    }.get(name, (value,))
+    return ((after, (at + 1, None, (*reads, *told))),)
+
+
+def explore(threads, num_cells, num_ranks, orders):
+    load_order, store_order = orders
+
+    def program(strategy):
+        reads = [[] for _ in threads]
+
+        def thread(t, number, cells):
+            mine = reads[number]
+            for name, cell, value in threads[number]:
+                here, other = cells[cell], cells[(cell + 1) % num_cells]
+                if name == "load":
+                    mine.append(int(t.load(here, "s32", load_order, "sys")))
+                elif name == "store":
+                    t.store(here, "s32", value, store_order, "sys")
+                elif name == "add":
+                    mine.append(int(t.atomic("add", here, "s32", value, "relaxed", "sys")))
+                elif name == "bump":
+                    t.atomic("add", here, "s32", value, "release" if store_order == "release" else "relaxed", "sys")
+                elif name == "swap":
+                    t.atomic("exch", here, "s32", value, store_order, "sys")
+                elif name == "is_near":
+                    mine.append(bool(1 - (t.load(here, "s32", load_order, "sys") + 1) >= -value))
+                elif name == "at_least":
+                    while not t.load(here, "s32", load_order, "sys") >= value:
+                        t.spin(NEVER_NS)
+                    mine.append(value)
+                elif name == "is_least":
+                    mine.append(bool(t.load(here, "s32", load_order, "sys") >= value))
+                elif name == "bit":
+                    mine.append(bool(t.load(here, "s32", load_order, "sys") & 1 == 1))
+                elif name == "late":
+                    seen = t.load(here, "s32", load_order, "sys")
+                    mine.append(int(t.load(other, "s32", load_order, "sys")))
+                    mine.append(bool(seen >= value))
+                elif name == "poll":
+                    while t.load(here, "s32", load_order, "sys") != value:
+                        t.spin(NEVER_NS)
+                    mine.append(value)
+                else:
+                    while True:
+                        one = int(t.load(here, "s32", load_order, "sys"))
+                        two = int(t.load(other, "s32", load_order, "sys"))
+                        if one or two:
+                            break
+                        t.spin(NEVER_NS)
+                    mine += [one, two]
+
+        cells, is_over = run_threads(len(threads), num_cells, thread, strategy, num_ranks)
+        return cells, tuple(tuple(of_thread) for of_thread in reads), is_over
+
+    return run_all(program)
+
+
+def compare(seed, polls):
+    threads, num_cells = draw(seed, polls)
+    draws = random.Random(-seed)
+    orders = draws.choice((("relaxed", "relaxed"), ("acquire", "release")))
+    tree, outcomes = explore(threads, num_cells, draws.choice((1, 2)), orders)
+    assert outcomes == interleavings(threads, num_cells), threads
+    return tree
+
+
+POLLS = [
+    (),
+    ("poll",),
+    ("poll", "poll_either"),
+    ("poll_either",),
+    ("bump", "at_least"),
+    ("bump", "at_least", "is_least"),
+    ("bump", "bump", "is_least", "bit"),
+    ("bump", "poll"),
+    ("late", "bump"),
+    ("bump", "bump", "at_least", "at_least", "is_least", "late", "poll"),
+    ("at_least", "poll_either", "bump"),
+    ("swap", "bump", "at_least", "is_near"),
+    ("swap", "swap", "late", "is_least"),
+]
+
+
+@pytest.mark.parametrize("polls", POLLS, ids=lambda polls: "-".join(polls) or "none")
+def test_outcomes_are_those_of_all_interleavings(polls):
+    for seed in range(15):
+        compare(seed, polls)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("polls", POLLS, ids=lambda polls: "-".join(polls) or "none")
+def test_outcomes_of_more_programs(polls):
+    for seed in range(15, 100):
+        compare(seed, polls)
+
+
+@pytest.mark.parametrize(
+    ("seed", "polls"),
+    [(56, POLLS[9]), (74, POLLS[7]), (79, POLLS[5]), (91, POLLS[7]), (112, POLLS[9])],
+)
+def test_a_poll_that_fails_to_the_end_has_succeeded_in_other_schedules(seed, polls):
+    compare(seed, polls)
+
+
+# --- races of weak accesses ---------------------------------------------------------------------------------------
+
+
+def draw_with_data(seed):
+    """Threads, each a list of (name, flag, number, cell of data, whether it releases or acquires); flags and cells."""
+    draws = random.Random(seed)
+    num_flags, num_cells = draws.choice((1, 2)), draws.choice((1, 2))
+    names = ["store_data", "load_data", "store", "bump", "at_least", "load_if", "store_unless", "ticket"]
+    threads = [
+        [
+            (
+                draws.choice(names),
+                draws.randrange(num_flags),
+                draws.randrange(1, 4),
+                draws.randrange(num_cells),
+                draws.random() < 0.7,
+            )
+            for _ in range(draws.randint(2, 4))
+        ]
+        for _ in range(draws.choice((2, 3, 3)))
+    ]
+    return threads, num_flags, num_cells
+
+
+def finds_race(threads, num_flags, num_cells):
+    def program(strategy):
+        def thread(t, number, cells):
+            for name, flag_index, value, cell_index, is_ordered in threads[number]:
+                flag, data = cells[flag_index], cells[num_flags + cell_index]
+                load_order, store_order = ("acquire", "release") if is_ordered else ("relaxed", "relaxed")
+                if name == "store_data":
+                    t.store(data, "s32", value, "weak", "sys")
+                elif name == "load_data":
+                    t.load(data, "s32", "weak", "sys")
+                elif name == "store":
+                    t.store(flag, "s32", value, store_order, "sys")
+                elif name == "bump":
+                    t.atomic("add", flag, "s32", 1, store_order, "sys")
+                elif name == "ticket":
+                    if t.atomic("add", flag, "s32", 1, "acq_rel" if is_ordered else "relaxed", "sys") == value:
+                        t.load(data, "s32", "weak", "sys")
+                elif name == "at_least":
+                    while not t.load(flag, "s32", load_order, "sys") >= value:
+                        t.spin(NEVER_NS)
+                elif name == "load_if":
+                    if t.load(flag, "s32", load_order, "sys") >= value:
+                        t.load(data, "s32", "weak", "sys")
+                elif not t.load(flag, "s32", load_order, "sys") >= value:
+                    t.store(data, "s32", 9, "weak", "sys")
+
+        return run_threads(len(threads), num_flags + num_cells, thread, strategy)
+
+    try:
+        run_all(program)
+    except DataRace:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("seeds", both_parts([range(60)], [range(60, 500)]))
+def test_no_race_is_lost_by_what_commutes(seeds, monkeypatch):
+    """With each value that is read taken for asked, adds and loads do not commute: there are as many races."""
+    seen = EveryThread.seen
+    drawn = [draw_with_data(seed) for seed in seeds]
+    found = [finds_race(*one) for one in drawn]
+    monkeypatch.setattr(EveryThread, "seen", lambda self, value, kind: settled(seen(self, value, kind)))
+    assert found == [finds_race(*one) for one in drawn]
+    assert 0 < sum(found) < len(seeds)

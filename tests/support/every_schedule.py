@@ -1,0 +1,58 @@
+"""Run a program of a few threads under every schedule."""
+
+from nbep.emulator import DeadlockError, World, current_thread
+from nbep.emulator.schedule.every import Every, Redundant, Tree
+
+
+def run_all(program, most=100_000):
+    """Run program(strategy) under each schedule. Returns the tree, and the set of what it returned."""
+    tree, outcomes = Tree(), set()
+    while tree.begin():
+        try:
+            outcomes.add(program(Every(tree)))
+        except Redundant:
+            tree.end(is_redundant=True)
+        else:
+            tree.end()
+        assert tree.schedules + tree.redundant <= most
+    return tree, outcomes
+
+
+def run_threads(num_threads, num_cells, thread, strategy, num_ranks=1):
+    """thread(t, number, addresses of the cells on rank 0) in blocks of one thread each, spread over the ranks in turn.
+
+    Returns: the final values of the cells, and whether the run ended as it should, without a deadlock
+    """
+    world = World(num_ranks, 0, memory_model="checked", strategy=strategy)
+    cells = world.ranks[0].space.allocate(16 * num_cells, "cells", zero=True)
+
+    def kernel(base, rank):
+        t = current_thread()
+        thread(t, t.block_idx * num_ranks + rank, [base + 16 * i for i in range(num_cells)])
+
+    def host(rank):
+        def main():
+            context = world.ranks[rank]
+            base = cells.address if rank == 0 else context.space.open(cells).address
+            stream = context.create_stream("main")
+            stream.launch(kernel, (base, rank), len(range(rank, num_threads, num_ranks)), 1)
+            stream.synchronize()
+
+        return main
+
+    is_over = True
+    try:
+        world.run([host(rank) for rank in range(num_ranks)])
+    except DeadlockError:
+        is_over = False
+    return tuple(cells.array("i4", writable=False)[::4][:num_cells].tolist()), is_over
+
+
+# --- programs drawn at random -------------------------------------------------------------------------------------
+#
+# A thread is a list of accesses: (name, cell, number).
+# load, store, add; poll: until the cell holds the number; poll_either: until this cell or the next one is not 0, which
+# are loaded one after the other. What asks for less than the value: bump, swap: an add or an exchange whose old value
+# nobody reads; at_least: until the cell holds the number or more; is_least: whether it does; is_near: that of a sum;
+# bit: the lowest bit; late: load this cell and the next one, and ask only then whether the first one held the number or
+# more
