@@ -17,9 +17,13 @@ if TARGET not in ("emulator", "cuda"):
 
 # Parameters of tests: a GPU has its own memory model.
 GPU_HAS_ITS_OWN = pytest.mark.emulator_only("a GPU has its own memory model")
-# In the short part it is `delayed` and `checked`: a checked run takes the steps of one under `sc`, and looks at more.
+# In the short part it is `checked`: it takes the steps of a run under `sc`, and looks at more. The thorough part has all.
 SC = pytest.param("sc", marks=pytest.mark.thorough) if TARGET == "emulator" else "sc"
-MEMORY_MODELS = [SC, *(pytest.param(model, marks=GPU_HAS_ITS_OWN) for model in ("delayed", "checked"))]
+MEMORY_MODELS = [
+    SC,
+    pytest.param("delayed", marks=[GPU_HAS_ITS_OWN, pytest.mark.thorough]),
+    pytest.param("checked", marks=GPU_HAS_ITS_OWN),
+]
 
 # Waits inside kernels: a rank that fails leaves its peers' kernels waiting, and the next test with them.
 CUDA_TIMEOUT_MS = "5000"
