@@ -12,7 +12,12 @@ from nbep.host.config import COMBINE_TABLE, DISPATCH_TABLE
     ("num_nodes", "num_nvl_peers", "transport"),
     both_parts(
         [],
-        thorough=[(10, 2, "direct"), (10, 2, "ibgda"), *((20, 1, transport) for transport in TRANSPORTS), (19, 1, "direct")],
+        thorough=[
+            (10, 2, "direct"),
+            (10, 2, "ibgda"),
+            *((20, 1, transport) for transport in TRANSPORTS),
+            (19, 1, "direct"),
+        ],
     ),
 )
 def test_dispatch_and_combine_between_many_nodes_are_the_references_bits(num_nodes, num_nvl_peers, transport):

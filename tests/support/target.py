@@ -17,7 +17,7 @@ if TARGET not in ("emulator", "cuda"):
 
 # Parameters of tests: a GPU has its own memory model.
 GPU_HAS_ITS_OWN = pytest.mark.emulator_only("a GPU has its own memory model")
-# In the short part it is `checked`: it takes the steps of a run under `sc`, and looks at more. The thorough part has all.
+# The short part has `checked`, which takes the steps of a run under `sc` and looks at more; the thorough part has all.
 SC = pytest.param("sc", marks=pytest.mark.thorough) if TARGET == "emulator" else "sc"
 MEMORY_MODELS = [
     SC,
