@@ -16,7 +16,7 @@ from nbep.device.types import I32
 
 NUM_RANKS = 4
 COUNTS = 0  # COUNTS + 4 * r in a rank's memory: how many tokens rank r sends to it, plus 1
-COUNT = OWN_SITES
+COUNT = OWN_SITES + 50
 SITES[COUNT] = ("notify", "count", "its number of tokens")
 
 
