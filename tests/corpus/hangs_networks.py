@@ -81,8 +81,8 @@ LOW_LATENCY = [
            "barrier_signal[rank 0] (byte 23552) is 2, stored by rank 1, kernel `clean_low_latency_buffer`"),
           "They wait in a circle")),
     hang("stages: lanes miss a phase of their mbarrier", TRIP, combine_sender.put_row,
-         "stage.data, part, place.peer, place.queue, ctx.lane)\n        ptx.syncwarp(ptx.FULL_MASK)",
-         "stage.data, part, place.peer, place.queue, ctx.lane)",
+         "put_nbi_warp(ctx.network, to, stage.data, part, ctx.lane)\n        ptx.syncwarp(ptx.FULL_MASK)",
+         "put_nbi_warp(ctx.network, to, stage.data, part, ctx.lane)",
          ("It waits for the mbarrier at shared byte ", " phases of it are over; the last to arrive was rank ",
           "warp ", ", lane 0")),
 ]  # fmt: skip
