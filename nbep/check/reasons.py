@@ -48,7 +48,7 @@ REASONS = {
     "intranode.dispatch.receive_tokens: tma_store_wait_all until read": END_OF_KERNEL,
     "staged_sums.open_sum_stage: syncwarp": "sums.list_rows has one before the first copy",
     "staging.drain_stage: syncwarp": "a shuffle comes before it, but for messages without a row: none without masks",
-    "staging.end_copy: syncwarp": "fill_slot has one before lanes write into the stage again",
+    "copies.end_copy: syncwarp": "fill_slot has one before lanes write into the stage again",
     "staging.open_stage: syncwarp": "lanes meet again before they wait; tests/device/test_staging.py does without",
     "grid_barrier.barrier_grid: syncthreads": "thread 0, which arrives, has written itself what other blocks read",
     "internode.cached_notify.come_together: amo_add": "publishes nothing: what peers fill next was loaded before",

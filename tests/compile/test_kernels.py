@@ -20,7 +20,7 @@ from nbep.device.kernels.low_latency import combine as low_latency_combine
 from nbep.device.kernels.low_latency import dispatch as low_latency_dispatch
 from nbep.device.layout.low_latency import LowLatencyShape
 from nbep.device.machine_code import loads_in_flight
-from nbep.device.protocols.staging import UNROLL
+from nbep.device.protocols.copies import UNROLL
 
 KERNELS = with_variants(load_kernels().values())
 KINDS = ("_u8", "_u16", "_s32", "_u32", "_s64", "_u64", "_f32", "_v2", "_v4")

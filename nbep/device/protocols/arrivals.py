@@ -31,7 +31,9 @@ from typing import NamedTuple
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.network.seam import amo_add, is_message
-from nbep.device.protocols.waits import LOW_LATENCY_CREDIT, Waiter, report_fault, wait_until
+from nbep.device.protocols.waits import Waiter, report_fault, site, wait_until
+
+LOW_LATENCY_CREDIT = site(10, "low-latency sender", "credit", "the peer's half of the buffer to be free again")
 
 TAG = 1 << 14
 MAX_TAGS = TAG - 2  # messages that one cell can count

@@ -22,52 +22,18 @@ import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.types import I64, Sym
 
-# Sites: which role waits for which cell. The host turns them into words, see `protocols.sites`. Numbers from OWN_SITES
-# up are for kernels that are not nbep's.
-BARRIER = 1
-DISPATCH_SENDER_HEAD = 2
-DISPATCH_RECEIVER_OFFSETS = 3
-DISPATCH_RECEIVER_TAIL = 4
-COMBINE_SENDER_HEAD = 5
-COMBINE_RECEIVER_TAIL = 6
-COMBINE_COORDINATOR = 7
-DISPATCH_RECEIVER_ROWS = 8
-GRID_BARRIER = 9
-LOW_LATENCY_CREDIT = 10
-LOW_LATENCY_DISPATCH_COUNT = 11
-LOW_LATENCY_COMBINE_COUNT = 12
-LOW_LATENCY_HALF = 13
-LOW_LATENCY_CHOICE = 14
-LOW_LATENCY_BARRIER = 15
-IBGDA_TURN = 16
-IBGDA_COMPLETION = 17
-IBGDA_ERROR = 18
-NETWORK_PUSH = 19
-INTERNODE_NOTIFY = 20
-RDMA_SENDER_HEAD = 21
-RDMA_SENDER_COORDINATOR = 22
-FORWARDER_RDMA_TAIL = 23
-FORWARDER_NVL_HEAD = 24
-FORWARDER_COORDINATOR = 25
-NVL_RECEIVER_TAIL = 26
-NVL_SENDER_HEAD = 27
-FORWARDER_NVL_TAIL = 28
-FORWARDER_RDMA_HEAD = 29
-RDMA_RECEIVER_TAIL = 30
-RDMA_RECEIVER_COORDINATOR = 31
-DIRECT_ARRIVED = 32
-DIRECT_LANDED = 33
-CALL_TOLD = 34
-CALLS_DIFFER = 35
-NODE_CALL = 36
-LOW_LATENCY_CALL = 37
-LOW_LATENCY_CALLS_DIFFER = 38
-OWN_SITES = 100
-OF_NODE = (BARRIER, CALL_TOLD)  # whose peer counts the ranks of the node
+# A site: which role waits for which cell. A report has its number, which its file gives it by `site`.
+SITES: dict[int, tuple[str, str, str]] = {}  # the words for each, of which the host makes a message
+OWN_SITES = 100  # numbers from here on are for kernels that are not nbep's
 
-# A signal of a barrier counts above these bits; below is the digest of a call. See protocols.calls.
-DIGEST_BITS = 24
-ONE = 1 << DIGEST_BITS
+
+def site(number: int, role: str, cell: str, awaited: str) -> int:
+    """Name a site: who waits there, for which cell, and for what. Returns the number."""
+    SITES[number] = role, cell, awaited
+    return number
+
+
+DISPATCH_RECEIVER_ROWS = site(8, "dispatch receiver", "recv_x", "rows for all tokens")  # no wait: see `has_timed_out`
 
 REPORT_WORDS = 8
 REPORT_BYTES = 4 * REPORT_WORDS

@@ -23,11 +23,13 @@ import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency import coordinator
 from nbep.device.kernels.low_latency.arguments import QUEUE, ComparedCall
-from nbep.device.kernels.low_latency.coordinator import may_send
+from nbep.device.kernels.low_latency.coordinator import LOW_LATENCY_CALL, may_send
 from nbep.device.layout.low_latency import WORDS_OF_CALL, call_offset
 from nbep.device.network.seam import amo_add, own_ptr
 from nbep.device.protocols.arrivals import ABSENT, completion, number_of, wait_number
-from nbep.device.protocols.waits import LOW_LATENCY_CALL, LOW_LATENCY_CALLS_DIFFER, Waiter, report_fault
+from nbep.device.protocols.waits import Waiter, report_fault, site
+
+LOW_LATENCY_CALLS_DIFFER = site(38, "low-latency notify", "calls", "the same call on all ranks")
 
 
 @device_function

@@ -36,8 +36,10 @@ from nbep.device.layout.low_latency import (
 )
 from nbep.device.network.seam import Network, amo_add, own_ptr
 from nbep.device.protocols.arrivals import Expected, empty_cell, is_masked, leave_out
-from nbep.device.protocols.waits import LOW_LATENCY_BARRIER, Bounds, Waiter, wait_until
+from nbep.device.protocols.waits import Bounds, Waiter, site, wait_until
 from nbep.device.types import I64
+
+LOW_LATENCY_BARRIER = site(15, "clean_low_latency_buffer", "barrier_signal", "the peer's arrival at the barrier")
 
 
 @device_function

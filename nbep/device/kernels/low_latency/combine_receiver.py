@@ -11,7 +11,7 @@ counts, arrivals        next coordinator  resets, see coordinator.py
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency.arguments import arrival_cell, count_cell
-from nbep.device.kernels.low_latency.coordinator import call_cell
+from nbep.device.kernels.low_latency.coordinator import LOW_LATENCY_CALL, call_cell
 from nbep.device.kernels.low_latency.recv_cost import note_wait
 from nbep.device.layout.common import ALIGNMENT_BYTES, align_up
 from nbep.device.layout.low_latency import (
@@ -27,7 +27,9 @@ from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.arrivals import is_complete, wait_arrival
 from nbep.device.protocols.logfmt import ENCODED_BYTES, HIGH_BITS, PLAIN_BYTES, decode_four, is_encoded, log_range
 from nbep.device.protocols.reduce import add_weighted_bf16x8, add_weighted_f32x8, to_bf16x8, zero_f32x8
-from nbep.device.protocols.waits import LOW_LATENCY_CALL, LOW_LATENCY_COMBINE_COUNT, Waiter
+from nbep.device.protocols.waits import Waiter, site
+
+LOW_LATENCY_COMBINE_COUNT = site(12, "low-latency combine receiver", "count", "the rows of the peer's experts")
 
 # The sum table
 ROWS = 0  # [32] s64: their addresses

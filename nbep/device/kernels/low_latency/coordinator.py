@@ -52,7 +52,10 @@ from nbep.device.layout.low_latency import (
 )
 from nbep.device.network.seam import amo_add, own_ptr, sends_from_buffer
 from nbep.device.protocols.arrivals import empty_cell, is_masked, wait_credit
-from nbep.device.protocols.waits import LOW_LATENCY_HALF, report_fault
+from nbep.device.protocols.waits import report_fault, site
+
+LOW_LATENCY_HALF = site(13, "low-latency sender", "journal", "calls that take the two halves in turn")
+LOW_LATENCY_CALL = site(37, "low-latency notify", "calls", "the peer's call")
 
 # Words of the journal
 SENT_HALF = 0  # one more than the half that the launch before has sent in; 0 if it has not

@@ -42,7 +42,14 @@ from nbep.device.kernels.low_latency.arguments import (
 )
 from nbep.device.kernels.low_latency.coordinator import may_send, may_warp_send, notify_call, wait_send_area
 from nbep.device.kernels.low_latency.dispatch import count_tokens, receive_tokens, send_tokens, table_bytes
-from nbep.device.kernels.low_latency.dispatch_receiver import index_of, is_lost, load_scale, note_range, store_scale
+from nbep.device.kernels.low_latency.dispatch_receiver import (
+    LOW_LATENCY_DISPATCH_COUNT,
+    index_of,
+    is_lost,
+    load_scale,
+    note_range,
+    store_scale,
+)
 from nbep.device.kernels.low_latency.dispatch_sender import (
     clear_gap,
     expert_of,
@@ -78,7 +85,7 @@ from nbep.device.protocols.staging import (
     open_stage,
     wait_filled,
 )
-from nbep.device.protocols.waits import LOW_LATENCY_DISPATCH_COUNT, Waiter
+from nbep.device.protocols.waits import Waiter
 
 # Words of a note
 SRC_IDX = 0

@@ -17,9 +17,12 @@ from nbep.device.layout.common import divided
 from nbep.device.layout.low_latency import local_and_rank, num_scales, payload_bytes, recv_offset
 from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.arrivals import announced, is_complete, wait_arrival
+from nbep.device.protocols.copies import Row, begin_copy, end_copy
 from nbep.device.protocols.reduce import warp_sum_s32
-from nbep.device.protocols.staging import Row, begin_copy, end_copy, open_stage
-from nbep.device.protocols.waits import LOW_LATENCY_DISPATCH_COUNT, Waiter
+from nbep.device.protocols.staging import open_stage
+from nbep.device.protocols.waits import Waiter, site
+
+LOW_LATENCY_DISPATCH_COUNT = site(11, "low-latency dispatch receiver", "count", "the peer's tokens and their number")
 
 
 @device_function

@@ -35,7 +35,11 @@ from nbep.device.network.seam import Place, keep_message, put_nbi_warp, quiet
 from nbep.device.protocols.arrivals import TAG, completion, tell
 from nbep.device.protocols.fp8 import fp8_scales, to_e4m3x8
 from nbep.device.protocols.reduce import abs_max8, half_warp_max_f32, unpack_bf16x8, warp_sum_s32
-from nbep.device.protocols.waits import LOW_LATENCY_CHOICE, report_fault
+from nbep.device.protocols.waits import report_fault, site
+
+LOW_LATENCY_CHOICE = site(
+    14, "low-latency dispatch sender", "topk_idx", "experts that are there, each once for a token"
+)
 
 SENDER_BARRIER = 1
 SENDER = 0  # its warp

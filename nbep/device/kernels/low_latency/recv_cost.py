@@ -19,8 +19,9 @@ Source: DeepEP csrc/kernels/internode_ll.cu, wait_recv_cost; csrc/kernels/legacy
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
+from nbep.device.kernels.low_latency.coordinator import LOW_LATENCY_CALL
 from nbep.device.protocols.arrivals import LEAST_ABSENT, TAG, Expected, is_masked, leave_out
-from nbep.device.protocols.waits import LOW_LATENCY_CALL, wait_until
+from nbep.device.protocols.waits import wait_until
 
 LEAST_COUNT = -TAG  # what is negative and above it is complete
 LEAST_WORD = -LEAST_ABSENT
