@@ -22,7 +22,7 @@ from nbep.device.layout.low_latency import WORDS_OF_CALL, call_offset
 from nbep.device.network.ibgda.completion import IBGDA_ERROR
 from nbep.device.protocols.arrivals import number_of
 from nbep.device.protocols.calls import CALLS_DIFFER, OF_NODE, TOLD_WORDS
-from nbep.device.protocols.waits import DISPATCH_RECEIVER_ROWS, REPORT_WORDS, SITES, FaultReport
+from nbep.device.protocols.waits import DISPATCH_RECEIVER_ROWS, SITES, FaultReport
 from nbep.host import calls
 from nbep.host.faults import NetworkError, noting, with_gone
 from nbep.host.low_latency import calls as low_latency_calls
@@ -31,6 +31,8 @@ from nbep.host.node import Node
 from nbep.host.ranks.processes import NOBODY, Gone
 from nbep.host.ranks.timeouts import PeerTimeout, saved_calls
 from nbep.host.target.memory import HostWords
+
+REPORT_WORDS = len(FaultReport._fields)
 
 
 class KernelReport:

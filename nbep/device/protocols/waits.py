@@ -35,21 +35,13 @@ def site(number: int, role: str, cell: str, awaited: str) -> int:
 
 DISPATCH_RECEIVER_ROWS = site(8, "dispatch receiver", "recv_x", "rows for all tokens")  # no wait: see `has_timed_out`
 
-REPORT_WORDS = 8
-REPORT_BYTES = 4 * REPORT_WORDS
-
 
 class Bounds(NamedTuple):
-    """How a launch bounds its waits.
+    """How a launch bounds its waits."""
 
-    timeout_ns  longest time that one wait may take
-    claim       s32 cell in the rank's own memory, 0 until the first wait fails
-    report      the words of `FaultReport`, in memory that the host can read while kernels run
-    """
-
-    timeout_ns: I64
-    claim: Sym
-    report: Sym
+    timeout_ns: I64  # longest time that one wait may take
+    claim: Sym  # s32 in the rank's own memory, 0 until the first wait fails
+    report: Sym  # the words of `FaultReport`, in memory that the host can read while kernels run
 
 
 class FaultReport(NamedTuple):
@@ -119,7 +111,7 @@ def wait_until(load, cell, holds, wanted, bounds, expired):
 
     The order of the load is that of the wait: a `# PAIR` tag stands where it is named. Nobody asks for a deadline
     before the first look has failed: most waits are over then. Reports of the emulator name the line that calls this.
-    expired: ptx.wait_expired, or `wait_expired_together`
+    expired: ptx.wait_expired, or `teams.wait_expired_together`
     """
     deadline = 0
     while True:
@@ -140,15 +132,6 @@ def wait_or_report(load, cell, holds, wanted, bounds, waiter):
     if not found:
         report_fault(bounds, waiter.site, waiter.peer, waiter.channel, wanted, seen)
     return seen, found
-
-
-@device_function
-def wait_expired_together(deadline):
-    """Whether the deadline has passed for any lane of a warp that waits together."""
-    return ptx.vote_any(ptx.FULL_MASK, ptx.wait_expired(deadline))
-
-
-# What waits are for.
 
 
 @device_function

@@ -51,13 +51,12 @@ from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.board import RETIRED, note_progress
 from nbep.device.protocols.copies import Row, begin_copy, end_copy
 from nbep.device.protocols.peers import buffer_of
-from nbep.device.protocols.teams import publish_tail, team_barrier, wait_free_slots
+from nbep.device.protocols.teams import publish_tail, team_barrier, wait_expired_together, wait_free_slots
 from nbep.device.protocols.waits import (
     DISPATCH_RECEIVER_ROWS,
     Waiter,
     report_fault,
     site,
-    wait_expired_together,
     wait_until,
 )
 
