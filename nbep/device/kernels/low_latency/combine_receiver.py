@@ -231,7 +231,11 @@ def call_cell(ctx, peer):
 
 @device_function
 def note_owners(ctx, out, inputs):
-    """Combine: the warps of all blocks take the experts in turn, but for the first of each, which lists rows."""
+    """Note how long each expert's rows take: all warps in turn, but for the first of each block, which lists rows.
+
+    In DeepEP an expert without rows for this rank says so when its rank begins to send. Here its wait ends when the
+    rank tells its call; where calls are not compared, such an expert adds nothing.
+    """
     unit = ptx.block_idx() + ptx.grid_dim() * (ctx.warp - 1)
     if ctx.warp == 0:
         unit = ctx.shape.num_experts
