@@ -129,6 +129,7 @@ def edit(function: FunctionType, old: str, new: str) -> Iterator[None]:
 
     Raises: ValueError if `old` does not stand in the source exactly once
     """
+    function = inspect.unwrap(function)  # of one with versions by type: the body that stands there
     source = _edited.get(function) or textwrap.dedent(inspect.getsource(function))
     if (count := source.count(old)) != 1:
         lines = [line.strip() for line in source.splitlines() if old.partition("\n")[0] in line]

@@ -129,7 +129,8 @@ def _for_all_shapes(kernel: Callable) -> tuple[Callable, ...]:
 
 def _comparing_calls(kernel: Callable) -> tuple[Callable, ...]:
     """The variant that compares calls, if there is one."""
-    from .kernels.low_latency.arguments import Call, ComparedCall
+    from .kernels.low_latency.arguments import Call
+    from .kernels.low_latency.calls import ComparedCall
 
     return (over(kernel, ComparedCall, "call"),) if spec_of(kernel).hints.get("call") is Call else ()
 

@@ -2,7 +2,7 @@
 
 Left alone, NVVM unrolls every loop with a run-time trip count four times, inline PTX included. For `dispatch` that
 makes seven copies of the 16-byte copy loop, 128 registers instead of 76, and spills at 768 threads a block. Where a
-kernel wants several accesses in flight, its source says so (`protocols.staging.UNROLL`).
+kernel wants several accesses in flight, its source says so (`protocols.copies.UNROLL`).
 
 A loop is told apart by its back edge: a branch to a block that stands before it in the function.
 """

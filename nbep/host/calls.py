@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from nbep.device.protocols.calls import RANK_WORD, WORDS_OF_VERB, Call
-from nbep.device.protocols.waits import CALLS_DIFFER, ONE, FaultReport
+from nbep.device.protocols.calls import CALLS_DIFFER, RANK_WORD, WORDS_OF_VERB, Call
+from nbep.device.protocols.peers import ONE
+from nbep.device.protocols.waits import FaultReport
 from nbep.host.config import Config
 from nbep.host.dtypes import ROW_DTYPES
 from nbep.host.node import Node

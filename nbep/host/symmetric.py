@@ -37,11 +37,10 @@ from nbep.device.layout.intranode import (
 from nbep.device.layout.names import describe_nvl_offset, describe_offset
 from nbep.device.protocols.calls import Call
 from nbep.device.protocols.peers import Bounds, HostPeers, Peers
-from nbep.device.protocols.waits import REPORT_BYTES, REPORT_WORDS
 from nbep.host import counters, validate
 from nbep.host.arguments import integer, refuse
 from nbep.host.calls import VERBS, arguments_of
-from nbep.host.causes import KernelReport
+from nbep.host.causes import REPORT_WORDS, KernelReport
 from nbep.host.comm_work import CommWork
 from nbep.host.config import Sizes
 from nbep.host.connect import connect
@@ -228,7 +227,7 @@ class NodeMemory(CommWork):
         self.report = KernelReport(self, self.host_visible.words(0, REPORT_WORDS))
         self.check_faults = self.report.check
         self.counters = counters.Counters(self.host_visible, ALIGNMENT_BYTES)
-        assert REPORT_BYTES <= ALIGNMENT_BYTES
+        assert 4 * REPORT_WORDS <= ALIGNMENT_BYTES
         if rdma_transport is None:
             return self.transport.handle, None, Process.own()
         rdma = RdmaMemory(

@@ -23,9 +23,10 @@ import numpy as np
 
 from nbep.device.layout.internode import num_meta_words
 from nbep.device.layout.intranode import RingShape, note_bytes
-from nbep.device.layout.low_latency import LowLatencyShape, row_stride
 from nbep.device.layout.low_latency import note_bytes as low_latency_note_bytes
 from nbep.device.layout.low_latency import note_offset as low_latency_note_offset
+from nbep.device.layout.low_latency import row_stride
+from nbep.device.layout.low_latency_host import shape_of
 from nbep.device.protocols.staging import STAGE_BYTES
 from nbep.model.traffic import HOME, LINKS, NETWORK, NVLINK
 from nbep.model.work import DISPATCH, INTERNODE, LOW_LATENCY, VERBS, Work
@@ -70,7 +71,7 @@ def _sum(parts: list[Features]) -> Features:
 
 
 def _low_latency(work: Work, verb: str, rank: int) -> Features:
-    shape = LowLatencyShape.of(
+    shape = shape_of(
         work.num_ranks, work.num_experts, work.num_tokens, work.hidden, work.num_topk, int(work.use_fp8), 0, 0
     )
     message = low_latency_note_offset(shape) + low_latency_note_bytes(shape)

@@ -15,7 +15,8 @@ import numpy as np
 
 import nbep
 from nbep.device.layout.intranode import num_nvl_bytes_needed
-from nbep.device.layout.low_latency import NUM_HALVES, LowLatencyShape
+from nbep.device.layout.low_latency import NUM_HALVES
+from nbep.device.layout.low_latency_host import shape_of
 from nbep.host.internode.rings import combine_rings, dispatch_rings
 from nbep.host.low_latency.size import quarter_bytes_needed
 from nbep.model.traffic import HOME, LINKS, Traffic
@@ -47,7 +48,7 @@ def count(work: Work, seed: int = 0) -> dict[str, Counts]:
 
 def _low_latency(comm: Any, work: Work, traffic: Traffic) -> None:
     num_experts, most = work.num_experts, max(work.num_tokens, 1)
-    shape = LowLatencyShape.of(work.num_ranks, num_experts, most, work.hidden, work.num_topk, 0, 0, 0)
+    shape = shape_of(work.num_ranks, num_experts, most, work.hidden, work.num_topk, 0, 0, 0)
     buffer = nbep.Buffer(
         comm,
         num_rdma_bytes=2 * NUM_HALVES * quarter_bytes_needed(shape),

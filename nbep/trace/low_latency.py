@@ -21,8 +21,8 @@ from nbep.device.kernels.low_latency.arguments import (
     RECV_PHASE,
     SEND_PHASE,
     Call,
-    ComparedCall,
 )
+from nbep.device.kernels.low_latency.calls import ComparedCall
 from nbep.device.layout.low_latency import (
     BARRIER_SIGNALS,
     CALLS,

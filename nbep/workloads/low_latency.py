@@ -18,7 +18,8 @@ import numpy as np
 import nbep
 from nbep import reference
 from nbep.device.cards import SM90, ComputeCapability
-from nbep.device.layout.low_latency import NUM_HALVES, LowLatencyShape
+from nbep.device.layout.low_latency import NUM_HALVES
+from nbep.device.layout.low_latency_host import shape_of
 from nbep.host.low_latency.size import quarter_bytes_needed
 from nbep.workloads import arrays
 from nbep.workloads.arrays import assert_kind, assign, to_numpy, to_target
@@ -77,9 +78,7 @@ def num_rdma_bytes(case: Case, options: Options) -> int:
     """Exactly what the calls need, so that a write past the halves is out of bounds."""
     num_topk = case.topk_idx[0].shape[1]
     most = num_max_tokens(case, options)
-    shape = LowLatencyShape.of(
-        case.num_ranks, case.num_experts, most, case.hidden, num_topk, 0, int(options.deduplicate), 0
-    )
+    shape = shape_of(case.num_ranks, case.num_experts, most, case.hidden, num_topk, 0, int(options.deduplicate), 0)
     return 2 * NUM_HALVES * quarter_bytes_needed(shape)
 
 

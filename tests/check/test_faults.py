@@ -21,7 +21,7 @@ from nbep.device.primitives import (
     st_weak_s32,
     wait_expired,
 )
-from nbep.device.protocols import barrier, teams, waits
+from nbep.device.protocols import barrier, peers, teams
 from nbep.device.types import InOut
 
 TAIL = "intranode.combine.send_tokens: release of combine-tail"
@@ -124,7 +124,7 @@ def test_who_polls_is_called_a_wait():
 def test_a_wait_that_looks_once_takes_what_it_sees():
     (wait,) = [fault for fault in faults_of(barrier) if fault.step == "wait_call"]
     assert wait.change == "wait_call: one look, which takes what it sees"
-    cell = np.array([7 << waits.DIGEST_BITS], np.int32)
+    cell = np.array([7 << peers.DIGEST_BITS], np.int32)
 
     def main(comm):
         stream = comm.runtime.create_stream("stream")
@@ -132,7 +132,7 @@ def test_a_wait_that_looks_once_takes_what_it_sees():
         stream.synchronize()
         return int(seen[0])
 
-    assert nbep.spawn(main, 1, "emulator") == [7 << waits.DIGEST_BITS]
+    assert nbep.spawn(main, 1, "emulator") == [7 << peers.DIGEST_BITS]
 
 
 def test_faults_of_a_kernel_are_those_of_all_that_it_calls():

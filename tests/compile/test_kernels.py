@@ -18,9 +18,9 @@ from nbep.device.kernels.intranode.combine import MAX_RANKS
 from nbep.device.kernels.intranode.dispatch import dispatch_smem_bytes
 from nbep.device.kernels.low_latency import combine as low_latency_combine
 from nbep.device.kernels.low_latency import dispatch as low_latency_dispatch
-from nbep.device.layout.low_latency import LowLatencyShape
+from nbep.device.layout.low_latency_host import shape_of
 from nbep.device.machine_code import loads_in_flight
-from nbep.device.protocols.staging import UNROLL
+from nbep.device.protocols.copies import UNROLL
 
 KERNELS = with_variants(load_kernels().values())
 KINDS = ("_u8", "_u16", "_s32", "_u32", "_s64", "_u64", "_f32", "_v2", "_v4")
@@ -222,7 +222,7 @@ def test_dispatch_without_bulk_copies_asks_for_little_shared_memory():
 
 
 def test_low_latency_blocks_fit_into_the_shared_memory_of_an_a100():
-    shape = LowLatencyShape.of(8, 288, 128, 7168, 8, 0, 1, 0)
+    shape = shape_of(8, 288, 128, 7168, 8, 0, 1, 0)
     assert low_latency_dispatch.dispatch_smem_bytes(shape, 768, has_tma=False) <= 163 << 10
     assert low_latency_combine.combine_smem_bytes(shape, 512) <= 163 << 10
 

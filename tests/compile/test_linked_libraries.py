@@ -9,7 +9,7 @@ from nbep.device import jit
 from nbep.device.compile import CompileError, compile_kernel, compile_to_ptx, load_kernels
 from nbep.device.jit import LinkInput, by_type, external, kernel, over, spec_of
 from nbep.device.layout.low_latency import DeduplicatedShape, LowLatencyShape
-from nbep.device.network import direct, seam
+from nbep.device.network import direct, provide
 from nbep.device.network.seam import Network
 from nbep.device.primitives import st_weak_s32, st_weak_s64
 from nbep.device.types import I32, Out
@@ -117,7 +117,7 @@ def test_the_emulator_calls_the_python_body():
 def test_a_transport_says_what_it_is_linked_with(monkeypatch):
     monkeypatch.setattr(direct, "libraries", lambda cc: [], raising=False)
     monkeypatch.delitem(jit.LIBRARIES, Network, raising=False)
-    seam.provide(Network, direct)
+    provide(Network, direct)
     assert spec_of(load_kernels()["low_latency_dispatch"].function).libraries is direct.libraries
     monkeypatch.delitem(jit.LIBRARIES, Network)
 

@@ -351,7 +351,7 @@ LOW_LATENCY = [
         "low latency: no half is given back",
         low_latency_thrice,
         low_latency_coordinator.empty_half,
-        "amo_add(ctx.network, credit_offset(num_bytes, num_ranks, half, ctx.network.rank), 1, rank, 0, True)",
+        "amo_add(ctx.network, layout.credit_offset(num_bytes, num_ranks, half, ctx.network.rank), 1, rank, 0, True)",
         NOTHING,
         (
             "rank 0: the low-latency sender (kernel `low_latency_dispatch`,",

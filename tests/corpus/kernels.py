@@ -23,9 +23,7 @@ from nbep.notebook import edit
 
 DISPATCH, COMBINE = (f"nbep.device.kernels.intranode.{name}" for name in ("dispatch", "combine"))
 LAYOUT = "nbep.device.kernels.get_dispatch_layout"
-BARRIER, TEAMS, STAGING, TOTALS = (
-    f"nbep.device.protocols.{name}" for name in ("barrier", "teams", "staging", "totals")
-)
+BARRIER, TEAMS, STAGING = (f"nbep.device.protocols.{name}" for name in ("barrier", "teams", "staging"))
 BLOCK_OF_TWO = nbep.Config(2, 4, 9, num_threads=128)
 Change = Callable[[], AbstractContextManager]
 

@@ -108,7 +108,7 @@ BETWEEN_NODES = [
          ("loader gone on", "gone on"), ("`gbl_channel_prefix_matrix`", ": grid arrivals"), least=1),
     race("notify: relaxed adds", "internode.notify_dispatch.send_message: amo_add", NODES, "store too weak",
          (": arrived[",)),
-    race("notify: relaxed polls", "totals.wait_arrived: acquire of network-amo", NODES, "load too weak",
+    race("notify: relaxed polls", "internode.meet_nodes.wait_arrived: acquire of network-amo", NODES, "load too weak",
          (": arrived[",)),
     race("notify: a block goes on with the lanes that have waited", "internode.meet_nodes: bar_red_and", NODES,
          ("loader gone on", "heard by another lane"), (": arrived[", maybe(": count message recv[")), seeds=(0, 2)),

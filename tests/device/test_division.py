@@ -5,7 +5,8 @@ from itertools import chain
 import pytest
 
 from nbep.device.layout.common import INVERSE_BITS, divided, inverse_of
-from nbep.device.layout.low_latency import MAX_EXPERTS, LowLatencyShape, local_and_rank, rank_of
+from nbep.device.layout.low_latency import MAX_EXPERTS, local_and_rank, rank_of
+from nbep.device.layout.low_latency_host import shape_of
 
 
 @pytest.mark.parametrize("divisor", [*range(1, 40), 63, 64, 65, 127, 1000, 1023, MAX_EXPERTS // 2, 16383])
@@ -18,7 +19,7 @@ def test_the_quotient_is_that_of_integers_up_to_the_bound(divisor):
 
 @pytest.mark.parametrize(("num_ranks", "per_rank"), [(2, 1), (3, 5), (4, 72), (6, 3), (16, 64), (256, 8), (96, 3)])
 def test_experts_and_pairs_are_found_by_their_numbers(num_ranks, per_rank):
-    shape = LowLatencyShape.of(num_ranks, num_ranks * per_rank, 8, 128)
+    shape = shape_of(num_ranks, num_ranks * per_rank, 8, 128)
     for number in range(num_ranks * per_rank):
         assert rank_of(shape, number) == divmod(number, per_rank)
         assert local_and_rank(shape, number) == divmod(number, num_ranks)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nbep.check import broken
-from nbep.device.primitives import ld_nc_v4, ld_shared_s32, smem_base, st_weak_s32, thread_idx
+from nbep.device.primitives import ld_shared_s32, smem_base, st_weak_s32, thread_idx
 from nbep.device.protocols import staging
 from nbep.emulator import EmulatorError, World
 
@@ -16,7 +16,7 @@ def read_row(row, out):
     lane = thread_idx()
     stage = staging.open_stage(smem_base(), 0, lane)
     staging.begin_fill(row, ROW, stage, lane)
-    staging.end_fill(ld_nc_v4, staging.Row(row, ROW, 0), stage, 0, lane)
+    staging.wait_filled(stage, 0)
     st_weak_s32(out + 4 * lane, ld_shared_s32(stage.data + 16 * lane))
 
 

@@ -1,6 +1,8 @@
 """Waits that are over time end in an exception that says who waited for whom."""
 
+import re
 import traceback
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,17 +12,13 @@ from intranode import Options, dispatch, make_buffer
 from target import spawn
 
 import nbep
-from nbep.device.protocols.sites import SITES
-from nbep.device.protocols.waits import (
-    CALLS_DIFFER,
-    DISPATCH_RECEIVER_ROWS,
-    IBGDA_ERROR,
-    LOW_LATENCY_CALLS_DIFFER,
-    LOW_LATENCY_CHOICE,
-    LOW_LATENCY_HALF,
-    OF_NODE,
-    FaultReport,
-)
+from nbep.device.compile import load_kernels
+from nbep.device.kernels.low_latency.calls import LOW_LATENCY_CALLS_DIFFER
+from nbep.device.kernels.low_latency.coordinator import LOW_LATENCY_HALF
+from nbep.device.kernels.low_latency.dispatch_sender import LOW_LATENCY_CHOICE
+from nbep.device.network.ibgda.completion import IBGDA_ERROR
+from nbep.device.protocols.calls import CALLS_DIFFER, OF_NODE
+from nbep.device.protocols.waits import DISPATCH_RECEIVER_ROWS, OWN_SITES, SITES, FaultReport
 from nbep.host.causes import fault_error
 from nbep.host.faults import destroy_error
 from nbep.host.ranks.who_waits import explain
@@ -127,7 +125,16 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("site", SITES)
+load_kernels()  # and with them all sites
+OF_NBEP = sorted(number for number in SITES if number < OWN_SITES)
+
+
+def test_no_two_sites_have_the_same_number():
+    text = "".join(path.read_text() for path in (Path(nbep.__file__).parent / "device").rglob("*.py"))
+    assert sorted(map(int, re.findall(r"= site\(\s*(\d+),", text))) == OF_NBEP
+
+
+@pytest.mark.parametrize("site", OF_NBEP)
 def test_every_site_has_words(site):
     report = FaultReport(1, site, peer=3, expected=5, seen=4, block=6, thread=7, channel=2)
     if site in (CALLS_DIFFER, LOW_LATENCY_CALLS_DIFFER):

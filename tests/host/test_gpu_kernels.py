@@ -15,7 +15,7 @@ from nbep.device.cards import has_bulk_copies, max_smem_bytes
 from nbep.device.compile import CompileError, for_host_memory, load_kernels
 from nbep.device.jit import kernel
 from nbep.device.kernels.low_latency.combine import combine_smem_bytes
-from nbep.device.layout.low_latency import LowLatencyShape
+from nbep.device.layout.low_latency_host import shape_of
 from nbep.device.primitives import st_weak_s32
 from nbep.device.protocols.peers import Bounds, HostPeers
 from nbep.device.types import Out
@@ -255,5 +255,5 @@ CARDS = [((7, 5), 7 * 32), ((8, 0), 384), ((8, 6), 384), ((12, 0), 384), ((9, 0)
 def test_blocks_of_low_latency_combine_fit_into_the_cards_shared_memory(cc, threads):
     card = SimpleNamespace(has_tma=has_bulk_copies(cc), max_smem_bytes=max_smem_bytes(cc))
     assert cuda_runtime.CudaRuntime.low_latency_threads.fget(card)[1] == threads
-    shape = LowLatencyShape.of(8, 288, 128, 7168, 8, 0, 1, 0)
+    shape = shape_of(8, 288, 128, 7168, 8, 0, 1, 0)
     assert combine_smem_bytes(shape, threads) <= card.max_smem_bytes

@@ -25,8 +25,7 @@ from nbep.device.jit import kernel, over
 from nbep.device.network.seam import Network, amo_add
 from nbep.device.primitives import atom_add_relaxed_sys_s32, st_weak_s32
 from nbep.device.protocols.barriers import barrier_block, meet_peer
-from nbep.device.protocols.peers import Bounds, HostPeers, Peers, buffer_of
-from nbep.device.protocols.waits import ONE
+from nbep.device.protocols.peers import ONE, Bounds, HostPeers, Peers, buffer_of
 from nbep.device.types import Out
 from nbep.device.versions import HostNetwork
 from nbep.emulator import DataRace, EmulatorError

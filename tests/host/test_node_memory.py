@@ -15,7 +15,7 @@ from nbep.device.compile import compile_kernel
 from nbep.device.jit import kernel
 from nbep.device.primitives import ld_weak_s32, st_weak_s32, thread_idx
 from nbep.device.protocols.peers import Peers, buffer_of
-from nbep.device.protocols.sites import SITES
+from nbep.device.protocols.waits import SITES
 from nbep.device.types import Out
 from nbep.trace import Trace
 

@@ -37,7 +37,7 @@ def test_a_step_that_is_broken_is_caught(fault):
     "fault",
     [
         "internode.dispatch_forwarder.load_tail: acquire of network-amo",
-        "totals.wait_total: acquire of network-amo",
+        "internode.coordinator.wait_total: acquire of network-amo",
     ],
 )
 def test_a_tail_that_is_not_acquired_goes_wrong_if_loads_may_be_early(fault):

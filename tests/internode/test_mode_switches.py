@@ -163,7 +163,7 @@ def test_clean_comes_behind_an_asynchronous_call_of_every_rank(transport, monkey
 )
 def test_a_call_between_nodes_comes_behind_a_low_latency_call_on_another_stream(transport, cached, monkeypatch):
     """The low-latency call runs on the caller's stream, which nobody waits for, and one rank receives late."""
-    slow = SlowRank(monkeypatch, [("nbep.device.kernels.low_latency.dispatch", "receive_tokens")])
+    slow = SlowRank(monkeypatch, [("nbep.device.kernels.low_latency.dispatch", "receive_choices")])
     slow.rank, slow.reads = SLOW, READS
 
     def main(buffer, options, trip):

@@ -9,10 +9,11 @@ import pytest
 from parts import both_parts
 
 import nbep
-from nbep.device.kernels.low_latency.arguments import ComparedCall
+from nbep.device.kernels.low_latency.calls import LOW_LATENCY_CALLS_DIFFER, ComparedCall
 from nbep.device.layout.low_latency import MAX_EXPERTS, MAX_TOPK, DeduplicatedShape, LowLatencyShape
+from nbep.device.layout.low_latency_host import shape_of
 from nbep.device.protocols.arrivals import ABSENT, LEAST_ABSENT, MAX_TAGS
-from nbep.device.protocols.waits import LOW_LATENCY_CALLS_DIFFER, FaultReport
+from nbep.device.protocols.waits import FaultReport
 from nbep.host.low_latency.calls import COMBINE, DISPATCH, VERBS, difference_error, words_of
 from nbep.host.ranks.call_log import CallLog
 from nbep.trace import Trace
@@ -176,7 +177,7 @@ def test_a_peer_that_does_not_come_is_a_time_out_whatever_its_earlier_calls_have
 
 # The words of a call
 
-SHAPE = LowLatencyShape.of(2, 64, 128, 7168, 8, 1, 1, 0)
+SHAPE = shape_of(2, 64, 128, 7168, 8, 1, 1, 0)
 OTHERS = {
     "num_experts": (MAX_EXPERTS, f"num_experts: got 64 on rank 0, {MAX_EXPERTS} on rank 1"),
     "num_max_tokens": (MAX_TAGS, f"num_max_dispatch_tokens_per_rank: got 128 on rank 0, {MAX_TAGS} on rank 1"),

@@ -7,7 +7,8 @@ import pytest
 from target import spawn
 
 import nbep
-from nbep.device.layout.low_latency import NUM_HALVES, LowLatencyShape
+from nbep.device.layout.low_latency import NUM_HALVES
+from nbep.device.layout.low_latency_host import shape_of
 from nbep.device.protocols import arrivals
 from nbep.host.low_latency.size import quarter_bytes_needed
 from nbep.host.target.emulator import EmulatorRuntime
@@ -23,7 +24,7 @@ CALL = besides.Call(32, 32, 1, 4, num_blocks=1, num_threads=96)
 
 def dispatch_twice(comm, traffic):
     """The second time all credits are given and taken that a call in a long row of calls gives and takes."""
-    shape = LowLatencyShape.of(32, 32, 1, WORK.hidden, WORK.num_topk)
+    shape = shape_of(32, 32, 1, WORK.hidden, WORK.num_topk)
     num_bytes = 2 * NUM_HALVES * quarter_bytes_needed(shape)
     options = {"num_nvl_peers": 8, "transport": "ibgda", "num_qps_per_rank": 1, "check_calls": False}
     buffer = nbep.Buffer(comm, num_rdma_bytes=num_bytes, low_latency_mode=True, **options)

@@ -5,7 +5,8 @@ import io
 import pytest
 
 from nbep import cli
-from nbep.device.protocols.waits import DISPATCH_RECEIVER_TAIL, FaultReport
+from nbep.device.kernels.intranode.dispatch import DISPATCH_RECEIVER_TAIL
+from nbep.device.protocols.waits import FaultReport
 from nbep.host.causes import fault_error
 from nbep.host.ranks.who_waits import Log, explain
 

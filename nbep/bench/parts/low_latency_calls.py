@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import nbep
-from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, LowLatencyShape, note_bytes, note_offset
+from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, note_bytes, note_offset
+from nbep.device.layout.low_latency_host import shape_of
 
 DEVICE = "cuda"
 FP8_LIMIT = 9e-4  # DeepEP's, of calc_diff
@@ -221,7 +222,7 @@ def bytes_of(variant: Variant, choices: Any, rank: int, hidden: int, num_experts
     Args: choices [num_ranks, num_tokens, num_topk] NumPy, topk_idx of all ranks
     """
     num_ranks, _, num_topk = choices.shape
-    shape = LowLatencyShape.of(
+    shape = shape_of(
         num_ranks,
         num_experts,
         variant.num_tokens,

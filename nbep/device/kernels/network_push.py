@@ -21,8 +21,10 @@ import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.network.seam import Network, Place, amo_add, further, keep_message, own_ptr, put_nbi_warp, quiet
 from nbep.device.protocols.staging import VEC_BYTES, WARP_BYTES
-from nbep.device.protocols.waits import NETWORK_PUSH, Bounds, Waiter, is_at_least, wait_or_report
+from nbep.device.protocols.waits import Bounds, Waiter, is_at_least, site, wait_or_report
 from nbep.device.types import I32, I64
+
+NETWORK_PUSH = site(19, "network_push", "arrived", "the neighbour's messages, or its word that all have arrived")
 
 STAGE_BYTES = 32 << 10  # of a warp
 MAX_WARPS = 4  # of a block

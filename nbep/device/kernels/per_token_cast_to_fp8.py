@@ -15,7 +15,7 @@ from typing import NamedTuple
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.protocols.fp8 import COLUMNS, fp8_scales, scale4
-from nbep.device.protocols.reduce import abs_max4, warp_max_f32
+from nbep.device.protocols.reduce import abs_max4
 from nbep.device.types import I32, In, Out
 
 
@@ -32,6 +32,16 @@ class CastSizes(NamedTuple):
     scale_token_stride: I32
     scale_hidden_stride: I32
     round_scale: I32
+
+
+@device_function
+def warp_max_f32(mask, value):
+    """Maximum over the 32 lanes of a warp; every lane gets it."""
+    value = ptx.f32_max(value, ptx.shfl_xor_f32(mask, value, 16))
+    value = ptx.f32_max(value, ptx.shfl_xor_f32(mask, value, 8))
+    value = ptx.f32_max(value, ptx.shfl_xor_f32(mask, value, 4))
+    value = ptx.f32_max(value, ptx.shfl_xor_f32(mask, value, 2))
+    return ptx.f32_max(value, ptx.shfl_xor_f32(mask, value, 1))
 
 
 @device_function

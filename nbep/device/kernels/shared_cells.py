@@ -15,7 +15,7 @@ from nbep.device.kernels.internode import arguments as internode
 from nbep.device.kernels.intranode import combine, direct_combine
 from nbep.device.kernels.intranode.dispatch import SHARED_TAILS_BYTES
 from nbep.device.kernels.low_latency.combine_receiver import sum_table_bytes
-from nbep.device.kernels.low_latency.dispatch import table_bytes
+from nbep.device.kernels.low_latency.dispatch_receiver import table_bytes
 from nbep.device.kernels.low_latency.dispatch_sender import stage_bytes
 from nbep.device.kernels.network_push import PushSizes, smem_bytes
 from nbep.device.layout.internode import COUNT_MESSAGE_BYTES

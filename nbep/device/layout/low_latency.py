@@ -28,9 +28,8 @@ The cells lie behind num_rdma_bytes: what a user writes into the buffer does not
 anybody says how many experts there will be, so the counts have room for the most; all else grows with the ranks.
 counts[local expert, source] says that the tokens of a source for a local expert are there, and how many; in combine
 counts[its local expert, rank] says that an expert's rows are there. An arrival says the same of all that a source
-sends, with deduplicate; see `protocols.arrivals`. calls[half, word, source] say what the source has called; see
-`kernels.low_latency.calls`. credits[half, peer] says how often the peer has freed the half, which
-is free at first: this rank may fill it when that is ahead of how often it has.
+sends, with deduplicate: see `protocols.arrivals`. calls[half, word, source] are of `kernels.low_latency.calls`,
+credits[half, peer] of `kernels.low_latency.coordinator`.
 
 Source: DeepEP csrc/config.hpp, LowLatencyLayout
 """
@@ -38,7 +37,7 @@ Source: DeepEP csrc/config.hpp, LowLatencyLayout
 from typing import NamedTuple
 
 from nbep.device.jit import by_type, device_function
-from nbep.device.layout.common import ALIGNMENT_BYTES, align_up, divided, inverse_of
+from nbep.device.layout.common import ALIGNMENT_BYTES, align_up, divided
 from nbep.device.types import I32
 
 NUM_HALVES = 2
@@ -62,10 +61,7 @@ WORDS_OF_LINE = ALIGNMENT_BYTES // 4
 
 
 class LowLatencyShape(NamedTuple):
-    """What all ranks must agree on in one call. use_fp8 and use_logfmt are 0 or 1. Made by `of`.
-
-    `deduplicate` is the type's: a kernel for the one is another binary than for the other.
-    """
+    """What all ranks must agree on in one call. use_fp8 and use_logfmt are 0 or 1."""
 
     num_ranks: I32
     num_experts: I32
@@ -74,33 +70,16 @@ class LowLatencyShape(NamedTuple):
     num_topk: I32  # only dispatch with deduplicate asks
     use_fp8: I32
     use_logfmt: I32
-    # What follows from the others, worked out by the host
+    # What follows from the others: see low_latency_host.py
     num_local_experts: I32  # of a rank
     inverse_of_local: I32  # of their number: see layout.common
     inverse_of_ranks: I32
 
     deduplicate = 0  # type: ignore[misc]
 
-    @staticmethod
-    def of(
-        num_ranks: int,
-        num_experts: int,
-        num_max_tokens: int,
-        hidden: int,
-        num_topk: int = 0,
-        use_fp8: int = 0,
-        deduplicate: int = 0,
-        use_logfmt: int = 0,
-    ) -> "LowLatencyShape":
-        local = num_experts // num_ranks
-        given = num_ranks, num_experts, num_max_tokens, hidden, num_topk, use_fp8, use_logfmt
-        kind = DeduplicatedShape if deduplicate else LowLatencyShape
-        follows = local, inverse_of(max(local, 1)), inverse_of(num_ranks)  # a hint may have fewer experts
-        return kind._make((*given, *follows))
-
 
 class DeduplicatedShape(LowLatencyShape):
-    """The shape of a call with deduplicate: a token goes to each rank of its experts once."""
+    """With deduplicate: a token goes to each rank of its experts once. Kernels for the two are different binaries."""
 
     __slots__ = ()
     deduplicate = 1
@@ -176,11 +155,6 @@ def quarter_bytes(num_rdma_bytes):
     return num_rdma_bytes // 4 // ALIGNMENT_BYTES * ALIGNMENT_BYTES
 
 
-def recv_begin(num_rdma_bytes: int, half: int) -> int:
-    """Where the shares of a half begin."""
-    return half * quarter_bytes(num_rdma_bytes)
-
-
 @device_function
 def recv_offset(call, rank):
     """Where a rank puts what it sends in a call."""
@@ -224,18 +198,3 @@ def credit_offset(num_rdma_bytes, num_ranks, half, rank):
 def signal_offset(num_rdma_bytes, num_ranks, rank):
     """The signal that a rank adds to when it comes to a barrier."""
     return row_offset(num_rdma_bytes, num_ranks, BARRIER_SIGNALS) + 4 * rank
-
-
-def pointer_table(num_ranks: int) -> int:
-    """Where the pointer table begins, counted from num_rdma_bytes."""
-    return row_offset(0, num_ranks, NUM_ROWS)
-
-
-def trailer_bytes(num_ranks: int) -> int:
-    """What comes behind num_rdma_bytes."""
-    return align_up(pointer_table(num_ranks) + 8 * num_ranks, ALIGNMENT_BYTES)
-
-
-def share_bytes(num_rdma_bytes: int, num_ranks: int) -> int:
-    """What one rank may put in a half."""
-    return quarter_bytes(num_rdma_bytes) // num_ranks // ALIGNMENT_BYTES * ALIGNMENT_BYTES

@@ -36,9 +36,9 @@ from nbep.device.layout.low_latency import (
     NUM_HALVES,
     WORDS_OF_CALL,
     WORDS_OF_LINE,
-    pointer_table,
     quarter_bytes,
 )
+from nbep.device.layout.low_latency_host import pointer_table
 
 
 def describe_offset(shape: RingShape | None, num_ranks: int, num_nvl_bytes: int, offset: int) -> str:

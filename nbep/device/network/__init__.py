@@ -7,3 +7,16 @@ nvshmem  NVSHMEM's device calls
 
 A kernel imports the seam alone. A transport registers its versions when it is imported: see `nbep.device.versions`.
 """
+
+from nbep.device.jit import LIBRARIES
+from nbep.device.network import seam
+
+FUNCTIONS = ("keep_message", "put_nbi_warp", "quiet", "amo_add", "sends_from_buffer", "is_message")
+
+
+def provide(network, module):
+    """Take the versions of a transport's module for its type of network, and what they are linked with, if anything."""
+    for name in FUNCTIONS:
+        getattr(seam, name).versions[network] = getattr(module, name)
+    if hasattr(module, "libraries"):
+        LIBRARIES[network] = module.libraries

@@ -16,7 +16,8 @@ import sys
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.network.seam import Network, peer_ptr, provide
+from nbep.device.network import provide
+from nbep.device.network.seam import Network, peer_ptr
 from nbep.device.protocols.staging import VEC_BYTES, WARP_BYTES
 
 __all__ = ["Network"]

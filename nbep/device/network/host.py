@@ -18,8 +18,9 @@ import sys
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
+from nbep.device.network import provide
 from nbep.device.network.direct import keep_message, put_nbi_warp, quiet, sends_from_buffer
-from nbep.device.network.seam import Network, peer_ptr, provide
+from nbep.device.network.seam import Network, peer_ptr
 
 __all__ = ["HostNetwork", "amo_add", "is_message", "keep_message", "put_nbi_warp", "quiet", "sends_from_buffer"]
 

@@ -27,9 +27,9 @@ from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, external
-from nbep.device.network import direct
+from nbep.device.network import direct, provide
 from nbep.device.network.nvshmem_library import libraries
-from nbep.device.network.seam import own_ptr, peer_ptr, provide
+from nbep.device.network.seam import own_ptr, peer_ptr
 from nbep.device.protocols.staging import VEC_BYTES, WARP_BYTES
 from nbep.device.types import I32, Sym
 

@@ -1,16 +1,5 @@
 """What a kernel sees of a network: these functions, and nothing else reaches another rank's memory.
 
- peer_ptr            where this rank sees a place of a peer's buffer; 0 if it cannot
- keep_message        one warp has a message in shared memory that it is about to put
- put_nbi_warp        the warp starts to put it into a peer's buffer
- quiet               what this warp has put is ordered before what anybody adds later who has synchronised with it
- amo_add             one thread adds to a cell of a peer, behind what is quiet or for itself
-
- sends_from_buffer   whether messages leave from this rank's buffer: they have to stay there until they have arrived
- is_message          whether an add to a peer is a message of its own: then many small ones are added up before
-
- put_stage           of these: one warp puts what it has written into a stage, and waits until it may write there again
-
 cell     written by   with        read by                   with
 stage    lanes        st_shared   copy engine and network   after a proxy fence and syncwarp
 
@@ -19,8 +8,7 @@ put on a queue is there before what is added on the same queue afterwards; queue
 Nobody but the network writes a cell that peers add to, as long as one of them may: a NIC and a GPU that change the same
 word at the same time lose what one of them did.
 
-What stands behind them is a transport. Each has a type of network, and its own version of each function, which it
-registers when it is imported: see `nbep.device.versions`.
+What stands behind them is a transport. Each has a type of network, and its own version of each function.
 
 Source: DeepEP csrc/kernels/ibgda_device.cuh (nvshmemi_ibgda_put_nbi_warp, nvshmemi_ibgda_amo_nonfetch_add,
 nvshmemi_ibgda_quiet, nvshmemi_get_p2p_ptr)
@@ -29,27 +17,24 @@ nvshmemi_ibgda_quiet, nvshmemi_get_p2p_ptr)
 from typing import NamedTuple
 
 import nbep.device.primitives as ptx
-from nbep.device.jit import LIBRARIES, by_type, device_function
+from nbep.device.jit import by_type, device_function
 from nbep.device.types import I32, Sym
 
 
 class Network(NamedTuple):
-    """The ranks that a kernel can reach; other transports have a type of their own.
+    """The ranks that a kernel can reach; other transports have a type of their own."""
 
-    The table holds num_ranks addresses and never changes.
-    """
-
-    buffer_ptrs: Sym  # where this rank sees the buffer of each; 0 if it cannot
+    buffer_ptrs: Sym  # [num_ranks] s64: where this rank sees the buffer of each, 0 if it cannot; never changes
     rank: I32
     num_ranks: I32
     own_buffer: Sym  # where this rank sees its own
 
 
 class Place(NamedTuple):
-    """Where a message goes: an offset at a peer, and on which queue."""
+    """Where a message or what is added goes: an offset at a peer, and on which queue."""
 
     dst: int
-    src: int  # where keep_message was told that it is in this rank's buffer
+    src: int  # of a message: where keep_message was told that it is in this rank's buffer
     peer: int
     queue: int
 
@@ -80,9 +65,8 @@ def keep_message(network, src_offset, stage, num_bytes, lane):
 def put_nbi_warp(network, place, stage, num_bytes, lane):
     """Start to put a message, or a part of it, into a peer's buffer. All lanes of a warp.
 
-    stage: shared address of the message, which all lanes may read and the copy engine too (a proxy fence and a
-    syncwarp come before); it may be written again after tma_store_wait_read_all, or after quiet. num_bytes, stage and
-    the offsets are multiples of 16.
+    stage: as for keep_message; the copy engine may read it, too (a proxy fence and a syncwarp come before). It may be
+    written again after tma_store_wait_read_all, or after quiet.
     It is on its way at the latest with the next amo_add on the same queue. How many bytes may be put at once, the host
     checks: Transport.check_message.
     """
@@ -131,14 +115,3 @@ def put_stage(network, place, data, num_bytes, lane):
     if ptx.has_tma() and lane == 0:
         ptx.tma_store_wait_read_all()
     ptx.syncwarp(ptx.FULL_MASK)
-
-
-FUNCTIONS = (keep_message, put_nbi_warp, quiet, amo_add, sends_from_buffer, is_message)
-
-
-def provide(network, module):
-    """Take the versions of a transport's module for its type of network, and what they are linked with, if anything."""
-    for function in FUNCTIONS:
-        function.versions[network] = getattr(module, function.__name__)
-    if hasattr(module, "libraries"):
-        LIBRARIES[network] = module.libraries

@@ -2,7 +2,7 @@
 
  cell              written by                   with                                 read by      with
  count, arrival    peers, through the network   amo_add (TAG, or what completes)     receivers    ld_acquire_sys
-                   who gives up                 atom_cas_acq_rel_sys (ABSENT)
+                   who gives up                 atom_cas_acq_rel_sys (ABSENT)        note_wait    ld_relaxed_sys
  count for itself  the same                     the same                             receivers    ld_relaxed_sys
  count, arrival    their owner, between calls   st_weak (0)                          receivers    of the next call
  word              a peer                       amo_add (-word - 1)                  receivers    ld_relaxed_sys
@@ -11,6 +11,7 @@
                    the last one                 st_weak 0                            the others   in the next call
  credit            peer, through the network    amo_add (1)                          senders      ld_acquire_sys
  mask              who gives up                 atom_exch_acq_rel_sys                any wait     ld_relaxed_gpu
+ wait_recv_cost_stats  note_wait                atom_add_relaxed_sys                 -            the next kernel
 
 A count says that n messages are there, and how many they are. Behind each message its sender adds TAG, whoever counted
 them adds -n - 1 - n * TAG, in any order. So the cell is 0 before anything comes, and the sum is -n - 1 once all is
@@ -23,7 +24,7 @@ answer, or their rows would overlap. So who gives up says so in the count itself
 may only be late. Its cells stay given up from call to call, and no other rank adds to them.
 
 Source: DeepEP csrc/kernels/internode_ll.cu (FINISHED_SUM_TAG); csrc/kernels/legacy/internode_ll.cu after v1.2.1
-(is_rank_masked, and the waits that mask a rank)
+(is_rank_masked, and the waits that mask a rank); wait_recv_cost of both
 """
 
 from typing import NamedTuple
@@ -31,7 +32,10 @@ from typing import NamedTuple
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.network.seam import amo_add, is_message
-from nbep.device.protocols.waits import LOW_LATENCY_CREDIT, Waiter, report_fault, wait_until
+from nbep.device.protocols.waits import Waiter, report_fault, site, wait_until
+
+LOW_LATENCY_CALL = site(37, "low-latency notify", "calls", "the peer's call")
+LOW_LATENCY_CREDIT = site(10, "low-latency sender", "credit", "the peer's half of the buffer to be free again")
 
 TAG = 1 << 14
 MAX_TAGS = TAG - 2  # messages that one cell can count
@@ -49,23 +53,10 @@ class Expected(NamedTuple):
     number: int
 
 
-class Told(NamedTuple):
-    """A count of a peer: its offset there, and the cell of this rank where the parts of its value are added up."""
-
-    cell: int
-    sum_cell: int
-
-
 @device_function
 def is_masked(mask, rank):
     """Whether this rank goes on without another one. mask is 0 where none may be left out."""
     return mask != 0 and ptx.ld_relaxed_gpu_s32(mask + 4 * rank) != 0
-
-
-@device_function
-def mask_rank(mask, rank):
-    """Go on without a rank from now on."""
-    ptx.atom_exch_acq_rel_sys_s32(mask + 4 * rank, 1)
 
 
 @device_function
@@ -74,7 +65,7 @@ def leave_out(bounds, expected, waiter, value):
     if expected.mask == 0:
         report_fault(bounds, waiter.site, waiter.peer, waiter.channel, expected.number, value)
     else:
-        mask_rank(expected.mask, waiter.peer)
+        ptx.atom_exch_acq_rel_sys_s32(expected.mask + 4 * waiter.peer, 1)
 
 
 @device_function
@@ -102,19 +93,19 @@ def announced(value, most):
 
 
 @device_function
-def tell(network, told, value, peer, queue, is_behind):
-    """Add a part of what a count of a peer is told; one thread. is_behind: see amo_add
+def tell(network, place, sum_cell, value, is_behind):
+    """Add a part of what a count of a peer is told; one thread. place: of the count. is_behind: see amo_add
 
-    sum_cell is 0 before the first part, and again after the last. Where an add is a message of its own, the parts are
-    added up there, and who completes the sum sends it: one add for each count, as DeepEP does it.
+    sum_cell, of this rank, is 0 before the first part, and again after the last. Where an add is a message of its own,
+    the parts are added up there, and who completes the sum sends it: one add for each count, as DeepEP does it.
     """
-    if is_message(network, peer):
-        total = ptx.atom_add_acq_rel_gpu_s32(told.sum_cell, value) + value  # PAIR arrival-sum
+    if is_message(network, place.peer):
+        total = ptx.atom_add_acq_rel_gpu_s32(sum_cell, value) + value  # PAIR arrival-sum
         if is_complete(total):
-            ptx.st_weak_s32(told.sum_cell, 0)
-            amo_add(network, told.cell, total, peer, queue, True)
+            ptx.st_weak_s32(sum_cell, 0)
+            amo_add(network, place.dst, total, place.peer, place.queue, True)
     else:
-        amo_add(network, told.cell, value, peer, queue, is_behind)
+        amo_add(network, place.dst, value, place.peer, place.queue, is_behind)
 
 
 @device_function
@@ -170,7 +161,7 @@ def wait_arrival(cell, bounds, mask, waiter):
     expected = Expected(mask, waiter.peer, -1)
     load = ptx.ld_acquire_sys_s32  # PAIR network-amo
     value, ended = wait_until(load, cell, has_arrived, expected, bounds, ptx.wait_expired)
-    return value if ended == CAME else end_arrival(cell, bounds, expected, waiter, value, ended)
+    return value if ended == CAME else end_arrival(cell, bounds, mask, waiter, value, ended)
 
 
 @device_function
@@ -181,15 +172,15 @@ def wait_number(cell, bounds, mask, waiter):
     """
     expected = Expected(mask, waiter.peer, -1)
     value, ended = wait_until(ptx.ld_relaxed_sys_s32, cell, has_number, expected, bounds, ptx.wait_expired)
-    return value if ended == CAME else end_arrival(cell, bounds, expected, waiter, value, ended)
+    return value if ended == CAME else end_arrival(cell, bounds, mask, waiter, value, ended)
 
 
 @device_function
-def end_arrival(cell, bounds, expected, waiter, value, ended):
+def end_arrival(cell, bounds, mask, waiter, value, ended):
     """What a cell holds of which nothing comes any more, as its wait has ended."""
     if ended != MASKED:
-        leave_out(bounds, expected, waiter, value)
-        if expected.mask == 0:
+        leave_out(bounds, Expected(mask, waiter.peer, -1), waiter, value)
+        if mask == 0:
             return ABSENT
     return give_up(cell, value)
 
@@ -203,3 +194,29 @@ def wait_credit(cell, uses, bounds, mask, peer, half):
     if ended == 0:
         leave_out(bounds, Expected(mask, peer, uses + 1), Waiter(LOW_LATENCY_CREDIT, peer, half), value)
     return ended == CAME
+
+
+@device_function
+def has_ended(value, expected):
+    """As `has_arrived`, above a least number, and without telling how: the time counts."""
+    is_complete = expected.number < value < 0
+    return is_complete or value > LEAST_ABSENT or is_masked(expected.mask, expected.peer)
+
+
+@device_function
+def note_wait(stats, cell, bounds, mask, waiter):
+    """Add the cycles until a cell of a rank is complete, nothing if the rank is masked; one thread, alone in its warp.
+
+    So `wait_recv_cost_stats` find stragglers. As in DeepEP each expert of every rank adds once, however many tokens it
+    has, and one thread of a warp waits: lanes that wait together would all read the time of the slowest one.
+    """
+    peer = waiter.peer
+    if is_masked(mask, peer):
+        return
+    start = ptx.clock64()
+    # The load is relaxed: only the time counts. What the cell publishes is read by others. A word may be below -TAG.
+    expected = Expected(mask, peer, -LEAST_ABSENT if waiter.site == LOW_LATENCY_CALL else -TAG)
+    value, ended = wait_until(ptx.ld_relaxed_sys_s32, cell, has_ended, expected, bounds, ptx.wait_expired)
+    if not ended:
+        leave_out(bounds, Expected(mask, peer, -1), waiter, value)
+    ptx.atom_add_relaxed_sys_s64(stats + 8 * peer, ptx.clock64() - start)

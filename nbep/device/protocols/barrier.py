@@ -21,8 +21,9 @@ Source: DeepEP csrc/kernels/utils.cuh, barrier_block. Break it: notebooks/01_bar
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.protocols import barriers
-from nbep.device.protocols.peers import Peers, barrier_signals_of
-from nbep.device.protocols.waits import BARRIER, DIGEST_BITS, Waiter, report_fault, wait_or_report, wait_until
+from nbep.device.protocols.barriers import BARRIER
+from nbep.device.protocols.peers import DIGEST_BITS, Peers, barrier_signals_of
+from nbep.device.protocols.waits import Waiter, report_fault, wait_or_report, wait_until
 
 
 @device_function

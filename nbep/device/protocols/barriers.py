@@ -7,6 +7,9 @@ Kernels import this module alone. A version registers itself when it is imported
 """
 
 from nbep.device.jit import by_type
+from nbep.device.protocols.waits import site
+
+BARRIER = site(1, "notify", "barrier_signal", "the peer's arrival at the barrier")
 
 
 @by_type()

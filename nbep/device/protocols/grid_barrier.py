@@ -14,7 +14,9 @@ Source: DeepEP csrc/kernels/internode_ll.cu, cg::this_grid().sync()
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.protocols.waits import GRID_BARRIER, Waiter, is_at_least, wait_or_report
+from nbep.device.protocols.waits import Waiter, is_at_least, site, wait_or_report
+
+GRID_BARRIER = site(9, "grid barrier", "arrivals", "the other blocks of its own launch")
 
 
 @device_function

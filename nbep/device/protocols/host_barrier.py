@@ -15,8 +15,9 @@ wrap around.
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.protocols import barriers
-from nbep.device.protocols.peers import HostPeers, barrier_signals_of
-from nbep.device.protocols.waits import BARRIER, DIGEST_BITS, ONE, report_fault, wait_until
+from nbep.device.protocols.barriers import BARRIER
+from nbep.device.protocols.peers import DIGEST_BITS, ONE, HostPeers, barrier_signals_of
+from nbep.device.protocols.waits import report_fault, wait_until
 
 
 @device_function

@@ -7,7 +7,11 @@ from nbep.device.jit import device_function
 from nbep.device.protocols.waits import Bounds
 from nbep.device.types import I32, Sym
 
-__all__ = ["CLUSTERS", "Bounds", "HostPeers", "Peers", "barrier_signals_of", "buffer_of"]
+# A barrier's signal counts above these bits; below is the digest of a call. See protocols.calls.
+DIGEST_BITS = 24
+ONE = 1 << DIGEST_BITS
+
+__all__ = ["CLUSTERS", "DIGEST_BITS", "ONE", "Bounds", "HostPeers", "Peers", "barrier_signals_of", "buffer_of"]
 
 # Clusters for kernels whose blocks all load the wire: spread evenly over the GPCs they slow each other down less, see
 # docs/measured.md.

@@ -1,7 +1,6 @@
 """Reductions: over the lanes of a warp, and over rows of bf16.
 
-Source: DeepEP csrc/kernels/utils.cuh, warp_reduce; csrc/kernels/intranode.cu, combine ("Reduce bias", "Reduce
-all-to-all results")
+Source: DeepEP csrc/kernels/utils.cuh, warp_reduce; csrc/kernels/intranode.cu, combine ("Reduce all-to-all results")
 """
 
 import nbep.device.primitives as ptx
@@ -16,16 +15,6 @@ def warp_sum_s32(mask, value):
     value += ptx.shfl_xor_s32(mask, value, 4)
     value += ptx.shfl_xor_s32(mask, value, 2)
     return value + ptx.shfl_xor_s32(mask, value, 1)
-
-
-@device_function
-def warp_max_f32(mask, value):
-    """Maximum over the 32 lanes of a warp; every lane gets it."""
-    value = ptx.f32_max(value, ptx.shfl_xor_f32(mask, value, 16))
-    value = ptx.f32_max(value, ptx.shfl_xor_f32(mask, value, 8))
-    value = ptx.f32_max(value, ptx.shfl_xor_f32(mask, value, 4))
-    value = ptx.f32_max(value, ptx.shfl_xor_f32(mask, value, 2))
-    return ptx.f32_max(value, ptx.shfl_xor_f32(mask, value, 1))
 
 
 @device_function
@@ -74,24 +63,3 @@ def to_bf16x8(total):
         ptx.f32x2_to_bf16x2(total[4], total[5]),
         ptx.f32x2_to_bf16x2(total[6], total[7]),
     )
-
-
-@device_function
-def add_weighted_f32x8(total, values, weight):
-    """Add eight values, times a weight, to eight sums. Each product and each sum is rounded, never fused."""
-    return (
-        ptx.f32_add_rn(total[0], ptx.f32_mul_rn(values[0], weight)),
-        ptx.f32_add_rn(total[1], ptx.f32_mul_rn(values[1], weight)),
-        ptx.f32_add_rn(total[2], ptx.f32_mul_rn(values[2], weight)),
-        ptx.f32_add_rn(total[3], ptx.f32_mul_rn(values[3], weight)),
-        ptx.f32_add_rn(total[4], ptx.f32_mul_rn(values[4], weight)),
-        ptx.f32_add_rn(total[5], ptx.f32_mul_rn(values[5], weight)),
-        ptx.f32_add_rn(total[6], ptx.f32_mul_rn(values[6], weight)),
-        ptx.f32_add_rn(total[7], ptx.f32_mul_rn(values[7], weight)),
-    )
-
-
-@device_function
-def add_weighted_bf16x8(total, row, weight):
-    """The same for eight bf16 values, packed in four words."""
-    return add_weighted_f32x8(total, unpack_bf16x8(row), weight)

@@ -32,6 +32,12 @@ def team_barrier(team):
 
 
 @device_function
+def wait_expired_together(deadline):
+    """Whether the deadline has passed for any lane of a warp that waits together."""
+    return ptx.vote_any(ptx.FULL_MASK, ptx.wait_expired(deadline))
+
+
+@device_function
 def publish_tail(ring, tail, is_filled, team):
     """Let the receiver have all slots below tail: each warp's own writes are done before it comes to the barrier.
 

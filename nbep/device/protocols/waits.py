@@ -22,68 +22,26 @@ import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.types import I64, Sym
 
-# Sites: which role waits for which cell. The host turns them into words, see `protocols.sites`. Numbers from OWN_SITES
-# up are for kernels that are not nbep's.
-BARRIER = 1
-DISPATCH_SENDER_HEAD = 2
-DISPATCH_RECEIVER_OFFSETS = 3
-DISPATCH_RECEIVER_TAIL = 4
-COMBINE_SENDER_HEAD = 5
-COMBINE_RECEIVER_TAIL = 6
-COMBINE_COORDINATOR = 7
-DISPATCH_RECEIVER_ROWS = 8
-GRID_BARRIER = 9
-LOW_LATENCY_CREDIT = 10
-LOW_LATENCY_DISPATCH_COUNT = 11
-LOW_LATENCY_COMBINE_COUNT = 12
-LOW_LATENCY_HALF = 13
-LOW_LATENCY_CHOICE = 14
-LOW_LATENCY_BARRIER = 15
-IBGDA_TURN = 16
-IBGDA_COMPLETION = 17
-IBGDA_ERROR = 18
-NETWORK_PUSH = 19
-INTERNODE_NOTIFY = 20
-RDMA_SENDER_HEAD = 21
-RDMA_SENDER_COORDINATOR = 22
-FORWARDER_RDMA_TAIL = 23
-FORWARDER_NVL_HEAD = 24
-FORWARDER_COORDINATOR = 25
-NVL_RECEIVER_TAIL = 26
-NVL_SENDER_HEAD = 27
-FORWARDER_NVL_TAIL = 28
-FORWARDER_RDMA_HEAD = 29
-RDMA_RECEIVER_TAIL = 30
-RDMA_RECEIVER_COORDINATOR = 31
-DIRECT_ARRIVED = 32
-DIRECT_LANDED = 33
-CALL_TOLD = 34
-CALLS_DIFFER = 35
-NODE_CALL = 36
-LOW_LATENCY_CALL = 37
-LOW_LATENCY_CALLS_DIFFER = 38
-OWN_SITES = 100
-OF_NODE = (BARRIER, CALL_TOLD)  # whose peer counts the ranks of the node
+# A site: which role waits for which cell. A report has its number, which its file gives it by `site`.
+SITES: dict[int, tuple[str, str, str]] = {}  # the words for each, of which the host makes a message
+OWN_SITES = 100  # numbers from here on are for kernels that are not nbep's
 
-# A signal of a barrier counts above these bits; below is the digest of a call. See protocols.calls.
-DIGEST_BITS = 24
-ONE = 1 << DIGEST_BITS
 
-REPORT_WORDS = 8
-REPORT_BYTES = 4 * REPORT_WORDS
+def site(number: int, role: str, cell: str, awaited: str) -> int:
+    """Name a site: who waits there, for which cell, and for what. Returns the number."""
+    SITES[number] = role, cell, awaited
+    return number
+
+
+DISPATCH_RECEIVER_ROWS = site(8, "dispatch receiver", "recv_x", "rows for all tokens")  # no wait: see `has_timed_out`
 
 
 class Bounds(NamedTuple):
-    """How a launch bounds its waits.
+    """How a launch bounds its waits."""
 
-    timeout_ns  longest time that one wait may take
-    claim       s32 cell in the rank's own memory, 0 until the first wait fails
-    report      the words of `FaultReport`, in memory that the host can read while kernels run
-    """
-
-    timeout_ns: I64
-    claim: Sym
-    report: Sym
+    timeout_ns: I64  # longest time that one wait may take
+    claim: Sym  # s32 in the rank's own memory, 0 until the first wait fails
+    report: Sym  # the words of `FaultReport`, in memory that the host can read while kernels run
 
 
 class FaultReport(NamedTuple):
@@ -153,7 +111,7 @@ def wait_until(load, cell, holds, wanted, bounds, expired):
 
     The order of the load is that of the wait: a `# PAIR` tag stands where it is named. Nobody asks for a deadline
     before the first look has failed: most waits are over then. Reports of the emulator name the line that calls this.
-    expired: ptx.wait_expired, or `wait_expired_together`
+    expired: ptx.wait_expired, or `teams.wait_expired_together`
     """
     deadline = 0
     while True:
@@ -174,15 +132,6 @@ def wait_or_report(load, cell, holds, wanted, bounds, waiter):
     if not found:
         report_fault(bounds, waiter.site, waiter.peer, waiter.channel, wanted, seen)
     return seen, found
-
-
-@device_function
-def wait_expired_together(deadline):
-    """Whether the deadline has passed for any lane of a warp that waits together."""
-    return ptx.vote_any(ptx.FULL_MASK, ptx.wait_expired(deadline))
-
-
-# What waits are for.
 
 
 @device_function

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from nbep.device.kernels.internode.arguments import MAX_WARPS, MAX_WARPS_BEFORE_SM90
+from nbep.device.kernels.internode.arguments import MAX_WARPS, MAX_WARPS_BEFORE_SM90, Progress
 from nbep.device.kernels.internode.cached_notify import internode_cached_notify
 from nbep.device.kernels.internode.combine import combine_smem_bytes, kernel_for, most_warps
 from nbep.device.kernels.internode.dispatch import internode_dispatch
 from nbep.device.kernels.internode.notify_dispatch import internode_notify_dispatch
 from nbep.device.layout.internode import MAX_CHANNELS
 from nbep.device.layout.intranode import ALIGNMENT_BYTES, align_up
-from nbep.device.protocols.totals import Progress
 from nbep.host.arguments import refuse
 from nbep.host.target.base import Kernel, Runtime
 from nbep.host.transport.rdma import RdmaMemory

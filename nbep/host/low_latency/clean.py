@@ -6,7 +6,7 @@ Source: DeepEP csrc/deep_ep.cpp, Buffer::clean_low_latency_buffer
 from __future__ import annotations
 
 from nbep.device.kernels.low_latency.clean_low_latency_buffer import clean_low_latency_buffer as clean_kernel
-from nbep.device.layout.low_latency import LowLatencyShape
+from nbep.device.layout.low_latency_host import shape_of
 from nbep.host.arguments import integer, refuse
 from nbep.host.low_latency import checks
 from nbep.host.low_latency.launch import on_current_stream
@@ -25,7 +25,7 @@ def clean_low_latency_buffer(
     memory.check_faults()
     num_max_tokens = integer("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank, 1)
     hidden, num_experts = integer("hidden", hidden, 1), checks.num_experts(mode, num_experts)
-    mode.check_size(LowLatencyShape.of(mode.num_ranks, num_experts, num_max_tokens, hidden, 0, 0, 0, 0))
+    mode.check_size(shape_of(mode.num_ranks, num_experts, num_max_tokens, hidden, 0, 0, 0, 0))
     memory.compare_call(VERB, dict)
     _clean(memory, mode)
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from nbep.device.kernels.low_latency.combine import CombineSizes, combine_smem_bytes
 from nbep.device.kernels.low_latency.combine import low_latency_combine as combine_kernel
 from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, LowLatencyShape, send_offset
+from nbep.device.layout.low_latency_host import shape_of
 from nbep.host import validate
 from nbep.host.arguments import flags, refuse
 from nbep.host.events import EventOverlap
@@ -159,7 +160,7 @@ def _shape(mode: LowLatencyMemory, handle: LowLatencyHandle, use_logfmt: bool) -
     deduplicate = handle.num_topk != 0
     if deduplicate and use_logfmt:
         refuse("use_logfmt", True, "False with the handle of a dispatch with deduplicate")
-    shape = LowLatencyShape.of(
+    shape = shape_of(
         mode.num_ranks,
         handle.num_experts,
         handle.num_max_dispatch_tokens_per_rank,

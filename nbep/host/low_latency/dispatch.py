@@ -15,6 +15,7 @@ from nbep.device.kernels.low_latency.dispatch import DispatchSizes, dispatch_sme
 from nbep.device.kernels.low_latency.dispatch import low_latency_dispatch as dispatch_kernel
 from nbep.device.layout.common import inverse_of
 from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, LowLatencyShape, message_stride, note_offset
+from nbep.device.layout.low_latency_host import shape_of
 from nbep.device.protocols.arrivals import MAX_TAGS
 from nbep.host import validate
 from nbep.host.arguments import flags, integer, refuse
@@ -162,7 +163,7 @@ def _plan(memory: Node, mode: LowLatencyMemory, given: DispatchRequest) -> Plan:
     num_topk = topk_idx.shape[1]
     validate.topk_size("topk_idx", num_topk)
     _check_scales(given, hidden)
-    shape = LowLatencyShape.of(
+    shape = shape_of(
         mode.num_ranks,
         num_experts,
         num_max_tokens,

@@ -19,10 +19,10 @@ from nbep.device.kernels.low_latency.arguments import (
     RECV_PHASE,
     SEND_PHASE,
     Call,
-    ComparedCall,
     Workspace,
     slot_words,
 )
+from nbep.device.kernels.low_latency.calls import ComparedCall
 from nbep.device.kernels.low_latency.clean_low_latency_buffer import clean_low_latency_buffer
 from nbep.device.kernels.low_latency.combine import low_latency_combine
 from nbep.device.kernels.low_latency.coordinator import (
@@ -44,9 +44,8 @@ from nbep.device.layout.low_latency import (
     LowLatencyShape,
     message_stride,
     quarter_bytes,
-    recv_begin,
-    share_bytes,
 )
+from nbep.device.layout.low_latency_host import recv_begin, share_bytes
 from nbep.device.network.seam import sends_from_buffer
 from nbep.host.arguments import refuse
 from nbep.host.faults import unread_error

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from nbep.device.layout.intranode import ALIGNMENT_BYTES, align_up
 from nbep.device.layout.low_latency import MAX_TOPK, NUM_HALVES, LowLatencyShape, message_stride, row_stride
+from nbep.device.layout.low_latency_host import shape_of
 from nbep.host.arguments import integer
 from nbep.host.config import INT4_BYTES
 
@@ -18,7 +19,7 @@ def low_latency_rdma_size_hint(
     num_max_tokens = integer("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank, 0)
     hidden, num_experts = integer("hidden", hidden, 0), integer("num_experts", num_experts, 0)
     num_ranks = integer("num_ranks", num_ranks, 1)
-    shape = LowLatencyShape.of(num_ranks, num_experts, num_max_tokens, hidden, MAX_TOPK, 0, 1, 0)
+    shape = shape_of(num_ranks, num_experts, num_max_tokens, hidden, MAX_TOPK, 0, 1, 0)
     return max(NUM_HALVES * 2 * quarter_bytes_needed(shape), _deep_ep_bytes(num_max_tokens, hidden, num_experts))
 
 

@@ -8,7 +8,7 @@ from nbep.device.layout.internode import MAX_RDMA_RANKS
 from nbep.device.layout.intranode import MAX_NVL_PEERS, RingShape
 from nbep.device.network.seam import Network
 from nbep.device.protocols.peers import Bounds, Peers
-from nbep.device.protocols.totals import Progress
+from nbep.device.types import Sym
 
 MAX_WARPS = 20  # of a block: with more of them a thread has 80 registers in place of 96
 MOST_WARPS = MAX_RDMA_RANKS + 2  # of a block of combine between so many nodes that MAX_WARPS are not enough
@@ -29,6 +29,16 @@ LIST_BYTES = (WEIGHT_LIST + 8 * MAX_RDMA_RANKS + 127) // 128 * 128
 TOLD = LISTS + MOST_WARPS * LIST_BYTES  # [MAX_NVL_RINGS] s32: the heads of a forwarder block's NVL rings, as told last
 COMBINE_STAGES = TOLD + 4 * MAX_NVL_RINGS
 SUMS_WORD = MAX_NVL_PEERS  # of a forwarder's row on the board in combine: its sums; before it the NVL rings of its node
+
+
+class Progress(NamedTuple):
+    """A rank's own memory: what the totals of coordinator.py count at the start of a call."""
+
+    sent: Sym  # [MAX_CHANNELS, num_rdma_ranks] s32: slots that this rank has filled at the ranks of other nodes
+    received: Sym  # [MAX_CHANNELS, num_rdma_ranks] s32: slots of this rank that it has emptied
+    rounds: Sym  # s32: notifies so far
+    called: Sym  # s32: what this rank has added to the arrivals of its peers so far
+    grid_arrivals: Sym  # s32, see `protocols.grid_barrier`
 
 
 class Here(NamedTuple):

@@ -30,6 +30,7 @@ import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.internode.arguments import (
     Context,
+    Progress,
     find_here,
     first_passing_row,
     rank_at,
@@ -43,7 +44,6 @@ from nbep.device.network.seam import Network, amo_add
 from nbep.device.protocols.calls import Call, ask_peer, report_peer, wait_peer
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.totals import Progress
 from nbep.device.protocols.waits import has_timed_out
 from nbep.device.types import I32, I64, In, InOut
 

@@ -39,6 +39,7 @@ from nbep.device.kernels.internode.arguments import (
     MOST_WARPS,
     WEIGHT_LIST,
     Context,
+    Progress,
     find_here,
 )
 from nbep.device.kernels.internode.combine_forwarder import Group, coordinate_sums, forward_sums, publish_nvl_heads
@@ -50,7 +51,6 @@ from nbep.device.network.seam import Network
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers
 from nbep.device.protocols.spoil import has_failed, spoil_sums
 from nbep.device.protocols.staging import STAGE_STRIDE, open_stage
-from nbep.device.protocols.totals import Progress
 from nbep.device.types import I32, I64, In, Out
 
 

@@ -43,7 +43,13 @@ from nbep.device.kernels.internode.arguments import (
     rows_from,
     tokens_to_node,
 )
-from nbep.device.kernels.internode.coordinator import Column, board_row, publish_tails
+from nbep.device.kernels.internode.coordinator import (
+    FORWARDER_COORDINATOR,
+    Column,
+    board_row,
+    publish_tails,
+    wait_total_free,
+)
 from nbep.device.layout.internode import head_offset, recv_row, rings_offset, send_row
 from nbep.device.layout.intranode import locate_notes, locate_ring, note_bytes
 from nbep.device.network.seam import Place, further, own_ptr, put_stage, quiet
@@ -59,14 +65,10 @@ from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.staging import STAGE_BYTES
 from nbep.device.protocols.sums import Listed, list_rows, rows_or_ring, sum_rows_or_two, sum_weights
 from nbep.device.protocols.teams import wait_tail_past
-from nbep.device.protocols.totals import wait_total_free
-from nbep.device.protocols.waits import (
-    FORWARDER_COORDINATOR,
-    FORWARDER_NVL_TAIL,
-    FORWARDER_RDMA_HEAD,
-    Waiter,
-    start_wait,
-)
+from nbep.device.protocols.waits import Waiter, site, start_wait
+
+FORWARDER_NVL_TAIL = site(28, "internode combine forwarder", "tail", "the peer's next chunk of rows")
+FORWARDER_RDMA_HEAD = site(29, "internode combine forwarder", "head", "free slots in the peer's RDMA ring")
 
 
 class Group(NamedTuple):

@@ -26,11 +26,13 @@ from nbep.device.kernels.internode.arguments import MAX_TEAMS, neighbor_at, rows
 from nbep.device.kernels.internode.coordinator import NOTHING, load_batch, next_after, share_batch
 from nbep.device.layout.internode import rings_offset
 from nbep.device.layout.intranode import locate_notes, locate_ring, slot_bytes
+from nbep.device.protocols.copies import Row, begin_copy, end_copy
 from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.reduce import warp_sum_s32
-from nbep.device.protocols.staging import Row, begin_copy, end_copy
-from nbep.device.protocols.teams import Team, publish_tail, team_barrier
-from nbep.device.protocols.waits import NVL_SENDER_HEAD, report_fault, wait_expired_together, wait_until
+from nbep.device.protocols.teams import Team, publish_tail, team_barrier, wait_expired_together
+from nbep.device.protocols.waits import report_fault, site, wait_until
+
+NVL_SENDER_HEAD = site(27, "internode combine NVL sender", "head", "free slots in the peer's NVL ring")
 
 
 @device_function

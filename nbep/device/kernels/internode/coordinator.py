@@ -8,10 +8,21 @@
  heads[c, d] of (n,l)  coordinator of (d, l)   amo_add, behind reads      who fills slots      ld_acquire_sys
  sent, received        coordinator, its lane   st_weak                    of the next call     ld_weak
 
+Tails and heads are totals: they count on from call to call. A cell that a network adds to must not be reset by its
+owner: of an add and a store at the same time one would be lost. What a total was at the start of a call is in the
+rank's own memory (`Progress`): both ends know how many tokens a call has, so both come to the same number. s32 wraps:
+only differences mean anything. A head that is still on its way when the next call starts says less than is free, and
+that is safe.
+
+The warps of a block fill the slots of a ring in turn, and nothing but the way to the receiver and back orders who fills
+a slot behind who has filled it before. So a head releases and acquires, as a tail does; inside a node a team has a
+barrier for that.
+
 An add is a message on the network, so a coordinator waits until it has a chunk to tell, or the rest. The two of a ring
 together hold back less than two chunks, filled or freed: the ring must have that much room (see Config).
 
-Source: DeepEP csrc/kernels/internode.cu (kRDMASenderCoordinator, kForwarderCoordinator, combine's kCoordinator)
+Source: DeepEP csrc/kernels/internode.cu (kRDMASenderCoordinator, kForwarderCoordinator, combine's kCoordinator;
+rdma_channel_head, rdma_channel_tail, which each notify resets)
 """
 
 from typing import NamedTuple
@@ -22,7 +33,17 @@ from nbep.device.kernels.internode.arguments import BATCHES, BOARD, BOARD_ROW, M
 from nbep.device.layout.internode import head_offset, tail_offset
 from nbep.device.network.seam import amo_add
 from nbep.device.protocols.board import has_stalled, least_progress, reset_board
-from nbep.device.protocols.waits import Waiter, has_timed_out, start_wait
+from nbep.device.protocols.waits import (
+    Waiter,
+    has_timed_out,
+    report_fault,
+    site,
+    start_wait,
+    wait_or_report,
+    wait_until,
+)
+
+FORWARDER_COORDINATOR = site(25, "internode forwarder coordinator", "heads", "the forwarders of its own block")
 
 NOTHING = -1  # where the tokens of a batch come from that did not come
 
@@ -85,6 +106,34 @@ def publish_heads(ctx, total, num_warps, site):
     received = ctx.progress.received + 4 * (ctx.here.channel * ctx.here.num_rdma_ranks + ctx.lane)
     head = head_offset(ctx.sizes.cells, ctx.here.num_rdma_ranks, ctx.here.channel, ctx.here.rdma_rank)
     publish_slots(ctx, received, head, total, Column(board_row(0) + 4 * ctx.lane, num_warps), site)
+
+
+@device_function
+def has_reached(seen, wanted):
+    """Whether a total is at wanted or past it; only their difference means anything."""
+    return ptx.s32(seen - wanted) >= 0
+
+
+@device_function
+def wait_total(cell, wanted, bounds, waiter):
+    """Wait until a cell counts so many: what was put before is there. Returns what it counts, at least so many."""
+    seen, came = wait_or_report(ptx.ld_acquire_sys_s32, cell, has_reached, wanted, bounds, waiter)  # PAIR network-amo
+    return seen if came else wanted
+
+
+@device_function
+def wait_total_free(head, base, slot, num_slots, bounds, waiter):
+    """Wait until a ring's slot is free: the one num_slots before it has been. Returns the first that is not, or 0.
+
+    base: what the head was at the start of the call
+    """
+    freed = slot + 1 - num_slots
+    load = ptx.ld_acquire_sys_s32  # PAIR network-amo
+    seen, came = wait_until(load, head, has_reached, base + freed, bounds, ptx.wait_expired)
+    seen = ptx.s32(seen - base)
+    if not came:
+        report_fault(bounds, waiter.site, waiter.peer, waiter.channel, freed, seen)
+    return seen + num_slots if came else 0
 
 
 @device_function

@@ -34,6 +34,7 @@ from nbep.device.kernels.internode.arguments import (
     MAX_WARPS_BEFORE_SM90,
     STAGES,
     Context,
+    Progress,
     find_here,
 )
 from nbep.device.kernels.internode.coordinator import begin_block
@@ -46,7 +47,6 @@ from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers
 from nbep.device.protocols.spoil import has_failed, spoil_rows
 from nbep.device.protocols.staging import STAGE_STRIDE, open_stage
 from nbep.device.protocols.teams import Team
-from nbep.device.protocols.totals import Progress
 from nbep.device.types import I32, I64, In, Out
 
 

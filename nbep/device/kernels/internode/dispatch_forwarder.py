@@ -36,6 +36,7 @@ import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import first_passing_row, neighbor_at, rank_at, tokens_to_node
 from nbep.device.kernels.internode.coordinator import (
+    FORWARDER_COORDINATOR,
     NOTHING,
     board_row,
     load_batch,
@@ -48,19 +49,21 @@ from nbep.device.layout.internode import bits_shift, bits_word, recv_row, rings_
 from nbep.device.layout.intranode import locate_notes, locate_ring, note_bytes, slot_bytes
 from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.board import RETIRED, note_progress
+from nbep.device.protocols.copies import Row, begin_copy, end_copy
 from nbep.device.protocols.peers import buffer_of
-from nbep.device.protocols.staging import Row, begin_copy, end_copy
-from nbep.device.protocols.teams import publish_tail, team_barrier, wait_free_slots
+from nbep.device.protocols.teams import publish_tail, team_barrier, wait_expired_together, wait_free_slots
 from nbep.device.protocols.waits import (
     DISPATCH_RECEIVER_ROWS,
-    FORWARDER_COORDINATOR,
-    FORWARDER_NVL_HEAD,
-    FORWARDER_RDMA_TAIL,
     Waiter,
     report_fault,
-    wait_expired_together,
+    site,
     wait_until,
 )
+
+FORWARDER_RDMA_TAIL = site(
+    23, "internode dispatch forwarder", "tail", "the next tokens in an RDMA ring, the peer's among them"
+)
+FORWARDER_NVL_HEAD = site(24, "internode dispatch forwarder", "head", "free slots in the peer's NVL ring")
 
 
 class Incoming(NamedTuple):

@@ -29,16 +29,19 @@ from typing import NamedTuple
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import rank_at, tokens_to_node
-from nbep.device.kernels.internode.coordinator import Column, board_row, publish_tails
+from nbep.device.kernels.internode.coordinator import Column, board_row, publish_tails, wait_total_free
 from nbep.device.layout.internode import META_WORDS, NODES_PER_WORD, head_offset, recv_row, send_row
 from nbep.device.layout.intranode import MAX_NVL_PEERS, locate_notes, note_bytes
 from nbep.device.network.seam import Place, keep_message, own_ptr, put_nbi_warp, quiet
 from nbep.device.protocols.board import RETIRED, note_progress
 from nbep.device.protocols.channels import channel_task_range, goes_to_any
+from nbep.device.protocols.copies import Row, begin_copy
 from nbep.device.protocols.notes import Experts, Token, clear_padding, to_stage, write_notes
-from nbep.device.protocols.staging import STAGE_BYTES, Row, begin_copy, end_fill
-from nbep.device.protocols.totals import wait_total_free
-from nbep.device.protocols.waits import RDMA_SENDER_COORDINATOR, RDMA_SENDER_HEAD, Waiter
+from nbep.device.protocols.staging import STAGE_BYTES, VEC_BYTES, WARP_BYTES, wait_filled
+from nbep.device.protocols.waits import Waiter, site
+
+RDMA_SENDER_HEAD = site(21, "internode dispatch RDMA sender", "head", "free slots in the peer's RDMA ring")
+RDMA_SENDER_COORDINATOR = site(22, "internode dispatch sender coordinator", "done", "the senders of its own block")
 
 
 class Destinations(NamedTuple):
@@ -94,6 +97,21 @@ def source_meta(ctx, inputs, token):
         if lane == i:
             word = ptx.s32(bits)
     return word
+
+
+@device_function
+def end_fill(load, row, stage, parity, lane):
+    """Wait until what begin_copy has started to load is in the stage, where every lane may read it; a warp.
+
+    Without a copy engine the warp loads it here. Returns the parity of the next fill.
+    """
+    if ptx.has_tma():
+        parity = wait_filled(stage, parity)
+    else:
+        for at in range(lane * VEC_BYTES, min(row.num_bytes, stage.room - row.front), WARP_BYTES):
+            ptx.st_shared_v4(stage.data + row.front + at, load(row.src + at))
+    ptx.syncwarp(ptx.FULL_MASK)
+    return parity
 
 
 @device_function

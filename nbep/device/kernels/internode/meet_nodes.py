@@ -28,9 +28,31 @@ from nbep.device.layout.internode import arrived_offset, call_offset
 from nbep.device.layout.intranode import CALL_BYTES, RELAYED_WORDS
 from nbep.device.network.seam import amo_add, own_ptr
 from nbep.device.protocols.calls import TOLD_WORDS, report_difference, say_words, tell_call
-from nbep.device.protocols.peers import barrier_signals_of
-from nbep.device.protocols.totals import wait_arrived
-from nbep.device.protocols.waits import NODE_CALL, ONE, Waiter, has_timed_out, is_set, wait_or_report
+from nbep.device.protocols.peers import DIGEST_BITS, ONE, barrier_signals_of
+from nbep.device.protocols.waits import Waiter, has_timed_out, is_set, report_fault, site, wait_or_report, wait_until
+
+INTERNODE_NOTIFY = site(20, "internode notify", "arrived", "the peer's arrival, and its counts if it sends some")
+NODE_CALL = site(36, "internode notify", "call", "the peer to say what it has called: something else than this rank")
+
+
+@device_function
+def has_come(seen, wanted):
+    """Whether a peer has added its call, which this rank expects to be ONE and the digest of its own."""
+    return ptx.s32(seen - wanted) > -ONE
+
+
+@device_function
+def wait_arrived(cell, wanted, bounds, peer):
+    """Wait until a peer has added its call to a cell. Returns how far that is past wanted; 0 if it never came.
+
+    All that the peer had put before is there.
+    """
+    load = ptx.ld_acquire_sys_s32  # PAIR network-amo
+    seen, came = wait_until(load, cell, has_come, wanted, bounds, ptx.wait_expired)
+    ahead = ptx.s32(seen - wanted)
+    if not came:
+        report_fault(bounds, INTERNODE_NOTIFY, peer, -1, 1, (ahead >> DIGEST_BITS) + 2)  # arrivals for this call
+    return ahead if came else 0
 
 
 @device_function

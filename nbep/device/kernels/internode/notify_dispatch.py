@@ -39,7 +39,7 @@ from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
-from nbep.device.kernels.internode.arguments import Context, find_here, rank_at
+from nbep.device.kernels.internode.arguments import Context, Progress, find_here, rank_at
 from nbep.device.kernels.internode.meet_nodes import meet_nodes, relay_call
 from nbep.device.kernels.intranode.notify_dispatch import reset_ring_cells
 from nbep.device.layout.internode import (
@@ -55,7 +55,6 @@ from nbep.device.protocols.calls import Call, meet_with
 from nbep.device.protocols.channels import count_channel_tokens
 from nbep.device.protocols.grid_barrier import barrier_grid
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.totals import Progress
 from nbep.device.protocols.waits import has_timed_out
 from nbep.device.types import I32, I64, In, Out, Sym
 

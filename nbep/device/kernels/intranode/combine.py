@@ -40,22 +40,17 @@ from nbep.device.kernels.intranode.arguments import Context
 from nbep.device.layout.intranode import RingShape, locate_notes, locate_ring, slot_bytes
 from nbep.device.protocols.board import RETIRED, first_needed, has_stalled, load_expected
 from nbep.device.protocols.channels import channel_task_range
+from nbep.device.protocols.copies import copy_row
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
 from nbep.device.protocols.spoil import has_failed, spoil_sums
-from nbep.device.protocols.staging import copy_row
 from nbep.device.protocols.sums import Listed, list_biases, list_rows, rows_or_ring, sum_rows, sum_weights
 from nbep.device.protocols.teams import Team, wait_free_slots
-from nbep.device.protocols.waits import (
-    COMBINE_COORDINATOR,
-    COMBINE_RECEIVER_TAIL,
-    COMBINE_SENDER_HEAD,
-    Waiter,
-    has_fault,
-    is_at_least,
-    start_wait,
-    wait_or_report,
-)
+from nbep.device.protocols.waits import Waiter, has_fault, is_at_least, site, start_wait, wait_or_report
 from nbep.device.types import I32, In, Out
+
+COMBINE_SENDER_HEAD = site(5, "combine sender", "head", "free slots in the peer's ring")
+COMBINE_RECEIVER_TAIL = site(6, "combine receiver", "tail", "the peer's next chunk of tokens")
+COMBINE_COORDINATOR = site(7, "combine coordinator", "heads", "the receivers of its own block")
 
 MAX_RANKS = 8
 MAX_ROWS = MAX_RANKS + 2  # of one sum: one from each rank, and the biases

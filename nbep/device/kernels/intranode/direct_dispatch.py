@@ -59,15 +59,17 @@ from nbep.device.protocols.staging import (
 )
 from nbep.device.protocols.teams import Team
 from nbep.device.protocols.waits import (
-    DIRECT_ARRIVED,
     DISPATCH_RECEIVER_ROWS,
     Waiter,
     has_timed_out,
     is_at_least,
     report_fault,
+    site,
     wait_or_report,
 )
 from nbep.device.types import I32, In, Out
+
+DIRECT_ARRIVED = site(32, "direct dispatch receiver", "arrived", "all blocks of the peer to have sent their tokens")
 
 
 class DirectOutputs(NamedTuple):

@@ -38,6 +38,7 @@ from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.intranode.arguments import Context
 from nbep.device.layout.intranode import Notes, RingShape, locate_notes, locate_ring, note_bytes, slot_bytes
 from nbep.device.protocols.channels import channel_task_range
+from nbep.device.protocols.copies import Row, begin_copy, end_copy
 from nbep.device.protocols.notes import (
     Experts,
     Token,
@@ -50,20 +51,22 @@ from nbep.device.protocols.notes import (
 )
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
 from nbep.device.protocols.spoil import has_failed, spoil_rows
-from nbep.device.protocols.staging import STAGE_STRIDE, Row, begin_copy, end_copy, open_stage
+from nbep.device.protocols.staging import STAGE_STRIDE, open_stage
 from nbep.device.protocols.teams import Team, publish_tail, team_barrier, wait_free_slots, wait_tail_past
 from nbep.device.protocols.waits import (
-    DISPATCH_RECEIVER_OFFSETS,
     DISPATCH_RECEIVER_ROWS,
-    DISPATCH_RECEIVER_TAIL,
-    DISPATCH_SENDER_HEAD,
     Waiter,
     has_timed_out,
     is_set,
     report_fault,
+    site,
     wait_or_report,
 )
 from nbep.device.types import I32, In, Out
+
+DISPATCH_SENDER_HEAD = site(2, "dispatch sender", "head", "free slots in the peer's ring")
+DISPATCH_RECEIVER_OFFSETS = site(3, "dispatch receiver", "start/end", "the peer's announcement of its tokens")
+DISPATCH_RECEIVER_TAIL = site(4, "dispatch receiver", "tail", "the peer's next chunk of tokens")
 
 SHARED_TAILS_BYTES = 128  # before the warps' stages: one s32 for each warp; a team has that of its first
 

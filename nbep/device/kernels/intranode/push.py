@@ -13,8 +13,8 @@ The warps of the grid are dealt out to the peers, so that all links are busy: on
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import kernel
+from nbep.device.protocols.copies import copy_row
 from nbep.device.protocols.peers import CLUSTERS, Peers, buffer_of
-from nbep.device.protocols.staging import copy_row
 from nbep.device.types import I32, I64, In
 
 ROW_BYTES = 14336  # as a token of 7168 bf16

@@ -4,13 +4,9 @@ from typing import Any, NamedTuple
 
 from nbep.device.jit import device_function
 from nbep.device.layout.common import align_up
-from nbep.device.layout.low_latency import (
-    MAX_EXPERTS,
-    arrival_offset,
-    count_offset,
-)
-from nbep.device.network.seam import own_ptr
-from nbep.device.protocols.arrivals import Told, tell
+from nbep.device.layout.low_latency import MAX_EXPERTS, arrival_offset, count_offset
+from nbep.device.network.seam import Place, own_ptr
+from nbep.device.protocols.arrivals import tell
 from nbep.device.types import I32, I64, Sym
 
 SEND_PHASE = 1
@@ -20,19 +16,13 @@ QUEUE = 0  # of what goes to a rank and not to an expert
 
 
 class Workspace(NamedTuple):
-    """Memory of this rank alone, all zeros at first. mask is 0 without enable_shrink.
+    """Memory of this rank alone, all zeros at first."""
 
-    slots  [NUM_HALVES, slot_words] s32: how many tokens have a place, for each expert and then each rank
-    sums   of the same shape: what counts and arrivals are told, as far as it is known; see arrivals.tell
-    barriers  [num_ranks] s32: the latest barrier of `barrier_network` that each rank was told of, which for this rank
-              itself is the latest of all
-    """
-
-    slots: Sym
-    journal: Sym
-    mask: Sym
-    sums: Sym
-    barriers: Sym
+    slots: Sym  # [NUM_HALVES, slot_words] s32: how many tokens have a place, for each expert and then each rank
+    journal: Sym  # see coordinator.py
+    mask: Sym  # [num_ranks] s32: whether each is masked; 0 without enable_shrink
+    sums: Sym  # of the shape of slots: what counts and arrivals are told, as far as it is known; see arrivals.tell
+    barriers: Sym  # [num_ranks] s32: the latest barrier that each rank was told of; for this rank the latest of all
 
 
 class Call(NamedTuple):
@@ -45,25 +35,13 @@ class Call(NamedTuple):
     phases: I32
 
 
-class ComparedCall(NamedTuple):
-    """A call that is compared with those of the other ranks: what they must pass alike, in two words. See calls.py."""
-
-    num_rdma_bytes: I64
-    share_bytes: I64
-    recv_begin: I64
-    half: I32
-    phases: I32
-    word_0: I32
-    word_1: I32
-
-
 class Context(NamedTuple):
     """What the functions of dispatch and combine need: what the kernel was launched with, and where a thread is."""
 
     network: Any
     work: Workspace
     bounds: Any
-    call: Any  # Call or ComparedCall
+    call: Any  # Call, or ComparedCall of calls.py
     shape: Any  # LowLatencyShape or DeduplicatedShape
     sizes: Any  # DispatchSizes or CombineSizes
     warp: int
@@ -83,9 +61,9 @@ def slot_counter(ctx, unit):
 
 
 @device_function
-def count_to_tell(ctx, unit, cell):
-    """A count at a peer, of an expert or of rank r as unit MAX_EXPERTS + r, which this rank tells."""
-    return Told(cell, ctx.work.sums + 4 * (ctx.call.half * slot_words(ctx.network.num_ranks) + unit))
+def sum_cell(ctx, unit):
+    """Where the parts of what this rank tells a count are added up; unit as in `slot_counter`."""
+    return ctx.work.sums + 4 * (ctx.call.half * slot_words(ctx.network.num_ranks) + unit)
 
 
 @device_function
@@ -103,8 +81,8 @@ def arrival_of_call(ctx, rank):
 @device_function
 def add_to_arrival(ctx, peer, value, is_behind):
     """Add to what a rank is told of this rank's messages; one thread. is_behind: see amo_add"""
-    cell = arrival_of_call(ctx, ctx.network.rank)
-    tell(ctx.network, count_to_tell(ctx, MAX_EXPERTS + peer, cell), value, peer, QUEUE, is_behind)
+    place = Place(arrival_of_call(ctx, ctx.network.rank), 0, peer, QUEUE)
+    tell(ctx.network, place, sum_cell(ctx, MAX_EXPERTS + peer), value, is_behind)
 
 
 @device_function

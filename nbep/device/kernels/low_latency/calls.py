@@ -7,7 +7,7 @@
 
  (1) Whoever looks at a peer's credit anyway: in dispatch the counter of its first expert, or with deduplicate of its
      experts; in combine with deduplicate who announces parts. In combine without, a warp of the last block.
- (2) And whoever notes how long combine waits for a rank that has no rows for it: see recv_cost.py.
+ (2) And whoever notes how long combine waits for a rank that has no rows for it: see `arrivals.note_wait`.
 
 These are the versions for a ComparedCall. With a plain Call, the usual one on GPUs, calls are not compared.
 
@@ -19,15 +19,31 @@ so that no warp goes around it: what few tokens wait for is code that is fetched
 call sends it elsewhere, the host compares; see nbep.host.low_latency.calls, which makes the words, too.
 """
 
+from typing import NamedTuple
+
+import nbep.device.layout.low_latency as layout
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.kernels.low_latency import coordinator
-from nbep.device.kernels.low_latency.arguments import QUEUE, ComparedCall
+from nbep.device.kernels.low_latency.arguments import QUEUE
 from nbep.device.kernels.low_latency.coordinator import may_send
-from nbep.device.layout.low_latency import WORDS_OF_CALL, call_offset
 from nbep.device.network.seam import amo_add, own_ptr
-from nbep.device.protocols.arrivals import ABSENT, completion, number_of, wait_number
-from nbep.device.protocols.waits import LOW_LATENCY_CALL, LOW_LATENCY_CALLS_DIFFER, Waiter, report_fault
+from nbep.device.protocols.arrivals import ABSENT, LOW_LATENCY_CALL, completion, number_of, wait_number
+from nbep.device.protocols.waits import Waiter, report_fault, site
+from nbep.device.types import I32, I64
+
+LOW_LATENCY_CALLS_DIFFER = site(38, "low-latency notify", "calls", "the same call on all ranks")
+
+
+class ComparedCall(NamedTuple):
+    """A call that is compared with those of the other ranks: what they must pass alike, in two words."""
+
+    num_rdma_bytes: I64
+    share_bytes: I64
+    recv_begin: I64
+    half: I32
+    phases: I32
+    word_0: I32
+    word_1: I32
 
 
 @device_function
@@ -38,8 +54,9 @@ def own_word(ctx, index):
 
 @device_function
 def notify_call(ctx, peer):
-    for index in range(WORDS_OF_CALL):
-        cell = call_offset(ctx.call.num_rdma_bytes, ctx.network.num_ranks, ctx.call.half, ctx.network.rank, index)
+    num_bytes, half = ctx.call.num_rdma_bytes, ctx.call.half
+    for index in range(layout.WORDS_OF_CALL):
+        cell = layout.call_offset(num_bytes, ctx.network.num_ranks, half, ctx.network.rank, index)
         amo_add(ctx.network, cell, completion(0) - own_word(ctx, index), peer, QUEUE, False)
 
 
@@ -53,13 +70,13 @@ def notify_peers(ctx):
 @device_function
 def word_cell(ctx, half, peer, index):
     """Where a word of a peer's call is told."""
-    return own_ptr(ctx.network, call_offset(ctx.call.num_rdma_bytes, ctx.network.num_ranks, half, peer, index))
+    return own_ptr(ctx.network, layout.call_offset(ctx.call.num_rdma_bytes, ctx.network.num_ranks, half, peer, index))
 
 
 @device_function
 def compare_calls(ctx):
-    for unit in range(ctx.lane, WORDS_OF_CALL * ctx.network.num_ranks, 32):
-        peer, index = unit // WORDS_OF_CALL, unit % WORDS_OF_CALL
+    for unit in range(ctx.lane, layout.WORDS_OF_CALL * ctx.network.num_ranks, 32):
+        peer, index = unit // layout.WORDS_OF_CALL, unit % layout.WORDS_OF_CALL
         cell = word_cell(ctx, ctx.call.half, peer, index)
         value = wait_number(cell, ctx.bounds, ctx.work.mask, Waiter(LOW_LATENCY_CALL, peer, index))
         word = own_word(ctx, index)
@@ -78,14 +95,10 @@ def empty_word(cell, is_absent):
 
 @device_function
 def empty_call(ctx, half, peer, is_absent):
-    for index in range(WORDS_OF_CALL):
+    for index in range(layout.WORDS_OF_CALL):
         empty_word(word_cell(ctx, half, peer, index), is_absent)
 
 
 @device_function
 def call_cell(ctx, peer):
     return word_cell(ctx, ctx.call.half, peer, 0)
-
-
-for version in (notify_call, notify_peers, compare_calls, empty_call, call_cell):
-    getattr(coordinator, version.__name__).versions[ComparedCall] = version

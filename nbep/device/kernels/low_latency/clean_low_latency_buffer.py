@@ -19,25 +19,18 @@ Source: DeepEP csrc/kernels/internode_ll.cu, clean_low_latency_buffer; csrc/kern
 (barrier: a number, too)
 """
 
+import nbep.device.layout.low_latency as layout
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.low_latency.arguments import Workspace, slot_words
 from nbep.device.kernels.low_latency.calls import empty_word
 from nbep.device.kernels.low_latency.coordinator import JOURNAL_WORDS
-from nbep.device.layout.low_latency import (
-    MAX_EXPERTS,
-    NUM_HALVES,
-    WORDS_OF_CALL,
-    arrival_offset,
-    call_offset,
-    count_offset,
-    credit_offset,
-    signal_offset,
-)
 from nbep.device.network.seam import Network, amo_add, own_ptr
 from nbep.device.protocols.arrivals import Expected, empty_cell, is_masked, leave_out
-from nbep.device.protocols.waits import LOW_LATENCY_BARRIER, Bounds, Waiter, wait_until
+from nbep.device.protocols.waits import Bounds, Waiter, site, wait_until
 from nbep.device.types import I64
+
+LOW_LATENCY_BARRIER = site(15, "clean_low_latency_buffer", "barrier_signal", "the peer's arrival at the barrier")
 
 
 @device_function
@@ -50,10 +43,10 @@ def clear_vectors(address, num_vectors):
 @device_function
 def empty_rank(network, num_rdma_bytes, rank, is_absent):
     """Empty the arrivals and the words of a rank, in both halves; one thread."""
-    for half in range(NUM_HALVES):
-        empty_cell(own_ptr(network, arrival_offset(num_rdma_bytes, network.num_ranks, half, rank)), is_absent)
-        for index in range(WORDS_OF_CALL):
-            cell = call_offset(num_rdma_bytes, network.num_ranks, half, rank, index)
+    for half in range(layout.NUM_HALVES):
+        empty_cell(own_ptr(network, layout.arrival_offset(num_rdma_bytes, network.num_ranks, half, rank)), is_absent)
+        for index in range(layout.WORDS_OF_CALL):
+            cell = layout.call_offset(num_rdma_bytes, network.num_ranks, half, rank, index)
             empty_word(own_ptr(network, cell), is_absent)
 
 
@@ -81,10 +74,10 @@ def barrier_network(network, work, bounds, num_rdma_bytes):
         if not is_masked(work.mask, peer):
             told = ptx.ld_weak_s32(work.barriers + 4 * peer)
             ptx.st_weak_s32(work.barriers + 4 * peer, number)
-            signal = signal_offset(num_rdma_bytes, network.num_ranks, network.rank)
+            signal = layout.signal_offset(num_rdma_bytes, network.num_ranks, network.rank)
             amo_add(network, signal, ptx.s32(number - told), peer, 0, True)
     for peer in range(ptx.thread_idx(), network.num_ranks, ptx.block_dim()):
-        signal = own_ptr(network, signal_offset(num_rdma_bytes, network.num_ranks, peer))
+        signal = own_ptr(network, layout.signal_offset(num_rdma_bytes, network.num_ranks, peer))
         wait_peer(signal, number, bounds, work.mask, peer)  # not if it is masked
     ptx.syncthreads()
 
@@ -99,15 +92,15 @@ def reset_words(address, num_words, value):
 def clean_low_latency_buffer(network: Network, work: Workspace, bounds: Bounds, num_rdma_bytes: I64):
     """Grid: 1 block. Block: any multiple of 32."""
     barrier_network(network, work, bounds, num_rdma_bytes)
-    for half in range(NUM_HALVES):
-        counts = own_ptr(network, count_offset(num_rdma_bytes, network.num_ranks, half, 0, 0))
-        for i in range(ptx.thread_idx(), MAX_EXPERTS, ptx.block_dim()):
+    for half in range(layout.NUM_HALVES):
+        counts = own_ptr(network, layout.count_offset(num_rdma_bytes, network.num_ranks, half, 0, 0))
+        for i in range(ptx.thread_idx(), layout.MAX_EXPERTS, ptx.block_dim()):
             empty_cell(counts + 4 * i, is_masked(work.mask, ptx.u32_mod(i, network.num_ranks)))
-        first = own_ptr(network, credit_offset(num_rdma_bytes, network.num_ranks, half, 0))
+        first = own_ptr(network, layout.credit_offset(num_rdma_bytes, network.num_ranks, half, 0))
         reset_words(first, network.num_ranks, 1)
     for rank in range(ptx.thread_idx(), network.num_ranks, ptx.block_dim()):
         empty_rank(network, num_rdma_bytes, rank, is_masked(work.mask, rank))
-    clear_vectors(work.slots, NUM_HALVES * slot_words(network.num_ranks) // 4)
-    clear_vectors(work.sums, NUM_HALVES * slot_words(network.num_ranks) // 4)
+    clear_vectors(work.slots, layout.NUM_HALVES * slot_words(network.num_ranks) // 4)
+    clear_vectors(work.sums, layout.NUM_HALVES * slot_words(network.num_ranks) // 4)
     reset_words(work.journal, JOURNAL_WORDS, 0)
     barrier_network(network, work, bounds, num_rdma_bytes)

@@ -6,11 +6,12 @@
  cell          written by     with                      read by      with
  row           senders        put_nbi_warp              receivers    ld_na, after counts and syncthreads
  counts[e]     a sender       amo_add                   receivers    ld_acquire_sys
- stage         copy engine    bulk copy (1)             engine       after the stage's mbarrier
+ arrivals[r]   (deduplicated_combine)  amo_add          receivers    ld_acquire_sys
+ stage         copy engine    bulk copy                 network      after the stage's mbarrier
+   LogFMT      lanes          st_shared_v2, _v4         network      after a proxy fence and syncwarp
  sum table     receivers      st_shared                 receivers    ld_shared, after syncthreads
- counts        next coordinator  resets, see coordinator.py
-
- (1) With LogFMT the lanes write it: st_shared_v2 and a proxy fence.
+ combined_x    receivers      st_na                     -            the next kernel
+ counts, arrivals  next coordinator  resets, see coordinator.py
 
 Send phase. A group of warps for each (local expert, source) sends its rows, whose places the handle knows: a row lands
 where the source keeps the rows of this expert for this token. When all are there, one thread says so.
@@ -27,7 +28,7 @@ Source: DeepEP csrc/kernels/internode_ll.cu, combine. Break it: notebooks/08_low
 from typing import NamedTuple
 
 import nbep.device.primitives as ptx
-from nbep.device.jit import by_type, kernel
+from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.low_latency.arguments import RECV_PHASE, SEND_PHASE, Call, Context, Workspace
 from nbep.device.kernels.low_latency.combine_receiver import receive_rows, sum_table_bytes
 from nbep.device.kernels.low_latency.combine_sender import send_expert_rows
@@ -35,7 +36,6 @@ from nbep.device.kernels.low_latency.coordinator import (
     compare_calls,
     end_earlier_calls,
     end_send_phase,
-    is_coordinator,
     is_last_block,
     is_notifier,
 )
@@ -78,12 +78,10 @@ def combine_smem_bytes(shape: LowLatencyShape, num_threads: int) -> int:
     return sum_table_bytes(shape) + STAGE_STRIDE * (num_threads // 32)
 
 
-@by_type("shape")
-def send_rows(ctx, inputs):
-    """Senders: send what experts have made of tokens back to their sources, and tell them. All warps."""
-
-
-send_rows.versions[LowLatencyShape] = send_expert_rows
+@device_function
+def is_coordinator():
+    """Whether this is the coordinator's warp, in the last block."""
+    return ptx.thread_idx() // 32 == ptx.block_dim() // 32 - 1
 
 
 @kernel(max_threads=512, max_threads_before_sm90=384)
@@ -104,7 +102,7 @@ def low_latency_combine(
         if is_last_block() and is_coordinator():
             end_earlier_calls(ctx)
         if sends:
-            send_rows(ctx, inputs)
+            send_expert_rows(ctx, inputs)
             end_send_phase(ctx)
     if call.phases & RECV_PHASE != 0:
         receive_rows(ctx, out, inputs)

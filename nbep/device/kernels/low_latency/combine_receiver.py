@@ -1,33 +1,17 @@
-"""The receive phase of low-latency combine: add up the rows of each token with its weights. See combine.py.
+"""The receive phase of low-latency combine: add up the rows of each token with its weights. See combine.py."""
 
-cell                    written by      with           read by            with
-counts[e], arrivals[r]  experts' ranks  amo_add        the listing warp   ld_acquire_sys
-row                     experts' ranks  put_nbi_warp   all warps          ld_na, after the count and syncthreads
-sum table               listing warp    st_shared      all warps          ld_shared, after syncthreads
-combined_x              all warps       st_na          -                  the next kernel
-counts, arrivals        next coordinator  resets, see coordinator.py
-"""
-
+import nbep.device.layout.low_latency as layout
 import nbep.device.primitives as ptx
-from nbep.device.jit import device_function
-from nbep.device.kernels.low_latency.arguments import arrival_cell, count_cell
-from nbep.device.kernels.low_latency.coordinator import call_cell
-from nbep.device.kernels.low_latency.recv_cost import note_wait
+from nbep.device.jit import by_type, device_function
+from nbep.device.kernels.low_latency.arguments import Call, arrival_cell, count_cell
 from nbep.device.layout.common import ALIGNMENT_BYTES, align_up
-from nbep.device.layout.low_latency import (
-    LOGFMT_COLUMNS,
-    LOGFMT_META_BYTES,
-    deduplicates,
-    local_and_rank,
-    rank_of,
-    recv_offset,
-    row_stride,
-)
 from nbep.device.network.seam import own_ptr
-from nbep.device.protocols.arrivals import is_complete, wait_arrival
+from nbep.device.protocols.arrivals import LOW_LATENCY_CALL, is_complete, note_wait, wait_arrival
 from nbep.device.protocols.logfmt import ENCODED_BYTES, HIGH_BITS, PLAIN_BYTES, decode_four, is_encoded, log_range
-from nbep.device.protocols.reduce import add_weighted_bf16x8, add_weighted_f32x8, to_bf16x8, zero_f32x8
-from nbep.device.protocols.waits import LOW_LATENCY_CALL, LOW_LATENCY_COMBINE_COUNT, Waiter
+from nbep.device.protocols.reduce import to_bf16x8, unpack_bf16x8, zero_f32x8
+from nbep.device.protocols.waits import Waiter, site
+
+LOW_LATENCY_COMBINE_COUNT = site(12, "low-latency combine receiver", "count", "the rows of the peer's experts")
 
 # The sum table
 ROWS = 0  # [32] s64: their addresses
@@ -41,9 +25,8 @@ COLUMNS = 256  # of a token that a warp adds up at once, eight a lane
 @device_function
 def sum_table_bytes(shape):
     """What combine has of a token, rows [32] s64, weights [32] f32, their number; while it sends, a word a rank."""
-    return (
-        max(SUM_TABLE_BYTES, align_up(4 * shape.num_ranks, ALIGNMENT_BYTES)) if deduplicates(shape) else SUM_TABLE_BYTES
-    )
+    word_a_rank = align_up(4 * shape.num_ranks, ALIGNMENT_BYTES) if layout.deduplicates(shape) else 0
+    return max(SUM_TABLE_BYTES, word_a_rank)
 
 
 @device_function
@@ -52,11 +35,11 @@ def locate_row(ctx, token, expert, weight):
 
     0 if the rank is left out. After a time-out the weight is NaN, and so is the sum.
     """
-    peer, local_expert = rank_of(ctx.shape, expert)
-    unit = 0 if deduplicates(ctx.shape) else local_expert
-    cell = arrival_cell(ctx, peer) if deduplicates(ctx.shape) else count_cell(ctx, peer, local_expert)
-    place = recv_offset(ctx.call, peer)
-    place += (unit * ctx.shape.num_max_tokens + token) * row_stride(ctx.shape)
+    peer, local_expert = layout.rank_of(ctx.shape, expert)
+    unit = 0 if layout.deduplicates(ctx.shape) else local_expert
+    cell = arrival_cell(ctx, peer) if layout.deduplicates(ctx.shape) else count_cell(ctx, peer, local_expert)
+    place = layout.recv_offset(ctx.call, peer)
+    place += (unit * ctx.shape.num_max_tokens + token) * layout.row_stride(ctx.shape)
     row = own_ptr(ctx.network, place)
     ptx.prefetch_l2(row)  # its page, too: each expert has one of its own
     value = wait_arrival(cell, ctx.bounds, ctx.work.mask, Waiter(LOW_LATENCY_COMBINE_COUNT, peer, expert))
@@ -73,11 +56,11 @@ def list_rows(ctx, inputs, token):
     weight = ptx.f32(1)
     cell = token * ctx.sizes.num_topk + min(ctx.lane, ctx.sizes.num_topk - 1)
     expert = ptx.ld_nc_s64(inputs.topk_idx + 8 * cell)
-    if not deduplicates(ctx.shape):
+    if not layout.deduplicates(ctx.shape):
         weight = ptx.ld_na_f32(inputs.topk_weights + 4 * cell)
     is_wanted = ctx.lane < ctx.sizes.num_topk and 0 <= expert < ctx.shape.num_experts
-    if deduplicates(ctx.shape):  # one row from each rank
-        peer = rank_of(ctx.shape, expert)[0] if is_wanted else -1
+    if layout.deduplicates(ctx.shape):  # one row from each rank
+        peer = layout.rank_of(ctx.shape, expert)[0] if is_wanted else -1
         same = ptx.match_any_s32(ptx.FULL_MASK, peer)
         is_wanted = is_wanted and same & ((1 << ctx.lane) - 1) == 0
     row = 0
@@ -90,6 +73,27 @@ def list_rows(ctx, inputs, token):
         ptx.st_shared_f32(table + WEIGHTS + 4 * index, weight)
     if ctx.lane == 0:
         ptx.st_shared_s32(table + NUM_ROWS, ptx.popc_u32(present))
+
+
+@device_function
+def add_weighted_f32x8(total, values, weight):
+    """Add eight values, times a weight, to eight sums. Each product and each sum is rounded, never fused."""
+    return (
+        ptx.f32_add_rn(total[0], ptx.f32_mul_rn(values[0], weight)),
+        ptx.f32_add_rn(total[1], ptx.f32_mul_rn(values[1], weight)),
+        ptx.f32_add_rn(total[2], ptx.f32_mul_rn(values[2], weight)),
+        ptx.f32_add_rn(total[3], ptx.f32_mul_rn(values[3], weight)),
+        ptx.f32_add_rn(total[4], ptx.f32_mul_rn(values[4], weight)),
+        ptx.f32_add_rn(total[5], ptx.f32_mul_rn(values[5], weight)),
+        ptx.f32_add_rn(total[6], ptx.f32_mul_rn(values[6], weight)),
+        ptx.f32_add_rn(total[7], ptx.f32_mul_rn(values[7], weight)),
+    )
+
+
+@device_function
+def add_weighted_bf16x8(total, row, weight):
+    """The same for eight bf16 values, packed in four words."""
+    return add_weighted_f32x8(total, unpack_bf16x8(row), weight)
 
 
 @device_function
@@ -150,19 +154,19 @@ def encoded_before(row, block):
     """How many of the first `block` times 128 columns of a LogFMT row are encoded."""
     num_encoded = 0
     for i in range(block):
-        num_encoded += 1 if is_encoded(ptx.ld_na_s32(row + LOGFMT_META_BYTES * i)) else 0
+        num_encoded += 1 if is_encoded(ptx.ld_na_s32(row + layout.LOGFMT_META_BYTES * i)) else 0
     return num_encoded
 
 
 @device_function
 def add_logfmt(ctx, total, row, weight, column):
     """Add eight columns of a LogFMT row."""
-    block = column // LOGFMT_COLUMNS
+    block = column // layout.LOGFMT_COLUMNS
     num_encoded = encoded_before(row, block)
-    data = row + row_stride(ctx.shape) - 2 * ctx.shape.hidden
+    data = row + layout.row_stride(ctx.shape) - 2 * ctx.shape.hidden
     data += ENCODED_BYTES * num_encoded + PLAIN_BYTES * (block - num_encoded)
-    place = column % LOGFMT_COLUMNS // 8
-    meta = ptx.ld_na_s32(row + LOGFMT_META_BYTES * block)
+    place = column % layout.LOGFMT_COLUMNS // 8
+    meta = ptx.ld_na_s32(row + layout.LOGFMT_META_BYTES * block)
     if not is_encoded(meta):
         return add_weighted_bf16x8(total, ptx.ld_na_v4(data + 16 * place), weight)
     least, step = log_range(meta)
@@ -210,7 +214,7 @@ def is_chosen(ctx, inputs, local_expert, peer):
     """Whether a token of this rank has chosen an expert, or with deduplicate one of its rank's; a whole warp."""
     first = peer * ctx.shape.num_local_experts
     past = first + ctx.shape.num_local_experts
-    if not deduplicates(ctx.shape):
+    if not layout.deduplicates(ctx.shape):
         first += local_expert
         past = first + 1
     found = False
@@ -219,21 +223,32 @@ def is_chosen(ctx, inputs, local_expert, peer):
     return ptx.vote_any(ptx.FULL_MASK, found)
 
 
+@by_type("call", Call)
+def call_cell(ctx, peer):
+    """Where a peer says that it has begun the call; 0 if it does not: see calls.py."""
+    return 0
+
+
 @device_function
 def note_owners(ctx, out, inputs):
-    """Combine: the warps of all blocks take the experts in turn, but for the first of each, which lists rows."""
+    """Note how long each expert's rows take: all warps in turn, but for the first of each block, which lists rows.
+
+    In DeepEP an expert without rows for this rank says so when its rank begins to send. Here its wait ends when the
+    rank tells its call; where calls are not compared, such an expert adds nothing.
+    """
     unit = ptx.block_idx() + ptx.grid_dim() * (ctx.warp - 1)
     if ctx.warp == 0:
         unit = ctx.shape.num_experts
     while unit < ctx.shape.num_experts:
-        local_expert, peer = local_and_rank(ctx.shape, unit)
+        local_expert, peer = layout.local_and_rank(ctx.shape, unit)
         cell = call_cell(ctx, peer)
-        site = LOW_LATENCY_CALL
+        awaited = LOW_LATENCY_CALL
         if is_chosen(ctx, inputs, local_expert, peer):
-            cell = arrival_cell(ctx, peer) if deduplicates(ctx.shape) else count_cell(ctx, peer, local_expert)
-            site = LOW_LATENCY_COMBINE_COUNT
+            cell = arrival_cell(ctx, peer) if layout.deduplicates(ctx.shape) else count_cell(ctx, peer, local_expert)
+            awaited = LOW_LATENCY_COMBINE_COUNT
         if ctx.lane == 0 and cell != 0:
-            note_wait(ctx, out, cell, Waiter(site, peer, peer * ctx.shape.num_local_experts + local_expert))
+            waiter = Waiter(awaited, peer, peer * ctx.shape.num_local_experts + local_expert)
+            note_wait(out.wait_recv_cost_stats, cell, ctx.bounds, ctx.work.mask, waiter)
         unit += ptx.grid_dim() * (ptx.block_dim() // 32 - 1)
 
 

@@ -1,32 +1,16 @@
-"""The send phase of low-latency combine: each row goes to the rank that its token came from. See combine.py.
+"""The send phase of low-latency combine: each row goes to the rank that its token came from. See combine.py."""
 
-cell        written by          with                    read by           with
-row         senders             put_nbi_warp            the source        after counts
-counts[e]   warp 0              amo_add                 the source        ld_acquire_sys
-stage       copy engine         bulk copy               network           after the stage's mbarrier
-            lanes               st_shared_v2, v4        network, lanes    after a proxy fence and syncwarp
-counts      next coordinator    resets, see coordinator.py
-"""
-
+import nbep.device.layout.low_latency as layout
 import nbep.device.primitives as ptx
-from nbep.device.jit import device_function
-from nbep.device.kernels.low_latency.arguments import count_of_call
+from nbep.device.jit import by_type, device_function
+from nbep.device.kernels.low_latency.arguments import Call, count_of_call
 from nbep.device.kernels.low_latency.combine_receiver import SUM_TABLE_BYTES
 from nbep.device.kernels.low_latency.coordinator import (
     is_last_block,
     is_notifier,
     may_send,
     may_warp_send,
-    notify_peers,
     wait_send_area,
-)
-from nbep.device.layout.low_latency import (
-    LOGFMT_COLUMNS,
-    LOGFMT_META_BYTES,
-    local_and_rank,
-    recv_offset,
-    row_stride,
-    send_offset,
 )
 from nbep.device.network.seam import (
     Place,
@@ -131,17 +115,17 @@ def encode_columns(data, meta, words, is_active, lane):
     elif is_active:
         ptx.st_shared_v4(at + 16 * place, words)
     if place == 0 and is_active:
-        ptx.st_shared_s32(meta + LOGFMT_META_BYTES * (lane // 16), word)
+        ptx.st_shared_s32(meta + layout.LOGFMT_META_BYTES * (lane // 16), word)
     return first + second
 
 
 @device_function
 def put_encoded_row(ctx, place, row, stage):
     """Put a row in LogFMT: its columns behind each other, then the meta in front of them; one warp."""
-    meta_bytes = row_stride(ctx.shape) - 2 * ctx.shape.hidden
+    meta_bytes = layout.row_stride(ctx.shape) - 2 * ctx.shape.hidden
     data = stage.data + meta_bytes
     room = STAGE_BYTES - meta_bytes
-    if ctx.lane < VEC_BYTES // LOGFMT_META_BYTES:  # what may be padding
+    if ctx.lane < VEC_BYTES // layout.LOGFMT_META_BYTES:  # what may be padding
         ptx.st_shared_s32(data - VEC_BYTES + 4 * ctx.lane, 0)
     ptx.syncwarp(ptx.FULL_MASK)
     used = 0
@@ -153,7 +137,7 @@ def put_encoded_row(ctx, place, row, stage):
         nothing = (0, 0, 0, 0)
         words = ptx.ld_nc_v4(row) if left > 0 else nothing
         used += encode_columns(data + used, meta, words, left > 0, ctx.lane)
-        meta += LOGFMT_META_BYTES * (COLUMNS // LOGFMT_COLUMNS)
+        meta += layout.LOGFMT_META_BYTES * (COLUMNS // layout.LOGFMT_COLUMNS)
         row += 2 * COLUMNS
         left -= COLUMNS
         if used + 2 * PLAIN_BYTES > room:
@@ -171,7 +155,7 @@ def may_notify(ctx, inputs, pair):
     if pair >= ctx.shape.num_experts:
         return False
     has_rows = ptx.ld_nc_s64(inputs.recv_layout_range + 8 * pair) & 0xFFFFFFFF != 0
-    return has_rows and may_send(ctx, local_and_rank(ctx.shape, pair)[1])
+    return has_rows and may_send(ctx, layout.local_and_rank(ctx.shape, pair)[1])
 
 
 @device_function
@@ -182,7 +166,7 @@ def notify_sources(ctx, inputs, pair, may):
     A source that is masked by now may have missed rows.
     """
     while pair < ctx.shape.num_experts:
-        local_expert, peer = local_and_rank(ctx.shape, pair)
+        local_expert, peer = layout.local_and_rank(ctx.shape, pair)
         if may and not is_masked(ctx.work.mask, peer):
             cell = count_of_call(ctx, ctx.network.rank, local_expert)
             amo_add(ctx.network, cell, completion(0), peer, local_expert, True)
@@ -190,7 +174,12 @@ def notify_sources(ctx, inputs, pair, may):
         may = may_notify(ctx, inputs, pair)
 
 
-@device_function
+@by_type("call", Call)
+def notify_peers(ctx):
+    """Tell all peers what this rank calls; one warp. Nothing is told for a plain Call: see calls.py."""
+
+
+@by_type("shape", layout.LowLatencyShape)
 def send_expert_rows(ctx, inputs):
     """Sender: a group of warps for each (local expert, source), its warps take the rows in turn."""
     if is_last_block() and is_notifier():
@@ -210,18 +199,18 @@ def send_expert_rows(ctx, inputs):
     if group >= num_groups:
         pair = ctx.shape.num_experts
     while pair < ctx.shape.num_experts:
-        local_expert, peer = local_and_rank(ctx.shape, pair)
-        layout = ptx.ld_nc_s64(inputs.recv_layout_range + 8 * pair)
-        num_tokens = layout & 0xFFFFFFFF
+        local_expert, peer = layout.local_and_rank(ctx.shape, pair)
+        rows = ptx.ld_nc_s64(inputs.recv_layout_range + 8 * pair)
+        num_tokens = rows & 0xFFFFFFFF
         if num_tokens != 0 and not may_warp_send(ctx, peer):
             num_tokens = 0
         i = warp_in_group
         while i < num_tokens:
-            row = local_expert * num_rows + (layout >> 32) + i
+            row = local_expert * num_rows + (rows >> 32) + i
             token = ptx.ld_nc_s32(inputs.recv_src_info + 4 * row)
-            dst = recv_offset(ctx.call, ctx.network.rank)
-            dst += (local_expert * ctx.shape.num_max_tokens + token) * row_stride(ctx.shape)
-            src = send_offset(ctx.call.num_rdma_bytes, ctx.call.half) + row * row_stride(ctx.shape)
+            dst = layout.recv_offset(ctx.call, ctx.network.rank)
+            dst += (local_expert * ctx.shape.num_max_tokens + token) * layout.row_stride(ctx.shape)
+            src = layout.send_offset(ctx.call.num_rdma_bytes, ctx.call.half) + row * layout.row_stride(ctx.shape)
             place = Place(dst, src, peer, local_expert)
             x = inputs.x + 2 * row * ctx.shape.hidden
             if ctx.shape.use_logfmt == 1:

@@ -3,16 +3,10 @@
  cell              written by        with                  read by            with
  journal           coordinator       st_weak               the next one       ld_weak
  slots[h]          senders           atom_add_relaxed_gpu  -                  -
-                   coordinator       st_weak (0) (3)       senders            of a later launch
+                   coordinator       st_weak (0)           senders            of a later launch
  counts, arrivals  peers             amo_add               receivers          ld_acquire_sys
-                   coordinator       st_weak (1) (3)       peers' next use    behind the credit
-   of a masked     coordinator       atom_exch_acq_rel_sys (ABSENT): it gets no credit, and may still add
-   rank: counts
-   and arrivals
- slots, counts     a clean (3)       st_na 0               senders            behind its barrier
-   and sums
- calls[h, peer]    peer's counter    amo_add               notify             ld_relaxed_sys
-                   coordinator       st_relaxed_sys        peers' next use    behind the credit
+                   coordinator       st_weak (1)           peers' next use    behind the credit
+   of a masked rank  coordinator     atom_exch_acq_rel_sys (ABSENT): it gets no credit, and may still add
  credit[h, peer]   peer's coordinator  amo_add             senders            ld_acquire_sys
  credit[h, own]    coordinator       amo_add               receivers (2)      ld_acquire_sys
 
@@ -20,14 +14,12 @@
      the credit, which the coordinator adds behind its stores.
  (2) Of a launch that sends, too: two calls may be received in either order, so the launch before may have read the same
      cells. One thread of each block waits, a barrier tells the others.
- (3) clean_low_latency_buffer and update_mask_buffer do the same.
 
-A credit counts how often the peer has freed the half. It is never counted down: only the network writes it. The journal
-says how often this rank has filled the half, and a call may, once the credits are ahead of that.
+A credit counts how often the peer has freed the half, which is free at first. It is never counted down: only the
+network writes it. A call may fill the half once the credits are ahead of how often this rank has.
 
 The coordinator is the last warp of the last block, which has the least other work where that does not divide evenly.
-The journal says which half the launch before has sent in and which it has received in. It lies on the device, so that a
-CUDA graph replays the right steps.
+The journal lies on the device, so that a CUDA graph replays the right steps.
 
  send phase in half h    takes the credits of h, one of each peer        the next launch counts the use of h,
                          and slots of h                                  and zeroes the slots
@@ -39,20 +31,15 @@ before it sends the next: what it allows. With credits two calls may be on their
 Source: DeepEP csrc/kernels/internode_ll.cu ("The first SM is also responsible for cleaning the next buffer")
 """
 
+import nbep.device.layout.low_latency as layout
 import nbep.device.primitives as ptx
 from nbep.device.jit import by_type, device_function
 from nbep.device.kernels.low_latency.arguments import RECV_PHASE, SEND_PHASE, Call, slot_words
-from nbep.device.layout.low_latency import (
-    MAX_EXPERTS,
-    NUM_HALVES,
-    arrival_offset,
-    count_offset,
-    credit_offset,
-    local_and_rank,
-)
 from nbep.device.network.seam import amo_add, own_ptr, sends_from_buffer
 from nbep.device.protocols.arrivals import empty_cell, is_masked, wait_credit
-from nbep.device.protocols.waits import LOW_LATENCY_HALF, report_fault
+from nbep.device.protocols.waits import report_fault, site
+
+LOW_LATENCY_HALF = site(13, "low-latency sender", "journal", "calls that take the two halves in turn")
 
 # Words of the journal
 SENT_HALF = 0  # one more than the half that the launch before has sent in; 0 if it has not
@@ -62,18 +49,12 @@ NUM_COUNTS = 3  # of all ranks, in the call that was received
 NEXT_HALF = 4  # that the next send phase takes; UNCLEAN if clean_low_latency_buffer has to come first
 USES = 5  # of each half: send phases that have ended
 JOURNAL_WORDS = 7
-UNCLEAN = NUM_HALVES
+UNCLEAN = layout.NUM_HALVES
 
 
 @device_function
 def is_last_block():
     return ptx.block_idx() == ptx.grid_dim() - 1
-
-
-@device_function
-def is_coordinator():
-    """Whether this is the coordinator's warp, in the last block."""
-    return ptx.thread_idx() // 32 == ptx.block_dim() // 32 - 1
 
 
 @device_function
@@ -91,7 +72,7 @@ def end_earlier_calls(ctx):
             ptx.st_weak_s32(ctx.work.journal + 4 * (USES + sent - 1), ptx.s32((uses_0 if sent == 1 else uses_1) + 1))
         slots = ctx.work.slots + 4 * (sent - 1) * slot_words(ctx.network.num_ranks)
         clear_slots(ctx, slots, num_slots)
-        clear_slots(ctx, slots + 4 * MAX_EXPERTS, ctx.network.num_ranks)
+        clear_slots(ctx, slots + 4 * layout.MAX_EXPERTS, ctx.network.num_ranks)
     if received != 0:
         empty_half(ctx, received - 1, num_counts)
     ptx.syncwarp(ptx.FULL_MASK)
@@ -110,23 +91,24 @@ def clear_slots(ctx, slots, num_slots):
 def empty_half(ctx, half, num_counts):
     """Coordinator: empty the cells of the call that was received in a half, then let all who may send in it again."""
     num_bytes, num_ranks = ctx.call.num_rdma_bytes, ctx.network.num_ranks
-    counts = own_ptr(ctx.network, count_offset(num_bytes, num_ranks, half, 0, 0))
+    counts = own_ptr(ctx.network, layout.count_offset(num_bytes, num_ranks, half, 0, 0))
     for i in range(ctx.lane, num_counts, 32):
-        empty_cell(counts + 4 * i, is_masked(ctx.work.mask, local_and_rank(ctx.shape, i)[1]))
+        empty_cell(counts + 4 * i, is_masked(ctx.work.mask, layout.local_and_rank(ctx.shape, i)[1]))
     for rank in range(ctx.lane, num_ranks, 32):
         is_absent = is_masked(ctx.work.mask, rank)
-        empty_cell(own_ptr(ctx.network, arrival_offset(num_bytes, num_ranks, half, rank)), is_absent)
+        empty_cell(own_ptr(ctx.network, layout.arrival_offset(num_bytes, num_ranks, half, rank)), is_absent)
         empty_call(ctx, half, rank, is_absent)
     ptx.syncwarp(ptx.FULL_MASK)
     for rank in range(ctx.lane, num_ranks, 32):
         if not is_masked(ctx.work.mask, rank):
-            amo_add(ctx.network, credit_offset(num_bytes, num_ranks, half, ctx.network.rank), 1, rank, 0, True)
+            amo_add(ctx.network, layout.credit_offset(num_bytes, num_ranks, half, ctx.network.rank), 1, rank, 0, True)
 
 
 @device_function
 def credit_cell(ctx, peer):
     """Where a peer says how often it has freed the half of this call."""
-    return own_ptr(ctx.network, credit_offset(ctx.call.num_rdma_bytes, ctx.network.num_ranks, ctx.call.half, peer))
+    offset = layout.credit_offset(ctx.call.num_rdma_bytes, ctx.network.num_ranks, ctx.call.half, peer)
+    return own_ptr(ctx.network, offset)
 
 
 @device_function
@@ -139,10 +121,9 @@ def may_send(ctx, peer):
 
 @device_function
 def wait_send_area(ctx):
-    """Wait until nothing is read any more that has left from this half before; one warp of a block, before it sends.
+    """Wait until nothing is read any more that has left from this half before: until all peers have given credits.
 
-    The credits of all peers say so, whomever a message was for. Where messages leave from elsewhere nothing is to wait
-    for. Threads that synchronise with the warp may write there, too.
+    One warp of a block, before it sends. Threads that synchronise with it may write there, too.
     """
     if sends_from_buffer(ctx.network):
         uses = ptx.ld_weak_s32(ctx.work.journal + 4 * (USES + ctx.call.half))
@@ -154,7 +135,7 @@ def wait_send_area(ctx):
 
 @device_function
 def may_warp_send(ctx, peer):
-    """The same for all lanes of a warp, which then know what the peer has done before it gave the credit."""
+    """The same of a warp. Its lanes then know what the peer has done before it gave the credit."""
     is_free = ptx.vote_any(ptx.FULL_MASK, ctx.lane == 0 and may_send(ctx, peer))
     ptx.syncwarp(ptx.FULL_MASK)
     return is_free
@@ -162,10 +143,7 @@ def may_warp_send(ctx, peer):
 
 @device_function
 def wait_coordinator(ctx):
-    """Wait until the counts of this half are empty, which the launch before may have read; one thread.
-
-    The coordinator gives its own rank a credit behind its stores, too.
-    """
+    """Wait until the counts of this half are empty: the own rank's credit says so, too. One thread."""
     may_send(ctx, ctx.network.rank)
 
 
@@ -209,11 +187,6 @@ def notify_call(ctx, peer):
 
 
 @by_type("call", Call)
-def notify_peers(ctx):
-    """Tell all peers; one warp."""
-
-
-@by_type("call", Call)
 def compare_calls(ctx):
     """Wait for what all peers call, and report what differs from this rank's own call. One warp."""
 
@@ -221,9 +194,3 @@ def compare_calls(ctx):
 @by_type("call", Call)
 def empty_call(ctx, half, peer, is_absent):
     """Coordinator: empty the words of a peer's call; one thread. is_absent: the peer is masked"""
-
-
-@by_type("call", Call)
-def call_cell(ctx, peer):
-    """Where a peer says that it has begun the call; 0 if it does not."""
-    return 0

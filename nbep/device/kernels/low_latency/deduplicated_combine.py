@@ -19,16 +19,15 @@ one's first choice.
 This is `combine` for a DeduplicatedShape, a binary of its own for the reason of `deduplicated_dispatch`.
 """
 
+import nbep.device.layout.low_latency as layout
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency.arguments import QUEUE, add_to_arrival
-from nbep.device.kernels.low_latency.combine import send_rows
-from nbep.device.kernels.low_latency.combine_receiver import sum_table_bytes
+from nbep.device.kernels.low_latency.combine_receiver import add_weighted_bf16x8, sum_table_bytes
 from nbep.device.kernels.low_latency.coordinator import may_send, may_warp_send, notify_call, wait_send_area
-from nbep.device.layout.low_latency import DeduplicatedShape, local_and_rank, recv_offset, send_offset
 from nbep.device.network.seam import Place, keep_message, own_ptr, put_nbi_warp, quiet, sends_from_buffer
 from nbep.device.protocols.arrivals import TAG, completion
-from nbep.device.protocols.reduce import add_weighted_bf16x8, to_bf16x8, zero_f32x8
+from nbep.device.protocols.reduce import to_bf16x8, zero_f32x8
 from nbep.device.protocols.staging import STAGE_STRIDE
 
 COLUMNS = 1024  # of a part: 32 lanes, four times eight columns each
@@ -81,7 +80,7 @@ def kept_offset(ctx, inputs, rows, cell):
     With zero_copy the experts' rows lie there already. The sum takes the place of the first row that it is the sum of:
     nobody else reads that row, and this warp has.
     """
-    here = send_offset(ctx.call.num_rdma_bytes, ctx.call.half)
+    here = layout.send_offset(ctx.call.num_rdma_bytes, ctx.call.half)
     if sends_from_buffer(ctx.network) and inputs.x == own_ptr(ctx.network, here):
         first = ptx.ffs_u32(ptx.vote_ballot(ptx.FULL_MASK, rows >= 0)) - 1
         return here + 2 * ptx.shfl_idx_s32(ptx.FULL_MASK, rows, first) * ctx.shape.hidden
@@ -106,7 +105,7 @@ def send_part(ctx, inputs, stage, peer, message, first):
     if is_free:
         token = ptx.ld_nc_s32(inputs.message_src_idx + 4 * cell)
         offset = 2 * (token * ctx.shape.hidden + first)
-        dst = recv_offset(ctx.call, ctx.network.rank) + offset
+        dst = layout.recv_offset(ctx.call, ctx.network.rank) + offset
         src = kept_offset(ctx, inputs, row, cell) + 2 * first
         num_bytes = 2 * min(COLUMNS, ctx.shape.hidden - first)
         keep_message(ctx.network, src, stage, num_bytes, ctx.lane)
@@ -153,7 +152,7 @@ def send_sums(ctx, inputs):
         announce_parts(ctx, inputs, num_parts)
     unit = ptx.block_idx() + ptx.grid_dim() * ctx.warp
     while unit < num_units:
-        place, peer = local_and_rank(ctx.shape, unit)
+        place, peer = layout.local_and_rank(ctx.shape, unit)
         message = ptx.u32_div(place, num_parts)
         num_messages = ptx.ld_nc_s32(inputs.num_messages + 4 * peer)
         if message < num_messages:
@@ -165,6 +164,3 @@ def send_sums(ctx, inputs):
     ptx.syncthreads()
     if ctx.warp == 0:
         notify_sources(ctx)
-
-
-send_rows.versions[DeduplicatedShape] = send_sums

@@ -15,6 +15,7 @@
                  counter            atom_add_relaxed_cta  counter      ld_shared, after syncwarp
  table           receivers          st_shared             receivers    ld_shared, after syncthreads
  recv_*          receivers          bulk copy, st_na, weak  -          the next kernel
+ cumulative_recv_stats  receivers   atom_add_relaxed_gpu    -          the next kernel
  message_*, num_messages  receivers  st_weak              (combine)    -
  slots, counts, arrivals  next coordinator  resets, see coordinator.py
 
@@ -30,6 +31,7 @@ anew, the longer the more of it there is. See docs/attempts.md.
 
 from typing import NamedTuple
 
+import nbep.device.layout.low_latency as layout
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency.arguments import (
@@ -41,8 +43,15 @@ from nbep.device.kernels.low_latency.arguments import (
     slot_counter,
 )
 from nbep.device.kernels.low_latency.coordinator import may_send, may_warp_send, notify_call, wait_send_area
-from nbep.device.kernels.low_latency.dispatch import count_tokens, receive_tokens, send_tokens, table_bytes
-from nbep.device.kernels.low_latency.dispatch_receiver import index_of, is_lost, load_scale, note_range, store_scale
+from nbep.device.kernels.low_latency.dispatch_receiver import (
+    LOW_LATENCY_DISPATCH_COUNT,
+    index_of,
+    is_lost,
+    load_scale,
+    note_range,
+    store_scale,
+    table_bytes,
+)
 from nbep.device.kernels.low_latency.dispatch_sender import (
     clear_gap,
     expert_of,
@@ -51,22 +60,8 @@ from nbep.device.kernels.low_latency.dispatch_sender import (
     open_to_engine,
     stage_bytes,
 )
-from nbep.device.kernels.low_latency.recv_cost import note_wait
-from nbep.device.layout.low_latency import (
-    MAX_EXPERTS,
-    DeduplicatedShape,
-    local_and_rank,
-    message_stride,
-    note_bytes,
-    note_offset,
-    num_scales,
-    payload_bytes,
-    rank_of,
-    recv_offset,
-    send_offset,
-)
 from nbep.device.network.seam import Place, amo_add, further, keep_message, own_ptr, put_nbi_warp, quiet
-from nbep.device.protocols.arrivals import TAG, announced, completion, wait_arrival, wait_number
+from nbep.device.protocols.arrivals import TAG, announced, completion, note_wait, wait_arrival, wait_number
 from nbep.device.protocols.reduce import warp_sum_s32
 from nbep.device.protocols.staging import (
     STAGE_BYTES,
@@ -78,7 +73,7 @@ from nbep.device.protocols.staging import (
     open_stage,
     wait_filled,
 )
-from nbep.device.protocols.waits import LOW_LATENCY_DISPATCH_COUNT, Waiter
+from nbep.device.protocols.waits import Waiter
 
 # Words of a note
 SRC_IDX = 0
@@ -109,13 +104,13 @@ def take_places(ctx, inputs, token):
     peer = NOBODY
     place = local_expert = 0
     if expert >= 0:
-        peer, local_expert = rank_of(ctx.shape, expert)
+        peer, local_expert = layout.rank_of(ctx.shape, expert)
         place = ptx.atom_add_relaxed_gpu_s32(slot_counter(ctx, expert), 1)
     same = ptx.match_any_s32(ptx.FULL_MASK, peer)
     is_first = peer != NOBODY and same & ((1 << ctx.lane) - 1) == 0
     slot = -1
     if is_first:
-        slot = ptx.atom_add_relaxed_gpu_s32(slot_counter(ctx, MAX_EXPERTS + peer), 1)
+        slot = ptx.atom_add_relaxed_gpu_s32(slot_counter(ctx, layout.MAX_EXPERTS + peer), 1)
         if not may_send(ctx, peer):
             slot = -1
     return Choice(peer, local_expert, place, weight, is_first, slot)
@@ -144,15 +139,15 @@ def write_notes(ctx, notes, token, choice):
 @device_function
 def put_message(ctx, stage, note, token, peer, slot):
     """Start to put the values in the stage and a note into a slot of a rank; one warp."""
-    stride = message_stride(ctx.shape)
-    dst = recv_offset(ctx.call, ctx.network.rank) + slot * stride
-    src = send_offset(ctx.call.num_rdma_bytes, ctx.call.half) + (token * ctx.shape.num_ranks + peer) * stride
-    at = note_offset(ctx.shape)
+    stride = layout.message_stride(ctx.shape)
+    dst = layout.recv_offset(ctx.call, ctx.network.rank) + slot * stride
+    src = layout.send_offset(ctx.call.num_rdma_bytes, ctx.call.half) + (token * ctx.shape.num_ranks + peer) * stride
+    at = layout.note_offset(ctx.shape)
     place = Place(dst, src, peer, QUEUE)
     keep_message(ctx.network, src, stage, at, ctx.lane)
     put_nbi_warp(ctx.network, place, stage, at, ctx.lane)
-    keep_message(ctx.network, src + at, note, note_bytes(ctx.shape), ctx.lane)
-    put_nbi_warp(ctx.network, further(place, at), note, note_bytes(ctx.shape), ctx.lane)
+    keep_message(ctx.network, src + at, note, layout.note_bytes(ctx.shape), ctx.lane)
+    put_nbi_warp(ctx.network, further(place, at), note, layout.note_bytes(ctx.shape), ctx.lane)
 
 
 @device_function
@@ -177,7 +172,7 @@ def send_to_ranks(ctx, inputs):
     stage = ptx.smem_base()
     token = ptx.block_idx()
     while token < ctx.sizes.num_tokens:
-        notes = stage + message_stride(ctx.shape)
+        notes = stage + layout.message_stride(ctx.shape)
         choice = take_places(ctx, inputs, token)
         write_notes(ctx, notes, token, choice)
         clear_gap(ctx, stage)
@@ -275,9 +270,10 @@ def note_sources(ctx, out):
     """Dispatch with deduplicate: all warps of all blocks take the experts in turn."""
     unit = ptx.block_idx() + ptx.grid_dim() * ctx.warp
     while unit < ctx.shape.num_experts:
-        src = local_and_rank(ctx.shape, unit)[1]
+        src = layout.local_and_rank(ctx.shape, unit)[1]
         if ctx.lane == 0:
-            note_wait(ctx, out, arrival_cell(ctx, src), Waiter(LOW_LATENCY_DISPATCH_COUNT, src, -1))
+            waiter = Waiter(LOW_LATENCY_DISPATCH_COUNT, src, -1)
+            note_wait(out.wait_recv_cost_stats, arrival_cell(ctx, src), ctx.bounds, ctx.work.mask, waiter)
         unit += ptx.grid_dim() * (ptx.block_dim() // 32)
 
 
@@ -298,7 +294,7 @@ def wait_sources(ctx, out, table):
 def load_counts(ctx, table):
     """Copy the counts of all sources to the table. A whole block; they come long before the messages do."""
     for cell in range(ptx.thread_idx(), ctx.shape.num_experts, ptx.block_dim()):
-        local_expert, src = local_and_rank(ctx.shape, cell)
+        local_expert, src = layout.local_and_rank(ctx.shape, cell)
         count = count_cell(ctx, src, local_expert)
         value = wait_number(count, ctx.bounds, ctx.work.mask, Waiter(LOW_LATENCY_DISPATCH_COUNT, src, cell))
         count = announced(value, ctx.shape.num_max_tokens)
@@ -339,7 +335,7 @@ def note_ranges(ctx, out, table):
     The last threads first: their warps have the fewest messages.
     """
     for cell in range(ptx.block_dim() - 1 - ptx.thread_idx(), ctx.shape.num_experts, ptx.block_dim()):
-        local_expert, src = local_and_rank(ctx.shape, cell)
+        local_expert, src = layout.local_and_rank(ctx.shape, cell)
         if ptx.u32_mod(local_expert, ptx.grid_dim()) == ptx.block_idx():
             rows = begin_of(ctx.shape, table, local_expert, src), count_of(ctx.shape, table, local_expert, src)
             failed = src == ctx.shape.num_ranks - 1 and has_lost(ctx.shape, table, local_expert)
@@ -370,7 +366,7 @@ def copy_to_rows(ctx, out, message, row, stage, parity):
 
     The stage is being filled with the first of them. row: in lane k the row for choice k, or -1
     """
-    num_bytes = payload_bytes(ctx.shape)
+    num_bytes = layout.payload_bytes(ctx.shape)
     chosen = ptx.vote_ballot(ptx.FULL_MASK, row >= 0)
     if ptx.has_tma():
         offset = 0
@@ -403,7 +399,7 @@ def store_scales(ctx, out, scale, row, index):
     while left != 0:
         dst = ptx.shfl_idx_s32(ptx.FULL_MASK, row, ptx.ffs_u32(left) - 1)
         expert = ptx.u32_div(dst, num_rows)
-        if index < num_scales(ctx.shape):
+        if index < layout.num_scales(ctx.shape):
             store_scale(ctx, out, scale, expert, dst - expert * num_rows, index)
         left &= left - 1
 
@@ -415,12 +411,12 @@ def receive_message(ctx, out, unit, stage, parity):
     Returns the parity of the stage's next fill. All loads begin before the first of them is used.
     """
     table = ptx.smem_base()
-    index, src = local_and_rank(ctx.shape, unit)
+    index, src = layout.local_and_rank(ctx.shape, unit)
     if index >= ptx.ld_shared_s32(messages_at(ctx.shape, table, src)):
         return parity
     message = message_of(ctx, unit)
     if ptx.has_tma():
-        begin_fill(message, payload_bytes(ctx.shape), stage, ctx.lane)
+        begin_fill(message, layout.payload_bytes(ctx.shape), stage, ctx.lane)
     note = message + ctx.sizes.note_offset
     entry = (-1, 0, ptx.f32(0))
     if ctx.lane < ctx.shape.num_topk:
@@ -440,7 +436,7 @@ def receive_message(ctx, out, unit, stage, parity):
         ptx.st_weak_s32(out.message_src_idx + 4 * cell, index_of(ctx.shape, src_idx))
     store_scales(ctx, out, scale, row, ctx.lane)
     store_scales(ctx, out, next_scale, row, ctx.lane + 32)
-    for first in range(64, num_scales(ctx.shape), 32):
+    for first in range(64, layout.num_scales(ctx.shape), 32):
         store_scales(ctx, out, load_scale(message, ctx.shape, first + ctx.lane), row, first + ctx.lane)
     return parity
 
@@ -448,10 +444,9 @@ def receive_message(ctx, out, unit, stage, parity):
 @device_function
 def message_of(ctx, unit):
     """Where a message lies: those of all sources in turn."""
-    index, src = local_and_rank(ctx.shape, unit)
-    return (
-        own_ptr(ctx.network, recv_offset(ctx.call, 0)) + src * ctx.call.share_bytes + index * ctx.sizes.message_stride
-    )
+    index, src = layout.local_and_rank(ctx.shape, unit)
+    share = own_ptr(ctx.network, layout.recv_offset(ctx.call, src))
+    return share + index * ctx.sizes.message_stride
 
 
 @device_function
@@ -477,8 +472,3 @@ def receive_from_ranks(ctx, out):
     note_ranges(ctx, out, table)
     if ptx.has_tma() and ctx.lane == 0:
         ptx.tma_store_wait_read_all()  # a block's shared memory ends with it
-
-
-count_tokens.versions[DeduplicatedShape] = count_ranks
-send_tokens.versions[DeduplicatedShape] = send_to_ranks
-receive_tokens.versions[DeduplicatedShape] = receive_from_ranks

@@ -7,20 +7,23 @@
  slots[h, e]    senders             atom_add_relaxed_gpu    -            -
  message        senders             put_nbi_warp            receivers    bulk copy, ld_na, after counts
  counts[e, s]   senders, counters   amo_add                 receivers    ld_acquire_sys
- stage          casters             st_shared_v2, _v4       copy engine  after a proxy fence and bar_sync
  slots, counts  next coordinator    resets, see coordinator.py
+ stage          casters             st_shared_v2, _v4       network      after a proxy fence and bar_sync
+ stage of a warp  copy engine       bulk copy               copy engine  bulk copy, after its mbarrier
+ recv_*         receivers           bulk copy, st_na, weak  -            the next kernel
+ cumulative_recv_stats  receivers   atom_add_relaxed_gpu    -            the next kernel
 
 Send phase. The blocks take the tokens in turn. A block's casters cast a token in shared memory. Meanwhile its sender
 takes a slot for each choice, its place among this rank's messages for that expert; then it puts the token to all of
 them, and behind the message adds TAG to the count of each. A counter reads all choices, counts those for some experts,
-and adds what makes their counts complete: then a count is -n - 1, and 0 means "nothing yet". See `protocols.arrivals`.
+and adds what makes their counts complete. See `protocols.arrivals`.
 
 Receive phase. A team of warps for each (local expert, source) waits for its count, and for those of the sources before
 it: their sum is where its tokens begin in recv_x. So rows are ordered by source, and no grid barrier is needed between
 the phases when one launch runs both: a block goes on to receive when it has sent. (DeepEP reserves rows with an atomic
 that the send phase has zeroed, behind a barrier of all blocks.)
 
-With deduplicate, for a DeduplicatedShape, `deduplicated_dispatch` has the versions of the roles. They are named here.
+With deduplicate the roles have versions of their own, in deduplicated_dispatch.py.
 
 Source: DeepEP csrc/kernels/internode_ll.cu, dispatch. Break it: notebooks/07_low_latency_dispatch.ipynb
 """
@@ -28,7 +31,7 @@ Source: DeepEP csrc/kernels/internode_ll.cu, dispatch. Break it: notebooks/07_lo
 from typing import NamedTuple
 
 import nbep.device.primitives as ptx
-from nbep.device.jit import by_type, device_function, kernel
+from nbep.device.jit import kernel
 from nbep.device.kernels.low_latency.arguments import RECV_PHASE, SEND_PHASE, Call, Context, Workspace
 from nbep.device.kernels.low_latency.coordinator import (
     compare_calls,
@@ -37,7 +40,7 @@ from nbep.device.kernels.low_latency.coordinator import (
     is_last_block,
     is_notifier,
 )
-from nbep.device.kernels.low_latency.dispatch_receiver import receive_choices
+from nbep.device.kernels.low_latency.dispatch_receiver import receive_choices, table_bytes
 from nbep.device.kernels.low_latency.dispatch_sender import (
     SENDER,
     cast_messages,
@@ -45,7 +48,6 @@ from nbep.device.kernels.low_latency.dispatch_sender import (
     send_choices,
     stage_bytes,
 )
-from nbep.device.layout.common import ALIGNMENT_BYTES, align_up
 from nbep.device.layout.low_latency import LowLatencyShape, deduplicates
 from nbep.device.network.seam import Network
 from nbep.device.protocols.staging import STAGE_STRIDE
@@ -90,42 +92,15 @@ class DispatchSizes(NamedTuple):
     use_ue8m0: I32  # 1: recv_x_scales are exponent bytes, four in a word
 
 
-@device_function
-def table_bytes(shape):
-    """What a receiver of dispatch with deduplicate has: the count of each (local expert, source), a word a rank."""
-    return align_up(4 * (shape.num_experts + shape.num_ranks), ALIGNMENT_BYTES)
-
-
 def dispatch_smem_bytes(shape: LowLatencyShape, num_threads: int, has_tma: bool) -> int:
-    """Dynamic shared memory of a dispatch block.
+    """Dynamic shared memory of a block: two stages of tokens to send, a stage a warp to receive.
 
-    To send: two stages of tokens and, with deduplicate, a histogram of the experts of a rank; to receive: the
-    table and a stage a warp.
+    With deduplicate also a histogram of a rank's experts to send, the table to receive.
     """
     sending = 2 * stage_bytes(shape) + (4 * (shape.num_experts // shape.num_ranks) if deduplicates(shape) else 0)
     table = table_bytes(shape) if deduplicates(shape) else 0
     receiving = table + (STAGE_STRIDE * (num_threads // 32) if has_tma else 0)
     return max(sending, receiving)
-
-
-@by_type("shape")
-def count_tokens(ctx, inputs):
-    """Counter: count what goes to ranks, for some of them or of their experts, and tell them. One warp."""
-
-
-@by_type("shape")
-def send_tokens(ctx, inputs):
-    """Sender: put all tokens of this block, one after the other, and tell their ranks. One warp."""
-
-
-@by_type("shape")
-def receive_tokens(ctx, out):
-    """Receivers: pack what has arrived, expert by expert. All warps of all blocks."""
-
-
-count_tokens.versions[LowLatencyShape] = count_choices
-send_tokens.versions[LowLatencyShape] = send_choices
-receive_tokens.versions[LowLatencyShape] = receive_choices
 
 
 @kernel(max_threads=640, max_threads_before_sm90=512)
@@ -149,15 +124,15 @@ def low_latency_dispatch(
             if is_last_block():
                 end_earlier_calls(ctx)
             if sends:
-                count_tokens(ctx, inputs)
+                count_choices(ctx, inputs)
         elif sends:
             if warp == SENDER:
-                send_tokens(ctx, inputs)
+                send_choices(ctx, inputs)
             else:
                 cast_messages(ctx, inputs)
         if sends:
             end_send_phase(ctx)
     if call.phases & RECV_PHASE != 0:
-        receive_tokens(ctx, out)
+        receive_choices(ctx, out)
         if is_last_block() and is_notifier():
             compare_calls(ctx)

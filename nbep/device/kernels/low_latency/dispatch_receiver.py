@@ -1,25 +1,24 @@
-"""The receive phase of low-latency dispatch: pack what has arrived, expert by expert. See dispatch.py.
+"""The receive phase of low-latency dispatch: pack what has arrived, expert by expert. See dispatch.py."""
 
-cell             written by    with                    read by      with
-counts[e, s]     source s      amo_add                 receivers    ld_acquire_sys
-message          source s      put_nbi_warp            receivers    bulk copy and ld_na, after the count
-stage of a warp  copy engine   bulk copy               engine       bulk copy, after its mbarrier
-recv_*           receivers     bulk copy, st_na, weak  -            the next kernel
-cumulative_recv_stats  receivers  atom_add_relaxed_gpu  -           the next kernel
-counts           next coordinator  resets, see coordinator.py
-"""
-
+import nbep.device.layout.low_latency as layout
 import nbep.device.primitives as ptx
-from nbep.device.jit import device_function
+from nbep.device.jit import by_type, device_function
 from nbep.device.kernels.low_latency.arguments import count_cell
-from nbep.device.kernels.low_latency.recv_cost import note_wait
-from nbep.device.layout.common import divided
-from nbep.device.layout.low_latency import local_and_rank, num_scales, payload_bytes, recv_offset
+from nbep.device.layout.common import ALIGNMENT_BYTES, align_up, divided
 from nbep.device.network.seam import own_ptr
-from nbep.device.protocols.arrivals import announced, is_complete, wait_arrival
+from nbep.device.protocols.arrivals import announced, is_complete, note_wait, wait_arrival
+from nbep.device.protocols.copies import Row, begin_copy, end_copy
 from nbep.device.protocols.reduce import warp_sum_s32
-from nbep.device.protocols.staging import Row, begin_copy, end_copy, open_stage
-from nbep.device.protocols.waits import LOW_LATENCY_DISPATCH_COUNT, Waiter
+from nbep.device.protocols.staging import open_stage
+from nbep.device.protocols.waits import Waiter, site
+
+LOW_LATENCY_DISPATCH_COUNT = site(11, "low-latency dispatch receiver", "count", "the peer's tokens and their number")
+
+
+@device_function
+def table_bytes(shape):
+    """What a receiver has with deduplicate: the count of each (local expert, source), and a word for each rank."""
+    return align_up(4 * (shape.num_experts + shape.num_ranks), ALIGNMENT_BYTES)
 
 
 @device_function
@@ -76,10 +75,10 @@ def store_scale(ctx, out, scale, local_expert, row, index):
     """Write one scale of a row to its column of recv_x_scales; for UE8M0 its exponent alone."""
     num_rows = ctx.shape.num_ranks * ctx.shape.num_max_tokens
     if ctx.sizes.use_ue8m0 != 0:
-        word = (local_expert * (num_scales(ctx.shape) // 4) + index // 4) * num_rows + row
+        word = (local_expert * (layout.num_scales(ctx.shape) // 4) + index // 4) * num_rows + row
         ptx.st_weak_u8(out.recv_x_scales + 4 * word + index % 4, ptx.f32_to_ue8m0(scale))
     else:
-        word = (local_expert * num_scales(ctx.shape) + index) * num_rows + row
+        word = (local_expert * layout.num_scales(ctx.shape) + index) * num_rows + row
         ptx.st_weak_f32(out.recv_x_scales + 4 * word, scale)
 
 
@@ -92,7 +91,7 @@ def index_of(shape, src_idx):
 @device_function
 def load_scale(message, shape, index):
     """A scale of a message; 0 past the last."""
-    return ptx.ld_na_f32(message + shape.hidden + 4 * index) if index < num_scales(shape) else ptx.f32(0)
+    return ptx.ld_na_f32(message + shape.hidden + 4 * index) if index < layout.num_scales(shape) else ptx.f32(0)
 
 
 @device_function
@@ -102,7 +101,7 @@ def receive_message(ctx, out, message, place, stage, parity):
     All loads begin before the first of them is used.
     """
     local_expert, row = place
-    num_bytes = payload_bytes(ctx.shape)
+    num_bytes = layout.payload_bytes(ctx.shape)
     source = Row(message, num_bytes, 0)
     begin_copy(source, stage, ctx.lane)
     src_idx = ptx.ld_na_s32(message + ctx.sizes.note_offset)
@@ -113,7 +112,7 @@ def receive_message(ctx, out, message, place, stage, parity):
     if ctx.lane == 0:
         ptx.st_weak_s32(out.recv_src_info + 4 * to, index_of(ctx.shape, src_idx))
     index = ctx.lane
-    while index < num_scales(ctx.shape):
+    while index < layout.num_scales(ctx.shape):
         store_scale(ctx, out, scale, local_expert, row, index)
         scale = next_scale
         index += 32
@@ -121,7 +120,7 @@ def receive_message(ctx, out, message, place, stage, parity):
     return parity
 
 
-@device_function
+@by_type("shape", layout.LowLatencyShape)
 def receive_choices(ctx, out):
     """Receiver: a team of warps for each (local expert, source), which take its messages in turn.
 
@@ -135,15 +134,15 @@ def receive_choices(ctx, out):
     stage = open_stage(ptx.smem_base(), ctx.warp, ctx.lane)
     parity = 0
     while pair < ctx.shape.num_experts:
-        local_expert, src = local_and_rank(ctx.shape, pair)
-        message = own_ptr(ctx.network, recv_offset(ctx.call, src))
+        local_expert, src = layout.local_and_rank(ctx.shape, pair)
+        message = own_ptr(ctx.network, layout.recv_offset(ctx.call, src))
         message += (local_expert * ctx.shape.num_max_tokens + warp_in_team) * ctx.sizes.message_stride
         if ctx.lane == 0:
             ptx.prefetch_l2(message)  # its page, too: a team has one of its own
         if out.wait_recv_cost_stats != 0 and warp_in_team == 0 and ctx.lane == 0:
-            note_wait(
-                ctx, out, count_cell(ctx, src, local_expert), Waiter(LOW_LATENCY_DISPATCH_COUNT, src, local_expert)
-            )
+            waiter = Waiter(LOW_LATENCY_DISPATCH_COUNT, src, local_expert)
+            cell = count_cell(ctx, src, local_expert)
+            note_wait(out.wait_recv_cost_stats, cell, ctx.bounds, ctx.work.mask, waiter)
         rows, has_failed = wait_counts(ctx, local_expert, src)
         begin, num_tokens = rows
         i = warp_in_team

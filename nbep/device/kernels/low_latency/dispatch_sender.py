@@ -1,11 +1,5 @@
 """The send phase of low-latency dispatch: cast a token, put it to each of its experts, count. See dispatch.py.
 
- cell            written by          with                    read by           with
- slots[h, e]     senders             atom_add_relaxed_gpu    -                 -
- stage           casters             st_shared_v2, _v4       network           after a proxy fence and bar_sync
- counts[e, s]    senders, counters   amo_add                 receivers         ld_acquire_sys
- slots, counts   next coordinator    resets, see coordinator.py
-
 The warps of a block, in this order: a sender, casters, a counter. While the casters cast, the sender takes slots and
 looks at credits. It adds the tags of a token's messages all at once, when all of them are quiet: a fence waits for
 whatever its SM has on the way, so a fence for each message would cost as much as the last one every time.
@@ -14,28 +8,21 @@ The two stages of a block take turns. The sender comes to the barrier of a token
 a stage that is filled again has been read.
 """
 
+import nbep.device.layout.low_latency as layout
 import nbep.device.primitives as ptx
-from nbep.device.jit import device_function
-from nbep.device.kernels.low_latency.arguments import count_of_call, count_to_tell, slot_counter
+from nbep.device.jit import by_type, device_function
+from nbep.device.kernels.low_latency.arguments import count_of_call, slot_counter, sum_cell
 from nbep.device.kernels.low_latency.coordinator import may_send, notify_call, wait_send_area
 from nbep.device.layout.common import ALIGNMENT_BYTES, align_up
-from nbep.device.layout.low_latency import (
-    NOTE_ALIGNMENT,
-    deduplicates,
-    message_stride,
-    note_bytes,
-    note_offset,
-    num_scales,
-    payload_bytes,
-    rank_of,
-    recv_offset,
-    send_offset,
-)
 from nbep.device.network.seam import Place, keep_message, put_nbi_warp, quiet
 from nbep.device.protocols.arrivals import TAG, completion, tell
 from nbep.device.protocols.fp8 import fp8_scales, to_e4m3x8
 from nbep.device.protocols.reduce import abs_max8, half_warp_max_f32, unpack_bf16x8, warp_sum_s32
-from nbep.device.protocols.waits import LOW_LATENCY_CHOICE, report_fault
+from nbep.device.protocols.waits import report_fault, site
+
+LOW_LATENCY_CHOICE = site(
+    14, "low-latency dispatch sender", "topk_idx", "experts that are there, each once for a token"
+)
 
 SENDER_BARRIER = 1
 SENDER = 0  # its warp
@@ -46,13 +33,13 @@ COLUMNS = 256  # of a token that a warp casts at once, eight a lane
 @device_function
 def note_stride(shape):
     """From the note for one rank to that for the next, in shared memory."""
-    return align_up(note_bytes(shape), ALIGNMENT_BYTES)
+    return align_up(layout.note_bytes(shape), ALIGNMENT_BYTES)
 
 
 @device_function
 def stage_bytes(shape):
     """One token in shared memory: its message and, with deduplicate, a note for each rank that it goes to."""
-    return message_stride(shape) + (shape.num_topk * note_stride(shape) if deduplicates(shape) else 0)
+    return layout.message_stride(shape) + (shape.num_topk * note_stride(shape) if layout.deduplicates(shape) else 0)
 
 
 @device_function
@@ -74,7 +61,7 @@ def take_slot(ctx, inputs, token, choice):
         expert = expert_of(ctx, inputs, token, choice)
     if expert >= 0:
         slot = ptx.atom_add_relaxed_gpu_s32(slot_counter(ctx, expert), 1)
-        peer, _ = rank_of(ctx.shape, expert)
+        peer, _ = layout.rank_of(ctx.shape, expert)
         if not may_send(ctx, peer):
             slot = -1
         elif slot >= ctx.shape.num_max_tokens:
@@ -125,8 +112,8 @@ def fill_message(ctx, stage, row, caster, num_casters):
 @device_function
 def clear_gap(ctx, stage):
     """Write what may be padding between the scales and the note of a message."""
-    if ctx.lane < -num_scales(ctx.shape) & 3:  # words; the note begins at a multiple of NOTE_ALIGNMENT
-        ptx.st_shared_s32(stage + payload_bytes(ctx.shape) + 4 * num_scales(ctx.shape) + 4 * ctx.lane, 0)
+    if ctx.lane < -layout.num_scales(ctx.shape) & 3:  # words; the note begins at a multiple of NOTE_ALIGNMENT
+        ptx.st_shared_s32(stage + layout.payload_bytes(ctx.shape) + 4 * layout.num_scales(ctx.shape) + 4 * ctx.lane, 0)
 
 
 @device_function
@@ -139,21 +126,21 @@ def open_to_engine():
 
 @device_function
 def message_bytes(shape):
-    return note_offset(shape) + NOTE_ALIGNMENT
+    return layout.note_offset(shape) + layout.NOTE_ALIGNMENT
 
 
 @device_function
 def message_offset(ctx, token):
     """Where this rank keeps the message of a token, if it leaves from the buffer."""
-    return send_offset(ctx.call.num_rdma_bytes, ctx.call.half) + token * message_stride(ctx.shape)
+    return layout.send_offset(ctx.call.num_rdma_bytes, ctx.call.half) + token * layout.message_stride(ctx.shape)
 
 
 @device_function
 def put_choice(ctx, stage, token, expert, slot):
     """Start to put the message in the stage into a slot of an expert; one warp."""
-    peer, local_expert = rank_of(ctx.shape, expert)
-    stride = message_stride(ctx.shape)
-    dst = recv_offset(ctx.call, ctx.network.rank)
+    peer, local_expert = layout.rank_of(ctx.shape, expert)
+    stride = layout.message_stride(ctx.shape)
+    dst = layout.recv_offset(ctx.call, ctx.network.rank)
     dst += (local_expert * ctx.shape.num_max_tokens + slot) * stride
     src = message_offset(ctx, token)
     put_nbi_warp(ctx.network, Place(dst, src, peer, local_expert), stage, message_bytes(ctx.shape), ctx.lane)
@@ -162,9 +149,9 @@ def put_choice(ctx, stage, token, expert, slot):
 @device_function
 def add_to_count(ctx, expert, value, is_behind):
     """Add to what an expert's rank is told of its messages; one thread. is_behind: see amo_add"""
-    peer, local_expert = rank_of(ctx.shape, expert)
-    cell = count_of_call(ctx, ctx.network.rank, local_expert)
-    tell(ctx.network, count_to_tell(ctx, expert, cell), value, peer, local_expert, is_behind)
+    peer, local_expert = layout.rank_of(ctx.shape, expert)
+    place = Place(count_of_call(ctx, ctx.network.rank, local_expert), 0, peer, local_expert)
+    tell(ctx.network, place, sum_cell(ctx, expert), value, is_behind)
 
 
 @device_function
@@ -207,7 +194,7 @@ def cast_messages(ctx, inputs):
         stage = next_stage(ctx.shape, stage)
 
 
-@device_function
+@by_type("shape", layout.LowLatencyShape)
 def send_choices(ctx, inputs):
     """Sender: all tokens of this block, one after the other."""
     wait_send_area(ctx)
@@ -217,7 +204,7 @@ def send_choices(ctx, inputs):
         expert, slot = take_slot(ctx, inputs, token, ctx.lane)
         clear_gap(ctx, stage)
         if ctx.lane == 0:
-            ptx.st_shared_v4(stage + note_offset(ctx.shape), (token, 0, 0, 0))
+            ptx.st_shared_v4(stage + layout.note_offset(ctx.shape), (token, 0, 0, 0))
         open_to_engine()
         put_token(ctx, stage, token, expert, slot)
         token += ptx.grid_dim()
@@ -255,7 +242,7 @@ def matches(p, q, r, s, expert):
     return (1 if p == expert else 0) + (1 if q == expert else 0) + (1 if r == expert else 0) + (1 if s == expert else 0)
 
 
-@device_function
+@by_type("shape", layout.LowLatencyShape)
 def count_choices(ctx, inputs):
     """Counter: count the choices of every grid_dim()-th expert, four at a time, and tell their ranks; one warp."""
     step = ptx.grid_dim()
@@ -269,7 +256,7 @@ def count_choices(ctx, inputs):
         num_chosen = a if ctx.lane == 0 else b if ctx.lane == 1 else c if ctx.lane == 2 else d
         goal = expert + ctx.lane * step
         if ctx.lane < 4 and goal < ctx.shape.num_experts:
-            peer, local_expert = rank_of(ctx.shape, goal)
+            peer, local_expert = layout.rank_of(ctx.shape, goal)
             if may_send(ctx, peer):
                 if local_expert == 0:
                     notify_call(ctx, peer)

@@ -12,12 +12,12 @@ a CUDA graph, which asks no host.
 Source: DeepEP csrc/kernels/legacy/internode_ll.cu after v1.2.1, update_mask_buffer, clean_mask_buffer
 """
 
+import nbep.device.layout.low_latency as layout
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.low_latency.arguments import Workspace
 from nbep.device.kernels.low_latency.clean_low_latency_buffer import empty_rank
 from nbep.device.kernels.low_latency.coordinator import NEXT_HALF, UNCLEAN
-from nbep.device.layout.low_latency import MAX_EXPERTS, NUM_HALVES, count_offset
 from nbep.device.network.seam import Network, own_ptr
 from nbep.device.protocols.arrivals import empty_cell
 from nbep.device.types import I32, I64
@@ -26,11 +26,11 @@ from nbep.device.types import I32, I64
 @device_function
 def give_up_rank(network, num_rdma_bytes, rank):
     """Give up all that a rank may have sent, in both halves; a whole block."""
-    for half in range(NUM_HALVES):
+    for half in range(layout.NUM_HALVES):
         for cell in range(
-            rank + ptx.thread_idx() * network.num_ranks, MAX_EXPERTS, ptx.block_dim() * network.num_ranks
+            rank + ptx.thread_idx() * network.num_ranks, layout.MAX_EXPERTS, ptx.block_dim() * network.num_ranks
         ):
-            counts = count_offset(num_rdma_bytes, network.num_ranks, half, 0, 0)
+            counts = layout.count_offset(num_rdma_bytes, network.num_ranks, half, 0, 0)
             empty_cell(own_ptr(network, counts + 4 * cell), True)
     if ptx.thread_idx() == 0:
         empty_rank(network, num_rdma_bytes, rank, True)

@@ -22,7 +22,10 @@ Source: rdma-core providers/mlx5/mlx5dv.h (mlx5_cqe64, mlx5_err_cqe); DeepEP csr
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.protocols.waits import IBGDA_COMPLETION, IBGDA_ERROR, report_fault, wait_until
+from nbep.device.protocols.waits import report_fault, site, wait_until
+
+IBGDA_COMPLETION = site(17, "sender on a queue pair", "completion", "the NIC to be done with an entry")
+IBGDA_ERROR = site(18, "sender on a queue pair", "completion", "an entry that the NIC has refused")
 
 COMPLETION_BYTES = 64
 SYNDROME_WORD = 52  # its last byte

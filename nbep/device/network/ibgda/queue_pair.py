@@ -32,7 +32,9 @@ from nbep.device.jit import device_function
 from nbep.device.network.ibgda.completion import wait_done
 from nbep.device.network.ibgda.doorbell import ring, write_record
 from nbep.device.network.ibgda.entry import ENTRY_BYTES
-from nbep.device.protocols.waits import IBGDA_TURN, Waiter, wait_or_report
+from nbep.device.protocols.waits import Waiter, site, wait_or_report
+
+IBGDA_TURN = site(16, "sender on a queue pair", "READY", "the entries before its own to be written")
 
 # Words of a queue pair's description, s64 each
 ENTRIES = 0  # address of the send queue

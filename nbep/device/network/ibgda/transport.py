@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.network import direct
+from nbep.device.network import direct, provide
 from nbep.device.network.ibgda.completion import wait_done
 from nbep.device.network.ibgda.entry import (
     Registered,
@@ -43,7 +43,7 @@ from nbep.device.network.ibgda.queue_pair import (
     submit,
     wait_room,
 )
-from nbep.device.network.seam import further, own_ptr, peer_ptr, provide
+from nbep.device.network.seam import further, own_ptr, peer_ptr
 from nbep.device.protocols.staging import VEC_BYTES, WARP_BYTES
 from nbep.device.types import I32, I64, Sym
 
