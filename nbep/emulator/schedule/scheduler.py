@@ -371,7 +371,7 @@ class Scheduler:
                 yield None, None
                 continue
             thread = ready.popleft()
-            if not thread.carrier or thread.exited:
+            if thread.exited or thread.carrier.dead:
                 continue
             site = None if thread.gr_frame is None else site_of(thread.gr_frame)
             self._granted = thread.left = 0
