@@ -30,8 +30,8 @@ from nbep.device.primitives import (
     wait_expired,
 )
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.sites import SITES
-from nbep.device.protocols.waits import OWN_SITES, report_fault, start_wait
+from nbep.device.protocols.sites import own_site
+from nbep.device.protocols.waits import report_fault, start_wait
 from nbep.device.types import I32, In, Out
 
 NUM_SLOTS, LANES = 4, 32
@@ -39,9 +39,8 @@ ROW_BYTES = 4 * LANES
 TAIL, HEAD, SLOTS = 0, 64, 128  # byte offsets in a rank's symmetric memory
 NUM_BYTES = SLOTS + NUM_SLOTS * ROW_BYTES
 
-RING_TAIL, RING_HEAD = OWN_SITES, OWN_SITES + 1
-SITES[RING_TAIL] = ("ring receiver", "tail", "the next row")
-SITES[RING_HEAD] = ("ring sender", "head", "a free slot")
+RING_TAIL = own_site("ring receiver", "tail", "the next row")
+RING_HEAD = own_site("ring sender", "head", "a free slot")
 
 
 @device_function

@@ -2,11 +2,10 @@
 
 from nbep.device.jit import device_function
 from nbep.device.primitives import ld_acquire_sys_s32, wait_expired
-from nbep.device.protocols.sites import SITES
-from nbep.device.protocols.waits import OWN_SITES, report_fault, start_wait
+from nbep.device.protocols.sites import own_site
+from nbep.device.protocols.waits import report_fault, start_wait
 
-PUZZLE_WAIT = OWN_SITES + 900
-SITES[PUZZLE_WAIT] = ("puzzle's kernel", "a cell", "a value that never came")
+PUZZLE_WAIT = own_site("puzzle's kernel", "a cell", "a value that never came")
 
 
 @device_function

@@ -10,6 +10,7 @@ from intranode import Options, dispatch, make_buffer
 from target import spawn
 
 import nbep
+from nbep.device.protocols import sites
 from nbep.device.protocols.sites import SITES
 from nbep.device.protocols.waits import (
     CALLS_DIFFER,
@@ -142,6 +143,19 @@ def test_every_site_has_words(site):
         assert ("channel 2" in str(error)) == (site not in OF_NODE)
     else:
         assert WRONG[site] in str(error)
+
+
+def test_words_of_other_kernels_get_a_number_that_no_others_have(monkeypatch):
+    monkeypatch.setattr(sites, "SITES", dict(SITES))
+    words = "sender", "head", "a free slot"
+    number = sites.own_site(*words)
+    assert number not in SITES
+    assert sites.SITES[number] == words
+    assert sites.own_site(*words) == number
+    assert sites.own_site("sender", "head", "free slots") != number
+    sites.SITES[number] = "another sender", "head", "a free slot"
+    with pytest.raises(ValueError, match=r"^site .*: has the number of \('another sender'.*; change a word"):
+        sites.own_site(*words)
 
 
 @pytest.mark.parametrize("text", ["1.5", "1e12"])

@@ -8,14 +8,13 @@ import nbep
 from nbep.device.jit import kernel
 from nbep.device.primitives import ld_acquire_sys_s32, st_release_sys_s32
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.sites import SITES
-from nbep.device.protocols.waits import OWN_SITES, Waiter, is_at_least, wait_or_report
+from nbep.device.protocols.sites import own_site
+from nbep.device.protocols.waits import Waiter, is_at_least, wait_or_report
 from nbep.device.types import I32
 
 COPIED, ARRIVED = 0, 64  # in a rank's memory: batches whose results are copied; ARRIVED + 4 * r: replays of rank r
-BATCH, PEER = range(OWN_SITES + 30, OWN_SITES + 32)
-SITES[BATCH] = ("replay", "copied", "the copy of the batch before")
-SITES[PEER] = ("replay", "arrived", "its replay")
+BATCH = own_site("replay", "copied", "the copy of the batch before")
+PEER = own_site("replay", "arrived", "its replay")
 
 
 @kernel(max_threads=32)

@@ -20,16 +20,15 @@ from nbep.device.primitives import (
     st_release_sys_s32,
 )
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.sites import SITES
-from nbep.device.protocols.waits import OWN_SITES, Waiter, is_at_least, is_set, wait_or_report
+from nbep.device.protocols.sites import own_site
+from nbep.device.protocols.waits import Waiter, is_at_least, is_set, wait_or_report
 from nbep.device.types import I32
 
 NUM_RANKS, NUM_BLOCKS = 2, 3
 OPEN, SIGNAL = 0, 64
-WAY, PEER, BLOCKS = range(OWN_SITES + 40, OWN_SITES + 43)
-SITES[WAY] = ("combine", "open", "block 0 to open the way")
-SITES[PEER] = ("combine", "signal", "its signal")
-SITES[BLOCKS] = ("combine", "open", "its other blocks")
+WAY = own_site("combine", "open", "block 0 to open the way")
+PEER = own_site("combine", "signal", "its signal")
+BLOCKS = own_site("combine", "open", "its other blocks")
 
 
 @kernel(max_threads=1)

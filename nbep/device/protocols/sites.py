@@ -1,7 +1,9 @@
 """The words for the sites of `protocols.waits`, of which the host makes a report: who waits, for which cell, for what.
 
-Kernels of others may add words for numbers from OWN_SITES up.
+Kernels of others get numbers for their own words by `own_site`.
 """
+
+import zlib
 
 from nbep.device.protocols.waits import (
     BARRIER,
@@ -38,6 +40,7 @@ from nbep.device.protocols.waits import (
     NODE_CALL,
     NVL_RECEIVER_TAIL,
     NVL_SENDER_HEAD,
+    OWN_SITES,
     RDMA_RECEIVER_COORDINATOR,
     RDMA_RECEIVER_TAIL,
     RDMA_SENDER_COORDINATOR,
@@ -88,3 +91,17 @@ SITES = {
     NODE_CALL: ("internode notify", "call", "the peer to say what it has called: something else than this rank"),
     NETWORK_PUSH: ("network_push", "arrived", "the neighbour's messages, or its word that all have arrived"),
 }
+
+
+def own_site(role: str, cell: str, awaited: str) -> int:
+    """A number for a site of kernels that are not nbep's: who waits, for which cell, for what.
+
+    It comes from the words. So it is the same in all processes, and in kernels that were compiled before.
+
+    Raises: ValueError if other words have it
+    """
+    words = role, cell, awaited
+    number = OWN_SITES + zlib.crc32("\n".join(words).encode()) % (1 << 24)
+    if SITES.setdefault(number, words) != words:
+        raise ValueError(f"site {words}: has the number of {SITES[number]}; change a word")
+    return number

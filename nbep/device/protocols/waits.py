@@ -23,7 +23,7 @@ from nbep.device.jit import device_function
 from nbep.device.types import I64, Sym
 
 # Sites: which role waits for which cell. The host turns them into words, see `protocols.sites`. Numbers from OWN_SITES
-# up are for kernels that are not nbep's.
+# up are for kernels that are not nbep's: see own_site there.
 BARRIER = 1
 DISPATCH_SENDER_HEAD = 2
 DISPATCH_RECEIVER_OFFSETS = 3
