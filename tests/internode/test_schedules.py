@@ -13,7 +13,8 @@ pytestmark = [pytest.mark.emulator_only("a seed gives a schedule"), pytest.mark.
 
 @pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 @pytest.mark.parametrize(
-    ("seeds", "num_tokens"), both_parts([(range(1), (2, 0, 3, 1))], thorough=[(range(9), (9, 0, 6, 3))])
+    ("seeds", "num_tokens"),
+    both_parts([(range(1), (2, 0, 3, 1))], thorough=[(range(3), (9, 0, 6, 3))], long=[(range(3, 9), (9, 0, 6, 3))]),
 )
 @pytest.mark.parametrize("transport", ["direct", "ibgda"])
 def test_all_seeds_give_one_result(transport, seeds, num_tokens, memory_model):
