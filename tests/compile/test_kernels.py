@@ -50,9 +50,9 @@ SPILLED = {
 
 
 LIKE_ANOTHER = ("sm_86", "sm_89")  # sm_80 in all but size and FP8: the kernels with queue pairs are left out
-# The short part compiles one with rings, waits for peers and payload, and one that sends through a NIC.
+# The short part compiles the smallest one with waits for peers and payload.
 INSIDE_A_NODE = "sm_90, inside a node"
-SHORT = ["combine", "push"]
+SHORT = ["push"]
 # Of the oldest card the thorough part in CI compiles what converts to FP8 and to BF16, which the card cannot.
 STAND_INS = "sm_75, conversions"
 CONVERSIONS = ["per_token_cast_back", "per_token_cast_to_fp8"]

@@ -164,7 +164,7 @@ def test_stream_that_waits_for_an_event_is_in_the_report():
 
 
 def test_loops_that_poll_without_telling_the_scheduler_end_too(launch, monkeypatch):
-    monkeypatch.setattr(World, "max_idle_calls", 20_000)
+    monkeypatch.setattr(World, "max_idle_calls", 200_000)
 
     def poll(cell):
         while current_thread().load(cell, "s32", "acquire", "sys") == 0:

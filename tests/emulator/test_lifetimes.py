@@ -15,7 +15,6 @@ from nbep.emulator.run import MEMORY_MODELS
 def without_collector():
     """Counts of references alone free objects, unless a test collects."""
     gc.disable()
-    gc.freeze()  # the test collects what it has made, not what is there
     yield
     gc.enable()
 
