@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from greenlet import getcurrent
 
-from nbep.emulator import Allocation, EmulatorError, Thread, World
+from nbep.emulator import Allocation, EmulatorError, Thread, World, current_thread
 from nbep.emulator.machine.kinds import KINDS
 from nbep.emulator.machine.memory import OFFSET_BITS, OFFSET_MASK
 from nbep.emulator.machine.names import name_of
@@ -145,7 +145,7 @@ def where(rank: int | None = None, kernel: str | None = None) -> Text:
     world = _world()
     if world.failure is not None:
         return Text(getattr(world.failure, "full", str(world.failure)))
-    thread = getcurrent()
+    thread = current_thread()
     lines = []
     for group in waiting_groups(world, (thread, _kernel_frame()) if isinstance(thread, Thread) else (None, None)):
         if rank in (None, group.rank) and kernel in (None, group.launch.name):
@@ -213,7 +213,7 @@ def _matches(allocation: Any, offset: int, name: str) -> bool:
 
 def _world() -> World:
     """The world that runs, or else the latest."""
-    current = getcurrent()
+    current = current_thread()
     world = current.world if isinstance(current, Thread) else World.latest()
     if not isinstance(world, World):
         raise EmulatorError("no emulated run: these words work where a run on the emulator has been stopped")
@@ -225,7 +225,7 @@ def _locate(address: int, rank: int | None) -> tuple[Allocation, int]:
 
     Raises: LookupError if it means nothing
     """
-    world, current = _world(), getcurrent()
+    world, current = _world(), current_thread()
     number, offset = address >> OFFSET_BITS, address & OFFSET_MASK
     if number == 0:
         if isinstance(current, Thread) and rank in (None, current.rank):

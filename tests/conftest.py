@@ -28,7 +28,7 @@ def pytest_configure(config):
     arrays.warm_up()
 
 
-@pytest.fixture(params=both_parts([1], thorough=[2]) if target.TARGET == "emulator" else [2])
+@pytest.fixture(params=both_parts([1], thorough=[], long=[2]) if target.TARGET == "emulator" else [2])
 def channels(request, monkeypatch):
     """What `Options` of the test have if they say no config. With one channel a run takes little more than half."""
     import intranode
@@ -36,7 +36,7 @@ def channels(request, monkeypatch):
     monkeypatch.setitem(intranode.DEFAULTS, "num_channels", request.param)
 
 
-@pytest.fixture(params=both_parts([1], thorough=[2]) if target.TARGET == "emulator" else [2])
+@pytest.fixture(params=both_parts([1], thorough=[], long=[2]) if target.TARGET == "emulator" else [2])
 def blocks(request, monkeypatch):
     """How many blocks of the emulator a low-latency call has. With one a run takes little more than half."""
     from nbep.host.target.emulator import EmulatorRuntime
@@ -50,14 +50,7 @@ def pytest_collection_finish():
     gc.freeze()
 
 
-def is_repeated(item):
-    """Whether a test of the thorough part is there with two channels or blocks, too."""
-    params = item.callspec.params if hasattr(item, "callspec") else {}
-    return item.get_closest_marker("thorough") is not None and 1 in (params.get("channels"), params.get("blocks"))
-
-
 def pytest_collection_modifyitems(items):
-    items[:] = [item for item in items if not is_repeated(item)]
     gpu_reason = None
     if any(item.get_closest_marker("cuda") for item in items):
         gpu_reason = target.unusable_reason()

@@ -30,7 +30,7 @@ from nbep.device.primitives import (
     wait_expired,
 )
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.waits import OWN_SITES, report_fault, site, start_wait
+from nbep.device.protocols.waits import own_site, report_fault, start_wait
 from nbep.device.types import I32, In, Out
 
 NUM_SLOTS, LANES = 4, 32
@@ -38,8 +38,8 @@ ROW_BYTES = 4 * LANES
 TAIL, HEAD, SLOTS = 0, 64, 128  # byte offsets in a rank's symmetric memory
 NUM_BYTES = SLOTS + NUM_SLOTS * ROW_BYTES
 
-RING_TAIL = site(OWN_SITES, "ring receiver", "tail", "the next row")
-RING_HEAD = site(OWN_SITES + 1, "ring sender", "head", "a free slot")
+RING_TAIL = own_site("ring receiver", "tail", "the next row")
+RING_HEAD = own_site("ring sender", "head", "a free slot")
 
 
 @device_function

@@ -2,9 +2,9 @@
 
 from nbep.device.jit import device_function
 from nbep.device.primitives import ld_acquire_sys_s32, wait_expired
-from nbep.device.protocols.waits import OWN_SITES, report_fault, site, start_wait
+from nbep.device.protocols.waits import own_site, report_fault, start_wait
 
-PUZZLE_WAIT = site(OWN_SITES + 900, "puzzle's kernel", "a cell", "a value that never came")
+PUZZLE_WAIT = own_site("puzzle's kernel", "a cell", "a value that never came")
 
 
 @device_function

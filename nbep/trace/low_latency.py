@@ -205,7 +205,7 @@ def role_of_low_latency(thread: Any, otherwise: str) -> str:
 
     A copy may outlive its thread only if it is a receiver's: what is put to a peer is waited for.
     """
-    if thread.dead:
+    if thread.exited:
         return "receiver"
     frame = function_of(thread, ROLES)
     return otherwise if frame is None else ROLES[frame.f_code.co_name]

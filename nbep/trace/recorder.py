@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
-from greenlet import getcurrent
-
 from nbep.device.layout.intranode import RingShape, locate_notes, note_bytes
+from nbep.emulator import current_thread
 from nbep.emulator.machine.block import NamedBarrier
 from nbep.emulator.machine.bulk import MBarrier
 from nbep.emulator.machine.orders import POLLED
@@ -344,7 +343,7 @@ class Recorder:
 
 def _frame_of(thread: Any) -> FrameType | None:
     """Where a thread is in the kernel, from within a hook."""
-    if getcurrent() is not thread:
+    if current_thread() is not thread:
         return thread.gr_frame
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename == __file__:

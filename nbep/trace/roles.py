@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Container
-from types import FrameType
+from contextvars import copy_context
+from types import FrameType, SimpleNamespace
 from typing import Any
-
-from greenlet import getcurrent, greenlet
 
 from nbep.device.kernels.intranode.direct_combine import DirectCombineSizes
 from nbep.device.kernels.intranode.dispatch import DispatchSizes, join_team
 from nbep.device.layout.intranode import RingShape
+from nbep.emulator.machine.carrier import CURRENT
 
 
-class _StandIn(greenlet):
-    """Whom device code takes for a thread of the launch, as long as it only asks for its numbers."""
-
-    def __init__(self, launch: Any, block: int, thread: int, function: Callable):
-        greenlet.__init__(self, function, getcurrent())
-        self.block_dim = launch.block
-        self.block_idx = block
-        self.thread_idx = thread
+def _as_thread(launch: Any, block: int, thread: int, function: Callable, *args: Any) -> Any:
+    """What a function of device code returns that asks for nothing but the numbers of its thread."""
+    stand_in = SimpleNamespace(block_dim=launch.block, block_idx=block, thread_idx=thread)
+    context = copy_context()
+    context.run(CURRENT.set, stand_in)
+    return context.run(function, *args)
 
 
 def function_of(thread: Any, names: Container[str]) -> FrameType | None:
     """The outermost function with one of these names that a thread is in."""
-    frame: FrameType | None = sys._getframe(1) if getcurrent() is thread else thread.gr_frame
+    frame: FrameType | None = sys._getframe(1) if CURRENT.get() is thread else thread.gr_frame
     found = None
     while frame is not None:
         if frame.f_code.co_name in names:
@@ -39,9 +37,8 @@ def role_of(launch: Any, block: int, thread: int) -> str:
     """The role of a thread of a running launch; the kernel's name where all threads do the same."""
     args = {type(arg): arg for arg in launch.args}
     if launch.name == "dispatch" and DispatchSizes in args:
-        team = _StandIn(launch, block, thread, join_team).switch(
-            args[RingShape].num_ranks, args[DispatchSizes].mix_roles
-        )
+        shape, sizes = args[RingShape], args[DispatchSizes]
+        team = _as_thread(launch, block, thread, join_team, shape.num_ranks, sizes.mix_roles)
         if team.peer == launch.rank:
             return "copier"
         return "sender" if team.sends else "receiver"

@@ -67,12 +67,18 @@ def measure_on_the_emulator(argv, monkeypatch):
             [],
             [(transport, 2, work, 2, 2) for transport in ("direct", "ibgda") for work in WORKS],
             id="transports and works",
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            ["--transport=ibgda", "--works=combine bf16", "--nvl-chunks=1,2"],
+            [("ibgda", 2, WORKS[2], nvl, 2) for nvl in (1, 2)],
+            id="chunks inside a node",
         ),
         pytest.param(
             ["--transport=direct", "--works=combine bf16", "--nvl-chunks=1,2", "--rdma-chunks=2,3"],
             [("direct", 2, WORKS[2], nvl, rdma) for nvl in (1, 2) for rdma in (2, 3)],
             id="chunks",
-            marks=pytest.mark.thorough,
+            marks=(pytest.mark.thorough, pytest.mark.long),
         ),
         pytest.param(
             ["--transport=direct", "--works=combine bf16", "--num-sms=2,4", "--nvl-chunks=1,2", "--rdma-chunks=2,3"],

@@ -68,7 +68,7 @@ def older_runs(scenario):
     return [Run(other.name, tuple(variant.items())) for other in others for variant in other.variants]
 
 
-QUICK = ["low_latency.crossed", "intranode.differ"]
+QUICK = ["intranode.differ"]
 
 
 @pytest.mark.parametrize("scenario", both_parts(QUICK, thorough=[name for name in FAULTS if name not in QUICK]))

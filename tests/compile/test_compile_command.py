@@ -58,6 +58,7 @@ def test_the_kernels_that_a_file_defines_are_compiled_and_those_that_do_not_comp
     assert f"at {file}:13" in told
 
 
+@pytest.mark.thorough
 def test_one_kernel_of_a_file_that_is_called_like_a_module_that_is_loaded_is_compiled(file):
     (file.parent / "copy.py").write_text(KERNELS)
     assert compile_in_a_process(file.parent / "copy.py", "--kernel", "push") == (0, [("push", 96)], "")

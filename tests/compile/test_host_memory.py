@@ -3,16 +3,15 @@
 import re
 
 import pytest
-from parts import both_parts
 
 from nbep.device.compile import compile_kernel, for_host_memory
 
 KERNELS = for_host_memory()
-SHORT = "cached_notify_dispatch-HostPeers"
 
 
+@pytest.mark.thorough
 @pytest.mark.compile
-@pytest.mark.parametrize("name", both_parts([SHORT], sorted(KERNELS.keys() - {SHORT})))
+@pytest.mark.parametrize("name", sorted(KERNELS))
 def test_it_fits_its_registers_and_adds_nothing_to_a_cell_of_a_peer(name):
     compiled = compile_kernel(KERNELS[name])
     assert (compiled.report.spill_stores, compiled.report.stack_frame) == (0, 0)

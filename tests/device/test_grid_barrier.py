@@ -91,5 +91,6 @@ def test_a_block_that_does_not_come_is_reported():
         run(0, num_absent=1)
 
 
+@pytest.mark.thorough
 def test_compiles_without_spills_to_the_orders_of_its_ledger():
     run_python("-c", COMPILE)

@@ -163,7 +163,9 @@ def test_stream_that_waits_for_an_event_is_in_the_report():
         second.synchronize()
 
 
-def test_loops_that_poll_without_telling_the_scheduler_end_too(launch):
+def test_loops_that_poll_without_telling_the_scheduler_end_too(launch, monkeypatch):
+    monkeypatch.setattr(World, "max_idle_calls", 200_000)
+
     def poll(cell):
         while current_thread().load(cell, "s32", "acquire", "sys") == 0:
             pass
@@ -462,6 +464,7 @@ def hang_of_eight():
     return caught.value
 
 
+@pytest.mark.thorough
 def test_a_hang_of_eight_ranks_fits_in_40_lines_and_the_rest_is_there_on_request(monkeypatch):
     error = hang_of_eight()
     lines = str(error).splitlines()

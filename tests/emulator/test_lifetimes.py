@@ -1,11 +1,13 @@
 """What a run leaves behind: nothing of a finished kernel stays, and nothing of a failed run."""
 
 import gc
+import threading
 import weakref
 
 import pytest
 
 from nbep.emulator import DeadlockError, World, current_thread
+from nbep.emulator.machine import carrier
 from nbep.emulator.run import MEMORY_MODELS
 
 
@@ -74,3 +76,48 @@ def test_a_failed_run_is_freed(memory_model):
     world = fail()
     gc.collect()
     assert world() is None
+
+
+def run_once(kernel=lambda: None):
+    world = World(1)
+
+    def host():
+        stream = world.ranks[0].create_stream("main")
+        stream.launch(kernel, (), 2, 32)
+        stream.synchronize()
+
+    world.run([host])
+
+
+def test_threads_run_on_the_carriers_of_those_that_have_left():
+    run_once()
+    carriers = set(carrier._idle.carriers)
+    assert len(carriers) >= 64
+    met = set()
+    run_once(lambda: met.add(current_thread().carrier))
+    assert len(met) == 64
+    assert met <= carriers == set(carrier._idle.carriers)
+
+
+def test_what_a_failed_run_leaves_is_used_by_nobody():
+    def fail():
+        t = current_thread()
+        if t.thread_idx == 3:
+            raise ValueError("as planned")
+        t.syncwarp()
+
+    with pytest.raises(ValueError, match="as planned"):
+        run_once(fail)
+    assert all(carrier._idle.carriers)  # a greenlet that is dead is false
+    run_once()
+
+
+def test_a_thread_of_pythons_has_carriers_of_its_own():
+    run_once()
+    others = set(carrier._idle.carriers)
+    met = []
+    thread = threading.Thread(target=run_once, args=(lambda: met.append(current_thread().carrier),))
+    thread.start()
+    thread.join()
+    assert len(met) == 64
+    assert others.isdisjoint(met)

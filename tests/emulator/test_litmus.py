@@ -35,7 +35,7 @@ def named(programs):
     return {"argvalues": programs, "ids": [program.name for program in programs]}
 
 
-@pytest.mark.parametrize("seeds", both_parts([range(40)], thorough=[range(40, 150)]))
+@pytest.mark.parametrize("seeds", both_parts([range(40)], thorough=[], long=[range(40, 150)]))
 @pytest.mark.parametrize("program", **named(PROGRAMS))
 def test_delayed_shows_only_what_ptx_allows_and_the_weak_outcome_where_it_can(program, seeds):
     verdict = allowed(program)

@@ -137,9 +137,9 @@ class Hinted(internode.Options):
 @pytest.mark.parametrize(
     ("num_nodes", "num_nvl_peers", "fp8", "hidden"),
     both_parts(
-        [(2, 2, None, 512), (3, 2, "row", 128)],
-        thorough=[
-            (2, 2, "row", 512),
+        [(2, 2, None, 512)],
+        thorough=[(2, 2, "row", 512), (3, 2, "row", 128)],
+        long=[
             *((2, 2, fp8, 16384) for fp8 in ("row", None)),
             *((*nodes, fp8, hidden) for nodes in ((3, 2), (2, 4)) for fp8 in ("row", None) for hidden in (512, 16384)),
         ],

@@ -115,6 +115,7 @@ print("renamed" if os.read(reader, 100) != before else "the same")
 """
 
 
+@pytest.mark.thorough
 def test_no_two_processes_have_one_name():
     names = [run_python("-c", "from nbep.host.target.cuda import peers; print(peers._process)") for _ in range(2)]
     assert len({*names, f"{peers._process}\n"}) == 3

@@ -279,6 +279,7 @@ def test_configs_that_differ_between_ranks_are_told(verb, what):
     assert str(failure.value).endswith("; must be the same on all ranks")
 
 
+@pytest.mark.thorough
 def test_what_only_concerns_a_rank_itself_may_differ(on_two_nodes):
     """Chunks inside a node, and threads."""
 

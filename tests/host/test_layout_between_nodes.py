@@ -20,9 +20,7 @@ def layout_of(comm, topk_idx, num_experts, num_nvl_peers):
     return found
 
 
-@pytest.mark.parametrize(
-    ("num_nodes", "num_nvl_peers"), both_parts([(2, 2), (2, 3), (4, 1)], thorough=[(3, 2), (2, 4)])
-)
+@pytest.mark.parametrize(("num_nodes", "num_nvl_peers"), both_parts([(2, 2)], thorough=[(4, 1), (3, 2), (2, 4)]))
 def test_tokens_are_counted_once_for_each_node_that_they_go_to(num_nodes, num_nvl_peers):
     num_ranks = num_nodes * num_nvl_peers
     rng = np.random.default_rng(num_ranks)

@@ -28,7 +28,8 @@ def slow(request, monkeypatch):
 
 
 @pytest.mark.usefixtures("slow")
-@pytest.mark.parametrize("transport", both_parts(["ibgda"], thorough=["direct"]))
+@pytest.mark.thorough
+@pytest.mark.parametrize("transport", ["ibgda", "direct"])
 def test_calls_of_both_modes_in_turn_get_the_references_bits(transport):
     """With clean_low_latency_buffer in between, as DeepEP asks for: the modes share the RDMA buffer."""
     options = Options(transport=transport, nic=NIC)

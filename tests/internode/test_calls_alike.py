@@ -85,8 +85,9 @@ def test_nodes_that_differ_are_refused_on_all_ranks():
 @pytest.mark.parametrize(
     ("verb", "transport", "odd", "shape"),
     both_parts(
-        [("combine", "direct", 3, (2, 2))],
+        [],
         thorough=[
+            ("combine", "direct", 3, (2, 2)),
             ("dispatch", "direct", 3, (2, 2)),
             ("combine", "ibgda", 0, (2, 2)),
             ("dispatch", "ibgda", 2, (3, 2)),

@@ -80,8 +80,9 @@ def test_a_nic_that_stops_is_named_with_its_queue_pair():
 
 # (kernel, function): the role of one rank that does nothing.
 IDLE_ROLES = both_parts(
-    [("dispatch", "forward_tokens"), ("combine", "coordinate_receivers")],
+    [("dispatch", "forward_tokens")],
     thorough=[
+        ("combine", "coordinate_receivers"),
         ("dispatch", "send_tokens"),
         ("dispatch", "coordinate_senders"),
         ("dispatch", "coordinate_forwarders"),

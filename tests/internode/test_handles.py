@@ -32,10 +32,12 @@ def test_cached_dispatch_of_fp8(fp8):
     run(make_node_case(2, num_tokens=7, hidden=256), Options(fp8=fp8, with_topk=False), fn=cached_round_trip)
 
 
+@pytest.mark.thorough
 def test_cached_dispatch_with_the_handle_of_worst_tokens():
     run(make_node_case(11, num_tokens=5), Options(num_worst_tokens=23), fn=cached_round_trip)
 
 
+@pytest.mark.thorough
 def test_cached_dispatch_after_combine_rewrote_the_heads():
     run(make_node_case(3, num_tokens=9), fn=cached_dispatch_after_combine)
 
@@ -45,6 +47,7 @@ def test_combine_twice_with_one_handle_gives_the_same():
     run(make_node_case(4, num_tokens=9), fn=combine_twice)
 
 
+@pytest.mark.thorough
 def test_back_to_back_calls_with_several_configs_on_one_buffer():
     options = [
         Options(),

@@ -52,7 +52,7 @@ def options(draw, case):
 
 
 @pytest.mark.parametrize("memory_model", MEMORY_MODELS)
-@pytest.mark.parametrize("max_examples", both_parts([2], thorough=[40]))
+@pytest.mark.parametrize("max_examples", both_parts([2], thorough=[10], long=[40]))
 def test_dispatch_and_combine_between_nodes_are_the_references_bits(max_examples, memory_model):
     @settings(max_examples=max_examples)
     @given(data=st.data(), case=cases(), seed=st.integers(0, 1 << 20))

@@ -13,9 +13,10 @@ pytestmark = [pytest.mark.emulator_only("a seed gives a schedule"), pytest.mark.
 
 @pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 @pytest.mark.parametrize(
-    ("seeds", "num_tokens"), both_parts([(range(1), (2, 0, 3, 1))], thorough=[(range(9), (9, 0, 6, 3))])
+    ("seeds", "num_tokens"),
+    both_parts([(range(1), (2, 0, 3, 1))], thorough=[(range(3), (9, 0, 6, 3))], long=[(range(3, 9), (9, 0, 6, 3))]),
 )
-@pytest.mark.parametrize("transport", ["direct", "ibgda"])
+@pytest.mark.parametrize("transport", both_parts(["direct"], thorough=["ibgda"]))
 def test_all_seeds_give_one_result(transport, seeds, num_tokens, memory_model):
     case = make_node_case(2, num_tokens=num_tokens, hidden=128, num_topk=3)
     for seed in seeds:

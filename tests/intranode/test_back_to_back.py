@@ -19,7 +19,7 @@ KERNELS = "nbep.device.kernels.intranode"
 @pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 @pytest.mark.parametrize(
     ("num_ranks", "seeds"),
-    both_parts([(2, range(1))], thorough=[(2, range(1, 8)), (4, range(2))], long=[(2, range(8, 18)), (4, range(2, 7))]),
+    both_parts([(2, range(1))], thorough=[(2, range(1, 4)), (4, range(1))], long=[(2, range(4, 18)), (4, range(1, 7))]),
 )
 def test_every_call_gets_the_references_bits(num_ranks, seeds, memory_model):
     for seed in seeds:
@@ -29,7 +29,7 @@ def test_every_call_gets_the_references_bits(num_ranks, seeds, memory_model):
 @pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 @pytest.mark.parametrize(
     ("num_ranks", "seeds"),
-    both_parts([(2, range(1))], thorough=[(2, range(1, 4)), (4, range(1))]),
+    both_parts([(2, range(1))], thorough=[(2, range(1, 3)), (4, range(1))]),
 )
 def test_calls_through_rings_and_without_get_the_references_bits_in_turn(num_ranks, seeds, memory_model):
     for seed in seeds:
@@ -52,9 +52,9 @@ SLOW_PLACES = [
 @pytest.mark.parametrize(
     ("num_ranks", "seeds"),
     both_parts(
-        [(2, range(2, 3))],
-        thorough=[(2, range(2)), (2, range(3, 7)), (4, range(2))],
-        long=[(2, range(7, 15)), (4, range(2, 7))],
+        [],
+        thorough=[(2, range(4)), (4, range(1))],
+        long=[(2, range(4, 15)), (4, range(1, 7))],
     ),
 )
 def test_hosts_that_run_ahead_of_a_slow_rank_get_the_references_bits(num_ranks, seeds, memory_model, monkeypatch):

@@ -34,6 +34,7 @@ def test_either_end_of_a_pair_that_is_broken_is_caught(fault):
     assert is_found(fault)
 
 
+@pytest.mark.thorough
 def test_rows_that_are_announced_while_their_copies_are_under_way_are_caught():
     """The stage has been read, which is enough for the next load only."""
     for kernel in ("direct_dispatch.send_tokens", "direct_combine.announce"):

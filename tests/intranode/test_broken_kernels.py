@@ -68,7 +68,7 @@ def test_relaxed_tail_is_caught_if_stores_may_be_late(fault, fn):
 @pytest.mark.parametrize(
     "fault",
     [
-        "barrier.wait_call: acquire of barrier-signal",
+        pytest.param("barrier.wait_call: acquire of barrier-signal", marks=pytest.mark.thorough),
         "teams.wait_tail_past: acquire of dispatch-tail",
         "intranode.combine.coordinate: acquire of combine-tail",
         "intranode.combine.coordinate: release of combine-shared-tail",
@@ -218,6 +218,7 @@ def test_a_slot_that_is_read_as_constant_is_found_although_the_tail_orders_it(
         run(case, options, fn=without_bulk_copies, memory_model=memory_model)
 
 
+@pytest.mark.thorough
 def test_relaxed_barrier_signal_is_caught_if_stores_may_be_late():
     with broken(BARRIER):
         assert is_caught("delayed", Options(nbep.Config(2, 2, 5)))

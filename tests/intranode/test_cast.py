@@ -40,7 +40,7 @@ def check_cast(x: np.ndarray, round_scale: bool, column_major: bool) -> None:
     assert back.tobytes() == reference.per_token_cast_back(want_fp8, want_scales).tobytes()
 
 
-@pytest.mark.parametrize("max_examples", both_parts([12], thorough=[200]))
+@pytest.mark.parametrize("max_examples", both_parts([12], thorough=[50], long=[200]))
 def test_cast_and_cast_back_are_the_references_bits(max_examples):
     @settings(max_examples=max_examples)
     @given(

@@ -3,6 +3,7 @@
 import pytest
 from cases import make_case
 from intranode import Options, cached_round_trip, expected_dispatch, round_trip, run
+from parts import both_parts
 from target import spawn
 from trips import (
     back_to_back,
@@ -21,12 +22,12 @@ from nbep import reference
 pytestmark = pytest.mark.usefixtures("both_ways", "channels")
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", both_parts([2], thorough=[4]))
 def test_cached_dispatch_delivers_the_same_rows(num_ranks):
     run(make_case(1, num_ranks=num_ranks, num_tokens=7), fn=cached_round_trip)
 
 
-@pytest.mark.parametrize("fp8", ["row", "column"])
+@pytest.mark.parametrize("fp8", both_parts(["column"], thorough=["row"]))
 def test_cached_dispatch_of_fp8(fp8):
     run(make_case(2, num_tokens=7, hidden=256), Options(fp8=fp8, with_topk=False), fn=cached_round_trip)
 

@@ -44,7 +44,7 @@ def options(draw, case):
 
 
 @pytest.mark.parametrize("memory_model", MEMORY_MODELS)
-@pytest.mark.parametrize("max_examples", both_parts([4], thorough=[60], long=[200]))
+@pytest.mark.parametrize("max_examples", both_parts([3], thorough=[20], long=[200]))
 def test_dispatch_and_combine_are_the_references_bits(max_examples, memory_model):
     @settings(max_examples=max_examples)
     @given(data=st.data(), case=cases(), seed=st.integers(0, 1 << 20))

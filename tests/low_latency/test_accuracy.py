@@ -136,7 +136,7 @@ def test_what_returns_is_the_token_times_its_weights(options, make_x, deduplicat
 
 
 @pytest.mark.parametrize("options", [Options(), FP8], ids=["bf16", "fp8"])
-@pytest.mark.parametrize("make_x", [pattern, noise])
+@pytest.mark.parametrize("make_x", [pytest.param(pattern, marks=pytest.mark.thorough), noise])
 def test_logfmt_keeps_deepeps_limits(make_x, options):
     options = Options(**{**vars(options), "use_logfmt": True})
     for x, topk_weights, _, combined_x in run(make_x, options):

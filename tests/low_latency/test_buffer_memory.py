@@ -181,7 +181,7 @@ def test_without_the_mode_there_is_no_rdma_buffer_and_no_low_latency_call():
 
 
 @pytest.mark.parametrize("memory_model", MEMORY_MODELS)
-@pytest.mark.parametrize("num_ranks", both_parts([2], thorough=[3]))
+@pytest.mark.parametrize("num_ranks", both_parts([], thorough=[2, 3]))
 def test_calls_go_on_after_a_clean(num_ranks, memory_model):
     options = Options(dispatch_as=HOOK)
     case = make_low_latency_case(4, num_ranks=num_ranks, num_tokens=3)

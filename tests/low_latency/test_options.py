@@ -17,14 +17,14 @@ UE8M0 = Options(use_fp8=True, round_scale=True, use_ue8m0=True)
 
 @pytest.mark.parametrize("deduplicate", [False, True])
 @pytest.mark.parametrize("round_scale", [False, True])
-@pytest.mark.parametrize("hidden", [128, 640])
+@pytest.mark.parametrize("hidden", both_parts([640], thorough=[128]))
 def test_fp8_tokens_come_with_transposed_scales(hidden, round_scale, deduplicate):
     case = make_low_latency_case(1, num_tokens=4, hidden=hidden)
     run(case, Options(use_fp8=True, round_scale=round_scale, deduplicate=deduplicate))
 
 
 @pytest.mark.parametrize("deduplicate", [False, True])
-@pytest.mark.parametrize("hidden", [512, 1536])
+@pytest.mark.parametrize("hidden", both_parts([1536], thorough=[512]))
 def test_ue8m0_scales_are_four_exponents_a_word(hidden, deduplicate):
     case = make_low_latency_case(2, num_tokens=4, hidden=hidden)
     run(case, Options(use_fp8=True, round_scale=True, use_ue8m0=True, deduplicate=deduplicate))
@@ -55,7 +55,7 @@ def test_statistics_are_added_to_what_was_there(deduplicate, called_as):
     run(case, Options(with_stats=True, deduplicate=deduplicate, dispatch_as=called_as, combine_as=called_as))
 
 
-@pytest.mark.parametrize("hidden", [128, 384, 2048])
+@pytest.mark.parametrize("hidden", both_parts([384], thorough=[128, 2048]))
 def test_logfmt_gives_the_references_bits(hidden):
     run(make_low_latency_case(7, num_tokens=4, hidden=hidden, num_topk=3), Options(use_logfmt=True))
 

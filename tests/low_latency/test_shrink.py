@@ -124,6 +124,7 @@ def test_experts_of_a_rank_that_stops_before_combine_are_left_out(options, memor
             check_survivor(cases[1], options, rank, outcomes[1], [1], [1])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("options", "memory_model"), in_turn([*MODELS, "checked"]))
 def test_a_rank_that_the_user_masks_is_left_out_until_it_is_taken_back(options, memory_model):
     """No wait is over time: the emulator would say so. Rank 3 makes no call while it is masked."""

@@ -16,6 +16,7 @@ def run(capsys, *options):
     return capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_each_row_of_the_table_is_there_with_its_error(capsys):
     found = json.loads(run(capsys, "--json"))["compared"]
     assert [(row["mode"], row["verb"], row["ranks"]) for row in found] == [(r.mode, r.verb, r.ranks) for r in rows()]

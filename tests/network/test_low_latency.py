@@ -69,7 +69,7 @@ def run_rounds(comm, seed: int, num_nvl_peers: int, num_rounds: int) -> list[str
     return wrong
 
 
-@pytest.mark.parametrize("seed", both_parts([1], thorough=[0, *range(2, 53)]))
+@pytest.mark.parametrize("seed", both_parts([], thorough=range(10), long=range(10, 53)))
 def test_rounds_of_all_kinds_are_right(seed):
     num_ranks, num_nvl_peers = SHAPES[seed % len(SHAPES)]
     model = {"memory_model": MODELS[seed % len(MODELS)]} if TARGET == "emulator" else {}
@@ -98,7 +98,7 @@ def round_trips(comm, cases, options: Options, nic: nbep.NicOptions, num_nvl_pee
     return outcomes
 
 
-QUICK = [1, 3, 4, 5, 7]  # of OPTIONS
+QUICK = [1, 4, 7]  # of OPTIONS
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def a_weak_look(tree):
             node.id = "ld_weak_s32"
 
 
-@pytest.mark.parametrize("seed", both_parts(range(2), thorough=range(2, 17)))
+@pytest.mark.parametrize("seed", both_parts(range(2), thorough=range(2, 5), long=range(5, 17)))
 def test_a_nic_that_polls_the_cpus_word_too_weakly_is_a_data_race(seed, monkeypatch):
     replace_primitives(monkeypatch, nic, ld_weak_s32=ld_weak_s32)
     for broken_look in (edited(nic.must_stop, a_weak_look), broken("network.nic.must_stop: scope of stop")):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from cases import Case
 from low_latency import Options, Trip, check, make_buffer, make_low_latency_case, prepare
+from parts import both_parts
 
 import nbep
 from nbep.device.layout.low_latency import WORDS_OF_CALL
@@ -124,7 +125,7 @@ def words_told(case: Case, num_nvl_peers: int) -> Counter:
 
 
 WRITE, ADD = mlx5.OPCODE_RDMA_WRITE, mlx5.OPCODE_MASKED_FETCH_ADD
-SHAPES = [(3, 1), (4, 2)]
+SHAPES = both_parts([(3, 1)], thorough=[(4, 2)])
 
 
 def make_case(num_ranks: int, routing: str = "uniform") -> Case:

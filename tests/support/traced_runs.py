@@ -17,7 +17,7 @@ from nbep.notebook import edit
 from nbep.trace import Trace
 
 MODES = ("intranode", "low latency", "internode", "ibgda")
-EACH_MODE = both_parts(MODES[:-1], thorough=MODES[-1:])  # for `pytest.mark.parametrize`
+EACH_MODE = both_parts(MODES[:2], thorough=MODES[2:])  # for `pytest.mark.parametrize`
 CASE = make_case(3, num_ranks=2, num_tokens=[9, 4], num_topk=2, hidden=16)
 NUM_RANKS = {"intranode": 2, "low latency": 2, "internode": 4, "ibgda": 4}
 NUM_TOKENS, HIDDEN = 4, 128

@@ -12,6 +12,8 @@ from nbep.trace import Trace
 from nbep.trace.internode import COMBINE, DISPATCH
 from nbep.trace.journeys import journey
 
+pytestmark = pytest.mark.thorough
+
 NUM_NODES, NUM_PLACES, NUM_TOKENS, NUM_EXPERTS, HIDDEN = 2, 2, 6, 8, 64
 NUM_RANKS = NUM_NODES * NUM_PLACES
 LATE = "publish_slots(ctx", "publish_slots(ctx._replace(sizes=ctx.sizes._replace(num_max_rdma_send_tokens=3))"

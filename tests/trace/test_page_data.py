@@ -18,7 +18,7 @@ from nbep.trace.page import page_html
 from nbep.trace.page.data import KINDS, page_data
 from nbep.trace.page.slots import EMPTY, FILLING, FULL, all_slots
 
-WITH_RINGS = both_parts(["intranode", "internode"], thorough=["ibgda"])
+WITH_RINGS = both_parts(["intranode"], thorough=["internode", "ibgda"])
 
 
 def states_at(slots, step: int) -> list[int]:

@@ -106,6 +106,7 @@ def test_who_is_never_woken_waits_to_the_end_of_the_run():
     assert "waits for ever" in [text.get_text() for text in axes.get_legend().get_texts()]
 
 
+@pytest.mark.thorough
 def test_who_is_never_woken_between_nodes_waits_to_the_end_of_the_run():
     trace = hanging_run_between_nodes()
     picture = trace.plot_hops(0, 3)

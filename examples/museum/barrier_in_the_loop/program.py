@@ -18,15 +18,15 @@ from nbep.device.primitives import (
     thread_idx,
 )
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.waits import OWN_SITES, Waiter, is_at_least, is_set, site, wait_or_report
+from nbep.device.protocols.waits import Waiter, is_at_least, is_set, own_site, wait_or_report
 from nbep.device.types import I32
 
 NUM_RANKS = 3
 LANES, NUM_BLOCKS = 2, 2  # a warp of two lanes stands for one of 32 or 64
 ARRIVED, SIGNAL = 0, 64
 ALL = (1 << LANES) - 1
-GRID = site(OWN_SITES + 10, "dispatch", "arrived", "its other blocks")
-PEER = site(OWN_SITES + 11, "dispatch", "signal", "its signal")
+GRID = own_site("dispatch", "arrived", "its other blocks")
+PEER = own_site("dispatch", "signal", "its signal")
 
 
 @device_function

@@ -8,12 +8,12 @@ import nbep
 from nbep.device.jit import kernel
 from nbep.device.primitives import ld_acquire_sys_s32, st_release_sys_s32
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.waits import OWN_SITES, Waiter, is_at_least, site, wait_or_report
+from nbep.device.protocols.waits import Waiter, is_at_least, own_site, wait_or_report
 from nbep.device.types import I32
 
 COPIED, ARRIVED = 0, 64  # in a rank's memory: batches whose results are copied; ARRIVED + 4 * r: replays of rank r
-BATCH = site(OWN_SITES + 30, "replay", "copied", "the copy of the batch before")
-PEER = site(OWN_SITES + 31, "replay", "arrived", "its replay")
+BATCH = own_site("replay", "copied", "the copy of the batch before")
+PEER = own_site("replay", "arrived", "its replay")
 
 
 @kernel(max_threads=32)

@@ -20,14 +20,14 @@ from nbep.device.primitives import (
     st_release_sys_s32,
 )
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.waits import OWN_SITES, Waiter, is_at_least, is_set, site, wait_or_report
+from nbep.device.protocols.waits import Waiter, is_at_least, is_set, own_site, wait_or_report
 from nbep.device.types import I32
 
 NUM_RANKS, NUM_BLOCKS = 2, 3
 OPEN, SIGNAL = 0, 64
-WAY = site(OWN_SITES + 40, "combine", "open", "block 0 to open the way")
-PEER = site(OWN_SITES + 41, "combine", "signal", "its signal")
-BLOCKS = site(OWN_SITES + 42, "combine", "open", "its other blocks")
+WAY = own_site("combine", "open", "block 0 to open the way")
+PEER = own_site("combine", "signal", "its signal")
+BLOCKS = own_site("combine", "open", "its other blocks")
 
 
 @kernel(max_threads=1)

@@ -10,12 +10,12 @@ import nbep
 from nbep.device.jit import kernel
 from nbep.device.primitives import ld_acquire_sys_s32, st_release_sys_s32, thread_idx
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.waits import OWN_SITES, Waiter, is_set, site, wait_or_report
+from nbep.device.protocols.waits import Waiter, is_set, own_site, wait_or_report
 from nbep.device.types import I32
 
 NUM_RANKS = 4
 COUNTS = 0  # COUNTS + 4 * r in a rank's memory: how many tokens rank r sends to it, plus 1
-COUNT = site(OWN_SITES + 50, "notify", "count", "its number of tokens")
+COUNT = own_site("notify", "count", "its number of tokens")
 
 
 @kernel(max_threads=32)

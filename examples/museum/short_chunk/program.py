@@ -13,15 +13,15 @@ import nbep
 from nbep.device.jit import kernel
 from nbep.device.primitives import block_idx, ld_acquire_sys_s32, st_release_sys_s32, wait_expired
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.waits import OWN_SITES, Waiter, is_at_least, report_fault, site, start_wait, wait_or_report
+from nbep.device.protocols.waits import Waiter, is_at_least, own_site, report_fault, start_wait, wait_or_report
 from nbep.device.types import I32
 
 NUM_RANKS = 2
 NUM_SLOTS, CHUNK, NUM_ROWS = 4, 2, 8
 TAIL, HEAD, DONE = 0, 64, 128
-ROOM = site(OWN_SITES + 20, "sender", "head", "free slots")
-ROWS = site(OWN_SITES + 21, "forwarder", "tail", "the next chunk")
-READ = site(OWN_SITES + 22, "coordinator", "done", "the warp that is behind the others")
+ROOM = own_site("sender", "head", "free slots")
+ROWS = own_site("forwarder", "tail", "the next chunk")
+READ = own_site("coordinator", "done", "the warp that is behind the others")
 
 
 @kernel(max_threads=1)

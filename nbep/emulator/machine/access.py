@@ -7,16 +7,16 @@ or a read-only array shows as a Python exception there, and `reports` explains i
 
 from __future__ import annotations
 
-import contextvars
 import struct
 import sys
 from numbers import Integral
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from greenlet import greenlet
+from greenlet import GreenletExit, greenlet
 
 from . import errors
+from .carrier import carrier_for, is_under_way
 from .faults import AccessFault, error_at
 from .kinds import KINDS, wrap
 from .memory import Allocation, Lost
@@ -27,6 +27,10 @@ from .source import Site, site_of
 if TYPE_CHECKING:
     from .block import Block
     from .warp import Warp
+
+    Base = Any  # there is none that is not a `Thread`
+else:
+    Base = object
 
 FAULTS = (KeyError, IndexError, TypeError, ValueError, OverflowError, struct.error)
 OPS = {
@@ -40,18 +44,17 @@ OPS = {
 }
 MAX_EMPTY_SPINS = 100_000
 COUNTS = {"s32": 4, "s64": 8}  # kinds of cells that say how far somebody is
-_DEVICE_CONTEXT = contextvars.Context()
-_DEVICE_CONTEXT.run(np.seterr, all="ignore")  # a GPU raises no floating-point warnings
 
 # What a thread polled: the allocation, the offset, the kind and the value seen.
 Cell = tuple[Allocation, int, str, Any]
 
 
-class AccessingThread(greenlet):
-    """A greenlet with an address space.  Its memory model is "sc": every store is visible to all at once.
+class AccessingThread(Base):
+    """A thread with an address space.  Its memory model is "sc": every store is visible to all at once.
 
     Attributes:
         rank, block_idx, thread_idx, lane, warp, grid_dim, block_dim: who it is (1-D)
+        switch: have it run until it parks or has left
         waits_for: while parked, what for: a list of cells, a barrier, a collective or a text
     """
 
@@ -60,11 +63,12 @@ class AccessingThread(greenlet):
         "world", "block", "warp_state", "segments", "shared", "runnable", "park",
         "left", "polled", "waits_for", "deadline", "expired", "waited_once", "has_looked_again",
         "exited", "empty_spins", "has_news", "bulk", "fenced", "reluctance", "serving",
+        "carrier", "switch", "__weakref__",
     )  # fmt: skip
 
     def __init__(self, block: Block, thread_idx: int, warp: Warp, hub: greenlet):
-        greenlet.__init__(self, parent=hub)
-        self.gr_context = _DEVICE_CONTEXT.copy()  # type: ignore[misc]
+        self.carrier: Any = carrier_for(self, hub)  # None once it has left
+        self.switch: Any = self.carrier.switch
         launch = block.launch
         self.world = launch.world
         self.block = block
@@ -99,8 +103,19 @@ class AccessingThread(greenlet):
         launch = self.block.launch
         return describe_thread(self.rank, launch.name, launch.number, self.block_idx, self.thread_idx)
 
+    @property
+    def gr_frame(self) -> FrameType | None:
+        """Where it stands, as a greenlet says it; None if it has not started, has left, or runs now."""
+        frame = None if self.carrier is None else self.carrier.gr_frame
+        return frame if is_under_way(frame) else None
+
+    def end(self) -> None:
+        """Have it go no further."""
+        if self.carrier:
+            self.carrier.throw(GreenletExit)
+
     def run(self) -> None:
-        """The greenlet's life: the kernel, then the bookkeeping of leaving."""
+        """The thread's life: the kernel, then the bookkeeping of leaving."""
         launch = self.block.launch
         launch.function(*launch.args)
         self.leave()

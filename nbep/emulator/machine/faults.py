@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
-from greenlet import getcurrent
-
+from .carrier import CURRENT
 from .errors import EmulatorError
 from .source import describe_site, site_of
 
@@ -81,5 +80,5 @@ def error_at(thread: Thread, kind: type[EmulatorError], message: str) -> Emulato
 
 def who_and_where(thread: Thread) -> tuple[str, str]:
     """A thread, and the line of kernel code that it executes."""
-    frame = sys._getframe(1) if thread is getcurrent() else thread.gr_frame
+    frame = sys._getframe(1) if thread is CURRENT.get() else thread.gr_frame
     return thread.describe(), describe_site(site_of(frame))

@@ -6,11 +6,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from greenlet import getcurrent
-
 from . import errors
 from .block import NamedBarrier
 from .bulk import CopyingThread
+from .carrier import CURRENT
 from .faults import error_at
 from .source import Site, site_of
 from .warp import Collective, match_result, shfl_source, vote_result
@@ -20,7 +19,7 @@ _SHFL = {mode: f"shfl.{mode}" for mode in ("idx", "xor", "up", "down")}
 _VOTE = {mode: f"vote.{mode}" for mode in ("any", "all", "ballot")}
 
 # The running thread.  It is an error to call a primitive outside a kernel.
-current_thread: Callable[[], Thread] = getcurrent
+current_thread: Callable[[], Thread] = CURRENT.get
 
 
 class Thread(CopyingThread):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from greenlet import getcurrent
-
+from ..machine.carrier import CURRENT
 from ..machine.errors import DeadlockError, Divergence, EmulatorError
 from ..machine.faults import Diverged, LaneLeft, NeverFull, error_at
 from ..machine.names import ranges, who_have
@@ -59,5 +58,5 @@ def place(thread: Thread) -> str:
     if thread.exited:
         return "have left the kernel"
     if thread.gr_frame is None:
-        return "are here" if thread is getcurrent() else "have not started"
+        return "are here" if thread is CURRENT.get() else "have not started"
     return f"are at {describe_site(site_of(thread.gr_frame))}"

@@ -19,8 +19,9 @@ from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from greenlet import GreenletExit, getcurrent, greenlet
+from greenlet import getcurrent, greenlet
 
+from ..machine.carrier import CURRENT
 from ..machine.errors import EmulatorError, explaining
 from ..machine.source import Site, site_of
 from ..machine.world import NEVER, SKIPPED
@@ -185,7 +186,7 @@ class Scheduler:
             host.deadline = deadline
             self.waiting_hosts.append(host)
             self.hub.switch()
-        elif host is self.current:
+        elif CURRENT.get() is not None:
             raise EmulatorError("host_wait called from a kernel")
         else:  # no run() is under way: the caller is the only host
             self._deadline = deadline
@@ -370,7 +371,7 @@ class Scheduler:
                 yield None, None
                 continue
             thread = ready.popleft()
-            if thread.dead or thread.exited:
+            if thread.exited or thread.carrier.dead:
                 continue
             site = None if thread.gr_frame is None else site_of(thread.gr_frame)
             self._granted = thread.left = 0
@@ -410,7 +411,6 @@ class Scheduler:
         for launch in list(self.launches):
             for block in launch.blocks:
                 for thread in block.threads:
-                    if thread:
-                        thread.throw(GreenletExit)
+                    thread.end()
         self.launches.clear()
         self.waiting_hosts.clear()
