@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from every_schedule import run_all
 
-from nbep.emulator import DataRace, DeadlockError, Uninitialized, World, current_thread
+from nbep.emulator import DataRace, DeadlockError, Uninitialized, UseAfterFree, World, current_thread
 from nbep.emulator.schedule.strategies import strategy_of
 
 NEVER_NS = 1 << 62
@@ -345,3 +345,35 @@ def test_a_wait_of_a_host_looks_at_all_its_cells_at_once():
         return "ends"
 
     assert run_all(program)[1] == {"hangs"}
+
+
+def free_too_early(strategy):
+    """The host frees memory once the second thread has told it so; the first one may still store there."""
+
+    def kernel(base, data):
+        t = current_thread()
+        t.store(base + 16 * t.thread_idx, "s32", 1, "release", "sys")
+        if t.thread_idx == 0:
+            t.store(data, "s32", 1, "weak", "sys")
+
+    def main(context, cells, world):
+        data = context.space.allocate(16, "data")
+        stream = context.create_stream("main")
+        stream.launch(kernel, (cells.address, data.address), 1, 2)
+        world.host_wait(lambda: context.space.read(cells, np.int32, 16, 1, polls=True)[0] == 1, "the second thread")
+        context.space.free(data)
+        stream.synchronize()
+
+    run_host(strategy, main, num_cells=2)
+
+
+def test_that_memory_is_freed_is_no_choice():
+    """Seeds find what is freed too early; the only schedule has the store before."""
+    assert run_all(free_too_early)[0].schedules == 1
+    found = 0
+    for seed in range(20):
+        try:
+            free_too_early(strategy_of("uniform", seed, random.Random(seed)))
+        except UseAfterFree:
+            found += 1
+    assert found
