@@ -366,9 +366,15 @@ def free_too_early(strategy, seed=0):
     run_host(strategy, main, num_cells=2, seed=seed)
 
 
+def is_found(seed):
+    try:
+        free_too_early("uniform", seed)
+    except UseAfterFree:
+        return True
+    return False
+
+
 def test_that_memory_is_freed_is_no_choice():
     """A seed finds what is freed too early; in the only schedule the store comes before."""
     assert run_all(free_too_early)[0].schedules == 1
-    with pytest.raises(UseAfterFree):
-        for seed in range(20):
-            free_too_early("uniform", seed)
+    assert any(is_found(seed) for seed in range(20))
