@@ -116,6 +116,38 @@ def test_a_copy_for_the_next_phase_that_comes_too_early_is_found():
     assert run_all(program)[1] == {"ends", "hangs"}
 
 
+def tell_too_late(strategy, seed=0):
+    """One thread stores after the phase for which the other one has waited, and then arrives in the next phase."""
+
+    def kernel(data):
+        t = current_thread()
+        if t.thread_idx == 0:
+            t.mbarrier_init(0, 2)
+        t.barrier(0, 2)
+        t.mbarrier_arrive(0)
+        wait(t)
+        if t.thread_idx == 0:
+            t.load(data, "s32", "weak", "cta")
+        else:
+            t.store(data, "s32", 1, "weak", "cta")
+            t.mbarrier_arrive(0)
+
+    def main(context, cells, world):
+        stream = context.create_stream("main")
+        stream.launch(kernel, (cells.address,), 1, 2, COPY)
+        stream.synchronize()
+
+    run_host(strategy, main, seed=seed)
+
+
+def test_who_arrives_in_the_next_phase_tells_nothing_in_this_one():
+    with pytest.raises(DataRace):
+        run_all(tell_too_late)
+    for seed in range(20):
+        with pytest.raises(DataRace):
+            tell_too_late("uniform", seed)
+
+
 # --- hosts ----------------------------------------------------------------------------------------------------------
 
 
@@ -236,7 +268,7 @@ def test_who_asks_whether_a_kernel_is_done_may_get_both_answers():
         return run_host(strategy, main)
 
     tree, answers = run_all(program)
-    assert (tree.schedules, answers) == (2, {(False, True), (True, True)})
+    assert (tree.schedules, tree.redundant, answers) == (2, 0, {(False, True), (True, True)})
 
 
 # --- starts of kernels ----------------------------------------------------------------------------------------------
