@@ -1,4 +1,4 @@
-"""As `test_every_random_program`, with what is under way: bulk loads, mbarriers, hosts, the end of a kernel."""
+"""As `test_every_random_program`, with what is under way: bulk loads, mbarriers, hosts, ends and starts of kernels."""
 
 import random
 
@@ -241,3 +241,118 @@ KINDS = {
 def test_outcomes_are_those_of_all_interleavings(kind, seeds):
     for seed in seeds:
         compare(seed, *KINDS[kind])
+
+
+# --- kernels that compete for SMs -----------------------------------------------------------------------------------
+
+
+def draw_kernels(seed):
+    """Kernels, each with its stream and a list of actions for each block; the number of cells and of SMs."""
+    draws = random.Random(seed)
+    num_cells = draws.choice((1, 2))
+
+    def block():
+        names = ("load", "store", "bump", "poll")
+        return tuple(
+            (draws.choice(names), draws.randrange(num_cells), draws.randrange(1, 3)) for _ in range(draws.randint(1, 2))
+        )
+
+    kernels = [
+        (draws.randrange(2), [block() for _ in range(draws.choice((1, 1, 2)))]) for _ in range(draws.choice((2, 2, 3)))
+    ]
+    return kernels, num_cells, draws.choice((1, 1, 2))
+
+
+def outcomes_of_kernels(kernels, num_cells, num_sms):
+    """The outcomes of all orders in which kernels get SMs and their blocks act."""
+    names = [(k, b) for k, (_, blocks) in enumerate(kernels) for b in range(len(blocks))]
+    # Cells; which kernels have asked for SMs, and which of them still wait; of each block, how many actions it has made,
+    # what it has got, and whether it has an SM (None: not yet).
+    begin = (0,) * num_cells, frozenset(), (), tuple((0, (), None) for _ in names)
+    seen, left, found = {begin}, [begin], set()
+    while left:
+        state = left.pop()
+        successors = list(steps_of_kernels(state, kernels, names, num_sms))
+        for after in successors:
+            if after not in seen:
+                seen.add(after)
+                left.append(after)
+        if not successors:
+            cells, _, _, blocks = state
+            is_over = all(at == len(kernels[k][1][b]) for (k, b), (at, _, _) in zip(names, blocks, strict=True))
+            found.add((cells, tuple(got for _, got, _ in blocks), is_over))
+    return found
+
+
+def steps_of_kernels(state, kernels, names, num_sms):
+    cells, asked, waiting, blocks = state
+    for k, (stream, _) in enumerate(kernels):
+        before = [i for i in range(k) if kernels[i][0] == stream]
+        ends = [at == len(kernels[i][1][b]) for (i, b), (at, _, _) in zip(names, blocks, strict=True) if i in before]
+        if k not in asked and asked.issuperset(before) and all(ends):
+            yield cells, asked | {k}, *filled((*waiting, k), blocks, names, num_sms)
+    for i, (k, b) in enumerate(names):
+        at, got, has_sm = blocks[i]
+        actions = kernels[k][1][b]
+        if has_sm and at == len(actions):
+            yield cells, asked, *filled(waiting, replaced(blocks, i, (at, got, False)), names, num_sms)
+        elif has_sm:
+            made = act(actions[at], cells, (), (), False, ())
+            if made is not None:
+                yield made[0], asked, waiting, replaced(blocks, i, (at + 1, (*got, *made[3]), True))
+
+
+def filled(waiting, blocks, names, num_sms):
+    """Give free SMs to the blocks of the first kernel that waits, then to those of the next one."""
+    while waiting and sum(bool(has_sm) for _, _, has_sm in blocks) < num_sms:
+        new = [i for i, (k, _) in enumerate(names) if k == waiting[0] and blocks[i][2] is None]
+        blocks = replaced(blocks, new[0], (*blocks[new[0]][:2], True))
+        waiting = waiting[1:] if len(new) == 1 else waiting
+    return waiting, blocks
+
+
+def explore_kernels(kernels, num_cells, num_sms):
+    def program(strategy):
+        got = {(k, b): [] for k, (_, blocks) in enumerate(kernels) for b in range(len(blocks))}
+        world = World(1, 0, memory_model="checked", strategy=strategy, num_sms=num_sms)
+        context = world.ranks[0]
+        cells = context.space.allocate(16 * num_cells, "cells", zero=True)
+
+        def kernel(base, k):
+            t = current_thread()
+            mine = got[k, t.block_idx]
+            for name, index, value in kernels[k][1][t.block_idx]:
+                here = base + 16 * index
+                if name == "load":
+                    mine.append(int(t.load(here, "s32", "relaxed", "sys")))
+                elif name == "store":
+                    t.store(here, "s32", value, "relaxed", "sys")
+                elif name == "bump":
+                    t.atomic("add", here, "s32", value, "relaxed", "sys")
+                else:
+                    while t.load(here, "s32", "relaxed", "sys") != value:
+                        t.spin(NEVER_NS)
+
+        def main():
+            streams = [context.create_stream(name) for name in ("first", "second")]
+            for k, (stream, blocks) in enumerate(kernels):
+                streams[stream].launch(kernel, (cells.address, k), len(blocks), 1, name=f"kernel{k}")
+            for stream in streams:
+                stream.synchronize()
+
+        is_over = True
+        try:
+            world.run([main])
+        except DeadlockError:
+            is_over = False
+        values = tuple(cells.array("i4", writable=False)[::4][:num_cells].tolist())
+        return values, tuple(tuple(of_one) for of_one in got.values()), is_over
+
+    return run_all(program)
+
+
+@pytest.mark.parametrize("seeds", both_parts([range(25)], [range(25, 300)]))
+def test_outcomes_of_kernels_that_compete_are_those_of_all_orders(seeds):
+    for seed in seeds:
+        program = draw_kernels(seed)
+        assert explore_kernels(*program)[1] == outcomes_of_kernels(*program), program
