@@ -266,8 +266,8 @@ def draw_kernels(seed):
 def outcomes_of_kernels(kernels, num_cells, num_sms):
     """The outcomes of all orders in which kernels get SMs and their blocks act."""
     names = [(k, b) for k, (_, blocks) in enumerate(kernels) for b in range(len(blocks))]
-    # Cells; which kernels have asked for SMs, and which of them still wait; of each block, how many actions it has made,
-    # what it has got, and whether it has an SM (None: not yet).
+    # Cells; which kernels have asked for SMs, and which of them still wait; of each block, how many actions it has
+    # made, what it has got, and whether it has an SM (None: not yet).
     begin = (0,) * num_cells, frozenset(), (), tuple((0, (), None) for _ in names)
     seen, left, found = {begin}, [begin], set()
     while left:
