@@ -17,8 +17,9 @@ STAGE = 64  # the shared byte at which stages begin; mbarriers are before it
 # load, store, bump, poll: as in `every_schedule`. send: expect a copy, and start it; expect, copy: one of the two;
 # arrive: without expecting bytes; look: whether the phase of that parity is over; await: until it is, in a loop that
 # spins or, busy, in one that does not
-# An action of the host: load, store: a word; wait: until it is the number; wait_all: until no cell is 0;
-# ask: whether the kernel is done
+# An action of the host: load, store: a word; wait: until it is the number; wait_all: until no cell is 0, where it looks
+# at the next one only if the one before is not; wait_sum: until their sum is the number; ask: whether the kernel has
+# ended
 ON_MBARRIERS = ("send", "expect", "copy", "arrive", "look", "await", "busy")
 
 
@@ -107,6 +108,9 @@ def act(action, cells, mbarriers, copies, is_done, counts):
     elif name == "wait_all":
         if 0 in cells:
             return None
+    elif name == "wait_sum":
+        if sum(cells) != number:
+            return None
     elif name == "ask":
         told = (is_done,)
     elif name in ("look", "await", "busy"):
@@ -179,8 +183,8 @@ def explore(threads, hosts, num_cells, counts):
         def host(rank):
             space = world.ranks[0].space
 
-            def words():
-                return [int(space.read(cells, np.int32, 16 * i, 1, polls=True)[0]) for i in range(num_cells)]
+            def word(i):
+                return int(space.read(cells, np.int32, 16 * i, 1, polls=True)[0])
 
             def main():
                 if rank == 0:
@@ -191,13 +195,15 @@ def explore(threads, hosts, num_cells, counts):
                 mine = got[num_threads + rank]
                 for name, index, value in hosts[rank]:
                     if name == "load":
-                        mine.append(int(space.read(cells, np.int32, 16 * index, 1, polls=True)[0]))
+                        mine.append(word(index))
                     elif name == "store":
                         space.write(cells, 16 * index, np.array([value], np.int32))
                     elif name == "wait":
-                        world.host_wait(lambda index=index, value=value: words()[index] == value, "a cell")
+                        world.host_wait(lambda index=index, value=value: word(index) == value, "a cell")
                     elif name == "wait_all":
-                        world.host_wait(lambda: all(words()), "all cells")
+                        world.host_wait(lambda: all(word(i) for i in range(num_cells)), "all cells")
+                    elif name == "wait_sum":
+                        world.host_wait(lambda value=value: sum(map(word, range(num_cells))) == value, "a sum")
                     else:
                         mine.append(ends[0].done)
                 if rank == 0:
@@ -229,8 +235,9 @@ MIXED = ("send", "look", "await", "load", "store", "bump", "poll")
 KINDS = {
     "copies": (COPIES, ("load",)),
     "copies_and_cells": (MIXED, ("load", "store")),
-    "hosts": (("load", "store", "poll"), ("load", "store", "wait", "wait_all")),
-    "hosts_and_adds": (("bump", "bump", "load"), ("load", "store", "wait", "wait_all")),
+    "hosts": (("load", "store", "poll"), ("load", "store", "wait", "wait_all", "wait_sum")),
+    "hosts_and_adds": (("bump", "bump", "load"), ("load", "store", "wait", "wait_all", "wait_sum")),
+    "hosts_that_wait": (("store", "store", "bump"), ("wait_all", "wait_all", "wait_sum", "store")),
     "ends": (("load", "store", "send"), ("ask", "load", "store")),
     "everything": ((*MIXED, "copy", "arrive"), ("load", "store", "wait", "wait_all", "ask")),
 }
@@ -241,6 +248,16 @@ KINDS = {
 def test_outcomes_are_those_of_all_interleavings(kind, seeds):
     for seed in seeds:
         compare(seed, *KINDS[kind])
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_host_may_go_on_before_what_undoes_its_wait(first):
+    """Each thread sets its cell and clears it again; the host waits until both are set, looking at one by one."""
+    threads = [[("store", cell, 1), ("store", cell, 0)] for cell in (first, 1 - first)]
+    program = threads, [[("wait_all", 0, 0)]], 2, [1]
+    outcomes = explore(*program)[1]
+    assert outcomes == outcomes_of(*program)
+    assert len(outcomes) == 2
 
 
 # --- kernels that compete for SMs -----------------------------------------------------------------------------------

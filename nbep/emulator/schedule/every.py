@@ -328,14 +328,14 @@ class Tree:
             step = self.steps[at]
             if not step.access.is_store or words.isdisjoint(step.access.words) or known.get(step.who, -1) >= at:
                 continue
-            if wait.who not in self.choices[at].parked:
-                if any(comes_before(self.steps, at, later) for later in found):
-                    continue
+            parked = self.choices[at].parked.get(wait.who)
+            if parked is not None:
+                words |= parked
+                if self._may_be_without(at, number, words):
+                    self._reverse(at, wait, number)
+            elif not any(comes_before(self.steps, at, later) for later in found):
                 found.append(at)
                 self._reverse(at, wait, number)
-            elif self._may_be_without(at, number, words):
-                self._reverse(at, wait, number)
-            words |= self.choices[at].parked.get(wait.who, frozenset())
 
     def _may_be_without(self, at: int, number: int, words: set[tuple[Any, int]]) -> bool:
         """Whether some of these words may be stored to between two steps also if the first one is not made."""
