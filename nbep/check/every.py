@@ -55,7 +55,10 @@ def check_all(
         return NOT_ALL
     whole = "The only schedule" if tree.schedules == 1 else f"All {tree.schedules:,} schedules"
     console.print(f"{whole}: nothing found ({redundant}).")
-    console.print('They are all orders of the accesses that are not weak. What "all" means: docs/every_schedule.md')
+    console.print(
+        "They are all orders of accesses that are not weak, with copies, hosts and starts of kernels among them where "
+        'somebody sees those. What "all" means: docs/every_schedule.md'
+    )
     if note is not None:
         console.print(note)
     return NOTHING_FOUND
@@ -78,12 +81,13 @@ def command_of(file: str) -> str:
 
 
 def write_schedule(run: Run, tree: Tree, file: Path) -> None:
-    """What a run depends on: the scenario, and who went on at each choice."""
+    """What a run depends on: the scenario, who went on at each choice, and which events were choices."""
     value = {
         "scenario": run.scenario,
         "parameters": dict(run.parameters),
         "faults": run.faults,
         "picks": [list(who) for who in tree.picks],
+        "events": [list(event) for event in sorted(tree.looked_at)],
     }
     file.write_text(json.dumps(value) + "\n")
 
@@ -97,14 +101,15 @@ def read_schedule(file: Path) -> tuple[Run, Every]:
         value = json.loads(file.read_text())
         parameters = tuple((str(name), int(number)) for name, number in value["parameters"].items())
         picks = [(int(who[0]), str(who[1]), int(who[2]), int(who[3]), int(who[4])) for who in value["picks"]]
+        events = [(str(one[0]), int(one[1]), int(one[2]), int(one[3])) for one in value["events"]]
         run = Run(value["scenario"], parameters, 0, "uniform", "checked", tuple(value["faults"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise ScenarioError(f"{file}: no schedule of `nbep check --all`: {error}") from None
-    return run, Every(replayed(picks))
+    return run, Every(replayed(picks, events))
 
 
-def replayed(picks: list[Any]) -> Tree:
-    tree = Tree(picks)
+def replayed(picks: list[Any], events: list[Any]) -> Tree:
+    tree = Tree(picks, events)
     tree.begin()
     return tree
 

@@ -21,7 +21,8 @@ from .models.history import History
 from .models.host import CheckedHost
 from .models.streams import CheckedOrder
 from .schedule.every import Every
-from .schedule.every_thread import EveryThread
+from .schedule.every_copies import EveryCopyThread
+from .schedule.every_hosts import EveryHost, EveryOrder, EverySms
 from .schedule.scheduler import Scheduler
 from .schedule.strategies import Strategy
 from .tracing import hooks, traced
@@ -37,7 +38,8 @@ class RankContext:
     def __init__(self, world: Run, rank: int, num_sms: int = UNLIMITED):
         self.world = world
         self.rank = rank
-        self.sms = Sms(num_sms)
+        is_choice = isinstance(world.strategy, Every) and num_sms != UNLIMITED
+        self.sms: Sms = EverySms(world, rank, num_sms) if is_choice else Sms(num_sms)
         self.space = AddressSpace(rank, world.cpu)
 
     def create_stream(self, name: str, is_service: bool = False) -> Stream:
@@ -107,7 +109,7 @@ class Run(Scheduler):
         if isinstance(self.strategy, Every):
             if memory_model != "checked":
                 raise ValueError(f"memory_model: got {memory_model!r} with every schedule; must be 'checked'")
-            thread_class = EveryThread
+            thread_class, self.cpu, self.order = EveryCopyThread, EveryHost(self), EveryOrder(self)
         self.thread_class = thread_class if tracer is None else traced(thread_class)
         local = range(num_ranks) if local_rank is None else [local_rank]
         if num_sms is not None and (not isinstance(num_sms, int) or num_sms < 1):

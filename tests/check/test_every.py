@@ -66,6 +66,19 @@ def main(comm, number=2):
     memory.close()
 """
 
+IMPATIENT = (
+    TICKETS.partition("def main")[0]
+    + """
+def main(comm):
+    memory = nbep.NodeMemory.create(comm, 128)
+    comm.barrier()
+    memory.runtime.launch(memory.comm_stream, take, 1, 1, 0, memory.peers, 1)
+    assert not memory.comm_stream.record().done, "the kernel is done already"
+    memory.wait()
+    memory.close()
+"""
+)
+
 
 @pytest.fixture
 def tickets(tmp_path, monkeypatch):
@@ -120,6 +133,15 @@ def test_a_schedule_that_fails_is_found_and_its_file_fails_in_the_same_way(ring,
     again = capsys.readouterr().out
     assert again.strip() in first
     assert "DataRace" in again
+
+
+def test_the_file_of_a_schedule_has_the_answers_that_hosts_get(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("impatient.py").write_text(IMPATIENT)
+    assert main(["impatient.py", "--all"]) == FOUND
+    assert "the kernel is done already" in capsys.readouterr().out
+    assert main(["--schedule", "schedule.json"]) == FOUND
+    assert "the kernel is done already" in capsys.readouterr().out
 
 
 def test_a_file_that_is_no_schedule_is_refused(tmp_path, capsys):

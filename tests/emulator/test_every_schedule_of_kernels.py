@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from every_schedule import all_of
 from parts import both_parts
 
 import nbep
@@ -21,22 +22,8 @@ from nbep.device.protocols.board import note_progress
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.types import I32
 from nbep.emulator import DataRace
-from nbep.emulator.schedule.every import Every, Redundant, Tree
 
 RING = pathlib.Path(__file__).resolve().parents[2] / "docs/examples/ring.py"
-
-
-def all_of(main, num_ranks, *args):
-    """The tree of all schedules of a program. Yields the results of each run."""
-    tree = Tree()
-    while tree.begin():
-        try:
-            results = nbep.spawn(main, num_ranks, "emulator", args, memory_model="checked", strategy=Every(tree))
-        except Redundant:
-            tree.end(is_redundant=True)
-        else:
-            tree.end()
-            yield tree, results
 
 
 @kernel(max_threads=32)
@@ -118,23 +105,45 @@ def write_and_add(network: Network, bounds: Bounds):
         assert ld_weak_s32(own_ptr(network, 12)) == 0x5EED
 
 
-def write_once(comm):
+def write_once(comm, messages):
     memory = nbep.NodeMemory.create(comm, 128, num_qps=1, transport="ibgda", num_nvl_peers=1)
-    program = over(write_and_add, memory.transport.network_type)
+    program = over(messages, memory.transport.network_type)
     memory.runtime.launch(memory.comm_stream, program, 1, 32, 16, memory.network, memory.bounds)
     memory.wait()
     memory.close()
 
 
 def test_one_write_and_one_add_over_the_software_nic():
-    *_, (tree, _) = all_of(write_once, 2)
+    *_, (tree, _) = all_of(write_once, 2, write_and_add)
     assert tree.is_whole
-    assert (tree.schedules, tree.redundant) == (4, 0)
+    # Each of the two NICs looks, or does not look, at its doorbells between its last entry and the host's word to end.
+    assert (tree.schedules, tree.redundant) == (16, 13)
+
+
+@kernel(max_threads=32)
+def write_and_add_to_each_other(network: Network, bounds: Bounds):
+    """The same from each rank to the other one."""
+    lane, peer = thread_idx(), 1 - network.rank
+    fill_stage(smem_base(), 16, 0, 0, lane)
+    keep_message(network, 16, smem_base(), 16, lane)
+    put_nbi_warp(network, Place(0, 16, peer, 0), smem_base(), 16, lane)
+    quiet(network, lane)
+    if lane == 0:
+        amo_add(network, 64, 1, peer, 0, True)
+        wait_pushed(own_ptr(network, 64), 1, bounds, 0, 0)
+        assert ld_weak_s32(own_ptr(network, 12)) == 0x5EED
+
+
+@pytest.mark.thorough
+def test_a_write_and_an_add_in_both_directions_over_the_software_nic():
+    *_, (tree, _) = all_of(write_once, 2, write_and_add_to_each_other)
+    assert tree.is_whole
+    assert (tree.schedules, tree.redundant) == (64, 90)
 
 
 def test_a_broken_doorbell_is_a_race():
     with broken("network.ibgda.doorbell.ring: release of ibgda-doorbell"), pytest.raises(DataRace):
-        list(all_of(write_once, 2))
+        list(all_of(write_once, 2, write_and_add))
 
 
 class Sizes(NamedTuple):

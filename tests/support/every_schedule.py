@@ -1,5 +1,6 @@
 """Run a program of a few threads under every schedule."""
 
+import nbep
 from nbep.emulator import DeadlockError, World, current_thread
 from nbep.emulator.schedule.every import Every, Redundant, Tree
 
@@ -16,6 +17,19 @@ def run_all(program, most=100_000):
             tree.end()
         assert tree.schedules + tree.redundant <= most
     return tree, outcomes
+
+
+def all_of(main, num_ranks, *args):
+    """The tree of all schedules of a program. Yields the results of each run."""
+    tree = Tree()
+    while tree.begin():
+        try:
+            results = nbep.spawn(main, num_ranks, "emulator", args, memory_model="checked", strategy=Every(tree))
+        except Redundant:
+            tree.end(is_redundant=True)
+        else:
+            tree.end()
+            yield tree, results
 
 
 def run_threads(num_threads, num_cells, thread, strategy, num_ranks=1):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from . import errors
@@ -50,8 +51,12 @@ class MBarrier:
         self.last: Any = None  # who has arrived last
         self.watchers: dict[int, dict[Thread, None]] = {}
         self.writers: dict[int, Any] = {}
-        self.knowledge: Any = None  # what those who have arrived know; see `checked`
-        self.copies: list[Any] = []  # what those have done that are there
+        # For `checked`: what those know who have arrived, and what the copies have done that are there; and so much of
+        # both as belongs to phases that are over.
+        self.knowledge: Any = None
+        self.copies: list[Any] = []
+        self.told: Any = None
+        self.done: list[Any] = []
 
     def read(self, offset: int, kind: str) -> int:
         return self.phase
@@ -64,6 +69,9 @@ class MBarrier:
             self.phase ^= 1
             self.phases += 1
             self.arrivals_left = self.count
+            self.told = self.knowledge
+            self.done += self.copies
+            self.copies = []
             wake_watchers(self, 0)  # type: ignore[arg-type]
 
     def cell(self, offset: int) -> str:
@@ -137,6 +145,10 @@ class CopyingThread(AccessingThread):
     def _arrive(self, address: int, nbytes: int) -> None:
         mbarrier = self._mbarrier(address)
         mbarrier.last = self
+        self.arrive_at(mbarrier, nbytes)
+
+    def arrive_at(self, mbarrier: MBarrier, nbytes: int) -> None:
+        """Count an arrival, and bytes that are expected."""
         mbarrier.update(1, nbytes)
 
     def mbarrier_try_wait(self, address: int, parity: int) -> bool:
@@ -184,6 +196,10 @@ class CopyingThread(AccessingThread):
             launch.copies -= 1
             launch.check_done()
 
+        self.await_load(arrive, target, nbytes)
+
+    def await_load(self, arrive: Callable[[], None], mbarrier: MBarrier, nbytes: int) -> None:
+        """A bulk load is under way: let it be there later."""
         self.world.submit(arrive)
 
     def bulk_store(self, gmem: int, smem: int, nbytes: int) -> None:

@@ -14,3 +14,9 @@ class Cpu:
 
     def write(self, allocation: Any, offset: int, nbytes: int) -> None:
         """It is about to write bytes."""
+
+    def has_written(self, allocation: Any, offset: int, nbytes: int) -> None:
+        """It has. No store of a thread wakes who waits for that: let the scheduler look, also where it has before."""
+        for threads in list(allocation.watchers.values()):
+            for thread in list(threads):
+                thread.has_looked_again = False

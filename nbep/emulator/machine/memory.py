@@ -256,8 +256,14 @@ class AddressSpace:
 
     def read(self, allocation: Allocation, dtype: Any, offset: int, count: int, polls: bool = False) -> np.ndarray:
         """What the host reads: a copy of `count` elements as they are now. polls: while kernels write them."""
-        values = allocation.array(dtype, offset, count, writable=False).copy()
-        self.cpu.read(allocation, offset, values.itemsize, count, polls)
+        there = allocation.array(dtype, offset, count, writable=False)
+        if not polls:
+            self.cpu.read(allocation, offset, there.itemsize, count, polls)
+            return there.copy()
+        values = np.empty(there.size, there.dtype)
+        for i in range(there.size):  # one after the other: others may store between them
+            self.cpu.read(allocation, offset + i * there.itemsize, there.itemsize, 1, polls)
+            values[i] = there[i]
         return values
 
     def write(self, allocation: Allocation, offset: int, values: np.ndarray) -> None:
@@ -266,10 +272,7 @@ class AddressSpace:
         allocation.array(values.dtype, offset, values.size)[:] = values.reshape(-1)
         if values.nbytes <= WORD_BYTES:
             allocation.signals.add(offset // 16)
-        # No store of a thread wakes who waits for this: let the scheduler look again, also where it has done so before.
-        for threads in list(allocation.watchers.values()):
-            for thread in list(threads):
-                thread.has_looked_again = False
+        self.cpu.has_written(allocation, offset, values.nbytes)
 
     def adopt(
         self, memory: memoryview, name: str, *, shared: bool = True, describe: Describe | None = None

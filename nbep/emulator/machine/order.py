@@ -18,6 +18,14 @@ class Order:
     def end(self, launch: Any) -> None:
         """A launch is done."""
 
+    def is_done(self, mark: Any) -> bool:
+        """Whether a stream has come to a mark, if the host asks."""
+        return mark.done
+
+    def holds(self, stream: Any, mark: Any, queued: Any) -> bool:
+        """Whether a stream, which is about to come to a mark, is to wait before it; then `advance` is called again."""
+        return False
+
     def record(self, mark: Any, queued: Any) -> None:
         """A stream has come to a mark."""
 

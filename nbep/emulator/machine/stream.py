@@ -34,6 +34,8 @@ class Mark:
             self.number = before.number + 1
             before.before = None
         self.done = False
+        stream.num_marks += 1
+        self.place = stream.num_marks  # among all of its stream
         self.behind: Launch | None = stream.latest  # the last launch before it
         self.point: Any = None  # what is before it; see `checked`
         self.waiters: list[Stream] = []
@@ -51,7 +53,7 @@ class Event:
 
     @property
     def done(self) -> bool:
-        return self.mark.done
+        return self.stream.world.order.is_done(self.mark)
 
     def tell_host(self) -> None:
         """The host has seen that it is done."""
@@ -182,6 +184,7 @@ class Stream:
         self.queue: deque[tuple[str, Any, Any]] = deque()  # what to do, with what, and what the host knew then
         self.running: Launch | None = None
         self.latest: Launch | None = None  # the last one that was queued
+        self.num_marks = 0  # so far
 
     def launch(
         self,
@@ -243,6 +246,8 @@ class Stream:
             if what == "wait" and not item.done:
                 if self not in item.waiters:
                     item.waiters.append(self)
+                return
+            if what == "record" and self.world.order.holds(self, item, queued):
                 return
             self.queue.popleft()
             if what == "launch":

@@ -59,35 +59,38 @@ class CopyCheckingThread(CheckingThread):
         super().mbarrier_init(address, count)
         self.note_store(self.shared, address, MBARRIER_BYTES, "weak", "cta")
 
-    def mbarrier_arrive(self, address: int) -> None:
-        super().mbarrier_arrive(address)
-        self._arrived(address)
+    def mbarrier_inval(self, address: int) -> None:
+        super().mbarrier_inval(address)
+        self.note_store(self.shared, address, MBARRIER_BYTES, "weak", "cta")
 
-    def mbarrier_arrive_expect_tx(self, address: int, nbytes: int) -> None:
-        super().mbarrier_arrive_expect_tx(address, nbytes)
-        self._arrived(address)
-
-    def _arrived(self, address: int) -> None:
-        mbarrier = self.block.mbarriers[address]
-        self.note_load(self.shared, address, MBARRIER_BYTES, "relaxed", "cta")  # it must know of the initialisation
+    def arrive_at(self, mbarrier: MBarrier, nbytes: int) -> None:
+        # It must know of the initialisation.
+        self.note_load(self.shared, mbarrier.address, MBARRIER_BYTES, "relaxed", "cta")
         self.signal(True)
         mbarrier.knowledge = join((mbarrier.knowledge or NOTHING, self.with_latest(self.knowledge)))
+        super().arrive_at(mbarrier, nbytes)
 
     def mbarrier_try_wait(self, address: int, parity: int) -> bool:
         done = super().mbarrier_try_wait(address, parity)
         mbarrier = self.block.mbarriers.get(address)
         if done and mbarrier is not None:
-            self.note_load(self.shared, address, MBARRIER_BYTES, "relaxed", "cta")
-            self.world.signals += 1
-            number = self.world.signals
-            for access in mbarrier.copies:
-                access.number = number
-            signals = {access.owner.clock: number for access in mbarrier.copies}
-            self.world.history.add(Waited(self.owner, address, tuple(mbarrier.copies)))
-            mbarrier.copies = []
-            mbarrier.knowledge = with_signals(mbarrier.knowledge or NOTHING, signals)
-            self.knowledge = join((self.knowledge, mbarrier.knowledge))
+            self.hear_phase(mbarrier)
         return done
+
+    def hear_phase(self, mbarrier: MBarrier) -> None:
+        """A phase is over: this thread knows what those knew who arrived in it, and what the copies have done."""
+        address = mbarrier.address
+        self.note_load(self.shared, address, MBARRIER_BYTES, "relaxed", "cta")
+        self.world.signals += 1
+        number = self.world.signals
+        for access in mbarrier.done:
+            access.number = number
+        signals = {access.owner.clock: number for access in mbarrier.done}
+        self.world.history.add(Waited(self.owner, address, tuple(mbarrier.done)))
+        mbarrier.done = []
+        mbarrier.told = with_signals(mbarrier.told or NOTHING, signals)
+        mbarrier.knowledge = with_signals(mbarrier.knowledge or NOTHING, signals)
+        self.knowledge = join((self.knowledge, mbarrier.told))
 
     # --- copies -------------------------------------------------------------------------------------------------
 

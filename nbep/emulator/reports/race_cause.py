@@ -225,7 +225,8 @@ def _copy_to_mbarrier(race: Race, done: str) -> Cause:
     block, copy = race.thread.block, race.earlier
     issued = [one for mate in block.threads for one in mate.issued]
     under_way = (mbarrier for *accesses, mbarrier in issued if copy in accesses)
-    mbarrier = next(under_way, None) or next((m for m in block.mbarriers.values() if copy in m.copies), None)
+    there = (mbarrier for mbarrier in block.mbarriers.values() if copy in (*mbarrier.copies, *mbarrier.done))
+    mbarrier = next(under_way, None) or next(there, None)
     if mbarrier is None:
         return race.cause("copy, mbarrier", race.cell, "the mbarrier", done=done)
     waits = [e for e in race.since(copy) if isinstance(e, Waited) and e.address == mbarrier.address]

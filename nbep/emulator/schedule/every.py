@@ -24,9 +24,9 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from .every_order import clock_before, comes_before, races, where_it_succeeds
+from .every_order import clock_before, comes_before, join, races, where_it_succeeds
 from .every_seen import NEVER, Cells, Question, agree, answer
-from .every_step import Access, Clock, Step, Who
+from .every_step import Access, Clock, Step, Waiting, Who, Words
 from .strategies import Ready, Strategy
 
 ALONE = 1 << 40  # primitive calls: more than any run has
@@ -57,6 +57,7 @@ class Tried:
         self.is_add = False
         self.number: int | None = None
         self.least = NEVER
+        self.arrival = (0, 0)
 
     def learn(self, step: Step) -> None:
         """A run is over."""
@@ -69,7 +70,7 @@ class Tried:
             self.asked.update(reading.asked)
             self.is_exact |= reading.is_exact
             self.reach = reading.reach
-        self.who, self.is_add, self.number = step.who, step.is_add, step.number
+        self.who, self.is_add, self.number, self.arrival = step.who, step.is_add, step.number, step.arrival
         if cell is not None and self.access.is_store:
             stored = cell.entries[step.entry]
             self.least = stored.least if stored.is_alone else NEVER
@@ -82,6 +83,9 @@ class Tried:
         if cell is None or self.is_mixed or cell.is_mixed or self.access.words != step.access.words:
             return False
         if self.access.is_store and step.access.is_store:
+            lacks = cell.entries[step.entry].lacks
+            if lacks in (self.arrival, step.arrival):  # it ends the phase, and the other one is of the next
+                return False
             return self.commutes and step.commutes and reading is not None and not reading.is_open
         if step.access.is_store:
             before, after = cell.entries[step.entry - 1 : step.entry + 1]
@@ -100,14 +104,16 @@ class Choice:
     """Where a run chose; what is known of it from all runs that came here.
 
     waiting: who stands before an access, and before which
+    parked: whose polls would fail here; of hosts, which words they would read
     asleep: whose accesses have been tried before, and nothing since depends on them
     failed: whose polls have failed here, in this order: they could not go on
     chosen: who went on
     wanted, done: who is to go on here in some run, and who has
     """
 
-    def __init__(self, waiting: dict[Who, Access], asleep: dict[Who, Tried]):
+    def __init__(self, waiting: dict[Who, Access], parked: dict[Who, Words], asleep: dict[Who, Tried]):
         self.waiting = waiting
+        self.parked = parked
         self.asleep = asleep
         self.failed: list[Who] = []
         self.chosen: Who | None = None
@@ -131,9 +137,10 @@ class Tree:
         schedules: runs that came to their end
         redundant: runs that were given up, because another one had been the same
         picks: who went on, in the order of the run under way, polls that failed included
+        looked_at: events of which a host has asked whether they are done
     """
 
-    def __init__(self, picks: Iterable[Who] = ()):
+    def __init__(self, picks: Iterable[Who] = (), looked_at: Iterable[tuple] = ()):
         self.choices: list[Choice] = []
         self.schedules = self.redundant = 0
         self.picks: list[Who] = []
@@ -143,6 +150,7 @@ class Tree:
         # Words that nobody has stored to, and that polls look at besides; and those that turned out to change.
         self._constant: set[tuple[Any, int]] = set()
         self._changing: set[tuple[Any, int]] = set()
+        self.looked_at = set(looked_at)
 
     # --- runs -----------------------------------------------------------------------------------------------------
 
@@ -156,12 +164,14 @@ class Tree:
         self.probing: Who | None = None  # whose polls are known to fail: up to its next turn nothing is a step
         self.steps: list[Step] = []
         self.refused: dict[Who, Step] = {}  # polls that have failed, and not come to their end since
+        self.hosts: dict[Who, Waiting] = {}  # that wait, and would go on waiting
+        self.is_stale = False
         self.picks = []
         return True
 
     def end(self, is_redundant: bool = False) -> None:
         """The run is over: choose where the next one leaves it."""
-        if self._constant & self._changing:  # what was left out for that is needed: from the beginning
+        if self.is_stale or self._constant & self._changing:  # what was left out is needed: from the beginning
             self._constant.clear()
             self.choices.clear()
             self.schedules = self.redundant = 0
@@ -171,9 +181,20 @@ class Tree:
         for choice, step in zip(self.choices, self.steps, strict=False):
             choice.done[step.who].learn(step)
         for earlier, later in races(self.steps):
-            self._reverse(earlier, self.steps[later], later)
+            if not self.steps[later].is_wait:
+                self._reverse(earlier, self.steps[later], later)
+        for number, step in enumerate(self.steps):
+            if step.is_wait:
+                self._let_go_on(step, number)
         for poll in self.refused.values():
             self._let_succeed(poll)
+        for who, host in self.hosts.items():
+            wait = Step(who, Access(host.words, False), host.clock, None, [])
+            wait.clock = clock_before(self.steps, wait)
+            for step in self.steps:
+                if step.access.meets(wait.access):
+                    join(wait.clock, step.clock)
+            self._let_go_on(wait, len(self.steps))
         while self.choices:
             last = self.choices[-1]
             if last.left:
@@ -198,6 +219,8 @@ class Tree:
         depth = len(self.steps)
         if depth != self._depth:
             self._depth, self._tries = depth, 0
+        parked = {who: host.words for who, host in self.hosts.items()}
+        parked.update((who, frozenset()) for who in self.refused if who not in waiting)
         if self._replayed:
             if len(self.picks) < len(self._replayed):
                 who = self._replayed[len(self.picks)]
@@ -206,18 +229,18 @@ class Tree:
             else:
                 who = min(waiting)
             if depth == len(self.choices):
-                self.choices.append(Choice(waiting, {}))
+                self.choices.append(Choice(waiting, parked, {}))
         else:
-            who = self._choose(depth, waiting)
+            who = self._choose(depth, waiting, parked)
         if self.probing is None:
             self.choices[depth].chosen = who
         self.picks.append(who)
         return who
 
-    def _choose(self, depth: int, waiting: dict[Who, Access]) -> Who:
+    def _choose(self, depth: int, waiting: dict[Who, Access], parked: dict[Who, Words]) -> Who:
         if depth == len(self.choices):
             asleep = self.choices[depth - 1].asleep_after(self.steps[-1]) if depth else {}
-            self.choices.append(Choice(waiting, asleep))
+            self.choices.append(Choice(waiting, parked, asleep))
         choice = self.choices[depth]
         if depth < self._planned:
             if self._tries == 0 and choice.waiting != waiting:
@@ -293,6 +316,33 @@ class Tree:
         for at in found:
             self._reverse(at, poll, len(self.steps))
 
+    def _let_go_on(self, wait: Step, number: int) -> None:
+        """A host has gone on at a step, or not up to the end: have it go on before stores that come first, in some run.
+
+        Where it would not go on, the stores matter that it would have read there.
+        """
+        known = clock_before(self.steps, wait)
+        words = set(wait.access.words)
+        found: list[int] = []
+        for at in reversed(range(number)):
+            step = self.steps[at]
+            if not step.access.is_store or words.isdisjoint(step.access.words) or known.get(step.who, -1) >= at:
+                continue
+            parked = self.choices[at].parked.get(wait.who)
+            if parked is not None:
+                words |= parked
+                if self._may_be_without(at, number, words):
+                    self._reverse(at, wait, number)
+            elif not any(comes_before(self.steps, at, later) for later in found):
+                found.append(at)
+                self._reverse(at, wait, number)
+
+    def _may_be_without(self, at: int, number: int, words: set[tuple[Any, int]]) -> bool:
+        """Whether some of these words may be stored to between two steps also if the first one is not made."""
+        later = (step for step in self.steps[at + 1 : number] if step.access.is_store)
+        who = self.steps[at].who
+        return any(step.clock.get(who, -1) < at and not words.isdisjoint(step.access.words) for step in later)
+
     def _reverse(self, at: int, last: Step, number: int) -> None:
         """Have a step come before an earlier one, in some run: one of those who can begin what leads there."""
         first: dict[Who, int] = {}
@@ -303,6 +353,10 @@ class Tree:
             if step.who not in first and all(step.clock.get(who, -1) < begin for who, begin in first.items()):
                 first[step.who] = later
         choice = self.choices[at]
+        for who in first.keys() & choice.parked.keys():  # a poll that would fail here
+            del first[who]
+        if not first:
+            return
         if not first.keys() <= choice.waiting.keys():  # something else than an access has let one of them come there
             choice.wanted |= choice.waiting.keys() - set(choice.failed)
         elif not first.keys() & (choice.wanted | choice.asleep.keys()):
@@ -310,7 +364,7 @@ class Tree:
 
 
 class Standing(Ready):
-    """Threads and hosts that can go on: those before an access wait until no other can."""
+    """Threads, hosts and what is under way: those before an access wait until no other can go on."""
 
     def __init__(self, strategy: Every, turn: Callable[[], bool]):
         self.strategy: Any = strategy
@@ -325,7 +379,9 @@ class Standing(Ready):
             self.before_access[thread.who] = thread
 
     def __len__(self) -> int:
-        return len(self.free) + len(self.before_access)
+        if not self.free:
+            self.free_some()
+        return len(self.free) + len(self.waiting)
 
     def __iter__(self) -> Iterator[Any]:
         return iter([*self.free, *self.before_access.values()])
@@ -334,20 +390,33 @@ class Standing(Ready):
         self.free.clear()
         self.before_access.clear()
 
-    def take(self) -> Any:
+    def free_some(self) -> None:
+        """Let happen what nobody chooses, until somebody can go on."""
         while not self.free and self.turn():
             pass
+
+    @property
+    def waiting(self) -> dict[Who, Any]:
+        return {**self.before_access, **self.strategy.world.cpu.leaving}
+
+    def take(self) -> Any:
+        self.free_some()
         if self.free:
             return self.free.pop()
-        tree = self.strategy.tree
-        who = tree.choose({who: thread.pending for who, thread in sorted(self.before_access.items())})
-        return self.before_access.pop(who)
+        waiting = self.waiting
+        who = self.strategy.tree.choose({who: waiting[who].pending for who in sorted(waiting)})
+        self.before_access.pop(who, None)
+        return waiting[who]
 
 
 class Every(Strategy):
-    """The strategy of a run of a tree: what is under way happens at once, and a thread alone up to its next choice."""
+    """The strategy of a run of a tree: a thread runs alone up to its next choice.
+
+    What is under way and nobody can see happens at once: kernels that start, stores of bulk copies.
+    """
 
     name = "every"
+    chooses_hosts = True
 
     def __init__(self, tree: Tree):
         super().__init__(0, random.Random(0))
@@ -355,7 +424,6 @@ class Every(Strategy):
         self.operation_rate = 1.0
         self.meetings: dict[Any, Clock] = {}
         self.cells = Cells()
-        self.threads: dict[Any, list[Any]] = {}  # by stream
 
     def quanta(self, count: int) -> list[int]:
         return [ALONE] * count
@@ -372,12 +440,13 @@ class Every(Strategy):
     def ready_list(self) -> Standing:
         return Standing(self, self.turn)
 
+    def wait_of(self, predicate: Callable[[], bool]) -> Callable[[], bool]:
+        return self.world.cpu.wait_of(predicate)
+
     def turn(self) -> bool:
-        """Let something happen that nobody chooses: what is under way, or a host that need not wait any more."""
+        """Let something happen that nobody chooses."""
         world = self.world
         if world.operations:
             world._operate()
             return True
-        before = len(world.waiting_hosts)
-        world._poll_hosts()
-        return len(world.waiting_hosts) < before
+        return world.cpu.let_go()

@@ -2,7 +2,7 @@
 
 Two steps that meet in a byte depend on each other if one of them stores, but not if they commute:
 
-    add, add     nobody asks for the old values
+    add, add     nobody asks for the old values; at an mbarrier, arrivals of threads and copies in one phase
     load, store  the load gets the same answers before and after the store, and its thread hears the same or more; and
                  the store comes behind all others that have been made to the cell, however independent steps are put
 
@@ -31,7 +31,8 @@ def races(steps: list[Step]) -> list[tuple[int, int]]:
     """Set the clocks of a run's steps. Returns pairs that depend on each other, and that nothing else orders."""
     found: list[tuple[int, int]] = []
     loads: dict[Cell, list[Step]] = {}  # those that later stores may depend on
-    words: dict[tuple, list[int]] = {}  # the steps of cells that others meet with another size
+    words: dict[tuple, list[int]] = {}  # all steps
+    without_cell: dict[tuple, list[int]] = {}  # those of cells that others meet with another size, and of hosts
     numbers = {id(step): i for i, step in enumerate(steps)}
     for i, step in enumerate(steps):
         step.is_cut = False
@@ -40,20 +41,24 @@ def races(steps: list[Step]) -> list[tuple[int, int]]:
         if step.cell is None or step.cell.is_mixed:
             before = set(plain(steps, step, words))
             for word in step.access.words:
-                words.setdefault(word, []).append(i)
+                without_cell.setdefault(word, []).append(i)
         elif step.access.is_store:
-            before = set(stores_before(steps, step.cell, step.entry - 1, step.commutes))
+            phase = step.cell.entries[step.entry].phase if step.commutes else None
+            before = set(stores_before(steps, step.cell, step.entry - 1, phase))
             for at in before:
                 join(clock, steps[at].clock)
             before |= {numbers[id(load)] for load in loads_before(steps, step, loads, clock)}
+            before.update(plain(steps, step, without_cell))
         else:
             last = last_needed(steps, step)
-            before = set(stores_before(steps, step.cell, last, False))
+            before = {*stores_before(steps, step.cell, last), *plain(steps, step, without_cell)}
             loads.setdefault(step.cell, []).append(step)
         if step.refused and step.cell is not None and not step.cell.is_mixed:
             found += [(at, i) for at in where_it_succeeds(steps, step, last, known)]
         else:
             found += [(at, i) for at in immediate(steps, before, known, step.who)]
+        for word in step.access.words:
+            words.setdefault(word, []).append(i)
         for at in before:
             join(clock, steps[at].clock)
         clock[step.who] = i
@@ -74,16 +79,24 @@ def plain(steps: list[Step], step: Step, words: dict[tuple, list[int]]) -> Itera
         yield from (at for at in words.get(word, ()) if steps[at].access.meets(step.access))
 
 
-def stores_before(steps: list[Step], cell: Cell, entry: int, commutes: bool) -> Iterator[int]:
-    """The stores up to an entry on which one that reads it depends, or one that comes behind it."""
+def stores_before(steps: list[Step], cell: Cell, entry: int, phase: int | None = None) -> Iterator[int]:
+    """The stores up to an entry on which one that reads it depends, or one that comes behind it.
+
+    phase: of one that commutes with others of that phase
+    """
+    found: int | None = None
     for one in reversed(cell.entries[: entry + 1]):
         if one.step is None:
             continue
         if not steps[one.step].commutes:
             yield one.step
             return
-        if not commutes:
-            yield one.step
+        if one.phase == phase:
+            continue
+        if found not in (None, one.phase):  # that phase is before this one
+            return
+        found = one.phase
+        yield one.step
 
 
 def is_last_of_all(steps: list[Step], cell: Cell, entry: int, clock: Clock) -> bool:
@@ -93,7 +106,7 @@ def is_last_of_all(steps: list[Step], cell: Cell, entry: int, clock: Clock) -> b
         return False
     if not steps[at].commutes:
         return True
-    others = stores_before(steps, cell, entry - 1, False)
+    others = stores_before(steps, cell, entry - 1)
     return all(clock.get(steps[other].who, -1) >= other for other in others)
 
 
@@ -147,6 +160,9 @@ def where_it_succeeds(steps: list[Step], poll: Step, last: int, known: Clock) ->
     last: the number of the last entry that it comes behind
     """
     assert poll.cell is not None
+    if poll.cell.has_phases:
+        yield from where_phase_is_over(steps, poll, last, known)
+        return
     entries = poll.cell.entries
     has_one = False
     while True:
@@ -165,6 +181,23 @@ def where_it_succeeds(steps: list[Step], poll: Step, last: int, known: Clock) ->
         numbers = [steps[one].number or 0 for one in before if known.get(steps[one].who, -1) < one]
         if not poll.fails(values_without(entries[last].value, numbers)):
             yield stored
+            return
+
+
+def where_phase_is_over(steps: list[Step], poll: Step, last: int, known: Clock) -> Iterator[int]:
+    """The same of a poll of an mbarrier: the arrivals of the latest phase in which it might not fail."""
+    assert poll.cell is not None
+    entries = poll.cell.entries
+    while last >= 0 and entries[last].step is not None:
+        phase, arrivals = entries[last].phase, []
+        while last >= 0 and entries[last].step is not None and entries[last].phase == phase:
+            arrivals.append(entries[last].step)
+            last -= 1
+        new = [at for at in arrivals if at is not None and known.get(steps[at].who, -1) < at]
+        if not new:
+            return
+        if not poll.fails({phase}):
+            yield from new
             return
 
 

@@ -54,10 +54,14 @@ class Entry:
     step: the number of the step, None if it was none; who: of which thread
     is_add: whether it is an add that may commute with others
     is_alone: whether the stores before it are known to come before it: it is no add, or the adds are all of its thread
+    phase: of an mbarrier, to which the store belongs: those of one phase commute
+    lacks: how many arrivals and bytes that phase lacked before it
     least: the least reach of a reader that hears at least what it heard from the cell before; NEVER if none does
     """
 
-    __slots__ = ("value", "message", "stores", "step", "who", "is_add", "is_alone", "least", "is_wall")
+    __slots__ = (
+        "value", "message", "stores", "step", "who", "is_add", "is_alone", "phase", "lacks", "least", "is_wall",
+    )  # fmt: skip
 
     def __init__(self, value: int, message: Message | None, stores: tuple, is_wall: bool = False):
         self.value = value
@@ -69,19 +73,25 @@ class Entry:
         self.is_alone = True
         self.least = 1
         self.is_wall = is_wall
+        self.phase = 0
+        self.lacks: tuple[int, int] | None = None
 
 
 class Cell:
-    """The bytes that one size of access meets, and what they held. is_mixed: others meet them with another size."""
+    """The bytes that one size of access meets, and what they held.
 
-    __slots__ = ("allocation", "offset", "size", "entries", "is_mixed")
+    is_mixed: others meet them with another size: then nothing commutes
+    has_phases: whether it is an mbarrier, which holds how many of its phases are over
+    """
+
+    __slots__ = ("allocation", "offset", "size", "entries", "is_mixed", "has_phases")
 
     def __init__(self, allocation: Allocation, offset: int, size: int):
         self.allocation = allocation
         self.offset = offset
         self.size = size
         self.entries: list[Entry] = []
-        self.is_mixed = False
+        self.is_mixed = self.has_phases = False
 
     def look(self, value: int) -> None:
         """Before an access: whatever has changed it, but for stores that are steps, is a wall."""
@@ -95,9 +105,9 @@ class Cell:
         """A store that is a step. Returns its number."""
         before = self.entries[-1]
         entry.least = least_reach(before.message, entry.message)
-        entry.is_alone = not entry.is_add or (
-            not before.is_add or (before.is_alone and before.who == entry.who and not before.is_wall)
-        )
+        is_first = not before.is_add or before.phase != entry.phase
+        is_same = before.is_alone and before.who == entry.who and not before.is_wall
+        entry.is_alone = not entry.is_add or is_first or is_same
         self.entries.append(entry)
         return len(self.entries) - 1
 
@@ -109,6 +119,7 @@ class Cells:
         self.cells: dict[tuple[int, int, int], Cell] = {}
         self.by_word: dict[Any, set[Cell]] = {}
         self.kept: list[Any] = []  # so that no other object gets an id that is in use
+        self.of_mbarriers: dict[Any, Cell] = {}
 
     def of(self, allocation: Allocation, offset: int, size: int, words: Iterable[Any]) -> Cell:
         """words: what the tree takes for its words"""
@@ -124,6 +135,14 @@ class Cells:
                 if len(others) > 1:
                     for one in others:
                         one.is_mixed = True
+        return cell
+
+    def of_mbarrier(self, mbarrier: Any) -> Cell:
+        cell = self.of_mbarriers.get(mbarrier)
+        if cell is None:
+            cell = self.of_mbarriers[mbarrier] = Cell(mbarrier, 0, 8)
+            cell.has_phases = True
+            cell.entries.append(Entry(mbarrier.phases, None, (), is_wall=True))
         return cell
 
 

@@ -2,22 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .every_seen import Cell, Question, Reading, agree
 
-Who = tuple[int, str, int, int, int]  # rank, kernel, number of the launch, block, thread
+# Rank, kernel, number of the launch, block, thread; or whatever else names one who is to make an access in all runs.
+Who = tuple[int, str, int, int, int]
 Clock = dict[Who, int]  # the last step of each thread that comes before
 
 
-class Access(NamedTuple):
-    """What a thread is about to do. words: the 4-byte words of an allocation"""
+Words = frozenset[tuple[Any, int]]  # 4-byte words of allocations, each of them by its name
 
-    words: frozenset[tuple[Any, int]]
+
+class Access(NamedTuple):
+    """What a thread is about to do."""
+
+    words: Words
     is_store: bool
 
     def meets(self, other: Access) -> bool:
         return (self.is_store or other.is_store) and not self.words.isdisjoint(other.words)
+
+
+class Waiting(NamedTuple):
+    """A host that would not go on: the words that it has read to find out, and what comes before."""
+
+    words: Words
+    clock: Clock
+
+
+def words_of(name: Any, offset: int, nbytes: int) -> Words:
+    """The words of some bytes. name: of the allocation"""
+    return frozenset((name, word) for word in range(offset >> 2, (offset + nbytes + 3) >> 2))
+
+
+def name_of(allocation: Any) -> tuple[int, str]:
+    return allocation.rank, allocation.name
+
+
+class Underway:
+    """What will happen without a thread: it stands before an access as threads do, and happens when it is chosen.
+
+    clock: the last steps that come before it
+    """
+
+    __slots__ = ("who", "pending", "clock", "happen", "left")
+    dead = True  # once the run has ended nobody lets it happen
+
+    def __init__(self, who: Who, pending: Access, clock: Clock, happen: Callable[[Underway], object]):
+        self.who = who
+        self.pending = pending
+        self.clock = clock
+        self.happen = happen
+        self.left = 0
+
+    def switch(self) -> None:
+        self.happen(self)
 
 
 class Step:
@@ -29,14 +70,16 @@ class Step:
     is_add, number: whether it is an add that may commute with others; what it adds or, if it is a plain store, stores
     clock: the last step of each thread that comes before it, and itself
     is_cut: of a load, whether all later stores come behind it
+    arrival: at an mbarrier, how many arrivals and bytes have come
+    is_wait: whether a host goes on whose wait is over
     """
 
     __slots__ = (
         "who", "access", "after", "refused", "cell", "reading", "entry", "is_add", "number", "clock",
-        "is_cut",
+        "is_cut", "is_wait", "arrival",
     )  # fmt: skip
 
-    def __init__(self, who: Who, access: Access, after: Clock, cell: Cell, refused: list[dict[Question, bool]]):
+    def __init__(self, who: Who, access: Access, after: Clock, cell: Cell | None, refused: list[dict[Question, bool]]):
         self.who = who
         self.access = access
         self.after = after
@@ -48,6 +91,8 @@ class Step:
         self.number: int | None = None
         self.clock: Clock = {}
         self.is_cut = False
+        self.is_wait = False
+        self.arrival = (0, 0)
 
     @property
     def commutes(self) -> bool:

@@ -6,10 +6,10 @@ results. Neither are barriers, shuffles and votes: they wait for all whom they n
 
 from __future__ import annotations
 
-import dis
 import sys
-from functools import cache
-from types import CodeType, FrameType
+from collections.abc import Callable
+from functools import partial
+from types import FrameType
 from typing import Any
 
 from ..machine.kinds import KINDS, wrap
@@ -20,9 +20,10 @@ from ..models.checked import CheckedThread
 from ..models.knowledge import ALL_CLOCKS, Knowledge, Numbers
 from ..models.knowledge import Access as CheckedAccess
 from .every import ALONE
+from .every_loops import frames_above, is_in_loop, is_nested
 from .every_order import join
 from .every_seen import INTEGERS, Cell, Entry, Question, Reading, Seen, settled
-from .every_step import Access, Clock, Step
+from .every_step import Access, Clock, Step, name_of, words_of
 
 OWN = 1 << 40  # clocks of single threads are above those of warps
 MAX_POLLED = 64  # loads of a turn that are remembered; what is forgotten counts as a load like others
@@ -56,12 +57,7 @@ class EveryThread(CheckedThread):
         self.owner = self.owner._replace(own=OWN + block.serial * MAX_BLOCK + thread_idx)
         self.who = (self.rank, launch.name, launch.number, block.index, thread_idx)
         self.pending: Access | None = None
-        self.clock: Clock = {}
-        earlier = self.world.strategy.threads.setdefault(launch.stream, [])
-        for thread in earlier:
-            if thread.who[:3] != self.who[:3]:  # a kernel begins when those before it in its stream are done
-                join(self.clock, thread.clock)
-        earlier.append(self)
+        self.clock: Clock = self.world.order.begin(self)
         self.polled_here: list[tuple[int, Access, Clock, list[tuple[FrameType, int]]]] = []
         self.does_more = False
         self.before_load: Any = None
@@ -78,16 +74,21 @@ class EveryThread(CheckedThread):
     def meetings(self) -> dict[Any, Clock]:
         return self.world.strategy.meetings
 
-    def stand(self, allocation: Allocation, name: tuple, offset: int, kind: str, is_store: bool) -> None:
-        """Wait until it is this thread's turn."""
-        words = frozenset((name, word) for word in range(offset >> 2, (offset + KINDS[kind].size + 3) >> 2))
-        access = Access(words, is_store)
+    def stand_before(self, allocation: Allocation, name: tuple, offset: int, kind: str, is_store: bool) -> None:
+        """Wait until it is this thread's turn to access a cell."""
+        self.kind = kind
+        words = words_of(name, offset, KINDS[kind].size)
+        self.stand(Access(words, is_store), partial(self.look, allocation, offset))
+
+    def stand(self, access: Access, look: Callable[[], Cell]) -> None:
+        """Wait until it is this thread's turn. look: gives the cell as it is then"""
         tree = self.world.strategy.tree
+        is_store = access.is_store
         self.left = ALONE
-        self.kind, self.words, self.at = kind, words, None
+        self.words, self.at = access.words, None
         self.is_add = self.is_lazy = False
         if tree.probing == self.who:
-            self.look(allocation, offset)
+            look()
             return
         self.does_more = False
         if not is_store:
@@ -97,7 +98,7 @@ class EveryThread(CheckedThread):
         self.park()
         self.pending = None
         self.left = ALONE
-        cell = self.look(allocation, offset)
+        cell = look()
         if tree.probing == self.who:
             return
         clock = self.clock
@@ -126,10 +127,10 @@ class EveryThread(CheckedThread):
 
     def stand_global(self, address: int, kind: str, is_store: bool) -> None:
         allocation, offset = self.locate(address)
-        self.stand(allocation, (allocation.rank, allocation.name), offset, kind, is_store)
+        self.stand_before(allocation, name_of(allocation), offset, kind, is_store)
 
     def stand_shared(self, address: int, kind: str, is_store: bool) -> None:
-        self.stand(self.shared, self.who[:4], address, kind, is_store)
+        self.stand_before(self.shared, self.who[:4], address, kind, is_store)
 
     def load(self, address: int, kind: str, order: str, scope: str) -> Any:
         address = settled(address)
@@ -330,63 +331,3 @@ class EveryThread(CheckedThread):
         collective = super().collect(name, mask, value, site)
         join(self.clock, self.meetings[collective])
         return collective
-
-
-def frames_above(frame: FrameType | None) -> list[tuple[FrameType, int]]:
-    """The frames of a thread from its kernel inwards, each with the instruction at which it is."""
-    frames = []
-    while frame is not None:
-        frames.append((frame, frame.f_lasti))
-        frame = frame.f_back
-    return frames[::-1]
-
-
-def is_in_loop(load: list[tuple[FrameType, int]], turn: list[tuple[FrameType, int]]) -> bool:
-    """Whether a load lies in the loop of a turn: the innermost one of the innermost function that has one there."""
-    for depth in reversed(range(len(turn))):
-        frame, at = turn[depth]
-        if loop := innermost(frame.f_code, at):
-            if depth >= len(load) or load[depth][0] is not frame:
-                return False
-            return position_of(frame.f_code, load[depth][1]) in loop
-    return False
-
-
-@cache
-def positions(code: CodeType) -> list[tuple]:
-    return list(code.co_positions())
-
-
-def position_of(code: CodeType, at: int) -> tuple:
-    """Where in its file an instruction comes from: a loop's condition is compiled twice."""
-    return positions(code)[at // 2]
-
-
-def is_nested(turn: list[tuple[FrameType, int]]) -> bool:
-    """Whether the loop of a turn may have been entered before in the same frame: old loads look like its own."""
-    for frame, at in reversed(turn):
-        if loops := loops_around(frame.f_code, at):
-            return len({begin for begin, _ in loops}) > 1
-    return False
-
-
-@cache
-def loops_around(code: CodeType, at: int) -> list[tuple[int, int]]:
-    """The loops that hold an instruction: the offsets of their first and last ones."""
-    return [
-        (instruction.argval, instruction.offset)
-        for instruction in dis.get_instructions(code)
-        if "JUMP" in instruction.opname
-        and isinstance(instruction.argval, int)
-        and instruction.argval <= at <= instruction.offset
-    ]
-
-
-@cache
-def innermost(code: CodeType, at: int) -> frozenset[tuple]:
-    """Where the instructions of the innermost loop come from that holds one of them; nothing if no loop does."""
-    loops = loops_around(code, at)
-    if not loops:
-        return frozenset()
-    begin, end = min(loops, key=lambda loop: loop[1] - loop[0])
-    return frozenset(position_of(code, here) for here in range(begin, end + 2, 2))

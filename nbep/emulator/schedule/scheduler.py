@@ -173,7 +173,8 @@ class Scheduler:
             if isinstance(host, Host):
                 raise Aborted
             raise EmulatorError("this world has ended with an error") from self.failure
-        if predicate():
+        predicate = self.strategy.wait_of(predicate)
+        if not (isinstance(host, Host) and self.strategy.chooses_hosts) and predicate():
             return True
         deadline = NEVER if timeout_ns is None else self._host_now + timeout_ns
 
@@ -288,7 +289,8 @@ class Scheduler:
     def _look_around(self, finished: Callable[[], bool], describe: Describe) -> None:
         """Between two batches of steps: hosts, endless loops, and what happens when nothing is runnable."""
         self.current = None
-        self._poll_hosts()
+        if not self.strategy.chooses_hosts:
+            self._poll_hosts()
         if self.has_changed:
             self.has_changed = self._was_idle = False
             self._last_change = self.calls
@@ -340,7 +342,7 @@ class Scheduler:
         """Stop the run if each thread that can run has polled lately, or another one of its block has."""
         self.runnable += self.slow
         self.slow.clear()
-        threads = [thread for thread in self.runnable if not isinstance(thread, Host)]
+        threads = [thread for thread in self.runnable if hasattr(thread, "polled")]
         blocks = {thread.block for thread in threads}
         is_endless = all(any(thread.polled for thread in block.threads) for block in blocks)
         if self._was_idle and blocks and is_endless and not self._look_again():

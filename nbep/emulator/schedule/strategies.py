@@ -15,7 +15,7 @@ Bugs", ASPLOS 2010 (PCT)
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
 from typing import Any
 
@@ -40,6 +40,7 @@ class Strategy:
 
     name = "uniform"
     slow_reluctance = _SLOW
+    chooses_hosts = False  # whether it says which of the hosts that wait goes on
     world: Any = None  # whose threads it chooses from
 
     def __init__(self, seed: int, draws: random.Random):
@@ -68,6 +69,10 @@ class Strategy:
     def host_reluctance(self, rank: int, num_ranks: int) -> float:
         """The same for a host; asked before anything runs."""
         return 0.0
+
+    def wait_of(self, predicate: Callable[[], bool]) -> Callable[[], bool]:
+        """The predicate for which a host waits, as it is to be asked."""
+        return predicate
 
     def ready_list(self) -> Ready | None:
         """Where threads and hosts wait for their turn; None for a list of which anyone may come next."""

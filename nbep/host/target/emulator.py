@@ -180,9 +180,10 @@ class EmulatedEvent(Event):
 
     @property
     def done(self) -> bool:
-        if self.event.done:
+        is_done = self.event.done
+        if is_done:
             self.event.tell_host()
-        return self.event.done
+        return is_done
 
     def current_stream_wait(self) -> None:
         self._runtime.wait_until(lambda: self.done, lambda: f"an event of stream {self.event.stream.name}")

@@ -1,0 +1,108 @@
+"""Bulk loads and mbarriers under the strategy `every`: when a load is there is a choice, if somebody can see it.
+
+A load that is there stores to its mbarrier, as the arrivals of threads do. Who asks whether a phase is over loads from
+it. Arrivals and loads of one phase commute: which of them ends it nobody can see. Bulk stores are seen by those alone
+who wait for their groups: they happen at once, since whoever does not wait races with them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from ..machine.bulk import MBarrier
+from ..machine.stream import MAX_BLOCK
+from ..machine.world import NEVER
+from .every_loops import frames_above, is_same_turn
+from .every_seen import Cell, Entry, Reading, settled
+from .every_step import Access, Step, Underway, words_of
+from .every_thread import EveryThread
+
+
+class EveryCopyThread(EveryThread):
+    """A thread of a run of a tree.
+
+    copies: loads that it has started
+    asked: the mbarrier and the phase that it has asked for last, and where; it was not over
+    """
+
+    __slots__ = ("copies", "asked")
+
+    def __init__(self, block: Any, thread_idx: int, warp: Any, hub: Any):
+        super().__init__(block, thread_idx, warp, hub)
+        self.copies = 0
+        self.asked: tuple[MBarrier, int, list[tuple[FrameType, int]]] | None = None
+
+    def cell_at(self, mbarrier: MBarrier) -> Cell:
+        return self.world.strategy.cells.of_mbarrier(mbarrier)
+
+    def access_to(self, mbarrier: MBarrier, is_store: bool) -> Access:
+        return Access(words_of(("mbarrier", *self.who[:4]), mbarrier.address, 8), is_store)
+
+    def arrive_at(self, mbarrier: MBarrier, nbytes: int) -> None:
+        nbytes = settled(nbytes)
+        self.stand(self.access_to(mbarrier, True), lambda: self.cell_at(mbarrier))
+        at = self.at
+        assert at is not None
+        self.make_arrival(at, mbarrier, (1, -nbytes), lambda: super(EveryCopyThread, self).arrive_at(mbarrier, nbytes))
+        self.at = None
+
+    def make_arrival(self, at: int, mbarrier: MBarrier, arrival: tuple[int, int], make: Callable[[], None]) -> None:
+        """A step is an arrival of threads, and of bytes."""
+        step = self.world.strategy.tree.steps[at]
+        cell = self.cell_at(mbarrier)
+        phase, lacks = mbarrier.phases, (mbarrier.arrivals_left, mbarrier.tx_bytes)
+        make()
+        step.arrival = arrival
+        step.is_add = True
+        step.reading = Reading(self, cell, 0, "relaxed", "cta", is_old=True)
+        entry = Entry(mbarrier.phases, None, ())
+        entry.step, entry.who, entry.is_add = at, step.who, True
+        entry.phase, entry.lacks = phase, lacks
+        step.entry = cell.add(entry)
+        if mbarrier.arrivals_left < 0 or (mbarrier.arrivals_left == 0 and mbarrier.tx_bytes < 0):
+            cell.is_mixed = True  # more than the phase can take: in another order the next one may get it
+
+    def await_load(self, arrive: Callable[[], None], mbarrier: MBarrier, nbytes: int) -> None:
+        self.copies += 1
+        who = (*self.who[:4], self.copies * MAX_BLOCK + self.thread_idx)  # behind all threads
+
+        def happen(load: Underway) -> None:
+            at = self.world.strategy.tree.step(Step(who, load.pending, load.clock, self.cell_at(mbarrier), []))
+            load.clock = {who: at}
+            self.make_arrival(at, mbarrier, (0, nbytes), arrive)
+
+        load = Underway(who, self.access_to(mbarrier, True), self.clock, happen)
+        self.world.order.add(self.block.launch, load)
+        self.runnable.append(load)
+
+    def mbarrier_try_wait(self, address: int, parity: int) -> bool:
+        """It looks once. A loop that does nothing else waits, as one that polls a cell does."""
+        mbarrier, parity = self._mbarrier(settled(address)), settled(parity) & 1
+        here = frames_above(sys._getframe(1))
+        if self.asked is not None and self.asked[:2] == (mbarrier, parity) and is_same_turn(self.asked[2], here):
+            self.spin(NEVER)
+        self.stand(self.access_to(mbarrier, False), lambda: self.cell_at(mbarrier))
+        self.reading = reading = Reading(self, self.cell_at(mbarrier), 0, "acquire", "cta", is_old=False)
+        if self.made is not None:
+            self.made.reading = reading
+        reading.ask(((("and", 1),), "ne", parity))
+        self.at = None
+        if mbarrier.phase != parity:
+            self.asked = None
+            self.hear_phase(mbarrier)
+            return True
+        self.asked = mbarrier, parity, here
+        cell: Any = (mbarrier, 0, "phase", mbarrier.phase)
+        self.polled[cell[0], 0] = cell
+        return False
+
+    def spin(self, deadline_ns: int) -> bool:
+        self.asked = None
+        return super().spin(deadline_ns)
+
+    def hear_entry(self, reading: Reading) -> None:
+        if not reading.cell.has_phases:  # else see `hear_phase`
+            super().hear_entry(reading)

@@ -1,0 +1,331 @@
+"""Hosts, streams and SMs under the strategy `every`: which of what they do is a choice, and what comes before what.
+
+a host polls a word, or stores one      an access of the tree, as those of threads
+a host asks whether an event is done    the same: from the next run on, a stream that comes to that event is one, too
+a host waits                            it goes on where its predicate holds: a load of all words that this reads. A
+                                        wait that reads none, as one for an event or for other hosts, ends at once
+a kernel starts, a stream waits         at once, behind what comes before it; but where SMs can run short, who asks
+                                        for them and who gives one back are accesses to the SMs of the rank
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from greenlet import getcurrent
+
+from ..machine.access import wake_watchers
+from ..machine.memory import WORD_BYTES, Allocation
+from ..machine.sms import Sms
+from ..models.host import CheckedHost
+from ..models.knowledge import GRANULE_BITS
+from ..models.streams import CheckedOrder, Point
+from .every_order import join
+from .every_seen import Cell, Entry
+from .every_step import Access, Clock, Step, Underway, Waiting, Who, Words, name_of, words_of
+from .scheduler import Host
+
+KIND_OF = {4: "s32", 8: "s64"}  # words of the host, by their bytes
+
+
+def running_host() -> Host | None:
+    """The host that asks, if one does."""
+    host = getcurrent()
+    return host if isinstance(host, Host) else None
+
+
+def who_is(host: Host) -> Who:
+    return (host.rank, "", 0, 0, 0)
+
+
+class EveryHost(CheckedHost):
+    """The hosts of a run of a tree.
+
+    clocks: the last steps that come before the next one of a host, by rank
+    leaving: hosts that wait and that may go on, each before what it has to read for that
+    stored: the store that it makes now
+    noted: the words that a predicate has read, while one is asked; is_dry: to find out alone
+    """
+
+    world: Any
+
+    def __init__(self, world: Any):
+        super().__init__(world)
+        self.clocks: dict[int, Clock] = {}
+        self.leaving: dict[Who, Underway] = {}
+        self.noted: set[tuple[Any, int]] | None = None
+        self.is_dry = False
+        self.stored: Step | None = None
+
+    # --- accesses -------------------------------------------------------------------------------------------------
+
+    def read(self, allocation: Allocation, offset: int, size: int, count: int, polls: bool) -> None:
+        words = words_of(name_of(allocation), offset, size * count)
+        host = running_host()
+        if self.noted is not None:
+            self.noted |= words if polls else set()
+        elif polls and host is not None:
+            self.stand(host, Access(words, False))
+            self.step(host, Access(words, False))
+        if not self.is_dry:
+            super().read(allocation, offset, size, count, polls)
+
+    def write(self, allocation: Allocation, offset: int, nbytes: int) -> None:
+        host = running_host()
+        if host is not None and nbytes <= WORD_BYTES:
+            words = words_of(name_of(allocation), offset, nbytes)
+            self.stand(host, Access(words, True))
+            cell = self.world.strategy.cells.of(allocation, offset, nbytes, words)
+            if nbytes in KIND_OF:
+                cell.look(allocation.read(offset, KIND_OF[nbytes]))
+            else:
+                cell.is_mixed = True
+            self.stored = self.step(host, Access(words, True), cell)
+        super().write(allocation, offset, nbytes)
+
+    def has_written(self, allocation: Allocation, offset: int, nbytes: int) -> None:
+        super().has_written(allocation, offset, nbytes)
+        step, self.stored = self.stored, None
+        if step is not None and step.cell is not None and nbytes in KIND_OF:
+            step.number = allocation.read(offset, KIND_OF[nbytes])
+            stores = allocation.last_stores.get(offset >> GRANULE_BITS, ())
+            here = tuple(store for store in stores if store.begin == offset)
+            entry = Entry(step.number, allocation.messages.get(offset), here)
+            entry.step, entry.who = self.clocks[step.who[0]][step.who], step.who
+            step.entry = step.cell.add(entry)
+        for granule in range(offset >> 3, (offset + nbytes + 7) >> 3):
+            wake_watchers(allocation, granule)
+
+    def stand(self, host: Host, access: Access) -> None:
+        """Wait until it is this host's turn."""
+        turn = Underway(who_is(host), access, self.clock_of(host), lambda _: self.go_on(host))
+        self.world.runnable.append(turn)
+        self.world.hub.switch()
+
+    def go_on(self, host: Host) -> None:
+        self.world.current = host
+        host.switch()
+
+    def step(self, host: Host, access: Access, cell: Cell | None = None, *, is_wait: bool = False) -> Step:
+        step = Step(who_is(host), access, self.clock_of(host), cell, [])
+        step.is_wait = is_wait
+        self.clocks[host.rank] = {step.who: self.world.strategy.tree.step(step)}
+        return step
+
+    def clock_of(self, host: Host) -> Clock:
+        return self.clocks.setdefault(host.rank, {})
+
+    # --- waits ----------------------------------------------------------------------------------------------------
+
+    def wait_of(self, predicate: Callable[[], bool]) -> Callable[[], bool]:
+        """The predicate, which is no choice where it is asked: when a host goes on is one."""
+
+        def ask() -> bool:
+            if self.noted is not None:
+                return predicate()
+            self.noted = set()
+            try:
+                return predicate()
+            finally:
+                self.noted = None
+
+        return ask
+
+    def let_go(self) -> bool:
+        """Let those hosts go on whose waits are over, and read no words. Whether there is one.
+
+        Of the others: who may go on, and who may not.
+        """
+        world = self.world
+        tree = world.strategy.tree
+        self.leaving = {}
+        tree.hosts = {}
+        has_gone = False
+        for host in list(world.waiting_hosts):
+            is_over, words = self.ask(host)
+            who = who_is(host)
+            if not is_over:
+                if words:
+                    tree.hosts[who] = Waiting(words, self.clock_of(host))
+            elif words:
+                self.leaving[who] = Underway(who, Access(words, False), self.clock_of(host), self.leaver(host))
+            else:
+                has_gone = True
+                world.waiting_hosts.remove(host)
+                world.runnable.append(host)
+                world.has_changed = True
+        return has_gone
+
+    def ask(self, host: Host) -> tuple[bool, Words]:
+        """Whether a host's wait is over, and what it reads to find out. Nothing is told to it."""
+        assert host.predicate is not None
+        self.noted, self.is_dry = set(), True
+        try:
+            is_over = host.predicate()
+            return is_over, frozenset(self.noted)
+        finally:
+            self.noted, self.is_dry = None, False
+
+    def leaver(self, host: Host) -> Callable[[Underway], None]:
+        def leave(turn: Underway) -> None:
+            self.world.waiting_hosts.remove(host)
+            self.world.has_changed = True
+            self.step(host, turn.pending, is_wait=True)
+            self.go_on(host)
+
+        return leave
+
+
+class Queued(NamedTuple):
+    """What comes before something that a host has queued: for `checked`, and for the tree."""
+
+    point: Point
+    clock: Clock
+
+
+class EveryOrder(CheckedOrder):
+    """What comes before a kernel, an event and a host's next step.
+
+    clocks: by stream, of all that it has done; ends: of those who run in a launch; marks: by what stands in a stream
+    come: events that a host has asked for, and that a stream may pass now; held: those at which one waits
+    """
+
+    world: Any
+
+    def __init__(self, world: Any):
+        super().__init__(world)
+        self.clocks: dict[Any, Clock] = {}
+        self.running: dict[Any, list[Any]] = {}
+        self.marks: dict[Any, Clock] = {}
+        self.come: set[Any] = set()
+        self.held: set[Any] = set()
+        self.seen_by: set[tuple[int, Any]] = set()
+
+    def queued(self, stream: Any) -> Any:
+        host = running_host()
+        return Queued(super().queued(stream), {} if host is None else dict(self.world.cpu.clock_of(host)))
+
+    def clock_at(self, stream: Any, queued: Queued) -> Clock:
+        clock = self.clocks.setdefault(stream, {})
+        join(clock, queued.clock)
+        return clock
+
+    def start(self, launch: Any, queued: Any) -> None:
+        self.clock_at(launch.stream, queued)
+        self.running[launch] = []
+        super().start(launch, queued.point)
+
+    def begin(self, thread: Any) -> Clock:
+        """A thread is there: what comes before its first step."""
+        launch = thread.block.launch
+        self.add(launch, thread)
+        clock = dict(self.clocks[launch.stream])
+        join(clock, getattr(launch.stream.sms, "clock", {}))
+        return clock
+
+    def add(self, launch: Any, one: Any) -> None:
+        """Something that must be over before the launch is."""
+        self.running[launch].append(one)
+
+    def end(self, launch: Any) -> None:
+        super().end(launch)
+        for one in self.running.pop(launch):
+            join(self.clocks[launch.stream], one.clock)
+
+    def record(self, mark: Any, queued: Any) -> None:
+        self.marks[mark] = dict(self.clock_at(mark.stream, queued))
+        super().record(mark, queued.point)
+
+    def wait(self, stream: Any, mark: Any, queued: Any) -> None:
+        join(self.clock_at(stream, queued), self.marks[mark])
+        super().wait(stream, mark, queued.point)
+
+    def seen(self, mark: Any) -> None:
+        if self.world.cpu.is_dry:
+            return
+        host = running_host()
+        if host is not None:
+            self.seen_by.add((host.rank, mark))
+            join(self.world.cpu.clock_of(host), self.marks[mark])
+        super().seen(mark)
+
+    # --- events that a host asks for ------------------------------------------------------------------------------
+
+    def name_of(self, mark: Any) -> tuple:
+        rank = mark.stream.rank
+        number = [stream for stream in self.world.streams if stream.rank == rank].index(mark.stream)
+        return ("event", rank, number, mark.place)
+
+    def is_done(self, mark: Any) -> bool:
+        host, cpu = running_host(), self.world.cpu
+        if host is not None and cpu.noted is None and (host.rank, mark) not in self.seen_by:
+            name, tree = self.name_of(mark), self.world.strategy.tree
+            if name not in tree.looked_at:
+                tree.looked_at.add(name)
+                tree.is_stale = True
+            access = Access(frozenset({(name, 0)}), False)
+            cpu.stand(host, access)
+            cpu.step(host, access)
+        return mark.done
+
+    def holds(self, stream: Any, mark: Any, queued: Any) -> bool:
+        name, tree = self.name_of(mark), self.world.strategy.tree
+        if name not in tree.looked_at or mark in self.come:
+            return False
+        if mark not in self.held:
+            self.held.add(mark)
+
+            def come(turn: Underway) -> None:
+                self.come.add(mark)
+                step = Step(turn.who, turn.pending, turn.clock, None, [])
+                self.clocks[stream] = {turn.who: tree.step(step)}
+                stream.advance()
+
+            who = (stream.rank, "event", name[2], mark.place, 0)
+            access = Access(frozenset({(name, 0)}), True)
+            self.world.runnable.append(Underway(who, access, dict(self.clock_at(stream, queued)), come))
+        return True
+
+
+class EverySms(Sms):
+    """SMs that can run short: who asks for them, and who gives one back, comes in an order that is a choice.
+
+    clock: the last of these steps
+    """
+
+    def __init__(self, world: Any, rank: int, number: int):
+        super().__init__(number)
+        self.world = world
+        self.words: Words = frozenset({(("SMs", rank), 0)})
+        self.clock: Clock = {}
+        self.left: set[Any] = set()  # blocks that have given theirs back, or are about to
+
+    def stand(self, launch: Any, block: int, clock: Clock, happen: Callable[[], None]) -> None:
+        def come(turn: Underway) -> None:
+            step = Step(turn.who, turn.pending, turn.clock, None, [])
+            turn.clock = self.clock = {turn.who: self.world.strategy.tree.step(step)}
+            happen()
+
+        who = (launch.rank, launch.name, launch.number, block, 0)
+        self.world.runnable.append(Underway(who, Access(self.words, True), clock, come))
+
+    def start(self, launch: Any) -> None:
+        def come() -> None:
+            self.waiting.append(launch)
+            self.fill()
+
+        self.stand(launch, -1, dict(self.world.order.clocks[launch.stream]), come)
+
+    def block_left(self, launch: Any) -> None:
+        block = next(block for block in launch.blocks if not block.live and block not in self.left)
+        self.left.add(block)
+        clock: Clock = {}
+        for thread in block.threads:
+            join(clock, thread.clock)
+
+        def leave() -> None:
+            self.held -= 1
+            self.fill()
+
+        self.stand(launch, -2 - block.index, clock, leave)

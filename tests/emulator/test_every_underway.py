@@ -1,0 +1,412 @@
+"""The tree of all schedules goes through what is under way: copies, hosts, kernels that start, events."""
+
+import numpy as np
+import pytest
+from every_schedule import run_all
+
+from nbep.emulator import DataRace, DeadlockError, Uninitialized, UseAfterFree, World, current_thread
+
+NEVER_NS = 1 << 62
+COPY = 16  # bytes
+
+
+def numbers_in(space, cells):
+    """What the host gets that polls the cells, which lie 16 bytes apart, one after the other."""
+    return [int(space.read(cells, np.int32, at, 1, polls=True)[0]) for at in range(0, cells.nbytes, 16)]
+
+
+def store(space, cells, index, number):
+    space.write(cells, 16 * index, np.array([number], np.int32))
+
+
+def run_host(strategy, main, num_cells=1, num_sms=None, seed=0):
+    """Run main(rank's context, cells, world) as the host of the only rank."""
+    world = World(1, seed, memory_model="checked", strategy=strategy, num_sms=num_sms)
+    context = world.ranks[0]
+    cells = context.space.allocate(16 * num_cells, "cells", zero=True)
+    return world.run([lambda: main(context, cells, world)])[0]
+
+
+# --- bulk loads -----------------------------------------------------------------------------------------------------
+
+
+def copy_to_stage(look, num_threads=1, num_copies=1):
+    """A kernel whose first thread starts copies; look(thread, its stage) is what each of them does then."""
+
+    def program(strategy, seed=0):
+        told = {}
+
+        def kernel(data):
+            t = current_thread()
+            if t.thread_idx == 0:
+                t.mbarrier_init(0, 1)
+            t.barrier(0, num_threads)
+            if t.thread_idx == 0:
+                t.mbarrier_arrive_expect_tx(0, num_copies * COPY)
+                for i in range(num_copies):
+                    t.bulk_load(COPY * (i + 1), data, COPY, 0)
+            told[t.thread_idx] = look(t)
+
+        def main(context, cells, world):
+            stream = context.create_stream("main")
+            stream.launch(kernel, (cells.address,), 1, num_threads, COPY * (num_copies + 1))
+            stream.synchronize()
+
+        run_host(strategy, main, seed=seed)
+        return tuple(told[i] for i in range(num_threads))
+
+    return program
+
+
+def wait(t):
+    while not t.mbarrier_try_wait(0, 0):
+        t.spin(NEVER_NS)
+
+
+def test_who_waits_for_copies_does_not_multiply_schedules():
+    tree, _ = run_all(copy_to_stage(wait, num_threads=32, num_copies=4))
+    assert (tree.schedules, tree.redundant) == (1, 0)
+
+
+def test_who_asks_whether_a_copy_is_there_may_get_both_answers():
+    tree, answers = run_all(copy_to_stage(lambda t: t.mbarrier_try_wait(0, 0)))
+    assert (tree.schedules, tree.redundant, answers) == (2, 0, {(False,), (True,)})
+
+
+def read_without_waiting(t):
+    """It asks, and takes a no for a yes."""
+    if not t.mbarrier_try_wait(0, 0):
+        t.load_shared(COPY, "s32", "weak")
+
+
+def test_an_answer_that_nobody_heeds_is_found_though_no_seed_shows_it():
+    program = copy_to_stage(read_without_waiting)
+    for seed in range(20):
+        program("uniform", seed)
+    with pytest.raises((DataRace, Uninitialized)):
+        run_all(program)
+
+
+def test_a_copy_for_the_next_phase_that_comes_too_early_is_found():
+    """Nothing orders the larger copy behind the first phase: if it is there first, that phase never ends."""
+
+    def program(strategy):
+        def kernel(data):
+            t = current_thread()
+            t.mbarrier_init(0, 1)
+            t.mbarrier_arrive_expect_tx(0, COPY)
+            for i in (1, 2):
+                t.bulk_load(COPY * i, data, COPY * i, 0)
+            wait(t)
+            t.mbarrier_arrive_expect_tx(0, 2 * COPY)
+            while not t.mbarrier_try_wait(0, 1):
+                t.spin(NEVER_NS)
+
+        def main(context, cells, world):
+            stream = context.create_stream("main")
+            stream.launch(kernel, (cells.address,), 1, 1, 4 * COPY)
+            stream.synchronize()
+
+        try:
+            run_host(strategy, main, num_cells=2)
+        except DeadlockError:
+            return "hangs"
+        return "ends"
+
+    assert run_all(program)[1] == {"ends", "hangs"}
+
+
+def tell_too_late(strategy, seed=0):
+    """One thread stores after the phase for which the other one has waited, and then arrives in the next phase."""
+
+    def kernel(data):
+        t = current_thread()
+        if t.thread_idx == 0:
+            t.mbarrier_init(0, 2)
+        t.barrier(0, 2)
+        t.mbarrier_arrive(0)
+        wait(t)
+        if t.thread_idx == 0:
+            t.load(data, "s32", "weak", "cta")
+        else:
+            t.store(data, "s32", 1, "weak", "cta")
+            t.mbarrier_arrive(0)
+
+    def main(context, cells, world):
+        stream = context.create_stream("main")
+        stream.launch(kernel, (cells.address,), 1, 2, COPY)
+        stream.synchronize()
+
+    run_host(strategy, main, seed=seed)
+
+
+def test_who_arrives_in_the_next_phase_tells_nothing_in_this_one():
+    with pytest.raises(DataRace):
+        run_all(tell_too_late)
+    for seed in range(20):
+        with pytest.raises(DataRace):
+            tell_too_late("uniform", seed)
+
+
+# --- hosts ----------------------------------------------------------------------------------------------------------
+
+
+def count_up(base, most):
+    t = current_thread()
+    for _ in range(most):
+        t.atomic("add", base, "s32", 1, "release", "sys")
+
+
+def look_at_counter(most):
+    def program(strategy):
+        def main(context, cells, world):
+            stream = context.create_stream("main")
+            stream.launch(count_up, (cells.address, most), 1, 1)
+            seen = numbers_in(context.space, cells)[0]
+            stream.synchronize()
+            return seen
+
+        return run_host(strategy, main)
+
+    return program
+
+
+def test_a_host_that_looks_at_a_counter_sees_each_of_its_numbers_once():
+    tree, numbers = run_all(look_at_counter(3))
+    assert (tree.schedules, tree.redundant, numbers) == (4, 0, {0, 1, 2, 3})
+
+
+def test_a_host_that_fails_at_one_number_alone_is_found():
+    program = look_at_counter(3)
+
+    def fails(strategy):
+        assert program(strategy) != 2
+
+    with pytest.raises(AssertionError):
+        run_all(fails)
+
+
+def test_a_host_that_waits_for_a_counter_does_not_multiply_schedules():
+    def program(strategy):
+        def main(context, cells, world):
+            stream = context.create_stream("main")
+            stream.launch(count_up, (cells.address, 4), 1, 1)
+            world.host_wait(lambda: numbers_in(context.space, cells)[0] == 4, "the counter")
+
+        run_host(strategy, main)
+
+    tree, _ = run_all(program)
+    assert (tree.schedules, tree.redundant) == (1, 0)
+
+
+def test_a_host_that_waits_for_a_number_may_miss_it():
+    def program(strategy):
+        def main(context, cells, world):
+            stream = context.create_stream("main")
+            stream.launch(count_up, (cells.address, 3), 1, 1)
+            world.host_wait(lambda: numbers_in(context.space, cells)[0] == 2, "the number 2")
+
+        try:
+            run_host(strategy, main)
+        except DeadlockError:
+            return "hangs"
+        return "ends"
+
+    assert run_all(program)[1] == {"ends", "hangs"}
+
+
+def test_what_a_host_stores_may_come_early_or_late():
+    def program(strategy):
+        seen = []
+
+        def kernel(base):
+            t = current_thread()
+            seen.extend(int(t.load(base, "s32", "acquire", "sys")) for _ in range(2))
+
+        def main(context, cells, world):
+            stream = context.create_stream("main")
+            stream.launch(kernel, (cells.address,), 1, 1)
+            store(context.space, cells, 0, 1)
+            stream.synchronize()
+
+        run_host(strategy, main)
+        return tuple(seen)
+
+    tree, seen = run_all(program)
+    assert (tree.schedules, seen) == (3, {(0, 0), (0, 1), (1, 1)})
+
+
+def test_a_kernel_that_waits_for_the_host_does_not_multiply_schedules():
+    def program(strategy):
+        def kernel(base):
+            t = current_thread()
+            while t.load(base, "s32", "acquire", "sys") == 0:
+                t.spin(NEVER_NS)
+
+        def main(context, cells, world):
+            stream = context.create_stream("main")
+            stream.launch(kernel, (cells.address,), 2, 32)
+            store(context.space, cells, 0, 1)
+            stream.synchronize()
+
+        run_host(strategy, main)
+
+    tree, _ = run_all(program)
+    assert (tree.schedules, tree.redundant) == (1, 0)
+
+
+def test_who_asks_whether_a_kernel_is_done_may_get_both_answers():
+    def program(strategy):
+        def main(context, cells, world):
+            stream = context.create_stream("main")
+            stream.launch(count_up, (cells.address, 1), 1, 1)
+            end = stream.record()
+            is_done = end.done
+            world.host_wait(lambda: end.done, "the end")
+            return is_done, end.done
+
+        return run_host(strategy, main)
+
+    tree, answers = run_all(program)
+    assert (tree.schedules, tree.redundant, answers) == (2, 0, {(False, True), (True, True)})
+
+
+# --- starts of kernels ----------------------------------------------------------------------------------------------
+
+
+def meet_on(num_sms):
+    """Two kernels of two streams: the first one waits for the second. Says how that ends."""
+
+    def program(strategy):
+        def await_other(base):
+            t = current_thread()
+            while t.load(base, "s32", "acquire", "sys") == 0:
+                t.spin(NEVER_NS)
+
+        def tell(base):
+            current_thread().store(base, "s32", 1, "release", "sys")
+
+        def main(context, cells, world):
+            streams = [context.create_stream(name) for name in ("first", "second")]
+            for stream, kernel in zip(streams, (await_other, tell), strict=True):
+                stream.launch(kernel, (cells.address,), 1, 1)
+            for stream in streams:
+                stream.synchronize()
+
+        try:
+            run_host(strategy, main, num_sms=num_sms)
+        except DeadlockError:
+            return "hangs"
+        return "ends"
+
+    return program
+
+
+def test_who_comes_first_to_the_only_sm_is_a_choice():
+    """One order alone hangs."""
+    assert run_all(meet_on(1))[1] == {"ends", "hangs"}
+    assert run_all(meet_on(2))[1] == {"ends"}
+
+
+def test_without_a_limit_a_start_is_no_choice():
+    tree, ends = run_all(meet_on(None))
+    assert (tree.schedules, tree.redundant, ends) == (1, 0, {"ends"})
+
+
+def test_which_of_two_blocks_gives_its_sm_to_the_third_is_a_choice():
+    """The third block stores behind one of the two others, and maybe before the end of the other one."""
+
+    def program(strategy):
+        seen = []
+
+        def kernel(base):
+            t = current_thread()
+            if t.block_idx == 2:
+                t.store(base, "s32", 1, "relaxed", "sys")
+            else:
+                seen.append((t.block_idx, int(t.load(base, "s32", "relaxed", "sys"))))
+
+        def main(context, cells, world):
+            stream = context.create_stream("main")
+            stream.launch(kernel, (cells.address,), 3, 1)
+            stream.synchronize()
+
+        run_host(strategy, main, num_sms=2)
+        return tuple(sorted(seen))
+
+    assert run_all(program)[1] == {((0, 0), (1, 0)), ((0, 0), (1, 1)), ((0, 1), (1, 0))}
+
+
+# --- what "all" leaves out: programs on which assumptions of docs/every_schedule.md fail ----------------------------
+
+
+def test_hosts_share_python_variables_in_one_order_alone():
+    """The other order of the two ranks' hosts is never run: nothing that is recorded tells them apart."""
+
+    def program(strategy):
+        order = []
+        world = World(2, 0, memory_model="checked", strategy=strategy)
+        world.run([lambda rank=rank: order.append(rank) for rank in range(2)])
+        return tuple(order)
+
+    tree, orders = run_all(program)
+    assert (tree.schedules, len(orders)) == (1, 1)
+
+
+def test_a_wait_of_a_host_looks_at_all_its_cells_at_once():
+    """A real host may read the first cell before the kernel has stored to it, and the second one later."""
+
+    def program(strategy):
+        def kernel(base):
+            t = current_thread()
+            for cell in range(2):
+                t.store(base + 16 * cell, "s32", 1, "release", "sys")
+
+        def main(context, cells, world):
+            stream = context.create_stream("main")
+            stream.launch(kernel, (cells.address,), 1, 1)
+            world.host_wait(lambda: numbers_in(context.space, cells) == [0, 1], "the second cell alone")
+
+        try:
+            run_host(strategy, main, num_cells=2)
+        except DeadlockError:
+            return "hangs"
+        return "ends"
+
+    assert run_all(program)[1] == {"hangs"}
+
+
+def free_too_early(strategy, seed=0):
+    """The host frees memory once the second thread has told it so; the first one may still store there."""
+
+    def kernel(base, data):
+        t = current_thread()
+        t.store(base + 16 * t.thread_idx, "s32", 1, "release", "sys")
+        if t.thread_idx == 0:
+            for _ in range(1000):
+                t.fence("acq_rel", "gpu")  # it takes its time
+            t.store(data, "s32", 1, "weak", "sys")
+
+    def main(context, cells, world):
+        data = context.space.allocate(16, "data")
+        stream = context.create_stream("main")
+        stream.launch(kernel, (cells.address, data.address), 1, 2)
+        world.host_wait(lambda: context.space.read(cells, np.int32, 16, 1, polls=True)[0] == 1, "the second thread")
+        context.space.free(data)
+        stream.synchronize()
+
+    run_host(strategy, main, num_cells=2, seed=seed)
+
+
+def is_found(seed):
+    try:
+        free_too_early("uniform", seed)
+    except UseAfterFree:
+        return True
+    return False
+
+
+def test_that_memory_is_freed_is_no_choice():
+    """A seed finds what is freed too early; in the only schedule the store comes before."""
+    assert run_all(free_too_early)[0].schedules == 1
+    assert any(is_found(seed) for seed in range(20))
