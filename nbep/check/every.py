@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 
@@ -18,7 +19,9 @@ from nbep.check.runs import Finding, Run, perform
 from nbep.check.scenario import ScenarioError, load_scenario
 from nbep.device.terminal import progress, write_json
 from nbep.emulator.schedule.every import Every, Redundant, Tree
+from nbep.emulator.schedule.every_step import Who
 
+Found = TypeVar("Found")
 NOTHING_FOUND, FOUND, NOT_ALL = 0, 1, 3
 LIMIT, MINUTES = 100_000, 10.0  # runs and time, if nobody says how many
 FILE = "schedule.json"
@@ -63,14 +66,20 @@ def check_all(
 
 def one(tree: Tree, run: Run) -> Finding | None:
     """The next run of the tree."""
+    checked = replace(run, memory_model="checked")
+    return next_run(tree, lambda strategy: perform(checked, strategy=strategy))
+
+
+def next_run(tree: Tree, attempt: Callable[[Every], Found | None]) -> Found | None:
+    """The next run of the tree; what it finds, or None."""
     try:
-        finding = perform(replace(run, memory_model="checked"), strategy=Every(tree))
+        found = attempt(Every(tree))
     except Redundant:
         tree.end(is_redundant=True)
         return None
-    if finding is None:
+    if found is None:
         tree.end()
-    return finding
+    return found
 
 
 def command_of(file: str) -> str:
@@ -96,14 +105,19 @@ def read_schedule(file: Path) -> tuple[Run, Every]:
     try:
         value = json.loads(file.read_text())
         parameters = tuple((str(name), int(number)) for name, number in value["parameters"].items())
-        picks = [(int(who[0]), str(who[1]), int(who[2]), int(who[3]), int(who[4])) for who in value["picks"]]
+        picks = picks_in(value)
         run = Run(value["scenario"], parameters, 0, "uniform", "checked", tuple(value["faults"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise ScenarioError(f"{file}: no schedule of `nbep check --all`: {error}") from None
     return run, Every(replayed(picks))
 
 
-def replayed(picks: list[Any]) -> Tree:
+def picks_in(value: Any) -> list[Who]:
+    """Who went on at each choice, as a file says it."""
+    return [(int(who[0]), str(who[1]), int(who[2]), int(who[3]), int(who[4])) for who in value["picks"]]
+
+
+def replayed(picks: list[Who]) -> Tree:
     tree = Tree(picks)
     tree.begin()
     return tree

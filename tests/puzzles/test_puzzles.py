@@ -16,7 +16,7 @@ import nbep
 from nbep.device.cards import CARDS
 from nbep.device.compile import arch_name
 from nbep.notebook import edit
-from nbep.puzzle import Clue, check, command, picture
+from nbep.puzzle import Clue, check, command, picture, schedules
 
 HERE = Path(__file__).resolve().parent
 FILES = sorted((HERE.parents[1] / "puzzles").glob("[0-9][0-9]_*.py"))
@@ -50,6 +50,13 @@ RIGHT_TOO = [
 ON_THE_EMULATOR = pytest.mark.emulator_only("a GPU says less of what is wrong")
 
 SHORT_RUNS = 3  # under each memory model; the thorough part has more
+
+
+@pytest.fixture(autouse=True)
+def few_schedules(monkeypatch):
+    """`test_schedules` runs all of them."""
+    monkeypatch.setattr(schedules, "RUNS", 3)
+
 
 each_puzzle = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 
@@ -236,7 +243,7 @@ def test_nbep_puzzle_lists_them_and_checks_one(capsys, monkeypatch):
     assert any(line.startswith("You have solved ") for line in lines)
     assert command.main(["8", "--solution", "--no-picture", "--runs", "1"]) == 0
     printed = capsys.readouterr().out
-    assert "Solved: 3 runs" in printed
+    assert "Solved: the only schedule, and 3 runs" in printed
     assert "What you know now: " in printed
     assert "Other solutions: " in printed
     assert command.main(["8", "--hint", "2"]) == 0

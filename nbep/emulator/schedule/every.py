@@ -276,6 +276,8 @@ class Tree:
         choice.wanted.discard(who)
         if who not in choice.failed:
             choice.failed.append(who)
+        for later in self.choices[depth + 1 :]:  # whose polls have failed since: they fail without the step, too
+            choice.failed += [other for other in later.failed if other not in choice.failed]
         self._depth, self._tries = depth, len(choice.failed)
         del self.choices[depth + 1 :]
         choice.chosen = None if choice.chosen == who else choice.chosen
