@@ -89,6 +89,7 @@ class EveryThread(CheckedThread):
         self.kind, self.words, self.at = kind, words, None
         self.is_add = self.is_lazy = False
         if tree.probing == self.who:
+            tree.picks.append(self.who)  # a run of these picks, which knows of no poll that it fails, chooses here
             self.look(allocation, offset)
             return
         self.does_more = False
