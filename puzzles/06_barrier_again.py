@@ -83,6 +83,7 @@ PUZZLE = Puzzle(
         "notebook 01 has a barrier whose cells return to 0: each rank adds to its own cell and takes away from "
         "its peer's."
     ),
+    few=(1, "round"),
 )
 
 if __name__ == "__main__":

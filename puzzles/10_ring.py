@@ -146,6 +146,7 @@ PUZZLE = Puzzle(
         "the counters may grow by atomics. A head may be relaxed if the loads before it are done; a tail must release."
     ),
     runs=4,
+    few=(5, "rows"),
 )
 
 if __name__ == "__main__":

@@ -57,14 +57,9 @@ def through_a_stage(out: Out, x: In, peers: Peers, bounds: Bounds):
         store(out, stage, STAGE_BYTES)
 
 
-def remark(puzzle):
+def waits_in_a_loop(puzzle):
     loops = [node for node in ast.walk(tree_of(puzzle.scope["add_one"])) if isinstance(node, ast.While)]
-    if any("mbarrier_try_wait_parity" in ast.unparse(loop.test) for loop in loops):
-        return ""
-    return (
-        "A remark, and an important one: mbarrier_try_wait_parity waits for a short time, and may return False on a "
-        "GPU. The emulator shows no such run. Write `while not mbarrier_try_wait_parity(full, 0): pass`."
-    )
+    return any("mbarrier_try_wait_parity" in ast.unparse(loop.test) for loop in loops)
 
 
 def numbers(rank):
@@ -74,6 +69,11 @@ def numbers(rank):
 def advice(clue):
     if not clue.calls("mbarrier_try_wait_parity"):
         return "No thread waits for the load: the bytes may come later than the lanes. Poll `full` in a while loop."
+    if not waits_in_a_loop(clue.puzzle):
+        return (
+            "mbarrier_try_wait_parity waits for a short time, and then returns False. "
+            "Write `while not mbarrier_try_wait_parity(full, 0): pass`."
+        )
     if not clue.calls("fence_proxy_async_shared"):
         return (
             "The lanes' stores go to shared memory by one road, the engine reads by another. A proxy fence is missing."
@@ -108,7 +108,6 @@ PUZZLE = Puzzle(
     num_ranks=1,
     smem_bytes=STAGE_BYTES + 8,
     advice=advice,
-    remark=remark,
     hints=(
         "Each step of the list is one or two lines.",
         "Poll `full` in a while loop, add, pass the proxy fence, meet at syncwarp(FULL_MASK).",

@@ -102,6 +102,7 @@ PUZZLE = Puzzle(
     ),
     others="any lane may take the slot and any lane may count, as long as the lanes meet in between.",
     runs=4,
+    few=(4, "rows"),
 )
 
 if __name__ == "__main__":

@@ -161,6 +161,7 @@ PUZZLE = Puzzle(
         "chunk of tokens."
     ),
     runs=2,
+    has_too_many_schedules=True,
 )
 
 if __name__ == "__main__":

@@ -97,6 +97,7 @@ PUZZLE = Puzzle(
     learned="an atomic gives each thread its own place; waiting for the turn publishes the places in order.",
     others="a lock around all four steps is right, too; but then the entries are written one after the other.",
     runs=6,
+    few=(5, "entries"),
 )
 
 if __name__ == "__main__":

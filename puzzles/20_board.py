@@ -139,6 +139,7 @@ PUZZLE = Puzzle(
     learned="one thread can speak for many warps: it publishes the least of what they have released to it.",
     others="relaxed accesses of the board do, with fence_acq_rel_cta() before the write and behind the loads.",
     runs=3,
+    few=(1, "row"),
 )
 
 if __name__ == "__main__":

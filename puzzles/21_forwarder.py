@@ -123,6 +123,7 @@ PUZZLE = Puzzle(
     learned="a forwarder is receiver and sender at once, and frees a slot when it has filled the next one.",
     others="the two waits may change places. The real forwarder reads each slot once and writes it to several rings.",
     runs=3,
+    few=(3, "rows"),
 )
 
 if __name__ == "__main__":

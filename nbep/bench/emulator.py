@@ -4,6 +4,8 @@
 
 "plain" rows never switch threads.  "switching" rows interleave 128 threads as finely as a seed may.  Collectives and
 barriers count one call for each thread that takes part.  Each row takes the best of three runs.
+
+The line below the table is of `nbep check --all`: two threads that take tickets, each order of which is a schedule.
 """
 
 from __future__ import annotations
@@ -11,11 +13,13 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from nbep.bench.parts.report import table_of
 from nbep.device.terminal import STDOUT, add_json, console_for, progress, write_json
 from nbep.emulator import FULL_MASK, World, current_thread
+from nbep.emulator.schedule.every import Every, Redundant, Tree
 
 REPEATS = 3
 COARSE, FINE = 0, 4  # seeds with the longest and the shortest quanta
@@ -116,6 +120,37 @@ def measure(seconds: float, advance: Callable[..., None] = lambda: None) -> list
     return rows
 
 
+class EveryRates(NamedTuple):
+    """What `nbep check --all` does in a second."""
+
+    schedules_per_second: float
+    calls_per_second: float
+
+
+def measure_every(seconds: float, tickets: int = 6) -> EveryRates:
+    """Go through the orders in which two threads take so many tickets each, until the time is over."""
+    tree, calls, start = Tree(), 0, time.perf_counter()
+
+    def kernel(address: int) -> None:
+        t = current_thread()
+        for _ in range(tickets):
+            ticket = t.atomic("add", address, "s32", 1, "relaxed", "gpu")
+            t.store(address + 4 + 4 * ticket, "s32", t.block_idx, "weak", "cta")
+
+    elapsed = 0.0
+    while elapsed < seconds and tree.begin():
+        world = World(1, memory_model="checked", strategy=Every(tree))
+        memory = world.ranks[0].space.allocate(4 + 8 * tickets, "memory", zero=True)
+        stream = world.ranks[0].create_stream("main")
+        stream.launch(kernel, (memory.address,), 2, 1)
+        with suppress(Redundant):
+            stream.synchronize()
+            tree.end()
+        calls += 4 * tickets  # an atomic and a store of each thread
+        elapsed = time.perf_counter() - start
+    return EveryRates(tree.schedules / elapsed, calls / elapsed)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print.
 
@@ -128,7 +163,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     with progress("primitives", len(CASES) + 1) as advance:
         rows = measure(arguments.seconds, advance)
-    write_json(arguments.json, {"calls_per_second": {row.name: round(row.calls_per_second) for row in rows}})
+        every = measure_every(10 * arguments.seconds)
+    rates = {row.name: round(row.calls_per_second) for row in rows}
+    write_json(
+        arguments.json, {"calls_per_second": rates, "every_schedule": {k: round(v) for k, v in every._asdict().items()}}
+    )
     if arguments.json != STDOUT:
-        console_for(None).print(table_of(rows, COLUMNS, "Emulator: primitive calls on one core"))
+        console = console_for(None)
+        console.print(table_of(rows, COLUMNS, "Emulator: primitive calls on one core"))
+        schedules, calls = every
+        console.print(f"Every schedule: {schedules:,.0f} schedules/s, {calls / 1e3:,.0f} thousand calls/s")
     return 0

@@ -87,7 +87,9 @@ def _main(
             parser.error(str(error))
     if options.all:
         note = None if scenario.compares else NOT_COMPARED
-        return check_all(console, base, options.limit, options.minutes, options.json, note)
+        return check_all(
+            console, base, options.limit, options.minutes, options.json, note, shrinks=not options.no_shrink
+        )
     if options.pdb and options.seed is None:
         parser.error("--pdb: takes --seed, too; the command that a search prints has one")
     if options.seed is not None:

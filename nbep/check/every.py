@@ -7,44 +7,66 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from rich.console import Console
 
 from nbep.check.debug import debug
-from nbep.check.runs import Finding, Run, perform
+from nbep.check.fewest import fewest_preemptions
+from nbep.check.runs import ERROR, Finding, Run, option_of, perform
 from nbep.check.scenario import ScenarioError, load_scenario
+from nbep.check.search import made_smaller
 from nbep.device.terminal import progress, write_json
 from nbep.emulator.schedule.every import Every, Redundant, Tree
+from nbep.emulator.schedule.every_step import Replay
 
+Found = TypeVar("Found")
 NOTHING_FOUND, FOUND, NOT_ALL = 0, 1, 3
 LIMIT, MINUTES = 100_000, 10.0  # runs and time, if nobody says how many
+TRIED = 20  # runs with smaller parameters at most, for each of them
+SWITCH_RUNS = 60  # runs at most in which a thread gives way less often
 FILE = "schedule.json"
 
 
 def check_all(
-    console: Console, base: Run, limit: int | None, minutes: float | None, to: Path | None, note: str | None
+    console: Console,
+    base: Run,
+    limit: int | None,
+    minutes: float | None,
+    to: Path | None,
+    note: str | None,
+    shrinks: bool = True,
 ) -> int:
     """Run every schedule, or as many as there is time for. Exit status: 0 none fails, 1 one does, 3 not all were run.
 
-    Args: to: where --json writes; note: what to say if nothing is found
+    Args: to: where --json writes; note: what to say if nothing is found; shrinks: whether to look for a smaller one
     """
     if load_scenario(base.scenario).lets_time_pass:
         raise ScenarioError(f"{base.scenario}: lets time pass, so its waits end by the clock; --all knows no clock")
     limit, end = limit or LIMIT, time.monotonic() + 60 * (minutes or MINUTES)
     tree = Tree()
-    finding: Finding | None = None
+    failing: Failing | None = None
     with progress(base.scenario, 1000) as show:
-        while finding is None and tree.schedules + tree.redundant < limit and time.monotonic() < end and tree.begin():
-            finding = one(tree, base)
+        while failing is None and tree.schedules + tree.redundant < limit and time.monotonic() < end and tree.begin():
+            if finding := one(tree, base):
+                failing = Failing(finding, tree.replay, "")
             show(completed=int(1000 * tree.share))
+        if failing is not None and shrinks and failing.finding.kind != ERROR:
+            show(description="making it smaller", total=None)
+            failing = smallest(failing)
     told: dict[str, Any] = {"schedules": tree.schedules, "redundant": tree.redundant, "all": tree.is_whole}
-    if finding is not None:
-        write_schedule(base, tree, Path(FILE))
-        write_json(to, {**told, "found": {"kind": finding.kind, "message": finding.message, "schedule": FILE}})
-        console.print(f"Found in schedule {tree.schedules + 1}: {finding.kind}\n\n{finding.message}\n")
+    if failing is not None:
+        finding = failing.finding
+        write_schedule(finding.run, failing.replay, Path(FILE))
+        what = {"kind": finding.kind, "message": finding.message, "schedule": FILE, "smaller": failing.smaller}
+        write_json(to, {**told, "found": {**what, "parameters": finding.run.values}})
+        console.print(f"Found in schedule {tree.schedules + 1}: {finding.kind}")
+        if failing.smaller:
+            console.print(failing.smaller)
+        console.print(f"\n{finding.message}\n")
         console.print(f"See it again, with --pdb in the debugger at the step that fails:\n  {command_of(FILE)}")
         return FOUND
     write_json(to, {**told, "found": None, "share": tree.share})
@@ -64,31 +86,68 @@ def check_all(
     return NOTHING_FOUND
 
 
+class Failing(NamedTuple):
+    """A schedule that fails: what it finds, what makes it again, and what is said of a smaller one."""
+
+    finding: Finding
+    replay: Replay
+    smaller: str
+
+
+def smallest(failing: Failing) -> Failing:
+    """A schedule that fails in the same way, with smaller parameters, and then with fewer switches."""
+    kind, replays = failing.finding.kind, {failing.finding.run: failing.replay}
+
+    def attempt(run: Run, most: int) -> tuple[Finding | None, int]:
+        tree, runs = Tree(), 0
+        while runs < min(most, TRIED) and tree.begin():
+            runs += 1
+            if finding := one(tree, run):
+                replays[finding.run] = tree.replay
+                return (finding if finding.kind == kind else None), runs
+        return None, runs
+
+    finding = made_smaller(failing.finding, attempt)
+
+    def fails(strategy: Every) -> Finding | None:
+        found = perform(finding.run, strategy=strategy)
+        return found if found is not None and found.kind == kind else None
+
+    both = fewest_preemptions(replays[finding.run], fails, SWITCH_RUNS)
+    if both is None:
+        return Failing(finding, replays[finding.run], "")
+    first, best = both
+    words = " ".join(f"{option_of(name)} {value}" for name, value in finding.run.parameters)
+    left = len(best.preemptions)
+    numbers = f"{left} preemption{'s' * (left != 1)} in place of {len(first.preemptions)}"
+    return Failing(best.found, best.replay, f"Smallest: {words or 'the same parameters'}, with {numbers}")
+
+
 def one(tree: Tree, run: Run) -> Finding | None:
     """The next run of the tree."""
+    checked = replace(run, memory_model="checked")
+    return next_run(tree, lambda strategy: perform(checked, strategy=strategy))
+
+
+def next_run(tree: Tree, attempt: Callable[[Every], Found | None]) -> Found | None:
+    """The next run of the tree; what it finds, or None."""
     try:
-        finding = perform(replace(run, memory_model="checked"), strategy=Every(tree))
+        found = attempt(Every(tree))
     except Redundant:
         tree.end(is_redundant=True)
         return None
-    if finding is None:
+    if found is None:
         tree.end()
-    return finding
+    return found
 
 
 def command_of(file: str) -> str:
     return f"nbep check --schedule {file}"
 
 
-def write_schedule(run: Run, tree: Tree, file: Path) -> None:
+def write_schedule(run: Run, replay: Replay, file: Path) -> None:
     """What a run depends on: the scenario, who went on at each choice, and which events were choices."""
-    value = {
-        "scenario": run.scenario,
-        "parameters": dict(run.parameters),
-        "faults": run.faults,
-        "picks": [list(who) for who in tree.picks],
-        "events": [list(event) for event in sorted(tree.looked_at)],
-    }
+    value = {"scenario": run.scenario, "parameters": dict(run.parameters), "faults": run.faults, **replay._asdict()}
     file.write_text(json.dumps(value) + "\n")
 
 
@@ -100,16 +159,22 @@ def read_schedule(file: Path) -> tuple[Run, Every]:
     try:
         value = json.loads(file.read_text())
         parameters = tuple((str(name), int(number)) for name, number in value["parameters"].items())
-        picks = [(int(who[0]), str(who[1]), int(who[2]), int(who[3]), int(who[4])) for who in value["picks"]]
-        events = [(str(one[0]), int(one[1]), int(one[2]), int(one[3])) for one in value["events"]]
+        replay = replay_in(value)
         run = Run(value["scenario"], parameters, 0, "uniform", "checked", tuple(value["faults"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise ScenarioError(f"{file}: no schedule of `nbep check --all`: {error}") from None
-    return run, Every(replayed(picks, events))
+    return run, Every(replayed(replay))
 
 
-def replayed(picks: list[Any], events: list[Any]) -> Tree:
-    tree = Tree(picks, events)
+def replay_in(value: Any) -> Replay:
+    """Who went on at each choice, and which events were choices, as a file says it."""
+    picks = ((int(who[0]), str(who[1]), int(who[2]), int(who[3]), int(who[4])) for who in value["picks"])
+    events = ((str(one[0]), int(one[1]), int(one[2]), int(one[3])) for one in value["events"])
+    return Replay(tuple(picks), tuple(events))
+
+
+def replayed(replay: Replay) -> Tree:
+    tree = Tree(*replay)
     tree.begin()
     return tree
 

@@ -71,10 +71,26 @@ def _later(each: Workers, runs: Sequence[Run]) -> Iterator[Finding | None]:
 
 
 def smallest(finding: Finding, each: Workers) -> Finding:
-    """A run with less of everything that still finds something of the same kind.
+    """A run with less of everything that still finds something of the same kind."""
 
-    Preemptions first, then each parameter of the scenario: its least value, then values between; and again, until
-    nothing gets smaller.
+    def attempt(run: Run, most: int) -> tuple[Finding | None, int]:
+        seeds = dict.fromkeys((run.seed, *range(SHRINK_SEEDS)))
+        attempts = [replace(run, seed=seed) for seed in seeds][:most]
+        return next((f for f in each(perform, attempts) if f is not None and f.kind == finding.kind), None), len(
+            attempts
+        )
+
+    return made_smaller(finding, attempt)
+
+
+# Looks for something of the same kind with a smaller run, in so many runs at most. Returns it, and how many there were.
+Attempt = Callable[[Run, int], tuple[Finding | None, int]]
+
+
+def made_smaller(finding: Finding, attempt: Attempt) -> Finding:
+    """Preemptions first, then each parameter of the scenario: its least value, then values between.
+
+    And again, until nothing gets smaller.
     """
     left = SHRINK_RUNS
     before = None
@@ -85,10 +101,8 @@ def smallest(finding: Finding, each: Workers) -> Finding:
                 run = smaller(finding.run)
                 if run is None or left <= 0:
                     continue
-                seeds = dict.fromkeys((run.seed, *range(SHRINK_SEEDS)))
-                attempts = [replace(run, seed=seed) for seed in seeds][:left]
-                left -= len(attempts)
-                found = next((f for f in each(perform, attempts) if f is not None and f.kind == finding.kind), None)
+                found, runs = attempt(run, left)
+                left -= runs
                 if found is not None:
                     finding = found
                     break

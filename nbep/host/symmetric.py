@@ -264,6 +264,11 @@ class NodeMemory(CommWork):
         self.network = self.transport.open([nvl for nvl, _, _ in handles], buffer_ptrs, self.bounds)
         bases = self.symmetric.read(buffer_ptrs, self.num_ranks, np.int64)
         self.symmetric.write(signal_ptrs, np.where(bases != 0, bases + self.num_nvl_bytes, 0))
+        if (
+            not self.has_verbs
+        ):  # nbep's own cells, behind the caller's bytes, are out of bounds for the caller's kernels
+            buffers = np.array(self.symmetric.cut(bases.tolist(), self.num_nvl_bytes), np.int64)
+            self.network = self.transport.show(self.network, buffer_ptrs, buffers)
         first = self.first_in_node
         here = self.rank - first, self.num_nvl_peers
         if self._signal_table is None:

@@ -19,6 +19,7 @@ from types import ModuleType
 
 from nbep.device.terminal import STDOUT, add_json, write_json
 from nbep.host.target.resolve import resolve_target
+from nbep.puzzle import schedules
 from nbep.puzzle.check import MODELS, attempt, check, explain
 from nbep.puzzle.frame import Puzzle
 
@@ -65,6 +66,7 @@ def run_file(puzzle: Puzzle, path: str, argv: Sequence[str] | None = None) -> in
     parser.add_argument("--target", choices=("emulator", "cuda"), default="emulator", help="where to run it")
     parser.add_argument("--seed", type=int, help="one run on the emulator, under this seed")
     parser.add_argument("--memory-model", choices=MODELS, default="sc", help="of that run")
+    parser.add_argument("--schedule", type=Path, metavar="FILE", help="run again the schedule that the check has found")
     parser.add_argument("--runs", type=int, help=f"seeds under each memory model (default: {puzzle.runs})")
     parser.add_argument("--solution", action="store_true", help="fill the holes from the folder solutions")
     parser.add_argument("--hint", type=int, nargs="?", const=1, metavar="N", help="show the first hint, or N of them")
@@ -75,6 +77,11 @@ def run_file(puzzle: Puzzle, path: str, argv: Sequence[str] | None = None) -> in
     except RuntimeError as error:
         parser.error(str(error))
     file = Path(path).resolve()
+    if options.schedule is not None:
+        try:
+            schedules.read(options.schedule)
+        except ValueError as error:
+            parser.error(str(error))
     if options.hint is not None:
         print("\n".join(hints(puzzle, options.hint)))
         return 0
@@ -96,10 +103,12 @@ def hints(puzzle: Puzzle, number: int) -> list[str]:
 
 def _run(puzzle: Puzzle, file: Path, options: argparse.Namespace) -> int:
     print(puzzle.text if puzzle.unfilled() else puzzle.title)
-    if options.seed is not None and not puzzle.unfilled() and options.target == "emulator":
-        clue = attempt(puzzle, options.seed, options.memory_model)
-        print("This run is right." if clue is None else explain(clue))
-        solved, kind, seed, model = clue is None, clue.kind if clue else "", options.seed, options.memory_model
+    schedule: Path | None = None
+    if options.schedule is not None and not puzzle.unfilled() and options.target == "emulator":
+        schedule = options.schedule
+        solved, kind, seed, model = _once(puzzle.made_smaller(), 0, "checked", schedule)
+    elif options.seed is not None and not puzzle.unfilled() and options.target == "emulator":
+        solved, kind, seed, model = _once(puzzle, options.seed, options.memory_model, None)
     else:
         verdict = check(puzzle, options.target, options.runs)
         print(verdict.words)
@@ -107,19 +116,30 @@ def _run(puzzle: Puzzle, file: Path, options: argparse.Namespace) -> int:
             keep_progress(file)
             print(f"\nNext: {_next(file)}")
         solved, kind, seed, model = verdict.solved, verdict.kind, verdict.seed, verdict.memory_model
+        if verdict.replay is not None:
+            schedule = file.parent / "pictures" / f"{file.stem}.schedule.json"
+            schedules.write(verdict.replay, schedule)
     if kind == "hole":
         print("For a hint: --hint.")
     if kind == "hole" or options.target == "cuda":
         return int(not solved)
-    if not solved and options.seed is None:
-        print(f"\nThis run again: python {_short(file)} --seed {seed} --memory-model {model}")
+    if not solved and options.seed is None and options.schedule is None:
+        which = f"--seed {seed} --memory-model {model}" if schedule is None else f"--schedule {_short(schedule)}"
+        print(f"\nThis run again: python {_short(file)} {which}")
     if not options.no_picture:
         from nbep.puzzle.picture import save
 
         picture = file.parent / "pictures" / f"{file.stem}.png"
-        if save(puzzle, picture, seed, model):
+        if save(puzzle, picture, seed, model, schedule):
             print(f"Picture of this run: {_short(picture)}")
     return int(not solved)
+
+
+def _once(puzzle: Puzzle, seed: int, memory_model: str, schedule: Path | None) -> tuple[bool, str, int, str]:
+    """One run, and what is to be said of it."""
+    clue = attempt(puzzle, seed, memory_model, strategy="uniform" if schedule is None else schedules.read(schedule))
+    print("This run is right." if clue is None else explain(clue))
+    return clue is None, clue.kind if clue else "", seed, memory_model
 
 
 def progress(folder: Path) -> dict[str, int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -79,6 +79,9 @@ class Puzzle:
     others      what other solutions do differently
     remark      remark(puzzle): what could be better in a solution that is right
     runs        how many seeds under each memory model
+    few         how many rows, calls or the like every schedule is run with, in place of the last size, and what they
+                are called: (5, "rows"); the outputs' first axis has one for each. None: as many as with seeds
+    has_too_many_schedules  so that only seeds are run
     """
 
     kernel: Callable
@@ -103,6 +106,8 @@ class Puzzle:
     others: str = ""
     remark: Callable[[Puzzle], str] = lambda puzzle: ""
     runs: int = 8
+    few: tuple[int, str] | None = None
+    has_too_many_schedules: bool = False
 
     @property
     def scope(self) -> dict[str, Any]:
@@ -152,6 +157,18 @@ class Puzzle:
             ]
         return found
 
+    def made_smaller(self) -> Puzzle:
+        """The same with few rows; what lies behind them in the outputs stays as it was."""
+        if self.few is None:
+            return self
+        few, _ = self.few
+
+        def answer(rank: int) -> Arrays:
+            pairs = zip(self.answer(rank), self.outputs(rank), strict=True)
+            return tuple(np.concatenate((after[:few], before[few:])) for after, before in pairs)
+
+        return replace(self, sizes=(*self.sizes[:-1], few), answer=answer)
+
     @contextmanager
     def filled(self, functions: Mapping[str, Callable]) -> Iterator[None]:
         """With other functions in the place of the holes."""
@@ -167,7 +184,7 @@ class Puzzle:
     def run(self, target: str = "emulator", rounds: int = 1, **options: Any) -> list[list[Arrays]]:
         """Run it so often, each time with new memory: for each round the outputs of every rank.
 
-        options: seed, memory_model, tracer of nbep.spawn. A GPU compiles the kernel once for all rounds.
+        options: seed, memory_model, strategy, tracer of nbep.spawn. A GPU compiles the kernel once for all rounds.
         """
         by_rank = nbep.spawn(self._main, self.num_ranks, target, (rounds,), **options)
         return [list(results) for results in zip(*by_rank, strict=True)]

@@ -2,7 +2,7 @@
 
 from nbep.device.jit import device_function
 from nbep.device.primitives import ld_acquire_sys_s32, wait_expired
-from nbep.device.protocols.waits import own_site, report_fault, start_wait
+from nbep.device.protocols.waits import Waiter, is_at_least, own_site, report_fault, wait_or_report
 
 PUZZLE_WAIT = own_site("puzzle's kernel", "a cell", "a value that never came")
 
@@ -30,11 +30,5 @@ def give_up(bounds, deadline):
 @device_function
 def wait_at_least(cell, wanted, bounds):
     """Wait until a cell has come to `wanted`, with acquire order. Returns what it holds then."""
-    seen = ld_acquire_sys_s32(cell)
-    if seen < wanted:
-        deadline = start_wait(bounds)
-        while seen < wanted:
-            if give_up(bounds, deadline):
-                return wanted
-            seen = ld_acquire_sys_s32(cell)
+    seen, _ = wait_or_report(ld_acquire_sys_s32, cell, is_at_least, wanted, bounds, Waiter(PUZZLE_WAIT, -1, -1))
     return seen

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nbep.puzzle.check import attempt
-from nbep.puzzle.frame import Puzzle
+from nbep.puzzle import check
+from nbep.puzzle.frame import Clue, Puzzle
+from nbep.puzzle.schedules import read
 from nbep.trace import Trace
 from nbep.trace.events import Event
 from nbep.trace.space_time import SHOWN_CELLS, Lanes, draw_lanes, show_steps, title
@@ -13,27 +14,35 @@ from nbep.trace.style import INK, RANK_COLORS, SMALL, TINY, Picture, count_steps
 from nbep.trace.touches import Touches
 
 
-def draw(puzzle: Puzzle, seed: int, memory_model: str) -> Picture:
+def draw(puzzle: Puzzle, seed: int, memory_model: str, schedule: Path | None = None) -> Picture:
     """One run as a picture.
 
+    Args: schedule: the file of one with few rows, in place of a seed
     Raises: ValueError if nobody came to the cell that the picture is about
     """
+    if schedule is not None:
+        puzzle = puzzle.made_smaller()
+
+    def attempt(seed: int, tracer: Trace | Touches) -> Clue | None:
+        strategy = "uniform" if schedule is None else read(schedule)
+        return check.attempt(puzzle, seed, memory_model, tracer, strategy)
+
     if puzzle.ring:
         trace = Trace()
-        wrong = attempt(puzzle, seed, memory_model, trace)
+        wrong = attempt(seed, trace)
         for other in range(seed + 1, seed + 16):  # of right runs one in which the sender waits
             if wrong or any(event.rank == 0 for event in trace.events("wait", cell=puzzle.ring[1])):
                 break
             trace = Trace()
-            wrong = attempt(puzzle, other, memory_model, trace)
+            wrong = attempt(other, trace)
         return draw_ring(puzzle, trace)
     if puzzle.shows:
         trace = Trace()
-        attempt(puzzle, seed, memory_model, trace)
+        attempt(seed, trace)
         return trace.plot_cells(puzzle.shows)
     inputs = puzzle.parameter_names[len(puzzle.output_names) :][: len(puzzle.inputs(0))]
     touches = Touches(inputs, ["shared memory", *puzzle.output_names])
-    attempt(puzzle, seed, memory_model, touches)
+    attempt(seed, touches)
     return touches.plot()
 
 
@@ -83,10 +92,10 @@ def rows_in_slots(events: list[Event], tail: str, head: str) -> list[tuple[int, 
     return [(row, step, until.get(row)) for row, step in since.items()]
 
 
-def save(puzzle: Puzzle, path: Path, seed: int, memory_model: str) -> bool:
+def save(puzzle: Puzzle, path: Path, seed: int, memory_model: str, schedule: Path | None = None) -> bool:
     """Save the picture of a run; whether there was anything to draw."""
     try:
-        picture = draw(puzzle, seed, memory_model)
+        picture = draw(puzzle, seed, memory_model, schedule)
     except ValueError:
         return False
     path.parent.mkdir(exist_ok=True)

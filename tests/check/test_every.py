@@ -164,3 +164,59 @@ def test_a_scenario_whose_waits_end_by_the_clock_is_refused(capsys):
     with pytest.raises(SystemExit):
         main([name, "--all"])
     assert "--all knows no clock" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("fault", ["send_row: wait_at_least", "send_row: release of TAIL"])
+def test_what_fails_is_made_smaller_and_its_file_shows_it_again(ring, capsys, fault):
+    assert main([ring, "--all", "--num-rows", "7", "--fault", fault, "--no-shrink"]) == FOUND
+    before = capsys.readouterr().out
+    assert "Smallest" not in before
+    assert main([ring, "--all", "--num-rows", "7", "--fault", fault, "--json"]) == FOUND
+    told = json.loads(capsys.readouterr().out)["found"]
+    assert told["parameters"]["num_rows"] == {"send_row: wait_at_least": 3, "send_row: release of TAIL": 1}[fault]
+    assert told["smaller"].startswith("Smallest: --num-rows ")
+    assert main(["--schedule", "schedule.json"]) == FOUND
+    assert capsys.readouterr().out.strip() == told["message"]
+
+
+LATE = """
+import nbep
+from nbep.device.jit import kernel
+from nbep.device.primitives import atom_add_relaxed_sys_s32, ld_relaxed_sys_s32, st_relaxed_sys_s32
+from nbep.device.protocols.peers import Peers, buffer_of
+from nbep.device.types import I32
+
+
+@kernel(max_threads=1)
+def count(peers: Peers, number: I32):
+    for i in range(number):
+        atom_add_relaxed_sys_s32(buffer_of(peers, 1) + 64, 1)
+        seen = ld_relaxed_sys_s32(buffer_of(peers, 1))
+        st_relaxed_sys_s32(buffer_of(peers, 1), seen + 1)
+
+
+def main(comm, number=2):
+    memory = nbep.NodeMemory.create(comm, 128)
+    comm.barrier()
+    memory.runtime.launch(memory.comm_stream, count, 1, 1, 0, memory.peers, number)
+    memory.wait()
+    comm.barrier()
+    total = int(memory.symmetric.read(0, 1, "int32")[0])
+    memory.close()
+    return total
+
+
+def check(results, number=2):
+    assert results[1] == 2 * number
+"""
+
+
+def test_of_the_preemptions_those_are_left_without_which_it_does_not_fail(tmp_path, monkeypatch, capsys):
+    """An increment that is a load and a store gets lost if its thread gives way in between, once."""
+    monkeypatch.chdir(tmp_path)
+    Path("late.py").write_text(LATE)
+    assert main(["late.py", "--all"]) == FOUND
+    out = capsys.readouterr().out
+    assert "AssertionError" in out
+    assert "Smallest: --number 1, with 1 preemption in place of " in out
+    assert main(["--schedule", "schedule.json"]) == FOUND

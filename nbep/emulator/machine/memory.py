@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Callable
+from copy import copy
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
@@ -70,12 +71,13 @@ class Allocation:
         versions: 16-byte granule -> the latest stores in memory, oldest first; see `delayed`
         last_stores, last_loads: 16-byte granule -> who stored last, and who has loaded since; see `checked`
         messages: offset -> what the last store to a cell tells; see `checked`
+        parts: number of bytes -> its beginning, see `part`
     """
 
     __slots__ = (
         "rank", "name", "nbytes", "memory", "number", "base", "describe", "loads", "stores", "writable",
         "watchers", "writers", "lost", "shared", "lock", "freed", "shadow", "unfenced", "nc_reads", "pending",
-        "versions", "last_stores", "last_loads", "messages", "on_host", "signals",
+        "versions", "last_stores", "last_loads", "messages", "on_host", "signals", "parts",
     )  # fmt: skip
 
     def __init__(
@@ -117,6 +119,16 @@ class Allocation:
         self.last_stores: dict[int, list[Any]] = {}
         self.last_loads: dict[int, dict[Any, Any]] = {}
         self.messages: dict[int, Any] = {}
+        self.parts: dict[int, Allocation] = {}
+
+    def part(self, nbytes: int) -> Allocation:
+        """Its first bytes, for a mapping that ends there: what lies behind them is out of bounds."""
+        if nbytes not in self.parts:
+            part = self.parts[nbytes] = copy(self)
+            part.nbytes, part.memory, part.parts = nbytes, self.memory[:nbytes], {}
+            part.loads = Views(part.memory, self.shadow, storing=False)
+            part.stores = Views(part.memory, self.shadow, storing=True) if self.writable else {}
+        return self.parts[nbytes]
 
     @classmethod
     def scratch(cls, rank: int, name: str, nbytes: int, describe: Describe | None = None) -> Allocation:
@@ -193,6 +205,8 @@ class Allocation:
 
     def release(self) -> None:
         """Forget the bytes; every later access through any mapping is a fault."""
+        for part in self.parts.values():
+            part.release()
         self.freed = True
         self.loads = {}
         self.stores = {}
@@ -307,8 +321,12 @@ class AddressSpace:
         self.segments[number] = handle
         return Mapping(number << OFFSET_BITS | handle.base, number, handle)
 
+    def part_at(self, address: int, nbytes: int) -> Mapping:
+        """Map the first bytes of what lies at an address of this space a second time."""
+        return self.open(self.segments[address >> OFFSET_BITS].part(nbytes))
+
     def close(self, mapping: Mapping) -> None:
-        """Undo `open`."""
+        """Undo `open`, or `part_at`."""
         allocation = mapping.allocation
         self._retire(mapping.number, f"the mapping of `{allocation.name}` of rank {allocation.rank}")
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from .every_order import clock_before, comes_before, join, races, where_it_succeeds
 from .every_seen import NEVER, Cells, Question, agree, answer
-from .every_step import Access, Clock, Step, Waiting, Who, Words
+from .every_step import Access, Clock, Replay, Step, Waiting, Who, Words
 from .strategies import Ready, Strategy
 
 ALONE = 1 << 40  # primitive calls: more than any run has
@@ -204,6 +204,11 @@ class Tree:
         self.is_whole = True
 
     @property
+    def replay(self) -> Replay:
+        """What makes the run under way again."""
+        return Replay(tuple(self.picks), tuple(sorted(self.looked_at)))
+
+    @property
     def share(self) -> float:
         """How much of the tree has been seen, about: each branch of a choice counts alike."""
         seen, part = 0.0, 1.0
@@ -219,8 +224,7 @@ class Tree:
         depth = len(self.steps)
         if depth != self._depth:
             self._depth, self._tries = depth, 0
-        parked = {who: host.words for who, host in self.hosts.items()}
-        parked.update((who, frozenset()) for who in self.refused if who not in waiting)
+        parked = self.parked(waiting)
         if self._replayed:
             if len(self.picks) < len(self._replayed):
                 who = self._replayed[len(self.picks)]
@@ -236,6 +240,12 @@ class Tree:
             self.choices[depth].chosen = who
         self.picks.append(who)
         return who
+
+    def parked(self, waiting: dict[Who, Access]) -> dict[Who, Words]:
+        """Who waits for a change, and for one of which words; none for a thread whose poll has failed."""
+        parked = {who: host.words for who, host in self.hosts.items()}
+        parked.update((who, frozenset()) for who in self.refused if who not in waiting)
+        return parked
 
     def _choose(self, depth: int, waiting: dict[Who, Access], parked: dict[Who, Words]) -> Who:
         if depth == len(self.choices):
@@ -299,6 +309,8 @@ class Tree:
         choice.wanted.discard(who)
         if who not in choice.failed:
             choice.failed.append(who)
+        for later in self.choices[depth + 1 :]:  # whose polls have failed since: they fail without the step, too
+            choice.failed += [other for other in later.failed if other not in choice.failed]
         self._depth, self._tries = depth, len(choice.failed)
         del self.choices[depth + 1 :]
         choice.chosen = None if choice.chosen == who else choice.chosen

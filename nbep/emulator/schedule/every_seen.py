@@ -152,9 +152,12 @@ class Reading:
     index: the entry that was there; position: the earliest one that gives the same answers
     proxies: how many can still be asked
     is_old: whether it is the value that an atomic has replaced, which tells nothing before somebody asks for it
+    fence: the scope of a fence that its thread has made since; "" if it has made none
     """
 
-    __slots__ = ("thread", "cell", "index", "position", "order", "scope", "is_old", "asked", "is_exact", "proxies")
+    __slots__ = (
+        "thread", "cell", "index", "position", "order", "scope", "is_old", "asked", "is_exact", "proxies", "fence",
+    )  # fmt: skip
 
     def __init__(self, thread: Any, cell: Cell, position: int, order: str, scope: str, is_old: bool):
         self.thread = thread
@@ -167,6 +170,7 @@ class Reading:
         self.asked: dict[Question, bool] = {}
         self.is_exact = False
         self.proxies = 0
+        self.fence = ""
 
     @property
     def reach(self) -> int:

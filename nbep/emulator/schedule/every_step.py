@@ -61,6 +61,13 @@ class Underway:
         self.happen(self)
 
 
+class Replay(NamedTuple):
+    """What makes a run again. picks: who went on at each choice; events: those that a host has asked about"""
+
+    picks: tuple[Who, ...]
+    events: tuple[tuple[str, int, int, int], ...] = ()
+
+
 class Step:
     """An access that has been made.
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..machine.kinds import KINDS, wrap
 from ..machine.memory import Allocation
-from ..machine.orders import ACQUIRES
+from ..machine.orders import ACQUIRES, SCOPES
 from ..machine.stream import MAX_BLOCK
 from ..models.checked import CheckedThread
 from ..models.knowledge import ALL_CLOCKS, Knowledge, Numbers
@@ -43,12 +43,13 @@ class EveryThread(CheckedThread):
     at, kind, words: the step that it makes now, None if it is none; of which kind; which words it meets
     is_add: whether that is an add that may commute with others; is_lazy: or an exchange, whose old value may not matter
     reading: what it reads, or has read last; latest: the same by cell
+    unfenced: what it has read by cell, with an order that does not acquire, since its last fence
     refused: of each poll that has failed since its last step, its cell, what was asked, and what the answers were
     """
 
     __slots__ = (
         "who", "pending", "clock", "polled_here", "does_more", "awaited", "before_load",
-        "at", "kind", "words", "is_add", "is_lazy", "reading", "latest", "refused",
+        "at", "kind", "words", "is_add", "is_lazy", "reading", "latest", "unfenced", "refused",
     )  # fmt: skip
 
     def __init__(self, block: Any, thread_idx: int, warp: Any, hub: Any):
@@ -68,6 +69,7 @@ class EveryThread(CheckedThread):
         self.is_add = self.is_lazy = False
         self.reading: Reading | None = None
         self.latest: dict[Cell, Reading] = {}
+        self.unfenced: dict[Cell, Reading] = {}
         self.refused: list[tuple[Cell, dict[Question, bool]]] = []
 
     @property
@@ -88,6 +90,7 @@ class EveryThread(CheckedThread):
         self.words, self.at = access.words, None
         self.is_add = self.is_lazy = False
         if tree.probing == self.who:
+            tree.picks.append(self.who)  # a run of these picks, which knows of no poll that it fails, chooses here
             look()
             return
         self.does_more = False
@@ -223,6 +226,8 @@ class EveryThread(CheckedThread):
         reading = self.reading = Reading(self, cell, self.earliest(cell), order, scope, self.is_lazy)
         if self.made is not None:
             self.made.reading = reading
+        if order not in ACQUIRES:
+            self.unfenced[cell] = reading
         if self.is_lazy:
             return
         self.hear_entry(reading)
@@ -255,7 +260,17 @@ class EveryThread(CheckedThread):
 
     def hear_entry(self, reading: Reading) -> None:
         entry, cell = reading.cell.entries[reading.position], reading.cell
-        self.hear((cell.allocation, cell.offset), entry.stores, entry.message, reading.order, reading.scope)
+        where = cell.allocation, cell.offset
+        self.hear(where, entry.stores, entry.message, reading.order, reading.scope)
+        if reading.fence:
+            self.hear(where, entry.stores, entry.message, "acquire", reading.fence)
+
+    def fence(self, order: str, scope: str) -> None:
+        """What has been read before counts as acquired, also if its number is asked for later."""
+        super().fence(order, scope)
+        for reading in self.unfenced.values():
+            reading.fence = min(reading.scope, scope, key=SCOPES.__getitem__)
+        self.unfenced = {}
 
     def send(self, allocation: Allocation, store: CheckedAccess, modifies: bool) -> None:
         super().send(allocation, store, modifies)
@@ -289,6 +304,9 @@ class EveryThread(CheckedThread):
         self.polled_here = []
         if self.awaited:  # a poll that is no step has told its thread nothing
             self.remember_failure()
+            for cell, polled in list(self.polled.items()):
+                if self.changed([polled]):  # since an earlier wait that has succeeded
+                    del self.polled[cell]
             self.knowledge, self.heard, self.observed = self.before_load
         return super().spin(deadline_ns)
 

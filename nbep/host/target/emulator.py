@@ -102,6 +102,7 @@ class EmulatedSymmetricMemory(EmulatedMemory, SymmetricMemory):
         super().__init__(space, allocation)
         self.handle = allocation.handle
         self._mappings: list[Any] = []
+        self._parts: list[Any] = []
 
     def open_peers(self, handles: list[Any], rank: int) -> list[int]:
         addresses = []
@@ -116,7 +117,15 @@ class EmulatedSymmetricMemory(EmulatedMemory, SymmetricMemory):
                 addresses.append(mapping.address)
         return addresses
 
+    def cut(self, addresses: list[int], num_bytes: int) -> list[int]:
+        parts = [self.space.part_at(address, num_bytes) if address else None for address in addresses]
+        self._parts += [part for part in parts if part is not None]
+        return [0 if part is None else part.address for part in parts]
+
     def close_peers(self) -> None:
+        for part in self._parts:
+            self.space.close(part)
+        self._parts.clear()
         for mapping in self._mappings:
             self._unmap(mapping)
         self._mappings.clear()

@@ -110,6 +110,10 @@ class SymmetricMemory(Memory):
         0 for a peer whose handle is None.
         """
 
+    def cut(self, addresses: list[int], num_bytes: int) -> list[int]:
+        """Where kernels see the same memories and no more than their first bytes, if the target can do that."""
+        return addresses
+
     @abstractmethod
     def close_peers(self) -> None:
-        """Undo open_peers."""
+        """Undo open_peers and cut."""

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
+import numpy as np
+
 from nbep.device.layout.intranode import MAX_NVL_PEERS
 from nbep.device.network.ibgda.queue_pair import DEFAULT_BATCH, MAX_ENTRIES, MIN_ENTRIES
 from nbep.device.protocols.peers import Bounds
@@ -194,6 +196,10 @@ class Transport(ABC):
         Returns: the network that kernels take
         Raises:  RuntimeError if a peer cannot be reached
         """
+
+    def show(self, network: Any, table_offset: int, addresses: np.ndarray) -> Any:
+        """Write other addresses of the same memories into that table. Returns the network with these."""
+        return network
 
     @abstractmethod
     def close(self) -> None:

@@ -38,6 +38,10 @@ class DirectTransport(Transport):
         self._symmetric.write(table_offset, np.array(addresses, np.int64))
         return Network(self._symmetric.address + table_offset, self._rank, len(handles), addresses[self._rank])
 
+    def show(self, network: Any, table_offset: int, addresses: np.ndarray) -> Any:
+        self._symmetric.write(table_offset, addresses)
+        return network._replace(own_buffer=int(addresses[self._rank]))
+
     def close(self) -> None:
         self._symmetric.close_peers()
 
@@ -61,6 +65,11 @@ class HostTransport(DirectTransport):
         assert self._table is not None
         self._table.write(0, self._symmetric.read(table_offset, len(handles), np.int64))
         return HostNetwork(self._table.address, self._rank, len(handles), mapped.own_buffer)
+
+    def show(self, network: Any, table_offset: int, addresses: np.ndarray) -> Any:
+        assert self._table is not None
+        self._table.write(0, addresses)
+        return super().show(network, table_offset, addresses)
 
     def end(self) -> None:
         if self._table is not None:

@@ -194,6 +194,10 @@ class IbgdaTransport(Transport):
             report=bounds.report,
         )
 
+    def show(self, network: IbgdaNetwork, table_offset: int, addresses: np.ndarray) -> IbgdaNetwork:
+        self._symmetric.write(table_offset, addresses)
+        return network
+
     def _own(self, memory: Memory) -> Memory:
         self._memories.append(memory)
         return memory

@@ -1,0 +1,104 @@
+"""The check of a puzzle runs every schedule with few rows: it refuses what seeds seldom or never show."""
+
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from parts import both_parts
+
+from nbep.notebook import edit
+from nbep.puzzle import check, command, schedules
+
+pytestmark = pytest.mark.emulator_only("every schedule is one of the emulator")
+
+FILES = {int(path.name[:2]): path for path in (Path(__file__).resolve().parents[2] / "puzzles").glob("[0-9][0-9]_*.py")}
+TICKETS = FILES[18]
+GIVE_TURN = "    st_release_gpu_s32(ready, ticket + 1)"
+# Wrong if warps 3, 2, 1, 0, 0 take the first five tickets, in this order: one of 60 schedules, and no seed of 10,000.
+RARELY_WRONG = """\
+    falls = ticket == 4 and value == ld_weak_s32(entries) + 1
+    for k in range(3):
+        falls = falls and ld_weak_s32(entries + 4 * k) > ld_weak_s32(entries + 4 * k + 4)
+    if falls:
+        st_relaxed_gpu_s32(ready, ticket + 1)
+    else:
+        st_release_gpu_s32(ready, ticket + 1)"""
+
+
+@contextmanager
+def solved(path, *edits):
+    puzzle, solution = command.load(path), command.solution_of(path)
+    with puzzle.filled(solution):
+        for function, old, new in edits:
+            with edit(solution[function], old, new):
+                yield puzzle
+        if not edits:
+            yield puzzle
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    both_parts(
+        [(1, "the only schedule,"), (14, "all 24 schedules of 4 rows,"), (15, "the only schedule,")],
+        [
+            (4, "all 24 schedules,"),
+            (6, "all 29 schedules of 1 round,"),
+            (10, "all 13 schedules of 5 rows,"),
+            (18, "all 60 schedules of 5 entries,"),
+            (20, "all 14 schedules of 1 row,"),
+            (21, "all 2 schedules of 3 rows,"),
+        ],
+    ),
+)
+def test_a_solution_is_right_in_all_schedules(monkeypatch, number, words):
+    monkeypatch.setattr(schedules, "SECONDS", 1000.0)
+    with solved(FILES[number]) as puzzle:
+        assert check.check(puzzle, runs=1).words.startswith(f"Solved: {words} and 3 runs under sc, checked, delayed: ")
+
+
+def test_a_puzzle_with_too_many_schedules_says_so():
+    with solved(FILES[17]) as puzzle:
+        words = " ".join(check.check(puzzle, runs=1).words.split())
+    assert words.startswith("Solved: 3 runs under sc, checked, delayed, and all are right. There are too many")
+
+
+def test_a_check_that_runs_out_of_time_says_how_many_schedules_it_has_run(monkeypatch):
+    monkeypatch.setattr(schedules, "RUNS", 5)
+    with solved(TICKETS) as puzzle:
+        words = " ".join(check.check(puzzle, runs=1).words.split())
+    assert "There are too many schedules of 5 entries to run each; " in words
+
+
+@pytest.mark.parametrize("seeds", both_parts([None], [2000]))
+def test_what_is_wrong_in_one_schedule_no_seed_shows(seeds):
+    with solved(TICKETS, ("post", GIVE_TURN, RARELY_WRONG)) as puzzle:
+        models = check.MODELS if seeds is None else ["checked"]
+        for model in models:
+            for seed in range(seeds or puzzle.runs):
+                assert check.attempt(puzzle, seed, model) is None
+
+
+def test_what_is_wrong_in_one_schedule_is_refused_and_its_file_shows_it_again(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(schedules, "SECONDS", 1000.0)
+    file = tmp_path / TICKETS.name
+    with solved(TICKETS, ("post", GIVE_TURN, RARELY_WRONG)) as puzzle:
+        capsys.readouterr()
+        assert command.run_file(puzzle, str(file), ["--runs", "1"]) == 1
+        printed = capsys.readouterr().out
+        schedule = tmp_path / "pictures" / f"{TICKETS.stem}.schedule.json"
+        assert "No seed has shown this. Schedule " in printed
+        assert "A data race: " in printed
+        assert f"--schedule {schedule}" in printed
+        assert (tmp_path / "pictures" / f"{TICKETS.stem}.png").stat().st_size > 5000
+        assert command.run_file(puzzle, str(file), ["--schedule", str(schedule), "--no-picture"]) == 1
+        again = capsys.readouterr().out
+    report = again[again.index("A data race") :].strip()
+    assert report in printed
+    with solved(TICKETS) as puzzle:
+        assert command.run_file(puzzle, str(file), ["--schedule", str(schedule), "--no-picture"]) == 0
+
+
+def test_a_file_that_is_no_schedule_is_refused(tmp_path, capsys):
+    with solved(TICKETS) as puzzle, pytest.raises(SystemExit):
+        command.run_file(puzzle, str(TICKETS), ["--schedule", str(tmp_path / "none.json")])
+    assert "no schedule of a puzzle" in capsys.readouterr().err
