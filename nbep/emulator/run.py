@@ -24,6 +24,8 @@ from .schedule.every import Every
 from .schedule.every_thread import EveryThread
 from .schedule.scheduler import Scheduler
 from .schedule.strategies import Strategy
+from .schedule.weak import Weak
+from .schedule.weak_thread import WeakThread
 from .tracing import hooks, traced
 
 ReadReport = Callable[[Thread, FrameType], Any]
@@ -108,6 +110,10 @@ class Run(Scheduler):
             if memory_model != "checked":
                 raise ValueError(f"memory_model: got {memory_model!r} with every schedule; must be 'checked'")
             thread_class = EveryThread
+        elif isinstance(self.strategy, Weak):
+            if memory_model != "delayed":
+                raise ValueError(f"memory_model: got {memory_model!r} with weak memory as choices; must be 'delayed'")
+            thread_class = WeakThread
         self.thread_class = thread_class if tracer is None else traced(thread_class)
         local = range(num_ranks) if local_rank is None else [local_rank]
         if num_sms is not None and (not isinstance(num_sms, int) or num_sms < 1):
