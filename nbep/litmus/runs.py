@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
-from nbep.emulator import DataRace, World, current_thread
+from nbep.emulator import DataRace, DeadlockError, World, current_thread
 from nbep.emulator.schedule.every import Redundant
 from nbep.emulator.schedule.strategies import Strategy
 from nbep.emulator.schedule.weak import Weak
@@ -18,6 +18,7 @@ STARTED = "threads that run"
 NEVER = 1 << 62
 LONGEST_PAUSE = 12  # primitive calls before a step
 WARP = 32
+HANG: Outcome = frozenset({("a wait never ends", 1)})
 
 
 def run(program: Program, memory_model: str, seed: int, strategy: Strategy | None = None) -> Outcome:
@@ -108,15 +109,19 @@ def is_race(program: Program, seeds: Iterable[int]) -> bool:
     return False
 
 
-def all_outcomes(program: Program, is_plain: bool = False) -> tuple[WeakTree, dict[Outcome, int]]:
-    """All that `delayed` shows, with every late store and early load. Returns the tree, and how often each came."""
-    tree, found = WeakTree(is_plain=is_plain), dict[Outcome, int]()
-    while tree.begin():
+def all_outcomes(program: Program, is_plain: bool = False, most: int | None = None) -> tuple[WeakTree, set[Outcome]]:
+    """All that `delayed` shows, with every late store and early load; a wait that never ends is the outcome HANG.
+
+    Args: is_plain: without any reduction, to compare with; most: schedules at most
+    """
+    tree, found = WeakTree(is_plain=is_plain), set[Outcome]()
+    while tree.schedules != most and tree.begin():
         try:
-            outcome = run(program, "delayed", 0, Weak(tree))
+            found.add(run(program, "delayed", 0, Weak(tree)))
         except Redundant:
             tree.end(is_redundant=True)
-        else:
-            found[outcome] = found.get(outcome, 0) + 1
-            tree.end()
+            continue
+        except DeadlockError:
+            found.add(HANG)
+        tree.end()
     return tree, found

@@ -182,7 +182,7 @@ class WeakThread(CausalThread):
         cells = self.granules(allocation, offset, kind)
         right = [("nc", *cell) for cell in cells] if order == "nc" else []
         here = [one for one in self.stores if one.allocation is allocation]
-        late = [one for one in here if isinstance(one, PendingAtomic)]
+        late: list[PendingStore] = [one for one in here if isinstance(one, PendingAtomic)]
         self.stand_to_load((touch(left=cells, right=right), late), order)
         return super().load(address, kind, order, scope)
 

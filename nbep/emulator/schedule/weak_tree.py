@@ -235,9 +235,9 @@ class WeakTree:
             if not waiting.keys() <= choice.refused:
                 raise Redundant
             left = set(waiting)  # they look once more before a deadlock is reported
-        choice.choose(min(left))
-        assert choice.who is not None
-        return choice.who
+        who = min(left)
+        choice.choose(who)
+        return who
 
     def _replay(self, depth: int, waiting: dict[Who, Touch]) -> Who:
         who, picks = self._replayed[depth]
@@ -329,9 +329,8 @@ class WeakTree:
             choice.finish(who)
         else:
             choice.refuse(who)
-            if (
-                can_pick and who not in choice.older
-            ):  # an older value may do; but it may also wait for a newer one, maybe in vain
+            # An older value may do. But the thread may as well wait for a newer one, maybe in vain.
+            if can_pick and who not in choice.older:
                 choice.later[who] = choice.picks
         self._refused[who] = poll
         return False
