@@ -175,9 +175,10 @@ class WeakTree:
         self.redundant += is_redundant
         self.schedules += not is_redundant
         self._settle()
-        if not is_redundant:
-            for poll in self._refused.values():
-                self._reverse_all(poll, self.depth)
+        for (
+            poll
+        ) in self._refused.values():  # one that came earlier, to be given up here, may have to come earlier still
+            self._reverse_all(poll, self.depth)
         while self.choices:
             last = self.choices[-1]
             if last.who is not None:
