@@ -373,7 +373,8 @@ class WeakTree:
         can = first.keys() & choice.waiting.keys()
         if can - choice.refused:
             choice.wanted.add(min(can - choice.refused))
-        elif not can:  # something else than a step has let them come there
+        elif not can and not all((last if one == number else self.steps[one]).has_failed for one in first.values()):
+            # Something else than a step has let them come there. A thread whose poll had failed is parked there.
             choice.wanted |= choice.waiting.keys() - choice.refused
 
 
